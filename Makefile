@@ -1,0 +1,72 @@
+# Everything a user, a developer or CI runs. `make help` explains each target.
+
+GO      ?= go
+PREFIX  ?= /usr/local
+DESTDIR ?=
+# mount(8) looks for mount.fuse.hbmfs in /sbin only, so a system-wide install puts the link there.
+MOUNTDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/sbin,$(PREFIX)/sbin)
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# RACE=0 tests without the race detector (it needs a C compiler), READERS=0 without the Python readers.
+RACE    ?= 1
+READERS ?= 1
+CACHE   ?= .cache
+
+# A release binary must not depend on the C library of the machine that built it.
+STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false
+LDFLAGS = -s -w -X main.version=$(VERSION)
+LINT    = $(CACHE)/golangci-lint
+VENV    = $(CACHE)/venv
+SHARE   = $(DESTDIR)$(PREFIX)/share
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint bench install clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+build: ## Build bin/hbmfs, a static binary
+	@mkdir -p bin
+	$(STATIC) -ldflags '$(LDFLAGS)' -o bin/hbmfs ./cmd/hbmfs
+
+demo: build ## Tokenize the Go source tree, mount it, verify every byte, show the rates (1-2 minutes)
+	@tools/need.sh fuse
+	$(GO) run ./tests/demo --hbmfs bin/hbmfs
+
+test: build ## Run every check but lint: vet, gofmt, Go tests with the race detector, real Python readers
+	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python)
+	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
+	$(GO) vet ./...
+	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
+	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
+	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
+	  $(if $(filter 1,$(RACE)),-race) ./...
+
+lint: $(LINT) ## Run golangci-lint, which also enforces who may import whom
+	$(LINT) run ./...
+
+# The linter is a module of its own, so that its dependencies never become ours.
+$(LINT): tools/go.mod tools/go.sum
+	@mkdir -p $(CACHE)
+	@echo "building golangci-lint, once (minutes)"
+	$(GO) -C tools build -buildvcs=false -o $(abspath $(LINT)) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
+	@tools/need.sh fuse
+	@mkdir -p $(CACHE)
+	$(STATIC) -o $(CACHE)/bench ./tests/bench
+	$(STATIC) -o $(CACHE)/loopback ./tests/bench/loopback
+	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
+
+install: build ## Install the binary, the mount(8) link, man pages and shell completions (PREFIX, DESTDIR)
+	install -D -m 755 bin/hbmfs $(DESTDIR)$(PREFIX)/bin/hbmfs
+	install -d $(DESTDIR)$(MOUNTDIR) $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
+	  $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	ln -sf $(PREFIX)/bin/hbmfs $(DESTDIR)$(MOUNTDIR)/mount.fuse.hbmfs
+	bin/hbmfs man $(SHARE)/man/man1
+	bin/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
+	bin/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
+	bin/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
+
+clean: ## Remove what was built and downloaded here
+	rm -rf bin $(CACHE)

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// requirement is a test that must run where the machine has what it needs.
+type requirement struct {
+	pkg   string // path below the module, such as "fs"
+	test  string // a top-level test's name
+	needs []string
+}
+
+// parseRequirements reads the format that tests/must_not_skip.txt explains in its first lines.
+func parseRequirements(text string) ([]requirement, error) {
+	var list []requirement
+	for i, line := range strings.Split(text, "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		if len(words) == 1 {
+			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
+		}
+		for _, need := range words[2:] {
+			if !slices.Contains([]string{"fuse", "root", "python"}, need) {
+				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
+			}
+		}
+		list = append(list, requirement{pkg: words[0], test: words[1], needs: words[2:]})
+	}
+	return list, nil
+}
+
+// unmet says which requirements were not kept, given what this machine has.
+//
+// A subtest that skipped counts as its parent's skip: a table of formats must not lose one in silence.
+func unmet(list []requirement, r *results, has func(need string) bool) []string {
+	var problems []string
+	for _, req := range list {
+		if slices.ContainsFunc(req.needs, func(need string) bool { return !has(need) }) {
+			continue
+		}
+		found := false
+		for k, outcome := range r.outcome {
+			if !strings.HasSuffix(k.pkg, "/"+req.pkg) {
+				continue
+			}
+			if k.test == req.test {
+				found = true
+			}
+			if outcome == "skip" && (k.test == req.test || strings.HasPrefix(k.test, req.test+"/")) {
+				problems = append(problems, fmt.Sprintf("%s %s skipped: %s", req.pkg, k.test, reason(r.output[k])))
+			}
+		}
+		if !found {
+			problems = append(problems, fmt.Sprintf("%s %s did not run (renamed or removed?)", req.pkg, req.test))
+		}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
+// machineHas tells whether this machine can meet a need of must_not_skip.txt.
+func machineHas(need string) bool {
+	switch need {
+	case "fuse":
+		f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+		if err != nil {
+			return false
+		}
+		_ = f.Close() // opened only to learn whether it opens
+		_, err = exec.LookPath("fusermount3")
+		return err == nil || os.Geteuid() == 0
+	case "root":
+		return os.Geteuid() == 0
+	case "python":
+		return os.Getenv("HBMFS_PYTHON") != ""
+	}
+	return false
+}

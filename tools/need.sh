@@ -1,0 +1,39 @@
+#!/bin/sh
+# need.sh NEED...: makes sure that this machine has what a make target needs.
+# Needs: fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with venv).
+# What is missing is installed when this is root on a Debian-like system; else the command to run is named.
+set -eu
+
+missing=
+for need in "$@"; do
+    case $need in
+    fuse)
+        command -v fusermount3 >/dev/null || missing="$missing fuse3"
+        ;;
+    cc)
+        command -v "${CC:-gcc}" >/dev/null || missing="$missing gcc libc6-dev"
+        ;;
+    python)
+        # ensurepip is what Debian splits out of python3 into python3-venv.
+        python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python3 python3-venv"
+        ;;
+    *)
+        echo "need.sh: unknown need $need" >&2
+        exit 2
+        ;;
+    esac
+done
+[ -n "$missing" ] || exit 0
+
+install="apt-get update && apt-get install -y --no-install-recommends$missing"
+if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    echo "installing$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    # Word splitting is wanted: one argument for each package.
+    apt-get install -y -qq --no-install-recommends $missing
+    exit 0
+fi
+echo "missing on this machine:$missing" >&2
+echo "on Debian or Ubuntu, install with:  sudo sh -c '$install'" >&2
+exit 1
