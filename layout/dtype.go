@@ -1,0 +1,90 @@
+package layout
+
+import "fmt"
+
+// DType is the type of a file's elements. The numbers are stable: they travel over the control channel.
+type DType uint8
+
+// The element types. F8 types and BF16 have no NumPy name.
+const (
+	DTypeUnknown DType = iota
+	U8
+	I8
+	U16
+	I16
+	U32
+	I32
+	U64
+	I64
+	F16
+	BF16
+	F32
+	F64
+	Bool
+	F8E4M3
+	F8E5M2
+)
+
+type dtypeInfo struct {
+	name  string
+	size  int
+	numpy string // NumPy's descr, little-endian
+}
+
+func (d DType) info() dtypeInfo {
+	switch d {
+	case U8:
+		return dtypeInfo{"u8", 1, "|u1"}
+	case I8:
+		return dtypeInfo{"i8", 1, "|i1"}
+	case U16:
+		return dtypeInfo{"u16", 2, "<u2"}
+	case I16:
+		return dtypeInfo{"i16", 2, "<i2"}
+	case U32:
+		return dtypeInfo{"u32", 4, "<u4"}
+	case I32:
+		return dtypeInfo{"i32", 4, "<i4"}
+	case U64:
+		return dtypeInfo{"u64", 8, "<u8"}
+	case I64:
+		return dtypeInfo{"i64", 8, "<i8"}
+	case F16:
+		return dtypeInfo{"f16", 2, "<f2"}
+	case BF16:
+		return dtypeInfo{"bf16", 2, ""}
+	case F32:
+		return dtypeInfo{"f32", 4, "<f4"}
+	case F64:
+		return dtypeInfo{"f64", 8, "<f8"}
+	case Bool:
+		return dtypeInfo{"bool", 1, "|b1"}
+	case F8E4M3:
+		return dtypeInfo{"f8_e4m3", 1, ""}
+	case F8E5M2:
+		return dtypeInfo{"f8_e5m2", 1, ""}
+	}
+	return dtypeInfo{"unknown", 0, ""}
+}
+
+// String returns the short name: u16, bf16, unknown.
+func (d DType) String() string { return d.info().name }
+
+// Size returns the bytes of one element, 0 for DTypeUnknown.
+func (d DType) Size() int { return d.info().size }
+
+// NumPy returns the descr of a .npy header, such as "<u2", and "" where NumPy has no such type.
+func (d DType) NumPy() string { return d.info().numpy }
+
+// ParseDType returns the type with the given short name.
+func ParseDType(name string) (DType, error) {
+	for d := U8; d <= F8E5M2; d++ {
+		if d.String() == name {
+			return d, nil
+		}
+	}
+	return DTypeUnknown, fmt.Errorf("dtype %q is not known: use u8, i8, u16, i16, u32, i32, u64, i64, f16, bf16, f32, f64 or bool", name)
+}
+
+// MarshalText makes a DType appear by its name in JSON.
+func (d DType) MarshalText() ([]byte, error) { return []byte(d.String()), nil }

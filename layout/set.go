@@ -1,0 +1,226 @@
+package layout
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Set is a group of shards that a loader reads as one stream: one directory, one format, one split.
+type Set struct {
+	Format string // megatron, mds, safetensors, ...
+	Dir    string // directory of the shards, "" for the root
+	Split  string // train, val, ... when the directory holds several, "" otherwise
+	DType  DType  // of the tokens; DTypeUnknown where the set holds none, or several types
+	Shards []*Shard
+	// Notes tells what a reader should know and no number shows, such as the flavour of a header.
+	Notes []string
+	// NoTokens says why no view of the token stream is possible; empty where one is.
+	NoTokens string
+	// NoDocuments says why the document boundaries are not known; empty where they are.
+	NoDocuments string
+
+	// joined are views of this set's own, beside those that every token set has.
+	joined []View
+	// entries, if set, replaces the views of the token stream: for formats of members or tensors.
+	entries func(s *Set) []View
+
+	volume    *Volume
+	viewDir   string // where the views lie, when Dir and Split are not enough to tell sets apart
+	resolving chan struct{}
+	resolved  bool // guarded by resolving
+}
+
+// Shard is one piece of a set: usually one object with its index, sometimes one object that was cut into pieces.
+type Shard struct {
+	Name    string    // of the first data object
+	Objects []*Object // data objects first, then indexes
+	Tokens  int64     // elements, -1 until resolved
+	Documents,
+	Samples int64 // -1 where the format knows none, or until resolved
+	// Data is where the tokens lie, headers left out. Empty until resolved.
+	Data Body
+	// Index tells where documents begin; nil where the format does not say, or until resolved.
+	Index DocumentIndex
+	// Bad says why the shard cannot be used, "" when it can. Its objects are still served as they are.
+	Bad string
+
+	// resolve, if set, fills in what the probe could not tell. An error makes the shard bad.
+	resolve func(ctx context.Context, s *Shard) error
+	// check, if set, reads the shard's index in full and reports what is wrong with it, for inspect. An error is a
+	// finding that makes the shard bad.
+	check func(ctx context.Context, s *Shard) error
+}
+
+// newShard returns a shard of one data object about which nothing is known yet.
+func newShard(o *Object, indexes ...*Object) *Shard {
+	return &Shard{Name: o.Name, Objects: append([]*Object{o}, indexes...), Tokens: -1, Documents: -1, Samples: -1}
+}
+
+// corrupt is the error of a shard whose bytes are not what its format asks for.
+type corrupt struct {
+	object *Object
+	offset int64
+	detail string
+}
+
+func (c *corrupt) Error() string {
+	return fmt.Sprintf("%s: at %d: %s", c.object.Name, c.offset, c.detail)
+}
+
+// corruptf makes the error by which resolve and check say what is wrong, and where.
+func corruptf(o *Object, off int64, format string, args ...any) error {
+	return &corrupt{o, off, fmt.Sprintf(format, args...)}
+}
+
+// ViewDir returns the directory of the set's views below .hbmfs/views, "" for that directory itself.
+func (s *Set) ViewDir() string {
+	if s.viewDir != "" {
+		return s.viewDir
+	}
+	return path.Join(s.Dir, s.Split)
+}
+
+// Tokens returns the set's tokens, -1 when a shard does not tell (before Resolve, or for good).
+func (s *Set) Tokens() int64 { return s.sum(func(h *Shard) int64 { return h.Tokens }) }
+
+// Documents returns the set's documents, -1 as for Tokens.
+func (s *Set) Documents() int64 { return s.sum(func(h *Shard) int64 { return h.Documents }) }
+
+// Samples returns the set's samples, -1 as for Tokens.
+func (s *Set) Samples() int64 { return s.sum(func(h *Shard) int64 { return h.Samples }) }
+
+func (s *Set) sum(of func(*Shard) int64) int64 {
+	total := int64(0)
+	for _, h := range s.Shards {
+		n := of(h)
+		if n < 0 {
+			return -1
+		}
+		total += n
+	}
+	return total
+}
+
+// Bad returns the first bad shard, or nil.
+func (s *Set) Bad() *Shard {
+	for _, h := range s.Shards {
+		if h.Bad != "" {
+			return h
+		}
+	}
+	return nil
+}
+
+// Resolve reads what the views need and the heads did not tell: offset tables, record batches, document lists. It
+// works once; later calls return at once. What is wrong with a shard becomes a Problem and makes the shard bad: the
+// error is ctx's alone.
+func (s *Set) Resolve(ctx context.Context) error {
+	select {
+	case s.resolving <- struct{}{}:
+		defer func() { <-s.resolving }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if s.resolved {
+		return nil
+	}
+	err := s.each(ctx, func(ctx context.Context, h *Shard) error {
+		if h.resolve == nil {
+			return nil
+		}
+		err := h.resolve(ctx, h)
+		if err == nil {
+			h.resolve = nil
+		}
+		return err
+	}, nil)
+	s.resolved = err == nil
+	return err
+}
+
+// Check resolves the set and reads every index in full. progress, if not nil, hears after each shard how many are done;
+// it is called from several goroutines. The error is ctx's alone: findings are Problems of the volume.
+func (s *Set) Check(ctx context.Context, progress func()) error {
+	if err := s.Resolve(ctx); err != nil {
+		return err
+	}
+	return s.each(ctx, func(ctx context.Context, h *Shard) error {
+		if h.check == nil || h.Bad != "" {
+			return nil
+		}
+		return h.check(ctx, h)
+	}, progress)
+}
+
+// each runs f on every shard, several at a time, and makes the ones for which it fails bad.
+func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, progress func()) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(4 * runtime.GOMAXPROCS(0))
+	for _, h := range s.Shards {
+		if ctx.Err() != nil {
+			break
+		}
+		g.Go(func() error {
+			if err := f(ctx, h); err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				s.volume.bad(h, err)
+			}
+			if progress != nil {
+				progress()
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// bad marks a shard and records why.
+func (v *Volume) bad(h *Shard, err error) {
+	h.Bad = err.Error()
+	if c, ok := err.(*corrupt); ok {
+		v.problem(c.object, c.offset, "%s", c.detail)
+		return
+	}
+	v.problem(h.Objects[0], 0, "%v", err)
+}
+
+// splitWords are the names by which loaders tell the parts of a dataset apart. Shards of different splits are never
+// one stream.
+var splitWords = []string{"train", "training", "val", "valid", "validation", "test", "eval", "dev"}
+
+// splitOf returns the split that a base name speaks of, as a word between non-letters, or "".
+func splitOf(base string) string {
+	words := strings.FieldsFunc(strings.ToLower(base), func(r rune) bool { return r < 'a' || r > 'z' })
+	for _, w := range words {
+		for _, split := range splitWords {
+			if w == split {
+				return split
+			}
+		}
+	}
+	return ""
+}
+
+// bySplit groups members by the split in their names, in order of first appearance.
+func bySplit(members []member) (splits []string, groups map[string][]member) {
+	groups = map[string][]member{}
+	for _, m := range members {
+		split := splitOf(baseOf(m.object.Name))
+		if groups[split] == nil {
+			splits = append(splits, split)
+		}
+		groups[split] = append(groups[split], m)
+	}
+	if len(splits) == 1 { // nothing to tell apart
+		only := splits[0]
+		return []string{""}, map[string][]member{"": groups[only]}
+	}
+	return splits, groups
+}

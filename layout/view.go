@@ -1,0 +1,177 @@
+package layout
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"time"
+)
+
+// View is a file, or a directory of files, that exists nowhere at the origin. Exactly one of File and Entries is set.
+// Both can be called many times, from any goroutine; what they return is the same each time.
+type View struct {
+	Path string // slash-separated, below .hbmfs/views
+	// File makes the view. An [*AbsentError] says that it cannot be exact, and why.
+	File func(ctx context.Context) (*File, error)
+	// Entries makes the files of a directory; their names are relative to Path and may hold slashes.
+	Entries func(ctx context.Context) ([]*File, error)
+	// Set is what the view is made of.
+	Set *Set
+}
+
+// AbsentError says why a view does not exist.
+type AbsentError struct{ Why string }
+
+func (e *AbsentError) Error() string { return e.Why }
+
+func absent(format string, args ...any) error { return &AbsentError{fmt.Sprintf(format, args...)} }
+
+// maxRuns bounds the memory of one view's body: 48 bytes a run. Layouts that are regular stay far below it.
+const maxRuns = 1 << 20
+
+// views lists the views of all sets. Sets that would show theirs in one directory get a directory each, named by format.
+func views(v *Volume) []View {
+	var out []View
+	taken := map[string]bool{}
+	for _, s := range v.Sets {
+		if dir := s.ViewDir(); taken[dir] {
+			s.viewDir = path.Join(dir, s.Format)
+			for n := 2; taken[s.viewDir]; n++ {
+				s.viewDir = path.Join(dir, fmt.Sprintf("%s-%d", s.Format, n))
+			}
+		}
+		taken[s.ViewDir()] = true
+		for _, view := range s.views() {
+			view.Path, view.Set = path.Join(s.ViewDir(), view.Path), s
+			out = append(out, view)
+		}
+	}
+	return out
+}
+
+// views lists the set's views by their names, whether they turn out to be possible or not.
+func (s *Set) views() []View {
+	if s.entries != nil {
+		return s.entries(s)
+	}
+	if s.DType == DTypeUnknown && s.NoTokens == "" {
+		return nil // a format without tokens has no views of a token stream
+	}
+	out := []View{
+		{Path: "tokens.npy", File: s.tokensNPY},
+		{Path: "tokens.bin", File: s.tokensBin},
+		{Path: "documents.npy", File: s.documentsNPY},
+		{Path: "megatron.bin", File: s.megatronBin},
+		{Path: "megatron.idx", File: s.megatronIdx},
+	}
+	return append(out, s.joined...)
+}
+
+// usable resolves the set and says why its token stream cannot be shown, if so. A stream that lacks a shard would be
+// a silent truncation: one bad shard takes all of the set's stitched views away, and the shards stay.
+func (s *Set) usable(ctx context.Context) error {
+	if s.NoTokens != "" {
+		return absent("%s", s.NoTokens)
+	}
+	if err := s.Resolve(ctx); err != nil {
+		return err
+	}
+	if bad := s.Bad(); bad != nil {
+		return absent("shard %s is bad: %s", bad.Name, bad.Bad)
+	}
+	return nil
+}
+
+// tokens returns the set's token stream, headers left out.
+func (s *Set) tokens(ctx context.Context) (Body, error) {
+	var b Body
+	if err := s.usable(ctx); err != nil {
+		return b, err
+	}
+	for _, h := range s.Shards {
+		b.AddBody(&h.Data)
+		if b.Runs() > maxRuns {
+			return b, absent("the tokens lie in more than %d separate pieces: repack the dataset to read it as one stream", maxRuns)
+		}
+	}
+	if want := s.Tokens() * int64(s.DType.Size()); b.Size() != want {
+		return b, fmt.Errorf("the shards hold %d bytes of tokens, %d are expected", b.Size(), want)
+	}
+	return b, nil
+}
+
+// index returns the set's document index.
+func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	if s.NoDocuments != "" {
+		return nil, absent("%s", s.NoDocuments)
+	}
+	for _, h := range s.Shards {
+		if h.Index == nil {
+			return nil, absent("shard %s does not say where its documents begin", h.Name)
+		}
+	}
+	if len(s.Shards) == 1 {
+		return s.Shards[0].Index, nil
+	}
+	return mergeIndexes(s.Shards), nil
+}
+
+// file gives a view what all of them share.
+func (s *Set) file(b Body, dtype DType, elements int64) *File {
+	return &File{Body: b, DType: dtype, Tokens: elements, ModTime: s.modTime()}
+}
+
+func (s *Set) modTime() time.Time {
+	var newest time.Time
+	for _, h := range s.Shards {
+		for _, o := range h.Objects {
+			if o.ModTime.After(newest) {
+				newest = o.ModTime
+			}
+		}
+	}
+	return newest
+}
+
+func (s *Set) tokensBin(ctx context.Context) (*File, error) {
+	b, err := s.tokens(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.file(b, s.DType, s.Tokens()), nil
+}
+
+func (s *Set) tokensNPY(ctx context.Context) (*File, error) {
+	tokens, err := s.tokens(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.DType.NumPy() == "" {
+		return nil, absent("NumPy has no type for %s", s.DType)
+	}
+	var b Body
+	header := Inline(NPYHeader(s.DType, s.Tokens()))
+	b.Add(header, 0, header.Size)
+	b.AddBody(&tokens)
+	return s.file(b, s.DType, s.Tokens()), nil
+}
+
+// documentsNPY is an int64 array of [documents+1] positions in tokens: where each document begins, and the end.
+func (s *Set) documentsNPY(ctx context.Context) (*File, error) {
+	x, err := s.index(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := x.Documents() + 1
+	var b Body
+	header := Inline(NPYHeader(I64, n))
+	b.Add(header, 0, header.Size)
+	starts := computed(n, 8, func(ctx context.Context, dst []byte, first int64) error {
+		return fillInt64(dst, func(part []int64) error { return documentStarts(ctx, x, part, first) })
+	})
+	b.Add(starts, 0, starts.Size)
+	return s.file(b, I64, n), nil
+}

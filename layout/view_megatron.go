@@ -1,0 +1,163 @@
+package layout
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// The header of a Megatron index (NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py): magic, version,
+// dtype code, counts, then the arrays without padding.
+const (
+	megatronMagic      = "MMIDIDX\x00\x00"
+	megatronHeaderSize = 34
+)
+
+// megatronCode returns the dtype code of Megatron-Core. It has none for u32; those bits are read as i32, which is the
+// same number for every token id below 2^31.
+func megatronCode(d DType) (byte, bool) {
+	switch d {
+	case U8:
+		return 1, true
+	case I8:
+		return 2, true
+	case I16:
+		return 3, true
+	case I32, U32:
+		return 4, true
+	case I64:
+		return 5, true
+	case F64:
+		return 6, true
+	case F32:
+		return 7, true
+	case U16:
+		return 8, true
+	}
+	return 0, false
+}
+
+// MegatronHeader returns the first 34 bytes of an index: documents is the number of documents, without the extra
+// entry at the end of the array. ok is false for a dtype that Megatron does not know.
+func MegatronHeader(d DType, sequences, documents int64) (header []byte, ok bool) {
+	code, ok := megatronCode(d)
+	if !ok {
+		return nil, false
+	}
+	h := make([]byte, 0, megatronHeaderSize)
+	h = append(h, megatronMagic...)
+	h = binary.LittleEndian.AppendUint64(h, 1)
+	h = append(h, code)
+	h = binary.LittleEndian.AppendUint64(h, uint64(sequences))
+	return binary.LittleEndian.AppendUint64(h, uint64(documents+1)), true
+}
+
+// rawLengths is a DocumentIndex whose sequence lengths lie at the origin as Megatron wants them: an i32 array.
+type rawLengths interface {
+	lengths() (o *Object, off int64)
+}
+
+// sequenceModes is a DocumentIndex of a multimodal shard: one i8 for each sequence, or none.
+type sequenceModes interface {
+	modes() (o *Object, off int64, ok bool)
+}
+
+func (s *Set) megatronBin(ctx context.Context) (*File, error) {
+	if _, err := s.megatronIdx(ctx); err != nil { // the one is of no use without the other
+		return nil, err
+	}
+	return s.tokensBin(ctx)
+}
+
+// megatronIdx is the index of all shards as one: lengths taken over where they lie at the origin, pointers and
+// documents moved to where the shard begins in the stream.
+func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
+	x, err := s.index(ctx)
+	if err != nil {
+		return nil, err
+	}
+	header, ok := MegatronHeader(s.DType, x.Sequences(), x.Documents())
+	if !ok {
+		return nil, absent("Megatron has no type for %s", s.DType)
+	}
+	var b Body
+	b.Add(Inline(header), 0, megatronHeaderSize)
+	for _, h := range s.Shards {
+		if raw, ok := h.Index.(rawLengths); ok {
+			o, off := raw.lengths()
+			b.Add(o, off, 4*h.Index.Sequences())
+		} else {
+			o := lengthsOf(h.Index)
+			b.Add(o, 0, o.Size)
+		}
+	}
+	item := int64(s.DType.Size())
+	pointers := computed(x.Sequences(), 8, func(ctx context.Context, dst []byte, first int64) error {
+		return fillInt64(dst, func(part []int64) error {
+			if err := x.Starts(ctx, part, first); err != nil {
+				return err
+			}
+			for i := range part {
+				part[i] *= item
+			}
+			return nil
+		})
+	})
+	b.Add(pointers, 0, pointers.Size)
+	documents := computed(x.Documents()+1, 8, func(ctx context.Context, dst []byte, first int64) error {
+		return fillInt64(dst, func(part []int64) error { return x.DocumentSequences(ctx, part, first) })
+	})
+	b.Add(documents, 0, documents.Size)
+	if err := s.addModes(&b); err != nil {
+		return nil, err
+	}
+	return s.file(b, DTypeUnknown, -1), nil
+}
+
+// addModes appends the modes of a multimodal dataset.
+func (s *Set) addModes(b *Body) error {
+	with := 0
+	for _, h := range s.Shards {
+		if m, ok := h.Index.(sequenceModes); ok {
+			if o, off, ok := m.modes(); ok {
+				b.Add(o, off, h.Index.Sequences())
+				with++
+			}
+		}
+	}
+	if with != 0 && with != len(s.Shards) {
+		return absent("%d of %d shards have sequence modes: Megatron wants all or none", with, len(s.Shards))
+	}
+	return nil
+}
+
+// lengthsOf computes the i32 sequence lengths of an index that stores positions.
+func lengthsOf(x DocumentIndex) *Object {
+	return computed(x.Sequences(), 4, func(ctx context.Context, dst []byte, first int64) error {
+		starts := make([]int64, len(dst)/4+1)
+		if err := x.Starts(ctx, starts, first); err != nil {
+			return err
+		}
+		for i := range len(dst) / 4 {
+			n := starts[i+1] - starts[i]
+			if n < 0 || n > math.MaxInt32 {
+				return fmt.Errorf("document %d has %d tokens: Megatron counts at most 2^31-1", first+int64(i), n)
+			}
+			binary.LittleEndian.PutUint32(dst[4*i:], uint32(n))
+		}
+		return nil
+	})
+}
+
+// fillInt64 gives fill a buffer of int64 and stores what it wrote into dst, little-endian.
+func fillInt64(dst []byte, fill func([]int64) error) error {
+	part := make([]int64, len(dst)/8)
+	if err := fill(part); err != nil {
+		return err
+	}
+	for i, v := range part {
+		binary.LittleEndian.PutUint64(dst[8*i:], uint64(v))
+	}
+	return nil
+}
