@@ -2,6 +2,7 @@ package layout
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"runtime"
@@ -48,8 +49,11 @@ type Shard struct {
 	Index DocumentIndex
 	// Bad says why the shard cannot be used, "" when it can. Its objects are still served as they are.
 	Bad string
+	// NoTokens says why the tokens of a sound shard make no stream, "" when they do or until resolved.
+	NoTokens string
 
-	// resolve, if set, fills in what the probe could not tell. An error makes the shard bad.
+	// resolve, if set, fills in what the probe could not tell. An [*AbsentError] becomes the shard's NoTokens, any
+	// other error makes it bad.
 	resolve func(ctx context.Context, s *Shard) error
 	// check, if set, reads the shard's index in full and reports what is wrong with it, for inspect. An error is a
 	// finding that makes the shard bad.
@@ -134,6 +138,10 @@ func (s *Set) Resolve(ctx context.Context) error {
 			return nil
 		}
 		err := h.resolve(ctx, h)
+		var gone *AbsentError
+		if errors.As(err, &gone) {
+			h.NoTokens, err = gone.Why, nil
+		}
 		if err == nil {
 			h.resolve = nil
 		}

@@ -79,6 +79,11 @@ func (s *Set) usable(ctx context.Context) error {
 	if bad := s.Bad(); bad != nil {
 		return absent("shard %s is bad: %s", bad.Name, bad.Bad)
 	}
+	for _, h := range s.Shards {
+		if h.NoTokens != "" {
+			return absent("shard %s: %s", h.Name, h.NoTokens)
+		}
+	}
 	return nil
 }
 

@@ -155,7 +155,8 @@ type indexer struct {
 }
 
 // assemble lets one format form its sets, directory by directory, from the objects that it recognized and that no
-// format before it has claimed.
+// format before it has claimed. A directory comes before those below it, so that an index which names shards there has
+// the first word about them.
 func (x *indexer) assemble(ctx context.Context, f *format, number int) error {
 	byDir := map[string][]member{}
 	var dirs []string
@@ -170,6 +171,7 @@ func (x *indexer) assemble(ctx context.Context, f *format, number int) error {
 		}
 		byDir[dir] = append(byDir[dir], member{o, p.head})
 	}
+	slices.SortStableFunc(dirs, func(a, b string) int { return depth(a) - depth(b) })
 	for _, dir := range dirs {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -274,6 +276,14 @@ func dirOf(name string) string {
 		return name[:i]
 	}
 	return ""
+}
+
+// depth returns how many directories a directory lies below the root: 0 for the root itself.
+func depth(dir string) int {
+	if dir == "" {
+		return 0
+	}
+	return 1 + strings.Count(dir, "/")
 }
 
 func baseOf(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
