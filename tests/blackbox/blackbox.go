@@ -1,0 +1,209 @@
+// Package blackbox drives the built hbmfs binary as its users do: it mounts, finds the daemon and the views, and
+// unmounts whatever happens. The demo and the benchmarks stand on it.
+//
+// It knows only what a user can see (the command line, the mount, /proc), so it tests the product and not the
+// packages behind it.
+package blackbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// unmountTimeout bounds a polite unmount; after it the mount is detached.
+const unmountTimeout = 10 * time.Second
+
+// Binary is a built hbmfs.
+type Binary struct{ path string }
+
+// NewBinary returns the hbmfs at path, which must exist and be executable.
+func NewBinary(path string) (Binary, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return Binary{}, fmt.Errorf("find hbmfs: %w", err)
+	}
+	// Without symlinks it is the path that /proc shows for the daemon.
+	abs, err = filepath.EvalSymlinks(abs)
+	if err != nil {
+		return Binary{}, fmt.Errorf("find hbmfs (`make build` builds it): %w", err)
+	}
+	info, err := os.Stat(abs)
+	if err != nil {
+		return Binary{}, fmt.Errorf("find hbmfs: %w", err)
+	}
+	if info.Mode()&0o111 == 0 || info.IsDir() {
+		return Binary{}, fmt.Errorf("find hbmfs: %s is not a program", abs)
+	}
+	return Binary{path: abs}, nil
+}
+
+// Command returns `hbmfs args...`, not started; it is interrupted when ctx ends, so that it can clean up.
+func (b Binary) Command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, b.path, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = unmountTimeout
+	return cmd
+}
+
+// Output runs `hbmfs args...` and returns its standard output. What it says on standard error is in the error.
+func (b Binary) Output(ctx context.Context, args ...string) ([]byte, error) {
+	var stderr bytes.Buffer
+	cmd := b.Command(ctx, args...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, commandError(args, err, stderr.String())
+	}
+	return out, nil
+}
+
+// Mount is a mounted dataset, with the daemon that serves it.
+type Mount struct {
+	binary Binary
+	dir    string
+}
+
+// Mount mounts source on dir, which must exist, and returns when the mount is ready. Close it.
+func (b Binary) Mount(ctx context.Context, source, dir string, flags ...string) (*Mount, error) {
+	args := append(append([]string{"mount"}, flags...), source, dir)
+	// A pipe would be inherited by the daemon, and waiting for its end would wait for the daemon's.
+	messages, err := os.CreateTemp("", "hbmfs-mount-*.log")
+	if err != nil {
+		return nil, fmt.Errorf("mount %s: %w", source, err)
+	}
+	defer func() {
+		_ = messages.Close()
+		_ = os.Remove(messages.Name())
+	}()
+	cmd := b.Command(ctx, args...)
+	cmd.Stdout, cmd.Stderr = messages, messages
+	m := &Mount{binary: b, dir: dir}
+	if err := cmd.Run(); err != nil {
+		said, _ := os.ReadFile(messages.Name()) // the error stands without it
+		// An interrupted mount may have come up all the same.
+		return nil, errors.Join(commandError(args, err, string(said)), m.Close())
+	}
+	mounted, err := IsMounted(dir)
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	if !mounted {
+		return nil, fmt.Errorf("hbmfs mount returned success, but nothing is mounted on %s", dir)
+	}
+	return m, nil
+}
+
+// Path returns the path of a file in the mount.
+func (m *Mount) Path(elem ...string) string {
+	return filepath.Join(append([]string{m.dir}, elem...)...)
+}
+
+// View returns the path of the first view called name, wherever below .hbmfs/views it is.
+func (m *Mount) View(name string) (string, error) {
+	var found string
+	views := m.Path(".hbmfs", "views")
+	err := filepath.WalkDir(views, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if !entry.IsDir() && entry.Name() == name {
+			found = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("find view %s: %w", name, err)
+	}
+	if found == "" {
+		return "", fmt.Errorf("find view %s: %s has none", name, views)
+	}
+	return found, nil
+}
+
+// Close unmounts. It ignores that a caller's context has ended, since nothing may stay mounted; when a polite
+// unmount fails, it detaches the mount and says so in its error. Closing what is not mounted does nothing.
+func (m *Mount) Close() error {
+	mounted, err := IsMounted(m.dir)
+	if err != nil || !mounted {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), unmountTimeout)
+	defer cancel()
+	if _, err = m.binary.Output(ctx, "umount", m.dir); err == nil {
+		if mounted, err = IsMounted(m.dir); err == nil && !mounted {
+			return nil
+		}
+	}
+	return errors.Join(fmt.Errorf("unmount %s: %w", m.dir, err), Detach(m.dir))
+}
+
+// Detach unmounts dir lazily, as root or through fusermount3.
+func Detach(dir string) error {
+	if unix.Unmount(dir, unix.MNT_DETACH) == nil {
+		return nil
+	}
+	if out, err := exec.Command("fusermount3", "-u", "-z", dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("detach %s: %w: %s", dir, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// IsMounted tells whether something is mounted on dir (source of the format: proc_pid_mountinfo(5)).
+func IsMounted(dir string) (bool, error) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false, fmt.Errorf("read the mount table: %w", err)
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return false, fmt.Errorf("find %s: %w", dir, err)
+	}
+	// The kernel writes these four bytes in octal.
+	escaped := strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`).Replace(abs)
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == escaped {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// DaemonPID finds the daemon in /proc: it runs our binary and was told our mountpoint.
+func (m *Mount) DaemonPID() (int, error) {
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return 0, fmt.Errorf("find the daemon of %s: %w", m.dir, err)
+	}
+	for _, p := range processes {
+		exe, err := os.Readlink(filepath.Join(p, "exe"))
+		if err != nil || strings.TrimSuffix(exe, " (deleted)") != m.binary.path {
+			continue // another's process, or one that has just ended
+		}
+		cmdline, err := os.ReadFile(filepath.Join(p, "cmdline"))
+		if err == nil && bytes.Contains(append(cmdline, 0), []byte(m.dir+"\x00")) {
+			return strconv.Atoi(filepath.Base(p))
+		}
+	}
+	return 0, fmt.Errorf("find the daemon of %s: no process runs %s for it", m.dir, m.binary.path)
+}
+
+// commandError is one sentence: what failed and what it said.
+func commandError(args []string, err error, said string) error {
+	said = strings.TrimSpace(said)
+	if said == "" {
+		return fmt.Errorf("hbmfs %s: %w", args[0], err)
+	}
+	return fmt.Errorf("hbmfs %s: %w: %s", args[0], err, said)
+}
