@@ -23,6 +23,9 @@ type Object struct {
 	Size    int64     // bytes
 	ModTime time.Time // as the origin tells it
 	Version string    // what the origin pins a version by: an ETag, or inode, size and mtime
+	Perm    uint16    // permission bits, as in stat(2)
+	UID     uint32    // owner at the origin
+	GID     uint32
 	Origin  Origin
 }
 

@@ -1,0 +1,256 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// ErrChanged says that an object is no longer the one that was listed: replaced, rewritten, cut or removed.
+var ErrChanged = errors.New("changed since the dataset was mounted: mount it again to see the new version")
+
+// Dir is an origin that reads the files below one directory. Names that leave the directory, symbolic links among
+// them, are refused. It is safe for concurrent use.
+type Dir struct {
+	path  string
+	only  string // the one file that is listed, "" for all
+	root  *os.Root
+	files *filePool
+}
+
+// OpenDir opens a directory, or one file, as an origin. maxOpen bounds the file descriptors that reads keep open.
+func OpenDir(source string, maxOpen int) (*Dir, error) {
+	abs, err := filepath.Abs(source)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(abs)
+	if err != nil {
+		return nil, fmt.Errorf("open the source: %w", err)
+	}
+	d := &Dir{path: abs}
+	switch {
+	case info.Mode().IsRegular():
+		d.path, d.only = filepath.Split(abs)
+	case !info.IsDir():
+		return nil, fmt.Errorf("open the source: %s is neither a directory nor a file", source)
+	}
+	if d.root, err = os.OpenRoot(d.path); err != nil {
+		return nil, fmt.Errorf("open the source: %w", err)
+	}
+	d.files = newFilePool(maxOpen, d.OpenObject)
+	return d, nil
+}
+
+// Path returns the absolute path of the directory.
+func (d *Dir) Path() string { return d.path }
+
+// Close closes all descriptors. Files that are borrowed stay open until they are given back.
+func (d *Dir) Close() error {
+	d.files.close()
+	return d.root.Close()
+}
+
+// ReadAt reads a listed object. It implements [layout.Origin].
+func (d *Dir) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	f, done, err := d.Borrow(o)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	n, err := f.ReadAt(p, off)
+	if err == io.EOF && off+int64(n) < o.Size {
+		return n, changed(o, "it was cut short")
+	}
+	return n, err
+}
+
+// Borrow returns an open file of o that is checked to be the listed version at this moment. The caller must not
+// change its offset or flags, and must call done when it no longer uses it.
+func (d *Dir) Borrow(o *layout.Object) (f *os.File, done func(), err error) {
+	h, err := d.files.get(o)
+	if err != nil {
+		return nil, nil, err
+	}
+	if now, err := stampOf(h.file); err != nil || now != h.stamp {
+		d.files.put(h)
+		return nil, nil, changed(o, "it was written to")
+	}
+	return h.file, func() { d.files.put(h) }, nil
+}
+
+// OpenObject opens o read-only with a file description of its own, checked to be the listed version.
+func (d *Dir) OpenObject(o *layout.Object) (*os.File, error) {
+	f, err := d.root.Open(filepath.FromSlash(o.Name))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, changed(o, "it is gone")
+		}
+		return nil, fmt.Errorf("open %q: %w", o.Name, err)
+	}
+	now, err := stampOf(f)
+	if err == nil && now.version() != o.Version {
+		err = changed(o, "it is version "+now.version()+", listed as "+o.Version)
+	}
+	if err != nil {
+		_ = f.Close() // opened for reading: nothing is lost
+		return nil, err
+	}
+	return f, nil
+}
+
+func changed(o *layout.Object, how string) error {
+	return fmt.Errorf("%q: %s: %w", o.Name, how, ErrChanged)
+}
+
+// stamp pins what a file was when it was listed.
+type stamp struct {
+	ino   uint64
+	size  int64
+	mtime unix.Timespec
+}
+
+func stampOf(f *os.File) (stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return stamp{}, fmt.Errorf("stat %q: %w", f.Name(), err)
+	}
+	return stamp{st.Ino, st.Size, st.Mtim}, nil
+}
+
+// version is the stamp as [layout.Object] holds it.
+func (s stamp) version() string {
+	return fmt.Sprintf("%d-%d-%d.%09d", s.ino, s.size, s.mtime.Sec, s.mtime.Nsec)
+}
+
+// Listing is everything below an origin's root.
+type Listing struct {
+	Objects  []*layout.Object
+	Dirs     []DirEntry // the root first, with the empty name
+	Links    []LinkEntry
+	Problems []layout.Problem // what is left out, and why
+}
+
+// DirEntry is a directory of a listing.
+type DirEntry struct {
+	Name    string // slash-separated, relative to the root
+	ModTime time.Time
+	Perm    uint16
+	UID     uint32
+	GID     uint32
+}
+
+// LinkEntry is a symbolic link to a directory below the root.
+type LinkEntry struct {
+	Name    string
+	Target  string // relative to the link's own directory
+	ModTime time.Time
+}
+
+// List walks the directory. The cost is one stat for each file: no file is opened. Files and directories that cannot
+// be read become problems.
+func (d *Dir) List(ctx context.Context) (*Listing, error) {
+	dir, err := d.root.Open(".")
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", d.path, err)
+	}
+	l := &Listing{}
+	if err := d.walk(ctx, l, dir, ""); err != nil {
+		return nil, fmt.Errorf("list %s: %w", d.path, err)
+	}
+	return l, nil
+}
+
+// walk lists dir, which it closes, and what is below it.
+func (d *Dir) walk(ctx context.Context, l *Listing, dir *os.File, name string) error {
+	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return err
+	}
+	l.Dirs = append(l.Dirs, DirEntry{name, modTime(&st), perm(&st), st.Uid, st.Gid})
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		l.leaveOut(name, "cannot be listed: %v", err)
+	}
+	if name == "" && d.only != "" {
+		names = []string{d.only}
+	}
+	for _, base := range names {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		full := path.Join(name, base)
+		if err := unix.Fstatat(int(dir.Fd()), base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			l.leaveOut(full, "cannot be read: %v", err)
+			continue
+		}
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			l.Objects = append(l.Objects, d.object(full, &st))
+		case unix.S_IFLNK:
+			d.link(l, full, &st)
+		case unix.S_IFDIR:
+			fd, err := unix.Openat(int(dir.Fd()), base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+			if err != nil {
+				l.leaveOut(full, "cannot be opened: %v", err)
+				continue
+			}
+			if err := d.walk(ctx, l, os.NewFile(uintptr(fd), full), full); err != nil {
+				return err
+			}
+		default:
+			l.leaveOut(full, "is a device, a pipe or a socket: left out")
+		}
+	}
+	return nil
+}
+
+// link lists a symbolic link: as the file that it leads to, or as a link to a directory below the root.
+func (d *Dir) link(l *Listing, name string, link *unix.Stat_t) {
+	info, err := d.root.Stat(filepath.FromSlash(name))
+	if err != nil {
+		l.leaveOut(name, "symbolic link that leaves the dataset or leads nowhere: left out (mount the directory that holds its target)")
+		return
+	}
+	if info.Mode().IsRegular() {
+		if st, ok := statOf(info); ok {
+			l.Objects = append(l.Objects, d.object(name, st))
+		}
+		return
+	}
+	target, err := d.root.Readlink(filepath.FromSlash(name))
+	if err != nil || !info.IsDir() || path.IsAbs(target) {
+		l.leaveOut(name, "symbolic link to an absolute path or to a special file: left out")
+		return
+	}
+	l.Links = append(l.Links, LinkEntry{name, target, modTime(link)})
+}
+
+func (d *Dir) object(name string, st *unix.Stat_t) *layout.Object {
+	return &layout.Object{
+		Name: name, Size: st.Size, ModTime: modTime(st), Version: stamp{st.Ino, st.Size, st.Mtim}.version(),
+		Perm: perm(st), UID: st.Uid, GID: st.Gid, Origin: d,
+	}
+}
+
+func (l *Listing) leaveOut(name, format string, args ...any) {
+	l.Problems = append(l.Problems, layout.Problem{Object: name, Detail: fmt.Sprintf(format, args...)})
+}
+
+func modTime(st *unix.Stat_t) time.Time { return time.Unix(st.Mtim.Unix()) }
+
+func perm(st *unix.Stat_t) uint16 { return uint16(st.Mode & 0o777) }

@@ -1,0 +1,106 @@
+package cache
+
+import (
+	"container/list"
+	"os"
+	"sync"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// filePool keeps the files open that were read last. At most max are open that nobody uses; borrowed files are never
+// closed under their user.
+type filePool struct {
+	max  int
+	open func(*layout.Object) (*os.File, error)
+
+	mu     sync.Mutex // guards what follows
+	byObj  map[*layout.Object]*pooled
+	idle   *list.List // of *pooled without users, the least recently used first
+	closed bool
+}
+
+type pooled struct {
+	object *layout.Object
+	file   *os.File
+	stamp  stamp // what it was when it was opened
+	users  int
+	place  *list.Element // in idle, nil while in use
+}
+
+func newFilePool(max int, open func(*layout.Object) (*os.File, error)) *filePool {
+	return &filePool{max: max, open: open, byObj: map[*layout.Object]*pooled{}, idle: list.New()}
+}
+
+// get returns an open file of o. Two callers that miss at once both open it, and the second one's is used by both:
+// opening a local file is too cheap to make one wait for the other.
+func (p *filePool) get(o *layout.Object) (*pooled, error) {
+	if h := p.take(o); h != nil {
+		return h, nil
+	}
+	f, err := p.open(o)
+	if err != nil {
+		return nil, err
+	}
+	now, err := stampOf(f)
+	if err != nil {
+		_ = f.Close() // opened for reading: nothing is lost
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h := p.byObj[o]; h != nil {
+		_ = f.Close() // opened for reading: nothing is lost
+		p.use(h)
+		return h, nil
+	}
+	h := &pooled{object: o, file: f, stamp: now, users: 1}
+	p.byObj[o] = h
+	return h, nil
+}
+
+func (p *filePool) take(o *layout.Object) *pooled {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.byObj[o]
+	if h != nil {
+		p.use(h)
+	}
+	return h
+}
+
+func (p *filePool) use(h *pooled) {
+	h.users++
+	if h.place != nil {
+		p.idle.Remove(h.place)
+		h.place = nil
+	}
+}
+
+// put gives back what get returned.
+func (p *filePool) put(h *pooled) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h.users--; h.users > 0 {
+		return
+	}
+	h.place = p.idle.PushBack(h)
+	for p.idle.Len() > p.max || (p.closed && p.idle.Len() > 0) {
+		p.drop(p.idle.Front().Value.(*pooled))
+	}
+}
+
+func (p *filePool) drop(h *pooled) {
+	p.idle.Remove(h.place)
+	delete(p.byObj, h.object)
+	_ = h.file.Close() // opened for reading: nothing is lost
+}
+
+func (p *filePool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for p.idle.Len() > 0 {
+		p.drop(p.idle.Front().Value.(*pooled))
+	}
+}

@@ -1,0 +1,192 @@
+package fs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// fsType is how the kernel names these mounts.
+const fsType = "fuse.hbmfs"
+
+// ErrBusy says that a mount cannot be taken away because something is open in it.
+var ErrBusy = errors.New("the mount is in use")
+
+// mountAt returns the topmost mount at an absolute path, nil where there is none. It does not touch the filesystem,
+// which may be dead, or not served yet.
+func mountAt(point string) (*mountinfo.Info, error) {
+	all, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(point))
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	return all[len(all)-1], nil
+}
+
+// Mounted reports whether an hbmfs mount is at an absolute path.
+func Mounted(point string) (bool, error) {
+	info, err := mountAt(point)
+	return info != nil && isHBMFS(info), err
+}
+
+func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }
+
+// ClearDead takes an hbmfs mount away whose daemon is gone, so that the mount point can be used again. It leaves
+// anything else alone, and reports whether there was one. Readers that still hold passthrough files go on.
+func ClearDead(point string) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(point, &st); !errors.Is(err, unix.ENOTCONN) {
+		return false, nil
+	}
+	if ours, err := Mounted(point); err != nil || !ours {
+		return false, err
+	}
+	return true, Detach(point)
+}
+
+// Unmount takes the mount at point away. One that is in use gives an error that wraps ErrBusy and names who holds it.
+func Unmount(point string) error {
+	err := unmount(point, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return busy(point)
+	}
+	return err
+}
+
+// Detach takes the mount out of the tree now, and lets those who have files open in it finish.
+func Detach(point string) error { return unmount(point, unix.MNT_DETACH) }
+
+func unmount(point string, flags int) error {
+	err := unix.Unmount(point, flags|unix.UMOUNT_NOFOLLOW)
+	if !errors.Is(err, unix.EPERM) {
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", point, err)
+		}
+		return nil
+	}
+	how := "-u"
+	if flags&unix.MNT_DETACH != 0 {
+		how = "-uz"
+	}
+	out, err := exec.Command("fusermount3", how, "--", point).CombinedOutput()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("unmount %s: fusermount3 is not installed, which ordinary users need: apt install fuse3", point)
+	case err != nil && strings.Contains(string(out), "busy"): // its exit code is 1 for everything
+		return fmt.Errorf("unmount %s: %w", point, unix.EBUSY)
+	case err != nil:
+		return fmt.Errorf("unmount %s: %s", point, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// busy makes the error of a mount that is in use.
+func busy(point string) error {
+	holders, err := Holders(point)
+	if err != nil || len(holders) == 0 {
+		return fmt.Errorf("unmount %s: %w, by a process that cannot be seen from here (another namespace, or the kernel)", point, ErrBusy)
+	}
+	names := make([]string, len(holders))
+	for i, h := range holders {
+		names[i] = h.String()
+	}
+	return fmt.Errorf("unmount %s: %w by %s: end it, or use --lazy", point, ErrBusy, strings.Join(names, ", "))
+}
+
+// Holder is a process that keeps a mount busy.
+type Holder struct {
+	PID     int
+	Command string
+	What    string // what it holds: a path, or "its working directory"
+}
+
+func (h Holder) String() string { return fmt.Sprintf("%s (pid %d, %s)", h.Command, h.PID, h.What) }
+
+// Holders finds the processes that have a file of the mount open or mapped, or work in it. It asks /proc alone, since
+// looking at the files themselves would hang on a dead daemon. Processes of other users are seen by root only.
+func Holders(point string) ([]Holder, error) {
+	info, err := mountAt(point)
+	if err != nil || info == nil {
+		return nil, err
+	}
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var holders []Holder
+	for _, p := range procs {
+		pid, err := strconv.Atoi(p.Name())
+		if err != nil {
+			continue
+		}
+		if what := held(filepath.Join("/proc", p.Name()), info); what != "" {
+			command, _ := os.ReadFile(filepath.Join("/proc", p.Name(), "comm"))
+			holders = append(holders, Holder{pid, strings.TrimSpace(string(command)), what})
+		}
+	}
+	return holders, nil
+}
+
+// held says what a process holds of a mount, "" for nothing.
+func held(proc string, info *mountinfo.Info) string {
+	for link, what := range map[string]string{"cwd": "its working directory", "root": "its root directory"} {
+		if path, err := os.Readlink(filepath.Join(proc, link)); err == nil && below(path, info.Mountpoint) {
+			return what
+		}
+	}
+	fds, _ := os.ReadDir(filepath.Join(proc, "fd"))
+	for _, fd := range fds {
+		if mountID(filepath.Join(proc, "fdinfo", fd.Name())) != info.ID {
+			continue
+		}
+		path, _ := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
+		return path + " is open"
+	}
+	maps, err := os.Open(filepath.Join(proc, "maps"))
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = maps.Close() }() // opened for reading: nothing is lost
+	for lines := bufio.NewScanner(maps); lines.Scan(); {
+		if i := strings.IndexByte(lines.Text(), '/'); i >= 0 && below(lines.Text()[i:], info.Mountpoint) {
+			return lines.Text()[i:] + " is mapped"
+		}
+	}
+	return ""
+}
+
+func below(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+
+// mountID reads the mount of an open file from its fdinfo.
+func mountID(fdinfo string) int {
+	text, err := os.ReadFile(fdinfo)
+	if err != nil {
+		return -1
+	}
+	for line := range strings.Lines(string(text)) {
+		if id, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(id))
+			if err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
+// setReadAhead sets how far the kernel reads ahead on the filesystem at point. It needs root.
+func setReadAhead(point string, bytes int) error {
+	info, err := mountAt(point)
+	if err != nil || info == nil {
+		return fmt.Errorf("find the mount at %s: %w", point, err)
+	}
+	name := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", info.Major, info.Minor)
+	return os.WriteFile(name, []byte(strconv.Itoa(bytes/1024)), 0o644)
+}

@@ -1,0 +1,225 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// ControlName is the directory in the root of every mount that holds status, metrics and views. No listing shows it
+// unless Options.ShowViews is set, so that a loader that searches recursively does not read the data twice.
+const ControlName = ".hbmfs"
+
+// Options says what is mounted and how.
+type Options struct {
+	Source     string         // what is mounted, for people: /proc/mounts and status show it
+	Layout     layout.Options // how the format is recognized
+	ShowViews  bool           // list .hbmfs in the root
+	AllowOther bool           // let users other than the mounter in, under the files' permissions
+	UID, GID   *uint32        // owner of all files; nil: as at the origin
+	Umask      uint16         // permission bits to take away
+	ReadAhead  int            // bytes that the kernel may read ahead on files without passthrough; 0: the kernel's default
+	Extra      []string       // further mount options for the kernel or fusermount3
+	Version    string         // of the program, for status
+	Log        *slog.Logger
+}
+
+// Mount is a mounted dataset.
+type Mount struct {
+	fuse.RawFileSystem // answers ENOSYS to what a read-only filesystem does not have
+
+	opt     Options
+	point   string
+	log     *slog.Logger
+	started time.Time
+	listing *cache.Listing
+	root    node
+	tree    *tree
+	server  *fuse.Server
+
+	indexed once
+	volume  atomic.Pointer[layout.Volume]
+
+	backing  backings
+	texts    texts
+	failed   failures
+	counters counters
+}
+
+// New mounts listing at point. The kernel waits with the first requests until Serve runs. A format that Options force
+// is looked for before anything is mounted; otherwise recognition happens while the mount is already in use.
+func New(ctx context.Context, point string, listing *cache.Listing, opt Options) (*Mount, error) {
+	m := &Mount{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing,
+	}
+	top := listing.Dirs[0]
+	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
+	m.adopt(&m.root)
+	if opt.Layout.Format != "" {
+		if _, err := m.index(ctx); err != nil {
+			return nil, err
+		}
+	}
+	entries := append(m.controlEntries(), sourceEntries(listing, ControlName, m.adopt)...)
+	m.tree = newTree(m.root, entries)
+	m.backing.init()
+	m.texts.init()
+	server, err := fuse.NewServer(m, point, m.mountOptions())
+	if err != nil {
+		return nil, mountError(point, err)
+	}
+	m.server = server
+	m.backing.server = server
+	m.afterMount()
+	return m, nil
+}
+
+// timeout is how long the kernel may keep what it was told: the dataset does not change while it is mounted.
+const timeout = 365 * 24 * time.Hour
+
+func (m *Mount) mountOptions() *fuse.MountOptions {
+	o := &fuse.MountOptions{
+		Name:                     "hbmfs",
+		FsName:                   m.opt.Source,
+		AllowOther:               m.opt.AllowOther,
+		Options:                  append([]string{"default_permissions"}, m.opt.Extra...),
+		DirectMount:              os.Geteuid() == 0,
+		MaxBackground:            64, // a queue of reads for every CPU of a large machine; the kernel's default is 12
+		MaxWrite:                 1 << 20,
+		ExplicitDataCacheControl: true,
+		EnableSymlinkCaching:     true,
+		DisableXAttrs:            true,
+		ExtraCapabilities:        fuse.CAP_NO_OPENDIR_SUPPORT, // opening a directory costs no round trip
+		MaxStackDepth:            m.stackDepth(),
+		Logger:                   slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
+	}
+	return o
+}
+
+// stackDepth returns how deep the backing filesystems of passthrough files may be stacked. 1 allows a plain
+// filesystem, and something stacked upon this mount; 2 is needed where the source lies on overlayfs.
+func (m *Mount) stackDepth() int {
+	var st unix.Statfs_t
+	if err := unix.Statfs(m.opt.Source, &st); err == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		return 2
+	}
+	return 1
+}
+
+func mountError(point string, err error) error {
+	var errno syscall.Errno
+	switch {
+	case errors.Is(err, os.ErrNotExist) && !exists("/dev/fuse"):
+		return fmt.Errorf("mount %s: this machine has no /dev/fuse: load the module (modprobe fuse), or give the container the device", point)
+	case errors.As(err, &errno) && errno == syscall.EPERM, errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("mount %s: %w: be root, or install fuse3, which has fusermount3 for ordinary users", point, err)
+	case os.Geteuid() != 0 && errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("mount %s: fusermount3 is not installed, which ordinary users need: apt install fuse3", point)
+	}
+	return fmt.Errorf("mount %s: %w", point, err)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// afterMount does what needs the mount to exist. All of it is optional, and none of it waits for the filesystem.
+func (m *Mount) afterMount() {
+	if m.opt.ReadAhead > 0 {
+		if err := setReadAhead(m.point, m.opt.ReadAhead); err != nil {
+			m.log.Warn("read-ahead stays at the kernel's default", "error", err)
+		}
+	}
+	if m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
+		m.backing.disable("the kernel has no FUSE passthrough: it came with Linux 6.9")
+	} else if os.Geteuid() != 0 {
+		m.backing.disable("passthrough needs CAP_SYS_ADMIN: mount as root to let the kernel read the source itself")
+	}
+	if why := m.backing.why(); why != "" {
+		m.log.Info("files are read without passthrough", "reason", why)
+	}
+	for _, p := range m.listing.Problems {
+		m.log.Warn("left out of the mount", "object", p.Object, "reason", p.Detail)
+	}
+}
+
+// Point returns the mount point.
+func (m *Mount) Point() string { return m.point }
+
+// Serve answers the kernel until the mount is gone. ctx ends what runs beside that, not the mount: see Unmount.
+func (m *Mount) Serve(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	indexed := make(chan struct{})
+	go func() { // ended by cancel, awaited below
+		defer close(indexed)
+		if _, err := m.index(ctx); err != nil && ctx.Err() == nil {
+			m.log.Error("the dataset could not be recognized, so it has no views", "error", err)
+		}
+	}()
+	m.server.Serve()
+	cancel()
+	<-indexed
+}
+
+// index recognizes the dataset, once.
+func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
+	err := m.indexed.do(ctx, func(ctx context.Context) error {
+		began := time.Now()
+		v, err := layout.Index(ctx, m.listing.Objects, m.opt.Layout)
+		if err != nil {
+			return err
+		}
+		for _, p := range v.Problems() {
+			m.log.Warn("problem in the dataset", "object", p.Object, "offset", p.Offset, "problem", p.Detail)
+		}
+		m.log.Info("dataset recognized", "objects", len(v.Objects), "sets", len(v.Sets), "views", len(v.Views), "seconds", time.Since(began).Seconds())
+		m.volume.Store(v)
+		return nil
+	})
+	return m.volume.Load(), err
+}
+
+// controlEntries are the nodes of .hbmfs.
+func (m *Mount) controlEntries() []entry {
+	dir := node{kind: kindDir, perm: m.root.perm, uid: m.root.uid, gid: m.root.gid, modTime: m.started}
+	make1 := func(name string, n node) entry {
+		n.ino, n.modTime, n.uid, n.gid = inoOf(name, "control"), m.started, m.root.uid, m.root.gid
+		return entry{name, n}
+	}
+	dir.hidden = !m.opt.ShowViews
+	views := dir
+	views.hidden = false
+	views.dir = &directory{expand: func(ctx context.Context) ([]entry, error) {
+		v, err := m.index(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return m.viewEntries(v), nil
+	}}
+	perm := m.root.perm &^ 0o111
+	return []entry{
+		make1(ControlName, dir),
+		make1(ControlName+"/views", views),
+		make1(ControlName+"/status", node{kind: kindText, perm: perm, text: m.statusJSON}),
+		make1(ControlName+"/metrics", node{kind: kindText, perm: perm, text: m.metricsText}),
+	}
+}
+
+// Unmount takes the mount away; Serve then returns. One that is in use gives an error that wraps ErrBusy.
+func (m *Mount) Unmount() error { return Unmount(m.point) }
+
+// Detach takes the mount out of the tree now; Serve returns when the last open file is closed.
+func (m *Mount) Detach() error { return Detach(m.point) }

@@ -1,0 +1,187 @@
+package fs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// local is an origin whose objects are files of this machine, which the kernel can read without this process.
+type local interface {
+	// OpenObject opens o with a file description of its own, checked to be the listed version.
+	OpenObject(o *layout.Object) (*os.File, error)
+	// Borrow returns an open file of o, checked to be the listed version, until done is called.
+	Borrow(o *layout.Object) (f *os.File, done func(), err error)
+}
+
+// Handles say how a file was opened. Texts have handles from firstText on.
+const (
+	handleCached uint64 = iota
+	handlePassthrough
+	firstText
+)
+
+// Open opens a file: passthrough if the kernel can read the source itself, through its page cache otherwise.
+func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	i := number(in.NodeId)
+	n := m.tree.get(i)
+	if n == nil {
+		return fuse.Status(syscall.ESTALE)
+	}
+	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY || in.Flags&syscall.O_TRUNC != 0 {
+		return erofs
+	}
+	switch n.kind {
+	case kindText:
+		out.Fh = m.texts.open(n.text())
+		out.OpenFlags = fuse.FOPEN_DIRECT_IO
+		return fuse.OK
+	case kindObject, kindView:
+	default:
+		return fuse.EINVAL
+	}
+	body, err := n.body(requestContext(cancel))
+	if err != nil {
+		return m.fail(n, "open", err)
+	}
+	if o := body.Whole(); o != nil {
+		if origin, ok := o.Origin.(local); ok {
+			return m.openLocal(n, i, o, origin, out)
+		}
+	}
+	m.counters.cachedOpens.Add(1)
+	out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	return fuse.OK
+}
+
+// openLocal opens a node that is one whole local file.
+func (m *Mount) openLocal(n *node, i int, o *layout.Object, origin local, out *fuse.OpenOut) fuse.Status {
+	id, err := m.backing.acquire(i, func() (*os.File, error) { return origin.OpenObject(o) })
+	if err != nil {
+		return m.fail(n, "open", err)
+	}
+	if id != noBacking {
+		m.counters.passthroughOpens.Add(1)
+		out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, fuse.FOPEN_PASSTHROUGH, id
+		return fuse.OK
+	}
+	m.counters.cachedOpens.Add(1)
+	out.Fh, out.OpenFlags = handleCached, fuse.FOPEN_KEEP_CACHE
+	return fuse.OK
+}
+
+// Release ends an open file.
+func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+	switch {
+	case in.Fh == handlePassthrough:
+		m.backing.release(number(in.NodeId))
+	case in.Fh >= firstText:
+		m.texts.close(in.Fh)
+	}
+}
+
+// body returns where the bytes of a file lie.
+func (n *node) body(ctx context.Context) (*layout.Body, error) {
+	if n.kind == kindObject {
+		var b layout.Body
+		b.Add(n.object, 0, n.object.Size)
+		return &b, nil
+	}
+	file, err := n.view.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if file == nil {
+		return nil, &layout.AbsentError{Why: "the view is not there"}
+	}
+	return &file.Body, nil
+}
+
+// noBacking is the backing id of a file that is read through this process.
+const noBacking int32 = 0
+
+// backings are the source files that the kernel holds for passthrough: one for each open inode, however often it is
+// open. This process keeps no descriptor of them.
+type backings struct {
+	server *fuse.Server
+
+	mu     sync.Mutex
+	byNode map[int]*backing
+	// cached are the nodes that were once opened without passthrough while it was on: the kernel refuses to mix.
+	cached   map[int]bool
+	off      string // why there is no passthrough at all, "" while there is
+	failures int64
+	lastErr  string
+}
+
+type backing struct {
+	id    int32
+	opens int
+}
+
+func (b *backings) init() {
+	b.byNode, b.cached = map[int]*backing{}, map[int]bool{}
+}
+
+func (b *backings) disable(why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.off = why
+}
+
+// why returns the reason for which passthrough is off, "" while it is on.
+func (b *backings) why() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.off
+}
+
+// acquire returns the backing id for node i, which open opens at need, or noBacking. The error is open's: a file that
+// the kernel will not take is read without passthrough.
+func (b *backings) acquire(i int, open func() (*os.File, error)) (int32, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.byNode[i]; k != nil {
+		k.opens++
+		return k.id, nil
+	}
+	f, err := open() // also where there is no passthrough: a file that changed must not open
+	if err != nil {
+		return noBacking, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	if b.off != "" || b.cached[i] {
+		return noBacking, nil
+	}
+	id, errno := b.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(f.Fd())})
+	if errno != 0 {
+		b.failures++
+		b.lastErr = fmt.Sprintf("%s: %v", f.Name(), errno)
+		b.cached[i] = true
+		if errno == syscall.EPERM {
+			b.off = "the kernel wants CAP_SYS_ADMIN in the initial user namespace for passthrough: mount as root outside of containers"
+		}
+		return noBacking, nil
+	}
+	b.byNode[i] = &backing{id, 1}
+	return id, nil
+}
+
+func (b *backings) release(i int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := b.byNode[i]
+	if k == nil {
+		return
+	}
+	if k.opens--; k.opens == 0 {
+		delete(b.byNode, i)
+		b.server.UnregisterBackingFd(k.id)
+	}
+}

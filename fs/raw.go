@@ -1,0 +1,215 @@
+package fs
+
+import (
+	"context"
+	"math"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// number is the tree's name for a FUSE node id.
+func number(nodeID uint64) int { return int(nodeID) - 1 }
+
+func nodeID(number int) uint64 { return uint64(number) + 1 }
+
+func requestContext(cancel <-chan struct{}) context.Context { return &fuse.Context{Cancel: cancel} }
+
+// String names the filesystem in go-fuse's messages.
+func (m *Mount) String() string { return "hbmfs" }
+
+// Lookup finds a name in a directory. A miss is an answer too, which the kernel keeps, so that asking for files that
+// are not there costs nothing.
+func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	m.counters.lookups.Add(1)
+	ctx := requestContext(cancel)
+	parent := m.tree.get(number(header.NodeId))
+	if parent == nil || parent.dir == nil {
+		return fuse.Status(syscall.ENOTDIR)
+	}
+	if err := m.expand(ctx, parent); err != nil {
+		return m.fail(parent, "look up", err)
+	}
+	out.SetEntryTimeout(timeout)
+	child, i := m.tree.find(parent.dir, name)
+	if child == nil {
+		return fuse.OK
+	}
+	present, err := m.attr(ctx, child, &out.Attr)
+	if err != nil {
+		return m.fail(child, "look up", err)
+	}
+	if present {
+		m.entry(child, i, out)
+	}
+	return fuse.OK
+}
+
+// entry fills in the rest of a lookup's answer once the attributes are there.
+func (m *Mount) entry(n *node, i int, out *fuse.EntryOut) {
+	out.NodeId = nodeID(i)
+	out.Generation = 1
+	out.SetEntryTimeout(timeout)
+	out.SetAttrTimeout(attrTimeout(n))
+}
+
+func attrTimeout(n *node) time.Duration {
+	if n.kind == kindText {
+		return 0
+	}
+	return timeout
+}
+
+// expand makes the children of a directory that is lazy.
+func (m *Mount) expand(ctx context.Context, n *node) error {
+	d := n.dir
+	if d.expand == nil {
+		return nil
+	}
+	return d.expanded.do(ctx, func(ctx context.Context) error {
+		entries, err := d.expand(ctx)
+		if err == nil {
+			m.tree.grow(n, entries)
+		}
+		return err
+	})
+}
+
+// attr fills in a node's attributes. It reports false for a view that cannot be exact and therefore is not there.
+func (m *Mount) attr(ctx context.Context, n *node, out *fuse.Attr) (present bool, err error) {
+	mode, size, modTime := uint32(syscall.S_IFREG), int64(0), n.modTime
+	switch n.kind {
+	case kindDir:
+		mode, size = syscall.S_IFDIR, 4096
+	case kindLink:
+		mode, size = syscall.S_IFLNK, int64(len(n.target))
+	case kindObject:
+		size = n.object.Size
+	case kindText:
+		size = int64(len(n.text()))
+	case kindView:
+		file, err := n.view.get(ctx)
+		if err != nil || file == nil {
+			return false, err
+		}
+		size, modTime = file.Size(), file.ModTime
+	}
+	*out = fuse.Attr{
+		Ino: n.ino, Size: uint64(size), Blocks: uint64(size+511) / 512, Mode: mode | uint32(n.perm), Nlink: 1,
+		Owner: fuse.Owner{Uid: n.uid, Gid: n.gid},
+	}
+	out.SetTimes(&modTime, &modTime, &modTime)
+	return true, nil
+}
+
+// GetAttr answers stat.
+func (m *Mount) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	n := m.tree.get(number(in.NodeId))
+	if n == nil {
+		return fuse.Status(syscall.ESTALE)
+	}
+	present, err := m.attr(requestContext(cancel), n, &out.Attr)
+	if err != nil {
+		return m.fail(n, "stat", err)
+	}
+	if !present {
+		return fuse.ENOENT
+	}
+	out.SetTimeout(attrTimeout(n))
+	return fuse.OK
+}
+
+// Readlink returns where a link leads.
+func (m *Mount) Readlink(_ <-chan struct{}, header *fuse.InHeader) ([]byte, fuse.Status) {
+	n := m.tree.get(number(header.NodeId))
+	if n == nil || n.kind != kindLink {
+		return nil, fuse.EINVAL
+	}
+	return []byte(n.target), fuse.OK
+}
+
+// OpenDir is not needed: after one ENOSYS the kernel opens directories itself and keeps their listings.
+func (m *Mount) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.ENOSYS }
+
+// ReadDir lists names only. The kernel asks for it where it does not want attributes.
+func (m *Mount) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	return m.list(cancel, in, func(n *node, i int, e fuse.DirEntry) (bool, error) { return out.AddDirEntry(e), nil })
+}
+
+// ReadDirPlus lists names with attributes, so that find and glob need no further round trip.
+func (m *Mount) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	ctx := requestContext(cancel)
+	return m.list(cancel, in, func(n *node, i int, e fuse.DirEntry) (bool, error) {
+		var attr fuse.Attr
+		if n != nil {
+			if present, err := m.attr(ctx, n, &attr); err != nil || !present {
+				return true, err
+			}
+		}
+		slot := out.AddDirLookupEntry(e)
+		if slot != nil && n != nil {
+			slot.Attr = attr
+			m.entry(n, i, slot)
+		}
+		return slot != nil, nil
+	})
+}
+
+// list gives the entries from in.Offset on to add, until it says that the reply is full. The offset of an entry is its
+// place in the directory, which never changes: 1 is ".", 2 is "..", then the children. add gets no node for those two.
+func (m *Mount) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(n *node, i int, e fuse.DirEntry) (bool, error)) fuse.Status {
+	dir := m.tree.get(number(in.NodeId))
+	if dir == nil || dir.dir == nil {
+		return fuse.Status(syscall.ENOTDIR)
+	}
+	if err := m.expand(requestContext(cancel), dir); err != nil {
+		return m.fail(dir, "list", err)
+	}
+	for i := in.Offset; i < 2; i++ {
+		e := fuse.DirEntry{Name: "..."[:i+1], Mode: syscall.S_IFDIR, Ino: dir.ino, Off: i + 1}
+		if ok, _ := add(nil, 0, e); !ok {
+			return fuse.OK
+		}
+	}
+	nodes, first := m.tree.children(dir.dir)
+	for i := int(max(in.Offset, 2)) - 2; i >= 0 && i < len(nodes); i++ {
+		n := nodes[i]
+		if n.hidden {
+			continue
+		}
+		e := fuse.DirEntry{Name: n.name, Mode: n.fileType(), Ino: n.ino, Off: uint64(i) + 3}
+		ok, err := add(n, first+i, e)
+		if err != nil {
+			return m.fail(n, "list", err)
+		}
+		if !ok {
+			break
+		}
+	}
+	return fuse.OK
+}
+
+func (n *node) fileType() uint32 {
+	switch n.kind {
+	case kindDir:
+		return syscall.S_IFDIR
+	case kindLink:
+		return syscall.S_IFLNK
+	}
+	return syscall.S_IFREG
+}
+
+// Forget has nothing to do: nodes stay as long as the mount.
+func (m *Mount) Forget(uint64, uint64) {}
+
+// StatFs says how large the dataset is, and that it is full.
+func (m *Mount) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	const block = 4096
+	total := uint64(0)
+	for _, o := range m.listing.Objects {
+		total += uint64(o.Size+block-1) / block
+	}
+	*out = fuse.StatfsOut{Blocks: total, Bsize: block, Frsize: block, Files: uint64(len(m.listing.Objects)), NameLen: math.MaxUint8}
+	return fuse.OK
+}

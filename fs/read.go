@@ -1,0 +1,103 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/hanwen/go-fuse/v2/splice"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Read serves files that the kernel cannot read itself. The reply has every byte that was asked for up to the end of
+// the file, or it is an error.
+func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if in.Fh >= firstText {
+		return m.texts.read(in.Fh, int64(in.Offset), int(in.Size)), fuse.OK
+	}
+	n := m.tree.get(number(in.NodeId))
+	if n == nil || (n.kind != kindObject && n.kind != kindView) {
+		return nil, fuse.EBADF
+	}
+	ctx := requestContext(cancel)
+	body, err := n.body(ctx)
+	if err != nil {
+		return nil, m.fail(n, "read", err)
+	}
+	off := int64(in.Offset)
+	size := max(0, min(int64(len(buf)), int64(in.Size), body.Size()-off))
+	m.counters.reads.Add(1)
+	if res, err := m.spliced(body, off, size); res != nil || err != nil {
+		if err != nil {
+			return nil, m.fail(n, "read", err)
+		}
+		m.counters.splicedBytes.Add(size)
+		return res, fuse.OK
+	}
+	if _, err := readBody(ctx, body, buf[:size], off); err != nil {
+		return nil, m.fail(n, "read", err)
+	}
+	m.counters.copiedBytes.Add(size)
+	return fuse.ReadResultData(buf[:size]), fuse.OK
+}
+
+func readBody(ctx context.Context, body *layout.Body, p []byte, off int64) (int, error) {
+	n, err := body.ReadAt(ctx, p, off)
+	if n == len(p) && errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
+}
+
+// spliceMin is the smallest read for which two more system calls cost less than a copy.
+const spliceMin = 32 << 10
+
+// spliced loads bytes that lie in one local file into a pipe, from which go-fuse moves them to the kernel without a
+// copy through this process. It returns nothing for reads that this does not fit. go-fuse could splice from the file
+// itself, but would answer a file that lost bytes meanwhile with a short reply, which the kernel takes for its end.
+func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, error) {
+	if size < spliceMin {
+		return nil, nil
+	}
+	var lies layout.Extent
+	for e := range body.Extents(off, size) {
+		lies = e
+		break
+	}
+	if lies.Length != size {
+		return nil, nil
+	}
+	origin, ok := lies.Object.Origin.(local)
+	if !ok {
+		return nil, nil
+	}
+	f, done, err := origin.Borrow(lies.Object)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	pipe, err := splice.Get()
+	if err != nil || pipe.Grow(int(size)+2*pageSize) != nil { // unaligned bytes touch one page more
+		if err == nil {
+			splice.Drop(pipe)
+		}
+		return nil, nil // the bytes are copied instead
+	}
+	for n := int64(0); n < size; {
+		k, err := pipe.LoadFromAt(f.Fd(), int(size-n), lies.Offset+n)
+		if err != nil || k <= 0 {
+			splice.Drop(pipe)
+			if err == nil {
+				err = layout.ErrShort
+			}
+			return nil, fmt.Errorf("read %q at %d: %w", lies.Object.Name, lies.Offset+n, err)
+		}
+		n += int64(k)
+	}
+	return fuse.ReadResultPipe(pipe, int(size)), nil
+}
+
+const pageSize = 4096

@@ -1,0 +1,188 @@
+package fs
+
+import (
+	"context"
+	"hash/fnv"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// node is a file or directory of the mount. Its number in the tree, plus one, is its FUSE node id for as long as the
+// mount lives. All fields are set before the node is published, but for those that a lazy part fills in under its lock.
+type node struct {
+	name    string
+	kind    kind
+	perm    uint16
+	hidden  bool // found by name, but not listed
+	uid     uint32
+	gid     uint32
+	ino     uint64
+	modTime time.Time
+
+	object *layout.Object // kindObject
+	view   *lazyView      // kindView
+	text   func() []byte  // kindText
+	target string         // kindLink
+	dir    *directory     // kindDir
+}
+
+type kind uint8
+
+const (
+	kindDir    kind = iota
+	kindObject      // a file of the origin, as it is
+	kindView        // a file made of extents, built when it is first looked at
+	kindText        // a few lines of this process, made anew at each open
+	kindLink
+)
+
+// directory is a node's children: consecutive numbers, ordered by name.
+type directory struct {
+	first, count int
+
+	// expand, if set, makes the entries when the directory is first looked into.
+	expand   func(context.Context) ([]entry, error)
+	expanded once
+}
+
+// entry is a node with the slash-separated path at which it is to appear.
+type entry struct {
+	path string
+	node node
+}
+
+// tree holds the nodes. It only grows.
+type tree struct {
+	mu    sync.RWMutex
+	nodes []*node
+}
+
+const rootNumber = 0
+
+// newTree returns a tree with a root directory of the given entries.
+func newTree(root node, entries []entry) *tree {
+	root.kind, root.ino, root.dir = kindDir, 1, &directory{}
+	t := &tree{nodes: []*node{&root}}
+	t.grow(&root, entries)
+	return t
+}
+
+// get returns a node by its number.
+func (t *tree) get(number int) *node {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if number < 0 || number >= len(t.nodes) {
+		return nil
+	}
+	return t.nodes[number]
+}
+
+// children returns the nodes of an expanded directory and the number of the first.
+func (t *tree) children(d *directory) (nodes []*node, first int) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.nodes[d.first : d.first+d.count], d.first
+}
+
+// find returns the child with the given name and its number, or nil.
+func (t *tree) find(d *directory, name string) (*node, int) {
+	nodes, first := t.children(d)
+	i := sort.Search(len(nodes), func(i int) bool { return nodes[i].name >= name })
+	if i == len(nodes) || nodes[i].name != name {
+		return nil, 0
+	}
+	return nodes[i], first + i
+}
+
+// grow puts entries below dir, which has none yet. Directories that no entry describes are made up from the first
+// entry in them. Of two entries with one path the first one wins.
+func (t *tree) grow(dir *node, entries []entry) {
+	slices.SortStableFunc(entries, func(a, b entry) int { return layout.ComparePaths(a.path, b.path) })
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.growSorted(dir, entries, 0)
+}
+
+// growSorted works on entries whose paths agree in the first skip bytes, which name dir.
+func (t *tree) growSorted(dir *node, entries []entry, skip int) {
+	type below struct {
+		node    *node
+		entries []entry
+		skip    int
+	}
+	var deeper []below
+	var made []*node
+	for len(entries) > 0 {
+		name, _, _ := strings.Cut(entries[0].path[skip:], "/")
+		end := skip + len(name)
+		n := 1
+		for n < len(entries) && entries[n].path[skip:min(end, len(entries[n].path))] == name &&
+			(len(entries[n].path) == end || entries[n].path[end] == '/') {
+			n++
+		}
+		child := entries[0].node
+		rest := entries[:n]
+		if len(entries[0].path) == end {
+			rest = rest[1:]
+			for len(rest) > 0 && len(rest[0].path) == end { // a second entry of that path
+				rest = rest[1:]
+			}
+		} else {
+			child = node{kind: kindDir, perm: dir.perm, uid: dir.uid, gid: dir.gid, modTime: dir.modTime, ino: inoOf(entries[0].path[:end], "dir")}
+		}
+		child.name = name
+		if child.kind == kindDir {
+			if child.dir == nil {
+				child.dir = &directory{}
+			}
+			if len(rest) > 0 {
+				deeper = append(deeper, below{&child, rest, end + 1})
+			}
+		}
+		made = append(made, &child)
+		entries = entries[n:]
+	}
+	dir.dir.first, dir.dir.count = len(t.nodes), len(made)
+	slices.SortFunc(made, func(a, b *node) int { return strings.Compare(a.name, b.name) })
+	t.nodes = append(t.nodes, made...)
+	for _, d := range deeper {
+		t.growSorted(d.node, d.entries, d.skip)
+	}
+}
+
+// inoOf makes an inode number that is the same at every mount of the same version, and never a reserved one.
+func inoOf(path, version string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(path)) // a hash cannot fail
+	_, _ = h.Write([]byte{0})
+	_, _ = h.Write([]byte(version))
+	return max(h.Sum64(), 2)
+}
+
+// sourceEntries are the files of a listing as they are at the origin. hide keeps a name in the root free.
+func sourceEntries(l *cache.Listing, hide string, adopt func(*node)) []entry {
+	entries := make([]entry, 0, len(l.Objects)+len(l.Dirs)+len(l.Links))
+	add := func(path string, n node) {
+		if path == hide || strings.HasPrefix(path, hide+"/") {
+			return
+		}
+		adopt(&n)
+		entries = append(entries, entry{path, n})
+	}
+	for _, d := range l.Dirs[1:] {
+		add(d.Name, node{kind: kindDir, ino: inoOf(d.Name, "dir"), modTime: d.ModTime, perm: d.Perm, uid: d.UID, gid: d.GID})
+	}
+	for _, o := range l.Objects {
+		add(o.Name, node{kind: kindObject, object: o, ino: inoOf(o.Name, o.Version), modTime: o.ModTime, perm: o.Perm, uid: o.UID, gid: o.GID})
+	}
+	for _, k := range l.Links {
+		add(k.Name, node{kind: kindLink, target: k.Target, ino: inoOf(k.Name, "link"), modTime: k.ModTime, perm: 0o777})
+	}
+	return entries
+}

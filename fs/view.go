@@ -1,0 +1,132 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// lazyView is a view that is built when the kernel first asks for it: its size may need a walk over offset tables.
+type lazyView struct {
+	build func(context.Context) (*layout.File, error)
+	built once
+	file  *layout.File // nil where the view turned out to be absent; valid once built
+}
+
+// get returns the view's file, nil where the view cannot be exact.
+func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
+	err := v.built.do(ctx, func(ctx context.Context) error {
+		file, err := v.build(ctx)
+		var absent *layout.AbsentError
+		if errors.As(err, &absent) {
+			return nil
+		}
+		v.file = file
+		return err
+	})
+	return v.file, err
+}
+
+// viewEntries makes the nodes of .hbmfs/views. A view may be read by whoever may read all of the objects behind it.
+func (m *Mount) viewEntries(v *layout.Volume) []entry {
+	var entries []entry
+	for i := range v.Views {
+		view := &v.Views[i]
+		n := node{ino: inoOf(".hbmfs/views/"+view.Path, "view"), modTime: m.started}
+		var objects []*layout.Object
+		for _, h := range view.Set.Shards {
+			objects = append(objects, h.Objects...)
+		}
+		n.perm, n.uid, n.gid = m.access(objects)
+		if view.Entries != nil {
+			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // who may read a directory may enter it
+			n.dir = &directory{expand: m.memberEntries(view)}
+		} else {
+			n.kind, n.view = kindView, &lazyView{build: view.File}
+		}
+		m.adopt(&n)
+		entries = append(entries, entry{view.Path, n})
+	}
+	return entries
+}
+
+// memberEntries makes the nodes of a view that is a directory: members of an archive, tensors of a checkpoint.
+func (m *Mount) memberEntries(view *layout.View) func(context.Context) ([]entry, error) {
+	return func(ctx context.Context) ([]entry, error) {
+		files, err := view.Entries(ctx)
+		var absent *layout.AbsentError
+		if errors.As(err, &absent) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		entries := make([]entry, 0, len(files))
+		for _, f := range files {
+			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
+			n.perm, n.uid, n.gid = m.access(objectsOf(f))
+			m.adopt(&n)
+			entries = append(entries, entry{f.Name, n})
+		}
+		return entries, nil
+	}
+}
+
+func builtView(f *layout.File) *lazyView {
+	v := &lazyView{file: f}
+	v.built.done.Store(true)
+	return v
+}
+
+func objectsOf(f *layout.File) []*layout.Object {
+	var objects []*layout.Object
+	for e := range f.Body.Extents(0, f.Size()) {
+		if n := len(objects); n == 0 || objects[n-1] != e.Object {
+			objects = append(objects, e.Object)
+		}
+	}
+	return objects
+}
+
+// access returns the permissions of a file that shows bytes of all objects: those that every one of them grants. Where
+// the owners differ, only what everybody may do is left.
+func (m *Mount) access(objects []*layout.Object) (perm uint16, uid, gid uint32) {
+	perm, uid, gid = 0o777, m.root.uid, m.root.gid
+	first := true
+	for _, o := range objects {
+		if o.Synthesized() {
+			continue
+		}
+		p := o.Perm
+		if first {
+			uid, gid, first = o.UID, o.GID, false
+		} else {
+			if o.UID != uid {
+				perm &^= 0o700
+			}
+			if o.GID != gid {
+				perm &^= 0o070
+			}
+		}
+		perm &= p
+	}
+	return perm &^ 0o111, uid, gid
+}
+
+// adopt applies the options that override who owns what.
+func (m *Mount) adopt(n *node) {
+	if m.opt.UID != nil {
+		n.uid = *m.opt.UID
+	}
+	if m.opt.GID != nil {
+		n.gid = *m.opt.GID
+	}
+	if n.kind != kindLink {
+		n.perm &^= 0o222 | m.opt.Umask
+	}
+	if n.modTime.IsZero() {
+		n.modTime = time.Unix(0, 0)
+	}
+}
