@@ -76,6 +76,9 @@ func (d DType) Size() int { return d.info().size }
 // NumPy returns the descr of a .npy header, such as "<u2", and "" where NumPy has no such type.
 func (d DType) NumPy() string { return d.info().numpy }
 
+// Integer reports whether the elements are integers, as token ids are.
+func (d DType) Integer() bool { return d >= U8 && d <= I64 }
+
 // ParseDType returns the type with the given short name.
 func ParseDType(name string) (DType, error) {
 	for d := U8; d <= F8E5M2; d++ {
