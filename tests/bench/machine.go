@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -66,18 +67,15 @@ func cpuModel() string {
 // filesystem names the type of the mount that holds dir, by device number: a path may have been bound elsewhere.
 func filesystem(dir string) string {
 	var st unix.Stat_t
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil || unix.Stat(dir, &st) != nil {
+	if err := unix.Stat(dir, &st); err != nil {
 		return "unknown"
 	}
-	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
-	for line := range strings.Lines(string(data)) {
-		before, after, found := strings.Cut(line, " - ")
-		fields := strings.Fields(before)
-		if found && len(fields) > 2 && fields[2] == device {
-			kind, _, _ := strings.Cut(after, " ")
-			return kind
-		}
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		same := m.Major == int(unix.Major(st.Dev)) && m.Minor == int(unix.Minor(st.Dev))
+		return !same, same
+	})
+	if err != nil || len(mounts) == 0 {
+		return "unknown"
 	}
-	return "unknown"
+	return mounts[0].FSType
 }

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -160,24 +161,18 @@ func Detach(dir string) error {
 	return nil
 }
 
-// IsMounted tells whether something is mounted on dir (source of the format: proc_pid_mountinfo(5)).
+// IsMounted tells whether something is mounted on dir. It reads the mount table and never touches dir, which may
+// be a dead mount.
 func IsMounted(dir string) (bool, error) {
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return false, fmt.Errorf("read the mount table: %w", err)
-	}
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return false, fmt.Errorf("find %s: %w", dir, err)
 	}
-	// The kernel writes these four bytes in octal.
-	escaped := strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`).Replace(abs)
-	for line := range strings.Lines(string(data)) {
-		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == escaped {
-			return true, nil
-		}
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(abs))
+	if err != nil {
+		return false, fmt.Errorf("read the mount table: %w", err)
 	}
-	return false, nil
+	return len(mounts) > 0, nil
 }
 
 // DaemonPID finds the daemon in /proc: it runs our binary and was told our mountpoint.
