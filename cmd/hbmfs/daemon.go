@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// readyEnv marks the daemon's process. A Go program cannot fork, so the command starts itself again, in a session of
+// its own, and waits on descriptor readyFD for one line: "ready TEXT" or "failed TEXT".
+const (
+	readyEnv = "HBMFS_DAEMON"
+	readyFD  = 3
+)
+
+// background starts the daemon and returns when the mount can be used.
+func (c *mountCommand) background(ctx context.Context) error {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = read.Close() }() // opened for reading: nothing is lost
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	daemon := exec.Command("/proc/self/exe", os.Args[1:]...)
+	daemon.Args[0] = os.Args[0]
+	daemon.Env = append(os.Environ(), readyEnv+"=1")
+	daemon.ExtraFiles = []*os.File{write}
+	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = daemon.Start()
+	_ = write.Close() // the daemon has its own
+	if err != nil {
+		return fmt.Errorf("start the daemon: %w", err)
+	}
+	go func() { // ends with the daemon, or with this process, which is about to
+		<-ctx.Done()
+		_ = daemon.Process.Signal(syscall.SIGTERM) // it may be gone already
+	}()
+	line, err := bufio.NewReader(read).ReadString('\n')
+	if err != nil {
+		_ = daemon.Wait() // its exit code says less than the log
+		return fmt.Errorf("the daemon died before the mount was ready: see %s", c.logName())
+	}
+	state, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+	if state != "ready" {
+		_ = daemon.Wait() // it has said why
+		return errors.New(text)
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted: the mount was taken away again")
+	}
+	fmt.Fprintf(c.stdout, "%s\n", text)
+	return daemon.Process.Release()
+}
+
+func (c *mountCommand) logName() string {
+	if c.logFile != "" {
+		return c.logFile
+	}
+	return defaultLogFile()
+}
+
+// readiness is how the daemon tells the command that started it how it went. In the foreground there is nobody to tell.
+type readiness struct{ to *os.File }
+
+func newReadiness() *readiness {
+	if os.Getenv(readyEnv) == "" {
+		return &readiness{}
+	}
+	return &readiness{os.NewFile(readyFD, "readiness")}
+}
+
+func (r *readiness) ready(text string) { r.say("ready", text) }
+
+func (r *readiness) failed(err error) { r.say("failed", err.Error()) }
+
+func (r *readiness) say(state, text string) {
+	if r.to == nil {
+		return
+	}
+	fmt.Fprintf(r.to, "%s %s\n", state, strings.ReplaceAll(text, "\n", " "))
+	_ = r.to.Close() // if nobody reads, nobody waits
+	r.to = nil
+}

@@ -1,0 +1,130 @@
+// Command hbmfs mounts sharded, tokenized datasets as plain files.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"github.com/hbmfs/hbmfs/fs"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// Exit codes, the same for every command.
+const (
+	exitOK       = 0
+	exitFailed   = 1 // it did not work; the message says why
+	exitUsage    = 2 // the command line is wrong
+	exitProblems = 3 // inspect: it worked, and the dataset has problems
+	exitBusy     = 4 // umount: the mount is in use
+	exitSignal   = 130
+)
+
+func main() {
+	os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
+}
+
+// run executes one command line and returns its exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if filepath.Base(args[0]) == mountHelper {
+		translated, err := fromMount8(args[1:])
+		if err != nil {
+			fmt.Fprintf(stderr, "%s: %v\n", mountHelper, err)
+			return exitUsage
+		}
+		args = append([]string{"hbmfs"}, translated...)
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newRootCommand()
+	root.SetArgs(args[1:])
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	if err := root.ExecuteContext(ctx); err != nil {
+		if message := err.Error(); message != "" {
+			fmt.Fprintf(stderr, "hbmfs: %s\n", message)
+		}
+		return exitCode(err)
+	}
+	return exitOK
+}
+
+// usageError is a mistake on the command line.
+type usageError struct{ error }
+
+// errProblems ends inspect when the dataset has problems, which it has printed.
+var errProblems = errors.New("")
+
+func exitCode(err error) int {
+	var usage usageError
+	switch {
+	case errors.Is(err, context.Canceled):
+		return exitSignal
+	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown command"): // cobra has no type for it
+		return exitUsage
+	case errors.Is(err, errProblems):
+		return exitProblems
+	case errors.Is(err, fs.ErrBusy):
+		return exitBusy
+	}
+	return exitFailed
+}
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "hbmfs",
+		Short: "Mount sharded, tokenized datasets as plain files",
+		Long: `hbmfs mounts a directory of shards as plain files, at the speed of the disk they lie on, and adds views of them:
+the same tokens as one NumPy array, one flat file, or a Megatron pair, without a byte copied.
+
+  hbmfs inspect /data/pile              what is this dataset, and is it sound?
+  hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
+  hbmfs umount /mnt/pile                take it away
+  hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
+
+Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect found problems, 4 umount found the mount in use,
+130 interrupted.`,
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newPackCommand(), newManCommand(root))
+	return root
+}
+
+// exactArgs is cobra's own, with a mistake marked as one of usage.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := cobra.ExactArgs(n)(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%w: usage: %s", err, cmd.UseLine())}
+		}
+		return nil
+	}
+}
+
+func newManCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:    "man DIRECTORY",
+		Short:  "Write the man pages",
+		Hidden: true, // for packagers
+		Args:   exactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := os.MkdirAll(args[0], 0o755); err != nil {
+				return err
+			}
+			return doc.GenManTree(root, &doc.GenManHeader{Title: "HBMFS", Section: "1", Source: "hbmfs " + version}, args[0])
+		},
+	}
+}

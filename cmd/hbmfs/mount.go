@@ -1,0 +1,288 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// mountCommand is hbmfs mount.
+type mountCommand struct {
+	source, point string
+
+	foreground bool
+	allowOther bool
+	showViews  bool
+	format     string
+	dtype      string
+	uid, gid   int64
+	umask      string
+	readAhead  int
+	logFile    string
+	logLevel   slog.Level
+	options    []string // -o
+
+	kernelOptions []string
+	stdout        io.Writer
+}
+
+func newMountCommand() *cobra.Command {
+	c := &mountCommand{}
+	cmd := &cobra.Command{
+		Use:   "mount SOURCE MOUNTPOINT",
+		Short: "Mount a dataset",
+		Long: `Mount the directory SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves
+a daemon behind; with -f it stays in the foreground.
+
+Every file of SOURCE appears as it is. What the dataset's format allows appears beside it, in
+MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the data twice):
+
+  tokens.npy           all tokens as one NumPy array: np.load(..., mmap_mode="r")
+  tokens.bin           the same without a header: np.memmap
+  documents.npy        where each document begins, in tokens
+  megatron.bin, .idx   all shards as one Megatron dataset
+  members/, tensors/   files of a WebDataset archive, tensors of a safetensors file
+
+MOUNTPOINT/.hbmfs/status says in JSON what is mounted, and MOUNTPOINT/.hbmfs/metrics is for Prometheus.
+
+As root the kernel reads whole files itself (FUSE passthrough, Linux 6.9), so that they are as fast as at the source
+and readers survive the daemon. Ordinary users need fusermount3 (package fuse3), and their reads go through hbmfs.
+
+In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install makes it):
+
+  /data/pile  /mnt/pile  fuse.hbmfs  allow_other,nofail  0  0`,
+		Example: "  hbmfs mount /data/pile /mnt/pile\n  hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile",
+		Args:    exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.source, c.point, c.stdout = args[0], args[1], cmd.OutOrStdout()
+			for _, o := range c.options {
+				kernel, err := c.applyOptions(o, cmd.Flags().Set)
+				if err != nil {
+					return err
+				}
+				c.kernelOptions = append(c.kernelOptions, kernel...)
+			}
+			return c.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
+	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
+	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
+	f.StringVar(&c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)")
+	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ... (default: found out)")
+	f.Int64Var(&c.uid, "uid", -1, "owner of all files (default: as at the source)")
+	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
+	f.StringVar(&c.umask, "umask", "0", "permission bits to take away, octal")
+	f.IntVar(&c.readAhead, "read-ahead", 0, "bytes that the kernel reads ahead of a sequential reader where it has no passthrough; root only (default: the kernel's, 131072)")
+	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: "+defaultLogFile()+")")
+	f.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
+	return cmd
+}
+
+func (c *mountCommand) run(ctx context.Context) error {
+	opt, err := c.mountOptions()
+	if err != nil {
+		return err
+	}
+	if c.point, err = filepath.Abs(c.point); err != nil {
+		return err
+	}
+	if err := c.checkPoint(); err != nil {
+		return err
+	}
+	if !c.foreground && os.Getenv(readyEnv) == "" {
+		return c.background(ctx)
+	}
+	report := newReadiness()
+	err = c.serve(ctx, opt, report)
+	if err != nil {
+		report.failed(err)
+	}
+	return err
+}
+
+// checkPoint makes sure that something can be mounted on the mount point.
+func (c *mountCommand) checkPoint() error {
+	if cleared, err := fs.ClearDead(c.point); err != nil {
+		return fmt.Errorf("take the dead mount at %s away: %w", c.point, err)
+	} else if cleared {
+		fmt.Fprintf(os.Stderr, "hbmfs: took away a mount at %s whose daemon was gone\n", c.point)
+	}
+	if already, err := fs.Mounted(c.point); err != nil {
+		return err
+	} else if already {
+		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", c.point, c.point)
+	}
+	info, err := os.Stat(c.point)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the mount point does not exist: mkdir -p %s", c.point)
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("the mount point %s is not a directory", c.point)
+	}
+	return nil
+}
+
+func (c *mountCommand) mountOptions() (fs.Options, error) {
+	opt := fs.Options{
+		Layout: layout.Options{Format: c.format}, ShowViews: c.showViews, AllowOther: c.allowOther,
+		ReadAhead: c.readAhead, Extra: c.kernelOptions, Version: version,
+	}
+	if c.dtype != "" {
+		d, err := layout.ParseDType(c.dtype)
+		if err != nil {
+			return opt, usageError{err}
+		}
+		opt.Layout.DType = d
+	}
+	umask, err := strconv.ParseUint(c.umask, 8, 16)
+	if err != nil || umask > 0o777 {
+		return opt, usageError{fmt.Errorf("umask %q is not an octal number up to 777", c.umask)}
+	}
+	opt.Umask = uint16(umask)
+	for _, id := range []struct {
+		name string
+		from int64
+		to   **uint32
+	}{{"uid", c.uid, &opt.UID}, {"gid", c.gid, &opt.GID}} {
+		if id.from >= 0 {
+			if id.from > 1<<32-2 {
+				return opt, usageError{fmt.Errorf("%s %d is out of range", id.name, id.from)}
+			}
+			v := uint32(id.from)
+			*id.to = &v
+		}
+	}
+	return opt, nil
+}
+
+// serve mounts, reports that the mount is ready, and stays until it is unmounted.
+func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readiness) error {
+	out, closeLog, err := c.openLog()
+	if err != nil {
+		return err
+	}
+	defer closeLog()
+	opt.Log = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: c.logLevel})).With("mount", c.point)
+
+	began := time.Now()
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+
+	dir, err := cache.OpenDir(c.source, maxOpenFiles())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
+	listing, err := dir.List(ctx)
+	if err != nil {
+		return err
+	}
+	opt.Source = dir.Path()
+	m, err := fs.New(ctx, c.point, listing, opt)
+	if err != nil {
+		return err
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		m.Serve(ctx)
+	}()
+	bytes := int64(0)
+	for _, o := range listing.Objects {
+		bytes += o.Size
+	}
+	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
+	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
+	err = c.untilUnmounted(m, opt.Log, signals, served)
+	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
+	return err
+}
+
+// untilUnmounted waits for the end of the mount. The first signal unmounts it; if it is in use, it is taken out of the
+// tree and served until the last file is closed. A second signal ends the daemon at once.
+func (c *mountCommand) untilUnmounted(m *fs.Mount, log *slog.Logger, signals <-chan os.Signal, served <-chan struct{}) error {
+	for asked := 0; ; asked++ {
+		select {
+		case <-served:
+			return nil
+		case s := <-signals:
+			if asked > 0 {
+				return fmt.Errorf("ended by a second %v with files open", s)
+			}
+			err := m.Unmount()
+			if errors.Is(err, fs.ErrBusy) {
+				log.Warn("detached; serving until the last file is closed", "signal", s.String(), "reason", err)
+				err = m.Detach()
+			}
+			if err != nil {
+				log.Error("cannot unmount", "error", err)
+			}
+		}
+	}
+}
+
+// maxOpenFiles is how many source files may stay open for reads through the daemon: half of what the process may have,
+// since pipes, the kernel's connection and the log need some too.
+func maxOpenFiles() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 128
+	}
+	return int(min(limit.Cur/2, 4096))
+}
+
+func (c *mountCommand) openLog() (out io.Writer, closeLog func(), err error) {
+	name := c.logFile
+	if name == "" {
+		if c.foreground {
+			return os.Stderr, func() {}, nil
+		}
+		name = defaultLogFile()
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			return nil, nil, fmt.Errorf("make the log's directory (or name a file with --log-file): %w", err)
+		}
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open the log: %w", err)
+	}
+	return f, func() { _ = f.Close() }, nil // a log line that is lost here has nowhere to be reported
+}
+
+// defaultLogFile is where a daemon logs that was not told where.
+func defaultLogFile() string {
+	if os.Geteuid() == 0 {
+		return "/var/log/hbmfs.log"
+	}
+	state := os.Getenv("XDG_STATE_HOME")
+	if state == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			home = os.TempDir()
+		}
+		state = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(state, "hbmfs", "hbmfs.log")
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// mountHelper is the name under which mount(8) starts this program for a line of type fuse.hbmfs in /etc/fstab.
+const mountHelper = "mount.fuse.hbmfs"
+
+// fromMount8 turns the command line of a mount(8) helper into one of hbmfs mount:
+//
+//	mount.fuse.hbmfs SOURCE MOUNTPOINT [-sfnv] [-N namespace] [-o OPTIONS] [-t TYPE]
+func fromMount8(args []string) ([]string, error) {
+	out := []string{"mount"}
+	var places []string
+	for i := 0; i < len(args); i++ {
+		a := args[i]
+		switch {
+		case a == "-o" || a == "-t" || a == "-N":
+			if i++; i == len(args) {
+				return nil, fmt.Errorf("option %s needs a value", a)
+			}
+			if a == "-o" {
+				out = append(out, "-o", args[i])
+			}
+		case len(a) > 1 && a[0] == '-' && strings.Trim(a[1:], "sfnvw") == "":
+			if strings.Contains(a, "f") {
+				return nil, fmt.Errorf("a fake mount (-f) is not possible")
+			}
+		case strings.HasPrefix(a, "-"):
+			return nil, fmt.Errorf("unknown option %s", a)
+		default:
+			places = append(places, a)
+		}
+	}
+	if len(places) != 2 {
+		return nil, fmt.Errorf("usage: %s SOURCE MOUNTPOINT [-o OPTIONS]", mountHelper)
+	}
+	return append(append(out, "--"), places...), nil
+}
+
+// applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns what is meant for the
+// kernel. Options that only mount(8), systemd or a read-only filesystem care about are accepted and dropped.
+func (c *mountCommand) applyOptions(options string, set func(flag, value string) error) (kernel []string, err error) {
+	for _, o := range strings.Split(options, ",") {
+		name, value, hasValue := strings.Cut(o, "=")
+		switch name {
+		case "", "ro", "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
+			"atime", "noatime", "relatime", "norelatime", "strictatime", "diratime", "nodiratime", "async", "sync", "dirsync", "comment":
+		case "dev", "nodev", "suid", "nosuid", "exec", "noexec":
+			kernel = append(kernel, name)
+		case "allow_other", "show_views":
+			err = set(strings.ReplaceAll(name, "_", "-"), "true")
+		case "uid", "gid", "umask", "format", "dtype", "log_file", "log_level", "read_ahead":
+			if !hasValue {
+				return nil, usageError{fmt.Errorf("option -o %s needs a value", name)}
+			}
+			err = set(strings.ReplaceAll(name, "_", "-"), value)
+		default:
+			if !strings.HasPrefix(name, "x-") && !strings.HasPrefix(name, "X-") {
+				return nil, usageError{fmt.Errorf("option -o %s is not known: hbmfs mount --help lists the flags, which are options too, with _ for -", o)}
+			}
+		}
+		if err != nil {
+			return nil, usageError{fmt.Errorf("option -o %s: %w", o, err)}
+		}
+	}
+	return kernel, nil
+}
