@@ -41,8 +41,8 @@ func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }
 // ClearDead takes an hbmfs mount away whose daemon is gone, so that the mount point can be used again. It leaves
 // anything else alone, and reports whether there was one. Readers that still hold passthrough files go on.
 func ClearDead(point string) (bool, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(point, &st); !errors.Is(err, unix.ENOTCONN) {
+	var st unix.Statfs_t // unlike stat, which the kernel answers from what it keeps, this asks the daemon
+	if err := unix.Statfs(point, &st); !errors.Is(err, unix.ENOTCONN) {
 		return false, nil
 	}
 	if ours, err := Mounted(point); err != nil || !ours {
