@@ -96,11 +96,12 @@ func checkGoldenViews(t *testing.T, v *Volume, dataset string) {
 		if got := hex.EncodeToString(sum[:]); got != want.TokensSHA256 {
 			t.Errorf("%s: split %q: sha256 of tokens.bin is %s, want %s", dataset, split, got, want.TokensSHA256)
 		}
-		array, ok := readView(t, v, path.Join(split, "documents.npy"))
-		if ok != (want.DocumentStarts != nil) {
-			t.Errorf("%s: split %q: documents.npy exists: %v", dataset, split, ok)
+		if want.DocumentStarts == nil { // that reader knows no documents
+			continue
 		}
+		array, ok := readView(t, v, path.Join(split, "documents.npy"))
 		if !ok {
+			t.Errorf("%s: split %q has no documents.npy", dataset, split)
 			continue
 		}
 		var starts []int64
