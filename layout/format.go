@@ -21,6 +21,7 @@ type format struct {
 // its shards, then headerless tokens, which only look like what they are. What none recognizes is raw.
 func allFormats() []format {
 	return []format{
+		safetensorsFormat(),
 		npyFormat(),
 		llmcFormat(),
 		litdataFormat(),

@@ -29,6 +29,8 @@ type Set struct {
 	joined []View
 	// entries, if set, replaces the views of the token stream: for formats of members or tensors.
 	entries func(s *Set) []View
+	// summarize, if set, adds to Notes what is only known when all shards are resolved.
+	summarize func(s *Set)
 
 	volume    *Volume
 	viewDir   string // where the views lie, when Dir and Split are not enough to tell sets apart
@@ -148,6 +150,9 @@ func (s *Set) Resolve(ctx context.Context) error {
 		return err
 	}, nil)
 	s.resolved = err == nil
+	if s.resolved && s.summarize != nil {
+		s.summarize(s)
+	}
 	return err
 }
 
@@ -192,11 +197,17 @@ func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, p
 // bad marks a shard and records why.
 func (v *Volume) bad(h *Shard, err error) {
 	h.Bad = err.Error()
-	if c, ok := err.(*corrupt); ok {
+	v.report(h.Objects[0], err)
+}
+
+// report makes a problem of an error about o, in the place that the error names if it names one.
+func (v *Volume) report(o *Object, err error) {
+	var c *corrupt
+	if errors.As(err, &c) {
 		v.problem(c.object, c.offset, "%s", c.detail)
 		return
 	}
-	v.problem(h.Objects[0], 0, "%v", err)
+	v.problem(o, 0, "%v", err)
 }
 
 // splitWords are the names by which loaders tell the parts of a dataset apart. Shards of different splits are never
