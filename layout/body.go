@@ -146,3 +146,17 @@ type File struct {
 
 // Size returns the file's bytes.
 func (f *File) Size() int64 { return f.Body.Size() }
+
+// Alignment returns the largest power of two, at most 1 MiB, that divides the offset of every extent in its object: what
+// a reader that wants aligned I/O can count on. An empty body is aligned to 1 MiB.
+func (b *Body) Alignment() int64 {
+	const most = 1 << 20
+	bits := int64(most)
+	for _, r := range b.runs {
+		bits |= r.offset
+		if r.count > 1 {
+			bits |= r.stride
+		}
+	}
+	return bits & -bits
+}

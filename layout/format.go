@@ -23,6 +23,7 @@ func allFormats() []format {
 	return []format{
 		safetensorsFormat(),
 		npyFormat(),
+		megatronFormat(),
 		llmcFormat(),
 		litdataFormat(),
 	}

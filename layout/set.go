@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"path"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -35,7 +37,8 @@ type Set struct {
 	volume    *Volume
 	viewDir   string // where the views lie, when Dir and Split are not enough to tell sets apart
 	resolving chan struct{}
-	resolved  bool // guarded by resolving
+	resolved  bool         // guarded by resolving
+	mu        sync.RWMutex // guards what the shards hold, against those who count while others resolve
 }
 
 // Shard is one piece of a set: usually one object with its index, sometimes one object that was cut into pieces.
@@ -53,6 +56,8 @@ type Shard struct {
 	Bad string
 	// NoTokens says why the tokens of a sound shard make no stream, "" when they do or until resolved.
 	NoTokens string
+	// NoDocuments says why Index is not to be used, though the format has one; "" when it is, or until resolved.
+	NoDocuments string
 
 	// resolve, if set, fills in what the probe could not tell. An [*AbsentError] becomes the shard's NoTokens, any
 	// other error makes it bad.
@@ -101,6 +106,8 @@ func (s *Set) Documents() int64 { return s.sum(func(h *Shard) int64 { return h.D
 func (s *Set) Samples() int64 { return s.sum(func(h *Shard) int64 { return h.Samples }) }
 
 func (s *Set) sum(of func(*Shard) int64) int64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	total := int64(0)
 	for _, h := range s.Shards {
 		n := of(h)
@@ -170,21 +177,26 @@ func (s *Set) Check(ctx context.Context, progress func()) error {
 	}, progress)
 }
 
-// each runs f on every shard, several at a time, and makes the ones for which it fails bad.
+// each runs f on a copy of every shard, several at a time, which becomes the shard when f is done: one that is
+// interrupted leaves no trace. It makes the shards for which f fails bad.
 func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, progress func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4 * runtime.GOMAXPROCS(0))
 	for _, h := range s.Shards {
-		if ctx.Err() != nil {
-			break
-		}
 		g.Go(func() error {
-			if err := f(ctx, h); err != nil {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			done := *h
+			if err := f(ctx, &done); err != nil {
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
-				s.volume.bad(h, err)
+				s.volume.bad(&done, err)
 			}
+			s.mu.Lock()
+			*h = done
+			s.mu.Unlock()
 			if progress != nil {
 				progress()
 			}
@@ -242,4 +254,65 @@ func bySplit(members []member) (splits []string, groups map[string][]member) {
 		return []string{""}, map[string][]member{"": groups[only]}
 	}
 	return splits, groups
+}
+
+// typedShard is a shard with the type of its elements: DTypeUnknown when it is bad, or empty and without a type.
+type typedShard struct {
+	shard *Shard
+	dtype DType
+}
+
+// addByType makes a set of each element type among the shards, in order of first appearance. Shards of unknown type
+// join the first set, so that its stream is not shown without them.
+func (d *directory) addByType(split string, shards []typedShard) []*Set {
+	var dtypes []DType
+	for _, t := range shards {
+		if t.dtype != DTypeUnknown && !slices.Contains(dtypes, t.dtype) {
+			dtypes = append(dtypes, t.dtype)
+		}
+	}
+	if len(dtypes) == 0 && len(shards) > 0 {
+		dtypes = []DType{DTypeUnknown}
+	}
+	var sets []*Set
+	for i, dtype := range dtypes {
+		var of []*Shard
+		for _, t := range shards {
+			if t.dtype == dtype || (i == 0 && t.dtype == DTypeUnknown) {
+				of = append(of, t.shard)
+			}
+		}
+		sets = append(sets, d.add(split, dtype, of))
+	}
+	return sets
+}
+
+// note adds a note that the set does not have yet.
+func (s *Set) note(text string) {
+	if !slices.Contains(s.Notes, text) {
+		s.Notes = append(s.Notes, text)
+	}
+}
+
+// Bytes returns the bytes of the objects that belong to the set, indexes included.
+func (s *Set) Bytes() int64 {
+	var total int64
+	for _, h := range s.Shards {
+		for _, o := range h.Objects {
+			total += o.Size
+		}
+	}
+	return total
+}
+
+// Alignment returns the largest power of two that divides every place where tokens lie contiguously: see
+// [Body.Alignment]. It is 0 while no place is known.
+func (s *Set) Alignment() int64 {
+	least := int64(0)
+	for _, h := range s.Shards {
+		if a := h.Data.Alignment(); h.Data.Size() > 0 && (least == 0 || a < least) {
+			least = a
+		}
+	}
+	return least
 }

@@ -114,6 +114,9 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 		return nil, absent("%s", s.NoDocuments)
 	}
 	for _, h := range s.Shards {
+		if h.NoDocuments != "" {
+			return nil, absent("shard %s: %s", h.Name, h.NoDocuments)
+		}
 		if h.Index == nil {
 			return nil, absent("shard %s does not say where its documents begin", h.Name)
 		}

@@ -58,6 +58,11 @@ type rawLengths interface {
 	lengths() (o *Object, off int64)
 }
 
+// sourceIndex is a DocumentIndex that lies at the origin as a whole Megatron index.
+type sourceIndex interface {
+	source() *Object
+}
+
 // sequenceModes is a DocumentIndex of a multimodal shard: one i8 for each sequence, or none.
 type sequenceModes interface {
 	modes() (o *Object, off int64, ok bool)
@@ -71,8 +76,17 @@ func (s *Set) megatronBin(ctx context.Context) (*File, error) {
 }
 
 // megatronIdx is the index of all shards as one: lengths taken over where they lie at the origin, pointers and
-// documents moved to where the shard begins in the stream.
+// documents moved to where the shard begins in the stream. An index that lies at the origin for all of the stream is
+// shown byte for byte, whatever may be said about what is in it.
 func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	if x, ok := s.Shards[0].Index.(sourceIndex); ok && len(s.Shards) == 1 {
+		var b Body
+		b.Add(x.source(), 0, x.source().Size)
+		return s.file(b, DTypeUnknown, -1), nil
+	}
 	x, err := s.index(ctx)
 	if err != nil {
 		return nil, err
