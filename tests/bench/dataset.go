@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // The header of an llm.c shard: 256 little-endian int32, the first three set (source: karpathy/llm.c,
@@ -29,7 +31,10 @@ func llmcHeader(tokens int) []byte {
 	return header
 }
 
-// writeShards writes count llm.c shards of tokens pseudo-random tokens each, named as llm.c's writer names them.
+// shardName is how llm.c's writer names a shard.
+func shardName(i int) string { return fmt.Sprintf("bench_train_%06d.bin", i) }
+
+// writeShards writes count llm.c shards of tokens pseudo-random tokens each.
 func writeShards(ctx context.Context, dir string, count, tokens int) error {
 	random := rand.New(rand.NewPCG(1, 2))
 	header := llmcHeader(tokens)
@@ -37,7 +42,7 @@ func writeShards(ctx context.Context, dir string, count, tokens int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		path := filepath.Join(dir, fmt.Sprintf("bench_train_%06d.bin", i))
+		path := filepath.Join(dir, shardName(i))
 		if err := writeFile(path, func(w io.Writer) error {
 			if _, err := w.Write(header); err != nil {
 				return err
@@ -138,7 +143,26 @@ func writeMegatronIndex(w io.Writer, tokens, sequences int64) error {
 	return nil
 }
 
-// copyFile copies a file, and so leaves both in the page cache.
+// warmByReading replaces what writing left of a file in the page cache by what a reader leaves there: the kernel
+// builds larger folios for a writer, and users read datasets that somebody else wrote, long ago. (On tmpfs
+// nothing changes.)
+func warmByReading(ctx context.Context, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("warm: %w", err)
+	}
+	defer f.Close()                  //nolint:errcheck // read only
+	if err := f.Sync(); err != nil { // dirty pages cannot be dropped
+		return fmt.Errorf("warm %s: %w", path, err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("warm %s: %w", path, err)
+	}
+	_, err = sequential(ctx, path, 0)
+	return err
+}
+
+// copyFile copies a file.
 func copyFile(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {

@@ -131,7 +131,7 @@ Written by ` + "`make bench`" + `; do not edit. Run it to have the figures of yo
 
 Ratios are mount over baseline, so 1 is "as fast" and more is better. The two sides run in turn (A B A B ...),
 and a ratio is taken of the two runs of one round: the median, then the least and the greatest in brackets.
-The backing files are in the page cache throughout. Each run reads as many bytes as the file has; random
+The backing files are in the page cache throughout, put there by one sequential read. Each run reads as many bytes as the file has; random
 offsets are any byte, the same ones on both sides; a run through mmap maps the file anew. The first read of a
 view mounts anew for each run, so that the kernel has none of the view cached.
 

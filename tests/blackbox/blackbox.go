@@ -49,6 +49,22 @@ func NewBinary(path string) (Binary, error) {
 	return Binary{path: abs}, nil
 }
 
+// CanMount returns why this machine cannot mount FUSE filesystems, or nil.
+func CanMount() error {
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("no FUSE here: %w", err)
+	}
+	_ = f.Close() // opened only to learn whether it opens
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		return fmt.Errorf("no FUSE for ordinary users here: %w", err)
+	}
+	return nil
+}
+
 // Command returns `hbmfs args...`, not started; it is interrupted when ctx ends, so that it can clean up.
 func (b Binary) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, b.path, args...)

@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	program := flags.String("hbmfs", "bin/hbmfs", "the `program` to show")
 	text := flags.String("text", "", "`directory` of Go source to tokenize (default: the Go toolchain's own)")
-	limitMiB := flags.Int64("limit-mib", 24, "tokenize about this much text, in MiB")
+	limitMiB := flags.Int64("limit-mib", 40, "tokenize about this much text, in MiB")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil

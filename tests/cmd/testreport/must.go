@@ -3,9 +3,10 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // requirement is a test that must run where the machine has what it needs.
@@ -70,13 +71,7 @@ func unmet(list []requirement, r *results, has func(need string) bool) []string 
 func machineHas(need string) bool {
 	switch need {
 	case "fuse":
-		f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-		if err != nil {
-			return false
-		}
-		_ = f.Close() // opened only to learn whether it opens
-		_, err = exec.LookPath("fusermount3")
-		return err == nil || os.Geteuid() == 0
+		return blackbox.CanMount() == nil
 	case "root":
 		return os.Geteuid() == 0
 	case "python":

@@ -1,0 +1,62 @@
+// Package readers runs the packages that people train with (NumPy, MosaicML Streaming, LitData, webdataset,
+// datasets, safetensors, ...) over the golden datasets, at the source and through a mount. The work is done by
+// check.py; this test mounts for it.
+package readers
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// TestRealReaders needs FUSE, HBMFS_BINARY (a built hbmfs) and HBMFS_PYTHON (a Python with the packages of
+// tests/requirements.txt). `make test` provides all three.
+func TestRealReaders(t *testing.T) {
+	python := os.Getenv("HBMFS_PYTHON")
+	if python == "" {
+		t.Skip("HBMFS_PYTHON names no Python with the real readers (make test makes one)")
+	}
+	if os.Getenv("HBMFS_BINARY") == "" {
+		t.Skip("HBMFS_BINARY names no built hbmfs (make test builds it)")
+	}
+	if err := blackbox.CanMount(); err != nil {
+		t.Skip(err)
+	}
+	binary, err := blackbox.NewBinary(os.Getenv("HBMFS_BINARY"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const source = "../testdata"
+	dir := t.TempDir()
+	m, err := binary.Mount(t.Context(), source, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, mode := range []struct {
+		name string
+		args []string
+	}{
+		{"files", []string{"check.py", source, dir}},
+		{"views", []string{"check.py", "--views", source, dir}},
+	} {
+		t.Run(mode.name, func(t *testing.T) {
+			out, err := exec.CommandContext(t.Context(), python, mode.args...).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%s: %v\n%s", strings.Join(mode.args, " "), err, out)
+			}
+			t.Logf("%s", out)
+			// A checker that found nothing to check would succeed as well.
+			if !strings.Contains(string(out), " OK ") {
+				t.Errorf("no reader read anything:\n%s", out)
+			}
+		})
+	}
+}
