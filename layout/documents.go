@@ -108,6 +108,34 @@ func (x endsIndex) Starts(ctx context.Context, dst []int64, first int64) error {
 	return nil
 }
 
+// checkEnd compares the last document with the end of the tokens: one read.
+func (x endsIndex) checkEnd(ctx context.Context) error {
+	if x.documents == 0 {
+		return nil
+	}
+	end := make([]int64, 1)
+	if err := x.Starts(ctx, end, x.documents); err != nil {
+		return err
+	}
+	if end[0] != x.tokens {
+		return corruptf(x.object, x.offset+(x.documents-1)*int64(x.width), "the last document ends at token %d, there are %d", end[0], x.tokens)
+	}
+	return nil
+}
+
+// checkStarts reads all of an index, 64 Ki entries at a time, for the checks of its Starts. Each window begins with the
+// last entry of the one before, so that order is checked across them.
+func checkStarts(ctx context.Context, x DocumentIndex) error {
+	const window = 1 << 16
+	part := make([]int64, min(window, x.Sequences()+1))
+	for first := int64(0); first < x.Sequences(); first += window - 1 {
+		if err := x.Starts(ctx, part[:min(window, x.Sequences()+1-first)], first); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // mergedIndex is the indexes of several shards as one, in order.
 type mergedIndex struct {
 	parts     []DocumentIndex

@@ -26,6 +26,7 @@ func allFormats() []format {
 		megatronFormat(),
 		llmcFormat(),
 		litdataFormat(),
+		datatroveFormat(),
 	}
 }
 
