@@ -1,8 +1,8 @@
 // Package fs owns what the kernel sees: a read-only FUSE mount of a dataset and its views.
 //
-//	m, err := fs.Mount(ctx, "/mnt/pile", fs.Options{Source: dir, ...})
-//	go ...                     // m.Unmount, when told to
-//	err = m.Serve(ctx)         // until it is unmounted
+//	m, err := fs.New(ctx, "/mnt/pile", listing, fs.Options{...}) // listing is of package cache
+//	go ...                                                       // m.Unmount, when told to
+//	m.Serve(ctx)                                                 // until it is unmounted
 //
 // It speaks go-fuse's raw protocol and not its node API, because a mounted dataset never changes: a node is a number
 // that stays what it is, so nothing is counted, forgotten or locked per file, and 100,000 files cost a few tens of
@@ -10,7 +10,7 @@
 // across opens.
 //
 // A file that is one whole file of this machine is opened with FUSE passthrough where the mount may (root, Linux 6.9):
-// the kernel reads the source itself, and readers survive this process. The rest is read through [fs.Mount] by splice.
+// the kernel reads the source itself, and readers survive this process. The rest is read through this process, by splice where the bytes lie in one place.
 //
 // Pitfalls. The kernel allows one backing file for an inode at a time, and refuses to mix passthrough and cached opens
 // of one inode (EIO): a node that fell back to cached reading stays there. A short reply before the end of a file would

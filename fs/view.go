@@ -32,6 +32,7 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 // viewEntries makes the nodes of .hbmfs/views. A view may be read by whoever may read all of the objects behind it.
 func (m *Mount) viewEntries(v *layout.Volume) []entry {
 	var entries []entry
+	access := newAccess(m.listing)
 	for i := range v.Views {
 		view := &v.Views[i]
 		n := node{ino: inoOf(".hbmfs/views/"+view.Path, "view"), modTime: m.started}
@@ -39,10 +40,10 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 		for _, h := range view.Set.Shards {
 			objects = append(objects, h.Objects...)
 		}
-		n.perm, n.uid, n.gid = m.access(objects)
+		n.perm, n.uid, n.gid = access.of(objects)
 		if view.Entries != nil {
 			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // who may read a directory may enter it
-			n.dir = &directory{expand: m.memberEntries(view)}
+			n.dir = &directory{expand: m.memberEntries(view, access)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
 		}
@@ -53,7 +54,7 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 }
 
 // memberEntries makes the nodes of a view that is a directory: members of an archive, tensors of a checkpoint.
-func (m *Mount) memberEntries(view *layout.View) func(context.Context) ([]entry, error) {
+func (m *Mount) memberEntries(view *layout.View, access *access) func(context.Context) ([]entry, error) {
 	return func(ctx context.Context) ([]entry, error) {
 		files, err := view.Entries(ctx)
 		var absent *layout.AbsentError
@@ -66,7 +67,7 @@ func (m *Mount) memberEntries(view *layout.View) func(context.Context) ([]entry,
 		entries := make([]entry, 0, len(files))
 		for _, f := range files {
 			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
-			n.perm, n.uid, n.gid = m.access(objectsOf(f))
+			n.perm, n.uid, n.gid = access.of(objectsOf(f))
 			m.adopt(&n)
 			entries = append(entries, entry{f.Name, n})
 		}
@@ -88,31 +89,6 @@ func objectsOf(f *layout.File) []*layout.Object {
 		}
 	}
 	return objects
-}
-
-// access returns the permissions of a file that shows bytes of all objects: those that every one of them grants. Where
-// the owners differ, only what everybody may do is left.
-func (m *Mount) access(objects []*layout.Object) (perm uint16, uid, gid uint32) {
-	perm, uid, gid = 0o777, m.root.uid, m.root.gid
-	first := true
-	for _, o := range objects {
-		if o.Synthesized() {
-			continue
-		}
-		p := o.Perm
-		if first {
-			uid, gid, first = o.UID, o.GID, false
-		} else {
-			if o.UID != uid {
-				perm &^= 0o700
-			}
-			if o.GID != gid {
-				perm &^= 0o070
-			}
-		}
-		perm &= p
-	}
-	return perm &^ 0o111, uid, gid
 }
 
 // adopt applies the options that override who owns what.
