@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/pack"
+)
+
+const packLong = `Pack writes shards of tokens from text, JSONL, or a dataset that is tokenized already.
+
+A SOURCE is a file or a directory. In a directory every file that looks like text is one document, and every line of
+a .jsonl or .ndjson file is one; hidden files are left out. A directory whose bytes are mostly a dataset that hbmfs can
+read gives that dataset's documents. OUT is a directory, made if need be.
+
+Formats, and where their tokens start:
+  megatron  {name}_text_document.bin and .idx       byte 0
+  llmc      {name}_train_000000.bin                 byte 1024, which the format fixes
+  nanogpt   train.bin, and val.bin on request       byte 0
+  npy       {name}_00000.npy                        byte 4096
+  mds       index.json and shard.00000.mds          a multiple of 4096, for the first sample of each shard
+
+The same input gives the same bytes, whatever the number of workers. Nothing is left behind on an error or Ctrl-C.
+hbmfs-manifest.json, beside the shards, holds sizes, counts and checksums: hbmfs inspect --verify checks them.`
+
+const packExample = `  hbmfs pack corpus/ out/
+  hbmfs pack --to nanogpt --val-fraction 0.0005 web.jsonl out/
+  hbmfs pack --to mds --sample-tokens 2048 --tokenizer cl100k_base corpus/ out/
+  hbmfs pack --to npy megatron-dataset/ out/`
+
+// tokenCount is a number of tokens on the command line: 2048, 64k, 100M, 1G, in powers of 1000.
+type tokenCount int64
+
+func (c *tokenCount) String() string { return strconv.FormatInt(int64(*c), 10) }
+func (c *tokenCount) Type() string   { return "tokens" }
+
+func (c *tokenCount) Set(s string) error {
+	digits, factor := s, int64(1)
+	for suffix, f := range map[string]int64{"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9} {
+		if d, ok := strings.CutSuffix(s, suffix); ok {
+			digits, factor = d, f
+		}
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n < 0 || n > math.MaxInt64/factor {
+		return fmt.Errorf("%q is not a number of tokens such as 2048, 64k, 100M or 1G", s)
+	}
+	*c = tokenCount(n * factor)
+	return nil
+}
+
+// newPackCommand returns `hbmfs pack`.
+func newPackCommand() *cobra.Command {
+	var o pack.Options
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "pack SOURCE... OUT",
+		Short:   "Tokenize text, or rewrite a token dataset, into shards of any format",
+		Long:    packLong,
+		Example: packExample,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if o.Tokenizer != "list" && len(args) < 2 {
+				return fmt.Errorf("pack needs at least one source and the output directory: %s", cmd.UseLine())
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.Tokenizer == "list" {
+				fmt.Fprintln(cmd.OutOrStdout(), strings.Join(pack.Tokenizers(), "\n"))
+				return nil
+			}
+			o.Sources, o.Out = args[:len(args)-1], args[len(args)-1]
+			return runPack(cmd.Context(), o, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "))
+	f.StringVar(&o.From, "from", "auto", "what the sources are: auto, text, jsonl, tokens")
+	f.StringVar(&o.TextKey, "text-key", "text", "key of the text in a line of JSONL")
+	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: what looks like text)")
+	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
+	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
+	f.StringVar(&o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(pack.Tokenizers(), ", ")+"; list prints them (default gpt2)")
+	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, none, or auto (<|endoftext|> for text, none for tokens)")
+	f.StringVar(&o.DType, "dtype", "auto", "u16, u32, i32, or auto: u16 if the vocabulary has up to 65536 tokens")
+	f.Var((*tokenCount)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
+	f.Var((*tokenCount)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")
+	f.Float64Var(&o.ValFraction, "val-fraction", 0, "nanogpt, llmc: fraction of the documents for the validation split")
+	f.StringVar(&o.Name, "name", "data", "how file names start")
+	f.IntVar(&o.Workers, "workers", 0, "tokenizing goroutines (default: one per CPU)")
+	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty; replaces what an earlier pack wrote there")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io.Writer) error {
+	datasets := &datasetIndexer{}
+	defer datasets.close()
+	o.Index = datasets.index
+	bar := newPackProgress(stderr)
+	if bar != nil {
+		o.Progress = bar.update
+	}
+	result, err := pack.Run(ctx, o)
+	if bar != nil {
+		bar.close()
+	}
+	if err != nil {
+		return err
+	}
+	if result.Repaired > 0 {
+		fmt.Fprintf(stderr, "warning: invalid UTF-8 in %d documents was replaced by U+FFFD\n", result.Repaired)
+	}
+	if result.DroppedTokens > 0 {
+		fmt.Fprintf(stderr, "warning: the last %d tokens fill no sample and were left out\n", result.DroppedTokens)
+	}
+	if result.Skipped > 0 {
+		fmt.Fprintf(stderr, "%d files do not look like text and were left out, --include takes them\n", result.Skipped)
+	}
+	if asJSON {
+		enc := json.NewEncoder(stdout)
+		enc.SetIndent("", "  ")
+		return enc.Encode(result)
+	}
+	fmt.Fprintf(stdout, "%s: %d tokens (%s) of %d documents in %d shards, %.1f s\n",
+		o.Out, result.Tokens, result.DType, result.Documents, len(result.Shards), result.Seconds)
+	return nil
+}
+
+// datasetIndexer opens directories as datasets and keeps them open until close.
+type datasetIndexer struct{ dirs []*cache.Dir }
+
+func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume, error) {
+	const maxOpen = 64
+	dir, err := cache.OpenDir(path, maxOpen)
+	if err != nil {
+		return nil, err
+	}
+	x.dirs = append(x.dirs, dir)
+	listing, err := dir.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return layout.Index(ctx, slices.Clone(listing.Objects), layout.Options{})
+}
+
+func (x *datasetIndexer) close() {
+	for _, d := range x.dirs {
+		d.Close() //nolint:errcheck // all that was read has been read
+	}
+}
+
+// packProgress shows bytes, rate and remaining time on a terminal.
+type packProgress struct{ bar *progressbar.ProgressBar }
+
+// newPackProgress returns nil where w is not a terminal.
+func newPackProgress(w io.Writer) *packProgress {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	return &packProgress{progressbar.NewOptions64(-1,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetDescription("packing"),
+		progressbar.OptionShowBytes(true),
+		progressbar.OptionSetPredictTime(true),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionFullWidth(),
+		progressbar.OptionClearOnFinish(),
+	)}
+}
+
+// update is called from one goroutine. A bar that cannot be drawn is no reason to stop.
+func (p *packProgress) update(done, total int64) {
+	if total > 0 && p.bar.GetMax64() != total {
+		p.bar.ChangeMax64(total)
+	}
+	_ = p.bar.Set64(min(done, total))
+}
+
+func (p *packProgress) close() { _ = p.bar.Clear() }

@@ -1,0 +1,294 @@
+package pack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// input is what Options.Sources turned out to be.
+type input struct {
+	source     Source
+	files      *fileSource // source, where it is text
+	total      int64       // bytes
+	tokens     bool        // the source is tokenized already
+	vocabulary int64       // of tokens: no token is this or more, as far as their type says
+}
+
+// skipped returns how many files were left out. It is right once the source has ended.
+func (in *input) skipped() int64 {
+	if in.files == nil {
+		return 0
+	}
+	return in.files.skipped
+}
+
+// inputFile is a file to read, as it was found.
+type inputFile struct {
+	path  string
+	size  int64
+	jsonl bool
+	sniff bool // skip it unless it looks like text
+}
+
+// fileSource yields the documents of files, in order. The goroutine that runs Documents owns it until that returns.
+type fileSource struct {
+	files   []inputFile
+	key     string // of JSONL
+	skipped int64  // files that are not text
+
+	skippedBytes int64
+	// mostlyText refuses a source that is mostly something else: more likely than not, it is a dataset in a format
+	// that was not recognized, and its README and index are not what the user wants packed.
+	mostlyText bool
+}
+
+// Documents implements [Source].
+func (s *fileSource) Documents(ctx context.Context, yield func(Document) error) error {
+	before := int64(0)
+	for _, file := range s.files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var err error
+		if file.jsonl {
+			err = s.jsonl(ctx, file, before, yield)
+		} else {
+			err = s.text(file, before, yield)
+		}
+		if err != nil {
+			return err
+		}
+		before += file.size
+	}
+	if s.mostlyText && s.skippedBytes > before/2 {
+		return fmt.Errorf("%d of the sources' %d bytes are neither text nor tokens that this program can read: say with --from what they are, or with --include which files to pack",
+			s.skippedBytes, before)
+	}
+	return nil
+}
+
+// openInput finds what the sources are. It reads no document.
+func openInput(ctx context.Context, o *Options) (*input, error) {
+	if len(o.Sources) == 0 {
+		return nil, errors.New("no source is given")
+	}
+	switch o.From {
+	case "", "auto", "text", "jsonl", "tokens":
+	default:
+		return nil, fmt.Errorf("a source cannot be read as %q: use auto, text, jsonl or tokens", o.From)
+	}
+	for _, glob := range o.Include {
+		if _, err := path.Match(glob, ""); err != nil {
+			return nil, fmt.Errorf("glob %q: %w", glob, err)
+		}
+	}
+	f := &finder{options: o, files: fileSource{key: o.TextKey}}
+	if f.files.key == "" {
+		f.files.key = "text"
+	}
+	var err error
+	if f.out, err = filepath.Abs(o.Out); err != nil {
+		return nil, fmt.Errorf("find the output directory: %w", err)
+	}
+	for _, source := range o.Sources {
+		if err := f.add(ctx, source); err != nil {
+			return nil, err
+		}
+	}
+	if len(f.sets) > 0 && len(f.files.files) > 0 {
+		return nil, errors.New("some sources are text and some are tokens: pack them one after the other, or say what they are with --from")
+	}
+	if len(f.sets) > 0 {
+		return newTokenInput(f.sets, o)
+	}
+	f.files.mostlyText = o.From == "" || o.From == "auto"
+	in := &input{source: &f.files, files: &f.files}
+	for _, file := range f.files.files {
+		in.total += file.size
+	}
+	return in, nil
+}
+
+// finder collects what the sources hold.
+type finder struct {
+	options *Options
+	out     string // absolute; a source may hold it, and it is never read
+	files   fileSource
+	sets    []tokenSet
+}
+
+func (f *finder) add(ctx context.Context, source string) error {
+	info, err := os.Stat(source)
+	if err != nil {
+		return fmt.Errorf("open source: %w", err)
+	}
+	from := f.options.From
+	auto := from == "" || from == "auto"
+	if from == "tokens" || (auto && (info.IsDir() || !isJSONL(source) && isBinary(source))) {
+		set, err := f.findTokens(ctx, source, info)
+		if err != nil {
+			return err
+		}
+		if set != nil {
+			f.sets = append(f.sets, *set)
+			return nil
+		}
+	}
+	if from == "tokens" {
+		return fmt.Errorf("%s holds no tokens that this program can read", source)
+	}
+	if !info.IsDir() {
+		f.files.files = append(f.files.files, inputFile{path: source, size: info.Size(), jsonl: f.isJSONL(source)})
+		return nil
+	}
+	return f.walk(ctx, source)
+}
+
+// walk adds the files below dir, in lexical order. Names that begin with a dot and symlinks are left out.
+func (f *finder) walk(ctx context.Context, dir string) error {
+	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return fmt.Errorf("list %s: %w", dir, err)
+		}
+		if name != dir && strings.HasPrefix(d.Name(), ".") {
+			if d.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if d.IsDir() {
+			if abs, err := filepath.Abs(name); err == nil && abs == f.out && name != dir {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		rel, err := filepath.Rel(dir, name)
+		if err != nil {
+			return fmt.Errorf("list %s: %w", dir, err)
+		}
+		if !d.Type().IsRegular() || !f.included(filepath.ToSlash(rel)) {
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return fmt.Errorf("list %s: %w", dir, err)
+		}
+		jsonl := f.isJSONL(name)
+		f.files.files = append(f.files.files, inputFile{
+			path: name, size: info.Size(), jsonl: jsonl, sniff: !jsonl && len(f.options.Include) == 0})
+		return nil
+	})
+}
+
+func (f *finder) included(rel string) bool {
+	for _, glob := range f.options.Include {
+		name := path.Base(rel)
+		if strings.Contains(glob, "/") {
+			name = rel
+		}
+		if ok, _ := path.Match(glob, name); ok { // the globs have been checked
+			return true
+		}
+	}
+	return len(f.options.Include) == 0
+}
+
+func (f *finder) isJSONL(name string) bool {
+	switch f.options.From {
+	case "jsonl":
+		return true
+	case "text":
+		return false
+	}
+	return isJSONL(name)
+}
+
+func isJSONL(name string) bool {
+	ext := strings.ToLower(filepath.Ext(name))
+	return ext == ".jsonl" || ext == ".ndjson"
+}
+
+// isBinary reports whether a file does not look like text. One that cannot be read fails where it is read.
+func isBinary(name string) bool {
+	file, err := os.Open(name)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	c := cutter{r: file, name: name}
+	head, err := c.peek(8 << 10)
+	return err == nil && !looksLikeText(head)
+}
+
+// findTokens returns the token set that source holds, or nil. Without --from tokens, a directory counts as tokens only
+// if most of its bytes are: a source tree with a test vector somewhere is still text.
+func (f *finder) findTokens(ctx context.Context, source string, info fs.FileInfo) (*tokenSet, error) {
+	if f.options.Index == nil {
+		return nil, nil
+	}
+	dir, only := source, ""
+	if !info.IsDir() {
+		dir, only = filepath.Dir(source), filepath.Base(source)
+	}
+	volume, err := f.options.Index(ctx, dir)
+	if err != nil {
+		return nil, fmt.Errorf("open source: %w", err)
+	}
+	var found []tokenSet
+	var names []string
+	var all, inSets int64
+	for _, o := range volume.Objects {
+		all += o.Size
+	}
+	for _, s := range volume.Sets {
+		if s.DType == layout.DTypeUnknown || s.NoTokens != "" || (f.options.Set != "" && f.options.Set != s.ViewDir()) {
+			continue
+		}
+		t := tokenSet{source: source, set: s, shards: shardsNamed(s, only)}
+		if len(t.shards) == 0 {
+			continue
+		}
+		found, names = append(found, t), append(names, fmt.Sprintf("%q", s.ViewDir()))
+		for _, h := range t.shards {
+			for _, o := range h.Objects {
+				inSets += o.Size
+			}
+		}
+	}
+	if f.options.From != "tokens" && only == "" && inSets <= all/2 {
+		return nil, nil
+	}
+	switch len(found) {
+	case 0:
+		return nil, nil
+	case 1:
+		return &found[0], nil
+	}
+	return nil, fmt.Errorf("%s holds %d token sets, choose one with --set: %s", source, len(found), strings.Join(names, ", "))
+}
+
+// shardsNamed returns the shards of s, or the one that holds the object of that name.
+func shardsNamed(s *layout.Set, only string) []*layout.Shard {
+	if only == "" {
+		return s.Shards
+	}
+	for i, h := range s.Shards {
+		for _, o := range h.Objects {
+			if o.Name == only {
+				return s.Shards[i : i+1]
+			}
+		}
+	}
+	return nil
+}

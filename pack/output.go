@@ -1,0 +1,228 @@
+package pack
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// output is the directory that is being written. Everything in it has a temporary name until publish, so that
+// abort can undo the run whole and a dataset that --force replaces stays intact until its successor is complete.
+// It is used by one goroutine.
+type output struct {
+	dir     string
+	created bool             // the directory did not exist before
+	earlier map[string]int64 // name and size of what an earlier pack wrote here, by its manifest
+	open    map[*outFile]bool
+	done    []*outFile // complete and synced, in the order in which they were finished
+	named   []string   // published by this run
+}
+
+// newOutput makes dir if need be and refuses one that holds anything, unless force is set.
+func newOutput(dir string, force bool) (*output, error) {
+	o := &output{dir: dir, open: map[*outFile]bool{}}
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return nil, fmt.Errorf("make the output directory: %w", err)
+		}
+		o.created = true
+	case err != nil:
+		return nil, fmt.Errorf("open the output directory: %w", err)
+	case len(entries) > 0 && !force:
+		return nil, fmt.Errorf("%s is not empty: choose another directory, or use --force to write into it", dir)
+	}
+	if o.earlier, err = readEarlier(dir); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// outFile is one file of an output, buffered. patch may rewrite what was written before.
+type outFile struct {
+	out  *output
+	f    *os.File
+	w    *bufio.Writer
+	size int64
+	sums layout.ManifestFile // Name, Tokens and Documents are the writer's; finish sets the rest
+}
+
+// create starts the file that will be called name. It refuses a name that is taken by a file of somebody else.
+func (o *output) create(name string) (*outFile, error) {
+	if info, err := os.Lstat(filepath.Join(o.dir, name)); err == nil && !o.replaceable(name, info) {
+		return nil, fmt.Errorf("%q in %s is there and no earlier pack wrote it: move it away, or choose another directory", name, o.dir)
+	}
+	f, err := os.CreateTemp(o.dir, ".hbmfs-pack-*.tmp")
+	if err != nil {
+		return nil, fmt.Errorf("create %q: %w", name, err)
+	}
+	of := &outFile{out: o, f: f, w: bufio.NewWriterSize(f, 1<<20), sums: layout.ManifestFile{Name: name}}
+	o.open[of] = true
+	return of, nil
+}
+
+func (f *outFile) Write(p []byte) (int, error) {
+	n, err := f.w.Write(p)
+	f.size += int64(n)
+	if err != nil {
+		return n, fmt.Errorf("write %q: %w", f.sums.Name, err)
+	}
+	return n, nil
+}
+
+// patch overwrites bytes that Write wrote before.
+func (f *outFile) patch(p []byte, off int64) error {
+	if err := f.w.Flush(); err != nil {
+		return fmt.Errorf("write %q: %w", f.sums.Name, err)
+	}
+	if _, err := f.f.WriteAt(p, off); err != nil {
+		return fmt.Errorf("write %q: %w", f.sums.Name, err)
+	}
+	return nil
+}
+
+// finish sums, syncs and closes the file. It then waits for publish.
+func (f *outFile) finish(ctx context.Context) error {
+	name := f.sums.Name
+	if err := f.w.Flush(); err != nil {
+		return fmt.Errorf("write %q: %w", name, err)
+	}
+	if err := f.sums.SumFile(ctx, f.f, f.size); err != nil {
+		return fmt.Errorf("checksum %q: %w", name, err)
+	}
+	// CreateTemp's 0600 would lock out the mount's and the loaders' users.
+	if err := f.f.Chmod(0o644); err != nil {
+		return fmt.Errorf("set the mode of %q: %w", name, err)
+	}
+	if err := f.f.Sync(); err != nil {
+		return fmt.Errorf("sync %q: %w", name, err)
+	}
+	if err := f.f.Close(); err != nil {
+		return fmt.Errorf("close %q: %w", name, err)
+	}
+	delete(f.out.open, f)
+	f.out.done = append(f.out.done, f)
+	return nil
+}
+
+// discard closes and removes a scratch file.
+func (f *outFile) discard() {
+	delete(f.out.open, f)
+	f.f.Close()
+	os.Remove(f.f.Name())
+}
+
+// abort removes every file of this run, and the directory if this run made it.
+func (o *output) abort() {
+	for f := range o.open {
+		f.discard()
+	}
+	for _, f := range o.done {
+		os.Remove(f.f.Name())
+	}
+	for _, name := range o.named {
+		os.Remove(filepath.Join(o.dir, name))
+	}
+	o.done, o.named = nil, nil
+	if o.created {
+		os.Remove(o.dir) // fails, and should, when somebody else put something there
+	}
+}
+
+// publish gives all finished files and then the manifest their names.
+func (o *output) publish(ctx context.Context, m *layout.Manifest) error {
+	for _, f := range o.done {
+		m.Files = append(m.Files, f.sums)
+		m.Tokens += f.sums.Tokens
+		m.Documents += f.sums.Documents
+	}
+	data, err := m.Marshal()
+	if err != nil {
+		return err
+	}
+	manifest, err := o.create(layout.ManifestName)
+	if err != nil {
+		return err
+	}
+	if _, err := manifest.Write(data); err != nil {
+		return err
+	}
+	if err := manifest.finish(ctx); err != nil { // last in done, so it is renamed last
+		return err
+	}
+	if err := o.retireEarlier(); err != nil {
+		return err
+	}
+	for len(o.done) > 0 {
+		f := o.done[0]
+		if err := os.Rename(f.f.Name(), filepath.Join(o.dir, f.sums.Name)); err != nil {
+			return fmt.Errorf("publish %q: %w", f.sums.Name, err)
+		}
+		o.named = append(o.named, f.sums.Name)
+		o.done = o.done[1:]
+	}
+	return syncDir(o.dir)
+}
+
+// readEarlier returns what the manifest in dir lists.
+func readEarlier(dir string) (map[string]int64, error) {
+	data, err := os.ReadFile(filepath.Join(dir, layout.ManifestName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the earlier manifest: %w", err)
+	}
+	old, err := layout.ParseManifest(data)
+	if err != nil {
+		return nil, fmt.Errorf("the earlier manifest in %s is in the way: %w", dir, err)
+	}
+	sizes := map[string]int64{layout.ManifestName: int64(len(data))}
+	for _, f := range old.Files {
+		sizes[f.Name] = f.Size
+	}
+	return sizes, nil
+}
+
+func (o *output) replaceable(name string, info fs.FileInfo) bool {
+	size, ok := o.earlier[name]
+	return ok && info.Mode().IsRegular() && info.Size() == size
+}
+
+// retireEarlier removes what an earlier pack wrote here: shards of two runs side by side would be read as one
+// dataset. Files that no manifest lists, or whose size is another, stay.
+func (o *output) retireEarlier() error {
+	root, err := os.OpenRoot(o.dir)
+	if err != nil {
+		return fmt.Errorf("open the output directory: %w", err)
+	}
+	defer root.Close()
+	for name := range o.earlier {
+		if info, err := root.Lstat(name); err != nil || !o.replaceable(name, info) {
+			continue
+		}
+		if err := root.Remove(name); err != nil {
+			return fmt.Errorf("replace %q of the earlier pack: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync %s: %w", dir, err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("sync %s: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,346 @@
+package pack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+func runPack(t testing.TB, o Options) (Result, map[string][]byte) {
+	t.Helper()
+	if o.Out == "" {
+		o.Out = filepath.Join(t.TempDir(), "out")
+	}
+	result, err := Run(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := readDir(t, o.Out)
+	checkManifest(t, files)
+	return result, files
+}
+
+// The tokens of these words are OpenAI's (tiktoken, r50k_base, cl100k_base and o200k_base).
+func TestKnownTokens(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"a.txt": "hello world"})
+	for _, tc := range []struct {
+		tokenizer string
+		want      []uint32
+		dtype     string
+	}{
+		{"", []uint32{31373, 995, 50256}, "u16"},
+		{"cl100k_base", []uint32{15339, 1917, 100257}, "i32"},
+		{"o200k_base", []uint32{24912, 2375, 199999}, "i32"},
+	} {
+		result, files := runPack(t, Options{Sources: []string{dir}, Tokenizer: tc.tokenizer})
+		got := readMegatron(t, files["data_text_document.idx"], files["data_text_document.bin"])
+		if !reflect.DeepEqual(got, [][]uint32{tc.want}) || result.DType != tc.dtype {
+			t.Errorf("%q: got %v as %s, want %v as %s", tc.tokenizer, got, result.DType, tc.want, tc.dtype)
+		}
+	}
+}
+
+// corpus is a directory with nested, hidden, binary and empty files, JSONL, and a text of several parts.
+func corpus(t testing.TB) string {
+	var long strings.Builder
+	for i := 0; long.Len() < 1200<<10; i++ {
+		fmt.Fprintf(&long, "line %d:\t'tis  a   text\r\n\r\n  with spaces, числа %d и 数字。\n", i, i*i)
+	}
+	var lines strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&lines, "{\"id\": %d, \"text\": \"document %d \\u00e9\"}\n", i, i)
+	}
+	return writeFiles(t, map[string]string{
+		"a.txt": "first", "b/long.txt": long.String(), "b/c.jsonl": lines.String() + "\n  \n", "d.bin": "a\x00b", "empty.md": "",
+		".git/config": "hidden", "z.txt": "last",
+	})
+}
+
+func TestSameBytesWhateverTheWorkers(t *testing.T) {
+	dir := corpus(t)
+	for _, format := range []string{Megatron, MDS} {
+		var first map[string][]byte
+		for _, workers := range []int{1, 4} {
+			result, files := runPack(t, Options{Sources: []string{dir}, Format: format, Workers: workers})
+			if first == nil {
+				first = files
+			} else if !reflect.DeepEqual(files, first) {
+				t.Errorf("%s: 4 workers give other bytes than 1", format)
+			}
+			if result.Documents != 5003 || result.Empty != 1 || result.Skipped != 1 {
+				t.Errorf("%s: %d documents, %d empty, %d skipped", format, result.Documents, result.Empty, result.Skipped)
+			}
+		}
+	}
+}
+
+// A text that is cut into parts must give the tokens of the whole.
+func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(corpus(t), "b", "long.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = text[:100<<10]
+	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
+		tok, err := NewTokenizer(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, _, err := tok.Append(nil, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []uint32
+		parts := 0
+		c := cutter{r: bytes.NewReader(text), name: "text", piece: 20 << 10}
+		err = c.parts(func(d Document) error {
+			parts++
+			got, _, err = tok.Append(got, d.Text)
+			return err
+		})
+		if err != nil || parts < 3 || !reflect.DeepEqual(got, whole) {
+			t.Errorf("%s: %d parts give %d tokens, the whole %d (%v)", name, parts, len(got), len(whole), err)
+		}
+	}
+}
+
+func FuzzCut(f *testing.F) {
+	f.Add([]byte("it's 123 4567\r\n\r\n  x\t\ty's  'S z/\n/ é  ю数"), 7)
+	tok, err := NewTokenizer("o200k_base")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, text []byte, at int) {
+		if at < 0 || at > len(text) {
+			return
+		}
+		cut := lastCut(text[:at])
+		whole, _, _ := tok.Append(nil, text)
+		parts, _, _ := tok.Append(nil, text[:cut])
+		parts, _, _ = tok.Append(parts, text[cut:])
+		if !reflect.DeepEqual(parts, whole) {
+			t.Fatalf("cut at %d: %v, whole: %v", cut, parts, whole)
+		}
+	})
+}
+
+func TestTextWithoutAPlaceToCut(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"x.txt": strings.Repeat("1", maxDocument+1)})
+	out := filepath.Join(t.TempDir(), "out")
+	_, err := Run(context.Background(), Options{Sources: []string{dir}, Out: out})
+	if err == nil || !strings.Contains(err.Error(), "cannot be cut") || len(readDir(t, out)) > 0 {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestHostileJSONL(t *testing.T) {
+	for _, tc := range []struct{ name, line, want string }{
+		{"no JSON", `{"text": "a"`, "line 2: not a JSON object"},
+		{"an array", `["a"]`, "line 2: not a JSON object"},
+		{"no key", `{"body": "a"}`, `line 2: there is no key "text"`},
+		{"null", `{"text": null}`, `line 2: the value of "text" is not a string`},
+		{"a number", `{"text": 5}`, `line 2: the value of "text" is not a string`},
+		{"deep", strings.Repeat("[", 1<<20), "line 2: not a JSON object"},
+		{"a huge line", `{"text": "` + strings.Repeat("x ", maxDocument/2) + `"}`, "line 2: the line is longer than 64 MiB"},
+	} {
+		dir := writeFiles(t, map[string]string{"a.jsonl": "{\"text\": \"fine\"}\n" + tc.line + "\n"})
+		out := filepath.Join(t.TempDir(), "out")
+		_, err := Run(context.Background(), Options{Sources: []string{dir}, Out: out})
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %.300v, want %q", tc.name, err, tc.want)
+		}
+		if _, err := os.Stat(out); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: the output directory is still there", tc.name)
+		}
+	}
+}
+
+func TestInvalidUTF8IsReplacedAndCounted(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"a.jsonl": "{\"text\": \"a\xffb\"}\n{\"text\": \"plain\"}", "b.txt": "ok", "c/d.txt": "a\xff b"})
+	result, files := runPack(t, Options{Sources: []string{filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "c", "d.txt")},
+		From: "auto", Include: []string{"*"}})
+	if result.Repaired != 2 || result.Documents != 3 {
+		t.Errorf("%d documents, %d repaired", result.Documents, result.Repaired)
+	}
+	tok, err := NewTokenizer("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _, err := tok.Append(nil, []byte("a\ufffdb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := readMegatron(t, files["data_text_document.idx"], files["data_text_document.bin"])
+	if !reflect.DeepEqual(got[0], append(want, 50256)) {
+		t.Errorf("got %v, want %v", got[0], want)
+	}
+}
+
+func TestNothingToPack(t *testing.T) {
+	for name, files := range map[string]map[string]string{
+		"an empty directory": {}, "an empty file": {"a.txt": ""}, "empty JSONL": {"a.jsonl": "\n\n"},
+	} {
+		for _, format := range Formats() {
+			out := filepath.Join(t.TempDir(), "out")
+			_, err := Run(context.Background(), Options{Sources: []string{writeFiles(t, files)}, Out: out, Format: format})
+			if err == nil || !strings.Contains(err.Error(), "hold no documents") {
+				t.Errorf("%s: got %v", name, err)
+			}
+			if _, err := os.Stat(out); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s: the output directory is still there", name)
+			}
+		}
+	}
+}
+
+func TestMostlyBinarySourceIsRefused(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"README": "text", "shard": strings.Repeat("\x00", 100)})
+	o := Options{Sources: []string{dir}, Out: filepath.Join(t.TempDir(), "out")}
+	_, err := Run(context.Background(), o)
+	if err == nil || !strings.Contains(err.Error(), "100 of the sources' 104 bytes are neither text nor tokens") || len(readDir(t, o.Out)) > 0 {
+		t.Errorf("got %v", err)
+	}
+	o.From = "text"
+	if result, _ := runPack(t, o); result.Documents != 1 || result.Skipped != 1 {
+		t.Errorf("--from text: %d documents, %d skipped", result.Documents, result.Skipped)
+	}
+}
+
+func TestInclude(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"a.go": "a", "a.txt": "b", "sub/b.go": "c", "sub/c.bin": "x\x00y"})
+	for _, tc := range []struct {
+		globs []string
+		want  int64
+	}{
+		{nil, 3}, {[]string{"*.go"}, 2}, {[]string{"sub/*"}, 2}, {[]string{"*.go", "*.txt"}, 3},
+	} {
+		if result, _ := runPack(t, Options{Sources: []string{dir}, Include: tc.globs}); result.Documents != tc.want {
+			t.Errorf("%v: %d documents, want %d", tc.globs, result.Documents, tc.want)
+		}
+	}
+	if _, err := Run(context.Background(), Options{Sources: []string{dir}, Include: []string{"["}, Out: t.TempDir()}); err == nil {
+		t.Error("a broken glob is taken")
+	}
+}
+
+func TestCancelLeavesNothing(t *testing.T) {
+	dir := corpus(t)
+	for _, format := range Formats() {
+		out := writeFiles(t, map[string]string{"mine": "keep"})
+		ctx, cancel := context.WithCancel(context.Background())
+		o := Options{Sources: []string{dir}, Out: out, Format: format, Force: true, Workers: 2}
+		if format != NanoGPT {
+			o.ShardTokens = 10_000 // some shards are complete by then
+		}
+		batches := 0
+		o.Progress = func(int64, int64) {
+			if batches++; batches == 2 {
+				cancel()
+			}
+		}
+		if _, err := Run(ctx, o); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: got %v", format, err)
+		}
+		cancel()
+		if files := readDir(t, out); len(files) != 1 || string(files["mine"]) != "keep" {
+			t.Errorf("%s: left behind: %v", format, files)
+		}
+	}
+}
+
+func TestForce(t *testing.T) {
+	src := writeFiles(t, map[string]string{"a.txt": strings.Repeat("some words ", 100)})
+	out := writeFiles(t, map[string]string{"mine": "keep"})
+	o := Options{Sources: []string{src}, Out: out, Format: NPY, ShardTokens: 50}
+	if _, err := Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "is not empty") {
+		t.Errorf("not empty: got %v", err)
+	}
+	o.Force = true
+	first, err := Run(context.Background(), o)
+	if err != nil || len(first.Shards) < 3 {
+		t.Fatalf("%d shards, %v", len(first.Shards), err)
+	}
+	o.ShardTokens = 0 // one shard: those of the run before must go, or a loader would read them as well
+	if _, err := Run(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	files := readDir(t, out)
+	if len(files) != 3 || string(files["mine"]) != "keep" || files["data_00000.npy"] == nil {
+		t.Errorf("left: %v", len(files))
+	}
+	o.Format = NanoGPT
+	if err := os.WriteFile(filepath.Join(out, "train.bin"), []byte("theirs"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "no earlier pack wrote it") {
+		t.Errorf("somebody else's file: got %v", err)
+	}
+	if files := readDir(t, out); string(files["train.bin"]) != "theirs" || files["data_00000.npy"] == nil {
+		t.Error("a refused run changed the directory")
+	}
+}
+
+func TestOutputInsideTheSource(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"a.txt": "text", "out/b.txt": "older"})
+	result, err := Run(context.Background(), Options{Sources: []string{dir}, Out: filepath.Join(dir, "out"), Force: true})
+	if err != nil || result.Documents != 1 {
+		t.Errorf("%d documents, want only the one outside the output (%v)", result.Documents, err)
+	}
+}
+
+// memoryIndex recognizes the files of a directory as package cache does, without importing it.
+func memoryIndex(ctx context.Context, dir string) (*layout.Volume, error) {
+	var objects []*layout.Object
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, layout.Bytes(e.Name(), data))
+	}
+	return layout.Index(ctx, objects, layout.Options{})
+}
+
+func TestPackTokensAgain(t *testing.T) {
+	docs := manyDocs(50000)
+	for i := range docs {
+		docs[i] = append(docs[i], 50256)
+	}
+	first := filepath.Join(t.TempDir(), "first")
+	_, llmc, err := packTokens(t, Options{Format: LLMC, Out: first, ShardTokens: 10000}, docs, 65536)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Sources: []string{first}, Index: memoryIndex, DocumentEnd: "50256"}
+	result, files := runPack(t, o)
+	if got := readMegatron(t, files["data_text_document.idx"], files["data_text_document.bin"]); !reflect.DeepEqual(got, docs) {
+		t.Errorf("%d documents come back, want %d", len(got), len(docs))
+	}
+	if result.Tokenizer != "" || result.Empty != 0 {
+		t.Errorf("tokenizer %q, %d empty", result.Tokenizer, result.Empty)
+	}
+	o.Format, o.ShardTokens, o.Out = LLMC, 10000, ""
+	if _, files := runPack(t, o); !reflect.DeepEqual(files["data_train_000003.bin"], llmc["data_train_000003.bin"]) {
+		t.Error("llm.c to llm.c gives other bytes")
+	}
+	o.Sources, o.Format, o.ShardTokens = []string{filepath.Join(first, "data_train_000001.bin")}, NanoGPT, 0
+	if result, files := runPack(t, o); !bytes.Equal(files["train.bin"], llmc["data_train_000001.bin"][1024:]) || result.Tokens != 10000 {
+		t.Error("one shard gives other tokens")
+	}
+	if _, err := Run(context.Background(), Options{Sources: []string{first, writeFiles(t, map[string]string{"a": "b"})},
+		Index: memoryIndex, Out: filepath.Join(t.TempDir(), "x")}); err == nil || !strings.Contains(err.Error(), "some are tokens") {
+		t.Errorf("text and tokens: got %v", err)
+	}
+}

@@ -1,0 +1,126 @@
+package pack
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"unicode"
+	"unicode/utf8"
+)
+
+// pieceBytes is the size from which a text is cut into parts, so that one long document keeps all workers busy and
+// does not have to fit into memory.
+const pieceBytes = 1 << 20
+
+// text yields one file as one document.
+func (s *fileSource) text(file inputFile, before int64, yield func(Document) error) error {
+	f, err := os.Open(file.path)
+	if err != nil {
+		return fmt.Errorf("read text: %w", err)
+	}
+	defer f.Close()
+	c := cutter{r: f, name: file.path, read: before, piece: pieceBytes}
+	if file.sniff {
+		head, err := c.peek(8 << 10)
+		if err != nil {
+			return err
+		}
+		if !looksLikeText(head) {
+			s.skipped++
+			s.skippedBytes += file.size
+			return nil
+		}
+	}
+	return c.parts(yield)
+}
+
+// looksLikeText tells text from binaries by the start of a file: no NUL, and UTF-8 but for a rune cut at the end.
+func looksLikeText(head []byte) bool {
+	if bytes.IndexByte(head, 0) >= 0 {
+		return false
+	}
+	for i := 0; i < utf8.UTFMax && len(head) > 0 && !utf8.Valid(head); i++ {
+		head = head[:len(head)-1]
+	}
+	return utf8.Valid(head)
+}
+
+// cutter cuts a text into parts that give the same tokens apart as together.
+type cutter struct {
+	r     io.Reader
+	name  string
+	read  int64 // bytes given out, on top of where it started
+	piece int   // bytes of a part, as far as there is a place to cut
+	buf   []byte
+	eof   bool
+}
+
+// fill reads until buf holds n bytes or the text has ended.
+func (c *cutter) fill(n int) error {
+	for !c.eof && len(c.buf) < n {
+		if cap(c.buf) < n {
+			c.buf = append(make([]byte, 0, n), c.buf...)
+		}
+		m, err := c.r.Read(c.buf[len(c.buf):n])
+		c.buf = c.buf[:len(c.buf)+m]
+		if errors.Is(err, io.EOF) {
+			c.eof = true
+		} else if err != nil {
+			return fmt.Errorf("read %s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+// peek returns up to n bytes of the start.
+func (c *cutter) peek(n int) ([]byte, error) {
+	err := c.fill(n)
+	return c.buf[:min(n, len(c.buf))], err
+}
+
+// parts yields the text.
+func (c *cutter) parts(yield func(Document) error) error {
+	for want := c.piece; ; {
+		if err := c.fill(want); err != nil {
+			return err
+		}
+		cut := len(c.buf)
+		if !c.eof {
+			cut = lastCut(c.buf)
+			if cut == 0 && want < maxDocument {
+				want *= 2
+				continue
+			}
+			if cut == 0 {
+				return fmt.Errorf("read %s: no space follows a letter within %d MiB after byte %d, so it cannot be cut for tokenizing",
+					c.name, maxDocument>>20, c.read)
+			}
+		}
+		c.read += int64(cut)
+		if err := yield(Document{Text: c.buf[:cut], More: !c.eof, Read: c.read}); err != nil {
+			return err
+		}
+		if c.eof {
+			return nil
+		}
+		c.buf = c.buf[:copy(c.buf, c.buf[cut:])]
+		want = c.piece
+	}
+}
+
+// lastCut returns the last place in text where a white space follows a letter, or 0. No pattern of tiktoken's
+// vocabularies joins these two or looks back over them, so every one of them splits there whatever comes before
+// and after.
+func lastCut(text []byte) int {
+	for i := len(text) - 1; i > 0; i-- {
+		switch text[i] {
+		case ' ', '\n', '\r', '\t':
+			if r, _ := utf8.DecodeLastRune(text[:i]); unicode.IsLetter(r) {
+				return i
+			}
+		}
+	}
+	return 0
+}
