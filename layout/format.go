@@ -25,6 +25,7 @@ func allFormats() []format {
 		npyFormat(),
 		megatronFormat(),
 		llmcFormat(),
+		mdsFormat(),
 		litdataFormat(),
 		datatroveFormat(),
 	}

@@ -63,17 +63,16 @@ func litdataAssemble(ctx context.Context, d *directory, members []member) {
 	for _, m := range members {
 		chunks, config, err := readLitdataIndex(ctx, m.object)
 		if err != nil {
-			d.volume.bad(newShard(m.object), err)
+			d.volume.report(m.object, err)
 			continue
 		}
 		x := &indexed{d, m.object, map[*Object]bool{}}
-		d.claim(m.object)
 		dtype, noTokens := config.tokens(chunks)
 		shards := make([]*Shard, len(chunks))
 		for i := range chunks {
 			shards[i] = litdataShard(x, &chunks[i], &config, dtype, noTokens)
 		}
-		set := d.add("", dtype, shards)
+		set := x.addIndexed(dtype, shards)
 		set.NoTokens = noTokens
 		if noTokens == "" {
 			set.Notes = append(set.Notes, "TokensLoader: each item is a document here; LitData itself cuts blocks across them")

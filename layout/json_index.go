@@ -125,7 +125,7 @@ type indexed struct {
 	named map[*Object]bool
 }
 
-// find returns the object that the index calls name and checks its size: want is what the index says, -1 where it says
+// object returns the object that the index calls name and checks its size: want is what the index says, -1 where it says
 // nothing. why is what is wrong, "" if nothing is; it has been reported then.
 func (x *indexed) object(name string, want int64) (o *Object, why string) {
 	o, err := x.lookup(name)
@@ -138,6 +138,8 @@ func (x *indexed) object(name string, want int64) (o *Object, why string) {
 		o, why = nil, "the index names itself as a shard"
 	case x.named[o]:
 		o, why = nil, fmt.Sprintf("the index names %q twice", name)
+	case x.isClaimed(o):
+		o, why = nil, fmt.Sprintf("the index names %q, which another set has", name)
 	default:
 		x.named[o] = true
 		if want >= 0 && want != o.Size {
@@ -148,6 +150,15 @@ func (x *indexed) object(name string, want int64) (o *Object, why string) {
 	}
 	x.problem(x.index, 0, "%s", why)
 	return o, why
+}
+
+// addIndexed makes the set of the shards, to the first of which the index itself belongs.
+func (x *indexed) addIndexed(dtype DType, shards []*Shard) *Set {
+	x.claim(x.index)
+	if len(shards) > 0 && shards[0].Objects[0] != x.index {
+		shards[0].Objects = append(shards[0].Objects, x.index)
+	}
+	return x.add("", dtype, shards)
 }
 
 // missing returns the shard that stands for one whose object is not to be had, so that its absence is seen.

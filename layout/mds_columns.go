@@ -1,0 +1,190 @@
+package layout
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// mdsColumns is how a sample of an MDS shard is laid out (mosaicml/streaming, base/format/mds): for every column of
+// variable size a u32 with its bytes, then the values of all columns, both in the order of the columns' names.
+type mdsColumns struct {
+	names, encodings []string
+	sizes            []int64 // bytes; -1 for a variable size
+	tokens           mdsTokens
+}
+
+// mdsTokens is the column that holds a sample's tokens.
+type mdsTokens struct {
+	column int // -1 when there is none
+	none   string
+	dtype  DType // DTypeUnknown where each sample says it
+	// typed and shaped tell which bytes precede an array's values: u8 type, then u8 (dimensions << 2 | log2 of the bytes
+	// of one) and the dimensions.
+	typed, shaped bool
+	bytes         bool // plain bytes, whose type is not written anywhere
+}
+
+// maxMDSColumns bounds what is read of a sample to find its tokens.
+const maxMDSColumns = 4096
+
+// newMDSColumns checks the columns of an index entry and finds the tokens among them.
+func newMDSColumns(e *mdsEntry) (*mdsColumns, error) {
+	n := len(e.ColumnNames)
+	if n != len(e.ColumnEncodings) || n != len(e.ColumnSizes) || n > maxMDSColumns {
+		return nil, fmt.Errorf("there are %d column_names, %d column_encodings and %d column_sizes, as many of each and at most %d are expected",
+			n, len(e.ColumnEncodings), len(e.ColumnSizes), maxMDSColumns)
+	}
+	c := &mdsColumns{names: e.ColumnNames, encodings: e.ColumnEncodings}
+	for i, size := range e.ColumnSizes {
+		switch {
+		case size == nil || *size == 0: // the reader takes 0 for a variable size too
+			c.sizes = append(c.sizes, -1)
+		case *size < 0 || *size > math.MaxUint32:
+			return nil, fmt.Errorf("column %q has %d bytes", c.names[i], *size)
+		default:
+			c.sizes = append(c.sizes, *size)
+		}
+	}
+	c.tokens = c.find()
+	return c, nil
+}
+
+// find chooses the column of tokens: the one called tokens or input_ids, else the only array of integers.
+func (c *mdsColumns) find() mdsTokens {
+	var found []int
+	for _, name := range []string{"tokens", "input_ids"} {
+		if i := slices.Index(c.names, name); i >= 0 && len(found) == 0 {
+			if t, ok := c.decode(i); ok {
+				return t
+			}
+		}
+	}
+	for i := range c.names {
+		if t, ok := c.decode(i); ok && !t.bytes {
+			found = append(found, i)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return mdsTokens{column: -1, none: fmt.Sprintf("no column is an array of integers (the columns are %s)", c.list())}
+	case 1:
+		t, _ := c.decode(found[0])
+		return t
+	}
+	return mdsTokens{column: -1, none: fmt.Sprintf("%d columns are arrays of integers and none is called tokens or input_ids (the columns are %s)", len(found), c.list())}
+}
+
+func (c *mdsColumns) list() string {
+	const most = 8
+	var out []string
+	for i := range min(len(c.names), most) {
+		out = append(out, fmt.Sprintf("%q", c.names[i]+": "+c.encodings[i]))
+	}
+	if len(c.names) > most {
+		out = append(out, "...")
+	}
+	return strings.Join(out, ", ")
+}
+
+// decode reads the encoding of column i: bytes, ndarray, ndarray:dtype or ndarray:dtype:d0,d1. ok is false for one that
+// holds no tokens, or whose size is not what its encoding makes it.
+func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
+	parts := strings.Split(c.encodings[i], ":")
+	t = mdsTokens{column: i}
+	switch {
+	case c.encodings[i] == "bytes":
+		t.bytes = true
+		return t, c.sizes[i] < 0
+	case parts[0] != "ndarray" || len(parts) > 3:
+		return t, false
+	case len(parts) == 1:
+		t.typed, t.shaped = true, true
+		return t, c.sizes[i] < 0
+	}
+	t.dtype = mdsType(parts[1])
+	if !t.dtype.Integer() {
+		return t, false
+	}
+	if len(parts) == 2 {
+		t.shaped = true
+		return t, c.sizes[i] < 0
+	}
+	size := int64(t.dtype.Size())
+	for _, dim := range strings.Split(parts[2], ",") {
+		n, err := strconv.ParseInt(strings.TrimSpace(dim), 10, 64)
+		if err != nil || n < 1 || n > math.MaxUint32/size {
+			return t, false
+		}
+		size *= n
+	}
+	return t, c.sizes[i] == size
+}
+
+// mdsType returns the type that NumPy calls name, as far as it is a number.
+func mdsType(name string) DType {
+	switch name {
+	case "uint8", "uint16", "uint32", "uint64":
+		d, _ := ParseDType("u" + name[4:])
+		return d
+	case "int8", "int16", "int32", "int64":
+		d, _ := ParseDType("i" + name[3:])
+		return d
+	}
+	return DTypeUnknown
+}
+
+// mdsTypeCode returns the type of the code that precedes an array of no fixed type (mds/encodings.py, NDArray). known is
+// false for a code that the writer does not know.
+func mdsTypeCode(code byte) (d DType, known bool) {
+	switch code {
+	case 8:
+		return U8, true
+	case 9:
+		return I8, true
+	case 16:
+		return U16, true
+	case 17:
+		return I16, true
+	case 18:
+		return F16, true
+	case 32:
+		return U32, true
+	case 33:
+		return I32, true
+	case 34:
+		return F32, true
+	case 64:
+		return U64, true
+	case 65:
+		return I64, true
+	case 66:
+		return F64, true
+	}
+	return DTypeUnknown, false
+}
+
+// variable returns how many of the first n columns are of variable size.
+func (c *mdsColumns) variable(n int) int {
+	count := 0
+	for _, size := range c.sizes[:n] {
+		if size < 0 {
+			count++
+		}
+	}
+	return count
+}
+
+// bySize reports whether the size of a sample alone tells where its tokens lie: no column of variable size precedes
+// them, and none but they themselves follows, unless their own size is fixed.
+func (c *mdsColumns) bySize() bool {
+	t := c.tokens.column
+	return c.variable(t) == 0 && (c.sizes[t] >= 0 || c.variable(len(c.sizes)) == 1)
+}
+
+// same reports whether two shards have their samples laid out alike.
+func (c *mdsColumns) same(o *mdsColumns) bool {
+	return slices.Equal(c.names, o.names) && slices.Equal(c.encodings, o.encodings) && slices.Equal(c.sizes, o.sizes)
+}
