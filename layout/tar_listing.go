@@ -1,0 +1,281 @@
+package layout
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"time"
+)
+
+// Bounds of one archive's listing: about 200 bytes and the name for a member.
+const (
+	maxTarMembers   = 1_000_000
+	maxMemberDepth  = 64   // components of a name
+	maxMemberPath   = 4095 // bytes of a name: what Linux takes
+	maxMemberFolder = 255  // bytes of a component
+)
+
+// tarListing is what the headers of an archive say. It holds no data.
+type tarListing struct {
+	members []tarMember // in the archive's order; a name is there once
+	samples int64       // as WebDataset counts them
+	skipped []tarSkipped
+	ended   bool // by two blocks of zeros
+
+	byName  map[string]int // position in members
+	folders map[string]struct{}
+	key     string // of the sample that the last member belongs to
+}
+
+// tarMember is a regular file whose bytes lie in the archive as they are.
+type tarMember struct {
+	name         string // clean, relative
+	offset, size int64  // of its bytes in the archive
+	modTime      time.Time
+}
+
+// tarSkipped counts the members that a view cannot show, for one reason.
+type tarSkipped struct {
+	why   string
+	count int
+	name  string // of the first
+	at    int64  // its header's end
+}
+
+// listTar walks the archive's headers. The data between them is not read. An archive that is cut short, or damaged,
+// is an error: what could still be listed would look like the whole.
+func listTar(ctx context.Context, o *Object) (*tarListing, error) {
+	l := &tarListing{byName: map[string]int{}, folders: map[string]struct{}{}}
+	r := &windowReader{ctx: ctx, o: o}
+	walk := tar.NewReader(r)
+	for {
+		at := r.off
+		h, err := walk.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if r.err != nil {
+			return nil, fmt.Errorf("read %s at %d: %w", o.Name, r.off, r.err)
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below
+			return nil, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
+		}
+		if err := l.add(o, h, r.off); err != nil {
+			return nil, err
+		}
+	}
+	if r.off >= 2*tarBlock {
+		end, err := readFull(ctx, o, r.off-2*tarBlock, 2*tarBlock)
+		if err != nil {
+			return nil, err
+		}
+		l.ended = len(bytes.Trim(end, "\x00")) == 0
+	}
+	l.byName, l.folders = nil, nil
+	return l, nil
+}
+
+// add takes one header, whose member's bytes begin at offset.
+func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+	case tar.TypeDir:
+		return nil // it shows in the names of what it holds
+	case tar.TypeXGlobalHeader:
+		if h.PAXRecords["path"] != "" || h.PAXRecords["size"] != "" {
+			l.skip("a global header renames or resizes members, and readers differ in what they make of it", h.Name, offset)
+		}
+		return nil
+	case tar.TypeLink, tar.TypeSymlink:
+		l.skip("a link is no data", h.Name, offset)
+		return nil
+	default:
+		l.skip("a device or pipe is no data", h.Name, offset)
+		return nil
+	}
+	if isSparse(h) {
+		l.skip("a sparse member does not lie in the archive as it is", h.Name, offset)
+		return nil
+	}
+	if h.Size < 0 || offset > o.Size-h.Size {
+		return corruptf(o, offset, "member %.80q has %d bytes: the archive ends after %d", h.Name, h.Size, o.Size-offset)
+	}
+	l.count(h.Name)
+	name, why := memberName(h.Name)
+	if why == "" {
+		why = l.clash(name)
+	}
+	if why != "" {
+		l.skip(why, h.Name, offset)
+		return nil
+	}
+	m := tarMember{name, offset, h.Size, h.ModTime}
+	if i, twice := l.byName[name]; twice { // as tar itself extracts: the last one stays
+		l.skip("another member later has the same name", h.Name, l.members[i].offset)
+		l.members[i] = m
+		return nil
+	}
+	if len(l.members) == maxTarMembers {
+		return absent("%s has more than %d members: split the archive to see them as files", o.Name, maxTarMembers)
+	}
+	l.byName[name] = len(l.members)
+	l.members = append(l.members, m)
+	for dir := dirOf(name); dir != ""; dir = dirOf(dir) {
+		if _, known := l.folders[dir]; known {
+			break
+		}
+		l.folders[dir] = struct{}{}
+	}
+	return nil
+}
+
+func isSparse(h *tar.Header) bool {
+	for record := range h.PAXRecords {
+		if strings.HasPrefix(record, "GNU.sparse.") {
+			return true
+		}
+	}
+	return h.Typeflag == tar.TypeGNUSparse
+}
+
+// clash says why name cannot stand beside the names before it: one path is both file and directory.
+func (l *tarListing) clash(name string) string {
+	if _, folder := l.folders[name]; folder {
+		return "the name is a directory's too"
+	}
+	for dir := dirOf(name); dir != ""; dir = dirOf(dir) {
+		if _, file := l.byName[dir]; file {
+			return "its directory is a file"
+		}
+	}
+	return ""
+}
+
+// memberName returns the path at which a view shows a member, or why it shows none.
+func memberName(name string) (clean, why string) {
+	clean = path.Clean(name)
+	switch parts := strings.Split(name, "/"); {
+	case name == "" || clean == ".":
+		return "", "the name is empty"
+	case path.IsAbs(name):
+		return "", "the name is absolute"
+	case strings.ContainsRune(name, 0):
+		return "", "the name holds a zero byte"
+	case len(name) > maxMemberPath || len(parts) > maxMemberDepth:
+		return "", fmt.Sprintf("the name has more than %d bytes or %d parts", maxMemberPath, maxMemberDepth)
+	default:
+		for _, part := range parts {
+			if part == ".." {
+				return "", "the name leaves its directory"
+			}
+			if len(part) > maxMemberFolder {
+				return "", fmt.Sprintf("a part of the name has more than %d bytes", maxMemberFolder)
+			}
+		}
+	}
+	return clean, ""
+}
+
+func (l *tarListing) skip(why, name string, at int64) {
+	for i := range l.skipped {
+		if l.skipped[i].why == why {
+			l.skipped[i].count++
+			return
+		}
+	}
+	l.skipped = append(l.skipped, tarSkipped{why, 1, name, at})
+}
+
+// count counts a sample where the key changes. As in webdataset/webdataset (src/webdataset/tariterators.py,
+// base_plus_ext and group_by_keys), the key ends at the first point of the base name; members without one, and those
+// called __like_this__, belong to no sample.
+func (l *tarListing) count(name string) {
+	dir, base := path.Split(name)
+	stem, _, found := strings.Cut(base, ".")
+	if !found || stem == "" || isTarMeta(name) {
+		return
+	}
+	if key := dir + stem; l.samples == 0 || key != l.key {
+		l.samples++
+		l.key = key
+	}
+}
+
+func isTarMeta(name string) bool {
+	first, _, _ := strings.Cut(name, "/")
+	return len(first) >= 4 && strings.HasPrefix(first, "__") && strings.HasSuffix(first, "__")
+}
+
+// files makes a file of each member of o.
+func (l *tarListing) files(o *Object) []*File {
+	files := make([]File, len(l.members))
+	out := make([]*File, len(l.members))
+	for i, m := range l.members {
+		f := &files[i]
+		f.Name, f.ModTime, f.Tokens = m.name, m.modTime, -1
+		f.Body.Add(o, m.offset, m.size)
+		out[i] = f
+	}
+	return out
+}
+
+// windowReader reads an object through a window: a large one where reads follow each other, a small one after a jump
+// over data.
+type windowReader struct {
+	ctx context.Context
+	o   *Object
+	off int64
+	err error // of the origin, which archive/tar may wrap or hide
+
+	window []byte
+	at     int64 // where window begins in o
+}
+
+const (
+	windowAfterJump = 4 << 10
+	windowFollowing = 64 << 10
+)
+
+func (r *windowReader) Read(p []byte) (int, error) {
+	if r.off >= r.o.Size {
+		return 0, io.EOF
+	}
+	if end := r.at + int64(len(r.window)); r.off < r.at || r.off >= end {
+		size := int64(windowAfterJump)
+		if r.off == end {
+			size = windowFollowing
+		}
+		window, err := readFull(r.ctx, r.o, r.off, min(size, r.o.Size-r.off))
+		if err == nil {
+			err = r.ctx.Err()
+		}
+		if err != nil {
+			r.err = err
+			return 0, err
+		}
+		r.window, r.at = window, r.off
+	}
+	n := copy(p, r.window[r.off-r.at:])
+	r.off += int64(n)
+	return n, nil
+}
+
+// Seek moves to a place that may lie behind the end.
+func (r *windowReader) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += r.off
+	case io.SeekEnd:
+		offset += r.o.Size
+	}
+	if offset < 0 {
+		return 0, errors.New("the place lies before the start, or past 2^63")
+	}
+	r.off = offset
+	return offset, nil
+}
