@@ -1,0 +1,113 @@
+package layout
+
+import (
+	"context"
+	"slices"
+	"strings"
+)
+
+func tokensFormat() format {
+	return format{
+		name:     "tokens",
+		about:    "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype",
+		probe:    tokensProbe,
+		assemble: tokensAssemble,
+	}
+}
+
+// tokensProbe looks at the values of files whose names may be those of token files. It accepts what it cannot judge
+// as well: other files of the same family, or --dtype, may tell.
+func tokensProbe(o *Object, head []byte) any {
+	if !isTokenName(o.Name) {
+		return nil
+	}
+	return guessTokens(head)
+}
+
+// isTokenName reports whether writers of headerless tokens use such a name.
+func isTokenName(name string) bool {
+	for _, suffix := range []string{".bin", ".npy", ".tokens", ".tok", ".u16", ".u32", ".uint16", ".uint32"} {
+		if strings.HasSuffix(name, suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+func tokensAssemble(_ context.Context, d *directory, members []member) {
+	members = d.tokenFiles(members)
+	splits, groups := bySplit(members)
+	for _, split := range splits {
+		var shards []typedShard
+		for _, m := range groups[split] {
+			shards = append(shards, tokensShard(d, m.object, m.head.(tokenGuess).dtype))
+		}
+		for _, set := range d.addByType(split, shards) {
+			if d.opt.DType != DTypeUnknown {
+				set.note("no header: the dtype is the given one")
+			} else {
+				set.note("no header: the dtype was inferred from values, and --dtype overrides it")
+			}
+			set.NoDocuments = "the format does not say where documents begin: hbmfs pack can find them by their end-of-text token"
+		}
+	}
+}
+
+// tokenFiles returns the members that are taken for tokens, with the dtype that is used. A file whose own values do not
+// tell (a long run of padding at its start) goes with the files whose names differ from its own in digits only:
+// to leave it out would cut a piece out of their stream.
+func (d *directory) tokenFiles(members []member) []member {
+	families := map[string][]DType{}
+	for _, m := range members {
+		dtype, family := m.head.(tokenGuess).dtype, familyOf(m.object.Name)
+		if dtype != DTypeUnknown && !slices.Contains(families[family], dtype) {
+			families[family] = append(families[family], dtype)
+		}
+	}
+	var out []member
+	for _, m := range members {
+		guess := m.head.(tokenGuess)
+		family := families[familyOf(m.object.Name)]
+		why := ""
+		switch {
+		case guess.other != "" && (d.opt.DType != U8 || guess.other != textGuess): // tokens that are bytes look like text
+			why = "this is " + guess.other + ", not tokens"
+		case d.opt.DType != DTypeUnknown:
+			guess.dtype = d.opt.DType
+		case guess.dtype == DTypeUnknown && len(family) == 1:
+			guess.dtype = family[0]
+		case guess.dtype == DTypeUnknown:
+			why = "the values do not show whether they are tokens of 2 or of 4 bytes: give their type by --dtype"
+		}
+		switch {
+		case why == "":
+			out = append(out, member{m.object, guess})
+		case d.opt.Format == "tokens": // somebody said that these are tokens
+			d.problem(m.object, 0, "%s", why)
+		}
+	}
+	return out
+}
+
+// familyOf returns a name with every digit replaced, so that the shards of a dataset have one.
+func familyOf(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return '0'
+		}
+		return r
+	}, name)
+}
+
+// tokensShard makes a shard of a file that is tokens from its first byte to its last.
+func tokensShard(d *directory, o *Object, dtype DType) typedShard {
+	h := newShard(o)
+	width := int64(dtype.Size())
+	if o.Size%width != 0 {
+		d.volume.bad(h, corruptf(o, o.Size, "%d bytes are no whole number of %s", o.Size, dtype))
+		return typedShard{h, dtype}
+	}
+	h.Tokens = o.Size / width
+	h.Data.Add(o, 0, o.Size)
+	return typedShard{h, dtype}
+}
