@@ -189,7 +189,7 @@ func litdataTokens(s *Shard, c *litdataChunk, dtype DType) error {
 	s.Index = endsIndex{
 		wholeDocuments: wholeDocuments{c.Items}, object: o, offset: 8, width: 4, scale: item, bias: t.end(), tokens: s.Tokens,
 	}
-	s.resolve = func(ctx context.Context, s *Shard) error {
+	s.resolve = func(ctx context.Context, _ *Shard) error {
 		t, err := readOffsetTable(ctx, o, c.Items)
 		if err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -158,8 +159,7 @@ func TestMDSColumnOfTokens(t *testing.T) {
 		for i := 0; i < len(c.columns); i += 3 {
 			e.ColumnNames, e.ColumnEncodings = append(e.ColumnNames, c.columns[i]), append(e.ColumnEncodings, c.columns[i+1])
 			var size *int64
-			if n := int64(0); c.columns[i+2] != "" {
-				fmt.Sscan(c.columns[i+2], &n)
+			if n, err := strconv.ParseInt(c.columns[i+2], 10, 64); err == nil {
 				size = &n
 			}
 			e.ColumnSizes = append(e.ColumnSizes, size)
