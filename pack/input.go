@@ -45,6 +45,7 @@ type fileSource struct {
 	skipped int64  // files that are not text
 
 	skippedBytes int64
+	limit        int // bytes: maxDocument, or what a test sets
 	// mostlyText refuses a source that is mostly something else: more likely than not, it is a dataset in a format
 	// that was not recognized, and its README and index are not what the user wants packed.
 	mostlyText bool
@@ -90,7 +91,7 @@ func openInput(ctx context.Context, o *Options) (*input, error) {
 			return nil, fmt.Errorf("glob %q: %w", glob, err)
 		}
 	}
-	f := &finder{options: o, files: fileSource{key: o.TextKey}}
+	f := &finder{options: o, files: fileSource{key: o.TextKey, limit: maxDocument}}
 	if f.files.key == "" {
 		f.files.key = "text"
 	}
@@ -225,8 +226,8 @@ func isBinary(name string) bool {
 	if err != nil {
 		return false
 	}
-	defer file.Close()
-	c := cutter{r: file, name: name}
+	defer file.Close()               //nolint:errcheck // only read
+	c := cutter{r: file, name: name} // peek needs no limit
 	head, err := c.peek(8 << 10)
 	return err == nil && !looksLikeText(head)
 }

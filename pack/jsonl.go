@@ -18,7 +18,7 @@ func (s *fileSource) jsonl(ctx context.Context, file inputFile, before int64, yi
 	if err != nil {
 		return fmt.Errorf("read JSONL: %w", err)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	r := bufio.NewReaderSize(f, 1<<20)
 	var line []byte
 	for number := 1; ; number++ {
@@ -26,7 +26,7 @@ func (s *fileSource) jsonl(ctx context.Context, file inputFile, before int64, yi
 			return err
 		}
 		var more bool
-		if line, more, err = readLine(r, line[:0]); err != nil {
+		if line, more, err = readLine(r, line[:0], s.limit); err != nil {
 			return fmt.Errorf("read %s, line %d: %w", file.path, number, err)
 		}
 		before += int64(len(line))
@@ -46,16 +46,14 @@ func (s *fileSource) jsonl(ctx context.Context, file inputFile, before int64, yi
 	}
 }
 
-var errLongLine = fmt.Errorf("the line is longer than %d MiB", maxDocument>>20)
-
 // readLine appends a line with its end to line. more is false at the end of r.
-func readLine(r *bufio.Reader, line []byte) (_ []byte, more bool, err error) {
+func readLine(r *bufio.Reader, line []byte, limit int) (_ []byte, more bool, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
 		line = append(line, part...)
 		switch {
-		case len(line) > maxDocument:
-			return line, false, errLongLine
+		case len(line) > limit:
+			return line, false, fmt.Errorf("the line is longer than %d bytes", limit)
 		case err == nil:
 			return line, true, nil
 		case errors.Is(err, io.EOF):

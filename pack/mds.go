@@ -155,7 +155,7 @@ func mdsSampleHead(tokens, width int64) []byte {
 	var shape []byte
 	switch {
 	case tokens < 1<<8:
-		shape = []byte{1<<2 | 0, byte(tokens)}
+		shape = []byte{1 << 2, byte(tokens)}
 	case tokens < 1<<16:
 		shape = binary.LittleEndian.AppendUint16([]byte{1<<2 | 1}, uint16(tokens))
 	default:

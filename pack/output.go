@@ -115,8 +115,8 @@ func (f *outFile) finish(ctx context.Context) error {
 // discard closes and removes a scratch file.
 func (f *outFile) discard() {
 	delete(f.out.open, f)
-	f.f.Close()
-	os.Remove(f.f.Name())
+	f.f.Close()           //nolint:errcheck // nobody reads it again
+	os.Remove(f.f.Name()) //nolint:errcheck // one that is left cannot be told from a crash's, and does no harm
 }
 
 // abort removes every file of this run, and the directory if this run made it.
@@ -125,14 +125,14 @@ func (o *output) abort() {
 		f.discard()
 	}
 	for _, f := range o.done {
-		os.Remove(f.f.Name())
+		os.Remove(f.f.Name()) //nolint:errcheck // the run's own error is what the user needs
 	}
 	for _, name := range o.named {
-		os.Remove(filepath.Join(o.dir, name))
+		os.Remove(filepath.Join(o.dir, name)) //nolint:errcheck // as above
 	}
 	o.done, o.named = nil, nil
 	if o.created {
-		os.Remove(o.dir) // fails, and should, when somebody else put something there
+		os.Remove(o.dir) //nolint:errcheck // fails, and should, when somebody else put something there
 	}
 }
 
@@ -203,7 +203,7 @@ func (o *output) retireEarlier() error {
 	if err != nil {
 		return fmt.Errorf("open the output directory: %w", err)
 	}
-	defer root.Close()
+	defer root.Close() //nolint:errcheck // a directory
 	for name := range o.earlier {
 		if info, err := root.Lstat(name); err != nil || !o.replaceable(name, info) {
 			continue
@@ -220,7 +220,7 @@ func syncDir(dir string) error {
 	if err != nil {
 		return fmt.Errorf("sync %s: %w", dir, err)
 	}
-	defer d.Close()
+	defer d.Close() //nolint:errcheck // only synced
 	if err := d.Sync(); err != nil {
 		return fmt.Errorf("sync %s: %w", dir, err)
 	}

@@ -51,7 +51,7 @@ func TestKnownTokens(t *testing.T) {
 // corpus is a directory with nested, hidden, binary and empty files, JSONL, and a text of several parts.
 func corpus(t testing.TB) string {
 	var long strings.Builder
-	for i := 0; long.Len() < 1200<<10; i++ {
+	for i := 0; long.Len() < 600<<10; i++ {
 		fmt.Fprintf(&long, "line %d:\t'tis  a   text\r\n\r\n  with spaces, числа %d и 数字。\n", i, i*i)
 	}
 	var lines strings.Builder
@@ -100,7 +100,7 @@ func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 		}
 		var got []uint32
 		parts := 0
-		c := cutter{r: bytes.NewReader(text), name: "text", piece: 20 << 10}
+		c := cutter{r: bytes.NewReader(text), name: "text", piece: 20 << 10, limit: maxDocument}
 		err = c.parts(func(d Document) error {
 			parts++
 			got, _, err = tok.Append(got, d.Text)
@@ -133,11 +133,26 @@ func FuzzCut(f *testing.F) {
 }
 
 func TestTextWithoutAPlaceToCut(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"x.txt": strings.Repeat("1", maxDocument+1)})
-	out := filepath.Join(t.TempDir(), "out")
-	_, err := Run(context.Background(), Options{Sources: []string{dir}, Out: out})
-	if err == nil || !strings.Contains(err.Error(), "cannot be cut") || len(readDir(t, out)) > 0 {
+	c := cutter{r: strings.NewReader("some words " + strings.Repeat("1", 5000)), name: "x.txt", piece: 100, limit: 1000}
+	var got []string
+	err := c.parts(func(d Document) error { got = append(got, string(d.Text)); return nil })
+	if err == nil || !strings.Contains(err.Error(), "read x.txt: no space follows a letter within 1000 bytes after byte 10") {
 		t.Errorf("got %v", err)
+	}
+	if !reflect.DeepEqual(got, []string{"some words"}) {
+		t.Errorf("parts %q", got)
+	}
+}
+
+func TestLineLimit(t *testing.T) {
+	for length, ok := range map[int]bool{999: true, 1000: false} {
+		line := `{"text": "` + strings.Repeat("x", length-12) + `"}` + "\n"
+		path := filepath.Join(writeFiles(t, map[string]string{"a.jsonl": "\n" + line}), "a.jsonl")
+		s := fileSource{files: []inputFile{{path: path, jsonl: true}}, key: "text", limit: 1000}
+		err := s.Documents(context.Background(), func(Document) error { return nil })
+		if ok != (err == nil) || (err != nil && !strings.Contains(err.Error(), "line 2: the line is longer than 1000 bytes")) {
+			t.Errorf("%d bytes: got %v", length, err)
+		}
 	}
 }
 
@@ -149,7 +164,6 @@ func TestHostileJSONL(t *testing.T) {
 		{"null", `{"text": null}`, `line 2: the value of "text" is not a string`},
 		{"a number", `{"text": 5}`, `line 2: the value of "text" is not a string`},
 		{"deep", strings.Repeat("[", 1<<20), "line 2: not a JSON object"},
-		{"a huge line", `{"text": "` + strings.Repeat("x ", maxDocument/2) + `"}`, "line 2: the line is longer than 64 MiB"},
 	} {
 		dir := writeFiles(t, map[string]string{"a.jsonl": "{\"text\": \"fine\"}\n" + tc.line + "\n"})
 		out := filepath.Join(t.TempDir(), "out")
@@ -342,5 +356,24 @@ func TestPackTokensAgain(t *testing.T) {
 	if _, err := Run(context.Background(), Options{Sources: []string{first, writeFiles(t, map[string]string{"a": "b"})},
 		Index: memoryIndex, Out: filepath.Join(t.TempDir(), "x")}); err == nil || !strings.Contains(err.Error(), "some are tokens") {
 		t.Errorf("text and tokens: got %v", err)
+	}
+}
+
+func TestPackMegatronAgainKeepsDocuments(t *testing.T) {
+	docs := manyDocs(1 << 16)
+	first := filepath.Join(t.TempDir(), "first")
+	_, want, err := packTokens(t, Options{Out: first}, docs, 65536)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, files := runPack(t, Options{Sources: []string{first}, Index: memoryIndex})
+	for _, name := range []string{"data_text_document.bin", "data_text_document.idx"} {
+		if !bytes.Equal(files[name], want[name]) {
+			t.Errorf("%s differs after a round trip", name)
+		}
+	}
+	_, files = runPack(t, Options{Sources: []string{filepath.Join(first, "data_text_document.bin")}, Index: memoryIndex, Format: MDS, DType: "u32"})
+	if got, _ := readMDS(t, files["shard.00000.mds"], false, 4); !reflect.DeepEqual(got, docs) {
+		t.Error("the .bin alone, as MDS, gives other samples")
 	}
 }

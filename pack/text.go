@@ -11,8 +11,8 @@ import (
 )
 
 // pieceBytes is the size from which a text is cut into parts, so that one long document keeps all workers busy and
-// does not have to fit into memory.
-const pieceBytes = 1 << 20
+// does not have to fit into memory. A cancelled run waits for one part per worker.
+const pieceBytes = batchBytes
 
 // text yields one file as one document.
 func (s *fileSource) text(file inputFile, before int64, yield func(Document) error) error {
@@ -20,8 +20,8 @@ func (s *fileSource) text(file inputFile, before int64, yield func(Document) err
 	if err != nil {
 		return fmt.Errorf("read text: %w", err)
 	}
-	defer f.Close()
-	c := cutter{r: f, name: file.path, read: before, piece: pieceBytes}
+	defer f.Close() //nolint:errcheck // only read
+	c := cutter{r: f, name: file.path, read: before, piece: pieceBytes, limit: s.limit}
 	if file.sniff {
 		head, err := c.peek(8 << 10)
 		if err != nil {
@@ -52,7 +52,8 @@ type cutter struct {
 	r     io.Reader
 	name  string
 	read  int64 // bytes given out, on top of where it started
-	piece int   // bytes of a part, as far as there is a place to cut
+	piece int   // bytes of a part, where there is a place to cut
+	limit int   // bytes that are searched for one
 	buf   []byte
 	eof   bool
 }
@@ -89,13 +90,13 @@ func (c *cutter) parts(yield func(Document) error) error {
 		cut := len(c.buf)
 		if !c.eof {
 			cut = lastCut(c.buf)
-			if cut == 0 && want < maxDocument {
-				want *= 2
+			if cut == 0 && want < c.limit {
+				want = min(2*want, c.limit)
 				continue
 			}
 			if cut == 0 {
-				return fmt.Errorf("read %s: no space follows a letter within %d MiB after byte %d, so it cannot be cut for tokenizing",
-					c.name, maxDocument>>20, c.read)
+				return fmt.Errorf("read %s: no space follows a letter within %d bytes after byte %d, so it cannot be cut for tokenizing",
+					c.name, c.limit, c.read)
 			}
 		}
 		c.read += int64(cut)
