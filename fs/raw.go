@@ -134,7 +134,7 @@ func (m *Mount) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Statu
 
 // ReadDir lists names only. The kernel asks for it where it does not want attributes.
 func (m *Mount) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return m.list(cancel, in, func(n *node, i int, e fuse.DirEntry) (bool, error) { return out.AddDirEntry(e), nil })
+	return m.list(cancel, in, func(_ *node, _ int, e fuse.DirEntry) (bool, error) { return out.AddDirEntry(e), nil })
 }
 
 // ReadDirPlus lists names with attributes, so that find and glob need no further round trip.

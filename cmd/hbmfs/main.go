@@ -52,6 +52,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	if err := root.ExecuteContext(ctx); err != nil {
+		if errors.Is(err, context.Canceled) {
+			err = errInterrupted
+		}
 		if message := err.Error(); message != "" {
 			fmt.Fprintf(stderr, "hbmfs: %s\n", message)
 		}
@@ -66,10 +69,13 @@ type usageError struct{ error }
 // errProblems ends inspect when the dataset has problems, which it has printed.
 var errProblems = errors.New("")
 
+// errInterrupted ends a command that SIGINT or SIGTERM stopped.
+var errInterrupted = errors.New("interrupted")
+
 func exitCode(err error) int {
 	var usage usageError
 	switch {
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, errInterrupted):
 		return exitSignal
 	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown command"): // cobra has no type for it
 		return exitUsage
