@@ -66,7 +66,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			err = errors.Join(err, e, fmt.Errorf("%s is still mounted, and %s is kept", d.mnt, work))
 			return
 		}
-		err = errors.Join(err, os.RemoveAll(work))
+		if e := os.RemoveAll(work); e != nil {
+			err = errors.Join(err, e)
+		} else if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("interrupted, and nothing is left behind: %w", err)
+		}
 	}()
 	if err := os.Mkdir(d.mnt, 0o755); err != nil {
 		return fmt.Errorf("make the mountpoint: %w", err)
@@ -97,7 +101,7 @@ func (d *demo) play(ctx context.Context, text string, limit int64) (err error) {
 	}
 	d.say("\n1. Tokenize %.1f MiB of Go source (%d directories of %s) with GPT-2's vocabulary",
 		float64(size)/(1<<20), len(sources), text)
-	pack := []string{"pack", "--to", "megatron", "--name", "gosrc", "--shard-tokens", "2M", "--include", "*.go"}
+	pack := []string{"pack", "--to", "megatron", "--name", "gosrc", "--shard-tokens", "5M", "--include", "*.go"}
 	d.say("   $ hbmfs %s %s/... data", strings.Join(pack, " "), filepath.Base(text))
 	if err := d.show(ctx, append(append(pack, sources...), d.data)...); err != nil {
 		return err
