@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -178,7 +179,7 @@ func (m *Mount) Serve(ctx context.Context) {
 func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
 	err := m.indexed.do(ctx, func(ctx context.Context) error {
 		began := time.Now()
-		v, err := layout.Index(ctx, m.listing.Objects, m.opt.Layout)
+		v, err := layout.Index(ctx, slices.Clone(m.listing.Objects), m.opt.Layout) // it sorts them, and others read the listing
 		if err != nil {
 			return err
 		}
