@@ -29,6 +29,7 @@ func allFormats() []format {
 		mdsFormat(),
 		litdataFormat(),
 		datatroveFormat(),
+		olmoFormat(),
 		tokensFormat(),
 	}
 }
