@@ -22,6 +22,7 @@ type format struct {
 func allFormats() []format {
 	return []format{
 		safetensorsFormat(),
+		arrowFormat(),
 		webdatasetFormat(),
 		npyFormat(),
 		megatronFormat(),

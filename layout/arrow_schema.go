@@ -1,0 +1,252 @@
+package layout
+
+import (
+	"fmt"
+	"strings"
+)
+
+// arrowSchema is what an Arrow stream says of its columns. Source of all tables and numbers: apache/arrow,
+// format/Schema.fbs and format/Message.fbs.
+type arrowSchema struct {
+	columns   []arrowColumn // of the top level
+	bigEndian bool
+}
+
+// arrowColumn is a column, and where a record batch describes it. A batch lists nodes and buffers of all columns in one
+// row, those of a column before those of its children.
+type arrowColumn struct {
+	name, kind   string // kind is for people: "list of i32", "utf8"
+	list         bool   // of integers: what follows is only set then
+	dtype        DType
+	width        int   // bytes of an offset: 4 or 8; 0 for lists of fixed size
+	fixed        int64 // integers of a list of fixed size
+	node, buffer int64 // the first ones of the column
+}
+
+// The members of the union Type that a reader must tell apart to know a column's buffers.
+const (
+	arrowNull = iota + 1
+	arrowInt
+	arrowFloat
+	arrowBinary
+	arrowUtf8
+	arrowBool
+	arrowDecimal
+	arrowDate
+	arrowTime
+	arrowTimestamp
+	arrowInterval
+	arrowList
+	arrowStruct
+	arrowUnion
+	arrowFixedSizeBinary
+	arrowFixedSizeList
+	arrowMap
+	arrowDuration
+	arrowLargeBinary
+	arrowLargeUtf8
+	arrowLargeList
+)
+
+const (
+	maxArrowFields = 1 << 16 // with all children: an offset may lead to the same child again and again
+	maxArrowDepth  = 64
+)
+
+// arrowFields counts what lies before a field while the schema is walked.
+type arrowFields struct {
+	fields, nodes, buffers int64
+	lost                   bool // a type before it has an unknown number of buffers
+}
+
+// parseArrowSchema reads a message that holds a schema.
+func parseArrowSchema(message []byte) (*arrowSchema, error) {
+	f := &flatbuffer{buf: message}
+	kind, t, _ := arrowMessage(f)
+	if f.err == nil && kind != arrowSchemaMessage {
+		f.fail("the first message is of type %d, a schema is type %d", kind, arrowSchemaMessage)
+	}
+	s := &arrowSchema{bigEndian: t.number(0, 2, 0) != 0}
+	var before arrowFields
+	columns := t.vector(1, 4)
+	for i := int64(0); i < columns.n && f.err == nil; i++ {
+		field := columns.table(i)
+		c := arrowColumn{name: field.text(0), node: before.nodes, buffer: before.buffers}
+		c.describe(field)
+		if before.lost {
+			c.list = false
+			c.kind += " (behind a union or view, where its buffers cannot be found)"
+		}
+		s.columns = append(s.columns, c)
+		before.count(f, field, 0)
+	}
+	return s, f.err
+}
+
+// The members of the union MessageHeader.
+const (
+	arrowSchemaMessage     = 1
+	arrowDictionaryMessage = 2
+	arrowBatchMessage      = 3
+)
+
+// arrowMessage returns the type and table of a message's header, and the bytes of its body.
+func arrowMessage(f *flatbuffer) (kind int64, header flatTable, body int64) {
+	m := f.root()
+	if version := m.number(0, 2, 0); f.err == nil && (version < 3 || version > 4) {
+		f.fail("the metadata is of version V%d, V4 and V5 are known", version+1)
+	}
+	return m.number(1, 1, 0), m.table(2), m.number(3, 8, 0)
+}
+
+// describe says what the column is, as far as tokens are concerned.
+func (c *arrowColumn) describe(field flatTable) {
+	kind := field.number(2, 1, 0)
+	if field.has(4) {
+		c.kind = "dictionary"
+		return
+	}
+	c.kind = arrowKind(kind)
+	switch kind {
+	case arrowInt:
+		c.kind = arrowIntType(field).String()
+	case arrowList:
+		c.width = 4
+	case arrowLargeList:
+		c.width = 8
+	case arrowFixedSizeList:
+		c.fixed = field.table(3).number(0, 4, 0)
+	default:
+		return
+	}
+	children := field.vector(5, 4)
+	if kind == arrowInt || children.n != 1 {
+		return
+	}
+	child := children.table(0)
+	if item := child.number(2, 1, 0); item != arrowInt || child.has(4) {
+		c.kind += " of " + arrowKind(item)
+		return
+	}
+	c.dtype = arrowIntType(child)
+	c.list = c.dtype != DTypeUnknown && (c.width > 0 || c.fixed > 0)
+	c.kind += " of " + c.dtype.String()
+}
+
+func arrowIntType(field flatTable) DType {
+	t := field.table(3)
+	signed := t.number(1, 1, 0) != 0
+	switch bits := t.number(0, 4, 0); {
+	case bits == 8 && signed:
+		return I8
+	case bits == 8:
+		return U8
+	case bits == 16 && signed:
+		return I16
+	case bits == 16:
+		return U16
+	case bits == 32 && signed:
+		return I32
+	case bits == 32:
+		return U32
+	case bits == 64 && signed:
+		return I64
+	case bits == 64:
+		return U64
+	}
+	return DTypeUnknown
+}
+
+func arrowKind(kind int64) string {
+	switch kind {
+	case arrowFloat:
+		return "float"
+	case arrowBinary, arrowLargeBinary, arrowFixedSizeBinary:
+		return "binary"
+	case arrowUtf8, arrowLargeUtf8:
+		return "text"
+	case arrowBool:
+		return "bool"
+	case arrowList, arrowLargeList, arrowFixedSizeList:
+		return "list"
+	case arrowStruct:
+		return "struct"
+	case arrowMap:
+		return "map"
+	}
+	return fmt.Sprintf("type %d", kind)
+}
+
+// count adds the nodes and buffers of a field and its children.
+func (n *arrowFields) count(f *flatbuffer, field flatTable, depth int) {
+	if n.fields++; n.fields > maxArrowFields || depth > maxArrowDepth {
+		f.fail("the schema has more than %d fields, or is nested more than %d deep", maxArrowFields, maxArrowDepth)
+		return
+	}
+	n.nodes++
+	if field.has(4) { // of a dictionary, a batch holds the indices alone
+		n.buffers += 2
+		return
+	}
+	switch field.number(2, 1, 0) {
+	case arrowNull:
+	case arrowInt, arrowFloat, arrowBool, arrowDecimal, arrowDate, arrowTime, arrowTimestamp, arrowInterval, arrowDuration,
+		arrowFixedSizeBinary, arrowList, arrowLargeList, arrowMap:
+		n.buffers += 2
+	case arrowBinary, arrowUtf8, arrowLargeBinary, arrowLargeUtf8:
+		n.buffers += 3
+	case arrowStruct, arrowFixedSizeList:
+		n.buffers++
+	default: // unions, run-end encoding and views
+		n.lost = true
+		return
+	}
+	children := field.vector(5, 4)
+	for i := int64(0); i < children.n && f.err == nil; i++ {
+		n.count(f, children.table(i), depth+1)
+	}
+}
+
+// tokens returns the column that holds the tokens, or says why there is none: the one with the name that loaders
+// expect, else the only list of integers.
+func (s *arrowSchema) tokens() (*arrowColumn, string) {
+	var lists, all []string
+	var only *arrowColumn
+	for i := range s.columns {
+		c := &s.columns[i]
+		if len(all) < 10 {
+			all = append(all, fmt.Sprintf("%.40q is %s", c.name, c.kind))
+		}
+		if c.list {
+			only = c
+			lists = append(lists, fmt.Sprintf("%.40q", c.name))
+		}
+	}
+	if s.bigEndian {
+		return nil, "the numbers are big-endian: write the dataset on a little-endian machine"
+	}
+	for _, name := range []string{"input_ids", "tokens", "token_ids"} {
+		for i := range s.columns {
+			if c := &s.columns[i]; c.list && c.name == name {
+				return c, ""
+			}
+		}
+	}
+	switch len(lists) {
+	case 0:
+		return nil, "no column holds lists of integers: " + strings.Join(all, ", ")
+	case 1:
+		return only, ""
+	}
+	return nil, fmt.Sprintf("several columns hold lists of integers and none is called input_ids, tokens or token_ids: %s",
+		strings.Join(lists[:min(len(lists), 10)], ", "))
+}
+
+// signature tells streams of different columns apart.
+func (s *arrowSchema) signature() string {
+	var b strings.Builder
+	for _, c := range s.columns {
+		fmt.Fprintf(&b, "%q %s %d,", c.name, c.kind, c.fixed)
+	}
+	return b.String()
+}

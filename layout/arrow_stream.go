@@ -1,0 +1,246 @@
+package layout
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"slices"
+	"sort"
+)
+
+// An Arrow stream is a row of messages: u32 0xFFFFFFFF, i32 metadata length, metadata (a flatbuffer), and a body of
+// the length that the metadata gives. A length of 0 ends it. The file variant has 8 bytes before the stream and a
+// footer behind it. Source: apache/arrow, docs/source/format/Columnar.rst, "Serialization and Interprocess Communication".
+const (
+	arrowContinuation = 0xffffffff
+	arrowFileMagic    = "ARROW1\x00\x00"
+	maxArrowMetadata  = 64 << 20
+	maxArrowRows      = 1 << 53
+)
+
+// arrowStream is one object's stream.
+type arrowStream struct {
+	object *Object
+	start  int64        // of the first message: 0, or 8 in the file variant
+	column *arrowColumn // that holds the tokens, nil for none
+	ended  bool         // by its mark; set by walk
+}
+
+// arrowBatch is a record batch of a stream.
+type arrowBatch struct {
+	f      *flatbuffer
+	table  flatTable
+	at     int64 // of the metadata in the file
+	body   int64 // in the file
+	length int64 // of the body
+}
+
+// walk calls each for every record batch. Bodies are not read.
+func (s *arrowStream) walk(ctx context.Context, each func(b arrowBatch) error) error {
+	o := s.object
+	r := &windowReader{ctx: ctx, o: o, off: s.start}
+	for r.off < o.Size {
+		at := r.off
+		length, err := arrowLength(o, r)
+		if err != nil {
+			return err
+		}
+		if length == 0 {
+			s.ended = true
+			return nil
+		}
+		message := make([]byte, length)
+		if _, err := io.ReadFull(r, message); err != nil {
+			return err
+		}
+		f := &flatbuffer{buf: message}
+		kind, table, body := arrowMessage(f)
+		if f.err != nil {
+			return corruptf(o, at+8, "%v", f.err)
+		}
+		if body < 0 || body > o.Size-r.off {
+			return corruptf(o, at+8, "the message has a body of %d bytes, %d follow", body, o.Size-r.off)
+		}
+		if kind == arrowBatchMessage {
+			if err := each(arrowBatch{f, table, at + 8, r.off, body}); err != nil {
+				return err
+			}
+		}
+		r.off += body
+	}
+	return nil
+}
+
+// arrowLength reads the 8 bytes before a message's metadata.
+func arrowLength(o *Object, r *windowReader) (int64, error) {
+	at := r.off
+	var prefix [8]byte
+	if o.Size-at < int64(len(prefix)) {
+		return 0, corruptf(o, at, "%d bytes are left, a message takes at least 8", o.Size-at)
+	}
+	if _, err := io.ReadFull(r, prefix[:]); err != nil {
+		return 0, err
+	}
+	if mark := binary.LittleEndian.Uint32(prefix[:]); mark != arrowContinuation {
+		return 0, corruptf(o, at, "a message begins with %#x, %#x is expected", mark, uint32(arrowContinuation))
+	}
+	length := int64(int32(binary.LittleEndian.Uint32(prefix[4:])))
+	if length < 0 || length > maxArrowMetadata || length > o.Size-at-8 {
+		return 0, corruptf(o, at+4, "a message has %d bytes of metadata: %d follow, at most %d are read", length, o.Size-at-8, maxArrowMetadata)
+	}
+	return length, nil
+}
+
+// rows returns the rows of the batch.
+func (s *arrowStream) rows(b arrowBatch) (int64, error) {
+	n := b.table.number(0, 8, 0)
+	if b.f.err != nil || n < 0 || n > maxArrowRows {
+		return 0, corruptf(s.object, b.at, "a record batch has %d rows (%v)", n, b.f.err)
+	}
+	return n, nil
+}
+
+// arrowPiece is the tokens of one batch.
+type arrowPiece struct {
+	rows, tokens int64
+	values       int64 // where the tokens lie in the file
+	offsets      int64 // where the offsets of the rows lie; the first one is bias
+	bias         int64
+}
+
+// piece finds the tokens of a batch. An AbsentError says that they do not lie in the file as they are.
+func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64) (arrowPiece, error) {
+	p := arrowPiece{rows: rows}
+	c := s.column
+	if b.table.has(3) {
+		return p, absent("the record batches are compressed: write the dataset without compression")
+	}
+	nodes, buffers := b.table.vector(1, 16), b.table.vector(2, 16)
+	length, nulls := nodes.pair(c.node)
+	items, itemNulls := nodes.pair(c.node + 1)
+	item := int64(c.dtype.Size())
+	first := c.buffer + 1 // of the buffers behind the column's own map of nulls
+	if c.width > 0 {
+		first++
+	}
+	values, valuesLength := buffers.pair(first + 1) // the child has such a map too
+	offsets, offsetsLength := buffers.pair(c.buffer + 1)
+	if b.f.err != nil {
+		return p, corruptf(s.object, b.at, "%v", b.f.err)
+	}
+	if nodes.n == 0 || buffers.n == 0 || length != rows || items < 0 {
+		return p, corruptf(s.object, b.at, "column %q has %d rows and %d items in a batch of %d rows", c.name, length, items, rows)
+	}
+	if nulls != 0 || itemNulls != 0 {
+		return p, absent("column %q has nulls, which are no tokens", c.name)
+	}
+	if !b.holds(values, valuesLength) || items > valuesLength/item {
+		return p, corruptf(s.object, b.at, "%d values of %d bytes are said to lie in %d bytes at %d of a body of %d", items, item, valuesLength, values, b.length)
+	}
+	p.values = b.body + values
+	if c.width == 0 {
+		if p.tokens = items; items/c.fixed != rows || items%c.fixed != 0 {
+			return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.fixed, items)
+		}
+		return p, nil
+	}
+	if rows == 0 { // the offsets may be left out
+		return p, nil
+	}
+	width := int64(c.width)
+	if !b.holds(offsets, offsetsLength) || rows > offsetsLength/width-1 {
+		return p, corruptf(s.object, b.at, "%d offsets of %d bytes are said to lie in %d bytes at %d of a body of %d", rows+1, width, offsetsLength, offsets, b.length)
+	}
+	p.offsets = b.body + offsets
+	var err error
+	if p.bias, err = s.offset(ctx, p.offsets); err != nil {
+		return p, err
+	}
+	last, err := s.offset(ctx, p.offsets+rows*width)
+	if err != nil {
+		return p, err
+	}
+	if p.bias < 0 || last < p.bias || last > items {
+		return p, corruptf(s.object, p.offsets, "the lists begin at item %d and end at %d of %d", p.bias, last, items)
+	}
+	p.values += p.bias * item
+	p.tokens = last - p.bias
+	return p, nil
+}
+
+// holds reports whether the body has n bytes at off.
+func (b *arrowBatch) holds(off, n int64) bool {
+	return off >= 0 && n >= 0 && n <= b.length && off <= b.length-n
+}
+
+func (s *arrowStream) offset(ctx context.Context, at int64) (int64, error) {
+	raw, err := readFull(ctx, s.object, at, int64(s.column.width))
+	if err != nil {
+		return 0, err
+	}
+	if len(raw) == 4 {
+		return int64(int32(binary.LittleEndian.Uint32(raw))), nil
+	}
+	return int64(binary.LittleEndian.Uint64(raw)), nil
+}
+
+// arrowIndex reads the rows of a stream as documents, from the offsets of each batch.
+type arrowIndex struct {
+	wholeDocuments
+	object  *Object
+	width   int
+	tokens  int64
+	batches []arrowRows
+}
+
+// arrowRows is a batch of an arrowIndex.
+type arrowRows struct {
+	row, token    int64 // the first ones of the batch
+	offsets, bias int64 // as in arrowPiece
+}
+
+func (x *arrowIndex) Starts(ctx context.Context, dst []int64, first int64) error {
+	n := len(x.batches)
+	i := sort.Search(n, func(i int) bool { return x.batches[i].row > first }) - 1
+	for ; i >= 0 && i < n && len(dst) > 0; i++ {
+		b := x.batches[i]
+		nextRow, nextToken := x.documents, x.tokens
+		if i+1 < n {
+			nextRow, nextToken = x.batches[i+1].row, x.batches[i+1].token
+		}
+		k := min(int64(len(dst)), nextRow-first)
+		if k <= 0 {
+			continue
+		}
+		part := endsIndex{
+			wholeDocuments: wholeDocuments{nextRow - b.row}, object: x.object, offset: b.offsets + int64(x.width), width: x.width,
+			scale: 1, bias: b.bias, tokens: nextToken - b.token,
+		}
+		if err := part.Starts(ctx, dst[:k], first-b.row); err != nil {
+			return err
+		}
+		for j := range dst[:k] {
+			dst[j] += b.token
+		}
+		dst, first = dst[k:], first+k
+	}
+	if len(dst) == 1 && first == x.documents {
+		dst[0], dst = x.tokens, nil
+	}
+	if len(dst) > 0 {
+		return corruptf(x.object, 0, "document %d of %d is asked for", first+int64(len(dst))-1, x.documents)
+	}
+	return nil
+}
+
+// add appends a batch of the stream.
+func (x *arrowIndex) add(p arrowPiece) {
+	if p.rows > 0 {
+		x.batches = append(x.batches, arrowRows{x.documents, x.tokens, p.offsets, p.bias})
+	}
+	x.documents += p.rows
+	x.tokens += p.tokens
+}
+
+// done gives back the room that the slice grew by.
+func (x *arrowIndex) done() { x.batches = slices.Clip(x.batches) }
