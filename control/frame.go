@@ -1,0 +1,62 @@
+package control
+
+// FrameType says what a frame on the socket is.
+type FrameType uint16
+
+// The frames. R marks those that the daemon answers, with the type behind the arrow or with ERROR.
+const (
+	TypeHello    FrameType = iota + 1 // R -> WELCOME; the first frame of a connection
+	TypeWelcome                       //
+	TypeRedeem                        // R -> FDS: descriptors for a ticket
+	TypeFDs                           //
+	TypeAck                           // FDS or FILES has arrived, with this many descriptors
+	TypeRelease                       // these objects are no longer in use
+	TypeLookup                        // R -> FILES: extents of many files, and descriptors
+	TypeFiles                         //
+	TypeName                          // R -> NAMES: what objects are called at the source
+	TypeNames                         //
+	TypeStats                         // how many bytes the client moved, by path
+	TypePrefetch                      // R -> DONE: ranges of leased objects will be read
+	TypeDone                          //
+	TypeError                         // the frame with this id was refused
+)
+
+// Sizes and limits of frames, bytes.
+const (
+	HeaderSize = 16
+	MaxFrame   = 64 << 10 // header and payload
+	MaxPayload = MaxFrame - HeaderSize
+
+	magic = 'H' | 'B'<<8 | 'M'<<16 | 'F'<<24
+)
+
+// Header begins every frame. One frame is one message of the SOCK_SEQPACKET socket.
+type Header struct {
+	Version uint16 // of the connection; 1 in HELLO, whatever range it offers
+	Type    FrameType
+	ID      uint32 // the client's choice; an answer has its request's
+}
+
+// AppendFrame appends a frame with the payload that fill appends.
+func AppendFrame(b []byte, h Header, fill func([]byte) []byte) []byte {
+	start := len(b)
+	b = put32(b, magic, uint32(h.Version)|uint32(h.Type)<<16, h.ID, 0)
+	if fill != nil {
+		b = fill(b)
+	}
+	put32(b[:start+12], uint32(len(b)-start-HeaderSize))
+	return b
+}
+
+// ParseFrame takes one message apart. The payload is part of p.
+func ParseFrame(p []byte) (h Header, payload []byte, err error) {
+	r := reader{rest: p}
+	r.bad = len(p) > MaxFrame || r.u32() != magic
+	h = Header{r.u16(), FrameType(r.u16()), r.u32()}
+	n := r.u32()
+	if int64(n) != int64(len(r.rest)) {
+		r.bad = true
+	}
+	payload, r.rest = r.rest, nil
+	return h, payload, r.end()
+}

@@ -1,0 +1,210 @@
+package control
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// codec is a message of the protocol: reencode parses it and writes what was understood.
+type codec struct {
+	name     string
+	sample   []byte
+	reencode func(p []byte) ([]byte, error)
+}
+
+// of makes the codec of a message that has a parser and a method to append itself.
+func of[T any, P interface {
+	*T
+	AppendTo([]byte) []byte
+}](name string, sample P, parse func([]byte) (T, error)) codec {
+	return codec{name, sample.AppendTo(nil), func(p []byte) ([]byte, error) {
+		m, err := parse(p)
+		if err != nil {
+			return nil, err
+		}
+		return P(&m).AppendTo(nil), nil
+	}}
+}
+
+// ofList makes the codec of a message that is one list.
+func ofList[T any](name string, sample []T, add func([]byte, []T) []byte, parse func([]byte) ([]T, error)) codec {
+	return codec{name, add(nil, sample), func(p []byte) ([]byte, error) {
+		m, err := parse(p)
+		if err != nil {
+			return nil, err
+		}
+		return add(nil, m), nil
+	}}
+}
+
+func codecs() []codec {
+	extents := []Extent{{0, 128, 0, 0, 128, 1, ExtentMount}, {128, 512, 1024, 7, 600, 9, 0}}
+	objects := []Object{{7, 1 << 40, 2, 3, -1, 0, 0}, {8, 0, 0, 0, 0, syscall.ESTALE, -1}}
+	addNames := func(b []byte, n []Named) []byte { b, _ = AppendNames(b, n); return b }
+	return []codec{
+		of("info", &FileInfo{InfoMount | InfoBypass, 1 << 40, 3, 2, -1, 128, 5, 77, Epoch{1}}, ParseFileInfo),
+		of("extents in", &ExtentsRequest{ExtentsTicket, 10, 1 << 62, 11}, ParseExtentsRequest),
+		of("extents out", &Batch{ExtentsLast, 1, 2, 3, Ticket{4}, Epoch{5}, 2, extents}, ParseBatch),
+		ofList("prefetch in", []Range{{0, 1}, {5, 1 << 62}}, AppendPrefetch, ParsePrefetch),
+		of("hello", &Hello{1, 3, "reader 7"}, ParseHello),
+		of("welcome", &Welcome{1, WelcomeReadOnly, Epoch{9}, 100, 1024}, ParseWelcome),
+		of("redeem", &Redeem{Ticket{1}, []uint64{1, 2, 3}}, ParseRedeem),
+		ofList("release", []uint64{5}, AppendRelease, ParseRelease),
+		ofList("fds", objects, AppendFDs, ParseFDs),
+		of("ack", &Ack{1, 2}, ParseAck),
+		of("lookup", &Lookup{LookupFDs, []string{"a", "b/c", ""}}, ParseLookup),
+		of("files", &Files{[]File{{Size: 5, Tokens: -1, First: 1, Extents: 1}, {Errno: syscall.ENOENT}}, extents, objects}, ParseFiles),
+		ofList("names", []Named{{1, "a/b"}, {2, ""}}, addNames, ParseNames),
+		ofList("stats", []Moved{{PathHost, 1 << 40, 3}}, AppendStats, ParseStats),
+		ofList("object ranges", []ObjectRange{{7, Range{1, 2}}}, AppendObjectRanges, ParseObjectRanges),
+		of("error", &Refusal{syscall.EAGAIN, "no"}, ParseRefusal),
+		{"frame", AppendFrame(nil, Header{1, TypeAck, 9}, (&Ack{1, 2}).AppendTo), func(p []byte) ([]byte, error) {
+			h, payload, err := ParseFrame(p)
+			return AppendFrame(nil, h, func(b []byte) []byte { return append(b, payload...) }), err
+		}},
+	}
+}
+
+func TestMessagesSurviveTheWire(t *testing.T) {
+	for _, c := range codecs() {
+		got, err := c.reencode(c.sample)
+		if err != nil || !bytes.Equal(got, c.sample) {
+			t.Errorf("%s: %x came back as %x, %v", c.name, c.sample, got, err)
+		}
+		for n := range c.sample {
+			if _, err := c.reencode(c.sample[:n]); err == nil {
+				t.Errorf("%s: %d of its %d bytes are taken for the whole", c.name, n, len(c.sample))
+			}
+		}
+	}
+}
+
+// FuzzMessages feeds any bytes to any parser. What is taken for a message must be written back as the same bytes: so
+// nothing is read past the end, ignored, or read in two ways. Ioctls may have room behind what they say.
+func FuzzMessages(f *testing.F) {
+	all := codecs()
+	for i, c := range all {
+		f.Add(uint8(i), c.sample)
+	}
+	f.Fuzz(func(t *testing.T, which uint8, p []byte) {
+		c := all[int(which)%len(all)]
+		got, err := c.reencode(p)
+		if err != nil {
+			return
+		}
+		if room := c.name == "extents in" || c.name == "extents out"; !bytes.Equal(got, p) && !(room && bytes.HasPrefix(p, got)) {
+			t.Errorf("%s: %x came back as %x", c.name, p, got)
+		}
+	})
+}
+
+// FuzzExtentArithmetic checks that an extent that is accepted can be computed with.
+func FuzzExtentArithmetic(f *testing.F) {
+	f.Add(int64(0), int64(1), int64(0), int64(1), int64(1))
+	f.Add(int64(1), int64(math.MaxInt64), int64(0), int64(math.MaxInt64), int64(2))
+	f.Fuzz(func(t *testing.T, logical, length, offset, stride, count int64) {
+		e := Extent{logical, length, offset, 1, stride, count, 0}
+		r := reader{rest: e.AppendTo(nil)}
+		e = r.extent()
+		if r.bad {
+			return
+		}
+		last := e.Offset + (e.Count-1)*e.Stride
+		if e.End() <= e.Logical || last < e.Offset || last+e.Length <= last || (e.Count > 1 && (last-e.Offset)/(e.Count-1) != e.Stride) {
+			t.Errorf("%+v overflows", e)
+		}
+	})
+}
+
+func TestHostileMessagesAreRefused(t *testing.T) {
+	huge := func(p []byte, at int) []byte {
+		p = bytes.Clone(p)
+		binary.LittleEndian.PutUint32(p[at:], math.MaxUint32)
+		return p
+	}
+	byName := map[string]codec{}
+	for _, c := range codecs() {
+		byName[c.name] = c
+	}
+	for what, c := range map[string]struct {
+		codec string
+		p     []byte
+	}{
+		"count of release":       {"release", huge(byName["release"].sample, 0)},
+		"count of redeem":        {"redeem", huge(byName["redeem"].sample, 16)},
+		"count of lookup":        {"lookup", huge(byName["lookup"].sample, 0)},
+		"length of a path":       {"lookup", huge(byName["lookup"].sample, 8)},
+		"unknown flags":          {"lookup", huge(byName["lookup"].sample, 4)},
+		"count of files":         {"files", huge(byName["files"].sample, 0)},
+		"count of extents":       {"extents out", huge(byName["extents out"].sample, 32)},
+		"count of stats":         {"stats", huge(byName["stats"].sample, 0)},
+		"an unknown path":        {"stats", huge(byName["stats"].sample, 8)},
+		"length of a frame":      {"frame", huge(byName["frame"].sample, 12)},
+		"65 objects":             {"redeem", (&Redeem{Objects: make([]uint64, 65)}).AppendTo(nil)},
+		"1,025 paths":            {"lookup", (&Lookup{Paths: make([]string, 1025)}).AppendTo(nil)},
+		"bytes that overflow":    {"stats", AppendStats(nil, []Moved{{PathHost, maxMoved + 1, 0}})},
+		"a name with a newline":  {"hello", (&Hello{Name: "a\nb"}).AppendTo(nil)},
+		"a cursor out of range":  {"extents in", (&ExtentsRequest{0, 10, 5, 16}).AppendTo(nil)},
+		"LAST as a request":      {"extents in", (&ExtentsRequest{ExtentsLast, 0, 5, 0}).AppendTo(nil)},
+		"a descriptor beyond 64": {"fds", AppendFDs(nil, []Object{{FD: 64}})},
+	} {
+		if _, err := byName[c.codec].reencode(c.p); err == nil {
+			t.Errorf("%s is accepted", what)
+		}
+	}
+}
+
+func TestCommands(t *testing.T) {
+	for _, c := range []struct {
+		command uint32
+		op      Op
+		n       int
+	}{
+		{InfoCommand, OpInfo, 0}, {ExtentsCommand(0), OpExtents, 0}, {ExtentsCommand(MaxExtents), OpExtents, MaxExtents},
+		{PrefetchCommand(1), OpPrefetch, 1}, {PrefetchCommand(MaxRanges), OpPrefetch, MaxRanges},
+	} {
+		if op, n, ok := ParseCommand(c.command); op != c.op || n != c.n || !ok {
+			t.Errorf("%#x is %#x with %d, %v", c.command, op, n, ok)
+		}
+	}
+	for _, c := range []uint32{0, 0x5401, InfoCommand + 1<<16, InfoCommand &^ iocRead, ExtentsCommand(1) + 1<<16, ExtentsCommand(1) ^ 0x100, PrefetchCommand(2) | iocRead, 96<<16 - 56<<16 | ExtentsCommand(0)&0xc000ffff} {
+		if _, _, ok := ParseCommand(c); ok {
+			t.Errorf("%#x is taken for ours", c)
+		}
+	}
+	if size := ExtentsHeaderSize + MaxExtents*ExtentSize; size > maxIoctl || size+ExtentSize <= maxIoctl {
+		t.Errorf("%d extents are %d bytes", MaxExtents, size)
+	}
+}
+
+func TestABatchNamesEachObjectOnce(t *testing.T) {
+	b := Batch{Extents: []Extent{{Object: 3}, {Object: 0}, {Object: 1}, {Object: 3}}}
+	if got := b.Objects(); len(got) != 2 || got[0] != 3 || got[1] != 1 {
+		t.Errorf("%v, want [3 1]", got)
+	}
+}
+
+func TestNamesStopWhereTheFrameIsFull(t *testing.T) {
+	long := strings.Repeat("x", MaxPayload/2)
+	p, n := AppendNames(nil, []Named{{1, long}, {2, long}})
+	if n != 1 || len(p) > MaxPayload {
+		t.Errorf("%d names in %d bytes", n, len(p))
+	}
+	if names, err := ParseNames(p); err != nil || len(names) != 1 || names[0].Name != long {
+		t.Errorf("%d names, %v", len(names), err)
+	}
+}
+
+func TestFilesKnowTheirRoom(t *testing.T) {
+	var m Files
+	for m.Room(2, 1) {
+		m.Files, m.Extents, m.Objects = append(m.Files, File{}), append(m.Extents, Extent{}, Extent{}), append(m.Objects, Object{})
+	}
+	if n := len(m.AppendTo(nil)); n > MaxPayload || n+fileSize+2*ExtentSize+objectSize <= MaxPayload {
+		t.Errorf("%d files are %d bytes", len(m.Files), n)
+	}
+}
