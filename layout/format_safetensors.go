@@ -47,11 +47,11 @@ func jsonOfObjects(p []byte) bool {
 		if err != nil {
 			return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 		}
-		if (i == 0 || i == 2) && tok != json.Delim('{') {
-			return i == 2 && tok == nil // never: a key is followed by a value
-		}
-		if i == 1 && tok == json.Delim('}') {
-			return true
+		switch {
+		case i == 1 && tok == json.Delim('}'):
+			return true // {} has no tensors
+		case (i == 0 || i == 2) && tok != json.Delim('{'):
+			return false
 		}
 	}
 }
@@ -165,9 +165,10 @@ func reportTensors(d *directory, o *Object, tensors []tensor) {
 // numpyShape reports whether NumPy makes an array of the shape: at most 32 dimensions (64 from version 2), and, where
 // one is 0, the others must still multiply to fewer than 2^63 bytes.
 func numpyShape(shape []int64, width int64) bool {
-	bytes, ok := width, true
+	size := width
 	for _, dim := range shape {
-		if bytes, ok = multiply(bytes, max(dim, 1)); !ok {
+		var ok bool
+		if size, ok = multiply(size, max(dim, 1)); !ok {
 			return false
 		}
 	}

@@ -239,3 +239,17 @@ func FuzzSafetensors(f *testing.F) {
 		}
 	})
 }
+
+func TestSafetensorsIndexName(t *testing.T) {
+	for base, want := range map[string]string{
+		"model.safetensors":                "model.safetensors.index.json",
+		"model-00001-of-00002.safetensors": "model.safetensors.index.json",
+		"a-b-1-of-9.safetensors":           "a-b.safetensors.index.json",
+		"one-of-two.safetensors":           "one-of-two.safetensors.index.json",
+		"-1-of-2.safetensors":              "-1-of-2.safetensors.index.json",
+	} {
+		if got := safetensorsIndexName(base); got != want {
+			t.Errorf("%s: %s, want %s", base, got, want)
+		}
+	}
+}

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"hash/maphash"
 	"path"
-	"regexp"
 	"slices"
+	"strings"
 )
 
 // safetensorsIndex is what model.safetensors.index.json says: which tensors are in which file.
@@ -32,14 +32,20 @@ func (n *tensorNames) add(seed maphash.Seed, name string) {
 	n.sum += maphash.String(seed, name)
 }
 
-// safetensorsIndexName returns the name of the index that lists the file, if the file is one of several.
+// safetensorsIndexName returns the name of the index that lists the file: model.safetensors.index.json for
+// model-00001-of-00002.safetensors, and for model.safetensors.
 func safetensorsIndexName(base string) string {
-	m := regexp.MustCompile(`^(.+)-[0-9]+-of-[0-9]+\.safetensors$`).FindStringSubmatch(base)
-	if m == nil {
-		return base + ".index.json"
+	const suffix = ".safetensors"
+	stem := strings.TrimSuffix(base, suffix)
+	if i := strings.LastIndex(stem, "-of-"); i >= 0 {
+		if k := strings.LastIndexByte(stem[:i], '-'); k > 0 && isDigits(stem[k+1:i]) && isDigits(stem[i+len("-of-"):]) {
+			stem = stem[:k]
+		}
 	}
-	return m[1] + ".safetensors.index.json"
+	return stem + suffix + ".index.json"
 }
+
+func isDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // readSafetensorsIndex reads the index o of directory d. What is wrong with it becomes a problem.
 func readSafetensorsIndex(ctx context.Context, d *directory, o *Object) *safetensorsIndex {
