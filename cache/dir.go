@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,7 @@ type Dir struct {
 	path  string
 	only  string // the one file that is listed, "" for all
 	root  *os.Root
+	fd    int // the same directory, for openat2
 	files *filePool
 }
 
@@ -48,7 +50,11 @@ func OpenDir(source string, maxOpen int) (*Dir, error) {
 	if d.root, err = os.OpenRoot(d.path); err != nil {
 		return nil, fmt.Errorf("open the source: %w", err)
 	}
-	d.files = newFilePool(maxOpen, d.OpenObject)
+	if d.fd, err = unix.Open(d.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		_ = d.root.Close()
+		return nil, fmt.Errorf("open the source: %w", err)
+	}
+	d.files = newFilePool(maxOpen, d.open)
 	return d, nil
 }
 
@@ -58,7 +64,7 @@ func (d *Dir) Path() string { return d.path }
 // Close closes all descriptors. Files that are borrowed stay open until they are given back.
 func (d *Dir) Close() error {
 	d.files.close()
-	return d.root.Close()
+	return errors.Join(unix.Close(d.fd), d.root.Close())
 }
 
 // ReadAt reads a listed object. It implements [layout.Origin].
@@ -66,50 +72,79 @@ func (d *Dir) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64)
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	f, done, err := d.Borrow(o)
+	h, err := d.files.get(o)
 	if err != nil {
 		return 0, err
 	}
-	defer done()
-	n, err := f.ReadAt(p, off)
-	if err == io.EOF && off+int64(n) < o.Size {
-		return n, changed(o, "it was cut short")
+	defer d.files.put(h)
+	for n := 0; n < len(p); {
+		m, err := unix.Pread(h.fd, p[n:], off+int64(n))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return n, fmt.Errorf("read %q at %d: %w", o.Name, off+int64(n), err)
+		case m == 0 && off+int64(n) < o.Size:
+			return n, changed(o, "it was cut short")
+		case m == 0:
+			return n, io.EOF
+		}
+		n += max(m, 0)
 	}
-	return n, err
+	return len(p), nil
 }
 
-// Borrow returns an open file of o that is checked to be the listed version at this moment. The caller must not
-// change its offset or flags, and must call done when it no longer uses it.
-func (d *Dir) Borrow(o *layout.Object) (f *os.File, done func(), err error) {
+// Borrow returns a descriptor of o that is checked to be the listed version at this moment. The caller must not close
+// it, nor change its offset or flags, and must call done when it no longer uses it.
+func (d *Dir) Borrow(o *layout.Object) (fd int, done func(), err error) {
 	h, err := d.files.get(o)
 	if err != nil {
-		return nil, nil, err
+		return -1, nil, err
 	}
-	if now, err := stampOf(h.file); err != nil || now != h.stamp {
-		d.files.put(h)
-		return nil, nil, changed(o, "it was written to")
-	}
-	return h.file, func() { d.files.put(h) }, nil
+	return h.fd, func() { d.files.put(h) }, nil
 }
 
-// OpenObject opens o read-only with a file description of its own, checked to be the listed version.
-func (d *Dir) OpenObject(o *layout.Object) (*os.File, error) {
+// OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
+// the descriptor.
+func (d *Dir) OpenObject(o *layout.Object) (fd int, err error) {
+	fd, _, err = d.open(o)
+	return fd, err
+}
+
+// open opens an object without leaving the root, in one system call where the kernel has openat2 (Linux 5.6).
+func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) {
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
+	for {
+		if fd, err = unix.Openat2(d.fd, o.Name, &how); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			break // EAGAIN: something was renamed meanwhile
+		}
+	}
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // an old kernel, or a sandbox that does not know the call
+		fd, err = d.openSlowly(o)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENOTDIR):
+		return -1, at, changed(o, "it is gone")
+	case err != nil:
+		return -1, at, fmt.Errorf("open %q: %w", o.Name, err)
+	}
+	if at, err = stampOf(fd); err == nil && at.version() != o.Version {
+		err = changed(o, "it is version "+at.version()+", listed as "+o.Version)
+	}
+	if err != nil {
+		_ = unix.Close(fd) // opened for reading: nothing is lost
+		return -1, at, err
+	}
+	return fd, at, nil
+}
+
+// openSlowly opens an object as open does, component by component.
+func (d *Dir) openSlowly(o *layout.Object) (int, error) {
 	f, err := d.root.Open(filepath.FromSlash(o.Name))
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, changed(o, "it is gone")
-		}
-		return nil, fmt.Errorf("open %q: %w", o.Name, err)
+		return -1, err
 	}
-	now, err := stampOf(f)
-	if err == nil && now.version() != o.Version {
-		err = changed(o, "it is version "+now.version()+", listed as "+o.Version)
-	}
-	if err != nil {
-		_ = f.Close() // opened for reading: nothing is lost
-		return nil, err
-	}
-	return f, nil
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 }
 
 func changed(o *layout.Object, how string) error {
@@ -123,17 +158,20 @@ type stamp struct {
 	mtime unix.Timespec
 }
 
-func stampOf(f *os.File) (stamp, error) {
+func stampOf(fd int) (stamp, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return stamp{}, fmt.Errorf("stat %q: %w", f.Name(), err)
+	if err := unix.Fstat(fd, &st); err != nil {
+		return stamp{}, fmt.Errorf("stat an open file: %w", err)
 	}
 	return stamp{st.Ino, st.Size, st.Mtim}, nil
 }
 
 // version is the stamp as [layout.Object] holds it.
 func (s stamp) version() string {
-	return fmt.Sprintf("%d-%d-%d.%09d", s.ino, s.size, s.mtime.Sec, s.mtime.Nsec)
+	v := strconv.AppendUint(make([]byte, 0, 64), s.ino, 10)
+	v = strconv.AppendInt(append(v, '-'), s.size, 10)
+	v = strconv.AppendInt(append(v, '-'), s.mtime.Sec, 10)
+	return string(strconv.AppendInt(append(v, '.'), s.mtime.Nsec, 10))
 }
 
 // Listing is everything below an origin's root.

@@ -2,12 +2,11 @@ package fs
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"sync"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -15,9 +14,9 @@ import (
 // local is an origin whose objects are files of this machine, which the kernel can read without this process.
 type local interface {
 	// OpenObject opens o with a file description of its own, checked to be the listed version.
-	OpenObject(o *layout.Object) (*os.File, error)
-	// Borrow returns an open file of o, checked to be the listed version, until done is called.
-	Borrow(o *layout.Object) (f *os.File, done func(), err error)
+	OpenObject(o *layout.Object) (fd int, err error)
+	// Borrow returns a descriptor of o, checked to be the listed version, until done is called.
+	Borrow(o *layout.Object) (fd int, done func(), err error)
 }
 
 // Handles say how a file was opened. Texts have handles from firstText on.
@@ -25,6 +24,13 @@ const (
 	handleCached uint64 = iota
 	handlePassthrough
 	firstText
+)
+
+// With each open the kernel hears that a close needs no word of this process: nothing is ever written, and close(2)
+// must not fail for a reader that outlived the daemon.
+const (
+	openCached      = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
+	openPassthrough = fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_NOFLUSH
 )
 
 // Open opens a file: passthrough if the kernel can read the source itself, through its page cache otherwise.
@@ -40,7 +46,7 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	switch n.kind {
 	case kindText:
 		out.Fh = m.texts.open(n.text())
-		out.OpenFlags = fuse.FOPEN_DIRECT_IO
+		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 		return fuse.OK
 	case kindObject, kindView:
 	default:
@@ -56,23 +62,23 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 		}
 	}
 	m.counters.cachedOpens.Add(1)
-	out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	out.OpenFlags = openCached
 	return fuse.OK
 }
 
 // openLocal opens a node that is one whole local file.
 func (m *Mount) openLocal(n *node, i int, o *layout.Object, origin local, out *fuse.OpenOut) fuse.Status {
-	id, err := m.backing.acquire(i, func() (*os.File, error) { return origin.OpenObject(o) })
+	id, err := m.backing.acquire(i, func() (int, error) { return origin.OpenObject(o) })
 	if err != nil {
 		return m.fail(n, "open", err)
 	}
 	if id != noBacking {
 		m.counters.passthroughOpens.Add(1)
-		out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, fuse.FOPEN_PASSTHROUGH, id
+		out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, openPassthrough, id
 		return fuse.OK
 	}
 	m.counters.cachedOpens.Add(1)
-	out.Fh, out.OpenFlags = handleCached, fuse.FOPEN_KEEP_CACHE
+	out.Fh, out.OpenFlags = handleCached, openCached
 	return fuse.OK
 }
 
@@ -144,25 +150,25 @@ func (b *backings) why() string {
 
 // acquire returns the backing id for node i, which open opens at need, or noBacking. The error is open's: a file that
 // the kernel will not take is read without passthrough.
-func (b *backings) acquire(i int, open func() (*os.File, error)) (int32, error) {
+func (b *backings) acquire(i int, open func() (fd int, err error)) (int32, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if k := b.byNode[i]; k != nil {
 		k.opens++
 		return k.id, nil
 	}
-	f, err := open() // also where there is no passthrough: a file that changed must not open
+	fd, err := open() // also where there is no passthrough: a file that changed must not open
 	if err != nil {
 		return noBacking, err
 	}
-	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
 	if b.off != "" || b.cached[i] {
 		return noBacking, nil
 	}
-	id, errno := b.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(f.Fd())})
+	id, errno := b.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(fd)})
 	if errno != 0 {
 		b.failures++
-		b.lastErr = fmt.Sprintf("%s: %v", f.Name(), errno)
+		b.lastErr = errno.Error()
 		b.cached[i] = true
 		if errno == syscall.EPERM {
 			b.off = "the kernel wants CAP_SYS_ADMIN in the initial user namespace for passthrough: mount as root outside of containers"

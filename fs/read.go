@@ -74,7 +74,7 @@ func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, er
 	if !ok {
 		return nil, nil
 	}
-	f, done, err := origin.Borrow(lies.Object)
+	fd, done, err := origin.Borrow(lies.Object)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, er
 		return nil, nil // the bytes are copied instead
 	}
 	for n := int64(0); n < size; {
-		k, err := pipe.LoadFromAt(f.Fd(), int(size-n), lies.Offset+n)
+		k, err := pipe.LoadFromAt(uintptr(fd), int(size-n), lies.Offset+n)
 		if err != nil || k <= 0 {
 			splice.Drop(pipe)
 			if err == nil {
