@@ -22,18 +22,19 @@ type Extent struct {
 // (fixed-size samples between headers) take the room of one, so a body stays small where the layout is regular.
 // The zero value is empty. A Body is built by one goroutine and is immutable once others see it.
 type Body struct {
-	runs []run
+	runs []Run
 	size int64
 }
 
-// run is count pieces of length bytes, stride bytes apart in obj.
-type run struct {
-	logical int64
-	obj     *Object
-	offset  int64
-	length  int64
-	stride  int64
-	count   int64
+// Run is Count pieces of Length bytes each: piece k is at Logical + k*Length of the file, and at Offset + k*Stride of
+// Object.
+type Run struct {
+	Logical int64
+	Object  *Object
+	Offset  int64
+	Length  int64
+	Stride  int64
+	Count   int64
 }
 
 // Size returns the bytes of the body.
@@ -61,21 +62,21 @@ func (b *Body) AddStrided(o *Object, offset, length, stride, count int64) {
 		stride = length
 	}
 	if n := len(b.runs); n > 0 && count == 1 {
-		if last := &b.runs[n-1]; last.count == 1 && last.obj == o && last.offset+last.length == offset {
-			last.length += length
-			last.stride = last.length
+		if last := &b.runs[n-1]; last.Count == 1 && last.Object == o && last.Offset+last.Length == offset {
+			last.Length += length
+			last.Stride = last.Length
 			b.size += length
 			return
 		}
 	}
-	b.runs = append(b.runs, run{b.size, o, offset, length, stride, count})
+	b.runs = append(b.runs, Run{b.size, o, offset, length, stride, count})
 	b.size += length * count
 }
 
 // AddBody appends all of c.
 func (b *Body) AddBody(c *Body) {
 	for _, r := range c.runs {
-		b.AddStrided(r.obj, r.offset, r.length, r.stride, r.count)
+		b.AddStrided(r.Object, r.Offset, r.Length, r.Stride, r.Count)
 	}
 }
 
@@ -86,13 +87,13 @@ func (b *Body) Extents(off, n int64) iter.Seq[Extent] {
 		if off < 0 || n <= 0 || off >= end {
 			return
 		}
-		i := sort.Search(len(b.runs), func(i int) bool { return b.runs[i].logical > off }) - 1
+		i := sort.Search(len(b.runs), func(i int) bool { return b.runs[i].Logical > off }) - 1
 		for ; off < end; i++ {
 			r := &b.runs[i]
-			for k := (off - r.logical) / r.length; k < r.count && off < end; k++ {
-				skip := off - r.logical - k*r.length
-				m := min(r.length-skip, end-off)
-				if !yield(Extent{off, m, r.obj, r.offset + k*r.stride + skip}) {
+			for k := (off - r.Logical) / r.Length; k < r.Count && off < end; k++ {
+				skip := off - r.Logical - k*r.Length
+				m := min(r.Length-skip, end-off)
+				if !yield(Extent{off, m, r.Object, r.Offset + k*r.Stride + skip}) {
 					return
 				}
 				off += m
@@ -101,10 +102,91 @@ func (b *Body) Extents(off, n int64) iter.Seq[Extent] {
 	}
 }
 
+// RunsWithin yields the runs that cover [off, off+n) of the body, cut to it, in order. A run of many pieces of which the
+// range takes a part of the first or last comes as up to three.
+func (b *Body) RunsWithin(off, n int64) iter.Seq[Run] {
+	return func(yield func(Run) bool) {
+		first, last, end := b.within(off, n)
+		for i := first; i < last; i++ {
+			for r := b.runs[i]; ; {
+				var piece Run
+				piece, r = r.cut(off, end)
+				if piece.Count == 0 {
+					break
+				}
+				if !yield(piece) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// CountWithin returns how many runs RunsWithin yields. It takes no longer for more of them.
+func (b *Body) CountWithin(off, n int64) int64 {
+	first, last, end := b.within(off, n)
+	count := int64(max(0, last-first-2)) // those between are whole
+	for i := first; i < last; i++ {
+		if i > first && i < last-1 {
+			i = last - 1
+		}
+		for r := b.runs[i]; ; count++ {
+			var piece Run
+			if piece, r = r.cut(off, end); piece.Count == 0 {
+				break
+			}
+		}
+	}
+	return count
+}
+
+// within returns the runs [first, last) that touch [off, off+n), and where that range ends in the body.
+func (b *Body) within(off, n int64) (first, last int, end int64) {
+	if off < 0 || n <= 0 || off >= b.size {
+		return 0, 0, 0
+	}
+	end = off + min(n, b.size-off)
+	first = sort.Search(len(b.runs), func(i int) bool { return b.runs[i].Logical > off }) - 1
+	last = sort.Search(len(b.runs), func(i int) bool { return b.runs[i].Logical >= end })
+	return first, last, end
+}
+
+// cut takes the first run off r that lies within [off, end) and is regular: part of a piece, or whole pieces. What
+// comes back beside it is the rest of r. Either may be empty, with no pieces.
+func (r Run) cut(off, end int64) (piece, rest Run) {
+	if skip := (off - r.Logical) / r.Length; skip > 0 { // pieces before the range
+		skip = min(skip, r.Count)
+		r = r.from(skip)
+	}
+	if r.Count == 0 || r.Logical >= end {
+		return Run{}, Run{}
+	}
+	rest = r.from(1)
+	if head := max(0, off-r.Logical); head > 0 || end-r.Logical < r.Length {
+		length := min(r.Length, end-r.Logical) - head
+		return Run{r.Logical + head, r.Object, r.Offset + head, length, length, 1}, rest
+	}
+	whole := min(r.Count, (end-r.Logical)/r.Length)
+	piece, rest = r, r.from(whole)
+	piece.Count = whole
+	if whole == 1 {
+		piece.Stride = piece.Length
+	}
+	return piece, rest
+}
+
+// from returns r without its first n pieces.
+func (r Run) from(n int64) Run {
+	r.Logical += n * r.Length
+	r.Offset += n * r.Stride
+	r.Count -= n
+	return r
+}
+
 // Whole returns the object that the body presents from its first byte to its last, or nil when it is anything else.
 func (b *Body) Whole() *Object {
-	if len(b.runs) == 1 && b.runs[0].count == 1 && b.runs[0].offset == 0 && b.runs[0].length == b.runs[0].obj.Size {
-		return b.runs[0].obj
+	if len(b.runs) == 1 && b.runs[0].Count == 1 && b.runs[0].Offset == 0 && b.runs[0].Length == b.runs[0].Object.Size {
+		return b.runs[0].Object
 	}
 	return nil
 }
@@ -153,9 +235,9 @@ func (b *Body) Alignment() int64 {
 	const most = 1 << 20
 	bits := int64(most)
 	for _, r := range b.runs {
-		bits |= r.offset
-		if r.count > 1 {
-			bits |= r.stride
+		bits |= r.Offset
+		if r.Count > 1 {
+			bits |= r.Stride
 		}
 	}
 	return bits & -bits
