@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -176,7 +177,7 @@ func (s stamp) version() string {
 
 // Listing is everything below an origin's root.
 type Listing struct {
-	Objects  []*layout.Object
+	Objects  []*layout.Object // in the order of [layout.ComparePaths]
 	Dirs     []DirEntry // the root first, with the empty name
 	Links    []LinkEntry
 	Problems []layout.Problem // what is left out, and why
@@ -209,6 +210,7 @@ func (d *Dir) List(ctx context.Context) (*Listing, error) {
 	if err := d.walk(ctx, l, dir, ""); err != nil {
 		return nil, fmt.Errorf("list %s: %w", d.path, err)
 	}
+	slices.SortFunc(l.Objects, func(a, b *layout.Object) int { return layout.ComparePaths(a.Name, b.Name) })
 	return l, nil
 }
 

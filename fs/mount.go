@@ -56,6 +56,7 @@ type Mount struct {
 	texts    texts
 	failed   failures
 	counters counters
+	control  *channel
 }
 
 // New mounts listing at point. The kernel waits with the first requests until Serve runs. A format that Options force
@@ -63,7 +64,7 @@ type Mount struct {
 func New(ctx context.Context, point string, listing *cache.Listing, opt Options) (*Mount, error) {
 	m := &Mount{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing,
+		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, control: newChannel(),
 	}
 	top := listing.Dirs[0]
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
@@ -170,9 +171,15 @@ func (m *Mount) Serve(ctx context.Context) {
 			m.log.Error("the dataset could not be recognized, so it has no views", "error", err)
 		}
 	}()
+	channel := make(chan struct{})
+	go func() { // ended by cancel, awaited below
+		defer close(channel)
+		m.serveControl(ctx)
+	}()
 	m.server.Serve()
 	cancel()
 	<-indexed
+	<-channel
 }
 
 // index recognizes the dataset, once.
@@ -198,7 +205,7 @@ func (m *Mount) controlEntries() []entry {
 	dir := node{kind: kindDir, perm: m.root.perm, uid: m.root.uid, gid: m.root.gid, modTime: m.started}
 	make1 := func(name string, n node) entry {
 		n.ino, n.modTime, n.uid, n.gid = inoOf(name, "control"), m.started, m.root.uid, m.root.gid
-		return entry{name, n}
+		return entry{name, &n}
 	}
 	dir.hidden = !m.opt.ShowViews
 	views := dir

@@ -54,7 +54,7 @@ type directory struct {
 // entry is a node with the slash-separated path at which it is to appear.
 type entry struct {
 	path string
-	node node
+	node *node
 }
 
 // tree holds the nodes. It only grows.
@@ -134,7 +134,7 @@ func (t *tree) growSorted(dir *node, entries []entry, skip int) {
 				rest = rest[1:]
 			}
 		} else {
-			child = node{kind: kindDir, perm: dir.perm, uid: dir.uid, gid: dir.gid, modTime: dir.modTime, ino: inoOf(entries[0].path[:end], "dir")}
+			child = &node{kind: kindDir, perm: dir.perm, uid: dir.uid, gid: dir.gid, modTime: dir.modTime, ino: inoOf(entries[0].path[:end], "dir")}
 		}
 		child.name = name
 		if child.kind == kindDir {
@@ -142,10 +142,10 @@ func (t *tree) growSorted(dir *node, entries []entry, skip int) {
 				child.dir = &directory{}
 			}
 			if len(rest) > 0 {
-				deeper = append(deeper, below{&child, rest, end + 1})
+				deeper = append(deeper, below{child, rest, end + 1})
 			}
 		}
-		made = append(made, &child)
+		made = append(made, child)
 		entries = entries[n:]
 	}
 	dir.dir.first, dir.dir.count = len(t.nodes), len(made)
@@ -173,7 +173,7 @@ func sourceEntries(l *cache.Listing, hide string, adopt func(*node)) []entry {
 			return
 		}
 		adopt(&n)
-		entries = append(entries, entry{path, n})
+		entries = append(entries, entry{path, &n})
 	}
 	for _, d := range l.Dirs[1:] {
 		add(d.Name, node{kind: kindDir, ino: inoOf(d.Name, "dir"), modTime: d.ModTime, perm: d.Perm, uid: d.UID, gid: d.GID})

@@ -18,7 +18,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-func file(path string) entry { return entry{path, node{kind: kindText, ino: inoOf(path, "")}} }
+func file(path string) entry { return entry{path, &node{kind: kindText, ino: inoOf(path, "")}} }
 
 // walk lists every path below a directory of the tree, in the order of its children.
 func walk(t *testing.T, tr *tree, dir *node, prefix string) []string {
@@ -42,7 +42,7 @@ func walk(t *testing.T, tr *tree, dir *node, prefix string) []string {
 
 func TestTreeGrowsFromPaths(t *testing.T) {
 	tr := newTree(node{perm: 0o755}, []entry{
-		file("b/c/d"), file("a.x"), file("a/z"), file("b/a"), {"b", node{kind: kindDir, perm: 0o700}}, file("a/z"), file("ab"),
+		file("b/c/d"), file("a.x"), file("a/z"), file("b/a"), {"b", &node{kind: kindDir, perm: 0o700}}, file("a/z"), file("ab"),
 	})
 	want := []string{"a", "a/z", "a.x", "ab", "b", "b/a", "b/c", "b/c/d"}
 	if got := walk(t, tr, tr.get(rootNumber), ""); !slices.Equal(got, want) {

@@ -48,7 +48,7 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
 		}
 		m.adopt(&n)
-		entries = append(entries, entry{view.Path, n})
+		entries = append(entries, entry{view.Path, &n})
 	}
 	return entries
 }
@@ -69,7 +69,7 @@ func (m *Mount) memberEntries(view *layout.View, access *access) func(context.Co
 			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
 			n.perm, n.uid, n.gid = access.of(objectsOf(f))
 			m.adopt(&n)
-			entries = append(entries, entry{f.Name, n})
+			entries = append(entries, entry{f.Name, &n})
 		}
 		return entries, nil
 	}
