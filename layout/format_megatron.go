@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -29,7 +30,7 @@ func megatronFormat() format {
 }
 
 func megatronProbe(o *Object, head []byte) any {
-	if !strings.HasSuffix(o.Name, ".idx") || !strings.HasPrefix(string(head), megatronMagic) {
+	if !strings.HasSuffix(o.Name, ".idx") || !bytes.HasPrefix(head, []byte(megatronMagic)) {
 		return nil
 	}
 	h, err := parseMegatron(o, head)

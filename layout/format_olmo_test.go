@@ -129,25 +129,29 @@ func TestOLMoBad(t *testing.T) {
 	}
 	long := strings.Repeat("x", 5000)
 	var many strings.Builder // more than a head holds, so that what is wrong comes after recognition
-	for i := range 20_000 {
+	for i := range 2000 {
 		fmt.Fprintf(&many, "%d,%d,%x\n", i, i+1, i*i*7919)
 	}
 	for name, text := range map[string]string{
-		"gap":              "20001,20002\n",
-		"backward":         "19000,20001\n",
-		"ends before":      "20000,19999\n",
-		"past the end":     "20000,99999\n",
-		"of 2^63":          "20000,9223372036854775808\n",
-		"no number":        "x,20001\n",
-		"negative":         "20000,-1\n",
-		"cut row":          "20000",
-		"no comma":         "20000 20001\n",
-		"rows without end": strings.Repeat("20000,20000\n", 30_000),
-		"a long row":       "20000,20001," + strings.Repeat(long, 5000),
+		"gap":              "2001,2002\n",
+		"backward":         "1900,2001\n",
+		"ends before":      "2000,1999\n",
+		"past the end":     "2000,9999\n",
+		"of 2^63":          "2000,9223372036854775808\n",
+		"no number":        "x,2001\n",
+		"negative":         "2000,-1\n",
+		"cut row":          "2000",
+		"no comma":         "2000 2001\n",
+		"rows without end": strings.Repeat("2000,2000\n", 3000),
+		"a long row":       "2000,2001," + strings.Repeat(long, 1000),
 	} {
-		v := exercise(t, files{"a.npy": textTokens(1, 20_001, 100_000, 4), "a.csv.gz": rows(many.String() + text)})
+		v := exercise(t, files{"a.npy": textTokens(1, 2001, 100_000, 4), "a.csv.gz": rows(many.String() + text)})
 		p := v.Problems()
-		if len(p) != 1 || p[0].Object != "a.csv.gz" || !strings.Contains(p[0].Detail, "row 2") && !strings.Contains(p[0].Detail, "row 3") && !strings.Contains(p[0].Detail, "row 4") {
+		row := "row 2001:"
+		if name == "rows without end" {
+			row = "row 3026:"
+		}
+		if len(p) != 1 || p[0].Object != "a.csv.gz" || !strings.Contains(p[0].Detail, row) {
 			t.Errorf("%s: problems %v", name, p)
 		}
 	}
@@ -258,7 +262,7 @@ func FuzzOLMo(f *testing.F) {
 	})
 }
 
-// TestOLMoBomb hides 200 MiB that are one row behind a list that begins well: it must be given up at its start.
+// TestOLMoBomb hides 50 MiB that are one row behind a list that begins well: it must be given up at its start.
 func TestOLMoBomb(t *testing.T) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
@@ -266,7 +270,7 @@ func TestOLMoBomb(t *testing.T) {
 		fmt.Fprintf(z, "%d,%d,%x\n", i, i+1, i*i*7919)
 	}
 	fmt.Fprint(z, "5000,5001,")
-	for block := range 200 {
+	for block := range 50 {
 		if _, err := z.Write(bytes.Repeat([]byte{byte('a' + block%2)}, 1<<20)); err != nil {
 			t.Fatal(err)
 		}

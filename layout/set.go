@@ -142,23 +142,28 @@ func (s *Set) Resolve(ctx context.Context) error {
 	if s.resolved {
 		return nil
 	}
-	err := s.each(ctx, func(ctx context.Context, h *Shard) error {
-		if h.resolve == nil {
-			return nil
-		}
-		err := h.resolve(ctx, h)
-		var gone *AbsentError
-		if errors.As(err, &gone) {
-			h.NoTokens, err = gone.Why, nil
-		}
-		if err == nil {
-			h.resolve = nil
-		}
-		return err
-	}, nil)
+	var err error
+	if slices.ContainsFunc(s.Shards, func(h *Shard) bool { return h.resolve != nil }) {
+		err = s.each(ctx, resolveShard, nil)
+	}
 	s.resolved = err == nil
 	if s.resolved && s.summarize != nil {
 		s.summarize(s)
+	}
+	return err
+}
+
+func resolveShard(ctx context.Context, h *Shard) error {
+	if h.resolve == nil {
+		return nil
+	}
+	err := h.resolve(ctx, h)
+	var gone *AbsentError
+	if errors.As(err, &gone) {
+		h.NoTokens, err = gone.Why, nil
+	}
+	if err == nil {
+		h.resolve = nil
 	}
 	return err
 }

@@ -20,24 +20,24 @@ const textGuess = "text"
 // ones and repeat themselves, which random bytes, weights, samples of sound and machine code do not. It would rather
 // miss tokens, which --dtype brings back, than make a stream of what is none.
 func guessTokens(head []byte) tokenGuess {
-	if what := otherFormat(head); what != "" {
+	if what := otherFormat(string(head[:min(len(head), 512)])); what != "" {
 		return tokenGuess{other: what}
 	}
 	if isText(head) {
 		return tokenGuess{other: textGuess}
 	}
-	wide, narrow := countValues(head, 4), countValues(head, 2)
-	switch {
-	case wide.looksLikeU32():
+	head = head[:min(len(head), valueSample)]
+	if below20Bits(head) && countValues(head, 4).looksLikeU32() {
 		return tokenGuess{dtype: U32}
-	case narrow.looksLikeU16():
+	}
+	if countValues(head, 2).looksLikeU16() {
 		return tokenGuess{dtype: U16}
 	}
 	return tokenGuess{}
 }
 
 // otherFormat names the format whose magic number the head begins with, "" for none.
-func otherFormat(head []byte) string {
+func otherFormat(head string) string {
 	for _, f := range []struct{ magic, name string }{
 		{"PK\x03\x04", "a zip archive (as torch.save writes)"}, {"\x80\x02", "a pickle"}, {"\x80\x03", "a pickle"},
 		{"\x80\x04\x95", "a pickle"}, {"\x80\x05\x95", "a pickle"}, {"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"},
@@ -48,11 +48,11 @@ func otherFormat(head []byte) string {
 		{"SQLite format 3", "SQLite"}, {"\xff\xfe", "UTF-16 text"}, {"\xfe\xff", "UTF-16 text"},
 		{"\x8a\xd8\x34\x01\x01\x00\x00\x00", "an evaluation set of llm.c"}, {"fast_llm_prepared_dataset", "a Fast-LLM dataset"},
 	} {
-		if strings.HasPrefix(string(head), f.magic) {
+		if strings.HasPrefix(head, f.magic) {
 			return f.name
 		}
 	}
-	if len(head) > 262 && string(head[257:262]) == "ustar" {
+	if len(head) > 262 && head[257:262] == "ustar" {
 		return "a tar archive"
 	}
 	return ""
@@ -60,6 +60,9 @@ func otherFormat(head []byte) string {
 
 // isText reports whether head is UTF-8 without control characters, or mostly printable ASCII.
 func isText(head []byte) bool {
+	if bytes.IndexByte(head, 0) >= 0 { // soon found in tokens, and never in text
+		return false
+	}
 	printable, control := 0, 0
 	for _, c := range head {
 		switch {
@@ -78,37 +81,39 @@ func isText(head []byte) bool {
 
 // valueCounts is what the values of a sample look like, read as little-endian integers of one width.
 type valueCounts struct {
-	count, distinct    int
+	count              int
+	distinct           int // by their low 16 bits
 	zeros, low, signed int // values that are 0, below 8192, and at or above 32768
 	top                int // values of 61440 and above
 	odd                int // values at odd places that are not 0
 	ascending          bool
-	bits               uint32 // all values or-ed: bounds them
-	lowBits, highBits  uint32 // the same of their halves
+	lowBits, highBits  uint32 // the halves of all values or-ed, which bounds them
 	flags              bool   // every byte is 0 or 1
 }
 
 func countValues(head []byte, width int) valueCounts {
 	c := valueCounts{count: len(head) / width, ascending: true, flags: len(bytes.Trim(head, "\x00\x01")) == 0}
-	seen := make(map[uint32]struct{}, c.count)
+	var seen [1 << 16 / 64]uint64
 	before := uint32(0)
 	for i := range c.count {
-		p := head[i*width:]
-		v := uint32(binary.LittleEndian.Uint16(p))
+		var v uint32
 		if width == 4 {
-			v = binary.LittleEndian.Uint32(p)
+			v = binary.LittleEndian.Uint32(head[4*i:])
+		} else {
+			v = uint32(binary.LittleEndian.Uint16(head[2*i:]))
 		}
-		seen[v] = struct{}{}
+		word, bit := &seen[v&0xffff/64], uint64(1)<<(v%64)
+		c.distinct += count(*word&bit == 0)
+		*word |= bit
 		c.zeros += count(v == 0)
 		c.low += count(v < 1<<13)
 		c.signed += count(v >= 1<<15)
 		c.top += count(v >= 0xf000)
 		c.odd += count(i%2 == 1 && v != 0)
 		c.ascending = c.ascending && v >= before
-		c.bits, c.lowBits, c.highBits = c.bits|v, c.lowBits|v&0xffff, c.highBits|v>>16
+		c.lowBits, c.highBits = c.lowBits|v&0xffff, c.highBits|v>>16
 		before = v
 	}
-	c.distinct = len(seen)
 	return c
 }
 
@@ -119,18 +124,32 @@ func count(b bool) int {
 	return 0
 }
 
-// minSample is how many values a verdict needs.
-const minSample = 32
+// A verdict needs some values, and more than some do not change it: a directory may have 100,000 files to look at.
+const (
+	minSample   = 32   // values
+	valueSample = 1024 // bytes
+)
 
 // varied says that the values are no constant, padding, table of offsets, or flags.
 func (c valueCounts) varied() bool {
 	return c.count >= minSample && c.distinct >= 3 && c.zeros*2 <= c.count && !c.ascending && !c.flags
 }
 
-// looksLikeU32: every id is below 2^20, a bound that no vocabulary reaches and that the high halves of u16 tokens pass
-// at once, unless their vocabulary is tiny. Every second value 0 is an array of 8-byte integers.
+// below20Bits reports whether all u32 are below 2^20, a bound that no vocabulary reaches and that u16 tokens pass at
+// once when they are read two by two, unless their vocabulary is tiny.
+func below20Bits(head []byte) bool {
+	for ; len(head) >= 4; head = head[4:] {
+		if head[3] != 0 || head[2] >= 1<<4 {
+			return false
+		}
+	}
+	return true
+}
+
+// looksLikeU32 is asked of values below 2^20. Those of tiny u16 vocabularies have halves that look alike, and every
+// second value 0 is an array of 8-byte integers.
 func (c valueCounts) looksLikeU32() bool {
-	return c.varied() && c.bits < 1<<20 && (c.highBits == 0 || c.lowBits >= 1<<8) && c.odd > 0
+	return c.varied() && (c.highBits == 0 || c.lowBits >= 1<<8) && c.odd > 0
 }
 
 // looksLikeU16: a quarter of the ids is below an eighth of the range (random: an eighth, weights: by their exponents
