@@ -102,9 +102,9 @@ func countValues(head []byte, width int) valueCounts {
 		} else {
 			v = uint32(binary.LittleEndian.Uint16(head[2*i:]))
 		}
-		word, bit := &seen[v&0xffff/64], uint64(1)<<(v%64)
-		c.distinct += count(*word&bit == 0)
-		*word |= bit
+		word, bit := v&0xffff/64, uint64(1)<<(v%64)
+		c.distinct += count(seen[word]&bit == 0)
+		seen[word] |= bit
 		c.zeros += count(v == 0)
 		c.low += count(v < 1<<13)
 		c.signed += count(v >= 1<<15)
