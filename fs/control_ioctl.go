@@ -1,0 +1,88 @@
+package fs
+
+import (
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Ioctl answers INFO, EXTENTS and PREFETCH on an open file. It works in memory only: the kernel lets nobody interrupt a
+// process that waits for an ioctl.
+func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
+	op, room, ok := control.ParseCommand(in.Cmd)
+	n := m.tree.get(number(in.NodeId))
+	if !ok || n == nil || (n.kind != kindObject && n.kind != kindView) {
+		return fuse.Status(syscall.ENOTTY)
+	}
+	clear(outbuf) // it may have been another reply's
+	body, err := n.body(requestContext(cancel))
+	if err != nil { // an open file has its body: a view is built when it is looked up
+		return m.fail(n, "say where the bytes lie of", err)
+	}
+	switch op {
+	case control.OpInfo:
+		if err = control.ParseInfoRequest(inbuf); err == nil {
+			info := m.info(n, number(in.NodeId), body)
+			info.AppendTo(outbuf[:0])
+		}
+	case control.OpExtents:
+		var q control.ExtentsRequest
+		if q, err = control.ParseExtentsRequest(inbuf); err == nil {
+			err = m.control.extents(body, q, room, in.Uid, outbuf)
+		}
+	case control.OpPrefetch:
+		var ranges []control.Range
+		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(prefetchJob{body: body, ranges: ranges}) {
+			return fuse.EAGAIN
+		}
+	}
+	if err != nil {
+		// With the refusal comes the version that this daemon speaks, so that a reader can tell why.
+		if len(outbuf) >= 4 {
+			outbuf[0] = control.Version
+		}
+		out.Result = -int32(syscall.EINVAL)
+	}
+	return fuse.OK
+}
+
+// extents answers EXTENTS with as many extents as there is room for. An answer with a ticket ends before the object
+// that would be one too many for it.
+func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int, uid uint32, outbuf []byte) error {
+	begin := max(q.Offset, q.Cursor)
+	length := q.Length - (begin - q.Offset)
+	b := control.Batch{Offset: q.Offset, Length: q.Length, Cursor: begin, Epoch: c.epoch, Total: body.CountWithin(begin, length)}
+	switch {
+	case q.Flags&control.ExtentsCount != 0:
+		room = 0
+	case room == 0:
+		return syscall.EINVAL
+	}
+	objects := map[uint64]bool{}
+	for r := range body.RunsWithin(begin, length) {
+		if len(b.Extents) == room {
+			break
+		}
+		e := c.extentOf(r)
+		if e.Object != 0 && !objects[e.Object] {
+			if q.Flags&control.ExtentsTicket != 0 && len(objects) == control.MaxObjects {
+				break
+			}
+			objects[e.Object] = true
+		}
+		b.Extents = append(b.Extents, e)
+		b.Cursor = e.End()
+	}
+	if int64(len(b.Extents)) == b.Total {
+		b.Flags |= control.ExtentsLast
+	}
+	if q.Flags&control.ExtentsTicket != 0 && len(objects) > 0 {
+		b.Flags |= control.ExtentsTicket
+		b.Ticket = c.tickets.issue(uid, objects)
+	}
+	b.AppendTo(outbuf[:0])
+	return nil
+}

@@ -1,0 +1,201 @@
+package fs
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// localBytes is an origin that says that its objects are files of this machine.
+type localBytes struct{ layout.Origin }
+
+func (localBytes) OpenObject(*layout.Object) (int, error) { return -1, errors.New("not in this test") }
+func (localBytes) Borrow(*layout.Object) (int, func(), error) {
+	return -1, nil, errors.New("not in this test")
+}
+
+func localObject(name string, size int) *layout.Object {
+	o := layout.Bytes(name, make([]byte, size))
+	o.Origin = localBytes{o.Origin}
+	return o
+}
+
+// ask sends EXTENTS as the kernel would, with the buffer that another reply left behind.
+func ask(t *testing.T, c *channel, b *layout.Body, q control.ExtentsRequest, room int) (control.Batch, error) {
+	t.Helper()
+	in, err := control.ParseExtentsRequest(q.AppendTo(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]byte, control.ExtentsHeaderSize+room*control.ExtentSize)
+	if err := c.extents(b, in, room, 7, out); err != nil {
+		return control.Batch{}, err
+	}
+	batch, err := control.ParseBatch(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return batch, nil
+}
+
+func TestExtentsComeInAnswersOfAnySize(t *testing.T) {
+	var b layout.Body
+	header, o, p := layout.Inline(make([]byte, 128)), localObject("o", 5000), localObject("p", 100)
+	b.Add(header, 0, 128)
+	b.AddStrided(o, 10, 20, 30, 100)
+	b.Add(p, 0, 100)
+	c := newChannel()
+	want := []control.Extent{
+		{Logical: 0, Length: 128, Stride: 128, Count: 1, Flags: control.ExtentMount},
+		{Logical: 128, Length: 20, Offset: 10, Object: 1, Stride: 30, Count: 100},
+		{Logical: 2128, Length: 100, Offset: 0, Object: 2, Stride: 100, Count: 1},
+	}
+	for room := 1; room <= 4; room++ {
+		var got []control.Extent
+		q := control.ExtentsRequest{Length: math.MaxInt64}
+		for {
+			a, err := ask(t, c, &b, q, room)
+			if err != nil || len(a.Extents) > room || a.Total != int64(len(want)-len(got)) {
+				t.Fatalf("room %d: %+v, %v", room, a, err)
+			}
+			got = append(got, a.Extents...)
+			if a.Last() {
+				break
+			}
+			q.Cursor = a.Cursor
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("room %d: %+v, want %+v", room, got, want)
+		}
+	}
+	if _, err := ask(t, c, &b, control.ExtentsRequest{Length: 1}, 0); err == nil {
+		t.Error("no room and no COUNT is a question without an answer")
+	}
+	if a, err := ask(t, c, &b, control.ExtentsRequest{Flags: control.ExtentsCount, Offset: 130, Length: 3000}, 0); err != nil || a.Total != 3 || len(a.Extents) != 0 {
+		t.Errorf("count: %+v, %v; want a part of a piece, 99 pieces, and p", a, err)
+	}
+	if a, err := ask(t, c, &b, control.ExtentsRequest{Offset: b.Size(), Length: 5}, 1); err != nil || !a.Last() || a.Total != 0 {
+		t.Errorf("beyond the end: %+v, %v", a, err)
+	}
+}
+
+func TestAnAnswerNamesAsManyObjectsAsATicketCan(t *testing.T) {
+	var b layout.Body
+	for range 100 {
+		b.Add(localObject("o", 10), 0, 10)
+	}
+	c := newChannel()
+	a, err := ask(t, c, &b, control.ExtentsRequest{Flags: control.ExtentsTicket, Length: math.MaxInt64}, 200)
+	if err != nil || len(a.Extents) != control.MaxObjects || a.Last() || a.Flags&control.ExtentsTicket == 0 {
+		t.Fatalf("%d extents, flags %v, %v", len(a.Extents), a.Flags, err)
+	}
+	if err := c.tickets.redeem(a.Ticket, 7, a.Objects()); err != nil {
+		t.Error(err)
+	}
+	if a, err = ask(t, c, &b, control.ExtentsRequest{Length: math.MaxInt64}, 200); err != nil || len(a.Extents) != 100 || !a.Last() {
+		t.Errorf("without a ticket: %d extents, %v", len(a.Extents), err)
+	}
+}
+
+func TestFactsOfABody(t *testing.T) {
+	c := newChannel()
+	o := localObject("o", 1<<20)
+	var whole, part, mixed, made, empty layout.Body
+	whole.Add(o, 0, o.Size)
+	part.Add(o, 4096, 100)
+	mixed.Add(layout.Inline(make([]byte, 64)), 0, 64)
+	mixed.Add(o, 0, 10)
+	made.Add(layout.Bytes("of no machine's file", make([]byte, 5)), 0, 5)
+	for what, k := range map[string]struct {
+		body *layout.Body
+		want facts
+	}{
+		"whole": {&whole, facts{control.InfoWhole | control.InfoBypass, 1 << 20}}, "part": {&part, facts{control.InfoBypass, 4096}},
+		"mixed": {&mixed, facts{control.InfoBypass | control.InfoMount, 1 << 20}}, "made": {&made, facts{control.InfoMount, 1 << 20}},
+		"empty": {&empty, facts{0, 1 << 20}},
+	} {
+		if got := c.factsOf(1, k.body); got != k.want {
+			t.Errorf("%s: %+v, want %+v", what, got, k.want)
+		}
+	}
+}
+
+func errnoOf(err error) syscall.Errno {
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	return errno
+}
+
+func TestTicketsAreForOneUserOneTimeAndTenSeconds(t *testing.T) {
+	tickets := newTickets()
+	now := time.Unix(1000, 0)
+	tickets.now = func() time.Time { return now }
+	issue := func() control.Ticket { return tickets.issue(7, map[uint64]bool{1: true, 2: true}) }
+	redeem := func(k control.Ticket, uid uint32, o ...uint64) syscall.Errno {
+		return errnoOf(tickets.redeem(k, uid, o))
+	}
+
+	k := issue()
+	if got := redeem(k, 8, 1); got != syscall.EACCES {
+		t.Errorf("another user: %v", got)
+	}
+	if got := redeem(k, 7, 1, 2); got != 0 {
+		t.Errorf("the user: %v", got)
+	}
+	if got := redeem(k, 7, 1); got != syscall.ESTALE {
+		t.Errorf("a second time: %v", got)
+	}
+	if got := redeem(issue(), 7, 1, 3); got != syscall.EACCES {
+		t.Errorf("an object that is not named: %v", got)
+	}
+	if got := redeem(control.Ticket{}, 7); got != syscall.ESTALE {
+		t.Errorf("forged: %v", got)
+	}
+	k = issue()
+	now = now.Add(ticketLife)
+	if got := redeem(k, 7, 1); got != syscall.ESTALE {
+		t.Errorf("after ten seconds: %v", got)
+	}
+}
+
+func TestTicketsAreBounded(t *testing.T) {
+	tickets := newTickets()
+	mine := tickets.issue(1, nil)
+	for uid := uint32(100); uid < 140; uid++ {
+		for range 2 * ticketsPerUID {
+			tickets.issue(uid, nil)
+		}
+	}
+	if live, _ := tickets.counts(); live > ticketsInAll {
+		t.Errorf("%d tickets", live)
+	}
+	if err := tickets.redeem(mine, 1, nil); err != nil {
+		t.Errorf("others pushed out the ticket of a modest user: %v", err)
+	}
+	last := tickets.issue(100, nil)
+	if err := tickets.redeem(last, 100, nil); err != nil {
+		t.Errorf("the newest ticket of a greedy user: %v", err)
+	}
+	tickets.now = func() time.Time { return time.Now().Add(time.Minute) }
+	tickets.issue(5, nil)
+	if live, _ := tickets.counts(); live != 1 || len(tickets.byUID) != 1 {
+		t.Errorf("%d tickets of %d users are left after their time", live, len(tickets.byUID))
+	}
+}
+
+func TestPrefetchNeverWaits(t *testing.T) {
+	p := newPrefetcher()
+	taken := 0
+	for p.add(prefetchJob{}) {
+		taken++
+	}
+	if taken != cap(p.queue) {
+		t.Errorf("%d jobs taken", taken)
+	}
+}
