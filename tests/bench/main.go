@@ -39,6 +39,7 @@ type config struct {
 	hbmfs, loopback string
 	dir             string
 	only            string
+	mountFlags      string
 	rounds          int
 	shardMiB        int
 	shards          int
@@ -53,6 +54,7 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&c.loopback, "loopback", ".cache/loopback", "the built tests/bench/loopback `program`")
 	flags.StringVar(&c.dir, "dir", os.TempDir(), "`directory` on a local filesystem for the datasets")
 	flags.StringVar(&c.only, "only", "", "run only `case`: throughput, scale or pieces")
+	flags.StringVar(&c.mountFlags, "mount-flags", "", "`flags` for every hbmfs mount, such as \"--read-ahead 1048576\"")
 	flags.IntVar(&c.rounds, "rounds", 11, "runs of each side of a throughput case")
 	flags.IntVar(&c.shardMiB, "shard-mib", 512, "size of each of the two shards that throughput reads, in MiB")
 	flags.IntVar(&c.shards, "shards", 100_000, "number of shards in the scale case")
@@ -90,7 +92,7 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 
-	r := report{Machine: describeMachine(work), Hbmfs: version(ctx, binary)}
+	r := report{Machine: describeMachine(work), Hbmfs: version(ctx, binary), MountFlags: c.mountFlags}
 	b := &bench{config: c, binary: binary, work: work, report: &r}
 	err = b.runCases(ctx)
 	r.print(os.Stdout)
@@ -141,6 +143,11 @@ func (b *bench) runCases(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// mount mounts a dataset with the flags that are being measured.
+func (b *bench) mount(ctx context.Context, source, dir string) (*blackbox.Mount, error) {
+	return b.binary.Mount(ctx, source, dir, strings.Fields(b.mountFlags)...)
 }
 
 // makeDirs makes directories below the work directory and returns their paths.

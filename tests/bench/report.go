@@ -15,8 +15,17 @@ import (
 type report struct {
 	Machine     machine      `json:"machine"`
 	Hbmfs       string       `json:"hbmfs"`
+	MountFlags  string       `json:"mount_flags,omitempty"`
 	Comparisons []comparison `json:"comparisons,omitempty"`
 	Limits      []limit      `json:"limits,omitempty"`
+}
+
+// program says what was measured.
+func (r *report) program() string {
+	if r.MountFlags == "" {
+		return r.Hbmfs
+	}
+	return r.Hbmfs + ", mounted with " + r.MountFlags
 }
 
 // missed names the cases whose target was not reached.
@@ -75,7 +84,7 @@ func verdict(met bool) string {
 
 // print writes the tables for a terminal.
 func (r *report) print(out io.Writer) {
-	fmt.Fprintf(out, "%s\n%s\n", r.Hbmfs, r.Machine)
+	fmt.Fprintf(out, "%s\n%s\n", r.program(), r.Machine)
 	comparisons, limits := r.tables()
 	for _, rows := range [][][]string{comparisons, limits} {
 		if len(rows) == 0 {
@@ -122,7 +131,7 @@ func (r *report) markdown() string {
 Written by ` + "`make bench`" + `; do not edit. Run it to have the figures of your machine.
 
 `)
-	fmt.Fprintf(&b, "- Program: %s\n- Machine: %s\n\n", r.Hbmfs, r.Machine)
+	fmt.Fprintf(&b, "- Program: %s\n- Machine: %s\n\n", r.program(), r.Machine)
 	comparisons, limits := r.tables()
 	if len(comparisons) > 0 {
 		b.WriteString(`## Reading through the mount, against reading without it

@@ -62,7 +62,7 @@ type scaleRun struct{ mount, find, findStat, view, rss, peak float64 }
 
 func (b *bench) scaleOnce(ctx context.Context, source, mnt string) (run scaleRun, err error) {
 	start := time.Now()
-	m, err := b.binary.Mount(ctx, source, mnt)
+	m, err := b.mount(ctx, source, mnt)
 	if err != nil {
 		return run, err
 	}
@@ -160,7 +160,7 @@ func (b *bench) pieces(ctx context.Context) error {
 	var times []float64
 	for range scaleRuns {
 		start := time.Now()
-		m, err := b.binary.Mount(ctx, pile, mnt)
+		m, err := b.mount(ctx, pile, mnt)
 		if err != nil {
 			return err
 		}

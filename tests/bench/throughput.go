@@ -35,7 +35,7 @@ func (b *bench) throughput(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	m, err := b.binary.Mount(ctx, data, mnt)
+	m, err := b.mount(ctx, data, mnt)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ type firstRead struct {
 func (b *bench) compareFirstRead(ctx context.Context, f firstRead) error {
 	progress("throughput: first sequential read of a view")
 	mount := func(ctx context.Context, _ uint64) (rate float64, err error) {
-		m, err := b.binary.Mount(ctx, f.data, f.mnt)
+		m, err := b.mount(ctx, f.data, f.mnt)
 		if err != nil {
 			return 0, err
 		}
