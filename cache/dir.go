@@ -29,6 +29,8 @@ type Dir struct {
 	root  *os.Root
 	fd    int // the same directory, for openat2
 	files *filePool
+
+	readOnly readOnly
 }
 
 // OpenDir opens a directory, or one file, as an origin. maxOpen bounds the file descriptors that reads keep open.
@@ -65,7 +67,7 @@ func (d *Dir) Path() string { return d.path }
 // Close closes all descriptors. Files that are borrowed stay open until they are given back.
 func (d *Dir) Close() error {
 	d.files.close()
-	return errors.Join(unix.Close(d.fd), d.root.Close())
+	return errors.Join(d.readOnly.close(), unix.Close(d.fd), d.root.Close())
 }
 
 // ReadAt reads a listed object. It implements [layout.Origin].
@@ -112,10 +114,12 @@ func (d *Dir) OpenObject(o *layout.Object) (fd int, err error) {
 }
 
 // open opens an object without leaving the root, in one system call where the kernel has openat2 (Linux 5.6).
-func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) {
+func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) { return d.openBelow(d.fd, o) }
+
+func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error) {
 	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
 	for {
-		if fd, err = unix.Openat2(d.fd, o.Name, &how); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+		if fd, err = unix.Openat2(dir, o.Name, &how); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			break // EAGAIN: something was renamed meanwhile
 		}
 	}
@@ -178,7 +182,7 @@ func (s stamp) version() string {
 // Listing is everything below an origin's root.
 type Listing struct {
 	Objects  []*layout.Object // in the order of [layout.ComparePaths]
-	Dirs     []DirEntry // the root first, with the empty name
+	Dirs     []DirEntry       // the root first, with the empty name
 	Links    []LinkEntry
 	Problems []layout.Problem // what is left out, and why
 }

@@ -1,0 +1,74 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// readOnly is a private, read-only mount of the directory that no path leads to. Who gets a descriptor that was opened
+// through it cannot open the file again for writing, root included (EROFS).
+type readOnly struct {
+	once sync.Once
+	fd   int
+	err  error // why there is none
+	made bool
+}
+
+func (r *readOnly) close() error {
+	if !r.made {
+		return nil
+	}
+	r.made = false
+	return unix.Close(r.fd)
+}
+
+// readOnlyMount clones the mount that dir lies on (Linux 5.12; CAP_SYS_ADMIN).
+func readOnlyMount(dir int) (int, error) {
+	fd, err := unix.OpenTree(dir, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("clone the mount of the source: %w", err)
+	}
+	// Private, since what is mounted on the source later must not appear in it.
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		_ = unix.Close(fd) // nothing was done with it
+		return -1, fmt.Errorf("make the clone of the source's mount read-only: %w", err)
+	}
+	return fd, nil
+}
+
+// ReadOnlyMount reports whether OpenForOthers opens through a read-only mount: nil if it does, or why not.
+func (d *Dir) ReadOnlyMount() error {
+	d.readOnly.once.Do(func() {
+		d.readOnly.fd, d.readOnly.err = readOnlyMount(d.fd)
+		d.readOnly.made = d.readOnly.err == nil
+	})
+	return d.readOnly.err
+}
+
+// ErrOtherMount says that an object lies on another mount than the source's directory.
+var ErrOtherMount = errors.New("lies on another mount than the source")
+
+// OpenForOthers opens o as OpenObject does, for another process: through a mount that is read-only if this process may
+// make one. What is mounted below the source is not part of that mount: such an object is an error that wraps
+// [ErrOtherMount], never a descriptor that could be written through.
+func (d *Dir) OpenForOthers(o *layout.Object) (fd int, err error) {
+	if d.ReadOnlyMount() != nil {
+		return d.OpenObject(o)
+	}
+	fd, _, err = d.openBelow(d.readOnly.fd, o)
+	if !errors.Is(err, ErrChanged) {
+		return fd, err
+	}
+	plain, plainErr := d.OpenObject(o)
+	if plainErr != nil {
+		return -1, err
+	}
+	_ = unix.Close(plain) // it tells that the object is there
+	return -1, fmt.Errorf("%q: %w", o.Name, ErrOtherMount)
+}
