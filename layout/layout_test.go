@@ -231,3 +231,14 @@ func TestComparePathsKeepsDirectoriesTogether(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+func TestSplitOf(t *testing.T) {
+	for name, want := range map[string]string{
+		"train.bin": "train", "fineweb_val_000001.bin": "val", "X-VALIDATION-3.npy": "validation", "training": "training",
+		"trainer.bin": "", "data.bin": "", "": "", "0123": "", "a.test": "test", "constrained_dev": "dev",
+	} {
+		if got := splitOf(name); got != want {
+			t.Errorf("splitOf(%q) = %q, want %q", name, got, want)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package layout
 import (
 	"bytes"
 	"context"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -80,7 +81,7 @@ func TestManifestVerifyFindsDamage(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := f.Verify(ctx, bytes.NewReader(data)); err != context.Canceled {
+	if err := f.Verify(ctx, bytes.NewReader(data)); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: got %v", err)
 	}
 }

@@ -227,21 +227,26 @@ func (v *Volume) report(o *Object, err error) {
 	v.problem(o, 0, "%v", err)
 }
 
-// splitWords are the names by which loaders tell the parts of a dataset apart. Shards of different splits are never
-// one stream.
-var splitWords = []string{"train", "training", "val", "valid", "validation", "test", "eval", "dev"}
-
-// splitOf returns the split that a base name speaks of, as a word between non-letters, or "".
+// splitOf returns the split that a base name speaks of, as a word between non-letters, or "": the names by which loaders
+// tell the parts of a dataset apart. Shards of different splits are never one stream.
 func splitOf(base string) string {
-	words := strings.FieldsFunc(strings.ToLower(base), func(r rune) bool { return r < 'a' || r > 'z' })
-	for _, w := range words {
-		for _, split := range splitWords {
-			if w == split {
-				return split
-			}
+	letter := func(r rune) bool { return (r >= 'a' && r <= 'z') || (r >= 'A' && r <= 'Z') }
+	for rest := base; ; {
+		begin := strings.IndexFunc(rest, letter)
+		if begin < 0 {
+			return ""
 		}
+		rest = rest[begin:]
+		end := strings.IndexFunc(rest, func(r rune) bool { return !letter(r) })
+		if end < 0 {
+			end = len(rest)
+		}
+		switch word := strings.ToLower(rest[:end]); word {
+		case "train", "training", "val", "valid", "validation", "test", "eval", "dev":
+			return word
+		}
+		rest = rest[end:]
 	}
-	return ""
 }
 
 // bySplit groups members by the split in their names, in order of first appearance.
