@@ -146,7 +146,7 @@ view mounts anew for each run, so that the kernel has none of the view cached.
 
 `)
 		markdownTable(&b, comparisons)
-		b.WriteString("\nThe baseline of the first read is " + loopbackNote + "; all others read the same bytes from a plain file.\n\n")
+		b.WriteString("\nThe baseline of the first read is " + loopbackNote + "; all others read the same bytes from a plain file.\n\n" + smallPagesNote)
 	}
 	if len(limits) > 0 {
 		b.WriteString("## Scale\n\nMounted anew for each run, with the source's directory entries in memory. Less is better.\n\n")
@@ -154,6 +154,13 @@ view mounts anew for each run, so that the kernel has none of the view cached.
 	}
 	return b.String()
 }
+
+const smallPagesNote = `A view is a file that only FUSE has, and up to Linux 6.18 at least FUSE caches in pages of 4 KiB. Filesystems such as
+ext4 (since Linux 6.16) and XFS cache in folios of up to megabytes, which are faster to copy and to map. The rows "against
+pages of 4 KiB" take that difference out: their baseline is a file on tmpfs with huge=never. Views that are one whole
+file, such as tokens.bin of a single Megatron prefix, are opened with passthrough and are whole files here.
+
+`
 
 const loopbackNote = "go-fuse's own loopback example with passthrough switched off"
 
