@@ -33,14 +33,20 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 func (m *Mount) viewEntries(v *layout.Volume) []entry {
 	var entries []entry
 	access := newAccess(m.listing)
+	var set *layout.Set // of the view before
+	var shared node     // what the views of one set have in common
 	for i := range v.Views {
 		view := &v.Views[i]
-		n := node{ino: inoOf(".hbmfs/views/"+view.Path, "view"), modTime: m.started}
-		var objects []*layout.Object
-		for _, h := range view.Set.Shards {
-			objects = append(objects, h.Objects...)
+		if view.Set != set {
+			var objects []*layout.Object
+			for _, h := range view.Set.Shards {
+				objects = append(objects, h.Objects...)
+			}
+			set, shared = view.Set, node{modTime: m.started}
+			shared.perm, shared.uid, shared.gid = access.of(objects)
 		}
-		n.perm, n.uid, n.gid = access.of(objects)
+		n := shared
+		n.ino = inoOf(".hbmfs/views/"+view.Path, "view")
 		if view.Entries != nil {
 			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // who may read a directory may enter it
 			n.dir = &directory{expand: m.memberEntries(view, access)}

@@ -55,6 +55,24 @@ func writeShards(ctx context.Context, dir string, count, tokens int) error {
 	return nil
 }
 
+// writeSparseShards writes shards of size bytes each, of which only the header takes room on the disk.
+func writeSparseShards(ctx context.Context, dir string, count int, size int64) error {
+	header := llmcHeader(int(size-llmcHeaderBytes) / 2)
+	for i := range count {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		path := filepath.Join(dir, shardName(i))
+		if err := os.WriteFile(path, header, 0o644); err != nil {
+			return fmt.Errorf("write a shard: %w", err)
+		}
+		if err := os.Truncate(path, size); err != nil {
+			return fmt.Errorf("write a shard: %w", err)
+		}
+	}
+	return nil
+}
+
 // writeTokens writes count u16 tokens of GPT-2's vocabulary (50257), little-endian.
 func writeTokens(w io.Writer, random *rand.Rand, count int) error {
 	var block [64 << 10]byte

@@ -26,8 +26,8 @@ func (b *bench) scale(ctx context.Context) error {
 		return err
 	}
 	many, mnt := dirs[0], dirs[1]
-	progress("scale: writing %d shards", b.shards)
-	if err := writeShards(ctx, many, b.shards, 8); err != nil {
+	progress("scale: writing %d sparse shards of 1 MiB", b.shards)
+	if err := writeSparseShards(ctx, many, b.shards, 1<<20); err != nil {
 		return err
 	}
 	var runs []scaleRun
