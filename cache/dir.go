@@ -117,10 +117,11 @@ func (d *Dir) OpenObject(o *layout.Object) (fd int, err error) {
 func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) { return d.openBelow(d.fd, o) }
 
 func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error) {
-	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
-	for {
+	// O_NONBLOCK: a shard that became a pipe must not wait for its writer.
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
+	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says for long that another has leased
 		if fd, err = unix.Openat2(dir, o.Name, &how); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			break // EAGAIN: something was renamed meanwhile
+			break
 		}
 	}
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // an old kernel, or a sandbox that does not know the call
@@ -135,6 +136,9 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 	if at, err = stampOf(fd); err == nil && at.version() != o.Version {
 		err = changed(o, "it is version "+at.version()+", listed as "+o.Version)
 	}
+	if err == nil { // io_uring, in whose hands a client may put it, takes the flag to heart
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)
+	}
 	if err != nil {
 		_ = unix.Close(fd) // opened for reading: nothing is lost
 		return -1, at, err
@@ -144,7 +148,7 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 
 // openSlowly opens an object as open does, component by component.
 func (d *Dir) openSlowly(o *layout.Object) (int, error) {
-	f, err := d.root.Open(filepath.FromSlash(o.Name))
+	f, err := d.root.OpenFile(filepath.FromSlash(o.Name), unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return -1, err
 	}
