@@ -101,7 +101,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.point, err = filepath.Abs(c.point); err != nil {
+	if c.point, err = resolvePoint(c.point); err != nil {
 		return err
 	}
 	if err := c.checkPoint(); err != nil {
@@ -209,6 +209,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 		defer close(served)
 		m.Serve(ctx)
 	}()
+	<-m.Ready()
 	bytes := int64(0)
 	for _, o := range listing.Objects {
 		bytes += o.Size

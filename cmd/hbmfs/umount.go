@@ -19,7 +19,7 @@ func newUmountCommand() *cobra.Command {
 processes that hold it (exit code 4). A mount whose daemon died is cleaned up.`,
 		Args: exactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			point, err := filepath.Abs(args[0])
+			point, err := resolvePoint(args[0])
 			if err != nil {
 				return err
 			}
@@ -39,4 +39,20 @@ processes that hold it (exit code 4). A mount whose daemon died is cleaned up.`,
 	}
 	cmd.Flags().BoolVarP(&lazy, "lazy", "l", false, "take a mount that is in use out of the tree now; its daemon ends with the last open file")
 	return cmd
+}
+
+// resolvePoint returns the path by which the mount table knows a mount point: absolute, without symbolic links.
+func resolvePoint(name string) (string, error) {
+	abs, err := filepath.Abs(name)
+	if err != nil {
+		return "", err
+	}
+	if resolved, err := filepath.EvalSymlinks(abs); err == nil {
+		return resolved, nil
+	}
+	// A dead mount cannot be looked at, and what does not exist is the caller's to report.
+	if dir, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
+		return filepath.Join(dir, filepath.Base(abs)), nil
+	}
+	return abs, nil
 }
