@@ -1,0 +1,98 @@
+// The gather kernel: N pieces of any length and alignment, from memory that the GPU reads over PCIe (registered page
+// cache), to any place in HBM. One warp copies one piece, so that PCIe sees requests of up to 512 consecutive bytes,
+// and every warp keeps four of them in flight, since a read over PCIe takes microseconds.
+//
+// gather.ptx is made from this file by NVRTC 12.0 (tests/gpu/ptx.py): PTX ISA 8.0 is what drivers from 525 on
+// compile, and compute_70 is the oldest GPU they all know. Nothing compiles it at build time.
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned char u8;
+
+// gather.go's pieceEntry. Addresses are the device's. Bytes may be 0.
+struct Piece {
+    u64 src;
+    u64 dst;
+    u64 bytes;
+};
+
+// The 16 bytes that begin `shift` bytes (0 to 15) into the 32 bytes lo, hi.
+static __device__ __forceinline__ uint4 shifted(uint4 lo, uint4 hi, u32 shift) {
+    u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+    if (shift & 8) {
+#pragma unroll
+        for (int i = 0; i < 6; i++) w[i] = w[i + 2];
+    }
+    if (shift & 4) {
+#pragma unroll
+        for (int i = 0; i < 5; i++) w[i] = w[i + 1];
+    }
+    u32 bits = (shift & 3) * 8;
+    return make_uint4(__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits),
+                      __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
+}
+
+static __device__ __forceinline__ uint4 fetch(const uint4 *p) {
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ uint4 next_lane(uint4 v) {
+    const u32 all = 0xffffffffu;
+    return make_uint4(__shfl_down_sync(all, v.x, 1), __shfl_down_sync(all, v.y, 1),
+                      __shfl_down_sync(all, v.z, 1), __shfl_down_sync(all, v.w, 1));
+}
+
+static __device__ void copy_piece(u64 src, u64 dst, u64 bytes, u32 lane) {
+    // Head: up to the first 16-byte boundary of the destination.
+    u64 head = (16 - (dst & 15)) & 15;
+    if (head > bytes) head = bytes;
+    if (lane < head) ((u8 *)dst)[lane] = ((const volatile u8 *)src)[lane];
+    src += head;
+    dst += head;
+    bytes -= head;
+
+    // Body: whole 16-byte words. Sources are read as aligned words too; every word read holds at least one byte of
+    // the piece, so nothing outside its pages is touched.
+    u32 shift = (u32)(src & 15);
+    const uint4 *from = (const uint4 *)(src - shift);
+    uint4 *to = (uint4 *)dst;
+    u64 words = bytes / 16;
+    u64 readable = words + (shift && words ? 1 : 0);
+    const int depth = 4;
+    for (u64 base = 0; base < words; base += 32 * depth) {
+        uint4 lo[depth], hi[depth];
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+            u64 at = base + 32 * d + lane;
+            lo[d] = make_uint4(0, 0, 0, 0);
+            hi[d] = lo[d];
+            if (at < readable) lo[d] = fetch(from + at);
+            if (lane == 31 && at + 1 < readable) hi[d] = fetch(from + at + 1);
+        }
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+            uint4 next = next_lane(lo[d]);
+            if (lane == 31) next = hi[d];
+            u64 at = base + 32 * d + lane;
+            if (at < words) to[at] = shifted(lo[d], next, shift);
+        }
+    }
+
+    // Tail: fewer than 16 bytes.
+    u64 done = words * 16;
+    if (lane < bytes - done) ((u8 *)dst)[done + lane] = ((const volatile u8 *)src)[done + lane];
+}
+
+// Any grid of whole warps works; count is the number of pieces.
+extern "C" __global__ void hbmfs_gather(const Piece *pieces, u32 count) {
+    u32 lane = threadIdx.x & 31;
+    u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) >> 5;
+    u32 warps = (gridDim.x * blockDim.x) >> 5;
+    for (u32 i = warp; i < count; i += warps) {
+        Piece p = pieces[i];
+        copy_piece(p.src, p.dst, p.bytes, lane);
+    }
+}
