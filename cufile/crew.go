@@ -1,0 +1,302 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// crew is the Reader's threads. Each is a goroutine that keeps its OS thread for good, since CUDA contexts belong to
+// OS threads, with the device's primary context current and a stream and pinned memory of its own.
+type crew struct {
+	cu   *cuda // nil for the host
+	jobs chan *job
+	quit chan struct{}
+	wg   sync.WaitGroup
+}
+
+// worker is one thread. Only its own goroutine touches it.
+type worker struct {
+	cu     *cuda
+	stream handle
+	slots  []slot
+	next   int
+}
+
+// slot is pinned memory and the copy that last read it.
+type slot struct {
+	memory []byte
+	device devicePointer // where the GPU sees memory
+	copied handle        // an event
+	busy   bool          // copied has been recorded and not been waited for
+}
+
+// job is n steps that any worker may take, in any order.
+type job struct {
+	ctx      context.Context
+	n        int64
+	step     func(w *worker, i int64) error
+	taken    atomic.Int64 // steps handed out
+	workers  atomic.Int64 // workers that still owe an end, and one for the caller that recruits
+	finished chan struct{}
+	mu       sync.Mutex
+	err      error // the first; guarded by mu
+}
+
+// grace is how long a cancelled call waits for its threads, so that as a rule nothing is under way when it returns.
+const grace = 250 * time.Millisecond
+
+// closePatience is how long closing waits for threads that are in a foreign call.
+const closePatience = 5 * time.Second
+
+// crewOptions is what newCrew needs; without cu the workers have no stream and no slots.
+type crewOptions struct {
+	cu       *cuda
+	context  handle
+	threads  int
+	slotSize int64
+	near     *unix.CPUSet
+}
+
+func newCrew(o crewOptions) (*crew, error) {
+	c := &crew{cu: o.cu, jobs: make(chan *job), quit: make(chan struct{})}
+	ready := make(chan error, o.threads)
+	for range o.threads {
+		c.wg.Add(1)
+		go c.serve(o, ready)
+	}
+	var errs []error
+	for range o.threads {
+		errs = append(errs, <-ready)
+	}
+	if err := errors.Join(errs...); err != nil {
+		close(c.quit)
+		c.wg.Wait()
+		return nil, firstError(errs)
+	}
+	return c, nil
+}
+
+func firstError(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// serve is a worker's life. The thread is never unlocked: it ends with the goroutine, affinity and context with it.
+func (c *crew) serve(o crewOptions, ready chan<- error) {
+	defer c.wg.Done()
+	runtime.LockOSThread()
+	if o.near != nil {
+		_ = unix.SchedSetaffinity(0, o.near) // being far from the GPU costs speed, nothing else
+	}
+	w := &worker{cu: o.cu}
+	err := w.start(o)
+	defer w.stop()
+	ready <- err
+	if err != nil {
+		return
+	}
+	for {
+		select {
+		case j := <-c.jobs:
+			j.work(w)
+		case <-c.quit:
+			return
+		}
+	}
+}
+
+// slotsPerWorker: one is filled while the other is copied.
+const slotsPerWorker = 2
+
+func (w *worker) start(o crewOptions) (err error) {
+	if o.cu == nil {
+		return nil
+	}
+	if err := o.cu.setCurrent(o.context); err != nil {
+		return err
+	}
+	if w.stream, err = o.cu.newStream(); err != nil {
+		return err
+	}
+	for range slotsPerWorker {
+		s := slot{}
+		// Two pages more than a chunk, for the aligned envelope around it.
+		if s.memory, err = unix.Mmap(-1, 0, int(o.slotSize+2*pageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+			return fmt.Errorf("allocate %d bytes of host memory: %w", o.slotSize, err)
+		}
+		w.slots = append(w.slots, s)
+		last := &w.slots[len(w.slots)-1]
+		if err := o.cu.register(last.memory, hostPortable|hostDeviceMap); err != nil {
+			_ = unix.Munmap(last.memory)
+			w.slots = w.slots[:len(w.slots)-1]
+			return err
+		}
+		if last.device, err = o.cu.deviceAddress(last.memory); err != nil {
+			return err
+		}
+		if last.copied, err = o.cu.newEvent(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stop gives back what start took. Its errors have nobody who could act on them: the thread ends.
+func (w *worker) stop() {
+	if w.cu == nil {
+		return
+	}
+	if w.stream != 0 {
+		_ = w.cu.synchronize(w.stream)
+		_ = w.cu.destroyStream(w.stream)
+	}
+	for _, s := range w.slots {
+		if s.copied != 0 {
+			_ = w.cu.destroyEvent(s.copied)
+		}
+		_ = w.cu.unregister(s.memory)
+		_ = unix.Munmap(s.memory)
+	}
+}
+
+// slot gives a slot that no copy reads any more.
+func (w *worker) slot() (*slot, error) {
+	s := &w.slots[w.next]
+	w.next = (w.next + 1) % len(w.slots)
+	return s, w.settle(s)
+}
+
+func (w *worker) settle(s *slot) error {
+	if !s.busy {
+		return nil
+	}
+	s.busy = false
+	return w.cu.wait(s.copied)
+}
+
+// sent marks a slot as in use by what is on the stream so far.
+func (w *worker) sent(s *slot) error {
+	s.busy = true
+	return w.cu.record(s.copied, w.stream)
+}
+
+// drain waits for everything on the worker's stream. It waits by an event, since cuStreamSynchronize burns the CPU.
+func (w *worker) drain() error {
+	if w.cu == nil {
+		return nil
+	}
+	var errs []error
+	for i := range w.slots {
+		errs = append(errs, w.settle(&w.slots[i]))
+	}
+	return errors.Join(errs...)
+}
+
+func (j *job) work(w *worker) {
+	for j.ctx.Err() == nil && j.failed() == nil {
+		i := j.taken.Add(1) - 1
+		if i >= j.n {
+			break
+		}
+		j.fail(j.step(w, i))
+	}
+	j.fail(w.drain())
+	j.end()
+}
+
+func (j *job) fail(err error) {
+	if err == nil {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.err == nil {
+		j.err = err
+	}
+}
+
+func (j *job) failed() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.err
+}
+
+func (j *job) end() {
+	if j.workers.Add(-1) == 0 {
+		close(j.finished)
+	}
+}
+
+// run takes n steps on at most so many workers and waits for them. When ctx ends first, run returns its error; steps
+// that are stuck in a foreign call go on, and finished is closed when the last one has come back. What they write to
+// must live until then.
+func (c *crew) run(ctx context.Context, workers int, n int64, step func(w *worker, i int64) error) (finished <-chan struct{}, err error) {
+	j := &job{ctx: ctx, n: n, step: step, finished: make(chan struct{})}
+	j.workers.Store(1)
+	for range min(int64(workers), n) {
+		if j.taken.Load() >= n {
+			break
+		}
+		j.workers.Add(1)
+		select {
+		case c.jobs <- j:
+			continue
+		case <-ctx.Done():
+		case <-c.quit:
+			j.fail(ErrClosed)
+		}
+		j.end()
+		break
+	}
+	j.end()
+	select {
+	case <-j.finished:
+	case <-ctx.Done():
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-j.finished:
+		case <-timer.C:
+		}
+		return j.finished, ctx.Err()
+	}
+	if err := j.failed(); err != nil {
+		return j.finished, err
+	}
+	return j.finished, ctx.Err()
+}
+
+// do runs f once on a worker.
+func (c *crew) do(ctx context.Context, f func(w *worker) error) error {
+	_, err := c.run(ctx, 1, 1, func(w *worker, _ int64) error { return f(w) })
+	return err
+}
+
+// close ends the workers. It fails when one does not come back from a foreign call.
+func (c *crew) close() error {
+	close(c.quit)
+	ended := make(chan struct{})
+	go func() {
+		c.wg.Wait()
+		close(ended)
+	}()
+	timer := time.NewTimer(closePatience)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("a call into a GPU library has not returned after %v: its thread and memory stay until the process ends", closePatience)
+	}
+}

@@ -1,0 +1,333 @@
+package cufile
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+)
+
+// devicePointer is an address in the GPU's address space (CUdeviceptr).
+type devicePointer uint64
+
+// handle is an opaque C handle: CUcontext, CUstream, CUevent, CUmodule, CUfunction.
+type handle uintptr
+
+// The functions of libcuda that we call, by index.
+const (
+	cuInit = iota
+	cuDriverGetVersion
+	cuDeviceGetCount
+	cuDeviceGet
+	cuDeviceGetName
+	cuDeviceGetPCIBusID
+	cuPrimaryCtxRetain
+	cuPrimaryCtxRelease
+	cuCtxSetCurrent
+	cuMemGetInfo
+	cuMemAlloc
+	cuMemFree
+	cuMemHostRegister
+	cuMemHostUnregister
+	cuMemHostGetDevicePointer
+	cuMemcpyHtoDAsync
+	cuMemcpyDtoHAsync
+	cuStreamCreate
+	cuStreamDestroy
+	cuStreamSynchronize
+	cuEventCreate
+	cuEventDestroy
+	cuEventRecord
+	cuEventSynchronize
+	cuGetErrorName
+	cuDeviceGetUUID
+	cuModuleLoadData
+	cuModuleUnload
+	cuModuleGetFunction
+	cuLaunchKernel
+	cudaFunctions // how many
+)
+
+// cudaTable gives the exported names (cuda.h of CUDA 12 and 13; the _v2 names are what its macros resolve to).
+func cudaTable() []function {
+	t := make([]function, cudaFunctions)
+	need := func(i int, names ...string) { t[i] = function{names: names} }
+	may := func(i int, names ...string) { t[i] = function{names: names, optional: true} }
+	need(cuInit, "cuInit")
+	need(cuDriverGetVersion, "cuDriverGetVersion")
+	need(cuDeviceGetCount, "cuDeviceGetCount")
+	need(cuDeviceGet, "cuDeviceGet")
+	need(cuDeviceGetName, "cuDeviceGetName")
+	need(cuDeviceGetPCIBusID, "cuDeviceGetPCIBusId")
+	need(cuPrimaryCtxRetain, "cuDevicePrimaryCtxRetain")
+	need(cuPrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease")
+	need(cuCtxSetCurrent, "cuCtxSetCurrent")
+	need(cuMemGetInfo, "cuMemGetInfo_v2")
+	need(cuMemAlloc, "cuMemAlloc_v2")
+	need(cuMemFree, "cuMemFree_v2")
+	need(cuMemHostRegister, "cuMemHostRegister_v2")
+	need(cuMemHostUnregister, "cuMemHostUnregister")
+	need(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2")
+	need(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2")
+	need(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2")
+	need(cuStreamCreate, "cuStreamCreate")
+	need(cuStreamDestroy, "cuStreamDestroy_v2")
+	need(cuStreamSynchronize, "cuStreamSynchronize")
+	need(cuEventCreate, "cuEventCreate")
+	need(cuEventDestroy, "cuEventDestroy_v2")
+	need(cuEventRecord, "cuEventRecord")
+	need(cuEventSynchronize, "cuEventSynchronize")
+	may(cuGetErrorName, "cuGetErrorName")
+	may(cuDeviceGetUUID, "cuDeviceGetUuid_v2", "cuDeviceGetUuid")
+	may(cuModuleLoadData, "cuModuleLoadData")
+	may(cuModuleUnload, "cuModuleUnload")
+	may(cuModuleGetFunction, "cuModuleGetFunction")
+	may(cuLaunchKernel, "cuLaunchKernel")
+	return t
+}
+
+// CUDA result codes that we tell apart (cuda.h, CUresult).
+const (
+	cudaOutOfMemory   = 2
+	cudaNoDevice      = 100
+	cudaInvalidDevice = 101
+	cudaSystemBusy    = 802 // CUDA_ERROR_SYSTEM_NOT_READY
+)
+
+// CUDAError is a failed call into libcuda.
+type CUDAError struct {
+	Call string // the function, as cuda.h names it
+	Code int    // CUresult
+	Name string // CUDA_ERROR_..., empty where libcuda does not say
+}
+
+func (e *CUDAError) Error() string {
+	name := e.Name
+	if name == "" {
+		name = "error"
+	}
+	text := fmt.Sprintf("%s: %s (%d)", e.Call, name, e.Code)
+	switch e.Code {
+	case cudaOutOfMemory:
+		text += ": no GPU or pinnable memory is left; use a smaller arena or free the GPU"
+	case cudaNoDevice:
+		text += ": this machine or container shows no GPU; check nvidia-smi and the container's --gpus"
+	case cudaInvalidDevice:
+		text += ": no GPU has this index"
+	case cudaSystemBusy:
+		text += ": the driver is not ready; is the fabric manager running?"
+	}
+	return text
+}
+
+// cuda is libcuda. Its methods fail with *CUDAError. But for init and the device queries, they need a thread with a
+// current context.
+type cuda struct {
+	lib     *library
+	version int // 1000*major + 10*minor, of the CUDA version that the driver supports
+}
+
+// loadCUDA loads libcuda and initializes it.
+func loadCUDA(name string) (*cuda, error) {
+	names := []string{"libcuda.so.1", "libcuda.so"}
+	if name != "" {
+		names = []string{name}
+	}
+	lib, err := loadLibrary(names, cudaTable())
+	if err != nil {
+		return nil, fmt.Errorf("no CUDA driver: install the NVIDIA driver, or run the container with its GPUs: %w", err)
+	}
+	c := &cuda{lib: lib}
+	if err := c.call(cuInit, "cuInit", 0); err != nil {
+		return nil, err
+	}
+	var version int32
+	if err := c.call(cuDriverGetVersion, "cuDriverGetVersion", uintptr(unsafe.Pointer(&version))); err != nil {
+		return nil, err
+	}
+	c.version = int(version)
+	return c, nil
+}
+
+// call invokes a function that returns a CUresult.
+//
+//go:uintptrescapes
+func (c *cuda) call(index int, name string, args ...uintptr) error {
+	if !c.lib.has(index) {
+		return fmt.Errorf("%w: %s has no %s: update the NVIDIA driver", ErrNoLibrary, c.lib.name, name)
+	}
+	result := invoke(c.lib.fn[index], args...)
+	if code := int32(result); code != 0 {
+		return &CUDAError{name, int(code), c.errorName(code)}
+	}
+	return nil
+}
+
+// errorName asks libcuda for the name of a result. It is read byte by byte from libcuda's own constant.
+func (c *cuda) errorName(code int32) string {
+	if !c.lib.has(cuGetErrorName) {
+		return ""
+	}
+	var text *byte
+	if result := invoke(c.lib.fn[cuGetErrorName], uintptr(code), uintptr(unsafe.Pointer(&text))); int32(result) != 0 || text == nil {
+		return ""
+	}
+	const longest = 128
+	name := make([]byte, 0, 48)
+	for i := 0; i < longest; i++ {
+		b := *(*byte)(unsafe.Add(unsafe.Pointer(text), i))
+		if b == 0 {
+			break
+		}
+		name = append(name, b)
+	}
+	return string(name)
+}
+
+func (c *cuda) deviceCount() (int, error) {
+	var n int32
+	err := c.call(cuDeviceGetCount, "cuDeviceGetCount", uintptr(unsafe.Pointer(&n)))
+	return int(n), err
+}
+
+// device gives the CUdevice of an index, and its name, PCI address and UUID (raw; zero where libcuda has no call).
+func (c *cuda) device(index int) (dev int32, name, pci string, uuid [16]byte, err error) {
+	if err = c.call(cuDeviceGet, "cuDeviceGet", uintptr(unsafe.Pointer(&dev)), uintptr(index)); err != nil {
+		return dev, "", "", uuid, err
+	}
+	text := make([]byte, 256)
+	if err = c.call(cuDeviceGetName, "cuDeviceGetName", uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)-1), uintptr(dev)); err != nil {
+		return dev, "", "", uuid, err
+	}
+	name = goString(text)
+	clear(text)
+	if err = c.call(cuDeviceGetPCIBusID, "cuDeviceGetPCIBusId", uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)-1), uintptr(dev)); err != nil {
+		return dev, name, "", uuid, err
+	}
+	pci = goString(text)
+	if c.lib.has(cuDeviceGetUUID) {
+		err = c.call(cuDeviceGetUUID, "cuDeviceGetUuid", uintptr(unsafe.Pointer(&uuid)), uintptr(dev))
+	}
+	return dev, name, pci, uuid, err
+}
+
+func (c *cuda) retainPrimary(dev int32) (ctx handle, err error) {
+	err = c.call(cuPrimaryCtxRetain, "cuDevicePrimaryCtxRetain", uintptr(unsafe.Pointer(&ctx)), uintptr(dev))
+	return ctx, err
+}
+
+func (c *cuda) releasePrimary(dev int32) error {
+	return c.call(cuPrimaryCtxRelease, "cuDevicePrimaryCtxRelease", uintptr(dev))
+}
+
+// setCurrent makes ctx current on the calling thread, which must be locked.
+func (c *cuda) setCurrent(ctx handle) error {
+	return c.call(cuCtxSetCurrent, "cuCtxSetCurrent", uintptr(ctx))
+}
+
+// memInfo gives the free and total HBM in bytes.
+func (c *cuda) memInfo() (free, total uint64, err error) {
+	err = c.call(cuMemGetInfo, "cuMemGetInfo", uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total)))
+	return free, total, err
+}
+
+func (c *cuda) alloc(n int64) (p devicePointer, err error) {
+	err = c.call(cuMemAlloc, "cuMemAlloc", uintptr(unsafe.Pointer(&p)), uintptr(n))
+	return p, err
+}
+
+func (c *cuda) free(p devicePointer) error { return c.call(cuMemFree, "cuMemFree", uintptr(p)) }
+
+// Flags of cuMemHostRegister (cuda.h).
+const (
+	hostPortable  = 0x01
+	hostDeviceMap = 0x02
+	hostReadOnly  = 0x08
+)
+
+// register pins host memory, which must be page aligned and must not be Go's, and maps it for the GPU.
+func (c *cuda) register(memory []byte, flags uint32) error {
+	return c.call(cuMemHostRegister, "cuMemHostRegister", uintptr(unsafe.Pointer(unsafe.SliceData(memory))), uintptr(len(memory)), uintptr(flags))
+}
+
+func (c *cuda) unregister(memory []byte) error {
+	return c.call(cuMemHostUnregister, "cuMemHostUnregister", uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
+}
+
+// deviceAddress gives the address by which the GPU reads registered host memory.
+func (c *cuda) deviceAddress(memory []byte) (p devicePointer, err error) {
+	err = c.call(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer", uintptr(unsafe.Pointer(&p)),
+		uintptr(unsafe.Pointer(unsafe.SliceData(memory))), 0)
+	return p, err
+}
+
+// copyIn starts a copy to HBM on a stream. from must stay pinned and unchanged until the stream has passed it.
+func (c *cuda) copyIn(to devicePointer, from []byte, stream handle) error {
+	return c.call(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync", uintptr(to), uintptr(unsafe.Pointer(unsafe.SliceData(from))), uintptr(len(from)), uintptr(stream))
+}
+
+// copyOut starts a copy from HBM on a stream.
+func (c *cuda) copyOut(to []byte, from devicePointer, stream handle) error {
+	return c.call(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync", uintptr(unsafe.Pointer(unsafe.SliceData(to))), uintptr(from), uintptr(len(to)), uintptr(stream))
+}
+
+// newStream makes a stream that does not wait for the default stream.
+func (c *cuda) newStream() (s handle, err error) {
+	const nonBlocking = 1
+	err = c.call(cuStreamCreate, "cuStreamCreate", uintptr(unsafe.Pointer(&s)), nonBlocking)
+	return s, err
+}
+
+func (c *cuda) destroyStream(s handle) error {
+	return c.call(cuStreamDestroy, "cuStreamDestroy", uintptr(s))
+}
+
+func (c *cuda) synchronize(s handle) error {
+	return c.call(cuStreamSynchronize, "cuStreamSynchronize", uintptr(s))
+}
+
+// newEvent makes an event whose waiters sleep instead of spinning, and which takes no time stamp.
+func (c *cuda) newEvent() (e handle, err error) {
+	const blockingSync, disableTiming = 1, 2
+	err = c.call(cuEventCreate, "cuEventCreate", uintptr(unsafe.Pointer(&e)), blockingSync|disableTiming)
+	return e, err
+}
+
+func (c *cuda) destroyEvent(e handle) error {
+	return c.call(cuEventDestroy, "cuEventDestroy", uintptr(e))
+}
+
+func (c *cuda) record(e, stream handle) error {
+	return c.call(cuEventRecord, "cuEventRecord", uintptr(e), uintptr(stream))
+}
+
+func (c *cuda) wait(e handle) error {
+	return c.call(cuEventSynchronize, "cuEventSynchronize", uintptr(e))
+}
+
+// loadFunction compiles PTX and finds a kernel in it.
+func (c *cuda) loadFunction(ptx, name string) (module, fn handle, err error) {
+	text := cString(ptx)
+	if err = c.call(cuModuleLoadData, "cuModuleLoadData", uintptr(unsafe.Pointer(&module)), uintptr(unsafe.Pointer(text))); err != nil {
+		return 0, 0, err
+	}
+	if err = c.call(cuModuleGetFunction, "cuModuleGetFunction", uintptr(unsafe.Pointer(&fn)), uintptr(module), uintptr(unsafe.Pointer(cString(name)))); err != nil {
+		return 0, 0, errors.Join(err, c.unloadModule(module))
+	}
+	return module, fn, nil
+}
+
+func (c *cuda) unloadModule(module handle) error {
+	return c.call(cuModuleUnload, "cuModuleUnload", uintptr(module))
+}
+
+// launchGather starts hbmfs_gather(pieces, count) on a stream, see gather.cu.
+func (c *cuda) launchGather(fn handle, pieces devicePointer, count uint32, stream handle) error {
+	const threads, perWarp, mostBlocks = 256, 32, 4096
+	blocks := min((int64(count)*perWarp+threads-1)/threads, mostBlocks)
+	parameters := [2]unsafe.Pointer{unsafe.Pointer(&pieces), unsafe.Pointer(&count)}
+	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
+		uintptr(unsafe.Pointer(&parameters)), 0)
+	runtime.KeepAlive(&parameters)
+	return err
+}

@@ -1,0 +1,203 @@
+package cufile
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"unsafe"
+)
+
+// The functions of libcufile that we call, by index.
+const (
+	cfDriverOpen = iota
+	cfDriverClose
+	cfHandleRegister
+	cfHandleDeregister
+	cfRead
+	cfGetVersion // from here on newer than the first release
+	cfSetParameterBool
+	cfSetParameterSizeT
+	cfSetParameterString
+	cfSetStatsLevel
+	cfStatsStart
+	cfStatsStop
+	cfStatsReset
+	cfGetStatsL3
+	cufileFunctions // how many
+)
+
+func cufileTable() []function {
+	return []function{
+		cfDriverOpen:         {names: []string{"cuFileDriverOpen"}},
+		cfDriverClose:        {names: []string{"cuFileDriverClose_v2", "cuFileDriverClose"}}, // a macro in cufile.h
+		cfHandleRegister:     {names: []string{"cuFileHandleRegister"}},
+		cfHandleDeregister:   {names: []string{"cuFileHandleDeregister"}},
+		cfRead:               {names: []string{"cuFileRead"}},
+		cfGetVersion:         {names: []string{"cuFileGetVersion"}, optional: true},
+		cfSetParameterBool:   {names: []string{"cuFileSetParameterBool"}, optional: true},
+		cfSetParameterSizeT:  {names: []string{"cuFileSetParameterSizeT"}, optional: true},
+		cfSetParameterString: {names: []string{"cuFileSetParameterString"}, optional: true},
+		cfSetStatsLevel:      {names: []string{"cuFileSetStatsLevel"}, optional: true},
+		cfStatsStart:         {names: []string{"cuFileStatsStart"}, optional: true},
+		cfStatsStop:          {names: []string{"cuFileStatsStop"}, optional: true},
+		cfStatsReset:         {names: []string{"cuFileStatsReset"}, optional: true},
+		cfGetStatsL3:         {names: []string{"cuFileGetStatsL3"}, optional: true},
+	}
+}
+
+// Capability is something that this libcufile can do, by the functions that it has.
+type Capability uint32
+
+// The capabilities.
+const (
+	CanConfigure Capability = 1 << iota // parameters are set by call, without a cufile.json (1.14 and later)
+	CanCount                            // statistics by call (1.15 and later)
+)
+
+// fileDescriptor is CUfileDescr_t: cufile.h 1.15.1, x86-64 and arm64, 24 bytes.
+type fileDescriptor struct {
+	kind  int32 // 1: an ordinary file descriptor
+	_     int32
+	fd    int32 // of a union with a pointer
+	_     int32
+	fsOps uintptr
+}
+
+// These do not compile when a size differs from what the C compiler gave for cufile.h 1.15.1.
+const (
+	_ = -(unsafe.Sizeof(fileDescriptor{}) ^ 24)
+	_ = -(unsafe.Offsetof(fileDescriptor{}.fd) ^ 8)
+	_ = -(unsafe.Offsetof(fileDescriptor{}.fsOps) ^ 16)
+)
+
+// cufileLib is libcufile, its driver open. All methods need a thread with a current CUDA context.
+type cufileLib struct {
+	lib     *library
+	version int // 1000*major + 10*minor; 0 where the library does not say
+	can     Capability
+}
+
+// Parameters of cuFileSetParameterBool, SizeT and String: enums of cufile.h 1.15.1.
+const (
+	paramAllowCompat  = 1 // bool
+	paramForceCompat  = 2 // bool
+	paramProfileStats = 0 // size_t
+	paramLogLevel     = 0 // string
+	paramLogFile      = 1 // string
+)
+
+// loadCuFile loads libcufile; it does not open its driver yet.
+func loadCuFile(name string) (*cufileLib, error) {
+	names := []string{"libcufile.so.0", "/usr/local/cuda/lib64/libcufile.so.0"}
+	if name != "" {
+		names = []string{name}
+	}
+	lib, err := loadLibrary(names, cufileTable())
+	if err != nil {
+		return nil, fmt.Errorf("no libcufile: install NVIDIA's gds-tools or the pip package nvidia-cufile, and name its file with --libcufile: %w", err)
+	}
+	l := &cufileLib{lib: lib}
+	if lib.has(cfGetVersion) {
+		var version int32
+		if err := l.call(cfGetVersion, "cuFileGetVersion", uintptr(unsafe.Pointer(&version))); err != nil {
+			return nil, err
+		}
+		l.version = int(version)
+	}
+	if lib.has(cfSetParameterBool) && lib.has(cfSetParameterSizeT) && lib.has(cfSetParameterString) {
+		l.can |= CanConfigure
+	}
+	if lib.has(cfSetStatsLevel) && lib.has(cfStatsStart) && lib.has(cfStatsStop) && lib.has(cfStatsReset) && lib.has(cfGetStatsL3) {
+		l.can |= CanCount
+	}
+	return l, nil
+}
+
+// call invokes a function that returns CUfileError_t: 8 bytes in one register, cuFile's code low, CUDA's high.
+//
+//go:uintptrescapes
+func (l *cufileLib) call(index int, name string, args ...uintptr) error {
+	if !l.lib.has(index) {
+		return fmt.Errorf("%w: %s %s has no %s: update it to CUDA 13 or later", ErrNoLibrary, l.lib.name, l.versionText(), name)
+	}
+	result := invoke(l.lib.fn[index], args...)
+	code, cuda := int32(result), int32(uint64(result)>>32)
+	if code != 0 {
+		return &CuFileError{Call: name, Code: int(code), CUDA: int(cuda)}
+	}
+	return nil
+}
+
+func (l *cufileLib) versionText() string {
+	if l.version == 0 {
+		return "(version unknown)"
+	}
+	return fmt.Sprintf("%d.%d", l.version/1000, l.version%1000/10)
+}
+
+// open configures the driver by calls, so that no cufile.json is needed and no cufile.log litters the working
+// directory, and opens it. compat says whether cuFile may move bytes by its own POSIX reads.
+func (l *cufileLib) open(compat bool) error {
+	if l.can&CanConfigure == 0 {
+		if !compat {
+			return fmt.Errorf("%w: %s %s cannot be told to refuse compat mode: update it to CUDA 12.9 or later", ErrNoLibrary, l.lib.name, l.versionText())
+		}
+		return l.call(cfDriverOpen, "cuFileDriverOpen")
+	}
+	allow := uintptr(0)
+	if compat {
+		allow = 1
+	}
+	if err := l.call(cfSetParameterBool, "cuFileSetParameterBool(ALLOW_COMPAT_MODE)", paramAllowCompat, allow); err != nil {
+		return err
+	}
+	if !compat {
+		if err := l.call(cfSetParameterBool, "cuFileSetParameterBool(FORCE_COMPAT_MODE)", paramForceCompat, 0); err != nil {
+			return err
+		}
+	}
+	// A library that refuses a log setting is none the worse for it.
+	_ = l.call(cfSetParameterString, "cuFileSetParameterString", paramLogFile, uintptr(unsafe.Pointer(cString("/dev/null"))))
+	if l.can&CanCount != 0 {
+		_ = l.call(cfSetParameterSizeT, "cuFileSetParameterSizeT", paramProfileStats, 3)
+	}
+	return l.call(cfDriverOpen, "cuFileDriverOpen")
+}
+
+func (l *cufileLib) close() error { return l.call(cfDriverClose, "cuFileDriverClose") }
+
+// register makes a cuFile handle of a file descriptor, which must stay open until deregister.
+func (l *cufileLib) register(fd uintptr) (h handle, err error) {
+	const opaqueFD = 1
+	d := fileDescriptor{kind: opaqueFD, fd: int32(fd)}
+	err = l.call(cfHandleRegister, "cuFileHandleRegister", uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&d)))
+	return h, err
+}
+
+func (l *cufileLib) deregister(h handle) { invoke(l.lib.fn[cfHandleDeregister], uintptr(h)) }
+
+// read moves up to n bytes from offset of the file to HBM at base + skip. A short read is the end of the file.
+func (l *cufileLib) read(h handle, base devicePointer, n, offset, skip int64) (int64, error) {
+	errno := errnoPlace()
+	*errno = 0
+	result := invoke(l.lib.fn[cfRead], uintptr(h), uintptr(base), uintptr(n), uintptr(offset), uintptr(skip))
+	return readResult(int64(result), *errno, n)
+}
+
+// readResult reads what cuFileRead means: a count, -code, or -1 with errno, in which versions were seen to leave one
+// of cuFile's own codes (ai-dynamo/nixl pull request 2143).
+func readResult(result int64, errno int32, wanted int64) (int64, error) {
+	switch {
+	case result > wanted:
+		return 0, fmt.Errorf("cuFileRead: says that it read %d bytes of %d", result, wanted)
+	case result >= 0:
+		return result, nil
+	case result == -1 && errno > cufileBase:
+		return 0, &CuFileError{Call: "cuFileRead", Code: int(errno)}
+	case result == -1:
+		return 0, fmt.Errorf("cuFileRead: %w", syscall.Errno(errno))
+	case -result > cufileBase && -result < 2*cufileBase:
+		return 0, &CuFileError{Call: "cuFileRead", Code: int(-result)}
+	}
+	return 0, errors.New("cuFileRead: result of no known meaning")
+}

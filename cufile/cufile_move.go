@@ -1,0 +1,134 @@
+package cufile
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// cufileDriver is a Reader's use of libcufile: opened by the first who needs it.
+type cufileDriver struct {
+	mu  sync.Mutex
+	lib *cufileLib // nil until start
+}
+
+// start loads libcufile and opens its driver, with compat mode allowed on the compat path only.
+func (d *cufileDriver) start(r *Reader) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lib != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), openPatience)
+	defer cancel()
+	opened := make(chan *cufileLib, 1)
+	if err := r.crew.do(ctx, func(*worker) error {
+		lib, err := loadCuFile(r.opt.Libraries.CuFile)
+		if err != nil {
+			return err
+		}
+		opened <- lib
+		return lib.open(r.opt.Path == Compat)
+	}); err != nil {
+		return err
+	}
+	d.lib = <-opened
+	return nil
+}
+
+// stop closes the driver. Files have let go of their handles before.
+func (d *cufileDriver) stop() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lib == nil {
+		return nil
+	}
+	lib := d.lib
+	d.lib = nil
+	return lib.close()
+}
+
+// handle gives a file's cuFile handle. It is made once: registering checks the whole storage stack.
+func (d *cufileDriver) handle(b *backing, path Path) (handle, error) {
+	fd := b.fd
+	if path == Direct {
+		if direct, ok := b.direct(); ok {
+			fd = direct
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cufile != 0 {
+		return b.cufile, nil
+	}
+	h, err := d.lib.register(uintptr(fd))
+	if err != nil {
+		return 0, fmt.Errorf("register %s with cuFile: %w", b.name, err)
+	}
+	b.cufile = h
+	return h, nil
+}
+
+// forget gives back a file's handle, before its descriptor is closed.
+func (d *cufileDriver) forget(b *backing) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cufile != 0 {
+		d.lib.deregister(b.cufile)
+		b.cufile = 0
+	}
+}
+
+// cufileChunk is what one cuFileRead moves: nvidia-fs's shadow buffer holds no more.
+const cufileChunk = 16 << 20
+
+// moveCuFile lets libcufile read pieces. One piece is read as the aligned envelope around it, for which the view has
+// room; cuFile bounces what is not aligned.
+func (f *File) moveCuFile(ctx context.Context, v *View, pieces []piece) (<-chan struct{}, error) {
+	total := int64(0)
+	for _, p := range pieces {
+		total += p.n
+	}
+	base := f.r.hbm + devicePointer(v.at)
+	if v.envelope {
+		p := &pieces[0]
+		p.offset, p.n = p.offset-v.skew, roundUp(p.n+v.skew, pageSize)
+	}
+	parts := cut(pieces, cufileChunk)
+	finished, err := f.r.crew.run(ctx, f.r.opt.Threads, int64(len(parts)), func(_ *worker, i int64) error {
+		for _, p := range parts[i].pieces {
+			if err := f.readCuFile(p, base, p.to, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		v.moved.count(v.choice.Path, total)
+	}
+	return finished, err
+}
+
+// readCuFile reads one piece to base + to, in as many calls as the library makes of it. An envelope may reach beyond
+// the end of the file.
+func (f *File) readCuFile(p piece, base devicePointer, to int64, v *View) error {
+	h, err := f.r.cufile.handle(p.file, v.choice.Path)
+	if err != nil {
+		return err
+	}
+	need := p.n
+	if v.envelope {
+		need = min(need, p.file.length-p.offset)
+	}
+	for done := int64(0); done < need; {
+		n, err := f.r.cufile.lib.read(h, base, p.n-done, p.offset+done, to+done)
+		if err != nil {
+			return fmt.Errorf("read %s at %d: %w", p.file.name, p.offset+done, err)
+		}
+		if n == 0 {
+			return fmt.Errorf("read %s at %d: %w", p.file.name, p.offset+done, ErrShort)
+		}
+		done += n
+	}
+	return nil
+}

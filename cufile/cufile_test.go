@@ -1,0 +1,294 @@
+package cufile
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestGPUsAreDescribed(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	gpus, err := GPUs(fakeLibraries(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gpus) != 2 || gpus[1].Name != "Fake GPU 1" || gpus[1].UUID != "GPU-01020304-0506-0708-090a-0b0c0d0e0f11" || gpus[1].PCI != "ffff:01:00.0" || gpus[1].NUMA != -1 {
+		t.Errorf("%+v", gpus)
+	}
+	// With cgo NVML is asked; without, the note says so.
+	if gpus[0].Note == "" && (gpus[0].BAR1 != 32<<30 || gpus[0].PCIeGeneration != 5 || gpus[0].PCIeWidth != 16) {
+		t.Errorf("NVML said %+v", gpus[0])
+	}
+}
+
+func TestGPUErrorsNameTheFix(t *testing.T) {
+	for name, c := range map[string]struct {
+		env, value string
+		o          Options
+		want       string
+	}{
+		"no GPU":           {"FAKE_CUDA_DEVICES", "0", Options{}, "shows no GPU; check nvidia-smi"},
+		"index too large":  {"FAKE_CUDA_DEVICES", "2", Options{Device: 2}, "gpu 2 does not exist: this process sees gpu 0 to 1"},
+		"HBM is full":      {"FAKE_CUDA_MEMORY", "1000000", Options{}, "use a smaller arena"},
+		"cannot pin":       {"FAKE_CUDA_PINNABLE", "100000", Options{}, "pin 131072 bytes of host memory"},
+		"no libcufile":     {"", "", Options{Path: Compat}, "install NVIDIA's gds-tools"},
+		"no probe command": {"", "", Options{Path: Direct}, "no command to prove it with"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.env != "" {
+				t.Setenv(c.env, c.value)
+			}
+			o := smallOptions(fakeLibraries(t), c.o.Path)
+			o.Device, o.Probe = c.o.Device, nil
+			if name == "no libcufile" {
+				o.Libraries.CuFile = "libcufile-that-is-not-there.so"
+			}
+			r, err := New(t.Context(), o)
+			if err == nil {
+				file, _ := randomFile(t, 100_000, 1)
+				_, err = r.Open(t.Context(), file)
+				if closeErr := r.Close(); closeErr != nil {
+					t.Error(closeErr)
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want one that says %q", err, c.want)
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("more than one line: %q", err)
+			}
+			for _, left := range []string{"fake_cuda_pinned", "fake_cuda_hbm", "fake_cuda_retained"} {
+				if n := ask(t, o.Libraries.CUDA, left); n != 0 {
+					t.Errorf("%s is %d after the failure, want 0", left, n)
+				}
+			}
+		})
+	}
+}
+
+func TestCuFileErrorsAreNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		env, value string
+		code       int // 0: not cuFile's
+		want       string
+	}{
+		"register 5030":      {"FAKE_CUFILE_REGISTER", "5030", 5030, "/run/udev"},
+		"register 5016":      {"FAKE_CUFILE_REGISTER", "5016", 5016, "max_device_pinned_mem_size_kb"},
+		"read 5027 in errno": {"FAKE_CUFILE_READ", "errno:5027", 5027, "HANDLE_NOT_REGISTERED"},
+		"read -5016":         {"FAKE_CUFILE_READ", "code:5016", 5016, "INVALID_MAPPING_SIZE"},
+		"read EIO":           {"FAKE_CUFILE_READ", "errno:5", 0, "input/output error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(c.env, c.value)
+			file, _ := randomFile(t, 100_000, 1)
+			f := openFileIn(t, newReader(t, smallOptions(fakeLibraries(t), Compat)), file)
+			_, err := f.Read(t.Context(), 0, 50_000)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("%v, want one that says %q", err, c.want)
+			}
+			var cf *CuFileError
+			if errors.As(err, &cf) != (c.code != 0) || (cf != nil && cf.Code != c.code) {
+				t.Errorf("%v is %+v, want code %d", err, cf, c.code)
+			}
+			if c.code == 0 && !errors.Is(err, syscall.EIO) {
+				t.Errorf("%v is not EIO", err)
+			}
+		})
+	}
+}
+
+func TestShortReadsAreContinued(t *testing.T) {
+	t.Setenv("FAKE_CUFILE_READ", "short")
+	file, data := randomFile(t, 50_000, 2)
+	f := openFileIn(t, newReader(t, smallOptions(fakeLibraries(t), Compat)), file)
+	v, err := f.Read(t.Context(), 333, 40_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := content(t, v); string(got) != string(data[333:40_333]) {
+		t.Error("wrong bytes")
+	}
+}
+
+func TestOldLibcufile(t *testing.T) {
+	l := fakeLibraries(t)
+	l.CuFile = fake(t, "libcufile-old.so")
+	file, _ := randomFile(t, 50_000, 3)
+	f := openFileIn(t, newReader(t, smallOptions(l, Compat)), file)
+	v, err := f.Read(t.Context(), 0, 50_000)
+	if err != nil {
+		t.Fatalf("compat needs nothing new: %v", err)
+	}
+	v.Release()
+	if _, err := New(t.Context(), smallOptions(l, Direct)); err == nil || !strings.Contains(err.Error(), "update it to CUDA 12.9") {
+		t.Errorf("direct with an old libcufile: %v, want one that says to update", err)
+	}
+}
+
+func TestHangInLibcufileEndsWithTheContext(t *testing.T) {
+	t.Setenv("FAKE_CUFILE_READ", "hang")
+	file, _ := randomFile(t, 50_000, 4)
+	o := smallOptions(fakeLibraries(t), Compat)
+	r, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Open(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if _, err := f.Read(ctx, 0, 50_000); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, want a deadline", err)
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	// The thread is lost, the memory it may write to stays taken, and the others go on.
+	if n, err := r.arena.take(t.Context(), o.Arena-1<<20); err != nil {
+		t.Error(err)
+	} else {
+		r.arena.release(n, o.Arena-1<<20)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := r.arena.take(ctx, o.Arena); err == nil {
+		t.Error("memory that the hung call may still write to was handed out")
+	}
+}
+
+func TestDirectOnlyWhenProven(t *testing.T) {
+	for name, c := range map[string]struct {
+		moved, version, read, register string
+		proven                         bool
+		want                           string
+	}{
+		"nvidia-fs":           {moved: "nvfs", proven: true},
+		"p2pdma":              {moved: "p2p", proven: true},
+		"newer layout":        {moved: "nvfs", version: "1190", proven: true},
+		"posix":               {moved: "posix", want: "refuted: cuFile counted 8 POSIX reads"},
+		"unaligned":           {moved: "unaligned", want: "refuted: cuFile bounced"},
+		"not counted":         {moved: "nothing", want: "unknown: cuFile counted 0 DMA reads"},
+		"layout of tomorrow":  {moved: "nvfs", version: "1200", want: "unknown"},
+		"cannot register":     {moved: "nvfs", register: "5030", want: "refuted"},
+		"reads nothing":       {moved: "nvfs", read: "errno:5", want: "refuted"},
+		"reads other bytes":   {moved: "nvfs", read: "wrong", want: "refuted: cuFile brought other bytes"},
+		"crashes the process": {moved: "nvfs", read: "crash", want: "refuted: the probe died"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("FAKE_CUFILE_MOVED", c.moved)
+			t.Setenv("FAKE_CUFILE_VERSION", c.version)
+			t.Setenv("FAKE_CUFILE_READ", c.read)
+			t.Setenv("FAKE_CUFILE_REGISTER", c.register)
+			o := smallOptions(fakeLibraries(t), Direct)
+			r := newReader(t, o)
+			if compat := ask(t, o.Libraries.CuFile, "fake_cufile_compat"); compat != 0 {
+				t.Error("compat mode is allowed on the direct path")
+			}
+			file, _ := randomFile(t, 9<<20, 5)
+			f, err := r.Open(t.Context(), file)
+			if err == nil {
+				if err := f.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if c.proven != (err == nil) {
+				t.Fatalf("%v, proven should be %v", err, c.proven)
+			}
+			if err != nil && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%v, want one that says %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestStatisticsThatCannotBeTrusted(t *testing.T) {
+	uuid := [16]byte{9, 8, 7}
+	make1 := func(shift, gpus int, set func(raw []byte)) []byte {
+		raw := make([]byte, statsBuffer)
+		for i := range raw[statsLevel3Size+shift:] {
+			raw[statsLevel3Size+shift+i] = statsPoison
+		}
+		binary.LittleEndian.PutUint32(raw[statsGPUCount+shift:], uint32(gpus))
+		copy(raw[statsFirstGPU+shift:], uuid[:])
+		if set != nil {
+			set(raw)
+		}
+		return raw
+	}
+	for name, c := range map[string]struct {
+		raw     []byte
+		version int
+		ok      bool
+	}{
+		"1.15":                       {make1(0, 1, nil), 1150, true},
+		"1.19":                       {make1(112, 1, nil), 1190, true},
+		"1.19 taken for 1.18":        {make1(112, 1, nil), 1180, false},
+		"1.18 taken for 1.19":        {make1(0, 1, nil), 1190, false},
+		"no version":                 {make1(0, 1, nil), 0, false},
+		"tomorrow's":                 {make1(0, 1, nil), 1210, false},
+		"no GPU":                     {make1(0, 0, nil), 1150, false},
+		"17 GPUs":                    {make1(0, 17, nil), 1150, false},
+		"another GPU":                {make1(0, 1, func(raw []byte) { raw[statsFirstGPU] ^= 1 }), 1150, false},
+		"wrote behind the layout":    {make1(0, 1, func(raw []byte) { raw[statsLevel3Size+3] = 0 }), 1150, false},
+		"nothing was written at all": {nil, 1150, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := parseStats(c.raw, c.version, uuid); (err == nil) != c.ok || (err != nil && !errors.Is(err, errStatsUnknown)) {
+				t.Errorf("%v, should be readable: %v", err, c.ok)
+			}
+		})
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	for _, c := range []struct {
+		before, after readCounts
+		reads         uint64
+		want          Verdict
+	}{
+		{readCounts{}, readCounts{p2p: 8}, 8, Proven},
+		{readCounts{nvfs: 5}, readCounts{nvfs: 13}, 8, Proven},
+		{readCounts{}, readCounts{p2p: 4, nvfs: 4}, 8, Proven},
+		{readCounts{}, readCounts{nvfs: 16}, 8, Proven}, // cuFile may split a read
+		{readCounts{}, readCounts{nvfs: 7}, 8, Unknown},
+		{readCounts{}, readCounts{}, 8, Unknown},
+		{readCounts{nvfs: 9}, readCounts{nvfs: 8}, 0, Unknown},
+		{readCounts{}, readCounts{nvfs: 8, posix: 1}, 8, Refuted},
+		{readCounts{}, readCounts{nvfs: 8, unaligned: 1}, 8, Refuted},
+	} {
+		if got, why := judge(c.before, c.after, c.reads); got != c.want || why == "" {
+			t.Errorf("%+v to %+v in %d reads: %s (%s), want %s", c.before, c.after, c.reads, got, why, c.want)
+		}
+	}
+}
+
+func TestEveryErrorCodeHasAName(t *testing.T) {
+	for code := 5001; code <= 5050; code++ {
+		name, _ := describeCuFile(code)
+		if (name == "unknown error") != (code == 5021 || code == 5032) {
+			t.Errorf("%d is %q", code, name)
+		}
+	}
+	if text := (&CuFileError{Call: "cuFileRead", Code: 5999}).Error(); !strings.Contains(text, strconv.Itoa(5999)) {
+		t.Errorf("%q does not tell the code", text)
+	}
+}
+
+func TestCPULists(t *testing.T) {
+	if got, err := parseCPUList("0-2,7"); err != nil || len(got) != 4 || got[3] != 7 {
+		t.Errorf("%v %v", got, err)
+	}
+	for _, bad := range []string{"a", "3-1", "-4", "0-99999999", "1,,2"} {
+		if got, err := parseCPUList(bad); err == nil {
+			t.Errorf("%q gives %v, want an error", bad, got)
+		}
+	}
+}

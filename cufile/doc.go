@@ -1,0 +1,20 @@
+// Package cufile moves the bytes of a file into GPU memory (HBM) or host memory by the fastest path that is proven to
+// work, and counts every byte by the path that it took.
+//
+// A [Reader] owns one device: its threads, its pinned memory and one arena of HBM. [Reader.Open] opens a file, in an
+// hbmfs mount or anywhere else; [File.Read], [File.Gather] and [File.Stream] fill the arena and return views of it.
+//
+//	r, err := cufile.New(ctx, cufile.Options{Device: 0})
+//	f, err := r.Open(ctx, "/mnt/pile/.hbmfs/views/tokens.bin")
+//	v, err := f.Gather(ctx, offsets, 8192) // N samples of 8 KiB, one after the other in HBM
+//	kernel(v.Pointer(), v.Len())
+//	v.Release()
+//
+// There are five paths: [Direct], [Mapped], [Staged], [Compat] and [Host]. [Auto] chooses one per request and says
+// why ([View.Choice]). A path that was asked for and is not available is an error; nothing falls back in silence.
+//
+// Pitfalls. A View's memory is reused after Release. The arena bounds what can be out at once: a Read larger than it
+// is an error, and a Read that finds it full waits for a Release. libcuda, libcufile and NVML are loaded at run time
+// and never unloaded; a process that forks after New must not use the Reader in the child. cuFile keeps its settings
+// per process, so one process uses either Direct or Compat, not both.
+package cufile

@@ -1,0 +1,296 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// File is an open file. Its methods may be called from many goroutines at once.
+type File struct {
+	r      *Reader
+	name   string
+	source source
+
+	mu    sync.Mutex
+	moved Moved // guarded by mu
+}
+
+// Open opens a file: of an hbmfs mount, whose bytes are then read from where they really lie, or any other.
+func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
+	s, err := r.openSource(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{r: r, name: name, source: s}
+	if r.opt.Path == Direct {
+		if err := f.proveDirect(ctx); err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+	}
+	return f, nil
+}
+
+// openSource opens a file as what it is.
+func (r *Reader) openSource(_ context.Context, name string) (source, error) {
+	return openPlain(name, r.ids.Add(1))
+}
+
+// Size is the file's size in bytes.
+func (f *File) Size() int64 { return f.source.size() }
+
+// Moved gives the bytes moved from this file so far.
+func (f *File) Moved() Moved {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.moved
+}
+
+// Close closes the file. Views of it stay.
+func (f *File) Close() error {
+	return errors.Join(f.r.forget(f.source.opened()), f.source.close())
+}
+
+// View is bytes of a file in the device's memory. Release gives the memory back.
+type View struct {
+	r        *Reader
+	at       int64 // in the arena
+	reserved int64
+	skew     int64 // from at to the first byte
+	n        int64
+	moved    Moved
+	choice   Choice
+	envelope bool // the one piece is read as the aligned pages around it
+	cold     bool // the bytes are not in the page cache
+	once     sync.Once
+}
+
+// Len is the number of bytes.
+func (v *View) Len() int64 { return v.n }
+
+// Pointer is the address of the first byte in HBM (a CUdeviceptr); 0 on the host or when the view is empty.
+func (v *View) Pointer() uintptr {
+	if v.r.cu == nil || v.n == 0 {
+		return 0
+	}
+	return uintptr(v.r.hbm) + uintptr(v.at+v.skew)
+}
+
+// Bytes is the memory on the host; nil on a GPU.
+func (v *View) Bytes() []byte {
+	if v.r.cu != nil {
+		return nil
+	}
+	return v.r.host[v.at+v.skew:][:v.n:v.n]
+}
+
+// Moved says which paths the bytes took.
+func (v *View) Moved() Moved { return v.moved }
+
+// Choice is the path that the request was given, and why.
+func (v *View) Choice() Choice { return v.choice }
+
+// Release gives the memory back. The view must not be used after it; releasing twice does nothing.
+func (v *View) Release() {
+	v.once.Do(func() {
+		if v.reserved > 0 {
+			v.r.arena.release(v.at, v.reserved)
+		}
+	})
+}
+
+// CopyTo copies the view's bytes from offset on into p, which must lie inside the view.
+func (v *View) CopyTo(ctx context.Context, p []byte, offset int64) error {
+	if offset < 0 || offset > v.n || int64(len(p)) > v.n-offset {
+		return fmt.Errorf("copy %d bytes at %d of a view of %d: %w", len(p), offset, v.n, io.ErrUnexpectedEOF)
+	}
+	if v.r.cu == nil {
+		copy(p, v.Bytes()[offset:])
+		return ctx.Err()
+	}
+	// Each worker copies through its own pinned memory, so that p need not be pinned.
+	step := v.r.opt.Slot
+	_, err := v.r.crew.run(ctx, v.r.opt.Threads, (int64(len(p))+step-1)/step, func(w *worker, i int64) error {
+		part := p[i*step : min((i+1)*step, int64(len(p)))]
+		s, err := w.slot()
+		if err != nil {
+			return err
+		}
+		if err := w.cu.copyOut(s.memory[:len(part)], devicePointer(v.Pointer())+devicePointer(offset+i*step), w.stream); err != nil {
+			return err
+		}
+		if err := errors.Join(w.sent(s), w.settle(s)); err != nil {
+			return err
+		}
+		copy(part, s.memory)
+		return nil
+	})
+	return err
+}
+
+// Check reads the view back in blocks and hands each to verify with its place in the view. It costs one copy out of
+// HBM, and is how the bytes that a GPU will compute on are compared with a manifest.
+func (v *View) Check(ctx context.Context, block int64, verify func(offset int64, data []byte) error) error {
+	if block <= 0 {
+		return fmt.Errorf("check a view in blocks of %d bytes: there is no such block", block)
+	}
+	buffer := make([]byte, min(block, v.n))
+	for at := int64(0); at < v.n; at += block {
+		part := buffer[:min(block, v.n-at)]
+		if err := v.CopyTo(ctx, part, at); err != nil {
+			return err
+		}
+		if err := verify(at, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Read brings the file's [offset, offset+n) into memory.
+func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
+	return f.fetch(ctx, []int64{offset}, n)
+}
+
+// Gather brings the spans of length bytes that begin at offsets into memory, one after the other: a [N, length]
+// tensor. Spans may overlap and come in any order.
+func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View, error) {
+	return f.fetch(ctx, offsets, length)
+}
+
+// mostPieces bounds the memory that one request takes for its plan: 40 bytes each.
+const mostPieces = 1 << 22
+
+func (f *File) fetch(ctx context.Context, offsets []int64, length int64) (*View, error) {
+	v, pieces, err := f.prepare(ctx, offsets, length)
+	if err != nil {
+		return nil, err
+	}
+	return f.fill(ctx, v, pieces)
+}
+
+// prepare plans a request and takes its memory.
+func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*View, []piece, error) {
+	q, err := f.plan(ctx, offsets, length)
+	if err != nil {
+		return nil, nil, err
+	}
+	v := &View{r: f.r, n: q.total()}
+	if v.n == 0 {
+		v.choice = Choice{f.r.opt.Path, "there is nothing to move"}
+		return v, nil, nil
+	}
+	pieces, err := q.allPieces(mostPieces)
+	if err != nil {
+		return nil, nil, err
+	}
+	if v.choice, v.cold, err = f.choose(ctx, pieces); err != nil {
+		return nil, nil, err
+	}
+	if len(pieces) == 1 && (v.choice.Path == Direct || v.choice.Path == Compat) {
+		v.envelope, v.skew = true, pieces[0].offset%pageSize
+	}
+	v.reserved = roundUp(v.skew+v.n, pageSize) // whole pages, so that an aligned envelope fits
+	v.at, err = f.r.arena.take(ctx, v.reserved)
+	return v, pieces, err
+}
+
+// fill brings pieces into a prepared view, which it releases when that fails.
+func (f *File) fill(ctx context.Context, v *View, pieces []piece) (*View, error) {
+	if len(pieces) == 0 {
+		return v, nil
+	}
+	finished, err := f.move(ctx, v, pieces)
+	if err != nil {
+		f.r.abandon(v, finished)
+		return nil, err
+	}
+	f.account(v.moved)
+	return v, nil
+}
+
+// abandon releases a view's memory once nothing writes to it any more: at once as a rule, and after the last thread
+// came back from a foreign call that did not end with the context.
+func (r *Reader) abandon(v *View, finished <-chan struct{}) {
+	select {
+	case <-finished:
+		v.Release()
+	default:
+		r.views.Add(1)
+		go func() {
+			defer r.views.Done()
+			<-finished
+			v.Release()
+		}()
+	}
+}
+
+func (f *File) account(m Moved) {
+	f.mu.Lock()
+	f.moved.Add(m)
+	f.mu.Unlock()
+	f.r.mu.Lock()
+	f.r.moved.Add(m)
+	f.r.mu.Unlock()
+}
+
+// plan checks a request and finds where its bytes lie.
+func (f *File) plan(ctx context.Context, offsets []int64, length int64) (*request, error) {
+	f.r.mu.Lock()
+	closed := f.r.closed
+	f.r.mu.Unlock()
+	if closed {
+		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
+	}
+	size := f.Size()
+	if length < 0 {
+		return nil, fmt.Errorf("read %s: a length of %d bytes is not possible", f.name, length)
+	}
+	q := &request{offsets: offsets, length: length, files: map[uint64]*backing{}}
+	if length > 0 && int64(len(offsets)) > f.r.arena.size()/length {
+		return nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
+			f.name, ErrTooLarge, len(offsets), length, f.r.arena.size())
+	}
+	first, last := size, int64(0)
+	for _, offset := range offsets {
+		if offset < 0 || offset > size || length > size-offset {
+			return nil, fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, length, offset, size, io.ErrUnexpectedEOF)
+		}
+		first, last = min(first, offset), max(last, offset+length)
+	}
+	if q.total() == 0 {
+		return q, nil
+	}
+	var err error
+	if q.runs, err = f.source.runs(ctx, first, last-first); err != nil {
+		return nil, err
+	}
+	return q, q.open(ctx, f.source)
+}
+
+// open finds the backing files that the spans need.
+func (q *request) open(ctx context.Context, s source) error {
+	need := func(object uint64) error {
+		if q.files[object] != nil {
+			return nil
+		}
+		b, err := s.backing(ctx, object)
+		if err == nil {
+			q.files[object] = b
+		}
+		return err
+	}
+	if len(q.runs) == 1 {
+		return need(q.runs[0].object)
+	}
+	for _, offset := range q.offsets {
+		for i := q.find(offset); i < len(q.runs) && q.runs[i].logical < offset+q.length; i++ {
+			if err := need(q.runs[i].object); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

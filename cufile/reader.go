@@ -1,0 +1,261 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// HostDevice is an Options.Device: host memory instead of a GPU's.
+const HostDevice = -1
+
+// Options say where to and how. The zero value means GPU 0 and what was measured to be best.
+type Options struct {
+	Device  int   // CUDA index, or HostDevice
+	Path    Path  // empty means Auto
+	Threads int   // 0 means 8, but no more than the CPUs there are
+	Slot    int64 // bytes that a thread moves at a time, 0 means 4 MiB
+	Arena   int64 // bytes of memory for views, 0 means 1 GiB (256 MiB on the host)
+
+	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations
+	// that are kept, 0 means a quarter of the RAM, at most 16 GiB; it is no less than two windows.
+	Window int64
+	Pinned int64
+
+	// What Auto cannot see for itself: whether the bytes will be read again, and how many readers share the host.
+	Reuse   bool
+	Readers int // 0 means 1
+
+	// Probe is the command that proves Direct in a process of its own, to which arguments are appended: see RunProbe.
+	// Without it Direct is not available.
+	Probe []string
+
+	Libraries Libraries
+}
+
+func (o *Options) setDefaults() error {
+	if o.Path == "" {
+		o.Path = Auto
+	}
+	if o.Threads == 0 {
+		o.Threads = min(8, max(2, runtime.NumCPU()))
+	}
+	if o.Slot == 0 {
+		o.Slot = 4 << 20
+	}
+	if o.Arena == 0 {
+		o.Arena = 1 << 30
+		if o.Device == HostDevice {
+			o.Arena = 256 << 20
+		}
+	}
+	if o.Window == 0 {
+		o.Window = 128 << 20
+	}
+	if o.Pinned == 0 {
+		o.Pinned = 16 << 30
+		var info unix.Sysinfo_t
+		if unix.Sysinfo(&info) == nil {
+			o.Pinned = min(o.Pinned, int64(info.Totalram*uint64(info.Unit)/4))
+		}
+	}
+	o.Readers = max(o.Readers, 1)
+	const most = 1 << 46
+	for _, n := range []int64{o.Slot, o.Arena, o.Window, o.Pinned} {
+		if n < slotAlign || n > most {
+			return fmt.Errorf("slot, arena, window and pinned are sizes from 64 KiB on, not %d", n)
+		}
+	}
+	if o.Threads < 1 || o.Threads > 256 {
+		return fmt.Errorf("threads must be 1 to 256, not %d", o.Threads)
+	}
+	if o.Device < HostDevice {
+		return fmt.Errorf("device must be a GPU's index, or -1 for the host, not %d", o.Device)
+	}
+	o.Slot = roundUp(o.Slot, pageSize)
+	o.Arena = roundUp(o.Arena, slotAlign)
+	o.Window = roundUp(o.Window, pageSize)
+	o.Pinned = max(o.Pinned, 2*o.Window)
+	return nil
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// Reader reads files into one device's memory. Its methods may be called from many goroutines at once.
+type Reader struct {
+	opt     Options
+	gpu     GPU // zero for the host
+	crew    *crew
+	cu      *cuda // nil for the host
+	context handle
+	arena   *arena
+	host    []byte        // the arena's memory, for the host
+	hbm     devicePointer // the arena's memory, aligned to slotAlign
+	block   devicePointer // the allocation that hbm lies in
+	maps    *mappings
+	gather  gatherKernel
+	cufile  cufileDriver
+	proofs  proofs
+	ids     atomic.Uint64
+	views   sync.WaitGroup // views whose memory a stuck call may still write to
+
+	mu     sync.Mutex
+	moved  Moved // guarded by mu
+	closed bool  // guarded by mu
+}
+
+// New prepares a device: threads, pinned memory, the arena.
+func New(_ context.Context, opt Options) (*Reader, error) {
+	if err := opt.setDefaults(); err != nil {
+		return nil, err
+	}
+	r := &Reader{opt: opt, arena: newArena(opt.Arena), proofs: proofs{turn: make(chan struct{}, 1), known: map[fileID]Proof{}}}
+	if opt.Device == HostDevice {
+		if opt.Path != Auto && opt.Path != Host {
+			return nil, fmt.Errorf("%w: %s needs a GPU and the device is the host", ErrUnavailable, opt.Path)
+		}
+		return r, r.startHost()
+	}
+	if opt.Path == Host {
+		return nil, fmt.Errorf("%w: host ends in host memory and the device is gpu %d", ErrUnavailable, opt.Device)
+	}
+	if err := r.startGPU(); err != nil {
+		return nil, errors.Join(err, r.release())
+	}
+	if opt.Path == Direct || opt.Path == Compat {
+		if err := r.cufile.start(r); err != nil {
+			return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnavailable, opt.Path, err), r.release())
+		}
+	}
+	return r, nil
+}
+
+func (r *Reader) startHost() (err error) {
+	if r.host, err = unix.Mmap(-1, 0, int(r.opt.Arena), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+		return fmt.Errorf("allocate %d bytes of host memory: %w", r.opt.Arena, err)
+	}
+	if r.crew, err = newCrew(crewOptions{threads: r.opt.Threads}); err != nil {
+		return errors.Join(err, r.release())
+	}
+	return nil
+}
+
+func (r *Reader) startGPU() (err error) {
+	cu, err := loadCUDA(r.opt.Libraries.CUDA)
+	if err != nil {
+		return err
+	}
+	if r.gpu, err = describeGPU(cu, r.opt.Libraries, r.opt.Device); err != nil {
+		return err
+	}
+	if r.context, err = cu.retainPrimary(r.gpu.dev); err != nil {
+		return err
+	}
+	r.cu = cu
+	r.crew, err = newCrew(crewOptions{cu: cu, context: r.context, threads: r.opt.Threads, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA)})
+	if err != nil {
+		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", slotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
+	}
+	r.maps = newMappings(r.cu, r.opt.Window, r.opt.Pinned)
+	return r.crew.do(context.Background(), func(*worker) error {
+		if r.block, err = cu.alloc(r.opt.Arena + slotAlign); err != nil {
+			free, total, infoErr := cu.memInfo()
+			if infoErr != nil {
+				return err
+			}
+			return fmt.Errorf("arena of %d bytes on %s, which has %d of %d bytes free: %w", r.opt.Arena, r.gpu.Name, free, total, err)
+		}
+		r.hbm = devicePointer(roundUp(int64(r.block), slotAlign))
+		return nil
+	})
+}
+
+// GPU describes the device; it is zero for the host.
+func (r *Reader) GPU() GPU { return r.gpu }
+
+// Moved gives all bytes moved so far.
+func (r *Reader) Moved() Moved {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.moved
+}
+
+// PinnedBytes is the host memory that is registered for files now.
+func (r *Reader) PinnedBytes() int64 {
+	if r.maps == nil {
+		return 0
+	}
+	return r.maps.pinned()
+}
+
+// Close gives everything back. Files must be closed and views released before. It fails when a call into a library
+// hangs; what that call uses is then left as it is.
+func (r *Reader) Close() error {
+	r.mu.Lock()
+	closed := r.closed
+	r.closed = true
+	r.mu.Unlock()
+	if closed {
+		return nil
+	}
+	return r.release()
+}
+
+func (r *Reader) release() error {
+	var errs []error
+	if r.crew != nil {
+		if r.cu != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+			errs = append(errs, r.crew.do(ctx, func(*worker) error { return r.releaseGPU() }))
+			cancel()
+		}
+		if err := r.crew.close(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		r.views.Wait()
+	}
+	if r.host != nil {
+		errs = append(errs, unix.Munmap(r.host))
+		r.host = nil
+	}
+	if r.context != 0 {
+		errs = append(errs, r.cu.releasePrimary(r.gpu.dev))
+		r.context = 0
+	}
+	return errors.Join(errs...)
+}
+
+// forget drops what the device holds of files that are about to be closed.
+func (r *Reader) forget(files []*backing) error {
+	if r.cu == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	return r.crew.do(ctx, func(*worker) error {
+		var errs []error
+		for _, b := range files {
+			r.cufile.forget(b)
+			errs = append(errs, r.maps.forget(b.id))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
+func (r *Reader) releaseGPU() error {
+	errs := []error{r.cufile.stop(), r.gather.unload(r.cu)}
+	if r.maps != nil {
+		errs = append(errs, r.maps.close())
+	}
+	if r.block != 0 {
+		errs = append(errs, r.cu.free(r.block))
+		r.block = 0
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,335 @@
+package cufile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// everyPath runs a test on each path that moves bytes, with a fake GPU where it needs one.
+func everyPath(t *testing.T, test func(t *testing.T, o Options)) {
+	for _, path := range []Path{Host, Staged, Mapped, Compat, Direct, Auto} {
+		t.Run(string(path), func(t *testing.T) {
+			if path == Host {
+				o := smallOptions(Libraries{}, Host)
+				o.Device = HostDevice
+				test(t, o)
+				return
+			}
+			t.Setenv("FAKE_CUFILE_MOVED", "nvfs")
+			test(t, smallOptions(fakeLibraries(t), path))
+		})
+	}
+}
+
+func TestReadBringsTheFilesBytes(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 3<<20+1234, 1)
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		if f.Size() != int64(len(data)) {
+			t.Fatalf("size %d, want %d", f.Size(), len(data))
+		}
+		random := rand.New(rand.NewPCG(1, 2))
+		ranges := [][2]int64{{0, f.Size()}, {0, 0}, {f.Size(), 0}, {0, 1}, {f.Size() - 1, 1}, {4095, 2}, {256<<10 - 1, 2}, {1, 3 << 20}}
+		for range 40 {
+			offset := random.Int64N(f.Size())
+			ranges = append(ranges, [2]int64{offset, random.Int64N(f.Size() - offset)})
+		}
+		for _, span := range ranges {
+			v, err := f.Read(t.Context(), span[0], span[1])
+			if err != nil {
+				t.Fatalf("read %d at %d: %v", span[1], span[0], err)
+			}
+			if v.Moved().Total() != span[1] {
+				t.Errorf("read %d at %d moved %+v", span[1], span[0], v.Moved())
+			}
+			if v.Choice().Why == "" {
+				t.Error("no reason for the choice")
+			}
+			if got := content(t, v); !bytes.Equal(got, data[span[0]:span[0]+span[1]]) {
+				t.Fatalf("read %d at %d by %s: wrong bytes", span[1], span[0], v.Choice().Path)
+			}
+		}
+		if r.PinnedBytes() > o.Pinned {
+			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)
+		}
+		if o.Path != Auto {
+			var want Moved
+			want.count(o.Path, f.Moved().Total())
+			if f.Moved() != want {
+				t.Errorf("moved %+v, all should be %s", f.Moved(), o.Path)
+			}
+		}
+	})
+}
+
+func TestGatherBringsSpansInOrder(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 3<<20+77, 2)
+		f := openFileIn(t, newReader(t, o), name)
+		random := rand.New(rand.NewPCG(3, 4))
+		for _, length := range []int64{1, 15, 16, 17, 1000, 4096, 8192, 300_000} {
+			offsets := make([]int64, min(200, (3<<20)/length))
+			var want []byte
+			for i := range offsets {
+				offsets[i] = random.Int64N(f.Size() - length + 1)
+				want = append(want, data[offsets[i]:offsets[i]+length]...)
+			}
+			v, err := f.Gather(t.Context(), offsets, length)
+			if err != nil {
+				t.Fatalf("gather %d x %d: %v", len(offsets), length, err)
+			}
+			if !bytes.Equal(content(t, v), want) {
+				t.Fatalf("gather %d x %d by %s: wrong bytes", len(offsets), length, v.Choice().Path)
+			}
+		}
+	})
+}
+
+func TestStreamKeepsThePlansOrder(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 9<<20+5, 3) // larger than the arena and than what may be pinned
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		var plan []Span
+		for at := int64(0); at < f.Size(); at += 300_001 {
+			plan = append(plan, Span{at, min(300_001, f.Size()-at)})
+		}
+		s := f.Stream(t.Context(), plan, 3)
+		defer s.Close()
+		for _, span := range plan {
+			v, err := s.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(content(t, v), data[span.Offset:span.Offset+span.Length]) {
+				t.Fatalf("wrong bytes at %d", span.Offset)
+			}
+		}
+		if _, err := s.Next(t.Context()); !errors.Is(err, io.EOF) {
+			t.Fatalf("after the last span: %v, want EOF", err)
+		}
+		if o.Libraries.CUDA != "" {
+			slots := int64(o.Threads) * slotsPerWorker * (o.Slot + 2*pageSize)
+			if peak := int64(ask(t, o.Libraries.CUDA, "fake_cuda_pinned_peak")); peak > slots+o.Pinned {
+				t.Errorf("%d bytes were pinned at once, at most %d for slots and %d for windows are allowed", peak, slots, o.Pinned)
+			}
+		}
+	})
+}
+
+func TestStreamThatIsGivenUp(t *testing.T) {
+	name, _ := randomFile(t, 4<<20, 3)
+	o := smallOptions(Libraries{}, Host)
+	o.Device = HostDevice
+	r := newReader(t, o)
+	f := openFileIn(t, r, name)
+	ctx, cancel := context.WithCancel(t.Context())
+	s := f.Stream(ctx, []Span{{0, 1 << 20}, {1 << 20, 1 << 20}, {2 << 20, 1 << 20}, {5 << 20, 1}}, 2)
+	v, err := s.Next(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Release()
+	cancel()
+	for err == nil {
+		if v, err = s.Next(context.Background()); err == nil {
+			v.Release()
+		}
+	}
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a plan that was not finished ends with %v, want context.Canceled", err)
+	}
+	s.Close()
+	// Everything was given back: the whole arena can be had.
+	v, err = f.Read(t.Context(), 0, f.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Release()
+}
+
+func TestManyReadersAtOnce(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 2<<20, 4)
+		f := openFileIn(t, newReader(t, o), name)
+		var wg sync.WaitGroup
+		for i := range 6 {
+			wg.Go(func() {
+				random := rand.New(rand.NewPCG(5, uint64(i)))
+				for range 12 {
+					n := random.Int64N(600_000)
+					offsets := []int64{random.Int64N(f.Size() - n), random.Int64N(f.Size() - n)}
+					v, err := f.Gather(t.Context(), offsets, n)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					got := make([]byte, v.Len())
+					if err := v.CopyTo(t.Context(), got, 0); err != nil {
+						t.Error(err)
+					}
+					v.Release()
+					if !bytes.Equal(got[:n], data[offsets[0]:offsets[0]+n]) || !bytes.Equal(got[n:], data[offsets[1]:offsets[1]+n]) {
+						t.Error("wrong bytes")
+					}
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func TestReadRefusesWhatIsNotInTheFile(t *testing.T) {
+	name, _ := randomFile(t, 10_000, 5)
+	o := smallOptions(Libraries{}, Host)
+	o.Device = HostDevice
+	f := openFileIn(t, newReader(t, o), name)
+	const huge = 1<<63 - 1
+	for _, c := range []struct{ offset, n int64 }{{-1, 1}, {0, 10_001}, {10_001, 0}, {10_000, 1}, {1, huge}, {huge, huge}, {0, -1}} {
+		if v, err := f.Read(t.Context(), c.offset, c.n); err == nil {
+			v.Release()
+			t.Errorf("read %d at %d: no error", c.n, c.offset)
+		}
+	}
+	if _, err := f.Gather(t.Context(), make([]int64, 5000), 8000); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("a gather of 40 MB into 4 MiB: %v, want ErrTooLarge", err)
+	}
+}
+
+func TestFullArenaWaitsForARelease(t *testing.T) {
+	name, _ := randomFile(t, 4<<20, 6)
+	o := smallOptions(Libraries{}, Host)
+	o.Device = HostDevice
+	f := openFileIn(t, newReader(t, o), name)
+	first, err := f.Read(t.Context(), 0, 3<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if _, err := f.Read(ctx, 0, 2<<20); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("read into a full arena: %v, want a deadline", err)
+	}
+	time.AfterFunc(20*time.Millisecond, first.Release)
+	second, err := f.Read(t.Context(), 0, 2<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Release()
+	second.Release() // twice does nothing
+}
+
+func TestTruncatedFileIsAnErrorNotZeros(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		if o.Path == Mapped || o.Path == Auto {
+			t.Skip("a mapping of a truncated file ends the fake with SIGBUS, where the real driver refuses to register it")
+		}
+		name, _ := randomFile(t, 1<<20, 7)
+		f := openFileIn(t, newReader(t, o), name)
+		if err := os.Truncate(name, 100_000); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := f.Read(t.Context(), 50_000, 500_000); !errors.Is(err, ErrShort) {
+			t.Errorf("%v %v, want ErrShort", v, err)
+		}
+	})
+}
+
+func TestCheckSeesEveryByte(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 1<<20, 8)
+		f := openFileIn(t, newReader(t, o), name)
+		v, err := f.Read(t.Context(), 100, 900_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer v.Release()
+		seen := int64(0)
+		if err := v.Check(t.Context(), 65_537, func(offset int64, p []byte) error {
+			if offset != seen || !bytes.Equal(p, data[100+offset:][:len(p)]) {
+				return errors.New("wrong bytes")
+			}
+			seen += int64(len(p))
+			return nil
+		}); err != nil || seen != v.Len() {
+			t.Errorf("checked %d of %d bytes: %v", seen, v.Len(), err)
+		}
+	})
+}
+
+func TestWithoutKernelsGatherCopies(t *testing.T) {
+	l := fakeLibraries(t)
+	l.CUDA = fake(t, "libcuda-without-kernels.so")
+	name, data := randomFile(t, 1<<20, 9)
+	f := openFileIn(t, newReader(t, smallOptions(l, Mapped)), name)
+	v, err := f.Gather(t.Context(), []int64{5, 500_000, 262_140}, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Join([][]byte{data[5:105], data[500_000:500_100], data[262_140:262_240]}, nil)
+	if !bytes.Equal(content(t, v), want) {
+		t.Error("wrong bytes")
+	}
+}
+
+func TestGatherOnKeptMappingsLaunchesTheKernel(t *testing.T) {
+	l := fakeLibraries(t)
+	name, _ := randomFile(t, 1<<20, 10)
+	f := openFileIn(t, newReader(t, smallOptions(l, Mapped)), name)
+	for range 3 {
+		v, err := f.Gather(t.Context(), []int64{1, 2, 3, 700_000}, 4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.Release()
+	}
+	if n := ask(t, l.CUDA, "fake_cuda_launches"); n != 3 {
+		t.Errorf("%d launches, want 3", n)
+	}
+}
+
+func TestAutoSaysWhy(t *testing.T) {
+	l := fakeLibraries(t)
+	name, _ := randomFile(t, 1<<20, 11)
+	o := smallOptions(l, Auto)
+	o.Reuse = true
+	f := openFileIn(t, newReader(t, o), name)
+	for i, part := range []string{"will be read again", "registered with the GPU already"} {
+		v, err := f.Read(t.Context(), 0, 100_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := v.Choice(); c.Path != Mapped || !strings.Contains(c.Why, part) {
+			t.Errorf("read %d: %+v, want mapped because %q", i, c, part)
+		}
+		v.Release()
+	}
+}
+
+func TestPathThatIsNotThereIsAnError(t *testing.T) {
+	missing := Libraries{CUDA: "libcuda-that-is-not-there.so", CuFile: "libcufile-that-is-not-there.so"}
+	for name, c := range map[string]struct {
+		o    Options
+		want string
+	}{
+		"no libcuda":       {Options{Path: Auto, Libraries: missing}, "install the NVIDIA driver"},
+		"host on a GPU":    {Options{Path: Host, Libraries: missing}, "host ends in host memory"},
+		"staged on a host": {Options{Path: Staged, Device: HostDevice}, "needs a GPU"},
+		"device -2":        {Options{Device: -2}, "-1 for the host"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := New(t.Context(), c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want one that says %q", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,162 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// move brings pieces into a view by the path of v.choice, and counts them in v.moved. finished is as of crew.run.
+func (f *File) move(ctx context.Context, v *View, pieces []piece) (finished <-chan struct{}, err error) {
+	path := v.choice.Path
+	if path == Staged || path == Host {
+		return f.stage(ctx, v, pieces)
+	}
+	// What exists only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
+	var here, inline []piece
+	for _, p := range pieces {
+		if p.file.inline {
+			inline = append(inline, p)
+		} else {
+			here = append(here, p)
+		}
+	}
+	if len(inline) > 0 {
+		if finished, err = f.stage(ctx, v, inline); err != nil {
+			return finished, err
+		}
+	}
+	switch path {
+	case Mapped:
+		return f.moveMapped(ctx, v, here)
+	case Direct, Compat:
+		return f.moveCuFile(ctx, v, here)
+	}
+	return closedChannel(), fmt.Errorf("cufile: internal error: path %q was chosen", path)
+}
+
+func closedChannel() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// chunk is pieces that land one after the other: n bytes at to.
+type chunk struct {
+	pieces []piece
+	to, n  int64
+}
+
+// cut makes chunks of at most size bytes. Pieces are cut where a chunk is full.
+func cut(pieces []piece, size int64) []chunk {
+	var parts []piece
+	for _, p := range pieces {
+		// Inner cuts lie on pages of the file, so that each part is an aligned envelope of its own.
+		for p.n > size {
+			n := size
+			if odd := (p.offset + n) % pageSize; odd < n {
+				n -= odd
+			}
+			parts = append(parts, piece{p.file, p.offset, p.to, n})
+			p.offset, p.to, p.n = p.offset+n, p.to+n, p.n-n
+		}
+		parts = append(parts, p)
+	}
+	var chunks []chunk
+	first := 0
+	for i := range parts {
+		if i > first && (parts[i].to != parts[i-1].to+parts[i-1].n || parts[i].to+parts[i].n-parts[first].to > size) {
+			chunks = append(chunks, newChunk(parts[first:i]))
+			first = i
+		}
+	}
+	if first < len(parts) {
+		chunks = append(chunks, newChunk(parts[first:]))
+	}
+	return chunks
+}
+
+func newChunk(pieces []piece) chunk {
+	last := pieces[len(pieces)-1]
+	return chunk{pieces, pieces[0].to, last.to + last.n - pieces[0].to}
+}
+
+// chunkSize gives every thread something to do, without making chunks that cost more than they carry.
+func (r *Reader) chunkSize(total int64) int64 {
+	const least = 256 << 10
+	return min(r.opt.Slot, max(least, roundUp(total/int64(r.opt.Threads), pageSize)))
+}
+
+// stage reads pieces with pread: on a GPU into pinned memory that is copied while the next chunk is read, on the
+// host into the view.
+func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struct{}, error) {
+	total := int64(0)
+	for _, p := range pieces {
+		total += p.n
+	}
+	chunks := cut(pieces, f.r.chunkSize(total))
+	finished, err := f.r.crew.run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *worker, i int64) error {
+		if f.r.cu == nil {
+			return readChunk(&chunks[i], f.r.host[v.at:], chunks[i].to)
+		}
+		return w.stage(&chunks[i], f.r.hbm+devicePointer(v.at+v.skew+chunks[i].to), v.cold)
+	})
+	if err == nil {
+		path := Staged
+		if f.r.cu == nil {
+			path = Host
+		}
+		v.moved.count(path, total)
+	}
+	return finished, err
+}
+
+// readChunk reads a chunk into p from at on.
+func readChunk(c *chunk, p []byte, at int64) error {
+	for _, part := range c.pieces {
+		where := at + part.to - c.to
+		if err := part.file.readFull(p[where:where+part.n], part.offset); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stage moves one chunk through the next slot.
+func (w *worker) stage(c *chunk, to devicePointer, cold bool) error {
+	s, err := w.slot()
+	if err != nil {
+		return err
+	}
+	skew := int64(0)
+	if len(c.pieces) == 1 && cold {
+		skew, err = readEnvelope(&c.pieces[0], s.memory)
+	} else {
+		err = readChunk(c, s.memory, 0)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(w.cu.copyIn(to, s.memory[skew:skew+c.n], w.stream), w.sent(s))
+}
+
+// readEnvelope reads the aligned pages around a piece with O_DIRECT, past the page cache, and gives the place of the
+// piece's first byte in memory.
+func readEnvelope(p *piece, memory []byte) (skew int64, err error) {
+	fd, ok := p.file.direct()
+	if !ok {
+		return 0, p.file.readFull(memory[:p.n], p.offset)
+	}
+	skew = p.offset % pageSize
+	envelope := roundUp(skew+p.n, pageSize)
+	n, err := readAtLeast(fd, p.file.name, memory[:envelope], p.offset-skew, int(skew+p.n))
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		// Some file systems take the flag at open and refuse the read. Then the page cache is the only way.
+		return 0, p.file.readFull(memory[:p.n], p.offset)
+	}
+	if int64(n) < skew+p.n {
+		return 0, err
+	}
+	return skew, nil
+}

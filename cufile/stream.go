@@ -1,0 +1,113 @@
+package cufile
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// Span is a range of a file, in bytes.
+type Span struct{ Offset, Length int64 }
+
+// Stream is an ordered plan of spans that are fetched ahead of their use.
+type Stream struct {
+	cancel context.CancelFunc
+	ready  chan chan fetched
+	places chan struct{} // as many as spans may be under way or waiting to be taken
+	wg     sync.WaitGroup
+	ended  error // why the plan was not finished; set before ready is closed
+}
+
+type fetched struct {
+	view *View
+	err  error
+}
+
+// Stream starts fetching plan in its order, at most depth spans ahead of Next. Close must be called.
+func (f *File) Stream(ctx context.Context, plan []Span, depth int) *Stream {
+	depth = max(depth, 1)
+	ctx, cancel := context.WithCancel(ctx)
+	s := &Stream{cancel: cancel, ready: make(chan chan fetched, depth), places: make(chan struct{}, depth)}
+	s.wg.Add(1)
+	go s.fetch(ctx, f, plan)
+	return s
+}
+
+// fetch takes memory in the plan's order, so that a later span never holds what an earlier one waits for, and fills
+// it concurrently.
+func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
+	defer s.wg.Done()
+	defer close(s.ready)
+	for _, span := range plan {
+		select {
+		case s.places <- struct{}{}:
+		case <-ctx.Done():
+			s.ended = ctx.Err()
+			return
+		}
+		result := make(chan fetched, 1)
+		v, pieces, err := f.prepare(ctx, []int64{span.Offset}, span.Length)
+		if err != nil {
+			s.ended = err
+			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}
+			s.ready <- result
+			return
+		}
+		s.wg.Add(1)
+		go func() {
+			defer s.wg.Done()
+			v, err := f.fill(ctx, v, pieces)
+			result <- fetched{v, err}
+		}()
+		s.ready <- result
+	}
+}
+
+// Next gives the next span's view, in the plan's order; io.EOF after the last. The caller releases it, without
+// needing a further view first. After an error the stream has ended.
+func (s *Stream) Next(ctx context.Context) (*View, error) {
+	var result chan fetched
+	select {
+	case next, ok := <-s.ready:
+		if !ok {
+			if s.ended != nil {
+				return nil, s.ended
+			}
+			return nil, io.EOF
+		}
+		result = next
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	select {
+	case r := <-result:
+		<-s.places
+		if r.err != nil {
+			s.cancel()
+		}
+		return r.view, r.err
+	case <-ctx.Done():
+		// The view is on its way and has no other taker.
+		s.wg.Add(1)
+		go func() {
+			defer s.wg.Done()
+			if r := <-result; r.view != nil {
+				r.view.Release()
+			}
+		}()
+		s.cancel()
+		return nil, ctx.Err()
+	}
+}
+
+// Close stops fetching and releases what nobody took.
+func (s *Stream) Close() {
+	s.cancel()
+	for result := range s.ready {
+		if r := <-result; r.view != nil {
+			r.view.Release()
+		}
+	}
+	s.wg.Wait()
+}

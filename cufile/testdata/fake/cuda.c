@@ -1,0 +1,252 @@
+// A libcuda for tests: host memory plays HBM, one thread per stream runs what is queued, late on purpose, so that
+// who forgets to wait reads wrong bytes. Everything is checked: contexts, ranges, that sources stay registered until
+// they were copied. Set by the environment:
+//   FAKE_CUDA_DEVICES   GPUs (1)
+//   FAKE_CUDA_MEMORY    bytes of HBM (1 GiB)
+//   FAKE_CUDA_PINNABLE  bytes that can be registered (no limit)
+//   FAKE_CUDA_DELAY_US  how late a stream runs each of its steps (50)
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int CUresult;
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
+       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500 };
+
+struct range { uintptr_t at; size_t n; int flags; struct range *next; };
+struct step { enum { COPY, SIGNAL, GATHER } kind; uintptr_t to, from; size_t n; struct event *event; uint64_t serial; struct step *next; };
+struct stream { struct step *head, **tail; int ending; uint64_t queued, done; pthread_t thread; };
+struct event { uint64_t recorded, reached; };
+struct piece { uint64_t src, dst, bytes; };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static struct range *hbm, *pinned;
+static size_t hbm_used, pinned_now, pinned_peak;
+static uint64_t violations, launches, copies;
+static int initialized, retained;
+static __thread void *current;
+static char the_context;
+
+static size_t number(const char *name, size_t otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static int inside(struct range *list, uintptr_t at, size_t n) {
+    for (; list; list = list->next)
+        if (at >= list->at && n <= list->n && at - list->at <= list->n - n) return 1;
+    return 0;
+}
+
+static struct range *detach(struct range **list, uintptr_t at) {
+    for (; *list; list = &(*list)->next)
+        if ((*list)->at == at) { struct range *r = *list; *list = r->next; return r; }
+    return NULL;
+}
+
+// The caller holds the lock.
+static void violate(const char *what) { violations++; fprintf(stderr, "fake libcuda: %s\n", what); }
+
+static void copy(uintptr_t to, uintptr_t from, size_t n) {
+    int in = inside(hbm, to, n) && inside(pinned, from, n), out = inside(hbm, from, n) && inside(pinned, to, n);
+    if (in || out) memcpy((void *)to, (void *)from, n);
+    else violate("a copy whose memory is not registered, or not all of it");
+}
+
+static void run(struct step *s) {
+    switch (s->kind) {
+    case COPY: copies++; copy(s->to, s->from, s->n); break;
+    case SIGNAL: if (s->event->reached < s->serial) s->event->reached = s->serial; break;
+    case GATHER: {
+        struct piece *p = (struct piece *)s->from;
+        launches++;
+        if (!inside(pinned, s->from, s->n * sizeof *p) && !inside(hbm, s->from, s->n * sizeof *p)) { violate("a table that the GPU cannot see"); break; }
+        for (size_t i = 0; i < s->n; i++) copy(p[i].dst, p[i].src, p[i].bytes);
+    }
+    }
+}
+
+static void *serve(void *arg) {
+    struct stream *s = arg;
+    useconds_t delay = number("FAKE_CUDA_DELAY_US", 50);
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!s->head && !s->ending) pthread_cond_wait(&moved, &lock);
+        if (!s->head) break;
+        pthread_mutex_unlock(&lock);
+        if (delay) usleep(delay);
+        pthread_mutex_lock(&lock);
+        struct step *step = s->head;
+        run(step);
+        s->head = step->next;
+        if (!s->head) s->tail = &s->head;
+        s->done++;
+        free(step);
+        pthread_cond_broadcast(&moved);
+    }
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+static CUresult enqueue(struct stream *s, struct step step) {
+    if (!current || !s) return INVALID_CONTEXT;
+    struct step *copy = malloc(sizeof *copy);
+    *copy = step;
+    copy->next = NULL;
+    pthread_mutex_lock(&lock);
+    if (step.kind == SIGNAL) copy->serial = ++step.event->recorded;
+    *s->tail = copy;
+    s->tail = &copy->next;
+    s->queued++;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+CUresult cuInit(unsigned flags) { initialized = 1; return flags ? INVALID_VALUE : number("FAKE_CUDA_DEVICES", 1) ? OK : NO_DEVICE; }
+CUresult cuDriverGetVersion(int *v) { *v = 13000; return OK; }
+CUresult cuDeviceGetCount(int *n) { *n = (int)number("FAKE_CUDA_DEVICES", 1); return initialized ? OK : 3; }
+CUresult cuDeviceGet(int *dev, int i) { *dev = i; return i >= 0 && i < (int)number("FAKE_CUDA_DEVICES", 1) ? OK : INVALID_DEVICE; }
+CUresult cuDeviceGetName(char *s, int n, int dev) { snprintf(s, n, "Fake GPU %d", dev); return OK; }
+CUresult cuDeviceGetPCIBusId(char *s, int n, int dev) { snprintf(s, n, "FFFF:%02X:00.0", dev); return OK; }
+CUresult cuDeviceGetUuid_v2(unsigned char *u, int dev) { for (int i = 0; i < 16; i++) u[i] = i + 1; u[15] += dev; return OK; }
+CUresult cuDevicePrimaryCtxRetain(void **ctx, int dev) { (void)dev; retained++; *ctx = &the_context; return OK; }
+CUresult cuDevicePrimaryCtxRelease_v2(int dev) { (void)dev; return retained-- > 0 ? OK : INVALID_CONTEXT; }
+CUresult cuCtxSetCurrent(void *ctx) { current = ctx; return ctx == &the_context ? OK : INVALID_CONTEXT; }
+CUresult cuMemGetInfo_v2(size_t *free_, size_t *total) {
+    if (!current) return INVALID_CONTEXT;
+    *total = number("FAKE_CUDA_MEMORY", 1 << 30);
+    *free_ = *total - hbm_used;
+    return OK;
+}
+
+CUresult cuMemAlloc_v2(uintptr_t *p, size_t n) {
+    if (!current) return INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    CUresult result = OUT_OF_MEMORY;
+    void *memory;
+    if (hbm_used + n <= number("FAKE_CUDA_MEMORY", 1 << 30) && !posix_memalign(&memory, 4096, n)) {
+        struct range *r = malloc(sizeof *r);
+        *r = (struct range){(uintptr_t)memory, n, 0, hbm};
+        hbm = r;
+        hbm_used += n;
+        memset(memory, 0xDB, n);
+        *p = r->at;
+        result = OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUresult cuMemFree_v2(uintptr_t p) {
+    pthread_mutex_lock(&lock);
+    struct range *r = detach(&hbm, p);
+    if (r) { hbm_used -= r->n; free((void *)r->at); free(r); }
+    pthread_mutex_unlock(&lock);
+    return r ? OK : INVALID_VALUE;
+}
+
+CUresult cuMemHostRegister_v2(uintptr_t p, size_t n, unsigned flags) {
+    if (!current) return INVALID_CONTEXT;
+    if (p % 4096 || n % 4096 || !n) return INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    CUresult result = OK;
+    if (inside(pinned, p, 1)) result = ALREADY_REGISTERED;
+    else if (pinned_now + n > number("FAKE_CUDA_PINNABLE", (size_t)1 << 40)) result = OUT_OF_MEMORY;
+    else {
+        struct range *r = malloc(sizeof *r);
+        *r = (struct range){p, n, (int)flags, pinned};
+        pinned = r;
+        pinned_now += n;
+        if (pinned_now > pinned_peak) pinned_peak = pinned_now;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUresult cuMemHostUnregister(uintptr_t p) {
+    if (!current) return INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    struct range *r = detach(&pinned, p);
+    if (r) { pinned_now -= r->n; free(r); }
+    pthread_mutex_unlock(&lock);
+    return r ? OK : NOT_REGISTERED;
+}
+
+CUresult cuMemHostGetDevicePointer_v2(uintptr_t *d, uintptr_t p, unsigned flags) {
+    *d = p;
+    pthread_mutex_lock(&lock);
+    int known = inside(pinned, p, 1);
+    pthread_mutex_unlock(&lock);
+    return flags ? INVALID_VALUE : known ? OK : NOT_REGISTERED;
+}
+
+CUresult cuStreamCreate(struct stream **out, unsigned flags) {
+    (void)flags;
+    if (!current) return INVALID_CONTEXT;
+    struct stream *s = calloc(1, sizeof *s);
+    s->tail = &s->head;
+    *out = s;
+    return pthread_create(&s->thread, NULL, serve, s) ? OUT_OF_MEMORY : OK;
+}
+
+CUresult cuStreamDestroy_v2(struct stream *s) {
+    pthread_mutex_lock(&lock);
+    s->ending = 1;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
+    pthread_join(s->thread, NULL);
+    free(s);
+    return OK;
+}
+
+CUresult cuStreamSynchronize(struct stream *s) {
+    if (!current) return INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    for (uint64_t until = s->queued; s->done < until;) pthread_cond_wait(&moved, &lock);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+CUresult cuEventCreate(struct event **e, unsigned flags) { (void)flags; *e = calloc(1, sizeof **e); return current ? OK : INVALID_CONTEXT; }
+CUresult cuEventDestroy_v2(struct event *e) { free(e); return OK; }
+CUresult cuEventRecord(struct event *e, struct stream *s) { return enqueue(s, (struct step){.kind = SIGNAL, .event = e}); }
+CUresult cuEventSynchronize(struct event *e) {
+    if (!current) return INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    for (uint64_t until = e->recorded; e->reached < until;) pthread_cond_wait(&moved, &lock);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+CUresult cuMemcpyHtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
+CUresult cuMemcpyDtoHAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
+
+CUresult cuGetErrorName(CUresult code, const char **name) {
+    *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_FAKE";
+    return OK;
+}
+
+#ifndef WITHOUT_KERNELS
+static char the_module, the_function;
+CUresult cuModuleLoadData(void **m, const char *image) { *m = &the_module; return strstr(image, ".entry hbmfs_gather") ? OK : INVALID_VALUE; }
+CUresult cuModuleUnload(void *m) { return m == &the_module ? OK : INVALID_VALUE; }
+CUresult cuModuleGetFunction(void **f, void *m, const char *name) { *f = &the_function; return m == &the_module && !strcmp(name, "hbmfs_gather") ? OK : NOT_FOUND; }
+CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, struct stream *s, void **parameters, void **extra) {
+    if (f != &the_function || !gx || gy != 1 || gz != 1 || bx % 32 || by != 1 || bz != 1 || shared || extra) return INVALID_VALUE;
+    return enqueue(s, (struct step){.kind = GATHER, .from = *(uint64_t *)parameters[0], .n = *(uint32_t *)parameters[1]});
+}
+#endif
+
+// What tests ask.
+uint64_t fake_cuda_violations(void) { return violations; }
+uint64_t fake_cuda_launches(void) { return launches; }
+uint64_t fake_cuda_pinned(void) { return pinned_now; }
+uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
+uint64_t fake_cuda_hbm(void) { return hbm_used; }
+uint64_t fake_cuda_retained(void) { return (uint64_t)retained; }
