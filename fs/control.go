@@ -3,6 +3,7 @@ package fs
 import (
 	"crypto/rand"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/layout"
@@ -15,13 +16,38 @@ type channel struct {
 	tickets  *tickets
 	prefetch prefetcher
 	facts    sync.Map // node number to facts, for bodies that are long to walk
+
+	binding   atomic.Bool   // the daemon is about to make the socket
+	bound     atomic.Bool   // it has
+	settled   chan struct{} // closed once it has, or cannot
+	buffers   sync.Pool     // of *[control.MaxFrame]byte
+	answering chan struct{}
+	leases    atomic.Int64
+	refused   atomic.Int64
+
+	mu          sync.Mutex // guards what follows
+	off         string     // why there is no socket
+	sessions    map[uint32]int
+	connections int
+	turnedAway  int64
+	usages      map[string]*usage
 }
 
 func newChannel() *channel {
-	c := &channel{tickets: newTickets(), prefetch: newPrefetcher()}
+	c := &channel{
+		tickets: newTickets(), prefetch: newPrefetcher(), answering: make(chan struct{}, answersAtOnce), settled: make(chan struct{}),
+		sessions: map[uint32]int{}, usages: map[string]*usage{},
+	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
 	c.objects.byObject = map[*layout.Object]uint64{}
 	return c
+}
+
+func (c *channel) buffer() *[control.MaxFrame]byte {
+	if b, ok := c.buffers.Get().(*[control.MaxFrame]byte); ok {
+		return b
+	}
+	return new([control.MaxFrame]byte)
 }
 
 // objectIDs are the names of backing files on the control channel: numbers from 1, given when first asked for. They

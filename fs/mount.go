@@ -223,6 +223,7 @@ func (m *Mount) controlEntries() []entry {
 		make1(ControlName+"/views", views),
 		make1(ControlName+"/status", node{kind: kindText, perm: perm, text: m.statusJSON}),
 		make1(ControlName+"/metrics", node{kind: kindText, perm: perm, text: m.metricsText}),
+		make1(ControlName+"/"+socketName, node{kind: kindSocket, perm: 0o666}), // tickets and paths are what is checked
 	}
 }
 

@@ -36,6 +36,9 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	if child == nil {
 		return fuse.OK
 	}
+	if child.kind == kindSocket && !m.control.bound.Load() {
+		return fuse.ENOENT // and not a miss to keep: it will be there
+	}
 	present, err := m.attr(ctx, child, &out.Attr)
 	if err != nil {
 		return m.fail(child, "look up", err)
@@ -84,6 +87,8 @@ func (m *Mount) attr(ctx context.Context, n *node, out *fuse.Attr) (present bool
 		mode, size = syscall.S_IFDIR, 4096
 	case kindLink:
 		mode, size = syscall.S_IFLNK, int64(len(n.target))
+	case kindSocket:
+		mode = syscall.S_IFSOCK
 	case kindObject:
 		size = n.object.Size
 	case kindText:
@@ -175,7 +180,7 @@ func (m *Mount) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(n *node, 
 	nodes, first := m.tree.children(dir.dir)
 	for i := int(max(in.Offset, 2)) - 2; i >= 0 && i < len(nodes); i++ {
 		n := nodes[i]
-		if n.hidden {
+		if n.hidden || (n.kind == kindSocket && !m.control.bound.Load()) {
 			continue
 		}
 		e := fuse.DirEntry{Name: n.name, Mode: n.fileType(), Ino: n.ino, Off: uint64(i) + 3}
@@ -196,6 +201,8 @@ func (n *node) fileType() uint32 {
 		return syscall.S_IFDIR
 	case kindLink:
 		return syscall.S_IFLNK
+	case kindSocket:
+		return syscall.S_IFSOCK
 	}
 	return syscall.S_IFREG
 }

@@ -7,14 +7,11 @@ import (
 )
 
 // What would change the dataset gets EROFS from the filesystem itself. The superblock is not mounted read-only, since
-// the daemon needs to make its control socket in it.
+// the daemon makes its control socket in it: see Mknod.
 
 const erofs = fuse.Status(syscall.EROFS)
 
 func (m *Mount) SetAttr(<-chan struct{}, *fuse.SetAttrIn, *fuse.AttrOut) fuse.Status { return erofs }
-func (m *Mount) Mknod(<-chan struct{}, *fuse.MknodIn, string, *fuse.EntryOut) fuse.Status {
-	return erofs
-}
 func (m *Mount) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
 	return erofs
 }

@@ -41,19 +41,20 @@ func (m *Mount) fail(n *node, verb string, err error) fuse.Status {
 
 // Status is what .hbmfs/status shows.
 type Status struct {
-	Version     string      `json:"version"`
-	PID         int         `json:"pid"`
-	Source      string      `json:"source"`
-	MountPoint  string      `json:"mount_point"`
-	Started     time.Time   `json:"started"`
-	Objects     int         `json:"objects"`
-	Bytes       int64       `json:"bytes"`
-	Passthrough Passthrough `json:"passthrough"`
-	Indexing    bool        `json:"indexing"` // recognition still runs, and sets and views are not known yet
-	Sets        []SetStatus `json:"sets"`
-	Views       int         `json:"views"`
-	Problems    int         `json:"problems"`
-	Counters    Counters    `json:"counters"`
+	Version     string        `json:"version"`
+	PID         int           `json:"pid"`
+	Source      string        `json:"source"`
+	MountPoint  string        `json:"mount_point"`
+	Started     time.Time     `json:"started"`
+	Objects     int           `json:"objects"`
+	Bytes       int64         `json:"bytes"`
+	Passthrough Passthrough   `json:"passthrough"`
+	Indexing    bool          `json:"indexing"` // recognition still runs, and sets and views are not known yet
+	Sets        []SetStatus   `json:"sets"`
+	Views       int           `json:"views"`
+	Problems    int           `json:"problems"`
+	Counters    Counters      `json:"counters"`
+	Control     ControlStatus `json:"control"`
 }
 
 // Passthrough says whether the kernel reads whole files itself, and if not, why.
@@ -90,7 +91,7 @@ type Counters struct {
 func (m *Mount) status() Status {
 	s := Status{
 		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
-		Objects: len(m.listing.Objects), Problems: len(m.listing.Problems), Indexing: true, Sets: []SetStatus{},
+		Objects: len(m.listing.Objects), Problems: len(m.listing.Problems), Indexing: true, Sets: []SetStatus{}, Control: m.controlStatus(),
 		Counters: Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
@@ -145,6 +146,11 @@ func (m *Mount) metricsText() []byte {
 	one("hbmfs_reads_total", "counter", "Reads that came to the daemon; passthrough reads do not.", s.Counters.Reads, "")
 	b.WriteString("# HELP hbmfs_read_bytes_total Bytes that the daemon gave, by how.\n# TYPE hbmfs_read_bytes_total counter\n")
 	fmt.Fprintf(&b, "hbmfs_read_bytes_total{how=\"splice\"} %d\nhbmfs_read_bytes_total{how=\"copy\"} %d\n", s.Counters.SplicedBytes, s.Counters.CopiedBytes)
+	one("hbmfs_control_connections", "gauge", "Readers that are connected to the control socket.", s.Control.Connections, "")
+	one("hbmfs_control_leases", "gauge", "Backing files that readers hold.", s.Control.Leases, "")
+	one("hbmfs_control_tickets_total", "counter", "Tickets issued.", s.Control.Issued, "")
+	one("hbmfs_control_refused_total", "counter", "Requests and connections on the control socket that were refused.", s.Control.Refused+s.Control.TurnedAway, "")
+	writeClients(&b, s.Control.Clients)
 	one("hbmfs_errors_total", "counter", "Requests that failed.", s.Counters.Errors, "")
 	return b.Bytes()
 }

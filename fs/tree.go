@@ -40,6 +40,7 @@ const (
 	kindView        // a file made of extents, built when it is first looked at
 	kindText        // a few lines of this process, made anew at each open
 	kindLink
+	kindSocket // the control socket, once it is bound
 )
 
 // directory is a node's children: consecutive numbers, ordered by name.

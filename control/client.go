@@ -1,0 +1,404 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTooManyFiles says that this process may not have as many files open as it asked for.
+var ErrTooManyFiles = errors.New("this process has too many open files: raise its limit (ulimit -n), or ask for fewer objects at a time")
+
+// ErrNoSocket says that a mount has no control socket that can be reached from here.
+var ErrNoSocket = errors.New("no control socket")
+
+// Client is a connection to the daemon of one mount. What it redeemed stays leased until it is released or the client
+// is closed. It is safe for concurrent use; requests take turns.
+type Client struct {
+	conn    *Conn
+	welcome Welcome
+	turn    chan struct{} // holds one token: who has it may use the connection and what follows
+
+	nextID uint32
+	buf    [MaxFrame]byte
+	out    []byte
+
+	lookups chan struct{}       // holds one token: who has it may look up and use what follows
+	shared  map[uint64]*Backing // by object, of Lookup
+
+	closed sync.Once
+}
+
+// Dial connects to the daemon of the mount that path lies in: a file of it, or the mount point. name is shown in the
+// mount's status beside what the client moved.
+func Dial(ctx context.Context, path, name string) (*Client, error) {
+	dir, err := findSocket(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(dir) }() // the connection does not need it
+	// The path of a mount in a container can be longer than the 108 bytes of a socket's address.
+	address := fmt.Sprintf("/proc/self/fd/%d/control", dir)
+	c, err := dial(ctx, address)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("connect to the daemon of %s: %w: nobody listens on it", path, ErrNoSocket)
+	case err != nil:
+		return nil, fmt.Errorf("connect to the daemon of %s: %w", path, err)
+	}
+	conn, err := NewConn(c)
+	if err != nil {
+		_ = c.Close() // nothing was sent
+		return nil, err
+	}
+	k := &Client{conn: conn, turn: make(chan struct{}, 1), lookups: make(chan struct{}, 1), shared: map[uint64]*Backing{}}
+	if err := k.hello(ctx, name); err != nil {
+		_ = conn.Close() // the error says what matters
+		return nil, fmt.Errorf("greet the daemon of %s: %w", path, err)
+	}
+	return k, nil
+}
+
+// findSocket opens the directory .hbmfs of the mount that path lies in.
+func findSocket(path string) (dir int, err error) {
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return -1, err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return -1, fmt.Errorf("stat %s: %w", path, err)
+	}
+	mount := st.Dev
+	for at := path; ; at = filepath.Dir(at) {
+		if unix.Stat(at, &st) != nil || st.Dev != mount {
+			return -1, fmt.Errorf("%w for %s: it is not below an hbmfs mount, or the mount's root cannot be seen from here", ErrNoSocket, path)
+		}
+		dir, err := unix.Open(filepath.Join(at, ".hbmfs"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			if unix.Fstatat(dir, "control", &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Dev == mount && st.Mode&unix.S_IFMT == unix.S_IFSOCK {
+				return dir, nil
+			}
+			_ = unix.Close(dir) // it was only looked at
+			if st.Dev == mount {
+				return -1, fmt.Errorf("%w in %s: .hbmfs/status says why", ErrNoSocket, filepath.Join(at, ".hbmfs"))
+			}
+		}
+		if at == "/" {
+			return -1, fmt.Errorf("%w for %s: it is not below an hbmfs mount", ErrNoSocket, path)
+		}
+	}
+}
+
+// dial waits where the daemon has more connections to accept than it has room for.
+func dial(ctx context.Context, address string) (*net.UnixConn, error) {
+	var d net.Dialer
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		c, err := d.DialContext(ctx, "unixpacket", address)
+		if err == nil {
+			return c.(*net.UnixConn), nil
+		}
+		if !errors.Is(err, syscall.EAGAIN) {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+func (c *Client) hello(ctx context.Context, name string) error {
+	h := Hello{Version, Version, printable(name)}
+	a, err := c.ask(ctx, TypeHello, TypeWelcome, h.AppendTo)
+	if err != nil {
+		return err
+	}
+	if c.welcome, err = ParseWelcome(a.payload); err != nil {
+		return fmt.Errorf("WELCOME: %w", err)
+	}
+	if c.welcome.Version != Version {
+		return fmt.Errorf("%w: %d, this program %d", ErrVersion, c.welcome.Version, Version)
+	}
+	return nil
+}
+
+// printable makes any text fit for HELLO.
+func printable(name string) string {
+	b := []byte(name[:min(len(name), NameSize)])
+	for i, c := range b {
+		if c < ' ' || c > '~' {
+			b[i] = '?'
+		}
+	}
+	return string(b)
+}
+
+// Epoch returns the daemon's epoch. Extents of another epoch cannot be redeemed here.
+func (c *Client) Epoch() Epoch { return c.welcome.Epoch }
+
+// ReadOnly reports whether backing files cannot be opened again for writing, not even by root.
+func (c *Client) ReadOnly() bool { return c.welcome.Flags&WelcomeReadOnly != 0 }
+
+// Close ends the connection and with it all leases. Files that were redeemed stay open. A lookup must not be going on.
+func (c *Client) Close() error {
+	var err error
+	c.closed.Do(func() {
+		err = c.conn.Close()
+		for _, b := range c.shared {
+			b.close()
+		}
+		clear(c.shared)
+	})
+	return err
+}
+
+// Backing is a backing file. A file that could not be had has Err, which wraps its errno, and no File.
+type Backing struct {
+	Object  uint64
+	File    *os.File // at offset 0, read-only; the caller closes it
+	Size    int64    // bytes
+	Dev     uint64
+	Ino     uint64
+	ModTime time.Time
+	Err     error
+}
+
+// Redeem uses a ticket up and returns the backing files of objects that it names. They are in the order asked for.
+func (c *Client) Redeem(ctx context.Context, t Ticket, objects []uint64) ([]Backing, error) {
+	q := Redeem{t, objects}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	a, err := c.askLocked(ctx, TypeRedeem, TypeFDs, q.AppendTo)
+	if err != nil {
+		return nil, fmt.Errorf("redeem a ticket: %w", err)
+	}
+	got, err := ParseFDs(a.payload)
+	if err == nil && len(got) != len(objects) {
+		err = errMalformed
+	}
+	files, err := c.accept(a, got, err)
+	if err != nil {
+		return nil, fmt.Errorf("redeem a ticket: %w", err)
+	}
+	return files, nil
+}
+
+// accept makes files of the descriptors of an answer and tells the daemon that they came. If not all of them came, none
+// is kept.
+func (c *Client) accept(a response, objects []Object, err error) ([]Backing, error) {
+	want := 0
+	for _, o := range objects {
+		if o.FD >= 0 {
+			want++
+			if int(o.FD) >= len(a.fds) && err == nil && !a.truncated {
+				err = errMalformed
+			}
+		}
+	}
+	if err == nil && (a.truncated || len(a.fds) < want) {
+		err = ErrTooManyFiles
+	}
+	if err == nil && len(a.fds) != want {
+		err = errMalformed
+	}
+	received := len(a.fds)
+	if err != nil {
+		CloseAll(a.fds)
+		received = 0
+	}
+	if want > 0 {
+		ack := Ack{a.header.ID, uint32(received)}
+		err = errors.Join(err, c.sendLocked(Header{Version, TypeAck, a.header.ID}, ack.AppendTo))
+	}
+	if err != nil {
+		if received > 0 {
+			CloseAll(a.fds)
+		}
+		return nil, err
+	}
+	files := make([]Backing, len(objects))
+	for i, o := range objects {
+		files[i] = Backing{Object: o.ID, Size: o.Size, Dev: o.Dev, Ino: o.Ino, ModTime: time.Unix(0, o.ModTime)}
+		if o.FD >= 0 {
+			files[i].File = os.NewFile(uintptr(a.fds[o.FD]), fmt.Sprintf("object %d", o.ID))
+		} else if o.Errno != 0 {
+			files[i].Err = fmt.Errorf("backing file %d: %w", o.ID, o.Errno)
+		}
+	}
+	return files, nil
+}
+
+// Names uses a ticket up and returns what objects that it names are called at the source.
+func (c *Client) Names(ctx context.Context, t Ticket, objects []uint64) ([]Named, error) {
+	q := Redeem{t, objects}
+	a, err := c.ask(ctx, TypeName, TypeNames, q.AppendTo)
+	if err != nil {
+		return nil, fmt.Errorf("ask for names: %w", err)
+	}
+	names, err := ParseNames(a.payload)
+	if err != nil {
+		return nil, fmt.Errorf("ask for names: %w", err)
+	}
+	return names, nil
+}
+
+// Release says that objects are no longer in use. The caller has closed their files.
+func (c *Client) Release(ctx context.Context, objects ...uint64) error {
+	return c.tell(ctx, TypeRelease, func(b []byte) []byte { return AppendRelease(b, objects) })
+}
+
+// ReportStats adds to what the mount's status says of this client: bytes and reads since the last report.
+func (c *Client) ReportStats(ctx context.Context, moved ...Moved) error {
+	return c.tell(ctx, TypeStats, func(b []byte) []byte { return AppendStats(b, moved) })
+}
+
+// Prefetch says which ranges of leased objects will be read soon, at most [MaxRanges].
+func (c *Client) Prefetch(ctx context.Context, ranges ...ObjectRange) error {
+	_, err := c.ask(ctx, TypePrefetch, TypeDone, func(b []byte) []byte { return AppendObjectRanges(b, ranges) })
+	return err
+}
+
+// response is an answer of the daemon. The payload is valid until the client sends again.
+type response struct {
+	header    Header
+	payload   []byte
+	fds       []int
+	truncated bool
+}
+
+func (c *Client) lock(ctx context.Context) (unlock func(), err error) {
+	select {
+	case c.turn <- struct{}{}:
+		return func() { <-c.turn }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (c *Client) tell(ctx context.Context, t FrameType, fill func([]byte) []byte) error {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	defer c.honour(ctx)()
+	c.nextID++
+	return c.sendLocked(Header{Version, t, c.nextID}, fill)
+}
+
+// ask sends a request whose answer brings no descriptors. The payload is the caller's own.
+func (c *Client) ask(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return response{}, err
+	}
+	defer unlock()
+	a, err := c.askLocked(ctx, t, want, fill)
+	a.payload = append([]byte(nil), a.payload...)
+	return a, err
+}
+
+// askLocked sends a request and waits for its answer. Answers to requests that were given up are thrown away.
+func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
+	defer c.honour(ctx)()
+	c.nextID++
+	id := c.nextID
+	if err := c.sendLocked(Header{Version, t, id}, fill); err != nil {
+		return response{}, c.explain(ctx, err)
+	}
+	for {
+		got, err := c.conn.Receive(c.buf[:], MaxObjects)
+		if err != nil {
+			return response{}, c.explain(ctx, err)
+		}
+		a := response{fds: got.FDs, truncated: got.Truncated}
+		a.header, a.payload, err = ParseFrame(c.buf[:got.N])
+		switch {
+		case err != nil:
+		case a.header.Type == TypeError && (a.header.ID == id || a.header.ID == 0):
+			var refusal Refusal
+			if refusal, err = ParseRefusal(a.payload); err == nil {
+				err = &refusal
+			}
+		case a.header.ID != id:
+			if err = c.discard(a); err == nil {
+				continue
+			}
+		case a.header.Type != want:
+			err = fmt.Errorf("frame %d is answered with %d: %w", t, a.header.Type, errMalformed)
+		default:
+			return a, nil
+		}
+		CloseAll(a.fds)
+		return response{}, c.explain(ctx, err)
+	}
+}
+
+// discard takes an answer that nobody waits for any more, and says so, since its descriptors count until then.
+func (c *Client) discard(a response) error {
+	if a.header.Type != TypeFDs && a.header.Type != TypeFiles {
+		return nil
+	}
+	CloseAll(a.fds)
+	ack := Ack{ID: a.header.ID}
+	return c.sendLocked(Header{Version, TypeAck, a.header.ID}, ack.AppendTo)
+}
+
+func (c *Client) sendLocked(h Header, fill func([]byte) []byte) error {
+	c.out = AppendFrame(c.out[:0], h, fill)
+	if len(c.out) > MaxFrame {
+		return fmt.Errorf("a frame of %d bytes is more than %d: ask for less at a time", len(c.out), MaxFrame)
+	}
+	return c.conn.Send(c.out)
+}
+
+// honour makes the connection's waits end with ctx, until the function that it returns is called.
+func (c *Client) honour(ctx context.Context) func() {
+	if ctx.Done() == nil {
+		return func() {}
+	}
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		now := time.Unix(1, 0)
+		_, _ = c.conn.SetReadDeadline(now), c.conn.SetWriteDeadline(now) // a closed connection does not wait either
+	})
+	return func() {
+		if stop() {
+			return
+		}
+		<-ended
+		_, _ = c.conn.SetReadDeadline(time.Time{}), c.conn.SetWriteDeadline(time.Time{}) // as above
+	}
+}
+
+// explain makes the errors of a connection say what they mean.
+func (c *Client) explain(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, syscall.ESTALE):
+		return fmt.Errorf("%w: %w", ErrStale, err)
+	case errors.Is(err, syscall.EPROTONOSUPPORT):
+		return fmt.Errorf("%w: %w", ErrVersion, err)
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+		return fmt.Errorf("the daemon has closed the connection: it was unmounted or restarted: %w", ErrStale)
+	}
+	return err
+}

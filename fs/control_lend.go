@@ -1,0 +1,193 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// lender is an origin whose files may be given to other processes.
+type lender interface {
+	// OpenForOthers opens o with a file description of its own, checked to be the listed version.
+	OpenForOthers(o *layout.Object) (fd int, err error)
+	// ReadOnlyMount returns nil if such a descriptor cannot be opened again for writing, or why it can.
+	ReadOnlyMount() error
+}
+
+// readOnlyMount says whether descriptors are given through a read-only mount.
+func (m *Mount) readOnlyMount() error {
+	for _, o := range m.listing.Objects {
+		if l, ok := o.Origin.(lender); ok {
+			return l.ReadOnlyMount()
+		}
+	}
+	return nil
+}
+
+// lend opens an object for the peer, and puts the descriptor into the answer.
+func (m *Mount) lend(id uint64, a *answer) control.Object {
+	out := control.Object{ID: id, FD: -1, Errno: syscall.EOPNOTSUPP}
+	o := m.control.objects.object(id)
+	if o == nil {
+		return out
+	}
+	l, ok := o.Origin.(lender)
+	if !ok {
+		return out
+	}
+	fd, err := l.OpenForOthers(o)
+	var st unix.Stat_t
+	if err == nil {
+		if err = unix.Fstat(fd, &st); err != nil {
+			_ = unix.Close(fd) // opened for reading: nothing is lost
+		}
+	}
+	switch {
+	case errors.Is(err, cache.ErrOtherMount):
+		out.Errno = syscall.EXDEV
+	case err != nil:
+		out.Errno = syscall.Errno(statusOf(err))
+	default:
+		out = control.Object{ID: id, Size: st.Size, Dev: st.Dev, Ino: st.Ino, ModTime: st.Mtim.Nano(), FD: int32(len(a.fds))}
+		a.fds = append(a.fds, fd)
+	}
+	return out
+}
+
+// extentsPerFile is how many extents LOOKUP gives of one file. Those who need more open it and ask by ioctl.
+const extentsPerFile = 16
+
+// lookup answers for as many of the paths as fit into one message.
+func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answer) error {
+	q, err := control.ParseLookup(payload)
+	if err != nil {
+		return err
+	}
+	if err := s.roomFor(id, 0); err != nil {
+		return err
+	}
+	if err := a.take(ctx, s.channel); err != nil {
+		return err
+	}
+	var files control.Files
+	here := map[uint64]bool{} // objects of this message
+	for _, path := range q.Paths {
+		file, extents := s.file(ctx, path)
+		var fresh []uint64
+		for _, e := range extents {
+			if q.Flags&control.LookupFDs != 0 && e.Object != 0 && s.leases[e.Object] == 0 && !here[e.Object] && !slices.Contains(fresh, e.Object) {
+				fresh = append(fresh, e.Object)
+			}
+		}
+		full := !files.Room(len(extents), len(fresh)) || len(files.Objects)+len(fresh) > control.MaxObjects
+		if limit := s.roomFor(id, len(files.Objects)+len(fresh)); limit != nil && len(fresh) > 0 {
+			if len(files.Files) == 0 {
+				return limit
+			}
+			full = true
+		}
+		if full {
+			break
+		}
+		file.First, file.Extents = uint32(len(files.Extents)), uint32(len(extents))
+		files.Files, files.Extents = append(files.Files, file), append(files.Extents, extents...)
+		for _, o := range fresh {
+			here[o] = true
+			files.Objects = append(files.Objects, s.mount.lend(o, a))
+		}
+	}
+	s.expectAck(id, files.Objects)
+	a.header.Type, a.payload = control.TypeFiles, files.AppendTo
+	return nil
+}
+
+// file finds a file by its path and describes it, as far as the peer may know.
+func (s *session) file(ctx context.Context, path string) (control.File, []control.Extent) {
+	n, number, err := s.mount.walk(ctx, path, &s.peer)
+	var body *layout.Body
+	if err == nil {
+		body, err = n.body(ctx)
+	}
+	if err != nil {
+		var errno syscall.Errno
+		if !errors.As(err, &errno) {
+			if n == nil { // one of its directories failed
+				n = &node{name: path}
+			}
+			errno = syscall.Errno(s.mount.fail(n, "look up for a reader", err))
+		}
+		return control.File{Errno: errno}, nil
+	}
+	i := s.mount.info(n, number, body)
+	file := control.File{
+		Size: i.Size, Generation: i.Generation, Tokens: i.Tokens, Alignment: i.Alignment, Runs: i.Runs, Flags: i.Flags,
+		DType: i.DType, ElementSize: i.ElementSize,
+	}
+	var extents []control.Extent
+	for r := range body.RunsWithin(0, body.Size()) {
+		if len(extents) == extentsPerFile {
+			file.Flags |= control.InfoMore
+			break
+		}
+		extents = append(extents, s.channel.extentOf(r))
+	}
+	return file, extents
+}
+
+// walk finds a file that the peer may read, by the rules that the kernel applies to a path from the root of the mount:
+// every directory must let the peer pass. Symbolic links are not followed (ELOOP).
+func (m *Mount) walk(ctx context.Context, path string, p *peer) (*node, int, error) {
+	n, i := m.tree.get(rootNumber), rootNumber
+	for name := range strings.SplitSeq(path, "/") {
+		if name == "" || name == "." || name == ".." {
+			return nil, 0, syscall.EINVAL
+		}
+		switch {
+		case n.kind == kindLink:
+			return nil, 0, syscall.ELOOP
+		case n.dir == nil:
+			return nil, 0, syscall.ENOTDIR
+		case !p.may(n, 0o1):
+			return nil, 0, syscall.EACCES
+		}
+		if err := m.expand(ctx, n); err != nil {
+			return nil, 0, err
+		}
+		if n, i = m.tree.find(n.dir, name); n == nil {
+			return nil, 0, syscall.ENOENT
+		}
+	}
+	switch {
+	case n.kind == kindLink:
+		return nil, 0, syscall.ELOOP
+	case n.kind == kindDir:
+		return nil, 0, syscall.EISDIR
+	case n.kind != kindObject && n.kind != kindView:
+		return nil, 0, syscall.EOPNOTSUPP
+	case !p.may(n, 0o4):
+		return nil, 0, syscall.EACCES
+	}
+	return n, i, nil
+}
+
+// may reports whether the peer has the rights of one class, 4 to read and 1 to enter: as its owner, or else as one of
+// its group, or else as anybody. The first class that fits decides, as in acl_permission_check of Linux.
+func (p *peer) may(n *node, rights uint16) bool {
+	switch {
+	case p.uid == 0:
+		return true
+	case p.uid == n.uid:
+		rights <<= 6
+	case p.gid == n.gid || slices.Contains(p.groups, n.gid):
+		rights <<= 3
+	}
+	return n.perm&rights == rights
+}

@@ -1,0 +1,379 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Limits of the socket. Whoever meets one gets EAGAIN, and reads through FUSE meanwhile.
+const (
+	sessionsPerUID   = 256
+	sessionsInAll    = 1024
+	leasesPerSession = 1 << 16
+	leasesInAll      = 1 << 18
+	unacked          = 2                // messages with descriptors that a peer has not acknowledged
+	answersAtOnce    = 8                // that hold descriptors, of 64 each, while they are made
+	helloTime        = 10 * time.Second // to say HELLO
+	replyTime        = 5 * time.Second  // to read an answer
+)
+
+// errProtocol ends a connection whose peer does not keep to the protocol.
+var errProtocol = errors.New("this is not the hbmfs control protocol")
+
+// peer is who is at the other end of a connection, as the kernel says.
+type peer struct {
+	uid, gid uint32
+	groups   []uint32
+}
+
+// session is one connection. All of it belongs to the goroutine that runs it. What was given to the peer and
+// acknowledged is leased until it is released or the connection ends.
+type session struct {
+	mount   *Mount
+	channel *channel
+	conn    *control.Conn
+	peer    peer
+	usage   *usage // nil before HELLO
+	leases  map[uint64]int
+	held    int                 // leases, and what is pending
+	pending map[uint32][]uint64 // objects of a message that is not yet acknowledged
+}
+
+// newSession admits a connection, or tells the peer why not.
+func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
+	conn, err := control.NewConn(c)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]int{}, pending: map[uint32][]uint64{}}
+	if s.peer, err = peerOf(c); err != nil {
+		return nil, err
+	}
+	if !m.control.admit(s.peer.uid) {
+		err := &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", sessionsPerUID, sessionsInAll)}
+		_ = conn.SendNow(control.AppendFrame(nil, control.Header{Version: control.Version, Type: control.TypeError}, err.AppendTo), nil) // a new connection has room
+		return nil, err
+	}
+	return s, nil
+}
+
+func peerOf(c *net.UnixConn) (peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return peer{}, err
+	}
+	var p peer
+	var optErr error
+	err = raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); optErr == nil {
+			p.uid, p.gid = cred.Uid, cred.Gid
+			p.groups, optErr = peerGroups(fd)
+		}
+	})
+	return p, errors.Join(err, optErr)
+}
+
+// peerGroups returns the supplementary groups of a peer (SO_PEERGROUPS, Linux 4.13).
+func peerGroups(fd uintptr) ([]uint32, error) {
+	groups := make([]uint32, 32)
+	for {
+		size := uint32(4 * len(groups))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
+		switch {
+		case errno == syscall.ERANGE && int(size/4) > len(groups):
+			groups = make([]uint32, size/4)
+		case errno != 0:
+			return nil, os.NewSyscallError("getsockopt SO_PEERGROUPS", errno)
+		default:
+			return groups[:size/4], nil
+		}
+	}
+}
+
+// run answers the peer until it goes, breaks the protocol, or ctx ends.
+func (s *session) run(ctx context.Context) {
+	defer s.end()
+	defer context.AfterFunc(ctx, func() { _ = s.conn.Close() })()
+	_ = s.conn.SetReadDeadline(time.Now().Add(helloTime)) // fails on a closed connection, as the next line will
+	for {
+		if s.conn.Wait() != nil || s.one(ctx) != nil {
+			return
+		}
+	}
+}
+
+func (s *session) end() {
+	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
+	s.channel.leases.Add(-int64(s.held))
+	s.channel.leave(s.peer.uid)
+	if s.usage != nil {
+		s.usage.connections.Add(-1)
+	}
+}
+
+// one receives a message and answers it. An error ends the connection.
+func (s *session) one(ctx context.Context) error {
+	in, out := s.channel.buffer(), s.channel.buffer()
+	defer s.channel.buffers.Put(in)
+	defer s.channel.buffers.Put(out)
+	got, err := s.conn.Receive(in[:], 0)
+	if err != nil {
+		return err
+	}
+	h, payload, err := control.ParseFrame(in[:got.N])
+	if err == nil && h.Version != control.Version {
+		err = errProtocol
+	}
+	a := answer{header: control.Header{Version: control.Version, ID: h.ID}}
+	if err == nil {
+		a.payload = func(b []byte) []byte { return b }
+		err = s.handle(ctx, h, payload, &a)
+		defer func() { a.close(s.channel) }()
+	}
+	var refusal *control.Refusal
+	fatal := err != nil && !errors.As(err, &refusal)
+	if fatal {
+		refusal = &control.Refusal{Errno: syscall.EPROTO, Text: errProtocol.Error()}
+	}
+	if refusal != nil {
+		s.channel.refused.Add(1)
+		a.header.Type, a.payload = control.TypeError, refusal.AppendTo
+	}
+	if a.header.Type != 0 {
+		if sendErr := s.send(&a, out); sendErr != nil {
+			return sendErr
+		}
+	}
+	if fatal {
+		return err
+	}
+	return nil
+}
+
+// answer is what goes back to the peer: nothing, if its type is 0.
+type answer struct {
+	header  control.Header
+	payload func([]byte) []byte
+	fds     []int
+	slot    bool // of answersAtOnce is taken
+}
+
+func (a *answer) close(c *channel) {
+	control.CloseAll(a.fds)
+	if a.slot {
+		<-c.answering
+	}
+}
+
+func (s *session) send(a *answer, out *[control.MaxFrame]byte) error {
+	frame := control.AppendFrame(out[:0], a.header, a.payload)
+	if len(a.fds) > 0 {
+		return s.conn.SendNow(frame, a.fds)
+	}
+	if err := s.conn.SetWriteDeadline(time.Now().Add(replyTime)); err != nil {
+		return err
+	}
+	return s.conn.Send(frame)
+}
+
+// handle fills in the answer to one frame.
+func (s *session) handle(ctx context.Context, h control.Header, payload []byte, a *answer) error {
+	if (s.usage == nil) != (h.Type == control.TypeHello) { // HELLO comes first, and once
+		return errProtocol
+	}
+	switch h.Type {
+	case control.TypeHello:
+		return s.hello(payload, a)
+	case control.TypeRedeem:
+		return s.redeem(ctx, h.ID, payload, a)
+	case control.TypeName:
+		return s.name(payload, a)
+	case control.TypeLookup:
+		return s.lookup(ctx, h.ID, payload, a)
+	case control.TypeAck:
+		return s.ack(payload)
+	case control.TypeRelease:
+		objects, err := control.ParseRelease(payload)
+		s.release(objects)
+		return err
+	case control.TypeStats:
+		moved, err := control.ParseStats(payload)
+		if err == nil {
+			s.usage.add(moved)
+		}
+		return err
+	case control.TypePrefetch:
+		return s.prefetch(payload, a)
+	}
+	return errProtocol
+}
+
+func (s *session) hello(payload []byte, a *answer) error {
+	hello, err := control.ParseHello(payload)
+	if err != nil {
+		return err
+	}
+	if hello.Min > control.Version || hello.Max < control.Version {
+		return &control.Refusal{Errno: syscall.EPROTONOSUPPORT, Text: fmt.Sprintf("this daemon speaks version %d of the control protocol, the reader %d to %d", control.Version, hello.Min, hello.Max)}
+	}
+	s.usage = s.channel.usageOf(hello.Name)
+	s.usage.connections.Add(1)
+	_ = s.conn.SetReadDeadline(time.Time{}) // fails on a closed connection, as the next read will
+	welcome := control.Welcome{Version: control.Version, Epoch: s.channel.epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
+	if s.mount.readOnlyMount() == nil {
+		welcome.Flags = control.WelcomeReadOnly
+	}
+	a.header.Type, a.payload = control.TypeWelcome, welcome.AppendTo
+	return nil
+}
+
+func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answer) error {
+	q, err := control.ParseRedeem(payload)
+	if err != nil {
+		return err
+	}
+	if err := s.roomFor(id, len(q.Objects)); err != nil {
+		return err
+	}
+	if err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects); err != nil {
+		return err
+	}
+	if err := a.take(ctx, s.channel); err != nil {
+		return err
+	}
+	objects := make([]control.Object, len(q.Objects))
+	for i, o := range q.Objects {
+		objects[i] = s.mount.lend(o, a)
+	}
+	s.expectAck(id, objects)
+	a.header.Type = control.TypeFDs
+	a.payload = func(b []byte) []byte { return control.AppendFDs(b, objects) }
+	return nil
+}
+
+// take waits for the right to hold descriptors, which few answers have at a time. None of them waits for its peer.
+func (a *answer) take(ctx context.Context, c *channel) error {
+	select {
+	case c.answering <- struct{}{}:
+		a.slot = true
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// roomFor checks that the connection may hold n more objects.
+func (s *session) roomFor(id uint32, n int) error {
+	_, twice := s.pending[id]
+	switch {
+	case twice:
+		return errProtocol
+	case len(s.pending) >= unacked:
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
+	case s.held+n > leasesPerSession:
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection holds %d objects, and may hold %d: release some", s.held, leasesPerSession)}
+	case s.channel.leases.Load()+int64(n) > leasesInAll:
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("all connections together hold %d objects, which is as many as may be", leasesInAll)}
+	}
+	return nil
+}
+
+// expectAck books the objects that have a descriptor until the peer says whether it got them.
+func (s *session) expectAck(id uint32, objects []control.Object) {
+	var given []uint64
+	for _, o := range objects {
+		if o.FD >= 0 {
+			given = append(given, o.ID)
+		}
+	}
+	if len(given) > 0 {
+		s.pending[id] = given
+		s.hold(len(given))
+	}
+}
+
+func (s *session) hold(n int) {
+	s.held += n
+	s.channel.leases.Add(int64(n))
+}
+
+func (s *session) ack(payload []byte) error {
+	ack, err := control.ParseAck(payload)
+	if err != nil {
+		return err
+	}
+	given := s.pending[ack.ID]
+	delete(s.pending, ack.ID)
+	if int(ack.Received) != len(given) { // the peer had no room for some, and closed the rest
+		s.hold(-len(given))
+		return nil
+	}
+	for _, o := range given {
+		s.leases[o]++
+	}
+	return nil
+}
+
+func (s *session) release(objects []uint64) {
+	for _, o := range objects {
+		switch n := s.leases[o]; n {
+		case 0: // not leased: nothing to do
+			continue
+		case 1:
+			delete(s.leases, o)
+		default:
+			s.leases[o] = n - 1
+		}
+		s.hold(-1)
+	}
+}
+
+func (s *session) name(payload []byte, a *answer) error {
+	q, err := control.ParseRedeem(payload)
+	if err != nil {
+		return err
+	}
+	if err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects); err != nil {
+		return err
+	}
+	var names []control.Named
+	for _, id := range q.Objects {
+		names = append(names, control.Named{Object: id, Name: s.channel.objects.object(id).Name})
+	}
+	a.header.Type = control.TypeNames
+	a.payload = func(b []byte) []byte { b, _ = control.AppendNames(b, names); return b }
+	return nil
+}
+
+func (s *session) prefetch(payload []byte, a *answer) error {
+	ranges, err := control.ParseObjectRanges(payload)
+	if err != nil {
+		return err
+	}
+	for _, g := range ranges {
+		if s.leases[g.Object] == 0 {
+			return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("object %d is not leased by this connection", g.Object)}
+		}
+		o := s.channel.objects.object(g.Object)
+		var body layout.Body
+		body.Add(o, 0, o.Size)
+		if !s.channel.prefetch.add(prefetchJob{&body, []control.Range{g.Range}}) {
+			return &control.Refusal{Errno: syscall.EAGAIN, Text: "too much is being prefetched already"}
+		}
+	}
+	a.header.Type = control.TypeDone
+	return nil
+}

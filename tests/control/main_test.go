@@ -1,0 +1,253 @@
+// Package control_test tests the control channel of the built hbmfs over real mounts: what readers get by it, and what
+// hostile clients do not. It speaks the protocol through package control, and where a client has to misbehave through a
+// socket of its own.
+//
+// Under the race detector the daemon is built with it, too; otherwise HBMFS_BINARY names the binary to test. Tests that
+// need FUSE or root say so when they skip: without root there is no control socket.
+package control_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// patience bounds every wait. It is long, since nothing that works waits for its end.
+const patience = 20 * time.Second
+
+// nobody is the ordinary user of these tests.
+const nobody = 65534
+
+var suite struct {
+	hbmfs blackbox.Binary
+	dir   string
+	races string
+}
+
+func TestMain(m *testing.M) {
+	if verb := os.Getenv(childVerb); verb != "" {
+		os.Exit(runChild(verb, os.Args[1:]))
+	}
+	code, err := runSuite(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runSuite(m *testing.M) (code int, err error) {
+	tmp, err := filepath.EvalSymlinks(os.TempDir())
+	if err != nil {
+		return 1, err
+	}
+	if suite.dir, err = os.MkdirTemp(tmp, "hbmfs-control-test-"); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(suite.dir)) }()
+	suite.races = filepath.Join(suite.dir, "races")
+	if err := errors.Join(os.Chmod(suite.dir, 0o755), os.Mkdir(suite.races, 0o777)); err != nil {
+		return 1, err
+	}
+	path := os.Getenv("HBMFS_BINARY")
+	if raceDetector || path == "" {
+		path = filepath.Join(suite.dir, "hbmfs")
+		args := []string{"build", "-buildvcs=false", "-o", path}
+		if raceDetector {
+			args = append(args, "-race")
+		}
+		if out, err := exec.Command("go", append(args, "../../cmd/hbmfs")...).CombinedOutput(); err != nil {
+			return 1, fmt.Errorf("build hbmfs: %w: %s", err, out)
+		}
+	}
+	if suite.hbmfs, err = blackbox.NewBinary(path); err != nil {
+		return 1, err
+	}
+	// Nobody sees the standard error of a daemon.
+	if err := os.Setenv("GORACE", "log_path="+filepath.Join(suite.races, "race")); err != nil {
+		return 1, err
+	}
+	code = m.Run()
+	reports, err := filepath.Glob(filepath.Join(suite.races, "race.*"))
+	for _, name := range reports {
+		text, readErr := os.ReadFile(name)
+		err = errors.Join(err, readErr, fmt.Errorf("hbmfs has a data race:\n%s", text))
+	}
+	return code, err
+}
+
+// needRoot skips where there is no control socket.
+func needRoot(t testing.TB) {
+	t.Helper()
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(suite.dir, "t-")
+	must(t, err)
+	must(t, os.Chmod(dir, 0o755))
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+// mounted is a mount of a test.
+type mounted struct {
+	*blackbox.Mount
+	source, log string
+	pid         int
+}
+
+// mount mounts source for everybody. When the test ends the mount must come off and the daemon end, without a crash.
+func mount(t testing.TB, source string, flags ...string) *mounted {
+	t.Helper()
+	needRoot(t)
+	m := &mounted{source: source, log: filepath.Join(newDir(t), "log")}
+	var err error
+	m.Mount, err = suite.hbmfs.Mount(t.Context(), source, newDir(t), append(flags, "--allow-other", "--log-file", m.log)...)
+	must(t, err)
+	m.pid, err = m.DaemonPID()
+	must(t, err)
+	// Recognizing formats opens files; afterwards their number says something.
+	if !within(func() bool { return !m.text(t).Indexing }) {
+		t.Fatal("the formats are still being recognized")
+	}
+	t.Cleanup(func() {
+		text, _ := os.ReadFile(m.log) // there is one, or the mount had failed
+		if err := m.Close(); err != nil {
+			t.Errorf("%v\n%s", err, text)
+		}
+		if !within(func() bool { return !running(m.pid) }) {
+			t.Errorf("the daemon has not ended\n%s", text)
+		}
+		if bytes.Contains(text, []byte("panic")) || bytes.Contains(text, []byte("goroutine ")) {
+			t.Errorf("the log speaks of a crash:\n%s", text)
+		}
+	})
+	return m
+}
+
+func running(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return err == nil && !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
+}
+
+func within(ok func() bool) bool {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// status is the part of .hbmfs/status that these tests look at.
+type status struct {
+	On          bool   `json:"on"`
+	Why         string `json:"why"`
+	ReadOnly    bool   `json:"read_only_descriptors"`
+	Connections int    `json:"connections"`
+	TurnedAway  int    `json:"turned_away"`
+	Leases      int    `json:"leases"`
+	Prefetched  int64  `json:"prefetched_bytes"`
+	Clients     []struct {
+		Name        string           `json:"name"`
+		Connections int              `json:"connections"`
+		Bytes       map[string]int64 `json:"bytes"`
+		Reads       map[string]int64 `json:"reads"`
+	} `json:"clients"`
+}
+
+func (m *mounted) status(t testing.TB) status {
+	t.Helper()
+	return m.text(t).Control
+}
+
+// text is the status as the mount gives it.
+func (m *mounted) text(t testing.TB) (s struct {
+	Indexing bool   `json:"indexing"`
+	Control  status `json:"control"`
+}) {
+	t.Helper()
+	content, err := os.ReadFile(m.Path(".hbmfs", "status"))
+	must(t, err)
+	must(t, json.Unmarshal(content, &s))
+	return s
+}
+
+// fds counts the open files of the daemon.
+func (m *mounted) fds(t testing.TB) int {
+	t.Helper()
+	names, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(m.pid), "fd"))
+	must(t, err)
+	return len(names)
+}
+
+// memory returns the resident bytes of the daemon.
+func (m *mounted) memory(t testing.TB) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(m.pid), "statm"))
+	must(t, err)
+	pages, err := strconv.Atoi(strings.Fields(string(text))[1])
+	must(t, err)
+	return pages * os.Getpagesize()
+}
+
+// idle waits until nobody is connected, and fails the test if the daemon then holds more than it did before.
+func (m *mounted) idle(t testing.TB, fds int) {
+	t.Helper()
+	var s status
+	if !within(func() bool { s = m.status(t); return s.Connections == 0 && s.Leases == 0 }) {
+		t.Errorf("%d connections and %d leases are left of clients that have gone", s.Connections, s.Leases)
+	}
+	if !within(func() bool { return m.fds(t) <= fds }) {
+		t.Errorf("the daemon has %d files open, and had %d before", m.fds(t), fds)
+	}
+}
+
+func dial(t testing.TB, m *mounted) *control.Client {
+	t.Helper()
+	c, err := control.Dial(t.Context(), m.Path(), t.Name()[:min(len(t.Name()), 20)])
+	must(t, err)
+	t.Cleanup(func() { must(t, c.Close()) })
+	return c
+}
+
+func open(t testing.TB, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	t.Cleanup(func() { _ = f.Close() }) // opened for reading
+	return f
+}
+
+func limited(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
