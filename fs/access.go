@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"iter"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -20,10 +21,10 @@ func newAccess(l *cache.Listing) *access {
 }
 
 // of returns the read bits for all objects together, and the owner and group that they speak of.
-func (a *access) of(objects []*layout.Object) (perm uint16, uid, gid uint32) {
+func (a *access) of(objects iter.Seq[*layout.Object]) (perm uint16, uid, gid uint32) {
 	perm, uid, gid = 0o444, a.dirs[""].UID, a.dirs[""].GID
 	first, dir := true, ""
-	for _, o := range objects {
+	for o := range objects {
 		if o.Synthesized() {
 			continue
 		}

@@ -193,7 +193,7 @@ func TestAccessIsWhatAllObjectsGrant(t *testing.T) {
 		{[]*layout.Object{object("team/a", 0o644, 1, 2)}, 0o040, 1, 2},
 		{[]*layout.Object{object("theirs/a", 0o644, 1, 2)}, 0, 1, 2},
 	} {
-		if perm, uid, gid := a.of(c.objects); perm != c.perm || uid != c.uid || gid != c.gid {
+		if perm, uid, gid := a.of(slices.Values(c.objects)); perm != c.perm || uid != c.uid || gid != c.gid {
 			t.Errorf("%+v: %o %d %d, want %o %d %d", c.objects, perm, uid, gid, c.perm, c.uid, c.gid)
 		}
 	}

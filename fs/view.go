@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"errors"
+	"iter"
 	"time"
 
 	"github.com/hbmfs/hbmfs/layout"
@@ -38,12 +39,8 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 	for i := range v.Views {
 		view := &v.Views[i]
 		if view.Set != set {
-			var objects []*layout.Object
-			for _, h := range view.Set.Shards {
-				objects = append(objects, h.Objects...)
-			}
 			set, shared = view.Set, node{modTime: m.started}
-			shared.perm, shared.uid, shared.gid = access.of(objects)
+			shared.perm, shared.uid, shared.gid = access.of(objectsOfSet(set))
 		}
 		n := shared
 		n.ino = inoOf(".hbmfs/views/"+view.Path, "view")
@@ -73,7 +70,7 @@ func (m *Mount) memberEntries(view *layout.View, access *access) func(context.Co
 		entries := make([]entry, 0, len(files))
 		for _, f := range files {
 			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
-			n.perm, n.uid, n.gid = access.of(objectsOf(f))
+			n.perm, n.uid, n.gid = access.of(objectsOfFile(f))
 			m.adopt(&n)
 			entries = append(entries, entry{f.Name, &n})
 		}
@@ -87,14 +84,26 @@ func builtView(f *layout.File) *lazyView {
 	return v
 }
 
-func objectsOf(f *layout.File) []*layout.Object {
-	var objects []*layout.Object
-	for e := range f.Body.Extents(0, f.Size()) {
-		if n := len(objects); n == 0 || objects[n-1] != e.Object {
-			objects = append(objects, e.Object)
+func objectsOfSet(s *layout.Set) iter.Seq[*layout.Object] {
+	return func(yield func(*layout.Object) bool) {
+		for _, h := range s.Shards {
+			for _, o := range h.Objects {
+				if !yield(o) {
+					return
+				}
+			}
 		}
 	}
-	return objects
+}
+
+func objectsOfFile(f *layout.File) iter.Seq[*layout.Object] {
+	return func(yield func(*layout.Object) bool) {
+		for e := range f.Body.Extents(0, f.Size()) {
+			if !yield(e.Object) {
+				return
+			}
+		}
+	}
 }
 
 // adopt applies the options that override who owns what.

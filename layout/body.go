@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"sort"
 	"time"
 )
@@ -75,9 +76,18 @@ func (b *Body) AddStrided(o *Object, offset, length, stride, count int64) {
 
 // AddBody appends all of c.
 func (b *Body) AddBody(c *Body) {
-	for _, r := range c.runs {
-		b.AddStrided(r.Object, r.Offset, r.Length, r.Stride, r.Count)
+	if len(c.runs) == 0 {
+		return
 	}
+	shift := b.size
+	b.runs = slices.Grow(b.runs, len(c.runs))
+	first := c.runs[0] // the others cannot be merged with what is before them: they were not in c
+	b.AddStrided(first.Object, first.Offset, first.Length, first.Stride, first.Count)
+	for _, r := range c.runs[1:] {
+		r.Logical += shift
+		b.runs = append(b.runs, r)
+	}
+	b.size = shift + c.size
 }
 
 // Extents yields the extents that cover [off, off+n) of the body, cut to it, in order.

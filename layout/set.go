@@ -38,7 +38,8 @@ type Set struct {
 	viewDir   string // where the views lie, when Dir and Split are not enough to tell sets apart
 	resolving chan struct{}
 	resolved  bool         // guarded by resolving
-	mu        sync.RWMutex // guards what the shards hold, against those who count while others resolve
+	mu        sync.RWMutex // guards what the shards hold, against those who count while others resolve, and stream
+	stream    *Body        // all tokens, once a view has asked for them
 }
 
 // Shard is one piece of a set: usually one object with its index, sometimes one object that was cut into pieces.

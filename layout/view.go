@@ -87,21 +87,29 @@ func (s *Set) usable(ctx context.Context) error {
 	return nil
 }
 
-// tokens returns the set's token stream, headers left out.
-func (s *Set) tokens(ctx context.Context) (Body, error) {
-	var b Body
+// tokens returns the set's token stream, headers left out. It is put together once.
+func (s *Set) tokens(ctx context.Context) (*Body, error) {
 	if err := s.usable(ctx); err != nil {
-		return b, err
+		return nil, err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stream != nil {
+		return s.stream, nil
+	}
+	b := &Body{runs: make([]Run, 0, len(s.Shards))}
+	count := int64(0)
 	for _, h := range s.Shards {
 		b.AddBody(&h.Data)
 		if b.Runs() > maxRuns {
-			return b, absent("the tokens lie in more than %d separate pieces: repack the dataset to read it as one stream", maxRuns)
+			return nil, absent("the tokens lie in more than %d separate pieces: repack the dataset to read it as one stream", maxRuns)
 		}
+		count += h.Tokens
 	}
-	if want := s.Tokens() * int64(s.DType.Size()); b.Size() != want {
-		return b, fmt.Errorf("the shards hold %d bytes of tokens, %d are expected", b.Size(), want)
+	if want := count * int64(s.DType.Size()); b.Size() != want {
+		return nil, fmt.Errorf("the shards hold %d bytes of tokens, %d are expected", b.Size(), want)
 	}
+	s.stream = b
 	return b, nil
 }
 
@@ -149,7 +157,7 @@ func (s *Set) tokensBin(ctx context.Context) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.file(b, s.DType, s.Tokens()), nil
+	return s.file(*b, s.DType, s.Tokens()), nil
 }
 
 func (s *Set) tokensNPY(ctx context.Context) (*File, error) {
@@ -163,7 +171,7 @@ func (s *Set) tokensNPY(ctx context.Context) (*File, error) {
 	var b Body
 	header := Inline(NPYHeader(s.DType, s.Tokens()))
 	b.Add(header, 0, header.Size)
-	b.AddBody(&tokens)
+	b.AddBody(tokens)
 	return s.file(b, s.DType, s.Tokens()), nil
 }
 
