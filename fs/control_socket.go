@@ -38,15 +38,15 @@ func (m *Mount) serveControl(ctx context.Context) {
 		}
 		return
 	}
-	ctx, stop := context.WithCancel(ctx)
+	inTree, stop := context.WithCancel(ctx) // a name of its own: the prefetcher still reads ctx
 	defer stop()
-	parts.Go(func() { // ends with ctx
+	parts.Go(func() { // ends with inTree
 		defer stop()
-		if err := untilUnmounted(ctx, device); err != nil {
+		if err := untilUnmounted(inTree, device); err != nil {
 			m.log.Error("the mount table cannot be watched, so the control socket is closed", "error", err)
 		}
 	})
-	m.accept(ctx, listener)
+	m.accept(inTree, listener)
 	m.control.disable("the mount was taken out of the tree")
 }
 
