@@ -96,6 +96,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 
   hbmfs inspect /data/pile              what is this dataset, and is it sound?
   hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
+  hbmfs extents /mnt/pile/train.bin     where do the bytes of a file lie?
   hbmfs umount /mnt/pile                take it away
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
 
@@ -106,7 +107,7 @@ Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect found problems, 4 
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newPackCommand(), newManCommand(root))
+	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(), newManCommand(root))
 	return root
 }
 

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// extentsCommand is hbmfs extents.
+type extentsCommand struct {
+	file   string
+	asJSON bool
+	stdout io.Writer
+}
+
+func newExtentsCommand() *cobra.Command {
+	c := &extentsCommand{}
+	cmd := &cobra.Command{
+		Use:   "extents FILE",
+		Short: "Say where the bytes of a file in a mount lie",
+		Long: `Ask the daemon where every byte of FILE lies, over the control channel that GPU readers use. FILE is in a mount of
+hbmfs; the paths of the answer are relative to the mount's source. Bytes that hbmfs makes, such as the header of
+tokens.npy, are in no file of the source: they are marked "inline".
+
+The table shows equal pieces at equal distances in one line. --json lists each piece:
+
+  {"size": 1034, "extents": [{"logical": 0, "length": 128, "path": "", "offset": 0, "flags": ["inline"]}, ...]}`,
+		Example: "  hbmfs extents /mnt/pile/.hbmfs/views/tokens.npy\n  hbmfs extents --json /mnt/pile/train.bin | jq '.extents[0]'",
+		Args:    exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.file, c.stdout = args[0], cmd.OutOrStdout()
+			return c.run(cmd.Context())
+		},
+	}
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON, piece by piece")
+	return cmd
+}
+
+// namedExtent is an extent with the name of the file at the source that it lies in, "" for bytes of the mount.
+type namedExtent struct {
+	control.Extent
+	path string
+}
+
+func (c *extentsCommand) run(ctx context.Context) error {
+	f, err := os.Open(c.file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	info, err := control.Info(f)
+	if err != nil {
+		return err
+	}
+	extents, err := namedExtents(ctx, f)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(c.stdout)
+	if c.asJSON {
+		err = writeExtentsJSON(out, info.Size, extents)
+	} else {
+		err = writeExtentsTable(out, c.file, info, extents)
+	}
+	if err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+// namedExtents asks for all extents of a file, and for the names of the files that they lie in.
+func namedExtents(ctx context.Context, f *os.File) ([]namedExtent, error) {
+	client, err := control.Dial(ctx, f.Name(), "hbmfs extents")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = client.Close() }() // nothing is leased
+	names := map[uint64]string{}
+	var all []namedExtent
+	for batch, err := range control.Batches(f, 0, math.MaxInt64, true) {
+		if err != nil {
+			return nil, err
+		}
+		if objects := batch.Objects(); len(objects) > 0 {
+			named, err := client.Names(ctx, batch.Ticket, objects)
+			if err != nil {
+				return nil, err
+			}
+			for _, n := range named {
+				names[n.Object] = n.Name
+			}
+		}
+		for _, e := range batch.Extents {
+			name := names[e.Object]
+			if name == "" && e.Flags&control.ExtentMount == 0 {
+				return nil, fmt.Errorf("the daemon does not name the file that the extent at %d of %s lies in", e.Logical, f.Name())
+			}
+			all = append(all, namedExtent{e, name})
+		}
+	}
+	return all, nil
+}
+
+// writeExtentsJSON writes piece by piece: a regular view can have many millions.
+func writeExtentsJSON(w *bufio.Writer, size int64, extents []namedExtent) error {
+	fmt.Fprintf(w, `{"size": %d, "extents": [`, size)
+	separator := "\n"
+	for _, e := range extents {
+		path, err := json.Marshal(e.path)
+		if err != nil {
+			return err
+		}
+		flags := "[]"
+		if e.Flags&control.ExtentMount != 0 {
+			flags = `["inline"]`
+		}
+		for k := range e.Count {
+			fmt.Fprintf(w, `%s{"logical": %d, "length": %d, "path": %s, "offset": %d, "flags": %s}`, separator, e.Logical+k*e.Length, e.Length,
+				path, e.Offset+k*e.Stride, flags)
+			separator = ",\n"
+		}
+	}
+	_, err := fmt.Fprint(w, "\n]}\n")
+	return err
+}
+
+func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents []namedExtent) error {
+	pieces := int64(0)
+	for _, e := range extents {
+		pieces += e.Count
+	}
+	fmt.Fprintf(w, "%s: %s, %s extents in %s lines, alignment %d\n\n", file, byteCount(info.Size), grouped(pieces), grouped(int64(len(extents))), info.Alignment)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH\n")
+	for _, e := range extents {
+		path, offset, stride := e.path, grouped(e.Offset), "-"
+		if e.Flags&control.ExtentMount != 0 {
+			path, offset = "(inline)", "-"
+		}
+		if e.Count > 1 {
+			stride = grouped(e.Stride)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", grouped(e.Logical), grouped(e.Length), grouped(e.Count), offset, stride, path)
+	}
+	return t.Flush()
+}

@@ -1,0 +1,64 @@
+package control_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestExtentsCommand puts every golden file together from the source, by what `hbmfs extents --json` says alone.
+func TestExtentsCommand(t *testing.T) {
+	needRoot(t)
+	goldenFiles(t, func(t *testing.T, m *mounted, path string) {
+		out, err := suite.hbmfs.Output(limited(t), "extents", "--json", path)
+		must(t, err)
+		var said struct {
+			Size    int64 `json:"size"`
+			Extents []struct {
+				Logical, Length, Offset int64
+				Path                    string
+				Flags                   []string
+			} `json:"extents"`
+		}
+		must(t, json.Unmarshal(out, &said))
+		want, err := os.ReadFile(path)
+		must(t, err)
+		var got []byte
+		for _, e := range said.Extents {
+			if e.Logical != int64(len(got)) {
+				t.Fatalf("%s: the extent at %d follows byte %d", path, e.Logical, len(got))
+			}
+			if len(e.Flags) == 1 && e.Flags[0] == "inline" && e.Path == "" {
+				got = append(got, want[e.Logical:e.Logical+e.Length]...)
+				continue
+			}
+			source, err := os.ReadFile(filepath.Join(m.source, e.Path))
+			must(t, err)
+			got = append(got, source[e.Offset:e.Offset+e.Length]...)
+		}
+		if said.Size != int64(len(want)) || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes by %d extents, size %d, want %d", path, len(got), len(said.Extents), said.Size, len(want))
+		}
+	})
+}
+
+func TestExtentsCommandForPeople(t *testing.T) {
+	m := mount(t, "../testdata/nanogpt", "--show-views")
+	view, err := m.View("tokens.npy")
+	must(t, err)
+	out, err := suite.hbmfs.Output(limited(t), "extents", view)
+	must(t, err)
+	for _, part := range []string{"LOGICAL", "(inline)", ".bin"} {
+		if !strings.Contains(string(out), part) {
+			t.Errorf("the table lacks %q:\n%s", part, out)
+		}
+	}
+	for path, part := range map[string]string{"../testdata/expect.json": "not a data file of an hbmfs mount", m.Path("none"): "no such file"} {
+		if _, err := suite.hbmfs.Output(limited(t), "extents", path); err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("extents of %s: %v, want %q", path, err, part)
+		}
+	}
+}
