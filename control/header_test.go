@@ -1,0 +1,49 @@
+package control
+
+import (
+	"bytes"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestTheHeaderForC compiles hbmfs.h and compares what C writes with what Go writes.
+func TestTheHeaderForC(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("needs a C compiler")
+	}
+	var want []byte
+	want = put32(want, InfoCommand, ExtentsCommand(0), ExtentsCommand(MaxExtents), PrefetchCommand(MaxRanges))
+	want = (&FileInfo{InfoMount | InfoBypass, 2, 3, 4, -1, 6, 7, 8, Epoch{9}}).AppendTo(want)
+	want = (&Batch{ExtentsLast, 2, 3, 4, Ticket{5}, Epoch{6}, 7, []Extent{{1, 2, 3, 4, 5, 6, ExtentMount}}}).AppendTo(want)
+	want = AppendPrefetch(want, []Range{{2, 3}})
+	want = AppendFrame(want, Header{1, TypeError, 2}, nil)
+	want = (&Hello{1, 2, "name"}).AppendTo(want)
+	want = (&Welcome{1, WelcomeReadOnly, Epoch{2}, 3, 4}).AppendTo(want)
+	want = (&Redeem{Ticket{1}, nil}).AppendTo(want)
+	want = AppendFDs(want, []Object{{1, 2, 3, 4, -5, 6, -1}})
+	want = (&Ack{1, 2}).AppendTo(want)
+	want = (&Lookup{LookupFDs, nil}).AppendTo(want)
+	want = (&Files{Files: []File{{1, 2, -1, 4, 5, 6, InfoMore, 8, 9, 0, 0}}}).AppendTo(want)
+	want, _ = AppendNames(want, []Named{{1, ""}})
+	want = AppendStats(want, []Moved{{PathHost, 5, 6}})
+	want = AppendObjectRanges(want, []ObjectRange{{1, Range{2, 3}}})
+	want = (&Refusal{11, ""}).AppendTo(want)
+
+	program := filepath.Join(t.TempDir(), "wire")
+	for _, standard := range []string{"c11", "c17"} {
+		out, err := exec.Command(cc, "-std="+standard, "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/wire.c").CombinedOutput()
+		if err != nil {
+			t.Fatalf("compile: %v\n%s", err, out)
+		}
+		got, err := exec.Command(program).Output()
+		if err != nil || !bytes.Equal(got, want) {
+			at := 0
+			for at < min(len(got), len(want)) && got[at] == want[at] {
+				at++
+			}
+			t.Errorf("%s: C writes %d bytes, Go %d, the same up to %d (%v)", standard, len(got), len(want), at, err)
+		}
+	}
+}
