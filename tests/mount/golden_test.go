@@ -1,0 +1,206 @@
+package mount_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// testdata is where the golden datasets are.
+const testdata = "../testdata"
+
+// expectation is what an independent reading found in a golden dataset; tests/golden/make.py writes it.
+type expectation struct {
+	Format string                      `json:"format"`
+	DType  string                      `json:"dtype"` // as NumPy names it, "" for none
+	View   *bool                       `json:"view"`  // false where no view of the tokens can be exact
+	Splits map[string]splitExpectation `json:"splits"`
+}
+
+type splitExpectation struct {
+	Files          []string `json:"files"`
+	Tokens         int64    `json:"tokens"`
+	TokensSHA256   string   `json:"tokens_sha256"`
+	DocumentStarts []int64  `json:"document_starts"`
+}
+
+// hasTokens tells whether a split must have views of its tokens.
+func (e expectation) hasTokens(s splitExpectation) bool {
+	return s.TokensSHA256 != "" && (e.View == nil || *e.View)
+}
+
+// goldens returns the golden datasets on disk, by name, with what is expected of each.
+func goldens(t *testing.T) map[string]expectation {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(testdata, "expect.json"))
+	must(t, err)
+	var expected map[string]expectation
+	must(t, json.Unmarshal(data, &expected))
+	entries, err := os.ReadDir(testdata)
+	must(t, err)
+	found := map[string]expectation{}
+	for _, e := range entries {
+		if !e.IsDir() || e.Name() == "fuzz" {
+			continue
+		}
+		want, ok := expected[e.Name()]
+		if !ok {
+			t.Errorf("expect.json does not say what is in %s", e.Name())
+		}
+		found[e.Name()] = want
+	}
+	if len(found) == 0 {
+		t.Fatal("there are no golden datasets")
+	}
+	return found
+}
+
+// golden returns the absolute path of a golden dataset.
+func golden(t testing.TB, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join(testdata, name))
+	must(t, err)
+	return path
+}
+
+func TestGoldenDatasets(t *testing.T) {
+	needFUSE(t)
+	for name, want := range goldens(t) {
+		t.Run(name, func(t *testing.T) {
+			source := golden(t, name)
+			m := mount(t, source)
+			if err := compareTrees(source, m.point); err != nil {
+				t.Error(err)
+			}
+			for split, tokens := range want.Splits {
+				t.Run("views-"+split, func(t *testing.T) { checkViews(t, m, want, split, tokens) })
+			}
+			switch want.Format {
+			case "webdataset":
+				checkMembers(t, m)
+			case "safetensors":
+				checkTensors(t, m)
+			}
+			checkInspect(t, source, want)
+		})
+	}
+}
+
+// checkInspect asks inspect for what the views are compared with.
+func checkInspect(t *testing.T, source string, want expectation) {
+	t.Helper()
+	r := run(t, "inspect", "--json", source)
+	if r.code != 0 {
+		t.Fatalf("inspect ended with %d, want 0: %s%s", r.code, r.stdout, r.stderr)
+	}
+	var got inspection
+	must(t, json.Unmarshal([]byte(r.stdout), &got))
+	tokens, expected := int64(0), int64(0)
+	for _, s := range got.Sets {
+		tokens += max(s.Tokens, 0)
+	}
+	stream := false
+	for _, s := range want.Splits {
+		expected += s.Tokens
+		stream = stream || want.hasTokens(s)
+	}
+	if stream && tokens != expected {
+		t.Errorf("inspect counts %d tokens, want %d", tokens, expected)
+	}
+}
+
+// inspection is the part of inspect's JSON that these tests read.
+type inspection struct {
+	Sets []struct {
+		Tokens int64 `json:"tokens"`
+	} `json:"sets"`
+	Problems []struct {
+		Object string `json:"object"`
+		Detail string `json:"detail"`
+	} `json:"problems"`
+}
+
+func TestViewsAreListedOnlyOnRequest(t *testing.T) {
+	source := golden(t, "nanogpt")
+	hidden := mount(t, source)
+	for _, name := range []string{"", "views", "status", "metrics"} {
+		if _, err := os.Stat(hidden.Path(".hbmfs", name)); err != nil {
+			t.Errorf("not listed, but there by name: %v", err)
+		}
+	}
+	names, err := listTree(hidden.point)
+	must(t, err)
+	if slices.Contains(names, ".hbmfs") {
+		t.Errorf("a walk finds .hbmfs: %q", names)
+	}
+	shown := mount(t, source, "--show-views")
+	names, err = listTree(shown.point)
+	must(t, err)
+	if !slices.Contains(names, ".hbmfs/views") || !slices.Contains(names, ".hbmfs/status") {
+		t.Errorf("--show-views, but a walk finds only %q", names)
+	}
+}
+
+func TestStatusAndMetrics(t *testing.T) {
+	m := mount(t, golden(t, "megatron-merge"))
+	if _, err := os.ReadFile(m.Path(".hbmfs", "views", "tokens.bin")); err != nil {
+		t.Fatal(err) // asks for the views, so that the status knows them
+	}
+	s := status(t, m)
+	if s.PID != m.pid || s.Objects != 4 || s.Source != m.source || s.MountPoint != m.point || s.Indexing {
+		t.Errorf("status says %+v of the daemon %d of %s on %s", s, m.pid, m.source, m.point)
+	}
+	if len(s.Sets) != 1 || s.Sets[0].Tokens != 344 || s.Sets[0].Documents != 9 || s.Sets[0].Shards != 2 {
+		t.Errorf("status says %+v, want one set of 2 shards with 344 tokens in 9 documents", s.Sets)
+	}
+	metrics, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
+	must(t, err)
+	for _, line := range []string{"hbmfs_objects 4", "hbmfs_indexing 0", "# TYPE hbmfs_reads_total counter"} {
+		if !bytes.Contains(metrics, []byte(line+"\n")) {
+			t.Errorf("metrics have no line %q:\n%s", line, metrics)
+		}
+	}
+}
+
+// mountStatus is the part of .hbmfs/status that these tests read.
+type mountStatus struct {
+	PID         int    `json:"pid"`
+	Source      string `json:"source"`
+	MountPoint  string `json:"mount_point"`
+	Objects     int    `json:"objects"`
+	Indexing    bool   `json:"indexing"`
+	Passthrough struct {
+		On  bool   `json:"on"`
+		Why string `json:"why"`
+	} `json:"passthrough"`
+	Sets []struct {
+		Tokens    int64 `json:"tokens"`
+		Documents int64 `json:"documents"`
+		Shards    int   `json:"shards"`
+	} `json:"sets"`
+}
+
+func status(t *testing.T, m *mounted) mountStatus {
+	t.Helper()
+	data, err := os.ReadFile(m.Path(".hbmfs", "status"))
+	must(t, err)
+	var s mountStatus
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatalf("status is no JSON: %v\n%s", err, data)
+	}
+	return s
+}
+
+// wantAbsent fails the test where there is a file.
+func wantAbsent(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is there (%v), and should not be", strings.TrimPrefix(path, suite.dir), err)
+	}
+}

@@ -1,0 +1,189 @@
+package mount_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Loaders keep thousands of shards open and mapped, and mappings outlive their descriptors.
+func TestThousandsOpenAndMapped(t *testing.T) {
+	needFUSE(t)
+	const count = 2000
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	if limit.Max < count+100 {
+		t.Skipf("needs %d open files, this process may have %d", count+100, limit.Max)
+	}
+	limit.Cur = limit.Max // Go has raised it already, unless somebody lowered it since
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	source := newDir(t)
+	files := map[string]string{}
+	for i := range count {
+		files[fmt.Sprintf("%04d.bin", i)] = fmt.Sprintf("shard %d", i)
+	}
+	writeFiles(t, source, files)
+	m := mount(t, source)
+	_, err := os.ReadDir(m.Path(".hbmfs", "views")) // waits until the daemon has looked at the files itself
+	must(t, err)
+	before := openFiles(t, m.pid)
+	var open []*os.File
+	var maps [][]byte
+	defer func() {
+		for _, p := range maps {
+			must(t, unix.Munmap(p))
+		}
+	}()
+	for i := range count {
+		f, err := os.Open(m.Path(fmt.Sprintf("%04d.bin", i)))
+		must(t, err)
+		open = append(open, f)
+		p, err := unix.Mmap(int(f.Fd()), 0, len(fmt.Sprintf("shard %d", i)), unix.PROT_READ, unix.MAP_SHARED)
+		must(t, err)
+		maps = append(maps, p)
+	}
+	if after := openFiles(t, m.pid); after > before+16 {
+		t.Errorf("the daemon had %d files open, and has %d since %d files of the mount are open", before, after, count)
+	}
+	for _, f := range open {
+		must(t, f.Close())
+	}
+	for i, p := range maps {
+		if want := fmt.Sprintf("shard %d", i); string(p) != want {
+			t.Fatalf("mapping %d shows %q, want %q", i, p, want)
+		}
+	}
+}
+
+// Many readers of one view, which go-fuse answers in parallel.
+func TestConcurrentReaders(t *testing.T) {
+	source, want := shardedTokens(t, 16, 300_001)
+	m := mount(t, source)
+	const readers, preads = 16, 60
+	errs := make(chan error, readers)
+	var all sync.WaitGroup
+	for r := range readers {
+		all.Go(func() { errs <- readAtRandom(m, want, uint64(r), preads) })
+	}
+	all.Wait()
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func readAtRandom(m *mounted, want []byte, seed uint64, preads int) error {
+	f, err := os.Open(m.Path(".hbmfs", "views", "tokens.bin"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	random := rand.New(rand.NewPCG(seed, 7))
+	for range preads {
+		off := random.IntN(len(want))
+		p := make([]byte, min(1+random.IntN(400_000), len(want)-off))
+		if _, err := f.ReadAt(p, int64(off)); err != nil || !bytes.Equal(p, want[off:off+len(p)]) {
+			return fmt.Errorf("reader %d: %d bytes at %d: %v, or they are wrong", seed, len(p), off, err)
+		}
+	}
+	return nil
+}
+
+// shardedTokens writes llm.c shards (a header of 1024 bytes, then u16 tokens) and returns the whole token stream.
+func shardedTokens(t *testing.T, shards, tokens int) (source string, stream []byte) {
+	t.Helper()
+	source = newDir(t)
+	random := rand.New(rand.NewPCG(uint64(shards), uint64(tokens)))
+	for i := range shards {
+		header := make([]byte, 1024)
+		for k, v := range []uint32{20240520, 1, uint32(tokens)} {
+			header[4*k], header[4*k+1], header[4*k+2], header[4*k+3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
+		}
+		content := make([]byte, 2*tokens)
+		for k := 0; k < len(content); k += 2 {
+			token := random.Uint32N(50257)
+			content[k], content[k+1] = byte(token), byte(token>>8)
+		}
+		must(t, os.WriteFile(filepath.Join(source, fmt.Sprintf("shard_%06d.bin", i)), append(header, content...), 0o644))
+		stream = append(stream, content...)
+	}
+	return source, stream
+}
+
+// The daemon's descriptors come back when files are closed: what it had after some reading, it has after more.
+func TestDescriptorsComeBack(t *testing.T) {
+	source, stream := shardedTokens(t, 8, 100_000)
+	m := mount(t, source)
+	readAll := func() {
+		names, err := listTree(m.point)
+		must(t, err)
+		for _, name := range append(names[1:], ".hbmfs/status", ".hbmfs/views/tokens.npy", ".hbmfs/views/tokens.bin") {
+			_, err := os.ReadFile(m.Path(name))
+			must(t, err)
+		}
+		must(t, readAtRandom(m, stream, 1, 10))
+	}
+	readAll()
+	before := openFiles(t, m.pid)
+	for range 15 {
+		readAll()
+	}
+	// A pipe (two descriptors) for each splice at once may be kept for the next.
+	if after := openFiles(t, m.pid); after > before+16 {
+		t.Errorf("the daemon had %d files open after one reading, and %d after 15 more", before, after)
+	}
+}
+
+func openFiles(t *testing.T, pid int) int {
+	t.Helper()
+	fds, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+	must(t, err)
+	return len(fds)
+}
+
+// Two mounts of a source cannot be told apart by what loaders and rsync look at.
+func TestMountsAgree(t *testing.T) {
+	source := golden(t, "megatron-merge")
+	first := mount(t, source)
+	second := mount(t, source)
+	names, err := listTree(first.point)
+	must(t, err)
+	names = append(names, ".hbmfs", ".hbmfs/views", ".hbmfs/views/tokens.npy", ".hbmfs/views/megatron.idx", ".hbmfs/status")
+	for _, name := range names {
+		a, b := lstat(t, first.Path(name)), lstat(t, second.Path(name))
+		if a.Ino != b.Ino || a.Mode != b.Mode || a.Uid != b.Uid || a.Gid != b.Gid || a.Nlink != b.Nlink {
+			t.Errorf("%s: %+v in one mount, %+v in the other", name, a, b)
+		}
+		lives := filepath.Base(name) == "status" || filepath.Dir(name) == ".hbmfs" || name == ".hbmfs"
+		if !lives && (a.Mtim != b.Mtim || a.Size != b.Size) {
+			t.Errorf("%s: %d bytes of %v in one mount, %d of %v in the other", name, a.Size, a.Mtim, b.Size, b.Mtim)
+		}
+	}
+	inodes := map[uint64]string{}
+	for _, name := range names {
+		ino := lstat(t, first.Path(name)).Ino
+		if other, twice := inodes[ino]; twice {
+			t.Errorf("%s and %s have one inode number", name, other)
+		}
+		inodes[ino] = name
+	}
+}
+
+func lstat(t *testing.T, path string) syscall.Stat_t {
+	t.Helper()
+	var st syscall.Stat_t
+	if err := syscall.Lstat(path, &st); err != nil {
+		t.Fatalf("lstat %s: %v", path, err)
+	}
+	return st
+}

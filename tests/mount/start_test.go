@@ -1,0 +1,152 @@
+package mount_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// What cannot be mounted is refused in one sentence, with the exit code that the help promises, and nothing stays.
+func TestRefusals(t *testing.T) {
+	needFUSE(t)
+	source := golden(t, "nanogpt")
+	point := newDir(t)
+	file := filepath.Join(newDir(t), "file")
+	must(t, os.WriteFile(file, nil, 0o644))
+	log := filepath.Join(newDir(t), "log")
+	for _, c := range []struct {
+		what string
+		args []string
+		code int
+		says string
+	}{
+		{"no source", []string{filepath.Join(source, "absent"), point}, 1, "absent: no such file or directory"},
+		{"no mount point", []string{source, filepath.Join(point, "absent")}, 1, "does not exist: mkdir -p"},
+		{"the mount point is a file", []string{source, file}, 1, "is not a directory"},
+		{"the source is a device", []string{"/dev/null", point}, 1, "neither a directory nor a file"},
+		{"another format", []string{"--format", "megatron", source, point}, 1, "megatron"},
+		{"an unknown format", []string{"--format", "nonsense", source, point}, 1, `"nonsense" is not known`},
+		{"an unknown type", []string{"--dtype", "u7", source, point}, 2, "u7"},
+		{"an unknown flag", []string{"--nonsense", source, point}, 2, "nonsense"},
+		{"an unknown option", []string{"-o", "nonsense", source, point}, 2, "nonsense"},
+		{"an option without its value", []string{"-o", "uid", source, point}, 2, "needs a value"},
+		{"a wrong umask", []string{"--umask", "9", source, point}, 2, "umask"},
+		{"a wrong uid", []string{"--uid", "99999999999", source, point}, 2, "uid"},
+		{"too few arguments", []string{source}, 2, "usage"},
+		{"too many arguments", []string{source, point, point}, 2, "usage"},
+		{"a log that cannot be written", []string{"--log-file", "/proc/no/log", source, point}, 1, "log"},
+	} {
+		args := append([]string{"mount", "--log-file", log}, c.args...)
+		r := run(t, args...)
+		lines := strings.Count(strings.TrimSpace(r.stderr), "\n") + 1
+		if r.code != c.code || !strings.Contains(r.stderr, c.says) || !strings.HasPrefix(r.stderr, "hbmfs: ") || lines != 1 {
+			t.Errorf("%s: exit code %d and %q, want %d and one line that says %q", c.what, r.code, r.stderr, c.code, c.says)
+		}
+		wantMounted(t, point, false)
+	}
+	for _, args := range [][]string{{"umount", point}, {"umount", filepath.Join(point, "absent")}, {"umount", "/"}} {
+		if r := run(t, args...); r.code != 1 || !strings.Contains(r.stderr, "nothing of hbmfs is mounted") {
+			t.Errorf("%q of what is no mount: exit code %d: %s", args, r.code, r.stderr)
+		}
+	}
+	if r := run(t, "inspect", filepath.Join(source, "absent")); r.code != 1 {
+		t.Errorf("inspect of nothing: exit code %d, want 1: %s", r.code, r.stderr)
+	}
+}
+
+func TestSecondMountIsRefused(t *testing.T) {
+	m := mount(t, golden(t, "nanogpt"))
+	r := run(t, "mount", "--log-file", m.log, golden(t, "megatron"), m.point)
+	if r.code != 1 || !strings.Contains(r.stderr, "is an hbmfs mount already") {
+		t.Errorf("a second mount: exit code %d: %s", r.code, r.stderr)
+	}
+	if err := compareTrees(m.source, m.point); err != nil {
+		t.Error(err)
+	}
+}
+
+// The command returns when the mount can be used, and its message says what is mounted.
+func TestBackgroundMount(t *testing.T) {
+	needFUSE(t)
+	point, log := newDir(t), filepath.Join(newDir(t), "log")
+	source := golden(t, "nanogpt")
+	r := run(t, "mount", "--log-file", log, "--log-level", "debug", "-o", "ro,nodev,nosuid,noexec,noatime,defaults,comment=x", source, point)
+	if r.code != 0 || !strings.Contains(r.stdout, source+" is mounted on "+point+": 2 files") {
+		t.Fatalf("exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	}
+	if err := compareTrees(source, point); err != nil {
+		t.Error(err)
+	}
+	table, err := os.ReadFile("/proc/mounts")
+	must(t, err)
+	for line := range strings.Lines(string(table)) {
+		if strings.Contains(line, point) && (!strings.HasPrefix(line, source+" ") || !strings.Contains(line, " fuse.hbmfs ") || !strings.Contains(line, "nosuid")) {
+			t.Errorf("the mount table says %q", line)
+		}
+	}
+	must(t, suite.hbmfs.At(point).Close())
+}
+
+// mount(8) starts /sbin/mount.fuse.hbmfs for an fstab line.
+func TestMountCommandOfTheSystem(t *testing.T) {
+	needRoot(t)
+	const helper = "/sbin/mount.fuse.hbmfs"
+	if _, err := exec.LookPath("mount"); err != nil {
+		t.Skip("needs mount(8)")
+	}
+	// An installed hbmfs is not the one under test, and must stay.
+	if err := os.Symlink(suite.path, helper); errors.Is(err, os.ErrExist) {
+		t.Skipf("needs %s for itself, and one is installed", helper)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { must(t, os.Remove(helper)) }()
+	point, source, log := newDir(t), golden(t, "nanogpt"), filepath.Join(newDir(t), "log")
+	r := runCommand(t, exec.Command("mount", "-t", "fuse.hbmfs", source, point, "-o", "allow_other,nofail,show_views,umask=022,log_file="+log))
+	if r.code != 0 {
+		t.Fatalf("mount -t fuse.hbmfs: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	}
+	if _, err := os.ReadDir(filepath.Join(point, ".hbmfs")); err != nil {
+		t.Error(err)
+	}
+	if got := readAs(t, true, filepath.Join(point, "train.bin")); got != "ok" {
+		t.Errorf("allow_other, but nobody reads: %s", got)
+	}
+	if st := lstat(t, filepath.Join(point, "train.bin")); st.Mode&0o777 != 0o444 {
+		t.Errorf("mode %o, want 444", st.Mode&0o777)
+	}
+	if r := runCommand(t, exec.Command("umount", point)); r.code != 0 {
+		t.Errorf("umount(8): exit code %d: %s", r.code, r.stderr)
+		must(t, suite.hbmfs.At(point).Close())
+	}
+	if is, err := blackbox.IsMounted(point); err != nil || is {
+		t.Errorf("mounted after umount(8): %v, %v", is, err)
+	}
+	for _, c := range []struct{ args, says string }{{"-o nonsense", "nonsense"}, {"-f", "fake"}, {"extra", "usage"}} {
+		r := runCommand(t, exec.Command(helper, append([]string{source, point}, strings.Fields(c.args)...)...))
+		if r.code == 0 || !strings.Contains(r.stderr, c.says) {
+			t.Errorf("%s %s: exit code %d: %s", helper, c.args, r.code, r.stderr)
+		}
+	}
+}
+
+// mount.fuse.hbmfs can be called by any path.
+func TestMountHelperByItsPath(t *testing.T) {
+	needFUSE(t)
+	helper := filepath.Join(newDir(t), "mount.fuse.hbmfs")
+	must(t, os.Symlink(suite.path, helper))
+	point, source := newDir(t), golden(t, "nanogpt")
+	r := runCommand(t, exec.Command(helper, source, point, "-s", "-n", "-o", "rw,log_file="+filepath.Join(newDir(t), "log"), "-t", "fuse.hbmfs"))
+	if r.code != 0 {
+		t.Fatalf("exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	}
+	if err := compareTrees(source, point); err != nil {
+		t.Error(err)
+	}
+	must(t, suite.hbmfs.At(point).Close())
+}

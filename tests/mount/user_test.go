@@ -1,0 +1,118 @@
+package mount_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// An ordinary user mounts through fusermount3. Reads go through the daemon, and the log says so once.
+func TestOrdinaryUser(t *testing.T) {
+	needRoot(t)
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		t.Skip("needs fusermount3")
+	}
+	makeFUSEPublic(t)
+	source := filepath.Join(newDir(t), "a, b")
+	for _, name := range []string{"megatron-merge", "nanogpt", "tar", "safetensors"} {
+		must(t, os.CopyFS(filepath.Join(source, name), os.DirFS(golden(t, name))))
+	}
+	writeFiles(t, source, map[string]string{"unreadable": "no"})
+	must(t, os.Chmod(filepath.Join(source, "unreadable"), 0))
+	m := mountAsNobody(t, source)
+	if said, ok := child(t, true, "compare", filepath.Join(source, "megatron-merge"), m.Path("megatron-merge")); !ok {
+		t.Error(said)
+	}
+	if said, ok := child(t, true, "compare", filepath.Join(source, "tar"), m.Path("tar")); !ok {
+		t.Error(said)
+	}
+	for name, want := range map[string]string{
+		"unreadable":                                "EACCES",
+		".hbmfs/views/nanogpt/train/tokens.npy":     "ok",
+		".hbmfs/views/megatron-merge/megatron.idx":  "ok",
+		".hbmfs/views/megatron-merge/documents.npy": "ok",
+	} {
+		if got := readAs(t, true, m.Path(name)); got != want {
+			t.Errorf("nobody reads %s of its own mount: %s, want %s", name, got, want)
+		}
+	}
+	// The kernel keeps even root out of a user's mount.
+	if got := readAs(t, false, m.Path("nanogpt", "train.bin")); got != "EACCES" {
+		t.Errorf("root reads nobody's mount: %s, want EACCES", got)
+	}
+	if n := strings.Count(m.logText(t), "passthrough"); n != 2 { // the sentence and its reason, on one line
+		t.Errorf("the log speaks of passthrough %d times, want one line:\n%s", n, m.logText(t))
+	}
+	r := runAsNobody(t, "umount", m.point)
+	if r.code != 0 {
+		t.Errorf("nobody unmounts: exit code %d: %s", r.code, r.stderr)
+	}
+	if mounted, err := blackbox.IsMounted(m.point); err != nil || mounted {
+		t.Errorf("still mounted: %v, %v", mounted, err)
+	}
+}
+
+func TestOrdinaryUserBusyUnmount(t *testing.T) {
+	needRoot(t)
+	makeFUSEPublic(t)
+	source := newDir(t)
+	writeFiles(t, source, map[string]string{"file": "1"})
+	m := mountAsNobody(t, source)
+	holder := exec.Command("sleep", "100")
+	holder.Dir = m.point
+	holder.SysProcAttr = asNobody()
+	must(t, holder.Start())
+	defer func() { _ = holder.Process.Kill() }() // where the test ends early
+	if r := runAsNobody(t, "umount", m.point); r.code != 4 || !strings.Contains(r.stderr, "sleep") {
+		t.Errorf("unmounting a busy mount: exit code %d, want 4: %s", r.code, r.stderr)
+	}
+	must(t, holder.Process.Kill())
+	_ = holder.Wait() // killed, which is its error
+	if r := runAsNobody(t, "umount", m.point); r.code != 0 {
+		t.Errorf("unmounting: exit code %d: %s", r.code, r.stderr)
+	}
+}
+
+// mountAsNobody is mount for the ordinary user.
+func mountAsNobody(t *testing.T, source string) *mounted {
+	t.Helper()
+	point, logs := newDir(t), newDir(t)
+	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
+	m := &mounted{Mount: suite.hbmfs.At(point), source: source, point: point, log: filepath.Join(logs, "log")}
+	if r := runAsNobody(t, "mount", "--log-file", m.log, source, point); r.code != 0 {
+		t.Fatalf("nobody mounts: exit code %d: %s", r.code, r.stderr)
+	}
+	var err error
+	if m.pid, err = m.DaemonPID(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.end(t) })
+	return m
+}
+
+func runAsNobody(t *testing.T, args ...string) result {
+	t.Helper()
+	cmd := suite.hbmfs.Command(t.Context(), args...)
+	cmd.SysProcAttr = asNobody()
+	cmd.Dir = "/"
+	return runCommand(t, cmd)
+}
+
+// makeFUSEPublic gives ordinary users the device, as every distribution does and some containers do not, until the
+// test ends.
+func makeFUSEPublic(t *testing.T) {
+	t.Helper()
+	info, err := os.Stat("/dev/fuse")
+	must(t, err)
+	if info.Mode().Perm()&0o006 == 0o006 {
+		return
+	}
+	t.Logf("/dev/fuse has mode %v: ordinary users get it for this test", info.Mode().Perm())
+	must(t, os.Chmod("/dev/fuse", 0o666))
+	t.Cleanup(func() { must(t, os.Chmod("/dev/fuse", info.Mode().Perm())) })
+}
