@@ -30,6 +30,9 @@ func (m *Mount) serveControl(ctx context.Context) {
 	defer parts.Wait()
 	parts.Go(func() { m.control.prefetch.run(ctx) })
 	listener, device, err := m.bindControl()
+	if sealErr := sealReadOnly(m.point); sealErr != nil && ctx.Err() == nil {
+		m.log.Debug("the superblock stays writable, though nothing in it is", "reason", sealErr)
+	}
 	close(m.control.settled)
 	if err != nil {
 		m.control.disable(err.Error())

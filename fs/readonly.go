@@ -6,8 +6,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// What would change the dataset gets EROFS from the filesystem itself. The superblock is not mounted read-only, since
-// the daemon makes its control socket in it: see Mknod.
+// What would change the dataset gets EROFS from the filesystem itself. The superblock cannot be mounted read-only, since
+// the daemon makes its control socket in it (see Mknod); sealReadOnly makes it so afterwards, where it may.
 
 const erofs = fuse.Status(syscall.EROFS)
 
