@@ -138,7 +138,7 @@ func comparePreads(f *os.File, want []byte) error {
 		n, err := f.ReadAt(p, off)
 		end := min(off+int64(len(p)), int64(len(want)))
 		if n != int(end-off) || (err != nil && err != io.EOF) || !bytes.Equal(p[:n], want[off:end]) {
-			return fmt.Errorf("a pread of %d bytes at %d gave %d (%v), which are not the source's %d", len(p), off, n, err, end-off)
+			return fmt.Errorf("a pread of %d bytes at %d gave %d (%w), which are not the source's %d", len(p), off, n, err, end-off)
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func readAtRandom(m *mounted, want []byte, seed uint64, preads int) error {
 		off := random.IntN(len(want))
 		p := make([]byte, min(1+random.IntN(400_000), len(want)-off))
 		if _, err := f.ReadAt(p, int64(off)); err != nil || !bytes.Equal(p, want[off:off+len(p)]) {
-			return fmt.Errorf("reader %d: %d bytes at %d: %v, or they are wrong", seed, len(p), off, err)
+			return fmt.Errorf("reader %d: %d bytes at %d: %w, or they are wrong", seed, len(p), off, err)
 		}
 	}
 	return nil
