@@ -229,9 +229,13 @@ func (p *plan) pump(ctx context.Context, in *input, w *writer) error {
 	})
 	for range p.Workers {
 		group.Go(func() error {
+			var encoder *Encoder
+			if p.tokenizer != nil {
+				encoder = p.tokenizer.NewEncoder()
+			}
 			for b := range work {
-				if p.tokenizer != nil {
-					b.err = b.encode(p.tokenizer)
+				if encoder != nil {
+					b.err = b.encode(encoder)
 				}
 				close(b.done)
 			}

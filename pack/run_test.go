@@ -28,6 +28,15 @@ func runPack(t testing.TB, o Options) (Result, map[string][]byte) {
 	return result, files
 }
 
+func newEncoder(t testing.TB, name string) *Encoder {
+	t.Helper()
+	tok, err := NewTokenizer(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok.NewEncoder()
+}
+
 // The tokens of these words are OpenAI's (tiktoken, r50k_base, cl100k_base and o200k_base).
 func TestKnownTokens(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"a.txt": "hello world"})
@@ -90,10 +99,7 @@ func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 	}
 	text = text[:100<<10]
 	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
-		tok, err := NewTokenizer(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tok := newEncoder(t, name)
 		whole, _, err := tok.Append(nil, text)
 		if err != nil {
 			t.Fatal(err)
@@ -114,10 +120,7 @@ func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 
 func FuzzCut(f *testing.F) {
 	f.Add([]byte("it's 123 4567\r\n\r\n  x\t\ty's  'S z/\n/ é  ю数"), 7)
-	tok, err := NewTokenizer("o200k_base")
-	if err != nil {
-		f.Fatal(err)
-	}
+	tok := newEncoder(f, "o200k_base")
 	f.Fuzz(func(t *testing.T, text []byte, at int) {
 		if at < 0 || at > len(text) {
 			return
@@ -184,10 +187,7 @@ func TestInvalidUTF8IsReplacedAndCounted(t *testing.T) {
 	if result.Repaired != 2 || result.Documents != 3 {
 		t.Errorf("%d documents, %d repaired", result.Documents, result.Repaired)
 	}
-	tok, err := NewTokenizer("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := newEncoder(t, "")
 	want, _, err := tok.Append(nil, []byte("a\ufffdb"))
 	if err != nil {
 		t.Fatal(err)

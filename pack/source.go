@@ -64,13 +64,13 @@ func (b *batch) full() bool {
 }
 
 // encode tokenizes b's texts in place.
-func (b *batch) encode(t *Tokenizer) error {
+func (b *batch) encode(e *Encoder) error {
 	start := 0
 	b.tokens = make([]uint32, 0, len(b.text)/3)
 	for i := range b.parts {
 		text := b.text[start:b.parts[i].end]
 		start = b.parts[i].end
-		tokens, repaired, err := t.Append(b.tokens, text)
+		tokens, repaired, err := e.Append(b.tokens, text)
 		if err != nil {
 			return fmt.Errorf("tokenize: %w", err)
 		}

@@ -1,0 +1,258 @@
+package pack
+
+import (
+	"unicode"
+	"unicode/utf8"
+)
+
+// The splitters below do by hand what the patterns of tiktoken (tiktoken_ext/openai_public.py) and of
+// tiktoken-go/tokenizer do by a regular expression: they cut a text into the pieces that byte-pair encoding never
+// looks beyond. The text is valid UTF-8. Every rune belongs to a piece, and every piece is followed by the next.
+
+// splitter returns where the piece that begins at text[i] ends, for i < len(text).
+type splitter func(s *splits, text []byte, i int) int
+
+// class is what the patterns ask of a rune.
+type class uint8
+
+const (
+	isLetter  class = 1 << iota // \p{L}
+	isNumber                    // \p{N}
+	isSpace                     // \s
+	isNewline                   // [\r\n], a space too
+	isUpper                     // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+	isLower                     // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+	isOther                     // [^\s\p{L}\p{N}]
+)
+
+func classify(r rune) class {
+	var c class
+	switch {
+	case r == '\r' || r == '\n':
+		return isSpace | isNewline
+	case unicode.IsSpace(r):
+		return isSpace
+	case unicode.IsLetter(r):
+		c = isLetter
+	case unicode.IsNumber(r):
+		return isNumber
+	default:
+		c = isOther
+	}
+	either := unicode.In(r, unicode.Lm, unicode.Lo, unicode.M)
+	if either || unicode.In(r, unicode.Lu, unicode.Lt) {
+		c |= isUpper
+	}
+	if either || unicode.Is(unicode.Ll, r) {
+		c |= isLower
+	}
+	return c
+}
+
+// splits cuts texts. It is not changed after newSplits.
+type splits struct {
+	classes [1 << 16]class // of the runes of the Basic Multilingual Plane
+	next    splitter
+}
+
+func newSplits(next splitter) *splits {
+	s := &splits{next: next}
+	for r := range s.classes {
+		s.classes[r] = classify(rune(r))
+	}
+	return s
+}
+
+// at returns the class of the rune at text[i] and its length, or zeros at the end.
+func (s *splits) at(text []byte, i int) (class, int) {
+	if i >= len(text) {
+		return 0, 0
+	}
+	if c := text[i]; c < utf8.RuneSelf {
+		return s.classes[c], 1
+	}
+	r, n := utf8.DecodeRune(text[i:])
+	if int(r) < len(s.classes) {
+		return s.classes[r], n
+	}
+	return classify(r), n
+}
+
+// run returns the end of the runes of the wanted class that begin at text[i].
+func (s *splits) run(text []byte, i int, want class) int {
+	for {
+		c, n := s.at(text, i)
+		if c&want == 0 {
+			return i
+		}
+		i += n
+	}
+}
+
+// gpt2 is the pattern of r50k_base and p50k_base:
+//
+//	's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+func gpt2(s *splits, text []byte, i int) int {
+	if n := contraction(text[i:], false); n > 0 {
+		return i + n
+	}
+	from := i
+	if text[i] == ' ' {
+		from++
+	}
+	if c, n := s.at(text, from); c&(isLetter|isNumber|isOther) != 0 {
+		return s.run(text, from+n, c&(isLetter|isNumber|isOther))
+	}
+	return s.blank(text, i, false)
+}
+
+// cl100k is the pattern of cl100k_base:
+//
+//	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+func cl100k(s *splits, text []byte, i int) int {
+	if n := contraction(text[i:], true); n > 0 {
+		return i + n
+	}
+	c, n := s.at(text, i)
+	if c&isLetter != 0 {
+		return s.run(text, i+n, isLetter)
+	}
+	if c&(isNewline|isNumber) == 0 {
+		if end := s.run(text, i+n, isLetter); end > i+n {
+			return end
+		}
+	}
+	return s.rest(text, i, 0)
+}
+
+// o200k is the pattern of o200k_base:
+//
+//	[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
+//	[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
+//	\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+func o200k(s *splits, text []byte, i int) int {
+	prefix := i // where a word begins that has the rune at i before it
+	if c, n := s.at(text, i); c&(isLetter|isNumber|isNewline) == 0 {
+		prefix = i + n
+	}
+	for _, word := range []func(*splits, []byte, int) int{lowerWord, upperWord} {
+		for from := prefix; ; from = i { // a regular expression gives the optional rune back last
+			if end := word(s, text, from); end > from {
+				return end + contraction(text[end:], true)
+			}
+			if from == i {
+				break
+			}
+		}
+	}
+	return s.rest(text, i, '/')
+}
+
+// lowerWord returns the end of [upper]*[lower]+ at text[from], or 0. Marks and most scripts are both upper and lower.
+func lowerWord(s *splits, text []byte, from int) int {
+	both := 0 // the end of the last rune that can be given back
+	i := from
+	for {
+		c, n := s.at(text, i)
+		if c&isUpper == 0 {
+			break
+		}
+		i += n
+		if c&isLower != 0 {
+			both = i
+		}
+	}
+	if end := s.run(text, i, isLower); end > i {
+		return end
+	}
+	return both
+}
+
+// upperWord returns the end of [upper]+[lower]* at text[from], or 0.
+func upperWord(s *splits, text []byte, from int) int {
+	i := s.run(text, from, isUpper)
+	if i == from {
+		return 0
+	}
+	return s.run(text, i, isLower)
+}
+
+// rest is what cl100k and o200k have in common: \p{N}{1,3}, then ?[^\s\p{L}\p{N}]+ with a space before it and line
+// ends or the byte also after it, then \s*[\r\n]+, then blank. The text at i is no letter.
+func (s *splits) rest(text []byte, i int, also byte) int {
+	c, n := s.at(text, i)
+	if c&isNumber != 0 {
+		end := i + n
+		for range 2 {
+			if c, n := s.at(text, end); c&isNumber != 0 {
+				end += n
+			}
+		}
+		return end
+	}
+	from := i
+	if text[i] == ' ' {
+		from++
+	}
+	if end := s.run(text, from, isOther); end > from {
+		for end < len(text) && (text[end] == '\r' || text[end] == '\n' || also != 0 && text[end] == also) {
+			end++
+		}
+		return end
+	}
+	return s.blank(text, i, true)
+}
+
+// blank returns the end of the piece of white space at text[i]. Where lines is set, \s*[\r\n]+ comes first: up to the
+// last line end. Then it is \s+(?!\S)|\s+: all but the last rune, which belongs to the word that follows.
+func (s *splits) blank(text []byte, i int, lines bool) int {
+	end, last, line := i, i, 0
+	for {
+		c, n := s.at(text, end)
+		if c&isSpace == 0 {
+			break
+		}
+		last, end = end, end+n
+		if c&isNewline != 0 {
+			line = end
+		}
+	}
+	switch {
+	case lines && line > 0:
+		return line
+	case end < len(text) && last > i:
+		return last
+	}
+	return end
+}
+
+// contraction returns the length of 's, 't, 're, 've, 'm, 'll or 'd at the start of text, or 0. With fold, letters of
+// either case count, and so does the long s, as Unicode folds it.
+func contraction(text []byte, fold bool) int {
+	if len(text) < 2 || text[0] != '\'' {
+		return 0
+	}
+	low := func(i int) byte {
+		if c := text[i]; fold && 'A' <= c && c <= 'Z' {
+			return c + 'a' - 'A'
+		}
+		return text[i]
+	}
+	switch a := low(1); a {
+	case 's', 't', 'm', 'd':
+		return 2
+	case 'r', 'v':
+		if len(text) > 2 && low(2) == 'e' {
+			return 3
+		}
+	case 'l':
+		if len(text) > 2 && low(2) == 'l' {
+			return 3
+		}
+	case 0xc5:
+		if fold && len(text) > 2 && text[2] == 0xbf { // U+017F
+			return 3
+		}
+	}
+	return 0
+}
