@@ -151,17 +151,17 @@ func (b *backings) why() string {
 // acquire returns the backing id for node i, which open opens at need, or noBacking. The error is open's: a file that
 // the kernel will not take is read without passthrough.
 func (b *backings) acquire(i int, open func() (fd int, err error)) (int32, error) {
+	fd, err := open() // even where the kernel has the file, or does not want it: one that changed must not open
+	if err != nil {
+		return noBacking, err
+	}
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if k := b.byNode[i]; k != nil {
 		k.opens++
 		return k.id, nil
 	}
-	fd, err := open() // also where there is no passthrough: a file that changed must not open
-	if err != nil {
-		return noBacking, err
-	}
-	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
 	if b.off != "" || b.cached[i] {
 		return noBacking, nil
 	}
