@@ -74,21 +74,18 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 	if err := s.roomFor(id, 0); err != nil {
 		return err
 	}
-	if err := a.take(ctx, s.channel); err != nil {
-		return err
-	}
 	var files control.Files
-	here := map[uint64]bool{} // objects of this message
+	var lent []uint64 // objects of this message that are to come with a descriptor
 	for _, path := range q.Paths {
 		file, extents := s.file(ctx, path)
 		var fresh []uint64
 		for _, e := range extents {
-			if q.Flags&control.LookupFDs != 0 && e.Object != 0 && s.leases[e.Object] == 0 && !here[e.Object] && !slices.Contains(fresh, e.Object) {
+			if q.Flags&control.LookupFDs != 0 && e.Object != 0 && s.leases[e.Object] == 0 && !slices.Contains(lent, e.Object) && !slices.Contains(fresh, e.Object) {
 				fresh = append(fresh, e.Object)
 			}
 		}
-		full := !files.Room(len(extents), len(fresh)) || len(files.Objects)+len(fresh) > control.MaxObjects
-		if limit := s.roomFor(id, len(files.Objects)+len(fresh)); limit != nil && len(fresh) > 0 {
+		full := !files.Room(len(extents), len(lent)+len(fresh)) || len(lent)+len(fresh) > control.MaxObjects
+		if limit := s.roomFor(id, len(lent)+len(fresh)); limit != nil && len(fresh) > 0 {
 			if len(files.Files) == 0 {
 				return limit
 			}
@@ -99,10 +96,15 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 		}
 		file.First, file.Extents = uint32(len(files.Extents)), uint32(len(extents))
 		files.Files, files.Extents = append(files.Files, file), append(files.Extents, extents...)
-		for _, o := range fresh {
-			here[o] = true
-			files.Objects = append(files.Objects, s.mount.lend(o, a))
+		lent = append(lent, fresh...)
+	}
+	if len(lent) > 0 {
+		if err := a.take(ctx, s.channel); err != nil {
+			return err
 		}
+	}
+	for _, o := range lent {
+		files.Objects = append(files.Objects, s.mount.lend(o, a))
 	}
 	s.expectAck(id, files.Objects)
 	a.header.Type, a.payload = control.TypeFiles, files.AppendTo

@@ -173,8 +173,10 @@ type answer struct {
 
 func (a *answer) close(c *channel) {
 	control.CloseAll(a.fds)
+	a.fds = nil
 	if a.slot {
 		<-c.answering
+		a.slot = false
 	}
 }
 
@@ -183,6 +185,7 @@ func (s *session) send(a *answer, out *[control.MaxFrame]byte) error {
 	if len(a.fds) > 0 {
 		return s.conn.SendNow(frame, a.fds)
 	}
+	a.close(s.channel) // what may wait for its peer holds up nobody else
 	if err := s.conn.SetWriteDeadline(time.Now().Add(replyTime)); err != nil {
 		return err
 	}
