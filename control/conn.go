@@ -33,6 +33,18 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t
 // SetWriteDeadline ends Send at t, the zero time never.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline(t) }
 
+// linger is how long to stay on the CPU's doorstep for a message that is expected now: being parked and woken by Go's
+// poller costs more than the daemon needs for an answer.
+const linger = 200 * time.Microsecond
+
+// arrived waits a moment for something to read.
+func arrived(fd uintptr) bool {
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	timeout := unix.NsecToTimespec(linger.Nanoseconds())
+	n, _ := unix.Ppoll(poll, &timeout, nil) // whatever is wrong, the next read will say
+	return n > 0
+}
+
 // Wait returns when a message has arrived or the connection has ended. So an idle connection needs no buffer.
 func (c *Conn) Wait() error {
 	var b [1]byte
@@ -58,10 +70,16 @@ func (c *Conn) Receive(p []byte, fds int) (got Received, err error) {
 	}
 	var n, oobn, flags int
 	var recvErr error
+	lingered := false
 	err = c.raw.Read(func(fd uintptr) bool {
 		for {
 			n, oobn, flags, _, recvErr = unix.Recvmsg(int(fd), p, oob, unix.MSG_CMSG_CLOEXEC)
-			if !errors.Is(recvErr, unix.EINTR) {
+			switch {
+			case errors.Is(recvErr, unix.EINTR):
+			case errors.Is(recvErr, unix.EAGAIN) && !lingered:
+				lingered = true
+				arrived(fd)
+			default:
 				return !errors.Is(recvErr, unix.EAGAIN)
 			}
 		}

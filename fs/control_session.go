@@ -182,13 +182,13 @@ func (a *answer) close(c *channel) {
 
 func (s *session) send(a *answer, out *[control.MaxFrame]byte) error {
 	frame := control.AppendFrame(out[:0], a.header, a.payload)
+	if err := s.conn.SetWriteDeadline(time.Now().Add(replyTime)); err != nil { // the last answer's is long over
+		return err
+	}
 	if len(a.fds) > 0 {
 		return s.conn.SendNow(frame, a.fds)
 	}
 	a.close(s.channel) // what may wait for its peer holds up nobody else
-	if err := s.conn.SetWriteDeadline(time.Now().Add(replyTime)); err != nil {
-		return err
-	}
 	return s.conn.Send(frame)
 }
 

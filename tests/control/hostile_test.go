@@ -193,6 +193,8 @@ func TestTicketsOfOthers(t *testing.T) {
 // A peer asks and asks, and reads nothing. It may hold up itself alone, and only for a while.
 func TestAPeerThatDoesNotRead(t *testing.T) {
 	m, names, fds := victim(t)
+	patient, err := control.Dial(limited(t), m.Path(), "patient")
+	must(t, err)
 	ask := frame(control.TypeLookup, 3, (&control.Lookup{Paths: names}).AppendTo)
 	var peers sync.WaitGroup
 	for range 8 {
@@ -219,6 +221,11 @@ func TestAPeerThatDoesNotRead(t *testing.T) {
 		t.Error("others wait for it")
 	}
 	peers.Wait()
+	// Seconds after it was greeted, a connection is as good as new.
+	if _, _, err := readByExtents(t, patient, open(t, m.Path(names[0])), 0, math.MaxInt64); err != nil {
+		t.Errorf("a reader that waited: %v", err)
+	}
+	must(t, patient.Close())
 	m.idle(t, fds)
 }
 
