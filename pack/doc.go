@@ -5,7 +5,8 @@
 //
 //	result, err := pack.Run(ctx, pack.Options{Sources: []string{"corpus"}, Out: "out", Format: pack.Megatron})
 //
-// A [Source] yields documents. A worker pool tokenizes them in batches whose borders depend on the input alone, and
+// Files may be compressed by gzip or zstd, which their magic says; they are decompressed as they are read. A [Source]
+// yields documents. A worker pool tokenizes them in batches whose borders depend on the input alone, and
 // one goroutine writes the batches in order, so the same input gives the same bytes whatever the number of workers.
 // Memory is bounded by workers times the batch size; no writer holds a shard.
 //

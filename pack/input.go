@@ -1,6 +1,7 @@
 package pack
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -33,10 +34,19 @@ func (in *input) skipped() int64 {
 // inputFile is a file to read, as it was found.
 type inputFile struct {
 	path  string
-	size  int64
-	jsonl bool
+	size  int64 // as it is stored
+	kind  kind
 	sniff bool // skip it unless it looks like text
 }
+
+// kind is how a file is read.
+type kind int
+
+const (
+	asText  kind = iota // one document
+	asJSONL             // a document a line
+	asJSON              // either, as its content says
+)
 
 // fileSource yields the documents of files, in order. The goroutine that runs Documents owns it until that returns.
 type fileSource struct {
@@ -58,13 +68,7 @@ func (s *fileSource) Documents(ctx context.Context, yield func(Document) error) 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		var err error
-		if file.jsonl {
-			err = s.jsonl(ctx, file, before, yield)
-		} else {
-			err = s.text(file, before, yield)
-		}
-		if err != nil {
+		if err := s.file(ctx, file, before, yield); err != nil {
 			return err
 		}
 		before += file.size
@@ -74,6 +78,32 @@ func (s *fileSource) Documents(ctx context.Context, yield func(Document) error) 
 			s.skippedBytes, before)
 	}
 	return nil
+}
+
+// file yields the documents of one file.
+func (s *fileSource) file(ctx context.Context, file inputFile, before int64, yield func(Document) error) error {
+	in, err := openStream(file.path)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", file.path, err)
+	}
+	defer in.close()
+	passed := error(nil) // an error of yield is not about this file
+	pass := func(d Document) error {
+		passed = yield(d)
+		return passed
+	}
+	switch file.kind {
+	case asJSONL:
+		err = s.jsonl(ctx, bufio.NewReaderSize(in, lineBuffer), in, before, pass)
+	case asJSON:
+		err = s.json(ctx, file, in, before, pass)
+	default:
+		err = s.text(file, in, in, before, pass)
+	}
+	if err == nil || passed != nil {
+		return passed
+	}
+	return fmt.Errorf("read %s: %w", file.path, err)
 }
 
 // openInput finds what the sources are. It reads no document.
@@ -133,7 +163,7 @@ func (f *finder) add(ctx context.Context, source string) error {
 	}
 	from := f.options.From
 	auto := from == "" || from == "auto"
-	if from == "tokens" || (auto && (info.IsDir() || !isJSONL(source) && isBinary(source))) {
+	if from == "tokens" || (auto && (info.IsDir() || kindOf(source) != asJSONL && isBinary(source))) {
 		set, err := f.findTokens(ctx, source, info)
 		if err != nil {
 			return err
@@ -147,7 +177,7 @@ func (f *finder) add(ctx context.Context, source string) error {
 		return fmt.Errorf("%s holds no tokens that this program can read", source)
 	}
 	if !info.IsDir() {
-		f.files.files = append(f.files.files, inputFile{path: source, size: info.Size(), jsonl: f.isJSONL(source)})
+		f.files.files = append(f.files.files, inputFile{path: source, size: info.Size(), kind: f.kindOf(source)})
 		return nil
 	}
 	return f.walk(ctx, source)
@@ -185,9 +215,9 @@ func (f *finder) walk(ctx context.Context, dir string) error {
 		if err != nil {
 			return fmt.Errorf("list %s: %w", dir, err)
 		}
-		jsonl := f.isJSONL(name)
+		kind := f.kindOf(name)
 		f.files.files = append(f.files.files, inputFile{
-			path: name, size: info.Size(), jsonl: jsonl, sniff: !jsonl && len(f.options.Include) == 0})
+			path: name, size: info.Size(), kind: kind, sniff: kind != asJSONL && len(f.options.Include) == 0})
 		return nil
 	})
 }
@@ -205,30 +235,35 @@ func (f *finder) included(rel string) bool {
 	return len(f.options.Include) == 0
 }
 
-func (f *finder) isJSONL(name string) bool {
+func (f *finder) kindOf(name string) kind {
 	switch f.options.From {
 	case "jsonl":
-		return true
+		return asJSONL
 	case "text":
-		return false
+		return asText
 	}
-	return isJSONL(name)
+	return kindOf(name)
 }
 
-func isJSONL(name string) bool {
-	ext := strings.ToLower(filepath.Ext(name))
-	return ext == ".jsonl" || ext == ".ndjson"
+func kindOf(name string) kind {
+	switch contentExt(name) {
+	case ".jsonl", ".ndjson":
+		return asJSONL
+	case ".json":
+		return asJSON
+	}
+	return asText
 }
 
 // isBinary reports whether a file does not look like text. One that cannot be read fails where it is read.
 func isBinary(name string) bool {
-	file, err := os.Open(name)
+	in, err := openStream(name)
 	if err != nil {
 		return false
 	}
-	defer file.Close()               //nolint:errcheck // only read
-	c := cutter{r: file, name: name} // peek needs no limit
-	head, err := c.peek(8 << 10)
+	defer in.close()
+	c := cutter{r: in} // peek needs no limit
+	head, err := c.peek(sniffBytes)
 	return err == nil && !looksLikeText(head)
 }
 

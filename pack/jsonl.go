@@ -8,35 +8,34 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"unicode/utf8"
 )
 
-// jsonl yields the text under s.key of every line of a file.
-func (s *fileSource) jsonl(ctx context.Context, file inputFile, before int64, yield func(Document) error) error {
-	f, err := os.Open(file.path)
-	if err != nil {
-		return fmt.Errorf("read JSONL: %w", err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	r := bufio.NewReaderSize(f, 1<<20)
+// lineBuffer is what is read at once where lines are wanted. 1 MiB.
+const lineBuffer = 1 << 20
+
+// errLongLine says that a line is longer than may be held.
+var errLongLine = errors.New("the line is too long")
+
+// jsonl yields the text under s.key of every line of r, which reads in.
+func (s *fileSource) jsonl(ctx context.Context, r *bufio.Reader, in *inputStream, before int64, yield func(Document) error) error {
 	var line []byte
 	for number := 1; ; number++ {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		var more bool
+		var err error
 		if line, more, err = readLine(r, line[:0], s.limit); err != nil {
-			return fmt.Errorf("read %s, line %d: %w", file.path, number, err)
+			return fmt.Errorf("line %d: %w", number, err)
 		}
-		before += int64(len(line))
 		if trimmed := bytes.TrimSpace(line); len(trimmed) > 0 {
 			text, err := textOf(trimmed, s.key)
 			if err != nil {
-				return fmt.Errorf("read %s, line %d: %w", file.path, number, err)
+				return fmt.Errorf("line %d: %w", number, err)
 			}
 			// The decoder has put U+FFFD where the line was not UTF-8.
-			if err := yield(Document{Text: text, Repaired: !utf8.Valid(trimmed), Read: before}); err != nil {
+			if err := yield(Document{Text: text, Repaired: !utf8.Valid(trimmed), Read: before + in.offset()}); err != nil {
 				return err
 			}
 		}
@@ -46,6 +45,31 @@ func (s *fileSource) jsonl(ctx context.Context, file inputFile, before int64, yi
 	}
 }
 
+// json yields a file whose name says JSON: its lines, if it is JSON Lines, or its text. A file is JSON Lines if its
+// first line is a whole object, and the next line begins another or the object has a text under s.key.
+func (s *fileSource) json(ctx context.Context, file inputFile, in *inputStream, before int64, yield func(Document) error) error {
+	r := bufio.NewReaderSize(in, lineBuffer)
+	first, _, err := readLine(r, nil, s.limit)
+	if err != nil && !errors.Is(err, errLongLine) {
+		return err
+	}
+	var object map[string]json.RawMessage
+	isLines := err == nil && json.Unmarshal(first, &object) == nil && object != nil
+	if isLines {
+		next, err := r.Peek(1)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		_, noText := textOf(first, s.key)
+		isLines = string(next) == "{" || noText == nil
+	}
+	whole := io.MultiReader(bytes.NewReader(first), r)
+	if isLines {
+		return s.jsonl(ctx, bufio.NewReaderSize(whole, lineBuffer), in, before, yield)
+	}
+	return s.text(file, whole, in, before, yield)
+}
+
 // readLine appends a line with its end to line. more is false at the end of r.
 func readLine(r *bufio.Reader, line []byte, limit int) (_ []byte, more bool, err error) {
 	for {
@@ -53,7 +77,7 @@ func readLine(r *bufio.Reader, line []byte, limit int) (_ []byte, more bool, err
 		line = append(line, part...)
 		switch {
 		case len(line) > limit:
-			return line, false, fmt.Errorf("the line is longer than %d bytes", limit)
+			return line, false, fmt.Errorf("%w: more than %d bytes", errLongLine, limit)
 		case err == nil:
 			return line, true, nil
 		case errors.Is(err, io.EOF):

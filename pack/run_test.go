@@ -91,6 +91,8 @@ func TestSameBytesWhateverTheWorkers(t *testing.T) {
 	}
 }
 
+func noProgress() int64 { return 0 }
+
 // A text that is cut into parts must give the tokens of the whole.
 func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(corpus(t), "b", "long.txt"))
@@ -106,7 +108,7 @@ func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 		}
 		var got []uint32
 		parts := 0
-		c := cutter{r: bytes.NewReader(text), name: "text", piece: 20 << 10, limit: maxDocument}
+		c := cutter{r: bytes.NewReader(text), piece: 20 << 10, limit: maxDocument, progress: noProgress}
 		err = c.parts(func(d Document) error {
 			parts++
 			got, _, err = tok.Append(got, d.Text)
@@ -136,10 +138,10 @@ func FuzzCut(f *testing.F) {
 }
 
 func TestTextWithoutAPlaceToCut(t *testing.T) {
-	c := cutter{r: strings.NewReader("some words " + strings.Repeat("1", 5000)), name: "x.txt", piece: 100, limit: 1000}
+	c := cutter{r: strings.NewReader("some words " + strings.Repeat("1", 5000)), piece: 100, limit: 1000, progress: noProgress}
 	var got []string
 	err := c.parts(func(d Document) error { got = append(got, string(d.Text)); return nil })
-	if err == nil || !strings.Contains(err.Error(), "read x.txt: no space follows a letter within 1000 bytes after byte 10") {
+	if err == nil || !strings.Contains(err.Error(), "no space follows a letter within 1000 bytes after byte 10 of the text") {
 		t.Errorf("got %v", err)
 	}
 	if !reflect.DeepEqual(got, []string{"some words"}) {
@@ -151,9 +153,9 @@ func TestLineLimit(t *testing.T) {
 	for length, ok := range map[int]bool{999: true, 1000: false} {
 		line := `{"text": "` + strings.Repeat("x", length-12) + `"}` + "\n"
 		path := filepath.Join(writeFiles(t, map[string]string{"a.jsonl": "\n" + line}), "a.jsonl")
-		s := fileSource{files: []inputFile{{path: path, jsonl: true}}, key: "text", limit: 1000}
+		s := fileSource{files: []inputFile{{path: path, kind: asJSONL}}, key: "text", limit: 1000}
 		err := s.Documents(context.Background(), func(Document) error { return nil })
-		if ok != (err == nil) || (err != nil && !strings.Contains(err.Error(), "line 2: the line is longer than 1000 bytes")) {
+		if ok != (err == nil) || (err != nil && !strings.Contains(err.Error(), "line 2: the line is too long: more than 1000 bytes")) {
 			t.Errorf("%d bytes: got %v", length, err)
 		}
 	}

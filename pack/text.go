@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"unicode"
 	"unicode/utf8"
 )
@@ -14,16 +13,14 @@ import (
 // does not have to fit into memory. A cancelled run waits for one part per worker.
 const pieceBytes = batchBytes
 
-// text yields one file as one document.
-func (s *fileSource) text(file inputFile, before int64, yield func(Document) error) error {
-	f, err := os.Open(file.path)
-	if err != nil {
-		return fmt.Errorf("read text: %w", err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	c := cutter{r: f, name: file.path, read: before, piece: pieceBytes, limit: s.limit}
+// sniffBytes is how much of a file's start says whether it is text.
+const sniffBytes = 8 << 10
+
+// text yields r, which reads in, as one document.
+func (s *fileSource) text(file inputFile, r io.Reader, in *inputStream, before int64, yield func(Document) error) error {
+	c := cutter{r: r, piece: pieceBytes, limit: s.limit, progress: func() int64 { return before + in.offset() }}
 	if file.sniff {
-		head, err := c.peek(8 << 10)
+		head, err := c.peek(sniffBytes)
 		if err != nil {
 			return err
 		}
@@ -49,13 +46,13 @@ func looksLikeText(head []byte) bool {
 
 // cutter cuts a text into parts that give the same tokens apart as together.
 type cutter struct {
-	r     io.Reader
-	name  string
-	read  int64 // bytes given out, on top of where it started
-	piece int   // bytes of a part, where there is a place to cut
-	limit int   // bytes that are searched for one
-	buf   []byte
-	eof   bool
+	r        io.Reader
+	piece    int          // bytes of a part, where there is a place to cut
+	limit    int          // bytes that are searched for one
+	progress func() int64 // what Document.Read is
+	out      int64        // bytes given out
+	buf      []byte
+	eof      bool
 }
 
 // fill reads until buf holds n bytes or the text has ended.
@@ -69,7 +66,7 @@ func (c *cutter) fill(n int) error {
 		if errors.Is(err, io.EOF) {
 			c.eof = true
 		} else if err != nil {
-			return fmt.Errorf("read %s: %w", c.name, err)
+			return err
 		}
 	}
 	return nil
@@ -95,12 +92,12 @@ func (c *cutter) parts(yield func(Document) error) error {
 				continue
 			}
 			if cut == 0 {
-				return fmt.Errorf("read %s: no space follows a letter within %d bytes after byte %d, so it cannot be cut for tokenizing",
-					c.name, c.limit, c.read)
+				return fmt.Errorf("no space follows a letter within %d bytes after byte %d of the text, so it cannot be cut for tokenizing",
+					c.limit, c.out)
 			}
 		}
-		c.read += int64(cut)
-		if err := yield(Document{Text: c.buf[:cut], More: !c.eof, Read: c.read}); err != nil {
+		c.out += int64(cut)
+		if err := yield(Document{Text: c.buf[:cut], More: !c.eof, Read: c.progress()}); err != nil {
 			return err
 		}
 		if c.eof {
