@@ -109,6 +109,9 @@ func (d *Dir) Borrow(o *layout.Object) (fd int, done func(), err error) {
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
 // the descriptor.
 func (d *Dir) OpenObject(o *layout.Object) (fd int, err error) {
+	if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
+		return fd, err
+	}
 	fd, _, err = d.open(o)
 	return fd, err
 }
