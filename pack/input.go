@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/layout"
@@ -106,21 +107,39 @@ func (s *fileSource) file(ctx context.Context, file inputFile, before int64, yie
 	return fmt.Errorf("read %s: %w", file.path, err)
 }
 
-// openInput finds what the sources are. It reads no document.
-func openInput(ctx context.Context, o *Options) (*input, error) {
+// checkInput checks the options that say what the sources are.
+func checkInput(o *Options) error {
 	if len(o.Sources) == 0 {
-		return nil, errors.New("no source is given")
+		return errors.New("no source is given")
 	}
 	switch o.From {
 	case "", "auto", "text", "jsonl", "tokens":
 	default:
-		return nil, fmt.Errorf("a source cannot be read as %q: use auto, text, jsonl or tokens", o.From)
+		return fmt.Errorf("a source cannot be read as %q: use auto, text, jsonl or tokens", o.From)
 	}
 	for _, glob := range o.Include {
 		if _, err := path.Match(glob, ""); err != nil {
-			return nil, fmt.Errorf("glob %q: %w", glob, err)
+			return fmt.Errorf("glob %q: %w", glob, err)
 		}
 	}
+	_, err := o.documentEnd()
+	return err
+}
+
+// documentEnd returns the token that ends a document, or -1.
+func (o *Options) documentEnd() (int64, error) {
+	if o.DocumentEnd == "" {
+		return -1, nil
+	}
+	end, err := strconv.ParseUint(o.DocumentEnd, 10, 32)
+	if err != nil {
+		return -1, fmt.Errorf("document end %q is not a token", o.DocumentEnd)
+	}
+	return int64(end), nil
+}
+
+// openInput finds what the sources are, by options that checkInput has passed. It reads no document.
+func openInput(ctx context.Context, o *Options) (*input, error) {
 	f := &finder{options: o, files: fileSource{key: o.TextKey, limit: maxDocument}}
 	if f.files.key == "" {
 		f.files.key = "text"
@@ -285,7 +304,9 @@ func (f *finder) findTokens(ctx context.Context, source string, info fs.FileInfo
 	var names []string
 	var all, inSets int64
 	for _, o := range volume.Objects {
-		all += o.Size
+		if path.Base(o.Name) != layout.ManifestName { // which is longer than a small dataset
+			all += o.Size
+		}
 	}
 	for _, s := range volume.Sets {
 		if s.DType == layout.DTypeUnknown || s.NoTokens != "" || (f.options.Set != "" && f.options.Set != s.ViewDir()) {

@@ -63,16 +63,27 @@ type Result struct {
 	Seconds       float64  `json:"seconds"`
 }
 
+// OptionError says that the options are wrong, or do not go together or with what the sources are.
+type OptionError struct{ Err error }
+
+func (e *OptionError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong.
+func (e *OptionError) Unwrap() error { return e.Err }
+
 // Run packs o.Sources into o.Out. On an error, which includes ctx's, o.Out is left as it was.
 func Run(ctx context.Context, o Options) (Result, error) {
 	start := time.Now()
+	if err := checkInput(&o); err != nil {
+		return Result{}, &OptionError{err}
+	}
 	in, err := openInput(ctx, &o)
 	if err != nil {
 		return Result{}, err
 	}
 	plan, err := newPlan(&o, in)
 	if err != nil {
-		return Result{}, err
+		return Result{}, &OptionError{err}
 	}
 	out, err := newOutput(o.Out, o.Force)
 	if err != nil {
@@ -108,7 +119,10 @@ func newPlan(o *Options, in *input) (*plan, error) {
 	if strings.ContainsAny(p.Name, "/\\\x00") || strings.HasPrefix(p.Name, ".") {
 		return nil, fmt.Errorf("name %q cannot start a file name", p.Name)
 	}
-	if p.Workers <= 0 {
+	switch {
+	case p.Workers < 0:
+		return nil, fmt.Errorf("there cannot be %d workers", p.Workers)
+	case p.Workers == 0:
 		p.Workers = runtime.GOMAXPROCS(0)
 	}
 	var err error

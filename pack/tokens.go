@@ -8,7 +8,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strconv"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -31,14 +30,11 @@ type tokenSource struct {
 }
 
 func newTokenInput(sets []tokenSet, o *Options) (*input, error) {
-	s := &tokenSource{sets: sets, end: -1}
-	if o.DocumentEnd != "" {
-		end, err := strconv.ParseUint(o.DocumentEnd, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("document end %q is not a token", o.DocumentEnd)
-		}
-		s.end = int64(end)
+	end, err := o.documentEnd()
+	if err != nil {
+		return nil, err
 	}
+	s := &tokenSource{sets: sets, end: end}
 	in := &input{source: s, tokens: true}
 	for _, t := range sets {
 		v, err := vocabularyOf(t.set.DType)

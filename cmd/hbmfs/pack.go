@@ -3,18 +3,15 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -24,8 +21,9 @@ import (
 const packLong = `Pack writes shards of tokens from text, JSONL, or a dataset that is tokenized already.
 
 A SOURCE is a file or a directory. In a directory every file that looks like text is one document, and every line of
-a .jsonl or .ndjson file is one; hidden files are left out. A directory whose bytes are mostly a dataset that hbmfs can
-read gives that dataset's documents. OUT is a directory, made if need be.
+a .jsonl or .ndjson file is one, or of a .json file that holds an object a line; hidden files are left out. Files that
+gzip or zstd compressed are read as what they hold. A directory whose bytes are mostly a dataset that hbmfs can read
+gives that dataset's documents. OUT is a directory, made if need be.
 
 Formats, and where their tokens start:
   megatron  {name}_text_document.bin and .idx       byte 0
@@ -74,7 +72,7 @@ func newPackCommand() *cobra.Command {
 		Example: packExample,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if o.Tokenizer != "list" && len(args) < 2 {
-				return fmt.Errorf("pack needs at least one source and the output directory: %s", cmd.UseLine())
+				return usageError{fmt.Errorf("pack needs at least one source and the output directory: usage: %s", cmd.UseLine())}
 			}
 			return nil
 		},
@@ -111,13 +109,13 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 	datasets := &datasetIndexer{}
 	defer datasets.close()
 	o.Index = datasets.index
-	bar := newPackProgress(stderr)
-	if bar != nil {
-		o.Progress = bar.update
-	}
+	bar := newProgress(stderr, "packing", -1, true)
+	o.Progress = bar.set
 	result, err := pack.Run(ctx, o)
-	if bar != nil {
-		bar.close()
+	bar.close()
+	var wrong *pack.OptionError
+	if errors.As(err, &wrong) {
+		return usageError{err}
 	}
 	if err != nil {
 		return err
@@ -164,32 +162,13 @@ func (x *datasetIndexer) close() {
 	}
 }
 
-// packProgress shows bytes, rate and remaining time on a terminal.
-type packProgress struct{ bar *progressbar.ProgressBar }
-
-// newPackProgress returns nil where w is not a terminal.
-func newPackProgress(w io.Writer) *packProgress {
-	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return nil
+// set says that done of total are done. One goroutine calls it.
+func (p progress) set(done, total int64) {
+	if p.bar == nil {
+		return
 	}
-	return &packProgress{progressbar.NewOptions64(-1,
-		progressbar.OptionSetWriter(w),
-		progressbar.OptionSetDescription("packing"),
-		progressbar.OptionShowBytes(true),
-		progressbar.OptionSetPredictTime(true),
-		progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionFullWidth(),
-		progressbar.OptionClearOnFinish(),
-	)}
-}
-
-// update is called from one goroutine. A bar that cannot be drawn is no reason to stop.
-func (p *packProgress) update(done, total int64) {
 	if total > 0 && p.bar.GetMax64() != total {
 		p.bar.ChangeMax64(total)
 	}
 	_ = p.bar.Set64(min(done, total))
 }
-
-func (p *packProgress) close() { _ = p.bar.Clear() }

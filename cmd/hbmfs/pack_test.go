@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/pack"
+)
+
+// packed is how a command line ended.
+type packed struct {
+	code           int
+	stdout, stderr string
+}
+
+func runPackLine(t *testing.T, args ...string) packed {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := run(context.Background(), append([]string{"hbmfs", "pack"}, args...), &stdout, &stderr)
+	return packed{code, stdout.String(), stderr.String()}
+}
+
+// packSource makes a directory of two texts and five lines of JSONL.
+func packSource(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"a.txt": strings.Repeat("some words ", 100), "b.txt": "more",
+		"c.jsonl": strings.Repeat("{\"text\": \"a line\", \"body\": \"another\"}\n", 5),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func namesIn(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestPackFormats(t *testing.T) {
+	source := packSource(t)
+	for format, want := range map[string][]string{
+		"megatron": {"data_text_document.bin", "data_text_document.idx"},
+		"llmc":     {"data_train_000000.bin"},
+		"nanogpt":  {"train.bin"},
+		"npy":      {"data_00000.npy"},
+		"mds":      {"index.json", "shard.00000.mds"},
+	} {
+		out := filepath.Join(t.TempDir(), "out")
+		got := runPackLine(t, "--to", format, source, out)
+		if got.code != exitOK || got.stderr != "" || !strings.HasPrefix(got.stdout, out+": ") || !strings.Contains(got.stdout, " tokens (u16) of 7 documents in 1 shards, ") {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q", format, got.code, got.stdout, got.stderr)
+			continue
+		}
+		want = append(want, layout.ManifestName)
+		slices.Sort(want)
+		if names := namesIn(t, out); !slices.Equal(names, want) {
+			t.Errorf("%s: files %v, want %v", format, names, want)
+		}
+	}
+}
+
+func TestPackJSON(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "out")
+	got := runPackLine(t, "--json", "--to", "npy", "--tokenizer", "cl100k_base", "--name", "corpus", "--shard-tokens", "100", packSource(t), out)
+	var result pack.Result
+	if err := json.Unmarshal([]byte(got.stdout), &result); err != nil || got.code != exitOK {
+		t.Fatalf("exit %d, %v, stdout %q, stderr %q", got.code, err, got.stdout, got.stderr)
+	}
+	if result.Format != "npy" || result.DType != "u32" || result.Tokenizer != "cl100k_base" || result.Documents != 7 ||
+		len(result.Shards) < 2 || result.Shards[1] != "corpus_00001.npy" || len(result.Files) != len(result.Shards) {
+		t.Errorf("got %+v", result)
+	}
+	var keys map[string]any
+	if err := json.Unmarshal([]byte(got.stdout), &keys); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "repaired", "seconds", "shards", "skipped", "tokenizer", "tokens"}
+	if names := slices.Sorted(maps.Keys(keys)); !slices.Equal(names, want) { // scripts depend on them
+		t.Errorf("keys %v, want %v", names, want)
+	}
+}
+
+func TestPackFlagsReachTheRun(t *testing.T) {
+	source := packSource(t)
+	for _, tc := range []struct {
+		args []string
+		want func(r pack.Result) bool
+	}{
+		{[]string{"--include", "*.txt"}, func(r pack.Result) bool { return r.Documents == 2 }},
+		{[]string{"--include", "*.txt", "--include", "c*"}, func(r pack.Result) bool { return r.Documents == 7 }},
+		{[]string{"--from", "text"}, func(r pack.Result) bool { return r.Documents == 3 }},
+		{[]string{"--include", "*.jsonl", "--text-key", "body"}, func(r pack.Result) bool { return r.Tokens == 10 }},
+		{[]string{"--include", "*.jsonl", "--eot", "none"}, func(r pack.Result) bool { return r.Tokens == 10 }},
+		{[]string{"--include", "*.jsonl"}, func(r pack.Result) bool { return r.Tokens == 15 }},
+		{[]string{"--dtype", "i32"}, func(r pack.Result) bool { return r.DType == "i32" }},
+		{[]string{"--to", "nanogpt", "--val-fraction", "0.5"}, func(r pack.Result) bool { return slices.Contains(r.Shards, "val.bin") }},
+		{[]string{"--to", "mds", "--sample-tokens", "64"}, func(r pack.Result) bool { return r.Tokens%64 == 0 && r.DroppedTokens > 0 }},
+		{[]string{"--workers", "1"}, func(r pack.Result) bool { return r.Documents == 7 }},
+	} {
+		got := runPackLine(t, append(append([]string{"--json"}, tc.args...), source, filepath.Join(t.TempDir(), "out"))...)
+		var result pack.Result
+		if err := json.Unmarshal([]byte(got.stdout), &result); err != nil || got.code != exitOK || !tc.want(result) {
+			t.Errorf("%v: exit %d, %s%s", tc.args, got.code, got.stdout, got.stderr)
+		}
+	}
+}
+
+func TestPackListsTokenizers(t *testing.T) {
+	got := runPackLine(t, "--tokenizer", "list")
+	if want := strings.Join(pack.Tokenizers(), "\n") + "\n"; got.code != exitOK || got.stdout != want || got.stderr != "" {
+		t.Errorf("exit %d, stdout %q, want %q", got.code, got.stdout, want)
+	}
+}
+
+func TestPackMistakes(t *testing.T) {
+	source := packSource(t)
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	if got := runPackLine(t, source, tokens); got.code != exitOK {
+		t.Fatal(got.stderr)
+	}
+	for _, tc := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{}, exitUsage, "pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT"},
+		{[]string{source}, exitUsage, "pack needs at least one source"},
+		{[]string{"--colour", source, "OUT"}, exitUsage, "unknown flag: --colour"},
+		{[]string{"--to", "parquet", source, "OUT"}, exitUsage, `format "parquet" is not known: use megatron, llmc`},
+		{[]string{"--from", "csv", source, "OUT"}, exitUsage, `a source cannot be read as "csv"`},
+		{[]string{"--tokenizer", "gpt5", source, "OUT"}, exitUsage, `tokenizer "gpt5" is not known`},
+		{[]string{"--tokenizer", "gpt2", tokens, "OUT"}, exitUsage, "the source is tokenized already"},
+		{[]string{"--eot", "soon", source, "OUT"}, exitUsage, `eot "soon"`},
+		{[]string{"--document-end", "x", tokens, "OUT"}, exitUsage, `document end "x" is not a token`},
+		{[]string{"--dtype", "u32", source, "OUT"}, exitUsage, "megatron cannot hold dtype u32"},
+		{[]string{"--shard-tokens", "5kb", source, "OUT"}, exitUsage, `"5kb" is not a number of tokens such as 2048, 64k, 100M or 1G`},
+		{[]string{"--shard-tokens", "-5", source, "OUT"}, exitUsage, `"-5" is not a number of tokens`},
+		{[]string{"--shard-tokens", "99999999999G", source, "OUT"}, exitUsage, "is not a number of tokens"},
+		{[]string{"--sample-tokens", "5", source, "OUT"}, exitUsage, "only mds takes --sample-tokens"},
+		{[]string{"--val-fraction", "1", "--to", "llmc", source, "OUT"}, exitUsage, "the validation fraction is 1"},
+		{[]string{"--workers", "-1", source, "OUT"}, exitUsage, "there cannot be -1 workers"},
+		{[]string{"--include", "[", source, "OUT"}, exitUsage, `glob "["`},
+		{[]string{"--name", "a/b", source, "OUT"}, exitUsage, `name "a/b" cannot start a file name`},
+		{[]string{"--from", "tokens", source, "OUT"}, exitFailed, "holds no tokens that this program can read"},
+		{[]string{source + "/none", "OUT"}, exitFailed, "no such file or directory"},
+		{[]string{source, tokens, "OUT"}, exitFailed, "some sources are text and some are tokens"},
+		{[]string{"--text-key", "none", source, "OUT"}, exitFailed, `c.jsonl: line 1: there is no key "none"`},
+		{[]string{source, tokens}, exitFailed, "is not empty: choose another directory, or use --force"},
+	} {
+		out := filepath.Join(t.TempDir(), "out")
+		args := slices.Clone(tc.args)
+		if n := len(args); n > 0 && args[n-1] == "OUT" {
+			args[n-1] = out
+		}
+		got := runPackLine(t, args...)
+		if got.code != tc.code || got.stdout != "" || !strings.HasPrefix(got.stderr, "hbmfs: ") || !strings.Contains(got.stderr, tc.want) ||
+			strings.Count(got.stderr, "\n") != 1 {
+			t.Errorf("%v: exit %d, stdout %q, stderr %q; want exit %d and %q", tc.args, got.code, got.stdout, got.stderr, tc.code, tc.want)
+		}
+		if _, err := os.Stat(out); !os.IsNotExist(err) {
+			t.Errorf("%v: the output directory is there", tc.args)
+		}
+	}
+}
+
+func TestPackForceReplacesAnEarlierPack(t *testing.T) {
+	source, out := packSource(t), filepath.Join(t.TempDir(), "out")
+	for _, args := range [][]string{{"--to", "npy"}, {"--to", "nanogpt", "--force"}} {
+		if got := runPackLine(t, append(args, source, out)...); got.code != exitOK {
+			t.Fatalf("%v: %s", args, got.stderr)
+		}
+	}
+	if names := namesIn(t, out); !slices.Equal(names, []string{layout.ManifestName, "train.bin"}) {
+		t.Errorf("left: %v", names)
+	}
+}
+
+func TestPackWarns(t *testing.T) {
+	dir := t.TempDir()
+	for name, data := range map[string]string{"a.txt": "an \xff invalid byte", "b.bin": "\x00", "c.txt": strings.Repeat("word ", 100)} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := runPackLine(t, "--include", "*.txt", "--to", "mds", "--sample-tokens", "90", dir, filepath.Join(t.TempDir(), "out"))
+	for _, want := range []string{"invalid UTF-8 in 1 documents was replaced", "tokens fill no sample and were left out"} {
+		if got.code != exitOK || !strings.Contains(got.stderr, want) {
+			t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
+		}
+	}
+	got = runPackLine(t, dir, filepath.Join(t.TempDir(), "out"))
+	if want := "2 files do not look like text and were left out, --include takes them\n"; got.code != exitOK || got.stderr != want {
+		t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
+	}
+}
+
+func TestPackInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	var stdout, stderr bytes.Buffer
+	out := filepath.Join(t.TempDir(), "out")
+	code := run(ctx, []string{"hbmfs", "pack", packSource(t), out}, &stdout, &stderr)
+	if code != exitSignal || stderr.String() != "hbmfs: interrupted\n" {
+		t.Errorf("exit %d, stderr %q", code, stderr.String())
+	}
+	if _, err := os.Stat(out); !os.IsNotExist(err) {
+		t.Error("the output directory is there")
+	}
+}
+
+// What pack writes, inspect finds sound.
+func TestPackVerifies(t *testing.T) {
+	source := packSource(t)
+	for _, format := range pack.Formats() {
+		out := filepath.Join(t.TempDir(), "out")
+		if got := runPackLine(t, "--to", format, source, out); got.code != exitOK {
+			t.Fatalf("%s: %s", format, got.stderr)
+		}
+		var stdout, stderr bytes.Buffer
+		if code := run(context.Background(), []string{"hbmfs", "inspect", "--verify", out}, &stdout, &stderr); code != exitOK {
+			t.Errorf("%s: inspect --verify ends with %d: %s%s", format, code, stdout.String(), stderr.String())
+		}
+	}
+}
