@@ -24,6 +24,8 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 	switch {
 	case o.Device == HostDevice:
 		return Choice{Host, "the device is the host"}, false, nil
+	case o.Path == Auto && allInline(pieces):
+		return Choice{Staged, "it is read through the mount"}, false, nil
 	case o.Path == Staged:
 		part, known := resident(pieces)
 		return Choice{Staged, "asked for"}, known && part < warm, nil
@@ -54,24 +56,26 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 	return Choice{Staged, percent + " and read once; " + why}, false, nil
 }
 
-// registered says whether all windows of pieces are registered.
-func (f *File) registered(pieces []piece) bool {
-	window := f.r.opt.Window
-	last := mapKey{}
+// allInline says whether nothing of a request lies in a backing file.
+func allInline(pieces []piece) bool {
 	for i := range pieces {
-		p := &pieces[i]
-		for index := p.offset / window; index*window < p.offset+p.n; index++ {
-			key := mapKey{p.file.id, index}
-			if key == last {
-				continue
-			}
-			if !f.r.maps.holds(key) {
-				return false
-			}
-			last = key
+		if !pieces[i].file.inline {
+			return false
 		}
 	}
 	return true
+}
+
+// registered says whether all windows of pieces are registered.
+func (f *File) registered(pieces []piece) bool {
+	var here []piece
+	for _, p := range pieces {
+		if !p.file.inline {
+			here = append(here, p)
+		}
+	}
+	_, set := windows(here, f.r.opt.Window)
+	return f.r.maps.holds(set.list)
 }
 
 // autoDirect says whether Direct is proven for the files of a request, and why not.

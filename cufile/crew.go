@@ -15,15 +15,17 @@ import (
 // crew is the Reader's threads. Each is a goroutine that keeps its OS thread for good, since CUDA contexts belong to
 // OS threads, with the device's primary context current and a stream and pinned memory of its own.
 type crew struct {
-	cu   *cuda // nil for the host
-	jobs chan *job
+	cu   *cuda     // nil for the host
+	jobs chan *job // each entry asks one worker to take part; what runs over is served in its order
 	quit chan struct{}
+	gone chan struct{} // closed when all workers have ended
 	wg   sync.WaitGroup
 }
 
 // worker is one thread. Only its own goroutine touches it.
 type worker struct {
 	cu     *cuda
+	job    *job // that it works on
 	stream handle
 	slots  []slot
 	next   int
@@ -35,6 +37,8 @@ type slot struct {
 	device devicePointer // where the GPU sees memory
 	copied handle        // an event
 	busy   bool          // copied has been recorded and not been waited for
+	owner  *job          // whose copy it is
+	held   []*mapping    // windows that must stay until then
 }
 
 // job is n steps that any worker may take, in any order.
@@ -43,7 +47,7 @@ type job struct {
 	n        int64
 	step     func(w *worker, i int64) error
 	taken    atomic.Int64 // steps handed out
-	workers  atomic.Int64 // workers that still owe an end, and one for the caller that recruits
+	owed     atomic.Int64 // workers and copies that still owe an end, and one for the caller that recruits
 	finished chan struct{}
 	mu       sync.Mutex
 	err      error // the first; guarded by mu
@@ -65,7 +69,7 @@ type crewOptions struct {
 }
 
 func newCrew(o crewOptions) (*crew, error) {
-	c := &crew{cu: o.cu, jobs: make(chan *job), quit: make(chan struct{})}
+	c := &crew{cu: o.cu, jobs: make(chan *job, 4*o.threads), quit: make(chan struct{}), gone: make(chan struct{})}
 	ready := make(chan error, o.threads)
 	for range o.threads {
 		c.wg.Add(1)
@@ -78,6 +82,7 @@ func newCrew(o crewOptions) (*crew, error) {
 	if err := errors.Join(errs...); err != nil {
 		close(c.quit)
 		c.wg.Wait()
+		close(c.gone)
 		return nil, firstError(errs)
 	}
 	return c, nil
@@ -107,6 +112,14 @@ func (c *crew) serve(o crewOptions, ready chan<- error) {
 		return
 	}
 	for {
+		// Copies are waited for when nothing else is to do: between two jobs the bus must not run empty.
+		select {
+		case j := <-c.jobs:
+			j.work(w)
+			continue
+		default:
+			w.drain()
+		}
 		select {
 		case j := <-c.jobs:
 			j.work(w)
@@ -116,8 +129,8 @@ func (c *crew) serve(o crewOptions, ready chan<- error) {
 	}
 }
 
-// slotsPerWorker: one is filled while the other is copied.
-const slotsPerWorker = 2
+// slotsPerWorker: one is filled while another is copied and a third waits for the bus.
+const slotsPerWorker = 3
 
 func (w *worker) start(o crewOptions) (err error) {
 	if o.cu == nil {
@@ -157,6 +170,7 @@ func (w *worker) stop() {
 	if w.cu == nil {
 		return
 	}
+	w.drain()
 	if w.stream != 0 {
 		_ = w.cu.synchronize(w.stream)
 		_ = w.cu.destroyStream(w.stream)
@@ -177,33 +191,41 @@ func (w *worker) slot() (*slot, error) {
 	return s, w.settle(s)
 }
 
+// settle waits for the copy that reads a slot. It waits by an event, since cuStreamSynchronize burns the CPU.
 func (w *worker) settle(s *slot) error {
 	if !s.busy {
 		return nil
 	}
 	s.busy = false
-	return w.cu.wait(s.copied)
+	err := w.cu.wait(s.copied)
+	for _, m := range s.held {
+		m.refs--
+	}
+	s.held = nil
+	s.owner.fail(err)
+	s.owner.end()
+	return err
 }
 
-// sent marks a slot as in use by what is on the stream so far.
+// sent marks a slot as in use by what is on the stream so far. The job does not end before that is done.
 func (w *worker) sent(s *slot) error {
-	s.busy = true
-	return w.cu.record(s.copied, w.stream)
+	if err := w.cu.record(s.copied, w.stream); err != nil {
+		return err
+	}
+	s.busy, s.owner = true, w.job
+	s.owner.owed.Add(1)
+	return nil
 }
 
-// drain waits for everything on the worker's stream. It waits by an event, since cuStreamSynchronize burns the CPU.
-func (w *worker) drain() error {
-	if w.cu == nil {
-		return nil
-	}
-	var errs []error
+// drain waits for the copies of all slots. Their jobs learn how it went.
+func (w *worker) drain() {
 	for i := range w.slots {
-		errs = append(errs, w.settle(&w.slots[i]))
+		_ = w.settle(&w.slots[i])
 	}
-	return errors.Join(errs...)
 }
 
 func (j *job) work(w *worker) {
+	w.job = j
 	for j.ctx.Err() == nil && j.failed() == nil {
 		i := j.taken.Add(1) - 1
 		if i >= j.n {
@@ -211,7 +233,6 @@ func (j *job) work(w *worker) {
 		}
 		j.fail(j.step(w, i))
 	}
-	j.fail(w.drain())
 	j.end()
 }
 
@@ -233,7 +254,7 @@ func (j *job) failed() error {
 }
 
 func (j *job) end() {
-	if j.workers.Add(-1) == 0 {
+	if j.owed.Add(-1) == 0 {
 		close(j.finished)
 	}
 }
@@ -243,12 +264,12 @@ func (j *job) end() {
 // must live until then.
 func (c *crew) run(ctx context.Context, workers int, n int64, step func(w *worker, i int64) error) (finished <-chan struct{}, err error) {
 	j := &job{ctx: ctx, n: n, step: step, finished: make(chan struct{})}
-	j.workers.Store(1)
+	j.owed.Store(1)
 	for range min(int64(workers), n) {
 		if j.taken.Load() >= n {
 			break
 		}
-		j.workers.Add(1)
+		j.owed.Add(1)
 		select {
 		case c.jobs <- j:
 			continue
@@ -270,6 +291,8 @@ func (c *crew) run(ctx context.Context, workers int, n int64, step func(w *worke
 		case <-timer.C:
 		}
 		return j.finished, ctx.Err()
+	case <-c.gone:
+		return j.finished, ErrClosed
 	}
 	if err := j.failed(); err != nil {
 		return j.finished, err
@@ -286,15 +309,14 @@ func (c *crew) do(ctx context.Context, f func(w *worker) error) error {
 // close ends the workers. It fails when one does not come back from a foreign call.
 func (c *crew) close() error {
 	close(c.quit)
-	ended := make(chan struct{})
 	go func() {
 		c.wg.Wait()
-		close(ended)
+		close(c.gone)
 	}()
 	timer := time.NewTimer(closePatience)
 	defer timer.Stop()
 	select {
-	case <-ended:
+	case <-c.gone:
 		return nil
 	case <-timer.C:
 		return fmt.Errorf("a call into a GPU library has not returned after %v: its thread and memory stay until the process ends", closePatience)

@@ -32,6 +32,7 @@ const (
 	cuMemHostGetDevicePointer
 	cuMemcpyHtoDAsync
 	cuMemcpyDtoHAsync
+	cuMemcpyHtoD
 	cuStreamCreate
 	cuStreamDestroy
 	cuStreamSynchronize
@@ -70,6 +71,7 @@ func cudaTable() []function {
 	need(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2")
 	need(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2")
 	need(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2")
+	need(cuMemcpyHtoD, "cuMemcpyHtoD_v2")
 	need(cuStreamCreate, "cuStreamCreate")
 	need(cuStreamDestroy, "cuStreamDestroy_v2")
 	need(cuStreamSynchronize, "cuStreamSynchronize")
@@ -264,6 +266,11 @@ func (c *cuda) deviceAddress(memory []byte) (p devicePointer, err error) {
 // copyIn starts a copy to HBM on a stream. from must stay pinned and unchanged until the stream has passed it.
 func (c *cuda) copyIn(to devicePointer, from []byte, stream handle) error {
 	return c.call(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync", uintptr(to), uintptr(unsafe.Pointer(unsafe.SliceData(from))), uintptr(len(from)), uintptr(stream))
+}
+
+// copyPageable copies any memory to HBM and waits: the driver stages it.
+func (c *cuda) copyPageable(to devicePointer, from []byte) error {
+	return c.call(cuMemcpyHtoD, "cuMemcpyHtoD", uintptr(to), uintptr(unsafe.Pointer(unsafe.SliceData(from))), uintptr(len(from)))
 }
 
 // copyOut starts a copy from HBM on a stream.

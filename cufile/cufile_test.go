@@ -35,7 +35,7 @@ func TestGPUErrorsNameTheFix(t *testing.T) {
 		"no GPU":           {"FAKE_CUDA_DEVICES", "0", Options{}, "shows no GPU; check nvidia-smi"},
 		"index too large":  {"FAKE_CUDA_DEVICES", "2", Options{Device: 2}, "gpu 2 does not exist: this process sees gpu 0 to 1"},
 		"HBM is full":      {"FAKE_CUDA_MEMORY", "1000000", Options{}, "use a smaller arena"},
-		"cannot pin":       {"FAKE_CUDA_PINNABLE", "100000", Options{}, "pin 131072 bytes of host memory"},
+		"cannot pin":       {"FAKE_CUDA_PINNABLE", "100000", Options{}, "of host memory for each of 3 threads"},
 		"no libcufile":     {"", "", Options{Path: Compat}, "install NVIDIA's gds-tools"},
 		"no probe command": {"", "", Options{Path: Direct}, "no command to prove it with"},
 	} {

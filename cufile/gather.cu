@@ -1,6 +1,7 @@
 // The gather kernel: N pieces of any length and alignment, from memory that the GPU reads over PCIe (registered page
-// cache), to any place in HBM. One warp copies one piece, so that PCIe sees requests of up to 512 consecutive bytes,
-// and every warp keeps four of them in flight, since a read over PCIe takes microseconds.
+// cache), to any place in HBM. One warp copies one piece. It reads whole 128-byte lines, each once, since PCIe reads
+// are not cached and a line that is touched twice crosses the bus twice; and it keeps four reads of 512 bytes in
+// flight, since each takes microseconds.
 //
 // gather.ptx is made from this file by NVRTC 12.0 (tests/gpu/ptx.py): PTX ISA 8.0 is what drivers from 525 on
 // compile, and compute_70 is the oldest GPU they all know. Nothing compiles it at build time.
@@ -39,10 +40,18 @@ static __device__ __forceinline__ uint4 fetch(const uint4 *p) {
     return v;
 }
 
-static __device__ __forceinline__ uint4 next_lane(uint4 v) {
+static __device__ __forceinline__ uint4 from_lane(uint4 v, u32 lane) {
     const u32 all = 0xffffffffu;
-    return make_uint4(__shfl_down_sync(all, v.x, 1), __shfl_down_sync(all, v.y, 1),
-                      __shfl_down_sync(all, v.z, 1), __shfl_down_sync(all, v.w, 1));
+    return make_uint4(__shfl_sync(all, v.x, lane), __shfl_sync(all, v.y, lane), __shfl_sync(all, v.z, lane),
+                      __shfl_sync(all, v.w, lane));
+}
+
+// Writes the destination's word for word s of the source, which this lane holds in v; the next lane holds the word
+// after it, and for the last lane it is in lane 0 of after. All lanes must call it.
+static __device__ __forceinline__ void store(uint4 *to, u64 s, u64 first, u64 words, uint4 v, uint4 after, u32 shift, u32 lane) {
+    uint4 next = from_lane(v, (lane + 1) & 31), wrapped = from_lane(after, 0);
+    if (lane == 31) next = wrapped;
+    if (s >= first && s - first < words) to[s - first] = shifted(v, next, shift);
 }
 
 static __device__ void copy_piece(u64 src, u64 dst, u64 bytes, u32 lane) {
@@ -54,31 +63,31 @@ static __device__ void copy_piece(u64 src, u64 dst, u64 bytes, u32 lane) {
     dst += head;
     bytes -= head;
 
-    // Body: whole 16-byte words. Sources are read as aligned words too; every word read holds at least one byte of
-    // the piece, so nothing outside its pages is touched.
-    u32 shift = (u32)(src & 15);
-    const uint4 *from = (const uint4 *)(src - shift);
-    uint4 *to = (uint4 *)dst;
+    // Body: whole 16-byte words of the destination, each shifted out of two words of the source. Reading begins at a
+    // line's start, so word s of the source feeds word s - first of the destination. The lines read are those that
+    // hold bytes of the piece, so nothing outside its pages is touched.
     u64 words = bytes / 16;
-    u64 readable = words + (shift && words ? 1 : 0);
+    const uint4 *from = (const uint4 *)(src & ~127ull);
+    uint4 *to = (uint4 *)dst;
+    u32 shift = (u32)(src & 15);
+    u64 first = (src & 127) / 16;
+    u64 readable = words ? first + words + (shift ? 1 : 0) : 0;
     const int depth = 4;
-    for (u64 base = 0; base < words; base += 32 * depth) {
-        uint4 lo[depth], hi[depth];
+    uint4 carry = make_uint4(0, 0, 0, 0); // of the words before base, whose last needs the one at base
+    for (u64 base = 0; base < readable; base += 32 * depth) {
+        uint4 lo[depth];
 #pragma unroll
         for (int d = 0; d < depth; d++) {
             u64 at = base + 32 * d + lane;
             lo[d] = make_uint4(0, 0, 0, 0);
-            hi[d] = lo[d];
             if (at < readable) lo[d] = fetch(from + at);
-            if (lane == 31 && at + 1 < readable) hi[d] = fetch(from + at + 1);
         }
+        if (base) store(to, base - 32 + lane, first, words, carry, lo[0], shift, lane);
 #pragma unroll
-        for (int d = 0; d < depth; d++) {
-            uint4 next = next_lane(lo[d]);
-            if (lane == 31) next = hi[d];
-            u64 at = base + 32 * d + lane;
-            if (at < words) to[at] = shifted(lo[d], next, shift);
-        }
+        for (int d = 0; d + 1 < depth; d++) store(to, base + 32 * d + lane, first, words, lo[d], lo[d + 1], shift, lane);
+        carry = lo[depth - 1];
+        if (base + 32 * depth >= readable)
+            store(to, base + 32 * (depth - 1) + lane, first, words, carry, make_uint4(0, 0, 0, 0), shift, lane);
     }
 
     // Tail: fewer than 16 bytes.

@@ -5,7 +5,6 @@ import (
 	"context"
 	_ "embed"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -16,32 +15,69 @@ var gatherPTX string
 
 // part is bytes of one window and where in the view they go.
 type part struct {
+	window int   // index into windowSet.list
+	skip   int64 // in the window
+	to     int64 // in the view
+	n      int64
+}
+
+// windowSet is the windows that a request needs, each once. Looking one up costs an array access, since a gather of
+// thousands of samples must be planned in less time than it takes to move them.
+type windowSet struct {
+	size  int64 // of a window
+	list  []windowRef
+	files map[*backing][]int // by the window's index in the file: one more than its place in list, 0 for none
+	last  *backing
+	known []int // files[last]
+}
+
+type windowRef struct {
 	file  *backing
-	index int64 // of the window
-	skip  int64 // in the window
-	to    int64 // in the view
-	n     int64
+	index int64
+}
+
+// place gives a window's place in the list, where it is put when it is new.
+func (s *windowSet) place(b *backing, index int64) int {
+	if b != s.last {
+		known, ok := s.files[b]
+		if !ok {
+			known = make([]int, b.length/s.size+1)
+			s.files[b] = known
+		}
+		s.last, s.known = b, known
+	}
+	if s.known[index] == 0 {
+		s.list = append(s.list, windowRef{b, index})
+		s.known[index] = len(s.list)
+	}
+	return s.known[index] - 1
+}
+
+// windows cuts pieces where windows end.
+func windows(pieces []piece, size int64) ([]part, *windowSet) {
+	s := &windowSet{size: size, files: map[*backing][]int{}}
+	parts := make([]part, 0, len(pieces)+len(pieces)/8)
+	for _, p := range pieces {
+		for p.n > 0 {
+			index := p.offset / size
+			n := min(p.n, (index+1)*size-p.offset)
+			parts = append(parts, part{s.place(p.file, index), p.offset - index*size, p.to, n})
+			p.offset, p.to, p.n = p.offset+n, p.to+n, p.n-n
+		}
+	}
+	return parts, s
 }
 
 // smallPiece is the average size under which one launch of the kernel beats a copy call per piece (a call costs
 // microseconds, in which PCIe moves some 100 KB).
 const smallPiece = 256 << 10
 
-// mappedThreads: one registers the next window while the other's copies run. Registering does not scale beyond.
-const mappedThreads = 2
-
 // moveMapped lets the GPU read pieces from registered page cache.
 func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan struct{}, error) {
-	var parts []part
-	total, window := int64(0), f.r.opt.Window
-	for _, p := range pieces {
-		total += p.n
-		for p.n > 0 {
-			index := p.offset / window
-			n := min(p.n, (index+1)*window-p.offset)
-			parts = append(parts, part{p.file, index, p.offset - index*window, p.to, n})
-			p.offset, p.to, p.n = p.offset+n, p.to+n, p.n-n
-		}
+	parts, set := windows(pieces, f.r.opt.Window)
+	total := int64(0)
+	for i := range parts {
+		total += parts[i].n
 	}
 	if len(parts) == 0 {
 		return closedChannel(), nil
@@ -50,10 +86,10 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 	var finished <-chan struct{}
 	var err error
 	if total/int64(len(parts)) < smallPiece && f.r.cu.lib.has(cuLaunchKernel) {
-		finished, err = f.r.gatherParts(ctx, base, parts)
+		finished, err = f.r.gatherParts(ctx, base, parts, set.list)
 	} else {
-		finished, err = f.r.crew.run(ctx, mappedThreads, int64(len(parts)), func(w *worker, i int64) error {
-			return w.copyPart(ctx, f.r.maps, &parts[i], base)
+		finished, err = f.r.mapper.run(ctx, 1, int64(len(parts)), func(w *worker, i int64) error {
+			return w.copyPart(f.r.maps, &parts[i], set.list[parts[i].window], base)
 		})
 	}
 	if err == nil {
@@ -62,21 +98,33 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 	return finished, err
 }
 
-// copyPart copies one part and waits for it: the window must stay until the copy has read it.
-func (w *worker) copyPart(ctx context.Context, maps *mappings, p *part, base devicePointer) error {
-	m, err := maps.acquire(ctx, p.file, p.index)
-	if err != nil {
-		return err
-	}
-	defer maps.release(m)
+// copyPart starts a copy. The window stays until the slot that stands for the copy is settled.
+func (w *worker) copyPart(maps *mappings, p *part, ref windowRef, base devicePointer) error {
 	s, err := w.slot()
 	if err != nil {
 		return err
 	}
-	if err := w.cu.copyIn(base+devicePointer(p.to), m.memory[p.skip:p.skip+p.n], w.stream); err != nil {
+	m, err := maps.acquire(w, ref)
+	if err != nil {
 		return err
 	}
-	return errors.Join(w.sent(s), w.settle(s))
+	err = w.cu.copyIn(base+devicePointer(p.to), m.memory[p.skip:p.skip+p.n], w.stream)
+	return w.sentFrom(s, []*mapping{m}, err)
+}
+
+// sentFrom is sent for what reads from windows. After an error they are given up at once: CUDA has failed for good.
+func (w *worker) sentFrom(s *slot, held []*mapping, err error) error {
+	if err == nil {
+		err = w.sent(s)
+	}
+	if err != nil {
+		for _, m := range held {
+			m.refs--
+		}
+		return err
+	}
+	s.held = held
+	return nil
 }
 
 // gatherKernel is the loaded kernel.
@@ -116,116 +164,103 @@ const (
 	launchBytes = 32 << 10 // more of one part is cut, so that no warp works long after the others
 )
 
-// gatherParts runs the kernel over parts. Where their windows exceed half of what may be pinned, it goes by groups.
-func (r *Reader) gatherParts(ctx context.Context, base devicePointer, parts []part) (<-chan struct{}, error) {
-	groups := r.groupByWindows(parts)
-	return r.crew.run(ctx, mappedThreads, int64(len(groups)), func(w *worker, i int64) error {
+// gatherParts runs the kernel over parts. Where their windows exceed half of what may be pinned, it goes by groups: one is
+// moved while the next is registered.
+func (r *Reader) gatherParts(ctx context.Context, base devicePointer, parts []part, list []windowRef) (<-chan struct{}, error) {
+	groups := r.groupByWindows(parts, list)
+	return r.mapper.run(ctx, 1, int64(len(groups)), func(w *worker, i int64) error {
 		fn, err := r.gather.load(r.cu)
 		if err != nil {
 			return err
 		}
-		held, err := r.hold(ctx, groups[i])
-		defer func() {
-			for _, m := range held {
-				r.maps.release(m)
+		g := &groups[i]
+		for !g.done() {
+			if err := w.gather(r.maps, fn, g, list[g.first:g.last], base); err != nil {
+				return err
 			}
-		}()
-		if err != nil {
-			return err
 		}
-		return w.gather(fn, groups[i], held, base)
+		return nil
 	})
+}
+
+// partGroup is parts whose windows are list[first:last].
+type partGroup struct {
+	parts       []part
+	first, last int
+
+	next int   // the part that the next entry of the table is for
+	skip int64 // bytes of it that have an entry
 }
 
 // groupByWindows keeps the order where all windows fit, and sorts by window where they do not.
-func (r *Reader) groupByWindows(parts []part) [][]part {
+func (r *Reader) groupByWindows(parts []part, list []windowRef) []partGroup {
 	limit := max(r.opt.Pinned/2, r.opt.Window)
-	seen := map[mapKey]bool{}
-	need := int64(0)
-	for i := range parts {
-		if key := (mapKey{parts[i].file.id, parts[i].index}); !seen[key] {
-			seen[key] = true
-			need += r.maps.windowSize(parts[i].file, parts[i].index)
+	var groups []partGroup
+	g, held := partGroup{}, int64(0)
+	for i, ref := range list {
+		size := r.maps.windowSize(ref.file, ref.index)
+		if i > g.first && held+size > limit {
+			groups = append(groups, g)
+			g, held = partGroup{first: i}, 0
 		}
-	}
-	if need <= limit {
-		return [][]part{parts}
-	}
-	slices.SortFunc(parts, func(a, b part) int {
-		return cmp.Or(cmp.Compare(a.file.id, b.file.id), cmp.Compare(a.index, b.index))
-	})
-	var groups [][]part
-	first, held := 0, int64(0)
-	for i := range parts {
-		if i > 0 && parts[i].file == parts[i-1].file && parts[i].index == parts[i-1].index {
-			continue
-		}
-		size := r.maps.windowSize(parts[i].file, parts[i].index)
-		if i > first && held+size > limit {
-			groups = append(groups, parts[first:i])
-			first, held = i, 0
-		}
+		g.last = i + 1
 		held += size
 	}
-	return append(groups, parts[first:])
+	groups = append(groups, g)
+	if len(groups) == 1 {
+		groups[0].parts = parts
+		return groups
+	}
+	slices.SortFunc(parts, func(a, b part) int { return cmp.Compare(a.window, b.window) })
+	for i := range groups {
+		n := 0
+		for n < len(parts) && parts[n].window < groups[i].last {
+			n++
+		}
+		groups[i].parts, parts = parts[:n], parts[n:]
+	}
+	return groups
 }
 
-// hold acquires the windows of parts. What it gives must be released, also when it fails.
-func (r *Reader) hold(ctx context.Context, parts []part) (map[mapKey]*mapping, error) {
-	held := map[mapKey]*mapping{}
-	select {
-	case r.maps.many <- struct{}{}:
-	case <-ctx.Done():
-		return held, ctx.Err()
-	}
-	defer func() { <-r.maps.many }()
-	for i := range parts {
-		key := mapKey{parts[i].file.id, parts[i].index}
-		if held[key] != nil {
-			continue
-		}
-		m, err := r.maps.acquire(ctx, parts[i].file, parts[i].index)
-		if err != nil {
-			return held, err
-		}
-		held[key] = m
-	}
-	return held, nil
-}
-
-// gather writes the table of pieces into a slot, which the GPU reads as well, and launches.
-func (w *worker) gather(fn handle, parts []part, held map[mapKey]*mapping, base devicePointer) error {
+// gather writes a table of pieces into a slot, which the GPU reads as well, and launches. A group whose table is
+// longer than a slot takes more than one call.
+func (w *worker) gather(maps *mappings, fn handle, g *partGroup, list []windowRef, base devicePointer) error {
 	s, err := w.slot()
 	if err != nil {
 		return err
 	}
-	room := len(s.memory) / pieceEntry
-	count := 0
-	launch := func() error {
-		if count == 0 {
-			return nil
+	held := make([]*mapping, 0, len(list))
+	for _, ref := range list {
+		m, err := maps.acquire(w, ref)
+		if err != nil {
+			return w.sentFrom(s, held, err)
 		}
-		err := w.cu.launchGather(fn, s.device, uint32(count), w.stream)
-		count = 0
-		return errors.Join(err, w.sent(s), w.settle(s))
+		held = append(held, m)
 	}
-	for i := range parts {
-		p := &parts[i]
-		from := held[mapKey{p.file.id, p.index}].device + devicePointer(p.skip)
+	count := g.write(s.memory, held, base)
+	return w.sentFrom(s, held, w.cu.launchGather(fn, s.device, uint32(count), w.stream))
+}
+
+func (g *partGroup) done() bool { return g.next == len(g.parts) }
+
+// write fills a table with entries for the parts from g.next on, and gives how many it wrote.
+func (g *partGroup) write(table []byte, held []*mapping, base devicePointer) (count int) {
+	for ; g.next < len(g.parts); g.next, g.skip = g.next+1, 0 {
+		p := &g.parts[g.next]
+		from := held[p.window-g.first].device + devicePointer(p.skip)
 		to := base + devicePointer(p.to)
-		for left := p.n; left > 0; {
-			if count == room {
-				if err := launch(); err != nil {
-					return err
-				}
+		for g.skip < p.n {
+			if len(table) < pieceEntry {
+				return count
 			}
-			n := min(left, launchBytes)
-			entry := s.memory[count*pieceEntry:][:pieceEntry]
-			binary.NativeEndian.PutUint64(entry, uint64(from))
-			binary.NativeEndian.PutUint64(entry[8:], uint64(to))
-			binary.NativeEndian.PutUint64(entry[16:], uint64(n))
-			count, from, to, left = count+1, from+devicePointer(n), to+devicePointer(n), left-n
+			n := min(p.n-g.skip, launchBytes)
+			binary.NativeEndian.PutUint64(table, uint64(from)+uint64(g.skip))
+			binary.NativeEndian.PutUint64(table[8:], uint64(to)+uint64(g.skip))
+			binary.NativeEndian.PutUint64(table[16:], uint64(n))
+			table = table[pieceEntry:]
+			g.skip += n
+			count++
 		}
 	}
-	return launch()
+	return count
 }

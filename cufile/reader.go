@@ -91,6 +91,7 @@ type Reader struct {
 	opt     Options
 	gpu     GPU // zero for the host
 	crew    *crew
+	mapper  *crew // the one thread that registers files, see mappings; nil for the host
 	cu      *cuda // nil for the host
 	context handle
 	arena   *arena
@@ -161,6 +162,9 @@ func (r *Reader) startGPU() (err error) {
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", slotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
+	if r.mapper, err = newCrew(crewOptions{cu: cu, context: r.context, threads: 1, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA)}); err != nil {
+		return err
+	}
 	r.maps = newMappings(r.cu, r.opt.Window, r.opt.Pinned)
 	return r.crew.do(context.Background(), func(*worker) error {
 		if r.block, err = cu.alloc(r.opt.Arena + slotAlign); err != nil {
@@ -207,18 +211,21 @@ func (r *Reader) Close() error {
 }
 
 func (r *Reader) release() error {
-	var errs []error
+	// The workers first: what one of them is stuck in may still write to the memory that goes after them.
 	if r.crew != nil {
-		if r.cu != nil {
-			ctx, cancel := context.WithTimeout(context.Background(), closePatience)
-			errs = append(errs, r.crew.do(ctx, func(*worker) error { return r.releaseGPU() }))
-			cancel()
-		}
 		if err := r.crew.close(); err != nil {
-			return errors.Join(append(errs, err)...)
+			return err
 		}
-		r.views.Wait()
 	}
+	var errs []error
+	if r.mapper != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+		defer cancel()
+		if err := errors.Join(r.mapper.do(ctx, r.releaseGPU), r.mapper.close()); err != nil {
+			return err
+		}
+	}
+	r.views.Wait()
 	if r.host != nil {
 		errs = append(errs, unix.Munmap(r.host))
 		r.host = nil
@@ -237,21 +244,21 @@ func (r *Reader) forget(files []*backing) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
-	return r.crew.do(ctx, func(*worker) error {
+	return r.mapper.do(ctx, func(w *worker) error {
 		var errs []error
 		for _, b := range files {
 			r.cufile.forget(b)
-			errs = append(errs, r.maps.forget(b.id))
+			errs = append(errs, r.maps.forget(w, b.id))
 		}
 		return errors.Join(errs...)
 	})
 }
 
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
-func (r *Reader) releaseGPU() error {
+func (r *Reader) releaseGPU(w *worker) error {
 	errs := []error{r.cufile.stop(), r.gather.unload(r.cu)}
 	if r.maps != nil {
-		errs = append(errs, r.maps.close())
+		errs = append(errs, r.maps.close(w))
 	}
 	if r.block != 0 {
 		errs = append(errs, r.cu.free(r.block))

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// everyPath runs a test on each path that moves bytes, with a fake GPU where it needs one.
+// everyPath runs a test on each path that moves bytes, with a fake GPU where it needs one; and on GPU 0 itself where
+// HBMFS_GPU is set (HBMFS_GPU_DIRECT adds the direct path, HBMFS_LIBCUFILE names a libcufile).
 func everyPath(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, path := range []Path{Host, Staged, Mapped, Compat, Direct, Auto} {
 		t.Run(string(path), func(t *testing.T) {
@@ -25,6 +26,12 @@ func everyPath(t *testing.T, test func(t *testing.T, o Options)) {
 			}
 			t.Setenv("FAKE_CUFILE_MOVED", "nvfs")
 			test(t, smallOptions(fakeLibraries(t), path))
+		})
+		if path == Host || os.Getenv("HBMFS_GPU") == "" || (path == Direct && os.Getenv("HBMFS_GPU_DIRECT") == "") {
+			continue
+		}
+		t.Run("gpu "+string(path), func(t *testing.T) {
+			test(t, smallOptions(Libraries{CuFile: os.Getenv("HBMFS_LIBCUFILE")}, path))
 		})
 	}
 }
@@ -118,7 +125,7 @@ func TestStreamKeepsThePlansOrder(t *testing.T) {
 			t.Fatalf("after the last span: %v, want EOF", err)
 		}
 		if o.Libraries.CUDA != "" {
-			slots := int64(o.Threads) * slotsPerWorker * (o.Slot + 2*pageSize)
+			slots := int64(o.Threads+1) * slotsPerWorker * (o.Slot + 2*pageSize)
 			if peak := int64(ask(t, o.Libraries.CUDA, "fake_cuda_pinned_peak")); peak > slots+o.Pinned {
 				t.Errorf("%d bytes were pinned at once, at most %d for slots and %d for windows are allowed", peak, slots, o.Pinned)
 			}
@@ -295,6 +302,24 @@ func TestGatherOnKeptMappingsLaunchesTheKernel(t *testing.T) {
 	if n := ask(t, l.CUDA, "fake_cuda_launches"); n != 3 {
 		t.Errorf("%d launches, want 3", n)
 	}
+}
+
+func TestBaselines(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, _ := randomFile(t, 1<<20, 12)
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		if err := f.Plain(t.Context(), 100, 900_000); err != nil {
+			t.Error(err)
+		}
+		if f.Moved().Total() != 0 {
+			t.Errorf("a plain read counts as %+v", f.Moved())
+		}
+		rate, err := r.Wall(t.Context(), time.Millisecond)
+		if onHost := o.Device == HostDevice; onHost != errors.Is(err, ErrUnavailable) || onHost != (rate == 0) {
+			t.Errorf("wall %v, %v", rate, err)
+		}
+	})
 }
 
 func TestAutoSaysWhy(t *testing.T) {

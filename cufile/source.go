@@ -216,7 +216,7 @@ func (q *request) filePieces(offset, n, to int64, fn func(piece) error) error {
 
 // allPieces gives the pieces of the whole request, at most limit of them.
 func (q *request) allPieces(limit int) ([]piece, error) {
-	var list []piece
+	list := make([]piece, 0, min(len(q.offsets)+len(q.runs), limit))
 	err := q.pieces(0, q.total(), func(p piece) error {
 		if len(list) == limit {
 			return fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, limit)

@@ -227,6 +227,14 @@ CUresult cuEventSynchronize(struct event *e) {
 CUresult cuMemcpyHtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
 CUresult cuMemcpyDtoHAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
 
+CUresult cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t n) {
+    pthread_mutex_lock(&lock);
+    int fits = inside(hbm, to, n);
+    if (fits) memcpy((void *)to, from, n);
+    pthread_mutex_unlock(&lock);
+    return !current ? INVALID_CONTEXT : fits ? OK : INVALID_VALUE;
+}
+
 CUresult cuGetErrorName(CUresult code, const char **name) {
     *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_FAKE";
     return OK;

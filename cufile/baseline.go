@@ -1,0 +1,103 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Wall measures what a copy of pinned memory to HBM reaches, in bytes per second: no path into this GPU is faster. It
+// repeats one copy for at least the time given, and takes a quarter of the arena.
+func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error) {
+	if r.cu == nil {
+		return 0, fmt.Errorf("%w: the host has no such copy", ErrUnavailable)
+	}
+	const most = 256 << 20
+	size := min(most, r.arena.size()/4/slotAlign*slotAlign)
+	at, err := r.arena.take(ctx, size)
+	if err != nil {
+		return 0, err
+	}
+	defer r.arena.release(at, size)
+	memory, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return 0, fmt.Errorf("allocate %d bytes of host memory: %w", size, err)
+	}
+	defer func() { _ = unix.Munmap(memory) }() // a mapping that cannot be undone ends with the process
+	rate := 0.0
+	err = r.crew.do(context.WithoutCancel(ctx), func(w *worker) error {
+		if err := w.cu.register(memory, hostPortable); err != nil {
+			return err
+		}
+		err := w.repeat(ctx, memory, r.hbm+devicePointer(at), during, &rate)
+		return errors.Join(err, w.cu.unregister(memory))
+	})
+	return rate, err
+}
+
+// repeat keeps two copies under way, so that the bus never waits for the CPU.
+func (w *worker) repeat(ctx context.Context, memory []byte, to devicePointer, during time.Duration, rate *float64) error {
+	for range w.slots { // the first copies wake the bus up
+		if err := w.cu.copyIn(to, memory, w.stream); err != nil {
+			return err
+		}
+	}
+	if err := w.cu.synchronize(w.stream); err != nil {
+		return err
+	}
+	start, copied := time.Now(), 0
+	for time.Since(start) < during && ctx.Err() == nil {
+		s, err := w.slot()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(w.cu.copyIn(to, memory, w.stream), w.sent(s)); err != nil {
+			return err
+		}
+		copied++
+	}
+	for i := range w.slots {
+		if err := w.settle(&w.slots[i]); err != nil {
+			return err
+		}
+	}
+	*rate = float64(copied) * float64(len(memory)) / time.Since(start).Seconds()
+	return ctx.Err()
+}
+
+// Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
+// copy to HBM, block after block. It is what the paths are compared with. On the host there is no copy.
+func (f *File) Plain(ctx context.Context, offset, n int64) error {
+	q, err := f.plan(ctx, []int64{offset}, n)
+	if err != nil || n == 0 {
+		return err
+	}
+	const block = 16 << 20
+	size := min(block, n)
+	at, err := f.r.arena.take(ctx, size)
+	if err != nil {
+		return err
+	}
+	defer f.r.arena.release(at, size)
+	buffer := make([]byte, size)
+	return f.r.crew.do(context.WithoutCancel(ctx), func(w *worker) error {
+		for done := int64(0); done < n && ctx.Err() == nil; done += size {
+			part := min(size, n-done)
+			if err := q.pieces(done, part, func(p piece) error {
+				return p.file.readFull(buffer[p.to-done:p.to-done+p.n], p.offset)
+			}); err != nil {
+				return err
+			}
+			if w.cu == nil {
+				continue
+			}
+			if err := w.cu.copyPageable(f.r.hbm+devicePointer(at), buffer[:part]); err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	})
+}
