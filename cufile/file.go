@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"sync"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 // File is an open file. Its methods may be called from many goroutines at once.
@@ -13,18 +15,20 @@ type File struct {
 	r      *Reader
 	name   string
 	source source
+	note   string // why the file is not read from where its bytes lie
 
 	mu    sync.Mutex
 	moved Moved // guarded by mu
+	reads int64 // guarded by mu
 }
 
 // Open opens a file: of an hbmfs mount, whose bytes are then read from where they really lie, or any other.
 func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
-	s, err := r.openSource(ctx, name)
+	s, note, err := r.openSource(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	f := &File{r: r, name: name, source: s}
+	f := &File{r: r, name: name, source: s, note: note}
 	if r.opt.Path == Direct {
 		if err := f.proveDirect(ctx); err != nil {
 			return nil, errors.Join(err, s.close())
@@ -33,9 +37,24 @@ func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
 	return f, nil
 }
 
-// openSource opens a file as what it is.
-func (r *Reader) openSource(_ context.Context, name string) (source, error) {
-	return openPlain(name, r.ids.Add(1))
+// openSource opens a file as what it is. A file of a mount whose control channel cannot be had is read through the
+// mount, and note says so: it is slower, and neither mapped nor given to cuFile.
+func (r *Reader) openSource(ctx context.Context, name string) (s source, note string, err error) {
+	m, err := r.openMounted(ctx, name)
+	switch {
+	case err == nil:
+		return m, "", nil
+	case errors.Is(err, control.ErrNoSocket), errors.Is(err, control.ErrVersion):
+		note = "read through the mount: " + err.Error()
+	case !errors.Is(err, control.ErrNotHBMFS):
+		return nil, "", err
+	}
+	p, err := openPlain(name, r.ids.Add(1))
+	if err != nil {
+		return nil, "", err
+	}
+	p.file.inline = note != ""
+	return p, note, nil
 }
 
 // Size is the file's size in bytes.
@@ -50,7 +69,14 @@ func (f *File) Moved() Moved {
 
 // Close closes the file. Views of it stay.
 func (f *File) Close() error {
-	return errors.Join(f.r.forget(f.source.opened()), f.source.close())
+	errs := []error{f.r.forget(f.source.opened())}
+	if m, ok := f.source.(*mountedFile); ok {
+		// The daemon may be gone by now, and what it would show is no reason for a reader to fail.
+		ctx, cancel := context.WithTimeout(context.Background(), grace)
+		_ = m.report(ctx, f.moved, f.reads)
+		cancel()
+	}
+	return errors.Join(append(errs, f.source.close())...)
 }
 
 // View is bytes of a file in the device's memory. Release gives the memory back.
@@ -189,7 +215,10 @@ func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*Vie
 	if v.choice, v.cold, err = f.choose(ctx, pieces); err != nil {
 		return nil, nil, err
 	}
-	if len(pieces) == 1 && (v.choice.Path == Direct || v.choice.Path == Compat) {
+	if f.note != "" {
+		v.choice.Why += "; " + f.note
+	}
+	if len(pieces) == 1 && !pieces[0].file.inline && (v.choice.Path == Direct || v.choice.Path == Compat) {
 		v.envelope, v.skew = true, pieces[0].offset%pageSize
 	}
 	v.reserved = roundUp(v.skew+v.n, pageSize) // whole pages, so that an aligned envelope fits
@@ -230,6 +259,7 @@ func (r *Reader) abandon(v *View, finished <-chan struct{}) {
 func (f *File) account(m Moved) {
 	f.mu.Lock()
 	f.moved.Add(m)
+	f.reads++
 	f.mu.Unlock()
 	f.r.mu.Lock()
 	f.r.moved.Add(m)
