@@ -202,23 +202,25 @@ func (f *finder) add(ctx context.Context, source string) error {
 	return f.walk(ctx, source)
 }
 
-// walk adds the files below dir, in lexical order. Names that begin with a dot and symlinks are left out.
+// walk adds the files below dir, in lexical order. Names that begin with a dot and symlinks are left out, but dir may
+// be either.
 func (f *finder) walk(ctx context.Context, dir string) error {
-	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+	root := dir + string(filepath.Separator) // so that WalkDir follows dir itself
+	return filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
 		if err == nil {
 			err = ctx.Err()
 		}
 		if err != nil {
 			return fmt.Errorf("list %s: %w", dir, err)
 		}
-		if name != dir && strings.HasPrefix(d.Name(), ".") {
+		if name != root && strings.HasPrefix(d.Name(), ".") {
 			if d.IsDir() {
 				return filepath.SkipDir
 			}
 			return nil
 		}
 		if d.IsDir() {
-			if abs, err := filepath.Abs(name); err == nil && abs == f.out && name != dir {
+			if abs, err := filepath.Abs(name); err == nil && abs == f.out && name != root {
 				return filepath.SkipDir
 			}
 			return nil

@@ -122,19 +122,49 @@ func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 
 func FuzzCut(f *testing.F) {
 	f.Add([]byte("it's 123 4567\r\n\r\n  x\t\ty's  'S z/\n/ é  ю数"), 7)
-	tok := newEncoder(f, "o200k_base")
+	f.Add([]byte("数。\n字!\n/x\n\n'y.\n\u00a0z;\n'll\n\u0301"), 30)
+	var encoders []*Encoder
+	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
+		encoders = append(encoders, newEncoder(f, name))
+	}
 	f.Fuzz(func(t *testing.T, text []byte, at int) {
 		if at < 0 || at > len(text) {
 			return
 		}
 		cut := lastCut(text[:at])
-		whole, _, _ := tok.Append(nil, text)
-		parts, _, _ := tok.Append(nil, text[:cut])
-		parts, _, _ = tok.Append(parts, text[cut:])
-		if !reflect.DeepEqual(parts, whole) {
-			t.Fatalf("cut at %d: %v, whole: %v", cut, parts, whole)
+		for _, tok := range encoders {
+			whole, _, _ := tok.Append(nil, text)
+			parts, _, _ := tok.Append(nil, text[:cut])
+			parts, _, _ = tok.Append(parts, text[cut:])
+			if !reflect.DeepEqual(parts, whole) {
+				t.Fatalf("%s: cut at %d: %v, whole: %v", tok.name, cut, parts, whole)
+			}
 		}
 	})
+}
+
+// Every place where lastCut may cut, in all texts of a few runes that matter to the patterns.
+func TestEveryCut(t *testing.T) {
+	alphabet := []string{" ", "\n", "\r", "/", ".", "'", "s", "A", "1", "字", "\u00a0", "\u0301"}
+	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
+		tok := newEncoder(t, name)
+		for n := range 12 * 12 * 12 * 12 {
+			var text []byte
+			for range 4 {
+				text, n = append(text, alphabet[n%12]...), n/12
+			}
+			cut := lastCut(text)
+			if cut == 0 {
+				continue
+			}
+			whole, _, _ := tok.Append(nil, text)
+			parts, _, _ := tok.Append(nil, text[:cut])
+			parts, _, _ = tok.Append(parts, text[cut:])
+			if !reflect.DeepEqual(parts, whole) {
+				t.Fatalf("%s: %q cut at %d: %v, whole: %v", name, text, cut, parts, whole)
+			}
+		}
+	}
 }
 
 func TestTextWithoutAPlaceToCut(t *testing.T) {
@@ -309,6 +339,24 @@ func TestOutputInsideTheSource(t *testing.T) {
 	result, err := Run(context.Background(), Options{Sources: []string{dir}, Out: filepath.Join(dir, "out"), Force: true})
 	if err != nil || result.Documents != 1 {
 		t.Errorf("%d documents, want only the one outside the output (%v)", result.Documents, err)
+	}
+}
+
+func TestLinks(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"real/a.txt": "text", "other.txt": "not below it"})
+	for link, target := range map[string]string{"link": "real", "real/b.txt": "../other.txt", ".hidden": "real"} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, source := range []string{"real", "real/", "link", ".hidden"} {
+		if result, _ := runPack(t, Options{Sources: []string{dir + "/" + source}}); result.Documents != 1 {
+			t.Errorf("%s: %d documents, want the file that is no link", source, result.Documents)
+		}
+	}
+	t.Chdir(dir)
+	if result, _ := runPack(t, Options{Sources: []string{"."}, Out: filepath.Join(t.TempDir(), "out")}); result.Documents != 2 {
+		t.Errorf("the current directory: %d documents, want 2", result.Documents)
 	}
 }
 

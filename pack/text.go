@@ -108,9 +108,9 @@ func (c *cutter) parts(yield func(Document) error) error {
 	}
 }
 
-// lastCut returns the last place in text where a white space follows a letter, or 0. No pattern of tiktoken's
-// vocabularies joins these two or looks back over them, so every one of them splits there whatever comes before
-// and after.
+// lastCut returns the last place in text where it can be cut, or 0: before a white space that follows a letter, or
+// between a lone line end and what begins the next line. No pattern of tiktoken's vocabularies joins these two or
+// looks over them, so every one of them splits there whatever comes before and after.
 func lastCut(text []byte) int {
 	for i := len(text) - 1; i > 0; i-- {
 		switch text[i] {
@@ -118,7 +118,21 @@ func lastCut(text []byte) int {
 			if r, _ := utf8.DecodeLastRune(text[:i]); unicode.IsLetter(r) {
 				return i
 			}
+		case '/': // o200k_base joins it to a line end
+		default:
+			if text[i-1] == '\n' && i > 1 && startsWord(text[i:]) {
+				// gpt2 takes the last of several white spaces apart, if something follows.
+				if r, _ := utf8.DecodeLastRune(text[:i-1]); !unicode.IsSpace(r) {
+					return i
+				}
+			}
 		}
 	}
 	return 0
+}
+
+// startsWord reports whether text surely begins with something else than white space.
+func startsWord(text []byte) bool {
+	r, _ := utf8.DecodeRune(text)
+	return utf8.FullRune(text) && !unicode.IsSpace(r)
 }
