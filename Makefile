@@ -19,10 +19,10 @@ VENV    = $(CACHE)/venv
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint bench install clean
+.PHONY: help build demo test test-gpu lint bench install clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 build: ## Build bin/hbmfs, a static binary
 	@mkdir -p bin
@@ -41,6 +41,11 @@ test: build ## Run every check but lint: vet, gofmt, Go tests with the race dete
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) ./...
+
+test-gpu: build ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, about 2 minutes)
+	@mkdir -p $(CACHE)
+	CGO_ENABLED=0 $(GO) test -c -o $(CACHE)/cufile.test ./cufile
+	tests/gpu/run.sh bin/hbmfs $(CACHE)/cufile.test $(or $(GPU_OUT),$(CACHE)/gpu)
 
 lint: $(LINT) ## Run golangci-lint, which also enforces who may import whom
 	$(LINT) run ./...

@@ -107,7 +107,8 @@ Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect found problems, 4 
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(), newManCommand(root))
+	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
+		newReadCommand(), newBenchCommand(), newProbeCommand(), newManCommand(root))
 	return root
 }
 

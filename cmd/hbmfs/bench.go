@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/cufile"
+)
+
+// benchCommand is hbmfs bench.
+type benchCommand struct {
+	device  deviceFlags
+	paths   []string
+	modes   []string
+	block   string
+	sample  string
+	align   string
+	samples int
+	threads int
+	depth   int
+	gpus    []int
+	slot    string
+	window  string
+	seconds float64
+	asJSON  bool
+	name    string
+
+	stdout, stderr io.Writer
+}
+
+func newBenchCommand() *cobra.Command {
+	c := &benchCommand{}
+	cmd := &cobra.Command{
+		Use:   "bench FILE",
+		Short: "Measure every path from a file into GPU memory, beside a plain read and copy",
+		Long: `Read a file by each path, in three ways, for a while each:
+
+  sequential  the whole file in blocks, again and again
+  random      blocks at random places
+  gather      many small samples at random places, into one tensor
+
+plain is one thread that reads into ordinary memory and copies to the GPU: what a program does without hbmfs. wall is
+a copy of pinned memory to the GPU, which no path can beat; rates are also given as a part of it. mapped comes three
+times: kept, with all registrations made before; moving, through 32 windows that are registered and given up as the
+reading moves on, in a file that was read so before; and first, the same in a file that was just opened, one pass.
+
+Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate.
+CPU s/GB is what this process used, the kernel's work for it included.`,
+		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin",
+		Args:    exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.name, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
+			return c.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	c.device.add(f)
+	f.StringSliceVar(&c.paths, "paths", nil, "staged, mapped, compat, direct, host (default staged,mapped; host with --to host)")
+	f.StringSliceVar(&c.modes, "modes", []string{modeSequential, modeRandom, modeGather}, "sequential, random, gather")
+	f.StringVar(&c.block, "block", "64MiB", "bytes of a block")
+	f.StringVar(&c.sample, "sample", "8KiB", "bytes of a sample of gather")
+	f.StringVar(&c.align, "align", "2", "random places are multiples of this")
+	f.IntVar(&c.samples, "samples", 4096, "samples of a gather")
+	f.IntVar(&c.threads, "threads", 0, "threads for each GPU, 0 for what auto would take")
+	f.IntVar(&c.depth, "depth", 8, "blocks or gathers under way at once")
+	f.IntSliceVar(&c.gpus, "gpus", nil, "GPUs to read into at once (instead of --to)")
+	f.StringVar(&c.slot, "slot", "4MiB", "bytes that a thread of staged moves at a time")
+	f.StringVar(&c.window, "window", "128MiB", "bytes that mapped registers at a time")
+	f.Float64Var(&c.seconds, "seconds", 2, "seconds for each measurement")
+	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+// The ways to read.
+const (
+	modeSequential = "sequential"
+	modeRandom     = "random"
+	modeGather     = "gather"
+)
+
+// movingWindows is how many windows may be registered at once when they move. They are given up by halves.
+const movingWindows = 32
+
+// benchRow is one measurement.
+type benchRow struct {
+	Path     string  `json:"path"` // plain, staged, mapped kept, mapped once, ...
+	Mode     string  `json:"mode"`
+	Bytes    int64   `json:"bytes"`
+	Seconds  float64 `json:"seconds"`
+	GBps     float64 `json:"gb_per_s"`       // 1e9 bytes
+	OfWall   float64 `json:"of_wall"`        // of the pinned copy, 0 on the host
+	CPUPerGB float64 `json:"cpu_s_per_gb"`   // user and system, of this process
+	Skipped  string  `json:"skip,omitempty"` // why there is no measurement
+}
+
+// benchResult is the result, and the JSON that --json prints.
+type benchResult struct {
+	File    string       `json:"file"`
+	Size    int64        `json:"size"`
+	GPUs    []cufile.GPU `json:"gpus"`
+	CPUs    int          `json:"cpus"`
+	Block   int64        `json:"block"`
+	Sample  int64        `json:"sample"`
+	Align   int64        `json:"align"`
+	Samples int          `json:"samples"`
+	Threads int          `json:"threads"`
+	Depth   int          `json:"depth"`
+	Wall    float64      `json:"wall_gb_per_s"` // pinned memory to HBM, the GPUs one after the other, summed
+	Rows    []benchRow   `json:"rows"`
+}
+
+// benchPlan is one line of the table before it is measured.
+type benchPlan struct {
+	label string
+	path  cufile.Path
+
+	plain      bool // the baseline instead of a path
+	kept       bool // registrations of the whole file are kept
+	visited    bool // the file was read once before
+	sequential bool // other modes say nothing about it
+	once       bool // one pass, however short
+}
+
+func (c *benchCommand) run(ctx context.Context) error {
+	base, sizes, err := c.settle()
+	if err != nil {
+		return err
+	}
+	plans, err := c.plans()
+	if err != nil {
+		return err
+	}
+	result := &benchResult{File: c.name, CPUs: runtime.NumCPU(), Block: sizes.block, Sample: sizes.sample, Align: sizes.align, Samples: c.samples, Threads: c.threads, Depth: c.depth}
+	if err := c.measureWall(ctx, base, result); err != nil {
+		return err
+	}
+	for _, p := range plans {
+		b := &bench{command: c, base: base, sizes: sizes, plan: p, result: result}
+		if err := b.run(ctx); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			// One path that does not work here is a finding; the others are measured all the same.
+			result.Rows = append(result.Rows, benchRow{Path: p.label, Mode: "-", Skipped: err.Error()})
+		}
+	}
+	if c.asJSON {
+		enc := json.NewEncoder(c.stdout)
+		enc.SetIndent("", "  ")
+		return enc.Encode(result)
+	}
+	c.print(result)
+	return nil
+}
+
+type benchSizes struct{ block, sample, align, slot, window int64 }
+
+// settle reads the flags.
+func (c *benchCommand) settle() (o cufile.Options, s benchSizes, err error) {
+	c.device.path = string(cufile.Auto)
+	if o, err = c.device.options(); err != nil {
+		return o, s, err
+	}
+	for _, size := range []struct {
+		flag, text string
+		to         *int64
+	}{{"block", c.block, &s.block}, {"sample", c.sample, &s.sample}, {"align", c.align, &s.align}, {"slot", c.slot, &s.slot}, {"window", c.window, &s.window}} {
+		if *size.to, err = parseSize(size.text); err != nil {
+			return o, s, usageError{fmt.Errorf("--%s: %w", size.flag, err)}
+		}
+	}
+	const most = 1 << 30
+	if s.block > most || s.sample > most || c.samples < 1 || c.depth < 1 || c.depth > 256 || int64(c.samples) > most/s.sample || c.seconds <= 0 || c.seconds > 3600 {
+		return o, s, usageError{errors.New("a block and a gather have at most 1 GiB, a depth is 1 to 256, and seconds are up to 3600")}
+	}
+	for _, m := range c.modes {
+		if m != modeSequential && m != modeRandom && m != modeGather {
+			return o, s, usageError{fmt.Errorf("--modes knows sequential, random and gather, not %q", m)}
+		}
+	}
+	if c.gpus == nil {
+		c.gpus = []int{o.Device}
+	}
+	o.Threads, o.Slot, o.Window, o.Readers = c.threads, s.slot, s.window, len(c.gpus)
+	const page = 64 << 10
+	o.Arena = int64(c.depth+1) * (max(s.block, s.sample*int64(c.samples)) + page)
+	return o, s, nil
+}
+
+// parseSize reads "64MiB", "8KiB", "1GiB" or a number of bytes.
+func parseSize(text string) (int64, error) {
+	unit := int64(1)
+	number := text
+	for _, u := range []struct {
+		name string
+		n    int64
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}} {
+		if n, ok := strings.CutSuffix(text, u.name); ok {
+			number, unit = n, u.n
+		}
+	}
+	var n int64
+	if _, err := fmt.Sscanf(number+"\n", "%d\n", &n); err != nil || n < 1 || n > (1<<50)/unit {
+		return 0, fmt.Errorf("%q is no size such as 64MiB", text)
+	}
+	return n * unit, nil
+}
+
+// plans makes the lines of the table.
+func (c *benchCommand) plans() ([]benchPlan, error) {
+	onHost := c.gpus[0] == cufile.HostDevice
+	names := c.paths
+	if names == nil {
+		names = []string{string(cufile.Staged), string(cufile.Mapped)}
+		if onHost {
+			names = []string{string(cufile.Host)}
+		}
+	}
+	first := cufile.Staged
+	if onHost {
+		first = cufile.Host
+	}
+	plans := []benchPlan{{label: "plain", path: first, plain: true, sequential: true}}
+	for _, name := range names {
+		path, err := cufile.ParsePath(name)
+		if err != nil {
+			return nil, usageError{err}
+		}
+		if path == cufile.Mapped {
+			plans = append(plans,
+				benchPlan{label: "mapped kept", path: path, kept: true, visited: true},
+				benchPlan{label: "mapped moving", path: path, visited: true, sequential: true},
+				benchPlan{label: "mapped first", path: path, sequential: true, once: true})
+			continue
+		}
+		plans = append(plans, benchPlan{label: name, path: path})
+	}
+	return plans, nil
+}
+
+// measureWall measures each GPU's pinned copy, and describes the GPUs.
+func (c *benchCommand) measureWall(ctx context.Context, o cufile.Options, result *benchResult) error {
+	for _, index := range c.gpus {
+		if index == cufile.HostDevice {
+			return nil
+		}
+		o.Device = index
+		r, err := cufile.New(ctx, o)
+		if err != nil {
+			return err
+		}
+		rate, err := r.Wall(ctx, time.Duration(c.seconds/2*float64(time.Second)))
+		result.GPUs = append(result.GPUs, r.GPU())
+		if err = errors.Join(err, r.Close()); err != nil {
+			return err
+		}
+		result.Wall += rate / 1e9
+	}
+	return nil
+}
+
+func (c *benchCommand) print(r *benchResult) {
+	for _, g := range r.GPUs {
+		fmt.Fprintf(c.stdout, "gpu %d   %s, PCI %s, NUMA node %d\n", g.Index, g.Name, g.PCI, g.NUMA)
+	}
+	fmt.Fprintf(c.stdout, "file    %s, %d bytes; block %d, gather %d x %d at multiples of %d, depth %d, %d CPUs\n", r.File, r.Size, r.Block, r.Samples, r.Sample, r.Align, r.Depth, r.CPUs)
+	if r.Wall > 0 {
+		fmt.Fprintf(c.stdout, "wall    %.1f GB/s, pinned memory to HBM\n", r.Wall)
+	}
+	w := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "PATH\tMODE\tGB/s\tOF WALL\tCPU s/GB\t")
+	for _, row := range r.Rows {
+		switch {
+		case row.Skipped != "":
+			fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t  %s\n", row.Path, row.Mode, row.Skipped)
+		case row.OfWall == 0:
+			fmt.Fprintf(w, "%s\t%s\t%.2f\t-\t%.3f\t\n", row.Path, row.Mode, row.GBps, row.CPUPerGB)
+		default:
+			fmt.Fprintf(w, "%s\t%s\t%.2f\t%.2f\t%.3f\t\n", row.Path, row.Mode, row.GBps, row.OfWall, row.CPUPerGB)
+		}
+	}
+	w.Flush()
+}

@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// probeName is the hidden command that proves the direct path in a process of its own.
+const probeName = "cufile-probe"
+
+// deviceFlags are the flags of every command that moves bytes into a device.
+type deviceFlags struct {
+	to        string
+	path      string
+	libraries cufile.Libraries
+}
+
+func (d *deviceFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&d.to, "to", "gpu:0", "where to: gpu:N or host")
+	f.StringVar(&d.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
+	f.StringVar(&d.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
+	f.StringVar(&d.libraries.NVML, "libnvml", "", "the NVML library, instead of the system's")
+}
+
+// options makes the reader's options of flags.
+func (d *deviceFlags) options() (cufile.Options, error) {
+	o := cufile.Options{Device: cufile.HostDevice, Libraries: d.libraries}
+	if d.to != "host" {
+		number, ok := strings.CutPrefix(d.to, "gpu:")
+		index, err := strconv.Atoi(number)
+		if !ok || err != nil || index < 0 {
+			return o, usageError{fmt.Errorf("--to must be gpu:N or host, not %q", d.to)}
+		}
+		o.Device = index
+	}
+	var err error
+	if o.Path, err = cufile.ParsePath(d.path); err != nil {
+		return o, usageError{err}
+	}
+	self, err := os.Executable()
+	if err == nil { // without it the direct path says that it cannot be proven
+		o.Probe = []string{self, probeName}
+	}
+	return o, nil
+}
+
+// readCommand is hbmfs read.
+type readCommand struct {
+	device  deviceFlags
+	require string
+	name    string
+	offset  int64
+	length  int64
+	asJSON  bool
+
+	stdout, stderr io.Writer
+}
+
+func newReadCommand() *cobra.Command {
+	c := &readCommand{}
+	cmd := &cobra.Command{
+		Use:   "read FILE",
+		Short: "Move a file into GPU memory, verify it there, and say which path its bytes took",
+		Long: `Move a file, of a mount or any other, into the memory of a GPU or of the host. The bytes are copied back from
+there and hashed; where ` + layout.ManifestName + ` lies beside the file, they are compared with its checksums.
+
+Paths:
+  auto    the fastest that is proven to work; the answer says which and why
+  direct  storage to GPU by DMA (GPUDirect Storage), only if it is proven for this file on this machine
+  mapped  page cache to GPU by DMA, no copy by the CPU
+  staged  read into pinned memory, overlapped with copies to the GPU
+  compat  NVIDIA's libcufile with its own POSIX reads
+  host    read into host memory
+
+A path that was asked for and is not available is an error, never another path.`,
+		Example: "  hbmfs read /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs read --to host --json shard_000.bin\n  hbmfs read --require direct /mnt/pile/train_000001.bin",
+		Args:    exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.name, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
+			return c.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	c.device.add(f)
+	f.StringVar(&c.device.path, "path", "auto", "auto, direct, mapped, staged, compat or host")
+	f.StringVar(&c.require, "require", "", "fail unless every byte that lies on storage takes this path")
+	f.Int64Var(&c.offset, "offset", 0, "first byte to read")
+	f.Int64Var(&c.length, "length", -1, "bytes to read, -1 for all")
+	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+// newProbeCommand is what cufile.Options.Probe runs. Its input and output are cufile's own.
+func newProbeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    probeName,
+		Hidden: true, // not for people
+		Args:   exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cufile.RunProbe(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+}
+
+// readResult is the result, and the JSON that --json prints.
+type readResult struct {
+	File     string        `json:"file"`
+	Bytes    int64         `json:"bytes"`
+	SHA256   string        `json:"sha256"`
+	Seconds  float64       `json:"seconds"` // of moving and hashing
+	Paths    cufile.Moved  `json:"paths"`   // bytes by path
+	Choice   cufile.Choice `json:"choice"`  // of the last part
+	GPU      *cufile.GPU   `json:"gpu,omitempty"`
+	Verified int64         `json:"verified"` // bytes that were compared with the manifest
+}
+
+// A part of the file, and how many are under way at once.
+const (
+	readSpan  = 32 << 20
+	readDepth = 4
+)
+
+func (c *readCommand) run(ctx context.Context) (err error) {
+	opt, err := c.options()
+	if err != nil {
+		return err
+	}
+	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a slot for what is unaligned
+	r, err := cufile.New(ctx, opt)
+	if err != nil {
+		return c.explain(err)
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	f, err := r.Open(ctx, c.name)
+	if err != nil {
+		return c.explain(err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if c.offset < 0 || c.offset > f.Size() || c.length > f.Size()-c.offset {
+		return usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", c.name, f.Size(), c.offset, c.length)}
+	}
+	if c.length < 0 {
+		c.length = f.Size() - c.offset
+	}
+	result, err := c.move(ctx, f)
+	if err != nil {
+		return err
+	}
+	if gpu := r.GPU(); opt.Device != cufile.HostDevice {
+		result.GPU = &gpu
+	}
+	return c.print(result)
+}
+
+// options settles what --path and --require mean together.
+func (c *readCommand) options() (cufile.Options, error) {
+	if c.require != "" {
+		if c.device.path != string(cufile.Auto) && c.device.path != c.require {
+			return cufile.Options{}, usageError{fmt.Errorf("--path %s and --require %s contradict each other", c.device.path, c.require)}
+		}
+		if c.require == string(cufile.Auto) {
+			return cufile.Options{}, usageError{errors.New("--require needs one path, not auto")}
+		}
+		c.device.path = c.require
+	}
+	if c.device.path == string(cufile.Host) {
+		c.device.to = "host"
+	}
+	return c.device.options()
+}
+
+// explain adds what helps where there is no GPU.
+func (c *readCommand) explain(err error) error {
+	if errors.Is(err, cufile.ErrNoLibrary) && c.device.to != "host" && c.device.path != string(cufile.Compat) && c.device.path != string(cufile.Direct) {
+		return fmt.Errorf("%w; --to host works without a GPU", err)
+	}
+	return err
+}
+
+// move streams the range through the device's memory and hashes what comes back.
+func (c *readCommand) move(ctx context.Context, f *cufile.File) (*readResult, error) {
+	sums, err := readSums(c.name, f.Size())
+	if err != nil {
+		return nil, err
+	}
+	var plan []cufile.Span
+	for at := c.offset; at < c.offset+c.length; {
+		// Parts end where the checksums' blocks do, so that whole blocks can be compared.
+		n := min(readSpan-at%readSpan, c.offset+c.length-at)
+		plan = append(plan, cufile.Span{Offset: at, Length: n})
+		at += n
+	}
+	bar := newProgress(c.stderr, "reading", c.length, true)
+	defer bar.close()
+	start := time.Now()
+	stream := f.Stream(ctx, plan, readDepth)
+	defer stream.Close()
+	hash := sha256.New()
+	result := &readResult{File: c.name, Bytes: c.length}
+	buffer := make([]byte, min(readSpan, c.length))
+	for _, part := range plan {
+		v, err := stream.Next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		data := buffer[:part.Length]
+		err = v.CopyTo(ctx, data, 0)
+		result.Choice = v.Choice()
+		v.Release()
+		if err != nil {
+			return nil, err
+		}
+		hash.Write(data)
+		n, err := sums.check(part.Offset, data)
+		if err != nil {
+			return nil, fmt.Errorf("verify %s: %w", c.name, err)
+		}
+		result.Verified += n
+		bar.add(part.Length)
+	}
+	result.Seconds = time.Since(start).Seconds()
+	result.SHA256 = hex.EncodeToString(hash.Sum(nil))
+	result.Paths = f.Moved()
+	return result, nil
+}
+
+func (c *readCommand) print(r *readResult) error {
+	if c.asJSON {
+		enc := json.NewEncoder(c.stdout)
+		enc.SetIndent("", "  ")
+		return enc.Encode(r)
+	}
+	to := "host memory"
+	if r.GPU != nil {
+		to = fmt.Sprintf("gpu %d (%s)", r.GPU.Index, r.GPU.Name)
+	}
+	fmt.Fprintf(c.stdout, "%d bytes to %s in %.3f s, hashing included\n", r.Bytes, to, r.Seconds)
+	paths, err := json.Marshal(r.Paths)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(c.stdout, "paths     %s\n", paths)
+	if r.Choice.Why != "" {
+		fmt.Fprintf(c.stdout, "because   %s: %s\n", r.Choice.Path, r.Choice.Why)
+	}
+	fmt.Fprintf(c.stdout, "sha256    %s\n", r.SHA256)
+	fmt.Fprintf(c.stdout, "verified  %d bytes against %s\n", r.Verified, layout.ManifestName)
+	return nil
+}
+
+// blockSums are a file's checksums in a manifest. Nil means that there are none.
+type blockSums struct {
+	block int64
+	size  int64
+	sums  layout.BlockSums
+}
+
+// readSums finds the checksums of a file in the manifest beside it.
+func readSums(name string, size int64) (*blockSums, error) {
+	manifestPath := filepath.Join(filepath.Dir(name), layout.ManifestName)
+	const most = 1 << 30
+	info, err := os.Stat(manifestPath)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil //nolint:nilnil // no manifest is the usual case, and a nil *blockSums checks nothing
+	}
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > most {
+		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", manifestPath, info.Size(), most)
+	}
+	data, err := os.ReadFile(manifestPath)
+	if err != nil {
+		return nil, err
+	}
+	m, err := layout.ParseManifest(data)
+	if err != nil {
+		return nil, err
+	}
+	for i := range m.Files {
+		if m.Files[i].Name != filepath.Base(name) {
+			continue
+		}
+		if m.Files[i].Size != size {
+			return nil, fmt.Errorf("%s has %d bytes, %s says %d", name, size, manifestPath, m.Files[i].Size)
+		}
+		return &blockSums{m.Files[i].CRC32CBlock, size, m.Files[i].CRC32C}, nil
+	}
+	return nil, nil //nolint:nilnil // as above
+}
+
+// check compares the blocks that lie wholly in data, which begins at offset of the file, and gives their bytes.
+func (s *blockSums) check(offset int64, data []byte) (checked int64, err error) {
+	if s == nil {
+		return 0, nil
+	}
+	table := crc32.MakeTable(crc32.Castagnoli)
+	for k := (offset + s.block - 1) / s.block; ; k++ {
+		first, last := k*s.block, min((k+1)*s.block, s.size)
+		if first >= s.size || last > offset+int64(len(data)) {
+			return checked, nil
+		}
+		if got := crc32.Checksum(data[first-offset:last-offset], table); got != s.sums[k] {
+			return checked, fmt.Errorf("bytes %d to %d have the checksum %08x, the manifest says %08x", first, last, got, s.sums[k])
+		}
+		checked += last - first
+	}
+}
