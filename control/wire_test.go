@@ -96,7 +96,8 @@ func FuzzMessages(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if room := c.name == "extents in" || c.name == "extents out"; !bytes.Equal(got, p) && !(room && bytes.HasPrefix(p, got)) {
+		room := c.name == "extents in" || c.name == "extents out" // what follows is room for extents
+		if !bytes.Equal(got, p) && (!room || !bytes.HasPrefix(p, got)) {
 			t.Errorf("%s: %x came back as %x", c.name, p, got)
 		}
 	})
