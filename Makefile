@@ -11,8 +11,11 @@ RACE    ?= 1
 READERS ?= 1
 CACHE   ?= .cache
 
-# A release binary must not depend on the C library of the machine that built it.
-STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false
+# A release binary must not depend on the version of the C library of the machine that built it, nor building it on a C
+# compiler. It links the C library's loader by name, without symbol versions, to find libcuda at run time. TAGS=nogpu
+# leaves that out and links nothing at all (for Alpine and empty images); reading into a GPU is then refused.
+TAGS   ?=
+STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags $(TAGS))
 LDFLAGS = -s -w -X main.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
@@ -24,7 +27,7 @@ SHARE   = $(DESTDIR)$(PREFIX)/share
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
-build: ## Build bin/hbmfs, a static binary
+build: ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths)
 	@mkdir -p bin
 	$(STATIC) -ldflags '$(LDFLAGS)' -o bin/hbmfs ./cmd/hbmfs
 
