@@ -238,7 +238,7 @@ func TestFullArenaWaitsForARelease(t *testing.T) {
 func TestTruncatedFileIsAnErrorNotZeros(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {
 		if o.Path == Mapped || o.Path == Auto {
-			t.Skip("a mapping of a truncated file ends the fake with SIGBUS, where the real driver refuses to register it")
+			t.Skip("the fake GPU reads a mapping with the CPU, which SIGBUS ends where the file was truncated")
 		}
 		name, _ := randomFile(t, 1<<20, 7)
 		f := openFileIn(t, newReader(t, o), name)
