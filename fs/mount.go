@@ -49,8 +49,9 @@ type Mount struct {
 	tree    *tree
 	server  *fuse.Server
 
-	indexed once
-	volume  atomic.Pointer[layout.Volume]
+	indexed   once
+	volume    atomic.Pointer[layout.Volume]
+	viewsMade atomic.Bool // or it failed
 
 	backing  backings
 	texts    texts
@@ -167,7 +168,7 @@ func (m *Mount) Serve(ctx context.Context) {
 	indexed := make(chan struct{})
 	go func() { // ended by cancel, awaited below
 		defer close(indexed)
-		if _, err := m.index(ctx); err != nil && ctx.Err() == nil {
+		if err := m.makeViews(ctx); err != nil && ctx.Err() == nil {
 			m.log.Error("the dataset could not be recognized, so it has no views", "error", err)
 		}
 	}()
@@ -180,6 +181,15 @@ func (m *Mount) Serve(ctx context.Context) {
 	cancel()
 	<-indexed
 	<-channel
+}
+
+// makeViews recognizes the dataset and makes the directories of its views, so that whoever looks into them first does
+// not wait for that. The views themselves are built when they are asked for.
+func (m *Mount) makeViews(ctx context.Context) error {
+	top, _ := m.tree.find(m.tree.get(rootNumber).dir, ControlName)
+	views, _ := m.tree.find(top.dir, "views")
+	defer m.viewsMade.Store(true)
+	return m.expand(ctx, views)
 }
 
 // index recognizes the dataset, once.

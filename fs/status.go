@@ -91,7 +91,7 @@ type Counters struct {
 func (m *Mount) status() Status {
 	s := Status{
 		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
-		Objects: len(m.listing.Objects), Problems: len(m.listing.Problems), Indexing: true, Sets: []SetStatus{}, Control: m.controlStatus(),
+		Objects: len(m.listing.Objects), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Sets: []SetStatus{}, Control: m.controlStatus(),
 		Counters: Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
@@ -105,7 +105,6 @@ func (m *Mount) status() Status {
 	s.Passthrough = Passthrough{m.backing.off == "", m.backing.off, m.backing.failures, m.backing.lastErr}
 	m.backing.mu.Unlock()
 	if v := m.volume.Load(); v != nil {
-		s.Indexing = false
 		s.Views = len(v.Views)
 		s.Problems += len(v.Problems())
 		for _, set := range v.Sets {
