@@ -97,6 +97,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs inspect /data/pile              what is this dataset, and is it sound?
   hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
   hbmfs extents /mnt/pile/train.bin     where do the bytes of a file lie?
+  hbmfs read /mnt/pile/train.bin        move them into GPU memory, and say by which path
   hbmfs umount /mnt/pile                take it away
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
 
