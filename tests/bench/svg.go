@@ -8,8 +8,8 @@ import (
 
 // Geometry of the plot, in SVG user units.
 const (
-	plotWidth  = 860
-	labelWidth = 320
+	plotWidth  = 960
+	labelWidth = 440
 	barHeight  = 18
 	rowHeight  = 32
 	topMargin  = 44

@@ -56,7 +56,7 @@ func (b *bench) throughput(ctx context.Context) (err error) {
 	if err := errors.Join(copyFile(viewCopy, view), warmByReading(ctx, viewCopy)); err != nil {
 		return err
 	}
-	if err := b.compareProbes(ctx, "view in the page cache", "", viewTarget, view, viewCopy); err != nil {
+	if err := b.compareProbes(ctx, "cached view", "", viewTarget, view, viewCopy); err != nil {
 		return err
 	}
 	if err := b.compareSmallPages(ctx, view); err != nil {
@@ -92,7 +92,7 @@ func (b *bench) compareSmallPages(ctx context.Context, view string) (err error) 
 	if err := copyFile(small, view); err != nil {
 		return err
 	}
-	return b.compareProbes(ctx, "view in the page cache", " against pages of 4 KiB", viewTarget, view, small)
+	return b.compareProbes(ctx, "cached view", " against pages of 4 KiB", viewTarget, view, small)
 }
 
 // compareProbes compares every access pattern on two warm files of the same bytes. against says what is special about
