@@ -82,19 +82,34 @@ func (f *File) Plain(ctx context.Context, offset, n int64) error {
 		return err
 	}
 	defer f.r.arena.release(at, size)
+	pieces, err := q.allPieces(mostPieces)
+	if err != nil {
+		return err
+	}
 	buffer := make([]byte, size)
+	for _, g := range split(pieces, f.r.handles.share()) {
+		if err := f.plainGroup(ctx, &g, buffer, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *File) plainGroup(ctx context.Context, g *group, buffer []byte, at int64) error {
+	if err := f.r.handles.take(ctx, g.files); err != nil {
+		return err
+	}
+	defer f.r.handles.give(g.files)
+	chunks := cut(g.pieces, int64(len(buffer)))
 	return f.r.crew.do(context.WithoutCancel(ctx), func(w *worker) error {
-		for done := int64(0); done < n && ctx.Err() == nil; done += size {
-			part := min(size, n-done)
-			if err := q.pieces(done, part, func(p piece) error {
-				return p.file.readFull(buffer[p.to-done:p.to-done+p.n], p.offset)
-			}); err != nil {
+		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
+			if err := readChunk(&chunks[i], buffer, 0); err != nil {
 				return err
 			}
 			if w.cu == nil {
 				continue
 			}
-			if err := w.cu.copyPageable(f.r.hbm+devicePointer(at), buffer[:part]); err != nil {
+			if err := w.cu.copyPageable(f.r.hbm+devicePointer(at), buffer[:chunks[i].n]); err != nil {
 				return err
 			}
 		}

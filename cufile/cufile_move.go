@@ -69,6 +69,12 @@ func (d *cufileDriver) handle(b *backing, path Path) (handle, error) {
 	return h, nil
 }
 
+func (b *backing) hasHandle() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cufile != 0
+}
+
 // forget gives back a file's handle, before its descriptor is closed.
 func (d *cufileDriver) forget(b *backing) {
 	b.mu.Lock()

@@ -10,8 +10,9 @@
 //	kernel(v.Pointer(), v.Len())
 //	v.Release()
 //
-// A file of a mount is read past FUSE: package control says where its bytes lie and hands over the backing files, which
-// stay leased until [File.Close]. Bytes that exist only in the mount, such as a synthesized header, are read there.
+// A file of a mount is read past FUSE: package control says where its bytes lie and hands over the backing files. They
+// are asked for when a read needs them; at most Options.Descriptors stay open, whatever the number of shards, and a read
+// of more is moved in parts. Bytes that exist only in the mount, such as a synthesized header, are read there.
 //
 // There are five paths: [Direct], [Mapped], [Staged], [Compat] and [Host]. [Auto] chooses one per request and says
 // why ([View.Choice]). A path that was asked for and is not available is an error; nothing falls back in silence.

@@ -69,7 +69,9 @@ func (f *File) Moved() Moved {
 
 // Close closes the file. Views of it stay.
 func (f *File) Close() error {
-	errs := []error{f.r.forget(f.source.opened())}
+	known := f.source.known()
+	errs := []error{f.r.forget(known)}
+	f.r.handles.drop(known)
 	if m, ok := f.source.(*mountedFile); ok {
 		// The daemon may be gone by now, and what it would show is no reason for a reader to fail.
 		ctx, cancel := context.WithTimeout(context.Background(), grace)
@@ -115,7 +117,8 @@ func (v *View) Bytes() []byte {
 // Moved says which paths the bytes took.
 func (v *View) Moved() Moved { return v.moved }
 
-// Choice is the path that the request was given, and why.
+// Choice is the path that the request was given, and why. A request of more backing files than may be open at once is
+// moved in parts, each by its own choice: this is the first part's, and Moved has them all.
 func (v *View) Choice() Choice { return v.choice }
 
 // Release gives the memory back. The view must not be used after it; releasing twice does nothing.
@@ -190,15 +193,15 @@ func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View
 const mostPieces = 1 << 22
 
 func (f *File) fetch(ctx context.Context, offsets []int64, length int64) (*View, error) {
-	v, pieces, err := f.prepare(ctx, offsets, length)
+	v, groups, err := f.prepare(ctx, offsets, length)
 	if err != nil {
 		return nil, err
 	}
-	return f.fill(ctx, v, pieces)
+	return f.fill(ctx, v, groups)
 }
 
 // prepare plans a request and takes its memory.
-func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*View, []piece, error) {
+func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*View, []group, error) {
 	q, err := f.plan(ctx, offsets, length)
 	if err != nil {
 		return nil, nil, err
@@ -212,7 +215,14 @@ func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*Vie
 	if err != nil {
 		return nil, nil, err
 	}
-	if v.choice, v.cold, err = f.choose(ctx, pieces); err != nil {
+	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
+	groups := split(pieces, f.r.handles.share())
+	if err := f.r.handles.take(ctx, groups[0].files); err != nil {
+		return nil, nil, err
+	}
+	v.choice, v.cold, err = f.choose(ctx, groups[0].pieces)
+	f.r.handles.give(groups[0].files)
+	if err != nil {
 		return nil, nil, err
 	}
 	if f.note != "" {
@@ -223,36 +233,53 @@ func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*Vie
 	}
 	v.reserved = roundUp(v.skew+v.n, pageSize) // whole pages, so that an aligned envelope fits
 	v.at, err = f.r.arena.take(ctx, v.reserved)
-	return v, pieces, err
+	return v, groups, err
 }
 
-// fill brings pieces into a prepared view, which it releases when that fails.
-func (f *File) fill(ctx context.Context, v *View, pieces []piece) (*View, error) {
-	if len(pieces) == 0 {
+// fill brings groups of pieces into a prepared view, which it releases when that fails.
+func (f *File) fill(ctx context.Context, v *View, groups []group) (*View, error) {
+	if len(groups) == 0 {
 		return v, nil
 	}
-	finished, err := f.move(ctx, v, pieces)
-	if err != nil {
-		f.r.abandon(v, finished)
-		return nil, err
+	first := v.choice
+	for i := range groups {
+		if finished, err := f.fillGroup(ctx, v, &groups[i], i > 0); err != nil {
+			f.r.after(finished, v.Release)
+			return nil, err
+		}
 	}
+	v.choice = first
 	f.account(v.moved)
 	return v, nil
 }
 
-// abandon releases a view's memory once nothing writes to it any more: at once as a rule, and after the last thread
-// came back from a foreign call that did not end with the context.
-func (r *Reader) abandon(v *View, finished <-chan struct{}) {
+// fillGroup moves one group, by a choice of its own if choose is set. finished is as of crew.run.
+func (f *File) fillGroup(ctx context.Context, v *View, g *group, choose bool) (finished <-chan struct{}, err error) {
+	finished = closedChannel()
+	if err := f.r.handles.take(ctx, g.files); err != nil {
+		return finished, err
+	}
+	if choose {
+		v.choice, v.cold, err = f.choose(ctx, g.pieces)
+	}
+	if err == nil {
+		finished, err = f.move(ctx, v, g.pieces)
+	}
+	f.r.after(finished, func() { f.r.handles.give(g.files) })
+	return finished, err
+}
+
+// after gives back what a job used once nothing uses it any more: at once as a rule, and after the last thread came
+// back from a foreign call that did not end with the context.
+func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 	select {
 	case <-finished:
-		v.Release()
+		giveBack()
 	default:
-		r.views.Add(1)
-		go func() {
-			defer r.views.Done()
+		r.stuck.Go(func() {
 			<-finished
-			v.Release()
-		}()
+			giveBack()
+		})
 	}
 }
 
@@ -297,30 +324,24 @@ func (f *File) plan(ctx context.Context, offsets []int64, length int64) (*reques
 	if q.runs, err = f.source.runs(ctx, first, last-first); err != nil {
 		return nil, err
 	}
-	return q, q.open(ctx, f.source)
+	q.locate(f.source)
+	return q, nil
 }
 
-// open finds the backing files that the spans need.
-func (q *request) open(ctx context.Context, s source) error {
-	need := func(object uint64) error {
-		if q.files[object] != nil {
-			return nil
+// locate names the backing files that the spans need.
+func (q *request) locate(s source) {
+	need := func(r *run) {
+		if q.files[r.object] == nil {
+			q.files[r.object] = s.backing(r)
 		}
-		b, err := s.backing(ctx, object)
-		if err == nil {
-			q.files[object] = b
-		}
-		return err
 	}
 	if len(q.runs) == 1 {
-		return need(q.runs[0].object)
+		need(&q.runs[0])
+		return
 	}
 	for _, offset := range q.offsets {
 		for i := q.find(offset); i < len(q.runs) && q.runs[i].logical < offset+q.length; i++ {
-			if err := need(q.runs[i].object); err != nil {
-				return err
-			}
+			need(&q.runs[i])
 		}
 	}
-	return nil
 }

@@ -18,10 +18,12 @@ import (
 // start wait for it (measured on an H200: 20 GB/s through moving windows with several threads).
 //
 // A file is mapped once and whole, and stays mapped when a window goes: filling the page tables costs as much as
-// registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying them.
+// registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying them. Only where
+// there are too many files, those without a window are unmapped. A mapping does not need the file to stay open.
 type mappings struct {
 	cu            *cuda
 	window, limit int64
+	mostFiles     int
 
 	mu    sync.Mutex // the thread that registers changes what follows, others look
 	kept  map[mapKey]*mapping
@@ -45,7 +47,7 @@ type mapping struct {
 }
 
 func newMappings(cu *cuda, window, limit int64) *mappings {
-	return &mappings{cu: cu, window: window, limit: limit, kept: map[mapKey]*mapping{}, order: list.New(), files: map[uint64][]byte{}}
+	return &mappings{cu: cu, window: window, limit: limit, mostFiles: mostMapped, kept: map[mapKey]*mapping{}, order: list.New(), files: map[uint64][]byte{}}
 }
 
 func (m *mappings) pinned() int64 {
@@ -80,8 +82,8 @@ func (m *mappings) acquire(w *worker, ref windowRef) (*mapping, error) {
 		return found, nil
 	}
 	size := m.windowSize(ref.file, ref.index)
-	if m.bytes+size > m.limit {
-		if err := m.makeRoom(w, size); err != nil {
+	if crowded := m.files[key.file] == nil && len(m.files) >= m.mostFiles; crowded || m.bytes+size > m.limit {
+		if err := m.makeRoom(w, size, crowded); err != nil {
 			return nil, err
 		}
 	}
@@ -94,10 +96,17 @@ func (m *mappings) acquire(w *worker, ref windowRef) (*mapping, error) {
 
 // makeRoom discards the least recently used windows, down to half of what may be pinned. Many at once: the driver waits
 // for all copies of the device before it unregisters anything, so one after each copy would keep the bus idle half of
-// the time (measured on an H200: 22 GB/s one by one, 34 by sixteen).
-func (m *mappings) makeRoom(w *worker, size int64) error {
+// the time (measured on an H200: 22 GB/s one by one, 34 by sixteen). Where it is crowded with files, half of them go.
+func (m *mappings) makeRoom(w *worker, size int64, crowded bool) error {
 	w.drain() // only this worker's copies use windows, and waiting for them here does not burn the CPU as the driver does
-	for e := m.order.Back(); e != nil && m.bytes+size > m.limit/2; {
+	if crowded {
+		for _, file := range slices.Collect(maps.Keys(m.files)) {
+			if err := m.unmapIdle(file); err != nil {
+				return err
+			}
+		}
+	}
+	for e := m.order.Back(); e != nil && (m.bytes+size > m.limit/2 || crowded && len(m.files) > m.mostFiles/2); {
 		oldest := e.Value.(*mapping)
 		e = e.Prev()
 		if oldest.refs > 0 { // by the request that needs room
@@ -105,6 +114,11 @@ func (m *mappings) makeRoom(w *worker, size int64) error {
 		}
 		if err := m.discard(oldest); err != nil {
 			return err
+		}
+		if crowded {
+			if err := m.unmapIdle(oldest.key.file); err != nil {
+				return err
+			}
 		}
 	}
 	if m.bytes+size > m.limit {
@@ -150,6 +164,35 @@ func (m *mappings) mapFile(b *backing) ([]byte, error) {
 	return memory, nil
 }
 
+// mostMapped bounds the mapped files: a process may have 65,530 mappings, whatever for (vm.max_map_count).
+const mostMapped = 1 << 14
+
+// windowsOf gives the registered windows of a file.
+func (m *mappings) windowsOf(file uint64) (list []*mapping) {
+	for index := range roundUp(int64(len(m.files[file])), m.window) / m.window {
+		if w := m.kept[mapKey{file, index}]; w != nil {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// unmapIdle unmaps a file that has no window.
+func (m *mappings) unmapIdle(file uint64) error {
+	if len(m.windowsOf(file)) > 0 {
+		return nil
+	}
+	return m.unmap(file)
+}
+
+func (m *mappings) unmap(file uint64) error {
+	memory := m.files[file]
+	m.mu.Lock()
+	delete(m.files, file)
+	m.mu.Unlock()
+	return unix.Munmap(memory)
+}
+
 // mostTables bounds the page tables of mapped files: a file of more than so many times what may be pinned has them
 // emptied with each window that goes. They are a 512th of what they map.
 const mostTables = 64
@@ -171,21 +214,15 @@ func (m *mappings) discard(w *mapping) error {
 
 // forget discards what there is of a file that is about to be closed.
 func (m *mappings) forget(w *worker, file uint64) error {
-	memory := m.files[file]
-	if memory == nil {
+	if m.files[file] == nil {
 		return nil
 	}
 	w.drain()
 	var errs []error
-	for _, window := range slices.Collect(maps.Values(m.kept)) {
-		if window.key.file == file {
-			errs = append(errs, m.discard(window))
-		}
+	for _, window := range m.windowsOf(file) {
+		errs = append(errs, m.discard(window))
 	}
-	m.mu.Lock()
-	delete(m.files, file)
-	m.mu.Unlock()
-	return errors.Join(append(errs, unix.Munmap(memory))...)
+	return errors.Join(append(errs, m.unmap(file))...)
 }
 
 // close discards all windows and files.

@@ -53,14 +53,11 @@ func (f *File) proveDirect(ctx context.Context) error {
 			continue
 		}
 		seen[r.object] = true
-		b, err := f.source.backing(ctx, r.object)
-		if err != nil {
-			return err
-		}
+		b := f.source.backing(&r)
 		if b.inline {
 			continue
 		}
-		p, err := f.r.prove(ctx, b)
+		p, err := f.proveLent(ctx, b)
 		if err != nil {
 			return err
 		}
@@ -69,6 +66,18 @@ func (f *File) proveDirect(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func (f *File) proveLent(ctx context.Context, b *backing) (Proof, error) {
+	var lent []*backing
+	if b.lender != nil {
+		lent = append(lent, b)
+	}
+	if err := f.r.handles.take(ctx, lent); err != nil {
+		return Proof{}, err
+	}
+	defer f.r.handles.give(lent)
+	return f.r.prove(ctx, b)
 }
 
 // prove asks the probe about a file, once. It fails only when ctx ends; what goes wrong in the probe is its verdict.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -26,6 +27,10 @@ type Options struct {
 	// that are kept, 0 means a quarter of the RAM, at most 16 GiB; it is no less than two windows.
 	Window int64
 	Pinned int64
+
+	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
+	// 1024. For a GPU each counts twice, since it may be opened for O_DIRECT too.
+	Descriptors int
 
 	// What Auto cannot see for itself: whether the bytes will be read again, and how many readers share the host.
 	Reuse   bool
@@ -63,6 +68,16 @@ func (o *Options) setDefaults() error {
 		if unix.Sysinfo(&info) == nil {
 			o.Pinned = min(o.Pinned, int64(info.Totalram*uint64(info.Unit)/4))
 		}
+	}
+	if o.Descriptors == 0 {
+		o.Descriptors = 1024
+		var limit unix.Rlimit
+		if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
+			o.Descriptors = int(max(2, min(limit.Cur/4, 1024)))
+		}
+	}
+	if o.Descriptors < 2 {
+		return fmt.Errorf("descriptors must be 2 or more, not %d", o.Descriptors)
 	}
 	o.Readers = max(o.Readers, 1)
 	const most = 1 << 46
@@ -103,7 +118,8 @@ type Reader struct {
 	cufile  cufileDriver
 	proofs  proofs
 	ids     atomic.Uint64
-	views   sync.WaitGroup // views whose memory a stuck call may still write to
+	handles *handles
+	stuck   sync.WaitGroup // what waits for a stuck call to give back what it uses
 
 	mu     sync.Mutex
 	moved  Moved // guarded by mu
@@ -116,6 +132,11 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 		return nil, err
 	}
 	r := &Reader{opt: opt, arena: newArena(opt.Arena), proofs: proofs{turn: make(chan struct{}, 1), known: map[fileID]Proof{}}}
+	files := opt.Descriptors
+	if opt.Device != HostDevice {
+		files /= 2
+	}
+	r.handles = newHandles(files, r.letGo)
 	if opt.Device == HostDevice {
 		if opt.Path != Auto && opt.Path != Host {
 			return nil, fmt.Errorf("%w: %s needs a GPU and the device is the host", ErrUnavailable, opt.Path)
@@ -225,7 +246,7 @@ func (r *Reader) release() error {
 			return err
 		}
 	}
-	r.views.Wait()
+	r.stuck.Wait()
 	if r.host != nil {
 		errs = append(errs, unix.Munmap(r.host))
 		r.host = nil
@@ -251,6 +272,20 @@ func (r *Reader) forget(files []*backing) error {
 			errs = append(errs, r.maps.forget(w, b.id))
 		}
 		return errors.Join(errs...)
+	})
+}
+
+// letGo gives cuFile handles back, so that the files can be closed.
+func (r *Reader) letGo(ctx context.Context, files []*backing) error {
+	files = slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return !b.hasHandle() })
+	if len(files) == 0 {
+		return nil
+	}
+	return r.mapper.do(ctx, func(*worker) error {
+		for _, b := range files {
+			r.cufile.forget(b)
+		}
+		return nil
 	})
 }
 

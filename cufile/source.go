@@ -1,6 +1,7 @@
 package cufile
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -18,10 +19,10 @@ const pageSize = 4096
 type source interface {
 	// runs gives runs that cover [offset, offset+n) in order, without gaps.
 	runs(ctx context.Context, offset, n int64) ([]run, error)
-	// backing gives an object that a run named.
-	backing(ctx context.Context, object uint64) (*backing, error)
-	// opened gives the objects that are open now.
-	opened() []*backing
+	// backing gives what holds the bytes of a run. It can be read while handles.take says so.
+	backing(r *run) *backing
+	// known gives all that backing has given.
+	known() []*backing
 	size() int64
 	close() error
 }
@@ -37,14 +38,22 @@ type run struct {
 
 func (r *run) end() int64 { return r.logical + r.length*r.count }
 
-// backing is an open file that holds bytes. It is shared by all who read from it.
+// backing is a file that holds bytes. It is shared by all who read from it. One that is lent is open, and its fd,
+// length and dev are valid, between handles.take and handles.give; others always are.
 type backing struct {
 	id     uint64 // unique in the Reader
 	name   string
-	fd     int
+	fd     int // -1 while closed
 	length int64
 	dev    uint64
 	inline bool // the file in the mount itself: it can be read, and nothing else
+
+	lender lender // nil for what is open for good
+	object uint64 // as the lender knows it
+	at     int64  // where the lender's file has bytes of it
+
+	pins    int           // requests that use it; guarded by handles.mu
+	element *list.Element // in handles.order while it is open; guarded by handles.mu
 
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused
@@ -53,14 +62,24 @@ type backing struct {
 
 // newBacking takes over fd, also when it fails.
 func newBacking(fd int, name string, id uint64) (*backing, error) {
+	b := &backing{id: id, name: name}
+	if err := b.adopt(fd); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// adopt takes over fd, also when it fails.
+func (b *backing) adopt(fd int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, errors.Join(fmt.Errorf("stat %s: %w", name, err), unix.Close(fd))
+		return errors.Join(fmt.Errorf("stat %s: %w", b.name, err), unix.Close(fd))
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, errors.Join(fmt.Errorf("read %s: it is no regular file", name), unix.Close(fd))
+		return errors.Join(fmt.Errorf("read %s: it is no regular file", b.name), unix.Close(fd))
 	}
-	return &backing{id: id, name: name, fd: fd, length: st.Size, dev: st.Dev}, nil
+	b.fd, b.length, b.dev = fd, st.Size, st.Dev
+	return nil
 }
 
 // direct gives a descriptor with O_DIRECT, or false where the file system refuses one. It is a second description:
@@ -81,8 +100,10 @@ func (b *backing) direct() (int, bool) {
 // close needs that no cuFile handle is left.
 func (b *backing) close() error {
 	err := unix.Close(b.fd)
+	b.fd = -1
 	if b.directFD > 0 {
 		err = errors.Join(err, unix.Close(b.directFD))
+		b.directFD = 0
 	}
 	return err
 }
@@ -146,9 +167,9 @@ func (p *plainFile) runs(context.Context, int64, int64) ([]run, error) {
 	return []run{{length: p.file.length, count: 1, object: p.file.id}}, nil
 }
 
-func (p *plainFile) backing(context.Context, uint64) (*backing, error) { return p.file, nil }
+func (p *plainFile) backing(*run) *backing { return p.file }
 
-func (p *plainFile) opened() []*backing { return []*backing{p.file} }
+func (p *plainFile) known() []*backing { return []*backing{p.file} }
 
 func (p *plainFile) close() error { return p.file.close() }
 

@@ -1,36 +1,45 @@
 package cufile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
+	"maps"
 	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// mountedFile is a file of an hbmfs mount: its extents by ioctl, the backing files by the control socket. What it
-// leases lasts until close, as long as the client's connection.
+// mountedFile is a file of an hbmfs mount: its extents by ioctl, the backing files by the control socket. They are
+// asked for when they are needed, and given back when others need their place (see handles).
 type mountedFile struct {
 	file   *os.File
 	client *control.Client
 	length int64
-	all    []run
 	inline *backing // the file itself, for bytes that exist only in the mount
+	ids    *atomic.Uint64
 
-	mu     sync.Mutex
-	leased map[uint64]*backing // by object; guarded by mu
+	mu      sync.Mutex // guards what follows
+	all     []run      // nil while nobody needed them and they are many
+	objects map[uint64]*backing
 }
 
 // inlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
 const inlineObject = 0
 
-// mostRuns bounds the memory for one file's extents, 56 bytes each: a regular view has few, whatever its size.
-const mostRuns = 1 << 22
+// A regular view has few runs, whatever its size. Up to fewRuns are asked for at once. Of a file with more only those
+// of a request are, until one needs more than that itself: then they are kept. mostRuns bounds their memory, 56 bytes
+// each.
+const (
+	fewRuns  = 1 << 12
+	mostRuns = 1 << 22
+)
 
 // openMounted opens a file of a mount. What is in no mount gives control.ErrNotHBMFS.
 func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, err error) {
@@ -38,7 +47,7 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 	if err != nil {
 		return nil, err
 	}
-	m := &mountedFile{file: os.NewFile(uintptr(fd), name), leased: map[uint64]*backing{}}
+	m := &mountedFile{file: os.NewFile(uintptr(fd), name), ids: &r.ids, objects: map[uint64]*backing{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.close())
@@ -60,115 +69,166 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 		return nil, err
 	}
 	m.inline.inline = true
-	return m, m.lease(ctx, r)
+	if info.Runs > fewRuns {
+		return m, nil
+	}
+	m.all, err = m.extents(ctx, 0, m.length, fewRuns)
+	return m, err
 }
 
-// lease asks for all extents and redeems their objects, an answer at a time, since a ticket lives for seconds.
-func (m *mountedFile) lease(ctx context.Context, r *Reader) error {
-	for batch, err := range control.Batches(m.file, 0, math.MaxInt64, true) {
-		if err != nil {
-			return err
+// extents asks for the runs of [offset, offset+n). More than most are ErrTooLarge.
+func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]run, error) {
+	list, end := []run{}, offset
+	for batch, err := range control.Batches(m.file, offset, n, false) {
+		if err = m.explain(ctx, err); err != nil {
+			return nil, err
 		}
-		if len(m.all)+len(batch.Extents) > mostRuns {
-			return fmt.Errorf("open %s: %w: more than %d extents", m.file.Name(), ErrTooLarge, mostRuns)
+		if int64(len(list))+batch.Total > most {
+			return nil, fmt.Errorf("open %s: %w: more than %d extents", m.file.Name(), ErrTooLarge, most)
 		}
 		for _, e := range batch.Extents {
-			object := e.Object
-			if e.Flags&control.ExtentMount != 0 {
+			r := run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count}
+			switch {
+			case e.Logical != end:
+				return nil, fmt.Errorf("open %s: the mount names no place for the bytes at %d", m.file.Name(), end)
+			case e.Flags&control.ExtentMount != 0:
 				// Its offset is the place in the file, whatever the extent says.
-				m.all = append(m.all, run{e.Logical, e.Length * e.Count, inlineObject, e.Logical, 0, 1})
-				continue
+				r = run{e.Logical, e.Length * e.Count, inlineObject, e.Logical, 0, 1}
+			case e.Flags != 0:
+				return nil, fmt.Errorf("open %s: %w: the extent at %d has flags %#x that this reader does not know", m.file.Name(), ErrUnavailable, e.Logical, e.Flags)
 			}
-			if e.Flags != 0 {
-				return fmt.Errorf("open %s: %w: the extent at %d has flags %#x that this reader does not know", m.file.Name(), ErrUnavailable, e.Logical, e.Flags)
-			}
-			m.all = append(m.all, run{e.Logical, e.Length, object, e.Offset, e.Stride, e.Count})
-		}
-		if err := m.redeem(ctx, r, &batch); err != nil {
-			return err
+			list, end = append(list, r), r.end()
 		}
 	}
-	end := int64(0)
-	for i := range m.all {
-		if m.all[i].logical != end {
-			return fmt.Errorf("open %s: the mount names no place for the bytes at %d", m.file.Name(), end)
-		}
-		end = m.all[i].end()
+	if end != offset+n {
+		return nil, fmt.Errorf("open %s: extents for %d of %d bytes", m.file.Name(), end-offset, n)
 	}
-	if end != m.length {
-		return fmt.Errorf("open %s: extents for %d of %d bytes", m.file.Name(), end, m.length)
-	}
-	return nil
-}
-
-// redeem opens those objects of an answer that are not open yet.
-func (m *mountedFile) redeem(ctx context.Context, r *Reader, batch *control.Batch) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var missing []uint64
-	for _, object := range batch.Objects() {
-		if m.leased[object] == nil {
-			missing = append(missing, object)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	files, err := m.client.Redeem(ctx, batch.Ticket, missing)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for i := range files {
-		errs = append(errs, m.adopt(r, &files[i]))
-	}
-	return errors.Join(errs...)
-}
-
-// adopt takes over a redeemed file.
-func (m *mountedFile) adopt(r *Reader, b *control.Backing) error {
-	if b.Err != nil {
-		return b.Err
-	}
-	if b.File == nil {
-		return fmt.Errorf("open %s: the daemon gave no file for object %d", m.file.Name(), b.Object)
-	}
-	fd, err := unix.FcntlInt(b.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err = errors.Join(err, b.File.Close()); err != nil {
-		return fmt.Errorf("take over the backing file of %s: %w", m.file.Name(), err)
-	}
-	own, err := newBacking(fd, fmt.Sprintf("%s (object %d)", m.file.Name(), b.Object), r.ids.Add(1))
-	if err != nil {
-		return err
-	}
-	m.leased[b.Object] = own
-	return nil
+	return list, nil
 }
 
 func (m *mountedFile) size() int64 { return m.length }
 
-func (m *mountedFile) runs(context.Context, int64, int64) ([]run, error) { return m.all, nil }
-
-func (m *mountedFile) backing(_ context.Context, object uint64) (*backing, error) {
-	if object == inlineObject {
-		return m.inline, nil
+func (m *mountedFile) runs(ctx context.Context, offset, n int64) ([]run, error) {
+	m.mu.Lock()
+	all := m.all
+	m.mu.Unlock()
+	if all != nil {
+		return all, nil
+	}
+	few, err := m.extents(ctx, offset, n, fewRuns)
+	if !errors.Is(err, ErrTooLarge) {
+		return few, err
+	}
+	if all, err = m.extents(ctx, 0, m.length, mostRuns); err != nil {
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if b := m.leased[object]; b != nil {
-		return b, nil
-	}
-	return nil, fmt.Errorf("cufile: internal error: object %d of %s was not redeemed", object, m.file.Name())
+	m.all = all
+	return all, nil
 }
 
-func (m *mountedFile) opened() []*backing {
+func (m *mountedFile) backing(r *run) *backing {
+	if r.object == inlineObject {
+		return m.inline
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var files []*backing
-	for _, b := range m.leased {
-		files = append(files, b)
+	b := m.objects[r.object]
+	if b == nil {
+		b = &backing{id: m.ids.Add(1), name: fmt.Sprintf("%s (object %d)", m.file.Name(), r.object), fd: -1, lender: m, object: r.object, at: r.logical}
+		m.objects[r.object] = b
 	}
-	return files
+	return b
+}
+
+func (m *mountedFile) known() []*backing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.objects))
+}
+
+// open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
+// answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
+func (m *mountedFile) open(ctx context.Context, files []*backing) error {
+	slices.SortFunc(files, func(a, b *backing) int { return cmp.Compare(a.at, b.at) })
+	for len(files) > 0 {
+		before, first := len(files), files[0].at
+		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
+			if err = m.explain(ctx, err); err != nil {
+				return err
+			}
+			named := batch.Objects()
+			here := slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return !slices.Contains(named, b.object) })
+			if len(here) == 0 {
+				break
+			}
+			if err := m.redeem(ctx, batch.Ticket, here); err != nil {
+				return err
+			}
+			files = slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return slices.Contains(here, b) })
+			if len(files) == 0 {
+				break
+			}
+		}
+		if len(files) == before {
+			return fmt.Errorf("open %s: the mount no longer names it at %d", files[0].name, first)
+		}
+	}
+	return nil
+}
+
+// explain makes the error of a question say what it means.
+func (m *mountedFile) explain(ctx context.Context, err error) error {
+	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+		return fmt.Errorf("open backing files of %s: the daemon has gone, it was unmounted or restarted: %w", m.file.Name(), control.ErrStale)
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	return err
+}
+
+func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*backing) error {
+	objects := make([]uint64, len(files))
+	for i, b := range files {
+		objects[i] = b.object
+	}
+	got, err := m.client.Redeem(ctx, ticket, objects)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", files[0].name, err)
+	}
+	errs := make([]error, len(got))
+	for i := range got {
+		errs[i] = files[i].take(&got[i])
+	}
+	return firstError(errs)
+}
+
+// take takes over a redeemed file.
+func (b *backing) take(from *control.Backing) error {
+	if from.Err != nil {
+		return fmt.Errorf("open %s: %w", b.name, from.Err)
+	}
+	if from.File == nil {
+		return fmt.Errorf("open %s: the daemon gave no file", b.name)
+	}
+	fd, err := unix.FcntlInt(from.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err = errors.Join(err, from.File.Close()); err != nil {
+		return fmt.Errorf("open %s: take over its descriptor: %w", b.name, err)
+	}
+	return b.adopt(fd)
+}
+
+// release says which objects were closed. A daemon that has gone needs not know, and whoever asks for more will hear
+// of it.
+func (m *mountedFile) release(ctx context.Context, objects []uint64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	const most = 4096 // fit into a frame
+	for part := range slices.Chunk(objects, most) {
+		_ = m.client.Release(ctx, part...)
+	}
 }
 
 // report tells the daemon what was moved, for its status.
@@ -193,9 +253,6 @@ func (m *mountedFile) report(ctx context.Context, moved Moved, reads int64) erro
 
 func (m *mountedFile) close() error {
 	var errs []error
-	for _, b := range m.opened() {
-		errs = append(errs, b.close())
-	}
 	if m.inline != nil {
 		errs = append(errs, m.inline.close())
 	}

@@ -1,0 +1,256 @@
+package cufile
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"slices"
+	"sync"
+)
+
+// handles bounds the backing files of mounts that a Reader has open: a view can have more shards than a process may
+// open files. What no request uses stays open until others need its place; the least recently used goes first.
+//
+// A mapping that is registered with CUDA outlives the descriptor it was made of. A cuFile handle does not, so it is
+// given back before the descriptor is closed.
+type handles struct {
+	limit int                                     // backing files open at once
+	let   func(context.Context, []*backing) error // gives their cuFile handles back
+	turn  chan struct{}                           // held by who opens and closes; pins are not waited for without it
+	freed chan struct{}                           // holds a hint that some file is no longer pinned
+
+	mu      sync.Mutex // guards what follows, and pins and element of each backing
+	order   *list.List // of *backing: those that are open, the most recently used first
+	pinned  int        // how many of them are in use
+	waiting bool       // the holder of turn waits for room: nobody pins before it does
+}
+
+// lender opens the backing files of one source, and is told which of its objects have been closed.
+type lender interface {
+	open(ctx context.Context, files []*backing) error
+	release(ctx context.Context, objects []uint64)
+}
+
+func newHandles(limit int, let func(context.Context, []*backing) error) *handles {
+	return &handles{limit: limit, let: let, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
+}
+
+// share is how many files one request may have in use at once. Two can then move at the same time.
+func (h *handles) share() int {
+	const most = 1024 // the mappings of so many are registered together
+	return max(1, min(h.limit/2, most))
+}
+
+// take opens files, at most a share and each once, all lent by one source. They stay open until give. Who takes must
+// hold nothing that another needs before it can give.
+func (h *handles) take(ctx context.Context, files []*backing) error {
+	if h.pinOpen(files) {
+		return nil
+	}
+	select {
+	case h.turn <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-h.turn }()
+	victims, missing, err := h.reserve(ctx, files)
+	if err != nil {
+		return err
+	}
+	if err = h.closeFiles(ctx, victims); err == nil && len(missing) > 0 {
+		if err = missing[0].lender.open(ctx, missing); err != nil {
+			_ = h.closeFiles(ctx, missing) // of those that were opened the device holds nothing
+		}
+	}
+	h.mu.Lock()
+	if err == nil {
+		for _, b := range missing {
+			b.element, b.pins = h.order.PushFront(b), 1
+			h.pinned++
+		}
+	}
+	h.mu.Unlock()
+	if err != nil {
+		h.give(files)
+	}
+	return err
+}
+
+// pinOpen pins files if all of them are open.
+func (h *handles) pinOpen(files []*backing) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.waiting {
+		return len(files) == 0
+	}
+	for _, b := range files {
+		if b.element == nil {
+			return false
+		}
+	}
+	h.pin(files)
+	return true
+}
+
+// pin needs mu. It passes over what is not open.
+func (h *handles) pin(files []*backing) {
+	for _, b := range files {
+		if b.element == nil {
+			continue
+		}
+		if b.pins == 0 {
+			h.pinned++
+		}
+		b.pins++
+		h.order.MoveToFront(b.element)
+	}
+}
+
+// reserve waits until there is room for files, pins those that are open, and takes out of the order what must be
+// closed for the others.
+func (h *handles) reserve(ctx context.Context, files []*backing) (victims, missing []*backing, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		others := h.pinned
+		for _, b := range files {
+			if b.pins > 0 {
+				others--
+			}
+		}
+		if others+len(files) <= h.limit {
+			break
+		}
+		h.waiting = true
+		h.mu.Unlock()
+		select {
+		case <-h.freed:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		h.mu.Lock()
+		h.waiting = false
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, b := range files {
+		if b.element == nil {
+			missing = append(missing, b)
+		}
+	}
+	h.pin(files)
+	for e := h.order.Back(); e != nil && h.order.Len()+len(missing) > h.limit; {
+		b := e.Value.(*backing)
+		e = e.Prev()
+		if b.pins == 0 {
+			h.order.Remove(b.element)
+			b.element = nil
+			victims = append(victims, b)
+		}
+	}
+	return victims, missing, nil
+}
+
+// give ends the use of files.
+func (h *handles) give(files []*backing) {
+	h.mu.Lock()
+	for _, b := range files {
+		if b.pins == 0 { // it was not opened, or its File was closed
+			continue
+		}
+		if b.pins--; b.pins == 0 {
+			h.pinned--
+		}
+	}
+	h.mu.Unlock()
+	select {
+	case h.freed <- struct{}{}:
+	default:
+	}
+}
+
+// closeFiles closes files that are not in the order, and says so to who lent them. Where a cuFile handle cannot be had
+// back, all stay open.
+func (h *handles) closeFiles(ctx context.Context, files []*backing) error {
+	if len(files) == 0 {
+		return nil
+	}
+	if err := h.let(ctx, files); err != nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, b := range files {
+			b.element = h.order.PushBack(b)
+		}
+		return err
+	}
+	closed := map[lender][]uint64{}
+	for _, b := range files {
+		if b.fd >= 0 {
+			_ = b.close() // opened for reading: nothing is lost
+			closed[b.lender] = append(closed[b.lender], b.object)
+		}
+	}
+	for l, objects := range closed {
+		l.release(ctx, objects)
+	}
+	return nil
+}
+
+// drop closes those of a File that is closed. The end of its connection says so to the daemon.
+func (h *handles) drop(files []*backing) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, b := range files {
+		if b.element == nil {
+			continue
+		}
+		if b.pins > 0 { // by a call that never came back
+			b.pins = 0
+			h.pinned--
+		}
+		h.order.Remove(b.element)
+		b.element = nil
+		_ = b.close() // as above
+	}
+}
+
+// group is pieces whose backing files can be open at once.
+type group struct {
+	pieces []piece
+	files  []*backing // those that are lent, each once
+}
+
+// split makes groups of pieces that lie in at most share lent files. Where one group is not enough, each file is in
+// one group only: pieces are sorted by their files, in the order of the files' places.
+func split(pieces []piece, share int) []group {
+	groups := cutGroups(pieces, share)
+	if len(groups) == 1 {
+		return groups
+	}
+	slices.SortStableFunc(pieces, func(a, b piece) int { return cmp.Compare(a.file.at, b.file.at) })
+	return cutGroups(pieces, share)
+}
+
+func cutGroups(pieces []piece, share int) []group {
+	var groups []group
+	var g group
+	first, seen, last := 0, map[*backing]bool{}, (*backing)(nil)
+	for i := range pieces {
+		b := pieces[i].file
+		if b == last || b.lender == nil || seen[b] {
+			last = b
+			continue
+		}
+		if len(g.files) == share {
+			g.pieces = pieces[first:i]
+			groups = append(groups, g)
+			g, first = group{}, i
+			clear(seen)
+		}
+		g.files = append(g.files, b)
+		seen[b], last = true, b
+	}
+	g.pieces = pieces[first:]
+	return append(groups, g)
+}

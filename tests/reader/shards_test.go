@@ -1,0 +1,252 @@
+package reader_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	le "encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+const manyShards = 5000 // more than the extents that a reader keeps at once
+
+// manyShardsView mounts tiny llm.c shards, and gives their one view and its bytes.
+func manyShardsView(t *testing.T) (hbmfs string, m *blackbox.Mount, view string, data []byte) {
+	t.Helper()
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without it a mount has no control socket")
+	}
+	b, hbmfs := binary(t)
+	dir := t.TempDir()
+	random := rand.NewChaCha8([32]byte{9})
+	for i := range manyShards {
+		tokens := 10 + i%7
+		shard := make([]byte, 1024+2*tokens)
+		for k, v := range []uint32{20240520, 1, uint32(tokens)} {
+			le.LittleEndian.PutUint32(shard[4*k:], v)
+		}
+		if _, err := random.Read(shard[1024:]); err != nil {
+			t.Fatal(err)
+		}
+		data = append(data, shard[1024:]...)
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i)), shard, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := b.Mount(t.Context(), dir, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if view, err = m.View("tokens.bin"); err != nil {
+		t.Fatal(err)
+	}
+	return hbmfs, m, view, data
+}
+
+// A view of more shards than the process may open files.
+func TestReadAViewOfMoreShardsThanDescriptors(t *testing.T) {
+	hbmfs, _, view, data := manyShardsView(t)
+	gpu := fakeGPU(t)
+	t.Setenv("FAKE_CUFILE_MOVED", "nvfs")
+	want := sha256.Sum256(data)
+	for _, path := range []string{"host", "staged", "mapped", "compat"} {
+		t.Run(path, func(t *testing.T) {
+			args := append([]string{"-c", `ulimit -n 256; exec "$@"`, "sh", hbmfs, "read", "--require", path, "--json"}, gpu...)
+			cmd := exec.CommandContext(t.Context(), "sh", append(args, view)...)
+			var stderr strings.Builder
+			cmd.Stderr = &stderr
+			out, err := cmd.Output()
+			var r readResult
+			if err != nil || json.Unmarshal(out, &r) != nil {
+				t.Fatalf("%v: %s%s", err, stderr.String(), out)
+			}
+			if r.SHA256 != hex.EncodeToString(want[:]) || r.Paths[path] != int64(len(data)) {
+				t.Errorf("%+v, want %d bytes by %s with sha256 %x", r, len(data), path, want)
+			}
+		})
+	}
+}
+
+// descriptors counts what this process has open.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Error(err)
+	}
+	return len(list)
+}
+
+func TestReaderKeepsFewDescriptors(t *testing.T) {
+	_, m, view, data := manyShardsView(t)
+	gpu := fakeGPU(t)
+	libraries := cufile.Libraries{CUDA: gpu[1], CuFile: gpu[3], NVML: gpu[5]}
+	for _, o := range []cufile.Options{
+		{Path: cufile.Host, Device: cufile.HostDevice},
+		{Path: cufile.Staged, Libraries: libraries},
+		{Path: cufile.Mapped, Libraries: libraries},
+	} {
+		t.Run(string(o.Path), func(t *testing.T) {
+			const bound = 16
+			o.Descriptors, o.Arena, o.Slot, o.Threads = bound, 4<<20, 64<<10, 2
+			r, err := cufile.New(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var files []*cufile.File // which share the bound
+			for range 2 {
+				f, err := r.Open(t.Context(), view)
+				if err != nil {
+					t.Fatal(err)
+				}
+				files = append(files, f)
+			}
+			before := descriptors(t)
+			most := watch(t, func() {
+				for _, f := range files {
+					readSpan(t, f, data, f.Size()/2, 300) // of its extents alone; what follows needs all
+				}
+				for _, f := range files {
+					readSpan(t, f, data, 0, f.Size())
+					gatherSome(t, f, data)
+				}
+			})
+			// Descriptors on their way to us come once more, and the count itself has one open.
+			if most > before+bound+8 {
+				t.Errorf("%d descriptors were open, %d before: more than %d for backing files", most, before, bound)
+			}
+			if n := leases(t, m, bound); n == 0 || n > bound {
+				t.Errorf("%d leases held, want 1 to %d", n, bound)
+			}
+			if err := errors.Join(files[0].Close(), files[1].Close(), r.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// watch gives the most descriptors that were open while do ran.
+func watch(t *testing.T, do func()) (most int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan int)
+	go func() {
+		most := 0
+		for ctx.Err() == nil {
+			most = max(most, descriptors(t))
+			time.Sleep(time.Millisecond)
+		}
+		done <- most
+	}()
+	do()
+	cancel()
+	return <-done
+}
+
+func readSpan(t *testing.T, f *cufile.File, data []byte, offset, n int64) {
+	t.Helper()
+	v, err := f.Read(t.Context(), offset, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Release()
+	got := make([]byte, v.Len())
+	if err := v.CopyTo(t.Context(), got, 0); err != nil || !bytes.Equal(got, data[offset:offset+n]) {
+		t.Errorf("wrong bytes in %d at %d, %v", n, offset, err)
+	}
+}
+
+func gatherSome(t *testing.T, f *cufile.File, data []byte) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 20 {
+		var want []byte
+		offsets := make([]int64, 30)
+		for i := range offsets {
+			offsets[i] = random.Int64N(f.Size() - 50)
+			want = append(want, data[offsets[i]:offsets[i]+50]...)
+		}
+		v, err := f.Gather(t.Context(), offsets, 50)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, v.Len())
+		if err := v.CopyTo(t.Context(), got, 0); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("wrong bytes, %v", err)
+		}
+		v.Release()
+	}
+}
+
+// leases is how many backing files the daemon holds for its readers. They hear of it a moment after a release.
+func leases(t *testing.T, m *blackbox.Mount, bound int) (n int) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		metrics, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, ok := strings.Cut(string(metrics), "\nhbmfs_control_leases ")
+		if _, err := fmt.Sscan(rest, &n); err != nil || !ok {
+			t.Fatalf("no leases in the metrics: %v\n%s", err, metrics)
+		}
+		if n <= bound || time.Now().After(end) {
+			return n
+		}
+	}
+}
+
+// A daemon that goes takes nothing from what is open, and is named where there is no more.
+func TestReadAfterTheDaemonWent(t *testing.T) {
+	_, m, view, data := manyShardsView(t)
+	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Open(t.Context(), view)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readSpan(t, f, data, 0, f.Size())
+	pid, err := m.DaemonPID()
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(5 * time.Second); syscall.Kill(pid, 0) == nil && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	readSpan(t, f, data, f.Size()-20, 20) // what is open
+	_, err = f.Read(t.Context(), 0, 1000)
+	if !errors.Is(err, control.ErrStale) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("read what is not open: %v, want one sentence about the daemon", err)
+	}
+	if err := errors.Join(f.Close(), r.Close()); err != nil {
+		t.Error(err)
+	}
+}
