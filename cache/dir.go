@@ -194,6 +194,15 @@ type Listing struct {
 	Problems []layout.Problem // what is left out, and why
 }
 
+// Bytes returns the size of all objects together.
+func (l *Listing) Bytes() int64 {
+	total := int64(0)
+	for _, o := range l.Objects {
+		total += o.Size
+	}
+	return total
+}
+
 // DirEntry is a directory of a listing.
 type DirEntry struct {
 	Name    string // slash-separated, relative to the root

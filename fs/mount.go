@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -196,7 +195,7 @@ func (m *Mount) makeViews(ctx context.Context) error {
 func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
 	err := m.indexed.do(ctx, func(ctx context.Context) error {
 		began := time.Now()
-		v, err := layout.Index(ctx, slices.Clone(m.listing.Objects), m.opt.Layout) // it sorts them, and others read the listing
+		v, err := layout.Index(ctx, m.listing.Objects, m.opt.Layout)
 		if err != nil {
 			return err
 		}

@@ -91,15 +91,12 @@ type Counters struct {
 func (m *Mount) status() Status {
 	s := Status{
 		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
-		Objects: len(m.listing.Objects), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Sets: []SetStatus{}, Control: m.controlStatus(),
+		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Sets: []SetStatus{}, Control: m.controlStatus(),
 		Counters: Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
 			SplicedBytes: m.counters.splicedBytes.Load(), CopiedBytes: m.counters.copiedBytes.Load(), Errors: m.counters.errors.Load(),
 		},
-	}
-	for _, o := range m.listing.Objects {
-		s.Bytes += o.Size
 	}
 	m.backing.mu.Lock()
 	s.Passthrough = Passthrough{m.backing.off == "", m.backing.off, m.backing.failures, m.backing.lastErr}

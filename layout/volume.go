@@ -78,14 +78,17 @@ func ComparePaths(a, b string) int {
 // largest fixed header (llm.c's) at 1024; the rest gives headerless tokens a sample worth looking at.
 const headSize = 4096
 
-// Index recognizes the formats among objects, which it takes over and sorts. An object that cannot be read, or is
+// Index recognizes the formats among objects, which it does not change. An object that cannot be read, or is
 // damaged, becomes a Problem and not an error: the error is for ctx, and for Options that cannot be met.
 func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error) {
 	formats, err := selectFormats(opt)
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(objects, func(a, b *Object) int { return ComparePaths(a.Name, b.Name) })
+	byName := func(a, b *Object) int { return ComparePaths(a.Name, b.Name) }
+	if !slices.IsSortedFunc(objects, byName) { // a listing of package cache is
+		objects = slices.SortedFunc(slices.Values(objects), byName)
+	}
 	v := &Volume{Objects: objects}
 	probed, err := probe(ctx, v, formats)
 	if err != nil {

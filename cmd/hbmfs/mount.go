@@ -210,10 +210,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 		m.Serve(ctx)
 	}()
 	<-m.Ready()
-	bytes := int64(0)
-	for _, o := range listing.Objects {
-		bytes += o.Size
-	}
+	bytes := listing.Bytes()
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
 	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
 	err = c.untilUnmounted(m, opt.Log, signals, served)
@@ -244,8 +241,8 @@ func (c *mountCommand) untilUnmounted(m *fs.Mount, log *slog.Logger, signals <-c
 	}
 }
 
-// defaultReadAhead is four times the kernel's: one stream from a view then keeps two CPUs busy, and a random page fault
-// in a mapping does not yet read more than a disk gives in the time that it takes to seek. Only root can set it.
+// defaultReadAhead is four times the kernel's, so that the first sequential read of a view is faster. More would cost cold
+// random page faults in mappings, which read as much. Only root can set it.
 func defaultReadAhead() int {
 	if os.Geteuid() != 0 {
 		return 0

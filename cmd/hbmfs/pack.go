@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -153,22 +152,11 @@ func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume
 	if err != nil {
 		return nil, err
 	}
-	return layout.Index(ctx, slices.Clone(listing.Objects), layout.Options{})
+	return layout.Index(ctx, listing.Objects, layout.Options{})
 }
 
 func (x *datasetIndexer) close() {
 	for _, d := range x.dirs {
 		d.Close() //nolint:errcheck // all that was read has been read
 	}
-}
-
-// set says that done of total are done. One goroutine calls it.
-func (p progress) set(done, total int64) {
-	if p.bar == nil {
-		return
-	}
-	if total > 0 && p.bar.GetMax64() != total {
-		p.bar.ChangeMax64(total)
-	}
-	_ = p.bar.Set64(min(done, total))
 }

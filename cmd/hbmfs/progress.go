@@ -37,6 +37,17 @@ func (p progress) add(n int64) {
 	}
 }
 
+// set says that done of total are done. One goroutine calls it.
+func (p progress) set(done, total int64) {
+	if p.bar == nil {
+		return
+	}
+	if total > 0 && p.bar.GetMax64() != total {
+		p.bar.ChangeMax64(total)
+	}
+	_ = p.bar.Set64(min(done, total))
+}
+
 func (p progress) close() {
 	if p.bar != nil {
 		_ = p.bar.Clear()
