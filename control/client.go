@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -41,6 +42,12 @@ type Client struct {
 // Dial connects to the daemon of the mount that path lies in: a file of it, or the mount point. name is shown in the
 // mount's status beside what the client moved.
 func Dial(ctx context.Context, path, name string) (*Client, error) {
+	return DialReader(ctx, path, name, 0)
+}
+
+// DialReader is [Dial] for one who moves many bytes, and takes the host's memory or CPUs for it. All connections with
+// the same number, drawn at random, are one reader of those that [Client.Readers] counts.
+func DialReader(ctx context.Context, path, name string, number uint32) (*Client, error) {
 	dir, err := findSocket(path)
 	if err != nil {
 		return nil, err
@@ -61,7 +68,7 @@ func Dial(ctx context.Context, path, name string) (*Client, error) {
 		return nil, err
 	}
 	k := &Client{conn: conn, turn: make(chan struct{}, 1), lookups: make(chan struct{}, 1), shared: map[uint64]*Backing{}}
-	if err := k.hello(ctx, name); err != nil {
+	if err := k.hello(ctx, name, number); err != nil {
 		_ = conn.Close() // the error says what matters
 		return nil, fmt.Errorf("greet the daemon of %s: %w", path, err)
 	}
@@ -120,8 +127,8 @@ func dial(ctx context.Context, address string) (*net.UnixConn, error) {
 	}
 }
 
-func (c *Client) hello(ctx context.Context, name string) error {
-	h := Hello{Version, Version, printable(name)}
+func (c *Client) hello(ctx context.Context, name string, number uint32) error {
+	h := Hello{Version, Version, number, printable(name, NameSize)}
 	a, err := c.ask(ctx, TypeHello, TypeWelcome, h.AppendTo)
 	if err != nil {
 		return err
@@ -133,17 +140,6 @@ func (c *Client) hello(ctx context.Context, name string) error {
 		return fmt.Errorf("%w: %d, this program %d", ErrVersion, c.welcome.Version, Version)
 	}
 	return nil
-}
-
-// printable makes any text fit for HELLO.
-func printable(name string) string {
-	b := []byte(name[:min(len(name), NameSize)])
-	for i, c := range b {
-		if c < ' ' || c > '~' {
-			b[i] = '?'
-		}
-	}
-	return string(b)
 }
 
 // Epoch returns the daemon's epoch. Extents of another epoch cannot be redeemed here.
@@ -263,9 +259,33 @@ func (c *Client) Release(ctx context.Context, objects ...uint64) error {
 	return c.tell(ctx, TypeRelease, func(b []byte) []byte { return AppendRelease(b, objects) })
 }
 
-// ReportStats adds to what the mount's status says of this client: bytes and reads since the last report.
+// ReportStats adds to what the mount's status says of this client: bytes and reads since the last report, by path and
+// reason. The daemon tells a few dozen reasons apart: let them name kinds of cases, without figures that vary.
 func (c *Client) ReportStats(ctx context.Context, moved ...Moved) error {
-	return c.tell(ctx, TypeStats, func(b []byte) []byte { return AppendStats(b, moved) })
+	for part := range slices.Chunk(moved, MaxMoved) {
+		part = slices.Clone(part)
+		for i := range part {
+			part[i].Reason = printable(part[i].Reason, ReasonSize)
+		}
+		if err := c.tell(ctx, TypeStats, func(b []byte) []byte { return AppendStats(b, part) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Readers returns how many readers are connected to the daemon at this moment, of all processes and users, this one
+// included: they share the host's memory and CPUs. Connections by [Dial] are none.
+func (c *Client) Readers(ctx context.Context) (int, error) {
+	a, err := c.ask(ctx, TypeReaders, TypeCount, nil)
+	if err != nil {
+		return 0, fmt.Errorf("ask how many readers there are: %w", err)
+	}
+	m, err := ParseCount(a.payload)
+	if err != nil {
+		return 0, fmt.Errorf("ask how many readers there are: %w", err)
+	}
+	return int(m.Readers), nil
 }
 
 // Prefetch says which ranges of leased objects will be read soon, at most [MaxRanges].

@@ -15,9 +15,11 @@ const (
 	TypeFiles                         //
 	TypeName                          // R -> NAMES: what objects are called at the source
 	TypeNames                         //
-	TypeStats                         // how many bytes the client moved, by path
+	TypeStats                         // how much the client moved, by path and why
 	TypePrefetch                      // R -> DONE: ranges of leased objects will be read
 	TypeDone                          //
+	TypeReaders                       // R -> COUNT: how many readers are connected
+	TypeCount                         //
 	TypeError                         // the frame with this id was refused
 )
 

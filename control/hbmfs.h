@@ -116,6 +116,8 @@ enum hbmfs_type {
 	HBMFS_STATS,
 	HBMFS_PREFETCH,
 	HBMFS_DONE,
+	HBMFS_READERS,
+	HBMFS_COUNT,
 	HBMFS_ERROR
 };
 
@@ -131,7 +133,7 @@ HBMFS_ASSERT(sizeof(struct hbmfs_header) == 16);
 struct hbmfs_hello {
 	uint16_t min;
 	uint16_t max;
-	uint32_t reserved;
+	uint32_t reader; /* the same on all connections of one reader, 0: it counts as none */
 	char name[48];
 };
 HBMFS_ASSERT(sizeof(struct hbmfs_hello) == 56);
@@ -212,13 +214,22 @@ struct hbmfs_named { /* behind the last one the names */
 };
 HBMFS_ASSERT(sizeof(struct hbmfs_named) == 16);
 
-struct hbmfs_moved {
+#define HBMFS_MAX_MOVED   64
+#define HBMFS_REASON_SIZE 128
+
+struct hbmfs_moved { /* behind the last one the reasons */
 	uint32_t path; /* 0 direct, 1 mapped, 2 staged, 3 compat, 4 host */
-	uint32_t reserved;
+	uint32_t length; /* of the reason */
 	uint64_t bytes;
 	uint64_t reads;
 };
 HBMFS_ASSERT(sizeof(struct hbmfs_moved) == 24);
+
+struct hbmfs_count {
+	uint32_t readers;
+	uint32_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_count) == 8);
 
 struct hbmfs_object_range {
 	uint64_t object;

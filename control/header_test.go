@@ -19,7 +19,7 @@ func TestTheHeaderForC(t *testing.T) {
 	want = (&Batch{ExtentsLast, 2, 3, 4, Ticket{5}, Epoch{6}, 7, []Extent{{1, 2, 3, 4, 5, 6, ExtentMount}}}).AppendTo(want)
 	want = AppendPrefetch(want, []Range{{2, 3}})
 	want = AppendFrame(want, Header{1, TypeError, 2}, nil)
-	want = (&Hello{1, 2, "name"}).AppendTo(want)
+	want = (&Hello{1, 2, 3, "name"}).AppendTo(want)
 	want = (&Welcome{1, WelcomeReadOnly, Epoch{2}, 3, 4}).AppendTo(want)
 	want = (&Redeem{Ticket{1}, nil}).AppendTo(want)
 	want = AppendFDs(want, []Object{{1, 2, 3, 4, -5, 6, -1}})
@@ -27,7 +27,8 @@ func TestTheHeaderForC(t *testing.T) {
 	want = (&Lookup{LookupFDs, nil}).AppendTo(want)
 	want = (&Files{Files: []File{{1, 2, -1, 4, 5, 6, InfoMore, 8, 9, 0, 0}}}).AppendTo(want)
 	want, _ = AppendNames(want, []Named{{1, ""}})
-	want = AppendStats(want, []Moved{{PathHost, 5, 6}})
+	want = AppendStats(want, []Moved{{PathHost, "", 5, 6}})
+	want = (&ReaderCount{7}).AppendTo(want)
 	want = AppendObjectRanges(want, []ObjectRange{{1, Range{2, 3}}})
 	want = (&Refusal{11, ""}).AppendTo(want)
 

@@ -11,12 +11,13 @@ const NameSize = 48
 // Hello is the first frame of a connection.
 type Hello struct {
 	Min, Max uint16 // versions that the client speaks
+	Reader   uint32 // drawn by each reader for all of its connections, so that it counts as one; 0: counts as none
 	Name     string // of the client, for status: at most [NameSize] bytes, printable ASCII
 }
 
 // AppendTo appends the payload.
 func (m *Hello) AppendTo(b []byte) []byte {
-	b = put32(b, uint32(m.Min)|uint32(m.Max)<<16, 0)
+	b = put32(b, uint32(m.Min)|uint32(m.Max)<<16, m.Reader)
 	b = append(b, m.Name...)
 	return pad(b, NameSize-len(m.Name))
 }
@@ -24,13 +25,10 @@ func (m *Hello) AppendTo(b []byte) []byte {
 // ParseHello reads the payload.
 func ParseHello(p []byte) (Hello, error) {
 	r := reader{rest: p}
-	m := Hello{Min: r.u16(), Max: r.u16()}
-	r.zero(4)
+	m := Hello{Min: r.u16(), Max: r.u16(), Reader: r.u32()}
 	name, rest, _ := bytes.Cut(r.take(NameSize), []byte{0})
 	m.Name = string(name)
-	for _, c := range name {
-		r.bad = r.bad || c < ' ' || c > '~'
-	}
+	r.bad = r.bad || !isPrintable(m.Name)
 	for _, c := range rest {
 		r.bad = r.bad || c != 0
 	}
@@ -330,64 +328,6 @@ func ParseNames(p []byte) ([]Named, error) {
 	}
 	r.bad = r.bad || table.bad
 	return names, r.end()
-}
-
-// Path is a way that bytes took from a backing file to where they are used.
-type Path uint32
-
-// The paths, as DESIGN names them.
-const (
-	PathDirect Path = iota // storage to GPU by DMA
-	PathMapped             // page cache to GPU by DMA
-	PathStaged             // through a pinned buffer to the GPU
-	PathCompat             // libcufile's POSIX mode
-	PathHost               // into host memory
-	Paths                  // how many there are
-)
-
-// String returns the name of the path.
-func (p Path) String() string {
-	if p < Paths {
-		return [...]string{"direct", "mapped", "staged", "compat", "host"}[p]
-	}
-	return "unknown"
-}
-
-// Moved is how much a client moved over one path since it last said so.
-type Moved struct {
-	Path  Path
-	Bytes int64
-	Reads int64
-}
-
-const (
-	movedSize = 24
-	// maxMoved bounds one report, so that sums cannot be made to overflow: 2^48 bytes are 256 TiB.
-	maxMoved = 1 << 48
-)
-
-// AppendStats appends the payload of STATS.
-func AppendStats(b []byte, moved []Moved) []byte {
-	b = put32(b, uint32(len(moved)), 0)
-	for _, m := range moved {
-		b = put64(put32(b, uint32(m.Path), 0), uint64(m.Bytes), uint64(m.Reads))
-	}
-	return b
-}
-
-// ParseStats reads the payload of STATS.
-func ParseStats(p []byte) ([]Moved, error) {
-	r := reader{rest: p}
-	n := r.count(movedSize, int(Paths))
-	r.zero(4)
-	moved := make([]Moved, n)
-	for i := range moved {
-		moved[i].Path = Path(r.u32())
-		r.zero(4)
-		moved[i].Bytes, moved[i].Reads = r.i64(), r.i64()
-		r.bad = r.bad || moved[i].Path >= Paths || moved[i].Bytes > maxMoved || moved[i].Reads > maxMoved
-	}
-	return moved, r.end()
 }
 
 // ObjectRange is a part of a backing file.

@@ -31,12 +31,13 @@ type channel struct {
 	connections int
 	turnedAway  int64
 	usages      map[string]*usage
+	readers     map[readerID]int // connections of each
 }
 
 func newChannel() *channel {
 	c := &channel{
 		tickets: newTickets(), prefetch: newPrefetcher(), answering: make(chan struct{}, answersAtOnce), settled: make(chan struct{}),
-		sessions: map[uint32]int{}, usages: map[string]*usage{},
+		sessions: map[uint32]int{}, usages: map[string]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
 	c.objects.byObject = map[*layout.Object]uint64{}

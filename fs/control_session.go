@@ -45,6 +45,7 @@ type session struct {
 	conn    *control.Conn
 	peer    peer
 	usage   *usage // nil before HELLO
+	reader  readerID
 	leases  map[uint64]int
 	held    int                 // leases, and what is pending
 	pending map[uint32][]uint64 // objects of a message that is not yet acknowledged
@@ -120,7 +121,7 @@ func (s *session) end() {
 	s.channel.leases.Add(-int64(s.held))
 	s.channel.leave(s.peer.uid)
 	if s.usage != nil {
-		s.usage.connections.Add(-1)
+		s.channel.part(s.usage, s.reader)
 	}
 }
 
@@ -215,11 +216,18 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	case control.TypeStats:
 		moved, err := control.ParseStats(payload)
 		if err == nil {
-			s.usage.add(moved)
+			s.channel.report(s.usage, moved)
 		}
 		return err
 	case control.TypePrefetch:
 		return s.prefetch(payload, a)
+	case control.TypeReaders:
+		if len(payload) > 0 {
+			return errProtocol
+		}
+		count := control.ReaderCount{Readers: s.channel.countReaders()}
+		a.header.Type, a.payload = control.TypeCount, count.AppendTo
+		return nil
 	}
 	return errProtocol
 }
@@ -232,8 +240,8 @@ func (s *session) hello(payload []byte, a *answer) error {
 	if hello.Min > control.Version || hello.Max < control.Version {
 		return &control.Refusal{Errno: syscall.EPROTONOSUPPORT, Text: fmt.Sprintf("this daemon speaks version %d of the control protocol, the reader %d to %d", control.Version, hello.Min, hello.Max)}
 	}
-	s.usage = s.channel.usageOf(hello.Name)
-	s.usage.connections.Add(1)
+	s.reader = readerID{s.peer.uid, hello.Reader}
+	s.usage = s.channel.meet(hello.Name, s.reader)
 	_ = s.conn.SetReadDeadline(time.Time{}) // fails on a closed connection, as the next read will
 	welcome := control.Welcome{Version: control.Version, Epoch: s.channel.epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
 	if s.mount.readOnlyMount() == nil {

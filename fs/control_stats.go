@@ -2,50 +2,98 @@ package fs
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// usage is what the clients of one name did.
+// usage is what the clients of one name did, under the channel's lock.
 type usage struct {
-	connections atomic.Int64
-	bytes       [control.Paths]atomic.Int64
-	reads       [control.Paths]atomic.Int64
+	connections int
+	moved       map[choice]amount
 }
 
-func (u *usage) add(moved []control.Moved) {
-	for _, m := range moved {
-		u.bytes[m.Path].Add(m.Bytes)
-		u.reads[m.Path].Add(m.Reads)
-	}
+// choice is a path and why a reader took it.
+type choice struct {
+	path   control.Path
+	reason string
 }
 
-// usageNames bounds the names that are told apart; a client may call itself anything.
-const usageNames = 64
+type amount struct{ bytes, reads int64 }
 
-// otherClients stands for the names that came when there were enough.
-const otherClients = "(others)"
+// readerID tells readers apart. Numbers are what clients draw, so they hold for one user only.
+type readerID struct{ uid, number uint32 }
 
-func (c *channel) usageOf(name string) *usage {
+// Limits of what is told apart: clients may call themselves, and their reasons, anything.
+const (
+	usageNames  = 64
+	usageChoice = 48 // of one name, and one for each path that stands for the rest
+)
+
+// others stands for the names, and the reasons, that came when there were enough.
+const others = "(others)"
+
+// meet counts a connection that has said who it is.
+func (c *channel) meet(name string, r readerID) *usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if name == "" {
 		name = "(unnamed)"
 	}
 	if c.usages[name] == nil && len(c.usages) >= usageNames {
-		name = otherClients
+		name = others
 	}
 	u := c.usages[name]
 	if u == nil {
-		u = &usage{}
+		u = &usage{moved: map[choice]amount{}}
 		c.usages[name] = u
 	}
+	u.connections++
+	if r.number != 0 {
+		c.readers[r]++
+	}
 	return u
+}
+
+// part is the end of a connection that was met.
+func (c *channel) part(u *usage, r readerID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	u.connections--
+	if r.number == 0 {
+		return
+	}
+	if c.readers[r]--; c.readers[r] == 0 {
+		delete(c.readers, r)
+	}
+}
+
+// countReaders returns how many readers are connected.
+func (c *channel) countReaders() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return uint32(len(c.readers))
+}
+
+// report adds what a client says that it moved. Sums stay where they are rather than overflow.
+func (c *channel) report(u *usage, moved []control.Moved) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range moved {
+		k := choice{m.Path, m.Reason}
+		if _, known := u.moved[k]; !known && len(u.moved) >= usageChoice {
+			k.reason = others
+		}
+		sum := u.moved[k]
+		sum.bytes += min(m.Bytes, math.MaxInt64-sum.bytes)
+		sum.reads += min(m.Reads, math.MaxInt64-sum.reads)
+		u.moved[k] = sum
+	}
 }
 
 // admit counts a connection in, unless there are enough.
@@ -83,6 +131,7 @@ type ControlStatus struct {
 	ReadOnly        bool           `json:"read_only_descriptors"` // not even root opens a given descriptor for writing
 	WhyNot          string         `json:"read_only_why_not,omitempty"`
 	Connections     int            `json:"connections"`
+	Readers         int            `json:"readers"`     // that share the host; one may have many connections
 	TurnedAway      int64          `json:"turned_away"` // connections over the limits
 	Refused         int64          `json:"refused"`     // requests
 	Leases          int64          `json:"leases"`
@@ -95,9 +144,33 @@ type ControlStatus struct {
 // ClientStatus is what the clients of one name reported.
 type ClientStatus struct {
 	Name        string           `json:"name"`
-	Connections int64            `json:"connections"`
+	Connections int              `json:"connections"`
 	Bytes       map[string]int64 `json:"bytes"` // by path
 	Reads       map[string]int64 `json:"reads"`
+	Choices     []ChoiceStatus   `json:"choices"` // the same, by path and reason: the most bytes first
+}
+
+// ChoiceStatus is how much went by one path for one reason.
+type ChoiceStatus struct {
+	Path   string `json:"path"`
+	Reason string `json:"reason"`
+	Reads  int64  `json:"reads"`
+	Bytes  int64  `json:"bytes"`
+}
+
+// status says what the clients of a name did.
+func (u *usage) status(name string) ClientStatus {
+	s := ClientStatus{name, u.connections, map[string]int64{}, map[string]int64{}, []ChoiceStatus{}}
+	for k, sum := range u.moved {
+		path := k.path.String()
+		s.Bytes[path] += min(sum.bytes, math.MaxInt64-s.Bytes[path])
+		s.Reads[path] += min(sum.reads, math.MaxInt64-s.Reads[path])
+		s.Choices = append(s.Choices, ChoiceStatus{path, k.reason, sum.reads, sum.bytes})
+	}
+	slices.SortFunc(s.Choices, func(a, b ChoiceStatus) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
+	})
+	return s
 }
 
 // writeClients writes what readers reported, for Prometheus.
@@ -130,15 +203,9 @@ func (m *Mount) controlStatus() ControlStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.On, s.Why = c.off == "" && c.bound.Load(), c.off
-	s.Connections, s.TurnedAway = c.connections, c.turnedAway
+	s.Connections, s.TurnedAway, s.Readers = c.connections, c.turnedAway, len(c.readers)
 	for name, u := range c.usages {
-		client := ClientStatus{name, u.connections.Load(), map[string]int64{}, map[string]int64{}}
-		for p := range control.Paths {
-			if n := u.reads[p].Load(); n > 0 {
-				client.Bytes[p.String()], client.Reads[p.String()] = u.bytes[p].Load(), n
-			}
-		}
-		s.Clients = append(s.Clients, client)
+		s.Clients = append(s.Clients, u.status(name))
 	}
 	slices.SortFunc(s.Clients, func(a, b ClientStatus) int { return strings.Compare(a.Name, b.Name) })
 	return s

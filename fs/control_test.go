@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -197,5 +198,36 @@ func TestPrefetchNeverWaits(t *testing.T) {
 	}
 	if taken != cap(p.queue) {
 		t.Errorf("%d jobs taken", taken)
+	}
+}
+
+func TestWhatClientsReportIsBounded(t *testing.T) {
+	c := newChannel()
+	u := c.meet("reader", readerID{})
+	for i := range 10 * usageChoice {
+		for p := range control.Paths {
+			c.report(u, []control.Moved{{Path: p, Reason: strconv.Itoa(i), Bytes: 2, Reads: 1}})
+		}
+	}
+	s := u.status("reader")
+	if len(s.Choices) > usageChoice+int(control.Paths) {
+		t.Errorf("%d reasons are kept", len(s.Choices))
+	}
+	for p := range control.Paths {
+		if name := p.String(); s.Bytes[name] != 20*usageChoice || s.Reads[name] != 10*usageChoice {
+			t.Errorf("%s: %d bytes in %d reads: some were lost", name, s.Bytes[name], s.Reads[name])
+		}
+	}
+	for range 3 {
+		c.report(u, []control.Moved{{Path: control.PathHost, Reason: "much", Bytes: math.MaxInt64, Reads: math.MaxInt64}})
+	}
+	if s = u.status("reader"); s.Bytes["host"] != math.MaxInt64 || s.Reads["host"] != math.MaxInt64 {
+		t.Errorf("after too much: %d bytes in %d reads", s.Bytes["host"], s.Reads["host"])
+	}
+	for i := range 10 * usageNames {
+		c.meet(strconv.Itoa(i), readerID{})
+	}
+	if len(c.usages) > usageNames+1 {
+		t.Errorf("%d names are kept", len(c.usages))
 	}
 }

@@ -146,6 +146,7 @@ func (m *Mount) metricsText() []byte {
 	one("hbmfs_control_leases", "gauge", "Backing files that readers hold.", s.Control.Leases, "")
 	one("hbmfs_control_tickets_total", "counter", "Tickets issued.", s.Control.Issued, "")
 	one("hbmfs_control_refused_total", "counter", "Requests and connections on the control socket that were refused.", s.Control.Refused+s.Control.TurnedAway, "")
+	one("hbmfs_control_readers", "gauge", "Readers that share the host, each with all of its connections.", s.Control.Readers, "")
 	writeClients(&b, s.Control.Clients)
 	one("hbmfs_errors_total", "counter", "Requests that failed.", s.Counters.Errors, "")
 	return b.Bytes()

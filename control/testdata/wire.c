@@ -21,7 +21,7 @@ int main(void)
 	WRITE(struct hbmfs_prefetch, {1, 0, 1, {0}});
 	WRITE(struct hbmfs_range, {2, 3});
 	WRITE(struct hbmfs_header, {HBMFS_MAGIC, 1, HBMFS_ERROR, 2, 0});
-	WRITE(struct hbmfs_hello, {1, 2, 0, "name"});
+	WRITE(struct hbmfs_hello, {1, 2, 3, "name"});
 	WRITE(struct hbmfs_welcome, {1, 0, HBMFS_WELCOME_READ_ONLY, {2}, 3, 4});
 	WRITE(struct hbmfs_redeem, {{1}, 0, 0});
 	WRITE(struct hbmfs_list, {1, 0});
@@ -34,6 +34,7 @@ int main(void)
 	WRITE(struct hbmfs_named, {1, 0, 0});
 	WRITE(struct hbmfs_list, {1, 0});
 	WRITE(struct hbmfs_moved, {4, 0, 5, 6});
+	WRITE(struct hbmfs_count, {7, 0});
 	WRITE(struct hbmfs_list, {1, 0});
 	WRITE(struct hbmfs_object_range, {1, 2, 3});
 	WRITE(struct hbmfs_error, {11, 0});

@@ -172,6 +172,7 @@ type status struct {
 	Why         string `json:"why"`
 	ReadOnly    bool   `json:"read_only_descriptors"`
 	Connections int    `json:"connections"`
+	Readers     int    `json:"readers"`
 	TurnedAway  int    `json:"turned_away"`
 	Leases      int    `json:"leases"`
 	Prefetched  int64  `json:"prefetched_bytes"`
@@ -180,7 +181,15 @@ type status struct {
 		Connections int              `json:"connections"`
 		Bytes       map[string]int64 `json:"bytes"`
 		Reads       map[string]int64 `json:"reads"`
+		Choices     []choice         `json:"choices"`
 	} `json:"clients"`
+}
+
+type choice struct {
+	Path   string `json:"path"`
+	Reason string `json:"reason"`
+	Reads  int64  `json:"reads"`
+	Bytes  int64  `json:"bytes"`
 }
 
 func (m *mounted) status(t testing.TB) status {

@@ -269,8 +269,8 @@ func TestStatisticsAndPrefetch(t *testing.T) {
 			t.Errorf("a ticket used twice: %v", err)
 		}
 	}
-	must(t, c.ReportStats(limited(t), control.Moved{Path: control.PathHost, Bytes: 100, Reads: 2}))
-	must(t, c.ReportStats(limited(t), control.Moved{Path: control.PathHost, Bytes: 11, Reads: 1}, control.Moved{Path: control.PathDirect, Bytes: 5, Reads: 1}))
+	must(t, c.ReportStats(limited(t), control.Moved{Path: control.PathHost, Reason: "asked for", Bytes: 100, Reads: 2}))
+	must(t, c.ReportStats(limited(t), control.Moved{Path: control.PathHost, Reason: "no\nGPU", Bytes: 11, Reads: 1}, control.Moved{Path: control.PathDirect, Bytes: 5, Reads: 1}))
 	if !within(func() bool { return m.status(t).Prefetched == 2<<20 }) {
 		t.Errorf("%d bytes prefetched, want 2 MiB", m.status(t).Prefetched)
 	}
@@ -278,9 +278,46 @@ func TestStatisticsAndPrefetch(t *testing.T) {
 	if len(s.Clients) != 1 || s.Clients[0].Bytes["host"] != 111 || s.Clients[0].Reads["host"] != 3 || s.Clients[0].Bytes["direct"] != 5 || s.Leases != 1 {
 		t.Errorf("status %+v", s)
 	}
+	if want := []choice{{"host", "asked for", 2, 100}, {"host", "no?GPU", 1, 11}, {"direct", "", 1, 5}}; !slices.Equal(s.Clients[0].Choices, want) {
+		t.Errorf("choices %+v, want %+v", s.Clients[0].Choices, want)
+	}
 	metrics, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
 	must(t, err)
 	if line := `hbmfs_client_bytes_total{client="TestStatisticsAndPre",path="host"} 111`; !strings.Contains(string(metrics), line) {
 		t.Errorf("the metrics lack %s:\n%s", line, metrics)
 	}
+}
+
+func TestReadersAreCounted(t *testing.T) {
+	m := mount(t, newDir(t))
+	asker := dial(t, m)
+	count := func(want int) {
+		t.Helper()
+		var got int
+		if !within(func() (ok bool) {
+			var err error
+			got, err = asker.Readers(limited(t))
+			must(t, err)
+			return got == want
+		}) {
+			t.Errorf("%d readers are counted, want %d", got, want)
+		}
+	}
+	count(0)
+	var clients []*control.Client
+	for _, number := range []uint32{7, 7, 8, 0} {
+		c, err := control.DialReader(limited(t), m.Path(), "reader", number)
+		must(t, err)
+		clients = append(clients, c)
+	}
+	count(2)
+	must(t, clients[0].Close())
+	must(t, clients[2].Close())
+	count(1)
+	if s := m.status(t); s.Readers != 1 {
+		t.Errorf("status counts %d readers, want 1", s.Readers)
+	}
+	must(t, clients[1].Close())
+	must(t, clients[3].Close())
+	count(0)
 }

@@ -1,0 +1,106 @@
+package control
+
+// Path is a way that bytes took from a backing file to where they are used.
+type Path uint32
+
+// The paths, as docs/control-protocol.md numbers them.
+const (
+	PathDirect Path = iota // storage to GPU by DMA
+	PathMapped             // page cache to GPU by DMA
+	PathStaged             // through a pinned buffer to the GPU
+	PathCompat             // libcufile's POSIX mode
+	PathHost               // into host memory
+	Paths                  // how many there are
+)
+
+// String returns the name of the path.
+func (p Path) String() string {
+	if p < Paths {
+		return [...]string{"direct", "mapped", "staged", "compat", "host"}[p]
+	}
+	return "unknown"
+}
+
+// Moved is how much a client moved over one path, chosen for one reason, since it last said so.
+type Moved struct {
+	Path   Path
+	Reason string // why this path was taken: printable ASCII, at most [ReasonSize] bytes; the same words each time
+	Bytes  int64
+	Reads  int64
+}
+
+// Limits of a report.
+const (
+	ReasonSize = 128 // bytes of a reason
+	MaxMoved   = 64  // entries of one STATS
+	movedSize  = 24
+	// maxMoved bounds one entry: 2^48 bytes are 256 TiB.
+	maxMoved = 1 << 48
+)
+
+// AppendStats appends the payload of STATS.
+func AppendStats(b []byte, moved []Moved) []byte {
+	b = put32(b, uint32(len(moved)), 0)
+	for _, m := range moved {
+		b = put64(put32(b, uint32(m.Path), uint32(len(m.Reason))), uint64(m.Bytes), uint64(m.Reads))
+	}
+	for _, m := range moved {
+		b = append(b, m.Reason...)
+	}
+	return b
+}
+
+// ParseStats reads the payload of STATS.
+func ParseStats(p []byte) ([]Moved, error) {
+	r := reader{rest: p}
+	n := r.count(movedSize, MaxMoved)
+	r.zero(4)
+	table := reader{rest: r.take(n * movedSize)}
+	moved := make([]Moved, n)
+	for i := range moved {
+		m := &moved[i]
+		m.Path = Path(table.u32())
+		length := table.u32()
+		m.Bytes, m.Reads = table.i64(), table.i64()
+		m.Reason = string(r.take(int(length)))
+		r.bad = r.bad || m.Path >= Paths || m.Bytes > maxMoved || m.Reads > maxMoved || length > ReasonSize || !isPrintable(m.Reason)
+	}
+	r.bad = r.bad || table.bad
+	return moved, r.end()
+}
+
+// ReaderCount answers READERS.
+type ReaderCount struct {
+	Readers uint32 // that are connected to the daemon, those of other users included
+}
+
+// AppendTo appends the payload.
+func (m *ReaderCount) AppendTo(b []byte) []byte { return put32(b, m.Readers, 0) }
+
+// ParseCount reads the payload.
+func ParseCount(p []byte) (ReaderCount, error) {
+	r := reader{rest: p}
+	m := ReaderCount{r.u32()}
+	r.zero(4)
+	return m, r.end()
+}
+
+// printable makes any text fit for a name or a reason of at most n bytes.
+func printable(text string, n int) string {
+	b := []byte(text[:min(len(text), n)])
+	for i, c := range b {
+		if c < ' ' || c > '~' {
+			b[i] = '?'
+		}
+	}
+	return string(b)
+}
+
+func isPrintable(text string) bool {
+	for i := range len(text) {
+		if text[i] < ' ' || text[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
