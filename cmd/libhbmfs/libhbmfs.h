@@ -1,0 +1,283 @@
+/*
+ * libhbmfs: the reader of hbmfs as a C library. It moves ranges of files, of an hbmfs mount or any other, into the
+ * memory of an NVIDIA GPU or of the host, by the fastest path that works, and says which path every byte took.
+ *
+ *	if (hbmfs_abi() != HBMFS_ABI) ...                     // the library is not the one of this header
+ *	hbmfs_failure why;
+ *	hbmfs_reader_options o = {.struct_size = sizeof o, .device = 0};
+ *	hbmfs_handle reader, file, request;
+ *	if (hbmfs_reader_open(&o, &reader, &why)) die(why.text);
+ *	if (hbmfs_file_open(reader, "/mnt/pile/.hbmfs/views/tokens.bin", &file, &why)) die(why.text);
+ *	hbmfs_gather_begin(file, dst, room, offsets, 512, 8194, HBMFS_KEEP, stream, &request, &why);
+ *	... // other work
+ *	hbmfs_result r = {.struct_size = sizeof r};
+ *	if (hbmfs_wait(request, -1, &r, &why)) die(why.text);  // the bytes are in dst, for any stream
+ *	hbmfs_file_close(file, &why);
+ *	hbmfs_reader_close(reader, &why);
+ *
+ * Rules that hold everywhere:
+ *
+ * - Every function but hbmfs_abi, hbmfs_version and hbmfs_code_name returns an hbmfs_code, HBMFS_OK or why not, and
+ *   fills `why` when it fails. why may be NULL. It is the caller's, so that no thread sees another's error. Text is
+ *   UTF-8, one sentence, always ended by a zero byte.
+ * - Every function may be called from any thread at any time, also on one handle at once.
+ * - A handle is a number that is never given out twice. A closed one is refused with HBMFS_CLOSED, what never was one
+ *   with HBMFS_INVALID; 0 is never a handle. Closing twice is harmless.
+ * - There are no callbacks. Closing a file or a reader cancels what is under way and waits for it, and closes what was
+ *   opened through it: nothing runs, and nothing writes to the caller's memory, after it has returned HBMFS_OK.
+ * - Arrays and strings that go in are copied before the function returns; memory that bytes go to must stay until the
+ *   request has ended.
+ * - A struct with struct_size: the caller sets it to sizeof before the call. Later versions only add at its end; fields
+ *   that are not there count as zero. Reserved fields must be zero.
+ * - A process that forks: in the child every function returns HBMFS_FORKED at once, also those that close, since
+ *   neither the library's threads nor CUDA survive a fork. Load the library in a fresh process (exec, spawn) instead.
+ * - The library handles no asynchronous signal and changes no handler of the program's. It must not be unloaded.
+ * - An interrupted wait: give hbmfs_wait a short timeout and look for the program's own signals between two of them.
+ */
+#ifndef LIBHBMFS_H
+#define LIBHBMFS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HBMFS_ABI 1 /* what hbmfs_abi() must give */
+
+typedef uint64_t hbmfs_handle; /* of a reader, file, request, stream, view or piece of memory */
+
+/* Results. Numbers are never given another meaning; there may be more of them in later versions. */
+typedef enum {
+	HBMFS_OK = 0,
+	HBMFS_TIMEOUT = 1,        /* not yet: ask again. Nothing has changed. */
+	HBMFS_END = 2,            /* hbmfs_stream_next: the plan is done */
+	HBMFS_INVALID = 10,       /* an argument that makes no sense */
+	HBMFS_CLOSED = 11,        /* the handle, or what it was opened through, has been closed */
+	HBMFS_NOT_FOUND = 12,     /* no such file */
+	HBMFS_PERMISSION = 13,    /* the file may not be read */
+	HBMFS_STALE = 14,         /* the mount or the file is no longer what it was: open it again */
+	HBMFS_UNAVAILABLE = 15,   /* a path that was required does not work here; the text says why */
+	HBMFS_NO_DEVICE = 16,     /* no such GPU, or no driver */
+	HBMFS_OUT_OF_MEMORY = 17, /* on the GPU, pinnable, or on the host */
+	HBMFS_OUT_OF_RANGE = 18,  /* bytes that are not inside the file */
+	HBMFS_TOO_LARGE = 19,     /* more at once than can be: ask for less */
+	HBMFS_CANCELLED = 20,     /* by hbmfs_cancel, or because its file or reader was closed */
+	HBMFS_IO = 21,            /* reading failed; os_errno says how where it is not 0 */
+	HBMFS_FORKED = 22,        /* this process is a fork of the one that loaded the library */
+	HBMFS_INTERNAL = 23       /* a mistake in hbmfs or the driver */
+} hbmfs_code;
+
+typedef struct hbmfs_failure {
+	int32_t code;     /* the hbmfs_code that was returned */
+	int32_t os_errno; /* of the system call that failed, 0 where there is none */
+	char text[512];   /* one sentence: what failed, on what, why */
+} hbmfs_failure;
+
+uint32_t hbmfs_abi(void);
+const char *hbmfs_version(void);             /* such as "v0.4.0"; not to be freed */
+const char *hbmfs_code_name(int32_t code);   /* such as "out of range"; not to be freed */
+
+/* ---- readers ---- */
+
+#define HBMFS_HOST (-1) /* the device of host memory */
+
+/*
+ * Paths: "auto", "direct" (storage to GPU by DMA), "mapped" (page cache to GPU by DMA), "staged" (pread into pinned
+ * memory, overlapped with copies), "compat" (libcufile's own POSIX mode), "host" (pread into host memory).
+ *
+ * method is a wish: where it does not work another path is taken, and hbmfs_result.reason says why. require is an
+ * order: where it does not work, opening the reader or the file fails with HBMFS_UNAVAILABLE. Bytes that lie on no
+ * storage, such as the header that a view of a mount begins with, are always "staged" or "host".
+ */
+typedef struct hbmfs_reader_options {
+	uint32_t struct_size;
+	int32_t device;       /* CUDA's index, 0 the first; HBMFS_HOST */
+	const char *method;   /* NULL: "auto" */
+	const char *require;  /* NULL: nothing is required */
+	int32_t threads;      /* that read; 0: 8, but no more than there are CPUs */
+	int32_t readers;      /* readers that share this host, if the caller knows it; 0: one */
+	int64_t arena_bytes;  /* of the device's memory, for streams, for "direct" and "compat", and for widening; 0: 1 GiB, on the host 256 MiB */
+	int64_t pinned_bytes; /* most host memory kept registered with CUDA; 0: a quarter of the RAM, at most 16 GiB */
+	int64_t slot_bytes;   /* that a thread moves at a time; 0: 4 MiB. Each thread pins three slots */
+	int32_t reuse;        /* not 0: the same bytes will be read again, so that keeping them registered pays */
+	int32_t reserved;
+	const char *libcuda;   /* NULL: the system's */
+	const char *libcufile; /* NULL: the system's */
+	const char *libnvml;   /* NULL: the system's */
+	const char *hbmfs;     /* the hbmfs command, by which "direct" is proven in a process of its own; NULL: the one in PATH */
+	const char *client;    /* the name by which the mount's status shows this reader; NULL: "libhbmfs" */
+} hbmfs_reader_options;
+
+typedef struct hbmfs_reader_info {
+	uint32_t struct_size;
+	int32_t device;       /* CUDA's index, HBMFS_HOST */
+	char name[128];       /* "NVIDIA H200"; "host" */
+	char uuid[64];        /* "GPU-xxxxxxxx-...", as nvidia-smi prints it; empty for the host */
+	char pci[32];         /* "0000:19:00.0"; empty for the host */
+	int32_t numa;         /* the node it hangs on, -1 where not known */
+	char method[16];      /* in force: "auto", or one path only */
+	char note[256];       /* why the wished method is not in force; empty where it is */
+} hbmfs_reader_info;
+
+/* Bytes by the path that they took. */
+typedef struct hbmfs_moved_bytes {
+	int64_t direct, mapped, staged, compat, host;
+} hbmfs_moved_bytes;
+
+typedef struct hbmfs_reader_stats {
+	uint32_t struct_size;
+	int32_t files;            /* open now */
+	int32_t requests;         /* begun and not yet waited for or cancelled */
+	int32_t reserved;
+	hbmfs_moved_bytes moved;  /* since the reader was opened */
+	int64_t pinned_bytes;     /* of files, registered with CUDA now */
+	int64_t reads;            /* requests that ended well; a part of a stream counts as one */
+	char path[16];            /* of the last of them; empty before the first */
+	char reason[256];         /* why that path */
+} hbmfs_reader_stats;
+
+/* Takes up to seconds on a GPU, since CUDA makes its context and pins memory. */
+int32_t hbmfs_reader_open(const hbmfs_reader_options *options, hbmfs_handle *reader, hbmfs_failure *why);
+int32_t hbmfs_reader_get_info(hbmfs_handle reader, hbmfs_reader_info *info, hbmfs_failure *why);
+int32_t hbmfs_reader_get_stats(hbmfs_handle reader, hbmfs_reader_stats *stats, hbmfs_failure *why);
+
+/* Closes its files, streams and views too. HBMFS_INTERNAL: a call into a GPU library hangs; what it uses stays. */
+int32_t hbmfs_reader_close(hbmfs_handle reader, hbmfs_failure *why);
+
+/* ---- files ---- */
+
+typedef struct hbmfs_file_info {
+	uint32_t struct_size;
+	uint32_t mounted;      /* 1: of an hbmfs mount, 0: any other */
+	int64_t size;          /* bytes */
+	uint32_t dtype;        /* of the elements: 0 unknown, 1 u8, 2 i8, 3 u16, 4 i16, 5 u32, 6 i32, 7 u64, 8 i64, 9 f16,
+	                          10 bf16, 11 f32, 12 f64, 13 bool, 14 f8_e4m3, 15 f8_e5m2 (docs/control-protocol.md) */
+	uint32_t element_size; /* bytes, 0 where unknown */
+	int64_t tokens;        /* elements of the payload, -1 where unknown */
+	uint64_t generation;   /* equal for equal content; 0 where unknown */
+	int64_t runs;          /* pieces that the file is made of; 1 for a plain file */
+	hbmfs_moved_bytes moved; /* from this file so far */
+	char note[256];        /* why it is read through the mount and not from where its bytes lie; empty as a rule */
+} hbmfs_file_info;
+
+int32_t hbmfs_file_open(hbmfs_handle reader, const char *path, hbmfs_handle *file, hbmfs_failure *why);
+
+/*
+ * Opens count files, a few hundred in one round trip to the mount where they are of one. files[i] is 0 where
+ * codes[i] is not HBMFS_OK. Returns HBMFS_OK when all could be opened, else the first code that is not, and its why.
+ * Those that could be opened are open either way.
+ */
+int32_t hbmfs_file_open_many(hbmfs_handle reader, const char *const *paths, int64_t count, hbmfs_handle *files, int32_t *codes,
+			     hbmfs_failure *why);
+int32_t hbmfs_file_get_info(hbmfs_handle file, hbmfs_file_info *info, hbmfs_failure *why);
+
+/* Cancels its requests and streams first, and waits for them. Views of its streams stay. */
+int32_t hbmfs_file_close(hbmfs_handle file, hbmfs_failure *why);
+
+/*
+ * Says what will be read, in its order: count ranges. Advice, which may be ignored: HBMFS_OK says only that the
+ * ranges make sense.
+ */
+int32_t hbmfs_prefetch(hbmfs_handle file, const int64_t *offsets, const int64_t *lengths, int64_t count, hbmfs_failure *why);
+
+/* ---- reading into memory of the caller ----
+ *
+ * dst is an address of the reader's device: a CUdeviceptr of cudaMalloc, of torch, or of hbmfs_memory_alloc, at any
+ * alignment; on the host any address. dst_length is the room there: what does not fit is refused before anything is
+ * written. An address that CUDA does not know as memory of that GPU is refused.
+ *
+ * stream is a CUstream (cudaStream_t) of the reader's device, as a number. Nothing is written to dst before what was
+ * enqueued on it, up to the call of begin, is done: so memory of a caching allocator can be given. 0 is the legacy
+ * default stream, as everywhere in CUDA. HBMFS_NO_STREAM: nothing to wait for. On the host it is ignored.
+ */
+#define HBMFS_NO_STREAM UINT64_MAX
+
+/* What becomes of the elements on the device, after they have crossed the link. */
+typedef enum {
+	HBMFS_KEEP = 0,       /* they stay as they are */
+	HBMFS_U16_TO_I64 = 1, /* dst gets 8 bytes for each 2 of the file; it must be aligned to 8 */
+	HBMFS_U32_TO_I64 = 2  /* dst gets 8 bytes for each 4 of the file; it must be aligned to 8 */
+} hbmfs_widen;
+
+typedef struct hbmfs_result {
+	uint32_t struct_size;
+	uint32_t reserved;
+	hbmfs_moved_bytes moved; /* bytes of the file, before any widening */
+	char path[16];           /* that was chosen: "mapped"; a part of the bytes may have taken another, see moved */
+	char reason[256];        /* why */
+} hbmfs_result;
+
+/* Starts reading [offset, offset+length) of a file to dst. */
+int32_t hbmfs_read_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t offset, int64_t length, uint64_t stream,
+			 hbmfs_handle *request, hbmfs_failure *why);
+
+/*
+ * Starts reading count spans of length bytes, which begin at offsets, to dst, one after the other: a [count, length]
+ * tensor. Spans may overlap and come in any order. widen is an hbmfs_widen; where it is not HBMFS_KEEP, length must be
+ * whole elements.
+ */
+int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
+			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
+
+/*
+ * Waits for a request at most timeout_ns, forever if that is negative, not at all if it is 0. HBMFS_TIMEOUT: it goes
+ * on, wait again. Anything else ends the request and its handle: HBMFS_OK means that the bytes are in dst, for the CPU
+ * and for any stream; another code that they are not, and that nothing writes to dst any more. result may be NULL.
+ */
+int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why);
+
+/*
+ * Ends a request, done or not, and its handle. HBMFS_OK: nothing writes to dst any more. HBMFS_TIMEOUT: it was told to
+ * end, but a read of the system or of the driver, or the caller's stream, still holds it: dst must stay. Call again.
+ */
+int32_t hbmfs_cancel(hbmfs_handle request, int64_t timeout_ns, hbmfs_failure *why);
+
+/* Begin and wait in one, for as long as it takes. */
+int32_t hbmfs_read(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t offset, int64_t length, uint64_t stream,
+		   hbmfs_result *result, hbmfs_failure *why);
+int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
+		     int32_t widen, uint64_t stream, hbmfs_result *result, hbmfs_failure *why);
+
+/* ---- streams: an ordered plan, read ahead into the reader's own memory ---- */
+
+typedef struct hbmfs_view {
+	uint32_t struct_size;
+	uint32_t reserved;
+	hbmfs_handle view; /* give it back with hbmfs_view_release */
+	uint64_t pointer;  /* a CUdeviceptr, or an address of the host; 0 where length is 0 */
+	int64_t length;
+	hbmfs_moved_bytes moved;
+	char path[16];
+	char reason[256];
+} hbmfs_view;
+
+/* Starts reading count ranges in their order, at most depth of them ahead of hbmfs_stream_next. */
+int32_t hbmfs_stream_open(hbmfs_handle file, const int64_t *offsets, const int64_t *lengths, int64_t count, int32_t depth,
+			  hbmfs_handle *stream, hbmfs_failure *why);
+
+/*
+ * Gives the next range. HBMFS_END after the last, HBMFS_TIMEOUT: not yet. After any other code the stream has ended,
+ * and gives that code again. Whoever holds so many views that no memory is left waits for himself.
+ */
+int32_t hbmfs_stream_next(hbmfs_handle stream, int64_t timeout_ns, hbmfs_view *view, hbmfs_failure *why);
+int32_t hbmfs_stream_close(hbmfs_handle stream, hbmfs_failure *why);
+
+/* The memory is used again at once: let the GPU finish with it before. */
+int32_t hbmfs_view_release(hbmfs_handle view, hbmfs_failure *why);
+
+/* ---- memory of a GPU, for callers that have no allocator of their own ----
+ *
+ * It belongs to the process and not to the reader: it stays when the reader is closed, and is given back by
+ * hbmfs_memory_free. On the host it is HBMFS_INVALID: use malloc.
+ */
+int32_t hbmfs_memory_alloc(hbmfs_handle reader, int64_t length, hbmfs_handle *memory, uint64_t *pointer, hbmfs_failure *why);
+
+/* Copies [offset, offset+length) of it to the host and waits. It waits for no stream but the legacy default one. */
+int32_t hbmfs_memory_copy_out(hbmfs_handle memory, int64_t offset, int64_t length, void *to, hbmfs_failure *why);
+int32_t hbmfs_memory_free(hbmfs_handle memory, hbmfs_failure *why);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
