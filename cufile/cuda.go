@@ -46,6 +46,12 @@ const (
 	cuModuleUnload
 	cuModuleGetFunction
 	cuLaunchKernel
+	cuCtxPushCurrent
+	cuCtxPopCurrent
+	cuStreamWaitEvent
+	cuMemcpyDtoDAsync
+	cuMemcpyDtoH
+	cuPointerGetAttribute
 	cudaFunctions // how many
 )
 
@@ -85,6 +91,12 @@ func cudaTable() []function {
 	may(cuModuleUnload, "cuModuleUnload")
 	may(cuModuleGetFunction, "cuModuleGetFunction")
 	may(cuLaunchKernel, "cuLaunchKernel")
+	need(cuCtxPushCurrent, "cuCtxPushCurrent_v2")
+	need(cuCtxPopCurrent, "cuCtxPopCurrent_v2")
+	need(cuStreamWaitEvent, "cuStreamWaitEvent")
+	need(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2")
+	need(cuMemcpyDtoH, "cuMemcpyDtoH_v2")
+	need(cuPointerGetAttribute, "cuPointerGetAttribute")
 	return t
 }
 

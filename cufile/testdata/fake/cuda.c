@@ -18,7 +18,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
        ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500 };
 
 struct range { uintptr_t at; size_t n; int flags; struct range *next; };
-struct step { enum { COPY, SIGNAL, GATHER } kind; uintptr_t to, from; size_t n; struct event *event; uint64_t serial; struct step *next; };
+struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN } kind; uintptr_t to, from; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
 struct stream { struct step *head, **tail; int ending; uint64_t queued, done; pthread_t thread; };
 struct event { uint64_t recorded, reached; };
 struct piece { uint64_t src, dst, bytes; };
@@ -28,7 +28,8 @@ static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static struct range *hbm, *pinned;
 static size_t hbm_used, pinned_now, pinned_peak;
 static uint64_t violations, launches, copies;
-static int initialized, retained;
+static uint64_t events;
+static int initialized, retained, held;
 static __thread void *current;
 static char the_context;
 
@@ -54,12 +55,23 @@ static void violate(const char *what) { violations++; fprintf(stderr, "fake libc
 
 static void copy(uintptr_t to, uintptr_t from, size_t n) {
     int in = inside(hbm, to, n) && inside(pinned, from, n), out = inside(hbm, from, n) && inside(pinned, to, n);
-    if (in || out) memcpy((void *)to, (void *)from, n);
+    if (in || out || (inside(hbm, to, n) && inside(hbm, from, n))) memcpy((void *)to, (void *)from, n);
     else violate("a copy whose memory is not registered, or not all of it");
+}
+
+static void widen(uintptr_t to, uintptr_t from, size_t n, unsigned size) {
+    if ((size != 2 && size != 4) || to % 8 || !inside(hbm, to, n * 8) || !inside(hbm, from, n * size)) { violate("a widening of what is not in HBM or not aligned"); return; }
+    for (size_t i = 0; i < n; i++) {
+        uint32_t value = 0; // little-endian
+        memcpy(&value, (char *)from + i * size, size);
+        ((int64_t *)to)[i] = value;
+    }
 }
 
 static void run(struct step *s) {
     switch (s->kind) {
+    case AWAIT: while (s->event->reached < s->serial) pthread_cond_wait(&moved, &lock); break;
+    case WIDEN: launches++; widen(s->to, s->from, s->n, s->size); break;
     case COPY: copies++; copy(s->to, s->from, s->n); break;
     case SIGNAL: if (s->event->reached < s->serial) s->event->reached = s->serial; break;
     case GATHER: {
@@ -81,6 +93,7 @@ static void *serve(void *arg) {
         pthread_mutex_unlock(&lock);
         if (delay) usleep(delay);
         pthread_mutex_lock(&lock);
+        while (held) pthread_cond_wait(&moved, &lock);
         struct step *step = s->head;
         run(step);
         s->head = step->next;
@@ -93,13 +106,22 @@ static void *serve(void *arg) {
     return NULL;
 }
 
+static struct stream *legacy; // the default stream
+CUresult cuStreamCreate(struct stream **out, unsigned flags);
+
 static CUresult enqueue(struct stream *s, struct step step) {
-    if (!current || !s) return INVALID_CONTEXT;
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    if (!current) return INVALID_CONTEXT;
+    pthread_mutex_lock(&once);
+    if (!legacy) cuStreamCreate(&legacy, 0);
+    pthread_mutex_unlock(&once);
+    if (!s) s = legacy;
     struct step *copy = malloc(sizeof *copy);
     *copy = step;
     copy->next = NULL;
     pthread_mutex_lock(&lock);
     if (step.kind == SIGNAL) copy->serial = ++step.event->recorded;
+    if (step.kind == AWAIT) copy->serial = step.event->recorded;
     *s->tail = copy;
     s->tail = &copy->next;
     s->queued++;
@@ -118,6 +140,10 @@ CUresult cuDeviceGetUuid_v2(unsigned char *u, int dev) { for (int i = 0; i < 16;
 CUresult cuDevicePrimaryCtxRetain(void **ctx, int dev) { (void)dev; retained++; *ctx = &the_context; return OK; }
 CUresult cuDevicePrimaryCtxRelease_v2(int dev) { (void)dev; return retained-- > 0 ? OK : INVALID_CONTEXT; }
 CUresult cuCtxSetCurrent(void *ctx) { current = ctx; return ctx == &the_context ? OK : INVALID_CONTEXT; }
+static __thread void *stack[8];
+static __thread int depth;
+CUresult cuCtxPushCurrent_v2(void *ctx) { if (ctx != &the_context || depth == 8) return INVALID_CONTEXT; stack[depth++] = current; current = ctx; return OK; }
+CUresult cuCtxPopCurrent_v2(void **ctx) { if (!depth) return INVALID_CONTEXT; *ctx = current; current = stack[--depth]; return OK; }
 CUresult cuMemGetInfo_v2(size_t *free_, size_t *total) {
     if (!current) return INVALID_CONTEXT;
     *total = number("FAKE_CUDA_MEMORY", 1 << 30);
@@ -213,8 +239,9 @@ CUresult cuStreamSynchronize(struct stream *s) {
     return OK;
 }
 
-CUresult cuEventCreate(struct event **e, unsigned flags) { (void)flags; *e = calloc(1, sizeof **e); return current ? OK : INVALID_CONTEXT; }
-CUresult cuEventDestroy_v2(struct event *e) { free(e); return OK; }
+CUresult cuEventCreate(struct event **e, unsigned flags) { (void)flags; *e = calloc(1, sizeof **e); __sync_fetch_and_add(&events, 1); return current ? OK : INVALID_CONTEXT; }
+CUresult cuEventDestroy_v2(struct event *e) { (void)e; __sync_fetch_and_sub(&events, 1); return OK; } // a stream may still wait for it
+CUresult cuStreamWaitEvent(struct stream *s, struct event *e, unsigned flags) { return flags ? INVALID_VALUE : enqueue(s, (struct step){.kind = AWAIT, .event = e}); }
 CUresult cuEventRecord(struct event *e, struct stream *s) { return enqueue(s, (struct step){.kind = SIGNAL, .event = e}); }
 CUresult cuEventSynchronize(struct event *e) {
     if (!current) return INVALID_CONTEXT;
@@ -235,18 +262,48 @@ CUresult cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t n) {
     return !current ? INVALID_CONTEXT : fits ? OK : INVALID_VALUE;
 }
 
+CUresult cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
+CUresult cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t n) {
+    pthread_mutex_lock(&lock);
+    int fits = inside(hbm, from, n);
+    if (fits) memcpy(to, (void *)from, n);
+    pthread_mutex_unlock(&lock);
+    return !current ? INVALID_CONTEXT : fits ? OK : INVALID_VALUE;
+}
+
+CUresult cuPointerGetAttribute(void *value, int attribute, uintptr_t p) {
+    if (!current) return INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    int device = inside(hbm, p, 1), host = inside(pinned, p, 1);
+    pthread_mutex_unlock(&lock);
+    if (!device && !host) return INVALID_VALUE;
+    if (attribute == 2) *(unsigned *)value = device ? 2 : 1; // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    else if (attribute == 9) *(int *)value = 0;              // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    else return INVALID_VALUE;
+    return OK;
+}
+
 CUresult cuGetErrorName(CUresult code, const char **name) {
     *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_FAKE";
     return OK;
 }
 
 #ifndef WITHOUT_KERNELS
-static char the_module, the_function;
-CUresult cuModuleLoadData(void **m, const char *image) { *m = &the_module; return strstr(image, ".entry hbmfs_gather") ? OK : INVALID_VALUE; }
-CUresult cuModuleUnload(void *m) { return m == &the_module ? OK : INVALID_VALUE; }
-CUresult cuModuleGetFunction(void **f, void *m, const char *name) { *f = &the_function; return m == &the_module && !strcmp(name, "hbmfs_gather") ? OK : NOT_FOUND; }
+static char gather_module, widen_module, gather_function, widen_function;
+CUresult cuModuleLoadData(void **m, const char *image) {
+    *m = strstr(image, ".entry hbmfs_gather") ? &gather_module : strstr(image, ".entry hbmfs_widen") ? &widen_module : NULL;
+    return *m ? OK : INVALID_VALUE;
+}
+CUresult cuModuleUnload(void *m) { return m == &gather_module || m == &widen_module ? OK : INVALID_VALUE; }
+CUresult cuModuleGetFunction(void **f, void *m, const char *name) {
+    *f = m == &gather_module && !strcmp(name, "hbmfs_gather") ? &gather_function : m == &widen_module && !strcmp(name, "hbmfs_widen") ? &widen_function : NULL;
+    return *f ? OK : NOT_FOUND;
+}
 CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, struct stream *s, void **parameters, void **extra) {
-    if (f != &the_function || !gx || gy != 1 || gz != 1 || bx % 32 || by != 1 || bz != 1 || shared || extra) return INVALID_VALUE;
+    if (!gx || gy != 1 || gz != 1 || bx % 32 || by != 1 || bz != 1 || shared || extra) return INVALID_VALUE;
+    if (f == &widen_function)
+        return enqueue(s, (struct step){.kind = WIDEN, .from = *(uint64_t *)parameters[0], .to = *(uint64_t *)parameters[1], .n = *(uint64_t *)parameters[2], .size = *(uint32_t *)parameters[3]});
+    if (f != &gather_function) return INVALID_VALUE;
     return enqueue(s, (struct step){.kind = GATHER, .from = *(uint64_t *)parameters[0], .n = *(uint32_t *)parameters[1]});
 }
 #endif
@@ -257,4 +314,7 @@ uint64_t fake_cuda_launches(void) { return launches; }
 uint64_t fake_cuda_pinned(void) { return pinned_now; }
 uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
 uint64_t fake_cuda_hbm(void) { return hbm_used; }
+uint64_t fake_cuda_events(void) { return events; }
+uint64_t fake_cuda_hold(void) { pthread_mutex_lock(&lock); held = 1; pthread_mutex_unlock(&lock); return 0; } // all streams stop
+uint64_t fake_cuda_go_on(void) { pthread_mutex_lock(&lock); held = 0; pthread_cond_broadcast(&moved); pthread_mutex_unlock(&lock); return 0; }
 uint64_t fake_cuda_retained(void) { return (uint64_t)retained; }
