@@ -90,8 +90,9 @@ type View struct {
 	n        int64
 	moved    Moved
 	choice   Choice
-	envelope bool // the one piece is read as the aligned pages around it
-	cold     bool // the bytes are not in the page cache
+	envelope bool     // the one piece is read as the aligned pages around it
+	cold     bool     // the bytes are not in the page cache
+	caller   *landing // memory of the caller that the bytes go to instead of the arena; nil as a rule
 	once     sync.Once
 }
 
@@ -202,6 +203,10 @@ func (f *File) fetch(ctx context.Context, offsets []int64, length int64) (*View,
 
 // prepare plans a request and takes its memory.
 func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*View, []group, error) {
+	if length > 0 && int64(len(offsets)) > f.r.arena.size()/length {
+		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
+			f.name, ErrTooLarge, len(offsets), length, f.r.arena.size())
+	}
 	q, err := f.plan(ctx, offsets, length)
 	if err != nil {
 		return nil, nil, err
@@ -306,10 +311,6 @@ func (f *File) plan(ctx context.Context, offsets []int64, length int64) (*reques
 		return nil, fmt.Errorf("read %s: a length of %d bytes is not possible", f.name, length)
 	}
 	q := &request{offsets: offsets, length: length, files: map[uint64]*backing{}}
-	if length > 0 && int64(len(offsets)) > f.r.arena.size()/length {
-		return nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
-			f.name, ErrTooLarge, len(offsets), length, f.r.arena.size())
-	}
 	first, last := size, int64(0)
 	for _, offset := range offsets {
 		if offset < 0 || offset > size || length > size-offset {

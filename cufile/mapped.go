@@ -82,13 +82,16 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 	if len(parts) == 0 {
 		return closedChannel(), nil
 	}
-	base := f.r.hbm + devicePointer(v.at+v.skew)
+	base := v.base()
 	var finished <-chan struct{}
 	var err error
 	if total/int64(len(parts)) < smallPiece && f.r.cu.lib.has(cuLaunchKernel) {
-		finished, err = f.r.gatherParts(ctx, base, parts, set.list)
+		finished, err = f.r.gatherParts(ctx, v, parts, set.list)
 	} else {
 		finished, err = f.r.mapper.run(ctx, 1, int64(len(parts)), func(w *worker, i int64) error {
+			if err := v.follow(w); err != nil {
+				return err
+			}
 			return w.copyPart(f.r.maps, &parts[i], set.list[parts[i].window], base)
 		})
 	}
@@ -127,28 +130,28 @@ func (w *worker) sentFrom(s *slot, held []*mapping, err error) error {
 	return nil
 }
 
-// gatherKernel is the loaded kernel.
-type gatherKernel struct {
+// kernel is a kernel of ours, once it is loaded.
+type kernel struct {
 	mu     sync.Mutex
 	module handle
 	fn     handle
 }
 
 // load compiles the kernel the first time.
-func (g *gatherKernel) load(cu *cuda) (handle, error) {
+func (g *kernel) load(cu *cuda, ptx, name string) (handle, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.fn != 0 {
 		return g.fn, nil
 	}
 	var err error
-	if g.module, g.fn, err = cu.loadFunction(gatherPTX, "hbmfs_gather"); err != nil {
-		return 0, fmt.Errorf("load the gather kernel (its PTX needs driver 525 or later): %w", err)
+	if g.module, g.fn, err = cu.loadFunction(ptx, name); err != nil {
+		return 0, fmt.Errorf("load the kernel %s (its PTX needs driver 525 or later): %w", name, err)
 	}
 	return g.fn, nil
 }
 
-func (g *gatherKernel) unload(cu *cuda) error {
+func (g *kernel) unload(cu *cuda) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.module == 0 {
@@ -166,16 +169,19 @@ const (
 
 // gatherParts runs the kernel over parts. Where their windows exceed half of what may be pinned, it goes by groups: one is
 // moved while the next is registered.
-func (r *Reader) gatherParts(ctx context.Context, base devicePointer, parts []part, list []windowRef) (<-chan struct{}, error) {
+func (r *Reader) gatherParts(ctx context.Context, v *View, parts []part, list []windowRef) (<-chan struct{}, error) {
 	groups := r.groupByWindows(parts, list)
 	return r.mapper.run(ctx, 1, int64(len(groups)), func(w *worker, i int64) error {
-		fn, err := r.gather.load(r.cu)
+		fn, err := r.gather.load(r.cu, gatherPTX, "hbmfs_gather")
 		if err != nil {
+			return err
+		}
+		if err := v.follow(w); err != nil {
 			return err
 		}
 		g := &groups[i]
 		for !g.done() {
-			if err := w.gather(r.maps, fn, g, list[g.first:g.last], base); err != nil {
+			if err := w.gather(r.maps, fn, g, list[g.first:g.last], v.base()); err != nil {
 				return err
 			}
 		}

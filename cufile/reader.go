@@ -114,7 +114,8 @@ type Reader struct {
 	hbm     devicePointer // the arena's memory, aligned to slotAlign
 	block   devicePointer // the allocation that hbm lies in
 	maps    *mappings
-	gather  gatherKernel
+	gather  kernel
+	widen   kernel
 	cufile  cufileDriver
 	proofs  proofs
 	ids     atomic.Uint64
@@ -291,7 +292,7 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *worker) error {
-	errs := []error{r.cufile.stop(), r.gather.unload(r.cu)}
+	errs := []error{r.cufile.stop(), r.gather.unload(r.cu), r.widen.unload(r.cu)}
 	if r.maps != nil {
 		errs = append(errs, r.maps.close(w))
 	}

@@ -10,6 +10,9 @@ import (
 // move brings pieces into a view by the path of v.choice, and counts them in v.moved. finished is as of crew.run.
 func (f *File) move(ctx context.Context, v *View, pieces []piece) (finished <-chan struct{}, err error) {
 	path := v.choice.Path
+	if v.caller != nil && (path == Direct || path == Compat) {
+		return closedChannel(), errArena
+	}
 	if path == Staged || path == Host {
 		return f.stage(ctx, v, pieces)
 	}
@@ -98,9 +101,12 @@ func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struc
 	chunks := cut(pieces, f.r.chunkSize(total))
 	finished, err := f.r.crew.run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *worker, i int64) error {
 		if f.r.cu == nil {
-			return readChunk(&chunks[i], f.r.host[v.at:], chunks[i].to)
+			return readChunk(&chunks[i], v.memory(), chunks[i].to)
 		}
-		return w.stage(&chunks[i], f.r.hbm+devicePointer(v.at+v.skew+chunks[i].to), v.cold)
+		if err := v.follow(w); err != nil {
+			return err
+		}
+		return w.stage(&chunks[i], v.base()+devicePointer(chunks[i].to), v.cold)
 	})
 	if err == nil {
 		path := Staged
