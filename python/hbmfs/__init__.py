@@ -1,0 +1,87 @@
+"""hbmfs: batches, weights and checkpoints that arrive in GPU memory, from files and hbmfs mounts.
+
+    ds = hbmfs.open("/mnt/pile", device="cuda:0")     # or a file, or a view; device="cpu" works everywhere
+    x = ds.gather(starts, length=4097)                # [N, L] in HBM, any unaligned token offsets
+
+Importing it needs NumPy only and imports no torch; docs/pytorch.md shows everything that it does.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .dataset import Dataset, open
+from .device_array import DeviceArray
+from .errors import (
+    AccessError,
+    CancelledError,
+    ClosedError,
+    DeviceError,
+    DtypeError,
+    Error,
+    ForkedError,
+    FormatError,
+    InternalError,
+    InvalidError,
+    LibraryError,
+    NotFoundError,
+    OutOfMemoryError,
+    OutOfRangeError,
+    ReadError,
+    SlowPathWarning,
+    StaleError,
+    TooLargeError,
+    UnavailableError,
+    WaitTimeoutError,
+)
+from .reader import File, Reader
+from .request import Request
+
+if TYPE_CHECKING:
+    from . import megatron, nanogpt
+    from .dcp import DCPReader
+    from .token_stream import TokenStream
+    from .weights import load_safetensors
+
+# Loaded when they are first used: they may need torch, or more time than opening a dataset does.
+_LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "DCPReader": "dcp", "nanogpt": "", "megatron": ""}
+
+__all__ = [
+    "AccessError",
+    "CancelledError",
+    "ClosedError",
+    "DCPReader",
+    "Dataset",
+    "DeviceArray",
+    "DeviceError",
+    "DtypeError",
+    "Error",
+    "File",
+    "ForkedError",
+    "FormatError",
+    "InternalError",
+    "InvalidError",
+    "LibraryError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "OutOfRangeError",
+    "ReadError",
+    "Reader",
+    "Request",
+    "SlowPathWarning",
+    "StaleError",
+    "TokenStream",
+    "TooLargeError",
+    "UnavailableError",
+    "WaitTimeoutError",
+    "load_safetensors",
+    "megatron",
+    "nanogpt",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'hbmfs' has no attribute {name!r}")
+    return getattr(importlib.import_module("." + module, __name__), name) if module else importlib.import_module("." + name, __name__)

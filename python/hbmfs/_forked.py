@@ -1,0 +1,49 @@
+"""Reading on the CPU in a forked child, where nothing of the library may be used: plain pread, from files opened anew."""
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+
+from .errors import ReadError, StaleError
+from .tokens import Tokens
+
+
+class HostFile:
+    """The file of a dataset, opened again by this process."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.pid = os.getpid()
+        self.moved = 0
+        self.reads = 0
+        self._path = tokens.path
+        self._fd = tokens.open()
+
+    def gather(self, pointer: int, offsets: "np.ndarray[Any, Any]", length: int) -> None:
+        """Reads spans of ``length`` bytes one after the other to an address of the host."""
+        room = memoryview((ctypes.c_char * (length * len(offsets))).from_address(pointer)).cast("B")
+        for i, offset in enumerate(offsets.tolist()):
+            self._fill(room[i * length : (i + 1) * length], offset)
+        self.moved += len(room)
+        self.reads += 1
+
+    def _fill(self, part: memoryview, offset: int) -> None:
+        while part:
+            try:
+                n = os.preadv(self._fd, [part], offset)
+            except OSError as err:
+                raise ReadError(f"{self._path} cannot be read at byte {offset}: {err.strerror}") from err
+            if n == 0:
+                raise StaleError(f"{self._path} ended early, at byte {offset}: it was cut off after it was opened; open it again")
+            part, offset = part[n:], offset + n
+
+    def close(self) -> None:
+        """Closes it, if this process opened it."""
+        if self._fd >= 0 and self.pid == os.getpid():
+            os.close(self._fd)
+        self._fd = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()

@@ -1,0 +1,142 @@
+"""Where bytes end: NumPy arrays on the host; on a GPU torch tensors, or DeviceArrays where there is no torch."""
+
+import importlib.util
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import _device
+from ._native import NO_STREAM, Library
+from .device_array import DeviceArray, Memory
+from .errors import DeviceError, DtypeError, InvalidError, OutOfMemoryError
+
+Shape = tuple[int, ...]
+Dtype = np.dtype[Any]
+
+
+class Place(Protocol):
+    """The memory of one device, as arrays of one library."""
+
+    def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
+        """Makes an array. Gives it with its address and the stream that may still use the memory."""
+
+    def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
+        """Checks an array of the caller. Gives its address and the stream that may still use it."""
+
+    def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
+        """Converts an array to another type, into out if there is one."""
+
+    def stream(self) -> int:
+        """The caller's current stream."""
+
+
+def place(library: Library, reader: int, device: int) -> Place:
+    """The arrays to use for a device. For a GPU this imports torch if it is installed."""
+    if device == _device.CPU:
+        return Host()
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return Torch(torch, device)
+    return Bare(library, reader, device)
+
+
+class Host:
+    """NumPy arrays; a torch tensor of the CPU is taken as ``out``, too."""
+
+    def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
+        value = np.empty(shape, dtype)
+        return value, value.ctypes.data, NO_STREAM
+
+    def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
+        if hasattr(out, "data_ptr"):
+            return _tensor(out, "cpu", shape, dtype), NO_STREAM
+        if not isinstance(out, np.ndarray):
+            raise InvalidError(f"out is a {type(out).__name__}: on the CPU give a NumPy array or a torch tensor")
+        _same(out.shape, out.dtype.name, shape, dtype.name)
+        if not out.flags.c_contiguous or not out.flags.writeable or not out.dtype.isnative:
+            raise InvalidError("out must be writable, in C order without gaps, and in this machine's byte order")
+        return out.ctypes.data, NO_STREAM
+
+    def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
+        if out is None:
+            return value.astype(dtype)
+        np.copyto(out.numpy() if hasattr(out, "data_ptr") else out, value)
+        return out
+
+    def stream(self) -> int:
+        return NO_STREAM
+
+
+class Torch:
+    """Tensors of torch, from its caching allocator, in order with its current stream."""
+
+    def __init__(self, torch: Any, device: int) -> None:
+        self._torch = torch
+        self._index = device
+        self._device = torch.device("cuda", device)
+
+    def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
+        try:
+            value = self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device=self._device)
+        except self._torch.cuda.OutOfMemoryError as err:
+            size = math.prod(shape) * dtype.itemsize
+            raise OutOfMemoryError(f"cuda:{self._index} has no {size} bytes left: delete tensors, or ask for less at a time") from err
+        return value, value.data_ptr(), self.stream()
+
+    def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
+        if not isinstance(out, self._torch.Tensor):
+            raise InvalidError(f"out is a {type(out).__name__}: give a torch tensor on cuda:{self._index}")
+        return _tensor(out, f"cuda:{self._index}", shape, dtype), self.stream()
+
+    def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
+        return value.to(getattr(self._torch, dtype.name)) if out is None else out.copy_(value)
+
+    def stream(self) -> int:
+        return int(self._torch.cuda.current_stream(self._index).cuda_stream)
+
+
+class Bare:
+    """DeviceArrays; any object with __cuda_array_interface__ is taken as ``out``."""
+
+    def __init__(self, library: Library, reader: int, device: int) -> None:
+        self._library, self._reader, self._device = library, reader, device
+
+    def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
+        memory = Memory(self._library, self._reader, math.prod(shape) * dtype.itemsize)
+        return DeviceArray(memory, self._device, shape, dtype), memory.pointer, NO_STREAM
+
+    def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
+        interface = getattr(out, "__cuda_array_interface__", None)
+        if interface is None:
+            raise DeviceError(f"out is a {type(out).__name__} and not on cuda:{self._device}: give an array with __cuda_array_interface__")
+        _same(tuple(interface["shape"]), np.dtype(interface["typestr"]).name, shape, dtype.name)
+        pointer, read_only = interface["data"]
+        if read_only or interface.get("strides") is not None:
+            raise InvalidError("out must be writable and in C order without gaps")
+        return int(pointer), int(interface.get("stream") or 0)
+
+    def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
+        raise DtypeError(f"{value.dtype} cannot become {dtype} on a GPU without torch: leave dtype= out and convert with what computes there")
+
+    def stream(self) -> int:
+        return 0
+
+
+def _tensor(out: Any, device: str, shape: Shape, dtype: Dtype) -> int:
+    """The address of a torch tensor, once it is found to be what is needed."""
+    if str(out.device) != device:
+        raise DeviceError(f"out is on {out.device} and the bytes go to {device}: give a tensor of that device")
+    _same(tuple(out.shape), str(out.dtype).removeprefix("torch."), shape, dtype.name)
+    if not out.is_contiguous():
+        raise InvalidError("out must be contiguous")
+    return int(out.data_ptr())
+
+
+def _same(got: Shape, got_dtype: str, shape: Shape, dtype: str) -> None:
+    if got_dtype != dtype:
+        raise DtypeError(f"out is of {got_dtype} and must be of {dtype}")
+    if got != shape:
+        raise InvalidError(f"out has shape {got} and must have {shape}")

@@ -1,0 +1,216 @@
+"""libhbmfs as Python sees it: its structs, its functions, and its errors as exceptions.
+
+cmd/libhbmfs/libhbmfs.h is the contract; nothing here knows more than it says. Calls give up the interpreter lock.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import errors
+
+ABI = 1
+HOST = -1
+NO_STREAM = 2**64 - 1
+KEEP, U16_TO_I64, U32_TO_I64 = 0, 1, 2
+OK, TIMEOUT = 0, 1
+
+_FORKED = 22
+_EXCEPTIONS: dict[int, type[errors.Error]] = {
+    10: errors.InvalidError,
+    11: errors.ClosedError,
+    12: errors.NotFoundError,
+    13: errors.AccessError,
+    14: errors.StaleError,
+    15: errors.UnavailableError,
+    16: errors.DeviceError,
+    17: errors.OutOfMemoryError,
+    18: errors.OutOfRangeError,
+    19: errors.TooLargeError,
+    20: errors.CancelledError,
+    21: errors.ReadError,
+    _FORKED: errors.ForkedError,
+}
+FORKED = (
+    "this process is a fork of the one that loaded hbmfs, and neither CUDA nor its threads survive a fork: start workers with "
+    'multiprocessing\'s "spawn" (DataLoader: multiprocessing_context="spawn"), or open with device="cpu"'
+)
+
+_Handle = ctypes.c_uint64
+_i32, _i64, _u32, _u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
+
+
+class Failure(ctypes.Structure):
+    _fields_ = [("code", _i32), ("os_errno", _i32), ("text", ctypes.c_char * 512)]
+
+
+class _Sized(ctypes.Structure):
+    """A struct that begins with its size, so that a newer library knows how much of it there is."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(struct_size=ctypes.sizeof(self), **fields)
+
+
+class ReaderOptions(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("device", _i32),
+        ("method", ctypes.c_char_p),
+        ("require", ctypes.c_char_p),
+        ("threads", _i32),
+        ("readers", _i32),
+        ("arena_bytes", _i64),
+        ("pinned_bytes", _i64),
+        ("slot_bytes", _i64),
+        ("reuse", _i32),
+        ("reserved", _i32),
+        ("libcuda", ctypes.c_char_p),
+        ("libcufile", ctypes.c_char_p),
+        ("libnvml", ctypes.c_char_p),
+        ("hbmfs", ctypes.c_char_p),
+        ("client", ctypes.c_char_p),
+    ]
+
+
+class ReaderInfo(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("device", _i32),
+        ("name", ctypes.c_char * 128),
+        ("uuid", ctypes.c_char * 64),
+        ("pci", ctypes.c_char * 32),
+        ("numa", _i32),
+        ("method", ctypes.c_char * 16),
+        ("note", ctypes.c_char * 256),
+    ]
+
+
+class Moved(ctypes.Structure):
+    """Bytes by the path that they took."""
+
+    _fields_ = [("direct", _i64), ("mapped", _i64), ("staged", _i64), ("compat", _i64), ("host", _i64)]
+
+    def by_path(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("direct", "mapped", "staged", "compat", "host") if getattr(self, name)}
+
+
+class ReaderStats(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("files", _i32),
+        ("requests", _i32),
+        ("reserved", _i32),
+        ("moved", Moved),
+        ("pinned_bytes", _i64),
+        ("reads", _i64),
+        ("path", ctypes.c_char * 16),
+        ("reason", ctypes.c_char * 256),
+    ]
+
+
+class FileInfo(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("mounted", _u32),
+        ("size", _i64),
+        ("dtype", _u32),
+        ("element_size", _u32),
+        ("tokens", _i64),
+        ("generation", _u64),
+        ("runs", _i64),
+        ("moved", Moved),
+        ("note", ctypes.c_char * 256),
+    ]
+
+
+class Result(_Sized):
+    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("moved", Moved), ("path", ctypes.c_char * 16), ("reason", ctypes.c_char * 256)]
+
+
+_pointer = ctypes.POINTER
+_FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and takes a Failure last
+    "reader_open": [_pointer(ReaderOptions), _pointer(_Handle)],
+    "reader_get_info": [_Handle, _pointer(ReaderInfo)],
+    "reader_get_stats": [_Handle, _pointer(ReaderStats)],
+    "reader_close": [_Handle],
+    "file_open": [_Handle, ctypes.c_char_p, _pointer(_Handle)],
+    "file_open_many": [_Handle, _pointer(ctypes.c_char_p), _i64, _pointer(_Handle), _pointer(_i32)],
+    "file_get_info": [_Handle, _pointer(FileInfo)],
+    "file_close": [_Handle],
+    "prefetch": [_Handle, ctypes.c_void_p, ctypes.c_void_p, _i64],
+    "read_begin": [_Handle, _u64, _i64, _i64, _i64, _u64, _pointer(_Handle)],
+    "gather_begin": [_Handle, _u64, _i64, ctypes.c_void_p, _i64, _i64, _i32, _u64, _pointer(_Handle)],
+    "wait": [_Handle, _i64, _pointer(Result)],
+    "cancel": [_Handle, _i64],
+    "memory_alloc": [_Handle, _i64, _pointer(_Handle), _pointer(_u64)],
+    "memory_copy_out": [_Handle, _i64, _i64, ctypes.c_void_p],
+    "memory_free": [_Handle],
+}
+
+
+class Library:
+    """The loaded library. ``pid`` is the process that may use it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        try:
+            self._dll = ctypes.CDLL(path)
+        except OSError as err:
+            raise errors.LibraryError(f"libhbmfs cannot be loaded: {err}; install the package again, or set HBMFS_LIBRARY") from err
+        self._dll.hbmfs_abi.restype = _u32
+        abi = self._dll.hbmfs_abi()
+        if abi != ABI:
+            raise errors.LibraryError(f"{path} has ABI {abi} and this package needs {ABI}: install the two from one version")
+        self._functions: dict[str, Callable[..., int]] = {}
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(self._dll, "hbmfs_" + name)
+            function.restype, function.argtypes = _i32, [*arguments, _pointer(Failure)]
+            self._functions[name] = function
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that loaded the library, so that it cannot be used."""
+        return os.getpid() != self.pid
+
+    def ask(self, name: str, *arguments: Any) -> int:
+        """Calls a function and gives OK or TIMEOUT; any other code is raised."""
+        if self.forked:
+            raise errors.ForkedError(FORKED)
+        failure = Failure()
+        code = self._functions[name](*arguments, failure)
+        if code in (OK, TIMEOUT):
+            return code
+        text = failure.text.decode(errors="replace")
+        if code == _FORKED:
+            text = FORKED
+        error = _EXCEPTIONS.get(code, errors.InternalError)(text)
+        if failure.os_errno and isinstance(error, OSError):
+            error.errno = failure.os_errno
+        raise error
+
+    def drop(self, name: str, handle: Any) -> None:
+        """Closes a handle from a finalizer: a child of a fork has nothing to close, and nobody hears an error."""
+        if not self.forked:
+            self._functions[name](handle, None)
+
+
+def find() -> str:
+    """The path of the library: HBMFS_LIBRARY, beside this file as the wheel has it, or as `make lib` leaves it in a clone."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    candidates = [os.path.join(here, "libhbmfs.so"), os.path.normpath(os.path.join(here, "..", "..", "bin", "libhbmfs.so"))]
+    given = os.environ.get("HBMFS_LIBRARY")
+    if given:
+        return given
+    for path in candidates:
+        if os.path.exists(path):
+            return path
+    raise errors.LibraryError(f"libhbmfs is not at {candidates[0]}: install the package with `pip install ./python`, or run `make lib` in a clone")
+
+
+@functools.cache
+def library() -> Library:
+    """The library, loaded once for a process."""
+    return Library(find())

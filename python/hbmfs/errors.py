@@ -1,0 +1,85 @@
+"""What can go wrong, as exceptions. All of them are :class:`Error`; each message is one sentence that says what to do.
+
+Where Python has an exception of the same meaning, ours is one of it, too: ``except IndexError`` catches
+:class:`OutOfRangeError`, ``except FileNotFoundError`` catches :class:`NotFoundError`.
+"""
+
+
+class Error(Exception):
+    """The base of all exceptions of hbmfs."""
+
+
+class InvalidError(Error, ValueError):
+    """An argument, or a combination of arguments, makes no sense."""
+
+
+class ClosedError(Error, ValueError):
+    """A dataset, reader or file was used after close()."""
+
+
+class NotFoundError(Error, FileNotFoundError):
+    """There is no such file, view or dataset."""
+
+
+class AccessError(Error, PermissionError):
+    """The file may not be read by this user."""
+
+
+class StaleError(Error):
+    """The file changed after it was opened. Open it again."""
+
+
+class UnavailableError(Error):
+    """The way into memory that was required cannot be had. The message says why."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The device or the host has too little memory left."""
+
+
+class OutOfRangeError(Error, IndexError):
+    """Tokens or bytes were asked for that the file does not have."""
+
+
+class CancelledError(Error):
+    """The request was cancelled before its bytes had arrived."""
+
+
+class WaitTimeoutError(Error, TimeoutError):
+    """The bytes had not arrived when the time was up. The request goes on; wait again or cancel it."""
+
+
+class ReadError(Error, OSError):
+    """The operating system could not read the file."""
+
+
+class TooLargeError(Error, ValueError):
+    """One request is larger than what the reader was given to work with."""
+
+
+class ForkedError(Error):
+    """A reader was used in a forked child of the process that opened it."""
+
+
+class DeviceError(Error, ValueError):
+    """The device does not exist, cannot be used, or is not the one that memory lies on."""
+
+
+class DtypeError(Error, TypeError):
+    """The elements are not of the type that is needed, or their type is not known."""
+
+
+class FormatError(Error, ValueError):
+    """A file is damaged: the message names the file, the place and what was expected there."""
+
+
+class LibraryError(Error, ImportError):
+    """libhbmfs cannot be loaded, or is of another version than this package."""
+
+
+class InternalError(Error):
+    """A mistake in hbmfs. Please report it with the message."""
+
+
+class SlowPathWarning(UserWarning):
+    """Bytes take a slower way than the one that was wished for. Given once for a reader; ``require=`` raises instead."""

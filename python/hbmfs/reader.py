@@ -1,0 +1,287 @@
+"""Readers and files: what everything else in this package stands on.
+
+A :class:`Reader` owns the threads and the pinned memory for one device. Datasets and weights open one for themselves;
+make one to share it between several, or to read bytes into memory of your own::
+
+    with hbmfs.Reader("cuda:0") as reader:
+        file = reader.open_file("/mnt/pile/.hbmfs/views/tokens.bin")
+        x = torch.empty(file.size, dtype=torch.uint8, device="cuda:0")
+        file.read_into(x.data_ptr(), 0, file.size).wait()
+"""
+
+import ctypes
+import operator
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from . import _device, _native, errors
+from ._memory import Place, place
+from .request import Request
+
+_METHODS = ("auto", "direct", "mapped", "staged", "compat", "host")
+
+T = TypeVar("T")
+
+
+class Reader:
+    """Reads files into the memory of one device. It may be used from many threads at once.
+
+    method: "auto", or the path that is wished for: "direct", "mapped", "staged", "compat", "host". Where it does not
+        work another one is taken, and one warning says why.
+    require: a path that must work; otherwise :class:`UnavailableError`.
+    threads, arena, pinned, slot: bounds of what it uses; arena, pinned and slot are bytes. None means what was measured
+        to be best.
+    readers: how many readers share this host, if you know: eight ranks of a machine are eight.
+    reuse: whether the same bytes will be read again, so that keeping them registered with the GPU pays.
+    libraries: other files to load "cuda", "cufile" or "nvml" from.
+    """
+
+    def __init__(
+        self,
+        device: Any = "cuda",
+        *,
+        method: str = "auto",
+        require: str | None = None,
+        threads: int = 0,
+        arena: int = 0,
+        pinned: int = 0,
+        slot: int = 0,
+        readers: int = 0,
+        reuse: bool = False,
+        libraries: dict[str, str] | None = None,
+    ) -> None:
+        self._closed = False
+        self.device = _device.parse(device)
+        for path in (method, require):
+            if path is not None and path not in _METHODS:
+                raise errors.InvalidError(f"{path!r} is no path: use one of {', '.join(_METHODS)}")
+        self._arguments = {
+            "method": method, "require": require, "threads": threads, "arena": arena, "pinned": pinned, "slot": slot,
+            "readers": readers, "reuse": reuse, "libraries": libraries,
+        }  # fmt: skip
+        self.method = method
+        libraries = libraries or {}
+        options = _native.ReaderOptions(
+            device=self.device, method=method.encode(), require=require.encode() if require else None,
+            threads=threads, readers=readers, arena_bytes=arena, pinned_bytes=pinned, slot_bytes=slot, reuse=int(reuse),
+            libcuda=_path(libraries.get("cuda")), libcufile=_path(libraries.get("cufile")), libnvml=_path(libraries.get("nvml")),
+            client=b"hbmfs.py",
+        )  # fmt: skip
+        self._library = _native.library()
+        if self._library.forked:
+            raise errors.ForkedError(_native.FORKED)
+        self._handle = _opened(self._library, "reader_open", "reader_close", options)
+        self._end = weakref.finalize(self, self._library.drop, "reader_close", self._handle)
+        self._warned = threading.Lock()  # held for ever once the warning was given
+        self._place: Place | None = None
+        self._note(self.info()["note"])
+
+    def open_file(self, path: Any) -> "File":
+        """Opens a file of a mount, whose bytes are then read from where they really lie, or any other."""
+        name = os.fspath(path)
+        handle = _opened(self._library, "file_open", "file_close", self._handle, os.fsencode(name))
+        return File(self, name, handle)
+
+    def open_many(self, paths: Sequence[Any]) -> "list[File]":
+        """Opens files, hundreds in a round trip to their mount. If one cannot be opened none is, and its error is raised."""
+        names = [os.fspath(path) for path in paths]
+        count = len(names)
+        handles, codes = (ctypes.c_uint64 * count)(), (ctypes.c_int32 * count)()
+        encoded = (ctypes.c_char_p * count)(*[os.fsencode(name) for name in names])
+        try:
+            self._library.ask("file_open_many", self._handle, encoded, count, handles, codes)
+        except BaseException:
+            for handle in handles:
+                if handle:
+                    self._library.drop("file_close", handle)
+            raise
+        return [File(self, name, handle) for name, handle in zip(names, handles, strict=True)]
+
+    def info(self) -> dict[str, Any]:
+        """What the device is: name, uuid, pci, numa; the method in force, and why it is not the wished one."""
+        info = _native.ReaderInfo()
+        self._library.ask("reader_get_info", self._handle, info)
+        text = {name: getattr(info, name).decode(errors="replace") for name in ("name", "uuid", "pci", "method", "note")}
+        return {"device": _device.name(info.device), "numa": info.numa, **text}
+
+    def stats(self) -> dict[str, Any]:
+        """What was read so far: bytes by path, reads, the last path and why, files and requests that are open."""
+        stats = _native.ReaderStats()
+        self._library.ask("reader_get_stats", self._handle, stats)
+        return {
+            "device": _device.name(self.device),
+            "bytes": stats.moved.by_path(),
+            "reads": stats.reads,
+            "path": stats.path.decode(),
+            "reason": stats.reason.decode(errors="replace"),
+            "pinned_bytes": stats.pinned_bytes,
+            "files": stats.files,
+            "requests": stats.requests,
+        }
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Closes its files, cancels what is under way, and gives everything back. Arrays stay."""
+        if self._closed:
+            return
+        self._closed = True
+        self._end.detach()
+        if not self._library.forked:
+            self._library.ask("reader_close", self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opens another one like it: what multiprocessing's spawn needs."""
+        return _again, (_device.name(self.device), self._arguments)
+
+    def __repr__(self) -> str:
+        return f"<hbmfs.Reader {_device.name(self.device)} method={self.method}{' closed' if self._closed else ''}>"
+
+    def _memory(self) -> Place:
+        if self._place is None:
+            self._place = place(self._library, self._handle, self.device)
+        return self._place
+
+    def _saw(self, result: _native.Result) -> None:
+        """Warns when a request took another path than the wished one."""
+        path = result.path.decode()
+        if self.method not in ("auto", path):
+            self._note(f"read by {path}: {result.reason.decode(errors='replace')}")
+
+    def _note(self, why: str) -> None:
+        """Warns that reading is slower than was asked for, once for a reader."""
+        if why and self._warned.acquire(blocking=False):
+            asked = "the fastest path" if self.method == "auto" else self.method
+            warnings.warn(f"hbmfs: not {asked}: {why}", errors.SlowPathWarning, stacklevel=4)
+
+
+class File:
+    """An open file of a :class:`Reader`. It may be used from many threads at once."""
+
+    def __init__(self, reader: Reader, path: str, handle: int) -> None:
+        self.path = path
+        self._reader = reader
+        self._library = reader._library
+        self._handle = handle
+        self._end = weakref.finalize(self, self._library.drop, "file_close", handle)
+        self._end.atexit = False  # the reader's end closes it
+        info = self._info()
+        self.size: int = info.size
+        reader._note(info.note.decode(errors="replace"))
+
+    def read_into(self, pointer: int, offset: int, length: int, stream: int | None = None) -> Request[int]:
+        """Starts reading ``length`` bytes from ``offset`` on to an address of the reader's device.
+
+        The memory must stay until the request has ended; the request gives the number of bytes. On a GPU nothing is
+        written before what is on ``stream`` (a CUstream as a number; None: the caller's current one) is done.
+        """
+        offset, length = operator.index(offset), operator.index(length)
+        if stream is None:
+            stream = self._reader._memory().stream()
+        arguments = (self._handle, pointer, length, offset, length, stream)
+        return Request.begin(self._library, "read_begin", arguments, length, ended=self._reader._saw)
+
+    def gather_into(
+        self,
+        value: T,
+        pointer: int,
+        room: int,
+        offsets: "np.ndarray[Any, Any]",
+        length: int,
+        *,
+        widen: int,
+        stream: int,
+        finish: Callable[[T], Any] | None = None,
+    ) -> Request[T]:
+        """Starts reading spans of ``length`` bytes at ``offsets`` (int64, in C order) one after the other to ``pointer``."""
+        arguments = (self._handle, pointer, room, offsets.ctypes.data, len(offsets), length, widen, stream)
+        return Request.begin(self._library, "gather_begin", arguments, value, finish=finish, ended=self._reader._saw)
+
+    def prefetch(self, offsets: Any, lengths: Any) -> None:
+        """Says which byte ranges will be read, in their order. It is advice: nothing waits, and nothing may come of it."""
+        at, n = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(lengths, np.int64)
+        if at.ndim != 1 or at.shape != n.shape:
+            raise errors.InvalidError(f"offsets and lengths must be as many, not {at.shape} and {n.shape}")
+        self._library.ask("prefetch", self._handle, at.ctypes.data, n.ctypes.data, len(at))
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes of this file so far by path, whether it is of a mount, and why it is read through the mount if it is."""
+        info = self._info()
+        return {"bytes": info.moved.by_path(), "mounted": bool(info.mounted), "runs": info.runs, "note": info.note.decode(errors="replace")}
+
+    def close(self) -> None:
+        """Cancels what is under way and closes the file."""
+        if self._end.detach() and not self._library.forked:
+            self._library.ask("file_close", self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _info(self) -> _native.FileInfo:
+        info = _native.FileInfo()
+        self._library.ask("file_get_info", self._handle, info)
+        return info
+
+
+def _again(device: str, arguments: dict[str, Any]) -> Reader:
+    return Reader(device, **arguments)
+
+
+def _path(name: str | None) -> bytes | None:
+    return os.fsencode(name) if name else None
+
+
+def _opened(library: _native.Library, name: str, close: str, *arguments: Any) -> int:
+    """Calls a function that opens something, which may take seconds, so that Ctrl-C works meanwhile.
+
+    Signals wake the main thread only between calls, so the call is made on another one. If the caller is interrupted
+    that thread closes what it then has.
+    """
+    handle = ctypes.c_uint64()
+    failed: list[BaseException] = []
+    done, turn = threading.Event(), threading.Lock()
+    abandoned = False
+
+    def run() -> None:
+        try:
+            library.ask(name, *arguments, handle)
+        except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
+            failed.append(err)
+        with turn:
+            done.set()
+            if abandoned and handle.value:
+                library.drop(close, handle.value)
+
+    thread = threading.Thread(target=run, name="hbmfs-open", daemon=True)
+    thread.start()
+    try:
+        while not done.wait(1):
+            pass
+    except BaseException:
+        with turn:
+            abandoned = True
+            if done.is_set() and handle.value:
+                library.drop(close, handle.value)
+        raise
+    thread.join()
+    if failed:
+        raise failed[0]
+    return handle.value
