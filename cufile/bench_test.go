@@ -28,9 +28,9 @@ func BenchmarkGatherPlan(b *testing.B) {
 		offsets[i] = rand.Int64N(8<<30 - 8192)
 	}
 	table := make([]byte, 4<<20)
-	held := make([]*mapping, 64)
+	held := make([]devicePointer, 64)
 	for i := range held {
-		held[i] = &mapping{device: devicePointer(i) << 27}
+		held[i] = devicePointer(i) << 27
 	}
 	b.ReportAllocs()
 	for b.Loop() {

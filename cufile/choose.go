@@ -74,7 +74,7 @@ func (f *File) registered(pieces []piece) bool {
 			here = append(here, p)
 		}
 	}
-	_, set := windows(here, f.r.opt.Window)
+	_, set := windows(here, f.r.maps.window)
 	return f.r.maps.holds(set.list)
 }
 

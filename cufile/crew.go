@@ -15,8 +15,9 @@ import (
 // crew is the Reader's threads. Each is a goroutine that keeps its OS thread for good, since CUDA contexts belong to
 // OS threads, with the device's primary context current and a stream and pinned memory of its own.
 type crew struct {
-	cu   *cuda     // nil for the host
-	jobs chan *job // each entry asks one worker to take part; what runs over is served in its order
+	cu   *cuda                // nil for the host
+	idle func(w *worker) bool // does something while there is no job, and says whether it did; may be nil
+	jobs chan *job            // each entry asks one worker to take part; what runs over is served in its order
 	quit chan struct{}
 	gone chan struct{} // closed when all workers have ended
 	wg   sync.WaitGroup
@@ -24,11 +25,13 @@ type crew struct {
 
 // worker is one thread. Only its own goroutine touches it.
 type worker struct {
-	cu     *cuda
-	job    *job // that it works on
-	stream handle
-	slots  []slot
-	next   int
+	cu      *cuda
+	context handle
+	job     *job        // that it works on
+	ahead   *mappedFile // what it may look ahead in, see mappings
+	stream  handle
+	slots   []slot
+	next    int
 }
 
 // slot is pinned memory and the copy that last read it.
@@ -66,10 +69,11 @@ type crewOptions struct {
 	threads  int
 	slotSize int64
 	near     *unix.CPUSet
+	idle     func(w *worker) bool
 }
 
 func newCrew(o crewOptions) (*crew, error) {
-	c := &crew{cu: o.cu, jobs: make(chan *job, 4*o.threads), quit: make(chan struct{}), gone: make(chan struct{})}
+	c := &crew{cu: o.cu, idle: o.idle, jobs: make(chan *job, 4*o.threads), quit: make(chan struct{}), gone: make(chan struct{})}
 	ready := make(chan error, o.threads)
 	for range o.threads {
 		c.wg.Add(1)
@@ -104,7 +108,7 @@ func (c *crew) serve(o crewOptions, ready chan<- error) {
 	if o.near != nil {
 		_ = unix.SchedSetaffinity(0, o.near) // being far from the GPU costs speed, nothing else
 	}
-	w := &worker{cu: o.cu}
+	w := &worker{cu: o.cu, context: o.context}
 	err := w.start(o)
 	defer w.stop()
 	ready <- err
@@ -118,8 +122,11 @@ func (c *crew) serve(o crewOptions, ready chan<- error) {
 			j.work(w)
 			continue
 		default:
-			w.drain()
 		}
+		if c.idle != nil && c.idle(w) {
+			continue
+		}
+		w.drain()
 		select {
 		case j := <-c.jobs:
 			j.work(w)
@@ -198,9 +205,7 @@ func (w *worker) settle(s *slot) error {
 	}
 	s.busy = false
 	err := w.cu.wait(s.copied)
-	for _, m := range s.held {
-		m.refs--
-	}
+	release(s.held)
 	s.held = nil
 	s.owner.fail(err)
 	s.owner.end()

@@ -74,13 +74,16 @@ const smallPiece = 256 << 10
 
 // moveMapped lets the GPU read pieces from registered page cache.
 func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan struct{}, error) {
-	parts, set := windows(pieces, f.r.opt.Window)
+	parts, set := windows(pieces, f.r.maps.window)
 	total := int64(0)
 	for i := range parts {
 		total += parts[i].n
 	}
 	if len(parts) == 0 {
 		return closedChannel(), nil
+	}
+	if err := f.r.maps.expect(set.list); err != nil {
+		return closedChannel(), err
 	}
 	base := v.base()
 	var finished <-chan struct{}
@@ -121,9 +124,7 @@ func (w *worker) sentFrom(s *slot, held []*mapping, err error) error {
 		err = w.sent(s)
 	}
 	if err != nil {
-		for _, m := range held {
-			m.refs--
-		}
+		release(held)
 		return err
 	}
 	s.held = held
@@ -167,7 +168,7 @@ const (
 	launchBytes = 32 << 10 // more of one part is cut, so that no warp works long after the others
 )
 
-// gatherParts runs the kernel over parts. Where their windows exceed half of what may be pinned, it goes by groups: one is
+// gatherParts runs the kernel over parts. Where their windows exceed what one request may hold, it goes by groups: one is
 // moved while the next is registered.
 func (r *Reader) gatherParts(ctx context.Context, v *View, parts []part, list []windowRef) (<-chan struct{}, error) {
 	groups := r.groupByWindows(parts, list)
@@ -200,11 +201,11 @@ type partGroup struct {
 
 // groupByWindows keeps the order where all windows fit, and sorts by window where they do not.
 func (r *Reader) groupByWindows(parts []part, list []windowRef) []partGroup {
-	limit := max(r.opt.Pinned/2, r.opt.Window)
+	limit := r.maps.groupLimit()
 	var groups []partGroup
 	g, held := partGroup{}, int64(0)
 	for i, ref := range list {
-		size := r.maps.windowSize(ref.file, ref.index)
+		size := r.maps.windowSize(ref.file.length, ref.index)
 		if i > g.first && held+size > limit {
 			groups = append(groups, g)
 			g, held = partGroup{first: i}, 0
@@ -235,25 +236,29 @@ func (w *worker) gather(maps *mappings, fn handle, g *partGroup, list []windowRe
 	if err != nil {
 		return err
 	}
-	held := make([]*mapping, 0, len(list))
-	for _, ref := range list {
+	held, from := make([]*mapping, 0, len(list)), make([]devicePointer, len(list))
+	for i, ref := range list {
 		m, err := maps.acquire(w, ref)
 		if err != nil {
 			return w.sentFrom(s, held, err)
 		}
 		held = append(held, m)
+		if from[i], err = maps.address(w, m); err != nil {
+			return w.sentFrom(s, held, err)
+		}
 	}
-	count := g.write(s.memory, held, base)
+	count := g.write(s.memory, from, base)
 	return w.sentFrom(s, held, w.cu.launchGather(fn, s.device, uint32(count), w.stream))
 }
 
 func (g *partGroup) done() bool { return g.next == len(g.parts) }
 
-// write fills a table with entries for the parts from g.next on, and gives how many it wrote.
-func (g *partGroup) write(table []byte, held []*mapping, base devicePointer) (count int) {
+// write fills a table with entries for the parts from g.next on, whose windows the GPU sees at windows, and gives how
+// many it wrote.
+func (g *partGroup) write(table []byte, windows []devicePointer, base devicePointer) (count int) {
 	for ; g.next < len(g.parts); g.next, g.skip = g.next+1, 0 {
 		p := &g.parts[g.next]
-		from := held[p.window-g.first].device + devicePointer(p.skip)
+		from := windows[p.window-g.first] + devicePointer(p.skip)
 		to := base + devicePointer(p.to)
 		for g.skip < p.n {
 			if len(table) < pieceEntry {

@@ -4,51 +4,79 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// mappings is the windows of files that are registered with CUDA. Registering costs time and pins pages, so windows
-// are kept until others need their room: the least recently used goes first.
+// mappings is the windows of files that are registered with CUDA, of one Reader or of all that share it. Registering
+// costs time and pins pages, so windows are kept until others need their room: the least recently used goes first.
 //
-// One thread registers, and starts the copies too. Registering is serial in the driver, and copies that other threads
-// start wait for it (measured on an H200: 20 GB/s through moving windows with several threads).
+// Of each Reader one thread registers, and starts the copies too. Registering is serial in the driver, and copies that
+// other threads start wait for it (measured on an H200: 20 GB/s through moving windows with several threads). What can
+// be done elsewhere is: see filler.
 //
-// A file is mapped once and whole, and stays mapped when a window goes: filling the page tables costs as much as
-// registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying them. Only where
-// there are too many files, those without a window are unmapped. A mapping does not need the file to stay open.
+// A file is mapped once and whole, whoever opened it, and stays mapped when a window goes: filling the page tables costs
+// as much as registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying
+// them. Only where there are too many files, those without a window are unmapped. A mapping does not need the file to
+// stay open.
 type mappings struct {
-	cu            *cuda
 	window, limit int64
+	readers       int // how many may use it at once
 	mostFiles     int
+	fill          *filler
 
-	mu    sync.Mutex // the thread that registers changes what follows, others look
-	kept  map[mapKey]*mapping
-	order *list.List        // of *mapping, the most recently used first
-	files map[uint64][]byte // by backing.id: the whole file's address space
-	bytes int64             // registered
+	mu      sync.Mutex // guards what follows, and mappedFile, mapping and backing.mapped
+	files   map[fileKey]*mappedFile
+	order   *list.List    // of *mapping: those that are registered, the most recently used first
+	bytes   int64         // registered, or about to be
+	changed chan struct{} // closed and replaced when something goes, or is no longer used
 }
 
-type mapKey struct {
-	file  uint64 // backing.id
-	index int64  // of the window
+// fileKey is a file that cannot be another one while it is mapped.
+type fileKey struct {
+	fileID
+	length int64
+}
+
+// mappedFile is a file's address space.
+type mappedFile struct {
+	key     fileKey
+	memory  []byte
+	windows []*mapping // nil where there is none
+	filled  []bool     // windows whose page tables are full, or will be
+	users   map[*backing]bool
+	filling int  // threads that fill page tables
+	gone    bool // it is about to be unmapped
+
+	last, next int64 // the window that was used last, and the one that a sequential reader needs next; 0 for none
 }
 
 // mapping is one window.
 type mapping struct {
-	key     mapKey
-	refs    int // copies and kernels that are under way; of the registering thread only
-	element *list.Element
-	memory  []byte
-	device  devicePointer
+	home      *mappings
+	file      *mappedFile
+	index     int64
+	memory    []byte
+	refs      int                      // copies and kernels that are under way
+	element   *list.Element            // nil until it is registered, and when it is being given up
+	settled   chan struct{}            // closed when that is over
+	addresses map[handle]devicePointer // by context
 }
 
-func newMappings(cu *cuda, window, limit int64) *mappings {
-	return &mappings{cu: cu, window: window, limit: limit, mostFiles: mostMapped, kept: map[mapKey]*mapping{}, order: list.New(), files: map[uint64][]byte{}}
+func newMappings(window, limit int64, readers int) *mappings {
+	m := &mappings{window: window, limit: max(limit, int64(readers+1)*window), readers: readers, mostFiles: mostMapped,
+		files: map[fileKey]*mappedFile{}, order: list.New(), changed: make(chan struct{})}
+	m.fill = newFiller(m)
+	return m
 }
+
+// mostMapped bounds the mapped files: a process may have 65,530 mappings, whatever for (vm.max_map_count).
+const mostMapped = 1 << 14
+
+// groupLimit is the bytes of windows that one request may hold at once. All Readers together can hold so much while
+// each waits for one window more, and there is still room for it.
+func (m *mappings) groupLimit() int64 { return max(m.limit/int64(m.readers+1), m.window) }
 
 func (m *mappings) pinned() int64 {
 	m.mu.Lock()
@@ -56,12 +84,27 @@ func (m *mappings) pinned() int64 {
 	return m.bytes
 }
 
+// notify needs mu.
+func (m *mappings) notify() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// find gives a file's address space, nil where it is not mapped. It needs mu.
+func (m *mappings) find(b *backing) *mappedFile {
+	if b.mapped != nil {
+		return b.mapped
+	}
+	return m.files[fileKey{fileID{b.dev, b.ino}, b.length}]
+}
+
 // holds says whether all of these windows are registered.
 func (m *mappings) holds(list []windowRef) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, ref := range list {
-		if m.kept[mapKey{ref.file.id, ref.index}] == nil {
+		f := m.find(ref.file)
+		if f == nil || f.windows[ref.index] == nil || f.windows[ref.index].element == nil {
 			return false
 		}
 	}
@@ -69,167 +112,249 @@ func (m *mappings) holds(list []windowRef) bool {
 }
 
 // windowSize is the size of a file's window in bytes: whole pages.
-func (m *mappings) windowSize(b *backing, index int64) int64 {
-	return min(m.window, roundUp(b.length, pageSize)-index*m.window)
+func (m *mappings) windowSize(length, index int64) int64 {
+	return min(m.window, roundUp(length, pageSize)-index*m.window)
 }
 
-// acquire gives a registered window, which stays until its refs are gone. Where there is no room it makes some.
-func (m *mappings) acquire(w *worker, ref windowRef) (*mapping, error) {
-	key := mapKey{ref.file.id, ref.index}
-	if found := m.kept[key]; found != nil {
-		found.refs++
-		m.order.MoveToFront(found.element)
-		return found, nil
-	}
-	size := m.windowSize(ref.file, ref.index)
-	if crowded := m.files[key.file] == nil && len(m.files) >= m.mostFiles; crowded || m.bytes+size > m.limit {
-		if err := m.makeRoom(w, size, crowded); err != nil {
-			return nil, err
-		}
-	}
-	found, err := m.register(ref, size)
-	if err != nil {
-		return nil, fmt.Errorf("map %d bytes of %s for the GPU: %w", size, ref.file.name, err)
-	}
-	return found, nil
-}
-
-// makeRoom discards the least recently used windows, down to half of what may be pinned. Many at once: the driver waits
-// for all copies of the device before it unregisters anything, so one after each copy would keep the bus idle half of
-// the time (measured on an H200: 22 GB/s one by one, 34 by sixteen). Where it is crowded with files, half of them go.
-func (m *mappings) makeRoom(w *worker, size int64, crowded bool) error {
-	w.drain() // only this worker's copies use windows, and waiting for them here does not burn the CPU as the driver does
-	if crowded {
-		for _, file := range slices.Collect(maps.Keys(m.files)) {
-			if err := m.unmapIdle(file); err != nil {
-				return err
-			}
-		}
-	}
-	for e := m.order.Back(); e != nil && (m.bytes+size > m.limit/2 || crowded && len(m.files) > m.mostFiles/2); {
-		oldest := e.Value.(*mapping)
-		e = e.Prev()
-		if oldest.refs > 0 { // by the request that needs room
+// expect maps the files of windows that a request will use soon, and has their page tables filled by then.
+func (m *mappings) expect(list []windowRef) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, ref := range list {
+		if ref.file.mapped == nil && len(m.files) >= m.mostFiles {
 			continue
 		}
-		if err := m.discard(oldest); err != nil {
+		f, err := m.mapFile(ref.file)
+		if err != nil {
 			return err
 		}
-		if crowded {
-			if err := m.unmapIdle(oldest.key.file); err != nil {
-				return err
-			}
-		}
-	}
-	if m.bytes+size > m.limit {
-		return fmt.Errorf("cufile: internal error: one request uses %d bytes of windows, %d more do not fit", m.bytes, size)
+		m.fill.ask(f, ref.index)
 	}
 	return nil
 }
 
-func (m *mappings) register(ref windowRef, size int64) (*mapping, error) {
-	whole, err := m.mapFile(ref.file)
-	if err != nil {
-		return nil, err
-	}
-	first := ref.index * m.window
-	w := &mapping{key: mapKey{ref.file.id, ref.index}, refs: 1, memory: whole[first : first+size]}
-	if err := m.cu.register(w.memory, hostPortable|hostDeviceMap|hostReadOnly); err != nil {
-		return nil, err
-	}
-	if w.device, err = m.cu.deviceAddress(w.memory); err != nil {
-		return nil, errors.Join(err, m.cu.unregister(w.memory))
-	}
+// acquire gives a registered window, which stays until it is released. Where there is no room it makes some.
+func (m *mappings) acquire(w *worker, ref windowRef) (*mapping, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	w.element = m.order.PushFront(w)
-	m.kept[w.key] = w
-	m.bytes += size
-	return w, nil
-}
-
-// mapFile gives a file's address space.
-func (m *mappings) mapFile(b *backing) ([]byte, error) {
-	if memory := m.files[b.id]; memory != nil {
-		return memory, nil
-	}
-	// MAP_SHARED: a private mapping of this kind was seen to hang in the driver.
-	memory, err := unix.Mmap(b.fd, 0, int(roundUp(b.length, pageSize)), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.files[b.id] = memory
-	return memory, nil
-}
-
-// mostMapped bounds the mapped files: a process may have 65,530 mappings, whatever for (vm.max_map_count).
-const mostMapped = 1 << 14
-
-// windowsOf gives the registered windows of a file.
-func (m *mappings) windowsOf(file uint64) (list []*mapping) {
-	for index := range roundUp(int64(len(m.files[file])), m.window) / m.window {
-		if w := m.kept[mapKey{file, index}]; w != nil {
-			list = append(list, w)
+	for {
+		if ref.file.mapped == nil && len(m.files) >= m.mostFiles {
+			if err := m.thin(w); err != nil {
+				return nil, err
+			}
+		}
+		f, err := m.mapFile(ref.file)
+		if err != nil {
+			return nil, err
+		}
+		f.follow(m, w, ref.index)
+		switch found := f.windows[ref.index]; {
+		case found == nil:
+			if m.bytes+m.windowSize(f.key.length, ref.index) <= m.limit {
+				return m.take(w, f, ref.index)
+			}
+			err = m.makeRoom(w, m.windowSize(f.key.length, ref.index))
+		case found.element != nil:
+			found.refs++
+			m.order.MoveToFront(found.element)
+			return found, nil
+		default:
+			err = m.wait(w, found.settled)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	return list
 }
 
-// unmapIdle unmaps a file that has no window.
-func (m *mappings) unmapIdle(file uint64) error {
-	if len(m.windowsOf(file)) > 0 {
+// take registers a window, and makes room for the next one.
+func (m *mappings) take(w *worker, f *mappedFile, index int64) (*mapping, error) {
+	window, err := m.register(w, f, index)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.clearWay(w, f); err != nil {
+		window.refs--
+		return nil, err
+	}
+	return window, nil
+}
+
+// release ends the use of windows.
+func release(held []*mapping) {
+	if len(held) == 0 {
+		return
+	}
+	m := held[0].home
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, window := range held {
+		window.refs--
+	}
+	m.notify()
+}
+
+// address is where the GPU whose context the worker has sees a window.
+func (m *mappings) address(w *worker, window *mapping) (devicePointer, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p, ok := window.addresses[w.context]
+	if ok {
+		return p, nil
+	}
+	p, err := w.cu.deviceAddress(window.memory)
+	if err == nil {
+		window.addresses[w.context] = p
+	}
+	return p, err
+}
+
+// wait needs mu and gives it up meanwhile. What the worker itself has under way is waited for first: another may need
+// that.
+func (m *mappings) wait(w *worker, settled <-chan struct{}) error {
+	m.mu.Unlock()
+	defer m.mu.Lock()
+	w.drain()
+	select {
+	case <-settled:
+		return nil
+	case <-w.job.ctx.Done():
+		return w.job.ctx.Err()
+	}
+}
+
+// makeRoom needs mu and gives it up meanwhile.
+func (m *mappings) makeRoom(w *worker, size int64) error {
+	changed := m.changed
+	if err := m.discardOldest(w, size); err != nil || m.bytes+size <= m.limit {
+		return err
+	}
+	if m.readers == 1 {
+		return fmt.Errorf("cufile: internal error: one request uses %d bytes of windows, %d more do not fit", m.bytes, size)
+	}
+	return m.wait(w, changed)
+}
+
+// clearWay makes room for what a sequential reader needs next, right after a window was registered: meanwhile the copies
+// from the one before have ended as a rule. The driver waits for all copies of the device before it unregisters
+// anything, so later it would cost a copy's time, and the CPU spins (measured on an H200: 22 GB/s where each copy was
+// followed by that). It needs mu.
+func (m *mappings) clearWay(w *worker, f *mappedFile) error {
+	if f.next == 0 || f.windows[f.next] != nil {
 		return nil
 	}
-	return m.unmap(file)
+	size := m.windowSize(f.key.length, f.next)
+	if m.bytes+size <= m.limit {
+		return nil
+	}
+	return m.discardOldest(w, size)
 }
 
-func (m *mappings) unmap(file uint64) error {
-	memory := m.files[file]
-	m.mu.Lock()
-	delete(m.files, file)
+// discardOldest discards the least recently used windows, until what is registered and so many bytes more are half of
+// what may be. It needs mu and gives it up meanwhile.
+func (m *mappings) discardOldest(w *worker, size int64) error {
 	m.mu.Unlock()
-	return unix.Munmap(memory)
+	w.drain() // waiting for our copies here does not burn the CPU as the driver does
+	m.mu.Lock()
+	var victims []*mapping
+	left := m.bytes + size
+	for e := m.order.Back(); e != nil && left > m.limit/2; e = e.Prev() {
+		if oldest := e.Value.(*mapping); oldest.refs == 0 {
+			victims = append(victims, oldest)
+			left -= int64(len(oldest.memory))
+		}
+	}
+	return m.discard(w, victims)
+}
+
+// register needs mu and gives it up meanwhile. The window is used by the caller.
+func (m *mappings) register(w *worker, f *mappedFile, index int64) (*mapping, error) {
+	first, size := index*m.window, m.windowSize(f.key.length, index)
+	found := &mapping{home: m, file: f, index: index, memory: f.memory[first : first+size], refs: 1,
+		settled: make(chan struct{}), addresses: map[handle]devicePointer{}}
+	f.windows[index], f.filled[index] = found, true
+	m.bytes += size
+	m.mu.Unlock()
+	err := w.cu.register(found.memory, hostPortable|hostDeviceMap|hostReadOnly)
+	m.mu.Lock()
+	if err != nil {
+		f.windows[index] = nil
+		m.bytes -= size
+		m.notify()
+		err = fmt.Errorf("map %d bytes of a file for the GPU: %w", size, err)
+	} else {
+		found.element = m.order.PushFront(found)
+	}
+	close(found.settled)
+	return found, err
 }
 
 // mostTables bounds the page tables of mapped files: a file of more than so many times what may be pinned has them
 // emptied with each window that goes. They are a 512th of what they map.
 const mostTables = 64
 
-// discard unregisters a window that nothing uses.
-func (m *mappings) discard(w *mapping) error {
-	m.mu.Lock()
-	delete(m.kept, w.key)
-	m.order.Remove(w.element)
-	m.bytes -= int64(len(w.memory))
-	tooLarge := int64(len(m.files[w.key.file])) > mostTables*m.limit
-	m.mu.Unlock()
-	err := m.cu.unregister(w.memory)
-	if tooLarge {
-		err = errors.Join(err, unix.Madvise(w.memory, unix.MADV_DONTNEED))
-	}
-	return err
-}
-
-// forget discards what there is of a file that is about to be closed.
-func (m *mappings) forget(w *worker, file uint64) error {
-	if m.files[file] == nil {
+// discard unregisters windows. It needs mu and gives it up meanwhile.
+func (m *mappings) discard(w *worker, windows []*mapping) error {
+	if len(windows) == 0 {
 		return nil
 	}
-	w.drain()
-	var errs []error
-	for _, window := range m.windowsOf(file) {
-		errs = append(errs, m.discard(window))
+	for _, window := range windows {
+		m.order.Remove(window.element)
+		window.element, window.settled = nil, make(chan struct{})
 	}
-	return errors.Join(append(errs, m.unmap(file))...)
+	m.mu.Unlock()
+	var errs []error
+	for _, window := range windows {
+		errs = append(errs, w.cu.unregister(window.memory))
+		if window.file.key.length > mostTables*m.limit {
+			errs = append(errs, unix.Madvise(window.memory, unix.MADV_DONTNEED))
+		}
+	}
+	m.mu.Lock()
+	for _, window := range windows {
+		f := window.file
+		f.windows[window.index] = nil
+		f.filled[window.index] = f.key.length <= mostTables*m.limit
+		m.bytes -= int64(len(window.memory))
+		close(window.settled)
+	}
+	m.notify()
+	return errors.Join(errs...)
 }
 
-// close discards all windows and files.
-func (m *mappings) close(w *worker) error {
-	var errs []error
-	for _, file := range slices.Collect(maps.Keys(m.files)) {
-		errs = append(errs, m.forget(w, file))
+// follow notes which window a reader of the file uses, and which one it will need next if it reads on. It needs mu.
+func (f *mappedFile) follow(m *mappings, w *worker, index int64) {
+	switch {
+	case index == f.last:
+		return
+	case index == f.last+1 && index+1 < int64(len(f.windows)):
+		f.next, w.ahead = index+1, f
+		for further := f.next; further < min(f.next+2, int64(len(f.windows))); further++ {
+			m.fill.ask(f, further)
+		}
+	default:
+		f.next = 0
 	}
-	return errors.Join(errs...)
+	f.last = index
+}
+
+// lookAhead registers the window that a sequential reader needs next, while the worker has nothing else to do. It says
+// whether it did something.
+func (m *mappings) lookAhead(w *worker) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := w.ahead
+	w.ahead = nil
+	if f == nil || f.gone || f.next == 0 || f.windows[f.next] != nil {
+		return false
+	}
+	// Who needs the window comes upon the same errors, and has somebody to tell.
+	if m.clearWay(w, f) != nil || f.gone || f.next == 0 || f.windows[f.next] != nil || m.bytes+m.window > m.limit {
+		return true
+	}
+	if window, err := m.register(w, f, f.next); err == nil {
+		window.refs--
+		m.notify()
+	}
+	return true
 }

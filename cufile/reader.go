@@ -184,10 +184,11 @@ func (r *Reader) startGPU() (err error) {
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", slotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
-	if r.mapper, err = newCrew(crewOptions{cu: cu, context: r.context, threads: 1, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA)}); err != nil {
+	r.maps = newMappings(r.opt.Window, r.opt.Pinned, 1)
+	if r.mapper, err = newCrew(crewOptions{cu: cu, context: r.context, threads: 1, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead}); err != nil {
+		r.maps.fill.close()
 		return err
 	}
-	r.maps = newMappings(r.cu, r.opt.Window, r.opt.Pinned)
 	return r.crew.do(context.Background(), func(*worker) error {
 		if r.block, err = cu.alloc(r.opt.Arena + slotAlign); err != nil {
 			free, total, infoErr := cu.memInfo()
@@ -270,7 +271,7 @@ func (r *Reader) forget(files []*backing) error {
 		var errs []error
 		for _, b := range files {
 			r.cufile.forget(b)
-			errs = append(errs, r.maps.forget(w, b.id))
+			errs = append(errs, r.maps.forget(w, b))
 		}
 		return errors.Join(errs...)
 	})

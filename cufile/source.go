@@ -46,12 +46,14 @@ type backing struct {
 	fd     int // -1 while closed
 	length int64
 	dev    uint64
+	ino    uint64
 	inline bool // the file in the mount itself: it can be read, and nothing else
 
 	lender lender // nil for what is open for good
 	object uint64 // as the lender knows it
 	at     int64  // where the lender's file has bytes of it
 
+	mapped  *mappedFile   // guarded by mappings.mu
 	pins    int           // requests that use it; guarded by handles.mu
 	element *list.Element // in handles.order while it is open; guarded by handles.mu
 
@@ -78,7 +80,7 @@ func (b *backing) adopt(fd int) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return errors.Join(fmt.Errorf("read %s: it is no regular file", b.name), unix.Close(fd))
 	}
-	b.fd, b.length, b.dev = fd, st.Size, st.Dev
+	b.fd, b.length, b.dev, b.ino = fd, st.Size, st.Dev, st.Ino
 	return nil
 }
 

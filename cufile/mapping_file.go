@@ -1,0 +1,252 @@
+package cufile
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapFile gives a file's address space. It needs mu.
+func (m *mappings) mapFile(b *backing) (*mappedFile, error) {
+	if b.mapped != nil {
+		return b.mapped, nil
+	}
+	f := m.find(b)
+	if f == nil {
+		// MAP_SHARED: a private mapping of this kind was seen to hang in the driver.
+		memory, err := unix.Mmap(b.fd, 0, int(roundUp(b.length, pageSize)), unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			return nil, fmt.Errorf("map %s for the GPU: %w", b.name, err)
+		}
+		n := (int64(len(memory)) + m.window - 1) / m.window
+		f = &mappedFile{key: fileKey{fileID{b.dev, b.ino}, b.length}, memory: memory, windows: make([]*mapping, n), filled: make([]bool, n), users: map[*backing]bool{}}
+		m.files[f.key] = f
+	}
+	f.users[b] = true
+	b.mapped = f
+	return f, nil
+}
+
+// registered gives the windows of a file that nobody is about to register or give up.
+func (f *mappedFile) registered() (list []*mapping) {
+	for _, window := range f.windows {
+		if window != nil && window.element != nil {
+			list = append(list, window)
+		}
+	}
+	return list
+}
+
+// idle says whether a file has no window at all.
+func (f *mappedFile) idle() bool {
+	for _, window := range f.windows {
+		if window != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// unmap unmaps an idle file. It needs mu and gives it up meanwhile; a file that got a window then stays.
+func (m *mappings) unmap(f *mappedFile) error {
+	f.gone = true
+	for f.filling > 0 { // a few MiB, then they see that it is gone
+		changed := m.changed
+		m.mu.Unlock()
+		<-changed
+		m.mu.Lock()
+	}
+	if m.files[f.key] != f { // another one did it
+		return nil
+	}
+	if !f.idle() {
+		f.gone = false
+		return nil
+	}
+	delete(m.files, f.key)
+	for b := range f.users {
+		b.mapped = nil
+	}
+	return unix.Munmap(f.memory)
+}
+
+// thin unmaps files until half of those that may be mapped are, but for what is in use. It needs mu and gives it up
+// meanwhile.
+func (m *mappings) thin(w *worker) error {
+	m.mu.Unlock()
+	w.drain()
+	m.mu.Lock()
+	var victims []*mapping
+	files := map[*mappedFile]bool{}
+	for e := m.order.Back(); e != nil && len(m.files)-len(files) > m.mostFiles/2; e = e.Prev() {
+		if oldest := e.Value.(*mapping); oldest.refs == 0 {
+			victims = append(victims, oldest)
+			files[oldest.file] = true
+		}
+	}
+	errs := []error{m.discard(w, victims)}
+	for _, f := range m.idleFiles() {
+		errs = append(errs, m.unmap(f))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *mappings) idleFiles() (list []*mappedFile) {
+	for _, f := range m.files {
+		if f.idle() {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// forget ends the use of a file that is about to be closed, and with the last user what there is of it.
+func (m *mappings) forget(w *worker, b *backing) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := b.mapped
+	if f == nil {
+		return nil
+	}
+	delete(f.users, b)
+	b.mapped = nil
+	if len(f.users) > 0 {
+		return nil
+	}
+	return m.drop(w, f)
+}
+
+// drop discards a file that has no user. It needs mu and gives it up meanwhile.
+func (m *mappings) drop(w *worker, f *mappedFile) error {
+	m.mu.Unlock()
+	w.drain()
+	m.mu.Lock()
+	for len(f.users) == 0 && !f.idle() {
+		if list := f.registered(); len(list) > 0 {
+			if err := m.discard(w, list); err != nil {
+				return err
+			}
+			continue
+		}
+		for _, window := range f.windows {
+			if window == nil {
+				continue
+			}
+			if err := m.wait(w, window.settled); err != nil {
+				return err
+			}
+			break
+		}
+	}
+	if len(f.users) > 0 {
+		return nil
+	}
+	return m.unmap(f)
+}
+
+// close discards all that is left. Nobody may use it any more.
+func (m *mappings) close(w *worker) error {
+	m.fill.close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for len(m.files) > 0 && len(errs) == 0 {
+		for _, f := range m.files {
+			clear(f.users)
+			if err := m.drop(w, f); err != nil {
+				errs = append(errs, err)
+			}
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// filler fills page tables of windows before they are registered, on a thread of its own: then the thread that
+// registers, which is what the rate of moving windows hangs on, finds them full. Where it cannot follow it leaves the
+// work to that thread.
+type filler struct {
+	m    *mappings
+	jobs chan fillJob
+	quit chan struct{}
+	wg   sync.WaitGroup
+}
+
+type fillJob struct {
+	file  *mappedFile
+	index int64
+}
+
+// mostFills is how many windows may wait. fillStep is filled at a time: a file can be unmapped between two. A window
+// smaller than leastFill costs less than asking.
+const (
+	mostFills = 64
+	fillStep  = 16 << 20
+	leastFill = 1 << 20
+)
+
+func newFiller(m *mappings) *filler {
+	f := &filler{m: m, jobs: make(chan fillJob, mostFills), quit: make(chan struct{})}
+	f.wg.Go(func() {
+		for {
+			select {
+			case j := <-f.jobs:
+				f.do(j)
+			case <-f.quit:
+				return
+			}
+		}
+	})
+	return f
+}
+
+// ask needs the mutex of the mappings.
+func (f *filler) ask(file *mappedFile, index int64) {
+	if file.filled[index] || f.m.windowSize(file.key.length, index) < leastFill {
+		return
+	}
+	select {
+	case f.jobs <- fillJob{file, index}:
+		file.filled[index] = true
+	default:
+	}
+}
+
+func (f *filler) do(j fillJob) {
+	first := j.index * f.m.window
+	memory := j.file.memory[first : first+f.m.windowSize(j.file.key.length, j.index)]
+	for len(memory) > 0 && f.begin(j) {
+		n := min(len(memory), fillStep)
+		// Where the kernel does not know the call, or the file ends early, registering will find out.
+		_ = unix.Madvise(memory[:n], unix.MADV_POPULATE_READ)
+		f.m.mu.Lock()
+		j.file.filling--
+		f.m.notify()
+		f.m.mu.Unlock()
+		memory = memory[n:]
+	}
+}
+
+// begin says whether there is something to do for a job, and keeps its file mapped.
+func (f *filler) begin(j fillJob) bool {
+	select {
+	case <-f.quit:
+		return false
+	default:
+	}
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	window := j.file.windows[j.index]
+	if j.file.gone || window != nil && window.element != nil {
+		return false
+	}
+	j.file.filling++
+	return true
+}
+
+func (f *filler) close() {
+	close(f.quit)
+	f.wg.Wait()
+}
