@@ -1,0 +1,132 @@
+package plan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// Stage is something that streams share: a link, a switch's uplink, memory, a storage device, the CPUs.
+type Stage struct {
+	Name       string
+	Rate       float64 // GB/s, above zero
+	Contention float64 // a chunk takes 1 + Contention x (waiting streams - 1) times as long
+}
+
+// Flow is one stream: the stages that it passes, in order, none of them twice.
+type Flow struct {
+	Route  []int
+	Weight float64 // above zero; its share where stages arbitrate
+}
+
+// Network is stages and the flows through them.
+type Network struct {
+	Stages []Stage
+	Flows  []Flow
+}
+
+// MaxMin gives each flow's rate in GB/s under weighted max-min fairness, exactly, by progressive filling: all rates rise in
+// proportion to their weights until a stage is full; its flows stop; the others go on. Contention is left out.
+func (n *Network) MaxMin() []float64 {
+	rates := make([]float64, len(n.Flows))
+	stopped := make([]bool, len(n.Flows))
+	level := 0.0
+	for {
+		next, found := math.Inf(1), false
+		for i := range n.Stages {
+			used, weight := n.load(i, rates, stopped)
+			if weight > 0 {
+				next, found = min(next, (n.Stages[i].Rate-used)/weight), true
+			}
+		}
+		if !found {
+			return rates
+		}
+		level = max(level, next)
+		full := make([]bool, len(n.Stages))
+		for i := range n.Stages {
+			used, weight := n.load(i, rates, stopped)
+			full[i] = weight > 0 && (n.Stages[i].Rate-used)/weight <= level*(1+1e-12)
+		}
+		for f, flow := range n.Flows {
+			for _, s := range flow.Route {
+				if full[s] && !stopped[f] {
+					stopped[f], rates[f] = true, level*flow.Weight
+				}
+			}
+		}
+	}
+}
+
+// load is what stopped flows use of a stage, and the weight of those that still rise.
+func (n *Network) load(stage int, rates []float64, stopped []bool) (used, weight float64) {
+	for f, flow := range n.Flows {
+		for _, s := range flow.Route {
+			switch {
+			case s != stage:
+			case stopped[f]:
+				used += rates[f]
+			default:
+				weight += flow.Weight
+			}
+		}
+	}
+	return used, weight
+}
+
+// Simulated is what a simulation measured.
+type Simulated struct {
+	Rates     []float64 // of each flow, GB/s
+	Aggregate float64
+	Use       []float64 // of each stage: the part of the time that it was busy
+}
+
+var errUnsettled = errors.New("the streams' rates are too far apart to simulate: leave the slowest out of the description")
+
+const (
+	windowPerHop = 16      // chunks of a stream under way, for each stage that it passes
+	warmUp       = 1024    // chunks that each stream has received before measuring
+	measured     = 512     // chunks that each stream receives while measuring
+	mostEvents   = 8 << 20 // about a second
+)
+
+// Simulate runs the streams until each has received a good thousand chunks, and measures them.
+func (n *Network) Simulate(ctx context.Context) (*Simulated, error) {
+	if err := n.check(); err != nil {
+		return nil, err
+	}
+	s := newSimulation(n)
+	if err := s.until(ctx, warmUp); err != nil {
+		return nil, err
+	}
+	s.startMeasuring()
+	if err := s.until(ctx, warmUp+measured); err != nil {
+		return nil, err
+	}
+	return s.result(), nil
+}
+
+func (n *Network) check() error {
+	if len(n.Flows) == 0 {
+		return errors.New("there is no stream to simulate: name at least one GPU")
+	}
+	for i, s := range n.Stages {
+		if !(s.Rate > 0) || math.IsInf(s.Rate, 1) || !(s.Contention >= 0) {
+			return fmt.Errorf("stage %q has a rate of %g GB/s and a contention of %g: give a rate above zero and a contention of at least zero", n.Stages[i].Name, s.Rate, s.Contention)
+		}
+	}
+	for _, f := range n.Flows {
+		seen := map[int]bool{}
+		for _, s := range f.Route {
+			if s < 0 || s >= len(n.Stages) || seen[s] {
+				return errors.New("a route names a stage that does not exist, or one twice: name each stage once")
+			}
+			seen[s] = true
+		}
+		if len(f.Route) == 0 || !(f.Weight > 0) || math.IsInf(f.Weight, 1) {
+			return errors.New("a stream has no stage or no weight: give it at least one stage and a weight above zero")
+		}
+	}
+	return nil
+}
