@@ -1,8 +1,36 @@
 package cufile
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"math"
+	"runtime/debug"
 	"unsafe"
+)
+
+// Memory is memory of the caller on the Reader's device: of another allocator on the GPU, such as torch's, or of the
+// host. Pointer is an address at any alignment, Length the room there.
+type Memory struct {
+	Pointer uintptr
+	Length  int64
+}
+
+// Target says where a request's bytes go, and how.
+type Target struct {
+	Memory
+
+	// Stream is a CUstream of the caller whose work up to the call of Begin is done before anything is written, so that
+	// memory can be given that the GPU still uses. nil is none; the stream 0 is CUDA's default one. Ignored on the host.
+	Stream *uintptr
+
+	Widen Widen
+}
+
+// Errors of memory of the caller.
+var (
+	ErrMemory     = errors.New("not usable as the destination")
+	ErrOutOfRange = errors.New("outside of the file")
 )
 
 // landing is where a request's bytes go in memory of the caller, and what comes before.
@@ -39,12 +67,263 @@ func (l *landing) bytes() []byte {
 
 // follow lets what a worker starts from here on wait for what the caller wants done before.
 func (v *View) follow(w *worker) error {
-	if v.caller == nil || v.caller.after == 0 {
+	if v.caller == nil {
 		return nil
 	}
-	return w.cu.streamWait(w.stream, v.caller.after)
+	return v.caller.follow(w)
 }
 
-func (c *cuda) streamWait(stream, event handle) error {
-	return c.call(cuStreamWaitEvent, "cuStreamWaitEvent", uintptr(stream), uintptr(event), 0)
+func (l *landing) follow(w *worker) error {
+	if l.after == 0 {
+		return nil
+	}
+	return w.cu.streamWait(w.stream, l.after)
+}
+
+// check refuses a request that cannot be, before anything is written.
+func (f *File) check(to *Target, offsets []int64, length int64) error {
+	size := f.Size()
+	if length < 0 {
+		return fmt.Errorf("read %s: %w: a length of %d bytes is not possible", f.name, ErrOutOfRange, length)
+	}
+	for _, offset := range offsets {
+		if offset < 0 || offset > size || length > size-offset {
+			return fmt.Errorf("read %s: %w: %d bytes at %d of its %d", f.name, ErrOutOfRange, length, offset, size)
+		}
+	}
+	element, times, err := to.Widen.sizes()
+	switch {
+	case err != nil:
+		return err
+	case length%element != 0:
+		return fmt.Errorf("read %s: %w: %d bytes are not whole elements of %d to widen", f.name, ErrMemory, length, element)
+	case times > 1 && to.Pointer%widened != 0:
+		return fmt.Errorf("read %s: %w: widened elements need memory aligned to %d", f.name, ErrMemory, widened)
+	case length == 0 || len(offsets) == 0:
+		return nil
+	case to.Length < 0 || int64(len(offsets)) > to.Length/times/length:
+		return fmt.Errorf("read %s: %w: %d spans of %d bytes, each %d times as long there, do not fit into %d", f.name, ErrMemory, len(offsets), length, times, to.Length)
+	}
+	return f.r.checkMemory(Memory{to.Pointer, int64(len(offsets)) * length * times})
+}
+
+// checkMemory asks CUDA what the caller's memory is: a wrong address would end the process, or the GPU's context.
+func (r *Reader) checkMemory(m Memory) error {
+	if m.Pointer == 0 || m.Pointer > math.MaxInt64-uintptr(m.Length) {
+		return fmt.Errorf("%w: %d bytes at the address %#x cannot be", ErrMemory, m.Length, m.Pointer)
+	}
+	if r.cu == nil {
+		return nil
+	}
+	return r.cu.within(r.context, func() error {
+		for _, at := range []uintptr{m.Pointer, m.Pointer + uintptr(m.Length) - 1} {
+			if err := r.cu.isOn(devicePointer(at), r.gpu.dev); err != nil {
+				return fmt.Errorf("%w: %#x is no memory of %s (gpu %d): %w", ErrMemory, at, r.gpu.Name, r.gpu.Index, err)
+			}
+		}
+		return nil
+	})
+}
+
+// mark makes an event of the work that is on the caller's stream now; 0 where there is nothing to wait for.
+func (r *Reader) mark(to *Target) (event handle, err error) {
+	if r.cu == nil || to.Stream == nil {
+		return 0, nil
+	}
+	err = r.cu.within(r.context, func() error {
+		if event, err = r.cu.newEvent(); err != nil {
+			return err
+		}
+		if err := r.cu.record(event, handle(*to.Stream)); err != nil {
+			return errors.Join(fmt.Errorf("mark the caller's stream: %w", err), r.cu.destroyEvent(event))
+		}
+		return nil
+	})
+	return event, err
+}
+
+func (r *Reader) unmark(event handle) error {
+	if event == 0 {
+		return nil
+	}
+	return r.cu.within(r.context, func() error { return r.cu.destroyEvent(event) })
+}
+
+// quiet waits until nothing of a job writes any more. A job that a closed Reader never began does not end.
+func (r *Reader) quiet(finished <-chan struct{}) {
+	select {
+	case <-finished:
+		return
+	case <-r.crew.gone:
+	}
+	if r.mapper == nil {
+		return
+	}
+	select {
+	case <-finished:
+	case <-r.mapper.gone:
+	}
+}
+
+// moveTo brings spans to memory of the caller: straight, or by way of the arena where a path needs that.
+func (f *File) moveTo(ctx context.Context, to *landing, offsets []int64, length int64) (Result, error) {
+	q, err := f.plan(ctx, offsets, length)
+	if err != nil {
+		return Result{}, err
+	}
+	pieces, err := q.allPieces(mostPieces)
+	if err != nil {
+		return Result{}, err
+	}
+	v := &View{r: f.r, n: q.total(), caller: to}
+	result := Result{}
+	for i, g := range split(pieces, f.r.handles.share()) {
+		finished, err := f.fillGroup(ctx, v, &g, true)
+		if err != nil {
+			f.r.quiet(finished)
+			return Result{}, err
+		}
+		if i == 0 {
+			result.Choice = v.choice
+		}
+	}
+	if f.note != "" {
+		result.Choice.Why += "; " + f.note
+	}
+	result.Moved = v.moved
+	f.account(v.moved)
+	return result, nil
+}
+
+// moveByArena brings spans into the arena and from there to memory of the caller, widened on the way.
+func (f *File) moveByArena(ctx context.Context, to *landing, widen Widen, offsets []int64, length int64) (Result, error) {
+	v, err := f.Gather(ctx, offsets, length)
+	if err != nil {
+		return Result{}, err
+	}
+	defer v.Release()
+	if err := f.r.deliver(ctx, v, to, widen); err != nil {
+		return Result{}, err
+	}
+	return Result{v.Moved(), v.Choice()}, nil
+}
+
+// deliver copies a view to memory of the caller. When it returns, also with an error, nothing is under way.
+func (r *Reader) deliver(ctx context.Context, v *View, to *landing, widen Widen) error {
+	if r.cu == nil {
+		return r.deliverHost(ctx, v, to, widen)
+	}
+	finished, err := r.crew.run(ctx, 1, 1, func(w *worker, _ int64) error {
+		s, err := w.slot()
+		if err != nil {
+			return err
+		}
+		if err := to.follow(w); err != nil {
+			return err
+		}
+		if widen == WidenNone {
+			err = w.cu.copyWithin(devicePointer(to.at), devicePointer(v.Pointer()), v.Len(), w.stream)
+		} else {
+			err = w.widen(&r.widen, widen, devicePointer(v.Pointer()), devicePointer(to.at), v.Len())
+		}
+		if err != nil {
+			return err
+		}
+		return w.sent(s)
+	})
+	r.quiet(finished)
+	return err
+}
+
+// deliverHost shares the copy among the threads.
+func (r *Reader) deliverHost(ctx context.Context, v *View, to *landing, widen Widen) error {
+	const block = 1 << 20
+	_, times, err := widen.sizes()
+	if err != nil {
+		return err
+	}
+	from, memory := v.Bytes(), to.bytes()
+	finished, err := r.crew.run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *worker, i int64) (err error) {
+		// What is no memory at all must not end the process.
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() {
+			if fault := recover(); fault != nil {
+				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.at, fault)
+			}
+		}()
+		part := from[i*block : min((i+1)*block, v.Len())]
+		widen.copy(memory[i*block*times:], part)
+		return nil
+	})
+	r.quiet(finished)
+	return err
+}
+
+// bytesMoved is the most that one part of a request moves: it bounds the plan that is held, and is long enough that
+// the bus does not notice the border.
+const bytesMoved = 512 << 20
+
+// eachPart cuts spans into parts of at most limit bytes and gives each with its place in the destination.
+func eachPart(offsets []int64, length, limit int64, fn func(offsets []int64, length, at int64) error) error {
+	if length <= limit {
+		rows := int(limit / length)
+		for i := 0; i < len(offsets); i += rows {
+			if err := fn(offsets[i:min(i+rows, len(offsets))], length, int64(i)*length); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for i, offset := range offsets {
+		for at := int64(0); at < length; at += limit {
+			if err := fn([]int64{offset + at}, min(limit, length-at), int64(i)*length+at); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// run moves the parts of a request one after the other. It returns when nothing writes to the target any more.
+func (f *File) run(ctx context.Context, to *Target, after handle, offsets []int64, length int64) (Result, error) {
+	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
+	if length == 0 || len(offsets) == 0 {
+		return total, nil
+	}
+	_, times, err := to.Widen.sizes()
+	if err != nil {
+		return Result{}, err
+	}
+	straight := times == 1 && f.r.opt.Path != Direct && f.r.opt.Path != Compat
+	first := true
+	move := func(offsets []int64, length, at int64) error {
+		n := int64(len(offsets)) * length
+		place := &landing{to.Pointer + uintptr(at*times), n * times, after}
+		var part Result
+		err := errArena
+		if straight {
+			part, err = f.moveTo(ctx, place, offsets, length)
+		}
+		if errors.Is(err, errArena) {
+			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {
+				inner := &landing{place.at + uintptr(skip*times), int64(len(offsets)) * length * times, after}
+				some, err := f.moveByArena(ctx, inner, to.Widen, offsets, length)
+				part.Moved.Add(some.Moved)
+				part.Choice = some.Choice
+				return err
+			})
+		}
+		if err != nil {
+			return err
+		}
+		if first {
+			total.Choice, first = part.Choice, false
+		}
+		total.Moved.Add(part.Moved)
+		return nil
+	}
+	if err := eachPart(offsets, length, bytesMoved, move); err != nil {
+		return Result{}, err
+	}
+	return total, nil
 }

@@ -1,4 +1,4 @@
-"""Make cufile/gather.ptx from cufile/gather.cu with NVRTC; needs no GPU.
+"""Make the .ptx files of cufile/ from the .cu files beside them with NVRTC; needs no GPU.
 
     python3 -m pip install nvidia-cuda-nvrtc-cu12==12.0.140
     python3 tests/gpu/ptx.py [LIBNVRTC]
@@ -21,10 +21,7 @@ def library() -> str:
     return str(pathlib.Path(spec.submodule_search_locations[0]) / "lib" / "libnvrtc.so.12")
 
 
-def main() -> None:
-    folder = pathlib.Path(__file__).resolve().parents[2] / "cufile"
-    nvrtc = ctypes.CDLL(library())
-
+def compile_kernel(nvrtc: ctypes.CDLL, source: pathlib.Path) -> None:
     def text(size_of: str, fill: str) -> bytes:
         size = ctypes.c_size_t()
         getattr(nvrtc, size_of)(program, ctypes.byref(size))
@@ -33,14 +30,19 @@ def main() -> None:
         return buffer.value
 
     program = ctypes.c_void_p()
-    source = (folder / "gather.cu").read_bytes()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"gather.cu", 0, None, None)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
     options = [b"--gpu-architecture=compute_70"]
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     log = text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog").decode()
     if failed:
         sys.exit(log)
-    (folder / "gather.ptx").write_bytes(text("nvrtcGetPTXSize", "nvrtcGetPTX"))
+    source.with_suffix(".ptx").write_bytes(text("nvrtcGetPTXSize", "nvrtcGetPTX"))
+
+
+def main() -> None:
+    nvrtc = ctypes.CDLL(library())
+    for source in sorted((pathlib.Path(__file__).resolve().parents[2] / "cufile").glob("*.cu")):
+        compile_kernel(nvrtc, source)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static struct range *hbm, *pinned;
 static size_t hbm_used, pinned_now, pinned_peak;
 static uint64_t violations, launches, copies;
-static uint64_t events;
+static uint64_t events, pending;
 static int initialized, retained, held;
 static __thread void *current;
 static char the_context;
@@ -99,6 +99,7 @@ static void *serve(void *arg) {
         s->head = step->next;
         if (!s->head) s->tail = &s->head;
         s->done++;
+        pending--;
         free(step);
         pthread_cond_broadcast(&moved);
     }
@@ -107,13 +108,13 @@ static void *serve(void *arg) {
 }
 
 static struct stream *legacy; // the default stream
-CUresult cuStreamCreate(struct stream **out, unsigned flags);
+static CUresult new_stream(struct stream **out); // a call of an exported name might end in another copy of this library
 
 static CUresult enqueue(struct stream *s, struct step step) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&once);
-    if (!legacy) cuStreamCreate(&legacy, 0);
+    if (!legacy) new_stream(&legacy);
     pthread_mutex_unlock(&once);
     if (!s) s = legacy;
     struct step *copy = malloc(sizeof *copy);
@@ -125,6 +126,7 @@ static CUresult enqueue(struct stream *s, struct step step) {
     *s->tail = copy;
     s->tail = &copy->next;
     s->queued++;
+    pending++;
     pthread_cond_broadcast(&moved);
     pthread_mutex_unlock(&lock);
     return OK;
@@ -212,14 +214,14 @@ CUresult cuMemHostGetDevicePointer_v2(uintptr_t *d, uintptr_t p, unsigned flags)
     return flags ? INVALID_VALUE : known ? OK : NOT_REGISTERED;
 }
 
-CUresult cuStreamCreate(struct stream **out, unsigned flags) {
-    (void)flags;
+static CUresult new_stream(struct stream **out) {
     if (!current) return INVALID_CONTEXT;
     struct stream *s = calloc(1, sizeof *s);
     s->tail = &s->head;
     *out = s;
     return pthread_create(&s->thread, NULL, serve, s) ? OUT_OF_MEMORY : OK;
 }
+CUresult cuStreamCreate(struct stream **out, unsigned flags) { (void)flags; return new_stream(out); }
 
 CUresult cuStreamDestroy_v2(struct stream *s) {
     pthread_mutex_lock(&lock);
@@ -315,6 +317,7 @@ uint64_t fake_cuda_pinned(void) { return pinned_now; }
 uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
 uint64_t fake_cuda_hbm(void) { return hbm_used; }
 uint64_t fake_cuda_events(void) { return events; }
+uint64_t fake_cuda_pending(void) { pthread_mutex_lock(&lock); uint64_t n = pending; pthread_mutex_unlock(&lock); return n; } // steps that are queued
 uint64_t fake_cuda_hold(void) { pthread_mutex_lock(&lock); held = 1; pthread_mutex_unlock(&lock); return 0; } // all streams stop
 uint64_t fake_cuda_go_on(void) { pthread_mutex_lock(&lock); held = 0; pthread_cond_broadcast(&moved); pthread_mutex_unlock(&lock); return 0; }
 uint64_t fake_cuda_retained(void) { return (uint64_t)retained; }

@@ -1,0 +1,76 @@
+package cufile
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// Allocation is memory of a GPU for callers without an allocator of their own. It belongs to nobody: it outlives the
+// Reader, whose device it is on.
+type Allocation struct {
+	cu      *cuda
+	context handle
+	dev     int32
+	n       int64
+
+	mu sync.Mutex
+	at devicePointer // 0 once it is free; guarded by mu
+}
+
+// Alloc allocates n bytes on the Reader's GPU.
+func (r *Reader) Alloc(n int64) (*Allocation, error) {
+	if r.cu == nil || n <= 0 {
+		return nil, fmt.Errorf("%w: %d bytes on device %d: only a GPU's memory is allocated, and at least a byte of it", ErrMemory, n, r.opt.Device)
+	}
+	// A reference of its own to the device's context, which goes with the last of them.
+	context, err := r.cu.retainPrimary(r.gpu.dev)
+	if err != nil {
+		return nil, err
+	}
+	a := &Allocation{cu: r.cu, context: context, dev: r.gpu.dev, n: n}
+	err = a.cu.within(a.context, func() error {
+		a.at, err = a.cu.alloc(n)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("allocate %d bytes on %s: %w", n, r.gpu.Name, err), a.cu.releasePrimary(a.dev))
+	}
+	return a, nil
+}
+
+// Memory is where it is.
+func (a *Allocation) Memory() Memory {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Memory{uintptr(a.at), a.n}
+}
+
+// CopyTo copies the bytes from offset on into p, and waits.
+func (a *Allocation) CopyTo(p []byte, offset int64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.at == 0:
+		return fmt.Errorf("copy from HBM: %w", ErrClosed)
+	case offset < 0 || offset > a.n || int64(len(p)) > a.n-offset:
+		return fmt.Errorf("%w: copy %d bytes at %d of %d", ErrOutOfRange, len(p), offset, a.n)
+	case len(p) == 0:
+		return nil
+	}
+	return a.cu.within(a.context, func() error {
+		return a.cu.copyBack(p, a.at+devicePointer(offset))
+	})
+}
+
+// Free gives the memory back. Freeing twice does nothing.
+func (a *Allocation) Free() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.at == 0 {
+		return nil
+	}
+	at := a.at
+	a.at = 0
+	return errors.Join(a.cu.within(a.context, func() error { return a.cu.free(at) }), a.cu.releasePrimary(a.dev))
+}
