@@ -1,0 +1,126 @@
+"""Many large reads into memory of the caller: begun ahead, waited for in order, and shown as they arrive.
+
+    with Transfer(total, progress, "weights") as transfer:
+        transfer.read(file, pointer, offset, length)
+        ...
+
+A read is cut into pieces, so that progress moves and an interrupt is answered at once. Leaving the block waits for
+all of them, or, after an exception, cancels them: nothing writes to the memory any more then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from . import _device
+
+if TYPE_CHECKING:
+    from .reader import File
+    from .request import Request
+
+PIECE = 64 << 20
+"""Bytes of one request: long enough that beginning it costs nothing beside it."""
+AHEAD = 4 * PIECE
+"""Bytes begun and not yet waited for, so that the link never waits for Python."""
+CPUS_TO_STAGE = 8
+"""CPUs that a process needs so that staging, which copies with them, outruns registering pages that are read once."""
+
+Progress = bool | None | Callable[[int, int], object]
+"""None: a bar where tqdm is installed and stderr is a terminal. True: a bar where tqdm is installed. False: none.
+Otherwise it is called with the bytes that have arrived and their total."""
+
+
+class Transfer:
+    """An ordered queue of reads. Its memory must stay until the block is left."""
+
+    def __init__(self, total: int, progress: Progress, name: str) -> None:
+        self._left = total
+        self._waiting: deque[tuple[Request[int], int, Callable[[], object] | None]] = deque()
+        self._ahead = 0
+        self._show, self._end = _shower(progress, total, name)
+
+    def read(self, file: File, pointer: int, offset: int, length: int, then: Callable[[], object] | None = None) -> None:
+        """Begins reading [offset, offset+length) of a file to pointer, once what is on the caller's current stream is
+        done; calls `then` when all of it is there."""
+        at = 0
+        while at < length:
+            size = min(PIECE, length - at)
+            while self._waiting and self._ahead + size > AHEAD:
+                self._finish_one()
+            last = at + size == length
+            self._waiting.append((file.read_into(pointer + at, offset + at, size), size, then if last else None))
+            self._ahead += size
+            at += size
+
+    def finish(self) -> None:
+        """Waits for all that was begun. What of the total was not to be read counts as arrived."""
+        while self._waiting:
+            self._finish_one()
+        if self._left:
+            self._arrived(self._left)
+
+    def _finish_one(self) -> None:
+        request, size, then = self._waiting[0]
+        request.wait()
+        self._waiting.popleft()
+        self._ahead -= size
+        if then is not None:
+            then()
+        self._arrived(size)
+
+    def _arrived(self, size: int) -> None:
+        self._left -= size
+        self._show(size)
+
+    def _cancel(self) -> None:
+        for request, _, _ in self._waiting:
+            request.cancel()
+        self._waiting.clear()
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self._cancel()
+            self._end()
+
+
+def once(method: str, device: int) -> str:
+    """The method for bytes that are read once, where the caller left the choice."""
+    if method != "auto" or device == _device.CPU:
+        return method
+    # Several processes of a host are usually one for each GPU.
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    shares = int(processes) if processes.isdecimal() and int(processes) > 0 else 1
+    return "staged" if len(os.sched_getaffinity(0)) // shares >= CPUS_TO_STAGE else "auto"
+
+
+def _shower(progress: Progress, total: int, name: str) -> tuple[Callable[[int], object], Callable[[], object]]:
+    """What to call with the bytes that arrived, and at the end."""
+    if callable(progress):
+        done = 0
+
+        def show(size: int) -> None:
+            nonlocal done
+            done += size
+            progress(done, total)
+
+        return show, lambda: None
+    if progress or (progress is None and sys.stderr.isatty()):
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            pass
+        else:
+            bar = tqdm(total=total, unit="B", unit_scale=True, desc=name)
+            return bar.update, bar.close
+    return lambda size: None, lambda: None
