@@ -22,6 +22,7 @@ type mountedFile struct {
 	file   *os.File
 	client *control.Client
 	length int64
+	info   control.FileInfo
 	inline *backing // the file itself, for bytes that exist only in the mount
 	ids    *atomic.Uint64
 
@@ -57,7 +58,7 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 	if err != nil {
 		return nil, err
 	}
-	m.length = info.Size
+	m.length, m.info = info.Size, info
 	if m.client, err = control.Dial(ctx, name, "hbmfs reader"); err != nil {
 		return nil, err
 	}
