@@ -146,9 +146,13 @@ func (m *mappings) drop(w *worker, f *mappedFile) error {
 	return m.unmap(f)
 }
 
-// close discards all that is left. Nobody may use it any more.
+// close ends the filling and discards all that is left. Nobody may use it any more.
 func (m *mappings) close(w *worker) error {
 	m.fill.close()
+	return m.discardAll(w)
+}
+
+func (m *mappings) discardAll(w *worker) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var errs []error

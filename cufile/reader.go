@@ -28,6 +28,9 @@ type Options struct {
 	Window int64
 	Pinned int64
 
+	// Share is registrations that several Readers have in common; then its Window and Pinned count. May be nil.
+	Share *Shared
+
 	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
 	// 1024. For a GPU each counts twice, since it may be opened for O_DIRECT too.
 	Descriptors int
@@ -114,6 +117,7 @@ type Reader struct {
 	hbm     devicePointer // the arena's memory, aligned to slotAlign
 	block   devicePointer // the allocation that hbm lies in
 	maps    *mappings
+	share   *Shared // that maps are of; nil where they are the Reader's own
 	gather  kernel
 	widen   kernel
 	cufile  cufileDriver
@@ -184,9 +188,7 @@ func (r *Reader) startGPU() (err error) {
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", slotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
-	r.maps = newMappings(r.opt.Window, r.opt.Pinned, 1)
-	if r.mapper, err = newCrew(crewOptions{cu: cu, context: r.context, threads: 1, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead}); err != nil {
-		r.maps.fill.close()
+	if err := r.startMapper(); err != nil {
 		return err
 	}
 	return r.crew.do(context.Background(), func(*worker) error {
@@ -202,6 +204,24 @@ func (r *Reader) startGPU() (err error) {
 	})
 }
 
+// startMapper starts the thread that registers, with registrations of its own or shared ones.
+func (r *Reader) startMapper() (err error) {
+	own := r.opt.Share == nil
+	if own {
+		r.maps = newMappings(r.opt.Window, r.opt.Pinned, 1)
+	} else {
+		if err := r.opt.Share.join(r.cu, r.gpu.dev); err != nil {
+			return err
+		}
+		r.share, r.maps = r.opt.Share, r.opt.Share.maps
+	}
+	r.mapper, err = newCrew(crewOptions{cu: r.cu, context: r.context, threads: 1, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead})
+	if err != nil && own {
+		r.maps.fill.close()
+	}
+	return err
+}
+
 // GPU describes the device; it is zero for the host.
 func (r *Reader) GPU() GPU { return r.gpu }
 
@@ -212,7 +232,7 @@ func (r *Reader) Moved() Moved {
 	return r.moved
 }
 
-// PinnedBytes is the host memory that is registered for files now.
+// PinnedBytes is the host memory that is registered for files now, by all that share it.
 func (r *Reader) PinnedBytes() int64 {
 	if r.maps == nil {
 		return 0
@@ -252,6 +272,10 @@ func (r *Reader) release() error {
 	if r.host != nil {
 		errs = append(errs, unix.Munmap(r.host))
 		r.host = nil
+	}
+	if r.share != nil {
+		r.share.leave()
+		r.share = nil
 	}
 	if r.context != 0 {
 		errs = append(errs, r.cu.releasePrimary(r.gpu.dev))
@@ -294,7 +318,7 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *worker) error {
 	errs := []error{r.cufile.stop(), r.gather.unload(r.cu), r.widen.unload(r.cu)}
-	if r.maps != nil {
+	if r.share == nil {
 		errs = append(errs, r.maps.close(w))
 	}
 	if r.block != 0 {

@@ -1,0 +1,236 @@
+package cufile
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+)
+
+// sharedReaders makes Readers of two fake GPUs that share registrations.
+func sharedReaders(t *testing.T, o Options, n int) (*Shared, []*Reader) {
+	t.Helper()
+	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	s, err := NewShared(n, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the Readers
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if pinned := ask(t, o.Libraries.CUDA, "fake_cuda_pinned"); pinned != 0 {
+			t.Errorf("%d bytes are registered after all was closed", pinned)
+		}
+	})
+	var readers []*Reader
+	for i := range n {
+		o.Device, o.Share = i%2, s
+		r, err := New(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		readers = append(readers, r)
+	}
+	return s, readers
+}
+
+func TestReadersShareRegistrations(t *testing.T) {
+	l := fakeLibraries(t)
+	name, data := randomFile(t, 1<<20, 21)
+	o := smallOptions(l, Auto)
+	o.Reuse, o.Pinned = true, 4<<20
+	s, readers := sharedReaders(t, o, 2)
+	slots := int64(ask(t, l.CUDA, "fake_cuda_pinned"))
+	for i, r := range readers {
+		f := openFileIn(t, r, name)
+		v, err := f.Read(t.Context(), 0, f.Size())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why := v.Choice().Why; i > 0 && why != "its pages are registered with the GPU already" {
+			t.Errorf("reader %d: %q, want that the other one registered them", i, why)
+		}
+		if !bytes.Equal(content(t, v), data) {
+			t.Errorf("reader %d: wrong bytes", i)
+		}
+		if pinned := int64(ask(t, l.CUDA, "fake_cuda_pinned")) - slots; pinned != 1<<20 || s.PinnedBytes() != pinned {
+			t.Errorf("after reader %d %d bytes are registered, counted %d, want %d once", i, pinned, s.PinnedBytes(), 1<<20)
+		}
+	}
+	if err := s.Close(); err == nil {
+		t.Error("closed under its readers")
+	}
+	o.Share = s
+	if _, err := New(t.Context(), o); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("a third of two readers: %v", err)
+	}
+}
+
+// Readers that share few windows, of files that they open and close, in order and at random.
+func TestSharedWindowsMove(t *testing.T) {
+	l := fakeLibraries(t)
+	t.Setenv("FAKE_CUDA_DELAY_US", "5")
+	o := smallOptions(l, Mapped)
+	const readers = 3
+	o.Pinned = (readers + 1) * o.Window
+	_, list := sharedReaders(t, o, readers)
+	var names []string
+	var datas [][]byte
+	for i := range 2 {
+		name, data := randomFile(t, 3<<20+4000*i, uint64(22+i))
+		names, datas = append(names, name), append(datas, data)
+	}
+	var wg sync.WaitGroup
+	for i, r := range list {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(6, uint64(i)))
+			for round := range 6 {
+				k := random.IntN(len(names))
+				if err := readAll(t, r, names[k], datas[k], random, round%2 == 0); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	slots := int64(o.Threads+1) * slotsPerWorker * (o.Slot + 2*pageSize) * readers
+	if peak := int64(ask(t, l.CUDA, "fake_cuda_pinned_peak")); peak > slots+o.Pinned {
+		t.Errorf("%d bytes were pinned at once, at most %d for slots and %d for windows are allowed", peak, slots, o.Pinned)
+	}
+	if n := ask(t, l.CUDA, "fake_cuda_violations"); n != 0 {
+		t.Errorf("%d copies from what was not registered", n)
+	}
+}
+
+// readAll reads a file in order by a stream, or gathers from it, and compares.
+func readAll(t *testing.T, r *Reader, name string, data []byte, random *rand.Rand, inOrder bool) error {
+	f, err := r.Open(t.Context(), name)
+	if err != nil {
+		return err
+	}
+	if inOrder {
+		err = streamAll(t, f, data, 100_000)
+	} else {
+		offsets := make([]int64, 60)
+		var want []byte
+		for i := range offsets {
+			offsets[i] = random.Int64N(f.Size() - 5000)
+			want = append(want, data[offsets[i]:offsets[i]+5000]...)
+		}
+		var v *View
+		if v, err = f.Gather(t.Context(), offsets, 5000); err == nil && !bytes.Equal(content(t, v), want) {
+			err = errors.New("wrong bytes gathered")
+		}
+	}
+	return errors.Join(err, f.Close())
+}
+
+func streamAll(t *testing.T, f *File, data []byte, step int64) error {
+	var plan []Span
+	for at := int64(0); at < f.Size(); at += step {
+		plan = append(plan, Span{at, min(step, f.Size()-at)})
+	}
+	s := f.Stream(t.Context(), plan, 4)
+	defer s.Close()
+	for _, span := range plan {
+		v, err := s.Next(t.Context())
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(content(t, v), data[span.Offset:span.Offset+span.Length]) {
+			return errors.New("wrong bytes streamed")
+		}
+	}
+	return nil
+}
+
+// until polls, since what happens between two requests has no other sign.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within a minute", what)
+		}
+	}
+}
+
+func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
+	name, data := randomFile(t, 2<<20, 24)
+	o := smallOptions(fakeLibraries(t), Mapped)
+	r := newReader(t, o)
+	f := openFileIn(t, r, name)
+	for i := range int64(6) {
+		v, err := f.Read(t.Context(), i*o.Window, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(content(t, v), data[i*o.Window:][:1000]) {
+			t.Fatal("wrong bytes")
+		}
+		if i == 0 {
+			continue // one request is no order
+		}
+		b := f.source.known()[0]
+		until(t, "the window after the last one", func() bool { return r.maps.holds([]windowRef{{b, i + 1}}) })
+		if r.PinnedBytes() > o.Pinned {
+			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)
+		}
+	}
+}
+
+func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
+	name, _ := randomFile(t, 8<<20, 25)
+	m := newMappings(2<<20, 8<<20, 1)
+	p, err := openPlain(name, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.expect([]windowRef{{p.file, 0}, {p.file, 2}}); err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	f := p.file.mapped
+	if !f.filled[0] || f.filled[1] || !f.filled[2] {
+		t.Errorf("filled %v, want the first and third", f.filled)
+	}
+	err = m.unmap(f)
+	if len(m.files) != 0 || p.file.mapped != nil {
+		t.Error("the file is still mapped")
+	}
+	m.mu.Unlock()
+	m.fill.close()
+	if err := errors.Join(err, p.close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A file of which less is left than was mapped must not take the filling thread, and with it the process, along.
+func TestFillingATruncatedFile(t *testing.T) {
+	name, _ := randomFile(t, 4<<20, 26)
+	m := newMappings(2<<20, 4<<20, 1)
+	p, err := openPlain(name, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(name, 100); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.expect([]windowRef{{p.file, 0}, {p.file, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "both windows are done with", func() bool { return len(m.fill.jobs) == 0 })
+	m.fill.close()
+	if err := errors.Join(m.discardAll(&worker{}), p.close()); err != nil {
+		t.Error(err)
+	}
+}
