@@ -35,7 +35,8 @@
 //	raw = lanes x GT/s x coding / 8,  coding 8/10 (gen 1, 2), 128/130 (3 to 5), 242/256 (6)   [PCIe base specification]
 //
 // times an efficiency for headers and flow control: 55.2 of 63.0 GB/s for a pinned copy over gen 5 x16 on an H200, 0.876,
-// unless calibrated. Mapped reads host memory once for each byte; staged three times (page cache, slot written, slot read).
+// unless calibrated. A byte crosses the memory bus once with pinned and mapped, about twice
+// with staged (the page cache, and a slot that is half the time still in the last-level cache), three times with plain.
 //
 // Depth d, I/Os of s bytes and a latency of L give at most d x s / (L + s/rate) (Little's law). A fence each F bytes, at
 // which all I/Os under way must end, makes F bytes take F/rate + L.

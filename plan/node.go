@@ -94,7 +94,7 @@ const (
 	mostDescription = 1 << 20
 	mostThings      = 64 // GPUs, links, storage devices, nodes, jobs
 	mostRate        = 1e5
-	memoryDefault   = 200 // GB/s, of one socket: 8 channels of DDR5-4800 give 307 at most, STREAM about two thirds
+	memoryDefault   = 245 // GB/s: 0.8 of what 8 channels of DDR5-4800, one socket, give at most (307)
 )
 
 // Parse reads a description. Whatever is unknown, missing or impossible is an error that says where and what to write.
