@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,7 +24,7 @@ var ErrNoSocket = errors.New("no control socket")
 // Client is a connection to the daemon of one mount. What it redeemed stays leased until it is released or the client
 // is closed. It is safe for concurrent use; requests take turns.
 type Client struct {
-	conn    *Conn
+	line    *line
 	welcome Welcome
 	turn    chan struct{} // holds one token: who has it may use the connection and what follows
 
@@ -55,24 +54,23 @@ func DialReader(ctx context.Context, path, name string, number uint32) (*Client,
 	defer func() { _ = unix.Close(dir) }() // the connection does not need it
 	// The path of a mount in a container can be longer than the 108 bytes of a socket's address.
 	address := fmt.Sprintf("/proc/self/fd/%d/control", dir)
-	c, err := dial(ctx, address)
+	l, err := connect(ctx, address)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("connect to the daemon of %s: %w: nobody listens on it", path, ErrNoSocket)
 	case err != nil:
 		return nil, fmt.Errorf("connect to the daemon of %s: %w", path, err)
 	}
-	conn, err := NewConn(c)
-	if err != nil {
-		_ = c.Close() // nothing was sent
-		return nil, err
-	}
-	k := &Client{conn: conn, turn: make(chan struct{}, 1), lookups: make(chan struct{}, 1), shared: map[uint64]*Backing{}}
-	if err := k.hello(ctx, name, number); err != nil {
-		_ = conn.Close() // the error says what matters
+	c := newClient(l)
+	if err := c.hello(ctx, name, number); err != nil {
+		_ = l.close() // the error says what matters
 		return nil, fmt.Errorf("greet the daemon of %s: %w", path, err)
 	}
-	return k, nil
+	return c, nil
+}
+
+func newClient(l *line) *Client {
+	return &Client{line: l, turn: make(chan struct{}, 1), lookups: make(chan struct{}, 1), shared: map[uint64]*Backing{}}
 }
 
 // findSocket opens the directory .hbmfs of the mount that path lies in.
@@ -108,25 +106,6 @@ func findSocket(path string) (dir int, err error) {
 	}
 }
 
-// dial waits where the daemon has more connections to accept than it has room for.
-func dial(ctx context.Context, address string) (*net.UnixConn, error) {
-	var d net.Dialer
-	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		c, err := d.DialContext(ctx, "unixpacket", address)
-		if err == nil {
-			return c.(*net.UnixConn), nil
-		}
-		if !errors.Is(err, syscall.EAGAIN) {
-			return nil, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(wait):
-		}
-	}
-}
-
 func (c *Client) hello(ctx context.Context, name string, number uint32) error {
 	h := Hello{Version, Version, number, printable(name, NameSize)}
 	a, err := c.ask(ctx, TypeHello, TypeWelcome, h.AppendTo)
@@ -152,7 +131,7 @@ func (c *Client) ReadOnly() bool { return c.welcome.Flags&WelcomeReadOnly != 0 }
 func (c *Client) Close() error {
 	var err error
 	c.closed.Do(func() {
-		err = c.conn.Close()
+		err = c.line.close()
 		for _, b := range c.shared {
 			b.close()
 		}
@@ -188,7 +167,7 @@ func (c *Client) Redeem(ctx context.Context, t Ticket, objects []uint64) ([]Back
 	if err == nil && len(got) != len(objects) {
 		err = errMalformed
 	}
-	files, err := c.accept(a, got, err)
+	files, err := c.accept(ctx, a, got, err)
 	if err != nil {
 		return nil, fmt.Errorf("redeem a ticket: %w", err)
 	}
@@ -197,7 +176,7 @@ func (c *Client) Redeem(ctx context.Context, t Ticket, objects []uint64) ([]Back
 
 // accept makes files of the descriptors of an answer and tells the daemon that they came. If not all of them came, none
 // is kept.
-func (c *Client) accept(a response, objects []Object, err error) ([]Backing, error) {
+func (c *Client) accept(ctx context.Context, a response, objects []Object, err error) ([]Backing, error) {
 	want := 0
 	for _, o := range objects {
 		if o.FD >= 0 {
@@ -220,7 +199,7 @@ func (c *Client) accept(a response, objects []Object, err error) ([]Backing, err
 	}
 	if want > 0 {
 		ack := Ack{a.header.ID, uint32(received)}
-		err = errors.Join(err, c.sendLocked(Header{Version, TypeAck, a.header.ID}, ack.AppendTo))
+		err = errors.Join(err, c.sendLocked(ctx, Header{Version, TypeAck, a.header.ID}, ack.AppendTo))
 	}
 	if err != nil {
 		if received > 0 {
@@ -317,9 +296,8 @@ func (c *Client) tell(ctx context.Context, t FrameType, fill func([]byte) []byte
 		return err
 	}
 	defer unlock()
-	defer c.honour(ctx)()
 	c.nextID++
-	return c.sendLocked(Header{Version, t, c.nextID}, fill)
+	return c.sendLocked(ctx, Header{Version, t, c.nextID}, fill)
 }
 
 // ask sends a request whose answer brings no descriptors. The payload is the caller's own.
@@ -336,14 +314,13 @@ func (c *Client) ask(ctx context.Context, t, want FrameType, fill func([]byte) [
 
 // askLocked sends a request and waits for its answer. Answers to requests that were given up are thrown away.
 func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
-	defer c.honour(ctx)()
 	c.nextID++
 	id := c.nextID
-	if err := c.sendLocked(Header{Version, t, id}, fill); err != nil {
+	if err := c.sendLocked(ctx, Header{Version, t, id}, fill); err != nil {
 		return response{}, c.explain(ctx, err)
 	}
 	for {
-		got, err := c.conn.Receive(c.buf[:], MaxObjects)
+		got, err := c.line.receive(ctx, c.buf[:])
 		if err != nil {
 			return response{}, c.explain(ctx, err)
 		}
@@ -357,7 +334,7 @@ func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]b
 				err = &refusal
 			}
 		case a.header.ID != id:
-			if err = c.discard(a); err == nil {
+			if err = c.discard(ctx, a); err == nil {
 				continue
 			}
 		case a.header.Type != want:
@@ -371,41 +348,21 @@ func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]b
 }
 
 // discard takes an answer that nobody waits for any more, and says so, since its descriptors count until then.
-func (c *Client) discard(a response) error {
+func (c *Client) discard(ctx context.Context, a response) error {
 	if a.header.Type != TypeFDs && a.header.Type != TypeFiles {
 		return nil
 	}
 	CloseAll(a.fds)
 	ack := Ack{ID: a.header.ID}
-	return c.sendLocked(Header{Version, TypeAck, a.header.ID}, ack.AppendTo)
+	return c.sendLocked(ctx, Header{Version, TypeAck, a.header.ID}, ack.AppendTo)
 }
 
-func (c *Client) sendLocked(h Header, fill func([]byte) []byte) error {
+func (c *Client) sendLocked(ctx context.Context, h Header, fill func([]byte) []byte) error {
 	c.out = AppendFrame(c.out[:0], h, fill)
 	if len(c.out) > MaxFrame {
 		return fmt.Errorf("a frame of %d bytes is more than %d: ask for less at a time", len(c.out), MaxFrame)
 	}
-	return c.conn.Send(c.out)
-}
-
-// honour makes the connection's waits end with ctx, until the function that it returns is called.
-func (c *Client) honour(ctx context.Context) func() {
-	if ctx.Done() == nil {
-		return func() {}
-	}
-	ended := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(ended)
-		now := time.Unix(1, 0)
-		_, _ = c.conn.SetReadDeadline(now), c.conn.SetWriteDeadline(now) // a closed connection does not wait either
-	})
-	return func() {
-		if stop() {
-			return
-		}
-		<-ended
-		_, _ = c.conn.SetReadDeadline(time.Time{}), c.conn.SetWriteDeadline(time.Time{}) // as above
-	}
+	return c.line.send(ctx, c.out)
 }
 
 // explain makes the errors of a connection say what they mean.

@@ -81,7 +81,7 @@ func (c *Client) lookup(ctx context.Context, paths []string) ([]Found, error) {
 	if err == nil && len(m.Files) > len(q.Paths) {
 		err = errMalformed
 	}
-	backings, err := c.accept(a, m.Objects, err)
+	backings, err := c.accept(ctx, a, m.Objects, err)
 	if err != nil {
 		return nil, err
 	}

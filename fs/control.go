@@ -22,6 +22,7 @@ type channel struct {
 	settled   chan struct{} // closed once it has, or cannot
 	buffers   sync.Pool     // of *[control.MaxFrame]byte
 	answering chan struct{}
+	lingering chan struct{}
 	leases    atomic.Int64
 	refused   atomic.Int64
 
@@ -36,7 +37,7 @@ type channel struct {
 
 func newChannel() *channel {
 	c := &channel{
-		tickets: newTickets(), prefetch: newPrefetcher(), answering: make(chan struct{}, answersAtOnce), settled: make(chan struct{}),
+		tickets: newTickets(), prefetch: newPrefetcher(), answering: make(chan struct{}, answersAtOnce), lingering: make(chan struct{}, lingerAtOnce), settled: make(chan struct{}),
 		sessions: map[uint32]int{}, usages: map[string]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first

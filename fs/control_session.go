@@ -24,6 +24,7 @@ const (
 	leasesInAll      = 1 << 18
 	unacked          = 2                // messages with descriptors that a peer has not acknowledged
 	answersAtOnce    = 8                // that hold descriptors, of 64 each, while they are made
+	lingerAtOnce     = 8                // sessions that wait on threads
 	helloTime        = 10 * time.Second // to say HELLO
 	replyTime        = 5 * time.Second  // to read an answer
 )
@@ -110,10 +111,25 @@ func (s *session) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { _ = s.conn.Close() })()
 	_ = s.conn.SetReadDeadline(time.Now().Add(helloTime)) // fails on a closed connection, as the next line will
 	for {
-		if s.conn.Wait() != nil || s.one(ctx) != nil {
+		if s.await() != nil || s.one(ctx) != nil {
 			return
 		}
 	}
+}
+
+// await returns when there is something to read. A peer that is active is waited for on a thread for a moment, as few
+// as that are: being woken by the kernel takes half of what it takes by way of Go's poller.
+func (s *session) await() error {
+	select {
+	case s.channel.lingering <- struct{}{}:
+		soon := s.conn.Soon()
+		<-s.channel.lingering
+		if soon {
+			return nil
+		}
+	default:
+	}
+	return s.conn.Wait()
 }
 
 func (s *session) end() {
@@ -130,11 +146,11 @@ func (s *session) one(ctx context.Context) error {
 	in, out := s.channel.buffer(), s.channel.buffer()
 	defer s.channel.buffers.Put(in)
 	defer s.channel.buffers.Put(out)
-	got, err := s.conn.Receive(in[:], 0)
+	n, err := s.conn.Receive(in[:])
 	if err != nil {
 		return err
 	}
-	h, payload, err := control.ParseFrame(in[:got.N])
+	h, payload, err := control.ParseFrame(in[:n])
 	if err == nil && h.Version != control.Version {
 		err = errProtocol
 	}
@@ -183,14 +199,11 @@ func (a *answer) close(c *channel) {
 
 func (s *session) send(a *answer, out *[control.MaxFrame]byte) error {
 	frame := control.AppendFrame(out[:0], a.header, a.payload)
-	if err := s.conn.SetWriteDeadline(time.Now().Add(replyTime)); err != nil { // the last answer's is long over
-		return err
-	}
 	if len(a.fds) > 0 {
 		return s.conn.SendNow(frame, a.fds)
 	}
 	a.close(s.channel) // what may wait for its peer holds up nobody else
-	return s.conn.Send(frame)
+	return s.conn.Send(frame, replyTime)
 }
 
 // handle fills in the answer to one frame.
