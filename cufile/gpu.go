@@ -26,6 +26,9 @@ type GPU struct {
 	uuid [16]byte
 }
 
+// ErrNoDevice says that a GPU was asked for that is not there.
+var ErrNoDevice = errors.New("does not exist")
+
 // GPUs lists the GPUs that libcuda shows to this process.
 func GPUs(l Libraries) ([]GPU, error) {
 	cu, err := loadCUDA(l.CUDA)
@@ -57,7 +60,7 @@ func describeGPU(cu *cuda, l Libraries, index int) (GPU, error) {
 		if n == 0 {
 			return GPU{}, &CUDAError{"cuDeviceGetCount", cudaNoDevice, "CUDA_ERROR_NO_DEVICE"}
 		}
-		return GPU{}, fmt.Errorf("gpu %d does not exist: this process sees gpu 0 to %d (CUDA_VISIBLE_DEVICES can hide some)", index, n-1)
+		return GPU{}, fmt.Errorf("gpu %d %w: this process sees gpu 0 to %d (CUDA_VISIBLE_DEVICES can hide some)", index, ErrNoDevice, n-1)
 	}
 	g := GPU{Index: index, NUMA: -1}
 	if g.dev, g.Name, g.PCI, g.uuid, err = cu.device(index); err != nil {
