@@ -18,7 +18,8 @@ const fewCPUs = 4
 // worthProof is the size from which Auto spends the second that it takes to prove Direct.
 const worthProof = 64 << 20
 
-// choose gives the path for a request, and says whether its bytes are known to be out of the page cache.
+// choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
+// reason stand in parentheses, and details after a semicolon: see kindOf.
 func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool, err error) {
 	o := &f.r.opt
 	switch {
@@ -40,20 +41,23 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 		return Choice{Mapped, "its pages are registered with the GPU already"}, false, nil
 	}
 	part, known := resident(pieces)
-	percent := fmt.Sprintf("%.0f%% in the page cache", 100*part)
-	switch cpus := runtime.NumCPU(); {
-	case !known:
+	if !known {
 		return Choice{Staged, "the kernel does not say what is in the page cache; " + why}, false, nil
-	case part < warm:
-		return Choice{Staged, percent + ", so it is read with O_DIRECT; " + why}, true, nil
-	case o.Reuse:
-		return Choice{Mapped, percent + " and will be read again"}, false, nil
-	case o.Readers > 1:
-		return Choice{Mapped, fmt.Sprintf("%s, and %d readers share the host's memory", percent, o.Readers)}, false, nil
-	case cpus < fewCPUs:
-		return Choice{Mapped, fmt.Sprintf("%s, and %d CPUs are few", percent, cpus)}, false, nil
 	}
-	return Choice{Staged, percent + " and read once; " + why}, false, nil
+	cached := fmt.Sprintf("in the page cache (%.0f%%)", 100*part)
+	if part < warm {
+		return Choice{Staged, "not " + cached + ", so it is read with O_DIRECT; " + why}, true, nil
+	}
+	if o.Reuse {
+		return Choice{Mapped, cached + " and will be read again"}, false, nil
+	}
+	if n := f.readers(ctx); n > 1 {
+		return Choice{Mapped, fmt.Sprintf("%s, and several readers (%d) share the host's memory", cached, n)}, false, nil
+	}
+	if cpus := runtime.NumCPU(); cpus < fewCPUs {
+		return Choice{Mapped, fmt.Sprintf("%s, and there are few CPUs (%d)", cached, cpus)}, false, nil
+	}
+	return Choice{Staged, cached + " and read once; " + why}, false, nil
 }
 
 // allInline says whether nothing of a request lies in a backing file.

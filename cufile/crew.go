@@ -21,12 +21,17 @@ type crew struct {
 	quit chan struct{}
 	gone chan struct{} // closed when all workers have ended
 	wg   sync.WaitGroup
+
+	mu      sync.Mutex    // guards what follows
+	most    int           // workers that take jobs
+	changed chan struct{} // closed and replaced when most changes
 }
 
 // worker is one thread. Only its own goroutine touches it.
 type worker struct {
 	cu      *cuda
 	context handle
+	index   int
 	job     *job        // that it works on
 	ahead   *mappedFile // what it may look ahead in, see mappings
 	stream  handle
@@ -73,11 +78,12 @@ type crewOptions struct {
 }
 
 func newCrew(o crewOptions) (*crew, error) {
-	c := &crew{cu: o.cu, idle: o.idle, jobs: make(chan *job, 4*o.threads), quit: make(chan struct{}), gone: make(chan struct{})}
+	c := &crew{cu: o.cu, idle: o.idle, jobs: make(chan *job, 4*o.threads), quit: make(chan struct{}), gone: make(chan struct{}),
+		most: o.threads, changed: make(chan struct{})}
 	ready := make(chan error, o.threads)
-	for range o.threads {
+	for index := range o.threads {
 		c.wg.Add(1)
-		go c.serve(o, ready)
+		go c.serve(o, index, ready)
 	}
 	var errs []error
 	for range o.threads {
@@ -102,20 +108,20 @@ func firstError(errs []error) error {
 }
 
 // serve is a worker's life. The thread is never unlocked: it ends with the goroutine, affinity and context with it.
-func (c *crew) serve(o crewOptions, ready chan<- error) {
+func (c *crew) serve(o crewOptions, index int, ready chan<- error) {
 	defer c.wg.Done()
 	runtime.LockOSThread()
 	if o.near != nil {
 		_ = unix.SchedSetaffinity(0, o.near) // being far from the GPU costs speed, nothing else
 	}
-	w := &worker{cu: o.cu, context: o.context}
+	w := &worker{cu: o.cu, context: o.context, index: index}
 	err := w.start(o)
 	defer w.stop()
 	ready <- err
 	if err != nil {
 		return
 	}
-	for {
+	for c.mayWork(w) {
 		// Copies are waited for when nothing else is to do: between two jobs the bus must not run empty.
 		select {
 		case j := <-c.jobs:
@@ -132,6 +138,35 @@ func (c *crew) serve(o crewOptions, ready chan<- error) {
 			j.work(w)
 		case <-c.quit:
 			return
+		}
+	}
+}
+
+// allow says how many workers may take jobs from now on.
+func (c *crew) allow(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n != c.most {
+		c.most = n
+		close(c.changed)
+		c.changed = make(chan struct{})
+	}
+}
+
+// mayWork waits until a worker is among those that may take jobs, and is false when the crew ends.
+func (c *crew) mayWork(w *worker) bool {
+	for {
+		c.mu.Lock()
+		ok, changed := w.index < c.most, c.changed
+		c.mu.Unlock()
+		if ok {
+			return true
+		}
+		w.drain()
+		select {
+		case <-changed:
+		case <-c.quit:
+			return false
 		}
 	}
 }

@@ -19,7 +19,7 @@ type File struct {
 
 	mu    sync.Mutex
 	moved Moved // guarded by mu
-	reads int64 // guarded by mu
+	tally tally // guarded by mu
 }
 
 // Open opens a file: of an hbmfs mount, whose bytes are then read from where they really lie, or any other.
@@ -72,11 +72,11 @@ func (f *File) Close() error {
 	known := f.source.known()
 	errs := []error{f.r.forget(known)}
 	f.r.handles.drop(known)
-	if m, ok := f.source.(*mountedFile); ok {
-		// The daemon may be gone by now, and what it would show is no reason for a reader to fail.
-		ctx, cancel := context.WithTimeout(context.Background(), grace)
-		_ = m.report(ctx, f.moved, f.reads)
-		cancel()
+	if s, ok := f.source.(connected); ok {
+		f.mu.Lock()
+		list := f.tally.take()
+		f.mu.Unlock()
+		report(s, list)
 	}
 	return errors.Join(append(errs, f.source.close())...)
 }
@@ -254,7 +254,7 @@ func (f *File) fill(ctx context.Context, v *View, groups []group) (*View, error)
 		}
 	}
 	v.choice = first
-	f.account(v.moved)
+	f.account(v.moved, v.choice)
 	return v, nil
 }
 
@@ -286,16 +286,6 @@ func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 			giveBack()
 		})
 	}
-}
-
-func (f *File) account(m Moved) {
-	f.mu.Lock()
-	f.moved.Add(m)
-	f.reads++
-	f.mu.Unlock()
-	f.r.mu.Lock()
-	f.r.moved.Add(m)
-	f.r.mu.Unlock()
 }
 
 // plan checks a request and finds where its bytes lie.

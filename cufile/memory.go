@@ -191,7 +191,7 @@ func (f *File) moveTo(ctx context.Context, to *landing, offsets []int64, length 
 		result.Choice.Why += "; " + f.note
 	}
 	result.Moved = v.moved
-	f.account(v.moved)
+	f.account(v.moved, result.Choice)
 	return result, nil
 }
 

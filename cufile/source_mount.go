@@ -31,6 +31,9 @@ type mountedFile struct {
 	objects map[uint64]*backing
 }
 
+// clientName is what a mount's status calls a Reader.
+const clientName = "hbmfs reader"
+
 // inlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
 const inlineObject = 0
 
@@ -59,7 +62,7 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 		return nil, err
 	}
 	m.length, m.info = info.Size, info
-	if m.client, err = control.Dial(ctx, name, "hbmfs reader"); err != nil {
+	if m.client, err = control.DialReader(ctx, name, clientName, r.number); err != nil {
 		return nil, err
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -232,25 +235,7 @@ func (m *mountedFile) release(ctx context.Context, objects []uint64) {
 	}
 }
 
-// report tells the daemon what was moved, for its status.
-func (m *mountedFile) report(ctx context.Context, moved Moved, reads int64) error {
-	var list []control.Moved
-	for _, p := range []struct {
-		path  control.Path
-		bytes int64
-	}{
-		{control.PathDirect, moved.Direct}, {control.PathMapped, moved.Mapped}, {control.PathStaged, moved.Staged},
-		{control.PathCompat, moved.Compat}, {control.PathHost, moved.Host},
-	} {
-		if p.bytes > 0 {
-			list = append(list, control.Moved{Path: p.path, Bytes: p.bytes, Reads: reads})
-		}
-	}
-	if len(list) == 0 {
-		return nil
-	}
-	return m.client.ReportStats(ctx, list...)
-}
+func (m *mountedFile) daemon() *control.Client { return m.client }
 
 func (m *mountedFile) close() error {
 	var errs []error

@@ -98,6 +98,9 @@ func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struc
 	for _, p := range pieces {
 		total += p.n
 	}
+	if f.r.cu != nil && f.r.opt.adapt {
+		f.r.crew.allow(stagers(f.r.opt.Threads, f.readers(ctx)))
+	}
 	chunks := cut(pieces, f.r.chunkSize(total))
 	finished, err := f.r.crew.run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *worker, i int64) error {
 		if f.r.cu == nil {

@@ -1,0 +1,127 @@
+package cufile
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// connected is a source that has a daemon to talk to.
+type connected interface{ daemon() *control.Client }
+
+// tally is what a File has moved since it last said so to the daemon.
+type tally struct {
+	moved map[tallyKey]control.Moved
+	said  time.Time
+}
+
+type tallyKey struct {
+	path   control.Path
+	reason string
+}
+
+// How often the daemon hears what was moved, and is asked how many readers there are.
+const (
+	reportEvery = time.Second
+	countEvery  = time.Second
+)
+
+// account counts what a request moved. The daemon hears of it, for its status.
+func (f *File) account(m Moved, c Choice) {
+	f.r.mu.Lock()
+	f.r.moved.Add(m)
+	f.r.mu.Unlock()
+	f.mu.Lock()
+	f.moved.Add(m)
+	s, ok := f.source.(connected)
+	var list []control.Moved
+	if ok {
+		f.tally.add(m, c)
+		if time.Since(f.tally.said) >= reportEvery {
+			list = f.tally.take()
+		}
+	}
+	f.mu.Unlock()
+	if ok {
+		report(s, list)
+	}
+}
+
+func (t *tally) add(m Moved, c Choice) {
+	if t.moved == nil {
+		t.moved = map[tallyKey]control.Moved{}
+	}
+	for _, p := range []struct {
+		path  Path
+		wire  control.Path
+		bytes int64
+	}{
+		{Direct, control.PathDirect, m.Direct}, {Mapped, control.PathMapped, m.Mapped}, {Staged, control.PathStaged, m.Staged},
+		{Compat, control.PathCompat, m.Compat}, {Host, control.PathHost, m.Host},
+	} {
+		if p.bytes == 0 {
+			continue
+		}
+		key := tallyKey{p.wire, "it exists only in the mount, or its files had a choice of their own"}
+		if p.path == c.Path {
+			key.reason = kindOf(c.Why)
+		}
+		sum := t.moved[key]
+		t.moved[key] = control.Moved{Path: key.path, Reason: key.reason, Bytes: sum.Bytes + p.bytes, Reads: sum.Reads + 1}
+	}
+}
+
+func (t *tally) take() (list []control.Moved) {
+	for _, sum := range t.moved {
+		list = append(list, sum)
+	}
+	clear(t.moved)
+	t.said = time.Now()
+	return list
+}
+
+// kindOf gives a reason without its figures, which stand in parentheses, and without what comes after a semicolon.
+func kindOf(why string) string {
+	why, _, _ = strings.Cut(why, ";")
+	for {
+		before, rest, found := strings.Cut(why, " (")
+		_, after, closed := strings.Cut(rest, ")")
+		if !found || !closed {
+			return why
+		}
+		why = before + after
+	}
+}
+
+// report says what was moved. The daemon may be gone by now, and what it would show is no reason for a reader to fail.
+func report(s connected, list []control.Moved) {
+	if len(list) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	_ = s.daemon().ReportStats(ctx, list...)
+}
+
+// readers is how many share the host, as far as is known: what the caller said, or more where the daemon counts more.
+func (f *File) readers(ctx context.Context) int {
+	r := f.r
+	s, ok := f.source.(connected)
+	r.mu.Lock()
+	known, due := r.others, ok && time.Since(r.counted) >= countEvery
+	if due {
+		r.counted = time.Now()
+	}
+	r.mu.Unlock()
+	if due {
+		if n, err := s.daemon().Readers(ctx); err == nil { // else it is as it was
+			known = n
+			r.mu.Lock()
+			r.others = n
+			r.mu.Unlock()
+		}
+	}
+	return max(known, r.opt.Readers)
+}

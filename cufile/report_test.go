@@ -1,0 +1,86 @@
+package cufile
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+func TestReasonsWithoutFigures(t *testing.T) {
+	for why, want := range map[string]string{
+		"asked for": "asked for",
+		"in the page cache (97%) and read once; direct: no nvidia-fs":                   "in the page cache and read once",
+		"in the page cache (100%), and several readers (4) share the host's memory":     "in the page cache, and several readers share the host's memory",
+		"not in the page cache (1%), so it is read with O_DIRECT; direct: it is (very)": "not in the page cache, so it is read with O_DIRECT",
+		"an open ( parenthesis": "an open ( parenthesis",
+		"":                      "",
+	} {
+		if got := kindOf(why); got != want {
+			t.Errorf("%q: %q, want %q", why, got, want)
+		}
+	}
+}
+
+func TestTallyCountsByPathAndReason(t *testing.T) {
+	var all tally
+	for range 3 {
+		all.add(Moved{Mapped: 10, Staged: 1}, Choice{Mapped, "in the page cache (91%) and will be read again"})
+	}
+	all.add(Moved{Staged: 5}, Choice{Staged, "asked for"})
+	sums := map[string]int64{}
+	for _, m := range all.take() {
+		sums[m.Reason] += 1000*m.Bytes + m.Reads
+	}
+	want := map[string]int64{"in the page cache and will be read again": 30_003, "it exists only in the mount, or its files had a choice of their own": 3_003, "asked for": 5_001}
+	for reason, sum := range want {
+		if sums[reason] != sum || len(sums) != len(want) {
+			t.Errorf("%q: %d, want %d, of %v", reason, sums[reason], sum, sums)
+		}
+	}
+	if len(all.take()) != 0 {
+		t.Error("the same again")
+	}
+}
+
+func TestStagersShareTheHost(t *testing.T) {
+	for _, c := range []struct{ threads, readers, want int }{{8, 0, 8}, {8, 1, 8}, {8, 2, 8}, {8, 4, 4}, {8, 8, 2}, {8, 100, 2}, {2, 1, 2}} {
+		if got := stagers(c.threads, c.readers); got != c.want {
+			t.Errorf("%d threads, %d readers: %d, want %d", c.threads, c.readers, got, c.want)
+		}
+	}
+}
+
+func TestCrewWorksWithThoseWhoMay(t *testing.T) {
+	c, err := newCrew(crewOptions{threads: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, most := range []int{1, 3, 4, 2} {
+		c.allow(most)
+		busy := make(chan int, 100)
+		release := make(chan struct{})
+		ended := make(chan error, 1)
+		go func() {
+			_, err := c.run(context.Background(), 4, 20, func(w *worker, _ int64) error {
+				busy <- w.index
+				<-release
+				return nil
+			})
+			ended <- err
+		}()
+		// Who waited for work when the number fell takes part once more, so all are seen only at the end.
+		select {
+		case <-busy:
+		case <-time.After(time.Minute):
+			t.Fatal("nobody works")
+		}
+		close(release)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	c.allow(4)
+	if err := c.close(); err != nil {
+		t.Error(err)
+	}
+}
