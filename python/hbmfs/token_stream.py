@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .device_array import DeviceArray
 from .errors import InvalidError
 from .permutation import Permutation
 
@@ -259,7 +260,8 @@ class TokenStream:
         if not self.documents:
             return samples * self.seq_len
         document = np.searchsorted(self._first, samples, side="right") - 1
-        return self._borders[document] + (samples - self._first[document]) * self.seq_len
+        starts: NDArray[np.int64] = self._borders[document] + (samples - self._first[document]) * self.seq_len
+        return starts
 
 
 def _at_least(least: int, name: str, value: int) -> int:
@@ -283,6 +285,8 @@ def _samples_of_documents(dataset: Dataset, seq_len: int, row: int) -> tuple[NDA
 
 def _shifted(batch: Any) -> tuple[Any, Any]:
     """Splits rows of seq_len + 1 tokens into inputs and targets. Copies, since a loss does targets.view(-1)."""
+    if isinstance(batch, DeviceArray):
+        raise InvalidError("targets=True splits batches on a GPU with torch, which is not installed: install it, or leave targets out")
     x, y = batch[:, :-1], batch[:, 1:]
     if isinstance(batch, np.ndarray):
         return np.ascontiguousarray(x), np.ascontiguousarray(y)

@@ -19,19 +19,15 @@ def drawn(stream):
 
 
 @pytest.fixture
-def token_file(tmp_path):
-    """Writes tokens to a file and opens it with hbmfs."""
-    opened = []
+def token_file(tmp_path, opened):
+    """Writes tokens to a file and opens it with hbmfs, on the CPU and on the fake GPU."""
 
     def make(tokens):
-        path = tmp_path / f"tokens{len(opened)}.npy"
-        np.save(path, tokens)
-        opened.append(hbmfs.open(path, device="cpu"))
-        return opened[-1]
+        np.save(tmp_path / "tokens.npy", tokens)
+        return opened(tmp_path / "tokens.npy")
 
-    yield make
-    for ds in opened:
-        ds.close()
+    make.numpy = opened.numpy
+    return make
 
 
 # --- samples --------------------------------------------------------------------------------------------------------
@@ -41,7 +37,7 @@ def token_file(tmp_path):
 def test_samples_in_order_are_the_tokens(token_file, dtype):
     tokens = np.random.default_rng(1).integers(0, 60_000, 1003).astype(dtype)
     stream = hbmfs.TokenStream(token_file(tokens), 4, 10, shuffle=False, epochs=1)
-    batches = list(stream)
+    batches = [token_file.numpy(batch) for batch in stream]
     assert len(batches) == len(stream) == 25
     assert all(batch.shape == (4, 10) and batch.dtype == dtype for batch in batches)
     assert np.concatenate(batches).ravel().tolist() == tokens[:1000].tolist()
@@ -51,15 +47,20 @@ def test_every_sample_of_the_shuffled_stream_is_one_of_the_file(token_file):
     tokens = np.random.default_rng(2).integers(0, 60_000, 20_000).astype(np.uint16)
     samples = {row.tobytes() for row in tokens.reshape(-1, 20)}
     stream = hbmfs.TokenStream(token_file(tokens), 50, 20, seed=3, epochs=1)
-    found = [row.tobytes() for batch in stream for row in batch]
+    found = [row.tobytes() for batch in stream for row in token_file.numpy(batch)]
     assert len(found) == 1000 and set(found) == samples
     assert found != [row.tobytes() for row in tokens.reshape(-1, 20)]
 
 
 def test_targets_are_one_token_further(token_file):
     tokens = np.arange(1001, dtype=np.uint16)
-    stream = hbmfs.TokenStream(token_file(tokens), 5, 100, seed=1, targets=True, dtype="int64", epochs=1)
+    ds = token_file(tokens)
+    stream = hbmfs.TokenStream(ds, 5, 100, seed=1, targets=True, dtype="int64", epochs=1)
     assert stream.samples == 10
+    if ds.device != "cpu":  # of the fake GPU, that torch knows nothing of
+        with pytest.raises(ValueError, match="torch"):
+            next(iter(stream))
+        return
     pairs = list(stream)
     assert len(pairs) == 2
     for x, y in pairs:
@@ -84,12 +85,12 @@ def test_documents_are_never_crossed(targets):
         tokens = np.arange(borders[-1], dtype=np.uint32)
         seq_len = int(random.integers(1, 17))
         expected = []
-        for begin, end in zip(borders, borders[1:]):
+        for begin, end in itertools.pairwise(borders):
             while begin + seq_len + targets <= end:
                 expected.append(tokens[begin : begin + seq_len].tolist())
                 begin += seq_len
         ds = NumpyDataset(tokens, borders)
-        options = dict(documents=True, targets=targets, epochs=1, drop_last=False)
+        options = {"documents": True, "targets": targets, "epochs": 1, "drop_last": False}
         stream = hbmfs.TokenStream(ds, 7, seq_len, shuffle=False, **options)
         assert stream.samples == len(expected)
         assert rows(stream, targets) == expected
@@ -185,7 +186,7 @@ def test_the_remainder_is_left_out_or_spread_over_the_ranks(left):
 def test_an_empty_batch_has_the_shape_of_the_others(token_file):
     ds = token_file(np.arange(50, dtype=np.uint16))
     stream = hbmfs.TokenStream(ds, 4, 10, epochs=1, rank=0, world_size=6, drop_last=False)
-    (batch,) = stream
+    batch = token_file.numpy(*stream)
     assert batch.shape == (0, 10) and batch.dtype == np.uint16
 
 
