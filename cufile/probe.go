@@ -104,31 +104,37 @@ func (r *Reader) prove(ctx context.Context, b *backing) (Proof, error) {
 	return p, nil
 }
 
-// probe runs the command. cuFile keeps its settings and counters per process, and a broken set-up can crash or hang:
-// only a process of its own can be asked strictly.
+// probe opens the file again, so that the probe has a description of its own, and asks.
 func (r *Reader) probe(ctx context.Context, b *backing) Proof {
-	if len(r.opt.Probe) == 0 {
-		return Proof{Unknown, "there is no command to prove it with"}
-	}
-	input, err := json.Marshal(probeRequest{r.opt.Libraries, r.opt.Device})
-	if err != nil {
-		return Proof{Unknown, err.Error()}
-	}
 	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", b.fd))
 	if err != nil {
 		return Proof{Unknown, "the file cannot be opened again: " + err.Error()}
 	}
 	defer func() { _ = file.Close() }() // opened for reading: nothing is lost
+	return Prove(ctx, r.opt.Probe, r.opt.Libraries, r.opt.Device, file)
+}
+
+// Prove runs the command, whose body is [RunProbe], on an open file. cuFile keeps its settings and counters per process,
+// and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+func Prove(ctx context.Context, command []string, l Libraries, device int, file *os.File) Proof {
+	if len(command) == 0 {
+		return Proof{Unknown, "there is no command to prove it with"}
+	}
+	input, err := json.Marshal(probeRequest{l, device})
+	if err != nil {
+		return Proof{Unknown, err.Error()}
+	}
 	ctx, cancel := context.WithTimeout(ctx, openPatience)
 	defer cancel()
+	started := time.Now()
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, r.opt.Probe[0], r.opt.Probe[1:]...)
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &stdout, &stderr
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.WaitDelay = time.Second
 	runErr := cmd.Run()
 	if ctx.Err() != nil {
-		return Proof{Refuted, fmt.Sprintf("the probe did not end within %v", openPatience)}
+		return Proof{Refuted, fmt.Sprintf("the probe did not end within %v", time.Since(started).Round(time.Second))}
 	}
 	if runErr != nil {
 		last := strings.TrimSpace(stderr.String())
