@@ -1,0 +1,152 @@
+package check
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"io"
+	"path"
+	"strings"
+)
+
+// kernelSettings are the lines of a kernel's configuration that we judge.
+func kernelSettings() cleaner {
+	return keepLines("CONFIG_PCI_P2PDMA=", "CONFIG_ZONE_DEVICE=", "CONFIG_FUSE_PASSTHROUGH=", "CONFIG_BLK_DEV_NVME=", "CONFIG_MODULES=", "# CONFIG_PCI_P2PDMA is",
+		"CONFIG_DMABUF_MOVE_NOTIFY=", "CONFIG_IOMMU_DEFAULT_")
+}
+
+// Where the facts about the kernel lie in a snapshot, wherever the machine has them.
+const (
+	keptConfig  = "proc/config"
+	keptSymbols = "proc/kallsyms"
+	keptModules = "lib/modules/installed"
+)
+
+// kernel keeps the kernel's settings and which of the modules that matter are installed. Symbols are looked at only
+// where there are no settings, as in many containers: they are 10 MB of text.
+func (c *capturer) kernel() error {
+	release, _ := c.s.text("proc/sys/kernel/osrelease")
+	found := false
+	for _, name := range []string{keptConfig, "proc/config.gz", "boot/config-" + release, "lib/modules/" + release + "/config"} {
+		if at := c.step(".", name); !found && at != "" {
+			found = c.copyTo(keptConfig, at, kernelSettings())
+		}
+	}
+	if at := c.step(".", "proc/kallsyms"); !found && at != "" {
+		c.copyTo(keptSymbols, at, keepSymbols("p2pdma_pgmap_ops", "pci_p2pdma_add_resource"))
+	}
+	for _, name := range []string{keptModules, "lib/modules/" + release + "/modules.dep"} {
+		if at := c.step(".", name); at != "" && c.copyTo(keptModules, at, cleanInstalled) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// copyTo keeps a file under another name, and says whether it could be read.
+func (c *capturer) copyTo(name, from string, clean cleaner) bool {
+	if strings.HasSuffix(from, ".gz") {
+		plain := clean
+		clean = func(w *bytes.Buffer, r io.Reader) error {
+			z, err := gzip.NewReader(r)
+			if err != nil {
+				return err
+			}
+			return plain(w, io.LimitReader(z, 4*mostFile))
+		}
+	}
+	data, err := c.read(from, clean)
+	if err != nil {
+		return false
+	}
+	c.s.put(name, &entry{kind: kindFile, data: data})
+	return true
+}
+
+// cleanInstalled keeps of modules.dep the paths of the modules that we judge: where one lies says who made it.
+func cleanInstalled(w *bytes.Buffer, r io.Reader) error {
+	return lines(r, func(line string) {
+		module, _, _ := strings.Cut(line, ":")
+		name, _, _ := strings.Cut(path.Base(module), ".ko")
+		switch strings.ReplaceAll(name, "-", "_") {
+		case "nvidia", "nvidia_fs", "nvidia_peermem", "nvme", "nvme_core", "nvme_rdma", "rpcrdma", "mlx5_core", "mlx_compat":
+			w.WriteString(module + ":\n")
+		}
+	})
+}
+
+// pci keeps of the PCI bus the GPUs, the drives, the network cards, and the bridges above them.
+func (c *capturer) pci() error {
+	const bus = "sys/bus/pci/devices"
+	dir := c.step(".", bus)
+	if dir == "" {
+		return nil
+	}
+	for _, name := range c.names(dir) {
+		at := c.step(dir, name)
+		if at == "" {
+			continue
+		}
+		class, err := c.read(path.Join(at, "class"), nil)
+		if err != nil {
+			continue
+		}
+		list := []string{"class", "vendor", "device", "driver", "numa_node", "iommu_group", "resource", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width"}
+		switch prefix := strings.TrimSpace(string(class)); {
+		case strings.HasPrefix(prefix, "0x0604"):
+			list = []string{"class", "vendor", "device"}
+			if data, err := c.read(path.Join(at, "config"), cleanPCIConfig); err == nil && len(data) > 0 {
+				c.s.put(path.Join(at, "config"), &entry{kind: kindFile, data: data})
+			}
+		case !strings.HasPrefix(prefix, "0x01") && !strings.HasPrefix(prefix, "0x02") && !strings.HasPrefix(prefix, "0x03") && !strings.HasPrefix(prefix, "0x12"):
+			continue
+		}
+		for _, file := range list {
+			if found := c.step(at, file); found != "" {
+				if err := c.keep(found, nil); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// PCI Express Base Specification 6.0: extended capabilities begin at 0x100; Access Control Services are number 13, with
+// their control register at 6.
+const (
+	pciExtended   = 0x100
+	pciConfig     = 4096
+	capabilityACS = 13
+	acsControl    = 6
+)
+
+// cleanPCIConfig keeps of a bridge's configuration its ACS capability alone, moved to the front: another capability is
+// a serial number. Only root is given more than the first 64 bytes; then nothing is kept.
+func cleanPCIConfig(w *bytes.Buffer, r io.Reader) error {
+	config, err := io.ReadAll(io.LimitReader(r, pciConfig))
+	if err != nil || len(config) <= pciExtended {
+		return err
+	}
+	w.Write(make([]byte, pciExtended))
+	if at := findACS(config); at > 0 {
+		acs := bytes.Clone(config[at : at+8])
+		binary.LittleEndian.PutUint32(acs, 1<<16|capabilityACS) // the last in the list
+		w.Write(acs)
+	} else {
+		w.Write(make([]byte, 8))
+	}
+	return nil
+}
+
+// findACS gives where a bridge's ACS capability lies, 0 where it has none.
+func findACS(config []byte) int {
+	for at, steps := pciExtended, 0; at >= pciExtended && at+8 <= len(config) && steps < pciConfig/8; steps++ {
+		header := binary.LittleEndian.Uint32(config[at:])
+		if header&0xffff == capabilityACS {
+			return at
+		}
+		at = int(header >> 20 &^ 3)
+	}
+	return 0
+}

@@ -1,0 +1,141 @@
+package check
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// kind is what an entry of a snapshot is.
+type kind uint8
+
+const (
+	kindDir kind = iota + 1
+	kindFile
+	kindLink
+	kindDevice
+)
+
+// entry is one file of a snapshot.
+type entry struct {
+	kind   kind
+	data   []byte // of a file
+	denied bool   // a file that is there and could not be read
+	target string // of a link
+}
+
+// Snapshot is what was kept of a machine: entries by their path without the leading slash and without symbolic links
+// in its directories.
+type Snapshot struct {
+	entries map[string]*entry
+}
+
+func newSnapshot() *Snapshot { return &Snapshot{entries: map[string]*entry{".": {kind: kindDir}}} }
+
+// Merge adds the entries of another snapshot of the same machine.
+func (s *Snapshot) Merge(other *Snapshot) {
+	for name, e := range other.entries {
+		s.entries[name] = e
+	}
+}
+
+// put adds an entry, and the directories above it.
+func (s *Snapshot) put(name string, e *entry) {
+	s.entries[name] = e
+	for dir := path.Dir(name); s.entries[dir] == nil; dir = path.Dir(dir) {
+		s.entries[dir] = &entry{kind: kindDir}
+	}
+}
+
+// mostLinks bounds how many symbolic links a path may lead through, as the kernel does.
+const mostLinks = 40
+
+// real follows symbolic links, like realpath(3). The target need not be in the snapshot: sysfs has links to what was
+// not kept, and where they lead is all that matters. ok says whether it is.
+func (s *Snapshot) real(name string) (resolved string, ok bool) {
+	rest := strings.Split(strings.Trim(name, "/"), "/")
+	at, links := ".", 0
+	for len(rest) > 0 {
+		part := rest[0]
+		rest = rest[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			at = path.Dir(at)
+			continue
+		}
+		next := path.Join(at, part)
+		e := s.entries[next]
+		if e == nil || e.kind != kindLink {
+			at = next
+			continue
+		}
+		if links++; links > mostLinks {
+			return name, false
+		}
+		if strings.HasPrefix(e.target, "/") {
+			at = "."
+		}
+		rest = append(strings.Split(strings.Trim(e.target, "/"), "/"), rest...)
+	}
+	return at, s.entries[at] != nil
+}
+
+func (s *Snapshot) find(name string) *entry {
+	at, _ := s.real(name)
+	return s.entries[at]
+}
+
+func (s *Snapshot) exists(name string) bool { return s.find(name) != nil }
+
+// text gives a file without the white space around it; ok says whether it is there and could be read.
+func (s *Snapshot) text(name string) (text string, ok bool) {
+	e := s.find(name)
+	if e == nil || e.kind != kindFile || e.denied {
+		return "", false
+	}
+	return strings.TrimSpace(string(e.data)), true
+}
+
+// lines gives the lines of a file that are not empty.
+func (s *Snapshot) lines(name string) []string {
+	text, _ := s.text(name)
+	return slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return strings.TrimSpace(line) == "" })
+}
+
+// base gives the last part of where a link leads, as "nvme" for a device's link "driver".
+func (s *Snapshot) base(name string) string {
+	dir, file := path.Split(strings.Trim(name, "/"))
+	at, _ := s.real(dir)
+	if e := s.entries[path.Join(at, file)]; e != nil && e.kind == kindLink {
+		return path.Base(e.target)
+	}
+	return ""
+}
+
+// list gives the sorted names in a directory.
+func (s *Snapshot) list(name string) []string {
+	at, _ := s.real(name)
+	prefix := at + "/"
+	if at == "." {
+		prefix = ""
+	}
+	var names []string
+	for entryName := range s.entries {
+		if rest, ok := strings.CutPrefix(entryName, prefix); ok && rest != "." && rest != "" && !strings.Contains(rest, "/") {
+			names = append(names, rest)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// raw gives a file as it is.
+func (s *Snapshot) raw(name string) ([]byte, bool) {
+	e := s.find(name)
+	if e == nil || e.kind != kindFile || e.denied {
+		return nil, false
+	}
+	return e.data, true
+}
