@@ -194,7 +194,7 @@ class File:
         if stream is None:
             stream = self._reader._memory().stream()
         arguments = (self._handle, pointer, length, offset, length, stream)
-        return Request.begin(self._library, "read_begin", arguments, length, ended=self._reader._saw)
+        return Request.begin(self._library, "read_begin", arguments, length, ended=self._reader._saw, owner=self)
 
     def gather_into(
         self,
@@ -210,7 +210,7 @@ class File:
     ) -> Request[T]:
         """Starts reading spans of ``length`` bytes at ``offsets`` (int64, in C order) one after the other to ``pointer``."""
         arguments = (self._handle, pointer, room, offsets.ctypes.data, len(offsets), length, widen, stream)
-        return Request.begin(self._library, "gather_begin", arguments, value, finish=finish, ended=self._reader._saw)
+        return Request.begin(self._library, "gather_begin", arguments, value, finish=finish, ended=self._reader._saw, owner=self)
 
     def prefetch(self, offsets: Any, lengths: Any) -> None:
         """Says which byte ranges will be read, in their order. It is advice: nothing waits, and nothing may come of it."""

@@ -1,6 +1,8 @@
 """A read that is under way, and how to wait for one so that Ctrl-C still works."""
 
+import contextlib
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -9,7 +11,7 @@ from . import errors
 from ._native import OK, TIMEOUT, Library, Result
 
 _SLICE = 0.1  # seconds in the library at a time: Python looks for signals in between
-_PATIENCE = 10.0  # seconds that a deleted request waits for the driver
+_PATIENCE = 2.0  # seconds that an interrupted or forgotten request waits for the kernel and the driver
 
 T = TypeVar("T")
 
@@ -20,8 +22,11 @@ class Request(Generic[T]):
     The memory that is read into stays as long as anything may write to it, also when the request is forgotten.
     """
 
-    def __init__(self, library: Library | None, value: T, finish: Callable[[T], Any] | None = None, ended: Callable[[Result], None] | None = None) -> None:
+    def __init__(
+        self, library: Library | None, value: T, finish: Callable[[T], Any] | None = None, ended: Callable[[Result], None] | None = None, owner: object = None
+    ) -> None:
         self._library = library
+        self._owner = owner  # the file, which must not be closed by nobody needing it any more
         self._handle = ctypes.c_uint64()  # 0 when nothing is under way
         self._value = value
         self._finish = finish
@@ -35,7 +40,7 @@ class Request(Generic[T]):
         try:
             library.ask(name, *arguments, request._handle)
         except BaseException:
-            request.cancel()
+            request._cancel(_PATIENCE)
             raise
         return request
 
@@ -63,7 +68,7 @@ class Request(Generic[T]):
                 if self._look(max(0.0, min(left, _SLICE))) == TIMEOUT and left <= 0:
                     break
         except BaseException:
-            self.cancel()
+            self._cancel(_PATIENCE)
             raise
         if self._handle.value:
             raise errors.WaitTimeoutError(f"the bytes had not arrived after {timeout} s: wait again, or cancel the request")
@@ -75,7 +80,10 @@ class Request(Generic[T]):
 
     def cancel(self) -> None:
         """Ends the request. When it returns, nothing writes to the memory any more. Cancelling twice does nothing."""
-        if self._end(None):
+        self._cancel(None)
+
+    def _cancel(self, patience: float | None) -> None:
+        if self._end(patience):
             self._error = errors.CancelledError("the request was cancelled before its bytes had arrived")
 
     def _look(self, seconds: float) -> int:
@@ -94,16 +102,20 @@ class Request(Generic[T]):
         return code
 
     def _end(self, patience: float | None) -> bool:
-        """Cancels what is under way, and tells whether there was anything."""
+        """Cancels what is under way, and tells whether there was anything.
+
+        Whoever has little patience leaves a read that hangs in the kernel or the driver to a thread, which holds the
+        memory until nothing writes to it any more.
+        """
         if not self._handle.value or self._library is None or self._library.forked:
             return False
         end = None if patience is None else time.monotonic() + patience
         try:
             while self._library.ask("cancel", self._handle, int(_SLICE * 1e9)) == TIMEOUT:
                 if end is not None and time.monotonic() > end:
-                    # The driver hangs in the middle of a write. The memory must outlive it: it is never given back.
-                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._value))
-                    break
+                    with contextlib.suppress(RuntimeError):  # the interpreter ends, and all memory with it
+                        threading.Thread(target=self._end, args=(None,), name="hbmfs-cancel", daemon=True).start()
+                    return True
         except errors.ClosedError:
             pass  # with its file, or because the wait that was interrupted had ended it
         self._handle.value = 0

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,11 +66,12 @@ def resolve(path: str) -> str:
 
     A stream that is only a split of a directory's files, such as train, is named as if it were a directory of it.
     """
-    if os.path.exists(path) and not os.path.isdir(path):
+    there = _is_directory(path)
+    if there is False:
         return path
     found = _mount_of(path)
     if found is None:
-        if os.path.isdir(path):
+        if there:
             raise InvalidError(f"{path} is a directory outside of any hbmfs mount: mount it with `hbmfs mount`, or name a file of tokens in it")
         raise NotFoundError(f"{path} does not exist: give a file of tokens, or a directory of an hbmfs mount")
     root, below = found
@@ -78,6 +80,15 @@ def resolve(path: str) -> str:
     directory = os.path.normpath(os.path.join(root if inside else views, below))
     view = os.path.join(directory, _VIEW)
     return view if os.path.exists(view) else _only_view(path, directory)
+
+
+def _is_directory(path: str) -> bool | None:
+    """Whether a path is a directory; None where there is nothing."""
+    with _told(path):
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 def _mount_of(path: str) -> tuple[str, str] | None:
@@ -117,7 +128,7 @@ def parse_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens:
-    stat = os.fstat(file.fileno())
+    facts = os.fstat(file.fileno())
     if name.endswith(".npy") and file.read(6) == b"\x93NUMPY":
         offset, count, dtype = _array(name, file)
     else:
@@ -125,16 +136,16 @@ def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens
         given = known or wanted
         if given is None:
             raise DtypeError(f"{name} does not say what its tokens are: give dtype=, as in hbmfs.open(path, dtype='uint16')")
-        offset, count, dtype = 0, stat.st_size // given.itemsize, given
-        if known is None and stat.st_size % dtype.itemsize:
-            raise FormatError(f"{name} has {stat.st_size} bytes, which is no multiple of the {dtype.itemsize} bytes of a {dtype}: give another dtype=")
+        offset, count, dtype = 0, facts.st_size // given.itemsize, given
+        if known is None and facts.st_size % dtype.itemsize:
+            raise FormatError(f"{name} has {facts.st_size} bytes, which is no multiple of the {dtype.itemsize} bytes of a {dtype}: give another dtype=")
     if dtype.kind not in "iuf" or not dtype.isnative:
         raise DtypeError(f"{name} holds {dtype.str} elements, which are no tokens in this machine's byte order: convert it first")
     if wanted is not None and wanted != dtype:
         raise DtypeError(f"{name} holds {dtype} tokens, not {wanted}: leave dtype= out")
-    if offset + count * dtype.itemsize > stat.st_size:
-        raise FormatError(f"{name} ends at byte {stat.st_size}, but its header promises {count} {dtype} tokens from byte {offset} on: it is cut off")
-    return Tokens(name, offset, count, dtype, _identity(stat))
+    if offset + count * dtype.itemsize > facts.st_size:
+        raise FormatError(f"{name} ends at byte {facts.st_size}, but its header promises {count} {dtype} tokens from byte {offset} on: it is cut off")
+    return Tokens(name, offset, count, dtype, _identity(facts))
 
 
 def _array(name: str, file: BinaryIO) -> tuple[int, int, np.dtype[Any]]:
@@ -170,8 +181,8 @@ def _info(file: BinaryIO) -> "np.dtype[Any] | None":
     return np.dtype(name) if name else None
 
 
-def _identity(stat: os.stat_result) -> tuple[int, ...]:
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+def _identity(facts: os.stat_result) -> tuple[int, ...]:
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 @contextlib.contextmanager
@@ -188,4 +199,6 @@ def _told(name: str) -> Iterator[None]:
     except OSError as err:
         if err.errno == errno.ESTALE:
             raise StaleError(f"{name} changed at the source of its mount: mount it again and open it again") from err
+        if err.errno == errno.ENOTCONN:
+            raise StaleError(f"{name} is in a mount whose daemon has ended: mount it again") from err
         raise ReadError(f"{name} cannot be opened: {err.strerror}") from err

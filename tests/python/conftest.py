@@ -1,0 +1,111 @@
+"""What all tests of the Python package share. `go test ./tests/python` runs them: it mounts, builds and compiles.
+
+source and mount are the golden datasets, as they are and mounted. A fake GPU is a libcuda whose device memory is host
+memory, which runs everything late and checks every address (cufile/testdata/fake).
+"""
+
+import ctypes
+import gc
+import json
+import os
+import shutil
+from pathlib import Path
+
+import hbmfs
+import numpy as np
+import pytest
+
+
+def _named(variable):
+    value = os.environ.get(variable)
+    if not value:
+        raise pytest.UsageError(f"{variable} is not set: run `go test ./tests/python`, which prepares what these tests need")
+    return Path(value)
+
+
+@pytest.fixture(scope="session")
+def source():
+    return _named("HBMFS_TEST_SOURCE")
+
+
+@pytest.fixture(scope="session")
+def mount():
+    return _named("HBMFS_TEST_MOUNT")
+
+
+@pytest.fixture(scope="session")
+def fakes():
+    return _named("HBMFS_TEST_FAKES")
+
+
+@pytest.fixture(scope="session")
+def expect(source):
+    return json.loads((source / "expect.json").read_text())
+
+
+class FakeGPU:
+    """A fake libcuda of its own, and what it counted."""
+
+    def __init__(self, fakes, folder):
+        self.libraries = {name: str(shutil.copy(fakes / f"lib{name}.so", folder)) for name in ("cuda", "cufile", "nvml")}
+        self._cuda = ctypes.CDLL(self.libraries["cuda"])
+
+    def ask(self, what):
+        function = self._cuda[f"fake_cuda_{what}"]
+        function.restype = ctypes.c_uint64
+        return function()
+
+    def reader(self, **options):
+        options = {"threads": 2, "slot": 64 << 10, "arena": 4 << 20, "pinned": 1 << 20, **options}
+        return hbmfs.Reader("cuda:0", libraries=self.libraries, **options)
+
+
+@pytest.fixture
+def gpu(fakes, tmp_path):
+    """A fake GPU that must have everything back when the test ends, and must not have been misused."""
+    fake = FakeGPU(fakes, tmp_path)
+    yield fake
+    gc.collect()
+    assert {what: fake.ask(what) for what in ("violations", "pinned", "hbm", "retained")} == {"violations": 0, "pinned": 0, "hbm": 0, "retained": 0}
+
+
+@pytest.fixture(scope="session")
+def shared_gpu(fakes, tmp_path_factory):
+    """A reader of a fake GPU for all tests that only read."""
+    with FakeGPU(fakes, tmp_path_factory.mktemp("gpu")).reader() as reader:
+        yield reader
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def opened(request):
+    """Opens datasets on the CPU or on the fake GPU, closes them, and gives arrays as NumPy's."""
+    with Opened(request.getfixturevalue("shared_gpu") if request.param == "cuda" else None) as opened:
+        yield opened
+
+
+class Opened:
+    def __init__(self, reader):
+        self.reader, self.datasets = reader, []
+
+    def __call__(self, path, **options):
+        self.datasets.append(hbmfs.open(path, reader=self.reader, **options))
+        return self.datasets[-1]
+
+    @staticmethod
+    def numpy(array):
+        return array if isinstance(array, np.ndarray) else array.to_numpy()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for dataset in self.datasets:
+            dataset.close()
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    """A plain file of 500,000 random u16 tokens, and the tokens."""
+    data = np.random.default_rng(7).integers(0, 1 << 16, 500_000, np.uint16)
+    np.save(tmp_path / "tokens.npy", data)
+    return tmp_path / "tokens.npy", data
