@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/plan"
+)
+
+// planCommand is hbmfs plan.
+type planCommand struct {
+	file       string // a description, or empty for this node
+	calibrate  []string
+	epoch      string
+	checkpoint string
+	weights    string
+	price      float64
+	asJSON     bool
+	html       string
+	sys        string
+
+	stdout io.Writer
+}
+
+func newPlanCommand() *cobra.Command {
+	c := &planCommand{}
+	example := false
+	cmd := &cobra.Command{
+		Use:   "plan [FILE.yaml]",
+		Short: "Estimate what each path into GPU memory is worth, before buying or deploying",
+		Long: `Compute, by a model, how fast the GPUs of a node would read by each path, which stage binds, how many GPUs should
+read at once, what registering memory costs, and what an epoch, a checkpoint or a load of weights takes and costs.
+
+Nothing is measured and no GPU is touched. Three things go in:
+
+  the node   this one, from sysfs; or FILE.yaml, which describes nodes that you have or think of buying
+  figures    of one or two GPUs, by hbmfs bench --json, with --calibrate; else those of an H200 host
+  the jobs   from FILE.yaml, or --epoch, --checkpoint, --weights
+
+Every result is a range: low with all assumptions low, high with all high. The paths:
+
+  pinned     a copy of memory that is pinned already: the wall, which no path beats
+  mapped     the page cache, registered with the GPU; read once, registering binds
+  staged     threads copy through pinned slots; with many GPUs the CPUs bind, and more threads make it worse
+  plain      one thread for each GPU reads, then copies: a program without hbmfs
+  direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
+
+Calibrated on one and two H200s, the model met four and eight within 15%. docs/planning.md says what it leaves out.`,
+		Example: `  hbmfs plan                                          this node
+  hbmfs plan --epoch 2TB --weights 140GB --price 30   what would jobs take and cost here?
+  hbmfs plan --example > node.yaml                    a description to edit
+  hbmfs plan node.yaml --html report.html             charts, for the screen and for paper
+
+  hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
+  hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
+  hbmfs plan node.yaml --calibrate 1x4.json --calibrate 2x8.json`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{fmt.Errorf("give one description, not %d: several nodes go in one file", len(args))}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.stdout = cmd.OutOrStdout()
+			if example {
+				_, err := c.stdout.Write(plan.Example)
+				return err
+			}
+			if len(args) == 1 {
+				c.file = args[0]
+			}
+			return c.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&c.calibrate, "calibrate", nil, "a result of hbmfs bench --json; may be given again")
+	f.StringVar(&c.epoch, "epoch", "", "size of a dataset that is read from storage, such as 2TB")
+	f.StringVar(&c.checkpoint, "checkpoint", "", "size of a checkpoint that is written each half hour")
+	f.StringVar(&c.weights, "weights", "", "size of weights that are read from storage")
+	f.Float64Var(&c.price, "price", 0, "price of the node for an hour, where the description has none")
+	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	f.StringVar(&c.html, "html", "", "write a page with charts here, and print nothing")
+	f.BoolVar(&example, "example", false, "print a description with every key, to edit")
+	f.StringVar(&c.sys, "sys", "/sys", "where sysfs is")
+	_ = f.MarkHidden("sys") // for tests: the flag exists
+	return cmd
+}
+
+func (c *planCommand) run(ctx context.Context) error {
+	if c.asJSON && c.html != "" {
+		return usageError{errors.New("--json and --html exclude each other")}
+	}
+	d, err := c.describe()
+	if err != nil {
+		return err
+	}
+	jobs, err := c.jobs()
+	if err != nil {
+		return err
+	}
+	calibration, err := c.calibration()
+	if err != nil {
+		return err
+	}
+	for i := range d.Nodes {
+		if d.Nodes[i].PricePerHour == 0 {
+			d.Nodes[i].PricePerHour = c.price
+		}
+	}
+	report, err := plan.Build(ctx, d.Nodes, append(d.Jobs, jobs...), calibration)
+	if err != nil {
+		return err
+	}
+	switch {
+	case c.html != "":
+		return c.writePage(report)
+	case c.asJSON:
+		enc := json.NewEncoder(c.stdout)
+		enc.SetIndent("", "  ")
+		return enc.Encode(report)
+	}
+	report.Print(c.stdout)
+	return nil
+}
+
+// describe gives the nodes: of the file, or this one. A file may hold jobs only.
+func (c *planCommand) describe() (*plan.Description, error) {
+	d := &plan.Description{}
+	if c.file != "" {
+		f, err := os.Open(c.file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		if d, err = plan.Parse(f); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.file, err)
+		}
+	}
+	if len(d.Nodes) > 0 {
+		return d, nil
+	}
+	node, err := plan.Discover(c.sys)
+	if err != nil {
+		return nil, err
+	}
+	d.Nodes = []plan.Node{*node}
+	return d, nil
+}
+
+// jobs are those of the flags.
+func (c *planCommand) jobs() ([]plan.Job, error) {
+	var jobs []plan.Job
+	for _, j := range []struct {
+		flag, size string
+		job        plan.Job
+	}{
+		{"epoch", c.epoch, plan.Job{Name: "an epoch", Kind: plan.Epoch, Passes: 1}},
+		{"checkpoint", c.checkpoint, plan.Job{Name: "a checkpoint each half hour", Kind: plan.Checkpoint, Passes: 1, Interval: 1800}},
+		{"weights", c.weights, plan.Job{Name: "a load of weights", Kind: plan.Weights, Passes: 1}},
+	} {
+		if j.size == "" {
+			continue
+		}
+		size, err := plan.ParseSize(j.size)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--%s: %w", j.flag, err)}
+		}
+		j.job.Size = size
+		jobs = append(jobs, j.job)
+	}
+	if !(c.price >= 0 && c.price <= 1e6) {
+		return nil, usageError{errors.New("--price is 0 to 1000000 an hour")}
+	}
+	return jobs, nil
+}
+
+func (c *planCommand) calibration() (*plan.Calibration, error) {
+	if len(c.calibrate) == 0 {
+		return plan.Measured(), nil
+	}
+	var results []*plan.Bench
+	for _, name := range c.calibrate {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		b, err := plan.ParseBench(f)
+		_ = f.Close() // it was only read
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		results = append(results, b)
+	}
+	return plan.Calibrate(results)
+}
+
+func (c *planCommand) writePage(r *plan.Report) error {
+	f, err := os.Create(c.html)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(r.WriteHTML(f), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", c.html, err)
+	}
+	return nil
+}
