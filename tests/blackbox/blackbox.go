@@ -49,6 +49,9 @@ func NewBinary(path string) (Binary, error) {
 	return Binary{path: abs}, nil
 }
 
+// Path returns where the binary is.
+func (b Binary) Path() string { return b.path }
+
 // CanMount returns why this machine cannot mount FUSE filesystems, or nil.
 func CanMount() error {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)

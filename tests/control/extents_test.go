@@ -16,7 +16,7 @@ func TestExtentsCommand(t *testing.T) {
 		if raceDetector && path != m.Path(".hbmfs", "views", "tokens.npy") {
 			return // starting hbmfs under the race detector takes a second
 		}
-		out, err := suite.hbmfs.Output(limited(t), "extents", "--json", path)
+		out, err := suite.Output(limited(t), "extents", "--json", path)
 		must(t, err)
 		var said struct {
 			Size    int64 `json:"size"`
@@ -52,7 +52,7 @@ func TestExtentsCommandForPeople(t *testing.T) {
 	m := mount(t, "../testdata/nanogpt", "--show-views")
 	view, err := m.View("tokens.npy")
 	must(t, err)
-	out, err := suite.hbmfs.Output(limited(t), "extents", view)
+	out, err := suite.Output(limited(t), "extents", view)
 	must(t, err)
 	for _, part := range []string{"LOGICAL", "(inline)", ".bin"} {
 		if !strings.Contains(string(out), part) {
@@ -60,7 +60,7 @@ func TestExtentsCommandForPeople(t *testing.T) {
 		}
 	}
 	for path, part := range map[string]string{"../testdata/expect.json": "not a data file of an hbmfs mount", m.Path("none"): "no such file"} {
-		if _, err := suite.hbmfs.Output(limited(t), "extents", path); err == nil || !strings.Contains(err.Error(), part) {
+		if _, err := suite.Output(limited(t), "extents", path); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("extents of %s: %v, want %q", path, err, part)
 		}
 	}

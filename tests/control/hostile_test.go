@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // rawDial connects without package control's manners.
@@ -318,7 +319,7 @@ func TestTheDaemonIsKilled(t *testing.T) {
 		got, err := c.Redeem(limited(t), b.Ticket, b.Objects())
 		must(t, err)
 		must(t, syscall.Kill(m.pid, syscall.SIGKILL))
-		if !within(func() bool { return !running(m.pid) }) {
+		if !within(func() bool { return blackbox.Ended(m.pid) }) {
 			t.Fatal("it lives")
 		}
 		if n, err := got[0].File.ReadAt(make([]byte, 5000), 0); n != 5000 {

@@ -10,10 +10,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -30,62 +28,18 @@ const patience = 20 * time.Second
 // nobody is the ordinary user of these tests.
 const nobody = 65534
 
-var suite struct {
-	hbmfs blackbox.Binary
-	dir   string
-	races string
-}
+var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
 	if verb := os.Getenv(childVerb); verb != "" {
 		os.Exit(runChild(verb, os.Args[1:]))
 	}
-	code, err := runSuite(m)
-	if err != nil {
+	var err error
+	if suite, err = blackbox.NewSuite("control", raceDetector); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		code = 1
+		os.Exit(1)
 	}
-	os.Exit(code)
-}
-
-func runSuite(m *testing.M) (code int, err error) {
-	tmp, err := filepath.EvalSymlinks(os.TempDir())
-	if err != nil {
-		return 1, err
-	}
-	if suite.dir, err = os.MkdirTemp(tmp, "hbmfs-control-test-"); err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(suite.dir)) }()
-	suite.races = filepath.Join(suite.dir, "races")
-	if err := errors.Join(os.Chmod(suite.dir, 0o755), os.Mkdir(suite.races, 0o777)); err != nil {
-		return 1, err
-	}
-	path := os.Getenv("HBMFS_BINARY")
-	if raceDetector || path == "" {
-		path = filepath.Join(suite.dir, "hbmfs")
-		args := []string{"build", "-buildvcs=false", "-o", path}
-		if raceDetector {
-			args = append(args, "-race")
-		}
-		if out, err := exec.Command("go", append(args, "../../cmd/hbmfs")...).CombinedOutput(); err != nil {
-			return 1, fmt.Errorf("build hbmfs: %w: %s", err, out)
-		}
-	}
-	if suite.hbmfs, err = blackbox.NewBinary(path); err != nil {
-		return 1, err
-	}
-	// Nobody sees the standard error of a daemon.
-	if err := os.Setenv("GORACE", "log_path="+filepath.Join(suite.races, "race")); err != nil {
-		return 1, err
-	}
-	code = m.Run()
-	reports, err := filepath.Glob(filepath.Join(suite.races, "race.*"))
-	for _, name := range reports {
-		text, readErr := os.ReadFile(name)
-		err = errors.Join(err, readErr, fmt.Errorf("hbmfs has a data race:\n%s", text))
-	}
-	return code, err
+	os.Exit(suite.Run(m.Run))
 }
 
 // needRoot skips where there is no control socket.
@@ -108,7 +62,7 @@ func must(t testing.TB, err error) {
 
 func newDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(suite.dir, "t-")
+	dir, err := os.MkdirTemp(suite.Dir, "t-")
 	must(t, err)
 	must(t, os.Chmod(dir, 0o755))
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
@@ -128,7 +82,7 @@ func mount(t testing.TB, source string, flags ...string) *mounted {
 	needRoot(t)
 	m := &mounted{source: source, log: filepath.Join(newDir(t), "log")}
 	var err error
-	m.Mount, err = suite.hbmfs.Mount(t.Context(), source, newDir(t), append(flags, "--allow-other", "--log-file", m.log)...)
+	m.Mount, err = suite.Mount(t.Context(), source, newDir(t), append(flags, "--allow-other", "--log-file", m.log)...)
 	must(t, err)
 	m.pid, err = m.DaemonPID()
 	must(t, err)
@@ -141,7 +95,7 @@ func mount(t testing.TB, source string, flags ...string) *mounted {
 		if err := m.Close(); err != nil {
 			t.Errorf("%v\n%s", err, text)
 		}
-		if !within(func() bool { return !running(m.pid) }) {
+		if !within(func() bool { return blackbox.Ended(m.pid) }) {
 			t.Errorf("the daemon has not ended\n%s", text)
 		}
 		if bytes.Contains(text, []byte("panic")) || bytes.Contains(text, []byte("goroutine ")) {
@@ -151,20 +105,7 @@ func mount(t testing.TB, source string, flags ...string) *mounted {
 	return m
 }
 
-func running(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, after, _ := strings.Cut(string(stat), ") ")
-	return err == nil && !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
-}
-
-func within(ok func() bool) bool {
-	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			return false
-		}
-	}
-	return true
-}
+func within(ok func() bool) bool { return blackbox.Within(patience, ok) }
 
 // status is the part of .hbmfs/status that these tests look at.
 type status struct {

@@ -201,6 +201,6 @@ func status(t *testing.T, m *mounted) mountStatus {
 func wantAbsent(t *testing.T, path string) {
 	t.Helper()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is there (%v), and should not be", strings.TrimPrefix(path, suite.dir), err)
+		t.Errorf("%s is there (%v), and should not be", strings.TrimPrefix(path, suite.Dir), err)
 	}
 }

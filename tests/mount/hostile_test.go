@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // damages are what happens to files. Each dataset gets each of them, in a directory of its own.
@@ -74,7 +76,7 @@ func TestDamagedDatasets(t *testing.T) {
 	began := time.Now()
 	read, failed := readViews(t, m)
 	t.Logf("%d damaged datasets: %d views read, %d failed, in %v", datasets, read, failed, time.Since(began))
-	if ended(m.pid) {
+	if blackbox.Ended(m.pid) {
 		t.Fatalf("the daemon is gone:\n%s", m.logText(t))
 	}
 	if peak := memoryPeak(t, m.pid); peak > 1<<20 {

@@ -20,7 +20,7 @@ import (
 func (m *mounted) kill(t *testing.T) {
 	t.Helper()
 	must(t, syscall.Kill(m.pid, syscall.SIGKILL))
-	if !within(patience, func() bool { return ended(m.pid) }) {
+	if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
 		t.Fatal("the daemon survives SIGKILL")
 	}
 }
@@ -142,14 +142,14 @@ func TestDetachedMountServesOn(t *testing.T) {
 		f, err := os.Open(m.Path(".hbmfs", "views", "tokens.bin"))
 		must(t, err)
 		detach(m)
-		if !within(patience, func() bool { is, err := blackbox.IsMounted(m.point); return err == nil && !is }) {
+		if !blackbox.Within(patience, func() bool { is, err := blackbox.IsMounted(m.point); return err == nil && !is }) {
 			t.Errorf("%s: still in the tree", what)
 		}
 		got := make([]byte, len(stream))
 		if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, stream) {
 			t.Errorf("%s: what was open no longer reads: %v", what, err)
 		}
-		if ended(m.pid) {
+		if blackbox.Ended(m.pid) {
 			t.Errorf("%s: the daemon ended with a file open", what)
 		}
 		// A new mount can take the place meanwhile.
@@ -158,7 +158,7 @@ func TestDetachedMountServesOn(t *testing.T) {
 			t.Errorf("%s: the new mount has the old daemon", what)
 		}
 		must(t, f.Close())
-		if !within(patience, func() bool { return ended(m.pid) }) {
+		if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
 			t.Errorf("%s: the daemon does not end with the last file", what)
 		}
 		must(t, again.Close())
@@ -169,7 +169,7 @@ func TestSignalsUnmount(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		m := mount(t, golden(t, "nanogpt"))
 		must(t, syscall.Kill(m.pid, signal))
-		if !within(patience, func() bool { return ended(m.pid) }) {
+		if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
 			t.Errorf("%v does not end the daemon", signal)
 		}
 		wantMounted(t, m.point, false)
@@ -185,17 +185,17 @@ func TestSecondSignalEndsABusyDaemon(t *testing.T) {
 	must(t, err)
 	defer func() { _ = f.Close() }() // of a mount that is gone
 	must(t, syscall.Kill(m.pid, syscall.SIGTERM))
-	if !within(patience, func() bool { return strings.Contains(m.logText(t), "detached") }) {
+	if !blackbox.Within(patience, func() bool { return strings.Contains(m.logText(t), "detached") }) {
 		t.Fatalf("the log does not say that the mount was detached:\n%s", m.logText(t))
 	}
 	if text := m.logText(t); !strings.Contains(text, "pid "+strconv.Itoa(os.Getpid())) {
 		t.Errorf("the log does not say who holds the mount:\n%s", text)
 	}
-	if ended(m.pid) {
+	if blackbox.Ended(m.pid) {
 		t.Error("one SIGTERM ended the daemon with a file open")
 	}
 	must(t, syscall.Kill(m.pid, syscall.SIGTERM))
-	if !within(patience, func() bool { return ended(m.pid) }) {
+	if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
 		t.Error("a second SIGTERM does not end the daemon")
 	}
 }
@@ -206,10 +206,10 @@ func TestForeground(t *testing.T) {
 		point, out := newDir(t), filepath.Join(newDir(t), "stderr")
 		stderr, err := os.Create(out)
 		must(t, err)
-		cmd := suite.hbmfs.Command(t.Context(), "mount", "-f", golden(t, "nanogpt"), point)
+		cmd := suite.Command(t.Context(), "mount", "-f", golden(t, "nanogpt"), point)
 		cmd.Stderr = stderr
 		must(t, cmd.Start())
-		ready := within(patience, func() bool { is, err := blackbox.IsMounted(point); return err == nil && is })
+		ready := blackbox.Within(patience, func() bool { is, err := blackbox.IsMounted(point); return err == nil && is })
 		if _, err := os.ReadFile(filepath.Join(point, "val.bin")); !ready || err != nil {
 			t.Errorf("in the foreground: mounted %v, reading: %v", ready, err)
 		}
@@ -267,7 +267,7 @@ func TestMountPointPaths(t *testing.T) {
 		}
 		if r := run(t, "umount", named); r.code != 0 {
 			t.Errorf("umount of %s: exit code %d: %s", path, r.code, r.stderr)
-			must(t, suite.hbmfs.At(point).Close())
+			must(t, suite.At(point).Close())
 		}
 		wantMounted(t, point, false)
 	}

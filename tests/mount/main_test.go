@@ -7,20 +7,16 @@
 package mount_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/moby/sys/mountinfo"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -32,98 +28,25 @@ const patience = 30 * time.Second
 const nobody = 65534
 
 // suite is what all tests share; TestMain makes it.
-var suite struct {
-	hbmfs blackbox.Binary
-	path  string // of the binary
-	dir   string // all that tests write lies below, reachable by every user
-}
+var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
 	if verb := os.Getenv(childVerb); verb != "" {
 		os.Exit(runChild(verb, os.Args[1:]))
 	}
-	code, err := runSuite(m)
-	if err != nil {
+	var err error
+	if suite, err = blackbox.NewSuite("mount", raceDetector); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		code = 1
+		os.Exit(1)
 	}
-	os.Exit(code)
-}
-
-func runSuite(m *testing.M) (code int, err error) {
-	// Resolved, since /proc/mounts shows no path through a link.
-	tmp, err := filepath.EvalSymlinks(os.TempDir())
-	if err != nil {
-		return 1, err
-	}
-	if suite.dir, err = os.MkdirTemp(tmp, "hbmfs-mount-test-"); err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, leftMounted(), os.RemoveAll(suite.dir)) }()
-	races := filepath.Join(suite.dir, "races")
-	if err := errors.Join(os.Chmod(suite.dir, 0o755), os.Mkdir(races, 0o777), os.Chmod(races, 0o777)); err != nil {
-		return 1, err
-	}
-	suite.path = filepath.Join(suite.dir, "hbmfs")
-	if err := provide(suite.path); err != nil {
-		return 1, err
-	}
-	if suite.hbmfs, err = blackbox.NewBinary(suite.path); err != nil {
-		return 1, err
-	}
-	// Nobody sees the standard error of a daemon. The detector would sleep a second before each exit.
-	if err := os.Setenv("GORACE", "atexit_sleep_ms=20 log_path="+filepath.Join(races, "race")); err != nil {
-		return 1, err
-	}
-	code = m.Run()
-	reports, err := filepath.Glob(filepath.Join(races, "race.*"))
-	for _, name := range reports {
-		text, readErr := os.ReadFile(name)
-		err = errors.Join(err, readErr, fmt.Errorf("hbmfs has a data race:\n%s", text))
-	}
-	return code, err
-}
-
-// provide puts an hbmfs at path, where an ordinary user can run it.
-func provide(path string) error {
-	given := os.Getenv("HBMFS_BINARY")
-	if raceDetector || given == "" {
-		args := []string{"build", "-buildvcs=false", "-o", path}
-		if raceDetector {
-			args = append(args, "-race")
-		}
-		out, err := exec.Command("go", append(args, "../../cmd/hbmfs")...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("build hbmfs: %w: %s", err, out)
-		}
-		return nil
-	}
-	program, err := os.ReadFile(given)
-	if err != nil {
-		return fmt.Errorf("copy HBMFS_BINARY: %w", err)
-	}
-	return os.WriteFile(path, program, 0o755)
-}
-
-// leftMounted detaches what the tests left mounted, and says so.
-func leftMounted() error {
-	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(suite.dir))
-	for _, m := range left {
-		err = errors.Join(err, fmt.Errorf("a test left %s mounted", m.Mountpoint), blackbox.Detach(m.Mountpoint))
-	}
-	return err
+	os.Exit(suite.Run(m.Run))
 }
 
 // needFUSE skips a test where nothing can be mounted.
 func needFUSE(t *testing.T) {
 	t.Helper()
-	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	if err != nil {
+	if err := blackbox.CanMount(); err != nil {
 		t.Skipf("needs FUSE: %v", err)
-	}
-	_ = f.Close() // opened only to learn whether it opens
-	if _, err := exec.LookPath("fusermount3"); err != nil && os.Geteuid() != 0 {
-		t.Skip("needs FUSE: fusermount3 is not installed, and this is not root")
 	}
 }
 
@@ -139,7 +62,7 @@ func needRoot(t *testing.T) {
 // newDir makes a directory that every user can reach, and that goes with the test.
 func newDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(suite.dir, "t-")
+	dir, err := os.MkdirTemp(suite.Dir, "t-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +94,7 @@ func mountOn(t *testing.T, source, point string, flags ...string) *mounted {
 	needFUSE(t)
 	m := &mounted{source: source, point: point, log: filepath.Join(newDir(t), "log")}
 	var err error
-	m.Mount, err = suite.hbmfs.Mount(t.Context(), source, point, append(flags, "--log-file", m.log)...)
+	m.Mount, err = suite.Mount(t.Context(), source, point, append(flags, "--log-file", m.log)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +111,7 @@ func (m *mounted) end(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Errorf("%v\nlog:\n%s", err, m.logText(t))
 	}
-	if !within(patience, func() bool { return ended(m.pid) }) {
+	if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
 		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", m.pid, m.point, patience, m.logText(t))
 		_ = syscall.Kill(m.pid, syscall.SIGKILL) // it may have ended by now
 	}
@@ -208,28 +131,6 @@ func (m *mounted) logText(t *testing.T) string {
 	return string(text)
 }
 
-// ended tells whether a process is gone, or dead and not yet collected by init.
-func ended(pid int) bool {
-	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return true
-	}
-	_, after, _ := bytes.Cut(stat, []byte(") "))
-	return bytes.HasPrefix(after, []byte("Z")) || bytes.HasPrefix(after, []byte("X"))
-}
-
-// within waits until ok, for a limited time.
-func within(limit time.Duration, ok func() bool) bool {
-	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
-		if ok() {
-			return true
-		}
-		if time.Now().After(end) {
-			return false
-		}
-	}
-}
-
 // result is how a command ended.
 type result struct {
 	code           int
@@ -241,7 +142,7 @@ func run(t *testing.T, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	return runCommand(t, suite.hbmfs.Command(ctx, args...))
+	return runCommand(t, suite.Command(ctx, args...))
 }
 
 func runCommand(t *testing.T, cmd *exec.Cmd) result {

@@ -89,7 +89,7 @@ func TestBackgroundMount(t *testing.T) {
 			t.Errorf("the mount table says %q", line)
 		}
 	}
-	must(t, suite.hbmfs.At(point).Close())
+	must(t, suite.At(point).Close())
 }
 
 // mount(8) starts /sbin/mount.fuse.hbmfs for an fstab line.
@@ -100,7 +100,7 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 		t.Skip("needs mount(8)")
 	}
 	// An installed hbmfs is not the one under test, and must stay.
-	if err := os.Symlink(suite.path, helper); errors.Is(err, os.ErrExist) {
+	if err := os.Symlink(suite.Path(), helper); errors.Is(err, os.ErrExist) {
 		t.Skipf("needs %s for itself, and one is installed", helper)
 	} else if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 	}
 	if r := runCommand(t, exec.Command("umount", point)); r.code != 0 {
 		t.Errorf("umount(8): exit code %d: %s", r.code, r.stderr)
-		must(t, suite.hbmfs.At(point).Close())
+		must(t, suite.At(point).Close())
 	}
 	if is, err := blackbox.IsMounted(point); err != nil || is {
 		t.Errorf("mounted after umount(8): %v, %v", is, err)
@@ -139,7 +139,7 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 func TestMountHelperByItsPath(t *testing.T) {
 	needFUSE(t)
 	helper := filepath.Join(newDir(t), "mount.fuse.hbmfs")
-	must(t, os.Symlink(suite.path, helper))
+	must(t, os.Symlink(suite.Path(), helper))
 	point, source := newDir(t), golden(t, "nanogpt")
 	r := runCommand(t, exec.Command(helper, source, point, "-s", "-n", "-o", "rw,log_file="+filepath.Join(newDir(t), "log"), "-t", "fuse.hbmfs"))
 	if r.code != 0 {
@@ -148,5 +148,5 @@ func TestMountHelperByItsPath(t *testing.T) {
 	if err := compareTrees(source, point); err != nil {
 		t.Error(err)
 	}
-	must(t, suite.hbmfs.At(point).Close())
+	must(t, suite.At(point).Close())
 }

@@ -83,7 +83,7 @@ func mountAsNobody(t *testing.T, source string) *mounted {
 	t.Helper()
 	point, logs := newDir(t), newDir(t)
 	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
-	m := &mounted{Mount: suite.hbmfs.At(point), source: source, point: point, log: filepath.Join(logs, "log")}
+	m := &mounted{Mount: suite.At(point), source: source, point: point, log: filepath.Join(logs, "log")}
 	if r := runAsNobody(t, "mount", "--log-file", m.log, source, point); r.code != 0 {
 		t.Fatalf("nobody mounts: exit code %d: %s", r.code, r.stderr)
 	}
@@ -97,7 +97,7 @@ func mountAsNobody(t *testing.T, source string) *mounted {
 
 func runAsNobody(t *testing.T, args ...string) result {
 	t.Helper()
-	cmd := suite.hbmfs.Command(t.Context(), args...)
+	cmd := suite.Command(t.Context(), args...)
 	cmd.SysProcAttr = asNobody()
 	cmd.Dir = "/"
 	return runCommand(t, cmd)

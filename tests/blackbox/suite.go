@@ -1,0 +1,124 @@
+package blackbox
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// Suite is what the tests of a package share: the binary, and a directory that every user can reach, below which they
+// write all they write.
+type Suite struct {
+	Binary
+	Dir   string
+	races string // where the race detector of the binary reports
+}
+
+// NewSuite makes the suite of the tests in folder name of tests. It takes the binary that HBMFS_BINARY names, or builds
+// one; under the race detector it always builds one, with it. Run ends the suite.
+func NewSuite(name string, race bool) (*Suite, error) {
+	// Resolved, since /proc/mounts shows no path through a link.
+	tmp, err := filepath.EvalSymlinks(os.TempDir())
+	if err != nil {
+		return nil, err
+	}
+	s := &Suite{}
+	if s.Dir, err = os.MkdirTemp(tmp, "hbmfs-"+name+"-test-"); err != nil {
+		return nil, err
+	}
+	s.races = filepath.Join(s.Dir, "races")
+	err = errors.Join(os.Chmod(s.Dir, 0o755), os.Mkdir(s.races, 0o777), os.Chmod(s.races, 0o777))
+	// Nobody sees the standard error of a daemon. The detector would sleep a second before each exit.
+	err = errors.Join(err, os.Setenv("GORACE", "atexit_sleep_ms=20 log_path="+filepath.Join(s.races, "race")))
+	path := filepath.Join(s.Dir, "hbmfs")
+	if err == nil {
+		err = provide(path, race)
+	}
+	if err == nil {
+		s.Binary, err = NewBinary(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(s.Dir))
+	}
+	return s, nil
+}
+
+// provide puts an hbmfs at path, where an ordinary user can run it.
+func provide(path string, race bool) error {
+	given := os.Getenv("HBMFS_BINARY")
+	if race || given == "" {
+		args := []string{"build", "-buildvcs=false", "-o", path}
+		if race {
+			args = append(args, "-race")
+		}
+		out, err := exec.Command("go", append(args, "../../cmd/hbmfs")...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("build hbmfs: %w: %s", err, out)
+		}
+		return nil
+	}
+	program, err := os.ReadFile(given)
+	if err != nil {
+		return fmt.Errorf("copy HBMFS_BINARY: %w", err)
+	}
+	return os.WriteFile(path, program, 0o755)
+}
+
+// Run runs tests, which is Run of testing.M, and returns the exit code. What they left mounted, and races that the
+// binary reported, are errors.
+func (s *Suite) Run(tests func() int) int {
+	code := tests()
+	err := errors.Join(s.reported(), s.leftMounted(), os.RemoveAll(s.Dir))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func (s *Suite) reported() error {
+	reports, err := filepath.Glob(filepath.Join(s.races, "race.*"))
+	for _, name := range reports {
+		text, readErr := os.ReadFile(name)
+		err = errors.Join(err, readErr, fmt.Errorf("hbmfs has a data race:\n%s", text))
+	}
+	return err
+}
+
+// leftMounted detaches what the tests left mounted, and says so.
+func (s *Suite) leftMounted() error {
+	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(s.Dir))
+	for _, m := range left {
+		err = errors.Join(err, fmt.Errorf("a test left %s mounted", m.Mountpoint), Detach(m.Mountpoint))
+	}
+	return err
+}
+
+// Ended tells whether a process is gone, or dead and not yet collected by its parent.
+func Ended(pid int) bool {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return true
+	}
+	_, after, _ := bytes.Cut(stat, []byte(") "))
+	return bytes.HasPrefix(after, []byte("Z")) || bytes.HasPrefix(after, []byte("X"))
+}
+
+// Within waits until ok, for a limited time.
+func Within(limit time.Duration, ok func() bool) bool {
+	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+		if ok() {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+	}
+}
