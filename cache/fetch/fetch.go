@@ -1,0 +1,210 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// ErrUnreachable says that the origin did not give what was asked for as long as one was prepared to wait. The object
+// may be as it was.
+var ErrUnreachable = errors.New("the origin cannot be reached")
+
+// ErrShort is what a body that ends before its time is tried again for.
+var ErrShort = errors.New("the body ended early")
+
+// ErrStalled is what an attempt that brings nothing is tried again for.
+var ErrStalled = errors.New("no byte came for too long")
+
+// Getter makes one attempt at a range of an object.
+type Getter interface {
+	// Get asks for the n bytes of o from off on, which lie inside the object. The body brings those bytes of the
+	// listed version and no others, or Get fails. Errors that wrap cache.ErrChanged, fs.ErrPermission or fs.ErrInvalid
+	// are final, all others worth another attempt. ctx ends the body as well.
+	Get(ctx context.Context, o *layout.Object, off, n int64) (io.ReadCloser, error)
+}
+
+// Options bound what a Client does. The zero value means what each field says.
+type Options struct {
+	Connections int           // requests under way at once, 0 means 16
+	Patience    time.Duration // how long a range may go without a single new byte, 0 means 2 minutes
+	Stall       time.Duration // how long an attempt may, 0 means 15 s
+	NoHedging   bool          // never send a second request for a slow first one
+}
+
+// Client fetches ranges. It is safe for concurrent use.
+type Client struct {
+	getter Getter
+	opt    Options
+	slots  chan struct{} // one for each request under way
+	first  firstByte
+	stats  counters
+}
+
+// New makes a client of an origin.
+func New(g Getter, opt Options) *Client {
+	if opt.Connections <= 0 {
+		opt.Connections = 16
+	}
+	if opt.Patience <= 0 {
+		opt.Patience = 2 * time.Minute
+	}
+	if opt.Stall <= 0 {
+		opt.Stall = 15 * time.Second
+	}
+	return &Client{getter: g, opt: opt, slots: make(chan struct{}, opt.Connections)}
+}
+
+// Connections is how many requests may be under way at once.
+func (c *Client) Connections() int { return c.opt.Connections }
+
+// blockSize is how much of a body is read and handed on at a time.
+const blockSize = 256 << 10
+
+// Fetch gets the n bytes of o from off on and hands them to sink, in order and each once. The slice is sink's until it
+// returns; an error of sink ends the fetch. The range must lie inside the object.
+func (c *Client) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error {
+	if off < 0 || n < 0 || off > o.Size-n {
+		return fmt.Errorf("fetch %q: bytes %d to %d are asked for, the object has %d", o.Name, off, off+n, o.Size)
+	}
+	buf := make([]byte, min(n, blockSize))
+	t := newTries(c.opt.Patience)
+	for n > 0 {
+		got, err := c.attempt(ctx, o, off, n, buf, sink)
+		off, n = off+got, n-got
+		if got > 0 {
+			t.progress()
+		}
+		if err == nil {
+			continue
+		}
+		if err := t.again(ctx, err); err != nil {
+			if errors.Is(err, ErrUnreachable) {
+				c.stats.failed.Add(1)
+			}
+			return fmt.Errorf("fetch %q at %d: %w", o.Name, off, err)
+		}
+		c.stats.retried(err)
+	}
+	return nil
+}
+
+// sinkError is an error of the sink, which no further attempt mends.
+type sinkError struct{ error }
+
+func (e sinkError) Unwrap() error { return e.error }
+
+// final tells errors that stay however often one tries.
+func final(err error) bool {
+	var sink sinkError
+	return errors.Is(err, cache.ErrChanged) || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) || errors.As(err, &sink)
+}
+
+// tries spaces attempts, and gives up after so long without progress.
+type tries struct {
+	patience time.Duration
+	since    time.Time
+	wait     *backoff.ExponentialBackOff
+}
+
+func newTries(patience time.Duration) *tries {
+	t := &tries{patience: patience, wait: backoff.NewExponentialBackOff()}
+	t.wait.InitialInterval, t.wait.MaxInterval = 100*time.Millisecond, 10*time.Second
+	t.progress()
+	return t
+}
+
+func (t *tries) progress() {
+	t.since = time.Now()
+	t.wait.Reset()
+}
+
+// again waits until it is time for another attempt after err, or says that there shall be none.
+func (t *tries) again(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case final(err):
+		return err
+	case time.Since(t.since) > t.patience:
+		return fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(t.wait.NextBackOff()):
+		return nil
+	}
+}
+
+// Retry calls attempt, a request of another kind than a range, until it succeeds, fails for good, or patience is over.
+func (c *Client) Retry(ctx context.Context, attempt func() error) error {
+	t := newTries(c.opt.Patience)
+	for {
+		err := attempt()
+		if err == nil {
+			return nil
+		}
+		if err := t.again(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+// attempt makes one request and hands on what it brings: got bytes, and an error if those were not all.
+func (c *Client) attempt(ctx context.Context, o *layout.Object, off, n int64, buf []byte, sink func([]byte) error) (got int64, err error) {
+	select {
+	case c.slots <- struct{}{}:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	defer func() { <-c.slots }()
+	r, err := c.open(ctx, o, off, n)
+	if err != nil {
+		return 0, err
+	}
+	defer r.close()
+	for got < n {
+		p := buf[:min(int64(len(buf)), n-got)]
+		m, err := r.readFull(p)
+		if m > 0 {
+			c.stats.bytes.Add(int64(m))
+			if err := sink(p[:m]); err != nil {
+				return got, sinkError{err}
+			}
+			got += int64(m)
+		}
+		switch {
+		case m == len(p):
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return got, fmt.Errorf("%w: after %d of %d bytes", ErrShort, got, n)
+		default:
+			return got, err
+		}
+	}
+	return n, nil
+}
+
+// ReadAt fills p from off under the rules of [layout.Origin].
+func (c *Client) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
+	if off < 0 || off >= o.Size {
+		return 0, io.EOF
+	}
+	n := 0
+	err := c.Fetch(ctx, o, off, min(int64(len(p)), o.Size-off), func(b []byte) error {
+		n += copy(p[n:], b)
+		return nil
+	})
+	if err == nil && n < len(p) {
+		err = io.EOF
+	}
+	return n, err
+}

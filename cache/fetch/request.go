@@ -1,0 +1,145 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// request is an attempt under way. Its stall timer runs from one byte to the next.
+type request struct {
+	body   io.ReadCloser
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	stall  time.Duration
+}
+
+// start makes a request and returns once the origin has answered.
+func (c *Client) start(ctx context.Context, o *layout.Object, off, n int64) (*request, error) {
+	c.stats.requests.Add(1)
+	r := &request{stall: c.opt.Stall}
+	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	r.timer = time.AfterFunc(r.stall, func() { r.cancel(ErrStalled) })
+	began := time.Now()
+	body, err := c.getter.Get(r.ctx, o, off, n)
+	if err != nil {
+		r.timer.Stop()
+		err = r.why(err)
+		r.cancel(nil)
+		return nil, err
+	}
+	c.first.observe(time.Since(began))
+	c.stats.latency.observe(time.Since(began))
+	r.body = body
+	return r, nil
+}
+
+// why says ErrStalled instead of what the library made of a request that was ended for it.
+func (r *request) why(err error) error {
+	if cause := context.Cause(r.ctx); errors.Is(cause, ErrStalled) {
+		return cause
+	}
+	return err
+}
+
+func (r *request) readFull(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		r.timer.Reset(r.stall)
+		var m int
+		m, err = r.body.Read(p[n:])
+		n += m
+	}
+	r.timer.Stop() // the sink may take its time
+	if err != nil {
+		err = r.why(err)
+	}
+	return n, err
+}
+
+func (r *request) close() {
+	r.timer.Stop()
+	r.cancel(nil)
+	_ = r.body.Close() // everything that was wanted has been read, or has failed already
+}
+
+// open makes a request, and a second one when the first takes far longer to answer than they do as a rule. The first
+// body is taken, and the other request ended.
+func (c *Client) open(ctx context.Context, o *layout.Object, off, n int64) (*request, error) {
+	patience, ok := c.first.slow()
+	if !ok || c.opt.NoHedging {
+		return c.start(ctx, o, off, n)
+	}
+	g := &race{answers: make(chan answer), decided: make(chan struct{})}
+	defer close(g.decided)
+	g.run(ctx, func(ctx context.Context) (*request, error) { return c.start(ctx, o, off, n) })
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case a := <-g.answers:
+		return g.take(a)
+	case <-timer.C:
+	}
+	select {
+	case c.slots <- struct{}{}: // only with a connection to spare
+		c.stats.hedged.Add(1)
+		g.run(ctx, func(ctx context.Context) (*request, error) {
+			defer func() { <-c.slots }() // whoever wins has the slot of the first
+			return c.start(ctx, o, off, n)
+		})
+	default:
+	}
+	return g.take(<-g.answers)
+}
+
+// race is one or two requests for the same bytes.
+type race struct {
+	answers chan answer
+	decided chan struct{} // closed when no answer is wanted any more
+	cancels []context.CancelFunc
+}
+
+type answer struct {
+	r      *request
+	err    error
+	number int
+}
+
+// run starts a request. Its goroutine ends with the answer, for which the stall timer sees to it.
+func (g *race) run(ctx context.Context, start func(context.Context) (*request, error)) {
+	ctx, cancel := context.WithCancel(ctx)
+	number := len(g.cancels)
+	g.cancels = append(g.cancels, cancel)
+	go func() {
+		r, err := start(ctx)
+		select {
+		case g.answers <- answer{r, err, number}:
+		case <-g.decided:
+			if r != nil {
+				r.close()
+			}
+		}
+	}()
+}
+
+// take settles the race with an answer, or with the next one where this one is an error that the other may not meet.
+func (g *race) take(a answer) (*request, error) {
+	if a.err != nil && !final(a.err) && len(g.cancels) == 2 {
+		g.cancels[a.number]()
+		a = <-g.answers
+	}
+	for i, cancel := range g.cancels {
+		if i != a.number || a.err != nil {
+			cancel()
+		}
+	}
+	if a.err != nil {
+		return nil, a.err
+	}
+	end, cancel := a.r.cancel, g.cancels[a.number]
+	a.r.cancel = func(cause error) { end(cause); cancel() }
+	return a.r, nil
+}

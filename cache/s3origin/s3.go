@@ -1,0 +1,208 @@
+// Package s3origin reads datasets from S3 and from what speaks its protocol: AWS, MinIO, Ceph, R2, GCS.
+//
+// A source is s3://BUCKET/PREFIX, with what else there is to say in its query: see [Parse]. Credentials come from where
+// AWS's tools find them, and are refreshed when they expire.
+//
+// An object is pinned by the ETag that it was listed with. Each request carries it (If-Match), so that an object which
+// was replaced meanwhile is an error and never other bytes.
+package s3origin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"strings"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Origin is the objects of a bucket below a prefix. It is safe for concurrent use.
+type Origin struct {
+	source    Source
+	client    *minio.Client
+	creds     *credentials.Credentials
+	transport *http.Transport
+	fetch     *fetch.Client
+}
+
+// Open makes an origin. Nothing is asked of the server yet.
+func Open(s Source, opt fetch.Options) (*Origin, error) {
+	transport, err := minio.DefaultTransport(s.Secure)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", s, err)
+	}
+	o := &Origin{source: s, transport: transport, creds: s.credentials(transport)}
+	o.fetch = fetch.New(o, opt)
+	transport.MaxIdleConnsPerHost = o.fetch.Connections()
+	transport.DisableCompression = true // a range of an object is a range of its bytes as stored
+	lookup := minio.BucketLookupAuto
+	if s.PathStyle {
+		lookup = minio.BucketLookupPath
+	}
+	// MaxRetries 1: the fetch client tries again, and knows how far an attempt came.
+	o.client, err = minio.New(s.Endpoint, &minio.Options{
+		Creds: o.creds, Secure: s.Secure, Region: s.Region, BucketLookup: lookup, Transport: transport, MaxRetries: 1,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", s, err)
+	}
+	return o, nil
+}
+
+// String is the source, without credentials.
+func (o *Origin) String() string { return o.source.String() }
+
+// Close ends idle connections.
+func (o *Origin) Close() error {
+	o.transport.CloseIdleConnections()
+	return nil
+}
+
+// Stats counts what was asked of the server.
+func (o *Origin) Stats() fetch.Stats { return o.fetch.Stats() }
+
+// ReadAt implements [layout.Origin].
+func (o *Origin) ReadAt(ctx context.Context, obj *layout.Object, p []byte, off int64) (int, error) {
+	return o.fetch.ReadAt(ctx, obj, p, off)
+}
+
+// Fetch hands on a range of an object: see [fetch.Client.Fetch].
+func (o *Origin) Fetch(ctx context.Context, obj *layout.Object, off, n int64, sink func([]byte) error) error {
+	return o.fetch.Fetch(ctx, obj, off, n, sink)
+}
+
+// Get implements [fetch.Getter].
+func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (io.ReadCloser, error) {
+	var opt minio.GetObjectOptions
+	if err := errors.Join(opt.SetRange(off, off+n-1), opt.SetMatchETag(obj.Version)); err != nil {
+		return nil, err
+	}
+	core := minio.Core{Client: o.client}
+	body, info, header, err := core.GetObject(ctx, o.source.Bucket, o.key(obj.Name), opt)
+	if err != nil {
+		return nil, o.explain(err)
+	}
+	if got := header.Get("Content-Range"); !strings.HasPrefix(got, fmt.Sprintf("bytes %d-%d/", off, off+n-1)) || strings.Trim(info.ETag, `"`) != obj.Version {
+		_ = body.Close() // it is not what was asked for
+		return nil, fmt.Errorf("the server answers for bytes %d to %d of %s with %q of %s", off, off+n, obj.Version, got, info.ETag)
+	}
+	return body, nil
+}
+
+func (o *Origin) key(name string) string { return o.source.dir + name }
+
+// explain gives an error its class: final or worth another attempt.
+func (o *Origin) explain(err error) error {
+	r := minio.ToErrorResponse(err)
+	switch {
+	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired", r.Code == "RequestTimeTooSkewed":
+		o.creds.Expire() // the next attempt asks where they come from
+		return fmt.Errorf("the credentials have expired: %w", err)
+	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
+		return fmt.Errorf("%w by the server (%s: %s): check the credentials, and their right to s3:GetObject and s3:ListBucket", fs.ErrPermission, r.Code, r.Message)
+	case r.Code == "NoSuchBucket":
+		return fmt.Errorf("bucket %q: %w: %w", o.source.Bucket, fs.ErrNotExist, cache.ErrChanged)
+	case r.StatusCode == http.StatusNotFound:
+		return fmt.Errorf("it is gone: %w", cache.ErrChanged)
+	case r.StatusCode == http.StatusPreconditionFailed:
+		return fmt.Errorf("it was replaced: %w", cache.ErrChanged)
+	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
+		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
+	}
+	return err
+}
+
+// listers is how many pages of a listing are asked for at once.
+const listers = 32
+
+// List lists the objects below the prefix, the directories side by side. The prefix may also name one object.
+func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
+	if p := o.source.Prefix; p != "" && !strings.HasSuffix(p, "/") {
+		info, err := o.client.StatObject(ctx, o.source.Bucket, p, minio.StatObjectOptions{})
+		if err == nil {
+			o.source.dir = p[:strings.LastIndexByte(p, '/')+1]
+			return cache.RemoteListing([]*layout.Object{o.object(info)}), nil
+		}
+	}
+	w := walk{origin: o, found: make(chan []*layout.Object)}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(listers)
+	done := make(chan error, 1)
+	g.Go(func() error { return w.dir(ctx, g, o.source.dir) })
+	go func() { // ends with the walk
+		done <- g.Wait()
+		close(w.found)
+	}()
+	var objects []*layout.Object
+	for page := range w.found {
+		objects = append(objects, page...)
+	}
+	if err := <-done; err != nil {
+		return nil, fmt.Errorf("list %s: %w", o, err)
+	}
+	if len(objects) == 0 {
+		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
+	}
+	return cache.RemoteListing(objects), nil
+}
+
+type walk struct {
+	origin *Origin
+	found  chan []*layout.Object
+}
+
+// dir lists one directory, and those below it by the group's other members where one is free.
+func (w *walk) dir(ctx context.Context, g *errgroup.Group, prefix string) error {
+	objects, below, err := w.origin.page(ctx, prefix)
+	if err != nil {
+		return err
+	}
+	w.found <- objects
+	for _, dir := range below {
+		if g.TryGo(func() error { return w.dir(ctx, g, dir) }) {
+			continue
+		}
+		if err := w.dir(ctx, g, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// page lists one directory: its objects and the directories in it.
+func (o *Origin) page(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
+	err = o.fetch.Retry(ctx, func() error {
+		objects, below = nil, nil
+		owner := false
+		for info := range o.client.ListObjectsIter(ctx, o.source.Bucket, minio.ListObjectsOptions{Prefix: prefix, FetchOwner: &owner}) {
+			switch {
+			case info.Err != nil:
+				return o.explain(info.Err)
+			case strings.HasSuffix(info.Key, "/"):
+				if info.Key != prefix { // the marker that some tools make of a directory
+					below = append(below, info.Key)
+				}
+			default:
+				objects = append(objects, o.object(info))
+			}
+		}
+		return ctx.Err()
+	})
+	return objects, below, err
+}
+
+func (o *Origin) object(info minio.ObjectInfo) *layout.Object {
+	return &layout.Object{
+		Name: strings.TrimPrefix(info.Key, o.source.dir), Size: info.Size, ModTime: info.LastModified,
+		Version: strings.Trim(info.ETag, `"`), Origin: o,
+	}
+}

@@ -1,0 +1,127 @@
+package s3origin
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// Source says where the objects are.
+type Source struct {
+	Bucket    string
+	Prefix    string // a directory, with or without the slash at its end, or one object
+	Endpoint  string // host or host:port
+	Secure    bool   // https
+	Region    string // "" where the server is asked
+	PathStyle bool   // the bucket is in the path and not in the host's name
+	Anonymous bool   // requests are not signed
+	Profile   string // of the shared credentials file
+
+	dir string // the directory that names are relative to: empty, or with a slash at its end
+}
+
+// Parse reads s3://BUCKET/PREFIX?KEY=VALUE&...
+//
+//	endpoint    URL of the server; AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS itself
+//	region      AWS_REGION, AWS_DEFAULT_REGION, or what the server says
+//	path_style  true or false; true where an endpoint is named
+//	anonymous   true: do not sign requests
+//	profile     of ~/.aws/credentials; AWS_PROFILE
+func Parse(text string) (Source, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return Source{}, fmt.Errorf("source %q: %w", text, err)
+	}
+	if u.Scheme != "s3" || u.Host == "" {
+		return Source{}, fmt.Errorf("source %q: want s3://BUCKET/PREFIX", text)
+	}
+	if u.User != nil {
+		return Source{}, fmt.Errorf("source s3://%s: credentials do not belong in a source, where everybody sees them: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Host)
+	}
+	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/"), Secure: true}
+	s.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
+	endpoint := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
+	style := ""
+	for key, values := range u.Query() {
+		v := values[len(values)-1]
+		switch key {
+		case "endpoint":
+			endpoint = v
+		case "region":
+			s.Region = v
+		case "profile":
+			s.Profile = v
+		case "path_style":
+			style = v
+		case "anonymous":
+			if s.Anonymous, err = truth(key, v); err != nil {
+				return Source{}, err
+			}
+		default:
+			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, region, path_style, anonymous and profile", text, key)
+		}
+	}
+	s.Endpoint = "s3.amazonaws.com"
+	if endpoint != "" {
+		e, err := url.Parse(endpoint)
+		if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") {
+			return Source{}, fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST", endpoint)
+		}
+		s.Endpoint, s.Secure, s.PathStyle = e.Host, e.Scheme == "https", true
+	}
+	if style != "" {
+		if s.PathStyle, err = truth("path_style", style); err != nil {
+			return Source{}, err
+		}
+	}
+	s.dir = s.Prefix
+	if s.dir != "" && !strings.HasSuffix(s.dir, "/") {
+		s.dir += "/"
+	}
+	return s, nil
+}
+
+func truth(key, v string) (bool, error) {
+	switch v {
+	case "true", "1", "":
+		return true, nil
+	case "false", "0":
+		return false, nil
+	}
+	return false, fmt.Errorf("%s=%q: want true or false", key, v)
+}
+
+// String is the source as status shows it, and what names it in a cache: where, and nothing of who asks.
+func (s Source) String() string {
+	text := "s3://" + s.Bucket + "/" + s.Prefix
+	if s.Endpoint != "s3.amazonaws.com" {
+		scheme := "http"
+		if s.Secure {
+			scheme = "https"
+		}
+		text += "?endpoint=" + scheme + "://" + s.Endpoint
+	}
+	return text
+}
+
+// credentials finds who asks as AWS's tools do: environment, shared files, then web identity (IRSA), containers and
+// instances. Where there is nothing, requests are not signed.
+func (s Source) credentials(transport http.RoundTripper) *credentials.Credentials {
+	if s.Anonymous {
+		return credentials.NewStatic("", "", "", credentials.SignatureAnonymous)
+	}
+	chain := []credentials.Provider{&credentials.FileAWSCredentials{Profile: s.Profile}}
+	if s.Profile == "" {
+		chain = append([]credentials.Provider{&credentials.EnvAWS{}}, chain...)
+	}
+	if s.Endpoint == "s3.amazonaws.com" || os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" ||
+		os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != "" || os.Getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" {
+		chain = append(chain, &credentials.IAM{Client: &http.Client{Transport: transport}})
+	}
+	return credentials.NewChainCredentials(chain)
+}
