@@ -49,7 +49,7 @@ func wanted() []want {
 func wantedOfDriver() []want {
 	return []want{
 		{"proc/driver/nvidia/version", nil}, {"proc/driver/nvidia/params", keepLines("RegistryDwords:", "OpenRmEnableUnsupportedGpus:", "EnableResizableBar:", "GrdmaPciTopoCheckOverride:")},
-		{"proc/driver/nvidia/gpus/*/information", keepLines("Model:", "Bus Location:", "GPU Excluded:", "GPU Firmware:")},
+		{"proc/driver/nvidia/gpus/*/information", keepLines("Model:", "Bus Location:", "Device Minor:", "GPU Excluded:", "GPU Firmware:")},
 		{"proc/driver/nvidia-fs/version", nil}, {"proc/driver/nvidia-fs/modules", nil}, {"proc/driver/nvidia-fs/bridges", nil},
 		{"proc/driver/nvidia-fs/stats", cleanNVFS},
 	}
@@ -58,15 +58,30 @@ func wantedOfDriver() []want {
 // Capture keeps what matters of the tree below root: of the live machine ("/") or of a copy of one. What cannot be read
 // is noted as such, and not an error.
 func Capture(root *os.Root) (*Snapshot, error) {
-	c := &capturer{root: root, s: newSnapshot(), seen: map[string]string{}}
+	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
 	err := c.all(wanted())
 	return c.s, errors.Join(err, c.kernel(), c.pci())
 }
 
 // CaptureDriver keeps what the NVIDIA modules say. It can hang where they do: run it in a process of its own.
 func CaptureDriver(root *os.Root) (*Snapshot, error) {
-	c := &capturer{root: root, s: newSnapshot(), seen: map[string]string{}}
+	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
 	return c.s, c.all(wantedOfDriver())
+}
+
+// CaptureTree keeps what matters of a copied tree, which cannot hang: Capture, CaptureDriver and what hbmfs added.
+func CaptureTree(root *os.Root) (*Snapshot, error) {
+	s, err := Capture(root)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := CaptureDriver(root)
+	if err != nil {
+		return nil, err
+	}
+	s.Merge(driver)
+	c := &capturer{root: root, s: s, seen: map[string]string{}}
+	return s, c.all([]want{{".hbmfs/*", nil}})
 }
 
 // capturer walks a tree.

@@ -200,9 +200,3 @@ func stripComments(in []byte) []byte {
 	}
 	return out
 }
-
-func applyCleaner(clean cleaner, data []byte) ([]byte, error) {
-	var out bytes.Buffer
-	err := clean(&out, bytes.NewReader(data))
-	return out.Bytes(), err
-}

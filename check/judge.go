@@ -122,12 +122,15 @@ func (f *finding) verdict(path string) Verdict {
 // verdict also settles how bad the findings are: what only one way needs is no failure where the other works.
 func (j *judge) verdict() Verdict {
 	proof := j.proof()
-	if f := j.first(func(f *finding) bool { return f.noGPU }); f != nil {
-		return f.verdict(Host)
-	}
 	if proof.Verdict == "proven" {
 		j.soften(both, Warn, "yet the read was proven to be direct")
 		return Verdict{Path: Direct, Reason: proof.Why}
+	}
+	if f := j.first(func(f *finding) bool { return f.noGPU }); f != nil {
+		return f.verdict(Host)
+	}
+	if j.target != nil && j.target.Silent {
+		return j.first(func(f *finding) bool { return f.rank == rankPath }).verdict(Unproven)
 	}
 	if f := j.first(func(f *finding) bool { return f.blocks == both }); f != nil {
 		j.soften(both&^j.nearer(), Warn, "")
@@ -206,6 +209,8 @@ func (j *judge) proof() Proof {
 	switch {
 	case j.target == nil:
 		return Proof{"unknown", "it is proven file by file, and none was named"}
+	case j.target.Silent:
+		return Proof{"unknown", j.target.Path + " does not answer"}
 	case j.m.Proof == nil || j.target != j.m.Target:
 		return Proof{"unknown", "no read was tried on " + j.target.Path}
 	}

@@ -45,6 +45,9 @@ func (j *judge) judgeCuFile() {
 
 func (j *judge) judgeConfig(fail func(rank int, name, found, why, fix string)) {
 	m, name := j.m, "cufile.json"
+	if m.Forced {
+		fail(rankConfig, name, "the environment has CUFILE_FORCE_COMPAT_MODE", "cuFile reads with the CPU, always", "unset CUFILE_FORCE_COMPAT_MODE")
+	}
 	if m.Config == "" {
 		j.ok(inCuFile, name, "none, cuFile takes its defaults")
 		return

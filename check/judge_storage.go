@@ -34,6 +34,10 @@ func (j *judge) judgeStorage() {
 		j.judgeDrives()
 		return
 	}
+	if j.target.Silent {
+		j.fail(rankPath, "path", j.target.Path+" does not answer", "the server or the daemon behind it is gone, or very slow", "dmesg | tail; umount -f -l "+j.target.Path)
+		return
+	}
 	if len(j.target.Places) == 0 {
 		mount := j.m.mountOf(j.target.Path)
 		if mount == nil {

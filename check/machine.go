@@ -1,7 +1,9 @@
 package check
 
 import (
+	"bytes"
 	"encoding/json"
+	"io"
 	"path"
 	"strconv"
 	"strings"
@@ -85,6 +87,7 @@ type Machine struct {
 	Libraries  []string // paths of libcufile
 	Config     string   // path of cufile.json, "" where there is none
 	Properties cufileConfig
+	Forced     bool // the environment has CUFILE_FORCE_COMPAT_MODE
 
 	Container  string // what says that this is one, "" where nothing does
 	Kubernetes bool   // it is a pod or a node of a cluster
@@ -105,6 +108,7 @@ const (
 	ownProof  = ".hbmfs/proof.json"
 	ownSilent = ".hbmfs/driver-silent"
 	ownConfig = ".hbmfs/cufile.json"
+	ownForced = ".hbmfs/force-compat"
 )
 
 // Proof is what the active read found out.
@@ -122,10 +126,14 @@ func (s *Snapshot) SetTarget(t Target) error { return s.putJSON(ownTarget, t) }
 // SetDriverSilent notes that the NVIDIA modules did not answer in time.
 func (s *Snapshot) SetDriverSilent() { s.put(ownSilent, &entry{kind: kindFile}) }
 
+// SetForcedCompat notes that the environment has CUFILE_FORCE_COMPAT_MODE. Nothing else of the environment is kept.
+func (s *Snapshot) SetForcedCompat() { s.put(ownForced, &entry{kind: kindFile}) }
+
 // SetConfig adds the cufile.json that the environment names, which cuFile takes instead of the system's.
-func (s *Snapshot) SetConfig(data []byte) error {
-	out, err := applyCleaner(cleanCuFile, data)
-	s.put(ownConfig, &entry{kind: kindFile, data: out})
+func (s *Snapshot) SetConfig(r io.Reader) error {
+	var out bytes.Buffer
+	err := cleanCuFile(&out, r)
+	s.put(ownConfig, &entry{kind: kindFile, data: out.Bytes()})
 	return err
 }
 
@@ -145,6 +153,7 @@ func Read(s *Snapshot) *Machine {
 	m.readBlocks(s)
 	m.readCuFile(s)
 	m.readContainer(s)
+	m.Forced = s.exists(ownForced)
 	if data, ok := s.text(ownTarget); ok {
 		var t Target
 		if json.Unmarshal([]byte(data), &t) == nil {
@@ -258,6 +267,24 @@ func (m *Machine) readDriver(s *Snapshot) {
 			m.GPUNodes = append(m.GPUNodes, name)
 		}
 	}
+}
+
+// NVFSReads reads how many reads nvidia-fs has counted since it was loaded. It counts only where its parameter
+// rw_stats_enabled is 1, and all processes of the host together.
+func NVFSReads(s *Snapshot) (n uint64, ok bool) {
+	for _, line := range s.lines("proc/driver/nvidia-fs/stats") {
+		name, rest, _ := strings.Cut(line, ":")
+		if strings.TrimSpace(name) != "Reads" {
+			continue
+		}
+		for _, word := range strings.Fields(rest) {
+			if digits, found := strings.CutPrefix(word, "n="); found {
+				n, err := strconv.ParseUint(digits, 10, 64)
+				return n, err == nil
+			}
+		}
+	}
+	return 0, false
 }
 
 // parseDriver reads "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (...)".

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -65,7 +66,9 @@ func (m *Machine) readPCI(s *Snapshot) {
 					d.Name = strings.TrimPrefix(strings.TrimSpace(name), "NVIDIA ")
 				}
 			}
-			m.GPUs = append(m.GPUs, d)
+			if m.mayUse(s, address) {
+				m.GPUs = append(m.GPUs, d)
+			}
 		case strings.HasPrefix(class, "0x0108"):
 			m.Drives = append(m.Drives, d)
 		}
@@ -86,6 +89,16 @@ func (m *Machine) readPCI(s *Snapshot) {
 			m.NICs = append(m.NICs, card)
 		}
 	}
+}
+
+// mayUse says whether a GPU is one of those that this container was given: sysfs shows all of the host's.
+func (m *Machine) mayUse(s *Snapshot, address string) bool {
+	for _, line := range s.lines("proc/driver/nvidia/gpus/" + address + "/information") {
+		if minor, ok := strings.CutPrefix(line, "Device Minor:"); ok && len(m.GPUNodes) > 0 {
+			return slices.Contains(m.GPUNodes, "nvidia"+strings.TrimSpace(minor))
+		}
+	}
+	return true
 }
 
 func readPCIDevice(s *Snapshot, at string) PCIDevice {

@@ -70,7 +70,7 @@ func Load(r io.Reader) (*Snapshot, error) {
 		return nil, fmt.Errorf("open the recording: %w", err)
 	}
 	defer z.Close()
-	s, total := newSnapshot(), int64(0)
+	s, total := NewSnapshot(), int64(0)
 	t := tar.NewReader(io.LimitReader(z, 2*mostBytes))
 	for {
 		h, err := t.Next()

@@ -30,7 +30,8 @@ type Snapshot struct {
 	entries map[string]*entry
 }
 
-func newSnapshot() *Snapshot { return &Snapshot{entries: map[string]*entry{".": {kind: kindDir}}} }
+// NewSnapshot gives an empty snapshot.
+func NewSnapshot() *Snapshot { return &Snapshot{entries: map[string]*entry{".": {kind: kindDir}}} }
 
 // Merge adds the entries of another snapshot of the same machine.
 func (s *Snapshot) Merge(other *Snapshot) {

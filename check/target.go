@@ -19,6 +19,7 @@ type Target struct {
 	Path   string  `json:"path"` // absolute, without links
 	File   string  `json:"file"` // the file that stands for it: itself, or one in the directory; "" where there is none
 	HBMFS  bool    `json:"hbmfs,omitempty"`
+	Silent bool    `json:"silent,omitempty"` // it did not answer in time
 	Places []Place `json:"places"`
 	Note   string  `json:"note,omitempty"` // what could not be found out
 }
@@ -58,7 +59,8 @@ func LookAt(ctx context.Context, name string) (Target, error) {
 		return t, err
 	}
 	err = t.Open(ctx, func(f *os.File, name string) error {
-		p, err := placeOf(f, name)
+		p, err := PlaceOf(f)
+		p.Name = name
 		if err != nil {
 			return err
 		}
@@ -137,8 +139,9 @@ func placesOf(dir string) ([]Place, error) {
 
 func devText(dev uint64) string { return join(int(unix.Major(dev)), int(unix.Minor(dev))) }
 
-// placeOf says on which device an open file lies and whether it can be read past the page cache.
-func placeOf(f *os.File, name string) (Place, error) {
+// PlaceOf says on which device an open file lies and whether it can be read past the page cache.
+func PlaceOf(f *os.File) (Place, error) {
+	name := f.Name()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return Place{}, fmt.Errorf("stat %s: %w", name, err)

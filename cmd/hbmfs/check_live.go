@@ -1,0 +1,241 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/check"
+	"github.com/hbmfs/hbmfs/cufile"
+)
+
+// asideName is the hidden command that asks what may hang, in a process that can be left behind.
+const asideName = "check-aside"
+
+// Patience with what may hang. The whole check stays below three seconds on a machine that cannot read directly anyway.
+const (
+	asidePatience = 1200 * time.Millisecond
+	hopelessRead  = 1200 * time.Millisecond
+)
+
+// newAsideCommand is what checkCommand.aside runs: it writes a recording to its output.
+func newAsideCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    asideName,
+		Hidden: true, // not for people
+		Args:   cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return writeAside(cmd.Context(), args, cmd.OutOrStdout())
+		},
+	}
+}
+
+// writeAside asks the driver ("driver"), or looks at a path ("path", PATH).
+func writeAside(ctx context.Context, args []string, w io.Writer) error {
+	if len(args) == 2 && args[0] == "path" {
+		t, err := check.LookAt(ctx, args[1])
+		if err != nil {
+			return err
+		}
+		s := check.NewSnapshot()
+		if err := s.SetTarget(t); err != nil {
+			return err
+		}
+		return s.Record(w)
+	}
+	s, err := captureRoot(check.CaptureDriver)
+	if err != nil {
+		return err
+	}
+	return s.Record(w)
+}
+
+func captureRoot(capture func(*os.Root) (*check.Snapshot, error)) (*check.Snapshot, error) {
+	root, err := os.OpenRoot("/")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }() // opened for reading
+	return capture(root)
+}
+
+// errSilent says that a process aside did not answer in time.
+var errSilent = errors.New("no answer in time")
+
+// answer is what a process aside gave.
+type answer struct {
+	s   *check.Snapshot
+	err error
+}
+
+// aside starts this program again to ask what may hang. A process that is stuck in the kernel cannot even be killed, so
+// it is not waited for: the goroutine that does ends with it, or with this process.
+func aside(ctx context.Context, args ...string) <-chan answer {
+	got := make(chan answer, 2)
+	ctx, cancel := context.WithTimeout(ctx, asidePatience)
+	go func() {
+		defer cancel()
+		s, err := runAside(ctx, args)
+		got <- answer{s, err}
+	}()
+	go func() {
+		<-ctx.Done()
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			got <- answer{nil, errSilent}
+		}
+	}()
+	return got
+}
+
+func runAside(ctx context.Context, args []string) (*check.Snapshot, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	var out, said bytes.Buffer
+	cmd := exec.CommandContext(ctx, self, append([]string{asideName}, args...)...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &said, 100*time.Millisecond
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return nil, errSilent
+		}
+		return nil, errors.New(strings.TrimPrefix(strings.TrimSpace(said.String()), "hbmfs: "))
+	}
+	return check.Load(&out)
+}
+
+// live gets the facts of this machine and reads the file.
+func (c *checkCommand) live(ctx context.Context) (*check.Snapshot, error) {
+	driver := aside(ctx, "driver")
+	var looked <-chan answer
+	if c.path != "" {
+		looked = aside(ctx, "path", c.path)
+	}
+	s, err := captureRoot(check.Capture)
+	if err != nil {
+		return nil, err
+	}
+	if a := <-driver; a.err == nil {
+		s.Merge(a.s)
+	} else if errors.Is(a.err, errSilent) {
+		s.SetDriverSilent()
+	} else {
+		return nil, a.err
+	}
+	if err := addEnvironment(s); err != nil {
+		return nil, err
+	}
+	if looked == nil {
+		return s, ctx.Err()
+	}
+	a := <-looked
+	switch {
+	case errors.Is(a.err, errSilent):
+		return s, s.SetTarget(check.Target{Path: c.path, Silent: true})
+	case a.err != nil:
+		return nil, a.err
+	}
+	s.Merge(a.s)
+	return s, errors.Join(ctx.Err(), c.prove(ctx, s))
+}
+
+// addEnvironment adds what two of cuFile's variables change.
+func addEnvironment(s *check.Snapshot) error {
+	if forced, err := strconv.ParseBool(os.Getenv("CUFILE_FORCE_COMPAT_MODE")); err == nil && forced {
+		s.SetForcedCompat()
+	}
+	name := os.Getenv("CUFILE_ENV_PATH_JSON")
+	if name == "" {
+		return nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("CUFILE_ENV_PATH_JSON names a file that cuFile cannot open: %w", err)
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	return s.SetConfig(f)
+}
+
+// prove reads the file with compat mode off, where there is a GPU to read into.
+func (c *checkCommand) prove(ctx context.Context, s *check.Snapshot) error {
+	m := check.Read(s)
+	switch {
+	case m.Silent:
+		return s.SetProof(check.Proof{Verdict: "unknown", Why: "not tried: the driver does not answer"})
+	case m.Target.File == "":
+		return s.SetProof(check.Proof{Verdict: "unknown", Why: m.Target.Note})
+	case c.libraries == (cufile.Libraries{}) && (m.Driver == "" || c.gpu >= len(m.GPUs)):
+		return s.SetProof(check.Proof{Verdict: "unknown", Why: "not tried: there is no GPU to read into"})
+	}
+	patience := c.timeout
+	if check.Judge(m, "", c.gpu).Failed() {
+		patience = min(patience, hopelessRead)
+	}
+	before, counts := check.NVFSReads(s)
+	proof, err := c.read(ctx, m.Target, patience)
+	if err != nil {
+		return err
+	}
+	if counts {
+		if a := <-aside(ctx, "driver"); a.err == nil {
+			after, _ := check.NVFSReads(a.s)
+			proof.Why += fmt.Sprintf("; nvidia-fs counted %d reads of this host meanwhile", after-before)
+		}
+	}
+	return s.SetProof(proof)
+}
+
+// read asks cuFile's probe about every file that the target's bytes lie in: all must be proven.
+func (c *checkCommand) read(ctx context.Context, t *check.Target, patience time.Duration) (check.Proof, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return check.Proof{}, err
+	}
+	// The probe counts GPUs as nvidia-smi does, and sees all that this container has.
+	if err := errors.Join(os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), os.Unsetenv("CUDA_VISIBLE_DEVICES")); err != nil {
+		return check.Proof{}, err
+	}
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var last check.Proof
+	seen := map[string]bool{}
+	err = t.Open(within, func(file *os.File, _ string) error {
+		place, err := check.PlaceOf(file)
+		if err != nil || seen[place.Dev] || last.Verdict != "" && last.Verdict != string(cufile.Proven) {
+			return err
+		}
+		seen[place.Dev] = true
+		got := make(chan cufile.Proof, 1)
+		again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
+		if err != nil {
+			return err
+		}
+		go func() { // as in aside: a process that cannot be killed is not waited for
+			defer func() { _ = again.Close() }() // opened for reading
+			got <- cufile.Prove(within, []string{self, probeName}, c.libraries, c.gpu, again)
+		}()
+		select {
+		case p := <-got:
+			last = check.Proof{Verdict: string(p.Verdict), Why: p.Why}
+			if within.Err() == nil {
+				return nil
+			}
+		case <-within.Done():
+		}
+		last = check.Proof{Verdict: "unknown", Why: fmt.Sprintf("a read without compat mode did not end within %v", patience)}
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		return check.Proof{Verdict: "unknown", Why: err.Error()}, nil //nolint:nilerr // why it could not be tried is the result
+	}
+	return last, ctx.Err()
+}
