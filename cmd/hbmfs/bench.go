@@ -8,8 +8,6 @@ import (
 	"io"
 	"runtime"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +28,10 @@ type benchCommand struct {
 	gpus    []int
 	slot    string
 	window  string
+	length  string
+	refill  bool
+	cold    bool
+	rounds  int
 	seconds float64
 	asJSON  bool
 	name    string
@@ -49,14 +51,18 @@ func newBenchCommand() *cobra.Command {
   gather      many small samples at random places, into one tensor
 
 plain is one thread that reads into ordinary memory and copies to the GPU: what a program does without hbmfs. wall is
-a copy of pinned memory to the GPU, which no path can beat; rates are also given as a part of it. mapped comes three
-times: kept, with all registrations made before; moving, through 32 windows that are registered and given up as the
-reading moves on, in a file that was read so before; and first, the same in a file that was just opened, one pass.
+a copy of pinned memory to the GPU, to all of --gpus at once, which no path can beat; rates are also given as a part of
+it. mapped comes three times: kept, with all registrations made before; moving, through 32 windows that are registered
+and given up as the reading moves on, in a file that was read so before; and first, the same in a file that was just
+opened, one pass. Several GPUs share registrations.
 
-Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate.
-CPU s/GB is what this process used, the kernel's work for it included.`,
-		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin",
-		Args:    exactArgs(1),
+Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. Pages that
+came by reading are larger than those that came by writing, and quicker to register: --refill drops the file from the
+page cache and reads it back first. --cold measures reading past the page cache instead, beside a tuned plain reader, in
+turns. CPU s/GB is what this process used, the kernel's work for it included.`,
+		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
+			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin\n  hbmfs bench --cold --length 4GiB shard.bin",
+		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.name, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return c.run(cmd.Context())
@@ -64,7 +70,7 @@ CPU s/GB is what this process used, the kernel's work for it included.`,
 	}
 	f := cmd.Flags()
 	c.device.add(f)
-	f.StringSliceVar(&c.paths, "paths", nil, "staged, mapped, compat, direct, host (default staged,mapped; host with --to host)")
+	f.StringSliceVar(&c.paths, "paths", nil, "staged, mapped (or only kept, moving or first of it), compat, direct, host (default staged,mapped; host with --to host)")
 	f.StringSliceVar(&c.modes, "modes", []string{modeSequential, modeRandom, modeGather}, "sequential, random, gather")
 	f.StringVar(&c.block, "block", "64MiB", "bytes of a block")
 	f.StringVar(&c.sample, "sample", "8KiB", "bytes of a sample of gather")
@@ -73,9 +79,13 @@ CPU s/GB is what this process used, the kernel's work for it included.`,
 	f.IntVar(&c.threads, "threads", 0, "threads for each GPU, 0 for what auto would take")
 	f.IntVar(&c.depth, "depth", 8, "blocks or gathers under way at once")
 	f.IntSliceVar(&c.gpus, "gpus", nil, "GPUs to read into at once (instead of --to)")
-	f.StringVar(&c.slot, "slot", "4MiB", "bytes that a thread of staged moves at a time")
+	f.StringVar(&c.slot, "slot", "8MiB", "bytes that a thread of staged reads at a time past the page cache, and half of it from there")
 	f.StringVar(&c.window, "window", "128MiB", "bytes that mapped registers at a time")
 	f.Float64Var(&c.seconds, "seconds", 2, "seconds for each measurement")
+	f.StringVar(&c.length, "length", "1PiB", "bytes of the file to use, from its front")
+	f.BoolVar(&c.refill, "refill", false, "drop the file from the page cache and read it back first")
+	f.BoolVar(&c.cold, "cold", false, "measure reading a file that is not in the page cache")
+	f.IntVar(&c.rounds, "rounds", 3, "turns of --cold")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	return cmd
 }
@@ -92,30 +102,36 @@ const movingWindows = 32
 
 // benchRow is one measurement.
 type benchRow struct {
-	Path     string  `json:"path"` // plain, staged, mapped kept, mapped once, ...
-	Mode     string  `json:"mode"`
-	Bytes    int64   `json:"bytes"`
-	Seconds  float64 `json:"seconds"`
-	GBps     float64 `json:"gb_per_s"`       // 1e9 bytes
-	OfWall   float64 `json:"of_wall"`        // of the pinned copy, 0 on the host
-	CPUPerGB float64 `json:"cpu_s_per_gb"`   // user and system, of this process
-	Skipped  string  `json:"skip,omitempty"` // why there is no measurement
+	Path     string    `json:"path"` // plain, staged, mapped kept, mapped once, ...
+	Mode     string    `json:"mode"`
+	Bytes    int64     `json:"bytes"`
+	Seconds  float64   `json:"seconds"`
+	GBps     float64   `json:"gb_per_s"`                   // 1e9 bytes
+	OfWall   float64   `json:"of_wall"`                    // of the pinned copy, 0 on the host
+	OfPlain  float64   `json:"of_plain,omitempty"`         // with --cold: of the plain reader
+	CPUPerGB float64   `json:"cpu_s_per_gb"`               // user and system, of this process
+	PerGPU   []float64 `json:"gb_per_s_per_gpu,omitempty"` // where there are several
+	Skipped  string    `json:"skip,omitempty"`             // why there is no measurement
 }
 
 // benchResult is the result, and the JSON that --json prints.
 type benchResult struct {
-	File    string       `json:"file"`
-	Size    int64        `json:"size"`
-	GPUs    []cufile.GPU `json:"gpus"`
-	CPUs    int          `json:"cpus"`
-	Block   int64        `json:"block"`
-	Sample  int64        `json:"sample"`
-	Align   int64        `json:"align"`
-	Samples int          `json:"samples"`
-	Threads int          `json:"threads"`
-	Depth   int          `json:"depth"`
-	Wall    float64      `json:"wall_gb_per_s"` // pinned memory to HBM, the GPUs one after the other, summed
-	Rows    []benchRow   `json:"rows"`
+	File     string       `json:"file"`
+	Size     int64        `json:"size"`
+	GPUs     []cufile.GPU `json:"gpus"`
+	CPUs     int          `json:"cpus"`
+	Block    int64        `json:"block"`
+	Sample   int64        `json:"sample"`
+	Align    int64        `json:"align"`
+	Samples  int          `json:"samples"`
+	Threads  int          `json:"threads"`
+	Depth    int          `json:"depth"`
+	Slot     int64        `json:"slot"`
+	Window   int64        `json:"window"`
+	Refilled bool         `json:"refilled"`
+	Wall     float64      `json:"wall_gb_per_s"` // pinned memory to HBM, all GPUs at once
+	Walls    []float64    `json:"wall_gb_per_s_per_gpu,omitempty"`
+	Rows     []benchRow   `json:"rows"`
 }
 
 // benchPlan is one line of the table before it is measured.
@@ -139,19 +155,23 @@ func (c *benchCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	result := &benchResult{File: c.name, CPUs: runtime.NumCPU(), Block: sizes.block, Sample: sizes.sample, Align: sizes.align, Samples: c.samples, Threads: c.threads, Depth: c.depth}
+	result := &benchResult{File: c.name, CPUs: runtime.NumCPU(), Block: sizes.block, Sample: sizes.sample, Align: sizes.align, Samples: c.samples, Threads: c.threads, Depth: c.depth,
+		Slot: sizes.slot, Window: sizes.window, Refilled: c.refill}
+	if c.refill {
+		if err := refill(ctx, c.name); err != nil {
+			return err
+		}
+	}
 	if err := c.measureWall(ctx, base, result); err != nil {
 		return err
 	}
-	for _, p := range plans {
-		b := &bench{command: c, base: base, sizes: sizes, plan: p, result: result}
-		if err := b.run(ctx); err != nil {
-			if ctx.Err() != nil {
-				return err
-			}
-			// One path that does not work here is a finding; the others are measured all the same.
-			result.Rows = append(result.Rows, benchRow{Path: p.label, Mode: "-", Skipped: err.Error()})
-		}
+	if c.cold {
+		err = c.measureCold(ctx, base, sizes, result)
+	} else {
+		err = c.measurePaths(ctx, base, sizes, plans, result)
+	}
+	if err != nil {
+		return err
 	}
 	if c.asJSON {
 		enc := json.NewEncoder(c.stdout)
@@ -162,7 +182,21 @@ func (c *benchCommand) run(ctx context.Context) error {
 	return nil
 }
 
-type benchSizes struct{ block, sample, align, slot, window int64 }
+func (c *benchCommand) measurePaths(ctx context.Context, base cufile.Options, sizes benchSizes, plans []benchPlan, result *benchResult) error {
+	for _, p := range plans {
+		b := &bench{command: c, base: base, sizes: sizes, plan: p, result: result}
+		if err := b.run(ctx); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			// One path that does not work here is a finding; the others are measured all the same.
+			result.Rows = append(result.Rows, benchRow{Path: p.label, Mode: "-", Skipped: err.Error()})
+		}
+	}
+	return nil
+}
+
+type benchSizes struct{ block, sample, align, slot, window, length int64 }
 
 // settle reads the flags.
 func (c *benchCommand) settle() (o cufile.Options, s benchSizes, err error) {
@@ -173,7 +207,7 @@ func (c *benchCommand) settle() (o cufile.Options, s benchSizes, err error) {
 	for _, size := range []struct {
 		flag, text string
 		to         *int64
-	}{{"block", c.block, &s.block}, {"sample", c.sample, &s.sample}, {"align", c.align, &s.align}, {"slot", c.slot, &s.slot}, {"window", c.window, &s.window}} {
+	}{{"block", c.block, &s.block}, {"sample", c.sample, &s.sample}, {"align", c.align, &s.align}, {"slot", c.slot, &s.slot}, {"window", c.window, &s.window}, {"length", c.length, &s.length}} {
 		if *size.to, err = parseSize(size.text); err != nil {
 			return o, s, usageError{fmt.Errorf("--%s: %w", size.flag, err)}
 		}
@@ -181,6 +215,9 @@ func (c *benchCommand) settle() (o cufile.Options, s benchSizes, err error) {
 	const most = 1 << 30
 	if s.block > most || s.sample > most || c.samples < 1 || c.depth < 1 || c.depth > 256 || int64(c.samples) > most/s.sample || c.seconds <= 0 || c.seconds > 3600 {
 		return o, s, usageError{errors.New("a block and a gather have at most 1 GiB, a depth is 1 to 256, and seconds are up to 3600")}
+	}
+	if c.cold && (o.Device == cufile.HostDevice || len(c.gpus) > 1 || c.refill || c.rounds < 1 || c.rounds > 100) {
+		return o, s, usageError{errors.New("--cold is for one GPU and 1 to 100 rounds, and not with --refill")}
 	}
 	for _, m := range c.modes {
 		if m != modeSequential && m != modeRandom && m != modeGather {
@@ -203,7 +240,7 @@ func parseSize(text string) (int64, error) {
 	for _, u := range []struct {
 		name string
 		n    int64
-	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}} {
+	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"PiB", 1 << 50}} {
 		if n, ok := strings.CutSuffix(text, u.name); ok {
 			number, unit = n, u.n
 		}
@@ -230,63 +267,26 @@ func (c *benchCommand) plans() ([]benchPlan, error) {
 		first = cufile.Host
 	}
 	plans := []benchPlan{{label: "plain", path: first, plain: true, sequential: true}}
+	kept := benchPlan{label: "mapped kept", path: cufile.Mapped, kept: true, visited: true}
+	moving := benchPlan{label: "mapped moving", path: cufile.Mapped, visited: true, sequential: true}
+	once := benchPlan{label: "mapped first", path: cufile.Mapped, sequential: true, once: true}
 	for _, name := range names {
-		path, err := cufile.ParsePath(name)
-		if err != nil {
-			return nil, usageError{err}
+		switch name {
+		case string(cufile.Mapped):
+			plans = append(plans, kept, moving, once)
+		case "kept":
+			plans = append(plans, kept)
+		case "moving":
+			plans = append(plans, moving)
+		case "first":
+			plans = append(plans, once)
+		default:
+			path, err := cufile.ParsePath(name)
+			if err != nil {
+				return nil, usageError{err}
+			}
+			plans = append(plans, benchPlan{label: name, path: path})
 		}
-		if path == cufile.Mapped {
-			plans = append(plans,
-				benchPlan{label: "mapped kept", path: path, kept: true, visited: true},
-				benchPlan{label: "mapped moving", path: path, visited: true, sequential: true},
-				benchPlan{label: "mapped first", path: path, sequential: true, once: true})
-			continue
-		}
-		plans = append(plans, benchPlan{label: name, path: path})
 	}
 	return plans, nil
-}
-
-// measureWall measures each GPU's pinned copy, and describes the GPUs.
-func (c *benchCommand) measureWall(ctx context.Context, o cufile.Options, result *benchResult) error {
-	for _, index := range c.gpus {
-		if index == cufile.HostDevice {
-			return nil
-		}
-		o.Device = index
-		r, err := cufile.New(ctx, o)
-		if err != nil {
-			return err
-		}
-		rate, err := r.Wall(ctx, time.Duration(c.seconds/2*float64(time.Second)))
-		result.GPUs = append(result.GPUs, r.GPU())
-		if err = errors.Join(err, r.Close()); err != nil {
-			return err
-		}
-		result.Wall += rate / 1e9
-	}
-	return nil
-}
-
-func (c *benchCommand) print(r *benchResult) {
-	for _, g := range r.GPUs {
-		fmt.Fprintf(c.stdout, "gpu %d   %s, PCI %s, NUMA node %d\n", g.Index, g.Name, g.PCI, g.NUMA)
-	}
-	fmt.Fprintf(c.stdout, "file    %s, %d bytes; block %d, gather %d x %d at multiples of %d, depth %d, %d CPUs\n", r.File, r.Size, r.Block, r.Samples, r.Sample, r.Align, r.Depth, r.CPUs)
-	if r.Wall > 0 {
-		fmt.Fprintf(c.stdout, "wall    %.1f GB/s, pinned memory to HBM\n", r.Wall)
-	}
-	w := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "PATH\tMODE\tGB/s\tOF WALL\tCPU s/GB\t")
-	for _, row := range r.Rows {
-		switch {
-		case row.Skipped != "":
-			fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t  %s\n", row.Path, row.Mode, row.Skipped)
-		case row.OfWall == 0:
-			fmt.Fprintf(w, "%s\t%s\t%.2f\t-\t%.3f\t\n", row.Path, row.Mode, row.GBps, row.CPUPerGB)
-		default:
-			fmt.Fprintf(w, "%s\t%s\t%.2f\t%.2f\t%.3f\t\n", row.Path, row.Mode, row.GBps, row.OfWall, row.CPUPerGB)
-		}
-	}
-	w.Flush()
 }

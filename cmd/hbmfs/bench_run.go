@@ -22,8 +22,10 @@ type bench struct {
 	plan    benchPlan
 	result  *benchResult
 
+	share   *cufile.Shared // nil where there is nothing to share
 	readers []*cufile.Reader
 	files   []*cufile.File
+	size    int64 // bytes of the file that are used
 }
 
 func (b *bench) run(ctx context.Context) (err error) {
@@ -45,19 +47,27 @@ func (b *bench) run(ctx context.Context) (err error) {
 }
 
 func (b *bench) open(ctx context.Context) error {
-	for _, index := range b.command.gpus {
-		o := b.base
-		o.Device, o.Path = index, b.plan.path
-		var info unix.Stat_t
-		if err := unix.Stat(b.command.name, &info); err != nil {
-			return fmt.Errorf("stat %s: %w", b.command.name, err)
-		}
+	var info unix.Stat_t
+	if err := unix.Stat(b.command.name, &info); err != nil {
+		return fmt.Errorf("stat %s: %w", b.command.name, err)
+	}
+	o, gpus := b.base, len(b.command.gpus)
+	if o.Path = b.plan.path; o.Path == cufile.Mapped {
+		o.Pinned = movingWindows * o.Window
 		if b.plan.kept {
-			// A gather holds at most half of what may be pinned, so that two can go on at once.
-			o.Pinned = 2 * (info.Size + o.Window)
-		} else if o.Path == cufile.Mapped {
-			o.Pinned = movingWindows * o.Window
+			// A gather holds one part of so many of what may be pinned.
+			o.Pinned = int64(gpus+1) * (info.Size + o.Window)
 		}
+		if gpus > 1 {
+			var err error
+			if b.share, err = cufile.NewShared(gpus, o); err != nil {
+				return err
+			}
+			o.Share = b.share
+		}
+	}
+	for _, index := range b.command.gpus {
+		o.Device = index
 		r, err := cufile.New(ctx, o)
 		if err != nil {
 			return err
@@ -68,11 +78,14 @@ func (b *bench) open(ctx context.Context) error {
 			return err
 		}
 		b.files = append(b.files, f)
-		b.result.Size = f.Size()
-		if f.Size() < b.sizes.block || f.Size() < b.sizes.sample {
-			return fmt.Errorf("%s has %d bytes, less than a block or sample", b.command.name, f.Size())
-		}
-		if b.plan.visited {
+	}
+	b.size = min(b.files[0].Size(), b.sizes.length)
+	b.result.Size = b.size
+	if b.size < b.sizes.block || b.size < b.sizes.sample {
+		return fmt.Errorf("%d bytes of %s are used, less than a block or sample", b.size, b.command.name)
+	}
+	if b.plan.visited {
+		for _, f := range b.files {
 			if err := b.sequential(ctx, f, time.Time{}, &atomic.Int64{}); err != nil {
 				return err
 			}
@@ -89,40 +102,54 @@ func (b *bench) close() error {
 	for _, r := range b.readers {
 		errs = append(errs, r.Close())
 	}
+	if b.share != nil {
+		errs = append(errs, b.share.Close())
+	}
 	return errors.Join(errs...)
 }
 
 // measure reads in one mode on all GPUs for the time given.
 func (b *bench) measure(ctx context.Context, mode string) (benchRow, error) {
-	var moved atomic.Int64
+	moved := make([]atomic.Int64, len(b.files))
 	g, ctx := errgroup.WithContext(ctx)
 	cpu, start := cpuSeconds(), time.Now()
 	until := start.Add(time.Duration(b.command.seconds * float64(time.Second)))
 	if b.plan.once {
 		until = start
 	}
-	for _, f := range b.files {
+	for i, f := range b.files {
 		switch {
 		case b.plan.plain:
-			g.Go(func() error { return b.plainly(ctx, f, until, &moved) })
+			g.Go(func() error { return b.plainly(ctx, f, until, &moved[i]) })
 		case mode == modeSequential:
-			g.Go(func() error { return b.sequential(ctx, f, until, &moved) })
+			g.Go(func() error { return b.sequential(ctx, f, until, &moved[i]) })
 		default:
-			for i := range b.command.depth {
-				g.Go(func() error { return b.randomly(ctx, f, mode, uint64(i), until, &moved) })
+			for k := range b.command.depth {
+				g.Go(func() error { return b.randomly(ctx, f, mode, uint64(i)<<32|uint64(k), until, &moved[i]) })
 			}
 		}
 	}
 	if err := g.Wait(); err != nil {
 		return benchRow{}, err
 	}
-	row := benchRow{Path: b.plan.label, Mode: mode, Bytes: moved.Load(), Seconds: time.Since(start).Seconds()}
-	row.GBps = float64(row.Bytes) / 1e9 / row.Seconds
-	row.CPUPerGB = (cpuSeconds() - cpu) / (float64(row.Bytes) / 1e9)
-	if b.result.Wall > 0 {
-		row.OfWall = row.GBps / b.result.Wall
+	row := benchRow{Path: b.plan.label, Mode: mode, Seconds: time.Since(start).Seconds()}
+	for i := range moved {
+		row.Bytes += moved[i].Load()
+		if len(moved) > 1 {
+			row.PerGPU = append(row.PerGPU, float64(moved[i].Load())/1e9/row.Seconds)
+		}
 	}
+	row.settle(cpuSeconds()-cpu, b.result.Wall)
 	return row, nil
+}
+
+// settle computes the rates of bytes and seconds.
+func (r *benchRow) settle(cpu, wall float64) {
+	r.GBps = float64(r.Bytes) / 1e9 / r.Seconds
+	r.CPUPerGB = cpu / (float64(r.Bytes) / 1e9)
+	if wall > 0 {
+		r.OfWall = r.GBps / wall
+	}
 }
 
 // sequential reads the file from front to end, again and again until the time is over, and at least once. The passes
@@ -131,8 +158,8 @@ func (b *bench) sequential(ctx context.Context, f *cufile.File, until time.Time,
 	const passes = 64
 	var plan []cufile.Span
 	for range passes {
-		for at := int64(0); at < f.Size(); at += b.sizes.block {
-			plan = append(plan, cufile.Span{Offset: at, Length: min(b.sizes.block, f.Size()-at)})
+		for at := int64(0); at < b.size; at += b.sizes.block {
+			plan = append(plan, cufile.Span{Offset: at, Length: min(b.sizes.block, b.size-at)})
 		}
 	}
 	s := f.Stream(ctx, plan, b.command.depth)
@@ -161,7 +188,7 @@ func (b *bench) randomly(ctx context.Context, f *cufile.File, mode string, seed 
 	offsets := make([]int64, count)
 	for first := true; first || time.Now().Before(until); first = false {
 		for i := range offsets {
-			offsets[i] = random.Int64N((f.Size()-length)/b.sizes.align+1) * b.sizes.align
+			offsets[i] = random.Int64N((b.size-length)/b.sizes.align+1) * b.sizes.align
 		}
 		v, err := f.Gather(ctx, offsets, length)
 		if err != nil {
@@ -176,8 +203,8 @@ func (b *bench) randomly(ctx context.Context, f *cufile.File, mode string, seed 
 // plainly reads the file as a program without hbmfs does.
 func (b *bench) plainly(ctx context.Context, f *cufile.File, until time.Time, moved *atomic.Int64) error {
 	for first := true; first || time.Now().Before(until); first = false {
-		for at := int64(0); at < f.Size() && (at == 0 || time.Now().Before(until)); at += b.sizes.block {
-			n := min(b.sizes.block, f.Size()-at)
+		for at := int64(0); at < b.size && (at == 0 || time.Now().Before(until)); at += b.sizes.block {
+			n := min(b.sizes.block, b.size-at)
 			if err := f.Plain(ctx, at, n); err != nil {
 				return err
 			}
@@ -185,6 +212,44 @@ func (b *bench) plainly(ctx context.Context, f *cufile.File, until time.Time, mo
 		}
 	}
 	return nil
+}
+
+// measureWall measures the pinned copies of all GPUs at once, and describes the GPUs.
+func (c *benchCommand) measureWall(ctx context.Context, o cufile.Options, result *benchResult) (err error) {
+	if c.gpus[0] == cufile.HostDevice {
+		return nil
+	}
+	var readers []*cufile.Reader
+	defer func() {
+		for _, r := range readers {
+			err = errors.Join(err, r.Close())
+		}
+	}()
+	for _, index := range c.gpus {
+		o.Device = index
+		r, err := cufile.New(ctx, o)
+		if err != nil {
+			return err
+		}
+		readers = append(readers, r)
+		result.GPUs = append(result.GPUs, r.GPU())
+	}
+	rates := make([]float64, len(readers))
+	g, ctx := errgroup.WithContext(ctx)
+	for i, r := range readers {
+		g.Go(func() (err error) {
+			rates[i], err = r.Wall(ctx, time.Duration(c.seconds/2*float64(time.Second)))
+			return err
+		})
+	}
+	err = g.Wait()
+	for _, rate := range rates {
+		result.Wall += rate / 1e9
+		if len(rates) > 1 {
+			result.Walls = append(result.Walls, rate/1e9)
+		}
+	}
+	return err
 }
 
 // cpuSeconds is the CPU time that this process has used.
