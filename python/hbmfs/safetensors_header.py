@@ -161,9 +161,11 @@ def _tensor(name: str, entry: Any) -> Tensor:
     elements = 1
     for n in shape:
         elements *= n
-        if elements * BITS[dtype] > _U64:
-            raise _Bad(f"tensor {name!r} has the shape {_short(shape)}, which is more than any file can hold")
+        if elements > _U64:
+            break
     bits = elements * BITS[dtype]
+    if bits > _U64:
+        raise _Bad(f"tensor {name!r} has the shape {_short(shape)}, which is more than any file can hold")
     begin, end = offsets
     if bits % 8 or begin + bits // 8 != end:
         raise _Bad(f"tensor {name!r} of shape {_short(shape)} and dtype {dtype} has data_offsets {offsets}, expected {bits / 8:.15g} bytes")

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -244,13 +243,12 @@ def _inside(name: str) -> bool:
 
 
 def _has_torch(device: int) -> bool:
-    if "torch" not in sys.modules:
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            if device == _device.CPU:
-                return False
-            raise UnavailableError("weights on a GPU are torch tensors, but torch is not installed: pip install torch") from None
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        if device == _device.CPU:
+            return False
+        raise UnavailableError("weights on a GPU are torch tensors, but torch is not installed: pip install torch") from None
     return True
 
 
