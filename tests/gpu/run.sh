@@ -58,17 +58,28 @@ for path in host staged mapped compat auto; do
 done
 "$hbmfs" read --require direct --libcufile "$libcufile" "$file" 2>&1 | tee "$out/direct.txt" || true
 
-echo "== warm"
-"$hbmfs" bench --libcufile "$libcufile" --paths staged,mapped,compat "$file" | tee "$out/bench.txt"
-"$hbmfs" bench --libcufile "$libcufile" --paths staged,mapped --block 16MiB "$file" | tee "$out/bench-16m.txt"
-"$hbmfs" bench --paths staged,mapped --modes sequential --block 128MiB --depth 16 "$file" | tee "$out/bench-128m.txt"
+bench() { # NAME FLAGS...: a table on the screen, the same in OUT, and the JSON that tests/gpu/table.py makes tables of
+    name=$1
+    shift
+    "$hbmfs" bench --libcufile "$libcufile" --json "$@" "$file" >"$out/$name.json"
+    python3 "$here/table.py" "$out/$name.json" | tee "$out/$name.txt"
+}
+
+echo "== warm, as writing left the page cache"
+bench written --paths staged,mapped,compat --seconds 1.5
+echo "== warm, as reading leaves it"
+bench read --paths staged,mapped --seconds 1.5 --refill
+bench read-16m --paths staged,moving,first --modes sequential --block 16MiB --seconds 1
+for window in 64MiB 256MiB 512MiB; do
+    bench "window-$window" --paths moving,first --modes sequential --seconds 0.7 --window $window
+done
+gpus=$(nvidia-smi -L | wc -l)
+for n in 2 4 8; do
+    [ "$gpus" -ge "$n" ] || continue
+    bench "gpus-$n" --gpus "$(seq -s , 0 $((n - 1)))" --paths staged,kept,moving --modes sequential --seconds 1
+done
 python3 -W ignore "$here/peers.py" "$file" | tee "$out/peers.txt"
 
 echo "== cold"
-forget() { dd if="$file" iflag=nocache count=0 status=none; }
-forget
-python3 "$here/peers.py" --cold "$file" | tee "$out/cold.txt"
-forget
-"$hbmfs" bench --paths staged --modes sequential --seconds 0.01 "$file" | tee -a "$out/cold.txt"
-"$hbmfs" read --length 1000000000 "$file" | tee -a "$out/cold.txt"
+bench cold --cold --length 3GiB --rounds 5
 echo done
