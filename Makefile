@@ -22,7 +22,7 @@ VENV    = $(CACHE)/venv
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-gpu lint bench install clean
+.PHONY: help build lib demo test test-gpu lint bench install clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,14 @@ help: ## Show this list
 build: ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths)
 	@mkdir -p bin
 	$(STATIC) -ldflags '$(LDFLAGS)' -o bin/hbmfs ./cmd/hbmfs
+
+# The reader as a C library. Whoever loads it may ask for every symbol at once, which NVML's binding does not survive.
+lib: ## Build bin/libhbmfs.so and its header, the reader for C and Python (needs a C compiler)
+	@tools/need.sh cc
+	@mkdir -p bin
+	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -buildmode=c-shared -tags nonvml,netgo,osusergo -ldflags '$(LDFLAGS)' \
+	  -o bin/libhbmfs.so ./cmd/libhbmfs
+	cp cmd/libhbmfs/libhbmfs.h bin/libhbmfs.h
 
 demo: build ## Tokenize the Go source tree, mount it, verify every byte, show the rates (1-2 minutes)
 	@tools/need.sh fuse

@@ -1,4 +1,4 @@
-//go:build cgo && linux && !nogpu
+//go:build cgo && linux && !nogpu && !nonvml
 
 package cufile
 

@@ -24,7 +24,8 @@
  * - A handle is a number that is never given out twice. A closed one is refused with HBMFS_CLOSED, what never was one
  *   with HBMFS_INVALID; 0 is never a handle. Closing twice is harmless.
  * - There are no callbacks. Closing a file or a reader cancels what is under way and waits for it, and closes what was
- *   opened through it: nothing runs, and nothing writes to the caller's memory, after it has returned HBMFS_OK.
+ *   opened through it: nothing runs, and nothing writes to the caller's memory, after it has returned HBMFS_OK. It
+ *   returns HBMFS_TIMEOUT when something hangs for five seconds: the memory must stay, and closing be tried again.
  * - Arrays and strings that go in are copied before the function returns; memory that bytes go to must stay until the
  *   request has ended.
  * - A struct with struct_size: the caller sets it to sizeof before the call. Later versions only add at its end; fields
@@ -104,7 +105,7 @@ typedef struct hbmfs_reader_options {
 	int32_t reserved;
 	const char *libcuda;   /* NULL: the system's */
 	const char *libcufile; /* NULL: the system's */
-	const char *libnvml;   /* NULL: the system's */
+	const char *libnvml;   /* for later versions: this one does not ask NVML */
 	const char *hbmfs;     /* the hbmfs command, by which "direct" is proven in a process of its own; NULL: the one in PATH */
 	const char *client;    /* the name by which the mount's status shows this reader; NULL: "libhbmfs" */
 } hbmfs_reader_options;
@@ -142,7 +143,10 @@ int32_t hbmfs_reader_open(const hbmfs_reader_options *options, hbmfs_handle *rea
 int32_t hbmfs_reader_get_info(hbmfs_handle reader, hbmfs_reader_info *info, hbmfs_failure *why);
 int32_t hbmfs_reader_get_stats(hbmfs_handle reader, hbmfs_reader_stats *stats, hbmfs_failure *why);
 
-/* Closes its files, streams and views too. HBMFS_INTERNAL: a call into a GPU library hangs; what it uses stays. */
+/*
+ * Closes its files, streams and views too. HBMFS_TIMEOUT: a read hangs and still may write to the caller's memory; the
+ * reader does nothing more, close it again later. HBMFS_INTERNAL: it is closed, but something could not be given back.
+ */
 int32_t hbmfs_reader_close(hbmfs_handle reader, hbmfs_failure *why);
 
 /* ---- files ---- */
@@ -172,7 +176,7 @@ int32_t hbmfs_file_open_many(hbmfs_handle reader, const char *const *paths, int6
 			     hbmfs_failure *why);
 int32_t hbmfs_file_get_info(hbmfs_handle file, hbmfs_file_info *info, hbmfs_failure *why);
 
-/* Cancels its requests and streams first, and waits for them. Views of its streams stay. */
+/* Cancels its requests and streams first, and waits for them. Views of its streams stay. HBMFS_TIMEOUT as above. */
 int32_t hbmfs_file_close(hbmfs_handle file, hbmfs_failure *why);
 
 /*

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile"
+)
+
+// code is an hbmfs_code. A test compares the numbers with libhbmfs.h.
+type code int32
+
+const (
+	codeOK          code = 0
+	codeTimeout     code = 1
+	codeEnd         code = 2
+	codeInvalid     code = 10
+	codeClosed      code = 11
+	codeNotFound    code = 12
+	codePermission  code = 13
+	codeStale       code = 14
+	codeUnavailable code = 15
+	codeNoDevice    code = 16
+	codeOutOfMemory code = 17
+	codeOutOfRange  code = 18
+	codeTooLarge    code = 19
+	codeCancelled   code = 20
+	codeIO          code = 21
+	codeForked      code = 22
+	codeInternal    code = 23
+)
+
+// failure is an error that has its code.
+type failure struct {
+	code code
+	text string
+}
+
+func (f *failure) Error() string { return f.text }
+
+// otherwise gives err a code that it has unless codeOf knows a better one.
+type otherwise struct {
+	code code
+	err  error
+}
+
+func (o *otherwise) Error() string { return o.err.Error() }
+func (o *otherwise) Unwrap() error { return o.err }
+
+// CUDA results (cuda.h).
+const (
+	cudaOutOfMemory   = 2
+	cudaNoDevice      = 100
+	cudaInvalidDevice = 101
+)
+
+// codeOf gives an error's code, and the errno of the system call where that is what failed.
+func codeOf(err error) (code, syscall.Errno) {
+	var known *failure
+	if err == nil {
+		return codeOK, 0
+	} else if errors.As(err, &known) {
+		return known.code, 0
+	}
+	for _, c := range []struct {
+		is   error
+		code code
+	}{
+		{context.Canceled, codeCancelled}, {context.DeadlineExceeded, codeCancelled},
+		{cufile.ErrClosed, codeClosed}, {cufile.ErrMemory, codeInvalid}, {cufile.ErrOutOfRange, codeOutOfRange},
+		{cufile.ErrShort, codeStale}, {control.ErrStale, codeStale}, {cufile.ErrTooLarge, codeTooLarge},
+		{cufile.ErrNoDevice, codeNoDevice},
+	} {
+		if errors.Is(err, c.is) {
+			return c.code, 0
+		}
+	}
+	var cuda *cufile.CUDAError
+	isCUDA := errors.As(err, &cuda)
+	switch {
+	case isCUDA && cuda.Code == cudaOutOfMemory:
+		return codeOutOfMemory, 0
+	case errors.Is(err, cufile.ErrUnavailable):
+		return codeUnavailable, 0
+	case errors.Is(err, cufile.ErrNoLibrary), isCUDA && (cuda.Code == cudaNoDevice || cuda.Code == cudaInvalidDevice):
+		return codeNoDevice, 0
+	case isCUDA:
+		return codeInternal, 0
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return codeOfErrno(errno), errno
+	}
+	var fallback *otherwise
+	if errors.As(err, &fallback) {
+		return fallback.code, 0
+	}
+	return codeIO, 0
+}
+
+func codeOfErrno(errno syscall.Errno) code {
+	switch errno {
+	case syscall.ENOENT, syscall.ENOTDIR:
+		return codeNotFound
+	case syscall.EACCES, syscall.EPERM:
+		return codePermission
+	case syscall.ESTALE, syscall.ENOTCONN, syscall.ECONNABORTED:
+		return codeStale
+	case syscall.ENOMEM:
+		return codeOutOfMemory
+	case syscall.EFAULT:
+		return codeInvalid
+	}
+	return codeIO
+}
+
+// clip makes text fit into a C array of size bytes, with the zero behind it, without cutting a character.
+func clip(text string, size int) string {
+	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), "?")
+	if len(text) < size {
+		return text
+	}
+	text = text[:size-1]
+	for len(text) > 0 && !utf8.ValidString(text) {
+		text = text[:len(text)-1]
+	}
+	return text
+}

@@ -1,0 +1,232 @@
+// The functions of libhbmfs.h. They refuse a forked child and bring structs to the present size; export.go does the rest.
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "_cgo_export.h"
+#include "libhbmfs.h"
+
+// A forked child has this set, and its children too: of the parent's threads only the one that forked is there.
+static volatile int forked;
+
+static void in_child(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+static int32_t fail(hbmfs_failure *why, int32_t code, const char *text) {
+    if (why) {
+        why->code = code;
+        why->os_errno = 0;
+        snprintf(why->text, sizeof why->text, "%s", text);
+    }
+    return code;
+}
+
+static int32_t fail_forked(hbmfs_failure *why) {
+    return fail(why, HBMFS_FORKED, "this process was forked from one that had loaded libhbmfs, whose threads did not come along: "
+                                   "start it with spawn or exec, or load the library after the fork");
+}
+
+static int32_t fail_null(hbmfs_failure *why) { return fail(why, HBMFS_INVALID, "an argument that must not be NULL is NULL"); }
+static int32_t fail_size(hbmfs_failure *why) { return fail(why, HBMFS_INVALID, "struct_size is not set to the size of the struct"); }
+
+// Every function begins with one of these.
+#define REFUSE_FORKED if (forked) return fail_forked(why)
+#define REFUSE_NULL(condition) if (condition) return fail_null(why)
+
+// The first version's structs end here: what is smaller was not set.
+#define KNOWN(struct_size, type, last) ((struct_size) >= offsetof(type, last) + sizeof(((type *)0)->last))
+
+// A struct that goes out: as much of it as the caller knows.
+#define GIVE(to, from) do { \
+        uint32_t size_ = (to)->struct_size; \
+        (from).struct_size = size_; \
+        memcpy((to), &(from), size_ < sizeof(from) ? size_ : sizeof(from)); \
+    } while (0)
+
+uint32_t hbmfs_abi(void) { return HBMFS_ABI; }
+const char *hbmfs_version(void) { return forked ? "" : hbmfs_go_version(); }
+
+const char *hbmfs_code_name(int32_t code) {
+    switch (code) {
+    case HBMFS_OK: return "ok";
+    case HBMFS_TIMEOUT: return "timeout";
+    case HBMFS_END: return "end";
+    case HBMFS_INVALID: return "invalid argument";
+    case HBMFS_CLOSED: return "closed";
+    case HBMFS_NOT_FOUND: return "not found";
+    case HBMFS_PERMISSION: return "permission denied";
+    case HBMFS_STALE: return "stale";
+    case HBMFS_UNAVAILABLE: return "unavailable";
+    case HBMFS_NO_DEVICE: return "no such device";
+    case HBMFS_OUT_OF_MEMORY: return "out of memory";
+    case HBMFS_OUT_OF_RANGE: return "out of range";
+    case HBMFS_TOO_LARGE: return "too large";
+    case HBMFS_CANCELLED: return "cancelled";
+    case HBMFS_IO: return "input/output error";
+    case HBMFS_FORKED: return "used after a fork";
+    case HBMFS_INTERNAL: return "internal error";
+    }
+    return "unknown code";
+}
+
+int32_t hbmfs_reader_open(const hbmfs_reader_options *options, hbmfs_handle *reader, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!options || !reader);
+    if (!KNOWN(options->struct_size, hbmfs_reader_options, client)) return fail_size(why);
+    hbmfs_reader_options o = {0};
+    memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
+    if (o.reserved) return fail(why, HBMFS_INVALID, "a reserved field is not 0");
+    *reader = 0;
+    return hbmfs_go_reader_open(&o, reader, why);
+}
+
+int32_t hbmfs_reader_get_info(hbmfs_handle reader, hbmfs_reader_info *info, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!info);
+    if (!KNOWN(info->struct_size, hbmfs_reader_info, note)) return fail_size(why);
+    hbmfs_reader_info full = {0};
+    int32_t code = hbmfs_go_reader_info(reader, &full, why);
+    if (!code) GIVE(info, full);
+    return code;
+}
+
+int32_t hbmfs_reader_get_stats(hbmfs_handle reader, hbmfs_reader_stats *stats, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!stats);
+    if (!KNOWN(stats->struct_size, hbmfs_reader_stats, reason)) return fail_size(why);
+    hbmfs_reader_stats full = {0};
+    int32_t code = hbmfs_go_reader_stats(reader, &full, why);
+    if (!code) GIVE(stats, full);
+    return code;
+}
+
+int32_t hbmfs_reader_close(hbmfs_handle reader, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_reader_close(reader, why);
+}
+
+int32_t hbmfs_file_open(hbmfs_handle reader, const char *path, hbmfs_handle *file, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !file);
+    *file = 0;
+    return hbmfs_go_file_open(reader, (char *)path, file, why);
+}
+
+int32_t hbmfs_file_open_many(hbmfs_handle reader, const char *const *paths, int64_t count, hbmfs_handle *files, int32_t *codes,
+                             hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(count > 0 && (!paths || !files || !codes));
+    for (int64_t i = 0; i < count; i++) REFUSE_NULL(!paths[i]);
+    return hbmfs_go_file_open_many(reader, (char **)paths, count, files, codes, why);
+}
+
+int32_t hbmfs_file_get_info(hbmfs_handle file, hbmfs_file_info *info, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!info);
+    if (!KNOWN(info->struct_size, hbmfs_file_info, note)) return fail_size(why);
+    hbmfs_file_info full = {0};
+    int32_t code = hbmfs_go_file_info(file, &full, why);
+    if (!code) GIVE(info, full);
+    return code;
+}
+
+int32_t hbmfs_file_close(hbmfs_handle file, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_file_close(file, why);
+}
+
+int32_t hbmfs_prefetch(hbmfs_handle file, const int64_t *offsets, const int64_t *lengths, int64_t count, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(count > 0 && (!offsets || !lengths));
+    return hbmfs_go_prefetch(file, (int64_t *)offsets, (int64_t *)lengths, count, why);
+}
+
+int32_t hbmfs_read_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t offset, int64_t length, uint64_t stream,
+                         hbmfs_handle *request, hbmfs_failure *why) {
+    return hbmfs_gather_begin(file, dst, dst_length, &offset, 1, length, HBMFS_KEEP, stream, request, why);
+}
+
+int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
+                           int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!request || (count > 0 && !offsets));
+    *request = 0;
+    return hbmfs_go_gather_begin(file, dst, dst_length, (int64_t *)offsets, count, length, widen, stream, request, why);
+}
+
+int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    if (result && !KNOWN(result->struct_size, hbmfs_result, reason)) return fail_size(why);
+    hbmfs_result full = {0};
+    int32_t code = hbmfs_go_wait(request, timeout_ns, &full, why);
+    if (!code && result) GIVE(result, full);
+    return code;
+}
+
+int32_t hbmfs_cancel(hbmfs_handle request, int64_t timeout_ns, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_cancel(request, timeout_ns, why);
+}
+
+int32_t hbmfs_read(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t offset, int64_t length, uint64_t stream,
+                   hbmfs_result *result, hbmfs_failure *why) {
+    return hbmfs_gather(file, dst, dst_length, &offset, 1, length, HBMFS_KEEP, stream, result, why);
+}
+
+int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
+                     int32_t widen, uint64_t stream, hbmfs_result *result, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    if (result && !KNOWN(result->struct_size, hbmfs_result, reason)) return fail_size(why);
+    hbmfs_handle request;
+    int32_t code = hbmfs_gather_begin(file, dst, dst_length, offsets, count, length, widen, stream, &request, why);
+    return code ? code : hbmfs_wait(request, -1, result, why);
+}
+
+int32_t hbmfs_stream_open(hbmfs_handle file, const int64_t *offsets, const int64_t *lengths, int64_t count, int32_t depth,
+                          hbmfs_handle *stream, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!stream || (count > 0 && (!offsets || !lengths)));
+    *stream = 0;
+    return hbmfs_go_stream_open(file, (int64_t *)offsets, (int64_t *)lengths, count, depth, stream, why);
+}
+
+int32_t hbmfs_stream_next(hbmfs_handle stream, int64_t timeout_ns, hbmfs_view *view, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!view);
+    if (!KNOWN(view->struct_size, hbmfs_view, reason)) return fail_size(why);
+    hbmfs_view full = {0};
+    int32_t code = hbmfs_go_stream_next(stream, timeout_ns, &full, why);
+    if (!code) GIVE(view, full);
+    return code;
+}
+
+int32_t hbmfs_stream_close(hbmfs_handle stream, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_stream_close(stream, why);
+}
+
+int32_t hbmfs_view_release(hbmfs_handle view, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_view_release(view, why);
+}
+
+int32_t hbmfs_memory_alloc(hbmfs_handle reader, int64_t length, hbmfs_handle *memory, uint64_t *pointer, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!memory || !pointer);
+    *memory = 0;
+    *pointer = 0;
+    return hbmfs_go_memory_alloc(reader, length, memory, pointer, why);
+}
+
+int32_t hbmfs_memory_copy_out(hbmfs_handle memory, int64_t offset, int64_t length, void *to, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(length > 0 && !to);
+    return hbmfs_go_memory_copy_out(memory, offset, length, to, why);
+}
+
+int32_t hbmfs_memory_free(hbmfs_handle memory, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_memory_free(memory, why);
+}

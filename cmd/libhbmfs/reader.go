@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cufile"
+)
+
+// reader is a cufile.Reader with what was opened through it: files and views.
+type reader struct {
+	members
+	handle uint64
+	r      *cufile.Reader
+	opt    cufile.Options
+	note   string // why the wished method is not in force
+
+	ending sync.Mutex // one closes at a time
+	ended  bool       // guarded by ending
+
+	last  cufile.Choice // guarded by members.mu
+	reads int64         // guarded by members.mu
+}
+
+// readerOptions are hbmfs_reader_options.
+type readerOptions struct {
+	cufile.Options
+	method, require string
+	hbmfs           string // the command
+}
+
+// probeCommand is what hbmfs calls its hidden command, see cufile.Options.Probe.
+const probeCommand = "cufile-probe"
+
+func (l *library) openReader(o *readerOptions) (uint64, error) {
+	opt := o.Options
+	var err error
+	wish := o.method
+	if wish == "" {
+		wish = string(cufile.Auto)
+	}
+	if opt.Path, err = cufile.ParsePath(wish); err != nil {
+		return 0, &otherwise{codeInvalid, err}
+	}
+	if o.require != "" {
+		if opt.Path, err = cufile.ParsePath(o.require); err != nil {
+			return 0, &otherwise{codeInvalid, err}
+		}
+	} else if opt.Path == cufile.Direct && opt.Device != cufile.HostDevice {
+		// A wish for what must be proven for each file is what auto does.
+		opt.Path = cufile.Auto
+	}
+	if o.hbmfs == "" {
+		o.hbmfs, _ = exec.LookPath("hbmfs") // without it the direct path says that it cannot be proven
+	}
+	if o.hbmfs != "" {
+		opt.Probe = []string{o.hbmfs, probeCommand}
+	}
+	note := ""
+	r, err := cufile.New(context.Background(), opt)
+	if o.require == "" && opt.Path != cufile.Auto && errors.Is(err, cufile.ErrUnavailable) {
+		note, opt.Path = err.Error(), cufile.Auto
+		r, err = cufile.New(context.Background(), opt)
+	}
+	if err != nil {
+		return 0, &otherwise{codeInvalid, err}
+	}
+	x := &reader{r: r, opt: opt, note: note}
+	x.handle = l.add(x)
+	return x.handle, nil
+}
+
+// count notes a request that ended well.
+func (r *reader) count(choice cufile.Choice) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.last = choice
+	r.reads++
+}
+
+// readerStats is hbmfs_reader_stats.
+type readerStats struct {
+	files, requests int
+	moved           cufile.Moved
+	pinned, reads   int64
+	last            cufile.Choice
+}
+
+func (l *library) readerStats(handle uint64) (s readerStats, err error) {
+	r, err := find[*reader](l, handle)
+	if err != nil {
+		return s, err
+	}
+	s.files, s.moved, s.pinned = count[*file](&r.members), r.r.Moved(), r.r.PinnedBytes()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.reads, s.last = r.reads, r.last
+	for _, thing := range r.handles {
+		if f, ok := thing.(*file); ok {
+			s.requests += count[*request](&f.members)
+		}
+	}
+	return s, nil
+}
+
+// closeReader closes all that was opened through a reader, and the reader.
+func (l *library) closeReader(handle uint64) error {
+	r, err := find[*reader](l, handle)
+	if err != nil {
+		return err
+	}
+	r.ending.Lock()
+	defer r.ending.Unlock()
+	if r.ended {
+		return failf(codeClosed, "handle %d is closed", handle)
+	}
+	var errs []error
+	for member, thing := range r.close() {
+		switch x := thing.(type) {
+		case *file:
+			err := l.closeFile(member)
+			if c, _ := codeOf(err); c == codeTimeout {
+				return err
+			} else if c != codeClosed { // by another, meanwhile
+				errs = append(errs, err)
+			}
+		case *view:
+			x.v.Release()
+			r.part(l, member)
+		}
+	}
+	r.ended = true
+	l.remove(handle)
+	if err := errors.Join(append(errs, r.r.Close())...); err != nil {
+		return &otherwise{codeInternal, fmt.Errorf("close the reader: %w", err)}
+	}
+	return nil
+}
+
+// file is a cufile.File with its requests and streams.
+type file struct {
+	members
+	handle uint64
+	reader *reader
+	path   string
+	f      *cufile.File
+
+	ending sync.Mutex // one closes at a time
+	ended  bool       // guarded by ending
+}
+
+func (l *library) openFile(handle uint64, path string) (uint64, error) {
+	r, err := find[*reader](l, handle)
+	if err != nil {
+		return 0, err
+	}
+	leave, err := r.enter("reader")
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
+	f, err := r.r.Open(context.Background(), path)
+	if err != nil {
+		return 0, &otherwise{codeInvalid, err}
+	}
+	return l.joinFile(r, path, f), nil
+}
+
+func (l *library) joinFile(r *reader, path string, f *cufile.File) uint64 {
+	x := &file{reader: r, path: path, f: f}
+	x.handle = r.join(l, x)
+	return x.handle
+}
+
+// closeFile ends a file's requests and streams, and closes it. What hangs is waited for a while; then the file stays,
+// closed to all but another attempt.
+func (l *library) closeFile(handle uint64) error {
+	f, err := find[*file](l, handle)
+	if err != nil {
+		return err
+	}
+	f.ending.Lock()
+	defer f.ending.Unlock()
+	if f.ended {
+		return failf(codeClosed, "handle %d is closed", handle)
+	}
+	left := f.close()
+	for _, thing := range left {
+		switch x := thing.(type) {
+		case *request:
+			x.q.Cancel()
+		case *stream:
+			x.cancel()
+		}
+	}
+	deadline := time.Now().Add(l.patience)
+	for member, thing := range left {
+		switch x := thing.(type) {
+		case *request:
+			if !wait(x.q.Done(), max(0, time.Until(deadline))) {
+				return failf(codeTimeout, "a read still hangs in the system or the GPU's library: its memory must stay; close again later")
+			}
+		case *stream:
+			x.close()
+		}
+		f.part(l, member)
+	}
+	f.ended = true
+	f.reader.part(l, handle)
+	if err := f.f.Close(); err != nil {
+		return fmt.Errorf("close the file: %w", err)
+	}
+	return nil
+}
+
+// fileInfo is hbmfs_file_info.
+type fileInfo struct {
+	cufile.FileInfo
+	moved cufile.Moved
+}
+
+func (l *library) fileInfo(handle uint64) (fileInfo, error) {
+	f, err := find[*file](l, handle)
+	if err != nil {
+		return fileInfo{}, err
+	}
+	return fileInfo{f.f.Info(), f.f.Moved()}, nil
+}
+
+// openFiles opens files; errs has why not.
+func (l *library) openFiles(handle uint64, paths []string) (handles []uint64, errs []error, err error) {
+	handles, errs = make([]uint64, len(paths)), make([]error, len(paths))
+	if _, err := find[*reader](l, handle); err != nil {
+		return nil, nil, err
+	}
+	for i, path := range paths {
+		handles[i], errs[i] = l.openFile(handle, path)
+	}
+	return handles, errs, nil
+}
