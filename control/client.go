@@ -47,7 +47,7 @@ func Dial(ctx context.Context, path, name string) (*Client, error) {
 // DialReader is [Dial] for one who moves many bytes, and takes the host's memory or CPUs for it. All connections with
 // the same number, drawn at random, are one reader of those that [Client.Readers] counts.
 func DialReader(ctx context.Context, path, name string, number uint32) (*Client, error) {
-	dir, err := findSocket(path)
+	dir, _, err := findSocket(path)
 	if err != nil {
 		return nil, err
 	}
@@ -73,35 +73,44 @@ func newClient(l *line) *Client {
 	return &Client{line: l, turn: make(chan struct{}, 1), lookups: make(chan struct{}, 1), shared: map[uint64]*Backing{}}
 }
 
-// findSocket opens the directory .hbmfs of the mount that path lies in.
-func findSocket(path string) (dir int, err error) {
+// Root gives the root of the mount that path lies in, which the paths of [Client.Lookup] begin at.
+func Root(path string) (string, error) {
+	dir, root, err := findSocket(path)
+	if err != nil {
+		return "", err
+	}
+	return root, unix.Close(dir)
+}
+
+// findSocket opens the directory .hbmfs of the mount that path lies in, and gives the mount's root.
+func findSocket(path string) (dir int, root string, err error) {
 	if path, err = filepath.EvalSymlinks(path); err != nil {
-		return -1, err
+		return -1, "", err
 	}
 	if path, err = filepath.Abs(path); err != nil {
-		return -1, err
+		return -1, "", err
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return -1, fmt.Errorf("stat %s: %w", path, err)
+		return -1, "", fmt.Errorf("stat %s: %w", path, err)
 	}
 	mount := st.Dev
 	for at := path; ; at = filepath.Dir(at) {
 		if unix.Stat(at, &st) != nil || st.Dev != mount {
-			return -1, fmt.Errorf("%w for %s: it is not below an hbmfs mount, or the mount's root cannot be seen from here", ErrNoSocket, path)
+			return -1, "", fmt.Errorf("%w for %s: it is not below an hbmfs mount, or the mount's root cannot be seen from here", ErrNoSocket, path)
 		}
 		dir, err := unix.Open(filepath.Join(at, ".hbmfs"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err == nil {
 			if unix.Fstatat(dir, "control", &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Dev == mount && st.Mode&unix.S_IFMT == unix.S_IFSOCK {
-				return dir, nil
+				return dir, at, nil
 			}
 			_ = unix.Close(dir) // it was only looked at
 			if st.Dev == mount {
-				return -1, fmt.Errorf("%w in %s: .hbmfs/status says why", ErrNoSocket, filepath.Join(at, ".hbmfs"))
+				return -1, "", fmt.Errorf("%w in %s: .hbmfs/status says why", ErrNoSocket, filepath.Join(at, ".hbmfs"))
 			}
 		}
 		if at == "/" {
-			return -1, fmt.Errorf("%w for %s: it is not below an hbmfs mount", ErrNoSocket, path)
+			return -1, "", fmt.Errorf("%w for %s: it is not below an hbmfs mount", ErrNoSocket, path)
 		}
 	}
 }

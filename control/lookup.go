@@ -115,6 +115,14 @@ func fitting(paths []string) []string {
 	return paths
 }
 
+// Take hands over the backing file of an object that the file has bytes of. It is nil where it was handed over before and
+// not released. The caller closes it, and then says so with [Client.Release].
+func (f *Found) Take(object uint64) *Backing {
+	b := f.client.shared[object]
+	delete(f.client.shared, object)
+	return b
+}
+
 // trim closes backing files when there are many, but not those that the last files lie in, if these alone are few.
 func (c *Client) trim(ctx context.Context, last []Found) error {
 	if len(c.shared) <= keepShared {
