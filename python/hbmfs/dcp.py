@@ -18,6 +18,7 @@ import contextlib
 import io
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
@@ -31,7 +32,7 @@ from torch.futures import Future
 
 from . import _device
 from ._transfer import Progress, Transfer, once
-from .errors import FormatError, InvalidError, NotFoundError
+from .errors import Error, FormatError, InvalidError, NotFoundError
 from .safetensors_header import open_regular
 from .torch_save import Slice, Stored, find_tensor
 
@@ -77,9 +78,16 @@ class DCPReader(FileSystemReader):
         try:
             return super().read_metadata(*args, **kwargs)
         except FileNotFoundError as err:
-            raise NotFoundError(f"{self.path} is no checkpoint: there is no {os.path.basename(err.filename or '.metadata')} in it") from None
+            missing = os.path.basename(err.filename or ".metadata")
+            error: Error = NotFoundError(f"{self.path} is no checkpoint: there is no {missing} in it")
+            # torch asks for the metadata of all ranks first, and for a rank's own if there is none.
+            last = "rank" in kwargs
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError, TypeError, KeyError) as err:
-            raise FormatError(f"the metadata of the checkpoint {self.path} cannot be read: {err}") from err
+            error, last = FormatError(f"the metadata of the checkpoint {self.path} cannot be read: {err}"), True
+        if last:
+            # torch drops the exception, and fails with a bare assertion.
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        raise error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         files: dict[str, list[tuple[Any, ReadItem]]] = {}

@@ -48,13 +48,15 @@ class Slice(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.length}[whence]
         if base + offset < 0:
-            raise OSError("a seek to before the beginning")
+            raise ValueError("a seek to before the beginning")
         self._at = base + offset
         return self._at
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Reads without moving. Fewer bytes only at the end."""
-        return os.pread(self._fd, max(min(length, self.length - offset), 0), self._offset + offset)
+        """Reads without moving. Fewer bytes only at the end, none outside."""
+        if not 0 <= offset < self.length:
+            return b""
+        return os.pread(self._fd, min(length, self.length - offset), self._offset + offset)
 
     def close(self) -> None:
         """Does nothing, so that several buffers, which close what they read, can follow each other."""
