@@ -14,6 +14,11 @@ from ._queue import Queue
 from .reader import File, Reader
 from .request import Request
 
+# A dataset that takes at most this part of the host's memory, in at most so many pieces, is kept registered with the
+# GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
+# which Linux allows 65,530.
+_KEPT_PART, _KEPT_RUNS, _KEPT_ROOM = 4, 8192, 512 << 20
+
 _WIDEN = {"uint16": _native.U16_TO_I64, "uint32": _native.U32_TO_I64}
 
 
@@ -239,13 +244,20 @@ def open(path: Any, device: Any = "cpu", *, method: str = "auto", require: str |
     found = tokens.find(path, dtype)
     again = (os.fspath(path), _device.name(index), method, require, dtype, reader)
     if reader is None and not (index == _device.CPU and _native.library().forked):
-        own = Reader(index if index != _device.CPU else "cpu", method=method, require=require)
+        own = Reader(_device.name(index), method=method, require=require, **_kept(found, index))
         try:
             return Dataset(found, index, own, own=True, again=again)
         except BaseException:
             own.close()
             raise
     return Dataset(found, index, reader, own=False, again=again)
+
+
+def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
+    """What to tell a reader about a dataset that will be read again, as datasets for training are."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fits = found.size <= memory // _KEPT_PART and found.runs <= _KEPT_RUNS
+    return {"reuse": True, "pinned": found.size + _KEPT_ROOM} if device != _device.CPU and fits else {}
 
 
 def _reopen(path: str, device: str, method: str, require: str | None, dtype: Any, reader: Reader | None) -> Dataset:

@@ -133,18 +133,19 @@ class _Lent:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
 
-@_Deleter
-def _give_back(managed: int) -> None:
+def _gave_back(managed: int) -> None:
     context = _DLManagedTensor.from_address(managed).context
     ctypes.pythonapi.Py_DecRef(ctypes.cast(context, ctypes.py_object))
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _capsule_gone(capsule: int) -> None:
     # A consumer that took the tensor has renamed the capsule, and deletes the tensor itself.
     if _is_valid(capsule, b"dltensor"):
-        _give_back(_get_pointer(capsule, b"dltensor"))
+        _gave_back(_get_pointer(capsule, b"dltensor"))
 
+
+_give_back = _Deleter(_gave_back)
+_end_capsule = _Deleter(_capsule_gone)
 
 # Of the C API, with the capsule as an address: its destructor runs when no reference to it may be made any more.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
@@ -156,4 +157,4 @@ def _capsule(array: DeviceArray) -> Any:
     if array.dtype.kind not in _KINDS:
         raise DtypeError(f"{array!r} has a type that DLPack has no name for")
     lent = _Lent(array)
-    return _new_capsule(ctypes.addressof(lent.managed), b"dltensor", _capsule_gone)
+    return _new_capsule(ctypes.addressof(lent.managed), b"dltensor", _end_capsule)

@@ -9,6 +9,7 @@ make one to share it between several, or to read bytes into memory of your own::
         file.read_into(x.data_ptr(), 0, file.size).wait()
 """
 
+import contextlib
 import ctypes
 import operator
 import os
@@ -40,6 +41,7 @@ class Reader:
     readers: how many readers share this host, if you know: eight ranks of a machine are eight.
     reuse: whether the same bytes will be read again, so that keeping them registered with the GPU pays.
     libraries: other files to load "cuda", "cufile" or "nvml" from.
+    command: the hbmfs command, which proves "direct" in a process of its own. None means the one in PATH.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Reader:
         readers: int = 0,
         reuse: bool = False,
         libraries: dict[str, str] | None = None,
+        command: str | None = None,
     ) -> None:
         self._closed = False
         self.device = _device.parse(device)
@@ -63,7 +66,7 @@ class Reader:
                 raise errors.InvalidError(f"{path!r} is no path: use one of {', '.join(_METHODS)}")
         self._arguments = {
             "method": method, "require": require, "threads": threads, "arena": arena, "pinned": pinned, "slot": slot,
-            "readers": readers, "reuse": reuse, "libraries": libraries,
+            "readers": readers, "reuse": reuse, "libraries": libraries, "command": command,
         }  # fmt: skip
         self.method = method
         libraries = libraries or {}
@@ -71,7 +74,7 @@ class Reader:
             device=self.device, method=method.encode(), require=require.encode() if require else None,
             threads=threads, readers=readers, arena_bytes=arena, pinned_bytes=pinned, slot_bytes=slot, reuse=int(reuse),
             libcuda=_path(libraries.get("cuda")), libcufile=_path(libraries.get("cufile")), libnvml=_path(libraries.get("nvml")),
-            client=b"hbmfs.py",
+            hbmfs=_path(command), client=b"hbmfs.py",
         )  # fmt: skip
         self._library = _native.library()
         if self._library.forked:
@@ -136,8 +139,7 @@ class Reader:
             return
         self._closed = True
         self._end.detach()
-        if not self._library.forked:
-            self._library.ask("reader_close", self._handle)
+        _closes(self._library, "reader_close", self._handle)
 
     def __enter__(self) -> Self:
         return self
@@ -226,8 +228,8 @@ class File:
 
     def close(self) -> None:
         """Cancels what is under way and closes the file."""
-        if self._end.detach() and not self._library.forked:
-            self._library.ask("file_close", self._handle)
+        if self._end.detach():
+            _closes(self._library, "file_close", self._handle)
 
     def __enter__(self) -> Self:
         return self
@@ -247,6 +249,13 @@ def _again(device: str, arguments: dict[str, Any]) -> Reader:
 
 def _path(name: str | None) -> bytes | None:
     return os.fsencode(name) if name else None
+
+
+def _closes(library: _native.Library, name: str, handle: int) -> None:
+    """Closes a handle. A forked child has none, and closing a reader has closed its files."""
+    if not library.forked:
+        with contextlib.suppress(errors.ClosedError):
+            library.ask(name, handle)
 
 
 def _opened(library: _native.Library, name: str, close: str, *arguments: Any) -> int:

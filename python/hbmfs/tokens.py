@@ -36,7 +36,13 @@ class Tokens:
     offset: int
     count: int
     dtype: np.dtype[Any]
+    runs: int  # pieces of other files that it is made of, 1 for a plain file
     identity: tuple[int, ...]  # of the file: other numbers mean another content
+
+    @property
+    def size(self) -> int:
+        """All tokens in bytes."""
+        return self.count * self.dtype.itemsize
 
     def open(self) -> int:
         """Opens the file again, for a process that inherited nothing but this description."""
@@ -129,10 +135,10 @@ def parse_dtype(dtype: Any) -> np.dtype[Any]:
 
 def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens:
     facts = os.fstat(file.fileno())
+    known, runs = _info(file)
     if name.endswith(".npy") and file.read(6) == b"\x93NUMPY":
         offset, count, dtype = _array(name, file)
     else:
-        known = _info(file)
         given = known or wanted
         if given is None:
             raise DtypeError(f"{name} does not say what its tokens are: give dtype=, as in hbmfs.open(path, dtype='uint16')")
@@ -145,18 +151,19 @@ def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens
         raise DtypeError(f"{name} holds {dtype} tokens, not {wanted}: leave dtype= out")
     if offset + count * dtype.itemsize > facts.st_size:
         raise FormatError(f"{name} ends at byte {facts.st_size}, but its header promises {count} {dtype} tokens from byte {offset} on: it is cut off")
-    return Tokens(name, offset, count, dtype, _identity(facts))
+    return Tokens(name, offset, count, dtype, runs, _identity(facts))
 
 
 def _array(name: str, file: BinaryIO) -> tuple[int, int, np.dtype[Any]]:
     """Where the elements of a .npy file begin, how many there are, and their type."""
     file.seek(0)
+    form: Any = np.lib.format  # NumPy's stubs leave its functions untyped
     try:
-        version = np.lib.format.read_magic(file)
+        version = form.read_magic(file)
         if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            shape, fortran, dtype = form.read_array_header_1_0(file)
         elif version in ((2, 0), (3, 0)):  # they differ in how names of fields are encoded, and tokens have none
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+            shape, fortran, dtype = form.read_array_header_2_0(file)
         else:
             raise ValueError(f"version {version[0]}.{version[1]} is not known")
     except ValueError as err:
@@ -169,16 +176,17 @@ def _array(name: str, file: BinaryIO) -> tuple[int, int, np.dtype[Any]]:
     return file.tell(), count, dtype
 
 
-def _info(file: BinaryIO) -> "np.dtype[Any] | None":
-    """The element type of a view, as its mount knows it; None for any other file."""
+def _info(file: BinaryIO) -> tuple[np.dtype[Any] | None, int]:
+    """The element type of a view as its mount knows it, None for any other file; and how many pieces the file has."""
     try:
         answer = fcntl.ioctl(file.fileno(), _INFO, struct.pack(_INFO_FORMAT, 1, 0, 0, 0, 0, 0, 0, 0, 0, b""))
     except OSError as err:
         if err.errno in (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
-            return None
+            return None, 1
         raise
-    name = _DTYPES.get(struct.unpack(_INFO_FORMAT, answer)[3])
-    return np.dtype(name) if name else None
+    fields = struct.unpack(_INFO_FORMAT, answer)
+    name = _DTYPES.get(fields[3])
+    return np.dtype(name) if name else None, fields[7]
 
 
 def _identity(facts: os.stat_result) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class FakeGPU:
         return function()
 
     def reader(self, **options):
-        options = {"threads": 2, "slot": 64 << 10, "arena": 4 << 20, "pinned": 1 << 20, **options}
+        options = {"threads": 2, "slot": 64 << 10, "arena": 4 << 20, "pinned": 1 << 20, "command": os.environ["HBMFS_BINARY"], **options}
         return hbmfs.Reader("cuda:0", libraries=self.libraries, **options)
 
 

@@ -100,7 +100,8 @@ func library(t *testing.T) string {
 		return absolute(t, given)
 	}
 	path := filepath.Join(t.TempDir(), "libhbmfs.so")
-	run(t, append(os.Environ(), "CGO_ENABLED=1"), "go", "build", "-buildvcs=false", "-buildmode=c-shared", "-o", path, "../../cmd/libhbmfs")
+	run(t, append(os.Environ(), "CGO_ENABLED=1"), "go", "build", "-buildvcs=false", "-buildmode=c-shared",
+		"-tags", "nonvml,netgo,osusergo", "-o", path, "../../cmd/libhbmfs")
 	return path
 }
 

@@ -1,5 +1,6 @@
 """Which way bytes took: counted, warned about once, or refused."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -10,15 +11,26 @@ import pytest
 
 
 @pytest.mark.parametrize("method", ["staged", "mapped", "compat", "direct"])
-def test_a_required_path_is_taken_and_counted(gpu, mount, method, monkeypatch):
+def test_a_required_path_is_taken_and_counted(gpu, tokens, method, monkeypatch, tmp_path):
+    # Go took its copy of the environment when the library was loaded, so that the command must be told by itself.
     monkeypatch.setenv("FAKE_CUFILE_MOVED", "nvfs")
-    view = mount / ".hbmfs/views/olmo/tokens.npy"
-    want = np.load(view)
-    with gpu.reader(method=method, require=method) as reader, hbmfs.open(mount / "olmo", reader=reader) as ds:
-        assert np.array_equal(ds.read(0, len(ds)).to_numpy(), want)
+    command = tmp_path / "hbmfs"
+    command.write_text(f'#!/bin/sh\nFAKE_CUFILE_MOVED=nvfs exec "{os.environ["HBMFS_BINARY"]}" "$@"\n')
+    command.chmod(0o755)
+    path, data = tokens
+    with gpu.reader(method=method, require=method, command=str(command)) as reader, hbmfs.open(path, reader=reader) as ds:
+        assert np.array_equal(ds.read(3, 400_000).to_numpy(), data[3:400_003])
         stats = ds.stats()
-        assert (stats["bytes"], stats["choice"], stats["reads"], stats["mounted"]) == ({method: want.nbytes}, method, 1, True)
-        assert stats["path"] == str(view) and stats["device"] == "cuda:0"
+        assert (stats["bytes"], stats["choice"], stats["reads"], stats["mounted"]) == ({method: 800_000}, method, 1, False)
+        assert (stats["path"], stats["device"]) == (str(path), "cuda:0")
+
+
+@pytest.mark.parametrize("method", ["staged", "mapped", "compat"])
+def test_past_the_mount(gpu, mount, method):
+    want = np.load(mount / ".hbmfs/views/olmo/tokens.npy")
+    with gpu.reader(require=method) as reader, hbmfs.open(mount / "olmo", reader=reader) as ds:
+        assert np.array_equal(ds.read(0, len(ds)).to_numpy(), want)
+        assert (ds.stats()["bytes"], ds.stats()["mounted"], ds.stats()["note"]) == ({method: want.nbytes}, True, "")
 
 
 def test_a_wish_that_cannot_be_had_is_said_once(gpu, tokens, monkeypatch):
