@@ -43,14 +43,15 @@ demo: build ## Tokenize the Go source tree, mount it, verify every byte, show th
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
-test: build ## Run every check but lint: vet, gofmt, Go tests with the race detector, real Python readers
+test: build $(if $(filter 1,$(READERS)),lib) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real Python readers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
 	$(GO) vet ./...
 	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
 	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
-	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
+	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) \
+  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) ./...
 
 test-gpu: build ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, about 2 minutes)
