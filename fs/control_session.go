@@ -62,10 +62,10 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 	if s.peer, err = peerOf(c); err != nil {
 		return nil, err
 	}
-	if !m.control.admit(s.peer.uid) {
-		err := &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", sessionsPerUID, sessionsInAll)}
-		_ = conn.SendNow(control.AppendFrame(nil, control.Header{Version: control.Version, Type: control.TypeError}, err.AppendTo), nil) // a new connection has room
-		return nil, err
+	if refusal := m.admit(s.peer.uid); refusal != nil {
+		header := control.Header{Version: control.Version, Type: control.TypeError}
+		_ = conn.SendNow(control.AppendFrame(nil, header, refusal.AppendTo), nil) // a new connection has room
+		return nil, refusal
 	}
 	return s, nil
 }

@@ -29,7 +29,7 @@ func (m *Mount) serveControl(ctx context.Context) {
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	parts.Go(func() { m.control.prefetch.run(ctx) })
-	listener, device, err := m.bindControl()
+	listener, device, err := m.bindControl(ctx)
 	if sealErr := sealReadOnly(m.point); sealErr != nil && ctx.Err() == nil {
 		m.log.Debug("the superblock stays writable, though nothing in it is", "reason", sealErr)
 	}
@@ -51,52 +51,6 @@ func (m *Mount) serveControl(ctx context.Context) {
 	})
 	m.accept(inTree, listener)
 	m.control.disable("the mount was taken out of the tree")
-}
-
-// bindControl binds the socket inside the mount, and returns the device number of the mount.
-//
-// A bound socket keeps the mount busy that it was reached by, so it is bound by way of a private clone that nobody else
-// sees. What it then keeps alive is the filesystem: untilUnmounted says when to close it.
-func (m *Mount) bindControl() (net.Listener, string, error) {
-	info, err := mountAt(m.point)
-	if err != nil || info == nil {
-		return nil, "", errors.Join(errors.New("the mount is not in the mount table"), err)
-	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, m.point, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		return nil, "", fmt.Errorf("cloning the mount for it needs CAP_SYS_ADMIN and Linux 5.12: %w", err)
-	}
-	defer func() { _ = unix.Close(tree) }() // the socket keeps what it needs
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
-		return nil, "", fmt.Errorf("make the clone of the mount private: %w", err)
-	}
-	dir, err := unix.Openat(tree, ControlName, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, "", fmt.Errorf("open %s: %w", ControlName, err)
-	}
-	defer func() { _ = unix.Close(dir) }() // the socket keeps what it needs
-	listener, err := m.listen(fmt.Sprintf("/proc/self/fd/%d/%s", dir, socketName))
-	return listener, fmt.Sprintf("%d:%d", info.Major, info.Minor), err
-}
-
-func (m *Mount) listen(path string) (net.Listener, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	socket := os.NewFile(uintptr(fd), path)
-	defer func() { _ = socket.Close() }() // the listener has its own
-	m.control.binding.Store(true)
-	err = unix.Bind(fd, &unix.SockaddrUnix{Name: path})
-	m.control.binding.Store(false)
-	if err != nil {
-		return nil, fmt.Errorf("bind %s: %w", socketName, err)
-	}
-	const backlog = 128
-	if err := unix.Listen(fd, backlog); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", socketName, err)
-	}
-	return net.FileListener(socket)
 }
 
 // Mknod makes the control socket when this process binds it, and nothing else, ever.

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/hbmfs/hbmfs/control"
 )
@@ -96,17 +98,24 @@ func (c *channel) report(u *usage, moved []control.Moved) {
 	}
 }
 
-// admit counts a connection in, unless there are enough.
-func (c *channel) admit(uid uint32) bool {
+// admit counts a connection in, or says why not. An ordinary user's daemon cannot make descriptors unfit for writing, as
+// root's does by a read-only mount: so they are for those alone who can open the files anyway.
+func (m *Mount) admit(uid uint32) *control.Refusal {
+	c := m.control
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sessions[uid] >= sessionsPerUID || c.connections >= sessionsInAll {
+	me := os.Geteuid()
+	switch {
+	case me != 0 && uid != uint32(me):
 		c.turnedAway++
-		return false
+		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
+	case c.sessions[uid] >= sessionsPerUID || c.connections >= sessionsInAll:
+		c.turnedAway++
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", sessionsPerUID, sessionsInAll)}
 	}
 	c.sessions[uid]++
 	c.connections++
-	return true
+	return nil
 }
 
 func (c *channel) leave(uid uint32) {

@@ -31,6 +31,7 @@ type Options struct {
 	Umask      uint16         // permission bits to take away
 	ReadAhead  int            // bytes that the kernel may read ahead on files without passthrough; 0: the kernel's default
 	Extra      []string       // further mount options for the kernel or fusermount3
+	Helper     []string       // for ordinary users: a command that calls BindForUser with the mount point behind it
 	Version    string         // of the program, for status
 	Log        *slog.Logger
 }
@@ -216,9 +217,8 @@ func (m *Mount) controlEntries() []entry {
 		n.ino, n.modTime, n.uid, n.gid = inoOf(name, "control"), m.started, m.root.uid, m.root.gid
 		return entry{name, &n}
 	}
-	dir.hidden = !m.opt.ShowViews
 	views := dir
-	views.hidden = false
+	dir.hidden = !m.opt.ShowViews
 	views.dir = &directory{expand: func(ctx context.Context) ([]entry, error) {
 		v, err := m.index(ctx)
 		if err != nil {
@@ -226,9 +226,13 @@ func (m *Mount) controlEntries() []entry {
 		}
 		return m.viewEntries(v), nil
 	}}
+	top := make1(ControlName, dir)
+	if me := os.Geteuid(); me != 0 { // the kernel lets only root make a socket where the permissions do not
+		top.node.uid, top.node.perm = uint32(me), dir.perm|0o300
+	}
 	perm := m.root.perm &^ 0o111
 	return []entry{
-		make1(ControlName, dir),
+		top,
 		make1(ControlName+"/views", views),
 		make1(ControlName+"/status", node{kind: kindText, perm: perm, text: m.statusJSON}),
 		make1(ControlName+"/metrics", node{kind: kindText, perm: perm, text: m.metricsText}),

@@ -146,7 +146,7 @@ func (c *mountCommand) checkPoint() error {
 func (c *mountCommand) mountOptions() (fs.Options, error) {
 	opt := fs.Options{
 		Layout: layout.Options{Format: c.format}, ShowViews: c.showViews, AllowOther: c.allowOther,
-		ReadAhead: c.readAhead, Extra: c.kernelOptions, Version: version,
+		ReadAhead: c.readAhead, Extra: c.kernelOptions, Helper: bindHelper(), Version: version,
 	}
 	if c.dtype != "" {
 		d, err := layout.ParseDType(c.dtype)

@@ -1,13 +1,20 @@
 package mount_test
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -55,6 +62,84 @@ func TestOrdinaryUser(t *testing.T) {
 	if mounted, err := blackbox.IsMounted(m.point); err != nil || mounted {
 		t.Errorf("still mounted: %v, %v", mounted, err)
 	}
+}
+
+// A reader of the same user passes by FUSE. The socket is bound by a helper, whose namespace must not keep the mount.
+func TestOrdinaryUserPassesByFUSE(t *testing.T) {
+	needRoot(t)
+	makeFUSEPublic(t)
+	source := newDir(t)
+	writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
+	m := mountAsNobody(t, source)
+	var s struct {
+		Control struct {
+			On  bool   `json:"on"`
+			Why string `json:"why"`
+		} `json:"control"`
+	}
+	show := exec.Command("cat", m.Path(".hbmfs", "status"))
+	show.SysProcAttr = asNobody()
+	show.Dir = "/"
+	said, err := show.Output()
+	must(t, errors.Join(err, json.Unmarshal(said, &s)))
+	if !s.Control.On {
+		if !strings.Contains(s.Control.Why, "user namespace") {
+			t.Errorf("there is no socket, because of %q", s.Control.Why)
+		}
+		t.Skipf("needs user namespaces for ordinary users: %s", s.Control.Why)
+	}
+	if said, ok := child(t, true, "bypass", m.Path(), "shard.bin"); !ok {
+		t.Error(said)
+	}
+	if r := runAsNobody(t, "umount", m.point); r.code != 0 {
+		t.Errorf("the socket keeps the mount: exit code %d: %s", r.code, r.stderr)
+	}
+}
+
+// bypass reads a file of a mount through the control channel, after an ioctl and by LOOKUP, and compares.
+func bypass(mount, name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	f, err := os.Open(filepath.Join(mount, name))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	want, err := io.ReadAll(f)
+	if err != nil {
+		return err
+	}
+	c, err := control.Dial(ctx, mount, "bypass")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }() // nothing of it is needed any more
+	for b, err := range control.Batches(f, 0, math.MaxInt64, true) {
+		if err != nil {
+			return err
+		}
+		files, err := c.Redeem(ctx, b.Ticket, b.Objects())
+		if err != nil {
+			return err
+		}
+		got := make([]byte, len(want))
+		if _, err := files[0].File.ReadAt(got, b.Extents[0].Offset); err != nil || !bytes.Equal(got, want) {
+			return fmt.Errorf("the backing file differs, %v", err)
+		}
+		if err := errors.Join(files[0].File.Close(), c.Release(ctx, files[0].Object)); err != nil {
+			return err
+		}
+	}
+	for found, err := range c.Lookup(ctx, []string{name}) {
+		if err != nil {
+			return err
+		}
+		got := make([]byte, len(want))
+		if _, err := found.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+			return fmt.Errorf("what LOOKUP gives differs, %v", err)
+		}
+	}
+	return nil
 }
 
 func TestOrdinaryUserBusyUnmount(t *testing.T) {
