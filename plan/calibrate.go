@@ -198,17 +198,17 @@ func fit(points []Point) CPUs {
 		u, v := 1/y, threads*(threads-1)/y
 		aa, ab, bb, a, b = aa+u*u, ab+u*v, bb+v*v, a+u, b+v
 	}
-	slowest, pairs := a/aa, 0.0 // no cost of more threads
 	if det := aa*bb - ab*ab; det > 1e-9*aa*bb {
-		if x, y := (a*bb-b*ab)/det, (aa*b-ab*a)/det; x > 0 && y > 0 {
-			slowest, pairs = x, y
+		if alone, pairs := (a*bb-b*ab)/det, (aa*b-ab*a)/det; alone > 0 && pairs > 0 {
+			c.PerThread, c.Coherence = 1/alone, pairs/alone
+			return c
 		}
-		c.PerThread, c.Coherence = 1/slowest, pairs/slowest
-		return c
 	}
-	// One number of threads: its rate is met, the law's shape is the typical one.
-	threads := float64(points[0].GPUs * points[0].Threads)
-	c.PerThread = 1 / (slowest / (1 + c.Coherence*threads*(threads-1)))
+	// One number of threads, or so few that they did not hinder each other: the run with the most is met, and the law's
+	// shape is the typical one. To read "no cost" out of such runs would promise any rate to enough threads.
+	most := slices.MaxFunc(points, func(p, q Point) int { return p.GPUs*p.Threads - q.GPUs*q.Threads })
+	threads := float64(most.GPUs * most.Threads)
+	c.PerThread = most.GBps / threads * (1 + c.Coherence*threads*(threads-1))
 	return c
 }
 

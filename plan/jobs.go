@@ -2,7 +2,9 @@ package plan
 
 import (
 	"context"
+	"maps"
 	"math"
+	"slices"
 )
 
 // JobReport is a job on a node, by each path.
@@ -104,23 +106,36 @@ func (m *model) epoch(ctx context.Context, j Job, u use, p *JobPath) error {
 // weights are read once into all GPUs, or a copy into each: then storage gives them once, where the page cache keeps them.
 func (m *model) weights(ctx context.Context, j Job, u use, p *JobPath) error {
 	size := float64(j.Size) / 1e9
-	p.Time = p.Rate.per(size)
-	if !j.Copies {
+	if !j.Copies || u.path == Direct {
+		if j.Copies {
+			size *= float64(u.gpus)
+		}
+		p.Time = p.Rate.per(size)
 		return nil
+	}
+	// What is read or registered once serves all copies, and goes on beside the copying.
+	once := map[string]Range{}
+	if u.cold {
+		once[stageStorage] = m.storage(false).per(size)
+	}
+	if u.path == Mapped {
+		once[stageRegistering] = m.cal.Register.per(size)
+	}
+	u.cold, u.once = false, false
+	o, err := m.run(ctx, u)
+	if err != nil {
+		return err
 	}
 	copies := size * float64(u.gpus)
-	if u.cold && u.path != Direct {
-		u.cold = false
-		o, err := m.run(ctx, u)
-		if err != nil {
-			return err
+	p.Time, p.Binds = o.aggregate.per(copies), o.binds
+	for _, stage := range slices.Sorted(maps.Keys(once)) {
+		t := once[stage]
+		if t.Mid > p.Time.Mid {
+			p.Binds = []string{stage}
 		}
-		fromCache, fromStorage := o.aggregate.per(copies), m.storage(false).per(size)
-		p.Time = Range{max(fromCache.Low, fromStorage.Low), max(fromCache.Mid, fromStorage.Mid), max(fromCache.High, fromStorage.High)}
-		p.Rate = p.Time.per(copies)
-		return nil
+		p.Time = Range{max(p.Time.Low, t.Low), max(p.Time.Mid, t.Mid), max(p.Time.High, t.High)}
 	}
-	p.Time = p.Rate.per(copies)
+	p.Rate = p.Time.per(copies)
 	return nil
 }
 

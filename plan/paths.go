@@ -29,7 +29,18 @@ type stage struct {
 	name       string
 	rate       Range
 	contention float64
+	kind       string // what stages of many devices are called together
 }
+
+// What stages are called.
+const (
+	stageStorage     = "storage"
+	stageMemory      = "host memory"
+	stageCPUs        = "CPUs"
+	stageRegistering = "registering"
+	stageThreads     = "each GPU's one thread"
+	stageGPUs        = "the GPUs' own links"
+)
 
 // model is a node with what was measured.
 type model struct {
@@ -65,8 +76,12 @@ type builder struct {
 	links  []int // of the node's links, where each is among the stages
 }
 
-func (b *builder) add(name string, r Range, contention float64) int {
-	b.stages = append(b.stages, stage{name, r, contention})
+// add makes a stage of a kind, and one of many where it is given a name.
+func (b *builder) add(kind, name string, r Range) int {
+	if name == "" {
+		name = kind
+	}
+	b.stages = append(b.stages, stage{name: name, rate: r, kind: kind})
 	return len(b.stages) - 1
 }
 
@@ -78,7 +93,8 @@ func (m *model) build(u use) *builder {
 		part = 1
 	}
 	for _, l := range m.node.Links {
-		b.links = append(b.links, b.add(l.Name, m.wire(l.Wire).scale(part), l.Contention))
+		b.links = append(b.links, b.add(l.Name, "", m.wire(l.Wire).scale(part)))
+		b.stages[len(b.stages)-1].contention = l.Contention
 	}
 	if u.path == Direct {
 		m.direct(b, u)
@@ -89,13 +105,13 @@ func (m *model) build(u use) *builder {
 		g := &m.node.GPUs[i]
 		route := slices.Clone(shared)
 		if u.path == Plain {
-			route = append(route, b.add("the one thread of GPU "+g.Name, m.thread(u), 0))
+			route = append(route, b.add(stageThreads, "thread of GPU "+g.Name, m.thread(u)))
 		}
 		above, _ := m.node.above(g.Parent) // check has followed it
 		for _, l := range slices.Backward(above) {
 			route = append(route, b.links[l])
 		}
-		route = append(route, b.add("link of GPU "+g.Name, m.wire(g.Wire).scale(part), 0))
+		route = append(route, b.add(stageGPUs, "link of GPU "+g.Name, m.wire(g.Wire).scale(part)))
 		b.flows = append(b.flows, Flow{Route: route, Weight: g.Weight})
 	}
 	return b
@@ -104,7 +120,7 @@ func (m *model) build(u use) *builder {
 // shared adds what all GPUs share on the host, and gives the route through it.
 func (m *model) shared(b *builder, u use) (route []int) {
 	if u.cold || u.write {
-		route = append(route, b.add("storage", m.storage(u.write), 0))
+		route = append(route, b.add(stageStorage, "", m.storage(u.write)))
 	}
 	// How often a byte crosses the memory bus: a DMA or a thread reads it, or writes it.
 	// Of staged, the slots are small and used again at once: half of their traffic stays in the last-level cache.
@@ -112,12 +128,12 @@ func (m *model) shared(b *builder, u use) (route []int) {
 	if (u.cold || u.write) && u.path != Staged { // staged goes past the page cache, by O_DIRECT
 		touches++
 	}
-	route = append(route, b.add("host memory", around(m.node.Memory/touches, assumed), 0))
+	route = append(route, b.add(stageMemory, "", around(m.node.Memory/touches, assumed)))
 	if u.path == Staged && !u.cold && !u.write {
-		route = append(route, b.add("CPUs", m.cal.CPUs.Rate(u.gpus*m.node.Threads), 0))
+		route = append(route, b.add(stageCPUs, "", m.cal.CPUs.Rate(u.gpus*m.node.Threads)))
 	}
 	if u.path == Mapped && u.once {
-		route = append(route, b.add("registering", m.cal.Register, 0))
+		route = append(route, b.add(stageRegistering, "", m.cal.Register))
 	}
 	return route
 }
@@ -155,11 +171,11 @@ func (m *model) direct(b *builder, u use) {
 		if u.write {
 			r = around(s.Write, max(assumed, s.Uncertainty))
 		}
-		devices = append(devices, b.add("storage "+s.Name, r, 0))
+		devices = append(devices, b.add(stageStorage, "storage "+s.Name, r))
 	}
 	for i := range u.gpus {
 		g := &m.node.GPUs[i]
-		link := b.add("link of GPU "+g.Name, m.wire(g.Wire), 0)
+		link := b.add(stageGPUs, "link of GPU "+g.Name, m.wire(g.Wire))
 		toGPU, _ := m.node.above(g.Parent)
 		for d, s := range m.node.Storage {
 			fromDevice, _ := m.node.above(s.Parent)
@@ -257,8 +273,8 @@ func (m *model) share(o *outcome, b *builder, s *Simulated) {
 	}
 	o.use = s.Use
 	for i, part := range s.Use {
-		if part >= busy {
-			o.binds = append(o.binds, o.stages[i].name)
+		if kind := o.stages[i].kind; part >= busy && !slices.Contains(o.binds, kind) {
+			o.binds = append(o.binds, kind)
 		}
 	}
 }

@@ -76,7 +76,7 @@ const (
 // Build computes the report. Nodes come from Parse or Discover, the calibration from Calibrate or Measured.
 func Build(ctx context.Context, nodes []Node, jobs []Job, c *Calibration) (*Report, error) {
 	r := &Report{Version: 1, Units: "GB are 1e9 bytes; a range is low, mid, high", Calibration: c}
-	links := []float64{12.5}
+	links := []float64{12.5, 25, 50} // 100, 200 and 400 Gb/s
 	for i := range nodes {
 		m := newModel(&nodes[i], c)
 		n, err := m.report(ctx, jobs)
@@ -84,7 +84,7 @@ func Build(ctx context.Context, nodes []Node, jobs []Job, c *Calibration) (*Repo
 			return nil, fmt.Errorf("node %q: %w", nodes[i].Name, err)
 		}
 		r.Nodes = append(r.Nodes, *n)
-		if link := math.Round(m.wire(nodes[i].GPUs[0].Wire).Mid*10) / 10; !slices.Contains(links, link) && len(links) < 4 {
+		if link := math.Round(m.wire(nodes[i].GPUs[0].Wire).Mid*10) / 10; !slices.Contains(links, link) && len(links) < 6 {
 			links = append(links, link)
 		}
 	}

@@ -13,9 +13,12 @@ type simulation struct {
 	now    float64
 	events int
 	begin  float64 // of measuring
+	target int     // chunks that each flow is to receive
+	short  int     // flows that have not yet
 }
 
 type stageState struct {
+	flows   []int     // that pass it
 	waiting []int     // chunks of each flow, the one in service included
 	tag     []float64 // start tag of each flow's next chunk, in GB over weight
 	virtual float64   // tag of the chunk in service
@@ -46,6 +49,7 @@ func newSimulation(n *Network) *simulation {
 		}
 		for i, stage := range flow.Route {
 			narrowest, hop[stage] = min(narrowest, n.Stages[stage].Rate), i
+			s.stages[stage].flows = append(s.stages[stage].flows, f)
 		}
 		s.flows[f] = flowState{chunk: narrowest * 1e-3, hop: hop}
 	}
@@ -72,8 +76,8 @@ func (s *simulation) arrive(stage, flow int) {
 func (s *simulation) serve(stage int) {
 	st := &s.stages[stage]
 	next, active := -1, 0
-	for f, waiting := range st.waiting {
-		if waiting == 0 {
+	for _, f := range st.flows {
+		if st.waiting[f] == 0 {
 			continue
 		}
 		if active++; next < 0 || st.tag[f] < st.tag[next] {
@@ -92,7 +96,13 @@ func (s *simulation) serve(stage int) {
 
 // until runs until every flow has received so many chunks.
 func (s *simulation) until(ctx context.Context, chunks int) error {
-	for s.least() < chunks {
+	s.target, s.short = chunks, 0
+	for i := range s.flows {
+		if s.flows[i].delivered < chunks {
+			s.short++
+		}
+	}
+	for s.short > 0 {
 		if s.events++; s.events > mostEvents {
 			return errUnsettled
 		}
@@ -102,14 +112,6 @@ func (s *simulation) until(ctx context.Context, chunks int) error {
 		s.step()
 	}
 	return nil
-}
-
-func (s *simulation) least() int {
-	least := math.MaxInt
-	for i := range s.flows {
-		least = min(least, s.flows[i].delivered)
-	}
-	return least
 }
 
 // step ends the service that ends first. There are few stages: looking at all of them is as fast as a heap.
@@ -130,7 +132,9 @@ func (s *simulation) step() {
 	if next := flow.hop[at] + 1; next < len(route) {
 		s.arrive(route[next], f)
 	} else {
-		flow.delivered++
+		if flow.delivered++; flow.delivered == s.target {
+			s.short--
+		}
 		s.arrive(route[0], f)
 	}
 	if st.serving < 0 {

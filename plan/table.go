@@ -101,7 +101,10 @@ func (n *NodeReport) printJobs(w io.Writer) {
 
 func (p *JobPath) remarks() []string {
 	var list []string
-	if p.Stall != nil {
+	switch {
+	case p.Stall != nil && p.Stall.High == 0:
+		list = append(list, "the GPUs never wait")
+	case p.Stall != nil:
 		list = append(list, "GPUs wait "+duration(*p.Stall))
 	}
 	if p.Fits != "" {

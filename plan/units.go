@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // Size is a number of bytes, written as "140GB", "64MiB" or a plain number.
@@ -38,9 +40,9 @@ func ParseSize(text string) (Size, error) {
 	return Size(number * unit), nil
 }
 
-// UnmarshalText reads a size from YAML.
-func (s *Size) UnmarshalText(text []byte) (err error) {
-	*s, err = ParseSize(string(text))
+// UnmarshalYAML reads a size from a description.
+func (s *Size) UnmarshalYAML(n *yaml.Node) (err error) {
+	*s, err = ParseSize(n.Value)
 	return err
 }
 
@@ -65,11 +67,11 @@ func binary(bytes int64) string {
 // Seconds is a span of time, written as "30m" or "1h30m" in YAML.
 type Seconds float64
 
-// UnmarshalText reads a span of time from YAML.
-func (s *Seconds) UnmarshalText(text []byte) error {
-	d, err := time.ParseDuration(string(text))
+// UnmarshalYAML reads a span of time from a description.
+func (s *Seconds) UnmarshalYAML(n *yaml.Node) error {
+	d, err := time.ParseDuration(n.Value)
 	if err != nil || d < 0 {
-		return fmt.Errorf("%q is no span of time: write it as 30s, 15m or 6h", text)
+		return fmt.Errorf("%q is no span of time: write it as 30s, 15m or 6h", n.Value)
 	}
 	*s = Seconds(d.Seconds())
 	return nil

@@ -149,7 +149,7 @@ function sizes(section, node) {
 
 function remarks(p, j) {
   const list = [];
-  if (p.stall_s) list.push('GPUs wait ' + time(p.stall_s));
+  if (p.stall_s) list.push(p.stall_s.high ? 'GPUs wait ' + time(p.stall_s) : 'the GPUs never wait');
   if (p.fits_the_notice) list.push('fits the notice: ' + p.fits_the_notice);
   if (p.restore_s) list.push('restore ' + time(p.restore_s));
   if (p.overhead_share) list.push(range(p.overhead_share, 100) + '% of all time');
@@ -174,9 +174,10 @@ function jobs(section, node) {
   });
   const rows = [];
   for (const j of node.jobs) {
-    for (const p of j.paths) {
-      if (p.without) rows.push([{ note: j.job.name }, p.path, '', '', '', '', { note: p.without }]);
-      else rows.push([{ note: j.job.name }, p.path, range(p.rate_gb_per_s), time(p.time_s), node.price_per_hour ? range(p.cost) : '-', range(p.times_faster), { note: remarks(p, j) }]);
+    for (const [i, p] of j.paths.entries()) {
+      const name = { note: i === 0 ? j.job.name : '' };
+      if (p.without) rows.push([name, p.path, '', '', '', '', { note: p.without }]);
+      else rows.push([name, p.path, range(p.rate_gb_per_s), time(p.time_s), node.price_per_hour ? range(p.cost) : '-', range(p.times_faster), { note: remarks(p, j) }]);
     }
   }
   table(section, ['job', 'path', 'GB/s', 'time', 'cost', 'times faster than plain', 'remarks'], rows);
@@ -192,20 +193,18 @@ function registration() {
   const box = element(section, 'div');
   const figures = element(section, 'div');
   let c = null;
-  try {
-    c = chart(box, {}, 'tall screen');
-  } catch (e) {
-    errors.push(String(e));
-  }
+  if (document.createElement('canvas').getContext('webgl')) c = chart(box, {}, 'tall screen');
+  else element(box, 'p', 'This browser has no WebGL: no surface is drawn; the table has its figures.', { class: 'soft' });
   const draw = () => {
     const s = report.registration[select.value];
     source.textContent = select.selectedOptions[0].textContent + ': ' + s.registration.source + '.';
+    const axis = { fontSize: 18, textStyle: { fontSize: 18 } };
     if (c) c.setOption({
       tooltip: { formatter: p => size(s.sizes[p.value[0]]) + ', ' + s.ios[p.value[1]] + ' I/Os: R = ' + p.value[2].toFixed(2) },
       visualMap: { min: 0, max: 1, dimension: 2, right: 10, top: 'middle', inRange: { color: ['#cf222e', '#d4a72c', '#1a7f37'] } },
-      xAxis3D: { type: 'category', name: 'buffer', data: s.sizes.map(size) },
-      yAxis3D: { type: 'category', name: 'I/Os', data: s.ios.map(String) },
-      zAxis3D: { type: 'value', name: 'R', min: 0, max: 1 },
+      xAxis3D: { type: 'category', name: 'buffer', nameGap: 35, nameTextStyle: axis, axisLabel: axis, data: s.sizes.map(size) },
+      yAxis3D: { type: 'category', name: 'I/Os', nameGap: 35, nameTextStyle: axis, axisLabel: axis, data: s.ios.map(String) },
+      zAxis3D: { type: 'value', name: 'R', nameTextStyle: axis, axisLabel: axis, min: 0, max: 1 },
       grid3D: { boxWidth: 120, boxDepth: 100, viewControl: { alpha: 25, beta: 40, distance: 230 }, postEffect: { enable: false } },
       series: [{ type: 'surface', wireframe: { show: true }, shading: 'color', dataShape: [s.sizes.length, s.ios.length],
         data: s.sizes.flatMap((_, i) => s.ios.map((_, j) => [i, j, s.r[i][j]])) }],

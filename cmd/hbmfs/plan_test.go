@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/plan"
+)
+
+func runPlanLine(t *testing.T, args ...string) packed {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := run(context.Background(), append([]string{"hbmfs", "plan"}, args...), &stdout, &stderr)
+	return packed{code, stdout.String(), stderr.String()}
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const oneGPUNode = "nodes: [{name: desk, gpus: [{name: a, gen: 5, lanes: 16}], storage: [{name: s, gb_per_s: 5}]}]\n"
+
+func TestPlanOfADescription(t *testing.T) {
+	node := writeFile(t, "node.yaml", oneGPUNode)
+	got := runPlanLine(t, node, "--epoch", "1TB", "--weights", "10GB", "--checkpoint", "50GB", "--price", "36")
+	if got.code != exitOK {
+		t.Fatalf("exit %d: %s", got.code, got.stderr)
+	}
+	for _, part := range []string{"desk: 1 GPUs", "an epoch: epoch of 1 TB", "a load of weights", "a checkpoint each half hour", "mapped only reads", "direct is not proven"} {
+		if !strings.Contains(got.stdout, part) {
+			t.Errorf("it does not say %q:\n%s", part, got.stdout)
+		}
+	}
+}
+
+// A calibration changes what is computed: a wall of half the rate halves it.
+func TestPlanIsCalibrated(t *testing.T) {
+	node := writeFile(t, "node.yaml", oneGPUNode)
+	result := writeFile(t, "bench.json", `{"gpus":[{}],"threads":4,"wall_gb_per_s":27.6,"rows":[{"path":"staged","mode":"sequential","gb_per_s":20}]}`)
+	pinned := func(args ...string) float64 {
+		got := runPlanLine(t, append([]string{node, "--json"}, args...)...)
+		var r plan.Report
+		if err := json.Unmarshal([]byte(got.stdout), &r); err != nil {
+			t.Fatalf("%v: %s", err, got.stderr)
+		}
+		return r.Nodes[0].Sweeps[0].Points[0].Aggregate.Mid
+	}
+	if all, half := pinned(), pinned("--calibrate", result); half < 0.499*all || half > 0.501*all {
+		t.Errorf("half the wall gives %g of %g", half, all)
+	}
+}
+
+func TestPlanWritesAPage(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "report.html")
+	got := runPlanLine(t, writeFile(t, "node.yaml", oneGPUNode), "--html", page)
+	text, err := os.ReadFile(page)
+	if got.code != exitOK || err != nil || !bytes.HasPrefix(text, []byte("<!doctype html>")) || !bytes.Contains(text, []byte(`"name":"desk"`)) {
+		t.Errorf("exit %d %s: %v, %d bytes", got.code, got.stderr, err, len(text))
+	}
+}
+
+func TestPlanExampleIsUnderstood(t *testing.T) {
+	example := runPlanLine(t, "--example")
+	if _, err := plan.Parse(strings.NewReader(example.stdout)); err != nil || example.code != exitOK {
+		t.Errorf("exit %d: %v", example.code, err)
+	}
+}
+
+func TestPlanRefuses(t *testing.T) {
+	node := writeFile(t, "node.yaml", oneGPUNode)
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"a size":            {[]string{node, "--epoch", "much"}, exitUsage, "--epoch"},
+		"a price":           {[]string{node, "--price", "-1"}, exitUsage, "--price"},
+		"two formats":       {[]string{node, "--json", "--html", "x"}, exitUsage, "--html"},
+		"two descriptions":  {[]string{node, node}, exitUsage, "one description"},
+		"no such file":      {[]string{node + "x"}, exitFailed, "node.yamlx"},
+		"no description":    {[]string{writeFile(t, "bad.yaml", "nodes: 7")}, exitFailed, "--example"},
+		"no calibration":    {[]string{node, "--calibrate", writeFile(t, "bad.json", "{}")}, exitFailed, "bad.json"},
+		"a machine without": {[]string{"--sys", t.TempDir()}, exitFailed, "--example"},
+	} {
+		if got := runPlanLine(t, c.args...); got.code != c.code || !strings.Contains(got.stderr, c.says) {
+			t.Errorf("%s: exit %d and %q, not %d and %q", name, got.code, got.stderr, c.code, c.says)
+		}
+	}
+}
