@@ -69,9 +69,9 @@ func (f *File) Moved() Moved {
 
 // Close closes the file. Views of it stay.
 func (f *File) Close() error {
-	known := f.source.known()
-	errs := []error{f.r.forget(known)}
-	f.r.handles.drop(known)
+	leaving := f.source.leave()
+	errs := []error{f.r.forget(leaving)}
+	f.r.handles.drop(leaving)
 	if s, ok := f.source.(connected); ok {
 		f.mu.Lock()
 		list := f.tally.take()

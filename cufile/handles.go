@@ -27,7 +27,7 @@ type handles struct {
 
 // lender opens the backing files of one source, and is told which of its objects have been closed.
 type lender interface {
-	open(ctx context.Context, files []*backing) error
+	open(ctx context.Context, files []*backing) (ahead []*backing, err error) // ahead may be used soon
 	release(ctx context.Context, objects []uint64)
 }
 
@@ -57,8 +57,9 @@ func (h *handles) take(ctx context.Context, files []*backing) error {
 	if err != nil {
 		return err
 	}
+	var ahead []*backing
 	if err = h.closeFiles(ctx, victims); err == nil && len(missing) > 0 {
-		if err = missing[0].lender.open(ctx, missing); err != nil {
+		if ahead, err = missing[0].lender.open(ctx, missing); err != nil {
 			_ = h.closeFiles(ctx, missing) // of those that were opened the device holds nothing
 		}
 	}
@@ -70,10 +71,62 @@ func (h *handles) take(ctx context.Context, files []*backing) error {
 		}
 	}
 	h.mu.Unlock()
+	if err == nil {
+		err = h.keep(ctx, ahead)
+	}
 	if err != nil {
 		h.give(files)
 	}
 	return err
+}
+
+// offer keeps files that were opened before anybody uses them.
+func (h *handles) offer(ctx context.Context, files []*backing) error {
+	select {
+	case h.turn <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-h.turn }()
+	return h.keep(ctx, files)
+}
+
+// keep puts open files in the place of what is not in use, and closes those that there is no room for. The caller has
+// the turn.
+func (h *handles) keep(ctx context.Context, files []*backing) error {
+	if len(files) == 0 {
+		return nil
+	}
+	h.mu.Lock()
+	var victims, kept []*backing
+	for _, b := range files {
+		if b.left || len(kept) == h.limit-h.pinned {
+			victims = append(victims, b)
+		} else {
+			kept = append(kept, b)
+		}
+	}
+	for e := h.order.Back(); e != nil && h.order.Len()+len(kept) > h.limit; {
+		b := e.Value.(*backing)
+		e = e.Prev()
+		if b.pins == 0 {
+			h.order.Remove(b.element)
+			b.element = nil
+			victims = append(victims, b)
+		}
+	}
+	for _, b := range kept {
+		b.element = h.order.PushFront(b)
+	}
+	h.mu.Unlock()
+	return h.closeFiles(ctx, victims)
+}
+
+// isOpen says whether a file is open, at this moment.
+func (h *handles) isOpen(b *backing) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return b.element != nil
 }
 
 // pinOpen pins files if all of them are open.
@@ -202,6 +255,7 @@ func (h *handles) drop(files []*backing) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, b := range files {
+		b.left = true
 		if b.element == nil {
 			continue
 		}

@@ -45,22 +45,22 @@ func (s *shelf) path(object uint64) string {
 	return filepath.Join(s.dir, strconv.FormatUint(object, 10))
 }
 
-func (s *shelf) open(_ context.Context, files []*backing) error {
+func (s *shelf) open(_ context.Context, files []*backing) ([]*backing, error) {
 	for i, b := range files {
 		if s.fail.Load() && i > 0 { // after the first
-			return errShelf
+			return nil, errShelf
 		}
 		fd, err := openFile(s.path(b.object))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := b.adopt(fd); err != nil {
-			return err
+			return nil, err
 		}
 		s.opened.Add(1)
 		s.peak.Store(max(s.peak.Load(), s.now.Add(1))) // openers take turns
 	}
-	return nil
+	return nil, nil
 }
 
 func (s *shelf) release(_ context.Context, objects []uint64) { s.now.Add(-int64(len(objects))) }
@@ -247,7 +247,7 @@ func (s shelfSource) runs(context.Context, int64, int64) ([]run, error) {
 	return list, nil
 }
 func (s shelfSource) backing(r *run) *backing { return s.files[r.object] }
-func (s shelfSource) known() []*backing       { return s.files }
+func (s shelfSource) leave() []*backing       { return s.files }
 func (s shelfSource) size() int64             { return int64(len(s.files)) }
 func (s shelfSource) close() error            { return nil }
 

@@ -180,7 +180,7 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 		if i == 0 {
 			continue // one request is no order
 		}
-		b := f.source.known()[0]
+		b := f.source.leave()[0]
 		until(t, "the window after the last one", func() bool { return r.maps.holds([]windowRef{{b, i + 1}}) })
 		if r.PinnedBytes() > o.Pinned {
 			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)

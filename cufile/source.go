@@ -21,8 +21,8 @@ type source interface {
 	runs(ctx context.Context, offset, n int64) ([]run, error)
 	// backing gives what holds the bytes of a run. It can be read while handles.take says so.
 	backing(r *run) *backing
-	// known gives all that backing has given.
-	known() []*backing
+	// leave gives those of what backing has given that nobody else uses. It is called once, before close.
+	leave() []*backing
 	size() int64
 	close() error
 }
@@ -55,6 +55,7 @@ type backing struct {
 
 	mapped  *mappedFile   // guarded by mappings.mu
 	pins    int           // requests that use it; guarded by handles.mu
+	left    bool          // nobody will use it any more; guarded by handles.mu
 	element *list.Element // in handles.order while it is open; guarded by handles.mu
 
 	mu       sync.Mutex
@@ -171,7 +172,7 @@ func (p *plainFile) runs(context.Context, int64, int64) ([]run, error) {
 
 func (p *plainFile) backing(*run) *backing { return p.file }
 
-func (p *plainFile) known() []*backing { return []*backing{p.file} }
+func (p *plainFile) leave() []*backing { return []*backing{p.file} }
 
 func (p *plainFile) close() error { return p.file.close() }
 

@@ -146,7 +146,7 @@ func (m *mountedFile) backing(r *run) *backing {
 	return b
 }
 
-func (m *mountedFile) known() []*backing {
+func (m *mountedFile) leave() []*backing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Collect(maps.Values(m.objects))
@@ -154,13 +154,13 @@ func (m *mountedFile) known() []*backing {
 
 // open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
 // answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
-func (m *mountedFile) open(ctx context.Context, files []*backing) error {
+func (m *mountedFile) open(ctx context.Context, files []*backing) (ahead []*backing, err error) {
 	slices.SortFunc(files, func(a, b *backing) int { return cmp.Compare(a.at, b.at) })
 	for len(files) > 0 {
 		before, first := len(files), files[0].at
 		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
 			if err = m.explain(ctx, err); err != nil {
-				return err
+				return nil, err
 			}
 			named := batch.Objects()
 			here := slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return !slices.Contains(named, b.object) })
@@ -168,7 +168,7 @@ func (m *mountedFile) open(ctx context.Context, files []*backing) error {
 				break
 			}
 			if err := m.redeem(ctx, batch.Ticket, here); err != nil {
-				return err
+				return nil, err
 			}
 			files = slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return slices.Contains(here, b) })
 			if len(files) == 0 {
@@ -176,10 +176,10 @@ func (m *mountedFile) open(ctx context.Context, files []*backing) error {
 			}
 		}
 		if len(files) == before {
-			return fmt.Errorf("open %s: the mount no longer names it at %d", files[0].name, first)
+			return nil, fmt.Errorf("open %s: the mount no longer names it at %d", files[0].name, first)
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // explain makes the error of a question say what it means.
@@ -227,11 +227,15 @@ func (b *backing) take(from *control.Backing) error {
 // release says which objects were closed. A daemon that has gone needs not know, and whoever asks for more will hear
 // of it.
 func (m *mountedFile) release(ctx context.Context, objects []uint64) {
+	giveBack(ctx, m.client, objects)
+}
+
+func giveBack(ctx context.Context, client *control.Client, objects []uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	const most = 4096 // fit into a frame
 	for part := range slices.Chunk(objects, most) {
-		_ = m.client.Release(ctx, part...)
+		_ = client.Release(ctx, part...)
 	}
 }
 

@@ -1,0 +1,318 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// OpenMany opens many files, as Open does, and gives a File or an error for each. Small files of a mount, and members of
+// its archives, are asked for in one message per few hundred, and not opened in the mount at all: thousands of them cost
+// no round trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
+// in the same way.
+func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error) {
+	files, errs := make([]*File, len(names)), make([]error, len(names))
+	inMount := map[string][]int{} // by the mount's root
+	paths := make([]string, len(names))
+	dirs := map[string]place{}
+	for i, name := range names {
+		if p := placeOf(filepath.Dir(name), dirs); p.root != "" {
+			paths[i] = filepath.Join(p.inside, filepath.Base(name))
+			inMount[p.root] = append(inMount[p.root], i)
+		}
+	}
+	for root, list := range inMount {
+		r.openBatch(ctx, root, list, names, paths, files)
+	}
+	for i, name := range names {
+		switch {
+		case ctx.Err() != nil:
+			errs[i] = ctx.Err()
+			if files[i] != nil {
+				errs[i] = errors.Join(errs[i], files[i].Close())
+				files[i] = nil
+			}
+		case files[i] == nil: // it is no such file, or cannot be opened, and Open says why
+			files[i], errs[i] = r.Open(ctx, name)
+		case r.opt.Path == Direct:
+			if errs[i] = files[i].proveDirect(ctx); errs[i] != nil {
+				errs[i] = errors.Join(errs[i], files[i].Close())
+				files[i] = nil
+			}
+		}
+	}
+	return files, errs
+}
+
+// place is where a directory lies in a mount; zero for what is in none.
+type place struct{ root, inside string }
+
+// placeOf asks about directories alone, and about each once: asking about each file would cost what is to be saved.
+func placeOf(dir string, known map[string]place) place {
+	p, ok := known[dir]
+	if ok {
+		return p
+	}
+	whole, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		whole, err = filepath.Abs(whole)
+	}
+	if err == nil {
+		p.root, err = control.Root(whole)
+	}
+	if err == nil {
+		p.inside, err = filepath.Rel(p.root, whole)
+	}
+	if err != nil || strings.HasPrefix(p.inside, "..") {
+		p = place{}
+	}
+	known[dir] = p
+	return p
+}
+
+// batch is files of one mount that were opened together: their connection, and the lender of their backing files.
+type batch struct {
+	r      *Reader
+	client *control.Client
+	files  []*batchFile // in the order asked for; nil for what is not read in this way
+
+	next int // the file after the last one that was asked for; guarded by handles.turn
+
+	mu      sync.Mutex // guards what follows
+	objects map[uint64]*backing
+	users   map[uint64]int // files that have bytes of an object and are not closed
+	left    int            // files that are not closed
+}
+
+// batchFile is a source.
+type batchFile struct {
+	of         *batch
+	path       string // in the mount
+	length     int64
+	generation uint64
+	list       []run
+	closing    []uint64 // objects that nobody else needs
+}
+
+// openBatch opens those of names that list says, as far as a lookup is enough.
+func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, paths []string, files []*File) {
+	client, err := control.DialReader(ctx, root, clientName, r.number)
+	if err != nil {
+		return // Open comes upon the same, and says it or does without
+	}
+	b := &batch{r: r, client: client, objects: map[uint64]*backing{}, users: map[uint64]int{}}
+	asked := make([]string, len(list))
+	for k, i := range list {
+		asked[k] = paths[i]
+	}
+	var ahead []*backing
+	for found, err := range client.Lookup(ctx, asked) {
+		if err != nil {
+			break // as above
+		}
+		f := b.file(found)
+		b.files = append(b.files, f)
+		if f == nil {
+			continue
+		}
+		if len(ahead) < r.handles.limit {
+			ahead = b.adopt(found, ahead)
+			b.next = len(b.files)
+		}
+		files[list[len(b.files)-1]] = &File{r: r, name: names[list[len(b.files)-1]], source: f}
+	}
+	if err := r.handles.offer(ctx, ahead); err != nil {
+		for _, a := range ahead {
+			_ = a.close() // they are opened again when they are needed
+		}
+	}
+	if b.left == 0 {
+		_ = client.Close() // nothing was redeemed that anybody uses
+	}
+}
+
+// file makes a source of what was found; nil where there is more to it than a lookup tells.
+func (b *batch) file(found *control.Found) *batchFile {
+	if found.Err != nil || found.Flags&control.InfoMore != 0 {
+		return nil
+	}
+	f := &batchFile{of: b, path: found.Path, length: found.Size, generation: found.Generation}
+	end := int64(0)
+	for _, e := range found.Extents {
+		if e.Flags != 0 || e.Logical != end || e.Object == inlineObject {
+			return nil
+		}
+		f.list = append(f.list, run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count})
+		end = e.End()
+	}
+	if end != f.length {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left++
+	for _, object := range f.objects() {
+		b.users[object]++
+		if b.objects[object] == nil {
+			b.objects[object] = &backing{id: b.r.ids.Add(1), name: fmt.Sprintf("%s (object %d)", found.Path, object), fd: -1, lender: b, object: object, at: int64(len(b.files))}
+		}
+	}
+	return f
+}
+
+// objects gives each object of a file once.
+func (f *batchFile) objects() (list []uint64) {
+	for i := range f.list {
+		if !slices.Contains(list, f.list[i].object) {
+			list = append(list, f.list[i].object)
+		}
+	}
+	return list
+}
+
+// adopt takes over the descriptors that came with a file.
+func (b *batch) adopt(found *control.Found, opened []*backing) []*backing {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, e := range found.Extents {
+		if e.Object == inlineObject {
+			continue
+		}
+		from := found.Take(e.Object)
+		switch to := b.objects[e.Object]; {
+		case from == nil || from.File == nil:
+		case to == nil || to.fd >= 0:
+			_ = from.File.Close() // opened for reading: nothing is lost
+		case to.take(from) == nil: // else it is not there when it is needed, which says so
+			opened = append(opened, to)
+		}
+	}
+	return opened
+}
+
+// mostAhead is how many files are opened with one that is needed, when they are read in their order.
+const mostAhead = 128
+
+// ask gives the files to look up for backing files that are needed.
+func (b *batch) ask(files []*backing) (list []int) {
+	for _, file := range files {
+		if i := int(file.at); !slices.Contains(list, i) {
+			list = append(list, i)
+		}
+	}
+	slices.Sort(list)
+	inOrder := list[0] == b.next
+	b.next = list[len(list)-1] + 1
+	for most := min(mostAhead, b.r.handles.share()); inOrder && b.next < len(b.files) && len(list) < most; b.next++ {
+		if f := b.files[b.next]; f != nil && b.missing(f) {
+			list = append(list, b.next)
+		}
+	}
+	return list
+}
+
+// missing says whether a file that is not closed has a backing file that is not open.
+func (b *batch) missing(f *batchFile) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range f.list {
+		if at := b.objects[f.list[i].object]; at != nil && !b.r.handles.isOpen(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// lend looks up the files that backing files belong to, by their places.
+func (b *batch) lend(ctx context.Context, files []*backing) (opened []*backing, err error) {
+	list := b.ask(files)
+	paths := make([]string, len(list))
+	for k, i := range list {
+		paths[k] = b.files[i].path
+	}
+	var errs []error
+	k := 0
+	for found, err := range b.client.Lookup(ctx, paths) {
+		if err != nil {
+			return opened, err
+		}
+		f := b.files[list[k]]
+		k++
+		if found.Err == nil && (found.Size != f.length || found.Generation != f.generation) {
+			found.Err = fmt.Errorf("look up %s: it was replaced: %w", f.path, control.ErrStale)
+		}
+		if found.Err != nil {
+			errs = append(errs, found.Err)
+			continue
+		}
+		opened = b.adopt(found, opened)
+	}
+	for _, file := range files {
+		if file.fd < 0 {
+			return opened, errors.Join(append(errs, fmt.Errorf("open %s: the daemon gave no file", file.name))...)
+		}
+	}
+	return opened, nil
+}
+
+// open is as lender says: what comes after the files is opened with them.
+func (b *batch) open(ctx context.Context, files []*backing) (ahead []*backing, err error) {
+	opened, err := b.lend(ctx, files)
+	ahead = slices.DeleteFunc(opened, func(o *backing) bool { return slices.Contains(files, o) })
+	if err != nil {
+		for _, a := range ahead {
+			_ = a.close() // opened for reading: nothing is lost
+		}
+		return nil, err
+	}
+	return ahead, nil
+}
+
+// release is as of mountedFile.
+func (b *batch) release(ctx context.Context, objects []uint64) { giveBack(ctx, b.client, objects) }
+
+func (f *batchFile) runs(context.Context, int64, int64) ([]run, error) { return f.list, nil }
+
+func (f *batchFile) backing(r *run) *backing {
+	f.of.mu.Lock()
+	defer f.of.mu.Unlock()
+	return f.of.objects[r.object]
+}
+
+func (f *batchFile) leave() (list []*backing) {
+	b := f.of
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, object := range f.objects() {
+		if b.users[object]--; b.users[object] == 0 {
+			list = append(list, b.objects[object])
+			f.closing = append(f.closing, object)
+			delete(b.objects, object)
+		}
+	}
+	return list
+}
+
+func (f *batchFile) size() int64 { return f.length }
+
+func (f *batchFile) daemon() *control.Client { return f.of.client }
+
+// close ends the connection with the last file.
+func (f *batchFile) close() error {
+	b := f.of
+	b.mu.Lock()
+	b.left--
+	last := b.left == 0
+	b.mu.Unlock()
+	if last {
+		return b.client.Close()
+	}
+	b.release(context.Background(), f.closing)
+	return nil
+}

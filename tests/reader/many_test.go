@@ -1,0 +1,171 @@
+package reader_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// counters reads counters of a mount by the beginnings of their lines.
+func counters(t *testing.T, m *blackbox.Mount, names ...string) []int64 {
+	t.Helper()
+	metrics, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make([]int64, len(names))
+	for i, name := range names {
+		_, rest, ok := strings.Cut(string(metrics), "\n"+name+" ")
+		if _, err := fmt.Sscan(rest, &values[i]); err != nil || !ok {
+			t.Fatalf("no %s in the metrics: %v", name, err)
+		}
+	}
+	return values
+}
+
+const smallFiles = 1200
+
+// smallMount mounts many small files in two folders.
+func smallMount(t *testing.T) (m *blackbox.Mount, names []string, datas [][]byte) {
+	t.Helper()
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without it a mount has no control socket")
+	}
+	b, _ := binary(t)
+	dir := t.TempDir()
+	for i := range smallFiles {
+		folder := fmt.Sprintf("part_%d", i%2)
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		data := bytes.Repeat([]byte(fmt.Sprintf("<%d>", i)), i%40) // some are empty
+		name := filepath.Join(folder, fmt.Sprintf("sample_%05d.raw", i))
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		names, datas = append(names, name), append(datas, data)
+	}
+	m, err := b.Mount(t.Context(), dir, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range names {
+		names[i] = m.Path(names[i])
+	}
+	return m, names, datas
+}
+
+func TestManySmallFilesCostNoRoundTripEach(t *testing.T) {
+	m, names, datas := smallMount(t)
+	const bound = 64
+	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: bound, Arena: 1 << 20, Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	asked := []string{"hbmfs_lookups_total", `hbmfs_opens_total{path="passthrough"}`, `hbmfs_opens_total{path="daemon"}`, "hbmfs_control_tickets_total", "hbmfs_control_connections"}
+	start := counters(t, m, asked...)
+	var files []*cufile.File
+	var errs []error
+	most := watch(t, func() {
+		files, errs = r.OpenMany(t.Context(), names)
+		for i, f := range files {
+			if errs[i] != nil {
+				t.Fatal(errs[i])
+			}
+			readSpan(t, f, datas[i], 0, f.Size())
+		}
+	})
+	// Looking at the metrics costs some, and so does finding the folders.
+	for i, n := range counters(t, m, asked...) {
+		if n-start[i] > 20 {
+			t.Errorf("%s grew by %d for %d files", asked[i], n-start[i], len(names))
+		}
+	}
+	// What is on its way comes once more: an answer has up to 253 descriptors, and a lookup keeps 256 for those to come.
+	if most > before+bound+2*256 {
+		t.Errorf("%d descriptors were open, %d before", most, before)
+	}
+	for _, i := range []int{smallFiles - 1, 3, 700, 4} { // in no order
+		if int64(len(datas[i])) != files[i].Size() {
+			t.Errorf("%s has %d bytes, want %d", names[i], files[i].Size(), len(datas[i]))
+		}
+		readSpan(t, files[i], datas[i], 1, files[i].Size()-1)
+	}
+	for _, f := range files {
+		errs = append(errs, f.Close())
+	}
+	if err := errors.Join(append(errs, r.Close())...); err != nil {
+		t.Error(err)
+	}
+	if n := leases(t, m, 0); n != 0 {
+		t.Errorf("%d leases after all was closed", n)
+	}
+	if after := descriptors(t); after > before {
+		t.Errorf("%d descriptors are open, %d before", after, before)
+	}
+}
+
+// Whatever cannot be had by a lookup alone is opened all the same, and errors stay with their files.
+func TestOpenManyOfAllKinds(t *testing.T) {
+	m, names, datas := smallMount(t)
+	outside := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(outside, []byte("not of a mount"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(names[11], link); err != nil {
+		t.Fatal(err)
+	}
+	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Arena: 1 << 20, Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, errs := r.OpenMany(t.Context(), []string{names[5], outside, m.Path("no", "such"), link, m.Path("part_0"), names[5], m.Path("part_0", "missing")})
+	want := [][]byte{datas[5], []byte("not of a mount"), nil, datas[11], nil, datas[5], nil}
+	for i, f := range files {
+		switch {
+		case want[i] == nil:
+			if errs[i] == nil || f != nil || strings.Contains(errs[i].Error(), "\n") {
+				t.Errorf("file %d: %v, want one sentence", i, errs[i])
+			}
+			continue
+		case errs[i] != nil:
+			t.Errorf("file %d: %v", i, errs[i])
+			continue
+		}
+		readSpan(t, f, want[i], 0, f.Size())
+		if err := f.Prefetch(t.Context(), []cufile.Span{{Offset: 0, Length: f.Size()}}); err != nil {
+			t.Errorf("file %d: %v", i, err)
+		}
+	}
+	for _, i := range []int{2, 6} {
+		if !errors.Is(errs[i], syscall.ENOENT) {
+			t.Errorf("file %d: %v, want that it does not exist", i, errs[i])
+		}
+	}
+	for _, f := range files {
+		if f != nil {
+			errs[0] = errors.Join(errs[0], f.Close())
+		}
+	}
+	if err := errors.Join(errs[0], r.Close()); err != nil {
+		t.Error(err)
+	}
+}
