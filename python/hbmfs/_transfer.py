@@ -27,6 +27,8 @@ PIECE = 64 << 20
 """Bytes of one request: long enough that beginning it costs nothing beside it."""
 AHEAD = 4 * PIECE
 """Bytes begun and not yet waited for, so that the link never waits for Python."""
+ARENA = 64 << 20
+"""A reader's own memory: only paths that cannot write into memory of the caller need some."""
 CPUS_TO_STAGE = 8
 """CPUs that a process needs so that staging, which copies with them, outruns registering pages that are read once."""
 

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from . import _device
-from ._transfer import Progress, Transfer, once
+from ._transfer import ARENA, Progress, Transfer, once
 from .errors import Error, FormatError, InvalidError, NotFoundError
 from .safetensors_header import open_regular
 from .torch_save import Slice, Stored, find_tensor
@@ -199,7 +199,7 @@ class _Sources:
         if device not in self._readers:
             from .reader import Reader
 
-            reader = Reader(device=_device.name(device), method=once(self._method, device))
+            reader = Reader(_device.name(device), method=once(self._method, device), arena=ARENA)
             self._readers[device] = self._stack.enter_context(reader)
         if (device, path) not in self._files:
             self._files[device, path] = self._stack.enter_context(self._readers[device].open_file(path))

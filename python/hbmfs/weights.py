@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _device, safetensors_header
-from ._transfer import Progress, Transfer, once
+from ._transfer import ARENA, Progress, Transfer, once
 from .errors import DeviceError, DtypeError, FormatError, NotFoundError, OutOfMemoryError, UnavailableError
 from .safetensors_header import Header, Tensor
 
@@ -112,7 +112,7 @@ def load_safetensors(
             if reader is None:
                 from .reader import Reader
 
-                reader = stack.enter_context(Reader(device=_device.name(index), method=once(method, index)))
+                reader = stack.enter_context(Reader(_device.name(index), method=once(method, index), arena=ARENA))
             files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
             for header, file in zip(headers, files, strict=True):
                 if file.size != header.size:
