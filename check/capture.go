@@ -48,7 +48,7 @@ func wanted() []want {
 // wantedOfDriver are files that the NVIDIA modules answer themselves. A wedged driver answers never.
 func wantedOfDriver() []want {
 	return []want{
-		{"proc/driver/nvidia/version", nil}, {"proc/driver/nvidia/params", keepLines("RegistryDwords:", "OpenRmEnableUnsupportedGpus:", "EnableResizableBar:", "GrdmaPciTopoCheckOverride:")},
+		{"proc/driver/nvidia/version", cleanDriver}, {"proc/driver/nvidia/params", keepLines("RegistryDwords:", "OpenRmEnableUnsupportedGpus:", "EnableResizableBar:", "GrdmaPciTopoCheckOverride:")},
 		{"proc/driver/nvidia/gpus/*/information", keepLines("Model:", "Bus Location:", "Device Minor:", "GPU Excluded:", "GPU Firmware:")},
 		{"proc/driver/nvidia-fs/version", nil}, {"proc/driver/nvidia-fs/modules", nil}, {"proc/driver/nvidia-fs/bridges", nil},
 		{"proc/driver/nvidia-fs/stats", cleanNVFS},

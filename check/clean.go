@@ -101,6 +101,16 @@ func cleanDM(w *bytes.Buffer, r io.Reader) error {
 	})
 }
 
+// cleanDriver keeps the driver's version, without who built it and where.
+func cleanDriver(w *bytes.Buffer, r io.Reader) error {
+	return lines(r, func(line string) {
+		if strings.HasPrefix(line, "NVRM version:") {
+			line, _, _ = strings.Cut(line, "(")
+			fmt.Fprintln(w, strings.TrimSpace(line))
+		}
+	})
+}
+
 // cleanNVFS takes the lines of nvidia-fs's statistics that name GPUs by their UUID out.
 func cleanNVFS(w *bytes.Buffer, r io.Reader) error {
 	return lines(r, func(line string) {

@@ -127,19 +127,17 @@ func (j *judge) verdict() Verdict {
 		return Verdict{Path: Direct, Reason: proof.Why}
 	}
 	if f := j.first(func(f *finding) bool { return f.noGPU }); f != nil {
+		// Neither way is tried, so that what only one of them lacks stops nothing.
+		j.soften(nvfs, Warn, "")
+		j.soften(p2p, Warn, "")
 		return f.verdict(Host)
 	}
 	if j.target != nil && j.target.Silent {
 		return j.first(func(f *finding) bool { return f.rank == rankPath }).verdict(Unproven)
 	}
-	if f := j.first(func(f *finding) bool { return f.blocks == both }); f != nil {
-		j.soften(both&^j.nearer(), Warn, "")
+	if f, others := j.blocker(); f != nil {
+		j.soften(others, Warn, "")
 		return f.verdict(Staged)
-	}
-	if j.blocked() == both {
-		way := j.nearer()
-		j.soften(both&^way, Warn, "reads could go by "+way.String()+" instead, which lacks less")
-		return j.first(func(f *finding) bool { return f.blocks == way }).verdict(Staged)
 	}
 	if blocked := j.blocked(); blocked != 0 {
 		j.soften(blocked, OK, "not needed: reads can go by "+(both&^blocked).String())
@@ -156,6 +154,22 @@ func (j *judge) verdict() Verdict {
 		return suspect.verdict(Unproven)
 	}
 	return Verdict{Unproven, "nothing speaks against the direct path and nothing proves it: " + proof.Why, j.proofFix()}
+}
+
+// blocker gives the first finding that rules the direct path out, nil where none does, and the way that is not worth
+// setting up because less is missing for the other.
+func (j *judge) blocker() (first *finding, others ways) {
+	if j.blocked() != both {
+		return nil, 0
+	}
+	way := j.nearer()
+	all := j.first(func(f *finding) bool { return f.blocks == both })
+	one := j.first(func(f *finding) bool { return f.blocks == way })
+	other := j.first(func(f *finding) bool { return f.blocks == both&^way })
+	if all == nil || one != nil && other != nil && one.rank < all.rank {
+		return one, both &^ way
+	}
+	return all, both &^ way
 }
 
 // soften lowers the level of findings that block nothing but these ways.

@@ -111,8 +111,8 @@ func (j *judge) judgeContainer() {
 		j.ok(inContainer, "container", "this is none")
 	} else {
 		found := m.Container
-		if m.MemoryLimit != "" && m.MemoryLimit != "max" {
-			found += ", memory limit " + m.MemoryLimit
+		if m.MemoryLimit != "" {
+			found += ", memory limit " + m.MemoryLimit + " bytes"
 		}
 		j.ok(inContainer, "container", "yes (%s)", found)
 	}

@@ -126,6 +126,8 @@ func (j *judge) judgeP2P(driver Version) {
 		fail(rankModule, "driver "+m.Driver, "PCI P2PDMA needs 565 or later", m.onHost(m.install("nvidia-open", "nvidia-open")+" && reboot"))
 	case j.gpu != nil && !j.gpu.P2PDMA:
 		fail(rankModule, j.gpu.Name, "NVIDIA names A100, A40, L4, L40S, H100, H200 and Blackwell for PCI P2PDMA", "use nvidia-fs")
+	case j.gpu != nil && j.gpu.BAR1 > 0 && j.gpu.BAR1 < j.gpu.HBM:
+		fail(rankModule, fmt.Sprintf("BAR1 shows %d MiB of %d GiB", j.gpu.BAR1>>20, j.gpu.HBM>>30), "PCI P2PDMA needs all of the GPU's memory in BAR1", firmware)
 	case !m.staticBAR() && m.Arch != "aarch64":
 		fail(rankModule, "the driver's static BAR1 is off", "", m.onHost(`echo 'options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;"' > /etc/modprobe.d/nvidia-p2pdma.conf && `+m.initramfs()))
 	case multipath:
@@ -175,6 +177,9 @@ func (j *judge) judgeRDMA() {
 	}
 }
 
+// firmware is what makes BAR1 as large as the GPU's memory.
+const firmware = "enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware set-up"
+
 func (j *judge) judgeGPU() {
 	m := j.m
 	hasNode := false
@@ -204,8 +209,7 @@ func (j *judge) judgeGPU() {
 	case j.gpu.HBM == 0:
 		j.ok(inGPU, "BAR1", "%d MiB; the GPU's memory is not known to this program", j.gpu.BAR1>>20)
 	case j.gpu.BAR1 < j.gpu.HBM:
-		j.add(finding{Finding{inGPU, "BAR1", Warn, fmt.Sprintf("%d MiB for %d GiB of HBM", j.gpu.BAR1>>20, j.gpu.HBM/gib), "only as much as BAR1 holds can be registered with cuFile, and PCI P2PDMA needs all of it",
-			"enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware set-up"}, rankBAR, p2p, true, false})
+		j.add(finding{Finding{inGPU, "BAR1", Warn, fmt.Sprintf("%d MiB for %d GiB of HBM", j.gpu.BAR1>>20, j.gpu.HBM/gib), "only as much as BAR1 holds can be registered with cuFile", firmware}, rankBAR, 0, true, false})
 	default:
 		j.ok(inGPU, "BAR1", "%d GiB for %d GiB of HBM", j.gpu.BAR1/gib, j.gpu.HBM/gib)
 	}

@@ -317,7 +317,9 @@ func (m *Machine) readContainer(s *Snapshot) {
 		}
 	}
 	for _, name := range []string{"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if text, ok := s.text(name); ok && m.MemoryLimit == "" {
+		text, _ := s.text(name)
+		const mostReal = 1 << 50 // version 1 of cgroups says "no limit" by a number near the largest
+		if n, err := strconv.ParseUint(text, 10, 64); err == nil && n < mostReal {
 			m.MemoryLimit = text
 		}
 	}
