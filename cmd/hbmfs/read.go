@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -65,7 +66,7 @@ func (d *deviceFlags) options() (cufile.Options, error) {
 type readCommand struct {
 	device  deviceFlags
 	require string
-	name    string
+	names   []string
 	offset  int64
 	length  int64
 	asJSON  bool
@@ -76,9 +77,9 @@ type readCommand struct {
 func newReadCommand() *cobra.Command {
 	c := &readCommand{}
 	cmd := &cobra.Command{
-		Use:   "read FILE",
-		Short: "Move a file into GPU memory, verify it there, and say which path its bytes took",
-		Long: `Move a file, of a mount or any other, into the memory of a GPU or of the host. The bytes are copied back from
+		Use:   "read FILE...",
+		Short: "Move files into GPU memory, verify them there, and say which path their bytes took",
+		Long: `Move each file, of a mount or any other, into the memory of a GPU or of the host. The bytes are copied back from
 there and hashed; where ` + layout.ManifestName + ` lies beside the file, they are compared with its checksums.
 
 Paths:
@@ -91,9 +92,9 @@ Paths:
 
 A path that was asked for and is not available is an error, never another path.`,
 		Example: "  hbmfs read /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs read --to host --json shard_000.bin\n  hbmfs read --require direct /mnt/pile/train_000001.bin",
-		Args:    exactArgs(1),
+		Args:    someArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.name, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
+			c.names, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return c.run(cmd.Context())
 		},
 	}
@@ -103,8 +104,16 @@ A path that was asked for and is not available is an error, never another path.`
 	f.StringVar(&c.require, "require", "", "fail unless every byte that lies on storage takes this path")
 	f.Int64Var(&c.offset, "offset", 0, "first byte to read")
 	f.Int64Var(&c.length, "length", -1, "bytes to read, -1 for all")
-	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON, one object for each file")
 	return cmd
+}
+
+// someArgs is for commands that take one file or more.
+func someArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usageError{fmt.Errorf("which file? usage: %s", cmd.UseLine())}
+	}
+	return nil
 }
 
 // newProbeCommand is what cufile.Options.Probe runs. Its input and output are cufile's own.
@@ -131,10 +140,11 @@ type readResult struct {
 	Verified int64         `json:"verified"` // bytes that were compared with the manifest
 }
 
-// A part of the file, and how many are under way at once.
+// A part of a file, how many are under way at once, and how many files are open.
 const (
 	readSpan  = 32 << 20
 	readDepth = 4
+	readFiles = 256
 )
 
 func (c *readCommand) run(ctx context.Context) (err error) {
@@ -148,25 +158,39 @@ func (c *readCommand) run(ctx context.Context) (err error) {
 		return c.explain(err)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	f, err := r.Open(ctx, c.name)
-	if err != nil {
-		return c.explain(err)
+	for names := range slices.Chunk(c.names, readFiles) {
+		if err := c.readAll(ctx, r, names); err != nil {
+			return err
+		}
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if c.offset < 0 || c.offset > f.Size() || c.length > f.Size()-c.offset {
-		return usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", c.name, f.Size(), c.offset, c.length)}
+	return nil
+}
+
+func (c *readCommand) readAll(ctx context.Context, r *cufile.Reader, names []string) (err error) {
+	files, errs := r.OpenMany(ctx, names)
+	defer func() {
+		for _, f := range files {
+			if f != nil {
+				err = errors.Join(err, f.Close())
+			}
+		}
+	}()
+	for i, f := range files {
+		if errs[i] != nil {
+			return c.explain(errs[i])
+		}
+		result, err := c.move(ctx, f, names[i])
+		if err != nil {
+			return err
+		}
+		if gpu := r.GPU(); gpu.UUID != "" {
+			result.GPU = &gpu
+		}
+		if err := c.print(result); err != nil {
+			return err
+		}
 	}
-	if c.length < 0 {
-		c.length = f.Size() - c.offset
-	}
-	result, err := c.move(ctx, f)
-	if err != nil {
-		return err
-	}
-	if gpu := r.GPU(); opt.Device != cufile.HostDevice {
-		result.GPU = &gpu
-	}
-	return c.print(result)
+	return nil
 }
 
 // options settles what --path and --require mean together.
@@ -195,26 +219,33 @@ func (c *readCommand) explain(err error) error {
 }
 
 // move streams the range through the device's memory and hashes what comes back.
-func (c *readCommand) move(ctx context.Context, f *cufile.File) (*readResult, error) {
-	sums, err := readSums(c.name, f.Size())
+func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*readResult, error) {
+	if c.offset < 0 || c.offset > f.Size() || c.length > f.Size()-c.offset {
+		return nil, usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), c.offset, c.length)}
+	}
+	length := c.length
+	if length < 0 {
+		length = f.Size() - c.offset
+	}
+	sums, err := readSums(name, f.Size())
 	if err != nil {
 		return nil, err
 	}
 	var plan []cufile.Span
-	for at := c.offset; at < c.offset+c.length; {
+	for at := c.offset; at < c.offset+length; {
 		// Parts end where the checksums' blocks do, so that whole blocks can be compared.
-		n := min(readSpan-at%readSpan, c.offset+c.length-at)
+		n := min(readSpan-at%readSpan, c.offset+length-at)
 		plan = append(plan, cufile.Span{Offset: at, Length: n})
 		at += n
 	}
-	bar := newProgress(c.stderr, "reading", c.length, true)
+	bar := newProgress(c.stderr, "reading", length, true)
 	defer bar.close()
 	start := time.Now()
 	stream := f.Stream(ctx, plan, readDepth)
 	defer stream.Close()
 	hash := sha256.New()
-	result := &readResult{File: c.name, Bytes: c.length}
-	buffer := make([]byte, min(readSpan, c.length))
+	result := &readResult{File: name, Bytes: length}
+	buffer := make([]byte, min(readSpan, length))
 	for _, part := range plan {
 		v, err := stream.Next(ctx)
 		if err != nil {
@@ -230,7 +261,7 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File) (*readResult, er
 		hash.Write(data)
 		n, err := sums.check(part.Offset, data)
 		if err != nil {
-			return nil, fmt.Errorf("verify %s: %w", c.name, err)
+			return nil, fmt.Errorf("verify %s: %w", name, err)
 		}
 		result.Verified += n
 		bar.add(part.Length)

@@ -2,6 +2,9 @@ package reader_test
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -167,5 +170,30 @@ func TestOpenManyOfAllKinds(t *testing.T) {
 	}
 	if err := errors.Join(errs[0], r.Close()); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestReadCommandTakesManyFiles(t *testing.T) {
+	m, names, datas := smallMount(t)
+	hbmfs, _ := binary(t)
+	out, err := hbmfs.Output(t.Context(), append([]string{"read", "--to", "host", "--json"}, names[:300]...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(out))
+	for i := range 300 {
+		var r struct {
+			File, SHA256 string
+			Bytes        int64
+		}
+		if err := decoder.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		if want := sha256.Sum256(datas[i]); r.File != names[i] || r.Bytes != int64(len(datas[i])) || r.SHA256 != hex.EncodeToString(want[:]) {
+			t.Fatalf("file %d: %+v, want sha256 %x of %s", i, r, want, names[i])
+		}
+	}
+	if _, err := hbmfs.Output(t.Context(), "read", "--to", "host", names[1], m.Path("missing")); err == nil || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("%v, want an error that names the missing file", err)
 	}
 }

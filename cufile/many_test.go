@@ -1,0 +1,51 @@
+package cufile
+
+import (
+	"testing"
+)
+
+// Files that are read in their order are asked for by the dozen, others one by one.
+func TestBatchAsksForWhatComesNext(t *testing.T) {
+	const n = 1000
+	o := smallOptions(Libraries{}, Host)
+	o.Device, o.Descriptors = HostDevice, 100
+	b := &batch{r: newReader(t, o), objects: map[uint64]*backing{}}
+	for i := range n {
+		b.files = append(b.files, &batchFile{of: b, list: []run{{object: uint64(i + 1), length: 1, count: 1}}})
+		b.objects[uint64(i+1)] = &backing{fd: -1, object: uint64(i + 1), at: int64(i)}
+	}
+	b.files[500] = nil // one of another kind
+	use := func(i int) (asked int) {
+		if b.files[i] == nil || !b.missing(b.files[i]) {
+			return 0
+		}
+		var opened []*backing
+		for _, k := range b.ask([]*backing{b.objects[uint64(i+1)]}) {
+			opened = append(opened, b.objects[uint64(k+1)])
+		}
+		if err := b.r.handles.offer(t.Context(), opened); err != nil {
+			t.Fatal(err)
+		}
+		if b.missing(b.files[i]) {
+			t.Fatalf("file %d is not open after it was asked for", i)
+		}
+		return len(opened)
+	}
+	messages := 0
+	for i := range n {
+		if use(i) > 0 {
+			messages++
+		}
+		if b.r.handles.order.Len() > 100 {
+			t.Fatal("more are open than may be")
+		}
+	}
+	if messages > n/40 {
+		t.Errorf("%d messages for %d files in order, want one for about 50", messages, n)
+	}
+	for _, i := range []int{700, 3, 399, 88} {
+		if got := use(i); got != 1 {
+			t.Errorf("file %d, in no order: %d were asked for, want 1", i, got)
+		}
+	}
+}
