@@ -32,7 +32,9 @@
  *   that are not there count as zero. Reserved fields must be zero.
  * - A process that forks: in the child every function returns HBMFS_FORKED at once, also those that close, since
  *   neither the library's threads nor CUDA survive a fork. Load the library in a fresh process (exec, spawn) instead.
- * - The library handles no asynchronous signal and changes no handler of the program's. It must not be unloaded.
+ * - The library handles no asynchronous signal and replaces no handler of the program's. Handlers need SA_ONSTACK, as
+ *   Python's have it, since a signal may reach a thread with a small stack; those that are there when the library is
+ *   loaded are given it. The library must not be unloaded.
  * - An interrupted wait: give hbmfs_wait a short timeout and look for the program's own signals between two of them.
  */
 #ifndef LIBHBMFS_H

@@ -82,30 +82,47 @@ func (s *stream) next(timeout time.Duration) (*cufile.View, error) {
 		defer timer.Stop()
 		over = timer.C
 	}
-	later := failf(codeTimeout, "the next range is not there yet")
-	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-over:
-		return nil, later
-	case <-s.ctx.Done():
-		return nil, failf(codeClosed, "the stream is closed")
+	if err := s.take(over); err != nil {
+		return nil, err
 	}
+	defer func() { <-s.turn }()
 	if s.ended != nil {
 		return nil, s.ended
 	}
 	if s.coming == nil {
 		s.ask()
 	}
+	c := coming{}
 	select {
-	case c := <-s.coming:
-		s.coming = nil
-		s.ended = endOf(c.err)
-		return c.v, s.ended
+	case c = <-s.coming: // what is there comes before a timeout of 0
+	default:
+		select {
+		case c = <-s.coming:
+		case <-over:
+			return nil, failf(codeTimeout, "the next range is not there yet")
+		case <-s.ctx.Done():
+			return nil, failf(codeClosed, "the stream is closed")
+		}
+	}
+	s.coming = nil
+	s.ended = endOf(c.err)
+	return c.v, s.ended
+}
+
+// take waits for the turn.
+func (s *stream) take(over <-chan time.Time) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
 	case <-over:
-		return nil, later
+		return failf(codeTimeout, "another thread waits for the next range")
 	case <-s.ctx.Done():
-		return nil, failf(codeClosed, "the stream is closed")
+		return failf(codeClosed, "the stream is closed")
 	}
 }
 
