@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 
@@ -29,7 +30,7 @@ func parseRequirements(text string) ([]requirement, error) {
 			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
 		}
 		for _, need := range words[2:] {
-			if !slices.Contains([]string{"fuse", "root", "python"}, need) {
+			if !slices.Contains([]string{"fuse", "root", "python", "cc"}, need) {
 				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
 			}
 		}
@@ -76,6 +77,9 @@ func machineHas(need string) bool {
 		return os.Geteuid() == 0
 	case "python":
 		return os.Getenv("HBMFS_PYTHON") != ""
+	case "cc":
+		_, err := exec.LookPath("cc")
+		return err == nil
 	}
 	return false
 }

@@ -1,0 +1,150 @@
+// The bytes that arrive are the file's, by every way of asking.
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "program.h"
+
+static void by_read(hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size, uint64_t *random) {
+    char *got = malloc(m->length);
+    for (int i = 0; i < 4; i++) {
+        int64_t offset = i ? (int64_t)(next_random(random) % (size + 1)) : 0;
+        int64_t length = i ? (int64_t)(next_random(random) % (size - offset + 1)) : size;
+        hbmfs_result r = {.struct_size = sizeof r};
+        OK(hbmfs_read(file, m->at, m->length, offset, length, 0, &r, &why));
+        int64_t moved = r.moved.direct + r.moved.mapped + r.moved.staged + r.moved.compat + r.moved.host;
+        if (moved != length || !r.path[0] || !r.reason[0]) DIE("%ld bytes by '%s' ('%s'), want %ld", moved, r.path, r.reason, length);
+        get_bytes(m, d, got, length);
+        if (memcmp(got, want + offset, length)) DIE("read %ld at %ld: wrong bytes", length, offset);
+    }
+    free(got);
+}
+
+// Gathers rows of an odd place each, as they are and widened from element bytes.
+static void by_gather(hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size, int widen, uint64_t *random) {
+    enum { ROWS = 37 };
+    int64_t element = widen == HBMFS_U16_TO_I64 ? 2 : widen == HBMFS_U32_TO_I64 ? 4 : 1, times = widen ? 8 / element : 1;
+    int64_t most = size / element < 200 ? size / element : 200, length = element * (int64_t)(next_random(random) % (most + 1)), offsets[ROWS];
+    for (int i = 0; i < ROWS; i++) offsets[i] = next_random(random) % (size - length + 1);
+    hbmfs_handle request;
+    OK(hbmfs_gather_begin(file, m->at, m->length, offsets, ROWS, length, widen, HBMFS_NO_STREAM, &request, &why));
+    for (int32_t code; (code = hbmfs_wait(request, 1000000, NULL, NULL)); )
+        if (code != HBMFS_TIMEOUT) DIE("gather: %s", hbmfs_code_name(code));
+    WANT(HBMFS_CLOSED, hbmfs_wait(request, -1, NULL, &why)); // its handle ended with it
+    char *got = malloc(ROWS * length * times + 1);
+    get_bytes(m, d, got, ROWS * length * times);
+    for (int64_t i = 0; i < ROWS; i++) {
+        const char *row = want + offsets[i];
+        if (!widen && memcmp(got + i * length, row, length)) DIE("row %ld of %ld: wrong bytes", i, length);
+        for (int64_t k = 0; widen && k < length / element; k++) {
+            uint64_t number = 0, there;
+            memcpy(&number, row + k * element, element);
+            memcpy(&there, got + 8 * (i * (length / element) + k), 8);
+            if (number != there) DIE("element %ld of row %ld is %lu, want %lu", k, i, there, number);
+        }
+    }
+    free(got);
+}
+
+static void by_stream(hbmfs_handle reader, hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size) {
+    enum { MOST = 10 };
+    int64_t offsets[MOST], lengths[MOST], n = 0, step = size / (MOST - 1) + 1;
+    for (int64_t at = 0; at < size; at += step, n++) offsets[n] = at, lengths[n] = size - at < step ? size - at : step;
+    OK(hbmfs_prefetch(file, offsets, lengths, n, &why));
+    hbmfs_handle stream;
+    OK(hbmfs_stream_open(file, offsets, lengths, n, 3, &stream, &why));
+    char *got = malloc(step);
+    for (int64_t i = 0; i < n; i++) {
+        hbmfs_view v = {.struct_size = sizeof v};
+        OK(hbmfs_stream_next(stream, -1, &v, &why));
+        if (v.length != lengths[i]) DIE("range %ld has %ld bytes, want %ld", i, v.length, lengths[i]);
+        if (d->index == HBMFS_HOST) memcpy(got, (void *)(uintptr_t)v.pointer, v.length);
+        else {
+            // What a kernel would read there, another read must find in memory of the caller.
+            OK(hbmfs_read(file, m->at, m->length, offsets[i], lengths[i], 0, NULL, &why));
+            get_bytes(m, d, got, v.length);
+        }
+        if (memcmp(got, want + offsets[i], v.length)) DIE("range %ld: wrong bytes", i);
+        OK(hbmfs_view_release(v.view, &why));
+        WANT(HBMFS_CLOSED, hbmfs_view_release(v.view, &why));
+    }
+    hbmfs_view v = {.struct_size = sizeof v};
+    WANT(HBMFS_END, hbmfs_stream_next(stream, -1, &v, &why));
+    WANT(HBMFS_END, hbmfs_stream_next(stream, 0, &v, &why));
+    OK(hbmfs_stream_close(stream, &why));
+    WANT(HBMFS_CLOSED, hbmfs_stream_next(stream, -1, &v, &why));
+    free(got);
+    (void)reader;
+}
+
+static void compare_file(hbmfs_handle reader, hbmfs_handle file, const struct device *d, const char *path, uint64_t *random) {
+    int64_t size;
+    char *want = whole_file(path, &size);
+    hbmfs_file_info info = {.struct_size = sizeof info};
+    OK(hbmfs_file_get_info(file, &info, &why));
+    if (info.size != size) DIE("%s: %ld bytes, want %ld", path, info.size, size);
+    if (info.tokens >= 0 && info.tokens * info.element_size > size) DIE("%s: %ld tokens of %u bytes in %ld", path, info.tokens, info.element_size, size);
+    struct memory m = get_memory(reader, d, size + 37 * 8 * 200 + 8);
+    by_read(file, d, &m, want, size, random);
+    for (int widen = HBMFS_KEEP; widen <= HBMFS_U32_TO_I64; widen++) by_gather(file, d, &m, want, size, widen, random);
+    by_stream(reader, file, d, &m, want, size);
+    free_memory(&m, d);
+    free(want);
+}
+
+void compare(const struct device *d, char **files, int n) {
+    enum { BATCH = 50 };
+    hbmfs_handle reader = open_reader(d), opened[BATCH];
+    int32_t codes[BATCH];
+    uint64_t random = 1;
+    for (int first = 0; first < n; first += BATCH) {
+        int count = n - first < BATCH ? n - first : BATCH;
+        OK(hbmfs_file_open_many(reader, (const char *const *)files + first, count, opened, codes, &why));
+        for (int i = 0; i < count; i++) {
+            compare_file(reader, opened[i], d, files[first + i], &random);
+            OK(hbmfs_file_close(opened[i], &why));
+        }
+    }
+    hbmfs_reader_stats s = {.struct_size = sizeof s};
+    OK(hbmfs_reader_get_stats(reader, &s, &why));
+    if (s.files || s.requests || !s.reads || !s.path[0]) DIE("%d files, %d requests are open, %ld reads, last by '%s'", s.files, s.requests, s.reads, s.path);
+    OK(hbmfs_reader_close(reader, &why));
+}
+
+// Many threads on one file, which is closed under them.
+struct shared { hbmfs_handle reader, file; const struct device *d; const char *want; int64_t size; atomic_int arrived; };
+
+static void *gather_until_closed(void *arg) {
+    struct shared *s = arg;
+    uint64_t random = (uint64_t)(uintptr_t)&random;
+    struct memory m = get_memory(s->reader, s->d, 1000);
+    char got[1000];
+    for (;;) {
+        int64_t offset = next_random(&random) % (s->size - 1000);
+        hbmfs_handle request;
+        int32_t code = hbmfs_gather_begin(s->file, m.at, m.length, &offset, 1, 1000, HBMFS_KEEP, 0, &request, NULL);
+        if (!code) code = hbmfs_wait(request, -1, NULL, NULL);
+        if (code == HBMFS_CLOSED || code == HBMFS_CANCELLED) break;
+        if (code) DIE("gather: %s", hbmfs_code_name(code));
+        get_bytes(&m, s->d, got, 1000);
+        if (memcmp(got, s->want + offset, 1000)) DIE("wrong bytes at %ld", offset);
+        atomic_fetch_add(&s->arrived, 1);
+    }
+    free_memory(&m, s->d);
+    return NULL;
+}
+
+void threads(const struct device *d, const char *file) {
+    enum { THREADS = 6 };
+    struct shared s = {.reader = open_reader(d), .d = d};
+    s.want = whole_file(file, &s.size);
+    OK(hbmfs_file_open(s.reader, file, &s.file, &why));
+    pthread_t all[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        if (pthread_create(&all[i], NULL, gather_until_closed, &s)) DIE("no thread");
+    while (atomic_load(&s.arrived) < 50) ;
+    OK(hbmfs_file_close(s.file, &why));
+    for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+    OK(hbmfs_reader_close(s.reader, &why));
+    free((char *)s.want);
+}

@@ -1,0 +1,142 @@
+// What cannot be is refused with its code, and nothing is left behind.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "program.h"
+
+static void options(const struct device *d) {
+    hbmfs_handle reader;
+    hbmfs_reader_options o = {.struct_size = sizeof o, .device = d->index, .libcuda = d->libcuda, .libcufile = d->libcufile};
+    WANT(HBMFS_INVALID, hbmfs_reader_open(NULL, &reader, &why));
+    WANT(HBMFS_INVALID, hbmfs_reader_open(&o, NULL, &why));
+    o.struct_size = 0;
+    WANT(HBMFS_INVALID, hbmfs_reader_open(&o, &reader, &why));
+    o.struct_size = sizeof o;
+    o.method = "teleport";
+    WANT(HBMFS_INVALID, hbmfs_reader_open(&o, &reader, &why));
+    o.method = NULL;
+    o.device = -7;
+    WANT(HBMFS_INVALID, hbmfs_reader_open(&o, &reader, &why));
+    o.device = 99;
+    o.libcuda = d->libcuda ? d->libcuda : "/nowhere/libcuda.so"; // on the host there may be no driver at all
+    WANT(HBMFS_NO_DEVICE, hbmfs_reader_open(&o, &reader, &why));
+    o.device = HBMFS_HOST;
+    o.require = "mapped";
+    WANT(HBMFS_UNAVAILABLE, hbmfs_reader_open(&o, &reader, &why));
+    o.require = NULL;
+    o.method = "mapped"; // a wish is not an order, and what became of it is told
+    OK(hbmfs_reader_open(&o, &reader, &why));
+    hbmfs_reader_info info = {.struct_size = sizeof info};
+    OK(hbmfs_reader_get_info(reader, &info, &why));
+    if (strcmp(info.method, "auto") || !info.note[0] || strcmp(info.name, "host")) DIE("method %s, note '%s', name %s", info.method, info.note, info.name);
+    OK(hbmfs_reader_close(reader, &why));
+    o.method = NULL;
+    if (d->index == HBMFS_HOST) return;
+    o.device = d->index;
+    o.arena_bytes = (int64_t)1 << 45;
+    WANT(HBMFS_OUT_OF_MEMORY, hbmfs_reader_open(&o, &reader, &why));
+}
+
+static void handles(hbmfs_handle reader, hbmfs_handle file, struct memory *m) {
+    hbmfs_handle request, stream;
+    hbmfs_reader_info info = {.struct_size = sizeof info};
+    WANT(HBMFS_INVALID, hbmfs_reader_get_info(0, &info, &why));
+    WANT(HBMFS_INVALID, hbmfs_reader_get_info(1u << 30, &info, &why));
+    WANT(HBMFS_INVALID, hbmfs_reader_get_info(file, &info, &why));
+    WANT(HBMFS_INVALID, hbmfs_file_close(reader, &why));
+    WANT(HBMFS_INVALID, hbmfs_wait(file, 0, NULL, &why));
+    WANT(HBMFS_INVALID, hbmfs_read_begin(reader, m->at, m->length, 0, 1, 0, &request, &why));
+    if (request) DIE("a handle of what was refused");
+    info.struct_size = 3;
+    WANT(HBMFS_INVALID, hbmfs_reader_get_info(reader, &info, &why));
+    if (hbmfs_reader_get_info(0, NULL, NULL) != HBMFS_INVALID) DIE("NULL was taken"); // without a place for the reason
+    WANT(HBMFS_INVALID, hbmfs_stream_open(file, NULL, NULL, 1, 1, &stream, &why));
+    int64_t zero = 0, one = 1;
+    WANT(HBMFS_INVALID, hbmfs_stream_open(file, &zero, &one, 1, 0, &stream, &why));
+    WANT(HBMFS_INVALID, hbmfs_stream_open(file, &zero, &one, -1, 1, &stream, &why));
+}
+
+static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
+    hbmfs_handle request, stream;
+    int64_t bad[][2] = {{-1, 1}, {size, 1}, {size + 1, 0}, {0, size + 1}, {0, -1}, {INT64_MAX, 1}, {1, INT64_MAX}, {INT64_MIN, INT64_MIN}};
+    for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+        WANT(HBMFS_OUT_OF_RANGE, hbmfs_read_begin(file, m->at, INT64_MAX / 2, bad[i][0], bad[i][1], 0, &request, &why));
+        WANT(HBMFS_OUT_OF_RANGE, hbmfs_stream_open(file, &bad[i][0], &bad[i][1], 1, 1, &stream, &why));
+        WANT(HBMFS_OUT_OF_RANGE, hbmfs_prefetch(file, &bad[i][0], &bad[i][1], 1, &why));
+    }
+    WANT(HBMFS_INVALID, hbmfs_read_begin(file, m->at, 9, 0, 10, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_read_begin(file, m->at, -1, 0, 10, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_read_begin(file, 0, 10, 0, 10, 0, &request, &why));
+    int64_t zero = 0;
+    WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 9, HBMFS_U16_TO_I64, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 8, 3, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, -1, 8, HBMFS_KEEP, 0, &request, &why));
+    OK(hbmfs_gather(file, 0, 0, NULL, 0, 8, HBMFS_KEEP, 0, NULL, &why)); // nothing is no mistake
+}
+
+void errors(const struct device *d, const char *path) {
+    options(d);
+    hbmfs_handle reader = open_reader(d), file, other;
+    WANT(HBMFS_NOT_FOUND, hbmfs_file_open(reader, "/nowhere/at/all", &file, &why));
+    WANT(HBMFS_INVALID, hbmfs_file_open(reader, "/tmp", &file, &why));
+    OK(hbmfs_file_open(reader, path, &file, &why));
+    const char *paths[] = {path, "/nowhere/at/all"};
+    hbmfs_handle both[2];
+    int32_t codes[2];
+    WANT(HBMFS_NOT_FOUND, hbmfs_file_open_many(reader, paths, 2, both, codes, &why));
+    if (codes[0] || codes[1] != HBMFS_NOT_FOUND || !both[0] || both[1]) DIE("codes %d and %d", codes[0], codes[1]);
+    int64_t size;
+    free(whole_file(path, &size));
+    struct memory m = get_memory(reader, d, 4096);
+    handles(reader, file, &m);
+    ranges(file, &m, size);
+    if (d->index != HBMFS_HOST) {
+        char ordinary[16];
+        hbmfs_handle request;
+        WANT(HBMFS_INVALID, hbmfs_read_begin(file, (uint64_t)(uintptr_t)ordinary, 16, 0, 16, 0, &request, &why));
+        struct memory none;
+        WANT(HBMFS_OUT_OF_MEMORY, hbmfs_memory_alloc(reader, (int64_t)1 << 45, &none.handle, &none.at, &why));
+    }
+    hbmfs_file_info info = {.struct_size = sizeof info};
+    OK(hbmfs_file_close(both[0], &why));
+    WANT(HBMFS_CLOSED, hbmfs_file_close(both[0], &why));
+    WANT(HBMFS_CLOSED, hbmfs_file_get_info(both[0], &info, &why));
+    OK(hbmfs_reader_close(reader, &why)); // and the file with it
+    WANT(HBMFS_CLOSED, hbmfs_reader_close(reader, &why));
+    WANT(HBMFS_CLOSED, hbmfs_file_open(reader, path, &other, &why));
+    WANT(HBMFS_CLOSED, hbmfs_file_get_info(file, &info, &why));
+    free_memory(&m, d); // memory outlives its reader
+    if (d->index != HBMFS_HOST) WANT(HBMFS_CLOSED, hbmfs_memory_free(m.handle, &why));
+}
+
+// Cancelling a read that hangs: it takes until the fake GPU goes on.
+void cancel(const struct device *d, const char *path) {
+    void *cuda = dlopen(d->libcuda, RTLD_NOW);
+    uint64_t (*hold)(void) = (uint64_t (*)(void))dlsym(cuda, "fake_cuda_hold"), (*go_on)(void) = (uint64_t (*)(void))dlsym(cuda, "fake_cuda_go_on");
+    uint64_t (*pending)(void) = (uint64_t (*)(void))dlsym(cuda, "fake_cuda_pending");
+    if (!hold || !go_on || !pending) DIE("%s is not the fake", d->libcuda);
+    hbmfs_handle reader = open_reader(d), file, request, second;
+    OK(hbmfs_file_open(reader, path, &file, &why));
+    struct memory m = get_memory(reader, d, 4096);
+    hold();
+    OK(hbmfs_read_begin(file, m.at, m.length, 0, 4096, 0, &request, &why));
+    OK(hbmfs_read_begin(file, m.at, m.length, 0, 4096, 0, &second, &why));
+    while (pending() < 8) usleep(1000); // of each: the mark, the wait for it, a copy, its end
+    WANT(HBMFS_TIMEOUT, hbmfs_wait(request, 0, NULL, &why));
+    WANT(HBMFS_TIMEOUT, hbmfs_wait(request, 1000000, NULL, &why));
+    WANT(HBMFS_TIMEOUT, hbmfs_cancel(request, 0, &why));
+    WANT(HBMFS_TIMEOUT, hbmfs_cancel(request, 1000000, &why));
+    WANT(HBMFS_TIMEOUT, hbmfs_file_close(file, &why)); // after five seconds
+    hbmfs_handle third;
+    WANT(HBMFS_CLOSED, hbmfs_read_begin(file, m.at, m.length, 0, 1, 0, &third, &why));
+    go_on();
+    OK(hbmfs_cancel(request, -1, &why));
+    WANT(HBMFS_CLOSED, hbmfs_cancel(request, -1, &why));
+    WANT(HBMFS_CANCELLED, hbmfs_wait(second, -1, NULL, &why));
+    OK(hbmfs_file_close(file, &why));
+    free_memory(&m, d);
+    OK(hbmfs_reader_close(reader, &why));
+    dlclose(cuda);
+}
