@@ -62,7 +62,8 @@ class TokenStream:
     rank, world_size     this reader's number, and how many share the samples
     dtype                None keeps the dataset's, "int64" widens on the device
     depth                batches on their way while the caller works on one
-    ahead                batches whose plan is told to the daemon, so that remote data is there in time; 0: none
+    ahead                batches whose plan is told to the mount's daemon, so that what is far is there in time (of a
+                         file outside of a mount nobody is told); 0: none, which saves 0.1 ms for 500 samples
     shuffle              False gives the samples in their order
     epochs               None: endless
     documents, drop_last, targets   see the module's text
@@ -217,18 +218,19 @@ class TokenStream:
             )
 
     def _plan(self, first: int, end: int | None, stride: int) -> Iterator[NDArray[np.int64]]:
-        """Yields the token offsets of this reader's batches. The daemon hears of a window of them while the window
-        before it is read."""
-        windows = self._windows(first, end, stride)
-        window = next(windows, None)
-        while window is not None:
-            coming = next(windows, None)
-            yield from window
-            window = coming
+        """Yields the token offsets of this reader's batches. The daemon hears of a window of them before the window
+        that comes first is read."""
+        tell = bool(self.ahead and self.dataset.stats().get("mounted"))
+        previous: list[NDArray[np.int64]] = []
+        for window in self._windows(first, end, stride):
+            if tell:
+                self.dataset.prefetch(np.concatenate(window), self._row)
+            yield from previous
+            previous = window
+        yield from previous
 
     def _windows(self, first: int, end: int | None, stride: int) -> Iterator[list[NDArray[np.int64]]]:
-        """Yields lists of batches, each told to the daemon before. A window at once, since computing the order of
-        16 batches costs hardly more than of one."""
+        """Yields the same as lists of batches, since computing the order of 16 of them costs hardly more than of one."""
         batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         while True:
             steps = max(1, self.ahead)
@@ -237,18 +239,12 @@ class TokenStream:
             if steps == 0:
                 break
             steps_begin = first + stride * np.arange(steps, dtype=np.int64)
-            yield list(self._told(steps_begin[:, None] + batch))
+            yield list(self._starts(steps_begin[:, None] + batch))
             first += steps * stride
         if end is not None and first < end and not self.drop_last:
             rest = end - first
             mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)
-            yield [self._told(first + mine)]
-
-    def _told(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        starts = self._starts(positions)
-        if self.ahead and starts.size:
-            self.dataset.prefetch(starts.reshape(-1), self._row)
-        return starts
+            yield [self._starts(first + mine)]
 
     def _starts(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the token offsets of the samples at these places of the sequence of all epochs (ascending)."""

@@ -10,7 +10,8 @@ class NumpyDataset:
 
     path = "memory"
 
-    def __init__(self, tokens, documents=None):
+    def __init__(self, tokens, documents=None, mounted=True):
+        self.mounted = mounted
         self.tokens = np.asarray(tokens)
         self.documents = documents
         self.events = []
@@ -19,6 +20,9 @@ class NumpyDataset:
 
     def __len__(self):
         return len(self.tokens)
+
+    def stats(self):
+        return {"mounted": self.mounted}
 
     def prefetch(self, starts, length):
         self.told.extend(np.asarray(starts).tolist())

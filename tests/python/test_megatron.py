@@ -3,16 +3,21 @@
 import logging
 import pickle
 import struct
+import warnings
 
 import hbmfs
 import hbmfs.megatron
 import numpy as np
 import pytest
 import torch
-from megatron.core.datasets import indexed_dataset as megatrons
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
+with warnings.catch_warnings():  # megatron-core warns of what is not installed, when it is imported
+    warnings.simplefilter("ignore")
+    from megatron.core.datasets import indexed_dataset as megatrons
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 logging.getLogger("megatron").setLevel(logging.ERROR)
 
 

@@ -210,9 +210,10 @@ def test_the_daemon_hears_of_every_batch_in_order_before_it_is_read(ahead):
     assert begun == told == 400
 
 
-def test_no_plan_when_none_is_wanted():
-    ds = numbered(400, 2)
-    assert len(list(hbmfs.TokenStream(ds, 4, 2, epochs=1, ahead=0))) == 100
+@pytest.mark.parametrize(("ahead", "mounted"), [(0, True), (16, False)])
+def test_no_plan_when_none_is_wanted_or_nobody_is_there(ahead, mounted):
+    ds = NumpyDataset(np.zeros(800), mounted=mounted)
+    assert len(list(hbmfs.TokenStream(ds, 4, 2, epochs=1, ahead=ahead))) == 100
     assert ds.told == []
 
 
