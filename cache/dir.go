@@ -106,6 +106,9 @@ func (d *Dir) Borrow(o *layout.Object) (fd int, done func(), err error) {
 	return h.fd, func() { d.files.put(h) }, nil
 }
 
+// Forget closes what is kept open of o, unless it is borrowed.
+func (d *Dir) Forget(o *layout.Object) { d.files.forget(o) }
+
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
 // the descriptor.
 func (d *Dir) OpenObject(o *layout.Object) (fd int, err error) {
@@ -298,6 +301,18 @@ func (d *Dir) link(l *Listing, name string, link *unix.Stat_t) {
 		return
 	}
 	l.Links = append(l.Links, LinkEntry{name, target, modTime(link)})
+}
+
+// Object looks one regular file up, as List would, in a directory that grows.
+func (d *Dir) Object(name string) (*layout.Object, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, fmt.Errorf("stat %q: %w", name, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, fmt.Errorf("stat %q: it is no regular file", name)
+	}
+	return d.object(name, &st), nil
 }
 
 func (d *Dir) object(name string, st *unix.Stat_t) *layout.Object {

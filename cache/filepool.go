@@ -97,6 +97,15 @@ func (p *filePool) drop(h *pooled) {
 	_ = unix.Close(h.fd) // opened for reading: nothing is lost
 }
 
+// forget closes o's file if nobody uses it.
+func (p *filePool) forget(o *layout.Object) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h := p.byObj[o]; h != nil && h.place != nil {
+		p.drop(h)
+	}
+}
+
 func (p *filePool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,0 +1,21 @@
+// Package store keeps remote objects on a local disk, in segments, and serves them while they arrive.
+//
+// A byte in a segment is written once and never changes; a segment disappears only by unlink. So whoever holds its file
+// open may read it for as long as he likes.
+//
+//	s, err := store.Open("/nvme/hbmfs", store.Options{Size: 2 << 40})
+//	s.Add("s3://bucket/pile", origin, listing) // the listing's objects are now read through s
+//	n, err := listing.Objects[0].ReadAt(ctx, p, off)
+//
+// An object is cut into segments. One that is being filled is a file without a name (O_TMPFILE), so that a crash leaves
+// nothing of it. Filled, it gets its checksums as an extended attribute, is synced, and is linked to its name: data,
+// checksums and name appear together or not at all. What has a name is trusted at the next start, also by another
+// process: several mounts may share a directory.
+//
+// Blocks of 128 KiB are fetched once, however many wait for them. Readers in sequence are fetched ahead, by growing
+// windows; readers at random get the blocks that they touch.
+//
+// The disk may fail in any way. The bytes then come from the origin, uncached, and [Store.Stats] says why.
+//
+// Locks: fill.mu, then ledger.mu. Neither is held while bytes are read or written.
+package store

@@ -1,0 +1,358 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// localError is a failure of the cache's disk. The bytes come from the origin then.
+type localError struct {
+	op  string
+	err error
+}
+
+func (e *localError) Error() string { return fmt.Sprintf("cache disk: %s: %v", e.op, e.err) }
+func (e *localError) Unwrap() error { return e.err }
+
+// fill is a segment that is being filled.
+type fill struct {
+	store  *Store
+	up     Upstream
+	object *layout.Object // upstream's
+	source string
+	start  int64 // of the segment in the object
+	size   int64
+	entry  *entry
+
+	mu      sync.Mutex // guards what follows
+	fd      int        // without a name; -1 before the first fetch, and when it is over
+	users   int        // of fd
+	over    bool       // published or given up: fd is closed when its last user goes
+	have    bits       // blocks
+	left    int        // blocks that are missing
+	sums    []uint32   // of each MiB, where summed
+	summed  bits
+	flights []*flight
+	charged bits          // blocks that are on the books
+	changed chan struct{} // closed and renewed when blocks arrive
+}
+
+// flight is one request for consecutive blocks.
+type flight struct {
+	first, last int // blocks, last is one beyond
+	done        chan struct{}
+	err         error // valid once done is closed
+}
+
+func newFill(s *Store, up Upstream, source string, o *layout.Object, start, size int64) *fill {
+	blocks := int((size + block - 1) / block)
+	sums := int((size + sumBlock - 1) / sumBlock)
+	return &fill{
+		store: s, up: up, object: o, source: source, start: start, size: size, fd: -1, have: newBits(blocks), left: blocks,
+		sums: make([]uint32, sums), summed: newBits(sums), charged: newBits(blocks), changed: make(chan struct{}),
+	}
+}
+
+// read fills p from at, an offset in the segment, as soon as the bytes are here. ahead bytes beyond are fetched as well.
+func (f *fill) read(ctx context.Context, p []byte, at, ahead int64) error {
+	if !f.use() {
+		return errMoved
+	}
+	defer f.unuse()
+	if err := f.want(ctx, at, at+int64(len(p)), ahead); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	fd := f.fd // has what want has seen arrive
+	f.mu.Unlock()
+	for n := 0; n < len(p); {
+		m, err := unix.Pread(fd, p[n:], at+int64(n))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return &localError{"read a segment", err}
+		case m == 0:
+			return &localError{"read a segment", fmt.Errorf("it ends at %d", at+int64(n))}
+		}
+		n += max(m, 0)
+	}
+	return nil
+}
+
+// errMoved says that a segment was published, or given up, since it was looked up.
+var errMoved = errors.New("the segment has moved")
+
+// use keeps the file open, if it is not over yet, until unuse.
+func (f *fill) use() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over {
+		return false
+	}
+	f.users++
+	return true
+}
+
+func (f *fill) unuse() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.users--
+	f.closeIdle()
+}
+
+// close gives the file up; who reads it still may.
+func (f *fill) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.over = true
+	f.closeIdle()
+}
+
+func (f *fill) closeIdle() {
+	if f.over && f.users == 0 && f.fd >= 0 {
+		_ = unix.Close(f.fd) // published and synced, or not wanted
+		f.fd = -1
+	}
+}
+
+// want returns when [from, to) is here. It starts what is missing, and up to ahead bytes beyond.
+func (f *fill) want(ctx context.Context, from, to, ahead int64) error {
+	first, last := int(from/block), int((min(to, f.size)+block-1)/block)
+	beyond := f.beyond(to, ahead)
+	for {
+		f.mu.Lock()
+		f.launch(first, beyond)
+		missing := f.have.nextClear(first, last)
+		if missing == last {
+			f.mu.Unlock()
+			return nil
+		}
+		carrier, changed := f.flightOf(missing), f.changed
+		f.mu.Unlock()
+		select {
+		case <-changed:
+		case <-carrier.done:
+			if carrier.err != nil {
+				return carrier.err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// beyond gives the block up to which is fetched for a read that ends at to. A window of several requests moves by whole
+// ones: moving with each read, it would ask for little each time.
+func (f *fill) beyond(to, ahead int64) int {
+	end := to + ahead
+	if ahead >= 2*spanSize && end < f.size {
+		end = max(to, end-end%spanSize)
+	}
+	return int((min(end, f.size) + block - 1) / block)
+}
+
+// begin starts what is missing of the first ahead bytes, and waits for nothing.
+func (f *fill) begin(ahead int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.over {
+		f.launch(0, f.beyond(0, ahead))
+	}
+}
+
+func (f *fill) flightOf(b int) *flight {
+	for _, fl := range f.flights {
+		if fl.first <= b && b < fl.last {
+			return fl
+		}
+	}
+	return nil
+}
+
+// launch starts flights for the blocks of [first, last) that are neither here nor on their way. f.mu is held.
+func (f *fill) launch(first, last int) {
+	for b := f.have.nextClear(first, last); b < last; b = f.have.nextClear(b, last) {
+		if fl := f.flightOf(b); fl != nil {
+			b = fl.last
+			continue
+		}
+		fl := &flight{first: b, last: b + 1, done: make(chan struct{})}
+		for fl.last < last && fl.last-b < spanSize/block && !f.have.get(fl.last) && f.flightOf(fl.last) == nil {
+			fl.last++
+		}
+		f.flights = append(f.flights, fl)
+		f.store.fly(f, fl)
+		b = fl.last
+	}
+}
+
+// fly carries a flight out on a goroutine, which ends with the fetch or the store.
+func (s *Store) fly(f *fill, fl *flight) {
+	s.ledger.pinAgain(f.entry)
+	s.wg.Go(func() {
+		err := f.carry(s.ctx, fl)
+		f.mu.Lock()
+		fl.err = err
+		f.flights = remove(f.flights, fl)
+		complete := f.left == 0 && len(f.flights) == 0 && !f.over
+		f.mu.Unlock()
+		close(fl.done)
+		if complete {
+			f.publish()
+		}
+		s.ledger.unpin(f.entry)
+	})
+}
+
+func remove(list []*flight, fl *flight) []*flight {
+	out := list[:0]
+	for _, other := range list {
+		if other != fl {
+			out = append(out, other)
+		}
+	}
+	return out
+}
+
+// carry makes room, fetches and writes.
+func (f *fill) carry(ctx context.Context, fl *flight) error {
+	off := int64(fl.first) * block
+	n := min(int64(fl.last)*block, f.size) - off
+	if !f.use() {
+		return errMoved
+	}
+	defer f.unuse()
+	fd, err := f.room(fl, off, n)
+	if err != nil {
+		return err
+	}
+	w := &writer{fill: f, fd: fd, at: off, summing: off%sumBlock == 0}
+	err = f.up.Fetch(ctx, f.object, f.start+off, n, w.write)
+	f.store.stats.fetched.Add(w.at - off)
+	return err
+}
+
+// room books the blocks of a flight and reserves their place on the disk.
+func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
+	f.mu.Lock()
+	fresh := int64(0)
+	for b := fl.first; b < fl.last; b++ {
+		if !f.charged.get(b) {
+			f.charged.set(b)
+			fresh += block
+		}
+	}
+	f.mu.Unlock()
+	if err := f.store.makeRoom(f.entry, fresh); err != nil {
+		return -1, err
+	}
+	if fd, err = f.file(); err != nil {
+		return -1, err
+	}
+	return fd, f.store.allocate(fd, off, n)
+}
+
+// file opens the file without a name, the first time.
+func (f *fill) file() (fd int, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fd >= 0 {
+		return f.fd, nil
+	}
+	if fd, err = unix.Openat(f.store.fd, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o400); err != nil {
+		return -1, &localError{"make a segment", err}
+	}
+	if err := unix.Ftruncate(fd, f.size); err != nil {
+		_ = unix.Close(fd) // nothing was written
+		return -1, &localError{"size a segment", err}
+	}
+	f.fd = fd
+	return fd, nil
+}
+
+// writer writes what a flight brings, in order, and sums it where it comes in whole MiB.
+type writer struct {
+	fill    *fill
+	fd      int
+	at      int64
+	sum     uint32
+	summing bool
+}
+
+func (w *writer) write(p []byte) error {
+	for len(p) > 0 {
+		q := p[:min(int64(len(p)), sumBlock-w.at%sumBlock)] // up to where a sum ends
+		for n := 0; n < len(q); {
+			m, err := unix.Pwrite(w.fd, q[n:], w.at+int64(n))
+			if err != nil && err != unix.EINTR {
+				return &localError{"write a segment", err}
+			}
+			n += max(m, 0)
+		}
+		before := w.at
+		w.at += int64(len(q))
+		if w.summing {
+			w.sum = crc32.Update(w.sum, castagnoli, q)
+		}
+		w.fill.arrived(before, w.at, w)
+		p = p[len(q):]
+	}
+	return nil
+}
+
+// arrived books what a flight has written: [from, to), which does not cross the end of a sum.
+func (f *fill) arrived(from, to int64, w *writer) {
+	first, last := int(from/block), int(to/block) // a block counts with its last byte
+	if to == f.size {
+		last = int((to + block - 1) / block)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for b := first; b < last; b++ {
+		if !f.have.get(b) {
+			f.have.set(b)
+			f.left--
+		}
+	}
+	if to%sumBlock == 0 || to == f.size {
+		if w.summing {
+			f.sums[from/sumBlock] = w.sum
+			f.summed.set(int(from / sumBlock))
+		}
+		w.sum, w.summing = 0, true
+	}
+	if last > first {
+		close(f.changed)
+		f.changed = make(chan struct{})
+	}
+}
+
+// bits is a set of small numbers.
+type bits struct {
+	words []uint64
+	n     int
+}
+
+func newBits(n int) bits { return bits{make([]uint64, (n+63)/64), n} }
+
+func (b bits) get(i int) bool { return b.words[i/64]>>(i%64)&1 != 0 }
+func (b bits) set(i int)      { b.words[i/64] |= 1 << (i % 64) }
+
+// nextClear gives the first of [i, end) that is not in the set, or end.
+func (b bits) nextClear(i, end int) int {
+	for i < end && b.get(i) {
+		if i%64 == 0 && ^b.words[i/64] == 0 {
+			i = min(i+64, end)
+			continue
+		}
+		i++
+	}
+	return min(i, end)
+}

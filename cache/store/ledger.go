@@ -1,0 +1,217 @@
+package store
+
+import (
+	"container/list"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// errNoRoom says that the budget, or the disk, has no room that could be made by eviction.
+var errNoRoom = errors.New("the cache is full of what is in use")
+
+// entry is a segment on the books: one that is being filled, or a published one.
+type entry struct {
+	key     key
+	visited atomic.Bool // since the hand passed
+
+	// What follows is guarded by the ledger's lock.
+	bytes int64 // charged
+	pins  int   // readers of a fill, fetches, and what the kernel or other processes hold
+	fill  *fill // until it is published
+	place *list.Element
+
+	object *layout.Object // of the published segment, nil until it was looked into
+}
+
+// ledger has the books: what is here, what it takes, and what goes next. Eviction is SIEVE (Zhang et al., NSDI 2024): a
+// queue in order of arrival, and a hand that goes from old to new, spares what was visited since it passed, and takes
+// what was not.
+type ledger struct {
+	limit int64
+
+	mu      sync.Mutex // guards what follows
+	entries map[key]*entry
+	queue   *list.List // of *entry, the newest in front
+	hand    *list.Element
+	total   int64 // bytes of all entries
+}
+
+func (l *ledger) init(limit int64) {
+	l.limit, l.entries, l.queue = limit, map[key]*entry{}, list.New()
+}
+
+// pin finds a segment and keeps it from eviction until unpin. Where there is none, make makes a fill, unless make is
+// nil.
+func (l *ledger) pin(k key, make func() *fill) *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[k]
+	if e == nil {
+		if make == nil {
+			return nil
+		}
+		e = l.insert(k)
+		e.fill = make()
+		e.fill.entry = e
+	}
+	e.visited.Store(true)
+	e.pins++
+	return e
+}
+
+func (l *ledger) insert(k key) *entry {
+	e := &entry{key: k}
+	e.place = l.queue.PushFront(e)
+	l.entries[k] = e
+	return e
+}
+
+// pinAgain pins a segment that is pinned.
+func (l *ledger) pinAgain(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.pins++
+}
+
+func (l *ledger) unpin(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.pins--
+}
+
+// published turns a fill into a segment like any other.
+func (l *ledger) published(e *entry, o *layout.Object) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total += o.Size - e.bytes
+	e.bytes, e.fill, e.object = o.Size, nil, o
+}
+
+// add books a published segment that was found in the directory.
+func (l *ledger) add(k key, bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.entries[k] != nil {
+		return
+	}
+	e := l.insert(k)
+	e.bytes = bytes
+	l.total += bytes
+}
+
+// drop takes a segment off the books, if it is still the one that has the key.
+func (l *ledger) drop(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.remove(e)
+}
+
+// dropPublished takes a segment off the books unless it is being filled.
+func (l *ledger) dropPublished(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.fill == nil {
+		l.remove(e)
+	}
+}
+
+// look gives what an entry is: a published segment, once it is known, or a fill.
+func (l *ledger) look(e *entry) (*layout.Object, *fill) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return e.object, e.fill
+}
+
+// know says what a published segment is.
+func (l *ledger) know(e *entry, o *layout.Object) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.object = o
+}
+
+func (l *ledger) remove(e *entry) {
+	if l.entries[e.key] != e {
+		return
+	}
+	if l.hand == e.place {
+		l.hand = e.place.Prev()
+	}
+	delete(l.entries, e.key)
+	l.queue.Remove(e.place)
+	l.total -= e.bytes
+	e.bytes = 0
+}
+
+// charge books n more bytes for a pinned entry. Where that is over the budget, segments go: victims, which the caller
+// discards after the call.
+func (l *ledger) charge(e *entry, n int64) (victims []*entry, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.entries[e.key] != e {
+		return nil, errMoved
+	}
+	for l.total+n > l.limit {
+		v := l.victim()
+		if v == nil {
+			return victims, errNoRoom
+		}
+		victims = append(victims, v)
+	}
+	e.bytes += n
+	l.total += n
+	return victims, nil
+}
+
+// evict takes the next victim off the books, nil where all is in use.
+func (l *ledger) evict() *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.victim()
+}
+
+func (l *ledger) victim() *entry {
+	for range 2 * l.queue.Len() { // once to forget visits, once to find one without
+		if l.hand == nil {
+			l.hand = l.queue.Back()
+		}
+		e := l.hand.Value.(*entry)
+		switch {
+		case e.pins > 0:
+		case e.visited.Swap(false):
+		default:
+			l.remove(e)
+			return e
+		}
+		l.hand = l.hand.Prev()
+	}
+	return nil
+}
+
+// all gives the entries, the oldest first.
+func (l *ledger) all() []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]*entry, 0, l.queue.Len())
+	for at := l.queue.Back(); at != nil; at = at.Prev() {
+		out = append(out, at.Value.(*entry))
+	}
+	return out
+}
+
+// sums gives what the books say: segments and bytes, of fills and of what is pinned.
+func (l *ledger) sums() (segments, filling int, bytes, pinned int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		if e.fill != nil {
+			filling++
+		}
+		if e.pins > 0 {
+			pinned += e.bytes
+		}
+	}
+	return len(l.entries) - filling, filling, l.total, pinned
+}

@@ -1,0 +1,235 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"sync"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Origin is an origin as seen through the store. It implements [layout.Origin].
+type Origin struct {
+	store  *Store
+	up     Upstream
+	source string
+
+	mu    sync.Mutex // guards what follows
+	files map[*layout.Object]*file
+}
+
+// file is what is known of an object that was read.
+type file struct {
+	identity [32]byte
+
+	mu      sync.Mutex // guards what follows
+	streams []stream   // the one that was seen last comes first
+}
+
+// stream is a reader that goes through a file in order.
+type stream struct {
+	next   int64 // where it will read next
+	window int64 // bytes to fetch ahead of it
+}
+
+const (
+	maxStreams = 4       // of a file
+	tolerance  = 1 << 20 // bytes that a sequential reader may skip or go back, since the kernel's readahead reorders
+)
+
+func (x *Origin) file(o *layout.Object) *file {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	f := x.files[o]
+	if f == nil {
+		f = &file{identity: identity(x.source, o, x.store.opt.Segment)}
+		x.files[o] = f
+	}
+	return f
+}
+
+// ahead gives how many bytes to fetch beyond a read of [off, end): none for the first and for those at random, and
+// twice as many each time that a reader goes on where it was.
+func (f *file) ahead(off, end, most int64) int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, st := range f.streams {
+		if off < st.next-tolerance || off > st.next+tolerance {
+			continue
+		}
+		if end > st.next {
+			st.next, st.window = end, min(most, max(1<<20, 2*st.window))
+		}
+		copy(f.streams[1:i+1], f.streams[:i])
+		f.streams[0] = st
+		return st.window
+	}
+	if len(f.streams) < maxStreams {
+		f.streams = append(f.streams, stream{})
+	}
+	copy(f.streams[1:], f.streams)
+	f.streams[0] = stream{next: end}
+	return 0
+}
+
+// ReadAt implements [layout.Origin]. What is not here is fetched; where the disk fails or is full, the origin is read.
+func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
+	if off < 0 || off >= o.Size {
+		return 0, io.EOF
+	}
+	f := x.file(o)
+	want := p[:min(int64(len(p)), o.Size-off)]
+	ahead := f.ahead(off, off+int64(len(want)), x.store.opt.Ahead)
+	for n := 0; n < len(want); {
+		g := x.segment(o, off+int64(n))
+		m := int(min(int64(len(want)-n), g.end()-off-int64(n)))
+		if err := x.read(ctx, f, g, want[n:n+m], off+int64(n), ahead); err != nil {
+			return n, err
+		}
+		n += m
+	}
+	x.aheadOf(f, o, off+int64(len(want)), ahead)
+	if len(want) < len(p) {
+		return len(want), io.EOF
+	}
+	return len(want), nil
+}
+
+// segmentOf says which segment of an object holds a byte.
+type segmentOf struct {
+	object      *layout.Object
+	index       int64
+	start, size int64 // in the object
+}
+
+func (g segmentOf) end() int64 { return g.start + g.size }
+
+func (x *Origin) segment(o *layout.Object, off int64) segmentOf {
+	size := x.store.opt.Segment
+	index := off / size
+	return segmentOf{o, index, index * size, min(size, o.Size-index*size)}
+}
+
+// read fills p with bytes of one segment.
+func (x *Origin) read(ctx context.Context, f *file, g segmentOf, p []byte, off, ahead int64) error {
+	s := x.store
+	k := keyOf(f.identity, g.index)
+	for range 3 { // a segment can be published, and evicted, while it is read
+		if s.health.sick() {
+			break
+		}
+		err := x.readHere(ctx, k, g, p, off-g.start, ahead)
+		var local *localError
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errMoved):
+			continue
+		case errors.As(err, &local):
+			s.health.fail(err)
+		case !errors.Is(err, errNoRoom):
+			return err
+		}
+		break
+	}
+	s.stats.uncached.Add(int64(len(p)))
+	n, err := x.up.ReadAt(ctx, g.object, p, off)
+	if n == len(p) {
+		return nil
+	}
+	return err
+}
+
+func (x *Origin) readHere(ctx context.Context, k key, g segmentOf, p []byte, at, ahead int64) error {
+	s := x.store
+	e := s.ledger.pin(k, func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
+	defer s.ledger.unpin(e)
+	_, fill := s.ledger.look(e)
+	if fill != nil {
+		return fill.read(ctx, p, at, ahead)
+	}
+	o, err := s.published(e)
+	if err != nil {
+		return err
+	}
+	n, err := o.ReadAt(ctx, p, at)
+	if n == len(p) {
+		s.stats.hits.Add(int64(n))
+		return nil
+	}
+	return s.lost(e, err)
+}
+
+// published gives the object of a segment that has a name. The first time it looks into it.
+func (s *Store) published(e *entry) (*layout.Object, error) {
+	if o, _ := s.ledger.look(e); o != nil {
+		return o, nil
+	}
+	o, err := s.dir.Object(e.key.name())
+	if err != nil {
+		return nil, s.lost(e, err)
+	}
+	fd, done, err := s.dir.Borrow(o)
+	if err != nil {
+		return nil, s.lost(e, err)
+	}
+	defer done()
+	if _, err := readHeader(fd); err != nil {
+		s.stats.corrupt.Add(1)
+		s.opt.Log.Warn("a segment is damaged and is fetched again", "segment", o.Name, "error", err)
+		return nil, s.lost(e, err)
+	}
+	s.ledger.know(e, o)
+	return o, nil
+}
+
+// lost takes a published segment that cannot be read off the books and out of the directory. It is fetched again, if
+// the disk is well.
+func (s *Store) lost(e *entry, err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	s.ledger.drop(e)
+	s.unlink(e)
+	if errors.Is(err, cache.ErrChanged) || errors.Is(err, errHeader) || errors.Is(err, fs.ErrNotExist) {
+		return errMoved // another process evicted it, or it was damaged
+	}
+	return &localError{"read a segment", err}
+}
+
+// aheadOf fetches what a window of n bytes from off on has in the segments after that of off, without waiting.
+func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
+	s := x.store
+	end := min(o.Size, off+n)
+	for at := x.segment(o, max(0, off-1)).end(); at < end && !s.health.sick(); {
+		g := x.segment(o, at)
+		e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
+		if _, fill := s.ledger.look(e); fill != nil {
+			fill.begin(end - at)
+		}
+		s.ledger.unpin(e)
+		at = g.end()
+	}
+}
+
+// Lies says where the byte at off of o lies on this machine: in which published segment, at which offset there, and
+// how many bytes follow it there. A nil object means that it lies nowhere yet.
+func (x *Origin) Lies(o *layout.Object, off int64) (segment *layout.Object, at, n int64) {
+	g := x.segment(o, off)
+	e := x.store.ledger.pin(keyOf(x.file(o).identity, g.index), nil)
+	if e == nil {
+		return nil, 0, g.end() - off
+	}
+	defer x.store.ledger.unpin(e)
+	if _, fill := x.store.ledger.look(e); fill != nil {
+		return nil, 0, g.end() - off
+	}
+	seg, err := x.store.published(e)
+	if err != nil {
+		return nil, 0, g.end() - off
+	}
+	return seg, off - g.start, g.size - (off - g.start)
+}

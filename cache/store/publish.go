@@ -1,0 +1,178 @@
+package store
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// publish gives a filled segment its name. If the disk fails in it, the segment is given up.
+func (f *fill) publish() {
+	s := f.store
+	o, err := f.link()
+	switch {
+	case err == nil:
+		s.ledger.published(f.entry, o)
+		s.stats.published.Add(1)
+	case errors.Is(err, fs.ErrNotExist): // another process has evicted it since
+		s.ledger.drop(f.entry)
+	default:
+		s.health.fail(err)
+		s.ledger.drop(f.entry)
+	}
+	f.close()
+}
+
+// link writes the header, syncs, and links the file to its name. Data, header and name are on the disk when it returns.
+func (f *fill) link() (*layout.Object, error) {
+	s, name := f.store, f.entry.key.name()
+	if err := f.sumRest(); err != nil {
+		return nil, err
+	}
+	h := header{size: f.size, offset: f.start, object: f.object.Size, source: f.source, name: f.object.Name, version: f.object.Version, sums: f.sums}
+	if err := unix.Fsetxattr(f.fd, xattrName, h.append(nil), 0); err != nil {
+		return nil, &localError{"write a segment's header", err}
+	}
+	if err := unix.Fsync(f.fd); err != nil {
+		return nil, &localError{"sync a segment", err}
+	}
+	dir := filepath.Dir(name)
+	if err := unix.Mkdirat(s.fd, dir, 0o700); err == nil {
+		err = s.syncDir(".")
+		if err != nil {
+			return nil, err
+		}
+	} else if !errors.Is(err, unix.EEXIST) {
+		return nil, &localError{"make a directory of segments", err}
+	}
+	err := unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.fd), s.fd, name, unix.AT_SYMLINK_FOLLOW)
+	if err != nil && !errors.Is(err, unix.EEXIST) { // EEXIST: another process was first, with the same bytes
+		return nil, &localError{"publish a segment", err}
+	}
+	if err := s.syncDir(dir); err != nil {
+		return nil, err
+	}
+	return s.dir.Object(name)
+}
+
+func (s *Store) syncDir(name string) error {
+	fd, err := unix.Openat(s.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Fsync(fd)
+		_ = unix.Close(fd) // it was only synced
+	}
+	if err != nil {
+		return &localError{"sync a directory of segments", err}
+	}
+	return nil
+}
+
+// sumRest sums the MiB that came in pieces.
+func (f *fill) sumRest() error {
+	buf := make([]byte, sumBlock)
+	for i := range f.sums {
+		if f.summed.get(i) {
+			continue
+		}
+		p := buf[:min(sumBlock, f.size-int64(i)*sumBlock)]
+		if err := readFull(f.fd, p, int64(i)*sumBlock); err != nil {
+			return err
+		}
+		f.sums[i] = crc32.Checksum(p, castagnoli)
+	}
+	return nil
+}
+
+func readFull(fd int, p []byte, off int64) error {
+	for n := 0; n < len(p); {
+		m, err := unix.Pread(fd, p[n:], off+int64(n))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return &localError{"read a segment", err}
+		case m == 0:
+			return &localError{"read a segment", fmt.Errorf("it ends at %d", off+int64(n))}
+		}
+		n += max(m, 0)
+	}
+	return nil
+}
+
+// published is a segment in the directory.
+type published struct {
+	key   key
+	bytes int64
+	mtime int64 // ns
+}
+
+// list reads the directory of segments. What is not a segment is left alone.
+func (s *Store) list() ([]published, error) {
+	var out []published
+	dirs, err := readNames(s.fd, ".")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range dirs {
+		if len(dir) != 2 || strings.HasPrefix(dir, ".") {
+			continue
+		}
+		names, err := readNames(s.fd, dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, base := range names {
+			k, ok := parseName(dir + "/" + base)
+			var st unix.Stat_t
+			if ok && unix.Fstatat(s.fd, dir+"/"+base, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+				out = append(out, published{k, st.Size, st.Mtim.Nano()})
+			}
+		}
+	}
+	return out, nil
+}
+
+// scan books the published segments that are not on the books, the oldest first, and takes off those that are gone.
+func (s *Store) scan() error {
+	known := s.ledger.all()
+	found, err := s.list()
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(found, func(a, b published) int { return cmp.Compare(a.mtime, b.mtime) })
+	here := make(map[key]bool, len(found))
+	for _, p := range found {
+		here[p.key] = true
+		s.ledger.add(p.key, p.bytes)
+	}
+	for _, e := range known {
+		if !here[e.key] {
+			s.ledger.dropPublished(e)
+		}
+	}
+	return nil
+}
+
+// readNames lists a directory below fd.
+func readNames(fd int, name string) ([]string, error) {
+	at, err := unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &localError{"list the segments", err}
+	}
+	f := os.NewFile(uintptr(at), name)
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	names, err := f.Readdirnames(-1)
+	if err != nil {
+		return nil, &localError{"list the segments", err}
+	}
+	return names, nil
+}

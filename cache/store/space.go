@@ -1,0 +1,86 @@
+package store
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// makeRoom books n more bytes for a segment that is being filled, and evicts others until both the budget and the
+// disk's free space allow it.
+func (s *Store) makeRoom(e *entry, n int64) error {
+	victims, err := s.ledger.charge(e, n)
+	s.discard(victims...)
+	for err == nil {
+		var low bool
+		if low, err = s.low(); err != nil || !low {
+			break
+		}
+		victim := s.ledger.evict()
+		if victim == nil {
+			err = errNoRoom
+			break
+		}
+		s.discard(victim)
+	}
+	if errors.Is(err, errNoRoom) {
+		s.stats.refused.Add(1)
+	}
+	return err
+}
+
+// low reports whether the filesystem has less space or fewer inodes free than shall stay.
+func (s *Store) low() (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(s.fd, &st); err != nil {
+		return false, &localError{"ask for free space", err}
+	}
+	if int64(st.Bavail)*st.Bsize < s.opt.MinFree {
+		return true, nil
+	}
+	return st.Files > 0 && float64(st.Ffree)/float64(st.Files) < float64(s.opt.MinFree)/float64(int64(st.Blocks)*st.Bsize), nil
+}
+
+// allocate reserves the place of bytes that are about to come, so that a full disk is met here and not between them.
+func (s *Store) allocate(fd int, off, n int64) error {
+	for {
+		err := unix.Fallocate(fd, 0, off, n)
+		switch {
+		case err == nil, errors.Is(err, unix.EOPNOTSUPP):
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT):
+			return &localError{"reserve the place of a segment", err}
+		}
+		victim := s.ledger.evict()
+		if victim == nil {
+			s.stats.refused.Add(1)
+			return errNoRoom
+		}
+		s.discard(victim)
+	}
+}
+
+// discard removes segments that were taken off the books.
+func (s *Store) discard(victims ...*entry) {
+	for _, e := range victims {
+		s.stats.evicted.Add(1)
+		if e.fill != nil {
+			e.fill.close()
+			continue
+		}
+		s.unlink(e)
+	}
+}
+
+// unlink removes a published segment from the directory. Who has it open reads on.
+func (s *Store) unlink(e *entry) {
+	if e.object != nil {
+		s.dir.Forget(e.object)
+	}
+	if err := unix.Unlinkat(s.fd, e.key.name(), 0); err != nil && !errors.Is(err, os.ErrNotExist) { // another process was first
+		s.health.fail(&localError{"remove a segment", err})
+	}
+}

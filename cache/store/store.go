@@ -1,0 +1,169 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Upstream is where objects come from.
+type Upstream interface {
+	layout.Origin
+	// Fetch hands [off, off+n) of o to sink, in order and each byte once.
+	Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error
+}
+
+// Options bound a store. The zero value of a field means what it says.
+type Options struct {
+	Size    int64 // bytes that segments may take, 0 means 80% of the filesystem
+	Segment int64 // bytes of a segment, a multiple of 1 MiB from 1 MiB to 256 MiB; 0 means 256 MiB
+	MinFree int64 // bytes that stay free on the filesystem, 0 means 5% of it. So many of its inodes stay free, too
+	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB
+	MaxOpen int   // segments that stay open between reads, 0 means 256
+	Log     *slog.Logger
+}
+
+const (
+	// MaxSegment is the largest segment, bytes: its checksums fit into an extended attribute of ext4.
+	MaxSegment = 256 << 20
+
+	sumBlock = 1 << 20   // bytes of a checksum
+	block    = 128 << 10 // bytes that are fetched at least
+	spanSize = 8 << 20   // bytes of one request at most
+)
+
+// Store is a cache directory. It is safe for concurrent use.
+type Store struct {
+	path   string
+	opt    Options
+	dir    *cache.Dir // the published segments
+	fd     int        // the same directory
+	ledger ledger
+	health health
+	stats  counters
+
+	ctx    context.Context // of fetches, which outlive the reads that began them
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // fetches
+}
+
+// Open opens a cache directory, which it makes if need be. The filesystem must know files without a name: ext4, XFS,
+// btrfs and tmpfs do.
+func Open(path string, opt Options) (*Store, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{path: filepath.Join(abs, "segments"), opt: opt, fd: -1}
+	if err := s.defaults(abs); err != nil {
+		return nil, fmt.Errorf("open the cache %s: %w", path, err)
+	}
+	if s.dir, err = cache.OpenDir(s.path, s.opt.MaxOpen); err != nil {
+		return nil, fmt.Errorf("open the cache: %w", err)
+	}
+	s.ledger.init(s.opt.Size)
+	s.health.log = s.opt.Log
+	if s.fd, err = unix.Open(s.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+		err = s.scan()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the cache %s: %w", path, err), s.closeFiles())
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// defaults makes the directory and fills in options from its filesystem.
+func (s *Store) defaults(abs string) error {
+	o := &s.opt
+	if o.Segment == 0 {
+		o.Segment = MaxSegment
+	}
+	if o.Segment < sumBlock || o.Segment > MaxSegment || o.Segment%sumBlock != 0 {
+		return fmt.Errorf("segments of %d bytes: want a multiple of 1 MiB, at most 256 MiB", o.Segment)
+	}
+	if o.Size < 0 || o.MinFree < 0 || o.Ahead < 0 {
+		return errors.New("a size is negative")
+	}
+	if err := os.MkdirAll(s.path, 0o700); err != nil { // segments hold what a mount may keep from some users
+		return err
+	}
+	if err := canHold(s.path); err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.path, &st); err != nil {
+		return os.NewSyscallError("statfs", err)
+	}
+	bytes := int64(st.Blocks) * st.Bsize
+	if o.Size == 0 {
+		o.Size = bytes / 5 * 4
+	}
+	if o.MinFree == 0 {
+		o.MinFree = bytes / 20
+	}
+	if o.Ahead == 0 {
+		o.Ahead = 128 << 20
+	}
+	if o.MaxOpen == 0 {
+		o.MaxOpen = 256
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// canHold checks that a filesystem has what segments are made of.
+func canHold(path string) error {
+	fd, err := unix.Open(path, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o400)
+	if err != nil {
+		return fmt.Errorf("the filesystem cannot hold files without a name (%w): take one of ext4, XFS or btrfs", err)
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing was written
+	if err := unix.Fsetxattr(fd, xattrName, []byte("?"), 0); err != nil {
+		return fmt.Errorf("the filesystem does not keep extended attributes (%w): take one of ext4, XFS or btrfs", err)
+	}
+	return nil
+}
+
+// Close ends all fetches. What is not published is gone. Objects must not be read any more.
+func (s *Store) Close() error {
+	s.cancel()
+	s.wg.Wait()
+	for _, e := range s.ledger.all() {
+		if e.fill != nil {
+			e.fill.close()
+		}
+	}
+	return s.closeFiles()
+}
+
+func (s *Store) closeFiles() error {
+	if s.fd >= 0 {
+		_ = unix.Close(s.fd) // a directory
+	}
+	return s.dir.Close()
+}
+
+// Path returns the directory of the published segments.
+func (s *Store) Path() string { return s.path }
+
+// Add has all objects of a listing read through the store. source names the origin: what it is the same for has the
+// same bytes under the same name and version.
+func (s *Store) Add(source string, up Upstream, l *cache.Listing) *Origin {
+	o := &Origin{store: s, up: up, source: source, files: map[*layout.Object]*file{}}
+	for _, obj := range l.Objects {
+		obj.Origin = o
+	}
+	return o
+}
