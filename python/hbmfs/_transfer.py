@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from . import _device
 
@@ -84,7 +84,7 @@ class Transfer:
             request.cancel()
         self._waiting.clear()
 
-    def __enter__(self) -> Transfer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -108,9 +108,7 @@ class DCPReader(FileSystemReader):
         done.set_result(None)
         return done
 
-    def _read_file(
-        self, name: str, items: list[tuple[Any, ReadItem]], planner: LoadPlanner, sources: _Sources, transfer: Transfer
-    ) -> None:
+    def _read_file(self, name: str, items: list[tuple[Any, ReadItem]], planner: LoadPlanner, sources: _Sources, transfer: Transfer) -> None:
         inside = PurePosixPath(name)
         if not inside.parts or inside.is_absolute() or ".." in inside.parts:
             raise FormatError(f"the metadata of {self.path} names the file {name!r}, which is outside of the checkpoint")

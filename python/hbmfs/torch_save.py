@@ -202,9 +202,7 @@ def _rebuild_v2(storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _
     return _Rebuilt(storage, None, offset, size, stride)
 
 
-def _rebuild_v3(
-    storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, metadata: Any = None
-) -> _Rebuilt:
+def _rebuild_v3(storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, metadata: Any = None) -> _Rebuilt:
     if metadata or not isinstance(dtype, torch.dtype):
         raise _Other
     return _Rebuilt(storage, dtype, offset, size, stride)

@@ -34,7 +34,17 @@ from hbmfs import _transfer
 from safetensors.torch import load_file
 
 ROUNDS = 5
-LAYER = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096), "gate": (14336, 4096), "up": (14336, 4096), "down": (4096, 14336), "norm": (4096,), "norm2": (4096,)}
+LAYER = {
+    "q": (4096, 4096),
+    "k": (1024, 4096),
+    "v": (1024, 4096),
+    "o": (4096, 4096),
+    "gate": (14336, 4096),
+    "up": (14336, 4096),
+    "down": (4096, 14336),
+    "norm": (4096,),
+    "norm2": (4096,),
+}
 
 
 def make(folder, gb, shards):
@@ -171,7 +181,7 @@ def warm(clock, loaders, sweep):
             found = ways[name]()
             found.pop("", None)
             same(found, expected)
-        except Exception as err:  # whatever another package raises is a line of the report
+        except Exception as err:  # noqa: BLE001 (whatever another package raises is a line of the report)
             print(f"{name:44s} failed: {type(err).__name__}: {str(err).splitlines()[:1]}")
             del ways[name]
     del expected

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import torch_save
 from hbmfs import dcp as ours
+from hbmfs import torch_save
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
@@ -118,8 +118,8 @@ def test_a_trainers_state(tmp_path, follows, options):
 def test_small_pieces_and_batches(tmp_path, monkeypatch):
     from hbmfs import _transfer
 
-    monkeypatch.setattr(_transfer, "PIECE", 10_000)
-    monkeypatch.setattr(_transfer, "AHEAD", 40_000)
+    monkeypatch.setattr(_transfer, "PIECE", 40_000)
+    monkeypatch.setattr(_transfer, "AHEAD", 160_000)
     saved = state(3)
     dcp.save(saved, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
     for batch, gap, small in ((20_000, 64 << 10, 5000), (1 << 20, 0, 1 << 20), (1 << 20, 1 << 20, 0)):
@@ -134,7 +134,13 @@ def test_other_strides_and_dtypes_of_the_target(tmp_path):
     saved = {name: torch.randn(400, 300, generator=g) for name in "abcd"} | {"e": torch.randn(3, 4, generator=g)}
     dcp.save(saved, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
     wide = torch.zeros(400, 900)
-    target = {"a": torch.zeros(300, 400).t(), "b": torch.zeros(400, 300, dtype=torch.bfloat16), "c": wide[:, 300:600], "d": torch.zeros(400, 300, dtype=torch.float64), "e": torch.zeros(4, 3).t()}
+    target = {
+        "a": torch.zeros(300, 400).t(),
+        "b": torch.zeros(400, 300, dtype=torch.bfloat16),
+        "c": wide[:, 300:600],
+        "d": torch.zeros(400, 300, dtype=torch.float64),
+        "e": torch.zeros(4, 3).t(),
+    }
     expected = {name: tensor.clone() for name, tensor in target.items()}
     dcp.load(expected, storage_reader=FileSystemReader(tmp_path), no_dist=True)
     dcp.load(target, storage_reader=hbmfs.DCPReader(tmp_path), no_dist=True)
@@ -356,14 +362,14 @@ def test_an_archive_that_points_elsewhere(tmp_path, fails):
         def __reduce__(self):
             return (open, (str(tmp_path / "ran"), "w"))
 
-    class Other(io.BytesIO):
-        pass
+    def says(size):
+        changed(tmp_path, lambda info: vars(info).update(offset=0, length=size))
 
     for thing in (Evil(), torch.empty(0).set_(torch.zeros(4).untyped_storage(), 0, (4,), (1,)), {"a": 1}, 5, "text"):
-        buffer = Other()
+        buffer = io.BytesIO()
         torch.save(thing, buffer)
         file.write_bytes(buffer.getvalue())
-        changed(tmp_path, lambda info, size=len(buffer.getvalue()): vars(info).update(offset=0, length=size))
+        says(len(buffer.getvalue()))
         assert isinstance(fails({"a": torch.zeros(500, dtype=torch.int64)}), hbmfs.FormatError), thing
     assert not (tmp_path / "ran").exists()
 
