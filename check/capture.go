@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -55,22 +54,23 @@ func wantedOfDriver() []want {
 	}
 }
 
-// Capture keeps what matters of the tree below root: of the live machine ("/") or of a copy of one. What cannot be read
+// Capture keeps what matters of a tree: of the live machine or of a copy of one, each an os.Root's FS. Links are followed
+// as if the tree's root were the machine's. What cannot be read
 // is noted as such, and not an error.
-func Capture(root *os.Root) (*Snapshot, error) {
+func Capture(root fs.FS) (*Snapshot, error) {
 	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
 	err := c.all(wanted())
 	return c.s, errors.Join(err, c.kernel(), c.pci())
 }
 
 // CaptureDriver keeps what the NVIDIA modules say. It can hang where they do: run it in a process of its own.
-func CaptureDriver(root *os.Root) (*Snapshot, error) {
+func CaptureDriver(root fs.FS) (*Snapshot, error) {
 	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
 	return c.s, c.all(wantedOfDriver())
 }
 
 // CaptureTree keeps what matters of a copied tree, which cannot hang: Capture, CaptureDriver and what hbmfs added.
-func CaptureTree(root *os.Root) (*Snapshot, error) {
+func CaptureTree(root fs.FS) (*Snapshot, error) {
 	s, err := Capture(root)
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func CaptureTree(root *os.Root) (*Snapshot, error) {
 
 // capturer walks a tree.
 type capturer struct {
-	root  *os.Root
+	root  fs.FS
 	s     *Snapshot
 	seen  map[string]string // path -> the same without links, "" where it leads nowhere
 	total int
@@ -149,7 +149,15 @@ func (c *capturer) names(dir string) []string {
 		return nil
 	}
 	defer func() { _ = f.Close() }() // opened for reading
-	names, _ := f.Readdirnames(mostNames)
+	list, ok := f.(fs.ReadDirFile)
+	if !ok {
+		return nil
+	}
+	found, _ := list.ReadDir(mostNames) // what could be read before an error is of use
+	names := make([]string, len(found))
+	for i, e := range found {
+		names[i] = e.Name()
+	}
 	slices.Sort(names)
 	return names
 }
@@ -177,7 +185,7 @@ func (c *capturer) walk(at, name string) string {
 			continue
 		}
 		next := path.Join(at, part)
-		info, err := c.root.Lstat(next)
+		info, err := fs.Lstat(c.root, next)
 		if err != nil {
 			return ""
 		}
@@ -185,7 +193,7 @@ func (c *capturer) walk(at, name string) string {
 			at = next
 			continue
 		}
-		target, err := c.root.Readlink(next)
+		target, err := fs.ReadLink(c.root, next)
 		if links++; err != nil || links > mostLinks {
 			return ""
 		}
@@ -200,7 +208,7 @@ func (c *capturer) walk(at, name string) string {
 
 // keep adds what lies at a path without links.
 func (c *capturer) keep(name string, clean cleaner) error {
-	info, err := c.root.Lstat(name)
+	info, err := fs.Lstat(c.root, name)
 	if err != nil || c.s.entries[name] != nil && c.s.entries[name].kind != kindDir {
 		return nil //nolint:nilerr // it went away meanwhile, or is kept already
 	}

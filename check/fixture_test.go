@@ -2,11 +2,14 @@ package check
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
 )
 
 // fixture is a made-up machine: paths with contents. Contents that begin with "->" are symbolic links, paths that end
@@ -199,17 +202,37 @@ func (f fixture) write(t testing.TB) string {
 	return dir
 }
 
+// capture takes the snapshot of the fixture as a tree in memory.
 func (f fixture) capture(t testing.TB) *Snapshot {
+	t.Helper()
+	tree := fstest.MapFS{}
+	for name, content := range f {
+		target, isLink := strings.CutPrefix(content, "->")
+		switch {
+		case isLink:
+			tree[name] = &fstest.MapFile{Data: []byte(target), Mode: fs.ModeSymlink | 0o777}
+		case strings.HasSuffix(name, "/"):
+			tree[strings.TrimSuffix(name, "/")] = &fstest.MapFile{Mode: fs.ModeDir | 0o755}
+		default:
+			tree[name] = &fstest.MapFile{Data: []byte(content), Mode: 0o644}
+		}
+	}
+	s, err := CaptureTree(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// captureCopy takes the snapshot of the fixture as a directory on disk.
+func (f fixture) captureCopy(t testing.TB) *Snapshot {
 	t.Helper()
 	root, err := os.OpenRoot(f.write(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := CaptureTree(root)
-	if err := root.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err != nil {
+	s, err := CaptureTree(root.FS())
+	if err := errors.Join(err, root.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return s

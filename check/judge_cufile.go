@@ -9,7 +9,7 @@ import (
 
 func (j *judge) judgeCuFile() {
 	m := j.m
-	if len(m.GPUs) == 0 && len(m.Libraries) == 0 {
+	if len(m.GPUs) == 0 && len(m.Libraries) == 0 && m.Proof == nil {
 		j.ok(inCuFile, "libcufile", "none, and no GPU that it could serve")
 		return
 	}

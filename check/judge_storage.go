@@ -263,10 +263,10 @@ func (j *judge) judgeDistance(top *Block) {
 		far := distance(d, j.gpu)
 		near, best := j.m.nearest(d)
 		found := fmt.Sprintf("%s is %s from gpu %d, %s from gpu %d, its nearest", d.Name, far, j.index, best, near)
-		switch {
-		case far == best:
+		switch far {
+		case best:
 			j.ok(inStorage, "distance", "%s is %s from gpu %d; no GPU is nearer", d.Name, far, j.index)
-		case far == SYS:
+		case SYS:
 			j.add(finding{Finding: Finding{inStorage, "distance", Warn, found, "its bytes cross the link between the CPUs", fmt.Sprintf("read with gpu %d, or put the data on a drive near gpu %d", near, j.index)}})
 		default:
 			j.add(finding{Finding: Finding{inStorage, "distance", Warn, found, "a nearer GPU gets its bytes without passing by a CPU", fmt.Sprintf("read with gpu %d", near)}})

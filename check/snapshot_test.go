@@ -76,7 +76,7 @@ func TestCapturingACaptureChangesNothing(t *testing.T) {
 			tree[name+"/"] = ""
 		}
 	}
-	second := tree.capture(t)
+	second := tree.captureCopy(t)
 	for name, e := range first.entries {
 		if e.kind == kindFile && (second.entries[name] == nil || !bytes.Equal(second.entries[name].data, e.data)) {
 			t.Errorf("%s: %q became %+v", name, e.data, second.entries[name])
@@ -105,7 +105,7 @@ func TestCaptureOfAStrangeTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = root.Close() }()
-	s, err := CaptureTree(root)
+	s, err := CaptureTree(root.FS())
 	if err != nil {
 		t.Fatal(err)
 	}

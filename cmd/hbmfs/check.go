@@ -30,12 +30,8 @@ type checkCommand struct {
 	stdout, stderr io.Writer
 }
 
-func newCheckCommand() *cobra.Command {
-	c := &checkCommand{}
-	cmd := &cobra.Command{
-		Use:   "check [PATH]",
-		Short: "Say whether reads of a file go straight into the GPU, and if not, why and what to do",
-		Long: `GPUDirect Storage moves bytes from a drive into the memory of a GPU without the CPU. Where something is missing,
+// checkHelp teaches what GPUDirect Storage needs. docs/gpudirect.md has each at length.
+const checkHelp = `GPUDirect Storage moves bytes from a drive into the memory of a GPU without the CPU. Where something is missing,
 NVIDIA's cuFile reads with the CPU instead and says nothing. This command says what is missing.
 
 It looks at the kernel, the driver, the GPU, the storage under PATH, cuFile and the container, then reads PATH in a
@@ -70,9 +66,21 @@ Exit codes: 0 no line is FAIL and --require is met, 3 otherwise, 1 PATH cannot b
 
 --record writes the facts to a file for somebody who can help, and --root judges such a file, or a directory that is a
 copy of a machine's /sys, /proc and /etc. The file holds no environment, no addresses, no serial numbers, no names of
-servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`,
+servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
+
+func newCheckCommand() *cobra.Command {
+	c := &checkCommand{}
+	cmd := &cobra.Command{
+		Use:     "check [PATH]",
+		Short:   "Say whether reads of a file go straight into the GPU, and if not, why and what to do",
+		Long:    checkHelp,
 		Example: "  hbmfs check /data/pile/train_000001.bin\n  hbmfs check --require direct --gpu 3 /mnt/pile\n  hbmfs check --record facts.tar.zst /data/pile\n  hbmfs check --root facts.tar.zst",
-		Args:    cobra.MaximumNArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{fmt.Errorf("at most 1 argument, the PATH, not %d", len(args))}
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				c.path = args[0]
@@ -87,7 +95,7 @@ servers; it does hold names of mount points, PATH, and versions. See: tar --zstd
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.root, "root", "", "judge a recording, or a directory that is a copy of a machine, instead of this one")
 	f.StringVar(&c.record, "record", "", "write the facts to this file, a tar.zst")
-	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long the read may take where nothing speaks against it")
+	f.DurationVar(&c.timeout, "timeout", 0, "how long the driver, PATH and the read may each take (default 1.2s, and 10s for a read that may be direct)")
 	f.StringVar(&c.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
 	f.StringVar(&c.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
 	f.StringVar(&c.libraries.NVML, "libnvml", "", "the NVML library, instead of the system's")
@@ -181,7 +189,7 @@ func (c *checkCommand) snapshot(ctx context.Context) (*check.Snapshot, error) {
 			return nil, err
 		}
 		defer func() { _ = root.Close() }() // opened for reading
-		return check.CaptureTree(root)
+		return check.CaptureTree(root.FS())
 	}
 	f, err := os.Open(c.root)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strconv"
@@ -21,11 +22,20 @@ import (
 // asideName is the hidden command that asks what may hang, in a process that can be left behind.
 const asideName = "check-aside"
 
-// Patience with what may hang. The whole check stays below three seconds on a machine that cannot read directly anyway.
+// Patience with what may hang, where --timeout does not say. The check stays below three seconds on a machine that
+// cannot read directly anyway; a driver's start and a first read can take many.
 const (
 	asidePatience = 1200 * time.Millisecond
-	hopelessRead  = 1200 * time.Millisecond
+	readPatience  = 10 * time.Second
 )
+
+// patience is what --timeout says, or otherwise.
+func (c *checkCommand) patience(otherwise time.Duration) time.Duration {
+	if c.timeout > 0 {
+		return c.timeout
+	}
+	return otherwise
+}
 
 // newAsideCommand is what checkCommand.aside runs: it writes a recording to its output.
 func newAsideCommand() *cobra.Command {
@@ -59,13 +69,13 @@ func writeAside(ctx context.Context, args []string, w io.Writer) error {
 	return s.Record(w)
 }
 
-func captureRoot(capture func(*os.Root) (*check.Snapshot, error)) (*check.Snapshot, error) {
+func captureRoot(capture func(fs.FS) (*check.Snapshot, error)) (*check.Snapshot, error) {
 	root, err := os.OpenRoot("/")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }() // opened for reading
-	return capture(root)
+	return capture(root.FS())
 }
 
 // errSilent says that a process aside did not answer in time.
@@ -79,9 +89,9 @@ type answer struct {
 
 // aside starts this program again to ask what may hang. A process that is stuck in the kernel cannot even be killed, so
 // it is not waited for: the goroutine that does ends with it, or with this process.
-func aside(ctx context.Context, args ...string) <-chan answer {
+func (c *checkCommand) aside(ctx context.Context, args ...string) <-chan answer {
 	got := make(chan answer, 2)
-	ctx, cancel := context.WithTimeout(ctx, asidePatience)
+	ctx, cancel := context.WithTimeout(ctx, c.patience(asidePatience))
 	go func() {
 		defer cancel()
 		s, err := runAside(ctx, args)
@@ -115,10 +125,10 @@ func runAside(ctx context.Context, args []string) (*check.Snapshot, error) {
 
 // live gets the facts of this machine and reads the file.
 func (c *checkCommand) live(ctx context.Context) (*check.Snapshot, error) {
-	driver := aside(ctx, "driver")
+	driver := c.aside(ctx, "driver")
 	var looked <-chan answer
 	if c.path != "" {
-		looked = aside(ctx, "path", c.path)
+		looked = c.aside(ctx, "path", c.path)
 	}
 	s, err := captureRoot(check.Capture)
 	if err != nil {
@@ -174,11 +184,11 @@ func (c *checkCommand) prove(ctx context.Context, s *check.Snapshot) error {
 	case m.Target.File == "":
 		return s.SetProof(check.Proof{Verdict: "unknown", Why: m.Target.Note})
 	case c.libraries == (cufile.Libraries{}) && (m.Driver == "" || c.gpu >= len(m.GPUs)):
-		return s.SetProof(check.Proof{Verdict: "unknown", Why: "not tried: there is no GPU to read into"})
+		return nil // there is no GPU to read into
 	}
-	patience := c.timeout
-	if check.Judge(m, "", c.gpu).Failed() {
-		patience = min(patience, hopelessRead)
+	patience := c.patience(readPatience)
+	if c.timeout == 0 && check.Judge(m, "", c.gpu).Failed() {
+		patience = asidePatience
 	}
 	before, counts := check.NVFSReads(s)
 	proof, err := c.read(ctx, m.Target, patience)
@@ -186,7 +196,7 @@ func (c *checkCommand) prove(ctx context.Context, s *check.Snapshot) error {
 		return err
 	}
 	if counts {
-		if a := <-aside(ctx, "driver"); a.err == nil {
+		if a := <-c.aside(ctx, "driver"); a.err == nil {
 			after, _ := check.NVFSReads(a.s)
 			proof.Why += fmt.Sprintf("; nvidia-fs counted %d reads of this host meanwhile", after-before)
 		}
