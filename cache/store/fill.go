@@ -299,7 +299,7 @@ func (w *writer) write(p []byte) error {
 		before := w.at
 		w.at += int64(len(q))
 		if w.summing {
-			w.sum = crc32.Update(w.sum, castagnoli, q)
+			w.sum = crc32.Update(w.sum, castagnoli(), q)
 		}
 		w.fill.arrived(before, w.at, w)
 		p = p[len(q):]

@@ -19,10 +19,7 @@ const (
 	maxHeader   = 4 << 10 // bytes
 )
 
-var (
-	errHeader  = errors.New("the segment's header is damaged")
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
-)
+var errHeader = errors.New("the segment's header is damaged")
 
 // header says what a segment holds.
 type header struct {
@@ -52,7 +49,7 @@ func (h *header) append(b []byte) []byte {
 	for _, sum := range h.sums {
 		b = binary.LittleEndian.AppendUint32(b, sum)
 	}
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli()))
 }
 
 // parseHeader reads what append wrote.
@@ -61,7 +58,7 @@ func parseHeader(b []byte) (*header, error) {
 		return nil, errHeader
 	}
 	body, sum := b[:len(b)-4], binary.LittleEndian.Uint32(b[len(b)-4:])
-	if crc32.Checksum(body, castagnoli) != sum {
+	if crc32.Checksum(body, castagnoli()) != sum {
 		return nil, errHeader
 	}
 	le := binary.LittleEndian
@@ -105,3 +102,6 @@ func readHeader(fd int) (*header, error) {
 	}
 	return h, nil
 }
+
+// castagnoli is the table of CRC-32C, which processors compute themselves.
+func castagnoli() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) }

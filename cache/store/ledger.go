@@ -62,6 +62,13 @@ func (l *ledger) pin(k key, make func() *fill) *entry {
 	return e
 }
 
+// find gives a segment without touching it, or nil.
+func (l *ledger) find(k key) *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.entries[k]
+}
+
 func (l *ledger) insert(k key) *entry {
 	e := &entry{key: k}
 	e.place = l.queue.PushFront(e)

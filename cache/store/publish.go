@@ -88,7 +88,7 @@ func (f *fill) sumRest() error {
 		if err := readFull(f.fd, p, int64(i)*sumBlock); err != nil {
 			return err
 		}
-		f.sums[i] = crc32.Checksum(p, castagnoli)
+		f.sums[i] = crc32.Checksum(p, castagnoli())
 	}
 	return nil
 }

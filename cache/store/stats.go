@@ -3,7 +3,7 @@ package store
 import "sync/atomic"
 
 type counters struct {
-	hits, fetched, uncached, published, evicted, refused, corrupt atomic.Int64
+	hits, fetched, uncached, published, evicted, refused, corrupt, scrubbed atomic.Int64
 }
 
 // Stats is the state of a store, and totals since Open.
@@ -21,6 +21,7 @@ type Stats struct {
 	Evicted   int64  `json:"evicted"`   // segments
 	Refused   int64  `json:"refused"`   // fetches for which no room could be made
 	Corrupt   int64  `json:"corrupt"`   // segments that were found damaged, and removed
+	Scrubbed  int64  `json:"scrubbed"`  // bytes compared with their checksums
 	Failures  int64  `json:"failures"`  // of the disk
 	Sick      bool   `json:"sick"`      // the disk is left alone
 	Why       string `json:"why,omitempty"`
@@ -31,7 +32,7 @@ func (s *Store) Stats() Stats {
 	c := &s.stats
 	out := Stats{
 		Path: s.path, Limit: s.opt.Size, Hits: c.hits.Load(), Fetched: c.fetched.Load(), Uncached: c.uncached.Load(),
-		Published: c.published.Load(), Evicted: c.evicted.Load(), Refused: c.refused.Load(), Corrupt: c.corrupt.Load(),
+		Published: c.published.Load(), Evicted: c.evicted.Load(), Refused: c.refused.Load(), Corrupt: c.corrupt.Load(), Scrubbed: c.scrubbed.Load(),
 	}
 	out.Segments, out.Filling, out.Bytes, out.Pinned = s.ledger.sums()
 	failures, why, left := s.health.state()

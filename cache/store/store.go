@@ -64,7 +64,7 @@ func Open(path string, opt Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{path: filepath.Join(abs, "segments"), opt: opt, fd: -1}
-	if err := s.defaults(abs); err != nil {
+	if err := s.defaults(); err != nil {
 		return nil, fmt.Errorf("open the cache %s: %w", path, err)
 	}
 	if s.dir, err = cache.OpenDir(s.path, s.opt.MaxOpen); err != nil {
@@ -83,7 +83,7 @@ func Open(path string, opt Options) (*Store, error) {
 }
 
 // defaults makes the directory and fills in options from its filesystem.
-func (s *Store) defaults(abs string) error {
+func (s *Store) defaults() error {
 	o := &s.opt
 	if o.Segment == 0 {
 		o.Segment = MaxSegment

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -415,6 +416,49 @@ func TestLies(t *testing.T) {
 	if _, err := seg.ReadAt(t.Context(), p, at); err != nil || !bytes.Equal(p, u.data["0"][2*mib+5:2*mib+105]) {
 		t.Errorf("the segment has other bytes: %v", err)
 	}
+}
+
+// TestScrub finds one changed byte, removes its segment, and nothing else.
+func TestScrub(t *testing.T) {
+	u := newUpstream(3*mib, 3*mib)
+	dir := t.TempDir()
+	m := mount(t, dir, u, Options{Size: 1 << 30})
+	m.readAll(t, u, "0")
+	m.readAll(t, u, "1")
+	until(t, "both are published", func() bool { return m.Stats().Segments == 2 })
+	seg, _, _ := m.origin.Lies(m.objects["0"], 0)
+	f, err := os.OpenFile(filepath.Join(m.Path(), seg.Name), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte{u.data["0"][2*mib] ^ 1}, 2*mib); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var damaged []Segment
+	if err := m.Segments(t.Context(), true, func(g Segment) error {
+		if g.Damage != "" {
+			damaged = append(damaged, g)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(damaged) != 1 || damaged[0].Object != "0" || damaged[0].Source != "test://" || damaged[0].Size != 3*mib || !strings.Contains(damaged[0].Damage, "the MiB at byte 2097152") {
+		t.Errorf("damaged: %+v", damaged)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	over := make(chan struct{})
+	go func() { m.Scrub(ctx, 1<<40); close(over) }()
+	until(t, "both are scrubbed", func() bool { return m.Stats().Scrubbed == 6*mib })
+	stop()
+	<-over
+	if s := m.Stats(); s.Corrupt != 1 || s.Segments != 1 || s.Failures != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	m.readAll(t, u, "0")
 }
 
 func TestHeaders(t *testing.T) {

@@ -1,0 +1,147 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Segment is a published segment, as its header describes it.
+type Segment struct {
+	File    string    `json:"file"`    // below the directory of segments
+	Bytes   int64     `json:"bytes"`   //
+	Source  string    `json:"source"`  // of the origin; cut, if it is very long, as the next two
+	Object  string    `json:"object"`  // its name at the origin
+	Version string    `json:"version"` // of the object
+	Offset  int64     `json:"offset"`  // of the segment in the object
+	Size    int64     `json:"size"`    // of the object
+	Written time.Time `json:"written"`
+	Damage  string    `json:"damage,omitempty"` // why it cannot be trusted, empty where it can as far as was looked
+}
+
+// Segments lists what is published, in no order. With deep, the bytes of each segment are read and compared with its
+// checksums.
+func (s *Store) Segments(ctx context.Context, deep bool, each func(Segment) error) error {
+	found, err := s.list()
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, sumBlock)
+	for _, p := range found {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		g, err := s.inspect(ctx, p, deep, buf)
+		if errors.Is(err, fs.ErrNotExist) { // evicted meanwhile
+			continue
+		}
+		if err == nil {
+			err = each(g)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) inspect(ctx context.Context, p published, deep bool, buf []byte) (Segment, error) {
+	g := Segment{File: p.key.name(), Bytes: p.bytes, Written: time.Unix(0, p.mtime)}
+	fd, err := unix.Openat(s.fd, g.File, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return g, fmt.Errorf("open segment %s: %w", g.File, err)
+	}
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
+	h, err := readHeader(fd)
+	if err != nil {
+		g.Damage = err.Error()
+		return g, nil
+	}
+	g.Source, g.Object, g.Version, g.Offset, g.Size = h.source, h.name, h.version, h.offset, h.object
+	if !deep {
+		return g, nil
+	}
+	if err := h.verify(ctx, fd, buf); err != nil {
+		if ctx.Err() != nil {
+			return g, ctx.Err()
+		}
+		g.Damage = err.Error()
+	}
+	return g, nil
+}
+
+// verify compares an open segment with its checksums. What it has read need not stay in the page cache.
+func (h *header) verify(ctx context.Context, fd int, buf []byte) error {
+	for i, want := range h.sums {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		off := int64(i) * sumBlock
+		p := buf[:min(sumBlock, h.size-off)]
+		if err := readFull(fd, p, off); err != nil {
+			return err
+		}
+		if got := crc32.Checksum(p, castagnoli()); got != want {
+			return fmt.Errorf("the MiB at byte %d has crc32c %08x, %08x was published", off, got, want)
+		}
+	}
+	return nil
+}
+
+// Remove unlinks a published segment by its file. Who has it open reads on.
+func (s *Store) Remove(file string) error {
+	k, ok := parseName(file)
+	if !ok {
+		return fmt.Errorf("%q is no segment's file", file)
+	}
+	if e := s.ledger.find(k); e != nil {
+		s.ledger.dropPublished(e)
+		if o, _ := s.ledger.look(e); o != nil {
+			s.dir.Forget(o)
+		}
+	}
+	if err := unix.Unlinkat(s.fd, file, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove segment %s: %w", file, err)
+	}
+	return nil
+}
+
+// Scrub verifies every segment again and again, at no more than rate bytes per second, until ctx ends. What is damaged
+// is removed and fetched again when it is read.
+func (s *Store) Scrub(ctx context.Context, rate int64) {
+	for ctx.Err() == nil {
+		began, read := time.Now(), int64(0)
+		err := s.Segments(ctx, true, func(g Segment) error {
+			read += g.Bytes
+			s.stats.scrubbed.Add(g.Bytes)
+			if g.Damage != "" {
+				s.stats.corrupt.Add(1)
+				s.opt.Log.Error("a segment is damaged and was removed", "segment", g.File, "object", g.Object, "offset", g.Offset, "damage", g.Damage)
+				if err := s.Remove(g.File); err != nil {
+					return err
+				}
+			}
+			return pause(ctx, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))
+		})
+		if err != nil && ctx.Err() == nil {
+			s.health.fail(err)
+		}
+		if pause(ctx, max(time.Minute, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))) != nil {
+			return
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
