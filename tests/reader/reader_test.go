@@ -141,8 +141,8 @@ func TestReadAFileOfAMountByEveryPath(t *testing.T) {
 		})
 	}
 	status, err := os.ReadFile(m.Path(".hbmfs", "status"))
-	if err != nil || !strings.Contains(string(status), "hbmfs reader") {
-		t.Errorf("the status does not show the reader: %v\n%s", err, status)
+	if err != nil || !strings.Contains(string(status), "hbmfs reader") || !strings.Contains(string(status), "asked for") {
+		t.Errorf("the status does not show the reader and its reasons: %v\n%s", err, status)
 	}
 }
 

@@ -25,6 +25,19 @@ import (
 
 const manyShards = 5000 // more than the extents that a reader keeps at once
 
+// llmcShard makes a shard of llm.c of so many random tokens.
+func llmcShard(t *testing.T, tokens int, seed byte) []byte {
+	t.Helper()
+	shard := make([]byte, 1024+2*tokens)
+	for k, v := range []uint32{20240520, 1, uint32(tokens)} {
+		le.LittleEndian.PutUint32(shard[4*k:], v)
+	}
+	if _, err := rand.NewChaCha8([32]byte{9, seed}).Read(shard[1024:]); err != nil {
+		t.Fatal(err)
+	}
+	return shard
+}
+
 // manyShardsView mounts tiny llm.c shards, and gives their one view and its bytes.
 func manyShardsView(t *testing.T) (hbmfs string, m *blackbox.Mount, view string, data []byte) {
 	t.Helper()
@@ -36,16 +49,8 @@ func manyShardsView(t *testing.T) (hbmfs string, m *blackbox.Mount, view string,
 	}
 	b, hbmfs := binary(t)
 	dir := t.TempDir()
-	random := rand.NewChaCha8([32]byte{9})
 	for i := range manyShards {
-		tokens := 10 + i%7
-		shard := make([]byte, 1024+2*tokens)
-		for k, v := range []uint32{20240520, 1, uint32(tokens)} {
-			le.LittleEndian.PutUint32(shard[4*k:], v)
-		}
-		if _, err := random.Read(shard[1024:]); err != nil {
-			t.Fatal(err)
-		}
+		shard := llmcShard(t, 10+i%7, byte(i))
 		data = append(data, shard[1024:]...)
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i)), shard, 0o644); err != nil {
 			t.Fatal(err)

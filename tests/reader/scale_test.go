@@ -1,0 +1,114 @@
+package reader_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// linkedShards makes so many llm.c shards of few bytes by hard links to a few files, which takes a fraction of the time, and
+// gives the bytes of their view.
+func linkedShards(t *testing.T, n int) (dir string, data []byte) {
+	t.Helper()
+	dir = t.TempDir()
+	const kinds = 8 // a file may have 65,000 names
+	var tokens [kinds][]byte
+	for i := range n {
+		name := filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i))
+		var err error
+		if i < kinds {
+			shard := llmcShard(t, 10+i, byte(i))
+			tokens[i] = shard[1024:]
+			err = os.WriteFile(name, shard, 0o644)
+		} else {
+			err = os.Link(filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i%kinds)), name)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		data = append(data, tokens[i%kinds]...)
+	}
+	return dir, data
+}
+
+// A view of many shards streams through few descriptors. HBMFS_SHARDS says how many: 100,000 take half a minute.
+func TestStreamAViewOfManyShards(t *testing.T) {
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without it a mount has no control socket")
+	}
+	shards := 20_000
+	if text := os.Getenv("HBMFS_SHARDS"); text != "" {
+		var err error
+		if shards, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const bound = 256
+	dir, data := linkedShards(t, shards)
+	b, _ := binary(t)
+	m, err := b.Mount(t.Context(), dir, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	view, err := m.View("tokens.bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: bound, Arena: 16 << 20, Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Open(t.Context(), view)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	most := watch(t, func() { streamSpans(t, f, data, 256<<10) })
+	if most > before+bound+8 { // descriptors on their way come once more
+		t.Errorf("%d descriptors were open, %d before: more than %d for backing files", most, before, bound)
+	}
+	if err := errors.Join(f.Close(), r.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+func streamSpans(t *testing.T, f *cufile.File, data []byte, step int64) {
+	t.Helper()
+	if f.Size() != int64(len(data)) {
+		t.Fatalf("the view has %d bytes, want %d", f.Size(), len(data))
+	}
+	var plan []cufile.Span
+	for at := int64(0); at < f.Size(); at += step {
+		plan = append(plan, cufile.Span{Offset: at, Length: min(step, f.Size()-at)})
+	}
+	s := f.Stream(t.Context(), plan, 3)
+	defer s.Close()
+	for _, span := range plan {
+		v, err := s.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(v.Bytes()) != string(data[span.Offset:span.Offset+span.Length]) {
+			t.Fatalf("wrong bytes in %d at %d", span.Length, span.Offset)
+		}
+		v.Release()
+	}
+	if _, err := s.Next(t.Context()); !errors.Is(err, io.EOF) {
+		t.Errorf("after the last span: %v, want EOF", err)
+	}
+}
