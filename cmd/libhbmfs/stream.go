@@ -92,7 +92,7 @@ func (s *stream) next(timeout time.Duration) (*cufile.View, error) {
 	if s.coming == nil {
 		s.ask()
 	}
-	c := coming{}
+	var c coming
 	select {
 	case c = <-s.coming: // what is there comes before a timeout of 0
 	default:
