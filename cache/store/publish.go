@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,14 +19,15 @@ import (
 func (f *fill) publish() {
 	s := f.store
 	o, err := f.link()
+	var local *localError
 	switch {
 	case err == nil:
 		s.ledger.published(f.entry, o)
 		s.stats.published.Add(1)
-	case errors.Is(err, fs.ErrNotExist): // another process has evicted it since
-		s.ledger.drop(f.entry)
-	default:
+	case errors.As(err, &local):
 		s.health.fail(err)
+		s.ledger.drop(f.entry)
+	default: // another process has evicted it since
 		s.ledger.drop(f.entry)
 	}
 	f.close()

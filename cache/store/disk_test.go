@@ -1,0 +1,103 @@
+package store
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// tmpfs mounts a filesystem of its own, so that a test can fill it up and take it away.
+func tmpfs(t *testing.T, options string) string {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount a filesystem")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		t.Skip("needs the right to mount: ", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// TestFullDisk has a budget that the disk cannot hold. Segments go for others, and the disk is not taken for sick.
+func TestFullDisk(t *testing.T) {
+	u := newUpstream(2*mib, 2*mib, 2*mib, 2*mib)
+	m := mount(t, tmpfs(t, "size=5m"), u, Options{Segment: mib, Size: 1 << 30})
+	for range 3 {
+		for _, name := range []string{"0", "1", "2", "3"} {
+			m.readAll(t, u, name)
+		}
+	}
+	if s := m.Stats(); s.Failures != 0 || s.Sick || s.Evicted == 0 || s.Published == 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+// TestFloor keeps so much of the disk free as was asked for, whatever the budget.
+func TestFloor(t *testing.T) {
+	u := newUpstream(4*mib, 4*mib)
+	dir := tmpfs(t, "size=8m")
+	m := mount(t, dir, u, Options{Segment: mib, Size: 1 << 30, MinFree: 4 * mib})
+	for _, name := range []string{"0", "1"} {
+		m.readAll(t, u, name)
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		if free := int64(st.Bavail) * st.Bsize; free < 4*mib-spanSize/8 { // what was reserved since the last look
+			t.Errorf("%d bytes are free, 4 MiB are to stay", free)
+		}
+	}
+	if s := m.Stats(); s.Failures != 0 || s.Evicted == 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+// TestSickDisk takes the disk away in several ways. Every byte still comes, and the state says what is wrong.
+func TestSickDisk(t *testing.T) {
+	for name, harm := range map[string]func(dir string) error{
+		"read-only": func(dir string) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") },
+		"deleted":   func(dir string) error { return os.RemoveAll(dir + "/segments") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := newUpstream(2*mib, 2*mib)
+			dir := tmpfs(t, "size=64m")
+			m := mount(t, dir, u, Options{Segment: mib, Size: 1 << 30})
+			m.readAll(t, u, "0")
+			until(t, "object 0 is published", func() bool { return m.Stats().Segments == 2 })
+			if err := harm(dir); err != nil {
+				t.Fatal(err)
+			}
+			m.readAll(t, u, "1")
+			m.readAll(t, u, "0")
+			if s := m.Stats(); !s.Sick || s.Why == "" || s.Uncached == 0 {
+				t.Errorf("stats %+v", s)
+			}
+		})
+	}
+}
+
+// TestRefusedDirectories says what is wrong with them.
+func TestRefusedDirectories(t *testing.T) {
+	file := t.TempDir() + "/file"
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, opt := range map[string]Options{
+		file:               {},
+		"/proc/self":       {},
+		t.TempDir() + "/a": {Segment: 1},
+		t.TempDir() + "/b": {Segment: 2 * MaxSegment},
+		t.TempDir() + "/c": {Size: -1},
+	} {
+		if s, err := Open(path, opt); err == nil {
+			t.Errorf("Open(%s, %+v) succeeds", path, opt)
+			_ = s.Close()
+		}
+	}
+}
