@@ -1,5 +1,7 @@
 package cufile
 
+import "github.com/hbmfs/hbmfs/control"
+
 // FileInfo is what is known of a file. Of one that is in no mount that is its size.
 type FileInfo struct {
 	Size        int64
@@ -15,9 +17,10 @@ type FileInfo struct {
 // Info says what is known of the file. It asks nobody.
 func (f *File) Info() FileInfo {
 	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note}
-	if m, ok := f.source.(*mountedFile); ok {
-		info.Mounted, info.Runs = true, m.info.Runs
-		info.DType, info.ElementSize, info.Tokens, info.Generation = m.info.DType, m.info.ElementSize, m.info.Tokens, m.info.Generation
+	if s, ok := f.source.(interface{ told() *control.FileInfo }); ok {
+		told := s.told()
+		info.Mounted, info.Runs = true, told.Runs
+		info.DType, info.ElementSize, info.Tokens, info.Generation = told.DType, told.ElementSize, told.Tokens, told.Generation
 	}
 	return info
 }

@@ -96,13 +96,14 @@ type batchFile struct {
 	path       string // in the mount
 	length     int64
 	generation uint64
+	info       control.FileInfo
 	list       []run
 	closing    []uint64 // objects that nobody else needs
 }
 
 // openBatch opens those of names that list says, as far as a lookup is enough.
 func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, paths []string, files []*File) {
-	client, err := control.DialReader(ctx, root, clientName, r.number)
+	client, err := control.DialReader(ctx, root, r.opt.Client, r.number)
 	if err != nil {
 		return // Open comes upon the same, and says it or does without
 	}
@@ -142,7 +143,7 @@ func (b *batch) file(found *control.Found) *batchFile {
 	if found.Err != nil || found.Flags&control.InfoMore != 0 {
 		return nil
 	}
-	f := &batchFile{of: b, path: found.Path, length: found.Size, generation: found.Generation}
+	f := &batchFile{of: b, path: found.Path, length: found.Size, generation: found.Generation, info: found.FileInfo}
 	end := int64(0)
 	for _, e := range found.Extents {
 		if e.Flags != 0 || e.Logical != end || e.Object == inlineObject {
@@ -302,6 +303,8 @@ func (f *batchFile) leave() (list []*backing) {
 func (f *batchFile) size() int64 { return f.length }
 
 func (f *batchFile) daemon() *control.Client { return f.of.client }
+
+func (f *batchFile) told() *control.FileInfo { return &f.info }
 
 // close ends the connection with the last file.
 func (f *batchFile) close() error {

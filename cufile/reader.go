@@ -45,6 +45,9 @@ type Options struct {
 	// Without it Direct is not available.
 	Probe []string
 
+	// Client is what a mount's status calls the Reader, empty means "hbmfs reader".
+	Client string
+
 	Libraries Libraries
 
 	adapt bool // Threads follow the number of readers
@@ -53,6 +56,9 @@ type Options struct {
 func (o *Options) setDefaults() error {
 	if o.Path == "" {
 		o.Path = Auto
+	}
+	if o.Client == "" {
+		o.Client = "hbmfs reader"
 	}
 	if o.Threads == 0 {
 		o.adapt = true

@@ -31,9 +31,6 @@ type mountedFile struct {
 	objects map[uint64]*backing
 }
 
-// clientName is what a mount's status calls a Reader.
-const clientName = "hbmfs reader"
-
 // inlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
 const inlineObject = 0
 
@@ -62,7 +59,7 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 		return nil, err
 	}
 	m.length, m.info = info.Size, info
-	if m.client, err = control.DialReader(ctx, name, clientName, r.number); err != nil {
+	if m.client, err = control.DialReader(ctx, name, r.opt.Client, r.number); err != nil {
 		return nil, err
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -240,6 +237,8 @@ func giveBack(ctx context.Context, client *control.Client, objects []uint64) {
 }
 
 func (m *mountedFile) daemon() *control.Client { return m.client }
+
+func (m *mountedFile) told() *control.FileInfo { return &m.info }
 
 func (m *mountedFile) close() error {
 	var errs []error

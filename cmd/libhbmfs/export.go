@@ -88,7 +88,7 @@ func hbmfs_go_reader_open(o *C.hbmfs_reader_options, out *C.hbmfs_handle, why *C
 	return answer(why, func() error {
 		opt := readerOptions{method: text(o.method), require: text(o.require), hbmfs: text(o.hbmfs), Options: cufile.Options{
 			Device: int(o.device), Threads: int(o.threads), Readers: int(o.readers), Arena: int64(o.arena_bytes), Pinned: int64(o.pinned_bytes),
-			Slot: int64(o.slot_bytes), Reuse: o.reuse != 0,
+			Slot: int64(o.slot_bytes), Reuse: o.reuse != 0, Client: text(o.client),
 			Libraries: cufile.Libraries{CUDA: text(o.libcuda), CuFile: text(o.libcufile), NVML: text(o.libnvml)},
 		}}
 		h, err := lib.openReader(&opt)

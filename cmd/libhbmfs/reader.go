@@ -38,6 +38,9 @@ const probeCommand = "cufile-probe"
 
 func (l *library) openReader(o *readerOptions) (uint64, error) {
 	opt := o.Options
+	if opt.Client == "" {
+		opt.Client = "libhbmfs"
+	}
 	var err error
 	wish := o.method
 	if wish == "" {
@@ -146,7 +149,6 @@ type file struct {
 	members
 	handle uint64
 	reader *reader
-	path   string
 	f      *cufile.File
 
 	ending sync.Mutex // one closes at a time
@@ -167,11 +169,11 @@ func (l *library) openFile(handle uint64, path string) (uint64, error) {
 	if err != nil {
 		return 0, &otherwise{codeInvalid, err}
 	}
-	return l.joinFile(r, path, f), nil
+	return l.joinFile(r, f), nil
 }
 
-func (l *library) joinFile(r *reader, path string, f *cufile.File) uint64 {
-	x := &file{reader: r, path: path, f: f}
+func (l *library) joinFile(r *reader, f *cufile.File) uint64 {
+	x := &file{reader: r, f: f}
 	x.handle = r.join(l, x)
 	return x.handle
 }
@@ -233,12 +235,40 @@ func (l *library) fileInfo(handle uint64) (fileInfo, error) {
 
 // openFiles opens files; errs has why not.
 func (l *library) openFiles(handle uint64, paths []string) (handles []uint64, errs []error, err error) {
-	handles, errs = make([]uint64, len(paths)), make([]error, len(paths))
-	if _, err := find[*reader](l, handle); err != nil {
+	r, err := find[*reader](l, handle)
+	if err != nil {
 		return nil, nil, err
 	}
-	for i, path := range paths {
-		handles[i], errs[i] = l.openFile(handle, path)
+	leave, err := r.enter("reader")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer leave()
+	files, errs := r.r.OpenMany(context.Background(), paths)
+	handles = make([]uint64, len(paths))
+	for i, f := range files {
+		if errs[i] != nil {
+			errs[i] = &otherwise{codeInvalid, errs[i]}
+			continue
+		}
+		handles[i] = l.joinFile(r, f)
 	}
 	return handles, errs, nil
+}
+
+// prefetch says what will be read: to the daemon for a file of a mount, to the kernel for any other.
+func (l *library) prefetch(handle uint64, plan []cufile.Span) error {
+	f, err := find[*file](l, handle)
+	if err != nil {
+		return err
+	}
+	if err := inside(plan, f.f.Size()); err != nil {
+		return err
+	}
+	leave, err := f.enter("file")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return f.f.Prefetch(context.Background(), plan)
 }

@@ -182,3 +182,13 @@ func (l *library) releaseView(handle uint64) error {
 	v.v.Release()
 	return nil
 }
+
+// inside refuses a plan of ranges that are not inside a file.
+func inside(plan []cufile.Span, size int64) error {
+	for i, span := range plan {
+		if span.Offset < 0 || span.Length < 0 || span.Offset > size || span.Length > size-span.Offset {
+			return failf(codeOutOfRange, "range %d of the plan, %d bytes at %d, is not inside the file's %d", i, span.Length, span.Offset, size)
+		}
+	}
+	return nil
+}
