@@ -56,9 +56,9 @@ it. mapped comes three times: kept, with all registrations made before; moving, 
 and given up as the reading moves on, in a file that was read so before; and first, the same in a file that was just
 opened, one pass. Several GPUs share registrations.
 
-Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. Pages that
-came by reading are larger than those that came by writing, and quicker to register: --refill drops the file from the
-page cache and reads it back first. --cold measures reading past the page cache instead, beside a tuned plain reader, in
+Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. What was
+written or read in small pieces lies in small pages, which take longer to register: --refill drops the file from the page
+cache and brings it back in huge pages first. --cold measures reading past the page cache instead, beside a tuned plain reader, in
 turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
 			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin\n  hbmfs bench --cold --length 4GiB shard.bin",
@@ -83,7 +83,7 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 	f.StringVar(&c.window, "window", "128MiB", "bytes that mapped registers at a time")
 	f.Float64Var(&c.seconds, "seconds", 2, "seconds for each measurement")
 	f.StringVar(&c.length, "length", "1PiB", "bytes of the file to use, from its front")
-	f.BoolVar(&c.refill, "refill", false, "drop the file from the page cache and read it back first")
+	f.BoolVar(&c.refill, "refill", false, "drop the file from the page cache and bring it back in huge pages first")
 	f.BoolVar(&c.cold, "cold", false, "measure reading a file that is not in the page cache")
 	f.IntVar(&c.rounds, "rounds", 3, "turns of --cold")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")

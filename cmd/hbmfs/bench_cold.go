@@ -99,7 +99,8 @@ func forget(name string) error {
 	return nil
 }
 
-// refill drops a file from the page cache and reads it back from front to end, as a loader does that comes first.
+// refill drops a file from the page cache and brings it back in huge pages, as the mapped path itself does with what is
+// not there.
 func refill(ctx context.Context, name string) error {
 	if err := forget(name); err != nil {
 		return err
@@ -109,17 +110,30 @@ func refill(ctx context.Context, name string) error {
 		return err
 	}
 	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
-	buffer := make([]byte, coldBlock)
-	for ctx.Err() == nil {
-		n, err := f.Read(buffer)
-		if n == 0 {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return err
 	}
-	return ctx.Err()
+	memory, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %s: %w", name, err)
+	}
+	defer func() { _ = unix.Munmap(memory) }()   // what cannot be undone ends with the process
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // else in ordinary pages
+	var next atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	for range coldThreads {
+		g.Go(func() error {
+			const step = 16 << 20
+			for at := next.Add(step) - step; at < info.Size() && ctx.Err() == nil; at = next.Add(step) - step {
+				if err := unix.Madvise(memory[at:min(at+step, info.Size())], unix.MADV_POPULATE_READ); err != nil {
+					return fmt.Errorf("read %s at %d into the page cache: %w", name, at, err)
+				}
+			}
+			return ctx.Err()
+		})
+	}
+	return g.Wait()
 }
 
 // readDirect reads a file into host memory past the page cache: so many threads, each with its block.

@@ -67,9 +67,9 @@ bench() { # NAME FLAGS...: a table on the screen, the same in OUT, and the JSON 
 
 echo "== warm, as writing left the page cache"
 bench written --paths staged,mapped,compat --seconds 1.5
-echo "== warm, as reading leaves it"
-bench read --paths staged,mapped --seconds 1.5 --refill
-bench read-16m --paths staged,moving,first --modes sequential --block 16MiB --seconds 1
+echo "== warm, in huge pages where the kernel has them"
+bench huge --paths staged,mapped --seconds 1.5 --refill
+bench huge-16m --paths staged,moving,first --modes sequential --block 16MiB --seconds 1
 for window in 64MiB 256MiB 512MiB; do
     bench "window-$window" --paths moving,first --modes sequential --seconds 0.7 --window $window
 done

@@ -15,7 +15,7 @@ def table(result: dict) -> str:
     gpus = ", ".join(g["name"] for g in result["gpus"] or [{"name": "host"}])
     lines = [
         f"{gpus}; {result['size'] / 1e9:.1f} GB, blocks of {result['block'] // MIB} MiB, windows of {result['window'] // MIB} MiB, "
-        f"depth {result['depth']}, {result['cpus']} CPUs, page cache {'read' if result['refilled'] else 'as it was'}. "
+        f"depth {result['depth']}, {result['cpus']} CPUs, page cache {'in huge pages' if result['refilled'] else 'as it was'}. "
         f"Wall: {result['wall_gb_per_s']:.1f} GB/s.",
         "",
         "| path | way | GB/s | of wall | CPU s/GB |",
