@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 from . import _device
 
 if TYPE_CHECKING:
-    from .reader import File
+    from .reader import File, Reader
     from .request import Request
 
 PIECE = 64 << 20
@@ -29,8 +29,6 @@ AHEAD = 4 * PIECE
 """Bytes begun and not yet waited for, so that the link never waits for Python."""
 ARENA = 64 << 20
 """A reader's own memory: only paths that cannot write into memory of the caller need some."""
-CPUS_TO_STAGE = 8
-"""CPUs that a process needs so that staging, which copies with them, outruns registering pages that are read once."""
 
 Progress = bool | None | Callable[[int, int], object]
 """None: a bar where tqdm is installed and stderr is a terminal. True: a bar where tqdm is installed. False: none.
@@ -96,14 +94,14 @@ class Transfer:
             self._end()
 
 
-def once(method: str, device: int) -> str:
-    """The method for bytes that are read once, where the caller left the choice."""
-    if method != "auto" or device == _device.CPU:
-        return method
-    # Several processes of a host are usually one for each GPU.
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    shares = int(processes) if processes.isdecimal() and int(processes) > 0 else 1
-    return "staged" if len(os.sched_getaffinity(0)) // shares >= CPUS_TO_STAGE else "auto"
+def open_reader(device: int, method: str) -> Reader:
+    """A reader for bytes that are read once."""
+    from .reader import Reader
+
+    # Several processes of a host are usually one for each GPU, which read at the same time.
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    readers = int(processes) if processes.isdecimal() and 0 < int(processes) < 1000 else 0
+    return Reader(_device.name(device), method=method, readers=readers, arena=ARENA)
 
 
 def _shower(progress: Progress, total: int, name: str) -> tuple[Callable[[int], object], Callable[[], object]]:

@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from . import _device
-from ._transfer import ARENA, Progress, Transfer, once
-from .errors import Error, FormatError, InvalidError, NotFoundError
+from ._transfer import Progress, Transfer, open_reader
+from .errors import DeviceError, Error, FormatError, NotFoundError
 from .safetensors_header import open_regular
 from .torch_save import Slice, Stored, find_tensor
 
@@ -51,9 +51,9 @@ class DCPReader(FileSystemReader):
     """A storage reader for the checkpoint in the directory `path`.
 
     device    through which bytes come; None: each tensor's own, be it a GPU or the host
-    method    the path into HBM that is wished for: see Reader. "auto" stages what fits, since it is read once
+    method    the path into HBM that is wished for: see Reader
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
-    reader    a Reader to read with, which stays open, of the device that is given; by default they are made as needed
+    reader    a Reader to read with, which stays open, through whose device all bytes come; by default they are made as needed
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class DCPReader(FileSystemReader):
         _extension_registry: Any = None,
     ) -> None:
         super().__init__(path, _extension_registry)
-        if reader is not None and device is None:
-            raise InvalidError("a reader was given without its device: give both, such as device='cuda:0'")
         self._given = None if device is None else _device.parse(device)
+        if reader is not None and self._given is None:
+            self._given = reader.device
+        if reader is not None and self._given != reader.device:
+            raise DeviceError(f"the reader is for {_device.name(reader.device)} and the device is {device}: give a reader of that device")
         self._method = method
         self._progress = progress
         self._reader = reader
@@ -195,10 +197,7 @@ class _Sources:
 
     def file(self, device: int, path: str) -> File:
         if device not in self._readers:
-            from .reader import Reader
-
-            reader = Reader(_device.name(device), method=once(self._method, device), arena=ARENA)
-            self._readers[device] = self._stack.enter_context(reader)
+            self._readers[device] = self._stack.enter_context(open_reader(device, self._method))
         if (device, path) not in self._files:
             self._files[device, path] = self._stack.enter_context(self._readers[device].open_file(path))
         return self._files[device, path]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _device, safetensors_header
-from ._transfer import ARENA, Progress, Transfer, once
+from ._transfer import Progress, Transfer, open_reader
 from .errors import DeviceError, DtypeError, FormatError, NotFoundError, OutOfMemoryError, UnavailableError
 from .safetensors_header import Header, Tensor
 
@@ -92,7 +92,7 @@ def load_safetensors(
     """Loads tensors by name, in the order of their files.
 
     device    "cuda:0", "cuda", an index, a torch.device, or "cpu"
-    method    the path into HBM that is wished for: see Reader. "auto" stages what fits, since weights are read once
+    method    the path into HBM that is wished for: see Reader
     names     only these tensors, or those for whose name it returns True
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
     reader    a Reader of this device, which stays open; by default one is made for this call
@@ -101,6 +101,8 @@ def load_safetensors(
     torch (or NumPy) does not have, OutOfMemoryError. After any exception, KeyboardInterrupt too, all memory is free.
     """
     index = _device.parse(device)
+    if reader is not None and reader.device != index:
+        raise DeviceError(f"the reader is for {_device.name(reader.device)} and the weights go to {_device.name(index)}: give one of that device")
     library = _Torch(index) if _has_torch(index) else _Numpy()
     blocks: list[Any] = []
     try:
@@ -110,9 +112,7 @@ def load_safetensors(
             for place in layout.places:
                 library.check(place.tensor)
             if reader is None:
-                from .reader import Reader
-
-                reader = stack.enter_context(Reader(_device.name(index), method=once(method, index), arena=ARENA))
+                reader = stack.enter_context(open_reader(index, method))
             files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
             for header, file in zip(headers, files, strict=True):
                 if file.size != header.size:

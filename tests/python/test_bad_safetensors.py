@@ -279,6 +279,8 @@ def test_devices_that_are_not_there(tmp_path, load):
     for device in ("cuda:999999", "cuda:77", -1, "tpu"):
         with pytest.raises(hbmfs.DeviceError):
             hbmfs.load_safetensors(path, device)
+    with hbmfs.Reader("cpu") as reader, pytest.raises(hbmfs.DeviceError, match="the reader is for cpu"):
+        hbmfs.load_safetensors(path, "cuda:0", reader=reader)
     assert torch.equal(load(path)["a"], torch.zeros(1))
 
 

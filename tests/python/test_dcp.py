@@ -213,12 +213,12 @@ def test_a_reader_of_the_caller(tmp_path):
     dcp.save(state(12), storage_writer=FileSystemWriter(tmp_path), no_dist=True)
     seen = []
     with hbmfs.Reader("cpu") as reader:
-        same(load_both(tmp_path, state(13), device="cpu", reader=reader, progress=lambda done, total: seen.append((done, total))), state(12))
+        same(load_both(tmp_path, state(13), reader=reader, progress=lambda done, total: seen.append((done, total))), state(12))
         stats = reader.stats()
         assert stats["files"] == stats["requests"] == 0 and stats["bytes"]["host"] > 1_000_000
         assert seen == sorted(seen) and seen[-1][0] == seen[-1][1]
-        with pytest.raises(hbmfs.InvalidError, match="give both"):
-            hbmfs.DCPReader(tmp_path, reader=reader)
+        with pytest.raises(hbmfs.DeviceError, match="the reader is for cpu"):
+            hbmfs.DCPReader(tmp_path, "cuda:0", reader=reader)
 
 
 def test_compressed_streams(tmp_path):
