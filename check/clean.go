@@ -27,7 +27,7 @@ func lines(r io.Reader, f func(line string)) error {
 		if err != nil {
 			return err
 		}
-		text := string(line)
+		text := strings.TrimRight(string(line), "\r")
 		for long && err == nil {
 			_, long, err = in.ReadLine()
 		}

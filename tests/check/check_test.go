@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -203,6 +205,42 @@ func TestAFileOfAMountIsJudgedByItsShards(t *testing.T) {
 	above, want := direct.find(t, "filesystem"), below.find(t, "filesystem")
 	if above.Found != "hbmfs, which reads from "+want.Found {
 		t.Errorf("through the mount: %+v\nat the source: %+v", above, want)
+	}
+}
+
+func TestAMountThatDoesNotAnswer(t *testing.T) {
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+	hbmfs, path := binary(t)
+	source := t.TempDir()
+	if err := os.WriteFile(filepath.Join(source, "shard.bin"), make([]byte, 3<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m, err := hbmfs.Mount(t.Context(), source, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	pid, err := m.DaemonPID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { // before the mount is taken away
+		if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	}()
+	r, code := checked(t, path, nil, "--timeout", "5s", m.Path("shard.bin"))
+	if line := r.find(t, "path"); line.Level != "FAIL" || !strings.Contains(line.Found, "does not answer") || code != 3 {
+		t.Errorf("%+v, exit code %d", line, code)
 	}
 }
 
