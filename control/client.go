@@ -22,7 +22,7 @@ var ErrTooManyFiles = errors.New("this process has too many open files: raise it
 var ErrNoSocket = errors.New("no control socket")
 
 // Client is a connection to the daemon of one mount. What it redeemed stays leased until it is released or the client
-// is closed. It is safe for concurrent use; requests take turns.
+// is closed. It is safe for concurrent use; requests take turns. One that waits for its answer takes a thread.
 type Client struct {
 	line    *line
 	welcome Welcome

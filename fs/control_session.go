@@ -62,7 +62,7 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 	if s.peer, err = peerOf(c); err != nil {
 		return nil, err
 	}
-	if refusal := m.admit(s.peer.uid); refusal != nil {
+	if refusal := m.control.admit(uint32(os.Geteuid()), s.peer.uid); refusal != nil {
 		header := control.Header{Version: control.Version, Type: control.TypeError}
 		_ = conn.SendNow(control.AppendFrame(nil, header, refusal.AppendTo), nil) // a new connection has room
 		return nil, refusal

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -98,15 +97,13 @@ func (c *channel) report(u *usage, moved []control.Moved) {
 	}
 }
 
-// admit counts a connection in, or says why not. An ordinary user's daemon cannot make descriptors unfit for writing, as
+// admit counts a connection of uid in, or says why not; the daemon is run by me. An ordinary user's daemon cannot make descriptors unfit for writing, as
 // root's does by a read-only mount: so they are for those alone who can open the files anyway.
-func (m *Mount) admit(uid uint32) *control.Refusal {
-	c := m.control
+func (c *channel) admit(me, uid uint32) *control.Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	me := os.Geteuid()
 	switch {
-	case me != 0 && uid != uint32(me):
+	case me != 0 && uid != me:
 		c.turnedAway++
 		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
 	case c.sessions[uid] >= sessionsPerUID || c.connections >= sessionsInAll:

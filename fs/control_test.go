@@ -231,3 +231,36 @@ func TestWhatClientsReportIsBounded(t *testing.T) {
 		t.Errorf("%d names are kept", len(c.usages))
 	}
 }
+
+func TestWhoIsAdmitted(t *testing.T) {
+	c := newChannel()
+	for _, k := range []struct {
+		me, uid uint32
+		want    syscall.Errno
+	}{{0, 0, 0}, {0, 7, 0}, {7, 7, 0}, {7, 8, syscall.EACCES}, {7, 0, syscall.EACCES}} {
+		var got syscall.Errno
+		if refusal := c.admit(k.me, k.uid); refusal != nil {
+			got = refusal.Errno
+		}
+		if got != k.want {
+			t.Errorf("user %d at the daemon of user %d: %v, want %v", k.uid, k.me, got, k.want)
+		}
+	}
+	for range sessionsPerUID {
+		if refusal := c.admit(0, 9); refusal != nil {
+			t.Fatal(refusal)
+		}
+	}
+	if refusal := c.admit(0, 9); refusal == nil || refusal.Errno != syscall.EAGAIN {
+		t.Errorf("one connection too many: %v", refusal)
+	}
+	if c.sessions[9] != sessionsPerUID || c.connections != sessionsPerUID+3 || c.turnedAway != 3 {
+		t.Errorf("%d connections of the user, %d in all, %d turned away", c.sessions[9], c.connections, c.turnedAway)
+	}
+	for range sessionsPerUID {
+		c.leave(9)
+	}
+	if refusal := c.admit(0, 9); refusal != nil {
+		t.Errorf("after all have gone: %v", refusal)
+	}
+}
