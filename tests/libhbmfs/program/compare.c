@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "program.h"
 
@@ -83,6 +84,8 @@ static void compare_file(hbmfs_handle reader, hbmfs_handle file, const struct de
     hbmfs_file_info info = {.struct_size = sizeof info};
     OK(hbmfs_file_get_info(file, &info, &why));
     if (info.size != size) DIE("%s: %ld bytes, want %ld", path, info.size, size);
+    if (strstr(path, "/.hbmfs/views/") && !geteuid() && !info.mounted) DIE("%s is read through the mount: %s", path, info.note);
+    if (strstr(path, "/tokens.") && strstr(path, "/.hbmfs/") && (info.tokens < 1 || !info.element_size)) DIE("%s: %ld tokens of %u bytes", path, info.tokens, info.element_size);
     if (info.tokens >= 0 && info.tokens * info.element_size > size) DIE("%s: %ld tokens of %u bytes in %ld", path, info.tokens, info.element_size, size);
     struct memory m = get_memory(reader, d, size + 37 * 8 * 200 + 8);
     by_read(file, d, &m, want, size, random);
