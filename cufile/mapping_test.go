@@ -10,10 +10,14 @@ import (
 	"time"
 )
 
-// sharedReaders makes Readers of two fake GPUs that share registrations.
+// sharedReaders makes Readers that share registrations, of two fake GPUs or of GPU 0.
 func sharedReaders(t *testing.T, o Options, n int) (*Shared, []*Reader) {
 	t.Helper()
 	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	gpus := 1
+	if o.Libraries.CUDA != "" {
+		gpus = 2
+	}
 	s, err := NewShared(n, o)
 	if err != nil {
 		t.Fatal(err)
@@ -22,13 +26,16 @@ func sharedReaders(t *testing.T, o Options, n int) (*Shared, []*Reader) {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
+		if gpus == 1 {
+			return
+		}
 		if pinned := ask(t, o.Libraries.CUDA, "fake_cuda_pinned"); pinned != 0 {
 			t.Errorf("%d bytes are registered after all was closed", pinned)
 		}
 	})
 	var readers []*Reader
 	for i := range n {
-		o.Device, o.Share = i%2, s
+		o.Device, o.Share = i%gpus, s
 		r, err := New(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
@@ -77,10 +84,29 @@ func TestReadersShareRegistrations(t *testing.T) {
 
 // Readers that share few windows, of files that they open and close, in order and at random.
 func TestSharedWindowsMove(t *testing.T) {
-	l := fakeLibraries(t)
-	t.Setenv("FAKE_CUDA_DELAY_US", "5")
-	o := smallOptions(l, Mapped)
-	const readers = 3
+	t.Run("fake", func(t *testing.T) {
+		t.Setenv("FAKE_CUDA_DELAY_US", "5")
+		o := smallOptions(fakeLibraries(t), Mapped)
+		sharedWindowsMove(t, o)
+		slots := int64(o.Threads+1) * slotsPerWorker * (o.Slot + 2*pageSize) * sharedReadersMoving
+		windows := (sharedReadersMoving + 1) * o.Window
+		if peak := int64(ask(t, o.Libraries.CUDA, "fake_cuda_pinned_peak")); peak > slots+windows {
+			t.Errorf("%d bytes were pinned at once, at most %d for slots and %d for windows are allowed", peak, slots, windows)
+		}
+		if n := ask(t, o.Libraries.CUDA, "fake_cuda_violations"); n != 0 {
+			t.Errorf("%d copies from what was not registered", n)
+		}
+	})
+	if os.Getenv("HBMFS_GPU") != "" {
+		t.Run("gpu mapped", func(t *testing.T) { sharedWindowsMove(t, smallOptions(Libraries{}, Mapped)) })
+	}
+}
+
+const sharedReadersMoving = 3
+
+func sharedWindowsMove(t *testing.T, o Options) {
+	t.Helper()
+	const readers = sharedReadersMoving
 	o.Pinned = (readers + 1) * o.Window
 	_, list := sharedReaders(t, o, readers)
 	var names []string
@@ -103,13 +129,6 @@ func TestSharedWindowsMove(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	slots := int64(o.Threads+1) * slotsPerWorker * (o.Slot + 2*pageSize) * readers
-	if peak := int64(ask(t, l.CUDA, "fake_cuda_pinned_peak")); peak > slots+o.Pinned {
-		t.Errorf("%d bytes were pinned at once, at most %d for slots and %d for windows are allowed", peak, slots, o.Pinned)
-	}
-	if n := ask(t, l.CUDA, "fake_cuda_violations"); n != 0 {
-		t.Errorf("%d copies from what was not registered", n)
-	}
 }
 
 // readAll reads a file in order by a stream, or gathers from it, and compares.
