@@ -1,11 +1,13 @@
 """TokenStream against NumPy: which samples, in which order, on which rank, and what is under way meanwhile."""
 
+import hashlib
 import itertools
 
 import hbmfs
 import numpy as np
 import pytest
 from numpy_dataset import NumpyDataset
+from test_dataset import streams
 
 
 def numbered(count, seq_len, extra=0):
@@ -104,6 +106,31 @@ def rows(stream, targets):
         assert all(np.array_equal(y, x + 1) for x, y in pairs)
         return [row for x, _ in pairs for row in x.tolist()]
     return [row for batch in stream for row in batch.tolist()]
+
+
+def test_every_stream_of_tokens_in_a_mount(opened, mount, expect):
+    documents = 0
+    for where, dtype, found in streams(expect):
+        tokens = np.load(mount / ".hbmfs" / "views" / where / "tokens.npy")
+        assert hashlib.sha256(tokens.tobytes()).hexdigest() == found["tokens_sha256"]
+        ds = opened(mount / where)
+        expected = {False: samples_of([0, len(tokens)])}
+        if "document_starts" in found:
+            expected[True] = samples_of(found["document_starts"])
+            documents += 1
+        for within, starts in expected.items():
+            want = [tokens[s : s + 5].tolist() for s in starts]
+            for shuffle in (False, True):
+                stream = hbmfs.TokenStream(ds, 8, 5, shuffle=shuffle, documents=within, epochs=1, drop_last=False)
+                batches = [opened.numpy(batch) for batch in stream]
+                assert {batch.dtype for batch in batches} == {dtype}, where
+                given = np.concatenate(batches).tolist()
+                assert sorted(given) == sorted(want) if shuffle else given == want, (where, within, shuffle)
+    assert documents >= 10
+
+
+def samples_of(borders):
+    return [s for begin, end in itertools.pairwise(borders) for s in range(begin, end - 4, 5)]
 
 
 # --- order ----------------------------------------------------------------------------------------------------------
