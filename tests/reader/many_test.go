@@ -197,3 +197,61 @@ func TestReadCommandTakesManyFiles(t *testing.T) {
 		t.Errorf("%v, want an error that names the missing file", err)
 	}
 }
+
+// Two readers of one mount hear of each other from its daemon, and auto stops staging, which they would do at each
+// other's cost.
+func TestAutoKnowsWhoSharesTheHost(t *testing.T) {
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without it a mount has no control socket")
+	}
+	b, _ := binary(t)
+	gpu := fakeGPU(t)
+	m, err := b.Mount(t.Context(), shards(t), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	name := m.Path("train_000.npy")
+	data, err := os.ReadFile(name) // into the page cache
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []*cufile.File
+	var readers []*cufile.Reader
+	for n := range 3 {
+		r, err := cufile.New(t.Context(), cufile.Options{Libraries: cufile.Libraries{CUDA: gpu[1], NVML: gpu[5]}, Arena: 1 << 20, Threads: 2, Slot: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := r.Open(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, readers = append(files, f), append(readers, r)
+		v, err := f.Read(t.Context(), 1000, 100_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, v.Len())
+		if err := v.CopyTo(t.Context(), got, 0); err != nil || !bytes.Equal(got, data[1000:101_000]) {
+			t.Errorf("reader %d: wrong bytes, %v", n, err)
+		}
+		c, several := v.Choice(), fmt.Sprintf("several readers (%d)", n+1)
+		if told := strings.Contains(c.Why, several); told != (n > 0) || n > 0 && c.Path != cufile.Mapped {
+			t.Errorf("reader %d: %+v, want mapped because of %s from the second on", n, c, several)
+		}
+		v.Release()
+	}
+	for i := range files {
+		if err := errors.Join(files[i].Close(), readers[i].Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
