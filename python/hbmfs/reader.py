@@ -38,7 +38,8 @@ class Reader:
     require: a path that must work; otherwise :class:`UnavailableError`.
     threads, arena, pinned, slot: bounds of what it uses; arena, pinned and slot are bytes. None means what was measured
         to be best.
-    readers: how many readers share this host, if you know: eight ranks of a machine are eight.
+    readers: how many readers share this host: eight ranks of a machine are eight. None: as torchrun says it in
+        LOCAL_WORLD_SIZE, else one.
     reuse: whether the same bytes will be read again, so that keeping them registered with the GPU pays.
     libraries: other files to load "cuda", "cufile" or "nvml" from.
     command: the hbmfs command, which proves "direct" in a process of its own. None means the one in PATH.
@@ -54,7 +55,7 @@ class Reader:
         arena: int = 0,
         pinned: int = 0,
         slot: int = 0,
-        readers: int = 0,
+        readers: int | None = None,
         reuse: bool = False,
         libraries: dict[str, str] | None = None,
         command: str | None = None,
@@ -72,7 +73,7 @@ class Reader:
         libraries = libraries or {}
         options = _native.ReaderOptions(
             device=self.device, method=method.encode(), require=require.encode() if require else None,
-            threads=threads, readers=readers, arena_bytes=arena, pinned_bytes=pinned, slot_bytes=slot, reuse=int(reuse),
+            threads=threads, readers=_ranks() if readers is None else readers, arena_bytes=arena, pinned_bytes=pinned, slot_bytes=slot, reuse=int(reuse),
             libcuda=_path(libraries.get("cuda")), libcufile=_path(libraries.get("cufile")), libnvml=_path(libraries.get("nvml")),
             hbmfs=_path(command), client=b"hbmfs.py",
         )  # fmt: skip
@@ -245,6 +246,12 @@ class File:
 
 def _again(device: str, arguments: dict[str, Any]) -> Reader:
     return Reader(device, **arguments)
+
+
+def _ranks() -> int:
+    """The ranks on this host, if torchrun started them; else 0, which is not known."""
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(said) if said.isdecimal() else 0
 
 
 def _path(name: str | None) -> bytes | None:

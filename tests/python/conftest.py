@@ -43,6 +43,13 @@ def expect(source):
     return json.loads((source / "expect.json").read_text())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def imported():
+    """Lets collections of garbage pass over what torch and Megatron made when they were imported: they are many here."""
+    gc.collect()
+    gc.freeze()
+
+
 class FakeGPU:
     """A fake libcuda of its own, and what it counted."""
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 
 import hbmfs
 import numpy as np
@@ -171,11 +172,24 @@ def test_a_daemon_that_dies_between_batches(source, tmp_path, tokens):
         except hbmfs.Error as err:
             assert "\n" not in str(err)
         ds.close()
+        end = time.monotonic() + 60
+        while _answers(point):
+            assert time.monotonic() < end, "the killed daemon goes on"
+            time.sleep(0.01)
         fails(hbmfs.Error, None, lambda: hbmfs.open(point))
     finally:
         subprocess.run(["umount", "-l", point] if os.geteuid() == 0 else ["fusermount3", "-u", "-z", point], check=True, timeout=60)
     with hbmfs.open(tokens[0]) as other:
         assert np.array_equal(other.read(0, 10), tokens[1][:10])
+
+
+def _answers(point):
+    """Whether a mount has a daemon: the one question that no cache answers."""
+    try:
+        os.statvfs(point)
+    except OSError:
+        return False
+    return True
 
 
 def _serves(pid, point):
