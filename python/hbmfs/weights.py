@@ -19,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -107,22 +109,57 @@ def load_safetensors(
     blocks: list[Any] = []
     try:
         with contextlib.ExitStack() as stack:
+            opening = None if reader is not None else stack.enter_context(_Opening(index, method))
             headers = _headers(_files(Path(path)), names)
             layout = lay_out(headers)
             for place in layout.places:
                 library.check(place.tensor)
-            if reader is None:
-                reader = stack.enter_context(open_reader(index, method))
+            blocks.extend(library.allocate(size) for size in layout.blocks)
+            if opening is not None:
+                reader = opening.result()
+            assert reader is not None
             files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
             for header, file in zip(headers, files, strict=True):
                 if file.size != header.size:
                     raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
-            blocks.extend(library.allocate(size) for size in layout.blocks)
             return _read(layout, files, blocks, library, progress)
     except BaseException:
         # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
         blocks.clear()
         raise
+
+
+class _Opening:
+    """A reader that another thread opens, which takes milliseconds of pinning, while headers are read and memory is
+    allocated."""
+
+    def __init__(self, device: int, method: str) -> None:
+        self._future: Future[Reader] = Future()
+        threading.Thread(target=self._open, args=(device, method), name="hbmfs-open", daemon=True).start()
+
+    def _open(self, device: int, method: str) -> None:
+        try:
+            self._future.set_result(open_reader(device, method))
+        except BaseException as err:  # noqa: BLE001 (raised by who waits)
+            self._future.set_exception(err)
+
+    def result(self) -> Reader:
+        return self._future.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._future.done():
+            self._close(self._future)
+        else:
+            # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes what it then has.
+            self._future.add_done_callback(self._close)
+
+    @staticmethod
+    def _close(future: Future[Reader]) -> None:
+        if future.exception() is None:
+            future.result().close()
 
 
 def _read(layout: Layout, files: Sequence[Any], blocks: list[Any], library: _Torch | _Numpy, progress: Progress) -> dict[str, Any]:

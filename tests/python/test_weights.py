@@ -1,8 +1,11 @@
 """load_safetensors against the safetensors package."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
 
 import hbmfs
 import numpy as np
@@ -184,6 +187,27 @@ def test_as_the_fake_gpu_gets_it(tmp_path, shared_gpu, small_pieces, monkeypatch
     safetensors.torch.save_file(model, path)
     found = hbmfs.load_safetensors(path, "cuda:0", reader=shared_gpu)
     same({name: torch.from_numpy(array.copy()) for name, array in found.items()}, safetensors.torch.load_file(path))
+
+
+def test_rounds_leave_nothing(tmp_path):
+    """Also where the header is bad, and the reader, which is being opened meanwhile, must close itself."""
+    good, bad = tmp_path / "good.safetensors", tmp_path / "bad.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(1000)}, good)
+    bad.write_bytes(good.read_bytes()[:-1])
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    hbmfs.load_safetensors(good, "cpu")
+    before = descriptors(), threading.active_count()
+    for _ in range(20):
+        assert torch.equal(hbmfs.load_safetensors(good, "cpu")["a"], torch.ones(1000))
+        with pytest.raises(hbmfs.FormatError):
+            hbmfs.load_safetensors(bad, "cpu")
+    deadline = time.monotonic() + 60
+    while (descriptors(), threading.active_count()) != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (descriptors(), threading.active_count()) == before
 
 
 def test_progress(tmp_path, reader, small_pieces, capsys):
