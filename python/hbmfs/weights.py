@@ -307,7 +307,7 @@ class _Torch:
     def allocate(self, size: int) -> Any:
         try:
             return self._torch.empty(size, dtype=self._torch.uint8, device=self._device)
-        except self._torch.OutOfMemoryError as err:
+        except self._torch.cuda.OutOfMemoryError as err:
             raise OutOfMemoryError(f"{self._device} has no {size} bytes left for weights: {str(err).split('. ')[0]}") from None
         except (RuntimeError, AssertionError) as err:
             if "can't allocate memory" in str(err):

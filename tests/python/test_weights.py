@@ -205,9 +205,9 @@ def test_rounds_leave_nothing(tmp_path):
         with pytest.raises(hbmfs.FormatError):
             hbmfs.load_safetensors(bad, "cpu")
     deadline = time.monotonic() + 60
-    while (descriptors(), threading.active_count()) != before and time.monotonic() < deadline:
+    while (descriptors() > before[0] or threading.active_count() > before[1]) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (descriptors(), threading.active_count()) == before
+    assert descriptors() <= before[0] and threading.active_count() <= before[1]
 
 
 def test_progress(tmp_path, reader, small_pieces, capsys):
