@@ -123,6 +123,8 @@ func (f *finding) verdict(path string) Verdict {
 func (j *judge) verdict() Verdict {
 	proof := j.proof()
 	if proof.Verdict == "proven" {
+		j.soften(nvfs, OK, "not needed: the read was proven to be direct")
+		j.soften(p2p, OK, "not needed: the read was proven to be direct")
 		j.soften(both, Warn, "yet the read was proven to be direct")
 		return Verdict{Path: Direct, Reason: proof.Why}
 	}

@@ -81,7 +81,7 @@ func (j *judge) judgeNVFS() {
 	}
 	_, registered := m.NVFSModules[need]
 	switch {
-	case !module.Loaded && m.NVFS == "" && m.Kubernetes:
+	case !module.Loaded && m.NVFS == "" && m.Kubernetes && !m.driverOnHost():
 		fail("nvidia_fs is not loaded", "", "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge -p '{\"spec\":{\"gds\":{\"enabled\":true}}}'")
 	case !module.Loaded && m.NVFS == "" && module.Installed != "":
 		fail("nvidia_fs is installed and not loaded", "", m.onHost("modprobe nvidia-fs && echo nvidia-fs > /etc/modules-load.d/nvidia-fs.conf"))
@@ -165,13 +165,13 @@ func (j *judge) judgeRDMA() {
 	case len(m.NICs) == 0:
 		j.ok(inDriver, name, "no RDMA card, not needed for local drives")
 	case peermem.Loaded:
-		j.ok(inDriver, name, "nvidia_peermem is loaded, %d cards", len(m.NICs))
+		j.ok(inDriver, name, "nvidia_peermem is loaded, cards: %d", len(m.NICs))
 	default:
 		fix := "modprobe nvidia-peermem && echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf"
 		if m.Kubernetes {
 			fix = "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge -p '{\"spec\":{\"driver\":{\"rdma\":{\"enabled\":true}}}}'"
 		}
-		f := finding{Finding: Finding{inDriver, name, Warn, fmt.Sprintf("nvidia_peermem is not loaded, %d cards", len(m.NICs)), "GPUDirect RDMA needs it; local drives do not", m.onHost(fix)}, rank: rankVersion}
+		f := finding{Finding: Finding{inDriver, name, Warn, fmt.Sprintf("nvidia_peermem is not loaded, cards: %d", len(m.NICs)), "GPUDirect RDMA needs it; local drives do not", m.onHost(fix)}, rank: rankVersion}
 		f.suspect = j.filesystemModule() != "nvme"
 		j.add(f)
 	}

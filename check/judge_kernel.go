@@ -103,7 +103,7 @@ func (j *judge) judgeIOMMU() {
 			mode = d.IOMMU
 		}
 	}
-	const effect = "every transfer between drive and GPU goes up to the CPU to be translated; NVIDIA promises neither that it works nor its speed for GPUDirect Storage, and GPUDirect RDMA (nvidia-peermem) does not work"
+	const effect = "transfers between devices go up to the CPU; NVIDIA promises neither function nor speed for GPUDirect Storage, and GPUDirect RDMA does not work"
 	fix := j.m.onHost(j.m.bootWith("iommu=pt"))
 	switch mode {
 	case "":

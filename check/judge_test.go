@@ -51,7 +51,7 @@ func goodMachines() []machineCase {
 	return []machineCase{
 		{name: "bare metal with nvidia-fs", machine: server(), want: Direct, reason: "through nvidia-fs",
 			lines: map[string]Level{"nvidia-fs": OK, "P2PDMA mode": OK, "udev data": OK, "IOMMU": OK, "ACS": OK, "distance": OK, "read": OK}},
-		{name: "P2PDMA without nvidia-fs", machine: p2pOnly, want: Direct, reason: "PCI P2PDMA", lines: map[string]Level{"nvidia-fs": Warn, "P2PDMA mode": OK}},
+		{name: "P2PDMA without nvidia-fs", machine: p2pOnly, want: Direct, reason: "PCI P2PDMA", lines: map[string]Level{"nvidia-fs": OK, "P2PDMA mode": OK}},
 		{name: "RAID 0 through nvidia-fs", machine: mirror, want: Direct, reason: "through nvidia-fs"},
 		{name: "NFS over RDMA", machine: rdma, want: Direct, reason: "through nvidia-fs", lines: map[string]Level{"filesystem": OK, "RDMA": OK}},
 		{name: "a mount of hbmfs", machine: through, want: Direct, reason: "through nvidia-fs", lines: map[string]Level{"filesystem": OK, "udev data": OK}},
@@ -163,6 +163,13 @@ func driverMachines() []machineCase {
 	small := server().withoutNVFS(false).without(ownProof)
 	small.gpu(0, "0000:1b:00.0", "pci0000:17/0000:17:00.0/0000:18:00.0/0000:19:00.0/0000:1b:00.0", 0, "0x2330", 0)
 	small["sys/devices/pci0000:17/0000:17:00.0/0000:18:00.0/0000:19:00.0/0000:1b:00.0/resource"] = "0x0 0x0 0x0\n0x10000000 0x1fffffff 0x0\n"
+	heads := server().withoutNVFS(false).without(ownProof)
+	heads.block("nvme2n1", "virtual/nvme-subsystem/nvme-subsys0/nvme2n1", "259:20", "")
+	heads["sys/class/nvme-subsystem/nvme-subsys0"] = "->../../devices/virtual/nvme-subsystem/nvme-subsys0"
+	heads["sys/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0"] = "->../../../pci0000:17/0000:17:00.0/0000:18:00.0/0000:19:01.0/0000:1c:00.0/nvme/nvme0"
+	heads.udev("259:20", "xfs")
+	operator := server().withoutNVFS(false).withoutP2P().without(ownProof)
+	operator["var/lib/kubelet/x"], operator["run/nvidia/driver/usr/x"] = "", ""
 	none := server().withoutNVFS(false).withoutP2P().without(ownProof)
 	none["boot/config-6.8.0-60-generic"] = "# CONFIG_PCI_P2PDMA is not set"
 	vfio := server().without(ownProof)
@@ -171,6 +178,8 @@ func driverMachines() []machineCase {
 		{name: "nvidia_fs not loaded", machine: server().withoutNVFS(true).withoutP2P().without(ownProof), want: Staged, reason: "nvidia_fs is installed and not loaded", fix: "modprobe nvidia-fs", lines: map[string]Level{"nvidia-fs": Fail, "P2PDMA mode": Warn}},
 		{name: "nvidia_fs not installed, P2PDMA not begun", machine: none, want: Staged, reason: "nvidia_fs is not installed", fix: "apt-get install -y nvidia-gds"},
 		{name: "the nvme driver does not know nvidia-fs", machine: unpatched, want: Staged, reason: "the nvme driver does not know it", fix: "mlnx-nvme-dkms"},
+		{name: "nvme multipath", machine: heads.on("xfs", "259:20", "/dev/nvme2n1", "rw"), want: Staged, reason: "nvme multipath is on", fix: "nvme_core multipath=N"},
+		{name: "a node of a cluster whose operator has GDS off", machine: operator, want: Staged, reason: "nvidia_fs is not loaded", fix: "kubectl patch clusterpolicies.nvidia.com/cluster-policy"},
 		{name: "old kernel", machine: old, want: Staged, reason: "nvidia-fs needs Linux 5.4", fix: "reboot", lines: map[string]Level{"version": Fail}},
 		{name: "RDMA off, GDS on, strict IOMMU", machine: strict, want: Unproven, reason: "the IOMMU translates (strict)", fix: "iommu=pt", lines: map[string]Level{"IOMMU": Warn, "RDMA": OK, "nvidia-fs": OK, "Kubernetes": OK}},
 		{name: "lazy IOMMU and a failed read", machine: refuted, want: Staged, reason: "the IOMMU translates (lazy)", fix: "iommu=pt"},

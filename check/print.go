@@ -20,7 +20,7 @@ func (r *Report) Print(w io.Writer) {
 		}
 		fmt.Fprintf(w, "  %-7s  %-*s  %s\n", f.Level, width, f.Name, f.Found)
 		indent := strings.Repeat(" ", 2+7+2+width+2)
-		if f.Level != OK && f.Why != "" {
+		if f.Why != "" {
 			fmt.Fprintf(w, "%s%s\n", indent, f.Why)
 		}
 		if f.Fix != "" {
