@@ -54,7 +54,7 @@ STATE_VERSION = 1
 
 
 class TokenStream:
-    """An iterable over batches of `dataset` (of hbmfs.open). Iterating goes on where the last iteration stopped, so
+    """An iterable over batches of `dataset` (of hbmfs.open): help("hbmfs.token_stream") has the whole story. Iterating goes on where the last iteration stopped, so
     that breaking out of a loop loses nothing; after the last epoch, it begins the next `epochs` ones.
 
     batch_size, seq_len  samples in a batch of this rank, tokens in a sample
@@ -66,7 +66,7 @@ class TokenStream:
                          file outside of a mount nobody is told); 0: none, which saves 0.1 ms for 500 samples
     shuffle              False gives the samples in their order
     epochs               None: endless
-    documents, drop_last, targets   see the module's text
+    documents, drop_last, targets   see there
 
     One iteration at a time: a second one, or load_state_dict, ends the first one with a RuntimeError.
     """
@@ -248,11 +248,16 @@ class TokenStream:
 
     def _starts(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the token offsets of the samples at these places of the sequence of all epochs (ascending)."""
-        epochs, samples = np.divmod(positions, self.samples)
-        if self.shuffle and samples.size:
-            for epoch in range(int(epochs.flat[0]), int(epochs.flat[-1]) + 1):
-                here = epochs == epoch
-                samples[here] = Permutation(self.samples, self.seed, epoch)(samples[here])
+        places = positions.reshape(-1)
+        samples = np.empty_like(places)
+        begin = 0
+        while begin < len(places):
+            epoch = int(places[begin]) // self.samples
+            end = int(np.searchsorted(places, (epoch + 1) * self.samples))
+            here = places[begin:end] - epoch * self.samples
+            samples[begin:end] = Permutation(self.samples, self.seed, epoch)(here) if self.shuffle else here
+            begin = end
+        samples = samples.reshape(positions.shape)
         if not self.documents:
             return samples * self.seq_len
         document = np.searchsorted(self._first, samples, side="right") - 1
