@@ -151,7 +151,7 @@ func attribute(path, name string) string {
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it is only read
 	text := make([]byte, mostAttribute)
 	n, _ := f.Read(text) // what cannot be read says nothing
 	return strings.TrimSpace(string(text[:n]))

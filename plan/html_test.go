@@ -104,10 +104,11 @@ func browser(t *testing.T, page string, flags ...string) string {
 func TestPageInABrowser(t *testing.T) {
 	dir := t.TempDir()
 	page := filepath.Join(dir, "report.html")
-	if err := os.WriteFile(page, writePage(t, build(t, string(Example), Measured())), 0o644); err != nil {
+	if err := os.WriteFile(page, writePage(t, exampleReport(t)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	dom := browser(t, page, "--dump-dom")
+	shot, paper := filepath.Join(dir, "report.png"), filepath.Join(dir, "report.pdf")
+	dom := browser(t, page, "--dump-dom", "--screenshot="+shot, "--print-to-pdf="+paper)
 	if !strings.Contains(dom, `data-state="ready"`) {
 		t.Fatalf("the page is not ready: %s", regexp.MustCompile(`<body[^>]*>|<p id="errors">[^<]*`).FindAllString(dom, -1))
 	}
@@ -124,8 +125,6 @@ func TestPageInABrowser(t *testing.T) {
 		}
 	}
 
-	shot := filepath.Join(dir, "report.png")
-	browser(t, page, "--screenshot="+shot)
 	seen := colours(t, shot)
 	for name, colour := range map[string][3]uint32{"mapped": {0x1a, 0x7f, 0x37}, "staged": {0x09, 0x69, 0xda}, "plain": {0xbc, 0x4c, 0x00}, "direct": {0x82, 0x50, 0xdf}} {
 		if seen[colour] < 500 {
@@ -136,8 +135,6 @@ func TestPageInABrowser(t *testing.T) {
 		t.Errorf("the picture has %d colours, too few for a surface", len(seen))
 	}
 
-	paper := filepath.Join(dir, "report.pdf")
-	browser(t, page, "--print-to-pdf="+paper)
 	printed, err := os.ReadFile(paper)
 	if err != nil || !bytes.HasPrefix(printed, []byte("%PDF-")) {
 		t.Fatalf("it does not print: %v", err)
@@ -154,7 +151,7 @@ func colours(t *testing.T, name string) map[[3]uint32]int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	picture, _, err := image.Decode(f)
 	if err != nil {
 		t.Fatal(err)

@@ -85,26 +85,42 @@ type Simulated struct {
 var errUnsettled = errors.New("the streams' rates are too far apart to simulate: leave the slowest out of the description")
 
 const (
-	windowPerHop = 16      // chunks of a stream under way, for each stage that it passes
-	warmUp       = 1024    // chunks that each stream has received before measuring
-	measured     = 512     // chunks that each stream receives while measuring
+	windowPerHop = 8       // chunks of a stream under way, for each stage that it passes
+	batch        = 256     // chunks that each stream receives between two looks at its rate
+	mostBatches  = 32      // after which rates that still change are taken as they are
+	settled      = 0.001   // change of every stream's rate from one batch to the next that ends the simulation
 	mostEvents   = 8 << 20 // about a second
 )
 
-// Simulate runs the streams until each has received a good thousand chunks, and measures them.
+// Simulate runs the streams until their rates no longer change, and gives the last ones.
 func (n *Network) Simulate(ctx context.Context) (*Simulated, error) {
 	if err := n.check(); err != nil {
 		return nil, err
 	}
 	s := newSimulation(n)
-	if err := s.until(ctx, warmUp); err != nil {
-		return nil, err
+	var last *Simulated
+	for range mostBatches {
+		s.startMeasuring()
+		if err := s.until(ctx, batch); err != nil {
+			return nil, err
+		}
+		now := s.result()
+		if last != nil && now.near(last) {
+			return now, nil
+		}
+		last = now
 	}
-	s.startMeasuring()
-	if err := s.until(ctx, warmUp+measured); err != nil {
-		return nil, err
+	return last, nil
+}
+
+// near says whether no stream's rate differs much from another measurement's.
+func (s *Simulated) near(other *Simulated) bool {
+	for f, rate := range s.Rates {
+		if math.Abs(rate-other.Rates[f]) > settled*rate {
+			return false
+		}
 	}
-	return s.result(), nil
+	return true
 }
 
 func (n *Network) check() error {

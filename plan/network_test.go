@@ -86,11 +86,11 @@ func randomNetwork(random *rand.Rand) *Network {
 
 func TestSimulationAgreesWithTheExactSolver(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
-	for i := range 300 {
+	for i := range 60 {
 		n := randomNetwork(random)
 		s, exact := simulate(t, n), n.MaxMin()
 		for f := range exact {
-			within(t, fmt.Sprintf("network %d, flow %d of %d", i, f, len(exact)), s.Rates[f], exact[f], 0.04)
+			within(t, fmt.Sprintf("network %d, flow %d of %d", i, f, len(exact)), s.Rates[f], exact[f], 0.02)
 		}
 		used := make([]float64, len(n.Stages))
 		for f, flow := range n.Flows {
@@ -99,7 +99,7 @@ func TestSimulationAgreesWithTheExactSolver(t *testing.T) {
 			}
 		}
 		for stage := range used {
-			if used[stage] > n.Stages[stage].Rate*1.04 {
+			if used[stage] > n.Stages[stage].Rate*1.02 {
 				t.Errorf("network %d: stage %d carries %g of %g", i, stage, used[stage], n.Stages[stage].Rate)
 			}
 			// What is carried is what the stage was busy with, but for chunks on their way.

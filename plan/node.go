@@ -145,19 +145,8 @@ func (n *Node) check() error {
 	if !between(n.Memory, 0.01, mostRate) || n.Threads < 1 || n.Threads > 256 || !between(n.PricePerHour, 0, 1e6) {
 		return errors.New("give memory_gb_per_s from 0.01 to 100000, threads from 1 to 256 and price_per_hour from 0 to 1000000")
 	}
-	for i, l := range n.Links {
-		if l.Name == "" || n.find(l.Name) != i {
-			return fmt.Errorf("link %d has no name of its own: add name", i+1)
-		}
-		if err := n.joined(l.Name, l.Parent, l.Wire); err != nil {
-			return err
-		}
-		if !between(l.Contention, 0, 10) {
-			return fmt.Errorf("link %q: contention is 0 to 10", l.Name)
-		}
-		if _, err := n.above(l.Parent); err != nil {
-			return err
-		}
+	if err := n.checkLinks(); err != nil {
+		return err
 	}
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
@@ -181,6 +170,24 @@ func (n *Node) check() error {
 		}
 		if !between(s.Write, 0.01, mostRate) || !between(s.LatencyUS, 0, 1e7) {
 			return fmt.Errorf("storage %q: write_gb_per_s is 0.01 to 100000, latency_us 0 to 10000000", s.Name)
+		}
+	}
+	return nil
+}
+
+func (n *Node) checkLinks() error {
+	for i, l := range n.Links {
+		if l.Name == "" || n.find(l.Name) != i {
+			return fmt.Errorf("link %d has no name of its own: add name", i+1)
+		}
+		if err := n.joined(l.Name, l.Parent, l.Wire); err != nil {
+			return err
+		}
+		if !between(l.Contention, 0, 10) {
+			return fmt.Errorf("link %q: contention is 0 to 10", l.Name)
+		}
+		if _, err := n.above(l.Parent); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -12,9 +12,10 @@ type simulation struct {
 	flows  []flowState
 	now    float64
 	events int
-	begin  float64 // of measuring
-	target int     // chunks that each flow is to receive
-	short  int     // flows that have not yet
+	begin  float64   // of measuring
+	target int       // chunks that each flow is to receive from then on
+	short  int       // flows that have not yet
+	ends   []float64 // when each stage's service ends; infinite for idle ones
 }
 
 type stageState struct {
@@ -23,7 +24,6 @@ type stageState struct {
 	tag     []float64 // start tag of each flow's next chunk, in GB over weight
 	virtual float64   // tag of the chunk in service
 	serving int       // flow, or -1
-	done    float64   // when its service ends
 	busy    float64   // time spent serving since measuring began
 	started float64
 }
@@ -32,12 +32,12 @@ type flowState struct {
 	chunk     float64 // GB
 	hop       []int   // stage -> position in the route, -1 when it is not there
 	delivered int
-	atBegin   int
 }
 
 func newSimulation(n *Network) *simulation {
-	s := &simulation{net: n, stages: make([]stageState, len(n.Stages)), flows: make([]flowState, len(n.Flows))}
+	s := &simulation{net: n, stages: make([]stageState, len(n.Stages)), flows: make([]flowState, len(n.Flows)), ends: make([]float64, len(n.Stages))}
 	for i := range s.stages {
+		s.ends[i] = math.Inf(1)
 		s.stages[i] = stageState{waiting: make([]int, len(n.Flows)), tag: make([]float64, len(n.Flows)), serving: -1}
 	}
 	for f, flow := range n.Flows {
@@ -85,23 +85,19 @@ func (s *simulation) serve(stage int) {
 		}
 	}
 	if st.serving = next; next < 0 {
+		s.ends[stage] = math.Inf(1)
 		return
 	}
 	shared, chunk := &s.net.Stages[stage], s.flows[next].chunk
 	st.virtual = st.tag[next]
 	st.tag[next] += chunk / s.net.Flows[next].Weight
 	st.started = s.now
-	st.done = s.now + chunk/shared.Rate*(1+shared.Contention*float64(active-1))
+	s.ends[stage] = s.now + chunk/shared.Rate*(1+shared.Contention*float64(active-1))
 }
 
-// until runs until every flow has received so many chunks.
+// until runs until every flow has received so many chunks since measuring began.
 func (s *simulation) until(ctx context.Context, chunks int) error {
-	s.target, s.short = chunks, 0
-	for i := range s.flows {
-		if s.flows[i].delivered < chunks {
-			s.short++
-		}
-	}
+	s.target, s.short = chunks, len(s.flows)
 	for s.short > 0 {
 		if s.events++; s.events > mostEvents {
 			return errUnsettled
@@ -116,15 +112,15 @@ func (s *simulation) until(ctx context.Context, chunks int) error {
 
 // step ends the service that ends first. There are few stages: looking at all of them is as fast as a heap.
 func (s *simulation) step() {
-	at := -1
-	for i := range s.stages {
-		if s.stages[i].serving >= 0 && (at < 0 || s.stages[i].done < s.stages[at].done) {
+	at := 0
+	for i, end := range s.ends {
+		if end < s.ends[at] {
 			at = i
 		}
 	}
 	st := &s.stages[at]
 	f := st.serving
-	s.now = st.done
+	s.now = s.ends[at]
 	st.busy += s.now - st.started
 	st.waiting[f]--
 	st.serving = -1
@@ -145,7 +141,7 @@ func (s *simulation) step() {
 func (s *simulation) startMeasuring() {
 	s.begin = s.now
 	for i := range s.flows {
-		s.flows[i].atBegin = s.flows[i].delivered
+		s.flows[i].delivered = 0
 	}
 	for i := range s.stages {
 		s.stages[i].busy = 0
@@ -157,7 +153,7 @@ func (s *simulation) result() *Simulated {
 	took := s.now - s.begin
 	r := &Simulated{Rates: make([]float64, len(s.flows)), Use: make([]float64, len(s.stages))}
 	for i := range s.flows {
-		r.Rates[i] = float64(s.flows[i].delivered-s.flows[i].atBegin) * s.flows[i].chunk / took
+		r.Rates[i] = float64(s.flows[i].delivered) * s.flows[i].chunk / took
 		r.Aggregate += r.Rates[i]
 	}
 	for i := range s.stages {

@@ -55,15 +55,6 @@ func (s Size) String() string {
 	return strconv.FormatFloat(x, 'g', 3, 64) + " " + units[0]
 }
 
-// binary writes sizes that are powers of two.
-func binary(bytes int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB"}
-	for bytes >= 1024 && bytes%1024 == 0 && len(units) > 1 {
-		bytes, units = bytes/1024, units[1:]
-	}
-	return fmt.Sprintf("%d %s", bytes, units[0])
-}
-
 // Seconds is a span of time, written as "30m" or "1h30m" in YAML.
 type Seconds float64
 

@@ -1,4 +1,4 @@
-// Draws the report that lies in #report. Two-dimensional charts are SVG, so that paper gets lines and not dots; each chart
+// Draws the report that lies in #report. Two-dimensional charts are SVG, which scales to the paper's width; each chart
 // has its figures in a table beside it, which is also what is left where there is no WebGL.
 'use strict';
 
@@ -74,7 +74,7 @@ function contention(section, node) {
   const label = s => s.path + ' from ' + s.from;
   chart(section, {
     tooltip: { trigger: 'axis', valueFormatter: v => digits(v) + ' GB/s' },
-    legend: { top: 5 }, grid: { left: 60, right: 30, top: 60, bottom: 45 },
+    legend: { top: 5, left: 90 }, grid: { left: 60, right: 30, top: 75, bottom: 45 },
     xAxis: { type: 'value', name: 'GPUs', nameLocation: 'middle', nameGap: 26, min: 1, max: Math.max(2, node.gpus), minInterval: 1 },
     yAxis: { type: 'value', name: 'GB/s' },
     series: shown.flatMap(s => [{
@@ -115,6 +115,7 @@ function stages(section, node) {
     const rows = node.stages.filter(s => [s.path, s.from, s.gpus].join('|') === select.value);
     title.textContent = select.selectedOptions[0].textContent + '. Dark: what is carried. Light: what the stage could carry. Red: it binds.';
     c.setOption({
+      animation: false,
       tooltip: { trigger: 'axis', axisPointer: { type: 'shadow' }, valueFormatter: v => digits(v) + ' GB/s' },
       grid: { left: 60, right: 30, top: 30, bottom: 80 },
       xAxis: { type: 'category', data: rows.map(s => s.stage), axisLabel: { rotate: 25, interval: 0 } },
@@ -165,7 +166,7 @@ function jobs(section, node) {
   chart(section, {
     tooltip: { trigger: 'axis', axisPointer: { type: 'shadow' }, valueFormatter: v => v === undefined || v === null ? '-' : time({ low: v, mid: v, high: v }) },
     legend: { top: 5 }, grid: { left: 260, right: 40, top: 50, bottom: 45 },
-    yAxis: { type: 'category', inverse: true, data: node.jobs.map(j => j.job.name), axisLabel: { width: 240, overflow: 'break' } },
+    yAxis: { type: 'category', inverse: true, data: node.jobs.map(j => j.job.name), axisLabel: { width: 240, overflow: 'break', lineHeight: 15 } },
     xAxis: { type: 'log', name: 'seconds', nameLocation: 'middle', nameGap: 26 },
     series: paths.map(path => ({
       name: path, type: 'bar', itemStyle: { color: colours[path] },
@@ -198,8 +199,9 @@ function registration() {
   const draw = () => {
     const s = report.registration[select.value];
     source.textContent = select.selectedOptions[0].textContent + ': ' + s.registration.source + '.';
-    const axis = { fontSize: 18, textStyle: { fontSize: 18 } };
+    const axis = { fontSize: 16, lineHeight: 40 }; // echarts-gl cuts labels off that are as high as their line
     if (c) c.setOption({
+      animation: false,
       tooltip: { formatter: p => size(s.sizes[p.value[0]]) + ', ' + s.ios[p.value[1]] + ' I/Os: R = ' + p.value[2].toFixed(2) },
       visualMap: { min: 0, max: 1, dimension: 2, right: 10, top: 'middle', inRange: { color: ['#cf222e', '#d4a72c', '#1a7f37'] } },
       xAxis3D: { type: 'category', name: 'buffer', nameGap: 35, nameTextStyle: axis, axisLabel: axis, data: s.sizes.map(size) },
@@ -247,8 +249,6 @@ try {
   registration();
   cpus();
   window.addEventListener('resize', () => charts.forEach(c => c.resize()));
-  window.addEventListener('beforeprint', () => charts.forEach(c => c.resize()));
-  window.addEventListener('afterprint', () => charts.forEach(c => c.resize()));
 } catch (e) {
   errors.push(String(e && e.stack || e));
 }
