@@ -25,6 +25,7 @@ export CUBLAS_WORKSPACE_CONFIG=:4096:8
 nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.max,pcie.link.width.max --format=csv,noheader | tee "$out/torch-machine.txt"
 python3 -c 'import torch, numpy, os; print("torch", torch.__version__, "numpy", numpy.__version__, "CPUs", os.cpu_count())' | tee -a "$out/torch-machine.txt"
 
+python3 -W ignore "$here/torch_check.py" --json "$out/torch-check.json" 2>&1 | tee "$out/torch-check.txt"
 mkdir -p "$work/data" "$work/mnt"
 python3 "$here/torch_batches.py" make "$work/data/train.bin"
 if [ -n "$hbmfs" ] && "$hbmfs" mount --dtype u16 "$work/data" "$work/mnt" >"$out/torch-mount.txt" 2>&1; then
@@ -36,10 +37,10 @@ failed=0
 python3 -W ignore "$here/torch_batches.py" batches "$work/data/train.bin" ${mount:+--mount "$mount"} --json "$out/torch-batches.json" 2>&1 | tee "$out/torch-batches.txt"
 python3 -W ignore "$here/torch_batches.py" leaks "$work/data/train.bin" --json "$out/torch-leaks.json" 2>&1 | tee "$out/torch-leaks.txt"
 python3 -W ignore "$here/torch_batches.py" train "$work/data/train.bin" --json "$out/torch-train.json" 2>&1 | tee "$out/torch-train.txt"
+[ -z "$mount" ] || "$hbmfs" umount "$mount" || true
 rm -f "$work/data/train.bin"
-[ -z "$mount" ] || "$hbmfs" umount "$mount"
 python3 -W ignore "$here/torch_weights.py" --dir "$work" --json "$out/torch-weights.json" 2>&1 | tee "$out/torch-weights.txt"
-for part in batches leaks train weights; do
+for part in check batches leaks train weights; do
     [ -s "$out/torch-$part.json" ] || { echo "torch-$part: no result"; failed=1; }
 done
 echo "torch: $([ $failed -eq 0 ] && echo done || echo FAILED)"
