@@ -122,7 +122,9 @@ func onEachDevice(t *testing.T, test func(t *testing.T, l *library, o readerOpti
 			if o.Device = cufile.HostDevice; name == "gpu" {
 				o.Device, o.Libraries = 0, fakeGPU(t)
 			}
-			test(t, newLibrary(), o)
+			l := newLibrary()
+			l.patience = time.Minute // on a slow machine nothing hangs for seconds
+			test(t, l, o)
 		})
 	}
 }

@@ -145,7 +145,7 @@ void threads(const struct device *d, const char *file) {
     pthread_t all[THREADS];
     for (int i = 0; i < THREADS; i++)
         if (pthread_create(&all[i], NULL, gather_until_closed, &s)) DIE("no thread");
-    while (atomic_load(&s.arrived) < 50) ;
+    while (atomic_load(&s.arrived) < 50) usleep(1000);
     OK(hbmfs_file_close(s.file, &why));
     for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
     OK(hbmfs_reader_close(s.reader, &why));

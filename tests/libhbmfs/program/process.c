@@ -1,6 +1,7 @@
 // The library in its process: forks, signals, and what ten thousand rounds leave behind.
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <dlfcn.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -100,8 +101,18 @@ static void one_round(hbmfs_handle reader, const struct device *d, const char *p
     free_memory(&m, d);
 }
 
+// What the fake GPU counts; 0 on the host.
+static long fake_count(const struct device *d, const char *name) {
+    if (!d->libcuda) return 0;
+    void *cuda = dlopen(d->libcuda, RTLD_NOW);
+    uint64_t (*count)(void) = cuda ? (uint64_t (*)(void))dlsym(cuda, name) : NULL;
+    if (!count) DIE("%s has no %s", d->libcuda, name);
+    dlclose(cuda);
+    return (long)count();
+}
+
 void leaks(const struct device *d, const char *path, long rounds) {
-    long fds = 0, threads = 0, kib = 0;
+    long fds = 0, threads = 0, kib = 0, hbm = 0, events = 0;
     hbmfs_handle kept = open_reader(d);
     for (long i = 0; i < rounds; i++) {
         if (i % 20 == 0) { // a reader of its own costs its threads and pinned memory
@@ -110,10 +121,13 @@ void leaks(const struct device *d, const char *path, long rounds) {
             OK(hbmfs_reader_close(reader, &why));
         }
         one_round(kept, d, path, i);
-        if (i == rounds / 4) fds = entries("/proc/self/fd"), threads = entries("/proc/self/task"), kib = resident_kib();
+        if (i == rounds / 4) fds = entries("/proc/self/fd"), threads = entries("/proc/self/task"), kib = resident_kib(),
+                              hbm = fake_count(d, "fake_cuda_hbm"), events = fake_count(d, "fake_cuda_events");
     }
     long more_fds = entries("/proc/self/fd") - fds, more_threads = entries("/proc/self/task") - threads, more_kib = resident_kib() - kib;
     printf("%ld rounds: %ld descriptors, %ld threads and %ld KiB more than after a quarter of them\n", rounds, more_fds, more_threads, more_kib);
+    if (fake_count(d, "fake_cuda_hbm") != hbm || fake_count(d, "fake_cuda_events") != events)
+        DIE("%ld bytes of HBM were %ld, %ld events were %ld", fake_count(d, "fake_cuda_hbm"), hbm, fake_count(d, "fake_cuda_events"), events);
     // Threads of the runtime come and go; a leak would be one in each round.
     if (more_fds > 2 || more_threads > 16 || more_kib > 64 << 10) DIE("something leaks");
     OK(hbmfs_reader_close(kept, &why));
