@@ -27,8 +27,9 @@ as input_ids and as labels.
 **In a DataLoader.** DataLoader(stream, batch_size=None, num_workers=0), of torch or torchdata's StatefulDataLoader. (If
 torch is imported, then before the stream is made: that is when it becomes an IterableDataset.) More workers
 work where the dataset does, with device="cpu" after fork and any device after spawn: worker i of n takes every n-th
-step, which a DataLoader puts together in the order of no workers. The workers read ahead and know how far; the
-stream in the main process does not move, so take the state from StatefulDataLoader then.
+step, which a DataLoader puts together in the order of no workers. Only the workers know how far they are; the stream in
+the main process does not move. So with workers take the state from StatefulDataLoader, and pass persistent_workers=True
+where a loader is iterated more than once: new workers would begin where the stream of the main process stands.
 """
 
 from __future__ import annotations

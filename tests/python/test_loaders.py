@@ -77,6 +77,16 @@ def test_a_stateful_loader_goes_on_after_an_epoch(ds):
     assert found + as_lists(again) == expected
 
 
-def test_spawned_workers_open_the_dataset_again(ds):
-    loaded = DataLoader(stream(ds), batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    assert as_lists(loaded) == as_lists(stream(ds))
+def test_workers_that_stay_go_on_with_the_next_epoch(ds):
+    loaded = DataLoader(stream(ds), batch_size=None, num_workers=2, persistent_workers=True)
+    assert as_lists(loaded) + as_lists(loaded) == as_lists(stream(ds, epochs=2))
+
+
+def test_a_copy_for_a_spawned_worker_stands_at_the_same_place(ds):
+    # test_fork.py spawns; here is what goes over to the child.
+    ours = stream(ds)
+    found = as_lists(itertools.islice(ours, 7))
+    copy = pickle.loads(pickle.dumps(ours))
+    assert found + as_lists(copy) == as_lists(stream(ds))
+    assert ours.position == 28
+    copy.dataset.close()
