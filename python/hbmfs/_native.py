@@ -158,9 +158,9 @@ class Library:
         self.pid = os.getpid()
         try:
             self._dll = ctypes.CDLL(path)
-        except OSError as err:
+            self._dll.hbmfs_abi.restype = _u32
+        except (OSError, AttributeError) as err:
             raise errors.LibraryError(f"libhbmfs cannot be loaded: {err}; install the package again, or set HBMFS_LIBRARY") from err
-        self._dll.hbmfs_abi.restype = _u32
         abi = self._dll.hbmfs_abi()
         if abi != ABI:
             raise errors.LibraryError(f"{path} has ABI {abi} and this package needs {ABI}: install the two from one version")

@@ -8,6 +8,7 @@ import warnings
 import hbmfs
 import numpy as np
 import pytest
+from hbmfs._native import Library
 
 
 @pytest.mark.parametrize("method", ["staged", "mapped", "compat", "direct"])
@@ -85,3 +86,14 @@ assert not {"torch", "tqdm", "safetensors"} & set(sys.modules), "something large
 """
     done = subprocess.run([sys.executable, "-c", code, tokens[0]], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_libraries_that_are_not_ours(fakes, tmp_path):
+    other = tmp_path / "other.c"
+    other.write_text("unsigned hbmfs_abi(void) { return 999; }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "other.so", other], check=True, timeout=120)
+    with pytest.raises(hbmfs.LibraryError, match="has ABI 999 and this package needs 1"):
+        Library(str(tmp_path / "other.so"))
+    for path in (fakes / "libcuda.so", tmp_path / "none.so", other):
+        with pytest.raises(ImportError, match="install the package again"):
+            Library(str(path))
