@@ -41,7 +41,7 @@ def test_rounds(gpu, mount, tokens, device):
     end = time.monotonic() + 30
     while True:
         grown = [after - was for after, was in zip(usage(), before, strict=True)]
-        if grown[0] <= 0 and grown[1] <= 4 and grown[2] < 24 << 20:
+        if grown[0] <= 4 and grown[1] <= 16 and grown[2] < 24 << 20:  # what a round leaks is there a hundred times
             return
         assert time.monotonic() < end, f"{ROUNDS} rounds: {grown[0]} descriptors, {grown[1]} threads and {grown[2]} bytes more"
         time.sleep(0.1)
