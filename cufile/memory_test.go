@@ -224,6 +224,19 @@ func TestHostMemoryThatIsNone(t *testing.T) {
 	}
 }
 
+// Auto learns only on the way that a file goes by cuFile. Then it is told so before anything is written, and File.run
+// begins again by way of the arena.
+func TestCuFileDoesNotWriteToMemoryOfTheCaller(t *testing.T) {
+	name, data := randomFile(t, 300_000, 18)
+	r := newReader(t, smallOptions(fakeLibraries(t), Compat))
+	f := openFileIn(t, r, name)
+	m := newMemory(t, r, int64(len(data)), 0)
+	if _, err := f.moveTo(t.Context(), &landing{m.Pointer, m.Length, 0}, []int64{0}, f.Size()); !errors.Is(err, errArena) {
+		t.Errorf("straight by cuFile: %v, want %v", err, errArena)
+	}
+	m.holds(t, nil, true)
+}
+
 // onFakeGPU runs a test on the paths of a fake GPU.
 func onFakeGPU(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, path := range []Path{Staged, Mapped, Compat} {
