@@ -74,7 +74,7 @@ type benchOutput struct {
 
 // Bench is one result of hbmfs bench --json.
 type Bench struct {
-	gpus, threads int
+	gpus, threads int // threads is 0 where it is not known
 	wall          float64
 	rows          map[string]float64 // sequential rates of all GPUs together
 }
@@ -92,10 +92,10 @@ func ParseBench(r io.Reader) (*Bench, error) {
 	if err := json.Unmarshal(text, &o); err != nil {
 		return nil, fmt.Errorf("this is no output of hbmfs bench --json: %w", err)
 	}
-	if o.Threads == 0 {
-		o.Threads = min(8, max(2, o.CPUs)) // what a reader takes by itself
+	if o.Threads == 0 && len(o.GPUs) == 1 {
+		o.Threads = min(8, max(4, o.CPUs)) // what a reader takes by itself; several share, and the result does not say how
 	}
-	if n := len(o.GPUs); n < 1 || n > mostThings || o.Threads < 1 || o.Threads > 256 || !between(o.Wall, 0.01, mostRate) {
+	if n := len(o.GPUs); n < 1 || n > mostThings || o.Threads < 0 || o.Threads > 256 || !between(o.Wall, 0.01, mostRate) {
 		return nil, fmt.Errorf("this result has %d GPUs, %d threads and a wall of %g GB/s: run hbmfs bench --json with a GPU", n, o.Threads, o.Wall)
 	}
 	b := &Bench{gpus: len(o.GPUs), threads: o.Threads, wall: o.Wall, rows: map[string]float64{}}
@@ -126,7 +126,7 @@ func Calibrate(results []*Bench) (*Calibration, error) {
 	var points []Point
 	for _, b := range results {
 		n := float64(b.gpus)
-		if rate := b.rows["staged"]; rate > 0 && rate < linkBound*b.wall {
+		if rate := b.rows["staged"]; rate > 0 && rate < linkBound*b.wall && b.threads > 0 {
 			points = append(points, Point{b.gpus, b.threads, rate})
 		}
 		if b.gpus != fewest {

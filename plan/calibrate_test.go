@@ -56,6 +56,19 @@ func TestLinksComeFromTheRunsWithFewestGPUs(t *testing.T) {
 	within(t, "wall", c.Wall.Mid, 50, 1e-9)
 }
 
+// Without --threads, several readers share what threads the host has: how many each took, the result does not say.
+func TestUnknownThreadsSayNothingAboutTheCPUs(t *testing.T) {
+	for text, points := range map[string]int{
+		`{"gpus":[{}],"cpus":16,"threads":0,"wall_gb_per_s":50,"rows":[{"path":"staged","mode":"sequential","gb_per_s":30}]}`:     1,
+		`{"gpus":[{},{}],"cpus":16,"threads":0,"wall_gb_per_s":100,"rows":[{"path":"staged","mode":"sequential","gb_per_s":60}]}`: 3,
+	} {
+		c, err := Calibrate([]*Bench{bench(t, text)})
+		if err != nil || len(c.CPUs.Points) != points {
+			t.Errorf("%s: fitted to %v, %v", text, c.CPUs.Points, err)
+		}
+	}
+}
+
 func TestCalibrateRefuses(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":       ``,

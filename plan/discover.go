@@ -27,7 +27,7 @@ func Discover(root string) (*Node, error) {
 	if len(entries) > mostDevices {
 		return nil, fmt.Errorf("%d PCI devices are more than %d: describe the node in a file instead (hbmfs plan --example)", len(entries), mostDevices)
 	}
-	d := discovery{node: &Node{Name: "this node", Source: "sysfs", Memory: memoryDefault, Threads: 8}}
+	d := discovery{node: &Node{Name: "this node", Source: "sysfs", Memory: memoryDefault}}
 	for _, e := range entries {
 		path, err := filepath.EvalSymlinks(filepath.Join(root, "bus/pci/devices", e.Name()))
 		if err != nil {

@@ -31,7 +31,7 @@ type Node struct {
 	Links        []Link    `yaml:"links"`
 	GPUs         []GPU     `yaml:"gpus"`
 	Storage      []Storage `yaml:"storage"`
-	Threads      int       `yaml:"threads"` // of staged, for each GPU
+	Threads      int       `yaml:"threads"` // of staged, for each GPU; 0 for what hbmfs takes by itself
 	Notes        []string  `yaml:"-"`
 }
 
@@ -139,11 +139,8 @@ func (n *Node) check() error {
 	if n.Memory == 0 {
 		n.Memory = memoryDefault
 	}
-	if n.Threads == 0 {
-		n.Threads = 8
-	}
-	if !between(n.Memory, 0.01, mostRate) || n.Threads < 1 || n.Threads > 256 || !between(n.PricePerHour, 0, 1e6) {
-		return errors.New("give memory_gb_per_s from 0.01 to 100000, threads from 1 to 256 and price_per_hour from 0 to 1000000")
+	if !between(n.Memory, 0.01, mostRate) || n.Threads < 0 || n.Threads > 256 || !between(n.PricePerHour, 0, 1e6) {
+		return errors.New("give memory_gb_per_s from 0.01 to 100000, threads up to 256 and price_per_hour from 0 to 1000000")
 	}
 	if err := n.checkLinks(); err != nil {
 		return err

@@ -130,12 +130,21 @@ func (m *model) shared(b *builder, u use) (route []int) {
 	}
 	route = append(route, b.add(stageMemory, "", around(m.node.Memory/touches, assumed)))
 	if u.path == Staged && !u.cold && !u.write {
-		route = append(route, b.add(stageCPUs, "", m.cal.CPUs.Rate(u.gpus*m.node.Threads)))
+		route = append(route, b.add(stageCPUs, "", m.cal.CPUs.Rate(m.threads(u.gpus))))
 	}
 	if u.path == Mapped && u.once {
 		route = append(route, b.add(stageRegistering, "", m.cal.Register))
 	}
 	return route
+}
+
+// threads is how many stage, in all: what the description says for each GPU, or what hbmfs takes by itself: 8 for one GPU, 16
+// for several together, and at least 2 each.
+func (m *model) threads(gpus int) int {
+	if m.node.Threads > 0 {
+		return gpus * m.node.Threads
+	}
+	return gpus * min(8, max(2, 16/gpus))
 }
 
 // storage is all devices together. The data is spread evenly, so that the slowest holds the others up.

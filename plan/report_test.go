@@ -133,8 +133,8 @@ func TestExampleOrdersThePaths(t *testing.T) {
 	all := map[string]float64{}
 	for _, s := range n.Sweeps {
 		all[s.Path+" "+s.From] = s.Points[len(s.Points)-1].Aggregate.Mid
-		if s.Path == Staged && s.From == fromCache && (s.Best < 2 || s.Best > 5) {
-			t.Errorf("staged is best with %d GPUs of 8 threads; it was measured to be with 2 (of 1, 2, 4 and 8)", s.Best)
+		if s.Path == Staged && s.From == fromCache && s.Best != 2 {
+			t.Errorf("staged is best with %d GPUs; two have the 16 threads that hbmfs takes for all of them", s.Best)
 		}
 	}
 	if !(all["pinned page cache"] >= all["mapped page cache"] && all["mapped page cache"] > all["staged page cache"] && all["staged page cache"] > all["plain page cache"]) {

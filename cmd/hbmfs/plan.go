@@ -47,7 +47,7 @@ Every result is a range: low with all assumptions low, high with all high. The p
 
   pinned     a copy of memory that is pinned already: the wall, which no path beats
   mapped     the page cache, registered with the GPU; read once, registering binds
-  staged     threads copy through pinned slots; with many GPUs the CPUs bind, and more threads make it worse
+  staged     threads copy through pinned slots; with many GPUs the CPUs bind, and more threads would make it worse
   plain      one thread for each GPU reads, then copies: a program without hbmfs
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
@@ -60,7 +60,7 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
   hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
   hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
   hbmfs plan node.yaml --calibrate 1x4.json --calibrate 2x8.json`,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("give one description, not %d: several nodes go in one file", len(args))}
 			}
@@ -137,7 +137,7 @@ func (c *planCommand) describe() (*plan.Description, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }() // it is only read
 		if d, err = plan.Parse(f); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.file, err)
 		}
