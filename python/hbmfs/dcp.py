@@ -32,7 +32,7 @@ from torch.futures import Future
 
 from . import _device
 from ._transfer import Progress, Transfer, open_reader
-from .errors import DeviceError, Error, FormatError, NotFoundError
+from .errors import DeviceError, Error, FormatError, NotFoundError, OutOfMemoryError
 from .safetensors_header import open_regular
 from .torch_save import Slice, Stored, find_tensor
 
@@ -247,7 +247,7 @@ class _Batch:
         if not small:
             return
         self._waiting = []
-        room = torch.empty(self._end - begin, dtype=torch.uint8, device=_device.name(self._device))
+        room = _room(self._end - begin, self._device)
 
         def there() -> None:
             for part, offset, target, commit in small:
@@ -263,7 +263,7 @@ class _Batch:
         if _is_plain(target, part, device):
             self._read(device, target, offset, part.length, lambda: commit(target))
             return
-        room = torch.empty(part.length, dtype=torch.uint8, device=_device.name(device))
+        room = _room(part.length, device)
 
         def there() -> None:
             target.copy_(part.view(room))
@@ -273,6 +273,13 @@ class _Batch:
 
     def _read(self, device: int, room: torch.Tensor, offset: int, length: int, then: Callable[[], object]) -> None:
         self._transfer.read(self._sources.file(device, self._path), room.data_ptr(), offset, length, then)
+
+
+def _room(size: int, device: int) -> torch.Tensor:
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=_device.name(device))
+    except torch.cuda.OutOfMemoryError:
+        raise OutOfMemoryError(f"{_device.name(device)} has no {size} bytes left to bring a checkpoint's elements into order: load to the CPU") from None
 
 
 def _is_plain(target: torch.Tensor, part: Stored, device: int) -> bool:

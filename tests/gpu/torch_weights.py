@@ -6,7 +6,8 @@ Warm: the page cache holds the files. Each round measures, one after the other, 
 memory (the wall), load_safetensors as users call it, with readers kept open for each path, and safetensors' own
 load_file; fastsafetensors and Run:ai's streamer where they can be imported. Memory comes fresh from CUDA each time, as
 when a process starts, unless a row says otherwise. Cold: the files are dropped from the page cache, and load_safetensors
-alternates with threads that read with O_DIRECT into host memory, the most that the disk gives to a plain reader.
+alternates with threads that read with O_DIRECT into host memory, the most that the disk gives to a plain reader. At the
+end a checkpoint of torch.distributed.checkpoint, warm, with DCPReader and with torch's own reader.
 
 Rates are GB/s (1e9 bytes), medians. `open` and `close` are those of a Reader alone. --sweep adds sizes of requests.
 --device cpu runs it all without a GPU, to try it out.
@@ -30,7 +31,8 @@ from pathlib import Path
 import hbmfs
 import numpy as np
 import torch
-from hbmfs import _transfer
+import torch.distributed.checkpoint as dcp
+from hbmfs import _transfer, weights
 from safetensors.torch import load_file
 
 ROUNDS = 5
@@ -51,7 +53,7 @@ def make(folder, gb, shards):
     """Writes shards of layers such as Llama's 8B has them, in bfloat16, and their index. No two tensors are equal."""
     noise = np.random.default_rng(1).integers(0, 256, (64 << 20) + (1 << 20), np.uint8)
     layer = sum(2 * int(np.prod(shape)) for shape in LAYER.values())
-    weights, number = {}, 0
+    places, number = {}, 0
     for shard in range(shards):
         header, at = {}, 0
         for _ in range(math.ceil(gb * 1e9 / layer / shards)):
@@ -72,8 +74,8 @@ def make(folder, gb, shards):
                 i += 1
             file.flush()
             os.fsync(file.fileno())
-        weights |= dict.fromkeys(header, path.name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+        places |= dict.fromkeys(header, path.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return sorted(folder.glob("*.safetensors"))
 
 
@@ -209,7 +211,18 @@ def warm(clock, loaders, sweep):
 
 
 def swept(clock, loaders):
+    """Sizes of requests, and of a reader's slots by how many threads fill them; readers are opened and closed each time."""
     names = []
+    usual = weights.open_reader
+    for slot in (2, 4, 8):
+        for threads in (6, 8, 12, 16):
+            weights.open_reader = lambda device, method, slot=slot, threads=threads: hbmfs.Reader(
+                device, method="staged", threads=threads, slot=slot << 20, arena=_transfer.ARENA
+            )
+            names.append(f"hbmfs, {threads} threads with slots of {slot} MiB")
+            for _ in range(3):
+                clock.measure(names[-1], loaders.hbmfs)
+    weights.open_reader = usual
     for piece in (16, 32, 64, 128, 256, 1024):
         for ahead in (2, 4, 8):
             _transfer.PIECE, _transfer.AHEAD = piece << 20, ahead * piece << 20
@@ -261,6 +274,35 @@ def cold(clock, loaders, seconds):
     clock.report(plain, [plain, "hbmfs, cold"])
 
 
+def state(device, seed, large):
+    """A checkpoint: large and small tensors, other strides, and dtypes that are not the saved ones."""
+    torch.manual_seed(seed)
+    tensors = {f"large.{i}": torch.randn(4096, 4096, device=device) for i in range(large)}
+    tensors |= {f"small.{i}": torch.randn(500 + i, device=device).to(torch.bfloat16) for i in range(300)}
+    tensors["transposed"] = torch.randn(1000, 3000, device=device).t()
+    tensors["step"] = torch.tensor(seed, device=device)
+    return tensors
+
+
+def checkpoint(clock, folder, large):
+    """DCPReader beside torch's FileSystemReader, into tensors of the device, with the same bits."""
+    saved = state(clock.device, 1, large)
+    dcp.save(saved, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    size = clock.size
+    clock.size = sum(tensor.nbytes for tensor in saved.values())
+    for _ in range(3):
+        for name, reader in (("torch's FileSystemReader", dcp.FileSystemReader), ("hbmfs.DCPReader", hbmfs.DCPReader)):
+            target = state(clock.device, 2, large)
+            clock.measure(name, lambda target=target, reader=reader: dcp.load(target, storage_reader=reader(folder), no_dist=True))
+            for key, tensor in saved.items():
+                assert torch.equal(target[key], tensor) and target[key].stride() == tensor.stride(), key
+    target = {"large.0": torch.zeros(4096, 4096, device=clock.device, dtype=torch.bfloat16), "large.1": torch.zeros(4096, 4096, device=clock.device).t()}
+    dcp.load(target, storage_reader=hbmfs.DCPReader(folder), no_dist=True)
+    assert torch.equal(target["large.0"], saved["large.0"].bfloat16()) and torch.equal(target["large.1"], saved["large.1"])
+    clock.report("torch's FileSystemReader", ["torch's FileSystemReader", "hbmfs.DCPReader"])
+    clock.size = size
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--gb", type=float, default=14.0)
@@ -280,6 +322,9 @@ def main():
         loaders = Loaders(Path(folder), files, options.device)
         warm(clock, loaders, options.sweep)
         cold(clock, loaders, options.cold_seconds)
+        for file in files:
+            file.unlink()
+        checkpoint(clock, Path(folder) / "checkpoint", 2 + round(1.6 * options.gb))
     rows = clock.rows
     print(
         f"warm: {rows['hbmfs']['ratio']:.2f} of the pinned copy (wanted 0.90), "
