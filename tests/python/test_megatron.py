@@ -253,3 +253,25 @@ def test_pointers_that_lead_astray(tmp_path):
         with pytest.raises(error):
             ours[0]
         ours.close()
+
+
+def test_an_index_with_any_wrong_byte_is_an_error_or_read(tmp_path):
+    prefix = write(tmp_path / "text", np.uint16, [[5, 3], [4], [20]])
+    path = tmp_path / "text.idx"
+    whole = path.read_bytes()
+    random = np.random.default_rng(6)
+    refused = 0
+    for at in range(len(whole)):
+        path.write_bytes(damaged(at, bytes([whole[at] ^ (1 << random.integers(8))]))(whole))
+        try:
+            ours = hbmfs.megatron.IndexedDataset(prefix)
+        except hbmfs.Error:
+            refused += 1
+            continue
+        for read in (lambda d: [d[i] for i in range(len(d))], lambda d: d[:], lambda d: d.get(1, 1)):
+            try:
+                read(ours)
+            except hbmfs.Error:
+                refused += 1
+        ours.close()
+    assert refused > 34

@@ -17,11 +17,9 @@ def dataset(samples=SAMPLES):
     return NumpyDataset(np.repeat(np.arange(samples, dtype=np.uint32), SEQ_LEN))
 
 
-def ranks(world_size, batch_size, seed, state=None, **options):
+def ranks(ds, world_size, batch_size, seed, state=None, **options):
     streams = [
-        hbmfs.TokenStream(
-            dataset(), batch_size, SEQ_LEN, seed=seed, rank=r, world_size=world_size, drop_last=False, **options
-        )
+        hbmfs.TokenStream(ds, batch_size, SEQ_LEN, seed=seed, rank=r, world_size=world_size, drop_last=False, **options)
         for r in range(world_size)
     ]
     for stream in streams:
@@ -36,18 +34,28 @@ def steps(streams):
         yield [sample for batch in batches for sample in batch[:, 0].tolist()]
 
 
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    path = tmp_path_factory.mktemp("resume") / "tokens.npy"
+    np.save(path, dataset().tokens)
+    with hbmfs.open(path) as ds:
+        yield ds
+
+
 @pytest.mark.parametrize("trial", range(60))
-def test_every_sample_once_in_the_same_order_whatever_happens(trial):
+def test_every_sample_once_in_the_same_order_whatever_happens(trial, on_disk):
+    # Most trials are of the order alone; in some the batches come through the library.
+    ds = on_disk if trial % 6 == 0 else dataset()
     pick = random.Random(trial)
     seed, epochs, shuffle = pick.randrange(1 << 40), pick.choice([1, 1, 2, 3]), pick.random() < 0.9
     options = {"epochs": epochs, "shuffle": shuffle}
-    (whole,) = ranks(1, 1, seed, **options)
+    (whole,) = ranks(ds, 1, 1, seed, **options)
     expected = list(itertools.chain(*steps([whole])))
     assert sorted(expected) == sorted(list(range(SAMPLES)) * epochs)
 
     found, state = [], None
     for _ in range(pick.randrange(1, 6)):  # runs that are stopped, each of another shape
-        streams = ranks(pick.choice([1, 2, 8]), pick.randrange(1, 12), seed, state, depth=pick.randrange(1, 5), **options)
+        streams = ranks(ds, pick.choice([1, 2, 8]), pick.randrange(1, 12), seed, state, depth=pick.randrange(1, 5), **options)
         limit = pick.randrange(0, 40)
         taken = list(itertools.islice(steps(streams), limit))
         found += itertools.chain(*taken)
@@ -57,7 +65,7 @@ def test_every_sample_once_in_the_same_order_whatever_happens(trial):
         if len(taken) < limit:
             break
     if len(found) < len(expected):
-        streams = ranks(pick.choice([1, 2, 8]), pick.randrange(1, 12), seed, state, **options)
+        streams = ranks(ds, pick.choice([1, 2, 8]), pick.randrange(1, 12), seed, state, **options)
         found += itertools.chain(*steps(streams))
     assert found == expected
 
@@ -162,7 +170,7 @@ def test_states_that_are_none(damage):
 
 
 def test_a_pass_that_another_world_size_cannot_fill_ends():
-    streams = ranks(1, 250, 1, epochs=1)
+    streams = ranks(dataset(), 1, 250, 1, epochs=1)
     list(itertools.islice(steps(streams), 1))
     state = streams[0].state_dict()
     dropping = hbmfs.TokenStream(dataset(), 100, SEQ_LEN, seed=1, epochs=1, world_size=2)
