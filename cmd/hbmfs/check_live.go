@@ -87,23 +87,42 @@ type answer struct {
 	err error
 }
 
-// aside starts this program again to ask what may hang. A process that is stuck in the kernel cannot even be killed, so
-// it is not waited for: the goroutine that does ends with it, or with this process.
+// killGrace is for a process to end that was killed. One that is stuck in the kernel does not, and is left behind.
+const killGrace = time.Second
+
+// settled waits for what a process gives, which ctx kills when it ends. The goroutine behind got ends with the process, or
+// with this one.
+func settled[T any](ctx context.Context, got <-chan T) (v T, ok bool) {
+	select {
+	case v := <-got:
+		return v, true
+	case <-ctx.Done():
+	}
+	select {
+	case v := <-got:
+		return v, true
+	case <-time.After(killGrace):
+		return v, false
+	}
+}
+
+// aside starts this program again to ask what may hang.
 func (c *checkCommand) aside(ctx context.Context, args ...string) <-chan answer {
-	got := make(chan answer, 2)
+	got, settledAnswer := make(chan answer, 1), make(chan answer, 1)
 	ctx, cancel := context.WithTimeout(ctx, c.patience(asidePatience))
 	go func() {
-		defer cancel()
 		s, err := runAside(ctx, args)
 		got <- answer{s, err}
 	}()
 	go func() {
-		<-ctx.Done()
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			got <- answer{nil, errSilent}
+		defer cancel()
+		a, ok := settled(ctx, got)
+		if !ok {
+			a = answer{nil, errSilent}
 		}
+		settledAnswer <- a
 	}()
-	return got
+	return settledAnswer
 }
 
 func runAside(ctx context.Context, args []string) (*check.Snapshot, error) {
@@ -229,17 +248,13 @@ func (c *checkCommand) read(ctx context.Context, t *check.Target, patience time.
 		if err != nil {
 			return err
 		}
-		go func() { // as in aside: a process that cannot be killed is not waited for
+		go func() {
 			defer func() { _ = again.Close() }() // opened for reading
 			got <- cufile.Prove(within, []string{self, probeName}, c.libraries, c.gpu, again)
 		}()
-		select {
-		case p := <-got:
+		if p, ok := settled(within, got); ok && within.Err() == nil {
 			last = check.Proof{Verdict: string(p.Verdict), Why: p.Why}
-			if within.Err() == nil {
-				return nil
-			}
-		case <-within.Done():
+			return nil
 		}
 		last = check.Proof{Verdict: "unknown", Why: fmt.Sprintf("a read without compat mode did not end within %v", patience)}
 		return nil

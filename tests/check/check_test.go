@@ -3,6 +3,7 @@
 package check_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -162,14 +164,43 @@ func TestTheReadDecides(t *testing.T) {
 	}
 }
 
-func TestAReadThatHangsIsLeftBehind(t *testing.T) {
+// eventually polls, with the patience that a busy machine needs.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("not within a minute: %s", what)
+			return
+		}
+	}
+}
+
+// running says whether a process has this in its environment.
+func running(t *testing.T, variable string) bool {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		data, err := os.ReadFile(name) // of others it cannot be read, and many are gone by now
+		if err == nil && strings.Contains(string(data), variable) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestAReadThatHangsIsEnded(t *testing.T) {
 	t.Parallel() // it waits
 	_, path := binary(t)
 	gpu, file := fakeGPU(t), dataFile(t)
-	r, code := checked(t, path, []string{"FAKE_CUFILE_READ=hang"}, append([]string{"--timeout", "12s", file}, gpu...)...)
+	mark := "HBMFS_CHECK_TEST=" + file
+	r, code := checked(t, path, []string{"FAKE_CUFILE_READ=hang", mark}, append([]string{"--timeout", "12s", file}, gpu...)...)
 	if read := r.find(t, "read"); read.Level != "UNKNOWN" || !strings.Contains(read.Found, "did not end within 12s") || code == 0 && r.Verdict.Path == "direct" {
 		t.Errorf("%+v, exit code %d", read, code)
 	}
+	eventually(t, "the process that read is gone", func() bool { return !running(t, mark) })
 }
 
 func TestAFileOfAMountIsJudgedByItsShards(t *testing.T) {
@@ -214,24 +245,28 @@ func TestAMountThatDoesNotAnswer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(source, "shard.bin"), make([]byte, 3<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	m, err := hbmfs.Mount(t.Context(), source, t.TempDir())
+	dir := t.TempDir()
+	m, err := hbmfs.Mount(t.Context(), source, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 	pid, err := m.DaemonPID()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatal(errors.Join(err, m.Close()))
 	}
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
+		t.Fatal(errors.Join(err, m.Close()))
 	}
-	defer func() { // before the mount is taken away
+	defer func() {
 		if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+			t.Error(err)
+		}
+		// The process that was left behind keeps the mount busy until the kernel is done with it.
+		eventually(t, "the mount can be taken away", func() bool {
+			_, err := hbmfs.Output(context.Background(), "umount", dir)
+			return err == nil
+		})
+		if err := m.Close(); err != nil { // nothing is mounted any more, or it is detached
 			t.Error(err)
 		}
 	}()
