@@ -1,9 +1,9 @@
 """How long a process takes from its start to its first batch, on a dataset of very many shards: TokenStream over a
 mount's view, and MosaicML Streaming on the same files.
 
-    tests/python/first_batch.py HBMFS [--shards N] [--rounds N] [--dataset DIR]
+    .cache/venv/bin/python tests/python/first_batch.py HBMFS [--shards N] [--rounds N] [--dataset DIR]
 
-HBMFS is the built command; HBMFS_LIBRARY names libhbmfs.so where the package hbmfs is not installed. The dataset is
+HBMFS is the built command; libhbmfs comes from `make lib`, or HBMFS_LIBRARY names it. The dataset is
 written once, by Streaming's own writer, to --dataset (a temporary directory by default). Then each loader runs in a
 fresh process, in turn, `rounds` times; the page cache is warm. Times are from before the process is made to when the
 batch is there. Not part of `make test`: writing 100,000 shards takes minutes.
