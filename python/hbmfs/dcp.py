@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -32,7 +33,7 @@ from torch.futures import Future
 
 from . import _device
 from ._transfer import Progress, Transfer, open_reader
-from .errors import DeviceError, Error, FormatError, NotFoundError, OutOfMemoryError
+from .errors import DeviceError, Error, FormatError, NotFoundError, OutOfMemoryError, UnavailableError
 from .safetensors_header import open_regular
 from .torch_save import Slice, Stored, find_tensor
 
@@ -66,6 +67,8 @@ class DCPReader(FileSystemReader):
         reader: Reader | None = None,
         _extension_registry: Any = None,
     ) -> None:
+        if not hasattr(filesystem, "_StorageReaderTransforms"):
+            raise UnavailableError(f"DCPReader needs the checkpoints of torch 2.7 or later, and this is {torch.__version__}: upgrade torch")
         super().__init__(path, _extension_registry)
         self._given = None if device is None else _device.parse(device)
         if reader is not None and self._given is None:

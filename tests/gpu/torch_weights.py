@@ -311,7 +311,7 @@ def main():
     parser.add_argument("--dir")
     parser.add_argument("--json")
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--cold-seconds", type=float, default=40)
+    parser.add_argument("--cold-seconds", type=float, default=30)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hbmfs-weights-", dir=options.dir) as folder:
         start = time.perf_counter()
