@@ -59,7 +59,7 @@ type GPU struct {
 	Wire   `yaml:",inline"`
 }
 
-// Storage is a drive, or a NIC behind which storage lies. A node's data is spread evenly over all of them.
+// Storage is a drive, or a storage service; then its parent is the NIC, a link. Data is spread evenly over all of them.
 type Storage struct {
 	Name      string  `yaml:"name"`
 	Parent    string  `yaml:"parent"`

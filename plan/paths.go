@@ -147,19 +147,35 @@ func (m *model) threads(gpus int) int {
 	return gpus * min(8, max(2, 16/gpus))
 }
 
-// storage is all devices together. The data is spread evenly, so that the slowest holds the others up.
+// storage is all devices together, through the links that they share on their way to host memory. The data is spread
+// evenly, so that the slowest device holds the others up.
 func (m *model) storage(write bool) Range {
-	var least Range
-	for i, s := range m.node.Storage {
-		r := m.wire(s.Wire)
-		if write {
-			r = around(s.Write, max(assumed, s.Uncertainty))
-		}
-		if i == 0 || r.Mid < least.Mid {
-			least = r
-		}
+	return Range{
+		m.storageAt(write, func(r Range) float64 { return r.Low }),
+		m.storageAt(write, func(r Range) float64 { return r.Mid }),
+		m.storageAt(write, func(r Range) float64 { return r.High }),
 	}
-	return least.scale(float64(len(m.node.Storage)))
+}
+
+func (m *model) storageAt(write bool, level func(Range) float64) float64 {
+	n := &Network{}
+	for _, l := range m.node.Links {
+		n.Stages = append(n.Stages, Stage{Name: l.Name, Rate: level(m.wire(l.Wire))})
+	}
+	for _, s := range m.node.Storage {
+		route, _ := m.node.above(s.Parent) // check has followed it
+		n.Stages = append(n.Stages, Stage{Name: s.Name, Rate: level(m.device(s, write))})
+		n.Flows = append(n.Flows, Flow{Route: append(route, len(n.Stages)-1), Weight: 1})
+	}
+	return slices.Min(n.MaxMin()) * float64(len(n.Flows))
+}
+
+// device is one storage device's rate.
+func (m *model) device(s Storage, write bool) Range {
+	if write {
+		return around(s.Write, max(assumed, s.Uncertainty))
+	}
+	return m.wire(s.Wire)
 }
 
 // thread is a program that reads, then copies, and never does both at once.
@@ -176,11 +192,7 @@ func (m *model) thread(u use) Range {
 func (m *model) direct(b *builder, u use) {
 	var devices []int
 	for _, s := range m.node.Storage {
-		r := m.wire(s.Wire)
-		if u.write {
-			r = around(s.Write, max(assumed, s.Uncertainty))
-		}
-		devices = append(devices, b.add(stageStorage, "storage "+s.Name, r))
+		devices = append(devices, b.add(stageStorage, "storage "+s.Name, m.device(s, u.write)))
 	}
 	for i := range u.gpus {
 		g := &m.node.GPUs[i]

@@ -233,6 +233,16 @@ func TestDirectTurnsAroundBelowTheSwitch(t *testing.T) {
 	}
 }
 
+// Two drives behind one NIC: it binds, on the way to host memory as on the way to the GPU.
+func TestStorageBehindANIC(t *testing.T) {
+	n := build(t, `nodes: [{name: a, links: [{name: nic, gb_per_s: 12.5}], gpus: [{gb_per_s: 50}],
+  storage: [{name: s, gb_per_s: 10, direct: true, parent: nic}, {name: t, gb_per_s: 20, direct: true, parent: nic}]}]
+jobs: [{name: e, kind: epoch, size: 1TB}]`, Measured()).Nodes[0]
+	for _, name := range []string{Staged, Mapped, Direct} {
+		within(t, name, path(t, n.Jobs[0], name).Rate.Mid, 12.5, 0.01)
+	}
+}
+
 func TestReportAsJSONAndText(t *testing.T) {
 	r := exampleReport(t)
 	text, err := json.Marshal(r)
