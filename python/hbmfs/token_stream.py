@@ -55,8 +55,10 @@ STATE_VERSION = 1
 
 
 class TokenStream:
-    """An iterable over batches of `dataset` (of hbmfs.open): help("hbmfs.token_stream") has the whole story. Iterating goes on where the last iteration stopped, so
-    that breaking out of a loop loses nothing; after the last epoch, it begins the next `epochs` ones.
+    """An iterable over batches of `dataset` (of hbmfs.open); help("hbmfs.token_stream") has the whole story.
+
+    Iterating goes on where the last iteration stopped, so that breaking out of a loop loses nothing; after the last
+    epoch, it begins the next `epochs` ones.
 
     batch_size, seq_len  samples in a batch of this rank, tokens in a sample
     seed                 chooses the order (an integer)
@@ -201,6 +203,8 @@ class TokenStream:
                 self._check_unmoved(position)
                 # In a worker, a round of all workers: from its own state each of them goes on with its own next step.
                 position += workers * self._step
+                if end is not None:
+                    position = min(position, end)
                 self._position = position
                 yield _shifted(batch) if self.targets else batch
             self._check_unmoved(position)
@@ -219,8 +223,8 @@ class TokenStream:
             )
 
     def _plan(self, first: int, end: int | None, stride: int) -> Iterator[NDArray[np.int64]]:
-        """Yields the token offsets of this reader's batches. The daemon hears of a window of them before the window
-        that comes first is read."""
+        """Yields the token offsets of this reader's batches. The daemon is told of a window of them before the window
+        ahead of it is read."""
         tell = bool(self.ahead and self.dataset.stats().get("mounted"))
         previous: list[NDArray[np.int64]] = []
         for window in self._windows(first, end, stride):

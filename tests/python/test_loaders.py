@@ -82,6 +82,19 @@ def test_workers_that_stay_go_on_with_the_next_epoch(ds):
     assert as_lists(loaded) + as_lists(loaded) == as_lists(stream(ds, epochs=2))
 
 
+def test_workers_that_stay_go_on_after_resuming_at_the_end(ds):
+    def loader():
+        return StatefulDataLoader(stream(ds, drop_last=False), batch_size=None, num_workers=2, persistent_workers=True)
+
+    first = loader()
+    found = as_lists(itertools.islice(first, 25))
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    found += as_lists(second)  # nothing is left
+    found += as_lists(second)
+    assert found == as_lists(stream(ds, epochs=2))
+
+
 def test_a_copy_for_a_spawned_worker_stands_at_the_same_place(ds):
     # test_fork.py spawns; here is what goes over to the child.
     ours = stream(ds)

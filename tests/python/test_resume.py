@@ -110,6 +110,18 @@ def test_a_run_that_stopped_after_its_last_batch_is_over():
     assert list(shorter) == []
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_no_more_is_consumed_than_there_is(drop_last):
+    stream = hbmfs.TokenStream(dataset(), 5, SEQ_LEN, epochs=1, drop_last=drop_last)
+    iterator = iter(stream)
+    for _ in range(len(stream)):
+        next(iterator)
+    assert stream.position == (SAMPLES // 5 * 5 if drop_last else SAMPLES)
+    again = hbmfs.TokenStream(dataset(), 5, SEQ_LEN, epochs=1, drop_last=drop_last)
+    again.load_state_dict(stream.state_dict())
+    assert list(again) == [] and again.position == SAMPLES
+
+
 def test_loading_a_state_ends_a_running_iteration():
     stream = hbmfs.TokenStream(dataset(), 5, SEQ_LEN)
     state = stream.state_dict()
