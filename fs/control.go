@@ -41,7 +41,7 @@ func newChannel() *channel {
 		sessions: map[uint32]int{}, usages: map[string]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
-	c.objects.byObject = map[*layout.Object]uint64{}
+	c.objects.init()
 	return c
 }
 
@@ -52,34 +52,47 @@ func (c *channel) buffer() *[control.MaxFrame]byte {
 	return new([control.MaxFrame]byte)
 }
 
-// objectIDs are the names of backing files on the control channel: numbers from 1, given when first asked for. They
-// are as many as the source has files, at most.
+// objectIDs are the names of backing files on the control channel: numbers from 1, given when first asked for, never
+// twice. Those of the source stay; those of a cache come and go, and the oldest are forgotten when there are many.
 type objectIDs struct {
-	mu       sync.Mutex
+	mu       sync.Mutex // guards what follows
+	last     uint64
 	byObject map[*layout.Object]uint64
-	byID     []*layout.Object
+	byID     map[uint64]*layout.Object
+	passing  []uint64 // of files that may go, the oldest first
+}
+
+// mostPassing bounds the files of a cache that have numbers. Who asks for one that was forgotten gets ESTALE, as for
+// one that was evicted, and asks for the extents again.
+const mostPassing = 1 << 16
+
+func (t *objectIDs) init() {
+	t.byObject, t.byID = map[*layout.Object]uint64{}, map[uint64]*layout.Object{}
 }
 
 func (t *objectIDs) id(o *layout.Object) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	id, ok := t.byObject[o]
-	if !ok {
-		t.byID = append(t.byID, o)
-		id = uint64(len(t.byID))
-		t.byObject[o] = id
+	if id, ok := t.byObject[o]; ok {
+		return id
 	}
-	return id
+	t.last++
+	t.byObject[o], t.byID[t.last] = t.last, o
+	if _, passes := o.Origin.(holder); passes {
+		if t.passing = append(t.passing, t.last); len(t.passing) > mostPassing {
+			delete(t.byObject, t.byID[t.passing[0]])
+			delete(t.byID, t.passing[0])
+			t.passing = t.passing[1:]
+		}
+	}
+	return t.last
 }
 
-// object returns nil for a number that was never given.
+// object returns nil for a number that was never given, or is forgotten.
 func (t *objectIDs) object(id uint64) *layout.Object {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if id == 0 || id > uint64(len(t.byID)) {
-		return nil
-	}
-	return t.byID[id-1]
+	return t.byID[id]
 }
 
 // backed returns the origin of an object that is a file of this machine.
@@ -94,8 +107,11 @@ func backed(o *layout.Object) (local, bool) {
 // extentOf describes a run as the channel does. Bytes of no backing file are one extent of the mount.
 func (c *channel) extentOf(r layout.Run) control.Extent {
 	if _, ok := backed(r.Object); !ok {
-		length := r.Length * r.Count
-		return control.Extent{Logical: r.Logical, Length: length, Stride: length, Count: 1, Flags: control.ExtentMount}
+		length, flags := r.Length*r.Count, control.ExtentMount
+		if _, ok := r.Object.Origin.(kept); ok {
+			flags |= control.ExtentPending
+		}
+		return control.Extent{Logical: r.Logical, Length: length, Stride: length, Count: 1, Flags: flags}
 	}
 	return control.Extent{
 		Logical: r.Logical, Length: r.Length, Offset: r.Offset, Object: c.objects.id(r.Object), Stride: r.Stride, Count: r.Count,
@@ -123,9 +139,12 @@ func (c *channel) factsOf(number int, b *layout.Body) facts {
 		}
 	}
 	for r := range b.RunsWithin(0, b.Size()) {
-		if _, ok := backed(r.Object); ok {
+		_, here := backed(r.Object)
+		_, later := r.Object.Origin.(kept)
+		if here || later {
 			f.flags |= control.InfoBypass
-		} else {
+		}
+		if !here {
 			f.flags |= control.InfoMount
 		}
 	}

@@ -62,13 +62,16 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 		return syscall.EINVAL
 	}
 	objects := map[uint64]bool{}
-	for r := range body.RunsWithin(begin, length) {
+	all := true
+	for r := range here(body.RunsWithin(begin, length)) {
 		if len(b.Extents) == room {
+			all = false
 			break
 		}
 		e := c.extentOf(r)
 		if e.Object != 0 && !objects[e.Object] {
 			if q.Flags&control.ExtentsTicket != 0 && len(objects) == control.MaxObjects {
+				all = false
 				break
 			}
 			objects[e.Object] = true
@@ -76,8 +79,11 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 		b.Extents = append(b.Extents, e)
 		b.Cursor = e.End()
 	}
-	if int64(len(b.Extents)) == b.Total {
+	if all {
 		b.Flags |= control.ExtentsLast
+		b.Total = int64(len(b.Extents))
+	} else { // kept objects lie in more pieces than the body has; how many, only a walk over all would tell
+		b.Total = max(b.Total, int64(len(b.Extents))+1)
 	}
 	if q.Flags&control.ExtentsTicket != 0 && len(objects) > 0 {
 		b.Flags |= control.ExtentsTicket

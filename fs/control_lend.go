@@ -25,7 +25,7 @@ type lender interface {
 // readOnlyMount says whether descriptors are given through a read-only mount.
 func (m *Mount) readOnlyMount() error {
 	for _, o := range m.listing.Objects {
-		if l, ok := o.Origin.(lender); ok {
+		if l, ok := o.Origin.(interface{ ReadOnlyMount() error }); ok {
 			return l.ReadOnlyMount()
 		}
 	}
@@ -134,7 +134,7 @@ func (s *session) file(ctx context.Context, path string) (control.File, []contro
 		DType: i.DType, ElementSize: i.ElementSize,
 	}
 	var extents []control.Extent
-	for r := range body.RunsWithin(0, body.Size()) {
+	for r := range here(body.RunsWithin(0, body.Size())) {
 		if len(extents) == extentsPerFile {
 			file.Flags |= control.InfoMore
 			break

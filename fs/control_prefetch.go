@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -37,26 +38,53 @@ func (p *prefetcher) add(job prefetchJob) bool {
 	}
 }
 
-// run works the queue until ctx ends. One worker is enough: the kernel reads in the background.
+// workers is how many ranges are fetched at once from an origin that takes its time. Those of local files only tell the
+// kernel, which takes none.
+const workers = 16
+
+// run works the queue until ctx ends, in its order as far as workers that run side by side keep to it.
 func (p *prefetcher) run(ctx context.Context) {
+	type task struct {
+		body *layout.Body
+		r    control.Range
+	}
+	tasks := make(chan task)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(tasks)
+	for range workers {
+		wg.Go(func() {
+			for t := range tasks {
+				p.prefetch(ctx, t.body, t.r)
+			}
+		})
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case job := <-p.queue:
 			for _, g := range job.ranges {
-				p.prefetch(ctx, job.body, g)
+				select {
+				case tasks <- task{job.body, g}:
+				case <-ctx.Done():
+					return
+				}
 			}
 		}
 	}
 }
 
-// prefetch reads a range ahead into the page cache of the backing files. Advice that cannot be followed is no error:
-// whoever reads the file will meet it.
+// prefetch brings a range nearer: into the page cache if it is local, onto this machine if it is not. What fails is no
+// error: whoever reads the file will meet it.
 func (p *prefetcher) prefetch(ctx context.Context, b *layout.Body, g control.Range) {
 	for r := range b.RunsWithin(g.Offset, g.Length) {
 		if ctx.Err() != nil {
 			return
+		}
+		if k, ok := r.Object.Origin.(kept); ok {
+			p.fetch(ctx, k, r)
+			continue
 		}
 		origin, ok := backed(r.Object)
 		if !ok {
@@ -71,5 +99,20 @@ func (p *prefetcher) prefetch(ctx context.Context, b *layout.Body, g control.Ran
 			p.bytes.Add(span)
 		}
 		done()
+	}
+}
+
+// worthFetching is the largest gap between pieces that comes along, bytes: a request of its own costs as much.
+const worthFetching = 1 << 20
+
+func (p *prefetcher) fetch(ctx context.Context, k kept, r layout.Run) {
+	if r.Stride-r.Length <= worthFetching {
+		r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
+	}
+	for i := range r.Count {
+		if k.Prefetch(ctx, r.Object, r.Offset+i*r.Stride, r.Length) != nil {
+			return
+		}
+		p.bytes.Add(r.Length)
 	}
 }

@@ -48,8 +48,10 @@ type session struct {
 	usage   *usage // nil before HELLO
 	reader  readerID
 	leases  map[uint64]int
-	held    int                 // leases, and what is pending
-	pending map[uint32][]uint64 // objects of a message that is not yet acknowledged
+	held    int // leases, and what is pending
+
+	holdings map[uint64]*holding // by object, of all that is held
+	pending  map[uint32][]uint64 // objects of a message that is not yet acknowledged
 }
 
 // newSession admits a connection, or tells the peer why not.
@@ -58,7 +60,7 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]int{}, pending: map[uint32][]uint64{}}
+	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]int{}, pending: map[uint32][]uint64{}, holdings: map[uint64]*holding{}}
 	if s.peer, err = peerOf(c); err != nil {
 		return nil, err
 	}
@@ -135,6 +137,9 @@ func (s *session) await() error {
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
 	s.channel.leases.Add(-int64(s.held))
+	for _, h := range s.holdings {
+		h.release()
+	}
 	s.channel.leave(s.peer.uid)
 	if s.usage != nil {
 		s.channel.part(s.usage, s.reader)
@@ -325,13 +330,44 @@ func (s *session) expectAck(id uint32, objects []control.Object) {
 	}
 	if len(given) > 0 {
 		s.pending[id] = given
-		s.hold(len(given))
+		s.hold(given)
 	}
 }
 
-func (s *session) hold(n int) {
-	s.held += n
-	s.channel.leases.Add(int64(n))
+// holding is a file that the peer was given, however often.
+type holding struct {
+	times   int
+	release func()
+}
+
+// hold books objects that the peer was given, and keeps their files where they could go.
+func (s *session) hold(objects []uint64) {
+	for _, o := range objects {
+		h := s.holdings[o]
+		if h == nil {
+			h = &holding{release: func() {}}
+			if object := s.channel.objects.object(o); object != nil {
+				h.release = hold(object)
+			}
+			s.holdings[o] = h
+		}
+		h.times++
+	}
+	s.held += len(objects)
+	s.channel.leases.Add(int64(len(objects)))
+}
+
+// unhold is the opposite of hold.
+func (s *session) unhold(objects ...uint64) {
+	for _, o := range objects {
+		h := s.holdings[o]
+		if h.times--; h.times == 0 {
+			h.release()
+			delete(s.holdings, o)
+		}
+	}
+	s.held -= len(objects)
+	s.channel.leases.Add(-int64(len(objects)))
 }
 
 func (s *session) ack(payload []byte) error {
@@ -342,7 +378,7 @@ func (s *session) ack(payload []byte) error {
 	given := s.pending[ack.ID]
 	delete(s.pending, ack.ID)
 	if int(ack.Received) != len(given) { // the peer had no room for some, and closed the rest
-		s.hold(-len(given))
+		s.unhold(given...)
 		return nil
 	}
 	for _, o := range given {
@@ -361,7 +397,7 @@ func (s *session) release(objects []uint64) {
 		default:
 			s.leases[o] = n - 1
 		}
-		s.hold(-1)
+		s.unhold(o)
 	}
 }
 
@@ -375,7 +411,9 @@ func (s *session) name(payload []byte, a *answer) error {
 	}
 	var names []control.Named
 	for _, id := range q.Objects {
-		names = append(names, control.Named{Object: id, Name: s.channel.objects.object(id).Name})
+		if o := s.channel.objects.object(id); o != nil {
+			names = append(names, control.Named{Object: id, Name: o.Name})
+		}
 	}
 	a.header.Type = control.TypeNames
 	a.payload = func(b []byte) []byte { b, _ = control.AppendNames(b, names); return b }
@@ -392,6 +430,9 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 			return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("object %d is not leased by this connection", g.Object)}
 		}
 		o := s.channel.objects.object(g.Object)
+		if o == nil {
+			return &control.Refusal{Errno: syscall.ESTALE, Text: fmt.Sprintf("object %d is forgotten: ask for the extents again", g.Object)}
+		}
 		var body layout.Body
 		body.Add(o, 0, o.Size)
 		if !s.channel.prefetch.add(prefetchJob{&body, []control.Range{g.Range}}) {

@@ -32,6 +32,7 @@ type Options struct {
 	ReadAhead  int            // bytes that the kernel may read ahead on files without passthrough; 0: the kernel's default
 	Extra      []string       // further mount options for the kernel or fusermount3
 	Helper     []string       // for ordinary users: a command that calls BindForUser with the mount point behind it
+	Remote     Remote         // what there is to say of a remote source, for status
 	Version    string         // of the program, for status
 	Log        *slog.Logger
 }

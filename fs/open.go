@@ -23,6 +23,7 @@ type local interface {
 const (
 	handleCached uint64 = iota
 	handlePassthrough
+	handleKept // cached, of an object that may be opened with passthrough later
 	firstText
 )
 
@@ -57,8 +58,11 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 		return m.fail(n, "open", err)
 	}
 	if o := body.Whole(); o != nil {
-		if origin, ok := o.Origin.(local); ok {
+		switch origin := o.Origin.(type) {
+		case local:
 			return m.openLocal(n, i, o, origin, out)
+		case kept:
+			return m.openKept(n, i, o, origin, out)
 		}
 	}
 	m.counters.cachedOpens.Add(1)
@@ -68,17 +72,21 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 
 // openLocal opens a node that is one whole local file.
 func (m *Mount) openLocal(n *node, i int, o *layout.Object, origin local, out *fuse.OpenOut) fuse.Status {
-	id, err := m.backing.acquire(i, func() (int, error) { return origin.OpenObject(o) })
+	id, err := m.backing.acquire(i, func() (int, error) { return origin.OpenObject(o) }, func() {})
 	if err != nil {
 		return m.fail(n, "open", err)
 	}
 	if id != noBacking {
-		m.counters.passthroughOpens.Add(1)
-		out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, openPassthrough, id
-		return fuse.OK
+		return m.passthrough(id, out)
 	}
 	m.counters.cachedOpens.Add(1)
 	out.Fh, out.OpenFlags = handleCached, openCached
+	return fuse.OK
+}
+
+func (m *Mount) passthrough(id int32, out *fuse.OpenOut) fuse.Status {
+	m.counters.passthroughOpens.Add(1)
+	out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, openPassthrough, id
 	return fuse.OK
 }
 
@@ -87,6 +95,8 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch {
 	case in.Fh == handlePassthrough:
 		m.backing.release(number(in.NodeId))
+	case in.Fh == handleKept:
+		m.backing.closedCached(number(in.NodeId))
 	case in.Fh >= firstText:
 		m.texts.close(in.Fh)
 	}
@@ -119,20 +129,38 @@ type backings struct {
 
 	mu     sync.Mutex
 	byNode map[int]*backing
-	// cached are the nodes that were once opened without passthrough while it was on: the kernel refuses to mix.
-	cached   map[int]bool
+	// refused are the nodes whose files the kernel would not take, and cached how often others are open without
+	// passthrough now: the kernel refuses to mix.
+	refused  map[int]bool
+	cached   map[int]int
 	off      string // why there is no passthrough at all, "" while there is
 	failures int64
 	lastErr  string
 }
 
 type backing struct {
-	id    int32
-	opens int
+	id       int32
+	opens    int
+	released func() // called after the last close
 }
 
 func (b *backings) init() {
-	b.byNode, b.cached = map[int]*backing{}, map[int]bool{}
+	b.byNode, b.refused, b.cached = map[int]*backing{}, map[int]bool{}, map[int]int{}
+}
+
+// openedCached and closedCached count the opens without passthrough of a node that may be opened with it later.
+func (b *backings) openedCached(i int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cached[i]++
+}
+
+func (b *backings) closedCached(i int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cached[i]--; b.cached[i] == 0 {
+		delete(b.cached, i)
+	}
 }
 
 func (b *backings) disable(why string) {
@@ -149,8 +177,15 @@ func (b *backings) why() string {
 }
 
 // acquire returns the backing id for node i, which open opens at need, or noBacking. The error is open's: a file that
-// the kernel will not take is read without passthrough.
-func (b *backings) acquire(i int, open func() (fd int, err error)) (int32, error) {
+// the kernel will not take is read without passthrough. released is called once the kernel no longer has the file, or
+// at once where it does not take this one.
+func (b *backings) acquire(i int, open func() (fd int, err error), released func()) (id int32, err error) {
+	taken := false
+	defer func() {
+		if !taken {
+			released()
+		}
+	}()
 	fd, err := open() // even where the kernel has the file, or does not want it: one that changed must not open
 	if err != nil {
 		return noBacking, err
@@ -162,20 +197,20 @@ func (b *backings) acquire(i int, open func() (fd int, err error)) (int32, error
 		k.opens++
 		return k.id, nil
 	}
-	if b.off != "" || b.cached[i] {
+	if b.off != "" || b.refused[i] || b.cached[i] > 0 {
 		return noBacking, nil
 	}
 	id, errno := b.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(fd)})
 	if errno != 0 {
 		b.failures++
 		b.lastErr = errno.Error()
-		b.cached[i] = true
+		b.refused[i] = true
 		if errno == syscall.EPERM {
 			b.off = "the kernel wants CAP_SYS_ADMIN in the initial user namespace for passthrough: mount as root outside of containers"
 		}
 		return noBacking, nil
 	}
-	b.byNode[i] = &backing{id, 1}
+	b.byNode[i], taken = &backing{id, 1, released}, true
 	return id, nil
 }
 
@@ -189,5 +224,6 @@ func (b *backings) release(i int) {
 	if k.opens--; k.opens == 0 {
 		delete(b.byNode, i)
 		_ = b.server.UnregisterBackingFd(k.id) // it fails only when the mount is gone, and all its ids with it
+		k.released()
 	}
 }

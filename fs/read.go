@@ -70,12 +70,24 @@ func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, er
 	if lies.Length != size {
 		return nil, nil
 	}
-	origin, ok := lies.Object.Origin.(local)
+	from := lies
+	k, isKept := lies.Object.Origin.(kept)
+	if isKept {
+		file, at, n := k.Lies(lies.Object, lies.Offset)
+		if file == nil || n < size {
+			return nil, nil
+		}
+		from.Object, from.Offset = file, at
+	}
+	origin, ok := from.Object.Origin.(local)
 	if !ok {
 		return nil, nil
 	}
-	fd, done, err := origin.Borrow(lies.Object)
+	fd, done, err := origin.Borrow(from.Object)
 	if err != nil {
+		if isKept { // evicted just now
+			return nil, nil
+		}
 		return nil, err
 	}
 	defer done()
@@ -87,9 +99,12 @@ func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, er
 		return nil, nil // the bytes are copied instead
 	}
 	for n := int64(0); n < size; {
-		k, err := pipe.LoadFromAt(uintptr(fd), int(size-n), lies.Offset+n)
+		k, err := pipe.LoadFromAt(uintptr(fd), int(size-n), from.Offset+n)
 		if err != nil || k <= 0 {
 			splice.Drop(pipe)
+			if isKept { // its disk fails, which the copy will find out
+				return nil, nil
+			}
 			if err == nil {
 				err = layout.ErrShort
 			}

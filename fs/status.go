@@ -55,6 +55,7 @@ type Status struct {
 	Problems    int           `json:"problems"`
 	Counters    Counters      `json:"counters"`
 	Control     ControlStatus `json:"control"`
+	RemoteStatus
 }
 
 // Passthrough says whether the kernel reads whole files itself, and if not, why.
@@ -91,7 +92,7 @@ type Counters struct {
 func (m *Mount) status() Status {
 	s := Status{
 		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
-		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Sets: []SetStatus{}, Control: m.controlStatus(),
+		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Sets: []SetStatus{}, Control: m.controlStatus(), RemoteStatus: m.opt.Remote.status(),
 		Counters: Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
@@ -148,6 +149,7 @@ func (m *Mount) metricsText() []byte {
 	one("hbmfs_control_refused_total", "counter", "Requests and connections on the control socket that were refused.", s.Control.Refused+s.Control.TurnedAway, "")
 	one("hbmfs_control_readers", "gauge", "Readers that share the host, each with all of its connections.", s.Control.Readers, "")
 	writeClients(&b, s.Control.Clients)
+	s.write(&b)
 	one("hbmfs_errors_total", "counter", "Requests that failed.", s.Counters.Errors, "")
 	return b.Bytes()
 }

@@ -75,7 +75,7 @@ func TestSickDisk(t *testing.T) {
 			}
 			m.readAll(t, u, "1")
 			m.readAll(t, u, "0")
-			if s := m.Stats(); !s.Sick || s.Why == "" || s.Uncached == 0 {
+			if s := m.Stats(); s.Failures == 0 || s.Why == "" || s.Uncached == 0 {
 				t.Errorf("stats %+v", s)
 			}
 		})

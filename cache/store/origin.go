@@ -182,7 +182,7 @@ func (s *Store) published(e *entry) (*layout.Object, error) {
 		s.opt.Log.Warn("a segment is damaged and is fetched again", "segment", o.Name, "error", err)
 		return nil, s.lost(e, err)
 	}
-	s.ledger.know(e, o)
+	s.ledger.know(e, s.own(o))
 	return o, nil
 }
 
@@ -232,4 +232,37 @@ func (x *Origin) Lies(o *layout.Object, off int64) (segment *layout.Object, at, 
 		return nil, 0, g.end() - off
 	}
 	return seg, off - g.start, g.size - (off - g.start)
+}
+
+// prefetchStep is how much Prefetch has under way: eight requests.
+const prefetchStep = 8 * spanSize
+
+// Prefetch returns when [off, off+n) of o is here. It stops with an error where the origin fails, or the disk has no
+// room.
+func (x *Origin) Prefetch(ctx context.Context, o *layout.Object, off, n int64) error {
+	s, f := x.store, x.file(o)
+	for end := min(o.Size, off+n); off < end; {
+		if s.health.sick() {
+			return errNoRoom
+		}
+		g := x.segment(o, off)
+		to := min(end, g.end(), off+prefetchStep)
+		e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
+		var err error
+		if _, fill := s.ledger.look(e); fill != nil {
+			err = fill.want(ctx, off-g.start, to-g.start, 0)
+		}
+		s.ledger.unpin(e)
+		var local *localError
+		if errors.As(err, &local) {
+			s.health.fail(err)
+		}
+		if err != nil && !errors.Is(err, errMoved) {
+			return err
+		}
+		if err == nil {
+			off = to
+		}
+	}
+	return nil
 }

@@ -22,7 +22,7 @@ func (f *fill) publish() {
 	var local *localError
 	switch {
 	case err == nil:
-		s.ledger.published(f.entry, o)
+		s.ledger.published(f.entry, s.own(o))
 		s.stats.published.Add(1)
 	case errors.As(err, &local):
 		s.health.fail(err)

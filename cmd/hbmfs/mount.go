@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -36,6 +35,7 @@ type mountCommand struct {
 	logFile    string
 	logLevel   slog.Level
 	options    []string // -o
+	cache      cacheFlags
 
 	kernelOptions []string
 	stdout        io.Writer
@@ -46,8 +46,12 @@ func newMountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
-		Long: `Mount the directory SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves
-a daemon behind; with -f it stays in the foreground.
+		Long: `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
+behind; with -f it stays in the foreground.
+
+SOURCE is a directory, or an address: s3://BUCKET/PREFIX (?endpoint=http://HOST:PORT&region=...), or
+http(s)://HOST/DIRECTORY/ with an index in it. What comes from an address is kept below --cache-dir, on a local disk, and
+is fetched once: name one, or every read goes to the network. Credentials come from where AWS's tools find them.
 
 Every file of SOURCE appears as it is. What the dataset's format allows appears beside it, in
 MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the data twice):
@@ -66,8 +70,10 @@ and readers survive the daemon. Ordinary users need fusermount3 (package fuse3),
 In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install makes it):
 
   /data/pile  /mnt/pile  fuse.hbmfs  allow_other,nofail  0  0`,
-		Example: "  hbmfs mount /data/pile /mnt/pile\n  hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile",
-		Args:    exactArgs(2),
+		Example: `  hbmfs mount /data/pile /mnt/pile
+  hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
+  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
+		Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.source, c.point, c.stdout = args[0], args[1], cmd.OutOrStdout()
 			for _, o := range c.options {
@@ -92,6 +98,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.IntVar(&c.readAhead, "read-ahead", defaultReadAhead(), "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (131072)")
 	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: "+defaultLogFile()+")")
 	f.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	c.cache.add(f)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
 	return cmd
 }
@@ -190,16 +197,13 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 
-	dir, err := cache.OpenDir(c.source, maxOpenFiles())
+	from, err := openSource(ctx, c.source, &c.cache, opt.Log)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
-	listing, err := dir.List(ctx)
-	if err != nil {
-		return err
-	}
-	opt.Source = dir.Path()
+	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
+	listing := from.listing
+	opt.Source, opt.Remote = from.name, from.remote
 	m, err := fs.New(ctx, c.point, listing, opt)
 	if err != nil {
 		return err
@@ -210,6 +214,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 		m.Serve(ctx)
 	}()
 	<-m.Ready()
+	defer from.beside(ctx)()
 	bytes := listing.Bytes()
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
 	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))

@@ -52,7 +52,8 @@ func (c *mountCommand) applyOptions(options string, set func(flag, value string)
 			kernel = append(kernel, name)
 		case "allow_other", "show_views":
 			err = set(strings.ReplaceAll(name, "_", "-"), "true")
-		case "uid", "gid", "umask", "format", "dtype", "log_file", "log_level", "read_ahead":
+		case "uid", "gid", "umask", "format", "dtype", "log_file", "log_level", "read_ahead",
+			"cache_dir", "cache_size", "cache_segment", "cache_min_free", "cache_scrub", "connections":
 			if !hasValue {
 				return nil, usageError{fmt.Errorf("option -o %s needs a value", name)}
 			}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/httporigin"
+	"github.com/hbmfs/hbmfs/cache/s3origin"
+	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/fs"
+)
+
+// cacheFlags say where the bytes of a remote source are kept.
+type cacheFlags struct {
+	dir         string
+	size        byteSize
+	segment     byteSize
+	minFree     byteSize
+	scrub       byteSize
+	connections int
+}
+
+func (c *cacheFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&c.dir, "cache-dir", "", "directory on a local disk (ext4, XFS, btrfs) that keeps what a remote source gave; several mounts may share it")
+	f.Var(&c.size, "cache-size", "bytes that the cache may take, as in 2TiB (default: 80% of the disk)")
+	f.Var(&c.segment, "cache-segment", "bytes that are kept and evicted together (default 256MiB, which is the most)")
+	f.Var(&c.minFree, "cache-min-free", "bytes of the disk that stay free (default: 5% of it)")
+	f.Var(&c.scrub, "cache-scrub", "bytes per second at which the cache is compared with its checksums in the background (default: not)")
+	f.IntVar(&c.connections, "connections", 16, "requests to a remote source at once")
+}
+
+// byteSize is a flag such as 64MiB; 0 where it was not given.
+type byteSize int64
+
+func (b *byteSize) String() string {
+	if *b == 0 {
+		return ""
+	}
+	return byteCount(int64(*b))
+}
+
+func (b *byteSize) Set(text string) error {
+	n, err := parseSize(text)
+	*b = byteSize(n)
+	return err
+}
+
+func (*byteSize) Type() string { return "size" }
+
+// remoteOrigin is a source that is not on this machine.
+type remoteOrigin interface {
+	store.Upstream
+	List(ctx context.Context) (*cache.Listing, error)
+	Stats() fetch.Stats
+	String() string
+	Close() error
+}
+
+// isRemote reports whether a source is an address and not a path.
+func isRemote(source string) bool {
+	scheme, _, found := strings.Cut(source, "://")
+	return found && scheme != "" && !strings.ContainsAny(scheme, "/.")
+}
+
+func openRemote(source string, opt fetch.Options) (remoteOrigin, error) {
+	switch scheme, _, _ := strings.Cut(source, "://"); scheme {
+	case "s3":
+		s, err := s3origin.Parse(source)
+		if err != nil {
+			return nil, usageError{err}
+		}
+		return s3origin.Open(s, opt)
+	case "http", "https":
+		o, err := httporigin.Open(source, opt)
+		if err != nil {
+			return nil, usageError{err}
+		}
+		return o, nil
+	default:
+		return nil, usageError{fmt.Errorf("source %q: there are s3://, http:// and https://, and directories", source)}
+	}
+}
+
+// source is an opened source, listed.
+type source struct {
+	name    string // for people
+	listing *cache.Listing
+	remote  fs.Remote
+	serve   func(ctx context.Context) // what runs beside the mount, until ctx ends; nil for nothing
+	closers []func() error
+}
+
+func (s *source) Close() error {
+	var errs []error
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		errs = append(errs, s.closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// beside runs what a source needs beside its mount, until the function that it returns is called.
+func (s *source) beside(ctx context.Context) (stop func()) {
+	if s.serve == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		s.serve(ctx)
+	}()
+	return func() { cancel(); <-over }
+}
+
+// openSource opens and lists a directory, or a remote source and its cache.
+func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logger) (s *source, err error) {
+	s = &source{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if !isRemote(from) {
+		if c.dir != "" {
+			return s, usageError{fmt.Errorf("--cache-dir is for remote sources: %s is read where it lies", from)}
+		}
+		dir, err := cache.OpenDir(from, maxOpenFiles())
+		if err != nil {
+			return s, err
+		}
+		s.name, s.closers = dir.Path(), append(s.closers, dir.Close)
+		s.listing, err = dir.List(ctx)
+		return s, err
+	}
+	if c.connections < 1 {
+		return s, usageError{fmt.Errorf("--connections %d: at least one is needed", c.connections)}
+	}
+	origin, err := openRemote(from, fetch.Options{Connections: c.connections})
+	if err != nil {
+		return s, err
+	}
+	s.name, s.closers, s.remote.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
+	if s.listing, err = origin.List(ctx); err != nil || c.dir == "" {
+		return s, err
+	}
+	return s, s.keep(origin, c, log)
+}
+
+// keep has a remote source read through a cache.
+func (s *source) keep(origin remoteOrigin, c *cacheFlags, log *slog.Logger) error {
+	kept, err := store.Open(c.dir, store.Options{
+		Size: int64(c.size), Segment: int64(c.segment), MinFree: int64(c.minFree), MaxOpen: maxOpenFiles(), Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	s.closers, s.remote.Cache = append(s.closers, kept.Close), kept.Stats
+	kept.Add(origin.String(), origin, s.listing)
+	if c.scrub > 0 {
+		s.serve = func(ctx context.Context) { kept.Scrub(ctx, int64(c.scrub)) }
+	}
+	return nil
+}
