@@ -13,7 +13,18 @@ type Report struct {
 	Units        string       `json:"units"`
 	Calibration  *Calibration `json:"calibration"`
 	Nodes        []NodeReport `json:"nodes"`
+	Compared     []Compared   `json:"compared,omitempty"` // where there are several nodes
 	Registration []Surface    `json:"registration"`
+}
+
+// Compared is a job on one of several nodes, by its fastest path there and by plain.
+type Compared struct {
+	Job   string `json:"job"`
+	Node  string `json:"node"`
+	Path  string `json:"path"`
+	Time  Range  `json:"time_s"`
+	Cost  Range  `json:"cost"`
+	Plain Range  `json:"plain_time_s"`
 }
 
 // NodeReport is what it says about one node.
@@ -89,7 +100,29 @@ func Build(ctx context.Context, nodes []Node, jobs []Job, c *Calibration) (*Repo
 		}
 	}
 	r.Registration = surfaces(links)
+	if len(nodes) > 1 {
+		r.Compared = compare(r.Nodes, len(jobs))
+	}
 	return r, nil
+}
+
+// compare puts the nodes beside each other, job by job.
+func compare(nodes []NodeReport, jobs int) []Compared {
+	var list []Compared
+	for i := range jobs {
+		for _, n := range nodes {
+			var best *JobPath
+			for k := range n.Jobs[i].Paths {
+				if p := &n.Jobs[i].Paths[k]; p.Without == "" && (best == nil || p.Time.Mid < best.Time.Mid) {
+					best = p
+				}
+			}
+			if best != nil {
+				list = append(list, Compared{n.Jobs[i].Job.Name, n.Name, best.Path, best.Time, best.Cost, n.Jobs[i].Paths[0].Time})
+			}
+		}
+	}
+	return list
 }
 
 func (m *model) report(ctx context.Context, jobs []Job) (*NodeReport, error) {

@@ -243,6 +243,33 @@ jobs: [{name: e, kind: epoch, size: 1TB}]`, Measured()).Nodes[0]
 	}
 }
 
+func TestNodesBesideEachOther(t *testing.T) {
+	r := build(t, `nodes:
+  - {name: slow, price_per_hour: 3600, gpus: [{gb_per_s: 50}], storage: [{name: s, gb_per_s: 5}]}
+  - {name: fast, price_per_hour: 7200, gpus: [{gb_per_s: 50}], storage: [{name: s, gb_per_s: 20}]}
+  - {name: without storage, gpus: [{gb_per_s: 50}]}
+jobs: [{name: e, kind: epoch, size: 1TB}]`, Measured())
+	if len(r.Compared) != 2 {
+		t.Fatalf("compared %+v", r.Compared)
+	}
+	for i, want := range []struct {
+		node       string
+		time, cost float64
+	}{{"slow", 200, 200}, {"fast", 50, 100}} {
+		got := r.Compared[i]
+		if got.Node != want.node || got.Path == Plain || got.Plain.Mid <= got.Time.Mid {
+			t.Errorf("compared %+v", got)
+		}
+		within(t, got.Node+": time", got.Time.Mid, want.time, 1e-6)
+		within(t, got.Node+": cost", got.Cost.Mid, want.cost, 1e-6)
+	}
+	var printed bytes.Buffer
+	r.Print(&printed)
+	if !strings.Contains(printed.String(), "beside each other") {
+		t.Error("the table does not compare the nodes")
+	}
+}
+
 func TestReportAsJSONAndText(t *testing.T) {
 	r := exampleReport(t)
 	text, err := json.Marshal(r)

@@ -14,11 +14,33 @@ func (r *Report) Print(w io.Writer) {
 	for i := range r.Nodes {
 		r.Nodes[i].print(w)
 	}
+	r.printCompared(w)
 	r.printRegistration(w)
 }
 
+func (r *Report) printCompared(w io.Writer) {
+	if len(r.Compared) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nThe nodes beside each other, each by its fastest path\n")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "JOB\tNODE\tPATH\tTIME\tCOST\tBY PLAIN\n")
+	for _, c := range r.Compared {
+		cost := "-"
+		if c.Cost.Mid > 0 {
+			cost = c.Cost.String()
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Job, c.Node, c.Path, duration(c.Time), cost, duration(c.Plain))
+	}
+	t.Flush()
+}
+
 func (n *NodeReport) print(w io.Writer) {
-	fmt.Fprintf(w, "\n%s: %d GPUs", n.Name, n.GPUs)
+	gpus := "GPUs"
+	if n.GPUs == 1 {
+		gpus = "GPU"
+	}
+	fmt.Fprintf(w, "\n%s: %d %s", n.Name, n.GPUs, gpus)
 	if n.Source != "" {
 		fmt.Fprintf(w, "; from %s", n.Source)
 	}

@@ -16,6 +16,7 @@ import (
 // planCommand is hbmfs plan.
 type planCommand struct {
 	file       string // a description, or empty for this node
+	here       bool   // this node, too
 	calibrate  []string
 	epoch      string
 	checkpoint string
@@ -56,6 +57,7 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
   hbmfs plan --epoch 2TB --weights 140GB --price 30   what would jobs take and cost here?
   hbmfs plan --example > node.yaml                    a description to edit
   hbmfs plan node.yaml --html report.html             charts, for the screen and for paper
+  hbmfs plan node.yaml --here                         this node beside those that you think of buying
 
   hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
   hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
@@ -84,6 +86,7 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 	f.StringVar(&c.checkpoint, "checkpoint", "", "size of a checkpoint that is written each half hour")
 	f.StringVar(&c.weights, "weights", "", "size of weights that are read from storage")
 	f.Float64Var(&c.price, "price", 0, "price of the node for an hour, where the description has none")
+	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.html, "html", "", "write a page with charts here, and print nothing")
 	f.BoolVar(&example, "example", false, "print a description with every key, to edit")
@@ -142,14 +145,14 @@ func (c *planCommand) describe() (*plan.Description, error) {
 			return nil, fmt.Errorf("%s: %w", c.file, err)
 		}
 	}
-	if len(d.Nodes) > 0 {
+	if len(d.Nodes) > 0 && !c.here {
 		return d, nil
 	}
 	node, err := plan.Discover(c.sys)
 	if err != nil {
 		return nil, err
 	}
-	d.Nodes = []plan.Node{*node}
+	d.Nodes = append([]plan.Node{*node}, d.Nodes...)
 	return d, nil
 }
 

@@ -36,7 +36,7 @@ func TestPlanOfADescription(t *testing.T) {
 	if got.code != exitOK {
 		t.Fatalf("exit %d: %s", got.code, got.stderr)
 	}
-	for _, part := range []string{"desk: 1 GPUs", "an epoch: epoch of 1 TB", "a load of weights", "a checkpoint each half hour", "mapped only reads", "direct is not proven"} {
+	for _, part := range []string{"desk: 1 GPU", "an epoch: epoch of 1 TB", "a load of weights", "a checkpoint each half hour", "mapped only reads", "direct is not proven"} {
 		if !strings.Contains(got.stdout, part) {
 			t.Errorf("it does not say %q:\n%s", part, got.stdout)
 		}
@@ -66,6 +66,28 @@ func TestPlanWritesAPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if got.code != exitOK || err != nil || !bytes.HasPrefix(text, []byte("<!doctype html>")) || !bytes.Contains(text, []byte(`"name":"desk"`)) {
 		t.Errorf("exit %d %s: %v, %d bytes", got.code, got.stderr, err, len(text))
+	}
+}
+
+// This node is found in sysfs, and put beside the described ones.
+func TestPlanOfThisNode(t *testing.T) {
+	sys := t.TempDir()
+	gpu := filepath.Join(sys, "bus/pci/devices/0000:05:00.0")
+	if err := os.MkdirAll(gpu, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"class": "0x030200", "vendor": "0x10de", "max_link_speed": "16.0 GT/s PCIe", "max_link_width": "16"} {
+		if err := os.WriteFile(filepath.Join(gpu, name), []byte(text+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alone := runPlanLine(t, "--sys", sys)
+	if alone.code != exitOK || !strings.Contains(alone.stdout, "this node: 1 GPU; from sysfs") {
+		t.Errorf("exit %d %s: %s", alone.code, alone.stderr, alone.stdout)
+	}
+	both := runPlanLine(t, "--sys", sys, "--here", writeFile(t, "node.yaml", oneGPUNode))
+	if both.code != exitOK || !strings.Contains(both.stdout, "this node: 1 GPU") || !strings.Contains(both.stdout, "desk: 1 GPU") {
+		t.Errorf("exit %d %s: %s", both.code, both.stderr, both.stdout)
 	}
 }
 

@@ -219,6 +219,15 @@ function registration() {
   draw();
 }
 
+function compared() {
+  if (!report.compared) return;
+  const section = element(main, 'section');
+  element(section, 'h2', 'The nodes beside each other');
+  element(section, 'p', 'Each job by the fastest path that a node has, and by plain.', { class: 'soft' });
+  table(section, ['job', 'node', 'path', 'time', 'cost', 'by plain'], report.compared.map(c =>
+    [{ note: c.job }, { note: c.node }, c.path, time(c.time_s), c.cost.mid ? range(c.cost) : '-', time(c.plain_time_s)]));
+}
+
 function cpus() {
   const c = report.calibration;
   const section = element(main, 'section');
@@ -236,6 +245,7 @@ function cpus() {
 }
 
 try {
+  compared();
   for (const node of report.nodes) {
     const section = element(main, 'section');
     element(section, 'h2', node.name);
