@@ -28,7 +28,7 @@ func wanted() []want {
 		{"usr/bin/ofed_info", named}, {"etc/modprobe.d/*.conf", keepLines("options nvidia", "options nvme", "blacklist nouveau", "blacklist nvidia")},
 		{"proc/self/mountinfo", cleanMounts}, {"proc/fs/ext4/*/options", nil},
 		{"sys/class/iommu/*", nil}, {"sys/kernel/iommu_groups/*/type", nil},
-		{"sys/class/block/*/{dev,partition,dm/uuid,dm/name,md/level}", cleanDM}, {"sys/class/block/*/queue/rotational", nil}, {"sys/class/block/*/slaves/*", nil},
+		{"sys/class/block/*/{dev,partition,dm/uuid,dm/name,md/level}", cleanDM}, {"sys/class/block/*/slaves/*", nil},
 		{"sys/class/nvme/*/{transport,numa_node}", nil}, {"sys/class/nvme/*/device", nil}, {"sys/class/nvme-subsystem/*/nvme*", nil},
 		{"sys/class/infiniband/*/device", nil}, {"sys/class/infiniband/*/ports/*/{link_layer,state}", nil},
 		{"run/udev/data/b*", keepLines("E:ID_FS_TYPE=", "E:ID_FS_USAGE=")}, {"run/udev", nil},

@@ -103,7 +103,11 @@ func (c *capturer) pci() error {
 		}
 		for _, file := range list {
 			if found := c.step(at, file); found != "" {
-				if err := c.keep(found, nil); err != nil {
+				var clean cleaner
+				if file == "resource" {
+					clean = cleanResource
+				}
+				if err := c.keep(found, clean); err != nil {
 					return err
 				}
 			}

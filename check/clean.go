@@ -89,6 +89,14 @@ func cleanModules(w *bytes.Buffer, r io.Reader) error {
 	})
 }
 
+// cleanResource keeps of the places that a PCI device has in memory their sizes, and moves them all to zero.
+func cleanResource(w *bytes.Buffer, r io.Reader) error {
+	return lines(r, func(line string) {
+		size := uint64(barSize([]string{line}, 0))
+		fmt.Fprintf(w, "0x0 %#x\n", max(size, 1)-1)
+	})
+}
+
 // cleanDM cuts a device mapper's UUID ("CRYPT-LUKS2-...") after its kind; all else that it is used on has no secrets.
 func cleanDM(w *bytes.Buffer, r io.Reader) error {
 	return lines(r, func(line string) {

@@ -165,7 +165,11 @@ func (j *judge) judgeRDMA() {
 	case len(m.NICs) == 0:
 		j.ok(inDriver, name, "no RDMA card, not needed for local drives")
 	case peermem.Loaded:
-		j.ok(inDriver, name, "nvidia_peermem is loaded, cards: %d", len(m.NICs))
+		by := "the kernel's own mlx5_core"
+		if m.MOFED {
+			by = "MLNX_OFED or DOCA, mlx5_core " + m.Modules["mlx5_core"].Version
+		}
+		j.ok(inDriver, name, "nvidia_peermem is loaded, cards: %d, %s", len(m.NICs), by)
 	default:
 		fix := "modprobe nvidia-peermem && echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf"
 		if m.Kubernetes {
@@ -182,11 +186,7 @@ const firmware = "enable \"Above 4G decoding\" and \"Resizable BAR\" in the firm
 
 func (j *judge) judgeGPU() {
 	m := j.m
-	hasNode := false
-	for _, node := range m.GPUNodes {
-		hasNode = hasNode || node != "nvidiactl"
-	}
-	if len(m.GPUs) == 0 && hasNode {
+	if len(m.GPUs) == 0 && m.hasGPUNode() {
 		j.add(finding{Finding{inGPU, "GPU", Unknown, "the PCI bus of the GPU cannot be seen from here", "a sandbox stands between this process and the GPU, so that a drive cannot reach it", "run it outside of the sandbox"}, rankGPU, both, false, false})
 		return
 	}
@@ -199,7 +199,7 @@ func (j *judge) judgeGPU() {
 		return
 	}
 	j.ok(inGPU, "GPU", "%d: %s at %s, NUMA node %s", j.index, j.gpu.Name, j.gpu.Address, node(j.gpu.NUMA))
-	if m.Container != "" && !hasNode {
+	if m.Container != "" && !m.hasGPUNode() {
 		j.add(finding{Finding{inGPU, "device", Fail, "/dev/nvidia0 is not in the container", "", "docker run --gpus all ..."}, rankGPU, both, false, true})
 	}
 	const gib = 1 << 30

@@ -46,6 +46,7 @@ func goodMachines() []machineCase {
 	through["proc/self/mountinfo"] += "50 30 0:60 / /mnt rw - fuse.hbmfs /data rw\n"
 	through[ownTarget] = `{"path":"/mnt/view.bin","file":"/mnt/view.bin","hbmfs":true,"places":[{"dev":"259:1","name":"/shard.bin"}]}`
 	contradicted := server().without("run/udev/data/b259:1")
+	unused := server().without("dev/nvidia0", "dev/nvidia1")
 	pass := server()
 	iommu(pass, "identity")
 	return []machineCase{
@@ -58,6 +59,7 @@ func goodMachines() []machineCase {
 		{name: "proven though the IOMMU is strict", machine: strict, want: Direct, reason: "through nvidia-fs", lines: map[string]Level{"IOMMU": Warn}},
 		{name: "proven against a rule", machine: contradicted, want: Direct, reason: "through nvidia-fs", lines: map[string]Level{"udev data": Warn}},
 		{name: "passthrough IOMMU", machine: pass, want: Direct, reason: "through nvidia-fs", lines: map[string]Level{"IOMMU": OK}},
+		{name: "a host whose GPUs nobody used yet", machine: unused, want: Direct, reason: "through nvidia-fs", lines: map[string]Level{"GPU": OK}},
 		{name: "nothing tried", machine: server().without(ownProof), want: Unproven, reason: "no read was tried", fix: "hbmfs check --gpu 0 /data/shard.bin", lines: map[string]Level{"read": Unknown}},
 		{name: "another path than was looked at", machine: server(), path: "/data/other", want: Unproven, reason: "no read was tried on /data/other"},
 		{name: "the machine alone", machine: server().without(ownTarget, ownProof), want: Unproven, reason: "none was named", lines: map[string]Level{"drives": OK}},

@@ -86,7 +86,7 @@ func TestClusterPolicy(t *testing.T) {
 
 func cleaners() map[string]cleaner {
 	return map[string]cleaner{
-		"cmdline": cleanCmdline, "modules": cleanModules, "dm": cleanDM, "driver": cleanDriver, "mounts": cleanMounts, "cufile": cleanCuFile, "nvfs": cleanNVFS,
+		"cmdline": cleanCmdline, "modules": cleanModules, "dm": cleanDM, "resource": cleanResource, "driver": cleanDriver, "mounts": cleanMounts, "cufile": cleanCuFile, "nvfs": cleanNVFS,
 		"symbols": keepSymbols("p2pdma_pgmap_ops"), "installed": cleanInstalled, "config": cleanPCIConfig, "udev": keepLines("E:ID_FS_TYPE=", "E:ID_FS_USAGE="),
 	}
 }

@@ -91,10 +91,15 @@ func (m *Machine) readPCI(s *Snapshot) {
 	}
 }
 
+// hasGPUNode says whether there is /dev/nvidia0 or another with a number. A host makes them when they are first used.
+func (m *Machine) hasGPUNode() bool {
+	return slices.ContainsFunc(m.GPUNodes, func(name string) bool { return name != "nvidiactl" })
+}
+
 // mayUse says whether a GPU is one of those that this container was given: sysfs shows all of the host's.
 func (m *Machine) mayUse(s *Snapshot, address string) bool {
 	for _, line := range s.lines("proc/driver/nvidia/gpus/" + address + "/information") {
-		if minor, ok := strings.CutPrefix(line, "Device Minor:"); ok && len(m.GPUNodes) > 0 {
+		if minor, ok := strings.CutPrefix(line, "Device Minor:"); ok && m.hasGPUNode() {
 			return slices.Contains(m.GPUNodes, "nvidia"+strings.TrimSpace(minor))
 		}
 	}

@@ -132,12 +132,15 @@ func runAside(ctx context.Context, args []string) (*check.Snapshot, error) {
 	}
 	var out, said bytes.Buffer
 	cmd := exec.CommandContext(ctx, self, append([]string{asideName}, args...)...)
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &said, 100*time.Millisecond
+	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return nil, errSilent
 		}
-		return nil, errors.New(strings.TrimPrefix(strings.TrimSpace(said.String()), "hbmfs: "))
+		if message := strings.TrimPrefix(strings.TrimSpace(said.String()), "hbmfs: "); message != "" {
+			return nil, errors.New(message)
+		}
+		return nil, fmt.Errorf("ask the %s in a process of its own: %w", args[0], err)
 	}
 	return check.Load(&out)
 }
