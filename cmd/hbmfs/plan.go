@@ -62,12 +62,7 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
   hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
   hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
   hbmfs plan node.yaml --calibrate 1x4.json --calibrate 2x8.json`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usageError{fmt.Errorf("give one description, not %d: several nodes go in one file", len(args))}
-			}
-			return nil
-		},
+		Args: oneDescription,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.stdout = cmd.OutOrStdout()
 			if example {
@@ -93,6 +88,13 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 	f.StringVar(&c.sys, "sys", "/sys", "where sysfs is")
 	_ = f.MarkHidden("sys") // for tests: the flag exists
 	return cmd
+}
+
+func oneDescription(_ *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return usageError{fmt.Errorf("give one description, not %d: several nodes go in one file", len(args))}
+	}
+	return nil
 }
 
 func (c *planCommand) run(ctx context.Context) error {
