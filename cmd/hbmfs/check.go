@@ -95,7 +95,7 @@ func newCheckCommand() *cobra.Command {
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.root, "root", "", "judge a recording, or a directory that is a copy of a machine, instead of this one")
 	f.StringVar(&c.record, "record", "", "write the facts to this file, a tar.zst")
-	f.DurationVar(&c.timeout, "timeout", 0, "how long the driver, PATH and the read may each take (default 1.2s, and 10s for a read that may be direct)")
+	f.DurationVar(&c.timeout, "timeout", 0, "how long the driver, PATH and the read may each take (default 1s, and 10s for a read that may be direct)")
 	f.StringVar(&c.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
 	f.StringVar(&c.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
 	f.StringVar(&c.libraries.NVML, "libnvml", "", "the NVML library, instead of the system's")

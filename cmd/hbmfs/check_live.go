@@ -25,7 +25,7 @@ const asideName = "check-aside"
 // Patience with what may hang, where --timeout does not say. The check stays below three seconds on a machine that
 // cannot read directly anyway; a driver's start and a first read can take many.
 const (
-	asidePatience = 1200 * time.Millisecond
+	asidePatience = time.Second
 	readPatience  = 10 * time.Second
 )
 
