@@ -89,7 +89,7 @@ func (j *judge) judgeDenylist(fail func(rank int, name, found, why, fix string))
 		return
 	}
 	for _, p := range j.target.Places {
-		mount := j.m.mountOfPlace(p)
+		mount := j.mountOfPlace(p)
 		if mount == nil {
 			continue
 		}

@@ -56,7 +56,7 @@ func (j *judge) judgeDriver() {
 func (j *judge) filesystemModule() string {
 	if j.target != nil {
 		for _, p := range j.target.Places {
-			if mount := j.m.mountOfPlace(p); mount != nil {
+			if mount := j.mountOfPlace(p); mount != nil {
 				if rule, ok := remoteFilesystems()[mount.Type]; ok {
 					return rule.module
 				}

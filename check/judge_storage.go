@@ -17,16 +17,23 @@ func remoteFilesystems() map[string]remote {
 	}
 }
 
-// mountOfPlace gives the mount of a place: the one with its device number, of several the one above its name.
-func (m *Machine) mountOfPlace(p Place) *Mount {
-	byName := m.mountOf(p.Name)
+// mountOfPlace gives the mount of a place: the one with its device number, of several the one above its name. Files of
+// btrfs and of some overlays have device numbers that no mount has; there the name decides.
+func (j *judge) mountOfPlace(p Place) *Mount {
+	name := p.Name
+	if j.target.HBMFS { // the name is below the mount's source
+		if mount := j.m.mountOf(j.target.Path); mount != nil {
+			name = mount.Source
+		}
+	}
+	byName := j.m.mountOf(name)
 	if byName != nil && byName.Dev == p.Dev {
 		return byName
 	}
-	if byDev := m.mountOfDev(p.Dev); byDev != nil {
+	if byDev := j.m.mountOfDev(p.Dev); byDev != nil {
 		return byDev
 	}
-	return nil
+	return byName
 }
 
 func (j *judge) judgeStorage() {
@@ -57,7 +64,7 @@ func (j *judge) fail(rank int, name, found, why, fix string) {
 }
 
 func (j *judge) judgePlace(p Place) {
-	mount := j.m.mountOfPlace(p)
+	mount := j.mountOfPlace(p)
 	if mount == nil {
 		j.unknown(inStorage, "filesystem", "no mount has the device "+p.Dev, "findmnt -T "+j.target.Path)
 		return

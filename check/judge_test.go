@@ -107,6 +107,11 @@ func storageMachines() []machineCase {
 	tcp["sys/class/nvme/nvme5"] = "->../../devices/virtual/nvme-fabrics/ctl/nvme5"
 	tcp["sys/devices/virtual/nvme-fabrics/ctl/nvme5/transport"] = "tcp"
 	tcp.udev("259:9", "xfs")
+	subvolume := server().on("btrfs", "0:45", "/dev/nvme0n1p1", "rw")
+	subvolume.looked("/judged/file", "0:61") // a number of its own
+	under := server().on("btrfs", "0:45", "/dev/nvme0n1p1", "rw")
+	under["proc/self/mountinfo"] += "50 30 0:60 / /mnt rw - fuse.hbmfs /judged/pile rw\n"
+	under[ownTarget] = `{"path":"/mnt/a","file":"/mnt/a","hbmfs":true,"places":[{"dev":"0:61","name":"/a"}]}`
 	silent := server()
 	silent[ownTarget] = `{"path":"/data/dead","silent":true}`
 	unaligned := server().without(ownProof)
@@ -125,6 +130,8 @@ func storageMachines() []machineCase {
 		{name: "NVMe over TCP", machine: tcp.on("xfs", "259:9", "/dev/nvme5n1", "rw"), want: Staged, reason: "nvme5n1 is NVMe over TCP", fix: "rdma"},
 		{name: "tmpfs", machine: server().on("tmpfs", "0:44", "tmpfs", "rw"), want: Staged, reason: "tmpfs on /judged", fix: "NVMe"},
 		{name: "btrfs", machine: server().on("btrfs", "0:45", "/dev/nvme0n1p1", "rw"), want: Staged, reason: "btrfs on /judged", fix: "ext4 or XFS"},
+		{name: "a subvolume of btrfs", machine: subvolume, want: Staged, reason: "btrfs on /judged", fix: "ext4 or XFS"},
+		{name: "a mount of hbmfs over btrfs", machine: under, want: Staged, reason: "hbmfs, which reads from btrfs on /judged", fix: "ext4 or XFS"},
 		{name: "another FUSE filesystem", machine: server().on("fuse.s3fs", "0:46", "s3fs", "rw"), want: Staged, reason: "fuse.s3fs on /judged", fix: "hbmfs"},
 		{name: "Lustre that nvidia-fs does not know", machine: server().on("lustre", "0:47", secret+"@tcp:/fs", "rw"), want: Staged, reason: "lnet does not know it", fix: "modprobe lnet"},
 		{name: "ext4 in journal mode", machine: server().on("ext4", "259:1", "/dev/nvme0n1p1", "rw,data=journal"), want: Staged, reason: "data=journal", fix: "mount -o data=ordered /dev/nvme0n1p1 /judged"},
