@@ -51,7 +51,7 @@ test: build $(if $(filter 1,$(READERS)),lib) ## Run every check but lint: vet, g
 	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) \
-  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
+	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) ./...
 
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, 3 minutes; 7 with torch)
