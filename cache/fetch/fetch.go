@@ -27,8 +27,8 @@ var ErrStalled = errors.New("no byte came for too long")
 // Getter makes one attempt at a range of an object.
 type Getter interface {
 	// Get asks for the n bytes of o from off on, which lie inside the object. The body brings those bytes of the
-	// listed version and no others, or Get fails. Errors that wrap cache.ErrChanged, fs.ErrPermission or fs.ErrInvalid
-	// are final, all others worth another attempt. ctx ends the body as well.
+	// listed version and no others, or Get fails. Errors that wrap cache.ErrChanged, fs.ErrPermission, fs.ErrInvalid or
+	// fs.ErrNotExist are final, all others worth another attempt. ctx ends the body as well.
 	Get(ctx context.Context, o *layout.Object, off, n int64) (io.ReadCloser, error)
 }
 
@@ -36,7 +36,7 @@ type Getter interface {
 type Options struct {
 	Connections int           // requests under way at once, 0 means 16
 	Patience    time.Duration // how long a range may go without a single new byte, 0 means 2 minutes
-	Stall       time.Duration // how long an attempt may, 0 means 15 s
+	Stall       time.Duration // how long an attempt may, 0 means 15 s, or a quarter of Patience where that is less
 	NoHedging   bool          // never send a second request for a slow first one
 }
 
@@ -58,7 +58,7 @@ func New(g Getter, opt Options) *Client {
 		opt.Patience = 2 * time.Minute
 	}
 	if opt.Stall <= 0 {
-		opt.Stall = 15 * time.Second
+		opt.Stall = min(15*time.Second, opt.Patience/4)
 	}
 	return &Client{getter: g, opt: opt, slots: make(chan struct{}, opt.Connections)}
 }
@@ -105,7 +105,12 @@ func (e sinkError) Unwrap() error { return e.error }
 // final tells errors that stay however often one tries.
 func final(err error) bool {
 	var sink sinkError
-	return errors.Is(err, cache.ErrChanged) || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) || errors.As(err, &sink)
+	for _, stays := range []error{cache.ErrChanged, fs.ErrPermission, fs.ErrInvalid, fs.ErrNotExist} {
+		if errors.Is(err, stays) {
+			return true
+		}
+	}
+	return errors.As(err, &sink)
 }
 
 // tries spaces attempts, and gives up after so long without progress.
@@ -145,11 +150,14 @@ func (t *tries) again(ctx context.Context, err error) error {
 	}
 }
 
-// Retry calls attempt, a request of another kind than a range, until it succeeds, fails for good, or patience is over.
-func (c *Client) Retry(ctx context.Context, attempt func() error) error {
+// Retry calls attempt, which makes requests of another kind than a range, until it succeeds, fails for good, or patience
+// is over. attempt calls alive when something comes; its context ends when nothing does for too long.
+func (c *Client) Retry(ctx context.Context, attempt func(ctx context.Context, alive func()) error) error {
 	t := newTries(c.opt.Patience)
 	for {
-		err := attempt()
+		err := c.watched(ctx, func(ctx context.Context, alive func()) error {
+			return attempt(ctx, func() { alive(); t.progress() })
+		})
 		if err == nil {
 			return nil
 		}
@@ -157,6 +165,19 @@ func (c *Client) Retry(ctx context.Context, attempt func() error) error {
 			return err
 		}
 	}
+}
+
+// watched runs attempt under a stall timer.
+func (c *Client) watched(ctx context.Context, attempt func(ctx context.Context, alive func()) error) error {
+	r := &request{stall: c.opt.Stall}
+	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	defer r.cancel(nil)
+	r.timer = time.AfterFunc(r.stall, func() { r.cancel(ErrStalled) })
+	defer r.timer.Stop()
+	if err := attempt(r.ctx, func() { r.timer.Reset(r.stall) }); err != nil {
+		return r.why(err)
+	}
+	return nil
 }
 
 // attempt makes one request and hands on what it brings: got bytes, and an error if those were not all.

@@ -308,3 +308,26 @@ func TestLatencyBuckets(t *testing.T) {
 		}
 	}
 }
+
+// TestRetryEndsWhatStalls has a listing that hangs once, and one that goes on for longer than a stall may last.
+func TestRetryEndsWhatStalls(t *testing.T) {
+	c := New(&script{}, Options{Patience: time.Hour, Stall: 50 * time.Millisecond})
+	tries := 0
+	err := c.Retry(t.Context(), func(ctx context.Context, alive func()) error {
+		if tries++; tries == 1 {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		alive()
+		return ctx.Err()
+	})
+	if err != nil || tries != 2 {
+		t.Errorf("%v after %d attempts, want success after 2", err, tries)
+	}
+	if c := New(&script{}, Options{Patience: time.Minute}); c.opt.Stall != 15*time.Second {
+		t.Errorf("the stall is %v", c.opt.Stall)
+	}
+	if c := New(&script{}, Options{Patience: time.Second}); c.opt.Stall != 250*time.Millisecond {
+		t.Errorf("the stall is %v, which is too much of the patience", c.opt.Stall)
+	}
+}

@@ -114,6 +114,8 @@ func check(res *http.Response, obj *layout.Object, off, n int64) error {
 	case res.StatusCode == http.StatusOK && off == 0 && n == obj.Size && res.ContentLength == n: // some servers answer so for a whole file
 	case res.StatusCode == http.StatusOK:
 		return fmt.Errorf("%w: the server does not serve ranges (it answers 200 for bytes %d to %d): copy the dataset to one that does", fs.ErrInvalid, off, off+n)
+	case res.StatusCode == http.StatusNotFound, res.StatusCode == http.StatusGone:
+		return fmt.Errorf("it is gone (%s): %w", res.Status, cache.ErrChanged)
 	case res.StatusCode != http.StatusPartialContent:
 		return explain(res)
 	case res.Header.Get("Content-Range") != fmt.Sprintf("bytes %d-%d/%d", off, off+n-1, obj.Size):
@@ -142,7 +144,7 @@ func explain(res *http.Response) error {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return fmt.Errorf("%w by the server (%s)", fs.ErrPermission, res.Status)
 	case http.StatusNotFound, http.StatusGone:
-		return fmt.Errorf("it is gone (%s): %w: %w", res.Status, fs.ErrNotExist, cache.ErrChanged)
+		return fmt.Errorf("the server answers %s: %w", res.Status, fs.ErrNotExist)
 	case http.StatusPreconditionFailed:
 		return fmt.Errorf("it was replaced: %w", cache.ErrChanged)
 	case http.StatusRequestedRangeNotSatisfiable:
@@ -162,7 +164,7 @@ func (o *Origin) request(ctx context.Context, method, name string) (*http.Reques
 
 // stat asks for a file's size and version.
 func (o *Origin) stat(ctx context.Context, name string) (obj *layout.Object, err error) {
-	err = o.fetch.Retry(ctx, func() error {
+	err = o.fetch.Retry(ctx, func(ctx context.Context, _ func()) error {
 		req, err := o.request(ctx, http.MethodHead, name)
 		if err != nil {
 			return err

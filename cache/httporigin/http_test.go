@@ -153,7 +153,7 @@ func TestRefusals(t *testing.T) {
 		is    error
 	}{
 		"no index":     {http.NotFound, "", "none of hbmfs-manifest.json, index.json, model.safetensors.index.json is there", nil},
-		"missing file": {http.NotFound, "file", "it is gone", fs.ErrNotExist},
+		"missing file": {http.NotFound, "file", "404 Not Found: file does not exist", fs.ErrNotExist},
 		"denied":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "file", "403", fs.ErrPermission},
 		"broken":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "file", "502", fetch.ErrUnreachable},
 		"no version":   {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "5") }, "file", "neither ETag nor Last-Modified", fs.ErrInvalid},

@@ -89,7 +89,10 @@ func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (io.
 	core := minio.Core{Client: o.client}
 	body, info, header, err := core.GetObject(ctx, o.source.Bucket, o.key(obj.Name), opt)
 	if err != nil {
-		return nil, o.explain(err)
+		if err = o.explain(err); errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", err, cache.ErrChanged)
+		}
+		return nil, err
 	}
 	if got := header.Get("Content-Range"); !strings.HasPrefix(got, fmt.Sprintf("bytes %d-%d/", off, off+n-1)) || strings.Trim(info.ETag, `"`) != obj.Version {
 		_ = body.Close() // it is not what was asked for
@@ -110,9 +113,9 @@ func (o *Origin) explain(err error) error {
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf("%w by the server (%s: %s): check the credentials, and their right to s3:GetObject and s3:ListBucket", fs.ErrPermission, r.Code, r.Message)
 	case r.Code == "NoSuchBucket":
-		return fmt.Errorf("bucket %q: %w: %w", o.source.Bucket, fs.ErrNotExist, cache.ErrChanged)
+		return fmt.Errorf("there is no bucket %q: %w", o.source.Bucket, fs.ErrNotExist)
 	case r.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("it is gone: %w", cache.ErrChanged)
+		return fmt.Errorf("it is gone: %w", fs.ErrNotExist)
 	case r.StatusCode == http.StatusPreconditionFailed:
 		return fmt.Errorf("it was replaced: %w", cache.ErrChanged)
 	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
@@ -127,10 +130,12 @@ const listers = 32
 // List lists the objects below the prefix, the directories side by side. The prefix may also name one object.
 func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if p := o.source.Prefix; p != "" && !strings.HasSuffix(p, "/") {
-		info, err := o.client.StatObject(ctx, o.source.Bucket, p, minio.StatObjectOptions{})
-		if err == nil {
-			o.source.dir = p[:strings.LastIndexByte(p, '/')+1]
-			return cache.RemoteListing([]*layout.Object{o.object(info)}), nil
+		obj, err := o.one(ctx, p)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", o, err)
+		}
+		if obj != nil {
+			return cache.RemoteListing([]*layout.Object{obj}), nil
 		}
 	}
 	w := walk{origin: o, found: make(chan []*layout.Object)}
@@ -153,6 +158,23 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
 	}
 	return cache.RemoteListing(objects), nil
+}
+
+// one looks for an object whose key is the whole prefix, nil if there is none, or none that may be seen.
+func (o *Origin) one(ctx context.Context, key string) (obj *layout.Object, err error) {
+	err = o.fetch.Retry(ctx, func(ctx context.Context, _ func()) error {
+		info, err := o.client.StatObject(ctx, o.source.Bucket, key, minio.StatObjectOptions{})
+		if err != nil {
+			return o.explain(err)
+		}
+		o.source.dir = key[:strings.LastIndexByte(key, '/')+1]
+		obj = o.object(info)
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // the listing will say
+		return nil, nil
+	}
+	return obj, err
 }
 
 type walk struct {
@@ -178,17 +200,21 @@ func (w *walk) dir(ctx context.Context, g *errgroup.Group, prefix string) error 
 	return nil
 }
 
-// page lists one directory: its objects and the directories in it.
+// page lists one directory: its objects and the directories in it. An attempt goes on where the last one broke off.
 func (o *Origin) page(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
-	err = o.fetch.Retry(ctx, func() error {
-		objects, below = nil, nil
-		owner := false
-		for info := range o.client.ListObjectsIter(ctx, o.source.Bucket, minio.ListObjectsOptions{Prefix: prefix, FetchOwner: &owner}) {
-			switch {
-			case info.Err != nil:
+	last, owner := "", false
+	err = o.fetch.Retry(ctx, func(ctx context.Context, alive func()) error {
+		after := last
+		for info := range o.client.ListObjectsIter(ctx, o.source.Bucket, minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, FetchOwner: &owner}) {
+			if info.Err != nil {
 				return o.explain(info.Err)
+			}
+			alive()
+			last = max(last, info.Key) // pages come whole, and in the order of keys
+			switch {
 			case strings.HasSuffix(info.Key, "/"):
-				if info.Key != prefix { // the marker that some tools make of a directory
+				// Not the marker that some tools make of a directory, nor that after which the listing goes on.
+				if info.Key != prefix && info.Key != after {
 					below = append(below, info.Key)
 				}
 			default:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -25,15 +26,17 @@ type cacheFlags struct {
 	minFree     byteSize
 	scrub       byteSize
 	connections int
+	patience    time.Duration
 }
 
 func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&c.dir, "cache-dir", "", "directory on a local disk (ext4, XFS, btrfs) that keeps what a remote source gave; several mounts may share it")
 	f.Var(&c.size, "cache-size", "bytes that the cache may take, as in 2TiB (default: 80% of the disk)")
-	f.Var(&c.segment, "cache-segment", "bytes that are kept and evicted together (default 256MiB, which is the most)")
+	f.Var(&c.segment, "cache-segment", "bytes that are kept and evicted together; an object that fits is read by the kernel itself once it is whole (default 1GiB, or 256MiB for a cache below 64GiB)")
 	f.Var(&c.minFree, "cache-min-free", "bytes of the disk that stay free (default: 5% of it)")
 	f.Var(&c.scrub, "cache-scrub", "bytes per second at which the cache is compared with its checksums in the background (default: not)")
 	f.IntVar(&c.connections, "connections", 16, "requests to a remote source at once")
+	f.DurationVar(&c.patience, "patience", 2*time.Minute, "how long a remote source may give nothing before a read fails with EIO")
 }
 
 // byteSize is a flag such as 64MiB; 0 where it was not given.
@@ -142,7 +145,10 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	if c.connections < 1 {
 		return s, usageError{fmt.Errorf("--connections %d: at least one is needed", c.connections)}
 	}
-	origin, err := openRemote(from, fetch.Options{Connections: c.connections})
+	if c.patience <= 0 {
+		return s, usageError{fmt.Errorf("--patience %v: want a time such as 2m", c.patience)}
+	}
+	origin, err := openRemote(from, fetch.Options{Connections: c.connections, Patience: c.patience})
 	if err != nil {
 		return s, err
 	}
