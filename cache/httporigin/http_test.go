@@ -88,7 +88,7 @@ func (s *site) index(t testing.TB) {
 
 func (s *site) open(t testing.TB, path string) *Origin {
 	t.Helper()
-	o, err := Open(s.URL+"/"+path, fetch.Options{Patience: time.Second})
+	o, err := Open(s.URL+"/"+path, fetch.Options{Patience: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(c.serve)
 			defer server.Close()
-			o, err := Open(server.URL+"/"+c.path, fetch.Options{Patience: 100 * time.Millisecond})
+			o, err := Open(server.URL+"/"+c.path, fetch.Options{Patience: 100 * time.Millisecond, Stall: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -206,7 +206,7 @@ func TestServersThatLie(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(lie)
 			defer server.Close()
-			o, err := Open(server.URL+"/", fetch.Options{Patience: 100 * time.Millisecond})
+			o, err := Open(server.URL+"/", fetch.Options{Patience: 100 * time.Millisecond, Stall: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}
