@@ -24,6 +24,7 @@
 #define HBMFS_INFO_MOUNT  2u /* some bytes exist only in the mount */
 #define HBMFS_INFO_BYPASS 4u /* some bytes lie in backing files */
 #define HBMFS_INFO_MORE   8u /* of a file of FILES: EXTENTS has more extents */
+#define HBMFS_INFO_CACHED 16u /* backing files are a cache's: they come, and those that nobody leases go */
 
 struct hbmfs_info { /* in: version, flags (0), the rest is ignored */
 	uint32_t version;
@@ -45,7 +46,7 @@ HBMFS_ASSERT(sizeof(struct hbmfs_info) == 128);
 #define HBMFS_EXTENTS_LAST   4u /* out: the range ends with this answer */
 
 #define HBMFS_EXTENT_MOUNT   1u /* the bytes exist only in the mount */
-#define HBMFS_EXTENT_PENDING 2u /* reserved */
+#define HBMFS_EXTENT_PENDING 2u /* with MOUNT: will lie in a backing file once it is on this machine */
 #define HBMFS_EXTENT_ENCODED 4u /* reserved */
 
 struct hbmfs_extent { /* piece k < count: logical + k*length of the file, offset + k*stride of the object */

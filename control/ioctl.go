@@ -70,6 +70,7 @@ const (
 	InfoMount                        // some bytes exist only in the mount
 	InfoBypass                       // some bytes lie in backing files
 	InfoMore                         // FILES only: more extents than were given; EXTENTS has them
+	InfoCached                       // backing files are a cache's: they come, and those that nobody leases go
 )
 
 // FileInfo is the answer to INFO.
@@ -156,10 +157,10 @@ func ParseExtentsRequest(p []byte) (ExtentsRequest, error) {
 // ExtentFlags say what kind of bytes an extent has.
 type ExtentFlags uint32
 
-// The flags of an extent. Nothing is pending or encoded yet: readers refuse flags that they do not know.
+// The flags of an extent. Readers refuse flags that they do not know.
 const (
-	ExtentMount   ExtentFlags = 1 << iota // the bytes exist only in the mount: read them from the file itself
-	ExtentPending                         // reserved: the bytes are not on this machine yet
+	ExtentMount   ExtentFlags = 1 << iota // the bytes lie in no backing file: read them from the file itself
+	ExtentPending                         // with ExtentMount: they will lie in one once they are on this machine
 	ExtentEncoded                         // reserved: the bytes are compressed in the backing file
 )
 

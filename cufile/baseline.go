@@ -71,7 +71,11 @@ func (w *worker) repeat(ctx context.Context, memory []byte, to devicePointer, du
 // Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
 // copy to HBM, block after block. It is what the paths are compared with. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
-	q, err := f.plan(ctx, []int64{offset}, n)
+	return f.follow(ctx, func(inMount bool) error { return f.plain(ctx, offset, n, inMount) })
+}
+
+func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
+	q, err := f.plan(ctx, []int64{offset}, n, inMount)
 	if err != nil || n == 0 {
 		return err
 	}

@@ -34,11 +34,11 @@ func BenchmarkGatherPlan(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		v, groups, err := f.prepare(b.Context(), offsets, 8192)
+		v, plan, err := f.prepare(b.Context(), offsets, 8192)
 		if err != nil {
 			b.Fatal(err)
 		}
-		parts, _ := windows(groups[0].pieces, 128<<20)
+		parts, _ := windows(plan.groups[0].pieces, 128<<20)
 		g := &partGroup{parts: parts, last: 64}
 		if n := g.write(table, held, 1<<40); n == 0 {
 			b.Fatal("nothing was written")

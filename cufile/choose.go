@@ -30,6 +30,8 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 	case o.Path == Staged:
 		part, known := resident(pieces)
 		return Choice{Staged, "asked for"}, known && part < warm, nil
+	case o.Path == Direct:
+		return Choice{Direct, "asked for"}, false, f.proveCached(ctx, pieces)
 	case o.Path != Auto:
 		return Choice{o.Path, "asked for"}, false, nil
 	}

@@ -194,68 +194,120 @@ func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View
 const mostPieces = 1 << 22
 
 func (f *File) fetch(ctx context.Context, offsets []int64, length int64) (*View, error) {
-	v, groups, err := f.prepare(ctx, offsets, length)
+	v, w, err := f.prepare(ctx, offsets, length)
 	if err != nil {
 		return nil, err
 	}
-	return f.fill(ctx, v, groups)
+	return f.fill(ctx, v, w)
+}
+
+// work is a request, and the groups of its pieces as they lie at this moment.
+type work struct {
+	offsets []int64
+	length  int64
+	groups  []group
+}
+
+// lone gives the piece of a request that is one piece, in a backing file; nil for others.
+func (w *work) lone() *piece {
+	if len(w.groups) != 1 || len(w.groups[0].pieces) != 1 || w.groups[0].pieces[0].file.inline {
+		return nil
+	}
+	return &w.groups[0].pieces[0]
 }
 
 // prepare plans a request and takes its memory.
-func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*View, []group, error) {
+func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*View, *work, error) {
 	if length > 0 && int64(len(offsets)) > f.r.arena.size()/length {
 		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
 			f.name, ErrTooLarge, len(offsets), length, f.r.arena.size())
 	}
-	q, err := f.plan(ctx, offsets, length)
-	if err != nil {
-		return nil, nil, err
+	v, w := &View{r: f.r}, &work{offsets: offsets, length: length}
+	err := f.follow(ctx, func(inMount bool) error { return f.locate(ctx, v, w, inMount) })
+	if err != nil || v.n == 0 {
+		return v, w, err
 	}
-	v := &View{r: f.r, n: q.total()}
-	if v.n == 0 {
-		v.choice = Choice{f.r.opt.Path, "there is nothing to move"}
-		return v, nil, nil
-	}
-	pieces, err := q.allPieces(mostPieces)
-	if err != nil {
-		return nil, nil, err
-	}
-	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
-	groups := split(pieces, f.r.handles.share())
-	if err := f.r.handles.take(ctx, groups[0].files); err != nil {
-		return nil, nil, err
-	}
-	v.choice, v.cold, err = f.choose(ctx, groups[0].pieces)
-	f.r.handles.give(groups[0].files)
-	if err != nil {
-		return nil, nil, err
-	}
-	if f.note != "" {
-		v.choice.Why += "; " + f.note
-	}
-	if len(pieces) == 1 && !pieces[0].file.inline && (v.choice.Path == Direct || v.choice.Path == Compat) {
-		v.envelope, v.skew = true, pieces[0].offset%pageSize
+	if p := w.lone(); p != nil && (v.choice.Path == Direct || v.choice.Path == Compat) {
+		v.envelope, v.skew = true, p.offset%pageSize
 	}
 	v.reserved = roundUp(v.skew+v.n, pageSize) // whole pages, so that an aligned envelope fits
 	v.at, err = f.r.arena.take(ctx, v.reserved)
-	return v, groups, err
+	return v, w, err
 }
 
-// fill brings groups of pieces into a prepared view, which it releases when that fails.
-func (f *File) fill(ctx context.Context, v *View, groups []group) (*View, error) {
-	if len(groups) == 0 {
+// locate finds where the bytes of a request lie, and chooses their path.
+func (f *File) locate(ctx context.Context, v *View, w *work, inMount bool) error {
+	q, err := f.plan(ctx, w.offsets, w.length, inMount)
+	if err != nil {
+		return err
+	}
+	v.n = q.total()
+	if v.n == 0 {
+		v.choice = Choice{f.r.opt.Path, "there is nothing to move"}
+		return nil
+	}
+	pieces, err := q.allPieces(mostPieces)
+	if err != nil {
+		return err
+	}
+	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
+	w.groups = split(pieces, f.r.handles.share())
+	if err := f.r.handles.take(ctx, w.groups[0].files); err != nil {
+		return err
+	}
+	v.choice, v.cold, err = f.choose(ctx, w.groups[0].pieces)
+	f.r.handles.give(w.groups[0].files)
+	v.choice.Why += f.remark(inMount)
+	return err
+}
+
+// remark is what is to be said of a choice beside its reason.
+func (f *File) remark(inMount bool) string {
+	switch {
+	case inMount:
+		return "; read through the mount: the cache lets files go sooner than they can be opened"
+	case f.note != "":
+		return "; " + f.note
+	}
+	return ""
+}
+
+// fill brings the groups of a request into its prepared view, which it releases when that fails.
+func (f *File) fill(ctx context.Context, v *View, w *work) (*View, error) {
+	if len(w.groups) == 0 {
 		return v, nil
 	}
+	finished, again := closedChannel(), false
+	err := f.follow(ctx, func(inMount bool) (err error) {
+		if again {
+			if err := f.locate(ctx, v, w, inMount); err != nil {
+				return err
+			}
+			p := w.lone() // an envelope has room for the place in a page that it was made for
+			v.envelope = v.envelope && p != nil && p.offset%pageSize == v.skew
+		}
+		again, v.moved = true, Moved{}
+		finished, err = f.fillGroups(ctx, v, w.groups)
+		return err
+	})
+	if err != nil {
+		f.r.after(finished, v.Release)
+		return nil, err
+	}
+	f.account(v.moved, v.choice)
+	return v, nil
+}
+
+// fillGroups moves groups, the first one by the choice that was made for it. finished is as of crew.run.
+func (f *File) fillGroups(ctx context.Context, v *View, groups []group) (finished <-chan struct{}, err error) {
 	first := v.choice
 	for i := range groups {
-		if finished, err := f.fillGroup(ctx, v, &groups[i], i > 0); err != nil {
-			f.r.after(finished, v.Release)
-			return nil, err
+		if finished, err = f.fillGroup(ctx, v, &groups[i], i > 0); err != nil {
+			return finished, err
 		}
 	}
 	v.choice = first
-	f.account(v.moved, v.choice)
-	return v, nil
+	return finished, nil
 }
 
 // fillGroup moves one group, by a choice of its own if choose is set. finished is as of crew.run.
@@ -288,8 +340,8 @@ func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 	}
 }
 
-// plan checks a request and finds where its bytes lie.
-func (f *File) plan(ctx context.Context, offsets []int64, length int64) (*request, error) {
+// plan checks a request and finds where its bytes lie; inMount is as of follow.
+func (f *File) plan(ctx context.Context, offsets []int64, length int64, inMount bool) (*request, error) {
 	f.r.mu.Lock()
 	closed := f.r.closed
 	f.r.mu.Unlock()
@@ -311,9 +363,13 @@ func (f *File) plan(ctx context.Context, offsets []int64, length int64) (*reques
 	if q.total() == 0 {
 		return q, nil
 	}
-	var err error
-	if q.runs, err = f.source.runs(ctx, first, last-first); err != nil {
-		return nil, err
+	if inMount {
+		q.runs = []run{{length: size, count: 1, object: inlineObject}}
+	} else {
+		var err error
+		if q.runs, err = f.source.runs(ctx, first, last-first); err != nil {
+			return nil, err
+		}
 	}
 	q.locate(f.source)
 	return q, nil

@@ -11,11 +11,12 @@ import (
 // handles bounds the backing files of mounts that a Reader has open: a view can have more shards than a process may
 // open files. What no request uses stays open until others need its place; the least recently used goes first.
 //
-// A mapping that is registered with CUDA outlives the descriptor it was made of. A cuFile handle does not, so it is
+// A mapping that is registered with CUDA outlives the descriptor it was made of, unless the file is a cache's: that may
+// unlink what was given back, and the mapping would keep its place on the disk. A cuFile handle never does, so it is
 // given back before the descriptor is closed.
 type handles struct {
 	limit int                                     // backing files open at once
-	let   func(context.Context, []*backing) error // gives their cuFile handles back
+	let   func(context.Context, []*backing) error // gives back what the device holds of them that must go before
 	turn  chan struct{}                           // held by who opens and closes; pins are not waited for without it
 	freed chan struct{}                           // holds a hint that some file is no longer pinned
 
@@ -25,10 +26,10 @@ type handles struct {
 	waiting bool       // the holder of turn waits for room: nobody pins before it does
 }
 
-// lender opens the backing files of one source, and is told which of its objects have been closed.
+// lender opens the backing files of one source, and is told which of them have been closed.
 type lender interface {
 	open(ctx context.Context, files []*backing) (ahead []*backing, err error) // ahead may be used soon
-	release(ctx context.Context, objects []uint64)
+	release(ctx context.Context, files []*backing)
 }
 
 func newHandles(limit int, let func(context.Context, []*backing) error) *handles {
@@ -237,15 +238,15 @@ func (h *handles) closeFiles(ctx context.Context, files []*backing) error {
 		}
 		return err
 	}
-	closed := map[lender][]uint64{}
+	closed := map[lender][]*backing{}
 	for _, b := range files {
 		if b.fd >= 0 {
 			_ = b.close() // opened for reading: nothing is lost
-			closed[b.lender] = append(closed[b.lender], b.object)
+			closed[b.lender] = append(closed[b.lender], b)
 		}
 	}
-	for l, objects := range closed {
-		l.release(ctx, objects)
+	for l, list := range closed {
+		l.release(ctx, list)
 	}
 	return nil
 }

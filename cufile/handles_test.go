@@ -63,7 +63,7 @@ func (s *shelf) open(_ context.Context, files []*backing) ([]*backing, error) {
 	return nil, nil
 }
 
-func (s *shelf) release(_ context.Context, objects []uint64) { s.now.Add(-int64(len(objects))) }
+func (s *shelf) release(_ context.Context, files []*backing) { s.now.Add(-int64(len(files))) }
 
 func letNothing(context.Context, []*backing) error { return nil }
 

@@ -79,6 +79,7 @@ func placeOf(dir string, known map[string]place) place {
 // batch is files of one mount that were opened together: their connection, and the lender of their backing files.
 type batch struct {
 	r      *Reader
+	root   string // of the mount
 	client *control.Client
 	files  []*batchFile // in the order asked for; nil for what is not read in this way
 
@@ -98,7 +99,10 @@ type batchFile struct {
 	generation uint64
 	info       control.FileInfo
 	list       []run
-	closing    []uint64 // objects that nobody else needs
+	closing    []*backing // that nobody else needs
+
+	mu      sync.Mutex   // guards what follows
+	instead *mountedFile // once its backing files were taken away: the file, opened in the mount
 }
 
 // openBatch opens those of names that list says, as far as a lookup is enough.
@@ -107,7 +111,7 @@ func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, 
 	if err != nil {
 		return // Open comes upon the same, and says it or does without
 	}
-	b := &batch{r: r, client: client, objects: map[uint64]*backing{}, users: map[uint64]int{}}
+	b := &batch{r: r, root: root, client: client, objects: map[uint64]*backing{}, users: map[uint64]int{}}
 	asked := make([]string, len(list))
 	for k, i := range list {
 		asked[k] = paths[i]
@@ -123,7 +127,7 @@ func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, 
 			continue
 		}
 		if len(ahead) < r.handles.limit {
-			ahead = b.adopt(found, ahead)
+			ahead = b.adopt(ctx, found, ahead)
 			b.next = len(b.files)
 		}
 		files[list[len(b.files)-1]] = &File{r: r, name: names[list[len(b.files)-1]], source: f}
@@ -161,7 +165,7 @@ func (b *batch) file(found *control.Found) *batchFile {
 	for _, object := range f.objects() {
 		b.users[object]++
 		if b.objects[object] == nil {
-			b.objects[object] = &backing{id: b.r.ids.Add(1), name: fmt.Sprintf("%s (object %d)", found.Path, object), fd: -1, lender: b, object: object, at: int64(len(b.files))}
+			b.objects[object] = &backing{id: b.r.ids.Add(1), name: fmt.Sprintf("%s (object %d)", found.Path, object), fd: -1, cached: found.Flags&control.InfoCached != 0, lender: b, object: object, at: int64(len(b.files))}
 		}
 	}
 	return f
@@ -177,10 +181,10 @@ func (f *batchFile) objects() (list []uint64) {
 	return list
 }
 
-// adopt takes over the descriptors that came with a file.
-func (b *batch) adopt(found *control.Found, opened []*backing) []*backing {
+// adopt takes over the descriptors that came with a file. What came and is not needed goes back.
+func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*backing) []*backing {
+	var strays []uint64
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	for _, e := range found.Extents {
 		if e.Object == inlineObject {
 			continue
@@ -190,10 +194,13 @@ func (b *batch) adopt(found *control.Found, opened []*backing) []*backing {
 		case from == nil || from.File == nil:
 		case to == nil || to.fd >= 0:
 			_ = from.File.Close() // opened for reading: nothing is lost
+			strays = append(strays, e.Object)
 		case to.take(from) == nil: // else it is not there when it is needed, which says so
 			opened = append(opened, to)
 		}
 	}
+	b.mu.Unlock()
+	giveBack(ctx, b.client, strays)
 	return opened
 }
 
@@ -252,9 +259,12 @@ func (b *batch) lend(ctx context.Context, files []*backing) (opened []*backing, 
 			errs = append(errs, found.Err)
 			continue
 		}
-		opened = b.adopt(found, opened)
+		opened = b.adopt(ctx, found, opened)
 	}
 	for _, file := range files {
+		if file.fd < 0 && file.cached && len(errs) == 0 {
+			return opened, fmt.Errorf("open %s: %w", file.name, errMoved)
+		}
 		if file.fd < 0 {
 			return opened, errors.Join(append(errs, fmt.Errorf("open %s: the daemon gave no file", file.name))...)
 		}
@@ -276,24 +286,62 @@ func (b *batch) open(ctx context.Context, files []*backing) (ahead []*backing, e
 }
 
 // release is as of mountedFile.
-func (b *batch) release(ctx context.Context, objects []uint64) { giveBack(ctx, b.client, objects) }
+func (b *batch) release(ctx context.Context, files []*backing) {
+	giveBack(ctx, b.client, objectsOf(files))
+}
 
-func (f *batchFile) runs(context.Context, int64, int64) ([]run, error) { return f.list, nil }
+// opened gives the file in the mount, where that was opened, and else nil.
+func (f *batchFile) opened() *mountedFile {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.instead
+}
+
+// relocate opens the file in the mount, as any other, since more than a lookup is needed from now on.
+func (f *batchFile) relocate(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.instead != nil {
+		return f.instead.relocate(ctx)
+	}
+	m, err := f.of.r.openMounted(ctx, filepath.Join(f.of.root, f.path))
+	if err != nil {
+		return err
+	}
+	if m.length != f.length || m.info.Generation != f.generation {
+		return errors.Join(fmt.Errorf("open %s: it was replaced: %w", f.path, control.ErrStale), m.close())
+	}
+	f.instead = m
+	return nil
+}
+
+func (f *batchFile) runs(ctx context.Context, offset, n int64) ([]run, error) {
+	if m := f.opened(); m != nil {
+		return m.runs(ctx, offset, n)
+	}
+	return f.list, nil
+}
 
 func (f *batchFile) backing(r *run) *backing {
+	if m := f.opened(); m != nil {
+		return m.backing(r)
+	}
 	f.of.mu.Lock()
 	defer f.of.mu.Unlock()
 	return f.of.objects[r.object]
 }
 
 func (f *batchFile) leave() (list []*backing) {
+	if m := f.opened(); m != nil {
+		list = m.leave()
+	}
 	b := f.of
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, object := range f.objects() {
 		if b.users[object]--; b.users[object] == 0 {
 			list = append(list, b.objects[object])
-			f.closing = append(f.closing, object)
+			f.closing = append(f.closing, b.objects[object])
 			delete(b.objects, object)
 		}
 	}
@@ -308,14 +356,18 @@ func (f *batchFile) told() *control.FileInfo { return &f.info }
 
 // close ends the connection with the last file.
 func (f *batchFile) close() error {
+	var err error
+	if m := f.opened(); m != nil {
+		err = m.close()
+	}
 	b := f.of
 	b.mu.Lock()
 	b.left--
 	last := b.left == 0
 	b.mu.Unlock()
 	if last {
-		return b.client.Close()
+		return errors.Join(err, b.client.Close())
 	}
 	b.release(context.Background(), f.closing)
-	return nil
+	return err
 }

@@ -166,8 +166,16 @@ func (r *Reader) quiet(finished <-chan struct{}) {
 }
 
 // moveTo brings spans to memory of the caller: straight, or by way of the arena where a path needs that.
-func (f *File) moveTo(ctx context.Context, to *landing, offsets []int64, length int64) (Result, error) {
-	q, err := f.plan(ctx, offsets, length)
+func (f *File) moveTo(ctx context.Context, to *landing, offsets []int64, length int64) (result Result, err error) {
+	err = f.follow(ctx, func(inMount bool) error {
+		result, err = f.moveOnce(ctx, to, offsets, length, inMount)
+		return err
+	})
+	return result, err
+}
+
+func (f *File) moveOnce(ctx context.Context, to *landing, offsets []int64, length int64, inMount bool) (Result, error) {
+	q, err := f.plan(ctx, offsets, length, inMount)
 	if err != nil {
 		return Result{}, err
 	}
@@ -187,9 +195,7 @@ func (f *File) moveTo(ctx context.Context, to *landing, offsets []int64, length 
 			result.Choice = v.choice
 		}
 	}
-	if f.note != "" {
-		result.Choice.Why += "; " + f.note
-	}
+	result.Choice.Why += f.remark(inMount)
 	result.Moved = v.moved
 	f.account(v.moved, result.Choice)
 	return result, nil

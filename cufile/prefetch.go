@@ -32,18 +32,25 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 		if s.Length == 0 {
 			continue
 		}
-		q, err := f.plan(ctx, []int64{s.Offset}, s.Length)
-		if err != nil {
+		if err := f.follow(ctx, func(inMount bool) error { return f.adviseSpan(ctx, s, inMount) }); err != nil {
 			return err
 		}
-		pieces, err := q.allPieces(mostPieces)
-		if err != nil {
+	}
+	return nil
+}
+
+func (f *File) adviseSpan(ctx context.Context, s Span, inMount bool) error {
+	q, err := f.plan(ctx, []int64{s.Offset}, s.Length, inMount)
+	if err != nil {
+		return err
+	}
+	pieces, err := q.allPieces(mostPieces)
+	if err != nil {
+		return err
+	}
+	for _, g := range split(pieces, f.r.handles.share()) {
+		if err := f.advise(ctx, &g); err != nil {
 			return err
-		}
-		for _, g := range split(pieces, f.r.handles.share()) {
-			if err := f.advise(ctx, &g); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -41,8 +41,17 @@ const probeFD = 3
 // openPatience bounds a driver's start and a probe: the first CUDA call of a machine can take many seconds.
 const openPatience = 60 * time.Second
 
-// proveDirect fails unless Direct is proven for every object of the file.
+// proveDirect fails unless Direct is proven for every object of the file that is on this machine.
 func (f *File) proveDirect(ctx context.Context) error {
+	return f.follow(ctx, func(inMount bool) error {
+		if inMount { // its objects are proven when they are read
+			return nil
+		}
+		return f.proveObjects(ctx)
+	})
+}
+
+func (f *File) proveObjects(ctx context.Context) error {
 	runs, err := f.source.runs(ctx, 0, f.Size())
 	if err != nil {
 		return err
@@ -61,8 +70,35 @@ func (f *File) proveDirect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if p.Verdict != Proven {
-			return fmt.Errorf("%w: direct for %s is %s: %s", ErrUnavailable, b.name, p.Verdict, p.Why)
+		if err := p.want(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Proof) want(b *backing) error {
+	if p.Verdict != Proven {
+		return fmt.Errorf("%w: direct for %s is %s: %s", ErrUnavailable, b.name, p.Verdict, p.Why)
+	}
+	return nil
+}
+
+// proveCached proves Direct for files of a cache that a request needs: they may be younger than the File.
+func (f *File) proveCached(ctx context.Context, pieces []piece) error {
+	seen := map[*backing]bool{}
+	for i := range pieces {
+		b := pieces[i].file
+		if !b.cached || seen[b] {
+			continue
+		}
+		seen[b] = true
+		p, err := f.r.prove(ctx, b)
+		if err == nil {
+			err = p.want(b)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

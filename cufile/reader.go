@@ -323,17 +323,21 @@ func (r *Reader) forget(files []*backing) error {
 	})
 }
 
-// letGo gives cuFile handles back, so that the files can be closed.
+// letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*backing) error {
-	files = slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return !b.hasHandle() })
+	files = slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return r.cu == nil || !b.cached && !b.hasHandle() })
 	if len(files) == 0 {
 		return nil
 	}
-	return r.mapper.do(ctx, func(*worker) error {
+	return r.mapper.do(ctx, func(w *worker) error {
+		var errs []error
 		for _, b := range files {
 			r.cufile.forget(b)
+			if b.cached {
+				errs = append(errs, r.maps.forget(w, b))
+			}
 		}
-		return nil
+		return errors.Join(errs...)
 	})
 }
 

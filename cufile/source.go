@@ -48,6 +48,7 @@ type backing struct {
 	dev    uint64
 	ino    uint64
 	inline bool // the file in the mount itself: it can be read, and nothing else
+	cached bool // it is a cache's, which may take it away while it is not lent
 
 	lender lender // nil for what is open for good
 	object uint64 // as the lender knows it
@@ -86,8 +87,11 @@ func (b *backing) adopt(fd int) error {
 }
 
 // direct gives a descriptor with O_DIRECT, or false where the file system refuses one. It is a second description:
-// the flag on the first would bind all who share it.
+// the flag on the first would bind all who share it. A file in the mount has its daemon's cache behind it.
 func (b *backing) direct() (int, bool) {
+	if b.inline {
+		return -1, false
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.directFD == 0 {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,8 +28,10 @@ type mountedFile struct {
 	ids    *atomic.Uint64
 
 	mu      sync.Mutex // guards what follows
-	all     []run      // nil while nobody needed them and they are many
+	all     places     // of all its bytes; not known while nobody needed them and they are many
+	many    bool       // runs: more than fewRuns
 	objects map[uint64]*backing
+	lent    map[*backing]bool // those that are open
 }
 
 // inlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
@@ -48,7 +51,7 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 	if err != nil {
 		return nil, err
 	}
-	m := &mountedFile{file: os.NewFile(uintptr(fd), name), ids: &r.ids, objects: map[uint64]*backing{}}
+	m := &mountedFile{file: os.NewFile(uintptr(fd), name), ids: &r.ids, objects: map[uint64]*backing{}, lent: map[*backing]bool{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.close())
@@ -70,12 +73,13 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 		return nil, err
 	}
 	m.inline.inline = true
-	if info.Runs > fewRuns {
-		return m, nil
-	}
-	m.all, err = m.extents(ctx, 0, m.length, fewRuns)
+	m.many = info.Runs > fewRuns
+	_, err = m.few(ctx)
 	return m, err
 }
+
+// cached says whether backing files may be taken away.
+func (m *mountedFile) cached() bool { return m.info.Flags&control.InfoCached != 0 }
 
 // extents asks for the runs of [offset, offset+n). More than most are ErrTooLarge.
 func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]run, error) {
@@ -88,17 +92,19 @@ func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]run
 			return nil, fmt.Errorf("open %s: %w: more than %d extents", m.file.Name(), ErrTooLarge, most)
 		}
 		for _, e := range batch.Extents {
-			r := run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count}
-			switch {
-			case e.Logical != end:
-				return nil, fmt.Errorf("open %s: the mount names no place for the bytes at %d", m.file.Name(), end)
-			case e.Flags&control.ExtentMount != 0:
-				// Its offset is the place in the file, whatever the extent says.
-				r = run{e.Logical, e.Length * e.Count, inlineObject, e.Logical, 0, 1}
-			case e.Flags != 0:
-				return nil, fmt.Errorf("open %s: %w: the extent at %d has flags %#x that this reader does not know", m.file.Name(), ErrUnavailable, e.Logical, e.Flags)
+			r, err := m.runOf(&e)
+			if err == nil && e.Logical != end {
+				err = fmt.Errorf("open %s: the mount names no place for the bytes at %d", m.file.Name(), end)
 			}
-			list, end = append(list, r), r.end()
+			if err != nil {
+				return nil, err
+			}
+			if k := len(list) - 1; k >= 0 && list[k].object == r.object && (r.object == inlineObject || r.object == pendingObject) {
+				list[k].length += r.length
+			} else {
+				list = append(list, r)
+			}
+			end = r.end()
 		}
 	}
 	if end != offset+n {
@@ -107,37 +113,94 @@ func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]run
 	return list, nil
 }
 
+func (m *mountedFile) runOf(e *control.Extent) (run, error) {
+	switch {
+	case e.Flags&control.ExtentMount != 0:
+		// Its offset is the place in the file, whatever the extent says.
+		r := run{e.Logical, e.Length * e.Count, inlineObject, e.Logical, 0, 1}
+		if e.Flags&control.ExtentPending != 0 {
+			r.object = pendingObject
+		}
+		return r, nil
+	case e.Flags != 0:
+		return run{}, fmt.Errorf("open %s: %w: the extent at %d has flags %#x that this reader does not know", m.file.Name(), ErrUnavailable, e.Logical, e.Flags)
+	}
+	return run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count}, nil
+}
+
 func (m *mountedFile) size() int64 { return m.length }
 
 func (m *mountedFile) runs(ctx context.Context, offset, n int64) ([]run, error) {
 	m.mu.Lock()
-	all := m.all
+	all := m.all.runs
+	holds := m.all.hold(offset, n)
+	if !holds && all != nil {
+		m.all.again = time.Now().Add(askAgain) // one asks; the others go on with what there is
+	}
 	m.mu.Unlock()
-	if all != nil {
+	if holds {
 		return all, nil
 	}
-	few, err := m.extents(ctx, offset, n, fewRuns)
-	if !errors.Is(err, ErrTooLarge) {
-		return few, err
+	if all, err := m.few(ctx); all != nil || err != nil {
+		return all, err
 	}
-	if all, err = m.extents(ctx, 0, m.length, mostRuns); err != nil {
+	some, err := m.extents(ctx, offset, n, fewRuns)
+	if !errors.Is(err, ErrTooLarge) {
+		return some, err
+	}
+	return m.ask(ctx, mostRuns)
+}
+
+// few asks for all runs, and gives nil where they are not few.
+func (m *mountedFile) few(ctx context.Context) ([]run, error) {
+	m.mu.Lock()
+	many := m.many
+	m.mu.Unlock()
+	if many {
+		return nil, nil
+	}
+	all, err := m.ask(ctx, fewRuns)
+	if !errors.Is(err, ErrTooLarge) {
+		return all, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.many = true
+	return nil, nil
+}
+
+// ask asks for all runs, and remembers them.
+func (m *mountedFile) ask(ctx context.Context, most int64) ([]run, error) {
+	began := time.Now()
+	all, err := m.extents(ctx, 0, m.length, most)
+	if err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all = all
+	m.all = newPlaces(all, time.Since(began))
 	return all, nil
 }
 
+func (m *mountedFile) relocate(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all = places{}
+	return nil
+}
+
 func (m *mountedFile) backing(r *run) *backing {
-	if r.object == inlineObject {
+	if r.object == inlineObject || r.object == pendingObject {
 		return m.inline
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.objects[r.object]
 	if b == nil {
-		b = &backing{id: m.ids.Add(1), name: fmt.Sprintf("%s (object %d)", m.file.Name(), r.object), fd: -1, lender: m, object: r.object, at: r.logical}
+		b = &backing{
+			id: m.ids.Add(1), name: fmt.Sprintf("%s (object %d)", m.file.Name(), r.object), fd: -1, cached: m.cached(),
+			lender: m, object: r.object, at: r.logical,
+		}
 		m.objects[r.object] = b
 	}
 	return b
@@ -146,7 +209,11 @@ func (m *mountedFile) backing(r *run) *backing {
 func (m *mountedFile) leave() []*backing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Collect(maps.Values(m.objects))
+	all := maps.Clone(m.lent)
+	for _, b := range m.objects {
+		all[b] = true
+	}
+	return slices.Collect(maps.Keys(all))
 }
 
 // open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
@@ -172,6 +239,9 @@ func (m *mountedFile) open(ctx context.Context, files []*backing) (ahead []*back
 				break
 			}
 		}
+		if len(files) == before && m.cached() {
+			return nil, fmt.Errorf("open %s: %w", files[0].name, errMoved)
+		}
 		if len(files) == before {
 			return nil, fmt.Errorf("open %s: the mount no longer names it at %d", files[0].name, first)
 		}
@@ -191,23 +261,29 @@ func (m *mountedFile) explain(ctx context.Context, err error) error {
 }
 
 func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*backing) error {
-	objects := make([]uint64, len(files))
-	for i, b := range files {
-		objects[i] = b.object
+	got, err := m.client.Redeem(ctx, ticket, objectsOf(files))
+	if m.cached() && (errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EAGAIN)) { // the ticket is old, or there are too many leases
+		return fmt.Errorf("open %s: %w: %w", files[0].name, errMoved, err)
 	}
-	got, err := m.client.Redeem(ctx, ticket, objects)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", files[0].name, err)
 	}
 	errs := make([]error, len(got))
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for i := range got {
-		errs[i] = files[i].take(&got[i])
+		if errs[i] = files[i].take(&got[i]); errs[i] == nil {
+			m.lent[files[i]] = true
+		}
 	}
 	return firstError(errs)
 }
 
 // take takes over a redeemed file.
 func (b *backing) take(from *control.Backing) error {
+	if from.Err != nil && b.cached { // whatever it is: the mount reads on without its cache
+		return fmt.Errorf("open %s: %w: %w", b.name, errMoved, from.Err)
+	}
 	if from.Err != nil {
 		return fmt.Errorf("open %s: %w", b.name, from.Err)
 	}
@@ -221,10 +297,26 @@ func (b *backing) take(from *control.Backing) error {
 	return b.adopt(fd)
 }
 
-// release says which objects were closed. A daemon that has gone needs not know, and whoever asks for more will hear
-// of it.
-func (m *mountedFile) release(ctx context.Context, objects []uint64) {
-	giveBack(ctx, m.client, objects)
+// release says which files were closed. A daemon that has gone needs not know, and whoever asks for more will hear of
+// it. What a cache may take away by then is not looked for again: it comes back as another object.
+func (m *mountedFile) release(ctx context.Context, files []*backing) {
+	giveBack(ctx, m.client, objectsOf(files))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, b := range files {
+		delete(m.lent, b)
+		if b.cached && m.objects[b.object] == b {
+			delete(m.objects, b.object)
+		}
+	}
+}
+
+func objectsOf(files []*backing) []uint64 {
+	objects := make([]uint64, len(files))
+	for i, b := range files {
+		objects[i] = b.object
+	}
+	return objects
 }
 
 func giveBack(ctx context.Context, client *control.Client, objects []uint64) {

@@ -47,7 +47,7 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 			return
 		}
 		result := make(chan fetched, 1)
-		v, groups, err := f.prepare(ctx, []int64{span.Offset}, span.Length)
+		v, w, err := f.prepare(ctx, []int64{span.Offset}, span.Length)
 		if err != nil {
 			s.ended = err
 			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}
@@ -57,7 +57,7 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 		s.wg.Add(1)
 		go func() {
 			defer s.wg.Done()
-			v, err := f.fill(ctx, v, groups)
+			v, err := f.fill(ctx, v, w)
 			result <- fetched{v, err}
 		}()
 		s.ready <- result

@@ -147,6 +147,9 @@ func (c *channel) factsOf(number int, b *layout.Body) facts {
 		if !here {
 			f.flags |= control.InfoMount
 		}
+		if later {
+			f.flags |= control.InfoCached
+		}
 	}
 	if b.Runs() > long {
 		c.facts.Store(number, f)

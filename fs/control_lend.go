@@ -36,7 +36,8 @@ func (m *Mount) readOnlyMount() error {
 func (m *Mount) lend(id uint64, a *answer) control.Object {
 	out := control.Object{ID: id, FD: -1, Errno: syscall.EOPNOTSUPP}
 	o := m.control.objects.object(id)
-	if o == nil {
+	if o == nil { // forgotten since its extents were asked for
+		out.Errno = syscall.ESTALE
 		return out
 	}
 	l, ok := o.Origin.(lender)

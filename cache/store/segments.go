@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"path"
 	"sync"
 
@@ -28,6 +29,25 @@ func (g segments) Hold(o *layout.Object) (release func()) {
 		return func() {}
 	}
 	return sync.OnceFunc(func() { g.store.ledger.unpin(e) })
+}
+
+// OpenForOthers opens a segment for another process. One that is gone, since another process evicted it, is taken off
+// the books, so that nobody is sent there again.
+func (g segments) OpenForOthers(o *layout.Object) (fd int, err error) {
+	if fd, err = g.Dir.OpenForOthers(o); !errors.Is(err, cache.ErrChanged) {
+		return fd, err
+	}
+	if k, ok := parseName(path.Clean(o.Name)); ok {
+		e := g.store.ledger.find(k)
+		if e == nil {
+			return fd, err
+		}
+		if known, _ := g.store.ledger.look(e); known == o {
+			g.store.ledger.drop(e)
+			g.store.dir.Forget(o)
+		}
+	}
+	return fd, err
 }
 
 // ReadOnlyMount says whether segments are given to others through a read-only mount: see [cache.Dir.ReadOnlyMount].

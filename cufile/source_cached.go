@@ -1,0 +1,80 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// The backing files of a mount can be a cache's. What is not on this machine yet lies in none, and what nobody has open
+// may be taken away at any time. What is open stays as it is: no byte of it ever changes.
+
+// errMoved says that a cache has taken a file away after a request was told that its bytes lie there.
+var errMoved = errors.New("it is no longer in the cache")
+
+// movable is a source whose bytes may come to lie elsewhere.
+type movable interface {
+	// relocate forgets where the bytes lay.
+	relocate(ctx context.Context) error
+}
+
+// follow does what needs to know where bytes lie, and does it again where they moved meanwhile. Where that goes on, it
+// says inMount: then they are read through the mount, which finds them wherever they are. Whatever do has under way has
+// ended when it returns errMoved.
+func (f *File) follow(ctx context.Context, do func(inMount bool) error) error {
+	const times = 3
+	for range times {
+		err := do(false)
+		m, ok := f.source.(movable)
+		if !ok || !errors.Is(err, errMoved) {
+			return err
+		}
+		if err := m.relocate(ctx); err != nil {
+			return err
+		}
+	}
+	return do(true)
+}
+
+// pendingObject is the object of bytes that are not on this machine yet. They are read through the mount, which fetches
+// them, and lie somewhere else after that.
+const pendingObject = 1<<64 - 1
+
+// How long bytes may be taken for pending that are not any more: for so long, or for so many times what asking takes.
+const (
+	askAgain      = 100 * time.Millisecond
+	askAgainTimes = 10
+)
+
+// places is where the bytes of a whole file lie, as far as that is remembered.
+type places struct {
+	runs    []run // nil where nothing is
+	pending bool  // some of them are
+	again   time.Time
+}
+
+func newPlaces(runs []run, took time.Duration) places {
+	p := places{runs: runs, again: time.Now().Add(max(askAgain, askAgainTimes*took))}
+	for i := range runs {
+		p.pending = p.pending || runs[i].object == pendingObject
+	}
+	return p
+}
+
+// hold says whether they can be relied on for [offset, offset+n). Bytes that are not where they were are noticed when
+// they are opened.
+func (p *places) hold(offset, n int64) bool {
+	if p.runs == nil || !p.pending {
+		return p.runs != nil
+	}
+	if time.Now().Before(p.again) {
+		return true
+	}
+	q := request{runs: p.runs}
+	for i := q.find(offset); i < len(p.runs) && p.runs[i].logical < offset+n; i++ {
+		if p.runs[i].object == pendingObject {
+			return false
+		}
+	}
+	return true
+}
