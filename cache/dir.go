@@ -21,6 +21,9 @@ import (
 // ErrChanged says that an object is no longer the one that was listed: replaced, rewritten, cut or removed.
 var ErrChanged = errors.New("changed since the dataset was mounted: mount it again to see the new version")
 
+// ErrDamaged says that the bytes of an object are not what the dataset says of them.
+var ErrDamaged = errors.New("the bytes are damaged")
+
 // Dir is an origin that reads the files below one directory. Names that leave the directory, symbolic links among
 // them, are refused. It is safe for concurrent use.
 type Dir struct {

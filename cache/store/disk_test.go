@@ -92,7 +92,7 @@ func TestRefusedDirectories(t *testing.T) {
 		file:               {},
 		"/proc/self":       {},
 		t.TempDir() + "/a": {Segment: 1},
-		t.TempDir() + "/b": {Segment: 2 * MaxSegment},
+		t.TempDir() + "/b": {Segment: MaxSegment + mib},
 		t.TempDir() + "/c": {Size: -1},
 	} {
 		if s, err := Open(path, opt); err == nil {

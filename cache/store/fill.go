@@ -37,7 +37,7 @@ type fill struct {
 	over    bool       // published or given up: fd is closed when its last user goes
 	have    bits       // blocks
 	left    int        // blocks that are missing
-	sums    []uint32   // of each MiB, where summed
+	sums    []uint32   // of each sumBlock, where summed
 	summed  bits
 	flights []*flight
 	charged bits          // blocks that are on the books
@@ -53,7 +53,7 @@ type flight struct {
 
 func newFill(s *Store, up Upstream, source string, o *layout.Object, start, size int64) *fill {
 	blocks := int((size + block - 1) / block)
-	sums := int((size + sumBlock - 1) / sumBlock)
+	sums := sumsOf(size)
 	return &fill{
 		store: s, up: up, object: o, source: source, start: start, size: size, fd: -1, have: newBits(blocks), left: blocks,
 		sums: make([]uint32, sums), summed: newBits(sums), charged: newBits(blocks), changed: make(chan struct{}),
@@ -233,7 +233,8 @@ func (f *fill) carry(ctx context.Context, fl *flight) error {
 	if err != nil {
 		return err
 	}
-	w := &writer{fill: f, fd: fd, at: off, summing: off%sumBlock == 0}
+	sumBlock := sumBlock(f.size)
+	w := &writer{fill: f, fd: fd, at: off, sumBlock: sumBlock, summing: off%sumBlock == 0}
 	err = f.up.Fetch(ctx, f.object, f.start+off, n, w.write)
 	f.store.stats.fetched.Add(w.at - off)
 	return err
@@ -277,18 +278,20 @@ func (f *fill) file() (fd int, err error) {
 	return fd, nil
 }
 
-// writer writes what a flight brings, in order, and sums it where it comes in whole MiB.
+// writer writes what a flight brings, in order, and sums it where it comes in whole blocks of a sum.
 type writer struct {
-	fill    *fill
-	fd      int
-	at      int64
-	sum     uint32
-	summing bool
+	fill *fill
+	fd   int
+	at   int64
+
+	sumBlock int64
+	sum      uint32
+	summing  bool
 }
 
 func (w *writer) write(p []byte) error {
 	for len(p) > 0 {
-		q := p[:min(int64(len(p)), sumBlock-w.at%sumBlock)] // up to where a sum ends
+		q := p[:min(int64(len(p)), w.sumBlock-w.at%w.sumBlock)] // up to where a sum ends
 		for n := 0; n < len(q); {
 			m, err := unix.Pwrite(w.fd, q[n:], w.at+int64(n))
 			if err != nil && err != unix.EINTR {
@@ -321,10 +324,10 @@ func (f *fill) arrived(from, to int64, w *writer) {
 			f.left--
 		}
 	}
-	if to%sumBlock == 0 || to == f.size {
+	if to%w.sumBlock == 0 || to == f.size {
 		if w.summing {
-			f.sums[from/sumBlock] = w.sum
-			f.summed.set(int(from / sumBlock))
+			f.sums[from/w.sumBlock] = w.sum
+			f.summed.set(int(from / w.sumBlock))
 		}
 		w.sum, w.summing = 0, true
 	}

@@ -29,7 +29,21 @@ type header struct {
 	source  string
 	name    string
 	version string
-	sums    []uint32 // CRC-32C of each MiB
+	sums    []uint32 // CRC-32C of each sumBlock
+}
+
+// sumBlock is how many bytes of a segment have a checksum of their own: 1 MiB, or as many more as keep them at mostSums.
+func sumBlock(size int64) int64 {
+	n := int64(1 << 20)
+	for n*mostSums < size {
+		n *= 2
+	}
+	return n
+}
+
+func sumsOf(size int64) int {
+	n := sumBlock(size)
+	return int((size + n - 1) / n)
 }
 
 // append writes a header: magic, number of sums (u32), size, offset, object size (u64), lengths of the three texts
@@ -70,7 +84,7 @@ func parseHeader(b []byte) (*header, error) {
 		return nil, errHeader
 	}
 	if h.size < 0 || h.offset < 0 || h.object < 0 || h.size > MaxSegment || h.offset > h.object-h.size ||
-		int64(sums) != (h.size+sumBlock-1)/sumBlock || lengths[0]+lengths[1]+lengths[2]+4*sums != len(rest) {
+		sums != sumsOf(h.size) || lengths[0]+lengths[1]+lengths[2]+4*sums != len(rest) {
 		return nil, errHeader
 	}
 	for i, to := range []*string{&h.source, &h.name, &h.version} {

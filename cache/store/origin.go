@@ -27,6 +27,7 @@ type file struct {
 
 	mu      sync.Mutex // guards what follows
 	streams []stream   // the one that was seen last comes first
+	pass    *pass      // of an object that comes as a whole, while it comes
 }
 
 // stream is a reader that goes through a file in order.
@@ -121,7 +122,7 @@ func (x *Origin) read(ctx context.Context, f *file, g segmentOf, p []byte, off, 
 		if s.health.sick() {
 			break
 		}
-		err := x.readHere(ctx, k, g, p, off-g.start, ahead)
+		err := x.readHere(ctx, f, k, g, p, off-g.start, ahead)
 		var local *localError
 		switch {
 		case err == nil:
@@ -143,9 +144,19 @@ func (x *Origin) read(ctx context.Context, f *file, g segmentOf, p []byte, off, 
 	return err
 }
 
-func (x *Origin) readHere(ctx context.Context, k key, g segmentOf, p []byte, at, ahead int64) error {
+func (x *Origin) readHere(ctx context.Context, f *file, k key, g segmentOf, p []byte, at, ahead int64) error {
 	s := x.store
-	e := s.ledger.pin(k, func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
+	make := func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) }
+	if g.object.Whole {
+		if err := x.bring(ctx, f, g); err != nil {
+			return err
+		}
+		make = nil
+	}
+	e := s.ledger.pin(k, make)
+	if e == nil {
+		return errMoved
+	}
 	defer s.ledger.unpin(e)
 	_, fill := s.ledger.look(e)
 	if fill != nil {
@@ -203,6 +214,9 @@ func (s *Store) lost(e *entry, err error) error {
 // aheadOf fetches what a window of n bytes from off on has in the segments after that of off, without waiting.
 func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
 	s := x.store
+	if o.Whole {
+		return
+	}
 	end := min(o.Size, off+n)
 	for at := x.segment(o, max(0, off-1)).end(); at < end && !s.health.sick(); {
 		g := x.segment(o, at)
@@ -247,12 +261,16 @@ func (x *Origin) Prefetch(ctx context.Context, o *layout.Object, off, n int64) e
 		}
 		g := x.segment(o, off)
 		to := min(end, g.end(), off+prefetchStep)
-		e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
 		var err error
-		if _, fill := s.ledger.look(e); fill != nil {
-			err = fill.want(ctx, off-g.start, to-g.start, 0)
+		if o.Whole {
+			err, to = x.bring(ctx, f, g), min(end, g.end())
+		} else {
+			e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
+			if _, fill := s.ledger.look(e); fill != nil {
+				err = fill.want(ctx, off-g.start, to-g.start, 0)
+			}
+			s.ledger.unpin(e)
 		}
-		s.ledger.unpin(e)
 		var local *localError
 		if errors.As(err, &local) {
 			s.health.fail(err)

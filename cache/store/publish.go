@@ -77,20 +77,32 @@ func (s *Store) syncDir(name string) error {
 	return nil
 }
 
-// sumRest sums the MiB that came in pieces.
-func (f *fill) sumRest() error {
-	buf := make([]byte, sumBlock)
+// sumRest sums what came in pieces.
+func (f *fill) sumRest() (err error) {
+	buf := make([]byte, 1<<20)
 	for i := range f.sums {
 		if f.summed.get(i) {
 			continue
 		}
-		p := buf[:min(sumBlock, f.size-int64(i)*sumBlock)]
-		if err := readFull(f.fd, p, int64(i)*sumBlock); err != nil {
+		if f.sums[i], err = sumOf(f.fd, f.size, i, buf); err != nil {
 			return err
 		}
-		f.sums[i] = crc32.Checksum(p, castagnoli())
 	}
 	return nil
+}
+
+// sumOf reads what sum i of a segment is of.
+func sumOf(fd int, size int64, i int, buf []byte) (sum uint32, err error) {
+	n := sumBlock(size)
+	for at, end := int64(i)*n, min(size, int64(i+1)*n); at < end; {
+		p := buf[:min(int64(len(buf)), end-at)]
+		if err := readFull(fd, p, at); err != nil {
+			return 0, err
+		}
+		sum = crc32.Update(sum, castagnoli(), p)
+		at += int64(len(p))
+	}
+	return sum, nil
 }
 
 func readFull(fd int, p []byte, off int64) error {

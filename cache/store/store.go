@@ -25,7 +25,7 @@ type Upstream interface {
 // Options bound a store. The zero value of a field means what it says.
 type Options struct {
 	Size    int64 // bytes that segments may take, 0 means 80% of the filesystem
-	Segment int64 // bytes of a segment, a multiple of 1 MiB from 1 MiB to 256 MiB; 0 means 256 MiB
+	Segment int64 // bytes of a segment, a multiple of 1 MiB up to [MaxSegment]; 0 means 1 GiB, or 256 MiB below a Size of 64 GiB
 	MinFree int64 // bytes that stay free on the filesystem, 0 means 5% of it. So many of its inodes stay free, too
 	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB
 	MaxOpen int   // segments that stay open between reads, 0 means 256
@@ -33,10 +33,10 @@ type Options struct {
 }
 
 const (
-	// MaxSegment is the largest segment, bytes: its checksums fit into an extended attribute of ext4.
-	MaxSegment = 256 << 20
+	// MaxSegment is the largest segment, bytes. One that is an object as a whole is read by the kernel itself.
+	MaxSegment = 16 << 30
 
-	sumBlock = 1 << 20   // bytes of a checksum
+	mostSums = 256       // of a segment: they fit into an extended attribute of ext4
 	block    = 128 << 10 // bytes that are fetched at least
 	spanSize = 8 << 20   // bytes of one request at most
 )
@@ -85,11 +85,8 @@ func Open(path string, opt Options) (*Store, error) {
 // defaults makes the directory and fills in options from its filesystem.
 func (s *Store) defaults() error {
 	o := &s.opt
-	if o.Segment == 0 {
-		o.Segment = MaxSegment
-	}
-	if o.Segment < sumBlock || o.Segment > MaxSegment || o.Segment%sumBlock != 0 {
-		return fmt.Errorf("segments of %d bytes: want a multiple of 1 MiB, at most 256 MiB", o.Segment)
+	if o.Segment < 0 || o.Segment > MaxSegment || o.Segment%(1<<20) != 0 {
+		return fmt.Errorf("segments of %d bytes: want a multiple of 1 MiB, at most 16 GiB", o.Segment)
 	}
 	if o.Size < 0 || o.MinFree < 0 || o.Ahead < 0 {
 		return errors.New("a size is negative")
@@ -107,6 +104,12 @@ func (s *Store) defaults() error {
 	bytes := int64(st.Blocks) * st.Bsize
 	if o.Size == 0 {
 		o.Size = bytes / 5 * 4
+	}
+	if o.Segment == 0 {
+		o.Segment = 1 << 30
+		if o.Size < 64<<30 {
+			o.Segment = 256 << 20
+		}
 	}
 	if o.MinFree == 0 {
 		o.MinFree = bytes / 20

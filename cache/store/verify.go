@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"time"
 
@@ -31,7 +30,7 @@ func (s *Store) Segments(ctx context.Context, deep bool, each func(Segment) erro
 	if err != nil {
 		return err
 	}
-	buf := make([]byte, sumBlock)
+	buf := make([]byte, 1<<20)
 	for _, p := range found {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -75,19 +74,19 @@ func (s *Store) inspect(ctx context.Context, p published, deep bool, buf []byte)
 	return g, nil
 }
 
-// verify compares an open segment with its checksums. What it has read need not stay in the page cache.
+// verify compares an open segment with its checksums.
 func (h *header) verify(ctx context.Context, fd int, buf []byte) error {
 	for i, want := range h.sums {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		off := int64(i) * sumBlock
-		p := buf[:min(sumBlock, h.size-off)]
-		if err := readFull(fd, p, off); err != nil {
+		got, err := sumOf(fd, h.size, i, buf)
+		if err != nil {
 			return err
 		}
-		if got := crc32.Checksum(p, castagnoli()); got != want {
-			return fmt.Errorf("the MiB at byte %d has crc32c %08x, %08x was published", off, got, want)
+		if got != want {
+			n := sumBlock(h.size)
+			return fmt.Errorf("the %d bytes at %d have crc32c %08x, %08x was published", min(n, h.size-int64(i)*n), int64(i)*n, got, want)
 		}
 	}
 	return nil

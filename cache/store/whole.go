@@ -1,0 +1,129 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// pass gets an object that comes as a whole: [layout.Object.Whole]. One pass fills all of its segments, and none of its
+// bytes counts before the upstream has said that all are right. While a pass is under way the object's fills are its
+// alone; a fill that is found without one is complete.
+type pass struct {
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+// bring returns when a segment of an object that comes as a whole is here. Whoever asks first has it come; it comes
+// even if nobody waits any more.
+func (x *Origin) bring(ctx context.Context, f *file, g segmentOf) error {
+	s := x.store
+	f.mu.Lock()
+	p := f.pass
+	if p == nil {
+		if s.ledger.find(keyOf(f.identity, g.index)) != nil {
+			f.mu.Unlock()
+			return nil
+		}
+		p = &pass{done: make(chan struct{})}
+		f.pass = p
+		s.wg.Go(func() { x.pass(f, g.object, p) })
+	}
+	f.mu.Unlock()
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// pass gets an object, lets its readers in, and publishes what came.
+func (x *Origin) pass(f *file, o *layout.Object, p *pass) {
+	s := x.store
+	parts := x.parts(f, o)
+	p.err = x.pour(s.ctx, o, parts)
+	for _, part := range parts {
+		if part != nil && p.err != nil {
+			s.ledger.drop(part.entry)
+			part.close()
+		}
+	}
+	f.mu.Lock()
+	f.pass = nil
+	f.mu.Unlock()
+	close(p.done)
+	for _, part := range parts {
+		if part == nil {
+			continue
+		}
+		if p.err == nil {
+			part.publish()
+		}
+		s.ledger.unpin(part.entry)
+	}
+}
+
+// parts makes a pinned fill for each segment of an object, nil for those that are here.
+func (x *Origin) parts(f *file, o *layout.Object) (parts []*fill) {
+	s := x.store
+	for at := int64(0); at < o.Size; {
+		g := x.segment(o, at)
+		var part *fill
+		e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill {
+			part = newFill(s, x.up, x.source, o, g.start, g.size)
+			return part
+		})
+		if part == nil {
+			s.ledger.unpin(e)
+		}
+		parts = append(parts, part)
+		at = g.end()
+	}
+	return parts
+}
+
+// pour makes room for the parts and fills them. What comes damaged is fetched once again.
+func (x *Origin) pour(ctx context.Context, o *layout.Object, parts []*fill) error {
+	for _, part := range parts {
+		if part == nil {
+			continue
+		}
+		if _, err := part.room(&flight{first: 0, last: part.have.n}, 0, part.size); err != nil {
+			return err
+		}
+	}
+	err := x.pourOnce(ctx, o, parts)
+	if errors.Is(err, cache.ErrDamaged) && ctx.Err() == nil {
+		x.store.opt.Log.Warn("an object came damaged and is fetched again", "object", o.Name, "error", err)
+		err = x.pourOnce(ctx, o, parts)
+	}
+	return err
+}
+
+func (x *Origin) pourOnce(ctx context.Context, o *layout.Object, parts []*fill) error {
+	s := x.store
+	writers := make([]*writer, len(parts))
+	for i, part := range parts {
+		if part != nil {
+			writers[i] = &writer{fill: part, fd: part.fd, sumBlock: sumBlock(part.size), summing: true}
+		}
+	}
+	at := int64(0)
+	return x.up.Fetch(ctx, o, 0, o.Size, func(p []byte) error {
+		for len(p) > 0 {
+			g := x.segment(o, at)
+			q := p[:min(int64(len(p)), g.end()-at)]
+			if w := writers[g.index]; w != nil {
+				if err := w.write(q); err != nil {
+					return err
+				}
+				s.stats.fetched.Add(int64(len(q)))
+			}
+			at, p = at+int64(len(q)), p[len(q):]
+		}
+		return nil
+	})
+}

@@ -1,0 +1,93 @@
+// Command remote measures the first read of a remote object through a mount, and later ones, beside what the network and
+// the disk give without it.
+//
+//	go run ./tests/bench/remote --hbmfs bin/hbmfs [--size 1GiB] [--rounds 5] [--latency 25ms] [--rate 90MB/s]
+//
+// The server is this program: it waits --latency before each answer, and gives each connection --rate at most. One
+// round fetches the object by 8 parallel ranged GETs, reads it cold through a new mount with an empty cache, reads it
+// again, and once more after the page cache was dropped, beside direct reads of the cache's own file. Medians are of
+// ratios within a round.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "remote:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) (err error) {
+	var c config
+	pflag.StringVar(&c.hbmfs, "hbmfs", "bin/hbmfs", "the built binary")
+	pflag.Int64Var(&c.size, "size", 1<<30, "bytes of the object")
+	rounds := pflag.Int("rounds", 5, "rounds")
+	pflag.DurationVar(&c.latency, "latency", 25*time.Millisecond, "before each answer of the server")
+	pflag.Float64Var(&c.rate, "rate", 90e6, "bytes per second of a connection, 0 for no limit")
+	pflag.StringVar(&c.dir, "dir", "", "where the object, the cache and the mount are put (a directory on a real disk; default: the temporary one)")
+	pflag.Parse()
+	b, err := newBench(c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	var all []round
+	for i := range *rounds {
+		r, err := b.round(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "round %d: %+v\n", i+1, r)
+		all = append(all, r)
+	}
+	report(all, c)
+	return nil
+}
+
+// round has the rates of one round, bytes per second.
+type round struct {
+	GETs, Cold       float64
+	Warm, WarmDirect float64
+	Disk, DiskDirect float64
+}
+
+func report(all []round, c config) {
+	median := func(of func(round) float64) float64 {
+		var x []float64
+		for _, r := range all {
+			x = append(x, of(r))
+		}
+		slices.Sort(x)
+		return x[len(x)/2]
+	}
+	fmt.Printf("%d bytes, latency %v, %.0f MB/s a connection, %d rounds, medians\n\n", c.size, c.latency, c.rate/1e6, len(all))
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "read\tMB/s\tbeside\tMB/s\tratio\t")
+	for _, row := range []struct {
+		name, beside string
+		of, by       func(round) float64
+	}{
+		{"cold, through the mount", "8 parallel ranged GETs", func(r round) float64 { return r.Cold }, func(r round) float64 { return r.GETs }},
+		{"again", "the cache's file, from the page cache", func(r round) float64 { return r.Warm }, func(r round) float64 { return r.WarmDirect }},
+		{"page cache dropped", "the cache's file, from the disk", func(r round) float64 { return r.Disk }, func(r round) float64 { return r.DiskDirect }},
+	} {
+		fmt.Fprintf(t, "%s\t%.0f\t%s\t%.0f\t%.2f\t\n", row.name, median(row.of)/1e6, row.beside, median(row.by)/1e6,
+			median(func(r round) float64 { return row.of(r) / row.by(r) }))
+	}
+	_ = t.Flush()
+}
