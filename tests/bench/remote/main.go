@@ -5,14 +5,14 @@
 //
 // The server is this program: it waits --latency before each answer, and gives each connection --rate at most. One
 // round fetches the object by 8 parallel ranged GETs, reads it cold through a new mount with an empty cache, reads it
-// again, and once more after the page cache was dropped, beside direct reads of the cache's own file. Medians are of
-// ratios within a round.
+// again beside the cache's own file, and one of the two once more after the page cache was dropped.
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"slices"
@@ -70,7 +70,12 @@ func report(all []round, c config) {
 	median := func(of func(round) float64) float64 {
 		var x []float64
 		for _, r := range all {
-			x = append(x, of(r))
+			if v := of(r); v > 0 {
+				x = append(x, v)
+			}
+		}
+		if len(x) == 0 {
+			return math.NaN()
 		}
 		slices.Sort(x)
 		return x[len(x)/2]
@@ -86,8 +91,8 @@ func report(all []round, c config) {
 		{"again", "the cache's file, from the page cache", func(r round) float64 { return r.Warm }, func(r round) float64 { return r.WarmDirect }},
 		{"page cache dropped", "the cache's file, from the disk", func(r round) float64 { return r.Disk }, func(r round) float64 { return r.DiskDirect }},
 	} {
-		fmt.Fprintf(t, "%s\t%.0f\t%s\t%.0f\t%.2f\t\n", row.name, median(row.of)/1e6, row.beside, median(row.by)/1e6,
-			median(func(r round) float64 { return row.of(r) / row.by(r) }))
+		of, by := median(row.of), median(row.by)
+		fmt.Fprintf(t, "%s\t%.0f\t%s\t%.0f\t%.2f\t\n", row.name, of/1e6, row.beside, by/1e6, of/by)
 	}
 	_ = t.Flush()
 }
