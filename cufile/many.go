@@ -126,9 +126,12 @@ func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, 
 		if f == nil {
 			continue
 		}
-		if len(ahead) < r.handles.limit {
+		switch {
+		case len(ahead) < r.handles.limit:
 			ahead = b.adopt(ctx, found, ahead)
 			b.next = len(b.files)
+		case found.Flags&control.InfoCached != 0: // a cache needs the room of what waits
+			b.decline(ctx, found)
 		}
 		files[list[len(b.files)-1]] = &File{r: r, name: names[list[len(b.files)-1]], source: f}
 	}
@@ -202,6 +205,18 @@ func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*backi
 	b.mu.Unlock()
 	giveBack(ctx, b.client, strays)
 	return opened
+}
+
+// decline gives back the descriptors that came with a file.
+func (b *batch) decline(ctx context.Context, found *control.Found) {
+	var objects []uint64
+	for _, e := range found.Extents {
+		if from := found.Take(e.Object); from != nil && from.File != nil {
+			_ = from.File.Close() // opened for reading: nothing is lost
+			objects = append(objects, e.Object)
+		}
+	}
+	giveBack(ctx, b.client, objects)
 }
 
 // mostAhead is how many files are opened with one that is needed, when they are read in their order.

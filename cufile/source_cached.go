@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 // The backing files of a mount can be a cache's. What is not on this machine yet lies in none, and what nobody has open
@@ -77,4 +79,34 @@ func (p *places) hold(offset, n int64) bool {
 		}
 	}
 	return true
+}
+
+// announce has the daemon fetch what a request is about to read through the mount: all of it at once, and also what the
+// kernel has pages of from before the cache let it go, which else would never lie in a backing file again.
+func (f *File) announce(pieces []piece) {
+	m, _ := f.source.(*mountedFile)
+	if b, ok := f.source.(*batchFile); ok {
+		m = b.opened()
+	}
+	if m == nil || !m.cached() {
+		return
+	}
+	var ranges []control.Range
+	for i := range pieces {
+		p := &pieces[i]
+		if p.file != m.inline {
+			continue
+		}
+		if k := len(ranges) - 1; k >= 0 && ranges[k].Offset+ranges[k].Length == p.offset {
+			ranges[k].Length += p.n
+			continue
+		}
+		if len(ranges) == control.MaxRanges {
+			break
+		}
+		ranges = append(ranges, control.Range{Offset: p.offset, Length: p.n})
+	}
+	if len(ranges) > 0 {
+		_ = control.Prefetch(m.file, ranges...) // it is advice, and whoever reads the bytes meets what is wrong
+	}
 }
