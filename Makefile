@@ -6,9 +6,11 @@ DESTDIR ?=
 # mount(8) looks for mount.fuse.hbmfs in /sbin only, so a system-wide install puts the link there.
 MOUNTDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/sbin,$(PREFIX)/sbin)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-# RACE=0 tests without the race detector (it needs a C compiler), READERS=0 without the Python readers.
+# RACE=0 tests without the race detector (it needs a C compiler), READERS=0 without the Python readers, SERVERS=0 without
+# the real servers of remote sources.
 RACE    ?= 1
 READERS ?= 1
+SERVERS ?= 1
 CACHE   ?= .cache
 
 # A release binary must not depend on the version of the C library of the machine that built it, nor building it on a C
@@ -19,6 +21,7 @@ STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags
 LDFLAGS = -s -w -X main.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
+S3      = $(CACHE)/s3server
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
@@ -43,14 +46,15 @@ demo: build ## Tokenize the Go source tree, mount it, verify every byte, show th
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
-test: build $(if $(filter 1,$(READERS)),lib) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real Python readers
-	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python)
+test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3)) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
+	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
 	$(GO) vet ./...
 	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
 	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) \
+	  HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) ./...
 
@@ -69,6 +73,13 @@ $(LINT): tools/go.mod tools/go.sum
 	@mkdir -p $(CACHE)
 	@echo "building golangci-lint, once (minutes)"
 	$(GO) -C tools build -buildvcs=false -o $(abspath $(LINT)) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+# The S3 server of the tests is a module of its own for the same reason.
+$(S3): $(wildcard tests/origins/s3server/*)
+	@mkdir -p $(CACHE)
+	@echo "building an S3 server for the tests, once (a minute)"
+	tools/retry.sh $(GO) -C tests/origins/s3server mod download
+	CGO_ENABLED=0 $(GO) -C tests/origins/s3server build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(S3)) .
 
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse

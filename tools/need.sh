@@ -1,6 +1,6 @@
 #!/bin/sh
 # need.sh NEED...: makes sure that this machine has what a make target needs.
-# Needs: fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with venv).
+# Needs: fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with venv), nginx.
 # What is missing is installed when this is root on a Debian-like system; else the command to run is named.
 set -eu
 
@@ -16,6 +16,10 @@ for need in "$@"; do
     python)
         # ensurepip is what Debian splits out of python3 into python3-venv.
         python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python3 python3-venv"
+        ;;
+    nginx)
+        # Debian has it in /usr/sbin, where an ordinary user's PATH need not lead.
+        PATH="$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$missing nginx-light"
         ;;
     *)
         echo "need.sh: unknown need $need" >&2

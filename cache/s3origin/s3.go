@@ -14,6 +14,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/minio/minio-go/v7"
@@ -110,7 +111,8 @@ func (o *Origin) explain(err error) error {
 	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired", r.Code == "RequestTimeTooSkewed":
 		o.creds.Expire() // the next attempt asks where they come from
 		return fmt.Errorf("the credentials have expired: %w", err)
-	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
+	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized,
+		r.Code == "InvalidToken", r.Code == "XAdminUserNotFound": // which AWS answers with 400, and versitygw with 404
 		return fmt.Errorf("%w by the server (%s: %s): check the credentials, and their right to s3:GetObject and s3:ListBucket", fs.ErrPermission, r.Code, r.Message)
 	case r.Code == "NoSuchBucket":
 		return fmt.Errorf("there is no bucket %q: %w", o.source.Bucket, fs.ErrNotExist)
@@ -157,7 +159,14 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if len(objects) == 0 {
 		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
 	}
-	return cache.RemoteListing(objects), nil
+	l := cache.RemoteListing(objects)
+	l.Objects = slices.DeleteFunc(l.Objects, func(obj *layout.Object) bool {
+		if obj.Version == "" {
+			l.Problems = append(l.Problems, layout.Problem{Object: obj.Name, Detail: "the server gives no ETag, so that a change could not be seen: left out"})
+		}
+		return obj.Version == ""
+	})
+	return l, nil
 }
 
 // one looks for an object whose key is the whole prefix, nil if there is none, or none that may be seen.

@@ -101,6 +101,14 @@ func (s *Suite) leftMounted() error {
 	return err
 }
 
+// Nginx finds the web server, which Debian has where an ordinary user's PATH need not lead.
+func Nginx() (path string, err error) {
+	if path, err = exec.LookPath("nginx"); err != nil {
+		path, err = exec.LookPath("/usr/sbin/nginx")
+	}
+	return path, err
+}
+
 // Ended tells whether a process is gone, or dead and not yet collected by its parent.
 func Ended(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))

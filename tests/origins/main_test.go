@@ -1,0 +1,177 @@
+// Package origins_test tests what hbmfs reads from elsewhere against real servers: versitygw's S3 (s3server, a module of
+// its own, which HBMFS_S3SERVER names built) and nginx. Between them and hbmfs stands a proxy of the test, which counts
+// what is asked for and breaks what a test wants broken.
+//
+// The origins' contract is tested on the packages themselves, everything else on mounts of the built hbmfs, as its users
+// see it. Under the race detector the daemon is built with it, too.
+package origins_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// patience bounds every wait of these tests. It is long, since nothing that works waits for its end.
+const patience = time.Minute
+
+// What all tests share; TestMain makes it.
+var (
+	suite *blackbox.Suite
+	s3    *s3Server    // nil where HBMFS_S3SERVER is not set
+	nginx *nginxServer // nil where there is no nginx
+)
+
+func TestMain(m *testing.M) {
+	code, err := testMain(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func testMain(m *testing.M) (code int, err error) {
+	if suite, err = blackbox.NewSuite("origins", raceDetector); err != nil {
+		return 1, err
+	}
+	return suite.Run(func() int {
+		code := 1
+		err := startServers()
+		if err == nil {
+			code = m.Run()
+		}
+		if err := errors.Join(err, stopServers()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	}), nil
+}
+
+func needFUSE(t *testing.T) {
+	t.Helper()
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+}
+
+// newDir makes a directory that every user can reach, and that goes with the test.
+func newDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(suite.Dir, "t-")
+	must(t, err)
+	must(t, os.Chmod(dir, 0o755))
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// must fails the test on an error of the test's own doing.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mounted is a mount of a test.
+type mounted struct {
+	*blackbox.Mount
+	point, log string
+	pid        int // of the daemon
+}
+
+// mount mounts source on point, or on a new directory where point is empty. When the test ends it must come off, and the
+// daemon must end.
+func mount(t *testing.T, source, point string, flags ...string) *mounted {
+	t.Helper()
+	if point == "" {
+		point = newDir(t)
+	}
+	m := &mounted{point: point, log: filepath.Join(newDir(t), "log")}
+	var err error
+	m.Mount, err = suite.Mount(t.Context(), source, point, append(flags, "--log-file", m.log)...)
+	must(t, err)
+	m.pid, err = m.DaemonPID()
+	must(t, err)
+	t.Cleanup(func() { m.end(t) })
+	return m
+}
+
+// end unmounts, and fails the test when the mount or the daemon stays, or when the daemon logged a crash.
+func (m *mounted) end(t *testing.T) {
+	t.Helper()
+	if err := m.Close(); err != nil {
+		t.Errorf("%v\nlog:\n%s", err, m.logText(t))
+	}
+	if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
+		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", m.pid, m.point, patience, m.logText(t))
+		_ = syscall.Kill(m.pid, syscall.SIGKILL) // it may have ended by now
+	}
+	for _, crash := range []string{"panic", "goroutine ", "internal error"} {
+		if text := m.logText(t); strings.Contains(text, crash) {
+			t.Errorf("the log speaks of %q:\n%s", crash, text)
+		}
+	}
+}
+
+// kill ends the daemon at once, as a crash or the out-of-memory killer does.
+func (m *mounted) kill(t *testing.T) {
+	t.Helper()
+	must(t, syscall.Kill(m.pid, syscall.SIGKILL))
+	if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
+		t.Fatal("the daemon survives SIGKILL")
+	}
+}
+
+func (m *mounted) logText(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(m.log)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+	return string(text)
+}
+
+// mountStatus is the part of .hbmfs/status that these tests read.
+type mountStatus struct {
+	Indexing bool
+	Counters struct {
+		PassthroughOpens int64 `json:"passthrough_opens"`
+	}
+	Passthrough struct{ On bool }
+	Origin      fetch.Stats
+	Cache       store.Stats
+}
+
+func (m *mounted) status(t *testing.T) mountStatus {
+	t.Helper()
+	data, err := os.ReadFile(m.Path(".hbmfs", "status"))
+	must(t, err)
+	var s mountStatus
+	must(t, json.Unmarshal(data, &s))
+	return s
+}
+
+// settled waits until nothing is being filled any more, and gives the status.
+func (m *mounted) settled(t *testing.T) (s mountStatus) {
+	t.Helper()
+	if !blackbox.Within(patience, func() bool { s = m.status(t); return s.Cache.Filling == 0 && !s.Indexing }) {
+		t.Fatalf("segments stay half filled although all was read: %+v\nlog:\n%s", s, m.logText(t))
+	}
+	return s
+}

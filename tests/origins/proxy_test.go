@@ -1,0 +1,190 @@
+package origins_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// fault is what goes wrong with an answer.
+type fault string
+
+const (
+	none       fault = ""
+	serverFail fault = "500"
+	slowDown   fault = "503 slow down"
+	reset      fault = "reset in the body"
+	hangUp     fault = "connection closed in the body"
+	short      fault = "half the body, well-formed"
+	otherRange fault = "other bytes than asked for"
+	stall      fault = "half the body, then nothing"
+	down       fault = "connection closed at once"
+)
+
+// proxy stands before a server.
+type proxy struct {
+	*httptest.Server
+
+	mu     sync.Mutex
+	answer func(w http.ResponseWriter, r *http.Request) bool // takes a request for itself
+	fault  func(number int) fault                            // of the number-th request for a range
+	ranges []asked
+}
+
+// asked is a range that was asked for.
+type asked struct {
+	path     string
+	from, to int64 // the last byte
+}
+
+type ctxKey int
+
+const (
+	faultKey ctxKey = iota
+	connKey
+)
+
+// newProxy makes a proxy before the server on a socket.
+func newProxy(t testing.TB, socket string) *proxy {
+	t.Helper()
+	transport := toSocket(socket)
+	p := &proxy{}
+	forward := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "server", r.In.Host // which the signature holds
+		},
+		Transport: transport, FlushInterval: -1, ModifyResponse: spoil,
+		ErrorLog: log.New(io.Discard, "", 0), // of what was broken on purpose
+	}
+	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(w, r, forward) }))
+	p.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey, c) }
+	p.Config.ErrorLog = forward.ErrorLog
+	p.Start()
+	t.Cleanup(func() {
+		p.CloseClientConnections()
+		p.Close()
+		transport.CloseIdleConnections()
+	})
+	return p
+}
+
+func (p *proxy) serve(w http.ResponseWriter, r *http.Request, forward http.Handler) {
+	f, answer := p.look(r)
+	if answer != nil && answer(w, r) {
+		return
+	}
+	switch f {
+	case serverFail:
+		w.WriteHeader(http.StatusInternalServerError)
+	case slowDown:
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>`)
+	case down:
+		panic(http.ErrAbortHandler)
+	default:
+		forward.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), faultKey, f)))
+	}
+}
+
+// look notes a request and says what is to happen to it.
+func (p *proxy) look(r *http.Request) (f fault, answer func(http.ResponseWriter, *http.Request) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if from, to, ok := parseRange(r.Header.Get("Range")); ok && r.Method == http.MethodGet {
+		p.ranges = append(p.ranges, asked{r.URL.Path, from, to})
+		if p.fault != nil {
+			f = p.fault(len(p.ranges))
+		}
+	}
+	return f, p.answer
+}
+
+func parseRange(header string) (from, to int64, ok bool) {
+	first, last, ok := strings.Cut(strings.TrimPrefix(header, "bytes="), "-")
+	from, err1 := strconv.ParseInt(first, 10, 64)
+	to, err2 := strconv.ParseInt(last, 10, 64)
+	return from, to, ok && err1 == nil && err2 == nil
+}
+
+// setFault says what happens to requests for ranges from now on; setAnswer takes any request away from the server.
+func (p *proxy) setFault(f func(number int) fault) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fault = f
+}
+
+func (p *proxy) setAnswer(f func(w http.ResponseWriter, r *http.Request) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = f
+}
+
+// asked gives the ranges that were asked for so far, but those of the index of a site.
+func (p *proxy) asked() []asked {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []asked
+	for _, a := range p.ranges {
+		if strings.Count(a.path, "/") > 2 || !strings.HasSuffix(a.path, "/index.json") {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// spoil does to an answer what was decided on for its request.
+func spoil(res *http.Response) error {
+	ctx := res.Request.Context()
+	f, _ := ctx.Value(faultKey).(fault)
+	half := max(0, res.ContentLength/2)
+	switch f {
+	case reset:
+		res.Body = &cut{res.Body, half, func() error {
+			if c, ok := ctx.Value(connKey).(*net.TCPConn); ok {
+				_ = c.SetLinger(0) // so that its end is a reset
+			}
+			return errors.New("reset")
+		}}
+	case hangUp:
+		res.Body = &cut{res.Body, half, func() error { return errors.New("closed") }}
+	case short:
+		res.Body = &cut{res.Body, half, func() error { return io.EOF }}
+		res.ContentLength = half
+		res.Header.Set("Content-Length", strconv.FormatInt(half, 10))
+	case otherRange:
+		from, to, ok := parseRange(strings.Replace(strings.Split(res.Header.Get("Content-Range"), "/")[0], "bytes ", "", 1))
+		if ok {
+			_, size, _ := strings.Cut(res.Header.Get("Content-Range"), "/")
+			res.Header.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%s", from+1, to+1, size))
+		}
+	case stall:
+		res.Body = &cut{res.Body, half, func() error { <-ctx.Done(); return ctx.Err() }}
+	}
+	return nil
+}
+
+// cut is a body that ends early.
+type cut struct {
+	io.ReadCloser
+	left int64
+	end  func() error
+}
+
+func (c *cut) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, c.end()
+	}
+	n, err := c.ReadCloser.Read(p[:min(int64(len(p)), c.left)])
+	c.left -= int64(n)
+	return n, err
+}

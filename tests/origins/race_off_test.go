@@ -1,0 +1,5 @@
+//go:build !race
+
+package origins_test
+
+const raceDetector = false

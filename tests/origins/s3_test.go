@@ -1,0 +1,269 @@
+package origins_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/cache/s3origin"
+)
+
+// s3Source is the source of a bucket behind a proxy.
+func s3Source(p *proxy, path string) string { return "s3://" + path + "?endpoint=" + p.URL }
+
+func openS3(t testing.TB, source string) *s3origin.Origin {
+	t.Helper()
+	s, err := s3origin.Parse(source)
+	must(t, err)
+	o, err := s3origin.Open(s, fetch.Options{})
+	must(t, err)
+	return o
+}
+
+func closeOrigin(t testing.TB, o interface{ Close() error }) {
+	t.Helper()
+	if err := o.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestS3KeepsTheContract(t *testing.T) {
+	needS3(t)
+	p := newProxy(t, s3.socket)
+	origintest.Run(t, func(t *testing.T) origintest.Place {
+		bucket := s3.bucket(t)
+		return origintest.Place{
+			Names: []string{"with space", "ümlaut", "semi;colon", "q?x=1", "hash#1", "plus+and&", "100%", "a%2Fb", "star*(1)'!"},
+			Open:  func(t testing.TB) origintest.Origin { return openS3(t, s3Source(p, bucket)) },
+			Put:   func(t testing.TB, name string, data []byte) { s3.put(t, bucket, name, data) },
+			Remove: func(t testing.TB, name string) {
+				must(t, s3.client.RemoveObject(context.Background(), bucket, name, minio.RemoveObjectOptions{}))
+			},
+		}
+	})
+}
+
+// TestS3ListsManyObjects lists 2,500 objects: a directory of several pages, and nested ones.
+func TestS3ListsManyObjects(t *testing.T) {
+	needS3(t)
+	bucket := s3.bucket(t)
+	var names []string
+	for i := range 2100 {
+		names = append(names, fmt.Sprintf("data/flat/%05d.bin", i))
+	}
+	for i := range 400 {
+		names = append(names, fmt.Sprintf("data/nested/%d/%d/%d", i%5, i%20, i))
+	}
+	for _, name := range append(names, "database/not-below-the-prefix") {
+		path := filepath.Join(s3.root, bucket, filepath.FromSlash(name))
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(name), 0o644))
+	}
+
+	p := newProxy(t, s3.socket)
+	var listings atomic.Int64
+	p.setAnswer(func(w http.ResponseWriter, r *http.Request) bool {
+		if !r.URL.Query().Has("list-type") {
+			return false
+		}
+		if n := listings.Add(1); n%4 != 2 { // every fourth page fails
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	o := openS3(t, s3Source(p, bucket+"/data"))
+	defer closeOrigin(t, o)
+	l, err := o.List(t.Context())
+	must(t, err)
+	if len(l.Objects) != len(names) || len(l.Problems) != 0 {
+		t.Errorf("%d objects and %d problems, want %d and none", len(l.Objects), len(l.Problems), len(names))
+	}
+	got := map[string]bool{}
+	for _, obj := range l.Objects {
+		got["data/"+obj.Name] = obj.Size == int64(len("data/"+obj.Name))
+	}
+	for _, name := range names {
+		if !got[name] {
+			t.Errorf("%q is not listed, or with another size", name)
+		}
+	}
+	if n := listings.Load(); n < 3+1+1+5+20 || n > 2*(3+1+1+5+20) {
+		t.Errorf("%d requests for the listing", n)
+	}
+
+	one := openS3(t, s3Source(p, bucket+"/data/flat/00007.bin"))
+	defer closeOrigin(t, one)
+	if l, err := one.List(t.Context()); err != nil || len(l.Objects) != 1 || l.Objects[0].Name != "00007.bin" {
+		t.Errorf("one object as a source lists %+v, %v", l, err)
+	}
+}
+
+// TestS3Refusals wants an answer at once, and one that says what to do.
+func TestS3Refusals(t *testing.T) {
+	needS3(t)
+	bucket := s3.bucket(t)
+	s3.put(t, bucket, "shard", []byte("data"))
+	for name, c := range map[string]struct {
+		source string
+		env    map[string]string
+		is     error
+		says   []string
+	}{
+		"wrong secret":   {bucket, map[string]string{"AWS_SECRET_ACCESS_KEY": "wrong"}, fs.ErrPermission, []string{"SignatureDoesNotMatch", "check the credentials"}},
+		"unknown key":    {bucket, map[string]string{"AWS_ACCESS_KEY_ID": "nobody"}, fs.ErrPermission, []string{"No user exists", "check the credentials"}},
+		"no credentials": {bucket, map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, fs.ErrPermission, []string{"AccessDenied", "check the credentials"}},
+		"missing bucket": {"no-such-bucket", nil, fs.ErrNotExist, []string{`there is no bucket "no-such-bucket"`}},
+		"missing prefix": {bucket + "/nothing/here", nil, fs.ErrNotExist, []string{"no object is there"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for key, value := range c.env {
+				t.Setenv(key, value)
+			}
+			p := newProxy(t, s3.socket)
+			var requests atomic.Int64
+			p.setAnswer(func(http.ResponseWriter, *http.Request) bool { requests.Add(1); return false })
+			o := openS3(t, s3Source(p, c.source))
+			defer closeOrigin(t, o)
+			_, err := o.List(t.Context())
+			if !errors.Is(err, c.is) || errors.Is(err, cache.ErrChanged) || errors.Is(err, fetch.ErrUnreachable) {
+				t.Errorf("%v, want %v", err, c.is)
+			}
+			for _, text := range c.says {
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("%v does not say %q", err, text)
+				}
+			}
+			if n := requests.Load(); n > 3 {
+				t.Errorf("%d requests, although the first was answered for good", n)
+			}
+		})
+	}
+}
+
+// TestS3Anonymous reads a bucket that everybody may read, without keys.
+func TestS3Anonymous(t *testing.T) {
+	needS3(t)
+	bucket := s3.bucket(t)
+	s3.put(t, bucket, "dir/shard", []byte("public"))
+	must(t, s3.client.SetBucketPolicy(t.Context(), bucket, fmt.Sprintf(`{"Version": "2012-10-17", "Statement": [
+		{"Effect": "Allow", "Principal": "*", "Action": ["s3:GetObject"], "Resource": ["arn:aws:s3:::%[1]s/*"]},
+		{"Effect": "Allow", "Principal": "*", "Action": ["s3:ListBucket"], "Resource": ["arn:aws:s3:::%[1]s"]}]}`, bucket)))
+	p := newProxy(t, s3.socket)
+	var signed atomic.Int64
+	p.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Header.Get("Authorization") != "" {
+			signed.Add(1)
+		}
+		return false
+	})
+	o := openS3(t, s3Source(p, bucket)+"&anonymous=true")
+	defer closeOrigin(t, o)
+	wantShard(t, o, "dir/shard", "public")
+	if n := signed.Load(); n != 0 {
+		t.Errorf("%d requests were signed", n)
+	}
+}
+
+// wantShard lists an origin and reads one object.
+func wantShard(t *testing.T, o *s3origin.Origin, name, content string) {
+	t.Helper()
+	l, err := o.List(t.Context())
+	must(t, err)
+	if len(l.Objects) != 1 || l.Objects[0].Name != name {
+		t.Fatalf("the listing is %+v", l.Objects)
+	}
+	wantRead(t, o, l, content)
+}
+
+func wantRead(t *testing.T, o *s3origin.Origin, l *cache.Listing, content string) {
+	t.Helper()
+	buf := make([]byte, len(content))
+	if _, err := o.ReadAt(t.Context(), l.Objects[0], buf, 0); err != nil || string(buf) != content {
+		t.Errorf("read %q, %v; want %q", buf, err, content)
+	}
+}
+
+// TestS3ExpiredCredentials has the keys of the shared file expire, when listing and when reading. The file gets new ones.
+func TestS3ExpiredCredentials(t *testing.T) {
+	needS3(t)
+	bucket := s3.bucket(t)
+	s3.put(t, bucket, "shard", []byte("data"))
+	file := filepath.Join(newDir(t), "credentials")
+	keys := func(access, secret, token string) {
+		text := fmt.Sprintf("[train]\naws_access_key_id = %s\naws_secret_access_key = %s\n", access, secret)
+		if token != "" {
+			text += "aws_session_token = " + token + "\n"
+		}
+		if err := errors.Join(os.WriteFile(file+".new", []byte(text), 0o600), os.Rename(file+".new", file)); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", file)
+	p := newProxy(t, s3.socket)
+	var expired, refused atomic.Int64
+	p.setAnswer(func(w http.ResponseWriter, r *http.Request) bool {
+		if expired.Load() == 0 && !strings.Contains(r.Header.Get("Authorization"), "old-key") {
+			return false
+		}
+		expired.Store(0)
+		refused.Add(1)
+		keys(accessKey, secretKey, "") // whoever renews them is in time
+		w.Header().Set("Content-Type", "application/xml")
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>`)
+		return true
+	})
+	keys("old-key", "old-secret", "old-token")
+	o := openS3(t, s3Source(p, bucket)+"&profile=train")
+	defer closeOrigin(t, o)
+	l, err := o.List(t.Context())
+	must(t, err)
+	if refused.Load() == 0 {
+		t.Error("the old keys were not used")
+	}
+	before := refused.Load()
+	expired.Store(1)
+	wantRead(t, o, l, "data")
+	if refused.Load() != before+1 {
+		t.Error("the keys did not expire in the read")
+	}
+}
+
+// TestS3Unreachable has a server that goes away between the listing and the read, and comes back.
+func TestS3Unreachable(t *testing.T) {
+	needS3(t)
+	bucket := s3.bucket(t)
+	s3.put(t, bucket, "shard", []byte("data"))
+	p := newProxy(t, s3.socket)
+	s, err := s3origin.Parse(s3Source(p, bucket))
+	must(t, err)
+	o, err := s3origin.Open(s, fetch.Options{Patience: time.Second, Stall: patience})
+	must(t, err)
+	defer closeOrigin(t, o)
+	l, err := o.List(t.Context())
+	must(t, err)
+	p.setAnswer(func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) })
+	_, err = o.ReadAt(t.Context(), l.Objects[0], make([]byte, 4), 0)
+	if !errors.Is(err, fetch.ErrUnreachable) || errors.Is(err, cache.ErrChanged) || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v, want ErrUnreachable", err)
+	}
+	if _, err := o.List(t.Context()); !errors.Is(err, fetch.ErrUnreachable) || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("listing: %v, want ErrUnreachable", err)
+	}
+	p.setAnswer(nil)
+	wantRead(t, o, l, "data")
+}

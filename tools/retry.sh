@@ -1,0 +1,14 @@
+#!/bin/sh
+# retry.sh COMMAND...: runs a command that downloads, up to four times, since a registry may fail for a moment.
+set -eu
+
+for wait in 2 10 30; do
+    "$@" && exit 0
+    echo "retry.sh: '$*' failed; again in $wait s" >&2
+    sleep "$wait"
+done
+"$@" || {
+    status=$?
+    echo "retry.sh: '$*' failed four times: is there a network, and does GOPROXY name a module proxy?" >&2
+    exit "$status"
+}
