@@ -26,6 +26,7 @@ type Object struct {
 	Perm    uint16    // permission bits, as in stat(2)
 	UID     uint32    // owner at the origin
 	GID     uint32
+	Whole   bool // the first bytes cost as much as all: it is decoded. No format looks into it unasked
 	Origin  Origin
 }
 

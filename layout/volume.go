@@ -134,6 +134,9 @@ func probe(ctx context.Context, v *Volume, formats []format) ([]probedObject, er
 }
 
 func probeOne(ctx context.Context, v *Volume, formats []format, o *Object, buf []byte) probedObject {
+	if o.Whole { // an index claims it, or nobody does
+		return probedObject{format: -1}
+	}
 	head := buf[:min(o.Size, headSize)]
 	if n, err := o.ReadAt(ctx, head, 0); n < len(head) {
 		if ctx.Err() == nil {
