@@ -109,14 +109,16 @@ func Nginx() (path string, err error) {
 	return path, err
 }
 
-// Ended tells whether a process is gone, or dead and not yet collected by its parent.
+// Ended tells whether a process is gone, or dead and not yet collected by its parent. A process whose first thread is dead
+// may have others that still close its files.
 func Ended(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return true
 	}
 	_, after, _ := bytes.Cut(stat, []byte(") "))
-	return bytes.HasPrefix(after, []byte("Z")) || bytes.HasPrefix(after, []byte("X"))
+	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	return err != nil || (len(threads) <= 1 && (bytes.HasPrefix(after, []byte("Z")) || bytes.HasPrefix(after, []byte("X"))))
 }
 
 // Within waits until ok, for a limited time.

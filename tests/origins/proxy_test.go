@@ -37,7 +37,7 @@ type proxy struct {
 
 	mu     sync.Mutex
 	answer func(w http.ResponseWriter, r *http.Request) bool // takes a request for itself
-	fault  func(number int) fault                            // of the number-th request for a range
+	fault  func(number int, a asked) fault                   // of the number-th request for a range
 	ranges []asked
 }
 
@@ -101,9 +101,10 @@ func (p *proxy) look(r *http.Request) (f fault, answer func(http.ResponseWriter,
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if from, to, ok := parseRange(r.Header.Get("Range")); ok && r.Method == http.MethodGet {
-		p.ranges = append(p.ranges, asked{r.URL.Path, from, to})
+		a := asked{r.URL.Path, from, to}
+		p.ranges = append(p.ranges, a)
 		if p.fault != nil {
-			f = p.fault(len(p.ranges))
+			f = p.fault(len(p.ranges), a)
 		}
 	}
 	return f, p.answer
@@ -117,7 +118,7 @@ func parseRange(header string) (from, to int64, ok bool) {
 }
 
 // setFault says what happens to requests for ranges from now on; setAnswer takes any request away from the server.
-func (p *proxy) setFault(f func(number int) fault) {
+func (p *proxy) setFault(f func(number int, a asked) fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fault = f
