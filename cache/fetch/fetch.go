@@ -140,6 +140,9 @@ func (t *tries) again(ctx context.Context, err error) error {
 	case final(err):
 		return err
 	case time.Since(t.since) > t.patience:
+		if errors.Is(err, io.EOF) { // how a server hangs up, and what readers would take for the object's end
+			err = errors.New(err.Error())
+		}
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 	select {

@@ -172,6 +172,16 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
+// TestHangingUpIsNoEnd has an origin that hangs up, which net/http calls EOF. A reader would take that for the end.
+func TestHangingUpIsNoEnd(t *testing.T) {
+	hangUp := fmt.Errorf("Get: %w", io.EOF)
+	s := &script{data: randomBytes(10), do: func(int64, []byte) (io.Reader, error) { return nil, hangUp }}
+	c := New(s, Options{Patience: 200 * time.Millisecond, Stall: time.Minute})
+	if n, err := c.ReadAt(t.Context(), object(s), make([]byte, 10), 0); !errors.Is(err, ErrUnreachable) || errors.Is(err, io.EOF) {
+		t.Errorf("%d bytes, %v; want ErrUnreachable, which is no EOF", n, err)
+	}
+}
+
 func TestSinkErrorEndsTheFetch(t *testing.T) {
 	full := errors.New("disk full")
 	s := &script{data: randomBytes(1 << 20), do: whole}

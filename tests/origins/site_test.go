@@ -37,10 +37,13 @@ func newHTTPSite(t *testing.T) *site {
 	return s
 }
 
-// onEverySite runs a test on each kind of server.
+// onEverySite runs a test on each kind of server, side by side.
 func onEverySite(t *testing.T, test func(t *testing.T, s *site)) {
 	for name, make := range map[string]func(*testing.T) *site{"s3": newS3Site, "http": newHTTPSite} {
-		t.Run(name, func(t *testing.T) { test(t, make(t)) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, make(t))
+		})
 	}
 }
 

@@ -1,0 +1,207 @@
+package origins_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// TestServerFaults has every twentieth answer fail, in all ways in turn. Every byte is right, and no read fails.
+func TestServerFaults(t *testing.T) {
+	needFUSE(t)
+	kinds := []fault{serverFail, slowDown, reset, hangUp, short, otherRange, stall}
+	onEverySite(t, func(t *testing.T, s *site) {
+		files := map[string][]byte{"large.bin": origintest.Data(20<<20, 1)}
+		for i := range 150 {
+			files[fmt.Sprintf("small/%03d.bin", i)] = origintest.Data(5000+i, byte(i))
+		}
+		s.putAll(t, files)
+		var mu sync.Mutex
+		met := map[fault]int{}
+		s.setFault(func(number int, _ asked) fault {
+			if number%20 != 10 {
+				return none
+			}
+			kind := kinds[number/20%len(kinds)]
+			mu.Lock()
+			defer mu.Unlock()
+			met[kind]++
+			return kind
+		})
+		// A stall lasts a quarter of patience.
+		m := mount(t, s.source, "", "--patience", "20s", "--cache-dir", newDir(t), "--cache-segment", "1MiB")
+		var wg sync.WaitGroup
+		names := make(chan string)
+		for range 4 {
+			wg.Go(func() {
+				for name := range names {
+					if err := compareFile(m.Path(name), files[name]); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		for name := range files {
+			names <- name
+		}
+		close(names)
+		wg.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		for _, kind := range kinds {
+			if met[kind] == 0 {
+				t.Errorf("no answer failed by %q: %v", kind, met)
+			}
+		}
+		if st := m.status(t).Origin; st.Retries == 0 || st.Failed != 0 {
+			t.Errorf("%+v, want retries and nothing given up", st)
+		}
+		if t.Failed() {
+			t.Logf("log:\n%s", m.logText(t))
+		}
+	})
+}
+
+// TestReplacedUnderTheMount replaces objects. What is not here yet is ESTALE, what is here stays as it was listed, and a
+// new mount has the new ones, as other inodes.
+func TestReplacedUnderTheMount(t *testing.T) {
+	needFUSE(t)
+	onEverySite(t, func(t *testing.T, s *site) {
+		before := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "part.bin": origintest.Data(12<<20, 2)}
+		after := map[string][]byte{"here.bin": origintest.Data(300_000, 3), "part.bin": origintest.Data(12<<20, 4)}
+		s.putAll(t, before)
+		flags := []string{"--cache-dir", newDir(t), "--cache-segment", "1MiB"}
+		m := mount(t, s.source, "", flags...)
+		must(t, compareFile(m.Path("here.bin"), before["here.bin"]))
+		part, err := os.Open(m.Path("part.bin"))
+		must(t, err)
+		defer func() { must(t, part.Close()) }()
+		checkRange(t, part, before["part.bin"], 0, 4096)
+		m.settledBut(t, 1)
+		s.putAll(t, after)
+
+		for _, open := range []func() (*os.File, error){
+			func() (*os.File, error) { return os.NewFile(dup(t, part), "part"), nil },
+			func() (*os.File, error) { return os.Open(m.Path("part.bin")) },
+		} {
+			f, err := open()
+			must(t, err)
+			if n, err := f.ReadAt(make([]byte, 4096), 10<<20); !errors.Is(err, syscall.ESTALE) {
+				t.Errorf("a part of an object that was replaced: %d bytes, %v; want ESTALE", n, err)
+			}
+			must(t, f.Close())
+		}
+		checkRange(t, part, before["part.bin"], 0, 4096)
+		if err := compareFile(m.Path("here.bin"), before["here.bin"]); err != nil {
+			t.Errorf("an object that is here as it was listed: %v", err)
+		}
+		if log := m.logText(t); !strings.Contains(log, "part.bin") || !strings.Contains(log, "level=ERROR") {
+			t.Errorf("the log has no line about the object:\n%s", log)
+		}
+
+		again := mount(t, s.source, "", flags...)
+		again.compare(t, after)
+		for name := range after {
+			if inode(t, m.Path(name)) == inode(t, again.Path(name)) {
+				t.Errorf("%s is another object, as the same inode", name)
+			}
+		}
+	})
+}
+
+// settledBut waits until at most n segments are being filled.
+func (m *mounted) settledBut(t *testing.T, n int) {
+	t.Helper()
+	if !blackbox.Within(patience, func() bool { s := m.status(t); return s.Cache.Filling <= n && !s.Indexing }) {
+		t.Fatalf("more than %d segments are being filled: %+v", n, m.status(t).Cache)
+	}
+}
+
+func dup(t *testing.T, f *os.File) uintptr {
+	t.Helper()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	must(t, err)
+	return uintptr(fd)
+}
+
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	return st.Ino
+}
+
+func checkRange(t *testing.T, f *os.File, want []byte, off, n int) {
+	t.Helper()
+	got := make([]byte, n)
+	if _, err := f.ReadAt(got, int64(off)); (err != nil && err != io.EOF) || !bytes.Equal(got, want[off:off+n]) {
+		t.Errorf("%d bytes at %d: %v, or other bytes", n, off, err)
+	}
+}
+
+// TestServerStops has the server of a mount go away and come back. What is not here is EIO once patience is over, never
+// "no such file"; what is here goes on.
+func TestServerStops(t *testing.T) {
+	needFUSE(t)
+	onEverySite(t, func(t *testing.T, s *site) {
+		files := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "away.bin": origintest.Data(300_000, 2)}
+		s.putAll(t, files)
+		m := mount(t, s.source, "", "--patience", "3s", "--cache-dir", newDir(t))
+		must(t, compareFile(m.Path("here.bin"), files["here.bin"]))
+		m.settledBut(t, 1) // the other's head
+		s.setAnswer(func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) })
+		away, err := os.Open(m.Path("away.bin"))
+		must(t, err)
+		defer func() { must(t, away.Close()) }()
+		if n, err := away.ReadAt(make([]byte, 4096), 290_000); !errors.Is(err, syscall.EIO) {
+			t.Errorf("an object that cannot be fetched: %d bytes, %v; want EIO", n, err)
+		}
+		if info, err := os.Stat(m.Path("away.bin")); err != nil || info.Size() != 300_000 {
+			t.Errorf("an object that cannot be fetched: %v, %v", info, err)
+		}
+		if err := compareFile(m.Path("here.bin"), files["here.bin"]); err != nil {
+			t.Errorf("an object that is here: %v", err)
+		}
+		m.readByExtents(t, "here.bin", files["here.bin"])
+		if log := m.logText(t); !strings.Contains(log, "away.bin") || !strings.Contains(log, "cannot be reached") {
+			t.Errorf("the log has no line that says so:\n%s", log)
+		}
+		s.setAnswer(nil)
+		var last error
+		if !blackbox.Within(patience, func() bool { last = compareFile(m.Path("away.bin"), files["away.bin"]); return last == nil }) {
+			t.Errorf("the server is back: %v", last)
+		}
+	})
+}
+
+// TestMountOfWhatIsNotThere wants one sentence from the command, and no daemon.
+func TestMountOfWhatIsNotThere(t *testing.T) {
+	needFUSE(t)
+	needS3(t)
+	p := newProxy(t, s3.socket)
+	for source, want := range map[string]string{
+		"s3://bucket?endpoint=http://127.0.0.1:1": "the origin cannot be reached",
+		"http://127.0.0.1:1/pile/":                "the origin cannot be reached",
+		s3Source(p, "no-such-bucket"):             "there is no bucket",
+		"s3://bucket?endpoint=nowhere":            "want http://HOST:PORT",
+		"ftp://host/pile":                         "there are s3://, http:// and https://, and directories",
+		"s3://key:secret@bucket":                  "credentials do not belong in a source",
+	} {
+		point := newDir(t)
+		if _, err := suite.Mount(t.Context(), source, point, "--patience", "500ms"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("mounting %s: %v, want %q", source, err, want)
+		}
+	}
+}
