@@ -26,7 +26,7 @@ const (
 	exitOK       = 0
 	exitFailed   = 1 // it did not work; the message says why
 	exitUsage    = 2 // the command line is wrong
-	exitProblems = 3 // inspect: it worked, and the dataset has problems
+	exitProblems = 3 // inspect, check, cache verify: it worked, and there are problems
 	exitBusy     = 4 // umount: the mount is in use
 	exitSignal   = 130
 )
@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // usageError is a mistake on the command line.
 type usageError struct{ error }
 
-// errProblems ends inspect when the dataset has problems, which it has printed.
+// errProblems ends inspect and check when there are problems, which they have printed.
 var errProblems = errors.New("")
 
 // errInterrupted ends a command that SIGINT or SIGTERM stopped.
@@ -98,18 +98,21 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
   hbmfs extents /mnt/pile/train.bin     where do the bytes of a file lie?
   hbmfs read /mnt/pile/train.bin        move them into GPU memory, and say by which path
+  hbmfs check /mnt/pile/train.bin       do they get there without the CPU, and if not, why?
+  hbmfs warm /mnt/pile                  bring it onto this machine before it is read
   hbmfs umount /mnt/pile                take it away
+  hbmfs cache ls /nvme/hbmfs            what is here of remote datasets? stats, verify and rm as well
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
 
-Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect found problems, 4 umount found the mount in use,
-130 interrupted.`,
+Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect, check or cache verify found problems, 4 umount found
+the mount in use, 130 interrupted.`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newManCommand(root))
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newAsideCommand(), newManCommand(root))
 	return root
 }
 

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/cache/store"
+)
+
+// cacheVerification is what hbmfs cache verify found.
+type cacheVerification struct {
+	Directory string          `json:"directory"`
+	Segments  int             `json:"segments"`
+	Bytes     int64           `json:"bytes"`
+	Seconds   float64         `json:"seconds"`
+	Damaged   []store.Segment `json:"damaged"`
+	Removed   int             `json:"removed"`
+}
+
+func newCacheVerifyCommand() *cobra.Command {
+	c, remove := &cacheCommand{}, false
+	cmd := c.bind(&cobra.Command{
+		Use:   "verify DIR",
+		Short: "Compare all bytes of a cache with their checksums",
+		Long: `Read all of the cache DIR and compare it with the checksums that were made as the bytes came. The exit code is 3 when a
+segment is damaged, also if --remove took it out: what is removed is fetched again when it is read.`,
+		Example: "  hbmfs cache verify /nvme/hbmfs\n  hbmfs cache verify --remove --json /nvme/hbmfs",
+	}, func(ctx context.Context, s *store.Store) error {
+		found, err := c.verify(ctx, s, remove)
+		if err != nil {
+			return err
+		}
+		if c.asJSON {
+			err = c.printJSON(found)
+		} else {
+			found.print(c)
+		}
+		if err == nil && len(found.Damaged) > 0 {
+			err = errProblems
+		}
+		return err
+	})
+	cmd.Flags().BoolVar(&remove, "remove", false, "take damaged segments out")
+	return cmd
+}
+
+func (c *cacheCommand) verify(ctx context.Context, s *store.Store, remove bool) (*cacheVerification, error) {
+	total := int64(0)
+	if err := s.Segments(ctx, false, func(g store.Segment) error { total += g.Bytes; return nil }); err != nil {
+		return nil, err
+	}
+	bar := newProgress(c.stderr, "verifying", total, true)
+	defer bar.close()
+	began := time.Now()
+	found := &cacheVerification{Directory: c.dir, Damaged: []store.Segment{}}
+	err := s.Segments(ctx, true, func(g store.Segment) error {
+		bar.add(g.Bytes)
+		found.Segments++
+		found.Bytes += g.Bytes
+		if g.Damage == "" {
+			return nil
+		}
+		found.Damaged = append(found.Damaged, g)
+		if !remove {
+			return nil
+		}
+		found.Removed++
+		return s.Remove(g.File)
+	})
+	found.Seconds = time.Since(began).Seconds()
+	return found, err
+}
+
+func (v *cacheVerification) print(c *cacheCommand) {
+	rate := byteCount(int64(float64(v.Bytes) / max(v.Seconds, 1e-6)))
+	fmt.Fprintf(c.stdout, "%s: %s in %s segments, read at %s/s, %d damaged, %d of them removed\n", v.Directory, byteCount(v.Bytes), grouped(int64(v.Segments)), rate, len(v.Damaged), v.Removed)
+	for _, g := range v.Damaged {
+		what := "unknown object"
+		if g.Object != "" {
+			what = fmt.Sprintf("%s of %s from byte %d on", g.Object, g.Source, g.Offset)
+		}
+		fmt.Fprintf(c.stdout, "  %s (%s): %s\n", g.File, what, g.Damage)
+	}
+}
+
+// cacheRemoval is what hbmfs cache rm did.
+type cacheRemoval struct {
+	Directory string `json:"directory"`
+	Segments  int    `json:"segments"`
+	Bytes     int64  `json:"bytes"`
+}
+
+func newCacheRemoveCommand() *cobra.Command {
+	c := &cacheCommand{}
+	var source, object string
+	var all bool
+	cmd := c.bind(&cobra.Command{
+		Use:   "rm DIR",
+		Short: "Take sources or objects out of a cache",
+		Long: `Take what --source and --object name out of the cache DIR, or --all, and say how much that was. It asks nothing: what is
+removed is fetched again when it is read. Space is free once nobody has a removed segment open.
+
+In a pattern * stands for any characters, / among them, and ? for one. Where both are given, both must fit.`,
+		Example: "  hbmfs cache rm --source 's3://bucket/pile*' /nvme/hbmfs\n  hbmfs cache rm --object 'train/*' /nvme/hbmfs\n  hbmfs cache rm --all /nvme/hbmfs",
+	}, func(ctx context.Context, s *store.Store) error {
+		done := cacheRemoval{Directory: c.dir}
+		fits := func(g *store.Segment) bool {
+			return all || g.Damage == "" && (source == "" || glob(source).MatchString(g.Source)) && (object == "" || glob(object).MatchString(g.Object))
+		}
+		err := s.Segments(ctx, false, func(g store.Segment) error {
+			if !fits(&g) {
+				return nil
+			}
+			if err := s.Remove(g.File); err != nil {
+				return err
+			}
+			done.Segments++
+			done.Bytes += g.Bytes
+			return nil
+		})
+		if c.asJSON {
+			return errors.Join(c.printJSON(done), err)
+		}
+		fmt.Fprintf(c.stdout, "%s: freed %s in %s segments\n", c.dir, byteCount(done.Bytes), grouped(int64(done.Segments)))
+		return err
+	})
+	f := cmd.Flags()
+	f.StringVar(&source, "source", "", "pattern of sources, as hbmfs cache ls shows them")
+	f.StringVar(&object, "object", "", "pattern of objects")
+	f.BoolVar(&all, "all", false, "everything, what is damaged too")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if all == (source != "" || object != "") {
+			return usageError{errors.New("name what to remove: --source, --object or both, or --all")}
+		}
+		return nil
+	}
+	return cmd
+}
+
+// glob makes a pattern of * and ?, which match / as well.
+func glob(pattern string) *regexp.Regexp {
+	quoted := regexp.QuoteMeta(pattern)
+	quoted = strings.ReplaceAll(strings.ReplaceAll(quoted, `\*`, `.*`), `\?`, `.`)
+	return regexp.MustCompile(`(?s)\A` + quoted + `\z`)
+}

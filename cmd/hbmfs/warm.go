@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// warmCommand is hbmfs warm.
+type warmCommand struct {
+	paths  []string
+	rate   byteRate
+	asJSON bool
+
+	stdout, stderr io.Writer
+}
+
+func newWarmCommand() *cobra.Command {
+	c := &warmCommand{}
+	cmd := &cobra.Command{
+		Use:   "warm PATH...",
+		Short: "Bring files of a mount onto this machine before they are read",
+		Long: `Bring files of a mount, and all files below directories of it, onto this machine: what comes from a remote source into the
+mount's cache, and what lies in local files into the kernel's page cache, as far as there is memory for it.
+
+What is in the cache already is skipped, so an interrupted warm goes on where it was. The command fails when not all
+stays in the cache: then it is too small, or full of what readers have open (see .hbmfs/status in the mount).
+
+--json prints what was done in bytes: "local" was in the cache before, "fetched" came now, "left" did not stay, "advised"
+is what the kernel was asked to read ahead, "in_mount" is made by the mount, or has no cache to be brought into.`,
+		Example: "  hbmfs warm /mnt/pile\n  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{fmt.Errorf("name the files or directories to warm: usage: %s", cmd.UseLine())}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.paths, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
+			return c.run(cmd.Context())
+		},
+	}
+	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, as in 500MB/s (default: as fast as they come)")
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+// byteRate is a flag such as 500MB/s or 64MiB/s; 0 where it was not given.
+type byteRate int64
+
+func (b *byteRate) String() string {
+	if *b == 0 {
+		return ""
+	}
+	return byteCount(int64(*b)) + "/s"
+}
+
+func (b *byteRate) Set(text string) error {
+	number := strings.TrimSuffix(text, "/s")
+	if n, err := parseSize(number); err == nil {
+		*b = byteRate(n)
+		return nil
+	}
+	for i, unit := range []string{"kB", "MB", "GB", "TB"} {
+		digits, found := strings.CutSuffix(number, unit)
+		value, err := strconv.ParseFloat(digits, 64)
+		for range i + 1 {
+			value *= 1000
+		}
+		if found && err == nil && value >= 1 && value < 1<<50 {
+			*b = byteRate(value)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is no rate such as 500MB/s", text)
+}
+
+func (*byteRate) Type() string { return "rate" }
+
+// warmth is what was done, in bytes, and the JSON that --json prints.
+type warmth struct {
+	Files   int     `json:"files"`
+	Bytes   int64   `json:"bytes"`
+	Local   int64   `json:"local"`
+	Fetched int64   `json:"fetched"`
+	Left    int64   `json:"left"`
+	Advised int64   `json:"advised"`
+	InMount int64   `json:"in_mount"`
+	Seconds float64 `json:"seconds"`
+}
+
+func (c *warmCommand) run(ctx context.Context) error {
+	began := time.Now()
+	files, total, err := filesBelow(ctx, c.paths)
+	if err != nil {
+		return err
+	}
+	w := &warmer{rate: int64(c.rate), bar: newProgress(c.stderr, "warming", total, true)}
+	w.done.Files, w.done.Bytes = len(files), total
+	over := make(chan error, 1)
+	go func() { over <- w.warm(ctx, files) }()
+	select {
+	case err = <-over:
+	case <-ctx.Done(): // a read that waits for a source cannot be called off: it ends with this process
+		err = errInterrupted
+	}
+	w.bar.close()
+	done := w.summary()
+	done.Seconds = time.Since(began).Seconds()
+	if c.asJSON {
+		out, jsonErr := json.MarshalIndent(done, "", "  ")
+		fmt.Fprintf(c.stdout, "%s\n", out)
+		err = errors.Join(err, jsonErr)
+	} else {
+		done.print(c.stdout)
+	}
+	if err == nil && done.Left > 0 {
+		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of what is kept together (then warm the shards); .hbmfs/status of the mount says more", byteCount(done.Left))
+	}
+	return err
+}
+
+func (d *warmth) print(out io.Writer) {
+	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", grouped(int64(d.Files)), byteCount(d.Bytes), d.Seconds)
+	for _, line := range []struct {
+		n    int64
+		what string
+	}{
+		{d.Local, "were in the cache already"},
+		{d.Fetched, "were fetched, at " + byteCount(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
+		{d.Left, "are not in the cache"},
+		{d.Advised, "lie in local files: the kernel was asked to read them into its page cache"},
+		{d.InMount, "are made by the mount, or have no cache to be brought into (hbmfs mount --cache-dir)"},
+	} {
+		if line.n > 0 {
+			fmt.Fprintf(out, "  %s %s\n", byteCount(line.n), line.what)
+		}
+	}
+}
+
+// filesBelow gives the regular files at and below paths, and their bytes.
+func filesBelow(ctx context.Context, paths []string) (files []string, total int64, err error) {
+	for _, path := range paths {
+		whole, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return nil, 0, err
+		}
+		err = filepath.WalkDir(whole, func(name string, entry fs.DirEntry, err error) error {
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err != nil || !entry.Type().IsRegular() {
+				return err
+			}
+			info, err := entry.Info()
+			if errors.Is(err, os.ErrNotExist) && name != whole { // a view that turned out to be absent
+				return nil
+			}
+			if err == nil {
+				files, total = append(files, name), total+info.Size()
+			}
+			return err
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	return files, total, nil
+}

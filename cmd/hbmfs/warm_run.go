@@ -1,0 +1,311 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+const (
+	warmAtOnce  = 4         // units
+	warmUnit    = 256 << 20 // bytes: what a cache keeps together
+	warmRead    = 1 << 20   // bytes of a read
+	warmPatient = time.Second
+	warmSettle  = 10 * time.Second // in which the cache finishes something of what has arrived
+	warmLook    = 20 * time.Millisecond
+)
+
+// warmer brings files onto this machine.
+type warmer struct {
+	rate int64 // bytes per second, 0 for no limit
+	bar  progress
+
+	mu     sync.Mutex // guards what follows, and drawing the bar
+	done   warmth
+	began  time.Time // of what the rate counts
+	paced  int64     // bytes
+	cached []string  // files that are to be in the cache in the end
+}
+
+// unit is consecutive bytes of a file that are not on this machine.
+type unit struct {
+	path      string
+	offset, n int64
+}
+
+func (w *warmer) summary() warmth {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.done
+}
+
+// count adds n bytes to one of the sums of done.
+func (w *warmer) count(sum *int64, n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	*sum += n
+	w.bar.add(n)
+}
+
+// warm looks through the files, has workers fetch what is missing, and sees in the end whether it stayed.
+func (w *warmer) warm(ctx context.Context, files []string) error {
+	units := make(chan unit)
+	group, inner := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		defer close(units)
+		for _, path := range files {
+			if err := w.look(inner, path, units); err != nil {
+				return fmt.Errorf("warm %s: %w", path, err)
+			}
+		}
+		return nil
+	})
+	for range warmAtOnce {
+		group.Go(func() error {
+			for u := range units {
+				if err := w.fetch(inner, u); err != nil {
+					return fmt.Errorf("warm %s: %w", u.path, err)
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return w.settle(ctx)
+}
+
+// look finds what of a file is missing.
+func (w *warmer) look(ctx context.Context, path string, units chan<- unit) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	info, err := control.Info(f)
+	if err != nil {
+		return err
+	}
+	if info.Flags&control.InfoCached != 0 {
+		w.mu.Lock()
+		w.cached = append(w.cached, path)
+		w.mu.Unlock()
+	}
+	next := unit{path: path}
+	send := func() error {
+		if next.n == 0 {
+			return nil
+		}
+		select {
+		case units <- next:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for batch, err := range control.Batches(f, 0, info.Size, false) {
+		if err != nil {
+			return err
+		}
+		for _, e := range batch.Extents {
+			n := e.Length * e.Count
+			switch {
+			case e.Flags&control.ExtentPending != 0:
+				if next.offset+next.n != e.Logical || next.n+n > warmUnit {
+					if err := send(); err != nil {
+						return err
+					}
+					next.offset, next.n = e.Logical, 0
+				}
+				next.n += n
+			case e.Flags&control.ExtentMount != 0:
+				w.count(&w.done.InMount, n)
+			case info.Flags&control.InfoCached != 0:
+				w.count(&w.done.Local, n)
+			default:
+				if err := w.advise(ctx, f, e.Logical, n); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return send()
+}
+
+// advise has the kernel read local files ahead.
+func (w *warmer) advise(ctx context.Context, f *os.File, offset, n int64) error {
+	const step = 64 << 20
+	for end := offset + n; offset < end; offset += step {
+		part := min(step, end-offset)
+		if err := w.pace(ctx, part); err != nil {
+			return err
+		}
+		for {
+			err := control.Prefetch(f, control.Range{Offset: offset, Length: part})
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, unix.EAGAIN) {
+				return err
+			}
+			if err := sleep(ctx, warmLook); err != nil { // the daemon has much to do: it says so at once
+				return err
+			}
+		}
+		w.count(&w.done.Advised, part)
+	}
+	return nil
+}
+
+// fetch brings a unit. The daemon is asked to, which costs no copy. What is not there soon is read through the mount:
+// that waits as long as it takes, joins what is under way, keeps to the rate, and says what is wrong.
+func (w *warmer) fetch(ctx context.Context, u unit) error {
+	f, err := os.Open(u.path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	if w.rate == 0 && control.Prefetch(f, control.Range{Offset: u.offset, Length: u.n}) == nil {
+		for end := time.Now().Add(warmPatient); time.Now().Before(end); {
+			left, err := pendingBytes(f, u.offset, u.n)
+			if err != nil {
+				return err
+			}
+			if left == 0 {
+				w.count(&w.done.Fetched, u.n)
+				return nil
+			}
+			if err := sleep(ctx, warmLook); err != nil {
+				return err
+			}
+		}
+	}
+	return w.read(ctx, u)
+}
+
+// read reads a unit past the page cache, which would be a second place for the same bytes.
+func (w *warmer) read(ctx context.Context, u unit) error {
+	f, err := os.OpenFile(u.path, os.O_RDONLY|unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) {
+		f, err = os.Open(u.path)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()                                                                            // opened for reading: nothing is lost
+	buf, err := unix.Mmap(-1, 0, warmRead, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // aligned
+	if err != nil {
+		return fmt.Errorf("allocate memory: %w", err)
+	}
+	defer func() { _ = unix.Munmap(buf) }() // it was only for this
+	for at := u.offset; at < u.offset+u.n; {
+		part := buf[:min(warmRead, u.offset+u.n-at)]
+		if err := w.pace(ctx, int64(len(part))); err != nil {
+			return err
+		}
+		n, err := f.ReadAt(part, at)
+		if n < len(part) {
+			return fmt.Errorf("read at %d: %w", at, err)
+		}
+		at += int64(n)
+		w.count(&w.done.Fetched, int64(n))
+	}
+	return nil
+}
+
+// pace waits until n bytes more are within the rate.
+func (w *warmer) pace(ctx context.Context, n int64) error {
+	if w.rate == 0 {
+		return ctx.Err()
+	}
+	w.mu.Lock()
+	if w.began.IsZero() {
+		w.began = time.Now()
+	}
+	w.paced += n
+	due := w.began.Add(time.Duration(float64(w.paced) / float64(w.rate) * float64(time.Second)))
+	w.mu.Unlock()
+	return sleep(ctx, time.Until(due))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// settle sums up what is not in the cache. What has just arrived is checked and synced before it is.
+func (w *warmer) settle(ctx context.Context) error {
+	w.mu.Lock()
+	files := w.cached
+	w.mu.Unlock()
+	end := time.Now().Add(warmSettle)
+	for before := int64(-1); ; {
+		left, total := []string{}, int64(0)
+		for _, path := range files {
+			n, err := pendingOf(path)
+			if err != nil {
+				return fmt.Errorf("warm %s: %w", path, err)
+			}
+			if n > 0 {
+				left, total = append(left, path), total+n
+			}
+		}
+		w.mu.Lock()
+		w.done.Left = total
+		w.mu.Unlock()
+		if total != before {
+			before, end = total, time.Now().Add(warmSettle)
+		}
+		if total == 0 || time.Now().After(end) {
+			return nil
+		}
+		files = left
+		if err := sleep(ctx, warmLook); err != nil {
+			return err
+		}
+	}
+}
+
+func pendingOf(path string) (int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return pendingBytes(f, 0, info.Size())
+}
+
+// pendingBytes gives the bytes of [offset, offset+n) that are not on this machine.
+func pendingBytes(f *os.File, offset, n int64) (left int64, err error) {
+	for batch, err := range control.Batches(f, offset, n, false) {
+		if err != nil {
+			return 0, err
+		}
+		for _, e := range batch.Extents {
+			if e.Flags&control.ExtentPending != 0 {
+				left += e.Length * e.Count
+			}
+		}
+	}
+	return left, nil
+}

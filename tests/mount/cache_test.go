@@ -1,0 +1,296 @@
+package mount_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// web serves files over HTTP, with an index that the mount finds them by.
+type web struct {
+	*httptest.Server
+	files map[string][]byte
+	bytes atomic.Int64                  // given
+	gate  atomic.Pointer[chan struct{}] // bytes wait for it
+	waits atomic.Int64                  // requests that did
+}
+
+const mebibyte = 1 << 20
+
+func newWeb(t *testing.T) *web {
+	t.Helper()
+	w := &web{files: map[string][]byte{"first.dat": make([]byte, 3*mebibyte), "second.dat": make([]byte, mebibyte), "more/third.dat": make([]byte, 2*mebibyte-100)}}
+	random := rand.NewChaCha8([32]byte{3})
+	index := map[string]map[string]string{"weight_map": {}}
+	for name, data := range w.files {
+		if _, err := random.Read(data); err != nil {
+			t.Fatal(err)
+		}
+		index["weight_map"][name] = name
+	}
+	listed, err := json.Marshal(index)
+	must(t, err)
+	w.files["model.safetensors.index.json"] = listed
+	w.Server = httptest.NewServer(w)
+	t.Cleanup(w.Close)
+	return w
+}
+
+// size is what there is to bring.
+func (w *web) size() (n int64) {
+	for _, data := range w.files {
+		n += int64(len(data))
+	}
+	return n
+}
+
+func (w *web) ServeHTTP(out http.ResponseWriter, q *http.Request) {
+	data, ok := w.files[strings.TrimPrefix(q.URL.Path, "/")]
+	if !ok {
+		http.NotFound(out, q)
+		return
+	}
+	if gate := w.gate.Load(); gate != nil && q.Method == http.MethodGet {
+		w.waits.Add(1)
+		select {
+		case <-*gate:
+		case <-q.Context().Done():
+			return
+		}
+	}
+	if q.Method == http.MethodGet {
+		w.bytes.Add(int64(len(data)))
+	}
+	out.Header().Set("ETag", `"1"`)
+	http.ServeContent(out, q, "", time.Time{}, bytes.NewReader(data))
+}
+
+// onCache mounts a source behind a cache of small segments.
+func onCache(t *testing.T, source, dir string) *mounted {
+	t.Helper()
+	return mount(t, source, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mebibyte), "--cache-size", fmt.Sprint(64*mebibyte), "--cache-min-free", "1")
+}
+
+// parsed runs a command that must succeed, and reads the JSON that it prints.
+func parsed[T any](t *testing.T, args ...string) (out T) {
+	t.Helper()
+	r := run(t, args...)
+	if r.code != 0 {
+		t.Fatalf("hbmfs %q: exit code %d: %s", args, r.code, r.stderr)
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &out); err != nil {
+		t.Fatalf("hbmfs %q: %v:\n%s", args, err, r.stdout)
+	}
+	return out
+}
+
+type warmed struct {
+	Files                                                 int
+	Bytes, Local, Fetched, Left, Advised, InMount, Second int64
+}
+
+// indexing says whether the daemon still looks what the files are.
+func (m *mounted) indexing(t *testing.T) bool {
+	t.Helper()
+	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
+	must(t, err)
+	var s struct{ Indexing bool }
+	must(t, json.Unmarshal(text, &s))
+	return s.Indexing
+}
+
+func (m *mounted) compare(t *testing.T, files map[string][]byte) {
+	t.Helper()
+	for name, want := range files {
+		got, err := os.ReadFile(m.Path(name))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %v, or wrong bytes", name, err)
+		}
+	}
+}
+
+// TestWarmARemoteDataset brings all of it once, and nothing again after a remount.
+func TestWarmARemoteDataset(t *testing.T) {
+	w, dir := newWeb(t), newDir(t)
+	m := onCache(t, w.URL, dir)
+	// A source that does not answer: the command ends when it is told to. Formats are recognized before, for which the
+	// daemon reads by itself.
+	if !blackbox.Within(patience, func() bool { return !m.indexing(t) }) {
+		t.Error("formats are not recognized")
+	}
+	gate := make(chan struct{})
+	w.gate.Store(&gate)
+	stopped := suite.Command(t.Context(), "warm", m.point)
+	must(t, stopped.Start())
+	if !blackbox.Within(patience, func() bool { return w.waits.Load() > 0 }) {
+		t.Error("nothing was asked for")
+	}
+	must(t, stopped.Process.Signal(syscall.SIGINT))
+	if err := stopped.Wait(); stopped.ProcessState.ExitCode() != 130 {
+		t.Errorf("after SIGINT: %v", err)
+	}
+	w.gate.Store(nil)
+	close(gate)
+	total := w.size()
+	if got := parsed[warmed](t, "warm", "--json", m.point); got.Files != 4 || got.Bytes != total || got.Local+got.Fetched != total || got.Left != 0 {
+		t.Errorf("first: %+v, want %d bytes", got, total)
+	}
+	given := w.bytes.Load()
+	if got := parsed[warmed](t, "warm", "--json", m.Path("more"), m.Path("second.dat")); got.Files != 2 || got.Fetched != 0 || got.Local != got.Bytes {
+		t.Errorf("again: %+v", got)
+	}
+	must(t, m.Close())
+	m = onCache(t, w.URL, dir)
+	if got := parsed[warmed](t, "warm", "--json", m.point); got.Local != total || got.Fetched != 0 {
+		t.Errorf("after a remount: %+v", got)
+	}
+	m.compare(t, w.files)
+	if more := w.bytes.Load() - given; more > int64(len(w.files["model.safetensors.index.json"])) { // it lists the others
+		t.Errorf("%d bytes were fetched again", more)
+	}
+	if r := run(t, "warm", m.point); r.code != 0 || !strings.Contains(r.stdout, "were in the cache already") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestWarmADirectory has the kernel read ahead, and refuses what is in no mount.
+func TestWarmADirectory(t *testing.T) {
+	source := newDir(t)
+	writeFiles(t, source, map[string]string{"a": strings.Repeat("a", 100_000), "b/c": strings.Repeat("c", 5000)})
+	m := mount(t, source)
+	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "50MB/s", m.point); got.Files != 2 || got.Advised != 105_000 {
+		t.Errorf("%+v", got)
+	}
+	if r := run(t, "warm", m.point); r.code != 0 || !strings.Contains(r.stdout, "asked to read them into its page cache") {
+		t.Errorf("%+v", r)
+	}
+	for want, args := range map[string][]string{
+		m.Path("missing"):            {"warm", m.Path("missing")},
+		filepath.Join(source, "b/c"): {"warm", m.point, filepath.Join(source, "b")},
+	} {
+		if r := run(t, args...); r.code != 1 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	for _, args := range [][]string{{"warm"}, {"warm", "--rate-limit", "fast", m.point}} {
+		if r := run(t, args...); r.code != 2 {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+}
+
+type listed struct {
+	Segments []struct{ File, Source, Object, Damage string }
+}
+
+type verified struct {
+	Segments, Removed int
+	Bytes             int64
+	Damaged           []struct{ File, Object string }
+}
+
+// TestCacheCommands lists, verifies and empties a cache, damaged on the way, which a mount then fills again.
+func TestCacheCommands(t *testing.T) {
+	w, dir := newWeb(t), newDir(t)
+	m := onCache(t, w.URL, dir)
+	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "200MB/s", m.point); got.Local+got.Fetched != w.size() || got.Left != 0 {
+		t.Fatalf("warm: %+v", got)
+	}
+	must(t, m.Close())
+	const pieces = 3 + 1 + 2 + 1
+	all := parsed[listed](t, "cache", "ls", "--json", dir)
+	if len(all.Segments) != pieces {
+		t.Fatalf("%+v", all)
+	}
+	if r := run(t, "cache", "ls", dir); r.code != 0 || strings.Count(r.stdout, "100%") != 4 || !strings.Contains(r.stdout, "more/third.dat") {
+		t.Errorf("%+v", r)
+	}
+	totals := parsed[struct {
+		Segments int
+		Bytes    int64
+		Sources  []struct{ Objects, Segments int }
+	}](t, "cache", "stats", "--json", dir)
+	if totals.Segments != pieces || totals.Bytes != w.size() || len(totals.Sources) != 1 || totals.Sources[0].Objects != 4 {
+		t.Errorf("%+v", totals)
+	}
+	if r := run(t, "cache", "stats", dir); r.code != 0 || !strings.Contains(r.stdout, w.URL) {
+		t.Errorf("%+v", r)
+	}
+	if got := parsed[verified](t, "cache", "verify", "--json", dir); got.Segments != pieces || got.Bytes != w.size() || len(got.Damaged) != 0 {
+		t.Errorf("%+v", got)
+	}
+
+	// A byte changes.
+	var hurt string
+	for _, g := range all.Segments {
+		if g.Object == "second.dat" {
+			hurt = g.File
+		}
+	}
+	path := filepath.Join(dir, "segments", hurt)
+	must(t, os.Chmod(path, 0o600))
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte{^w.files["second.dat"][1000]}, 1000)
+	must(t, err)
+	must(t, f.Close())
+	for _, c := range []struct {
+		code int
+		args []string
+	}{{3, []string{"cache", "verify", dir}}, {3, []string{"cache", "verify", "--remove", dir}}, {0, []string{"cache", "verify", dir}}} {
+		r := run(t, c.args...)
+		if r.code != c.code || strings.Contains(r.stdout, "second.dat") != (c.code == 3) {
+			t.Errorf("%q: %+v", c.args, r)
+		}
+	}
+	m = onCache(t, w.URL, dir)
+	if got := parsed[warmed](t, "warm", "--json", m.point); got.Fetched != mebibyte || got.Left != 0 {
+		t.Errorf("what was damaged: %+v", got)
+	}
+	m.compare(t, w.files)
+	must(t, m.Close())
+
+	// Freeing space.
+	for _, c := range []struct {
+		left int
+		args []string
+	}{
+		{pieces, []string{"--object", "*.bin"}}, {pieces - 2, []string{"--object", "*third*"}}, {pieces - 2, []string{"--source", "s3://*", "--object", "*"}},
+		{pieces - 5, []string{"--source", w.URL + "*", "--object", "firs?.dat"}}, {0, []string{"--all"}},
+	} {
+		r := run(t, append([]string{"cache", "rm", dir}, c.args...)...)
+		if left := len(parsed[listed](t, "cache", "ls", "--json", dir).Segments); r.code != 0 || left != c.left || !strings.Contains(r.stdout, "freed") {
+			t.Errorf("%q: %+v, %d segments are left, want %d", c.args, r, left, c.left)
+		}
+	}
+}
+
+// TestCacheCommandsRefuse checks that nothing is made where nothing is, and nothing removed that was not named.
+func TestCacheCommandsRefuse(t *testing.T) {
+	dir := filepath.Join(newDir(t), "cache")
+	for _, verb := range []string{"ls", "stats", "verify"} {
+		if r := run(t, "cache", verb, dir); r.code != 1 || !strings.Contains(r.stderr, dir) {
+			t.Errorf("%s: %+v", verb, r)
+		}
+	}
+	for _, args := range [][]string{{"cache", "rm", dir}, {"cache", "rm", "--all", "--object", "x", dir}, {"cache", "ls"}, {"cache", "polish", dir}} {
+		if r := run(t, args...); r.code != 2 {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("there is a %s now: %v", dir, err)
+	}
+}
