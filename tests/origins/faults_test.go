@@ -21,6 +21,7 @@ import (
 // TestServerFaults has every twentieth answer fail, in all ways in turn. Every byte is right, and no read fails.
 func TestServerFaults(t *testing.T) {
 	needFUSE(t)
+	t.Parallel()
 	kinds := []fault{serverFail, slowDown, reset, hangUp, short, otherRange, stall}
 	onEverySite(t, func(t *testing.T, s *site) {
 		files := map[string][]byte{"large.bin": origintest.Data(20<<20, 1)}
@@ -78,6 +79,7 @@ func TestServerFaults(t *testing.T) {
 // new mount has the new ones, as other inodes.
 func TestReplacedUnderTheMount(t *testing.T) {
 	needFUSE(t)
+	t.Parallel()
 	onEverySite(t, func(t *testing.T, s *site) {
 		before := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "part.bin": origintest.Data(12<<20, 2)}
 		after := map[string][]byte{"here.bin": origintest.Data(300_000, 3), "part.bin": origintest.Data(12<<20, 4)}
@@ -155,6 +157,7 @@ func checkRange(t *testing.T, f *os.File, want []byte, off, n int) {
 // "no such file"; what is here goes on.
 func TestServerStops(t *testing.T) {
 	needFUSE(t)
+	t.Parallel()
 	onEverySite(t, func(t *testing.T, s *site) {
 		files := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "away.bin": origintest.Data(300_000, 2)}
 		s.putAll(t, files)
@@ -189,6 +192,7 @@ func TestServerStops(t *testing.T) {
 // TestMountOfWhatIsNotThere wants one sentence from the command, and no daemon.
 func TestMountOfWhatIsNotThere(t *testing.T) {
 	needFUSE(t)
+	t.Parallel()
 	needS3(t)
 	p := newProxy(t, s3.socket)
 	for source, want := range map[string]string{

@@ -130,13 +130,13 @@ func (p *proxy) setAnswer(f func(w http.ResponseWriter, r *http.Request) bool) {
 	p.answer = f
 }
 
-// asked gives the ranges that were asked for so far, but those of the index of a site.
+// asked gives the ranges that were asked for so far, but those of indexes, which each mount reads to learn what there is.
 func (p *proxy) asked() []asked {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []asked
 	for _, a := range p.ranges {
-		if strings.Count(a.path, "/") > 2 || !strings.HasSuffix(a.path, "/index.json") {
+		if !strings.HasSuffix(a.path, "/index.json") {
 			out = append(out, a)
 		}
 	}

@@ -246,6 +246,7 @@ func TestS3ExpiredCredentials(t *testing.T) {
 // TestS3Unreachable has a server that goes away between the listing and the read, and comes back.
 func TestS3Unreachable(t *testing.T) {
 	needS3(t)
+	t.Parallel()
 	bucket := s3.bucket(t)
 	s3.put(t, bucket, "shard", []byte("data"))
 	p := newProxy(t, s3.socket)
