@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 type config struct {
 	hbmfs, dir string
+	s3server   string
 	size       int64
 	latency    time.Duration
 	rate       float64
@@ -61,7 +61,7 @@ func (b *bench) close() error {
 }
 
 func (b *bench) round(ctx context.Context) (r round, err error) {
-	if r.GETs, err = b.gets(ctx); err != nil {
+	if r.GETs, err = b.gets(ctx, b.server.url+"object.bin"); err != nil {
 		return r, err
 	}
 	cache, point := filepath.Join(b.work, "cache"), filepath.Join(b.work, "mnt")
@@ -159,13 +159,13 @@ func (b *bench) read(files ...string) (rate float64, err error) {
 }
 
 // gets fetches the object by 8 parallel ranged GETs, each of an eighth.
-func (b *bench) gets(ctx context.Context) (rate float64, err error) {
+func (b *bench) gets(ctx context.Context, url string) (rate float64, err error) {
 	const parallel = 8
 	began := time.Now()
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range int64(parallel) {
 		g.Go(func() error {
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.server.url+"object.bin", nil)
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 			if err != nil {
 				return err
 			}
@@ -190,9 +190,5 @@ func (b *bench) gets(ctx context.Context) (rate float64, err error) {
 }
 
 func (b *bench) command(ctx context.Context, args ...string) error {
-	out, err := exec.CommandContext(ctx, b.hbmfs, args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("hbmfs %s: %w: %s", args[0], err, out)
-	}
-	return nil
+	return command(ctx, b.hbmfs, args...)
 }

@@ -1,11 +1,14 @@
 // Command remote measures the first read of a remote object through a mount, and later ones, beside what the network and
 // the disk give without it.
 //
-//	go run ./tests/bench/remote --hbmfs bin/hbmfs [--size 1GiB] [--rounds 5] [--latency 25ms] [--rate 90MB/s]
+//	go run ./tests/bench/remote --hbmfs bin/hbmfs [--rounds 5] [--latency 25ms] [--rate 90e6] [--rivals | --random]
 //
 // The server is this program: it waits --latency before each answer, and gives each connection --rate at most. One
 // round fetches the object by 8 parallel ranged GETs, reads it cold through a new mount with an empty cache, reads it
 // again beside the cache's own file, and one of the two once more after the page cache was dropped.
+//
+// With --rivals and --random the server is versitygw, behind a proxy that waits and limits, and hbmfs reads it beside
+// rclone and s3fs: one object in sequence, or samples of 10 GiB at random, the latter also with a plan.
 package main
 
 import (
@@ -16,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -40,14 +44,38 @@ func run(ctx context.Context) (err error) {
 	pflag.DurationVar(&c.latency, "latency", 25*time.Millisecond, "before each answer of the server")
 	pflag.Float64Var(&c.rate, "rate", 90e6, "bytes per second of a connection, 0 for no limit")
 	pflag.StringVar(&c.dir, "dir", "", "where the object, the cache and the mount are put (a directory on a real disk; default: the temporary one)")
+	pflag.StringVar(&c.s3server, "s3server", ".cache/s3server", "the built tests/origins/s3server")
+	rivals := pflag.Bool("rivals", false, "compare with rclone and s3fs")
+	random := pflag.Bool("random", false, "compare random reads with rclone's")
+	rclonePath := pflag.String("rclone", "rclone", "the rclone to compare with")
 	pflag.Parse()
+	if *random {
+		c.size = 0
+	}
 	b, err := newBench(c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
+	streams := []string{"--vfs-read-chunk-streams", "16", "--vfs-read-chunk-size", "4M"} // what its documentation names for S3
+	switch {
+	case *random:
+		return b.randomly(ctx, []contender{
+			hbmfs(c.hbmfs),
+			rclone("rclone, 16 streams of 4 MiB", *rclonePath, streams...),
+			rclone("rclone, chunks of 128 KiB", *rclonePath, "--vfs-read-chunk-size", "128k", "--vfs-read-chunk-size-limit", "128k", "--buffer-size", "0", "--vfs-read-wait", "0"),
+		}, *rounds)
+	case *rivals:
+		return b.sequential(ctx, []contender{
+			hbmfs(c.hbmfs), rclone("rclone", *rclonePath, streams...), rclone("rclone, reads 128 MiB ahead", *rclonePath, append(streams, "--vfs-read-ahead", "128M")...), s3fs("s3fs"),
+		}, *rounds)
+	}
+	return b.alone(ctx, *rounds)
+}
+
+func (b *bench) alone(ctx context.Context, rounds int) error {
 	var all []round
-	for i := range *rounds {
+	for i := range rounds {
 		r, err := b.round(ctx)
 		if err != nil {
 			return err
@@ -55,7 +83,7 @@ func run(ctx context.Context) (err error) {
 		fmt.Fprintf(os.Stderr, "round %d: %+v\n", i+1, r)
 		all = append(all, r)
 	}
-	report(all, c)
+	report(all, b.config)
 	return nil
 }
 
@@ -67,18 +95,14 @@ type round struct {
 }
 
 func report(all []round, c config) {
-	median := func(of func(round) float64) float64 {
+	of := func(of func(round) float64) float64 {
 		var x []float64
 		for _, r := range all {
 			if v := of(r); v > 0 {
 				x = append(x, v)
 			}
 		}
-		if len(x) == 0 {
-			return math.NaN()
-		}
-		slices.Sort(x)
-		return x[len(x)/2]
+		return median(x)
 	}
 	fmt.Printf("%d bytes, latency %v, %.0f MB/s a connection, %d rounds, medians\n\n", c.size, c.latency, c.rate/1e6, len(all))
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -91,8 +115,27 @@ func report(all []round, c config) {
 		{"again", "the cache's file, from the page cache", func(r round) float64 { return r.Warm }, func(r round) float64 { return r.WarmDirect }},
 		{"page cache dropped", "the cache's file, from the disk", func(r round) float64 { return r.Disk }, func(r round) float64 { return r.DiskDirect }},
 	} {
-		of, by := median(row.of), median(row.by)
-		fmt.Fprintf(t, "%s\t%.0f\t%s\t%.0f\t%.2f\t\n", row.name, of/1e6, row.beside, by/1e6, of/by)
+		x, by := of(row.of), of(row.by)
+		fmt.Fprintf(t, "%s\t%.0f\t%s\t%.0f\t%.2f\t\n", row.name, x/1e6, row.beside, by/1e6, x/by)
 	}
 	_ = t.Flush()
+}
+
+func median(x []float64) float64 {
+	if len(x) == 0 {
+		return math.NaN()
+	}
+	x = slices.Sorted(slices.Values(x))
+	return x[len(x)/2]
+}
+
+func ends(x []float64) (low, high float64) { return slices.Min(x), slices.Max(x) }
+
+// load is how busy the machine is: this program shares it.
+func load() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.Join(strings.Fields(string(text))[:3], " ")
 }

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// contender mounts the bucket of a server.
+type contender struct {
+	name string
+	// mount mounts at dir/mnt and keeps what it keeps in dir. end unmounts.
+	mount func(ctx context.Context, dir, url string) (end func() error, err error)
+}
+
+func hbmfs(binary string, flags ...string) contender {
+	return contender{"hbmfs", func(ctx context.Context, dir, url string) (func() error, error) {
+		source, point := fmt.Sprintf("s3://%s/?endpoint=%s&region=%s", bucket, url, region), filepath.Join(dir, "mnt")
+		args := append([]string{"mount", "--cache-dir", filepath.Join(dir, "cache"), "--log-file", filepath.Join(dir, "log")}, flags...)
+		if err := command(ctx, binary, append(args, source, point)...); err != nil {
+			return nil, err
+		}
+		return func() error { return command(context.WithoutCancel(ctx), binary, "umount", point) }, nil
+	}}
+}
+
+// rclone mounts as its documentation says for S3: --use-server-modtime saves a request for each file.
+func rclone(name, binary string, flags ...string) contender {
+	return contender{name, func(ctx context.Context, dir, url string) (func() error, error) {
+		args := append([]string{
+			"mount", fmt.Sprintf(":s3,provider=Other,env_auth=true,region=%s,force_path_style=true,endpoint='%s':%s", region, url, bucket), filepath.Join(dir, "mnt"),
+			"--config", os.DevNull, "--cache-dir", filepath.Join(dir, "cache"), "--vfs-cache-mode", "full", "--read-only", "--use-server-modtime",
+		}, flags...)
+		return foreground(ctx, dir, binary, args...)
+	}}
+}
+
+// s3fs has -o multipart_size and parallel_count at what lets it ask for 16 parts at once.
+func s3fs(binary string) contender {
+	return contender{"s3fs", func(ctx context.Context, dir, url string) (func() error, error) {
+		return foreground(ctx, dir, binary, bucket, filepath.Join(dir, "mnt"), "-f", "-o", "ro,use_path_request_style,url="+url+",endpoint="+region,
+			"-o", "use_cache="+filepath.Join(dir, "cache"), "-o", "parallel_count=16,multipart_size=8")
+	}}
+}
+
+// foreground starts a program that mounts dir/mnt and stays until it is unmounted.
+func foreground(ctx context.Context, dir, binary string, args ...string) (end func() error, err error) {
+	point, log := filepath.Join(dir, "mnt"), filepath.Join(dir, "log")
+	out, err := os.Create(log)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = out.Close() }() // the program has its own
+	cmd := exec.Command(binary, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), awsKeys()...), out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	end = func() error {
+		err := command(context.WithoutCancel(ctx), "fusermount3", "-u", point)
+		if err != nil {
+			_ = cmd.Process.Signal(syscall.SIGTERM) // so that it ends all the same
+		}
+		return errors.Join(err, cmd.Wait())
+	}
+	up := blackbox.Within(time.Minute, func() bool {
+		mounted, err := blackbox.IsMounted(point)
+		return err == nil && mounted
+	})
+	if !up {
+		said, _ := os.ReadFile(log) // the error stands without it
+		return nil, errors.Join(fmt.Errorf("%s does not mount: %s", binary, said), end())
+	}
+	return end, nil
+}
+
+func command(ctx context.Context, binary string, args ...string) error {
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(os.Environ(), awsKeys()...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", binary, args[0], err, out)
+	}
+	return nil
+}
+
+// with runs do on a new mount with an empty cache, and leaves nothing of it: also not what the disk has still to write.
+func (c contender) with(ctx context.Context, work, url string, do func(point string) error) (err error) {
+	dir, err := os.MkdirTemp(work, "c-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, os.RemoveAll(dir))
+		unix.Sync()
+	}()
+	point := filepath.Join(dir, "mnt")
+	if err := os.Mkdir(point, 0o755); err != nil {
+		return err
+	}
+	end, err := c.mount(ctx, dir, url)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.name, err)
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	if err := do(point); err != nil {
+		return fmt.Errorf("%s: %w", c.name, err)
+	}
+	return nil
+}
