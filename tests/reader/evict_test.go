@@ -131,7 +131,7 @@ func (m *evicting) pending(t *testing.T, name string) (n int64) {
 // bring brings a whole file into the cache.
 func (m *evicting) bring(t *testing.T, name string) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(2 * time.Minute)
 	for m.pending(t, name) > 0 {
 		f, err := os.Open(m.Path(name))
 		if err != nil {
@@ -153,7 +153,7 @@ func (m *evicting) evict(t *testing.T, names ...string) {
 	for _, name := range names {
 		keep[name] = true
 	}
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(2 * time.Minute)
 	for gone := false; !gone; {
 		for range 3 { // asking counts as a use
 			for name := range m.data {
@@ -244,7 +244,7 @@ func TestReadersOverACacheThatEvicts(t *testing.T) {
 	m := mountEvicting(t)
 	flags := fakeGPU(t)
 	l := cufile.Libraries{CUDA: flags[1], CuFile: flags[3], NVML: flags[5]}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	var mapped, rounds atomic.Int64
 	var enough atomic.Bool
@@ -253,7 +253,7 @@ func TestReadersOverACacheThatEvicts(t *testing.T) {
 		r := evictReader(t, path, l)
 		random := rand.New(rand.NewPCG(uint64(g), 5))
 		wg.Go(func() {
-			for own := 0; own < 20 || !enough.Load(); own++ {
+			for own := 0; own < 4 || !enough.Load(); own++ {
 				moved, err := m.round(ctx, r, random)
 				if err != nil {
 					t.Errorf("%s: %v", path, err)
