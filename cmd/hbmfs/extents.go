@@ -29,7 +29,8 @@ func newExtentsCommand() *cobra.Command {
 		Short: "Say where the bytes of a file in a mount lie",
 		Long: `Ask the daemon where every byte of FILE lies, over the control channel that GPU readers use. FILE is in a mount of
 hbmfs; the paths of the answer are relative to the mount's source. Bytes that hbmfs makes, such as the header of
-tokens.npy, are in no file of the source: they are marked "inline".
+tokens.npy, are in no file of the source: they are marked "inline". Bytes of a remote source lie in files of the mount's
+cache, which have absolute paths, or are marked "pending" as long as they are not on this machine.
 
 The table shows equal pieces at equal distances in one line. --json lists each piece:
 
@@ -120,7 +121,10 @@ func writeExtentsJSON(w *bufio.Writer, size int64, extents []namedExtent) error 
 			return err
 		}
 		flags := "[]"
-		if e.Flags&control.ExtentMount != 0 {
+		switch {
+		case e.Flags&control.ExtentPending != 0:
+			flags = `["pending"]`
+		case e.Flags&control.ExtentMount != 0:
 			flags = `["inline"]`
 		}
 		for k := range e.Count {
@@ -143,7 +147,10 @@ func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents 
 	fmt.Fprint(t, "LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH\n")
 	for _, e := range extents {
 		path, offset, stride := e.path, grouped(e.Offset), "-"
-		if e.Flags&control.ExtentMount != 0 {
+		switch {
+		case e.Flags&control.ExtentPending != 0:
+			path, offset = "(not on this machine yet)", "-"
+		case e.Flags&control.ExtentMount != 0:
 			path, offset = "(inline)", "-"
 		}
 		if e.Count > 1 {
