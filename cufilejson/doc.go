@@ -1,0 +1,19 @@
+// Package cufilejson checks, corrects and writes cufile.json, the configuration of NVIDIA's libcufile.
+//
+// libcufile stops at the first value that it does not like, names at most the key, and ignores keys that it does not
+// know. So one misspelt or misplaced key leaves a default in force without a word, and a number in quotes keeps every
+// program from starting. Lint finds all of it at once, with line and column:
+//
+//	r := cufilejson.Lint(text, cufilejson.Options{})
+//	for _, f := range r.Findings { fmt.Println(f) }
+//	text = r.Fixed // what can be corrected is, comments stay
+//
+// Write makes a file for a machine and a workload, each value with its reason.
+//
+// Lint looks at the text and at what Options says, never at the machine: whether a directory or device that is named
+// exists, which libcufile asks at start, is not judged.
+//
+// The keys, types, ranges and the dialect (JSON with comments, but without trailing commas; of two equal keys the last
+// counts) are those that libcufile.so 1.15.1 and 1.19.1 know and enforce: each was tried by loading the libraries with
+// such a file. Units and defaults are those of NVIDIA's GPUDirect Storage configuration guide of November 2026.
+package cufilejson
