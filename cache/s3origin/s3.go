@@ -108,7 +108,8 @@ func (o *Origin) key(name string) string { return o.source.dir + name }
 func (o *Origin) explain(err error) error {
 	r := minio.ToErrorResponse(err)
 	switch {
-	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired", r.Code == "RequestTimeTooSkewed":
+	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired", r.Code == "RequestTimeTooSkewed",
+		r.StatusCode == http.StatusBadRequest && strings.HasPrefix(r.Code, "400"): // the answer to a HEAD has no body that says why
 		o.creds.Expire() // the next attempt asks where they come from
 		return fmt.Errorf("the credentials have expired: %w", err)
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized,

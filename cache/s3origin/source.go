@@ -47,7 +47,11 @@ func Parse(text string) (Source, error) {
 	s.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	endpoint := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
 	style := ""
-	for key, values := range u.Query() {
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil { // Query would leave out what it cannot read, such as the endpoint
+		return Source{}, fmt.Errorf("source %q: %w", text, err)
+	}
+	for key, values := range query {
 		v := values[len(values)-1]
 		switch key {
 		case "endpoint":
@@ -96,9 +100,10 @@ func truth(key, v string) (bool, error) {
 	return false, fmt.Errorf("%s=%q: want true or false", key, v)
 }
 
-// String is the source as status shows it, and what names it in a cache: where, and nothing of who asks.
+// String is the source as status shows it, and what names it in a cache: where, and nothing of who asks. A slash at the
+// end makes no other source.
 func (s Source) String() string {
-	text := "s3://" + s.Bucket + "/" + s.Prefix
+	text := "s3://" + s.Bucket + "/" + strings.TrimSuffix(s.Prefix, "/")
 	if s.Endpoint != "s3.amazonaws.com" {
 		scheme := "http"
 		if s.Secure {
