@@ -82,11 +82,19 @@ func mountEvicting(t *testing.T) *evicting {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pid, err := m.DaemonPID()
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
+		// It may finish a segment after the mount has gone, and the folder goes next.
+		if pid > 0 && !blackbox.Within(time.Minute, func() bool { return blackbox.Ended(pid) }) {
+			t.Errorf("the daemon %d has not ended", pid)
+		}
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return m
 }
 
@@ -173,11 +181,11 @@ func (m *evicting) evict(t *testing.T, names ...string) {
 }
 
 // evictReader makes a reader that has few descriptors and small windows.
-func evictReader(t *testing.T, path cufile.Path, l cufile.Libraries) *cufile.Reader {
+func evictReader(t *testing.T, path cufile.Path, l cufile.Libraries, descriptors int) *cufile.Reader {
 	t.Helper()
-	o := cufile.Options{Path: path, Threads: 2, Slot: 256 << 10, Arena: 8 << 20, Window: 256 << 10, Pinned: 2 << 20, Descriptors: 8, Libraries: l}
+	o := cufile.Options{Path: path, Threads: 2, Slot: 256 << 10, Arena: 8 << 20, Window: 256 << 10, Pinned: 2 << 20, Descriptors: descriptors, Libraries: l}
 	if path == cufile.Host {
-		o.Device, o.Descriptors = cufile.HostDevice, 2
+		o.Device = cufile.HostDevice
 	}
 	r, err := cufile.New(t.Context(), o)
 	if err != nil {
@@ -208,7 +216,7 @@ func TestReadWhatWasEvictedAfterItWasLocated(t *testing.T) {
 	for i, name := range names {
 		paths[i] = m.Path(name)
 	}
-	r := evictReader(t, cufile.Host, cufile.Libraries{})
+	r := evictReader(t, cufile.Host, cufile.Libraries{}, 2)
 	long, err := r.Open(t.Context(), paths[0])
 	if err != nil {
 		t.Fatal(err)
@@ -238,6 +246,63 @@ func TestReadWhatWasEvictedAfterItWasLocated(t *testing.T) {
 	}
 }
 
+// TestReadersThatHoldTheWholeCache lease all of it, read the rest all the same, and give all of it back.
+func TestReadersThatHoldTheWholeCache(t *testing.T) {
+	m := mountEvicting(t)
+	held := []string{"long00", "long01", "long02", "long03"}
+	all := int64(0)
+	var files []*cufile.File
+	var readers []*cufile.Reader
+	for _, name := range held {
+		all += int64(len(m.data[name]))
+		r := evictReader(t, cufile.Host, cufile.Libraries{}, 8)
+		f, err := r.Open(t.Context(), m.Path(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, readers = append(files, f), append(readers, r)
+	}
+	for deadline := time.Now().Add(2 * time.Minute); m.stats(t).Pinned < all; {
+		for i, f := range files {
+			m.bring(t, held[i])
+			m.compare(t, f, held[i])
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes are to be held: %+v", all, m.stats(t))
+		}
+	}
+	for i, name := range []string{"long04", "short07", "short08", "short09"} {
+		f, err := readers[i].Open(t.Context(), m.Path(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.compare(t, f, name)
+		files = append(files, f)
+	}
+	if s := m.stats(t); s.Uncached == 0 || s.Pinned < all {
+		t.Errorf("there was no room, and the cache says %+v", s)
+	}
+	for _, f := range files {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	m.bring(t, "long04") // which has room again
+}
+
+// compare reads all of a file.
+func (m *evicting) compare(t *testing.T, f *cufile.File, name string) {
+	t.Helper()
+	v, err := f.Read(t.Context(), 0, f.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Release()
+	if !bytes.Equal(v.Bytes(), m.data[name]) {
+		t.Errorf("%s: wrong bytes", name)
+	}
+}
+
 // TestReadersOverACacheThatEvicts reads at random by several paths from a cache that holds half of it, until segments
 // were evicted and bytes came straight from segments.
 func TestReadersOverACacheThatEvicts(t *testing.T) {
@@ -250,7 +315,7 @@ func TestReadersOverACacheThatEvicts(t *testing.T) {
 	var enough atomic.Bool
 	var wg sync.WaitGroup
 	for g, path := range []cufile.Path{cufile.Host, cufile.Staged, cufile.Mapped, cufile.Auto} {
-		r := evictReader(t, path, l)
+		r := evictReader(t, path, l, 4+g)
 		random := rand.New(rand.NewPCG(uint64(g), 5))
 		wg.Go(func() {
 			for own := 0; own < 4 || !enough.Load(); own++ {
