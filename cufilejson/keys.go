@@ -49,8 +49,11 @@ const (
 )
 
 // keys are all settings that libcufile 1.15 to 1.19 reads.
-func keys() []key {
-	all := []key{
+func keys() []key { return append(withLimits(), plain()...) }
+
+// withLimits are those that have a range, a unit or a list of values.
+func withLimits() []key {
+	return []key{
 		{path: "logging.dir", kind: text},
 		{path: "logging.level", kind: text, values: []string{"ERROR", "WARN", "NOTICE", "INFO", "DEBUG", "TRACE"}},
 		{path: "logging.max_file_size_mb", kind: signed, min: -1, max: math.MaxInt32, since: 1019},
@@ -84,6 +87,11 @@ func keys() []key {
 		{path: "miscellaneous.static_routing_filepath", kind: text, since: 1017},
 		{path: "miscellaneous.rdma_token_reset_timeout_secs", kind: number, min: 1, max: 86400, since: 1019},
 	}
+}
+
+// plain are those where a right type is all that it takes.
+func plain() []key {
+	var all []key
 	add := func(since int, kind kind, section string, names ...string) {
 		for _, name := range names {
 			all = append(all, key{path: section + "." + name, kind: kind, max: math.MaxUint32, since: since})

@@ -91,7 +91,7 @@ func quote(s string) string {
 // judgeScalar looks at one value; remove is what to do where nothing can be made of it.
 func (l *linter) judgeScalar(k key, v *hujson.Value, remove []edit) {
 	literal, _ := v.Value.(hujson.Literal) // nil for an array or object, whose kind is none of those below
-	fixed, why := "", ""
+	var fixed, why string
 	switch k.kind {
 	case boolean:
 		fixed, why = repairBool(literal)

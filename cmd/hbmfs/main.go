@@ -112,7 +112,7 @@ the mount in use, 130 interrupted.`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newAsideCommand(), newManCommand(root))
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newManCommand(root))
 	return root
 }
 

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/check"
+	"github.com/hbmfs/hbmfs/cufilejson"
+)
+
+// cufileJSONCommand is hbmfs cufile-json.
+type cufileJSONCommand struct {
+	checkCommand        // how facts of the machine are got
+	workload     string // read, checkpoint or weights
+	lint         string // a file to check instead, "-" for stdin
+	fixed        bool
+	output       string
+	aboutGPU     bool // --gpu was given
+
+	stdin io.Reader
+}
+
+const cufileJSONHelp = `cufile.json is what configures NVIDIA's cuFile (GPUDirect Storage): /etc/cufile.json, or what CUFILE_ENV_PATH_JSON names.
+cuFile ignores keys that it does not know without a word, and stops at the first value that it does not like.
+
+Without --lint, one is written for this machine and --for a workload, each value with its reason as a comment:
+
+  read         a dataset, in pieces of a few MB and at random
+  checkpoint   large files are written and read
+  weights      large files are read once, as fast as they come
+
+With --lint FILE, that file is checked: syntax as cuFile understands it, keys that are unknown, misspelt or in a wrong
+section, numbers and booleans in quotes, bytes where KB are meant, values out of range or not a multiple of 64 KB or
+4 KB, keys that are there twice, settings that contradict each other or do nothing. --gpu N also compares with the
+memory of that GPU, PATH with the filesystem of the data, and --require direct wants reads that never fall back to the
+CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.
+
+Exit codes: 0 no errors (there may be warnings), 3 errors, 1 it did not work, 2 wrong command line.`
+
+func newCuFileJSONCommand() *cobra.Command {
+	c := &cufileJSONCommand{}
+	cmd := &cobra.Command{
+		Use:   "cufile-json [PATH]",
+		Short: "Write a cufile.json for this machine, or find what is wrong in one",
+		Long:  cufileJSONHelp,
+		Example: "  hbmfs cufile-json --for weights --gpu 0 /data/pile > cufile.json\n" +
+			"  hbmfs cufile-json --lint /etc/cufile.json\n  hbmfs cufile-json --lint old.json --fixed > new.json",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{fmt.Errorf("at most 1 argument, the PATH of the data, not %d", len(args))}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				c.path = args[0]
+			}
+			c.stdin, c.stdout, c.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+			c.aboutGPU = cmd.Flags().Changed("gpu")
+			return c.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.workload, "for", cufilejson.Read, "the workload: read, checkpoint or weights")
+	f.IntVar(&c.gpu, "gpu", 0, "the GPU in use, as nvidia-smi counts them")
+	f.StringVar(&c.output, "output", "", "write to this file instead of stdout")
+	f.StringVar(&c.lint, "lint", "", "check this file, - for stdin")
+	f.BoolVar(&c.fixed, "fixed", false, "with --lint: print the corrected file")
+	f.BoolVar(&c.asJSON, "json", false, "with --lint: print the findings as JSON")
+	f.StringVar(&c.require, "require", "", "with --lint: direct, if reads must never fall back to the CPU")
+	f.StringVar(&c.root, "root", "", "take the facts from a recording of hbmfs check, or a directory that is a copy of a machine")
+	return cmd
+}
+
+func (c *cufileJSONCommand) run(ctx context.Context) error {
+	switch {
+	case c.gpu < 0:
+		return usageError{fmt.Errorf("--gpu must be 0 or more, not %d", c.gpu)}
+	case c.require != "" && c.require != check.Direct:
+		return usageError{fmt.Errorf("--require must be direct, not %q", c.require)}
+	case c.lint == "" && (c.fixed || c.asJSON || c.require != ""):
+		return usageError{errors.New("--fixed, --json and --require go with --lint FILE")}
+	case c.fixed && c.asJSON:
+		return usageError{errors.New("--fixed and --json both want stdout; give one")}
+	case c.workload != cufilejson.Read && c.workload != cufilejson.Checkpoint && c.workload != cufilejson.Weights:
+		return usageError{fmt.Errorf("--for must be read, checkpoint or weights, not %q", c.workload)}
+	}
+	if c.lint != "" {
+		return c.runLint(ctx)
+	}
+	text, err := c.write(ctx)
+	if err != nil {
+		return err
+	}
+	return c.emit(text)
+}
+
+// emit writes a cufile.json to where it was asked for.
+func (c *cufileJSONCommand) emit(text []byte) error {
+	if c.output != "" {
+		return os.WriteFile(c.output, text, 0o644)
+	}
+	_, err := c.stdout.Write(text)
+	return err
+}
+
+func (c *cufileJSONCommand) write(ctx context.Context) ([]byte, error) {
+	s, err := c.snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m := check.Read(s)
+	node := cufilejson.Node{GPUs: len(m.GPUs), Filesystem: m.Filesystem(), Version: m.CuFileVersion()}
+	if c.root == "" {
+		node.CPUs = runtime.NumCPU()
+	}
+	if c.gpu < len(m.GPUs) {
+		node.GPU, node.HBM = fmt.Sprintf("GPU %d, %s", c.gpu, m.GPUs[c.gpu].Name), m.GPUs[c.gpu].HBM
+	}
+	node.P2PDMA = m.NVFS == "" && m.P2PDMA == check.Yes && m.Driver != ""
+	judged := ""
+	if c.root != "" {
+		judged = c.path
+	}
+	verdict := check.Judge(m, judged, c.gpu).Verdict
+	if verdict.Path == check.Staged || verdict.Path == check.Host {
+		node.Blocked = verdict.Reason
+	}
+	return cufilejson.Write(node, c.workload)
+}
+
+func (c *cufileJSONCommand) runLint(ctx context.Context) error {
+	text, err := c.read()
+	if err != nil {
+		return err
+	}
+	opts := cufilejson.Options{Direct: c.require == check.Direct}
+	if c.aboutGPU || c.path != "" || c.root != "" {
+		s, err := c.snapshot(ctx)
+		if err != nil {
+			return err
+		}
+		m := check.Read(s)
+		opts.Filesystem, opts.Version = m.Filesystem(), m.CuFileVersion()
+		if c.aboutGPU && c.gpu >= len(m.GPUs) {
+			return fmt.Errorf("there is no GPU %d here, %d were found; leave --gpu out to check the file alone", c.gpu, len(m.GPUs))
+		}
+		if c.aboutGPU {
+			opts.HBM = m.GPUs[c.gpu].HBM
+		}
+	}
+	result := cufilejson.Lint(text, opts)
+	if err := c.report(result); err != nil {
+		return err
+	}
+	if result.Errors() > 0 {
+		return errProblems
+	}
+	return nil
+}
+
+// read gets the file that is checked, or as much of it as says that it is too large.
+func (c *cufileJSONCommand) read() ([]byte, error) {
+	from := c.stdin
+	if c.lint != "-" {
+		f, err := os.Open(c.lint)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }() // opened for reading
+		from = f
+	}
+	return io.ReadAll(io.LimitReader(from, cufilejson.MaxSize+1))
+}
+
+func (c *cufileJSONCommand) report(r cufilejson.Result) error {
+	if c.asJSON {
+		enc := json.NewEncoder(c.stdout)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(struct {
+			File     string               `json:"file"`
+			Errors   int                  `json:"errors"`
+			Findings []cufilejson.Finding `json:"findings"`
+			Fixed    string               `json:"fixed,omitempty"`
+		}{c.lint, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)})
+	}
+	list := c.stdout
+	if c.fixed {
+		list = c.stderr
+	}
+	for _, f := range r.Findings {
+		fmt.Fprintf(list, "%s:%s\n", c.lint, f)
+	}
+	switch {
+	case c.fixed && r.Fixed == nil:
+		return fmt.Errorf("%s cannot be corrected before its syntax is; see above", c.lint)
+	case c.fixed:
+		return c.emit(r.Fixed)
+	case len(r.Findings) == 0:
+		fmt.Fprintf(list, "%s: nothing is wrong\n", c.lint)
+	case r.Fixed != nil:
+		fmt.Fprintf(list, "%s: %d errors, %d warnings; --fixed prints the corrected file\n", c.lint, r.Errors(), len(r.Findings)-r.Errors())
+	}
+	return nil
+}

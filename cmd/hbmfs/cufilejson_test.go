@@ -1,0 +1,109 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/cufilejson"
+)
+
+// cufileJSON runs a command line and gives its exit code and output.
+func cufileJSON(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(context.Background(), append([]string{"hbmfs", "cufile-json"}, args...), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestCuFileJSONLint(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	good := write("good.json", `{ "properties": { "io_batchsize": 64 } }`)
+	warned := write("warned.json", `{ "properties": { "force_compat_mode": true } }`)
+	bad := write("bad.json", "{\n  // kept\n  \"properties\": { \"io_batchsize\": \"64\" }\n}\n")
+	broken := write("broken.json", `{ "properties": `)
+
+	for _, c := range []struct {
+		name           string
+		args           []string
+		code           int
+		stdout, stderr string // is in it
+	}{
+		{"good", []string{"--lint", good}, exitOK, "nothing is wrong", ""},
+		{"warnings", []string{"--lint", warned}, exitOK, "1:40: warning: properties.force_compat_mode", ""},
+		{"errors", []string{"--lint", bad}, exitProblems, bad + ":3:35: error: properties.io_batchsize", ""},
+		{"corrected", []string{"--lint", bad, "--fixed"}, exitProblems, "// kept\n  \"properties\": { \"io_batchsize\": 64 }", "3:35"},
+		{"beyond repair", []string{"--lint", broken, "--fixed"}, exitFailed, "", "syntax error"},
+		{"a proof is wanted", []string{"--lint", good, "--require", "direct"}, exitProblems, "properties.allow_compat_mode", ""},
+		{"no such file", []string{"--lint", filepath.Join(dir, "none")}, exitFailed, "", "no such file"},
+		{"--fixed alone", []string{"--fixed"}, exitUsage, "", "--lint"},
+		{"two formats", []string{"--lint", good, "--fixed", "--json"}, exitUsage, "", "give one"},
+		{"an unknown workload", []string{"--for", "games"}, exitUsage, "", "checkpoint"},
+		{"two paths", []string{"a", "b"}, exitUsage, "", "at most 1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			code, stdout, stderr := cufileJSON(t, c.args...)
+			if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
+				t.Errorf("exit %d, want %d; stdout\n%s\nstderr\n%s", code, c.code, stdout, stderr)
+			}
+		})
+	}
+
+	code, stdout, _ := cufileJSON(t, "--lint", bad, "--json")
+	var result struct {
+		Errors   int                  `json:"errors"`
+		Findings []cufilejson.Finding `json:"findings"`
+	}
+	if err := json.Unmarshal([]byte(stdout), &result); err != nil || code != exitProblems || result.Errors != 1 ||
+		result.Findings[0].Line != 3 || result.Findings[0].Column != 35 {
+		t.Errorf("--json: exit %d, %v, %+v", code, err, result)
+	}
+}
+
+// TestCuFileJSONWrites makes a file from a recorded machine, and checks it against the same.
+func TestCuFileJSONWrites(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"sys/bus/pci/devices/0000:18:00.0/class":  "0x030200\n",
+		"sys/bus/pci/devices/0000:18:00.0/vendor": "0x10de\n",
+		"sys/bus/pci/devices/0000:18:00.0/device": "0x2335\n",
+		"proc/sys/kernel/osrelease":               "6.8.0\n",
+	} {
+		file := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(root, "cufile.json")
+	if code, _, stderr := cufileJSON(t, "--root", root, "--for", "weights", "--output", file); code != exitOK {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const h200 = `"max_device_pinned_mem_size_kb": 147849216` // 141 GiB
+	if !strings.Contains(string(text), h200) {
+		t.Errorf("no %s in\n%s", h200, text)
+	}
+	if code, stdout, stderr := cufileJSON(t, "--root", root, "--gpu", "0", "--lint", file); code != exitOK || !strings.Contains(stdout, "nothing is wrong") {
+		t.Errorf("exit %d: %s%s", code, stdout, stderr)
+	}
+	if code, _, stderr := cufileJSON(t, "--root", root, "--gpu", "1", "--lint", file); code != exitFailed || !strings.Contains(stderr, "no GPU 1") {
+		t.Errorf("a GPU that is not there: exit %d: %s", code, stderr)
+	}
+}
