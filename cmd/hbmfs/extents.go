@@ -29,8 +29,8 @@ func newExtentsCommand() *cobra.Command {
 		Short: "Say where the bytes of a file in a mount lie",
 		Long: `Ask the daemon where every byte of FILE lies, over the control channel that GPU readers use. FILE is in a mount of
 hbmfs; the paths of the answer are relative to the mount's source. Bytes that hbmfs makes, such as the header of
-tokens.npy, are in no file of the source: they are marked "inline". Bytes of a remote source lie in files of the mount's
-cache, which have absolute paths, or are marked "pending" as long as they are not on this machine.
+tokens.npy, are in no file of the source: they are marked "inline". Bytes of a remote source lie in files
+below segments/ of the mount's cache, or are marked "pending" as long as they are not on this machine.
 
 The table shows equal pieces at equal distances in one line. --json lists each piece:
 
