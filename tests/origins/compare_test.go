@@ -115,15 +115,32 @@ func (m *mounted) extents(t *testing.T, name string) (e extents) {
 	return e
 }
 
-// readByExtents reads a file as GPU readers do, into the memory of the host: what lies on this machine from where it
-// lies, and the rest through the mount.
-func (m *mounted) readByExtents(t *testing.T, name string, want []byte) {
+// readByExtents reads files as GPU readers do, into the memory of the host: what lies on this machine from where it lies,
+// and the rest through the mount. It compares their hashes, by path below the mount.
+func (m *mounted) readByExtents(t *testing.T, want map[string][sha256.Size]byte) {
 	t.Helper()
-	out, err := suite.Output(t.Context(), "read", "--to", "host", "--json", m.Path(name))
-	must(t, err)
-	var got struct{ SHA256 string }
-	must(t, json.Unmarshal(out, &got))
-	if sum := fmt.Sprintf("%x", sha256.Sum256(want)); got.SHA256 != sum {
-		t.Errorf("hbmfs read of %s gave bytes with hash %s, want %s", name, got.SHA256, sum)
+	args := []string{"read", "--to", "host", "--json"}
+	for name := range want {
+		args = append(args, m.Path(name))
 	}
+	out, err := suite.Output(t.Context(), args...)
+	must(t, err)
+	read := 0
+	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); read++ {
+		var got struct{ File, SHA256 string }
+		must(t, d.Decode(&got))
+		name, err := filepath.Rel(m.point, got.File)
+		must(t, err)
+		if sum := fmt.Sprintf("%x", want[name]); got.SHA256 != sum {
+			t.Errorf("hbmfs read of %s gave bytes with hash %s, want %s", name, got.SHA256, sum)
+		}
+	}
+	if read != len(want) {
+		t.Errorf("hbmfs read answers for %d of %d files", read, len(want))
+	}
+}
+
+// sum is the one file of readByExtents.
+func sum(name string, data []byte) map[string][sha256.Size]byte {
+	return map[string][sha256.Size]byte{name: sha256.Sum256(data)}
 }

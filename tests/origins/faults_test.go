@@ -177,7 +177,7 @@ func TestServerStops(t *testing.T) {
 		if err := compareFile(m.Path("here.bin"), files["here.bin"]); err != nil {
 			t.Errorf("an object that is here: %v", err)
 		}
-		m.readByExtents(t, "here.bin", files["here.bin"])
+		m.readByExtents(t, sum("here.bin", files["here.bin"]))
 		if log := m.logText(t); !strings.Contains(log, "away.bin") || !strings.Contains(log, "cannot be reached") {
 			t.Errorf("the log has no line that says so:\n%s", log)
 		}
