@@ -325,11 +325,15 @@ func (c *Client) ask(ctx context.Context, t, want FrameType, fill func([]byte) [
 func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
 	c.nextID++
 	id := c.nextID
-	if err := c.sendLocked(ctx, Header{Version, t, id}, fill); err != nil {
+	// What the daemon said before it closed the connection, as when it turns one away, says more than that it did.
+	if err := c.sendLocked(ctx, Header{Version, t, id}, fill); err != nil && !hasClosed(err) {
 		return response{}, c.explain(ctx, err)
 	}
 	for {
 		got, err := c.line.receive(ctx, c.buf[:])
+		if errors.Is(err, syscall.ECONNRESET) { // which is told once, before what is there to read
+			got, err = c.line.receive(ctx, c.buf[:])
+		}
 		if err != nil {
 			return response{}, c.explain(ctx, err)
 		}
@@ -374,6 +378,11 @@ func (c *Client) sendLocked(ctx context.Context, h Header, fill func([]byte) []b
 	return c.line.send(ctx, c.out)
 }
 
+// hasClosed says whether a call failed because the daemon has closed the connection.
+func hasClosed(err error) bool {
+	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
+}
+
 // explain makes the errors of a connection say what they mean.
 func (c *Client) explain(ctx context.Context, err error) error {
 	switch {
@@ -383,7 +392,7 @@ func (c *Client) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", ErrStale, err)
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
 		return fmt.Errorf("%w: %w", ErrVersion, err)
-	case errors.Is(err, io.EOF), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+	case errors.Is(err, io.EOF), hasClosed(err):
 		return fmt.Errorf("the daemon has closed the connection: it was unmounted or restarted: %w", ErrStale)
 	}
 	return err

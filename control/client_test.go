@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -129,5 +130,36 @@ func TestSendingEndsWithItsContext(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatal("it waits on")
+	}
+}
+
+// A daemon that turns a connection away says why and closes it, whatever of the greeting has come by then.
+func TestWhoIsTurnedAwayHearsWhy(t *testing.T) {
+	refusal := Refusal{Errno: syscall.EAGAIN, Text: "too many connections"}
+	for name, early := range map[string]bool{"before the greeting": true, "with the greeting unread": false} {
+		t.Run(name, func(t *testing.T) {
+			c, daemon := silent(t)
+			if !early { // what is not read makes the kernel say that the connection was reset
+				if err := c.Release(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := transmit(daemon, AppendFrame(nil, Header{Version: Version, Type: TypeError}, refusal.AppendTo), nil); err != nil {
+				t.Fatal(err)
+			}
+			null, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(unix.Dup3(int(null.Fd()), daemon, unix.O_CLOEXEC), null.Close()); err != nil { // closes the daemon's end
+				t.Fatal(err)
+			}
+			if err := c.hello(t.Context(), "reader", 0); !errors.Is(err, syscall.EAGAIN) {
+				t.Errorf("%v, want why", err)
+			}
+			if err := c.hello(t.Context(), "reader", 0); !errors.Is(err, ErrStale) {
+				t.Errorf("%v, want that the connection is closed", err)
+			}
+		})
 	}
 }
