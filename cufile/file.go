@@ -250,7 +250,7 @@ func (f *File) locate(ctx context.Context, v *View, w *work, inMount bool) error
 	if err != nil {
 		return err
 	}
-	f.announce(pieces)
+	f.announce(ctx, pieces)
 	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
 	w.groups = split(pieces, f.r.handles.share())
 	if err := f.r.handles.take(ctx, w.groups[0].files); err != nil {
@@ -335,7 +335,7 @@ func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 		giveBack()
 	default:
 		r.stuck.Go(func() {
-			<-finished
+			r.quiet(finished)
 			giveBack()
 		})
 	}

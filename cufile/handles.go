@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 )
 
 // handles bounds the backing files of mounts that a Reader has open: a view can have more shards than a process may
@@ -61,7 +62,7 @@ func (h *handles) take(ctx context.Context, files []*backing) error {
 	var ahead []*backing
 	if err = h.closeFiles(ctx, victims); err == nil && len(missing) > 0 {
 		if ahead, err = missing[0].lender.open(ctx, missing); err != nil {
-			_ = h.closeFiles(ctx, missing) // of those that were opened the device holds nothing
+			shut(ctx, missing)
 		}
 	}
 	h.mu.Lock()
@@ -81,11 +82,13 @@ func (h *handles) take(ctx context.Context, files []*backing) error {
 	return err
 }
 
-// offer keeps files that were opened before anybody uses them.
+// offer keeps files that were opened before anybody uses them, as far as there is room. Where ctx ends before, they are
+// closed.
 func (h *handles) offer(ctx context.Context, files []*backing) error {
 	select {
 	case h.turn <- struct{}{}:
 	case <-ctx.Done():
+		shut(ctx, files)
 		return ctx.Err()
 	}
 	defer func() { <-h.turn }()
@@ -99,10 +102,10 @@ func (h *handles) keep(ctx context.Context, files []*backing) error {
 		return nil
 	}
 	h.mu.Lock()
-	var victims, kept []*backing
+	var victims, kept, over []*backing
 	for _, b := range files {
 		if b.left || len(kept) == h.limit-h.pinned {
-			victims = append(victims, b)
+			over = append(over, b)
 		} else {
 			kept = append(kept, b)
 		}
@@ -120,6 +123,7 @@ func (h *handles) keep(ctx context.Context, files []*backing) error {
 		b.element = h.order.PushFront(b)
 	}
 	h.mu.Unlock()
+	shut(ctx, over)
 	return h.closeFiles(ctx, victims)
 }
 
@@ -208,6 +212,7 @@ func (h *handles) reserve(ctx context.Context, files []*backing) (victims, missi
 
 // give ends the use of files.
 func (h *handles) give(files []*backing) {
+	now := time.Now()
 	h.mu.Lock()
 	for _, b := range files {
 		if b.pins == 0 { // it was not opened, or its File was closed
@@ -215,6 +220,7 @@ func (h *handles) give(files []*backing) {
 		}
 		if b.pins--; b.pins == 0 {
 			h.pinned--
+			b.used = now
 		}
 	}
 	h.mu.Unlock()
@@ -224,8 +230,8 @@ func (h *handles) give(files []*backing) {
 	}
 }
 
-// closeFiles closes files that are not in the order, and says so to who lent them. Where a cuFile handle cannot be had
-// back, all stay open.
+// closeFiles closes files that were taken out of the order. Where the device does not let go of one, all stay open, but
+// for those whose File was closed meanwhile.
 func (h *handles) closeFiles(ctx context.Context, files []*backing) error {
 	if len(files) == 0 {
 		return nil
@@ -234,10 +240,20 @@ func (h *handles) closeFiles(ctx context.Context, files []*backing) error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		for _, b := range files {
-			b.element = h.order.PushBack(b)
+			if b.left {
+				_ = b.close() // as drop does
+			} else {
+				b.element = h.order.PushBack(b)
+			}
 		}
 		return err
 	}
+	shut(ctx, files)
+	return nil
+}
+
+// shut closes files of which the device holds nothing, and says so to who lent them.
+func shut(ctx context.Context, files []*backing) {
 	closed := map[lender][]*backing{}
 	for _, b := range files {
 		if b.fd >= 0 {
@@ -248,7 +264,6 @@ func (h *handles) closeFiles(ctx context.Context, files []*backing) error {
 	for l, list := range closed {
 		l.release(ctx, list)
 	}
-	return nil
 }
 
 // drop closes those of a File that is closed. The end of its connection says so to the daemon.

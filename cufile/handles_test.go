@@ -178,6 +178,14 @@ func TestHandlesAfterAFailure(t *testing.T) {
 	if s.now.Load() != 0 || h.pinned != 0 || h.order.Len() != 0 {
 		t.Errorf("%d open, %d pinned, %d in the order after a failure", s.now.Load(), h.pinned, h.order.Len())
 	}
+	keep.Store(true) // the device is not asked for files that it never saw
+	if err := h.take(t.Context(), s.files); !errors.Is(err, errShelf) {
+		t.Fatalf("%v, want the lender's error", err)
+	}
+	if s.now.Load() != 0 || h.pinned != 0 || h.order.Len() != 0 {
+		t.Errorf("%d open, %d pinned, %d in the order after a failure", s.now.Load(), h.pinned, h.order.Len())
+	}
+	keep.Store(false)
 	s.fail.Store(false)
 	h.limit = 2
 	if err := h.take(t.Context(), s.files[:2]); err != nil {
@@ -194,6 +202,45 @@ func TestHandlesAfterAFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.give(s.files[2:])
+	h.drop(s.files)
+}
+
+// What was opened ahead is closed and given back where it cannot be kept; what is kept stays open.
+func TestHandlesOfferWhatCannotBeKept(t *testing.T) {
+	s := newShelf(t, 6)
+	stuck := errors.New("cuFile keeps it")
+	h := newHandles(2, func(context.Context, []*backing) error { return stuck })
+	offer := func(ctx context.Context, files []*backing) error {
+		if _, err := s.open(ctx, files); err != nil {
+			t.Fatal(err)
+		}
+		return h.offer(ctx, files)
+	}
+	h.turn <- struct{}{} // somebody opens files meanwhile
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := offer(over, s.files[:2]); !errors.Is(err, context.Canceled) || s.now.Load() != 0 {
+		t.Fatalf("%v with %d open, want that it was cancelled and nothing is", err, s.now.Load())
+	}
+	<-h.turn
+	if err := offer(t.Context(), s.files[:3]); err != nil || s.now.Load() != 2 { // for the third there is no room
+		t.Fatalf("%v with %d open, want 2", err, s.now.Load())
+	}
+	if err := offer(t.Context(), s.files[3:5]); !errors.Is(err, stuck) {
+		t.Fatalf("%v, want what kept the files", err)
+	}
+	s.files[5].left = true // its File was closed
+	if err := offer(t.Context(), s.files[5:]); !errors.Is(err, stuck) {
+		t.Fatalf("%v, want what kept the files", err)
+	}
+	for _, b := range s.files {
+		if (b.element != nil) != (b.fd >= 0) {
+			t.Errorf("object %d: in the order %t, descriptor %d", b.object, b.element != nil, b.fd)
+		}
+	}
+	if int(s.now.Load()) != h.order.Len() {
+		t.Errorf("%d are open, %d in the order", s.now.Load(), h.order.Len())
+	}
 	h.drop(s.files)
 }
 

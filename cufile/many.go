@@ -126,20 +126,15 @@ func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, 
 		if f == nil {
 			continue
 		}
-		switch {
-		case len(ahead) < r.handles.limit:
+		if len(ahead) < r.handles.limit {
 			ahead = b.adopt(ctx, found, ahead)
 			b.next = len(b.files)
-		case found.Flags&control.InfoCached != 0: // a cache needs the room of what waits
+		} else {
 			b.decline(ctx, found)
 		}
 		files[list[len(b.files)-1]] = &File{r: r, name: names[list[len(b.files)-1]], source: f}
 	}
-	if err := r.handles.offer(ctx, ahead); err != nil {
-		for _, a := range ahead {
-			_ = a.close() // they are opened again when they are needed
-		}
-	}
+	_ = r.handles.offer(ctx, ahead) // what there is no room for is opened again when it is needed
 	if b.left == 0 {
 		_ = client.Close() // nothing was redeemed that anybody uses
 	}
@@ -198,8 +193,10 @@ func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*backi
 		case to == nil || to.fd >= 0:
 			_ = from.File.Close() // opened for reading: nothing is lost
 			strays = append(strays, e.Object)
-		case to.take(from) == nil: // else it is not there when it is needed, which says so
+		case to.take(from) == nil:
 			opened = append(opened, to)
+		default: // it is asked for again when it is needed
+			strays = append(strays, e.Object)
 		}
 	}
 	b.mu.Unlock()
@@ -259,7 +256,7 @@ func (b *batch) lend(ctx context.Context, files []*backing) (opened []*backing, 
 	for k, i := range list {
 		paths[k] = b.files[i].path
 	}
-	var errs []error
+	failed := map[int]error{} // by place
 	k := 0
 	for found, err := range b.client.Lookup(ctx, paths) {
 		if err != nil {
@@ -271,18 +268,19 @@ func (b *batch) lend(ctx context.Context, files []*backing) (opened []*backing, 
 			found.Err = fmt.Errorf("look up %s: it was replaced: %w", f.path, control.ErrStale)
 		}
 		if found.Err != nil {
-			errs = append(errs, found.Err)
+			failed[list[k-1]] = found.Err
 			continue
 		}
 		opened = b.adopt(ctx, found, opened)
 	}
 	for _, file := range files {
-		if file.fd < 0 && file.cached && len(errs) == 0 {
-			return opened, fmt.Errorf("open %s: %w", file.name, errMoved)
+		if file.fd >= 0 {
+			continue
 		}
-		if file.fd < 0 {
-			return opened, errors.Join(append(errs, fmt.Errorf("open %s: the daemon gave no file", file.name))...)
+		if err := failed[int(file.at)]; err != nil {
+			return opened, err
 		}
+		return opened, fmt.Errorf("open %s: %w", file.name, errMoved) // opened in the mount it is had, or that says why not
 	}
 	return opened, nil
 }
@@ -292,9 +290,7 @@ func (b *batch) open(ctx context.Context, files []*backing) (ahead []*backing, e
 	opened, err := b.lend(ctx, files)
 	ahead = slices.DeleteFunc(opened, func(o *backing) bool { return slices.Contains(files, o) })
 	if err != nil {
-		for _, a := range ahead {
-			_ = a.close() // opened for reading: nothing is lost
-		}
+		shut(ctx, ahead)
 		return nil, err
 	}
 	return ahead, nil

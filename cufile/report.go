@@ -116,6 +116,8 @@ func (f *File) readers(ctx context.Context) int {
 	}
 	r.mu.Unlock()
 	if due {
+		ctx, cancel := context.WithTimeout(ctx, grace) // a daemon that hangs holds up no read of what is open
+		defer cancel()
 		if n, err := s.daemon().Readers(ctx); err == nil { // else it is as it was
 			known = n
 			r.mu.Lock()
