@@ -7,6 +7,8 @@ import (
 	"io"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/control"
 )
 
@@ -30,6 +32,9 @@ func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
 	}
 	f := &File{r: r, name: name, source: s, note: note}
 	if r.opt.Path == Direct {
+		if note != "" {
+			return nil, errors.Join(fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note), s.close())
+		}
 		if err := f.proveDirect(ctx); err != nil {
 			return nil, errors.Join(err, s.close())
 		}
@@ -37,14 +42,14 @@ func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
 	return f, nil
 }
 
-// openSource opens a file as what it is. A file of a mount whose control channel cannot be had is read through the
-// mount, and note says so: it is slower, and neither mapped nor given to cuFile.
+// openSource opens a file as what it is. A file of a mount whose control channel cannot be had, or has no connection
+// left, is read through the mount, and note says so: it is slower, and neither mapped nor given to cuFile.
 func (r *Reader) openSource(ctx context.Context, name string) (s source, note string, err error) {
 	m, err := r.openMounted(ctx, name)
 	switch {
 	case err == nil:
 		return m, "", nil
-	case errors.Is(err, control.ErrNoSocket), errors.Is(err, control.ErrVersion):
+	case errors.Is(err, control.ErrNoSocket), errors.Is(err, control.ErrVersion), errors.Is(err, unix.EAGAIN):
 		note = "read through the mount: " + err.Error()
 	case !errors.Is(err, control.ErrNotHBMFS):
 		return nil, "", err

@@ -183,7 +183,7 @@ func (f *File) moveOnce(ctx context.Context, to *landing, offsets []int64, lengt
 	if err != nil {
 		return Result{}, err
 	}
-	f.announce(pieces)
+	f.announce(ctx, pieces)
 	v := &View{r: f.r, n: q.total(), caller: to}
 	result := Result{}
 	for i, g := range split(pieces, f.r.handles.share()) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"sort"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,6 +57,7 @@ type backing struct {
 
 	mapped  *mappedFile   // guarded by mappings.mu
 	pins    int           // requests that use it; guarded by handles.mu
+	used    time.Time     // when the last one ended; guarded by handles.mu
 	left    bool          // nobody will use it any more; guarded by handles.mu
 	element *list.Element // in handles.order while it is open; guarded by handles.mu
 

@@ -83,7 +83,9 @@ func (p *places) hold(offset, n int64) bool {
 
 // announce has the daemon fetch what a request is about to read through the mount: all of it at once, and also what the
 // kernel has pages of from before the cache let it go, which else would never lie in a backing file again.
-func (f *File) announce(pieces []piece) {
+//
+// A cache that lacks bytes may lack the room for them: what was not used for a while is given back.
+func (f *File) announce(ctx context.Context, pieces []piece) {
 	m, _ := f.source.(*mountedFile)
 	if b, ok := f.source.(*batchFile); ok {
 		m = b.opened()
@@ -107,6 +109,34 @@ func (f *File) announce(pieces []piece) {
 		ranges = append(ranges, control.Range{Offset: p.offset, Length: p.n})
 	}
 	if len(ranges) > 0 {
+		f.r.handles.shed(ctx, leaseUnused)
 		_ = control.Prefetch(m.file, ranges...) // it is advice, and whoever reads the bytes meets what is wrong
 	}
+}
+
+// leaseUnused is for how long a file of a cache is leased that no request needs, while others may need its room.
+const leaseUnused = 10 * time.Second
+
+// shed closes files of caches that no request has used for so long, unless others are opened or closed just now.
+func (h *handles) shed(ctx context.Context, unused time.Duration) {
+	select {
+	case h.turn <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-h.turn }()
+	var victims []*backing
+	before := time.Now().Add(-unused)
+	h.mu.Lock()
+	for e := h.order.Back(); e != nil; {
+		b := e.Value.(*backing)
+		e = e.Prev()
+		if b.cached && b.pins == 0 && !b.used.IsZero() && b.used.Before(before) {
+			h.order.Remove(b.element)
+			b.element = nil
+			victims = append(victims, b)
+		}
+	}
+	h.mu.Unlock()
+	_ = h.closeFiles(ctx, victims) // where the device does not let go of one, all stay
 }

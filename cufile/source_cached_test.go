@@ -114,3 +114,34 @@ func TestPlaces(t *testing.T) {
 		t.Error("nothing is known, and it is not asked for")
 	}
 }
+
+// TestShed gives back what was not used for a while, and nothing else.
+func TestShed(t *testing.T) {
+	s := newShelf(t, 5)
+	h := newHandles(5, letNothing)
+	take := func(b *backing) {
+		if err := h.take(t.Context(), []*backing{b}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, b := range s.files {
+		b.cached = i > 0 // the first is local
+		take(b)
+		if i < 4 { // the last is in use
+			h.give([]*backing{b})
+		}
+	}
+	if h.shed(t.Context(), time.Hour); s.now.Load() != 5 {
+		t.Errorf("%d of 5 are open, all of which were used just now", s.now.Load())
+	}
+	for _, b := range s.files[:3] {
+		b.used = b.used.Add(-2 * time.Hour)
+	}
+	if h.shed(t.Context(), time.Hour); s.now.Load() != 3 || s.files[1].fd >= 0 || s.files[2].fd >= 0 {
+		t.Errorf("%d are open, want all but two", s.now.Load())
+	}
+	take(s.files[1]) // it can be had again
+	s.check(s.files[1])
+	h.give([]*backing{s.files[1], s.files[4]})
+	h.drop(s.files)
+}
