@@ -1,10 +1,8 @@
 package fs
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -177,25 +175,6 @@ func (u *usage) status(name string) ClientStatus {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
 	})
 	return s
-}
-
-// writeClients writes what readers reported, for Prometheus.
-func writeClients(b *bytes.Buffer, clients []ClientStatus) {
-	for _, metric := range []struct {
-		name, help string
-		of         func(*ClientStatus) map[string]int64
-	}{
-		{"hbmfs_client_bytes_total", "Bytes that readers moved past FUSE, as they reported.", func(c *ClientStatus) map[string]int64 { return c.Bytes }},
-		{"hbmfs_client_reads_total", "Reads of readers past FUSE, as they reported.", func(c *ClientStatus) map[string]int64 { return c.Reads }},
-	} {
-		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s counter\n", metric.name, metric.help, metric.name)
-		for i := range clients {
-			of := metric.of(&clients[i])
-			for _, path := range slices.Sorted(maps.Keys(of)) {
-				fmt.Fprintf(b, "%s{client=%q,path=%q} %d\n", metric.name, clients[i].Name, path, of[path])
-			}
-		}
-	}
 }
 
 func (m *Mount) controlStatus() ControlStatus {

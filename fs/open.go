@@ -95,10 +95,14 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch {
 	case in.Fh == handlePassthrough:
 		m.backing.release(number(in.NodeId))
-	case in.Fh == handleKept:
-		m.backing.closedCached(number(in.NodeId))
+		m.counters.passthroughCloses.Add(1)
 	case in.Fh >= firstText:
 		m.texts.close(in.Fh)
+	default:
+		if in.Fh == handleKept {
+			m.backing.closedCached(number(in.NodeId))
+		}
+		m.counters.cachedCloses.Add(1)
 	}
 }
 

@@ -1,26 +1,54 @@
 package fs
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
 
 // counters count what the daemon was asked for. What the kernel reads by passthrough it never hears of.
 type counters struct {
-	lookups, passthroughOpens, cachedOpens, reads, splicedBytes, copiedBytes, errors atomic.Int64
+	lookups, passthroughOpens, cachedOpens, reads, splicedBytes, copiedBytes atomic.Int64
+	passthroughCloses, cachedCloses                                          atomic.Int64
 }
 
-// failures remembers which nodes have been reported, so that a broken file that is read a million times is one line.
-type failures struct{ nodes sync.Map }
+// failures counts them, and remembers which nodes have been reported, so that a broken file that is read a million times
+// is one line.
+type failures struct {
+	nodes sync.Map
+
+	mu      sync.Mutex
+	byErrno map[string]int64 // statusOf knows less than ten
+}
+
+func (f *failures) count(status fuse.Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byErrno == nil {
+		f.byErrno = map[string]int64{}
+	}
+	f.byErrno[unix.ErrnoName(unix.Errno(status))]++
+}
+
+// counted returns the failures by errno. Those that say what is wrong with a dataset are always there.
+func (f *failures) counted() (byErrno map[string]int64, all int64) {
+	byErrno = map[string]int64{"EIO": 0, "ESTALE": 0}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(byErrno, f.byErrno)
+	for _, n := range byErrno {
+		all += n
+	}
+	return byErrno, all
+}
 
 // fail is where an error becomes an errno, and where it is logged: once for each file and errno.
 func (m *Mount) fail(n *node, verb string, err error) fuse.Status {
@@ -28,7 +56,7 @@ func (m *Mount) fail(n *node, verb string, err error) fuse.Status {
 	if status == fuse.ENOENT || status == fuse.EINTR {
 		return status
 	}
-	m.counters.errors.Add(1)
+	m.failed.count(status)
 	type report struct {
 		ino    uint64
 		status fuse.Status
@@ -54,6 +82,7 @@ type Status struct {
 	Views       int           `json:"views"`
 	Problems    int           `json:"problems"`
 	Counters    Counters      `json:"counters"`
+	OpenFiles   OpenFiles     `json:"open_files"`
 	Control     ControlStatus `json:"control"`
 	RemoteStatus
 }
@@ -87,6 +116,20 @@ type Counters struct {
 	SplicedBytes     int64 `json:"spliced_bytes"`
 	CopiedBytes      int64 `json:"copied_bytes"`
 	Errors           int64 `json:"errors"`
+
+	ErrorsByErrno map[string]int64 `json:"errors_by_errno"`
+}
+
+// OpenFiles are the files that are open now, by who reads them.
+type OpenFiles struct {
+	Passthrough int64 `json:"passthrough"`
+	Daemon      int64 `json:"daemon"`
+}
+
+// openFiles reads the closes first, so that no number is below zero.
+func (c *counters) openFiles() OpenFiles {
+	closed := OpenFiles{c.passthroughCloses.Load(), c.cachedCloses.Load()}
+	return OpenFiles{c.passthroughOpens.Load() - closed.Passthrough, c.cachedOpens.Load() - closed.Daemon}
 }
 
 func (m *Mount) status() Status {
@@ -96,9 +139,11 @@ func (m *Mount) status() Status {
 		Counters: Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
-			SplicedBytes: m.counters.splicedBytes.Load(), CopiedBytes: m.counters.copiedBytes.Load(), Errors: m.counters.errors.Load(),
+			SplicedBytes: m.counters.splicedBytes.Load(), CopiedBytes: m.counters.copiedBytes.Load(),
 		},
+		OpenFiles: m.counters.openFiles(),
 	}
+	s.Counters.ErrorsByErrno, s.Counters.Errors = m.failed.counted()
 	m.backing.mu.Lock()
 	s.Passthrough = Passthrough{m.backing.off == "", m.backing.off, m.backing.failures, m.backing.lastErr}
 	m.backing.mu.Unlock()
@@ -118,38 +163,4 @@ func (m *Mount) statusJSON() []byte {
 		panic("fs: internal error: " + err.Error())
 	}
 	return append(out, '\n')
-}
-
-// metricsText is the status as Prometheus reads it (text exposition format 0.0.4).
-func (m *Mount) metricsText() []byte {
-	s := m.status()
-	var b bytes.Buffer
-	one := func(name, kind, help string, value any, labels string) {
-		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s %s\n%s%s %v\n", name, help, name, kind, name, labels, value)
-	}
-	flag := map[bool]int{true: 1}
-	one("hbmfs_info", "gauge", "What is mounted.", 1, fmt.Sprintf("{version=%q,source=%q}", s.Version, s.Source))
-	one("hbmfs_start_time_seconds", "gauge", "When the mount was made, in seconds since the epoch.", s.Started.Unix(), "")
-	one("hbmfs_objects", "gauge", "Files of the source.", s.Objects, "")
-	one("hbmfs_source_bytes", "gauge", "Bytes of all files of the source.", s.Bytes, "")
-	one("hbmfs_indexing", "gauge", "1 while formats are still being recognized.", flag[s.Indexing], "")
-	one("hbmfs_views", "gauge", "Views that the dataset may have.", s.Views, "")
-	one("hbmfs_problems", "gauge", "Things found wrong in the dataset.", s.Problems, "")
-	one("hbmfs_passthrough", "gauge", "1 while the kernel may read whole files itself.", flag[s.Passthrough.On], "")
-	one("hbmfs_passthrough_failures_total", "counter", "Files that the kernel would not take for passthrough.", s.Passthrough.Failures, "")
-	one("hbmfs_lookups_total", "counter", "Names that the kernel asked for.", s.Counters.Lookups, "")
-	b.WriteString("# HELP hbmfs_opens_total Files opened, by who reads them.\n# TYPE hbmfs_opens_total counter\n")
-	fmt.Fprintf(&b, "hbmfs_opens_total{path=\"passthrough\"} %d\nhbmfs_opens_total{path=\"daemon\"} %d\n", s.Counters.PassthroughOpens, s.Counters.CachedOpens)
-	one("hbmfs_reads_total", "counter", "Reads that came to the daemon; passthrough reads do not.", s.Counters.Reads, "")
-	b.WriteString("# HELP hbmfs_read_bytes_total Bytes that the daemon gave, by how.\n# TYPE hbmfs_read_bytes_total counter\n")
-	fmt.Fprintf(&b, "hbmfs_read_bytes_total{how=\"splice\"} %d\nhbmfs_read_bytes_total{how=\"copy\"} %d\n", s.Counters.SplicedBytes, s.Counters.CopiedBytes)
-	one("hbmfs_control_connections", "gauge", "Readers that are connected to the control socket.", s.Control.Connections, "")
-	one("hbmfs_control_leases", "gauge", "Backing files that readers hold.", s.Control.Leases, "")
-	one("hbmfs_control_tickets_total", "counter", "Tickets issued.", s.Control.Issued, "")
-	one("hbmfs_control_refused_total", "counter", "Requests and connections on the control socket that were refused.", s.Control.Refused+s.Control.TurnedAway, "")
-	one("hbmfs_control_readers", "gauge", "Readers that share the host, each with all of its connections.", s.Control.Readers, "")
-	writeClients(&b, s.Control.Clients)
-	s.write(&b)
-	one("hbmfs_errors_total", "counter", "Requests that failed.", s.Counters.Errors, "")
-	return b.Bytes()
 }
