@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -256,6 +258,7 @@ func (w *warmer) settle(ctx context.Context) error {
 	w.mu.Unlock()
 	end := time.Now().Add(warmSettle)
 	for before := int64(-1); ; {
+		final := quiet(files)
 		left, total := []string{}, int64(0)
 		for _, path := range files {
 			n, err := pendingOf(path)
@@ -272,7 +275,7 @@ func (w *warmer) settle(ctx context.Context) error {
 		if total != before {
 			before, end = total, time.Now().Add(warmSettle)
 		}
-		if total == 0 || time.Now().After(end) {
+		if total == 0 || final || time.Now().After(end) {
 			return nil
 		}
 		files = left
@@ -280,6 +283,28 @@ func (w *warmer) settle(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// quiet says whether the caches of files have nothing under way, as far as their mounts tell.
+func quiet(files []string) bool {
+	roots := map[string]bool{}
+	for _, path := range files {
+		root, err := control.Root(path)
+		if err != nil {
+			return false
+		}
+		roots[root] = true
+	}
+	for root := range roots {
+		var status struct {
+			Cache struct{ Filling int }
+		}
+		text, err := os.ReadFile(filepath.Join(root, ".hbmfs", "status"))
+		if err != nil || json.Unmarshal(text, &status) != nil || status.Cache.Filling > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func pendingOf(path string) (int64, error) {

@@ -165,6 +165,19 @@ func TestWarmARemoteDataset(t *testing.T) {
 	}
 }
 
+// TestWarmMoreThanTheCacheHolds fails, and says how much did not stay.
+func TestWarmMoreThanTheCacheHolds(t *testing.T) {
+	w, dir := newWeb(t), newDir(t)
+	m := mount(t, w.URL, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mebibyte), "--cache-size", fmt.Sprint(4*mebibyte), "--cache-min-free", "1")
+	r := run(t, "warm", "--json", m.point)
+	var got warmed
+	must(t, json.Unmarshal([]byte(r.stdout), &got))
+	if r.code != 1 || got.Left < w.size()-4*mebibyte || !strings.Contains(r.stderr, "did not stay in the cache") {
+		t.Errorf("%+v: %+v", r, got)
+	}
+	m.compare(t, w.files)
+}
+
 // TestWarmADirectory has the kernel read ahead, and refuses what is in no mount.
 func TestWarmADirectory(t *testing.T) {
 	source := newDir(t)
