@@ -225,7 +225,7 @@ func (l *linter) idle() {
 	}
 	const before119 = 32
 	if n := l.number(threads, 4); n > before119 && n <= 128 && l.opts.Version < 1019 {
-		l.set(Warning, threads, fmt.Sprintf("libcufile before 1.19 refuses more than %d", before119), strconv.Itoa(before119))
+		l.set(Warning, threads, fmt.Sprintf("libcufile 1.15 refuses more than %d", before119), strconv.Itoa(before119))
 	}
 	if n := l.number(poll, 4); n != 4 && !l.isTrue("properties.use_poll_mode") {
 		l.report(l.found[poll].name().StartOffset, Warning, poll, "does nothing, since use_poll_mode is not true", "")

@@ -30,7 +30,7 @@ type key struct {
 	multiple int64    // 0 where any number will do
 	bytes    int64    // as KB, more than this is surely bytes; 0 where the value has no such unit
 	values   []string // allowed strings, nil for any
-	since    int      // first libcufile that knows it, 1019 for 1.19; 0 for all that are judged
+	since    int      // a libcufile that knows it, 1019 for 1.19; 0 where 1.15 does
 }
 
 func (k key) section() string { return k.path[:strings.LastIndexByte(k.path, '.')] }
@@ -113,7 +113,7 @@ func plain() []key {
 	add(1017, boolean, "miscellaneous", "enable_static_routing")
 	for _, fs := range []string{"lustre", "beegfs", "nfs", "gpfs", "weka", "scatefs", "panfs"} {
 		since := 0
-		if fs == "scatefs" || fs == "panfs" {
+		if fs == "panfs" {
 			since = 1019
 		}
 		add(since, texts, "fs."+fs, "rdma_dev_addr_list")

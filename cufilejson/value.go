@@ -21,8 +21,9 @@ func (l *linter) judge(k key, m *member) {
 		return
 	}
 	l.found[k.path] = m
-	if since := k.since; l.opts.Version != 0 && l.opts.Version < since {
-		l.report(m.name().StartOffset, Warning, k.path, fmt.Sprintf("libcufile knows it from 1.%d, and this machine's is 1.%d, which ignores it", since%1000, l.opts.Version%1000), "")
+	const known = 1015 // which later one brought a setting is not known of all
+	if k.since > known && l.opts.Version != 0 && l.opts.Version <= known {
+		l.report(m.name().StartOffset, Warning, k.path, fmt.Sprintf("this machine's libcufile is 1.%d, which does not know it and ignores it", l.opts.Version%1000), "")
 	}
 	switch k.kind {
 	case texts, numbers:
