@@ -13,7 +13,8 @@
 // Lint looks at the text and at what Options says, never at the machine: whether a directory or device that is named
 // exists, which libcufile asks at start, is not judged.
 //
-// The keys, types, ranges and the dialect (JSON with comments, but without trailing commas; of two equal keys the last
-// counts) are those that libcufile.so 1.15.1 and 1.19.1 know and enforce: each was tried by loading the libraries with
-// such a file. Units and defaults are those of NVIDIA's GPUDirect Storage configuration guide of November 2026.
+// The keys are those in the libraries libcufile.so 1.15.1 and 1.19.1. Types, ranges and the dialect (JSON with comments,
+// but without trailing commas; of two equal keys the last counts) are what libcufile 1.13.1, 1.15.1 and 1.19.1 enforced
+// when they were loaded with such files; TestLibcufileAgrees does that again. Units and defaults are those of NVIDIA's
+// GPUDirect Storage configuration guide of November 2026.
 package cufilejson
