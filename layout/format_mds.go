@@ -221,7 +221,7 @@ func mdsObjects(x *indexed, e *mdsEntry) (s *Shard, stored string) {
 	raw, meta := e.RawData, e.RawMeta
 	if x.rawName(e) == "" && e.ZipData != nil {
 		raw, meta = e.ZipData, e.ZipMeta
-		stored = fmt.Sprintf("shards are compressed (%q) and decoding is not done here: they are presented as stored", text(e.Compression))
+		stored = fmt.Sprintf("shards are compressed (%q) and shown as they are stored: a mount with --cache-dir decodes zstd, gz, bz2 and snappy", text(e.Compression))
 	}
 	if take(raw); len(objects) == 0 {
 		return x.missing(raw.Basename, why), stored

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/decode"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/httporigin"
 	"github.com/hbmfs/hbmfs/cache/s3origin"
@@ -30,7 +31,7 @@ type cacheFlags struct {
 }
 
 func (c *cacheFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&c.dir, "cache-dir", "", "directory on a local disk (ext4, XFS, btrfs) that keeps what a remote source gave; several mounts may share it")
+	f.StringVar(&c.dir, "cache-dir", "", "directory on a local disk (ext4, XFS, btrfs) that keeps what a remote source gave, and what compressed shards decode to; several mounts may share it")
 	f.Var(&c.size, "cache-size", "bytes that the cache may take, as in 2TiB (default: 80% of the disk)")
 	f.Var(&c.segment, "cache-segment", "bytes that are kept and evicted together; an object that fits is read by the kernel itself once it is whole (default 1GiB, or 256MiB for a cache below 64GiB)")
 	f.Var(&c.minFree, "cache-min-free", "bytes of the disk that stay free (default: 5% of it)")
@@ -131,16 +132,15 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 		}
 	}()
 	if !isRemote(from) {
-		if c.dir != "" {
-			return s, usageError{fmt.Errorf("--cache-dir is for remote sources: %s is read where it lies", from)}
-		}
 		dir, err := cache.OpenDir(from, maxOpenFiles())
 		if err != nil {
 			return s, err
 		}
 		s.name, s.closers = dir.Path(), append(s.closers, dir.Close)
-		s.listing, err = dir.List(ctx)
-		return s, err
+		if s.listing, err = dir.List(ctx); err != nil || c.dir == "" {
+			return s, err
+		}
+		return s, s.keepDecoded(ctx, c, log)
 	}
 	if c.connections < 1 {
 		return s, usageError{fmt.Errorf("--connections %d: at least one is needed", c.connections)}
@@ -156,21 +156,53 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	if s.listing, err = origin.List(ctx); err != nil || c.dir == "" {
 		return s, err
 	}
-	return s, s.keep(origin, c, log)
+	return s, s.keep(ctx, origin, c, log)
 }
 
-// keep has a remote source read through a cache.
-func (s *source) keep(origin remoteOrigin, c *cacheFlags, log *slog.Logger) error {
+// keep has a remote source read through a cache, its compressed shards decoded.
+func (s *source) keep(ctx context.Context, origin remoteOrigin, c *cacheFlags, log *slog.Logger) error {
+	decoded, err := decode.Wrap(ctx, s.listing)
+	if err != nil {
+		return err
+	}
+	kept, err := s.openStore(c, log)
+	if err != nil {
+		return err
+	}
+	kept.Add(s.name, origin, s.listing)
+	kept.Add(s.name, decoded, &cache.Listing{Objects: decoded.Objects()})
+	return nil
+}
+
+// keepDecoded has the compressed shards of a directory decoded into a cache. All else is read where it lies.
+func (s *source) keepDecoded(ctx context.Context, c *cacheFlags, log *slog.Logger) error {
+	decoded, err := decode.Wrap(ctx, s.listing)
+	if err != nil {
+		return err
+	}
+	if len(decoded.Objects()) == 0 {
+		log.Warn("--cache-dir is not used: nothing here is compressed in a way that is decoded, and all is read where it lies", "source", s.name)
+		return nil
+	}
+	kept, err := s.openStore(c, log)
+	if err != nil {
+		return err
+	}
+	kept.Add(s.name, decoded, &cache.Listing{Objects: decoded.Objects()})
+	return nil
+}
+
+// openStore opens the cache directory.
+func (s *source) openStore(c *cacheFlags, log *slog.Logger) (*store.Store, error) {
 	kept, err := store.Open(c.dir, store.Options{
 		Size: int64(c.size), Segment: int64(c.segment), MinFree: int64(c.minFree), MaxOpen: maxOpenFiles(), Log: log,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.closers, s.remote.Cache = append(s.closers, kept.Close), kept.Stats
-	kept.Add(origin.String(), origin, s.listing)
 	if c.scrub > 0 {
 		s.serve = func(ctx context.Context) { kept.Scrub(ctx, int64(c.scrub)) }
 	}
-	return nil
+	return kept, nil
 }

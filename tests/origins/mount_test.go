@@ -25,6 +25,7 @@ func TestGoldenDatasets(t *testing.T) {
 	files := goldenFiles(t)
 	onEverySite(t, func(t *testing.T, s *site) {
 		s.putAll(t, files)
+		files := shown(t, files)
 		views := viewsOfCopy(t, s, files)
 		cached := newDir(t)
 		flags := []string{"--cache-dir", cached, segmentFlag}

@@ -1,0 +1,93 @@
+package decode
+
+import (
+	"compress/bzip2"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/snappy"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+const (
+	// maxWindow bounds what a zstd stream may refer back to: 128 MiB is the most that a level from 1 to 22 takes.
+	maxWindow = 128 << 20
+	// maxBlock bounds the two sides of what can only be decoded in memory, as a whole.
+	maxBlock = 256 << 20
+)
+
+// codec decodes a compressed object, of which in gives the bytes, to w. How many bytes w takes is its own business.
+type codec struct {
+	decode func(ctx context.Context, zip *layout.Object, in *input, w *output) error
+	block  bool // it holds both sides in memory
+}
+
+// codecOf finds a codec by what MosaicML Streaming calls it, with or without a level: "zstd:7".
+func codecOf(name string) (codec, error) {
+	kind, _, _ := strings.Cut(name, ":")
+	switch kind {
+	case "zstd":
+		return codec{decode: unzstd}, nil
+	case "gz":
+		return codec{decode: ungzip}, nil
+	case "bz2":
+		return codec{decode: unbzip2}, nil
+	case "snappy":
+		return codec{decode: unsnappy, block: true}, nil
+	case "br":
+		return codec{}, errors.New("brotli is not decoded: write the shards with zstd")
+	}
+	return codec{}, fmt.Errorf("the compression %.40q is not known: zstd, gz, bz2 and snappy are", name)
+}
+
+func unzstd(ctx context.Context, zip *layout.Object, in *input, w *output) error {
+	if frames := seekTable(ctx, zip, w.size); frames != nil {
+		return unzstdFrames(ctx, frames, in, w)
+	}
+	d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	_, err = d.WriteTo(w)
+	return err
+}
+
+func ungzip(_ context.Context, _ *layout.Object, in *input, w *output) error {
+	d, err := gzip.NewReader(in)
+	if err == nil {
+		_, err = d.WriteTo(w)
+	}
+	return err
+}
+
+func unbzip2(_ context.Context, _ *layout.Object, in *input, w *output) error {
+	_, err := io.CopyBuffer(w, bzip2.NewReader(in), make([]byte, 256<<10))
+	return err
+}
+
+// unsnappy decodes the block format, which is what MosaicML Streaming writes: it has no checksums, and no frames.
+func unsnappy(_ context.Context, zip *layout.Object, in *input, w *output) error {
+	coded := make([]byte, zip.Size)
+	if _, err := io.ReadFull(in, coded); err != nil {
+		return err
+	}
+	n, err := snappy.DecodedLen(coded)
+	if err != nil {
+		return err
+	}
+	if int64(n) != w.size {
+		return fmt.Errorf("it decodes to %d bytes, the index says %d", n, w.size)
+	}
+	data, err := snappy.Decode(make([]byte, n), coded)
+	if err == nil {
+		_, err = w.Write(data)
+	}
+	return err
+}

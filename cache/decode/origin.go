@@ -1,0 +1,189 @@
+package decode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"syscall"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+const (
+	decoders = 4         // objects that are decoded at once; one that is decoded in memory counts as all of them
+	maxHeld  = 256 << 20 // bytes of the object that ReadAt holds
+)
+
+// Origin is where decoded objects come from. It is safe for concurrent use.
+type Origin struct {
+	objects []*layout.Object
+	of      map[*layout.Object]stored
+	slots   *semaphore.Weighted
+	held    held
+}
+
+// stored is what an object is made of.
+type stored struct {
+	text []byte // of an index; of other objects nil, and what follows
+
+	zip      *layout.Object
+	codec    codec
+	zipHash  digest
+	dataHash digest
+}
+
+// held is the object that was decoded in memory last.
+type held struct {
+	lock   chan struct{} // has room for its holder
+	object *layout.Object
+	data   []byte
+}
+
+func newOrigin() *Origin {
+	return &Origin{
+		of:    map[*layout.Object]stored{},
+		slots: semaphore.NewWeighted(decoders),
+		held:  held{lock: make(chan struct{}, 1)},
+	}
+}
+
+// Objects returns the objects that only x gives, in the order of the listing: what was decoded, and the indexes.
+func (x *Origin) Objects() []*layout.Object { return x.objects }
+
+// Fetch hands [off, off+n) of o to sink, in order and each byte once. A decoded object is decoded from its start to its
+// end whatever is asked for, and Fetch returns no error only if all of it is right: the bytes count from then on.
+func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error {
+	from, ok := x.of[o]
+	if !ok || off < 0 || n < 0 || off > o.Size-n {
+		return fmt.Errorf("fetch %q: bytes %d to %d are not to be had here", o.Name, off, off+n)
+	}
+	if !o.Whole {
+		return sink(from.text[off : off+n])
+	}
+	weight := int64(1)
+	if from.codec.block {
+		weight = decoders
+	}
+	if err := x.slots.Acquire(ctx, weight); err != nil {
+		return err
+	}
+	defer x.slots.Release(weight)
+	w := &output{size: o.Size, from: off, to: off + n, sink: sink, sum: newHash(from.dataHash.name)}
+	if err := from.decode(ctx, w); err != nil {
+		return fmt.Errorf("decode %q: %w", from.zip.Name, err)
+	}
+	return nil
+}
+
+// decode writes all of an object to w and compares sizes and hashes.
+func (from *stored) decode(ctx context.Context, w *output) error {
+	in := newInput(ctx, from.zip, newHash(from.zipHash.name))
+	defer in.close()
+	err := from.codec.decode(ctx, from.zip, in, w)
+	if err == nil {
+		_, err = io.Copy(io.Discard, in) // what follows a seek table's frames, for the hash
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case in.err != nil:
+		return in.err
+	case w.err != nil:
+		return w.err
+	case err == nil && w.at != w.size:
+		err = fmt.Errorf("it decodes to %d bytes, the index says %d", w.at, w.size)
+	}
+	if err == nil {
+		if err = from.zipHash.check(in.sum); err != nil {
+			err = fmt.Errorf("as stored: %w", err)
+		}
+	}
+	if err == nil {
+		err = from.dataHash.check(w.sum)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", cache.ErrDamaged, err)
+	}
+	return nil
+}
+
+// output takes what a codec decodes: at most size bytes, of which [from, to) go to sink.
+type output struct {
+	size     int64
+	from, to int64
+	sink     func(p []byte) error
+	sum      hash.Hash // nil for none
+
+	at  int64 // where the next byte goes
+	err error // of the sink, or that there is too much
+}
+
+// Write implements [io.Writer].
+func (w *output) Write(p []byte) (int, error) {
+	if w.err == nil && int64(len(p)) > w.size-w.at {
+		w.err = fmt.Errorf("%w: it decodes to more than the %d bytes that the index says", cache.ErrDamaged, w.size)
+	}
+	if w.err != nil {
+		return 0, w.err
+	}
+	if w.sum != nil {
+		w.sum.Write(p) // a hash never fails
+	}
+	first, last := max(w.from, w.at), min(w.to, w.at+int64(len(p)))
+	if first < last {
+		if w.err = w.sink(p[first-w.at : last-w.at]); w.err != nil {
+			return 0, w.err
+		}
+	}
+	w.at += int64(len(p))
+	return len(p), nil
+}
+
+// ReadAt implements [layout.Origin]. It holds the object that was read last, of up to 256 MiB: larger ones can only be
+// read through a cache, and fail with ENOSPC.
+func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
+	if off < 0 || off >= o.Size {
+		return 0, io.EOF
+	}
+	h := &x.held
+	select {
+	case h.lock <- struct{}{}:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	defer func() { <-h.lock }()
+	if h.object != o {
+		data, err := x.decodeHere(ctx, o)
+		if err != nil {
+			return 0, err
+		}
+		h.object, h.data = o, data
+	}
+	n := copy(p, h.data[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (x *Origin) decodeHere(ctx context.Context, o *layout.Object) ([]byte, error) {
+	if o.Size > maxHeld {
+		return nil, fmt.Errorf("decode %q: it has %d bytes, and the cache has no room for it: %w", o.Name, o.Size, syscall.ENOSPC)
+	}
+	x.held.object, x.held.data = nil, nil // before there are two
+	data := make([]byte, 0, o.Size)
+	fetch := func() error {
+		data = data[:0]
+		return x.Fetch(ctx, o, 0, o.Size, func(p []byte) error { data = append(data, p...); return nil })
+	}
+	err := fetch()
+	if errors.Is(err, cache.ErrDamaged) {
+		err = fetch()
+	}
+	return data, err
+}

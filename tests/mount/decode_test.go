@@ -1,0 +1,154 @@
+package mount_test
+
+import (
+	"crypto/sha1"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// mdsIndex is the part of MosaicML's index.json that these tests read.
+type mdsIndex struct {
+	Shards []struct {
+		Compression *string  `json:"compression"`
+		RawData     mdsFile  `json:"raw_data"`
+		ZipData     *mdsFile `json:"zip_data"`
+	} `json:"shards"`
+}
+
+type mdsFile struct {
+	Basename string            `json:"basename"`
+	Bytes    int               `json:"bytes"`
+	Hashes   map[string]string `json:"hashes"`
+}
+
+func readMDSIndex(t *testing.T, dir string) (x mdsIndex) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "index.json"))
+	must(t, err)
+	must(t, json.Unmarshal(text, &x))
+	return x
+}
+
+// cacheStatus is what status shows of the cache.
+func cacheStatus(t *testing.T, m *mounted) (s struct{ Segments, Fetched, Uncached, Corrupt int }) {
+	t.Helper()
+	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
+	must(t, err)
+	must(t, json.Unmarshal(text, &struct{ Cache any }{&s}))
+	return s
+}
+
+// TestCompressedShards mounts a dataset that MosaicML Streaming has compressed: with a cache it appears as what it was
+// before, with its views, and is decoded once for all mounts; without one it appears as it is stored.
+func TestCompressedShards(t *testing.T) {
+	needFUSE(t)
+	source, cached := golden(t, "mds-zstd"), newDir(t)
+	stored := readMDSIndex(t, source)
+	for _, first := range []bool{true, false} {
+		m := mount(t, source, "--cache-dir", cached)
+		index := readMDSIndex(t, m.point)
+		if len(index.Shards) != len(stored.Shards) || len(stored.Shards) == 0 {
+			t.Fatalf("the index has %d shards, %d are stored", len(index.Shards), len(stored.Shards))
+		}
+		for i, s := range stored.Shards {
+			if plain := index.Shards[i]; plain.Compression != nil || plain.ZipData != nil || plain.RawData.Basename != s.RawData.Basename {
+				t.Errorf("the index says %+v of shard %d", plain, i)
+			}
+			data, err := os.ReadFile(m.Path(s.RawData.Basename))
+			must(t, err)
+			if sum := sha1.Sum(data); len(data) != s.RawData.Bytes || hex.EncodeToString(sum[:]) != s.RawData.Hashes["sha1"] {
+				t.Errorf("%s is not what its writer compressed", s.RawData.Basename)
+			}
+			wantAbsent(t, m.Path(s.ZipData.Basename))
+		}
+		tokens, err := os.ReadFile(m.Path(".hbmfs", "views", "tokens.bin"))
+		must(t, err)
+		sum := sha256.Sum256(tokens)
+		if want := goldens(t)["mds-zstd"].Splits[""].TokensSHA256; hex.EncodeToString(sum[:]) != want {
+			t.Errorf("the tokens have hash %x, want %s", sum, want)
+		}
+		files := len(stored.Shards) + 1
+		if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments == files }) {
+			t.Errorf("%d files were read, the cache says %+v", files, cacheStatus(t, m))
+		}
+		checkDecodedExtents(t, m, cached, stored.Shards[0].RawData)
+		if s := cacheStatus(t, m); s.Uncached != 0 || s.Corrupt != 0 || (s.Fetched == 0) == first {
+			t.Errorf("first mount: %v, the cache says %+v", first, s)
+		}
+		m.end(t)
+	}
+	if err := compareTrees(source, mount(t, source).point); err != nil {
+		t.Error(err)
+	}
+}
+
+// checkDecodedExtents asks where a decoded shard lies.
+func checkDecodedExtents(t *testing.T, m *mounted, cached string, f mdsFile) {
+	t.Helper()
+	if os.Geteuid() != 0 { // the control channel may be off for others
+		return
+	}
+	r := run(t, "extents", "--json", m.Path(f.Basename))
+	var got struct {
+		Extents []struct {
+			Length int
+			Path   string
+		}
+	}
+	if r.code != 0 {
+		t.Fatalf("extents ended with %d: %s", r.code, r.stderr)
+	}
+	must(t, json.Unmarshal([]byte(r.stdout), &got))
+	if len(got.Extents) != 1 || got.Extents[0].Length != f.Bytes {
+		t.Fatalf("%s lies at %+v, want one extent", f.Basename, got.Extents)
+	}
+	if _, err := os.Stat(filepath.Join(cached, "segments", got.Extents[0].Path)); err != nil {
+		t.Errorf("%s does not lie in the cache: %v", f.Basename, err)
+	}
+}
+
+// TestDamagedShard flips a bit in a compressed shard: reading it is an error however often it is tried, nothing of it is
+// kept, and the other shards are as they should be.
+func TestDamagedShard(t *testing.T) {
+	source, cached := newDir(t), newDir(t)
+	must(t, os.CopyFS(source, os.DirFS(golden(t, "mds-zstd"))))
+	index := readMDSIndex(t, source)
+	bad, good := index.Shards[0], index.Shards[1:]
+	path := filepath.Join(source, bad.ZipData.Basename)
+	data, err := os.ReadFile(path)
+	must(t, err)
+	data[len(data)/2] ^= 4
+	must(t, os.WriteFile(path, data, 0o644))
+	m := mount(t, source, "--cache-dir", cached)
+	for range 2 {
+		if got, err := os.ReadFile(m.Path(bad.RawData.Basename)); !errors.Is(err, syscall.EIO) || len(got) > 0 {
+			t.Errorf("reading a damaged shard gives %d bytes and %v, want EIO", len(got), err)
+		}
+	}
+	for _, s := range good {
+		if data, err := os.ReadFile(m.Path(s.RawData.Basename)); err != nil || len(data) != s.RawData.Bytes {
+			t.Errorf("%s: %d bytes, %v", s.RawData.Basename, len(data), err)
+		}
+	}
+	if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= len(good) }) {
+		t.Errorf("the cache says %+v", cacheStatus(t, m))
+	}
+	if n := cacheStatus(t, m).Segments; n > len(good)+1 { // and the index
+		t.Errorf("%d segments are kept", n)
+	}
+	if log := m.logText(t); !strings.Contains(log, "the bytes are damaged") || !strings.Contains(log, bad.ZipData.Basename) {
+		t.Errorf("the log does not say what is wrong:\n%s", log)
+	}
+	if _, err := os.Stat(m.Path(".hbmfs", "views", "tokens.npy")); err == nil {
+		t.Error("a view leaves a damaged shard out in silence")
+	}
+}
