@@ -54,15 +54,7 @@ func NewSuite(name string, race bool) (*Suite, error) {
 func provide(path string, race bool) error {
 	given := os.Getenv("HBMFS_BINARY")
 	if race || given == "" {
-		args := []string{"build", "-buildvcs=false", "-o", path}
-		if race {
-			args = append(args, "-race")
-		}
-		out, err := exec.Command("go", append(args, "../../cmd/hbmfs")...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("build hbmfs: %w: %s", err, out)
-		}
-		return nil
+		return build(path, race)
 	}
 	program, err := os.ReadFile(given)
 	if err != nil {

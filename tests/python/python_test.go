@@ -109,9 +109,8 @@ func library(t *testing.T) string {
 func fakes(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"cuda", "cufile", "nvml"} {
-		run(t, nil, "cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", filepath.Join(dir, "lib"+name+".so"),
-			filepath.Join("../../cufile/testdata/fake", name+".c"))
+	if _, err := blackbox.NewFakes(dir); err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }

@@ -21,23 +21,11 @@ import (
 // binary is the hbmfs under test: HBMFS_BINARY, or one that is built here.
 func binary(t *testing.T) (blackbox.Binary, string) {
 	t.Helper()
-	path := os.Getenv("HBMFS_BINARY")
-	if path == "" {
-		path = filepath.Join(t.TempDir(), "hbmfs")
-		run(t, exec.Command("go", "build", "-buildvcs=false", "-o", path, "../../cmd/hbmfs"))
-	}
-	b, err := blackbox.NewBinary(path)
+	b, err := blackbox.Given(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b, path
-}
-
-func run(t *testing.T, cmd *exec.Cmd) {
-	t.Helper()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", cmd, err, out)
-	}
+	return b, b.Path()
 }
 
 // fakeGPU compiles the fake libraries and gives the flags that load them.
@@ -46,14 +34,11 @@ func fakeGPU(t *testing.T) []string {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("the fake GPU needs a C compiler: ", err)
 	}
-	dir := t.TempDir()
-	var flags []string
-	for _, name := range []string{"cuda", "cufile", "nvml"} {
-		library := filepath.Join(dir, "lib"+name+".so")
-		run(t, exec.Command("cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", library, filepath.Join("../../cufile/testdata/fake", name+".c")))
-		flags = append(flags, "--lib"+name, library)
+	fakes, err := blackbox.NewFakes(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
-	return flags
+	return fakes.Flags()
 }
 
 // shards writes NumPy shards of random u16 tokens.

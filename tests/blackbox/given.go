@@ -1,0 +1,53 @@
+package blackbox
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Given returns the hbmfs that HBMFS_BINARY names, or one that is built into dir. It is for tests in a folder of tests
+// that need no more of a [Suite].
+func Given(dir string) (Binary, error) {
+	path := os.Getenv("HBMFS_BINARY")
+	if path == "" {
+		path = filepath.Join(dir, "hbmfs")
+		if err := build(path, false); err != nil {
+			return Binary{}, err
+		}
+	}
+	return NewBinary(path)
+}
+
+// build builds hbmfs at path, with the race detector if race is set.
+func build(path string, race bool) error {
+	args := []string{"build", "-buildvcs=false", "-o", path}
+	if race {
+		args = append(args, "-race")
+	}
+	if out, err := exec.Command("go", append(args, "../../cmd/hbmfs")...).CombinedOutput(); err != nil {
+		return fmt.Errorf("build hbmfs: %w: %s", err, out)
+	}
+	return nil
+}
+
+// Fakes are the libraries of a GPU that is not there: paths of shared libraries.
+type Fakes struct{ CUDA, CuFile, NVML string }
+
+// NewFakes compiles the fake libraries of package cufile into dir, for tests in a folder of tests. It needs cc.
+func NewFakes(dir string) (Fakes, error) {
+	f := Fakes{filepath.Join(dir, "libcuda.so"), filepath.Join(dir, "libcufile.so"), filepath.Join(dir, "libnvml.so")}
+	for source, library := range map[string]string{"cuda.c": f.CUDA, "cufile.c": f.CuFile, "nvml.c": f.NVML} {
+		cc := exec.Command("cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", library, filepath.Join("../../cufile/testdata/fake", source))
+		if out, err := cc.CombinedOutput(); err != nil {
+			return Fakes{}, fmt.Errorf("compile the fake GPU: %w: %s", err, out)
+		}
+	}
+	return f, nil
+}
+
+// Flags are the flags by which hbmfs loads them.
+func (f Fakes) Flags() []string {
+	return []string{"--libcuda", f.CUDA, "--libcufile", f.CuFile, "--libnvml", f.NVML}
+}
