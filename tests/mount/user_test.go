@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"os"
@@ -124,7 +123,7 @@ func bypass(mount, name string) error {
 		}
 		got := make([]byte, len(want))
 		if _, err := files[0].File.ReadAt(got, b.Extents[0].Offset); err != nil || !bytes.Equal(got, want) {
-			return fmt.Errorf("the backing file differs, %v", err)
+			return errors.Join(errors.New("the backing file differs"), err)
 		}
 		if err := errors.Join(files[0].File.Close(), c.Release(ctx, files[0].Object)); err != nil {
 			return err
@@ -136,7 +135,7 @@ func bypass(mount, name string) error {
 		}
 		got := make([]byte, len(want))
 		if _, err := found.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
-			return fmt.Errorf("what LOOKUP gives differs, %v", err)
+			return errors.Join(errors.New("what LOOKUP gives differs"), err)
 		}
 	}
 	return nil
