@@ -12,7 +12,7 @@
 // checksums and name appear together or not at all. What has a name is trusted at the next start, also by another
 // process: several mounts may share a directory.
 //
-// Blocks of 128 KiB are fetched once, however many wait for them. Readers in sequence are fetched ahead, by growing
+// Blocks of 32 KiB are fetched once, however many wait for them. Readers in sequence are fetched ahead, by growing
 // windows; readers at random get the blocks that they touch.
 //
 // The disk may fail in any way. The bytes then come from the origin, uncached, and [Store.Stats] says why.

@@ -62,7 +62,7 @@ func (f *file) ahead(off, end, most int64) int64 {
 			continue
 		}
 		if end > st.next {
-			st.next, st.window = end, min(most, max(1<<20, 2*st.window))
+			st.next, st.window = end, min(most, max(4*(end-off), 2*st.window))
 		}
 		copy(f.streams[1:i+1], f.streams[:i])
 		f.streams[0] = st

@@ -36,9 +36,9 @@ const (
 	// MaxSegment is the largest segment, bytes. One that is an object as a whole is read by the kernel itself.
 	MaxSegment = 16 << 30
 
-	mostSums = 256       // of a segment: they fit into an extended attribute of ext4
-	block    = 128 << 10 // bytes that are fetched at least
-	spanSize = 8 << 20   // bytes of one request at most
+	mostSums = 256      // of a segment: they fit into an extended attribute of ext4
+	block    = 32 << 10 // bytes that are fetched at least: a few samples of tokens
+	spanSize = 8 << 20  // bytes of one request at most
 )
 
 // Store is a cache directory. It is safe for concurrent use.
