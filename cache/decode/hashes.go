@@ -77,8 +77,10 @@ func (d digest) check(h hash.Hash) error {
 	if h == nil {
 		return nil
 	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != strings.ToLower(d.want) {
+	if got := hexOf(h); got != strings.ToLower(d.want) {
 		return fmt.Errorf("%s is %s, the index says %.130s", d.name, got, d.want)
 	}
 	return nil
 }
+
+func hexOf(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
