@@ -25,10 +25,10 @@ S3      = $(CACHE)/s3server
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo test test-gpu lint bench install clean
+.PHONY: help build lib demo test test-gpu lint bench bench-remote install clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 build: ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths)
 	@mkdir -p bin
@@ -87,6 +87,12 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 	$(STATIC) -o $(CACHE)/bench ./tests/bench
 	$(STATIC) -o $(CACHE)/loopback ./tests/bench/loopback
 	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
+
+bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
+	@tools/need.sh fuse
+	$(STATIC) -o $(CACHE)/bench-remote ./tests/bench/remote
+	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --rivals
+	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --random
 
 install: build ## Install the binary, the mount(8) link, man pages and shell completions (PREFIX, DESTDIR)
 	install -D -m 755 bin/hbmfs $(DESTDIR)$(PREFIX)/bin/hbmfs

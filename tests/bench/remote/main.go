@@ -48,6 +48,7 @@ func run(ctx context.Context) (err error) {
 	rivals := pflag.Bool("rivals", false, "compare with rclone and s3fs")
 	random := pflag.Bool("random", false, "compare random reads with rclone's")
 	rclonePath := pflag.String("rclone", "rclone", "the rclone to compare with")
+	all := pflag.Bool("all", false, "with --random: also rclone with 16 streams of 4 MiB, which takes minutes a round")
 	pflag.Parse()
 	if *random {
 		c.size = 0
@@ -60,11 +61,14 @@ func run(ctx context.Context) (err error) {
 	streams := []string{"--vfs-read-chunk-streams", "16", "--vfs-read-chunk-size", "4M"} // what its documentation names for S3
 	switch {
 	case *random:
-		return b.randomly(ctx, []contender{
+		list := []contender{
 			hbmfs(c.hbmfs),
-			rclone("rclone, 16 streams of 4 MiB", *rclonePath, streams...),
 			rclone("rclone, chunks of 128 KiB", *rclonePath, "--vfs-read-chunk-size", "128k", "--vfs-read-chunk-size-limit", "128k", "--buffer-size", "0", "--vfs-read-wait", "0"),
-		}, *rounds)
+		}
+		if *all {
+			list = append(list, rclone("rclone, 16 streams of 4 MiB", *rclonePath, streams...))
+		}
+		return b.randomly(ctx, list, *rounds)
 	case *rivals:
 		return b.sequential(ctx, []contender{
 			hbmfs(c.hbmfs), rclone("rclone", *rclonePath, streams...), rclone("rclone, reads 128 MiB ahead", *rclonePath, append(streams, "--vfs-read-ahead", "128M")...), s3fs("s3fs"),

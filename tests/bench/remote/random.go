@@ -125,10 +125,10 @@ func local(waits []time.Duration, limit time.Duration) float64 {
 func (b *bench) oneRandom(ctx context.Context, c contender, way *proxy, seed uint64, read func(context.Context, []*os.File, []sample, []time.Duration) error) (o outcome, err error) {
 	list, before := randomSamples(seed), way.sent.Load()
 	o.waits = make([]time.Duration, len(list))
-	err = c.with(ctx, b.work, way.url, func(point string) (err error) {
+	err = c.with(ctx, b.work, way.url, func(r *running) (err error) {
 		files := make([]*os.File, objects)
 		for i := range files {
-			if files[i], err = os.Open(filepath.Join(point, objectName(i))); err != nil {
+			if files[i], err = os.Open(filepath.Join(r.point, objectName(i))); err != nil {
 				return err
 			}
 			defer func() { _ = files[i].Close() }() // opened for reading: nothing is lost

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"text/tabwriter"
+	"time"
 )
 
 // sequential compares first reads of one object through mounts, and its parallel GETs, on two ways to the server: the
@@ -57,7 +58,7 @@ func (b *bench) ways(ctx context.Context, name string, way *proxy, rivals []cont
 	if err != nil {
 		return err
 	}
-	names, rates := []string{"8 parallel ranged GETs"}, make([][]float64, len(rivals)+1)
+	names, rates, work := []string{"8 parallel ranged GETs"}, make([][]float64, len(rivals)+1), make([][]float64, len(rivals)+1)
 	for _, c := range rivals {
 		names = append(names, c.name)
 	}
@@ -65,28 +66,31 @@ func (b *bench) ways(ctx context.Context, name string, way *proxy, rivals []cont
 		for i := range names {
 			at := (i + round) % len(names)
 			var rate float64
+			var cpu time.Duration
 			if at == 0 {
 				rate, err = b.gets(ctx, url)
 			} else {
-				err = rivals[at-1].with(ctx, b.work, way.url, func(point string) (err error) {
-					rate, err = b.read(filepath.Join(point, "object.bin"))
+				err = rivals[at-1].with(ctx, b.work, way.url, func(r *running) (err error) {
+					if rate, err = b.read(filepath.Join(r.point, "object.bin")); err == nil {
+						cpu, err = r.cpu()
+					}
 					return err
 				})
 			}
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(os.Stderr, "round %d: %s: %s: %.0f MB/s\n", round+1, name, names[at], rate/1e6)
-			rates[at] = append(rates[at], rate)
+			fmt.Fprintf(os.Stderr, "round %d: %s: %s: %.0f MB/s, %v of CPU\n", round+1, name, names[at], rate/1e6, cpu)
+			rates[at], work[at] = append(rates[at], rate), append(work[at], cpu.Seconds()/float64(b.size)*1e9)
 		}
 	}
 	fmt.Printf("\nCold, %d bytes in sequence, %s, %d rounds, medians; load %s\n\n", b.size, name, rounds, load())
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "reader\tMB/s\tbeside hbmfs\tlowest\thighest\t")
+	fmt.Fprintln(t, "reader\tMB/s\tbeside hbmfs\tlowest\thighest\tCPU s/GB\t")
 	base := median(rates[1])
 	for i, name := range names {
 		low, high := ends(rates[i])
-		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.0f\t%.0f\t\n", name, median(rates[i])/1e6, median(rates[i])/base, low/1e6, high/1e6)
+		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.0f\t%.0f\t%.2f\t\n", name, median(rates[i])/1e6, median(rates[i])/base, low/1e6, high/1e6, median(work[i]))
 	}
 	return t.Flush()
 }
