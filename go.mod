@@ -3,6 +3,7 @@ module github.com/hbmfs/hbmfs
 go 1.26.0
 
 require (
+	charm.land/bubbletea/v2 v2.0.10
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/dlclark/regexp2/v2 v2.5.1
 	github.com/ebitengine/purego v0.11.3
@@ -21,7 +22,6 @@ require (
 )
 
 require (
-	charm.land/bubbletea/v2 v2.0.10 // indirect
 	github.com/charmbracelet/colorprofile v0.4.3 // indirect
 	github.com/charmbracelet/ultraviolet v0.0.0-20260811164956-006e29f97886 // indirect
 	github.com/charmbracelet/x/ansi v0.11.8 // indirect

@@ -100,6 +100,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs read /mnt/pile/train.bin        move them into GPU memory, and say by which path
   hbmfs check /mnt/pile/train.bin       do they get there without the CPU, and if not, why?
   hbmfs warm /mnt/pile                  bring it onto this machine before it is read
+  hbmfs top                             watch the mounts of this machine
   hbmfs umount /mnt/pile                take it away
   hbmfs cache ls /nvme/hbmfs            what is here of remote datasets? stats, verify and rm as well
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
@@ -112,7 +113,7 @@ the mount in use, 130 interrupted.`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newManCommand(root))
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newTopAsideCommand(), newManCommand(root))
 	return root
 }
 

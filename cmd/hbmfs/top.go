@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// topCommand is hbmfs top.
+type topCommand struct {
+	once, asJSON, asMetrics bool
+	interval, patience      time.Duration
+	by                      string
+
+	stdin  io.Reader
+	stdout io.Writer
+}
+
+func newTopCommand() *cobra.Command {
+	c := &topCommand{}
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Watch the mounts of this machine: rates by path, caches, readers, origins",
+		Long: `Watch the hbmfs mounts of this machine: how many bytes go by each path, how full caches are, what readers do and why,
+how long origins take to answer, what fails. Up and down select the mount whose details are shown, s sorts, q quits.
+Where the output is no terminal, a table is written at every interval.
+
+Rates are differences of two samples. What the kernel reads by passthrough no daemon sees: of it there are only opens.
+A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothing up.
+
+  --once             two samples, --interval apart, and the end
+  --once --json      the same for scripts, with each mount's whole status
+  --once --metrics   one sample of all metrics for Prometheus, each with the label mount, and hbmfs_up`,
+		Example: `  hbmfs top
+  hbmfs top --once --json | jq '.mounts[] | select(.state != "ok") | .mount_point'
+  hbmfs top --once --metrics > /var/lib/prometheus/node-exporter/hbmfs.prom.new`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c.stdin, c.stdout = cmd.InOrStdin(), cmd.OutOrStdout()
+			return c.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&c.once, "once", false, "write one result and end")
+	f.BoolVar(&c.asJSON, "json", false, "with --once: write JSON")
+	f.BoolVar(&c.asMetrics, "metrics", false, "with --once: write the metrics of all mounts for Prometheus")
+	f.DurationVar(&c.interval, "interval", 2*time.Second, "time between samples")
+	f.DurationVar(&c.patience, "timeout", 2*time.Second, "how long a mount may take to answer")
+	f.StringVar(&c.by, "sort", sortName, strings.Join(topOrders(), ", ")+": the order of mounts")
+	return cmd
+}
+
+func (c *topCommand) check() error {
+	switch {
+	case (c.asJSON || c.asMetrics) && !c.once:
+		return errors.New("--json and --metrics need --once")
+	case c.asJSON && c.asMetrics:
+		return errors.New("--json and --metrics: one of them")
+	case c.interval <= 0 || c.patience <= 0:
+		return errors.New("--interval and --timeout must be more than nothing")
+	case !slices.Contains(topOrders(), c.by):
+		return fmt.Errorf("--sort %s: there are %s", c.by, strings.Join(topOrders(), ", "))
+	}
+	return nil
+}
+
+func (c *topCommand) run(ctx context.Context) error {
+	if err := c.check(); err != nil {
+		return usageError{err}
+	}
+	switch {
+	case c.asMetrics:
+		samples, err := newSampler("metrics", c.patience).sample(ctx)
+		if err != nil {
+			return err
+		}
+		return writeMetrics(c.stdout, samples)
+	case c.once:
+		return c.onceRows(ctx)
+	case isTerminal(c.stdin) && isTerminal(c.stdout):
+		return c.live(ctx)
+	}
+	return c.tables(ctx)
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+func (c *topCommand) live(ctx context.Context) error {
+	m := &topModel{ctx: ctx, sampler: newSampler("status", c.patience), interval: c.interval, by: c.by}
+	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(c.stdin), tea.WithOutput(c.stdout), tea.WithoutSignalHandler()).Run()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return errors.Join(err, m.err)
+}
+
+// next waits for the interval and samples again.
+func (c *topCommand) next(ctx context.Context, s *sampler, before []topRow) ([]topRow, error) {
+	select {
+	case <-time.After(c.interval):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return c.first(ctx, s, before)
+}
+
+func (c *topCommand) first(ctx context.Context, s *sampler, before []topRow) ([]topRow, error) {
+	samples, err := s.sample(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rows := rowsOf(samples, before)
+	sortRows(rows, c.by)
+	return rows, nil
+}
+
+func (c *topCommand) onceRows(ctx context.Context) error {
+	s := newSampler("status", c.patience)
+	rows, err := c.first(ctx, s, nil)
+	if err != nil {
+		return err
+	}
+	if rows, err = c.next(ctx, s, rows); err != nil {
+		return err
+	}
+	if c.asJSON {
+		out := json.NewEncoder(c.stdout)
+		out.SetIndent("", "  ")
+		return out.Encode(struct {
+			Time   time.Time `json:"time"`
+			Mounts []topRow  `json:"mounts"`
+		}{time.Now(), rows})
+	}
+	return c.write(rows, true)
+}
+
+// tables writes a table at every interval until ctx ends.
+func (c *topCommand) tables(ctx context.Context) error {
+	s := newSampler("status", c.patience)
+	rows, err := c.first(ctx, s, nil)
+	for err == nil {
+		if err := c.write(rows, false); err != nil {
+			return err
+		}
+		rows, err = c.next(ctx, s, rows)
+	}
+	return err
+}
+
+func (c *topCommand) write(rows []topRow, details bool) error {
+	if len(rows) == 0 {
+		fmt.Fprintln(c.stdout, "no hbmfs is mounted here")
+		return nil
+	}
+	err := writeTable(c.stdout, rows)
+	for i := 0; details && err == nil && i < len(rows); i++ {
+		fmt.Fprintln(c.stdout)
+		err = writeDetails(c.stdout, &rows[i])
+	}
+	if !details {
+		fmt.Fprintln(c.stdout)
+	}
+	return err
+}

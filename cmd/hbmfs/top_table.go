@@ -1,0 +1,189 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/hbmfs/hbmfs/cache/fetch"
+)
+
+// writeTable writes one line for each mount, under a line of headings.
+func writeTable(w io.Writer, rows []topRow) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "MOUNT\tSTATE\tPASSTHROUGH\tOPEN\tOPENS/S\tSPLICE/S\tCOPY/S\tREADERS/S\tORIGIN/S\tCACHE\tERRORS")
+	for i := range rows {
+		r := &rows[i]
+		fmt.Fprintf(t, "%s\t%s", shorten(r.MountPoint, 40), r.State)
+		if s := r.status; s != nil {
+			passthrough := map[bool]string{true: "on", false: "off"}[s.Passthrough.On]
+			fmt.Fprintf(t, "\t%s\t%d\t%s\t%s\t%d\n", passthrough, s.OpenFiles.Passthrough+s.OpenFiles.Daemon, r.rateCells(), r.cacheCell(), s.Counters.Errors)
+		} else {
+			fmt.Fprintln(t, strings.Repeat("\t-", 9))
+		}
+	}
+	return t.Flush()
+}
+
+func (r *topRow) rateCells() string {
+	if r.Rates == nil {
+		return strings.Repeat("-\t", 4) + "-"
+	}
+	x := r.Rates
+	cells := []string{fmt.Sprintf("%.0f", x.PassthroughOpens+x.DaemonOpens)}
+	for _, n := range []float64{x.SplicedBytes, x.CopiedBytes, x.ReaderBytes} {
+		cells = append(cells, byteCount(int64(n)))
+	}
+	if r.status.Origin == nil {
+		return strings.Join(append(cells, "-"), "\t")
+	}
+	return strings.Join(append(cells, byteCount(int64(x.OriginBytes))), "\t")
+}
+
+func (r *topRow) cacheCell() string {
+	c := r.status.Cache
+	switch {
+	case c == nil:
+		return "-"
+	case c.Sick:
+		return "SICK"
+	}
+	return fmt.Sprintf("%.0f%%", 100*float64(c.Bytes)/float64(max(1, c.Limit)))
+}
+
+// writeDetails writes what a mount's line has no room for.
+func writeDetails(w io.Writer, r *topRow) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "%s\n", shorten(r.MountPoint, 120))
+	if len(r.AlsoAt) > 0 {
+		more := ""
+		if n := len(r.AlsoAt) - 1; n > 0 {
+			more = fmt.Sprintf(" and %d more", n)
+		}
+		fmt.Fprintf(t, "  also at\t%s%s\n", shorten(r.AlsoAt[0], 80), more)
+	}
+	if r.Error != "" {
+		fmt.Fprintf(t, "  %s\t%s\n", r.State, printable(r.Error))
+	}
+	if r.status != nil {
+		r.writeStatus(t)
+	}
+	return t.Flush()
+}
+
+func (r *topRow) writeStatus(t io.Writer) {
+	s := r.status
+	rate := topRates{}
+	if r.Rates != nil {
+		rate = *r.Rates
+	}
+	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
+	fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	if !s.Passthrough.On {
+		fmt.Fprintf(t, "  no passthrough\t%s\n", printable(s.Passthrough.Why))
+	} else if s.Passthrough.Failures > 0 {
+		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, printable(s.Passthrough.LastErr))
+	}
+	if c := s.Cache; c != nil {
+		fmt.Fprintf(t, "  cache\t%s of %s, %s in use; %s/s hit, %s/s fetched, %s/s uncached\n", byteCount(c.Bytes), byteCount(c.Limit), byteCount(c.Pinned),
+			byteCount(int64(rate.CacheHitBytes)), byteCount(int64(rate.FetchedBytes)), byteCount(int64(rate.UncachedBytes)))
+		if c.Sick {
+			fmt.Fprintf(t, "  cache is sick\t%s\n", printable(c.Why))
+		}
+	}
+	if o := s.Origin; o != nil {
+		fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, byteCount(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
+		r.writeLatency(t)
+	}
+	if !s.Control.On && s.Control.Why != "" {
+		fmt.Fprintf(t, "  no control socket\t%s\n", printable(s.Control.Why))
+	}
+	if len(s.Control.Clients) > 0 {
+		fmt.Fprintf(t, "  readers\t%d connected, with %d files of the source\n", s.Control.Readers, s.Control.Leases)
+	}
+	for i, c := range rate.Readers {
+		if i == topReaders {
+			fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(rate.Readers)-i)
+			break
+		}
+		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", printable(c.Name), byteCount(int64(c.Bytes)), printable(c.Path), reasonText(c.Reason))
+	}
+	if s.Counters.Errors > 0 {
+		fmt.Fprintf(t, "  errors\t%s; the log names the files\n", errnoText(s.Counters.ErrorsByErrno))
+	}
+}
+
+// topReaders is how many lines the readers of a mount get.
+const topReaders = 10
+
+func reasonText(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return " (" + printable(reason) + ")"
+}
+
+func errnoText(byErrno map[string]int64) string {
+	var parts []string
+	for _, errno := range slices.Sorted(maps.Keys(byErrno)) {
+		if byErrno[errno] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", byErrno[errno], printable(errno)))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// writeLatency writes how long answers of the origin take, and the histogram since the mount.
+func (r *topRow) writeLatency(t io.Writer) {
+	l, when := r.Answers, "now"
+	if l == nil {
+		l, when = latencyOf(r.status.Origin.Latency, nil), "since the mount"
+	}
+	if l == nil {
+		return
+	}
+	bounds := fetch.Bounds()
+	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+	fmt.Fprintf(t, "  answers\thalf within %v, 99%% within %v, slowest %v (%s)\n", seconds(l.P50), seconds(l.P99), seconds(l.Slowest), when)
+	fmt.Fprintf(t, "  \t%v %s over %v\n", bounds[0], bars(r.status.Origin.Latency), bounds[len(bounds)-1])
+}
+
+// bars draws counts, each as a part of the largest. What is not zero is seen.
+func bars(counts []int64) string {
+	levels := []rune("▁▂▃▄▅▆▇█")
+	most := slices.Max(append([]int64{1}, counts...))
+	var b strings.Builder
+	for _, n := range counts {
+		switch {
+		case n <= 0:
+			b.WriteRune('·')
+		default:
+			b.WriteRune(levels[int(float64(len(levels)-1)*float64(n)/float64(most))])
+		}
+	}
+	return b.String()
+}
+
+// printable makes text harmless for a terminal: names of readers, paths and reasons are made by others.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// shorten cuts the beginning of a path, whose end tells mounts apart.
+func shorten(path string, most int) string {
+	runes := []rune(printable(path))
+	if len(runes) <= most {
+		return string(runes)
+	}
+	return "…" + string(runes[len(runes)-most+1:])
+}
