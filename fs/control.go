@@ -14,7 +14,7 @@ type channel struct {
 	epoch    control.Epoch
 	objects  objectIDs
 	tickets  *tickets
-	prefetch prefetcher
+	prefetch *prefetcher
 	facts    sync.Map // node number to facts, for bodies that are long to walk
 
 	binding   atomic.Bool   // the daemon is about to make the socket

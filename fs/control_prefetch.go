@@ -11,10 +11,14 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// prefetcher tells the kernel what will be read soon. The queue is bounded, so that asking never waits.
+// prefetcher tells the kernel what will be read soon of local files, and the cache of a remote origin what of that. The
+// queue is bounded, so that asking never waits.
 type prefetcher struct {
 	queue chan prefetchJob
-	bytes *atomic.Int64 // that the kernel was told of
+	bytes *atomic.Int64 // that they were told of
+
+	mu    sync.Mutex   // guards what follows
+	plans map[any]kept // by reader
 }
 
 // prefetchJob is ranges of a file of the mount, or of one object.
@@ -23,13 +27,49 @@ type prefetchJob struct {
 	ranges []control.Range
 }
 
-func newPrefetcher() prefetcher {
+// nodeReader is who plans what to read by an ioctl: all who have the file open. A connection plans for itself.
+type nodeReader int
+
+func newPrefetcher() *prefetcher {
 	const pending = 128 // jobs, of 16 KiB at most
-	return prefetcher{make(chan prefetchJob, pending), new(atomic.Int64)}
+	return &prefetcher{queue: make(chan prefetchJob, pending), bytes: new(atomic.Int64), plans: map[any]kept{}}
 }
 
-// add queues a job, or reports that the queue is full.
-func (p *prefetcher) add(job prefetchJob) bool {
+// runsPerJob bounds what a job says of remote objects.
+const runsPerJob = 1 << 16
+
+// add queues what a job has of local files, and adds what it has of remote ones to the reader's plan. It reports
+// whether there was room.
+func (p *prefetcher) add(reader any, job prefetchJob) bool {
+	var origin kept
+	var runs []layout.Run
+	var bytes int64
+	anyLocal := false
+	for _, g := range job.ranges {
+		for r := range job.body.RunsWithin(g.Offset, g.Length) {
+			k, ok := r.Object.Origin.(kept)
+			switch {
+			case !ok:
+				anyLocal = true
+				continue
+			case len(runs) == runsPerJob:
+				continue
+			}
+			if r.Stride-r.Length <= worthFetching {
+				r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
+			}
+			origin, runs, bytes = k, append(runs, r), bytes+r.Count*r.Length
+		}
+	}
+	if len(runs) > 0 {
+		if !p.plan(reader, origin, runs) {
+			return false
+		}
+		p.bytes.Add(bytes)
+	}
+	if !anyLocal {
+		return true
+	}
 	select {
 	case p.queue <- job:
 		return true
@@ -38,53 +78,46 @@ func (p *prefetcher) add(job prefetchJob) bool {
 	}
 }
 
-// workers is how many ranges are fetched at once from an origin that takes its time. Those of local files only tell the
-// kernel, which takes none.
-const workers = 16
+// plan adds to a reader's plan. All remote objects of a mount have one origin.
+func (p *prefetcher) plan(reader any, origin kept, runs []layout.Run) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !origin.Plan(reader, runs) {
+		return false
+	}
+	p.plans[reader] = origin
+	return true
+}
 
-// run works the queue until ctx ends, in its order as far as workers that run side by side keep to it.
+// endPlan forgets what a reader has planned.
+func (p *prefetcher) endPlan(reader any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if origin := p.plans[reader]; origin != nil {
+		origin.EndPlan(reader)
+		delete(p.plans, reader)
+	}
+}
+
+// run works the queue until ctx ends.
 func (p *prefetcher) run(ctx context.Context) {
-	type task struct {
-		body *layout.Body
-		r    control.Range
-	}
-	tasks := make(chan task)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer close(tasks)
-	for range workers {
-		wg.Go(func() {
-			for t := range tasks {
-				p.prefetch(ctx, t.body, t.r)
-			}
-		})
-	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case job := <-p.queue:
 			for _, g := range job.ranges {
-				select {
-				case tasks <- task{job.body, g}:
-				case <-ctx.Done():
-					return
-				}
+				p.advise(ctx, job.body, g)
 			}
 		}
 	}
 }
 
-// prefetch brings a range nearer: into the page cache if it is local, onto this machine if it is not. What fails is no
-// error: whoever reads the file will meet it.
-func (p *prefetcher) prefetch(ctx context.Context, b *layout.Body, g control.Range) {
+// advise has the kernel read a range's local bytes ahead. What fails is no error: whoever reads the file will meet it.
+func (p *prefetcher) advise(ctx context.Context, b *layout.Body, g control.Range) {
 	for r := range b.RunsWithin(g.Offset, g.Length) {
 		if ctx.Err() != nil {
 			return
-		}
-		if k, ok := r.Object.Origin.(kept); ok {
-			p.fetch(ctx, k, r)
-			continue
 		}
 		origin, ok := backed(r.Object)
 		if !ok {
@@ -104,15 +137,3 @@ func (p *prefetcher) prefetch(ctx context.Context, b *layout.Body, g control.Ran
 
 // worthFetching is the largest gap between pieces that comes along, bytes: a request of its own costs as much.
 const worthFetching = 1 << 20
-
-func (p *prefetcher) fetch(ctx context.Context, k kept, r layout.Run) {
-	if r.Stride-r.Length <= worthFetching {
-		r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
-	}
-	for i := range r.Count {
-		if k.Prefetch(ctx, r.Object, r.Offset+i*r.Stride, r.Length) != nil {
-			return
-		}
-		p.bytes.Add(r.Length)
-	}
-}

@@ -140,6 +140,7 @@ func (s *session) end() {
 	for _, h := range s.holdings {
 		h.release()
 	}
+	s.channel.prefetch.endPlan(s)
 	s.channel.leave(s.peer.uid)
 	if s.usage != nil {
 		s.channel.part(s.usage, s.reader)
@@ -435,7 +436,7 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 		}
 		var body layout.Body
 		body.Add(o, 0, o.Size)
-		if !s.channel.prefetch.add(prefetchJob{&body, []control.Range{g.Range}}) {
+		if !s.channel.prefetch.add(s, prefetchJob{&body, []control.Range{g.Range}}) {
 			return &control.Refusal{Errno: syscall.EAGAIN, Text: "too much is being prefetched already"}
 		}
 	}

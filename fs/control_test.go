@@ -192,8 +192,12 @@ func TestTicketsAreBounded(t *testing.T) {
 
 func TestPrefetchNeverWaits(t *testing.T) {
 	p := newPrefetcher()
+	o := &layout.Object{Name: "a", Size: 10}
+	var body layout.Body
+	body.Add(o, 0, o.Size)
+	job := prefetchJob{&body, []control.Range{{Length: 10}}}
 	taken := 0
-	for p.add(prefetchJob{}) {
+	for p.add(nodeReader(1), job) {
 		taken++
 	}
 	if taken != cap(p.queue) {

@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"context"
 	"errors"
 	"iter"
 
@@ -16,8 +15,13 @@ type kept interface {
 	// Lies gives the local file that holds the byte at off of o, where it is there, and how many bytes follow it there.
 	// Where the byte is not local, the file is nil, and n how many bytes share its fate.
 	Lies(o *layout.Object, off int64) (file *layout.Object, at, n int64)
-	// Prefetch returns when [off, off+n) of o is local, or cannot be.
-	Prefetch(ctx context.Context, o *layout.Object, off, n int64) error
+	// Plan says what a reader, any comparable value, will read next, after what it said before. It reports whether there
+	// was room to remember that.
+	Plan(reader any, runs []layout.Run) bool
+	// EndPlan forgets what a reader has planned.
+	EndPlan(reader any)
+	// WasRead is told of what was read where it lies.
+	WasRead(o *layout.Object, off, n int64)
 }
 
 // holder is the origin of the local files of kept objects.

@@ -23,7 +23,7 @@ type local interface {
 const (
 	handleCached uint64 = iota
 	handlePassthrough
-	handleKept // cached, of an object that may be opened with passthrough later
+	handleKept // cached, of what is counted while it is open: a view, or an object that may be opened with passthrough later
 	firstText
 )
 
@@ -67,6 +67,10 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	}
 	m.counters.cachedOpens.Add(1)
 	out.OpenFlags = openCached
+	if n.kind == kindView { // whose plan ends when it is closed
+		m.backing.openedCached(i)
+		out.Fh = handleKept
+	}
 	return fuse.OK
 }
 
@@ -95,12 +99,15 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch {
 	case in.Fh == handlePassthrough:
 		m.backing.release(number(in.NodeId))
+		m.control.prefetch.endPlan(nodeReader(number(in.NodeId))) // all of it was here
 		m.counters.passthroughCloses.Add(1)
 	case in.Fh >= firstText:
 		m.texts.close(in.Fh)
 	default:
 		if in.Fh == handleKept {
-			m.backing.closedCached(number(in.NodeId))
+			if m.backing.closedCached(number(in.NodeId)) {
+				m.control.prefetch.endPlan(nodeReader(number(in.NodeId)))
+			}
 		}
 		m.counters.cachedCloses.Add(1)
 	}
@@ -159,12 +166,14 @@ func (b *backings) openedCached(i int) {
 	b.cached[i]++
 }
 
-func (b *backings) closedCached(i int) {
+func (b *backings) closedCached(i int) (last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cached[i]--; b.cached[i] == 0 {
 		delete(b.cached, i)
+		return true
 	}
+	return false
 }
 
 func (b *backings) disable(why string) {

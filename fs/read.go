@@ -112,6 +112,9 @@ func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, er
 		}
 		n += int64(k)
 	}
+	if isKept {
+		k.WasRead(lies.Object, lies.Offset, size)
+	}
 	return fuse.ReadResultPipe(pipe, int(size)), nil
 }
 

@@ -15,6 +15,12 @@
 // Blocks of 32 KiB are fetched once, however many wait for them. Readers in sequence are fetched ahead, by growing
 // windows; readers at random get the blocks that they touch.
 //
+// A reader may say what it will read: [Origin.Plan]. That is fetched in order, and what plans need stays longest: other
+// segments go first, by SIEVE, and then those that are needed last (Belady). A quarter of the budget holds what comes
+// first; what comes later, and is here, keeps the rest. Fetching for a plan waits where it could only evict what is
+// needed sooner; reads never wait for plans. A read takes itself off the plan. Plans end with their reader, and when
+// nobody keeps to them for two minutes. What they remember is bounded, and so is what is fetched for them at a time.
+//
 // The disk may fail in any way. The bytes then come from the origin, uncached, and [Store.Stats] says why.
 //
 // Locks: fill.mu, then ledger.mu. Neither is held while bytes are read or written.

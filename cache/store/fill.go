@@ -46,7 +46,8 @@ type fill struct {
 
 // flight is one request for consecutive blocks.
 type flight struct {
-	first, last int // blocks, last is one beyond
+	first, last int      // blocks, last is one beyond
+	planned     *planned // that this is for, nil for a read that waits
 	done        chan struct{}
 	err         error // valid once done is closed
 }
@@ -66,7 +67,7 @@ func (f *fill) read(ctx context.Context, p []byte, at, ahead int64) error {
 		return errMoved
 	}
 	defer f.unuse()
-	if err := f.want(ctx, at, at+int64(len(p)), ahead); err != nil {
+	if err := f.want(ctx, at, at+int64(len(p)), ahead, nil); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -122,13 +123,14 @@ func (f *fill) closeIdle() {
 	}
 }
 
-// want returns when [from, to) is here. It starts what is missing, and up to ahead bytes beyond.
-func (f *fill) want(ctx context.Context, from, to, ahead int64) error {
+// want returns when [from, to) is here. It starts what is missing, and up to ahead bytes beyond. u is the planned read
+// that this is for, nil for one that comes now.
+func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) error {
 	first, last := int(from/block), int((min(to, f.size)+block-1)/block)
 	beyond := f.beyond(to, ahead)
 	for {
 		f.mu.Lock()
-		f.launch(first, beyond)
+		f.launch(first, beyond, u)
 		missing := f.have.nextClear(first, last)
 		if missing == last {
 			f.mu.Unlock()
@@ -139,8 +141,8 @@ func (f *fill) want(ctx context.Context, from, to, ahead int64) error {
 		select {
 		case <-changed:
 		case <-carrier.done:
-			if carrier.err != nil {
-				return carrier.err
+			if err := carrier.err; err != nil && (u != nil || carrier.planned == nil || !errors.Is(err, errNoRoom)) {
+				return err // else the room that a plan did not get is there for who reads now
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -163,7 +165,7 @@ func (f *fill) begin(ahead int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.over {
-		f.launch(0, f.beyond(0, ahead))
+		f.launch(0, f.beyond(0, ahead), nil)
 	}
 }
 
@@ -177,13 +179,13 @@ func (f *fill) flightOf(b int) *flight {
 }
 
 // launch starts flights for the blocks of [first, last) that are neither here nor on their way. f.mu is held.
-func (f *fill) launch(first, last int) {
+func (f *fill) launch(first, last int, u *planned) {
 	for b := f.have.nextClear(first, last); b < last; b = f.have.nextClear(b, last) {
 		if fl := f.flightOf(b); fl != nil {
 			b = fl.last
 			continue
 		}
-		fl := &flight{first: b, last: b + 1, done: make(chan struct{})}
+		fl := &flight{first: b, last: b + 1, planned: u, done: make(chan struct{})}
 		for fl.last < last && fl.last-b < spanSize/block && !f.have.get(fl.last) && f.flightOf(fl.last) == nil {
 			fl.last++
 		}
@@ -242,22 +244,35 @@ func (f *fill) carry(ctx context.Context, fl *flight) error {
 
 // room books the blocks of a flight and reserves their place on the disk.
 func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
-	f.mu.Lock()
-	fresh := int64(0)
-	for b := fl.first; b < fl.last; b++ {
-		if !f.charged.get(b) {
-			f.charged.set(b)
-			fresh += block
-		}
-	}
-	f.mu.Unlock()
-	if err := f.store.makeRoom(f.entry, fresh); err != nil {
+	if err := f.charge(fl.first, fl.last, fl.planned); err != nil {
 		return -1, err
 	}
 	if fd, err = f.file(); err != nil {
 		return -1, err
 	}
-	return fd, f.store.allocate(fd, off, n)
+	return fd, f.store.allocate(fd, off, n, fl.planned)
+}
+
+// charge books those blocks of [first, last) that are not on the books.
+func (f *fill) charge(first, last int, u *planned) error {
+	f.mu.Lock()
+	var fresh []int
+	for b := first; b < last; b++ {
+		if !f.charged.get(b) {
+			f.charged.set(b)
+			fresh = append(fresh, b)
+		}
+	}
+	f.mu.Unlock()
+	err := f.store.makeRoom(f.entry, int64(len(fresh))*block, u)
+	if err != nil {
+		f.mu.Lock()
+		for _, b := range fresh {
+			f.charged.unset(b)
+		}
+		f.mu.Unlock()
+	}
+	return err
 }
 
 // file opens the file without a name, the first time.
@@ -347,6 +362,7 @@ func newBits(n int) bits { return bits{make([]uint64, (n+63)/64), n} }
 
 func (b bits) get(i int) bool { return b.words[i/64]>>(i%64)&1 != 0 }
 func (b bits) set(i int)      { b.words[i/64] |= 1 << (i % 64) }
+func (b bits) unset(i int)    { b.words[i/64] &^= 1 << (i % 64) }
 
 // nextClear gives the first of [i, end) that is not in the set, or end.
 func (b bits) nextClear(i, end int) int {

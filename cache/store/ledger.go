@@ -28,7 +28,7 @@ type entry struct {
 
 // ledger has the books: what is here, what it takes, and what goes next. Eviction is SIEVE (Zhang et al., NSDI 2024): a
 // queue in order of arrival, and a hand that goes from old to new, spares what was visited since it passed, and takes
-// what was not.
+// what was not. What is on a plan stays as long as there is anything else, and goes by the furthest next use (Belady).
 type ledger struct {
 	limit int64
 
@@ -37,10 +37,12 @@ type ledger struct {
 	queue   *list.List // of *entry, the newest in front
 	hand    *list.Element
 	total   int64 // bytes of all entries
+	plans   plans
 }
 
 func (l *ledger) init(limit int64) {
 	l.limit, l.entries, l.queue = limit, map[key]*entry{}, list.New()
+	l.plans.init()
 }
 
 // pin finds a segment and keeps it from eviction until unpin. Where there is none, make makes a fill, unless make is
@@ -150,18 +152,19 @@ func (l *ledger) remove(e *entry) {
 	l.queue.Remove(e.place)
 	l.total -= e.bytes
 	e.bytes = 0
+	l.plans.gone(e.key)
 }
 
 // charge books n more bytes for a pinned entry. Where that is over the budget, segments go: victims, which the caller
-// discards after the call.
-func (l *ledger) charge(e *entry, n int64) (victims []*entry, err error) {
+// discards after the call. u is the planned read that the bytes are for, nil for one that comes now.
+func (l *ledger) charge(e *entry, n int64, u *planned) (victims []*entry, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.entries[e.key] != e {
 		return nil, errMoved
 	}
 	for l.total+n > l.limit {
-		v := l.victim()
+		v := l.victim(u)
 		if v == nil {
 			return victims, errNoRoom
 		}
@@ -172,21 +175,32 @@ func (l *ledger) charge(e *entry, n int64) (victims []*entry, err error) {
 	return victims, nil
 }
 
-// evict takes the next victim off the books, nil where all is in use.
-func (l *ledger) evict() *entry {
+// refund takes back what charge has booked.
+func (l *ledger) refund(e *entry, n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.victim()
+	if l.entries[e.key] == e {
+		e.bytes -= n
+		l.total -= n
+	}
 }
 
-func (l *ledger) victim() *entry {
+// evict takes the next victim off the books, nil where all is in use.
+func (l *ledger) evict(u *planned) *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.victim(u)
+}
+
+// victim takes what goes next off the books: first what no plan needs, by SIEVE, then what plans need last.
+func (l *ledger) victim(u *planned) *entry {
 	for range 2 * l.queue.Len() { // once to forget visits, once to find one without
 		if l.hand == nil {
 			l.hand = l.queue.Back()
 		}
 		e := l.hand.Value.(*entry)
 		switch {
-		case e.pins > 0:
+		case e.pins > 0 || len(l.plans.uses[e.key]) > 0:
 		case e.visited.Swap(false):
 		default:
 			l.remove(e)
@@ -194,7 +208,11 @@ func (l *ledger) victim() *entry {
 		}
 		l.hand = l.hand.Prev()
 	}
-	return nil
+	e := l.furthest(u)
+	if e != nil {
+		l.remove(e)
+	}
+	return e
 }
 
 // all gives the entries, the oldest first.

@@ -90,6 +90,7 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 		if err := x.read(ctx, f, g, want[n:n+m], off+int64(n), ahead); err != nil {
 			return n, err
 		}
+		x.store.ledger.wasRead(keyOf(f.identity, g.index), off+int64(n), off+int64(n+m))
 		n += m
 	}
 	x.aheadOf(f, o, off+int64(len(want)), ahead)
@@ -148,7 +149,7 @@ func (x *Origin) readHere(ctx context.Context, f *file, k key, g segmentOf, p []
 	s := x.store
 	make := func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) }
 	if g.object.Whole {
-		if err := x.bring(ctx, f, g); err != nil {
+		if err := x.bring(ctx, f, g, nil); err != nil {
 			return err
 		}
 		make = nil
@@ -246,41 +247,4 @@ func (x *Origin) Lies(o *layout.Object, off int64) (segment *layout.Object, at, 
 		return nil, 0, g.end() - off
 	}
 	return seg, off - g.start, g.size - (off - g.start)
-}
-
-// prefetchStep is how much Prefetch has under way: eight requests.
-const prefetchStep = 8 * spanSize
-
-// Prefetch returns when [off, off+n) of o is here. It stops with an error where the origin fails, or the disk has no
-// room.
-func (x *Origin) Prefetch(ctx context.Context, o *layout.Object, off, n int64) error {
-	s, f := x.store, x.file(o)
-	for end := min(o.Size, off+n); off < end; {
-		if s.health.sick() {
-			return errNoRoom
-		}
-		g := x.segment(o, off)
-		to := min(end, g.end(), off+prefetchStep)
-		var err error
-		if o.Whole {
-			err, to = x.bring(ctx, f, g), min(end, g.end())
-		} else {
-			e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
-			if _, fill := s.ledger.look(e); fill != nil {
-				err = fill.want(ctx, off-g.start, to-g.start, 0)
-			}
-			s.ledger.unpin(e)
-		}
-		var local *localError
-		if errors.As(err, &local) {
-			s.health.fail(err)
-		}
-		if err != nil && !errors.Is(err, errMoved) {
-			return err
-		}
-		if err == nil {
-			off = to
-		}
-	}
-	return nil
 }

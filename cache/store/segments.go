@@ -24,6 +24,7 @@ func (s *Store) own(o *layout.Object) *layout.Object {
 // Hold keeps a segment from eviction until release: the kernel or another process has it open.
 func (g segments) Hold(o *layout.Object) (release func()) {
 	k, _ := parseName(path.Clean(o.Name))
+	g.store.ledger.held(k)
 	e := g.store.ledger.pin(k, nil)
 	if e == nil { // it is gone already, and lives on in who has it open
 		return func() {}

@@ -8,23 +8,27 @@ import (
 )
 
 // makeRoom books n more bytes for a segment that is being filled, and evicts others until both the budget and the
-// disk's free space allow it.
-func (s *Store) makeRoom(e *entry, n int64) error {
-	victims, err := s.ledger.charge(e, n)
+// disk's free space allow it. u is the planned read that this is for, nil for one that comes now.
+func (s *Store) makeRoom(e *entry, n int64, u *planned) error {
+	victims, err := s.ledger.charge(e, n, u)
 	s.discard(victims...)
+	booked := err == nil
 	for err == nil {
 		var low bool
 		if low, err = s.low(); err != nil || !low {
 			break
 		}
-		victim := s.ledger.evict()
+		victim := s.ledger.evict(u)
 		if victim == nil {
 			err = errNoRoom
 			break
 		}
 		s.discard(victim)
 	}
-	if errors.Is(err, errNoRoom) {
+	if err != nil && booked {
+		s.ledger.refund(e, n)
+	}
+	if errors.Is(err, errNoRoom) && u == nil {
 		s.stats.refused.Add(1)
 	}
 	return err
@@ -43,7 +47,7 @@ func (s *Store) low() (bool, error) {
 }
 
 // allocate reserves the place of bytes that are about to come, so that a full disk is met here and not between them.
-func (s *Store) allocate(fd int, off, n int64) error {
+func (s *Store) allocate(fd int, off, n int64, u *planned) error {
 	for {
 		err := unix.Fallocate(fd, 0, off, n)
 		switch {
@@ -54,9 +58,11 @@ func (s *Store) allocate(fd int, off, n int64) error {
 		case !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT):
 			return &localError{"reserve the place of a segment", err}
 		}
-		victim := s.ledger.evict()
+		victim := s.ledger.evict(u)
 		if victim == nil {
-			s.stats.refused.Add(1)
+			if u == nil {
+				s.stats.refused.Add(1)
+			}
 			return errNoRoom
 		}
 		s.discard(victim)

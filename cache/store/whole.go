@@ -14,11 +14,13 @@ import (
 type pass struct {
 	done chan struct{}
 	err  error // valid once done is closed
+
+	planned *planned // that it is for, nil for a read that waits
 }
 
 // bring returns when a segment of an object that comes as a whole is here. Whoever asks first has it come; it comes
 // even if nobody waits any more.
-func (x *Origin) bring(ctx context.Context, f *file, g segmentOf) error {
+func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) error {
 	s := x.store
 	f.mu.Lock()
 	p := f.pass
@@ -27,13 +29,16 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf) error {
 			f.mu.Unlock()
 			return nil
 		}
-		p = &pass{done: make(chan struct{})}
+		p = &pass{done: make(chan struct{}), planned: u}
 		f.pass = p
 		s.wg.Go(func() { x.pass(f, g.object, p) })
 	}
 	f.mu.Unlock()
 	select {
 	case <-p.done:
+		if u == nil && p.planned != nil && errors.Is(p.err, errNoRoom) {
+			return x.bring(ctx, f, g, nil) // the room that a plan did not get is there for who reads now
+		}
 		return p.err
 	case <-ctx.Done():
 		return ctx.Err()
@@ -44,7 +49,7 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf) error {
 func (x *Origin) pass(f *file, o *layout.Object, p *pass) {
 	s := x.store
 	parts := x.parts(f, o)
-	p.err = x.pour(s.ctx, o, parts)
+	p.err = x.pour(s.ctx, o, parts, p.planned)
 	for _, part := range parts {
 		if part != nil && p.err != nil {
 			s.ledger.drop(part.entry)
@@ -86,12 +91,12 @@ func (x *Origin) parts(f *file, o *layout.Object) (parts []*fill) {
 }
 
 // pour makes room for the parts and fills them. What comes damaged is fetched once again.
-func (x *Origin) pour(ctx context.Context, o *layout.Object, parts []*fill) error {
+func (x *Origin) pour(ctx context.Context, o *layout.Object, parts []*fill, u *planned) error {
 	for _, part := range parts {
 		if part == nil {
 			continue
 		}
-		if _, err := part.room(&flight{first: 0, last: part.have.n}, 0, part.size); err != nil {
+		if _, err := part.room(&flight{first: 0, last: part.have.n, planned: u}, 0, part.size); err != nil {
 			return err
 		}
 	}

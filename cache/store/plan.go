@@ -1,0 +1,296 @@
+package store
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+const (
+	readsOfPlan  = 1 << 14               // that one plan has
+	readsOfPlans = 1 << 16               // that all have together: some 10 MiB of memory
+	stragglers   = 1024                  // reads that may come later than planned: readers have workers
+	planPatience = 2 * time.Minute       // for a plan that nobody keeps to
+	planRetry    = 50 * time.Millisecond // between attempts to find room, where nothing is known to have changed
+	planAtOnce   = 16 * int64(spanSize)  // bytes under way for plans
+	heldShare    = 4                     // a quarter of the budget is for what comes first, the rest for what comes again
+	planStep     = int64(8 * spanSize)   // bytes of one planned read that are under way
+)
+
+// planned is a read that will come, of one segment.
+type planned struct {
+	origin   *Origin
+	object   *layout.Object
+	key      key
+	start    int64 // of the segment in the object
+	from, to int64 // in the object
+	stamp    int64
+
+	plan  *plan
+	place int   // in the plan since it began
+	begun bool  // it is here, or was asked for
+	tried int64 // changes that there were when it was begun
+
+	weight int64 // bytes that it has under way at most, a request at least
+}
+
+// plan is what one reader will read, in order.
+type plan struct {
+	reads   []*planned // those to come, nil for those that came out of order
+	first   int        // the place of reads[0]
+	next    int        // the place of the first that may have to be fetched
+	end     int64      // the stamp of what is planned next
+	at      int64      // the stamp of what was read last
+	touched time.Time  // something was added, fetched or read
+}
+
+// plans are all plans of a store. The ledger's lock guards them.
+//
+// Time is measured in bytes: the stamp of a read is what its reader reads before it, counted from the clock, the stamp
+// of what was read last by any. So readers that plan much and those that plan little come by turns.
+type plans struct {
+	of      map[any]*plan
+	uses    map[key][]*planned // by segment, in the order of their stamps
+	reads   int                // in all plans
+	clock   int64
+	flying  int64     // weight of what is under way
+	changes int64     // that may have made room
+	blocked time.Time // no room was found before; zero when something has changed since
+	running bool      // somebody fills
+	wake    chan struct{}
+}
+
+func (s *plans) init() {
+	s.of, s.uses, s.wake = map[any]*plan{}, map[key][]*planned{}, make(chan struct{}, 1)
+}
+
+// changed has the plans looked at again.
+func (s *plans) changed() {
+	s.changes++
+	s.blocked = time.Time{}
+	select {
+	case s.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// plan adds reads to what a reader has planned. Where they would be too many none is added, except that a plan that
+// is new takes as many as it may have.
+func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.plans.of[reader]
+	room := min(readsOfPlan, readsOfPlans-l.plans.reads)
+	switch {
+	case p == nil && room > 0:
+		p = &plan{}
+		l.plans.of[reader] = p
+		reads = reads[:min(len(reads), room)]
+	case p == nil || len(p.reads)+len(reads) > readsOfPlan || len(reads) > room:
+		return false, false
+	}
+	p.touched = now
+	p.end = max(p.end, l.plans.clock)
+	for _, u := range reads {
+		u.plan, u.place, u.stamp, u.weight = p, p.first+len(p.reads), p.end, min(max(u.to-u.from, spanSize), planStep)
+		p.end += (u.to-u.start+block-1)/block*block - (u.from-u.start)/block*block
+		p.reads = append(p.reads, u)
+		uses := l.plans.uses[u.key]
+		at, _ := slices.BinarySearchFunc(uses, u.stamp+1, func(u *planned, stamp int64) int { return cmp.Compare(u.stamp, stamp) })
+		l.plans.uses[u.key] = slices.Insert(uses, at, u)
+	}
+	l.plans.reads += len(reads)
+	l.plans.changed()
+	start = !l.plans.running
+	l.plans.running = true
+	return true, start
+}
+
+// takeOff takes a read off its plan.
+func (s *plans) takeOff(u *planned) {
+	p := u.plan
+	if at := u.place - p.first; at < 0 || at >= len(p.reads) || p.reads[at] != u {
+		return
+	}
+	p.reads[u.place-p.first] = nil
+	for len(p.reads) > 0 && p.reads[0] == nil {
+		p.reads, p.first = p.reads[1:], p.first+1
+	}
+	p.next = max(p.next, p.first)
+	s.reads--
+	uses := s.uses[u.key]
+	switch at := slices.Index(uses, u); {
+	case len(uses) == 1:
+		delete(s.uses, u.key)
+	case at == 0:
+		s.uses[u.key] = uses[1:]
+	default:
+		s.uses[u.key] = slices.Delete(uses, at, at+1)
+	}
+}
+
+// endPlan forgets what a reader has planned.
+func (l *ledger) endPlan(reader any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.plans.endPlan(reader)
+}
+
+func (s *plans) endPlan(reader any) {
+	p := s.of[reader]
+	if p == nil {
+		return
+	}
+	delete(s.of, reader)
+	keys := map[key]bool{}
+	for _, u := range p.reads {
+		if u != nil {
+			s.reads--
+			keys[u.key] = true
+		}
+	}
+	for k := range keys {
+		if uses := slices.DeleteFunc(s.uses[k], func(other *planned) bool { return other.plan == p }); len(uses) > 0 {
+			s.uses[k] = uses
+		} else {
+			delete(s.uses, k)
+		}
+	}
+	p.reads = nil
+	s.changed()
+}
+
+// wasRead is told that [from, to) of an object, in one segment, was read. It takes the first planned read of it off its
+// plan, once it is read to its end, and with it those of the plan that come much earlier: they were read where nobody
+// saw it, or will not be.
+func (l *ledger) wasRead(k key, from, to int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, u := range l.plans.uses[k] {
+		if to <= u.from || from >= u.to {
+			continue
+		}
+		p := u.plan
+		p.touched = time.Now()
+		if to < u.to {
+			if from <= u.from {
+				u.from = to
+			}
+			return
+		}
+		p.at, l.plans.clock = max(p.at, u.stamp), max(l.plans.clock, u.stamp)
+		l.plans.takeOff(u)
+		for len(p.reads) > 0 && p.first < u.place-stragglers {
+			l.plans.takeOff(p.reads[0])
+		}
+		l.plans.changed()
+		return
+	}
+}
+
+// held takes what is planned of a segment off all plans: who holds it open needs nothing of it fetched, and reads it
+// where nobody sees it.
+func (l *ledger) held(k key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.plans.uses[k]) > 0 {
+		l.plans.takeOff(l.plans.uses[k][0])
+		l.plans.changed()
+	}
+}
+
+// gone is told that a segment is no longer here.
+func (s *plans) gone(k key) {
+	for _, u := range s.uses[k] {
+		u.begun = false
+		u.plan.next = min(u.plan.next, u.place)
+	}
+	s.changed()
+}
+
+// nextPlanned gives what is to be fetched now: of all that is planned the first that is not here. Plans that nobody
+// keeps to end. more is false when there is no plan left; whoever fills ends then.
+func (l *ledger) nextPlanned(now time.Time) (u *planned, more bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &l.plans
+	for reader, p := range s.of {
+		if now.Sub(p.touched) > planPatience {
+			s.endPlan(reader)
+		}
+	}
+	if len(s.of) == 0 && s.flying == 0 {
+		s.running = false
+		return nil, false
+	}
+	if now.Sub(s.blocked) < planRetry {
+		return nil, true
+	}
+	for _, p := range s.of {
+		if v := p.toFetch(); v != nil && (u == nil || v.stamp < u.stamp) {
+			u = v
+		}
+	}
+	if u == nil || (s.flying > 0 && s.flying+u.weight > planAtOnce) {
+		return nil, true
+	}
+	u.begun, u.tried = true, s.changes
+	s.flying += u.weight
+	return u, true
+}
+
+func (p *plan) toFetch() *planned {
+	for ; p.next < p.first+len(p.reads); p.next++ {
+		if u := p.reads[p.next-p.first]; u != nil && !u.begun {
+			return u
+		}
+	}
+	return nil
+}
+
+// fetched is told what came of what nextPlanned gave. What has found no room is tried again when something changes.
+func (l *ledger) fetched(u *planned, noRoom bool, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &l.plans
+	s.flying -= u.weight
+	if !noRoom {
+		u.plan.touched = now
+	} else {
+		u.begun = false
+		u.plan.next = max(u.plan.first, min(u.plan.next, u.place))
+		if s.changes == u.tried {
+			s.blocked = now
+			return
+		}
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// furthest gives the segment that plans need last, for a read that needs room: one that comes now, where u is nil, or
+// u. What u may take comes later than itself. And only the next few reads of a plan take anything: else all of the
+// budget would hold what comes first, and nothing what comes again.
+func (l *ledger) furthest(u *planned) *entry {
+	after := int64(-1)
+	if u != nil {
+		if len(u.plan.reads) == 0 || u.stamp > max(u.plan.at, u.plan.reads[0].stamp)+l.limit/heldShare {
+			return nil
+		}
+		after = u.stamp
+	}
+	var out *entry
+	for k, uses := range l.plans.uses {
+		if uses[0].stamp <= after {
+			continue
+		}
+		if e := l.entries[k]; e != nil && e.pins == 0 && e.bytes > 0 {
+			out, after = e, uses[0].stamp
+		}
+	}
+	return out
+}

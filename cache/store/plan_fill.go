@@ -1,0 +1,160 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Plan says what a reader, any comparable value, will read next, after what it said before: runs of objects of this
+// origin. They are fetched in that order. It reports whether there was room to remember them.
+func (x *Origin) Plan(reader any, runs []layout.Run) bool {
+	var reads []*planned
+	for _, r := range runs {
+		f := x.file(r.Object)
+		for i := int64(0); i < r.Count; i++ {
+			from := r.Offset + i*r.Stride
+			for end := min(r.Object.Size, from+r.Length); from < end && len(reads) <= readsOfPlan; {
+				g := x.segment(r.Object, from)
+				to := min(end, g.end())
+				reads = append(reads, &planned{origin: x, object: r.Object, key: keyOf(f.identity, g.index), start: g.start, from: from, to: to})
+				from = to
+			}
+			if len(reads) > readsOfPlan {
+				break
+			}
+		}
+	}
+	s := x.store
+	taken, start := s.ledger.plan(reader, reads, time.Now())
+	if start {
+		s.wg.Go(s.fillPlanned)
+	}
+	return taken
+}
+
+// EndPlan forgets what a reader has planned.
+func (x *Origin) EndPlan(reader any) { x.store.ledger.endPlan(reader) }
+
+// WasRead is told of reads that do not come by [Origin.ReadAt].
+func (x *Origin) WasRead(o *layout.Object, off, n int64) {
+	f := x.file(o)
+	for end := min(o.Size, off+n); off < end; {
+		g := x.segment(o, off)
+		x.store.ledger.wasRead(keyOf(f.identity, g.index), off, min(end, g.end()))
+		off = g.end()
+	}
+}
+
+// fillPlanned fetches what is planned until there are no plans left, or the store is closed.
+func (s *Store) fillPlanned() {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	retry := time.NewTicker(planRetry)
+	defer retry.Stop()
+	for {
+		u, more := s.ledger.nextPlanned(time.Now())
+		if !more {
+			return
+		}
+		if u != nil {
+			reserved, err := s.reserve(u)
+			if err != nil {
+				s.ledger.fetched(u, true, time.Now())
+				continue
+			}
+			wg.Go(func() {
+				err := s.bringPlanned(s.ctx, u)
+				reserved()
+				s.ledger.fetched(u, errors.Is(err, errNoRoom), time.Now())
+			})
+			continue
+		}
+		select {
+		case <-s.ledger.plans.wake:
+		case <-retry.C:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// reserve books the room of a planned read, as much as is under way at a time, and pins its segment until release. It
+// is called for one after the other, so that none takes the room of another that comes sooner.
+func (s *Store) reserve(u *planned) (release func(), err error) {
+	if u.object.Whole { // all of it is booked, if it is to be fetched
+		return func() {}, nil
+	}
+	off, end := s.ledger.span(u, u.start)
+	e := s.ledger.pin(u.key, u.fill)
+	if _, fill := s.ledger.look(e); fill != nil && off < end {
+		err = fill.charge(int((off-u.start)/block), int((end-u.start+block-1)/block), u)
+	}
+	if err != nil {
+		s.ledger.unpin(e)
+		return nil, err
+	}
+	return func() { s.ledger.unpin(e) }, nil
+}
+
+// fill makes a fill of its segment.
+func (u *planned) fill() *fill {
+	g := u.origin.segment(u.object, u.start)
+	return newFill(u.origin.store, u.origin.up, u.origin.source, u.object, g.start, g.size)
+}
+
+// bringPlanned returns when a planned read's bytes are here. It stops with an error where the origin fails, which
+// whoever reads will meet, or the disk has no room.
+func (s *Store) bringPlanned(ctx context.Context, u *planned) error {
+	x := u.origin
+	f, g := x.file(u.object), x.segment(u.object, u.start)
+	for at := u.start; ; {
+		off, end := s.ledger.span(u, at)
+		if off >= end {
+			return nil
+		}
+		if s.health.sick() {
+			return errNoRoom
+		}
+		err := x.bringSpan(ctx, f, g, off, end, u)
+		var local *localError
+		switch {
+		case errors.As(err, &local):
+			s.health.fail(err)
+			return errNoRoom
+		case err == nil:
+			at = end
+		case !errors.Is(err, errMoved):
+			return err
+		}
+	}
+}
+
+// span gives the next bytes of a planned read from off on.
+func (l *ledger) span(u *planned, off int64) (from, to int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	off = max(off, u.from)
+	return off, min(u.to, off+planStep)
+}
+
+func (x *Origin) bringSpan(ctx context.Context, f *file, g segmentOf, from, to int64, u *planned) error {
+	s := x.store
+	if g.object.Whole {
+		return x.bring(ctx, f, g, u)
+	}
+	e := s.ledger.pin(u.key, u.fill)
+	defer s.ledger.unpin(e)
+	_, fill := s.ledger.look(e)
+	if fill == nil {
+		return nil
+	}
+	if !fill.use() {
+		return errMoved
+	}
+	defer fill.unuse()
+	return fill.want(ctx, from-g.start, to-g.start, 0, u)
+}
