@@ -54,7 +54,7 @@ func TestCompressedShards(t *testing.T) {
 	source, cached := golden(t, "mds-zstd"), newDir(t)
 	stored := readMDSIndex(t, source)
 	for _, first := range []bool{true, false} {
-		m := mount(t, source, "--cache-dir", cached)
+		m := mount(t, source, "--cache-dir", cached, "--cache-min-free=1MiB")
 		index := readMDSIndex(t, m.point)
 		if len(index.Shards) != len(stored.Shards) || len(stored.Shards) == 0 {
 			t.Fatalf("the index has %d shards, %d are stored", len(index.Shards), len(stored.Shards))
@@ -128,7 +128,7 @@ func TestDamagedShard(t *testing.T) {
 	must(t, err)
 	data[len(data)/2] ^= 4
 	must(t, os.WriteFile(path, data, 0o644))
-	m := mount(t, source, "--cache-dir", cached)
+	m := mount(t, source, "--cache-dir", cached, "--cache-min-free=1MiB")
 	for range 2 {
 		if got, err := os.ReadFile(m.Path(bad.RawData.Basename)); !errors.Is(err, syscall.EIO) || len(got) > 0 {
 			t.Errorf("reading a damaged shard gives %d bytes and %v, want EIO", len(got), err)
