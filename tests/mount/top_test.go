@@ -1,0 +1,229 @@
+package mount_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// topMount is the part of a mount in the output of top that these tests read.
+type topMount struct {
+	MountPoint string `json:"mount_point"`
+	State      string `json:"state"`
+	Error      string `json:"error"`
+	Rates      *struct {
+		Seconds float64 `json:"seconds"`
+	} `json:"rates"`
+	Status *mountStatus `json:"status"`
+}
+
+// top runs hbmfs top and finds mounts of the test in it; the machine may have others.
+func top(t *testing.T, points ...string) (found []topMount) {
+	t.Helper()
+	r := run(t, "top", "--once", "--json", "--interval", "100ms", "--timeout", "3s")
+	var out struct {
+		Mounts []topMount `json:"mounts"`
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &out); err != nil || r.code != 0 {
+		t.Fatalf("top --once --json: exit code %d, %v: %s%s", r.code, err, r.stdout, r.stderr)
+	}
+	for _, point := range points {
+		i := slices.IndexFunc(out.Mounts, func(m topMount) bool { return m.MountPoint == point })
+		if i < 0 {
+			t.Fatalf("top does not know the mount at %s:\n%s", point, r.stdout)
+		}
+		found = append(found, out.Mounts[i])
+	}
+	return found
+}
+
+// A daemon that is stopped, or gone, is shown as such, and the mount beside it as it is.
+func TestTopOfAStoppedDaemon(t *testing.T) {
+	well, stopped := mount(t, golden(t, "nanogpt")), mount(t, golden(t, "megatron-merge"))
+	must(t, syscall.Kill(stopped.pid, syscall.SIGSTOP))
+	resume := func() error { return syscall.Kill(stopped.pid, syscall.SIGCONT) }
+	t.Cleanup(func() { _ = resume() }) // before the mounts are taken away; the test does it, too
+	waitFor := func(what string, is func(found []topMount) bool) {
+		t.Helper()
+		var found []topMount
+		if !blackbox.Within(4*patience, func() bool { found = top(t, well.point, stopped.point); return is(found) }) {
+			t.Errorf("%s: top says %+v", what, found)
+		}
+	}
+	waitFor("one daemon is stopped", func(found []topMount) bool {
+		return found[0].State == "ok" && found[0].Rates != nil && found[0].Rates.Seconds > 0 && found[0].Status.PID == well.pid &&
+			found[1].State == "not answering" && found[1].Error != "" && found[1].Status == nil
+	})
+	must(t, resume())
+	waitFor("it goes on", func(found []topMount) bool {
+		return found[0].State == "ok" && found[1].State == "ok" && found[1].Status.PID == stopped.pid
+	})
+	stopped.kill(t)
+	waitFor("it is killed", func(found []topMount) bool { return found[0].State == "ok" && found[1].State == "dead" })
+
+	r := run(t, "top", "--once", "--interval", "100ms", "--timeout", "10s")
+	if r.code != 0 || !strings.Contains(r.stdout, "READERS/S") || !strings.Contains(r.stdout, "its daemon is gone") {
+		t.Errorf("top --once: exit code %d:\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	r = run(t, "top", "--once", "--metrics", "--timeout", "10s")
+	for _, line := range []string{`hbmfs_up{mount="` + well.point + `"} 1`, `hbmfs_up{mount="` + stopped.point + `"} 0`, `hbmfs_objects{mount="` + well.point + `"} `} {
+		if r.code != 0 || !strings.Contains(r.stdout, line) {
+			t.Errorf("top --once --metrics, exit code %d, has no %q:\n%s%s", r.code, line, r.stdout, r.stderr)
+		}
+	}
+	checkMetrics(t, r.stdout)
+}
+
+// checkMetrics has Prometheus' own tool look at metrics, where it is installed.
+func checkMetrics(t *testing.T, text string) {
+	t.Helper()
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Log("not checked by promtool, which is not installed")
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), promtool, "check", "metrics")
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("promtool check metrics: %v\n%s\n%s", err, out, text)
+	}
+}
+
+// observability is where the dashboard and the alerts are.
+func observability(name string) string {
+	return filepath.Join("..", "..", "deploy", "observability", name)
+}
+
+// metricNames finds what looks like a metric of a mount.
+func metricNames(text string) []string {
+	return regexp.MustCompile(`\bhbmfs_[a-z_]+\b`).FindAllString(text, -1)
+}
+
+// Every metric that the dashboard and the alerts ask for is one that a mount, or top, has.
+func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
+	needFUSE(t)
+	m := onCache(t, newWeb(t).URL, newDir(t))
+	if _, err := os.ReadFile(m.Path("first.dat")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
+	must(t, err)
+	checkMetrics(t, string(text))
+	there := map[string]bool{"hbmfs_up": true, "hbmfs_passthrough_off": true} // of top, and of mounts without passthrough
+	for _, name := range metricNames(string(text)) {
+		there[name] = true
+	}
+	for _, file := range []string{"dashboard.json", "alerts.yml"} {
+		text, err := os.ReadFile(observability(file))
+		must(t, err)
+		names := metricNames(string(text))
+		if len(names) < 10 {
+			t.Errorf("%s asks for %d metrics only", file, len(names))
+		}
+		for _, name := range names {
+			if !there[name] {
+				t.Errorf("%s asks for %s, which no mount has", file, name)
+			}
+		}
+	}
+}
+
+// dashboard is the part of Grafana's format that must be right for it to show anything.
+type dashboard struct {
+	Title  string `json:"title"`
+	UID    string `json:"uid"`
+	Schema int    `json:"schemaVersion"`
+	Panels []struct {
+		ID      int    `json:"id"`
+		Title   string `json:"title"`
+		Type    string `json:"type"`
+		GridPos struct {
+			X, Y, W, H int
+		} `json:"gridPos"`
+		Targets []struct {
+			Expr  string `json:"expr"`
+			RefID string `json:"refId"`
+		} `json:"targets"`
+	} `json:"panels"`
+}
+
+func TestDashboard(t *testing.T) {
+	text, err := os.ReadFile(observability("dashboard.json"))
+	must(t, err)
+	var d dashboard
+	must(t, json.Unmarshal(text, &d))
+	if d.Title == "" || d.UID == "" || d.Schema < 36 || len(d.Panels) < 8 {
+		t.Errorf("the dashboard is %+v", d)
+	}
+	ids := map[int]bool{}
+	taken := map[[2]int]string{}
+	for _, p := range d.Panels {
+		if ids[p.ID] || p.ID == 0 || p.Title == "" || p.Type == "" {
+			t.Errorf("panel %d %q of type %q: an id of its own, a title and a type are needed", p.ID, p.Title, p.Type)
+		}
+		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := taken[[2]int{x, y}]; other != "" || x >= 24 {
+					t.Fatalf("panel %q lies on %q, or beyond the edge", p.Title, other)
+				}
+				taken[[2]int{x, y}] = p.Title
+			}
+		}
+		refs := map[string]bool{}
+		for _, target := range p.Targets {
+			if refs[target.RefID] || target.RefID == "" || !strings.Contains(target.Expr, "$mount") {
+				t.Errorf("panel %q asks %q as %q: a name of its own and the chosen mounts are needed", p.Title, target.Expr, target.RefID)
+			}
+			refs[target.RefID] = true
+		}
+		if p.Type != "row" && len(p.Targets) == 0 {
+			t.Errorf("panel %q asks nothing", p.Title)
+		}
+	}
+}
+
+// Each alert has a case of its own, and a section of the page for operators.
+func TestAlertsAreTestedAndExplained(t *testing.T) {
+	rules, err := os.ReadFile(observability("alerts.yml"))
+	must(t, err)
+	cases, err := os.ReadFile(observability("alerts_test.yml"))
+	must(t, err)
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations.md"))
+	must(t, err)
+	names := regexp.MustCompile(`(?m)^ *- alert: (\w+)$`).FindAllStringSubmatch(string(rules), -1)
+	if len(names) < 10 {
+		t.Errorf("only %d alerts were found", len(names))
+	}
+	for _, name := range names {
+		if !strings.Contains(string(cases), "alertname: "+name[1]+"\n") {
+			t.Errorf("%s has no case in alerts_test.yml", name[1])
+		}
+		if !strings.Contains(string(page), "### "+name[1]+"\n") || !strings.Contains(string(rules), "docs/operations.md#"+strings.ToLower(name[1])+"\n") {
+			t.Errorf("%s has no section in docs/operations.md, or does not name it", name[1])
+		}
+	}
+}
+
+// The alerts fire on what they are for, and on nothing else.
+func TestAlerts(t *testing.T) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("needs promtool, of Prometheus")
+	}
+	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
+		cmd := exec.CommandContext(t.Context(), promtool, args...)
+		cmd.Dir = observability("")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool %q: %v\n%s", args, err, out)
+		}
+	}
+}
