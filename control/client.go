@@ -29,6 +29,7 @@ type Client struct {
 	turn    chan struct{} // holds one token: who has it may use the connection and what follows
 
 	nextID uint32
+	owed   uint32 // the id of a request for descriptors whose answer has not come; 0 for none
 	buf    [MaxFrame]byte
 	out    []byte
 
@@ -325,20 +326,21 @@ func (c *Client) ask(ctx context.Context, t, want FrameType, fill func([]byte) [
 func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
 	c.nextID++
 	id := c.nextID
+	if want == TypeFDs || want == TypeFiles {
+		if err := c.settle(ctx); err != nil {
+			return response{}, c.explain(ctx, err)
+		}
+		c.owed = id
+	}
 	// What the daemon said before it closed the connection, as when it turns one away, says more than that it did.
 	if err := c.sendLocked(ctx, Header{Version, t, id}, fill); err != nil && !hasClosed(err) {
+		if c.owed == id { // nobody was asked
+			c.owed = 0
+		}
 		return response{}, c.explain(ctx, err)
 	}
 	for {
-		got, err := c.line.receive(ctx, c.buf[:])
-		if errors.Is(err, syscall.ECONNRESET) { // which is told once, before what is there to read
-			got, err = c.line.receive(ctx, c.buf[:])
-		}
-		if err != nil {
-			return response{}, c.explain(ctx, err)
-		}
-		a := response{fds: got.FDs, truncated: got.Truncated}
-		a.header, a.payload, err = ParseFrame(c.buf[:got.N])
+		a, err := c.next(ctx)
 		switch {
 		case err != nil:
 		case a.header.Type == TypeError && (a.header.ID == id || a.header.ID == 0):
@@ -350,6 +352,7 @@ func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]b
 			if err = c.discard(ctx, a); err == nil {
 				continue
 			}
+			a.fds = nil
 		case a.header.Type != want:
 			err = fmt.Errorf("frame %d is answered with %d: %w", t, a.header.Type, errMalformed)
 		default:
@@ -358,6 +361,39 @@ func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]b
 		CloseAll(a.fds)
 		return response{}, c.explain(ctx, err)
 	}
+}
+
+// next waits for a frame.
+func (c *Client) next(ctx context.Context) (response, error) {
+	got, err := c.line.receive(ctx, c.buf[:])
+	if errors.Is(err, syscall.ECONNRESET) { // which is told once, before what is there to read
+		got, err = c.line.receive(ctx, c.buf[:])
+	}
+	if err != nil {
+		return response{}, err
+	}
+	a := response{fds: got.FDs, truncated: got.Truncated}
+	a.header, a.payload, err = ParseFrame(c.buf[:got.N])
+	if a.header.ID == c.owed {
+		c.owed = 0
+	}
+	return a, err
+}
+
+// settle takes the answer to a request for descriptors that was given up: the daemon sends few before they are
+// acknowledged.
+func (c *Client) settle(ctx context.Context) error {
+	for c.owed != 0 {
+		a, err := c.next(ctx)
+		if err != nil {
+			CloseAll(a.fds)
+			return err
+		}
+		if err := c.discard(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // discard takes an answer that nobody waits for any more, and says so, since its descriptors count until then.

@@ -133,6 +133,44 @@ func TestSendingEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// Of requests for descriptors that are given up at most one is on its way: the daemon refuses a third.
+func TestWhatWasGivenUpIsSettledFirst(t *testing.T) {
+	c, daemon := silent(t)
+	lookup := func(ctx context.Context) (err error) {
+		for _, err = range c.Lookup(ctx, []string{"a"}) {
+			if err != nil {
+				break
+			}
+		}
+		return err
+	}
+	given := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { given <- lookup(ctx) }()
+	first := asked(t, daemon)
+	cancel()
+	if err := <-given; !errors.Is(err, context.Canceled) {
+		t.Fatalf("it ends with %v", err)
+	}
+	over, cancelOver := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancelOver()
+	if err := lookup(over); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("while the first is not answered: %v", err)
+	}
+	refusal := Refusal{Errno: syscall.ENOMEM, Text: "no"}
+	if err := transmit(daemon, AppendFrame(nil, Header{Version, TypeError, first.ID}, refusal.AppendTo), nil); err != nil {
+		t.Fatal(err)
+	}
+	go func() { given <- lookup(t.Context()) }()
+	second := asked(t, daemon) // nothing was asked in between
+	if err := transmit(daemon, AppendFrame(nil, Header{Version, TypeError, second.ID}, refusal.AppendTo), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-given; second.Type != TypeLookup || second.ID != first.ID+2 || !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("%+v after %+v, %v", second, first, err)
+	}
+}
+
 // A daemon that turns a connection away says why and closes it, whatever of the greeting has come by then.
 func TestWhoIsTurnedAwayHearsWhy(t *testing.T) {
 	refusal := Refusal{Errno: syscall.EAGAIN, Text: "too many connections"}
