@@ -12,7 +12,6 @@ from typing import Any
 from . import errors
 
 ABI = 1
-HOST = -1
 NO_STREAM = 2**64 - 1
 KEEP, U16_TO_I64, U32_TO_I64 = 0, 1, 2
 OK, TIMEOUT = 0, 1

@@ -10,7 +10,6 @@ all of them, or, after an exception, cancels them: nothing writes to the memory 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from . import _device
+from .reader import File, Reader
 
 if TYPE_CHECKING:
-    from .reader import File, Reader
     from .request import Request
 
 PIECE = 64 << 20
@@ -96,12 +95,7 @@ class Transfer:
 
 def open_reader(device: int, method: str) -> Reader:
     """A reader for bytes that are read once."""
-    from .reader import Reader
-
-    # Several processes of a host are usually one for each GPU, which read at the same time.
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
-    readers = int(processes) if processes.isdecimal() and 0 < int(processes) < 1000 else 0
-    return Reader(_device.name(device), method=method, readers=readers, arena=ARENA)
+    return Reader(_device.name(device), method=method, arena=ARENA)
 
 
 def _shower(progress: Progress, total: int, name: str) -> tuple[Callable[[int], object], Callable[[], object]]:

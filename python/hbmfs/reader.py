@@ -251,7 +251,7 @@ def _again(device: str, arguments: dict[str, Any]) -> Reader:
 def _ranks() -> int:
     """The ranks on this host, if torchrun started them; else 0, which is not known."""
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(said) if said.isdecimal() else 0
+    return int(said) if said.isdecimal() and len(said) < 4 else 0  # no host has thousands
 
 
 def _path(name: str | None) -> bytes | None:
