@@ -25,10 +25,11 @@ import (
 
 // Origin is the files below one address. It is safe for concurrent use.
 type Origin struct {
+	*fetch.Client // which asks by Get, and reads
+
 	base   *url.URL // of a directory: its path ends with a slash
 	only   string   // the one file that is listed, "" for those of the index
 	client *http.Client
-	fetch  *fetch.Client
 }
 
 // Open makes an origin of http://HOST/DIRECTORY/ or http://HOST/FILE. Nothing is asked of the server yet. HTTP_PROXY
@@ -50,10 +51,10 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 		o.only, u.Path = u.Path[i+1:], u.Path[:i+1]
 		u.RawPath = ""
 	}
-	o.fetch = fetch.New(o, opt)
+	o.Client = fetch.New(o, opt)
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DisableCompression = true // a range of a file is a range of its bytes as stored
-	transport.MaxIdleConnsPerHost = o.fetch.Connections()
+	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
 	o.client = &http.Client{Transport: transport}
@@ -72,19 +73,6 @@ func (o *Origin) String() string {
 func (o *Origin) Close() error {
 	o.client.CloseIdleConnections()
 	return nil
-}
-
-// Stats counts what was asked of the server.
-func (o *Origin) Stats() fetch.Stats { return o.fetch.Stats() }
-
-// ReadAt implements [layout.Origin].
-func (o *Origin) ReadAt(ctx context.Context, obj *layout.Object, p []byte, off int64) (int, error) {
-	return o.fetch.ReadAt(ctx, obj, p, off)
-}
-
-// Fetch hands on a range of an object: see [fetch.Client.Fetch].
-func (o *Origin) Fetch(ctx context.Context, obj *layout.Object, off, n int64, sink func([]byte) error) error {
-	return o.fetch.Fetch(ctx, obj, off, n, sink)
 }
 
 // Get implements [fetch.Getter].
@@ -164,7 +152,7 @@ func (o *Origin) request(ctx context.Context, method, name string) (*http.Reques
 
 // stat asks for a file's size and version.
 func (o *Origin) stat(ctx context.Context, name string) (obj *layout.Object, err error) {
-	err = o.fetch.Retry(ctx, func(ctx context.Context, _ func()) error {
+	err = o.Retry(ctx, func(ctx context.Context, _ func()) error {
 		req, err := o.request(ctx, http.MethodHead, name)
 		if err != nil {
 			return err

@@ -147,7 +147,7 @@ func (o *Origin) statAll(ctx context.Context, at *layout.Object, names []string)
 	objects := make([]*layout.Object, len(names))
 	missing := make([]error, len(names))
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(o.fetch.Connections())
+	g.SetLimit(o.Connections())
 	for i, name := range names {
 		g.Go(func() error {
 			obj, err := o.stat(ctx, name)

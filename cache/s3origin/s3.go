@@ -28,11 +28,12 @@ import (
 
 // Origin is the objects of a bucket below a prefix. It is safe for concurrent use.
 type Origin struct {
+	*fetch.Client // which asks by Get, and reads
+
 	source    Source
 	client    *minio.Client
 	creds     *credentials.Credentials
 	transport *http.Transport
-	fetch     *fetch.Client
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
@@ -42,8 +43,8 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 		return nil, fmt.Errorf("open %s: %w", s, err)
 	}
 	o := &Origin{source: s, transport: transport, creds: s.credentials(transport)}
-	o.fetch = fetch.New(o, opt)
-	transport.MaxIdleConnsPerHost = o.fetch.Connections()
+	o.Client = fetch.New(o, opt)
+	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.DisableCompression = true // a range of an object is a range of its bytes as stored
 	lookup := minio.BucketLookupAuto
 	if s.PathStyle {
@@ -66,19 +67,6 @@ func (o *Origin) String() string { return o.source.String() }
 func (o *Origin) Close() error {
 	o.transport.CloseIdleConnections()
 	return nil
-}
-
-// Stats counts what was asked of the server.
-func (o *Origin) Stats() fetch.Stats { return o.fetch.Stats() }
-
-// ReadAt implements [layout.Origin].
-func (o *Origin) ReadAt(ctx context.Context, obj *layout.Object, p []byte, off int64) (int, error) {
-	return o.fetch.ReadAt(ctx, obj, p, off)
-}
-
-// Fetch hands on a range of an object: see [fetch.Client.Fetch].
-func (o *Origin) Fetch(ctx context.Context, obj *layout.Object, off, n int64, sink func([]byte) error) error {
-	return o.fetch.Fetch(ctx, obj, off, n, sink)
 }
 
 // Get implements [fetch.Getter].
@@ -172,7 +160,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 
 // one looks for an object whose key is the whole prefix, nil if there is none, or none that may be seen.
 func (o *Origin) one(ctx context.Context, key string) (obj *layout.Object, err error) {
-	err = o.fetch.Retry(ctx, func(ctx context.Context, _ func()) error {
+	err = o.Retry(ctx, func(ctx context.Context, _ func()) error {
 		info, err := o.client.StatObject(ctx, o.source.Bucket, key, minio.StatObjectOptions{})
 		if err != nil {
 			return o.explain(err)
@@ -213,7 +201,7 @@ func (w *walk) dir(ctx context.Context, g *errgroup.Group, prefix string) error 
 // page lists one directory: its objects and the directories in it. An attempt goes on where the last one broke off.
 func (o *Origin) page(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
 	last, owner := "", false
-	err = o.fetch.Retry(ctx, func(ctx context.Context, alive func()) error {
+	err = o.Retry(ctx, func(ctx context.Context, alive func()) error {
 		after := last
 		for info := range o.client.ListObjectsIter(ctx, o.source.Bucket, minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, FetchOwner: &owner}) {
 			if info.Err != nil {
