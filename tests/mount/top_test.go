@@ -82,6 +82,37 @@ func TestTopOfAStoppedDaemon(t *testing.T) {
 	checkMetrics(t, r.stdout)
 }
 
+// Files are counted as open until the kernel says that they are closed, which it does some time after close(2).
+func TestOpenFilesAreCounted(t *testing.T) {
+	source, _ := shardedTokens(t, 2, 1000)
+	m := mount(t, source)
+	var open []*os.File
+	for _, name := range []string{"shard_000000.bin", "shard_000001.bin", filepath.Join(".hbmfs", "views", "tokens.bin")} {
+		f, err := os.Open(m.Path(name))
+		must(t, err)
+		open = append(open, f)
+	}
+	counted := func(want int) {
+		t.Helper()
+		var s struct {
+			OpenFiles struct{ Passthrough, Daemon int } `json:"open_files"`
+		}
+		if !blackbox.Within(patience, func() bool {
+			text, err := os.ReadFile(m.Path(".hbmfs", "status"))
+			must(t, err)
+			must(t, json.Unmarshal(text, &s))
+			return s.OpenFiles.Passthrough+s.OpenFiles.Daemon == want
+		}) {
+			t.Errorf("open files are %+v, want %d", s.OpenFiles, want)
+		}
+	}
+	counted(len(open))
+	for _, f := range open {
+		must(t, f.Close())
+	}
+	counted(0)
+}
+
 // checkMetrics has Prometheus' own tool look at metrics, where it is installed.
 func checkMetrics(t *testing.T, text string) {
 	t.Helper()
