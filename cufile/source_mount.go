@@ -269,12 +269,19 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 		return fmt.Errorf("open %s: %w", files[0].name, err)
 	}
 	errs := make([]error, len(got))
+	var refused []uint64 // that came, and could not be taken: no more descriptors may be open
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for i := range got {
+		came := got[i].File != nil
 		if errs[i] = files[i].take(&got[i]); errs[i] == nil {
 			m.lent[files[i]] = true
+		} else if came {
+			refused = append(refused, files[i].object)
 		}
+	}
+	m.mu.Unlock()
+	if len(refused) > 0 {
+		giveBack(ctx, m.client, refused)
 	}
 	return firstError(errs)
 }
