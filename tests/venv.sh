@@ -32,7 +32,7 @@ if [ -e "$dir" ] && [ ! -e "$dir/pyvenv.cfg" ]; then
 fi
 rm -rf "$dir"
 "$python" -m venv "$dir"
-"$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile -r "$here/requirements.txt"
+"$here/../tools/retry.sh" "$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile -r "$here/requirements.txt"
 
 # torch's wheel for x86 Linux is linked with the CUDA libraries, which its metadata asks for as 3 GB of further
 # wheels. Nothing calls into them without a GPU, but the loader wants files of these names: give it a library that is

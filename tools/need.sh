@@ -33,9 +33,10 @@ install="apt-get update && apt-get install -y --no-install-recommends$missing"
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
     echo "installing$missing"
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq
+    retry=$(dirname "$0")/retry.sh
+    "$retry" apt-get update -qq
     # Word splitting is wanted: one argument for each package.
-    apt-get install -y -qq --no-install-recommends $missing
+    "$retry" apt-get install -y -qq --no-install-recommends $missing
     exit 0
 fi
 echo "missing on this machine:$missing" >&2

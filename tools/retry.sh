@@ -9,6 +9,6 @@ for wait in 2 10 30; do
 done
 "$@" || {
     status=$?
-    echo "retry.sh: '$*' failed four times: is there a network, and does GOPROXY name a module proxy?" >&2
+    echo "retry.sh: '$*' failed four times: is there a network, and are its mirrors and proxies the right ones?" >&2
     exit "$status"
 }
