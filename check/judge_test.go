@@ -83,7 +83,7 @@ func storageMachines() []machineCase {
 	overlay := server().without("run", ownProof)
 	overlay[".dockerenv"] = ""
 	overlay["proc/self/mountinfo"] = "30 1 0:99 / / rw - overlay overlay rw,lowerdir=" + secret + "\n"
-	overlay.looked("/work/file", "0:99")
+	overlay.looked("/scratch/file", "0:99")
 	sata := server()
 	sata.block("sda", "pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block/sda", "8:0", "8:1")
 	sata.udev("8:1", "ext4")
@@ -216,7 +216,7 @@ func virtualMachines() []machineCase {
 	h200.gpu(0, "0000:00:06.0", "pci0000:00/0000:00:06.0", -1, "0x2335", 256)
 	h200.block("vda", "pci0000:00/0000:00:01.0/virtio0/block/vda", "254:0", "")
 	h200["usr/local/cuda-13.0/targets/x86_64-linux/lib/libcufile.so.1.15.1"] = ""
-	h200.looked("/root/file", "254:0")
+	h200.looked("/data/file", "254:0")
 	h200.proven("refuted", "cuFileDriverOpen: 5033")
 	nothing := fixture{"proc/sys/kernel/osrelease": "6.12.0", "proc/self/mountinfo": "27 1 8:1 / / rw - ext4 /dev/sda1 rw\n"}
 	nothing.block("sda", "pci0000:00/0000:00:17.0/ata1/host0/block/sda", "8:0", "8:1")
