@@ -169,6 +169,15 @@ func (f *fill) begin(ahead int64) {
 	}
 }
 
+// beginAt starts what is missing of [from, to), and waits for nothing.
+func (f *fill) beginAt(from, to int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.over {
+		f.launch(int(from/block), int((min(to, f.size)+block-1)/block), nil)
+	}
+}
+
 func (f *fill) flightOf(b int) *flight {
 	for _, fl := range f.flights {
 		if fl.first <= b && b < fl.last {

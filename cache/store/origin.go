@@ -28,6 +28,9 @@ type file struct {
 	mu      sync.Mutex // guards what follows
 	streams []stream   // the one that was seen last comes first
 	pass    *pass      // of an object that comes as a whole, while it comes
+
+	last, stride int64 // the read before: where it was, -1 for none, and how far from the one before that
+	strides      int   // how often in a row it was as far
 }
 
 // stream is a reader that goes through a file in order.
@@ -46,7 +49,7 @@ func (x *Origin) file(o *layout.Object) *file {
 	defer x.mu.Unlock()
 	f := x.files[o]
 	if f == nil {
-		f = &file{identity: identity(x.source, o, x.store.opt.Segment)}
+		f = &file{identity: identity(x.source, o, x.store.opt.Segment), last: -1}
 		x.files[o] = f
 	}
 	return f
@@ -68,12 +71,33 @@ func (f *file) ahead(off, end, most int64) int64 {
 		f.streams[0] = st
 		return st.window
 	}
+	f.step(off)
 	if len(f.streams) < maxStreams {
 		f.streams = append(f.streams, stream{})
 	}
 	copy(f.streams[1:], f.streams)
 	f.streams[0] = stream{next: end}
 	return 0
+}
+
+// step notes a read that goes on with no stream. f.mu is held.
+func (f *file) step(off int64) {
+	if d := off - f.last; d == f.stride {
+		f.strides++
+	} else {
+		f.stride, f.strides = d, 0
+	}
+	f.last = off
+}
+
+// strided gives the distance of reads that come at equal ones, 0 where they do not.
+func (f *file) strided() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.strides < 2 {
+		return 0
+	}
+	return f.stride
 }
 
 // ReadAt implements [layout.Origin]. What is not here is fetched; where the disk fails or is full, the origin is read.
@@ -93,7 +117,9 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 		x.store.ledger.wasRead(keyOf(f.identity, g.index), off+int64(n), off+int64(n+m))
 		n += m
 	}
-	x.aheadOf(f, o, off+int64(len(want)), ahead)
+	if x.aheadOf(f, o, off+int64(len(want)), ahead); ahead == 0 && !o.Whole {
+		x.stridesAhead(f, o, off, int64(len(want)))
+	}
 	if len(want) < len(p) {
 		return len(want), io.EOF
 	}
@@ -221,12 +247,34 @@ func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
 	end := min(o.Size, off+n)
 	for at := x.segment(o, max(0, off-1)).end(); at < end && !s.health.sick(); {
 		g := x.segment(o, at)
-		e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
-		if _, fill := s.ledger.look(e); fill != nil {
-			fill.begin(end - at)
-		}
-		s.ledger.unpin(e)
+		x.begin(f, g, func(fill *fill) { fill.begin(end - at) })
 		at = g.end()
+	}
+}
+
+// begin calls start with a segment's fill, unless it is published already.
+func (x *Origin) begin(f *file, g segmentOf, start func(*fill)) {
+	s := x.store
+	e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
+	defer s.ledger.unpin(e)
+	if _, fill := s.ledger.look(e); fill != nil {
+		start(fill)
+	}
+}
+
+// strides is how many of them are fetched ahead of a reader that comes at equal distances.
+const strides = 8
+
+// stridesAhead fetches the next reads of n bytes of a strided reader, without waiting.
+func (x *Origin) stridesAhead(f *file, o *layout.Object, off, n int64) {
+	s, d := x.store, f.strided()
+	for i := int64(1); d != 0 && i <= strides && !s.health.sick(); i++ {
+		at := off + i*d
+		if at < 0 || at >= o.Size {
+			return
+		}
+		g := x.segment(o, at)
+		x.begin(f, g, func(fill *fill) { fill.beginAt(at-g.start, at-g.start+n) })
 	}
 }
 

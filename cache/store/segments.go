@@ -24,8 +24,8 @@ func (s *Store) own(o *layout.Object) *layout.Object {
 // Hold keeps a segment from eviction until release: the kernel or another process has it open.
 func (g segments) Hold(o *layout.Object) (release func()) {
 	k, _ := parseName(path.Clean(o.Name))
+	e := g.store.ledger.pin(k, nil) // before it is off the plans, which then would take its room
 	g.store.ledger.held(k)
-	e := g.store.ledger.pin(k, nil)
 	if e == nil { // it is gone already, and lives on in who has it open
 		return func() {}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,7 +80,17 @@ func Open(path string, opt Options) (*Store, error) {
 		return nil, errors.Join(fmt.Errorf("open the cache %s: %w", path, err), s.closeFiles())
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.wg.Go(s.rescan)
 	return s, nil
+}
+
+// rescan learns once a minute, until Close, what other processes have published and evicted.
+func (s *Store) rescan() {
+	for pause(s.ctx, time.Minute) == nil {
+		if err := s.scan(); err != nil {
+			s.health.fail(err)
+		}
+	}
 }
 
 // defaults makes the directory and fills in options from its filesystem.
