@@ -70,3 +70,24 @@ func TestWhatOtherProcessesDo(t *testing.T) {
 		t.Errorf("the books differ: %+v, %+v", x, y)
 	}
 }
+
+// TestAScanLeavesFillsAlone: one that is published while the directory is listed is not in the list, and stays on the
+// books.
+func TestAScanLeavesFillsAlone(t *testing.T) {
+	u := newUpstream(2*mib, mib)
+	m := mount(t, t.TempDir(), u, Options{Segment: mib, Size: 1 << 30})
+	m.readAll(t, u, "1")
+	until(t, "object 1 is published", func() bool { return m.Stats().Segments == 1 })
+	m.check(t, u, "0", 0, 10) // a fill, of which the rest is missing
+	for _, e := range m.ledger.segments() {
+		if _, fill := m.ledger.look(e); fill != nil {
+			t.Error("a fill is taken for a segment that a scan may take off the books")
+		}
+	}
+	if err := m.scan(); err != nil {
+		t.Fatal(err)
+	}
+	if s := m.Stats(); s.Segments != 1 || s.Filling != 1 {
+		t.Errorf("after a scan: %+v", s)
+	}
+}

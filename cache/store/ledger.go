@@ -215,6 +215,18 @@ func (l *ledger) victim(u *planned) *entry {
 	return e
 }
 
+// segments gives the published ones.
+func (l *ledger) segments() (out []*entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		if e.fill == nil {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
 // all gives the entries, the oldest first.
 func (l *ledger) all() []*entry {
 	l.mu.Lock()

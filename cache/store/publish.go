@@ -155,7 +155,7 @@ func (s *Store) list() ([]published, error) {
 
 // scan books the published segments that are not on the books, the oldest first, and takes off those that are gone.
 func (s *Store) scan() error {
-	known := s.ledger.all()
+	known := s.ledger.segments() // what is published from here on may be missing in the list
 	found, err := s.list()
 	if err != nil {
 		return err

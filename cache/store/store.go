@@ -84,12 +84,15 @@ func Open(path string, opt Options) (*Store, error) {
 	return s, nil
 }
 
-// rescan learns once a minute, until Close, what other processes have published and evicted.
+// rescan learns, until Close, what other processes have published and evicted: once a minute, and for no more than a
+// hundredth of the time.
 func (s *Store) rescan() {
-	for pause(s.ctx, time.Minute) == nil {
+	for wait := time.Minute; pause(s.ctx, wait) == nil; {
+		began := time.Now()
 		if err := s.scan(); err != nil {
 			s.health.fail(err)
 		}
+		wait = max(time.Minute, 100*time.Since(began))
 	}
 }
 
