@@ -13,21 +13,21 @@ func Given(dir string) (Binary, error) {
 	path := os.Getenv("HBMFS_BINARY")
 	if path == "" {
 		path = filepath.Join(dir, "hbmfs")
-		if err := build(path, false); err != nil {
+		if err := Build("hbmfs", path, false); err != nil {
 			return Binary{}, err
 		}
 	}
 	return NewBinary(path)
 }
 
-// build builds hbmfs at path, with the race detector if race is set.
-func build(path string, race bool) error {
+// Build builds a program of cmd at path, with the race detector if race is set. It is for tests in a folder of tests.
+func Build(program, path string, race bool) error {
 	args := []string{"build", "-buildvcs=false", "-o", path}
 	if race {
 		args = append(args, "-race")
 	}
-	if out, err := exec.Command("go", append(args, "../../cmd/hbmfs")...).CombinedOutput(); err != nil {
-		return fmt.Errorf("build hbmfs: %w: %s", err, out)
+	if out, err := exec.Command("go", append(args, "../../cmd/"+program)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w: %s", program, err, out)
 	}
 	return nil
 }

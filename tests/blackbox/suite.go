@@ -54,7 +54,7 @@ func NewSuite(name string, race bool) (*Suite, error) {
 func provide(path string, race bool) error {
 	given := os.Getenv("HBMFS_BINARY")
 	if race || given == "" {
-		return build(path, race)
+		return Build("hbmfs", path, race)
 	}
 	program, err := os.ReadFile(given)
 	if err != nil {
