@@ -96,6 +96,14 @@ func (s *Span) Int(key string, value int64) *Span {
 	return s
 }
 
+// Bool notes whether something is so. It returns s.
+func (s *Span) Bool(key string, value bool) *Span {
+	if s != nil {
+		s.span.SetAttributes(attribute.Bool(key, value))
+	}
+	return s
+}
+
 // End ends the span. class says in a word or two why it failed, "" that it did not.
 func (s *Span) End(class string) {
 	if s == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 // ErrUnreachable says that the origin did not give what was asked for as long as one was prepared to wait. The object
@@ -38,6 +39,7 @@ type Options struct {
 	Patience    time.Duration // how long a range may go without a single new byte, 0 means 2 minutes
 	Stall       time.Duration // how long an attempt may, 0 means 15 s, or a quarter of Patience where that is less
 	NoHedging   bool          // never send a second request for a slow first one
+	Trace       *trace.Tracer // has a span for each request, nil for none
 }
 
 // Client fetches ranges. It is safe for concurrent use.
@@ -78,7 +80,8 @@ func (c *Client) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 	buf := make([]byte, min(n, blockSize))
 	t := newTries(c.opt.Patience)
 	for n > 0 {
-		got, err := c.attempt(ctx, o, off, n, buf, sink)
+		t.attempt++
+		got, err := c.attempt(ctx, ask{object: o, off: off, n: n, attempt: t.attempt}, buf, sink)
 		off, n = off+got, n-got
 		if got > 0 {
 			t.progress()
@@ -118,6 +121,7 @@ type tries struct {
 	patience time.Duration
 	since    time.Time
 	wait     *backoff.ExponentialBackOff
+	attempt  int64 // that is made, from 1
 }
 
 func newTries(patience time.Duration) *tries {
@@ -158,9 +162,13 @@ func (t *tries) again(ctx context.Context, err error) error {
 func (c *Client) Retry(ctx context.Context, attempt func(ctx context.Context, alive func()) error) error {
 	t := newTries(c.opt.Patience)
 	for {
+		t.attempt++
+		ctx, span := c.opt.Trace.Request(ctx, "list")
+		span.Int("attempt", t.attempt)
 		err := c.watched(ctx, func(ctx context.Context, alive func()) error {
 			return attempt(ctx, func() { alive(); t.progress() })
 		})
+		span.End(class(err))
 		if err == nil {
 			return nil
 		}
@@ -184,20 +192,20 @@ func (c *Client) watched(ctx context.Context, attempt func(ctx context.Context, 
 }
 
 // attempt makes one request and hands on what it brings: got bytes, and an error if those were not all.
-func (c *Client) attempt(ctx context.Context, o *layout.Object, off, n int64, buf []byte, sink func([]byte) error) (got int64, err error) {
+func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byte) error) (got int64, err error) {
 	select {
 	case c.slots <- struct{}{}:
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
 	defer func() { <-c.slots }()
-	r, err := c.open(ctx, o, off, n)
+	r, err := c.open(ctx, a)
 	if err != nil {
 		return 0, err
 	}
 	defer r.close()
-	for got < n {
-		p := buf[:min(int64(len(buf)), n-got)]
+	for got < a.n {
+		p := buf[:min(int64(len(buf)), a.n-got)]
 		m, err := r.readFull(p)
 		if m > 0 {
 			c.stats.bytes.Add(int64(m))
@@ -209,12 +217,12 @@ func (c *Client) attempt(ctx context.Context, o *layout.Object, off, n int64, bu
 		switch {
 		case m == len(p):
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return got, fmt.Errorf("%w: after %d of %d bytes", ErrShort, got, n)
+			return got, fmt.Errorf("%w: after %d of %d bytes", ErrShort, got, a.n)
 		default:
 			return got, err
 		}
 	}
-	return n, nil
+	return a.n, nil
 }
 
 // ReadAt fills p from off under the rules of [layout.Origin].

@@ -4,10 +4,21 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"time"
 
+	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
+
+// ask is what is asked of the origin.
+type ask struct {
+	object  *layout.Object
+	off, n  int64
+	attempt int64 // from 1
+	hedge   bool  // it is the second request of an attempt
+}
 
 // request is an attempt under way. Its stall timer runs from one byte to the next.
 type request struct {
@@ -16,20 +27,27 @@ type request struct {
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 	stall  time.Duration
+
+	span *trace.Span
+	got  int64 // bytes
+	err  error // why there are not more
 }
 
 // start makes a request and returns once the origin has answered.
-func (c *Client) start(ctx context.Context, o *layout.Object, off, n int64) (*request, error) {
+func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	c.stats.requests.Add(1)
 	r := &request{stall: c.opt.Stall}
+	ctx, r.span = c.opt.Trace.Request(ctx, "request")
+	r.span.Text("object", a.object.Name).Int("offset", a.off).Int("bytes", a.n).Int("attempt", a.attempt).Bool("hedge", a.hedge)
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	r.timer = time.AfterFunc(r.stall, func() { r.cancel(ErrStalled) })
 	began := time.Now()
-	body, err := c.getter.Get(r.ctx, o, off, n)
+	body, err := c.getter.Get(r.ctx, a.object, a.off, a.n)
 	if err != nil {
 		r.timer.Stop()
 		err = r.why(err)
 		r.cancel(nil)
+		r.span.End(class(err))
 		return nil, err
 	}
 	c.first.observe(time.Since(began))
@@ -54,8 +72,12 @@ func (r *request) readFull(p []byte) (n int, err error) {
 		n += m
 	}
 	r.timer.Stop() // the sink may take its time
+	r.got += int64(n)
 	if err != nil {
 		err = r.why(err)
+		if n < len(p) {
+			r.err = err
+		}
 	}
 	return n, err
 }
@@ -63,19 +85,20 @@ func (r *request) readFull(p []byte) (n int, err error) {
 func (r *request) close() {
 	r.timer.Stop()
 	r.cancel(nil)
+	r.span.Int("bytes_received", r.got).End(class(r.err))
 	_ = r.body.Close() // everything that was wanted has been read, or has failed already
 }
 
 // open makes a request, and a second one when the first takes far longer to answer than they do as a rule. The first
 // body is taken, and the other request ended.
-func (c *Client) open(ctx context.Context, o *layout.Object, off, n int64) (*request, error) {
+func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 	patience, ok := c.first.slow()
 	if !ok || c.opt.NoHedging {
-		return c.start(ctx, o, off, n)
+		return c.start(ctx, a)
 	}
 	g := &race{answers: make(chan answer), decided: make(chan struct{})}
 	defer close(g.decided)
-	g.run(ctx, func(ctx context.Context) (*request, error) { return c.start(ctx, o, off, n) })
+	g.run(ctx, func(ctx context.Context) (*request, error) { return c.start(ctx, a) })
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
@@ -86,9 +109,11 @@ func (c *Client) open(ctx context.Context, o *layout.Object, off, n int64) (*req
 	select {
 	case c.slots <- struct{}{}: // only with a connection to spare
 		c.stats.hedged.Add(1)
+		second := a
+		second.hedge = true
 		g.run(ctx, func(ctx context.Context) (*request, error) {
 			defer func() { <-c.slots }() // whoever wins has the slot of the first
-			return c.start(ctx, o, off, n)
+			return c.start(ctx, second)
 		})
 	default:
 	}
@@ -142,4 +167,25 @@ func (g *race) take(a answer) (*request, error) {
 	end, cancel := a.r.cancel, g.cancels[a.number]
 	a.r.cancel = func(cause error) { end(cause); cancel() }
 	return a.r, nil
+}
+
+// class says of an error what a span may know of it.
+func class(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, context.Canceled):
+		return "canceled"
+	case errors.Is(err, cache.ErrChanged):
+		return "changed"
+	case errors.Is(err, fs.ErrPermission):
+		return "denied"
+	case errors.Is(err, fs.ErrNotExist):
+		return "missing"
+	case errors.Is(err, ErrStalled):
+		return "stalled"
+	case errors.Is(err, ErrShort), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "short"
+	}
+	return "failed"
 }

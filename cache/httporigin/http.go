@@ -21,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 // Origin is the files below one address. It is safe for concurrent use.
@@ -57,7 +58,7 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
-	o.client = &http.Client{Transport: transport}
+	o.client = &http.Client{Transport: trace.Transport(transport)}
 	return o, nil
 }
 

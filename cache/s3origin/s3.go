@@ -24,6 +24,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 // Origin is the objects of a bucket below a prefix. It is safe for concurrent use.
@@ -52,7 +53,7 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 	}
 	// MaxRetries 1: the fetch client tries again, and knows how far an attempt came.
 	o.client, err = minio.New(s.Endpoint, &minio.Options{
-		Creds: o.creds, Secure: s.Secure, Region: s.Region, BucketLookup: lookup, Transport: transport, MaxRetries: 1,
+		Creds: o.creds, Secure: s.Secure, Region: s.Region, BucketLookup: lookup, Transport: trace.Transport(transport), MaxRetries: 1,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)

@@ -208,7 +208,11 @@ func (f *fill) launch(first, last int, u *planned) {
 func (s *Store) fly(f *fill, fl *flight) {
 	s.ledger.pinAgain(f.entry)
 	s.wg.Go(func() {
-		err := f.carry(s.ctx, fl)
+		ctx, span := s.opt.Trace.Start(s.ctx, "fill")
+		span.Text("object", f.object.Name).Int("offset", f.start+int64(fl.first)*block).Int("bytes", f.length(fl)).
+			Int("blocks", int64(fl.last-fl.first)).Bool("planned", fl.planned != nil)
+		err := f.carry(ctx, fl)
+		span.End(class(err))
 		f.mu.Lock()
 		fl.err = err
 		f.flights = remove(f.flights, fl)
@@ -216,7 +220,7 @@ func (s *Store) fly(f *fill, fl *flight) {
 		f.mu.Unlock()
 		close(fl.done)
 		if complete {
-			f.publish()
+			f.publish(ctx)
 		}
 		s.ledger.unpin(f.entry)
 	})
@@ -232,10 +236,15 @@ func remove(list []*flight, fl *flight) []*flight {
 	return out
 }
 
+// length is how many bytes a flight brings.
+func (f *fill) length(fl *flight) int64 {
+	return min(int64(fl.last)*block, f.size) - int64(fl.first)*block
+}
+
 // carry makes room, fetches and writes.
 func (f *fill) carry(ctx context.Context, fl *flight) error {
 	off := int64(fl.first) * block
-	n := min(int64(fl.last)*block, f.size) - off
+	n := f.length(fl)
 	if !f.use() {
 		return errMoved
 	}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -13,12 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 // publish gives a filled segment its name. If the disk fails in it, the segment is given up.
-func (f *fill) publish() {
+func (f *fill) publish(ctx context.Context) {
 	s := f.store
+	_, span := trace.Child(ctx, "publish")
 	o, err := f.link()
+	span.Text("object", f.object.Name).Int("offset", f.start).Int("bytes", f.size).End(class(err))
 	var local *localError
 	switch {
 	case err == nil:

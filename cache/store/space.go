@@ -73,11 +73,14 @@ func (s *Store) allocate(fd int, off, n int64, u *planned) error {
 func (s *Store) discard(victims ...*entry) {
 	for _, e := range victims {
 		s.stats.evicted.Add(1)
+		_, span := s.opt.Trace.Start(s.ctx, "evict")
+		span.Text("segment", e.key.name()).Bool("filling", e.fill != nil)
 		if e.fill != nil {
 			e.fill.close()
-			continue
+		} else {
+			s.unlink(e)
 		}
-		s.unlink(e)
+		span.End("")
 	}
 }
 

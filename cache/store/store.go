@@ -14,6 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 // Upstream is where objects come from.
@@ -31,6 +32,7 @@ type Options struct {
 	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB
 	MaxOpen int   // segments that stay open between reads, 0 means 256
 	Log     *slog.Logger
+	Trace   *trace.Tracer // has a span for each fill, publication and eviction, nil for none
 }
 
 const (

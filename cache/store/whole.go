@@ -49,7 +49,10 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) er
 func (x *Origin) pass(f *file, o *layout.Object, p *pass) {
 	s := x.store
 	parts := x.parts(f, o)
-	p.err = x.pour(s.ctx, o, parts, p.planned)
+	ctx, span := s.opt.Trace.Start(s.ctx, "fill")
+	span.Text("object", o.Name).Int("bytes", o.Size).Int("segments", int64(len(parts))).Bool("planned", p.planned != nil)
+	p.err = x.pour(ctx, o, parts, p.planned)
+	span.End(class(p.err))
 	for _, part := range parts {
 		if part != nil && p.err != nil {
 			s.ledger.drop(part.entry)
@@ -65,7 +68,7 @@ func (x *Origin) pass(f *file, o *layout.Object, p *pass) {
 			continue
 		}
 		if p.err == nil {
-			part.publish()
+			part.publish(ctx)
 		}
 		s.ledger.unpin(part.entry)
 	}
