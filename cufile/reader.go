@@ -206,12 +206,15 @@ func (r *Reader) startGPU() (err error) {
 		return err
 	}
 	r.cu = cu
+	mapper := make(chan error, 1) // beside the crew: both take milliseconds
+	go func() { mapper <- r.startMapper() }()
 	r.crew, err = newCrew(crewOptions{cu: cu, context: r.context, threads: r.opt.Threads, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA)})
+	mapperErr := <-mapper
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", slotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
-	if err := r.startMapper(); err != nil {
-		return err
+	if mapperErr != nil {
+		return mapperErr
 	}
 	return r.crew.do(context.Background(), func(*worker) error {
 		if r.block, err = cu.alloc(r.opt.Arena + slotAlign); err != nil {
