@@ -15,7 +15,6 @@ Rates are GB/s (1e9 bytes), medians. `open` and `close` are those of a Reader al
 
 import argparse
 import concurrent.futures
-import contextlib
 import gc
 import json
 import math
@@ -174,9 +173,11 @@ def warm(clock, loaders, sweep, seconds):
     copy = wall(clock.size, clock.device)
     ways = {"pinned copy": copy, "hbmfs": loaders.hbmfs, "safetensors load_file": loaders.safetensors}
     for name in ("fastsafetensors", "runai_model_streamer"):
-        with contextlib.suppress(ImportError):
+        try:
             __import__(name)
             ways[name] = getattr(loaders, name.removesuffix("_model_streamer"))
+        except ImportError as err:
+            print(f"{name:44s} is not there: {err}")
     expected = loaders.safetensors()
     same(loaders.hbmfs(), expected)
     for name in [name for name in ways if name not in ("pinned copy", "hbmfs", "safetensors load_file")]:
