@@ -137,17 +137,12 @@ func forget(files []string) error {
 	return nil
 }
 
-// read reads files one after the other, 1 MiB at a time, as dd does.
+// read reads files one after the other.
 func (b *bench) read(files ...string) (rate float64, err error) {
 	began, n := time.Now(), int64(0)
-	buf := make([]byte, 1<<20)
 	for _, name := range files {
-		f, err := os.Open(name)
+		m, err := readFile(name)
 		if err != nil {
-			return 0, err
-		}
-		m, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{f}, buf)
-		if err = errors.Join(err, f.Close()); err != nil {
 			return 0, err
 		}
 		n += m

@@ -1,7 +1,7 @@
 // Command remote measures the first read of a remote object through a mount, and later ones, beside what the network and
 // the disk give without it.
 //
-//	go run ./tests/bench/remote --hbmfs bin/hbmfs [--rounds 5] [--latency 25ms] [--rate 90e6] [--rivals | --random]
+//	go run ./tests/bench/remote --hbmfs bin/hbmfs [--rounds 5] [--latency 25ms] [--rate 90e6] [--rivals | --random | --decode]
 //
 // The server is this program: it waits --latency before each answer, and gives each connection --rate at most. One
 // round fetches the object by 8 parallel ranged GETs, reads it cold through a new mount with an empty cache, reads it
@@ -9,6 +9,9 @@
 //
 // With --rivals and --random the server is versitygw, behind a proxy that waits and limits, and hbmfs reads it beside
 // rclone and s3fs: one object in sequence, or samples of 10 GiB at random, the latter also with a plan.
+//
+// With --decode the source is a local directory of compressed shards, read through a mount that decodes them, beside
+// the library that decodes.
 package main
 
 import (
@@ -50,8 +53,11 @@ func run(ctx context.Context) (err error) {
 	random := pflag.Bool("random", false, "compare random reads with rclone's")
 	rclonePath := pflag.String("rclone", "rclone", "the rclone to compare with")
 	all := pflag.Bool("all", false, "with --random: also rclone with 16 streams of 4 MiB, which takes minutes a round")
+	decode := pflag.Bool("decode", false, "compare compressed shards through the mount with the library that decodes them")
+	shards := pflag.Int("shards", 12, "with --decode: shards of 64 MB")
+	sum := pflag.String("hash", "xxh64", "with --decode: what the index has of each shard: xxh64 or sha1")
 	pflag.Parse()
-	if *random {
+	if *random || *decode {
 		c.size = 0
 	}
 	b, err := newBench(c)
@@ -61,6 +67,8 @@ func run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	streams := []string{"--vfs-read-chunk-streams", "16", "--vfs-read-chunk-size", "4M"} // what its documentation names for S3
 	switch {
+	case *decode:
+		return b.decode(ctx, *shards, *sum, *rounds)
 	case *random:
 		list := []contender{
 			hbmfs(c.hbmfs),

@@ -50,21 +50,26 @@ func (r *running) cpu() (time.Duration, error) {
 
 func hbmfs(binary string, flags ...string) contender {
 	return contender{"hbmfs", func(ctx context.Context, dir, url string) (*running, error) {
-		source, point := fmt.Sprintf("s3://%s/?endpoint=%s&region=%s", bucket, url, region), filepath.Join(dir, "mnt")
-		args := append([]string{"mount", "--cache-dir", filepath.Join(dir, "cache"), "--log-file", filepath.Join(dir, "log")}, flags...)
-		if err := command(ctx, binary, append(args, source, point)...); err != nil {
-			return nil, err
-		}
-		r := &running{point: point, end: func() error { return command(context.WithoutCancel(ctx), binary, "umount", point) }}
-		b, err := blackbox.NewBinary(binary)
-		if err == nil {
-			r.pid, err = b.At(point).DaemonPID()
-		}
-		if err != nil {
-			return nil, errors.Join(err, r.end())
-		}
-		return r, nil
+		return mountCached(ctx, binary, fmt.Sprintf("s3://%s/?endpoint=%s&region=%s", bucket, url, region), dir, flags...)
 	}}
+}
+
+// mountCached mounts a source at dir/mnt, with a cache beside.
+func mountCached(ctx context.Context, binary, source, dir string, flags ...string) (*running, error) {
+	point := filepath.Join(dir, "mnt")
+	args := append([]string{"mount", "--cache-dir", filepath.Join(dir, "cache"), "--log-file", filepath.Join(dir, "log")}, flags...)
+	if err := command(ctx, binary, append(args, source, point)...); err != nil {
+		return nil, err
+	}
+	r := &running{point: point, end: func() error { return command(context.WithoutCancel(ctx), binary, "umount", point) }}
+	b, err := blackbox.NewBinary(binary)
+	if err == nil {
+		r.pid, err = b.At(point).DaemonPID()
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.end())
+	}
+	return r, nil
 }
 
 // rclone mounts as its documentation says for S3: --use-server-modtime saves a request for each file.
