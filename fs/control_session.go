@@ -221,11 +221,11 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	case control.TypeHello:
 		return s.hello(payload, a)
 	case control.TypeRedeem:
-		return s.redeem(ctx, h.ID, payload, a)
+		return s.traced(ctx, "REDEEM", a, func(ctx context.Context) error { return s.redeem(ctx, h.ID, payload, a) })
 	case control.TypeName:
 		return s.name(payload, a)
 	case control.TypeLookup:
-		return s.lookup(ctx, h.ID, payload, a)
+		return s.traced(ctx, "LOOKUP", a, func(ctx context.Context) error { return s.lookup(ctx, h.ID, payload, a) })
 	case control.TypeAck:
 		return s.ack(payload)
 	case control.TypeRelease:

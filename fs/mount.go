@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 // ControlName is the directory in the root of every mount that holds status, metrics and views. No listing shows it
@@ -35,6 +36,7 @@ type Options struct {
 	Remote     Remote         // what there is to say of a remote source, for status
 	Version    string         // of the program, for status
 	Log        *slog.Logger
+	Trace      *trace.Tracer // has spans of recognizing the dataset and of what readers ask; nil for none
 }
 
 // Mount is a mounted dataset.
@@ -197,8 +199,11 @@ func (m *Mount) makeViews(ctx context.Context) error {
 func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
 	err := m.indexed.do(ctx, func(ctx context.Context) error {
 		began := time.Now()
+		ctx, span := m.opt.Trace.Start(ctx, "index")
 		v, err := layout.Index(ctx, m.listing.Objects, m.opt.Layout)
+		span.Int("objects", int64(len(m.listing.Objects)))
 		if err != nil {
+			span.End("failed")
 			return err
 		}
 		for _, p := range v.Problems() {
@@ -206,6 +211,7 @@ func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
 		}
 		m.log.Info("dataset recognized", "objects", len(v.Objects), "sets", len(v.Sets), "views", len(v.Views), "seconds", time.Since(began).Seconds())
 		m.volume.Store(v)
+		span.Int("sets", int64(len(v.Sets))).Int("views", int64(len(v.Views))).End("")
 		return nil
 	})
 	return m.volume.Load(), err

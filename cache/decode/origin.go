@@ -12,6 +12,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 const (
@@ -74,10 +75,26 @@ func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 	}
 	defer x.slots.Release(weight)
 	w := &output{size: o.Size, from: off, to: off + n, sink: sink, sum: newHash(from.dataHash.name)}
-	if err := from.decode(ctx, w); err != nil {
+	ctx, span := trace.Child(ctx, "decode")
+	err := from.decode(ctx, w)
+	span.Text("object", from.zip.Name).Int("bytes", from.zip.Size).Int("bytes_decoded", w.at).End(class(err))
+	if err != nil {
 		return fmt.Errorf("decode %q: %w", from.zip.Name, err)
 	}
 	return nil
+}
+
+// class says of an error what a span may know of it.
+func class(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, context.Canceled):
+		return "canceled"
+	case errors.Is(err, cache.ErrDamaged):
+		return "damaged"
+	}
+	return "failed"
 }
 
 // decode writes all of an object to w and compares sizes and hashes.

@@ -197,15 +197,20 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 
-	from, err := openSource(ctx, c.source, &c.cache, opt.Log)
+	tracer := openTracer(opt.Log)
+	defer closeTracer(tracer)
+	ctx, span := tracer.Start(ctx, "mount")
+	from, err := openSource(ctx, c.source, &c.cache, opt.Log, tracer)
 	if err != nil {
+		span.End("source")
 		return err
 	}
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
 	listing := from.listing
-	opt.Source, opt.Remote = from.name, from.remote
+	opt.Source, opt.Remote, opt.Trace = from.name, from.remote, tracer
 	m, err := fs.New(ctx, c.point, listing, opt)
 	if err != nil {
+		span.End("mount")
 		return err
 	}
 	served := make(chan struct{})
@@ -216,6 +221,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	<-m.Ready()
 	defer from.beside(ctx)()
 	bytes := listing.Bytes()
+	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
 	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
 	err = c.untilUnmounted(m, opt.Log, signals, served)

@@ -17,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/trace"
 )
 
 // cacheFlags say where the bytes of a remote source are kept.
@@ -99,6 +100,7 @@ type source struct {
 	remote  fs.Remote
 	serve   func(ctx context.Context) // what runs beside the mount, until ctx ends; nil for nothing
 	closers []func() error
+	tracer  *trace.Tracer
 }
 
 func (s *source) Close() error {
@@ -124,8 +126,8 @@ func (s *source) beside(ctx context.Context) (stop func()) {
 }
 
 // openSource opens and lists a directory, or a remote source and its cache.
-func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logger) (s *source, err error) {
-	s = &source{}
+func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logger, tracer *trace.Tracer) (s *source, err error) {
+	s = &source{tracer: tracer}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -148,7 +150,7 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	if c.patience <= 0 {
 		return s, usageError{fmt.Errorf("--patience %v: want a time such as 2m", c.patience)}
 	}
-	origin, err := openRemote(from, fetch.Options{Connections: c.connections, Patience: c.patience})
+	origin, err := openRemote(from, fetch.Options{Connections: c.connections, Patience: c.patience, Trace: tracer})
 	if err != nil {
 		return s, err
 	}
@@ -195,7 +197,7 @@ func (s *source) keepDecoded(ctx context.Context, c *cacheFlags, log *slog.Logge
 // openStore opens the cache directory.
 func (s *source) openStore(c *cacheFlags, log *slog.Logger) (*store.Store, error) {
 	kept, err := store.Open(c.dir, store.Options{
-		Size: int64(c.size), Segment: int64(c.segment), MinFree: int64(c.minFree), MaxOpen: maxOpenFiles(), Log: log,
+		Size: int64(c.size), Segment: int64(c.segment), MinFree: int64(c.minFree), MaxOpen: maxOpenFiles(), Log: log, Trace: s.tracer,
 	})
 	if err != nil {
 		return nil, err
