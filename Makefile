@@ -7,10 +7,11 @@ DESTDIR ?=
 MOUNTDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/sbin,$(PREFIX)/sbin)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 # RACE=0 tests without the race detector (it needs a C compiler), READERS=0 without the Python readers, SERVERS=0 without
-# the real servers of remote sources.
+# the real servers of remote sources, DEPLOY=0 without the checks of what is in deploy.
 RACE    ?= 1
 READERS ?= 1
 SERVERS ?= 1
+DEPLOY  ?= 1
 CACHE   ?= .cache
 
 # A release binary must not depend on the version of the C library of the machine that built it, nor building it on a C
@@ -22,10 +23,12 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
 S3      = $(CACHE)/s3server
+K8SCHECK = $(CACHE)/k8scheck
+NFPM    = $(CACHE)/nfpm
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo test test-gpu lint bench bench-remote install clean
+.PHONY: help build lib demo test test-gpu lint bench bench-remote install chart clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +84,19 @@ $(S3): $(wildcard tests/origins/s3server/*)
 	tools/retry.sh $(GO) -C tests/origins/s3server mod download
 	CGO_ENABLED=0 $(GO) -C tests/origins/s3server build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(S3)) .
 
+# So are what knows Kubernetes and Helm, and what makes packages.
+$(K8SCHECK): $(wildcard tests/deploy/k8scheck/*)
+	@mkdir -p $(CACHE)
+	@echo "building the checks of the chart, once (a minute or two)"
+	tools/retry.sh $(GO) -C tests/deploy/k8scheck mod download
+	CGO_ENABLED=0 $(GO) -C tests/deploy/k8scheck build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(K8SCHECK)) .
+
+$(NFPM): tools/nfpm/go.mod tools/nfpm/go.sum
+	@mkdir -p $(CACHE)
+	@echo "building nfpm, once (half a minute)"
+	tools/retry.sh $(GO) -C tools/nfpm mod download
+	CGO_ENABLED=0 $(GO) -C tools/nfpm build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(NFPM)) github.com/goreleaser/nfpm/v2/cmd/nfpm
+
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse
 	@mkdir -p $(CACHE)
@@ -103,6 +119,11 @@ install: build ## Install the binary, the mount(8) link, man pages and shell com
 	bin/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
 	bin/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
 	bin/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
+
+chart: $(K8SCHECK) ## Lint the Helm chart and write the plain manifests of deploy/kubernetes from it
+	$(K8SCHECK) chart deploy/helm/hbmfs deploy/helm/hbmfs/ci/*.yaml
+	$(K8SCHECK) render deploy/helm/hbmfs > $(CACHE)/hbmfs.yaml
+	mv $(CACHE)/hbmfs.yaml deploy/kubernetes/hbmfs.yaml
 
 clean: ## Remove what was built and downloaded here
 	rm -rf bin $(CACHE)

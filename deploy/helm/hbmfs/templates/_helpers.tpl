@@ -1,0 +1,48 @@
+{{/* The driver's name is part of every volume of a cluster, so it is nobody's to choose. */}}
+{{- define "hbmfs.driver" -}}csi.hbmfs.io{{- end }}
+
+{{- define "hbmfs.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "hbmfs.labels" -}}
+app.kubernetes.io/name: hbmfs
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "hbmfs.cacheDir" -}}
+{{ .Values.cacheDir | default (printf "%s/cache" .Values.stateDir) }}
+{{- end }}
+
+{{/* What both DaemonSets say of the nodes they run on. */}}
+{{- define "hbmfs.placement" -}}
+serviceAccountName: {{ .Release.Name }}
+# Neither part talks to the API server.
+automountServiceAccountToken: false
+priorityClassName: {{ .Values.priorityClassName }}
+nodeSelector:
+  kubernetes.io/os: linux
+  {{- with .Values.nodeSelector }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Kubernetes' sidecars need nothing but the two sockets. They are root because the sockets are root's. */}}
+{{- define "hbmfs.sidecarSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}

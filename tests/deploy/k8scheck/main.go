@@ -1,0 +1,49 @@
+// Command k8scheck renders the Helm chart and checks everything under deploy that Kubernetes, Helm or a container
+// builder will read, against their own code: Helm's engine and lint, the Kubernetes API types, BuildKit's parser.
+//
+//	k8scheck render CHART [VALUES]           print what `helm template` would install, in the order of installation
+//	k8scheck chart CHART [VALUES...]         lint, render and decode it with its own values and with each file
+//	k8scheck refused CHART VALUES...         each of these files must be refused
+//	k8scheck decode FILE...                  decode manifests strictly
+//	k8scheck containerfile FILE              parse and lint it as BuildKit does
+//
+// It is a module of its own, so that none of these dependencies becomes one of hbmfs. Decoding is strict: a field that
+// the API does not know, or that is there twice, is an error. What an API server checks beyond types is checked here only
+// where a mistake is likely: see pods.go.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+var errUsage = errors.New("usage: k8scheck render|chart|refused|decode|containerfile FILE...")
+
+func main() {
+	if err := run(os.Stdout, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "k8scheck:", err)
+		os.Exit(1)
+	}
+}
+
+func run(out io.Writer, args []string) error {
+	if len(args) < 2 {
+		return errUsage
+	}
+	verb, first, rest := args[0], args[1], args[2:]
+	switch verb {
+	case "render":
+		return renderVerb(out, first, rest)
+	case "chart":
+		return chartVerb(out, first, rest)
+	case "refused":
+		return refusedVerb(out, first, rest)
+	case "decode":
+		return decodeVerb(out, append([]string{first}, rest...))
+	case "containerfile":
+		return containerfileVerb(out, first)
+	}
+	return errUsage
+}
