@@ -19,6 +19,9 @@ import (
 // release is how the documentation installs the chart; the plain manifests are that release.
 const release = "hbmfs"
 
+// made heads the plain manifests.
+const made = "# The Helm chart with its own values. Made by `make chart`; change the chart instead.\n"
+
 // notes is the template that Helm prints and does not install.
 const notes = "NOTES.txt"
 
@@ -30,7 +33,7 @@ func renderVerb(out io.Writer, chart string, values []string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(out, manifest)
+	_, err = io.WriteString(out, made+manifest)
 	return err
 }
 
