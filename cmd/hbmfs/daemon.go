@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -67,7 +68,8 @@ func (c *mountCommand) logName() string {
 	return defaultLogFile()
 }
 
-// readiness is how the daemon tells the command that started it how it went. In the foreground there is nobody to tell.
+// readiness is how the daemon tells the command that started it how it went. In the foreground it tells systemd, if
+// that has started it.
 type readiness struct{ to *os.File }
 
 func newReadiness() *readiness {
@@ -77,7 +79,13 @@ func newReadiness() *readiness {
 	return &readiness{os.NewFile(readyFD, "readiness")}
 }
 
-func (r *readiness) ready(text string) { r.say("ready", text) }
+func (r *readiness) ready(text string) {
+	if r.to == nil {
+		notifySystemd(text)
+		return
+	}
+	r.say("ready", text)
+}
 
 func (r *readiness) failed(err error) { r.say("failed", err.Error()) }
 
@@ -88,4 +96,21 @@ func (r *readiness) say(state, text string) {
 	fmt.Fprintf(r.to, "%s %s\n", state, strings.ReplaceAll(text, "\n", " "))
 	_ = r.to.Close() // if nobody reads, nobody waits
 	r.to = nil
+}
+
+// notifySystemd says that the mount can be used, as sd_notify(3) does: units that need the mount are started now. Where no
+// service manager asked for it, it does nothing.
+func notifySystemd(text string) {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return
+	}
+	conn, err := net.Dial("unixgram", socket) // which takes "@name" for an abstract one, as systemd writes it
+	if err == nil {
+		_, err = fmt.Fprintf(conn, "READY=1\nSTATUS=%s\n", strings.ReplaceAll(text, "\n", " "))
+		err = errors.Join(err, conn.Close())
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "hbmfs: tell systemd that the mount is ready: %v\n", err)
+	}
 }
