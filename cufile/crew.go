@@ -2,7 +2,6 @@ package cufile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -16,6 +15,7 @@ import (
 // OS threads, with the device's primary context current and a stream and pinned memory of its own.
 type crew struct {
 	cu   *cuda                // nil for the host
+	ring *ring                // memory of all slots; nil for the host
 	idle func(w *worker) bool // does something while there is no job, and says whether it did; may be nil
 	jobs chan *job            // each entry asks one worker to take part; what runs over is served in its order
 	quit chan struct{}
@@ -35,7 +35,6 @@ type worker struct {
 	job     *job        // that it works on
 	ahead   *mappedFile // what it may look ahead in, see mappings
 	stream  handle
-	memory  pages // that the slots lie in
 	slots   []slot
 	next    int
 }
@@ -43,11 +42,12 @@ type worker struct {
 // slot is pinned memory and the copy that last read it.
 type slot struct {
 	memory []byte
-	device devicePointer // where the GPU sees memory
-	copied handle        // an event
-	busy   bool          // copied has been recorded and not been waited for
-	owner  *job          // whose copy it is
-	held   []*mapping    // windows that must stay until then
+	ring   *ring      // that memory is part of
+	at     int64      // where in it
+	copied handle     // an event
+	busy   bool       // copied has been recorded and not been waited for
+	owner  *job       // whose copy it is
+	held   []*mapping // windows that must stay until then
 }
 
 // job is n steps that any worker may take, in any order.
@@ -81,22 +81,41 @@ type crewOptions struct {
 func newCrew(o crewOptions) (*crew, error) {
 	c := &crew{cu: o.cu, idle: o.idle, jobs: make(chan *job, 4*o.threads), quit: make(chan struct{}), gone: make(chan struct{}),
 		most: o.threads, changed: make(chan struct{})}
-	ready := make(chan error, o.threads)
+	if o.cu != nil {
+		var err error
+		if c.ring, err = newRing(o); err != nil {
+			return nil, err
+		}
+	}
+	ready, begin := make(chan error, o.threads), make(chan struct{})
 	for index := range o.threads {
 		c.wg.Add(1)
-		go c.serve(o, index, ready)
+		go c.serve(o, index, ready, begin)
 	}
 	var errs []error
 	for range o.threads {
 		errs = append(errs, <-ready)
 	}
-	if err := errors.Join(errs...); err != nil {
-		close(c.quit)
-		c.wg.Wait()
-		close(c.gone)
-		return nil, firstError(errs)
+	err := firstError(errs)
+	if err == nil && c.ring != nil {
+		err = c.ring.pin()
 	}
+	if err != nil {
+		close(c.quit)
+		c.end()
+		return nil, err
+	}
+	close(begin)
 	return c, nil
+}
+
+// end waits for the workers to end. Then nothing uses their memory any more.
+func (c *crew) end() {
+	c.wg.Wait()
+	if c.ring != nil {
+		c.ring.free()
+	}
+	close(c.gone)
 }
 
 func firstError(errs []error) error {
@@ -109,17 +128,19 @@ func firstError(errs []error) error {
 }
 
 // serve is a worker's life. The thread is never unlocked: it ends with the goroutine, affinity and context with it.
-func (c *crew) serve(o crewOptions, index int, ready chan<- error) {
+func (c *crew) serve(o crewOptions, index int, ready chan<- error, begin <-chan struct{}) {
 	defer c.wg.Done()
 	runtime.LockOSThread()
 	if o.near != nil {
 		_ = unix.SchedSetaffinity(0, o.near) // being far from the GPU costs speed, nothing else
 	}
 	w := &worker{cu: o.cu, context: o.context, index: index}
-	err := w.start(o)
+	err := w.start(c.ring)
 	defer w.stop()
 	ready <- err
-	if err != nil {
+	select {
+	case <-begin:
+	case <-c.quit:
 		return
 	}
 	for c.mayWork(w) {
@@ -175,35 +196,19 @@ func (c *crew) mayWork(w *worker) bool {
 // slotsPerWorker: one is filled while another is copied and a third waits for the bus.
 const slotsPerWorker = 3
 
-func (w *worker) start(o crewOptions) (err error) {
-	if o.cu == nil {
+func (w *worker) start(memory *ring) (err error) {
+	if w.cu == nil {
 		return nil
 	}
-	if err := o.cu.setCurrent(o.context); err != nil {
+	if err := w.cu.setCurrent(w.context); err != nil {
 		return err
 	}
-	if w.stream, err = o.cu.newStream(); err != nil {
+	if w.stream, err = w.cu.newStream(); err != nil {
 		return err
 	}
-	return w.pin(o.slotSize)
-}
-
-// pin makes the slots: one piece of memory, registered at once. In huge pages, which each thread fills for itself first,
-// it registers in a fraction of the time.
-func (w *worker) pin(slotSize int64) (err error) {
-	each := slotSize + 2*pageSize // two pages more than a chunk, for the aligned envelope around it
-	if w.memory, err = hugeMemory(slotsPerWorker * each); err != nil {
-		return err
-	}
-	if err := w.cu.register(w.memory.bytes, hostPortable|hostDeviceMap); err != nil {
-		return errors.Join(err, w.memory.free())
-	}
-	device, err := w.cu.deviceAddress(w.memory.bytes)
-	if err != nil {
-		return err
-	}
-	for at := int64(0); at < slotsPerWorker*each; at += each {
-		s := slot{memory: w.memory.bytes[at : at+each : at+each], device: device + devicePointer(at)}
+	for range slotsPerWorker {
+		s := slot{ring: memory, at: int64(w.index*slotsPerWorker+len(w.slots)) * memory.each}
+		s.memory = memory.take(s.at)
 		if s.copied, err = w.cu.newEvent(); err != nil {
 			return err
 		}
@@ -224,10 +229,6 @@ func (w *worker) stop() {
 	}
 	for _, s := range w.slots {
 		_ = w.cu.destroyEvent(s.copied)
-	}
-	if w.memory.bytes != nil {
-		_ = w.cu.unregister(w.memory.bytes)
-		_ = w.memory.free()
 	}
 }
 
@@ -354,10 +355,7 @@ func (c *crew) do(ctx context.Context, f func(w *worker) error) error {
 // close ends the workers. It fails when one does not come back from a foreign call.
 func (c *crew) close() error {
 	close(c.quit)
-	go func() {
-		c.wg.Wait()
-		close(c.gone)
-	}()
+	go c.end()
 	timer := time.NewTimer(closePatience)
 	defer timer.Stop()
 	select {

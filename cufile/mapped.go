@@ -248,7 +248,7 @@ func (w *worker) gather(maps *mappings, fn handle, g *partGroup, list []windowRe
 		}
 	}
 	count := g.write(s.memory, from, base)
-	return w.sentFrom(s, held, w.cu.launchGather(fn, s.device, uint32(count), w.stream))
+	return w.sentFrom(s, held, w.cu.launchGather(fn, s.device(), uint32(count), w.stream))
 }
 
 func (g *partGroup) done() bool { return g.next == len(g.parts) }

@@ -144,7 +144,8 @@ type Reader struct {
 	handles *handles
 	stuck   sync.WaitGroup // what waits for a stuck call to give back what it uses
 
-	number uint32 // by which daemons know all connections of it for one reader
+	number      uint32 // by which daemons know all connections of it for one reader
+	connections connections
 
 	mu      sync.Mutex // guards what follows
 	moved   Moved
@@ -240,7 +241,8 @@ func (r *Reader) startMapper() (err error) {
 		}
 		r.share, r.maps = r.opt.Share, r.opt.Share.maps
 	}
-	r.mapper, err = newCrew(crewOptions{cu: r.cu, context: r.context, threads: 1, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead})
+	const table = 1 << 20 // bytes of a gather's table, which is what this thread's slots are for
+	r.mapper, err = newCrew(crewOptions{cu: r.cu, context: r.context, threads: 1, slotSize: min(r.opt.Slot, table), near: nearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead})
 	if err != nil && own {
 		r.maps.fill.close()
 	}
