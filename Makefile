@@ -28,7 +28,7 @@ NFPM    = $(CACHE)/nfpm
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo test test-gpu lint bench bench-remote install chart clean
+.PHONY: help build lib demo test test-gpu lint bench bench-remote install packages image chart clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -119,6 +119,32 @@ install: build ## Install the binary, the mount(8) link, man pages and shell com
 	bin/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
 	bin/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
 	bin/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
+
+# Packages have versions that begin with a digit. ARCH is one of Go's; another than this machine's needs nothing but Go.
+ARCH            ?= $(shell $(GO) env GOARCH)
+PACKAGE_VERSION ?= $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0+$(subst -,.,$(VERSION)))
+PACKAGES        ?= bin/packages
+EPOCH           ?= $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
+STAGE            = $(CACHE)/stage-$(ARCH)
+
+packages: $(NFPM) ## Make bin/packages/*.deb and *.rpm, the same bits each time (ARCH=arm64 for that machine)
+	rm -rf $(STAGE)
+	$(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr MOUNTDIR=/usr/sbin
+	GOARCH=$(ARCH) $(STATIC) -ldflags '$(LDFLAGS)' -o $(STAGE)/usr/bin/hbmfs ./cmd/hbmfs
+	install -D -m 644 -t $(STAGE)/usr/lib/systemd/system deploy/systemd/hbmfs@.service
+	install -D -m 644 -t $(STAGE)/usr/share/doc/hbmfs README.md CHANGELOG.md LICENSE docs/*.md
+	install -D -m 644 -t $(STAGE)/usr/share/doc/hbmfs/examples deploy/systemd/*.conf deploy/systemd/*.example deploy/systemd/*.mount
+	chmod -R u=rwX,go=rX $(STAGE) && find $(STAGE) -exec touch -h -d @$(EPOCH) {} +
+	@mkdir -p $(PACKAGES)
+	for kind in deb rpm; do SOURCE_DATE_EPOCH=$(EPOCH) VERSION=$(PACKAGE_VERSION) ARCH=$(ARCH) STAGE=$(STAGE) \
+	  $(NFPM) package --config deploy/packages/nfpm.yaml --packager $$kind --target $(PACKAGES) || exit 1; done
+
+CONTAINER ?= docker
+IMAGE     ?= ghcr.io/hbmfs/hbmfs:$(PACKAGE_VERSION)
+
+image: ## Build the image of the CSI driver (CONTAINER=docker or podman, IMAGE, PLATFORMS=linux/amd64,linux/arm64)
+	$(CONTAINER) build -f deploy/container/Containerfile $(if $(PLATFORMS),--platform $(PLATFORMS)) \
+	  --build-arg VERSION=$(VERSION) --build-arg SOURCE_DATE_EPOCH=$(EPOCH) -t $(IMAGE) .
 
 chart: $(K8SCHECK) ## Lint the Helm chart and write the plain manifests of deploy/kubernetes from it
 	$(K8SCHECK) chart deploy/helm/hbmfs deploy/helm/hbmfs/ci/*.yaml
