@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,6 +38,7 @@ type Client struct {
 	shared  map[uint64]*Backing // by object, of Lookup
 
 	closed sync.Once
+	gone   atomic.Bool // the daemon has closed the connection
 }
 
 // Dial connects to the daemon of the mount that path lies in: a file of it, or the mount point. name is shown in the
@@ -136,6 +138,9 @@ func (c *Client) Epoch() Epoch { return c.welcome.Epoch }
 
 // ReadOnly reports whether backing files cannot be opened again for writing, not even by root.
 func (c *Client) ReadOnly() bool { return c.welcome.Flags&WelcomeReadOnly != 0 }
+
+// Gone reports whether a request has found that the daemon has closed the connection. Nothing can be asked on it again.
+func (c *Client) Gone() bool { return c.gone.Load() }
 
 // Close ends the connection and with it all leases. Files that were redeemed stay open. A lookup must not be going on.
 func (c *Client) Close() error {
@@ -429,6 +434,7 @@ func (c *Client) explain(ctx context.Context, err error) error {
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
 		return fmt.Errorf("%w: %w", ErrVersion, err)
 	case errors.Is(err, io.EOF), hasClosed(err):
+		c.gone.Store(true)
 		return fmt.Errorf("the daemon has closed the connection: it was unmounted or restarted: %w", ErrStale)
 	}
 	return err

@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,17 +20,17 @@ import (
 // asked for when they are needed, and given back when others need their place (see handles).
 type mountedFile struct {
 	file   *os.File
-	client *control.Client
+	client *connection
 	length int64
 	info   control.FileInfo
 	inline *backing // the file itself, for bytes that exist only in the mount
-	ids    *atomic.Uint64
+	reader *Reader
 
 	mu      sync.Mutex // guards what follows
 	all     places     // of all its bytes; not known while nobody needed them and they are many
 	many    bool       // runs: more than fewRuns
 	objects map[uint64]*backing
-	lent    map[*backing]bool // those that are open
+	lent    map[*backing]bool // those that the daemon was not told to be closed
 }
 
 // inlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
@@ -51,7 +50,7 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 	if err != nil {
 		return nil, err
 	}
-	m := &mountedFile{file: os.NewFile(uintptr(fd), name), ids: &r.ids, objects: map[uint64]*backing{}, lent: map[*backing]bool{}}
+	m := &mountedFile{file: os.NewFile(uintptr(fd), name), reader: r, objects: map[uint64]*backing{}, lent: map[*backing]bool{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.close())
@@ -62,7 +61,7 @@ func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 		return nil, err
 	}
 	m.length, m.info = info.Size, info
-	if m.client, err = control.DialReader(ctx, name, r.opt.Client, r.number); err != nil {
+	if m.client, err = r.connect(ctx, name, info.Epoch); err != nil {
 		return nil, err
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -198,7 +197,7 @@ func (m *mountedFile) backing(r *run) *backing {
 	b := m.objects[r.object]
 	if b == nil {
 		b = &backing{
-			id: m.ids.Add(1), name: fmt.Sprintf("%s (object %d)", m.file.Name(), r.object), fd: -1, cached: m.cached(),
+			id: m.reader.ids.Add(1), name: fmt.Sprintf("%s (object %d)", m.file.Name(), r.object), fd: -1, cached: m.cached(),
 			lender: m, object: r.object, at: r.logical,
 		}
 		m.objects[r.object] = b
@@ -281,7 +280,7 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	}
 	m.mu.Unlock()
 	if len(refused) > 0 {
-		giveBack(ctx, m.client, refused)
+		giveBack(ctx, m.client.Client, refused)
 	}
 	return firstError(errs)
 }
@@ -307,15 +306,19 @@ func (b *backing) take(from *control.Backing) error {
 // release says which files were closed. A daemon that has gone needs not know, and whoever asks for more will hear of
 // it. What a cache may take away by then is not looked for again: it comes back as another object.
 func (m *mountedFile) release(ctx context.Context, files []*backing) {
-	giveBack(ctx, m.client, objectsOf(files))
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	var done []uint64 // each once: another file may have the same object by the same connection
 	for _, b := range files {
-		delete(m.lent, b)
+		if m.lent[b] {
+			done = append(done, b.object)
+			delete(m.lent, b)
+		}
 		if b.cached && m.objects[b.object] == b {
 			delete(m.objects, b.object)
 		}
 	}
+	m.mu.Unlock()
+	giveBack(ctx, m.client.Client, done)
 }
 
 func objectsOf(files []*backing) []uint64 {
@@ -335,7 +338,7 @@ func giveBack(ctx context.Context, client *control.Client, objects []uint64) {
 	}
 }
 
-func (m *mountedFile) daemon() *control.Client { return m.client }
+func (m *mountedFile) daemon() *control.Client { return m.client.Client }
 
 func (m *mountedFile) told() *control.FileInfo { return &m.info }
 
@@ -345,7 +348,8 @@ func (m *mountedFile) close() error {
 		errs = append(errs, m.inline.close())
 	}
 	if m.client != nil {
-		errs = append(errs, m.client.Close())
+		m.release(context.Background(), m.leave()) // what is open no more, now that nobody reads it
+		errs = append(errs, m.reader.connections.leave(m.client))
 	}
 	return errors.Join(append(errs, m.file.Close())...)
 }

@@ -1,0 +1,74 @@
+package cufile
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// connections are those to the daemons of mounts: one for each, whichever files are open there, since a user may have
+// few. Those of a batch are its own: a lookup brings no backing file that its connection has redeemed.
+type connections struct {
+	mu   sync.Mutex // guards what follows
+	open map[control.Epoch]*connection
+}
+
+// connection is shared by the files of a mount.
+type connection struct {
+	*control.Client
+	users int // guarded by connections.mu
+}
+
+// connect gives the connection to the daemon that a file of a mount has told its epoch of.
+func (r *Reader) connect(ctx context.Context, name string, epoch control.Epoch) (*connection, error) {
+	if c := r.connections.join(epoch, nil); c != nil {
+		return c, nil
+	}
+	client, err := control.DialReader(ctx, name, r.opt.Client, r.number)
+	if err != nil {
+		return nil, err
+	}
+	if client.Epoch() != epoch {
+		_ = client.Close() // nothing was asked
+		return nil, fmt.Errorf("open %s: the daemon has gone, it was restarted: %w", name, control.ErrStale)
+	}
+	c := r.connections.join(epoch, &connection{Client: client})
+	if c.Client != client { // somebody was faster
+		_ = client.Close() // nothing was asked
+	}
+	return c, nil
+}
+
+// join takes part in the connection of an epoch, and else makes it fresh, if that is not nil. One that the daemon has
+// closed is left to those who have it.
+func (s *connections) join(epoch control.Epoch, fresh *connection) *connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.open[epoch]
+	if c == nil || c.Gone() {
+		if c = fresh; c == nil {
+			return nil
+		}
+		if s.open == nil {
+			s.open = map[control.Epoch]*connection{}
+		}
+		s.open[epoch] = c
+	}
+	c.users++
+	return c
+}
+
+// leave ends the part of one file. The last one closes the connection.
+func (s *connections) leave(c *connection) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.users--; c.users > 0 {
+		return nil
+	}
+	if epoch := c.Epoch(); s.open[epoch] == c {
+		delete(s.open, epoch)
+	}
+	return c.Close()
+}
