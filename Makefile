@@ -127,9 +127,9 @@ PACKAGES        ?= bin/packages
 EPOCH           ?= $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
 STAGE            = $(CACHE)/stage-$(ARCH)
 
-packages: $(NFPM) ## Make bin/packages/*.deb and *.rpm, the same bits each time (ARCH=arm64 for that machine)
+packages: $(NFPM) ## Make bin/packages/hbmfs_ARCH.deb and .rpm, the same bits each time (ARCH=arm64 for that machine)
 	rm -rf $(STAGE)
-	$(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr MOUNTDIR=/usr/sbin
+	SOURCE_DATE_EPOCH=$(EPOCH) $(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr MOUNTDIR=/usr/sbin
 	GOARCH=$(ARCH) $(STATIC) -ldflags '$(LDFLAGS)' -o $(STAGE)/usr/bin/hbmfs ./cmd/hbmfs
 	install -D -m 644 -t $(STAGE)/usr/lib/systemd/system deploy/systemd/hbmfs@.service
 	install -D -m 644 -t $(STAGE)/usr/share/doc/hbmfs README.md CHANGELOG.md LICENSE docs/*.md
@@ -137,7 +137,7 @@ packages: $(NFPM) ## Make bin/packages/*.deb and *.rpm, the same bits each time 
 	chmod -R u=rwX,go=rX $(STAGE) && find $(STAGE) -exec touch -h -d @$(EPOCH) {} +
 	@mkdir -p $(PACKAGES)
 	for kind in deb rpm; do SOURCE_DATE_EPOCH=$(EPOCH) VERSION=$(PACKAGE_VERSION) ARCH=$(ARCH) STAGE=$(STAGE) \
-	  $(NFPM) package --config deploy/packages/nfpm.yaml --packager $$kind --target $(PACKAGES) || exit 1; done
+	  $(NFPM) package --config deploy/packages/nfpm.yaml --packager $$kind --target $(PACKAGES)/hbmfs_$(ARCH).$$kind || exit 1; done
 
 CONTAINER ?= docker
 IMAGE     ?= ghcr.io/hbmfs/hbmfs:$(PACKAGE_VERSION)

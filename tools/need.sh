@@ -1,6 +1,6 @@
 #!/bin/sh
 # need.sh NEED...: makes sure that this machine has what a make target needs.
-# Needs: fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with venv), nginx.
+# Needs: fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with venv), nginx, rpm.
 # What is missing is installed when this is root on a Debian-like system; else the command to run is named.
 set -eu
 
@@ -20,6 +20,9 @@ for need in "$@"; do
     nginx)
         # Debian has it in /usr/sbin, where an ordinary user's PATH need not lead.
         PATH="$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$missing nginx-light"
+        ;;
+    rpm)
+        command -v rpm >/dev/null || missing="$missing rpm"
         ;;
     *)
         echo "need.sh: unknown need $need" >&2
