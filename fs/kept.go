@@ -22,6 +22,8 @@ type kept interface {
 	EndPlan(reader any)
 	// WasRead is told of what was read where it lies.
 	WasRead(o *layout.Object, off, n int64)
+	// Opened is told that o was opened where it lies, by somebody whose reads nobody sees.
+	Opened(o *layout.Object)
 }
 
 // holder is the origin of the local files of kept objects.
@@ -98,6 +100,7 @@ func (m *Mount) openKept(n *node, i int, o *layout.Object, origin kept, out *fus
 		if local, ok := backed(file); ok {
 			id, err := m.backing.acquire(i, func() (int, error) { return local.OpenObject(file) }, hold(file))
 			if err == nil && id != noBacking {
+				origin.Opened(o)
 				return m.passthrough(id, out)
 			}
 			if err != nil && !errors.Is(err, cache.ErrChanged) { // evicted just now: it is fetched again

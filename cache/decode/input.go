@@ -20,7 +20,7 @@ type input struct {
 	object *layout.Object
 	cancel context.CancelFunc
 	queue  chan *span // in the order of the object
-	free   chan []byte
+	free   *sync.Pool // of buffers, which inputs share: new ones cost as much as what is read into them
 	wg     sync.WaitGroup
 
 	// What follows belongs to the reader.
@@ -38,9 +38,9 @@ type span struct {
 	err  error
 }
 
-func newInput(ctx context.Context, o *layout.Object, sum hash.Hash) *input {
+func newInput(ctx context.Context, o *layout.Object, sum hash.Hash, free *sync.Pool) *input {
 	ctx, cancel := context.WithCancel(ctx)
-	in := &input{object: o, cancel: cancel, queue: make(chan *span, spans-2), free: make(chan []byte, spans), sum: sum}
+	in := &input{object: o, cancel: cancel, queue: make(chan *span, spans-2), free: free, sum: sum}
 	in.wg.Go(func() { in.feed(ctx) })
 	return in
 }
@@ -70,13 +70,11 @@ func (in *input) feed(ctx context.Context) {
 }
 
 func (in *input) get(ctx context.Context, off int64) ([]byte, error) {
-	var buf []byte
-	select {
-	case buf = <-in.free:
-	default:
-		buf = make([]byte, min(spanSize, in.object.Size))
+	all, ok := in.free.Get().(*[spanSize]byte)
+	if !ok {
+		all = new([spanSize]byte)
 	}
-	buf = buf[:min(spanSize, in.object.Size-off)]
+	buf := all[:min(spanSize, in.object.Size-off)]
 	n, err := in.object.ReadAt(ctx, buf, off)
 	if n == len(buf) {
 		return buf, nil
@@ -94,7 +92,7 @@ func (in *input) Read(p []byte) (int, error) {
 			return 0, in.err
 		}
 		if in.now != nil {
-			in.free <- in.now.data[:cap(in.now.data)] // it has room for all there are
+			in.free.Put((*[spanSize]byte)(in.now.data[:spanSize]))
 			in.now = nil
 		}
 		if in.read == in.object.Size {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sync/semaphore"
@@ -16,7 +17,7 @@ import (
 )
 
 const (
-	decoders = 4         // objects that are decoded at once; one that is decoded in memory counts as all of them
+	decoders = 8         // objects that are decoded at once; one that is decoded in memory counts as all of them
 	maxHeld  = 256 << 20 // bytes of the object that ReadAt holds
 )
 
@@ -25,6 +26,7 @@ type Origin struct {
 	objects []*layout.Object
 	of      map[*layout.Object]stored
 	slots   *semaphore.Weighted
+	spans   sync.Pool // of *[spanSize]byte, for inputs
 	held    held
 }
 
@@ -76,7 +78,7 @@ func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 	defer x.slots.Release(weight)
 	w := &output{size: o.Size, from: off, to: off + n, sink: sink, sum: newHash(from.dataHash.name)}
 	ctx, span := trace.Child(ctx, "decode")
-	err := from.decode(ctx, w)
+	err := from.decode(ctx, w, &x.spans)
 	span.Text("object", from.zip.Name).Int("bytes", from.zip.Size).Int("bytes_decoded", w.at).End(class(err))
 	if err != nil {
 		return fmt.Errorf("decode %q: %w", from.zip.Name, err)
@@ -98,8 +100,8 @@ func class(err error) string {
 }
 
 // decode writes all of an object to w and compares sizes and hashes.
-func (from *stored) decode(ctx context.Context, w *output) error {
-	in := newInput(ctx, from.zip, newHash(from.zipHash.name))
+func (from *stored) decode(ctx context.Context, w *output, spans *sync.Pool) error {
+	in := newInput(ctx, from.zip, newHash(from.zipHash.name), spans)
 	defer in.close()
 	err := from.codec.decode(ctx, from.zip, in, w)
 	if err == nil {

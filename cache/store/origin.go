@@ -16,9 +16,11 @@ type Origin struct {
 	store  *Store
 	up     Upstream
 	source string
+	next   map[*layout.Object]*layout.Object // of those that come as a whole
 
-	mu    sync.Mutex // guards what follows
-	files map[*layout.Object]*file
+	mu     sync.Mutex // guards what follows
+	files  map[*layout.Object]*file
+	trails []trail // the one that was seen last comes first
 }
 
 // file is what is known of an object that was read.
@@ -108,6 +110,7 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 	f := x.file(o)
 	want := p[:min(int64(len(p)), o.Size-off)]
 	ahead := f.ahead(off, off+int64(len(want)), x.store.opt.Ahead)
+	x.reached(o, ahead >= inOrder)
 	for n := 0; n < len(want); {
 		g := x.segment(o, off+int64(n))
 		m := int(min(int64(len(want)-n), g.end()-off-int64(n)))

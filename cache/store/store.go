@@ -29,7 +29,7 @@ type Options struct {
 	Size    int64 // bytes that segments may take, 0 means 80% of the filesystem
 	Segment int64 // bytes of a segment, a multiple of 1 MiB up to [MaxSegment]; 0 means 1 GiB, or 256 MiB below a Size of 64 GiB
 	MinFree int64 // bytes that stay free on the filesystem, 0 means 5% of it. So many of its inodes stay free, too
-	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB
+	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB. Objects that come as a whole count up to where it ends in them
 	MaxOpen int   // segments that stay open between reads, 0 means 256
 	Log     *slog.Logger
 	Trace   *trace.Tracer // has a span for each fill, publication and eviction, nil for none
@@ -57,6 +57,7 @@ type Store struct {
 	ctx    context.Context // of fetches, which outlive the reads that began them
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // fetches
+	turns  chan struct{}  // of passes: has room for as many as shall be under way
 }
 
 // Open opens a cache directory, which it makes if need be. The filesystem must know files without a name: ext4, XFS,
@@ -81,6 +82,7 @@ func Open(path string, opt Options) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the cache %s: %w", path, err), s.closeFiles())
 	}
+	s.turns = make(chan struct{}, passesAtOnce())
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.rescan)
 	return s, nil
@@ -180,7 +182,7 @@ func (s *Store) Path() string { return s.path }
 // Add has all objects of a listing read through the store. source names the origin: what it is the same for has the
 // same bytes under the same name and version.
 func (s *Store) Add(source string, up Upstream, l *cache.Listing) *Origin {
-	o := &Origin{store: s, up: up, source: source, files: map[*layout.Object]*file{}}
+	o := &Origin{store: s, up: up, source: source, next: successors(l.Objects), files: map[*layout.Object]*file{}}
 	for _, obj := range l.Objects {
 		obj.Origin = o
 	}

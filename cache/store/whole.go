@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -16,6 +17,7 @@ type pass struct {
 	err  error // valid once done is closed
 
 	planned *planned // that it is for, nil for a read that waits
+	hurry   func()   // has it wait for no other: somebody waits for it
 }
 
 // bring returns when a segment of an object that comes as a whole is here. Whoever asks first has it come; it comes
@@ -29,11 +31,10 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) er
 			f.mu.Unlock()
 			return nil
 		}
-		p = &pass{done: make(chan struct{}), planned: u}
-		f.pass = p
-		s.wg.Go(func() { x.pass(f, g.object, p) })
+		p = x.startPass(f, g.object, u)
 	}
 	f.mu.Unlock()
+	p.hurry()
 	select {
 	case <-p.done:
 		if u == nil && p.planned != nil && errors.Is(p.err, errNoRoom) {
@@ -45,14 +46,25 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) er
 	}
 }
 
+// startPass has an object come, when it is its turn. f.mu is held.
+func (x *Origin) startPass(f *file, o *layout.Object, u *planned) *pass {
+	hurried := make(chan struct{})
+	p := &pass{done: make(chan struct{}), planned: u, hurry: sync.OnceFunc(func() { close(hurried) })}
+	f.pass = p
+	x.store.wg.Go(func() { x.pass(f, o, p, hurried) })
+	return p
+}
+
 // pass gets an object, lets its readers in, and publishes what came.
-func (x *Origin) pass(f *file, o *layout.Object, p *pass) {
+func (x *Origin) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{}) {
 	s := x.store
+	release := s.turn(hurried)
 	parts := x.parts(f, o)
 	ctx, span := s.opt.Trace.Start(s.ctx, "fill")
 	span.Text("object", o.Name).Int("bytes", o.Size).Int("segments", int64(len(parts))).Bool("planned", p.planned != nil)
 	p.err = x.pour(ctx, o, parts, p.planned)
 	span.End(class(p.err))
+	release() // before what came is on the disk, which may be slower
 	for _, part := range parts {
 		if part != nil && p.err != nil {
 			s.ledger.drop(part.entry)
