@@ -39,8 +39,8 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Kubernetes' sidecars need nothing but the two sockets. They are root because the sockets are root's. */}}
-{{- define "hbmfs.sidecarSecurity" -}}
+{{/* All that a container may be denied. */}}
+{{- define "hbmfs.unprivileged" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
