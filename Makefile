@@ -33,9 +33,10 @@ SHARE   = $(DESTDIR)$(PREFIX)/share
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-build: ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths)
+build: ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths) and bin/hbmfs-csi
 	@mkdir -p bin
 	$(STATIC) -ldflags '$(LDFLAGS)' -o bin/hbmfs ./cmd/hbmfs
+	$(STATIC) -ldflags '$(LDFLAGS)' -o bin/hbmfs-csi ./cmd/hbmfs-csi
 
 # The reader as a C library. Whoever loads it may ask for every symbol at once, which NVML's binding does not survive.
 lib: ## Build bin/libhbmfs.so and its header, the reader for C and Python (needs a C compiler)
@@ -50,7 +51,7 @@ demo: build ## Tokenize the Go source tree, mount it, verify every byte, show th
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
 test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3)) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
-	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx)
+	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
 	$(GO) vet ./...
 	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \

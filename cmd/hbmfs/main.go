@@ -28,6 +28,8 @@ const (
 	exitUsage    = 2 // the command line is wrong
 	exitProblems = 3 // inspect, check, cache verify: it worked, and there are problems
 	exitBusy     = 4 // umount: the mount is in use
+	exitMissing  = 5 // mount -f: the source does not exist
+	exitDenied   = 6 // mount -f: the source may not be read
 	exitSignal   = 130
 )
 
@@ -66,6 +68,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // usageError is a mistake on the command line.
 type usageError struct{ error }
 
+// sourceError is what opening the source of a mount failed with.
+type sourceError struct{ error }
+
+func (e sourceError) Unwrap() error { return e.error }
+
+func (e sourceError) exitCode() int {
+	switch {
+	case errors.Is(e, os.ErrNotExist):
+		return exitMissing
+	case errors.Is(e, os.ErrPermission):
+		return exitDenied
+	}
+	return exitFailed
+}
+
 // errProblems ends inspect and check when there are problems, which they have printed.
 var errProblems = errors.New("")
 
@@ -74,6 +91,7 @@ var errInterrupted = errors.New("interrupted")
 
 func exitCode(err error) int {
 	var usage usageError
+	var source sourceError
 	switch {
 	case errors.Is(err, errInterrupted):
 		return exitSignal
@@ -83,6 +101,8 @@ func exitCode(err error) int {
 		return exitProblems
 	case errors.Is(err, fs.ErrBusy):
 		return exitBusy
+	case errors.As(err, &source):
+		return source.exitCode()
 	}
 	return exitFailed
 }
@@ -106,7 +126,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
 
 Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect, check or cache verify found problems, 4 umount found
-the mount in use, 130 interrupted.`,
+the mount in use, 5 and 6 mount -f: the source does not exist, or may not be read, 130 interrupted.`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,

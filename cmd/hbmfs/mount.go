@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -162,6 +164,9 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 		}
 		opt.Layout.DType = d
 	}
+	if known, _ := layout.Formats(); c.format != "" && !slices.Contains(known, c.format) {
+		return opt, usageError{fmt.Errorf("format %q is not known: use one of %s", c.format, strings.Join(known, ", "))}
+	}
 	umask, err := strconv.ParseUint(c.umask, 8, 16)
 	if err != nil || umask > 0o777 {
 		return opt, usageError{fmt.Errorf("umask %q is not an octal number up to 777", c.umask)}
@@ -203,7 +208,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	from, err := openSource(ctx, c.source, &c.cache, opt.Log, tracer)
 	if err != nil {
 		span.End("source")
-		return err
+		return sourceError{err}
 	}
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
 	listing := from.listing

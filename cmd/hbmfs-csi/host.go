@@ -1,0 +1,131 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/csi/host"
+	"github.com/hbmfs/hbmfs/csi/rpc"
+)
+
+type hostCommand struct {
+	opt host.Options
+	log logFlags
+}
+
+func newHostCommand() *cobra.Command {
+	c := &hostCommand{}
+	cmd := &cobra.Command{
+		Use:   "host",
+		Short: "Keep the daemons and mounts of this node's volumes",
+		Long: `Keep the daemons and mounts of this node's volumes, for the plugin.
+
+It needs root with CAP_SYS_ADMIN, /dev/fuse, and, in a container, the state directory and kubelet's directory with
+mountPropagation Bidirectional, and hostPID: to replace the mount of a daemon that died inside of the pods that use it.
+Directories that volumes show must be there at the same path.
+
+SIGTERM ends it and leaves daemons and mounts as they are; the next host goes on with them. Where that is a container, its
+daemons end with it, and the next host mounts their volumes again under the pods: readers of whole files go on meanwhile,
+others get errors. So replace it on drained nodes (updateStrategy OnDelete).
+
+State, all of it below --state-dir: volumes/KEY/volume.json (what was asked for and who uses it), volumes/KEY/mnt (the mount),
+volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alone).`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.opt.StateDir, "state-dir", defaultState, "directory for sockets, mounts and records")
+	f.StringVar(&c.opt.CacheDir, "cache-dir", "", "directory on a local disk (ext4, XFS) for what comes from remote sources, shared by all volumes (default: cache in the state directory)")
+	f.StringVar(&c.opt.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory: nothing is mounted for pods anywhere else")
+	f.StringVar(&c.opt.HBMFS, "hbmfs", "", "the hbmfs program (default: beside this one, or on the PATH)")
+	f.StringArrayVar(&c.opt.AllowSource, "allow-source", nil, "directory of this node below which volumes may show directories; may be given again (default: none)")
+	c.log.add(cmd)
+	return cmd
+}
+
+func (c *hostCommand) run(cmd *cobra.Command) error {
+	ctx := cmd.Context()
+	log, err := c.log.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	if err := c.settle(); err != nil {
+		return err
+	}
+	c.opt.Log = log
+	h, err := host.New(c.opt)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = h.Close() }() // the lock of the state directory goes with the process
+	if err := h.Start(); err != nil {
+		return err
+	}
+	server := rpc.NewServer(log, &rpc.Calls{})
+	service := host.Service{Host: h}
+	csi.RegisterIdentityServer(server, service)
+	csi.RegisterNodeServer(server, service)
+	listener, err := rpc.Listen(filepath.Join(c.opt.StateDir, hostSocket))
+	if err != nil {
+		return err
+	}
+	at, err := rpc.Listen(filepath.Join(c.opt.StateDir, metricsSocket))
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 2)
+	page := &http.Server{Handler: h, ReadHeaderTimeout: headerTime}
+	defer func() { _ = page.Close() }() // a scrape that is under way is lost
+	go func() { failed <- page.Serve(at) }()
+	log.Info("the host answers", "state", c.opt.StateDir, "hbmfs", c.opt.HBMFS, "version", version)
+	return serve(ctx, server, listener, failed)
+}
+
+// settle finds out what the flags leave open, and makes paths what the mount table calls them.
+func (c *hostCommand) settle() error {
+	if os.Geteuid() != 0 {
+		return errors.New("hbmfs-csi host mounts for other users, which only root can")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	c.opt.Helper = []string{self, insideName}
+	if c.opt.HBMFS == "" {
+		c.opt.HBMFS = filepath.Join(filepath.Dir(self), "hbmfs")
+		if _, err := os.Stat(c.opt.HBMFS); err != nil {
+			c.opt.HBMFS = "hbmfs"
+		}
+	}
+	if c.opt.HBMFS, err = exec.LookPath(c.opt.HBMFS); err != nil {
+		return fmt.Errorf("find hbmfs, which serves the mounts (--hbmfs names it): %w", err)
+	}
+	if c.opt.HBMFS, err = filepath.Abs(c.opt.HBMFS); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.opt.StateDir, 0o755); err != nil {
+		return fmt.Errorf("make the state directory: %w", err)
+	}
+	if c.opt.StateDir, err = filepath.Abs(c.opt.StateDir); err != nil {
+		return err
+	}
+	if c.opt.StateDir, err = filepath.EvalSymlinks(c.opt.StateDir); err != nil {
+		return fmt.Errorf("find the state directory: %w", err)
+	}
+	if c.opt.CacheDir == "" {
+		c.opt.CacheDir = filepath.Join(c.opt.StateDir, "cache")
+	}
+	for _, dir := range append([]string{c.opt.KubeletDir, c.opt.CacheDir}, c.opt.AllowSource...) {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("%q: --kubelet-dir, --cache-dir and --allow-source want absolute paths", dir)
+		}
+	}
+	return nil
+}

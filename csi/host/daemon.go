@@ -1,0 +1,279 @@
+package host
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hbmfs/hbmfs/csi/volume"
+)
+
+// daemon is a process that serves a mount: a child, or one that an earlier host started. A nil daemon is none.
+type daemon struct {
+	pid   int
+	fd    *os.File      // of the process: what it names is never another
+	child *exec.Cmd     // nil where it is no child
+	began time.Time     // or when it was adopted
+	done  chan struct{} // closed when it has ended
+}
+
+func (d *daemon) alive() bool {
+	if d == nil {
+		return false
+	}
+	select {
+	case <-d.done:
+		return false
+	default:
+		return true
+	}
+}
+
+func (d *daemon) signal(s syscall.Signal) {
+	raw, err := d.fd.SyscallConn()
+	if err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), s, nil, 0) }) // it may be gone already
+	}
+}
+
+// kill ends the daemon at once and waits for it.
+func (d *daemon) kill() {
+	d.signal(syscall.SIGKILL)
+	<-d.done
+}
+
+// endGrace is how long a daemon has whose mount was taken away. It needs milliseconds, if nobody holds files.
+const endGrace = 5 * time.Second
+
+func (d *daemon) endSoon(ctx context.Context) {
+	timer := time.NewTimer(endGrace)
+	defer timer.Stop()
+	select {
+	case <-d.done:
+		return
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	d.kill()
+}
+
+// await waits until the process has ended, or the host has; it closes done in the first case.
+func (d *daemon) await(ctx context.Context) {
+	defer context.AfterFunc(ctx, func() { _ = d.fd.SetReadDeadline(time.Unix(1, 0)) })()
+	raw, err := d.fd.SyscallConn()
+	if err != nil {
+		return
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return err == nil && n > 0
+	})
+	if err != nil { // the host ends
+		return
+	}
+	if d.child != nil {
+		_ = d.child.Wait() // its log says why it ended
+	}
+	_ = d.fd.Close() // there is nothing to signal any more
+	close(d.done)
+}
+
+// newDaemon watches a process by its descriptor, which it owns.
+func (h *Host) newDaemon(pid, fd int, child *exec.Cmd) *daemon {
+	_ = unix.SetNonblock(fd, true) // so that waiting for it needs no thread
+	d := &daemon{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd"), child: child, began: time.Now(), done: make(chan struct{})}
+	h.waits.Go(func() { d.await(h.waiting) })
+	return d
+}
+
+// readyEnv and descriptor 3 are how a daemon says that its mount is up, or why it is not: "ready TEXT", "failed TEXT".
+const readyEnv = "HBMFS_DAEMON=1"
+
+// logLimit is the size from which the log of a daemon is set aside at its next start.
+const logLimit = 1 << 20
+
+// launch starts the daemon of a volume and returns when its mount is up.
+func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
+	var spec volume.Spec
+	v.with(func(r *record) { spec = r.Spec })
+	log, err := v.openLog()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }() // the daemon has its own
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = read.Close() }() // opened for reading
+	args := append([]string{"mount", "-f", "--allow-other"}, spec.Flags...)
+	if spec.Cached() {
+		if err := os.MkdirAll(h.opt.CacheDir, 0o700); err != nil {
+			_ = write.Close() // nobody writes
+			return nil, status.Errorf(codes.FailedPrecondition, "make the cache directory: %v", err)
+		}
+		args = append(args, "--cache-dir", h.opt.CacheDir)
+	}
+	cmd := exec.Command(h.opt.HBMFS, append(args, "--", spec.Address(), v.mount())...)
+	cmd.Env = append(environment(os.Environ()), v.rights(spec)...)
+	cmd.Stdout, cmd.Stderr = log, log // not this process's: that may be a pipe, which a daemon must outlive
+	cmd.ExtraFiles = []*os.File{write}
+	pidfd := -1
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	err = cmd.Start()
+	_ = write.Close() // the daemon has its own
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", h.opt.HBMFS, err)
+	}
+	if pidfd < 0 {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+		return nil, errors.New("this kernel gives no descriptor of a process: Linux 5.4 is needed")
+	}
+	d := h.newDaemon(cmd.Process.Pid, pidfd, cmd)
+	return d, v.ready(ctx, d, read)
+}
+
+// ready waits for the daemon's word.
+func (v *held) ready(ctx context.Context, d *daemon, from *os.File) error {
+	defer context.AfterFunc(ctx, func() { _ = from.SetReadDeadline(time.Unix(1, 0)) })()
+	line, err := bufio.NewReader(io.LimitReader(from, 64<<10)).ReadString('\n')
+	word, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+	if err == nil && word == "ready" {
+		return nil
+	}
+	if ctx.Err() != nil {
+		d.kill()
+		return status.Error(codes.Unavailable, "the start of the daemon was called off")
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		d.kill()
+		return fmt.Errorf("wait for the daemon: %w", err)
+	}
+	select { // it has said why, or died
+	case <-d.done:
+	case <-time.After(endGrace):
+		d.kill()
+	}
+	code := -1
+	if d.child.ProcessState != nil {
+		code = d.child.ProcessState.ExitCode()
+	}
+	if text == "" {
+		text = "the daemon died before its mount was ready: " + v.lastWords()
+	}
+	var remote bool
+	v.with(func(r *record) { remote = r.Spec.Directory() == "" })
+	return status.Error(codeOf(code, remote), text)
+}
+
+// codeOf maps how hbmfs mount ended: see the exit codes of cmd/hbmfs.
+func codeOf(exit int, remote bool) codes.Code {
+	switch {
+	case exit == 2:
+		return codes.InvalidArgument
+	case exit == 5:
+		return codes.NotFound
+	case exit == 6:
+		return codes.PermissionDenied
+	case remote:
+		return codes.Unavailable
+	}
+	return codes.Internal
+}
+
+// rights is the environment by which a daemon finds its credentials.
+func (v *held) rights(s volume.Spec) []string {
+	env := []string{readyEnv, "AWS_EC2_METADATA_DISABLED=true"} // never the node's own role
+	switch s.Auth {
+	case volume.AuthSecret:
+		env = append(env, "AWS_SHARED_CREDENTIALS_FILE="+v.path(credentialsName))
+	case volume.AuthPod:
+		env = append(env, "AWS_WEB_IDENTITY_TOKEN_FILE="+v.path(tokenName), "AWS_ROLE_ARN="+s.RoleARN, "AWS_ROLE_SESSION_NAME=hbmfs-"+v.key)
+	}
+	return env
+}
+
+// environment is the host's own, without whatever could lend a daemon rights that its volume does not have.
+func environment(all []string) []string {
+	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"}
+	return slices.DeleteFunc(slices.Clone(all), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return strings.HasPrefix(e, readyEnv) || name == "HOME" ||
+			((strings.HasPrefix(name, "AWS_") || strings.HasPrefix(name, "MINIO_")) && !slices.Contains(harmless, name))
+	})
+}
+
+func (v *held) openLog() (*os.File, error) {
+	name := v.path(logName)
+	if info, err := os.Stat(name); err == nil && info.Size() > logLimit {
+		if err := os.Rename(name, name+".old"); err != nil {
+			return nil, err
+		}
+	}
+	return os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+}
+
+// lastWords is the end of the daemon's log.
+func (v *held) lastWords() string {
+	const end = 2 << 10
+	f, err := os.Open(v.path(logName))
+	if err != nil {
+		return "it left no log"
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	if info, err := f.Stat(); err == nil && info.Size() > end {
+		_, _ = f.Seek(-end, io.SeekEnd) // else it is shown from its beginning
+	}
+	text, err := io.ReadAll(io.LimitReader(f, end))
+	if err != nil || len(bytes.TrimSpace(text)) == 0 {
+		return "it left no log"
+	}
+	return strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", " | ")
+}
+
+// findDaemons looks for processes that serve mounts below this host's state directory, by mount point.
+func (h *Host) findDaemons() (map[string][]int, error) {
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	found := map[string][]int{}
+	volumes := filepath.Join(h.opt.StateDir, "volumes") + "/"
+	for _, dir := range all {
+		if point := mountPointOf(dir); strings.HasPrefix(point, volumes) {
+			if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
+				found[point] = append(found[point], pid)
+			}
+		}
+	}
+	return found, nil
+}
+
+// mountPointOf returns where a process serves a mount, "" where it does not, or is not root's.
+func mountPointOf(proc string) string {
+	line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+	args := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+	if err != nil || len(args) < 5 || args[1] != "mount" || args[2] != "-f" {
+		return ""
+	}
+	if info, err := os.Stat(proc); err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+		return ""
+	}
+	return args[len(args)-1]
+}

@@ -1,0 +1,268 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hbmfs/hbmfs/csi/mounts"
+	"github.com/hbmfs/hbmfs/csi/volume"
+)
+
+// held is a volume that somebody uses.
+type held struct {
+	host *Host
+	key  string
+	lock chan struct{} // of the daemon and the mounts: see acquire
+
+	rec    record             // guarded by the host's mu
+	cancel context.CancelFunc // of a start that is under way, guarded by mu
+	failed string             // why the last start failed, "" when it did not; guarded by mu
+	owed   bool               // an answer to ask is outstanding; guarded by mu
+
+	daemon *daemon // guarded by lock
+}
+
+func (v *held) dir() string             { return filepath.Join(v.host.opt.StateDir, "volumes", v.key) }
+func (v *held) path(name string) string { return filepath.Join(v.dir(), name) }
+func (v *held) mount() string           { return v.path("mnt") }
+func (v *held) unlock()                 { <-v.lock }
+func (v *held) with(do func(*record))   { v.host.mu.Lock(); defer v.host.mu.Unlock(); do(&v.rec) }
+func (v *held) keep(do func(*record)) error {
+	v.host.mu.Lock()
+	defer v.host.mu.Unlock()
+	do(&v.rec)
+	return v.save()
+}
+
+// acquire takes the lock of the volume. Waiting for it honours ctx.
+func (v *held) acquire(ctx context.Context) error {
+	select {
+	case v.lock <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// serve makes sure that the volume's daemon runs with these secrets. The lock must be held.
+func (v *held) serve(ctx context.Context, w volume.Want) error {
+	for name, content := range map[string][]byte{credentialsName: w.Credentials, tokenName: w.Token} {
+		if content == nil {
+			continue
+		}
+		if old, err := os.ReadFile(v.path(name)); err == nil && bytes.Equal(old, content) {
+			continue
+		}
+		if err := replaceFile(v.path(name), content); err != nil {
+			return err
+		}
+	}
+	if v.daemon.alive() {
+		return nil
+	}
+	return v.start(ctx)
+}
+
+// Files of a volume that the daemon reads its rights from.
+const (
+	credentialsName = "credentials"
+	tokenName       = "token"
+	logName         = "log"
+)
+
+// start clears away what a dead daemon left, starts a new one, and shows its mount wherever the old one was seen. The
+// lock must be held.
+func (v *held) start(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	v.host.mu.Lock()
+	v.cancel = cancel
+	v.host.counts.starts++
+	v.host.mu.Unlock()
+	defer func() {
+		v.host.mu.Lock()
+		v.cancel, v.failed = nil, ""
+		if err != nil {
+			v.failed = err.Error()
+			v.host.counts.failedStarts++
+		}
+		v.host.mu.Unlock()
+	}()
+	if err := v.clear(); err != nil {
+		return err
+	}
+	d, err := v.host.launch(ctx, v)
+	if err != nil {
+		return err
+	}
+	if err := v.adopt(d); err != nil {
+		d.kill()
+		return err
+	}
+	return nil
+}
+
+// clear takes the mount of a daemon that is gone away from where daemons mount, so that the next one is not stacked upon
+// it. What pods see of it stays until there is something to replace it.
+func (v *held) clear() error {
+	gone, err := mounts.Detach(v.mount())
+	if err != nil {
+		return err
+	}
+	if err := v.keep(func(r *record) {
+		if r.Device != "" {
+			gone = append(gone, r.Device)
+		}
+		r.Dead, r.Device = union(r.Dead, gone), ""
+	}); err != nil {
+		return err
+	}
+	if err := os.Mkdir(v.mount(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the mount point: %w", err)
+	}
+	return nil
+}
+
+func union(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// adopt takes a daemon whose mount is up, shows it to the pods, and watches it. The lock must be held.
+func (v *held) adopt(d *daemon) error {
+	top, err := mounts.Top(v.mount())
+	if err != nil {
+		return err
+	}
+	if top == nil || top.FSType != mounts.FSType {
+		return fmt.Errorf("the daemon says that it has mounted, and nothing of hbmfs is at %s", v.mount())
+	}
+	device := mounts.Device(top)
+	if err := v.keep(func(r *record) {
+		r.Device = device
+		// The number of a mount that nobody sees any more is given out again.
+		r.Dead = slices.DeleteFunc(r.Dead, func(dead string) bool { return dead == device })
+	}); err != nil {
+		return err
+	}
+	v.daemon = d
+	v.host.work.Go(func() { v.watch(d) })
+	var targets []string
+	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
+	for _, target := range targets {
+		if err := v.show(target); err != nil {
+			v.host.log.Error("cannot show the volume to a pod again", "volume", v.key, "target", target, "error", err)
+		}
+	}
+	v.replaceInPods()
+	return nil
+}
+
+// show makes the volume seen at a target. The lock must be held, and the daemon be there.
+func (v *held) show(target string) error {
+	var device string
+	v.with(func(r *record) { device = r.Device })
+	top, err := mounts.Top(target)
+	if err != nil {
+		return err
+	}
+	if top != nil && top.FSType != mounts.FSType {
+		return status.Errorf(codes.FailedPrecondition, "target path %s: %v (%s): unmount it", target, mounts.ErrForeign, top.FSType)
+	}
+	if top != nil && mounts.Device(top) == device {
+		return nil
+	}
+	if top == nil {
+		if err := makeTarget(target); err != nil {
+			return err
+		}
+	}
+	tree, err := mounts.Clone(v.mount(), "", device)
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	if top == nil {
+		return tree.Attach(target)
+	}
+	return tree.Replace(target)
+}
+
+// makeTarget makes the directory that a volume is mounted on. Its parent is kubelet's.
+func makeTarget(target string) error {
+	err := os.Mkdir(target, 0o750)
+	if errors.Is(err, fs.ErrExist) {
+		info, err := os.Lstat(target)
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() {
+			return status.Errorf(codes.InvalidArgument, "target path %s is no directory but %s: remove it", target, kindOf(info))
+		}
+		return nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return status.Errorf(codes.InvalidArgument, "target path %s: there is no directory %s for it", target, filepath.Dir(target))
+	}
+	return err
+}
+
+func kindOf(info fs.FileInfo) string {
+	if info.Mode()&fs.ModeSymlink != 0 {
+		return "a symbolic link"
+	}
+	return "a file"
+}
+
+// hide takes the volume away from a target, and removes the target, which is empty then. It is right for dead mounts, for
+// busy ones, and where nothing is.
+func hide(target string) error {
+	if _, err := mounts.Detach(target); err != nil {
+		return status.Errorf(codes.FailedPrecondition, "target path: %v", err)
+	}
+	if info, err := os.Lstat(target); err != nil || !info.IsDir() {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err // what is no directory was not made here, and stays
+	}
+	return mounts.RemoveDir(target)
+}
+
+// stop ends the daemon. The lock must be held.
+func (v *held) stop(ctx context.Context) error {
+	if _, err := mounts.Detach(v.mount()); err != nil {
+		return err
+	}
+	if d := v.daemon; d.alive() { // without its mount it ends by itself, unless somebody still has a file open
+		d.endSoon(ctx)
+	}
+	v.daemon = nil
+	return v.keep(func(r *record) { r.Device = "" })
+}
+
+// remove removes the directory of the volume, whose mount is gone. The host's mu must be held.
+func (v *held) remove() error {
+	if err := mounts.RemoveDir(v.mount()); err != nil {
+		return err
+	}
+	for _, name := range []string{credentialsName, tokenName, logName, logName + ".old", recordName} {
+		for _, suffix := range []string{".new", ""} {
+			if err := os.Remove(v.path(name + suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return mounts.RemoveDir(v.dir())
+}

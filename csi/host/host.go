@@ -1,0 +1,280 @@
+// Package host keeps the daemons of a node's volumes: it starts one hbmfs for each different volume, shows its mount to
+// every pod that asks for the same, starts it again when it dies, and ends it with the last pod.
+//
+// It is a process apart from the CSI plugin, which forwards kubelet's calls to it and can be replaced at any time. What
+// it knows is on disk before it is done (volumes/KEY/volume.json: what was asked for and by whom), and the rest is read
+// from the mount table and from /proc. So a host that was killed at any step is continued by the next one: see [Host.Start].
+//
+// Locks: Host.mu guards the maps and all records, and is held for moments. The lock of a volume is held by whoever works
+// on its daemon and its mounts, for as long as that takes. Work for one target or volume id is done once at a time, and
+// goes on when the caller has given up waiting, so that kubelet's next try finds it done.
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hbmfs/hbmfs/csi/mounts"
+	"github.com/hbmfs/hbmfs/csi/volume"
+)
+
+// Options of a host.
+type Options struct {
+	StateDir    string   // absolute, without links
+	CacheDir    string   // of the daemons
+	KubeletDir  string   // nothing is mounted or removed outside it
+	HBMFS       string   // the program
+	AllowSource []string // directories whose content volumes may show
+	Helper      []string // a command that calls mounts.Inside
+	Log         *slog.Logger
+}
+
+// Host is the keeper of a node's daemons.
+type Host struct {
+	opt  Options
+	log  *slog.Logger
+	ctx  context.Context // of all work; ends with Close
+	stop context.CancelFunc
+	work sync.WaitGroup
+	lock *os.File // one host for a state directory
+
+	waiting  context.Context // of those who wait for the end of a daemon; ends when all work has
+	stopWait context.CancelFunc
+	waits    sync.WaitGroup
+
+	mu      sync.Mutex
+	volumes map[string]*held // by the name of their directory
+	busy    map[string]bool  // targets and volume ids that are being worked on
+	counts  counts
+}
+
+// counts are for the metrics.
+type counts struct{ starts, deaths, failedStarts, replaced int64 }
+
+// New makes a host. Start begins its work, Close ends it.
+func New(opt Options) (*Host, error) {
+	for _, dir := range []string{opt.StateDir, filepath.Join(opt.StateDir, "volumes")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make the state directory: %w", err)
+		}
+	}
+	lock, err := os.OpenFile(filepath.Join(opt.StateDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the state directory: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close() // nothing was written
+		return nil, fmt.Errorf("lock %s: another hbmfs-csi host works there: end it first", lock.Name())
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	waiting, stopWait := context.WithCancel(context.Background())
+	return &Host{
+		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
+		volumes: map[string]*held{}, busy: map[string]bool{},
+	}, nil
+}
+
+// Close ends the host's work and leaves the daemons and their mounts as they are: the next host goes on with them.
+func (h *Host) Close() error {
+	h.stop()
+	h.work.Wait()
+	h.stopWait()
+	h.waits.Wait()
+	return h.lock.Close()
+}
+
+// do runs op for what is called name, unless somebody does already. It returns with the caller's context, but op ends in
+// its own time.
+func (h *Host) do(ctx context.Context, name string, op func(context.Context) error) error {
+	h.mu.Lock()
+	if h.busy[name] {
+		h.mu.Unlock()
+		return status.Errorf(codes.Aborted, "%s is being worked on: try again", name)
+	}
+	h.busy[name] = true
+	h.mu.Unlock()
+	done := make(chan error, 1)
+	h.work.Go(func() {
+		err := op(h.ctx)
+		h.mu.Lock()
+		delete(h.busy, name)
+		h.mu.Unlock()
+		done <- err
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// claim finds or makes the volume of a want, unless it is known to be old, and has use write into its record who uses it.
+func (h *Host) claim(w volume.Want, old *held, use func(*record)) (*held, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := old
+	if v == nil {
+		v = h.find(w.Spec)
+	}
+	if v == nil {
+		v = &held{host: h, key: w.Key(), lock: make(chan struct{}, 1), rec: record{Spec: w.Spec}}
+		for n := 2; h.volumes[v.key] != nil; n++ { // a volume whose credentials changed has the name of its first ones
+			v.key = fmt.Sprintf("%s-%d", w.Key(), n)
+		}
+		if err := os.Mkdir(v.dir(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("make the directory of the volume: %w", err)
+		}
+		h.volumes[v.key] = v
+	}
+	use(&v.rec)
+	return v, v.save()
+}
+
+func (h *Host) find(spec volume.Spec) *held {
+	for _, v := range h.volumes {
+		if v.rec.Spec.Key() == spec.Key() {
+			return v
+		}
+	}
+	return nil
+}
+
+// end stops the daemon of a volume that nobody uses, and removes what is left of it.
+func (h *Host) end(ctx context.Context, v *held) error {
+	if err := v.acquire(ctx); err != nil {
+		return err
+	}
+	defer v.unlock()
+	if !h.unused(v) {
+		return nil
+	}
+	if err := v.stop(ctx); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.volumes[v.key] != v || !v.rec.idle() { // somebody came meanwhile
+		return nil
+	}
+	delete(h.volumes, v.key)
+	return v.remove()
+}
+
+// unused tells whether a volume is still known and has no users.
+func (h *Host) unused(v *held) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.volumes[v.key] == v && v.rec.idle()
+}
+
+// staged and published find the volume that has a volume id staged, or a target published. They need mu.
+func (h *Host) staged(id string) *held {
+	for _, v := range h.volumes {
+		if _, ok := v.rec.Staged[id]; ok {
+			return v
+		}
+	}
+	return nil
+}
+
+func (h *Host) published(target string) (*held, pod) {
+	for _, v := range h.volumes {
+		if p, ok := v.rec.Published[target]; ok {
+			return v, p
+		}
+	}
+	return nil, pod{}
+}
+
+// want is what a request asks for, checked as far as it can be without starting anything.
+func (h *Host) want(r volume.Request) (volume.Want, error) {
+	h.mu.Lock()
+	staged := h.staged(r.ID)
+	var was volume.Spec
+	if staged != nil {
+		was = staged.rec.Spec
+	}
+	h.mu.Unlock()
+	r.StagedAuth = was.Auth
+	w, err := volume.Parse(r)
+	if err != nil {
+		return w, err
+	}
+	if w.Auth == volume.AuthSecret && w.Credentials == nil {
+		if staged == nil {
+			return w, status.Errorf(codes.FailedPrecondition, "volume %s is not staged on this node and the call has no secret: name the secret in nodePublishSecretRef, too", r.ID)
+		}
+		w.Identity = was.Identity
+		if w.Credentials, err = os.ReadFile(staged.path("credentials")); err != nil {
+			return w, fmt.Errorf("read the credentials that the volume was staged with: %w", err)
+		}
+	}
+	return w, h.allowed(w.Directory())
+}
+
+// allowed refuses directories that volumes may not show.
+func (h *Host) allowed(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		real = dir // by its name alone: of what is not allowed, not even that it is missing is said
+	}
+	inside := slices.ContainsFunc(h.opt.AllowSource, func(prefix string) bool {
+		if p, err := filepath.EvalSymlinks(prefix); err == nil && below(real, p) {
+			return true
+		}
+		return err != nil && below(real, prefix)
+	})
+	switch {
+	case !inside:
+		return status.Errorf(codes.FailedPrecondition, "volume attribute source=%s: directories of the node are shown below the prefixes of hbmfs-csi host --allow-source only, and this is not below one of %q", dir, h.opt.AllowSource)
+	case errors.Is(err, fs.ErrNotExist):
+		return status.Errorf(codes.NotFound, "volume attribute source=%s: there is no such directory on this node", dir)
+	case errors.Is(err, fs.ErrPermission):
+		return status.Errorf(codes.PermissionDenied, "volume attribute source=%s: it may not be read", dir)
+	case err != nil:
+		return status.Errorf(codes.Internal, "volume attribute source=%s: %v", dir, err)
+	}
+	return nil
+}
+
+// below tells whether a path is dir or in it.
+func below(path, dir string) bool {
+	return path != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
+}
+
+// checkTarget makes sure that a target is a place where kubelet puts volumes, and returns it as the mount table knows it.
+func (h *Host) checkTarget(target string) (string, error) {
+	if !filepath.IsAbs(target) || filepath.Clean(target) != target {
+		return "", status.Errorf(codes.InvalidArgument, "target path %q: want an absolute path without . and ..", target)
+	}
+	resolved, err := mounts.Resolve(target)
+	if errors.Is(err, fs.ErrNotExist) {
+		resolved = target // where nothing is, nothing can be mounted: who needs the directory says so
+	} else if err != nil {
+		return "", status.Errorf(codes.Internal, "target path %s: %v", target, err)
+	}
+	kubelet := h.opt.KubeletDir
+	if real, err := filepath.EvalSymlinks(kubelet); err == nil {
+		kubelet = real
+	}
+	if resolved == kubelet || (!below(resolved, kubelet) && !below(resolved, h.opt.KubeletDir)) {
+		return "", status.Errorf(codes.InvalidArgument, "target path %s is not below kubelet's directory %s (hbmfs-csi host --kubelet-dir)", target, h.opt.KubeletDir)
+	}
+	return resolved, nil
+}

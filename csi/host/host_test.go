@@ -1,0 +1,119 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+func TestPodsShareADaemon(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.must(n.publish("one", "p1"))
+	n.must(n.publish("two", "p2")) // another volume of the same content
+	n.must(n.publish("one", "p1")) // kubelet tries again
+	if d := n.daemons(); len(d) != 1 {
+		t.Errorf("daemons %v, want one", d)
+	}
+	if a, b := n.mounted(n.dir), n.mounted(n.view); a != 3 || b != 3 {
+		t.Errorf("%d mounts, %d in the other view, want 3: of the daemon and two pods", a, b)
+	}
+	for _, pod := range []string{"p1", "p2"} {
+		if !n.reads(n.target(pod), "a.bin") {
+			t.Errorf("%s does not read the dataset", pod)
+		}
+		if err := os.WriteFile(filepath.Join(n.target(pod), "new"), nil, 0o644); err == nil {
+			t.Error("a pod could write")
+		}
+	}
+	n.must(n.publish("three", "p3", "umask", "027"))
+	if d := n.daemons(); len(d) != 2 {
+		t.Errorf("daemons %v, want two: the options differ", d)
+	}
+	n.must(n.unpublish("one", "p1"))
+	if !n.reads(n.target("p2"), "a.bin") {
+		t.Error("p2 lost its volume with p1")
+	}
+	n.must(n.unpublish("two", "p2"))
+	n.must(n.unpublish("two", "p2"))
+	n.must(n.unpublish("three", "p3"))
+	n.clean()
+}
+
+func TestADaemonThatDies(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	for _, pod := range []string{"p1", "p2", "p3"} {
+		n.must(n.publish("v", pod))
+	}
+	for range 4 { // mounts must not become more with each death
+		pid := n.daemons()[0]
+		n.must(unix.Kill(pid, unix.SIGKILL))
+		n.within("a new daemon serves all pods", func() bool {
+			d := n.daemons()
+			return len(d) == 1 && d[0] != pid && n.reads(n.target("p1"), "a.bin") && n.reads(n.target("p2"), "a.bin") && n.reads(n.target("p3"), "a.bin")
+		})
+		n.within("four mounts in both views", func() bool { return n.mounted(n.dir) == 4 && n.mounted(n.view) == 4 })
+	}
+	for _, pod := range []string{"p1", "p2", "p3"} {
+		n.must(n.unpublish("v", pod))
+	}
+	n.clean()
+}
+
+func TestTheNextHostGoesOn(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.must(n.publish("v", "p1"))
+	n.must(n.publish("v", "p2", "umask", "027"))
+	before := n.daemons()
+	n.endHost()
+	if !n.reads(n.target("p1"), "a.bin") {
+		t.Error("the volume went with the host")
+	}
+	n.startHost()
+	n.must(n.publish("v", "p1"))
+	if d := n.daemons(); len(d) != 2 || len(before) != 2 {
+		t.Errorf("daemons %v, then %v, want the same two", before, d)
+	}
+	n.endHost()
+	for _, pid := range before {
+		n.must(unix.Kill(pid, unix.SIGKILL))
+	}
+	n.within("the daemons are gone", func() bool { return len(n.daemons()) == 0 })
+	n.startHost()
+	n.within("both are served again", func() bool {
+		return n.reads(n.target("p1"), "a.bin") && n.reads(n.target("p2"), "a.bin")
+	})
+	n.must(n.unpublish("v", "p1"))
+	n.endHost()
+	n.startHost()
+	n.must(n.unpublish("v", "p2"))
+	n.clean()
+}
+
+func TestWhatIsRefused(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.code(n.publish("v", "p", "source", "/etc"), codes.FailedPrecondition, "source", "--allow-source")
+	n.code(n.publish("v", "p", "source", n.data+"/missing"), codes.NotFound, "source")
+	n.code(n.publish("v", "p", "colour", "red"), codes.InvalidArgument, "colour")
+	n.code(n.publish("v", "p", "format", "no-such"), codes.InvalidArgument, "format")
+	n.must(os.Symlink("/etc", filepath.Join(n.data, "out")))
+	n.code(n.publish("v", "p", "source", n.data+"/out"), codes.FailedPrecondition, "source")
+
+	n.must(os.WriteFile(n.target("file"), nil, 0o644))
+	n.code(n.publish("v", "file"), codes.InvalidArgument, "a file")
+	n.must(os.Remove(n.target("file")))
+	n.must(os.Symlink(n.data, n.target("link")))
+	n.code(n.publish("v", "link"), codes.InvalidArgument, "a symbolic link")
+	n.must(os.Remove(n.target("link")))
+	n.must(n.publish("v", "p"))
+	n.code(n.publish("other", "p"), codes.AlreadyExists)
+	n.code(n.unpublish("other", "p"), codes.NotFound)
+	n.must(n.unpublish("v", "p"))
+	n.clean()
+}

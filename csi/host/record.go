@@ -1,0 +1,74 @@
+package host
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/hbmfs/hbmfs/csi/volume"
+)
+
+// record is what volume.json keeps. It has no secrets in it.
+type record struct {
+	Spec      volume.Spec       `json:"spec"`
+	Staged    map[string]string `json:"staged,omitempty"`    // volume ids and their staging paths
+	Published map[string]pod    `json:"published,omitempty"` // targets
+	Device    string            `json:"device,omitempty"`    // of the mount
+	Dead      []string          `json:"dead,omitempty"`      // devices of mounts that pods may still see
+}
+
+// pod is who uses a target.
+type pod struct {
+	VolumeID  string `json:"volume_id"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"pod,omitempty"`
+}
+
+func (r *record) idle() bool { return len(r.Staged)+len(r.Published) == 0 }
+
+func (r *record) stage(id, path string) {
+	if r.Staged == nil {
+		r.Staged = map[string]string{}
+	}
+	r.Staged[id] = path
+}
+
+func (r *record) publish(target string, p pod) {
+	if r.Published == nil {
+		r.Published = map[string]pod{}
+	}
+	r.Published[target] = p
+}
+
+const recordName = "volume.json"
+
+// save writes the record; the host's mu must be held. A reader sees the old one or the new one.
+func (v *held) save() error {
+	text, err := json.MarshalIndent(&v.rec, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replaceFile(v.path(recordName), append(text, '\n'))
+}
+
+// replaceFile writes a file that only root can read. Power loss may lose it, with all mounts.
+func replaceFile(path string, content []byte) error {
+	next := path + ".new"
+	if err := os.WriteFile(next, content, 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
+	}
+	return os.Rename(next, path)
+}
+
+// load reads the record of a volume's directory.
+func load(dir string) (r record, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, recordName))
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("read %s: %w", filepath.Join(dir, recordName), err)
+	}
+	return r, nil
+}

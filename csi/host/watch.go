@@ -1,0 +1,261 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/csi/mounts"
+)
+
+// watch waits for the end of a daemon, and starts the volume's next one while it is used.
+func (v *held) watch(d *daemon) {
+	h := v.host
+	select {
+	case <-d.done:
+	case <-h.ctx.Done():
+		return
+	}
+	if err := v.acquire(h.ctx); err != nil {
+		return
+	}
+	mine := v.daemon == d
+	if mine {
+		v.daemon = nil
+	}
+	v.unlock()
+	if !mine || h.unused(v) { // it was ended
+		return
+	}
+	h.mu.Lock()
+	h.counts.deaths++
+	h.mu.Unlock()
+	h.log.Error("a daemon died and is started again", "volume", v.key, "pid", d.pid, "seconds", time.Since(d.began).Seconds(), "said", v.lastWords())
+	soon := 0
+	if time.Since(d.began) < stable {
+		soon = 1
+	}
+	v.revive(h.ctx, soon)
+}
+
+// stable is how long a daemon must have lived for the next one to be started at once.
+const stable = 10 * time.Second
+
+// revive starts a daemon until one is up, or nobody wants it any more. Attempts come further and further apart.
+func (v *held) revive(ctx context.Context, attempt int) {
+	for ; ; attempt++ {
+		if !pause(ctx, attempt) {
+			return
+		}
+		if err := v.acquire(ctx); err != nil {
+			return
+		}
+		wanted, err := !v.host.unused(v) && !v.daemon.alive(), error(nil)
+		if wanted {
+			err = v.start(ctx)
+		}
+		v.unlock()
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		v.host.log.Error("cannot start a daemon again", "volume", v.key, "attempt", attempt+1, "error", err)
+	}
+}
+
+// pause waits before an attempt: not before the first, and half a minute at most.
+func pause(ctx context.Context, attempt int) bool {
+	if attempt == 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(min(200*time.Millisecond<<min(attempt-1, 10), 30*time.Second))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Start goes on with what earlier hosts left: it takes over daemons that live, starts those of used volumes that do not,
+// and removes what nobody uses. It returns when it knows all volumes; the rest goes on in the background.
+func (h *Host) Start() error {
+	entries, err := os.ReadDir(filepath.Join(h.opt.StateDir, "volumes"))
+	if err != nil {
+		return fmt.Errorf("read the state directory: %w", err)
+	}
+	running, err := h.findDaemons()
+	if err != nil {
+		return err
+	}
+	var known []*held
+	h.mu.Lock()
+	for _, e := range entries {
+		v := &held{host: h, key: e.Name(), lock: make(chan struct{}, 1)}
+		rec, err := load(v.dir())
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			h.log.Error("a volume is forgotten whose record cannot be read", "volume", v.key, "error", err)
+		}
+		v.rec = rec // an empty one has no users
+		h.volumes[v.key] = v
+		v.lock <- struct{}{} // until it is recovered
+		known = append(known, v)
+	}
+	h.mu.Unlock()
+	for _, v := range known {
+		h.work.Go(func() {
+			again := v.recover(running[v.mount()])
+			v.unlock()
+			if again {
+				v.revive(h.ctx, 0)
+			}
+		})
+	}
+	return nil
+}
+
+// recover goes on with one volume, whose lock is held. It reports whether a daemon has to be started.
+func (v *held) recover(pids []int) (start bool) {
+	log := v.host.log.With("volume", v.key)
+	var gone []string
+	v.with(func(r *record) {
+		for _, target := range slices.Sorted(maps.Keys(r.Published)) {
+			if _, err := os.Lstat(target); errors.Is(err, fs.ErrNotExist) { // the host was killed before it made it
+				gone = append(gone, target)
+			}
+		}
+	})
+	if err := v.keep(func(r *record) {
+		for _, target := range gone {
+			delete(r.Published, target)
+		}
+	}); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.Error("cannot write the record", "error", err)
+	}
+	used := !v.host.unused(v)
+	if used && len(pids) == 1 && v.takeOver(pids[0]) {
+		log.Info("took over a daemon", "pid", pids[0])
+		return false
+	}
+	for _, pid := range pids { // half started, or of a mount that is gone
+		if d := v.host.open(pid, v.mount()); d != nil {
+			d.kill()
+		}
+	}
+	if used {
+		return true
+	}
+	if err := v.stop(v.host.ctx); err != nil {
+		log.Error("cannot take the mount of an unused volume away", "error", err)
+		return false
+	}
+	v.host.mu.Lock()
+	defer v.host.mu.Unlock()
+	if v.rec.idle() {
+		delete(v.host.volumes, v.key)
+		if err := v.remove(); err != nil {
+			log.Error("cannot remove an unused volume", "error", err)
+		}
+	}
+	return false
+}
+
+// open names a process that serves a mount, nil where it does not any more.
+func (h *Host) open(pid int, point string) *daemon {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	if mountPointOf(fmt.Sprintf("/proc/%d", pid)) != point { // it has ended, and the number is another's
+		_ = unix.Close(fd)
+		return nil
+	}
+	return h.newDaemon(pid, fd, nil)
+}
+
+// takeOver adopts a daemon that an earlier host started, if its mount is up.
+func (v *held) takeOver(pid int) bool {
+	top, err := mounts.Top(v.mount())
+	if err != nil || top == nil || top.FSType != mounts.FSType {
+		return false
+	}
+	d := v.host.open(pid, v.mount())
+	if d == nil {
+		return false
+	}
+	device := mounts.Device(top)
+	if err := v.keep(func(r *record) {
+		if r.Device != "" && r.Device != device {
+			r.Dead = union(r.Dead, []string{r.Device})
+		}
+	}); err != nil {
+		return false
+	}
+	return v.adopt(d) == nil
+}
+
+// again is after how long pods are looked through once more, for those that were being started the first time.
+const again = 10 * time.Second
+
+// replaceInPods replaces what pods see of dead mounts by the living one. The lock must be held, and the daemon be there.
+func (v *held) replaceInPods() {
+	var dead []string
+	v.with(func(r *record) { dead = slices.Clone(r.Dead) })
+	if len(dead) == 0 {
+		return
+	}
+	v.replaceDead(dead)
+	v.host.work.Go(func() {
+		timer := time.NewTimer(again)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-v.host.ctx.Done():
+			return // the record has them for the next host
+		}
+		if err := v.acquire(v.host.ctx); err != nil {
+			return
+		}
+		defer v.unlock()
+		if v.host.unused(v) || !v.daemon.alive() || !v.replaceDead(dead) {
+			return // the next start has them all
+		}
+		if err := v.keep(func(r *record) {
+			r.Dead = slices.DeleteFunc(r.Dead, func(d string) bool { return slices.Contains(dead, d) })
+		}); err != nil {
+			v.host.log.Error("cannot write the record", "volume", v.key, "error", err)
+		}
+	})
+}
+
+// replaceDead looks for dead mounts of these devices and reports whether all were replaced. The lock must be held.
+func (v *held) replaceDead(dead []string) bool {
+	h := v.host
+	namespaces, err := mounts.FindDevices(dead)
+	if err != nil {
+		h.log.Error("cannot look for dead mounts in pods", "volume", v.key, "error", err)
+		return false
+	}
+	var device string
+	v.with(func(r *record) { device = r.Device })
+	ok := true
+	for _, ns := range namespaces {
+		n, err := mounts.ReplaceIn(h.ctx, ns, v.mount(), device, h.opt.Helper)
+		if err != nil {
+			ok = false
+			h.log.Error("cannot replace a dead mount in a pod", "volume", v.key, "pid", ns.PID, "error", err)
+		}
+		h.mu.Lock()
+		h.counts.replaced += int64(n)
+		h.mu.Unlock()
+	}
+	return ok
+}

@@ -1,0 +1,161 @@
+package mounts
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// A pod has a mount namespace of its own, and its copy of a volume there is not changed by what is mounted on the node
+// (unless the pod asked for that, and even then only by what is stacked upon the copy). So a dead mount is replaced in
+// each namespace that has it. That is done by a process of its own: only one that has no other threads can be
+// sure where it is, and a path in somebody else's namespace may hang whoever walks it.
+
+// Place is where a mount is seen in a namespace.
+type Place struct {
+	Path string `json:"path"`
+	Root string `json:"root"` // what of the mount is seen there
+}
+
+// Namespace is a mount namespace, by a process in it, with the places where it has the mounts that were looked for.
+type Namespace struct {
+	PID    int
+	Places []Place
+}
+
+// FindDevices looks for the mounts of hbmfs with these devices in the namespaces of all processes that can be seen. Only
+// mounts that are not covered by others count.
+func FindDevices(devices []string) ([]Namespace, error) {
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	var found []Namespace
+	seen := map[string]bool{}
+	for _, proc := range all {
+		id, err := os.Readlink(filepath.Join(proc, "ns/mnt"))
+		if err != nil || seen[id] {
+			continue // it has ended, or has been looked at
+		}
+		places, err := placesIn(proc, devices)
+		if err != nil {
+			continue // it has ended; another process may show the same namespace
+		}
+		seen[id] = true
+		if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil && len(places) > 0 {
+			found = append(found, Namespace{pid, places})
+		}
+	}
+	return found, nil
+}
+
+func placesIn(proc string, devices []string) ([]Place, error) {
+	f, err := os.Open(filepath.Join(proc, "mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	all, err := mountinfo.GetMountsFromReader(f, nil)
+	if err != nil || len(all) == 0 {
+		return nil, errors.Join(err, io.ErrUnexpectedEOF)
+	}
+	covered := map[string]bool{} // by a mount on its root, at the same place
+	paths := map[int]string{}
+	for _, m := range all {
+		paths[m.ID] = m.Mountpoint
+	}
+	for _, m := range all {
+		if paths[m.Parent] == m.Mountpoint {
+			covered[strconv.Itoa(m.Parent)] = true
+		}
+	}
+	var places []Place
+	for _, m := range all {
+		if m.FSType == FSType && slices.Contains(devices, Device(m)) && !covered[strconv.Itoa(m.ID)] {
+			places = append(places, Place{m.Mountpoint, m.Root})
+		}
+	}
+	return places, nil
+}
+
+// insideTime bounds the work in one namespace, which needs milliseconds.
+const insideTime = 10 * time.Second
+
+// ReplaceIn replaces dead mounts in a namespace by the mount at path, whose device this is. helper is a command that calls
+// [Inside]. It returns how many places were replaced.
+func ReplaceIn(ctx context.Context, ns Namespace, path, device string, helper []string) (replaced int, err error) {
+	entry, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", ns.PID))
+	if err != nil {
+		return 0, nil // it has ended
+	}
+	defer func() { _ = entry.Close() }() // opened to name it
+	files := []*os.File{entry}
+	var places []Place
+	for _, p := range ns.Places {
+		tree, treeErr := Clone(path, p.Root, device)
+		if treeErr != nil { // a part of the volume that is gone
+			err = errors.Join(err, treeErr)
+			continue
+		}
+		f := os.NewFile(uintptr(tree.fd), p.Root)
+		defer func() { _ = f.Close() }() // the copy goes with it, unless it was attached
+		files, places = append(files, f), append(places, p)
+	}
+	task, jsonErr := json.Marshal(places)
+	if jsonErr != nil || len(places) == 0 {
+		return 0, errors.Join(err, jsonErr)
+	}
+	ctx, cancel := context.WithTimeout(ctx, insideTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, helper[0], helper[1:]...)
+	cmd.ExtraFiles = files
+	cmd.Stdin = bytes.NewReader(task)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if runErr := cmd.Run(); runErr != nil {
+		err = errors.Join(err, fmt.Errorf("replace mounts in the namespace of process %d: %w: %s", ns.PID, runErr, strings.TrimSpace(said.String())))
+	}
+	return bytes.Count(said.Bytes(), []byte("replaced ")), err
+}
+
+// Inside is the work of the helper: descriptor 3 is the namespace, those above it are copies for the places that from
+// names. It says what it replaced.
+func Inside(from io.Reader, to io.Writer) error {
+	var places []Place
+	if err := json.NewDecoder(from).Decode(&places); err != nil {
+		return err
+	}
+	runtime.LockOSThread() // and never unlocked: this process does nothing else
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("leave the shared working directory: %w", err)
+	}
+	if err := unix.Setns(3, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("enter the mount namespace (CAP_SYS_ADMIN and hostPID are needed): %w", err)
+	}
+	var errs []error
+	for i, p := range places {
+		if !Dead(p.Path) { // it went meanwhile, or its device is another's by now
+			continue
+		}
+		if err := (&Tree{4 + i}).Replace(p.Path); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		fmt.Fprintf(to, "replaced %q\n", p.Path)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,311 @@
+package volume
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Request is what a call says of a volume.
+type Request struct {
+	ID         string
+	Attributes map[string]string // volume_context: attributes and what kubelet says of the pod
+	Secrets    map[string]string
+	MountGroup string
+	Staging    bool   // NodeStageVolume: the pod is not known yet
+	StagedAuth string // how the volume was staged, "" where it was not: kubelet need not send its secrets again
+}
+
+// What kubelet adds to the attributes.
+const (
+	kubeletPrefix  = "csi.storage.k8s.io/"
+	PodName        = kubeletPrefix + "pod.name"
+	PodNamespace   = kubeletPrefix + "pod.namespace"
+	serviceAccount = kubeletPrefix + "serviceAccount.name"
+	tokens         = kubeletPrefix + "serviceAccount.tokens"
+	ephemeral      = kubeletPrefix + "ephemeral"
+	audience       = "sts.amazonaws.com"
+)
+
+// Inline tells whether the volume is one of the pod itself.
+func (r Request) Inline() bool { return r.Attributes[ephemeral] == "true" }
+
+func invalid(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}
+
+// check says what is wrong with a value, "" for nothing.
+type check func(value string) string
+
+// option is an attribute that is a flag of hbmfs mount.
+type option struct {
+	flag   string
+	check  check
+	remote bool // it says nothing of a directory
+}
+
+func options() map[string]option {
+	return map[string]option{
+		"format":       {flag: "format", check: word},
+		"dtype":        {flag: "dtype", check: word},
+		"cacheSize":    {flag: "cache-size", check: size},
+		"cacheMinFree": {flag: "cache-min-free", check: size},
+		"cacheSegment": {flag: "cache-segment", check: size},
+		"connections":  {flag: "connections", check: number(1, 4096), remote: true},
+		"patience":     {flag: "patience", check: duration, remote: true},
+		"readAhead":    {flag: "read-ahead", check: number(0, 1<<30)},
+		"uid":          {flag: "uid", check: number(0, 1<<32-2)},
+		"gid":          {flag: "gid", check: number(0, 1<<32-2)},
+		"umask":        {flag: "umask", check: octal},
+		"showViews":    {flag: "show-views", check: oneOf("true", "false")},
+		"logLevel":     {flag: "log-level", check: oneOf("debug", "info", "warn", "error")},
+	}
+}
+
+// others are the attributes that are no flags.
+func others() []string { return []string{"source", "authentication", "roleArn"} }
+
+// Parse makes a want of a request. Its errors are of gRPC, name the attribute or key that is wrong, and show no secret.
+func Parse(r Request) (Want, error) {
+	known := options()
+	values := maps.Clone(r.Attributes)
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		_, isOption := known[name]
+		switch {
+		case strings.HasPrefix(name, kubeletPrefix), strings.HasPrefix(name, "storage.kubernetes.io/"):
+			delete(values, name)
+		case !isOption && !slices.Contains(others(), name):
+			names := append(slices.Collect(maps.Keys(known)), others()...)
+			slices.Sort(names)
+			return Want{}, invalid("volume attribute %q is not known: there are %s", name, strings.Join(names, ", "))
+		}
+	}
+	w := Want{Spec: Spec{Source: values["source"]}}
+	if err := checkSource(w.Source); err != nil {
+		return Want{}, err
+	}
+	if err := mergeGroup(values, r.MountGroup); err != nil {
+		return Want{}, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		o, ok := known[name]
+		if !ok {
+			continue
+		}
+		if why := o.check(values[name]); why != "" {
+			return Want{}, invalid("volume attribute %s=%q: %s", name, values[name], why)
+		}
+		if o.remote && w.Directory() != "" {
+			return Want{}, invalid("volume attribute %s contradicts source: %s is a directory, which is asked nothing", name, w.Source)
+		}
+		if name == "showViews" && values[name] == "false" {
+			continue // as without it
+		}
+		w.Flags = append(w.Flags, "--"+o.flag+"="+values[name])
+	}
+	return w, w.authenticate(r, values)
+}
+
+// mergeGroup makes the group that the pod wants (fsGroup) the gid of the volume.
+func mergeGroup(values map[string]string, group string) error {
+	if group == "" {
+		return nil
+	}
+	if why := number(0, 1<<32-2)(group); why != "" {
+		return invalid("the volume mount group %q: %s", group, why)
+	}
+	if gid, ok := values["gid"]; ok && gid != group {
+		return invalid("volume attribute gid=%s contradicts the pod's fsGroup %s: leave one of them out", gid, group)
+	}
+	values["gid"] = group
+	return nil
+}
+
+func checkSource(source string) error {
+	const want = "want an absolute directory of the node, s3://BUCKET/PREFIX, or http(s)://HOST/PATH"
+	if source == "" {
+		return invalid("volume attribute source is missing: %s", want)
+	}
+	if strings.ContainsFunc(source, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return invalid("volume attribute source has a control character in it: %s", want)
+	}
+	if filepath.IsAbs(source) {
+		if filepath.Clean(source) != strings.TrimSuffix(source, "/") && source != "/" {
+			return invalid("volume attribute source=%q: write it without ., .. and double slashes", source)
+		}
+		return nil
+	}
+	u, err := url.Parse(source)
+	if err != nil { // whose text would show what may be a password
+		return invalid("volume attribute source is no address: %s", want)
+	}
+	switch {
+	case u.Host == "" || !slices.Contains([]string{"s3", "http", "https"}, u.Scheme):
+		return invalid("volume attribute source=%q: %s", u.Redacted(), want)
+	case u.User != nil:
+		return invalid("volume attribute source has credentials in it, where everybody sees them: put them into a secret")
+	case u.Scheme != "s3" && u.RawQuery != "":
+		return invalid("volume attribute source has a query, which may sign the address and would be seen by everybody: leave it out")
+	case u.Query().Has("profile"), u.Query().Has("anonymous"):
+		return invalid("volume attribute source: use the attribute authentication, and not profile or anonymous in the address")
+	}
+	return nil
+}
+
+// authenticate settles as whom the source is asked.
+func (w *Want) authenticate(r Request, values map[string]string) error {
+	role, how := values["roleArn"], cmp.Or(values["authentication"], "auto")
+	if why := oneOf("auto", AuthAnonymous, AuthSecret, AuthPod)(how); why != "" {
+		return invalid("volume attribute authentication=%q: %s", how, why)
+	}
+	if role != "" && !strings.HasPrefix(role, "arn:") {
+		return invalid("volume attribute roleArn=%q: want arn:aws:iam::ACCOUNT:role/NAME", role)
+	}
+	if how == "auto" {
+		switch {
+		case role != "":
+			how = AuthPod
+		case len(r.Secrets) > 0, r.StagedAuth == AuthSecret:
+			how = AuthSecret
+		default:
+			how = AuthAnonymous
+		}
+	}
+	switch {
+	case how != AuthAnonymous && !strings.HasPrefix(w.Source, "s3://"):
+		return invalid("volume attributes authentication, roleArn and secrets are for s3:// sources, and source is %s: leave them out", w.Source)
+	case how != AuthPod && role != "":
+		return invalid("volume attribute roleArn contradicts authentication=%s: a role is taken with the pod's token", how)
+	case how == AuthPod && role == "":
+		return invalid("volume attribute authentication=pod needs roleArn: the role that the pod's service account may take")
+	case how != AuthSecret && len(r.Secrets) > 0:
+		return invalid("volume attribute authentication=%s contradicts the secret that the volume names: leave one of them out", how)
+	}
+	w.Auth = how
+	switch how {
+	case AuthSecret:
+		return w.takeSecrets(r)
+	case AuthPod:
+		return w.takeToken(r, role)
+	}
+	return nil
+}
+
+// takeSecrets makes a credentials file of a secret. Without one, what the volume was staged with is used.
+func (w *Want) takeSecrets(r Request) error {
+	if len(r.Secrets) == 0 {
+		if r.Staging || r.Inline() {
+			return invalid("volume attribute authentication=secret needs a secret: name one in nodeStageSecretRef and nodePublishSecretRef")
+		}
+		return nil
+	}
+	text := "[default]\n"
+	keys := []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+	for _, name := range slices.Sorted(maps.Keys(r.Secrets)) {
+		if !slices.Contains(keys, name) {
+			return invalid("secret key %q is not known: there are %s", name, strings.Join(keys, ", "))
+		}
+	}
+	for i, name := range keys {
+		value := strings.TrimSpace(r.Secrets[name])
+		if value == "" {
+			if i < 2 {
+				return invalid("secret key %s is missing", name)
+			}
+			continue
+		}
+		if !plain().MatchString(value) {
+			return invalid("secret key %s has characters in it that no AWS key has: was it encoded twice?", name)
+		}
+		text += strings.ToLower(name) + " = " + value + "\n"
+	}
+	owner := "volume " + r.ID
+	if r.Inline() {
+		owner = "namespace " + r.Attributes[PodNamespace]
+	}
+	w.Identity, w.Credentials = identity(owner, text), []byte(text)
+	return nil
+}
+
+// plain is what AWS's keys and tokens are made of, and nothing that a credentials file would read as anything else.
+func plain() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9/+=_.:-]+$`) }
+
+// takeToken has the daemon take a role with the token of the pod's service account.
+func (w *Want) takeToken(r Request, role string) error {
+	w.RoleARN = role
+	if r.Staging { // no pod yet
+		return nil
+	}
+	var given map[string]struct {
+		Token string `json:"token"`
+	}
+	if err := json.Unmarshal([]byte(cmp.Or(r.Attributes[tokens], "{}")), &given); err != nil {
+		return invalid("%s is not what kubelet sends: want a JSON object of audiences", tokens)
+	}
+	if given[audience].Token == "" {
+		return status.Errorf(codes.FailedPrecondition, "volume attribute roleArn needs a token of the pod's service account for %s: list it in tokenRequests of the CSIDriver object", audience)
+	}
+	namespace, account := r.Attributes[PodNamespace], r.Attributes[serviceAccount]
+	if namespace == "" || account == "" {
+		return status.Errorf(codes.FailedPrecondition, "volume attribute roleArn needs to know the pod's service account: set podInfoOnMount in the CSIDriver object")
+	}
+	w.Identity, w.Token = identity("service account", namespace, account), []byte(given[audience].Token)
+	return nil
+}
+
+func word(v string) string {
+	if !regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`).MatchString(v) {
+		return "want one word"
+	}
+	return ""
+}
+
+func size(v string) string {
+	if !regexp.MustCompile(`^[1-9][0-9]{0,15}([KMGTP]iB)?$`).MatchString(v) {
+		return "want a size such as 64MiB or 2TiB"
+	}
+	return ""
+}
+
+func octal(v string) string {
+	if n, err := strconv.ParseUint(v, 8, 16); err != nil || n > 0o777 {
+		return "want an octal number up to 777"
+	}
+	return ""
+}
+
+func duration(v string) string {
+	if d, err := time.ParseDuration(v); err != nil || d <= 0 {
+		return "want a time such as 2m"
+	}
+	return ""
+}
+
+func number(least, most uint64) check {
+	return func(v string) string {
+		if n, err := strconv.ParseUint(v, 10, 64); err != nil || n < least || n > most || strconv.FormatUint(n, 10) != v {
+			return fmt.Sprintf("want a number from %d to %d", least, most)
+		}
+		return ""
+	}
+}
+
+func oneOf(values ...string) check {
+	return func(v string) string {
+		if !slices.Contains(values, v) {
+			return "want one of " + strings.Join(values, ", ")
+		}
+		return ""
+	}
+}

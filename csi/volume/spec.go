@@ -1,0 +1,95 @@
+// Package volume turns what Kubernetes says of a volume (attributes, secrets, the pod that asks) into what a daemon is
+// started with. It does no I/O.
+//
+// A [Spec] decides which bytes are seen, how, and with whose rights. Two requests with equal specs share one daemon, so
+// everything that makes a difference must be in it, and nothing else may be. [Parse] makes it, and refuses what it
+// does not know: an attribute that is ignored is a typing error that nobody finds.
+package volume
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Ways to ask a source.
+const (
+	AuthAnonymous = "anonymous"
+	AuthSecret    = "secret" // access keys from a Kubernetes secret
+	AuthPod       = "pod"    // a role, with the token of the pod's service account
+)
+
+// Spec is what a daemon is started with, without what is secret.
+type Spec struct {
+	Source   string   `json:"source"`
+	Flags    []string `json:"flags,omitempty"` // of hbmfs mount, in a fixed order
+	Auth     string   `json:"auth"`
+	RoleARN  string   `json:"role_arn,omitempty"`
+	Identity string   `json:"identity,omitempty"` // a hash of who asks; "" where everybody may
+}
+
+// Key names the spec: equal specs have equal keys.
+func (s Spec) Key() string {
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic("volume: internal error: " + err.Error())
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:10])
+}
+
+// Same tells whether two specs ask for the same, whoever asks.
+func (s Spec) Same(other Spec) bool {
+	s.Identity, other.Identity = "", ""
+	return s.Key() == other.Key()
+}
+
+// Directory returns the directory of the node that is the source, "" for a remote one.
+func (s Spec) Directory() string {
+	if filepath.IsAbs(s.Source) {
+		return s.Source
+	}
+	return ""
+}
+
+// Address is the source as hbmfs mount takes it. Nobody who asks anonymously gets the rights of the node.
+func (s Spec) Address() string {
+	if s.Auth != AuthAnonymous || !strings.HasPrefix(s.Source, "s3://") {
+		return s.Source
+	}
+	u, err := url.Parse(s.Source) // Parse has read it
+	if err != nil {
+		return s.Source
+	}
+	q := u.Query()
+	q.Set("anonymous", "true")
+	u.RawQuery = q.Encode()
+	return u.String()
+}
+
+// Cached tells whether the daemon keeps bytes in the cache directory: those of remote sources, and what compressed shards
+// of a directory decode to where the cache is spoken of.
+func (s Spec) Cached() bool {
+	return s.Directory() == "" || slices.ContainsFunc(s.Flags, func(f string) bool { return strings.HasPrefix(f, "--cache-") })
+}
+
+// Want is what a request asks for: a spec, and the secrets to serve it with. Its secrets belong into files that only
+// root reads, and nowhere else.
+type Want struct {
+	Spec
+	Credentials []byte // an AWS credentials file, for AuthSecret
+	Token       []byte // of a service account, for AuthPod
+}
+
+func identity(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		sum := sha256.Sum256([]byte(p))
+		h.Write(sum[:])
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
