@@ -2,6 +2,7 @@ package cufile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -21,6 +22,7 @@ type crew struct {
 	quit chan struct{}
 	gone chan struct{} // closed when all workers have ended
 	wg   sync.WaitGroup
+	done atomic.Int64 // steps that have ended
 
 	mu      sync.Mutex    // guards what follows
 	most    int           // workers that take jobs
@@ -32,8 +34,9 @@ type worker struct {
 	cu      *cuda
 	context handle
 	index   int
-	job     *job        // that it works on
-	ahead   *mappedFile // what it may look ahead in, see mappings
+	done    *atomic.Int64 // of its crew
+	job     *job          // that it works on
+	ahead   *mappedFile   // what it may look ahead in, see mappings
 	stream  handle
 	slots   []slot
 	next    int
@@ -134,7 +137,7 @@ func (c *crew) serve(o crewOptions, index int, ready chan<- error, begin <-chan 
 	if o.near != nil {
 		_ = unix.SchedSetaffinity(0, o.near) // being far from the GPU costs speed, nothing else
 	}
-	w := &worker{cu: o.cu, context: o.context, index: index}
+	w := &worker{cu: o.cu, context: o.context, index: index, done: &c.done}
 	err := w.start(c.ring)
 	defer w.stop()
 	ready <- err
@@ -278,6 +281,7 @@ func (j *job) work(w *worker) {
 			break
 		}
 		j.fail(j.step(w, i))
+		w.done.Add(1)
 	}
 	j.end()
 }
@@ -349,6 +353,35 @@ func (c *crew) run(ctx context.Context, workers int, n int64, step func(w *worke
 // do runs f once on a worker.
 func (c *crew) do(ctx context.Context, f func(w *worker) error) error {
 	_, err := c.run(ctx, 1, 1, func(w *worker, _ int64) error { return f(w) })
+	return err
+}
+
+// doAtLast runs f once on a worker, after all that is under way, however long that takes. It fails where no step ends for
+// so long: then a foreign call hangs.
+func (c *crew) doAtLast(patience time.Duration, f func(w *worker) error) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() { // ends with ctx
+		ticker := time.NewTicker(patience)
+		defer ticker.Stop()
+		for before := c.done.Load(); ; {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			}
+			now := c.done.Load()
+			if now == before {
+				cancel()
+				return
+			}
+			before = now
+		}
+	}()
+	err := c.do(ctx, f)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("a call into a GPU library has not returned after %v: what it uses stays until the process ends", patience)
+	}
 	return err
 }
 

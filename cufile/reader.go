@@ -289,9 +289,7 @@ func (r *Reader) release() error {
 	}
 	var errs []error
 	if r.mapper != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), closePatience)
-		defer cancel()
-		if err := errors.Join(r.mapper.do(ctx, r.releaseGPU), r.mapper.close()); err != nil {
+		if err := errors.Join(r.mapper.doAtLast(closePatience, r.releaseGPU), r.mapper.close()); err != nil {
 			return err
 		}
 	}
@@ -316,9 +314,7 @@ func (r *Reader) forget(files []*backing) error {
 	if r.cu == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
-	defer cancel()
-	return r.mapper.do(ctx, func(w *worker) error {
+	return r.mapper.doAtLast(closePatience, func(w *worker) error {
 		var errs []error
 		for _, b := range files {
 			r.cufile.forget(b)
