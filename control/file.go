@@ -22,6 +22,9 @@ var (
 	ErrStale = errors.New("stale: ask for the extents again")
 )
 
+// The questions to an open file take no context: the daemon answers them from what it knows, within microseconds, and
+// while it is stopped the kernel lets nobody go who waits for it, as with every call on a file of its mount.
+
 // Info asks what an open file is.
 func Info(f *os.File) (FileInfo, error) {
 	p := pad(put32(make([]byte, 0, InfoSize), Version, 0), InfoSize-8)

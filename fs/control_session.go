@@ -244,7 +244,7 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 		if len(payload) > 0 {
 			return errProtocol
 		}
-		count := control.ReaderCount{Readers: s.channel.countReaders()}
+		count := control.ReaderCount{Readers: s.channel.countReaders(s.peer.uid)}
 		a.header.Type, a.payload = control.TypeCount, count.AppendTo
 		return nil
 	}

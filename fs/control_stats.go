@@ -72,11 +72,21 @@ func (c *channel) part(u *usage, r readerID) {
 	}
 }
 
-// countReaders returns how many readers are connected.
-func (c *channel) countReaders() uint32 {
+// readersOfOthers is how many readers of another user count at most: as many as a host has GPUs. Else who draws many
+// numbers would have all others believe that they must do with two threads.
+const readersOfOthers = 16
+
+// countReaders returns how many readers are connected, as far as a user needs to know.
+func (c *channel) countReaders(uid uint32) (n uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return uint32(len(c.readers))
+	of := map[uint32]uint32{}
+	for r := range c.readers {
+		if of[r.uid]++; r.uid == uid || of[r.uid] <= readersOfOthers {
+			n++
+		}
+	}
+	return n
 }
 
 // report adds what a client says that it moved. Sums stay where they are rather than overflow.
