@@ -331,7 +331,7 @@ def train(options):
         assert len(r["losses"]) == steps
         print(
             f"{name:12s} {r['seconds']:6.2f} s for {steps} steps, GPU idle {100 * r['idle']:5.1f} %, "
-            f"waiting for batches {r['waited']:6.2f} s, last loss {r['losses'][-1]}",
+            f"waiting for batches {r['waited']:6.2f} s, for the first {1000 * r['first']:.0f} ms, last loss {r['losses'][-1]}",
             flush=True,
         )
     same = len({tuple(r["losses"]) for r in results.values()}) == 1
@@ -354,13 +354,15 @@ def losses(loader, torch):
     )
     model.cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    kept, events, waited = [], [], 0.0
+    kept, events, waited, first = [], [], 0.0, 0.0
     torch.cuda.synchronize()
     began = time.perf_counter()
     while True:
         asked = time.perf_counter()
         batch = next(loader, None)
         waited += time.perf_counter() - asked
+        if not kept:
+            first = waited
         if batch is None:
             break
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -379,7 +381,7 @@ def losses(loader, torch):
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     busy = sum(start.elapsed_time(end) for start, end in events) / 1000
-    return {"losses": [float(loss).hex() for loss in kept], "seconds": seconds, "idle": max(0.0, 1 - busy / seconds), "waited": waited}
+    return {"losses": [float(loss).hex() for loss in kept], "seconds": seconds, "idle": max(0.0, 1 - busy / seconds), "waited": waited, "first": first}
 
 
 def main():
