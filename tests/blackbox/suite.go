@@ -102,15 +102,19 @@ func Nginx() (path string, err error) {
 }
 
 // Ended tells whether a process is gone, or dead and not yet collected by its parent. A process whose first thread is dead
-// may have others that still close its files.
+// may have others that still close its files; listing those would miss some while they end.
 func Ended(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return true
 	}
-	_, after, _ := bytes.Cut(stat, []byte(") "))
-	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
-	return err != nil || (len(threads) <= 1 && (bytes.HasPrefix(after, []byte("Z")) || bytes.HasPrefix(after, []byte("X"))))
+	_, after, _ := bytes.Cut(stat, []byte(") ")) // proc_pid_stat(5): the state is field 3, the number of threads field 20
+	fields := bytes.Fields(after)
+	if len(fields) < 18 || (string(fields[0]) != "Z" && string(fields[0]) != "X") {
+		return false
+	}
+	threads, err := strconv.Atoi(string(fields[17]))
+	return err == nil && threads <= 1
 }
 
 // Within waits until ok, for a limited time.
