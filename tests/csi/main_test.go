@@ -1,0 +1,98 @@
+// Package csi_test tests the built hbmfs-csi as Kubernetes uses it: a simulated kubelet makes its calls in their order,
+// retries as it does, and looks after its directories; the plugin and the host run in mount namespaces of their own, as
+// two containers with Bidirectional propagation; and what reads are pods: unprivileged processes in mount, pid, network
+// and user namespaces of their own, which see nothing but the volume.
+//
+//	n := newNode(t)                                  // a machine with a running host and plugin
+//	v := n.directoryVolume("corpus", files)          // what a PersistentVolume says
+//	p := n.startPod(v, podOptions{})                 // stage, publish, start: what kubelet does
+//	p.mustRead(file)                                 // in the pod
+//	n.stopPod(p); n.unstage(v); n.mustBeClean()
+//
+// Under the race detector the programs are built with it; otherwise HBMFS_CSI and HBMFS_BINARY name them. All of it needs
+// root and FUSE, and says so where it skips. HBMFS_CSI_ROUNDS and HBMFS_CSI_SEED make more of the random test, and the
+// same again.
+package csi_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// patience bounds every wait. It is long, since nothing that works waits for its end.
+const patience = time.Minute
+
+// What all tests share; TestMain makes it.
+var (
+	suite      *blackbox.Suite
+	csiProgram string // the built hbmfs-csi
+	podProgram string // this program, where every user can run it
+)
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(podRole); role != "" {
+		os.Exit(runPod(role))
+	}
+	code, err := testMain(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func testMain(m *testing.M) (code int, err error) {
+	if suite, err = blackbox.NewSuite("csi", raceDetector); err != nil {
+		return 1, err
+	}
+	return suite.Run(func() int {
+		if err := providePrograms(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return m.Run()
+	}), nil
+}
+
+// providePrograms puts hbmfs-csi and the pods' program beside hbmfs.
+func providePrograms() error {
+	csiProgram, podProgram = filepath.Join(suite.Dir, "hbmfs-csi"), filepath.Join(suite.Dir, "pod")
+	self, err := os.ReadFile("/proc/self/exe")
+	if err == nil {
+		err = os.WriteFile(podProgram, self, 0o755)
+	}
+	given := os.Getenv("HBMFS_CSI")
+	if raceDetector || given == "" {
+		return errors.Join(err, blackbox.Build("hbmfs-csi", csiProgram, raceDetector))
+	}
+	program, readErr := os.ReadFile(given)
+	if err = errors.Join(err, readErr); err != nil {
+		return fmt.Errorf("copy HBMFS_CSI: %w", err)
+	}
+	return os.WriteFile(csiProgram, program, 0o755)
+}
+
+func needNode(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	if err := blackbox.CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func within(ok func() bool) bool { return blackbox.Within(patience, ok) }

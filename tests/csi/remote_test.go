@@ -1,0 +1,180 @@
+package csi_test
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestEightReaders: eight pods read one remote volume at the same time. Every byte comes once over the network, and lies
+// once in the cache.
+func TestEightReaders(t *testing.T) {
+	n := newNode(t)
+	key := s3Key{"AKIDEIGHT", "secret/of/the/eight", "token/of/the/eight"}
+	store := newS3Store(t, key)
+	files := someFiles(1)
+	store.put("corpus", files)
+	v := s3Volume("corpus", store, "corpus", key)
+	pods := n.startPods(v, 8)
+	n.parallel(len(pods), func(i int) {
+		for k := range files {
+			pods[i].must("read", files[(i+k)%len(files)])
+		}
+	})
+	var size int64
+	for _, f := range files {
+		size += int64(f.Size)
+		if got, twice := store.gave("corpus/" + f.Name); got != int64(f.Size) || twice {
+			t.Errorf("%d bytes of %s, which has %d, came over the network (some of them twice: %v)", got, f.Name, f.Size, twice)
+		}
+	}
+	for _, p := range pods {
+		for _, f := range files {
+			if a, _ := p.soon("control", f); a.Bytes != int64(f.Size) {
+				t.Errorf("%d bytes of %s, which has %d, were read past the mount", a.Bytes, f.Name, f.Size)
+			}
+		}
+	}
+	if kept := allocated(t, filepath.Join(n.state, "cache")); kept < size || kept > size+size/2+1<<20 {
+		t.Errorf("the cache has %d bytes for a volume of %d", kept, size)
+	}
+	n.stopPods(pods)
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// allocated is what the files below a directory take of the disk.
+func allocated(t testing.TB, dir string) (n int64) {
+	t.Helper()
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		var stat unix.Stat_t
+		err = unix.Stat(path, &stat)
+		n += stat.Blocks * 512
+		return err
+	}))
+	return n
+}
+
+// TestSecretsRotate takes a key back while a pod reads: what was being read waits for the new secret, which comes with the
+// next call of kubelet, and goes on without an error. Nobody sees any of the secrets.
+func TestSecretsRotate(t *testing.T) {
+	n := newNode(t)
+	keys := []s3Key{
+		{"AKIDFIRST", "first+secret/with=signs", "the.first+token/with=signs=="}, {"AKIDSECOND", "the+second/secret", "the+second/token"},
+		{"AKIDTHIRD", "the+third/secret/without/token", ""},
+	}
+	store := newS3Store(t, keys[0])
+	files := someFiles(1)
+	store.put("corpus", files)
+	v := s3Volume("corpus", store, "corpus", keys[0])
+	p := n.startPod(v, podOptions{})
+	p.must("read", files[1])
+	for i, refusal := range []string{"ExpiredToken", "InvalidAccessKeyId"} {
+		store.rule(keys[i], refusal)
+		store.rule(keys[i+1], "")
+		before, f := store.refusals(), files[2*i] // which nobody has read
+		reading := make(chan answer, 1)
+		go func() { reading <- p.do("read", f) }() // ends with the read
+		if !within(func() bool { return store.refusals() > before }) {
+			t.Fatal("the reader asks for nothing")
+		}
+		v.secrets = keys[i+1].secret()
+		n.publish(v, p.uid)
+		a := <-reading
+		if refusal == "ExpiredToken" && a.Error != "" {
+			t.Errorf("the read that was under way while the secret expired: %s", a.Error)
+		}
+		p.soon("read", f)
+	}
+	if len(n.daemons()) != 1 {
+		t.Errorf("after new secrets there are %d daemons", len(n.daemons()))
+	}
+	n.mustHide(p, keys)
+	n.stopPod(p)
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// mustHide looks for secrets where somebody may see them.
+func (n *node) mustHide(p *pod, keys []s3Key) {
+	n.t.Helper()
+	secrets := []string{podToken}
+	for _, k := range keys {
+		secrets = append(secrets, k.key)
+		if k.token != "" {
+			secrets = append(secrets, k.token)
+		}
+	}
+	look := func(where string, text []byte) {
+		for _, s := range secrets {
+			if bytes.Contains(text, []byte(s)) {
+				n.t.Errorf("%s shows %q", where, s)
+			}
+		}
+	}
+	look("the status", []byte(p.must("status", file{}).Text))
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(n.t, err)
+	for _, name := range lines {
+		if text, err := os.ReadFile(name); err == nil && !bytes.Contains(text, []byte("\x00-test.")) { // a process may have ended
+			look(name, text)
+		}
+	}
+	for _, dir := range []string{n.state, n.logs, n.kubelet} {
+		must(n.t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			if d.IsDir() && (d.Name() == "mnt" || d.Name() == "mount" || d.Name() == "globalmount") {
+				return fs.SkipDir
+			}
+			if !d.Type().IsRegular() {
+				return nil
+			}
+			text, err := os.ReadFile(path)
+			info, infoErr := d.Info()
+			if err != nil || infoErr != nil {
+				return nil // it has gone meanwhile
+			}
+			if strings.HasPrefix(path, filepath.Join(n.state, "volumes")) && info.Mode().Perm() == 0o600 && d.Name() != "volume.json" {
+				return nil // what the daemon reads them from
+			}
+			look(path, text)
+			return nil
+		}))
+	}
+}
+
+// TestSourceIsDown: a store that does not answer costs the volumes of others nothing.
+func TestSourceIsDown(t *testing.T) {
+	n := newNode(t)
+	key := s3Key{"AKIDDOWN", "secret", ""}
+	store := newS3Store(t, key)
+	files := someFiles(1)
+	store.put("corpus", files)
+	broken, good := s3Volume("broken", store, "corpus", key), n.directoryVolume("good", files)
+	store.Close()
+	broken.attributes["patience"] = "2s"
+	failed := make(chan error, 1)
+	go func() { failed <- n.stageOnce(broken) }() // ends with the call
+	began := time.Now()
+	p := n.startPod(good, podOptions{})
+	p.must("read", files[0])
+	t.Logf("beside it another volume took %v", time.Since(began))
+	err := <-failed
+	mustRefuse(t, "staging a source that is down", err, "Unavailable", "")
+	n.stopPod(p)
+	n.unstage(good)
+	broken.staged = true // kubelet takes away what it tried to stage
+	n.unstage(broken)
+	n.mustBeClean()
+}

@@ -1,0 +1,194 @@
+package csi_test
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// stall is what a reader may wait while the plugin is replaced. On a quiet machine it waits some milliseconds, which the
+// test logs; one that tests other things at the same time may not give the reader a CPU for longer than that.
+const stall = 5 * time.Second
+
+// TestUpgrade replaces the plugin, and then the host, under readers at full speed.
+func TestUpgrade(t *testing.T) {
+	n := newNode(t)
+	key := s3Key{"AKIDUPGRADE", "secret/of/the/upgrade", ""}
+	store := newS3Store(t, key)
+	files := someFiles(1)
+	store.put("corpus", files)
+	local, remote := n.directoryVolume("local", files), s3Volume("remote", store, "corpus", key)
+	pods := []*pod{n.startPod(local, podOptions{}), n.startPod(remote, podOptions{})}
+	before := n.daemons()
+	for _, p := range pods {
+		p.must("loop", files[0])
+	}
+	reads := func(what string) {
+		for _, p := range pods {
+			now := p.must("loop so far", files[0]).Passes
+			if !within(func() bool { return p.must("loop so far", files[0]).Passes > now }) {
+				t.Fatalf("a reader of %s does not go on after %s", p.volume.name, what)
+			}
+		}
+	}
+	reads("its start")
+	for range 3 {
+		n.restartPlugin()
+		n.waitReady()
+		q := n.startPod(local, podOptions{})
+		q.must("read", files[1])
+		n.stopPod(q)
+		reads("the plugin was replaced")
+	}
+	n.restartHost()
+	n.waitReady()
+	reads("the host was replaced")
+	if after := n.daemons(); !slices.EqualFunc(before, after, func(a, b daemon) bool { return a.pid == b.pid }) {
+		t.Errorf("the daemons were %v and are %v", before, after)
+	}
+	for _, p := range pods {
+		a := p.must("end loop", files[0])
+		if a.Errors > 0 || a.Longest > stall {
+			t.Errorf("a reader of %s has %d errors (%s), and waited %v for a read", p.volume.name, a.Errors, a.Text, a.Longest)
+		}
+		t.Logf("%s: %d MB in %d passes, the longest wait %v", p.volume.name, a.Bytes>>20, a.Passes, a.Longest)
+		n.stopPod(p)
+	}
+	n.unstage(local)
+	n.unstage(remote)
+	n.mustBeClean()
+}
+
+// TestDaemonDies kills the daemon of a volume under its pods. What they hold goes on as if nothing had been; what they
+// open after the volume was mounted again is there, in pods of either propagation, and no mount lies upon another.
+func TestDaemonDies(t *testing.T) {
+	n := newNode(t)
+	files := someFiles(1)
+	v := n.directoryVolume("corpus", files)
+	pods := n.startPods(v, 4)
+	for _, p := range pods {
+		p.must("hold", files[0])
+	}
+	for range 3 {
+		n.killDaemons(n.daemons()...)
+		for _, p := range pods {
+			p.must("held", files[0])
+		}
+		var longest time.Duration
+		for _, p := range pods {
+			_, took := p.soon("read", files[0])
+			longest = max(longest, took)
+		}
+		t.Logf("after %v all pods read again", longest)
+		for _, p := range pods {
+			p.soon("control", files[1])
+			p.must("held", files[0])
+		}
+		if d := n.daemons(); len(d) != 1 {
+			t.Errorf("%d daemons after one was started again: %v", len(d), d)
+		}
+		n.mustNotStack(pods)
+	}
+	q := n.startPod(v, podOptions{})
+	q.must("read", files[0])
+	n.stopPods(append(pods, q))
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// mustNotStack fails the test where something is mounted upon a mount, on the node or in a pod.
+func (n *node) mustNotStack(pods []*pod) {
+	n.t.Helper()
+	points := n.mounts()
+	slices.Sort(points)
+	if once := slices.Compact(slices.Clone(points)); len(once) != len(points) {
+		n.t.Errorf("mounts lie upon mounts: %v", points)
+	}
+	for _, p := range pods {
+		for _, line := range strings.Split(p.must("who", file{}).Text, "\n") {
+			if strings.HasPrefix(line, "mounts ") && strings.Count(line+" ", " /data ") != 1 {
+				n.t.Errorf("in %s: %s", p.uid, line)
+			}
+		}
+	}
+}
+
+// TestHostDies kills the host with all of its daemons, as the end of its container does.
+func TestHostDies(t *testing.T) {
+	n := newNode(t)
+	files := someFiles(1)
+	a, b := n.directoryVolume("a", files), n.directoryVolume("b", files)
+	pods := append(n.startPods(a, 2), n.startPods(b, 2)...)
+	for _, p := range pods {
+		p.must("hold", files[0])
+	}
+	n.host.kill()
+	n.killDaemons(n.daemons()...)
+	for _, p := range pods {
+		p.must("held", files[0])
+	}
+	// Meanwhile a pod is deleted; kubelet goes on until it is gone.
+	n.restartPlugin()
+	n.startHost()
+	n.waitReady()
+	for _, p := range pods {
+		p.soon("read", files[0])
+		p.must("held", files[0])
+	}
+	n.mustNotStack(pods)
+	n.stopPods(pods)
+	n.unstage(a)
+	n.unstage(b)
+	n.mustBeClean()
+}
+
+// TestPodsGoWhileTheDriverIsDown: nobody saw the daemons die and the pods end, and yet all of it is taken away.
+func TestPodsGoWhileTheDriverIsDown(t *testing.T) {
+	n := newNode(t)
+	files := someFiles(1)
+	v := n.directoryVolume("corpus", files)
+	pods := n.startPods(v, 2)
+	n.plugin.kill()
+	n.host.kill()
+	n.killDaemons(n.daemons()...)
+	for _, p := range pods {
+		p.kill()
+	}
+	n.startHost()
+	n.startPlugin()
+	n.waitReady()
+	n.stopPods(pods)
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// TestDrain ends the host politely while volumes are in use: neither mounts nor daemons care.
+func TestDrain(t *testing.T) {
+	n := newNode(t)
+	files := someFiles(1)
+	v := n.directoryVolume("corpus", files)
+	p := n.startPod(v, podOptions{})
+	before := n.daemons()
+	for _, d := range []*process{n.plugin, n.host} {
+		must(t, d.cmd.Process.Signal(syscall.SIGTERM))
+		if !within(d.ended) {
+			t.Fatalf("%v does not end", d.cmd.Args)
+		}
+		if code := d.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("%v ends with code %d", d.cmd.Args, code)
+		}
+	}
+	p.must("read", files[0])
+	p.must("control", files[1])
+	if after := n.daemons(); len(after) != len(before) || after[0].pid != before[0].pid {
+		t.Errorf("the daemons were %v and are %v", before, after)
+	}
+	n.startHost()
+	n.startPlugin()
+	n.waitReady()
+	n.stopPod(p)
+	n.unstage(v)
+	n.mustBeClean()
+}
