@@ -1,12 +1,11 @@
 package fs
 
 import (
-	"errors"
+	"context"
 	"iter"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -22,8 +21,9 @@ type kept interface {
 	EndPlan(reader any)
 	// WasRead is told of what was read where it lies.
 	WasRead(o *layout.Object, off, n int64)
-	// Opened is told that o was opened where it lies, by somebody whose reads nobody sees.
-	Opened(o *layout.Object)
+	// OpenWhole opens the one local file that has all of o, which stays until release. fd is -1 where there is none. It
+	// may wait until there is.
+	OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error)
 }
 
 // holder is the origin of the local files of kept objects.
@@ -95,17 +95,15 @@ func lies(k kept, o *layout.Object, off int64) (file *layout.Object, at, n int64
 }
 
 // openKept opens a node whose bytes are one kept object: passthrough where one local file holds all of it.
-func (m *Mount) openKept(n *node, i int, o *layout.Object, origin kept, out *fuse.OpenOut) fuse.Status {
-	if file, _, length := origin.Lies(o, 0); file != nil && length == o.Size {
-		if local, ok := backed(file); ok {
-			id, err := m.backing.acquire(i, func() (int, error) { return local.OpenObject(file) }, hold(file))
-			if err == nil && id != noBacking {
-				origin.Opened(o)
-				return m.passthrough(id, out)
-			}
-			if err != nil && !errors.Is(err, cache.ErrChanged) { // evicted just now: it is fetched again
-				return m.fail(n, "open", err)
-			}
+func (m *Mount) openKept(ctx context.Context, n *node, i int, o *layout.Object, origin kept, out *fuse.OpenOut) fuse.Status {
+	fd, release, err := origin.OpenWhole(ctx, o)
+	if err != nil {
+		return m.fail(n, "open", err)
+	}
+	if fd >= 0 {
+		id, err := m.backing.acquire(i, func() (int, error) { return fd, nil }, release)
+		if err == nil && id != noBacking {
+			return m.passthrough(id, out)
 		}
 	}
 	m.backing.openedCached(i)

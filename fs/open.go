@@ -53,7 +53,8 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	default:
 		return fuse.EINVAL
 	}
-	body, err := n.body(requestContext(cancel))
+	ctx := requestContext(cancel)
+	body, err := n.body(ctx)
 	if err != nil {
 		return m.fail(n, "open", err)
 	}
@@ -62,7 +63,7 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 		case local:
 			return m.openLocal(n, i, o, origin, out)
 		case kept:
-			return m.openKept(n, i, o, origin, out)
+			return m.openKept(ctx, n, i, o, origin, out)
 		}
 	}
 	m.counters.cachedOpens.Add(1)

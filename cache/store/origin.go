@@ -110,7 +110,7 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 	f := x.file(o)
 	want := p[:min(int64(len(p)), o.Size-off)]
 	ahead := f.ahead(off, off+int64(len(want)), x.store.opt.Ahead)
-	x.reached(o, ahead >= inOrder)
+	x.reached(o, true, ahead >= inOrder)
 	for n := 0; n < len(want); {
 		g := x.segment(o, off+int64(n))
 		m := int(min(int64(len(want)-n), g.end()-off-int64(n)))

@@ -41,7 +41,7 @@ func (x *Origin) EndPlan(reader any) { x.store.ledger.endPlan(reader) }
 
 // WasRead is told of reads that do not come by [Origin.ReadAt].
 func (x *Origin) WasRead(o *layout.Object, off, n int64) {
-	x.reached(o, false)
+	x.reached(o, true, false)
 	f := x.file(o)
 	for end := min(o.Size, off+n); off < end; {
 		g := x.segment(o, off)

@@ -4,6 +4,7 @@ import (
 	"path"
 	"runtime"
 	"slices"
+	"time"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -14,12 +15,15 @@ import (
 const (
 	maxTrails = 16      // readers that go from object to object: a loader's workers
 	inOrder   = 1 << 20 // bytes that would be fetched ahead of a reader in order: below, it may be one at random
+
+	memorySpeed = 32 // bytes in a nanosecond: no thread reads faster
 )
 
 // trail is a reader's way from object to object.
 type trail struct {
-	at   *layout.Object
-	went bool // what follows was begun
+	at    *layout.Object
+	since time.Time
+	went  bool // what follows was begun: the reader goes in order
 }
 
 // successors gives, for each object that comes as a whole, the next one of its directory. The objects are ordered.
@@ -38,27 +42,24 @@ func successors(objects []*layout.Object) map[*layout.Object]*layout.Object {
 	return next
 }
 
-// Opened is told that an object was opened where it lies, so that its reads will not be seen.
-func (x *Origin) Opened(o *layout.Object) { x.reached(o, false) }
-
-// reached is told that somebody reads o, and whether in order. What follows begins to come if so, or if he was at what
-// comes before o.
-func (x *Origin) reached(o *layout.Object, inOrder bool) {
+// reached is told that somebody is at o: by a read, which may go on in order, or by opening it. It reports whether he
+// goes from object to object; what follows begins to come then.
+func (x *Origin) reached(o *layout.Object, read, inOrder bool) bool {
 	if !o.Whole {
-		return
+		return false
 	}
 	x.mu.Lock()
 	i := slices.IndexFunc(x.trails, func(t trail) bool { return t.at == o })
 	if i < 0 {
 		if i = slices.IndexFunc(x.trails, func(t trail) bool { return x.next[t.at] == o }); i >= 0 {
-			inOrder = true
-		} else if len(x.trails) < maxTrails {
-			x.trails = append(x.trails, trail{})
-			i = len(x.trails) - 1
+			inOrder = read || x.trails[i].canHaveRead()
 		} else {
-			i = maxTrails - 1
+			if len(x.trails) < maxTrails {
+				x.trails = append(x.trails, trail{})
+			}
+			i = len(x.trails) - 1
 		}
-		x.trails[i] = trail{at: o}
+		x.trails[i] = trail{at: o, since: time.Now()}
 	}
 	t := x.trails[i]
 	begin := inOrder && !t.went
@@ -68,6 +69,24 @@ func (x *Origin) reached(o *layout.Object, inOrder bool) {
 	x.mu.Unlock()
 	if begin {
 		x.beginNext(o)
+	}
+	return t.went
+}
+
+// canHaveRead reports whether there was time to read all of an object. Who opens one after the other faster than that
+// wants none of them now.
+func (t *trail) canHaveRead() bool {
+	return time.Since(t.since) >= max(time.Millisecond, time.Duration(t.at.Size/memorySpeed))
+}
+
+// waited is told that whoever is at o can read it only now.
+func (x *Origin) waited(o *layout.Object) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i := range x.trails {
+		if x.trails[i].at == o {
+			x.trails[i].since = time.Now()
+		}
 	}
 }
 

@@ -61,7 +61,16 @@ func mountCached(ctx context.Context, binary, source, dir string, flags ...strin
 	if err := command(ctx, binary, append(args, source, point)...); err != nil {
 		return nil, err
 	}
-	r := &running{point: point, end: func() error { return command(context.WithoutCancel(ctx), binary, "umount", point) }}
+	r := &running{point: point}
+	r.end = func() error {
+		if err := command(context.WithoutCancel(ctx), binary, "umount", point); err != nil || r.pid == 0 {
+			return err
+		}
+		if !blackbox.Within(time.Minute, func() bool { return unix.Kill(r.pid, 0) != nil }) { // it may still publish what came
+			return fmt.Errorf("the mount's process %d has not ended within a minute", r.pid)
+		}
+		return nil
+	}
 	b, err := blackbox.NewBinary(binary)
 	if err == nil {
 		r.pid, err = b.At(point).DaemonPID()

@@ -1,0 +1,94 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// OpenWhole opens the one local file that has all of o, for the kernel to read itself; fd is -1 where there is none.
+// What comes ahead of a reader who goes from object to object, and has come to o, is waited for: he would wait for his
+// first byte all the same, and then read all of it through this process. The file stays until release.
+func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error) {
+	g := x.segment(o, 0)
+	if g.size != o.Size {
+		return -1, nil, nil
+	}
+	f := x.file(o)
+	e, p := x.complete(f, g)
+	if p != nil && x.reached(o, false, false) {
+		p.hurry()
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			return -1, nil, nil // whoever interrupts an open is not to hear that it failed: reads wait
+		}
+		x.waited(o)
+		e, _ = x.complete(f, g)
+	}
+	if e == nil {
+		return -1, nil, nil
+	}
+	if p == nil {
+		x.reached(o, false, false)
+	}
+	s := x.store
+	s.ledger.held(e.key)
+	release = sync.OnceFunc(func() { s.ledger.unpin(e) })
+	if fd, err = s.openEntry(e); err != nil {
+		release()
+		var local *localError
+		if errors.Is(err, cache.ErrChanged) || errors.Is(err, errMoved) || errors.As(err, &local) { // evicted just now, or its disk fails: a read finds out
+			err = nil
+		}
+		return -1, nil, err
+	}
+	return fd, release, nil
+}
+
+// complete pins the segment that is all of an object, nil where it is not here. Where it is on its way, it gives the pass.
+func (x *Origin) complete(f *file, g segmentOf) (e *entry, p *pass) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pass != nil {
+		return nil, f.pass
+	}
+	return x.store.ledger.pin(keyOf(f.identity, g.index), nil), nil
+}
+
+// openEntry opens a segment for reading: one that is published, or has all of its bytes and will be.
+func (s *Store) openEntry(e *entry) (fd int, err error) {
+	if _, fill := s.ledger.look(e); fill != nil {
+		return fill.reopen()
+	}
+	o, err := s.published(e)
+	if err != nil {
+		return -1, err
+	}
+	return s.dir.OpenObject(o)
+}
+
+// reopen opens the file again, if all of its bytes are here.
+func (f *fill) reopen() (fd int, err error) {
+	if !f.use() {
+		return -1, errMoved
+	}
+	defer f.unuse()
+	f.mu.Lock()
+	fd, left := f.fd, f.left
+	f.mu.Unlock()
+	if left > 0 || fd < 0 {
+		return -1, errMoved
+	}
+	if fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return -1, &localError{"open a segment again", os.NewSyscallError("open", err)}
+	}
+	return fd, nil
+}
