@@ -25,16 +25,21 @@ const (
 	maxShard  = 1 << 32   // bytes of a decoded shard, which MosaicML Streaming bounds by that
 )
 
-// Wrap replaces, in a listing, compressed objects by what they decode to, and the indexes that name them. It reads every
-// index.json. What cannot be decoded stays as it is; where an index asked for it, the listing gets a problem. The error
-// is that an index could not be fetched.
-func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
-	var found []*layout.Object
+// Indexes gives the objects of a listing that [Wrap] reads.
+func Indexes(l *cache.Listing) (found []*layout.Object) {
 	for _, o := range l.Objects {
 		if path.Base(o.Name) == indexName && o.Size <= maxIndex {
 			found = append(found, o)
 		}
 	}
+	return found
+}
+
+// Wrap replaces, in a listing, compressed objects by what they decode to, and the indexes that name them. It reads every
+// index.json. What cannot be decoded stays as it is; where an index asked for it, the listing gets a problem. The error
+// is that an index could not be fetched.
+func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
+	found := Indexes(l)
 	plans := make([]*plan, len(found))
 	g, limited := errgroup.WithContext(ctx)
 	g.SetLimit(readers)

@@ -161,13 +161,15 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	return s, s.keep(ctx, origin, c, log)
 }
 
-// keep has a remote source read through a cache, its compressed shards decoded.
+// keep has a remote source read through a cache, its compressed shards decoded. The indexes that say what is compressed
+// are kept, too, and fetched once; what they name comes past the cache, which keeps what it decodes to.
 func (s *source) keep(ctx context.Context, origin remoteOrigin, c *cacheFlags, log *slog.Logger) error {
-	decoded, err := decode.Wrap(ctx, s.listing)
+	kept, err := s.openStore(c, log)
 	if err != nil {
 		return err
 	}
-	kept, err := s.openStore(c, log)
+	kept.Add(s.name, origin, &cache.Listing{Objects: decode.Indexes(s.listing)})
+	decoded, err := decode.Wrap(ctx, s.listing)
 	if err != nil {
 		return err
 	}

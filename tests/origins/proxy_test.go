@@ -130,13 +130,14 @@ func (p *proxy) setAnswer(f func(w http.ResponseWriter, r *http.Request) bool) {
 	p.answer = f
 }
 
-// asked gives the ranges that were asked for so far, but those of indexes, which each mount reads to learn what there is.
+// asked gives the ranges that were asked for so far, but those of the index that a mount of a web server learns from what
+// there is: /PLACE/index.json.
 func (p *proxy) asked() []asked {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []asked
 	for _, a := range p.ranges {
-		if !strings.HasSuffix(a.path, "/index.json") {
+		if !strings.HasSuffix(a.path, "/index.json") || strings.Count(a.path, "/") > 2 {
 			out = append(out, a)
 		}
 	}
