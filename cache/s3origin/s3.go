@@ -35,6 +35,7 @@ type Origin struct {
 	client    *minio.Client
 	creds     *credentials.Credentials
 	transport *http.Transport
+	rotation  rotation
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
@@ -88,6 +89,7 @@ func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (io.
 		_ = body.Close() // it is not what was asked for
 		return nil, fmt.Errorf("the server answers for bytes %d to %d of %s with %q of %s", off, off+n, obj.Version, got, info.ETag)
 	}
+	o.rotation.worked(o.creds)
 	return body, nil
 }
 
@@ -101,8 +103,10 @@ func (o *Origin) explain(err error) error {
 		r.StatusCode == http.StatusBadRequest && strings.HasPrefix(r.Code, "400"): // the answer to a HEAD has no body that says why
 		o.creds.Expire() // the next attempt asks where they come from
 		return fmt.Errorf("the credentials have expired: %w", err)
-	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized,
-		r.Code == "InvalidToken", r.Code == "XAdminUserNotFound": // which AWS answers with 400, and versitygw with 404
+	case isDenied(r) && o.rotation.renew(o.creds),
+		(r.Code == "InvalidAccessKeyId" || r.Code == "XAdminUserNotFound" || r.Code == "SignatureDoesNotMatch") && o.rotation.done.Load():
+		return fmt.Errorf("the credentials were replaced: %w", err) // or will be: these have worked
+	case isDenied(r):
 		return fmt.Errorf("%w by the server (%s: %s): check the credentials, and their right to s3:GetObject and s3:ListBucket", fs.ErrPermission, r.Code, r.Message)
 	case r.Code == "NoSuchBucket":
 		return fmt.Errorf("there is no bucket %q: %w", o.source.Bucket, fs.ErrNotExist)
@@ -114,6 +118,12 @@ func (o *Origin) explain(err error) error {
 		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
 	}
 	return err
+}
+
+// isDenied tells whether an answer is about who asks.
+func isDenied(r minio.ErrorResponse) bool {
+	return r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized ||
+		r.Code == "InvalidToken" || r.Code == "XAdminUserNotFound" // which AWS answers with 400, and versitygw with 404
 }
 
 // listers is how many pages of a listing are asked for at once.
@@ -219,6 +229,9 @@ func (o *Origin) page(ctx context.Context, prefix string) (objects []*layout.Obj
 			default:
 				objects = append(objects, o.object(info))
 			}
+		}
+		if ctx.Err() == nil {
+			o.rotation.worked(o.creds)
 		}
 		return ctx.Err()
 	})

@@ -124,7 +124,8 @@ func (s Source) credentials(transport http.RoundTripper) *credentials.Credential
 	if s.Profile == "" {
 		chain = append([]credentials.Provider{&credentials.EnvAWS{}}, chain...)
 	}
-	if s.Endpoint == "s3.amazonaws.com" || os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" ||
+	instance := s.Endpoint == "s3.amazonaws.com" && os.Getenv("AWS_EC2_METADATA_DISABLED") != "true"
+	if instance || os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" ||
 		os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != "" || os.Getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" {
 		chain = append(chain, &credentials.IAM{Client: &http.Client{Transport: transport}})
 	}

@@ -225,10 +225,10 @@ func (w *Want) takeSecrets(r Request) error {
 			}
 			continue
 		}
-		if !plain().MatchString(value) {
-			return invalid("secret key %s has characters in it that no AWS key has: was it encoded twice?", name)
+		if strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r > '~' || r == '`' }) {
+			return invalid("secret key %s has white space, a backquote or other characters in it that no key has", name)
 		}
-		text += strings.ToLower(name) + " = " + value + "\n"
+		text += strings.ToLower(name) + " = `" + value + "`\n" // in backquotes nothing in it means anything
 	}
 	owner := "volume " + r.ID
 	if r.Inline() {
@@ -237,9 +237,6 @@ func (w *Want) takeSecrets(r Request) error {
 	w.Identity, w.Credentials = identity(owner, text), []byte(text)
 	return nil
 }
-
-// plain is what AWS's keys and tokens are made of, and nothing that a credentials file would read as anything else.
-func plain() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9/+=_.:-]+$`) }
 
 // takeToken has the daemon take a role with the token of the pod's service account.
 func (w *Want) takeToken(r Request, role string) error {

@@ -1,0 +1,58 @@
+package s3origin
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// rotation follows credentials that are replaced where they come from, before they say that they expire: a file that was
+// written again, a role that was given anew. Nobody is told of that; the server no longer takes the old ones.
+type rotation struct {
+	done atomic.Bool // the server has answered a request
+
+	mu      sync.Mutex
+	last    credentials.Value
+	asked   time.Time // when the source of the credentials was asked because of a refusal
+	changed time.Time // when it had others
+}
+
+// Requests that were signed before the change are refused after it, all within this time.
+const (
+	betweenAsking = time.Second
+	afterChange   = time.Minute
+)
+
+// worked says that the server has answered.
+func (r *rotation) worked(creds *credentials.Credentials) {
+	if r.done.Load() {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now, err := creds.GetWithContext(nil); err == nil {
+		r.last = now
+		r.done.Store(true)
+	}
+}
+
+// renew asks again where the credentials come from, and tells whether they have changed lately, so that a request which
+// was refused is worth another attempt. Credentials that never worked are not.
+func (r *rotation) renew(creds *credentials.Credentials) bool {
+	if !r.done.Load() {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.asked) >= betweenAsking {
+		creds.Expire()
+		now, err := creds.GetWithContext(nil)
+		r.asked = time.Now()
+		if err == nil && (now.AccessKeyID != r.last.AccessKeyID || now.SecretAccessKey != r.last.SecretAccessKey || now.SessionToken != r.last.SessionToken) {
+			r.last, r.changed = now, r.asked
+		}
+	}
+	return !r.changed.IsZero() && time.Since(r.changed) < afterChange
+}
