@@ -50,8 +50,8 @@ demo: build ## Tokenize the Go source tree, mount it, verify every byte, show th
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
-test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3)) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
-	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace)
+test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
+	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
 	$(GO) vet ./...
 	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
@@ -59,6 +59,7 @@ test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3)) 
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) \
 	  HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
+	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) ./...
 

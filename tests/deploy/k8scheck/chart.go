@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,11 +26,11 @@ const made = "# The Helm chart with its own values. Made by `make chart`; change
 // notes is the template that Helm prints and does not install.
 const notes = "NOTES.txt"
 
-func renderVerb(out io.Writer, chart string, values []string) error {
+func renderVerb(ctx context.Context, out io.Writer, chart string, values []string) error {
 	if len(values) > 1 {
 		return errUsage
 	}
-	manifest, err := render(chart, strings.Join(values, ""))
+	manifest, err := render(ctx, chart, strings.Join(values, ""))
 	if err != nil {
 		return err
 	}
@@ -37,7 +38,7 @@ func renderVerb(out io.Writer, chart string, values []string) error {
 	return err
 }
 
-func chartVerb(out io.Writer, chart string, values []string) error {
+func chartVerb(ctx context.Context, out io.Writer, chart string, values []string) error {
 	var problems error
 	for _, file := range append([]string{""}, values...) {
 		name := "own values"
@@ -48,7 +49,7 @@ func chartVerb(out io.Writer, chart string, values []string) error {
 			problems = errors.Join(problems, fmt.Errorf("lint %s with %s: %w", chart, name, err))
 			continue
 		}
-		manifest, err := render(chart, file)
+		manifest, err := render(ctx, chart, file)
 		if err == nil {
 			var kinds []string
 			if kinds, err = decode([]byte(manifest)); err == nil {
@@ -62,10 +63,10 @@ func chartVerb(out io.Writer, chart string, values []string) error {
 	return problems
 }
 
-func refusedVerb(out io.Writer, chart string, values []string) error {
+func refusedVerb(ctx context.Context, out io.Writer, chart string, values []string) error {
 	var problems error
 	for _, file := range values {
-		if _, err := render(chart, file); err != nil {
+		if _, err := render(ctx, chart, file); err != nil {
 			fmt.Fprintf(out, "%s: refused: %s\n", file, strings.Join(strings.Fields(err.Error()), " "))
 		} else {
 			problems = errors.Join(problems, fmt.Errorf("%s is not refused", file))
@@ -90,7 +91,7 @@ func lintChart(chart, values string) (problems error) {
 }
 
 // render gives what an installation of the chart consists of, ordered as Helm installs it.
-func render(path, values string) (string, error) {
+func render(ctx context.Context, path, values string) (string, error) {
 	chart, err := loader.LoadDir(path)
 	if err != nil {
 		return "", err
@@ -104,7 +105,7 @@ func render(path, values string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	files, err := engine.Engine{Strict: true}.Render(chart, all)
+	files, err := engine.Engine{Strict: true}.RenderWithContext(ctx, chart, all)
 	if err != nil {
 		return "", err
 	}

@@ -13,33 +13,34 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 )
 
-var errUsage = errors.New("usage: k8scheck render|chart|refused|decode|containerfile FILE...")
+var errUsage = errors.New("usage: k8scheck render|chart|refused|decode|containerfile and what to check")
 
 func main() {
-	if err := run(os.Stdout, os.Args[1:]); err != nil {
+	if err := run(context.Background(), os.Stdout, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "k8scheck:", err)
 		os.Exit(1)
 	}
 }
 
-func run(out io.Writer, args []string) error {
+func run(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) < 2 {
 		return errUsage
 	}
 	verb, first, rest := args[0], args[1], args[2:]
 	switch verb {
 	case "render":
-		return renderVerb(out, first, rest)
+		return renderVerb(ctx, out, first, rest)
 	case "chart":
-		return chartVerb(out, first, rest)
+		return chartVerb(ctx, out, first, rest)
 	case "refused":
-		return refusedVerb(out, first, rest)
+		return refusedVerb(ctx, out, first, rest)
 	case "decode":
 		return decodeVerb(out, append([]string{first}, rest...))
 	case "containerfile":
