@@ -24,6 +24,9 @@ for need in "$@"; do
     rpm)
         command -v rpm >/dev/null || missing="$missing rpm"
         ;;
+    strace)
+        command -v strace >/dev/null || missing="$missing strace"
+        ;;
     *)
         echo "need.sh: unknown need $need" >&2
         exit 2

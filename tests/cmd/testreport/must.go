@@ -30,7 +30,7 @@ func parseRequirements(text string) ([]requirement, error) {
 			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
 		}
 		for _, need := range words[2:] {
-			if !slices.Contains([]string{"fuse", "root", "python", "cc", "s3", "nginx"}, need) {
+			if !slices.Contains([]string{"fuse", "root", "python", "cc", "s3", "nginx", "strace"}, need) {
 				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
 			}
 		}
@@ -82,6 +82,8 @@ func machineHas(need string) bool {
 	case "nginx":
 		_, err := blackbox.Nginx()
 		return err == nil
+	case "strace":
+		return blackbox.CanInject() == nil
 	case "cc":
 		_, err := exec.LookPath("cc")
 		return err == nil

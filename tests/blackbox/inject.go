@@ -1,0 +1,43 @@
+package blackbox
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"time"
+)
+
+// CanInject returns why system calls of other processes cannot be made to fail here, or nil. It takes strace, and the
+// right to trace a process that is no child of it.
+func CanInject() error {
+	sleeper := exec.Command("sleep", "60")
+	if err := sleeper.Start(); err != nil {
+		return fmt.Errorf("no process to try it on: %w", err)
+	}
+	pid := strconv.Itoa(sleeper.Process.Pid)
+	strace := exec.Command("strace", "-qq", "-p", pid, "-e", "inject=fsync:error=EIO")
+	defer func() { // the tracer ends with what it traces
+		_ = sleeper.Process.Kill()
+		_ = sleeper.Wait() // by the signal
+		if strace.Process != nil {
+			_ = strace.Wait()
+		}
+	}()
+	if err := strace.Start(); err != nil {
+		return err
+	}
+	refused := errors.New("it cannot attach to a process")
+	if !Within(10*time.Second, func() bool {
+		text, err := os.ReadFile("/proc/" + pid + "/status")
+		if err == nil && bytes.Contains(text, []byte("\nTracerPid:\t"+strconv.Itoa(strace.Process.Pid)+"\n")) {
+			refused = nil
+		}
+		return refused == nil || Ended(strace.Process.Pid)
+	}) {
+		refused = errors.New("it does not attach to a process")
+	}
+	return refused
+}
