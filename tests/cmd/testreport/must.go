@@ -30,7 +30,7 @@ func parseRequirements(text string) ([]requirement, error) {
 			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
 		}
 		for _, need := range words[2:] {
-			if !slices.Contains([]string{"fuse", "root", "python", "cc", "s3", "nginx", "strace"}, need) {
+			if !slices.Contains([]string{"fuse", "root", "python", "cc", "s3", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm"}, need) {
 				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
 			}
 		}
@@ -81,6 +81,13 @@ func machineHas(need string) bool {
 		return os.Getenv("HBMFS_S3SERVER") != ""
 	case "nginx":
 		_, err := blackbox.Nginx()
+		return err == nil
+	case "k8scheck":
+		return os.Getenv("HBMFS_K8SCHECK") != ""
+	case "packages":
+		return os.Getenv("HBMFS_PACKAGES") != ""
+	case "dpkg", "rpm":
+		_, err := exec.LookPath(need)
 		return err == nil
 	case "strace":
 		return blackbox.CanInject() == nil
