@@ -112,11 +112,12 @@ bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --rivals
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --random
 
-install: build ## Install the binary, the mount(8) link, man pages and shell completions (PREFIX, DESTDIR)
+install: build ## Install the binary, the mount(8) link, the unit, man pages and completions (PREFIX, DESTDIR)
 	install -D -m 755 bin/hbmfs $(DESTDIR)$(PREFIX)/bin/hbmfs
-	install -d $(DESTDIR)$(MOUNTDIR) $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
+	install -d $(DESTDIR)$(MOUNTDIR) $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
 	  $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	ln -sf $(PREFIX)/bin/hbmfs $(DESTDIR)$(MOUNTDIR)/mount.fuse.hbmfs
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' deploy/systemd/hbmfs@.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/hbmfs@.service
 	bin/hbmfs man $(SHARE)/man/man1
 	bin/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
 	bin/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
@@ -133,7 +134,6 @@ packages: $(NFPM) ## Make bin/packages/hbmfs_ARCH.deb and .rpm, the same bits ea
 	rm -rf $(STAGE)
 	SOURCE_DATE_EPOCH=$(EPOCH) $(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr MOUNTDIR=/usr/sbin
 	GOARCH=$(ARCH) $(STATIC) -ldflags '$(LDFLAGS)' -o $(STAGE)/usr/bin/hbmfs ./cmd/hbmfs
-	install -D -m 644 -t $(STAGE)/usr/lib/systemd/system deploy/systemd/hbmfs@.service
 	install -D -m 644 -t $(STAGE)/usr/share/doc/hbmfs README.md CHANGELOG.md LICENSE docs/*.md
 	install -D -m 644 -t $(STAGE)/usr/share/doc/hbmfs/examples deploy/systemd/*.conf deploy/systemd/*.example deploy/systemd/*.mount
 	chmod -R u=rwX,go=rX $(STAGE) && find $(STAGE) -exec touch -h -d @$(EPOCH) {} +
