@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Reads the golden datasets with their real packages at two places, and says where the samples differ.
 
-    check.py SOURCE MOUNT [--views] [--json] [--only DATASET]...
+    check.py SOURCE MOUNT [--views] [--decoded MOUNT] [--json] [--only DATASET]...
 
 SOURCE is tests/testdata, MOUNT the same datasets through a mount (or a copy). A line per reader and dataset:
 
     OK    numpy.memmap  nanogpt  2 samples
 
 With --views it reads the files in MOUNT/.hbmfs/views instead, and compares them with what the real reader of each
-format makes of SOURCE. The exit status is 0 when everything agreed, 1 when something differed or could not be read.
+format makes of SOURCE. --decoded names a mount with a cache, which shows some datasets decoded: there readers that know
+nothing of compression must find what the real reader of compressed shards finds in SOURCE. The exit status is 0 when
+everything agreed, 1 when something differed or could not be read.
 Nothing is written below SOURCE or MOUNT: readers that need room get a temporary directory.
 """
 
@@ -34,11 +36,14 @@ def main():
     parser.add_argument("source", type=Path)
     parser.add_argument("mount", type=Path)
     parser.add_argument("--views", action="store_true", help="check the views instead of the datasets")
+    parser.add_argument("--decoded", type=Path, metavar="MOUNT", help="check what this mount decodes, too")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--only", action="append", metavar="DATASET", help="check this dataset alone")
     options = parser.parse_args()
     expect = json.loads((options.source / "expect.json").read_text())
-    checks = view_checks(expect) if options.views else reader_checks(expect)
+    checks = list(view_checks(expect) if options.views else reader_checks(expect))
+    if options.decoded:
+        checks += decoded_checks(expect, options.decoded)
     real.preload()
     failed = done = 0
     for check in checks:
@@ -105,13 +110,25 @@ def require(condition, message):
 def reader_checks(expect):
     for name, entry in expect.items():
         for reader, read in real.READERS[entry["reader"]]:
-            yield {"reader": reader, "dataset": name, "run": same_samples(read, name, entry)}
+            yield {"reader": reader, "dataset": name, "run": same_samples(read, read, name, entry)}
 
 
-def same_samples(read, name, entry):
+def decoded_checks(expect, mount):
+    def there(check):
+        return lambda source, _, scratch: check(source, mount, scratch)
+
+    for name, entry in expect.items():
+        if entry["reader"] == "mds-compressed":
+            for _, stored in real.READERS["mds-compressed"]:
+                for reader, read in real.READERS["mds"]:
+                    run = there(same_samples(stored, read, name, entry))
+                    yield {"reader": reader + ", decoded", "dataset": name, "run": run}
+
+
+def same_samples(read_source, read_mount, name, entry):
     def check(source, mount, scratch):
         found = []
-        for place, root in (("source", source), ("mount", mount)):
+        for place, root, read in (("source", source, read_source), ("mount", mount, read_mount)):
             room = scratch / place
             room.mkdir()
             found.append([real.plain(sample) for sample in read(root / name, entry, room)])

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -31,21 +32,32 @@ func TestRealReaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	const source = "../testdata"
-	dir := t.TempDir()
-	m, err := binary.Mount(t.Context(), source, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Error(err)
+	mounted := func(flags ...string) (dir string) {
+		dir = t.TempDir()
+		m, err := binary.Mount(t.Context(), source, dir, flags...)
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		daemon, err := m.DaemonPID()
+		t.Cleanup(func() {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+			if !blackbox.Within(time.Minute, func() bool { return blackbox.Ended(daemon) }) { // it uses the cache until then
+				t.Errorf("the daemon %d has not ended", daemon)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	dir, decoded := mounted(), mounted("--cache-dir", t.TempDir(), "--cache-min-free", "1MiB")
 	for _, mode := range []struct {
 		name string
 		args []string
 	}{
-		{"files", []string{"check.py", source, dir}},
+		{"files", []string{"check.py", "--decoded", decoded, source, dir}},
 		{"views", []string{"check.py", "--views", source, dir}},
 	} {
 		t.Run(mode.name, func(t *testing.T) {
@@ -57,6 +69,9 @@ func TestRealReaders(t *testing.T) {
 			// A checker that found nothing to check would succeed as well.
 			if !regexp.MustCompile(`(?m)^OK\s`).Match(out) {
 				t.Errorf("no reader read anything:\n%s", out)
+			}
+			if mode.name == "files" && !strings.Contains(string(out), "in place, decoded  mds-zstd") {
+				t.Errorf("nothing decoded was read:\n%s", out)
 			}
 		})
 	}

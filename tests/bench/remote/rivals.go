@@ -66,7 +66,7 @@ func mountCached(ctx context.Context, binary, source, dir string, flags ...strin
 		if err := command(context.WithoutCancel(ctx), binary, "umount", point); err != nil || r.pid == 0 {
 			return err
 		}
-		if !blackbox.Within(time.Minute, func() bool { return unix.Kill(r.pid, 0) != nil }) { // it may still publish what came
+		if !blackbox.Within(time.Minute, func() bool { return blackbox.Ended(r.pid) }) { // it may still publish what came
 			return fmt.Errorf("the mount's process %d has not ended within a minute", r.pid)
 		}
 		return nil
