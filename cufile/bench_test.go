@@ -60,9 +60,9 @@ func BenchmarkNew(b *testing.B) {
 	}{
 		{"threads=1/slot=64KiB", Options{Threads: 1, Slot: 64 << 10, Arena: 64 << 10}},
 		{"threads=8/slot=64KiB", Options{Threads: 8, Slot: 64 << 10, Arena: 64 << 10}},
-		{"threads=8/slot=8MiB", Options{Threads: 8, Slot: 8 << 20, Arena: 64 << 10}},
-		{"threads=12/slot=8MiB", Options{Threads: 12, Slot: 8 << 20, Arena: 64 << 10}},
-		{"threads=8/slot=8MiB/arena=1GiB", Options{Threads: 8, Slot: 8 << 20, Arena: 1 << 30}},
+		{"threads=8/slot=4MiB", Options{Threads: 8, Slot: 4 << 20, Arena: 64 << 10}},
+		{"threads=12/slot=4MiB", Options{Threads: 12, Slot: 4 << 20, Arena: 64 << 10}},
+		{"threads=8/slot=4MiB/arena=1GiB", Options{Threads: 8, Slot: 4 << 20, Arena: 1 << 30}},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			kept, err := New(b.Context(), Options{Threads: 1, Slot: 64 << 10, Arena: 64 << 10}) // the context stays

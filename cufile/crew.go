@@ -91,9 +91,11 @@ func newCrew(o crewOptions) (*crew, error) {
 		}
 	}
 	ready, begin := make(chan error, o.threads), make(chan struct{})
+	var filling sync.WaitGroup
+	filling.Add(o.threads)
 	for index := range o.threads {
 		c.wg.Add(1)
-		go c.serve(o, index, ready, begin)
+		go c.serve(o, index, &filling, ready, begin)
 	}
 	var errs []error
 	for range o.threads {
@@ -131,13 +133,18 @@ func firstError(errs []error) error {
 }
 
 // serve is a worker's life. The thread is never unlocked: it ends with the goroutine, affinity and context with it.
-func (c *crew) serve(o crewOptions, index int, ready chan<- error, begin <-chan struct{}) {
+func (c *crew) serve(o crewOptions, index int, filling *sync.WaitGroup, ready chan<- error, begin <-chan struct{}) {
 	defer c.wg.Done()
 	runtime.LockOSThread()
 	if o.near != nil {
 		_ = unix.SchedSetaffinity(0, o.near) // being far from the GPU costs speed, nothing else
 	}
 	w := &worker{cu: o.cu, context: o.context, index: index, done: &c.done}
+	if c.ring != nil {
+		c.ring.fill(index)
+	}
+	filling.Done()
+	filling.Wait() // the driver and page faults get in each other's way
 	err := w.start(c.ring)
 	defer w.stop()
 	ready <- err
@@ -209,9 +216,8 @@ func (w *worker) start(memory *ring) (err error) {
 	if w.stream, err = w.cu.newStream(); err != nil {
 		return err
 	}
-	for range slotsPerWorker {
-		s := slot{ring: memory, at: int64(w.index*slotsPerWorker+len(w.slots)) * memory.each}
-		s.memory = memory.take(s.at)
+	for i := range slotsPerWorker {
+		s := memory.slot(w.index*slotsPerWorker + i)
 		if s.copied, err = w.cu.newEvent(); err != nil {
 			return err
 		}

@@ -21,8 +21,8 @@ const HostDevice = -1
 type Options struct {
 	Device  int   // CUDA index, or HostDevice
 	Path    Path  // empty means Auto
-	Threads int   // 0 means 4 to 8 by the CPUs there are, and 16 for all readers of the host
-	Slot    int64 // bytes that a thread moves at a time past the page cache, 0 means 8 MiB; from the page cache it is half
+	Threads int   // 0 means 4 to 12 by the CPUs there are, and 16 for all readers of the host
+	Slot    int64 // bytes that a thread moves at a time, 0 means 4 MiB; each pins three of them
 	Arena   int64 // bytes of memory for views, 0 means 1 GiB (256 MiB on the host)
 
 	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations
@@ -62,10 +62,10 @@ func (o *Options) setDefaults() error {
 	}
 	if o.Threads == 0 {
 		o.adapt = true
-		o.Threads = stagers(min(8, max(4, runtime.NumCPU())), o.Readers)
+		o.Threads = stagers(min(12, max(4, runtime.NumCPU()*3/4)), o.Readers)
 	}
 	if o.Slot == 0 {
-		o.Slot = 8 << 20
+		o.Slot = 4 << 20
 	}
 	if o.Arena == 0 {
 		o.Arena = 1 << 30
@@ -241,7 +241,7 @@ func (r *Reader) startMapper() (err error) {
 		}
 		r.share, r.maps = r.opt.Share, r.opt.Share.maps
 	}
-	const table = 1 << 20 // bytes of a gather's table, which is what this thread's slots are for
+	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
 	r.mapper, err = newCrew(crewOptions{cu: r.cu, context: r.context, threads: 1, slotSize: min(r.opt.Slot, table), near: nearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead})
 	if err != nil && own {
 		r.maps.fill.close()

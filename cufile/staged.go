@@ -85,15 +85,10 @@ func newChunk(pieces []piece) chunk {
 	return chunk{pieces, pieces[0].to, last.to + last.n - pieces[0].to}
 }
 
-// chunkSize gives every thread something to do, without making chunks that cost more than they carry. A disk wants larger
-// ones than the page cache.
-func (r *Reader) chunkSize(total int64, cold bool) int64 {
+// chunkSize gives every thread something to do, without making chunks that cost more than they carry.
+func (r *Reader) chunkSize(total int64) int64 {
 	const least = 256 << 10
-	most := r.opt.Slot
-	if !cold {
-		most /= 2
-	}
-	return min(most, max(least, roundUp(total/int64(r.opt.Threads), pageSize)))
+	return min(r.opt.Slot, max(least, roundUp(total/int64(r.opt.Threads), pageSize)))
 }
 
 // stage reads pieces with pread: on a GPU into pinned memory that is copied while the next chunk is read, on the
@@ -106,7 +101,7 @@ func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struc
 	if f.r.cu != nil && f.r.opt.adapt {
 		f.r.crew.allow(stagers(f.r.opt.Threads, f.readers(ctx)))
 	}
-	chunks := cut(pieces, f.r.chunkSize(total, v.cold))
+	chunks := cut(pieces, f.r.chunkSize(total))
 	finished, err := f.r.crew.run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *worker, i int64) error {
 		if f.r.cu == nil {
 			return readChunk(&chunks[i], v.memory(), chunks[i].to)

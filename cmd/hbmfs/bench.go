@@ -79,7 +79,7 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 	f.IntVar(&c.threads, "threads", 0, "threads for each GPU, 0 for what auto would take")
 	f.IntVar(&c.depth, "depth", 8, "blocks or gathers under way at once")
 	f.IntSliceVar(&c.gpus, "gpus", nil, "GPUs to read into at once (instead of --to)")
-	f.StringVar(&c.slot, "slot", "8MiB", "bytes that a thread of staged reads at a time past the page cache, and half of it from there")
+	f.StringVar(&c.slot, "slot", "4MiB", "bytes that a thread of staged reads at a time; each pins three of them")
 	f.StringVar(&c.window, "window", "128MiB", "bytes that mapped registers at a time")
 	f.Float64Var(&c.seconds, "seconds", 2, "seconds for each measurement")
 	f.StringVar(&c.length, "length", "1PiB", "bytes of the file to use, from its front")
