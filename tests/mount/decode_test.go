@@ -1,16 +1,25 @@
 package mount_test
 
 import (
+	"bytes"
 	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -113,6 +122,55 @@ func checkDecodedExtents(t *testing.T, m *mounted, cached string, f mdsFile) {
 	}
 	if _, err := os.Stat(filepath.Join(cached, "segments", got.Extents[0].Path)); err != nil {
 		t.Errorf("%s does not lie in the cache: %v", f.Basename, err)
+	}
+}
+
+// TestShardsInSequence reads compressed shards one after the other, by one reader and by two, and each as it comes: those
+// that come ahead are right, and nothing is decoded twice.
+func TestShardsInSequence(t *testing.T) {
+	const count, size = 8, 5 << 20
+	source, shards := newDir(t), map[string][]byte{}
+	enc, err := zstd.NewWriter(nil)
+	must(t, err)
+	var entries []string
+	for i := range count {
+		data := make([]byte, size+i)
+		r := rand.New(rand.NewPCG(3, uint64(i)))
+		for j := range data {
+			data[j] = "the tokens of a text "[r.IntN(21)]
+		}
+		name, zip := fmt.Sprintf("shard.%05d.mds", i), enc.EncodeAll(data, nil)
+		shards[name] = data
+		must(t, os.WriteFile(filepath.Join(source, name+".zstd"), zip, 0o644))
+		entries = append(entries, fmt.Sprintf(`{"compression":"zstd","format":"mds","raw_data":{"basename":%q,"bytes":%d,"hashes":{"sha1":"%x"}},`+
+			`"zip_data":{"basename":%q,"bytes":%d,"hashes":{}}}`, name, len(data), sha1.Sum(data), name+".zstd", len(zip)))
+	}
+	must(t, os.WriteFile(filepath.Join(source, "index.json"), []byte(`{"version":2,"shards":[`+strings.Join(entries, ",")+"]}"), 0o644))
+	names := slices.Sorted(maps.Keys(shards))
+	for _, readers := range []int{1, 2} {
+		m := mount(t, source, "--cache-dir", newDir(t), "--cache-min-free=1MiB")
+		var next atomic.Int64
+		var g errgroup.Group
+		for range readers {
+			g.Go(func() error {
+				for i := int(next.Add(1)) - 1; i < len(names); i = int(next.Add(1)) - 1 {
+					got, err := os.ReadFile(m.Path(names[i]))
+					if err != nil || !bytes.Equal(got, shards[names[i]]) {
+						return fmt.Errorf("%s: %d bytes that are not those of the shard, %w", names[i], len(got), err)
+					}
+				}
+				return nil
+			})
+		}
+		must(t, g.Wait())
+		if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= count }) {
+			t.Errorf("the cache says %+v", cacheStatus(t, m))
+		}
+		total := count*size + count*(count-1)/2
+		if s := cacheStatus(t, m); s.Fetched < total || s.Fetched > total+1<<20 || s.Uncached != 0 { // the index may count, too
+			t.Errorf("%d readers, %d bytes: the cache says %+v", readers, total, s)
+		}
+		m.end(t)
 	}
 }
 
