@@ -15,6 +15,11 @@
 // Blocks of 32 KiB are fetched once, however many wait for them. Readers in sequence are fetched ahead, by growing
 // windows; readers at random get the blocks that they touch.
 //
+// Objects that come as a whole ([layout.Object.Whole]) cannot be read before all of them is here. So what follows one in
+// its directory begins to come when somebody reads it in order, or goes from one to the next: as far as the window of a
+// reader in sequence reaches, up to a quarter of the budget, and by one pass for a processor. Who waits for an object
+// waits for no other; [Origin.OpenWhole] waits for one that comes ahead, so that the kernel reads it itself.
+//
 // A reader may say what it will read: [Origin.Plan]. That is fetched in order, and what plans need stays longest: other
 // segments go first, by SIEVE, and then those that are needed last (Belady). A quarter of the budget holds what comes
 // first; what comes later, and is here, keeps the rest. Fetching for a plan waits where it could only evict what is

@@ -16,7 +16,7 @@ const (
 	maxTrails = 16      // readers that go from object to object: a loader's workers
 	inOrder   = 1 << 20 // bytes that would be fetched ahead of a reader in order: below, it may be one at random
 
-	memorySpeed = 32 // bytes in a nanosecond: no thread reads faster
+	memorySpeed = 64 // bytes in a nanosecond: no thread reads faster
 )
 
 // trail is a reader's way from object to object.

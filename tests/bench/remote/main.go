@@ -54,7 +54,7 @@ func run(ctx context.Context) (err error) {
 	rclonePath := pflag.String("rclone", "rclone", "the rclone to compare with")
 	all := pflag.Bool("all", false, "with --random: also rclone with 16 streams of 4 MiB, which takes minutes a round")
 	decode := pflag.Bool("decode", false, "compare compressed shards through the mount with the library that decodes them")
-	shards := pflag.Int("shards", 12, "with --decode: shards of 64 MB")
+	shards := pflag.Int("shards", 16, "with --decode: shards of 64 MB")
 	sum := pflag.String("hash", "xxh64", "with --decode: what the index has of each shard: xxh64 or sha1")
 	pflag.Parse()
 	if *random || *decode {
