@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,8 @@ const ControlName = ".hbmfs"
 
 // Options says what is mounted and how.
 type Options struct {
-	Source     string         // what is mounted, for people: /proc/mounts and status show it
+	Source     string         // what is mounted, for people: status shows it
+	Name       string         // what /proc/mounts and df show; "" for the source
 	Layout     layout.Options // how the format is recognized
 	ShowViews  bool           // list .hbmfs in the root
 	AllowOther bool           // let users other than the mounter in, under the files' permissions
@@ -98,7 +100,7 @@ const timeout = 365 * 24 * time.Hour
 func (m *Mount) mountOptions() *fuse.MountOptions {
 	o := &fuse.MountOptions{
 		Name:                     "hbmfs",
-		FsName:                   m.opt.Source,
+		FsName:                   cmp.Or(m.opt.Name, m.opt.Source),
 		AllowOther:               m.opt.AllowOther,
 		Options:                  append([]string{"default_permissions"}, m.opt.Extra...),
 		DirectMount:              os.Geteuid() == 0,

@@ -37,6 +37,7 @@ type mountCommand struct {
 	logFile    string
 	logLevel   slog.Level
 	options    []string // -o
+	fsName     string   // what /proc/mounts shows instead of the source
 	cache      cacheFlags
 
 	kernelOptions []string
@@ -154,7 +155,7 @@ func (c *mountCommand) checkPoint() error {
 
 func (c *mountCommand) mountOptions() (fs.Options, error) {
 	opt := fs.Options{
-		Layout: layout.Options{Format: c.format}, ShowViews: c.showViews, AllowOther: c.allowOther,
+		Layout: layout.Options{Format: c.format}, Name: c.fsName, ShowViews: c.showViews, AllowOther: c.allowOther,
 		ReadAhead: c.readAhead, Extra: c.kernelOptions, Helper: bindHelper(), Version: version,
 	}
 	if c.dtype != "" {

@@ -50,6 +50,11 @@ func (c *mountCommand) applyOptions(options string, set func(flag, value string)
 			"atime", "noatime", "relatime", "norelatime", "strictatime", "diratime", "nodiratime", "async", "sync", "dirsync", "comment":
 		case "dev", "nodev", "suid", "nosuid", "exec", "noexec":
 			kernel = append(kernel, name)
+		case "fsname":
+			if value == "" {
+				return nil, usageError{fmt.Errorf("option -o fsname needs a value")}
+			}
+			c.fsName = value
 		case "allow_other", "show_views":
 			err = set(strings.ReplaceAll(name, "_", "-"), "true")
 		case "uid", "gid", "umask", "format", "dtype", "log_file", "log_level", "read_ahead",

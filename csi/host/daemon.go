@@ -58,7 +58,7 @@ func (d *daemon) kill() {
 }
 
 // endGrace is how long a daemon has whose mount was taken away. It needs milliseconds, if nobody holds files.
-const endGrace = 5 * time.Second
+const endGrace = 2 * time.Second
 
 func (d *daemon) endSoon(ctx context.Context) {
 	timer := time.NewTimer(endGrace)
@@ -129,7 +129,7 @@ func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 		}
 		args = append(args, "--cache-dir", h.opt.CacheDir)
 	}
-	cmd := exec.Command(h.opt.HBMFS, append(args, "--", spec.Address(), v.mount())...)
+	cmd := exec.Command(h.opt.HBMFS, append(args, "-o", "fsname="+v.name(), "--", spec.Address(), v.mount())...)
 	cmd.Env = append(environment(os.Environ()), v.rights(spec)...)
 	cmd.Stdout, cmd.Stderr = log, log // not this process's: that may be a pipe, which a daemon must outlive
 	cmd.ExtraFiles = []*os.File{write}

@@ -68,7 +68,10 @@ func (v *held) serve(ctx context.Context, w volume.Want) error {
 		}
 	}
 	if v.daemon.alive() {
-		return nil
+		if _, err := v.device(); err == nil {
+			return nil
+		}
+		v.daemon.kill() // somebody took its mount away
 	}
 	return v.start(ctx)
 }
@@ -115,16 +118,7 @@ func (v *held) start(ctx context.Context) (err error) {
 // clear takes the mount of a daemon that is gone away from where daemons mount, so that the next one is not stacked upon
 // it. What pods see of it stays until there is something to replace it.
 func (v *held) clear() error {
-	gone, err := mounts.Detach(v.mount())
-	if err != nil {
-		return err
-	}
-	if err := v.keep(func(r *record) {
-		if r.Device != "" {
-			gone = append(gone, r.Device)
-		}
-		r.Dead, r.Device = union(r.Dead, gone), ""
-	}); err != nil {
+	if err := mounts.Detach(v.mount()); err != nil {
 		return err
 	}
 	if err := os.Mkdir(v.mount(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -133,27 +127,25 @@ func (v *held) clear() error {
 	return nil
 }
 
-func union(a, b []string) []string {
-	all := slices.Concat(a, b)
-	slices.Sort(all)
-	return slices.Compact(all)
+// name is what the mount table calls the mounts of this volume, those of dead daemons as well. Device numbers would not
+// do: the number of a mount that nobody sees any more is given to another one.
+func (v *held) name() string { return v.host.prefix + v.key }
+
+// device is that of the mount that the daemon made.
+func (v *held) device() (string, error) {
+	top, err := mounts.Top(v.mount())
+	if err != nil {
+		return "", err
+	}
+	if top == nil || top.FSType != mounts.FSType || top.Source != v.name() {
+		return "", fmt.Errorf("the mount of the volume at %s is gone", v.mount())
+	}
+	return mounts.Device(top), nil
 }
 
 // adopt takes a daemon whose mount is up, shows it to the pods, and watches it. The lock must be held.
 func (v *held) adopt(d *daemon) error {
-	top, err := mounts.Top(v.mount())
-	if err != nil {
-		return err
-	}
-	if top == nil || top.FSType != mounts.FSType {
-		return fmt.Errorf("the daemon says that it has mounted, and nothing of hbmfs is at %s", v.mount())
-	}
-	device := mounts.Device(top)
-	if err := v.keep(func(r *record) {
-		r.Device = device
-		// The number of a mount that nobody sees any more is given out again.
-		r.Dead = slices.DeleteFunc(r.Dead, func(dead string) bool { return dead == device })
-	}); err != nil {
+	if _, err := v.device(); err != nil {
 		return err
 	}
 	v.daemon = d
@@ -171,8 +163,10 @@ func (v *held) adopt(d *daemon) error {
 
 // show makes the volume seen at a target. The lock must be held, and the daemon be there.
 func (v *held) show(target string) error {
-	var device string
-	v.with(func(r *record) { device = r.Device })
+	device, err := v.device()
+	if err != nil {
+		return err
+	}
 	top, err := mounts.Top(target)
 	if err != nil {
 		return err
@@ -228,7 +222,7 @@ func kindOf(info fs.FileInfo) string {
 // hide takes the volume away from a target, and removes the target, which is empty then. It is right for dead mounts, for
 // busy ones, and where nothing is.
 func hide(target string) error {
-	if _, err := mounts.Detach(target); err != nil {
+	if err := mounts.Detach(target); err != nil {
 		return status.Errorf(codes.FailedPrecondition, "target path: %v", err)
 	}
 	if info, err := os.Lstat(target); err != nil || !info.IsDir() {
@@ -242,14 +236,14 @@ func hide(target string) error {
 
 // stop ends the daemon. The lock must be held.
 func (v *held) stop(ctx context.Context) error {
-	if _, err := mounts.Detach(v.mount()); err != nil {
+	if err := mounts.Detach(v.mount()); err != nil {
 		return err
 	}
 	if d := v.daemon; d.alive() { // without its mount it ends by itself, unless somebody still has a file open
 		d.endSoon(ctx)
 	}
 	v.daemon = nil
-	return v.keep(func(r *record) { r.Device = "" })
+	return nil
 }
 
 // remove removes the directory of the volume, whose mount is gone. The host's mu must be held.

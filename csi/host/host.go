@@ -50,6 +50,8 @@ type Host struct {
 	work sync.WaitGroup
 	lock *os.File // one host for a state directory
 
+	prefix string // of the names of this host's mounts
+
 	waiting  context.Context // of those who wait for the end of a daemon; ends when all work has
 	stopWait context.CancelFunc
 	waits    sync.WaitGroup
@@ -82,6 +84,7 @@ func New(opt Options) (*Host, error) {
 	waiting, stopWait := context.WithCancel(context.Background())
 	return &Host{
 		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
+		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
 		volumes: map[string]*held{}, busy: map[string]bool{},
 	}, nil
 }

@@ -14,8 +14,6 @@ type record struct {
 	Spec      volume.Spec       `json:"spec"`
 	Staged    map[string]string `json:"staged,omitempty"`    // volume ids and their staging paths
 	Published map[string]pod    `json:"published,omitempty"` // targets
-	Device    string            `json:"device,omitempty"`    // of the mount
-	Dead      []string          `json:"dead,omitempty"`      // devices of mounts that pods may still see
 }
 
 // pod is who uses a target.

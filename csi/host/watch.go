@@ -183,23 +183,30 @@ func (h *Host) open(pid int, point string) *daemon {
 
 // takeOver adopts a daemon that an earlier host started, if its mount is up.
 func (v *held) takeOver(pid int) bool {
-	top, err := mounts.Top(v.mount())
-	if err != nil || top == nil || top.FSType != mounts.FSType {
+	if _, err := v.device(); err != nil || deadSoon(v.mount()) {
 		return false
 	}
 	d := v.host.open(pid, v.mount())
 	if d == nil {
 		return false
 	}
-	device := mounts.Device(top)
-	if err := v.keep(func(r *record) {
-		if r.Device != "" && r.Device != device {
-			r.Dead = union(r.Dead, []string{r.Device})
-		}
-	}); err != nil {
+	if err := v.adopt(d); err != nil {
+		d.kill()
 		return false
 	}
-	return v.adopt(d) == nil
+	return true
+}
+
+// deadSoon tells whether the daemon of a mount is gone. One that does not say anything is there, and stopped or stuck.
+func deadSoon(point string) bool {
+	dead := make(chan bool, 1)
+	go func() { dead <- mounts.Dead(point) }() // ends with the answer
+	select {
+	case d := <-dead:
+		return d
+	case <-time.After(askTime):
+		return false
+	}
 }
 
 // again is after how long pods are looked through once more, for those that were being started the first time.
@@ -207,55 +214,44 @@ const again = 10 * time.Second
 
 // replaceInPods replaces what pods see of dead mounts by the living one. The lock must be held, and the daemon be there.
 func (v *held) replaceInPods() {
-	var dead []string
-	v.with(func(r *record) { dead = slices.Clone(r.Dead) })
-	if len(dead) == 0 {
-		return
-	}
-	v.replaceDead(dead)
+	v.replaceDead()
 	v.host.work.Go(func() {
 		timer := time.NewTimer(again)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
 		case <-v.host.ctx.Done():
-			return // the record has them for the next host
+			return // the next host looks again
 		}
 		if err := v.acquire(v.host.ctx); err != nil {
 			return
 		}
 		defer v.unlock()
-		if v.host.unused(v) || !v.daemon.alive() || !v.replaceDead(dead) {
-			return // the next start has them all
-		}
-		if err := v.keep(func(r *record) {
-			r.Dead = slices.DeleteFunc(r.Dead, func(d string) bool { return slices.Contains(dead, d) })
-		}); err != nil {
-			v.host.log.Error("cannot write the record", "volume", v.key, "error", err)
+		if v.daemon.alive() {
+			v.replaceDead()
 		}
 	})
 }
 
-// replaceDead looks for dead mounts of these devices and reports whether all were replaced. The lock must be held.
-func (v *held) replaceDead(dead []string) bool {
+// replaceDead replaces the volume's dead mounts wherever they are seen. The lock must be held.
+func (v *held) replaceDead() {
 	h := v.host
-	namespaces, err := mounts.FindDevices(dead)
+	device, err := v.device()
+	var namespaces []mounts.Namespace
+	if err == nil {
+		namespaces, err = mounts.Find(v.name(), device, v.mount())
+	}
 	if err != nil {
 		h.log.Error("cannot look for dead mounts in pods", "volume", v.key, "error", err)
-		return false
+		return
 	}
-	var device string
-	v.with(func(r *record) { device = r.Device })
-	ok := true
 	for _, ns := range namespaces {
 		n, err := mounts.ReplaceIn(h.ctx, ns, v.mount(), device, h.opt.Helper)
 		if err != nil {
-			ok = false
 			h.log.Error("cannot replace a dead mount in a pod", "volume", v.key, "pid", ns.PID, "error", err)
 		}
 		h.mu.Lock()
 		h.counts.replaced += int64(n)
 		h.mu.Unlock()
 	}
-	return ok
 }

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,15 +30,15 @@ type Place struct {
 	Root string `json:"root"` // what of the mount is seen there
 }
 
-// Namespace is a mount namespace, by a process in it, with the places where it has the mounts that were looked for.
+// Namespace is a mount namespace, by a process in it, with the places where it has dead mounts.
 type Namespace struct {
 	PID    int
 	Places []Place
 }
 
-// FindDevices looks for the mounts of hbmfs with these devices in the namespaces of all processes that can be seen. Only
-// mounts that are not covered by others count.
-func FindDevices(devices []string) ([]Namespace, error) {
+// Find looks for mounts of hbmfs with this name, but another device than this, in the namespaces of all processes that can
+// be seen, anywhere but at the path where daemons mount. Only mounts that are not covered by others count.
+func Find(name, device, except string) ([]Namespace, error) {
 	all, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, err
@@ -51,7 +50,9 @@ func FindDevices(devices []string) ([]Namespace, error) {
 		if err != nil || seen[id] {
 			continue // it has ended, or has been looked at
 		}
-		places, err := placesIn(proc, devices)
+		places, err := placesIn(proc, func(m *mountinfo.Info) bool {
+			return m.FSType == FSType && m.Source == name && Device(m) != device && m.Mountpoint != except
+		})
 		if err != nil {
 			continue // it has ended; another process may show the same namespace
 		}
@@ -63,7 +64,7 @@ func FindDevices(devices []string) ([]Namespace, error) {
 	return found, nil
 }
 
-func placesIn(proc string, devices []string) ([]Place, error) {
+func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {
 	f, err := os.Open(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, err
@@ -73,19 +74,18 @@ func placesIn(proc string, devices []string) ([]Place, error) {
 	if err != nil || len(all) == 0 {
 		return nil, errors.Join(err, io.ErrUnexpectedEOF)
 	}
-	covered := map[string]bool{} // by a mount on its root, at the same place
-	paths := map[int]string{}
+	covered, paths := map[int]bool{}, map[int]string{}
 	for _, m := range all {
 		paths[m.ID] = m.Mountpoint
 	}
 	for _, m := range all {
-		if paths[m.Parent] == m.Mountpoint {
-			covered[strconv.Itoa(m.Parent)] = true
+		if paths[m.Parent] == m.Mountpoint { // it lies upon another's root
+			covered[m.Parent] = true
 		}
 	}
 	var places []Place
 	for _, m := range all {
-		if m.FSType == FSType && slices.Contains(devices, Device(m)) && !covered[strconv.Itoa(m.ID)] {
+		if wanted(m) && !covered[m.ID] {
 			places = append(places, Place{m.Mountpoint, m.Root})
 		}
 	}
@@ -148,7 +148,7 @@ func Inside(from io.Reader, to io.Writer) error {
 	}
 	var errs []error
 	for i, p := range places {
-		if !Dead(p.Path) { // it went meanwhile, or its device is another's by now
+		if !Dead(p.Path) { // it went meanwhile
 			continue
 		}
 		if err := (&Tree{4 + i}).Replace(p.Path); err != nil {

@@ -62,25 +62,22 @@ func Resolve(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), nil
 }
 
-// Detach takes every mount of hbmfs at path out of the tree, dead or alive, and returns their devices. Whoever has files
-// open in one goes on.
-func Detach(path string) (devices []string, err error) {
+// Detach takes every mount of hbmfs at path out of the tree, dead or alive. Whoever has files open in one goes on.
+func Detach(path string) error {
 	for {
 		top, err := Top(path)
 		if err != nil || top == nil {
-			return devices, err
+			return err
 		}
 		if top.FSType != FSType {
-			return devices, fmt.Errorf("detach %s: %w (%s)", path, ErrForeign, top.FSType)
+			return fmt.Errorf("detach %s: %w (%s)", path, ErrForeign, top.FSType)
 		}
-		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-			return devices, fmt.Errorf("detach %s: %w", path, err)
-		} else if err != nil {
-			if still, topErr := Top(path); topErr == nil && still != nil && still.ID == top.ID {
-				return devices, fmt.Errorf("detach %s: %w", path, err)
-			} // else it went by itself, with the mount that it was propagated from
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			if now, topErr := Top(path); topErr == nil && (now == nil || now.ID != top.ID) {
+				continue // it went by itself, with the mount that it was propagated from
+			}
+			return fmt.Errorf("detach %s: %w", path, err)
 		}
-		devices = append(devices, Device(top))
 	}
 }
 

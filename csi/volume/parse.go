@@ -234,7 +234,7 @@ func (w *Want) takeSecrets(r Request) error {
 	if r.Inline() {
 		owner = "namespace " + r.Attributes[PodNamespace]
 	}
-	w.Identity, w.Credentials = identity(owner, text), []byte(text)
+	w.Identity, w.Credentials = Identity(owner, text), []byte(text)
 	return nil
 }
 
@@ -257,7 +257,7 @@ func (w *Want) takeToken(r Request, role string) error {
 	if namespace == "" || account == "" {
 		return status.Errorf(codes.FailedPrecondition, "volume attribute roleArn needs to know the pod's service account: set podInfoOnMount in the CSIDriver object")
 	}
-	w.Identity, w.Token = identity("service account", namespace, account), []byte(given[audience].Token)
+	w.Identity, w.Token = Identity("service account", namespace, account), []byte(given[audience].Token)
 	return nil
 }
 
