@@ -46,7 +46,7 @@ type worker struct {
 type slot struct {
 	memory []byte
 	ring   *ring      // that memory is part of
-	at     int64      // where in it
+	round  int        // which of its rounds
 	copied handle     // an event
 	busy   bool       // copied has been recorded and not been waited for
 	owner  *job       // whose copy it is
@@ -111,6 +111,9 @@ func newCrew(o crewOptions) (*crew, error) {
 		return nil, err
 	}
 	close(begin)
+	if c.ring != nil {
+		c.wg.Go(func() { c.ring.pinRest(c.quit) })
+	}
 	return c, nil
 }
 
@@ -141,7 +144,7 @@ func (c *crew) serve(o crewOptions, index int, filling *sync.WaitGroup, ready ch
 	}
 	w := &worker{cu: o.cu, context: o.context, index: index, done: &c.done}
 	if c.ring != nil {
-		c.ring.fill(index)
+		fill(c.ring.slot(index, 0).memory)
 	}
 	filling.Done()
 	filling.Wait() // the driver and page faults get in each other's way
@@ -203,9 +206,6 @@ func (c *crew) mayWork(w *worker) bool {
 	}
 }
 
-// slotsPerWorker: one is filled while another is copied and a third waits for the bus.
-const slotsPerWorker = 3
-
 func (w *worker) start(memory *ring) (err error) {
 	if w.cu == nil {
 		return nil
@@ -216,8 +216,8 @@ func (w *worker) start(memory *ring) (err error) {
 	if w.stream, err = w.cu.newStream(); err != nil {
 		return err
 	}
-	for i := range slotsPerWorker {
-		s := memory.slot(w.index*slotsPerWorker + i)
+	for round := range slotsPerWorker {
+		s := memory.slot(w.index, round)
 		if s.copied, err = w.cu.newEvent(); err != nil {
 			return err
 		}
@@ -243,8 +243,12 @@ func (w *worker) stop() {
 
 // slot gives a slot that no copy reads any more.
 func (w *worker) slot() (*slot, error) {
-	s := &w.slots[w.next]
-	w.next = (w.next + 1) % len(w.slots)
+	rounds, err := w.slots[0].ring.usable()
+	if err != nil {
+		return nil, err
+	}
+	s := &w.slots[w.next%rounds]
+	w.next = (w.next + 1) % rounds
 	return s, w.settle(s)
 }
 
