@@ -99,10 +99,12 @@ func (o *Origin) key(name string) string { return o.source.dir + name }
 func (o *Origin) explain(err error) error {
 	r := minio.ToErrorResponse(err)
 	switch {
-	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired", r.Code == "RequestTimeTooSkewed",
+	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired",
 		r.StatusCode == http.StatusBadRequest && strings.HasPrefix(r.Code, "400"): // the answer to a HEAD has no body that says why
 		o.creds.Expire() // the next attempt asks where they come from
 		return fmt.Errorf("the credentials have expired: %w", err)
+	case r.Code == "RequestTimeTooSkewed": // until who sets the clock has done so
+		return fmt.Errorf("this machine's clock and the server's differ, so that signatures do not count: set it right (timedatectl): %w", err)
 	case isDenied(r) && o.rotation.renew(o.creds),
 		(r.Code == "InvalidAccessKeyId" || r.Code == "XAdminUserNotFound" || r.Code == "SignatureDoesNotMatch") && o.rotation.done.Load():
 		return fmt.Errorf("the credentials were replaced: %w", err) // or will be: these have worked

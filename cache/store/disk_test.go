@@ -2,7 +2,9 @@ package store
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -99,5 +101,37 @@ func TestRefusedDirectories(t *testing.T) {
 			t.Errorf("Open(%s, %+v) succeeds", path, opt)
 			_ = s.Close()
 		}
+	}
+}
+
+// TestDatesOfSegmentsSayNothing has segments from before a clock was set and from after: from 1970, and from a year to
+// come. They are as good as others.
+func TestDatesOfSegmentsSayNothing(t *testing.T) {
+	u, dir, opt := newUpstream(mib, mib, mib), t.TempDir(), Options{Segment: mib, Size: 1 << 30}
+	m := mount(t, dir, u, opt)
+	for _, name := range []string{"0", "1", "2"} {
+		m.readAll(t, u, name)
+	}
+	until(t, "all are published", func() bool { return m.Stats().Segments == 3 })
+	m.close(t)
+	files, err := filepath.Glob(filepath.Join(dir, "segments", "*", "*"))
+	if err != nil || len(files) != 3 {
+		t.Fatal(files, err)
+	}
+	for i, at := range []time.Time{time.Unix(0, 0), time.Now().AddDate(40, 0, 0)} {
+		if err := os.Chtimes(files[i], at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fetched := u.fetched.Load()
+	m = mount(t, dir, u, opt)
+	for _, name := range []string{"0", "1", "2"} {
+		m.readAll(t, u, name)
+	}
+	if again := u.fetched.Load() - fetched; again != 0 {
+		t.Errorf("%d published bytes were fetched again", again)
+	}
+	if s := m.Stats(); s.Segments != 3 || s.Corrupt != 0 || s.Failures != 0 {
+		t.Errorf("stats %+v", s)
 	}
 }

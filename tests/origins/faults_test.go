@@ -198,6 +198,7 @@ func TestMountOfWhatIsNotThere(t *testing.T) {
 	for source, want := range map[string]string{
 		"s3://bucket?endpoint=http://127.0.0.1:1": "the origin cannot be reached",
 		"http://127.0.0.1:1/pile/":                "the origin cannot be reached",
+		"http://hbmfs.invalid/pile/":              "the origin cannot be reached", // a name that nobody may have
 		s3Source(p, "no-such-bucket"):             "there is no bucket",
 		"s3://bucket?endpoint=nowhere":            "want http://HOST:PORT",
 		"ftp://host/pile":                         "there are s3://, http:// and https://, and directories",

@@ -268,3 +268,41 @@ func TestS3Unreachable(t *testing.T) {
 	p.setAnswer(nil)
 	wantRead(t, o, l, "data")
 }
+
+// TestS3ClockJumps has the server refuse signatures of another time for a while, as it does where one clock jumps. Reads go
+// on when both agree again, and say what is wrong when they do not.
+func TestS3ClockJumps(t *testing.T) {
+	needS3(t)
+	t.Parallel()
+	bucket := s3.bucket(t)
+	s3.put(t, bucket, "shard", []byte("data"))
+	p := newProxy(t, s3.socket)
+	var skewed atomic.Int64 // requests yet to be refused
+	p.setAnswer(func(w http.ResponseWriter, _ *http.Request) bool {
+		if skewed.Add(-1) < 0 {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/xml")
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time and the current time is too large.</Message></Error>`)
+		return true
+	})
+	o := openS3(t, s3Source(p, bucket))
+	defer closeOrigin(t, o)
+	skewed.Store(2)
+	l, err := o.List(t.Context())
+	must(t, err)
+	skewed.Store(3)
+	wantRead(t, o, l, "data")
+	if skewed.Load() > 0 {
+		t.Error("no request was refused")
+	}
+
+	hasty := openOf(t, s3Source(p, bucket), fetch.Options{Patience: time.Second / 2, Stall: patience})
+	defer closeOrigin(t, hasty)
+	skewed.Store(1 << 30)
+	_, err = hasty.ReadAt(t.Context(), l.Objects[0], make([]byte, 4), 0)
+	if !errors.Is(err, fetch.ErrUnreachable) || errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "clock") {
+		t.Errorf("%v, want ErrUnreachable, for the clock", err)
+	}
+}
