@@ -262,14 +262,16 @@ def _indexed(index: Path) -> dict[str, set[str] | None]:
         raise FormatError(f"{index} is damaged: expected a JSON object with a weight_map") from None
     if not isinstance(weights, dict):
         raise FormatError(f"{index} is damaged: weight_map must be an object of tensors' and files' names")
-    files: dict[str, set[str] | None] = {}
+    listed: dict[str, set[str]] = {}
     for tensor, name in weights.items():
-        if not isinstance(name, str) or not _inside(name):
+        if not isinstance(name, str) or (name not in listed and not _inside(name)):
             raise FormatError(f"{index} says that tensor {tensor!r} is in {name!r}, expected a file of the same directory")
-        listed = files.setdefault(str(index.parent / name), set())
-        if listed is not None:
-            listed.add(tensor)
-    return dict(sorted(files.items()))
+        listed.setdefault(name, set()).add(tensor)
+    files: dict[str, set[str] | None] = {}
+    for name, tensors in sorted(listed.items()):
+        path = str(index.parent / name)
+        files[path] = (files.get(path) or set()) | tensors
+    return files
 
 
 def _inside(name: str) -> bool:
