@@ -248,7 +248,8 @@ func code(err error) codes.Code {
 
 // podOptions say how a pod is started.
 type podOptions struct {
-	propagate bool // mountPropagation: HostToContainer, instead of None
+	propagate bool   // mountPropagation: HostToContainer, instead of None
+	subPath   string // what of the volume is mounted
 }
 
 // startPod does all that kubelet does for a pod with one volume, and starts it.

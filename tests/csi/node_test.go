@@ -63,18 +63,21 @@ func (n *node) socket() string { return filepath.Join(n.dir, "csi.sock") }
 
 func (n *node) startHost() {
 	n.t.Helper()
-	args := []string{"host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", suite.Path(), "--allow-source", n.data, "--log-level", "debug"}
+	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", suite.Path(), "--allow-source", n.data, "--log-level", "debug"}
 	n.host = n.start("host", append(args, n.hostFlags...)...)
 }
 
+// startPlugin starts the plugin without a privilege: it only passes on what kubelet says.
 func (n *node) startPlugin() {
 	n.t.Helper()
-	n.plugin = n.start("plugin", "--endpoint", "unix://"+n.socket(), "--node-id", "node-1", "--state-dir", n.state,
+	n.plugin = n.start("plugin", "unshare", "--mount", "--propagation", "slave", "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
+		csiProgram, "--endpoint", "unix://"+n.socket(), "--node-id", "node-1", "--state-dir", n.state,
 		"--metrics-address", "", "--log-level", "debug")
 }
 
 // process is one of the driver's.
 type process struct {
+	name string
 	cmd  *exec.Cmd
 	log  string
 	done chan struct{} // closed when it has ended
@@ -84,11 +87,11 @@ type process struct {
 func (n *node) start(name string, args ...string) *process {
 	n.t.Helper()
 	n.started++
-	p := &process{log: filepath.Join(n.logs, fmt.Sprintf("%s-%03d.log", name, n.started)), done: make(chan struct{})}
+	p := &process{name: name, log: filepath.Join(n.logs, fmt.Sprintf("%s-%03d.log", name, n.started)), done: make(chan struct{})}
 	out, err := os.Create(p.log)
 	must(n.t, err)
 	defer func() { _ = out.Close() }() // the process has it
-	p.cmd = exec.Command(csiProgram, args...)
+	p.cmd = exec.Command(args[0], args[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.Dir = "/"
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -225,7 +228,7 @@ func (n *node) keptBy(p *process) (kept []string) {
 			kept = append(kept, err.Error())
 		}
 		for _, m := range mounts {
-			kept = append(kept, fmt.Sprintf("mount %s in the namespace of %s", m.Mountpoint, p.cmd.Args[1]))
+			kept = append(kept, fmt.Sprintf("mount %s in the namespace of the %s", m.Mountpoint, p.name))
 		}
 	}
 	fds, err := filepath.Glob(filepath.Join(proc, "fd", "*"))
@@ -239,7 +242,7 @@ func (n *node) keptBy(p *process) (kept []string) {
 		}
 		if target == "/dev/fuse" || strings.Contains(target, "pidfd") || strings.HasPrefix(target, n.kubelet) ||
 			strings.HasPrefix(target, filepath.Join(n.state, "volumes")+"/") || strings.HasPrefix(target, "mnt:[") {
-			kept = append(kept, fmt.Sprintf("descriptor %s of %v", target, p.cmd.Args[1:2]))
+			kept = append(kept, fmt.Sprintf("descriptor %s of the %s", target, p.name))
 		}
 	}
 	return kept
@@ -263,8 +266,8 @@ func (n *node) takeDown() {
 			p.kill()
 		}
 	}
-	n.killDaemons(n.daemons()...)
-	for range 3 { // what was mounted upon another shows when that is gone
+	for range 3 { // what was mounted upon another shows when that is gone, and a daemon that was just being started comes up
+		n.killDaemons(n.daemons()...)
 		for _, m := range n.mounts() {
 			_ = unix.Unmount(m, unix.MNT_DETACH) // the suite reports what stays
 		}

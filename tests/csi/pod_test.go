@@ -69,7 +69,7 @@ func (n *node) runPod(uid string, v *volume, opt podOptions) *pod {
 	_, err := fmt.Sscanf(uid, "pod-%d", &id)
 	must(n.t, err)
 	spec, err := json.Marshal(podSpec{
-		Root: root, Volume: n.targetPath(v, uid), Propagate: opt.propagate, Program: podProgram, HBMFS: suite.Path(), ID: 100_000 + id,
+		Root: root, Volume: filepath.Join(n.targetPath(v, uid), opt.subPath), Propagate: opt.propagate, Program: podProgram, HBMFS: suite.Path(), ID: 100_000 + id,
 	})
 	must(n.t, err)
 	p := &pod{n: n, uid: uid, volume: v, cmd: exec.Command(podProgram, string(spec)), stderr: &bytes.Buffer{}}

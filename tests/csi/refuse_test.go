@@ -46,6 +46,7 @@ func TestRefusals(t *testing.T) {
 		{"a bucket that is not there", map[string]string{"source": "s3://nothing/corpus" + at}, good, "NotFound", "nothing"},
 		{"a prefix that is not there", map[string]string{"source": "s3://" + bucket + "/nothing" + at}, good, "NotFound", "nothing"},
 		{"a key that is not known", map[string]string{"source": "s3://" + bucket + "/corpus" + at}, s3Key{"AKIDBAD", "secret", ""}.secret(), "PermissionDenied", ""},
+		{"a secret that is wrong", map[string]string{"source": "s3://" + bucket + "/corpus" + at}, s3Key{"AKIDGOOD", "wrong", ""}.secret(), "PermissionDenied", ""},
 		{"a format that there is not", with(corpus, "format", "nonsense"), nil, "InvalidArgument", "format"},
 		{"a type that there is not", with(corpus, "dtype", "u99"), nil, "InvalidArgument", "dtype"},
 		{"a size that is none", with(corpus, "cacheSize", "lots"), nil, "InvalidArgument", "cacheSize"},

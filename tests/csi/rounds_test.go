@@ -27,9 +27,9 @@ type chaos struct {
 	*node
 	mu      sync.Mutex
 	random  *rand.Rand // guarded by mu
-	files   []file
 	store   *s3Store
 	volumes []*volume
+	files   map[*volume][]file // those of each source differ from those of all others
 	pods    []*pod
 	counts  map[string]int
 }
@@ -43,7 +43,8 @@ func TestRandomRounds(t *testing.T) {
 	t.Logf("HBMFS_CSI_SEED=%d HBMFS_CSI_ROUNDS=%d", seed, count)
 	c := newChaos(t, uint64(seed))
 	for range 2 { // these read all the time, through all of the faults, whatever comes of it
-		c.startAny().must("loop", c.files[0])
+		p := c.startAny()
+		p.must("loop", c.files[p.volume][0])
 	}
 	for i := range count {
 		c.round(i)
@@ -53,7 +54,7 @@ func TestRandomRounds(t *testing.T) {
 	}
 	t.Logf("what happened: %v", c.counts)
 	for _, p := range c.pods[:2] {
-		a := p.must("end loop", c.files[0])
+		a := p.must("end loop", c.files[p.volume][0])
 		t.Logf("a reader through all faults: %d passes, %d errors (first: %s), the longest wait %v", a.Passes, a.Errors, a.Text, a.Longest)
 		if a.Passes == 0 {
 			t.Error("a reader has read nothing in all that time")
@@ -84,13 +85,18 @@ func newChaos(t testing.TB, seed uint64) *chaos {
 	t.Helper()
 	needNode(t)
 	key := s3Key{"AKIDRANDOM", "secret/of/chance", ""}
-	c := &chaos{random: rand.New(rand.NewPCG(seed, 1)), files: someFiles(1), store: newS3Store(t, key), counts: map[string]int{}}
-	c.store.put("corpus", c.files)
+	c := &chaos{random: rand.New(rand.NewPCG(seed, 1)), store: newS3Store(t, key), counts: map[string]int{}, files: map[*volume][]file{}}
 	c.node = newNodeWithDisk(t, 24<<20)
-	local, remote := c.directoryVolume("local", c.files), s3Volume("remote", c.store, "corpus", key)
+	c.store.put("corpus", someFiles(300))
+	local, other, remote := c.directoryVolume("local", someFiles(100)), c.directoryVolume("other", someFiles(200)), s3Volume("remote", c.store, "corpus", key)
 	remote.attributes["cacheSize"], remote.attributes["cacheSegment"], remote.attributes["cacheMinFree"] = "12MiB", "1MiB", "1MiB"
 	local.attributes["showViews"] = "true"
-	c.volumes = []*volume{local, remote, c.directoryVolume("other", c.files), local.inlined("local-inline"), remote.inlined("remote-inline")}
+	for i, v := range []*volume{local, other, remote} {
+		inline := v.inlined(v.name + "-inline")
+		c.volumes = append(c.volumes, v, inline)
+		c.files[v] = someFiles(uint64(100 * (i + 1)))
+		c.files[inline] = c.files[v]
+	}
 	return c
 }
 
@@ -175,7 +181,8 @@ func (c *chaos) anyPod() *pod { return c.pods[c.chance(len(c.pods))] }
 // readAny reads in a pod, in one of the ways that there are. What fails because of a fault is well a little later.
 func (c *chaos) readAny() {
 	c.t.Helper()
-	p, f := c.anyPod(), c.files[c.chance(len(c.files))]
+	p := c.anyPod()
+	f := c.files[p.volume][c.chance(len(c.files[p.volume]))]
 	ways := []string{"read", "read", "control", "map"}
 	way := ways[c.chance(len(ways))]
 	if way == "map" && strings.HasPrefix(p.volume.name, "remote") {

@@ -2,7 +2,9 @@ package csi_test
 
 import (
 	"bytes"
+	"crypto/hmac"
 	"crypto/md5"
+	"crypto/sha256"
 	"encoding/xml"
 	"fmt"
 	"net/http"
@@ -18,15 +20,14 @@ import (
 // bucket is the only one of the store.
 const bucket = "datasets"
 
-// s3Store is the part of S3 that a mount asks for, in this process: it counts what it gives, and refuses keys that were
-// taken back. It looks at the names in a request's signature and not at the signature itself, for which tests/origins has
-// a real server.
+// s3Store is the part of S3 that a mount asks for, in this process: it checks who asks, refuses keys that were taken back,
+// and counts what it gives.
 type s3Store struct {
 	*httptest.Server
 
 	mu      sync.Mutex
 	objects map[string][]byte
-	keys    map[string]string // of an id and a session token: the code of the refusal, empty where it is good
+	keys    map[s3Key]string // the code of the refusal, empty where the key is good
 	given   map[string][]span
 	refused int
 }
@@ -47,7 +48,7 @@ func (k s3Key) secret() map[string]string {
 type span struct{ from, to int64 }
 
 func newS3Store(t testing.TB, keys ...s3Key) *s3Store {
-	s := &s3Store{objects: map[string][]byte{}, keys: map[string]string{}, given: map[string][]span{}}
+	s := &s3Store{objects: map[string][]byte{}, keys: map[s3Key]string{}, given: map[string][]span{}}
 	for _, k := range keys {
 		s.rule(k, "")
 	}
@@ -63,7 +64,7 @@ func newS3Store(t testing.TB, keys ...s3Key) *s3Store {
 func (s *s3Store) rule(k s3Key, refusal string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.keys[k.id+" "+k.token] = refusal
+	s.keys[k] = refusal
 }
 
 // put puts files below a prefix.
@@ -124,16 +125,51 @@ func missing(w http.ResponseWriter, code string) {
 func (s *s3Store) check(r *http.Request) (refusal string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, credential, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
-	id, _, _ := strings.Cut(credential, "/")
-	refusal, known := s.keys[id+" "+r.Header.Get("X-Amz-Security-Token")]
-	if !known {
-		refusal = "InvalidAccessKeyId"
+	refusal = "InvalidAccessKeyId"
+	for k, ruled := range s.keys {
+		if strings.Contains(r.Header.Get("Authorization"), "Credential="+k.id+"/") {
+			if refusal = ruled; !k.signed(r) {
+				refusal = "SignatureDoesNotMatch"
+			}
+		}
 	}
 	if refusal != "" {
 		s.refused++
 	}
 	return refusal
+}
+
+// signed tells whether this key signed a request: Signature Version 4 as AWS documents it, for requests without a body.
+func (k s3Key) signed(r *http.Request) bool {
+	fields := map[string]string{}
+	for field := range strings.SplitSeq(strings.TrimPrefix(r.Header.Get("Authorization"), "AWS4-HMAC-SHA256 "), ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(field), "=")
+		fields[name] = value
+	}
+	_, scope, _ := strings.Cut(fields["Credential"], "/")
+	var headers strings.Builder
+	for name := range strings.SplitSeq(fields["SignedHeaders"], ";") {
+		value := r.Header.Get(name)
+		if name == "host" {
+			value = r.Host
+		}
+		fmt.Fprintf(&headers, "%s:%s\n", name, strings.TrimSpace(value))
+	}
+	query := strings.ReplaceAll(r.URL.Query().Encode(), "+", "%20")
+	request := strings.Join([]string{r.Method, r.URL.EscapedPath(), query, headers.String(), fields["SignedHeaders"], r.Header.Get("X-Amz-Content-Sha256")}, "\n")
+	text := fmt.Sprintf("AWS4-HMAC-SHA256\n%s\n%s\n%x", r.Header.Get("X-Amz-Date"), scope, sha256.Sum256([]byte(request)))
+	key := []byte("AWS4" + k.key)
+	for part := range strings.SplitSeq(scope, "/") { // day, region, service, "aws4_request"
+		key = keyed(key, part)
+	}
+	key = keyed(key, text)
+	return r.Header.Get("X-Amz-Security-Token") == k.token && fmt.Sprintf("%x", key) == fields["Signature"]
+}
+
+func keyed(key []byte, text string) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write([]byte(text)) // never fails
+	return h.Sum(nil)
 }
 
 // list answers with one directory.

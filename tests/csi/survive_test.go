@@ -1,6 +1,7 @@
 package csi_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -71,7 +72,10 @@ func TestDaemonDies(t *testing.T) {
 	for _, p := range pods {
 		p.must("hold", files[0])
 	}
+	part := n.startPod(v, podOptions{subPath: "more"})
+	inPart := file{"shard.bin", files[2].Seed, files[2].Size}
 	for range 3 {
+		part.must("read", inPart)
 		n.killDaemons(n.daemons()...)
 		for _, p := range pods {
 			p.must("held", files[0])
@@ -86,14 +90,15 @@ func TestDaemonDies(t *testing.T) {
 			p.soon("control", files[1])
 			p.must("held", files[0])
 		}
+		part.soon("read", inPart)
 		if d := n.daemons(); len(d) != 1 {
 			t.Errorf("%d daemons after one was started again: %v", len(d), d)
 		}
-		n.mustNotStack(pods)
+		n.mustNotStack(append(pods, part))
 	}
 	q := n.startPod(v, podOptions{})
 	q.must("read", files[0])
-	n.stopPods(append(pods, q))
+	n.stopPods(append(pods, part, q))
 	n.unstage(v)
 	n.mustBeClean()
 }
@@ -118,29 +123,38 @@ func (n *node) mustNotStack(pods []*pod) {
 // TestHostDies kills the host with all of its daemons, as the end of its container does.
 func TestHostDies(t *testing.T) {
 	n := newNode(t)
-	files := someFiles(1)
-	a, b := n.directoryVolume("a", files), n.directoryVolume("b", files)
-	pods := append(n.startPods(a, 2), n.startPods(b, 2)...)
-	for _, p := range pods {
-		p.must("hold", files[0])
+	files := map[*volume]file{}
+	var pods []*pod
+	var volumes []*volume
+	for i := range 4 {
+		f := someFiles(uint64(100 * i))
+		v := n.directoryVolume(fmt.Sprint("corpus-", i), f)
+		files[v], volumes = f[0], append(volumes, v)
+		pods = append(pods, n.startPods(v, 2)...)
 	}
-	n.host.kill()
-	n.killDaemons(n.daemons()...)
 	for _, p := range pods {
-		p.must("held", files[0])
+		p.must("hold", files[p.volume])
 	}
-	// Meanwhile a pod is deleted; kubelet goes on until it is gone.
-	n.restartPlugin()
-	n.startHost()
-	n.waitReady()
-	for _, p := range pods {
-		p.soon("read", files[0])
-		p.must("held", files[0])
+	for range 3 { // the numbers of the mounts of one volume become those of another's
+		n.host.kill()
+		n.killDaemons(n.daemons()...)
+		for _, p := range pods {
+			p.must("held", files[p.volume])
+		}
+		n.restartPlugin()
+		n.startHost()
+		n.waitReady()
+		for _, p := range pods {
+			p.soon("read", files[p.volume])
+			p.soon("control", files[p.volume])
+			p.must("held", files[p.volume])
+		}
+		n.mustNotStack(pods)
 	}
-	n.mustNotStack(pods)
 	n.stopPods(pods)
-	n.unstage(a)
-	n.unstage(b)
+	for _, v := range volumes {
+		n.unstage(v)
+	}
 	n.mustBeClean()
 }
 

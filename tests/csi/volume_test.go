@@ -37,9 +37,10 @@ func (n *node) directoryVolume(name string, files []file) *volume {
 // s3Volume is a PersistentVolume of what the store holds below a prefix, with a secret.
 func s3Volume(name string, s *s3Store, prefix string, k s3Key) *volume {
 	return &volume{name: name, secrets: k.secret(), attributes: map[string]string{
-		"source":      fmt.Sprintf("s3://%s/%s?endpoint=%s&region=us-east-1", bucket, prefix, s.URL),
-		"cacheSize":   "256MiB",
-		"connections": "4",
+		"source":       fmt.Sprintf("s3://%s/%s?endpoint=%s&region=us-east-1", bucket, prefix, s.URL),
+		"cacheSize":    "256MiB",
+		"cacheMinFree": "1MiB", // however full this machine's disk is
+		"connections":  "4",
 	}}
 }
 
