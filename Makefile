@@ -23,6 +23,7 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
 S3      = $(CACHE)/s3server
+SANITY  = $(CACHE)/csi-sanity
 K8SCHECK = $(CACHE)/k8scheck
 NFPM    = $(CACHE)/nfpm
 SHARE   = $(DESTDIR)$(PREFIX)/share
@@ -50,7 +51,7 @@ demo: build ## Tokenize the Go source tree, mount it, verify every byte, show th
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
-test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
+test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
 	$(GO) vet ./...
@@ -59,6 +60,7 @@ test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3)) 
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) \
 	  HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
+	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) ./...
@@ -98,6 +100,13 @@ $(NFPM): tools/nfpm/go.mod tools/nfpm/go.sum
 	@echo "building nfpm, once (half a minute)"
 	tools/retry.sh $(GO) -C tools/nfpm mod download
 	CGO_ENABLED=0 $(GO) -C tools/nfpm build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(NFPM)) github.com/goreleaser/nfpm/v2/cmd/nfpm
+
+# So are the conformance tests of CSI drivers.
+$(SANITY): tests/csi/sanity/go.mod tests/csi/sanity/go.sum
+	@mkdir -p $(CACHE)
+	@echo "building csi-sanity for the tests, once"
+	tools/retry.sh $(GO) -C tests/csi/sanity mod download
+	CGO_ENABLED=0 $(GO) -C tests/csi/sanity build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(SANITY)) github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity
 
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse
