@@ -29,7 +29,11 @@ const (
 )
 
 // frame is a part of a zstd stream that can be decoded alone.
-type frame struct{ coded, plain int }
+type frame struct {
+	coded, plain int    // bytes
+	sum          uint32 // of the decoded bytes: the lower half of XXH64, where summed
+	summed       bool
+}
 
 // seekTable reads where the frames of an object lie, nil where it does not say so, or is not worth it. A table that
 // does not fit the object is none: decoding in order finds out what is wrong.
@@ -37,10 +41,27 @@ func seekTable(ctx context.Context, zip *layout.Object, size int64) []frame {
 	if zip.Size < spanSize || runtime.GOMAXPROCS(0) == 1 {
 		return nil
 	}
-	le := binary.LittleEndian
-	var footer [seekFooter]byte
-	if n, _ := zip.ReadAt(ctx, footer[:], zip.Size-seekFooter); n < len(footer) || le.Uint32(footer[5:]) != seekMagic || footer[4]&seekReserved != 0 {
+	frames, err := readSeekTable(ctx, zip)
+	plain := int64(0)
+	for _, f := range frames {
+		plain += int64(f.plain)
+	}
+	if err != nil || plain != size {
 		return nil
+	}
+	return frames
+}
+
+// readSeekTable reads where the frames of an object lie, nil where there is no table, or none that fits the object. The
+// error is of reading.
+func readSeekTable(ctx context.Context, zip *layout.Object) ([]frame, error) {
+	if zip.Size < skippableFixed+seekFooter {
+		return nil, nil
+	}
+	le := binary.LittleEndian
+	footer, err := part(ctx, zip, zip.Size-seekFooter, seekFooter)
+	if err != nil || le.Uint32(footer[5:]) != seekMagic || footer[4]&seekReserved != 0 {
+		return nil, err
 	}
 	width := int64(8)
 	if footer[4]&seekChecksums != 0 {
@@ -49,26 +70,42 @@ func seekTable(ctx context.Context, zip *layout.Object, size int64) []frame {
 	count := int64(le.Uint32(footer[:]))
 	length := skippableFixed + count*width + seekFooter
 	if length > maxSeekTable || length > zip.Size {
-		return nil
+		return nil, nil
 	}
-	table := make([]byte, length)
-	if n, _ := zip.ReadAt(ctx, table, zip.Size-length); n < len(table) || le.Uint32(table) != seekSkippable || int64(le.Uint32(table[4:])) != length-skippableFixed {
-		return nil
+	table, err := part(ctx, zip, zip.Size-length, length)
+	if err != nil || le.Uint32(table) != seekSkippable || int64(le.Uint32(table[4:])) != length-skippableFixed {
+		return nil, err
 	}
 	frames := make([]frame, count)
-	coded, plain := length, int64(0)
+	coded := length
 	for i := range frames {
 		entry := table[skippableFixed+int64(i)*width:]
-		f := frame{int(le.Uint32(entry)), int(le.Uint32(entry[4:]))}
-		if f.coded > maxFrame || f.plain > maxFrame {
-			return nil
+		f := frame{coded: int(le.Uint32(entry)), plain: int(le.Uint32(entry[4:]))}
+		if width == 12 {
+			f.sum, f.summed = le.Uint32(entry[8:]), true
 		}
-		frames[i], coded, plain = f, coded+int64(f.coded), plain+int64(f.plain)
+		if f.coded > maxFrame || f.plain > maxFrame {
+			return nil, nil
+		}
+		frames[i], coded = f, coded+int64(f.coded)
 	}
-	if coded != zip.Size || plain != size {
-		return nil
+	if coded != zip.Size {
+		return nil, nil
 	}
-	return frames
+	return frames, nil
+}
+
+// part reads n bytes of an object.
+func part(ctx context.Context, o *layout.Object, off, n int64) ([]byte, error) {
+	p := make([]byte, n)
+	got, err := o.ReadAt(ctx, p, off)
+	if got == len(p) {
+		return p, nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return nil, err
 }
 
 // job is a frame that is being decoded.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -25,6 +26,8 @@ const (
 type Origin struct {
 	objects []*layout.Object
 	of      map[*layout.Object]stored
+	named   map[*layout.Object]bool       // by an index, and shown as they are stored
+	decoder func() (*zstd.Decoder, error) // of frames
 	slots   *semaphore.Weighted
 	spans   sync.Pool // of *[spanSize]byte, for inputs
 	held    held
@@ -35,6 +38,7 @@ type stored struct {
 	text []byte // of an index; of other objects nil, and what follows
 
 	zip      *layout.Object
+	frames   *frames // that are decoded where they are read; nil where it comes as a whole
 	codec    codec
 	zipHash  digest
 	dataHash digest
@@ -50,6 +54,10 @@ type held struct {
 func newOrigin() *Origin {
 	return &Origin{
 		of:    map[*layout.Object]stored{},
+		named: map[*layout.Object]bool{},
+		decoder: sync.OnceValues(func() (*zstd.Decoder, error) {
+			return zstd.NewReader(nil, zstd.WithDecoderConcurrency(decoders), zstd.WithDecoderMaxMemory(maxFrame))
+		}),
 		slots: semaphore.NewWeighted(decoders),
 		held:  held{lock: make(chan struct{}, 1)},
 	}
@@ -64,6 +72,9 @@ func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 	from, ok := x.of[o]
 	if !ok || off < 0 || n < 0 || off > o.Size-n {
 		return fmt.Errorf("fetch %q: bytes %d to %d are not to be had here", o.Name, off, off+n)
+	}
+	if from.frames != nil {
+		return x.fetchFrames(ctx, &from, off, n, sink)
 	}
 	if !o.Whole {
 		return sink(from.text[off : off+n])
@@ -168,6 +179,14 @@ func (w *output) Write(p []byte) (int, error) {
 func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
 	if off < 0 || off >= o.Size {
 		return 0, io.EOF
+	}
+	if from := x.of[o]; from.frames != nil {
+		n := 0
+		err := x.fetchFrames(ctx, &from, off, min(int64(len(p)), o.Size-off), func(b []byte) error { n += copy(p[n:], b); return nil })
+		if err == nil && n < len(p) {
+			err = io.EOF
+		}
+		return n, err
 	}
 	h := &x.held
 	select {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -133,19 +134,12 @@ func (w *wrapper) apply(plans []*plan) {
 	}
 	for _, p := range refused { // it still needs what another index has decoded
 		for _, s := range p.shards {
-			delete(hidden, w.objects[path.Join(path.Dir(p.index.Name), s.zip.Basename)])
+			zip := w.objects[path.Join(path.Dir(p.index.Name), s.zip.Basename)]
+			delete(hidden, zip)
+			w.origin.named[zip] = true
 		}
 	}
-	l := w.listing
-	l.Objects = slices.DeleteFunc(l.Objects, func(o *layout.Object) bool { return hidden[o] })
-	for _, o := range made {
-		o.Origin = w.origin
-		w.origin.objects = append(w.origin.objects, o)
-	}
-	byName := func(a, b *layout.Object) int { return layout.ComparePaths(a.Name, b.Name) }
-	slices.SortFunc(w.origin.objects, byName)
-	l.Objects = append(l.Objects, w.origin.objects...)
-	slices.SortFunc(l.Objects, byName)
+	w.replace(hidden, slices.Collect(maps.Values(made)))
 }
 
 // decoded makes the objects that a plan asks for and that are not made yet, or says why it cannot be carried out.

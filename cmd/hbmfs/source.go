@@ -29,6 +29,7 @@ type cacheFlags struct {
 	scrub       byteSize
 	connections int
 	patience    time.Duration
+	decode      bool
 }
 
 func (c *cacheFlags) add(f *pflag.FlagSet) {
@@ -37,6 +38,7 @@ func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.Var(&c.segment, "cache-segment", "bytes that are kept and evicted together; an object that fits is read by the kernel itself once it is whole (default 1GiB, or 256MiB for a cache below 64GiB)")
 	f.Var(&c.minFree, "cache-min-free", "bytes of the disk that stay free (default: 5% of it)")
 	f.Var(&c.scrub, "cache-scrub", "bytes per second at which the cache is compared with its checksums in the background (default: not)")
+	f.BoolVar(&c.decode, "decode", false, "show zstd files, NAME.zst, as NAME with what they decode to, where their size is known; the log says of the others why not. Needs --cache-dir")
 	f.IntVar(&c.connections, "connections", 16, "requests to a remote source at once")
 	f.DurationVar(&c.patience, "patience", 2*time.Minute, "how long a remote source may give nothing before a read fails with EIO")
 }
@@ -133,6 +135,9 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 			err = errors.Join(err, s.Close())
 		}
 	}()
+	if c.decode && c.dir == "" {
+		return s, usageError{errors.New("--decode needs --cache-dir: what files decode to is kept there")}
+	}
 	if !isRemote(from) {
 		dir, err := cache.OpenDir(from, maxOpenFiles())
 		if err != nil {
@@ -169,7 +174,7 @@ func (s *source) keep(ctx context.Context, origin remoteOrigin, c *cacheFlags, l
 		return err
 	}
 	kept.Add(s.name, origin, &cache.Listing{Objects: decode.Indexes(s.listing)})
-	decoded, err := decode.Wrap(ctx, s.listing)
+	decoded, err := s.decode(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -178,9 +183,18 @@ func (s *source) keep(ctx context.Context, origin remoteOrigin, c *cacheFlags, l
 	return nil
 }
 
+// decode replaces what is compressed in the listing.
+func (s *source) decode(ctx context.Context, c *cacheFlags) (*decode.Origin, error) {
+	decoded, err := decode.Wrap(ctx, s.listing)
+	if err == nil && c.decode {
+		err = decoded.AddFiles(ctx, s.listing)
+	}
+	return decoded, err
+}
+
 // keepDecoded has the compressed shards of a directory decoded into a cache. All else is read where it lies.
 func (s *source) keepDecoded(ctx context.Context, c *cacheFlags, log *slog.Logger) error {
-	decoded, err := decode.Wrap(ctx, s.listing)
+	decoded, err := s.decode(ctx, c)
 	if err != nil {
 		return err
 	}

@@ -210,3 +210,31 @@ func TestDamagedShard(t *testing.T) {
 		t.Error("a view leaves a damaged shard out in silence")
 	}
 }
+
+// TestFilesInZstd mounts zstd files of a directory as what they decode to.
+func TestFilesInZstd(t *testing.T) {
+	needFUSE(t)
+	source := newDir(t)
+	tokens := make([]byte, 3*mebibyte)
+	for i := range tokens {
+		tokens[i] = byte(i * i >> 7)
+	}
+	w, err := zstd.NewWriter(nil)
+	must(t, err)
+	coded := w.EncodeAll(tokens, nil)
+	writeFiles(t, source, map[string]string{"a/train.bin.zst": string(coded), "b.gz": "no matter", "c.txt": "as it is"})
+	m := mount(t, source, "--decode", "--cache-dir", newDir(t), "--cache-min-free=1MiB")
+	m.compare(t, map[string][]byte{"a/train.bin": tokens, "c.txt": []byte("as it is"), "b.gz": []byte("no matter")})
+	wantAbsent(t, m.Path("a", "train.bin.zst"))
+	var s struct{ Problems int }
+	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
+	must(t, err)
+	must(t, json.Unmarshal(text, &s))
+	if log := m.logText(t); s.Problems != 1 || !strings.Contains(log, "b.gz") || !strings.Contains(log, "gzip does not say how long its content is") {
+		t.Errorf("%d problems, and the log does not say why b.gz is as it is stored:\n%s", s.Problems, log)
+	}
+	m.end(t)
+	if r := run(t, "mount", "--decode", source, m.point); r.code == 0 || !strings.Contains(r.stderr, "--cache-dir") {
+		t.Errorf("without a cache: exit code %d: %s", r.code, r.stderr)
+	}
+}
