@@ -65,7 +65,8 @@ MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the
   megatron.bin, .idx   all shards as one Megatron dataset
   members/, tensors/   files of a WebDataset archive, tensors of a safetensors file
 
-MOUNTPOINT/.hbmfs/status says in JSON what is mounted, and MOUNTPOINT/.hbmfs/metrics is for Prometheus.
+MOUNTPOINT/.hbmfs/status says in JSON what is mounted, and MOUNTPOINT/.hbmfs/metrics is for Prometheus. Where
+OTEL_EXPORTER_OTLP_ENDPOINT names a collector of OpenTelemetry, traces of what the mount does go there.
 
 As root the kernel reads whole files itself (FUSE passthrough, Linux 6.9), so that they are as fast as at the source
 and readers survive the daemon. Ordinary users need fusermount3 (package fuse3), and their reads go through hbmfs.
