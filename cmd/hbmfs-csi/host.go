@@ -60,7 +60,7 @@ func (c *hostCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	c.opt.Log = log
-	h, err := host.New(c.opt)
+	h, err := host.New(ctx, c.opt)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ type held struct {
 	lock chan struct{} // of the daemon and the mounts: see acquire
 
 	rec    record             // guarded by the host's mu
+	saved  []byte             // the record as it is on disk; guarded by mu
 	cancel context.CancelFunc // of a start that is under way, guarded by mu
 	failed string             // why the last start failed, "" when it did not; guarded by mu
 	owed   bool               // an answer to ask is outstanding; guarded by mu

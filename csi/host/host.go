@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -66,7 +67,7 @@ type Host struct {
 type counts struct{ starts, deaths, failedStarts, replaced int64 }
 
 // New makes a host. Start begins its work, Close ends it.
-func New(opt Options) (*Host, error) {
+func New(ctx context.Context, opt Options) (*Host, error) {
 	for _, dir := range []string{opt.StateDir, filepath.Join(opt.StateDir, "volumes")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make the state directory: %w", err)
@@ -76,9 +77,9 @@ func New(opt Options) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the state directory: %w", err)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := waitForLock(ctx, lock); err != nil {
 		_ = lock.Close() // nothing was written
-		return nil, fmt.Errorf("lock %s: another hbmfs-csi host works there: end it first", lock.Name())
+		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	waiting, stopWait := context.WithCancel(context.Background())
@@ -87,6 +88,23 @@ func New(opt Options) (*Host, error) {
 		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
 		volumes: map[string]*held{}, busy: map[string]bool{},
 	}, nil
+}
+
+// lockTime is how long another host may take to end. What it started just before may hold its lock for a moment longer.
+const lockTime = 10 * time.Second
+
+func waitForLock(ctx context.Context, lock *os.File) error {
+	for end := time.Now().Add(lockTime); unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; {
+		if time.Now().After(end) {
+			return fmt.Errorf("lock %s: another hbmfs-csi host works there: end it first", lock.Name())
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // Close ends the host's work and leaves the daemons and their mounts as they are: the next host goes on with them.

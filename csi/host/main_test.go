@@ -114,7 +114,7 @@ func (n *node) startHost() {
 	n.Helper()
 	self, err := os.Executable()
 	n.must(err)
-	n.Host, err = New(Options{
+	n.Host, err = New(n.Context(), Options{
 		StateDir: n.state(), CacheDir: filepath.Join(n.state(), "cache"), KubeletDir: n.kubelet(""), HBMFS: n.hbmfs,
 		AllowSource: []string{n.data}, Helper: []string{"env", insideEnv + "=1", self},
 		Log: slog.New(slog.NewTextHandler(n.Output(), nil)),

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -41,13 +42,17 @@ func (r *record) publish(target string, p pod) {
 
 const recordName = "volume.json"
 
-// save writes the record; the host's mu must be held. A reader sees the old one or the new one.
+// save writes the record where it has changed; the host's mu must be held. A reader sees the old one or the new one.
 func (v *held) save() error {
 	text, err := json.MarshalIndent(&v.rec, "", "  ")
-	if err != nil {
+	if err != nil || bytes.Equal(text, v.saved) {
 		return err
 	}
-	return replaceFile(v.path(recordName), append(text, '\n'))
+	if err := replaceFile(v.path(recordName), append(text, '\n')); err != nil {
+		return err
+	}
+	v.saved = text
+	return nil
 }
 
 // replaceFile writes a file that only root can read. Power loss may lose it, with all mounts.

@@ -1,0 +1,83 @@
+package host
+
+import (
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/hbmfs/hbmfs/csi/volume"
+)
+
+func TestEnvironmentLendsNoRights(t *testing.T) {
+	got := environment([]string{
+		"PATH=/bin", "HTTPS_PROXY=p", "AWS_REGION=eu-central-1", "AWS_ENDPOINT_URL_S3=http://h", "AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=s", "AWS_SESSION_TOKEN=t",
+		"AWS_PROFILE=p", "AWS_SHARED_CREDENTIALS_FILE=f", "AWS_CONFIG_FILE=f", "AWS_ROLE_ARN=r", "AWS_WEB_IDENTITY_TOKEN_FILE=f", "AWS_CONTAINER_CREDENTIALS_FULL_URI=u",
+		"AWS_SOMETHING_NEW=x", "MINIO_ROOT_PASSWORD=x", "HOME=/root", "HBMFS_DAEMON=1", "HBMFS_OTHER=1",
+	})
+	if want := []string{"PATH=/bin", "HTTPS_PROXY=p", "AWS_REGION=eu-central-1", "AWS_ENDPOINT_URL_S3=http://h", "HBMFS_OTHER=1"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	v := &held{host: &Host{opt: Options{StateDir: "/s"}}, key: "k"}
+	for auth, want := range map[string][]string{
+		volume.AuthAnonymous: nil,
+		volume.AuthSecret:    {"AWS_SHARED_CREDENTIALS_FILE=/s/volumes/k/credentials"},
+		volume.AuthPod:       {"AWS_WEB_IDENTITY_TOKEN_FILE=/s/volumes/k/token", "AWS_ROLE_ARN=r", "AWS_ROLE_SESSION_NAME=hbmfs-k"},
+	} {
+		want = append([]string{"HBMFS_DAEMON=1", "AWS_EC2_METADATA_DISABLED=true"}, want...)
+		if got := v.rights(volume.Spec{Auth: auth, RoleARN: "r"}); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", auth, got, want)
+		}
+	}
+}
+
+func TestCodeOf(t *testing.T) {
+	for _, c := range []struct {
+		exit   int
+		remote bool
+		want   codes.Code
+	}{{2, true, codes.InvalidArgument}, {5, false, codes.NotFound}, {6, true, codes.PermissionDenied}, {1, true, codes.Unavailable}, {1, false, codes.Internal}, {-1, false, codes.Internal}} {
+		if got := codeOf(c.exit, c.remote); got != c.want {
+			t.Errorf("exit code %d, remote %v: %v, want %v", c.exit, c.remote, got, c.want)
+		}
+	}
+}
+
+func TestBelow(t *testing.T) {
+	for _, c := range []struct {
+		path, dir string
+		want      bool
+	}{
+		{"/a/b", "/a", true}, {"/a", "/a", true}, {"/a/b", "/a/", true}, {"/ab", "/a", false}, {"/", "/a", false}, {"/a", "/", true}, {"", "/a", false},
+	} {
+		if got := below(c.path, c.dir); got != c.want {
+			t.Errorf("%q below %q: %v", c.path, c.dir, got)
+		}
+	}
+}
+
+func TestPageOfSeveralMounts(t *testing.T) {
+	var p page
+	p.add("# HELP a All.\n# TYPE a counter\na 1\na{x=\"{ }\"} 2\n# HELP b Bytes.\n# TYPE b gauge\nb 3\n", `volume="1"`)
+	p.add("# HELP a All.\n# TYPE a counter\na 4\n# a comment\n# HELP c None.\n# TYPE c gauge\n", `volume="2"`)
+	p.add("no metric at all\n", `volume="3"`)
+	p.metric("d", "gauge", "Mine.", " 5")
+	want := `# HELP a All.
+# TYPE a counter
+a{volume="1"} 1
+a{volume="1",x="{ }"} 2
+a{volume="2"} 4
+# HELP b Bytes.
+# TYPE b gauge
+b{volume="1"} 3
+# HELP d Mine.
+# TYPE d gauge
+d 5
+`
+	if got := p.String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := quote("a\"b\\c\nd\xff"); got != `"a\"b\\c\nd`+"\uFFFD\"" {
+		t.Error(got)
+	}
+}

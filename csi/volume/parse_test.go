@@ -1,0 +1,185 @@
+package volume
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// attributes are a source and more, as names and values in turn.
+func attributes(source string, more ...string) map[string]string {
+	a := map[string]string{"source": source}
+	for i := 0; i < len(more); i += 2 {
+		a[more[i]] = more[i+1]
+	}
+	return a
+}
+
+func keys(id, secret string) map[string]string {
+	return map[string]string{"AWS_ACCESS_KEY_ID": id, "AWS_SECRET_ACCESS_KEY": secret}
+}
+
+const someTokens = `{"sts.amazonaws.com":{"token":"the token","expirationTimestamp":"2026-01-01T00:00:00Z"}}`
+
+func TestParse(t *testing.T) {
+	for name, c := range map[string]struct {
+		r    Request
+		want Spec
+	}{
+		"a directory": {Request{Attributes: attributes("/data/pile/")}, Spec{Source: "/data/pile/", Auth: AuthAnonymous}},
+		"all options": {
+			Request{Attributes: attributes("s3://b/p", "format", "mds", "dtype", "u16", "cacheSize", "2TiB", "cacheMinFree", "1GiB", "cacheSegment", "64MiB",
+				"connections", "8", "patience", "90s", "readAhead", "0", "uid", "7", "gid", "8", "umask", "027", "showViews", "true", "logLevel", "debug"), MountGroup: "8"},
+			Spec{Source: "s3://b/p", Auth: AuthAnonymous, Flags: []string{"--cache-min-free=1GiB", "--cache-segment=64MiB", "--cache-size=2TiB", "--connections=8", "--dtype=u16", "--format=mds",
+				"--gid=8", "--log-level=debug", "--patience=90s", "--read-ahead=0", "--show-views=true", "--uid=7", "--umask=027"}},
+		},
+		"what kubelet adds":     {Request{Attributes: attributes("https://h/p/", PodName, "p", PodNamespace, "n", tokens, someTokens)}, Spec{Source: "https://h/p/", Auth: AuthAnonymous}},
+		"the pod's group":       {Request{Attributes: attributes("/d"), MountGroup: "2000"}, Spec{Source: "/d", Auth: AuthAnonymous, Flags: []string{"--gid=2000"}}},
+		"the default said":      {Request{Attributes: attributes("/d", "showViews", "false", "authentication", "anonymous")}, Spec{Source: "/d", Auth: AuthAnonymous}},
+		"a role before the pod": {Request{Attributes: attributes("s3://b", "roleArn", "arn:aws:iam::1:role/r"), Staging: true}, Spec{Source: "s3://b", Auth: AuthPod, RoleARN: "arn:aws:iam::1:role/r"}},
+		"staged with a secret":  {Request{Attributes: attributes("s3://b"), StagedAuth: AuthSecret}, Spec{Source: "s3://b", Auth: AuthSecret}},
+	} {
+		w, err := Parse(c.r)
+		slices.Sort(c.want.Flags)
+		slices.Sort(w.Flags)
+		if err != nil || w.Key() != c.want.Key() {
+			t.Errorf("%s: %+v, %v, want %+v", name, w.Spec, err, c.want)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	role := "arn:aws:iam::1:role/r"
+	for name, c := range map[string]struct {
+		r     Request
+		words string // all of them are in the message
+	}{
+		"no source":             {Request{Attributes: map[string]string{"format": "mds"}}, "source missing"},
+		"relative":              {Request{Attributes: attributes("data")}, "source absolute"},
+		"unclean":               {Request{Attributes: attributes("/data/../etc")}, "source .."},
+		"double slash":          {Request{Attributes: attributes("/data//x")}, "source double"},
+		"scheme":                {Request{Attributes: attributes("gs://b")}, "source s3://"},
+		"no address":            {Request{Attributes: attributes("s3://b\x00")}, "source control"},
+		"password":              {Request{Attributes: attributes("s3://key:hunter2@b")}, "source secret"},
+		"signed":                {Request{Attributes: attributes("https://h/p?sig=hunter2")}, "source query"},
+		"profile":               {Request{Attributes: attributes("s3://b?profile=root")}, "source authentication"},
+		"unknown":               {Request{Attributes: attributes("/d", "cachesize", "1GiB")}, "cachesize cacheSize"},
+		"size":                  {Request{Attributes: attributes("/d", "cacheSize", "1GB")}, "cacheSize 64MiB"},
+		"number":                {Request{Attributes: attributes("s3://b", "connections", "0")}, "connections 4096"},
+		"leading zero":          {Request{Attributes: attributes("/d", "uid", "007")}, "uid number"},
+		"duration":              {Request{Attributes: attributes("s3://b", "patience", "-1s")}, "patience 2m"},
+		"octal":                 {Request{Attributes: attributes("/d", "umask", "888")}, "umask octal"},
+		"bool":                  {Request{Attributes: attributes("/d", "showViews", "yes")}, "showViews true"},
+		"a flag in a value":     {Request{Attributes: attributes("/d", "format", "mds --uid=0")}, "format word"},
+		"group":                 {Request{Attributes: attributes("/d"), MountGroup: "users"}, "group users"},
+		"two groups":            {Request{Attributes: attributes("/d", "gid", "1"), MountGroup: "2"}, "gid fsGroup"},
+		"directory, requests":   {Request{Attributes: attributes("/d", "connections", "4")}, "connections source"},
+		"directory, role":       {Request{Attributes: attributes("/d", "roleArn", role)}, "roleArn source"},
+		"directory, secret":     {Request{Attributes: attributes("/d"), Secrets: keys("a", "hunter2")}, "secrets source"},
+		"no such way":           {Request{Attributes: attributes("s3://b", "authentication", "node")}, "authentication pod"},
+		"anonymous, secret":     {Request{Attributes: attributes("s3://b", "authentication", "anonymous"), Secrets: keys("a", "hunter2")}, "authentication secret"},
+		"role and secret":       {Request{Attributes: attributes("s3://b", "roleArn", role), Secrets: keys("a", "hunter2")}, "authentication secret"},
+		"pod, no role":          {Request{Attributes: attributes("s3://b", "authentication", "pod")}, "authentication roleArn"},
+		"secret with a role":    {Request{Attributes: attributes("s3://b", "authentication", "secret", "roleArn", role), Secrets: keys("a", "hunter2")}, "roleArn authentication"},
+		"role":                  {Request{Attributes: attributes("s3://b", "roleArn", "admin")}, "roleArn arn:"},
+		"secret, none":          {Request{Attributes: attributes("s3://b", "authentication", "secret"), Staging: true}, "authentication nodeStageSecretRef"},
+		"half a secret":         {Request{Attributes: attributes("s3://b"), Secrets: map[string]string{"AWS_SECRET_ACCESS_KEY": "hunter2"}}, "AWS_ACCESS_KEY_ID missing"},
+		"another key":           {Request{Attributes: attributes("s3://b"), Secrets: map[string]string{"password": "hunter2"}}, "password AWS_ACCESS_KEY_ID"},
+		"a line in a secret":    {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2\ncredential_process = id")}, "AWS_SECRET_ACCESS_KEY white"},
+		"tokens that are none":  {Request{Attributes: attributes("s3://b", "roleArn", role, tokens, "hunter2")}, "serviceAccount.tokens JSON"},
+		"backquote in a secret": {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2`")}, "AWS_SECRET_ACCESS_KEY backquote"},
+	} {
+		_, err := Parse(c.r)
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for _, w := range strings.Fields(c.words) {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %q does not say %q", name, err, w)
+			}
+		}
+		if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %q shows a secret", name, err)
+		}
+	}
+	for name, r := range map[string]Request{
+		"no token":   {Attributes: attributes("s3://b", "roleArn", role, PodNamespace, "n", serviceAccount, "s")},
+		"no account": {Attributes: attributes("s3://b", "roleArn", role, tokens, someTokens)},
+	} {
+		if _, err := Parse(r); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestWhoShares says which requests get the same daemon.
+func TestWhoShares(t *testing.T) {
+	pod := func(namespace, account string) map[string]string {
+		return attributes("s3://b", "roleArn", "arn:aws:iam::1:role/r", PodNamespace, namespace, serviceAccount, account, tokens, someTokens)
+	}
+	inline := func(namespace string) map[string]string {
+		return attributes("s3://b", PodNamespace, namespace, ephemeral, "true")
+	}
+	for name, c := range map[string]struct {
+		a, b Request
+		same bool
+	}{
+		"one directory":             {Request{ID: "1", Attributes: attributes("/d")}, Request{ID: "2", Attributes: attributes("/d", ephemeral, "true")}, true},
+		"another option":            {Request{Attributes: attributes("/d")}, Request{Attributes: attributes("/d", "umask", "0")}, false},
+		"another group":             {Request{Attributes: attributes("/d")}, Request{Attributes: attributes("/d"), MountGroup: "1"}, false},
+		"the group, either way":     {Request{Attributes: attributes("/d", "gid", "1")}, Request{Attributes: attributes("/d"), MountGroup: "1"}, true},
+		"one volume and secret":     {Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "s")}, Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "s")}, true},
+		"two volumes, one secret":   {Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "s")}, Request{ID: "2", Attributes: attributes("s3://b"), Secrets: keys("a", "s")}, false},
+		"a guessed key":             {Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "s")}, Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "guess")}, false},
+		"anonymous and secret":      {Request{ID: "1", Attributes: attributes("s3://b")}, Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "s")}, false},
+		"inline, one namespace":     {Request{ID: "1", Attributes: inline("n"), Secrets: keys("a", "s")}, Request{ID: "2", Attributes: inline("n"), Secrets: keys("a", "s")}, true},
+		"inline, two namespaces":    {Request{ID: "1", Attributes: inline("n"), Secrets: keys("a", "s")}, Request{ID: "2", Attributes: inline("m"), Secrets: keys("a", "s")}, false},
+		"one service account":       {Request{ID: "1", Attributes: pod("n", "s")}, Request{ID: "2", Attributes: pod("n", "s")}, true},
+		"two service accounts":      {Request{ID: "1", Attributes: pod("n", "s")}, Request{ID: "1", Attributes: pod("n", "t")}, false},
+		"accounts of one name":      {Request{ID: "1", Attributes: pod("n", "s")}, Request{ID: "1", Attributes: pod("m", "s")}, false},
+		"parts that run together":   {Request{ID: "1", Attributes: pod("ab", "c")}, Request{ID: "1", Attributes: pod("a", "bc")}, false},
+		"a secret's trailing space": {Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "s\n")}, Request{ID: "1", Attributes: attributes("s3://b"), Secrets: keys("a", "s")}, true},
+	} {
+		a, errA := Parse(c.a)
+		b, errB := Parse(c.b)
+		if errA != nil || errB != nil || (a.Key() == b.Key()) != c.same {
+			t.Errorf("%s: %v, %v, keys %s and %s, want the same: %v", name, errA, errB, a.Key(), b.Key(), c.same)
+		}
+		if strings.Contains(a.Key()+strings.Join(a.Flags, "")+a.Identity, "hunter2") {
+			t.Errorf("%s: the spec shows a secret", name)
+		}
+	}
+}
+
+func TestAddress(t *testing.T) {
+	for _, c := range []struct{ source, auth, want string }{
+		{"s3://b/p", AuthAnonymous, "s3://b/p?anonymous=true"},
+		{"s3://b/p?endpoint=http://h:1", AuthAnonymous, "s3://b/p?anonymous=true&endpoint=http%3A%2F%2Fh%3A1"},
+		{"s3://b/p", AuthSecret, "s3://b/p"},
+		{"https://h/p/", AuthAnonymous, "https://h/p/"},
+		{"/d", AuthAnonymous, "/d"},
+	} {
+		if got := (Spec{Source: c.source, Auth: c.auth}).Address(); got != c.want {
+			t.Errorf("%s, %s: %s, want %s", c.source, c.auth, got, c.want)
+		}
+	}
+}
+
+// TestEveryOptionIsChecked has each option refuse what no option takes.
+func TestEveryOptionIsChecked(t *testing.T) {
+	for name := range maps.Keys(options()) {
+		for _, value := range []string{"", " ", "x\ny", "--"} {
+			if value == "--" && (name == "format" || name == "dtype") {
+				continue // a word; the flag is written with =, and hbmfs refuses it
+			}
+			if _, err := Parse(Request{Attributes: attributes("s3://b", name, value)}); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s=%q: %v", name, value, err)
+			}
+		}
+	}
+}
