@@ -1,6 +1,7 @@
 package csi_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -147,6 +148,47 @@ func TestTargetsThatAreNoDirectories(t *testing.T) {
 		must(t, os.RemoveAll(target))
 	}
 	n.unpublish(v, "pod-0001")
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// TestTargetsElsewhere: kubelet asks for places in its own directory only, and whoever asks for others is not kubelet.
+func TestTargetsElsewhere(t *testing.T) {
+	n := newNode(t)
+	v := n.directoryVolume("corpus", someFiles(1))
+	n.stage(v)
+	elsewhere := filepath.Join(n.dir, "elsewhere")
+	must(t, os.MkdirAll(filepath.Join(elsewhere, "mount"), 0o755))
+	must(t, os.Symlink(elsewhere, filepath.Join(n.kubelet, "pods", "link")))
+	for _, target := range []string{
+		elsewhere, filepath.Join(elsewhere, "mount"), n.kubelet + "/pods/../../elsewhere", n.kubelet + "/pods/link/mount", "relative/mount", n.kubelet, n.state,
+		filepath.Join(n.state, "volumes"),
+	} {
+		r := n.publishRequest(v, "pod-0001")
+		r.TargetPath = target
+		err := n.client(func(ctx context.Context, _ csi.IdentityClient, node csi.NodeClient) error {
+			_, err := node.NodePublishVolume(ctx, r)
+			return err
+		})
+		mustRefuse(t, "a target at "+target, err, "InvalidArgument", "target")
+	}
+	must(t, os.Remove(filepath.Join(n.kubelet, "pods", "link")))
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// TestAnotherVolumeOfTheSameName: a volume id that is staged cannot become another volume.
+func TestAnotherVolumeOfTheSameName(t *testing.T) {
+	n := newNode(t)
+	files := someFiles(1)
+	v := n.directoryVolume("corpus", files)
+	p := n.startPod(v, podOptions{})
+	other := n.directoryVolume("other", someFiles(100))
+	other.name = v.name
+	mustRefuse(t, "staging another volume", n.stageOnce(other), "AlreadyExists", "")
+	mustRefuse(t, "publishing another volume", n.publishOnce(n.publishRequest(other, p.uid)), "AlreadyExists", "")
+	p.must("read", files[0])
+	n.stopPod(p)
 	n.unstage(v)
 	n.mustBeClean()
 }

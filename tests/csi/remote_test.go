@@ -170,6 +170,35 @@ func (n *node) mustHide(p *pod, keys []s3Key) {
 	}
 }
 
+// TestNobodyBorrowsRights: what one pod may read by its secret, another does not get without one, with a wrong one, or
+// because it lies in the cache by now.
+func TestNobodyBorrowsRights(t *testing.T) {
+	n := newNode(t)
+	key := s3Key{"AKIDOWNER", "secret/of/the/owner", ""}
+	store := newS3Store(t, key)
+	files := someFiles(1)
+	store.put("corpus", files)
+	v := s3Volume("corpus", store, "corpus", key)
+	p, q := n.startPod(v, podOptions{}), n.startPod(v.inlined("owner"), podOptions{})
+	for _, f := range files {
+		p.must("read", f)
+		q.must("read", f)
+	}
+	for what, secret := range map[string]map[string]string{
+		"no secret": nil, "a wrong secret": s3Key{key.id, "wrong", ""}.secret(), "a wrong key": s3Key{"AKIDOTHER", key.key, ""}.secret(),
+	} {
+		thief := v.inlined("thief")
+		thief.secrets = secret
+		uid := n.newUID()
+		mustRefuse(t, what, n.publishOnce(n.publishRequest(thief, uid)), "PermissionDenied", "")
+		n.unpublish(thief, uid)
+	}
+	p.must("read", files[0])
+	n.stopPods([]*pod{p, q})
+	n.unstage(v)
+	n.mustBeClean()
+}
+
 // TestSourceIsDown: a store that does not answer costs the volumes of others nothing.
 func TestSourceIsDown(t *testing.T) {
 	n := newNode(t)

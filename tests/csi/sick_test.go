@@ -36,7 +36,7 @@ func TestSourceIsGone(t *testing.T) {
 	n := newNode(t)
 	files := someFiles(1)
 	v := n.directoryVolume("corpus", files)
-	p := n.startPod(v, podOptions{})
+	p, q := n.startPod(v, podOptions{}), n.startPod(v, podOptions{})
 	source := v.attributes["source"]
 	must(t, os.Rename(source, source+".away"))
 	n.killDaemons(n.daemons()...)
@@ -52,6 +52,7 @@ func TestSourceIsGone(t *testing.T) {
 	if a := p.do("read", files[0]); a.Error == "" {
 		t.Error("a pod opens a file of a volume that nobody serves")
 	}
+	n.stopPod(q) // which has to work in between, too
 	must(t, os.Rename(source+".away", source))
 	p.soon("read", files[0])
 	p.soon("control", files[1])

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // stall is what a reader may wait while the plugin is replaced. On a quiet machine it waits some milliseconds, which the
@@ -203,6 +205,40 @@ func TestDrain(t *testing.T) {
 	n.startPlugin()
 	n.waitReady()
 	n.stopPod(p)
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// TestReboot: the driver's records and kubelet's directories outlive a reboot, and mounts and processes do not. Kubelet
+// publishes again for the pods that it starts again, and takes away the volumes of those that are gone.
+func TestReboot(t *testing.T) {
+	n := newNode(t)
+	files := someFiles(1)
+	v := n.directoryVolume("corpus", files)
+	pods := n.startPods(v, 3)
+	n.plugin.kill()
+	n.host.kill()
+	for _, p := range pods {
+		p.kill()
+	}
+	n.killDaemons(n.daemons()...)
+	for _, m := range n.mounts() {
+		must(t, unix.Unmount(m, unix.MNT_DETACH))
+	}
+	n.startHost()
+	n.startPlugin()
+	n.waitReady()
+	v.staged = false
+	n.stopPods(pods[1:])
+	n.stage(v)
+	n.publish(v, pods[0].uid)
+	again := n.runPod(pods[0].uid, v, podOptions{})
+	defer again.kill()
+	again.must("read", files[0])
+	again.must("control", files[1])
+	n.mustNotStack([]*pod{again})
+	again.kill()
+	n.stopPod(pods[0])
 	n.unstage(v)
 	n.mustBeClean()
 }
