@@ -23,7 +23,7 @@ import (
 )
 
 // patience bounds every wait and every program of these tests.
-const patience = 2 * time.Minute
+const patience = 5 * time.Minute
 
 // deploy returns a path below deploy.
 func deploy(elem ...string) string {
