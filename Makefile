@@ -29,7 +29,7 @@ NFPM    = $(CACHE)/nfpm
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo test test-gpu lint bench bench-remote install packages image chart clean
+.PHONY: help build lib demo test test-minio test-gpu lint bench bench-remote install packages image chart clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -107,6 +107,18 @@ $(SANITY): tests/csi/sanity/go.mod tests/csi/sanity/go.sum
 	@echo "building csi-sanity for the tests, once"
 	tools/retry.sh $(GO) -C tests/csi/sanity mod download
 	CGO_ENABLED=0 $(GO) -C tests/csi/sanity build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(SANITY)) github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity
+
+# MinIO takes four minutes and two gigabytes to build, so it is not part of make test.
+MINIO = $(CACHE)/minio
+
+$(MINIO): tests/origins/minio/go.mod tests/origins/minio/go.sum
+	@mkdir -p $(CACHE)
+	@echo "building MinIO, once (minutes)"
+	CGO_ENABLED=0 tools/retry.sh $(GO) -C tests/origins/minio build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(MINIO)) github.com/minio/minio
+
+test-minio: build $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
+	@tools/need.sh fuse nginx strace
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) $(GO) test -count=1 ./tests/origins
 
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse

@@ -54,10 +54,10 @@ const (
 	connKey
 )
 
-// newProxy makes a proxy before the server on a socket.
-func newProxy(t testing.TB, socket string) *proxy {
+// newProxy makes a proxy before a server, on a socket or a port.
+func newProxy(t testing.TB, server string) *proxy {
 	t.Helper()
-	transport := toSocket(socket)
+	transport := toServer(server)
 	p := &proxy{}
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {

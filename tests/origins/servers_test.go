@@ -20,6 +20,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -38,8 +39,12 @@ func startServers() (err error) {
 	} {
 		err = errors.Join(err, os.Setenv(name, value))
 	}
-	if path := os.Getenv("HBMFS_S3SERVER"); path != "" && err == nil {
-		s3, err = startS3(path)
+	switch s3server, minio := os.Getenv("HBMFS_S3SERVER"), os.Getenv("HBMFS_MINIO"); {
+	case err != nil:
+	case minio != "":
+		s3, err = startMinIO(minio)
+	case s3server != "":
+		s3, err = startS3(s3server)
 	}
 	if path, look := blackbox.Nginx(); look == nil && err == nil {
 		nginx, err = startNginx(path)
@@ -61,7 +66,7 @@ func stopServers() error {
 func needS3(t *testing.T) {
 	t.Helper()
 	if s3 == nil {
-		t.Skip("needs HBMFS_S3SERVER, a built tests/origins/s3server (make test builds it)")
+		t.Skip("needs HBMFS_S3SERVER, a built tests/origins/s3server (make test builds it), or HBMFS_MINIO (make minio)")
 	}
 }
 
@@ -72,12 +77,12 @@ func needNginx(t *testing.T) {
 	}
 }
 
-// s3Server is a running s3server.
+// s3Server is a running s3server, or MinIO.
 type s3Server struct {
 	cmd     *exec.Cmd
-	stdin   io.Closer // it ends with it
-	socket  string
-	root    string // of the buckets, where files may be placed, too: all of one ETag
+	stdin   io.Closer // s3server ends with it; nil for MinIO
+	socket  string    // or the address and port
+	root    string    // of the buckets, where files may be placed, too: all of one ETag; "" where they may not
 	client  *minio.Client
 	buckets atomic.Int64
 }
@@ -106,14 +111,64 @@ func startS3(path string) (*s3Server, error) {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		return nil, fmt.Errorf("the S3 server says %q instead of ready: %w", line, errors.Join(err, s.stop()))
 	}
-	s.client, err = minio.New("s3.test", &minio.Options{
-		Creds: credentials.NewStaticV4(accessKey, secretKey, ""), Region: "us-east-1", BucketLookup: minio.BucketLookupPath, Transport: toSocket(s.socket),
-	})
+	s.client, err = s.newClient()
 	return s, err
 }
 
+func (s *s3Server) newClient() (*minio.Client, error) {
+	return minio.New("s3.test", &minio.Options{
+		Creds: credentials.NewStaticV4(accessKey, secretKey, ""), Region: "us-east-1", BucketLookup: minio.BucketLookupPath, Transport: toServer(s.socket),
+	})
+}
+
+// startMinIO starts a MinIO that somebody has built. It has no sockets with a name, so a port is sought for it.
+func startMinIO(path string) (*s3Server, error) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	s := &s3Server{socket: free.Addr().String()}
+	dir := filepath.Join(suite.Dir, "minio")
+	s.cmd = exec.Command(path, "server", "--quiet", "--address", s.socket, dir)
+	s.cmd.Env = append(os.Environ(), "MINIO_ROOT_USER="+accessKey, "MINIO_ROOT_PASSWORD="+secretKey, "MINIO_BROWSER=off", "MINIO_UPDATE=off")
+	s.cmd.Stderr = os.Stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it must not outlive the tests
+	if s.client, err = s.newClient(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(free.Close(), os.Mkdir(dir, 0o755), s.cmd.Start()); err != nil {
+		return nil, fmt.Errorf("start MinIO: %w", err)
+	}
+	if !blackbox.Within(patience, func() bool { _, err = s.client.ListBuckets(context.Background()); return err == nil }) {
+		return nil, fmt.Errorf("MinIO does not answer: %w", errors.Join(err, s.stop()))
+	}
+	return s, nil
+}
+
 func (s *s3Server) stop() error {
+	if s.stdin == nil {
+		_ = s.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by now, which Wait says
+		return s.cmd.Wait()
+	}
 	return errors.Join(s.stdin.Close(), s.cmd.Wait())
+}
+
+// place has many small objects in a bucket, fast.
+func (s *s3Server) place(t testing.TB, bucket string, names []string) {
+	t.Helper()
+	var g errgroup.Group
+	g.SetLimit(8)
+	for _, name := range names {
+		g.Go(func() error {
+			if s.root == "" {
+				s.put(t, bucket, name, []byte(name))
+				return nil
+			}
+			path := filepath.Join(s.root, bucket, filepath.FromSlash(name))
+			return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(name), 0o644))
+		})
+	}
+	must(t, g.Wait())
 }
 
 // bucket makes an empty bucket.
@@ -210,11 +265,15 @@ func (s *nginxServer) put(t testing.TB, place, name string, data []byte, date in
 	must(t, os.Rename(path+".new", path))
 }
 
-// toSocket is a transport that takes every address for one socket.
-func toSocket(socket string) *http.Transport {
+// toServer is a transport that takes every address for one: a socket's path, or an address and port.
+func toServer(address string) *http.Transport {
+	network := "tcp"
+	if filepath.IsAbs(address) {
+		network = "unix"
+	}
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
+			return new(net.Dialer).DialContext(ctx, network, address)
 		},
 		DisableCompression: true, MaxIdleConnsPerHost: 64,
 	}
