@@ -46,7 +46,7 @@ type worker struct {
 type slot struct {
 	memory []byte
 	ring   *ring      // that memory is part of
-	round  int        // which of its rounds
+	at     int64      // where in it
 	copied handle     // an event
 	busy   bool       // copied has been recorded and not been waited for
 	owner  *job       // whose copy it is
@@ -111,9 +111,6 @@ func newCrew(o crewOptions) (*crew, error) {
 		return nil, err
 	}
 	close(begin)
-	if c.ring != nil {
-		c.wg.Go(func() { c.ring.pinRest(c.quit) })
-	}
 	return c, nil
 }
 
@@ -144,7 +141,7 @@ func (c *crew) serve(o crewOptions, index int, filling *sync.WaitGroup, ready ch
 	}
 	w := &worker{cu: o.cu, context: o.context, index: index, done: &c.done}
 	if c.ring != nil {
-		fill(c.ring.slot(index, 0).memory)
+		c.ring.fill(index)
 	}
 	filling.Done()
 	filling.Wait() // the driver and page faults get in each other's way
@@ -206,6 +203,9 @@ func (c *crew) mayWork(w *worker) bool {
 	}
 }
 
+// slotsPerWorker: one is filled while another is copied and a third waits for the bus.
+const slotsPerWorker = 3
+
 func (w *worker) start(memory *ring) (err error) {
 	if w.cu == nil {
 		return nil
@@ -216,8 +216,8 @@ func (w *worker) start(memory *ring) (err error) {
 	if w.stream, err = w.cu.newStream(); err != nil {
 		return err
 	}
-	for round := range slotsPerWorker {
-		s := memory.slot(w.index, round)
+	for i := range slotsPerWorker {
+		s := memory.slot(w.index*slotsPerWorker + i)
 		if s.copied, err = w.cu.newEvent(); err != nil {
 			return err
 		}
@@ -243,12 +243,8 @@ func (w *worker) stop() {
 
 // slot gives a slot that no copy reads any more.
 func (w *worker) slot() (*slot, error) {
-	rounds, err := w.slots[0].ring.usable()
-	if err != nil {
-		return nil, err
-	}
-	s := &w.slots[w.next%rounds]
-	w.next = (w.next + 1) % rounds
+	s := &w.slots[w.next]
+	w.next = (w.next + 1) % len(w.slots)
 	return s, w.settle(s)
 }
 

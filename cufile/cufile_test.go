@@ -71,25 +71,6 @@ func TestGPUErrorsNameTheFix(t *testing.T) {
 	}
 }
 
-// TestSlotsThatCannotBePinned has memory for the first slots only, which is found out while the Reader is in use.
-func TestSlotsThatCannotBePinned(t *testing.T) {
-	t.Setenv("FAKE_CUDA_PINNABLE", "500000")
-	r := newReader(t, smallOptions(fakeLibraries(t), Staged))
-	name, _ := randomFile(t, 1<<20, 1)
-	f := openFileIn(t, r, name)
-	eventually(t, "a read says that memory cannot be pinned", func() bool {
-		v, err := f.Read(t.Context(), 0, f.Size())
-		if err == nil {
-			v.Release()
-			return false
-		}
-		if !strings.Contains(err.Error(), "of host memory") {
-			t.Fatalf("%v, want an error of pinning", err)
-		}
-		return true
-	})
-}
-
 func TestCuFileErrorsAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		env, value string

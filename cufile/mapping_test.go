@@ -50,23 +50,12 @@ func sharedReaders(t *testing.T, o Options, n int) (*Shared, []*Reader) {
 	return s, readers
 }
 
-// pinned waits until a Reader has all its slots.
-func pinned(t *testing.T, r *Reader) {
-	t.Helper()
-	for _, c := range []*crew{r.crew, r.mapper} {
-		eventually(t, "all slots are pinned", func() bool { n, err := c.ring.usable(); return err == nil && n == slotsPerWorker })
-	}
-}
-
 func TestReadersShareRegistrations(t *testing.T) {
 	l := fakeLibraries(t)
 	name, data := randomFile(t, 1<<20, 21)
 	o := smallOptions(l, Auto)
 	o.Reuse, o.Pinned = true, 4<<20
 	s, readers := sharedReaders(t, o, 2)
-	for _, r := range readers {
-		pinned(t, r)
-	}
 	slots := int64(ask(t, l.CUDA, "fake_cuda_pinned"))
 	for i, r := range readers {
 		f := openFileIn(t, r, name)

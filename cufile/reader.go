@@ -21,7 +21,7 @@ const HostDevice = -1
 type Options struct {
 	Device  int   // CUDA index, or HostDevice
 	Path    Path  // empty means Auto
-	Threads int   // 0 means 4 to 12 by the CPUs there are, and 16 for all readers of the host
+	Threads int   // 0 means 4 to 8 by the CPUs there are, and 16 for all readers of the host
 	Slot    int64 // bytes that a thread moves at a time, 0 means 4 MiB; each pins three of them
 	Arena   int64 // bytes of memory for views, 0 means 1 GiB (256 MiB on the host)
 
@@ -62,7 +62,7 @@ func (o *Options) setDefaults() error {
 	}
 	if o.Threads == 0 {
 		o.adapt = true
-		o.Threads = stagers(min(12, max(4, runtime.NumCPU()*3/4)), o.Readers)
+		o.Threads = stagers(min(8, max(4, runtime.NumCPU())), o.Readers)
 	}
 	if o.Slot == 0 {
 		o.Slot = 4 << 20
