@@ -29,6 +29,7 @@ type daemon struct {
 	fd    *os.File      // of the process: what it names is never another
 	child *exec.Cmd     // nil where it is no child
 	began time.Time     // or when it was adopted
+	log   int64         // where in the volume's log its lines begin, as far as that is known
 	done  chan struct{} // closed when it has ended
 }
 
@@ -116,6 +117,10 @@ func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 		return nil, err
 	}
 	defer func() { _ = log.Close() }() // the daemon has its own
+	logged, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -146,6 +151,7 @@ func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 		return nil, errors.New("this kernel gives no descriptor of a process: Linux 5.4 is needed")
 	}
 	d := h.newDaemon(cmd.Process.Pid, pidfd, cmd)
+	d.log = logged
 	return d, v.ready(ctx, d, read)
 }
 
@@ -175,7 +181,7 @@ func (v *held) ready(ctx context.Context, d *daemon, from *os.File) error {
 		code = d.child.ProcessState.ExitCode()
 	}
 	if text == "" {
-		text = "the daemon died before its mount was ready: " + v.lastWords()
+		text = "the daemon died before its mount was ready: " + v.lastWords(d)
 	}
 	var remote bool
 	v.with(func(r *record) { remote = r.Spec.Directory() == "" })
@@ -229,16 +235,16 @@ func (v *held) openLog() (*os.File, error) {
 	return os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 }
 
-// lastWords is the end of the daemon's log.
-func (v *held) lastWords() string {
+// lastWords is the end of what a daemon has logged.
+func (v *held) lastWords(d *daemon) string {
 	const end = 2 << 10
 	f, err := os.Open(v.path(logName))
 	if err != nil {
 		return "it left no log"
 	}
 	defer func() { _ = f.Close() }() // opened for reading
-	if info, err := f.Stat(); err == nil && info.Size() > end {
-		_, _ = f.Seek(-end, io.SeekEnd) // else it is shown from its beginning
+	if info, err := f.Stat(); err == nil {
+		_, _ = f.Seek(max(d.log, info.Size()-end), io.SeekStart) // else it is shown from its beginning
 	}
 	text, err := io.ReadAll(io.LimitReader(f, end))
 	if err != nil || len(bytes.TrimSpace(text)) == 0 {

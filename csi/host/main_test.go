@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -33,7 +34,12 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // patience bounds every wait. It is long, since nothing that works waits for its end.
@@ -116,7 +122,7 @@ func (n *node) startHost() {
 	n.must(err)
 	n.Host, err = New(n.Context(), Options{
 		StateDir: n.state(), CacheDir: filepath.Join(n.state(), "cache"), KubeletDir: n.kubelet(""), HBMFS: n.hbmfs,
-		AllowSource: []string{n.data}, Helper: []string{"env", insideEnv + "=1", self},
+		AllowSource: []string{n.data}, Helper: []string{"env", insideEnv + "=1", "GORACE=atexit_sleep_ms=0", self},
 		Log: slog.New(slog.NewTextHandler(n.Output(), nil)),
 	})
 	n.must(err)

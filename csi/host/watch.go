@@ -38,7 +38,7 @@ func (v *held) watch(d *daemon) {
 	h.mu.Lock()
 	h.counts.deaths++
 	h.mu.Unlock()
-	h.log.Error("a daemon died and is started again", "volume", v.key, "pid", d.pid, "seconds", time.Since(d.began).Seconds(), "said", v.lastWords())
+	h.log.Error("a daemon died and is started again", "volume", v.key, "pid", d.pid, "seconds", time.Since(d.began).Seconds(), "said", v.lastWords(d))
 	soon := 0
 	if time.Since(d.began) < stable {
 		soon = 1

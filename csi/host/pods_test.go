@@ -1,0 +1,100 @@
+package host
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// namespace is a process with a mount namespace of its own, as a pod's: flags are those of unshare, and script is what the
+// container runtime does there.
+func (n *node) namespace(script string, flags ...string) (root string) {
+	n.Helper()
+	if _, err := exec.LookPath("unshare"); err != nil {
+		n.Skip("needs unshare of util-linux")
+	}
+	cmd := exec.Command("unshare", append(append([]string{"--mount"}, flags...), "sh", "-ec", script+"\necho there\nexec sleep 1000000")...)
+	out, err := cmd.StdoutPipe()
+	n.must(err)
+	cmd.Stderr = os.Stderr
+	n.must(cmd.Start())
+	n.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "there\n" {
+		n.Fatalf("the namespace is not there: %q, %v", line, err)
+	}
+	return fmt.Sprintf("/proc/%d/root", cmd.Process.Pid)
+}
+
+// TestPodsSeeTheNextDaemon kills daemons under pods that have copies of the mount which nothing on the node reaches: of the
+// whole volume and a directory and a file of it, with either propagation, and where the copies are locked since a user
+// namespace lies between.
+func TestPodsSeeTheNextDaemon(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.must(os.Mkdir(filepath.Join(n.data, "sub"), 0o755))
+	n.write("sub/b.bin", "more tokens")
+	n.must(n.publish("v", "p"))
+	target := n.target("p")
+	at := n.dir + "/at"
+	n.must(os.MkdirAll(at+"/sub", 0o755))
+	n.must(os.WriteFile(at+"/file", nil, 0o644))
+	binds := fmt.Sprintf("mount --bind %s/sub %s/sub; mount --bind %s/a.bin %s/file", target, at, target, at)
+	pods := map[string]string{
+		"private": n.namespace(binds, "--propagation", "private"),
+		"slave":   n.namespace(binds, "--propagation", "slave"),
+	}
+	if out, err := exec.Command("unshare", "--user", "--map-root-user", "true").CombinedOutput(); err != nil {
+		t.Logf("without user namespaces, which this system does not have: %v: %s", err, out)
+	} else {
+		pods["user"] = n.namespace("", "--user", "--map-root-user", "--propagation", "private")
+		pods["user, own"] = n.namespace(binds, "--user", "--map-root-user", "--propagation", "slave")
+	}
+	held, err := os.Open(pods["private"] + target + "/a.bin") // with passthrough, where the kernel has it
+	n.must(err)
+	defer func() { _ = held.Close() }()
+	passthrough := n.passthrough(target)
+	for range 2 {
+		pid := n.daemons()[0]
+		n.must(unix.Kill(pid, unix.SIGKILL))
+		if passthrough {
+			if _, err := held.ReadAt(make([]byte, 4), 0); err != nil {
+				t.Errorf("a file that is open with passthrough: %v", err)
+			}
+		}
+		for name, root := range pods {
+			n.within(name+" reads again", func() bool { return n.reads(root+target, "a.bin") && n.reads(root+target, "sub/b.bin") })
+			if name != "user" {
+				n.within(name+" reads its directory and file again", func() bool {
+					b, err := os.ReadFile(root + at + "/sub/b.bin")
+					a, err2 := os.ReadFile(root + at + "/file")
+					return err == nil && err2 == nil && string(a) == "some tokens" && string(b) == "more tokens"
+				})
+			}
+		}
+		n.within("no mount was stacked upon another where it need not be", func() bool { return n.mounted(n.dir) == 2 && n.mounted(n.view) == 2 })
+	}
+	for name, root := range pods {
+		table, err := os.ReadFile(strings.TrimSuffix(root, "root") + "mountinfo")
+		n.must(err)
+		if at := strings.Count(string(table), " "+target+" "); at > 2 || (at > 1 && !strings.HasPrefix(name, "user")) {
+			t.Errorf("%s has %d mounts at the target:\n%s", name, at, table)
+		}
+	}
+	n.must(n.unpublish("v", "p"))
+}
+
+// passthrough tells whether the kernel reads the files of a mount itself.
+func (n *node) passthrough(target string) bool {
+	status, err := os.ReadFile(filepath.Join(target, ".hbmfs/status"))
+	n.must(err)
+	return strings.Contains(string(status), `"on": true`)
+}
