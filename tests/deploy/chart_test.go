@@ -129,6 +129,78 @@ func TestBrokenManifestsAreFound(t *testing.T) {
 	}
 }
 
+// Kubernetes' own admission checks have nothing against pods with volumes, nothing but hostPath against the plugin, and against
+// the host what it cannot do without.
+func TestPodSecurity(t *testing.T) {
+	k8scheck := given(t, "HBMFS_K8SCHECK")
+	examples := files(t, deploy("examples", "*.yaml"))
+	said := output(t, true, k8scheck, append([]string{"security", "restricted"}, examples...)...)
+	for _, pod := range []string{"Pod reader-of-a-directory", "Pod reader-with-a-role", "Pod reader", "Job train"} {
+		if !strings.Contains(said, pod+": restricted: admitted\n") {
+			t.Errorf("%s is not admitted:\n%s", pod, said)
+		}
+	}
+	// libcufile wants udev's database of the node; that is all.
+	if !strings.Contains(said, "Pod check: restricted: forbidden: restricted volume types\n") || strings.Count(said, "\n") != 5 {
+		t.Errorf("other pods, or other reasons:\n%s", said)
+	}
+	manifest := deploy("kubernetes", "hbmfs.yaml")
+	for level, lines := range map[string][]string{
+		"baseline": {
+			"DaemonSet hbmfs-host: baseline: forbidden: host namespaces, hostPath volumes, privileged",
+			"DaemonSet hbmfs-plugin: baseline: forbidden: hostPath volumes",
+		},
+		"restricted": {"DaemonSet hbmfs-plugin: restricted: forbidden: restricted volume types, runAsNonRoot != true"},
+	} {
+		said := output(t, true, k8scheck, "security", level, manifest)
+		for _, line := range lines {
+			if !strings.Contains(said, manifest+": "+line+"\n") {
+				t.Errorf("want %q:\n%s", line, said)
+			}
+		}
+	}
+}
+
+// The PodMonitor selects the plugin alone, and asks a port that it has.
+func TestPodMonitorFindsThePlugin(t *testing.T) {
+	k8scheck := given(t, "HBMFS_K8SCHECK")
+	all := parse(t, "everything.yaml", []byte(output(t, true, k8scheck, "render", chart, filepath.Join(chart, "ci", "everything.yaml"))))
+	at := func(node map[string]any, path ...string) map[string]any {
+		for _, name := range path {
+			node, _ = node[name].(map[string]any)
+		}
+		return node
+	}
+	var selector map[string]any
+	var port any
+	for _, d := range all {
+		if d.body["kind"] == "PodMonitor" {
+			selector = at(d.body, "spec", "selector", "matchLabels")
+			port = at(d.body, "spec")["podMetricsEndpoints"].([]any)[0].(map[string]any)["port"]
+		}
+	}
+	var selected []any
+	for _, d := range all {
+		labels := at(d.body, "spec", "template", "metadata", "labels")
+		matches := d.body["kind"] == "DaemonSet"
+		for name, value := range selector {
+			matches = matches && labels[name] == value
+		}
+		if !matches {
+			continue
+		}
+		selected = append(selected, at(d.body, "metadata")["name"])
+		var has bool
+		visit(d.body, func(node map[string]any) { has = has || (node["containerPort"] != nil && node["name"] == port) })
+		if !has {
+			t.Errorf("%v has no port %v", selected, port)
+		}
+	}
+	if len(selected) != 1 || selected[0] != "hbmfs-plugin" {
+		t.Errorf("the PodMonitor selects %v", selected)
+	}
+}
+
 // BuildKit reads the Containerfile without a warning. Nothing here can build it: see TestImageCommandBuilds for what can.
 func TestContainerfile(t *testing.T) {
 	k8scheck := given(t, "HBMFS_K8SCHECK")

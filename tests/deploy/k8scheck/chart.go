@@ -52,7 +52,7 @@ func chartVerb(ctx context.Context, out io.Writer, chart string, values []string
 		manifest, err := render(ctx, chart, file)
 		if err == nil {
 			var kinds []string
-			if kinds, err = decode([]byte(manifest)); err == nil {
+			if kinds, err = decode([]byte(manifest), checkObject); err == nil {
 				fmt.Fprintf(out, "%s with %s: %s\n", chart, name, strings.Join(kinds, ", "))
 			}
 		}

@@ -25,7 +25,7 @@ func decodeVerb(out io.Writer, files []string) error {
 		if err != nil {
 			return err
 		}
-		kinds, err := decode(text)
+		kinds, err := decode(text, checkObject)
 		if err == nil && len(kinds) == 0 {
 			err = errors.New("no document in it")
 		}
@@ -38,8 +38,8 @@ func decodeVerb(out io.Writer, files []string) error {
 	return problems
 }
 
-// decode decodes every document of a YAML stream strictly, and returns their kinds with their names.
-func decode(stream []byte) (kinds []string, problems error) {
+// decode decodes every document of a YAML stream strictly, has each looked at, and returns their kinds with their names.
+func decode(stream []byte, look func(kind string, object runtime.Object) error) (kinds []string, problems error) {
 	known := runtime.NewScheme()
 	if err := errors.Join(scheme.AddToScheme(known), monitoring.AddToScheme(known)); err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func decode(stream []byte) (kinds []string, problems error) {
 		if empty(document) {
 			continue
 		}
-		kind, err := decodeOne(strict, document)
+		kind, err := decodeOne(strict, document, look)
 		if err != nil {
 			problems = errors.Join(problems, fmt.Errorf("%s: %w", kind, err))
 		}
@@ -65,8 +65,7 @@ func decode(stream []byte) (kinds []string, problems error) {
 	}
 }
 
-// decodeOne decodes one document and looks at what is in it.
-func decodeOne(strict runtime.Decoder, document []byte) (kind string, err error) {
+func decodeOne(strict runtime.Decoder, document []byte, look func(string, runtime.Object) error) (kind string, err error) {
 	var head struct {
 		metav1.TypeMeta   `json:",inline"`
 		metav1.ObjectMeta `json:"metadata"`
@@ -85,7 +84,7 @@ func decodeOne(strict runtime.Decoder, document []byte) (kind string, err error)
 	if err != nil {
 		return kind, err
 	}
-	return kind, checkObject(object)
+	return kind, look(kind, object)
 }
 
 // empty tells whether a document has nothing but comments.

@@ -5,6 +5,7 @@
 //	k8scheck chart CHART [VALUES...]         lint, render and decode it with its own values and with each file
 //	k8scheck refused CHART VALUES...         each of these files must be refused
 //	k8scheck decode FILE...                  decode manifests strictly
+//	k8scheck security LEVEL FILE...          what a Pod Security Standard has against each pod
 //	k8scheck containerfile FILE              parse and lint it as BuildKit does
 //
 // It is a module of its own, so that none of these dependencies becomes one of hbmfs. Decoding is strict: a field that
@@ -20,7 +21,7 @@ import (
 	"os"
 )
 
-var errUsage = errors.New("usage: k8scheck render|chart|refused|decode|containerfile and what to check")
+var errUsage = errors.New("usage: k8scheck render|chart|refused|decode|security|containerfile and what to check")
 
 func main() {
 	if err := run(context.Background(), os.Stdout, os.Args[1:]); err != nil {
@@ -43,6 +44,8 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 		return refusedVerb(ctx, out, first, rest)
 	case "decode":
 		return decodeVerb(out, append([]string{first}, rest...))
+	case "security":
+		return securityVerb(out, first, rest)
 	case "containerfile":
 		return containerfileVerb(out, first)
 	}

@@ -14,19 +14,19 @@ import (
 )
 
 // checkObject finds mistakes in a decoded object that its type allows and an API server refuses.
-func checkObject(object runtime.Object) error {
+func checkObject(_ string, object runtime.Object) (problems error) {
 	switch o := object.(type) {
 	case *appsv1.DaemonSet:
-		return errors.Join(checkSelector(o.Spec.Selector, o.Spec.Template.Labels), checkPod(o.Spec.Template.Spec))
+		problems = checkSelector(o.Spec.Selector, o.Spec.Template.Labels)
 	case *batchv1.Job:
 		if p := o.Spec.Template.Spec.RestartPolicy; p != corev1.RestartPolicyNever && p != corev1.RestartPolicyOnFailure {
-			return fmt.Errorf("restartPolicy %q: a Job takes Never or OnFailure", p)
+			problems = fmt.Errorf("restartPolicy %q: a Job takes Never or OnFailure", p)
 		}
-		return checkPod(o.Spec.Template.Spec)
-	case *corev1.Pod:
-		return checkPod(o.Spec)
 	}
-	return nil
+	if _, pod := podOf(object); pod != nil {
+		problems = errors.Join(problems, checkPod(*pod))
+	}
+	return problems
 }
 
 func checkSelector(selector *metav1.LabelSelector, of map[string]string) error {
