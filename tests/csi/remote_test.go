@@ -201,6 +201,7 @@ func TestNobodyBorrowsRights(t *testing.T) {
 
 // TestSourceIsDown: a store that does not answer costs the volumes of others nothing.
 func TestSourceIsDown(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	n := newNode(t)
 	key := s3Key{"AKIDDOWN", "secret", ""}
 	store := newS3Store(t, key)

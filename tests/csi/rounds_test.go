@@ -6,10 +6,12 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -129,6 +131,7 @@ func (c *chaos) round(i int) {
 		{3, "wrong attributes", c.wrong},
 		{2, "fill the disk", c.fill},
 		{2, "free the disk", c.unfill},
+		{1, "copy the mount table", c.bystander},
 	}
 	all := 0
 	for _, w := range what {
@@ -240,6 +243,19 @@ func (c *chaos) wrong() {
 		c.t.Error("what there is not was published")
 	}
 	c.unpublish(v, uid)
+}
+
+// bystander is a process with a private copy of the mount table, which keeps every mount alive for a while: what some
+// container runtimes leave behind.
+func (c *chaos) bystander() {
+	c.t.Helper()
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sleep", "2")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(c.t, cmd.Start())
+	c.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended by itself
+		_ = cmd.Wait()         // killed, which is its error
+	})
 }
 
 // newNodeWithDisk makes a node whose cache has a disk of its own.

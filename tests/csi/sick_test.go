@@ -10,6 +10,7 @@ import (
 // TestStuckDaemon stops a daemon, so that nothing in its mount answers any more: kubelet is told so, and can take the
 // volume away all the same.
 func TestStuckDaemon(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	n := newNode(t)
 	files := someFiles(1)
 	v, good := n.directoryVolume("stuck", files), n.directoryVolume("good", files)
@@ -71,6 +72,7 @@ func TestSourceIsGone(t *testing.T) {
 
 // TestSecondHost: two hosts of one state directory would undo each other's work.
 func TestSecondHost(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	n := newNode(t)
 	files := someFiles(1)
 	v := n.directoryVolume("corpus", files)
