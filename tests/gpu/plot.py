@@ -11,9 +11,11 @@ WIDTH, LABELS, ROW, BAR, TOP = 900, 330, 26, 16, 44
 
 
 def rows(page: str) -> list[tuple[str, float, float]]:
-    """Return (name, GB/s, part of the wall) for each row of the table that has a column "of wall"."""
+    """Return (name, GB/s, part of the wall) for each row of the first table."""
     out = []
     for line in page.splitlines():
+        if out and not line.startswith("|"):
+            break
         cells = [c.strip() for c in line.strip("|").split("|")]
         if len(cells) == 5 and re.fullmatch(r"[0-9.]+", cells[2]):
             out.append((f"{cells[0]}, {cells[1]}", float(cells[2]), float(cells[3])))
