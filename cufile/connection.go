@@ -19,6 +19,21 @@ type connections struct {
 type connection struct {
 	*control.Client
 	users int // guarded by connections.mu
+
+	mu   sync.Mutex // guards what follows
+	late []uint64   // objects that were closed while the daemon did not listen
+}
+
+// giveBack says which objects were closed, at once or with those that come next.
+func (c *connection) giveBack(ctx context.Context, objects []uint64) {
+	c.mu.Lock()
+	objects, c.late = append(c.late, objects...), nil
+	c.mu.Unlock()
+	if left := giveBack(ctx, c.Client, objects); len(left) > 0 && !c.Gone() {
+		c.mu.Lock()
+		c.late = append(c.late, left...)
+		c.mu.Unlock()
+	}
 }
 
 // connect gives the connection to the daemon that a file of a mount has told its epoch of.

@@ -280,7 +280,7 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	}
 	m.mu.Unlock()
 	if len(refused) > 0 {
-		giveBack(ctx, m.client.Client, refused)
+		m.client.giveBack(ctx, refused)
 	}
 	return firstError(errs)
 }
@@ -318,7 +318,7 @@ func (m *mountedFile) release(ctx context.Context, files []*backing) {
 		}
 	}
 	m.mu.Unlock()
-	giveBack(ctx, m.client.Client, done)
+	m.client.giveBack(ctx, done)
 }
 
 func objectsOf(files []*backing) []uint64 {
@@ -329,13 +329,17 @@ func objectsOf(files []*backing) []uint64 {
 	return objects
 }
 
-func giveBack(ctx context.Context, client *control.Client, objects []uint64) {
+// giveBack returns those that the daemon was not told of: it did not listen, or has gone.
+func giveBack(ctx context.Context, client *control.Client, objects []uint64) (left []uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	const most = 4096 // fit into a frame
 	for part := range slices.Chunk(objects, most) {
-		_ = client.Release(ctx, part...)
+		if client.Release(ctx, part...) != nil {
+			left = append(left, part...)
+		}
 	}
+	return left
 }
 
 func (m *mountedFile) daemon() *control.Client { return m.client.Client }
