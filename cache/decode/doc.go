@@ -4,8 +4,9 @@
 //	x, err := decode.Wrap(ctx, listing)                        // compressed shards are replaced in the listing
 //	kept.Add(source, x, &cache.Listing{Objects: x.Objects()})  // and what they decode to is kept
 //
-// Today that is MosaicML Streaming: shards that an index.json names under zip_data, in zstd, gz, bz2 and snappy. Brotli
-// is not decoded: no Go decoder of it is both kept well and fast.
+// That is MosaicML Streaming: shards that an index.json names under zip_data, in zstd, gz, bz2 and snappy. Brotli is not
+// decoded: no Go decoder of it is both kept well and fast. [Origin.AddFiles] adds zstd files that no index names, where
+// their size is known without decoding them.
 //
 // An index is replaced as a whole or not at all. Where one of its shards cannot be decoded, everything that it names
 // stays as it is stored, and the listing gets a problem that says why.
@@ -13,7 +14,8 @@
 // Decoded objects come as a whole ([layout.Object.Whole]): a fetch decodes from the first byte to the last, and fails
 // with [cache.ErrDamaged] at its end if the size or a hash is not what the index says. So nothing that a fetch has
 // brought may be given out before the fetch has succeeded; package store keeps to that. Of the hashes in the index the
-// fastest is compared, for each of the compressed and the decoded bytes.
+// fastest is compared, for each of the compressed and the decoded bytes. Only files of AddFiles that have a seek table are
+// decoded frame by frame, where they are read: each frame is checked before any of it is given out.
 //
 // Pitfall: [Origin.ReadAt] decodes a whole object for any byte of it, and holds only the last one. It is for when the
 // cache's disk fails.

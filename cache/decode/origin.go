@@ -67,7 +67,8 @@ func newOrigin() *Origin {
 func (x *Origin) Objects() []*layout.Object { return x.objects }
 
 // Fetch hands [off, off+n) of o to sink, in order and each byte once. A decoded object is decoded from its start to its
-// end whatever is asked for, and Fetch returns no error only if all of it is right: the bytes count from then on.
+// end whatever is asked for, and Fetch returns no error only if all of it is right: the bytes count from then on. Of one
+// with frames the frames that are touched are decoded.
 func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error {
 	from, ok := x.of[o]
 	if !ok || off < 0 || n < 0 || off > o.Size-n {
