@@ -14,6 +14,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 
@@ -97,6 +98,10 @@ func (o *Origin) key(name string) string { return o.source.dir + name }
 
 // explain gives an error its class: final or worth another attempt.
 func (o *Origin) explain(err error) error {
+	var sts credentials.ErrorResponse
+	if errors.As(err, &sts) {
+		return o.explainRole(sts)
+	}
 	r := minio.ToErrorResponse(err)
 	switch {
 	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired",
@@ -120,6 +125,16 @@ func (o *Origin) explain(err error) error {
 		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
 	}
 	return err
+}
+
+// explainRole is explain for the answers of AWS's token service.
+func (o *Origin) explainRole(err credentials.ErrorResponse) error {
+	switch code := err.STSError.Code; {
+	case code == "AccessDenied", code == "InvalidIdentityToken", code == "ValidationError", code == "ExpiredTokenException" && !o.rotation.done.Load():
+		return fmt.Errorf("%w: the role %s cannot be taken with the token (%s: %w): check its trust policy", fs.ErrPermission, os.Getenv("AWS_ROLE_ARN"), code, err)
+	default: // it is busy, or a new token is on its way
+		return fmt.Errorf("the role %s cannot be taken now: %w", os.Getenv("AWS_ROLE_ARN"), err)
+	}
 }
 
 // isDenied tells whether an answer is about who asks.

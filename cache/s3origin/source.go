@@ -120,12 +120,16 @@ func (s Source) credentials(transport http.RoundTripper) *credentials.Credential
 	if s.Anonymous {
 		return credentials.NewStatic("", "", "", credentials.SignatureAnonymous)
 	}
+	if s.Profile == "" && os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" && os.Getenv("AWS_ACCESS_KEY_ID") == "" {
+		// That role or an error, and not the unsigned requests that a chain ends with.
+		return credentials.New(&credentials.IAM{Client: &http.Client{Transport: transport}})
+	}
 	chain := []credentials.Provider{&credentials.FileAWSCredentials{Profile: s.Profile}}
 	if s.Profile == "" {
 		chain = append([]credentials.Provider{&credentials.EnvAWS{}}, chain...)
 	}
 	instance := s.Endpoint == "s3.amazonaws.com" && os.Getenv("AWS_EC2_METADATA_DISABLED") != "true"
-	if instance || os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" ||
+	if instance ||
 		os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != "" || os.Getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" {
 		chain = append(chain, &credentials.IAM{Client: &http.Client{Transport: transport}})
 	}

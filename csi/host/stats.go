@@ -15,7 +15,7 @@ import (
 )
 
 // askTime is how long a daemon may take to say how it is.
-const askTime = 3 * time.Second
+const askTime = 5 * time.Second
 
 // answer is what `hbmfs top-aside` says: the text of a file in .hbmfs, or the state that the mount is in.
 type answer struct {

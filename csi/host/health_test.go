@@ -1,0 +1,86 @@
+package host
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+)
+
+// stats asks for the volume of a pod.
+func (n *node) stats(id, pod string) *csi.NodeGetVolumeStatsResponse {
+	n.Helper()
+	ctx, cancel := context.WithTimeout(n.Context(), patience)
+	defer cancel()
+	r, err := n.service().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: n.target(pod)})
+	n.must(err)
+	return r
+}
+
+// TestADaemonThatIsStuck has a daemon answer nothing: neither the stats nor the metrics wait for it, nor does the end of its
+// last pod.
+func TestADaemonThatIsStuck(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.must(n.publish("v", "p", "csi.storage.k8s.io/pod.name", `the "pod"`, "csi.storage.k8s.io/pod.namespace", "team"))
+	n.within("a sound volume is called so", func() bool {
+		r := n.stats("v", "p")
+		return !r.GetVolumeCondition().GetAbnormal() && r.GetUsage()[0].GetTotal() == 11 && r.GetUsage()[1].GetTotal() == 1
+	})
+	var page string
+	n.within("the metrics are complete", func() bool {
+		page = n.metrics(t.Context())
+		return strings.Contains(page, "hbmfs_objects{")
+	})
+	for _, want := range []string{
+		"hbmfs_up{volume=", "} 1\n", "hbmfs_objects{volume=", `,mount="` + n.state() + "/volumes/", `,volume_id="v",namespace="team",pod="the \"pod\""} 1`,
+		"hbmfs_csi_host_up 1\n", "hbmfs_csi_starts_total 1\n", "hbmfs_csi_deaths_total 0\n", `authentication="anonymous"`, "hbmfs_opens_total{volume=",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the metrics do not say %s:\n%s", want, page)
+		}
+	}
+	if promtool, err := exec.LookPath("promtool"); err == nil {
+		check := exec.Command(promtool, "check", "metrics")
+		check.Stdin = strings.NewReader(page)
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("promtool: %v: %s", err, out)
+		}
+	}
+
+	pid := n.daemons()[0]
+	n.must(unix.Kill(pid, unix.SIGSTOP))
+	for range 2 {
+		if r := n.stats("v", "p"); !r.GetVolumeCondition().GetAbnormal() || !strings.Contains(r.GetVolumeCondition().GetMessage(), "stuck") || len(r.GetUsage()) == 0 {
+			t.Errorf("a stuck daemon: %v", r)
+		}
+	}
+	if page := n.metrics(t.Context()); !strings.Contains(page, "} 0\n") || strings.Contains(page, "hbmfs_objects{") {
+		t.Errorf("the metrics of a stuck daemon:\n%s", page)
+	}
+	n.must(n.unpublish("v", "p"))
+	n.clean()
+}
+
+// TestADaemonThatCannotStartAgain has the source go while its volume is in use.
+func TestADaemonThatCannotStartAgain(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	gone := n.data + "-gone"
+	n.must(n.publish("v", "p"))
+	n.must(unix.Rename(n.data, gone))
+	n.must(unix.Kill(n.daemons()[0], unix.SIGKILL))
+	n.within("the condition says why", func() bool {
+		c := n.stats("v", "p").GetVolumeCondition()
+		return c.GetAbnormal() && strings.Contains(c.GetMessage(), "cannot be started again") && strings.Contains(c.GetMessage(), n.data)
+	})
+	n.must(unix.Rename(gone, n.data))
+	n.within("it is served again", func() bool {
+		return n.reads(n.target("p"), "a.bin") && !n.stats("v", "p").GetVolumeCondition().GetAbnormal()
+	})
+	n.must(n.unpublish("v", "p"))
+	n.clean()
+}

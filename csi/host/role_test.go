@@ -1,0 +1,219 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// TestRoleOfAPod has the token of a pod's service account exchanged for a role, and each new token that kubelet brings take
+// the old one's place. AWS's token service is a fake behind a proxy.
+func TestRoleOfAPod(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serveBucket(w, r, n.data) }))
+	defer store.Close()
+	sts := newTokenService(t)
+	n.endHost()
+	t.Setenv("HTTPS_PROXY", sts.proxy)
+	t.Setenv("SSL_CERT_FILE", sts.authority)
+	for _, name := range []string{"NO_PROXY", "no_proxy", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} {
+		t.Setenv(name, "")
+	}
+	n.startHost()
+
+	publish := func(pod, token string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: "v", TargetPath: n.target(pod), VolumeCapability: capability(), VolumeContext: map[string]string{
+				"source": "s3://bucket?region=us-east-1&endpoint=" + store.URL, "roleArn": "arn:aws:iam::1:role/reader", "patience": "20s",
+				"csi.storage.k8s.io/pod.namespace": "team", "csi.storage.k8s.io/serviceAccount.name": "trainer",
+				"csi.storage.k8s.io/serviceAccount.tokens": fmt.Sprintf(`{"sts.amazonaws.com":{"token":%q}}`, token),
+			},
+		})
+		return err
+	}
+	n.code(publish("p1", "forged"), codes.PermissionDenied, "arn:aws:iam::1:role/reader", "InvalidIdentityToken", "trust policy")
+	n.must(publish("p1", "first-token"))
+	n.must(publish("p2", "first-token")) // another pod of the account
+	if d := n.daemons(); len(d) != 1 || !n.reads(n.target("p2"), "a.bin") {
+		t.Errorf("daemons %v, or the volume cannot be read", d)
+	}
+	if asked := sts.asked(); len(asked) == 0 || asked[0] != "arn:aws:iam::1:role/reader forged" || asked[len(asked)-1] != "arn:aws:iam::1:role/reader first-token" {
+		t.Errorf("the token service was asked %q", asked)
+	}
+	n.must(publish("p1", "second-token"))
+	before := len(sts.asked())
+	old := n.daemons()[0]
+	n.must(unix.Kill(old, unix.SIGKILL)) // the next one knows no token but that of the file
+	n.within("the next daemon serves", func() bool {
+		d := n.daemons()
+		return len(d) == 1 && d[0] != old && n.reads(n.target("p1"), "a.bin")
+	})
+	if asked := sts.asked()[before:]; len(asked) == 0 || !strings.HasSuffix(asked[0], " second-token") {
+		t.Errorf("with a new token the token service was asked %q", asked)
+	}
+	n.hasNot("second-token", "secret-of-the-role")
+	n.must(n.unpublish("v", "p1"))
+	n.must(n.unpublish("v", "p2"))
+	n.clean()
+}
+
+// hasNot looks for secrets where nobody should find them: on command lines, in environments, records, logs and statuses.
+func (n *node) hasNot(secrets ...string) {
+	n.Helper()
+	var places []string
+	for _, pid := range n.daemons() {
+		places = append(places, fmt.Sprintf("/proc/%d/cmdline", pid), fmt.Sprintf("/proc/%d/environ", pid))
+	}
+	volumes, err := filepath.Glob(filepath.Join(n.state(), "volumes/*"))
+	n.must(err)
+	for _, dir := range volumes {
+		for _, name := range []string{"volume.json", "log", "mnt/.hbmfs/status", "mnt/.hbmfs/metrics"} {
+			places = append(places, filepath.Join(dir, name))
+		}
+	}
+	if len(places) != 6 {
+		n.Errorf("looked at %q", places)
+	}
+	for _, place := range places {
+		text, err := os.ReadFile(place)
+		n.must(err)
+		for _, s := range secrets {
+			if bytes.Contains(text, []byte(s)) {
+				n.Errorf("%s shows a secret", place)
+			}
+		}
+	}
+}
+
+// serveBucket is a bucket with the files of a directory, for whoever has taken the role.
+func serveBucket(w http.ResponseWriter, r *http.Request, dir string) {
+	if !strings.Contains(r.Header.Get("Authorization"), "Credential=key-of-the-role/") || r.Header.Get("X-Amz-Security-Token") != "session-of-the-role" {
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, "<Error><Code>AccessDenied</Code></Error>")
+		return
+	}
+	if r.URL.Query().Has("list-type") {
+		w.Header().Set("Content-Type", "application/xml")
+		fmt.Fprint(w, `<ListBucketResult><Name>bucket</Name><KeyCount>1</KeyCount><Contents><Key>a.bin</Key><Size>11</Size><ETag>"v1"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>`)
+		return
+	}
+	f, err := os.Open(filepath.Join(dir, filepath.Base(r.URL.Path)))
+	if err != nil {
+		http.NotFound(w, r)
+		return
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	w.Header().Set("ETag", `"v1"`)
+	http.ServeContent(w, r, "", time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), f)
+}
+
+// tokenService is a fake of AWS's, at its own address, for those who go through the proxy and trust its authority.
+type tokenService struct {
+	proxy, authority string
+
+	mu     sync.Mutex
+	tokens []string
+}
+
+func (s *tokenService) asked() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string(nil), s.tokens...)
+}
+
+func (s *tokenService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := r.ParseForm(); err != nil || r.Host != "sts.amazonaws.com" || r.Form.Get("Action") != "AssumeRoleWithWebIdentity" {
+		http.Error(w, "not what it is for", http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	s.tokens = append(s.tokens, r.Form.Get("RoleArn")+" "+r.Form.Get("WebIdentityToken"))
+	s.mu.Unlock()
+	if r.Form.Get("WebIdentityToken") == "forged" {
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, `<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>InvalidIdentityToken</Code><Message>no</Message></Error></ErrorResponse>`)
+		return
+	}
+	fmt.Fprintf(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult><Credentials>
+<AccessKeyId>key-of-the-role</AccessKeyId><SecretAccessKey>secret-of-the-role</SecretAccessKey><SessionToken>session-of-the-role</SessionToken><Expiration>%s</Expiration>
+</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+}
+
+func newTokenService(t *testing.T) *tokenService {
+	s := &tokenService{authority: filepath.Join(t.TempDir(), "authority.pem")}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, DNSNames: []string{"sts.amazonaws.com"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	service := httptest.NewUnstartedServer(s)
+	service.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: key}}}
+	service.StartTLS()
+	t.Cleanup(service.Close)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { tunnel(w, r, service.Listener.Addr().String()) }))
+	t.Cleanup(proxy.Close)
+	s.proxy = proxy.URL
+	return s
+}
+
+// tunnel leads every connection to one address, wherever it wanted to go.
+func tunnel(w http.ResponseWriter, r *http.Request, to string) {
+	if r.Method != http.MethodConnect {
+		http.Error(w, "only CONNECT", http.StatusMethodNotAllowed)
+		return
+	}
+	service, err := net.Dial("tcp", to)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	client, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		_ = service.Close()
+		return
+	}
+	go func() { // ends with either side
+		_, _ = io.Copy(service, buffered) // what has been read of it already, and the rest
+		_ = service.Close()
+	}()
+	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err == nil {
+		_, _ = io.Copy(client, service) // until either side ends
+	}
+	_ = client.Close()
+	_ = service.Close()
+}
