@@ -23,7 +23,8 @@ var ErrBusy = errors.New("the mount is in use")
 // mountAt returns the topmost mount at an absolute path, nil where there is none. It does not touch the filesystem,
 // which may be dead, or not served yet.
 func mountAt(point string) (*mountinfo.Info, error) {
-	all, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(point))
+	// Not mountinfo's own filter, which stops at the first.
+	all, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != point, false })
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}

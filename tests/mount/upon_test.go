@@ -1,0 +1,44 @@
+package mount_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMountUponAMount has something else mounted on the mount point already, which is there again afterwards.
+func TestMountUponAMount(t *testing.T) {
+	needFUSE(t)
+	needRoot(t)
+	source, _ := shardedTokens(t, 1, 1000)
+	point := newDir(t)
+	must(t, unix.Mount("below", point, "tmpfs", 0, ""))
+	t.Cleanup(func() {
+		for unix.Unmount(point, unix.MNT_DETACH) == nil { // all that is there, where the test failed
+		}
+	})
+	r := run(t, "mount", "-o", "fsname=a-name", source, point)
+	if r.code != 0 {
+		t.Fatalf("mount: %s", r.stderr)
+	}
+	if err := compareTrees(source, point); err != nil {
+		t.Error(err)
+	}
+	if r := run(t, "mount", source, point); r.code == 0 || !strings.Contains(r.stderr, "already") {
+		t.Errorf("a second time: exit code %d, %s", r.code, r.stderr)
+	}
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	if !strings.Contains(string(table), " - fuse.hbmfs a-name ") {
+		t.Errorf("the name that was asked for is not in the mount table")
+	}
+	if r := run(t, "umount", point); r.code != 0 {
+		t.Fatalf("umount: %s", r.stderr)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(point, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		t.Errorf("what is there now is of type %x, %v", st.Type, err)
+	}
+}
