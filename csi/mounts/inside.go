@@ -50,9 +50,7 @@ func Find(name, device, except string) ([]Namespace, error) {
 		if err != nil || seen[id] {
 			continue // it has ended, or has been looked at
 		}
-		places, err := placesIn(proc, func(m *mountinfo.Info) bool {
-			return m.FSType == FSType && m.Source == name && Device(m) != device && m.Mountpoint != except
-		})
+		places, err := placesIn(proc, dead(name, device, except))
 		if err != nil {
 			continue // it has ended; another process may show the same namespace
 		}
@@ -62,6 +60,12 @@ func Find(name, device, except string) ([]Namespace, error) {
 		}
 	}
 	return found, nil
+}
+
+func dead(name, device, except string) func(*mountinfo.Info) bool {
+	return func(m *mountinfo.Info) bool {
+		return m.FSType == FSType && m.Source == name && Device(m) != device && m.Mountpoint != except
+	}
 }
 
 func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {

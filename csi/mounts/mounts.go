@@ -31,11 +31,16 @@ func Device(m *mountinfo.Info) string { return fmt.Sprintf("%d:%d", m.Major, m.M
 
 // Top returns the mount that is seen at an absolute path, nil where there is none. It does not touch the path.
 func Top(path string) (*mountinfo.Info, error) {
-	all, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	all, err := mountinfo.GetMounts(at(path))
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
 	return uppermost(all), nil
+}
+
+// at finds all mounts at a path: mountinfo's own filter stops at the first.
+func at(path string) mountinfo.FilterFunc {
+	return func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false }
 }
 
 // uppermost finds the mount that covers the others of one place. Their order in the table says nothing, since a mount can

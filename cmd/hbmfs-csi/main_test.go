@@ -1,0 +1,47 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func TestCommandLinesThatAreWrong(t *testing.T) {
+	t.Setenv("CSI_ENDPOINT", "")
+	t.Setenv("NODE_ID", "")
+	dir := t.TempDir()
+	for line, want := range map[string]string{
+		"--node-id n":                                                                                    "unix:///PATH",
+		"--node-id n --endpoint tcp://0.0.0.0:1":                                                         "unix:///PATH",
+		"--node-id n --endpoint unix://csi.sock":                                                         "unix:///PATH",
+		"--endpoint unix://" + dir + "/s":                                                                "--node-id",
+		"--endpoint unix://" + dir + "/s --node-id n --max-volumes -1":                                   "--max-volumes",
+		"--endpoint unix://" + dir + "/s --node-id n --log-format xml":                                   "text or json",
+		"--endpoint unix://" + dir + "/s --node-id n --log-level loud":                                   "log-level",
+		"--endpoint unix://" + dir + "/s --node-id n --metrics-address nowhere:port --state-dir " + dir:  "Prometheus",
+		"--endpoint unix://" + dir + "/" + strings.Repeat("x", 120) + " --node-id n --metrics-address= ": "listen on",
+		"plugin":            "unknown command",
+		"host extra":        "unknown command",
+		"host --state-dirs": "unknown flag",
+	} {
+		var out, said bytes.Buffer
+		if code := run(t.Context(), strings.Fields(line), &out, &said); code != 1 || !strings.Contains(said.String(), want) {
+			t.Errorf("%s: exit code %d, %q, want 1 and %q", line, code, said.String(), want)
+		}
+	}
+}
+
+func TestHelpTeaches(t *testing.T) {
+	var out, said bytes.Buffer
+	if code := run(t.Context(), []string{"--help"}, &out, &said); code != 0 {
+		t.Fatal(said.String())
+	}
+	for _, want := range []string{"source", "cacheSize", "roleArn", "AWS_SECRET_ACCESS_KEY", "host", "--endpoint"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the help does not name %s", want)
+		}
+	}
+	if strings.Contains(out.String(), insideName) {
+		t.Error("the help shows what is not for people")
+	}
+}
