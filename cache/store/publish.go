@@ -129,6 +129,7 @@ type published struct {
 	key   key
 	bytes int64
 	mtime int64 // ns
+	err   error // it cannot even be looked at
 }
 
 // list reads the directory of segments. What is not a segment is left alone.
@@ -148,9 +149,16 @@ func (s *Store) list() ([]published, error) {
 		}
 		for _, base := range names {
 			k, ok := parseName(dir + "/" + base)
+			if !ok {
+				continue
+			}
 			var st unix.Stat_t
-			if ok && unix.Fstatat(s.fd, dir+"/"+base, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
-				out = append(out, published{k, st.Size, st.Mtim.Nano()})
+			err := unix.Fstatat(s.fd, dir+"/"+base, &st, unix.AT_SYMLINK_NOFOLLOW)
+			switch {
+			case broken(err):
+				out = append(out, published{key: k, err: fmt.Errorf("stat: %w", err)})
+			case err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG:
+				out = append(out, published{key: k, bytes: st.Size, mtime: st.Mtim.Nano()})
 			}
 		}
 	}
@@ -167,6 +175,9 @@ func (s *Store) scan() error {
 	slices.SortFunc(found, func(a, b published) int { return cmp.Compare(a.mtime, b.mtime) })
 	here := make(map[key]bool, len(found))
 	for _, p := range found {
+		if p.err != nil {
+			continue // not to be read
+		}
 		here[p.key] = true
 		s.ledger.add(p.key, p.bytes)
 	}

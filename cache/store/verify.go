@@ -51,7 +51,15 @@ func (s *Store) Segments(ctx context.Context, deep bool, each func(Segment) erro
 
 func (s *Store) inspect(ctx context.Context, p published, deep bool, buf []byte) (Segment, error) {
 	g := Segment{File: p.key.name(), Bytes: p.bytes, Written: time.Unix(0, p.mtime)}
+	if p.err != nil {
+		g.Damage = p.err.Error()
+		return g, nil
+	}
 	fd, err := unix.Openat(s.fd, g.File, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if broken(err) {
+		g.Damage = fmt.Sprintf("open: %v", err)
+		return g, nil
+	}
 	if err != nil {
 		return g, fmt.Errorf("open segment %s: %w", g.File, err)
 	}
@@ -72,6 +80,11 @@ func (s *Store) inspect(ctx context.Context, p published, deep bool, buf []byte)
 		g.Damage = err.Error()
 	}
 	return g, nil
+}
+
+// broken tells errors of the disk, or of the filesystem's own structures, at one file: others may be well.
+func broken(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG)
 }
 
 // verify compares an open segment with its checksums.

@@ -2,9 +2,12 @@ package origins_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,7 +29,12 @@ type cacheOn struct {
 
 func newCacheOn(t *testing.T, flags ...string) *cacheOn {
 	t.Helper()
-	c := &cacheOn{site: newHTTPSite(t), dir: newDir(t), files: map[string][]byte{
+	return newCacheIn(t, newDir(t), flags...)
+}
+
+func newCacheIn(t *testing.T, dir string, flags ...string) *cacheOn {
+	t.Helper()
+	c := &cacheOn{site: newHTTPSite(t), dir: dir, files: map[string][]byte{
 		"here.bin": origintest.Data(1<<20, 1), "away.bin": origintest.Data(segment+segment/2, 2),
 	}}
 	c.putAll(t, c.files)
@@ -215,5 +223,38 @@ func TestKilledAtEveryStep(t *testing.T) {
 			}
 			m.sameAfterwards(t, before)
 		})
+	}
+}
+
+// TestVerifyOnASickDisk has the disk fail under hbmfs cache verify. It names the segment, and goes on with the others.
+func TestVerifyOnASickDisk(t *testing.T) {
+	needFUSE(t)
+	needInjection(t)
+	t.Parallel()
+	m := newCacheOn(t)
+	m.compare(t, m.files)
+	m.settled(t)
+	published := publishedIn(t, m.dir)
+	sick := published[slices.IndexFunc(published, func(g store.Segment) bool { return g.Object == "here.bin" })]
+	for _, call := range []string{"openat", "newfstatat", "fgetxattr", "pread64"} {
+		t.Run(call, func(t *testing.T) {
+			// It is named below an open directory, or by its open file.
+			cmd := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-P", sick.File, "-P", filepath.Join(m.dir, "segments", sick.File),
+				"-e", "trace="+call, "-e", "inject="+call+":error=EIO", suite.Binary.Path(), "cache", "verify", "--json", m.dir)
+			out, err := cmd.Output()
+			var got struct {
+				Segments int
+				Damaged  []struct{ File, Damage string }
+			}
+			if jsonErr := json.Unmarshal(out, &got); jsonErr != nil || cmd.ProcessState.ExitCode() != 3 {
+				t.Fatalf("%v, %v: %s", err, jsonErr, out)
+			}
+			if got.Segments != len(published) || len(got.Damaged) != 1 || got.Damaged[0].File != sick.File || !strings.Contains(got.Damaged[0].Damage, "input/output error") {
+				t.Errorf("%+v, want %s damaged of %d segments", got, sick.File, len(published))
+			}
+		})
+	}
+	if after := publishedIn(t, m.dir); len(after) != len(published) {
+		t.Errorf("%d segments are left of %d", len(after), len(published))
 	}
 }

@@ -33,6 +33,13 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(diskEnv); dir != "" { // this is the child of a test
+		if err := serveDisk(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	code, err := testMain(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

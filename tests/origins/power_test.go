@@ -1,0 +1,43 @@
+package origins_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestPowerLoss fills a cache on a disk, and looks at what power losses would have left of it: before each flush, of what
+// was written since the last one, a half by chance. All that is published is sound, what the daemon has said to be
+// published is there, and nothing of that is fetched again.
+func TestPowerLoss(t *testing.T) {
+	needFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount a disk")
+	}
+	t.Parallel()
+	d := newDisk(t)
+	c := newCacheIn(t, filepath.Join(d.dir, "cache"))
+	must(t, compareFile(c.Path("away.bin"), c.files["away.bin"]))
+	if s := c.settled(t).Cache; s.Failures != 0 || s.Uncached != 0 || s.Published < 3 {
+		t.Errorf("the disk does not hold the dataset: %+v", s)
+	}
+	said := len(publishedIn(t, c.dir))
+	c.kill(t)
+	losses, least := d.losses(t), said
+	for i, image := range losses {
+		dir := newDir(t)
+		unmount := mountImage(t, image, dir)
+		c.dir = filepath.Join(dir, "cache")
+		must(t, os.MkdirAll(c.dir, 0o755)) // it may be lost as a whole
+		least = min(least, len(publishedIn(t, c.dir)))
+		if i == len(losses)-1 {
+			c.flags[1] = c.dir
+			c.sameAfterwards(t, said)
+			must(t, c.Close())
+		}
+		unmount()
+	}
+	if least == said {
+		t.Errorf("each of %d power losses left all %d segments: they come too late", len(losses), said)
+	}
+}
