@@ -240,7 +240,7 @@ func TestVerifyOnASickDisk(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			// It is named below an open directory, or by its open file.
 			cmd := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-P", sick.File, "-P", filepath.Join(m.dir, "segments", sick.File),
-				"-e", "trace="+call, "-e", "inject="+call+":error=EIO", suite.Binary.Path(), "cache", "verify", "--json", m.dir)
+				"-e", "trace="+call, "-e", "inject="+call+":error=EIO", suite.Path(), "cache", "verify", "--json", m.dir)
 			out, err := cmd.Output()
 			var got struct {
 				Segments int
