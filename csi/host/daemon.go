@@ -138,6 +138,7 @@ func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 	cmd.Env = append(environment(os.Environ()), v.rights(spec)...)
 	cmd.Stdout, cmd.Stderr = log, log // not this process's: that may be a pipe, which a daemon must outlive
 	cmd.ExtraFiles = []*os.File{write}
+	cmd.Dir = "/"
 	pidfd := -1
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
 	err = cmd.Start()
@@ -220,7 +221,7 @@ func environment(all []string) []string {
 	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"}
 	return slices.DeleteFunc(slices.Clone(all), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
-		return strings.HasPrefix(e, readyEnv) || name == "HOME" ||
+		return strings.HasPrefix(e, readyEnv) || name == "HOME" || name == "NOTIFY_SOCKET" || // which is the host's
 			((strings.HasPrefix(name, "AWS_") || strings.HasPrefix(name, "MINIO_")) && !slices.Contains(harmless, name))
 	})
 }

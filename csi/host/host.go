@@ -91,7 +91,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 }
 
 // lockTime is how long another host may take to end. What it started just before may hold its lock for a moment longer.
-const lockTime = 10 * time.Second
+const lockTime = 5 * time.Second
 
 func waitForLock(ctx context.Context, lock *os.File) error {
 	for end := time.Now().Add(lockTime); unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; {

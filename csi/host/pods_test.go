@@ -2,6 +2,7 @@ package host
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -94,7 +95,9 @@ func TestPodsSeeTheNextDaemon(t *testing.T) {
 
 // passthrough tells whether the kernel reads the files of a mount itself.
 func (n *node) passthrough(target string) bool {
-	status, err := os.ReadFile(filepath.Join(target, ".hbmfs/status"))
+	text, err := os.ReadFile(filepath.Join(target, ".hbmfs/status"))
 	n.must(err)
-	return strings.Contains(string(status), `"on": true`)
+	var t told
+	n.must(json.Unmarshal(text, &t))
+	return t.Passthrough.On
 }
