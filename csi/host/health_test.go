@@ -4,6 +4,7 @@ import (
 	"context"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -50,6 +51,16 @@ func TestADaemonThatIsStuck(t *testing.T) {
 			t.Errorf("promtool: %v: %s", err, out)
 		}
 	}
+
+	var asking sync.WaitGroup
+	for range 4 { // as kubelet does for several pods
+		asking.Go(func() {
+			if r := n.stats("v", "p"); r.GetVolumeCondition().GetAbnormal() {
+				t.Errorf("of several that ask at once, one is told %v", r)
+			}
+		})
+	}
+	asking.Wait()
 
 	pid := n.daemons()[0]
 	n.must(unix.Kill(pid, unix.SIGSTOP))

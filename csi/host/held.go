@@ -28,9 +28,13 @@ type held struct {
 	saved  []byte             // the record as it is on disk; guarded by mu
 	cancel context.CancelFunc // of a start that is under way, guarded by mu
 	failed string             // why the last start failed, "" when it did not; guarded by mu
-	owed   bool               // an answer to ask is outstanding; guarded by mu
 
 	daemon *daemon // guarded by lock
+	asking asking
+}
+
+func newHeld(h *Host, key string, rec record) *held {
+	return &held{host: h, key: key, lock: make(chan struct{}, 1), rec: rec, asking: asking{slot: make(chan struct{}, 1)}}
 }
 
 func (v *held) dir() string             { return filepath.Join(v.host.opt.StateDir, "volumes", v.key) }

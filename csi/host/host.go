@@ -151,7 +151,7 @@ func (h *Host) claim(w volume.Want, old *held, use func(*record)) (*held, error)
 		v = h.find(w.Spec)
 	}
 	if v == nil {
-		v = &held{host: h, key: w.Key(), lock: make(chan struct{}, 1), rec: record{Spec: w.Spec}}
+		v = newHeld(h, w.Key(), record{Spec: w.Spec})
 		for n := 2; h.volumes[v.key] != nil; n++ { // a volume whose credentials changed has the name of its first ones
 			v.key = fmt.Sprintf("%s-%d", w.Key(), n)
 		}

@@ -99,7 +99,7 @@ func (h *Host) Start() error {
 	var known []*held
 	h.mu.Lock()
 	for _, e := range entries {
-		v := &held{host: h, key: e.Name(), lock: make(chan struct{}, 1)}
+		v := newHeld(h, e.Name(), record{})
 		rec, err := load(v.dir())
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			h.log.Error("a volume is forgotten whose record cannot be read", "volume", v.key, "error", err)
