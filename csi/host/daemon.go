@@ -52,25 +52,26 @@ func (d *daemon) signal(s syscall.Signal) {
 	}
 }
 
-// kill ends the daemon at once and waits for it.
+// killTime is how long a process may take to go that was killed, or whose filesystem was ended. It needs milliseconds,
+// unless it waits for a disk or a network filesystem that is dead; nobody waits for these with it.
+const killTime = 5 * time.Second
+
+// kill ends the daemon at once.
 func (d *daemon) kill() {
 	d.signal(syscall.SIGKILL)
-	<-d.done
+	d.within(killTime)
 }
 
-// endGrace is how long a daemon has whose mount was taken away. It needs milliseconds, if nobody holds files.
-const endGrace = 2 * time.Second
-
-func (d *daemon) endSoon(ctx context.Context) {
-	timer := time.NewTimer(endGrace)
+// within waits for the end of the daemon, and tells whether it came.
+func (d *daemon) within(limit time.Duration) bool {
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case <-d.done:
-		return
+		return true
 	case <-timer.C:
-	case <-ctx.Done():
+		return false
 	}
-	d.kill()
 }
 
 // await waits until the process has ended, or the host has; it closes done in the first case.
@@ -165,20 +166,18 @@ func (v *held) ready(ctx context.Context, d *daemon, from *os.File) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		d.kill()
+		v.kill(d)
 		return status.Error(codes.Unavailable, "the start of the daemon was called off")
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
-		d.kill()
+		v.kill(d)
 		return fmt.Errorf("wait for the daemon: %w", err)
 	}
-	select { // it has said why, or died
-	case <-d.done:
-	case <-time.After(endGrace):
-		d.kill()
+	if !d.within(killTime) { // it has said why, or died
+		v.kill(d)
 	}
 	code := -1
-	if d.child.ProcessState != nil {
+	if !d.alive() {
 		code = d.child.ProcessState.ExitCode()
 	}
 	if text == "" {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -76,7 +77,7 @@ func (v *held) serve(ctx context.Context, w volume.Want) error {
 		if _, err := v.device(); err == nil {
 			return nil
 		}
-		v.daemon.kill() // somebody took its mount away
+		v.kill(v.daemon) // somebody took its mount away
 	}
 	return v.start(ctx)
 }
@@ -114,16 +115,26 @@ func (v *held) start(ctx context.Context) (err error) {
 		return err
 	}
 	if err := v.adopt(d); err != nil {
-		d.kill()
+		v.kill(d)
 		return err
 	}
 	return nil
 }
 
+// kill ends a daemon and its mount, in this order: a thread of it may wait for an answer of its own, and be out of reach of
+// the signal until there can be none.
+func (v *held) kill(d *daemon) {
+	d.signal(syscall.SIGKILL)
+	if err := mounts.Abort(v.mount()); err != nil {
+		v.host.log.Error("cannot take the mount of a daemon away", "volume", v.key, "error", err)
+	}
+	d.kill()
+}
+
 // clear takes the mount of a daemon that is gone away from where daemons mount, so that the next one is not stacked upon
 // it. What pods see of it stays until there is something to replace it.
 func (v *held) clear() error {
-	if err := mounts.Detach(v.mount()); err != nil {
+	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
 	if err := os.Mkdir(v.mount(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -239,13 +250,13 @@ func hide(target string) error {
 	return mounts.RemoveDir(target)
 }
 
-// stop ends the daemon. The lock must be held.
-func (v *held) stop(ctx context.Context) error {
-	if err := mounts.Detach(v.mount()); err != nil {
+// stop ends the daemon of a volume that nobody uses. The lock must be held.
+func (v *held) stop() error {
+	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
-	if d := v.daemon; d.alive() { // without its mount it ends by itself, unless somebody still has a file open
-		d.endSoon(ctx)
+	if d := v.daemon; d.alive() && !d.within(killTime) { // which ends with its filesystem
+		d.kill()
 	}
 	v.daemon = nil
 	return nil

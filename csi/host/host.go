@@ -182,7 +182,7 @@ func (h *Host) end(ctx context.Context, v *held) error {
 	if !h.unused(v) {
 		return nil
 	}
-	if err := v.stop(ctx); err != nil {
+	if err := v.stop(); err != nil {
 		return err
 	}
 	h.mu.Lock()

@@ -147,13 +147,13 @@ func (v *held) recover(pids []int) (start bool) {
 	}
 	for _, pid := range pids { // half started, or of a mount that is gone
 		if d := v.host.open(pid, v.mount()); d != nil {
-			d.kill()
+			v.kill(d)
 		}
 	}
 	if used {
 		return true
 	}
-	if err := v.stop(v.host.ctx); err != nil {
+	if err := v.stop(); err != nil {
 		log.Error("cannot take the mount of an unused volume away", "error", err)
 		return false
 	}
@@ -191,7 +191,7 @@ func (v *held) takeOver(pid int) bool {
 		return false
 	}
 	if err := v.adopt(d); err != nil {
-		d.kill()
+		v.kill(d)
 		return false
 	}
 	return true

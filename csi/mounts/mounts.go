@@ -68,7 +68,13 @@ func Resolve(path string) (string, error) {
 }
 
 // Detach takes every mount of hbmfs at path out of the tree, dead or alive. Whoever has files open in one goes on.
-func Detach(path string) error {
+func Detach(path string) error { return detach(path, unix.MNT_DETACH) }
+
+// Abort is Detach, and ends the filesystems as well, wherever else they are seen: whoever waits for their daemon gets an
+// error. What is open with passthrough, mapped, or held by a reader goes on.
+func Abort(path string) error { return detach(path, unix.MNT_DETACH|unix.MNT_FORCE) }
+
+func detach(path string, flags int) error {
 	for {
 		top, err := Top(path)
 		if err != nil || top == nil {
@@ -77,7 +83,7 @@ func Detach(path string) error {
 		if top.FSType != FSType {
 			return fmt.Errorf("detach %s: %w (%s)", path, ErrForeign, top.FSType)
 		}
-		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		if err := unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW); err != nil {
 			if now, topErr := Top(path); topErr == nil && (now == nil || now.ID != top.ID) {
 				continue // it went by itself, with the mount that it was propagated from
 			}
