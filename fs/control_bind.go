@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -31,9 +32,9 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, string, error) {
 	defer func() { _ = socket.Close() }() // the listener has its own
 	m.control.binding.Store(true)
 	if os.Geteuid() == 0 {
-		err = m.bindByClone(fd)
+		err = m.bindByClone(ctx, socket)
 	} else {
-		err = m.bindByHelper(ctx, socket)
+		err = m.bindForUser(ctx, socket)
 	}
 	m.control.binding.Store(false)
 	if err != nil {
@@ -47,17 +48,22 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, string, error) {
 	return listener, fmt.Sprintf("%d:%d", info.Major, info.Minor), err
 }
 
-// bindByClone binds the socket in a private clone of the mount.
-func (m *Mount) bindByClone(fd int) error {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, m.point, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+// bindByClone has the socket bound in a private clone of the mount.
+func (m *Mount) bindByClone(ctx context.Context, socket *os.File) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, m.point, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("cloning the mount for it needs CAP_SYS_ADMIN and Linux 5.12: %w", err)
 	}
-	defer func() { _ = unix.Close(tree) }() // the socket keeps what it needs
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
+	tree := os.NewFile(uintptr(fd), m.point)
+	defer func() { _ = tree.Close() }() // the socket keeps what it needs
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("make the clone of the mount private: %w", err)
 	}
-	return bindIn(tree, ControlName, fd)
+	said, err := m.runHelper(ctx, fmt.Sprintf("/proc/self/fd/%d", HelperFD+1), nil, socket, tree)
+	if err != nil {
+		return fmt.Errorf("the helper failed: %w: %s", err, said)
+	}
+	return nil
 }
 
 // bindIn binds a socket in a directory, whose path may be longer than a socket's address.
@@ -73,37 +79,48 @@ func bindIn(at int, path string, fd int) error {
 	return nil
 }
 
-// helperTime bounds the helper, which needs milliseconds.
-const helperTime = 10 * time.Second
-
-// bindByHelper lets a process bind the socket that has its own mount namespace, as an ordinary user may have in a user
-// namespace. The namespace goes with the process; its copy of the mount stays for the socket alone.
-func (m *Mount) bindByHelper(ctx context.Context, socket *os.File) error {
-	if len(m.opt.Helper) == 0 {
-		return errors.New("only root binds it without a helper")
-	}
-	ctx, cancel := context.WithTimeout(ctx, helperTime)
-	defer cancel()
-	helper := exec.CommandContext(ctx, m.opt.Helper[0], append(m.opt.Helper[1:], m.point)...)
-	helper.ExtraFiles = []*os.File{socket}
-	helper.SysProcAttr = &syscall.SysProcAttr{
+// bindForUser lets the helper have a mount namespace of its own, as an ordinary user may in a user namespace. The namespace
+// goes with the helper; its copy of the mount stays for the socket alone.
+func (m *Mount) bindForUser(ctx context.Context, socket *os.File) error {
+	said, err := m.runHelper(ctx, m.point, &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}},
-	}
-	said, err := helper.CombinedOutput()
+	}, socket)
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
-		return fmt.Errorf("the helper in a user namespace failed: %s", strings.TrimSpace(string(said)))
+		return fmt.Errorf("the helper in a user namespace failed: %s", said)
 	case err != nil:
 		return fmt.Errorf("an ordinary user needs user namespaces for it, and this system has them forbidden or used up (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns): %w", err)
 	}
 	return nil
 }
 
+// helperTime bounds the helper, which needs milliseconds.
+const helperTime = 10 * time.Second
+
+// runHelper has a process bind the socket in the mount that it sees at point. The daemon must not do that itself: one that
+// is killed while it waits for its own answer never ends, since the thread that waits keeps the connection to the kernel.
+func (m *Mount) runHelper(ctx context.Context, point string, attr *syscall.SysProcAttr, files ...*os.File) (said string, err error) {
+	if len(m.opt.Helper) == 0 {
+		return "", errors.New("there is no helper that binds it")
+	}
+	// For the same reason the helper must not have that connection, which go-fuse leaves open for programs that are started.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return "", fmt.Errorf("keep open files from the helper: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, helperTime)
+	defer cancel()
+	helper := exec.CommandContext(ctx, m.opt.Helper[0], append(m.opt.Helper[1:], point)...)
+	helper.ExtraFiles = files
+	helper.SysProcAttr = attr
+	out, err := helper.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
 // HelperFD is where the command that Options.Helper names finds the socket.
 const HelperFD = 3
 
-// BindForUser is the work of that command: it binds the socket in the mount at point, as it sees it.
-func BindForUser(point string) error { return bindIn(unix.AT_FDCWD, point+"/"+ControlName, HelperFD) }
+// Bind is the work of that command: it binds the socket in the mount at point, as it sees it.
+func Bind(point string) error { return bindIn(unix.AT_FDCWD, point+"/"+ControlName, HelperFD) }

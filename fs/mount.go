@@ -34,7 +34,7 @@ type Options struct {
 	Umask      uint16         // permission bits to take away
 	ReadAhead  int            // bytes that the kernel may read ahead on files without passthrough; 0: the kernel's default
 	Extra      []string       // further mount options for the kernel or fusermount3
-	Helper     []string       // for ordinary users: a command that calls BindForUser with the mount point behind it
+	Helper     []string       // a command that calls Bind with the path behind it
 	Remote     Remote         // what there is to say of a remote source, for status
 	Version    string         // of the program, for status
 	Log        *slog.Logger

@@ -6,7 +6,7 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 )
 
-// bindName is the command that an ordinary user's daemon starts to bind its control socket.
+// bindName is the command that a daemon starts to bind its control socket.
 const bindName = "bind-control"
 
 // bindHelper is for fs.Options.Helper.
@@ -17,6 +17,6 @@ func newBindCommand() *cobra.Command {
 		Use:    bindName + " MOUNTPOINT",
 		Hidden: true, // not for people
 		Args:   exactArgs(1),
-		RunE:   func(_ *cobra.Command, args []string) error { return fs.BindForUser(args[0]) },
+		RunE:   func(_ *cobra.Command, args []string) error { return fs.Bind(args[0]) },
 	}
 }
