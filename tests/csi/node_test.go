@@ -111,6 +111,14 @@ func (p *process) kill() {
 	<-p.done
 }
 
+// end ends the process, which first says what it was doing where a test has failed.
+func (p *process) end(dump bool) {
+	if dump && p.cmd.Process.Signal(syscall.SIGQUIT) == nil {
+		within(p.ended)
+	}
+	p.kill()
+}
+
 // ended tells whether the process has ended by itself.
 func (p *process) ended() bool {
 	select {
@@ -263,7 +271,7 @@ func (n *node) takeDown() {
 	}
 	for _, p := range []*process{n.plugin, n.host} {
 		if p != nil {
-			p.kill()
+			p.end(n.t.Failed())
 		}
 	}
 	for range 3 { // what was mounted upon another shows when that is gone, and a daemon that was just being started comes up
@@ -292,7 +300,7 @@ func (n *node) lookAtLogs() {
 			}
 		}
 		if n.t.Failed() {
-			n.t.Logf("%s:\n%s", filepath.Base(name), text[max(0, len(text)-6000):])
+			n.t.Logf("%s:\n%s", filepath.Base(name), text[max(0, len(text)-20_000):])
 		}
 	}
 }

@@ -1,10 +1,18 @@
 package csi_test
 
 import (
+	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestStuckDaemon stops a daemon, so that nothing in its mount answers any more: kubelet is told so, and can take the
@@ -92,4 +100,46 @@ func TestSecondHost(t *testing.T) {
 	n.stopPod(p)
 	n.unstage(v)
 	n.mustBeClean()
+}
+
+// TestDaemonKilledAtItsStart kills daemons at every moment of their start, as the out-of-memory killer may. Each ends: one
+// that waited for an answer of its own mount would not, and everybody who looks into the mount would wait with it.
+func TestDaemonKilledAtItsStart(t *testing.T) {
+	needNode(t)
+	source, err := filepath.Abs("../testdata")
+	must(t, err)
+	dir, err := os.MkdirTemp(suite.Dir, "killed-")
+	must(t, err)
+	defer func() { must(t, os.Remove(dir)) }()
+	const times, step = 60, time.Millisecond
+	for i := range times {
+		cmd := exec.Command(suite.Path(), "mount", "-f", "--allow-other", source, dir)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		must(t, cmd.Start())
+		if i%2 == 0 { // a moment of the whole start
+			time.Sleep(time.Duration(i) * step)
+		} else { // right after it has mounted, when the control socket is made
+			within(func() bool {
+				mounted, err := blackbox.IsMounted(dir)
+				return err != nil || mounted || blackbox.Ended(cmd.Process.Pid)
+			})
+		}
+		must(t, cmd.Process.Kill())
+		ended := make(chan struct{})
+		go func() { // ends with the daemon
+			_ = cmd.Wait() // killed, which is its error
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			t.Errorf("a daemon that was killed after %d ms does not end", i)
+		}
+		if mounted, err := blackbox.IsMounted(dir); err != nil || mounted {
+			must(t, errors.Join(err, unix.Unmount(dir, unix.MNT_DETACH|unix.MNT_FORCE)))
+		}
+		if t.Failed() {
+			return
+		}
+	}
 }
