@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"net"
 	"os/exec"
 	"strings"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 )
 
 // stats asks for the volume of a pod.
@@ -93,5 +95,39 @@ func TestADaemonThatCannotStartAgain(t *testing.T) {
 		return n.reads(n.target("p"), "a.bin") && !n.stats("v", "p").GetVolumeCondition().GetAbnormal()
 	})
 	n.must(n.unpublish("v", "p"))
+	n.clean()
+}
+
+// TestTheLastUserOfAStartThatHangs has a volume whose source never answers, and the pod go meanwhile: nobody waits for the
+// start any more, and nothing is left of it.
+func TestTheLastUserOfAStartThatHangs(t *testing.T) {
+	n := newNode(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections and says nothing
+	n.must(err)
+	defer func() { _ = silent.Close() }()
+	source := "http://" + silent.Addr().String() + "/data/"
+
+	ctx, cancel := context.WithCancel(t.Context())
+	staged := make(chan error, 1)
+	go func() { // kubelet gives up; the start goes on
+		_, err := n.service().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId: "v", StagingTargetPath: n.kubelet("staging"), VolumeCapability: capability(), VolumeContext: map[string]string{"source": source, "patience": "1h"},
+		})
+		staged <- err
+	}()
+	n.within("a daemon tries", func() bool { return len(n.daemons()) == 1 })
+	cancel()
+	n.code(<-staged, codes.Canceled)
+	unstage := func() error {
+		_, err := n.service().NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: n.kubelet("staging")})
+		return err
+	}
+	n.within("it can be unstaged", func() bool { // aborted until the work for the call that was given up has ended
+		err := unstage()
+		if err != nil {
+			n.code(err, codes.Aborted)
+		}
+		return err == nil
+	})
 	n.clean()
 }

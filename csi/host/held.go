@@ -82,7 +82,7 @@ func (v *held) serve(ctx context.Context, w volume.Want) error {
 	return v.start(ctx)
 }
 
-// Files of a volume that the daemon reads its rights from.
+// Files in the directory of a volume: what its daemon reads its rights from, and writes its log to.
 const (
 	credentialsName = "credentials"
 	tokenName       = "token"

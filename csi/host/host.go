@@ -58,8 +58,8 @@ type Host struct {
 	waits    sync.WaitGroup
 
 	mu      sync.Mutex
-	volumes map[string]*held // by the name of their directory
-	busy    map[string]bool  // targets and volume ids that are being worked on
+	volumes map[string]*held  // by the name of their directory
+	busy    map[string]func() // calls off the work for a target or a volume id
 	counts  counts
 }
 
@@ -86,7 +86,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 	return &Host{
 		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
 		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
-		volumes: map[string]*held{}, busy: map[string]bool{},
+		volumes: map[string]*held{}, busy: map[string]func(){},
 	}, nil
 }
 
@@ -116,19 +116,39 @@ func (h *Host) Close() error {
 	return h.lock.Close()
 }
 
-// do runs op for what is called name, unless somebody does already. It returns with the caller's context, but op ends in
-// its own time.
+// do runs op for what is called name, unless somebody is at work there already. It returns with the caller's context, but
+// op ends in its own time.
 func (h *Host) do(ctx context.Context, name string, op func(context.Context) error) error {
+	return h.run(ctx, name, op, true)
+}
+
+// undo is do for what ends a use: work on its beginning is called off.
+func (h *Host) undo(ctx context.Context, name string, op func(context.Context) error) error {
 	h.mu.Lock()
-	if h.busy[name] {
+	if callOff := h.busy[name]; callOff != nil {
+		callOff()
+	}
+	h.mu.Unlock()
+	return h.run(ctx, name, op, false)
+}
+
+func (h *Host) run(ctx context.Context, name string, op func(context.Context) error, mayBeCalledOff bool) error {
+	opCtx, callOff := context.WithCancel(h.ctx)
+	h.mu.Lock()
+	if h.busy[name] != nil {
 		h.mu.Unlock()
+		callOff()
 		return status.Errorf(codes.Aborted, "%s is being worked on: try again", name)
 	}
-	h.busy[name] = true
+	h.busy[name] = func() {}
+	if mayBeCalledOff {
+		h.busy[name] = callOff
+	}
 	h.mu.Unlock()
 	done := make(chan error, 1)
 	h.work.Go(func() {
-		err := op(h.ctx)
+		defer callOff()
+		err := op(opCtx)
 		h.mu.Lock()
 		delete(h.busy, name)
 		h.mu.Unlock()

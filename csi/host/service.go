@@ -108,7 +108,7 @@ func (h *Host) use(ctx context.Context, w volume.Want, old *held, u use) error {
 	if err == nil || old != nil || v == nil {
 		return err
 	}
-	if dropErr := h.unuse(ctx, v, u); dropErr != nil {
+	if dropErr := h.unuse(h.ctx, v, u); dropErr != nil { // also where this work was called off
 		h.log.Error("cannot end what could not be served", "volume", v.key, "error", dropErr)
 	}
 	return err
@@ -127,6 +127,11 @@ func (h *Host) serve(ctx context.Context, v *held, w volume.Want, show func(*hel
 
 // unuse ends a use, and the volume with its last one. It is hidden first: who is killed between the two does it again.
 func (h *Host) unuse(ctx context.Context, v *held, u use) error {
+	h.mu.Lock()
+	if len(v.rec.Published)+len(v.rec.Staged) == 1 && v.cancel != nil {
+		v.cancel() // nobody else waits for its start
+	}
+	h.mu.Unlock()
 	if err := v.acquire(ctx); err != nil {
 		return err
 	}
@@ -150,7 +155,7 @@ func (s Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	case req.GetStagingTargetPath() == "":
 		return nil, missing("staging target path")
 	}
-	return &csi.NodeUnstageVolumeResponse{}, s.do(ctx, "volume "+id, func(ctx context.Context) error {
+	return &csi.NodeUnstageVolumeResponse{}, s.undo(ctx, "volume "+id, func(ctx context.Context) error {
 		s.mu.Lock()
 		v := s.staged(id)
 		s.mu.Unlock()
@@ -220,7 +225,7 @@ func (s Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err != nil {
 		return nil, err
 	}
-	return &csi.NodeUnpublishVolumeResponse{}, s.do(ctx, "target "+target, func(ctx context.Context) error {
+	return &csi.NodeUnpublishVolumeResponse{}, s.undo(ctx, "target "+target, func(ctx context.Context) error {
 		return s.unpublish(ctx, id, target)
 	})
 }
@@ -229,9 +234,6 @@ func (s Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 func (h *Host) unpublish(ctx context.Context, id, target string) error {
 	h.mu.Lock()
 	v, p := h.published(target)
-	if v != nil && len(v.rec.Published)+len(v.rec.Staged) == 1 && v.cancel != nil {
-		v.cancel() // nobody else waits for its start
-	}
 	h.mu.Unlock()
 	if v == nil {
 		return hide(target)
