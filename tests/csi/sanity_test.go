@@ -68,9 +68,8 @@ func (n *node) sanity(program, endpoint, controller, focus string, other func(st
 	report := filepath.Join(t.(*testing.T).TempDir(), "report.json")
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	sanity := exec.CommandContext(ctx, program, "--csi.endpoint", "unix://"+endpoint, "--csi.controllerendpoint", "unix://"+controller,
-		"--csi.mountdir", filepath.Join(n.kubelet, "pods", "sanity"), "--csi.stagingdir", filepath.Join(n.kubelet, "plugins", "staging"),
-		"--ginkgo.json-report", report, "--ginkgo.no-color", "--ginkgo.focus", focus)
+	sanity := exec.CommandContext(ctx, program, "-endpoint", endpoint, "-controller", controller, "-mountdir", filepath.Join(n.kubelet, "pods", "sanity"),
+		"-stagingdir", filepath.Join(n.kubelet, "plugins", "staging"), "--ginkgo.json-report", report, "--ginkgo.no-color", "--ginkgo.focus", focus)
 	if out, err := sanity.CombinedOutput(); err != nil {
 		t.Errorf("csi-sanity: %v\n%s", err, out)
 	}
