@@ -1,12 +1,12 @@
 // Package csi_test tests the built hbmfs-csi as Kubernetes uses it: a simulated kubelet makes its calls in their order,
-// retries as it does, and looks after its directories; the plugin and the host run in mount namespaces of their own, as
-// two containers with Bidirectional propagation; and what reads are pods: unprivileged processes in mount, pid, network
-// and user namespaces of their own, which see nothing but the volume.
+// retries as it does, and looks after its directories; the host runs in a mount namespace of its own, as a container with
+// Bidirectional propagation, and the plugin without any privilege; and what reads are pods: unprivileged processes in
+// mount, pid, network and user namespaces of their own, which see nothing but the volume.
 //
 //	n := newNode(t)                                  // a machine with a running host and plugin
 //	v := n.directoryVolume("corpus", files)          // what a PersistentVolume says
 //	p := n.startPod(v, podOptions{})                 // stage, publish, start: what kubelet does
-//	p.mustRead(file)                                 // in the pod
+//	p.must("read", file)                             // in the pod
 //	n.stopPod(p); n.unstage(v); n.mustBeClean()
 //
 // Under the race detector the programs are built with it; otherwise HBMFS_CSI and HBMFS_BINARY name them. All of it needs
