@@ -117,8 +117,8 @@ $(MINIO): tests/origins/minio/go.mod tests/origins/minio/go.sum
 	CGO_ENABLED=0 tools/retry.sh $(GO) -C tests/origins/minio build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(MINIO)) github.com/minio/minio
 
 test-minio: build $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
-	@tools/need.sh fuse nginx strace
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) $(GO) test -count=1 ./tests/origins
+	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) nginx strace
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) $(GO) test -count=1 $(if $(filter 1,$(RACE)),-race) ./tests/origins
 
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse
