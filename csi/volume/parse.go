@@ -95,6 +95,9 @@ func Parse(r Request) (Want, error) {
 	if err := checkSource(w.Source); err != nil {
 		return Want{}, err
 	}
+	if err := checkOwner(r, w.Spec); err != nil {
+		return Want{}, err
+	}
 	if err := mergeGroup(values, r.MountGroup); err != nil {
 		return Want{}, err
 	}
@@ -115,6 +118,20 @@ func Parse(r Request) (Want, error) {
 		w.Flags = append(w.Flags, "--"+o.flag+"="+values[name])
 	}
 	return w, w.authenticate(r, values)
+}
+
+// checkOwner refuses to call the files of a directory somebody's who only says so: whoever may start a pod could read what
+// the node keeps from him. Persistent volumes are made by administrators, and a store checks who asks by itself.
+func checkOwner(r Request, s Spec) error {
+	if !r.Inline() || s.Directory() == "" {
+		return nil
+	}
+	for _, name := range []string{"uid", "gid"} {
+		if _, ok := r.Attributes[name]; ok {
+			return invalid("volume attribute %s is not for an inline volume of a directory, whose files keep their owners: use fsGroup, or a persistent volume", name)
+		}
+	}
+	return nil
 }
 
 // mergeGroup makes the group that the pod wants (fsGroup) the gid of the volume.
