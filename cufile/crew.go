@@ -91,11 +91,12 @@ func newCrew(o crewOptions) (*crew, error) {
 		}
 	}
 	ready, begin := make(chan error, o.threads), make(chan struct{})
-	var filling sync.WaitGroup
-	filling.Add(o.threads)
+	var up, filled sync.WaitGroup
+	up.Add(o.threads)
+	filled.Add(o.threads)
 	for index := range o.threads {
 		c.wg.Add(1)
-		go c.serve(o, index, &filling, ready, begin)
+		go c.serve(o, index, &up, &filled, ready, begin)
 	}
 	var errs []error
 	for range o.threads {
@@ -133,18 +134,18 @@ func firstError(errs []error) error {
 }
 
 // serve is a worker's life. The thread is never unlocked: it ends with the goroutine, affinity and context with it.
-func (c *crew) serve(o crewOptions, index int, filling *sync.WaitGroup, ready chan<- error, begin <-chan struct{}) {
+func (c *crew) serve(o crewOptions, index int, up, filled *sync.WaitGroup, ready chan<- error, begin <-chan struct{}) {
 	defer c.wg.Done()
 	runtime.LockOSThread()
 	if o.near != nil {
 		_ = unix.SchedSetaffinity(0, o.near) // being far from the GPU costs speed, nothing else
 	}
 	w := &worker{cu: o.cu, context: o.context, index: index, done: &c.done}
+	meet(up) // a new thread maps its stack, for which the kernel has it wait for every page fault of the others
 	if c.ring != nil {
 		c.ring.fill(index)
 	}
-	filling.Done()
-	filling.Wait() // the driver and page faults get in each other's way
+	meet(filled) // the driver and page faults get in each other's way
 	err := w.start(c.ring)
 	defer w.stop()
 	ready <- err
@@ -172,6 +173,12 @@ func (c *crew) serve(o crewOptions, index int, filling *sync.WaitGroup, ready ch
 			return
 		}
 	}
+}
+
+// meet waits until all have come.
+func meet(all *sync.WaitGroup) {
+	all.Done()
+	all.Wait()
 }
 
 // allow says how many workers may take jobs from now on.
