@@ -114,7 +114,7 @@ def load_safetensors(
             layout = lay_out(headers)
             for place in layout.places:
                 library.check(place.tensor)
-            blocks.extend(library.allocate(size) for size in layout.blocks)
+            blocks.extend(library.allocate(size) for size in layout.blocks[:1])
             if opening is not None:
                 reader = opening.result()
             assert reader is not None
@@ -130,8 +130,8 @@ def load_safetensors(
 
 
 class _Opening:
-    """A reader that another thread opens, which takes milliseconds of pinning, while headers are read and memory is
-    allocated."""
+    """A reader that other threads open, while headers are read and memory is allocated, and close, when the weights are
+    there: each takes milliseconds, of pinning and of giving back."""
 
     def __init__(self, device: int, method: str) -> None:
         self._future: Future[Reader] = Future()
@@ -149,8 +149,11 @@ class _Opening:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._future.done():
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            # Python waits for this thread before it ends.
+            threading.Thread(target=self._close, args=(self._future,), name="hbmfs-close").start()
+        elif self._future.done():
             self._close(self._future)
         else:
             # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes what it then has.
@@ -165,6 +168,8 @@ class _Opening:
 def _read(layout: Layout, files: Sequence[Any], blocks: list[Any], library: _Torch | _Numpy, progress: Progress) -> dict[str, Any]:
     with Transfer(sum(span.length for span in layout.spans), progress, "weights") as transfer:
         for span in layout.spans:
+            if span.block == len(blocks):
+                blocks.append(library.allocate(layout.blocks[span.block]))  # meanwhile the link works on what was begun
             transfer.read(files[span.file], library.pointer(blocks[span.block]) + span.to, span.offset, span.length)
         # The last pieces arrive while the views are made.
         return {place.tensor.name: _view(place, blocks, library) for place in layout.places}
