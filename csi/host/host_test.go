@@ -3,6 +3,7 @@ package host
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -92,6 +93,35 @@ func TestTheNextHostGoesOn(t *testing.T) {
 	n.endHost()
 	n.startHost()
 	n.must(n.unpublish("v", "p2"))
+	n.clean()
+}
+
+// TestASourceThatIsRedirected has somebody who may write beside the dataset put a link in its place, to what volumes may not
+// show, before the daemon dies: the next one does not follow it.
+func TestASourceThatIsRedirected(t *testing.T) {
+	n := newNode(t)
+	source, real, outside := filepath.Join(n.data, "set"), filepath.Join(n.data, "real"), t.TempDir()
+	n.must(os.Mkdir(source, 0o755))
+	n.write("set/a.bin", "some tokens")
+	n.must(os.WriteFile(filepath.Join(outside, "a.bin"), []byte("not for pods"), 0o644))
+	n.must(n.publish("v", "p", "source", source))
+	n.must(os.Rename(source, real))
+	n.must(os.Symlink(outside, source))
+	n.must(unix.Kill(n.daemons()[0], unix.SIGKILL))
+	n.within("the condition says why it is not served", func() bool {
+		c := n.stats("v", "p").GetVolumeCondition()
+		return c.GetAbnormal() && strings.Contains(c.GetMessage(), "--allow-source")
+	})
+	if _, err := os.ReadFile(filepath.Join(n.target("p"), "a.bin")); err == nil {
+		t.Error("the pod reads what the link leads to")
+	}
+	n.must(os.Remove(source))
+	n.must(os.Rename(real, source))
+	n.within("it is served again", func() bool {
+		text, err := os.ReadFile(filepath.Join(n.target("p"), "a.bin"))
+		return err == nil && string(text) == "some tokens"
+	})
+	n.must(n.unpublish("v", "p"))
 	n.clean()
 }
 
