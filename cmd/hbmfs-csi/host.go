@@ -13,11 +13,13 @@ import (
 
 	"github.com/hbmfs/hbmfs/csi/host"
 	"github.com/hbmfs/hbmfs/csi/rpc"
+	"github.com/hbmfs/hbmfs/csi/volume"
 )
 
 type hostCommand struct {
-	opt host.Options
-	log logFlags
+	opt     host.Options
+	minFree string
+	log     logFlags
 }
 
 func newHostCommand() *cobra.Command {
@@ -43,6 +45,7 @@ volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alon
 	f := cmd.Flags()
 	f.StringVar(&c.opt.StateDir, "state-dir", defaultState, "directory for sockets, mounts and records")
 	f.StringVar(&c.opt.CacheDir, "cache-dir", "", "directory on a local disk (ext4, XFS) for what comes from remote sources, shared by all volumes (default: cache in the state directory)")
+	f.StringVar(&c.minFree, "cache-min-free", "", "bytes that the cache leaves free of its disk, as in 100GiB, whatever volumes say (default: a fifth of a disk that has kubelet's directory, too)")
 	f.StringVar(&c.opt.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory: nothing is mounted for pods anywhere else")
 	f.StringVar(&c.opt.HBMFS, "hbmfs", "", "the hbmfs program (default: beside this one, or on the PATH)")
 	f.StringArrayVar(&c.opt.AllowSource, "allow-source", nil, "directory of this node below which volumes may show directories; may be given again (default: none)")
@@ -90,6 +93,13 @@ func (c *hostCommand) run(cmd *cobra.Command) error {
 
 // settle finds out what the flags leave open, and makes paths what the mount table calls them.
 func (c *hostCommand) settle() error {
+	if c.minFree != "" {
+		n, err := volume.ParseSize(c.minFree)
+		if err != nil {
+			return fmt.Errorf("--cache-min-free: %w", err)
+		}
+		c.opt.CacheMinFree = n
+	}
 	if os.Geteuid() != 0 {
 		return errors.New("hbmfs-csi host mounts for other users, which only root can")
 	}

@@ -20,8 +20,9 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		"--endpoint unix://" + dir + "/s --node-id n --log-level loud":                                   "log-level",
 		"--endpoint unix://" + dir + "/s --node-id n --metrics-address nowhere:port --state-dir " + dir:  "Prometheus",
 		"--endpoint unix://" + dir + "/" + strings.Repeat("x", 120) + " --node-id n --metrics-address= ": "listen on",
-		"plugin":            "unknown command",
-		"host extra":        "unknown command",
+		"plugin":     "unknown command",
+		"host extra": "unknown command",
+		"host --state-dir " + dir + " --cache-min-free 10%": "--cache-min-free",
 		"host --state-dirs": "unknown flag",
 	} {
 		var out, said bytes.Buffer

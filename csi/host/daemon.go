@@ -130,13 +130,10 @@ func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 		return nil, err
 	}
 	defer func() { _ = read.Close() }() // opened for reading
-	args := append([]string{"mount", "-f", "--allow-other"}, spec.Flags...)
-	if spec.Cached() {
-		if err := os.MkdirAll(h.opt.CacheDir, 0o700); err != nil {
-			_ = write.Close() // nobody writes
-			return nil, status.Errorf(codes.FailedPrecondition, "make the cache directory: %v", err)
-		}
-		args = append(args, "--cache-dir", h.opt.CacheDir)
+	args, err := h.arguments(spec)
+	if err != nil {
+		_ = write.Close() // nobody writes
+		return nil, err
 	}
 	cmd := exec.Command(h.opt.HBMFS, append(args, "-o", "fsname="+v.name(), "--", spec.Address(), v.mount())...)
 	cmd.Env = append(environment(os.Environ()), v.rights(spec)...)
@@ -158,6 +155,25 @@ func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 	d := h.newDaemon(cmd.Process.Pid, pidfd, cmd)
 	d.log = logged
 	return d, v.ready(ctx, d, read)
+}
+
+// arguments are those of hbmfs mount, without what is mounted where. Where the cache is needed, its directory is made.
+func (h *Host) arguments(spec volume.Spec) ([]string, error) {
+	args := append([]string{"mount", "-f", "--allow-other"}, spec.Flags...)
+	if !spec.Cached() {
+		return args, nil
+	}
+	if err := os.MkdirAll(h.opt.CacheDir, 0o700); err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "make the cache directory: %v", err)
+	}
+	free, _, err := h.leaves()
+	if err != nil {
+		return nil, err
+	}
+	if free > spec.MinFree() { // the last one counts
+		args = append(args, "--cache-min-free="+strconv.FormatInt(free, 10))
+	}
+	return append(args, "--cache-dir", h.opt.CacheDir), nil
 }
 
 // ready waits for the daemon's word.

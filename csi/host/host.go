@@ -33,13 +33,14 @@ import (
 
 // Options of a host.
 type Options struct {
-	StateDir    string   // absolute, without links
-	CacheDir    string   // of the daemons
-	KubeletDir  string   // nothing is mounted or removed outside it
-	HBMFS       string   // the program
-	AllowSource []string // directories whose content volumes may show
-	Helper      []string // a command that calls mounts.Inside
-	Log         *slog.Logger
+	StateDir     string   // absolute, without links
+	CacheDir     string   // of the daemons
+	CacheMinFree int64    // bytes that the cache leaves free of its disk at least; 0: a fifth where kubelet watches that disk
+	KubeletDir   string   // nothing is mounted or removed outside it
+	HBMFS        string   // the program
+	AllowSource  []string // directories whose content volumes may show
+	Helper       []string // a command that calls mounts.Inside
+	Log          *slog.Logger
 }
 
 // Host is the keeper of a node's daemons.

@@ -1,13 +1,17 @@
 package host
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/hbmfs/hbmfs/csi/volume"
 )
 
 func TestPodsShareADaemon(t *testing.T) {
@@ -123,6 +127,60 @@ func TestASourceThatIsRedirected(t *testing.T) {
 	})
 	n.must(n.unpublish("v", "p"))
 	n.clean()
+}
+
+// TestTheCacheLeavesKubeletRoom has the cache on kubelet's disk: whatever a volume says, so much stays free there that
+// kubelet evicts nobody.
+func TestTheCacheLeavesKubeletRoom(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	var st unix.Statfs_t
+	n.must(unix.Statfs(n.kubelet(""), &st))
+	disk := int64(st.Blocks) * st.Bsize
+	most := strconv.FormatInt(disk, 10)
+	for pod, c := range map[string]struct {
+		attributes []string
+		want       int64
+	}{
+		"p1": {[]string{"cacheSize", "1GiB"}, disk / 5},
+		"p2": {[]string{"cacheMinFree", "1MiB"}, disk / 5},
+		"p3": {[]string{"cacheMinFree", most}, disk},
+	} {
+		n.must(n.publish("v", pod, c.attributes...))
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", n.daemons()[0]))
+		n.must(err)
+		var said int64
+		for _, arg := range strings.Split(string(line), "\x00") {
+			if text, ok := strings.CutPrefix(arg, "--cache-min-free="); ok {
+				said, err = volume.ParseSize(text)
+				n.must(err)
+			}
+		}
+		if said != c.want {
+			t.Errorf("%v: %d bytes stay free, want %d", c.attributes, said, c.want)
+		}
+		n.must(n.unpublish("v", pod))
+	}
+	n.clean()
+}
+
+// TestLeaves says what the cache leaves free on other disks, and where somebody has said it.
+func TestLeaves(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		opt     Options
+		bytes   int64
+		watched bool
+	}{
+		{Options{CacheDir: dir + "/not/yet", KubeletDir: dir, CacheMinFree: 7}, 7, true},
+		{Options{CacheDir: "/proc", KubeletDir: dir}, 0, false},
+		{Options{CacheDir: "/proc", KubeletDir: dir, CacheMinFree: 7}, 7, false},
+	} {
+		h := &Host{opt: c.opt}
+		if bytes, watched, err := h.leaves(); err != nil || bytes != c.bytes || watched != c.watched {
+			t.Errorf("%+v: %d, %v, %v", c.opt, bytes, watched, err)
+		}
+	}
 }
 
 func TestWhatIsRefused(t *testing.T) {

@@ -88,6 +88,7 @@ func pause(ctx context.Context, attempt int) bool {
 // Start goes on with what earlier hosts left: it takes over daemons that live, starts those of used volumes that do not,
 // and removes what nobody uses. It returns when it knows all volumes; the rest goes on in the background.
 func (h *Host) Start() error {
+	h.warnOfTheDisk()
 	entries, err := os.ReadDir(filepath.Join(h.opt.StateDir, "volumes"))
 	if err != nil {
 		return fmt.Errorf("read the state directory: %w", err)

@@ -286,10 +286,27 @@ func word(v string) string {
 }
 
 func size(v string) string {
-	if !regexp.MustCompile(`^[1-9][0-9]{0,15}([KMGTP]iB)?$`).MatchString(v) {
+	if _, err := ParseSize(v); err != nil {
 		return "want a size such as 64MiB or 2TiB"
 	}
 	return ""
+}
+
+// ParseSize reads a number of bytes as hbmfs takes it, such as 64MiB or 2TiB: from 1 byte to 1 PiB.
+func ParseSize(text string) (int64, error) {
+	part := regexp.MustCompile(`^([1-9][0-9]{0,15})([KMGTP]iB)?$`).FindStringSubmatch(text)
+	if part == nil {
+		return 0, fmt.Errorf("%q is no size such as 64MiB", text)
+	}
+	unit := int64(1)
+	if part[2] != "" {
+		unit <<= 10 * (1 + strings.Index("KMGTP", part[2][:1]))
+	}
+	n, err := strconv.ParseInt(part[1], 10, 64)
+	if err != nil || n > (1<<50)/unit {
+		return 0, fmt.Errorf("%q is more than 1 PiB", text)
+	}
+	return n * unit, nil
 }
 
 func octal(v string) string {

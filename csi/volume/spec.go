@@ -77,6 +77,18 @@ func (s Spec) Cached() bool {
 	return s.Directory() == "" || slices.ContainsFunc(s.Flags, func(f string) bool { return strings.HasPrefix(f, "--cache-") })
 }
 
+// MinFree is how many bytes of the cache's disk the volume wants to stay free, 0 where it does not say.
+func (s Spec) MinFree() int64 {
+	for _, f := range s.Flags {
+		if text, ok := strings.CutPrefix(f, "--cache-min-free="); ok {
+			if n, err := ParseSize(text); err == nil {
+				return n
+			}
+		}
+	}
+	return 0
+}
+
 // Want is what a request asks for: a spec, and the secrets to serve it with. Its secrets belong into files that only
 // root reads, and nowhere else.
 type Want struct {

@@ -68,7 +68,7 @@ func TestChartRefusesBadValues(t *testing.T) {
 	said := output(t, true, k8scheck, append([]string{"refused", chart}, bad...)...)
 	for file, reason := range map[string]string{
 		"misspelt.yaml": "additional properties 'cachedir' not allowed", "relative-path.yaml": "at '/stateDir'",
-		"path-that-is-yaml.yaml": "at '/cacheDir'", "tag-that-moves.yaml": "at '/image/tag'", "monitor-without-port.yaml": "set metrics.port",
+		"path-that-is-yaml.yaml": "at '/cacheDir'", "free-in-percent.yaml": "at '/cacheMinFree'", "tag-that-moves.yaml": "at '/image/tag'", "monitor-without-port.yaml": "set metrics.port",
 	} {
 		if !regexp.MustCompile(regexp.QuoteMeta(file) + ": refused: .*" + regexp.QuoteMeta(reason)).MatchString(said) {
 			t.Errorf("%s was not refused because of %q:\n%s", file, reason, said)
