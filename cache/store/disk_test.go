@@ -60,6 +60,36 @@ func TestFloor(t *testing.T) {
 	}
 }
 
+// TestTrim has somebody else fill the disk of a cache that nobody reads: it gives way, by as much as is missing.
+func TestTrim(t *testing.T) {
+	u := newUpstream(8 * mib)
+	dir := tmpfs(t, "size=16m")
+	m := mount(t, dir, u, Options{Segment: mib, Size: 1 << 30, MinFree: 4 * mib})
+	m.readAll(t, u, "0")
+	until(t, "all is published", func() bool { return m.Stats().Segments == 8 && m.Stats().Filling == 0 })
+	if err := os.WriteFile(filepath.Join(dir, "somebody's"), make([]byte, 6*mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.trim(); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	if free := int64(st.Bavail) * st.Bsize; free < 4*mib || free > 6*mib {
+		t.Errorf("%d bytes are free, 4 MiB are to stay", free)
+	}
+	before := m.Stats()
+	if err := m.trim(); err != nil {
+		t.Fatal(err)
+	}
+	if s := m.Stats(); s.Segments != before.Segments || s.Segments < 4 || s.Failures != 0 {
+		t.Errorf("with enough space, stats went from %+v to %+v", before, s)
+	}
+	m.readAll(t, u, "0") // what went comes again
+}
+
 // TestSickDisk takes the disk away in several ways. Every byte still comes, and the state says what is wrong.
 func TestSickDisk(t *testing.T) {
 	for name, harm := range map[string]func(dir string) error{

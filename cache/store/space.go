@@ -46,6 +46,27 @@ func (s *Store) low() (bool, error) {
 	return st.Files > 0 && float64(st.Ffree)/float64(st.Files) < float64(s.opt.MinFree)/float64(int64(st.Blocks)*st.Bsize), nil
 }
 
+// trim gives back what is missing of the space that shall stay free: somebody else has taken it, and a cache that is not
+// written to would never notice. It evicts as many bytes as are missing and no more, since those of a segment that another
+// process has open come back later.
+func (s *Store) trim() error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(s.fd, &st); err != nil {
+		return &localError{"ask for free space", err}
+	}
+	for missing := s.opt.MinFree - int64(st.Bavail)*st.Bsize; missing > 0; {
+		_, _, before, _ := s.ledger.sums()
+		victim := s.ledger.evict(nil)
+		if victim == nil {
+			return nil // all of it is in use
+		}
+		_, _, after, _ := s.ledger.sums()
+		s.discard(victim)
+		missing -= max(before-after, 0)
+	}
+	return nil
+}
+
 // allocate reserves the place of bytes that are about to come, so that a full disk is met here and not between them.
 func (s *Store) allocate(fd int, off, n int64, u *planned) error {
 	for {

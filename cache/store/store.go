@@ -88,12 +88,12 @@ func Open(path string, opt Options) (*Store, error) {
 	return s, nil
 }
 
-// rescan learns, until Close, what other processes have published and evicted: once a minute, and for no more than a
-// hundredth of the time.
+// rescan learns, until Close, what other processes have published and evicted, and gives way where the disk is fuller than
+// it may be: once a minute, and for no more than a hundredth of the time.
 func (s *Store) rescan() {
 	for wait := time.Minute; pause(s.ctx, wait) == nil; {
 		began := time.Now()
-		if err := s.scan(); err != nil {
+		if err := errors.Join(s.scan(), s.trim()); err != nil {
 			s.health.fail(err)
 		}
 		wait = max(time.Minute, 100*time.Since(began))
