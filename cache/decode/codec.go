@@ -51,7 +51,12 @@ func unzstd(ctx context.Context, zip *layout.Object, in *input, w *output) error
 	if frames := seekTable(ctx, zip, w.size); frames != nil {
 		return unzstdFrames(ctx, frames, in, w)
 	}
-	d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow), zstd.WithDecoderConcurrency(streamDecoders()))
+	return decodeStream(in, w, streamDecoders())
+}
+
+// decodeStream decodes all frames of a stream in order, by so many goroutines.
+func decodeStream(in *input, w *output, goroutines int) error {
+	d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow), zstd.WithDecoderConcurrency(goroutines))
 	if err != nil {
 		return err
 	}

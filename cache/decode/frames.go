@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
@@ -46,7 +47,7 @@ func seekTable(ctx context.Context, zip *layout.Object, size int64) []frame {
 	for _, f := range frames {
 		plain += int64(f.plain)
 	}
-	if err != nil || plain != size {
+	if err != nil || plain != size || tooLarge(frames) {
 		return nil
 	}
 	return frames
@@ -84,15 +85,17 @@ func readSeekTable(ctx context.Context, zip *layout.Object) ([]frame, error) {
 		if width == 12 {
 			f.sum, f.summed = le.Uint32(entry[8:]), true
 		}
-		if f.coded > maxFrame || f.plain > maxFrame {
-			return nil, nil
-		}
 		frames[i], coded = f, coded+int64(f.coded)
 	}
 	if coded != zip.Size {
 		return nil, nil
 	}
 	return frames, nil
+}
+
+// tooLarge reports whether one of the frames takes too much memory to be decoded as a whole.
+func tooLarge(frames []frame) bool {
+	return slices.ContainsFunc(frames, func(f frame) bool { return f.coded > maxFrame || f.plain > maxFrame })
 }
 
 // part reads n bytes of an object.
@@ -116,10 +119,16 @@ type job struct {
 	err     error // valid once done is closed, as out
 }
 
+// frameDecoder decodes frames as a whole, into the room that it is given and no further. A window takes no memory then.
+func frameDecoder(atOnce int) (*zstd.Decoder, error) {
+	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(atOnce), zstd.WithDecodeAllCapLimit(true),
+		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+}
+
 // unzstdFrames decodes frames at the same time. in is read in order, and w written.
 func unzstdFrames(ctx context.Context, frames []frame, in *input, w *output) error {
 	workers := min(frameDecoders, runtime.GOMAXPROCS(0))
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(workers), zstd.WithDecoderMaxMemory(maxFrame))
+	d, err := frameDecoder(workers)
 	if err != nil {
 		return err
 	}

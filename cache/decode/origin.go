@@ -31,6 +31,7 @@ type Origin struct {
 	slots   *semaphore.Weighted
 	spans   sync.Pool // of *[spanSize]byte, for inputs
 	held    held
+	sizes   *sizes
 }
 
 // stored is what an object is made of.
@@ -40,6 +41,7 @@ type stored struct {
 	zip      *layout.Object
 	frames   *frames // that are decoded where they are read; nil where it comes as a whole
 	codec    codec
+	guess    bool // its size may be wrong
 	zipHash  digest
 	dataHash digest
 }
@@ -53,13 +55,12 @@ type held struct {
 
 func newOrigin() *Origin {
 	return &Origin{
-		of:    map[*layout.Object]stored{},
-		named: map[*layout.Object]bool{},
-		decoder: sync.OnceValues(func() (*zstd.Decoder, error) {
-			return zstd.NewReader(nil, zstd.WithDecoderConcurrency(decoders), zstd.WithDecoderMaxMemory(maxFrame))
-		}),
-		slots: semaphore.NewWeighted(decoders),
-		held:  held{lock: make(chan struct{}, 1)},
+		of:      map[*layout.Object]stored{},
+		named:   map[*layout.Object]bool{},
+		decoder: sync.OnceValues(func() (*zstd.Decoder, error) { return frameDecoder(decoders) }),
+		slots:   semaphore.NewWeighted(decoders),
+		sizes:   openSizes(""),
+		held:    held{lock: make(chan struct{}, 1)},
 	}
 }
 
@@ -80,6 +81,20 @@ func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 	if !o.Whole {
 		return sink(from.text[off : off+n])
 	}
+	if from.guess {
+		if err := x.mistaken(&from, o.Size); err != nil {
+			return err
+		}
+	}
+	err := x.fetchWhole(ctx, &from, o, off, n, sink)
+	if from.guess && errors.Is(err, cache.ErrDamaged) {
+		err = x.explain(ctx, &from, o.Size, err)
+	}
+	return err
+}
+
+// fetchWhole decodes an object from its start to its end.
+func (x *Origin) fetchWhole(ctx context.Context, from *stored, o *layout.Object, off, n int64, sink func(p []byte) error) error {
 	weight := int64(1)
 	if from.codec.block {
 		weight = decoders

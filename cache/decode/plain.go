@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path"
 	"slices"
 	"sort"
@@ -23,41 +22,82 @@ const (
 	maxPlain = 1 << 40 // bytes of a decoded file
 	maxRatio = 1 << 15 // of decoded to stored bytes: the most that zstd's blocks can reach
 	maxRead  = 4 << 20 // bytes of frames that are read together
-	headSize = 14 + 3  // of a zstd frame and its first block, at most
 	gzipName = ".gz"   // which is not decoded
 	zstdName = ".zst"  // as zstd names what it writes
 	zstdLong = ".zstd" // as some others do
 	asStored = "it is shown as it is stored: "
 )
 
+// FileOptions say how [Origin.AddFiles] learns what files decode to.
+type FileOptions struct {
+	Scan  int64  // bytes that may be read of one file for that, besides its beginning and end; 0 is 64 MiB
+	Sizes string // the file that remembers what was learned; "" for none
+}
+
+// Learned is what [Origin.AddFiles] had to read.
+type Learned struct {
+	Files int   // that had to be looked through
+	Bytes int64 // that were read for that
+}
+
 // AddFiles replaces, in the listing that x was made of, files in zstd that no index names, NAME.zst, by what they decode
-// to, NAME. It reads the beginning and the end of each. What cannot be shown exactly stays as it is stored, and the
-// listing gets a problem that says why. The error is that a file could not be read.
+// to, NAME. What cannot be shown exactly stays as it is stored, and the listing gets a problem that says why. The error is
+// that a file could not be read.
 //
 // A file with a seek table (facebook/zstd, contrib/seekable_format) is decoded frame by frame, where it is read. Another
-// one comes as a whole, with the size that its frame has written down: a file of several frames without a table, as
-// concatenating makes them, cannot be told from it before it is decoded, and then fails with [cache.ErrDamaged].
-func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing) error {
+// one comes as a whole. What it decodes to is learned in the cheapest way that there is: the beginning of the file says
+// it, if that is all of it; a walk over its frames and blocks says it, if all frames do; decoding says it. Walks and
+// decoding are bounded by opt, and what they find out is remembered by [Origin.SaveSizes].
+//
+// Of a file that is too large for a walk, and whose first frame looks as if it were the only one, that frame is trusted.
+// If it was wrong reading fails with [cache.ErrDamaged], says so, and the next mount knows better.
+func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions) (learned Learned, err error) {
 	var found []*layout.Object
 	for _, o := range l.Objects {
 		if _, own := x.of[o]; !own && !x.named[o] && (bareName(o.Name) != "" || strings.HasSuffix(o.Name, gzipName)) {
 			found = append(found, o)
 		}
 	}
+	if opt.Scan == 0 {
+		opt.Scan = defaultScan
+	}
+	x.sizes = openSizes(opt.Sizes)
+	x.sizes.keep(found)
 	looked := make([]known, len(found))
 	g, limited := errgroup.WithContext(ctx)
 	g.SetLimit(readers)
 	for i, o := range found {
 		g.Go(func() (err error) {
-			if looked[i], err = look(limited, o); err != nil {
-				err = fmt.Errorf("read %q, to see what it decodes to: %w", o.Name, err)
+			if size, ok := x.sizes.get(o); ok {
+				looked[i] = known{size: size, guess: true}
+				return nil
 			}
-			return err
+			if looked[i], err = x.learn(limited, o, opt.Scan); err != nil {
+				return fmt.Errorf("read %q, to see what it decodes to: %w", o.Name, err)
+			}
+			return nil
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return err
+		return learned, err
 	}
+	for i, k := range looked {
+		if k.why == "" && k.effort > 0 {
+			x.sizes.put(found[i], k.size)
+		}
+		if k.effort > 0 {
+			learned.Files, learned.Bytes = learned.Files+1, learned.Bytes+k.effort
+		}
+	}
+	x.show(l, found, looked)
+	return learned, nil
+}
+
+// SaveSizes remembers what AddFiles has learned.
+func (x *Origin) SaveSizes() error { return x.sizes.save() }
+
+// show replaces files by what is known of them.
+func (x *Origin) show(l *cache.Listing, found []*layout.Object, looked []known) {
 	w := newWrapper(l, x)
 	hidden, made := map[*layout.Object]bool{}, []*layout.Object(nil)
 	for i, o := range found {
@@ -71,12 +111,11 @@ func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing) error {
 		}
 		d := derived(o, name, k.size)
 		d.Whole = k.frames == nil
-		x.of[d] = stored{zip: o, codec: codec{decode: unzstd}, frames: k.frames}
+		x.of[d] = stored{zip: o, codec: codec{decode: unzstd}, frames: k.frames, guess: k.guess}
 		w.objects[name], hidden[o] = d, true
 		made = append(made, d)
 	}
 	w.replace(hidden, made)
-	return nil
 }
 
 // bareName is the name of what a file decodes to, "" if it is none in zstd.
@@ -87,50 +126,6 @@ func bareName(name string) string {
 		}
 	}
 	return ""
-}
-
-// known is what can be known of a compressed file without decoding it.
-type known struct {
-	size   int64
-	frames *frames // nil where it comes as a whole
-	why    string  // it is not decoded
-}
-
-// look reads the beginning and the end of a file.
-func look(ctx context.Context, o *layout.Object) (k known, err error) {
-	if strings.HasSuffix(o.Name, gzipName) {
-		return known{why: "gzip does not say how long its content is: compress it with zstd"}, nil
-	}
-	head, err := part(ctx, o, 0, min(o.Size, headSize))
-	if errors.Is(err, fs.ErrPermission) {
-		return known{why: "it may not be read"}, nil
-	}
-	var list []frame
-	if err == nil {
-		list, err = readSeekTable(ctx, o)
-	}
-	if err != nil {
-		return known{}, err
-	}
-	var h zstd.Header
-	switch err := h.Decode(head); {
-	case err != nil:
-		return known{why: "it does not begin as zstd does"}, nil
-	case h.DictionaryID != 0:
-		return known{why: "it needs a dictionary"}, nil
-	case len(list) > 0:
-		f := newFrames(list)
-		return known{size: f.size(), frames: f}, nil
-	case h.Skippable:
-		return known{why: "it has several frames, and no seek table that says how long each is"}, nil
-	case !h.HasFCS:
-		return known{why: "it does not say how long its content is: zstd writes that for a file that it is given by its name, and not for what comes through a pipe"}, nil
-	case h.FrameContentSize > maxPlain || int64(h.FrameContentSize)/maxRatio > o.Size:
-		return known{why: fmt.Sprintf("it says that its content has %d bytes, which cannot be", h.FrameContentSize)}, nil
-	case h.WindowSize > maxWindow, h.SingleSegment && h.FrameContentSize > maxWindow:
-		return known{why: "decoding it takes more than 128 MiB of memory: compress it without --ultra and --long"}, nil
-	}
-	return known{size: int64(h.FrameContentSize)}, nil
 }
 
 // frames is where the frames of a file lie, and what they decode to.

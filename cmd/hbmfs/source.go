@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -30,6 +33,7 @@ type cacheFlags struct {
 	connections int
 	patience    time.Duration
 	decode      bool
+	decodeScan  byteSize
 }
 
 func (c *cacheFlags) add(f *pflag.FlagSet) {
@@ -38,7 +42,8 @@ func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.Var(&c.segment, "cache-segment", "bytes that are kept and evicted together; an object that fits is read by the kernel itself once it is whole (default 1GiB, or 256MiB for a cache below 64GiB)")
 	f.Var(&c.minFree, "cache-min-free", "bytes of the disk that stay free (default: 5% of it)")
 	f.Var(&c.scrub, "cache-scrub", "bytes per second at which the cache is compared with its checksums in the background (default: not)")
-	f.BoolVar(&c.decode, "decode", false, "show zstd files, NAME.zst, as NAME with what they decode to, where their size is known; the log says of the others why not. Needs --cache-dir")
+	f.BoolVar(&c.decode, "decode", false, "show zstd files, NAME.zst, as NAME with what they decode to, where their size can be learned; the log says of the others why not. Needs --cache-dir")
+	f.Var(&c.decodeScan, "decode-scan", "bytes of a zstd file that may be read to learn what it decodes to, if it has several frames or does not say; that is remembered (default 64MiB)")
 	f.IntVar(&c.connections, "connections", 16, "requests to a remote source at once")
 	f.DurationVar(&c.patience, "patience", 2*time.Minute, "how long a remote source may give nothing before a read fails with EIO")
 }
@@ -174,27 +179,34 @@ func (s *source) keep(ctx context.Context, origin remoteOrigin, c *cacheFlags, l
 		return err
 	}
 	kept.Add(s.name, origin, &cache.Listing{Objects: decode.Indexes(s.listing)})
-	decoded, err := s.decode(ctx, c)
+	decoded, err := s.decode(ctx, c, log)
 	if err != nil {
 		return err
 	}
 	kept.Add(s.name, origin, s.listing)
-	kept.Add(s.name, decoded, &cache.Listing{Objects: decoded.Objects()})
+	s.addDecoded(kept, decoded, log)
 	return nil
 }
 
 // decode replaces what is compressed in the listing.
-func (s *source) decode(ctx context.Context, c *cacheFlags) (*decode.Origin, error) {
+func (s *source) decode(ctx context.Context, c *cacheFlags, log *slog.Logger) (*decode.Origin, error) {
 	decoded, err := decode.Wrap(ctx, s.listing)
-	if err == nil && c.decode {
-		err = decoded.AddFiles(ctx, s.listing)
+	if err != nil || !c.decode {
+		return decoded, err
+	}
+	began, of := time.Now(), sha256.Sum256([]byte(s.name))
+	learned, err := decoded.AddFiles(ctx, s.listing, decode.FileOptions{
+		Scan: int64(c.decodeScan), Sizes: filepath.Join(c.dir, "sizes", hex.EncodeToString(of[:16])+".json"),
+	})
+	if err == nil && learned.Files > 0 {
+		log.Info("files were looked through to learn what they decode to", "files", learned.Files, "bytes", learned.Bytes, "took", time.Since(began))
 	}
 	return decoded, err
 }
 
 // keepDecoded has the compressed shards of a directory decoded into a cache. All else is read where it lies.
 func (s *source) keepDecoded(ctx context.Context, c *cacheFlags, log *slog.Logger) error {
-	decoded, err := s.decode(ctx, c)
+	decoded, err := s.decode(ctx, c, log)
 	if err != nil {
 		return err
 	}
@@ -206,8 +218,16 @@ func (s *source) keepDecoded(ctx context.Context, c *cacheFlags, log *slog.Logge
 	if err != nil {
 		return err
 	}
-	kept.Add(s.name, decoded, &cache.Listing{Objects: decoded.Objects()})
+	s.addDecoded(kept, decoded, log)
 	return nil
+}
+
+// addDecoded has decoded objects read through a cache, and what was learned of them remembered beside it.
+func (s *source) addDecoded(kept *store.Store, decoded *decode.Origin, log *slog.Logger) {
+	if err := decoded.SaveSizes(); err != nil {
+		log.Warn("what was learned of compressed files is lost at the end of the mount", "error", err)
+	}
+	kept.Add(s.name, decoded, &cache.Listing{Objects: decoded.Objects()})
 }
 
 // openStore opens the cache directory.
