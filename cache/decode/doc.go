@@ -6,7 +6,7 @@
 //
 // That is MosaicML Streaming: shards that an index.json names under zip_data, in zstd, gz, bz2 and snappy. Brotli is not
 // decoded: no Go decoder of it is both kept well and fast. [Origin.AddFiles] adds zstd files that no index names, where
-// their size is known without decoding them.
+// their size can be learned without reading too much.
 //
 // An index is replaced as a whole or not at all. Where one of its shards cannot be decoded, everything that it names
 // stays as it is stored, and the listing gets a problem that says why.

@@ -164,4 +164,9 @@ func (x *Origin) mistaken(from *stored, shown int64) error {
 	return fmt.Errorf("decode %q: it decodes to %d bytes and is shown with %d, which its first frame says: mount it again to read it: %w", from.zip.Name, size, shown, cache.ErrDamaged)
 }
 
-func mebibytes(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }
+func mebibytes(n int64) string {
+	if n < 1<<20 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return fmt.Sprintf("%d MiB", n>>20)
+}

@@ -37,7 +37,7 @@ func (u unfit) Error() string { return string(u) }
 
 const (
 	noDictionary = unfit("it needs a dictionary, which hbmfs has none of: compress it without one")
-	noMemory     = unfit("decoding it takes more than 128 MiB of memory: compress it without --ultra and --long")
+	noMemory     = unfit("decoding it takes more than 128 MiB of memory: compress it without --long, or with --long=27 at most")
 	cutShort     = unfit("it is cut short, in the middle of a zstd frame: copy it again")
 	noBlock      = unfit("it has a block that zstd does not know: it is damaged, copy it again")
 )

@@ -222,16 +222,42 @@ func TestFilesInZstd(t *testing.T) {
 	w, err := zstd.NewWriter(nil)
 	must(t, err)
 	coded := w.EncodeAll(tokens, nil)
-	writeFiles(t, source, map[string]string{"a/train.bin.zst": string(coded), "b.gz": "no matter", "c.txt": "as it is"})
-	m := mount(t, source, "--decode", "--cache-dir", newDir(t), "--cache-min-free=1MiB")
-	m.compare(t, map[string][]byte{"a/train.bin": tokens, "c.txt": []byte("as it is"), "b.gz": []byte("no matter")})
+	var piped bytes.Buffer // whose length the frame cannot say
+	w.Reset(&piped)
+	for part := range slices.Chunk(tokens, mebibyte) {
+		_, err := w.Write(part)
+		must(t, err)
+	}
+	must(t, w.Close())
+	writeFiles(t, source, map[string]string{
+		"a/train.bin.zst": string(coded), "a/two.bin.zst": string(coded) + string(coded), "piped.zst": piped.String(), "b.gz": "no matter", "c.txt": "as it is",
+	})
+	kept, twice := newDir(t), append(bytes.Clone(tokens), tokens...)
+	decoded := map[string][]byte{"a/train.bin": tokens, "a/two.bin": twice, "piped": tokens, "c.txt": []byte("as it is"), "b.gz": []byte("no matter")}
+	m := mount(t, source, "--decode", "--cache-dir", kept, "--cache-min-free=1MiB")
+	m.compare(t, decoded)
 	wantAbsent(t, m.Path("a", "train.bin.zst"))
+	if log := m.logText(t); !strings.Contains(log, "looked through to learn what they decode to") {
+		t.Errorf("the log does not say that files were looked through:\n%s", log)
+	}
 	var s struct{ Problems int }
 	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
 	must(t, err)
 	must(t, json.Unmarshal(text, &s))
 	if log := m.logText(t); s.Problems != 1 || !strings.Contains(log, "b.gz") || !strings.Contains(log, "gzip does not say how long its content is") {
 		t.Errorf("%d problems, and the log does not say why b.gz is as it is stored:\n%s", s.Problems, log)
+	}
+	m.end(t)
+	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", kept, "--cache-min-free=1MiB")
+	m.compare(t, decoded)
+	if log := m.logText(t); strings.Contains(log, "looked through") {
+		t.Errorf("what was learned is not remembered:\n%s", log)
+	}
+	m.end(t)
+	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", newDir(t), "--cache-min-free=1MiB")
+	m.compare(t, map[string][]byte{"a/train.bin": tokens, "a/two.bin": twice, "piped.zst": piped.Bytes(), "c.txt": []byte("as it is"), "b.gz": []byte("no matter")})
+	if log := m.logText(t); !strings.Contains(log, "piped.zst") || !strings.Contains(log, "it has more than the 1024 bytes that are decoded to find out") {
+		t.Errorf("the log does not say why piped.zst is as it is stored:\n%s", log)
 	}
 	m.end(t)
 	if r := run(t, "mount", "--decode", source, m.point); r.code == 0 || !strings.Contains(r.stderr, "--cache-dir") {

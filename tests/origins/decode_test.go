@@ -1,11 +1,17 @@
 package origins_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // shown are the files that a mount with a cache shows for those of a source: MDS shards are decoded, and their index
@@ -43,4 +49,55 @@ func plainIndex(t *testing.T, text []byte) []byte {
 	text, err := json.Marshal(index)
 	must(t, err)
 	return text
+}
+
+// TestFilesInZstd mounts zstd files of several frames. What they decode to is learned once for a cache, and one that
+// cannot be known is as it is stored. The large one is trusted to be what its first frame says.
+func TestFilesInZstd(t *testing.T) {
+	needFUSE(t)
+	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+	must(t, err)
+	data := origintest.Data(1<<20, 3) // does not compress
+	one := w.EncodeAll(data, nil)
+	small := w.EncodeAll([]byte("more"), nil)
+	must(t, w.Close())
+	files := map[string][]byte{
+		"two.zst": slices.Concat(one, one), "many.zst": bytes.Repeat(small, 1000), "one.bin.zst": one, "cut.zst": slices.Concat(small, one[:1000]),
+		"wrong.zst": slices.Concat(one, small), "as it is": data[:100],
+	}
+	want := map[string][]byte{
+		"two": slices.Concat(data, data), "many": bytes.Repeat([]byte("more"), 1000), "one.bin": data, "cut.zst": files["cut.zst"], "as it is": data[:100],
+	}
+	onEverySite(t, func(t *testing.T, s *site) {
+		s.putAll(t, files)
+		flags := []string{"--decode", "--cache-dir", newDir(t), segmentFlag}
+		m := mount(t, s.source, "", flags...)
+		for name, data := range want {
+			if err := compareFile(m.Path(name), data); err != nil {
+				t.Error(err)
+			}
+		}
+		if p, err := os.ReadFile(m.Path("wrong")); err == nil || len(p) > 0 {
+			t.Errorf("a file that has more than its first frame says gives %d bytes", len(p))
+		}
+		for _, says := range []string{"cut short", "mount it again to read it"} {
+			if !blackbox.Within(patience, func() bool { return strings.Contains(m.logText(t), says) }) {
+				t.Errorf("the log does not say %q:\n%s", says, m.logText(t))
+			}
+		}
+		m.settled(t)
+		before := len(s.asked())
+		m.kill(t)
+		m = mount(t, s.source, m.point, flags...)
+		for _, a := range s.asked()[before:] {
+			if strings.HasSuffix(a.path, "two.zst") || strings.HasSuffix(a.path, "wrong.zst") {
+				t.Errorf("bytes %d to %d of %s were asked for again", a.from, a.to, a.path)
+			}
+		}
+		again := map[string][]byte{"wrong": append(bytes.Clone(data), "more"...)}
+		for name, data := range want {
+			again[name] = data
+		}
+		m.compare(t, again)
+	})
 }
