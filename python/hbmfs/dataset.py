@@ -236,8 +236,10 @@ def open(path: Any, device: Any = "cpu", *, method: str = "auto", require: str |
     device: "cpu", "cuda", "cuda:1", an index, or a torch.device.
     method: "auto", or the path that is wished for. See :class:`Reader`.
     require: a path that must work, such as "direct"; otherwise :class:`UnavailableError`.
-    reader: a reader to share. It gives device, method and require, and is not closed with the dataset.
+    reader: a reader to share. It has a device, a method and a require of its own, and is not closed with the dataset.
     """
+    if reader is not None and (method != "auto" or require is not None):
+        raise errors.InvalidError("reader= has a method and a require of its own: give method= and require= to the Reader instead")
     index = reader.device if reader is not None else _device.parse(device)
     if reader is not None and (reader.closed or (device != "cpu" and _device.parse(device) != index)):
         raise errors.DeviceError(f"{reader!r} cannot be used for device {device!r}: give an open reader of that device, or none")

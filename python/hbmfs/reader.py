@@ -36,8 +36,8 @@ class Reader:
     method: "auto", or the path that is wished for: "direct", "mapped", "staged", "compat", "host". Where it does not
         work another one is taken, and one warning says why.
     require: a path that must work; otherwise :class:`UnavailableError`.
-    threads, arena, pinned, slot: bounds of what it uses; arena, pinned and slot are bytes. None means what was measured
-        to be best.
+    threads, arena, pinned, slot: bounds of what it uses; arena, pinned and slot are bytes. 0 means what was measured to
+        be best.
     readers: how many readers share this host: eight ranks of a machine are eight. None: as torchrun says it in
         LOCAL_WORLD_SIZE, else one.
     reuse: whether the same bytes will be read again, so that keeping them registered with the GPU pays.
@@ -65,6 +65,10 @@ class Reader:
         for path in (method, require):
             if path is not None and path not in _METHODS:
                 raise errors.InvalidError(f"{path!r} is no path: use one of {', '.join(_METHODS)}")
+        for name, number in (("threads", threads), ("arena", arena), ("pinned", pinned), ("slot", slot), ("readers", 0 if readers is None else readers)):
+            _check(name, number)
+        if libraries is not None and (not isinstance(libraries, dict) or not libraries.keys() <= {"cuda", "cufile", "nvml"}):
+            raise errors.InvalidError(f"libraries are {libraries!r}: give a dict that names files for 'cuda', 'cufile' or 'nvml'")
         self._arguments = {
             "method": method, "require": require, "threads": threads, "arena": arena, "pinned": pinned, "slot": slot,
             "readers": readers, "reuse": reuse, "libraries": libraries, "command": command,
@@ -194,6 +198,8 @@ class File:
         written before what is on ``stream`` (a CUstream as a number; None: the caller's current one) is done.
         """
         offset, length = operator.index(offset), operator.index(length)
+        if not (0 <= pointer < 1 << 64 and 0 <= offset < 1 << 63 and 0 <= length < 1 << 63):  # ctypes would cut bits off
+            raise errors.OutOfRangeError(f"{length} bytes from {offset} of {self.path} to address {pointer:#x} are more than there can be")
         if stream is None:
             stream = self._reader._memory().stream()
         arguments = (self._handle, pointer, length, offset, length, stream)
@@ -246,6 +252,19 @@ class File:
 
 def _again(device: str, arguments: dict[str, Any]) -> Reader:
     return Reader(device, **arguments)
+
+
+_LARGEST = {"threads": 1 << 31, "readers": 1 << 31}
+
+
+def _check(name: str, number: Any) -> None:
+    """Refuses what the library would never see: ctypes cuts off bits that do not fit."""
+    try:
+        fits = 0 <= operator.index(number) < _LARGEST.get(name, 1 << 63)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise errors.InvalidError(f"{name} is {number!r}: give a whole number from 1 on, or 0 for what was measured to be best")
 
 
 def _ranks() -> int:

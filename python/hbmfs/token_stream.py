@@ -62,7 +62,8 @@ class TokenStream:
 
     batch_size, seq_len  samples in a batch of this rank, tokens in a sample
     seed                 chooses the order (an integer)
-    rank, world_size     this reader's number, and how many share the samples
+    rank, world_size     this reader's number, and how many share the samples (the data-parallel ones). They must be given
+                         where torch.distributed runs several ranks; elsewhere there is one
     dtype                None keeps the dataset's, "int64" widens on the device
     depth                batches on their way while the caller works on one
     ahead                batches whose plan is told to the mount's daemon, so that what is far is there in time (of a
@@ -81,8 +82,8 @@ class TokenStream:
         seq_len: int,
         *,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         dtype: Any = None,
         depth: int = 2,
         ahead: int = 16,
@@ -95,9 +96,15 @@ class TokenStream:
         self.dataset, self.dtype = dataset, dtype
         self.batch_size, self.seq_len = _at_least(1, "batch_size", batch_size), _at_least(1, "seq_len", seq_len)
         self.seed = operator.index(seed)
-        self.rank, self.world_size = _at_least(0, "rank", rank), _at_least(1, "world_size", world_size)
+        if (rank is None or world_size is None) and (ranks := _distributed()) > 1:
+            raise InvalidError(
+                f"torch.distributed runs {ranks} ranks here, and without rank= and world_size= all of them would read the same samples: "
+                "give both, of the data-parallel group"
+            )
+        self.rank = _at_least(0, "rank", 0 if rank is None else rank)
+        self.world_size = _at_least(1, "world_size", 1 if world_size is None else world_size)
         if self.rank >= self.world_size:
-            raise InvalidError(f"rank is {rank}: give 0 to {world_size - 1}, since world_size is {world_size}")
+            raise InvalidError(f"rank is {self.rank}: give 0 to {self.world_size - 1}, since world_size is {self.world_size}")
         self.depth, self.ahead = _at_least(1, "depth", depth), _at_least(0, "ahead", ahead)
         self.epochs = None if epochs is None else _at_least(1, "epochs", epochs)
         self.shuffle, self.documents = bool(shuffle), bool(documents)
@@ -297,6 +304,14 @@ def _shifted(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, np.ndarray):
         return np.ascontiguousarray(x), np.ascontiguousarray(y)
     return x.contiguous(), y.contiguous()
+
+
+def _distributed() -> int:
+    """Returns how many ranks torch.distributed runs, 1 where nobody has begun it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 1
+    return int(torch.distributed.get_world_size())
 
 
 def _worker() -> tuple[int, int]:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import stat
 import struct
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -63,8 +64,12 @@ def find(path: Any, dtype: Any = None) -> Tokens:
     if not isinstance(name, str):
         raise InvalidError(f"{name!r} is no path: give a str or an os.PathLike of str")
     name = resolve(name)
-    with _told(name), open(name, "rb", buffering=0) as file:
+    with _told(name), open(name, "rb", buffering=0, opener=_opener) as file:
         return _describe(name, file, parse_dtype(dtype) if dtype is not None else None)
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would keep the caller waiting for its writer
 
 
 def resolve(path: str) -> str:
@@ -99,7 +104,7 @@ def _is_directory(path: str) -> bool | None:
 
 def _mount_of(path: str) -> tuple[str, str] | None:
     """The root of the hbmfs mount that a path lies in, and the rest of the path, which need not exist."""
-    full = os.path.abspath(path)
+    full = os.path.realpath(path)  # a link may lead into a mount
     at = full
     while True:
         if os.path.isdir(os.path.join(at, ".hbmfs", "views")):
@@ -135,6 +140,8 @@ def parse_dtype(dtype: Any) -> np.dtype[Any]:
 
 def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens:
     facts = os.fstat(file.fileno())
+    if not stat.S_ISREG(facts.st_mode):
+        raise InvalidError(f"{name} is no regular file: name a file of tokens")
     known, runs = _info(file)
     if name.endswith(".npy") and file.read(6) == b"\x93NUMPY":
         offset, count, dtype = _array(name, file)
@@ -166,7 +173,9 @@ def _array(name: str, file: BinaryIO) -> tuple[int, int, np.dtype[Any]]:
             shape, fortran, dtype = form.read_array_header_2_0(file)
         else:
             raise ValueError(f"version {version[0]}.{version[1]} is not known")
-    except ValueError as err:
+        if any(n < 0 for n in shape):
+            raise ValueError(f"the shape is {shape}")
+    except (ValueError, SyntaxError, RecursionError, tokenize.TokenError) as err:  # all of which NumPy lets out
         raise FormatError(f"{name} has a damaged NumPy header: {err}") from err
     if fortran and len(shape) > 1:
         raise FormatError(f"{name} is an array in Fortran order, which is no stream of tokens: save it in C order")

@@ -24,6 +24,10 @@ def test_paths(mount, source, tmp_path):
     (tmp_path / "head.npy").write_bytes(damaged[:20])
     (tmp_path / "version.npy").write_bytes(damaged[:6] + b"\x09\x00" + damaged[8:])
     np.save(tmp_path / "text.npy", np.array(["a", "b"]))
+    for name, shape in [("negative", "(-2, -3)"), ("open", "(5, "), ("deep", "(" * 5000)]:
+        header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+        (tmp_path / f"{name}.npy").write_bytes(damaged[:6] + b"\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64))
+    os.mkfifo(tmp_path / "pipe")
     for kind, words, path, options in [
         (FileNotFoundError, "does not exist", tmp_path / "none.npy", {}),
         (hbmfs.NotFoundError, "no view of its tokens", mount / "safetensors", {}),
@@ -42,6 +46,10 @@ def test_paths(mount, source, tmp_path):
         (hbmfs.FormatError, "cut off", tmp_path / "cut.npy", {}),
         (hbmfs.FormatError, "damaged", tmp_path / "head.npy", {}),
         (hbmfs.FormatError, "version 9.0", tmp_path / "version.npy", {}),
+        (hbmfs.FormatError, "negative.npy has a damaged NumPy header: .*-2", tmp_path / "negative.npy", {}),
+        (hbmfs.FormatError, "open.npy has a damaged NumPy header", tmp_path / "open.npy", {}),
+        (hbmfs.FormatError, "deep.npy has a damaged NumPy header", tmp_path / "deep.npy", {}),
+        (hbmfs.InvalidError, "no regular file", tmp_path / "pipe", {"dtype": "uint16"}),
     ]:
         fails(kind, words, lambda path=path, options=options: hbmfs.open(path, **options))
 
@@ -113,6 +121,33 @@ def test_devices(gpu, tokens):
     with gpu.reader() as reader:
         fails(hbmfs.DeviceError, "cannot be used for device", lambda: hbmfs.open(path, "cuda:1", reader=reader))
     fails(hbmfs.DeviceError, "cannot be used", lambda: hbmfs.open(path, reader=reader))
+
+
+def test_numbers_that_no_reader_can_have(tokens):
+    for words, options in [
+        ("threads", {"threads": 2**32 + 1}),
+        ("threads", {"threads": None}),
+        ("threads", {"threads": "4"}),
+        ("arena", {"arena": 2**64}),
+        ("pinned", {"pinned": 1.5}),
+        ("slot", {"slot": -(2**63) - 1}),
+        ("readers", {"readers": -2}),
+        ("readers", {"readers": 2**32}),
+        ("libraries.*'cuda'", {"libraries": {"libcuda": "x"}}),
+        ("libraries", {"libraries": "libcuda.so"}),
+    ]:
+        fails(hbmfs.InvalidError, words, lambda options=options: hbmfs.Reader("cpu", **options))
+    room = np.zeros(16, np.uint8)
+    with hbmfs.Reader("cpu") as reader, reader.open_file(tokens[0]) as file:
+        for pointer, offset, length in [(room.ctypes.data, 2**64, 16), (room.ctypes.data, 0, 2**64 + 1), (room.ctypes.data + 2**64, 0, 16), (room.ctypes.data, -1, 1)]:
+            fails(hbmfs.OutOfRangeError, None, lambda p=pointer, o=offset, n=length: file.read_into(p, o, n).wait())
+    assert not room.any()
+
+
+def test_what_a_given_reader_decides(tokens):
+    with hbmfs.Reader("cpu") as reader:
+        for options in ({"method": "host"}, {"require": "direct"}):
+            fails(hbmfs.InvalidError, "reader=.*method", lambda options=options: hbmfs.open(tokens[0], reader=reader, **options))
 
 
 def test_out_of_memory(gpu, tokens, monkeypatch):

@@ -40,6 +40,16 @@ def test_every_stream_of_tokens(opened, mount, expect):
     assert seen >= 20
 
 
+def test_links_into_a_mount(mount, source, tmp_path):
+    """A link stands for what it leads to, as everywhere: to a directory of a mount, and to a split that is no directory."""
+    want = np.fromfile(source / "nanogpt/train.bin", np.uint16)
+    (tmp_path / "set").symlink_to(mount / "nanogpt")
+    (tmp_path / "train").symlink_to(mount / "nanogpt/train")
+    for path in (tmp_path / "set/train", tmp_path / "train", tmp_path / "set/train.bin"):
+        with hbmfs.open(path, dtype="uint16") as ds:
+            assert np.array_equal(ds.read(0, len(ds)), want), path
+
+
 def test_other_views_and_files(opened, mount, source, expect):
     want = np.fromfile(source / "nanogpt/train.bin", np.uint16)
     views = mount / ".hbmfs/views/nanogpt/train"

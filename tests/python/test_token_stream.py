@@ -325,6 +325,22 @@ def test_options_that_make_no_sense(options, message):
     assert isinstance(caught.value, hbmfs.Error)
 
 
+def test_ranks_that_nobody_told_apart(monkeypatch):
+    """Where torch.distributed runs several ranks, a stream that knows of none would give all of them the same samples."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    ds = NumpyDataset(np.zeros(100))
+    with pytest.raises(hbmfs.InvalidError, match="8 ranks.*rank= and world_size="):
+        hbmfs.TokenStream(ds, 1, 10)
+    with pytest.raises(hbmfs.InvalidError, match="rank= and world_size="):
+        hbmfs.TokenStream(ds, 1, 10, world_size=2)
+    assert hbmfs.TokenStream(ds, 1, 10, rank=0, world_size=1).world_size == 1  # all of them in one tensor-parallel group
+    assert hbmfs.TokenStream(ds, 1, 10, rank=1, world_size=2).rank == 1
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert hbmfs.TokenStream(ds, 1, 10).world_size == 1
+
+
 def test_numbers_that_are_none():
     with pytest.raises(TypeError):
         hbmfs.TokenStream(NumpyDataset(np.zeros(100)), 1.5, 10)
