@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // devicePointer is an address in the GPU's address space (CUdeviceptr).
@@ -39,7 +42,7 @@ const (
 	cuEventCreate
 	cuEventDestroy
 	cuEventRecord
-	cuEventSynchronize
+	cuEventQuery
 	cuGetErrorName
 	cuDeviceGetUUID
 	cuModuleLoadData
@@ -84,7 +87,7 @@ func cudaTable() []function {
 	need(cuEventCreate, "cuEventCreate")
 	need(cuEventDestroy, "cuEventDestroy_v2")
 	need(cuEventRecord, "cuEventRecord")
-	need(cuEventSynchronize, "cuEventSynchronize")
+	need(cuEventQuery, "cuEventQuery")
 	may(cuGetErrorName, "cuGetErrorName")
 	may(cuDeviceGetUUID, "cuDeviceGetUuid_v2", "cuDeviceGetUuid")
 	may(cuModuleLoadData, "cuModuleLoadData")
@@ -105,6 +108,7 @@ const (
 	cudaOutOfMemory   = 2
 	cudaNoDevice      = 100
 	cudaInvalidDevice = 101
+	cudaNotReady      = 600
 	cudaSystemBusy    = 802 // CUDA_ERROR_SYSTEM_NOT_READY
 )
 
@@ -305,10 +309,11 @@ func (c *cuda) synchronize(s handle) error {
 	return c.call(cuStreamSynchronize, "cuStreamSynchronize", uintptr(s))
 }
 
-// newEvent makes an event whose waiters sleep instead of spinning, and which takes no time stamp.
+// newEvent makes an event without a time stamp, which wakes nobody: either has the bus stand still for 1.5 us, 2% of
+// a copy of 4 MiB.
 func (c *cuda) newEvent() (e handle, err error) {
-	const blockingSync, disableTiming = 1, 2
-	err = c.call(cuEventCreate, "cuEventCreate", uintptr(unsafe.Pointer(&e)), blockingSync|disableTiming)
+	const disableTiming = 2
+	err = c.call(cuEventCreate, "cuEventCreate", uintptr(unsafe.Pointer(&e)), disableTiming)
 	return e, err
 }
 
@@ -320,8 +325,21 @@ func (c *cuda) record(e, stream handle) error {
 	return c.call(cuEventRecord, "cuEventRecord", uintptr(e), uintptr(stream))
 }
 
+// wait asks for an event until it has come, and sleeps in between: cuEventSynchronize would burn the CPU.
 func (c *cuda) wait(e handle) error {
-	return c.call(cuEventSynchronize, "cuEventSynchronize", uintptr(e))
+	const least, most = 20 * time.Microsecond, time.Millisecond
+	for began := time.Now(); ; {
+		code := int32(invoke(c.lib.fn[cuEventQuery], uintptr(e)))
+		switch code {
+		case 0:
+			return nil
+		case cudaNotReady:
+			pause := unix.NsecToTimespec(int64(min(max(least, time.Since(began)/8), most)))
+			_ = unix.Nanosleep(&pause, nil) // a signal only makes it ask earlier
+		default:
+			return &CUDAError{"cuEventQuery", int(code), c.errorName(code)}
+		}
+	}
 }
 
 // loadFunction compiles PTX and finds a kernel in it.

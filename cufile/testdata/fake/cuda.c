@@ -15,7 +15,7 @@
 
 typedef int CUresult;
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500 };
+       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600 };
 
 struct range { uintptr_t at; size_t n; int flags; struct range *next; };
 struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN } kind; uintptr_t to, from; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
@@ -245,12 +245,12 @@ CUresult cuEventCreate(struct event **e, unsigned flags) { (void)flags; *e = cal
 CUresult cuEventDestroy_v2(struct event *e) { (void)e; __sync_fetch_and_sub(&events, 1); return OK; } // a stream may still wait for it
 CUresult cuStreamWaitEvent(struct stream *s, struct event *e, unsigned flags) { return flags ? INVALID_VALUE : enqueue(s, (struct step){.kind = AWAIT, .event = e}); }
 CUresult cuEventRecord(struct event *e, struct stream *s) { return enqueue(s, (struct step){.kind = SIGNAL, .event = e}); }
-CUresult cuEventSynchronize(struct event *e) {
+CUresult cuEventQuery(struct event *e) {
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
-    for (uint64_t until = e->recorded; e->reached < until;) pthread_cond_wait(&moved, &lock);
+    int there = e->reached >= e->recorded;
     pthread_mutex_unlock(&lock);
-    return OK;
+    return there ? OK : NOT_READY;
 }
 
 CUresult cuMemcpyHtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
