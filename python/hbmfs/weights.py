@@ -122,7 +122,11 @@ def load_safetensors(
             for header, file in zip(headers, files, strict=True):
                 if file.size != header.size:
                     raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
-            return _read(layout, files, blocks, library, progress)
+            weights = _read(layout, files, blocks, library, progress)
+            if opening is not None:
+                # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
+                threading.Thread(target=stack.pop_all().close, name="hbmfs-close").start()
+            return weights
     except BaseException:
         # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
         blocks.clear()
@@ -130,8 +134,8 @@ def load_safetensors(
 
 
 class _Opening:
-    """A reader that other threads open, while headers are read and memory is allocated, and close, when the weights are
-    there: each takes milliseconds, of pinning and of giving back."""
+    """A reader that another thread opens, which takes milliseconds of pinning, while headers are read and memory is
+    allocated."""
 
     def __init__(self, device: int, method: str) -> None:
         self._future: Future[Reader] = Future()
@@ -149,11 +153,8 @@ class _Opening:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            # Python waits for this thread before it ends.
-            threading.Thread(target=self._close, args=(self._future,), name="hbmfs-close").start()
-        elif self._future.done():
+    def __exit__(self, *_: object) -> None:
+        if self._future.done():
             self._close(self._future)
         else:
             # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes what it then has.
