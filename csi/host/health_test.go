@@ -2,11 +2,15 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -96,6 +100,40 @@ func TestADaemonThatCannotStartAgain(t *testing.T) {
 	})
 	n.must(n.unpublish("v", "p"))
 	n.clean()
+}
+
+// TestASourceThatHangs has the directory lie in a filesystem that answers nothing, as a network filesystem does whose server
+// is gone. Nobody can say whether it may be shown, and the pod goes all the same, now and where its daemon died.
+func TestASourceThatHangs(t *testing.T) {
+	n := newNode(t)
+	inner, outer := t.TempDir(), filepath.Join(n.data, "network")
+	for _, name := range []string{"one", "two"} {
+		n.must(os.MkdirAll(filepath.Join(inner, name), 0o755))
+		n.must(os.WriteFile(filepath.Join(inner, name, "a.bin"), []byte("some tokens"), 0o644))
+	}
+	n.must(os.Mkdir(outer, 0o755))
+	if out, err := exec.Command(n.hbmfs, "mount", inner, outer).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	defer func() { n.must(unix.Unmount(outer, unix.MNT_DETACH)) }()
+	var network struct{ PID int }
+	text, err := os.ReadFile(filepath.Join(outer, ".hbmfs/status"))
+	n.must(err)
+	n.must(json.Unmarshal(text, &network))
+	n.must(n.publish("v", "p1", "source", outer+"/one"))
+	n.must(unix.Kill(network.PID, unix.SIGSTOP))
+	defer func() { n.must(unix.Kill(network.PID, unix.SIGCONT)) }()
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: "w", TargetPath: n.target("p2"), VolumeCapability: capability(), VolumeContext: map[string]string{"source": outer + "/two"},
+	})
+	n.code(err, codes.DeadlineExceeded)
+	n.within("the pod that waits for it goes", func() bool { return n.unpublish("w", "p2") == nil })
+	n.must(unix.Kill(n.daemons()[0], unix.SIGKILL))
+	n.within("the pod that had it goes", func() bool { return n.unpublish("v", "p1") == nil })
+	n.within("all of it is gone", func() bool { return n.mounted(n.kubelet("")) == 0 && len(n.daemons()) == 0 })
 }
 
 // TestTheLastUserOfAStartThatHangs has a volume whose source never answers, and the pod go meanwhile: nobody waits for the

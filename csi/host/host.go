@@ -242,7 +242,7 @@ func (h *Host) published(target string) (*held, pod) {
 }
 
 // want is what a request asks for, checked as far as it can be without starting anything.
-func (h *Host) want(r volume.Request) (volume.Want, error) {
+func (h *Host) want(ctx context.Context, r volume.Request) (volume.Want, error) {
 	h.mu.Lock()
 	staged := h.staged(r.ID)
 	var was volume.Spec
@@ -264,14 +264,27 @@ func (h *Host) want(r volume.Request) (volume.Want, error) {
 			return w, fmt.Errorf("read the credentials that the volume was staged with: %w", err)
 		}
 	}
-	return w, h.allowed(w.Directory())
+	return w, h.allowed(ctx, w.Directory())
 }
 
-// allowed refuses directories that volumes may not show.
-func (h *Host) allowed(dir string) error {
+// allowed refuses directories that volumes may not show. Whoever looks at one waits for its filesystem, which may be that
+// of a server that is gone: nobody waits longer than ctx.
+func (h *Host) allowed(ctx context.Context, dir string) error {
 	if dir == "" {
 		return nil
 	}
+	found := make(chan error, 1)
+	go func() { found <- h.look(dir) }() // ends with the answer
+	select {
+	case err := <-found:
+		return err
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// look is the work of allowed.
+func (h *Host) look(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		real = dir // by its name alone: of what is not allowed, not even that it is missing is said

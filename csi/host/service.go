@@ -66,7 +66,7 @@ func (s Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, s.do(ctx, "volume "+id, func(ctx context.Context) error {
-		w, err := s.want(volume.Request{ID: id, Attributes: req.GetVolumeContext(), Secrets: req.GetSecrets(), MountGroup: group, Staging: true})
+		w, err := s.want(ctx, volume.Request{ID: id, Attributes: req.GetVolumeContext(), Secrets: req.GetSecrets(), MountGroup: group, Staging: true})
 		if err != nil || w.Auth == volume.AuthPod { // which is served with the token of a pod
 			return err
 		}
@@ -185,7 +185,7 @@ func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	attributes := req.GetVolumeContext()
 	return &csi.NodePublishVolumeResponse{}, s.do(ctx, "target "+target, func(ctx context.Context) error {
-		w, err := s.want(volume.Request{ID: id, Attributes: attributes, Secrets: req.GetSecrets(), MountGroup: group})
+		w, err := s.want(ctx, volume.Request{ID: id, Attributes: attributes, Secrets: req.GetSecrets(), MountGroup: group})
 		if err != nil {
 			return err
 		}
