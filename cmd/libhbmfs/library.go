@@ -85,7 +85,8 @@ type members struct {
 	mu      sync.Mutex
 	closing bool           // guarded by mu; nobody enters any more
 	handles map[uint64]any // guarded by mu
-	inside  sync.WaitGroup // calls that use it now
+	inside  int            // calls that use it now; guarded by mu
+	empty   chan struct{}  // closed once nobody is inside any more, made when it is closing; guarded by mu
 }
 
 // enter keeps what is used from being closed until leave.
@@ -95,23 +96,40 @@ func (m *members) enter(what string) (leave func(), err error) {
 	if m.closing {
 		return nil, failf(codeClosed, "the %s is being closed", what)
 	}
-	m.inside.Add(1)
-	return m.inside.Done, nil
+	m.inside++
+	return m.leave, nil
 }
 
-// close lets nobody enter any more, waits for those inside and gives the members that are left.
-func (m *members) close() map[uint64]any {
+func (m *members) leave() {
 	m.mu.Lock()
-	m.closing = true
+	defer m.mu.Unlock()
+	if m.inside--; m.closing && m.inside == 0 {
+		close(m.empty)
+	}
+}
+
+// close lets nobody enter any more, waits for those inside and gives the members that are left. Who is inside may hang in
+// the system or the driver, so that it waits no longer than patience.
+func (m *members) close(patience time.Duration) (map[uint64]any, error) {
+	m.mu.Lock()
+	if !m.closing {
+		m.closing, m.empty = true, make(chan struct{})
+		if m.inside == 0 {
+			close(m.empty)
+		}
+	}
+	empty := m.empty
 	m.mu.Unlock()
-	m.inside.Wait()
+	if !wait(empty, patience) {
+		return nil, failf(codeTimeout, "a call still hangs in the system or the GPU's library: close again later")
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	left := make(map[uint64]any, len(m.handles))
 	for handle, thing := range m.handles {
 		left[handle] = thing
 	}
-	return left
+	return left, nil
 }
 
 // join registers a new thing under a handle, which it gives. The caller has entered.

@@ -253,6 +253,64 @@ func useUntilClosed(t *testing.T, l *library, reader uint64, name string, data [
 	}
 }
 
+// A call that hangs in the system, as an open of a file on a dead server does, does not keep a reader or file from being
+// closed: that says so, and is done again.
+func TestClosingWaitsForNobodyForever(t *testing.T) {
+	onEachDevice(t, func(t *testing.T, l *library, o readerOptions) {
+		name, _ := randomFile(t, 1000)
+		handle, err := l.openReader(&o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := find[*reader](l, handle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		opened, err := l.openFile(handle, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaveReader, err := r.enter("reader")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.patience = time.Millisecond
+		want(t, "close the reader", l.closeReader(handle), codeTimeout)
+		_, err = l.openFile(handle, name)
+		want(t, "open", err, codeClosed)
+		want(t, "close the reader again", l.closeReader(handle), codeTimeout)
+		leaveReader()
+		l.patience = time.Minute
+		want(t, "close the file", l.closeFile(opened), codeOK)
+		want(t, "close the reader at last", l.closeReader(handle), codeOK)
+		want(t, "close the reader twice", l.closeReader(handle), codeClosed)
+
+		if handle, err = l.openReader(&o); err != nil {
+			t.Fatal(err)
+		}
+		if opened, err = l.openFile(handle, name); err != nil {
+			t.Fatal(err)
+		}
+		f, err := find[*file](l, opened)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaveFile, err := f.enter("file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.patience = time.Millisecond
+		want(t, "close the file", l.closeFile(opened), codeTimeout)
+		want(t, "close its reader", l.closeReader(handle), codeTimeout)
+		leaveFile()
+		l.patience = time.Minute
+		want(t, "close the reader", l.closeReader(handle), codeOK)
+		if n := len(l.things); n != 0 {
+			t.Errorf("%d handles are left", n)
+		}
+	})
+}
+
 func TestTimeoutsChangeNothing(t *testing.T) {
 	onEachDevice(t, func(t *testing.T, l *library, o readerOptions) {
 		name, data := randomFile(t, 200_000)

@@ -121,8 +121,12 @@ func (l *library) closeReader(handle uint64) error {
 	if r.ended {
 		return failf(codeClosed, "handle %d is closed", handle)
 	}
+	left, err := r.close(l.patience)
+	if err != nil {
+		return err
+	}
 	var errs []error
-	for member, thing := range r.close() {
+	for member, thing := range left {
 		switch x := thing.(type) {
 		case *file:
 			err := l.closeFile(member)
@@ -190,7 +194,10 @@ func (l *library) closeFile(handle uint64) error {
 	if f.ended {
 		return failf(codeClosed, "handle %d is closed", handle)
 	}
-	left := f.close()
+	left, err := f.close(l.patience)
+	if err != nil {
+		return err
+	}
 	for _, thing := range left {
 		switch x := thing.(type) {
 		case *request:
