@@ -139,9 +139,10 @@ class Dataset:
         }
 
     def close(self) -> None:
-        """Cancels what is under way and gives everything back. Arrays that were given out stay."""
-        if self._closed:
-            return
+        """Cancels what is under way and gives everything back. Arrays that were given out stay.
+
+        :class:`WaitTimeoutError`: a read hangs in the kernel or the driver, so that its memory must stay. Close it again later.
+        """
         self._closed = True
         self._documents = None
         with self._lock:

@@ -14,6 +14,7 @@ import ctypes
 import operator
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from ._memory import Place, place
 from .request import Request
 
 _METHODS = ("auto", "direct", "mapped", "staged", "compat", "host")
+
+_CLOSING = 30.0  # seconds that closing waits for what hangs; the library looks for five at a time
 
 T = TypeVar("T")
 
@@ -139,12 +142,14 @@ class Reader:
         return self._closed
 
     def close(self) -> None:
-        """Closes its files, cancels what is under way, and gives everything back. Arrays stay."""
-        if self._closed:
-            return
+        """Closes its files, cancels what is under way, and gives everything back. Arrays stay.
+
+        :class:`WaitTimeoutError`: a read hangs in the kernel or the driver, so that its memory must stay. Close it again later.
+        """
         self._closed = True
-        self._end.detach()
-        _closes(self._library, "reader_close", self._handle)
+        if self._end.alive:
+            _closes(self._library, "reader_close", self._handle)
+            self._end.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -234,9 +239,10 @@ class File:
         return {"bytes": info.moved.by_path(), "mounted": bool(info.mounted), "runs": info.runs, "note": info.note.decode(errors="replace")}
 
     def close(self) -> None:
-        """Cancels what is under way and closes the file."""
-        if self._end.detach():
+        """Cancels what is under way and closes the file. WaitTimeoutError as of the reader."""
+        if self._end.alive:
             _closes(self._library, "file_close", self._handle)
+            self._end.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -279,9 +285,13 @@ def _path(name: str | None) -> bytes | None:
 
 def _closes(library: _native.Library, name: str, handle: int) -> None:
     """Closes a handle. A forked child has none, and closing a reader has closed its files."""
-    if not library.forked:
-        with contextlib.suppress(errors.ClosedError):
-            library.ask(name, handle)
+    if library.forked:
+        return
+    end = time.monotonic() + _CLOSING
+    with contextlib.suppress(errors.ClosedError):
+        while library.ask(name, handle) == _native.TIMEOUT:
+            if time.monotonic() >= end:
+                raise errors.WaitTimeoutError("a read still hangs in the kernel or the driver, and its memory must stay: close it again later")
 
 
 def _opened(library: _native.Library, name: str, close: str, *arguments: Any) -> int:

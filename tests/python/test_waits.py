@@ -8,6 +8,7 @@ import time
 import hbmfs
 import numpy as np
 import pytest
+from hbmfs._native import TIMEOUT
 from hbmfs.reader import _opened
 
 PATIENCE = 60  # seconds; nothing that works waits for its end
@@ -83,6 +84,38 @@ def test_closing_ends_what_is_under_way(gpu, tokens):
             except (hbmfs.CancelledError, hbmfs.ClosedError):
                 continue
         del requests, request
+
+
+class HangingLibrary:
+    """The library, in which a read hangs in the kernel: closing says so."""
+
+    forked = False
+
+    def __init__(self, library):
+        self.library, self.hangs = library, True
+
+    def ask(self, name, *arguments):
+        return TIMEOUT if self.hangs and name.endswith("_close") else self.library.ask(name, *arguments)
+
+
+def test_closing_says_what_hangs(tokens, monkeypatch):
+    """It must not say that nothing writes any more as long as something may. Closing again does it."""
+    monkeypatch.setattr("hbmfs.reader._CLOSING", 0.0)
+    with hbmfs.Reader("cpu") as reader, reader.open_file(tokens[0]) as file:
+        ds = hbmfs.open(tokens[0])
+        library = HangingLibrary(reader._library)
+        for thing in (file, reader, ds._file, ds._reader):
+            monkeypatch.setattr(thing, "_library", library)
+        for thing in (file, reader, ds):
+            for _ in range(2):
+                with pytest.raises(hbmfs.WaitTimeoutError, match="close it again"):
+                    thing.close()
+        assert reader.closed and ds.closed
+        with pytest.raises(hbmfs.ClosedError):
+            ds.read(0, 1)
+        library.hangs = False
+        for thing in (file, reader, ds, ds, reader, file):
+            thing.close()
 
 
 def interrupt_when(ready):
