@@ -239,6 +239,46 @@ def test_an_error_in_between_leaves_nothing(tmp_path, reader, small_pieces):
     assert torch.equal(hbmfs.load_safetensors(path, "cpu", reader=reader)["a"], torch.zeros(250_000))
 
 
+def test_no_memory_for_a_later_block(tmp_path, reader, small_pieces, monkeypatch):
+    """Blocks are allocated while others are read, so that what was begun must be ended."""
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({f"t{i}": torch.zeros(70_000) for i in range(5)}, path)
+    allocate, sizes = weights._Torch.allocate, []
+
+    def refuse(library, size):
+        sizes.append(size)
+        if len(sizes) == 3:
+            raise hbmfs.OutOfMemoryError("there is no more")
+        return allocate(library, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(weights._Torch, "allocate", refuse)
+        with pytest.raises(hbmfs.OutOfMemoryError) as caught:
+            hbmfs.load_safetensors(path, "cpu", reader=reader)
+    frames = [entry.frame.f_locals for entry in caught.traceback]
+    assert not [frame["blocks"] for frame in frames if frame.get("blocks")], "the traceback keeps the memory"
+    assert reader.stats()["requests"] == reader.stats()["files"] == 0
+    assert len(hbmfs.load_safetensors(path, "cpu", reader=reader)) == 5
+
+
+ENDS_AT_ONCE = """
+import sys
+sys.modules["torch"] = None  # which takes seconds to import
+import hbmfs
+sd = hbmfs.load_safetensors(sys.argv[1], "cpu")
+print(len(sd))
+"""
+
+
+def test_a_program_that_ends_at_once(tmp_path):
+    """Its reader is still being closed."""
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(1000)}, path)
+    for _ in range(3):
+        run = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE, path], capture_output=True, text=True, timeout=120)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "1\n", "")
+
+
 INTERRUPTED = """
 import os, signal, sys, threading
 sys.modules["torch"] = None  # which takes seconds to import
