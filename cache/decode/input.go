@@ -3,7 +3,6 @@ package decode
 import (
 	"context"
 	"errors"
-	"hash"
 	"io"
 	"sync"
 
@@ -27,8 +26,8 @@ type input struct {
 	now  *span  // that is being read
 	rest []byte // of it
 	read int64
-	sum  hash.Hash // of what was read, nil for none
-	err  error     // of the origin: it is no fault of the bytes
+	sum  *summing // of what was read, nil for none
+	err  error    // of the origin: it is no fault of the bytes
 }
 
 // span is a part of the object that is on its way.
@@ -38,17 +37,18 @@ type span struct {
 	err  error
 }
 
-func newInput(ctx context.Context, o *layout.Object, sum hash.Hash, free *sync.Pool) *input {
+func newInput(ctx context.Context, o *layout.Object, sum *summing, free *sync.Pool) *input {
 	ctx, cancel := context.WithCancel(ctx)
 	in := &input{object: o, cancel: cancel, queue: make(chan *span, spans-2), free: free, sum: sum}
 	in.wg.Go(func() { in.feed(ctx) })
 	return in
 }
 
-// close ends all requests.
+// close ends all requests, and the summing.
 func (in *input) close() {
 	in.cancel()
 	in.wg.Wait()
+	in.sum.close()
 }
 
 // feed asks for one part after the other, as fast as they are read.
@@ -110,7 +110,7 @@ func (in *input) Read(p []byte) (int, error) {
 	}
 	n := copy(p, in.rest)
 	if in.sum != nil {
-		in.sum.Write(p[:n]) // a hash never fails
+		in.sum.add(p[:n])
 	}
 	in.rest, in.read = in.rest[n:], in.read+int64(n)
 	return n, nil

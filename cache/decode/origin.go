@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"sync"
 	"syscall"
@@ -103,7 +102,8 @@ func (x *Origin) fetchWhole(ctx context.Context, from *stored, o *layout.Object,
 		return err
 	}
 	defer x.slots.Release(weight)
-	w := &output{size: o.Size, from: off, to: off + n, sink: sink, sum: newHash(from.dataHash.name)}
+	w := &output{size: o.Size, from: off, to: off + n, sink: sink, sum: newSumming(from.dataHash)}
+	defer w.sum.close()
 	ctx, span := trace.Child(ctx, "decode")
 	err := from.decode(ctx, w, &x.spans)
 	span.Text("object", from.zip.Name).Int("bytes", from.zip.Size).Int("bytes_decoded", w.at).End(class(err))
@@ -128,7 +128,7 @@ func class(err error) string {
 
 // decode writes all of an object to w and compares sizes and hashes.
 func (from *stored) decode(ctx context.Context, w *output, spans *sync.Pool) error {
-	in := newInput(ctx, from.zip, newHash(from.zipHash.name), spans)
+	in := newInput(ctx, from.zip, newSumming(from.zipHash), spans)
 	defer in.close()
 	err := from.codec.decode(ctx, from.zip, in, w)
 	if err == nil {
@@ -163,7 +163,7 @@ type output struct {
 	size     int64
 	from, to int64
 	sink     func(p []byte) error
-	sum      hash.Hash // nil for none
+	sum      *summing // nil for none
 
 	at  int64 // where the next byte goes
 	err error // of the sink, or that there is too much
@@ -178,7 +178,7 @@ func (w *output) Write(p []byte) (int, error) {
 		return 0, w.err
 	}
 	if w.sum != nil {
-		w.sum.Write(p) // a hash never fails
+		w.sum.add(p)
 	}
 	first, last := max(w.from, w.at), min(w.to, w.at+int64(len(p)))
 	if first < last {

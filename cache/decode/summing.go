@@ -1,0 +1,79 @@
+package decode
+
+import (
+	"hash"
+	"runtime"
+)
+
+const (
+	sumBuffer  = 256 << 10 // bytes that are handed to a summing goroutine at a time
+	sumBuffers = 4
+)
+
+// summing hashes what it is given in a goroutine of its own, so that a hash that takes as long as decoding, such as
+// sha1, takes another processor. It belongs to one goroutine.
+type summing struct {
+	sum  hash.Hash
+	full chan []byte // nil where the caller hashes
+	free chan []byte
+	done chan struct{}
+	now  []byte
+}
+
+// newSumming begins to sum what the hash of a digest is of, nil for none. The caller closes it.
+func newSumming(d digest) *summing {
+	h := newHash(d.name)
+	if h == nil {
+		return nil
+	}
+	s := &summing{sum: h}
+	if d.slow() && runtime.GOMAXPROCS(0) > 1 {
+		s.full, s.free, s.done = make(chan []byte, sumBuffers), make(chan []byte, sumBuffers), make(chan struct{})
+		for range sumBuffers {
+			s.free <- nil
+		}
+		go s.run()
+	}
+	return s
+}
+
+func (s *summing) run() {
+	defer close(s.done)
+	for p := range s.full {
+		s.sum.Write(p) // a hash never fails
+		s.free <- p[:0]
+	}
+}
+
+// add sums p, which may be changed afterwards.
+func (s *summing) add(p []byte) {
+	if s.full == nil {
+		s.sum.Write(p)
+		return
+	}
+	for len(p) > 0 {
+		if s.now == nil {
+			if s.now = <-s.free; s.now == nil {
+				s.now = make([]byte, 0, sumBuffer)
+			}
+		}
+		n := min(len(p), sumBuffer-len(s.now))
+		if s.now, p = append(s.now, p[:n]...), p[n:]; len(s.now) == sumBuffer {
+			s.full <- s.now
+			s.now = nil
+		}
+	}
+}
+
+// close ends the goroutine, after what was given is summed.
+func (s *summing) close() {
+	if s == nil || s.full == nil {
+		return
+	}
+	if len(s.now) > 0 {
+		s.full <- s.now
+	}
+	close(s.full)
+	<-s.done
+	s.full, s.now = nil, nil
+}
