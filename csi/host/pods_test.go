@@ -20,7 +20,13 @@ func (n *node) namespace(script string, flags ...string) (root string) {
 	if _, err := exec.LookPath("unshare"); err != nil {
 		n.Skip("needs unshare of util-linux")
 	}
-	cmd := exec.Command("unshare", append(append([]string{"--mount"}, flags...), "sh", "-ec", script+"\necho there\nexec sleep 1000000")...)
+	return n.start(append(append([]string{"unshare", "--mount"}, flags...), "sh", "-ec", script+"\necho there\nexec sleep 1000000")...)
+}
+
+// start starts a process that says when it is there, and returns its root.
+func (n *node) start(args ...string) (root string) {
+	n.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
 	out, err := cmd.StdoutPipe()
 	n.must(err)
 	cmd.Stderr = os.Stderr
@@ -91,6 +97,44 @@ func TestPodsSeeTheNextDaemon(t *testing.T) {
 		}
 	}
 	n.must(n.unpublish("v", "p"))
+}
+
+// TestAMountThatOnlyPretends has a user of the node make a dead mount with the name of a volume's, in a namespace of his own.
+// He gets no copy of the volume for it: the kernel does not tell root that a filesystem of another user namespace is dead.
+func TestAMountThatOnlyPretends(t *testing.T) {
+	n := newNode(t)
+	for _, tool := range []string{"setpriv", "unshare", "mount"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("needs %s of util-linux", tool)
+		}
+	}
+	user := []string{"setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "--user", "--map-root-user", "--mount", "--propagation", "private", "sh", "-ec"}
+	if out, err := exec.Command(user[0], append(user[1:], "exec 3<>/dev/fuse")...).CombinedOutput(); err != nil {
+		t.Skipf("needs user namespaces, and FUSE in them: %v: %s", err, out)
+	}
+	n.write("a.bin", "some tokens")
+	n.must(n.publish("v", "p"))
+	n.mu.Lock()
+	v, _ := n.published(n.target("p"))
+	n.mu.Unlock()
+	at := filepath.Join(n.dir, "at")
+	n.must(os.Mkdir(at, 0o755))
+	n.must(os.Chmod(filepath.Dir(n.dir), 0o755))
+	root := n.start(append(user, fmt.Sprintf("exec 3<>/dev/fuse; mount -i -t fuse.hbmfs -o fd=3,rootmode=40000,user_id=0,group_id=0 '%s' %s; exec 3<&-; echo there; exec sleep 1000000", v.name(), at))...)
+	table := strings.TrimSuffix(root, "root") + "mountinfo"
+	before, err := os.ReadFile(table)
+	n.must(err)
+	if !strings.Contains(string(before), " "+at+" ") || !strings.Contains(string(before), v.name()) {
+		t.Fatalf("there is no such mount:\n%s", before)
+	}
+	n.must(v.acquire(t.Context()))
+	v.replaceDead()
+	v.unlock()
+	if after, err := os.ReadFile(table); err != nil || string(after) != string(before) {
+		t.Errorf("%v, the mounts were\n%s\nand are\n%s", err, before, after)
+	}
+	n.must(n.unpublish("v", "p"))
+	n.clean()
 }
 
 // passthrough tells whether the kernel reads the files of a mount itself.

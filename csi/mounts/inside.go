@@ -152,7 +152,9 @@ func Inside(from io.Reader, to io.Writer) error {
 	}
 	var errs []error
 	for i, p := range places {
-		if !Dead(p.Path) { // it went meanwhile
+		// It may have gone meanwhile. And it may only have the name: of a filesystem that somebody mounted in a user namespace of his
+		// own the kernel says nothing to root, not even that it is dead (fuse_allow_current_process), so that he gets no copy.
+		if !Dead(p.Path) {
 			continue
 		}
 		if err := (&Tree{4 + i}).Replace(p.Path); err != nil {
