@@ -148,7 +148,7 @@ func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
 	text, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
 	must(t, err)
 	checkMetrics(t, string(text))
-	there := map[string]bool{"hbmfs_up": true, "hbmfs_passthrough_off": true} // of top, and of mounts without passthrough
+	there := map[string]bool{"hbmfs_up": true, "hbmfs_passthrough_off": true, "hbmfs_csi_host_up": true} // of top, of mounts without passthrough, of hbmfs-csi
 	for _, name := range metricNames(string(text)) {
 		there[name] = true
 	}
