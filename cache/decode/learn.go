@@ -100,7 +100,7 @@ func bySeekTable(ctx context.Context, w *walk) (known, error) {
 func (x *Origin) count(ctx context.Context, o *layout.Object, scan int64) (int64, error) {
 	const advice = "compress it as a file that zstd is given by its name, which says so, or give it a seek table"
 	if o.Size > scan {
-		return 0, unfit(fmt.Sprintf("it does not say how long its content is, as what zstd gets through a pipe and what pzstd writes, and it has more than the %s that are decoded to find out: mount with a larger --decode-scan, or %s", mebibytes(scan), advice))
+		return 0, unfit(fmt.Sprintf("it does not say how long its content is (pzstd does not write it, nor zstd in a pipe), and it has more than the %s that are decoded to find out: mount with a larger --decode-scan, or %s", mebibytes(scan), advice))
 	}
 	if err := x.slots.Acquire(ctx, 1); err != nil {
 		return 0, err
