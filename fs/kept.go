@@ -4,8 +4,6 @@ import (
 	"context"
 	"iter"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
-
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -92,22 +90,4 @@ func lies(k kept, o *layout.Object, off int64) (file *layout.Object, at, n int64
 		return o, off, n
 	}
 	return file, at, n
-}
-
-// openKept opens a node whose bytes are one kept object: passthrough where one local file holds all of it.
-func (m *Mount) openKept(ctx context.Context, n *node, i int, o *layout.Object, origin kept, out *fuse.OpenOut) fuse.Status {
-	fd, release, err := origin.OpenWhole(ctx, o)
-	if err != nil {
-		return m.fail(n, "open", err)
-	}
-	if fd >= 0 {
-		id, err := m.backing.acquire(i, func() (int, error) { return fd, nil }, release)
-		if err == nil && id != noBacking {
-			return m.passthrough(id, out)
-		}
-	}
-	m.backing.openedCached(i)
-	m.counters.cachedOpens.Add(1)
-	out.Fh, out.OpenFlags = handleKept, openCached
-	return fuse.OK
 }

@@ -23,7 +23,6 @@ type local interface {
 const (
 	handleCached uint64 = iota
 	handlePassthrough
-	handleKept // cached, of what is counted while it is open: a view, or an object that may be opened with passthrough later
 	firstText
 )
 
@@ -58,40 +57,25 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	if err != nil {
 		return m.fail(n, "open", err)
 	}
+	fd, release := -1, func() {} // of the one local file that has all bytes
 	if o := body.Whole(); o != nil {
 		switch origin := o.Origin.(type) {
 		case local:
-			return m.openLocal(n, i, o, origin, out)
+			fd, err = origin.OpenObject(o) // even where the kernel has the file, or does not want it: one that changed must not open
 		case kept:
-			return m.openKept(ctx, n, i, o, origin, out)
+			fd, release, err = origin.OpenWhole(ctx, o)
+		}
+		if err != nil {
+			return m.fail(n, "open", err)
 		}
 	}
-	m.counters.cachedOpens.Add(1)
-	out.OpenFlags = openCached
-	if n.kind == kindView { // whose plan ends when it is closed
-		m.backing.openedCached(i)
-		out.Fh = handleKept
-	}
-	return fuse.OK
-}
-
-// openLocal opens a node that is one whole local file.
-func (m *Mount) openLocal(n *node, i int, o *layout.Object, origin local, out *fuse.OpenOut) fuse.Status {
-	id, err := m.backing.acquire(i, func() (int, error) { return origin.OpenObject(o) }, func() {})
-	if err != nil {
-		return m.fail(n, "open", err)
-	}
-	if id != noBacking {
-		return m.passthrough(id, out)
+	if id := m.backing.open(i, fd, release); id != noBacking {
+		m.counters.passthroughOpens.Add(1)
+		out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, openPassthrough, id
+		return fuse.OK
 	}
 	m.counters.cachedOpens.Add(1)
 	out.Fh, out.OpenFlags = handleCached, openCached
-	return fuse.OK
-}
-
-func (m *Mount) passthrough(id int32, out *fuse.OpenOut) fuse.Status {
-	m.counters.passthroughOpens.Add(1)
-	out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, openPassthrough, id
 	return fuse.OK
 }
 
@@ -105,10 +89,8 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	case in.Fh >= firstText:
 		m.texts.close(in.Fh)
 	default:
-		if in.Fh == handleKept {
-			if m.backing.closedCached(number(in.NodeId)) {
-				m.control.prefetch.endPlan(nodeReader(number(in.NodeId)))
-			}
+		if m.backing.closedCached(number(in.NodeId)) {
+			m.control.prefetch.endPlan(nodeReader(number(in.NodeId)))
 		}
 		m.counters.cachedCloses.Add(1)
 	}
@@ -137,12 +119,15 @@ const noBacking int32 = 0
 // backings are the source files that the kernel holds for passthrough: one for each open inode, however often it is
 // open. This process keeps no descriptor of them.
 type backings struct {
-	server *fuse.Server
+	server interface { // the part of fuse.Server that takes files for passthrough
+		RegisterBackingFd(*fuse.BackingMap) (id int32, errno syscall.Errno)
+		UnregisterBackingFd(id int32) syscall.Errno
+	}
 
 	mu     sync.Mutex
 	byNode map[int]*backing
-	// refused are the nodes whose files the kernel would not take, and cached how often others are open without
-	// passthrough now: the kernel refuses to mix.
+	// refused are the nodes whose files the kernel would not take, and cached how often each node is open without
+	// passthrough now.
 	refused  map[int]bool
 	cached   map[int]int
 	off      string // why there is no passthrough at all, "" while there is
@@ -160,13 +145,7 @@ func (b *backings) init() {
 	b.byNode, b.refused, b.cached = map[int]*backing{}, map[int]bool{}, map[int]int{}
 }
 
-// openedCached and closedCached count the opens without passthrough of a node that may be opened with it later.
-func (b *backings) openedCached(i int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.cached[i]++
-}
-
+// closedCached is the end of an open without passthrough. It reports whether no other is left.
 func (b *backings) closedCached(i int) (last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -190,29 +169,32 @@ func (b *backings) why() string {
 	return b.off
 }
 
-// acquire returns the backing id for node i, which open opens at need, or noBacking. The error is open's: a file that
-// the kernel will not take is read without passthrough. released is called once the kernel no longer has the file, or
-// at once where it does not take this one.
-func (b *backings) acquire(i int, open func() (fd int, err error), released func()) (id int32, err error) {
-	taken := false
-	defer func() {
-		if !taken {
-			released()
-		}
-	}()
-	fd, err := open() // even where the kernel has the file, or does not want it: one that changed must not open
-	if err != nil {
-		return noBacking, err
-	}
-	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
+// open settles how node i is opened, and counts it: with the backing id that is returned until release, or through this
+// process, with noBacking, until closedCached. Both are settled under one lock, since the kernel refuses to mix (EIO). fd,
+// -1 where there is no one local file, is closed here. released is called once the kernel no longer has the file, or at
+// once where it does not take this one.
+func (b *backings) open(i, fd int, released func()) (id int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if k := b.byNode[i]; k != nil {
-		k.opens++
-		return k.id, nil
+	k := b.byNode[i]
+	if k == nil {
+		k = b.register(i, fd, released)
+	} else {
+		discard(fd, released)
 	}
-	if b.off != "" || b.refused[i] || b.cached[i] > 0 {
-		return noBacking, nil
+	if k == nil {
+		b.cached[i]++
+		return noBacking
+	}
+	k.opens++
+	return k.id
+}
+
+// register offers a file to the kernel, and gives nil where it is not taken.
+func (b *backings) register(i, fd int, released func()) *backing {
+	if fd < 0 || b.off != "" || b.refused[i] || b.cached[i] > 0 {
+		discard(fd, released)
+		return nil
 	}
 	id, errno := b.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(fd)})
 	if errno != 0 {
@@ -222,10 +204,20 @@ func (b *backings) acquire(i int, open func() (fd int, err error), released func
 		if errno == syscall.EPERM {
 			b.off = "the kernel wants CAP_SYS_ADMIN in the initial user namespace for passthrough: mount as root outside of containers"
 		}
-		return noBacking, nil
+		discard(fd, released)
+		return nil
 	}
-	b.byNode[i], taken = &backing{id, 1, released}, true
-	return id, nil
+	_ = unix.Close(fd) // opened for reading: nothing is lost
+	b.byNode[i] = &backing{id: id, released: released}
+	return b.byNode[i]
+}
+
+// discard lets go of a file that is not needed.
+func discard(fd int, released func()) {
+	if fd >= 0 {
+		_ = unix.Close(fd) // opened for reading: nothing is lost
+		released()
+	}
 }
 
 func (b *backings) release(i int) {
