@@ -147,6 +147,24 @@ func TestOnceHonoursTheContextOfThoseWhoWait(t *testing.T) {
 	wg.Wait()
 }
 
+// TestViewsAreNotLookedAtWhileTheyAreBuilt is for the race detector: whoever gives up waiting must not read what is built.
+func TestViewsAreNotLookedAtWhileTheyAreBuilt(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		v := &lazyView{build: func(context.Context) (*layout.File, error) { return &layout.File{}, nil }}
+		var both sync.WaitGroup
+		for _, ctx := range []context.Context{t.Context(), over} {
+			both.Go(func() {
+				if file, err := v.get(ctx); (file == nil) == (err == nil) {
+					t.Errorf("%v and %v", file, err)
+				}
+			})
+		}
+		both.Wait()
+	}
+}
+
 func TestStatusOf(t *testing.T) {
 	for _, c := range []struct {
 		err  error

@@ -24,10 +24,15 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 		if errors.As(err, &absent) {
 			return nil
 		}
-		v.file = file
+		if err == nil {
+			v.file = file
+		}
 		return err
 	})
-	return v.file, err
+	if err != nil { // somebody else may be building it
+		return nil, err
+	}
+	return v.file, nil
 }
 
 // viewEntries makes the nodes of .hbmfs/views. A view may be read by whoever may read all of the objects behind it.
