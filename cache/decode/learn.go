@@ -58,7 +58,7 @@ func (x *Origin) learn(ctx context.Context, o *layout.Object, scan int64) (known
 	if errors.Is(err, errFar) && !w.more() {
 		return known{size: w.size, guess: true}, nil
 	}
-	k.size, k.effort = w.size, w.read
+	k = known{size: w.size, effort: w.read}
 	if errors.Is(err, errUnsaid) {
 		k.size, err = x.count(ctx, o, scan)
 		k.effort += o.Size
@@ -108,7 +108,7 @@ func (x *Origin) count(ctx context.Context, o *layout.Object, scan int64) (int64
 	defer x.slots.Release(1)
 	in := newInput(ctx, o, nil, &x.spans)
 	defer in.close()
-	w := &output{size: min(maxPlain, scan*scanRatio), sink: func([]byte) error { return nil }}
+	w := &output{size: min(maxPlain/scanRatio, scan) * scanRatio, sink: func([]byte) error { return nil }}
 	err := decodeStream(in, w, 1)
 	switch {
 	case ctx.Err() != nil:

@@ -95,7 +95,7 @@ func TestOddFiles(t *testing.T) {
 		"table":        {seekable(t, data, 100), data}, "tables": {join(seekable(t, data, 100), summed(t, data, 300)), data, data},
 		"table-more": {join(seekable(t, data, 100), named), data, data}, "skip-table": {join(skip, seekable(t, data, 100)), data},
 		"many": {bytes.Repeat(named, 2000), bytes.Repeat(data, 2000)}, "raw": {rawFrame(plain(3 << 20)), plain(3 << 20)},
-		"wide-table": {tabled(golden(t, "window-128M"), data), data},
+		"table-of-nothing": {tabled(named, nil), data}, "wide-table": {tabled(golden(t, "window-128M"), data), data},
 	} {
 		stored[name+".zst"], want[name] = coded[0], join(coded[1:]...)
 	}
