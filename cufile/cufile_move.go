@@ -95,8 +95,9 @@ func (f *File) moveCuFile(ctx context.Context, v *View, pieces []piece) (<-chan 
 	for _, p := range pieces {
 		total += p.n
 	}
-	base := f.r.hbm + devicePointer(v.at)
+	base := v.base()
 	if v.envelope {
+		base -= devicePointer(v.skew)
 		p := &pieces[0]
 		p.offset, p.n = p.offset-v.skew, roundUp(p.n+v.skew, pageSize)
 	}
