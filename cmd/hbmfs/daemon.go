@@ -45,17 +45,19 @@ func (c *mountCommand) background(ctx context.Context) error {
 		_ = daemon.Process.Signal(syscall.SIGTERM) // it may be gone already
 	}()
 	line, err := bufio.NewReader(read).ReadString('\n')
-	if err != nil {
-		_ = daemon.Wait() // its exit code says less than the log
-		return fmt.Errorf("the daemon died before the mount was ready: see %s", c.logName())
-	}
 	state, text, _ := strings.Cut(strings.TrimSpace(line), " ")
 	if state != "ready" {
-		_ = daemon.Wait() // it has said why
-		return errors.New(text)
+		_ = daemon.Wait() // its exit code says less than its line or the log
 	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("interrupted: the mount was taken away again")
+	switch {
+	case ctx.Err() != nil && state == "ready":
+		return fmt.Errorf("%w: the mount is taken away again", errInterrupted)
+	case ctx.Err() != nil:
+		return errInterrupted
+	case err != nil:
+		return fmt.Errorf("the daemon died before the mount was ready: see %s", c.logName())
+	case state != "ready":
+		return errors.New(text)
 	}
 	fmt.Fprintf(c.stdout, "%s\n", text)
 	return daemon.Process.Release()

@@ -179,13 +179,14 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 		from int64
 		to   **uint32
 	}{{"uid", c.uid, &opt.UID}, {"gid", c.gid, &opt.GID}} {
-		if id.from >= 0 {
-			if id.from > 1<<32-2 {
-				return opt, usageError{fmt.Errorf("%s %d is out of range", id.name, id.from)}
-			}
-			v := uint32(id.from)
-			*id.to = &v
+		if id.from == -1 {
+			continue
 		}
+		if id.from < 0 || id.from > 1<<32-2 {
+			return opt, usageError{fmt.Errorf("%s %d is out of range: want 0 to %d, or -1 for what the source says", id.name, id.from, uint32(1<<32-2))}
+		}
+		v := uint32(id.from)
+		*id.to = &v
 	}
 	return opt, nil
 }

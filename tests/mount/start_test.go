@@ -2,11 +2,14 @@ package mount_test
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -37,6 +40,7 @@ func TestRefusals(t *testing.T) {
 		{"an option without its value", []string{"-o", "uid", source, point}, 2, "needs a value"},
 		{"a wrong umask", []string{"--umask", "9", source, point}, 2, "umask"},
 		{"a wrong uid", []string{"--uid", "99999999999", source, point}, 2, "uid"},
+		{"a negative gid", []string{"--gid", "-7", source, point}, 2, "gid"},
 		{"too few arguments", []string{source}, 2, "usage"},
 		{"too many arguments", []string{source, point, point}, 2, "usage"},
 		{"a log that cannot be written", []string{"--log-file", "/proc/no/log", source, point}, 1, "log"},
@@ -56,6 +60,38 @@ func TestRefusals(t *testing.T) {
 	}
 	if r := run(t, "inspect", filepath.Join(source, "absent")); r.code != 1 {
 		t.Errorf("inspect of nothing: exit code %d, want 1: %s", r.code, r.stderr)
+	}
+}
+
+// Ctrl-C while a source does not answer ends the command and its daemon, as an interruption.
+func TestInterruptedStart(t *testing.T) {
+	needFUSE(t)
+	asked := make(chan struct{}, 16)
+	source := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
+		asked <- struct{}{}
+		<-q.Context().Done()
+	}))
+	defer source.Close()
+	for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
+		point, said := newDir(t), filepath.Join(newDir(t), "stderr")
+		stderr, err := os.Create(said)
+		must(t, err)
+		cmd := suite.Command(t.Context(), "mount", flag, "--log-file", filepath.Join(newDir(t), "log"), source.URL, point)
+		cmd.Stderr = stderr
+		must(t, cmd.Start())
+		select {
+		case <-asked:
+		case <-time.After(patience):
+			t.Errorf("%s: the source is not asked", flag)
+		}
+		must(t, cmd.Process.Signal(os.Interrupt))
+		_ = cmd.Wait() // the exit code says it
+		must(t, stderr.Close())
+		text, err := os.ReadFile(said)
+		if code := cmd.ProcessState.ExitCode(); err != nil || code != 130 || string(text) != "hbmfs: interrupted\n" {
+			t.Errorf("%s: exit code %d and %q, want 130 and that it was interrupted (%v)", flag, code, text, err)
+		}
+		wantMounted(t, point, false)
 	}
 }
 
