@@ -164,6 +164,28 @@ func TestStreamThatIsGivenUp(t *testing.T) {
 	v.Release()
 }
 
+// TestStreamSkipsNothing gives up waiting for a span whose successor is there already.
+func TestStreamSkipsNothing(t *testing.T) {
+	s := &Stream{cancel: func() {}, ready: make(chan chan fetched, 2), places: make(chan struct{}, 2)}
+	slow, quick := make(chan fetched, 1), make(chan fetched, 1)
+	s.ready <- slow
+	s.ready <- quick
+	close(s.ready)
+	s.places <- struct{}{}
+	s.places <- struct{}{}
+	quick <- fetched{view: &View{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Next(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("cancelled: %v", err)
+	}
+	slow <- fetched{view: &View{}}
+	if v, err := s.Next(t.Context()); v != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("after an error: %v, and a view: %v", err, v != nil)
+	}
+	s.Close()
+}
+
 func TestManyReadersAtOnce(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {
 		name, data := randomFile(t, 2<<20, 4)

@@ -17,6 +17,9 @@ type Stream struct {
 	places chan struct{} // as many as spans may be under way or waiting to be taken
 	wg     sync.WaitGroup
 	ended  error // why the plan was not finished; set before ready is closed
+
+	mu  sync.Mutex
+	err error // the first that Next gave; guarded by mu
 }
 
 type fetched struct {
@@ -65,8 +68,31 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 }
 
 // Next gives the next span's view, in the plan's order; io.EOF after the last. The caller releases it, without
-// needing a further view first. After an error the stream has ended.
+// needing a further view first. After an error the stream has ended, and Next gives that error again: what else was
+// fetched is not what comes next.
 func (s *Stream) Next(ctx context.Context) (*View, error) {
+	if err := s.failed(nil); err != nil {
+		return nil, err
+	}
+	v, err := s.next(ctx)
+	if err == nil {
+		return v, nil
+	}
+	s.cancel()
+	return nil, s.failed(err)
+}
+
+// failed keeps the first error, and gives it.
+func (s *Stream) failed(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+	}
+	return s.err
+}
+
+func (s *Stream) next(ctx context.Context) (*View, error) {
 	var result chan fetched
 	select {
 	case next, ok := <-s.ready:
@@ -83,20 +109,14 @@ func (s *Stream) Next(ctx context.Context) (*View, error) {
 	select {
 	case r := <-result:
 		<-s.places
-		if r.err != nil {
-			s.cancel()
-		}
 		return r.view, r.err
 	case <-ctx.Done():
 		// The view is on its way and has no other taker.
-		s.wg.Add(1)
-		go func() {
-			defer s.wg.Done()
+		s.wg.Go(func() {
 			if r := <-result; r.view != nil {
 				r.view.Release()
 			}
-		}()
-		s.cancel()
+		})
 		return nil, ctx.Err()
 	}
 }
