@@ -121,6 +121,10 @@ func TestASourceThatHangs(t *testing.T) {
 	n.must(err)
 	n.must(json.Unmarshal(text, &network))
 	n.must(n.publish("v", "p1", "source", outer+"/one"))
+	n.within("its daemon reads nothing any more, or it could not be killed", func() bool {
+		text, err := os.ReadFile(filepath.Join(n.target("p1"), ".hbmfs/status"))
+		return err == nil && strings.Contains(string(text), `"indexing": false`)
+	})
 	n.must(unix.Kill(network.PID, unix.SIGSTOP))
 	defer func() { n.must(unix.Kill(network.PID, unix.SIGCONT)) }()
 
