@@ -145,8 +145,11 @@ func (v *View) CopyTo(ctx context.Context, p []byte, offset int64) error {
 		copy(p, v.Bytes()[offset:])
 		return ctx.Err()
 	}
-	// Each worker copies through its own pinned memory, so that p need not be pinned.
+	// Each worker copies through its own pinned memory, so that p need not be pinned. A cancelled call may leave one
+	// behind that waits for the GPU: it must not write to p any more.
 	step := v.r.opt.Slot
+	var mu sync.RWMutex
+	over := false // guarded by mu
 	_, err := v.r.crew.run(ctx, v.r.opt.Threads, (int64(len(p))+step-1)/step, func(w *worker, i int64) error {
 		part := p[i*step : min((i+1)*step, int64(len(p)))]
 		s, err := w.slot()
@@ -159,9 +162,16 @@ func (v *View) CopyTo(ctx context.Context, p []byte, offset int64) error {
 		if err := errors.Join(w.sent(s), w.settle(s)); err != nil {
 			return err
 		}
-		copy(part, s.memory)
+		mu.RLock()
+		defer mu.RUnlock()
+		if !over {
+			copy(part, s.memory)
+		}
 		return nil
 	})
+	mu.Lock()
+	defer mu.Unlock()
+	over = true
 	return err
 }
 
