@@ -134,6 +134,8 @@ func (e *CUDAError) Error() string {
 		text += ": no GPU has this index"
 	case cudaSystemBusy:
 		text += ": the driver is not ready; is the fabric manager running?"
+	case 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719: // those after which a context fails for good
+		text += ": the GPU, or a kernel of this process, failed, and nothing more works there: start the process again"
 	}
 	return text
 }

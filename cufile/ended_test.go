@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
+	"strings"
 	"testing"
 )
 
@@ -34,5 +36,50 @@ func TestCopyToWritesNothingAfterItReturned(t *testing.T) {
 	}
 	if !bytes.Equal(p, make([]byte, len(p))) {
 		t.Error("it wrote after it had returned")
+	}
+}
+
+// TestLostGPU closes everything after a kernel of somebody else's made every call fail: the program goes on without it.
+func TestLostGPU(t *testing.T) {
+	name, data := randomFile(t, 3<<20, 23)
+	for _, path := range []Path{Staged, Mapped} {
+		t.Run(string(path), func(t *testing.T) {
+			o := smallOptions(fakeLibraries(t), path)
+			s, err := NewShared(2, o)
+			must(t, err)
+			var readers []*Reader
+			var files []*File
+			for range 2 {
+				o.Share = s
+				r, err := New(t.Context(), o)
+				must(t, err)
+				f, err := r.Open(t.Context(), name)
+				must(t, err)
+				v, err := f.Read(t.Context(), 0, int64(len(data)))
+				must(t, err)
+				v.Release()
+				readers, files = append(readers, r), append(files, f)
+			}
+			ask(t, o.Libraries.CUDA, "fake_cuda_lose")
+			for i, f := range files {
+				before := f.Moved()
+				if _, err := f.Read(t.Context(), 0, int64(len(data))); err == nil || !strings.Contains(err.Error(), "start the process again") {
+					t.Errorf("read: %v, want that the process must be started again", err)
+				}
+				if f.Moved() != before {
+					t.Error("bytes were counted that did not come")
+				}
+				t.Log(f.Close()) // fails or not; what counts is what it leaves behind
+				t.Log(readers[i].Close())
+			}
+			if err := s.Close(); err != nil && strings.Contains(err.Error(), "readers use them") {
+				t.Error(err)
+			}
+			maps, err := os.ReadFile("/proc/self/maps")
+			must(t, err)
+			if strings.Contains(string(maps), name) {
+				t.Error("the file is still mapped")
+			}
+		})
 	}
 }

@@ -3,6 +3,8 @@ package cufile
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -121,16 +123,16 @@ func (m *mappings) forget(w *worker, b *backing) error {
 	return m.drop(w, f)
 }
 
-// drop discards a file that has no user. It needs mu and gives it up meanwhile.
+// drop discards a file that has no user. It needs mu and gives it up meanwhile. What CUDA does not let go of is unmapped
+// too: it fails for good then, and reads nothing any more.
 func (m *mappings) drop(w *worker, f *mappedFile) error {
 	m.mu.Unlock()
 	w.drain()
 	m.mu.Lock()
+	var errs []error
 	for len(f.users) == 0 && !f.idle() {
 		if list := f.registered(); len(list) > 0 {
-			if err := m.discard(w, list); err != nil {
-				return err
-			}
+			errs = append(errs, m.discard(w, list))
 			continue
 		}
 		for _, window := range f.windows {
@@ -138,15 +140,15 @@ func (m *mappings) drop(w *worker, f *mappedFile) error {
 				continue
 			}
 			if err := m.wait(w, window.settled); err != nil {
-				return err
+				return errors.Join(append(errs, err)...)
 			}
 			break
 		}
 	}
-	if len(f.users) > 0 {
-		return nil
+	if len(f.users) == 0 {
+		errs = append(errs, m.unmap(f))
 	}
-	return m.unmap(f)
+	return errors.Join(errs...)
 }
 
 // close ends the filling and discards all that is left. Nobody may use it any more.
@@ -159,14 +161,9 @@ func (m *mappings) discardAll(w *worker) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var errs []error
-	for len(m.files) > 0 && len(errs) == 0 {
-		for _, f := range m.files {
-			clear(f.users)
-			if err := m.drop(w, f); err != nil {
-				errs = append(errs, err)
-			}
-			break
-		}
+	for _, f := range slices.Collect(maps.Values(m.files)) {
+		clear(f.users)
+		errs = append(errs, m.drop(w, f))
 	}
 	return errors.Join(errs...)
 }

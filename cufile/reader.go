@@ -289,8 +289,9 @@ func (r *Reader) release() error {
 	}
 	var errs []error
 	if r.mapper != nil {
-		if err := errors.Join(r.mapper.doAtLast(closePatience, r.releaseGPU), r.mapper.close()); err != nil {
-			return err
+		errs = append(errs, r.mapper.doAtLast(closePatience, r.releaseGPU))
+		if err := r.mapper.close(); err != nil {
+			return errors.Join(append(errs, err)...)
 		}
 	}
 	r.stuck.Wait()

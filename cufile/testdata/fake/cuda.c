@@ -15,7 +15,7 @@
 
 typedef int CUresult;
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600 };
+       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
 struct range { uintptr_t at; size_t n; int flags; struct range *next; };
 struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN } kind; uintptr_t to, from; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
@@ -30,6 +30,7 @@ static size_t hbm_used, pinned_now, pinned_peak;
 static uint64_t violations, launches, copies;
 static uint64_t events, pending;
 static int initialized, retained, held;
+static volatile int lost; // a kernel went wrong: every call fails from then on
 static __thread void *current;
 static char the_context;
 
@@ -112,6 +113,7 @@ static CUresult new_stream(struct stream **out); // a call of an exported name m
 
 static CUresult enqueue(struct stream *s, struct step step) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    if (lost) return ILLEGAL_ADDRESS;
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&once);
     if (!legacy) new_stream(&legacy);
@@ -172,6 +174,7 @@ CUresult cuMemAlloc_v2(uintptr_t *p, size_t n) {
 }
 
 CUresult cuMemFree_v2(uintptr_t p) {
+    if (lost) return ILLEGAL_ADDRESS;
     pthread_mutex_lock(&lock);
     struct range *r = detach(&hbm, p);
     if (r) { hbm_used -= r->n; free((void *)r->at); free(r); }
@@ -180,6 +183,7 @@ CUresult cuMemFree_v2(uintptr_t p) {
 }
 
 CUresult cuMemHostRegister_v2(uintptr_t p, size_t n, unsigned flags) {
+    if (lost) return ILLEGAL_ADDRESS;
     if (!current) return INVALID_CONTEXT;
     if (p % 4096 || n % 4096 || !n) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
@@ -198,6 +202,7 @@ CUresult cuMemHostRegister_v2(uintptr_t p, size_t n, unsigned flags) {
 }
 
 CUresult cuMemHostUnregister(uintptr_t p) {
+    if (lost) return ILLEGAL_ADDRESS;
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
     struct range *r = detach(&pinned, p);
@@ -234,6 +239,7 @@ CUresult cuStreamDestroy_v2(struct stream *s) {
 }
 
 CUresult cuStreamSynchronize(struct stream *s) {
+    if (lost) return ILLEGAL_ADDRESS;
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
     for (uint64_t until = s->queued; s->done < until;) pthread_cond_wait(&moved, &lock);
@@ -246,6 +252,7 @@ CUresult cuEventDestroy_v2(struct event *e) { (void)e; __sync_fetch_and_sub(&eve
 CUresult cuStreamWaitEvent(struct stream *s, struct event *e, unsigned flags) { return flags ? INVALID_VALUE : enqueue(s, (struct step){.kind = AWAIT, .event = e}); }
 CUresult cuEventRecord(struct event *e, struct stream *s) { return enqueue(s, (struct step){.kind = SIGNAL, .event = e}); }
 CUresult cuEventQuery(struct event *e) {
+    if (lost) return ILLEGAL_ADDRESS;
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
     int there = e->reached >= e->recorded;
@@ -318,6 +325,7 @@ uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
 uint64_t fake_cuda_hbm(void) { return hbm_used; }
 uint64_t fake_cuda_events(void) { return events; }
 uint64_t fake_cuda_pending(void) { pthread_mutex_lock(&lock); uint64_t n = pending; pthread_mutex_unlock(&lock); return n; } // steps that are queued
+uint64_t fake_cuda_lose(void) { lost = 1; return 0; }
 uint64_t fake_cuda_hold(void) { pthread_mutex_lock(&lock); held = 1; pthread_mutex_unlock(&lock); return 0; } // all streams stop
 uint64_t fake_cuda_go_on(void) { pthread_mutex_lock(&lock); held = 0; pthread_cond_broadcast(&moved); pthread_mutex_unlock(&lock); return 0; }
 uint64_t fake_cuda_retained(void) { return (uint64_t)retained; }
