@@ -35,17 +35,6 @@ type file struct {
 	strides      int   // how often in a row it was as far
 }
 
-// stream is a reader that goes through a file in order.
-type stream struct {
-	next   int64 // where it will read next
-	window int64 // bytes to fetch ahead of it
-}
-
-const (
-	maxStreams = 4       // of a file
-	tolerance  = 1 << 20 // bytes that a sequential reader may skip or go back, since the kernel's readahead reorders
-)
-
 func (x *Origin) file(o *layout.Object) *file {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -57,49 +46,11 @@ func (x *Origin) file(o *layout.Object) *file {
 	return f
 }
 
-// ahead gives how many bytes to fetch beyond a read of [off, end): none for the first and for those at random, and
-// twice as many each time that a reader goes on where it was.
-func (f *file) ahead(off, end, most int64) int64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i, st := range f.streams {
-		if off < st.next-tolerance || off > st.next+tolerance {
-			continue
-		}
-		if end > st.next {
-			st.next, st.window = end, min(most, max(4*(end-off), 2*st.window))
-		}
-		copy(f.streams[1:i+1], f.streams[:i])
-		f.streams[0] = st
-		return st.window
-	}
-	f.step(off)
-	if len(f.streams) < maxStreams {
-		f.streams = append(f.streams, stream{})
-	}
-	copy(f.streams[1:], f.streams)
-	f.streams[0] = stream{next: end}
-	return 0
-}
-
-// step notes a read that goes on with no stream. f.mu is held.
-func (f *file) step(off int64) {
-	if d := off - f.last; d == f.stride {
-		f.strides++
-	} else {
-		f.stride, f.strides = d, 0
-	}
-	f.last = off
-}
-
-// strided gives the distance of reads that come at equal ones, 0 where they do not.
-func (f *file) strided() int64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.strides < 2 {
-		return 0
-	}
-	return f.stride
+// mostAhead bounds what is fetched ahead of one reader, bytes. Several would evict each other's if it were not a small
+// part of the budget.
+func (s *Store) mostAhead() int64 {
+	const share = 16
+	return min(s.opt.Ahead, s.opt.Size/share)
 }
 
 // ReadAt implements [layout.Origin]. What is not here is fetched; where the disk fails or is full, the origin is read.
@@ -109,7 +60,7 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 	}
 	f := x.file(o)
 	want := p[:min(int64(len(p)), o.Size-off)]
-	ahead := f.ahead(off, off+int64(len(want)), x.store.opt.Ahead)
+	ahead := f.ahead(off, off+int64(len(want)), x.store.mostAhead())
 	x.reached(o, true, ahead >= inOrder)
 	for n := 0; n < len(want); {
 		g := x.segment(o, off+int64(n))

@@ -93,20 +93,44 @@ func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start
 	}
 	p.touched = now
 	p.end = max(p.end, l.plans.clock)
-	for _, u := range reads {
+	for before := p.first + len(p.reads); len(reads) > 0; reads = reads[1:] {
+		u := reads[0]
+		if l.plans.saidBefore(p, before, u) {
+			continue
+		}
 		u.plan, u.place, u.stamp, u.weight = p, p.first+len(p.reads), p.end, min(max(u.to-u.from, spanSize), planStep)
 		p.end += (u.to-u.start+block-1)/block*block - (u.from-u.start)/block*block
 		p.reads = append(p.reads, u)
+		l.plans.reads++
 		uses := l.plans.uses[u.key]
 		at, _ := slices.BinarySearchFunc(uses, u.stamp+1, func(u *planned, stamp int64) int { return cmp.Compare(u.stamp, stamp) })
 		l.plans.uses[u.key] = slices.Insert(uses, at, u)
 	}
-	l.plans.reads += len(reads)
 	l.plans.changed()
 	start = !l.plans.running
 	l.plans.running = true
 	return true, start
 }
+
+// saidBefore reports whether a plan has a read already, at a place before the given one: who reads what he has planned
+// may say so again, and reads it once.
+func (s *plans) saidBefore(p *plan, before int, u *planned) bool {
+	const soonest = 64 // of a segment's uses, which can be many
+	uses := s.uses[u.key]
+	return slices.ContainsFunc(uses[:min(len(uses), soonest)], func(v *planned) bool {
+		return v.plan == p && v.place < before && v.from <= u.from && u.to <= v.to
+	})
+}
+
+// comesFirst reports whether a read is among the next few of its plan, which alone take the room of what comes later:
+// else all of the budget would hold what comes first, and nothing what comes again.
+func (l *ledger) comesFirst(u *planned) bool {
+	p := u.plan
+	return len(p.reads) > 0 && u.stamp <= max(p.at, p.reads[0].stamp)+l.share()
+}
+
+// share is the part of one plan in the part of the budget that holds what comes first.
+func (l *ledger) share() int64 { return l.limit / heldShare / int64(max(1, len(l.plans.of))) }
 
 // takeOff takes a read off its plan.
 func (s *plans) takeOff(u *planned) {
@@ -273,12 +297,11 @@ func (l *ledger) fetched(u *planned, noRoom bool, now time.Time) {
 }
 
 // furthest gives the segment that plans need last, for a read that needs room: one that comes now, where u is nil, or
-// u. What u may take comes later than itself. And only the next few reads of a plan take anything: else all of the
-// budget would hold what comes first, and nothing what comes again.
+// u. What u may take comes later than itself, and only the next few reads of a plan take anything.
 func (l *ledger) furthest(u *planned) *entry {
 	after := int64(-1)
 	if u != nil {
-		if len(u.plan.reads) == 0 || u.stamp > max(u.plan.at, u.plan.reads[0].stamp)+l.limit/heldShare {
+		if !l.comesFirst(u) {
 			return nil
 		}
 		after = u.stamp

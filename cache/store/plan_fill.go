@@ -43,6 +43,7 @@ func (x *Origin) EndPlan(reader any) { x.store.ledger.endPlan(reader) }
 func (x *Origin) WasRead(o *layout.Object, off, n int64) {
 	x.reached(o, true, false)
 	f := x.file(o)
+	f.ahead(off, min(o.Size, off+n), x.store.mostAhead()) // so that it goes on in order where what is here ends
 	for end := min(o.Size, off+n); off < end; {
 		g := x.segment(o, off)
 		x.store.ledger.wasRead(keyOf(f.identity, g.index), off, min(end, g.end()))

@@ -29,7 +29,7 @@ type Options struct {
 	Size    int64 // bytes that segments may take, 0 means 80% of the filesystem
 	Segment int64 // bytes of a segment, a multiple of 1 MiB up to [MaxSegment]; 0 means 1 GiB, or 256 MiB below a Size of 64 GiB
 	MinFree int64 // bytes that stay free on the filesystem, 0 means 5% of it. So many of its inodes stay free, too
-	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB. Objects that come as a whole count up to where it ends in them
+	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB; and no more than a sixteenth of Size. Objects that come as a whole count up to where it ends in them
 	MaxOpen int   // segments that stay open between reads, 0 means 256
 	Log     *slog.Logger
 	Trace   *trace.Tracer // has a span for each fill, publication and eviction, nil for none

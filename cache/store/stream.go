@@ -1,0 +1,76 @@
+package store
+
+// stream is a reader that goes through a file in order.
+type stream struct {
+	from   int64 // where it began
+	next   int64 // where it will read next
+	read   int64 // bytes that it has read since
+	window int64 // bytes to fetch ahead of it
+}
+
+const (
+	maxStreams = 4       // of a file
+	tolerance  = 1 << 20 // bytes that a sequential reader may skip or go back, since the kernel's readahead reorders
+	proof      = 4 << 20 // bytes: who has gone so far in order goes on. The kernel cuts a large read at random into several in order
+)
+
+// ahead gives how many bytes to fetch beyond a read of [off, end), most at most: none for the first and for those at
+// random. Who began at the beginning of the file gets twice as many each time that he goes on where he was; who began
+// elsewhere has to go on for a while first, and never gets more than he has read.
+func (f *file) ahead(off, end, most int64) int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, st := range f.streams {
+		if off < st.next-tolerance || off > st.next+tolerance {
+			continue
+		}
+		st.goOn(off, end, most)
+		copy(f.streams[1:i+1], f.streams[:i])
+		f.streams[0] = st
+		return st.window
+	}
+	f.step(off)
+	if len(f.streams) < maxStreams {
+		f.streams = append(f.streams, stream{})
+	}
+	copy(f.streams[1:], f.streams)
+	f.streams[0] = stream{from: off, next: end, read: end - off}
+	return 0
+}
+
+func (st *stream) goOn(off, end, most int64) {
+	st.read += end - off
+	if end <= st.next {
+		return
+	}
+	st.next = end
+	wanted, span := max(4*(end-off), 2*st.window), st.next-st.from
+	switch {
+	case st.read < span/2: // it skips more than it reads
+		st.window = 0
+	case st.from < tolerance:
+		st.window = min(most, wanted)
+	case span > proof:
+		st.window = min(most, wanted, st.read)
+	}
+}
+
+// step notes a read that goes on with no stream. f.mu is held.
+func (f *file) step(off int64) {
+	if d := off - f.last; d == f.stride {
+		f.strides++
+	} else {
+		f.stride, f.strides = d, 0
+	}
+	f.last = off
+}
+
+// strided gives the distance of reads that come at equal ones, 0 where they do not.
+func (f *file) strided() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.strides < 2 {
+		return 0
+	}
+	return f.stride
+}
