@@ -71,10 +71,14 @@ func (f *File) advise(ctx context.Context, g *group) error {
 	return ctx.Err()
 }
 
+// prefetch tells the mount. What the kernel has pages of needs nothing fetched into a cache.
 func (m *mountedFile) prefetch(ctx context.Context, spans []Span) error {
 	var ranges []control.Range
 	for _, s := range spans {
-		if s.Length > 0 {
+		switch {
+		case s.Length > 0 && m.cached():
+			ranges = appendMissing(ranges, m.inline, s.Offset, s.Length)
+		case s.Length > 0:
 			ranges = append(ranges, control.Range{Offset: s.Offset, Length: s.Length})
 		}
 	}

@@ -81,8 +81,8 @@ func (p *places) hold(offset, n int64) bool {
 	return true
 }
 
-// announce has the daemon fetch what a request is about to read through the mount: all of it at once, and also what the
-// kernel has pages of from before the cache let it go, which else would never lie in a backing file again.
+// announce has the daemon fetch what a request is about to read through the mount, all of it at once, but not what the
+// kernel has pages of from before the cache let it go: that would come over the network for nothing.
 //
 // A cache that lacks bytes may lack the room for them: what was not used for a while is given back.
 func (f *File) announce(ctx context.Context, pieces []piece) {
@@ -95,23 +95,37 @@ func (f *File) announce(ctx context.Context, pieces []piece) {
 	}
 	var ranges []control.Range
 	for i := range pieces {
-		p := &pieces[i]
-		if p.file != m.inline {
-			continue
+		if p := &pieces[i]; p.file == m.inline {
+			ranges = appendMissing(ranges, m.inline, p.offset, p.n)
 		}
-		if k := len(ranges) - 1; k >= 0 && ranges[k].Offset+ranges[k].Length == p.offset {
-			ranges[k].Length += p.n
-			continue
-		}
-		if len(ranges) == control.MaxRanges {
+		if len(ranges) >= control.MaxRanges {
+			ranges = ranges[:control.MaxRanges]
 			break
 		}
-		ranges = append(ranges, control.Range{Offset: p.offset, Length: p.n})
 	}
 	if len(ranges) > 0 {
 		f.r.handles.shed(ctx, leaseUnused)
 		_ = control.Prefetch(m.file, ranges...) // it is advice, and whoever reads the bytes meets what is wrong
 	}
+}
+
+// appendMissing appends those parts of a range of the mount that the kernel has no pages of, as far as it tells this
+// user. Those that follow each other become one.
+func appendMissing(ranges []control.Range, mount *backing, offset, n int64) []control.Range {
+	pages, cached, known := residentPages(mount, offset, n)
+	switch {
+	case known && cached >= pages:
+		return ranges
+	case known && cached > 0: // so there are two pages at least
+		half := offset/pageSize*pageSize + pages/2*pageSize - offset
+		ranges = appendMissing(ranges, mount, offset, half)
+		return appendMissing(ranges, mount, offset+half, n-half)
+	}
+	if k := len(ranges) - 1; k >= 0 && ranges[k].Offset+ranges[k].Length == offset {
+		ranges[k].Length += n
+		return ranges
+	}
+	return append(ranges, control.Range{Offset: offset, Length: n})
 }
 
 // leaseUnused is for how long a file of a cache is leased that no request needs, while others may need its room.
