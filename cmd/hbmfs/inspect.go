@@ -107,13 +107,12 @@ type verification struct {
 }
 
 func (c *inspectCommand) run(ctx context.Context) error {
-	opt := layout.Options{Format: c.format}
-	if c.dtype != "" {
-		d, err := layout.ParseDType(c.dtype)
-		if err != nil {
-			return usageError{err}
-		}
-		opt.DType = d
+	opt, err := layoutOptions(c.format, c.dtype)
+	if err != nil {
+		return err
+	}
+	if isRemote(c.source) {
+		return usageError{fmt.Errorf("%s is not on this machine: mount it (hbmfs mount), and inspect the mount point", c.source)}
 	}
 	dir, err := cache.OpenDir(c.source, maxOpenFiles())
 	if err != nil {
@@ -132,7 +131,7 @@ func (c *inspectCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	result.Problems = append(listing.Problems, volume.Problems()...)
+	result.Problems = append(append(result.Problems, listing.Problems...), volume.Problems()...)
 	if c.verify {
 		if err := c.verifyManifest(ctx, volume, result); err != nil {
 			return err
@@ -189,7 +188,7 @@ func (c *inspectCommand) inspect(ctx context.Context, v *layout.Volume) (*inspec
 func describe(s *layout.Set) inspectedSet {
 	out := inspectedSet{
 		Format: s.Format, Dir: s.Dir, Split: s.Split, DType: s.DType, Bytes: s.Bytes(), Tokens: s.Tokens(),
-		Documents: s.Documents(), Samples: s.Samples(), Alignment: s.Alignment(), Notes: s.Notes, Views: []inspectedView{},
+		Documents: s.Documents(), Samples: s.Samples(), Alignment: s.Alignment(), Notes: s.Notes, Shards: []inspectedShard{}, Views: []inspectedView{},
 	}
 	for _, h := range s.Shards {
 		bytes := int64(0)

@@ -156,18 +156,12 @@ func (c *mountCommand) checkPoint() error {
 
 func (c *mountCommand) mountOptions() (fs.Options, error) {
 	opt := fs.Options{
-		Layout: layout.Options{Format: c.format}, Name: c.fsName, ShowViews: c.showViews, AllowOther: c.allowOther,
+		Name: c.fsName, ShowViews: c.showViews, AllowOther: c.allowOther,
 		ReadAhead: c.readAhead, Extra: c.kernelOptions, Helper: bindHelper(), Version: version,
 	}
-	if c.dtype != "" {
-		d, err := layout.ParseDType(c.dtype)
-		if err != nil {
-			return opt, usageError{err}
-		}
-		opt.Layout.DType = d
-	}
-	if known, _ := layout.Formats(); c.format != "" && !slices.Contains(known, c.format) {
-		return opt, usageError{fmt.Errorf("format %q is not known: use one of %s", c.format, strings.Join(known, ", "))}
+	var err error
+	if opt.Layout, err = layoutOptions(c.format, c.dtype); err != nil {
+		return opt, err
 	}
 	umask, err := strconv.ParseUint(c.umask, 8, 16)
 	if err != nil || umask > 0o777 {
@@ -187,6 +181,20 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 		}
 		v := uint32(id.from)
 		*id.to = &v
+	}
+	return opt, nil
+}
+
+// layoutOptions makes options of what --format and --dtype say.
+func layoutOptions(format, dtype string) (opt layout.Options, err error) {
+	opt.Format = format
+	if known, _ := layout.Formats(); format != "" && !slices.Contains(known, format) {
+		return opt, usageError{fmt.Errorf("format %q is not known: use one of %s", format, strings.Join(known, ", "))}
+	}
+	if dtype != "" {
+		if opt.DType, err = layout.ParseDType(dtype); err != nil {
+			return opt, usageError{err}
+		}
 	}
 	return opt, nil
 }

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestInspectJSONHasLists wants a list, and never null, where nothing is in it: jq and other programs go through it.
+func TestInspectJSONHasLists(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "notes"), []byte("nothing that is known"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []string{dir, "../../tests/testdata/npy"} {
+		var stdout, stderr bytes.Buffer
+		if code := run(context.Background(), []string{"hbmfs", "inspect", "--json", source}, &stdout, &stderr); code != exitOK {
+			t.Fatalf("%s: exit code %d: %s", source, code, stderr.String())
+		}
+		var got map[string]json.RawMessage
+		if err := json.Unmarshal(stdout.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if string(got["problems"]) != "[]" || strings.Contains(stdout.String(), "null") {
+			t.Errorf("%s: the problems are %s, want an empty list and null nowhere:\n%s", source, got["problems"], stdout.String())
+		}
+	}
+}
+
+func TestInspectMistakes(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--format", "nonsense", dir}, exitUsage, `"nonsense" is not known`},
+		{[]string{"--dtype", "u7", dir}, exitUsage, "u7"},
+		{[]string{"s3://bucket/pile"}, exitUsage, "hbmfs mount"},
+		{[]string{filepath.Join(dir, "absent")}, exitFailed, "no such file"},
+		{[]string{"--format", "npy", dir}, exitFailed, "no npy dataset is here"},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(context.Background(), append([]string{"hbmfs", "inspect"}, c.args...), &stdout, &stderr)
+		if code != c.code || !strings.Contains(stderr.String(), c.says) {
+			t.Errorf("%q: exit code %d and %q, want %d and %q", c.args, code, stderr.String(), c.code, c.says)
+		}
+	}
+}
