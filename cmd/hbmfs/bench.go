@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"strings"
 
@@ -157,6 +158,9 @@ func (c *benchCommand) run(ctx context.Context) error {
 	}
 	result := &benchResult{File: c.name, CPUs: runtime.NumCPU(), Block: sizes.block, Sample: sizes.sample, Align: sizes.align, Samples: c.samples, Threads: c.threads, Depth: c.depth,
 		Slot: sizes.slot, Window: sizes.window, Refilled: c.refill}
+	if err := c.measureFile(&sizes, result); err != nil {
+		return err
+	}
 	if c.refill {
 		if err := refill(ctx, c.name); err != nil {
 			return err
@@ -182,6 +186,22 @@ func (c *benchCommand) run(ctx context.Context) error {
 	return nil
 }
 
+// measureFile finds out how much of the file is used. Where that is too little, no path could be measured.
+func (c *benchCommand) measureFile(sizes *benchSizes, result *benchResult) error {
+	info, err := os.Stat(c.name)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no file: name a shard, or a file of a mount", c.name)
+	}
+	sizes.file, result.Size = info.Size(), min(info.Size(), sizes.length)
+	if result.Size < sizes.block || result.Size < sizes.sample {
+		return fmt.Errorf("%d bytes of %s are used, less than a block or sample: name a larger file, or smaller ones with --block and --sample", result.Size, c.name)
+	}
+	return nil
+}
+
 func (c *benchCommand) measurePaths(ctx context.Context, base cufile.Options, sizes benchSizes, plans []benchPlan, result *benchResult) error {
 	for _, p := range plans {
 		b := &bench{command: c, base: base, sizes: sizes, plan: p, result: result}
@@ -196,7 +216,10 @@ func (c *benchCommand) measurePaths(ctx context.Context, base cufile.Options, si
 	return nil
 }
 
-type benchSizes struct{ block, sample, align, slot, window, length int64 }
+type benchSizes struct {
+	block, sample, align, slot, window, length int64
+	file                                       int64 // all of it
+}
 
 // settle reads the flags.
 func (c *benchCommand) settle() (o cufile.Options, s benchSizes, err error) {

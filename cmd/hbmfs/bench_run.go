@@ -47,16 +47,12 @@ func (b *bench) run(ctx context.Context) (err error) {
 }
 
 func (b *bench) open(ctx context.Context) error {
-	var info unix.Stat_t
-	if err := unix.Stat(b.command.name, &info); err != nil {
-		return fmt.Errorf("stat %s: %w", b.command.name, err)
-	}
 	o, gpus := b.base, len(b.command.gpus)
 	if o.Path = b.plan.path; o.Path == cufile.Mapped {
 		o.Pinned = movingWindows * o.Window
 		if b.plan.kept {
 			// A gather holds one part of so many of what may be pinned.
-			o.Pinned = int64(gpus+1) * (info.Size + o.Window)
+			o.Pinned = int64(gpus+1) * (b.sizes.file + o.Window)
 		}
 		if gpus > 1 {
 			var err error
@@ -79,11 +75,7 @@ func (b *bench) open(ctx context.Context) error {
 		}
 		b.files = append(b.files, f)
 	}
-	b.size = min(b.files[0].Size(), b.sizes.length)
-	b.result.Size = b.size
-	if b.size < b.sizes.block || b.size < b.sizes.sample {
-		return fmt.Errorf("%d bytes of %s are used, less than a block or sample", b.size, b.command.name)
-	}
+	b.size = b.result.Size
 	if b.plan.visited {
 		for _, f := range b.files {
 			if err := b.sequential(ctx, f, time.Time{}, &atomic.Int64{}); err != nil {
