@@ -273,7 +273,7 @@ func (w *worker) settle(s *slot) error {
 // sent marks a slot as in use by what is on the stream so far. The job does not end before that is done.
 func (w *worker) sent(s *slot) error {
 	if err := w.cu.record(s.copied, w.stream); err != nil {
-		return err
+		return errors.Join(err, w.cu.synchronize(w.stream)) // nothing else tells when the copy has ended
 	}
 	s.busy, s.owner = true, w.job
 	s.owner.owed.Add(1)

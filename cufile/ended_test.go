@@ -83,3 +83,22 @@ func TestLostGPU(t *testing.T) {
 		})
 	}
 }
+
+// TestCopyWithoutItsEvent has a read fail whose copies are under way, and ends only after them.
+func TestCopyWithoutItsEvent(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DELAY_US", "20000")
+	name, data := randomFile(t, 100_000, 24)
+	for _, path := range []Path{Staged, Mapped} {
+		o := smallOptions(fakeLibraries(t), path)
+		r := newReader(t, o)
+		m := newMemory(t, r, int64(len(data)), 0)
+		f := openFileIn(t, r, name)
+		ask(t, o.Libraries.CUDA, "fake_cuda_no_record")
+		if _, err := f.ReadInto(t.Context(), Target{Memory: m.Memory}, 0, f.Size()); err == nil || f.Moved().Total() != 0 {
+			t.Errorf("%s: %v, and %+v moved", path, err, f.Moved())
+		}
+		if n := ask(t, o.Libraries.CUDA, "fake_cuda_pending"); n != 0 {
+			t.Errorf("%s: it ended while %d steps were under way", path, n)
+		}
+	}
+}

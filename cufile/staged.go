@@ -147,7 +147,10 @@ func (w *worker) stage(c *chunk, to devicePointer, cold bool) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(w.cu.copyIn(to, s.memory[skew:skew+c.n], w.stream), w.sent(s))
+	if err := w.cu.copyIn(to, s.memory[skew:skew+c.n], w.stream); err != nil {
+		return err
+	}
+	return w.sent(s)
 }
 
 // readEnvelope reads the aligned pages around a piece with O_DIRECT, past the page cache, and gives the place of the

@@ -30,6 +30,7 @@ static size_t hbm_used, pinned_now, pinned_peak;
 static uint64_t violations, launches, copies;
 static uint64_t events, pending;
 static int initialized, retained, held;
+static volatile int no_record; // cuEventRecord fails
 static volatile int lost; // a kernel went wrong: every call fails from then on
 static __thread void *current;
 static char the_context;
@@ -250,7 +251,7 @@ CUresult cuStreamSynchronize(struct stream *s) {
 CUresult cuEventCreate(struct event **e, unsigned flags) { (void)flags; *e = calloc(1, sizeof **e); __sync_fetch_and_add(&events, 1); return current ? OK : INVALID_CONTEXT; }
 CUresult cuEventDestroy_v2(struct event *e) { (void)e; __sync_fetch_and_sub(&events, 1); return OK; } // a stream may still wait for it
 CUresult cuStreamWaitEvent(struct stream *s, struct event *e, unsigned flags) { return flags ? INVALID_VALUE : enqueue(s, (struct step){.kind = AWAIT, .event = e}); }
-CUresult cuEventRecord(struct event *e, struct stream *s) { return enqueue(s, (struct step){.kind = SIGNAL, .event = e}); }
+CUresult cuEventRecord(struct event *e, struct stream *s) { return no_record ? OUT_OF_MEMORY : enqueue(s, (struct step){.kind = SIGNAL, .event = e}); }
 CUresult cuEventQuery(struct event *e) {
     if (lost) return ILLEGAL_ADDRESS;
     if (!current) return INVALID_CONTEXT;
@@ -325,6 +326,7 @@ uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
 uint64_t fake_cuda_hbm(void) { return hbm_used; }
 uint64_t fake_cuda_events(void) { return events; }
 uint64_t fake_cuda_pending(void) { pthread_mutex_lock(&lock); uint64_t n = pending; pthread_mutex_unlock(&lock); return n; } // steps that are queued
+uint64_t fake_cuda_no_record(void) { no_record = 1; return 0; }
 uint64_t fake_cuda_lose(void) { lost = 1; return 0; }
 uint64_t fake_cuda_hold(void) { pthread_mutex_lock(&lock); held = 1; pthread_mutex_unlock(&lock); return 0; } // all streams stop
 uint64_t fake_cuda_go_on(void) { pthread_mutex_lock(&lock); held = 0; pthread_cond_broadcast(&moved); pthread_mutex_unlock(&lock); return 0; }
