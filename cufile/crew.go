@@ -36,6 +36,7 @@ type worker struct {
 	index   int
 	done    *atomic.Int64 // of its crew
 	job     *job          // that it works on
+	over    bool          // what jobs use was given back: those that come are too late
 	ahead   *mappedFile   // what it may look ahead in, see mappings
 	stream  handle
 	slots   []slot
@@ -289,6 +290,9 @@ func (w *worker) drain() {
 
 func (j *job) work(w *worker) {
 	w.job = j
+	if w.over {
+		j.fail(ErrClosed)
+	}
 	for j.ctx.Err() == nil && j.failed() == nil {
 		i := j.taken.Add(1) - 1
 		if i >= j.n {

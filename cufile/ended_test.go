@@ -102,3 +102,26 @@ func TestCopyWithoutItsEvent(t *testing.T) {
 		}
 	}
 }
+
+// TestReadThatCloseOvertook is planned before its Reader is closed, and comes to the GPU when its memory is gone.
+func TestReadThatCloseOvertook(t *testing.T) {
+	name, data := randomFile(t, 1<<20, 25)
+	o := smallOptions(fakeLibraries(t), Mapped)
+	r, err := New(t.Context(), o)
+	must(t, err)
+	f, err := r.Open(t.Context(), name)
+	must(t, err)
+	v, w, err := f.prepare(t.Context(), []int64{0}, int64(len(data)))
+	must(t, err)
+	must(t, r.mapper.do(t.Context(), r.releaseGPU))
+	if _, err := f.fill(t.Context(), v, w); !errors.Is(err, ErrClosed) {
+		t.Errorf("read: %v, want that the reader is closed", err)
+	}
+	_ = f.Close()
+	_ = r.Close() // what they give back is given back already
+	for _, name := range []string{"fake_cuda_violations", "fake_cuda_pinned", "fake_cuda_hbm", "fake_cuda_retained"} {
+		if n := ask(t, o.Libraries.CUDA, name); n != 0 {
+			t.Errorf("%s is %d, want 0", name, n)
+		}
+	}
+}

@@ -345,6 +345,7 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *worker) error {
+	w.over = true
 	errs := []error{r.cufile.stop(), r.gather.unload(r.cu), r.widen.unload(r.cu)}
 	if r.share == nil {
 		errs = append(errs, r.maps.close(w))
