@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -123,5 +124,32 @@ func TestReadThatCloseOvertook(t *testing.T) {
 		if n := ask(t, o.Libraries.CUDA, name); n != 0 {
 			t.Errorf("%s is %d, want 0", name, n)
 		}
+	}
+}
+
+// TestLettingGoEndsWithItsContext cancels it at the first of two files: the second one is open for others by then, and
+// what the device holds of it must stay.
+func TestLettingGoEndsWithItsContext(t *testing.T) {
+	name, _ := randomFile(t, 100_000, 26)
+	r := newReader(t, smallOptions(fakeLibraries(t), Compat))
+	f := openFileIn(t, r, name)
+	v, err := f.Read(t.Context(), 0, 1000)
+	must(t, err)
+	v.Release()
+	first, second := &backing{cached: true}, f.source.(*plainFile).file
+	first.mu.Lock()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.letGo(ctx, []*backing{first, second}) }()
+	eventually(t, "it does not come to the first file", func() bool {
+		stacks := make([]byte, 1<<20)
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*cufileDriver).forget"))
+	})
+	cancel()
+	err = <-ended
+	first.mu.Unlock()
+	must(t, r.mapper.do(t.Context(), func(*worker) error { return nil }))
+	if !errors.Is(err, context.Canceled) || !second.hasHandle() {
+		t.Errorf("%v; the second file has its handle: %v", err, second.hasHandle())
 	}
 }

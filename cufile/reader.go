@@ -334,6 +334,9 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 	return r.mapper.do(ctx, func(w *worker) error {
 		var errs []error
 		for _, b := range files {
+			if err := ctx.Err(); err != nil { // the caller has left, and the rest are in use again
+				return errors.Join(append(errs, err)...)
+			}
 			r.cufile.forget(b)
 			if b.cached {
 				errs = append(errs, r.maps.forget(w, b))
