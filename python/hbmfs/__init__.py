@@ -84,4 +84,9 @@ def __getattr__(name: str) -> Any:
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'hbmfs' has no attribute {name!r}")
-    return getattr(importlib.import_module("." + module, __name__), name) if module else importlib.import_module("." + name, __name__)
+    try:
+        return getattr(importlib.import_module("." + module, __name__), name) if module else importlib.import_module("." + name, __name__)
+    except ModuleNotFoundError as err:
+        if err.name != "torch":
+            raise
+        raise UnavailableError(f"hbmfs.{name} needs torch, which is not installed: pip install torch") from err

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import hbmfs
@@ -142,6 +143,20 @@ def test_numbers_that_no_reader_can_have(tokens):
         for pointer, offset, length in [(room.ctypes.data, 2**64, 16), (room.ctypes.data, 0, 2**64 + 1), (room.ctypes.data + 2**64, 0, 16), (room.ctypes.data, -1, 1)]:
             fails(hbmfs.OutOfRangeError, None, lambda p=pointer, o=offset, n=length: file.read_into(p, o, n).wait())
     assert not room.any()
+
+
+def test_what_needs_torch_says_so():
+    program = """
+import sys
+sys.modules["torch"] = None  # as where it is not installed
+import hbmfs
+try:
+    hbmfs.DCPReader
+except hbmfs.UnavailableError as err:
+    print(err)
+"""
+    said = subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True, text=True)
+    assert said.stdout == "hbmfs.DCPReader needs torch, which is not installed: pip install torch\n"
 
 
 def test_what_a_given_reader_decides(tokens):
