@@ -35,7 +35,7 @@ func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, ou
 		}
 	case control.OpPrefetch:
 		var ranges []control.Range
-		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(nodeReader(number(in.NodeId)), prefetchJob{body: body, ranges: ranges}) {
+		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(nodeReader(number(in.NodeId)), prefetchJob{{body, ranges}}) {
 			return fuse.EAGAIN
 		}
 	}

@@ -21,8 +21,10 @@ type prefetcher struct {
 	plans map[any]kept // by reader
 }
 
-// prefetchJob is ranges of a file of the mount, or of one object.
-type prefetchJob struct {
+// prefetchJob is what one message says: ranges of files of the mount, or of objects.
+type prefetchJob []prefetchPart
+
+type prefetchPart struct {
 	body   *layout.Body
 	ranges []control.Range
 }
@@ -31,34 +33,51 @@ type prefetchJob struct {
 type nodeReader int
 
 func newPrefetcher() *prefetcher {
-	const pending = 128 // jobs, of 16 KiB at most
+	const pending = 128 // jobs, of 200 KiB at most
 	return &prefetcher{queue: make(chan prefetchJob, pending), bytes: new(atomic.Int64), plans: map[any]kept{}}
 }
 
-// runsPerJob bounds what a job says of remote objects.
+// runsPerJob bounds what is done of a job: a message may name all of an irregular file a thousand times.
 const runsPerJob = 1 << 16
 
+// runs yields the runs that the ranges of a job cover, as far as they are done.
+func (job prefetchJob) runs(yield func(layout.Run) bool) {
+	n := 0
+	for _, part := range job {
+		for _, g := range part.ranges {
+			for r := range part.body.RunsWithin(g.Offset, g.Length) {
+				if n++; n > runsPerJob || !yield(r) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // add queues what a job has of local files, and adds what it has of remote ones to the reader's plan. It reports
-// whether there was room.
+// whether there was room: if not, nothing was planned.
 func (p *prefetcher) add(reader any, job prefetchJob) bool {
 	var origin kept
 	var runs []layout.Run
 	var bytes int64
 	anyLocal := false
-	for _, g := range job.ranges {
-		for r := range job.body.RunsWithin(g.Offset, g.Length) {
-			k, ok := r.Object.Origin.(kept)
-			switch {
-			case !ok:
-				anyLocal = true
-				continue
-			case len(runs) == runsPerJob:
-				continue
-			}
-			if r.Stride-r.Length <= worthFetching {
-				r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
-			}
-			origin, runs, bytes = k, append(runs, r), bytes+r.Count*r.Length
+	for r := range job.runs {
+		k, ok := r.Object.Origin.(kept)
+		if !ok {
+			_, here := backed(r.Object)
+			anyLocal = anyLocal || here
+			continue
+		}
+		if r.Stride-r.Length <= worthFetching {
+			r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
+		}
+		origin, runs, bytes = k, append(runs, r), bytes+r.Count*r.Length
+	}
+	if anyLocal {
+		select {
+		case p.queue <- job:
+		default:
+			return false
 		}
 	}
 	if len(runs) > 0 {
@@ -67,15 +86,7 @@ func (p *prefetcher) add(reader any, job prefetchJob) bool {
 		}
 		p.bytes.Add(bytes)
 	}
-	if !anyLocal {
-		return true
-	}
-	select {
-	case p.queue <- job:
-		return true
-	default:
-		return false
-	}
+	return true
 }
 
 // plan adds to a reader's plan. All remote objects of a mount have one origin.
@@ -106,16 +117,14 @@ func (p *prefetcher) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case job := <-p.queue:
-			for _, g := range job.ranges {
-				p.advise(ctx, job.body, g)
-			}
+			p.advise(ctx, job)
 		}
 	}
 }
 
-// advise has the kernel read a range's local bytes ahead. What fails is no error: whoever reads the file will meet it.
-func (p *prefetcher) advise(ctx context.Context, b *layout.Body, g control.Range) {
-	for r := range b.RunsWithin(g.Offset, g.Length) {
+// advise has the kernel read a job's local bytes ahead. What fails is no error: whoever reads the file will meet it.
+func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
+	for r := range job.runs {
 		if ctx.Err() != nil {
 			return
 		}
@@ -125,7 +134,7 @@ func (p *prefetcher) advise(ctx context.Context, b *layout.Body, g control.Range
 		}
 		fd, done, err := origin.Borrow(r.Object)
 		if err != nil {
-			return
+			continue
 		}
 		span := (r.Count-1)*r.Stride + r.Length // what lies between the pieces comes along
 		if unix.Fadvise(fd, r.Offset, span, unix.FADV_WILLNEED) == nil {

@@ -426,7 +426,8 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 	if err != nil {
 		return err
 	}
-	for _, g := range ranges {
+	job := make(prefetchJob, len(ranges))
+	for i, g := range ranges {
 		if s.leases[g.Object] == 0 {
 			return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("object %d is not leased by this connection", g.Object)}
 		}
@@ -436,9 +437,10 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 		}
 		var body layout.Body
 		body.Add(o, 0, o.Size)
-		if !s.channel.prefetch.add(s, prefetchJob{&body, []control.Range{g.Range}}) {
-			return &control.Refusal{Errno: syscall.EAGAIN, Text: "too much is being prefetched already"}
-		}
+		job[i] = prefetchPart{&body, []control.Range{g.Range}}
+	}
+	if !s.channel.prefetch.add(s, job) {
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: "too much is being prefetched already"}
 	}
 	a.header.Type = control.TypeDone
 	return nil

@@ -192,16 +192,48 @@ func TestTicketsAreBounded(t *testing.T) {
 
 func TestPrefetchNeverWaits(t *testing.T) {
 	p := newPrefetcher()
-	o := &layout.Object{Name: "a", Size: 10}
+	o := localObject("a", 10)
 	var body layout.Body
 	body.Add(o, 0, o.Size)
-	job := prefetchJob{&body, []control.Range{{Length: 10}}}
+	job := prefetchJob{{&body, []control.Range{{Length: 10}}}}
 	taken := 0
 	for p.add(nodeReader(1), job) {
 		taken++
 	}
 	if taken != cap(p.queue) {
 		t.Errorf("%d jobs taken", taken)
+	}
+}
+
+// TestPrefetchTakesAWholeFrame has a reader say as many ranges as a frame may have, while nothing else is queued.
+func TestPrefetchTakesAWholeFrame(t *testing.T) {
+	c := newChannel()
+	id := c.objects.id(localObject("a", 4*control.MaxRanges))
+	s := &session{channel: c, leases: map[uint64]int{id: 1}}
+	ranges := make([]control.ObjectRange, control.MaxRanges)
+	for i := range ranges {
+		ranges[i] = control.ObjectRange{Object: id, Range: control.Range{Offset: int64(4 * i), Length: 4}}
+	}
+	var a answer
+	if err := s.prefetch(control.AppendObjectRanges(nil, ranges), &a); err != nil || a.header.Type != control.TypeDone {
+		t.Errorf("an idle daemon answers %d ranges with %d: %v", len(ranges), a.header.Type, err)
+	}
+}
+
+// TestPrefetchIsBounded has a message name all of a file of many pieces, as often as it can.
+func TestPrefetchIsBounded(t *testing.T) {
+	var body layout.Body
+	o := localObject("a", 1<<20)
+	for at := int64(0); at < o.Size; at += 64 {
+		body.Add(o, at, 32)
+	}
+	job := prefetchJob{{&body, slices.Repeat([]control.Range{{Length: body.Size()}}, control.MaxRanges)}}
+	n := 0
+	for range job.runs {
+		n++
+	}
+	if n != runsPerJob {
+		t.Errorf("%d pieces are looked at, want %d", n, runsPerJob)
 	}
 }
 
