@@ -153,3 +153,47 @@ func TestLettingGoEndsWithItsContext(t *testing.T) {
 		t.Errorf("%v; the second file has its handle: %v", err, second.hasHandle())
 	}
 }
+
+// TestCloseWaitsForWhatReads closes a file that a call of cuFile still reads from, which nobody waits for any more.
+func TestCloseWaitsForWhatReads(t *testing.T) {
+	t.Setenv("FAKE_CUFILE_READ", "wait")
+	name, _ := randomFile(t, 100_000, 27)
+	o := smallOptions(fakeLibraries(t), Compat)
+	r := newReader(t, o)
+	f, err := r.Open(t.Context(), name)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := f.Read(ctx, 0, 1000)
+		ended <- err
+	}()
+	eventually(t, "nothing is read", func() bool { return ask(t, o.Libraries.CuFile, "fake_cufile_reading") > 0 })
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	closed := make(chan error, 1)
+	go func() {
+		err := f.Close()
+		for err != nil && strings.Contains(err.Error(), "close it again later") {
+			err = f.Close()
+		}
+		closed <- err
+	}()
+	eventually(t, "Close does not begin", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.closed != nil
+	})
+	if _, err := f.Read(t.Context(), 0, 1000); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a read that begins meanwhile: %v, want that the file is closed", err)
+	}
+	ask(t, o.Libraries.CuFile, "fake_cufile_go_on")
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n := ask(t, o.Libraries.CuFile, "fake_cufile_violations"); n != 0 {
+		t.Error("a handle was given back while a call used it")
+	}
+}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,9 +21,11 @@ type File struct {
 	source source
 	note   string // why the file is not read from where its bytes lie
 
-	mu    sync.Mutex
-	moved Moved // guarded by mu
-	tally tally // guarded by mu
+	mu     sync.Mutex // guards what follows
+	moved  Moved
+	tally  tally
+	moving int           // calls that use its backing files
+	closed chan struct{} // not nil once nobody may begin to; closed when nobody does any more
 }
 
 // Open opens a file: of an hbmfs mount, whose bytes are then read from where they really lie, or any other.
@@ -72,8 +76,51 @@ func (f *File) Moved() Moved {
 	return f.moved
 }
 
-// Close closes the file. Views of it stay.
+// enter keeps what the file is read from open until leave.
+func (f *File) enter() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed != nil {
+		return fmt.Errorf("read %s: %w", f.name, os.ErrClosed)
+	}
+	f.moving++
+	return nil
+}
+
+func (f *File) leave() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.moving--; f.moving == 0 && f.closed != nil {
+		close(f.closed)
+	}
+}
+
+// settle lets nobody enter any more, and waits for those who have.
+func (f *File) settle() error {
+	f.mu.Lock()
+	if f.closed == nil {
+		f.closed = make(chan struct{})
+		if f.moving == 0 {
+			close(f.closed)
+		}
+	}
+	f.mu.Unlock()
+	timer := time.NewTimer(closePatience)
+	defer timer.Stop()
+	select {
+	case <-f.closed:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("close %s: a read of it has not ended after %v: the file stays open, close it again later", f.name, closePatience)
+	}
+}
+
+// Close closes the file, and waits for reads that are under way: cancel them before. Views of it stay. It fails where one
+// hangs in a call into the system or a library, also one that was cancelled; then the file stays open.
 func (f *File) Close() error {
+	if err := f.settle(); err != nil {
+		return err
+	}
 	leaving := f.source.leave()
 	errs := []error{f.r.forget(leaving)}
 	f.r.handles.drop(leaving)
@@ -329,7 +376,11 @@ func (f *File) fillGroups(ctx context.Context, v *View, groups []group) (finishe
 // fillGroup moves one group, by a choice of its own if choose is set. finished is as of crew.run.
 func (f *File) fillGroup(ctx context.Context, v *View, g *group, choose bool) (finished <-chan struct{}, err error) {
 	finished = closedChannel()
+	if err := f.enter(); err != nil {
+		return finished, err
+	}
 	if err := f.r.handles.take(ctx, g.files); err != nil {
+		f.leave()
 		return finished, err
 	}
 	if choose {
@@ -338,7 +389,10 @@ func (f *File) fillGroup(ctx context.Context, v *View, g *group, choose bool) (f
 	if err == nil {
 		finished, err = f.move(ctx, v, g.pieces)
 	}
-	f.r.after(finished, func() { f.r.handles.give(g.files) })
+	f.r.after(finished, func() {
+		f.r.handles.give(g.files)
+		f.leave()
+	})
 	return finished, err
 }
 

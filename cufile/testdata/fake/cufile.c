@@ -1,7 +1,8 @@
 // A libcufile for tests: it reads with pread into the fake GPU's memory. Set by the environment:
 //   FAKE_CUFILE_VERSION   what cuFileGetVersion says (1150); from 1190 on the statistics have the newer layout
 //   FAKE_CUFILE_REGISTER  an error of cuFileHandleRegister, e.g. 5030
-//   FAKE_CUFILE_READ      errno:N (-1, errno N), code:N (-N), short (at most 1000 bytes a call), hang, crash, wrong
+//   FAKE_CUFILE_READ      errno:N (-1, errno N), code:N (-N), short (at most 1000 bytes a call), hang, crash, wrong,
+//                         wait (until fake_cufile_go_on)
 //   FAKE_CUFILE_MOVED     how reads are counted: nvfs, p2p, posix, unaligned, nothing
 // OLD leaves out what the first releases did not have.
 #define _GNU_SOURCE
@@ -17,7 +18,8 @@ struct descriptor { int32_t type; union { int fd; void *handle; } u; const void 
 _Static_assert(sizeof(struct descriptor) == 24, "CUfileDescr_t of cufile.h 1.15.1");
 
 static int opened, compat = 1;
-static uint64_t handles, reads;
+static uint64_t handles, reads, reading, violations;
+static volatile int gone_on;
 
 static const char *setting(const char *name) { const char *s = getenv(name); return s ? s : ""; }
 
@@ -33,7 +35,7 @@ status cuFileHandleRegister(void **h, struct descriptor *d) {
     handles++;
     return (status){0, 0};
 }
-void cuFileHandleDeregister(void *h) { if (h) handles--; }
+void cuFileHandleDeregister(void *h) { if (h) handles--; if (reading) violations++; }
 
 ssize_t cuFileRead(void *h, char *base, size_t n, off_t offset, off_t skip) {
     const char *how = setting("FAKE_CUFILE_READ");
@@ -41,6 +43,11 @@ ssize_t cuFileRead(void *h, char *base, size_t n, off_t offset, off_t skip) {
     if (!strncmp(how, "code:", 5)) return -atoi(how + 5);
     if (!strcmp(how, "hang")) for (;;) pause();
     if (!strcmp(how, "crash")) abort();
+    if (!strcmp(how, "wait")) {
+        __sync_fetch_and_add(&reading, 1);
+        while (!gone_on) usleep(1000);
+        __sync_fetch_and_sub(&reading, 1);
+    }
     if (!strcmp(how, "short") && n > 1000) n = 1000;
     reads++;
     // The real one reopens the file; O_DIRECT of the descriptor would make this pread refuse what is not aligned.
@@ -60,6 +67,9 @@ ssize_t cuFileRead(void *h, char *base, size_t n, off_t offset, off_t skip) {
 }
 
 uint64_t fake_cufile_handles(void) { return handles; }
+uint64_t fake_cufile_reading(void) { return __sync_fetch_and_add(&reading, 0); }
+uint64_t fake_cufile_violations(void) { return violations; }
+uint64_t fake_cufile_go_on(void) { gone_on = 1; return 0; }
 uint64_t fake_cufile_opened(void) { return (uint64_t)opened; }
 uint64_t fake_cufile_compat(void) { return (uint64_t)compat; }
 
