@@ -17,7 +17,7 @@ import (
 // It is used by one goroutine.
 type output struct {
 	dir     string
-	created bool             // the directory did not exist before
+	made    []string         // directories that did not exist before, the deepest first
 	earlier map[string]int64 // name and size of what an earlier pack wrote here, by its manifest
 	open    map[*outFile]bool
 	done    []*outFile // complete and synced, in the order in which they were finished
@@ -30,10 +30,11 @@ func newOutput(dir string, force bool) (*output, error) {
 	entries, err := os.ReadDir(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		o.made = missingDirs(dir)
 		if err := os.MkdirAll(dir, 0o777); err != nil {
+			o.abort()
 			return nil, fmt.Errorf("make the output directory: %w", err)
 		}
-		o.created = true
 	case err != nil:
 		return nil, fmt.Errorf("open the output directory: %w", err)
 	case len(entries) > 0 && !force:
@@ -43,6 +44,16 @@ func newOutput(dir string, force bool) (*output, error) {
 		return nil, err
 	}
 	return o, nil
+}
+
+// missingDirs returns the directories that are to be made for dir, the deepest first.
+func missingDirs(dir string) (missing []string) {
+	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
+		if _, err := os.Lstat(at); !errors.Is(err, fs.ErrNotExist) {
+			return missing
+		}
+		missing = append(missing, at)
+	}
 }
 
 // outFile is one file of an output, buffered. patch may rewrite what was written before.
@@ -119,7 +130,7 @@ func (f *outFile) discard() {
 	os.Remove(f.f.Name()) //nolint:errcheck // one that is left cannot be told from a crash's, and does no harm
 }
 
-// abort removes every file of this run, and the directory if this run made it.
+// abort removes every file of this run, and the directories that it made.
 func (o *output) abort() {
 	for f := range o.open {
 		f.discard()
@@ -131,8 +142,8 @@ func (o *output) abort() {
 		os.Remove(filepath.Join(o.dir, name)) //nolint:errcheck // as above
 	}
 	o.done, o.named = nil, nil
-	if o.created {
-		os.Remove(o.dir) //nolint:errcheck // fails, and should, when somebody else put something there
+	for _, dir := range o.made {
+		os.Remove(dir) //nolint:errcheck // fails, and should, when somebody else put something there
 	}
 }
 
@@ -168,7 +179,15 @@ func (o *output) publish(ctx context.Context, m *layout.Manifest) error {
 		o.named = append(o.named, f.sums.Name)
 		o.done = o.done[1:]
 	}
-	return syncDir(o.dir)
+	if err := syncDir(o.dir); err != nil {
+		return err
+	}
+	for _, dir := range o.made {
+		if err := syncDir(filepath.Dir(dir)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readEarlier returns what the manifest in dir lists.

@@ -302,6 +302,25 @@ func TestCancelLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestFailureLeavesNoDirectories has an output whose parents are made, too.
+func TestFailureLeavesNoDirectories(t *testing.T) {
+	top := writeFiles(t, map[string]string{"mine": "keep"})
+	o := Options{Sources: []string{writeFiles(t, map[string]string{"a.txt": ""})}, Out: filepath.Join(top, "a", "b", "c")}
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "nothing was written") {
+		t.Errorf("nothing to pack: got %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(top, "a")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a directory is left behind: %v", err)
+	}
+	o.Sources = []string{writeFiles(t, map[string]string{"a.txt": "text"})}
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if files := readDir(t, o.Out); len(files) != 3 {
+		t.Errorf("%d files, want a .bin, an .idx and the manifest", len(files))
+	}
+}
+
 func TestForce(t *testing.T) {
 	src := writeFiles(t, map[string]string{"a.txt": strings.Repeat("some words ", 100)})
 	out := writeFiles(t, map[string]string{"mine": "keep"})
