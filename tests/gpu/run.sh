@@ -4,6 +4,7 @@
 #   TESTS  `go test -c -o TESTS ./cufile`
 #   OUT    a folder for the logs and the JSON
 #   GIB    the size of the file that is measured (8)
+# It ends with 1 where a test failed, or a path brought other bytes than the file's.
 # As root it writes udev data for the disk where there is none, since libcufile refuses a disk without, and drops the
 # file from the page cache for the cold part. It changes nothing else.
 set -eu
@@ -44,6 +45,8 @@ echo "== tests in HBM"
 grep -E '^ *--- ' "$out/tests.txt" | sed 's/(.*//' | sort | uniq -c | sort -rn | head -n 60
 grep -E '_test.go:|panic' "$out/tests.txt" | head -n 20
 echo "tests: $verdict"
+failed=0
+[ "$verdict" = passed ] || failed=1
 
 openssl enc -aes-128-ctr -pass pass:hbmfs -nosalt </dev/zero 2>/dev/null | head -c "$((gib << 30))" >"$file" || true
 [ "$(stat -c %s "$file")" -eq "$((gib << 30))" ] || head -c "$((gib << 30))" /dev/urandom >"$file"
@@ -53,8 +56,11 @@ cat "$file" >/dev/null
 echo "== the command, byte by byte"
 want=$(tail -c +12346 "$file" | head -c 1000000001 | sha256sum | cut -d ' ' -f 1)
 for path in host staged mapped compat auto; do
-    "$hbmfs" read --path $path --libcufile "$libcufile" --offset 12345 --length 1000000001 --json "$file" >"$out/read-$path.json" || continue
-    grep -q "$want" "$out/read-$path.json" && echo "$path: same bytes" || echo "$path: OTHER BYTES"
+    "$hbmfs" read --path $path --libcufile "$libcufile" --offset 12345 --length 1000000001 --json "$file" >"$out/read-$path.json" || {
+        echo "$path: not read"
+        continue
+    }
+    grep -q "$want" "$out/read-$path.json" && echo "$path: same bytes" || { echo "$path: OTHER BYTES"; failed=1; }
 done
 "$hbmfs" read --require direct --libcufile "$libcufile" "$file" 2>&1 | tee "$out/direct.txt" || true
 
@@ -85,4 +91,5 @@ python3 -W ignore "$here/peers.py" "$file" | tee "$out/peers.txt"
 
 echo "== cold"
 bench cold --cold --length 3GiB --rounds 5
-echo done
+echo "gpu: $([ $failed -eq 0 ] && echo done || echo FAILED)"
+exit $failed

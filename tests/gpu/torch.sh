@@ -9,6 +9,7 @@ set -eu
 lib=$(realpath "$1")
 mkdir -p "$2"
 out=$(realpath "$2")
+rm -f "$out"/torch-*.json # a result that is there at the end is this run's
 hbmfs=${3:+$(realpath "$3")}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/hbmfs-torch-XXXXXX")

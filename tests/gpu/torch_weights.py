@@ -248,16 +248,17 @@ def forget(files):
 
 def disk(files, threads, block):
     """Reads the files into host memory with O_DIRECT."""
-    work = [(os.open(file, os.O_RDONLY | os.O_DIRECT), at) for file in files for at in range(0, os.path.getsize(file), block)]
+    fds = [os.open(file, os.O_RDONLY | os.O_DIRECT) for file in files]
+    work = [(fd, at, os.fstat(fd).st_size) for fd in fds for at in range(0, os.fstat(fd).st_size, block)]
 
     def read(first):
         buffer = mmap.mmap(-1, block)
-        for fd, at in work[first::threads]:
-            os.preadv(fd, [buffer], at)
+        for fd, at, size in work[first::threads]:
+            assert os.preadv(fd, [buffer], at) == min(block, size - at), "a short read"
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         list(pool.map(read, range(threads)))
-    for fd in {fd for fd, _ in work}:
+    for fd in fds:
         os.close(fd)
 
 
