@@ -52,8 +52,7 @@ func (p mergePair) before(q mergePair) bool {
 }
 
 // append appends the tokens of piece to dst: the pair with the lowest rank is joined, the first of equals, until no
-// pair is a token. It takes O(n log n) and about 30
-// bytes for each of piece, so one long piece is no trap.
+// pair is a token. It takes O(n log n) and about 30 bytes for each of piece, so one long piece is no trap.
 func (m *merger) append(dst []uint32, piece string) []uint32 {
 	n := int32(len(piece)) // a source yields no text of 2 GiB, see maxDocument
 	m.nodes, m.heap = m.nodes[:0], m.heap[:0]

@@ -3,7 +3,6 @@ package pack
 import (
 	"encoding/binary"
 	"fmt"
-	"strings"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -30,18 +29,10 @@ func llmcHeader(d layout.DType) func(tokens int64) ([]byte, error) {
 	}
 }
 
-// npyData is where the tokens of a .npy file start. NumPy's format (numpy/lib/format.py) lets a header be padded with
-// spaces to any length, and its readers take 10,000 bytes.
+// npyData is where the tokens of a .npy file start.
 const npyData = 4096
 
-// npyHeader returns the version 1 header of a one-dimensional array of d.
+// npyHeader returns the header of a one-dimensional array of d.
 func npyHeader(d layout.DType) func(tokens int64) ([]byte, error) {
-	return func(tokens int64) ([]byte, error) {
-		dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%d,), }", d.NumPy(), tokens)
-		head := append([]byte("\x93NUMPY\x01\x00"), 0, 0)
-		binary.LittleEndian.PutUint16(head[8:], uint16(npyData-len(head)))
-		head = append(head, dict...)
-		head = append(head, strings.Repeat(" ", npyData-1-len(head))...)
-		return append(head, '\n'), nil
-	}
+	return func(tokens int64) ([]byte, error) { return layout.NPYHeaderAligned(d, npyData, tokens), nil }
 }

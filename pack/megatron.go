@@ -72,14 +72,11 @@ func (m *megatron) finish(ctx context.Context) error {
 // writeIndex writes header, lengths (i32), byte offsets in the .bin (i64) and the sequence at which each document
 // starts (i64), which ends with the number of sequences.
 func (m *megatron) writeIndex(ctx context.Context) error {
-	code := byte(8) // u16
-	if m.flat.dtype == layout.I32 {
-		code = 4
-	}
 	n := m.flat.file.sums.Documents
-	head := append([]byte("MMIDIDX\x00\x00"), 1, 0, 0, 0, 0, 0, 0, 0, code)
-	head = binary.LittleEndian.AppendUint64(head, uint64(n))
-	head = binary.LittleEndian.AppendUint64(head, uint64(n+1))
+	head, ok := layout.MegatronHeader(m.flat.dtype, n, n)
+	if !ok {
+		panic("pack: internal error: Megatron has no " + m.flat.dtype.String())
+	}
 	if _, err := m.idx.Write(head); err != nil {
 		return err
 	}
