@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/promtext"
 )
 
 // metrics writes Prometheus' text exposition format 0.0.4.
@@ -23,18 +23,12 @@ func (w *metrics) family(name, kind, help string) {
 func (w *metrics) sample(name string, value any, labels ...string) {
 	w.WriteString(name)
 	for i := 0; i < len(labels); i += 2 {
-		fmt.Fprintf(w, `%c%s="%s"`, "{,"[min(i, 1)], labels[i], labelEscaper().Replace(strings.ToValidUTF8(labels[i+1], "\uFFFD")))
+		fmt.Fprintf(w, "%c%s=%s", "{,"[min(i, 1)], labels[i], promtext.Quote(labels[i+1]))
 	}
 	if len(labels) > 0 {
 		w.WriteByte('}')
 	}
 	fmt.Fprintf(w, " %v\n", value)
-}
-
-// labelEscaper knows the three escapes of the format. Any other, as Go's %q makes them, is a syntax error that costs the
-// reader the whole page; and paths, names of clients and reasons may hold anything.
-func labelEscaper() *strings.Replacer {
-	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 }
 
 func (w *metrics) gauge(name, help string, value any, labels ...string) {

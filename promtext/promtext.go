@@ -1,4 +1,5 @@
-// Package promtext makes one page of Prometheus metrics of several: the mounts of a machine, the volumes of a node.
+// Package promtext writes labels of Prometheus metrics, and makes one page of several: of the mounts of a machine, of the
+// volumes of a node.
 package promtext
 
 import (
@@ -82,7 +83,8 @@ func labelled(sample, label string) string {
 	return sample[:i] + "{" + label + "}" + sample[i:]
 }
 
-// Quote writes the value of a label with the three escapes of the format.
+// Quote writes the value of a label with the three escapes of the format. Any other, as Go's %q makes them, is a syntax
+// error that costs the reader the whole page; and paths, names of clients and reasons may hold anything.
 func Quote(value string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(strings.ToValidUTF8(value, "\uFFFD")) + `"`
 }
