@@ -6,8 +6,11 @@ import (
 	_ "embed"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 //go:embed gather.ptx
@@ -53,6 +56,20 @@ func (s *windowSet) place(b *backing, index int64) int {
 	return s.known[index] - 1
 }
 
+// whole fails when one of the files has become shorter than it was when it was opened.
+func (s *windowSet) whole() error {
+	for b := range s.files {
+		var st unix.Stat_t
+		if err := unix.Fstat(b.fd, &st); err != nil {
+			return fmt.Errorf("stat %s: %w", b.name, err)
+		}
+		if st.Size < b.length {
+			return fmt.Errorf("read %s at %d: %w: %w", b.name, st.Size, ErrShort, io.ErrUnexpectedEOF)
+		}
+	}
+	return nil
+}
+
 // windows cuts pieces where windows end.
 func windows(pieces []piece, size int64) ([]part, *windowSet) {
 	s := &windowSet{size: size, files: map[*backing][]int{}}
@@ -82,6 +99,9 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 	if len(parts) == 0 {
 		return closedChannel(), nil
 	}
+	if err := set.whole(); err != nil {
+		return closedChannel(), err
+	}
 	if err := f.r.maps.expect(set.list); err != nil {
 		return closedChannel(), err
 	}
@@ -97,6 +117,9 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 			}
 			return w.copyPart(f.r.maps, &parts[i], set.list[parts[i].window], base)
 		})
+	}
+	if err == nil {
+		err = set.whole() // nothing else would tell: what was cut off has become zeros
 	}
 	if err == nil {
 		v.moved.count(Mapped, total)
