@@ -11,12 +11,12 @@ type stream struct {
 const (
 	maxStreams = 4       // of a file
 	tolerance  = 1 << 20 // bytes that a sequential reader may skip or go back, since the kernel's readahead reorders
-	proof      = 4 << 20 // bytes: who has gone so far in order goes on. The kernel cuts a large read at random into several in order
+	proof      = 3 << 20 // bytes: who has gone so far in order goes on. The kernel cuts a large read at random into several in order
 )
 
 // ahead gives how many bytes to fetch beyond a read of [off, end), most at most: none for the first and for those at
 // random. Who began at the beginning of the file gets twice as many each time that he goes on where he was; who began
-// elsewhere has to go on for a while first, and never gets more than he has read.
+// elsewhere has to go on for a while first, and gets no more than four times what he has read.
 func (f *file) ahead(off, end, most int64) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -24,7 +24,7 @@ func (f *file) ahead(off, end, most int64) int64 {
 		if off < st.next-tolerance || off > st.next+tolerance {
 			continue
 		}
-		st.goOn(off, end, most)
+		st.advance(off, end, most)
 		copy(f.streams[1:i+1], f.streams[:i])
 		f.streams[0] = st
 		return st.window
@@ -38,7 +38,7 @@ func (f *file) ahead(off, end, most int64) int64 {
 	return 0
 }
 
-func (st *stream) goOn(off, end, most int64) {
+func (st *stream) advance(off, end, most int64) {
 	st.read += end - off
 	if end <= st.next {
 		return
@@ -51,7 +51,7 @@ func (st *stream) goOn(off, end, most int64) {
 	case st.from < tolerance:
 		st.window = min(most, wanted)
 	case span > proof:
-		st.window = min(most, wanted, st.read)
+		st.window = min(most, wanted, 4*st.read)
 	}
 }
 

@@ -30,21 +30,22 @@ func TestWindows(t *testing.T) {
 		reads        [][2]int64
 		least, most  int64 // ahead of the last read
 		mostInBefore int64 // of all reads before
+		limit        int64
 	}{
-		{"the first", [][2]int64{{0, 4096}}, 0, 0, 0},
-		{"from the beginning", inOrder(0, 64*kib, mib), 8 * mib, 8 * mib, 8 * mib},
-		{"after a header", inOrder(1024, 64*kib, mib), 8 * mib, 8 * mib, 8 * mib},
-		{"reordered", [][2]int64{{0, 512 * kib}, {mib, 512 * kib}, {512 * kib, 512 * kib}, {2 * mib, 512 * kib}, {3 * mib / 2, 512 * kib}, {5 * mib / 2, 512 * kib}}, 4 * mib, 8 * mib, 8 * mib},
-		{"from the middle, not far", inOrder(100*mib, 512*kib, 104*mib), 0, 0, 0},
-		{"from the middle", inOrder(100*mib, 512*kib, 120*mib), 8 * mib, 8 * mib, 8 * mib},
-		{"from the middle, so far as it has read", inOrder(100*mib, 512*kib, 105*mib), 2 * mib, 5 * mib, 5 * mib},
-		{"large ones at random", large, 0, 0, 0},
+		{"the first", [][2]int64{{0, 4096}}, 0, 0, 0, 8 * mib},
+		{"from the beginning", inOrder(0, 64*kib, mib), 8 * mib, 8 * mib, 8 * mib, 8 * mib},
+		{"after a header", inOrder(1024, 64*kib, mib), 8 * mib, 8 * mib, 8 * mib, 8 * mib},
+		{"reordered", [][2]int64{{0, 512 * kib}, {mib, 512 * kib}, {512 * kib, 512 * kib}, {2 * mib, 512 * kib}, {3 * mib / 2, 512 * kib}, {5 * mib / 2, 512 * kib}}, 4 * mib, 8 * mib, 8 * mib, 8 * mib},
+		{"from the middle, not far", inOrder(100*mib, 512*kib, 103*mib), 0, 0, 0, 8 * mib},
+		{"from the middle", inOrder(100*mib, 512*kib, 120*mib), 8 * mib, 8 * mib, 8 * mib, 8 * mib},
+		{"from the middle, four times what it has read", inOrder(100*mib, 512*kib, 106*mib), 24 * mib, 24 * mib, 22 * mib, 1 << 30},
+		{"large ones at random", large, 0, 0, 0, 8 * mib},
 		{"an eighth of what it passes", func() (reads [][2]int64) {
 			for off := int64(0); off < 64*mib; off += 800 * kib {
 				reads = append(reads, [2]int64{off, 100 * kib})
 			}
 			return reads
-		}(), 0, 0, 0},
+		}(), 0, 0, 0, 8 * mib},
 	} {
 		f, window := &file{last: -1}, int64(0)
 		for i, g := range c.reads {
@@ -52,7 +53,7 @@ func TestWindows(t *testing.T) {
 				t.Errorf("%s: %d bytes are fetched ahead of read %d", c.name, window, i-1)
 				break
 			}
-			window = f.ahead(g[0], g[0]+g[1], 8*mib)
+			window = f.ahead(g[0], g[0]+g[1], c.limit)
 		}
 		if window < c.least || window > c.most {
 			t.Errorf("%s: %d bytes are fetched ahead of the last read, want %d to %d", c.name, window, c.least, c.most)
