@@ -236,6 +236,11 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	}()
 	<-m.Ready()
 	defer from.beside(ctx)()
+	if !c.foreground { // all that was named by a relative path is open
+		if err := os.Chdir("/"); err != nil {
+			opt.Log.Warn("the daemon keeps the directory busy that it was started in", "error", err)
+		}
+	}
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)

@@ -2,6 +2,7 @@ package mount_test
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -126,6 +127,14 @@ func TestBackgroundMount(t *testing.T) {
 		}
 	}
 	must(t, suite.At(point).Close())
+}
+
+// Who mounts from a place can unmount that place afterwards: the daemon does not stay in it.
+func TestDaemonLeavesItsDirectory(t *testing.T) {
+	m := mount(t, golden(t, "nanogpt"))
+	if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", m.pid)); err != nil || cwd != "/" {
+		t.Errorf("the daemon keeps %s busy (%v)", cwd, err)
+	}
 }
 
 // mount(8) starts /sbin/mount.fuse.hbmfs for an fstab line.
