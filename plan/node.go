@@ -112,6 +112,9 @@ func Parse(r io.Reader) (*Description, error) {
 	if err := decoder.Decode(&d); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("the description is not understood, compare it with hbmfs plan --example: %w", err)
 	}
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("the description goes on behind its first document: take the line --- out, several nodes go in one list")
+	}
 	if len(d.Nodes) > mostThings || len(d.Jobs) > mostThings {
 		return nil, fmt.Errorf("a description has at most %d nodes and %d jobs: cut it into several", mostThings, mostThings)
 	}

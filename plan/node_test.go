@@ -65,6 +65,7 @@ func TestDescriptionsThatMakeNoSense(t *testing.T) {
 		"at most 1 MiB":             "# " + strings.Repeat("x", mostDescription),
 		"at most 64 nodes":          "jobs: [" + strings.Repeat("{name: a}, ", 65) + "]",
 		"not understood":            "nodes: [",
+		"behind its first document": "jobs: []\n---\nnodes: []",
 	} {
 		_, err := Parse(strings.NewReader(text))
 		if err == nil || !strings.Contains(err.Error(), says) {
