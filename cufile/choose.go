@@ -48,7 +48,7 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 	}
 	cached := fmt.Sprintf("in the page cache (%.0f%%)", 100*part)
 	if part < warm {
-		return Choice{Staged, "not " + cached + ", so it is read with O_DIRECT; " + why}, true, nil
+		return Choice{Staged, "not " + cached + ", so it is read from the disk; " + why}, true, nil
 	}
 	if o.Reuse {
 		return Choice{Mapped, cached + " and will be read again"}, false, nil
