@@ -173,27 +173,16 @@ func TestCloseWaitsForWhatReads(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	closed := make(chan error, 1)
-	go func() {
-		err := f.Close()
-		for err != nil && strings.Contains(err.Error(), "close it again later") {
-			err = f.Close()
-		}
-		closed <- err
-	}()
-	eventually(t, "Close does not begin", func() bool {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.closed != nil
-	})
+	if err := f.Close(); err == nil || !strings.Contains(err.Error(), "has not ended after 5s") {
+		t.Errorf("close: %v, want that a read has not ended", err)
+	}
 	if _, err := f.Read(t.Context(), 0, 1000); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("a read that begins meanwhile: %v, want that the file is closed", err)
 	}
 	ask(t, o.Libraries.CuFile, "fake_cufile_go_on")
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	eventually(t, "its handle is kept", func() bool { return ask(t, o.Libraries.CuFile, "fake_cufile_handles") == 0 })
 	if n := ask(t, o.Libraries.CuFile, "fake_cufile_violations"); n != 0 {
 		t.Error("a handle was given back while a call used it")
 	}
+	must(t, f.Close())
 }

@@ -20,6 +20,7 @@ type File struct {
 	name   string
 	source source
 	note   string // why the file is not read from where its bytes lie
+	once   sync.Once
 
 	mu     sync.Mutex // guards what follows
 	moved  Moved
@@ -95,32 +96,40 @@ func (f *File) leave() {
 	}
 }
 
-// settle lets nobody enter any more, and waits for those who have.
-func (f *File) settle() error {
+// shut lets nobody enter any more. What it gives is closed when those who have entered have left.
+func (f *File) shut() <-chan struct{} {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.closed == nil {
 		f.closed = make(chan struct{})
 		if f.moving == 0 {
 			close(f.closed)
 		}
 	}
-	f.mu.Unlock()
-	timer := time.NewTimer(closePatience)
-	defer timer.Stop()
-	select {
-	case <-f.closed:
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("close %s: a read of it has not ended after %v: the file stays open, close it again later", f.name, closePatience)
-	}
+	return f.closed
 }
 
 // Close closes the file, and waits for reads that are under way: cancel them before. Views of it stay. It fails where one
-// hangs in a call into the system or a library, also one that was cancelled; then the file stays open.
-func (f *File) Close() error {
-	if err := f.settle(); err != nil {
+// hangs in a call into the system or a library, also one that was cancelled: then the file is closed once that call has
+// come back. Closing twice does nothing.
+func (f *File) Close() (err error) {
+	closed := f.shut()
+	timer := time.NewTimer(closePatience)
+	defer timer.Stop()
+	select {
+	case <-closed:
+		f.once.Do(func() { err = f.release() })
 		return err
+	case <-timer.C:
+		f.r.stuck.Go(func() {
+			<-closed
+			f.once.Do(func() { _ = f.release() }) // who could be told has been told
+		})
+		return fmt.Errorf("close %s: a read of it has not ended after %v: the file is closed when it has", f.name, closePatience)
 	}
+}
+
+func (f *File) release() error {
 	leaving := f.source.leave()
 	errs := []error{f.r.forget(leaving)}
 	f.r.handles.drop(leaving)

@@ -11,7 +11,7 @@ func TestReasonsWithoutFigures(t *testing.T) {
 		"asked for": "asked for",
 		"in the page cache (97%) and read once; direct: no nvidia-fs":                   "in the page cache and read once",
 		"in the page cache (100%), and several readers (4) share the host's memory":     "in the page cache, and several readers share the host's memory",
-		"not in the page cache (1%), so it is read from the disk; direct: it is (very)": "not in the page cache, so it is read with O_DIRECT",
+		"not in the page cache (1%), so it is read from the disk; direct: it is (very)": "not in the page cache, so it is read from the disk",
 		"an open ( parenthesis": "an open ( parenthesis",
 		"":                      "",
 	} {
