@@ -147,6 +147,9 @@ func (s *Store) defaults() error {
 // canHold checks that a filesystem has what segments are made of.
 func canHold(path string) error {
 	fd, err := unix.Open(path, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o400)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("it cannot be written to (%w): be the user whose it is, or name another directory", err)
+	}
 	if err != nil {
 		return fmt.Errorf("the filesystem cannot hold files without a name (%w): take one of ext4, XFS or btrfs", err)
 	}

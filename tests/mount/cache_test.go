@@ -290,6 +290,18 @@ func TestCacheCommands(t *testing.T) {
 	}
 }
 
+// Somebody else's cache is refused for what it is, and not for its disk.
+func TestCacheOfAnotherUser(t *testing.T) {
+	needRoot(t)
+	dir := newDir(t)
+	must(t, os.Mkdir(filepath.Join(dir, "segments"), 0o755))
+	cmd := suite.Command(t.Context(), "cache", "verify", dir)
+	cmd.Dir, cmd.SysProcAttr = "/", asNobody()
+	if r := runCommand(t, cmd); r.code != 1 || !strings.Contains(r.stderr, "cannot be written to (permission denied)") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestCacheCommandsRefuse checks that nothing is made where nothing is, and nothing removed that was not named.
 func TestCacheCommandsRefuse(t *testing.T) {
 	dir := filepath.Join(newDir(t), "cache")
