@@ -220,7 +220,7 @@ func (c *readCommand) explain(err error) error {
 
 // move streams the range through the device's memory and hashes what comes back.
 func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*readResult, error) {
-	if c.offset < 0 || c.offset > f.Size() || c.length > f.Size()-c.offset {
+	if c.offset < 0 || c.offset > f.Size() || c.length < -1 || c.length > f.Size()-c.offset {
 		return nil, usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), c.offset, c.length)}
 	}
 	length := c.length

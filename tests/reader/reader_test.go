@@ -188,6 +188,7 @@ func TestReadErrorsNameTheFix(t *testing.T) {
 		"unknown place":      {"", []string{"--to", "moon"}, 2, "gpu:N or host"},
 		"outside":            {"", []string{"--to", "host", "--offset", "100001"}, 2, "is not inside"},
 		"nothing to read at": {"", []string{"--to", "host", "--length", "100001"}, 2, "is not inside"},
+		"a length below 0":   {"", []string{"--to", "host", "--length", "-5"}, 2, "is not inside"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), path, append(append([]string{"read"}, c.args...), file)...)
