@@ -372,10 +372,13 @@ func (f *File) fill(ctx context.Context, v *View, w *work) (*View, error) {
 
 // fillGroups moves groups, the first one by the choice that was made for it. finished is as of crew.run.
 func (f *File) fillGroups(ctx context.Context, v *View, groups []group) (finished <-chan struct{}, err error) {
-	first := v.choice
+	var first Choice
 	for i := range groups {
 		if finished, err = f.fillGroup(ctx, v, &groups[i], i > 0); err != nil {
 			return finished, err
+		}
+		if i == 0 {
+			first = v.choice
 		}
 	}
 	v.choice = first
@@ -396,13 +399,26 @@ func (f *File) fillGroup(ctx context.Context, v *View, g *group, choose bool) (f
 		v.choice, v.cold, err = f.choose(ctx, g.pieces)
 	}
 	if err == nil {
-		finished, err = f.move(ctx, v, g.pieces)
+		finished, err = f.moveAsChosen(ctx, v, g.pieces)
 	}
 	f.r.after(finished, func() {
 		f.r.handles.give(g.files)
 		f.leave()
 	})
 	return finished, err
+}
+
+// moveAsChosen moves pieces, and stages them where Auto chose to map what the GPU cannot be shown: the driver, the file
+// system or a limit may be against that, and nothing tells before.
+func (f *File) moveAsChosen(ctx context.Context, v *View, pieces []piece) (finished <-chan struct{}, err error) {
+	before := v.moved
+	finished, err = f.move(ctx, v, pieces)
+	if f.r.opt.Path != Auto || !errors.Is(err, errUnmapped) {
+		return finished, err
+	}
+	<-finished // it has failed, so nothing of it is under way
+	v.moved, v.choice = before, Choice{Staged, "the GPU cannot be shown the page cache; " + err.Error()}
+	return f.move(ctx, v, pieces)
 }
 
 // after gives back what a job used once nothing uses it any more: at once as a rule, and after the last thread came

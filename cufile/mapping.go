@@ -64,6 +64,9 @@ type mapping struct {
 	addresses map[handle]devicePointer // by context
 }
 
+// errUnmapped says that a file, or a window of it, could not be registered.
+var errUnmapped = errors.New("make a file's pages visible to the GPU")
+
 func newMappings(window, limit int64, readers int) *mappings {
 	m := &mappings{window: window, limit: max(limit, int64(readers+1)*window), readers: readers, mostFiles: mostMapped,
 		files: map[fileKey]*mappedFile{}, order: list.New(), changed: make(chan struct{})}
@@ -281,7 +284,7 @@ func (m *mappings) register(w *worker, f *mappedFile, index int64) (*mapping, er
 		f.windows[index] = nil
 		m.bytes -= size
 		m.notify()
-		err = fmt.Errorf("map %d bytes of a file for the GPU: %w", size, err)
+		err = fmt.Errorf("%w: map %d bytes: %w", errUnmapped, size, err)
 	} else {
 		found.element = m.order.PushFront(found)
 	}

@@ -20,7 +20,7 @@ func (m *mappings) mapFile(b *backing) (*mappedFile, error) {
 		// MAP_SHARED: a private mapping of this kind was seen to hang in the driver.
 		memory, err := unix.Mmap(b.fd, 0, int(roundUp(b.length, pageSize)), unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil {
-			return nil, fmt.Errorf("map %s for the GPU: %w", b.name, err)
+			return nil, fmt.Errorf("%w: map %s: %w", errUnmapped, b.name, err)
 		}
 		// What must be read from disk then comes in huge pages, which take half the time to register. A kernel or file
 		// system that cannot do that is no worse for being asked.
