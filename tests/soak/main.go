@@ -2,11 +2,15 @@
 // and compares every byte.
 //
 //	go run ./tests/soak --hbmfs bin/hbmfs [--time 30m] [--report docs/soak.md]
+//	go run ./tests/soak --hbmfs bin/hbmfs --amplification --objects 16 [--forget]
 //
 // The origin is this program: one request in a hundred fails, by an error, a reset, a short body, other bytes' range, or
 // a stall. Readers read random ranges through the mount; others hold files open as GPU readers do, with the segments
 // that they were given leased. It ends with exit code 1 if a byte was wrong, a read failed, or memory, descriptors or
 // the disk's space grew.
+//
+// With --amplification it counts what the origin serves for each byte that is read, in several ways, by caches of a tenth
+// of the dataset and of twice as much.
 package main
 
 import (
@@ -37,6 +41,8 @@ type config struct {
 	objectSize         int64
 	readers, holders   int
 	faults             float64
+	budget             int64 // of the cache, bytes
+	forget             bool
 }
 
 func run(ctx context.Context) (err error) {
@@ -50,7 +56,13 @@ func run(ctx context.Context) (err error) {
 	pflag.IntVar(&c.readers, "readers", 6, "readers of random ranges through the mount")
 	pflag.IntVar(&c.holders, "holders", 4, "readers past the mount, which hold leases")
 	pflag.Float64Var(&c.faults, "faults", 0.01, "part of the origin's answers that fail")
+	amplification := pflag.Bool("amplification", false, "count what is fetched for each byte that is read, instead")
+	pflag.BoolVar(&c.forget, "forget", false, "with --amplification: have the kernel forget what was read, as if memory were small")
 	pflag.Parse()
+	if *amplification {
+		return amplify(ctx, c)
+	}
+	c.budget = int64(c.objects) * c.objectSize / 10
 	s, err := newSoak(ctx, c)
 	if err != nil {
 		return err

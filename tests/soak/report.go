@@ -98,11 +98,12 @@ random ranges through the mount, %d readers past it that hold leases. Every byte
 | failed reads | %d |
 | answers of the origin | %d, of which %s |
 | fetched, bytes read past the cache | %.1f GB, %.1f GB |
+| bytes fetched for each that was read | %.2f |
 | segments published, evicted | %d, %d |
 | requests tried again, second requests for slow ones | %d, %d |
 `, r.took.Round(time.Second), r.began.UTC().Format(time.DateOnly), c.objects, c.objectSize>>20, c.readers, c.holders,
 		r.reads, gb(r.bytes), r.held, gb(r.heldBytes), r.wrong, int64(len(r.failed))-r.wrong, r.answers, r.faultList(),
-		gb(last.cache.Fetched), gb(last.cache.Uncached), last.cache.Published, last.cache.Evicted, last.origin.Retries, last.origin.Hedges)
+		gb(last.cache.Fetched), gb(last.cache.Uncached), float64(last.cache.Fetched+last.cache.Uncached)/float64(max(1, r.bytes+r.heldBytes)), last.cache.Published, last.cache.Evicted, last.origin.Retries, last.origin.Hedges)
 	b.WriteString("\nMedians of the three thirds of the time:\n\n| | first | second | last |\n|---|---|---|---|\n")
 	for _, f := range figures() {
 		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", f.name, r.third(0, f.of), r.third(1, f.of), r.third(2, f.of))

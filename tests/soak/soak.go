@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/cufile"
@@ -41,7 +43,7 @@ func newSoak(ctx context.Context, c config) (*soak, error) {
 		err = os.Mkdir(s.point, 0o755)
 	}
 	if err == nil {
-		err = s.command(ctx, "mount", "--cache-dir", s.cache, "--cache-size", fmt.Sprint(s.budget()), "--cache-segment", "1MiB",
+		err = s.command(ctx, "mount", "--cache-dir", s.cache, "--cache-size", fmt.Sprint(s.budget), "--cache-segment", "1MiB",
 			"--log-file", filepath.Join(work, "log"), s.origin.url, s.point)
 	}
 	if err != nil {
@@ -49,9 +51,6 @@ func newSoak(ctx context.Context, c config) (*soak, error) {
 	}
 	return s, nil
 }
-
-// budget is a tenth of the dataset.
-func (s *soak) budget() int64 { return int64(s.objects) * s.objectSize / 10 }
 
 func (s *soak) close() error {
 	var err error
@@ -107,12 +106,14 @@ func (s *soak) fail(format string, args ...any) {
 	s.failed = append(s.failed, fmt.Sprintf(format, args...))
 }
 
-// span draws a range of an object, small ones as often as large ones.
-func (s *soak) span() (object int, off, n int64) {
-	object, n = rand.IntN(s.objects), 1+rand.Int64N(1<<(6+rand.IntN(16)))
-	n = min(n, s.objectSize)
-	return object, rand.Int64N(s.objectSize - n + 1), n
+// random draws a range of an object, small ones as often as large ones.
+func (s *soak) random(r *rand.Rand) span {
+	n := min(1+r.Int64N(1<<(6+r.IntN(16))), s.objectSize)
+	return span{r.IntN(s.objects), r.Int64N(s.objectSize - n + 1), n}
 }
+
+// chance is a source of random numbers of one goroutine.
+func chance() *rand.Rand { return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) }
 
 func (s *soak) check(object int, got []byte, off int64) {
 	want := make([]byte, len(got))
@@ -121,24 +122,38 @@ func (s *soak) check(object int, got []byte, off int64) {
 		s.wrong.Add(1)
 		s.fail("object %d: %d bytes at %d are other ones", object, len(got), off)
 	}
+	if s.forget {
+		s.forgetRange(object, off, int64(len(got)))
+	}
+}
+
+// forgetRange has the kernel drop its pages of what was read.
+func (s *soak) forgetRange(object int, off, n int64) {
+	f, err := os.Open(filepath.Join(s.point, objectName(object)))
+	if err == nil {
+		err = errors.Join(unix.Fadvise(int(f.Fd()), off&^4095, n+8192, unix.FADV_DONTNEED), f.Close())
+	}
+	if err != nil {
+		s.fail("forget what was read: %v", err)
+	}
 }
 
 // read reads through the mount.
 func (s *soak) read(ctx context.Context) {
-	for ctx.Err() == nil {
-		object, off, n := s.span()
-		f, err := os.Open(filepath.Join(s.point, objectName(object)))
+	for r := chance(); ctx.Err() == nil; {
+		g := s.random(r)
+		f, err := os.Open(filepath.Join(s.point, objectName(g.object)))
 		if err != nil {
 			s.fail("open: %v", err)
 			continue
 		}
-		p := make([]byte, n)
-		if _, err := f.ReadAt(p, off); err != nil {
+		p := make([]byte, g.n)
+		if _, err := f.ReadAt(p, g.off); err != nil {
 			s.fail("read: %v", err)
 		} else {
-			s.check(object, p, off)
+			s.check(g.object, p, g.off)
 			s.reads.Add(1)
-			s.bytes.Add(n)
+			s.bytes.Add(g.n)
 		}
 		_ = f.Close() // opened for reading: nothing is lost
 	}
@@ -157,30 +172,31 @@ func (s *soak) hold(ctx context.Context) {
 		}
 	}()
 	for ctx.Err() == nil {
-		object, _, _ := s.span()
 		// What has begun is read to its end: closing a reader does not wait for an origin that stalls.
-		if err := s.holdOne(context.WithoutCancel(ctx), r, object); err != nil {
+		if err := s.holdOne(context.WithoutCancel(ctx), r); err != nil {
 			s.fail("read by extents: %v", err)
 		}
 	}
 }
 
-func (s *soak) holdOne(ctx context.Context, r *cufile.Reader, object int) (err error) {
+func (s *soak) holdOne(ctx context.Context, r *cufile.Reader) (err error) {
+	random := chance()
+	object := random.IntN(s.objects)
 	f, err := r.Open(ctx, filepath.Join(s.point, objectName(object)))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	for range 1 + rand.IntN(50) {
-		_, off, n := s.span()
-		v, err := f.Read(ctx, off, n)
+	for range 1 + random.IntN(50) {
+		g := s.random(random)
+		v, err := f.Read(ctx, g.off, g.n)
 		if err != nil {
 			return err
 		}
-		s.check(object, v.Bytes(), off)
+		s.check(object, v.Bytes(), g.off)
 		v.Release()
 		s.held.Add(1)
-		s.heldBytes.Add(n)
+		s.heldBytes.Add(g.n)
 	}
 	return nil
 }
@@ -191,6 +207,7 @@ type sample struct {
 	rss         int64 // bytes
 	descriptors int
 	disk        int64 // bytes below the cache directory
+	kernel      int64 // bytes that the kernel asked for
 	cache       store.Stats
 	origin      fetch.Stats
 }
@@ -220,14 +237,18 @@ func (s *soak) sample() (one sample, err error) {
 		return one, err
 	}
 	var status struct {
-		PID    int         `json:"pid"`
-		Cache  store.Stats `json:"cache"`
-		Origin fetch.Stats `json:"origin"`
+		PID      int         `json:"pid"`
+		Cache    store.Stats `json:"cache"`
+		Origin   fetch.Stats `json:"origin"`
+		Counters struct {
+			Spliced int64 `json:"spliced_bytes"`
+			Copied  int64 `json:"copied_bytes"`
+		} `json:"counters"`
 	}
 	if err := json.Unmarshal(text, &status); err != nil {
 		return one, err
 	}
-	one.cache, one.origin = status.Cache, status.Origin
+	one.cache, one.origin, one.kernel = status.Cache, status.Origin, status.Counters.Spliced+status.Counters.Copied
 	proc := filepath.Join("/proc", fmt.Sprint(status.PID))
 	statm, err := os.ReadFile(filepath.Join(proc, "statm"))
 	if err != nil {
