@@ -81,7 +81,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.source, c.point, c.stdout = args[0], args[1], cmd.OutOrStdout()
 			for _, o := range c.options {
-				kernel, err := c.applyOptions(o, cmd.Flags().Set)
+				kernel, err := c.applyOptions(o, cmd.Flags())
 				if err != nil {
 					return err
 				}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/spf13/pflag"
 )
 
 // mountHelper is the name under which mount(8) starts this program for a line of type fuse.hbmfs in /etc/fstab.
@@ -42,7 +45,7 @@ func fromMount8(args []string) ([]string, error) {
 
 // applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns what is meant for the
 // kernel. Options that only mount(8), systemd or a read-only filesystem care about are accepted and dropped.
-func (c *mountCommand) applyOptions(options string, set func(flag, value string) error) (kernel []string, err error) {
+func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kernel []string, err error) {
 	for _, o := range strings.Split(options, ",") {
 		name, value, hasValue := strings.Cut(o, "=")
 		switch name {
@@ -55,22 +58,27 @@ func (c *mountCommand) applyOptions(options string, set func(flag, value string)
 				return nil, usageError{fmt.Errorf("option -o fsname needs a value")}
 			}
 			c.fsName = value
-		case "allow_other", "show_views":
-			err = set(strings.ReplaceAll(name, "_", "-"), "true")
-		case "uid", "gid", "umask", "format", "dtype", "log_file", "log_level", "read_ahead",
-			"cache_dir", "cache_size", "cache_segment", "cache_min_free", "cache_scrub", "connections", "patience":
-			if !hasValue {
-				return nil, usageError{fmt.Errorf("option -o %s needs a value", name)}
-			}
-			err = set(strings.ReplaceAll(name, "_", "-"), value)
 		default:
-			if !strings.HasPrefix(name, "x-") && !strings.HasPrefix(name, "X-") {
-				return nil, usageError{fmt.Errorf("option -o %s is not known: hbmfs mount --help lists the flags, which are options too, with _ for -", o)}
+			if err := setFlag(flags, name, value, hasValue); err != nil {
+				return nil, usageError{fmt.Errorf("option -o %s: %w", o, err)}
 			}
-		}
-		if err != nil {
-			return nil, usageError{fmt.Errorf("option -o %s: %w", o, err)}
 		}
 	}
 	return kernel, nil
+}
+
+// setFlag sets the flag that an option names. x-NAME is for others, such as systemd.
+func setFlag(flags *pflag.FlagSet, name, value string, hasValue bool) error {
+	flag := flags.Lookup(strings.ReplaceAll(name, "_", "-"))
+	switch known := flag != nil && flag.Name != "options" && flag.Name != "help"; {
+	case !known && (strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "X-")):
+		return nil
+	case !known:
+		return errors.New("not known: hbmfs mount --help lists the flags, which are options too, with _ for -")
+	case !hasValue && flag.NoOptDefVal == "":
+		return errors.New("it needs a value")
+	case !hasValue:
+		value = flag.NoOptDefVal
+	}
+	return flags.Set(flag.Name, value)
 }

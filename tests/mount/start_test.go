@@ -152,7 +152,7 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 	}
 	defer func() { must(t, os.Remove(helper)) }()
 	point, source, log := newDir(t), golden(t, "nanogpt"), filepath.Join(newDir(t), "log")
-	r := runCommand(t, exec.Command("mount", "-t", "fuse.hbmfs", source, point, "-o", "allow_other,nofail,show_views,umask=022,log_file="+log))
+	r := runCommand(t, exec.Command("mount", "-t", "fuse.hbmfs", source, point, "-o", "allow_other,nofail,x-systemd.automount,show_views,umask=022,decode,cache_dir="+newDir(t)+",log_file="+log))
 	if r.code != 0 {
 		t.Fatalf("mount -t fuse.hbmfs: exit code %d: %s%s", r.code, r.stdout, r.stderr)
 	}
@@ -172,7 +172,7 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 	if is, err := blackbox.IsMounted(point); err != nil || is {
 		t.Errorf("mounted after umount(8): %v, %v", is, err)
 	}
-	for _, c := range []struct{ args, says string }{{"-o nonsense", "nonsense"}, {"-f", "fake"}, {"extra", "usage"}} {
+	for _, c := range []struct{ args, says string }{{"-o nonsense", "nonsense: not known"}, {"-o uid", "needs a value"}, {"-o uid=x", "-o uid=x"}, {"-o options=ro", "not known"}, {"-f", "fake"}, {"extra", "usage"}} {
 		r := runCommand(t, exec.Command(helper, append([]string{source, point}, strings.Fields(c.args)...)...))
 		if r.code == 0 || !strings.Contains(r.stderr, c.says) {
 			t.Errorf("%s %s: exit code %d: %s", helper, c.args, r.code, r.stderr)
