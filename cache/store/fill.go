@@ -265,6 +265,9 @@ func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
 	if err := f.charge(fl.first, fl.last, fl.planned); err != nil {
 		return -1, err
 	}
+	if other := f.store.ledger.excess(f.store.halfOpen()); other != nil {
+		f.store.discard(other)
+	}
 	if fd, err = f.file(); err != nil {
 		return -1, err
 	}

@@ -37,6 +37,7 @@ type ledger struct {
 	queue   *list.List // of *entry, the newest in front
 	hand    *list.Element
 	total   int64 // bytes of all entries
+	fills   int   // how many of them are being filled
 	plans   plans
 }
 
@@ -58,6 +59,7 @@ func (l *ledger) pin(k key, make func() *fill) *entry {
 		e = l.insert(k)
 		e.fill = make()
 		e.fill.entry = e
+		l.fills++
 	}
 	e.visited.Store(true)
 	e.pins++
@@ -95,7 +97,10 @@ func (l *ledger) unpin(e *entry) {
 func (l *ledger) published(e *entry, o *layout.Object) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.total += o.Size - e.bytes
+	if l.entries[e.key] == e {
+		l.total += o.Size - e.bytes
+		l.fills--
+	}
 	e.bytes, e.fill, e.object = o.Size, nil, o
 }
 
@@ -147,6 +152,9 @@ func (l *ledger) remove(e *entry) {
 	}
 	if l.hand == e.place {
 		l.hand = e.place.Prev()
+	}
+	if e.fill != nil {
+		l.fills--
 	}
 	delete(l.entries, e.key)
 	l.queue.Remove(e.place)
@@ -213,6 +221,33 @@ func (l *ledger) victim(u *planned) *entry {
 		l.remove(e)
 	}
 	return e
+}
+
+// excess takes the oldest fill that nobody uses off the books, where there are more than most: each has a file open. What
+// a plan needs goes last.
+func (l *ledger) excess(most int) *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fills <= most {
+		return nil
+	}
+	var out *entry
+	for at := l.queue.Back(); at != nil; at = at.Prev() {
+		e := at.Value.(*entry)
+		if e.fill == nil || e.pins > 0 {
+			continue
+		}
+		if planned := len(l.plans.uses[e.key]) > 0; out == nil || !planned {
+			out = e
+			if !planned {
+				break
+			}
+		}
+	}
+	if out != nil {
+		l.remove(out)
+	}
+	return out
 }
 
 // segments gives the published ones.

@@ -30,7 +30,7 @@ type Options struct {
 	Segment int64 // bytes of a segment, a multiple of 1 MiB up to [MaxSegment]; 0 means 1 GiB, or 256 MiB below a Size of 64 GiB
 	MinFree int64 // bytes that stay free on the filesystem, 0 means 5% of it. So many of its inodes stay free, too
 	Ahead   int64 // bytes that are fetched ahead of a sequential reader at most, 0 means 128 MiB; and no more than a sixteenth of Size. Objects that come as a whole count up to where it ends in them
-	MaxOpen int   // segments that stay open between reads, 0 means 256
+	MaxOpen int   // segments that stay open between reads, half of them such that are being filled; 0 means 256
 	Log     *slog.Logger
 	Trace   *trace.Tracer // has a span for each fill, publication and eviction, nil for none
 }
@@ -71,7 +71,7 @@ func Open(path string, opt Options) (*Store, error) {
 	if err := s.defaults(); err != nil {
 		return nil, fmt.Errorf("open the cache %s: %w", path, err)
 	}
-	if s.dir, err = cache.OpenDir(s.path, s.opt.MaxOpen); err != nil {
+	if s.dir, err = cache.OpenDir(s.path, s.halfOpen()); err != nil {
 		return nil, fmt.Errorf("open the cache: %w", err)
 	}
 	s.ledger.init(s.opt.Size)
@@ -143,6 +143,9 @@ func (s *Store) defaults() error {
 	}
 	return nil
 }
+
+// halfOpen is how many published segments may stay open, and how many that are being filled.
+func (s *Store) halfOpen() int { return max(1, s.opt.MaxOpen/2) }
 
 // canHold checks that a filesystem has what segments are made of.
 func canHold(path string) error {

@@ -157,3 +157,27 @@ func TestSaidTwice(t *testing.T) {
 		t.Errorf("%d reads are planned after one was read", count())
 	}
 }
+
+// TestFewAreFilledAtATime reads a little of many segments: each that is being filled has a file open.
+func TestFewAreFilledAtATime(t *testing.T) {
+	const objects, most = 64, 4
+	u := newUpstream(slices.Repeat([]int{mib}, objects)...)
+	m := mount(t, t.TempDir(), u, Options{Segment: mib, Size: 1 << 30, MaxOpen: 2 * most})
+	for range 2 {
+		for i := range objects {
+			m.check(t, u, fmt.Sprint(i), 1000, 1000)
+			until(t, "the fetch has ended", func() bool { return m.Stats().Pinned == 0 })
+			if s := m.Stats(); s.Filling > most {
+				t.Fatalf("%d segments are being filled, %d may be", s.Filling, most)
+			}
+		}
+	}
+	m.readAll(t, u, "7")
+	until(t, "it is published", func() bool { return m.Stats().Segments == 1 })
+	m.ledger.mu.Lock()
+	fills := m.ledger.fills
+	m.ledger.mu.Unlock()
+	if s := m.Stats(); s.Filling != fills || s.Uncached != 0 || s.Failures != 0 || s.Bytes > mib+most*block {
+		t.Errorf("%d are counted as being filled; stats %+v", fills, s)
+	}
+}
