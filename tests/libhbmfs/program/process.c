@@ -46,7 +46,8 @@ static void see(int number) { seen = number; }
 // A program's own handlers stay, and signals that nobody handles stay as they are.
 void signals(const struct device *d, const char *path) {
     int mine[] = {SIGINT, SIGTERM, SIGUSR1, SIGCHLD, SIGALRM}, others[] = {SIGHUP, SIGQUIT, SIGUSR2, SIGWINCH};
-    struct sigaction now;
+    struct sigaction now, before[sizeof others / sizeof *others]; // what nohup and the like left ignored
+    for (unsigned i = 0; i < sizeof others / sizeof *others; i++) sigaction(others[i], NULL, &before[i]);
     for (unsigned i = 0; i < sizeof mine / sizeof *mine; i++) {
         struct sigaction a = {.sa_handler = see, .sa_flags = SA_ONSTACK};
         sigaction(mine[i], &a, NULL);
@@ -64,7 +65,7 @@ void signals(const struct device *d, const char *path) {
         }
     }
     for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
-        if (sigaction(others[i], NULL, &now) || now.sa_handler != SIG_DFL) DIE("signal %d got a handler", others[i]);
+        if (sigaction(others[i], NULL, &now) || now.sa_handler != before[i].sa_handler) DIE("signal %d got a handler", others[i]);
     free_memory(&m, d);
     OK(hbmfs_reader_close(reader, &why));
 }
