@@ -23,6 +23,7 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		"plugin":     "unknown command",
 		"host extra": "unknown command",
 		"host --state-dir " + dir + " --cache-min-free 10%": "--cache-min-free",
+		"host --state-dir " + dir + " --max-daemons -1":     "--max-daemons",
 		"host --state-dirs": "unknown flag",
 	} {
 		var out, said bytes.Buffer

@@ -36,6 +36,7 @@ type Options struct {
 	StateDir     string   // absolute, without links
 	CacheDir     string   // of the daemons
 	CacheMinFree int64    // bytes that the cache leaves free of its disk at least; 0: a fifth where kubelet watches that disk
+	MaxDaemons   int      // of the node; 0: no limit
 	KubeletDir   string   // nothing is mounted or removed outside it
 	HBMFS        string   // the program
 	AllowSource  []string // directories whose content volumes may show
@@ -65,7 +66,7 @@ type Host struct {
 }
 
 // counts are for the metrics.
-type counts struct{ starts, deaths, failedStarts, replaced int64 }
+type counts struct{ starts, deaths, failedStarts, replaced, refused int64 }
 
 // New makes a host. Start begins its work, Close ends it.
 func New(ctx context.Context, opt Options) (*Host, error) {
@@ -171,6 +172,11 @@ func (h *Host) claim(w volume.Want, old *held, use func(*record)) (*held, error)
 	if v == nil {
 		v = h.find(w.Spec)
 	}
+	if v == nil || v.rec.idle() {
+		if err := h.admit(); err != nil {
+			return nil, err
+		}
+	}
 	if v == nil {
 		v = newHeld(h, w.Key(), record{Spec: w.Spec})
 		for n := 2; h.volumes[v.key] != nil; n++ { // a volume whose credentials changed has the name of its first ones
@@ -183,6 +189,21 @@ func (h *Host) claim(w volume.Want, old *held, use func(*record)) (*held, error)
 	}
 	use(&v.rec)
 	return v, v.save()
+}
+
+// admit tells whether one more volume may be used. It needs mu.
+func (h *Host) admit() error {
+	used := 0
+	for _, v := range h.volumes {
+		if !v.rec.idle() {
+			used++
+		}
+	}
+	if h.opt.MaxDaemons == 0 || used < h.opt.MaxDaemons {
+		return nil
+	}
+	h.counts.refused++
+	return status.Errorf(codes.ResourceExhausted, "this node has %d daemons, and may have %d (hbmfs-csi host --max-daemons, maxDaemons of the chart): give volumes of the same content the same attributes, so that they share one, have the pod run on another node, or raise the limit", used, h.opt.MaxDaemons)
 }
 
 func (h *Host) find(spec volume.Spec) *held {

@@ -52,6 +52,7 @@ func (h *Host) metrics(ctx context.Context) string {
 		})
 	}
 	p.Metric("hbmfs_csi_host_up", "gauge", "1 where hbmfs-csi host answers.", " 1")
+	p.Metric("hbmfs_csi_max_daemons", "gauge", "Daemons that the node may have; 0 is no limit.", fmt.Sprintf(" %d", h.opt.MaxDaemons))
 	p.Metric("hbmfs_up", "gauge", "1 where the daemon of a mount answers.", up...)
 	p.Metric("hbmfs_csi_volume", "gauge", "1 for each volume with a daemon of its own.", info...)
 	slices.Sort(published) // a pod may have a volume twice
@@ -63,6 +64,7 @@ func (h *Host) metrics(ctx context.Context) string {
 		{"starts", "Daemons that were started.", c.starts},
 		{"failed_starts", "Daemons that did not come up.", c.failedStarts},
 		{"deaths", "Daemons that died while they were used.", c.deaths},
+		{"refused_daemons", "Times that a volume was refused since the node has as many daemons as it may.", c.refused},
 		{"replaced_mounts", "Dead mounts that were replaced inside of pods.", c.replaced},
 	} {
 		p.Metric("hbmfs_csi_"+m.name+"_total", "counter", m.help, fmt.Sprintf(" %d", m.n))
