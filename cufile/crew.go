@@ -21,6 +21,7 @@ type crew struct {
 	jobs chan *job            // each entry asks one worker to take part; what runs over is served in its order
 	quit chan struct{}
 	gone chan struct{} // closed when all workers have ended
+	last sync.Once     // closes quit
 	wg   sync.WaitGroup
 	done atomic.Int64 // steps that have ended
 
@@ -69,7 +70,7 @@ type job struct {
 // grace is how long a cancelled call waits for its threads, so that as a rule nothing is under way when it returns.
 const grace = 250 * time.Millisecond
 
-// closePatience is how long closing waits for threads that are in a foreign call.
+// closePatience is how long closing waits for one step, which may be a read of a slow disk or hang in a foreign call.
 const closePatience = 5 * time.Second
 
 // crewOptions is what newCrew needs; without cu the workers have no stream and no slots.
@@ -375,7 +376,7 @@ func (c *crew) do(ctx context.Context, f func(w *worker) error) error {
 }
 
 // doAtLast runs f once on a worker, after all that is under way, however long that takes. It fails where no step ends for
-// so long: then a foreign call hangs.
+// so long, with ErrUnderWay: a foreign call may hang, or a disk be slow. Then f may run yet, if it has begun.
 func (c *crew) doAtLast(patience time.Duration, f func(w *worker) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -398,21 +399,23 @@ func (c *crew) doAtLast(patience time.Duration, f func(w *worker) error) error {
 	}()
 	err := c.do(ctx, f)
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("a call into a GPU library has not returned after %v: what it uses stays until the process ends", patience)
+		return fmt.Errorf("%w after %v: what it uses stays until it ends", ErrUnderWay, patience)
 	}
 	return err
 }
 
-// close ends the workers. It fails when one does not come back from a foreign call.
+// close ends the workers. It fails with ErrUnderWay when one does not come back from what it is at; then close waits again.
 func (c *crew) close() error {
-	close(c.quit)
-	go c.end()
+	c.last.Do(func() {
+		close(c.quit)
+		go c.end()
+	})
 	timer := time.NewTimer(closePatience)
 	defer timer.Stop()
 	select {
 	case <-c.gone:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("a call into a GPU library has not returned after %v: its thread and memory stay until the process ends", closePatience)
+		return fmt.Errorf("%w after %v: what it uses stays until it ends", ErrUnderWay, closePatience)
 	}
 }

@@ -38,8 +38,8 @@ func TestAtLast(t *testing.T) {
 				var before int64
 				err = crew.doAtLast(closePatience, func(*worker) error { before = steps; return nil })
 				switch {
-				case c.hangs && (err == nil || !strings.Contains(err.Error(), "has not returned after 5s")):
-					t.Errorf("%v, want that a call hangs", err)
+				case c.hangs && (err == nil || !strings.Contains(err.Error(), "still under way after 5s")):
+					t.Errorf("%v, want that a step is under way", err)
 				case !c.hangs && (err != nil || before != c.steps):
 					t.Errorf("%v, after %d of %d steps", err, before, c.steps)
 				}

@@ -4,25 +4,31 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 )
 
 // cufileDriver is a Reader's use of libcufile: opened by the first who needs it.
 type cufileDriver struct {
-	mu  sync.Mutex
-	lib *cufileLib // nil until start
+	mu     sync.Mutex // guards what follows
+	lib    *cufileLib // nil until start
+	failed error      // why start cannot
 }
 
-// start loads libcufile and opens its driver, with compat mode allowed on the compat path only.
+// start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered as
+// long as the Reader lives: auto would ask for every request, and each try takes a thread for as long as the driver likes. What
+// may change meanwhile (a library is installed, nvidia-fs is loaded, a hung driver comes back) a new Reader sees.
 func (d *cufileDriver) start(r *Reader) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.lib != nil {
-		return nil
+	if d.lib != nil || d.failed != nil {
+		return d.failed
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), openPatience)
 	defer cancel()
 	opened := make(chan *cufileLib, 1)
+	var asked atomic.Bool // or else the threads were busy, or the Reader is closed
 	if err := r.crew.do(ctx, func(*worker) error {
+		asked.Store(true)
 		lib, err := loadCuFile(r.opt.Libraries.CuFile)
 		if err != nil {
 			return err
@@ -30,6 +36,9 @@ func (d *cufileDriver) start(r *Reader) error {
 		opened <- lib
 		return lib.open(r.opt.Path == Compat)
 	}); err != nil {
+		if asked.Load() {
+			d.failed = err
+		}
 		return err
 	}
 	d.lib = <-opened

@@ -77,4 +77,5 @@ var (
 	ErrTooLarge    = errors.New("too large")
 	ErrUnavailable = errors.New("path is not available")
 	ErrShort       = errors.New("file ended early: it was truncated after it was opened")
+	ErrUnderWay    = errors.New("a read or a call into a GPU library is still under way")
 )

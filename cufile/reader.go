@@ -152,6 +152,11 @@ type Reader struct {
 	closed  bool
 	others  int       // readers that the daemon counts, this one included
 	counted time.Time // when it was asked
+
+	ending sync.Mutex // one closes at a time; guards what follows
+	over   bool       // releaseGPU has ended
+	freed  error      // how; set on the thread that it runs on
+	ended  bool       // everything was given back, or could not be
 }
 
 // New prepares a device: threads, pinned memory, the arena.
@@ -267,19 +272,27 @@ func (r *Reader) PinnedBytes() int64 {
 	return r.maps.pinned()
 }
 
-// Close gives everything back. Files must be closed and views released before. It fails when a call into a library
-// hangs; what that call uses is then left as it is.
+// Close gives everything back. Files must be closed and views released before. It fails with ErrUnderWay where a read or a
+// call into a library does not end for 5 s, be it slow or hang: what that uses is left as it is, and Close is to be called
+// again. After any other result closing does nothing.
 func (r *Reader) Close() error {
 	r.mu.Lock()
-	closed := r.closed
 	r.closed = true
 	r.mu.Unlock()
-	if closed {
+	r.ending.Lock()
+	defer r.ending.Unlock()
+	if r.ended {
 		return nil
 	}
-	return r.release()
+	err := r.release()
+	if errors.Is(err, ErrUnderWay) {
+		return fmt.Errorf("close the reader: %w; close it again then", err)
+	}
+	r.ended = true
+	return err
 }
 
+// release may be called again after ErrUnderWay.
 func (r *Reader) release() error {
 	// The workers first: what one of them is stuck in may still write to the memory that goes after them.
 	if r.crew != nil {
@@ -289,7 +302,16 @@ func (r *Reader) release() error {
 	}
 	var errs []error
 	if r.mapper != nil {
-		errs = append(errs, r.mapper.doAtLast(closePatience, r.releaseGPU))
+		if !r.over {
+			err := r.mapper.doAtLast(closePatience, func(w *worker) error {
+				r.freed = r.releaseGPU(w)
+				return nil
+			})
+			if errors.Is(err, ErrUnderWay) {
+				return err
+			}
+			r.over, errs = true, append(errs, r.freed) // err says no more: where it was under way before, that it is done
+		}
 		if err := r.mapper.close(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}

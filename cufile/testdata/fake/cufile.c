@@ -1,5 +1,6 @@
 // A libcufile for tests: it reads with pread into the fake GPU's memory. Set by the environment:
 //   FAKE_CUFILE_VERSION   what cuFileGetVersion says (1150); from 1190 on the statistics have the newer layout
+//   FAKE_CUFILE_OPEN      an error of cuFileDriverOpen, e.g. 5002
 //   FAKE_CUFILE_REGISTER  an error of cuFileHandleRegister, e.g. 5030
 //   FAKE_CUFILE_READ      errno:N (-1, errno N), code:N (-N), short (at most 1000 bytes a call), hang, crash, wrong,
 //                         wait (until fake_cufile_go_on)
@@ -18,12 +19,17 @@ struct descriptor { int32_t type; union { int fd; void *handle; } u; const void 
 _Static_assert(sizeof(struct descriptor) == 24, "CUfileDescr_t of cufile.h 1.15.1");
 
 static int opened, compat = 1;
-static uint64_t handles, reads, reading, violations;
+static uint64_t opens, handles, reads, reading, violations;
 static volatile int gone_on;
 
 static const char *setting(const char *name) { const char *s = getenv(name); return s ? s : ""; }
 
-status cuFileDriverOpen(void) { opened = 1; return (status){0, 0}; }
+status cuFileDriverOpen(void) {
+    int error = atoi(setting("FAKE_CUFILE_OPEN"));
+    opens++;
+    opened = !error;
+    return (status){error, 0};
+}
 status cuFileDriverClose_v2(void) { int was = opened; opened = 0; return (status){was ? 0 : 5001, 0}; }
 
 status cuFileHandleRegister(void **h, struct descriptor *d) {
@@ -70,6 +76,7 @@ uint64_t fake_cufile_handles(void) { return handles; }
 uint64_t fake_cufile_reading(void) { return __sync_fetch_and_add(&reading, 0); }
 uint64_t fake_cufile_violations(void) { return violations; }
 uint64_t fake_cufile_go_on(void) { gone_on = 1; return 0; }
+uint64_t fake_cufile_opens(void) { return opens; }
 uint64_t fake_cufile_opened(void) { return (uint64_t)opened; }
 uint64_t fake_cufile_compat(void) { return (uint64_t)compat; }
 

@@ -1,0 +1,117 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestCloseWhileSomethingIsUnderWay closes a Reader while a step takes longer than closing waits. It does not say that
+// anything hangs, gives back nothing that is in use, and is done again until nothing is under way.
+func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
+	for name, c := range map[string]struct {
+		host bool
+		crew func(r *Reader) *crew
+	}{
+		"host":                      {true, func(r *Reader) *crew { return r.crew }},
+		"GPU":                       {false, func(r *Reader) *crew { return r.crew }},
+		"the thread that registers": {false, func(r *Reader) *crew { return r.mapper }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{Device: HostDevice, Threads: 2, Arena: 1 << 20}
+			if !c.host {
+				o = smallOptions(fakeLibraries(t), Staged)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				r, err := New(t.Context(), o)
+				must(t, err)
+				ended := make(chan error, 1)
+				go func() {
+					_, err := c.crew(r).run(context.Background(), 1, 1, func(*worker, int64) error {
+						time.Sleep(12 * time.Second) // of this bubble: a slow disk
+						return nil
+					})
+					ended <- err
+				}()
+				synctest.Wait() // the step has begun
+				for i := range 2 {
+					err := r.Close()
+					if !errors.Is(err, ErrUnderWay) || !strings.Contains(err.Error(), "close it again then") || strings.Contains(err.Error(), "process") {
+						t.Errorf("close %d: %v, want that something is under way", i+1, err)
+					}
+					if r.host == nil && r.block == 0 {
+						t.Errorf("close %d: the memory was given back", i+1)
+					}
+				}
+				for range 2 { // the second one does nothing
+					must(t, r.Close())
+				}
+				must(t, <-ended)
+				if r.host != nil || r.context != 0 {
+					t.Error("it was not given back")
+				}
+			})
+			if c.host {
+				return
+			}
+			for _, name := range []string{"fake_cuda_violations", "fake_cuda_pinned", "fake_cuda_hbm", "fake_cuda_retained"} {
+				if n := ask(t, o.Libraries.CUDA, name); n != 0 {
+					t.Errorf("%s is %d, want 0", name, n)
+				}
+			}
+		})
+	}
+}
+
+// TestDriverThatDoesNotOpenIsAskedOnce, since auto would ask for every request.
+func TestDriverThatDoesNotOpenIsAskedOnce(t *testing.T) {
+	t.Setenv("FAKE_CUFILE_OPEN", "5002")
+	o := smallOptions(fakeLibraries(t), Auto)
+	r := newReader(t, o)
+	for range 3 {
+		if err := r.cufile.start(r); err == nil || !strings.Contains(err.Error(), "DRIVER_INVALID_PROPS") {
+			t.Errorf("%v, want cuFile's reason each time", err)
+		}
+	}
+	if n := ask(t, o.Libraries.CuFile, "fake_cufile_opens"); n != 1 {
+		t.Errorf("it was asked %d times, want once", n)
+	}
+}
+
+// TestDriverThatNobodyHadTimeFor is asked again: its threads were busy, which says nothing of it.
+func TestDriverThatNobodyHadTimeFor(t *testing.T) {
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Threads = 1
+	synctest.Test(t, func(t *testing.T) {
+		r, err := New(t.Context(), o)
+		must(t, err)
+		ended := make(chan error, 1)
+		go func() {
+			ended <- r.crew.do(context.Background(), func(*worker) error { time.Sleep(openPatience + time.Minute); return nil })
+		}()
+		synctest.Wait() // the only thread is busy
+		if err := r.cufile.start(r); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want a deadline", err)
+		}
+		must(t, <-ended)
+		must(t, r.cufile.start(r))
+		must(t, r.Close())
+	})
+}
+
+// TestCloseWhileTheGPUGivesBack has giving back itself take longer than closing waits. It is not done twice.
+func TestCloseWhileTheGPUGivesBack(t *testing.T) {
+	t.Parallel()
+	o := smallOptions(fakeLibraries(t), Mapped)
+	r := newReader(t, o)
+	r.cufile.mu.Lock()
+	err := r.Close()
+	r.cufile.mu.Unlock()
+	if !errors.Is(err, ErrUnderWay) {
+		t.Errorf("%v, want that something is under way", err)
+	}
+	must(t, r.Close())
+}
