@@ -140,9 +140,13 @@ func (l *library) closeReader(handle uint64) error {
 			r.part(l, member)
 		}
 	}
+	errs = append(errs, r.r.Close())
+	if err := errors.Join(errs...); errors.Is(err, cufile.ErrUnderWay) {
+		return failf(codeTimeout, "%v", err)
+	}
 	r.ended = true
 	l.remove(handle)
-	if err := errors.Join(append(errs, r.r.Close())...); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return &otherwise{codeInternal, fmt.Errorf("close the reader: %w", err)}
 	}
 	return nil

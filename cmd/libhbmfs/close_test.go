@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cufile"
+)
+
+// TestClosingAgainWhatIsUnderWay closes a reader one of whose threads is busy for longer than that waits: the handle stays
+// until closing was done.
+func TestClosingAgainWhatIsUnderWay(t *testing.T) {
+	l := newLibrary()
+	handle, err := l.openReader(&readerOptions{Options: cufile.Options{Threads: 2, Slot: 64 << 10, Arena: 4 << 20, Libraries: fakeGPU(t)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := find[*reader](l, handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.r.Wall(ctx, time.Hour) // one step
+		ended <- err
+	}()
+	stacks := make([]byte, 1<<20)
+	for deadline := time.Now().Add(time.Minute); !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*worker).repeat")); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not begin")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	want(t, "close", l.closeReader(handle), codeTimeout)
+	cancel()
+	<-ended
+	want(t, "close again", l.closeReader(handle), codeOK)
+	want(t, "close a third time", l.closeReader(handle), codeClosed)
+}
