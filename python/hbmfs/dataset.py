@@ -216,8 +216,10 @@ class Dataset:
         first, last = int(where.min()), int(where.max())
         if first < 0 or last > len(self) - length:
             wrong = first if first < 0 else last
+            room = len(self) - length
+            allowed = f"starts go from 0 to {room}" if room >= 0 else f"these are fewer than one sample of {length}, so give a smaller length"
             raise errors.OutOfRangeError(
-                f"tokens {wrong} to {wrong + length} are not inside of {self.path}, which has {len(self)}: starts go from 0 to {len(self) - length}"
+                f"tokens {wrong} to {wrong + length} are not inside of {self.path}, which has {len(self)}: {allowed}"
             )
 
     def _result_type(self, dtype: Any) -> "np.dtype[Any]":
@@ -229,21 +231,26 @@ class Dataset:
         return wanted
 
 
-def open(path: Any, device: Any = "cpu", *, method: str = "auto", require: str | None = None, dtype: Any = None, reader: Reader | None = None) -> Dataset:
+def open(path: Any, device: Any = None, *, method: str = "auto", require: str | None = None, dtype: Any = None, reader: Reader | None = None) -> Dataset:
     """Opens a dataset.
 
     path: a file of tokens (``.npy``, a view, or headerless with ``dtype``), or a directory of an hbmfs mount, which
         stands for its tokens view.
-    device: "cpu", "cuda", "cuda:1", an index, or a torch.device.
+    device: "cpu", "cuda", "cuda:1", an index, or a torch.device. None means the reader's, and "cpu" without one.
     method: "auto", or the path that is wished for. See :class:`Reader`.
     require: a path that must work, such as "direct"; otherwise :class:`UnavailableError`.
-    reader: a reader to share. It has a device, a method and a require of its own, and is not closed with the dataset.
+    reader: a reader to share, of this device. It has a method and a require of its own, and is not closed with the dataset.
     """
     if reader is not None and (method != "auto" or require is not None):
         raise errors.InvalidError("reader= has a method and a require of its own: give method= and require= to the Reader instead")
-    index = reader.device if reader is not None else _device.parse(device)
-    if reader is not None and (reader.closed or (device != "cpu" and _device.parse(device) != index)):
-        raise errors.DeviceError(f"{reader!r} cannot be used for device {device!r}: give an open reader of that device, or none")
+    if device is None:
+        index = _device.CPU if reader is None else reader.device
+    else:
+        index = _device.parse(device)
+    if reader is not None and reader.device != index:
+        raise errors.DeviceError(f"the reader is for {_device.name(reader.device)} and the dataset goes to {_device.name(index)}: give one of that device")
+    if reader is not None and reader.closed:
+        raise errors.DeviceError(f"{reader!r} cannot be used: give one that is open, or none")
     found = tokens.find(path, dtype)
     again = (os.fspath(path), _device.name(index), method, require, dtype, reader)
     if reader is None and not (index == _device.CPU and _native.library().forked):
