@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -126,19 +124,7 @@ func (h *Host) Start() error {
 // recover goes on with one volume, whose lock is held. It reports whether a daemon has to be started.
 func (v *held) recover(pids []int) (start bool) {
 	log := v.host.log.With("volume", v.key)
-	var gone []string
-	v.with(func(r *record) {
-		for _, target := range slices.Sorted(maps.Keys(r.Published)) {
-			if _, err := os.Lstat(target); errors.Is(err, fs.ErrNotExist) { // the host was killed before it made it
-				gone = append(gone, target)
-			}
-		}
-	})
-	if err := v.keep(func(r *record) {
-		for _, target := range gone {
-			delete(r.Published, target)
-		}
-	}); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := v.forget(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Error("cannot write the record", "error", err)
 	}
 	used := !v.host.unused(v)
