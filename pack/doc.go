@@ -12,6 +12,8 @@
 //
 // Every file is written under a temporary name in the output directory, checksummed, fsynced, and renamed only when
 // all of them are complete; the manifest comes last. An error or a cancelled context therefore leaves nothing behind.
+// A dataset that is replaced is moved aside before and removed after that, so one of the two can always be made whole:
+// by the run itself when a rename fails, by the next one when it was killed.
 //
 // Pitfalls: the checksum pass reads every shard once more after it was written. Invalid UTF-8 becomes U+FFFD, as in
 // tiktoken, and is counted in [Result]. A text like <|endoftext|> inside a document is ordinary text, never the token.

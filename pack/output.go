@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -20,8 +22,9 @@ type output struct {
 	made    []string         // directories that did not exist before, the deepest first
 	earlier map[string]int64 // name and size of what an earlier pack wrote here, by its manifest
 	open    map[*outFile]bool
-	done    []*outFile // complete and synced, in the order in which they were finished
-	named   []string   // published by this run
+	done    []*outFile   // complete and synced, in the order in which they were finished
+	swaps   bool         // publish has begun to give names, and is not through
+	before  func() error // see swap
 }
 
 // newOutput makes dir if need be and refuses one that holds anything, unless force is set.
@@ -32,13 +35,17 @@ func newOutput(dir string, force bool) (*output, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		o.made = missingDirs(dir)
 		if err := os.MkdirAll(dir, 0o777); err != nil {
-			o.abort()
-			return nil, fmt.Errorf("make the output directory: %w", err)
+			return nil, errors.Join(fmt.Errorf("make the output directory: %w", err), o.abort())
 		}
 	case err != nil:
 		return nil, fmt.Errorf("open the output directory: %w", err)
+	case !force && slices.ContainsFunc(entries, ofSwap):
+		return nil, fmt.Errorf("a pack was stopped in %s while it gave the files their names: use --force, which first undoes what it did", dir)
 	case len(entries) > 0 && !force:
 		return nil, fmt.Errorf("%s is not empty: choose another directory, or use --force to write into it", dir)
+	}
+	if err := o.settle(); err != nil { // of a run that was killed
+		return nil, err
 	}
 	if o.earlier, err = readEarlier(dir); err != nil {
 		return nil, err
@@ -130,21 +137,37 @@ func (f *outFile) discard() {
 	os.Remove(f.f.Name()) //nolint:errcheck // one that is left cannot be told from a crash's, and does no harm
 }
 
-// abort removes every file of this run, and the directories that it made.
-func (o *output) abort() {
+// abort removes every file of this run, and the directories that it made. An error says what remains.
+func (o *output) abort() error {
 	for f := range o.open {
 		f.discard()
+	}
+	var err error
+	if o.swaps {
+		err = o.settle()
 	}
 	for _, f := range o.done {
 		os.Remove(f.f.Name()) //nolint:errcheck // the run's own error is what the user needs
 	}
-	for _, name := range o.named {
-		os.Remove(filepath.Join(o.dir, name)) //nolint:errcheck // as above
-	}
-	o.done, o.named = nil, nil
+	o.done, o.swaps = nil, false
 	for _, dir := range o.made {
 		os.Remove(dir) //nolint:errcheck // fails, and should, when somebody else put something there
 	}
+	return err
+}
+
+// settle undoes or finishes what a publish began.
+func (o *output) settle() error {
+	s, err := o.openSwap()
+	if err != nil {
+		return err
+	}
+	defer s.root.Close() //nolint:errcheck // a directory
+	if err := s.settle(); err != nil {
+		return fmt.Errorf("%s is between two datasets, the files of the earlier one that are not in it lie in %s: remove the cause and use --force again: %w",
+			o.dir, filepath.Join(o.dir, earlierDir), err)
+	}
+	return nil
 }
 
 // publish gives all finished files and then the manifest their names.
@@ -168,24 +191,37 @@ func (o *output) publish(ctx context.Context, m *layout.Manifest) error {
 	if err := manifest.finish(ctx); err != nil { // last in done, so it is renamed last
 		return err
 	}
-	if err := o.retireEarlier(); err != nil {
-		return err
-	}
-	for len(o.done) > 0 {
-		f := o.done[0]
-		if err := os.Rename(f.f.Name(), filepath.Join(o.dir, f.sums.Name)); err != nil {
-			return fmt.Errorf("publish %q: %w", f.sums.Name, err)
-		}
-		o.named = append(o.named, f.sums.Name)
-		o.done = o.done[1:]
-	}
-	if err := syncDir(o.dir); err != nil {
-		return err
-	}
 	for _, dir := range o.made {
 		if err := syncDir(filepath.Dir(dir)); err != nil {
 			return err
 		}
+	}
+	return o.swap()
+}
+
+// swap gives the finished files, of which the manifest is the last, the place of the earlier ones.
+func (o *output) swap() error {
+	s, err := o.openSwap()
+	if err != nil {
+		return err
+	}
+	defer s.root.Close() //nolint:errcheck // a directory
+	earlier, err := o.retirable(s.root)
+	if err != nil {
+		return err
+	}
+	err = s.retire(earlier)
+	o.swaps = !errors.Is(err, fs.ErrExist) // else the swap is another run's
+	if err != nil {
+		return err
+	}
+	if err := s.publish(o.done); err != nil {
+		return err
+	}
+	o.done, o.swaps = nil, false
+	if err := s.drop(); err != nil {
+		return fmt.Errorf("the new dataset in %s is complete, but the earlier one cannot be removed: remove %s: %w",
+			o.dir, filepath.Join(o.dir, earlierDir), err)
 	}
 	return nil
 }
@@ -215,24 +251,29 @@ func (o *output) replaceable(name string, info fs.FileInfo) bool {
 	return ok && info.Mode().IsRegular() && info.Size() == size
 }
 
-// retireEarlier removes what an earlier pack wrote here: shards of two runs side by side would be read as one
-// dataset. Files that no manifest lists, or whose size is another, stay.
-func (o *output) retireEarlier() error {
-	root, err := os.OpenRoot(o.dir)
-	if err != nil {
-		return fmt.Errorf("open the output directory: %w", err)
-	}
-	defer root.Close() //nolint:errcheck // a directory
+// retirable returns the files that an earlier pack wrote here, the manifest first: shards of two runs side by side would
+// be read as one dataset. Files that no manifest lists, or whose size is another, stay.
+func (o *output) retirable(root *os.Root) ([]string, error) {
+	var names []string
 	for name := range o.earlier {
-		if info, err := root.Lstat(name); err != nil || !o.replaceable(name, info) {
+		if strings.ContainsRune(name, '/') || name == layout.ManifestName { // no pack writes into directories
 			continue
 		}
-		if err := root.Remove(name); err != nil {
-			return fmt.Errorf("replace %q of the earlier pack: %w", name, err)
+		if info, err := root.Lstat(name); err == nil && o.replaceable(name, info) {
+			names = append(names, name)
 		}
 	}
-	return nil
+	if o.earlier == nil {
+		return nil, nil
+	}
+	if info, err := root.Lstat(layout.ManifestName); err != nil || !o.replaceable(layout.ManifestName, info) {
+		return nil, fmt.Errorf("%s in %s has changed since this run began: run it again", layout.ManifestName, o.dir)
+	}
+	return append([]string{layout.ManifestName}, names...), nil
 }
+
+// ofSwap reports whether a directory's entry is left by a publish that was killed.
+func ofSwap(e fs.DirEntry) bool { return e.Name() == earlierDir || e.Name() == successorName }
 
 func syncDir(dir string) error {
 	d, err := os.Open(dir)

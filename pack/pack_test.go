@@ -91,7 +91,9 @@ func packTokens(t testing.TB, o Options, docs [][]uint32, vocabulary int64) (Res
 	}
 	result, err := p.run(context.Background(), out, in)
 	if err != nil {
-		out.abort()
+		if undone := out.abort(); undone != nil {
+			t.Error(undone)
+		}
 	}
 	return result, readDir(t, o.Out), err
 }

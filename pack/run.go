@@ -71,7 +71,8 @@ func (e *OptionError) Error() string { return e.Err.Error() }
 // Unwrap returns what is wrong.
 func (e *OptionError) Unwrap() error { return e.Err }
 
-// Run packs o.Sources into o.Out. On an error, which includes ctx's, o.Out is left as it was.
+// Run packs o.Sources into o.Out. On an error, which includes ctx's, o.Out is left as it was; where that cannot be
+// done the error says so, and names what remains. After a kill the next run with Force leaves it so before it begins.
 func Run(ctx context.Context, o Options) (Result, error) {
 	start := time.Now()
 	if err := checkInput(&o); err != nil {
@@ -91,7 +92,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	}
 	result, err := plan.run(ctx, out, in)
 	if err != nil {
-		out.abort()
+		if undone := out.abort(); undone != nil {
+			err = fmt.Errorf("%w; %w", err, undone)
+		}
 		return Result{}, err
 	}
 	result.Seconds = time.Since(start).Seconds()
