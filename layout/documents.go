@@ -197,8 +197,8 @@ func (m *mergedIndex) gather(dst []int64, first int64, at, base []int64, read fu
 	return nil
 }
 
-// documentStarts fills dst with the positions in tokens at which the documents first, first+1, ... begin.
-func documentStarts(ctx context.Context, x DocumentIndex, dst []int64, first int64) error {
+// DocumentStarts fills dst with the positions in tokens at which the documents first, first+1, ... begin.
+func DocumentStarts(ctx context.Context, x DocumentIndex, dst []int64, first int64) error {
 	if err := x.DocumentSequences(ctx, dst, first); err != nil || len(dst) == 0 {
 		return err
 	}

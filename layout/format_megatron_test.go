@@ -297,7 +297,7 @@ func TestMegatronManySequences(t *testing.T) {
 	half := len(idx.docs) / 2
 	v, s := oneSet(t, files{"x.idx": idx.bytes(), "x.bin": bin})
 	got := make([]int64, 3)
-	if err := documentStarts(t.Context(), s.Shards[0].Index, got, int64(half)); err != nil {
+	if err := DocumentStarts(t.Context(), s.Shards[0].Index, got, int64(half)); err != nil {
 		t.Fatal(err)
 	}
 	for i, start := range got {

@@ -186,7 +186,7 @@ func (s *Set) documentsNPY(ctx context.Context) (*File, error) {
 	header := Inline(NPYHeader(I64, n))
 	b.Add(header, 0, header.Size)
 	starts := computed(n, 8, func(ctx context.Context, dst []byte, first int64) error {
-		return fillInt64(dst, func(part []int64) error { return documentStarts(ctx, x, part, first) })
+		return fillInt64(dst, func(part []int64) error { return DocumentStarts(ctx, x, part, first) })
 	})
 	b.Add(starts, 0, starts.Size)
 	return s.file(b, I64, n), nil

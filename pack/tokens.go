@@ -92,7 +92,7 @@ func (s *tokenSource) indexed(ctx context.Context, d layout.DType, h *layout.Sha
 	n := h.Index.Documents()
 	for first := int64(0); first < n; first += window {
 		starts := make([]int64, min(window, n-first)+1)
-		if err := documentStarts(ctx, h.Index, starts, first); err != nil {
+		if err := layout.DocumentStarts(ctx, h.Index, starts, first); err != nil {
 			return err
 		}
 		for i, from := range starts[:len(starts)-1] {
@@ -103,25 +103,6 @@ func (s *tokenSource) indexed(ctx context.Context, d layout.DType, h *layout.Sha
 			if err := s.run(ctx, d, h, from, to, false, -1, yield); err != nil {
 				return err
 			}
-		}
-	}
-	return nil
-}
-
-// documentStarts fills starts with where documents first, first+1, ... begin, in tokens.
-func documentStarts(ctx context.Context, x layout.DocumentIndex, starts []int64, first int64) error {
-	if x.Sequences() == x.Documents() {
-		return x.Starts(ctx, starts, first)
-	}
-	if err := x.DocumentSequences(ctx, starts, first); err != nil {
-		return err
-	}
-	for i, seq := range starts {
-		if seq < 0 || seq > x.Sequences() {
-			return fmt.Errorf("document %d begins at sequence %d of %d", first+int64(i), seq, x.Sequences())
-		}
-		if err := x.Starts(ctx, starts[i:i+1], seq); err != nil {
-			return err
 		}
 	}
 	return nil
