@@ -24,6 +24,7 @@ type arrowStream struct {
 	start  int64        // of the first message: 0, or 8 in the file variant
 	column *arrowColumn // that holds the tokens, nil for none
 	ended  bool         // by its mark; set by walk
+	budget headerBudget // for one message's metadata at a time
 }
 
 // arrowBatch is a record batch of a stream.
@@ -40,7 +41,6 @@ func (s *arrowStream) walk(ctx context.Context, each func(b arrowBatch) error) e
 	o := s.object
 	r := &windowReader{ctx: ctx, o: o, off: s.start}
 	for r.off < o.Size {
-		at := r.off
 		length, err := arrowLength(o, r)
 		if err != nil {
 			return err
@@ -49,25 +49,39 @@ func (s *arrowStream) walk(ctx context.Context, each func(b arrowBatch) error) e
 			s.ended = true
 			return nil
 		}
-		message := make([]byte, length)
-		if _, err := io.ReadFull(r, message); err != nil {
+		if err := s.message(r, length, each); err != nil {
 			return err
 		}
-		f := &flatbuffer{buf: message}
-		kind, table, body := arrowMessage(f)
-		if f.err != nil {
-			return corruptf(o, at+8, "%v", f.err)
-		}
-		if body < 0 || body > o.Size-r.off {
-			return corruptf(o, at+8, "the message has a body of %d bytes, %d follow", body, o.Size-r.off)
-		}
-		if kind == arrowBatchMessage {
-			if err := each(arrowBatch{f, table, at + 8, r.off, body}); err != nil {
-				return err
-			}
-		}
-		r.off += body
 	}
+	return nil
+}
+
+// message reads a message whose metadata has the given length, and skips its body.
+func (s *arrowStream) message(r *windowReader, length int64, each func(b arrowBatch) error) error {
+	giveBack, err := s.budget.take(r.ctx, length)
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	o, at := s.object, r.off
+	metadata := make([]byte, length)
+	if _, err := io.ReadFull(r, metadata); err != nil {
+		return err
+	}
+	f := &flatbuffer{buf: metadata}
+	kind, table, body := arrowMessage(f)
+	if f.err != nil {
+		return corruptf(o, at, "%v", f.err)
+	}
+	if body < 0 || body > o.Size-r.off {
+		return corruptf(o, at, "the message has a body of %d bytes, %d follow", body, o.Size-r.off)
+	}
+	if kind == arrowBatchMessage {
+		if err := each(arrowBatch{f, table, at, r.off, body}); err != nil {
+			return err
+		}
+	}
+	r.off += body
 	return nil
 }
 

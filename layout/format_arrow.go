@@ -228,7 +228,7 @@ func arrowSet(d *directory, split string, files []*arrowFile) {
 			continue
 		}
 		column, why = f.schema.tokens()
-		s := &arrowStream{object: h.Objects[0], start: f.start, column: column}
+		s := &arrowStream{object: h.Objects[0], start: f.start, column: column, budget: d.volume.headers}
 		h.resolve = func(ctx context.Context, h *Shard) error { return s.resolve(ctx, h, batches) }
 		h.check = func(ctx context.Context, h *Shard) error {
 			if !s.ended {

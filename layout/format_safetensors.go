@@ -76,7 +76,7 @@ func safetensorsAssemble(ctx context.Context, d *directory, members []member) {
 			if h.Bad != "" {
 				return nil
 			}
-			tensors, err := safetensorsRead(ctx, m.object)
+			tensors, err := safetensorsRead(ctx, d.volume.headers, m.object)
 			if err != nil {
 				return err
 			}
@@ -114,15 +114,15 @@ func safetensorsViews(s *Set) []View {
 		}
 		out = append(out, View{
 			Path:    path.Join("tensors", baseOf(h.Name)),
-			Entries: func(ctx context.Context) ([]*File, error) { return tensorFiles(ctx, h.Objects[0]) },
+			Entries: func(ctx context.Context) ([]*File, error) { return tensorFiles(ctx, s.volume.headers, h.Objects[0]) },
 		})
 	}
 	return out
 }
 
 // tensorFiles makes a file of each tensor of o: .npy where NumPy knows type and shape, else .bin, the bytes alone.
-func tensorFiles(ctx context.Context, o *Object) ([]*File, error) {
-	tensors, err := safetensorsRead(ctx, o)
+func tensorFiles(ctx context.Context, budget headerBudget, o *Object) ([]*File, error) {
+	tensors, err := safetensorsRead(ctx, budget, o)
 	if err != nil {
 		return nil, err
 	}

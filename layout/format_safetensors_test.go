@@ -205,7 +205,7 @@ func FuzzSafetensors(f *testing.F) {
 	f.Add(safetensorsFile(`{"__metadata__":{"a":"b"}}`, 0))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		exercise(t, files{"x.safetensors": data})
-		tensors, err := safetensorsRead(t.Context(), Bytes("x", data))
+		tensors, err := safetensorsRead(t.Context(), headerBudget{}, Bytes("x", data))
 		if err != nil {
 			return
 		}
@@ -228,7 +228,7 @@ func FuzzSafetensors(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := safetensorsRead(t.Context(), Bytes("y", safetensorsFile(string(written), 0, covered...)))
+		again, err := safetensorsRead(t.Context(), headerBudget{}, Bytes("y", safetensorsFile(string(written), 0, covered...)))
 		if err != nil || len(again) != len(tensors) {
 			t.Fatalf("written again: %d tensors, were %d: %v", len(again), len(tensors), err)
 		}

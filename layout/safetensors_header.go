@@ -101,7 +101,7 @@ func multiply(a, b int64) (product int64, ok bool) {
 }
 
 // safetensorsRead reads and checks a file's header. The tensors come in the order of their bytes.
-func safetensorsRead(ctx context.Context, o *Object) ([]tensor, error) {
+func safetensorsRead(ctx context.Context, budget headerBudget, o *Object) ([]tensor, error) {
 	first, err := readFull(ctx, o, 0, 8)
 	if err != nil {
 		return nil, err
@@ -110,6 +110,11 @@ func safetensorsRead(ctx context.Context, o *Object) ([]tensor, error) {
 	if bad := safetensorsLength(o, n); bad != "" {
 		return nil, corruptf(o, 0, "%s", bad)
 	}
+	giveBack, err := budget.take(ctx, int64(n))
+	if err != nil {
+		return nil, err
+	}
+	defer giveBack()
 	header, err := readFull(ctx, o, 8, int64(n))
 	if err != nil {
 		return nil, err

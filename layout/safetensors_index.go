@@ -51,7 +51,7 @@ func isDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") =
 func readSafetensorsIndex(ctx context.Context, d *directory, o *Object) *safetensorsIndex {
 	x := &safetensorsIndex{object: o, seed: maphash.MakeSeed()}
 	files := map[string]*tensorNames{}
-	err := eachWeight(ctx, o, func(p *objectParser, tensor, file string) error {
+	err := eachWeight(ctx, d.volume.headers, o, func(p *objectParser, tensor, file string) error {
 		names := files[file]
 		if names == nil {
 			if _, err := d.lookup(file); err != nil {
@@ -75,10 +75,15 @@ func readSafetensorsIndex(ctx context.Context, d *directory, o *Object) *safeten
 }
 
 // eachWeight calls f for every entry of the index's weight_map.
-func eachWeight(ctx context.Context, o *Object, f func(p *objectParser, tensor, file string) error) error {
+func eachWeight(ctx context.Context, budget headerBudget, o *Object, f func(p *objectParser, tensor, file string) error) error {
 	if o.Size > safetensorsMaxHeader {
 		return corruptf(o, 0, "the index has %d bytes: at most %d are read", o.Size, safetensorsMaxHeader)
 	}
+	giveBack, err := budget.take(ctx, o.Size)
+	if err != nil {
+		return err
+	}
+	defer giveBack()
 	document, err := readFull(ctx, o, 0, o.Size)
 	if err != nil {
 		return err
@@ -127,7 +132,7 @@ func (x *safetensorsIndex) compare(ctx context.Context, d *directory, o *Object,
 	}
 	var lacking string
 	missing := 0
-	err := eachWeight(ctx, x.object, func(_ *objectParser, tensor, file string) error {
+	err := eachWeight(ctx, d.volume.headers, x.object, func(_ *objectParser, tensor, file string) error {
 		if path.Join(d.path, file) != o.Name {
 			return nil
 		}

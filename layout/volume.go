@@ -27,6 +27,7 @@ type Volume struct {
 	Sets    []*Set
 	Views   []View
 
+	headers  headerBudget
 	mu       sync.Mutex
 	problems []Problem
 }
@@ -89,7 +90,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 	if !slices.IsSortedFunc(objects, byName) { // a listing of package cache is
 		objects = slices.SortedFunc(slices.Values(objects), byName)
 	}
-	v := &Volume{Objects: objects}
+	v := &Volume{Objects: objects, headers: newHeaderBudget()}
 	probed, err := probe(ctx, v, formats)
 	if err != nil {
 		return nil, err
