@@ -147,7 +147,8 @@ int32_t hbmfs_reader_get_stats(hbmfs_handle reader, hbmfs_reader_stats *stats, h
 
 /*
  * Closes its files, streams and views too. HBMFS_TIMEOUT: a read is slow or hangs, and still may write to the caller's
- * memory; the reader does nothing more, close it again later. HBMFS_INTERNAL: it is closed, but something could not be given back.
+ * memory; the reader does nothing more, close it again later. HBMFS_INTERNAL: it is closed, but something could not be given
+ * back.
  */
 int32_t hbmfs_reader_close(hbmfs_handle reader, hbmfs_failure *why);
 

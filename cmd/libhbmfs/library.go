@@ -121,7 +121,7 @@ func (m *members) close(patience time.Duration) (map[uint64]any, error) {
 	empty := m.empty
 	m.mu.Unlock()
 	if !wait(empty, patience) {
-		return nil, failf(codeTimeout, "a call still hangs in the system or the GPU's library: close again later")
+		return nil, failf(codeTimeout, "a call is still under way, slow or hung: close again later")
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

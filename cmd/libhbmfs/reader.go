@@ -215,7 +215,7 @@ func (l *library) closeFile(handle uint64) error {
 		switch x := thing.(type) {
 		case *request:
 			if !wait(x.q.Done(), max(0, time.Until(deadline))) {
-				return failf(codeTimeout, "a read still hangs in the system or the GPU's library: its memory must stay; close again later")
+				return failf(codeTimeout, "a read is still under way, slow or hung: its memory must stay; close again later")
 			}
 		case *stream:
 			x.close()
