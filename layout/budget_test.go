@@ -82,6 +82,9 @@ func TestSparseHeadersShareABudget(t *testing.T) {
 				if more := len(origin.arrived); more > 0 {
 					t.Errorf("%d shards are done, and %d read their headers: at most %d may", gone, len(come)+more-gone, f.atOnce)
 				}
+				if len(come)-gone == f.atOnce && v.headers.left.TryAcquire(1) {
+					t.Fatalf("%d shards read their headers without a share of the budget", f.atOnce)
+				}
 				origin.gate <- struct{}{}
 			}
 			if err := <-done; err != nil {
