@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"runtime"
 	"testing"
 	"time"
@@ -38,7 +39,9 @@ func TestClosingAgainWhatIsUnderWay(t *testing.T) {
 	}
 	want(t, "close", l.closeReader(handle), codeTimeout)
 	cancel()
-	<-ended
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("what was under way: %v", err)
+	}
 	want(t, "close again", l.closeReader(handle), codeOK)
 	want(t, "close a third time", l.closeReader(handle), codeClosed)
 }
