@@ -61,9 +61,11 @@ func TestStagedBelowADirectoryThatWasWiped(t *testing.T) {
 	n.must(os.RemoveAll(filepath.Dir(gone)))
 	n.must(os.RemoveAll(filepath.Dir(used)))
 	n.startHost()
-	n.within("what nobody uses is forgotten, with its daemon", func() bool {
-		return slices.Equal(n.stagedIDs(), []string{"kept", "used"}) && len(n.daemons()) == 2
-	})
+	n.recovered()
+	if ids := n.stagedIDs(); !slices.Equal(ids, []string{"kept", "used"}) {
+		t.Errorf("%q are staged, want kept and used", ids)
+	}
+	n.within("each has a daemon, and nobody else", func() bool { return len(n.daemons()) == 2 })
 	if !n.reads(n.target("p"), "a.bin") {
 		t.Error("the pod does not read its volume")
 	}
@@ -79,7 +81,7 @@ func TestStagedBelowADirectoryThatWasWiped(t *testing.T) {
 	n.must(os.Rename(n.kubelet("")+".away", n.kubelet("")))
 	n.must(os.RemoveAll(filepath.Dir(kept)))
 	n.startHost()
-	n.within("nothing is left", func() bool { return len(n.stagedIDs()) == 0 && len(n.daemons()) == 0 })
-	n.within("its directories are gone", func() bool { return len(n.files(filepath.Join(n.state(), "volumes"))) == 0 })
+	n.recovered()
+	n.within("no daemon is left", func() bool { return len(n.daemons()) == 0 })
 	n.clean()
 }
