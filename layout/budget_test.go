@@ -12,8 +12,8 @@ import (
 
 var errGate = errors.New("no more is to be had")
 
-// sparseOrigin has objects that begin with head and are zeros behind it. A read of what lies behind the bytes that
-// formats probe waits at the gate, and then fails.
+// sparseOrigin has objects that begin with head and are zeros behind it. A read of what lies behind the first
+// window waits at the gate, and then fails.
 type sparseOrigin struct {
 	head    []byte
 	arrived chan string // the name of the object, from each reader that has come to the gate
@@ -21,7 +21,7 @@ type sparseOrigin struct {
 }
 
 func (s *sparseOrigin) ReadAt(ctx context.Context, o *Object, p []byte, off int64) (int, error) {
-	if off+int64(len(p)) > headSize {
+	if off+int64(len(p)) > windowFollowing {
 		s.arrived <- o.Name
 		select {
 		case <-s.gate:
