@@ -22,9 +22,20 @@ type pod struct {
 	VolumeID  string `json:"volume_id"`
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"pod,omitempty"`
+	Identity  string `json:"identity,omitempty"` // that it was last published with
 }
 
 func (r *record) idle() bool { return len(r.Staged)+len(r.Published) == 0 }
+
+// asks reports whether a pod was last published with an identity.
+func (r *record) asks(identity string) bool {
+	for _, p := range r.Published {
+		if p.Identity == identity {
+			return true
+		}
+	}
+	return false
+}
 
 func (r *record) stage(id, path string) {
 	if r.Staged == nil {

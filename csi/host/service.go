@@ -189,7 +189,7 @@ func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		if err != nil {
 			return err
 		}
-		return s.publish(ctx, w, target, pod{id, attributes[volume.PodNamespace], attributes[volume.PodName]})
+		return s.publish(ctx, w, target, pod{id, attributes[volume.PodNamespace], attributes[volume.PodName], w.Identity})
 	})
 }
 
@@ -202,6 +202,10 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 	case was.VolumeID != p.VolumeID || !old.rec.Spec.Same(w.Spec):
 		h.mu.Unlock()
 		return status.Errorf(codes.AlreadyExists, "target path %s shows volume %s, or this one with other attributes: unpublish it first", target, was.VolumeID)
+	case w.Identity == was.Identity && old.rec.asks(old.rec.Spec.Identity):
+		// It has nothing new to say. Where it shares the daemon with a pod whose secret was changed, those keys stay: else the
+		// two would put each other's in place each time that kubelet calls.
+		w.Credentials = nil
 	case w.Identity != "": // perhaps with new secrets
 		old.rec.Spec.Identity = w.Identity
 	}

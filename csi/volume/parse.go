@@ -247,9 +247,11 @@ func (w *Want) takeSecrets(r Request) error {
 		}
 		text += strings.ToLower(name) + " = `" + value + "`\n" // in backquotes nothing in it means anything
 	}
-	// Nobody says which secret an inline volume names. Two of the same text may be two secrets, of which one is changed
-	// later, and a daemon has one pair of keys: so the text alone makes nobody share one.
-	w.Identity, w.Credentials = Identity("volume "+r.ID, text), []byte(text)
+	owner := "volume " + r.ID
+	if r.Inline() {
+		owner = "namespace " + r.Attributes[PodNamespace]
+	}
+	w.Identity, w.Credentials = Identity(owner, text), []byte(text)
 	return nil
 }
 
