@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -128,13 +129,21 @@ func TestASourceThatHangs(t *testing.T) {
 	n.must(unix.Kill(network.PID, unix.SIGSTOP))
 	defer func() { n.must(unix.Kill(network.PID, unix.SIGCONT)) }()
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err = n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: "w", TargetPath: n.target("p2"), VolumeCapability: capability(), VolumeContext: map[string]string{"source": outer + "/two"},
+	for _, p := range []string{"p2", "p3", "p4"} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err = n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: "w", TargetPath: n.target(p), VolumeCapability: capability(), VolumeContext: map[string]string{"source": outer + "/two"},
+		})
+		cancel()
+		n.code(err, codes.DeadlineExceeded)
+	}
+	stacks := make([]byte, 1<<20)
+	if waiting := strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "(*Host).look("); waiting != 1 {
+		t.Errorf("%d threads wait for the filesystem, want 1", waiting)
+	}
+	n.within("the pods that wait for it go", func() bool {
+		return n.unpublish("w", "p2") == nil && n.unpublish("w", "p3") == nil && n.unpublish("w", "p4") == nil
 	})
-	n.code(err, codes.DeadlineExceeded)
-	n.within("the pod that waits for it goes", func() bool { return n.unpublish("w", "p2") == nil })
 	n.must(unix.Kill(n.daemons()[0], unix.SIGKILL))
 	n.within("the pod that had it goes", func() bool { return n.unpublish("v", "p1") == nil })
 	n.within("all of it is gone", func() bool { return n.mounted(n.kubelet("")) == 0 && len(n.daemons()) == 0 })

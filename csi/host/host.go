@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -58,6 +59,8 @@ type Host struct {
 	waiting  context.Context // of those who wait for the end of a daemon; ends when all work has
 	stopWait context.CancelFunc
 	waits    sync.WaitGroup
+
+	looks singleflight.Group // at directories
 
 	mu      sync.Mutex
 	volumes map[string]*held  // by the name of their directory
@@ -294,11 +297,10 @@ func (h *Host) allowed(ctx context.Context, dir string) error {
 	if dir == "" {
 		return nil
 	}
-	found := make(chan error, 1)
-	go func() { found <- h.look(dir) }() // ends with the answer
+	found := h.looks.DoChan(dir, func() (any, error) { return nil, h.look(dir) }) // one waits there, however often kubelet asks
 	select {
-	case err := <-found:
-		return err
+	case r := <-found:
+		return r.Err
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
