@@ -2,7 +2,6 @@ package fs
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -15,10 +14,8 @@ import (
 // queue is bounded, so that asking never waits.
 type prefetcher struct {
 	queue chan prefetchJob
+	cache Cache         // set before it is used; nil where nothing is kept
 	bytes *atomic.Int64 // that they were told of
-
-	mu    sync.Mutex   // guards what follows
-	plans map[any]kept // by reader
 }
 
 // prefetchJob is what one message says: ranges of files of the mount, or of objects.
@@ -34,7 +31,7 @@ type nodeReader int
 
 func newPrefetcher() *prefetcher {
 	const pending = 128 // jobs, of 200 KiB at most
-	return &prefetcher{queue: make(chan prefetchJob, pending), bytes: new(atomic.Int64), plans: map[any]kept{}}
+	return &prefetcher{queue: make(chan prefetchJob, pending), bytes: new(atomic.Int64)}
 }
 
 // runsPerJob bounds what is done of a job: a message may name all of an irregular file a thousand times.
@@ -57,13 +54,11 @@ func (job prefetchJob) runs(yield func(layout.Run) bool) {
 // add queues what a job has of local files, and adds what it has of remote ones to the reader's plan. It reports
 // whether there was room: if not, nothing was planned.
 func (p *prefetcher) add(reader any, job prefetchJob) bool {
-	var origin kept
 	var runs []layout.Run
 	var bytes int64
 	anyLocal := false
 	for r := range job.runs {
-		k, ok := r.Object.Origin.(kept)
-		if !ok {
+		if _, ok := r.Object.Origin.(kept); !ok {
 			_, here := backed(r.Object)
 			anyLocal = anyLocal || here
 			continue
@@ -71,7 +66,7 @@ func (p *prefetcher) add(reader any, job prefetchJob) bool {
 		if r.Stride-r.Length <= worthFetching {
 			r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
 		}
-		origin, runs, bytes = k, append(runs, r), bytes+r.Count*r.Length
+		runs, bytes = append(runs, r), bytes+r.Count*r.Length
 	}
 	if anyLocal {
 		select {
@@ -80,8 +75,8 @@ func (p *prefetcher) add(reader any, job prefetchJob) bool {
 			return false
 		}
 	}
-	if len(runs) > 0 {
-		if !p.plan(reader, origin, runs) {
+	if len(runs) > 0 && p.cache != nil {
+		if !p.cache.Plan(reader, runs) {
 			return false
 		}
 		p.bytes.Add(bytes)
@@ -89,24 +84,10 @@ func (p *prefetcher) add(reader any, job prefetchJob) bool {
 	return true
 }
 
-// plan adds to a reader's plan. All remote objects of a mount have one origin.
-func (p *prefetcher) plan(reader any, origin kept, runs []layout.Run) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !origin.Plan(reader, runs) {
-		return false
-	}
-	p.plans[reader] = origin
-	return true
-}
-
 // endPlan forgets what a reader has planned.
 func (p *prefetcher) endPlan(reader any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if origin := p.plans[reader]; origin != nil {
-		origin.EndPlan(reader)
-		delete(p.plans, reader)
+	if p.cache != nil {
+		p.cache.EndPlan(reader)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -217,6 +218,40 @@ func TestPrefetchTakesAWholeFrame(t *testing.T) {
 	var a answer
 	if err := s.prefetch(control.AppendObjectRanges(nil, ranges), &a); err != nil || a.header.Type != control.TypeDone {
 		t.Errorf("an idle daemon answers %d ranges with %d: %v", len(ranges), a.header.Type, err)
+	}
+}
+
+// planned is a cache that keeps what it is told in mind.
+type planned struct {
+	runs map[any][]layout.Run
+}
+
+func (*planned) Stats() store.Stats { return store.Stats{} }
+func (p *planned) EndPlan(r any)    { delete(p.runs, r) }
+func (p *planned) Plan(r any, runs []layout.Run) bool {
+	p.runs[r] = append(p.runs[r], runs...)
+	return true
+}
+
+// TestPrefetchOfSeveralOrigins plans a view over objects of two origins: the cache gets all of them, in order.
+func TestPrefetchOfSeveralOrigins(t *testing.T) {
+	cache := &planned{map[any][]layout.Run{}}
+	p := newPrefetcher()
+	p.cache = cache
+	var body layout.Body
+	for i := range 4 {
+		body.Add(&layout.Object{Name: strconv.Itoa(i), Size: 10, Origin: &keptFile{path: strconv.Itoa(i % 2)}}, 0, 10)
+	}
+	if !p.add("reader", prefetchJob{{&body, []control.Range{{Length: 40}}}}) || len(cache.runs["reader"]) != 4 {
+		t.Fatalf("the cache is told of %v", cache.runs)
+	}
+	for i, r := range cache.runs["reader"] {
+		if r.Object.Name != strconv.Itoa(i) || r.Length != 10 {
+			t.Errorf("run %d is %d bytes of %s", i, r.Length, r.Object.Name)
+		}
+	}
+	if p.endPlan("reader"); len(cache.runs) > 0 {
+		t.Errorf("the plan of a reader that has ended is left: %v", cache.runs)
 	}
 }
 

@@ -12,11 +12,6 @@ type kept interface {
 	// Lies gives the local file that holds the byte at off of o, where it is there, and how many bytes follow it there.
 	// Where the byte is not local, the file is nil, and n how many bytes share its fate.
 	Lies(o *layout.Object, off int64) (file *layout.Object, at, n int64)
-	// Plan says what a reader, any comparable value, will read next, after what it said before. It reports whether there
-	// was room to remember that.
-	Plan(reader any, runs []layout.Run) bool
-	// EndPlan forgets what a reader has planned.
-	EndPlan(reader any)
 	// WasRead is told of what was read where it lies.
 	WasRead(o *layout.Object, off, n int64)
 	// OpenWhole opens the one local file that has all of o, which stays until release. fd is -1 where there is none. It

@@ -72,6 +72,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, control: newChannel(),
 	}
+	m.control.prefetch.cache = opt.Remote.Cache
 	top := listing.Dirs[0]
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
 	m.adopt(&m.root)

@@ -36,8 +36,6 @@ type keptBytes struct{}
 
 func (keptBytes) ReadAt(context.Context, *layout.Object, []byte, int64) (int, error) { return 0, nil }
 func (keptBytes) Lies(_ *layout.Object, off int64) (*layout.Object, int64, int64)    { return nil, off, 1 }
-func (keptBytes) Plan(any, []layout.Run) bool                                        { return true }
-func (keptBytes) EndPlan(any)                                                        {}
 func (keptBytes) WasRead(*layout.Object, int64, int64)                               {}
 func (keptBytes) OpenWhole(context.Context, *layout.Object) (int, func(), error)     { return -1, nil, nil }
 

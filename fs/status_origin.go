@@ -3,12 +3,23 @@ package fs
 import (
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // Remote is where a mount gets its bytes from when they do not lie in local files. Either may be nil.
 type Remote struct {
 	Origin func() fetch.Stats
-	Cache  func() store.Stats
+	Cache  Cache
+}
+
+// Cache keeps what comes from elsewhere: from one origin or from several, such as the source and what decodes it.
+type Cache interface {
+	Stats() store.Stats
+	// Plan says what a reader, any comparable value, will read next, after what it said before: runs of kept objects. It
+	// reports whether there was room to remember that.
+	Plan(reader any, runs []layout.Run) bool
+	// EndPlan forgets what a reader has planned.
+	EndPlan(reader any)
 }
 
 // RemoteStatus is what status shows of a remote source.
@@ -24,7 +35,7 @@ func (r *Remote) status() RemoteStatus {
 		s.Origin = &stats
 	}
 	if r.Cache != nil {
-		stats := r.Cache()
+		stats := r.Cache.Stats()
 		s.Cache = &stats
 	}
 	return s

@@ -21,7 +21,7 @@
 // reader in sequence reaches, up to a quarter of the budget, and by one pass for a processor. Who waits for an object
 // waits for no other; [Origin.OpenWhole] waits for one that comes ahead, so that the kernel reads it itself.
 //
-// A reader may say what it will read: [Origin.Plan]. That is fetched in order, and what plans need stays longest: other
+// A reader may say what it will read: [Store.Plan]. That is fetched in order, and what plans need stays longest: other
 // segments go first, by SIEVE, and then those that are needed last (Belady). A quarter of the budget, which the plans
 // share, holds what comes first; what comes later, and is here, keeps the rest. Fetching for a plan waits where it could
 // only evict what is needed sooner; reads never wait for plans. A read takes itself off the plan; what is said again

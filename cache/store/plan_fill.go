@@ -9,11 +9,16 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Plan says what a reader, any comparable value, will read next, after what it said before: runs of objects of this
-// origin. They are fetched in that order. It reports whether there was room to remember them.
-func (x *Origin) Plan(reader any, runs []layout.Run) bool {
+// Plan says what a reader, any comparable value, will read next, after what it said before: runs of objects that were
+// added here, by whichever origin they come. They are fetched in that order, each from its own origin. Plan reports
+// whether there was room to remember them.
+func (s *Store) Plan(reader any, runs []layout.Run) bool {
 	var reads []*planned
 	for _, r := range runs {
+		x, ok := r.Object.Origin.(*Origin)
+		if !ok || x.store != s {
+			continue // it is kept elsewhere, or nowhere
+		}
 		f := x.file(r.Object)
 		for i := int64(0); i < r.Count; i++ {
 			from := r.Offset + i*r.Stride
@@ -28,7 +33,6 @@ func (x *Origin) Plan(reader any, runs []layout.Run) bool {
 			}
 		}
 	}
-	s := x.store
 	taken, start := s.ledger.plan(reader, reads, time.Now())
 	if start {
 		s.wg.Go(s.fillPlanned)
@@ -37,7 +41,7 @@ func (x *Origin) Plan(reader any, runs []layout.Run) bool {
 }
 
 // EndPlan forgets what a reader has planned.
-func (x *Origin) EndPlan(reader any) { x.store.ledger.endPlan(reader) }
+func (s *Store) EndPlan(reader any) { s.ledger.endPlan(reader) }
 
 // WasRead is told of reads that do not come by [Origin.ReadAt].
 func (x *Origin) WasRead(o *layout.Object, off, n int64) {

@@ -67,7 +67,7 @@ func TestAPlanBeatsSIEVE(t *testing.T) {
 			for _, name := range order {
 				runs = append(runs, whole(m.objects[name]))
 			}
-			if !m.origin.Plan("reader", runs) {
+			if !m.Plan("reader", runs) {
 				t.Fatal("the plan was refused")
 			}
 		}
@@ -130,7 +130,7 @@ func TestAPlanIsFilledInItsOrder(t *testing.T) {
 	for i := range 12 {
 		runs = append(runs, whole(m.objects[fmt.Sprint(11-i)]))
 	}
-	if !m.origin.Plan("reader", runs) {
+	if !m.Plan("reader", runs) {
 		t.Fatal("the plan was refused")
 	}
 	here := func() (names []string) {
@@ -154,7 +154,7 @@ func TestAPlanIsFilledInItsOrder(t *testing.T) {
 	if s := m.Stats(); s.Uncached != 0 {
 		t.Errorf("stats %+v", s)
 	}
-	m.origin.EndPlan("reader")
+	m.EndPlan("reader")
 	m.settled(t)
 	m.noPlans(t)
 	fetched := u.fetched.Load()
@@ -173,15 +173,15 @@ func TestPlansEnd(t *testing.T) {
 	u.gate.Store(&gate)
 	o := m.objects["0"]
 	many := layout.Run{Object: o, Length: 1, Stride: 2, Count: 2 * mib}
-	if !m.origin.Plan(1, []layout.Run{many}) || m.origin.Plan(1, []layout.Run{many}) {
+	if !m.Plan(1, []layout.Run{many}) || m.Plan(1, []layout.Run{many}) {
 		t.Error("a plan takes what it may have, and then no more")
 	}
 	for i := 2; i <= readsOfPlans/readsOfPlan; i++ {
-		if !m.origin.Plan(i, []layout.Run{many}) {
+		if !m.Plan(i, []layout.Run{many}) {
 			t.Errorf("reader %d may not plan", i)
 		}
 	}
-	if m.origin.Plan("one more", []layout.Run{many}) {
+	if m.Plan("one more", []layout.Run{many}) {
 		t.Error("plans are not bounded")
 	}
 	until(t, "as much is under way as may be", func() bool {
@@ -197,7 +197,7 @@ func TestPlansEnd(t *testing.T) {
 	close(gate)
 	m.settled(t)
 	m.noPlans(t)
-	if !m.origin.Plan("one more", []layout.Run{whole(m.objects["1"])}) {
+	if !m.Plan("one more", []layout.Run{whole(m.objects["1"])}) {
 		t.Error("there is no room for a plan, though the others have ended")
 	}
 	m.settled(t)
@@ -215,7 +215,7 @@ func TestWhatIsHeldIsOffThePlan(t *testing.T) {
 	m := mount(t, t.TempDir(), u, Options{Segment: mib, Size: mib})
 	m.readAll(t, u, "0")
 	m.settled(t)
-	if !m.origin.Plan("reader", []layout.Run{whole(m.objects["0"]), whole(m.objects["1"])}) {
+	if !m.Plan("reader", []layout.Run{whole(m.objects["0"]), whole(m.objects["1"])}) {
 		t.Fatal("the plan was refused")
 	}
 	m.settled(t)
@@ -238,7 +238,7 @@ func TestPlannedFetchesFail(t *testing.T) {
 	m := mount(t, t.TempDir(), u, Options{Segment: mib, Size: 8 * mib})
 	bad := fmt.Errorf("the origin is out of order")
 	u.fail.Store(&bad)
-	if !m.origin.Plan("reader", []layout.Run{whole(m.objects["0"])}) {
+	if !m.Plan("reader", []layout.Run{whole(m.objects["0"])}) {
 		t.Fatal("the plan was refused")
 	}
 	m.settled(t)
@@ -247,4 +247,39 @@ func TestPlannedFetchesFail(t *testing.T) {
 	}
 	u.fail.Store(nil)
 	m.readAll(t, u, "0")
+}
+
+// TestAPlanIsOfAllOrigins plans objects of two origins in turn, one of which gives them as a whole. Each comes from its own.
+func TestAPlanIsOfAllOrigins(t *testing.T) {
+	u := newUpstream(2*mib, 2*mib, 2*mib)
+	m := mount(t, t.TempDir(), u, Options{Segment: mib, Size: 32 * mib})
+	defer m.close(t)
+	decoded := &upstream{data: map[string][]byte{"d0": u.data["0"], "d1": u.data["1"]}}
+	l := decoded.listing()
+	for _, o := range l.Objects {
+		o.Whole = true
+		m.objects[o.Name] = o
+	}
+	other := m.Add("test://", decoded, l)
+	var runs []layout.Run
+	for _, name := range []string{"0", "d0", "1", "d1", "2"} {
+		runs = append(runs, whole(m.objects[name]))
+	}
+	if !m.Plan("reader", runs) {
+		t.Fatal("the plan was refused")
+	}
+	until(t, "all that is planned is here", func() bool { return m.Stats().Segments == 10 })
+	for _, name := range []string{"0", "1", "2"} {
+		m.check(t, u, name, 0, 2*mib)
+	}
+	for name, data := range decoded.data {
+		got := make([]byte, len(data))
+		if n, err := other.ReadAt(t.Context(), m.objects[name], got, 0); n != len(data) || err != nil || !bytes.Equal(got, data) {
+			t.Errorf("object %s: %d bytes, %v, or other bytes", name, n, err)
+		}
+	}
+	if a, b := u.fetched.Load(), decoded.fetched.Load(); a != 6*mib || b != 4*mib {
+		t.Errorf("%d and %d bytes were fetched, want each byte once from its own origin", a, b)
+	}
+	m.noPlans(t)
 }

@@ -142,18 +142,18 @@ func TestSaidTwice(t *testing.T) {
 		{[]layout.Run{part}, 3},
 		{[]layout.Run{one, one}, 3},
 	} {
-		if !m.origin.Plan("reader", step.runs) {
+		if !m.Plan("reader", step.runs) {
 			t.Fatal("the plan was refused")
 		}
 		if got := count(); got != step.want {
 			t.Errorf("step %d: %d reads are planned, want %d", i, got, step.want)
 		}
 	}
-	if !m.origin.Plan("another", []layout.Run{zero}) || count() != 4 {
+	if !m.Plan("another", []layout.Run{zero}) || count() != 4 {
 		t.Errorf("%d reads are planned, another reader's among them", count())
 	}
 	m.readAll(t, u, "0")
-	if !m.origin.Plan("reader", []layout.Run{part}) || count() != 3 {
+	if !m.Plan("reader", []layout.Run{part}) || count() != 3 {
 		t.Errorf("%d reads are planned after one was read", count())
 	}
 }

@@ -238,7 +238,7 @@ func (s *source) openStore(c *cacheFlags, log *slog.Logger) (*store.Store, error
 	if err != nil {
 		return nil, err
 	}
-	s.closers, s.remote.Cache = append(s.closers, kept.Close), kept.Stats
+	s.closers, s.remote.Cache = append(s.closers, kept.Close), kept
 	if c.scrub > 0 {
 		s.serve = func(ctx context.Context) { kept.Scrub(ctx, int64(c.scrub)) }
 	}
