@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
@@ -236,7 +235,7 @@ func (d *Dir) List(ctx context.Context) (*Listing, error) {
 	if err := d.walk(ctx, l, dir, ""); err != nil {
 		return nil, fmt.Errorf("list %s: %w", d.path, err)
 	}
-	slices.SortFunc(l.Objects, func(a, b *layout.Object) int { return layout.ComparePaths(a.Name, b.Name) })
+	l.Check()
 	return l, nil
 }
 
@@ -326,6 +325,10 @@ func (d *Dir) object(name string, st *unix.Stat_t) *layout.Object {
 }
 
 func (l *Listing) leaveOut(name, format string, args ...any) {
+	const most = 255 // bytes of a name, which may be as long as an origin likes
+	if len(name) > most {
+		name = name[:most] + "..."
+	}
 	l.Problems = append(l.Problems, layout.Problem{Object: name, Detail: fmt.Sprintf(format, args...)})
 }
 

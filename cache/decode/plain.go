@@ -219,5 +219,5 @@ func (w *wrapper) replace(hidden map[*layout.Object]bool, made []*layout.Object)
 	w.origin.objects = append(w.origin.objects, made...)
 	slices.SortFunc(w.origin.objects, byName)
 	l.Objects = append(slices.DeleteFunc(l.Objects, func(o *layout.Object) bool { return hidden[o] }), made...)
-	slices.SortFunc(l.Objects, byName)
+	l.Check()
 }

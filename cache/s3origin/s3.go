@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/minio/minio-go/v7"
@@ -176,14 +175,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if len(objects) == 0 {
 		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
 	}
-	l := cache.RemoteListing(objects)
-	l.Objects = slices.DeleteFunc(l.Objects, func(obj *layout.Object) bool {
-		if obj.Version == "" {
-			l.Problems = append(l.Problems, layout.Problem{Object: obj.Name, Detail: "the server gives no ETag, so that a change could not be seen: left out"})
-		}
-		return obj.Version == ""
-	})
-	return l, nil
+	return cache.RemoteListing(objects), nil
 }
 
 // one looks for an object whose key is the whole prefix, nil if there is none, or none that may be seen.

@@ -136,7 +136,8 @@ func TestNobodyWaitsForATurn(t *testing.T) {
 // TestSuccessors follow each other in their directories, whatever lies between.
 func TestSuccessors(t *testing.T) {
 	l := cache.RemoteListing([]*layout.Object{
-		{Name: "a/1", Whole: true}, {Name: "a/2"}, {Name: "a/3", Whole: true}, {Name: "a/x/1", Whole: true}, {Name: "a/z", Whole: true}, {Name: "b", Whole: true},
+		{Name: "a/1", Version: "1", Whole: true}, {Name: "a/2", Version: "1"}, {Name: "a/3", Version: "1", Whole: true},
+		{Name: "a/x/1", Version: "1", Whole: true}, {Name: "a/z", Version: "1", Whole: true}, {Name: "b", Version: "1", Whole: true},
 	})
 	got := map[string]string{}
 	for o, next := range successors(l.Objects) {
