@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,7 @@ type Dir struct {
 	root  *os.Root
 	fd    int // the same directory, for openat2
 	files *filePool
+	noACL sync.Map // devices whose files have no access control lists
 
 	readOnly readOnly
 }
@@ -208,7 +210,7 @@ func (l *Listing) Bytes() int64 {
 	return total
 }
 
-// DirEntry is a directory of a listing.
+// DirEntry is a directory of a listing. Its rights are as those of [Rights].
 type DirEntry struct {
 	Name    string // slash-separated, relative to the root
 	ModTime time.Time
@@ -232,21 +234,23 @@ func (d *Dir) List(ctx context.Context) (*Listing, error) {
 		return nil, fmt.Errorf("list %s: %w", d.path, err)
 	}
 	l := &Listing{}
-	if err := d.walk(ctx, l, dir, ""); err != nil {
+	if err := d.walk(ctx, l, nil, dir, ""); err != nil {
 		return nil, fmt.Errorf("list %s: %w", d.path, err)
 	}
 	l.Check()
 	return l, nil
 }
 
-// walk lists dir, which it closes, and what is below it.
-func (d *Dir) walk(ctx context.Context, l *Listing, dir *os.File, name string) error {
+// walk lists dir, which it closes, and what is below it. above are the directories that it is in, from the root on.
+func (d *Dir) walk(ctx context.Context, l *Listing, above []place, dir *os.File, name string) error {
 	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return err
 	}
-	l.Dirs = append(l.Dirs, DirEntry{name, modTime(&st), perm(&st), st.Uid, st.Gid})
+	here := d.placeOf(int(dir.Fd()), &st)
+	above = append(slices.Clip(above), here)
+	l.Dirs = append(l.Dirs, DirEntry{name, modTime(&st), here.rights.Perm, st.Uid, st.Gid})
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		l.leaveOut(name, "cannot be listed: %v", err)
@@ -259,22 +263,22 @@ func (d *Dir) walk(ctx context.Context, l *Listing, dir *os.File, name string) e
 			return err
 		}
 		full := path.Join(name, base)
-		if err := unix.Fstatat(int(dir.Fd()), base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fstatat(here.fd, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			l.leaveOut(full, "cannot be read: %v", err)
 			continue
 		}
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG:
-			l.Objects = append(l.Objects, d.object(full, &st))
+			l.Objects = append(l.Objects, d.object(full, &st, d.perm(here.fd, base, &st)))
 		case unix.S_IFLNK:
-			d.link(l, full, &st)
+			d.link(l, above, full, &st)
 		case unix.S_IFDIR:
-			fd, err := unix.Openat(int(dir.Fd()), base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+			fd, err := unix.Openat(here.fd, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 			if err != nil {
 				l.leaveOut(full, "cannot be opened: %v", err)
 				continue
 			}
-			if err := d.walk(ctx, l, os.NewFile(uintptr(fd), full), full); err != nil {
+			if err := d.walk(ctx, l, above, os.NewFile(uintptr(fd), full), full); err != nil {
 				return err
 			}
 		default:
@@ -282,27 +286,6 @@ func (d *Dir) walk(ctx context.Context, l *Listing, dir *os.File, name string) e
 		}
 	}
 	return nil
-}
-
-// link lists a symbolic link: as the file that it leads to, or as a link to a directory below the root.
-func (d *Dir) link(l *Listing, name string, link *unix.Stat_t) {
-	info, err := d.root.Stat(filepath.FromSlash(name))
-	if err != nil {
-		l.leaveOut(name, "symbolic link that leaves the dataset or leads nowhere: left out (mount the directory that holds its target)")
-		return
-	}
-	if info.Mode().IsRegular() {
-		if st, ok := statOf(info); ok {
-			l.Objects = append(l.Objects, d.object(name, st))
-		}
-		return
-	}
-	target, err := d.root.Readlink(filepath.FromSlash(name))
-	if err != nil || !info.IsDir() || path.IsAbs(target) {
-		l.leaveOut(name, "symbolic link to an absolute path or to a special file: left out")
-		return
-	}
-	l.Links = append(l.Links, LinkEntry{name, target, modTime(link)})
 }
 
 // Object looks one regular file up, as List would, in a directory that grows.
@@ -314,13 +297,13 @@ func (d *Dir) Object(name string) (*layout.Object, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, fmt.Errorf("stat %q: it is no regular file", name)
 	}
-	return d.object(name, &st), nil
+	return d.object(name, &st, uint16(st.Mode&0o777)), nil
 }
 
-func (d *Dir) object(name string, st *unix.Stat_t) *layout.Object {
+func (d *Dir) object(name string, st *unix.Stat_t, perm uint16) *layout.Object {
 	return &layout.Object{
 		Name: name, Size: st.Size, ModTime: modTime(st), Version: stamp{st.Ino, st.Size, st.Mtim}.version(),
-		Perm: perm(st), UID: st.Uid, GID: st.Gid, Origin: d,
+		Perm: perm, UID: st.Uid, GID: st.Gid, Origin: d,
 	}
 }
 
@@ -333,5 +316,3 @@ func (l *Listing) leaveOut(name, format string, args ...any) {
 }
 
 func modTime(st *unix.Stat_t) time.Time { return time.Unix(st.Mtim.Unix()) }
-
-func perm(st *unix.Stat_t) uint16 { return uint16(st.Mode & 0o777) }

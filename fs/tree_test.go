@@ -201,7 +201,10 @@ func TestAccessIsWhatAllObjectsGrant(t *testing.T) {
 	}{
 		{nil, 0o444, 7, 7},
 		{[]*layout.Object{object("a", 0o644, 1, 2), object("b", 0o640, 1, 2)}, 0o440, 1, 2},
-		{[]*layout.Object{object("a", 0o644, 1, 2), object("b", 0o644, 3, 2)}, 0o044, 1, 2},
+		{[]*layout.Object{object("a", 0o644, 1, 2), object("b", 0o644, 3, 2)}, 0o444, 1, 2},
+		{[]*layout.Object{object("a", 0o644, 1, 2), object("b", 0o640, 3, 2)}, 0o040, 1, 2},
+		{[]*layout.Object{object("a", 0o644, 1, 2), object("b", 0o604, 3, 4)}, 0, 1, 2},
+		{[]*layout.Object{object("not listed/a", 0o644, 1, 2)}, 0, 1, 2},
 		{[]*layout.Object{object("a", 0o640, 1, 2), object("b", 0o640, 1, 3)}, 0o400, 1, 2},
 		{[]*layout.Object{object("a", 0o600, 1, 1), object("b", 0o600, 2, 2)}, 0, 1, 1},
 		{[]*layout.Object{layout.Inline([]byte("header")), object("a", 0o755, 1, 2)}, 0o444, 1, 2},

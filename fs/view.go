@@ -58,6 +58,25 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 		m.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})
 	}
+	return append(entries, m.viewDirs(v)...)
+}
+
+// viewDirs makes the directories of views that stand for those of the source, with their permissions: who may not list
+// one there learns no names here.
+func (m *Mount) viewDirs(v *layout.Volume) (entries []entry) {
+	with := map[string]bool{"": true}
+	for _, s := range v.Sets {
+		for dir := s.Dir; !with[dir]; dir = parent(dir) {
+			with[dir] = true
+		}
+	}
+	for _, d := range m.listing.Dirs[1:] {
+		if with[d.Name] {
+			n := node{kind: kindDir, ino: inoOf(d.Name, "dir"), modTime: m.started, perm: d.Perm, uid: d.UID, gid: d.GID}
+			m.adopt(&n)
+			entries = append(entries, entry{d.Name, &n})
+		}
+	}
 	return entries
 }
 

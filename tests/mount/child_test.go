@@ -24,6 +24,8 @@ func runChild(verb string, args []string) (code int) {
 	switch verb {
 	case "compare": // SOURCE MOUNT
 		err = compareTrees(args[0], args[1])
+	case "list": // DIRECTORY
+		_, err = os.ReadDir(args[0])
 	case "read": // FILE
 		err = readWhole(args[0])
 	case "later": // FILE

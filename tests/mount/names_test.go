@@ -152,6 +152,12 @@ func TestPermissionsForOthers(t *testing.T) {
 			t.Errorf("root reads %s: %s", name, got)
 		}
 	}
+	// Names and sizes are as closed as at the source.
+	for _, name := range []string{"closed", ".hbmfs/views/closed"} {
+		if said, ok := child(t, true, "list", m.Path(name)); ok {
+			t.Errorf("nobody lists %s: %s", name, said)
+		}
+	}
 }
 
 func TestWithoutAllowOtherNobodyGetsIn(t *testing.T) {

@@ -1,0 +1,163 @@
+package cache
+
+import (
+	"errors"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// place is an open directory on the way from the root to a file.
+type place struct {
+	fd     int
+	rights Rights
+	shared bool // everybody may make files in it, and nobody remove those of others
+	passed bool // on the way of a link, and not above it
+}
+
+// errNoTarget says that a link leads out of the root, or nowhere.
+var errNoTarget = errors.New("the link has no target below the root")
+
+// followed is what a symbolic link leads to.
+type followed struct {
+	at   unix.Stat_t
+	perm uint16
+	by   []Rights // directories that are passed, and are not above the link, and links that not everybody may follow
+}
+
+// link lists a symbolic link: as the file that it leads to, or as a link to a directory below the root. above are the
+// directories from the root to the link's own.
+func (d *Dir) link(l *Listing, above []place, name string, link *unix.Stat_t) {
+	dir := above[len(above)-1].fd
+	to, err := d.follow(above, path.Base(name))
+	switch {
+	case err != nil:
+		l.leaveOut(name, "symbolic link that leaves the dataset or leads nowhere: left out (mount the directory that holds its target)")
+		return
+	case to.at.Mode&unix.S_IFMT == unix.S_IFREG:
+		l.Objects = append(l.Objects, d.linked(name, to))
+		return
+	}
+	target, err := readlink(dir, path.Base(name))
+	if err != nil || to.at.Mode&unix.S_IFMT != unix.S_IFDIR {
+		l.leaveOut(name, "symbolic link to a special file: left out")
+		return
+	}
+	l.Links = append(l.Links, LinkEntry{name, target, modTime(link)})
+}
+
+// linked makes an object of the file that a link leads to. Whoever may not pass a directory on the way there may not read
+// it: the mount shows the file at the place of the link, where the kernel no longer sees the way.
+func (d *Dir) linked(name string, to followed) *layout.Object {
+	perm := to.perm
+	for _, r := range to.by {
+		perm = only(perm, r.Certain(to.at.Uid, to.at.Gid, ToPass))
+	}
+	return d.object(name, &to.at, perm)
+}
+
+// follow resolves a name as the kernel does, one component at a time and without leaving the root, since only so it
+// learns which directories are passed. It holds those open, so that nobody can put others in their place meanwhile.
+func (d *Dir) follow(above []place, name string) (to followed, err error) {
+	way, links := slices.Clone(above), 0
+	defer func() {
+		for _, p := range way {
+			p.leave()
+		}
+	}()
+	for rest := []string{name}; len(rest) > 0; {
+		dir, next := way[len(way)-1], rest[0]
+		if rest = rest[1:]; next == "" || next == "." {
+			continue
+		}
+		if dir.passed {
+			to.by = append(to.by, dir.rights)
+		}
+		if next == ".." {
+			if way = way[:len(way)-1]; len(way) == 0 {
+				return to, errNoTarget
+			}
+			dir.leave()
+			continue
+		}
+		var st unix.Stat_t
+		if err := unix.Fstatat(dir.fd, next, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return to, err
+		}
+		switch kind := st.Mode & unix.S_IFMT; {
+		case kind == unix.S_IFLNK:
+			target, err := readlink(dir.fd, next)
+			if links++; err != nil || links > mostLinks || path.IsAbs(target) {
+				return to, errors.Join(errNoTarget, err)
+			}
+			to.by = append(to.by, dir.mayFollow(&st)...)
+			rest = append(strings.Split(target, "/"), rest...)
+		case kind == unix.S_IFDIR:
+			if dir, err = d.pass(dir.fd, next); err != nil {
+				return to, err
+			}
+			way = append(way, dir)
+		case len(rest) > 0:
+			return to, unix.ENOTDIR
+		default:
+			to.at, to.perm = st, d.perm(dir.fd, next, &st)
+			return to, nil
+		}
+	}
+	to.at.Mode = unix.S_IFDIR
+	return to, nil
+}
+
+// mostLinks is how many links the kernel follows on the way to one file (MAXSYMLINKS).
+const mostLinks = 40
+
+// pass opens a directory on the way of a link.
+func (d *Dir) pass(at int, name string) (place, error) {
+	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return place{}, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		_ = unix.Close(fd) // it was only looked at
+		return place{}, err
+	}
+	p := d.placeOf(fd, &st)
+	p.passed = true
+	return p, nil
+}
+
+// placeOf describes an open directory.
+func (d *Dir) placeOf(fd int, st *unix.Stat_t) place {
+	const shared = unix.S_ISVTX | unix.S_IWOTH
+	return place{fd: fd, rights: Rights{d.perm(fd, ".", st), st.Uid, st.Gid}, shared: st.Mode&shared == shared}
+}
+
+// leave closes a directory that was opened for a link.
+func (p place) leave() {
+	if p.passed {
+		_ = unix.Close(p.fd) // it was only looked through
+	}
+}
+
+// mayFollow returns the rights that the kernel asks for to follow a link in a directory: where everybody may put links,
+// as in /tmp, it follows those of the directory's owner, and one's own (fs.protected_symlinks).
+func (p place) mayFollow(link *unix.Stat_t) []Rights {
+	if !p.shared || link.Uid == p.rights.UID {
+		return nil
+	}
+	return []Rights{{Perm: ToPass << 6, UID: link.Uid, GID: link.Gid}}
+}
+
+func readlink(at int, name string) (string, error) {
+	p := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(at, name, p)
+	if err != nil {
+		return "", err
+	}
+	return string(p[:n]), nil
+}
