@@ -75,6 +75,7 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 	if err := s.roomFor(id, 0); err != nil {
 		return err
 	}
+	s.peer.process.forget()
 	var files control.Files
 	var lent []uint64 // objects of this message that are to come with a descriptor
 	for _, path := range q.Paths {
@@ -114,7 +115,7 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 
 // file finds a file by its path and describes it, as far as the peer may know.
 func (s *session) file(ctx context.Context, path string) (control.File, []control.Extent) {
-	n, number, err := s.mount.walk(ctx, path, &s.peer)
+	n, number, err := s.mount.walk(ctx, path, s.peer)
 	var body *layout.Body
 	if err == nil {
 		body, err = n.body(ctx)
@@ -179,18 +180,4 @@ func (m *Mount) walk(ctx context.Context, path string, p *peer) (*node, int, err
 		return nil, 0, syscall.EACCES
 	}
 	return n, i, nil
-}
-
-// may reports whether the peer has the rights of one class, 4 to read and 1 to enter: as its owner, or else as one of
-// its group, or else as anybody. The first class that fits decides, as in acl_permission_check of Linux.
-func (p *peer) may(n *node, rights uint16) bool {
-	switch {
-	case p.uid == 0:
-		return true
-	case p.uid == n.uid:
-		rights <<= 6
-	case p.gid == n.gid || slices.Contains(p.groups, n.gid):
-		rights <<= 3
-	}
-	return n.perm&rights == rights
 }

@@ -8,9 +8,6 @@ import (
 	"os"
 	"syscall"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/layout"
@@ -32,19 +29,13 @@ const (
 // errProtocol ends a connection whose peer does not keep to the protocol.
 var errProtocol = errors.New("this is not the hbmfs control protocol")
 
-// peer is who is at the other end of a connection, as the kernel says.
-type peer struct {
-	uid, gid uint32
-	groups   []uint32
-}
-
 // session is one connection. All of it belongs to the goroutine that runs it. What was given to the peer and
 // acknowledged is leased until it is released or the connection ends.
 type session struct {
 	mount   *Mount
 	channel *channel
 	conn    *control.Conn
-	peer    peer
+	peer    *peer
 	usage   *usage // nil before HELLO
 	reader  readerID
 	leases  map[uint64]int
@@ -67,44 +58,10 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 	if refusal := m.control.admit(uint32(os.Geteuid()), s.peer.uid); refusal != nil {
 		header := control.Header{Version: control.Version, Type: control.TypeError}
 		_ = conn.SendNow(control.AppendFrame(nil, header, refusal.AppendTo), nil) // a new connection has room
+		s.peer.close()
 		return nil, refusal
 	}
 	return s, nil
-}
-
-func peerOf(c *net.UnixConn) (peer, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return peer{}, err
-	}
-	var p peer
-	var optErr error
-	err = raw.Control(func(fd uintptr) {
-		var cred *unix.Ucred
-		if cred, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); optErr == nil {
-			p.uid, p.gid = cred.Uid, cred.Gid
-			p.groups, optErr = peerGroups(fd)
-		}
-	})
-	return p, errors.Join(err, optErr)
-}
-
-// peerGroups returns the supplementary groups of a peer (SO_PEERGROUPS, Linux 4.13).
-func peerGroups(fd uintptr) ([]uint32, error) {
-	groups := make([]uint32, 32)
-	for {
-		size := uint32(4 * len(groups))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
-			uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
-		switch {
-		case errno == syscall.ERANGE && int(size/4) > len(groups):
-			groups = make([]uint32, size/4)
-		case errno != 0:
-			return nil, os.NewSyscallError("getsockopt SO_PEERGROUPS", errno)
-		default:
-			return groups[:size/4], nil
-		}
-	}
 }
 
 // run answers the peer until it goes, breaks the protocol, or ctx ends.
@@ -136,6 +93,7 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
+	s.peer.close()
 	s.channel.leases.Add(-int64(s.held))
 	for _, h := range s.holdings {
 		h.release()

@@ -1,10 +1,13 @@
 package blackbox
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Given returns the hbmfs that HBMFS_BINARY names, or one that is built into dir. It is for tests in a folder of tests
@@ -50,4 +53,25 @@ func NewFakes(dir string) (Fakes, error) {
 // Flags are the flags by which hbmfs loads them.
 func (f Fakes) Flags() []string {
 	return []string{"--libcuda", f.CUDA, "--libcufile", f.CuFile, "--libnvml", f.NVML}
+}
+
+// PublicFUSE gives ordinary users the device, as every distribution does and some containers do not, until private is
+// called. Test programs that run side by side take turns.
+func PublicFUSE() (private func() error, err error) {
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(device.Fd()), unix.LOCK_EX)
+	var info os.FileInfo
+	if err == nil {
+		info, err = device.Stat()
+	}
+	if err == nil && info.Mode().Perm()&0o006 != 0o006 {
+		err = os.Chmod(device.Name(), 0o666)
+	}
+	if err != nil {
+		return nil, errors.Join(err, device.Close())
+	}
+	return func() error { return errors.Join(os.Chmod(device.Name(), info.Mode().Perm()), device.Close()) }, nil
 }

@@ -10,11 +10,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -84,12 +86,35 @@ func mount(t testing.TB, source string, flags ...string) *mounted {
 	var err error
 	m.Mount, err = suite.Mount(t.Context(), source, newDir(t), append(flags, "--allow-other", "--log-file", m.log)...)
 	must(t, err)
-	m.pid, err = m.DaemonPID()
-	must(t, err)
+	m.follow(t)
 	// Recognizing formats opens files; afterwards their number says something.
 	if !within(func() bool { return !m.text(t).Indexing }) {
 		t.Fatal("the formats are still being recognized")
 	}
+	return m
+}
+
+// mountAs mounts source as an ordinary user does, for that user alone.
+func mountAs(t testing.TB, uid uint32, source string) *mounted {
+	t.Helper()
+	point, logs := newDir(t), newDir(t)
+	must(t, errors.Join(os.Chown(point, int(uid), int(uid)), os.Chown(logs, int(uid), int(uid))))
+	m := &mounted{Mount: suite.At(point), source: source, log: filepath.Join(logs, "log")}
+	cmd := suite.Command(t.Context(), "mount", "--log-file", m.log, source, point)
+	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}, "/"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("user %d mounts: %v: %s", uid, err, out)
+	}
+	m.follow(t)
+	return m
+}
+
+// follow finds the daemon, and has the mount come off when the test ends.
+func (m *mounted) follow(t testing.TB) {
+	t.Helper()
+	var err error
+	m.pid, err = m.DaemonPID()
+	must(t, err)
 	t.Cleanup(func() {
 		text, _ := os.ReadFile(m.log) // there is one, or the mount had failed
 		if err := m.Close(); err != nil {
@@ -102,7 +127,6 @@ func mount(t testing.TB, source string, flags ...string) *mounted {
 			t.Errorf("the log speaks of a crash:\n%s", text)
 		}
 	})
-	return m
 }
 
 func within(ok func() bool) bool { return blackbox.Within(patience, ok) }

@@ -191,12 +191,7 @@ func runAsNobody(t *testing.T, args ...string) result {
 // test ends.
 func makeFUSEPublic(t *testing.T) {
 	t.Helper()
-	info, err := os.Stat("/dev/fuse")
+	private, err := blackbox.PublicFUSE()
 	must(t, err)
-	if info.Mode().Perm()&0o006 == 0o006 {
-		return
-	}
-	t.Logf("/dev/fuse has mode %v: ordinary users get it for this test", info.Mode().Perm())
-	must(t, os.Chmod("/dev/fuse", 0o666))
-	t.Cleanup(func() { must(t, os.Chmod("/dev/fuse", info.Mode().Perm())) })
+	t.Cleanup(func() { must(t, private()) })
 }

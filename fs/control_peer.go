@@ -1,0 +1,143 @@
+package fs
+
+import (
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// peer is who is at the other end of a connection. Its user and groups are those that it connected as, which the kernel
+// keeps: so a connection that is handed on is handed on with them, as an open file is.
+type peer struct {
+	uid, gid uint32
+	groups   []uint32
+	process  *process // where it may have capabilities; else nil
+}
+
+func peerOf(c *net.UnixConn) (*peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{}
+	var optErr error
+	err = raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); optErr != nil {
+			return
+		}
+		p.uid, p.gid = cred.Uid, cred.Gid
+		if p.groups, optErr = peerGroups(fd); optErr == nil && p.uid == 0 {
+			p.process = processOf(int(fd), int(cred.Pid))
+		}
+	})
+	if err = errors.Join(err, optErr); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// peerGroups returns the supplementary groups of a peer (SO_PEERGROUPS, Linux 4.13).
+func peerGroups(fd uintptr) ([]uint32, error) {
+	groups := make([]uint32, 32)
+	for {
+		size := uint32(4 * len(groups))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
+		switch {
+		case errno == syscall.ERANGE && int(size/4) > len(groups):
+			groups = make([]uint32, size/4)
+		case errno != 0:
+			return nil, os.NewSyscallError("getsockopt SO_PEERGROUPS", errno)
+		default:
+			return groups[:size/4], nil
+		}
+	}
+}
+
+func (p *peer) close() {
+	if p.process != nil {
+		_ = unix.Close(p.process.pidfd) // it was only asked
+	}
+}
+
+// may reports whether the peer has the rights of one class, 4 to read and 1 to enter: as its owner, or else as one of
+// its group, or else as anybody. The first class that fits decides, as in acl_permission_check of Linux.
+func (p *peer) may(n *node, rights uint16) bool {
+	switch {
+	case p.uid == n.uid:
+		rights <<= 6
+	case p.gid == n.gid || slices.Contains(p.groups, n.gid):
+		rights <<= 3
+	}
+	return n.perm&rights == rights || p.process.passesAll()
+}
+
+// process is a process of root. Root is nothing without its capabilities, which a container may have taken from it, and
+// which count in its own user namespace alone.
+//
+// The kernel does not keep what capabilities a peer had when it connected, so the process is asked when it matters. That
+// is why only root is: whoever else has capabilities now may have got them since, from a program with capabilities of
+// its own that knows nothing of the connection. Who is root can have them from any program.
+type process struct {
+	pid   int
+	pidfd int // it makes sure that pid is still the process that connected
+
+	known, passes bool // what came of asking, until forget
+}
+
+// processOf returns the process that connected, nil where the kernel does not tell (SO_PEERPIDFD, Linux 6.5), or where
+// it cannot be seen from here.
+func processOf(socket, pid int) *process {
+	if pid == 0 { // of another PID namespace
+		return nil
+	}
+	fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err != nil {
+		return nil
+	}
+	return &process{pid: pid, pidfd: fd}
+}
+
+// forget has the kernel asked again.
+func (p *process) forget() {
+	if p != nil {
+		p.known = false
+	}
+}
+
+// passesAll reports whether the kernel lets the process read every file, whatever its permissions say.
+func (p *process) passesAll() bool {
+	if p == nil {
+		return false
+	}
+	if !p.known {
+		p.known, p.passes = true, p.ask()
+	}
+	return p.passes
+}
+
+// ask asks in an order in which nothing can change to the process's advantage. It may enter a user namespace of its own,
+// and have all capabilities there, but never come back: so the namespace is looked at after them. Its number may be given
+// to another process once it has ended: so that is looked at last.
+func (p *process) ask() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.pid)}
+	var sets [2]unix.CapUserData
+	if unix.Capget(&header, &sets[0]) != nil || sets[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH) == 0 {
+		return false
+	}
+	var mine, its unix.Stat_t
+	if unix.Stat("/proc/self/ns/user", &mine) != nil || unix.Stat("/proc/"+strconv.Itoa(p.pid)+"/ns/user", &its) != nil || mine.Dev != its.Dev || mine.Ino != its.Ino {
+		return false
+	}
+	poll := [1]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll[:], 0)
+	return err == nil && n == 0 // else it has ended
+}
