@@ -3,6 +3,7 @@ package control
 import (
 	"errors"
 	"net"
+	"os"
 	"syscall"
 	"time"
 
@@ -25,6 +26,16 @@ func NewConn(c *net.UnixConn) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.c.Close() }
 
+// Cut closes the connection for good, even while the kernel holds up a Receive that has got what it closes for long.
+// [Conn.Close] would leave the socket open until that returns.
+func (c *Conn) Cut() {
+	if null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
+		_ = c.raw.Control(func(fd uintptr) { _ = unix.Dup3(null, int(fd), unix.O_CLOEXEC) }) // what is closed already needs none
+		_ = unix.Close(null)                                                                 // it stands in the socket's place
+	}
+	_ = c.Close() // nothing is lost: whoever calls does not care for the peer
+}
+
 // SetReadDeadline ends Wait and Receive at t, the zero time never.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t) }
 
@@ -44,14 +55,21 @@ func (c *Conn) Wait() error {
 	return c.raw.Read(func(fd uintptr) bool { return ready(int(fd), unix.POLLIN, 0) })
 }
 
-// Receive waits for a message and puts it into p, which has at least [MaxFrame] bytes. Descriptors that come with it are
-// dropped. The end of the connection is io.EOF.
+// errRights says that a message came with descriptors, which readers never send.
+var errRights = errors.New("descriptors came with a message")
+
+// Receive waits for a message and puts it into p, which has at least [MaxFrame] bytes. One with descriptors is an error:
+// the kernel closes them before this returns, and that may take as long as their sender likes. The end of the connection
+// is io.EOF.
 func (c *Conn) Receive(p []byte) (n int, err error) {
 	var got Received
 	waitErr := c.raw.Read(func(fd uintptr) bool {
 		got, err = receive(int(fd), p, 0)
 		return !errors.Is(err, unix.EAGAIN)
 	})
+	if got.Truncated {
+		err = errRights
+	}
 	return got.N, errors.Join(waitErr, err)
 }
 

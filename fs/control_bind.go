@@ -40,6 +40,7 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) // where it is not known (Linux 6.16), accept bounds what comes of it
 	const backlog = 128
 	if err := unix.Listen(fd, backlog); err != nil {
 		return nil, "", fmt.Errorf("listen on %s: %w", socketName, err)

@@ -67,7 +67,7 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 // run answers the peer until it goes, breaks the protocol, or ctx ends.
 func (s *session) run(ctx context.Context) {
 	defer s.end()
-	defer context.AfterFunc(ctx, func() { _ = s.conn.Close() })()
+	defer context.AfterFunc(ctx, s.conn.Cut)()            // a connection keeps the filesystem alive
 	_ = s.conn.SetReadDeadline(time.Now().Add(helloTime)) // fails on a closed connection, as the next line will
 	for {
 		if s.await() != nil || s.one(ctx) != nil {

@@ -111,11 +111,16 @@ func untilUnmounted(ctx context.Context, device string) error {
 	}
 }
 
+// endTime is how long sessions may take to end, which is a moment but where the kernel holds one up: it closes what a peer
+// has sent along, and the last close of a socket may wait as long as who made it likes. The kernel is told to refuse such
+// (SO_PASSRIGHTS); one that cannot is left to the end of the process, which nothing holds up.
+const endTime = 3 * time.Second
+
 // accept takes connections until ctx ends, and then ends them.
 func (m *Mount) accept(ctx context.Context, listener net.Listener) {
 	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 	var sessions sync.WaitGroup
-	defer sessions.Wait()
+	defer m.awaitSessions(&sessions)
 	for {
 		c, err := listener.Accept()
 		if err != nil {
@@ -136,5 +141,19 @@ func (m *Mount) accept(ctx context.Context, listener net.Listener) {
 			continue
 		}
 		sessions.Go(func() { s.run(ctx) })
+	}
+}
+
+// awaitSessions waits until all have ended, or endTime is over.
+func (m *Mount) awaitSessions(sessions *sync.WaitGroup) {
+	ended := make(chan struct{})
+	go func() { // ends with the sessions, or the process
+		defer close(ended)
+		sessions.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(endTime):
+		m.log.Error("connections are held up in the kernel, by what their peers have sent along: they end with this process")
 	}
 }

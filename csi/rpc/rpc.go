@@ -14,8 +14,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -35,12 +37,18 @@ func Listen(socket string) (net.Listener, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listen on %s: %w", socket, err)
 	}
-	l, err := net.Listen("unix", socket)
+	l, err := (&net.ListenConfig{Control: refuseDescriptors}).Listen(context.Background(), "unix", socket)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", socket, err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // the next process may be listening there by then
 	return l, os.Chmod(socket, 0o600)
+}
+
+// refuseDescriptors has the kernel refuse descriptors that peers would send along (Linux 6.16). Whoever receives one has
+// to close it, which may take as long as its sender likes.
+func refuseDescriptors(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) }) // an older kernel does without
 }
 
 // Calls counts calls by method and code, for the metrics. The zero value is ready.

@@ -80,10 +80,12 @@ func served(t testing.TB, m *mounted, name string) time.Duration {
 	began := time.Now()
 	c, err := control.Dial(limited(t), m.Path(), "good")
 	must(t, err)
-	if _, _, err := readByExtents(t, c, open(t, m.Path(name)), 0, math.MaxInt64); err != nil {
+	f, err := os.Open(m.Path(name))
+	must(t, err)
+	if _, _, err := readByExtents(t, c, f, 0, math.MaxInt64); err != nil {
 		t.Errorf("a good reader is not served: %v", err)
 	}
-	must(t, c.Close())
+	must(t, errors.Join(f.Close(), c.Close()))
 	return time.Since(began)
 }
 
