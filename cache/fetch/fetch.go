@@ -40,6 +40,7 @@ type Options struct {
 	Stall       time.Duration // how long an attempt may, 0 means 15 s, or a quarter of Patience where that is less
 	NoHedging   bool          // never send a second request for a slow first one
 	Trace       *trace.Tracer // has a span for each request, nil for none
+	Guard       *Guard        // of the addresses that are dialled, nil for none
 }
 
 // Client fetches ranges. It is safe for concurrent use.

@@ -58,8 +58,18 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
-	o.client = &http.Client{Transport: trace.Transport(transport)}
+	o.client = &http.Client{Transport: trace.Transport(opt.Guard.Transport(transport)), CheckRedirect: follow}
 	return o, nil
+}
+
+// follow lets a request go where a server redirects it, ten times. Go takes credentials out of a request to another host;
+// the Referer is left, and has the query that may sign the source's address.
+func follow(req *http.Request, via []*http.Request) error {
+	if len(via) > 10 {
+		return fmt.Errorf("%w: the server redirects more than ten times", fs.ErrInvalid)
+	}
+	req.Header.Del("Referer")
+	return nil
 }
 
 // String is the source as it was given, with what its query says in secret left out.

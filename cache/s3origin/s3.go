@@ -34,7 +34,7 @@ type Origin struct {
 	source    Source
 	client    *minio.Client
 	creds     *credentials.Credentials
-	transport *http.Transport
+	transport http.RoundTripper
 	rotation  rotation
 }
 
@@ -44,17 +44,19 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
 	}
-	o := &Origin{source: s, transport: transport, creds: s.credentials(transport)}
+	o := &Origin{source: s}
 	o.Client = fetch.New(o, opt)
 	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.DisableCompression = true // a range of an object is a range of its bytes as stored
+	o.transport = opt.Guard.Transport(transport)
+	o.creds = s.credentials(o.transport)
 	lookup := minio.BucketLookupAuto
 	if s.PathStyle {
 		lookup = minio.BucketLookupPath
 	}
 	// MaxRetries 1: the fetch client tries again, and knows how far an attempt came.
 	o.client, err = minio.New(s.Endpoint, &minio.Options{
-		Creds: o.creds, Secure: s.Secure, Region: s.Region, BucketLookup: lookup, Transport: trace.Transport(transport), MaxRetries: 1,
+		Creds: o.creds, Secure: s.Secure, Region: s.Region, BucketLookup: lookup, Transport: trace.Transport(o.transport), MaxRetries: 1,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
@@ -67,7 +69,7 @@ func (o *Origin) String() string { return o.source.String() }
 
 // Close ends idle connections.
 func (o *Origin) Close() error {
-	o.transport.CloseIdleConnections()
+	(&http.Client{Transport: o.transport}).CloseIdleConnections()
 	return nil
 }
 

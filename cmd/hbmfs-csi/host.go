@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,6 +51,7 @@ volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alon
 	f.StringVar(&c.opt.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory: nothing is mounted for pods anywhere else")
 	f.StringVar(&c.opt.HBMFS, "hbmfs", "", "the hbmfs program (default: beside this one, or on the PATH)")
 	f.StringArrayVar(&c.opt.AllowSource, "allow-source", nil, "directory of this node below which volumes may show directories; may be given again (default: none)")
+	f.StringArrayVar(&c.opt.AllowAddress, "allow-address", nil, "loopback, link-local or metadata address of this node, or prefix such as 127.0.0.0/8, at which volumes may have their source; may be given again (default: none)")
 	c.log.add(cmd)
 	return cmd
 }
@@ -103,6 +105,12 @@ func (c *hostCommand) settle() error {
 			return fmt.Errorf("--cache-min-free: %w", err)
 		}
 		c.opt.CacheMinFree = n
+	}
+	for _, a := range c.opt.AllowAddress {
+		_, err := netip.ParseAddr(a)
+		if _, prefixErr := netip.ParsePrefix(a); err != nil && prefixErr != nil {
+			return fmt.Errorf("--allow-address %q: want an address such as 127.0.0.1 or a prefix such as 127.0.0.0/8", a)
+		}
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("hbmfs-csi host mounts for other users, which only root can")

@@ -24,6 +24,7 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		"host extra": "unknown command",
 		"host --state-dir " + dir + " --cache-min-free 10%": "--cache-min-free",
 		"host --state-dir " + dir + " --max-daemons -1":     "--max-daemons",
+		"host --state-dir " + dir + " --allow-address here": "--allow-address",
 		"host --state-dirs": "unknown flag",
 	} {
 		var out, said bytes.Buffer

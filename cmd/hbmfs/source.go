@@ -32,6 +32,8 @@ type cacheFlags struct {
 	scrub       byteSize
 	connections int
 	patience    time.Duration
+	guarded     bool
+	allow       []string // addresses
 	decode      bool
 	decodeScan  byteSize
 }
@@ -45,7 +47,24 @@ func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&c.decode, "decode", false, "show zstd files, NAME.zst, as NAME with what they decode to, where their size can be learned; the log says of the others why not. Needs --cache-dir")
 	f.Var(&c.decodeScan, "decode-scan", "bytes of a zstd file that may be read to learn what it decodes to, if it has several frames or does not say; that is remembered (default 64MiB)")
 	f.IntVar(&c.connections, "connections", 16, "requests to a remote source at once")
+	f.BoolVar(&c.guarded, "refuse-local", false, "never ask loopback, link-local and cloud metadata addresses for a remote source, whatever its name resolves to or its server redirects to; for sources that others name")
+	f.StringArrayVar(&c.allow, "allow-address", nil, "address, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
 	f.DurationVar(&c.patience, "patience", 2*time.Minute, "how long a remote source may give nothing before a read fails with EIO")
+}
+
+// guard is what keeps the daemon away from this machine's own addresses, nil where it may ask them.
+func (c *cacheFlags) guard() (*fetch.Guard, error) {
+	switch {
+	case c.guarded:
+		g, err := fetch.NewGuard(c.allow)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--allow-address: %w", err)}
+		}
+		return g, nil
+	case len(c.allow) > 0:
+		return nil, usageError{errors.New("--allow-address allows what --refuse-local refuses: give both, or neither")}
+	}
+	return nil, nil
 }
 
 // byteSize is a flag such as 64MiB; 0 where it was not given.
@@ -160,7 +179,11 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	if c.patience <= 0 {
 		return s, usageError{fmt.Errorf("--patience %v: want a time such as 2m", c.patience)}
 	}
-	origin, err := openRemote(from, fetch.Options{Connections: c.connections, Patience: c.patience, Trace: tracer})
+	guard, err := c.guard()
+	if err != nil {
+		return s, err
+	}
+	origin, err := openRemote(from, fetch.Options{Connections: c.connections, Patience: c.patience, Trace: tracer, Guard: guard})
 	if err != nil {
 		return s, err
 	}

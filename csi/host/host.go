@@ -41,6 +41,7 @@ type Options struct {
 	KubeletDir   string   // nothing is mounted or removed outside it
 	HBMFS        string   // the program
 	AllowSource  []string // directories whose content volumes may show
+	AllowAddress []string // of this node's own, prefixes too, where volumes may have their source
 	Helper       []string // a command that calls mounts.Inside
 	Log          *slog.Logger
 }

@@ -122,7 +122,7 @@ func (n *node) startHost() {
 	n.must(err)
 	n.Host, err = New(n.Context(), Options{
 		StateDir: n.state(), CacheDir: filepath.Join(n.state(), "cache"), KubeletDir: n.kubelet(""), HBMFS: n.hbmfs,
-		AllowSource: []string{n.data}, Helper: []string{"env", insideEnv + "=1", "GORACE=atexit_sleep_ms=0", self},
+		AllowSource: []string{n.data}, AllowAddress: []string{"127.0.0.1"}, Helper: []string{"env", insideEnv + "=1", "GORACE=atexit_sleep_ms=0", self},
 		Log: slog.New(slog.NewTextHandler(n.Output(), nil)),
 	})
 	n.must(err)

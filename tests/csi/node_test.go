@@ -63,7 +63,7 @@ func (n *node) socket() string { return filepath.Join(n.dir, "csi.sock") }
 
 func (n *node) startHost() {
 	n.t.Helper()
-	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", suite.Path(), "--allow-source", n.data, "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
+	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", suite.Path(), "--allow-source", n.data, "--allow-address", "127.0.0.1", "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
 	n.host = n.start("host", append(args, n.hostFlags...)...)
 }
 
