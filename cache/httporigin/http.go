@@ -46,7 +46,9 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 	if u.User != nil {
 		return nil, fmt.Errorf("source %s: credentials do not belong in a source, where everybody sees them", u.Redacted())
 	}
-	u.Fragment = ""
+	if strings.Contains(source, "#") { // no server is told what follows
+		return nil, fmt.Errorf("source %s: write the # as %%23", u.Redacted())
+	}
 	o := &Origin{base: u}
 	if i := strings.LastIndexByte(u.Path, '/'); i >= 0 && !strings.HasSuffix(u.Path, "/") {
 		o.only, u.Path = u.Path[i+1:], u.Path[:i+1]

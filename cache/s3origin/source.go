@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -43,6 +44,9 @@ func Parse(text string) (Source, error) {
 	if u.User != nil {
 		return Source{}, fmt.Errorf("source s3://%s: credentials do not belong in a source, where everybody sees them: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Host)
 	}
+	if strings.Contains(text, "#") { // what follows is no part of the path, nor is it an option
+		return Source{}, fmt.Errorf("source %q: write the # as %%23", text)
+	}
 	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/"), Secure: true}
 	s.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	endpoint := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
@@ -52,7 +56,13 @@ func Parse(text string) (Source, error) {
 		return Source{}, fmt.Errorf("source %q: %w", text, err)
 	}
 	for key, values := range query {
-		v := values[len(values)-1]
+		v := values[0]
+		switch {
+		case len(values) > 1:
+			return Source{}, fmt.Errorf("source %q: option %s is given twice", text, key)
+		case v == "" && slices.Contains([]string{"endpoint", "region", "profile"}, key): // an unset variable, say
+			return Source{}, fmt.Errorf("source %q: option %s has no value", text, key)
+		}
 		switch key {
 		case "endpoint":
 			endpoint = v
@@ -75,6 +85,9 @@ func Parse(text string) (Source, error) {
 		e, err := url.Parse(endpoint)
 		if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") {
 			return Source{}, fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST", endpoint)
+		}
+		if strings.Trim(e.Path, "/") != "" || e.User != nil || strings.ContainsAny(endpoint, "?#") { // nobody would hear of it
+			return Source{}, fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST, and nothing more", e.Redacted())
 		}
 		s.Endpoint, s.Secure, s.PathStyle = e.Host, e.Scheme == "https", true
 	}

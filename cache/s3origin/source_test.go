@@ -42,16 +42,25 @@ func TestParse(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"s3://":                        "want s3://BUCKET/PREFIX",
-		"http://b/x":                   "want s3://BUCKET/PREFIX",
-		"s3://key:secret@b/x":          "credentials do not belong",
-		"s3://b?endpoint=127.0.0.1":    "want http://HOST:PORT",
-		"s3://b?endpoint=ftp://host":   "want http://HOST:PORT",
-		"s3://b?anonymous=perhaps":     "want true or false",
-		"s3://b?path_style=virtual":    "want true or false",
-		"s3://b?acces_key=AKIA&x=y":    "unknown option",
-		"s3://b\x7f":                   "invalid control character",
-		"s3://b?endpoint=http://%zz/x": "invalid URL escape",
+		"s3://":                                      "want s3://BUCKET/PREFIX",
+		"http://b/x":                                 "want s3://BUCKET/PREFIX",
+		"s3://key:secret@b/x":                        "credentials do not belong",
+		"s3://b?endpoint=127.0.0.1":                  "want http://HOST:PORT",
+		"s3://b?endpoint=ftp://host":                 "want http://HOST:PORT",
+		"s3://b?anonymous=perhaps":                   "want true or false",
+		"s3://b?path_style=virtual":                  "want true or false",
+		"s3://b?acces_key=AKIA&x=y":                  "unknown option",
+		"s3://b\x7f":                                 "invalid control character",
+		"s3://b?endpoint=http://h;region=r":          "semicolon",
+		"s3://b?endpoint=":                           "endpoint has no value",
+		"s3://b?region=":                             "region has no value",
+		"s3://b?endpoint=http://h&endpoint=http://i": "endpoint is given twice",
+		"s3://b/p#x?endpoint=http://h":               "%23",
+		"s3://b?endpoint=http://h/minio":             "want http://HOST:PORT",
+		"s3://b?endpoint=http://key:secret@h":        "want http://HOST:PORT",
+		"s3://b?endpoint=http://h%23x":               "want http://HOST:PORT",
+		"s3://b?endpoint=http://h%3Fx=y":             "want http://HOST:PORT",
+		"s3://b?endpoint=http://%zz/x":               "invalid URL escape",
 	} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)

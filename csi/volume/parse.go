@@ -149,10 +149,16 @@ func mergeGroup(values map[string]string, group string) error {
 	return nil
 }
 
+// maxSource is how long a source may be, as Linux has it of a path (PATH_MAX): it is an argument of a daemon.
+const maxSource = 4096
+
 func checkSource(source string) error {
 	const want = "want an absolute directory of the node, s3://BUCKET/PREFIX, or http(s)://HOST/PATH"
 	if source == "" {
 		return invalid("volume attribute source is missing: %s", want)
+	}
+	if len(source) > maxSource {
+		return invalid("volume attribute source has %d bytes, and may have %d", len(source), maxSource)
 	}
 	if strings.ContainsFunc(source, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return invalid("volume attribute source has a control character in it: %s", want)
@@ -174,8 +180,30 @@ func checkSource(source string) error {
 		return invalid("volume attribute source has credentials in it, where everybody sees them: put them into a secret")
 	case u.Scheme != "s3" && u.RawQuery != "":
 		return invalid("volume attribute source has a query, which may sign the address and would be seen by everybody: leave it out")
-	case u.Query().Has("profile"), u.Query().Has("anonymous"):
-		return invalid("volume attribute source: use the attribute authentication, and not profile or anonymous in the address")
+	case strings.Contains(source, "#"):
+		return invalid("volume attribute source has a # in it, which ends an address: write it as %%23")
+	}
+	return checkQuery(u.RawQuery)
+}
+
+// checkQuery refuses options of an s3:// source that hbmfs would not take: with one that gets lost, another server is asked.
+func checkQuery(text string) error {
+	query, err := url.ParseQuery(text)
+	if err != nil {
+		return invalid("volume attribute source has a query that cannot be read (%v): want KEY=VALUE&KEY=VALUE", err)
+	}
+	known := []string{"endpoint", "region", "path_style"}
+	for _, key := range slices.Sorted(maps.Keys(query)) {
+		switch values := query[key]; {
+		case key == "profile", key == "anonymous":
+			return invalid("volume attribute source: use the attribute authentication, and not profile or anonymous in the address")
+		case !slices.Contains(known, key):
+			return invalid("volume attribute source: option %q is not known: there are %s", key, strings.Join(known, ", "))
+		case len(values) > 1:
+			return invalid("volume attribute source: option %s is given twice", key)
+		case values[0] == "" && key != "path_style":
+			return invalid("volume attribute source: option %s has no value", key)
+		}
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -61,14 +60,10 @@ func (s Spec) Address() string {
 	if s.Auth != AuthAnonymous || !strings.HasPrefix(s.Source, "s3://") {
 		return s.Source
 	}
-	u, err := url.Parse(s.Source) // Parse has read it
-	if err != nil {
-		return s.Source
+	if strings.Contains(s.Source, "?") {
+		return s.Source + "&anonymous=true" // nothing of it is read here, so nothing gets lost
 	}
-	q := u.Query()
-	q.Set("anonymous", "true")
-	u.RawQuery = q.Encode()
-	return u.String()
+	return s.Source + "?anonymous=true"
 }
 
 // Cached tells whether the daemon keeps bytes in the cache directory: those of remote sources, and what compressed shards
