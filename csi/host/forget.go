@@ -1,8 +1,6 @@
 package host
 
 import (
-	"errors"
-	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -69,7 +67,4 @@ func (h *Host) inPods(id string) bool {
 }
 
 // missingPath tells whether nothing is at a path for sure.
-func missingPath(path string) bool {
-	_, err := os.Lstat(path)
-	return errors.Is(err, fs.ErrNotExist)
-}
+func missingPath(path string) bool { return nowhere(find(path)) }

@@ -209,47 +209,6 @@ func (v *held) show(target string) error {
 	return tree.Replace(target)
 }
 
-// makeTarget makes the directory that a volume is mounted on. Its parent is kubelet's.
-func makeTarget(target string) error {
-	err := os.Mkdir(target, 0o750)
-	if errors.Is(err, fs.ErrExist) {
-		info, err := os.Lstat(target)
-		if err != nil {
-			return err
-		}
-		if !info.IsDir() {
-			return status.Errorf(codes.InvalidArgument, "target path %s is no directory but %s: remove it", target, kindOf(info))
-		}
-		return nil
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return status.Errorf(codes.InvalidArgument, "target path %s: there is no directory %s for it", target, filepath.Dir(target))
-	}
-	return err
-}
-
-func kindOf(info fs.FileInfo) string {
-	if info.Mode()&fs.ModeSymlink != 0 {
-		return "a symbolic link"
-	}
-	return "a file"
-}
-
-// hide takes the volume away from a target, and removes the target, which is empty then. It is right for dead mounts, for
-// busy ones, and where nothing is.
-func hide(target string) error {
-	if err := mounts.Detach(target); err != nil {
-		return status.Errorf(codes.FailedPrecondition, "target path: %v", err)
-	}
-	if info, err := os.Lstat(target); err != nil || !info.IsDir() {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return err // what is no directory was not made here, and stays
-	}
-	return mounts.RemoveDir(target)
-}
-
 // stop ends the daemon of a volume that nobody uses. The lock must be held.
 func (v *held) stop() error {
 	if err := mounts.Abort(v.mount()); err != nil {

@@ -28,7 +28,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/csi/mounts"
 	"github.com/hbmfs/hbmfs/csi/volume"
 )
 
@@ -335,25 +334,4 @@ func (h *Host) look(dir string) error {
 // below tells whether a path is dir or in it.
 func below(path, dir string) bool {
 	return path != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
-}
-
-// checkTarget makes sure that a target is a place where kubelet puts volumes, and returns it as the mount table knows it.
-func (h *Host) checkTarget(target string) (string, error) {
-	if !filepath.IsAbs(target) || filepath.Clean(target) != target {
-		return "", status.Errorf(codes.InvalidArgument, "target path %q: want an absolute path without . and ..", target)
-	}
-	resolved, err := mounts.Resolve(target)
-	if errors.Is(err, fs.ErrNotExist) {
-		resolved = target // where nothing is, nothing can be mounted: who needs the directory says so
-	} else if err != nil {
-		return "", status.Errorf(codes.Internal, "target path %s: %v", target, err)
-	}
-	kubelet := h.opt.KubeletDir
-	if real, err := filepath.EvalSymlinks(kubelet); err == nil {
-		kubelet = real
-	}
-	if resolved == kubelet || (!below(resolved, kubelet) && !below(resolved, h.opt.KubeletDir)) {
-		return "", status.Errorf(codes.InvalidArgument, "target path %s is not below kubelet's directory %s (hbmfs-csi host --kubelet-dir)", target, h.opt.KubeletDir)
-	}
-	return resolved, nil
 }

@@ -183,6 +183,9 @@ func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, err
 	}
+	if err := checkPlace(target); err != nil {
+		return nil, err
+	}
 	attributes := req.GetVolumeContext()
 	return &csi.NodePublishVolumeResponse{}, s.do(ctx, "target "+target, func(ctx context.Context) error {
 		w, err := s.want(ctx, volume.Request{ID: id, Attributes: attributes, Secrets: req.GetSecrets(), MountGroup: group})
