@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -198,6 +199,7 @@ type Listing struct {
 	Objects  []*layout.Object // in the order of [layout.ComparePaths]
 	Dirs     []DirEntry       // the root first, with the empty name
 	Links    []LinkEntry
+	Denied   []Denied         // in the order of [layout.ComparePaths]
 	Problems []layout.Problem // what is left out, and why
 }
 
@@ -209,6 +211,9 @@ func (l *Listing) Bytes() int64 {
 	}
 	return total
 }
+
+// Denied is a file that is at the origin and may not be read by this process, so that nothing is known of it but its name.
+type Denied struct{ Name, Why string }
 
 // DirEntry is a directory of a listing. Its rights are as those of [Rights].
 type DirEntry struct {

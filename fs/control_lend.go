@@ -174,6 +174,8 @@ func (m *Mount) walk(ctx context.Context, path string, p *peer) (*node, int, err
 		return nil, 0, syscall.ELOOP
 	case n.kind == kindDir:
 		return nil, 0, syscall.EISDIR
+	case n.kind == kindDenied:
+		return nil, 0, syscall.EACCES
 	case n.kind != kindObject && n.kind != kindView:
 		return nil, 0, syscall.EOPNOTSUPP
 	case !p.may(n, 0o4):

@@ -161,7 +161,7 @@ func (m *Mount) afterMount() {
 		m.log.Info("files are read without passthrough", "reason", why)
 	}
 	for _, p := range m.listing.Problems {
-		m.log.Warn("left out of the mount", "object", p.Object, "reason", p.Detail)
+		m.log.Warn("problem in the source", "object", p.Object, "problem", p.Detail)
 	}
 }
 

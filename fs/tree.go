@@ -41,6 +41,7 @@ const (
 	kindText        // a few lines of this process, made anew at each open
 	kindLink
 	kindSocket // the control socket, once it is bound
+	kindDenied // a file that the origin has and does not give
 )
 
 // directory is a node's children: consecutive numbers, ordered by name.
@@ -181,6 +182,9 @@ func sourceEntries(l *cache.Listing, hide string, adopt func(*node)) []entry {
 	}
 	for _, o := range l.Objects {
 		add(o.Name, node{kind: kindObject, object: o, ino: inoOf(o.Name, o.Version), modTime: o.ModTime, perm: o.Perm, uid: o.UID, gid: o.GID})
+	}
+	for _, d := range l.Denied {
+		add(d.Name, node{kind: kindDenied, ino: inoOf(d.Name, "denied"), modTime: l.Dirs[0].ModTime, uid: l.Dirs[0].UID, gid: l.Dirs[0].GID})
 	}
 	for _, k := range l.Links {
 		add(k.Name, node{kind: kindLink, target: k.Target, ino: inoOf(k.Name, "link"), modTime: k.ModTime, perm: 0o777})

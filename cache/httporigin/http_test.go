@@ -152,7 +152,7 @@ func TestRefusals(t *testing.T) {
 		want  string
 		is    error
 	}{
-		"no index":     {http.NotFound, "", "none of hbmfs-manifest.json, index.json, model.safetensors.index.json is there", nil},
+		"no index":     {http.NotFound, "", "none of hbmfs-manifest.json, index.json, model.safetensors.index.json, model.safetensors, model_index.json is there", nil},
 		"missing file": {http.NotFound, "file", "404 Not Found: file does not exist", fs.ErrNotExist},
 		"denied":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "file", "403", fs.ErrPermission},
 		"broken":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "file", "502", fetch.ErrUnreachable},

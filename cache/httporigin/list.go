@@ -1,36 +1,42 @@
 package httporigin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
-
-	"golang.org/x/sync/errgroup"
+	"sync"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
+	"golang.org/x/sync/errgroup"
 )
 
 // maxIndex bounds an index, bytes.
 const maxIndex = 256 << 20
 
-// index is a file that names the others of a dataset.
+// index is a file that tells what is beside it.
 type index struct {
-	name  string
-	names func(data []byte) ([]string, error)
+	name     string
+	names    func(data []byte) ([]string, error) // nil where its content names nothing
+	optional bool                                // what it names may be there or not
+	beside   []string                            // files that may be there as well
 }
 
 // indexes are the files that are looked for, in this order. The first that is there counts.
 func indexes() []index {
 	return []index{
-		{layout.ManifestName, manifestNames},
-		{"index.json", jsonIndexNames},
-		{"model.safetensors.index.json", weightNames},
+		{name: layout.ManifestName, names: manifestNames},
+		{name: "index.json", names: jsonIndexNames},
+		{name: "model" + weightIndex, names: weightNames, beside: modelFiles()},
+		{name: "model.safetensors", beside: modelFiles()},
+		{name: "model_index.json", names: pipelineNames, optional: true},
 	}
 }
 
@@ -92,7 +98,7 @@ func weightNames(data []byte) ([]string, error) {
 }
 
 // List asks for the index, and for the size and version of every file that it names. A file that is not there becomes
-// a problem.
+// a problem; one that may not be read is denied.
 func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if o.only != "" {
 		obj, err := o.stat(ctx, o.only)
@@ -101,28 +107,74 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 		}
 		return cache.RemoteListing([]*layout.Object{obj}), nil
 	}
-	for _, x := range indexes() {
-		at, err := o.stat(ctx, x.name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", o, err)
-		}
-		names, err := o.namesIn(ctx, at, x)
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", o, err)
-		}
-		return o.statAll(ctx, at, names)
-	}
+	var refused error
 	var known []string
 	for _, x := range indexes() {
 		known = append(known, x.name)
+		at, err := o.stat(ctx, x.name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case errors.Is(err, fs.ErrPermission): // some servers say so of what is not there
+			refused = cmp.Or(refused, err)
+			continue
+		case err == nil:
+			var l *cache.Listing
+			if l, err = o.listBy(ctx, at, x); err == nil {
+				return l, nil
+			}
+		}
+		return nil, fmt.Errorf("list %s: %w", o, err)
+	}
+	if refused != nil {
+		return nil, fmt.Errorf("list %s: %w", o, refused)
 	}
 	return nil, fmt.Errorf("list %s: a web server lists nothing, and none of %s is there: name one file, or put the dataset's index beside it", o, strings.Join(known, ", "))
 }
 
+// listBy lists what an index tells of.
+func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache.Listing, error) {
+	named, err := o.namesIn(ctx, at, x)
+	if err != nil {
+		return nil, err
+	}
+	optional := x.beside
+	if x.optional {
+		named, optional = nil, append(named, x.beside...)
+	}
+	d := &directory{at: at, objects: []*layout.Object{at}}
+	found, failed, err := o.ask(ctx, optional)
+	if err != nil {
+		return nil, err
+	}
+	d.objects = append(d.objects, found...)
+	d.lacks(failed, len(optional))
+	for _, obj := range found { // of the parts of a pipeline
+		if !strings.HasSuffix(obj.Name, weightIndex) {
+			continue
+		}
+		shards, err := o.namesIn(ctx, obj, index{name: obj.Name, names: weightNames})
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range shards {
+			named = append(named, path.Join(path.Dir(obj.Name), name))
+		}
+	}
+	if found, failed, err = o.ask(ctx, d.unknown(named)); err != nil {
+		return nil, err
+	}
+	d.objects = append(d.objects, found...)
+	if err := d.misses(failed); err != nil {
+		return nil, err
+	}
+	return d.listing(), nil
+}
+
 func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index) ([]string, error) {
+	if x.names == nil {
+		return nil, nil
+	}
 	if at.Size > maxIndex {
 		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", x.name, at.Size, maxIndex)
 	}
@@ -142,32 +194,29 @@ func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index) ([]str
 	return names, nil
 }
 
-// statAll asks for all named files at once.
-func (o *Origin) statAll(ctx context.Context, at *layout.Object, names []string) (*cache.Listing, error) {
-	objects := make([]*layout.Object, len(names))
-	missing := make([]error, len(names))
+// ask asks for files, side by side. failed are those that are not there, may not be read, or cannot be pinned to a version;
+// with any other error nothing can be said of them.
+func (o *Origin) ask(ctx context.Context, names []string) (found []*layout.Object, failed map[string]error, err error) {
+	var mu sync.Mutex
+	failed = map[string]error{}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(o.Connections())
-	for i, name := range names {
+	for _, name := range names {
 		g.Go(func() error {
 			obj, err := o.stat(ctx, name)
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-				missing[i] = err
-				return nil
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				found = append(found, obj)
+			case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrInvalid):
+				failed[name] = err
+			default:
+				return err
 			}
-			objects[i] = obj
-			return err
+			return nil
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return nil, fmt.Errorf("list %s: %w", o, err)
-	}
-	objects = slices.DeleteFunc(append(objects, at), func(obj *layout.Object) bool { return obj == nil })
-	l := cache.RemoteListing(objects)
-	for i, err := range missing {
-		if err != nil {
-			l.Problems = append(l.Problems, layout.Problem{Object: names[i], Detail: fmt.Sprintf("is named by %s and cannot be had: %v", at.Name, err)})
-		}
-	}
-	return l, nil
+	err = g.Wait()
+	return found, failed, err
 }

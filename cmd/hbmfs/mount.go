@@ -244,7 +244,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
+	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s%s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds(), deniedIn(listing)))
 	err = c.untilUnmounted(m, opt.Log, signals, served)
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
 	return err

@@ -137,6 +137,14 @@ func (s *source) Close() error {
 	return errors.Join(errs...)
 }
 
+// deniedIn says of a listing what cannot be opened, "" where everything can.
+func deniedIn(l *cache.Listing) string {
+	if len(l.Denied) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d files cannot be opened (EACCES; the log names all), the first is %s", len(l.Denied), l.Denied[0].Why)
+}
+
 // beside runs what a source needs beside its mount, until the function that it returns is called.
 func (s *source) beside(ctx context.Context) (stop func()) {
 	if s.serve == nil {
