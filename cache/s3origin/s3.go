@@ -49,7 +49,9 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.DisableCompression = true // a range of an object is a range of its bytes as stored
 	o.transport = opt.Guard.Transport(transport)
-	o.creds = s.credentials(o.transport)
+	if o.creds, err = s.credentials(o.transport); err != nil {
+		return nil, fmt.Errorf("open %s: %w", s, err)
+	}
 	lookup := minio.BucketLookupAuto
 	if s.PathStyle {
 		lookup = minio.BucketLookupPath

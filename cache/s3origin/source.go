@@ -3,13 +3,10 @@ package s3origin
 import (
 	"cmp"
 	"fmt"
-	"net/http"
 	"net/url"
 	"os"
 	"slices"
 	"strings"
-
-	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
 // Source says where the objects are.
@@ -125,26 +122,4 @@ func (s Source) String() string {
 		text += "?endpoint=" + scheme + "://" + s.Endpoint
 	}
 	return text
-}
-
-// credentials finds who asks as AWS's tools do: environment, shared files, then web identity (IRSA), containers and
-// instances. Where there is nothing, requests are not signed.
-func (s Source) credentials(transport http.RoundTripper) *credentials.Credentials {
-	if s.Anonymous {
-		return credentials.NewStatic("", "", "", credentials.SignatureAnonymous)
-	}
-	if s.Profile == "" && os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" && os.Getenv("AWS_ACCESS_KEY_ID") == "" {
-		// That role or an error, and not the unsigned requests that a chain ends with.
-		return credentials.New(&credentials.IAM{Client: &http.Client{Transport: transport}})
-	}
-	chain := []credentials.Provider{&credentials.FileAWSCredentials{Profile: s.Profile}}
-	if s.Profile == "" {
-		chain = append([]credentials.Provider{&credentials.EnvAWS{}}, chain...)
-	}
-	instance := s.Endpoint == "s3.amazonaws.com" && os.Getenv("AWS_EC2_METADATA_DISABLED") != "true"
-	if instance ||
-		os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != "" || os.Getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" {
-		chain = append(chain, &credentials.IAM{Client: &http.Client{Transport: transport}})
-	}
-	return credentials.NewChainCredentials(chain)
 }

@@ -34,7 +34,7 @@ const (
 func startServers() (err error) {
 	for name, value := range map[string]string{
 		"AWS_ACCESS_KEY_ID": accessKey, "AWS_SECRET_ACCESS_KEY": secretKey, "AWS_SESSION_TOKEN": "", "AWS_PROFILE": "", "AWS_REGION": "us-east-1",
-		"AWS_SHARED_CREDENTIALS_FILE": filepath.Join(suite.Dir, "no-credentials"), "AWS_CONFIG_FILE": filepath.Join(suite.Dir, "no-config"),
+		"AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_CONFIG_FILE": "/dev/null", // and none of this machine
 		"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_S3": "", "NO_PROXY": "*",
 	} {
 		err = errors.Join(err, os.Setenv(name, value))
