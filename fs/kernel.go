@@ -31,26 +31,7 @@ func mountAt(point string) (*mountinfo.Info, error) {
 	return all[len(all)-1], nil
 }
 
-// Mounted reports whether an hbmfs mount is at an absolute path.
-func Mounted(point string) (bool, error) {
-	info, err := mountAt(point)
-	return info != nil && isHBMFS(info), err
-}
-
 func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }
-
-// ClearDead takes an hbmfs mount away whose daemon is gone, so that the mount point can be used again. It leaves
-// anything else alone, and reports whether there was one. Readers that still hold passthrough files go on.
-func ClearDead(point string) (bool, error) {
-	var st unix.Statfs_t // unlike stat, which the kernel answers from what it keeps, this asks the daemon
-	if err := unix.Statfs(point, &st); !errors.Is(err, unix.ENOTCONN) {
-		return false, nil
-	}
-	if ours, err := Mounted(point); err != nil || !ours {
-		return false, err
-	}
-	return true, Detach(point)
-}
 
 // Unmount takes the mount at point away. One that is in use gives an error that wraps ErrBusy and names who holds it.
 func Unmount(point string) error {
@@ -63,6 +44,20 @@ func Unmount(point string) error {
 
 // Detach takes the mount out of the tree now, and lets those who have files open in it finish.
 func Detach(point string) error { return unmount(point, unix.MNT_DETACH) }
+
+// Abort ends the filesystem of a mount, wherever else it is seen, and takes the mount out of the tree: those who wait for its
+// daemon get an error. What is open with passthrough, mapped, or held by a reader goes on.
+func Abort(mount *mountinfo.Info) error {
+	if os.Geteuid() == 0 {
+		return unmount(mount.Mountpoint, unix.MNT_DETACH|unix.MNT_FORCE)
+	}
+	// An ordinary user ends what is his own by way of fusectl. Where that is not mounted, the end of the daemon does it.
+	err := os.WriteFile(fmt.Sprintf("/sys/fs/fuse/connections/%d/abort", mount.Minor), []byte("1"), 0)
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, Detach(mount.Mountpoint))
+}
 
 func unmount(point string, flags int) error {
 	err := unix.Unmount(point, flags|unix.UMOUNT_NOFOLLOW)

@@ -66,7 +66,7 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.name, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return c.run(cmd.Context())
+			return onMounts(cmd, args, c.run)
 		},
 	}
 	f := cmd.Flags()

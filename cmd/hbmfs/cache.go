@@ -51,11 +51,13 @@ func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c.dir, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
-		s, err := c.open()
-		if err != nil {
-			return err
-		}
-		return errors.Join(run(cmd.Context(), s), s.Close())
+		return onMounts(cmd, args, func(ctx context.Context) error {
+			s, err := c.open()
+			if err != nil {
+				return err
+			}
+			return errors.Join(run(ctx, s), s.Close())
+		})
 	}
 	return cmd
 }

@@ -39,7 +39,7 @@ The table shows equal pieces at equal distances in one line. --json lists each p
 		Args:    exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.file, c.stdout = args[0], cmd.OutOrStdout()
-			return c.run(cmd.Context())
+			return onMounts(cmd, args, c.run)
 		},
 	}
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON, piece by piece")

@@ -49,7 +49,7 @@ Formats:
 		Args:    exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.source, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return c.run(cmd.Context())
+			return onMounts(cmd, args, c.run)
 		},
 	}
 	f := cmd.Flags()

@@ -92,7 +92,10 @@ var errInterrupted = errors.New("interrupted")
 func exitCode(err error) int {
 	var usage usageError
 	var source sourceError
+	var ended endedWith
 	switch {
+	case errors.As(err, &ended):
+		return int(ended)
 	case errors.Is(err, errInterrupted):
 		return exitSignal
 	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown command"): // cobra has no type for it

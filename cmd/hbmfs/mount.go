@@ -42,6 +42,7 @@ type mountCommand struct {
 
 	kernelOptions []string
 	stdout        io.Writer
+	stderr        io.Writer
 }
 
 func newMountCommand() *cobra.Command {
@@ -79,7 +80,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
   hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
 		Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.source, c.point, c.stdout = args[0], args[1], cmd.OutOrStdout()
+			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
 			for _, o := range c.options {
 				kernel, err := c.applyOptions(o, cmd.Flags())
 				if err != nil {
@@ -112,10 +113,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.point, err = resolvePoint(c.point); err != nil {
-		return err
-	}
-	if err := c.checkPoint(); err != nil {
+	if err := c.checkPlaces(ctx); err != nil {
 		return err
 	}
 	if !c.foreground && os.Getenv(readyEnv) == "" {
@@ -129,18 +127,58 @@ func (c *mountCommand) run(ctx context.Context) error {
 	return err
 }
 
-// checkPoint makes sure that something can be mounted on the mount point.
-func (c *mountCommand) checkPoint() error {
-	if cleared, err := fs.ClearDead(c.point); err != nil {
-		return fmt.Errorf("take the dead mount at %s away: %w", c.point, err)
-	} else if cleared {
-		fmt.Fprintf(os.Stderr, "hbmfs: took away a mount at %s whose daemon was gone\n", c.point)
-	}
-	if already, err := fs.Mounted(c.point); err != nil {
+// checkPlaces makes sure that something can be mounted on the mount point, and that neither it nor the source lies in a mount
+// whose daemon is stuck.
+func (c *mountCommand) checkPlaces(ctx context.Context) error {
+	place, err := fs.Locate(c.point)
+	if err != nil {
 		return err
-	} else if already {
+	}
+	c.point = place.Path
+	if place.HBMFS() {
+		if err := c.clearDead(ctx, place); err != nil {
+			return err
+		}
+	}
+	if os.Getenv(readyEnv) == "" { // the command that started this one has asked
+		mounts, err := mountsOf([]string{c.source, c.point})
+		if err == nil {
+			err = awaitAnswers(ctx, mounts, c.stderr)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return c.checkPoint()
+}
+
+// clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
+// go on.
+func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
+	switch a := askOnce(ctx, place.Path, mountPatience); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case a.State == stateSilent:
+		daemon, err := fs.FindDaemon(place.On)
+		if err != nil && !errors.Is(err, fs.ErrUntold) {
+			return err
+		}
+		if daemon != nil {
+			defer daemon.Close()
+		}
+		return fmt.Errorf("%s is an hbmfs mount already, and %s: hbmfs umount --force %s takes it away", c.point, silence(place, daemon), c.point)
+	case a.State != stateDead:
 		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", c.point, c.point)
 	}
+	if err := fs.Detach(c.point); err != nil {
+		return fmt.Errorf("take the dead mount at %s away: %w", c.point, err)
+	}
+	fmt.Fprintf(c.stderr, "hbmfs: took away a mount at %s whose daemon was gone\n", c.point)
+	return nil
+}
+
+// checkPoint makes sure that the mount point is a directory.
+func (c *mountCommand) checkPoint() error {
 	info, err := os.Stat(c.point)
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the mount point does not exist: mkdir -p %s", c.point)

@@ -81,7 +81,9 @@ func newPackCommand() *cobra.Command {
 				return nil
 			}
 			o.Sources, o.Out = args[:len(args)-1], args[len(args)-1]
-			return runPack(cmd.Context(), o, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return onMounts(cmd, args, func(ctx context.Context) error {
+				return runPack(ctx, o, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			})
 		},
 	}
 	f := cmd.Flags()

@@ -95,7 +95,7 @@ A path that was asked for and is not available is an error, never another path.`
 		Args:    someArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.names, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return c.run(cmd.Context())
+			return onMounts(cmd, args, c.run)
 		},
 	}
 	f := cmd.Flags()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 // topAsideName is the hidden command that reads a file of a mount.
@@ -88,7 +89,7 @@ type topAnswer struct {
 	Text  []byte `json:"text,omitempty"`
 }
 
-// newTopAsideCommand is what ask runs: whoever opens a file of a mount with a stuck daemon may wait where not even SIGKILL
+// newTopAsideCommand is what ask runs: whoever looks at a file of a mount with a stuck daemon may wait where not even SIGKILL
 // reaches, so a process does it that can be left behind.
 func newTopAsideCommand() *cobra.Command {
 	return &cobra.Command{
@@ -112,12 +113,20 @@ func readAnswer(name string) topAnswer {
 	return topAnswer{State: stateOK, Text: text}
 }
 
+// readText reads a file. A directory has no text, but has to be asked for as well.
 func readText(name string) ([]byte, error) {
+	var st unix.Statfs_t // unlike stat and open, which the kernel may answer from what it keeps, this asks the daemon
+	if err := unix.Statfs(name, &st); err != nil {
+		return nil, err
+	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // opened for reading
+	if info, err := f.Stat(); err != nil || info.IsDir() {
+		return nil, err
+	}
 	return io.ReadAll(io.LimitReader(f, answerLimit))
 }
 
@@ -187,7 +196,7 @@ func (s *sampler) await(ctx context.Context, m topMount, answer <-chan topAnswer
 	}
 }
 
-// ask starts this program again to read a file of a mount. The process is killed when it is not done in time; the
+// ask starts this program again to read a file of a mount, or to see whether the daemon of the mount at name answers. The process is killed when it is not done in time; the
 // goroutine ends with it, which a stuck daemon can delay.
 func ask(ctx context.Context, name string, patience time.Duration) <-chan topAnswer {
 	answer := make(chan topAnswer, 1)
@@ -204,6 +213,16 @@ func ask(ctx context.Context, name string, patience time.Duration) <-chan topAns
 		answer <- a
 	}()
 	return answer
+}
+
+// askOnce is ask for whoever asks a mount once, and can leave a process behind that is stuck.
+func askOnce(ctx context.Context, name string, patience time.Duration) topAnswer {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if a, ok := settled(ctx, ask(ctx, name, patience)); ok {
+		return a
+	}
+	return topAnswer{State: stateSilent}
 }
 
 func runTopAside(ctx context.Context, name string) (a topAnswer, err error) {

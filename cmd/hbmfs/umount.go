@@ -1,58 +1,158 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/fs"
 )
 
+// umountCommand is hbmfs umount.
+type umountCommand struct {
+	point       string
+	lazy, force bool
+	stderr      io.Writer
+}
+
 func newUmountCommand() *cobra.Command {
-	var lazy bool
+	c := &umountCommand{}
 	cmd := &cobra.Command{
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
 		Short:   "Take a mount away",
-		Long: `Take the mount at MOUNTPOINT away and end its daemon. A mount that is in use stays, and the message names the
-processes that hold it (exit code 4). A mount whose daemon died is cleaned up.`,
+		Long: `Take the mount at MOUNTPOINT away, and return when its daemon has ended, so that the source can be unmounted next. A
+mount that is in use stays, and the message names the processes that hold it (exit code 4). A mount whose daemon died is
+cleaned up.
+
+No daemon is asked for this, so a stopped or deadlocked one keeps nobody from it. Where one does not end, the message has
+its pid and what to do, and the exit code is 1.`,
 		Args: exactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			point, err := resolvePoint(args[0])
-			if err != nil {
-				return err
-			}
-			if dead, err := fs.ClearDead(point); dead || err != nil {
-				return err
-			}
-			switch ours, err := fs.Mounted(point); {
-			case err != nil:
-				return err
-			case !ours:
-				return fmt.Errorf("nothing of hbmfs is mounted at %s: findmnt -t fuse.hbmfs lists the mounts", point)
-			case lazy:
-				return fs.Detach(point)
-			}
-			return fs.Unmount(point)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.point, c.stderr = args[0], cmd.ErrOrStderr()
+			return c.run(cmd.Context())
 		},
 	}
-	cmd.Flags().BoolVarP(&lazy, "lazy", "l", false, "take a mount that is in use out of the tree now; its daemon ends with the last open file")
+	cmd.Flags().BoolVarP(&c.lazy, "lazy", "l", false, "take a mount that is in use out of the tree now; its daemon ends with the last open file")
+	cmd.Flags().BoolVarP(&c.force, "force", "f", false, "end the mount for all that use it: who waits for its daemon gets an error, and a daemon that does not end is killed")
 	return cmd
 }
 
-// resolvePoint returns the path by which the mount table knows a mount point: absolute, without symbolic links.
-func resolvePoint(name string) (string, error) {
-	abs, err := filepath.Abs(name)
+// How long a daemon may take to end: by itself, once its mount was aborted, and before umount --lazy goes on without it.
+const (
+	endTime   = 10 * time.Second
+	abortTime = 2 * time.Second
+	lazyTime  = 300 * time.Millisecond
+)
+
+func (c *umountCommand) run(ctx context.Context) error {
+	place, err := fs.Locate(c.point)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if resolved, err := filepath.EvalSymlinks(abs); err == nil {
-		return resolved, nil
+	if !place.HBMFS() {
+		return fmt.Errorf("nothing of hbmfs is mounted at %s: findmnt -t fuse.hbmfs lists the mounts", place.Path)
 	}
-	// A dead mount cannot be looked at, and what does not exist is the caller's to report.
-	if dir, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
-		return filepath.Join(dir, filepath.Base(abs)), nil
+	daemon, err := findDaemon(ctx, place)
+	if err != nil {
+		return err
 	}
-	return abs, nil
+	if daemon != nil {
+		defer daemon.Close()
+	}
+	switch {
+	case c.force:
+		err = fs.Abort(place.On)
+	case c.lazy:
+		err = fs.Detach(place.Path)
+	default:
+		err = c.unmount(ctx, place, daemon)
+	}
+	if err != nil || daemon == nil {
+		return err
+	}
+	if at := place.Elsewhere(); at != "" && !c.force {
+		fmt.Fprintf(c.stderr, "hbmfs: what was mounted at %s is mounted at %s as well, and its daemon (pid %d) goes on\n", place.Path, at, daemon.PID)
+		return nil
+	}
+	return c.await(ctx, place, daemon)
+}
+
+// unmount takes a mount away that is not in use, or whose daemon is gone.
+func (c *umountCommand) unmount(ctx context.Context, place *fs.Place, daemon *fs.Daemon) error {
+	err := fs.Unmount(place.Path)
+	if !errors.Is(err, fs.ErrBusy) {
+		return err
+	}
+	switch a := askOnce(ctx, place.Path, mountPatience); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case a.State == stateDead:
+		return fs.Detach(place.Path)
+	case a.State == stateSilent:
+		return fmt.Errorf("%w; and %s: umount --force %s ends the mount for all that use it", err, silence(place, daemon), place.Path)
+	}
+	return err
+}
+
+// await waits for the end of the daemon.
+func (c *umountCommand) await(ctx context.Context, place *fs.Place, daemon *fs.Daemon) error {
+	if c.force && (daemon.Stopped() || !endsWithin(ctx, daemon, abortTime)) {
+		if err := daemon.Kill(); err != nil {
+			return err
+		}
+	}
+	limit := endTime
+	if c.lazy {
+		limit = lazyTime
+	}
+	began, pid := time.Now(), daemon.PID
+	for !endsWithin(ctx, daemon, lazyTime) {
+		switch other := fs.KeptBy(place.On); {
+		case ctx.Err() != nil:
+			return fmt.Errorf("%w: %s is unmounted, but its daemon (pid %d) has not ended", errInterrupted, place.Path, pid)
+		case daemon.Stopped() && c.lazy:
+			fmt.Fprintf(c.stderr, "hbmfs: %s is out of the tree, but its daemon (pid %d) is stopped: kill -CONT %d lets it end, kill -KILL %d ends it\n", place.Path, pid, pid, pid)
+			return nil
+		case daemon.Stopped():
+			return fmt.Errorf("%s is unmounted, but its daemon (pid %d) is stopped and cannot end: kill -CONT %d lets it end, kill -KILL %d ends it", place.Path, pid, pid, pid)
+		case other != 0 && !c.force:
+			fmt.Fprintf(c.stderr, "hbmfs: %s is unmounted here, but its daemon (pid %d) goes on: the mount namespace of process %d has the mount as well\n", place.Path, pid, other)
+			return nil
+		case time.Since(began) < limit:
+		case c.lazy:
+			fmt.Fprintf(c.stderr, "hbmfs: %s is out of the tree; its daemon (pid %d) ends with the last open file, and if it is stuck, by kill -KILL %d\n", place.Path, pid, pid)
+			return nil
+		default:
+			return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %v: kill -KILL %d ends it", place.Path, pid, endTime, pid)
+		}
+	}
+	return nil
+}
+
+func endsWithin(ctx context.Context, daemon *fs.Daemon, limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return daemon.Ended(ctx)
+}
+
+// findDaemon finds the process that serves a mount, nil where it cannot be seen from here. A daemon that the kernel does not
+// tell has to be asked itself.
+func findDaemon(ctx context.Context, place *fs.Place) (*fs.Daemon, error) {
+	daemon, err := fs.FindDaemon(place.On)
+	if !errors.Is(err, fs.ErrUntold) {
+		return daemon, err
+	}
+	a := askOnce(ctx, filepath.Join(place.Path, fs.ControlName, "status"), mountPatience)
+	var told struct{ PID int }
+	if a.State != stateOK || json.Unmarshal(a.Text, &told) != nil || told.PID <= 0 {
+		return nil, ctx.Err()
+	}
+	return fs.TakeDaemon(told.PID), ctx.Err()
 }

@@ -47,7 +47,7 @@ is what the kernel was asked to read ahead, "in_mount" is made by the mount, or 
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.paths, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return c.run(cmd.Context())
+			return onMounts(cmd, args, c.run)
 		},
 	}
 	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, as in 500MB/s (default: as fast as they come)")

@@ -32,6 +32,8 @@ func runChild(verb string, args []string) (code int) {
 		err = readLater(args[0])
 	case "touch": // FILE OFFSET
 		err = touchMapped(args[0], args[1])
+	case "jam": // MOUNTPOINT
+		err = serveJammed(args[0])
 	case "bypass": // MOUNT NAME
 		err = bypass(args[0], args[1])
 	default:

@@ -1,0 +1,155 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Daemon is the process that serves a mount. Close it.
+type Daemon struct {
+	PID int
+
+	pidfd   int
+	certain bool // the kernel says that it serves this mount
+}
+
+// ErrUntold says that this kernel does not tell which process serves which FUSE mount.
+var ErrUntold = errors.New("the kernel does not tell which process serves the mount")
+
+// FindDaemon finds the process that serves a mount, nil where none can be seen from here: it belongs to another user, lives
+// in another PID namespace, or is gone. It asks /proc alone.
+func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
+	procs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	untold := false
+	for _, proc := range procs {
+		serves, told := connection(proc, mount.Minor)
+		untold = untold || !told
+		if !serves {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(proc))
+		if err != nil {
+			return nil, err
+		}
+		pidfd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it has just ended
+		}
+		if again, _ := connection(proc, mount.Minor); !again { // another process has its number by now
+			_ = unix.Close(pidfd) // opened to name it
+			continue
+		}
+		return &Daemon{pid, pidfd, true}, nil
+	}
+	if untold {
+		return nil, ErrUntold
+	}
+	return nil, nil //nolint:nilnil // a daemon that cannot be seen is no error
+}
+
+// TakeDaemon is FindDaemon for kernels that do not tell: the mount's status has the process's number. It may be meant in another
+// PID namespace, so the process must be one that serves a FUSE mount.
+func TakeDaemon(pid int) *Daemon {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	if _, told := connection(fmt.Sprintf("/proc/%d", pid), 0); told {
+		_ = unix.Close(pidfd) // opened to name it
+		return nil
+	}
+	return &Daemon{pid, pidfd, false}
+}
+
+// connection tells whether a process serves the FUSE connection of this number, and false for told where it serves one whose
+// number the kernel does not tell.
+func connection(proc string, number int) (serves, told bool) {
+	fds, _ := os.ReadDir(filepath.Join(proc, "fd")) // another user's
+	told = true
+	for _, fd := range fds {
+		if to, err := os.Readlink(filepath.Join(proc, "fd", fd.Name())); err != nil || to != "/dev/fuse" {
+			continue
+		}
+		text, _ := os.ReadFile(filepath.Join(proc, "fdinfo", fd.Name())) // it may be closed by now
+		_, after, found := bytes.Cut(text, []byte("fuse_connection:"))
+		line, _, _ := bytes.Cut(after, []byte("\n"))
+		if n, err := strconv.Atoi(string(bytes.TrimSpace(line))); found && err == nil && n == number {
+			return true, true
+		}
+		told = told && found
+	}
+	return false, told
+}
+
+// Close forgets the daemon.
+func (d *Daemon) Close() { _ = unix.Close(d.pidfd) } // opened to name it
+
+// Ended waits for the end of the daemon, as long as ctx allows, and tells whether it came.
+func (d *Daemon) Ended(ctx context.Context) bool {
+	const look = 20 // milliseconds
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}}, look)
+		if n > 0 {
+			return true
+		}
+		if ctx.Err() != nil || (err != nil && !errors.Is(err, unix.EINTR)) {
+			return false
+		}
+	}
+}
+
+// Stopped tells whether a signal, or a debugger, keeps the daemon from running.
+func (d *Daemon) Stopped() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.PID))
+	_, after, _ := bytes.Cut(stat, []byte(") "))
+	return err == nil && (bytes.HasPrefix(after, []byte("T")) || bytes.HasPrefix(after, []byte("t")))
+}
+
+// Kill ends the daemon at once. It does nothing where the kernel did not say that the process serves the mount.
+func (d *Daemon) Kill() error {
+	if !d.certain {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("end the daemon (pid %d): %w", d.PID, err)
+	}
+	return nil
+}
+
+// KeptBy finds a process of another mount namespace that still shows the filesystem of a mount, 0 for none that can be seen.
+func KeptBy(mount *mountinfo.Info) (pid int) {
+	procs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is sound
+	own, _ := os.Readlink("/proc/self/ns/mnt")
+	seen := map[string]bool{own: true}
+	for _, proc := range procs {
+		namespace, err := os.Readlink(filepath.Join(proc, "ns", "mnt"))
+		if err != nil || seen[namespace] {
+			continue
+		}
+		seen[namespace] = true
+		table, err := os.Open(filepath.Join(proc, "mountinfo"))
+		if err != nil {
+			continue // it has ended
+		}
+		// A device number that is free again is soon another filesystem's.
+		same, _ := mountinfo.GetMountsFromReader(table, func(i *mountinfo.Info) (skip, stop bool) {
+			return i.Major != mount.Major || i.Minor != mount.Minor || i.FSType != mount.FSType || i.Source != mount.Source, false
+		})
+		_ = table.Close() // opened for reading: nothing is lost
+		if pid, err = strconv.Atoi(filepath.Base(proc)); err == nil && len(same) > 0 {
+			return pid
+		}
+	}
+	return 0
+}

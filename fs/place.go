@@ -1,0 +1,87 @@
+package fs
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Place is where a path leads, found without a question to any hbmfs mount, whose daemon may be stuck.
+type Place struct {
+	Path string          // as the mount table knows it: absolute, and without symbolic links outside of hbmfs mounts
+	On   *mountinfo.Info // the topmost mount at Path, nil where Path is no mount point
+	Over *mountinfo.Info // the hbmfs mount that answers for Path, nil where none does
+	all  []*mountinfo.Info
+}
+
+// HBMFS tells whether an hbmfs mount is at the path itself.
+func (p *Place) HBMFS() bool { return p.On != nil && isHBMFS(p.On) }
+
+// linksMax is how many symbolic links a path may lead through, as in the kernel.
+const linksMax = 40
+
+// Locate follows a path as the kernel does. Below an hbmfs mount it follows no links: they would be asked of its daemon.
+func Locate(path string) (*Place, error) {
+	all, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]*mountinfo.Info{} // the last mount on a place is the one that is seen
+	for _, i := range all {
+		seen[i.Mountpoint] = i
+	}
+	if !filepath.IsAbs(path) {
+		dir, err := unix.Getwd() // not os.Getwd, which looks at the directory
+		if err != nil {
+			return nil, err
+		}
+		path = dir + "/" + path
+	}
+	p := &Place{Path: "/", all: all}
+	over := func(at string) *mountinfo.Info {
+		for ; ; at = filepath.Dir(at) {
+			if i := seen[at]; i != nil && isHBMFS(i) {
+				return i
+			} else if i != nil || at == "/" {
+				return nil
+			}
+		}
+	}
+	rest, links := strings.Split(path, "/"), 0
+	for len(rest) > 0 {
+		name := rest[0]
+		rest = rest[1:]
+		if name == "" || name == "." {
+			continue
+		}
+		next := filepath.Join(p.Path, name)
+		if over(next) == nil && name != ".." {
+			if to, err := os.Readlink(next); err == nil {
+				if links++; links > linksMax {
+					return nil, &os.PathError{Op: "follow", Path: path, Err: unix.ELOOP}
+				}
+				if filepath.IsAbs(to) {
+					p.Path = "/"
+				}
+				rest = append(strings.Split(to, "/"), rest...)
+				continue
+			}
+		}
+		p.Path = next
+	}
+	p.On, p.Over = seen[p.Path], over(p.Path)
+	return p, nil
+}
+
+// Elsewhere tells where else this mount namespace shows the filesystem that is mounted at the place, "" for nowhere.
+func (p *Place) Elsewhere() string {
+	for _, i := range p.all {
+		if p.On != nil && i.ID != p.On.ID && i.Major == p.On.Major && i.Minor == p.On.Minor {
+			return i.Mountpoint
+		}
+	}
+	return ""
+}
