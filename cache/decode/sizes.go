@@ -4,12 +4,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/trust"
 )
 
 const (
@@ -45,10 +49,7 @@ func openSizes(path string) *sizes {
 	if path == "" {
 		return s
 	}
-	if info, err := os.Stat(path); err != nil || info.Size() > maxSizes {
-		return s
-	}
-	text, err := os.ReadFile(path)
+	text, err := readOwn(path)
 	var f sizesFile
 	if err == nil && json.Unmarshal(text, &f) == nil && f.Version == sizesVersion {
 		for name, one := range f.Files {
@@ -58,6 +59,27 @@ func openSizes(path string) *sizes {
 		}
 	}
 	return s
+}
+
+// readOwn reads a file that nobody but this user and root can have written.
+func readOwn(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer func() { _ = file.Close() }() // opened for reading: nothing is lost
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil {
+		err = trust.File(&st)
+	}
+	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxSizes) {
+		err = fs.ErrInvalid
+	}
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(file, maxSizes))
 }
 
 // get gives what o decodes to.

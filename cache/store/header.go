@@ -7,6 +7,8 @@ import (
 	"hash/crc32"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/trust"
 )
 
 // xattrName is the extended attribute of a published segment: a header, see [header.append].
@@ -19,7 +21,10 @@ const (
 	maxHeader   = 4 << 10 // bytes
 )
 
-var errHeader = errors.New("the segment's header is damaged")
+var (
+	errHeader = errors.New("the segment's header is damaged")
+	errForged = errors.New("the segment may be another's work")
+)
 
 // header says what a segment holds.
 type header struct {
@@ -96,8 +101,16 @@ func parseHeader(b []byte) (*header, error) {
 	return h, nil
 }
 
-// readHeader reads the header of an open segment and compares it with the file's size.
+// readHeader reads the header of an open segment and compares it with the file's size. A segment of another user, or one
+// that others may write to, is none.
 func readHeader(fd int) (*header, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("stat a segment: %w", err)
+	}
+	if err := trust.File(&st); err != nil {
+		return nil, fmt.Errorf("%w: %w", errForged, err)
+	}
 	buf := make([]byte, maxHeader)
 	n, err := unix.Fgetxattr(fd, xattrName, buf)
 	if err != nil {
@@ -106,10 +119,6 @@ func readHeader(fd int) (*header, error) {
 	h, err := parseHeader(buf[:n])
 	if err != nil {
 		return nil, err
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("stat a segment: %w", err)
 	}
 	if st.Size != h.size {
 		return nil, fmt.Errorf("%w: it has %d bytes, %d were published", errHeader, st.Size, h.size)

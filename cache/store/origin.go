@@ -186,8 +186,8 @@ func (s *Store) lost(e *entry, err error) error {
 	}
 	s.ledger.drop(e)
 	s.unlink(e)
-	if errors.Is(err, cache.ErrChanged) || errors.Is(err, errHeader) || errors.Is(err, fs.ErrNotExist) {
-		return errMoved // another process evicted it, or it was damaged
+	if errors.Is(err, cache.ErrChanged) || errors.Is(err, errHeader) || errors.Is(err, errForged) || errors.Is(err, fs.ErrNotExist) {
+		return errMoved // another process evicted it, or it was damaged, or is not to be believed
 	}
 	return &localError{"read a segment", err}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/layout"
 	"github.com/hbmfs/hbmfs/trace"
+	"github.com/hbmfs/hbmfs/trust"
 )
 
 // publish gives a filled segment its name. If the disk fails in it, the segment is given up.
@@ -70,7 +71,7 @@ func (f *fill) link() (*layout.Object, error) {
 }
 
 func (s *Store) syncDir(name string) error {
-	fd, err := unix.Openat(s.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(s.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == nil {
 		err = unix.Fsync(fd)
 		_ = unix.Close(fd) // it was only synced
@@ -135,7 +136,7 @@ type published struct {
 // list reads the directory of segments. What is not a segment is left alone.
 func (s *Store) list() ([]published, error) {
 	var out []published
-	dirs, err := readNames(s.fd, ".")
+	dirs, err := s.readNames(".")
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func (s *Store) list() ([]published, error) {
 		if len(dir) != 2 || strings.HasPrefix(dir, ".") {
 			continue
 		}
-		names, err := readNames(s.fd, dir)
+		names, err := s.readNames(dir)
 		if err != nil {
 			return nil, err
 		}
@@ -157,6 +158,8 @@ func (s *Store) list() ([]published, error) {
 			switch {
 			case broken(err):
 				out = append(out, published{key: k, err: fmt.Errorf("stat: %w", err)})
+			case err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size > MaxSegment:
+				out = append(out, published{key: k, err: fmt.Errorf("it has %d bytes, more than a segment can have", st.Size)})
 			case err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG:
 				out = append(out, published{key: k, bytes: st.Size, mtime: st.Mtim.Nano()})
 			}
@@ -189,14 +192,21 @@ func (s *Store) scan() error {
 	return nil
 }
 
-// readNames lists a directory below fd.
-func readNames(fd int, name string) ([]string, error) {
-	at, err := unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// readNames lists a directory of segments, if nobody else could have put them there.
+func (s *Store) readNames(name string) ([]string, error) {
+	at, err := unix.Openat(s.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &localError{"list the segments", err}
+		return nil, &localError{"list the segments in " + filepath.Join(s.path, name), err}
 	}
 	f := os.NewFile(uintptr(at), name)
 	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return nil, &localError{"list the segments", err}
+	}
+	if err := trust.File(&st); err != nil {
+		return nil, fmt.Errorf("list the segments in %s: %w: remove it", filepath.Join(s.path, name), err)
+	}
 	names, err := f.Readdirnames(-1)
 	if err != nil {
 		return nil, &localError{"list the segments", err}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
 	"github.com/hbmfs/hbmfs/trace"
+	"github.com/hbmfs/hbmfs/trust"
 )
 
 // Upstream is where objects come from.
@@ -60,15 +60,18 @@ type Store struct {
 	turns  chan struct{}  // of passes: has room for as many as shall be under way
 }
 
-// Open opens a cache directory, which it makes if need be. The filesystem must know files without a name: ext4, XFS,
-// btrfs and tmpfs do.
+// Open opens a cache directory, which it makes if need be. Nobody but this user and root may be able to change what lies
+// there: see package trust. The filesystem must know files without a name: ext4, XFS, btrfs and tmpfs do.
 func Open(path string, opt Options) (*Store, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return nil, err
+	s := &Store{opt: opt, fd: -1}
+	dir, err := trust.Dir(path)
+	if err == nil {
+		s.path, err = trust.Below(dir, "segments") // which hold what a mount may keep from some users
 	}
-	s := &Store{path: filepath.Join(abs, "segments"), opt: opt, fd: -1}
-	if err := s.defaults(); err != nil {
+	if err == nil {
+		err = s.defaults()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open the cache %s: %w", path, err)
 	}
 	if s.dir, err = cache.OpenDir(s.path, s.halfOpen()); err != nil {
@@ -76,7 +79,7 @@ func Open(path string, opt Options) (*Store, error) {
 	}
 	s.ledger.init(s.opt.Size)
 	s.health.log = s.opt.Log
-	if s.fd, err = unix.Open(s.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+	if s.fd, err = unix.Open(s.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
 		err = s.scan()
 	}
 	if err != nil {
@@ -100,7 +103,7 @@ func (s *Store) rescan() {
 	}
 }
 
-// defaults makes the directory and fills in options from its filesystem.
+// defaults fills in options from the directory's filesystem.
 func (s *Store) defaults() error {
 	o := &s.opt
 	if o.Segment < 0 || o.Segment > MaxSegment || o.Segment%(1<<20) != 0 {
@@ -108,9 +111,6 @@ func (s *Store) defaults() error {
 	}
 	if o.Size < 0 || o.MinFree < 0 || o.Ahead < 0 {
 		return errors.New("a size is negative")
-	}
-	if err := os.MkdirAll(s.path, 0o700); err != nil { // segments hold what a mount may keep from some users
-		return err
 	}
 	if err := canHold(s.path); err != nil {
 		return err

@@ -336,7 +336,9 @@ func (c *mountCommand) openLog() (out io.Writer, closeLog func(), err error) {
 		if c.foreground {
 			return os.Stderr, func() {}, nil
 		}
-		name = defaultLogFile()
+		if name = defaultLogFile(); name == "" {
+			return nil, nil, errors.New("there is no place for the log, since neither HOME nor XDG_STATE_HOME is set: name a file with --log-file")
+		}
 		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 			return nil, nil, fmt.Errorf("make the log's directory (or name a file with --log-file): %w", err)
 		}
@@ -348,7 +350,7 @@ func (c *mountCommand) openLog() (out io.Writer, closeLog func(), err error) {
 	return f, func() { _ = f.Close() }, nil // a log line that is lost here has nowhere to be reported
 }
 
-// defaultLogFile is where a daemon logs that was not told where.
+// defaultLogFile is where a daemon logs that was not told where, "" where there is no place that is its user's own.
 func defaultLogFile() string {
 	if os.Geteuid() == 0 {
 		return "/var/log/hbmfs.log"
@@ -357,7 +359,7 @@ func defaultLogFile() string {
 	if state == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
-			home = os.TempDir()
+			return ""
 		}
 		state = filepath.Join(home, ".local", "state")
 	}

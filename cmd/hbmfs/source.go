@@ -21,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/trace"
+	"github.com/hbmfs/hbmfs/trust"
 )
 
 // cacheFlags say where the bytes of a remote source are kept.
@@ -225,9 +226,16 @@ func (s *source) decode(ctx context.Context, c *cacheFlags, log *slog.Logger) (*
 	if err != nil || !c.decode {
 		return decoded, err
 	}
+	dir, err := trust.Dir(c.dir)
+	if err == nil {
+		dir, err = trust.Below(dir, "sizes")
+	}
+	if err != nil {
+		return decoded, fmt.Errorf("open the cache %s: %w", c.dir, err)
+	}
 	began, of := time.Now(), sha256.Sum256([]byte(s.name))
 	learned, err := decoded.AddFiles(ctx, s.listing, decode.FileOptions{
-		Scan: int64(c.decodeScan), Sizes: filepath.Join(c.dir, "sizes", hex.EncodeToString(of[:16])+".json"),
+		Scan: int64(c.decodeScan), Sizes: filepath.Join(dir, hex.EncodeToString(of[:16])+".json"),
 	})
 	if err == nil && learned.Files > 0 {
 		log.Info("files were looked through to learn what they decode to", "files", learned.Files, "bytes", learned.Bytes, "took", time.Since(began))

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/trust"
 )
 
 // Options of a host.
@@ -77,6 +78,13 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make the state directory: %w", err)
 		}
+	}
+	dir, err := trust.Dir(opt.StateDir)
+	if err == nil {
+		_, err = trust.Below(dir, "volumes") // what is recorded there is mounted, and with whose keys
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the state directory: %w", err)
 	}
 	lock, err := os.OpenFile(filepath.Join(opt.StateDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -180,6 +181,30 @@ func TestLeaves(t *testing.T) {
 		if bytes, watched, err := h.leaves(); err != nil || bytes != c.bytes || watched != c.watched {
 			t.Errorf("%+v: %d, %v, %v", c.opt, bytes, watched, err)
 		}
+	}
+}
+
+// TestStateThatOthersCanForge starts no host upon records that others could have written.
+func TestStateThatOthersCanForge(t *testing.T) {
+	for name, says := range map[string]string{".": "chmod go-w", "volumes": "may be written to by others"} {
+		dir := t.TempDir()
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, "volumes"), 0o755), os.Chmod(filepath.Join(dir, name), 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		h, err := New(t.Context(), Options{StateDir: dir})
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s open to all: %v", name, err)
+		}
+		if err == nil {
+			_ = h.Close() // it should not be there
+		}
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(t.TempDir(), filepath.Join(dir, "volumes")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(t.Context(), Options{StateDir: dir}); err == nil || !strings.Contains(err.Error(), "is a link") {
+		t.Errorf("a link in place of the volumes: %v", err)
 	}
 }
 

@@ -196,17 +196,28 @@ class Library:
             self._functions[name](handle, None)
 
 
-def find() -> str:
-    """The path of the library: HBMFS_LIBRARY, beside this file as the wheel has it, or as `make lib` leaves it in a clone."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    candidates = [os.path.join(here, "libhbmfs.so"), os.path.normpath(os.path.join(here, "..", "..", "bin", "libhbmfs.so"))]
+def find(package: str = os.path.dirname(os.path.abspath(__file__))) -> str:
+    """The path of the library: HBMFS_LIBRARY, in the package as the wheel has it, or as `make lib` leaves it in a clone."""
     given = os.environ.get("HBMFS_LIBRARY")
     if given:
         return given
-    for path in candidates:
-        if os.path.exists(path):
-            return path
-    raise errors.LibraryError(f"libhbmfs is not at {candidates[0]}: install the package with `pip install ./python`, or run `make lib` in a clone")
+    wheel = os.path.join(package, "libhbmfs.so")
+    if os.path.exists(wheel):
+        return wheel
+    clone = os.path.normpath(os.path.join(package, "..", ".."))
+    built = os.path.join(clone, "bin", "libhbmfs.so")
+    if os.path.exists(built):
+        for path in (clone, os.path.dirname(built), built):
+            if not _as_safe(path, package):
+                raise errors.LibraryError(f"{built} is not loaded: users who cannot change this package may change {path}; name the library in HBMFS_LIBRARY")
+        return built
+    raise errors.LibraryError(f"libhbmfs is not at {wheel}: install the package with `pip install ./python`, or run `make lib` in a clone")
+
+
+def _as_safe(path: str, package: str) -> bool:
+    """Whether nobody can change a file who could not change the package, which is loaded all the same."""
+    found = os.stat(path)
+    return found.st_uid in (0, os.geteuid(), os.stat(package).st_uid) and not found.st_mode & 0o002
 
 
 @functools.cache

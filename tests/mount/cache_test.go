@@ -3,6 +3,7 @@ package mount_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -299,6 +300,97 @@ func TestCacheOfAnotherUser(t *testing.T) {
 	cmd.Dir, cmd.SysProcAttr = "/", asNobody()
 	if r := runCommand(t, cmd); r.code != 1 || !strings.Contains(r.stderr, "cannot be written to (permission denied)") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestCacheThatOthersCanForge has nobody prepare a cache with a forged segment, in each of the ways that let him. Root's
+// commands refuse it, and say what to do.
+func TestCacheThatOthersCanForge(t *testing.T) {
+	needRoot(t)
+	w := newWeb(t)
+	for name, k := range map[string]struct {
+		prepare func(t *testing.T, dir string) // dir has a good cache
+		says    string
+	}{
+		"another's directory":            {func(t *testing.T, dir string) { must(t, os.Chown(dir, nobody, nobody)) }, "belongs to user 65534"},
+		"a directory open to all":        {func(t *testing.T, dir string) { must(t, os.Chmod(dir, 0o777)) }, "chmod go-w"},
+		"a directory open to a group":    {func(t *testing.T, dir string) { must(t, os.Chmod(dir, 0o770)) }, "chmod go-w"},
+		"a way open to all":              {func(t *testing.T, dir string) { must(t, os.Chmod(filepath.Dir(dir), 0o777)) }, "chmod go-w"},
+		"another's segments":             {func(t *testing.T, dir string) { must(t, os.Chown(filepath.Join(dir, "segments"), nobody, nobody)) }, "belongs to user 65534"},
+		"segments open to all":           {func(t *testing.T, dir string) { must(t, os.Chmod(filepath.Join(dir, "segments"), 0o777)) }, "chmod go-w"},
+		"another's part of the segments": {func(t *testing.T, dir string) { must(t, os.Chown(someDir(t, dir), nobody, nobody)) }, "belongs to user 65534"},
+		"a part open to all":             {func(t *testing.T, dir string) { must(t, os.Chmod(someDir(t, dir), 0o777)) }, "may be written to by others"},
+		"a link in place of segments": {func(t *testing.T, dir string) {
+			must(t, os.Rename(filepath.Join(dir, "segments"), filepath.Join(dir, "elsewhere")))
+			must(t, os.Symlink("elsewhere", filepath.Join(dir, "segments")))
+		}, "is a link to elsewhere"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(newDir(t), "way", "cache")
+			m := onCache(t, w.URL, dir)
+			if got := parsed[warmed](t, "warm", "--json", m.point); got.Left != 0 {
+				t.Errorf("%+v", got)
+			}
+			must(t, m.Close())
+			k.prepare(t, dir)
+			for _, args := range [][]string{
+				{"mount", w.URL, newDir(t), "--cache-dir", dir}, {"cache", "ls", dir}, {"cache", "stats", dir}, {"cache", "verify", dir}, {"cache", "rm", "--all", dir},
+			} {
+				if r := run(t, args...); r.code == 0 || !strings.Contains(r.stderr, k.says) {
+					t.Errorf("%q: %+v, want a refusal that says %q", args, r, k.says)
+				}
+			}
+			if len(segmentFiles(t, dir)) == 0 {
+				t.Error("something was removed")
+			}
+		})
+	}
+}
+
+// segmentFiles are the segments in a cache.
+func segmentFiles(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "*", "??", "*"))
+	must(t, err)
+	return found
+}
+
+func someDir(t *testing.T, dir string) string {
+	t.Helper()
+	return filepath.Dir(segmentFiles(t, dir)[0])
+}
+
+// TestForgedSegment puts a segment of nobody's in root's own cache: with a good header, and wrong bytes. It is not served,
+// verify names it, and it is fetched again.
+func TestForgedSegment(t *testing.T) {
+	needRoot(t)
+	w := newWeb(t)
+	for name, forge := range map[string]func(t *testing.T, path string){
+		"another's":   func(t *testing.T, path string) { must(t, os.Chown(path, nobody, nobody)) },
+		"open to all": func(t *testing.T, path string) { must(t, os.Chmod(path, 0o606)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(newDir(t), "cache")
+			m := onCache(t, w.URL, dir)
+			if got := parsed[warmed](t, "warm", "--json", m.point); got.Left != 0 {
+				t.Errorf("%+v", got)
+			}
+			must(t, m.Close())
+			for _, path := range segmentFiles(t, dir) {
+				f, err := os.OpenFile(path, os.O_WRONLY, 0)
+				must(t, err)
+				_, err = f.WriteAt([]byte("forged"), 0)
+				must(t, errors.Join(err, f.Close()))
+				forge(t, path)
+			}
+			if r := run(t, "cache", "verify", dir); r.code != 3 || !strings.Contains(r.stdout, "another's work") {
+				t.Errorf("%+v", r)
+			}
+			m = onCache(t, w.URL, dir)
+			m.compare(t, w.files)
+			must(t, m.Close())
+		})
 	}
 }
 

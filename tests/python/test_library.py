@@ -1,0 +1,48 @@
+"""Where the library is loaded from: never from where somebody else could have put one."""
+
+import os
+
+import hbmfs
+import pytest
+from hbmfs import _native
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package without a library of its own, with one where a clone would have it."""
+    monkeypatch.delenv("HBMFS_LIBRARY", raising=False)
+    for name in ("clone/python/hbmfs", "clone/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "clone/bin/libhbmfs.so").write_bytes(b"")
+    for name in ("clone", "clone/bin", "clone/bin/libhbmfs.so"):
+        (tmp_path / name).chmod(0o775)  # as with a umask of 002
+    return tmp_path / "clone/python/hbmfs"
+
+
+def test_the_clone_s_library_is_found(package):
+    assert _native.find(str(package)) == str(package.parent.parent / "bin/libhbmfs.so")
+    own = package / "libhbmfs.so"
+    own.write_bytes(b"")
+    assert _native.find(str(package)) == str(own)
+
+
+@pytest.mark.parametrize("name", [".", "bin", "bin/libhbmfs.so"])
+def test_a_library_that_others_may_change_is_refused(package, name):
+    place = package.parent.parent / name
+    place.chmod(0o777)
+    with pytest.raises(hbmfs.LibraryError, match="HBMFS_LIBRARY"):
+        _native.find(str(package))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of others")
+@pytest.mark.parametrize("name", [".", "bin", "bin/libhbmfs.so"])
+def test_a_library_of_another_user_is_refused(package, name):
+    os.chown(package.parent.parent / name, 4711, -1)
+    with pytest.raises(hbmfs.LibraryError, match="HBMFS_LIBRARY"):
+        _native.find(str(package))
+
+
+def test_there_is_none(package):
+    (package.parent.parent / "bin/libhbmfs.so").unlink()
+    with pytest.raises(hbmfs.LibraryError, match="make lib"):
+        _native.find(str(package))
