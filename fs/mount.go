@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -85,7 +86,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	m.tree = newTree(m.root, entries)
 	m.backing.init()
 	m.texts.init()
-	server, err := fuse.NewServer(m, point, m.mountOptions())
+	server, err := m.newServer(ctx, point)
 	if err != nil {
 		return nil, mountError(point, err)
 	}
@@ -104,7 +105,6 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 		FsName:                   cmp.Or(m.opt.Name, m.opt.Source),
 		AllowOther:               m.opt.AllowOther,
 		Options:                  append([]string{"default_permissions"}, m.opt.Extra...),
-		DirectMount:              os.Geteuid() == 0,
 		MaxBackground:            64, // a queue of reads for every CPU of a large machine; the kernel's default is 12
 		MaxWrite:                 1 << 20,
 		ExplicitDataCacheControl: true,
@@ -134,7 +134,9 @@ func mountError(point string, err error) error {
 		return fmt.Errorf("mount %s: this machine has no /dev/fuse: load the module (modprobe fuse), or give the container the device", point)
 	case errors.As(err, &errno) && errno == syscall.EPERM, errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("mount %s: %w: be root, or install fuse3, which has fusermount3 for ordinary users", point, err)
-	case os.Geteuid() != 0 && errors.Is(err, os.ErrNotExist):
+	case errors.Is(err, exec.ErrNotFound) && os.Geteuid() == 0:
+		return fmt.Errorf("mount %s: root may not mount here: a container needs CAP_SYS_ADMIN, or fusermount3 (apt install fuse3)", point)
+	case errors.Is(err, exec.ErrNotFound):
 		return fmt.Errorf("mount %s: fusermount3 is not installed, which ordinary users need: apt install fuse3", point)
 	}
 	return fmt.Errorf("mount %s: %w", point, err)

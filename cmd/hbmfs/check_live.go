@@ -126,23 +126,32 @@ func (c *checkCommand) aside(ctx context.Context, args ...string) <-chan answer 
 }
 
 func runAside(ctx context.Context, args []string) (*check.Snapshot, error) {
+	out, err := outputOf(ctx, append([]string{asideName}, args...)...)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, errSilent
+	case err != nil:
+		return nil, err
+	}
+	return check.Load(bytes.NewReader(out))
+}
+
+// outputOf runs this program again and returns what it prints. An error is what it says itself, as far as it says something.
+func outputOf(ctx context.Context, args ...string) ([]byte, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	var out, said bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, append([]string{asideName}, args...)...)
+	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			return nil, errSilent
-		}
-		if message := strings.TrimPrefix(strings.TrimSpace(said.String()), "hbmfs: "); message != "" {
+		if message, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "hbmfs: "), "\n"); message != "" {
 			return nil, errors.New(message)
 		}
-		return nil, fmt.Errorf("ask the %s in a process of its own: %w", args[0], err)
+		return nil, fmt.Errorf("run %s in a process of its own: %w", args[0], err)
 	}
-	return check.Load(&out)
+	return out.Bytes(), nil
 }
 
 // live gets the facts of this machine and reads the file.

@@ -5,16 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
-	"os/signal"
 	"strings"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/fs"
 )
 
 // readyEnv marks the daemon's process. A Go program cannot fork, so the command starts itself again, in a session of
-// its own, and waits on descriptor readyFD for one line: "ready TEXT" or "failed TEXT".
+// its own, and waits on descriptor readyFD for one line: "ready TEXT" or "failed TEXT". Lines of "note TEXT" may come before it.
 const (
 	readyEnv = "HBMFS_DAEMON"
 	readyFD  = 3
@@ -27,12 +32,18 @@ func (c *mountCommand) background(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = read.Close() }() // opened for reading: nothing is lost
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	// What the daemon and its helpers write to standard error before the log takes it. A pipe could outlive its reader.
+	fd, err := unix.MemfdCreate("stderr", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("make a file for what the daemon says: %w", err)
+	}
+	words := os.NewFile(uintptr(fd), "stderr")
+	defer func() { _ = words.Close() }() // it is in memory
 
 	daemon := exec.Command("/proc/self/exe", os.Args[1:]...)
 	daemon.Args[0] = os.Args[0]
 	daemon.Env = append(os.Environ(), readyEnv+"=1")
+	daemon.Stderr = words
 	daemon.ExtraFiles = []*os.File{write}
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = daemon.Start()
@@ -40,27 +51,121 @@ func (c *mountCommand) background(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start the daemon: %w", err)
 	}
-	go func() { // ends with the daemon, or with this process, which is about to
-		<-ctx.Done()
+	over := make(chan struct{})
+	defer close(over)
+	defer context.AfterFunc(ctx, func() { // ends with this process, at the latest
 		_ = daemon.Process.Signal(syscall.SIGTERM) // it may be gone already
-	}()
-	line, err := bufio.NewReader(read).ReadString('\n')
-	state, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-	if state != "ready" {
-		_ = daemon.Wait() // its exit code says less than its line or the log
+		select {
+		case <-over:
+		case <-time.After(orderlyTime): // it waits where a signal does not reach, for a dead network filesystem for one
+			_ = daemon.Process.Kill()
+		}
+	})()
+	state, text, err := c.lastWord(read)
+	said, readErr := io.ReadAll(io.NewSectionReader(words, 0, wordsMax))
+	if state == "ready" && ctx.Err() == nil {
+		_, _ = c.stderr.Write(said) // the mount is there without it
+		fmt.Fprintf(c.stdout, "%s\n", text)
+		return daemon.Process.Release()
 	}
+	how := endOfDaemon(daemon)
 	switch {
 	case ctx.Err() != nil && state == "ready":
-		return fmt.Errorf("%w: the mount is taken away again", errInterrupted)
+		return errors.Join(fmt.Errorf("%w: the mount is taken away again", errInterrupted), c.clearKilled(how))
 	case ctx.Err() != nil:
-		return errInterrupted
-	case err != nil:
-		return fmt.Errorf("the daemon died before the mount was ready: see %s", c.logName())
-	case state != "ready":
+		return errors.Join(errInterrupted, c.clearKilled(how))
+	case err == nil:
+		_, _ = c.stderr.Write(said) // the error stands without it
 		return errors.New(text)
 	}
-	fmt.Fprintf(c.stdout, "%s\n", text)
-	return daemon.Process.Release()
+	return c.died(how, said, errors.Join(readErr, c.keepWords(said)))
+}
+
+// endOfDaemon waits for the end of a daemon that makes no mount, and returns how it ended, nil where it has not in time.
+func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
+	ended := make(chan *os.ProcessState, 1)
+	go func() { // ends with the daemon, or with this process
+		_ = daemon.Wait() // its state says more
+		ended <- daemon.ProcessState
+	}()
+	select {
+	case state := <-ended:
+		return state
+	case <-time.After(orderlyTime + killGrace):
+		return nil
+	}
+}
+
+// clearKilled takes away what a daemon had mounted that had to be killed.
+func (c *mountCommand) clearKilled(state *os.ProcessState) error {
+	place, err := fs.Locate(c.point)
+	if err != nil || !place.HBMFS() || state == nil || state.Exited() {
+		return err
+	}
+	return fs.Detach(c.point)
+}
+
+// died says how a daemon ended that did not say why. The log has all of what it said instead.
+func (c *mountCommand) died(state *os.ProcessState, said []byte, logErr error) error {
+	how := "it does not end"
+	if state != nil {
+		how = state.String()
+		if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL {
+			how += ", by somebody or for want of memory, of which dmesg knows"
+		}
+	}
+	if first, _, _ := strings.Cut(string(said), "\n"); first != "" {
+		how += ": " + first
+	}
+	return errors.Join(fmt.Errorf("the daemon died before the mount was ready (%s): see %s", how, c.logName()), logErr)
+}
+
+// wordsMax is how much is kept of what a daemon says that dies early: of a panic, the goroutines that matter.
+const wordsMax = 64 << 10
+
+// keepWords puts what a daemon said before it died where it would have logged.
+func (c *mountCommand) keepWords(said []byte) error {
+	if len(said) == 0 {
+		return nil
+	}
+	out, closeLog, err := c.openLog()
+	if err != nil {
+		return err
+	}
+	defer closeLog()
+	_, err = out.Write(said)
+	return err
+}
+
+// lastWord reads what the daemon says until it is ready or has failed, and shows its notes.
+func (c *mountCommand) lastWord(from io.Reader) (state, text string, err error) {
+	r := bufio.NewReader(from)
+	for {
+		line, err := r.ReadString('\n')
+		state, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if state != "note" {
+			return state, text, err
+		}
+		fmt.Fprintf(c.stderr, "hbmfs: %s\n", text)
+	}
+}
+
+// stayBehind makes the daemon independent of the command that started it. A panic, and whatever else goes to standard error
+// from now on, is in the log.
+func (c *mountCommand) stayBehind(out io.Writer) error {
+	if c.foreground {
+		return nil
+	}
+	log, ok := out.(*os.File)
+	if !ok {
+		return errors.New("the log is no file")
+	}
+	for _, fd := range []int{unix.Stdout, unix.Stderr} {
+		if err := unix.Dup3(int(log.Fd()), fd, 0); err != nil {
+			return fmt.Errorf("have the log take standard error: %w", err)
+		}
+	}
+	return os.Chdir("/") // all that was named by a relative path is open
 }
 
 func (c *mountCommand) logName() string {
@@ -78,6 +183,7 @@ func newReadiness() *readiness {
 	if os.Getenv(readyEnv) == "" {
 		return &readiness{}
 	}
+	unix.CloseOnExec(readyFD) // what the daemon starts must not keep whoever waits for its end
 	return &readiness{os.NewFile(readyFD, "readiness")}
 }
 

@@ -173,7 +173,7 @@ func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
 	if err := fs.Detach(c.point); err != nil {
 		return fmt.Errorf("take the dead mount at %s away: %w", c.point, err)
 	}
-	fmt.Fprintf(c.stderr, "hbmfs: took away a mount at %s whose daemon was gone\n", c.point)
+	fmt.Fprintf(c.stderr, "hbmfs: took away a mount at %s whose daemon was gone; the end of its log says why (%s, unless it was told another)\n", c.point, defaultLogFile())
 	return nil
 }
 
@@ -274,10 +274,8 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	}()
 	<-m.Ready()
 	defer from.beside(ctx)()
-	if !c.foreground { // all that was named by a relative path is open
-		if err := os.Chdir("/"); err != nil {
-			opt.Log.Warn("the daemon keeps the directory busy that it was started in", "error", err)
-		}
+	if err := c.stayBehind(out); err != nil {
+		opt.Log.Warn("the daemon still depends on what it was started in", "error", err)
 	}
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")

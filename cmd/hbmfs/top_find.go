@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -9,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -226,15 +224,9 @@ func askOnce(ctx context.Context, name string, patience time.Duration) topAnswer
 }
 
 func runTopAside(ctx context.Context, name string) (a topAnswer, err error) {
-	self, err := os.Executable()
+	out, err := outputOf(ctx, topAsideName, "--", name)
 	if err != nil {
 		return a, err
 	}
-	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, topAsideName, "--", name)
-	cmd.Stdout = &out
-	if err := cmd.Run(); err != nil {
-		return a, err
-	}
-	return a, json.Unmarshal(out.Bytes(), &a)
+	return a, json.Unmarshal(out, &a)
 }
