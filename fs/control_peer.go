@@ -34,14 +34,10 @@ func peerOf(c *net.UnixConn) (*peer, error) {
 		}
 		p.uid, p.gid = cred.Uid, cred.Gid
 		if p.groups, optErr = peerGroups(fd); optErr == nil && p.uid == 0 {
-			p.process = processOf(int(fd), int(cred.Pid))
+			p.process = &process{connection: raw, pid: int(cred.Pid)}
 		}
 	})
-	if err = errors.Join(err, optErr); err != nil {
-		p.close()
-		return nil, err
-	}
-	return p, nil
+	return p, errors.Join(err, optErr)
 }
 
 // peerGroups returns the supplementary groups of a peer (SO_PEERGROUPS, Linux 4.13).
@@ -59,12 +55,6 @@ func peerGroups(fd uintptr) ([]uint32, error) {
 		default:
 			return groups[:size/4], nil
 		}
-	}
-}
-
-func (p *peer) close() {
-	if p.process != nil {
-		_ = unix.Close(p.process.pidfd) // it was only asked
 	}
 }
 
@@ -87,23 +77,10 @@ func (p *peer) may(n *node, rights uint16) bool {
 // is why only root is: whoever else has capabilities now may have got them since, from a program with capabilities of
 // its own that knows nothing of the connection. Who is root can have them from any program.
 type process struct {
-	pid   int
-	pidfd int // it makes sure that pid is still the process that connected
+	connection syscall.RawConn
+	pid        int // of the process that connected; 0 where it is of a PID namespace that cannot be seen from here
 
 	known, passes bool // what came of asking, until forget
-}
-
-// processOf returns the process that connected, nil where the kernel does not tell (SO_PEERPIDFD, Linux 6.5), or where
-// it cannot be seen from here.
-func processOf(socket, pid int) *process {
-	if pid == 0 { // of another PID namespace
-		return nil
-	}
-	fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-	if err != nil {
-		return nil
-	}
-	return &process{pid: pid, pidfd: fd}
 }
 
 // forget has the kernel asked again.
@@ -130,14 +107,21 @@ func (p *process) passesAll() bool {
 func (p *process) ask() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.pid)}
 	var sets [2]unix.CapUserData
-	if unix.Capget(&header, &sets[0]) != nil || sets[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH) == 0 {
+	if p.pid == 0 || unix.Capget(&header, &sets[0]) != nil || sets[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH) == 0 {
 		return false
 	}
 	var mine, its unix.Stat_t
 	if unix.Stat("/proc/self/ns/user", &mine) != nil || unix.Stat("/proc/"+strconv.Itoa(p.pid)+"/ns/user", &its) != nil || mine.Dev != its.Dev || mine.Ino != its.Ino {
 		return false
 	}
-	poll := [1]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(poll[:], 0)
-	return err == nil && n == 0 // else it has ended
+	lives := false
+	_ = p.connection.Control(func(fd uintptr) { // one that is closed says nothing
+		if pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil { // Linux 6.5
+			poll := [1]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+			n, err := unix.Poll(poll[:], 0)
+			lives = err == nil && n == 0
+			_ = unix.Close(pidfd) // it was only asked
+		}
+	})
+	return lives
 }

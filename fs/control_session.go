@@ -58,7 +58,6 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 	if refusal := m.control.admit(uint32(os.Geteuid()), s.peer.uid); refusal != nil {
 		header := control.Header{Version: control.Version, Type: control.TypeError}
 		_ = conn.SendNow(control.AppendFrame(nil, header, refusal.AppendTo), nil) // a new connection has room
-		s.peer.close()
 		return nil, refusal
 	}
 	return s, nil
@@ -93,7 +92,6 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
-	s.peer.close()
 	s.channel.leases.Add(-int64(s.held))
 	for _, h := range s.holdings {
 		h.release()
