@@ -18,7 +18,9 @@ func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, ou
 		return fuse.Status(syscall.ENOTTY)
 	}
 	clear(outbuf) // it may have been another reply's
-	body, err := n.body(requestContext(cancel))
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
+	body, err := n.body(ctx)
 	if err != nil { // an open file has its body: a view is built when it is looked up
 		return m.fail(n, "say where the bytes lie of", err)
 	}

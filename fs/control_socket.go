@@ -64,7 +64,9 @@ func (m *Mount) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out
 		return erofs
 	}
 	m.control.bound.Store(true)
-	if _, err := m.attr(requestContext(cancel), n, &out.Attr); err != nil {
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
+	if _, err := m.attr(ctx, n, &out.Attr); err != nil {
 		return m.fail(n, "make", err)
 	}
 	m.entry(n, i, out)

@@ -54,7 +54,8 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	default:
 		return fuse.EINVAL
 	}
-	ctx := requestContext(cancel)
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
 	body, err := n.body(ctx)
 	if err != nil {
 		return m.fail(n, "open", err)

@@ -14,8 +14,6 @@ func number(nodeID uint64) int { return int(nodeID) - 1 }
 
 func nodeID(number int) uint64 { return uint64(number) + 1 }
 
-func requestContext(cancel <-chan struct{}) context.Context { return &fuse.Context{Cancel: cancel} }
-
 // String names the filesystem in go-fuse's messages.
 func (m *Mount) String() string { return "hbmfs" }
 
@@ -23,7 +21,8 @@ func (m *Mount) String() string { return "hbmfs" }
 // are not there costs nothing.
 func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	m.counters.lookups.Add(1)
-	ctx := requestContext(cancel)
+	ctx := newRequest(cancel, header)
+	defer ctx.end()
 	parent := m.tree.get(number(header.NodeId))
 	if parent == nil || parent.dir == nil {
 		return fuse.Status(syscall.ENOTDIR)
@@ -114,7 +113,9 @@ func (m *Mount) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.At
 	if n == nil {
 		return fuse.Status(syscall.ESTALE)
 	}
-	present, err := m.attr(requestContext(cancel), n, &out.Attr)
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
+	present, err := m.attr(ctx, n, &out.Attr)
 	if err != nil {
 		return m.fail(n, "stat", err)
 	}
@@ -139,13 +140,16 @@ func (m *Mount) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Statu
 
 // ReadDir lists names only. The kernel asks for it where it does not want attributes.
 func (m *Mount) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return m.list(cancel, in, func(_ *node, _ int, e fuse.DirEntry) (bool, error) { return out.AddDirEntry(e), nil })
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
+	return m.list(ctx, in, func(_ *node, _ int, e fuse.DirEntry) (bool, error) { return out.AddDirEntry(e), nil })
 }
 
 // ReadDirPlus lists names with attributes, so that find and glob need no further round trip.
 func (m *Mount) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	ctx := requestContext(cancel)
-	return m.list(cancel, in, func(n *node, i int, e fuse.DirEntry) (bool, error) {
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
+	return m.list(ctx, in, func(n *node, i int, e fuse.DirEntry) (bool, error) {
 		var attr fuse.Attr
 		if n != nil {
 			if present, err := m.attr(ctx, n, &attr); err != nil || !present {
@@ -163,12 +167,12 @@ func (m *Mount) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.D
 
 // list gives the entries from in.Offset on to add, until it says that the reply is full. The offset of an entry is its
 // place in the directory, which never changes: 1 is ".", 2 is "..", then the children. add gets no node for those two.
-func (m *Mount) list(cancel <-chan struct{}, in *fuse.ReadIn, add func(n *node, i int, e fuse.DirEntry) (bool, error)) fuse.Status {
+func (m *Mount) list(ctx context.Context, in *fuse.ReadIn, add func(n *node, i int, e fuse.DirEntry) (bool, error)) fuse.Status {
 	dir := m.tree.get(number(in.NodeId))
 	if dir == nil || dir.dir == nil {
 		return fuse.Status(syscall.ENOTDIR)
 	}
-	if err := m.expand(requestContext(cancel), dir); err != nil {
+	if err := m.expand(ctx, dir); err != nil {
 		return m.fail(dir, "list", err)
 	}
 	for i := in.Offset; i < 2; i++ {

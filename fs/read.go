@@ -22,7 +22,8 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	if n == nil || (n.kind != kindObject && n.kind != kindView) {
 		return nil, fuse.EBADF
 	}
-	ctx := requestContext(cancel)
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
 	body, err := n.body(ctx)
 	if err != nil {
 		return nil, m.fail(n, "read", err)

@@ -36,6 +36,8 @@ func runChild(verb string, args []string) (code int) {
 		err = serveJammed(args[0])
 	case "bypass": // MOUNT NAME
 		err = bypass(args[0], args[1])
+	case "signalled": // HOW FILE
+		err = signalled(args[0], args[1])
 	default:
 		err = fmt.Errorf("child: unknown verb %q", verb)
 	}
