@@ -22,7 +22,7 @@ func statusOf(err error) fuse.Status {
 		return fuse.OK
 	case errors.As(err, &absent):
 		return fuse.ENOENT
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.Canceled): // not a deadline: a request has none, and timeouts of package net are such errors
 		return fuse.EINTR
 	case errors.Is(err, cache.ErrChanged):
 		return fuse.Status(syscall.ESTALE)

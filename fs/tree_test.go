@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -166,6 +167,10 @@ func TestViewsAreNotLookedAtWhileTheyAreBuilt(t *testing.T) {
 }
 
 func TestStatusOf(t *testing.T) {
+	_, timeout := (&net.Dialer{Timeout: 1}).DialContext(t.Context(), "tcp", "192.0.2.1:80") // it says that a context's deadline has passed
+	if !errors.Is(timeout, context.DeadlineExceeded) {
+		t.Fatalf("a dial without time gives %v", timeout)
+	}
 	for _, c := range []struct {
 		err  error
 		want fuse.Status
@@ -175,6 +180,7 @@ func TestStatusOf(t *testing.T) {
 		{fmt.Errorf("x: %w", layout.ErrShort), fuse.EIO},
 		{&layout.AbsentError{Why: "x"}, fuse.ENOENT},
 		{context.Canceled, fuse.EINTR},
+		{fmt.Errorf("the origin cannot be reached: %w", timeout), fuse.EIO},
 		{syscall.EACCES, fuse.EACCES},
 		{fmt.Errorf("x: %w", syscall.EMFILE), fuse.Status(syscall.EMFILE)},
 		{errors.New("anything"), fuse.EIO},
