@@ -35,7 +35,7 @@ type held struct {
 }
 
 func newHeld(h *Host, key string, rec record) *held {
-	return &held{host: h, key: key, lock: make(chan struct{}, 1), rec: rec, asking: asking{slot: make(chan struct{}, 1)}}
+	return &held{host: h, key: key, lock: make(chan struct{}, 1), rec: rec, asking: asking{turn: make(chan struct{}, 1)}}
 }
 
 func (v *held) dir() string             { return filepath.Join(v.host.opt.StateDir, "volumes", v.key) }

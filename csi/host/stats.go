@@ -1,90 +1,13 @@
 package host
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"os/exec"
-	"path/filepath"
-	"sync/atomic"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
-
-// askTime is how long a daemon may take to say how it is.
-const askTime = 5 * time.Second
-
-// answer is what `hbmfs top-aside` says: the text of a file in .hbmfs, or the state that the mount is in.
-type answer struct {
-	State string `json:"state"`
-	Error string `json:"error"`
-	Text  []byte `json:"text"`
-}
-
-// asking is the questions to one mount: one at a time, and none while an answer is late.
-type asking struct {
-	slot chan struct{}
-	late atomic.Bool
-}
-
-// errStuck says that a daemon does not answer.
-var errStuck = fmt.Errorf("its daemon gave no answer within %v: is it stopped or stuck?", askTime)
-
-// ask reads a file of .hbmfs in a process of its own, since whoever opens a file of a stuck daemon may wait where no signal
-// reaches. Such a process is left behind, and its mount not asked again before it has ended.
-func (v *held) ask(ctx context.Context, name string) ([]byte, error) {
-	if v.asking.late.Load() {
-		return nil, errStuck
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	select {
-	case v.asking.slot <- struct{}{}:
-	case <-ctx.Done():
-		return nil, errStuck
-	}
-	got := make(chan answer, 1)
-	go func() { // ends with the process, which a stuck daemon can delay
-		got <- v.host.runAside(ctx, filepath.Join(v.mount(), ".hbmfs", name))
-		<-v.asking.slot
-		v.asking.late.Store(false)
-	}()
-	select {
-	case a := <-got:
-		switch {
-		case a.State == "ok":
-			return a.Text, nil
-		case ctx.Err() != nil:
-			return nil, errStuck
-		}
-		return nil, errors.New(a.Error)
-	case <-ctx.Done():
-		v.asking.late.Store(true)
-		if len(v.asking.slot) == 0 { // it came just now
-			v.asking.late.Store(false)
-		}
-		return nil, errStuck
-	}
-}
-
-func (h *Host) runAside(ctx context.Context, file string) (a answer) {
-	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, h.opt.HBMFS, "top-aside", "--", file)
-	cmd.Stdout = &out
-	err := cmd.Run()
-	if err == nil {
-		err = json.Unmarshal(out.Bytes(), &a)
-	}
-	if err != nil {
-		return answer{Error: fmt.Sprintf("its status cannot be read: %v", err)}
-	}
-	return a
-}
 
 // told is what is read of a mount's status.
 type told struct {
