@@ -240,12 +240,6 @@ func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 	}
 }
 
-// waitsForFUSE tells whether a process waits for the daemon of a mount.
-func waitsForFUSE(pid int) bool {
-	where, err := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid))
-	return err == nil && bytes.Contains(where, []byte("request_wait_answer"))
-}
-
 // When umount returns, the daemon has ended, and what it had open is free: the source can be unmounted at once.
 func TestUmountWaitsForTheDaemon(t *testing.T) {
 	needRoot(t)
