@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,23 +30,23 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 	defer func() { _ = unix.Munmap(memory) }() // a mapping that cannot be undone ends with the process
 	rate := 0.0
 	err = r.crew.do(context.WithoutCancel(ctx), func(w *worker) error {
-		if err := w.cu.register(memory, hostPortable); err != nil {
+		if err := w.cu.Register(memory, driver.HostPortable); err != nil {
 			return err
 		}
-		err := w.repeat(ctx, memory, r.hbm+devicePointer(at), during, &rate)
-		return errors.Join(err, w.cu.unregister(memory))
+		err := w.repeat(ctx, memory, r.hbm+driver.Pointer(at), during, &rate)
+		return errors.Join(err, w.cu.Unregister(memory))
 	})
 	return rate, err
 }
 
 // repeat keeps two copies under way, so that the bus never waits for the CPU.
-func (w *worker) repeat(ctx context.Context, memory []byte, to devicePointer, during time.Duration, rate *float64) error {
+func (w *worker) repeat(ctx context.Context, memory []byte, to driver.Pointer, during time.Duration, rate *float64) error {
 	for range w.slots { // the first copies wake the bus up
-		if err := w.cu.copyIn(to, memory, w.stream); err != nil {
+		if err := w.cu.CopyIn(to, memory, w.stream); err != nil {
 			return err
 		}
 	}
-	if err := w.cu.synchronize(w.stream); err != nil {
+	if err := w.cu.Synchronize(w.stream); err != nil {
 		return err
 	}
 	start, copied := time.Now(), 0
@@ -54,7 +55,7 @@ func (w *worker) repeat(ctx context.Context, memory []byte, to devicePointer, du
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(w.cu.copyIn(to, memory, w.stream), w.sent(s)); err != nil {
+		if err := errors.Join(w.cu.CopyIn(to, memory, w.stream), w.sent(s)); err != nil {
 			return err
 		}
 		copied++
@@ -113,7 +114,7 @@ func (f *File) plainGroup(ctx context.Context, g *group, buffer []byte, at int64
 			if w.cu == nil {
 				continue
 			}
-			if err := w.cu.copyPageable(f.r.hbm+devicePointer(at), buffer[:chunks[i].n]); err != nil {
+			if err := w.cu.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].n]); err != nil {
 				return err
 			}
 		}

@@ -1,6 +1,7 @@
 package cufile
 
 import (
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -29,9 +30,9 @@ func BenchmarkGatherPlan(b *testing.B) {
 		offsets[i] = rand.Int64N(8<<30 - 8192)
 	}
 	table := make([]byte, 4<<20)
-	held := make([]devicePointer, 64)
+	held := make([]driver.Pointer, 64)
 	for i := range held {
-		held[i] = devicePointer(i) << 27
+		held[i] = driver.Pointer(i) << 27
 	}
 	b.ReportAllocs()
 	for b.Loop() {

@@ -9,13 +9,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
 // crew is the Reader's threads. Each is a goroutine that keeps its OS thread for good, since CUDA contexts belong to
 // OS threads, with the device's primary context current and a stream and pinned memory of its own.
 type crew struct {
-	cu   *cuda                // nil for the host
+	cu   *driver.CUDA         // nil for the host
 	ring *ring                // memory of all slots; nil for the host
 	idle func(w *worker) bool // does something while there is no job, and says whether it did; may be nil
 	jobs chan *job            // each entry asks one worker to take part; what runs over is served in its order
@@ -32,14 +33,14 @@ type crew struct {
 
 // worker is one thread. Only its own goroutine touches it.
 type worker struct {
-	cu      *cuda
-	context handle
+	cu      *driver.CUDA
+	context driver.Handle
 	index   int
 	done    *atomic.Int64 // of its crew
 	job     *job          // that it works on
 	over    bool          // what jobs use was given back: those that come are too late
 	ahead   *mappedFile   // what it may look ahead in, see mappings
-	stream  handle
+	stream  driver.Handle
 	slots   []slot
 	next    int
 }
@@ -47,12 +48,12 @@ type worker struct {
 // slot is pinned memory and the copy that last read it.
 type slot struct {
 	memory []byte
-	ring   *ring      // that memory is part of
-	at     int64      // where in it
-	copied handle     // an event
-	busy   bool       // copied has been recorded and not been waited for
-	owner  *job       // whose copy it is
-	held   []*mapping // windows that must stay until then
+	ring   *ring         // that memory is part of
+	at     int64         // where in it
+	copied driver.Handle // an event
+	busy   bool          // copied has been recorded and not been waited for
+	owner  *job          // whose copy it is
+	held   []*mapping    // windows that must stay until then
 }
 
 // job is n steps that any worker may take, in any order.
@@ -75,8 +76,8 @@ const closePatience = 5 * time.Second
 
 // crewOptions is what newCrew needs; without cu the workers have no stream and no slots.
 type crewOptions struct {
-	cu       *cuda
-	context  handle
+	cu       *driver.CUDA
+	context  driver.Handle
 	threads  int
 	slotSize int64
 	near     *unix.CPUSet
@@ -220,15 +221,15 @@ func (w *worker) start(memory *ring) (err error) {
 	if w.cu == nil {
 		return nil
 	}
-	if err := w.cu.setCurrent(w.context); err != nil {
+	if err := w.cu.SetCurrent(w.context); err != nil {
 		return err
 	}
-	if w.stream, err = w.cu.newStream(); err != nil {
+	if w.stream, err = w.cu.NewStream(); err != nil {
 		return err
 	}
 	for i := range slotsPerWorker {
 		s := memory.slot(w.index*slotsPerWorker + i)
-		if s.copied, err = w.cu.newEvent(); err != nil {
+		if s.copied, err = w.cu.NewEvent(); err != nil {
 			return err
 		}
 		w.slots = append(w.slots, s)
@@ -243,11 +244,11 @@ func (w *worker) stop() {
 	}
 	w.drain()
 	if w.stream != 0 {
-		_ = w.cu.synchronize(w.stream)
-		_ = w.cu.destroyStream(w.stream)
+		_ = w.cu.Synchronize(w.stream)
+		_ = w.cu.DestroyStream(w.stream)
 	}
 	for _, s := range w.slots {
-		_ = w.cu.destroyEvent(s.copied)
+		_ = w.cu.DestroyEvent(s.copied)
 	}
 }
 
@@ -264,7 +265,7 @@ func (w *worker) settle(s *slot) error {
 		return nil
 	}
 	s.busy = false
-	err := w.cu.wait(s.copied)
+	err := w.cu.Wait(s.copied)
 	release(s.held)
 	s.held = nil
 	s.owner.fail(err)
@@ -274,8 +275,8 @@ func (w *worker) settle(s *slot) error {
 
 // sent marks a slot as in use by what is on the stream so far. The job does not end before that is done.
 func (w *worker) sent(s *slot) error {
-	if err := w.cu.record(s.copied, w.stream); err != nil {
-		return errors.Join(err, w.cu.synchronize(w.stream)) // nothing else tells when the copy has ended
+	if err := w.cu.Record(s.copied, w.stream); err != nil {
+		return errors.Join(err, w.cu.Synchronize(w.stream)) // nothing else tells when the copy has ended
 	}
 	s.busy, s.owner = true, w.job
 	s.owner.owed.Add(1)

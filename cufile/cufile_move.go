@@ -3,15 +3,16 @@ package cufile
 import (
 	"context"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"sync"
 	"sync/atomic"
 )
 
 // cufileDriver is a Reader's use of libcufile: opened by the first who needs it.
 type cufileDriver struct {
-	mu     sync.Mutex // guards what follows
-	lib    *cufileLib // nil until start
-	failed error      // why start cannot
+	mu     sync.Mutex     // guards what follows
+	lib    *driver.CuFile // nil until start
+	failed error          // why start cannot
 }
 
 // start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered as
@@ -25,16 +26,16 @@ func (d *cufileDriver) start(r *Reader) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), openPatience)
 	defer cancel()
-	opened := make(chan *cufileLib, 1)
+	opened := make(chan *driver.CuFile, 1)
 	var asked atomic.Bool // or else the threads were busy, or the Reader is closed
 	if err := r.crew.do(ctx, func(*worker) error {
 		asked.Store(true)
-		lib, err := loadCuFile(r.opt.Libraries.CuFile)
+		lib, err := driver.LoadCuFile(r.opt.Libraries.CuFile)
 		if err != nil {
 			return err
 		}
 		opened <- lib
-		return lib.open(r.opt.Path == Compat)
+		return lib.Open(r.opt.Path == Compat)
 	}); err != nil {
 		if asked.Load() {
 			d.failed = err
@@ -54,11 +55,11 @@ func (d *cufileDriver) stop() error {
 	}
 	lib := d.lib
 	d.lib = nil
-	return lib.close()
+	return lib.Close()
 }
 
 // handle gives a file's cuFile handle. It is made once: registering checks the whole storage stack.
-func (d *cufileDriver) handle(b *backing, path Path) (handle, error) {
+func (d *cufileDriver) handle(b *backing, path Path) (driver.Handle, error) {
 	fd := b.fd
 	if path == Direct {
 		if direct, ok := b.direct(); ok {
@@ -70,7 +71,7 @@ func (d *cufileDriver) handle(b *backing, path Path) (handle, error) {
 	if b.cufile != 0 {
 		return b.cufile, nil
 	}
-	h, err := d.lib.register(uintptr(fd))
+	h, err := d.lib.Register(uintptr(fd))
 	if err != nil {
 		return 0, fmt.Errorf("register %s with cuFile: %w", b.name, err)
 	}
@@ -89,7 +90,7 @@ func (d *cufileDriver) forget(b *backing) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cufile != 0 {
-		d.lib.deregister(b.cufile)
+		d.lib.Deregister(b.cufile)
 		b.cufile = 0
 	}
 }
@@ -106,7 +107,7 @@ func (f *File) moveCuFile(ctx context.Context, v *View, pieces []piece) (<-chan 
 	}
 	base := v.base()
 	if v.envelope {
-		base -= devicePointer(v.skew)
+		base -= driver.Pointer(v.skew)
 		p := &pieces[0]
 		p.offset, p.n = p.offset-v.skew, roundUp(p.n+v.skew, pageSize)
 	}
@@ -127,7 +128,7 @@ func (f *File) moveCuFile(ctx context.Context, v *View, pieces []piece) (<-chan 
 
 // readCuFile reads one piece to base + to, in as many calls as the library makes of it. An envelope may reach beyond
 // the end of the file.
-func (f *File) readCuFile(p piece, base devicePointer, to int64, v *View) error {
+func (f *File) readCuFile(p piece, base driver.Pointer, to int64, v *View) error {
 	h, err := f.r.cufile.handle(p.file, v.choice.Path)
 	if err != nil {
 		return err
@@ -137,7 +138,7 @@ func (f *File) readCuFile(p piece, base devicePointer, to int64, v *View) error 
 		need = min(need, p.file.length-p.offset)
 	}
 	for done := int64(0); done < need; {
-		n, err := f.r.cufile.lib.read(h, base, p.n-done, p.offset+done, to+done)
+		n, err := f.r.cufile.lib.Read(h, base, p.n-done, p.offset+done, to+done)
 		if err != nil {
 			return fmt.Errorf("read %s at %d: %w", p.file.name, p.offset+done, err)
 		}

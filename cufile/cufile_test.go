@@ -2,29 +2,15 @@ package cufile
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-)
 
-func TestGPUsAreDescribed(t *testing.T) {
-	t.Setenv("FAKE_CUDA_DEVICES", "2")
-	gpus, err := GPUs(fakeLibraries(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(gpus) != 2 || gpus[1].Name != "Fake GPU 1" || gpus[1].UUID != "GPU-01020304-0506-0708-090a-0b0c0d0e0f11" || gpus[1].PCI != "ffff:01:00.0" || gpus[1].NUMA != -1 {
-		t.Errorf("%+v", gpus)
-	}
-	// With cgo NVML is asked; without, the note says so.
-	if gpus[0].Note == "" && (gpus[0].BAR1 != 32<<30 || gpus[0].PCIeGeneration != 5 || gpus[0].PCIeWidth != 16) {
-		t.Errorf("NVML said %+v", gpus[0])
-	}
-}
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+)
 
 func TestGPUErrorsNameTheFix(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -91,7 +77,7 @@ func TestCuFileErrorsAreNamed(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("%v, want one that says %q", err, c.want)
 			}
-			var cf *CuFileError
+			var cf *driver.CuFileError
 			if errors.As(err, &cf) != (c.code != 0) || (cf != nil && cf.Code != c.code) {
 				t.Errorf("%v is %+v, want code %d", err, cf, c.code)
 			}
@@ -117,7 +103,7 @@ func TestShortReadsAreContinued(t *testing.T) {
 
 func TestOldLibcufile(t *testing.T) {
 	l := fakeLibraries(t)
-	l.CuFile = fake(t, "libcufile-old.so")
+	l.CuFile = fake(t, fakegpu.OldCuFile)
 	file, _ := randomFile(t, 50_000, 3)
 	f := openFileIn(t, newReader(t, smallOptions(l, Compat)), file)
 	v, err := f.Read(t.Context(), 0, 50_000)
@@ -206,89 +192,5 @@ func TestDirectOnlyWhenProven(t *testing.T) {
 				t.Errorf("%v, want one that says %q", err, c.want)
 			}
 		})
-	}
-}
-
-func TestStatisticsThatCannotBeTrusted(t *testing.T) {
-	uuid := [16]byte{9, 8, 7}
-	make1 := func(shift, gpus int, set func(raw []byte)) []byte {
-		raw := make([]byte, statsBuffer)
-		for i := range raw[statsLevel3Size+shift:] {
-			raw[statsLevel3Size+shift+i] = statsPoison
-		}
-		binary.LittleEndian.PutUint32(raw[statsGPUCount+shift:], uint32(gpus))
-		copy(raw[statsFirstGPU+shift:], uuid[:])
-		if set != nil {
-			set(raw)
-		}
-		return raw
-	}
-	for name, c := range map[string]struct {
-		raw     []byte
-		version int
-		ok      bool
-	}{
-		"1.15":                       {make1(0, 1, nil), 1150, true},
-		"1.19":                       {make1(112, 1, nil), 1190, true},
-		"1.19 taken for 1.18":        {make1(112, 1, nil), 1180, false},
-		"1.18 taken for 1.19":        {make1(0, 1, nil), 1190, false},
-		"no version":                 {make1(0, 1, nil), 0, false},
-		"tomorrow's":                 {make1(0, 1, nil), 1210, false},
-		"no GPU":                     {make1(0, 0, nil), 1150, false},
-		"17 GPUs":                    {make1(0, 17, nil), 1150, false},
-		"another GPU":                {make1(0, 1, func(raw []byte) { raw[statsFirstGPU] ^= 1 }), 1150, false},
-		"wrote behind the layout":    {make1(0, 1, func(raw []byte) { raw[statsLevel3Size+3] = 0 }), 1150, false},
-		"nothing was written at all": {nil, 1150, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if _, err := parseStats(c.raw, c.version, uuid); (err == nil) != c.ok || (err != nil && !errors.Is(err, errStatsUnknown)) {
-				t.Errorf("%v, should be readable: %v", err, c.ok)
-			}
-		})
-	}
-}
-
-func TestVerdicts(t *testing.T) {
-	for _, c := range []struct {
-		before, after readCounts
-		reads         uint64
-		want          Verdict
-	}{
-		{readCounts{}, readCounts{p2p: 8}, 8, Proven},
-		{readCounts{nvfs: 5}, readCounts{nvfs: 13}, 8, Proven},
-		{readCounts{}, readCounts{p2p: 4, nvfs: 4}, 8, Proven},
-		{readCounts{}, readCounts{nvfs: 16}, 8, Proven}, // cuFile may split a read
-		{readCounts{}, readCounts{nvfs: 7}, 8, Unknown},
-		{readCounts{}, readCounts{}, 8, Unknown},
-		{readCounts{nvfs: 9}, readCounts{nvfs: 8}, 0, Unknown},
-		{readCounts{}, readCounts{nvfs: 8, posix: 1}, 8, Refuted},
-		{readCounts{}, readCounts{nvfs: 8, unaligned: 1}, 8, Refuted},
-	} {
-		if got, why := judge(c.before, c.after, c.reads); got != c.want || why == "" {
-			t.Errorf("%+v to %+v in %d reads: %s (%s), want %s", c.before, c.after, c.reads, got, why, c.want)
-		}
-	}
-}
-
-func TestEveryErrorCodeHasAName(t *testing.T) {
-	for code := 5001; code <= 5050; code++ {
-		name, _ := describeCuFile(code)
-		if (name == "unknown error") != (code == 5021 || code == 5032) {
-			t.Errorf("%d is %q", code, name)
-		}
-	}
-	if text := (&CuFileError{Call: "cuFileRead", Code: 5999}).Error(); !strings.Contains(text, strconv.Itoa(5999)) {
-		t.Errorf("%q does not tell the code", text)
-	}
-}
-
-func TestCPULists(t *testing.T) {
-	if got, err := parseCPUList("0-2,7"); err != nil || len(got) != 4 || got[3] != 7 {
-		t.Errorf("%v %v", got, err)
-	}
-	for _, bad := range []string{"a", "3-1", "-4", "0-99999999", "1,,2"} {
-		if got, err := parseCPUList(bad); err == nil {
-			t.Errorf("%q gives %v, want an error", bad, got)
-		}
 	}
 }

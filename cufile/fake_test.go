@@ -7,7 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
 
 // probeArgument makes the test binary the probe of Options.Probe.
@@ -36,7 +40,7 @@ func TestMain(m *testing.M) {
 		defer func() { _ = os.RemoveAll(dir) }()
 		fakeFolder = dir
 		if noFakes = whyNoFakes(); noFakes == "" {
-			if err := compileFakes(dir); err != nil {
+			if err := fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CUDAWithoutKernels, fakegpu.CuFile, fakegpu.OldCuFile, fakegpu.NVML); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				return 1
 			}
@@ -50,27 +54,10 @@ func whyNoFakes() string {
 	if _, err := exec.LookPath("cc"); err != nil {
 		return "the fake GPU libraries need a C compiler: " + err.Error()
 	}
-	if _, err := openShared("libc.so.6"); err != nil {
-		return err.Error()
+	if _, err := driver.LoadCUDA("libc.so.6"); err != nil && !strings.Contains(err.Error(), "too old or not what its name says") {
+		return err.Error() // a build that loads no library
 	}
 	return ""
-}
-
-func compileFakes(dir string) error {
-	for _, lib := range [][]string{
-		{"libcuda.so", "cuda.c"},
-		{"libcuda-without-kernels.so", "cuda.c", "-DWITHOUT_KERNELS"},
-		{"libcufile.so", "cufile.c"},
-		{"libcufile-old.so", "cufile.c", "-DOLD"},
-		{"libnvml.so", "nvml.c"},
-	} {
-		args := append([]string{"-shared", "-fPIC", "-pthread", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(dir, lib[0]),
-			filepath.Join("testdata", "fake", lib[1])}, lib[2:]...)
-		if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("compile %s: %w\n%s", lib[0], err, out)
-		}
-	}
-	return nil
 }
 
 // fake copies a compiled fake to a name of its own, so that every test gets a fresh one in a process that never
@@ -91,27 +78,23 @@ func fake(t testing.TB, name string) string {
 	return path
 }
 
-func fakeLibraries(t testing.TB) Libraries {
+func fakeLibraries(t testing.TB) driver.Libraries {
 	t.Helper()
-	return Libraries{CUDA: fake(t, "libcuda.so"), CuFile: fake(t, "libcufile.so"), NVML: fake(t, "libnvml.so")}
+	return driver.Libraries{CUDA: fake(t, fakegpu.CUDA), CuFile: fake(t, fakegpu.CuFile), NVML: fake(t, fakegpu.NVML)}
 }
 
 // ask calls one of a fake's functions that take nothing and give a number.
 func ask(t testing.TB, library, name string) uint64 {
 	t.Helper()
-	h, err := openShared(library)
+	n, err := fakegpu.Ask(library, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fn := lookUp(h, name)
-	if fn == 0 {
-		t.Fatalf("%s has no %s", library, name)
-	}
-	return uint64(invoke(fn))
+	return n
 }
 
 // smallOptions make chunks, windows and the arena so small that a file of a few MiB goes through many.
-func smallOptions(l Libraries, path Path) Options {
+func smallOptions(l driver.Libraries, path Path) Options {
 	return Options{Path: path, Threads: 3, Slot: 64 << 10, Arena: 4 << 20, Window: 256 << 10, Pinned: 1 << 20, Libraries: l,
 		Probe: []string{os.Args[0], probeArgument}}
 }

@@ -1,13 +1,14 @@
 package cufile
 
 import (
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"testing"
 )
 
 // Files that are read in their order are asked for by the dozen, others one by one.
 func TestBatchAsksForWhatComesNext(t *testing.T) {
 	const n = 1000
-	o := smallOptions(Libraries{}, Host)
+	o := smallOptions(driver.Libraries{}, Host)
 	o.Device, o.Descriptors = HostDevice, 100
 	b := &batch{r: newReader(t, o), objects: map[uint64]*backing{}}
 	for i := range n {

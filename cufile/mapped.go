@@ -3,18 +3,14 @@ package cufile
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
-	"sync"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
-
-//go:embed gather.ptx
-var gatherPTX string
 
 // part is bytes of one window and where in the view they go.
 type part struct {
@@ -108,7 +104,7 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 	base := v.base()
 	var finished <-chan struct{}
 	var err error
-	if total/int64(len(parts)) < smallPiece && f.r.cu.lib.has(cuLaunchKernel) {
+	if total/int64(len(parts)) < smallPiece && f.r.cu.Launches() {
 		finished, err = f.r.gatherParts(ctx, v, parts, set.list)
 	} else {
 		finished, err = f.r.mapper.run(ctx, 1, int64(len(parts)), func(w *worker, i int64) error {
@@ -128,7 +124,7 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 }
 
 // copyPart starts a copy. The window stays until the slot that stands for the copy is settled.
-func (w *worker) copyPart(maps *mappings, p *part, ref windowRef, base devicePointer) error {
+func (w *worker) copyPart(maps *mappings, p *part, ref windowRef, base driver.Pointer) error {
 	s, err := w.slot()
 	if err != nil {
 		return err
@@ -137,7 +133,7 @@ func (w *worker) copyPart(maps *mappings, p *part, ref windowRef, base devicePoi
 	if err != nil {
 		return err
 	}
-	err = w.cu.copyIn(base+devicePointer(p.to), m.memory[p.skip:p.skip+p.n], w.stream)
+	err = w.cu.CopyIn(base+driver.Pointer(p.to), m.memory[p.skip:p.skip+p.n], w.stream)
 	return w.sentFrom(s, []*mapping{m}, err)
 }
 
@@ -154,38 +150,6 @@ func (w *worker) sentFrom(s *slot, held []*mapping, err error) error {
 	return nil
 }
 
-// kernel is a kernel of ours, once it is loaded.
-type kernel struct {
-	mu     sync.Mutex
-	module handle
-	fn     handle
-}
-
-// load compiles the kernel the first time.
-func (g *kernel) load(cu *cuda, ptx, name string) (handle, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.fn != 0 {
-		return g.fn, nil
-	}
-	var err error
-	if g.module, g.fn, err = cu.loadFunction(ptx, name); err != nil {
-		return 0, fmt.Errorf("load the kernel %s (its PTX needs driver 525 or later): %w", name, err)
-	}
-	return g.fn, nil
-}
-
-func (g *kernel) unload(cu *cuda) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.module == 0 {
-		return nil
-	}
-	module := g.module
-	g.module, g.fn = 0, 0
-	return cu.unloadModule(module)
-}
-
 const (
 	pieceEntry  = 24       // bytes of a piece in the kernel's table, see gather.cu
 	launchBytes = 32 << 10 // more of one part is cut, so that no warp works long after the others
@@ -196,7 +160,7 @@ const (
 func (r *Reader) gatherParts(ctx context.Context, v *View, parts []part, list []windowRef) (<-chan struct{}, error) {
 	groups := r.groupByWindows(parts, list)
 	return r.mapper.run(ctx, 1, int64(len(groups)), func(w *worker, i int64) error {
-		fn, err := r.gather.load(r.cu, gatherPTX, "hbmfs_gather")
+		fn, err := r.gather.Load(r.cu, driver.GatherKernel)
 		if err != nil {
 			return err
 		}
@@ -254,12 +218,12 @@ func (r *Reader) groupByWindows(parts []part, list []windowRef) []partGroup {
 
 // gather writes a table of pieces into a slot, which the GPU reads as well, and launches. A group whose table is
 // longer than a slot takes more than one call.
-func (w *worker) gather(maps *mappings, fn handle, g *partGroup, list []windowRef, base devicePointer) error {
+func (w *worker) gather(maps *mappings, fn driver.Handle, g *partGroup, list []windowRef, base driver.Pointer) error {
 	s, err := w.slot()
 	if err != nil {
 		return err
 	}
-	held, from := make([]*mapping, 0, len(list)), make([]devicePointer, len(list))
+	held, from := make([]*mapping, 0, len(list)), make([]driver.Pointer, len(list))
 	for i, ref := range list {
 		m, err := maps.acquire(w, ref)
 		if err != nil {
@@ -271,18 +235,18 @@ func (w *worker) gather(maps *mappings, fn handle, g *partGroup, list []windowRe
 		}
 	}
 	count := g.write(s.memory, from, base)
-	return w.sentFrom(s, held, w.cu.launchGather(fn, s.device(), uint32(count), w.stream))
+	return w.sentFrom(s, held, w.cu.LaunchGather(fn, s.device(), uint32(count), w.stream))
 }
 
 func (g *partGroup) done() bool { return g.next == len(g.parts) }
 
 // write fills a table with entries for the parts from g.next on, whose windows the GPU sees at windows, and gives how
 // many it wrote.
-func (g *partGroup) write(table []byte, windows []devicePointer, base devicePointer) (count int) {
+func (g *partGroup) write(table []byte, windows []driver.Pointer, base driver.Pointer) (count int) {
 	for ; g.next < len(g.parts); g.next, g.skip = g.next+1, 0 {
 		p := &g.parts[g.next]
-		from := windows[p.window-g.first] + devicePointer(p.skip)
-		to := base + devicePointer(p.to)
+		from := windows[p.window-g.first] + driver.Pointer(p.skip)
+		to := base + driver.Pointer(p.to)
 		for g.skip < p.n {
 			if len(table) < pieceEntry {
 				return count

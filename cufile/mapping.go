@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -58,10 +59,10 @@ type mapping struct {
 	file      *mappedFile
 	index     int64
 	memory    []byte
-	refs      int                      // copies and kernels that are under way
-	element   *list.Element            // nil until it is registered, and when it is being given up
-	settled   chan struct{}            // closed when that is over
-	addresses map[handle]devicePointer // by context
+	refs      int                              // copies and kernels that are under way
+	element   *list.Element                    // nil until it is registered, and when it is being given up
+	settled   chan struct{}                    // closed when that is over
+	addresses map[driver.Handle]driver.Pointer // by context
 }
 
 // errUnmapped says that a file, or a window of it, could not be registered.
@@ -198,14 +199,14 @@ func release(held []*mapping) {
 }
 
 // address is where the GPU whose context the worker has sees a window.
-func (m *mappings) address(w *worker, window *mapping) (devicePointer, error) {
+func (m *mappings) address(w *worker, window *mapping) (driver.Pointer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p, ok := window.addresses[w.context]
 	if ok {
 		return p, nil
 	}
-	p, err := w.cu.deviceAddress(window.memory)
+	p, err := w.cu.DeviceAddress(window.memory)
 	if err == nil {
 		window.addresses[w.context] = p
 	}
@@ -274,11 +275,11 @@ func (m *mappings) discardOldest(w *worker, size int64) error {
 func (m *mappings) register(w *worker, f *mappedFile, index int64) (*mapping, error) {
 	first, size := index*m.window, m.windowSize(f.key.length, index)
 	found := &mapping{home: m, file: f, index: index, memory: f.memory[first : first+size], refs: 1,
-		settled: make(chan struct{}), addresses: map[handle]devicePointer{}}
+		settled: make(chan struct{}), addresses: map[driver.Handle]driver.Pointer{}}
 	f.windows[index], f.filled[index] = found, true
 	m.bytes += size
 	m.mu.Unlock()
-	err := w.cu.register(found.memory, hostPortable|hostDeviceMap|hostReadOnly)
+	err := w.cu.Register(found.memory, driver.HostPortable|driver.HostDeviceMap|driver.HostReadOnly)
 	m.mu.Lock()
 	if err != nil {
 		f.windows[index] = nil
@@ -308,7 +309,7 @@ func (m *mappings) discard(w *worker, windows []*mapping) error {
 	m.mu.Unlock()
 	var errs []error
 	for _, window := range windows {
-		errs = append(errs, w.cu.unregister(window.memory))
+		errs = append(errs, w.cu.Unregister(window.memory))
 		if window.file.key.length > mostTables*m.limit {
 			errs = append(errs, unix.Madvise(window.memory, unix.MADV_DONTNEED))
 		}

@@ -3,6 +3,7 @@ package cufile
 import (
 	"bytes"
 	"errors"
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -98,7 +99,7 @@ func TestSharedWindowsMove(t *testing.T) {
 		}
 	})
 	if os.Getenv("HBMFS_GPU") != "" {
-		t.Run("gpu mapped", func(t *testing.T) { sharedWindowsMove(t, smallOptions(Libraries{}, Mapped)) })
+		t.Run("gpu mapped", func(t *testing.T) { sharedWindowsMove(t, smallOptions(driver.Libraries{}, Mapped)) })
 	}
 }
 

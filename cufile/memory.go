@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"math"
 	"runtime/debug"
 	"unsafe"
@@ -37,18 +38,18 @@ var (
 type landing struct {
 	at    uintptr // of the request's first byte, on the Reader's device
 	n     int64
-	after handle // an event that the streams wait for before they write; 0 for none
+	after driver.Handle // an event that the streams wait for before they write; 0 for none
 }
 
 // errArena says that a path cannot write to the caller's memory: cuFile wants memory that it was shown before.
 var errArena = errors.New("cufile: internal error: this path moves by way of the arena")
 
 // base is where the view's bytes go in HBM.
-func (v *View) base() devicePointer {
+func (v *View) base() driver.Pointer {
 	if v.caller != nil {
-		return devicePointer(v.caller.at)
+		return driver.Pointer(v.caller.at)
 	}
-	return v.r.hbm + devicePointer(v.at+v.skew)
+	return v.r.hbm + driver.Pointer(v.at+v.skew)
 }
 
 // memory is where they go on the host.
@@ -77,7 +78,7 @@ func (l *landing) follow(w *worker) error {
 	if l.after == 0 {
 		return nil
 	}
-	return w.cu.streamWait(w.stream, l.after)
+	return w.cu.StreamWait(w.stream, l.after)
 }
 
 // check refuses a request that cannot be, before anything is written.
@@ -115,9 +116,9 @@ func (r *Reader) checkMemory(m Memory) error {
 	if r.cu == nil {
 		return nil
 	}
-	return r.cu.within(r.context, func() error {
+	return r.cu.Within(r.context, func() error {
 		for _, at := range []uintptr{m.Pointer, m.Pointer + uintptr(m.Length) - 1} {
-			if err := r.cu.isOn(devicePointer(at), r.gpu.dev); err != nil {
+			if err := r.cu.IsOn(driver.Pointer(at), r.gpu.Device); err != nil {
 				return fmt.Errorf("%w: %#x is no memory of %s (gpu %d): %w", ErrMemory, at, r.gpu.Name, r.gpu.Index, err)
 			}
 		}
@@ -126,27 +127,27 @@ func (r *Reader) checkMemory(m Memory) error {
 }
 
 // mark makes an event of the work that is on the caller's stream now; 0 where there is nothing to wait for.
-func (r *Reader) mark(to *Target) (event handle, err error) {
+func (r *Reader) mark(to *Target) (event driver.Handle, err error) {
 	if r.cu == nil || to.Stream == nil {
 		return 0, nil
 	}
-	err = r.cu.within(r.context, func() error {
-		if event, err = r.cu.newEvent(); err != nil {
+	err = r.cu.Within(r.context, func() error {
+		if event, err = r.cu.NewEvent(); err != nil {
 			return err
 		}
-		if err := r.cu.record(event, handle(*to.Stream)); err != nil {
-			return errors.Join(fmt.Errorf("mark the caller's stream: %w", err), r.cu.destroyEvent(event))
+		if err := r.cu.Record(event, driver.Handle(*to.Stream)); err != nil {
+			return errors.Join(fmt.Errorf("mark the caller's stream: %w", err), r.cu.DestroyEvent(event))
 		}
 		return nil
 	})
 	return event, err
 }
 
-func (r *Reader) unmark(event handle) error {
+func (r *Reader) unmark(event driver.Handle) error {
 	if event == 0 {
 		return nil
 	}
-	return r.cu.within(r.context, func() error { return r.cu.destroyEvent(event) })
+	return r.cu.Within(r.context, func() error { return r.cu.DestroyEvent(event) })
 }
 
 // quiet waits until nothing of a job writes any more. A job that a closed Reader never began does not end.
@@ -229,9 +230,9 @@ func (r *Reader) deliver(ctx context.Context, v *View, to *landing, widen Widen)
 			return err
 		}
 		if widen == WidenNone {
-			err = w.cu.copyWithin(devicePointer(to.at), devicePointer(v.Pointer()), v.Len(), w.stream)
+			err = w.cu.CopyWithin(driver.Pointer(to.at), driver.Pointer(v.Pointer()), v.Len(), w.stream)
 		} else {
-			err = w.widen(&r.widen, widen, devicePointer(v.Pointer()), devicePointer(to.at), v.Len())
+			err = w.widen(&r.widen, widen, driver.Pointer(v.Pointer()), driver.Pointer(to.at), v.Len())
 		}
 		if err != nil {
 			return err
@@ -292,7 +293,7 @@ func eachPart(offsets []int64, length, limit int64, fn func(offsets []int64, len
 }
 
 // run moves the parts of a request one after the other. It returns when nothing writes to the target any more.
-func (f *File) run(ctx context.Context, to *Target, after handle, offsets []int64, length int64) (Result, error) {
+func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets []int64, length int64) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
 	if length == 0 || len(offsets) == 0 {
 		return total, nil

@@ -3,19 +3,20 @@ package cufile
 import (
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"sync"
 )
 
 // Allocation is memory of a GPU for callers without an allocator of their own. It belongs to nobody: it outlives the
 // Reader, whose device it is on.
 type Allocation struct {
-	cu      *cuda
-	context handle
+	cu      *driver.CUDA
+	context driver.Handle
 	dev     int32
 	n       int64
 
 	mu sync.Mutex
-	at devicePointer // 0 once it is free; guarded by mu
+	at driver.Pointer // 0 once it is free; guarded by mu
 }
 
 // Alloc allocates n bytes on the Reader's GPU.
@@ -24,17 +25,17 @@ func (r *Reader) Alloc(n int64) (*Allocation, error) {
 		return nil, fmt.Errorf("%w: %d bytes on device %d: only a GPU's memory is allocated, and at least a byte of it", ErrMemory, n, r.opt.Device)
 	}
 	// A reference of its own to the device's context, which goes with the last of them.
-	context, err := r.cu.retainPrimary(r.gpu.dev)
+	context, err := r.cu.RetainPrimary(r.gpu.Device)
 	if err != nil {
 		return nil, err
 	}
-	a := &Allocation{cu: r.cu, context: context, dev: r.gpu.dev, n: n}
-	err = a.cu.within(a.context, func() error {
-		a.at, err = a.cu.alloc(n)
+	a := &Allocation{cu: r.cu, context: context, dev: r.gpu.Device, n: n}
+	err = a.cu.Within(a.context, func() error {
+		a.at, err = a.cu.Alloc(n)
 		return err
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("allocate %d bytes on %s: %w", n, r.gpu.Name, err), a.cu.releasePrimary(a.dev))
+		return nil, errors.Join(fmt.Errorf("allocate %d bytes on %s: %w", n, r.gpu.Name, err), a.cu.ReleasePrimary(a.dev))
 	}
 	return a, nil
 }
@@ -58,8 +59,8 @@ func (a *Allocation) CopyTo(p []byte, offset int64) error {
 	case len(p) == 0:
 		return nil
 	}
-	return a.cu.within(a.context, func() error {
-		return a.cu.copyBack(p, a.at+devicePointer(offset))
+	return a.cu.Within(a.context, func() error {
+		return a.cu.CopyBack(p, a.at+driver.Pointer(offset))
 	})
 }
 
@@ -72,5 +73,5 @@ func (a *Allocation) Free() error {
 	}
 	at := a.at
 	a.at = 0
-	return errors.Join(a.cu.within(a.context, func() error { return a.cu.free(at) }), a.cu.releasePrimary(a.dev))
+	return errors.Join(a.cu.Within(a.context, func() error { return a.cu.Free(at) }), a.cu.ReleasePrimary(a.dev))
 }

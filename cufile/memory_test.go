@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -213,7 +214,7 @@ func TestMemoryThatCannotBe(t *testing.T) {
 // An address that is no memory is an error on the host too, not the end of the process.
 func TestHostMemoryThatIsNone(t *testing.T) {
 	name, _ := randomFile(t, 10_000, 15)
-	o := smallOptions(Libraries{}, Host)
+	o := smallOptions(driver.Libraries{}, Host)
 	o.Device = HostDevice
 	f := openFileIn(t, newReader(t, o), name)
 	const nothing = 4096 // the first pages are never mapped
@@ -249,17 +250,17 @@ func TestWritesWaitForTheCallersStream(t *testing.T) {
 		name, data := randomFile(t, 200_000, 16)
 		r := newReader(t, o)
 		f := openFileIn(t, r, name)
-		var stream handle
-		must(t, r.cu.within(r.context, func() (err error) { stream, err = r.cu.newStream(); return err }))
-		defer func() { must(t, r.cu.within(r.context, func() error { return r.cu.destroyStream(stream) })) }()
+		var stream driver.Handle
+		must(t, r.cu.Within(r.context, func() (err error) { stream, err = r.cu.NewStream(); return err }))
+		defer func() { must(t, r.cu.Within(r.context, func() error { return r.cu.DestroyStream(stream) })) }()
 		m := newMemory(t, r, int64(len(data)), 0)
 		other := newMemory(t, r, int64(len(data)), 0)
 		for _, s := range []uintptr{uintptr(stream), 0} {
 			// The caller's stream still writes the memory when the read begins: copies that are slow, since each
 			// step of the fake is. Whoever does not wait for them finds their bytes at the end.
-			must(t, r.cu.within(r.context, func() (err error) {
+			must(t, r.cu.Within(r.context, func() (err error) {
 				for range 20 {
-					err = errors.Join(err, r.cu.copyWithin(devicePointer(m.Pointer), devicePointer(other.Pointer), m.Length, handle(s)))
+					err = errors.Join(err, r.cu.CopyWithin(driver.Pointer(m.Pointer), driver.Pointer(other.Pointer), m.Length, driver.Handle(s)))
 				}
 				return err
 			}))

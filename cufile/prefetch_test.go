@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,7 +17,7 @@ func TestPrefetchBringsPagesIntoTheCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = file.Close() }()
-	o := smallOptions(Libraries{}, Host)
+	o := smallOptions(driver.Libraries{}, Host)
 	o.Device = HostDevice
 	f := openFileIn(t, newReader(t, o), name)
 	piece := []piece{{file: f.source.(*plainFile).file, offset: 4 << 20, n: 2 << 20}}
@@ -37,7 +38,7 @@ func TestPrefetchBringsPagesIntoTheCache(t *testing.T) {
 
 func TestPrefetchRefusesWhatIsNotInTheFile(t *testing.T) {
 	name, _ := randomFile(t, 10_000, 32)
-	o := smallOptions(Libraries{}, Host)
+	o := smallOptions(driver.Libraries{}, Host)
 	o.Device = HostDevice
 	f := openFileIn(t, newReader(t, o), name)
 	const huge = 1<<63 - 1

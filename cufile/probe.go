@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,8 +32,8 @@ type fileID struct{ dev, ino uint64 }
 
 // probeRequest is what the parent writes to the probe's standard input. The file is descriptor 3.
 type probeRequest struct {
-	Libraries Libraries `json:"libraries"`
-	Device    int       `json:"device"`
+	Libraries driver.Libraries `json:"libraries"`
+	Device    int              `json:"device"`
 }
 
 // probeFD is the descriptor that the probe reads, after the three standard ones.
@@ -152,7 +153,7 @@ func (r *Reader) probe(ctx context.Context, b *backing) Proof {
 
 // Prove runs the command, whose body is [RunProbe], on an open file. cuFile keeps its settings and counters per process,
 // and a broken set-up can crash or hang: only a process of its own can be asked strictly.
-func Prove(ctx context.Context, command []string, l Libraries, device int, file *os.File) Proof {
+func Prove(ctx context.Context, command []string, l driver.Libraries, device int, file *os.File) Proof {
 	if len(command) == 0 {
 		return Proof{Unknown, "there is no command to prove it with"}
 	}
@@ -193,7 +194,7 @@ func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
 	p, err := strictRead(ctx, q)
 	if err != nil {
 		p = Proof{Refuted, err.Error()}
-		if errors.Is(err, errStatsUnknown) {
+		if errors.Is(err, driver.ErrStatsUnknown) {
 			p.Verdict = Unknown
 		}
 	}
@@ -226,12 +227,12 @@ func (f *File) readAndJudge(ctx context.Context, b *backing, block, most int64) 
 	size := min(block, b.length/pageSize*pageSize)
 	count := min(most, b.length/size)
 	stride := (b.length - size) / max(count-1, 1) / pageSize * pageSize
-	var before, after readCounts
+	var before, after driver.ReadCounts
 	count0 := func() (err error) {
-		if err = f.r.cufile.lib.startCounting(); err != nil {
+		if err = f.r.cufile.lib.StartCounting(); err != nil {
 			return err
 		}
-		before, err = f.r.cufile.lib.counts(f.r.gpu.uuid)
+		before, err = f.r.cufile.lib.Counts(f.r.gpu.RawUUID)
 		return err
 	}
 	countErr := f.r.crew.do(ctx, func(*worker) error { return count0() })
@@ -254,7 +255,7 @@ func (f *File) readAndJudge(ctx context.Context, b *backing, block, most int64) 
 		return Proof{Unknown, "it reads with compat mode off, but " + countErr.Error()}, nil
 	}
 	if err := f.r.crew.do(ctx, func(*worker) (err error) {
-		after, err = f.r.cufile.lib.counts(f.r.gpu.uuid)
+		after, err = f.r.cufile.lib.Counts(f.r.gpu.RawUUID)
 		return err
 	}); err != nil {
 		return Proof{}, err

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,7 +49,7 @@ type Options struct {
 	// Client is what a mount's status calls the Reader, empty means "hbmfs reader".
 	Client string
 
-	Libraries Libraries
+	Libraries driver.Libraries
 
 	adapt bool // Threads follow the number of readers
 }
@@ -125,19 +126,19 @@ func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 // Reader reads files into one device's memory. Its methods may be called from many goroutines at once.
 type Reader struct {
 	opt     Options
-	gpu     GPU // zero for the host
+	gpu     driver.GPU // zero for the host
 	crew    *crew
-	mapper  *crew // the one thread that registers files, see mappings; nil for the host
-	cu      *cuda // nil for the host
-	context handle
+	mapper  *crew        // the one thread that registers files, see mappings; nil for the host
+	cu      *driver.CUDA // nil for the host
+	context driver.Handle
 	arena   *arena
-	host    []byte        // the arena's memory, for the host
-	hbm     devicePointer // the arena's memory, aligned to slotAlign
-	block   devicePointer // the allocation that hbm lies in
+	host    []byte         // the arena's memory, for the host
+	hbm     driver.Pointer // the arena's memory, aligned to slotAlign
+	block   driver.Pointer // the allocation that hbm lies in
 	maps    *mappings
 	share   *Shared // that maps are of; nil where they are the Reader's own
-	gather  kernel
-	widen   kernel
+	gather  driver.Kernel
+	widen   driver.Kernel
 	cufile  cufileDriver
 	proofs  proofs
 	ids     atomic.Uint64
@@ -201,20 +202,20 @@ func (r *Reader) startHost() (err error) {
 }
 
 func (r *Reader) startGPU() (err error) {
-	cu, err := loadCUDA(r.opt.Libraries.CUDA)
+	cu, err := driver.LoadCUDA(r.opt.Libraries.CUDA)
 	if err != nil {
 		return err
 	}
-	if r.gpu, err = describeGPU(cu, r.opt.Libraries, r.opt.Device); err != nil {
+	if r.gpu, err = driver.Describe(cu, r.opt.Libraries, r.opt.Device); err != nil {
 		return err
 	}
-	if r.context, err = cu.retainPrimary(r.gpu.dev); err != nil {
+	if r.context, err = cu.RetainPrimary(r.gpu.Device); err != nil {
 		return err
 	}
 	r.cu = cu
 	mapper := make(chan error, 1) // beside the crew: both take milliseconds
 	go func() { mapper <- r.startMapper() }()
-	r.crew, err = newCrew(crewOptions{cu: cu, context: r.context, threads: r.opt.Threads, slotSize: r.opt.Slot, near: nearCPUs(r.gpu.NUMA)})
+	r.crew, err = newCrew(crewOptions{cu: cu, context: r.context, threads: r.opt.Threads, slotSize: r.opt.Slot, near: driver.NearCPUs(r.gpu.NUMA)})
 	mapperErr := <-mapper
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", slotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
@@ -223,14 +224,14 @@ func (r *Reader) startGPU() (err error) {
 		return mapperErr
 	}
 	return r.crew.do(context.Background(), func(*worker) error {
-		if r.block, err = cu.alloc(r.opt.Arena + slotAlign); err != nil {
-			free, total, infoErr := cu.memInfo()
+		if r.block, err = cu.Alloc(r.opt.Arena + slotAlign); err != nil {
+			free, total, infoErr := cu.MemInfo()
 			if infoErr != nil {
 				return err
 			}
 			return fmt.Errorf("arena of %d bytes on %s, which has %d of %d bytes free: %w", r.opt.Arena, r.gpu.Name, free, total, err)
 		}
-		r.hbm = devicePointer(roundUp(int64(r.block), slotAlign))
+		r.hbm = driver.Pointer(roundUp(int64(r.block), slotAlign))
 		return nil
 	})
 }
@@ -241,13 +242,13 @@ func (r *Reader) startMapper() (err error) {
 	if own {
 		r.maps = newMappings(r.opt.Window, r.opt.Pinned, 1)
 	} else {
-		if err := r.opt.Share.join(r.cu, r.gpu.dev); err != nil {
+		if err := r.opt.Share.join(r.cu, r.gpu.Device); err != nil {
 			return err
 		}
 		r.share, r.maps = r.opt.Share, r.opt.Share.maps
 	}
 	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
-	r.mapper, err = newCrew(crewOptions{cu: r.cu, context: r.context, threads: 1, slotSize: min(r.opt.Slot, table), near: nearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead})
+	r.mapper, err = newCrew(crewOptions{cu: r.cu, context: r.context, threads: 1, slotSize: min(r.opt.Slot, table), near: driver.NearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead})
 	if err != nil && own {
 		r.maps.fill.close()
 	}
@@ -255,7 +256,7 @@ func (r *Reader) startMapper() (err error) {
 }
 
 // GPU describes the device; it is zero for the host.
-func (r *Reader) GPU() GPU { return r.gpu }
+func (r *Reader) GPU() driver.GPU { return r.gpu }
 
 // Moved gives all bytes moved so far.
 func (r *Reader) Moved() Moved {
@@ -326,7 +327,7 @@ func (r *Reader) release() error {
 		r.share = nil
 	}
 	if r.context != 0 {
-		errs = append(errs, r.cu.releasePrimary(r.gpu.dev))
+		errs = append(errs, r.cu.ReleasePrimary(r.gpu.Device))
 		r.context = 0
 	}
 	return errors.Join(errs...)
@@ -371,12 +372,12 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *worker) error {
 	w.over = true
-	errs := []error{r.cufile.stop(), r.gather.unload(r.cu), r.widen.unload(r.cu)}
+	errs := []error{r.cufile.stop(), r.gather.Unload(r.cu), r.widen.Unload(r.cu)}
 	if r.share == nil {
 		errs = append(errs, r.maps.close(w))
 	}
 	if r.block != 0 {
-		errs = append(errs, r.cu.free(r.block))
+		errs = append(errs, r.cu.Free(r.block))
 		r.block = 0
 	}
 	return errors.Join(errs...)

@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
 
 // everyPath runs a test on each path that moves bytes, with a fake GPU where it needs one; and on GPU 0 itself where
@@ -19,7 +22,7 @@ func everyPath(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, path := range []Path{Host, Staged, Mapped, Compat, Direct, Auto} {
 		t.Run(string(path), func(t *testing.T) {
 			if path == Host {
-				o := smallOptions(Libraries{}, Host)
+				o := smallOptions(driver.Libraries{}, Host)
 				o.Device = HostDevice
 				test(t, o)
 				return
@@ -31,7 +34,7 @@ func everyPath(t *testing.T, test func(t *testing.T, o Options)) {
 			continue
 		}
 		t.Run("gpu "+string(path), func(t *testing.T) {
-			test(t, smallOptions(Libraries{CuFile: os.Getenv("HBMFS_LIBCUFILE")}, path))
+			test(t, smallOptions(driver.Libraries{CuFile: os.Getenv("HBMFS_LIBCUFILE")}, path))
 		})
 	}
 }
@@ -135,7 +138,7 @@ func TestStreamKeepsThePlansOrder(t *testing.T) {
 
 func TestStreamThatIsGivenUp(t *testing.T) {
 	name, _ := randomFile(t, 4<<20, 3)
-	o := smallOptions(Libraries{}, Host)
+	o := smallOptions(driver.Libraries{}, Host)
 	o.Device = HostDevice
 	r := newReader(t, o)
 	f := openFileIn(t, r, name)
@@ -219,7 +222,7 @@ func TestManyReadersAtOnce(t *testing.T) {
 
 func TestReadRefusesWhatIsNotInTheFile(t *testing.T) {
 	name, _ := randomFile(t, 10_000, 5)
-	o := smallOptions(Libraries{}, Host)
+	o := smallOptions(driver.Libraries{}, Host)
 	o.Device = HostDevice
 	f := openFileIn(t, newReader(t, o), name)
 	const huge = 1<<63 - 1
@@ -236,7 +239,7 @@ func TestReadRefusesWhatIsNotInTheFile(t *testing.T) {
 
 func TestFullArenaWaitsForARelease(t *testing.T) {
 	name, _ := randomFile(t, 4<<20, 6)
-	o := smallOptions(Libraries{}, Host)
+	o := smallOptions(driver.Libraries{}, Host)
 	o.Device = HostDevice
 	f := openFileIn(t, newReader(t, o), name)
 	first, err := f.Read(t.Context(), 0, 3<<20)
@@ -300,7 +303,7 @@ func TestCheckSeesEveryByte(t *testing.T) {
 
 func TestWithoutKernelsGatherCopies(t *testing.T) {
 	l := fakeLibraries(t)
-	l.CUDA = fake(t, "libcuda-without-kernels.so")
+	l.CUDA = fake(t, fakegpu.CUDAWithoutKernels)
 	name, data := randomFile(t, 1<<20, 9)
 	f := openFileIn(t, newReader(t, smallOptions(l, Mapped)), name)
 	v, err := f.Gather(t.Context(), []int64{5, 500_000, 262_140}, 100)
@@ -366,7 +369,7 @@ func TestAutoSaysWhy(t *testing.T) {
 }
 
 func TestPathThatIsNotThereIsAnError(t *testing.T) {
-	missing := Libraries{CUDA: "libcuda-that-is-not-there.so", CuFile: "libcufile-that-is-not-there.so"}
+	missing := driver.Libraries{CUDA: "libcuda-that-is-not-there.so", CuFile: "libcufile-that-is-not-there.so"}
 	for name, c := range map[string]struct {
 		o    Options
 		want string

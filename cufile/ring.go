@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -11,13 +12,13 @@ import (
 // quick way: in huge pages, filled by all threads at once, registered by one. (96 MiB for 8 threads on an H200: 5 ms; 27
 // where each maps, registers and gives back its own, since they wait for each other in the kernel and in the driver.)
 type ring struct {
-	cu      *cuda
-	context handle
+	cu      *driver.CUDA
+	context driver.Handle
 	each    int64  // bytes of a slot
 	memory  []byte // begins with a huge page
 	whole   []byte // the mapping that it lies in
 	pinned  bool
-	device  devicePointer // where the GPU sees memory
+	device  driver.Pointer // where the GPU sees memory
 }
 
 const hugePage = 2 << 20
@@ -49,12 +50,12 @@ func (r *ring) slot(index int) slot {
 
 // pin registers the memory.
 func (r *ring) pin() error {
-	return r.cu.within(r.context, func() (err error) {
-		if err := r.cu.register(r.memory, hostPortable|hostDeviceMap); err != nil {
+	return r.cu.Within(r.context, func() (err error) {
+		if err := r.cu.Register(r.memory, driver.HostPortable|driver.HostDeviceMap); err != nil {
 			return err
 		}
 		r.pinned = true
-		r.device, err = r.cu.deviceAddress(r.memory)
+		r.device, err = r.cu.DeviceAddress(r.memory)
 		return err
 	})
 }
@@ -62,10 +63,10 @@ func (r *ring) pin() error {
 // free gives all back. Its errors have nobody who could act on them.
 func (r *ring) free() {
 	if r.pinned {
-		_ = r.cu.within(r.context, func() error { return r.cu.unregister(r.memory) })
+		_ = r.cu.Within(r.context, func() error { return r.cu.Unregister(r.memory) })
 	}
 	_ = unix.Munmap(r.whole)
 }
 
 // device is where the GPU sees a slot's memory.
-func (s *slot) device() devicePointer { return s.ring.device + devicePointer(s.at) }
+func (s *slot) device() driver.Pointer { return s.ring.device + driver.Pointer(s.at) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"sync"
 )
 
@@ -21,8 +22,8 @@ type Shared struct {
 
 	mu      sync.Mutex // guards what follows
 	joined  int
-	cu      *cuda
-	devices map[int32]handle // whose contexts are kept: what one of them registered stays when its Reader goes
+	cu      *driver.CUDA
+	devices map[int32]driver.Handle // whose contexts are kept: what one of them registered stays when its Reader goes
 	closed  bool
 }
 
@@ -35,18 +36,18 @@ func NewShared(readers int, o Options) (*Shared, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
-	return &Shared{maps: newMappings(o.Window, o.Pinned, readers), devices: map[int32]handle{}}, nil
+	return &Shared{maps: newMappings(o.Window, o.Pinned, readers), devices: map[int32]driver.Handle{}}, nil
 }
 
 // join counts a Reader in.
-func (s *Shared) join(cu *cuda, dev int32) error {
+func (s *Shared) join(cu *driver.CUDA, dev int32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.joined == s.maps.readers {
 		return fmt.Errorf("share registrations: %w: they were closed, or are for %d readers and have as many", ErrUnavailable, s.maps.readers)
 	}
 	if s.devices[dev] == 0 {
-		kept, err := cu.retainPrimary(dev)
+		kept, err := cu.RetainPrimary(dev)
 		if err != nil {
 			return err
 		}
@@ -82,13 +83,13 @@ func (s *Shared) Close() error {
 	}
 	var errs []error
 	for dev, kept := range s.devices {
-		errs = append(errs, s.discard(kept), s.cu.releasePrimary(dev))
+		errs = append(errs, s.discard(kept), s.cu.ReleasePrimary(dev))
 	}
 	return errors.Join(errs...)
 }
 
 // discard gives up what is left of Files that could not be closed, on a thread with a context of its own.
-func (s *Shared) discard(kept handle) error {
+func (s *Shared) discard(kept driver.Handle) error {
 	if len(s.maps.files) == 0 {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
 
@@ -63,7 +64,7 @@ type backing struct {
 
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused
-	cufile   handle
+	cufile   driver.Handle
 }
 
 // newBacking takes over fd, also when it fails.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"io"
 )
 
@@ -109,7 +110,7 @@ func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struc
 		if err := v.follow(w); err != nil {
 			return err
 		}
-		return w.stage(&chunks[i], v.base()+devicePointer(chunks[i].to), v.cold)
+		return w.stage(&chunks[i], v.base()+driver.Pointer(chunks[i].to), v.cold)
 	})
 	if err == nil {
 		path := Staged
@@ -133,7 +134,7 @@ func readChunk(c *chunk, p []byte, at int64) error {
 }
 
 // stage moves one chunk through the next slot.
-func (w *worker) stage(c *chunk, to devicePointer, cold bool) error {
+func (w *worker) stage(c *chunk, to driver.Pointer, cold bool) error {
 	s, err := w.slot()
 	if err != nil {
 		return err
@@ -147,7 +148,7 @@ func (w *worker) stage(c *chunk, to devicePointer, cold bool) error {
 	if err != nil {
 		return err
 	}
-	if err := w.cu.copyIn(to, s.memory[skew:skew+c.n], w.stream); err != nil {
+	if err := w.cu.CopyIn(to, s.memory[skew:skew+c.n], w.stream); err != nil {
 		return err
 	}
 	return w.sent(s)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/driver"
 	"io"
 	"sync"
 )
@@ -78,7 +79,7 @@ func (v *View) CopyTo(ctx context.Context, p []byte, offset int64) error {
 		if err != nil {
 			return err
 		}
-		if err := w.cu.copyOut(s.memory[:len(part)], devicePointer(v.Pointer())+devicePointer(offset+i*step), w.stream); err != nil {
+		if err := w.cu.CopyOut(s.memory[:len(part)], driver.Pointer(v.Pointer())+driver.Pointer(offset+i*step), w.stream); err != nil {
 			return err
 		}
 		if err := errors.Join(w.sent(s), w.settle(s)); err != nil {

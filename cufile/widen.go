@@ -1,15 +1,10 @@
 package cufile
 
 import (
-	_ "embed"
 	"encoding/binary"
 	"fmt"
-	"runtime"
-	"unsafe"
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
-
-//go:embed widen.ptx
-var widenPTX string
 
 // Widen is what becomes of elements on the device, after they have crossed the link.
 type Widen int
@@ -54,21 +49,14 @@ func (w Widen) copy(to, from []byte) {
 }
 
 // widen starts the kernel on n bytes of HBM, see widen.cu.
-func (w *worker) widen(k *kernel, kind Widen, from, to devicePointer, n int64) error {
+func (w *worker) widen(k *driver.Kernel, kind Widen, from, to driver.Pointer, n int64) error {
 	element, _, err := kind.sizes()
 	if err != nil {
 		return err
 	}
-	fn, err := k.load(w.cu, widenPTX, "hbmfs_widen")
+	fn, err := k.Load(w.cu, driver.WidenKernel)
 	if err != nil {
 		return err
 	}
-	const threads, mostBlocks = 256, 4096
-	count, size := uint64(n/element), uint32(element)
-	blocks := min((count+threads-1)/threads, mostBlocks)
-	parameters := [4]unsafe.Pointer{unsafe.Pointer(&from), unsafe.Pointer(&to), unsafe.Pointer(&count), unsafe.Pointer(&size)}
-	err = w.cu.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(w.stream),
-		uintptr(unsafe.Pointer(&parameters)), 0)
-	runtime.KeepAlive(&parameters)
-	return err
+	return w.cu.LaunchWiden(fn, from, to, uint64(n/element), uint32(element), w.stream)
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
 
 func TestCodesAreTheHeaders(t *testing.T) {
@@ -104,12 +105,11 @@ func fakeGPU(t *testing.T) cufile.Libraries {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("the fake GPU needs a C compiler: ", err)
 	}
-	library := filepath.Join(t.TempDir(), "libcuda.so")
-	out, err := exec.Command("cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", library, "../../cufile/testdata/fake/cuda.c").CombinedOutput()
-	if err != nil {
-		t.Fatalf("compile the fake: %v\n%s", err, out)
+	dir := t.TempDir()
+	if err := fakegpu.Compile(dir, fakegpu.CUDA); err != nil {
+		t.Fatal(err)
 	}
-	return cufile.Libraries{CUDA: library}
+	return cufile.Libraries{CUDA: filepath.Join(dir, fakegpu.CUDA)}
 }
 
 // onEachDevice runs a test on the host and on a fake GPU, and looks for goroutines that were left.

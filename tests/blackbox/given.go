@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
 
 // Given returns the hbmfs that HBMFS_BINARY names, or one that is built into dir. It is for tests in a folder of tests
@@ -38,16 +40,10 @@ func Build(program, path string, race bool) error {
 // Fakes are the libraries of a GPU that is not there: paths of shared libraries.
 type Fakes struct{ CUDA, CuFile, NVML string }
 
-// NewFakes compiles the fake libraries of package cufile into dir, for tests in a folder of tests. It needs cc.
+// NewFakes compiles the libraries of a fake GPU into dir. It needs cc.
 func NewFakes(dir string) (Fakes, error) {
-	f := Fakes{filepath.Join(dir, "libcuda.so"), filepath.Join(dir, "libcufile.so"), filepath.Join(dir, "libnvml.so")}
-	for source, library := range map[string]string{"cuda.c": f.CUDA, "cufile.c": f.CuFile, "nvml.c": f.NVML} {
-		cc := exec.Command("cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", library, filepath.Join("../../cufile/testdata/fake", source))
-		if out, err := cc.CombinedOutput(); err != nil {
-			return Fakes{}, fmt.Errorf("compile the fake GPU: %w: %s", err, out)
-		}
-	}
-	return f, nil
+	f := Fakes{filepath.Join(dir, fakegpu.CUDA), filepath.Join(dir, fakegpu.CuFile), filepath.Join(dir, fakegpu.NVML)}
+	return f, fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CuFile, fakegpu.NVML)
 }
 
 // Flags are the flags by which hbmfs loads them.

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -32,7 +33,7 @@ var build = sync.OnceValues(func() (built, error) {
 	if err != nil {
 		return built{}, err
 	}
-	b := built{filepath.Join(dir, "program"), filepath.Join(dir, "libcuda.so"), filepath.Join(dir, "libcufile.so")}
+	b := built{filepath.Join(dir, "program"), filepath.Join(dir, fakegpu.CUDA), filepath.Join(dir, fakegpu.CuFile)}
 	library := filepath.Join(dir, "libhbmfs.so")
 	lib := exec.Command("go", "build", "-buildvcs=false", "-buildmode=c-shared", "-tags", "nonvml,netgo,osusergo", "-o", library, "../../cmd/libhbmfs")
 	lib.Env = append(os.Environ(), "CGO_ENABLED=1")
@@ -42,12 +43,11 @@ var build = sync.OnceValues(func() (built, error) {
 	}
 	flags := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"}
 	program := append(append(append([]string{}, flags...), "-I../../cmd/libhbmfs", "-o", b.program), sources...)
-	fake := func(to, from string) *exec.Cmd {
-		return exec.Command("cc", append(append([]string{}, flags...), "-shared", "-fPIC", "-o", to, filepath.Join("../../cufile/testdata/fake", from))...)
+	if err := fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CuFile); err != nil {
+		return b, err
 	}
 	for _, cmd := range []*exec.Cmd{
 		lib, exec.Command("cc", append(program, library, "-Wl,-rpath,"+dir, "-ldl")...),
-		fake(b.cuda, "cuda.c"), fake(b.cufile, "cufile.c"),
 	} {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return b, fmt.Errorf("%s: %w\n%s", cmd, err, out)

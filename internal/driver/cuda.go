@@ -1,20 +1,18 @@
-package cufile
+package driver
 
 import (
-	"errors"
 	"fmt"
-	"runtime"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// devicePointer is an address in the GPU's address space (CUdeviceptr).
-type devicePointer uint64
+// Pointer is an address in the GPU's address space (CUdeviceptr).
+type Pointer uint64
 
-// handle is an opaque C handle: CUcontext, CUstream, CUevent, CUmodule, CUfunction.
-type handle uintptr
+// Handle is an opaque C handle: CUcontext, CUstream, CUevent, CUmodule, CUfunction.
+type Handle uintptr
 
 // The functions of libcuda that we call, by index.
 const (
@@ -140,15 +138,15 @@ func (e *CUDAError) Error() string {
 	return text
 }
 
-// cuda is libcuda. Its methods fail with *CUDAError. But for init and the device queries, they need a thread with a
+// CUDA is libcuda. Its methods fail with *CUDAError. But for init and the device queries, they need a thread with a
 // current context.
-type cuda struct {
+type CUDA struct {
 	lib     *library
 	version int // 1000*major + 10*minor, of the CUDA version that the driver supports
 }
 
-// loadCUDA loads libcuda and initializes it.
-func loadCUDA(name string) (*cuda, error) {
+// LoadCUDA loads libcuda and initializes it.
+func LoadCUDA(name string) (*CUDA, error) {
 	names := []string{"libcuda.so.1", "libcuda.so"}
 	if name != "" {
 		names = []string{name}
@@ -157,7 +155,7 @@ func loadCUDA(name string) (*cuda, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no CUDA driver: install the NVIDIA driver, or run the container with its GPUs: %w", err)
 	}
-	c := &cuda{lib: lib}
+	c := &CUDA{lib: lib}
 	if err := c.call(cuInit, "cuInit", 0); err != nil {
 		return nil, err
 	}
@@ -172,7 +170,7 @@ func loadCUDA(name string) (*cuda, error) {
 // call invokes a function that returns a CUresult.
 //
 //go:uintptrescapes
-func (c *cuda) call(index int, name string, args ...uintptr) error {
+func (c *CUDA) call(index int, name string, args ...uintptr) error {
 	if !c.lib.has(index) {
 		return fmt.Errorf("%w: %s has no %s: update the NVIDIA driver", ErrNoLibrary, c.lib.name, name)
 	}
@@ -184,7 +182,7 @@ func (c *cuda) call(index int, name string, args ...uintptr) error {
 }
 
 // errorName asks libcuda for the name of a result. It is read byte by byte from libcuda's own constant.
-func (c *cuda) errorName(code int32) string {
+func (c *CUDA) errorName(code int32) string {
 	if !c.lib.has(cuGetErrorName) {
 		return ""
 	}
@@ -204,14 +202,14 @@ func (c *cuda) errorName(code int32) string {
 	return string(name)
 }
 
-func (c *cuda) deviceCount() (int, error) {
+func (c *CUDA) deviceCount() (int, error) {
 	var n int32
 	err := c.call(cuDeviceGetCount, "cuDeviceGetCount", uintptr(unsafe.Pointer(&n)))
 	return int(n), err
 }
 
 // device gives the CUdevice of an index, and its name, PCI address and UUID (raw; zero where libcuda has no call).
-func (c *cuda) device(index int) (dev int32, name, pci string, uuid [16]byte, err error) {
+func (c *CUDA) device(index int) (dev int32, name, pci string, uuid [16]byte, err error) {
 	if err = c.call(cuDeviceGet, "cuDeviceGet", uintptr(unsafe.Pointer(&dev)), uintptr(index)); err != nil {
 		return dev, "", "", uuid, err
 	}
@@ -231,104 +229,104 @@ func (c *cuda) device(index int) (dev int32, name, pci string, uuid [16]byte, er
 	return dev, name, pci, uuid, err
 }
 
-func (c *cuda) retainPrimary(dev int32) (ctx handle, err error) {
+func (c *CUDA) RetainPrimary(dev int32) (ctx Handle, err error) {
 	err = c.call(cuPrimaryCtxRetain, "cuDevicePrimaryCtxRetain", uintptr(unsafe.Pointer(&ctx)), uintptr(dev))
 	return ctx, err
 }
 
-func (c *cuda) releasePrimary(dev int32) error {
+func (c *CUDA) ReleasePrimary(dev int32) error {
 	return c.call(cuPrimaryCtxRelease, "cuDevicePrimaryCtxRelease", uintptr(dev))
 }
 
-// setCurrent makes ctx current on the calling thread, which must be locked.
-func (c *cuda) setCurrent(ctx handle) error {
+// SetCurrent makes ctx current on the calling thread, which must be locked.
+func (c *CUDA) SetCurrent(ctx Handle) error {
 	return c.call(cuCtxSetCurrent, "cuCtxSetCurrent", uintptr(ctx))
 }
 
-// memInfo gives the free and total HBM in bytes.
-func (c *cuda) memInfo() (free, total uint64, err error) {
+// MemInfo gives the free and total HBM in bytes.
+func (c *CUDA) MemInfo() (free, total uint64, err error) {
 	err = c.call(cuMemGetInfo, "cuMemGetInfo", uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total)))
 	return free, total, err
 }
 
-func (c *cuda) alloc(n int64) (p devicePointer, err error) {
+func (c *CUDA) Alloc(n int64) (p Pointer, err error) {
 	err = c.call(cuMemAlloc, "cuMemAlloc", uintptr(unsafe.Pointer(&p)), uintptr(n))
 	return p, err
 }
 
-func (c *cuda) free(p devicePointer) error { return c.call(cuMemFree, "cuMemFree", uintptr(p)) }
+func (c *CUDA) Free(p Pointer) error { return c.call(cuMemFree, "cuMemFree", uintptr(p)) }
 
 // Flags of cuMemHostRegister (cuda.h).
 const (
-	hostPortable  = 0x01
-	hostDeviceMap = 0x02
-	hostReadOnly  = 0x08
+	HostPortable  = 0x01
+	HostDeviceMap = 0x02
+	HostReadOnly  = 0x08
 )
 
-// register pins host memory, which must be page aligned and must not be Go's, and maps it for the GPU.
-func (c *cuda) register(memory []byte, flags uint32) error {
+// Register pins host memory, which must be page aligned and must not be Go's, and maps it for the GPU.
+func (c *CUDA) Register(memory []byte, flags uint32) error {
 	return c.call(cuMemHostRegister, "cuMemHostRegister", uintptr(unsafe.Pointer(unsafe.SliceData(memory))), uintptr(len(memory)), uintptr(flags))
 }
 
-func (c *cuda) unregister(memory []byte) error {
+func (c *CUDA) Unregister(memory []byte) error {
 	return c.call(cuMemHostUnregister, "cuMemHostUnregister", uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
 }
 
-// deviceAddress gives the address by which the GPU reads registered host memory.
-func (c *cuda) deviceAddress(memory []byte) (p devicePointer, err error) {
+// DeviceAddress gives the address by which the GPU reads registered host memory.
+func (c *CUDA) DeviceAddress(memory []byte) (p Pointer, err error) {
 	err = c.call(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer", uintptr(unsafe.Pointer(&p)),
 		uintptr(unsafe.Pointer(unsafe.SliceData(memory))), 0)
 	return p, err
 }
 
-// copyIn starts a copy to HBM on a stream. from must stay pinned and unchanged until the stream has passed it.
-func (c *cuda) copyIn(to devicePointer, from []byte, stream handle) error {
+// CopyIn starts a copy to HBM on a stream. from must stay pinned and unchanged until the stream has passed it.
+func (c *CUDA) CopyIn(to Pointer, from []byte, stream Handle) error {
 	return c.call(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync", uintptr(to), uintptr(unsafe.Pointer(unsafe.SliceData(from))), uintptr(len(from)), uintptr(stream))
 }
 
-// copyPageable copies any memory to HBM and waits: the driver stages it.
-func (c *cuda) copyPageable(to devicePointer, from []byte) error {
+// CopyPageable copies any memory to HBM and waits: the driver stages it.
+func (c *CUDA) CopyPageable(to Pointer, from []byte) error {
 	return c.call(cuMemcpyHtoD, "cuMemcpyHtoD", uintptr(to), uintptr(unsafe.Pointer(unsafe.SliceData(from))), uintptr(len(from)))
 }
 
-// copyOut starts a copy from HBM on a stream.
-func (c *cuda) copyOut(to []byte, from devicePointer, stream handle) error {
+// CopyOut starts a copy from HBM on a stream.
+func (c *CUDA) CopyOut(to []byte, from Pointer, stream Handle) error {
 	return c.call(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync", uintptr(unsafe.Pointer(unsafe.SliceData(to))), uintptr(from), uintptr(len(to)), uintptr(stream))
 }
 
-// newStream makes a stream that does not wait for the default stream.
-func (c *cuda) newStream() (s handle, err error) {
+// NewStream makes a stream that does not wait for the default stream.
+func (c *CUDA) NewStream() (s Handle, err error) {
 	const nonBlocking = 1
 	err = c.call(cuStreamCreate, "cuStreamCreate", uintptr(unsafe.Pointer(&s)), nonBlocking)
 	return s, err
 }
 
-func (c *cuda) destroyStream(s handle) error {
+func (c *CUDA) DestroyStream(s Handle) error {
 	return c.call(cuStreamDestroy, "cuStreamDestroy", uintptr(s))
 }
 
-func (c *cuda) synchronize(s handle) error {
+func (c *CUDA) Synchronize(s Handle) error {
 	return c.call(cuStreamSynchronize, "cuStreamSynchronize", uintptr(s))
 }
 
-// newEvent makes an event without a time stamp, which wakes nobody: either has the bus stand still for 1.5 us, 2% of
+// NewEvent makes an event without a time stamp, which wakes nobody: either has the bus stand still for 1.5 us, 2% of
 // a copy of 4 MiB.
-func (c *cuda) newEvent() (e handle, err error) {
+func (c *CUDA) NewEvent() (e Handle, err error) {
 	const disableTiming = 2
 	err = c.call(cuEventCreate, "cuEventCreate", uintptr(unsafe.Pointer(&e)), disableTiming)
 	return e, err
 }
 
-func (c *cuda) destroyEvent(e handle) error {
+func (c *CUDA) DestroyEvent(e Handle) error {
 	return c.call(cuEventDestroy, "cuEventDestroy", uintptr(e))
 }
 
-func (c *cuda) record(e, stream handle) error {
+func (c *CUDA) Record(e, stream Handle) error {
 	return c.call(cuEventRecord, "cuEventRecord", uintptr(e), uintptr(stream))
 }
 
-// wait asks for an event until it has come, and sleeps in between: cuEventSynchronize would burn the CPU.
-func (c *cuda) wait(e handle) error {
+// Wait asks for an event until it has come, and sleeps in between: cuEventSynchronize would burn the CPU.
+func (c *CUDA) Wait(e Handle) error {
 	const least, most = 20 * time.Microsecond, time.Millisecond
 	for began := time.Now(); ; {
 		code := int32(invoke(c.lib.fn[cuEventQuery], uintptr(e)))
@@ -342,31 +340,4 @@ func (c *cuda) wait(e handle) error {
 			return &CUDAError{"cuEventQuery", int(code), c.errorName(code)}
 		}
 	}
-}
-
-// loadFunction compiles PTX and finds a kernel in it.
-func (c *cuda) loadFunction(ptx, name string) (module, fn handle, err error) {
-	text := cString(ptx)
-	if err = c.call(cuModuleLoadData, "cuModuleLoadData", uintptr(unsafe.Pointer(&module)), uintptr(unsafe.Pointer(text))); err != nil {
-		return 0, 0, err
-	}
-	if err = c.call(cuModuleGetFunction, "cuModuleGetFunction", uintptr(unsafe.Pointer(&fn)), uintptr(module), uintptr(unsafe.Pointer(cString(name)))); err != nil {
-		return 0, 0, errors.Join(err, c.unloadModule(module))
-	}
-	return module, fn, nil
-}
-
-func (c *cuda) unloadModule(module handle) error {
-	return c.call(cuModuleUnload, "cuModuleUnload", uintptr(module))
-}
-
-// launchGather starts hbmfs_gather(pieces, count) on a stream, see gather.cu.
-func (c *cuda) launchGather(fn handle, pieces devicePointer, count uint32, stream handle) error {
-	const threads, perWarp, mostBlocks = 256, 32, 4096
-	blocks := min((int64(count)*perWarp+threads-1)/threads, mostBlocks)
-	parameters := [2]unsafe.Pointer{unsafe.Pointer(&pieces), unsafe.Pointer(&count)}
-	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
-		uintptr(unsafe.Pointer(&parameters)), 0)
-	runtime.KeepAlive(&parameters)
-	return err
 }

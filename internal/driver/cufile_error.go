@@ -1,4 +1,4 @@
-package cufile
+package driver
 
 import "fmt"
 

@@ -1,4 +1,4 @@
-package cufile
+package driver
 
 import (
 	"errors"
@@ -70,8 +70,8 @@ const (
 	_ = -(unsafe.Offsetof(fileDescriptor{}.fsOps) ^ 16)
 )
 
-// cufileLib is libcufile, its driver open. All methods need a thread with a current CUDA context.
-type cufileLib struct {
+// CuFile is libcufile, its driver open. All methods need a thread with a current CUDA context.
+type CuFile struct {
 	lib     *library
 	version int // 1000*major + 10*minor; 0 where the library does not say
 	can     Capability
@@ -86,8 +86,8 @@ const (
 	paramLogFile      = 1 // string
 )
 
-// loadCuFile loads libcufile; it does not open its driver yet.
-func loadCuFile(name string) (*cufileLib, error) {
+// LoadCuFile loads libcufile; it does not open its driver yet.
+func LoadCuFile(name string) (*CuFile, error) {
 	names := []string{"libcufile.so.0", "/usr/local/cuda/lib64/libcufile.so.0"}
 	if name != "" {
 		names = []string{name}
@@ -96,7 +96,7 @@ func loadCuFile(name string) (*cufileLib, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no libcufile: install NVIDIA's gds-tools or the pip package nvidia-cufile, and name its file with --libcufile: %w", err)
 	}
-	l := &cufileLib{lib: lib}
+	l := &CuFile{lib: lib}
 	if lib.has(cfGetVersion) {
 		var version int32
 		if err := l.call(cfGetVersion, "cuFileGetVersion", uintptr(unsafe.Pointer(&version))); err != nil {
@@ -116,7 +116,7 @@ func loadCuFile(name string) (*cufileLib, error) {
 // call invokes a function that returns CUfileError_t: 8 bytes in one register, cuFile's code low, CUDA's high.
 //
 //go:uintptrescapes
-func (l *cufileLib) call(index int, name string, args ...uintptr) error {
+func (l *CuFile) call(index int, name string, args ...uintptr) error {
 	if !l.lib.has(index) {
 		return fmt.Errorf("%w: %s %s has no %s: update it to CUDA 13 or later", ErrNoLibrary, l.lib.name, l.versionText(), name)
 	}
@@ -128,16 +128,16 @@ func (l *cufileLib) call(index int, name string, args ...uintptr) error {
 	return nil
 }
 
-func (l *cufileLib) versionText() string {
+func (l *CuFile) versionText() string {
 	if l.version == 0 {
 		return "(version unknown)"
 	}
 	return fmt.Sprintf("%d.%d", l.version/1000, l.version%1000/10)
 }
 
-// open configures the driver by calls, so that no cufile.json is needed and no cufile.log litters the working
+// Open configures the driver by calls, so that no cufile.json is needed and no cufile.log litters the working
 // directory, and opens it. compat says whether cuFile may move bytes by its own POSIX reads.
-func (l *cufileLib) open(compat bool) error {
+func (l *CuFile) Open(compat bool) error {
 	if l.can&CanConfigure == 0 {
 		if !compat {
 			return fmt.Errorf("%w: %s %s cannot be told to refuse compat mode: update it to CUDA 12.9 or later", ErrNoLibrary, l.lib.name, l.versionText())
@@ -164,20 +164,20 @@ func (l *cufileLib) open(compat bool) error {
 	return l.call(cfDriverOpen, "cuFileDriverOpen")
 }
 
-func (l *cufileLib) close() error { return l.call(cfDriverClose, "cuFileDriverClose") }
+func (l *CuFile) Close() error { return l.call(cfDriverClose, "cuFileDriverClose") }
 
-// register makes a cuFile handle of a file descriptor, which must stay open until deregister.
-func (l *cufileLib) register(fd uintptr) (h handle, err error) {
+// Register makes a cuFile handle of a file descriptor, which must stay open until deregister.
+func (l *CuFile) Register(fd uintptr) (h Handle, err error) {
 	const opaqueFD = 1
 	d := fileDescriptor{kind: opaqueFD, fd: int32(fd)}
 	err = l.call(cfHandleRegister, "cuFileHandleRegister", uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&d)))
 	return h, err
 }
 
-func (l *cufileLib) deregister(h handle) { invoke(l.lib.fn[cfHandleDeregister], uintptr(h)) }
+func (l *CuFile) Deregister(h Handle) { invoke(l.lib.fn[cfHandleDeregister], uintptr(h)) }
 
-// read moves up to n bytes from offset of the file to HBM at base + skip. A short read is the end of the file.
-func (l *cufileLib) read(h handle, base devicePointer, n, offset, skip int64) (int64, error) {
+// Read moves up to n bytes from offset of the file to HBM at base + skip. A short read is the end of the file.
+func (l *CuFile) Read(h Handle, base Pointer, n, offset, skip int64) (int64, error) {
 	errno := errnoPlace()
 	*errno = 0
 	result := invoke(l.lib.fn[cfRead], uintptr(h), uintptr(base), uintptr(n), uintptr(offset), uintptr(skip))

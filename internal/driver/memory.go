@@ -1,4 +1,4 @@
-package cufile
+package driver
 
 import (
 	"errors"
@@ -14,8 +14,8 @@ const (
 	memoryTypeDevice     = 2
 )
 
-// isOn fails when an address is not memory of a device.
-func (c *cuda) isOn(p devicePointer, dev int32) error {
+// IsOn fails when an address is not memory of a device.
+func (c *CUDA) IsOn(p Pointer, dev int32) error {
 	var kind uint32
 	if err := c.call(cuPointerGetAttribute, "cuPointerGetAttribute", uintptr(unsafe.Pointer(&kind)), pointerMemoryType, uintptr(p)); err != nil {
 		return err
@@ -33,30 +33,30 @@ func (c *cuda) isOn(p devicePointer, dev int32) error {
 	return nil
 }
 
-// within runs f on the calling thread with a context, and leaves the thread as it was: it may be one of the caller's,
+// Within runs f on the calling thread with a context, and leaves the thread as it was: it may be one of the caller's,
 // with a context of its own.
-func (c *cuda) within(context handle, f func() error) error {
+func (c *CUDA) Within(context Handle, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := c.call(cuCtxPushCurrent, "cuCtxPushCurrent", uintptr(context)); err != nil {
 		return err
 	}
 	err := f()
-	var popped handle
+	var popped Handle
 	return errors.Join(err, c.call(cuCtxPopCurrent, "cuCtxPopCurrent", uintptr(unsafe.Pointer(&popped))))
 }
 
-// streamWait lets what comes on a stream wait for an event of another.
-func (c *cuda) streamWait(stream, event handle) error {
+// StreamWait lets what comes on a stream wait for an event of another.
+func (c *CUDA) StreamWait(stream, event Handle) error {
 	return c.call(cuStreamWaitEvent, "cuStreamWaitEvent", uintptr(stream), uintptr(event), 0)
 }
 
-// copyWithin starts a copy inside HBM.
-func (c *cuda) copyWithin(to, from devicePointer, n int64, stream handle) error {
+// CopyWithin starts a copy inside HBM.
+func (c *CUDA) CopyWithin(to, from Pointer, n int64, stream Handle) error {
 	return c.call(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync", uintptr(to), uintptr(from), uintptr(n), uintptr(stream))
 }
 
-// copyBack copies HBM to any memory of the host and waits.
-func (c *cuda) copyBack(to []byte, from devicePointer) error {
+// CopyBack copies HBM to any memory of the host and waits.
+func (c *CUDA) CopyBack(to []byte, from Pointer) error {
 	return c.call(cuMemcpyDtoH, "cuMemcpyDtoH", uintptr(unsafe.Pointer(unsafe.SliceData(to))), uintptr(from), uintptr(len(to)))
 }

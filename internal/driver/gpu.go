@@ -1,4 +1,4 @@
-package cufile
+package driver
 
 import (
 	"errors"
@@ -22,36 +22,15 @@ type GPU struct {
 	PCIeWidth      int    `json:"pcie_width,omitempty"`      // lanes, likewise
 	Note           string `json:"note,omitempty"`            // why something is not known
 
-	dev  int32
-	uuid [16]byte
+	Device  int32
+	RawUUID [16]byte
 }
 
 // ErrNoDevice says that a GPU was asked for that is not there.
 var ErrNoDevice = errors.New("does not exist")
 
-// GPUs lists the GPUs that libcuda shows to this process.
-func GPUs(l Libraries) ([]GPU, error) {
-	cu, err := loadCUDA(l.CUDA)
-	if err != nil {
-		return nil, err
-	}
-	n, err := cu.deviceCount()
-	if err != nil {
-		return nil, err
-	}
-	var gpus []GPU
-	for i := range n {
-		g, err := describeGPU(cu, l, i)
-		if err != nil {
-			return nil, err
-		}
-		gpus = append(gpus, g)
-	}
-	return gpus, nil
-}
-
-// describeGPU fails when there is no such GPU, naming those that there are.
-func describeGPU(cu *cuda, l Libraries, index int) (GPU, error) {
+// Describe fails when there is no such GPU, naming those that there are.
+func Describe(cu *CUDA, l Libraries, index int) (GPU, error) {
 	n, err := cu.deviceCount()
 	if err != nil {
 		return GPU{}, err
@@ -63,10 +42,10 @@ func describeGPU(cu *cuda, l Libraries, index int) (GPU, error) {
 		return GPU{}, fmt.Errorf("gpu %d %w: this process sees gpu 0 to %d (CUDA_VISIBLE_DEVICES can hide some)", index, ErrNoDevice, n-1)
 	}
 	g := GPU{Index: index, NUMA: -1}
-	if g.dev, g.Name, g.PCI, g.uuid, err = cu.device(index); err != nil {
+	if g.Device, g.Name, g.PCI, g.RawUUID, err = cu.device(index); err != nil {
 		return GPU{}, err
 	}
-	u := g.uuid
+	u := g.RawUUID
 	g.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 	g.PCI = strings.ToLower(g.PCI)
 	if text, err := os.ReadFile("/sys/bus/pci/devices/" + g.PCI + "/numa_node"); err == nil {
@@ -80,8 +59,8 @@ func describeGPU(cu *cuda, l Libraries, index int) (GPU, error) {
 	return g, nil
 }
 
-// nearCPUs gives those of the process's CPUs that are on a NUMA node; nil where that is not known or none is.
-func nearCPUs(node int) *unix.CPUSet {
+// NearCPUs gives those of the process's CPUs that are on a NUMA node; nil where that is not known or none is.
+func NearCPUs(node int) *unix.CPUSet {
 	if node < 0 {
 		return nil
 	}

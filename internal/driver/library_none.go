@@ -1,6 +1,6 @@
 //go:build !linux || (!amd64 && !arm64) || nogpu
 
-package cufile
+package driver
 
 import "errors"
 

@@ -1,6 +1,6 @@
 //go:build cgo && linux && !nogpu && !nonvml
 
-package cufile
+package driver
 
 import (
 	"fmt"

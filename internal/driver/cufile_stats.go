@@ -1,0 +1,94 @@
+package driver
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// ReadCounts are one GPU's counters of how cuFile moved what was read: CUfilePerGpuStats_t of cufile.h 1.15.1.
+type ReadCounts struct {
+	P2P, NVFS, POSIX, Unaligned uint64
+}
+
+// Layout of CUfileStatsLevel3_t. cuFile 1.19 put 112 bytes of new counters before the per-GPU part without a new
+// symbol (NVIDIA/cuda-python issue 2794), so the layout follows from the version.
+const (
+	statsLevel3Size  = 5000 // cufile.h 1.15.1
+	statsGPUCount    = 1024 // u32: how many entries follow
+	statsFirstGPU    = 1032
+	statsGPUSize     = 248
+	statsMostGPUs    = 16
+	statsShift119    = 112
+	statsVersion119  = 1190
+	statsKnownUpTo   = 1200 // a layout newer than we know must not be guessed at
+	statsBuffer      = 16 << 10
+	statsPoison      = 0xA5
+	gpuReadsP2P      = 56
+	gpuReadsNVFS     = 64
+	gpuReadsPOSIX    = 72
+	gpuReadsUnaliged = 80
+)
+
+// ErrStatsUnknown says that the statistics cannot be read, so that nothing can be proven by them.
+var ErrStatsUnknown = errors.New("cuFile's statistics are not readable")
+
+// StartCounting sets the counters to zero and starts them.
+func (l *CuFile) StartCounting() error {
+	if l.can&CanCount == 0 {
+		return fmt.Errorf("%w: %s %s has none (1.15 and later do)", ErrStatsUnknown, l.lib.name, l.versionText())
+	}
+	if err := l.call(cfSetStatsLevel, "cuFileSetStatsLevel", 3); err != nil {
+		return err
+	}
+	if err := l.call(cfStatsReset, "cuFileStatsReset"); err != nil {
+		return err
+	}
+	return l.call(cfStatsStart, "cuFileStatsStart")
+}
+
+// Counts reads the counters of the GPU with this UUID.
+func (l *CuFile) Counts(uuid [16]byte) (ReadCounts, error) {
+	raw := make([]byte, statsBuffer)
+	for i := range raw {
+		raw[i] = statsPoison
+	}
+	if err := l.call(cfGetStatsL3, "cuFileGetStatsL3", uintptr(unsafe.Pointer(&raw[0]))); err != nil {
+		return ReadCounts{}, err
+	}
+	return parseStats(raw, l.version, uuid)
+}
+
+// parseStats finds one GPU's counters in what cuFileGetStatsL3 wrote into a poisoned buffer. It fails with
+// ErrStatsUnknown unless everything agrees: a known version, the size that it writes, the number of GPUs, the UUID.
+func parseStats(raw []byte, version int, uuid [16]byte) (ReadCounts, error) {
+	shift := 0
+	switch {
+	case version <= 0 || version >= statsKnownUpTo:
+		return ReadCounts{}, fmt.Errorf("%w: version %d has a layout that is not known", ErrStatsUnknown, version)
+	case version >= statsVersion119:
+		shift = statsShift119
+	}
+	if len(raw) < statsLevel3Size+shift {
+		return ReadCounts{}, fmt.Errorf("%w: %d bytes", ErrStatsUnknown, len(raw))
+	}
+	for _, b := range raw[statsLevel3Size+shift:] {
+		if b != statsPoison {
+			return ReadCounts{}, fmt.Errorf("%w: version %d wrote more than its layout holds", ErrStatsUnknown, version)
+		}
+	}
+	n := binary.LittleEndian.Uint32(raw[statsGPUCount+shift:])
+	if n == 0 || n > statsMostGPUs {
+		return ReadCounts{}, fmt.Errorf("%w: they list %d GPUs", ErrStatsUnknown, n)
+	}
+	for i := range int(n) {
+		gpu := raw[statsFirstGPU+shift+i*statsGPUSize:][:statsGPUSize]
+		if [16]byte(gpu) != uuid {
+			continue
+		}
+		at := func(offset int) uint64 { return binary.LittleEndian.Uint64(gpu[offset:]) }
+		return ReadCounts{at(gpuReadsP2P), at(gpuReadsNVFS), at(gpuReadsPOSIX), at(gpuReadsUnaliged)}, nil
+	}
+	return ReadCounts{}, fmt.Errorf("%w: this GPU is not among the %d that they list", ErrStatsUnknown, n)
+}

@@ -1,0 +1,105 @@
+package driver
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+)
+
+//go:embed gather.ptx
+var gatherPTX string
+
+//go:embed widen.ptx
+var widenPTX string
+
+// KernelCode names one of our kernels.
+type KernelCode string
+
+// The kernels.
+const (
+	GatherKernel KernelCode = "hbmfs_gather" // gather.cu
+	WidenKernel  KernelCode = "hbmfs_widen"  // widen.cu
+)
+
+func (k KernelCode) ptx() string {
+	if k == GatherKernel {
+		return gatherPTX
+	}
+	return widenPTX
+}
+
+// Kernel is a kernel of ours, once it is loaded.
+type Kernel struct {
+	mu     sync.Mutex
+	module Handle
+	fn     Handle
+}
+
+// Load compiles the kernel the first time.
+func (g *Kernel) Load(cu *CUDA, code KernelCode) (Handle, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.fn != 0 {
+		return g.fn, nil
+	}
+	var err error
+	if g.module, g.fn, err = cu.loadFunction(code.ptx(), string(code)); err != nil {
+		return 0, fmt.Errorf("load the kernel %s (its PTX needs driver 525 or later): %w", code, err)
+	}
+	return g.fn, nil
+}
+
+func (g *Kernel) Unload(cu *CUDA) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.module == 0 {
+		return nil
+	}
+	module := g.module
+	g.module, g.fn = 0, 0
+	return cu.unloadModule(module)
+}
+
+// loadFunction compiles PTX and finds a kernel in it.
+func (c *CUDA) loadFunction(ptx, name string) (module, fn Handle, err error) {
+	text := cString(ptx)
+	if err = c.call(cuModuleLoadData, "cuModuleLoadData", uintptr(unsafe.Pointer(&module)), uintptr(unsafe.Pointer(text))); err != nil {
+		return 0, 0, err
+	}
+	if err = c.call(cuModuleGetFunction, "cuModuleGetFunction", uintptr(unsafe.Pointer(&fn)), uintptr(module), uintptr(unsafe.Pointer(cString(name)))); err != nil {
+		return 0, 0, errors.Join(err, c.unloadModule(module))
+	}
+	return module, fn, nil
+}
+
+func (c *CUDA) unloadModule(module Handle) error {
+	return c.call(cuModuleUnload, "cuModuleUnload", uintptr(module))
+}
+
+// LaunchGather starts hbmfs_gather(pieces, count) on a stream, see gather.cu.
+func (c *CUDA) LaunchGather(fn Handle, pieces Pointer, count uint32, stream Handle) error {
+	const threads, perWarp, mostBlocks = 256, 32, 4096
+	blocks := min((int64(count)*perWarp+threads-1)/threads, mostBlocks)
+	parameters := [2]unsafe.Pointer{unsafe.Pointer(&pieces), unsafe.Pointer(&count)}
+	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
+		uintptr(unsafe.Pointer(&parameters)), 0)
+	runtime.KeepAlive(&parameters)
+	return err
+}
+
+// LaunchWiden starts hbmfs_widen(from, to, count, size) on a stream, see widen.cu.
+func (c *CUDA) LaunchWiden(fn Handle, from, to Pointer, count uint64, size uint32, stream Handle) error {
+	const threads, mostBlocks = 256, 4096
+	blocks := min((count+threads-1)/threads, mostBlocks)
+	parameters := [4]unsafe.Pointer{unsafe.Pointer(&from), unsafe.Pointer(&to), unsafe.Pointer(&count), unsafe.Pointer(&size)}
+	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
+		uintptr(unsafe.Pointer(&parameters)), 0)
+	runtime.KeepAlive(&parameters)
+	return err
+}
+
+// Launches says whether this libcuda starts kernels.
+func (c *CUDA) Launches() bool { return c.lib.has(cuLaunchKernel) }
