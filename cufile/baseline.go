@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
@@ -29,42 +30,38 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 	}
 	defer func() { _ = unix.Munmap(memory) }() // a mapping that cannot be undone ends with the process
 	rate := 0.0
-	err = r.crew.do(context.WithoutCancel(ctx), func(w *worker) error {
-		if err := w.cu.Register(memory, driver.HostPortable); err != nil {
+	err = r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
+		if err := w.CUDA.Register(memory, driver.HostPortable); err != nil {
 			return err
 		}
-		err := w.repeat(ctx, memory, r.hbm+driver.Pointer(at), during, &rate)
-		return errors.Join(err, w.cu.Unregister(memory))
+		err := repeat(ctx, w, memory, r.hbm+driver.Pointer(at), during, &rate)
+		return errors.Join(err, w.CUDA.Unregister(memory))
 	})
 	return rate, err
 }
 
 // repeat keeps two copies under way, so that the bus never waits for the CPU.
-func (w *worker) repeat(ctx context.Context, memory []byte, to driver.Pointer, during time.Duration, rate *float64) error {
-	for range w.slots { // the first copies wake the bus up
-		if err := w.cu.CopyIn(to, memory, w.stream); err != nil {
+func repeat(ctx context.Context, w *crew.Worker, memory []byte, to driver.Pointer, during time.Duration, rate *float64) error {
+	for range crew.SlotsPerWorker { // the first copies wake the bus up
+		if err := w.CUDA.CopyIn(to, memory, w.Stream); err != nil {
 			return err
 		}
 	}
-	if err := w.cu.Synchronize(w.stream); err != nil {
+	if err := w.CUDA.Synchronize(w.Stream); err != nil {
 		return err
 	}
 	start, copied := time.Now(), 0
 	for time.Since(start) < during && ctx.Err() == nil {
-		s, err := w.slot()
+		s, err := w.Slot()
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(w.cu.CopyIn(to, memory, w.stream), w.sent(s)); err != nil {
+		if err := errors.Join(w.CUDA.CopyIn(to, memory, w.Stream), w.Sent(s)); err != nil {
 			return err
 		}
 		copied++
 	}
-	for i := range w.slots {
-		if err := w.settle(&w.slots[i]); err != nil {
-			return err
-		}
-	}
+	w.Drain() // what failed, fails the job
 	*rate = float64(copied) * float64(len(memory)) / time.Since(start).Seconds()
 	return ctx.Err()
 }
@@ -106,15 +103,15 @@ func (f *File) plainGroup(ctx context.Context, g *group, buffer []byte, at int64
 	}
 	defer f.r.handles.give(g.files)
 	chunks := cut(g.pieces, int64(len(buffer)))
-	return f.r.crew.do(context.WithoutCancel(ctx), func(w *worker) error {
+	return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
 		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
 			if err := readChunk(&chunks[i], buffer, 0); err != nil {
 				return err
 			}
-			if w.cu == nil {
+			if w.CUDA == nil {
 				continue
 			}
-			if err := w.cu.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].n]); err != nil {
+			if err := w.CUDA.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].n]); err != nil {
 				return err
 			}
 		}

@@ -3,6 +3,7 @@ package cufile
 import (
 	"context"
 	"errors"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,11 +15,11 @@ import (
 func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		host bool
-		crew func(r *Reader) *crew
+		crew func(r *Reader) *crew.Crew
 	}{
-		"host":                      {true, func(r *Reader) *crew { return r.crew }},
-		"GPU":                       {false, func(r *Reader) *crew { return r.crew }},
-		"the thread that registers": {false, func(r *Reader) *crew { return r.mapper }},
+		"host":                      {true, func(r *Reader) *crew.Crew { return r.crew }},
+		"GPU":                       {false, func(r *Reader) *crew.Crew { return r.crew }},
+		"the thread that registers": {false, func(r *Reader) *crew.Crew { return r.mapper }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{Device: HostDevice, Threads: 2, Arena: 1 << 20}
@@ -30,7 +31,7 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 				must(t, err)
 				ended := make(chan error, 1)
 				go func() {
-					_, err := c.crew(r).run(context.Background(), 1, 1, func(*worker, int64) error {
+					_, err := c.crew(r).Run(context.Background(), 1, 1, func(*crew.Worker, int64) error {
 						time.Sleep(12 * time.Second) // of this bubble: a slow disk
 						return nil
 					})
@@ -39,7 +40,7 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 				synctest.Wait() // the step has begun
 				for i := range 2 {
 					err := r.Close()
-					if !errors.Is(err, ErrUnderWay) || !strings.Contains(err.Error(), "close it again then") || strings.Contains(err.Error(), "process") {
+					if !errors.Is(err, crew.ErrUnderWay) || !strings.Contains(err.Error(), "close it again then") || strings.Contains(err.Error(), "process") {
 						t.Errorf("close %d: %v, want that something is under way", i+1, err)
 					}
 					if r.host == nil && r.block == 0 {
@@ -90,7 +91,7 @@ func TestDriverThatNobodyHadTimeFor(t *testing.T) {
 		must(t, err)
 		ended := make(chan error, 1)
 		go func() {
-			ended <- r.crew.do(context.Background(), func(*worker) error { time.Sleep(openPatience + time.Minute); return nil })
+			ended <- r.crew.Do(context.Background(), func(*crew.Worker) error { time.Sleep(openPatience + time.Minute); return nil })
 		}()
 		synctest.Wait() // the only thread is busy
 		if err := r.cufile.start(r); !errors.Is(err, context.DeadlineExceeded) {
@@ -110,7 +111,7 @@ func TestCloseWhileTheGPUGivesBack(t *testing.T) {
 	r.cufile.mu.Lock()
 	err := r.Close()
 	r.cufile.mu.Unlock()
-	if !errors.Is(err, ErrUnderWay) {
+	if !errors.Is(err, crew.ErrUnderWay) {
 		t.Errorf("%v, want that something is under way", err)
 	}
 	must(t, r.Close())

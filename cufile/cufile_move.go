@@ -3,6 +3,7 @@ package cufile
 import (
 	"context"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"sync"
 	"sync/atomic"
@@ -28,7 +29,7 @@ func (d *cufileDriver) start(r *Reader) error {
 	defer cancel()
 	opened := make(chan *driver.CuFile, 1)
 	var asked atomic.Bool // or else the threads were busy, or the Reader is closed
-	if err := r.crew.do(ctx, func(*worker) error {
+	if err := r.crew.Do(ctx, func(*crew.Worker) error {
 		asked.Store(true)
 		lib, err := driver.LoadCuFile(r.opt.Libraries.CuFile)
 		if err != nil {
@@ -109,10 +110,10 @@ func (f *File) moveCuFile(ctx context.Context, v *View, pieces []piece) (<-chan 
 	if v.envelope {
 		base -= driver.Pointer(v.skew)
 		p := &pieces[0]
-		p.offset, p.n = p.offset-v.skew, roundUp(p.n+v.skew, pageSize)
+		p.offset, p.n = p.offset-v.skew, driver.RoundUp(p.n+v.skew, driver.PageSize)
 	}
 	parts := cut(pieces, cufileChunk)
-	finished, err := f.r.crew.run(ctx, f.r.opt.Threads, int64(len(parts)), func(_ *worker, i int64) error {
+	finished, err := f.r.crew.Run(ctx, f.r.opt.Threads, int64(len(parts)), func(_ *crew.Worker, i int64) error {
 		for _, p := range parts[i].pieces {
 			if err := f.readCuFile(p, base, p.to, v); err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"os"
 	"runtime"
 	"strings"
@@ -32,7 +33,7 @@ func TestCopyToWritesNothingAfterItReturned(t *testing.T) {
 	}
 	// All threads have taken part in this, so that none is still at what was cancelled.
 	for range 2 * o.Threads {
-		_, err := r.crew.run(t.Context(), o.Threads, int64(o.Threads), func(*worker, int64) error { return nil })
+		_, err := r.crew.Run(t.Context(), o.Threads, int64(o.Threads), func(*crew.Worker, int64) error { return nil })
 		must(t, err)
 	}
 	if !bytes.Equal(p, make([]byte, len(p))) {
@@ -114,8 +115,8 @@ func TestReadThatCloseOvertook(t *testing.T) {
 	must(t, err)
 	v, w, err := f.prepare(t.Context(), []int64{0}, int64(len(data)))
 	must(t, err)
-	must(t, r.mapper.do(t.Context(), r.releaseGPU))
-	if _, err := f.fill(t.Context(), v, w); !errors.Is(err, ErrClosed) {
+	must(t, r.mapper.Do(t.Context(), r.releaseGPU))
+	if _, err := f.fill(t.Context(), v, w); !errors.Is(err, crew.ErrClosed) {
 		t.Errorf("read: %v, want that the reader is closed", err)
 	}
 	_ = f.Close()
@@ -148,7 +149,7 @@ func TestLettingGoEndsWithItsContext(t *testing.T) {
 	cancel()
 	err = <-ended
 	first.mu.Unlock()
-	must(t, r.mapper.do(t.Context(), func(*worker) error { return nil }))
+	must(t, r.mapper.Do(t.Context(), func(*crew.Worker) error { return nil }))
 	if !errors.Is(err, context.Canceled) || !second.hasHandle() {
 		t.Errorf("%v; the second file has its handle: %v", err, second.hasHandle())
 	}

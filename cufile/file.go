@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // File is an open file. Its methods may be called from many goroutines at once.
@@ -114,7 +117,7 @@ func (f *File) shut() <-chan struct{} {
 // come back. Closing twice does nothing.
 func (f *File) Close() (err error) {
 	closed := f.shut()
-	timer := time.NewTimer(closePatience)
+	timer := time.NewTimer(crew.ClosePatience)
 	defer timer.Stop()
 	select {
 	case <-closed:
@@ -125,7 +128,7 @@ func (f *File) Close() (err error) {
 			<-closed
 			f.once.Do(func() { _ = f.release() }) // who could be told has been told
 		})
-		return fmt.Errorf("close %s: a read of it has not ended after %v: the file is closed when it has", f.name, closePatience)
+		return fmt.Errorf("close %s: a read of it has not ended after %v: the file is closed when it has", f.name, crew.ClosePatience)
 	}
 }
 
@@ -191,9 +194,9 @@ func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*Vie
 		return v, w, err
 	}
 	if p := w.lone(); p != nil && (v.choice.Path == Direct || v.choice.Path == Compat) {
-		v.envelope, v.skew = true, p.offset%pageSize
+		v.envelope, v.skew = true, p.offset%driver.PageSize
 	}
-	v.reserved = roundUp(v.skew+v.n, pageSize) // whole pages, so that an aligned envelope fits
+	v.reserved = driver.RoundUp(v.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
 	v.at, err = f.r.arena.take(ctx, v.reserved)
 	return v, w, err
 }
@@ -248,7 +251,7 @@ func (f *File) fill(ctx context.Context, v *View, w *work) (*View, error) {
 				return err
 			}
 			p := w.lone() // an envelope has room for the place in a page that it was made for
-			v.envelope = v.envelope && p != nil && p.offset%pageSize == v.skew
+			v.envelope = v.envelope && p != nil && p.offset%driver.PageSize == v.skew
 		}
 		again, v.moved = true, Moved{}
 		finished, err = f.fillGroups(ctx, v, w.groups)
@@ -333,7 +336,7 @@ func (f *File) plan(ctx context.Context, offsets []int64, length int64, inMount 
 	closed := f.r.closed
 	f.r.mu.Unlock()
 	if closed {
-		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
+		return nil, fmt.Errorf("read %s: %w", f.name, crew.ErrClosed)
 	}
 	size := f.Size()
 	if length < 0 {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
@@ -107,11 +108,11 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 	if total/int64(len(parts)) < smallPiece && f.r.cu.Launches() {
 		finished, err = f.r.gatherParts(ctx, v, parts, set.list)
 	} else {
-		finished, err = f.r.mapper.run(ctx, 1, int64(len(parts)), func(w *worker, i int64) error {
+		finished, err = f.r.mapper.Run(ctx, 1, int64(len(parts)), func(w *crew.Worker, i int64) error {
 			if err := v.follow(w); err != nil {
 				return err
 			}
-			return w.copyPart(f.r.maps, &parts[i], set.list[parts[i].window], base)
+			return copyPart(w, f.r.maps, &parts[i], set.list[parts[i].window], base)
 		})
 	}
 	if err == nil {
@@ -124,8 +125,8 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan 
 }
 
 // copyPart starts a copy. The window stays until the slot that stands for the copy is settled.
-func (w *worker) copyPart(maps *mappings, p *part, ref windowRef, base driver.Pointer) error {
-	s, err := w.slot()
+func copyPart(w *crew.Worker, maps *mappings, p *part, ref windowRef, base driver.Pointer) error {
+	s, err := w.Slot()
 	if err != nil {
 		return err
 	}
@@ -133,21 +134,8 @@ func (w *worker) copyPart(maps *mappings, p *part, ref windowRef, base driver.Po
 	if err != nil {
 		return err
 	}
-	err = w.cu.CopyIn(base+driver.Pointer(p.to), m.memory[p.skip:p.skip+p.n], w.stream)
-	return w.sentFrom(s, []*mapping{m}, err)
-}
-
-// sentFrom is sent for what reads from windows. After an error they are given up at once: CUDA has failed for good.
-func (w *worker) sentFrom(s *slot, held []*mapping, err error) error {
-	if err == nil {
-		err = w.sent(s)
-	}
-	if err != nil {
-		release(held)
-		return err
-	}
-	s.held = held
-	return nil
+	err = w.CUDA.CopyIn(base+driver.Pointer(p.to), m.memory[p.skip:p.skip+p.n], w.Stream)
+	return w.SentHolding(s, func() { release([]*mapping{m}) }, err)
 }
 
 const (
@@ -159,7 +147,7 @@ const (
 // moved while the next is registered.
 func (r *Reader) gatherParts(ctx context.Context, v *View, parts []part, list []windowRef) (<-chan struct{}, error) {
 	groups := r.groupByWindows(parts, list)
-	return r.mapper.run(ctx, 1, int64(len(groups)), func(w *worker, i int64) error {
+	return r.mapper.Run(ctx, 1, int64(len(groups)), func(w *crew.Worker, i int64) error {
 		fn, err := r.gather.Load(r.cu, driver.GatherKernel)
 		if err != nil {
 			return err
@@ -169,7 +157,7 @@ func (r *Reader) gatherParts(ctx context.Context, v *View, parts []part, list []
 		}
 		g := &groups[i]
 		for !g.done() {
-			if err := w.gather(r.maps, fn, g, list[g.first:g.last], v.base()); err != nil {
+			if err := g.launch(w, r.maps, fn, list[g.first:g.last], v.base()); err != nil {
 				return err
 			}
 		}
@@ -216,10 +204,10 @@ func (r *Reader) groupByWindows(parts []part, list []windowRef) []partGroup {
 	return groups
 }
 
-// gather writes a table of pieces into a slot, which the GPU reads as well, and launches. A group whose table is
+// launch writes a table of pieces into a slot, which the GPU reads as well, and launches. A group whose table is
 // longer than a slot takes more than one call.
-func (w *worker) gather(maps *mappings, fn driver.Handle, g *partGroup, list []windowRef, base driver.Pointer) error {
-	s, err := w.slot()
+func (g *partGroup) launch(w *crew.Worker, maps *mappings, fn driver.Handle, list []windowRef, base driver.Pointer) error {
+	s, err := w.Slot()
 	if err != nil {
 		return err
 	}
@@ -227,15 +215,17 @@ func (w *worker) gather(maps *mappings, fn driver.Handle, g *partGroup, list []w
 	for i, ref := range list {
 		m, err := maps.acquire(w, ref)
 		if err != nil {
-			return w.sentFrom(s, held, err)
+			release(held)
+			return err
 		}
 		held = append(held, m)
 		if from[i], err = maps.address(w, m); err != nil {
-			return w.sentFrom(s, held, err)
+			release(held)
+			return err
 		}
 	}
-	count := g.write(s.memory, from, base)
-	return w.sentFrom(s, held, w.cu.LaunchGather(fn, s.device(), uint32(count), w.stream))
+	count := g.write(s.Memory, from, base)
+	return w.SentHolding(s, func() { release(held) }, w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream))
 }
 
 func (g *partGroup) done() bool { return g.next == len(g.parts) }

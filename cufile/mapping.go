@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
@@ -27,7 +28,8 @@ type mappings struct {
 	mostFiles     int
 	fill          *filler
 
-	mu      sync.Mutex // guards what follows, and mappedFile, mapping and backing.mapped
+	mu      sync.Mutex                   // guards what follows, and mappedFile, mapping and backing.mapped
+	ahead   map[*crew.Worker]*mappedFile // in which a worker may look ahead
 	files   map[fileKey]*mappedFile
 	order   *list.List    // of *mapping: those that are registered, the most recently used first
 	bytes   int64         // registered, or about to be
@@ -70,7 +72,7 @@ var errUnmapped = errors.New("make a file's pages visible to the GPU")
 
 func newMappings(window, limit int64, readers int) *mappings {
 	m := &mappings{window: window, limit: max(limit, int64(readers+1)*window), readers: readers, mostFiles: mostMapped,
-		files: map[fileKey]*mappedFile{}, order: list.New(), changed: make(chan struct{})}
+		files: map[fileKey]*mappedFile{}, ahead: map[*crew.Worker]*mappedFile{}, order: list.New(), changed: make(chan struct{})}
 	m.fill = newFiller(m)
 	return m
 }
@@ -117,7 +119,7 @@ func (m *mappings) holds(list []windowRef) bool {
 
 // windowSize is the size of a file's window in bytes: whole pages.
 func (m *mappings) windowSize(length, index int64) int64 {
-	return min(m.window, roundUp(length, pageSize)-index*m.window)
+	return min(m.window, driver.RoundUp(length, driver.PageSize)-index*m.window)
 }
 
 // expect maps the files of windows that a request will use soon, and has their page tables filled by then.
@@ -138,7 +140,7 @@ func (m *mappings) expect(list []windowRef) error {
 }
 
 // acquire gives a registered window, which stays until it is released. Where there is no room it makes some.
-func (m *mappings) acquire(w *worker, ref windowRef) (*mapping, error) {
+func (m *mappings) acquire(w *crew.Worker, ref windowRef) (*mapping, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
@@ -172,7 +174,7 @@ func (m *mappings) acquire(w *worker, ref windowRef) (*mapping, error) {
 }
 
 // take registers a window, and makes room for the next one.
-func (m *mappings) take(w *worker, f *mappedFile, index int64) (*mapping, error) {
+func (m *mappings) take(w *crew.Worker, f *mappedFile, index int64) (*mapping, error) {
 	window, err := m.register(w, f, index)
 	if err != nil {
 		return nil, err
@@ -199,36 +201,36 @@ func release(held []*mapping) {
 }
 
 // address is where the GPU whose context the worker has sees a window.
-func (m *mappings) address(w *worker, window *mapping) (driver.Pointer, error) {
+func (m *mappings) address(w *crew.Worker, window *mapping) (driver.Pointer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, ok := window.addresses[w.context]
+	p, ok := window.addresses[w.Context]
 	if ok {
 		return p, nil
 	}
-	p, err := w.cu.DeviceAddress(window.memory)
+	p, err := w.CUDA.DeviceAddress(window.memory)
 	if err == nil {
-		window.addresses[w.context] = p
+		window.addresses[w.Context] = p
 	}
 	return p, err
 }
 
 // wait needs mu and gives it up meanwhile. What the worker itself has under way is waited for first: another may need
 // that.
-func (m *mappings) wait(w *worker, settled <-chan struct{}) error {
+func (m *mappings) wait(w *crew.Worker, settled <-chan struct{}) error {
 	m.mu.Unlock()
 	defer m.mu.Lock()
-	w.drain()
+	w.Drain()
 	select {
 	case <-settled:
 		return nil
-	case <-w.job.ctx.Done():
-		return w.job.ctx.Err()
+	case <-w.Request().Done():
+		return w.Request().Err()
 	}
 }
 
 // makeRoom needs mu and gives it up meanwhile.
-func (m *mappings) makeRoom(w *worker, size int64) error {
+func (m *mappings) makeRoom(w *crew.Worker, size int64) error {
 	changed := m.changed
 	if err := m.discardOldest(w, size); err != nil || m.bytes+size <= m.limit {
 		return err
@@ -243,7 +245,7 @@ func (m *mappings) makeRoom(w *worker, size int64) error {
 // from the one before have ended as a rule. The driver waits for all copies of the device before it unregisters
 // anything, so later it would cost a copy's time, and the CPU spins (measured on an H200: 22 GB/s where each copy was
 // followed by that). It needs mu.
-func (m *mappings) clearWay(w *worker, f *mappedFile) error {
+func (m *mappings) clearWay(w *crew.Worker, f *mappedFile) error {
 	if f.next == 0 || f.windows[f.next] != nil {
 		return nil
 	}
@@ -256,9 +258,9 @@ func (m *mappings) clearWay(w *worker, f *mappedFile) error {
 
 // discardOldest discards the least recently used windows, until what is registered and so many bytes more are half of
 // what may be. It needs mu and gives it up meanwhile.
-func (m *mappings) discardOldest(w *worker, size int64) error {
+func (m *mappings) discardOldest(w *crew.Worker, size int64) error {
 	m.mu.Unlock()
-	w.drain() // waiting for our copies here does not burn the CPU as the driver does
+	w.Drain() // waiting for our copies here does not burn the CPU as the driver does
 	m.mu.Lock()
 	var victims []*mapping
 	left := m.bytes + size
@@ -272,14 +274,14 @@ func (m *mappings) discardOldest(w *worker, size int64) error {
 }
 
 // register needs mu and gives it up meanwhile. The window is used by the caller.
-func (m *mappings) register(w *worker, f *mappedFile, index int64) (*mapping, error) {
+func (m *mappings) register(w *crew.Worker, f *mappedFile, index int64) (*mapping, error) {
 	first, size := index*m.window, m.windowSize(f.key.length, index)
 	found := &mapping{home: m, file: f, index: index, memory: f.memory[first : first+size], refs: 1,
 		settled: make(chan struct{}), addresses: map[driver.Handle]driver.Pointer{}}
 	f.windows[index], f.filled[index] = found, true
 	m.bytes += size
 	m.mu.Unlock()
-	err := w.cu.Register(found.memory, driver.HostPortable|driver.HostDeviceMap|driver.HostReadOnly)
+	err := w.CUDA.Register(found.memory, driver.HostPortable|driver.HostDeviceMap|driver.HostReadOnly)
 	m.mu.Lock()
 	if err != nil {
 		f.windows[index] = nil
@@ -298,7 +300,7 @@ func (m *mappings) register(w *worker, f *mappedFile, index int64) (*mapping, er
 const mostTables = 64
 
 // discard unregisters windows. It needs mu and gives it up meanwhile.
-func (m *mappings) discard(w *worker, windows []*mapping) error {
+func (m *mappings) discard(w *crew.Worker, windows []*mapping) error {
 	if len(windows) == 0 {
 		return nil
 	}
@@ -309,7 +311,7 @@ func (m *mappings) discard(w *worker, windows []*mapping) error {
 	m.mu.Unlock()
 	var errs []error
 	for _, window := range windows {
-		errs = append(errs, w.cu.Unregister(window.memory))
+		errs = append(errs, w.CUDA.Unregister(window.memory))
 		if window.file.key.length > mostTables*m.limit {
 			errs = append(errs, unix.Madvise(window.memory, unix.MADV_DONTNEED))
 		}
@@ -327,12 +329,12 @@ func (m *mappings) discard(w *worker, windows []*mapping) error {
 }
 
 // follow notes which window a reader of the file uses, and which one it will need next if it reads on. It needs mu.
-func (f *mappedFile) follow(m *mappings, w *worker, index int64) {
+func (f *mappedFile) follow(m *mappings, w *crew.Worker, index int64) {
 	switch {
 	case index == f.last:
 		return
 	case index == f.last+1 && index+1 < int64(len(f.windows)):
-		f.next, w.ahead = index+1, f
+		f.next, m.ahead[w] = index+1, f
 		for further := f.next; further < min(f.next+2, int64(len(f.windows))); further++ {
 			m.fill.ask(f, further)
 		}
@@ -344,11 +346,11 @@ func (f *mappedFile) follow(m *mappings, w *worker, index int64) {
 
 // lookAhead registers the window that a sequential reader needs next, while the worker has nothing else to do. It says
 // whether it did something.
-func (m *mappings) lookAhead(w *worker) bool {
+func (m *mappings) lookAhead(w *crew.Worker) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := w.ahead
-	w.ahead = nil
+	f := m.ahead[w]
+	delete(m.ahead, w)
 	if f == nil || f.gone || f.next == 0 || f.windows[f.next] != nil {
 		return false
 	}

@@ -8,6 +8,9 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // mapFile gives a file's address space. It needs mu.
@@ -18,7 +21,7 @@ func (m *mappings) mapFile(b *backing) (*mappedFile, error) {
 	f := m.find(b)
 	if f == nil {
 		// MAP_SHARED: a private mapping of this kind was seen to hang in the driver.
-		memory, err := unix.Mmap(b.fd, 0, int(roundUp(b.length, pageSize)), unix.PROT_READ, unix.MAP_SHARED)
+		memory, err := unix.Mmap(b.fd, 0, int(driver.RoundUp(b.length, driver.PageSize)), unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil {
 			return nil, fmt.Errorf("%w: map %s: %w", errUnmapped, b.name, err)
 		}
@@ -79,9 +82,9 @@ func (m *mappings) unmap(f *mappedFile) error {
 
 // thin unmaps files until half of those that may be mapped are, but for what is in use. It needs mu and gives it up
 // meanwhile.
-func (m *mappings) thin(w *worker) error {
+func (m *mappings) thin(w *crew.Worker) error {
 	m.mu.Unlock()
-	w.drain()
+	w.Drain()
 	m.mu.Lock()
 	var victims []*mapping
 	files := map[*mappedFile]bool{}
@@ -108,7 +111,7 @@ func (m *mappings) idleFiles() (list []*mappedFile) {
 }
 
 // forget ends the use of a file that is about to be closed, and with the last user what there is of it.
-func (m *mappings) forget(w *worker, b *backing) error {
+func (m *mappings) forget(w *crew.Worker, b *backing) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := b.mapped
@@ -125,9 +128,9 @@ func (m *mappings) forget(w *worker, b *backing) error {
 
 // drop discards a file that has no user. It needs mu and gives it up meanwhile. What CUDA does not let go of is unmapped
 // too: it fails for good then, and reads nothing any more.
-func (m *mappings) drop(w *worker, f *mappedFile) error {
+func (m *mappings) drop(w *crew.Worker, f *mappedFile) error {
 	m.mu.Unlock()
-	w.drain()
+	w.Drain()
 	m.mu.Lock()
 	var errs []error
 	for len(f.users) == 0 && !f.idle() {
@@ -152,12 +155,12 @@ func (m *mappings) drop(w *worker, f *mappedFile) error {
 }
 
 // close ends the filling and discards all that is left. Nobody may use it any more.
-func (m *mappings) close(w *worker) error {
+func (m *mappings) close(w *crew.Worker) error {
 	m.fill.close()
 	return m.discardAll(w)
 }
 
-func (m *mappings) discardAll(w *worker) error {
+func (m *mappings) discardAll(w *crew.Worker) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var errs []error

@@ -3,6 +3,7 @@ package cufile
 import (
 	"bytes"
 	"errors"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"math/rand/v2"
 	"os"
@@ -89,7 +90,7 @@ func TestSharedWindowsMove(t *testing.T) {
 		t.Setenv("FAKE_CUDA_DELAY_US", "5")
 		o := smallOptions(fakeLibraries(t), Mapped)
 		sharedWindowsMove(t, o)
-		slots := int64(o.Threads+1) * slotsPerWorker * (o.Slot + 2*pageSize) * sharedReadersMoving
+		slots := int64(o.Threads+1) * crew.SlotsPerWorker * (o.Slot + 2*driver.PageSize) * sharedReadersMoving
 		windows := (sharedReadersMoving + 1) * o.Window
 		if peak := int64(ask(t, o.Libraries.CUDA, "fake_cuda_pinned_peak")); peak > slots+windows {
 			t.Errorf("%d bytes were pinned at once, at most %d for slots and %d for windows are allowed", peak, slots, windows)
@@ -250,7 +251,7 @@ func TestFillingATruncatedFile(t *testing.T) {
 	}
 	until(t, "both windows are done with", func() bool { return len(m.fill.jobs) == 0 })
 	m.fill.close()
-	if err := errors.Join(m.discardAll(&worker{}), p.close()); err != nil {
+	if err := errors.Join(m.discardAll(&crew.Worker{}), p.close()); err != nil {
 		t.Error(err)
 	}
 }

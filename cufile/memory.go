@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"math"
 	"runtime/debug"
@@ -67,18 +68,18 @@ func (l *landing) bytes() []byte {
 }
 
 // follow lets what a worker starts from here on wait for what the caller wants done before.
-func (v *View) follow(w *worker) error {
+func (v *View) follow(w *crew.Worker) error {
 	if v.caller == nil {
 		return nil
 	}
 	return v.caller.follow(w)
 }
 
-func (l *landing) follow(w *worker) error {
+func (l *landing) follow(w *crew.Worker) error {
 	if l.after == 0 {
 		return nil
 	}
-	return w.cu.StreamWait(w.stream, l.after)
+	return w.CUDA.StreamWait(w.Stream, l.after)
 }
 
 // check refuses a request that cannot be, before anything is written.
@@ -155,14 +156,14 @@ func (r *Reader) quiet(finished <-chan struct{}) {
 	select {
 	case <-finished:
 		return
-	case <-r.crew.gone:
+	case <-r.crew.Gone():
 	}
 	if r.mapper == nil {
 		return
 	}
 	select {
 	case <-finished:
-	case <-r.mapper.gone:
+	case <-r.mapper.Gone():
 	}
 }
 
@@ -221,8 +222,8 @@ func (r *Reader) deliver(ctx context.Context, v *View, to *landing, widen Widen)
 	if r.cu == nil {
 		return r.deliverHost(ctx, v, to, widen)
 	}
-	finished, err := r.crew.run(ctx, 1, 1, func(w *worker, _ int64) error {
-		s, err := w.slot()
+	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+		s, err := w.Slot()
 		if err != nil {
 			return err
 		}
@@ -230,14 +231,14 @@ func (r *Reader) deliver(ctx context.Context, v *View, to *landing, widen Widen)
 			return err
 		}
 		if widen == WidenNone {
-			err = w.cu.CopyWithin(driver.Pointer(to.at), driver.Pointer(v.Pointer()), v.Len(), w.stream)
+			err = w.CUDA.CopyWithin(driver.Pointer(to.at), driver.Pointer(v.Pointer()), v.Len(), w.Stream)
 		} else {
-			err = w.widen(&r.widen, widen, driver.Pointer(v.Pointer()), driver.Pointer(to.at), v.Len())
+			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), driver.Pointer(to.at), v.Len())
 		}
 		if err != nil {
 			return err
 		}
-		return w.sent(s)
+		return w.Sent(s)
 	})
 	r.quiet(finished)
 	return err
@@ -251,7 +252,7 @@ func (r *Reader) deliverHost(ctx context.Context, v *View, to *landing, widen Wi
 		return err
 	}
 	from, memory := v.Bytes(), to.bytes()
-	finished, err := r.crew.run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *worker, i int64) (err error) {
+	finished, err := r.crew.Run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
 		// What is no memory at all must not end the process.
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 		defer func() {

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
@@ -291,7 +292,7 @@ func TestCancelWaitsUntilNothingIsWritten(t *testing.T) {
 		select {
 		case <-q.Done():
 			t.Error("it ended although it may still write")
-		case <-time.After(2 * grace):
+		case <-time.After(2 * crew.Grace):
 		}
 		ask(t, o.Libraries.CUDA, "fake_cuda_go_on")
 		if _, err := q.Result(); !errors.Is(err, context.Canceled) {
@@ -327,7 +328,7 @@ func TestAllocation(t *testing.T) {
 	must(t, a.CopyTo(make([]byte, 1000), 0))
 	must(t, a.Free())
 	must(t, a.Free())
-	if err := a.CopyTo(make([]byte, 1), 0); !errors.Is(err, ErrClosed) {
+	if err := a.CopyTo(make([]byte, 1), 0); !errors.Is(err, crew.ErrClosed) {
 		t.Errorf("copy of what is free: %v", err)
 	}
 	if n := ask(t, o.Libraries.CUDA, "fake_cuda_retained"); n != 1 {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
 // Path is a way for bytes to get where they are wanted.
@@ -73,9 +75,9 @@ func (m *Moved) count(p Path, n int64) {
 
 // Errors to be matched with errors.Is.
 var (
-	ErrClosed      = errors.New("reader is closed")
+	ErrClosed      = crew.ErrClosed
 	ErrTooLarge    = errors.New("too large")
 	ErrUnavailable = errors.New("path is not available")
 	ErrShort       = errors.New("file ended early: it was truncated after it was opened")
-	ErrUnderWay    = errors.New("a read or a call into a GPU library is still under way")
+	ErrUnderWay    = crew.ErrUnderWay
 )

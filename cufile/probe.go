@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
@@ -210,7 +211,7 @@ func strictRead(ctx context.Context, q probeRequest) (Proof, error) {
 		return Proof{}, err
 	}
 	defer func() { _ = b.close() }()
-	if b.length < pageSize {
+	if b.length < driver.PageSize {
 		return Proof{Unknown, "the file has less than one page"}, nil
 	}
 	r, err := New(ctx, Options{Device: q.Device, Path: Direct, Threads: 1, Slot: block, Arena: most * block, Libraries: q.Libraries})
@@ -224,9 +225,9 @@ func strictRead(ctx context.Context, q probeRequest) (Proof, error) {
 
 func (f *File) readAndJudge(ctx context.Context, b *backing, block, most int64) (Proof, error) {
 	// Whole pages only: the page at the end of a file is one that every file system reads in its own way.
-	size := min(block, b.length/pageSize*pageSize)
+	size := min(block, b.length/driver.PageSize*driver.PageSize)
 	count := min(most, b.length/size)
-	stride := (b.length - size) / max(count-1, 1) / pageSize * pageSize
+	stride := (b.length - size) / max(count-1, 1) / driver.PageSize * driver.PageSize
 	var before, after driver.ReadCounts
 	count0 := func() (err error) {
 		if err = f.r.cufile.lib.StartCounting(); err != nil {
@@ -235,7 +236,7 @@ func (f *File) readAndJudge(ctx context.Context, b *backing, block, most int64) 
 		before, err = f.r.cufile.lib.Counts(f.r.gpu.RawUUID)
 		return err
 	}
-	countErr := f.r.crew.do(ctx, func(*worker) error { return count0() })
+	countErr := f.r.crew.Do(ctx, func(*crew.Worker) error { return count0() })
 	want, got := make([]byte, size), make([]byte, size)
 	for i := range count {
 		v, err := f.Read(ctx, i*stride, size)
@@ -254,7 +255,7 @@ func (f *File) readAndJudge(ctx context.Context, b *backing, block, most int64) 
 	if countErr != nil {
 		return Proof{Unknown, "it reads with compat mode off, but " + countErr.Error()}, nil
 	}
-	if err := f.r.crew.do(ctx, func(*worker) (err error) {
+	if err := f.r.crew.Do(ctx, func(*crew.Worker) (err error) {
 		after, err = f.r.cufile.lib.Counts(f.r.gpu.RawUUID)
 		return err
 	}); err != nil {

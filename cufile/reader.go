@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
 )
@@ -107,9 +108,9 @@ func (o *Options) setDefaults() error {
 	if o.Device < HostDevice {
 		return fmt.Errorf("device must be a GPU's index, or -1 for the host, not %d", o.Device)
 	}
-	o.Slot = roundUp(o.Slot, pageSize)
-	o.Arena = roundUp(o.Arena, slotAlign)
-	o.Window = roundUp(o.Window, pageSize)
+	o.Slot = driver.RoundUp(o.Slot, driver.PageSize)
+	o.Arena = driver.RoundUp(o.Arena, slotAlign)
+	o.Window = driver.RoundUp(o.Window, driver.PageSize)
 	o.Pinned = max(o.Pinned, 2*o.Window)
 	return nil
 }
@@ -121,14 +122,12 @@ func stagers(threads, readers int) int {
 	return min(threads, max(2, forAll/max(readers, 1)))
 }
 
-func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
-
 // Reader reads files into one device's memory. Its methods may be called from many goroutines at once.
 type Reader struct {
 	opt     Options
 	gpu     driver.GPU // zero for the host
-	crew    *crew
-	mapper  *crew        // the one thread that registers files, see mappings; nil for the host
+	crew    *crew.Crew
+	mapper  *crew.Crew   // the one thread that registers files, see mappings; nil for the host
 	cu      *driver.CUDA // nil for the host
 	context driver.Handle
 	arena   *arena
@@ -195,7 +194,7 @@ func (r *Reader) startHost() (err error) {
 	if r.host, err = unix.Mmap(-1, 0, int(r.opt.Arena), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return fmt.Errorf("allocate %d bytes of host memory: %w", r.opt.Arena, err)
 	}
-	if r.crew, err = newCrew(crewOptions{threads: r.opt.Threads}); err != nil {
+	if r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads}); err != nil {
 		return errors.Join(err, r.release())
 	}
 	return nil
@@ -215,15 +214,15 @@ func (r *Reader) startGPU() (err error) {
 	r.cu = cu
 	mapper := make(chan error, 1) // beside the crew: both take milliseconds
 	go func() { mapper <- r.startMapper() }()
-	r.crew, err = newCrew(crewOptions{cu: cu, context: r.context, threads: r.opt.Threads, slotSize: r.opt.Slot, near: driver.NearCPUs(r.gpu.NUMA)})
+	r.crew, err = crew.New(crew.Options{CUDA: cu, Context: r.context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(r.gpu.NUMA)})
 	mapperErr := <-mapper
 	if err != nil {
-		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", slotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
+		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
 	if mapperErr != nil {
 		return mapperErr
 	}
-	return r.crew.do(context.Background(), func(*worker) error {
+	return r.crew.Do(context.Background(), func(*crew.Worker) error {
 		if r.block, err = cu.Alloc(r.opt.Arena + slotAlign); err != nil {
 			free, total, infoErr := cu.MemInfo()
 			if infoErr != nil {
@@ -231,7 +230,7 @@ func (r *Reader) startGPU() (err error) {
 			}
 			return fmt.Errorf("arena of %d bytes on %s, which has %d of %d bytes free: %w", r.opt.Arena, r.gpu.Name, free, total, err)
 		}
-		r.hbm = driver.Pointer(roundUp(int64(r.block), slotAlign))
+		r.hbm = driver.Pointer(driver.RoundUp(int64(r.block), slotAlign))
 		return nil
 	})
 }
@@ -248,7 +247,7 @@ func (r *Reader) startMapper() (err error) {
 		r.share, r.maps = r.opt.Share, r.opt.Share.maps
 	}
 	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
-	r.mapper, err = newCrew(crewOptions{cu: r.cu, context: r.context, threads: 1, slotSize: min(r.opt.Slot, table), near: driver.NearCPUs(r.gpu.NUMA), idle: r.maps.lookAhead})
+	r.mapper, err = crew.New(crew.Options{CUDA: r.cu, Context: r.context, Threads: 1, SlotSize: min(r.opt.Slot, table), Near: driver.NearCPUs(r.gpu.NUMA), Idle: r.maps.lookAhead})
 	if err != nil && own {
 		r.maps.fill.close()
 	}
@@ -286,7 +285,7 @@ func (r *Reader) Close() error {
 		return nil
 	}
 	err := r.release()
-	if errors.Is(err, ErrUnderWay) {
+	if errors.Is(err, crew.ErrUnderWay) {
 		return fmt.Errorf("close the reader: %w; close it again then", err)
 	}
 	r.ended = true
@@ -297,23 +296,23 @@ func (r *Reader) Close() error {
 func (r *Reader) release() error {
 	// The workers first: what one of them is stuck in may still write to the memory that goes after them.
 	if r.crew != nil {
-		if err := r.crew.close(); err != nil {
+		if err := r.crew.Close(); err != nil {
 			return err
 		}
 	}
 	var errs []error
 	if r.mapper != nil {
 		if !r.over {
-			err := r.mapper.doAtLast(closePatience, func(w *worker) error {
+			err := r.mapper.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
 				r.freed = r.releaseGPU(w)
 				return nil
 			})
-			if errors.Is(err, ErrUnderWay) {
+			if errors.Is(err, crew.ErrUnderWay) {
 				return err
 			}
 			r.over, errs = true, append(errs, r.freed) // err says no more: where it was under way before, that it is done
 		}
-		if err := r.mapper.close(); err != nil {
+		if err := r.mapper.Close(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 	}
@@ -338,7 +337,7 @@ func (r *Reader) forget(files []*backing) error {
 	if r.cu == nil {
 		return nil
 	}
-	return r.mapper.doAtLast(closePatience, func(w *worker) error {
+	return r.mapper.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
 		var errs []error
 		for _, b := range files {
 			r.cufile.forget(b)
@@ -354,7 +353,7 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 	if len(files) == 0 {
 		return nil
 	}
-	return r.mapper.do(ctx, func(w *worker) error {
+	return r.mapper.Do(ctx, func(w *crew.Worker) error {
 		var errs []error
 		for _, b := range files {
 			if err := ctx.Err(); err != nil { // the caller has left, and the rest are in use again
@@ -370,8 +369,8 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 }
 
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
-func (r *Reader) releaseGPU(w *worker) error {
-	w.over = true
+func (r *Reader) releaseGPU(w *crew.Worker) error {
+	w.Retire()
 	errs := []error{r.cufile.stop(), r.gather.Unload(r.cu), r.widen.Unload(r.cu)}
 	if r.share == nil {
 		errs = append(errs, r.maps.close(w))

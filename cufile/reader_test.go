@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
@@ -128,7 +129,7 @@ func TestStreamKeepsThePlansOrder(t *testing.T) {
 			t.Fatalf("after the last span: %v, want EOF", err)
 		}
 		if o.Libraries.CUDA != "" {
-			slots := int64(o.Threads+1) * slotsPerWorker * (o.Slot + 2*pageSize)
+			slots := int64(o.Threads+1) * crew.SlotsPerWorker * (o.Slot + 2*driver.PageSize)
 			if peak := int64(ask(t, o.Libraries.CUDA, "fake_cuda_pinned_peak")); peak > slots+o.Pinned {
 				t.Errorf("%d bytes were pinned at once, at most %d for slots and %d for windows are allowed", peak, slots, o.Pinned)
 			}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
 // connected is a source that has a daemon to talk to.
@@ -100,7 +101,7 @@ func report(s connected, list []control.Moved) {
 	if len(list) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	ctx, cancel := context.WithTimeout(context.Background(), crew.Grace)
 	defer cancel()
 	_ = s.daemon().ReportStats(ctx, list...)
 }
@@ -116,7 +117,7 @@ func (f *File) readers(ctx context.Context) int {
 	}
 	r.mu.Unlock()
 	if due {
-		ctx, cancel := context.WithTimeout(ctx, grace) // a daemon that hangs holds up no read of what is open
+		ctx, cancel := context.WithTimeout(ctx, crew.Grace) // a daemon that hangs holds up no read of what is open
 		defer cancel()
 		if n, err := s.daemon().Readers(ctx); err == nil { // else it is as it was
 			known = n

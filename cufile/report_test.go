@@ -1,9 +1,7 @@
 package cufile
 
 import (
-	"context"
 	"testing"
-	"time"
 )
 
 func TestReasonsWithoutFigures(t *testing.T) {
@@ -47,40 +45,5 @@ func TestStagersShareTheHost(t *testing.T) {
 		if got := stagers(c.threads, c.readers); got != c.want {
 			t.Errorf("%d threads, %d readers: %d, want %d", c.threads, c.readers, got, c.want)
 		}
-	}
-}
-
-func TestCrewWorksWithThoseWhoMay(t *testing.T) {
-	c, err := newCrew(crewOptions{threads: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, most := range []int{1, 3, 4, 2} {
-		c.allow(most)
-		busy := make(chan int, 100)
-		release := make(chan struct{})
-		ended := make(chan error, 1)
-		go func() {
-			_, err := c.run(context.Background(), 4, 20, func(w *worker, _ int64) error {
-				busy <- w.index
-				<-release
-				return nil
-			})
-			ended <- err
-		}()
-		// Who waited for work when the number fell takes part once more, so all are seen only at the end.
-		select {
-		case <-busy:
-		case <-time.After(time.Minute):
-			t.Fatal("nobody works")
-		}
-		close(release)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}
-	c.allow(4)
-	if err := c.close(); err != nil {
-		t.Error(err)
 	}
 }

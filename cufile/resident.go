@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // resident gives the part of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
@@ -34,9 +36,9 @@ func resident(pieces []piece) (float64, bool) {
 
 // residentPages counts a range's pages, and those that the cache holds.
 func residentPages(b *backing, offset, n int64) (pages, cached int64, ok bool) {
-	first := offset / pageSize * pageSize
-	n = roundUp(offset+n, pageSize) - first
-	pages = n / pageSize
+	first := offset / driver.PageSize * driver.PageSize
+	n = driver.RoundUp(offset+n, driver.PageSize) - first
+	pages = n / driver.PageSize
 	var stat unix.Cachestat_t
 	err := unix.Cachestat(uint(b.fd), &unix.CachestatRange{Off: uint64(first), Len: uint64(n)}, &stat, 0)
 	if err == nil {
@@ -59,14 +61,14 @@ func mincore(b *backing, first, n int64) (pages, cached int64, ok bool) {
 		return 0, 0, false
 	}
 	defer func() { _ = unix.Munmap(memory) }() // a mapping that cannot be undone ends with the process
-	flags := make([]byte, n/pageSize)
+	flags := make([]byte, n/driver.PageSize)
 	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&memory[0])), uintptr(n), uintptr(unsafe.Pointer(&flags[0]))); errno != 0 {
 		return 0, 0, false
 	}
 	for _, flag := range flags {
 		cached += int64(flag & 1)
 	}
-	return n / pageSize, cached, true
+	return n / driver.PageSize, cached, true
 }
 
 // onNVMe says whether the block device under a file is NVMe, or something built of block devices by that name.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"sync"
 )
@@ -93,9 +94,9 @@ func (s *Shared) discard(kept driver.Handle) error {
 	if len(s.maps.files) == 0 {
 		return nil
 	}
-	c, err := newCrew(crewOptions{cu: s.cu, context: kept, threads: 1, slotSize: pageSize})
+	c, err := crew.New(crew.Options{CUDA: s.cu, Context: kept, Threads: 1, SlotSize: driver.PageSize})
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.do(context.Background(), s.maps.discardAll), c.close())
+	return errors.Join(c.Do(context.Background(), s.maps.discardAll), c.Close())
 }

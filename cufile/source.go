@@ -14,9 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageSize is what O_DIRECT, cuFile and mappings are aligned to. It is the largest logical block in use, too.
-const pageSize = 4096
-
 // source says where a file's bytes lie. A plain file is one run of itself; a file of a mount asks the mount.
 type source interface {
 	// runs gives runs that cover [offset, offset+n) in order, without gaps.

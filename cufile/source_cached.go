@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // The backing files of a mount can be a cache's. What is not on this machine yet lies in none, and what nobody has open
@@ -117,7 +119,7 @@ func appendMissing(ranges []control.Range, mount *backing, offset, n int64) []co
 	case known && cached >= pages:
 		return ranges
 	case known && cached > 0: // so there are two pages at least
-		half := offset/pageSize*pageSize + pages/2*pageSize - offset
+		half := offset/driver.PageSize*driver.PageSize + pages/2*driver.PageSize - offset
 		ranges = appendMissing(ranges, mount, offset, half)
 		return appendMissing(ranges, mount, offset+half, n-half)
 	}

@@ -10,13 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // missingByPage gives the parts of a range without pages, page by page.
 func missingByPage(t *testing.T, b *backing, offset, n int64) (ranges []control.Range) {
 	t.Helper()
 	for at := offset; at < offset+n; {
-		length := min(pageSize-at%pageSize, offset+n-at)
+		length := min(driver.PageSize-at%driver.PageSize, offset+n-at)
 		_, cached, known := residentPages(b, at, length)
 		if !known {
 			t.Skip("needs a kernel that says what is in the page cache")
@@ -50,7 +52,7 @@ func TestMissing(t *testing.T) {
 	defer func() { _ = plain.close() }() // it was only looked at
 	r := rand.New(rand.NewPCG(1, 77))
 	for range 40 { // pages that are there, among those that are not
-		if _, err := file.ReadAt(make([]byte, 1+r.IntN(3*pageSize)), r.Int64N(size-3*pageSize)); err != nil {
+		if _, err := file.ReadAt(make([]byte, 1+r.IntN(3*driver.PageSize)), r.Int64N(size-3*driver.PageSize)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
 // mountedFile is a file of an hbmfs mount: its extents by ioctl, the backing files by the control socket. They are
@@ -282,7 +283,12 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	if len(refused) > 0 {
 		m.client.giveBack(ctx, refused)
 	}
-	return firstError(errs)
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // take takes over a redeemed file.
@@ -331,7 +337,7 @@ func objectsOf(files []*backing) []uint64 {
 
 // giveBack returns those that the daemon was not told of: it did not listen, or has gone.
 func giveBack(ctx context.Context, client *control.Client, objects []uint64) (left []uint64) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), crew.Grace)
 	defer cancel()
 	const most = 4096 // fit into a frame
 	for part := range slices.Chunk(objects, most) {

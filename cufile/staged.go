@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"io"
 )
@@ -59,7 +60,7 @@ func cut(pieces []piece, size int64) []chunk {
 		// Inner cuts lie on pages of the file, so that each part is an aligned envelope of its own.
 		for p.n > size {
 			n := size
-			if odd := (p.offset + n) % pageSize; odd < n {
+			if odd := (p.offset + n) % driver.PageSize; odd < n {
 				n -= odd
 			}
 			parts = append(parts, piece{p.file, p.offset, p.to, n})
@@ -89,7 +90,7 @@ func newChunk(pieces []piece) chunk {
 // chunkSize gives every thread something to do, without making chunks that cost more than they carry.
 func (r *Reader) chunkSize(total int64) int64 {
 	const least = 256 << 10
-	return min(r.opt.Slot, max(least, roundUp(total/int64(r.opt.Threads), pageSize)))
+	return min(r.opt.Slot, max(least, driver.RoundUp(total/int64(r.opt.Threads), driver.PageSize)))
 }
 
 // stage reads pieces with pread: on a GPU into pinned memory that is copied while the next chunk is read, on the
@@ -100,17 +101,17 @@ func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struc
 		total += p.n
 	}
 	if f.r.cu != nil && f.r.opt.adapt {
-		f.r.crew.allow(stagers(f.r.opt.Threads, f.readers(ctx)))
+		f.r.crew.Allow(stagers(f.r.opt.Threads, f.readers(ctx)))
 	}
 	chunks := cut(pieces, f.r.chunkSize(total))
-	finished, err := f.r.crew.run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *worker, i int64) error {
+	finished, err := f.r.crew.Run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
 		if f.r.cu == nil {
 			return readChunk(&chunks[i], v.memory(), chunks[i].to)
 		}
 		if err := v.follow(w); err != nil {
 			return err
 		}
-		return w.stage(&chunks[i], v.base()+driver.Pointer(chunks[i].to), v.cold)
+		return stageChunk(w, &chunks[i], v.base()+driver.Pointer(chunks[i].to), v.cold)
 	})
 	if err == nil {
 		path := Staged
@@ -133,25 +134,25 @@ func readChunk(c *chunk, p []byte, at int64) error {
 	return nil
 }
 
-// stage moves one chunk through the next slot.
-func (w *worker) stage(c *chunk, to driver.Pointer, cold bool) error {
-	s, err := w.slot()
+// stageChunk moves one chunk through the next slot.
+func stageChunk(w *crew.Worker, c *chunk, to driver.Pointer, cold bool) error {
+	s, err := w.Slot()
 	if err != nil {
 		return err
 	}
 	skew := int64(0)
 	if len(c.pieces) == 1 && cold {
-		skew, err = readEnvelope(&c.pieces[0], s.memory)
+		skew, err = readEnvelope(&c.pieces[0], s.Memory)
 	} else {
-		err = readChunk(c, s.memory, 0)
+		err = readChunk(c, s.Memory, 0)
 	}
 	if err != nil {
 		return err
 	}
-	if err := w.cu.CopyIn(to, s.memory[skew:skew+c.n], w.stream); err != nil {
+	if err := w.CUDA.CopyIn(to, s.Memory[skew:skew+c.n], w.Stream); err != nil {
 		return err
 	}
-	return w.sent(s)
+	return w.Sent(s)
 }
 
 // readEnvelope reads the aligned pages around a piece with O_DIRECT, past the page cache, and gives the place of the
@@ -161,8 +162,8 @@ func readEnvelope(p *piece, memory []byte) (skew int64, err error) {
 	if !ok {
 		return 0, p.file.readFull(memory[:p.n], p.offset)
 	}
-	skew = p.offset % pageSize
-	envelope := roundUp(skew+p.n, pageSize)
+	skew = p.offset % driver.PageSize
+	envelope := driver.RoundUp(skew+p.n, driver.PageSize)
 	n, err := readAtLeast(fd, p.file.name, memory[:envelope], p.offset-skew, int(skew+p.n))
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 		// Some file systems take the flag at open and refuse the read. Then the page cache is the only way.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"io"
 	"sync"
@@ -73,22 +74,22 @@ func (v *View) CopyTo(ctx context.Context, p []byte, offset int64) error {
 	step := v.r.opt.Slot
 	var mu sync.RWMutex
 	over := false // guarded by mu
-	_, err := v.r.crew.run(ctx, v.r.opt.Threads, (int64(len(p))+step-1)/step, func(w *worker, i int64) error {
+	_, err := v.r.crew.Run(ctx, v.r.opt.Threads, (int64(len(p))+step-1)/step, func(w *crew.Worker, i int64) error {
 		part := p[i*step : min((i+1)*step, int64(len(p)))]
-		s, err := w.slot()
+		s, err := w.Slot()
 		if err != nil {
 			return err
 		}
-		if err := w.cu.CopyOut(s.memory[:len(part)], driver.Pointer(v.Pointer())+driver.Pointer(offset+i*step), w.stream); err != nil {
+		if err := w.CUDA.CopyOut(s.Memory[:len(part)], driver.Pointer(v.Pointer())+driver.Pointer(offset+i*step), w.Stream); err != nil {
 			return err
 		}
-		if err := errors.Join(w.sent(s), w.settle(s)); err != nil {
+		if err := errors.Join(w.Sent(s), w.Settle(s)); err != nil {
 			return err
 		}
 		mu.RLock()
 		defer mu.RUnlock()
 		if !over {
-			copy(part, s.memory)
+			copy(part, s.Memory)
 		}
 		return nil
 	})

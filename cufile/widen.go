@@ -3,6 +3,7 @@ package cufile
 import (
 	"encoding/binary"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -48,15 +49,15 @@ func (w Widen) copy(to, from []byte) {
 	}
 }
 
-// widen starts the kernel on n bytes of HBM, see widen.cu.
-func (w *worker) widen(k *driver.Kernel, kind Widen, from, to driver.Pointer, n int64) error {
+// launchWiden starts the kernel on n bytes of HBM, see widen.cu.
+func launchWiden(w *crew.Worker, k *driver.Kernel, kind Widen, from, to driver.Pointer, n int64) error {
 	element, _, err := kind.sizes()
 	if err != nil {
 		return err
 	}
-	fn, err := k.Load(w.cu, driver.WidenKernel)
+	fn, err := k.Load(w.CUDA, driver.WidenKernel)
 	if err != nil {
 		return err
 	}
-	return w.cu.LaunchWiden(fn, from, to, uint64(n/element), uint32(element), w.stream)
+	return w.CUDA.LaunchWiden(fn, from, to, uint64(n/element), uint32(element), w.Stream)
 }

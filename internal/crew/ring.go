@@ -1,4 +1,4 @@
-package cufile
+package crew
 
 import (
 	"fmt"
@@ -23,10 +23,10 @@ type ring struct {
 
 const hugePage = 2 << 20
 
-func newRing(o crewOptions) (*ring, error) {
+func newRing(o Options) (*ring, error) {
 	// Two pages more than a chunk, for the aligned envelope around it.
-	r := &ring{cu: o.cu, context: o.context, each: o.slotSize + 2*pageSize}
-	n := int64(o.threads) * slotsPerWorker * r.each
+	r := &ring{cu: o.CUDA, context: o.Context, each: o.SlotSize + 2*driver.PageSize}
+	n := int64(o.Threads) * SlotsPerWorker * r.each
 	var err error
 	if r.whole, err = unix.Mmap(-1, 0, int(n+hugePage), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return nil, fmt.Errorf("allocate %d bytes of host memory: %w", n, err)
@@ -39,13 +39,13 @@ func newRing(o crewOptions) (*ring, error) {
 
 // fill brings the pages of a worker's slots. It is up to its thread, whose memory is near.
 func (r *ring) fill(worker int) {
-	n := slotsPerWorker * r.each
+	n := SlotsPerWorker * r.each
 	_ = unix.Madvise(r.memory[int64(worker)*n:][:n], unix.MADV_POPULATE_WRITE) // otherwise registering does it
 }
 
-func (r *ring) slot(index int) slot {
+func (r *ring) slot(index int) Slot {
 	at := int64(index) * r.each
-	return slot{memory: r.memory[at : at+r.each : at+r.each], ring: r, at: at}
+	return Slot{Memory: r.memory[at : at+r.each : at+r.each], ring: r, at: at}
 }
 
 // pin registers the memory.
@@ -68,5 +68,5 @@ func (r *ring) free() {
 	_ = unix.Munmap(r.whole)
 }
 
-// device is where the GPU sees a slot's memory.
-func (s *slot) device() driver.Pointer { return s.ring.device + driver.Pointer(s.at) }
+// Device is where the GPU sees a slot's memory.
+func (s *Slot) Device() driver.Pointer { return s.ring.device + driver.Pointer(s.at) }

@@ -1,0 +1,133 @@
+package crew
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+)
+
+// Worker is one thread. Only its own goroutine touches it.
+type Worker struct {
+	CUDA    *driver.CUDA  // nil for the host
+	Context driver.Handle // current on the thread
+	Stream  driver.Handle // of its copies
+
+	index int
+	done  *atomic.Int64 // of its crew
+	job   *job          // that it works on
+	over  bool          // what jobs use was given back: those that come are too late
+	slots []Slot
+	next  int
+}
+
+// Slot is pinned memory and the copy that last read it.
+type Slot struct {
+	Memory []byte
+
+	ring   *ring         // that Memory is part of
+	at     int64         // where in it
+	copied driver.Handle // an event
+	busy   bool          // copied has been recorded and not been waited for
+	owner  *job          // whose copy it is
+	held   func()        // gives back what must stay until then; nil for nothing
+}
+
+// SlotsPerWorker: one is filled while another is copied and a third waits for the bus.
+const SlotsPerWorker = 3
+
+func (w *Worker) start(memory *ring) (err error) {
+	if w.CUDA == nil {
+		return nil
+	}
+	if err := w.CUDA.SetCurrent(w.Context); err != nil {
+		return err
+	}
+	if w.Stream, err = w.CUDA.NewStream(); err != nil {
+		return err
+	}
+	for i := range SlotsPerWorker {
+		s := memory.slot(w.index*SlotsPerWorker + i)
+		if s.copied, err = w.CUDA.NewEvent(); err != nil {
+			return err
+		}
+		w.slots = append(w.slots, s)
+	}
+	return nil
+}
+
+// stop gives back what start took. Its errors have nobody who could act on them: the thread ends.
+func (w *Worker) stop() {
+	if w.CUDA == nil {
+		return
+	}
+	w.Drain()
+	if w.Stream != 0 {
+		_ = w.CUDA.Synchronize(w.Stream)
+		_ = w.CUDA.DestroyStream(w.Stream)
+	}
+	for _, s := range w.slots {
+		_ = w.CUDA.DestroyEvent(s.copied)
+	}
+}
+
+// Slot gives a slot that no copy reads any more.
+func (w *Worker) Slot() (*Slot, error) {
+	s := &w.slots[w.next]
+	w.next = (w.next + 1) % len(w.slots)
+	return s, w.Settle(s)
+}
+
+// Settle waits for the copy that reads a slot. It waits by an event, since cuStreamSynchronize burns the CPU.
+func (w *Worker) Settle(s *Slot) error {
+	if !s.busy {
+		return nil
+	}
+	s.busy = false
+	err := w.CUDA.Wait(s.copied)
+	if s.held != nil {
+		s.held()
+		s.held = nil
+	}
+	s.owner.fail(err)
+	s.owner.end()
+	return err
+}
+
+// Sent marks a slot as in use by what is on the stream so far. The job does not end before that is done.
+func (w *Worker) Sent(s *Slot) error {
+	if err := w.CUDA.Record(s.copied, w.Stream); err != nil {
+		return errors.Join(err, w.CUDA.Synchronize(w.Stream)) // nothing else tells when the copy has ended
+	}
+	s.busy, s.owner = true, w.job
+	s.owner.owed.Add(1)
+	return nil
+}
+
+// SentHolding is sent for a copy that reads what release gives back. After an error of what was started, which CUDA does
+// not recover from, that is given back at once.
+func (w *Worker) SentHolding(s *Slot, release func(), err error) error {
+	if err == nil {
+		err = w.Sent(s)
+	}
+	if err != nil {
+		release()
+		return err
+	}
+	s.held = release
+	return nil
+}
+
+// Request is the context of the job that the worker is at.
+func (w *Worker) Request() context.Context { return w.job.ctx }
+
+// Retire makes the worker refuse jobs from now on: what they use is given back.
+func (w *Worker) Retire() { w.over = true }
+
+// Drain waits for the copies of all slots. Their jobs learn how it went.
+func (w *Worker) Drain() {
+	for i := range w.slots {
+		_ = w.Settle(&w.slots[i])
+	}
+}
