@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"golang.org/x/sys/unix"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Wall measures what a copy of pinned memory to HBM reaches, in bytes per second: no path into this GPU is faster. It
 // repeats one copy for at least the time given, and takes a quarter of the arena.
 func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error) {
 	if r.cu == nil {
-		return 0, fmt.Errorf("%w: the host has no such copy", ErrUnavailable)
+		return 0, fmt.Errorf("%w: the host has no such copy", source.ErrUnavailable)
 	}
 	const most = 256 << 20
 	size := min(most, r.arena.size()/4/slotAlign*slotAlign)
@@ -69,7 +71,7 @@ func repeat(ctx context.Context, w *crew.Worker, memory []byte, to driver.Pointe
 // Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
 // copy to HBM, block after block. It is what the paths are compared with. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
-	return f.follow(ctx, func(inMount bool) error { return f.plain(ctx, offset, n, inMount) })
+	return source.Follow(ctx, f.source, func(inMount bool) error { return f.plain(ctx, offset, n, inMount) })
 }
 
 func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
@@ -84,12 +86,12 @@ func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
 		return err
 	}
 	defer f.r.arena.release(at, size)
-	pieces, err := q.allPieces(mostPieces)
+	pieces, err := q.Pieces(mostPieces)
 	if err != nil {
 		return err
 	}
 	buffer := make([]byte, size)
-	for _, g := range split(pieces, f.r.handles.share()) {
+	for _, g := range source.Split(pieces, f.r.handles.Share()) {
 		if err := f.plainGroup(ctx, &g, buffer, at); err != nil {
 			return err
 		}
@@ -97,12 +99,12 @@ func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
 	return nil
 }
 
-func (f *File) plainGroup(ctx context.Context, g *group, buffer []byte, at int64) error {
-	if err := f.r.handles.take(ctx, g.files); err != nil {
+func (f *File) plainGroup(ctx context.Context, g *source.Group, buffer []byte, at int64) error {
+	if err := f.r.handles.Pin(ctx, g.Files); err != nil {
 		return err
 	}
-	defer f.r.handles.give(g.files)
-	chunks := cut(g.pieces, int64(len(buffer)))
+	defer f.r.handles.Unpin(g.Files)
+	chunks := cut(g.Pieces, int64(len(buffer)))
 	return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
 		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
 			if err := readChunk(&chunks[i], buffer, 0); err != nil {

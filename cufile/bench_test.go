@@ -1,12 +1,13 @@
 package cufile
 
 import (
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // BenchmarkGatherPlan is the CPU's part of a gather of 4096 samples from kept mappings, which must take less time
@@ -40,7 +41,7 @@ func BenchmarkGatherPlan(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		parts, _ := windows(plan.groups[0].pieces, 128<<20)
+		parts, _ := windows(plan.groups[0].Pieces, 128<<20)
 		g := &partGroup{parts: parts, last: 64}
 		if n := g.write(table, held, 1<<40); n == 0 {
 			b.Fatal("nothing was written")

@@ -3,6 +3,7 @@ package cufile
 import (
 	"context"
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/source"
 	"os"
 	"runtime"
 )
@@ -20,7 +21,7 @@ const worthProof = 64 << 20
 
 // choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
 // reason stand in parentheses, and details after a semicolon: see kindOf.
-func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool, err error) {
+func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
 	o := &f.r.opt
 	switch {
 	case o.Device == HostDevice:
@@ -28,7 +29,7 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 	case o.Path == Auto && allInline(pieces):
 		return Choice{Staged, "it is read through the mount"}, false, nil
 	case o.Path == Staged:
-		part, known := resident(pieces)
+		part, known := source.Resident(pieces)
 		return Choice{Staged, "asked for"}, known && part < warm, nil
 	case o.Path == Direct:
 		return Choice{Direct, "asked for"}, false, f.proveCached(ctx, pieces)
@@ -42,7 +43,7 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 	if f.registered(pieces) {
 		return Choice{Mapped, "its pages are registered with the GPU already"}, false, nil
 	}
-	part, known := resident(pieces)
+	part, known := source.Resident(pieces)
 	if !known {
 		return Choice{Staged, "the kernel does not say what is in the page cache; " + why}, false, nil
 	}
@@ -63,9 +64,9 @@ func (f *File) choose(ctx context.Context, pieces []piece) (c Choice, cold bool,
 }
 
 // allInline says whether nothing of a request lies in a backing file.
-func allInline(pieces []piece) bool {
+func allInline(pieces []source.Piece) bool {
 	for i := range pieces {
-		if !pieces[i].file.inline {
+		if !pieces[i].File.Inline {
 			return false
 		}
 	}
@@ -73,10 +74,10 @@ func allInline(pieces []piece) bool {
 }
 
 // registered says whether all windows of pieces are registered.
-func (f *File) registered(pieces []piece) bool {
-	var here []piece
+func (f *File) registered(pieces []source.Piece) bool {
+	var here []source.Piece
 	for _, p := range pieces {
-		if !p.file.inline {
+		if !p.File.Inline {
 			here = append(here, p)
 		}
 	}
@@ -85,22 +86,22 @@ func (f *File) registered(pieces []piece) bool {
 }
 
 // autoDirect says whether Direct is proven for the files of a request, and why not.
-func (f *File) autoDirect(ctx context.Context, pieces []piece) (why string, ok bool, err error) {
+func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why string, ok bool, err error) {
 	if len(f.r.opt.Probe) == 0 {
 		return "direct: there is no command to prove it with", false, nil
 	}
 	_, nvfs := os.Stat("/proc/driver/nvidia-fs/version")
-	seen := map[*backing]bool{}
+	seen := map[*source.Backing]bool{}
 	for i := range pieces {
-		b := pieces[i].file
-		if seen[b] || b.inline {
+		b := pieces[i].File
+		if seen[b] || b.Inline {
 			continue
 		}
 		seen[b] = true
-		if nvfs != nil && !onNVMe(b) {
+		if nvfs != nil && !source.OnNVMe(b) {
 			return "direct: no nvidia-fs, and the file is not on NVMe", false, nil
 		}
-		if b.length < worthProof {
+		if b.Length < worthProof {
 			return "direct: the file is too small to be worth a proof", false, nil
 		}
 		p, err := f.r.prove(ctx, b)

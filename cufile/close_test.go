@@ -3,11 +3,12 @@ package cufile
 import (
 	"context"
 	"errors"
-	"github.com/hbmfs/hbmfs/internal/crew"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
 // TestCloseWhileSomethingIsUnderWay closes a Reader while a step takes longer than closing waits. It does not say that

@@ -3,10 +3,12 @@ package cufile
 import (
 	"context"
 	"fmt"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // cufileDriver is a Reader's use of libcufile: opened by the first who needs it.
@@ -14,6 +16,15 @@ type cufileDriver struct {
 	mu     sync.Mutex     // guards what follows
 	lib    *driver.CuFile // nil until start
 	failed error          // why start cannot
+
+	filesMu sync.Mutex // guards what follows
+	files   map[*source.Backing]*cufileHandle
+}
+
+// cufileHandle is a file as cuFile knows it.
+type cufileHandle struct {
+	mu     sync.Mutex
+	handle driver.Handle // 0 until it is registered; guarded by mu
 }
 
 // start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered as
@@ -60,39 +71,57 @@ func (d *cufileDriver) stop() error {
 }
 
 // handle gives a file's cuFile handle. It is made once: registering checks the whole storage stack.
-func (d *cufileDriver) handle(b *backing, path Path) (driver.Handle, error) {
-	fd := b.fd
+func (d *cufileDriver) handle(b *source.Backing, path Path) (driver.Handle, error) {
+	fd := b.FD
 	if path == Direct {
-		if direct, ok := b.direct(); ok {
+		if direct, ok := b.Direct(); ok {
 			fd = direct
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.cufile != 0 {
-		return b.cufile, nil
+	d.filesMu.Lock()
+	if d.files == nil {
+		d.files = map[*source.Backing]*cufileHandle{}
+	}
+	f := d.files[b]
+	if f == nil {
+		f = &cufileHandle{}
+		d.files[b] = f
+	}
+	d.filesMu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.handle != 0 {
+		return f.handle, nil
 	}
 	h, err := d.lib.Register(uintptr(fd))
 	if err != nil {
-		return 0, fmt.Errorf("register %s with cuFile: %w", b.name, err)
+		return 0, fmt.Errorf("register %s with cuFile: %w", b.Name, err)
 	}
-	b.cufile = h
+	f.handle = h
 	return h, nil
 }
 
-func (b *backing) hasHandle() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.cufile != 0
+// holds says whether cuFile may know a file.
+func (d *cufileDriver) holds(b *source.Backing) bool {
+	d.filesMu.Lock()
+	defer d.filesMu.Unlock()
+	return d.files[b] != nil
 }
 
 // forget gives back a file's handle, before its descriptor is closed.
-func (d *cufileDriver) forget(b *backing) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.cufile != 0 {
-		d.lib.Deregister(b.cufile)
-		b.cufile = 0
+func (d *cufileDriver) forget(b *source.Backing) {
+	d.filesMu.Lock()
+	f := d.files[b]
+	delete(d.files, b)
+	d.filesMu.Unlock()
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.handle != 0 {
+		d.lib.Deregister(f.handle)
+		f.handle = 0
 	}
 }
 
@@ -101,21 +130,21 @@ const cufileChunk = 16 << 20
 
 // moveCuFile lets libcufile read pieces. One piece is read as the aligned envelope around it, for which the view has
 // room; cuFile bounces what is not aligned.
-func (f *File) moveCuFile(ctx context.Context, v *View, pieces []piece) (<-chan struct{}, error) {
+func (f *File) moveCuFile(ctx context.Context, v *View, pieces []source.Piece) (<-chan struct{}, error) {
 	total := int64(0)
 	for _, p := range pieces {
-		total += p.n
+		total += p.N
 	}
 	base := v.base()
 	if v.envelope {
 		base -= driver.Pointer(v.skew)
 		p := &pieces[0]
-		p.offset, p.n = p.offset-v.skew, driver.RoundUp(p.n+v.skew, driver.PageSize)
+		p.Offset, p.N = p.Offset-v.skew, driver.RoundUp(p.N+v.skew, driver.PageSize)
 	}
 	parts := cut(pieces, cufileChunk)
 	finished, err := f.r.crew.Run(ctx, f.r.opt.Threads, int64(len(parts)), func(_ *crew.Worker, i int64) error {
 		for _, p := range parts[i].pieces {
-			if err := f.readCuFile(p, base, p.to, v); err != nil {
+			if err := f.readCuFile(p, base, p.To, v); err != nil {
 				return err
 			}
 		}
@@ -129,22 +158,22 @@ func (f *File) moveCuFile(ctx context.Context, v *View, pieces []piece) (<-chan 
 
 // readCuFile reads one piece to base + to, in as many calls as the library makes of it. An envelope may reach beyond
 // the end of the file.
-func (f *File) readCuFile(p piece, base driver.Pointer, to int64, v *View) error {
-	h, err := f.r.cufile.handle(p.file, v.choice.Path)
+func (f *File) readCuFile(p source.Piece, base driver.Pointer, to int64, v *View) error {
+	h, err := f.r.cufile.handle(p.File, v.choice.Path)
 	if err != nil {
 		return err
 	}
-	need := p.n
+	need := p.N
 	if v.envelope {
-		need = min(need, p.file.length-p.offset)
+		need = min(need, p.File.Length-p.Offset)
 	}
 	for done := int64(0); done < need; {
-		n, err := f.r.cufile.lib.Read(h, base, p.n-done, p.offset+done, to+done)
+		n, err := f.r.cufile.lib.Read(h, base, p.N-done, p.Offset+done, to+done)
 		if err != nil {
-			return fmt.Errorf("read %s at %d: %w", p.file.name, p.offset+done, err)
+			return fmt.Errorf("read %s at %d: %w", p.File.Name, p.Offset+done, err)
 		}
 		if n == 0 {
-			return fmt.Errorf("read %s at %d: %w", p.file.name, p.offset+done, ErrShort)
+			return fmt.Errorf("read %s at %d: %w", p.File.Name, p.Offset+done, source.ErrShort)
 		}
 		done += n
 	}

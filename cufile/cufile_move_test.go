@@ -3,18 +3,19 @@ package cufile
 import (
 	"bytes"
 	"context"
+	"github.com/hbmfs/hbmfs/internal/source"
 	"testing"
 )
 
 // halved is a source whose bytes move once: before, they lie in one piece, and after that the second half is in the mount.
 type halved struct{ *restless }
 
-func (s *halved) runs(ctx context.Context, offset, n int64) ([]run, error) {
+func (s *halved) Runs(ctx context.Context, offset, n int64) ([]source.Run, error) {
 	if s.moves.Load() == 0 {
-		return s.restless.runs(ctx, offset, n)
+		return s.restless.Runs(ctx, offset, n)
 	}
-	half := s.size() / 2
-	return []run{{length: half, count: 1, object: 1}, {logical: half, length: s.size() - half, offset: half, count: 1, object: inlineObject}}, nil
+	half := s.Size() / 2
+	return []source.Run{{Length: half, Count: 1, Object: 1}, {Logical: half, Length: s.Size() - half, Offset: half, Count: 1, Object: source.InlineObject}}, nil
 }
 
 // TestCuFileWhereOnePieceBecameTwo reads what is no longer the one piece that the view's place in a page was made for.
@@ -22,11 +23,9 @@ func TestCuFileWhereOnePieceBecameTwo(t *testing.T) {
 	name, data := randomFile(t, 300_000, 21)
 	for _, offset := range []int64{0, 333} {
 		r := newReader(t, smallOptions(fakeLibraries(t), Compat))
-		plain, err := openPlain(name, 100)
+		plain, err := source.OpenPlain(name, 100)
 		must(t, err)
-		plain.file.inline = true
-		s := &halved{&restless{plainFile: plain, away: &backing{id: 101, name: "away", fd: -1, object: 1, cached: true}}}
-		s.away.lender = s
+		s := &halved{newRestless(plain)}
 		f := &File{r: r, name: name, source: s}
 		v, err := f.fillGone(t, s, offset)
 		must(t, err)
@@ -46,8 +45,7 @@ func (f *File) fillGone(t *testing.T, s *halved, offset int64) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.r.handles.drop([]*backing{s.away}) // closed, as if others had needed its place
-	s.away.left = false
+	f.r.handles.Shed(t.Context(), 0) // closed, as if others had needed its place
 	s.gone.Store(1)
 	return f.fill(t.Context(), v, w)
 }

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"github.com/hbmfs/hbmfs/internal/crew"
 	"os"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // TestCopyToWritesNothingAfterItReturned cancels a copy out of HBM while the GPU stands still.
@@ -137,21 +139,22 @@ func TestLettingGoEndsWithItsContext(t *testing.T) {
 	v, err := f.Read(t.Context(), 0, 1000)
 	must(t, err)
 	v.Release()
-	first, second := &backing{cached: true}, f.source.(*plainFile).file
-	first.mu.Lock()
+	first, second, busy := &source.Backing{Cached: true}, f.source.Backing(nil), &cufileHandle{}
+	busy.mu.Lock()
+	r.cufile.files[first] = busy
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- r.letGo(ctx, []*backing{first, second}) }()
+	go func() { ended <- r.letGo(ctx, []*source.Backing{first, second}) }()
 	eventually(t, "it does not come to the first file", func() bool {
 		stacks := make([]byte, 1<<20)
 		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*cufileDriver).forget"))
 	})
 	cancel()
 	err = <-ended
-	first.mu.Unlock()
+	busy.mu.Unlock()
 	must(t, r.mapper.Do(t.Context(), func(*crew.Worker) error { return nil }))
-	if !errors.Is(err, context.Canceled) || !second.hasHandle() {
-		t.Errorf("%v; the second file has its handle: %v", err, second.hasHandle())
+	if !errors.Is(err, context.Canceled) || !r.cufile.holds(second) {
+		t.Errorf("%v; the second file has its handle: %v", err, r.cufile.holds(second))
 	}
 }
 

@@ -9,19 +9,16 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/hbmfs/hbmfs/control"
-
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // File is an open file. Its methods may be called from many goroutines at once.
 type File struct {
 	r      *Reader
 	name   string
-	source source
+	source source.File
 	note   string // why the file is not read from where its bytes lie
 	once   sync.Once
 
@@ -34,44 +31,24 @@ type File struct {
 
 // Open opens a file: of an hbmfs mount, whose bytes are then read from where they really lie, or any other.
 func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
-	s, note, err := r.openSource(ctx, name)
+	s, note, err := r.opener.Open(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	f := &File{r: r, name: name, source: s, note: note}
 	if r.opt.Path == Direct {
 		if note != "" {
-			return nil, errors.Join(fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note), s.close())
+			return nil, errors.Join(fmt.Errorf("%w: direct for %s: it can only be %s", source.ErrUnavailable, name, note), s.Close())
 		}
 		if err := f.proveDirect(ctx); err != nil {
-			return nil, errors.Join(err, s.close())
+			return nil, errors.Join(err, s.Close())
 		}
 	}
 	return f, nil
 }
 
-// openSource opens a file as what it is. A file of a mount whose control channel cannot be had, or has no connection
-// left, is read through the mount, and note says so: it is slower, and neither mapped nor given to cuFile.
-func (r *Reader) openSource(ctx context.Context, name string) (s source, note string, err error) {
-	m, err := r.openMounted(ctx, name)
-	switch {
-	case err == nil:
-		return m, "", nil
-	case errors.Is(err, control.ErrNoSocket), errors.Is(err, control.ErrVersion), errors.Is(err, unix.EAGAIN):
-		note = "read through the mount: " + err.Error()
-	case !errors.Is(err, control.ErrNotHBMFS):
-		return nil, "", err
-	}
-	p, err := openPlain(name, r.ids.Add(1))
-	if err != nil {
-		return nil, "", err
-	}
-	p.file.inline = note != ""
-	return p, note, nil
-}
-
 // Size is the file's size in bytes.
-func (f *File) Size() int64 { return f.source.size() }
+func (f *File) Size() int64 { return f.source.Size() }
 
 // Moved gives the bytes moved from this file so far.
 func (f *File) Moved() Moved {
@@ -133,16 +110,16 @@ func (f *File) Close() (err error) {
 }
 
 func (f *File) release() error {
-	leaving := f.source.leave()
+	leaving := f.source.Leave()
 	errs := []error{f.r.forget(leaving)}
-	f.r.handles.drop(leaving)
+	f.r.handles.Drop(leaving)
 	if s, ok := f.source.(connected); ok {
 		f.mu.Lock()
 		list := f.tally.take()
 		f.mu.Unlock()
 		report(s, list)
 	}
-	return errors.Join(append(errs, f.source.close())...)
+	return errors.Join(append(errs, f.source.Close())...)
 }
 
 // Read brings the file's [offset, offset+n) into memory.
@@ -171,30 +148,30 @@ func (f *File) fetch(ctx context.Context, offsets []int64, length int64) (*View,
 type work struct {
 	offsets []int64
 	length  int64
-	groups  []group
+	groups  []source.Group
 }
 
 // lone gives the piece of a request that is one piece, in a backing file; nil for others.
-func (w *work) lone() *piece {
-	if len(w.groups) != 1 || len(w.groups[0].pieces) != 1 || w.groups[0].pieces[0].file.inline {
+func (w *work) lone() *source.Piece {
+	if len(w.groups) != 1 || len(w.groups[0].Pieces) != 1 || w.groups[0].Pieces[0].File.Inline {
 		return nil
 	}
-	return &w.groups[0].pieces[0]
+	return &w.groups[0].Pieces[0]
 }
 
 // prepare plans a request and takes its memory.
 func (f *File) prepare(ctx context.Context, offsets []int64, length int64) (*View, *work, error) {
 	if length > 0 && int64(len(offsets)) > f.r.arena.size()/length {
 		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
-			f.name, ErrTooLarge, len(offsets), length, f.r.arena.size())
+			f.name, source.ErrTooLarge, len(offsets), length, f.r.arena.size())
 	}
 	v, w := &View{r: f.r}, &work{offsets: offsets, length: length}
-	err := f.follow(ctx, func(inMount bool) error { return f.locate(ctx, v, w, inMount) })
+	err := source.Follow(ctx, f.source, func(inMount bool) error { return f.locate(ctx, v, w, inMount) })
 	if err != nil || v.n == 0 {
 		return v, w, err
 	}
 	if p := w.lone(); p != nil && (v.choice.Path == Direct || v.choice.Path == Compat) {
-		v.envelope, v.skew = true, p.offset%driver.PageSize
+		v.envelope, v.skew = true, p.Offset%driver.PageSize
 	}
 	v.reserved = driver.RoundUp(v.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
 	v.at, err = f.r.arena.take(ctx, v.reserved)
@@ -207,23 +184,23 @@ func (f *File) locate(ctx context.Context, v *View, w *work, inMount bool) error
 	if err != nil {
 		return err
 	}
-	v.n = q.total()
+	v.n = q.Total()
 	if v.n == 0 {
 		v.choice = Choice{f.r.opt.Path, "there is nothing to move"}
 		return nil
 	}
-	pieces, err := q.allPieces(mostPieces)
+	pieces, err := q.Pieces(mostPieces)
 	if err != nil {
 		return err
 	}
-	f.announce(ctx, pieces)
+	source.Announce(ctx, f.source, f.r.handles, pieces)
 	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
-	w.groups = split(pieces, f.r.handles.share())
-	if err := f.r.handles.take(ctx, w.groups[0].files); err != nil {
+	w.groups = source.Split(pieces, f.r.handles.Share())
+	if err := f.r.handles.Pin(ctx, w.groups[0].Files); err != nil {
 		return err
 	}
-	v.choice, v.cold, err = f.choose(ctx, w.groups[0].pieces)
-	f.r.handles.give(w.groups[0].files)
+	v.choice, v.cold, err = f.choose(ctx, w.groups[0].Pieces)
+	f.r.handles.Unpin(w.groups[0].Files)
 	v.choice.Why += f.remark(inMount)
 	return err
 }
@@ -245,13 +222,13 @@ func (f *File) fill(ctx context.Context, v *View, w *work) (*View, error) {
 		return v, nil
 	}
 	finished, again := closedChannel(), false
-	err := f.follow(ctx, func(inMount bool) (err error) {
+	err := source.Follow(ctx, f.source, func(inMount bool) (err error) {
 		if again {
 			if err := f.locate(ctx, v, w, inMount); err != nil {
 				return err
 			}
 			p := w.lone() // an envelope has room for the place in a page that it was made for
-			v.envelope = v.envelope && p != nil && p.offset%driver.PageSize == v.skew
+			v.envelope = v.envelope && p != nil && p.Offset%driver.PageSize == v.skew
 		}
 		again, v.moved = true, Moved{}
 		finished, err = f.fillGroups(ctx, v, w.groups)
@@ -266,7 +243,7 @@ func (f *File) fill(ctx context.Context, v *View, w *work) (*View, error) {
 }
 
 // fillGroups moves groups, the first one by the choice that was made for it. finished is as of crew.run.
-func (f *File) fillGroups(ctx context.Context, v *View, groups []group) (finished <-chan struct{}, err error) {
+func (f *File) fillGroups(ctx context.Context, v *View, groups []source.Group) (finished <-chan struct{}, err error) {
 	var first Choice
 	for i := range groups {
 		if finished, err = f.fillGroup(ctx, v, &groups[i], i > 0); err != nil {
@@ -281,23 +258,23 @@ func (f *File) fillGroups(ctx context.Context, v *View, groups []group) (finishe
 }
 
 // fillGroup moves one group, by a choice of its own if choose is set. finished is as of crew.run.
-func (f *File) fillGroup(ctx context.Context, v *View, g *group, choose bool) (finished <-chan struct{}, err error) {
+func (f *File) fillGroup(ctx context.Context, v *View, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
 	finished = closedChannel()
 	if err := f.enter(); err != nil {
 		return finished, err
 	}
-	if err := f.r.handles.take(ctx, g.files); err != nil {
+	if err := f.r.handles.Pin(ctx, g.Files); err != nil {
 		f.leave()
 		return finished, err
 	}
 	if choose {
-		v.choice, v.cold, err = f.choose(ctx, g.pieces)
+		v.choice, v.cold, err = f.choose(ctx, g.Pieces)
 	}
 	if err == nil {
-		finished, err = f.moveAsChosen(ctx, v, g.pieces)
+		finished, err = f.moveAsChosen(ctx, v, g.Pieces)
 	}
 	f.r.after(finished, func() {
-		f.r.handles.give(g.files)
+		f.r.handles.Unpin(g.Files)
 		f.leave()
 	})
 	return finished, err
@@ -305,7 +282,7 @@ func (f *File) fillGroup(ctx context.Context, v *View, g *group, choose bool) (f
 
 // moveAsChosen moves pieces, and stages them where Auto chose to map what the GPU cannot be shown: the driver, the file
 // system or a limit may be against that, and nothing tells before.
-func (f *File) moveAsChosen(ctx context.Context, v *View, pieces []piece) (finished <-chan struct{}, err error) {
+func (f *File) moveAsChosen(ctx context.Context, v *View, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	before := v.moved
 	finished, err = f.move(ctx, v, pieces)
 	if f.r.opt.Path != Auto || !errors.Is(err, errUnmapped) {
@@ -331,7 +308,7 @@ func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 }
 
 // plan checks a request and finds where its bytes lie; inMount is as of follow.
-func (f *File) plan(ctx context.Context, offsets []int64, length int64, inMount bool) (*request, error) {
+func (f *File) plan(ctx context.Context, offsets []int64, length int64, inMount bool) (*source.Spans, error) {
 	f.r.mu.Lock()
 	closed := f.r.closed
 	f.r.mu.Unlock()
@@ -342,7 +319,7 @@ func (f *File) plan(ctx context.Context, offsets []int64, length int64, inMount 
 	if length < 0 {
 		return nil, fmt.Errorf("read %s: a length of %d bytes is not possible", f.name, length)
 	}
-	q := &request{offsets: offsets, length: length, files: map[uint64]*backing{}}
+	q := &source.Spans{Offsets: offsets, Length: length, Files: map[uint64]*source.Backing{}}
 	first, last := size, int64(0)
 	for _, offset := range offsets {
 		if offset < 0 || offset > size || length > size-offset {
@@ -350,35 +327,17 @@ func (f *File) plan(ctx context.Context, offsets []int64, length int64, inMount 
 		}
 		first, last = min(first, offset), max(last, offset+length)
 	}
-	if q.total() == 0 {
+	if q.Total() == 0 {
 		return q, nil
 	}
 	if inMount {
-		q.runs = []run{{length: size, count: 1, object: inlineObject}}
+		q.Runs = []source.Run{{Length: size, Count: 1, Object: source.InlineObject}}
 	} else {
 		var err error
-		if q.runs, err = f.source.runs(ctx, first, last-first); err != nil {
+		if q.Runs, err = f.source.Runs(ctx, first, last-first); err != nil {
 			return nil, err
 		}
 	}
-	q.locate(f.source)
+	q.Locate(f.source)
 	return q, nil
-}
-
-// locate names the backing files that the spans need.
-func (q *request) locate(s source) {
-	need := func(r *run) {
-		if q.files[r.object] == nil {
-			q.files[r.object] = s.backing(r)
-		}
-	}
-	if len(q.runs) == 1 {
-		need(&q.runs[0])
-		return
-	}
-	for _, offset := range q.offsets {
-		for i := q.find(offset); i < len(q.runs) && q.runs[i].logical < offset+q.length; i++ {
-			need(&q.runs[i])
-		}
-	}
 }

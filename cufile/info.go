@@ -17,8 +17,8 @@ type FileInfo struct {
 // Info says what is known of the file. It asks nobody.
 func (f *File) Info() FileInfo {
 	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note}
-	if s, ok := f.source.(interface{ told() *control.FileInfo }); ok {
-		told := s.told()
+	if s, ok := f.source.(interface{ Told() *control.FileInfo }); ok {
+		told := s.Told()
 		info.Mounted, info.Runs = true, told.Runs
 		info.DType, info.ElementSize, info.Tokens, info.Generation = told.DType, told.ElementSize, told.Tokens, told.Generation
 	}

@@ -8,9 +8,11 @@ import (
 	"io"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"golang.org/x/sys/unix"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // part is bytes of one window and where in the view they go.
@@ -26,22 +28,22 @@ type part struct {
 type windowSet struct {
 	size  int64 // of a window
 	list  []windowRef
-	files map[*backing][]int // by the window's index in the file: one more than its place in list, 0 for none
-	last  *backing
+	files map[*source.Backing][]int // by the window's index in the file: one more than its place in list, 0 for none
+	last  *source.Backing
 	known []int // files[last]
 }
 
 type windowRef struct {
-	file  *backing
+	file  *source.Backing
 	index int64
 }
 
 // place gives a window's place in the list, where it is put when it is new.
-func (s *windowSet) place(b *backing, index int64) int {
+func (s *windowSet) place(b *source.Backing, index int64) int {
 	if b != s.last {
 		known, ok := s.files[b]
 		if !ok {
-			known = make([]int, b.length/s.size+1)
+			known = make([]int, b.Length/s.size+1)
 			s.files[b] = known
 		}
 		s.last, s.known = b, known
@@ -57,26 +59,26 @@ func (s *windowSet) place(b *backing, index int64) int {
 func (s *windowSet) whole() error {
 	for b := range s.files {
 		var st unix.Stat_t
-		if err := unix.Fstat(b.fd, &st); err != nil {
-			return fmt.Errorf("stat %s: %w", b.name, err)
+		if err := unix.Fstat(b.FD, &st); err != nil {
+			return fmt.Errorf("stat %s: %w", b.Name, err)
 		}
-		if st.Size < b.length {
-			return fmt.Errorf("read %s at %d: %w: %w", b.name, st.Size, ErrShort, io.ErrUnexpectedEOF)
+		if st.Size < b.Length {
+			return fmt.Errorf("read %s at %d: %w: %w", b.Name, st.Size, source.ErrShort, io.ErrUnexpectedEOF)
 		}
 	}
 	return nil
 }
 
 // windows cuts pieces where windows end.
-func windows(pieces []piece, size int64) ([]part, *windowSet) {
-	s := &windowSet{size: size, files: map[*backing][]int{}}
+func windows(pieces []source.Piece, size int64) ([]part, *windowSet) {
+	s := &windowSet{size: size, files: map[*source.Backing][]int{}}
 	parts := make([]part, 0, len(pieces)+len(pieces)/8)
 	for _, p := range pieces {
-		for p.n > 0 {
-			index := p.offset / size
-			n := min(p.n, (index+1)*size-p.offset)
-			parts = append(parts, part{s.place(p.file, index), p.offset - index*size, p.to, n})
-			p.offset, p.to, p.n = p.offset+n, p.to+n, p.n-n
+		for p.N > 0 {
+			index := p.Offset / size
+			n := min(p.N, (index+1)*size-p.Offset)
+			parts = append(parts, part{s.place(p.File, index), p.Offset - index*size, p.To, n})
+			p.Offset, p.To, p.N = p.Offset+n, p.To+n, p.N-n
 		}
 	}
 	return parts, s
@@ -87,7 +89,7 @@ func windows(pieces []piece, size int64) ([]part, *windowSet) {
 const smallPiece = 256 << 10
 
 // moveMapped lets the GPU read pieces from registered page cache.
-func (f *File) moveMapped(ctx context.Context, v *View, pieces []piece) (<-chan struct{}, error) {
+func (f *File) moveMapped(ctx context.Context, v *View, pieces []source.Piece) (<-chan struct{}, error) {
 	parts, set := windows(pieces, f.r.maps.window)
 	total := int64(0)
 	for i := range parts {
@@ -180,7 +182,7 @@ func (r *Reader) groupByWindows(parts []part, list []windowRef) []partGroup {
 	var groups []partGroup
 	g, held := partGroup{}, int64(0)
 	for i, ref := range list {
-		size := r.maps.windowSize(ref.file.length, ref.index)
+		size := r.maps.windowSize(ref.file.Length, ref.index)
 		if i > g.first && held+size > limit {
 			groups = append(groups, g)
 			g, held = partGroup{first: i}, 0

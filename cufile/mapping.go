@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"golang.org/x/sys/unix"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // mappings is the windows of files that are registered with CUDA, of one Reader or of all that share it. Registering
@@ -28,8 +30,9 @@ type mappings struct {
 	mostFiles     int
 	fill          *filler
 
-	mu      sync.Mutex                   // guards what follows, and mappedFile, mapping and backing.mapped
-	ahead   map[*crew.Worker]*mappedFile // in which a worker may look ahead
+	mu      sync.Mutex                      // guards what follows, and mappedFile and mapping
+	used    map[*source.Backing]*mappedFile // by those who opened it
+	ahead   map[*crew.Worker]*mappedFile    // in which a worker may look ahead
 	files   map[fileKey]*mappedFile
 	order   *list.List    // of *mapping: those that are registered, the most recently used first
 	bytes   int64         // registered, or about to be
@@ -48,7 +51,7 @@ type mappedFile struct {
 	memory  []byte
 	windows []*mapping // nil where there is none
 	filled  []bool     // windows whose page tables are full, or will be
-	users   map[*backing]bool
+	users   map[*source.Backing]bool
 	filling int  // threads that fill page tables
 	gone    bool // it is about to be unmapped
 
@@ -72,7 +75,7 @@ var errUnmapped = errors.New("make a file's pages visible to the GPU")
 
 func newMappings(window, limit int64, readers int) *mappings {
 	m := &mappings{window: window, limit: max(limit, int64(readers+1)*window), readers: readers, mostFiles: mostMapped,
-		files: map[fileKey]*mappedFile{}, ahead: map[*crew.Worker]*mappedFile{}, order: list.New(), changed: make(chan struct{})}
+		used: map[*source.Backing]*mappedFile{}, files: map[fileKey]*mappedFile{}, ahead: map[*crew.Worker]*mappedFile{}, order: list.New(), changed: make(chan struct{})}
 	m.fill = newFiller(m)
 	return m
 }
@@ -97,11 +100,11 @@ func (m *mappings) notify() {
 }
 
 // find gives a file's address space, nil where it is not mapped. It needs mu.
-func (m *mappings) find(b *backing) *mappedFile {
-	if b.mapped != nil {
-		return b.mapped
+func (m *mappings) find(b *source.Backing) *mappedFile {
+	if f := m.used[b]; f != nil {
+		return f
 	}
-	return m.files[fileKey{fileID{b.dev, b.ino}, b.length}]
+	return m.files[fileKey{fileID{b.Dev, b.Ino}, b.Length}]
 }
 
 // holds says whether all of these windows are registered.
@@ -127,7 +130,7 @@ func (m *mappings) expect(list []windowRef) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, ref := range list {
-		if ref.file.mapped == nil && len(m.files) >= m.mostFiles {
+		if m.used[ref.file] == nil && len(m.files) >= m.mostFiles {
 			continue
 		}
 		f, err := m.mapFile(ref.file)
@@ -144,7 +147,7 @@ func (m *mappings) acquire(w *crew.Worker, ref windowRef) (*mapping, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
-		if ref.file.mapped == nil && len(m.files) >= m.mostFiles {
+		if m.used[ref.file] == nil && len(m.files) >= m.mostFiles {
 			if err := m.thin(w); err != nil {
 				return nil, err
 			}

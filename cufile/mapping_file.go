@@ -11,29 +11,30 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // mapFile gives a file's address space. It needs mu.
-func (m *mappings) mapFile(b *backing) (*mappedFile, error) {
-	if b.mapped != nil {
-		return b.mapped, nil
+func (m *mappings) mapFile(b *source.Backing) (*mappedFile, error) {
+	if f := m.used[b]; f != nil {
+		return f, nil
 	}
 	f := m.find(b)
 	if f == nil {
 		// MAP_SHARED: a private mapping of this kind was seen to hang in the driver.
-		memory, err := unix.Mmap(b.fd, 0, int(driver.RoundUp(b.length, driver.PageSize)), unix.PROT_READ, unix.MAP_SHARED)
+		memory, err := unix.Mmap(b.FD, 0, int(driver.RoundUp(b.Length, driver.PageSize)), unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil {
-			return nil, fmt.Errorf("%w: map %s: %w", errUnmapped, b.name, err)
+			return nil, fmt.Errorf("%w: map %s: %w", errUnmapped, b.Name, err)
 		}
 		// What must be read from disk then comes in huge pages, which take half the time to register. A kernel or file
 		// system that cannot do that is no worse for being asked.
 		_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
 		n := (int64(len(memory)) + m.window - 1) / m.window
-		f = &mappedFile{key: fileKey{fileID{b.dev, b.ino}, b.length}, memory: memory, windows: make([]*mapping, n), filled: make([]bool, n), users: map[*backing]bool{}}
+		f = &mappedFile{key: fileKey{fileID{b.Dev, b.Ino}, b.Length}, memory: memory, windows: make([]*mapping, n), filled: make([]bool, n), users: map[*source.Backing]bool{}}
 		m.files[f.key] = f
 	}
 	f.users[b] = true
-	b.mapped = f
+	m.used[b] = f
 	return f, nil
 }
 
@@ -75,7 +76,7 @@ func (m *mappings) unmap(f *mappedFile) error {
 	}
 	delete(m.files, f.key)
 	for b := range f.users {
-		b.mapped = nil
+		delete(m.used, b)
 	}
 	return unix.Munmap(f.memory)
 }
@@ -111,15 +112,15 @@ func (m *mappings) idleFiles() (list []*mappedFile) {
 }
 
 // forget ends the use of a file that is about to be closed, and with the last user what there is of it.
-func (m *mappings) forget(w *crew.Worker, b *backing) error {
+func (m *mappings) forget(w *crew.Worker, b *source.Backing) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := b.mapped
+	f := m.used[b]
 	if f == nil {
 		return nil
 	}
 	delete(f.users, b)
-	b.mapped = nil
+	delete(m.used, b)
 	if len(f.users) > 0 {
 		return nil
 	}
@@ -165,6 +166,9 @@ func (m *mappings) discardAll(w *crew.Worker) error {
 	defer m.mu.Unlock()
 	var errs []error
 	for _, f := range slices.Collect(maps.Values(m.files)) {
+		for b := range f.users {
+			delete(m.used, b)
+		}
 		clear(f.users)
 		errs = append(errs, m.drop(w, f))
 	}

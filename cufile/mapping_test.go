@@ -3,13 +3,15 @@ package cufile
 import (
 	"bytes"
 	"errors"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"math/rand/v2"
 	"os"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // sharedReaders makes Readers that share registrations, of two fake GPUs or of GPU 0.
@@ -79,7 +81,7 @@ func TestReadersShareRegistrations(t *testing.T) {
 		t.Error("closed under its readers")
 	}
 	o.Share = s
-	if _, err := New(t.Context(), o); !errors.Is(err, ErrUnavailable) {
+	if _, err := New(t.Context(), o); !errors.Is(err, source.ErrUnavailable) {
 		t.Errorf("a third of two readers: %v", err)
 	}
 }
@@ -201,7 +203,7 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 		if i == 0 {
 			continue // one request is no order
 		}
-		b := f.source.leave()[0]
+		b := f.source.Leave()[0]
 		until(t, "the window after the last one", func() bool { return r.maps.holds([]windowRef{{b, i + 1}}) })
 		if r.PinnedBytes() > o.Pinned {
 			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)
@@ -212,25 +214,25 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
 	name, _ := randomFile(t, 8<<20, 25)
 	m := newMappings(2<<20, 8<<20, 1)
-	p, err := openPlain(name, 1)
+	p, err := source.OpenPlain(name, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.expect([]windowRef{{p.file, 0}, {p.file, 2}}); err != nil {
+	if err := m.expect([]windowRef{{p.Backing(nil), 0}, {p.Backing(nil), 2}}); err != nil {
 		t.Fatal(err)
 	}
 	m.mu.Lock()
-	f := p.file.mapped
+	f := m.used[p.Backing(nil)]
 	if !f.filled[0] || f.filled[1] || !f.filled[2] {
 		t.Errorf("filled %v, want the first and third", f.filled)
 	}
 	err = m.unmap(f)
-	if len(m.files) != 0 || p.file.mapped != nil {
+	if len(m.files) != 0 || m.used[p.Backing(nil)] != nil {
 		t.Error("the file is still mapped")
 	}
 	m.mu.Unlock()
 	m.fill.close()
-	if err := errors.Join(err, p.close()); err != nil {
+	if err := errors.Join(err, p.Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -239,19 +241,19 @@ func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
 func TestFillingATruncatedFile(t *testing.T) {
 	name, _ := randomFile(t, 4<<20, 26)
 	m := newMappings(2<<20, 4<<20, 1)
-	p, err := openPlain(name, 1)
+	p, err := source.OpenPlain(name, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Truncate(name, 100); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.expect([]windowRef{{p.file, 0}, {p.file, 1}}); err != nil {
+	if err := m.expect([]windowRef{{p.Backing(nil), 0}, {p.Backing(nil), 1}}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "both windows are done with", func() bool { return len(m.fill.jobs) == 0 })
 	m.fill.close()
-	if err := errors.Join(m.discardAll(&crew.Worker{}), p.close()); err != nil {
+	if err := errors.Join(m.discardAll(&crew.Worker{}), p.Close()); err != nil {
 		t.Error(err)
 	}
 }

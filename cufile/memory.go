@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"math"
 	"runtime/debug"
 	"unsafe"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Memory is memory of the caller on the Reader's device: of another allocator on the GPU, such as torch's, or of the
@@ -169,7 +171,7 @@ func (r *Reader) quiet(finished <-chan struct{}) {
 
 // moveTo brings spans to memory of the caller: straight, or by way of the arena where a path needs that.
 func (f *File) moveTo(ctx context.Context, to *landing, offsets []int64, length int64) (result Result, err error) {
-	err = f.follow(ctx, func(inMount bool) error {
+	err = source.Follow(ctx, f.source, func(inMount bool) error {
 		result, err = f.moveOnce(ctx, to, offsets, length, inMount)
 		return err
 	})
@@ -181,14 +183,14 @@ func (f *File) moveOnce(ctx context.Context, to *landing, offsets []int64, lengt
 	if err != nil {
 		return Result{}, err
 	}
-	pieces, err := q.allPieces(mostPieces)
+	pieces, err := q.Pieces(mostPieces)
 	if err != nil {
 		return Result{}, err
 	}
-	f.announce(ctx, pieces)
-	v := &View{r: f.r, n: q.total(), caller: to}
+	source.Announce(ctx, f.source, f.r.handles, pieces)
+	v := &View{r: f.r, n: q.Total(), caller: to}
 	result := Result{}
-	for i, g := range split(pieces, f.r.handles.share()) {
+	for i, g := range source.Split(pieces, f.r.handles.Share()) {
 		finished, err := f.fillGroup(ctx, v, &g, true)
 		if err != nil {
 			f.r.quiet(finished)

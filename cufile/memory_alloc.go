@@ -3,9 +3,10 @@ package cufile
 import (
 	"errors"
 	"fmt"
+	"sync"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"sync"
 )
 
 // Allocation is memory of a GPU for callers without an allocator of their own. It belongs to nobody: it outlives the

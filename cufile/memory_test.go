@@ -11,9 +11,10 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"golang.org/x/sys/unix"
 )
 
 // callersMemory is memory as another allocator gives it: with a stretch before and behind that must not change.

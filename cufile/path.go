@@ -1,7 +1,6 @@
 package cufile
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -75,9 +74,6 @@ func (m *Moved) count(p Path, n int64) {
 
 // Errors to be matched with errors.Is.
 var (
-	ErrClosed      = crew.ErrClosed
-	ErrTooLarge    = errors.New("too large")
-	ErrUnavailable = errors.New("path is not available")
-	ErrShort       = errors.New("file ended early: it was truncated after it was opened")
-	ErrUnderWay    = crew.ErrUnderWay
+	ErrClosed   = crew.ErrClosed
+	ErrUnderWay = crew.ErrUnderWay
 )

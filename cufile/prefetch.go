@@ -2,19 +2,18 @@ package cufile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // prefetcher is a source that can have its bytes brought near by somebody else.
 type prefetcher interface {
-	prefetch(ctx context.Context, spans []Span) error
+	Prefetch(ctx context.Context, ranges []control.Range) error
 }
 
 // Prefetch says which spans will be read soon, in this order: the mount brings them into the page cache, or the kernel
@@ -26,13 +25,17 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 		}
 	}
 	if p, ok := f.source.(prefetcher); ok {
-		return p.prefetch(ctx, spans)
+		ranges := make([]control.Range, len(spans))
+		for i, s := range spans {
+			ranges[i] = control.Range{Offset: s.Offset, Length: s.Length}
+		}
+		return p.Prefetch(ctx, ranges)
 	}
 	for _, s := range spans {
 		if s.Length == 0 {
 			continue
 		}
-		if err := f.follow(ctx, func(inMount bool) error { return f.adviseSpan(ctx, s, inMount) }); err != nil {
+		if err := source.Follow(ctx, f.source, func(inMount bool) error { return f.adviseSpan(ctx, s, inMount) }); err != nil {
 			return err
 		}
 	}
@@ -44,11 +47,11 @@ func (f *File) adviseSpan(ctx context.Context, s Span, inMount bool) error {
 	if err != nil {
 		return err
 	}
-	pieces, err := q.allPieces(mostPieces)
+	pieces, err := q.Pieces(mostPieces)
 	if err != nil {
 		return err
 	}
-	for _, g := range split(pieces, f.r.handles.share()) {
+	for _, g := range source.Split(pieces, f.r.handles.Share()) {
 		if err := f.advise(ctx, &g); err != nil {
 			return err
 		}
@@ -57,39 +60,16 @@ func (f *File) adviseSpan(ctx context.Context, s Span, inMount bool) error {
 }
 
 // advise tells the kernel about pieces.
-func (f *File) advise(ctx context.Context, g *group) error {
-	if err := f.r.handles.take(ctx, g.files); err != nil {
+func (f *File) advise(ctx context.Context, g *source.Group) error {
+	if err := f.r.handles.Pin(ctx, g.Files); err != nil {
 		return err
 	}
-	defer f.r.handles.give(g.files)
-	for i := range g.pieces {
-		p := &g.pieces[i]
-		if err := unix.Fadvise(p.file.fd, p.offset, p.n, unix.FADV_WILLNEED); err != nil {
-			return fmt.Errorf("prefetch %s: %w", p.file.name, err)
+	defer f.r.handles.Unpin(g.Files)
+	for i := range g.Pieces {
+		p := &g.Pieces[i]
+		if err := unix.Fadvise(p.File.FD, p.Offset, p.N, unix.FADV_WILLNEED); err != nil {
+			return fmt.Errorf("prefetch %s: %w", p.File.Name, err)
 		}
 	}
 	return ctx.Err()
-}
-
-// prefetch tells the mount. What the kernel has pages of needs nothing fetched into a cache.
-func (m *mountedFile) prefetch(ctx context.Context, spans []Span) error {
-	var ranges []control.Range
-	for _, s := range spans {
-		switch {
-		case s.Length > 0 && m.cached():
-			ranges = appendMissing(ranges, m.inline, s.Offset, s.Length)
-		case s.Length > 0:
-			ranges = append(ranges, control.Range{Offset: s.Offset, Length: s.Length})
-		}
-	}
-	for part := range slices.Chunk(ranges, control.MaxRanges) {
-		err := control.Prefetch(m.file, part...)
-		if errors.Is(err, unix.EAGAIN) {
-			return nil // it was advice
-		}
-		if err = m.explain(ctx, err); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -6,8 +6,10 @@ import (
 	"os"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 func TestPrefetchBringsPagesIntoTheCache(t *testing.T) {
@@ -20,18 +22,18 @@ func TestPrefetchBringsPagesIntoTheCache(t *testing.T) {
 	o := smallOptions(driver.Libraries{}, Host)
 	o.Device = HostDevice
 	f := openFileIn(t, newReader(t, o), name)
-	piece := []piece{{file: f.source.(*plainFile).file, offset: 4 << 20, n: 2 << 20}}
+	piece := []source.Piece{{File: f.source.Backing(nil), Offset: 4 << 20, N: 2 << 20}}
 	if err := errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
 		t.Fatal(err)
 	}
-	if part, known := resident(piece); !known || part > 0.1 {
+	if part, known := source.Resident(piece); !known || part > 0.1 {
 		t.Skipf("needs a file system whose pages can be dropped: %.0f%% stay", 100*part)
 	}
 	if err := f.Prefetch(t.Context(), []Span{{4 << 20, 2 << 20}, {100, 0}}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the pages are in the cache", func() bool {
-		part, known := resident(piece)
+		part, known := source.Resident(piece)
 		return known && part > 0.99
 	})
 }

@@ -12,9 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"golang.org/x/sys/unix"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Proof is what a probe says about Direct for one file.
@@ -45,7 +47,7 @@ const openPatience = 60 * time.Second
 
 // proveDirect fails unless Direct is proven for every object of the file that is on this machine.
 func (f *File) proveDirect(ctx context.Context) error {
-	return f.follow(ctx, func(inMount bool) error {
+	return source.Follow(ctx, f.source, func(inMount bool) error {
 		if inMount { // its objects are proven when they are read
 			return nil
 		}
@@ -54,18 +56,18 @@ func (f *File) proveDirect(ctx context.Context) error {
 }
 
 func (f *File) proveObjects(ctx context.Context) error {
-	runs, err := f.source.runs(ctx, 0, f.Size())
+	runs, err := f.source.Runs(ctx, 0, f.Size())
 	if err != nil {
 		return err
 	}
 	seen := map[uint64]bool{}
 	for _, r := range runs {
-		if seen[r.object] || r.length == 0 {
+		if seen[r.Object] || r.Length == 0 {
 			continue
 		}
-		seen[r.object] = true
-		b := f.source.backing(&r)
-		if b.inline {
+		seen[r.Object] = true
+		b := f.source.Backing(&r)
+		if b.Inline {
 			continue
 		}
 		p, err := f.proveLent(ctx, b)
@@ -79,19 +81,19 @@ func (f *File) proveObjects(ctx context.Context) error {
 	return nil
 }
 
-func (p *Proof) want(b *backing) error {
+func (p *Proof) want(b *source.Backing) error {
 	if p.Verdict != Proven {
-		return fmt.Errorf("%w: direct for %s is %s: %s", ErrUnavailable, b.name, p.Verdict, p.Why)
+		return fmt.Errorf("%w: direct for %s is %s: %s", source.ErrUnavailable, b.Name, p.Verdict, p.Why)
 	}
 	return nil
 }
 
 // proveCached proves Direct for files of a cache that a request needs: they may be younger than the File.
-func (f *File) proveCached(ctx context.Context, pieces []piece) error {
-	seen := map[*backing]bool{}
+func (f *File) proveCached(ctx context.Context, pieces []source.Piece) error {
+	seen := map[*source.Backing]bool{}
 	for i := range pieces {
-		b := pieces[i].file
-		if !b.cached || seen[b] {
+		b := pieces[i].File
+		if !b.Cached || seen[b] {
 			continue
 		}
 		seen[b] = true
@@ -106,23 +108,23 @@ func (f *File) proveCached(ctx context.Context, pieces []piece) error {
 	return nil
 }
 
-func (f *File) proveLent(ctx context.Context, b *backing) (Proof, error) {
-	var lent []*backing
-	if b.lender != nil {
+func (f *File) proveLent(ctx context.Context, b *source.Backing) (Proof, error) {
+	var lent []*source.Backing
+	if b.Lender != nil {
 		lent = append(lent, b)
 	}
-	if err := f.r.handles.take(ctx, lent); err != nil {
+	if err := f.r.handles.Pin(ctx, lent); err != nil {
 		return Proof{}, err
 	}
-	defer f.r.handles.give(lent)
+	defer f.r.handles.Unpin(lent)
 	return f.r.prove(ctx, b)
 }
 
 // prove asks the probe about a file, once. It fails only when ctx ends; what goes wrong in the probe is its verdict.
-func (r *Reader) prove(ctx context.Context, b *backing) (Proof, error) {
+func (r *Reader) prove(ctx context.Context, b *source.Backing) (Proof, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(b.fd, &st); err != nil {
-		return Proof{}, fmt.Errorf("stat %s: %w", b.name, err)
+	if err := unix.Fstat(b.FD, &st); err != nil {
+		return Proof{}, fmt.Errorf("stat %s: %w", b.Name, err)
 	}
 	id := fileID{st.Dev, st.Ino}
 	select {
@@ -143,8 +145,8 @@ func (r *Reader) prove(ctx context.Context, b *backing) (Proof, error) {
 }
 
 // probe opens the file again, so that the probe has a description of its own, and asks.
-func (r *Reader) probe(ctx context.Context, b *backing) Proof {
-	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", b.fd))
+func (r *Reader) probe(ctx context.Context, b *source.Backing) Proof {
+	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", b.FD))
 	if err != nil {
 		return Proof{Unknown, "the file cannot be opened again: " + err.Error()}
 	}
@@ -206,28 +208,28 @@ func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
 // reads, and judges cuFile's own counters. Any error means that Direct does not work here.
 func strictRead(ctx context.Context, q probeRequest) (Proof, error) {
 	const block, most = 1 << 20, 8
-	b, err := newBacking(probeFD, "the file", 1)
+	b, err := source.NewBacking(probeFD, "the file", 1)
 	if err != nil {
 		return Proof{}, err
 	}
-	defer func() { _ = b.close() }()
-	if b.length < driver.PageSize {
+	defer func() { _ = b.Close() }()
+	if b.Length < driver.PageSize {
 		return Proof{Unknown, "the file has less than one page"}, nil
 	}
 	r, err := New(ctx, Options{Device: q.Device, Path: Direct, Threads: 1, Slot: block, Arena: most * block, Libraries: q.Libraries})
 	if err != nil {
 		return Proof{}, err
 	}
-	f := &File{r: r, name: b.name, source: &plainFile{b}}
+	f := &File{r: r, name: b.Name, source: source.Plain(b)}
 	p, err := f.readAndJudge(ctx, b, block, most)
-	return p, errors.Join(err, r.forget([]*backing{b}), r.Close())
+	return p, errors.Join(err, r.forget([]*source.Backing{b}), r.Close())
 }
 
-func (f *File) readAndJudge(ctx context.Context, b *backing, block, most int64) (Proof, error) {
+func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most int64) (Proof, error) {
 	// Whole pages only: the page at the end of a file is one that every file system reads in its own way.
-	size := min(block, b.length/driver.PageSize*driver.PageSize)
-	count := min(most, b.length/size)
-	stride := (b.length - size) / max(count-1, 1) / driver.PageSize * driver.PageSize
+	size := min(block, b.Length/driver.PageSize*driver.PageSize)
+	count := min(most, b.Length/size)
+	stride := (b.Length - size) / max(count-1, 1) / driver.PageSize * driver.PageSize
 	var before, after driver.ReadCounts
 	count0 := func() (err error) {
 		if err = f.r.cufile.lib.StartCounting(); err != nil {
@@ -243,7 +245,7 @@ func (f *File) readAndJudge(ctx context.Context, b *backing, block, most int64) 
 		if err != nil {
 			return Proof{}, err
 		}
-		err = errors.Join(b.readFull(want, i*stride), v.CopyTo(ctx, got, 0))
+		err = errors.Join(b.ReadFull(want, i*stride), v.CopyTo(ctx, got, 0))
 		v.Release()
 		if err != nil {
 			return Proof{}, err

@@ -4,16 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"golang.org/x/sys/unix"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // HostDevice is an Options.Device: host memory instead of a GPU's.
@@ -140,12 +140,9 @@ type Reader struct {
 	widen   driver.Kernel
 	cufile  cufileDriver
 	proofs  proofs
-	ids     atomic.Uint64
-	handles *handles
+	handles *source.Descriptors
+	opener  *source.Opener
 	stuck   sync.WaitGroup // what waits for a stuck call to give back what it uses
-
-	number      uint32 // by which daemons know all connections of it for one reader
-	connections connections
 
 	mu      sync.Mutex // guards what follows
 	moved   Moved
@@ -164,27 +161,28 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
 	}
-	r := &Reader{opt: opt, number: rand.Uint32(), arena: newArena(opt.Arena), proofs: proofs{turn: make(chan struct{}, 1), known: map[fileID]Proof{}}}
+	r := &Reader{opt: opt, arena: newArena(opt.Arena), proofs: proofs{turn: make(chan struct{}, 1), known: map[fileID]Proof{}}}
 	files := opt.Descriptors
 	if opt.Device != HostDevice {
 		files /= 2
 	}
-	r.handles = newHandles(files, r.letGo)
+	r.handles = source.NewDescriptors(files, r.letGo)
+	r.opener = source.NewOpener(opt.Client, r.handles)
 	if opt.Device == HostDevice {
 		if opt.Path != Auto && opt.Path != Host {
-			return nil, fmt.Errorf("%w: %s needs a GPU and the device is the host", ErrUnavailable, opt.Path)
+			return nil, fmt.Errorf("%w: %s needs a GPU and the device is the host", source.ErrUnavailable, opt.Path)
 		}
 		return r, r.startHost()
 	}
 	if opt.Path == Host {
-		return nil, fmt.Errorf("%w: host ends in host memory and the device is gpu %d", ErrUnavailable, opt.Device)
+		return nil, fmt.Errorf("%w: host ends in host memory and the device is gpu %d", source.ErrUnavailable, opt.Device)
 	}
 	if err := r.startGPU(); err != nil {
 		return nil, errors.Join(err, r.release())
 	}
 	if opt.Path == Direct || opt.Path == Compat {
 		if err := r.cufile.start(r); err != nil {
-			return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnavailable, opt.Path, err), r.release())
+			return nil, errors.Join(fmt.Errorf("%w: %s: %w", source.ErrUnavailable, opt.Path, err), r.release())
 		}
 	}
 	return r, nil
@@ -333,7 +331,7 @@ func (r *Reader) release() error {
 }
 
 // forget drops what the device holds of files that are about to be closed.
-func (r *Reader) forget(files []*backing) error {
+func (r *Reader) forget(files []*source.Backing) error {
 	if r.cu == nil {
 		return nil
 	}
@@ -348,8 +346,8 @@ func (r *Reader) forget(files []*backing) error {
 }
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
-func (r *Reader) letGo(ctx context.Context, files []*backing) error {
-	files = slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return r.cu == nil || !b.cached && !b.hasHandle() })
+func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
+	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.cufile.holds(b) })
 	if len(files) == 0 {
 		return nil
 	}
@@ -360,7 +358,7 @@ func (r *Reader) letGo(ctx context.Context, files []*backing) error {
 				return errors.Join(append(errs, err)...)
 			}
 			r.cufile.forget(b)
-			if b.cached {
+			if b.Cached {
 				errs = append(errs, r.maps.forget(w, b))
 			}
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 // connected is a source that has a daemon to talk to.
-type connected interface{ daemon() *control.Client }
+type connected interface{ Daemon() *control.Client }
 
 // tally is what a File has moved since it last said so to the daemon.
 type tally struct {
@@ -103,7 +103,7 @@ func report(s connected, list []control.Moved) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), crew.Grace)
 	defer cancel()
-	_ = s.daemon().ReportStats(ctx, list...)
+	_ = s.Daemon().ReportStats(ctx, list...)
 }
 
 // readers is how many share the host, as far as is known: what the caller said, or more where the daemon counts more.
@@ -119,7 +119,7 @@ func (f *File) readers(ctx context.Context) int {
 	if due {
 		ctx, cancel := context.WithTimeout(ctx, crew.Grace) // a daemon that hangs holds up no read of what is open
 		defer cancel()
-		if n, err := s.daemon().Readers(ctx); err == nil { // else it is as it was
+		if n, err := s.Daemon().Readers(ctx); err == nil { // else it is as it was
 			known = n
 			r.mu.Lock()
 			r.others = n

@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"io"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // move brings pieces into a view by the path of v.choice, and counts them in v.moved. finished is as of crew.run.
-func (f *File) move(ctx context.Context, v *View, pieces []piece) (finished <-chan struct{}, err error) {
+func (f *File) move(ctx context.Context, v *View, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	path := v.choice.Path
 	if v.caller != nil && (path == Direct || path == Compat) {
 		return closedChannel(), errArena
@@ -19,9 +21,9 @@ func (f *File) move(ctx context.Context, v *View, pieces []piece) (finished <-ch
 		return f.stage(ctx, v, pieces)
 	}
 	// What exists only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
-	var here, inline []piece
+	var here, inline []source.Piece
 	for _, p := range pieces {
-		if p.file.inline {
+		if p.File.Inline {
 			inline = append(inline, p)
 		} else {
 			here = append(here, p)
@@ -49,29 +51,29 @@ func closedChannel() <-chan struct{} {
 
 // chunk is pieces that land one after the other: n bytes at to.
 type chunk struct {
-	pieces []piece
+	pieces []source.Piece
 	to, n  int64
 }
 
 // cut makes chunks of at most size bytes. Pieces are cut where a chunk is full.
-func cut(pieces []piece, size int64) []chunk {
-	var parts []piece
+func cut(pieces []source.Piece, size int64) []chunk {
+	var parts []source.Piece
 	for _, p := range pieces {
 		// Inner cuts lie on pages of the file, so that each part is an aligned envelope of its own.
-		for p.n > size {
+		for p.N > size {
 			n := size
-			if odd := (p.offset + n) % driver.PageSize; odd < n {
+			if odd := (p.Offset + n) % driver.PageSize; odd < n {
 				n -= odd
 			}
-			parts = append(parts, piece{p.file, p.offset, p.to, n})
-			p.offset, p.to, p.n = p.offset+n, p.to+n, p.n-n
+			parts = append(parts, source.Piece{File: p.File, Offset: p.Offset, To: p.To, N: n})
+			p.Offset, p.To, p.N = p.Offset+n, p.To+n, p.N-n
 		}
 		parts = append(parts, p)
 	}
 	var chunks []chunk
 	first := 0
 	for i := range parts {
-		if i > first && (parts[i].to != parts[i-1].to+parts[i-1].n || parts[i].to+parts[i].n-parts[first].to > size) {
+		if i > first && (parts[i].To != parts[i-1].To+parts[i-1].N || parts[i].To+parts[i].N-parts[first].To > size) {
 			chunks = append(chunks, newChunk(parts[first:i]))
 			first = i
 		}
@@ -82,9 +84,9 @@ func cut(pieces []piece, size int64) []chunk {
 	return chunks
 }
 
-func newChunk(pieces []piece) chunk {
+func newChunk(pieces []source.Piece) chunk {
 	last := pieces[len(pieces)-1]
-	return chunk{pieces, pieces[0].to, last.to + last.n - pieces[0].to}
+	return chunk{pieces, pieces[0].To, last.To + last.N - pieces[0].To}
 }
 
 // chunkSize gives every thread something to do, without making chunks that cost more than they carry.
@@ -95,10 +97,10 @@ func (r *Reader) chunkSize(total int64) int64 {
 
 // stage reads pieces with pread: on a GPU into pinned memory that is copied while the next chunk is read, on the
 // host into the view.
-func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struct{}, error) {
+func (f *File) stage(ctx context.Context, v *View, pieces []source.Piece) (<-chan struct{}, error) {
 	total := int64(0)
 	for _, p := range pieces {
-		total += p.n
+		total += p.N
 	}
 	if f.r.cu != nil && f.r.opt.adapt {
 		f.r.crew.Allow(stagers(f.r.opt.Threads, f.readers(ctx)))
@@ -126,8 +128,8 @@ func (f *File) stage(ctx context.Context, v *View, pieces []piece) (<-chan struc
 // readChunk reads a chunk into p from at on.
 func readChunk(c *chunk, p []byte, at int64) error {
 	for _, part := range c.pieces {
-		where := at + part.to - c.to
-		if err := part.file.readFull(p[where:where+part.n], part.offset); err != nil {
+		where := at + part.To - c.to
+		if err := part.File.ReadFull(p[where:where+part.N], part.Offset); err != nil {
 			return err
 		}
 	}
@@ -157,19 +159,19 @@ func stageChunk(w *crew.Worker, c *chunk, to driver.Pointer, cold bool) error {
 
 // readEnvelope reads the aligned pages around a piece with O_DIRECT, past the page cache, and gives the place of the
 // piece's first byte in memory.
-func readEnvelope(p *piece, memory []byte) (skew int64, err error) {
-	fd, ok := p.file.direct()
+func readEnvelope(p *source.Piece, memory []byte) (skew int64, err error) {
+	fd, ok := p.File.Direct()
 	if !ok {
-		return 0, p.file.readFull(memory[:p.n], p.offset)
+		return 0, p.File.ReadFull(memory[:p.N], p.Offset)
 	}
-	skew = p.offset % driver.PageSize
-	envelope := driver.RoundUp(skew+p.n, driver.PageSize)
-	n, err := readAtLeast(fd, p.file.name, memory[:envelope], p.offset-skew, int(skew+p.n))
+	skew = p.Offset % driver.PageSize
+	envelope := driver.RoundUp(skew+p.N, driver.PageSize)
+	n, err := source.ReadAtLeast(fd, p.File.Name, memory[:envelope], p.Offset-skew, int(skew+p.N))
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 		// Some file systems take the flag at open and refuse the read. Then the page cache is the only way.
-		return 0, p.file.readFull(memory[:p.n], p.offset)
+		return 0, p.File.ReadFull(memory[:p.N], p.Offset)
 	}
-	if int64(n) < skew+p.n {
+	if int64(n) < skew+p.N {
 		return 0, err
 	}
 	return skew, nil

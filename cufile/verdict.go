@@ -2,6 +2,7 @@ package cufile
 
 import (
 	"fmt"
+
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 

@@ -1,8 +1,9 @@
 package cufile
 
 import (
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 func TestVerdicts(t *testing.T) {

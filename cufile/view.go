@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"io"
 	"sync"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // View is bytes of a file in the device's memory. Release gives the memory back.

@@ -3,6 +3,7 @@ package cufile
 import (
 	"encoding/binary"
 	"fmt"
+
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )

@@ -17,8 +17,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // Crew is the Reader's threads. Each is a goroutine that keeps its OS thread for good, since CUDA contexts belong to

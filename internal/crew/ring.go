@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // ring is the pinned memory of all slots of a crew. Pinning is where opening a Reader spends its time, and this is the

@@ -1,30 +1,27 @@
-package cufile
+package source
 
 import (
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"testing"
 )
 
 // Files that are read in their order are asked for by the dozen, others one by one.
 func TestBatchAsksForWhatComesNext(t *testing.T) {
 	const n = 1000
-	o := smallOptions(driver.Libraries{}, Host)
-	o.Device, o.Descriptors = HostDevice, 100
-	b := &batch{r: newReader(t, o), objects: map[uint64]*backing{}}
+	b := &batch{opener: NewOpener("test", NewDescriptors(100, letNothing)), objects: map[uint64]*Backing{}}
 	for i := range n {
-		b.files = append(b.files, &batchFile{of: b, list: []run{{object: uint64(i + 1), length: 1, count: 1}}})
-		b.objects[uint64(i+1)] = &backing{fd: -1, object: uint64(i + 1), at: int64(i)}
+		b.files = append(b.files, &batchFile{of: b, list: []Run{{Object: uint64(i + 1), Length: 1, Count: 1}}})
+		b.objects[uint64(i+1)] = &Backing{FD: -1, Object: uint64(i + 1), at: int64(i)}
 	}
 	b.files[500] = nil // one of another kind
 	use := func(i int) (asked int) {
 		if b.files[i] == nil || !b.missing(b.files[i]) {
 			return 0
 		}
-		var opened []*backing
-		for _, k := range b.ask([]*backing{b.objects[uint64(i+1)]}) {
+		var opened []*Backing
+		for _, k := range b.ask([]*Backing{b.objects[uint64(i+1)]}) {
 			opened = append(opened, b.objects[uint64(k+1)])
 		}
-		if err := b.r.handles.offer(t.Context(), opened); err != nil {
+		if err := b.opener.descriptors.offer(t.Context(), opened); err != nil {
 			t.Fatal(err)
 		}
 		if b.missing(b.files[i]) {
@@ -37,7 +34,7 @@ func TestBatchAsksForWhatComesNext(t *testing.T) {
 		if use(i) > 0 {
 			messages++
 		}
-		if b.r.handles.order.Len() > 100 {
+		if b.opener.descriptors.order.Len() > 100 {
 			t.Fatal("more are open than may be")
 		}
 	}

@@ -1,8 +1,7 @@
-package cufile
+package source
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/control"
@@ -36,26 +35,6 @@ func (c *connection) giveBack(ctx context.Context, objects []uint64) {
 	}
 }
 
-// connect gives the connection to the daemon that a file of a mount has told its epoch of.
-func (r *Reader) connect(ctx context.Context, name string, epoch control.Epoch) (*connection, error) {
-	if c := r.connections.join(epoch, nil); c != nil {
-		return c, nil
-	}
-	client, err := control.DialReader(ctx, name, r.opt.Client, r.number)
-	if err != nil {
-		return nil, err
-	}
-	if client.Epoch() != epoch {
-		_ = client.Close() // nothing was asked
-		return nil, fmt.Errorf("open %s: the daemon has gone, it was restarted: %w", name, control.ErrStale)
-	}
-	c := r.connections.join(epoch, &connection{Client: client})
-	if c.Client != client { // somebody was faster
-		_ = client.Close() // nothing was asked
-	}
-	return c, nil
-}
-
 // join takes part in the connection of an epoch, and else makes it fresh, if that is not nil. One that the daemon has
 // closed is left to those who have it.
 func (s *connections) join(epoch control.Epoch, fresh *connection) *connection {
@@ -75,7 +54,7 @@ func (s *connections) join(epoch control.Epoch, fresh *connection) *connection {
 	return c
 }
 
-// leave ends the part of one file. The last one closes the connection.
+// Leave ends the part of one file. The last one closes the connection.
 func (s *connections) leave(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,9 +1,10 @@
-package cufile
+package source
 
 import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -15,7 +16,7 @@ import (
 )
 
 // missingByPage gives the parts of a range without pages, page by page.
-func missingByPage(t *testing.T, b *backing, offset, n int64) (ranges []control.Range) {
+func missingByPage(t *testing.T, b *Backing, offset, n int64) (ranges []control.Range) {
 	t.Helper()
 	for at := offset; at < offset+n; {
 		length := min(driver.PageSize-at%driver.PageSize, offset+n-at)
@@ -36,7 +37,10 @@ func missingByPage(t *testing.T, b *backing, offset, n int64) (ranges []control.
 // TestMissing finds what the kernel has no pages of, for ranges of all kinds.
 func TestMissing(t *testing.T) {
 	const size = 1 << 20
-	name, _ := randomFile(t, size, 77)
+	name := filepath.Join(t.TempDir(), "data")
+	if err := os.WriteFile(name, make([]byte, size), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	file, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -45,11 +49,11 @@ func TestMissing(t *testing.T) {
 	if err := errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)); err != nil {
 		t.Fatal(err)
 	}
-	plain, err := openPlain(name, 1)
+	plain, err := OpenPlain(name, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = plain.close() }() // it was only looked at
+	defer func() { _ = plain.Close() }() // it was only looked at
 	r := rand.New(rand.NewPCG(1, 77))
 	for range 40 { // pages that are there, among those that are not
 		if _, err := file.ReadAt(make([]byte, 1+r.IntN(3*driver.PageSize)), r.Int64N(size-3*driver.PageSize)); err != nil {
@@ -59,9 +63,9 @@ func TestMissing(t *testing.T) {
 	for range 500 {
 		offset, n := r.Int64N(size), 1+r.Int64N(1<<r.IntN(21))
 		n = min(n, size-offset)
-		want := missingByPage(t, plain.file, offset, n)
-		got := appendMissing(nil, plain.file, offset, n)
-		if !slices.Equal(got, want) && slices.Equal(want, missingByPage(t, plain.file, offset, n)) { // nothing came or went meanwhile
+		want := missingByPage(t, plain.Backing(nil), offset, n)
+		got := appendMissing(nil, plain.Backing(nil), offset, n)
+		if !slices.Equal(got, want) && slices.Equal(want, missingByPage(t, plain.Backing(nil), offset, n)) { // nothing came or went meanwhile
 			t.Fatalf("%d bytes at %d: %v are missing, page by page %v", n, offset, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package cufile
+package source
 
 import (
 	"cmp"
@@ -24,18 +24,18 @@ type mountedFile struct {
 	client *connection
 	length int64
 	info   control.FileInfo
-	inline *backing // the file itself, for bytes that exist only in the mount
-	reader *Reader
+	inline *Backing // the file itself, for bytes that exist only in the mount
+	opener *Opener
 
 	mu      sync.Mutex // guards what follows
-	all     places     // of all its bytes; not known while nobody needed them and they are many
+	all     known      // of all its bytes; not known while nobody needed them and they are many
 	many    bool       // runs: more than fewRuns
-	objects map[uint64]*backing
-	lent    map[*backing]bool // those that the daemon was not told to be closed
+	objects map[uint64]*Backing
+	lent    map[*Backing]bool // those that the daemon was not told to be closed
 }
 
-// inlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
-const inlineObject = 0
+// InlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
+const InlineObject = 0
 
 // A regular view has few runs, whatever its size. Up to fewRuns are asked for at once. Of a file with more only those
 // of a request are, until one needs more than that itself: then they are kept. mostRuns bounds their memory, 56 bytes
@@ -45,45 +45,12 @@ const (
 	mostRuns = 1 << 22
 )
 
-// openMounted opens a file of a mount. What is in no mount gives control.ErrNotHBMFS.
-func (r *Reader) openMounted(ctx context.Context, name string) (_ *mountedFile, err error) {
-	fd, err := openFile(name)
-	if err != nil {
-		return nil, err
-	}
-	m := &mountedFile{file: os.NewFile(uintptr(fd), name), reader: r, objects: map[uint64]*backing{}, lent: map[*backing]bool{}}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.close())
-		}
-	}()
-	info, err := control.Info(m.file)
-	if err != nil {
-		return nil, err
-	}
-	m.length, m.info = info.Size, info
-	if m.client, err = r.connect(ctx, name, info.Epoch); err != nil {
-		return nil, err
-	}
-	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open %s again: %w", name, err)
-	}
-	if m.inline, err = newBacking(own, name, r.ids.Add(1)); err != nil {
-		return nil, err
-	}
-	m.inline.inline = true
-	m.many = info.Runs > fewRuns
-	_, err = m.few(ctx)
-	return m, err
-}
-
-// cached says whether backing files may be taken away.
+// Cached says whether backing files may be taken away.
 func (m *mountedFile) cached() bool { return m.info.Flags&control.InfoCached != 0 }
 
 // extents asks for the runs of [offset, offset+n). More than most are ErrTooLarge.
-func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]run, error) {
-	list, end := []run{}, offset
+func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]Run, error) {
+	list, end := []Run{}, offset
 	for batch, err := range control.Batches(m.file, offset, n, false) {
 		if err = m.explain(ctx, err); err != nil {
 			return nil, err
@@ -99,12 +66,12 @@ func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]run
 			if err != nil {
 				return nil, err
 			}
-			if k := len(list) - 1; k >= 0 && list[k].object == r.object && (r.object == inlineObject || r.object == pendingObject) {
-				list[k].length += r.length
+			if k := len(list) - 1; k >= 0 && list[k].Object == r.Object && (r.Object == InlineObject || r.Object == pendingObject) {
+				list[k].Length += r.Length
 			} else {
 				list = append(list, r)
 			}
-			end = r.end()
+			end = r.End()
 		}
 	}
 	if end != offset+n {
@@ -113,24 +80,24 @@ func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]run
 	return list, nil
 }
 
-func (m *mountedFile) runOf(e *control.Extent) (run, error) {
+func (m *mountedFile) runOf(e *control.Extent) (Run, error) {
 	switch {
 	case e.Flags&control.ExtentMount != 0:
 		// Its offset is the place in the file, whatever the extent says.
-		r := run{e.Logical, e.Length * e.Count, inlineObject, e.Logical, 0, 1}
+		r := Run{e.Logical, e.Length * e.Count, InlineObject, e.Logical, 0, 1}
 		if e.Flags&control.ExtentPending != 0 {
-			r.object = pendingObject
+			r.Object = pendingObject
 		}
 		return r, nil
 	case e.Flags != 0:
-		return run{}, fmt.Errorf("open %s: %w: the extent at %d has flags %#x that this reader does not know", m.file.Name(), ErrUnavailable, e.Logical, e.Flags)
+		return Run{}, fmt.Errorf("open %s: %w: the extent at %d has flags %#x that this reader does not know", m.file.Name(), ErrUnavailable, e.Logical, e.Flags)
 	}
-	return run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count}, nil
+	return Run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count}, nil
 }
 
-func (m *mountedFile) size() int64 { return m.length }
+func (m *mountedFile) Size() int64 { return m.length }
 
-func (m *mountedFile) runs(ctx context.Context, offset, n int64) ([]run, error) {
+func (m *mountedFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) {
 	m.mu.Lock()
 	all := m.all.runs
 	holds := m.all.hold(offset, n)
@@ -152,7 +119,7 @@ func (m *mountedFile) runs(ctx context.Context, offset, n int64) ([]run, error) 
 }
 
 // few asks for all runs, and gives nil where they are not few.
-func (m *mountedFile) few(ctx context.Context) ([]run, error) {
+func (m *mountedFile) few(ctx context.Context) ([]Run, error) {
 	m.mu.Lock()
 	many := m.many
 	m.mu.Unlock()
@@ -170,7 +137,7 @@ func (m *mountedFile) few(ctx context.Context) ([]run, error) {
 }
 
 // ask asks for all runs, and remembers them.
-func (m *mountedFile) ask(ctx context.Context, most int64) ([]run, error) {
+func (m *mountedFile) ask(ctx context.Context, most int64) ([]Run, error) {
 	began := time.Now()
 	all, err := m.extents(ctx, 0, m.length, most)
 	if err != nil {
@@ -178,35 +145,32 @@ func (m *mountedFile) ask(ctx context.Context, most int64) ([]run, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all = newPlaces(all, time.Since(began))
+	m.all = newKnown(all, time.Since(began))
 	return all, nil
 }
 
-func (m *mountedFile) relocate(context.Context) error {
+func (m *mountedFile) Relocate(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all = places{}
+	m.all = known{}
 	return nil
 }
 
-func (m *mountedFile) backing(r *run) *backing {
-	if r.object == inlineObject || r.object == pendingObject {
+func (m *mountedFile) Backing(r *Run) *Backing {
+	if r.Object == InlineObject || r.Object == pendingObject {
 		return m.inline
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	b := m.objects[r.object]
+	b := m.objects[r.Object]
 	if b == nil {
-		b = &backing{
-			id: m.reader.ids.Add(1), name: fmt.Sprintf("%s (object %d)", m.file.Name(), r.object), fd: -1, cached: m.cached(),
-			lender: m, object: r.object, at: r.logical,
-		}
-		m.objects[r.object] = b
+		b = Lent(m, m.opener.ids.Add(1), fmt.Sprintf("%s (object %d)", m.file.Name(), r.Object), r.Object, r.Logical, m.cached())
+		m.objects[r.Object] = b
 	}
 	return b
 }
 
-func (m *mountedFile) leave() []*backing {
+func (m *mountedFile) Leave() []*Backing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := maps.Clone(m.lent)
@@ -216,10 +180,10 @@ func (m *mountedFile) leave() []*backing {
 	return slices.Collect(maps.Keys(all))
 }
 
-// open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
+// Open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
 // answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
-func (m *mountedFile) open(ctx context.Context, files []*backing) (ahead []*backing, err error) {
-	slices.SortFunc(files, func(a, b *backing) int { return cmp.Compare(a.at, b.at) })
+func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
+	slices.SortFunc(files, func(a, b *Backing) int { return cmp.Compare(a.at, b.at) })
 	for len(files) > 0 {
 		before, first := len(files), files[0].at
 		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
@@ -227,23 +191,23 @@ func (m *mountedFile) open(ctx context.Context, files []*backing) (ahead []*back
 				return nil, err
 			}
 			named := batch.Objects()
-			here := slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return !slices.Contains(named, b.object) })
+			here := slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return !slices.Contains(named, b.Object) })
 			if len(here) == 0 {
 				break
 			}
 			if err := m.redeem(ctx, batch.Ticket, here); err != nil {
 				return nil, err
 			}
-			files = slices.DeleteFunc(slices.Clone(files), func(b *backing) bool { return slices.Contains(here, b) })
+			files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return slices.Contains(here, b) })
 			if len(files) == 0 {
 				break
 			}
 		}
 		if len(files) == before && m.cached() {
-			return nil, fmt.Errorf("open %s: %w", files[0].name, errMoved)
+			return nil, fmt.Errorf("open %s: %w", files[0].Name, ErrMoved)
 		}
 		if len(files) == before {
-			return nil, fmt.Errorf("open %s: the mount no longer names it at %d", files[0].name, first)
+			return nil, fmt.Errorf("open %s: the mount no longer names it at %d", files[0].Name, first)
 		}
 	}
 	return nil, nil
@@ -260,23 +224,23 @@ func (m *mountedFile) explain(ctx context.Context, err error) error {
 	return err
 }
 
-func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*backing) error {
+func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing) error {
 	got, err := m.client.Redeem(ctx, ticket, objectsOf(files))
 	if m.cached() && (errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EAGAIN)) { // the ticket is old, or there are too many leases
-		return fmt.Errorf("open %s: %w: %w", files[0].name, errMoved, err)
+		return fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
 	}
 	if err != nil {
-		return fmt.Errorf("open %s: %w", files[0].name, err)
+		return fmt.Errorf("open %s: %w", files[0].Name, err)
 	}
 	errs := make([]error, len(got))
 	var refused []uint64 // that came, and could not be taken: no more descriptors may be open
 	m.mu.Lock()
 	for i := range got {
 		came := got[i].File != nil
-		if errs[i] = files[i].take(&got[i]); errs[i] == nil {
+		if errs[i] = files[i].redeem(&got[i]); errs[i] == nil {
 			m.lent[files[i]] = true
 		} else if came {
-			refused = append(refused, files[i].object)
+			refused = append(refused, files[i].Object)
 		}
 	}
 	m.mu.Unlock()
@@ -291,46 +255,46 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	return nil
 }
 
-// take takes over a redeemed file.
-func (b *backing) take(from *control.Backing) error {
-	if from.Err != nil && b.cached { // whatever it is: the mount reads on without its cache
-		return fmt.Errorf("open %s: %w: %w", b.name, errMoved, from.Err)
+// Pin takes over a redeemed file.
+func (b *Backing) redeem(from *control.Backing) error {
+	if from.Err != nil && b.Cached { // whatever it is: the mount reads on without its cache
+		return fmt.Errorf("open %s: %w: %w", b.Name, ErrMoved, from.Err)
 	}
 	if from.Err != nil {
-		return fmt.Errorf("open %s: %w", b.name, from.Err)
+		return fmt.Errorf("open %s: %w", b.Name, from.Err)
 	}
 	if from.File == nil {
-		return fmt.Errorf("open %s: the daemon gave no file", b.name)
+		return fmt.Errorf("open %s: the daemon gave no file", b.Name)
 	}
 	fd, err := unix.FcntlInt(from.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err = errors.Join(err, from.File.Close()); err != nil {
-		return fmt.Errorf("open %s: take over its descriptor: %w", b.name, err)
+		return fmt.Errorf("open %s: take over its descriptor: %w", b.Name, err)
 	}
-	return b.adopt(fd)
+	return b.Adopt(fd)
 }
 
-// release says which files were closed. A daemon that has gone needs not know, and whoever asks for more will hear of
+// Release says which files were closed. A daemon that has gone needs not know, and whoever asks for more will hear of
 // it. What a cache may take away by then is not looked for again: it comes back as another object.
-func (m *mountedFile) release(ctx context.Context, files []*backing) {
+func (m *mountedFile) Release(ctx context.Context, files []*Backing) {
 	m.mu.Lock()
 	var done []uint64 // each once: another file may have the same object by the same connection
 	for _, b := range files {
 		if m.lent[b] {
-			done = append(done, b.object)
+			done = append(done, b.Object)
 			delete(m.lent, b)
 		}
-		if b.cached && m.objects[b.object] == b {
-			delete(m.objects, b.object)
+		if b.Cached && m.objects[b.Object] == b {
+			delete(m.objects, b.Object)
 		}
 	}
 	m.mu.Unlock()
 	m.client.giveBack(ctx, done)
 }
 
-func objectsOf(files []*backing) []uint64 {
+func objectsOf(files []*Backing) []uint64 {
 	objects := make([]uint64, len(files))
 	for i, b := range files {
-		objects[i] = b.object
+		objects[i] = b.Object
 	}
 	return objects
 }
@@ -348,18 +312,41 @@ func giveBack(ctx context.Context, client *control.Client, objects []uint64) (le
 	return left
 }
 
-func (m *mountedFile) daemon() *control.Client { return m.client.Client }
+// Prefetch tells the mount. What the kernel has pages of needs nothing fetched into a cache.
+func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error {
+	var ranges []control.Range
+	for _, s := range soon {
+		switch {
+		case s.Length > 0 && m.cached():
+			ranges = appendMissing(ranges, m.inline, s.Offset, s.Length)
+		case s.Length > 0:
+			ranges = append(ranges, s)
+		}
+	}
+	for part := range slices.Chunk(ranges, control.MaxRanges) {
+		err := control.Prefetch(m.file, part...)
+		if errors.Is(err, unix.EAGAIN) {
+			return nil // it was advice
+		}
+		if err = m.explain(ctx, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
-func (m *mountedFile) told() *control.FileInfo { return &m.info }
+func (m *mountedFile) Daemon() *control.Client { return m.client.Client }
 
-func (m *mountedFile) close() error {
+func (m *mountedFile) Told() *control.FileInfo { return &m.info }
+
+func (m *mountedFile) Close() error {
 	var errs []error
 	if m.inline != nil {
-		errs = append(errs, m.inline.close())
+		errs = append(errs, m.inline.Close())
 	}
 	if m.client != nil {
-		m.release(context.Background(), m.leave()) // what is open no more, now that nobody reads it
-		errs = append(errs, m.reader.connections.leave(m.client))
+		m.Release(context.Background(), m.Leave()) // what is open no more, now that nobody reads it
+		errs = append(errs, m.opener.connections.leave(m.client))
 	}
 	return errors.Join(append(errs, m.file.Close())...)
 }

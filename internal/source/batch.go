@@ -1,4 +1,4 @@
-package cufile
+package source
 
 import (
 	"context"
@@ -12,12 +12,9 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// OpenMany opens many files, as Open does, and gives a File or an error for each. Small files of a mount, and members of
-// its archives, are asked for in one message per few hundred, and not opened in the mount at all: thousands of them cost
-// no round trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
-// in the same way.
-func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error) {
-	files, errs := make([]*File, len(names)), make([]error, len(names))
+// OpenMany opens those of names for which a lookup is enough. It gives nil for all others, which open is for.
+func (o *Opener) OpenMany(ctx context.Context, names []string) []File {
+	files := make([]File, len(names))
 	inMount := map[string][]int{} // by the mount's root
 	paths := make([]string, len(names))
 	dirs := map[string]place{}
@@ -28,26 +25,9 @@ func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error
 		}
 	}
 	for root, list := range inMount {
-		r.openBatch(ctx, root, list, names, paths, files)
+		o.openBatch(ctx, root, list, paths, files)
 	}
-	for i, name := range names {
-		switch {
-		case ctx.Err() != nil:
-			errs[i] = ctx.Err()
-			if files[i] != nil {
-				errs[i] = errors.Join(errs[i], files[i].Close())
-				files[i] = nil
-			}
-		case files[i] == nil: // it is no such file, or cannot be opened, and Open says why
-			files[i], errs[i] = r.Open(ctx, name)
-		case r.opt.Path == Direct:
-			if errs[i] = files[i].proveDirect(ctx); errs[i] != nil {
-				errs[i] = errors.Join(errs[i], files[i].Close())
-				files[i] = nil
-			}
-		}
-	}
-	return files, errs
+	return files
 }
 
 // place is where a directory lies in a mount; zero for what is in none.
@@ -78,7 +58,7 @@ func placeOf(dir string, known map[string]place) place {
 
 // batch is files of one mount that were opened together: their connection, and the lender of their backing files.
 type batch struct {
-	r      *Reader
+	opener *Opener
 	root   string // of the mount
 	client *control.Client
 	files  []*batchFile // in the order asked for; nil for what is not read in this way
@@ -86,7 +66,7 @@ type batch struct {
 	next int // the file after the last one that was asked for; guarded by handles.turn
 
 	mu      sync.Mutex // guards what follows
-	objects map[uint64]*backing
+	objects map[uint64]*Backing
 	users   map[uint64]int // files that have bytes of an object and are not closed
 	left    int            // files that are not closed
 }
@@ -98,25 +78,25 @@ type batchFile struct {
 	length     int64
 	generation uint64
 	info       control.FileInfo
-	list       []run
-	closing    []*backing // that nobody else needs
+	list       []Run
+	closing    []*Backing // that nobody else needs
 
 	mu      sync.Mutex   // guards what follows
 	instead *mountedFile // once its backing files were taken away: the file, opened in the mount
 }
 
-// openBatch opens those of names that list says, as far as a lookup is enough.
-func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, paths []string, files []*File) {
-	client, err := control.DialReader(ctx, root, r.opt.Client, r.number)
+// openBatch opens those of paths that list says, as far as a lookup is enough.
+func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths []string, files []File) {
+	client, err := control.DialReader(ctx, root, o.client, o.number)
 	if err != nil {
 		return // Open comes upon the same, and says it or does without
 	}
-	b := &batch{r: r, root: root, client: client, objects: map[uint64]*backing{}, users: map[uint64]int{}}
+	b := &batch{opener: o, root: root, client: client, objects: map[uint64]*Backing{}, users: map[uint64]int{}}
 	asked := make([]string, len(list))
 	for k, i := range list {
 		asked[k] = paths[i]
 	}
-	var ahead []*backing
+	var ahead []*Backing
 	for found, err := range client.Lookup(ctx, asked) {
 		if err != nil {
 			break // as above
@@ -126,21 +106,21 @@ func (r *Reader) openBatch(ctx context.Context, root string, list []int, names, 
 		if f == nil {
 			continue
 		}
-		if len(ahead) < r.handles.limit {
+		if len(ahead) < o.descriptors.limit {
 			ahead = b.adopt(ctx, found, ahead)
 			b.next = len(b.files)
 		} else {
 			b.decline(ctx, found)
 		}
-		files[list[len(b.files)-1]] = &File{r: r, name: names[list[len(b.files)-1]], source: f}
+		files[list[len(b.files)-1]] = f
 	}
-	_ = r.handles.offer(ctx, ahead) // what there is no room for is opened again when it is needed
+	_ = o.descriptors.offer(ctx, ahead) // what there is no room for is opened again when it is needed
 	if b.left == 0 {
 		_ = client.Close() // nothing was redeemed that anybody uses
 	}
 }
 
-// file makes a source of what was found; nil where there is more to it than a lookup tells.
+// File makes a source of what was found; nil where there is more to it than a lookup tells.
 func (b *batch) file(found *control.Found) *batchFile {
 	if found.Err != nil || found.Flags&control.InfoMore != 0 {
 		return nil
@@ -148,10 +128,10 @@ func (b *batch) file(found *control.Found) *batchFile {
 	f := &batchFile{of: b, path: found.Path, length: found.Size, generation: found.Generation, info: found.FileInfo}
 	end := int64(0)
 	for _, e := range found.Extents {
-		if e.Flags != 0 || e.Logical != end || e.Object == inlineObject {
+		if e.Flags != 0 || e.Logical != end || e.Object == InlineObject {
 			return nil
 		}
-		f.list = append(f.list, run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count})
+		f.list = append(f.list, Run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count})
 		end = e.End()
 	}
 	if end != f.length {
@@ -163,7 +143,8 @@ func (b *batch) file(found *control.Found) *batchFile {
 	for _, object := range f.objects() {
 		b.users[object]++
 		if b.objects[object] == nil {
-			b.objects[object] = &backing{id: b.r.ids.Add(1), name: fmt.Sprintf("%s (object %d)", found.Path, object), fd: -1, cached: found.Flags&control.InfoCached != 0, lender: b, object: object, at: int64(len(b.files))}
+			name := fmt.Sprintf("%s (object %d)", found.Path, object)
+			b.objects[object] = Lent(b, b.opener.ids.Add(1), name, object, int64(len(b.files)), found.Flags&control.InfoCached != 0)
 		}
 	}
 	return f
@@ -172,28 +153,28 @@ func (b *batch) file(found *control.Found) *batchFile {
 // objects gives each object of a file once.
 func (f *batchFile) objects() (list []uint64) {
 	for i := range f.list {
-		if !slices.Contains(list, f.list[i].object) {
-			list = append(list, f.list[i].object)
+		if !slices.Contains(list, f.list[i].Object) {
+			list = append(list, f.list[i].Object)
 		}
 	}
 	return list
 }
 
-// adopt takes over the descriptors that came with a file. What came and is not needed goes back.
-func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*backing) []*backing {
+// Adopt takes over the descriptors that came with a file. What came and is not needed goes back.
+func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backing) []*Backing {
 	var strays []uint64
 	b.mu.Lock()
 	for _, e := range found.Extents {
-		if e.Object == inlineObject {
+		if e.Object == InlineObject {
 			continue
 		}
 		from := found.Take(e.Object)
 		switch to := b.objects[e.Object]; {
 		case from == nil || from.File == nil:
-		case to == nil || to.fd >= 0:
+		case to == nil || to.FD >= 0:
 			_ = from.File.Close() // opened for reading: nothing is lost
 			strays = append(strays, e.Object)
-		case to.take(from) == nil:
+		case to.redeem(from) == nil:
 			opened = append(opened, to)
 		default: // it is asked for again when it is needed
 			strays = append(strays, e.Object)
@@ -220,7 +201,7 @@ func (b *batch) decline(ctx context.Context, found *control.Found) {
 const mostAhead = 128
 
 // ask gives the files to look up for backing files that are needed.
-func (b *batch) ask(files []*backing) (list []int) {
+func (b *batch) ask(files []*Backing) (list []int) {
 	for _, file := range files {
 		if i := int(file.at); !slices.Contains(list, i) {
 			list = append(list, i)
@@ -229,7 +210,7 @@ func (b *batch) ask(files []*backing) (list []int) {
 	slices.Sort(list)
 	inOrder := list[0] == b.next
 	b.next = list[len(list)-1] + 1
-	for most := min(mostAhead, b.r.handles.share()); inOrder && b.next < len(b.files) && len(list) < most; b.next++ {
+	for most := min(mostAhead, b.opener.descriptors.Share()); inOrder && b.next < len(b.files) && len(list) < most; b.next++ {
 		if f := b.files[b.next]; f != nil && b.missing(f) {
 			list = append(list, b.next)
 		}
@@ -242,7 +223,7 @@ func (b *batch) missing(f *batchFile) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range f.list {
-		if at := b.objects[f.list[i].object]; at != nil && !b.r.handles.isOpen(at) {
+		if at := b.objects[f.list[i].Object]; at != nil && !b.opener.descriptors.isOpen(at) {
 			return true
 		}
 	}
@@ -250,7 +231,7 @@ func (b *batch) missing(f *batchFile) bool {
 }
 
 // lend looks up the files that backing files belong to, by their places.
-func (b *batch) lend(ctx context.Context, files []*backing) (opened []*backing, err error) {
+func (b *batch) lend(ctx context.Context, files []*Backing) (opened []*Backing, err error) {
 	list := b.ask(files)
 	paths := make([]string, len(list))
 	for k, i := range list {
@@ -274,21 +255,21 @@ func (b *batch) lend(ctx context.Context, files []*backing) (opened []*backing, 
 		opened = b.adopt(ctx, found, opened)
 	}
 	for _, file := range files {
-		if file.fd >= 0 {
+		if file.FD >= 0 {
 			continue
 		}
 		if err := failed[int(file.at)]; err != nil {
 			return opened, err
 		}
-		return opened, fmt.Errorf("open %s: %w", file.name, errMoved) // opened in the mount it is had, or that says why not
+		return opened, fmt.Errorf("open %s: %w", file.Name, ErrMoved) // opened in the mount it is had, or that says why not
 	}
 	return opened, nil
 }
 
-// open is as lender says: what comes after the files is opened with them.
-func (b *batch) open(ctx context.Context, files []*backing) (ahead []*backing, err error) {
+// Open is as lender says: what comes after the files is opened with them.
+func (b *batch) Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
 	opened, err := b.lend(ctx, files)
-	ahead = slices.DeleteFunc(opened, func(o *backing) bool { return slices.Contains(files, o) })
+	ahead = slices.DeleteFunc(opened, func(o *Backing) bool { return slices.Contains(files, o) })
 	if err != nil {
 		shut(ctx, ahead)
 		return nil, err
@@ -296,8 +277,8 @@ func (b *batch) open(ctx context.Context, files []*backing) (ahead []*backing, e
 	return ahead, nil
 }
 
-// release is as of mountedFile.
-func (b *batch) release(ctx context.Context, files []*backing) {
+// Release is as of mountedFile.
+func (b *batch) Release(ctx context.Context, files []*Backing) {
 	giveBack(ctx, b.client, objectsOf(files))
 }
 
@@ -308,43 +289,43 @@ func (f *batchFile) opened() *mountedFile {
 	return f.instead
 }
 
-// relocate opens the file in the mount, as any other, since more than a lookup is needed from now on.
-func (f *batchFile) relocate(ctx context.Context) error {
+// Relocate opens the file in the mount, as any other, since more than a lookup is needed from now on.
+func (f *batchFile) Relocate(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.instead != nil {
-		return f.instead.relocate(ctx)
+		return f.instead.Relocate(ctx)
 	}
-	m, err := f.of.r.openMounted(ctx, filepath.Join(f.of.root, f.path))
+	m, err := f.of.opener.openMounted(ctx, filepath.Join(f.of.root, f.path))
 	if err != nil {
 		return err
 	}
 	if m.length != f.length || m.info.Generation != f.generation {
-		return errors.Join(fmt.Errorf("open %s: it was replaced: %w", f.path, control.ErrStale), m.close())
+		return errors.Join(fmt.Errorf("open %s: it was replaced: %w", f.path, control.ErrStale), m.Close())
 	}
 	f.instead = m
 	return nil
 }
 
-func (f *batchFile) runs(ctx context.Context, offset, n int64) ([]run, error) {
+func (f *batchFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) {
 	if m := f.opened(); m != nil {
-		return m.runs(ctx, offset, n)
+		return m.Runs(ctx, offset, n)
 	}
 	return f.list, nil
 }
 
-func (f *batchFile) backing(r *run) *backing {
+func (f *batchFile) Backing(r *Run) *Backing {
 	if m := f.opened(); m != nil {
-		return m.backing(r)
+		return m.Backing(r)
 	}
 	f.of.mu.Lock()
 	defer f.of.mu.Unlock()
-	return f.of.objects[r.object]
+	return f.of.objects[r.Object]
 }
 
-func (f *batchFile) leave() (list []*backing) {
+func (f *batchFile) Leave() (list []*Backing) {
 	if m := f.opened(); m != nil {
-		list = m.leave()
+		list = m.Leave()
 	}
 	b := f.of
 	b.mu.Lock()
@@ -359,17 +340,17 @@ func (f *batchFile) leave() (list []*backing) {
 	return list
 }
 
-func (f *batchFile) size() int64 { return f.length }
+func (f *batchFile) Size() int64 { return f.length }
 
-func (f *batchFile) daemon() *control.Client { return f.of.client }
+func (f *batchFile) Daemon() *control.Client { return f.of.client }
 
-func (f *batchFile) told() *control.FileInfo { return &f.info }
+func (f *batchFile) Told() *control.FileInfo { return &f.info }
 
-// close ends the connection with the last file.
-func (f *batchFile) close() error {
+// Close ends the connection with the last file.
+func (f *batchFile) Close() error {
 	var err error
 	if m := f.opened(); m != nil {
-		err = m.close()
+		err = m.Close()
 	}
 	b := f.of
 	b.mu.Lock()
@@ -379,6 +360,6 @@ func (f *batchFile) close() error {
 	if last {
 		return errors.Join(err, b.client.Close())
 	}
-	b.release(context.Background(), f.closing)
+	b.Release(context.Background(), f.closing)
 	return err
 }

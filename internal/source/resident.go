@@ -1,4 +1,4 @@
-package cufile
+package source
 
 import (
 	"fmt"
@@ -12,9 +12,9 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// resident gives the part of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
+// Resident gives the part of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
 // not tell this user.
-func resident(pieces []piece) (float64, bool) {
+func Resident(pieces []Piece) (float64, bool) {
 	const samples = 32
 	pages, cached := int64(0), int64(0)
 	for i := range min(samples, len(pieces)) {
@@ -22,7 +22,7 @@ func resident(pieces []piece) (float64, bool) {
 		if len(pieces) > samples {
 			p = &pieces[rand.IntN(len(pieces))]
 		}
-		n, have, ok := residentPages(p.file, p.offset, p.n)
+		n, have, ok := residentPages(p.File, p.Offset, p.N)
 		if !ok {
 			return 0, false
 		}
@@ -35,12 +35,12 @@ func resident(pieces []piece) (float64, bool) {
 }
 
 // residentPages counts a range's pages, and those that the cache holds.
-func residentPages(b *backing, offset, n int64) (pages, cached int64, ok bool) {
+func residentPages(b *Backing, offset, n int64) (pages, cached int64, ok bool) {
 	first := offset / driver.PageSize * driver.PageSize
 	n = driver.RoundUp(offset+n, driver.PageSize) - first
 	pages = n / driver.PageSize
 	var stat unix.Cachestat_t
-	err := unix.Cachestat(uint(b.fd), &unix.CachestatRange{Off: uint64(first), Len: uint64(n)}, &stat, 0)
+	err := unix.Cachestat(uint(b.FD), &unix.CachestatRange{Off: uint64(first), Len: uint64(n)}, &stat, 0)
 	if err == nil {
 		return pages, int64(stat.Cache), true
 	}
@@ -49,14 +49,14 @@ func residentPages(b *backing, offset, n int64) (pages, cached int64, ok bool) {
 
 // mincore does it on kernels before 6.5, for a sample at the front. The kernel says "resident" for everything to
 // those who neither own the file nor may write to it, so their answer counts for nothing.
-func mincore(b *backing, first, n int64) (pages, cached int64, ok bool) {
+func mincore(b *Backing, first, n int64) (pages, cached int64, ok bool) {
 	var st unix.Stat_t
-	if err := unix.Fstat(b.fd, &st); err != nil || (os.Geteuid() != 0 && int(st.Uid) != os.Geteuid()) {
+	if err := unix.Fstat(b.FD, &st); err != nil || (os.Geteuid() != 0 && int(st.Uid) != os.Geteuid()) {
 		return 0, 0, false
 	}
 	const most = 64 << 20
 	n = min(n, most)
-	memory, err := unix.Mmap(b.fd, first, int(n), unix.PROT_READ, unix.MAP_SHARED)
+	memory, err := unix.Mmap(b.FD, first, int(n), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return 0, 0, false
 	}
@@ -71,9 +71,9 @@ func mincore(b *backing, first, n int64) (pages, cached int64, ok bool) {
 	return n / driver.PageSize, cached, true
 }
 
-// onNVMe says whether the block device under a file is NVMe, or something built of block devices by that name.
-func onNVMe(b *backing) bool {
-	target, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(b.dev), unix.Minor(b.dev)))
+// OnNVMe says whether the block device under a file is NVMe, or something built of block devices by that name.
+func OnNVMe(b *Backing) bool {
+	target, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(b.Dev), unix.Minor(b.Dev)))
 	if err != nil {
 		return false
 	}

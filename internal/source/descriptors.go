@@ -1,4 +1,4 @@
-package cufile
+package source
 
 import (
 	"cmp"
@@ -9,43 +9,43 @@ import (
 	"time"
 )
 
-// handles bounds the backing files of mounts that a Reader has open: a view can have more shards than a process may
-// open files. What no request uses stays open until others need its place; the least recently used goes first.
+// descriptors bounds the backing files of mounts that a Reader has open: a view can have more shards than a process may
+// Open files. What no request uses stays open until others need its place; the least recently used goes first.
 //
 // A mapping that is registered with CUDA outlives the descriptor it was made of, unless the file is a cache's: that may
 // unlink what was given back, and the mapping would keep its place on the disk. A cuFile handle never does, so it is
 // given back before the descriptor is closed.
-type handles struct {
+type Descriptors struct {
 	limit int                                     // backing files open at once
-	let   func(context.Context, []*backing) error // gives back what the device holds of them that must go before
+	letGo func(context.Context, []*Backing) error // gives back what the device holds of them that must go before
 	turn  chan struct{}                           // held by who opens and closes; pins are not waited for without it
 	freed chan struct{}                           // holds a hint that some file is no longer pinned
 
 	mu      sync.Mutex // guards what follows, and pins and element of each backing
 	order   *list.List // of *backing: those that are open, the most recently used first
-	pinned  int        // how many of them are in use
+	inUse   int        // how many of them are in use
 	waiting bool       // the holder of turn waits for room: nobody pins before it does
 }
 
-// lender opens the backing files of one source, and is told which of them have been closed.
-type lender interface {
-	open(ctx context.Context, files []*backing) (ahead []*backing, err error) // ahead may be used soon
-	release(ctx context.Context, files []*backing)
+// Lender opens the backing files of one source, and is told which of them have been closed.
+type Lender interface {
+	Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) // ahead may be used soon
+	Release(ctx context.Context, files []*Backing)
 }
 
-func newHandles(limit int, let func(context.Context, []*backing) error) *handles {
-	return &handles{limit: limit, let: let, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
+func NewDescriptors(limit int, let func(context.Context, []*Backing) error) *Descriptors {
+	return &Descriptors{limit: limit, letGo: let, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
 }
 
-// share is how many files one request may have in use at once. Two can then move at the same time.
-func (h *handles) share() int {
+// Share is how many files one request may have in use at once. Two can then move at the same time.
+func (h *Descriptors) Share() int {
 	const most = 1024 // the mappings of so many are registered together
 	return max(1, min(h.limit/2, most))
 }
 
-// take opens files, at most a share and each once, all lent by one source. They stay open until give. Who takes must
+// Pin opens files, at most a share and each once, all lent by one source. They stay open until give. Who takes must
 // hold nothing that another needs before it can give.
-func (h *handles) take(ctx context.Context, files []*backing) error {
+func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
 	if h.pinOpen(files) {
 		return nil
 	}
@@ -59,9 +59,9 @@ func (h *handles) take(ctx context.Context, files []*backing) error {
 	if err != nil {
 		return err
 	}
-	var ahead []*backing
+	var ahead []*Backing
 	if err = h.closeFiles(ctx, victims); err == nil && len(missing) > 0 {
-		if ahead, err = missing[0].lender.open(ctx, missing); err != nil {
+		if ahead, err = missing[0].Lender.Open(ctx, missing); err != nil {
 			shut(ctx, missing)
 		}
 	}
@@ -69,7 +69,7 @@ func (h *handles) take(ctx context.Context, files []*backing) error {
 	if err == nil {
 		for _, b := range missing {
 			b.element, b.pins = h.order.PushFront(b), 1
-			h.pinned++
+			h.inUse++
 		}
 	}
 	h.mu.Unlock()
@@ -77,14 +77,14 @@ func (h *handles) take(ctx context.Context, files []*backing) error {
 		err = h.keep(ctx, ahead)
 	}
 	if err != nil {
-		h.give(files)
+		h.Unpin(files)
 	}
 	return err
 }
 
 // offer keeps files that were opened before anybody uses them, as far as there is room. Where ctx ends before, they are
 // closed.
-func (h *handles) offer(ctx context.Context, files []*backing) error {
+func (h *Descriptors) offer(ctx context.Context, files []*Backing) error {
 	select {
 	case h.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -97,21 +97,21 @@ func (h *handles) offer(ctx context.Context, files []*backing) error {
 
 // keep puts open files in the place of what is not in use, and closes those that there is no room for. The caller has
 // the turn.
-func (h *handles) keep(ctx context.Context, files []*backing) error {
+func (h *Descriptors) keep(ctx context.Context, files []*Backing) error {
 	if len(files) == 0 {
 		return nil
 	}
 	h.mu.Lock()
-	var victims, kept, over []*backing
+	var victims, kept, over []*Backing
 	for _, b := range files {
-		if b.left || len(kept) == h.limit-h.pinned {
+		if b.left || len(kept) == h.limit-h.inUse {
 			over = append(over, b)
 		} else {
 			kept = append(kept, b)
 		}
 	}
 	for e := h.order.Back(); e != nil && h.order.Len()+len(kept) > h.limit; {
-		b := e.Value.(*backing)
+		b := e.Value.(*Backing)
 		e = e.Prev()
 		if b.pins == 0 {
 			h.order.Remove(b.element)
@@ -128,14 +128,14 @@ func (h *handles) keep(ctx context.Context, files []*backing) error {
 }
 
 // isOpen says whether a file is open, at this moment.
-func (h *handles) isOpen(b *backing) bool {
+func (h *Descriptors) isOpen(b *Backing) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return b.element != nil
 }
 
 // pinOpen pins files if all of them are open.
-func (h *handles) pinOpen(files []*backing) bool {
+func (h *Descriptors) pinOpen(files []*Backing) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.waiting {
@@ -146,18 +146,18 @@ func (h *handles) pinOpen(files []*backing) bool {
 			return false
 		}
 	}
-	h.pin(files)
+	h.pinAll(files)
 	return true
 }
 
-// pin needs mu. It passes over what is not open.
-func (h *handles) pin(files []*backing) {
+// pinAll needs mu. It passes over what is not open.
+func (h *Descriptors) pinAll(files []*Backing) {
 	for _, b := range files {
 		if b.element == nil {
 			continue
 		}
 		if b.pins == 0 {
-			h.pinned++
+			h.inUse++
 		}
 		b.pins++
 		h.order.MoveToFront(b.element)
@@ -166,11 +166,11 @@ func (h *handles) pin(files []*backing) {
 
 // reserve waits until there is room for files, pins those that are open, and takes out of the order what must be
 // closed for the others.
-func (h *handles) reserve(ctx context.Context, files []*backing) (victims, missing []*backing, err error) {
+func (h *Descriptors) reserve(ctx context.Context, files []*Backing) (victims, missing []*Backing, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for {
-		others := h.pinned
+		others := h.inUse
 		for _, b := range files {
 			if b.pins > 0 {
 				others--
@@ -197,9 +197,9 @@ func (h *handles) reserve(ctx context.Context, files []*backing) (victims, missi
 			missing = append(missing, b)
 		}
 	}
-	h.pin(files)
+	h.pinAll(files)
 	for e := h.order.Back(); e != nil && h.order.Len()+len(missing) > h.limit; {
-		b := e.Value.(*backing)
+		b := e.Value.(*Backing)
 		e = e.Prev()
 		if b.pins == 0 {
 			h.order.Remove(b.element)
@@ -210,8 +210,8 @@ func (h *handles) reserve(ctx context.Context, files []*backing) (victims, missi
 	return victims, missing, nil
 }
 
-// give ends the use of files.
-func (h *handles) give(files []*backing) {
+// Unpin ends the use of files.
+func (h *Descriptors) Unpin(files []*Backing) {
 	now := time.Now()
 	h.mu.Lock()
 	for _, b := range files {
@@ -219,7 +219,7 @@ func (h *handles) give(files []*backing) {
 			continue
 		}
 		if b.pins--; b.pins == 0 {
-			h.pinned--
+			h.inUse--
 			b.used = now
 		}
 	}
@@ -232,16 +232,16 @@ func (h *handles) give(files []*backing) {
 
 // closeFiles closes files that were taken out of the order. Where the device does not let go of one, all stay open, but
 // for those whose File was closed meanwhile.
-func (h *handles) closeFiles(ctx context.Context, files []*backing) error {
+func (h *Descriptors) closeFiles(ctx context.Context, files []*Backing) error {
 	if len(files) == 0 {
 		return nil
 	}
-	if err := h.let(ctx, files); err != nil {
+	if err := h.letGo(ctx, files); err != nil {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		for _, b := range files {
 			if b.left {
-				_ = b.close() // as drop does
+				_ = b.Close() // as drop does
 			} else {
 				b.element = h.order.PushBack(b)
 			}
@@ -253,21 +253,21 @@ func (h *handles) closeFiles(ctx context.Context, files []*backing) error {
 }
 
 // shut closes files of which the device holds nothing, and says so to who lent them.
-func shut(ctx context.Context, files []*backing) {
-	closed := map[lender][]*backing{}
+func shut(ctx context.Context, files []*Backing) {
+	closed := map[Lender][]*Backing{}
 	for _, b := range files {
-		if b.fd >= 0 {
-			_ = b.close() // opened for reading: nothing is lost
-			closed[b.lender] = append(closed[b.lender], b)
+		if b.FD >= 0 {
+			_ = b.Close() // opened for reading: nothing is lost
+			closed[b.Lender] = append(closed[b.Lender], b)
 		}
 	}
 	for l, list := range closed {
-		l.release(ctx, list)
+		l.Release(ctx, list)
 	}
 }
 
-// drop closes those of a File that is closed. The end of its connection says so to the daemon.
-func (h *handles) drop(files []*backing) {
+// Drop closes those of a File that is closed. The end of its connection says so to the daemon.
+func (h *Descriptors) Drop(files []*Backing) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, b := range files {
@@ -277,50 +277,50 @@ func (h *handles) drop(files []*backing) {
 		}
 		if b.pins > 0 { // by a call that never came back
 			b.pins = 0
-			h.pinned--
+			h.inUse--
 		}
 		h.order.Remove(b.element)
 		b.element = nil
-		_ = b.close() // as above
+		_ = b.Close() // as above
 	}
 }
 
-// group is pieces whose backing files can be open at once.
-type group struct {
-	pieces []piece
-	files  []*backing // those that are lent, each once
+// Group is pieces whose backing files can be open at once.
+type Group struct {
+	Pieces []Piece
+	Files  []*Backing // those that are lent, each once
 }
 
-// split makes groups of pieces that lie in at most share lent files. Where one group is not enough, each file is in
+// Split makes groups of pieces that lie in at most share lent files. Where one group is not enough, each file is in
 // one group only: pieces are sorted by their files, in the order of the files' places.
-func split(pieces []piece, share int) []group {
+func Split(pieces []Piece, share int) []Group {
 	groups := cutGroups(pieces, share)
 	if len(groups) == 1 {
 		return groups
 	}
-	slices.SortStableFunc(pieces, func(a, b piece) int { return cmp.Compare(a.file.at, b.file.at) })
+	slices.SortStableFunc(pieces, func(a, b Piece) int { return cmp.Compare(a.File.at, b.File.at) })
 	return cutGroups(pieces, share)
 }
 
-func cutGroups(pieces []piece, share int) []group {
-	var groups []group
-	var g group
-	first, seen, last := 0, map[*backing]bool{}, (*backing)(nil)
+func cutGroups(pieces []Piece, share int) []Group {
+	var groups []Group
+	var g Group
+	first, seen, last := 0, map[*Backing]bool{}, (*Backing)(nil)
 	for i := range pieces {
-		b := pieces[i].file
-		if b == last || b.lender == nil || seen[b] {
+		b := pieces[i].File
+		if b == last || b.Lender == nil || seen[b] {
 			last = b
 			continue
 		}
-		if len(g.files) == share {
-			g.pieces = pieces[first:i]
+		if len(g.Files) == share {
+			g.Pieces = pieces[first:i]
 			groups = append(groups, g)
-			g, first = group{}, i
+			g, first = Group{}, i
 			clear(seen)
 		}
-		g.files = append(g.files, b)
+		g.Files = append(g.Files, b)
 		seen[b], last = true, b
 	}
-	g.pieces = pieces[first:]
+	g.Pieces = pieces[first:]
 	return append(groups, g)
 }

@@ -1,0 +1,284 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// shelf lends files of a folder, and counts.
+type shelf struct {
+	t      *testing.T
+	dir    string
+	files  []*Backing
+	fail   atomic.Bool
+	opened atomic.Int64
+	now    atomic.Int64 // open
+	peak   atomic.Int64
+}
+
+var errShelf = errors.New("the shelf is closed")
+
+func newShelf(t *testing.T, n int) *shelf {
+	t.Helper()
+	s := &shelf{t: t, dir: t.TempDir()}
+	for i := range n {
+		s.files = append(s.files, &Backing{ID: uint64(i + 1), FD: -1, Lender: s, Object: uint64(i), at: int64(i)})
+		if err := os.WriteFile(s.path(uint64(i)), []byte{byte(i)}, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func (s *shelf) path(object uint64) string {
+	return filepath.Join(s.dir, strconv.FormatUint(object, 10))
+}
+
+func (s *shelf) Open(_ context.Context, files []*Backing) ([]*Backing, error) {
+	for i, b := range files {
+		if s.fail.Load() && i > 0 { // after the first
+			return nil, errShelf
+		}
+		fd, err := OpenFile(s.path(b.Object))
+		if err != nil {
+			return nil, err
+		}
+		if err := b.Adopt(fd); err != nil {
+			return nil, err
+		}
+		s.opened.Add(1)
+		s.peak.Store(max(s.peak.Load(), s.now.Add(1))) // openers take turns
+	}
+	return nil, nil
+}
+
+func (s *shelf) Release(_ context.Context, files []*Backing) { s.now.Add(-int64(len(files))) }
+
+func letNothing(context.Context, []*Backing) error { return nil }
+
+func (s *shelf) check(b *Backing) {
+	var p [1]byte
+	if _, err := unix.Pread(b.FD, p[:], 0); err != nil || p[0] != byte(b.Object) {
+		s.t.Errorf("object %d: read %d, %v", b.Object, p[0], err)
+	}
+}
+
+func TestHandlesKeepWhatWasUsedLast(t *testing.T) {
+	s := newShelf(t, 4)
+	h := NewDescriptors(2, letNothing)
+	use := func(i int) {
+		t.Helper()
+		if err := h.Pin(t.Context(), s.files[i:i+1]); err != nil {
+			t.Fatal(err)
+		}
+		s.check(s.files[i])
+		h.Unpin(s.files[i : i+1])
+	}
+	for i, step := range []struct {
+		use    int
+		opened int64
+	}{{0, 1}, {1, 2}, {0, 2}, {2, 3}, {0, 3}, {1, 4}, {2, 5}} {
+		use(step.use)
+		if s.opened.Load() != step.opened {
+			t.Errorf("step %d: %d were opened, want %d", i, s.opened.Load(), step.opened)
+		}
+	}
+	h.Drop(s.files)
+	if s.files[2].FD != -1 || s.files[1].FD != -1 || h.order.Len() != 0 {
+		t.Error("files are open after drop")
+	}
+}
+
+func TestHandlesStayBoundedUnderManyUsers(t *testing.T) {
+	const limit = 10
+	s := newShelf(t, 40)
+	h := NewDescriptors(limit, letNothing)
+	var wg sync.WaitGroup
+	for user := range 12 {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(user)))
+			for range 300 {
+				var files []*Backing
+				for range 1 + random.IntN(h.Share()) {
+					if b := s.files[random.IntN(len(s.files))]; !slices.Contains(files, b) {
+						files = append(files, b)
+					}
+				}
+				if err := h.Pin(t.Context(), files); err != nil {
+					t.Error(err)
+					return
+				}
+				for _, b := range files {
+					s.check(b)
+				}
+				h.Unpin(files)
+			}
+		})
+	}
+	wg.Wait()
+	if s.peak.Load() > limit {
+		t.Errorf("%d were open at once, at most %d may be", s.peak.Load(), limit)
+	}
+	if h.inUse != 0 || int64(h.order.Len()) != s.now.Load() {
+		t.Errorf("%d pinned, %d in the order, %d open", h.inUse, h.order.Len(), s.now.Load())
+	}
+	h.Drop(s.files)
+}
+
+func TestHandlesWaitForRoomAndCanBeGivenUp(t *testing.T) {
+	s := newShelf(t, 3)
+	h := NewDescriptors(2, letNothing)
+	if err := h.Pin(t.Context(), s.files[:2]); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := h.Pin(ctx, s.files[2:]); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("take without room: %v, want a deadline", err)
+	}
+	s.check(s.files[0])
+	time.AfterFunc(20*time.Millisecond, func() { h.Unpin(s.files[:1]) })
+	if err := h.Pin(t.Context(), s.files[2:]); err != nil {
+		t.Fatal(err)
+	}
+	if s.files[0].FD != -1 {
+		t.Error("the file that was given up is still open")
+	}
+	s.check(s.files[1])
+	s.check(s.files[2])
+	h.Unpin(s.files[1:])
+	h.Drop(s.files)
+}
+
+func TestHandlesAfterAFailure(t *testing.T) {
+	s := newShelf(t, 4)
+	stuck := errors.New("cuFile keeps it")
+	var keep atomic.Bool
+	h := NewDescriptors(4, func(context.Context, []*Backing) error {
+		if keep.Load() {
+			return stuck
+		}
+		return nil
+	})
+	s.fail.Store(true)
+	if err := h.Pin(t.Context(), s.files); !errors.Is(err, errShelf) {
+		t.Fatalf("%v, want the lender's error", err)
+	}
+	if s.now.Load() != 0 || h.inUse != 0 || h.order.Len() != 0 {
+		t.Errorf("%d open, %d pinned, %d in the order after a failure", s.now.Load(), h.inUse, h.order.Len())
+	}
+	keep.Store(true) // the device is not asked for files that it never saw
+	if err := h.Pin(t.Context(), s.files); !errors.Is(err, errShelf) {
+		t.Fatalf("%v, want the lender's error", err)
+	}
+	if s.now.Load() != 0 || h.inUse != 0 || h.order.Len() != 0 {
+		t.Errorf("%d open, %d pinned, %d in the order after a failure", s.now.Load(), h.inUse, h.order.Len())
+	}
+	keep.Store(false)
+	s.fail.Store(false)
+	h.limit = 2
+	if err := h.Pin(t.Context(), s.files[:2]); err != nil {
+		t.Fatal(err)
+	}
+	h.Unpin(s.files[:2])
+	keep.Store(true) // a handle that cannot be had back keeps its file open
+	if err := h.Pin(t.Context(), s.files[2:]); !errors.Is(err, stuck) {
+		t.Fatalf("%v, want what kept the files", err)
+	}
+	s.check(s.files[0])
+	keep.Store(false)
+	if err := h.Pin(t.Context(), s.files[2:]); err != nil {
+		t.Fatal(err)
+	}
+	h.Unpin(s.files[2:])
+	h.Drop(s.files)
+}
+
+// What was opened ahead is closed and given back where it cannot be kept; what is kept stays open.
+func TestHandlesOfferWhatCannotBeKept(t *testing.T) {
+	s := newShelf(t, 6)
+	stuck := errors.New("cuFile keeps it")
+	h := NewDescriptors(2, func(context.Context, []*Backing) error { return stuck })
+	offer := func(ctx context.Context, files []*Backing) error {
+		if _, err := s.Open(ctx, files); err != nil {
+			t.Fatal(err)
+		}
+		return h.offer(ctx, files)
+	}
+	h.turn <- struct{}{} // somebody opens files meanwhile
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := offer(over, s.files[:2]); !errors.Is(err, context.Canceled) || s.now.Load() != 0 {
+		t.Fatalf("%v with %d open, want that it was cancelled and nothing is", err, s.now.Load())
+	}
+	<-h.turn
+	if err := offer(t.Context(), s.files[:3]); err != nil || s.now.Load() != 2 { // for the third there is no room
+		t.Fatalf("%v with %d open, want 2", err, s.now.Load())
+	}
+	if err := offer(t.Context(), s.files[3:5]); !errors.Is(err, stuck) {
+		t.Fatalf("%v, want what kept the files", err)
+	}
+	s.files[5].left = true // its File was closed
+	if err := offer(t.Context(), s.files[5:]); !errors.Is(err, stuck) {
+		t.Fatalf("%v, want what kept the files", err)
+	}
+	for _, b := range s.files {
+		if (b.element != nil) != (b.FD >= 0) {
+			t.Errorf("object %d: in the order %t, descriptor %d", b.Object, b.element != nil, b.FD)
+		}
+	}
+	if int(s.now.Load()) != h.order.Len() {
+		t.Errorf("%d are open, %d in the order", s.now.Load(), h.order.Len())
+	}
+	h.Drop(s.files)
+}
+
+func TestSplitOpensEachFileOnce(t *testing.T) {
+	s := newShelf(t, 7)
+	plain := &Backing{Inline: true}
+	var pieces []Piece
+	random := rand.New(rand.NewPCG(5, 6))
+	for i := range 200 {
+		b := plain
+		if i%10 != 0 {
+			b = s.files[random.IntN(len(s.files))]
+		}
+		pieces = append(pieces, Piece{b, 0, int64(i), 1})
+	}
+	if groups := Split(slices.Clone(pieces), 7); len(groups) != 1 || !slices.Equal(groups[0].Pieces, pieces) || len(groups[0].Files) != 7 {
+		t.Errorf("%d groups, want one, in the order of the pieces", len(groups))
+	}
+	groups := Split(slices.Clone(pieces), 3)
+	seen, to := map[*Backing]bool{}, map[int64]bool{}
+	for _, g := range groups {
+		if len(g.Files) > 3 {
+			t.Errorf("%d files in a group of at most 3", len(g.Files))
+		}
+		for _, b := range g.Files {
+			if seen[b] {
+				t.Errorf("object %d is in two groups", b.Object)
+			}
+			seen[b] = true
+		}
+		for _, p := range g.Pieces {
+			if p.File != plain && !slices.Contains(g.Files, p.File) {
+				t.Errorf("a piece of object %d is not in its group", p.File.Object)
+			}
+			to[p.To] = true
+		}
+	}
+	if len(groups) != 3 || len(to) != 200 {
+		t.Errorf("%d groups with %d pieces, want 3 with 200", len(groups), len(to))
+	}
+}

@@ -1,0 +1,10 @@
+package source
+
+import "errors"
+
+// Errors to be matched with errors.Is.
+var (
+	ErrTooLarge    = errors.New("too large")
+	ErrUnavailable = errors.New("path is not available")
+	ErrShort       = errors.New("file ended early: it was truncated after it was opened")
+)

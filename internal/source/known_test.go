@@ -1,0 +1,60 @@
+package source
+
+import (
+	"testing"
+	"time"
+)
+
+// TestPlaces says when it must be asked again where bytes lie.
+func TestPlaces(t *testing.T) {
+	runs := []Run{{Length: 100, Count: 1, Object: 7}, {Logical: 100, Length: 50, Count: 1, Object: pendingObject}, {Logical: 150, Length: 10, Count: 5, Object: 8}}
+	p := newKnown(runs, time.Hour)
+	if !p.hold(100, 50) {
+		t.Error("it is asked again at once")
+	}
+	p.again = time.Time{}
+	for span, want := range map[[2]int64]bool{{0, 100}: true, {0, 101}: false, {120, 1}: false, {150, 50}: true, {149, 2}: false} {
+		if got := p.hold(span[0], span[1]); got != want {
+			t.Errorf("%d bytes at %d: %v, want %v", span[1], span[0], got, want)
+		}
+	}
+	p = newKnown(runs[:1], 0)
+	p.again = time.Time{}
+	if !p.hold(0, 100) {
+		t.Error("what is here is asked for again")
+	}
+	if (&known{}).hold(0, 1) {
+		t.Error("nothing is known, and it is not asked for")
+	}
+}
+
+// TestShed gives back what was not used for a while, and nothing else.
+func TestShed(t *testing.T) {
+	s := newShelf(t, 5)
+	h := NewDescriptors(5, letNothing)
+	take := func(b *Backing) {
+		if err := h.Pin(t.Context(), []*Backing{b}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, b := range s.files {
+		b.Cached = i > 0 // the first is local
+		take(b)
+		if i < 4 { // the last is in use
+			h.Unpin([]*Backing{b})
+		}
+	}
+	if h.Shed(t.Context(), time.Hour); s.now.Load() != 5 {
+		t.Errorf("%d of 5 are open, all of which were used just now", s.now.Load())
+	}
+	for _, b := range s.files[:3] {
+		b.used = b.used.Add(-2 * time.Hour)
+	}
+	if h.Shed(t.Context(), time.Hour); s.now.Load() != 3 || s.files[1].FD >= 0 || s.files[2].FD >= 0 {
+		t.Errorf("%d are open, want all but two", s.now.Load())
+	}
+	take(s.files[1]) // it can be had again
+	s.check(s.files[1])
+	h.Unpin([]*Backing{s.files[1], s.files[4]})
+	h.Drop(s.files)
+}

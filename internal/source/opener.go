@@ -1,0 +1,100 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// Opener opens files for one reader, which has one connection to each daemon.
+type Opener struct {
+	client      string // what a mount's status calls the reader
+	number      uint32 // by which daemons know all connections of the reader for one
+	descriptors *Descriptors
+	ids         atomic.Uint64
+	connections connections
+}
+
+func NewOpener(client string, h *Descriptors) *Opener {
+	return &Opener{client: client, number: rand.Uint32(), descriptors: h}
+}
+
+// Open opens a file as what it is. A file of a mount whose control channel cannot be had, or has no connection
+// left, is read through the mount, and note says so: it is slower, and neither mapped nor given to cuFile.
+func (o *Opener) Open(ctx context.Context, name string) (s File, note string, err error) {
+	m, err := o.openMounted(ctx, name)
+	switch {
+	case err == nil:
+		return m, "", nil
+	case errors.Is(err, control.ErrNoSocket), errors.Is(err, control.ErrVersion), errors.Is(err, unix.EAGAIN):
+		note = "read through the mount: " + err.Error()
+	case !errors.Is(err, control.ErrNotHBMFS):
+		return nil, "", err
+	}
+	p, err := OpenPlain(name, o.ids.Add(1))
+	if err != nil {
+		return nil, "", err
+	}
+	p.Backing(nil).Inline = note != ""
+	return p, note, nil
+}
+
+// openMounted opens a file of a mount. What is in no mount gives control.ErrNotHBMFS.
+func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, err error) {
+	fd, err := OpenFile(name)
+	if err != nil {
+		return nil, err
+	}
+	m := &mountedFile{file: os.NewFile(uintptr(fd), name), opener: o, objects: map[uint64]*Backing{}, lent: map[*Backing]bool{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}()
+	info, err := control.Info(m.file)
+	if err != nil {
+		return nil, err
+	}
+	m.length, m.info = info.Size, info
+	if m.client, err = o.connect(ctx, name, info.Epoch); err != nil {
+		return nil, err
+	}
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s again: %w", name, err)
+	}
+	if m.inline, err = NewBacking(own, name, o.ids.Add(1)); err != nil {
+		return nil, err
+	}
+	m.inline.Inline = true
+	m.many = info.Runs > fewRuns
+	_, err = m.few(ctx)
+	return m, err
+}
+
+// connect gives the connection to the daemon that a file of a mount has told its epoch of.
+func (o *Opener) connect(ctx context.Context, name string, epoch control.Epoch) (*connection, error) {
+	if c := o.connections.join(epoch, nil); c != nil {
+		return c, nil
+	}
+	client, err := control.DialReader(ctx, name, o.client, o.number)
+	if err != nil {
+		return nil, err
+	}
+	if client.Epoch() != epoch {
+		_ = client.Close() // nothing was asked
+		return nil, fmt.Errorf("open %s: the daemon has gone, it was restarted: %w", name, control.ErrStale)
+	}
+	c := o.connections.join(epoch, &connection{Client: client})
+	if c.Client != client { // somebody was faster
+		_ = client.Close() // nothing was asked
+	}
+	return c, nil
+}

@@ -1,0 +1,279 @@
+package source
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// File says where a file's bytes lie. A plain file is one run of itself; a file of a mount asks the mount.
+type File interface {
+	// Runs gives runs that cover [offset, offset+n) in order, without gaps.
+	Runs(ctx context.Context, offset, n int64) ([]Run, error)
+	// Backing gives what holds the bytes of a run. It can be read while handles.take says so.
+	Backing(r *Run) *Backing
+	// Leave gives those of what backing has given that nobody else uses. It is called once, before close.
+	Leave() []*Backing
+	Size() int64
+	Close() error
+}
+
+// Run is count pieces of length bytes: piece i holds the file's bytes from logical + i*length on, and lies in the
+// object at Offset + i*Stride.
+type Run struct {
+	Logical, Length int64
+	Object          uint64
+	Offset          int64
+	Stride, Count   int64
+}
+
+func (r *Run) End() int64 { return r.Logical + r.Length*r.Count }
+
+// Backing is a file that holds bytes. It is shared by all who read from it. One that is lent is open, and its fd,
+// Length and dev are valid, between handles.take and handles.give; others always are.
+type Backing struct {
+	ID     uint64 // unique in the Reader
+	Name   string
+	FD     int // -1 while closed
+	Length int64
+	Dev    uint64
+	Ino    uint64
+	Inline bool // the file in the mount itself: it can be read, and nothing else
+	Cached bool // it is a cache's, which may take it away while it is not lent
+
+	Lender Lender // nil for what is open for good
+	Object uint64 // as the lender knows it
+	at     int64  // where the lender's file has bytes of it
+
+	pins    int           // requests that use it; guarded by handles.mu
+	used    time.Time     // when the last one ended; guarded by handles.mu
+	left    bool          // nobody will use it any more; guarded by handles.mu
+	element *list.Element // in handles.order while it is open; guarded by handles.mu
+
+	mu       sync.Mutex
+	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused
+}
+
+// NewBacking takes over fd, also when it fails.
+func NewBacking(fd int, name string, id uint64) (*Backing, error) {
+	b := &Backing{ID: id, Name: name}
+	if err := b.Adopt(fd); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Lent makes a file that is not open yet: l knows it as object, and has bytes of it from at on.
+func Lent(l Lender, id uint64, name string, object uint64, at int64, cached bool) *Backing {
+	return &Backing{ID: id, Name: name, FD: -1, Cached: cached, Lender: l, Object: object, at: at}
+}
+
+// Adopt takes over fd, also when it fails.
+func (b *Backing) Adopt(fd int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return errors.Join(fmt.Errorf("stat %s: %w", b.Name, err), unix.Close(fd))
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return errors.Join(fmt.Errorf("read %s: it is no regular file", b.Name), unix.Close(fd))
+	}
+	b.FD, b.Length, b.Dev, b.Ino = fd, st.Size, st.Dev, st.Ino
+	return nil
+}
+
+// Direct gives a descriptor with O_DIRECT, or false where the file system refuses one. It is a second description:
+// the flag on the first would bind all who share it. A file in the mount has its daemon's cache behind it.
+func (b *Backing) Direct() (int, bool) {
+	if b.Inline {
+		return -1, false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.directFD == 0 {
+		fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", b.FD), unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+		if err != nil {
+			fd = -1
+		}
+		b.directFD = fd
+	}
+	return b.directFD, b.directFD > 0
+}
+
+// Close needs that no cuFile handle is left.
+func (b *Backing) Close() error {
+	err := unix.Close(b.FD)
+	b.FD = -1
+	if b.directFD > 0 {
+		err = errors.Join(err, unix.Close(b.directFD))
+		b.directFD = 0
+	}
+	return err
+}
+
+// ReadFull fills p from offset, and fails when the file ends before.
+func (b *Backing) ReadFull(p []byte, offset int64) error {
+	_, err := ReadAtLeast(b.FD, b.Name, p, offset, len(p))
+	return err
+}
+
+// ReadAtLeast reads at least least bytes, at most all of p.
+func ReadAtLeast(fd int, name string, p []byte, offset int64, least int) (int, error) {
+	done := 0
+	for done < least {
+		n, err := unix.Pread(fd, p[done:], offset+int64(done))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return done, fmt.Errorf("read %s at %d: %w", name, offset+int64(done), err)
+		case n == 0:
+			return done, fmt.Errorf("read %s at %d: %w: %w", name, offset+int64(done), ErrShort, io.ErrUnexpectedEOF)
+		}
+		done += n
+	}
+	return done, nil
+}
+
+// plainFile is a file of which nobody but the kernel knows more.
+type plainFile struct{ backing *Backing }
+
+// Plain gives an open file as a source.
+func Plain(b *Backing) File { return &plainFile{b} }
+
+// OpenPlain opens a file anywhere. Not os.Open: its descriptor may get O_NONBLOCK, which cuFile refuses.
+func OpenPlain(name string, id uint64) (File, error) {
+	fd, err := OpenFile(name)
+	if err != nil {
+		return nil, err
+	}
+	b, err := NewBacking(fd, name, id)
+	if err != nil {
+		return nil, err
+	}
+	return Plain(b), nil
+}
+
+func OpenFile(name string) (int, error) {
+	for {
+		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return -1, fmt.Errorf("open %s: %w", name, err)
+		}
+		return fd, nil
+	}
+}
+
+func (p *plainFile) Size() int64 { return p.backing.Length }
+
+func (p *plainFile) Runs(context.Context, int64, int64) ([]Run, error) {
+	return []Run{{Length: p.backing.Length, Count: 1, Object: p.backing.ID}}, nil
+}
+
+func (p *plainFile) Backing(*Run) *Backing { return p.backing }
+
+func (p *plainFile) Leave() []*Backing { return []*Backing{p.backing} }
+
+func (p *plainFile) Close() error { return p.backing.Close() }
+
+// Piece is consecutive bytes of one backing file, and where in the destination they go.
+type Piece struct {
+	File   *Backing
+	Offset int64 // in file
+	To     int64 // in the destination
+	N      int64
+}
+
+// Spans is spans of equal length that land one after the other.
+type Spans struct {
+	Offsets []int64 // of the spans in the file
+	Length  int64   // of each span
+	Runs    []Run   // ordered; they cover every span
+	Files   map[uint64]*Backing
+}
+
+func (q *Spans) Total() int64 { return int64(len(q.Offsets)) * q.Length }
+
+// Locate names the backing files that the spans need.
+func (q *Spans) Locate(s File) {
+	need := func(r *Run) {
+		if q.Files[r.Object] == nil {
+			q.Files[r.Object] = s.Backing(r)
+		}
+	}
+	if len(q.Runs) == 1 {
+		need(&q.Runs[0])
+		return
+	}
+	for _, offset := range q.Offsets {
+		for i := q.find(offset); i < len(q.Runs) && q.Runs[i].Logical < offset+q.Length; i++ {
+			need(&q.Runs[i])
+		}
+	}
+}
+
+// Pieces calls fn for each piece of the destination's [from, from+n), in order.
+func (q *Spans) eachPiece(from, n int64, fn func(Piece) error) error {
+	for at := from; at < from+n; {
+		span := at / q.Length
+		skip := at - span*q.Length
+		take := min(q.Length-skip, from+n-at)
+		if err := q.filePieces(q.Offsets[span]+skip, take, at, fn); err != nil {
+			return err
+		}
+		at += take
+	}
+	return nil
+}
+
+// find gives the index of the run that holds the file's byte at offset.
+func (q *Spans) find(offset int64) int {
+	return sort.Search(len(q.Runs), func(i int) bool { return q.Runs[i].End() > offset })
+}
+
+// filePieces does the same for the file's [offset, offset+n), which lands at to.
+func (q *Spans) filePieces(offset, n, to int64, fn func(Piece) error) error {
+	i := q.find(offset)
+	for n > 0 {
+		if i >= len(q.Runs) || q.Runs[i].Logical > offset {
+			return fmt.Errorf("cufile: internal error: no extent covers offset %d", offset)
+		}
+		r := &q.Runs[i]
+		k := (offset - r.Logical) / r.Length
+		skip := offset - r.Logical - k*r.Length
+		take := min(r.Length-skip, n)
+		if r.Count == 1 || r.Stride == r.Length {
+			take = min(r.End()-offset, n)
+		}
+		if err := fn(Piece{q.Files[r.Object], r.Offset + k*r.Stride + skip, to, take}); err != nil {
+			return err
+		}
+		offset, to, n = offset+take, to+take, n-take
+		if offset >= r.End() {
+			i++
+		}
+	}
+	return nil
+}
+
+// Pieces gives the pieces of the whole request, at most limit of them.
+func (q *Spans) Pieces(limit int) ([]Piece, error) {
+	list := make([]Piece, 0, min(len(q.Offsets)+len(q.Runs), limit))
+	err := q.eachPiece(0, q.Total(), func(p Piece) error {
+		if len(list) == limit {
+			return fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, limit)
+		}
+		list = append(list, p)
+		return nil
+	})
+	return list, err
+}
