@@ -3,7 +3,6 @@ package cufile
 import (
 	"context"
 	"fmt"
-	"github.com/hbmfs/hbmfs/internal/source"
 	"sync"
 )
 
@@ -26,7 +25,7 @@ func (a *arena) size() int64 { return int64(len(a.used)) * slotAlign }
 // take finds n bytes and gives their offset. When the arena is full it waits for a release.
 func (a *arena) take(ctx context.Context, n int64) (int64, error) {
 	if n > a.size() {
-		return 0, fmt.Errorf("%w: %d bytes at once do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger", source.ErrTooLarge, n, a.size())
+		return 0, fmt.Errorf("%w: %d bytes at once do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger", ErrTooLarge, n, a.size())
 	}
 	slots := int((n + slotAlign - 1) / slotAlign)
 	for {

@@ -17,7 +17,7 @@ import (
 // repeats one copy for at least the time given, and takes a quarter of the arena.
 func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error) {
 	if r.cu == nil {
-		return 0, fmt.Errorf("%w: the host has no such copy", source.ErrUnavailable)
+		return 0, fmt.Errorf("%w: the host has no such copy", ErrUnavailable)
 	}
 	const most = 256 << 20
 	size := min(most, r.arena.size()/4/slotAlign*slotAlign)
@@ -75,7 +75,7 @@ func (f *File) Plain(ctx context.Context, offset, n int64) error {
 }
 
 func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
-	q, err := f.plan(ctx, []int64{offset}, n, inMount)
+	pieces, err := f.pieces(ctx, []int64{offset}, n, inMount)
 	if err != nil || n == 0 {
 		return err
 	}
@@ -86,12 +86,8 @@ func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
 		return err
 	}
 	defer f.r.arena.release(at, size)
-	pieces, err := q.Pieces(mostPieces)
-	if err != nil {
-		return err
-	}
 	buffer := make([]byte, size)
-	for _, g := range source.Split(pieces, f.r.handles.Share()) {
+	for _, g := range source.Split(pieces, f.r.descriptors.Share()) {
 		if err := f.plainGroup(ctx, &g, buffer, at); err != nil {
 			return err
 		}
@@ -100,10 +96,10 @@ func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
 }
 
 func (f *File) plainGroup(ctx context.Context, g *source.Group, buffer []byte, at int64) error {
-	if err := f.r.handles.Pin(ctx, g.Files); err != nil {
+	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
 		return err
 	}
-	defer f.r.handles.Unpin(g.Files)
+	defer f.r.descriptors.Unpin(g.Files)
 	chunks := cut(g.Pieces, int64(len(buffer)))
 	return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
 		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {

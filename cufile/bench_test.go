@@ -37,11 +37,12 @@ func BenchmarkGatherPlan(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		v, plan, err := f.prepare(b.Context(), offsets, 8192)
+		t := &transfer{f: f, offsets: offsets, length: 8192}
+		v, err := t.reserve(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}
-		parts, _ := windows(plan.groups[0].Pieces, 128<<20)
+		parts, _ := windows(t.groups[0].Pieces, 128<<20)
 		g := &partGroup{parts: parts, last: 64}
 		if n := g.write(table, held, 1<<40); n == 0 {
 			b.Fatal("nothing was written")

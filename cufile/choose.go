@@ -3,9 +3,10 @@ package cufile
 import (
 	"context"
 	"fmt"
-	"github.com/hbmfs/hbmfs/internal/source"
 	"os"
 	"runtime"
+
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // warm is the part of the bytes that must be in the page cache for mapping to pay: a page fault costs more than an

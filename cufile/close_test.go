@@ -41,7 +41,7 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 				synctest.Wait() // the step has begun
 				for i := range 2 {
 					err := r.Close()
-					if !errors.Is(err, crew.ErrUnderWay) || !strings.Contains(err.Error(), "close it again then") || strings.Contains(err.Error(), "process") {
+					if !errors.Is(err, ErrUnderWay) || !strings.Contains(err.Error(), "close it again then") || strings.Contains(err.Error(), "process") {
 						t.Errorf("close %d: %v, want that something is under way", i+1, err)
 					}
 					if r.host == nil && r.block == 0 {
@@ -112,7 +112,7 @@ func TestCloseWhileTheGPUGivesBack(t *testing.T) {
 	r.cufile.mu.Lock()
 	err := r.Close()
 	r.cufile.mu.Unlock()
-	if !errors.Is(err, crew.ErrUnderWay) {
+	if !errors.Is(err, ErrUnderWay) {
 		t.Errorf("%v, want that something is under way", err)
 	}
 	must(t, r.Close())

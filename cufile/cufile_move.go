@@ -130,41 +130,43 @@ const cufileChunk = 16 << 20
 
 // moveCuFile lets libcufile read pieces. One piece is read as the aligned envelope around it, for which the view has
 // room; cuFile bounces what is not aligned.
-func (f *File) moveCuFile(ctx context.Context, v *View, pieces []source.Piece) (<-chan struct{}, error) {
+func (t *transfer) moveCuFile(ctx context.Context, pieces []source.Piece) (<-chan struct{}, error) {
+	f := t.f
 	total := int64(0)
 	for _, p := range pieces {
 		total += p.N
 	}
-	base := v.base()
-	if v.envelope {
-		base -= driver.Pointer(v.skew)
+	base := t.to.hbm
+	if t.envelope {
+		base -= driver.Pointer(t.skew)
 		p := &pieces[0]
-		p.Offset, p.N = p.Offset-v.skew, driver.RoundUp(p.N+v.skew, driver.PageSize)
+		p.Offset, p.N = p.Offset-t.skew, driver.RoundUp(p.N+t.skew, driver.PageSize)
 	}
 	parts := cut(pieces, cufileChunk)
 	finished, err := f.r.crew.Run(ctx, f.r.opt.Threads, int64(len(parts)), func(_ *crew.Worker, i int64) error {
 		for _, p := range parts[i].pieces {
-			if err := f.readCuFile(p, base, p.To, v); err != nil {
+			if err := t.readCuFile(p, base); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	if err == nil {
-		v.moved.count(v.choice.Path, total)
+		t.moved.count(t.choice.Path, total)
 	}
 	return finished, err
 }
 
-// readCuFile reads one piece to base + to, in as many calls as the library makes of it. An envelope may reach beyond
+// readCuFile reads one piece to its place behind base, in as many calls as the library makes of it. An envelope may reach beyond
 // the end of the file.
-func (f *File) readCuFile(p source.Piece, base driver.Pointer, to int64, v *View) error {
-	h, err := f.r.cufile.handle(p.File, v.choice.Path)
+func (t *transfer) readCuFile(p source.Piece, base driver.Pointer) error {
+	f, to := t.f, p.To
+	h, err := f.r.cufile.handle(p.File, t.choice.Path)
 	if err != nil {
 		return err
 	}
 	need := p.N
-	if v.envelope {
+	if t.envelope {
 		need = min(need, p.File.Length-p.Offset)
 	}
 	for done := int64(0); done < need; {
@@ -173,7 +175,7 @@ func (f *File) readCuFile(p source.Piece, base driver.Pointer, to int64, v *View
 			return fmt.Errorf("read %s at %d: %w", p.File.Name, p.Offset+done, err)
 		}
 		if n == 0 {
-			return fmt.Errorf("read %s at %d: %w", p.File.Name, p.Offset+done, source.ErrShort)
+			return fmt.Errorf("read %s at %d: %w", p.File.Name, p.Offset+done, ErrShort)
 		}
 		done += n
 	}

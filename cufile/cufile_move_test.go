@@ -3,8 +3,9 @@ package cufile
 import (
 	"bytes"
 	"context"
-	"github.com/hbmfs/hbmfs/internal/source"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // halved is a source whose bytes move once: before, they lie in one piece, and after that the second half is in the mount.
@@ -41,11 +42,12 @@ func TestCuFileWhereOnePieceBecameTwo(t *testing.T) {
 
 // fillGone reads from offset on; the file goes between the plan and the move.
 func (f *File) fillGone(t *testing.T, s *halved, offset int64) (*View, error) {
-	v, w, err := f.prepare(t.Context(), []int64{offset}, f.Size()-offset)
+	q := &transfer{f: f, offsets: []int64{offset}, length: f.Size() - offset}
+	v, err := q.reserve(t.Context())
 	if err != nil {
 		return nil, err
 	}
-	f.r.handles.Shed(t.Context(), 0) // closed, as if others had needed its place
+	f.r.descriptors.Shed(t.Context(), 0) // closed, as if others had needed its place
 	s.gone.Store(1)
-	return f.fill(t.Context(), v, w)
+	return v, q.fill(t.Context(), v)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
-	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 func TestGPUErrorsNameTheFix(t *testing.T) {
@@ -189,7 +188,7 @@ func TestDirectOnlyWhenProven(t *testing.T) {
 			if c.proven != (err == nil) {
 				t.Fatalf("%v, proven should be %v", err, c.proven)
 			}
-			if err != nil && (!errors.Is(err, source.ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
+			if err != nil && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v, want one that says %q", err, c.want)
 			}
 		})

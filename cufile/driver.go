@@ -13,9 +13,3 @@ type (
 	// CuFileError is a failed call into libcufile.
 	CuFileError = driver.CuFileError
 )
-
-// Errors of the libraries, to be matched with errors.Is.
-var (
-	ErrNoLibrary = driver.ErrNoLibrary
-	ErrNoDevice  = driver.ErrNoDevice
-)

@@ -115,10 +115,11 @@ func TestReadThatCloseOvertook(t *testing.T) {
 	must(t, err)
 	f, err := r.Open(t.Context(), name)
 	must(t, err)
-	v, w, err := f.prepare(t.Context(), []int64{0}, int64(len(data)))
+	q := &transfer{f: f, offsets: []int64{0}, length: int64(len(data))}
+	v, err := q.reserve(t.Context())
 	must(t, err)
 	must(t, r.mapper.Do(t.Context(), r.releaseGPU))
-	if _, err := f.fill(t.Context(), v, w); !errors.Is(err, crew.ErrClosed) {
+	if err := q.fill(t.Context(), v); !errors.Is(err, ErrClosed) {
 		t.Errorf("read: %v, want that the reader is closed", err)
 	}
 	_ = f.Close()

@@ -63,7 +63,7 @@ func (s *windowSet) whole() error {
 			return fmt.Errorf("stat %s: %w", b.Name, err)
 		}
 		if st.Size < b.Length {
-			return fmt.Errorf("read %s at %d: %w: %w", b.Name, st.Size, source.ErrShort, io.ErrUnexpectedEOF)
+			return fmt.Errorf("read %s at %d: %w: %w", b.Name, st.Size, ErrShort, io.ErrUnexpectedEOF)
 		}
 	}
 	return nil
@@ -89,7 +89,8 @@ func windows(pieces []source.Piece, size int64) ([]part, *windowSet) {
 const smallPiece = 256 << 10
 
 // moveMapped lets the GPU read pieces from registered page cache.
-func (f *File) moveMapped(ctx context.Context, v *View, pieces []source.Piece) (<-chan struct{}, error) {
+func (t *transfer) moveMapped(ctx context.Context, pieces []source.Piece) (<-chan struct{}, error) {
+	f := t.f
 	parts, set := windows(pieces, f.r.maps.window)
 	total := int64(0)
 	for i := range parts {
@@ -104,24 +105,23 @@ func (f *File) moveMapped(ctx context.Context, v *View, pieces []source.Piece) (
 	if err := f.r.maps.expect(set.list); err != nil {
 		return closedChannel(), err
 	}
-	base := v.base()
 	var finished <-chan struct{}
 	var err error
 	if total/int64(len(parts)) < smallPiece && f.r.cu.Launches() {
-		finished, err = f.r.gatherParts(ctx, v, parts, set.list)
+		finished, err = f.r.gatherParts(ctx, &t.to, parts, set.list)
 	} else {
 		finished, err = f.r.mapper.Run(ctx, 1, int64(len(parts)), func(w *crew.Worker, i int64) error {
-			if err := v.follow(w); err != nil {
+			if err := t.to.ready(w); err != nil {
 				return err
 			}
-			return copyPart(w, f.r.maps, &parts[i], set.list[parts[i].window], base)
+			return copyPart(w, f.r.maps, &parts[i], set.list[parts[i].window], t.to.hbm)
 		})
 	}
 	if err == nil {
 		err = set.whole() // nothing else would tell: what was cut off has become zeros
 	}
 	if err == nil {
-		v.moved.count(Mapped, total)
+		t.moved.count(Mapped, total)
 	}
 	return finished, err
 }
@@ -147,19 +147,19 @@ const (
 
 // gatherParts runs the kernel over parts. Where their windows exceed what one request may hold, it goes by groups: one is
 // moved while the next is registered.
-func (r *Reader) gatherParts(ctx context.Context, v *View, parts []part, list []windowRef) (<-chan struct{}, error) {
+func (r *Reader) gatherParts(ctx context.Context, to *destination, parts []part, list []windowRef) (<-chan struct{}, error) {
 	groups := r.groupByWindows(parts, list)
 	return r.mapper.Run(ctx, 1, int64(len(groups)), func(w *crew.Worker, i int64) error {
 		fn, err := r.gather.Load(r.cu, driver.GatherKernel)
 		if err != nil {
 			return err
 		}
-		if err := v.follow(w); err != nil {
+		if err := to.ready(w); err != nil {
 			return err
 		}
 		g := &groups[i]
 		for !g.done() {
-			if err := g.launch(w, r.maps, fn, list[g.first:g.last], v.base()); err != nil {
+			if err := g.launch(w, r.maps, fn, list[g.first:g.last], to.hbm); err != nil {
 				return err
 			}
 		}

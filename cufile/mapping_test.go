@@ -81,7 +81,7 @@ func TestReadersShareRegistrations(t *testing.T) {
 		t.Error("closed under its readers")
 	}
 	o.Share = s
-	if _, err := New(t.Context(), o); !errors.Is(err, source.ErrUnavailable) {
+	if _, err := New(t.Context(), o); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("a third of two readers: %v", err)
 	}
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Memory is memory of the caller on the Reader's device: of another allocator on the GPU, such as torch's, or of the
@@ -37,51 +36,13 @@ var (
 	ErrOutOfRange = errors.New("outside of the file")
 )
 
-// landing is where a request's bytes go in memory of the caller, and what comes before.
-type landing struct {
-	at    uintptr // of the request's first byte, on the Reader's device
-	n     int64
-	after driver.Handle // an event that the streams wait for before they write; 0 for none
-}
-
-// errArena says that a path cannot write to the caller's memory: cuFile wants memory that it was shown before.
-var errArena = errors.New("cufile: internal error: this path moves by way of the arena")
-
-// base is where the view's bytes go in HBM.
-func (v *View) base() driver.Pointer {
-	if v.caller != nil {
-		return driver.Pointer(v.caller.at)
+// landing gives the n bytes at a place of the caller's memory as a destination. after is what mark gave.
+func (r *Reader) landing(at uintptr, n int64, after driver.Handle) destination {
+	d := destination{hbm: driver.Pointer(at), after: after, callers: true}
+	if r.cu == nil { // memory that Go does not know, and which the caller keeps until the request has ended
+		d.host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
 	}
-	return v.r.hbm + driver.Pointer(v.at+v.skew)
-}
-
-// memory is where they go on the host.
-func (v *View) memory() []byte {
-	if v.caller != nil {
-		return v.caller.bytes()
-	}
-	return v.r.host[v.at:]
-}
-
-// bytes is memory that Go does not know, and which the caller keeps until the request has ended.
-func (l *landing) bytes() []byte {
-	at := l.at
-	return unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), l.n)
-}
-
-// follow lets what a worker starts from here on wait for what the caller wants done before.
-func (v *View) follow(w *crew.Worker) error {
-	if v.caller == nil {
-		return nil
-	}
-	return v.caller.follow(w)
-}
-
-func (l *landing) follow(w *crew.Worker) error {
-	if l.after == 0 {
-		return nil
-	}
-	return w.CUDA.StreamWait(w.Stream, l.after)
+	return d
 }
 
 // check refuses a request that cannot be, before anything is written.
@@ -169,45 +130,19 @@ func (r *Reader) quiet(finished <-chan struct{}) {
 	}
 }
 
-// moveTo brings spans to memory of the caller: straight, or by way of the arena where a path needs that.
-func (f *File) moveTo(ctx context.Context, to *landing, offsets []int64, length int64) (result Result, err error) {
-	err = source.Follow(ctx, f.source, func(inMount bool) error {
-		result, err = f.moveOnce(ctx, to, offsets, length, inMount)
-		return err
-	})
-	return result, err
-}
-
-func (f *File) moveOnce(ctx context.Context, to *landing, offsets []int64, length int64, inMount bool) (Result, error) {
-	q, err := f.plan(ctx, offsets, length, inMount)
+// moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
+func (f *File) moveTo(ctx context.Context, to destination, offsets []int64, length int64) (Result, error) {
+	t := &transfer{f: f, offsets: offsets, length: length, to: to}
+	finished, err := t.run(ctx)
 	if err != nil {
+		f.r.quiet(finished)
 		return Result{}, err
 	}
-	pieces, err := q.Pieces(mostPieces)
-	if err != nil {
-		return Result{}, err
-	}
-	source.Announce(ctx, f.source, f.r.handles, pieces)
-	v := &View{r: f.r, n: q.Total(), caller: to}
-	result := Result{}
-	for i, g := range source.Split(pieces, f.r.handles.Share()) {
-		finished, err := f.fillGroup(ctx, v, &g, true)
-		if err != nil {
-			f.r.quiet(finished)
-			return Result{}, err
-		}
-		if i == 0 {
-			result.Choice = v.choice
-		}
-	}
-	result.Choice.Why += f.remark(inMount)
-	result.Moved = v.moved
-	f.account(v.moved, result.Choice)
-	return result, nil
+	return Result{t.moved, t.choice}, nil
 }
 
 // moveByArena brings spans into the arena and from there to memory of the caller, widened on the way.
-func (f *File) moveByArena(ctx context.Context, to *landing, widen Widen, offsets []int64, length int64) (Result, error) {
+func (f *File) moveByArena(ctx context.Context, to *destination, widen Widen, offsets []int64, length int64) (Result, error) {
 	v, err := f.Gather(ctx, offsets, length)
 	if err != nil {
 		return Result{}, err
@@ -220,7 +155,7 @@ func (f *File) moveByArena(ctx context.Context, to *landing, widen Widen, offset
 }
 
 // deliver copies a view to memory of the caller. When it returns, also with an error, nothing is under way.
-func (r *Reader) deliver(ctx context.Context, v *View, to *landing, widen Widen) error {
+func (r *Reader) deliver(ctx context.Context, v *View, to *destination, widen Widen) error {
 	if r.cu == nil {
 		return r.deliverHost(ctx, v, to, widen)
 	}
@@ -229,13 +164,13 @@ func (r *Reader) deliver(ctx context.Context, v *View, to *landing, widen Widen)
 		if err != nil {
 			return err
 		}
-		if err := to.follow(w); err != nil {
+		if err := to.ready(w); err != nil {
 			return err
 		}
 		if widen == WidenNone {
-			err = w.CUDA.CopyWithin(driver.Pointer(to.at), driver.Pointer(v.Pointer()), v.Len(), w.Stream)
+			err = w.CUDA.CopyWithin(to.hbm, driver.Pointer(v.Pointer()), v.Len(), w.Stream)
 		} else {
-			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), driver.Pointer(to.at), v.Len())
+			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), to.hbm, v.Len())
 		}
 		if err != nil {
 			return err
@@ -247,23 +182,23 @@ func (r *Reader) deliver(ctx context.Context, v *View, to *landing, widen Widen)
 }
 
 // deliverHost shares the copy among the threads.
-func (r *Reader) deliverHost(ctx context.Context, v *View, to *landing, widen Widen) error {
+func (r *Reader) deliverHost(ctx context.Context, v *View, to *destination, widen Widen) error {
 	const block = 1 << 20
 	_, times, err := widen.sizes()
 	if err != nil {
 		return err
 	}
-	from, memory := v.Bytes(), to.bytes()
+	from := v.Bytes()
 	finished, err := r.crew.Run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
 		// What is no memory at all must not end the process.
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 		defer func() {
 			if fault := recover(); fault != nil {
-				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.at, fault)
+				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.hbm, fault)
 			}
 		}()
 		part := from[i*block : min((i+1)*block, v.Len())]
-		widen.copy(memory[i*block*times:], part)
+		widen.copy(to.host[i*block*times:], part)
 		return nil
 	})
 	r.quiet(finished)
@@ -309,16 +244,16 @@ func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets
 	first := true
 	move := func(offsets []int64, length, at int64) error {
 		n := int64(len(offsets)) * length
-		place := &landing{to.Pointer + uintptr(at*times), n * times, after}
+		place := to.Pointer + uintptr(at*times)
 		var part Result
 		err := errArena
 		if straight {
-			part, err = f.moveTo(ctx, place, offsets, length)
+			part, err = f.moveTo(ctx, f.r.landing(place, n*times, after), offsets, length)
 		}
 		if errors.Is(err, errArena) {
 			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {
-				inner := &landing{place.at + uintptr(skip*times), int64(len(offsets)) * length * times, after}
-				some, err := f.moveByArena(ctx, inner, to.Widen, offsets, length)
+				inner := f.r.landing(place+uintptr(skip*times), int64(len(offsets))*length*times, after)
+				some, err := f.moveByArena(ctx, &inner, to.Widen, offsets, length)
 				part.Moved.Add(some.Moved)
 				part.Choice = some.Choice
 				return err

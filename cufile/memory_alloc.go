@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -55,7 +54,7 @@ func (a *Allocation) CopyTo(p []byte, offset int64) error {
 	defer a.mu.Unlock()
 	switch {
 	case a.at == 0:
-		return fmt.Errorf("copy from HBM: %w", crew.ErrClosed)
+		return fmt.Errorf("copy from HBM: %w", ErrClosed)
 	case offset < 0 || offset > a.n || int64(len(p)) > a.n-offset:
 		return fmt.Errorf("%w: copy %d bytes at %d of %d", ErrOutOfRange, len(p), offset, a.n)
 	case len(p) == 0:

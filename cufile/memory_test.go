@@ -234,7 +234,7 @@ func TestCuFileDoesNotWriteToMemoryOfTheCaller(t *testing.T) {
 	r := newReader(t, smallOptions(fakeLibraries(t), Compat))
 	f := openFileIn(t, r, name)
 	m := newMemory(t, r, int64(len(data)), 0)
-	if _, err := f.moveTo(t.Context(), &landing{m.Pointer, m.Length, 0}, []int64{0}, f.Size()); !errors.Is(err, errArena) {
+	if _, err := f.moveTo(t.Context(), r.landing(m.Pointer, m.Length, 0), []int64{0}, f.Size()); !errors.Is(err, errArena) {
 		t.Errorf("straight by cuFile: %v, want %v", err, errArena)
 	}
 	m.holds(t, nil, true)
@@ -329,7 +329,7 @@ func TestAllocation(t *testing.T) {
 	must(t, a.CopyTo(make([]byte, 1000), 0))
 	must(t, a.Free())
 	must(t, a.Free())
-	if err := a.CopyTo(make([]byte, 1), 0); !errors.Is(err, crew.ErrClosed) {
+	if err := a.CopyTo(make([]byte, 1), 0); !errors.Is(err, ErrClosed) {
 		t.Errorf("copy of what is free: %v", err)
 	}
 	if n := ask(t, o.Libraries.CUDA, "fake_cuda_retained"); n != 1 {

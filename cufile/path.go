@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Path is a way for bytes to get where they are wanted.
@@ -74,6 +76,11 @@ func (m *Moved) count(p Path, n int64) {
 
 // Errors to be matched with errors.Is.
 var (
-	ErrClosed   = crew.ErrClosed
-	ErrUnderWay = crew.ErrUnderWay
+	ErrClosed      = crew.ErrClosed
+	ErrUnderWay    = crew.ErrUnderWay
+	ErrTooLarge    = source.ErrTooLarge
+	ErrUnavailable = source.ErrUnavailable
+	ErrShort       = source.ErrShort
+	ErrNoLibrary   = driver.ErrNoLibrary
+	ErrNoDevice    = driver.ErrNoDevice
 )

@@ -43,15 +43,11 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 }
 
 func (f *File) adviseSpan(ctx context.Context, s Span, inMount bool) error {
-	q, err := f.plan(ctx, []int64{s.Offset}, s.Length, inMount)
+	pieces, err := f.pieces(ctx, []int64{s.Offset}, s.Length, inMount)
 	if err != nil {
 		return err
 	}
-	pieces, err := q.Pieces(mostPieces)
-	if err != nil {
-		return err
-	}
-	for _, g := range source.Split(pieces, f.r.handles.Share()) {
+	for _, g := range source.Split(pieces, f.r.descriptors.Share()) {
 		if err := f.advise(ctx, &g); err != nil {
 			return err
 		}
@@ -61,10 +57,10 @@ func (f *File) adviseSpan(ctx context.Context, s Span, inMount bool) error {
 
 // advise tells the kernel about pieces.
 func (f *File) advise(ctx context.Context, g *source.Group) error {
-	if err := f.r.handles.Pin(ctx, g.Files); err != nil {
+	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
 		return err
 	}
-	defer f.r.handles.Unpin(g.Files)
+	defer f.r.descriptors.Unpin(g.Files)
 	for i := range g.Pieces {
 		p := &g.Pieces[i]
 		if err := unix.Fadvise(p.File.FD, p.Offset, p.N, unix.FADV_WILLNEED); err != nil {

@@ -83,7 +83,7 @@ func (f *File) proveObjects(ctx context.Context) error {
 
 func (p *Proof) want(b *source.Backing) error {
 	if p.Verdict != Proven {
-		return fmt.Errorf("%w: direct for %s is %s: %s", source.ErrUnavailable, b.Name, p.Verdict, p.Why)
+		return fmt.Errorf("%w: direct for %s is %s: %s", ErrUnavailable, b.Name, p.Verdict, p.Why)
 	}
 	return nil
 }
@@ -113,10 +113,10 @@ func (f *File) proveLent(ctx context.Context, b *source.Backing) (Proof, error) 
 	if b.Lender != nil {
 		lent = append(lent, b)
 	}
-	if err := f.r.handles.Pin(ctx, lent); err != nil {
+	if err := f.r.descriptors.Pin(ctx, lent); err != nil {
 		return Proof{}, err
 	}
-	defer f.r.handles.Unpin(lent)
+	defer f.r.descriptors.Unpin(lent)
 	return f.r.prove(ctx, b)
 }
 

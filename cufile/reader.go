@@ -124,25 +124,25 @@ func stagers(threads, readers int) int {
 
 // Reader reads files into one device's memory. Its methods may be called from many goroutines at once.
 type Reader struct {
-	opt     Options
-	gpu     driver.GPU // zero for the host
-	crew    *crew.Crew
-	mapper  *crew.Crew   // the one thread that registers files, see mappings; nil for the host
-	cu      *driver.CUDA // nil for the host
-	context driver.Handle
-	arena   *arena
-	host    []byte         // the arena's memory, for the host
-	hbm     driver.Pointer // the arena's memory, aligned to slotAlign
-	block   driver.Pointer // the allocation that hbm lies in
-	maps    *mappings
-	share   *Shared // that maps are of; nil where they are the Reader's own
-	gather  driver.Kernel
-	widen   driver.Kernel
-	cufile  cufileDriver
-	proofs  proofs
-	handles *source.Descriptors
-	opener  *source.Opener
-	stuck   sync.WaitGroup // what waits for a stuck call to give back what it uses
+	opt         Options
+	gpu         driver.GPU // zero for the host
+	crew        *crew.Crew
+	mapper      *crew.Crew   // the one thread that registers files, see mappings; nil for the host
+	cu          *driver.CUDA // nil for the host
+	context     driver.Handle
+	arena       *arena
+	host        []byte         // the arena's memory, for the host
+	hbm         driver.Pointer // the arena's memory, aligned to slotAlign
+	block       driver.Pointer // the allocation that hbm lies in
+	maps        *mappings
+	share       *Shared // that maps are of; nil where they are the Reader's own
+	gather      driver.Kernel
+	widen       driver.Kernel
+	cufile      cufileDriver
+	proofs      proofs
+	descriptors *source.Descriptors
+	opener      *source.Opener
+	stuck       sync.WaitGroup // what waits for a stuck call to give back what it uses
 
 	mu      sync.Mutex // guards what follows
 	moved   Moved
@@ -166,23 +166,23 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 	if opt.Device != HostDevice {
 		files /= 2
 	}
-	r.handles = source.NewDescriptors(files, r.letGo)
-	r.opener = source.NewOpener(opt.Client, r.handles)
+	r.descriptors = source.NewDescriptors(files, r.letGo)
+	r.opener = source.NewOpener(opt.Client, r.descriptors)
 	if opt.Device == HostDevice {
 		if opt.Path != Auto && opt.Path != Host {
-			return nil, fmt.Errorf("%w: %s needs a GPU and the device is the host", source.ErrUnavailable, opt.Path)
+			return nil, fmt.Errorf("%w: %s needs a GPU and the device is the host", ErrUnavailable, opt.Path)
 		}
 		return r, r.startHost()
 	}
 	if opt.Path == Host {
-		return nil, fmt.Errorf("%w: host ends in host memory and the device is gpu %d", source.ErrUnavailable, opt.Device)
+		return nil, fmt.Errorf("%w: host ends in host memory and the device is gpu %d", ErrUnavailable, opt.Device)
 	}
 	if err := r.startGPU(); err != nil {
 		return nil, errors.Join(err, r.release())
 	}
 	if opt.Path == Direct || opt.Path == Compat {
 		if err := r.cufile.start(r); err != nil {
-			return nil, errors.Join(fmt.Errorf("%w: %s: %w", source.ErrUnavailable, opt.Path, err), r.release())
+			return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnavailable, opt.Path, err), r.release())
 		}
 	}
 	return r, nil
@@ -283,7 +283,7 @@ func (r *Reader) Close() error {
 		return nil
 	}
 	err := r.release()
-	if errors.Is(err, crew.ErrUnderWay) {
+	if errors.Is(err, ErrUnderWay) {
 		return fmt.Errorf("close the reader: %w; close it again then", err)
 	}
 	r.ended = true
@@ -305,7 +305,7 @@ func (r *Reader) release() error {
 				r.freed = r.releaseGPU(w)
 				return nil
 			})
-			if errors.Is(err, crew.ErrUnderWay) {
+			if errors.Is(err, ErrUnderWay) {
 				return err
 			}
 			r.over, errs = true, append(errs, r.freed) // err says no more: where it was under way before, that it is done

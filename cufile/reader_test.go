@@ -15,7 +15,6 @@ import (
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
-	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // everyPath runs a test on each path that moves bytes, with a fake GPU where it needs one; and on GPU 0 itself where
@@ -234,7 +233,7 @@ func TestReadRefusesWhatIsNotInTheFile(t *testing.T) {
 			t.Errorf("read %d at %d: no error", c.n, c.offset)
 		}
 	}
-	if _, err := f.Gather(t.Context(), make([]int64, 5000), 8000); !errors.Is(err, source.ErrTooLarge) {
+	if _, err := f.Gather(t.Context(), make([]int64, 5000), 8000); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("a gather of 40 MB into 4 MiB: %v, want ErrTooLarge", err)
 	}
 }
@@ -274,7 +273,7 @@ func TestTruncatedFileIsAnErrorNotZeros(t *testing.T) {
 				v.Release()
 			}
 			must(t, os.Truncate(name, size))
-			if v, err := f.Read(t.Context(), 50_000, 1<<20-50_000); !errors.Is(err, source.ErrShort) {
+			if v, err := f.Read(t.Context(), 50_000, 1<<20-50_000); !errors.Is(err, ErrShort) {
 				t.Errorf("cut to %d: %v %v, want ErrShort", size, v, err)
 			}
 		}
@@ -346,7 +345,7 @@ func TestBaselines(t *testing.T) {
 			t.Errorf("a plain read counts as %+v", f.Moved())
 		}
 		rate, err := r.Wall(t.Context(), time.Millisecond)
-		if onHost := o.Device == HostDevice; onHost != errors.Is(err, source.ErrUnavailable) || onHost != (rate == 0) {
+		if onHost := o.Device == HostDevice; onHost != errors.Is(err, ErrUnavailable) || onHost != (rate == 0) {
 			t.Errorf("wall %v, %v", rate, err)
 		}
 	})

@@ -2,13 +2,14 @@ package cufile
 
 import (
 	"context"
-	"github.com/hbmfs/hbmfs/internal/source"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // scattered is a file whose bytes lie in files of a folder, one byte in each. It counts those that are open.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Shared is registrations that several Readers of one process have in common, one Reader for each GPU as a rule: a
@@ -47,7 +46,7 @@ func (s *Shared) join(cu *driver.CUDA, dev int32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.joined == s.maps.readers {
-		return fmt.Errorf("share registrations: %w: they were closed, or are for %d readers and have as many", source.ErrUnavailable, s.maps.readers)
+		return fmt.Errorf("share registrations: %w: they were closed, or are for %d readers and have as many", ErrUnavailable, s.maps.readers)
 	}
 	if s.devices[dev] == 0 {
 		kept, err := cu.RetainPrimary(dev)

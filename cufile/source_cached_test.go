@@ -3,10 +3,11 @@ package cufile
 import (
 	"bytes"
 	"context"
-	"github.com/hbmfs/hbmfs/internal/source"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // restless is a source whose backing file is gone each time that it is opened, as often as it is told.

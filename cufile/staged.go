@@ -3,51 +3,12 @@ package cufile
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
-
-// move brings pieces into a view by the path of v.choice, and counts them in v.moved. finished is as of crew.run.
-func (f *File) move(ctx context.Context, v *View, pieces []source.Piece) (finished <-chan struct{}, err error) {
-	path := v.choice.Path
-	if v.caller != nil && (path == Direct || path == Compat) {
-		return closedChannel(), errArena
-	}
-	if path == Staged || path == Host {
-		return f.stage(ctx, v, pieces)
-	}
-	// What exists only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
-	var here, inline []source.Piece
-	for _, p := range pieces {
-		if p.File.Inline {
-			inline = append(inline, p)
-		} else {
-			here = append(here, p)
-		}
-	}
-	if len(inline) > 0 {
-		if finished, err = f.stage(ctx, v, inline); err != nil {
-			return finished, err
-		}
-	}
-	switch path {
-	case Mapped:
-		return f.moveMapped(ctx, v, here)
-	case Direct, Compat:
-		return f.moveCuFile(ctx, v, here)
-	}
-	return closedChannel(), fmt.Errorf("cufile: internal error: path %q was chosen", path)
-}
-
-func closedChannel() <-chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}
 
 // chunk is pieces that land one after the other: n bytes at to.
 type chunk struct {
@@ -96,8 +57,9 @@ func (r *Reader) chunkSize(total int64) int64 {
 }
 
 // stage reads pieces with pread: on a GPU into pinned memory that is copied while the next chunk is read, on the
-// host into the view.
-func (f *File) stage(ctx context.Context, v *View, pieces []source.Piece) (<-chan struct{}, error) {
+// host into the destination.
+func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan struct{}, error) {
+	f := t.f
 	total := int64(0)
 	for _, p := range pieces {
 		total += p.N
@@ -108,19 +70,19 @@ func (f *File) stage(ctx context.Context, v *View, pieces []source.Piece) (<-cha
 	chunks := cut(pieces, f.r.chunkSize(total))
 	finished, err := f.r.crew.Run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
 		if f.r.cu == nil {
-			return readChunk(&chunks[i], v.memory(), chunks[i].to)
+			return readChunk(&chunks[i], t.to.host, chunks[i].to)
 		}
-		if err := v.follow(w); err != nil {
+		if err := t.to.ready(w); err != nil {
 			return err
 		}
-		return stageChunk(w, &chunks[i], v.base()+driver.Pointer(chunks[i].to), v.cold)
+		return stageChunk(w, &chunks[i], t.to.hbm+driver.Pointer(chunks[i].to), t.cold)
 	})
 	if err == nil {
 		path := Staged
 		if f.r.cu == nil {
 			path = Host
 		}
-		v.moved.count(path, total)
+		t.moved.count(path, total)
 	}
 	return finished, err
 }

@@ -50,7 +50,8 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 			return
 		}
 		result := make(chan fetched, 1)
-		v, w, err := f.prepare(ctx, []int64{span.Offset}, span.Length)
+		t := &transfer{f: f, offsets: []int64{span.Offset}, length: span.Length}
+		v, err := t.reserve(ctx)
 		if err != nil {
 			s.ended = err
 			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}
@@ -60,8 +61,11 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 		s.wg.Add(1)
 		go func() {
 			defer s.wg.Done()
-			v, err := f.fill(ctx, v, w)
-			result <- fetched{v, err}
+			if err := t.fill(ctx, v); err != nil {
+				result <- fetched{err: err}
+				return
+			}
+			result <- fetched{view: v}
 		}()
 		s.ready <- result
 	}

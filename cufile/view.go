@@ -20,9 +20,6 @@ type View struct {
 	n        int64
 	moved    Moved
 	choice   Choice
-	envelope bool     // the one piece is read as the aligned pages around it
-	cold     bool     // the bytes are not in the page cache
-	caller   *landing // memory of the caller that the bytes go to instead of the arena; nil as a rule
 	once     sync.Once
 }
 

@@ -31,7 +31,7 @@ func TestClosingAgainWhatIsUnderWay(t *testing.T) {
 		ended <- err
 	}()
 	stacks := make([]byte, 1<<20)
-	for deadline := time.Now().Add(time.Minute); !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*worker).repeat")); {
+	for deadline := time.Now().Add(time.Minute); !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("cufile.repeat")); {
 		if time.Now().After(deadline) {
 			t.Fatal("it does not begin")
 		}

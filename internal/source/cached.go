@@ -74,7 +74,7 @@ func (p *known) hold(offset, n int64) bool {
 	if time.Now().Before(p.again) {
 		return true
 	}
-	q := Spans{Runs: p.runs}
+	q := spans{runs: p.runs}
 	for i := q.find(offset); i < len(p.runs) && p.runs[i].Logical < offset+n; i++ {
 		if p.runs[i].Object == pendingObject {
 			return false

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sort"
 	"sync"
 	"time"
 
@@ -184,96 +183,3 @@ func (p *plainFile) Backing(*Run) *Backing { return p.backing }
 func (p *plainFile) Leave() []*Backing { return []*Backing{p.backing} }
 
 func (p *plainFile) Close() error { return p.backing.Close() }
-
-// Piece is consecutive bytes of one backing file, and where in the destination they go.
-type Piece struct {
-	File   *Backing
-	Offset int64 // in file
-	To     int64 // in the destination
-	N      int64
-}
-
-// Spans is spans of equal length that land one after the other.
-type Spans struct {
-	Offsets []int64 // of the spans in the file
-	Length  int64   // of each span
-	Runs    []Run   // ordered; they cover every span
-	Files   map[uint64]*Backing
-}
-
-func (q *Spans) Total() int64 { return int64(len(q.Offsets)) * q.Length }
-
-// Locate names the backing files that the spans need.
-func (q *Spans) Locate(s File) {
-	need := func(r *Run) {
-		if q.Files[r.Object] == nil {
-			q.Files[r.Object] = s.Backing(r)
-		}
-	}
-	if len(q.Runs) == 1 {
-		need(&q.Runs[0])
-		return
-	}
-	for _, offset := range q.Offsets {
-		for i := q.find(offset); i < len(q.Runs) && q.Runs[i].Logical < offset+q.Length; i++ {
-			need(&q.Runs[i])
-		}
-	}
-}
-
-// Pieces calls fn for each piece of the destination's [from, from+n), in order.
-func (q *Spans) eachPiece(from, n int64, fn func(Piece) error) error {
-	for at := from; at < from+n; {
-		span := at / q.Length
-		skip := at - span*q.Length
-		take := min(q.Length-skip, from+n-at)
-		if err := q.filePieces(q.Offsets[span]+skip, take, at, fn); err != nil {
-			return err
-		}
-		at += take
-	}
-	return nil
-}
-
-// find gives the index of the run that holds the file's byte at offset.
-func (q *Spans) find(offset int64) int {
-	return sort.Search(len(q.Runs), func(i int) bool { return q.Runs[i].End() > offset })
-}
-
-// filePieces does the same for the file's [offset, offset+n), which lands at to.
-func (q *Spans) filePieces(offset, n, to int64, fn func(Piece) error) error {
-	i := q.find(offset)
-	for n > 0 {
-		if i >= len(q.Runs) || q.Runs[i].Logical > offset {
-			return fmt.Errorf("cufile: internal error: no extent covers offset %d", offset)
-		}
-		r := &q.Runs[i]
-		k := (offset - r.Logical) / r.Length
-		skip := offset - r.Logical - k*r.Length
-		take := min(r.Length-skip, n)
-		if r.Count == 1 || r.Stride == r.Length {
-			take = min(r.End()-offset, n)
-		}
-		if err := fn(Piece{q.Files[r.Object], r.Offset + k*r.Stride + skip, to, take}); err != nil {
-			return err
-		}
-		offset, to, n = offset+take, to+take, n-take
-		if offset >= r.End() {
-			i++
-		}
-	}
-	return nil
-}
-
-// Pieces gives the pieces of the whole request, at most limit of them.
-func (q *Spans) Pieces(limit int) ([]Piece, error) {
-	list := make([]Piece, 0, min(len(q.Offsets)+len(q.Runs), limit))
-	err := q.eachPiece(0, q.Total(), func(p Piece) error {
-		if len(list) == limit {
-			return fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, limit)
-		}
-		list = append(list, p)
-		return nil
-	})
-	return list, err
-}

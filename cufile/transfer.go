@@ -1,0 +1,301 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// Read brings the file's [offset, offset+n) into memory.
+func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
+	return f.Gather(ctx, []int64{offset}, n)
+}
+
+// Gather brings the spans of length bytes that begin at offsets into memory, one after the other: a [N, length]
+// tensor. Spans may overlap and come in any order.
+func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View, error) {
+	t := &transfer{f: f, offsets: offsets, length: length}
+	v, err := t.reserve(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.fill(ctx, v); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// transfer is a request on its way: where its bytes lie, the path they take, and where they land.
+type transfer struct {
+	f       *File
+	offsets []int64 // of the spans
+	length  int64   // of each span
+	to      destination
+
+	located bool // what follows is known, and no byte was moved by it
+	groups  []source.Group
+	choice  Choice // of the group that was moved last; of the first one in the end
+	cold    bool   // its bytes are not in the page cache
+
+	skew     int64 // of the first byte in its page, where an envelope was reserved
+	envelope bool  // the one piece is read as the aligned pages around it
+	moved    Moved
+}
+
+// destination is memory of the Reader's device.
+type destination struct {
+	hbm     driver.Pointer // of the first byte, on a GPU
+	host    []byte         // on the host
+	after   driver.Handle  // an event that streams wait for before they write; 0 for none
+	callers bool           // not the arena
+}
+
+// ready lets what a worker starts from here on wait for what must be done before.
+func (d *destination) ready(w *crew.Worker) error {
+	if d.after == 0 {
+		return nil
+	}
+	return w.CUDA.StreamWait(w.Stream, d.after)
+}
+
+// size is the number of bytes.
+func (t *transfer) size() int64 { return int64(len(t.offsets)) * t.length }
+
+// lone gives the piece of a transfer that is one piece, in a backing file; nil for others.
+func (t *transfer) lone() *source.Piece {
+	if len(t.groups) != 1 || len(t.groups[0].Pieces) != 1 || t.groups[0].Pieces[0].File.Inline {
+		return nil
+	}
+	return &t.groups[0].Pieces[0]
+}
+
+// reserve finds the bytes and takes memory of the arena for them. Nothing is under way when it fails.
+func (t *transfer) reserve(ctx context.Context) (*View, error) {
+	r := t.f.r
+	if t.length > 0 && int64(len(t.offsets)) > r.arena.size()/t.length {
+		return nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
+			t.f.name, ErrTooLarge, len(t.offsets), t.length, r.arena.size())
+	}
+	v := &View{r: r, n: t.size()}
+	if err := source.Follow(ctx, t.f.source, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || v.n == 0 {
+		v.choice = t.choice
+		return v, err
+	}
+	if p := t.lone(); p != nil && (t.choice.Path == Direct || t.choice.Path == Compat) {
+		t.envelope, t.skew = true, p.Offset%driver.PageSize
+	}
+	reserved := driver.RoundUp(t.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
+	at, err := r.arena.take(ctx, reserved)
+	if err != nil {
+		return nil, err
+	}
+	v.at, v.reserved, v.skew = at, reserved, t.skew
+	t.to = destination{hbm: r.hbm + driver.Pointer(at+t.skew)}
+	if r.cu == nil {
+		t.to.host = r.host[at:]
+	}
+	return v, nil
+}
+
+// fill brings the bytes into the view that was reserved, and releases it where that fails.
+func (t *transfer) fill(ctx context.Context, v *View) error {
+	finished, err := t.run(ctx)
+	if err != nil {
+		t.f.r.after(finished, v.Release)
+		return err
+	}
+	v.moved, v.choice = t.moved, t.choice
+	return nil
+}
+
+// run moves the bytes to their destination, and finds them first where that is still to be done. It does both again where
+// they have moved meanwhile. finished is what [crew.Crew.Run] gives.
+func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error) {
+	finished = closedChannel()
+	if t.size() == 0 {
+		return finished, nil
+	}
+	err = source.Follow(ctx, t.f.source, func(inMount bool) (err error) {
+		if !t.located {
+			if err := t.locate(ctx, inMount); err != nil {
+				return err
+			}
+			p := t.lone() // an envelope has room for the place in a page that it was made for
+			t.envelope = t.envelope && p != nil && p.Offset%driver.PageSize == t.skew
+		}
+		t.located, t.moved = false, Moved{}
+		finished, err = t.moveGroups(ctx)
+		return err
+	})
+	if err == nil {
+		t.f.account(t.moved, t.choice)
+	}
+	return finished, err
+}
+
+// locate finds where the bytes lie, and chooses the path of the first group.
+func (t *transfer) locate(ctx context.Context, inMount bool) error {
+	r := t.f.r
+	pieces, err := t.f.pieces(ctx, t.offsets, t.length, inMount)
+	if err != nil {
+		return err
+	}
+	t.located = true
+	if len(pieces) == 0 {
+		t.choice = Choice{r.opt.Path, "there is nothing to move"}
+		return nil
+	}
+	source.Announce(ctx, t.f.source, r.descriptors, pieces)
+	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
+	t.groups = source.Split(pieces, r.descriptors.Share())
+	if err := r.descriptors.Pin(ctx, t.groups[0].Files); err != nil {
+		return err
+	}
+	t.choice, t.cold, err = t.f.choose(ctx, t.groups[0].Pieces)
+	r.descriptors.Unpin(t.groups[0].Files)
+	t.choice.Why += t.f.remark(inMount)
+	return err
+}
+
+// remark says of a choice what its reason does not.
+func (f *File) remark(inMount bool) string {
+	switch {
+	case inMount:
+		return "; read through the mount: the cache lets files go sooner than they can be opened"
+	case f.note != "":
+		return "; " + f.note
+	}
+	return ""
+}
+
+// moveGroups moves all groups, the first one by the choice that was made for it.
+func (t *transfer) moveGroups(ctx context.Context) (finished <-chan struct{}, err error) {
+	var first Choice
+	for i := range t.groups {
+		if finished, err = t.moveGroup(ctx, &t.groups[i], i > 0); err != nil {
+			return finished, err
+		}
+		if i == 0 {
+			first = t.choice
+		}
+	}
+	t.choice = first
+	return finished, nil
+}
+
+// moveGroup moves one group, by a choice of its own if choose is set.
+func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
+	finished = closedChannel()
+	f := t.f
+	if err := f.enter(); err != nil {
+		return finished, err
+	}
+	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
+		f.leave()
+		return finished, err
+	}
+	if choose {
+		t.choice, t.cold, err = f.choose(ctx, g.Pieces)
+	}
+	if err == nil {
+		finished, err = t.moveAsChosen(ctx, g.Pieces)
+	}
+	f.r.after(finished, func() {
+		f.r.descriptors.Unpin(g.Files)
+		f.leave()
+	})
+	return finished, err
+}
+
+// moveAsChosen moves pieces, and stages them where Auto chose to map what the GPU cannot be shown: the driver, the file
+// system or a limit may be against that, and nothing tells before.
+func (t *transfer) moveAsChosen(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
+	before := t.moved
+	finished, err = t.move(ctx, pieces)
+	if t.f.r.opt.Path != Auto || !errors.Is(err, errUnmapped) {
+		return finished, err
+	}
+	<-finished // it has failed, so nothing of it is under way
+	t.moved, t.choice = before, Choice{Staged, "the GPU cannot be shown the page cache; " + err.Error()}
+	return t.move(ctx, pieces)
+}
+
+// errArena says that a path cannot write to the caller's memory: cuFile wants memory that it was shown before.
+var errArena = errors.New("cufile: internal error: this path moves by way of the arena")
+
+// move brings pieces to the destination by the chosen path, and counts them.
+func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
+	path := t.choice.Path
+	if t.to.callers && (path == Direct || path == Compat) {
+		return closedChannel(), errArena
+	}
+	if path == Staged || path == Host {
+		return t.stage(ctx, pieces)
+	}
+	// What exists only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
+	var here, inline []source.Piece
+	for _, p := range pieces {
+		if p.File.Inline {
+			inline = append(inline, p)
+		} else {
+			here = append(here, p)
+		}
+	}
+	if len(inline) > 0 {
+		if finished, err = t.stage(ctx, inline); err != nil {
+			return finished, err
+		}
+	}
+	switch path {
+	case Mapped:
+		return t.moveMapped(ctx, here)
+	case Direct, Compat:
+		return t.moveCuFile(ctx, here)
+	}
+	return closedChannel(), fmt.Errorf("cufile: internal error: path %q was chosen", path)
+}
+
+func closedChannel() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// after gives back what a job used once nothing uses it any more: at once as a rule, and after the last thread came
+// back from a foreign call that did not end with the context.
+func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
+	select {
+	case <-finished:
+		giveBack()
+	default:
+		r.stuck.Go(func() {
+			r.quiet(finished)
+			giveBack()
+		})
+	}
+}
+
+// pieces checks a request and finds where its bytes lie; [source.Follow] says inMount.
+func (f *File) pieces(ctx context.Context, offsets []int64, length int64, inMount bool) ([]source.Piece, error) {
+	f.r.mu.Lock()
+	closed := f.r.closed
+	f.r.mu.Unlock()
+	if closed {
+		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
+	}
+	size := f.Size()
+	if length < 0 {
+		return nil, fmt.Errorf("read %s: a length of %d bytes is not possible", f.name, length)
+	}
+	for _, offset := range offsets {
+		if offset < 0 || offset > size || length > size-offset {
+			return nil, fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, length, offset, size, io.ErrUnexpectedEOF)
+		}
+	}
+	return source.Pieces(ctx, f.source, offsets, length, inMount)
+}

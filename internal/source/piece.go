@@ -1,0 +1,113 @@
+package source
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sort"
+)
+
+// Piece is consecutive bytes of one backing file, and where in the destination they go.
+type Piece struct {
+	File   *Backing
+	Offset int64 // in file
+	To     int64 // in the destination
+	N      int64
+}
+
+// spans are ranges of a file, of equal length, that land one after the other.
+type spans struct {
+	offsets []int64
+	length  int64
+	runs    []Run // ordered; they cover every span
+	files   map[uint64]*Backing
+}
+
+// mostPieces bounds the memory that the plan of one request takes: 40 bytes for each piece.
+const mostPieces = 1 << 22
+
+// Pieces finds where the spans of length bytes that begin at offsets lie now. The spans must be inside the file. With inMount
+// all of them lie in the file itself, as [Follow] says. More than 4 Mi pieces are ErrTooLarge.
+func Pieces(ctx context.Context, f File, offsets []int64, length int64, inMount bool) ([]Piece, error) {
+	q := &spans{offsets: offsets, length: length, files: map[uint64]*Backing{}}
+	if length == 0 || len(offsets) == 0 {
+		return nil, nil
+	}
+	if inMount {
+		q.runs = []Run{{Length: f.Size(), Count: 1, Object: InlineObject}}
+	} else {
+		first, last := slices.Min(offsets), slices.Max(offsets)+length
+		var err error
+		if q.runs, err = f.Runs(ctx, first, last-first); err != nil {
+			return nil, err
+		}
+	}
+	q.locate(f)
+	return q.pieces()
+}
+
+// locate names the backing files that the spans need.
+func (q *spans) locate(s File) {
+	need := func(r *Run) {
+		if q.files[r.Object] == nil {
+			q.files[r.Object] = s.Backing(r)
+		}
+	}
+	if len(q.runs) == 1 {
+		need(&q.runs[0])
+		return
+	}
+	for _, offset := range q.offsets {
+		for i := q.find(offset); i < len(q.runs) && q.runs[i].Logical < offset+q.length; i++ {
+			need(&q.runs[i])
+		}
+	}
+}
+
+// find gives the index of the run that holds the file's byte at offset.
+func (q *spans) find(offset int64) int {
+	return sort.Search(len(q.runs), func(i int) bool { return q.runs[i].End() > offset })
+}
+
+// eachPiece calls fn for each piece of the span at offset, which lands at to.
+func (q *spans) eachPiece(offset, to int64, fn func(Piece) error) error {
+	i := q.find(offset)
+	for n := q.length; n > 0; {
+		if i >= len(q.runs) || q.runs[i].Logical > offset {
+			return fmt.Errorf("source: internal error: no extent covers offset %d", offset)
+		}
+		r := &q.runs[i]
+		k := (offset - r.Logical) / r.Length
+		skip := offset - r.Logical - k*r.Length
+		take := min(r.Length-skip, n)
+		if r.Count == 1 || r.Stride == r.Length {
+			take = min(r.End()-offset, n)
+		}
+		if err := fn(Piece{q.files[r.Object], r.Offset + k*r.Stride + skip, to, take}); err != nil {
+			return err
+		}
+		offset, to, n = offset+take, to+take, n-take
+		if offset >= r.End() {
+			i++
+		}
+	}
+	return nil
+}
+
+// pieces cuts the spans where runs, and pieces of runs, end.
+func (q *spans) pieces() ([]Piece, error) {
+	list := make([]Piece, 0, min(len(q.offsets)+len(q.runs), mostPieces))
+	for i, offset := range q.offsets {
+		err := q.eachPiece(offset, int64(i)*q.length, func(p Piece) error {
+			if len(list) == mostPieces {
+				return fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, mostPieces)
+			}
+			list = append(list, p)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
