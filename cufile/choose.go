@@ -41,7 +41,7 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 	if err != nil || ok {
 		return Choice{Direct, why}, false, err
 	}
-	if f.registered(pieces) {
+	if f.r.mapped.Registered(pieces) {
 		return Choice{Mapped, "its pages are registered with the GPU already"}, false, nil
 	}
 	part, known := source.Resident(pieces)
@@ -72,18 +72,6 @@ func allInline(pieces []source.Piece) bool {
 		}
 	}
 	return true
-}
-
-// registered says whether all windows of pieces are registered.
-func (f *File) registered(pieces []source.Piece) bool {
-	var here []source.Piece
-	for _, p := range pieces {
-		if !p.File.Inline {
-			here = append(here, p)
-		}
-	}
-	_, set := windows(here, f.r.maps.window)
-	return f.r.maps.holds(set.list)
 }
 
 // autoDirect says whether Direct is proven for the files of a request, and why not.

@@ -20,7 +20,7 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 	}{
 		"host":                      {true, func(r *Reader) *crew.Crew { return r.crew }},
 		"GPU":                       {false, func(r *Reader) *crew.Crew { return r.crew }},
-		"the thread that registers": {false, func(r *Reader) *crew.Crew { return r.mapper }},
+		"the thread that registers": {false, func(r *Reader) *crew.Crew { return r.mapped.Thread }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{Device: HostDevice, Threads: 2, Arena: 1 << 20}

@@ -136,7 +136,7 @@ func (t *transfer) moveCuFile(ctx context.Context, pieces []source.Piece) (<-cha
 	for _, p := range pieces {
 		total += p.N
 	}
-	base := t.to.hbm
+	base := t.to.HBM
 	if t.envelope {
 		base -= driver.Pointer(t.skew)
 		p := &pieces[0]

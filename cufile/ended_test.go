@@ -118,7 +118,7 @@ func TestReadThatCloseOvertook(t *testing.T) {
 	q := &transfer{f: f, offsets: []int64{0}, length: int64(len(data))}
 	v, err := q.reserve(t.Context())
 	must(t, err)
-	must(t, r.mapper.Do(t.Context(), r.releaseGPU))
+	must(t, r.mapped.Thread.Do(t.Context(), r.releaseGPU))
 	if err := q.fill(t.Context(), v); !errors.Is(err, ErrClosed) {
 		t.Errorf("read: %v, want that the reader is closed", err)
 	}
@@ -153,7 +153,7 @@ func TestLettingGoEndsWithItsContext(t *testing.T) {
 	cancel()
 	err = <-ended
 	busy.mu.Unlock()
-	must(t, r.mapper.Do(t.Context(), func(*crew.Worker) error { return nil }))
+	must(t, r.mapped.Thread.Do(t.Context(), func(*crew.Worker) error { return nil }))
 	if !errors.Is(err, context.Canceled) || !r.cufile.holds(second) {
 		t.Errorf("%v; the second file has its handle: %v", err, r.cufile.holds(second))
 	}

@@ -37,10 +37,10 @@ var (
 )
 
 // landing gives the n bytes at a place of the caller's memory as a destination. after is what mark gave.
-func (r *Reader) landing(at uintptr, n int64, after driver.Handle) destination {
-	d := destination{hbm: driver.Pointer(at), after: after, callers: true}
+func (r *Reader) landing(at uintptr, n int64, after driver.Handle) crew.Destination {
+	d := crew.Destination{HBM: driver.Pointer(at), After: after}
 	if r.cu == nil { // memory that Go does not know, and which the caller keeps until the request has ended
-		d.host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
+		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
 	}
 	return d
 }
@@ -121,18 +121,18 @@ func (r *Reader) quiet(finished <-chan struct{}) {
 		return
 	case <-r.crew.Gone():
 	}
-	if r.mapper == nil {
+	if r.mapped == nil {
 		return
 	}
 	select {
 	case <-finished:
-	case <-r.mapper.Gone():
+	case <-r.mapped.Thread.Gone():
 	}
 }
 
 // moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
-func (f *File) moveTo(ctx context.Context, to destination, offsets []int64, length int64) (Result, error) {
-	t := &transfer{f: f, offsets: offsets, length: length, to: to}
+func (f *File) moveTo(ctx context.Context, to crew.Destination, offsets []int64, length int64) (Result, error) {
+	t := &transfer{f: f, offsets: offsets, length: length, to: to, callers: true}
 	finished, err := t.run(ctx)
 	if err != nil {
 		f.r.quiet(finished)
@@ -142,7 +142,7 @@ func (f *File) moveTo(ctx context.Context, to destination, offsets []int64, leng
 }
 
 // moveByArena brings spans into the arena and from there to memory of the caller, widened on the way.
-func (f *File) moveByArena(ctx context.Context, to *destination, widen Widen, offsets []int64, length int64) (Result, error) {
+func (f *File) moveByArena(ctx context.Context, to *crew.Destination, widen Widen, offsets []int64, length int64) (Result, error) {
 	v, err := f.Gather(ctx, offsets, length)
 	if err != nil {
 		return Result{}, err
@@ -155,7 +155,7 @@ func (f *File) moveByArena(ctx context.Context, to *destination, widen Widen, of
 }
 
 // deliver copies a view to memory of the caller. When it returns, also with an error, nothing is under way.
-func (r *Reader) deliver(ctx context.Context, v *View, to *destination, widen Widen) error {
+func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
 	if r.cu == nil {
 		return r.deliverHost(ctx, v, to, widen)
 	}
@@ -164,13 +164,13 @@ func (r *Reader) deliver(ctx context.Context, v *View, to *destination, widen Wi
 		if err != nil {
 			return err
 		}
-		if err := to.ready(w); err != nil {
+		if err := to.Ready(w); err != nil {
 			return err
 		}
 		if widen == WidenNone {
-			err = w.CUDA.CopyWithin(to.hbm, driver.Pointer(v.Pointer()), v.Len(), w.Stream)
+			err = w.CUDA.CopyWithin(to.HBM, driver.Pointer(v.Pointer()), v.Len(), w.Stream)
 		} else {
-			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), to.hbm, v.Len())
+			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), to.HBM, v.Len())
 		}
 		if err != nil {
 			return err
@@ -182,7 +182,7 @@ func (r *Reader) deliver(ctx context.Context, v *View, to *destination, widen Wi
 }
 
 // deliverHost shares the copy among the threads.
-func (r *Reader) deliverHost(ctx context.Context, v *View, to *destination, widen Widen) error {
+func (r *Reader) deliverHost(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
 	const block = 1 << 20
 	_, times, err := widen.sizes()
 	if err != nil {
@@ -194,11 +194,11 @@ func (r *Reader) deliverHost(ctx context.Context, v *View, to *destination, wide
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 		defer func() {
 			if fault := recover(); fault != nil {
-				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.hbm, fault)
+				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.HBM, fault)
 			}
 		}()
 		part := from[i*block : min((i+1)*block, v.Len())]
-		widen.copy(to.host[i*block*times:], part)
+		widen.copy(to.Host[i*block*times:], part)
 		return nil
 	})
 	r.quiet(finished)

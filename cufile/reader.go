@@ -13,6 +13,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/mapped"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
@@ -127,16 +128,13 @@ type Reader struct {
 	opt         Options
 	gpu         driver.GPU // zero for the host
 	crew        *crew.Crew
-	mapper      *crew.Crew   // the one thread that registers files, see mappings; nil for the host
-	cu          *driver.CUDA // nil for the host
+	mapped      *mapped.Mover // nil for the host
+	cu          *driver.CUDA  // nil for the host
 	context     driver.Handle
 	arena       *arena
 	host        []byte         // the arena's memory, for the host
 	hbm         driver.Pointer // the arena's memory, aligned to slotAlign
 	block       driver.Pointer // the allocation that hbm lies in
-	maps        *mappings
-	share       *Shared // that maps are of; nil where they are the Reader's own
-	gather      driver.Kernel
 	widen       driver.Kernel
 	cufile      cufileDriver
 	proofs      proofs
@@ -210,15 +208,15 @@ func (r *Reader) startGPU() (err error) {
 		return err
 	}
 	r.cu = cu
-	mapper := make(chan error, 1) // beside the crew: both take milliseconds
-	go func() { mapper <- r.startMapper() }()
+	mover := make(chan error, 1) // beside the crew: both take milliseconds
+	go func() { mover <- r.startMover() }()
 	r.crew, err = crew.New(crew.Options{CUDA: cu, Context: r.context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(r.gpu.NUMA)})
-	mapperErr := <-mapper
+	moverErr := <-mover
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
-	if mapperErr != nil {
-		return mapperErr
+	if moverErr != nil {
+		return moverErr
 	}
 	return r.crew.Do(context.Background(), func(*crew.Worker) error {
 		if r.block, err = cu.Alloc(r.opt.Arena + slotAlign); err != nil {
@@ -233,22 +231,11 @@ func (r *Reader) startGPU() (err error) {
 	})
 }
 
-// startMapper starts the thread that registers, with registrations of its own or shared ones.
-func (r *Reader) startMapper() (err error) {
-	own := r.opt.Share == nil
-	if own {
-		r.maps = newMappings(r.opt.Window, r.opt.Pinned, 1)
-	} else {
-		if err := r.opt.Share.join(r.cu, r.gpu.Device); err != nil {
-			return err
-		}
-		r.share, r.maps = r.opt.Share, r.opt.Share.maps
-	}
+// startMover starts the thread that registers, with windows of its own or shared ones.
+func (r *Reader) startMover() (err error) {
 	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
-	r.mapper, err = crew.New(crew.Options{CUDA: r.cu, Context: r.context, Threads: 1, SlotSize: min(r.opt.Slot, table), Near: driver.NearCPUs(r.gpu.NUMA), Idle: r.maps.lookAhead})
-	if err != nil && own {
-		r.maps.fill.close()
-	}
+	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.cu, Context: r.context, Device: r.gpu.Device, Near: driver.NearCPUs(r.gpu.NUMA),
+		Slot: min(r.opt.Slot, table), Window: r.opt.Window, Pinned: r.opt.Pinned, Shared: r.opt.Share})
 	return err
 }
 
@@ -264,10 +251,10 @@ func (r *Reader) Moved() Moved {
 
 // PinnedBytes is the host memory that is registered for files now, by all that share it.
 func (r *Reader) PinnedBytes() int64 {
-	if r.maps == nil {
+	if r.mapped == nil {
 		return 0
 	}
-	return r.maps.pinned()
+	return r.mapped.PinnedBytes()
 }
 
 // Close gives everything back. Files must be closed and views released before. It fails with ErrUnderWay where a read or a
@@ -299,9 +286,9 @@ func (r *Reader) release() error {
 		}
 	}
 	var errs []error
-	if r.mapper != nil {
+	if r.mapped != nil {
 		if !r.over {
-			err := r.mapper.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
+			err := r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
 				r.freed = r.releaseGPU(w)
 				return nil
 			})
@@ -310,7 +297,7 @@ func (r *Reader) release() error {
 			}
 			r.over, errs = true, append(errs, r.freed) // err says no more: where it was under way before, that it is done
 		}
-		if err := r.mapper.Close(); err != nil {
+		if err := r.mapped.Thread.Close(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 	}
@@ -319,9 +306,8 @@ func (r *Reader) release() error {
 		errs = append(errs, unix.Munmap(r.host))
 		r.host = nil
 	}
-	if r.share != nil {
-		r.share.leave()
-		r.share = nil
+	if r.mapped != nil {
+		r.mapped.Leave()
 	}
 	if r.context != 0 {
 		errs = append(errs, r.cu.ReleasePrimary(r.gpu.Device))
@@ -335,11 +321,11 @@ func (r *Reader) forget(files []*source.Backing) error {
 	if r.cu == nil {
 		return nil
 	}
-	return r.mapper.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
+	return r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
 		var errs []error
 		for _, b := range files {
 			r.cufile.forget(b)
-			errs = append(errs, r.maps.forget(w, b))
+			errs = append(errs, r.mapped.Forget(w, b))
 		}
 		return errors.Join(errs...)
 	})
@@ -351,7 +337,7 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 	if len(files) == 0 {
 		return nil
 	}
-	return r.mapper.Do(ctx, func(w *crew.Worker) error {
+	return r.mapped.Thread.Do(ctx, func(w *crew.Worker) error {
 		var errs []error
 		for _, b := range files {
 			if err := ctx.Err(); err != nil { // the caller has left, and the rest are in use again
@@ -359,7 +345,7 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 			}
 			r.cufile.forget(b)
 			if b.Cached {
-				errs = append(errs, r.maps.forget(w, b))
+				errs = append(errs, r.mapped.Forget(w, b))
 			}
 		}
 		return errors.Join(errs...)
@@ -369,10 +355,7 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *crew.Worker) error {
 	w.Retire()
-	errs := []error{r.cufile.stop(), r.gather.Unload(r.cu), r.widen.Unload(r.cu)}
-	if r.share == nil {
-		errs = append(errs, r.maps.close(w))
-	}
+	errs := []error{r.cufile.stop(), r.widen.Unload(r.cu), r.mapped.Discard(w)}
 	if r.block != 0 {
 		errs = append(errs, r.cu.Free(r.block))
 		r.block = 0

@@ -70,8 +70,8 @@ func TestReadOfMoreFilesThanMayBeOpen(t *testing.T) {
 		s := newScattered(t, n)
 		o.Descriptors = 6
 		r := newReader(t, o)
-		if r.maps != nil {
-			r.maps.mostFiles = 8
+		if r.mapped != nil {
+			r.mapped.LimitFiles(8)
 		}
 		f := &File{r: r, name: "scattered", source: s}
 		defer func() {
@@ -112,8 +112,8 @@ func TestReadOfMoreFilesThanMayBeOpen(t *testing.T) {
 		if peak := s.peak.Load(); peak > 6 {
 			t.Errorf("%d files were open at once, at most 6 may be", peak)
 		}
-		if r.maps != nil && len(r.maps.files) > r.maps.mostFiles {
-			t.Errorf("%d files are mapped, at most %d should be", len(r.maps.files), r.maps.mostFiles)
+		if r.mapped != nil && r.mapped.Files() > 8 {
+			t.Errorf("%d files are mapped, at most 8 should be", r.mapped.Files())
 		}
 	})
 }

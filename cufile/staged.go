@@ -70,12 +70,12 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan str
 	chunks := cut(pieces, f.r.chunkSize(total))
 	finished, err := f.r.crew.Run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
 		if f.r.cu == nil {
-			return readChunk(&chunks[i], t.to.host, chunks[i].to)
+			return readChunk(&chunks[i], t.to.Host, chunks[i].to)
 		}
-		if err := t.to.ready(w); err != nil {
+		if err := t.to.Ready(w); err != nil {
 			return err
 		}
-		return stageChunk(w, &chunks[i], t.to.hbm+driver.Pointer(chunks[i].to), t.cold)
+		return stageChunk(w, &chunks[i], t.to.HBM+driver.Pointer(chunks[i].to), t.cold)
 	})
 	if err == nil {
 		path := Staged

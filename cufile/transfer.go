@@ -8,6 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/mapped"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
@@ -35,7 +36,8 @@ type transfer struct {
 	f       *File
 	offsets []int64 // of the spans
 	length  int64   // of each span
-	to      destination
+	to      crew.Destination
+	callers bool // to is not the arena
 
 	located bool // what follows is known, and no byte was moved by it
 	groups  []source.Group
@@ -45,22 +47,6 @@ type transfer struct {
 	skew     int64 // of the first byte in its page, where an envelope was reserved
 	envelope bool  // the one piece is read as the aligned pages around it
 	moved    Moved
-}
-
-// destination is memory of the Reader's device.
-type destination struct {
-	hbm     driver.Pointer // of the first byte, on a GPU
-	host    []byte         // on the host
-	after   driver.Handle  // an event that streams wait for before they write; 0 for none
-	callers bool           // not the arena
-}
-
-// ready lets what a worker starts from here on wait for what must be done before.
-func (d *destination) ready(w *crew.Worker) error {
-	if d.after == 0 {
-		return nil
-	}
-	return w.CUDA.StreamWait(w.Stream, d.after)
 }
 
 // size is the number of bytes.
@@ -95,9 +81,9 @@ func (t *transfer) reserve(ctx context.Context) (*View, error) {
 		return nil, err
 	}
 	v.at, v.reserved, v.skew = at, reserved, t.skew
-	t.to = destination{hbm: r.hbm + driver.Pointer(at+t.skew)}
+	t.to = crew.Destination{HBM: r.hbm + driver.Pointer(at+t.skew)}
 	if r.cu == nil {
-		t.to.host = r.host[at:]
+		t.to.Host = r.host[at:]
 	}
 	return v, nil
 }
@@ -217,7 +203,7 @@ func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) 
 func (t *transfer) moveAsChosen(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	before := t.moved
 	finished, err = t.move(ctx, pieces)
-	if t.f.r.opt.Path != Auto || !errors.Is(err, errUnmapped) {
+	if t.f.r.opt.Path != Auto || !errors.Is(err, mapped.ErrUnmapped) {
 		return finished, err
 	}
 	<-finished // it has failed, so nothing of it is under way
@@ -231,7 +217,7 @@ var errArena = errors.New("cufile: internal error: this path moves by way of the
 // move brings pieces to the destination by the chosen path, and counts them.
 func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	path := t.choice.Path
-	if t.to.callers && (path == Direct || path == Compat) {
+	if t.callers && (path == Direct || path == Compat) {
 		return closedChannel(), errArena
 	}
 	if path == Staged || path == Host {
@@ -253,7 +239,9 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 	}
 	switch path {
 	case Mapped:
-		return t.moveMapped(ctx, here)
+		n, finished, err := t.f.r.mapped.Move(ctx, &t.to, here)
+		t.moved.count(Mapped, n)
+		return finished, err
 	case Direct, Compat:
 		return t.moveCuFile(ctx, here)
 	}

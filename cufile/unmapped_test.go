@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/mapped"
 )
 
 // TestAutoStagesWhatCannotBeMapped has the driver refuse to register files. Who asked for mapped is told so.
@@ -18,7 +20,7 @@ func TestAutoStagesWhatCannotBeMapped(t *testing.T) {
 		f := openFileIn(t, r, name)
 		v, err := f.Read(t.Context(), 0, f.Size())
 		if path == Mapped {
-			if !errors.Is(err, errUnmapped) || f.Moved().Total() != 0 {
+			if !errors.Is(err, mapped.ErrUnmapped) || f.Moved().Total() != 0 {
 				t.Errorf("mapped: %v, and %+v moved", err, f.Moved())
 			}
 			continue

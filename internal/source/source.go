@@ -116,6 +116,18 @@ func (b *Backing) Close() error {
 	return err
 }
 
+// Unshortened fails when the file has become shorter than it was when it was opened.
+func (b *Backing) Unshortened() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(b.FD, &st); err != nil {
+		return fmt.Errorf("stat %s: %w", b.Name, err)
+	}
+	if st.Size < b.Length {
+		return fmt.Errorf("read %s at %d: %w: %w", b.Name, st.Size, ErrShort, io.ErrUnexpectedEOF)
+	}
+	return nil
+}
+
 // ReadFull fills p from offset, and fails when the file ends before.
 func (b *Backing) ReadFull(p []byte, offset int64) error {
 	_, err := ReadAtLeast(b.FD, b.Name, p, offset, len(p))

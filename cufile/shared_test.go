@@ -204,56 +204,9 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 			continue // one request is no order
 		}
 		b := f.source.Leave()[0]
-		until(t, "the window after the last one", func() bool { return r.maps.holds([]windowRef{{b, i + 1}}) })
+		until(t, "the window after the last one", func() bool { return r.mapped.Registered([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}}) })
 		if r.PinnedBytes() > o.Pinned {
 			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)
 		}
-	}
-}
-
-func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
-	name, _ := randomFile(t, 8<<20, 25)
-	m := newMappings(2<<20, 8<<20, 1)
-	p, err := source.OpenPlain(name, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.expect([]windowRef{{p.Backing(nil), 0}, {p.Backing(nil), 2}}); err != nil {
-		t.Fatal(err)
-	}
-	m.mu.Lock()
-	f := m.used[p.Backing(nil)]
-	if !f.filled[0] || f.filled[1] || !f.filled[2] {
-		t.Errorf("filled %v, want the first and third", f.filled)
-	}
-	err = m.unmap(f)
-	if len(m.files) != 0 || m.used[p.Backing(nil)] != nil {
-		t.Error("the file is still mapped")
-	}
-	m.mu.Unlock()
-	m.fill.close()
-	if err := errors.Join(err, p.Close()); err != nil {
-		t.Error(err)
-	}
-}
-
-// A file of which less is left than was mapped must not take the filling thread, and with it the process, along.
-func TestFillingATruncatedFile(t *testing.T) {
-	name, _ := randomFile(t, 4<<20, 26)
-	m := newMappings(2<<20, 4<<20, 1)
-	p, err := source.OpenPlain(name, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(name, 100); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.expect([]windowRef{{p.Backing(nil), 0}, {p.Backing(nil), 1}}); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "both windows are done with", func() bool { return len(m.fill.jobs) == 0 })
-	m.fill.close()
-	if err := errors.Join(m.discardAll(&crew.Worker{}), p.Close()); err != nil {
-		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package cufile
+package mapped
 
 import (
 	"container/list"
@@ -13,107 +13,70 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// mappings is the windows of files that are registered with CUDA, of one Reader or of all that share it. Registering
-// costs time and pins pages, so windows are kept until others need their room: the least recently used goes first.
-//
-// Of each Reader one thread registers, and starts the copies too. Registering is serial in the driver, and copies that
-// other threads start wait for it (measured on an H200: 20 GB/s through moving windows with several threads). What can
-// be done elsewhere is: see filler.
+// Windows are the parts of files that are registered with CUDA, of one reader or of all that share them. Registering costs
+// time and pins pages, so windows are kept until others need their room: the least recently used goes first.
 //
 // A file is mapped once and whole, whoever opened it, and stays mapped when a window goes: filling the page tables costs
 // as much as registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying
 // them. Only where there are too many files, those without a window are unmapped. A mapping does not need the file to
 // stay open.
-type mappings struct {
-	window, limit int64
-	readers       int // how many may use it at once
-	mostFiles     int
-	fill          *filler
+type Windows struct {
+	size      int64 // of a window, in bytes
+	limit     int64 // bytes that may be registered
+	readers   int   // how many may use it at once
+	mostFiles int   // that are mapped at once
+	fill      *filler
 
-	mu      sync.Mutex                      // guards what follows, and mappedFile and mapping
-	used    map[*source.Backing]*mappedFile // by those who opened it
-	ahead   map[*crew.Worker]*mappedFile    // in which a worker may look ahead
-	files   map[fileKey]*mappedFile
-	order   *list.List    // of *mapping: those that are registered, the most recently used first
+	mu      sync.Mutex                // guards what follows, and file and window
+	used    map[*source.Backing]*file // by those who opened it
+	ahead   map[*crew.Worker]*file    // in which a worker may look ahead
+	files   map[fileKey]*file
+	order   *list.List    // of *window: those that are registered, the most recently used first
 	bytes   int64         // registered, or about to be
 	changed chan struct{} // closed and replaced when something goes, or is no longer used
 }
 
-// fileKey is a file that cannot be another one while it is mapped.
-type fileKey struct {
-	fileID
-	length int64
-}
-
-// mappedFile is a file's address space.
-type mappedFile struct {
-	key     fileKey
-	memory  []byte
-	windows []*mapping // nil where there is none
-	filled  []bool     // windows whose page tables are full, or will be
-	users   map[*source.Backing]bool
-	filling int  // threads that fill page tables
-	gone    bool // it is about to be unmapped
-
-	last, next int64 // the window that was used last, and the one that a sequential reader needs next; 0 for none
-}
-
-// mapping is one window.
-type mapping struct {
-	home      *mappings
-	file      *mappedFile
-	index     int64
-	memory    []byte
-	refs      int                              // copies and kernels that are under way
-	element   *list.Element                    // nil until it is registered, and when it is being given up
-	settled   chan struct{}                    // closed when that is over
-	addresses map[driver.Handle]driver.Pointer // by context
-}
-
-// errUnmapped says that a file, or a window of it, could not be registered.
-var errUnmapped = errors.New("make a file's pages visible to the GPU")
-
-func newMappings(window, limit int64, readers int) *mappings {
-	m := &mappings{window: window, limit: max(limit, int64(readers+1)*window), readers: readers, mostFiles: mostMapped,
-		used: map[*source.Backing]*mappedFile{}, files: map[fileKey]*mappedFile{}, ahead: map[*crew.Worker]*mappedFile{}, order: list.New(), changed: make(chan struct{})}
+func newWindows(size, limit int64, readers int) *Windows {
+	m := &Windows{size: size, limit: max(limit, int64(readers+1)*size), readers: readers, mostFiles: mostMapped,
+		used: map[*source.Backing]*file{}, files: map[fileKey]*file{}, ahead: map[*crew.Worker]*file{}, order: list.New(), changed: make(chan struct{})}
 	m.fill = newFiller(m)
 	return m
 }
 
-// mostMapped bounds the mapped files: a process may have 65,530 mappings, whatever for (vm.max_map_count).
+// mostMapped bounds the mapped files: a process may have 65,530 mappings in all (vm.max_map_count).
 const mostMapped = 1 << 14
 
 // groupLimit is the bytes of windows that one request may hold at once. All Readers together can hold so much while
 // each waits for one window more, and there is still room for it.
-func (m *mappings) groupLimit() int64 { return max(m.limit/int64(m.readers+1), m.window) }
+func (m *Windows) groupLimit() int64 { return max(m.limit/int64(m.readers+1), m.size) }
 
-func (m *mappings) pinned() int64 {
+func (m *Windows) pinned() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.bytes
 }
 
 // notify needs mu.
-func (m *mappings) notify() {
+func (m *Windows) notify() {
 	close(m.changed)
 	m.changed = make(chan struct{})
 }
 
 // find gives a file's address space, nil where it is not mapped. It needs mu.
-func (m *mappings) find(b *source.Backing) *mappedFile {
+func (m *Windows) find(b *source.Backing) *file {
 	if f := m.used[b]; f != nil {
 		return f
 	}
-	return m.files[fileKey{fileID{b.Dev, b.Ino}, b.Length}]
+	return m.files[fileKey{b.Dev, b.Ino, b.Length}]
 }
 
-// holds says whether all of these windows are registered.
-func (m *mappings) holds(list []windowRef) bool {
+// hold says whether all of these windows are registered.
+func (m *Windows) hold(list []ref) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, ref := range list {
-		f := m.find(ref.file)
-		if f == nil || f.windows[ref.index] == nil || f.windows[ref.index].element == nil {
+	for _, r := range list {
+		f := m.find(r.file)
+		if f == nil || f.windows[r.index] == nil || f.windows[r.index].element == nil {
 			return false
 		}
 	}
@@ -121,48 +84,48 @@ func (m *mappings) holds(list []windowRef) bool {
 }
 
 // windowSize is the size of a file's window in bytes: whole pages.
-func (m *mappings) windowSize(length, index int64) int64 {
-	return min(m.window, driver.RoundUp(length, driver.PageSize)-index*m.window)
+func (m *Windows) windowSize(length, index int64) int64 {
+	return min(m.size, driver.RoundUp(length, driver.PageSize)-index*m.size)
 }
 
 // expect maps the files of windows that a request will use soon, and has their page tables filled by then.
-func (m *mappings) expect(list []windowRef) error {
+func (m *Windows) expect(list []ref) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, ref := range list {
-		if m.used[ref.file] == nil && len(m.files) >= m.mostFiles {
+	for _, r := range list {
+		if m.used[r.file] == nil && len(m.files) >= m.mostFiles {
 			continue
 		}
-		f, err := m.mapFile(ref.file)
+		f, err := m.mapFile(r.file)
 		if err != nil {
 			return err
 		}
-		m.fill.ask(f, ref.index)
+		m.fill.ask(f, r.index)
 	}
 	return nil
 }
 
 // acquire gives a registered window, which stays until it is released. Where there is no room it makes some.
-func (m *mappings) acquire(w *crew.Worker, ref windowRef) (*mapping, error) {
+func (m *Windows) acquire(w *crew.Worker, r ref) (*window, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
-		if m.used[ref.file] == nil && len(m.files) >= m.mostFiles {
+		if m.used[r.file] == nil && len(m.files) >= m.mostFiles {
 			if err := m.thin(w); err != nil {
 				return nil, err
 			}
 		}
-		f, err := m.mapFile(ref.file)
+		f, err := m.mapFile(r.file)
 		if err != nil {
 			return nil, err
 		}
-		f.follow(m, w, ref.index)
-		switch found := f.windows[ref.index]; {
+		f.noteUse(m, w, r.index)
+		switch found := f.windows[r.index]; {
 		case found == nil:
-			if m.bytes+m.windowSize(f.key.length, ref.index) <= m.limit {
-				return m.take(w, f, ref.index)
+			if m.bytes+m.windowSize(f.key.length, r.index) <= m.limit {
+				return m.add(w, f, r.index)
 			}
-			err = m.makeRoom(w, m.windowSize(f.key.length, ref.index))
+			err = m.makeRoom(w, m.windowSize(f.key.length, r.index))
 		case found.element != nil:
 			found.refs++
 			m.order.MoveToFront(found.element)
@@ -176,21 +139,21 @@ func (m *mappings) acquire(w *crew.Worker, ref windowRef) (*mapping, error) {
 	}
 }
 
-// take registers a window, and makes room for the next one.
-func (m *mappings) take(w *crew.Worker, f *mappedFile, index int64) (*mapping, error) {
-	window, err := m.register(w, f, index)
+// add registers a window, and makes room for the next one.
+func (m *Windows) add(w *crew.Worker, f *file, index int64) (*window, error) {
+	added, err := m.register(w, f, index)
 	if err != nil {
 		return nil, err
 	}
 	if err := m.clearWay(w, f); err != nil {
-		window.refs--
+		added.refs--
 		return nil, err
 	}
-	return window, nil
+	return added, nil
 }
 
 // release ends the use of windows.
-func release(held []*mapping) {
+func release(held []*window) {
 	if len(held) == 0 {
 		return
 	}
@@ -204,7 +167,7 @@ func release(held []*mapping) {
 }
 
 // address is where the GPU whose context the worker has sees a window.
-func (m *mappings) address(w *crew.Worker, window *mapping) (driver.Pointer, error) {
+func (m *Windows) address(w *crew.Worker, window *window) (driver.Pointer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p, ok := window.addresses[w.Context]
@@ -220,7 +183,7 @@ func (m *mappings) address(w *crew.Worker, window *mapping) (driver.Pointer, err
 
 // wait needs mu and gives it up meanwhile. What the worker itself has under way is waited for first: another may need
 // that.
-func (m *mappings) wait(w *crew.Worker, settled <-chan struct{}) error {
+func (m *Windows) wait(w *crew.Worker, settled <-chan struct{}) error {
 	m.mu.Unlock()
 	defer m.mu.Lock()
 	w.Drain()
@@ -233,13 +196,13 @@ func (m *mappings) wait(w *crew.Worker, settled <-chan struct{}) error {
 }
 
 // makeRoom needs mu and gives it up meanwhile.
-func (m *mappings) makeRoom(w *crew.Worker, size int64) error {
+func (m *Windows) makeRoom(w *crew.Worker, size int64) error {
 	changed := m.changed
 	if err := m.discardOldest(w, size); err != nil || m.bytes+size <= m.limit {
 		return err
 	}
 	if m.readers == 1 {
-		return fmt.Errorf("cufile: internal error: one request uses %d bytes of windows, %d more do not fit", m.bytes, size)
+		return fmt.Errorf("mapped: internal error: one request uses %d bytes of windows, %d more do not fit", m.bytes, size)
 	}
 	return m.wait(w, changed)
 }
@@ -248,7 +211,7 @@ func (m *mappings) makeRoom(w *crew.Worker, size int64) error {
 // from the one before have ended as a rule. The driver waits for all copies of the device before it unregisters
 // anything, so later it would cost a copy's time, and the CPU spins (measured on an H200: 22 GB/s where each copy was
 // followed by that). It needs mu.
-func (m *mappings) clearWay(w *crew.Worker, f *mappedFile) error {
+func (m *Windows) clearWay(w *crew.Worker, f *file) error {
 	if f.next == 0 || f.windows[f.next] != nil {
 		return nil
 	}
@@ -261,14 +224,14 @@ func (m *mappings) clearWay(w *crew.Worker, f *mappedFile) error {
 
 // discardOldest discards the least recently used windows, until what is registered and so many bytes more are half of
 // what may be. It needs mu and gives it up meanwhile.
-func (m *mappings) discardOldest(w *crew.Worker, size int64) error {
+func (m *Windows) discardOldest(w *crew.Worker, size int64) error {
 	m.mu.Unlock()
 	w.Drain() // waiting for our copies here does not burn the CPU as the driver does
 	m.mu.Lock()
-	var victims []*mapping
+	var victims []*window
 	left := m.bytes + size
 	for e := m.order.Back(); e != nil && left > m.limit/2; e = e.Prev() {
-		if oldest := e.Value.(*mapping); oldest.refs == 0 {
+		if oldest := e.Value.(*window); oldest.refs == 0 {
 			victims = append(victims, oldest)
 			left -= int64(len(oldest.memory))
 		}
@@ -277,9 +240,9 @@ func (m *mappings) discardOldest(w *crew.Worker, size int64) error {
 }
 
 // register needs mu and gives it up meanwhile. The window is used by the caller.
-func (m *mappings) register(w *crew.Worker, f *mappedFile, index int64) (*mapping, error) {
-	first, size := index*m.window, m.windowSize(f.key.length, index)
-	found := &mapping{home: m, file: f, index: index, memory: f.memory[first : first+size], refs: 1,
+func (m *Windows) register(w *crew.Worker, f *file, index int64) (*window, error) {
+	first, size := index*m.size, m.windowSize(f.key.length, index)
+	found := &window{home: m, file: f, index: index, memory: f.memory[first : first+size], refs: 1,
 		settled: make(chan struct{}), addresses: map[driver.Handle]driver.Pointer{}}
 	f.windows[index], f.filled[index] = found, true
 	m.bytes += size
@@ -290,7 +253,7 @@ func (m *mappings) register(w *crew.Worker, f *mappedFile, index int64) (*mappin
 		f.windows[index] = nil
 		m.bytes -= size
 		m.notify()
-		err = fmt.Errorf("%w: map %d bytes: %w", errUnmapped, size, err)
+		err = unmapped(fmt.Sprintf("%d bytes", size), err)
 	} else {
 		found.element = m.order.PushFront(found)
 	}
@@ -303,7 +266,7 @@ func (m *mappings) register(w *crew.Worker, f *mappedFile, index int64) (*mappin
 const mostTables = 64
 
 // discard unregisters windows. It needs mu and gives it up meanwhile.
-func (m *mappings) discard(w *crew.Worker, windows []*mapping) error {
+func (m *Windows) discard(w *crew.Worker, windows []*window) error {
 	if len(windows) == 0 {
 		return nil
 	}
@@ -331,8 +294,8 @@ func (m *mappings) discard(w *crew.Worker, windows []*mapping) error {
 	return errors.Join(errs...)
 }
 
-// follow notes which window a reader of the file uses, and which one it will need next if it reads on. It needs mu.
-func (f *mappedFile) follow(m *mappings, w *crew.Worker, index int64) {
+// noteUse notes which window a reader of the file uses, and which one it will need next if it reads on. It needs mu.
+func (f *file) noteUse(m *Windows, w *crew.Worker, index int64) {
 	switch {
 	case index == f.last:
 		return
@@ -349,7 +312,7 @@ func (f *mappedFile) follow(m *mappings, w *crew.Worker, index int64) {
 
 // lookAhead registers the window that a sequential reader needs next, while the worker has nothing else to do. It says
 // whether it did something.
-func (m *mappings) lookAhead(w *crew.Worker) bool {
+func (m *Windows) lookAhead(w *crew.Worker) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := m.ahead[w]
@@ -358,12 +321,19 @@ func (m *mappings) lookAhead(w *crew.Worker) bool {
 		return false
 	}
 	// Who needs the window comes upon the same errors, and has somebody to tell.
-	if m.clearWay(w, f) != nil || f.gone || f.next == 0 || f.windows[f.next] != nil || m.bytes+m.window > m.limit {
+	if m.clearWay(w, f) != nil || f.gone || f.next == 0 || f.windows[f.next] != nil || m.bytes+m.size > m.limit {
 		return true
 	}
-	if window, err := m.register(w, f, f.next); err == nil {
-		window.refs--
+	if added, err := m.register(w, f, f.next); err == nil {
+		added.refs--
 		m.notify()
 	}
 	return true
+}
+
+// noLookAhead forgets what a worker would look ahead in.
+func (m *Windows) noLookAhead(w *crew.Worker) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.ahead, w)
 }

@@ -1,0 +1,37 @@
+package cufile
+
+import (
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/mapped"
+)
+
+// What callers see of the libraries below.
+type (
+	// Libraries names the shared libraries to load instead of the system's.
+	Libraries = driver.Libraries
+	// GPU describes one GPU.
+	GPU = driver.GPU
+	// CUDAError is a failed call into libcuda.
+	CUDAError = driver.CUDAError
+	// CuFileError is a failed call into libcufile.
+	CuFileError = driver.CuFileError
+)
+
+// Shared is registrations that several Readers of one process have in common, one Reader for each GPU as a rule: a
+// window of a file is registered once, and all of them read from it. Without it each Reader registers for itself, which
+// costs the time again, and pins memory that counts again.
+//
+//	s, err := cufile.NewShared(4, cufile.Options{})
+//	for gpu := range 4 {
+//		r, err := cufile.New(ctx, cufile.Options{Device: gpu, Readers: 4, Share: s})
+//	}
+//	// close the Readers, then s
+type Shared = mapped.Shared
+
+// NewShared makes room for so many Readers. Of o it takes Window and Pinned, which is for all of them.
+func NewShared(readers int, o Options) (*Shared, error) {
+	if err := o.setDefaults(); err != nil {
+		return nil, err
+	}
+	return mapped.NewShared(readers, o.Window, o.Pinned)
+}

@@ -1,0 +1,94 @@
+package mapped
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// filler fills page tables of windows before they are registered, on a thread of its own: then the thread that
+// registers, which is what the rate of moving windows hangs on, finds them full. Where it cannot follow it leaves the
+// work to that thread.
+type filler struct {
+	m    *Windows
+	jobs chan fillJob
+	quit chan struct{}
+	wg   sync.WaitGroup
+}
+
+type fillJob struct {
+	file  *file
+	index int64
+}
+
+// mostFills is how many windows may wait. fillStep is filled at a time: a file can be unmapped between two. A window
+// smaller than leastFill costs less than asking.
+const (
+	mostFills = 64
+	fillStep  = 16 << 20
+	leastFill = 1 << 20
+)
+
+func newFiller(m *Windows) *filler {
+	f := &filler{m: m, jobs: make(chan fillJob, mostFills), quit: make(chan struct{})}
+	f.wg.Go(func() {
+		for {
+			select {
+			case j := <-f.jobs:
+				f.do(j)
+			case <-f.quit:
+				return
+			}
+		}
+	})
+	return f
+}
+
+// ask needs the mutex of the mappings.
+func (f *filler) ask(file *file, index int64) {
+	if file.filled[index] || f.m.windowSize(file.key.length, index) < leastFill {
+		return
+	}
+	select {
+	case f.jobs <- fillJob{file, index}:
+		file.filled[index] = true
+	default:
+	}
+}
+
+func (f *filler) do(j fillJob) {
+	first := j.index * f.m.size
+	memory := j.file.memory[first : first+f.m.windowSize(j.file.key.length, j.index)]
+	for len(memory) > 0 && f.begin(j) {
+		n := min(len(memory), fillStep)
+		// Where the kernel does not know the call, or the file ends early, registering will find out.
+		_ = unix.Madvise(memory[:n], unix.MADV_POPULATE_READ)
+		f.m.mu.Lock()
+		j.file.filling--
+		f.m.notify()
+		f.m.mu.Unlock()
+		memory = memory[n:]
+	}
+}
+
+// begin says whether there is something to do for a job, and keeps its file mapped.
+func (f *filler) begin(j fillJob) bool {
+	select {
+	case <-f.quit:
+		return false
+	default:
+	}
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	window := j.file.windows[j.index]
+	if j.file.gone || window != nil && window.element != nil {
+		return false
+	}
+	j.file.filling++
+	return true
+}
+
+func (f *filler) close() {
+	close(f.quit)
+	f.wg.Wait()
+}

@@ -1,0 +1,73 @@
+package mapped
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// fileOf makes a file of so many bytes that are on the disk.
+func fileOf(t testing.TB, size int) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "data")
+	if err := os.WriteFile(name, make([]byte, size), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
+	name := fileOf(t, 8<<20)
+	m := newWindows(2<<20, 8<<20, 1)
+	p, err := source.OpenPlain(name, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.expect([]ref{{p.Backing(nil), 0}, {p.Backing(nil), 2}}); err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	f := m.used[p.Backing(nil)]
+	if !f.filled[0] || f.filled[1] || !f.filled[2] {
+		t.Errorf("filled %v, want the first and third", f.filled)
+	}
+	err = m.unmap(f)
+	if len(m.files) != 0 || m.used[p.Backing(nil)] != nil {
+		t.Error("the file is still mapped")
+	}
+	m.mu.Unlock()
+	m.fill.close()
+	if err := errors.Join(err, p.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A file of which less is left than was mapped must not take the filling thread, and with it the process, along.
+func TestFillingATruncatedFile(t *testing.T) {
+	name := fileOf(t, 4<<20)
+	m := newWindows(2<<20, 4<<20, 1)
+	p, err := source.OpenPlain(name, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(name, 100); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.expect([]ref{{p.Backing(nil), 0}, {p.Backing(nil), 1}}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); len(m.fill.jobs) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the windows are not done with")
+		}
+	}
+	m.fill.close()
+	if err := errors.Join(m.discardAll(&crew.Worker{}), p.Close()); err != nil {
+		t.Error(err)
+	}
+}
