@@ -100,16 +100,16 @@ func (f *File) plainGroup(ctx context.Context, g *source.Group, buffer []byte, a
 		return err
 	}
 	defer f.r.descriptors.Unpin(g.Files)
-	chunks := cut(g.Pieces, int64(len(buffer)))
+	chunks := source.Cut(g.Pieces, int64(len(buffer)))
 	return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
 		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
-			if err := readChunk(&chunks[i], buffer, 0); err != nil {
+			if err := chunks[i].Read(buffer); err != nil {
 				return err
 			}
 			if w.CUDA == nil {
 				continue
 			}
-			if err := w.CUDA.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].n]); err != nil {
+			if err := w.CUDA.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].N]); err != nil {
 				return err
 			}
 		}

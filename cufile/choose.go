@@ -93,7 +93,7 @@ func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why strin
 		if b.Length < worthProof {
 			return "direct: the file is too small to be worth a proof", false, nil
 		}
-		p, err := f.r.prove(ctx, b)
+		p, err := f.r.proofs.Prove(ctx, b)
 		if err != nil {
 			return "", false, err
 		}
@@ -102,7 +102,7 @@ func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why strin
 		}
 		why = p.Why
 	}
-	if err := f.r.cufile.start(f.r); err != nil {
+	if err := f.r.direct.Start(); err != nil {
 		return "direct: " + err.Error(), false, nil
 	}
 	return why, len(seen) > 0, nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/direct"
 )
 
 // TestCloseWhileSomethingIsUnderWay closes a Reader while a step takes longer than closing waits. It does not say that
@@ -74,7 +75,7 @@ func TestDriverThatDoesNotOpenIsAskedOnce(t *testing.T) {
 	o := smallOptions(fakeLibraries(t), Auto)
 	r := newReader(t, o)
 	for range 3 {
-		if err := r.cufile.start(r); err == nil || !strings.Contains(err.Error(), "DRIVER_INVALID_PROPS") {
+		if err := r.direct.Start(); err == nil || !strings.Contains(err.Error(), "DRIVER_INVALID_PROPS") {
 			t.Errorf("%v, want cuFile's reason each time", err)
 		}
 	}
@@ -92,26 +93,25 @@ func TestDriverThatNobodyHadTimeFor(t *testing.T) {
 		must(t, err)
 		ended := make(chan error, 1)
 		go func() {
-			ended <- r.crew.Do(context.Background(), func(*crew.Worker) error { time.Sleep(openPatience + time.Minute); return nil })
+			ended <- r.crew.Do(context.Background(), func(*crew.Worker) error { time.Sleep(direct.Patience + time.Minute); return nil })
 		}()
 		synctest.Wait() // the only thread is busy
-		if err := r.cufile.start(r); !errors.Is(err, context.DeadlineExceeded) {
+		if err := r.direct.Start(); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v, want a deadline", err)
 		}
 		must(t, <-ended)
-		must(t, r.cufile.start(r))
+		must(t, r.direct.Start())
 		must(t, r.Close())
 	})
 }
 
 // TestCloseWhileTheGPUGivesBack has giving back itself take longer than closing waits. It is not done twice.
 func TestCloseWhileTheGPUGivesBack(t *testing.T) {
-	t.Parallel()
-	o := smallOptions(fakeLibraries(t), Mapped)
+	t.Setenv("FAKE_CUFILE_GIVE_BACK", "wait")
+	o := smallOptions(fakeLibraries(t), Compat)
 	r := newReader(t, o)
-	r.cufile.mu.Lock()
 	err := r.Close()
-	r.cufile.mu.Unlock()
+	ask(t, o.Libraries.CuFile, "fake_cufile_go_on")
 	if !errors.Is(err, ErrUnderWay) {
 		t.Errorf("%v, want that something is under way", err)
 	}

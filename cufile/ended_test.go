@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -134,28 +133,28 @@ func TestReadThatCloseOvertook(t *testing.T) {
 // TestLettingGoEndsWithItsContext cancels it at the first of two files: the second one is open for others by then, and
 // what the device holds of it must stay.
 func TestLettingGoEndsWithItsContext(t *testing.T) {
-	name, _ := randomFile(t, 100_000, 26)
-	r := newReader(t, smallOptions(fakeLibraries(t), Compat))
-	f := openFileIn(t, r, name)
-	v, err := f.Read(t.Context(), 0, 1000)
-	must(t, err)
-	v.Release()
-	first, second, busy := &source.Backing{Cached: true}, f.source.Backing(nil), &cufileHandle{}
-	busy.mu.Lock()
-	r.cufile.files[first] = busy
+	t.Setenv("FAKE_CUFILE_GIVE_BACK", "wait")
+	o := smallOptions(fakeLibraries(t), Compat)
+	r := newReader(t, o)
+	var files []*source.Backing
+	for range 2 {
+		name, _ := randomFile(t, 100_000, 26)
+		f := openFileIn(t, r, name)
+		v, err := f.Read(t.Context(), 0, 1000)
+		must(t, err)
+		v.Release()
+		files = append(files, f.source.Backing(nil))
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- r.letGo(ctx, []*source.Backing{first, second}) }()
-	eventually(t, "it does not come to the first file", func() bool {
-		stacks := make([]byte, 1<<20)
-		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*cufileDriver).forget"))
-	})
+	go func() { ended <- r.letGo(ctx, files) }()
+	eventually(t, "it does not come to the first file", func() bool { return ask(t, o.Libraries.CuFile, "fake_cufile_giving_back") == 1 })
 	cancel()
-	err = <-ended
-	busy.mu.Unlock()
+	err := <-ended
+	ask(t, o.Libraries.CuFile, "fake_cufile_go_on")
 	must(t, r.mapped.Thread.Do(t.Context(), func(*crew.Worker) error { return nil }))
-	if !errors.Is(err, context.Canceled) || !r.cufile.holds(second) {
-		t.Errorf("%v; the second file has its handle: %v", err, r.cufile.holds(second))
+	if n := ask(t, o.Libraries.CuFile, "fake_cufile_handles"); !errors.Is(err, context.Canceled) || n != 1 || !r.direct.Holds(files[1]) {
+		t.Errorf("%v; %d files have a handle, the second one: %v", err, n, r.direct.Holds(files[1]))
 	}
 }
 

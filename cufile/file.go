@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
@@ -118,4 +119,57 @@ func (f *File) release() error {
 		report(s, list)
 	}
 	return errors.Join(append(errs, f.source.Close())...)
+}
+
+// OpenMany opens many files, as Open does, and gives a File or an error for each. Small files of a mount, and members of
+// its archives, are asked for in one message per few hundred, and not opened in the mount at all: thousands of them cost
+// no round trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
+// in the same way.
+func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error) {
+	files, errs := make([]*File, len(names)), make([]error, len(names))
+	for i, s := range r.opener.OpenMany(ctx, names) {
+		name := names[i]
+		if s != nil {
+			files[i] = &File{r: r, name: name, source: s}
+		}
+		switch {
+		case ctx.Err() != nil:
+			errs[i] = ctx.Err()
+			if files[i] != nil {
+				errs[i] = errors.Join(errs[i], files[i].Close())
+				files[i] = nil
+			}
+		case files[i] == nil: // it is no such file, or cannot be opened, and Open says why
+			files[i], errs[i] = r.Open(ctx, name)
+		case r.opt.Path == Direct:
+			if errs[i] = files[i].proveDirect(ctx); errs[i] != nil {
+				errs[i] = errors.Join(errs[i], files[i].Close())
+				files[i] = nil
+			}
+		}
+	}
+	return files, errs
+}
+
+// FileInfo is what is known of a file. Of one that is in no mount that is its size.
+type FileInfo struct {
+	Size        int64
+	Mounted     bool   // of an hbmfs mount, and read from where its bytes lie
+	DType       uint32 // of the elements, as numbered in docs/control-protocol.md; 0 where unknown
+	ElementSize uint32 // bytes, 0 where unknown
+	Tokens      int64  // elements of the payload, -1 where unknown
+	Generation  uint64 // equal for equal content; 0 where unknown
+	Runs        int64  // pieces that the file is made of
+	Note        string // why it is read through the mount; empty as a rule
+}
+
+// Info says what is known of the file. It asks nobody.
+func (f *File) Info() FileInfo {
+	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note}
+	if s, ok := f.source.(interface{ Told() *control.FileInfo }); ok {
+		told := s.Told()
+		info.Mounted, info.Runs = true, told.Runs
+		info.DType, info.ElementSize, info.Tokens, info.Generation = told.DType, told.ElementSize, told.Tokens, told.Generation
+	}
+	return info
 }

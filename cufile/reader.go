@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
 	"github.com/hbmfs/hbmfs/internal/source"
@@ -136,8 +137,8 @@ type Reader struct {
 	hbm         driver.Pointer // the arena's memory, aligned to slotAlign
 	block       driver.Pointer // the allocation that hbm lies in
 	widen       driver.Kernel
-	cufile      cufileDriver
-	proofs      proofs
+	direct      *direct.Mover // nil for the host
+	proofs      *direct.Proofs
 	descriptors *source.Descriptors
 	opener      *source.Opener
 	stuck       sync.WaitGroup // what waits for a stuck call to give back what it uses
@@ -159,7 +160,7 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
 	}
-	r := &Reader{opt: opt, arena: newArena(opt.Arena), proofs: proofs{turn: make(chan struct{}, 1), known: map[fileID]Proof{}}}
+	r := &Reader{opt: opt, arena: newArena(opt.Arena), proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
 	files := opt.Descriptors
 	if opt.Device != HostDevice {
 		files /= 2
@@ -179,7 +180,7 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 		return nil, errors.Join(err, r.release())
 	}
 	if opt.Path == Direct || opt.Path == Compat {
-		if err := r.cufile.start(r); err != nil {
+		if err := r.direct.Start(); err != nil {
 			return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnavailable, opt.Path, err), r.release())
 		}
 	}
@@ -218,6 +219,7 @@ func (r *Reader) startGPU() (err error) {
 	if moverErr != nil {
 		return moverErr
 	}
+	r.direct = direct.New(direct.Options{Crew: r.crew, Threads: r.opt.Threads, Library: r.opt.Libraries.CuFile, Compat: r.opt.Path == Compat})
 	return r.crew.Do(context.Background(), func(*crew.Worker) error {
 		if r.block, err = cu.Alloc(r.opt.Arena + slotAlign); err != nil {
 			free, total, infoErr := cu.MemInfo()
@@ -324,7 +326,7 @@ func (r *Reader) forget(files []*source.Backing) error {
 	return r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
 		var errs []error
 		for _, b := range files {
-			r.cufile.forget(b)
+			r.direct.Forget(b)
 			errs = append(errs, r.mapped.Forget(w, b))
 		}
 		return errors.Join(errs...)
@@ -333,7 +335,7 @@ func (r *Reader) forget(files []*source.Backing) error {
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
-	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.cufile.holds(b) })
+	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.direct.Holds(b) })
 	if len(files) == 0 {
 		return nil
 	}
@@ -343,7 +345,7 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 			if err := ctx.Err(); err != nil { // the caller has left, and the rest are in use again
 				return errors.Join(append(errs, err)...)
 			}
-			r.cufile.forget(b)
+			r.direct.Forget(b)
 			if b.Cached {
 				errs = append(errs, r.mapped.Forget(w, b))
 			}
@@ -355,7 +357,7 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *crew.Worker) error {
 	w.Retire()
-	errs := []error{r.cufile.stop(), r.widen.Unload(r.cu), r.mapped.Discard(w)}
+	errs := []error{r.direct.Stop(), r.widen.Unload(r.cu), r.mapped.Discard(w)}
 	if r.block != 0 {
 		errs = append(errs, r.cu.Free(r.block))
 		r.block = 0

@@ -10,46 +10,6 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// chunk is pieces that land one after the other: n bytes at to.
-type chunk struct {
-	pieces []source.Piece
-	to, n  int64
-}
-
-// cut makes chunks of at most size bytes. Pieces are cut where a chunk is full.
-func cut(pieces []source.Piece, size int64) []chunk {
-	var parts []source.Piece
-	for _, p := range pieces {
-		// Inner cuts lie on pages of the file, so that each part is an aligned envelope of its own.
-		for p.N > size {
-			n := size
-			if odd := (p.Offset + n) % driver.PageSize; odd < n {
-				n -= odd
-			}
-			parts = append(parts, source.Piece{File: p.File, Offset: p.Offset, To: p.To, N: n})
-			p.Offset, p.To, p.N = p.Offset+n, p.To+n, p.N-n
-		}
-		parts = append(parts, p)
-	}
-	var chunks []chunk
-	first := 0
-	for i := range parts {
-		if i > first && (parts[i].To != parts[i-1].To+parts[i-1].N || parts[i].To+parts[i].N-parts[first].To > size) {
-			chunks = append(chunks, newChunk(parts[first:i]))
-			first = i
-		}
-	}
-	if first < len(parts) {
-		chunks = append(chunks, newChunk(parts[first:]))
-	}
-	return chunks
-}
-
-func newChunk(pieces []source.Piece) chunk {
-	last := pieces[len(pieces)-1]
-	return chunk{pieces, pieces[0].To, last.To + last.N - pieces[0].To}
-}
-
 // chunkSize gives every thread something to do, without making chunks that cost more than they carry.
 func (r *Reader) chunkSize(total int64) int64 {
 	const least = 256 << 10
@@ -67,15 +27,15 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan str
 	if f.r.cu != nil && f.r.opt.adapt {
 		f.r.crew.Allow(stagers(f.r.opt.Threads, f.readers(ctx)))
 	}
-	chunks := cut(pieces, f.r.chunkSize(total))
+	chunks := source.Cut(pieces, f.r.chunkSize(total))
 	finished, err := f.r.crew.Run(ctx, f.r.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
 		if f.r.cu == nil {
-			return readChunk(&chunks[i], t.to.Host, chunks[i].to)
+			return chunks[i].Read(t.to.Host[chunks[i].To:])
 		}
 		if err := t.to.Ready(w); err != nil {
 			return err
 		}
-		return stageChunk(w, &chunks[i], t.to.HBM+driver.Pointer(chunks[i].to), t.cold)
+		return stageChunk(w, &chunks[i], t.to.HBM+driver.Pointer(chunks[i].To), t.cold)
 	})
 	if err == nil {
 		path := Staged
@@ -87,33 +47,22 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan str
 	return finished, err
 }
 
-// readChunk reads a chunk into p from at on.
-func readChunk(c *chunk, p []byte, at int64) error {
-	for _, part := range c.pieces {
-		where := at + part.To - c.to
-		if err := part.File.ReadFull(p[where:where+part.N], part.Offset); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // stageChunk moves one chunk through the next slot.
-func stageChunk(w *crew.Worker, c *chunk, to driver.Pointer, cold bool) error {
+func stageChunk(w *crew.Worker, c *source.Chunk, to driver.Pointer, cold bool) error {
 	s, err := w.Slot()
 	if err != nil {
 		return err
 	}
 	skew := int64(0)
-	if len(c.pieces) == 1 && cold {
-		skew, err = readEnvelope(&c.pieces[0], s.Memory)
+	if len(c.Pieces) == 1 && cold {
+		skew, err = readEnvelope(&c.Pieces[0], s.Memory)
 	} else {
-		err = readChunk(c, s.Memory, 0)
+		err = c.Read(s.Memory)
 	}
 	if err != nil {
 		return err
 	}
-	if err := w.CUDA.CopyIn(to, s.Memory[skew:skew+c.n], w.Stream); err != nil {
+	if err := w.CUDA.CopyIn(to, s.Memory[skew:skew+c.N], w.Stream); err != nil {
 		return err
 	}
 	return w.Sent(s)

@@ -243,7 +243,13 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 		t.moved.count(Mapped, n)
 		return finished, err
 	case Direct, Compat:
-		return t.moveCuFile(ctx, here)
+		skew := int64(-1)
+		if t.envelope {
+			skew = t.skew
+		}
+		n, finished, err := t.f.r.direct.Move(ctx, &t.to, here, skew)
+		t.moved.count(path, n)
+		return finished, err
 	}
 	return closedChannel(), fmt.Errorf("cufile: internal error: path %q was chosen", path)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// OpenMany opens those of names for which a lookup is enough. It gives nil for all others, which open is for.
+// OpenMany opens those of names for which a lookup is enough. It gives nil for all others, which [Opener.Open] is for.
 func (o *Opener) OpenMany(ctx context.Context, names []string) []File {
 	files := make([]File, len(names))
 	inMount := map[string][]int{} // by the mount's root
@@ -56,14 +56,14 @@ func placeOf(dir string, known map[string]place) place {
 	return p
 }
 
-// batch is files of one mount that were opened together: their connection, and the lender of their backing files.
+// batch is files of one mount that were opened together. It has their connection, and lends their backing files.
 type batch struct {
 	opener *Opener
 	root   string // of the mount
 	client *control.Client
 	files  []*batchFile // in the order asked for; nil for what is not read in this way
 
-	next int // the file after the last one that was asked for; guarded by handles.turn
+	next int // the file after the last one that was asked for; guarded by Descriptors.turn
 
 	mu      sync.Mutex // guards what follows
 	objects map[uint64]*Backing
@@ -71,7 +71,7 @@ type batch struct {
 	left    int            // files that are not closed
 }
 
-// batchFile is a source.
+// batchFile is a file of a batch.
 type batchFile struct {
 	of         *batch
 	path       string // in the mount
@@ -120,7 +120,7 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 	}
 }
 
-// File makes a source of what was found; nil where there is more to it than a lookup tells.
+// file makes a File of what was found; nil where there is more to it than a lookup tells.
 func (b *batch) file(found *control.Found) *batchFile {
 	if found.Err != nil || found.Flags&control.InfoMore != 0 {
 		return nil
@@ -160,7 +160,7 @@ func (f *batchFile) objects() (list []uint64) {
 	return list
 }
 
-// Adopt takes over the descriptors that came with a file. What came and is not needed goes back.
+// adopt takes over the descriptors that came with a file, and gives back those that are not needed.
 func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backing) []*Backing {
 	var strays []uint64
 	b.mu.Lock()
@@ -266,7 +266,7 @@ func (b *batch) lend(ctx context.Context, files []*Backing) (opened []*Backing, 
 	return opened, nil
 }
 
-// Open is as lender says: what comes after the files is opened with them.
+// Open implements [Lender]. It opens the files that come next in the batch, too.
 func (b *batch) Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
 	opened, err := b.lend(ctx, files)
 	ahead = slices.DeleteFunc(opened, func(o *Backing) bool { return slices.Contains(files, o) })
@@ -277,7 +277,7 @@ func (b *batch) Open(ctx context.Context, files []*Backing) (ahead []*Backing, e
 	return ahead, nil
 }
 
-// Release is as of mountedFile.
+// Release implements [Lender].
 func (b *batch) Release(ctx context.Context, files []*Backing) {
 	giveBack(ctx, b.client, objectsOf(files))
 }

@@ -16,15 +16,15 @@ import (
 // ErrMoved says that a cache has taken a file away after a request was told that its bytes lie there.
 var ErrMoved = errors.New("it is no longer in the cache")
 
-// Movable is a source whose bytes may come to lie elsewhere.
+// Movable is a File whose bytes may come to lie elsewhere.
 type Movable interface {
 	// Relocate forgets where the bytes lay.
 	Relocate(ctx context.Context) error
 }
 
-// Follow does what needs to know where bytes lie, and does it again where they moved meanwhile. Where that goes on, it
-// says inMount: then they are read through the mount, which finds them wherever they are. Whatever do has under way has
-// ended when it returns errMoved.
+// Follow calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where that
+// goes on, Follow says inMount: then do reads through the mount, which finds them anywhere. Nothing of do may be under way
+// when it returns ErrMoved.
 func Follow(ctx context.Context, s File, do func(inMount bool) error) error {
 	const times = 3
 	for range times {
@@ -83,10 +83,10 @@ func (p *known) hold(offset, n int64) bool {
 	return true
 }
 
-// Announce has the daemon fetch what a request is about to read through the mount, all of it at once, but not what the
-// kernel has pages of from before the cache let it go: that would come over the network for nothing.
+// Announce has the daemon fetch the pieces that a request is about to read through the mount, all at once. It leaves out those
+// that the kernel has pages of: they would come over the network for nothing.
 //
-// A cache that lacks bytes may lack the room for them: what was not used for a while is given back.
+// A cache that lacks bytes may lack the room for them. So files that no request has used for 10 s are given back.
 func Announce(ctx context.Context, s File, h *Descriptors, pieces []Piece) {
 	m, _ := s.(*mountedFile)
 	if b, ok := s.(*batchFile); ok {

@@ -54,7 +54,7 @@ func (s *connections) join(epoch control.Epoch, fresh *connection) *connection {
 	return c
 }
 
-// Leave ends the part of one file. The last one closes the connection.
+// leave ends the part of one file. The last one closes the connection.
 func (s *connections) leave(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// descriptors bounds the backing files of mounts that a Reader has open: a view can have more shards than a process may
-// Open files. What no request uses stays open until others need its place; the least recently used goes first.
+// Descriptors bounds the backing files of mounts that a reader has open: a view can have more shards than a process may
+// open files. A file that no request uses stays open until others need its place; the least recently used goes first.
 //
 // A mapping that is registered with CUDA outlives the descriptor it was made of, unless the file is a cache's: that may
 // unlink what was given back, and the mapping would keep its place on the disk. A cuFile handle never does, so it is
 // given back before the descriptor is closed.
 type Descriptors struct {
 	limit int                                     // backing files open at once
-	letGo func(context.Context, []*Backing) error // gives back what the device holds of them that must go before
-	turn  chan struct{}                           // held by who opens and closes; pins are not waited for without it
+	letGo func(context.Context, []*Backing) error // makes the device let go of files, so that they can be closed
+	turn  chan struct{}                           // held while files are opened and closed: only its holder waits for pins
 	freed chan struct{}                           // holds a hint that some file is no longer pinned
 
 	mu      sync.Mutex // guards what follows, and pins and element of each backing
@@ -27,14 +27,16 @@ type Descriptors struct {
 	waiting bool       // the holder of turn waits for room: nobody pins before it does
 }
 
-// Lender opens the backing files of one source, and is told which of them have been closed.
+// Lender opens backing files, and hears which of them have been closed.
 type Lender interface {
-	Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) // ahead may be used soon
+	// Open opens files, and others (ahead) that may be used soon.
+	Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error)
 	Release(ctx context.Context, files []*Backing)
 }
 
-func NewDescriptors(limit int, let func(context.Context, []*Backing) error) *Descriptors {
-	return &Descriptors{limit: limit, letGo: let, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
+// NewDescriptors bounds the open files by limit. letGo makes the device let go of files that are about to be closed.
+func NewDescriptors(limit int, letGo func(context.Context, []*Backing) error) *Descriptors {
+	return &Descriptors{limit: limit, letGo: letGo, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
 }
 
 // Share is how many files one request may have in use at once. Two can then move at the same time.
@@ -43,8 +45,8 @@ func (h *Descriptors) Share() int {
 	return max(1, min(h.limit/2, most))
 }
 
-// Pin opens files, at most a share and each once, all lent by one source. They stay open until give. Who takes must
-// hold nothing that another needs before it can give.
+// Pin opens files, at most a share and each once, all of one lender. They stay open until Unpin. The caller must hold nothing
+// that another request needs before it can unpin.
 func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
 	if h.pinOpen(files) {
 		return nil

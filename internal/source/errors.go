@@ -2,7 +2,7 @@ package source
 
 import "errors"
 
-// Errors to be matched with errors.Is.
+// Errors to be matched with errors.Is. Package cufile has them under the same names.
 var (
 	ErrTooLarge    = errors.New("too large")
 	ErrUnavailable = errors.New("path is not available")

@@ -18,7 +18,7 @@ import (
 )
 
 // mountedFile is a file of an hbmfs mount: its extents by ioctl, the backing files by the control socket. They are
-// asked for when they are needed, and given back when others need their place (see handles).
+// asked for when they are needed, and given back when others need their place (see Descriptors).
 type mountedFile struct {
 	file   *os.File
 	client *connection

@@ -22,12 +22,13 @@ type Opener struct {
 	connections connections
 }
 
+// NewOpener makes an opener, whose files share descriptors.
 func NewOpener(client string, h *Descriptors) *Opener {
 	return &Opener{client: client, number: rand.Uint32(), descriptors: h}
 }
 
-// Open opens a file as what it is. A file of a mount whose control channel cannot be had, or has no connection
-// left, is read through the mount, and note says so: it is slower, and neither mapped nor given to cuFile.
+// Open opens a file of a mount by the control channel, and any other by its name. Where the control channel cannot be had, or
+// has no connection left, the file is read through the mount, and note says so: that is slower, and neither mapped nor direct.
 func (o *Opener) Open(ctx context.Context, name string) (s File, note string, err error) {
 	m, err := o.openMounted(ctx, name)
 	switch {

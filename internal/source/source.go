@@ -1,3 +1,11 @@
+// Package source says where the bytes of a file lie, and keeps the descriptors of the files that hold them.
+//
+// An [Opener] opens files for one reader: of a mount, by the control channel, or any other. [Pieces] finds the places of
+// ranges of a [File]; [Split] makes groups of them, whose backing files [Descriptors.Pin] opens. [Follow] does it all again
+// where a cache has taken a file away meanwhile.
+//
+// Pitfalls. A [Backing] is open between Pin and Unpin only. One descriptor may be asked for by many files, and must be closed
+// after the device has let go of it: Descriptors owns both.
 package source
 
 import (
@@ -16,16 +24,16 @@ import (
 type File interface {
 	// Runs gives runs that cover [offset, offset+n) in order, without gaps.
 	Runs(ctx context.Context, offset, n int64) ([]Run, error)
-	// Backing gives what holds the bytes of a run. It can be read while handles.take says so.
+	// Backing gives the file that holds the bytes of a run. It can be read while it is pinned.
 	Backing(r *Run) *Backing
-	// Leave gives those of what backing has given that nobody else uses. It is called once, before close.
+	// Leave gives the backing files that no other File uses. It is called once, before Close.
 	Leave() []*Backing
 	Size() int64
 	Close() error
 }
 
-// Run is count pieces of length bytes: piece i holds the file's bytes from logical + i*length on, and lies in the
-// object at Offset + i*Stride.
+// Run is Count pieces of Length bytes: piece i holds the file's bytes from Logical + i*Length on, and lies in Object at
+// Offset + i*Stride.
 type Run struct {
 	Logical, Length int64
 	Object          uint64
@@ -33,10 +41,11 @@ type Run struct {
 	Stride, Count   int64
 }
 
+// End is where the file's bytes end that a run holds.
 func (r *Run) End() int64 { return r.Logical + r.Length*r.Count }
 
-// Backing is a file that holds bytes. It is shared by all who read from it. One that is lent is open, and its fd,
-// Length and dev are valid, between handles.take and handles.give; others always are.
+// Backing is a file that holds bytes. All requests that read from it share it. One that a [Lender] lends is open, and its FD,
+// Length, Dev and Ino are valid, while it is pinned; others always are.
 type Backing struct {
 	ID     uint64 // unique in the Reader
 	Name   string
@@ -51,10 +60,10 @@ type Backing struct {
 	Object uint64 // as the lender knows it
 	at     int64  // where the lender's file has bytes of it
 
-	pins    int           // requests that use it; guarded by handles.mu
-	used    time.Time     // when the last one ended; guarded by handles.mu
-	left    bool          // nobody will use it any more; guarded by handles.mu
-	element *list.Element // in handles.order while it is open; guarded by handles.mu
+	pins    int           // requests that use it; guarded by Descriptors.mu
+	used    time.Time     // when the last one ended; guarded by Descriptors.mu
+	left    bool          // nobody will use it any more; guarded by Descriptors.mu
+	element *list.Element // in Descriptors.order while it is open; guarded by Descriptors.mu
 
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused

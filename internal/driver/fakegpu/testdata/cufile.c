@@ -4,6 +4,7 @@
 //   FAKE_CUFILE_REGISTER  an error of cuFileHandleRegister, e.g. 5030
 //   FAKE_CUFILE_READ      errno:N (-1, errno N), code:N (-N), short (at most 1000 bytes a call), hang, crash, wrong,
 //                         wait (until fake_cufile_go_on)
+//   FAKE_CUFILE_GIVE_BACK wait: cuFileHandleDeregister and cuFileDriverClose do (until fake_cufile_go_on)
 //   FAKE_CUFILE_MOVED     how reads are counted: nvfs, p2p, posix, unaligned, nothing
 // OLD leaves out what the first releases did not have.
 #define _GNU_SOURCE
@@ -20,6 +21,7 @@ _Static_assert(sizeof(struct descriptor) == 24, "CUfileDescr_t of cufile.h 1.15.
 
 static int opened, compat = 1;
 static uint64_t opens, handles, reads, reading, violations;
+static uint64_t giving_back;
 static volatile int gone_on;
 
 static const char *setting(const char *name) { const char *s = getenv(name); return s ? s : ""; }
@@ -30,7 +32,13 @@ status cuFileDriverOpen(void) {
     opened = !error;
     return (status){error, 0};
 }
-status cuFileDriverClose_v2(void) { int was = opened; opened = 0; return (status){was ? 0 : 5001, 0}; }
+static void give_back(void) {
+    if (strcmp(setting("FAKE_CUFILE_GIVE_BACK"), "wait")) return;
+    __sync_fetch_and_add(&giving_back, 1);
+    while (!gone_on) usleep(1000);
+    __sync_fetch_and_sub(&giving_back, 1);
+}
+status cuFileDriverClose_v2(void) { give_back(); int was = opened; opened = 0; return (status){was ? 0 : 5001, 0}; }
 
 status cuFileHandleRegister(void **h, struct descriptor *d) {
     int error = atoi(setting("FAKE_CUFILE_REGISTER"));
@@ -41,7 +49,7 @@ status cuFileHandleRegister(void **h, struct descriptor *d) {
     handles++;
     return (status){0, 0};
 }
-void cuFileHandleDeregister(void *h) { if (h) handles--; if (reading) violations++; }
+void cuFileHandleDeregister(void *h) { give_back(); if (h) handles--; if (reading) violations++; }
 
 ssize_t cuFileRead(void *h, char *base, size_t n, off_t offset, off_t skip) {
     const char *how = setting("FAKE_CUFILE_READ");
@@ -74,6 +82,7 @@ ssize_t cuFileRead(void *h, char *base, size_t n, off_t offset, off_t skip) {
 
 uint64_t fake_cufile_handles(void) { return handles; }
 uint64_t fake_cufile_reading(void) { return __sync_fetch_and_add(&reading, 0); }
+uint64_t fake_cufile_giving_back(void) { return __sync_fetch_and_add(&giving_back, 0); }
 uint64_t fake_cufile_violations(void) { return violations; }
 uint64_t fake_cufile_go_on(void) { gone_on = 1; return 0; }
 uint64_t fake_cufile_opens(void) { return opens; }

@@ -1,4 +1,4 @@
-package cufile
+package direct
 
 import (
 	"fmt"
@@ -16,8 +16,8 @@ const (
 	Unknown Verdict = "unknown" // nothing proves either
 )
 
-// judge says what counters mean after so many reads were issued alone in this process, aligned, compat mode off.
-func judge(before, after driver.ReadCounts, reads uint64) (Verdict, string) {
+// Judge says what counters mean after so many reads were issued alone in this process, aligned, compat mode off.
+func Judge(before, after driver.ReadCounts, reads uint64) (Verdict, string) {
 	if after.P2P < before.P2P || after.NVFS < before.NVFS || after.POSIX < before.POSIX || after.Unaligned < before.Unaligned {
 		return Unknown, "a counter went backwards"
 	}

@@ -1,6 +1,10 @@
 package cufile
 
 import (
+	"context"
+	"os"
+
+	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
 )
@@ -15,7 +19,24 @@ type (
 	CUDAError = driver.CUDAError
 	// CuFileError is a failed call into libcufile.
 	CuFileError = driver.CuFileError
+	// Proof is what a probe says about Direct for one file.
+	Proof = direct.Proof
+	// Verdict is what a probe found out about a path.
+	Verdict = direct.Verdict
 )
+
+// The verdicts.
+const (
+	Proven  = direct.Proven  // every read went by DMA between the storage and HBM
+	Refuted = direct.Refuted // it failed, or bytes went through host memory
+	Unknown = direct.Unknown // nothing proves either
+)
+
+// Prove runs the command, whose body is [RunProbe], on an open file. cuFile keeps its settings and counters per process,
+// and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+func Prove(ctx context.Context, command []string, l Libraries, device int, file *os.File) Proof {
+	return direct.Prove(ctx, command, l, device, file)
+}
 
 // Shared is registrations that several Readers of one process have in common, one Reader for each GPU as a rule: a
 // window of a file is registered once, and all of them read from it. Without it each Reader registers for itself, which

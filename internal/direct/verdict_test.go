@@ -1,4 +1,4 @@
-package cufile
+package direct
 
 import (
 	"testing"
@@ -22,7 +22,7 @@ func TestVerdicts(t *testing.T) {
 		{driver.ReadCounts{}, driver.ReadCounts{NVFS: 8, POSIX: 1}, 8, Refuted},
 		{driver.ReadCounts{}, driver.ReadCounts{NVFS: 8, Unaligned: 1}, 8, Refuted},
 	} {
-		if got, why := judge(c.before, c.after, c.reads); got != c.want || why == "" {
+		if got, why := Judge(c.before, c.after, c.reads); got != c.want || why == "" {
 			t.Errorf("%+v to %+v in %d reads: %s (%s), want %s", c.before, c.after, c.reads, got, why, c.want)
 		}
 	}

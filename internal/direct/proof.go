@@ -1,0 +1,124 @@
+package direct
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// Proof is what a probe says about Direct for one file.
+type Proof struct {
+	Verdict Verdict `json:"verdict"`
+	Why     string  `json:"why"`
+}
+
+// Proofs remembers what was found out, by the file: a proof is for one file on one device.
+type Proofs struct {
+	command   []string
+	libraries driver.Libraries
+	device    int
+
+	turn  chan struct{} // held by who reads or writes known: a probe takes seconds, and waiting for one must be possible to give up
+	known map[fileID]Proof
+}
+
+type fileID struct{ dev, ino uint64 }
+
+// NewProofs asks by a command, which may be empty, about files that go to a device.
+func NewProofs(command []string, l driver.Libraries, device int) *Proofs {
+	return &Proofs{command: command, libraries: l, device: device, turn: make(chan struct{}, 1), known: map[fileID]Proof{}}
+}
+
+// Request is what the parent writes to the probe's standard input. The file is descriptor 3.
+type Request struct {
+	Libraries driver.Libraries `json:"libraries"`
+	Device    int              `json:"device"`
+}
+
+// ProbeFD is the descriptor that the probe reads, after the three standard ones.
+const ProbeFD = 3
+
+// Want fails unless the path is proven.
+func (p *Proof) Want(b *source.Backing) error {
+	if p.Verdict != Proven {
+		return fmt.Errorf("%w: direct for %s is %s: %s", source.ErrUnavailable, b.Name, p.Verdict, p.Why)
+	}
+	return nil
+}
+
+// Prove asks the probe about a file, once. It fails only when ctx ends; what goes wrong in the probe is its verdict.
+func (k *Proofs) Prove(ctx context.Context, b *source.Backing) (Proof, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(b.FD, &st); err != nil {
+		return Proof{}, fmt.Errorf("stat %s: %w", b.Name, err)
+	}
+	id := fileID{st.Dev, st.Ino}
+	select {
+	case k.turn <- struct{}{}:
+	case <-ctx.Done():
+		return Proof{}, ctx.Err()
+	}
+	defer func() { <-k.turn }()
+	if p, ok := k.known[id]; ok {
+		return p, nil
+	}
+	p := k.probe(ctx, b)
+	if err := ctx.Err(); err != nil {
+		return Proof{}, err
+	}
+	k.known[id] = p
+	return p, nil
+}
+
+// probe opens the file again, so that the probe has a description of its own, and asks.
+func (k *Proofs) probe(ctx context.Context, b *source.Backing) Proof {
+	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", b.FD))
+	if err != nil {
+		return Proof{Unknown, "the file cannot be opened again: " + err.Error()}
+	}
+	defer func() { _ = file.Close() }() // opened for reading: nothing is lost
+	return Prove(ctx, k.command, k.libraries, k.device, file)
+}
+
+// Prove runs the command, which reads a [Request] and answers with a [Proof], on an open file. cuFile keeps its settings and counters per process,
+// and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+func Prove(ctx context.Context, command []string, l driver.Libraries, device int, file *os.File) Proof {
+	if len(command) == 0 {
+		return Proof{Unknown, "there is no command to prove it with"}
+	}
+	input, err := json.Marshal(Request{l, device})
+	if err != nil {
+		return Proof{Unknown, err.Error()}
+	}
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	started := time.Now()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &stdout, &stderr
+	cmd.ExtraFiles = []*os.File{file}
+	cmd.WaitDelay = time.Second
+	runErr := cmd.Run()
+	if ctx.Err() != nil {
+		return Proof{Refuted, fmt.Sprintf("the probe did not end within %v", time.Since(started).Round(time.Second))}
+	}
+	if runErr != nil {
+		last := strings.TrimSpace(stderr.String())
+		return Proof{Refuted, strings.TrimSpace(fmt.Sprintf("the probe died: %v %s", runErr, last[max(0, len(last)-200):]))}
+	}
+	var p Proof
+	if err := json.Unmarshal(stdout.Bytes(), &p); err != nil || (p.Verdict != Proven && p.Verdict != Refuted && p.Verdict != Unknown) {
+		return Proof{Unknown, "the probe answered nothing that can be read"}
+	}
+	return p
+}
