@@ -9,6 +9,8 @@ import (
 	"math"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // Example is a description with every key, of the host whose figures validate the model.
@@ -271,7 +273,7 @@ func (j *Job) check() error {
 		return errors.New("it has no name: add name")
 	case j.Kind != Epoch && j.Kind != Checkpoint && j.Kind != Weights:
 		return fmt.Errorf("its kind is %q: write epoch, checkpoint or weights", j.Kind)
-	case j.Size < 1 || j.Size > mostBytes:
+	case j.Size < 1 || j.Size > size.Most:
 		return errors.New("it has no size: add size, such as 2TB")
 	case j.Passes < 1 || j.Passes > 1e6:
 		return errors.New("passes is 1 to 1000000")

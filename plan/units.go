@@ -2,47 +2,21 @@ package plan
 
 import (
 	"fmt"
-	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// Size is a number of bytes, written as "140GB", "64MiB" or a plain number.
+// Size is a number of bytes, written as package size reads it.
 type Size int64
-
-const mostBytes = 1 << 60
-
-// ParseSize reads a size: a number, and B, kB, MB, GB, TB, PB (powers of 1000) or KiB to PiB (powers of 1024).
-func ParseSize(text string) (Size, error) {
-	trimmed := strings.TrimSpace(text)
-	cut := strings.LastIndexAny(trimmed, "0123456789.") + 1
-	unit := 1.0
-	switch name := strings.ToLower(strings.TrimSpace(trimmed[cut:])); name {
-	case "", "b":
-	default:
-		power := strings.IndexByte("kmgtp", name[0]) + 1
-		switch {
-		case power > 0 && name[1:] == "b":
-			unit = math.Pow(1000, float64(power))
-		case power > 0 && name[1:] == "ib":
-			unit = math.Pow(1024, float64(power))
-		default:
-			return 0, fmt.Errorf("%q is no size: write it as 140GB, 2TiB or a number of bytes", text)
-		}
-	}
-	number, err := strconv.ParseFloat(trimmed[:cut], 64)
-	if bytes := number * unit; err != nil || !(bytes >= 1) || bytes > mostBytes {
-		return 0, fmt.Errorf("%q is no size from 1 byte to 1 EiB: write it as 140GB, 2TiB or a number of bytes", text)
-	}
-	return Size(number * unit), nil
-}
 
 // UnmarshalYAML reads a size from a description.
 func (s *Size) UnmarshalYAML(n *yaml.Node) (err error) {
-	*s, err = ParseSize(n.Value)
+	bytes, err := size.Parse(n.Value)
+	*s = Size(bytes)
 	return err
 }
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/csi/host"
 	"github.com/hbmfs/hbmfs/csi/rpc"
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 type hostCommand struct {
@@ -100,7 +100,7 @@ func (c *hostCommand) settle() error {
 		return errors.New("--max-daemons cannot be negative: 0 is no limit")
 	}
 	if c.minFree != "" {
-		n, err := volume.ParseSize(c.minFree)
+		n, err := size.Parse(c.minFree)
 		if err != nil {
 			return fmt.Errorf("--cache-min-free: %w", err)
 		}

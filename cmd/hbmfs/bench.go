@@ -8,11 +8,11 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // benchCommand is hbmfs bench.
@@ -227,12 +227,12 @@ func (c *benchCommand) settle() (o cufile.Options, s benchSizes, err error) {
 	if o, err = c.device.options(); err != nil {
 		return o, s, err
 	}
-	for _, size := range []struct {
+	for _, f := range []struct {
 		flag, text string
 		to         *int64
 	}{{"block", c.block, &s.block}, {"sample", c.sample, &s.sample}, {"align", c.align, &s.align}, {"slot", c.slot, &s.slot}, {"window", c.window, &s.window}, {"length", c.length, &s.length}} {
-		if *size.to, err = parseSize(size.text); err != nil {
-			return o, s, usageError{fmt.Errorf("--%s: %w", size.flag, err)}
+		if *f.to, err = size.Parse(f.text); err != nil {
+			return o, s, usageError{fmt.Errorf("--%s: %w", f.flag, err)}
 		}
 	}
 	const most = 1 << 30
@@ -254,25 +254,6 @@ func (c *benchCommand) settle() (o cufile.Options, s benchSizes, err error) {
 	const page = 64 << 10
 	o.Arena = int64(c.depth+1) * (max(s.block, s.sample*int64(c.samples)) + page)
 	return o, s, nil
-}
-
-// parseSize reads "64MiB", "8KiB", "1GiB" or a number of bytes.
-func parseSize(text string) (int64, error) {
-	unit := int64(1)
-	number := text
-	for _, u := range []struct {
-		name string
-		n    int64
-	}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"PiB", 1 << 50}} {
-		if n, ok := strings.CutSuffix(text, u.name); ok {
-			number, unit = n, u.n
-		}
-	}
-	var n int64
-	if _, err := fmt.Sscanf(number+"\n", "%d\n", &n); err != nil || n < 1 || n > (1<<50)/unit {
-		return 0, fmt.Errorf("%q is no size such as 64MiB", text)
-	}
-	return n * unit, nil
 }
 
 // plans makes the lines of the table.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/plan"
 )
 
@@ -172,11 +173,11 @@ func (c *planCommand) jobs() ([]plan.Job, error) {
 		if j.size == "" {
 			continue
 		}
-		size, err := plan.ParseSize(j.size)
+		bytes, err := size.Parse(j.size)
 		if err != nil {
 			return nil, usageError{fmt.Errorf("--%s: %w", j.flag, err)}
 		}
-		j.job.Size = size
+		j.job.Size = plan.Size(bytes)
 		jobs = append(jobs, j.job)
 	}
 	if !(c.price >= 0 && c.price <= 1e6) {

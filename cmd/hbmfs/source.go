@@ -20,6 +20,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/trace"
 	"github.com/hbmfs/hbmfs/trust"
 )
@@ -27,16 +28,16 @@ import (
 // cacheFlags say where the bytes of a remote source are kept.
 type cacheFlags struct {
 	dir         string
-	size        byteSize
-	segment     byteSize
-	minFree     byteSize
-	scrub       byteSize
+	size        size.Flag
+	segment     size.Flag
+	minFree     size.Flag
+	scrub       size.Flag
 	connections int
 	patience    time.Duration
 	guarded     bool
 	allow       []string // addresses
 	decode      bool
-	decodeScan  byteSize
+	decodeScan  size.Flag
 }
 
 func (c *cacheFlags) add(f *pflag.FlagSet) {
@@ -67,24 +68,6 @@ func (c *cacheFlags) guard() (*fetch.Guard, error) {
 	}
 	return nil, nil
 }
-
-// byteSize is a flag such as 64MiB; 0 where it was not given.
-type byteSize int64
-
-func (b *byteSize) String() string {
-	if *b == 0 {
-		return ""
-	}
-	return byteCount(int64(*b))
-}
-
-func (b *byteSize) Set(text string) error {
-	n, err := parseSize(text)
-	*b = byteSize(n)
-	return err
-}
-
-func (*byteSize) Type() string { return "size" }
 
 // remoteOrigin is a source that is not on this machine.
 type remoteOrigin interface {

@@ -9,11 +9,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // warmCommand is hbmfs warm.
@@ -67,20 +68,9 @@ func (b *byteRate) String() string {
 
 func (b *byteRate) Set(text string) error {
 	number := strings.TrimSuffix(text, "/s")
-	if n, err := parseSize(number); err == nil {
+	if n, err := size.Parse(number); err == nil {
 		*b = byteRate(n)
 		return nil
-	}
-	for i, unit := range []string{"kB", "MB", "GB", "TB"} {
-		digits, found := strings.CutSuffix(number, unit)
-		value, err := strconv.ParseFloat(digits, 64)
-		for range i + 1 {
-			value *= 1000
-		}
-		if found && err == nil && value >= 1 && value < 1<<50 {
-			*b = byteRate(value)
-			return nil
-		}
 	}
 	return fmt.Errorf("%q is no rate such as 500MB/s", text)
 }

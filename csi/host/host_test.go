@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 func TestPodsShareADaemon(t *testing.T) {
@@ -153,7 +153,7 @@ func TestTheCacheLeavesKubeletRoom(t *testing.T) {
 		var said int64
 		for _, arg := range strings.Split(string(line), "\x00") {
 			if text, ok := strings.CutPrefix(arg, "--cache-min-free="); ok {
-				said, err = volume.ParseSize(text)
+				said, err = size.Parse(text)
 				n.must(err)
 			}
 		}

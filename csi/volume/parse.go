@@ -15,6 +15,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // Request is what a call says of a volume.
@@ -59,9 +61,9 @@ func options() map[string]option {
 	return map[string]option{
 		"format":       {flag: "format", check: word},
 		"dtype":        {flag: "dtype", check: word},
-		"cacheSize":    {flag: "cache-size", check: size},
-		"cacheMinFree": {flag: "cache-min-free", check: size},
-		"cacheSegment": {flag: "cache-segment", check: size},
+		"cacheSize":    {flag: "cache-size", check: bytes},
+		"cacheMinFree": {flag: "cache-min-free", check: bytes},
+		"cacheSegment": {flag: "cache-segment", check: bytes},
 		"connections":  {flag: "connections", check: number(1, 4096), remote: true},
 		"patience":     {flag: "patience", check: duration, remote: true},
 		"readAhead":    {flag: "read-ahead", check: number(0, 1<<30)},
@@ -313,28 +315,11 @@ func word(v string) string {
 	return ""
 }
 
-func size(v string) string {
-	if _, err := ParseSize(v); err != nil {
-		return "want a size such as 64MiB or 2TiB"
+func bytes(v string) string {
+	if _, err := size.Parse(v); err != nil {
+		return "want a size such as 64MiB, 10G or 2TiB"
 	}
 	return ""
-}
-
-// ParseSize reads a number of bytes as hbmfs takes it, such as 64MiB or 2TiB: from 1 byte to 1 PiB.
-func ParseSize(text string) (int64, error) {
-	part := regexp.MustCompile(`^([1-9][0-9]{0,15})([KMGTP]iB)?$`).FindStringSubmatch(text)
-	if part == nil {
-		return 0, fmt.Errorf("%q is no size such as 64MiB", text)
-	}
-	unit := int64(1)
-	if part[2] != "" {
-		unit <<= 10 * (1 + strings.Index("KMGTP", part[2][:1]))
-	}
-	n, err := strconv.ParseInt(part[1], 10, 64)
-	if err != nil || n > (1<<50)/unit {
-		return 0, fmt.Errorf("%q is more than 1 PiB", text)
-	}
-	return n * unit, nil
 }
 
 func octal(v string) string {

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // Ways to ask a source.
@@ -76,7 +78,7 @@ func (s Spec) Cached() bool {
 func (s Spec) MinFree() int64 {
 	for _, f := range s.Flags {
 		if text, ok := strings.CutPrefix(f, "--cache-min-free="); ok {
-			if n, err := ParseSize(text); err == nil {
+			if n, err := size.Parse(text); err == nil {
 				return n
 			}
 		}

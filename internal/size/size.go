@@ -1,0 +1,74 @@
+// Package size reads sizes as people and ls write them.
+package size
+
+import (
+	"fmt"
+	"math/big"
+	"strconv"
+	"strings"
+)
+
+// Most is the largest size: 1 EiB.
+const Most = 1 << 60
+
+// Parse reads a size in bytes, from 1 to [Most]: a number, whole or with a fraction, and a unit. Units are those of GNU
+// coreutils: K, M, G, T, P and KiB to PiB are powers of 1024, kB (or KB) to PB are powers of 1000, B and none are bytes.
+// Capitals do not matter, and a space may stand before the unit.
+func Parse(text string) (int64, error) {
+	trimmed := strings.TrimSpace(text)
+	digits := strings.LastIndexAny(trimmed, "0123456789.") + 1
+	number, ok := new(big.Rat).SetString(trimmed[:digits])
+	if !ok || strings.Trim(trimmed[:digits], "0123456789.") != "" {
+		return 0, fmt.Errorf("%q is no size: write it as 64MiB, 10G, 1.5TB or a number of bytes", text)
+	}
+	base, power := int64(1), int64(0)
+	if name := strings.ToLower(strings.TrimSpace(trimmed[digits:])); name != "" && name != "b" {
+		power = int64(strings.IndexByte("kmgtp", name[0]) + 1)
+		switch {
+		case power > 0 && (name[1:] == "" || name[1:] == "ib"):
+			base = 1024
+		case power > 0 && name[1:] == "b":
+			base = 1000
+		default:
+			return 0, fmt.Errorf("%q is no size, its unit is unknown: write it as 64MiB, 10G, 1.5TB or a number of bytes", text)
+		}
+	}
+	unit := new(big.Int).Exp(big.NewInt(base), big.NewInt(power), nil)
+	number.Mul(number, new(big.Rat).SetInt(unit))
+	whole := new(big.Int).Quo(number.Num(), number.Denom())
+	if whole.Cmp(big.NewInt(1)) < 0 || whole.Cmp(big.NewInt(Most)) > 0 {
+		return 0, fmt.Errorf("%q is not from 1 byte to 1 EiB", text)
+	}
+	return whole.Int64(), nil
+}
+
+// Flag is a size on a command line; 0 where none was given.
+type Flag int64
+
+// Set implements pflag.Value.
+func (f *Flag) Set(text string) error {
+	n, err := Parse(text)
+	*f = Flag(n)
+	return err
+}
+
+// String gives the size as it is written, empty for none.
+func (f *Flag) String() string {
+	if *f == 0 {
+		return ""
+	}
+	return Binary(int64(*f))
+}
+
+// Type implements pflag.Value.
+func (*Flag) Type() string { return "size" }
+
+// Binary writes a number of bytes exactly, in the largest power of 1024 that divides it: "64MiB", "1000".
+func Binary(n int64) string {
+	units := []string{"", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	i := 0
+	for n != 0 && n%1024 == 0 && i < len(units)-1 {
+		n, i = n/1024, i+1
+	}
+	return strconv.FormatInt(n, 10) + units[i]
+}
