@@ -62,6 +62,7 @@ type Options struct {
 	Idle     func(w *Worker) bool
 }
 
+// New starts the threads. Where memory cannot be pinned, or CUDA fails, none is left.
 func New(o Options) (*Crew, error) {
 	c := &Crew{cu: o.CUDA, idle: o.Idle, jobs: make(chan *job, 4*o.Threads), quit: make(chan struct{}), gone: make(chan struct{}),
 		most: o.Threads, changed: make(chan struct{})}

@@ -34,7 +34,7 @@ type Slot struct {
 	held   func()        // gives back what must stay until then; nil for nothing
 }
 
-// SlotsPerWorker: one is filled while another is copied and a third waits for the bus.
+// SlotsPerWorker is how many slots a worker has: one is filled while another is copied and a third waits for the bus.
 const SlotsPerWorker = 3
 
 func (w *Worker) start(memory *ring) (err error) {

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
 // mountedFile is a file of an hbmfs mount: its extents by ioctl, the backing files by the control socket. They are
@@ -299,9 +298,12 @@ func objectsOf(files []*Backing) []uint64 {
 	return objects
 }
 
+// answerTime is how long a daemon may take over what no read waits for.
+const answerTime = 250 * time.Millisecond
+
 // giveBack returns those that the daemon was not told of: it did not listen, or has gone.
 func giveBack(ctx context.Context, client *control.Client, objects []uint64) (left []uint64) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), crew.Grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 	defer cancel()
 	const most = 4096 // fit into a frame
 	for part := range slices.Chunk(objects, most) {

@@ -180,6 +180,7 @@ func OpenPlain(name string, id uint64) (File, error) {
 	return Plain(b), nil
 }
 
+// OpenFile opens a file for reading, after signals, too.
 func OpenFile(name string) (int, error) {
 	for {
 		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
