@@ -30,11 +30,8 @@ type Target struct {
 	Widen Widen
 }
 
-// Errors of memory of the caller.
-var (
-	ErrMemory     = errors.New("not usable as the destination")
-	ErrOutOfRange = errors.New("outside of the file")
-)
+// ErrMemory says that memory of the caller cannot be written to as was asked.
+var ErrMemory = errors.New("not usable as the destination")
 
 // landing gives the n bytes at a place of the caller's memory as a destination. after is what mark gave.
 func (r *Reader) landing(at uintptr, n int64, after driver.Handle) crew.Destination {
@@ -47,14 +44,8 @@ func (r *Reader) landing(at uintptr, n int64, after driver.Handle) crew.Destinat
 
 // check refuses a request that cannot be, before anything is written.
 func (f *File) check(to *Target, offsets []int64, length int64) error {
-	size := f.Size()
-	if length < 0 {
-		return fmt.Errorf("read %s: %w: a length of %d bytes is not possible", f.name, ErrOutOfRange, length)
-	}
-	for _, offset := range offsets {
-		if offset < 0 || offset > size || length > size-offset {
-			return fmt.Errorf("read %s: %w: %d bytes at %d of its %d", f.name, ErrOutOfRange, length, offset, size)
-		}
+	if err := f.inside(offsets, length); err != nil {
+		return err
 	}
 	element, times, err := to.Widen.sizes()
 	switch {

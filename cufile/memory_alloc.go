@@ -56,7 +56,7 @@ func (a *Allocation) CopyTo(p []byte, offset int64) error {
 	case a.at == 0:
 		return fmt.Errorf("copy from HBM: %w", ErrClosed)
 	case offset < 0 || offset > a.n || int64(len(p)) > a.n-offset:
-		return fmt.Errorf("%w: copy %d bytes at %d of %d", ErrOutOfRange, len(p), offset, a.n)
+		return fmt.Errorf("copy %d bytes at %d of %d: %w", len(p), offset, a.n, ErrOutOfRange)
 	case len(p) == 0:
 		return nil
 	}

@@ -1,6 +1,7 @@
 package cufile
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -78,6 +79,7 @@ func (m *Moved) count(p Path, n int64) {
 var (
 	ErrClosed      = crew.ErrClosed
 	ErrUnderWay    = crew.ErrUnderWay
+	ErrOutOfRange  = errors.New("out of range") // bytes that a file, a view or memory does not have
 	ErrTooLarge    = source.ErrTooLarge
 	ErrUnavailable = source.ErrUnavailable
 	ErrShort       = source.ErrShort

@@ -3,7 +3,6 @@ package cufile
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"golang.org/x/sys/unix"
 
@@ -20,8 +19,8 @@ type prefetcher interface {
 // does where the file is in none. It does not wait for that, and may do nothing where there is too much to do already.
 func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 	for _, s := range spans {
-		if s.Offset < 0 || s.Length < 0 || s.Offset > f.Size() || s.Length > f.Size()-s.Offset {
-			return fmt.Errorf("prefetch %d bytes at %d of %s, which has %d: %w", s.Length, s.Offset, f.name, f.Size(), io.ErrUnexpectedEOF)
+		if err := f.inside([]int64{s.Offset}, s.Length); err != nil {
+			return fmt.Errorf("prefetch: %w", err)
 		}
 	}
 	if p, ok := f.source.(prefetcher); ok {

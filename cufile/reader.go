@@ -289,6 +289,9 @@ func (r *Reader) release() error {
 	}
 	var errs []error
 	if r.mapped != nil {
+		if err := r.mapped.StopFilling(); err != nil {
+			return err
+		}
 		if !r.over {
 			err := r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
 				r.freed = r.releaseGPU(w)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -12,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Read brings the file's [offset, offset+n) into memory.
+// Read brings the file's [offset, offset+n) into memory. What the file does not have is refused with ErrOutOfRange.
 func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
 	return f.Gather(ctx, []int64{offset}, n)
 }
@@ -63,6 +62,9 @@ func (t *transfer) lone() *source.Piece {
 // reserve finds the bytes and takes memory of the arena for them. Nothing is under way when it fails.
 func (t *transfer) reserve(ctx context.Context) (*View, error) {
 	r := t.f.r
+	if err := t.f.inside(t.offsets, t.length); err != nil {
+		return nil, err
+	}
 	if t.length > 0 && int64(len(t.offsets)) > r.arena.size()/t.length {
 		return nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
 			t.f.name, ErrTooLarge, len(t.offsets), t.length, r.arena.size())
@@ -274,6 +276,20 @@ func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 	}
 }
 
+// inside refuses spans that the file does not have, with ErrOutOfRange.
+func (f *File) inside(offsets []int64, length int64) error {
+	size := f.Size()
+	if length < 0 {
+		return fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
+	}
+	for _, offset := range offsets {
+		if offset < 0 || offset > size || length > size-offset {
+			return fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, length, offset, size, ErrOutOfRange)
+		}
+	}
+	return nil
+}
+
 // pieces checks a request and finds where its bytes lie; [source.Follow] says inMount.
 func (f *File) pieces(ctx context.Context, offsets []int64, length int64, inMount bool) ([]source.Piece, error) {
 	f.r.mu.Lock()
@@ -282,14 +298,8 @@ func (f *File) pieces(ctx context.Context, offsets []int64, length int64, inMoun
 	if closed {
 		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
 	}
-	size := f.Size()
-	if length < 0 {
-		return nil, fmt.Errorf("read %s: a length of %d bytes is not possible", f.name, length)
-	}
-	for _, offset := range offsets {
-		if offset < 0 || offset > size || length > size-offset {
-			return nil, fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, length, offset, size, io.ErrUnexpectedEOF)
-		}
+	if err := f.inside(offsets, length); err != nil {
+		return nil, err
 	}
 	return source.Pieces(ctx, f.source, offsets, length, inMount)
 }

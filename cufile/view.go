@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -61,7 +60,7 @@ func (v *View) Release() {
 // CopyTo copies the view's bytes from offset on into p, which must lie inside the view.
 func (v *View) CopyTo(ctx context.Context, p []byte, offset int64) error {
 	if offset < 0 || offset > v.n || int64(len(p)) > v.n-offset {
-		return fmt.Errorf("copy %d bytes at %d of a view of %d: %w", len(p), offset, v.n, io.ErrUnexpectedEOF)
+		return fmt.Errorf("copy %d bytes at %d of a view of %d: %w", len(p), offset, v.n, ErrOutOfRange)
 	}
 	if v.r.cu == nil {
 		copy(p, v.Bytes()[offset:])

@@ -63,7 +63,7 @@ typedef enum {
 	HBMFS_UNAVAILABLE = 15,   /* a path that was required does not work here; the text says why */
 	HBMFS_NO_DEVICE = 16,     /* no such GPU, or no driver */
 	HBMFS_OUT_OF_MEMORY = 17, /* on the GPU, pinnable, or on the host */
-	HBMFS_OUT_OF_RANGE = 18,  /* bytes that are not inside the file */
+	HBMFS_OUT_OF_RANGE = 18,  /* bytes that the file, or memory of hbmfs_memory_alloc, does not have: of all functions */
 	HBMFS_TOO_LARGE = 19,     /* more at once than can be: ask for less */
 	HBMFS_CANCELLED = 20,     /* by hbmfs_cancel, or because its file or reader was closed */
 	HBMFS_IO = 21,            /* reading failed; os_errno says how where it is not 0 */

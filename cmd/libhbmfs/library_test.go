@@ -181,6 +181,37 @@ func want(t *testing.T, what string, err error, codes ...code) {
 	t.Errorf("%s: code %d, want one of %v: %v", what, got, codes, err)
 }
 
+// TestOneCodeForWhatIsNotThere asks every function for bytes that are not there.
+func TestOneCodeForWhatIsNotThere(t *testing.T) {
+	onEachDevice(t, func(t *testing.T, l *library, o readerOptions) {
+		name, _ := randomFile(t, 10_000)
+		reader, err := l.openReader(&o)
+		want(t, "open a reader", err, codeOK)
+		file, err := l.openFile(reader, name)
+		want(t, "open a file", err, codeOK)
+		at, _, free := memory(t, l, reader, o.Device, 20_000)
+		to := cufile.Target{Memory: cufile.Memory{Pointer: at, Length: 20_000}}
+		const huge = 1<<63 - 1
+		for _, s := range []cufile.Span{{Offset: -1, Length: 1}, {Offset: 0, Length: 10_001}, {Offset: 10_001}, {Offset: 1, Length: huge}, {Offset: huge, Length: 1}, {Length: -1}} {
+			_, err := l.begin(file, to, []int64{s.Offset}, s.Length)
+			want(t, fmt.Sprintf("begin %+v", s), err, codeOutOfRange)
+			_, err = l.begin(file, to, []int64{0, s.Offset}, s.Length)
+			want(t, fmt.Sprintf("gather %+v", s), err, codeOutOfRange)
+			want(t, fmt.Sprintf("prefetch %+v", s), l.prefetch(file, []cufile.Span{s}), codeOutOfRange)
+			_, err = l.openStream(file, []cufile.Span{s}, 1)
+			want(t, fmt.Sprintf("stream %+v", s), err, codeOutOfRange)
+		}
+		if o.Device != cufile.HostDevice {
+			memory, _, err := l.alloc(reader, 1000)
+			want(t, "allocate", err, codeOK)
+			want(t, "copy out", l.copyOut(memory, make([]byte, 10), 991), codeOutOfRange)
+			want(t, "free", l.free(memory), codeOK)
+		}
+		free()
+		want(t, "close", l.closeReader(reader), codeOK)
+	})
+}
+
 // Readers, files, requests, streams and views of all kinds, while others close what they use.
 func TestManyUseWhatOthersClose(t *testing.T) {
 	onEachDevice(t, func(t *testing.T, l *library, o readerOptions) {

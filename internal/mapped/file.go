@@ -3,6 +3,7 @@ package mapped
 import (
 	"container/list"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -88,14 +89,15 @@ func (f *file) idle() bool {
 	return true
 }
 
-// unmap unmaps an idle file. It needs mu and gives it up meanwhile; a file that got a window then stays.
-func (m *Windows) unmap(f *file) error {
+// unmap unmaps an idle file. It needs mu and gives it up meanwhile; a file that got a window then stays. So does one whose
+// page tables are being filled for longer than the worker's job lasts.
+func (m *Windows) unmap(w *crew.Worker, f *file) error {
 	f.gone = true
 	for f.filling > 0 { // a few MiB, then they see that it is gone
-		changed := m.changed
-		m.mu.Unlock()
-		<-changed
-		m.mu.Lock()
+		if err := m.wait(w, m.changed); err != nil {
+			f.gone = false
+			return fmt.Errorf("unmap a file whose page tables are being filled: %w", err)
+		}
 	}
 	if m.files[f.key] != f { // another one did it
 		return nil
@@ -105,6 +107,7 @@ func (m *Windows) unmap(f *file) error {
 		return nil
 	}
 	delete(m.files, f.key)
+	f.gone = true // another that waited for the same may have given up
 	for b := range f.users {
 		delete(m.used, b)
 	}
@@ -127,7 +130,7 @@ func (m *Windows) thin(w *crew.Worker) error {
 	}
 	errs := []error{m.discard(w, victims)}
 	for _, f := range m.idleFiles() {
-		errs = append(errs, m.unmap(f))
+		errs = append(errs, m.unmap(w, f))
 	}
 	return errors.Join(errs...)
 }
@@ -180,17 +183,12 @@ func (m *Windows) drop(w *crew.Worker, f *file) error {
 		}
 	}
 	if len(f.users) == 0 {
-		errs = append(errs, m.unmap(f))
+		errs = append(errs, m.unmap(w, f))
 	}
 	return errors.Join(errs...)
 }
 
-// close ends the filling and discards all that is left. Nobody may use it any more.
-func (m *Windows) close(w *crew.Worker) error {
-	m.fill.close()
-	return m.discardAll(w)
-}
-
+// discardAll discards all that is left. Nobody may use it any more, and the filling has ended.
 func (m *Windows) discardAll(w *crew.Worker) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

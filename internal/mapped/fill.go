@@ -1,9 +1,13 @@
 package mapped
 
 import (
+	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
 // filler fills page tables of windows before they are registered, on a thread of its own: then the thread that
@@ -13,7 +17,8 @@ type filler struct {
 	m    *Windows
 	jobs chan fillJob
 	quit chan struct{}
-	wg   sync.WaitGroup
+	gone chan struct{} // closed when the thread has ended
+	last sync.Once     // closes quit
 }
 
 type fillJob struct {
@@ -30,8 +35,9 @@ const (
 )
 
 func newFiller(m *Windows) *filler {
-	f := &filler{m: m, jobs: make(chan fillJob, mostFills), quit: make(chan struct{})}
-	f.wg.Go(func() {
+	f := &filler{m: m, jobs: make(chan fillJob, mostFills), quit: make(chan struct{}), gone: make(chan struct{})}
+	go func() { // ended by close
+		defer close(f.gone)
 		for {
 			select {
 			case j := <-f.jobs:
@@ -40,7 +46,7 @@ func newFiller(m *Windows) *filler {
 				return
 			}
 		}
-	})
+	}()
 	return f
 }
 
@@ -88,7 +94,15 @@ func (f *filler) begin(j fillJob) bool {
 	return true
 }
 
-func (f *filler) close() {
-	close(f.quit)
-	f.wg.Wait()
+// close ends the thread. It fails with ErrUnderWay where that reads from what does not answer; then close waits again.
+func (f *filler) close() error {
+	f.last.Do(func() { close(f.quit) })
+	timer := time.NewTimer(crew.ClosePatience)
+	defer timer.Stop()
+	select {
+	case <-f.gone:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("%w after %v: what it uses stays until it ends", crew.ErrUnderWay, crew.ClosePatience)
+	}
 }

@@ -60,9 +60,7 @@ func NewMover(o Options) (*Mover, error) {
 	var err error
 	m.Thread, err = crew.New(crew.Options{CUDA: o.CUDA, Context: o.Context, Threads: 1, SlotSize: o.Slot, Near: o.Near, Idle: m.windows.lookAhead})
 	if err != nil {
-		if o.Shared == nil {
-			m.windows.fill.close()
-		}
+		err = errors.Join(err, m.StopFilling())
 		m.Leave()
 		return nil, err
 	}
@@ -89,12 +87,21 @@ func (m *Mover) LimitFiles(most int) {
 // Forget ends the use of a file that is about to be closed. w is the Mover's worker.
 func (m *Mover) Forget(w *crew.Worker, b *source.Backing) error { return m.windows.forget(w, b) }
 
+// StopFilling ends the thread that fills page tables of windows that are the Mover's own. It fails with [crew.ErrUnderWay] where
+// the thread reads from a disk or server that does not answer; then StopFilling waits again.
+func (m *Mover) StopFilling() error {
+	if m.shared != nil {
+		return nil
+	}
+	return m.windows.fill.close()
+}
+
 // Discard gives up all windows that are the Mover's own. w is the Mover's worker; no Move may follow.
 func (m *Mover) Discard(w *crew.Worker) error {
 	m.windows.noLookAhead(w)
 	err := m.gather.Unload(m.cu)
 	if m.shared == nil {
-		err = errors.Join(err, m.windows.close(w))
+		err = errors.Join(err, m.windows.discardAll(w))
 	}
 	return err
 }

@@ -20,6 +20,7 @@ type Shared struct {
 	cu      *driver.CUDA
 	devices map[int32]driver.Handle // whose contexts are kept: what one of them registered stays when its Reader goes
 	closed  bool
+	ended   bool // all was given back, or could not be
 }
 
 // NewShared makes room for so many readers. window is the bytes that are registered at a time, pinned those of all.
@@ -58,18 +59,22 @@ func (s *Shared) leave() {
 // PinnedBytes is the host memory that is registered for files now.
 func (s *Shared) PinnedBytes() int64 { return s.windows.pinned() }
 
-// Close ends the sharing. It is an error while a Reader uses it.
+// Close ends the sharing. It is an error while a reader uses it, and [crew.ErrUnderWay] where a thread does not end: then Close is
+// to be called again.
 func (s *Shared) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.joined > 0 {
 		return fmt.Errorf("close shared registrations: %d readers use them: close these first", s.joined)
 	}
-	if s.closed {
+	if s.ended {
 		return nil
 	}
 	s.closed = true
-	s.windows.fill.close()
+	if err := s.windows.fill.close(); err != nil {
+		return fmt.Errorf("close shared registrations: %w; close them again then", err)
+	}
+	s.ended = true
 	if s.cu == nil {
 		return nil
 	}

@@ -1,6 +1,7 @@
 package mapped
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,6 +11,30 @@ import (
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
+
+// worker gives a function that runs steps on a worker, and waits for each.
+func worker(t testing.TB) func(ctx context.Context, step func(w *crew.Worker)) {
+	t.Helper()
+	c, err := crew.New(crew.Options{Threads: 1})
+	must(t, err)
+	t.Cleanup(func() { must(t, c.Close()) })
+	return func(ctx context.Context, step func(w *crew.Worker)) {
+		ended := make(chan struct{})
+		_, _ = c.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error { // the step says how it went
+			defer close(ended)
+			step(w)
+			return nil
+		})
+		<-ended
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // fileOf makes a file of so many bytes that are on the disk.
 func fileOf(t testing.TB, size int) string {
@@ -31,18 +56,18 @@ func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
 	if err := m.expect([]ref{{p.Backing(nil), 0}, {p.Backing(nil), 2}}); err != nil {
 		t.Fatal(err)
 	}
+	w := worker(t)
 	m.mu.Lock()
 	f := m.used[p.Backing(nil)]
 	if !f.filled[0] || f.filled[1] || !f.filled[2] {
 		t.Errorf("filled %v, want the first and third", f.filled)
 	}
-	err = m.unmap(f)
+	w(t.Context(), func(w *crew.Worker) { err = m.unmap(w, f) })
 	if len(m.files) != 0 || m.used[p.Backing(nil)] != nil {
 		t.Error("the file is still mapped")
 	}
 	m.mu.Unlock()
-	m.fill.close()
-	if err := errors.Join(err, p.Close()); err != nil {
+	if err := errors.Join(err, m.fill.close(), p.Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -66,8 +91,7 @@ func TestFillingATruncatedFile(t *testing.T) {
 			t.Fatal("the windows are not done with")
 		}
 	}
-	m.fill.close()
-	if err := errors.Join(m.discardAll(&crew.Worker{}), p.Close()); err != nil {
+	if err := errors.Join(m.fill.close(), m.discardAll(&crew.Worker{}), p.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -152,6 +152,14 @@ def test_numbers_that_no_reader_can_have(tokens):
     with hbmfs.Reader("cpu") as reader, reader.open_file(tokens[0]) as file:
         for pointer, offset, length in [(room.ctypes.data, 2**64, 16), (room.ctypes.data, 0, 2**64 + 1), (room.ctypes.data + 2**64, 0, 16), (room.ctypes.data, -1, 1)]:
             fails(hbmfs.OutOfRangeError, None, lambda p=pointer, o=offset, n=length: file.read_into(p, o, n).wait())
+        for offset, length in [(-1, 1), (0, file.size + 1), (file.size + 1, 0), (1, 2**63 - 1), (2**63 - 1, 1)]:
+            for ask in (
+                lambda o=offset, n=length: file.read_into(room.ctypes.data, o, n).wait(),
+                lambda o=offset, n=length: file.gather_into(None, room.ctypes.data, room.nbytes, np.array([o]), n, widen=0, stream=0).wait(),
+                lambda o=offset, n=length: file.prefetch([o], [n]),
+            ):
+                fails(hbmfs.OutOfRangeError, None, ask)
+        fails(hbmfs.OutOfRangeError, None, lambda: file.prefetch([0], [-1]))
     assert not room.any()
 
 

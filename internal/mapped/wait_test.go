@@ -1,0 +1,163 @@
+package mapped
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// stick has a thread fill page tables of a mapped file until release is called, as one does that reads from a disk or a
+// server that does not answer.
+func stick(m *Windows, f *file) (release func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f.filling++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		f.filling--
+		m.notify()
+	}
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// TestUnmappingEndsWithItsContext gives a file up while its page tables are being filled, which does not end. The thread
+// that registers waits no longer than its request, and the file is good for others, and is unmapped later.
+func TestUnmappingEndsWithItsContext(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		unmaps func(m *Windows, w *crew.Worker, b *source.Backing) error
+	}{
+		{"forgetting it", func(m *Windows, w *crew.Worker, b *source.Backing) error { return m.forget(w, b) }},
+		{"thinning", func(m *Windows, w *crew.Worker, _ *source.Backing) error {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.mostFiles = 0
+			return m.thin(w)
+		}},
+		{"discarding all", func(m *Windows, w *crew.Worker, _ *source.Backing) error { return m.discardAll(w) }},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			m := newWindows(1<<20, 4<<20, 1)
+			p, err := source.OpenPlain(fileOf(t, 4096), 1)
+			must(t, err)
+			b := p.Backing(nil)
+			must(t, m.expect([]ref{{b, 0}}))
+			f := m.used[b]
+			release := stick(m, f)
+			run := worker(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go run(ctx, func(w *crew.Worker) { ended <- c.unmaps(m, w, b) })
+			until(t, "it is about to be unmapped", func() bool { m.mu.Lock(); defer m.mu.Unlock(); return f.gone })
+			cancel()
+			select {
+			case err := <-ended:
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("it ended with %v", err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Error("it waits on although its context has ended")
+				release()
+				<-ended
+				release = func() {}
+			}
+			m.mu.Lock()
+			if again, err := m.mapFile(b); err != nil || again != f || f.gone {
+				t.Errorf("the file is not to be used any more: %v, gone %v", err, f.gone)
+			}
+			m.mu.Unlock()
+			release()
+			run(t.Context(), func(w *crew.Worker) { err = m.discardAll(w) })
+			if err != nil || len(m.files) != 0 {
+				t.Errorf("the file is still mapped: %v", err)
+			}
+			must(t, errors.Join(m.fill.close(), p.Close()))
+		})
+	}
+}
+
+// fakeMover makes a Mover of a GPU that is not there, and memory on it.
+func fakeMover(t *testing.T, shared *Shared) (*Mover, crew.Destination) {
+	t.Helper()
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("the fake GPU needs a C compiler: ", err)
+	}
+	dir := t.TempDir()
+	must(t, fakegpu.Compile(dir, fakegpu.CUDA))
+	cu, err := driver.LoadCUDA(filepath.Join(dir, fakegpu.CUDA))
+	must(t, err)
+	gpu, err := driver.Describe(cu, driver.Libraries{}, 0)
+	must(t, err)
+	held, err := cu.RetainPrimary(gpu.Device)
+	must(t, err)
+	m, err := NewMover(Options{CUDA: cu, Context: held, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20, Shared: shared})
+	must(t, err)
+	var to crew.Destination
+	must(t, cu.Within(held, func() (err error) { to.HBM, err = cu.Alloc(1 << 20); return err }))
+	return m, to
+}
+
+// TestAForgottenFileHoldsNobodyUp forgets a file while its page tables are being filled, which does not end. That fails, and
+// other files are read all the same.
+func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
+	m, to := fakeMover(t, nil)
+	move := func() source.File {
+		p, err := source.OpenPlain(fileOf(t, 300_000), 1)
+		must(t, err)
+		moved, _, err := m.Move(t.Context(), &to, []source.Piece{{File: p.Backing(nil), N: 300_000}})
+		if err != nil || moved != 300_000 {
+			t.Fatalf("%d bytes: %v", moved, err)
+		}
+		return p
+	}
+	b := move().Backing(nil)
+	release := stick(m.windows, m.windows.used[b])
+	err := m.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error { return m.Forget(w, b) })
+	if !errors.Is(err, crew.ErrUnderWay) {
+		t.Errorf("%v, want %v", err, crew.ErrUnderWay)
+	}
+	move()
+	release()
+	must(t, m.StopFilling())
+	must(t, m.Thread.Do(t.Context(), m.Discard))
+	must(t, m.Thread.Close())
+}
+
+// TestClosingWaitsForFillingNoLongerThanItSays has the thread that fills page tables hang. Closing fails in time, and ends
+// well once the thread has come back.
+func TestClosingWaitsForFillingNoLongerThanItSays(t *testing.T) {
+	m, _ := fakeMover(t, nil)
+	s, err := NewShared(1, 256<<10, 1<<20)
+	must(t, err)
+	hung := &filler{quit: make(chan struct{}), gone: make(chan struct{})}
+	for _, w := range []*Windows{m.windows, s.windows} {
+		must(t, w.fill.close())
+		w.fill = hung
+	}
+	for what, closing := range map[string]func() error{"mover": m.StopFilling, "shared": s.Close} {
+		if err := closing(); !errors.Is(err, crew.ErrUnderWay) {
+			t.Errorf("%s: %v, want %v", what, err, crew.ErrUnderWay)
+		}
+	}
+	close(hung.gone)
+	must(t, errors.Join(m.StopFilling(), s.Close(), m.StopFilling(), s.Close()))
+	must(t, m.Thread.Do(t.Context(), m.Discard))
+	must(t, m.Thread.Close())
+}
