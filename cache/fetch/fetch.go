@@ -27,10 +27,11 @@ var ErrStalled = errors.New("no byte came for too long")
 
 // Getter makes one attempt at a range of an object.
 type Getter interface {
-	// Get asks for the n bytes of o from off on, which lie inside the object. The body brings those bytes of the
-	// listed version and no others, or Get fails. Errors that wrap cache.ErrChanged, fs.ErrPermission, fs.ErrInvalid or
-	// fs.ErrNotExist are final, all others worth another attempt. ctx ends the body as well.
-	Get(ctx context.Context, o *layout.Object, off, n int64) (io.ReadCloser, error)
+	// Get asks for the n bytes of o from off on, which lie inside the object, of the listed version and as they are
+	// stored. It gives what the server says, and the client compares that with what was asked for. Errors that wrap
+	// cache.ErrChanged, fs.ErrPermission, fs.ErrInvalid or fs.ErrNotExist are final, all others worth another attempt.
+	// ctx ends the body as well.
+	Get(ctx context.Context, o *layout.Object, off, n int64) (*Answer, error)
 }
 
 // Options bound what a Client does. The zero value means what each field says.
@@ -38,6 +39,7 @@ type Options struct {
 	Connections int           // requests under way at once, 0 means 16
 	Patience    time.Duration // how long a range may go without a single new byte, 0 means 2 minutes
 	Stall       time.Duration // how long an attempt may, 0 means 15 s, or a quarter of Patience where that is less
+	Listing     int64         // bytes of memory that a listing may take, 0 means 1 GiB
 	NoHedging   bool          // never send a second request for a slow first one
 	Trace       *trace.Tracer // has a span for each request, nil for none
 	Guard       *Guard        // of the addresses that are dialled, nil for none
@@ -62,6 +64,9 @@ func New(g Getter, opt Options) *Client {
 	}
 	if opt.Stall <= 0 {
 		opt.Stall = min(15*time.Second, opt.Patience/4)
+	}
+	if opt.Listing <= 0 {
+		opt.Listing = 1 << 30
 	}
 	return &Client{getter: g, opt: opt, slots: make(chan struct{}, opt.Connections)}
 }
@@ -205,9 +210,12 @@ func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byt
 		return 0, err
 	}
 	defer r.close()
+	if r.blind {
+		buf = make([]byte, a.n)
+	}
 	for got < a.n {
 		p := buf[:min(int64(len(buf)), a.n-got)]
-		m, err := r.readFull(p)
+		m, err := r.next(p, got+int64(len(p)) == a.n)
 		if m > 0 {
 			c.stats.bytes.Add(int64(m))
 			if err := sink(p[:m]); err != nil {
@@ -216,7 +224,7 @@ func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byt
 			got += int64(m)
 		}
 		switch {
-		case m == len(p):
+		case err == nil:
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 			return got, fmt.Errorf("%w: after %d of %d bytes", ErrShort, got, a.n)
 		default:

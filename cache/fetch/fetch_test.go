@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -29,7 +30,7 @@ type script struct {
 	requests, under, most atomic.Int64
 }
 
-func (s *script) Get(ctx context.Context, _ *layout.Object, off, n int64) (io.ReadCloser, error) {
+func (s *script) Get(ctx context.Context, o *layout.Object, off, n int64) (*Answer, error) {
 	number := s.requests.Add(1)
 	under := s.under.Add(1)
 	for most := s.most.Load(); under > most && !s.most.CompareAndSwap(most, under); most = s.most.Load() {
@@ -44,7 +45,15 @@ func (s *script) Get(ctx context.Context, _ *layout.Object, off, n int64) (io.Re
 			h.end(ctx.Err())
 		}
 	})
-	return &scripted{Reader: r, s: s, stop: stop}, nil
+	return answerOf(o, off, n, &scripted{Reader: r, s: s, stop: stop}), nil
+}
+
+// answerOf is what an honest server says of a range.
+func answerOf(o *layout.Object, off, n int64, body io.ReadCloser) *Answer {
+	return &Answer{Version: o.Version, Response: &http.Response{
+		StatusCode: http.StatusPartialContent, Status: "206 Partial Content", ContentLength: n, Body: body,
+		Header: http.Header{"Content-Range": {fmt.Sprintf("bytes %d-%d/%d", off, off+n-1, o.Size)}},
+	}}
 }
 
 type scripted struct {

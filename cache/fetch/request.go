@@ -23,6 +23,7 @@ type ask struct {
 // request is an attempt under way. Its stall timer runs from one byte to the next.
 type request struct {
 	body   io.ReadCloser
+	blind  bool // the server does not say how many bytes the body has
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
@@ -42,7 +43,12 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	r.timer = time.AfterFunc(r.stall, func() { r.cancel(ErrStalled) })
 	began := time.Now()
-	body, err := c.getter.Get(r.ctx, a.object, a.off, a.n)
+	answer, err := c.getter.Get(r.ctx, a.object, a.off, a.n)
+	if err == nil {
+		if err = check(a, answer); err != nil {
+			_ = answer.Body.Close() // it is not what was asked for
+		}
+	}
 	if err != nil {
 		r.timer.Stop()
 		err = r.why(err)
@@ -52,7 +58,7 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	}
 	c.first.observe(time.Since(began))
 	c.stats.latency.observe(time.Since(began))
-	r.body = body
+	r.body, r.blind = answer.Body, answer.ContentLength < 0
 	return r, nil
 }
 

@@ -11,6 +11,7 @@ package httporigin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -60,9 +61,13 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
+	transport.MaxResponseHeaderBytes = mostHeader
 	o.client = &http.Client{Transport: trace.Transport(opt.Guard.Transport(transport)), CheckRedirect: follow}
 	return o, nil
 }
+
+// mostHeader bounds an answer before its body, bytes.
+const mostHeader = 64 << 10
 
 // follow lets a request go where a server redirects it, ten times. Go takes credentials out of a request to another host;
 // the Referer is left, and has the query that may sign the source's address.
@@ -70,8 +75,24 @@ func follow(req *http.Request, via []*http.Request) error {
 	if len(via) > 10 {
 		return fmt.Errorf("%w: the server redirects more than ten times", fs.ErrInvalid)
 	}
+	if req.URL.Scheme != "http" && req.URL.Scheme != "https" {
+		return fmt.Errorf("%w: the server redirects to an address of %.20q", fs.ErrInvalid, req.URL.Scheme)
+	}
 	req.Header.Del("Referer")
 	return nil
+}
+
+// do makes a request. Its errors leave the address out, whose query may be a secret.
+func (o *Origin) do(q *http.Request) (*http.Response, error) {
+	res, err := o.client.Do(q)
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		err = failed.Err
+	}
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("the server hung up: %w", err)
+	}
+	return res, err
 }
 
 // String is the source as it was given, with what its query says in secret left out.
@@ -89,7 +110,7 @@ func (o *Origin) Close() error {
 }
 
 // Get implements [fetch.Getter].
-func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (io.ReadCloser, error) {
+func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	req, err := o.request(ctx, http.MethodGet, obj.Name)
 	if err != nil {
 		return nil, err
@@ -98,37 +119,20 @@ func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (io.
 	if strings.HasPrefix(obj.Version, `"`) { // a strong ETag, which If-Match may be asked with
 		req.Header.Set("If-Match", obj.Version)
 	}
-	res, err := o.client.Do(req)
+	res, err := o.do(req)
 	if err != nil {
 		return nil, err
 	}
-	if err := check(res, obj, off, n); err != nil {
-		_ = res.Body.Close() // it is not what was asked for
-		return nil, err
+	switch res.StatusCode {
+	case http.StatusOK, http.StatusPartialContent:
+		return &fetch.Answer{Response: res, Version: version(res.Header)}, nil
+	case http.StatusNotFound, http.StatusGone:
+		err = fmt.Errorf("it is gone (%s): %w", res.Status, cache.ErrChanged)
+	default:
+		err = explain(res)
 	}
-	return res.Body, nil
-}
-
-// check compares an answer with what was asked for.
-func check(res *http.Response, obj *layout.Object, off, n int64) error {
-	switch {
-	case res.StatusCode == http.StatusOK && off == 0 && n == obj.Size && res.ContentLength == n: // some servers answer so for a whole file
-	case res.StatusCode == http.StatusOK:
-		return fmt.Errorf("%w: the server does not serve ranges (it answers 200 for bytes %d to %d): copy the dataset to one that does", fs.ErrInvalid, off, off+n)
-	case res.StatusCode == http.StatusNotFound, res.StatusCode == http.StatusGone:
-		return fmt.Errorf("it is gone (%s): %w", res.Status, cache.ErrChanged)
-	case res.StatusCode != http.StatusPartialContent:
-		return explain(res)
-	case res.Header.Get("Content-Range") != fmt.Sprintf("bytes %d-%d/%d", off, off+n-1, obj.Size):
-		if strings.HasSuffix(res.Header.Get("Content-Range"), fmt.Sprintf("/%d", obj.Size)) {
-			return fmt.Errorf("the server answers for bytes %d to %d with %q", off, off+n, res.Header.Get("Content-Range"))
-		}
-		return fmt.Errorf("its size has changed: %w", cache.ErrChanged)
-	}
-	if got := version(res.Header); got != obj.Version {
-		return fmt.Errorf("it is version %s, listed as %s: %w", got, obj.Version, cache.ErrChanged)
-	}
-	return nil
+	_ = res.Body.Close() // it is not what was asked for
+	return nil, err
 }
 
 // version is what a file is pinned by.
@@ -139,11 +143,16 @@ func version(h http.Header) string {
 	return h.Get("Last-Modified")
 }
 
+// status names an answer's status by what it means, and not as the server likes to call it.
+func status(res *http.Response) string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode)))
+}
+
 // explain gives an answer its class: final or worth another attempt.
 func explain(res *http.Response) error {
 	switch res.StatusCode {
-	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("%w by the server (%s)", fs.ErrPermission, res.Status)
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired:
+		return fmt.Errorf("%w by the server (%s)", fs.ErrPermission, status(res))
 	case http.StatusNotFound, http.StatusGone:
 		return fmt.Errorf("the server answers %s: %w", res.Status, fs.ErrNotExist)
 	case http.StatusPreconditionFailed:
@@ -151,7 +160,7 @@ func explain(res *http.Response) error {
 	case http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
 	}
-	return fmt.Errorf("the server answers %s", res.Status)
+	return fmt.Errorf("the server answers %s", status(res))
 }
 
 // request makes a request for a file below the base. Its name may hold what an address gives a meaning to.
@@ -160,7 +169,12 @@ func (o *Origin) request(ctx context.Context, method, name string) (*http.Reques
 	if name == "" {
 		u = o.base
 	}
-	return http.NewRequestWithContext(ctx, method, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept-Encoding", "identity")
+	return req, nil
 }
 
 // stat asks for a file's size and version.
@@ -170,7 +184,7 @@ func (o *Origin) stat(ctx context.Context, name string) (obj *layout.Object, err
 		if err != nil {
 			return err
 		}
-		res, err := o.client.Do(req)
+		res, err := o.do(req)
 		if err != nil {
 			return err
 		}
@@ -178,10 +192,16 @@ func (o *Origin) stat(ctx context.Context, name string) (obj *layout.Object, err
 		if res.StatusCode != http.StatusOK {
 			return explain(res)
 		}
+		if err := fetch.Unencoded(res.Header); err != nil {
+			return err
+		}
 		if res.ContentLength < 0 {
 			return fmt.Errorf("%w: the server does not say its size", fs.ErrInvalid)
 		}
 		obj = &layout.Object{Name: name, Size: res.ContentLength, Version: version(res.Header), Origin: o}
+		if len(obj.Version) > fetch.MostVersion {
+			return fmt.Errorf("%w: the server gives a version of %d bytes", fs.ErrInvalid, len(obj.Version))
+		}
 		if obj.Version == "" {
 			return fmt.Errorf("%w: the server gives neither ETag nor Last-Modified, so a change could not be seen", fs.ErrInvalid)
 		}

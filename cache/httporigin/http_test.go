@@ -144,6 +144,22 @@ func TestIndexes(t *testing.T) {
 	}
 }
 
+// serveIndex serves an index under the name of the first one that is looked for, or of the next one where it is none of that.
+func serveIndex(text string) http.HandlerFunc {
+	name := "/index.json"
+	if strings.Contains(text, "files") {
+		name = "/" + layout.ManifestName
+	}
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, name) {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("ETag", `"1"`)
+		http.ServeContent(w, r, "", time.Now(), strings.NewReader(text))
+	}
+}
+
 // TestRefusals checks what List says of sites that it cannot use.
 func TestRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -152,11 +168,20 @@ func TestRefusals(t *testing.T) {
 		want  string
 		is    error
 	}{
-		"no index":     {http.NotFound, "", "none of hbmfs-manifest.json, index.json, model.safetensors.index.json, model.safetensors, model_index.json is there", nil},
-		"missing file": {http.NotFound, "file", "404 Not Found: file does not exist", fs.ErrNotExist},
-		"denied":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "file", "403", fs.ErrPermission},
-		"broken":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "file", "502", fetch.ErrUnreachable},
-		"no version":   {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "5") }, "file", "neither ETag nor Last-Modified", fs.ErrInvalid},
+		"no index":        {http.NotFound, "", "none of hbmfs-manifest.json, index.json, model.safetensors.index.json, model.safetensors, model_index.json is there", nil},
+		"missing file":    {http.NotFound, "file", "404 Not Found: file does not exist", fs.ErrNotExist},
+		"denied":          {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "file", "403", fs.ErrPermission},
+		"broken":          {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "file", "502", fetch.ErrUnreachable},
+		"no version":      {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "5") }, "file", "neither ETag nor Last-Modified", fs.ErrInvalid},
+		"nameless chunks": {serveIndex(`{"chunks": [{}, {}]}`), "d/", "has no name", nil},
+		"no sums":         {serveIndex(`{"files": [{}, {}]}`), "d/", "sha256", nil},
+		"no list":         {serveIndex(`{"chunks": 3}`), "d/", "are no list", nil},
+		"no JSON":         {serveIndex(`{"chunks": [}`), "d/", "no JSON", nil},
+		"encoded":         {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Encoding", "br") }, "file", "encoding", fs.ErrInvalid},
+		"long version": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("ETag", strings.Repeat("v", 2000))
+			w.Header().Set("Content-Length", "5")
+		}, "file", "2000 bytes", fs.ErrInvalid},
 		"escaping names": {func(w http.ResponseWriter, r *http.Request) {
 			if !strings.HasSuffix(r.URL.Path, "/index.json") {
 				http.NotFound(w, r)
@@ -196,6 +221,23 @@ func TestServersThatLie(t *testing.T) {
 			w.WriteHeader(http.StatusPartialContent)
 			_, _ = w.Write(data[:100])
 		},
+		"encoded": func(w http.ResponseWriter, r *http.Request) {
+			if got := r.Header.Get("Accept-Encoding"); got != "identity" {
+				t.Errorf("the encoding %q was asked for", got)
+			}
+			w.Header().Set("ETag", `"1"`)
+			w.Header().Set("Content-Encoding", "gzip")
+			w.Header().Set("Content-Range", "bytes 50-149/10000")
+			w.WriteHeader(http.StatusPartialContent)
+			_, _ = w.Write(data[:100])
+		},
+		"too many bytes": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("ETag", `"1"`)
+			w.Header().Set("Content-Range", "bytes 50-149/10000")
+			w.WriteHeader(http.StatusPartialContent)
+			_, _ = w.Write(data[:101])
+		},
+		"a circle": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) },
 		"other version": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("ETag", `"2"`)
 			w.Header().Set("Content-Range", "bytes 50-149/10000")

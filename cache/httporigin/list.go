@@ -1,21 +1,27 @@
 package httporigin
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/hbmfs/hbmfs/cache"
-	"github.com/hbmfs/hbmfs/layout"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // maxIndex bounds an index, bytes.
@@ -41,6 +47,16 @@ func indexes() []index {
 }
 
 func manifestNames(data []byte) ([]string, error) {
+	// Of members without a checksum, a text has more than fit into memory once they are parsed.
+	if err := eachMember(data, func(_ string, dec *json.Decoder) error {
+		var f struct{ SHA256 string }
+		if err := dec.Decode(&f); err != nil || len(f.SHA256) == hex.EncodedLen(sha256.Size) {
+			return err
+		}
+		return errors.New("a file of it has no sha256")
+	}, "files"); err != nil {
+		return nil, err
+	}
 	m, err := layout.ParseManifest(data)
 	if err != nil {
 		return nil, err
@@ -53,48 +69,92 @@ func manifestNames(data []byte) ([]string, error) {
 }
 
 // jsonIndexNames reads what MosaicML Streaming and LitData both call index.json.
-func jsonIndexNames(data []byte) ([]string, error) {
+func jsonIndexNames(data []byte) (names []string, err error) {
 	type file struct {
 		Basename string `json:"basename"`
 	}
-	var x struct {
-		Shards []struct {
-			Raw *file `json:"raw_data"`
-			Zip *file `json:"zip_data"`
-		} `json:"shards"`
-		Chunks []struct {
+	err = eachMember(data, func(list string, dec *json.Decoder) error {
+		var s struct {
+			Raw      *file  `json:"raw_data"`
+			Zip      *file  `json:"zip_data"`
 			Filename string `json:"filename"`
-		} `json:"chunks"`
-	}
-	if err := json.Unmarshal(data, &x); err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, s := range x.Shards {
-		switch { // a compressed shard need not be there uncompressed
-		case s.Zip != nil && s.Zip.Basename != "":
-			names = append(names, s.Zip.Basename)
-		case s.Raw != nil:
-			names = append(names, s.Raw.Basename)
 		}
-	}
-	for _, c := range x.Chunks {
-		names = append(names, c.Filename)
-	}
-	return names, nil
+		if err := dec.Decode(&s); err != nil {
+			return err
+		}
+		var name string
+		switch { // a compressed shard need not be there uncompressed
+		case list == "chunks":
+			name = s.Filename
+		case s.Zip != nil && s.Zip.Basename != "":
+			name = s.Zip.Basename
+		case s.Raw != nil:
+			name = s.Raw.Basename
+		default:
+			return nil
+		}
+		if name == "" { // of these a text has more than fit into memory
+			return fmt.Errorf("a member of its %s has no name", list)
+		}
+		names = append(names, name)
+		return nil
+	}, "shards", "chunks")
+	return names, err
 }
 
 func weightNames(data []byte) ([]string, error) {
-	var x struct {
-		Map map[string]string `json:"weight_map"`
+	names := map[string]bool{}
+	err := eachMember(data, func(_ string, dec *json.Decoder) error {
+		if _, err := dec.Token(); err != nil { // the weight
+			return err
+		}
+		var name string
+		err := dec.Decode(&name)
+		names[name] = true
+		return err
+	}, "weight_map")
+	return slices.Sorted(maps.Keys(names)), err
+}
+
+// eachMember calls each before each member of the lists and maps that an object has under keys. What is held of an index
+// beside its text is one member, however it is written.
+func eachMember(data []byte, each func(key string, dec *json.Decoder) error, keys ...string) error {
+	if !json.Valid(data) {
+		return errors.New("it is no JSON")
 	}
-	err := json.Unmarshal(data, &x)
-	names := make([]string, 0, len(x.Map))
-	for _, name := range x.Map {
-		names = append(names, name)
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if start, err := dec.Token(); err != nil || start != json.Delim('{') {
+		return errors.New("it is no JSON object")
 	}
-	slices.Sort(names)
-	return slices.Compact(names), err
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		if name, _ := key.(string); !slices.Contains(keys, name) {
+			if err := dec.Decode(&json.RawMessage{}); err != nil {
+				return err
+			}
+			continue
+		}
+		switch start, err := dec.Token(); {
+		case err != nil:
+			return err
+		case start == nil:
+			continue
+		case start != json.Delim('[') && start != json.Delim('{'):
+			return fmt.Errorf("its %s are no list", key)
+		}
+		for dec.More() {
+			if err := each(key.(string), dec); err != nil {
+				return err
+			}
+		}
+		if _, err := dec.Token(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // List asks for the index, and for the size and version of every file that it names. A file that is not there becomes
@@ -134,7 +194,8 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 
 // listBy lists what an index tells of.
 func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache.Listing, error) {
-	named, err := o.namesIn(ctx, at, x)
+	all := o.NewListing()
+	named, err := o.namesIn(ctx, at, x, all)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +214,7 @@ func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache
 		if !strings.HasSuffix(obj.Name, weightIndex) {
 			continue
 		}
-		shards, err := o.namesIn(ctx, obj, index{name: obj.Name, names: weightNames})
+		shards, err := o.namesIn(ctx, obj, index{name: obj.Name, names: weightNames}, all)
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +232,8 @@ func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache
 	return d.listing(), nil
 }
 
-func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index) ([]string, error) {
+// namesIn reads the names in an index, and counts them among all.
+func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index, all *fetch.Listing) ([]string, error) {
 	if x.names == nil {
 		return nil, nil
 	}
@@ -187,6 +249,9 @@ func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index) ([]str
 		return nil, fmt.Errorf("%s: %w", x.name, err)
 	}
 	for _, name := range names {
+		if err := all.Add(name, ""); err != nil {
+			return nil, err
+		}
 		if !fs.ValidPath(name) {
 			return nil, fmt.Errorf("%s names %q, which is no path below it", x.name, name)
 		}

@@ -8,8 +8,10 @@ import (
 	"slices"
 )
 
-// mostParts is how many parts a pipeline may have.
-const mostParts = 64
+const (
+	mostParts    = 64      // of a pipeline
+	mostPipeline = 1 << 20 // bytes of what names them
+)
 
 // modelFiles are what Hugging Face's libraries look for beside a model's weights, which no index names: the constants of
 // transformers (utils/__init__.py, tokenization_utils_base.py and the tokenizers' VOCAB_FILES_NAMES) and sentence-transformers.
@@ -42,6 +44,9 @@ const weightIndex = ".safetensors.index.json"
 
 // pipelineNames reads the model_index.json of diffusers: each part is a directory, named as the library and class that load it.
 func pipelineNames(data []byte) ([]string, error) {
+	if len(data) > mostPipeline {
+		return nil, fmt.Errorf("it has %d bytes, at most %d are read", len(data), mostPipeline)
+	}
 	var parts map[string]json.RawMessage
 	if err := json.Unmarshal(data, &parts); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
@@ -28,7 +29,7 @@ func (s Source) credentials(transport http.RoundTripper) (*credentials.Credentia
 		return anonymous(), nil
 	}
 	// What gives out credentials has no reason to send its clients elsewhere.
-	iam := &credentials.IAM{Client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	iam := &credentials.IAM{Client: &http.Client{Transport: transport, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	if s.Profile == "" {
 		switch keys, err := keysInEnvironment(); {
 		case err != nil:

@@ -11,11 +11,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"os"
 	"strings"
+	"unicode"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -47,8 +47,9 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 	o := &Origin{source: s}
 	o.Client = fetch.New(o, opt)
 	transport.MaxIdleConnsPerHost = o.Connections()
+	transport.MaxResponseHeaderBytes = 64 << 10
 	transport.DisableCompression = true // a range of an object is a range of its bytes as stored
-	o.transport = opt.Guard.Transport(transport)
+	o.transport = strict{opt.Guard.Transport(transport)}
 	if o.creds, err = s.credentials(o.transport); err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
 	}
@@ -76,25 +77,23 @@ func (o *Origin) Close() error {
 }
 
 // Get implements [fetch.Getter].
-func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (io.ReadCloser, error) {
+func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	var opt minio.GetObjectOptions
 	if err := errors.Join(opt.SetRange(off, off+n-1), opt.SetMatchETag(obj.Version)); err != nil {
 		return nil, err
 	}
 	core := minio.Core{Client: o.client}
-	body, info, header, err := core.GetObject(ctx, o.source.Bucket, o.key(obj.Name), opt)
+	var res *http.Response
+	body, info, _, err := core.GetObject(withAnswer(ctx, &res), o.source.Bucket, o.key(obj.Name), opt)
 	if err != nil {
 		if err = o.explain(err); errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", err, cache.ErrChanged)
 		}
 		return nil, err
 	}
-	if got := header.Get("Content-Range"); !strings.HasPrefix(got, fmt.Sprintf("bytes %d-%d/", off, off+n-1)) || strings.Trim(info.ETag, `"`) != obj.Version {
-		_ = body.Close() // it is not what was asked for
-		return nil, fmt.Errorf("the server answers for bytes %d to %d of %s with %q of %s", off, off+n, obj.Version, got, info.ETag)
-	}
 	o.rotation.worked(o.creds)
-	return body, nil
+	res.Body = body
+	return &fetch.Answer{Response: res, Version: strings.Trim(info.ETag, `"`)}, nil
 }
 
 func (o *Origin) key(name string) string { return o.source.dir + name }
@@ -110,14 +109,14 @@ func (o *Origin) explain(err error) error {
 	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired",
 		r.StatusCode == http.StatusBadRequest && strings.HasPrefix(r.Code, "400"): // the answer to a HEAD has no body that says why
 		o.creds.Expire() // the next attempt asks where they come from
-		return fmt.Errorf("the credentials have expired: %w", err)
+		return fmt.Errorf("the credentials have expired (%s)", said(r))
 	case r.Code == "RequestTimeTooSkewed": // until who sets the clock has done so
-		return fmt.Errorf("this machine's clock and the server's differ, so that signatures do not count: set it right (timedatectl): %w", err)
+		return fmt.Errorf("this machine's clock and the server's differ, so that signatures do not count: set it right (timedatectl): %s", said(r))
 	case isDenied(r) && o.rotation.renew(o.creds),
 		(r.Code == "InvalidAccessKeyId" || r.Code == "XAdminUserNotFound" || r.Code == "SignatureDoesNotMatch") && o.rotation.done.Load():
-		return fmt.Errorf("the credentials were replaced: %w", err) // or will be: these have worked
+		return fmt.Errorf("the credentials were replaced (%s)", said(r)) // or will be: these have worked
 	case isDenied(r):
-		return fmt.Errorf("%w by the server (%s: %s): check the credentials, and their right to s3:GetObject and s3:ListBucket", fs.ErrPermission, r.Code, r.Message)
+		return fmt.Errorf("%w by the server (%s): check the credentials, and their right to s3:GetObject and s3:ListBucket", fs.ErrPermission, said(r))
 	case r.Code == "NoSuchBucket":
 		return fmt.Errorf("there is no bucket %q: %w", o.source.Bucket, fs.ErrNotExist)
 	case r.StatusCode == http.StatusNotFound:
@@ -126,8 +125,26 @@ func (o *Origin) explain(err error) error {
 		return fmt.Errorf("it was replaced: %w", cache.ErrChanged)
 	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
+	case r.Code == "NotImplemented":
+		return fmt.Errorf("%w: the server answers %s: check bucket, endpoint and region", fs.ErrInvalid, said(r))
+	case r.Code != "":
+		return fmt.Errorf("the server answers %s", said(r))
 	}
 	return err
+}
+
+// said is what a server says of an error, as far as a terminal and a log can bear it.
+func said(r minio.ErrorResponse) string {
+	text := strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return '?'
+		}
+		return c
+	}, fmt.Sprintf("%.60s: %.300s", r.Code, r.Message))
+	if code := fmt.Sprintf("%d", r.StatusCode); r.StatusCode > 0 && !strings.HasPrefix(text, code) {
+		text = code + " " + text
+	}
+	return text
 }
 
 // explainRole is explain for the answers of AWS's token service.
@@ -160,7 +177,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 			return cache.RemoteListing([]*layout.Object{obj}), nil
 		}
 	}
-	w := walk{origin: o, found: make(chan []*layout.Object)}
+	w := walk{origin: o, listing: o.NewListing(), found: make(chan []*layout.Object)}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(listers)
 	done := make(chan error, 1)
@@ -189,6 +206,9 @@ func (o *Origin) one(ctx context.Context, key string) (obj *layout.Object, err e
 		if err != nil {
 			return o.explain(err)
 		}
+		if info.Size < 0 {
+			return fmt.Errorf("%w: the server does not say its size", fs.ErrInvalid)
+		}
 		o.source.dir = key[:strings.LastIndexByte(key, '/')+1]
 		obj = o.object(info)
 		return nil
@@ -200,13 +220,14 @@ func (o *Origin) one(ctx context.Context, key string) (obj *layout.Object, err e
 }
 
 type walk struct {
-	origin *Origin
-	found  chan []*layout.Object
+	origin  *Origin
+	listing *fetch.Listing
+	found   chan []*layout.Object
 }
 
 // dir lists one directory, and those below it by the group's other members where one is free.
 func (w *walk) dir(ctx context.Context, g *errgroup.Group, prefix string) error {
-	objects, below, err := w.origin.page(ctx, prefix)
+	objects, below, err := w.page(ctx, prefix)
 	if err != nil {
 		return err
 	}
@@ -223,22 +244,27 @@ func (w *walk) dir(ctx context.Context, g *errgroup.Group, prefix string) error 
 }
 
 // page lists one directory: its objects and the directories in it. An attempt goes on where the last one broke off.
-func (o *Origin) page(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
-	last, owner := "", false
+func (w *walk) page(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
+	o, last, owner := w.origin, "", false
 	err = o.Retry(ctx, func(ctx context.Context, alive func()) error {
 		after := last
-		for info := range o.client.ListObjectsIter(ctx, o.source.Bucket, minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, FetchOwner: &owner}) {
+		opt := minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, MaxKeys: pageKeys, FetchOwner: &owner}
+		for info := range o.client.ListObjectsIter(withPages(ctx), o.source.Bucket, opt) {
 			if info.Err != nil {
 				return o.explain(info.Err)
+			}
+			if after != "" && info.Key <= after { // it came by an earlier attempt
+				continue
+			}
+			if err := w.check(prefix, info); err != nil {
+				return err
 			}
 			alive()
 			last = max(last, info.Key) // pages come whole, and in the order of keys
 			switch {
+			case info.Key == prefix: // the marker that some tools make of a directory
 			case strings.HasSuffix(info.Key, "/"):
-				// Not the marker that some tools make of a directory, nor that after which the listing goes on.
-				if info.Key != prefix && info.Key != after {
-					below = append(below, info.Key)
-				}
+				below = append(below, info.Key)
 			default:
 				objects = append(objects, o.object(info))
 			}
@@ -249,6 +275,18 @@ func (o *Origin) page(ctx context.Context, prefix string) (objects []*layout.Obj
 		return ctx.Err()
 	})
 	return objects, below, err
+}
+
+// check refuses what a listing of prefix cannot have, such as the directory above it: directories that name each other
+// would be listed forever.
+func (w *walk) check(prefix string, info minio.ObjectInfo) error {
+	if len(info.Key) > mostKey {
+		return fmt.Errorf("%w: the server lists a key of %d bytes, and S3's have at most %d", fs.ErrInvalid, len(info.Key), mostKey)
+	}
+	if !strings.HasPrefix(info.Key, prefix) {
+		return fmt.Errorf("%w: the server lists %.100q where what begins with %.100q was asked for", fs.ErrInvalid, info.Key, prefix)
+	}
+	return w.listing.Add(info.Key, info.ETag)
 }
 
 func (o *Origin) object(info minio.ObjectInfo) *layout.Object {

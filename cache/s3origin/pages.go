@@ -1,0 +1,112 @@
+package s3origin
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"io/fs"
+)
+
+// What one page of a listing may have. S3 gives at most 1,000 keys of up to 1,024 bytes, escaped or not.
+const (
+	pageKeys     = 1000
+	mostKey      = 1024
+	mostPage     = 4 << 20      // bytes
+	mostEntries  = 2 * pageKeys // keys and directories, where a server counts them apart
+	mostElements = 40 * pageKeys
+	mostEmpty    = 1000 // pages without a key, in a row
+)
+
+// pages is one run through the listing of a directory. minio-go asks for the pages and parses them; the
+// transport shows them to pages as they pass.
+type pages struct {
+	seen  map[[sha256.Size]byte]bool // continuation tokens
+	found bool                       // the last page had a key or a directory
+	empty int                        // pages in a row that had none
+}
+
+type pagesKey struct{}
+
+// withPages has requests under a context belong to one run.
+func withPages(ctx context.Context) context.Context {
+	return context.WithValue(ctx, pagesKey{}, &pages{seen: map[[sha256.Size]byte]bool{}, found: true})
+}
+
+// ask notes a request for a page. A listing that comes to where it was, or brings nothing, would never end.
+func (p *pages) ask(token, marker string) error {
+	sum := sha256.Sum256([]byte(token + "\x00" + marker))
+	if p.seen[sum] {
+		return fmt.Errorf("%w: the server's listing goes in a circle: it gives the same continuation token again", fs.ErrInvalid)
+	}
+	p.seen[sum] = true
+	if p.empty++; p.found {
+		p.empty = 0
+	}
+	if p.found = false; p.empty > mostEmpty {
+		return fmt.Errorf("%w: the server's listing does not advance: %d pages in a row have no key", fs.ErrInvalid, mostEmpty)
+	}
+	return nil
+}
+
+// page is the body of one page. It counts what a parser would make of it, before the parser does: an element of a few
+// bytes becomes hundreds in memory.
+type page struct {
+	io.ReadCloser
+	pages             *pages
+	read              int64
+	elements, entries int
+	begun, named      bool   // behind a <, and in the name of an element
+	tag               []byte // what is read of it, without its name space
+}
+
+// Read implements [io.Reader].
+func (b *page) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.read += int64(n); b.read > mostPage {
+		return 0, fmt.Errorf("%w: a page of the server's listing has more than %d bytes, which no %d keys have", fs.ErrInvalid, mostPage, pageKeys)
+	}
+	for _, c := range p[:n] {
+		if err := b.see(c); err != nil {
+			return 0, err
+		}
+	}
+	return n, err
+}
+
+// see follows the text far enough to know the elements that begin in it. Outside of tags XML has no <.
+func (b *page) see(c byte) error {
+	begun := b.begun
+	b.begun = c == '<'
+	switch {
+	case b.begun:
+		b.named, b.tag = false, b.tag[:0]
+	case begun && (c == '/' || c == '?' || c == '!'): // an end, or no element
+	case begun || b.named:
+		if b.named = bytes.IndexByte([]byte(" \t\r\n/>"), c) < 0; !b.named {
+			return b.element()
+		}
+		if c == ':' {
+			b.tag = b.tag[:0]
+		} else if len(b.tag) < 32 {
+			b.tag = append(b.tag, c)
+		}
+	}
+	return nil
+}
+
+// element counts the element whose name was read.
+func (b *page) element() error {
+	if b.elements++; b.elements == 1 && string(b.tag) != "ListBucketResult" {
+		return fmt.Errorf("%w: the server answers with %.40q where a listing was asked for: is this address an S3 server's?", fs.ErrInvalid, b.tag)
+	}
+	if entry := string(b.tag); entry == "Contents" || entry == "CommonPrefixes" {
+		b.entries++
+		b.pages.found = true
+	}
+	if b.entries > mostEntries || b.elements > mostElements {
+		return fmt.Errorf("%w: a page of the server's listing has more than the %d keys that were asked for", fs.ErrInvalid, pageKeys)
+	}
+	return nil
+}
