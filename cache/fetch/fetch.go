@@ -8,8 +8,6 @@ import (
 	"io/fs"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
 	"github.com/hbmfs/hbmfs/trace"
@@ -39,6 +37,8 @@ type Options struct {
 	Connections int           // requests under way at once, 0 means 16
 	Patience    time.Duration // how long a range may go without a single new byte, 0 means 2 minutes
 	Stall       time.Duration // how long an attempt may, 0 means 15 s, or a quarter of Patience where that is less
+	Wait        time.Duration // how long an origin that never answered may be one that cannot, such as a name that nobody has
+	Retrying    func(error)   // is told now and then why attempts are made again, nil for nobody
 	Listing     int64         // bytes of memory that a listing may take, 0 means 1 GiB
 	NoHedging   bool          // never send a second request for a slow first one
 	Trace       *trace.Tracer // has a span for each request, nil for none
@@ -50,6 +50,7 @@ type Client struct {
 	getter Getter
 	opt    Options
 	slots  chan struct{} // one for each request under way
+	notice notice
 	first  firstByte
 	stats  counters
 }
@@ -95,7 +96,7 @@ func (c *Client) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 		if err == nil {
 			continue
 		}
-		if err := t.again(ctx, err); err != nil {
+		if err := c.again(ctx, t, err); err != nil {
 			if errors.Is(err, ErrUnreachable) {
 				c.stats.failed.Add(1)
 			}
@@ -120,81 +121,6 @@ func final(err error) bool {
 		}
 	}
 	return errors.As(err, &sink)
-}
-
-// tries spaces attempts, and gives up after so long without progress.
-type tries struct {
-	patience time.Duration
-	since    time.Time
-	wait     *backoff.ExponentialBackOff
-	attempt  int64 // that is made, from 1
-}
-
-func newTries(patience time.Duration) *tries {
-	t := &tries{patience: patience, wait: backoff.NewExponentialBackOff()}
-	t.wait.InitialInterval, t.wait.MaxInterval = 100*time.Millisecond, 10*time.Second
-	t.progress()
-	return t
-}
-
-func (t *tries) progress() {
-	t.since = time.Now()
-	t.wait.Reset()
-}
-
-// again waits until it is time for another attempt after err, or says that there shall be none.
-func (t *tries) again(ctx context.Context, err error) error {
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case final(err):
-		return err
-	case time.Since(t.since) > t.patience:
-		if errors.Is(err, io.EOF) { // how a server hangs up, and what readers would take for the object's end
-			err = errors.New(err.Error())
-		}
-		return fmt.Errorf("%w: %w", ErrUnreachable, err)
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(t.wait.NextBackOff()):
-		return nil
-	}
-}
-
-// Retry calls attempt, which makes requests of another kind than a range, until it succeeds, fails for good, or patience
-// is over. attempt calls alive when something comes; its context ends when nothing does for too long.
-func (c *Client) Retry(ctx context.Context, attempt func(ctx context.Context, alive func()) error) error {
-	t := newTries(c.opt.Patience)
-	for {
-		t.attempt++
-		ctx, span := c.opt.Trace.Request(ctx, "list")
-		span.Int("attempt", t.attempt)
-		err := c.watched(ctx, func(ctx context.Context, alive func()) error {
-			return attempt(ctx, func() { alive(); t.progress() })
-		})
-		span.End(class(err))
-		if err == nil {
-			return nil
-		}
-		if err := t.again(ctx, err); err != nil {
-			return err
-		}
-	}
-}
-
-// watched runs attempt under a stall timer.
-func (c *Client) watched(ctx context.Context, attempt func(ctx context.Context, alive func()) error) error {
-	r := &request{stall: c.opt.Stall}
-	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	defer r.cancel(nil)
-	r.timer = time.AfterFunc(r.stall, func() { r.cancel(ErrStalled) })
-	defer r.timer.Stop()
-	if err := attempt(r.ctx, func() { r.timer.Reset(r.stall) }); err != nil {
-		return r.why(err)
-	}
-	return nil
 }
 
 // attempt makes one request and hands on what it brings: got bytes, and an error if those were not all.

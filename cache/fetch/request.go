@@ -56,6 +56,7 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 		r.span.End(class(err))
 		return nil, err
 	}
+	c.notice.answer()
 	c.first.observe(time.Since(began))
 	c.stats.latency.observe(time.Since(began))
 	r.body, r.blind = answer.Body, answer.ContentLength < 0

@@ -160,6 +160,9 @@ func explain(res *http.Response) error {
 	case http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
 	}
+	if fetch.Lasting(res.StatusCode) {
+		return fmt.Errorf("%w: the server answers %s", fs.ErrInvalid, status(res))
+	}
 	return fmt.Errorf("the server answers %s", status(res))
 }
 

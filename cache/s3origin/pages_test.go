@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/hbmfs/hbmfs/cache/fetch"
 )
 
 const onePage = `<?xml version="1.0"?>` + "\n" + `<!-- a page --><ListBucketResult xmlns="x"><IsTruncated>false</IsTruncated>` +
@@ -99,5 +101,21 @@ func TestListingsGoForward(t *testing.T) {
 	}
 	if !errors.Is(err, fs.ErrInvalid) {
 		t.Errorf("pages without keys: %v", err)
+	}
+}
+
+// TestNamesThatCannotBe are refused before anything is asked.
+func TestNamesThatCannotBe(t *testing.T) {
+	for source, want := range map[string]string{
+		"s3://ab": "cannot be shorter than 3", "s3://" + strings.Repeat("b", 64): "cannot be longer than 63", "s3://a..b": "invalid characters",
+		"s3://bucket/" + strings.Repeat("k", 1025): "at most 1024",
+	} {
+		s, err := Parse(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(s, fetch.Options{}); !errors.Is(err, fs.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40s: %v, want %q", source, err, want)
+		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -43,6 +44,12 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 	transport, err := minio.DefaultTransport(s.Secure)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
+	}
+	if err := s3utils.CheckValidBucketName(s.Bucket); err != nil {
+		return nil, fmt.Errorf("open %s: a %s: %w", s, strings.ToLower(err.Error()), fs.ErrInvalid)
+	}
+	if len(s.Prefix) > mostKey {
+		return nil, fmt.Errorf("open %.100s...: the prefix has %d bytes, and keys have at most %d: %w", s, len(s.Prefix), mostKey, fs.ErrInvalid)
 	}
 	o := &Origin{source: s}
 	o.Client = fetch.New(o, opt)
@@ -125,7 +132,9 @@ func (o *Origin) explain(err error) error {
 		return fmt.Errorf("it was replaced: %w", cache.ErrChanged)
 	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
-	case r.Code == "NotImplemented":
+	case r.Code == "TemporaryRedirect", r.Code == "RequestTimeout": // by their statuses, these would last
+		return fmt.Errorf("the server answers %s", said(r))
+	case r.Code == "NotImplemented", fetch.Lasting(r.StatusCode):
 		return fmt.Errorf("%w: the server answers %s: check bucket, endpoint and region", fs.ErrInvalid, said(r))
 	case r.Code != "":
 		return fmt.Errorf("the server answers %s", said(r))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 
 // readyEnv marks the daemon's process. A Go program cannot fork, so the command starts itself again, in a session of
 // its own, and waits on descriptor readyFD for one line: "ready TEXT" or "failed TEXT". Lines of "note TEXT" may come before it.
+// In the foreground, under the CSI host for one, there are no notes: the log has them.
 const (
 	readyEnv = "HBMFS_DAEMON"
 	readyFD  = 3
@@ -177,33 +179,48 @@ func (c *mountCommand) logName() string {
 
 // readiness is how the daemon tells the command that started it how it went. In the foreground it tells systemd, if
 // that has started it.
-type readiness struct{ to *os.File }
+type readiness struct {
+	mu    sync.Mutex // guards to: the origin of a mount that is ready still has its notes
+	to    *os.File
+	notes bool // wanted
+}
 
-func newReadiness() *readiness {
+func newReadiness(foreground bool) *readiness {
 	if os.Getenv(readyEnv) == "" {
 		return &readiness{}
 	}
 	unix.CloseOnExec(readyFD) // what the daemon starts must not keep whoever waits for its end
-	return &readiness{os.NewFile(readyFD, "readiness")}
+	return &readiness{to: os.NewFile(readyFD, "readiness"), notes: !foreground}
 }
 
 func (r *readiness) ready(text string) {
-	if r.to == nil {
+	if !r.say("ready", text) {
 		notifySystemd(text)
-		return
 	}
-	r.say("ready", text)
 }
 
 func (r *readiness) failed(err error) { r.say("failed", err.Error()) }
 
-func (r *readiness) say(state, text string) {
+// note says why it is not ready yet.
+func (r *readiness) note(text string) {
+	if r.notes {
+		r.say("note", text)
+	}
+}
+
+// say reports whether there was somebody to say it to.
+func (r *readiness) say(state, text string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.to == nil {
-		return
+		return false
 	}
 	fmt.Fprintf(r.to, "%s %s\n", state, strings.ReplaceAll(text, "\n", " "))
-	_ = r.to.Close() // if nobody reads, nobody waits
-	r.to = nil
+	if state != "note" {
+		_ = r.to.Close() // if nobody reads, nobody waits
+		r.to = nil
+	}
+	return true
 }
 
 // notifySystemd says that the mount can be used, as sd_notify(3) does: units that need the mount are started now. Where no

@@ -119,7 +119,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 	if !c.foreground && os.Getenv(readyEnv) == "" {
 		return c.background(ctx)
 	}
-	report := newReadiness()
+	report := newReadiness(c.foreground)
 	err = c.serve(ctx, opt, report)
 	if err != nil {
 		report.failed(err)
@@ -254,7 +254,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	tracer := openTracer(opt.Log)
 	defer closeTracer(tracer)
 	ctx, span := tracer.Start(ctx, "mount")
-	from, err := openSource(ctx, c.source, &c.cache, opt.Log, tracer)
+	from, err := openSource(ctx, c.source, &c.cache, opt.Log, report.note, tracer)
 	if err != nil {
 		span.End("source")
 		return sourceError{err}

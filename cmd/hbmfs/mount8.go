@@ -11,11 +11,15 @@ import (
 // mountHelper is the name under which mount(8) starts this program for a line of type fuse.hbmfs in /etc/fstab.
 const mountHelper = "mount.fuse.hbmfs"
 
+// fstabWait is how long a mount of /etc/fstab waits for a source that cannot answer yet: nobody starts it again, while a
+// unit is started anew, and somebody at a terminal would rather know.
+const fstabWait = "2m"
+
 // fromMount8 turns the command line of a mount(8) helper into one of hbmfs mount:
 //
 //	mount.fuse.hbmfs SOURCE MOUNTPOINT [-sfnv] [-N namespace] [-o OPTIONS] [-t TYPE]
 func fromMount8(args []string) ([]string, error) {
-	out := []string{"mount"}
+	out := []string{"mount", "--wait=" + fstabWait} // options come later, so that one of them may say otherwise
 	var places []string
 	for i := 0; i < len(args); i++ {
 		a := args[i]

@@ -36,6 +36,8 @@ type cacheFlags struct {
 	patience    time.Duration
 	guarded     bool
 	allow       []string // addresses
+	wait        time.Duration
+	listing     byteSize
 	decode      bool
 	decodeScan  size.Flag
 }
@@ -52,6 +54,8 @@ func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&c.guarded, "refuse-local", false, "never ask loopback, link-local and cloud metadata addresses for a remote source, whatever its name resolves to or its server redirects to; for sources that others name")
 	f.StringArrayVar(&c.allow, "allow-address", nil, "address, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
 	f.DurationVar(&c.patience, "patience", 2*time.Minute, "how long a remote source may give nothing before a read fails with EIO")
+	f.DurationVar(&c.wait, "wait", 0, "how long the mount waits for a remote source that is not there yet: a refused connection, an unknown name, a certificate that is not trusted (default: it fails at once; from /etc/fstab: "+fstabWait+")")
+	f.Var(&c.listing, "max-listing", "memory that the names of a remote source may take (default 1GiB)")
 }
 
 // guard is what keeps the daemon away from this machine's own addresses, nil where it may ask them.
@@ -143,8 +147,9 @@ func (s *source) beside(ctx context.Context) (stop func()) {
 	return func() { cancel(); <-over }
 }
 
-// openSource opens and lists a directory, or a remote source and its cache.
-func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logger, tracer *trace.Tracer) (s *source, err error) {
+// openSource opens and lists a directory, or a remote source and its cache. Whoever waits for that is told by note why it
+// takes long, and the log later.
+func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logger, note func(string), tracer *trace.Tracer) (s *source, err error) {
 	s = &source{tracer: tracer}
 	defer func() {
 		if err != nil {
@@ -171,11 +176,20 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	if c.patience <= 0 {
 		return s, usageError{fmt.Errorf("--patience %v: want a time such as 2m", c.patience)}
 	}
+	if c.wait < 0 {
+		return s, usageError{fmt.Errorf("--wait %v: want a time such as 2m", c.wait)}
+	}
 	guard, err := c.guard()
 	if err != nil {
 		return s, err
 	}
-	origin, err := openRemote(from, fetch.Options{Connections: c.connections, Patience: c.patience, Trace: tracer, Guard: guard})
+	origin, err := openRemote(from, fetch.Options{
+		Connections: c.connections, Patience: c.patience, Wait: c.wait, Listing: int64(c.listing), Trace: tracer, Guard: guard,
+		Retrying: func(err error) {
+			log.Warn("trying again, because the source gives nothing", "error", err)
+			note(fmt.Sprintf("trying again, because %v", err))
+		},
+	})
 	if err != nil {
 		return s, err
 	}

@@ -1,0 +1,143 @@
+package fetch
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestWhoCannotAnswer asks an origin that cannot answer, before it ever has, and after. Once nobody waits for it, at once
+// it is; later it may come back.
+func TestWhoCannotAnswer(t *testing.T) {
+	for name, cause := range map[string]error{
+		"refused":     &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
+		"no name":     &net.DNSError{Err: "no such host", IsNotFound: true},
+		"no port":     &net.AddrError{Err: "invalid port"},
+		"certificate": &tls.CertificateVerificationError{Err: errors.New("expired")},
+		"no TLS":      tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"},
+		"plain HTTP":  http.ErrSchemeMismatch,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &script{data: randomBytes(10)}
+			away := true
+			s.do = func(_ int64, body []byte) (io.Reader, error) {
+				if away {
+					return nil, fmt.Errorf("get: %w", cause)
+				}
+				return whole(0, body)
+			}
+			began := time.Now()
+			c := New(s, Options{Patience: time.Hour})
+			for _, ask := range []func() error{
+				func() error { _, err := read(t, c, object(s), 0, 10); return err },
+				func() error {
+					return c.Retry(t.Context(), func(context.Context, func()) error { _, err := s.do(0, nil); return err })
+				},
+			} {
+				if err := ask(); !errors.Is(err, ErrUnreachable) || !errors.Is(err, cause) || time.Since(began) > 30*time.Second {
+					t.Errorf("it never answered: %v after %v", err, time.Since(began))
+				}
+			}
+			began = time.Now()
+			waiting := New(s, Options{Patience: time.Hour, Wait: 300 * time.Millisecond})
+			if _, err := read(t, waiting, object(s), 0, 10); !errors.Is(err, ErrUnreachable) || time.Since(began) < 300*time.Millisecond {
+				t.Errorf("it was to be waited for: %v after %v", err, time.Since(began))
+			}
+			away = false
+			if _, err := read(t, c, object(s), 0, 10); err != nil {
+				t.Fatal(err)
+			}
+			away = true
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			if err := c.Fetch(ctx, object(s), 0, 10, func([]byte) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("it has answered before: %v, want that it is waited for", err)
+			}
+		})
+	}
+}
+
+// TestRetryingIsSaid within a second, and not each time.
+func TestRetryingIsSaid(t *testing.T) {
+	down := errors.New("503 slow down")
+	for name, ask := range map[string]func(ctx context.Context, c *Client, s *script) error{
+		"read": func(ctx context.Context, c *Client, s *script) error {
+			return c.Fetch(ctx, object(s), 0, 10, func([]byte) error { return nil })
+		},
+		"list": func(ctx context.Context, c *Client, _ *script) error {
+			return c.Retry(ctx, func(context.Context, func()) error { return down })
+		},
+		"silence": func(ctx context.Context, c *Client, _ *script) error {
+			return c.Retry(ctx, func(ctx context.Context, _ func()) error { <-ctx.Done(); return ctx.Err() })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := down
+			if name == "silence" {
+				want = ErrSilent
+			}
+			var mu sync.Mutex
+			var said []error
+			first := make(chan time.Time, 1)
+			s := &script{data: randomBytes(10), do: func(int64, []byte) (io.Reader, error) { return nil, down }}
+			c := New(s, Options{Retrying: func(err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if said = append(said, err); len(said) == 1 {
+					first <- time.Now()
+				}
+			}})
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			if err := ask(ctx, c, s); !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if len(said) != 1 || !errors.Is(said[0], want) {
+				t.Fatalf("it said %v, want %v once", said, want)
+			}
+			if after := (<-first).Sub(began); after > 2*time.Second { // a second, on a machine that has time
+				t.Errorf("it was said after %v", after)
+			}
+		})
+	}
+}
+
+// TestHiccupsAreNotSaid has a request fail once.
+func TestHiccupsAreNotSaid(t *testing.T) {
+	s := &script{data: randomBytes(10), do: func(number int64, body []byte) (io.Reader, error) {
+		if number == 1 {
+			return nil, errors.New("reset")
+		}
+		return whole(number, body)
+	}}
+	c := New(s, Options{Retrying: func(err error) { t.Errorf("it said %v", err) }})
+	if _, err := read(t, c, object(s), 0, 10); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLastingStatuses(t *testing.T) {
+	for _, status := range []int{301, 304, 400, 404, 405, 416, 431, 451, 501, 505} {
+		if !Lasting(status) {
+			t.Errorf("%d is tried again", status)
+		}
+	}
+	for _, status := range []int{408, 409, 421, 423, 425, 429, 500, 502, 503, 504, 200} {
+		if Lasting(status) {
+			t.Errorf("%d is not tried again", status)
+		}
+	}
+}
