@@ -23,6 +23,9 @@ var ErrShort = errors.New("the body ended early")
 // ErrStalled is what an attempt that brings nothing is tried again for.
 var ErrStalled = errors.New("no byte came for too long")
 
+// ErrSlow is what an attempt that brings too few bytes for its time is tried again for.
+var ErrSlow = errors.New("too few bytes came")
+
 // Getter makes one attempt at a range of an object.
 type Getter interface {
 	// Get asks for the n bytes of o from off on, which lie inside the object, of the listed version and as they are
@@ -35,8 +38,8 @@ type Getter interface {
 // Options bound what a Client does. The zero value means what each field says.
 type Options struct {
 	Connections int           // requests under way at once, 0 means 16
-	Patience    time.Duration // how long a range may go without a single new byte, 0 means 2 minutes
-	Stall       time.Duration // how long an attempt may, 0 means 15 s, or a quarter of Patience where that is less
+	Patience    time.Duration // how long the next MiB of a range may take, or its rest, 0 means 2 minutes; less than a MiB where it is below 16 s
+	Stall       time.Duration // how long an attempt may bring nothing, or too little for that, 0 means 15 s, or a quarter of Patience where that is less
 	Wait        time.Duration // how long an origin that never answered may be one that cannot, such as a name that nobody has
 	Retrying    func(error)   // is told now and then why attempts are made again, nil for nobody
 	Listing     int64         // bytes of memory that a listing may take, 0 means 1 GiB
@@ -90,9 +93,7 @@ func (c *Client) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 		t.attempt++
 		got, err := c.attempt(ctx, ask{object: o, off: off, n: n, attempt: t.attempt}, buf, sink)
 		off, n = off+got, n-got
-		if got > 0 {
-			t.progress()
-		}
+		t.brought(got)
 		if err == nil {
 			continue
 		}

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"time"
@@ -20,7 +21,8 @@ type ask struct {
 	hedge   bool  // it is the second request of an attempt
 }
 
-// request is an attempt under way. Its stall timer runs from one byte to the next.
+// request is an attempt under way. Its stall timer runs from one byte to the next, and in each such time enough bytes for
+// the pace must come: what waits for them cannot be ended otherwise.
 type request struct {
 	body   io.ReadCloser
 	blind  bool // the server does not say how many bytes the body has
@@ -28,6 +30,10 @@ type request struct {
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 	stall  time.Duration
+	least  int64 // bytes that must come in each stall
+
+	waited time.Duration // since the last look at how many came
+	came   int64         // since then
 
 	span *trace.Span
 	got  int64 // bytes
@@ -37,7 +43,7 @@ type request struct {
 // start makes a request and returns once the origin has answered.
 func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	c.stats.requests.Add(1)
-	r := &request{stall: c.opt.Stall}
+	r := &request{stall: c.opt.Stall, least: c.least()}
 	ctx, r.span = c.opt.Trace.Request(ctx, "request")
 	r.span.Text("object", a.object.Name).Int("offset", a.off).Int("bytes", a.n).Int("attempt", a.attempt).Bool("hedge", a.hedge)
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
@@ -63,6 +69,11 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	return r, nil
 }
 
+// least is how many bytes must come in each stall.
+func (c *Client) least() int64 {
+	return int64(float64(paceIn(c.opt.Patience)) * min(1, c.opt.Stall.Seconds()/c.opt.Patience.Seconds()))
+}
+
 // why says ErrStalled instead of what the library made of a request that was ended for it.
 func (r *request) why(err error) error {
 	if cause := context.Cause(r.ctx); errors.Is(cause, ErrStalled) {
@@ -75,8 +86,12 @@ func (r *request) readFull(p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		r.timer.Reset(r.stall)
 		var m int
+		began := time.Now()
 		m, err = r.body.Read(p[n:])
 		n += m
+		if slow := r.paced(time.Since(began), m); err == nil {
+			err = slow
+		}
 	}
 	r.timer.Stop() // the sink may take its time
 	r.got += int64(n)
@@ -87,6 +102,19 @@ func (r *request) readFull(p []byte) (n int, err error) {
 		}
 	}
 	return n, err
+}
+
+// paced counts n bytes that took a while, and ends a request whose bytes come too slowly.
+func (r *request) paced(took time.Duration, n int) error {
+	if r.waited, r.came = r.waited+took, r.came+int64(n); r.waited < r.stall {
+		return nil
+	}
+	came := r.came
+	r.waited, r.came = 0, 0
+	if came < r.least {
+		return fmt.Errorf("%w: %d bytes in %v", ErrSlow, came, r.stall)
+	}
+	return nil
 }
 
 func (r *request) close() {
@@ -189,7 +217,7 @@ func class(err error) string {
 		return "denied"
 	case errors.Is(err, fs.ErrNotExist):
 		return "missing"
-	case errors.Is(err, ErrStalled):
+	case errors.Is(err, ErrStalled), errors.Is(err, ErrSlow):
 		return "stalled"
 	case errors.Is(err, ErrShort), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "short"

@@ -13,7 +13,7 @@ type Stats struct {
 	Requests int64 `json:"requests"` // retries and hedges among them
 	Bytes    int64 `json:"bytes"`    // handed on
 	Retries  int64 `json:"retries"`  // attempts after one that failed
-	Stalls   int64 `json:"stalls"`   // attempts that were ended because nothing came
+	Stalls   int64 `json:"stalls"`   // attempts that were ended because nothing came, or too little
 	Short    int64 `json:"short"`    // bodies that ended early
 	Hedges   int64 `json:"hedges"`   // second requests for slow first ones
 	Failed   int64 `json:"failed"`   // ranges that were given up
@@ -30,7 +30,7 @@ type counters struct {
 func (c *counters) retried(err error) {
 	c.retries.Add(1)
 	switch {
-	case errors.Is(err, ErrStalled):
+	case errors.Is(err, ErrStalled), errors.Is(err, ErrSlow):
 		c.stalls.Add(1)
 	case errors.Is(err, ErrShort):
 		c.short.Add(1)

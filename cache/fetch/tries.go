@@ -15,10 +15,17 @@ import (
 	"github.com/cenkalti/backoff/v5"
 )
 
+// paceIn is how many bytes of a range must come within a patience: a MiB, which is what the kernel asks for at once, but
+// never more than 64 KiB a second.
+func paceIn(patience time.Duration) int64 {
+	return max(1, min(1<<20, int64(patience.Seconds()*(64<<10))))
+}
+
 // tries spaces attempts, and gives up after so long without progress.
 type tries struct {
 	patience time.Duration
 	since    time.Time
+	got      int64 // bytes since then
 	wait     *backoff.ExponentialBackOff
 	attempt  int64 // that is made, from 1
 }
@@ -31,8 +38,18 @@ func newTries(patience time.Duration) *tries {
 }
 
 func (t *tries) progress() {
-	t.since = time.Now()
+	t.since, t.got = time.Now(), 0
 	t.wait.Reset()
+}
+
+// brought counts what an attempt has brought. A few bytes are worth the next attempt soon, and no new patience.
+func (t *tries) brought(n int64) {
+	if n > 0 {
+		t.wait.Reset()
+	}
+	if t.got += n; t.got >= paceIn(t.patience) {
+		t.progress()
+	}
 }
 
 // again waits until it is time for another attempt after err, or says that there shall be none.

@@ -14,6 +14,76 @@ import (
 	"time"
 )
 
+// drip is a body that brings a byte at a time.
+type drip struct {
+	pause time.Duration
+	end   func() error // after most bytes
+	most  int
+}
+
+func (d *drip) Read(p []byte) (int, error) {
+	if d.most--; d.most < 0 {
+		return 0, d.end()
+	}
+	time.Sleep(d.pause)
+	p[0] = 0
+	return 1, nil
+}
+
+// TestDripsEnd has origins whose every byte comes in time, and whose MiB never would: in one answer, in many, and a byte
+// in each. A read ends within patience, more or less.
+func TestDripsEnd(t *testing.T) {
+	hangUp := func() error { return io.ErrUnexpectedEOF }
+	for name, do := range map[string]func(int64, []byte) (io.Reader, error){
+		"in one answer":  func(int64, []byte) (io.Reader, error) { return &drip{5 * time.Millisecond, hangUp, 1 << 30}, nil },
+		"in many":        func(int64, []byte) (io.Reader, error) { return &drip{time.Millisecond, hangUp, 20}, nil },
+		"a byte in each": func(int64, []byte) (io.Reader, error) { return &drip{0, hangUp, 1}, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &script{data: make([]byte, 4<<20), do: do}
+			c := New(s, Options{Patience: time.Second, NoHedging: true})
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err := c.Fetch(ctx, object(s), 0, 4<<20, func([]byte) error { return nil })
+			if !errors.Is(err, ErrUnreachable) || time.Since(began) > 20*time.Second {
+				t.Errorf("%v after %v, want ErrUnreachable after a second or two", err, time.Since(began))
+			}
+			if name == "in one answer" && (!errors.Is(err, ErrSlow) || c.Stats().Stalls == 0) {
+				t.Errorf("%v, %+v; want ErrSlow, among the stalls", err, c.Stats())
+			}
+		})
+	}
+}
+
+// TestSlowIsNotTooSlow has an origin just above the pace, whose sink takes longer than a stall.
+func TestSlowIsNotTooSlow(t *testing.T) {
+	s := &script{data: make([]byte, 1<<20), do: func(_ int64, body []byte) (io.Reader, error) {
+		return &paced{body: body, pause: 50 * time.Millisecond, piece: 64 << 10}, nil
+	}}
+	c := New(s, Options{Patience: 2 * time.Second, Stall: 200 * time.Millisecond})
+	err := c.Fetch(t.Context(), object(s), 0, 1<<20, func([]byte) error { time.Sleep(300 * time.Millisecond); return nil })
+	if err != nil || c.Stats().Requests != 1 {
+		t.Errorf("%v after %d requests", err, c.Stats().Requests)
+	}
+}
+
+type paced struct {
+	body  []byte
+	pause time.Duration
+	piece int
+}
+
+func (b *paced) Read(p []byte) (int, error) {
+	time.Sleep(b.pause)
+	n := copy(p[:min(len(p), b.piece)], b.body)
+	if b.body = b.body[n:]; n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
 // TestWhoCannotAnswer asks an origin that cannot answer, before it ever has, and after. Once nobody waits for it, at once
 // it is; later it may come back.
 func TestWhoCannotAnswer(t *testing.T) {

@@ -53,7 +53,7 @@ func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&c.connections, "connections", 16, "requests to a remote source at once")
 	f.BoolVar(&c.guarded, "refuse-local", false, "never ask loopback, link-local and cloud metadata addresses for a remote source, whatever its name resolves to or its server redirects to; for sources that others name")
 	f.StringArrayVar(&c.allow, "allow-address", nil, "address, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
-	f.DurationVar(&c.patience, "patience", 2*time.Minute, "how long a remote source may give nothing before a read fails with EIO")
+	f.DurationVar(&c.patience, "patience", 2*time.Minute, "how long a remote source may take for the next MiB of a read, or for a smaller one, before it fails with EIO")
 	f.DurationVar(&c.wait, "wait", 0, "how long the mount waits for a remote source that is not there yet: a refused connection, an unknown name, a certificate that is not trusted (default: it fails at once; from /etc/fstab: "+fstabWait+")")
 	f.Var(&c.listing, "max-listing", "memory that the names of a remote source may take (default 1GiB)")
 }
