@@ -100,6 +100,9 @@ func Parse(r Request) (Want, error) {
 	if err := checkOwner(r, w.Spec); err != nil {
 		return Want{}, err
 	}
+	if err := checkShare(r); err != nil {
+		return Want{}, err
+	}
 	if err := mergeGroup(values, r.MountGroup); err != nil {
 		return Want{}, err
 	}
@@ -132,6 +135,26 @@ func checkOwner(r Request, s Spec) error {
 		if _, ok := r.Attributes[name]; ok {
 			return invalid("volume attribute %s is not for an inline volume of a directory, whose files keep their owners: use fsGroup, or a persistent volume", name)
 		}
+	}
+	return nil
+}
+
+// mostConnections is how many requests at once an inline volume may have under way, each with its buffers in the host's memory.
+const mostConnections = 256
+
+// checkShare refuses to have a pod say by itself what it takes of what all pods of the node share: with a small cache, or
+// one that leaves the whole disk free, its daemon would remove what others have fetched.
+func checkShare(r Request) error {
+	if !r.Inline() {
+		return nil
+	}
+	for _, name := range []string{"cacheSize", "cacheMinFree"} {
+		if _, ok := r.Attributes[name]; ok {
+			return invalid("volume attribute %s is not for an inline volume, since all volumes of the node share the cache: use a persistent volume, or cacheMinFree of the chart", name)
+		}
+	}
+	if n, err := strconv.ParseUint(r.Attributes["connections"], 10, 64); err == nil && n > mostConnections {
+		return invalid("volume attribute connections=%d is not for an inline volume, which may have %d: use a persistent volume", n, mostConnections)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -222,5 +223,39 @@ func TestSourceIsDown(t *testing.T) {
 	n.unstage(good)
 	broken.staged = true // kubelet takes away what it tried to stage
 	n.unstage(broken)
+	n.mustBeClean()
+}
+
+// TestCacheOfOthers: a pod cannot say by an inline volume what the cache of the node has room for, or it could empty it.
+func TestCacheOfOthers(t *testing.T) {
+	n := newNode(t)
+	key := s3Key{"AKIDCACHE", "secret", ""}
+	store := newS3Store(t, key)
+	files := someFiles(1)
+	store.put("corpus", files)
+	v := s3Volume("corpus", store, "corpus", key)
+	p := n.startPod(v, podOptions{})
+	var size int64
+	for _, f := range files {
+		p.must("read", f)
+		size += int64(f.Size)
+	}
+	cached := filepath.Join(n.state, "cache")
+	if !within(func() bool { return allocated(t, cached) >= size }) {
+		t.Fatalf("the cache has %d bytes of %d", allocated(t, cached), size)
+	}
+	for _, room := range []struct{ name, value string }{{"cacheMinFree", "900TiB"}, {"cacheSize", "1"}, {"connections", "4096"}} {
+		thief := v.inlined("thief")
+		thief.attributes = maps.Clone(thief.attributes)
+		thief.attributes[room.name] = room.value
+		uid := n.newUID()
+		mustRefuse(t, room.name, n.publishOnce(n.publishRequest(thief, uid)), "InvalidArgument", room.name)
+		n.unpublish(thief, uid)
+	}
+	if kept := allocated(t, cached); kept < size {
+		t.Errorf("the cache has %d bytes of %d left", kept, size)
+	}
+	n.stopPod(p)
+	n.unstage(v)
 	n.mustBeClean()
 }

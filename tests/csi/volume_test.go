@@ -2,6 +2,7 @@ package csi_test
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -44,9 +45,12 @@ func s3Volume(name string, s *s3Store, prefix string, k s3Key) *volume {
 	}}
 }
 
-// inlined is the volume as a pod asks for it by itself: what differs is what kubelet says of it.
+// inlined is the volume as a pod asks for it by itself: what differs is what kubelet says of it, and what pods may not say.
 func (v *volume) inlined(name string) *volume {
-	return &volume{name: name, inline: true, attributes: v.attributes, secrets: v.secrets, fsGroup: v.fsGroup}
+	attributes := maps.Clone(v.attributes)
+	delete(attributes, "cacheSize")
+	delete(attributes, "cacheMinFree")
+	return &volume{name: name, inline: true, attributes: attributes, secrets: v.secrets, fsGroup: v.fsGroup}
 }
 
 func groupOf(t testing.TB, path string) uint32 {
