@@ -48,6 +48,7 @@ volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alon
 	f.StringVar(&c.opt.CacheDir, "cache-dir", "", "directory on a local disk (ext4, XFS) for what comes from remote sources, shared by all volumes (default: cache in the state directory)")
 	f.StringVar(&c.minFree, "cache-min-free", "", "bytes that the cache leaves free of its disk, as in 100GiB, whatever volumes say (default: a fifth of a disk that has kubelet's directory, too)")
 	f.IntVar(&c.opt.MaxDaemons, "max-daemons", 128, "daemons that this node may have, one for each different volume, of 40 to 110 MiB; further volumes are refused; 0 is no limit")
+	f.IntVar(&c.opt.MaxOfNamespace, "max-daemons-per-namespace", 64, "daemons of those that the pods of one namespace may have, so that others get theirs; volumes that administrators made do not count; 0 is no limit")
 	f.StringVar(&c.opt.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory: nothing is mounted for pods anywhere else")
 	f.StringVar(&c.opt.HBMFS, "hbmfs", "", "the hbmfs program (default: beside this one, or on the PATH)")
 	f.StringArrayVar(&c.opt.AllowSource, "allow-source", nil, "directory of this node below which volumes may show directories; may be given again (default: none)")
@@ -96,8 +97,8 @@ func (c *hostCommand) run(cmd *cobra.Command) error {
 
 // settle finds out what the flags leave open, and makes paths what the mount table calls them.
 func (c *hostCommand) settle() error {
-	if c.opt.MaxDaemons < 0 {
-		return errors.New("--max-daemons cannot be negative: 0 is no limit")
+	if c.opt.MaxDaemons < 0 || c.opt.MaxOfNamespace < 0 {
+		return errors.New("--max-daemons and --max-daemons-per-namespace cannot be negative: 0 is no limit")
 	}
 	if c.minFree != "" {
 		n, err := size.Parse(c.minFree)

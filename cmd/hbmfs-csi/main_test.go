@@ -22,9 +22,10 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		"--endpoint unix://" + dir + "/" + strings.Repeat("x", 120) + " --node-id n --metrics-address= ": "listen on",
 		"plugin":     "unknown command",
 		"host extra": "unknown command",
-		"host --state-dir " + dir + " --cache-min-free 10%": "--cache-min-free",
-		"host --state-dir " + dir + " --max-daemons -1":     "--max-daemons",
-		"host --state-dir " + dir + " --allow-address here": "--allow-address",
+		"host --state-dir " + dir + " --cache-min-free 10%":           "--cache-min-free",
+		"host --state-dir " + dir + " --max-daemons -1":               "--max-daemons",
+		"host --state-dir " + dir + " --allow-address here":           "--allow-address",
+		"host --state-dir " + dir + " --max-daemons-per-namespace -1": "--max-daemons-per-namespace",
 		"host --state-dirs": "unknown flag",
 	} {
 		var out, said bytes.Buffer

@@ -113,7 +113,7 @@ const logLimit = 1 << 20
 func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 	var spec volume.Spec
 	v.with(func(r *record) { spec = r.Spec })
-	if err := h.allowed(ctx, spec.Directory()); err != nil { // it may lead somewhere else by now
+	if err := h.allowed(ctx, "", spec.Directory()); err != nil { // it may lead somewhere else by now
 		return nil, err
 	}
 	log, err := v.openLog()

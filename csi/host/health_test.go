@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // stats asks for the volume of a pod.
@@ -103,42 +105,96 @@ func TestADaemonThatCannotStartAgain(t *testing.T) {
 	n.clean()
 }
 
-// TestASourceThatHangs has the directory lie in a filesystem that answers nothing, as a network filesystem does whose server
-// is gone. Nobody can say whether it may be shown, and the pod goes all the same, now and where its daemon died.
-func TestASourceThatHangs(t *testing.T) {
-	n := newNode(t)
-	inner, outer := t.TempDir(), filepath.Join(n.data, "network")
-	for _, name := range []string{"one", "two"} {
+// network is a filesystem of a few directories below what volumes may show, which hangs once it is told to. It goes with the
+// test.
+func (n *node) network(names ...string) (dir string, hang func()) {
+	n.Helper()
+	inner, outer := n.TempDir(), filepath.Join(n.data, "network")
+	for _, name := range names {
 		n.must(os.MkdirAll(filepath.Join(inner, name), 0o755))
 		n.must(os.WriteFile(filepath.Join(inner, name, "a.bin"), []byte("some tokens"), 0o644))
 	}
 	n.must(os.Mkdir(outer, 0o755))
 	if out, err := exec.Command(n.hbmfs, "mount", inner, outer).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		n.Fatalf("%v: %s", err, out)
 	}
-	defer func() { n.must(unix.Unmount(outer, unix.MNT_DETACH)) }()
 	var network struct{ PID int }
 	text, err := os.ReadFile(filepath.Join(outer, ".hbmfs/status"))
 	n.must(err)
 	n.must(json.Unmarshal(text, &network))
+	n.Cleanup(func() {
+		n.must(unix.Kill(network.PID, unix.SIGCONT))
+		n.must(unix.Unmount(outer, unix.MNT_DETACH))
+	})
+	return outer, func() { n.must(unix.Kill(network.PID, unix.SIGSTOP)) }
+}
+
+// looking is how many threads look at directories.
+func looking() int {
+	stacks := make([]byte, 1<<20)
+	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "(*Host).look(")
+}
+
+// TestLooksOfOneNamespace has a namespace ask for directory upon directory of a filesystem that hangs. Each look costs a thread
+// for as long as that lasts, so the namespace has a few of them, and others have theirs.
+func TestLooksOfOneNamespace(t *testing.T) {
+	n := newNode(t)
+	well := filepath.Join(n.data, "well")
+	n.must(os.Mkdir(well, 0o755))
+	var names []string // nothing is there, which only the filesystem could tell
+	for i := range 3 * looksOfNamespace {
+		names = append(names, fmt.Sprintf("d%d", i))
+	}
+	outer, hang := n.network("one")
+	hang()
+	publish := func(namespace, pod, source string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: pod, TargetPath: n.target(pod), VolumeCapability: capability(), VolumeContext: map[string]string{"source": source, "csi.storage.k8s.io/pod.namespace": namespace},
+		})
+		return err
+	}
+	refused := 0
+	for _, name := range names {
+		err := publish("greedy", name, filepath.Join(outer, name))
+		if status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "namespace greedy") {
+			refused++
+			continue
+		}
+		n.code(err, codes.DeadlineExceeded)
+	}
+	if refused != 2*looksOfNamespace || looking() != looksOfNamespace {
+		t.Errorf("%d looks of %d were refused, %d wait, and %d may", refused, len(names), looking(), looksOfNamespace)
+	}
+	n.code(publish("modest", "m", filepath.Join(outer, "other")), codes.DeadlineExceeded)
+	n.within("another namespace is served", func() bool { return publish("modest", "m2", well) == nil })
+	for _, pod := range append(names, "m", "m2") {
+		n.within("the pods go", func() bool { return n.unpublish(pod, pod) == nil })
+	}
+	n.clean()
+}
+
+// TestASourceThatHangs has the directory lie in a filesystem that answers nothing, as a network filesystem does whose server
+// is gone. Nobody can say whether it may be shown, and the pod goes all the same, now and where its daemon died.
+func TestASourceThatHangs(t *testing.T) {
+	n := newNode(t)
+	outer, hang := n.network("one", "two")
 	n.must(n.publish("v", "p1", "source", outer+"/one"))
 	n.within("its daemon reads nothing any more, or it could not be killed", func() bool {
 		text, err := os.ReadFile(filepath.Join(n.target("p1"), ".hbmfs/status"))
 		return err == nil && strings.Contains(string(text), `"indexing": false`)
 	})
-	n.must(unix.Kill(network.PID, unix.SIGSTOP))
-	defer func() { n.must(unix.Kill(network.PID, unix.SIGCONT)) }()
-
+	hang()
 	for _, p := range []string{"p2", "p3", "p4"} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err = n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 			VolumeId: "w", TargetPath: n.target(p), VolumeCapability: capability(), VolumeContext: map[string]string{"source": outer + "/two"},
 		})
 		cancel()
 		n.code(err, codes.DeadlineExceeded)
 	}
-	stacks := make([]byte, 1<<20)
-	if waiting := strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "(*Host).look("); waiting != 1 {
+	if waiting := looking(); waiting != 1 {
 		t.Errorf("%d threads wait for the filesystem, want 1", waiting)
 	}
 	n.within("the pods that wait for it go", func() bool {

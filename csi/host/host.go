@@ -34,16 +34,17 @@ import (
 
 // Options of a host.
 type Options struct {
-	StateDir     string   // absolute, without links
-	CacheDir     string   // of the daemons
-	CacheMinFree int64    // bytes that the cache leaves free of its disk at least; 0: a fifth where kubelet watches that disk
-	MaxDaemons   int      // of the node; 0: no limit
-	KubeletDir   string   // nothing is mounted or removed outside it
-	HBMFS        string   // the program
-	AllowSource  []string // directories whose content volumes may show
-	AllowAddress []string // of this node's own, prefixes too, where volumes may have their source
-	Helper       []string // a command that calls mounts.Inside
-	Log          *slog.Logger
+	StateDir       string   // absolute, without links
+	CacheDir       string   // of the daemons
+	CacheMinFree   int64    // bytes that the cache leaves free of its disk at least; 0: a fifth where kubelet watches that disk
+	MaxDaemons     int      // of the node; 0: no limit
+	MaxOfNamespace int      // of one namespace's pods; 0: no limit
+	KubeletDir     string   // nothing is mounted or removed outside it
+	HBMFS          string   // the program
+	AllowSource    []string // directories whose content volumes may show
+	AllowAddress   []string // of this node's own, prefixes too, where volumes may have their source
+	Helper         []string // a command that calls mounts.Inside
+	Log            *slog.Logger
 }
 
 // Host is the keeper of a node's daemons.
@@ -67,6 +68,7 @@ type Host struct {
 	volumes map[string]*held  // by the name of their directory
 	busy    map[string]func() // calls off the work for a target or a volume id
 	counts  counts
+	looking map[string]int // looks at directories that are under way, by the namespace that they are for
 }
 
 // counts are for the metrics.
@@ -99,7 +101,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 	return &Host{
 		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
 		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
-		volumes: map[string]*held{}, busy: map[string]func(){},
+		volumes: map[string]*held{}, busy: map[string]func(){}, looking: map[string]int{},
 	}, nil
 }
 
@@ -175,8 +177,8 @@ func (h *Host) run(ctx context.Context, name string, op func(context.Context) er
 	}
 }
 
-// claim finds or makes the volume of a want, unless it is known to be old, and has use write into its record who uses it.
-func (h *Host) claim(w volume.Want, old *held, use func(*record)) (*held, error) {
+// claim finds or makes the volume of a want, unless it is known to be old, and has its use recorded.
+func (h *Host) claim(w volume.Want, old *held, u use) (*held, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := old
@@ -184,7 +186,7 @@ func (h *Host) claim(w volume.Want, old *held, use func(*record)) (*held, error)
 		v = h.find(w.Spec)
 	}
 	if v == nil || v.rec.idle() {
-		if err := h.admit(); err != nil {
+		if err := h.admit(u.namespace); err != nil {
 			return nil, err
 		}
 	}
@@ -198,23 +200,8 @@ func (h *Host) claim(w volume.Want, old *held, use func(*record)) (*held, error)
 		}
 		h.volumes[v.key] = v
 	}
-	use(&v.rec)
+	u.add(&v.rec)
 	return v, v.save()
-}
-
-// admit tells whether one more volume may be used. It needs mu.
-func (h *Host) admit() error {
-	used := 0
-	for _, v := range h.volumes {
-		if !v.rec.idle() {
-			used++
-		}
-	}
-	if h.opt.MaxDaemons == 0 || used < h.opt.MaxDaemons {
-		return nil
-	}
-	h.counts.refused++
-	return status.Errorf(codes.ResourceExhausted, "this node has %d daemons, and may have %d (hbmfs-csi host --max-daemons, maxDaemons of the chart): give volumes of the same content the same attributes, so that they share one, have the pod run on another node, or raise the limit", used, h.opt.MaxDaemons)
 }
 
 func (h *Host) find(spec volume.Spec) *held {
@@ -296,16 +283,22 @@ func (h *Host) want(ctx context.Context, r volume.Request) (volume.Want, error) 
 			return w, fmt.Errorf("read the credentials that the volume was staged with: %w", err)
 		}
 	}
-	return w, h.allowed(ctx, w.Directory())
+	return w, h.allowed(ctx, r.Attributes[volume.PodNamespace], w.Directory())
 }
 
 // allowed refuses directories that volumes may not show. Whoever looks at one waits for its filesystem, which may be that
 // of a server that is gone: nobody waits longer than ctx.
-func (h *Host) allowed(ctx context.Context, dir string) error {
+func (h *Host) allowed(ctx context.Context, namespace, dir string) error {
 	if dir == "" {
 		return nil
 	}
-	found := h.looks.DoChan(dir, func() (any, error) { return nil, h.look(dir) }) // one waits there, however often kubelet asks
+	found := h.looks.DoChan(dir, func() (any, error) { // one waits there, however often kubelet asks
+		if err := h.beginLook(namespace); err != nil {
+			return nil, err
+		}
+		defer h.endLook(namespace)
+		return nil, h.look(dir)
+	})
 	select {
 	case r := <-found:
 		return r.Err

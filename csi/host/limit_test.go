@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -36,4 +37,38 @@ func TestAsManyDaemonsAsMayBe(t *testing.T) {
 	n.must(n.publish("three", "p3", "umask", "007"))
 	n.must(n.unpublish("three", "p3"))
 	n.clean()
+}
+
+// TestOneNamespaceLeavesRoom has a namespace ask for as many daemons as it can, one for each mask. Others still get theirs,
+// and the namespace gets what needs none.
+func TestOneNamespaceLeavesRoom(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.opt.MaxDaemons, n.opt.MaxOfNamespace = 6, 3
+	publish := func(namespace, pod string, more ...string) error {
+		return n.publish("volume of "+pod, pod, append(more, "csi.storage.k8s.io/pod.namespace", namespace)...)
+	}
+	for i, mask := range []string{"001", "002", "003"} {
+		n.must(publish("greedy", fmt.Sprint("g", i), "umask", mask))
+	}
+	for i, mask := range []string{"004", "005"} {
+		n.code(publish("greedy", fmt.Sprint("more", i), "umask", mask), codes.ResourceExhausted, "namespace greedy", "3 daemons", "--max-daemons-per-namespace", "maxDaemonsPerNamespace")
+	}
+	n.must(publish("greedy", "again", "umask", "001")) // shares one
+	n.must(publish("greedy", "g0", "umask", "001"))    // kubelet asks again
+	n.must(publish("modest", "m0", "umask", "006"))
+	n.must(publish("modest", "m1", "umask", "001")) // one of greedy's, of whose daemons it is still
+	n.code(publish("greedy", "last", "umask", "007"), codes.ResourceExhausted, "namespace greedy")
+	n.stage("staged", "umask", "007") // by an administrator's volume, in no namespace
+	n.must(publish("greedy", "ofStaged", "umask", "007"))
+	n.must(n.unpublish("volume of g1", "g1"))
+	n.must(publish("greedy", "more0", "umask", "004"))
+	for _, pod := range []string{"g0", "again", "g2", "more0", "m0", "m1", "ofStaged"} {
+		if !n.reads(n.target(pod), "a.bin") {
+			t.Errorf("%s does not read its volume", pod)
+		}
+	}
+	if page := n.metrics(t.Context()); !strings.Contains(page, "hbmfs_csi_refused_daemons_total 3\n") {
+		t.Errorf("the metrics do not tell of it:\n%s", page)
+	}
 }

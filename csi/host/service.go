@@ -94,6 +94,7 @@ func (h *Host) stage(ctx context.Context, w volume.Want, id, path string) error 
 
 // use is one use of a volume: how it is recorded, and seen.
 type use struct {
+	namespace string // of the pod, "" for a staged volume
 	add, drop func(*record)
 	show      func(*held) error
 	hide      func() error
@@ -101,7 +102,7 @@ type use struct {
 
 // use has a volume served to a new user, or to an old one again. A new user for whom it fails is forgotten.
 func (h *Host) use(ctx context.Context, w volume.Want, old *held, u use) error {
-	v, err := h.claim(w, old, u.add)
+	v, err := h.claim(w, old, u)
 	if err == nil {
 		err = h.serve(ctx, v, w, u.show)
 	}
@@ -214,7 +215,8 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 	}
 	h.mu.Unlock()
 	return h.use(ctx, w, old, use{
-		add: func(r *record) { r.publish(target, p) }, drop: func(r *record) { delete(r.Published, target) },
+		namespace: p.Namespace,
+		add:       func(r *record) { r.publish(target, p) }, drop: func(r *record) { delete(r.Published, target) },
 		show: func(v *held) error { return v.show(target) }, hide: func() error { return hide(target) },
 	})
 }
