@@ -15,7 +15,9 @@ import (
 // noCredentials says in a sentence why the source cannot be asked as whom somebody meant. It is an [fs.ErrPermission].
 type noCredentials string
 
-func (e noCredentials) Error() string        { return string(e) }
+func (e noCredentials) Error() string {
+	return string(e) + " (anonymous=true in the source asks without credentials)"
+}
 func (e noCredentials) Is(target error) bool { return target == fs.ErrPermission }
 
 func noCredentialsf(format string, args ...any) error {

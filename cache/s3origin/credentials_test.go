@@ -144,6 +144,9 @@ func TestIdentitiesThatAreNotThere(t *testing.T) {
 					t.Errorf("%q does not say %q", err, word)
 				}
 			}
+			if !strings.Contains(err.Error(), "anonymous=true") {
+				t.Errorf("%q does not say how to ask without credentials", err)
+			}
 			if strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("%q shows a secret", err)
 			}
