@@ -61,6 +61,7 @@ type Mount struct {
 
 	backing  backings
 	texts    texts
+	pipes    pipes
 	failed   failures
 	counters counters
 	control  *channel
@@ -106,7 +107,7 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 		AllowOther:               m.opt.AllowOther,
 		Options:                  append([]string{"default_permissions"}, m.opt.Extra...),
 		MaxBackground:            64, // a queue of reads for every CPU of a large machine; the kernel's default is 12
-		MaxWrite:                 1 << 20,
+		MaxWrite:                 maxRead,
 		ExplicitDataCacheControl: true,
 		EnableSymlinkCaching:     true,
 		DisableXAttrs:            true,
@@ -186,6 +187,7 @@ func (m *Mount) Serve(ctx context.Context) {
 		m.serveControl(ctx)
 	}()
 	m.server.Serve()
+	m.pipes.close()
 	cancel()
 	<-indexed
 	<-channel

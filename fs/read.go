@@ -3,11 +3,9 @@ package fs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"github.com/hanwen/go-fuse/v2/splice"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -42,8 +40,12 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 		return nil, m.fail(n, "read", err)
 	}
 	m.counters.copiedBytes.Add(size)
-	return fuse.ReadResultData(buf[:size]), fuse.OK
+	return copied(buf[:size]), fuse.OK
 }
+
+// copied is a reply of bytes in memory. Of such a vector go-fuse makes one write, of fuse.ReadResultData four system
+// calls more, and a line in the log where the bytes are too many for a pipe.
+func copied(p []byte) fuse.ReadResult { return fuse.ReadResultVector([][]byte{p}) }
 
 func readBody(ctx context.Context, body *layout.Body, p []byte, off int64) (int, error) {
 	n, err := body.ReadAt(ctx, p, off)
@@ -92,31 +94,20 @@ func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, er
 		return nil, err
 	}
 	defer done()
-	pipe, err := splice.Get()
-	if err != nil || pipe.Grow(int(size)+2*pageSize) != nil { // unaligned bytes touch one page more
-		if err == nil {
-			splice.Drop(pipe)
-		}
-		return nil, nil // the bytes are copied instead
+	pipe := m.pipes.take(size)
+	if pipe == nil {
+		return nil, nil
 	}
 	for n := int64(0); n < size; {
 		k, err := pipe.LoadFromAt(uintptr(fd), int(size-n), from.Offset+n)
-		if err != nil || k <= 0 {
-			splice.Drop(pipe)
-			if isKept { // its disk fails, which the copy will find out
-				return nil, nil
-			}
-			if err == nil {
-				err = layout.ErrShort
-			}
-			return nil, fmt.Errorf("read %q at %d: %w", lies.Object.Name, lies.Offset+n, err)
+		if err != nil || k <= 0 { // the copy will find out why
+			m.pipes.put(pipe)
+			return nil, nil
 		}
 		n += int64(k)
 	}
 	if isKept {
 		k.WasRead(lies.Object, lies.Offset, size)
 	}
-	return fuse.ReadResultPipe(pipe, int(size)), nil
+	return &piped{&m.pipes, pipe, int(size)}, nil
 }
-
-const pageSize = 4096

@@ -35,5 +35,5 @@ func (t *texts) read(handle uint64, off int64, n int) fuse.ReadResult {
 	defer t.mu.Unlock()
 	content := t.byOpen[handle]
 	content = content[min(off, int64(len(content))):]
-	return fuse.ReadResultData(content[:min(n, len(content))])
+	return copied(content[:min(n, len(content))])
 }

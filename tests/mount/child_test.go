@@ -38,6 +38,8 @@ func runChild(verb string, args []string) (code int) {
 		err = bypass(args[0], args[1])
 	case "signalled": // HOW FILE
 		err = signalled(args[0], args[1])
+	case "pipes":
+		err = takePipes()
 	default:
 		err = fmt.Errorf("child: unknown verb %q", verb)
 	}

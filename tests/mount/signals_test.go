@@ -259,10 +259,12 @@ func readPastCache(path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open: %w", err)
 	}
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
 	buf, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = unix.Munmap(buf) }() // it was made above
 	var content []byte
 	for failed := 0; ; {
 		n, err := unix.Pread(fd, buf, int64(len(content)))

@@ -1,0 +1,131 @@
+package fs
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/hanwen/go-fuse/v2/splice"
+)
+
+// maxRead is the most that the kernel asks for at once. A reply goes through a pipe as a whole, with its header, and
+// pipes hold 1 MiB (fs.pipe-max-size): 1 MiB would have to be copied, which takes more time than a second request.
+const maxRead = 512 << 10
+
+// Pipes of 1 MiB for so many spliced reads at once, two for each. An ordinary user's take a quarter of what the kernel
+// gives one user (fs.pipe-user-pages-soft), since beyond that all of the user's new pipes are of two pages.
+const (
+	splicesOfRoot = 32
+	splicesOfUser = 8
+)
+
+// pipes are those that reads are spliced through: one for the bytes, and one that go-fuse makes the reply in. go-fuse
+// takes its own from package splice's pool, and would copy the reply, with a line in the log, if that had to make one
+// and could not. So all are made before the first read, in that pool, and never are more reads spliced than they suffice for.
+type pipes struct {
+	once sync.Once
+	free chan struct{} // one token for each read that may be spliced
+	made int
+	most int64 // bytes that fit beside a header, wherever in a page they begin
+}
+
+func (p *pipes) make() {
+	room, reads := min(maxRead+3*os.Getpagesize(), splice.MaxPipeSize()), splicesOfRoot
+	if os.Geteuid() != 0 {
+		reads = splicesOfUser
+	}
+	var made []*splice.Pair
+	for range 2 * reads {
+		pair, err := splice.Get()
+		if err != nil {
+			break
+		}
+		if pair.Grow(room) != nil {
+			splice.Drop(pair)
+			break
+		}
+		p.most = int64(pair.Cap() - 3*os.Getpagesize())
+		made = append(made, pair)
+	}
+	p.made = len(made)
+	p.free = make(chan struct{}, p.made/2)
+	for range p.made / 2 {
+		p.free <- struct{}{}
+	}
+	for _, pair := range made {
+		splice.Done(pair)
+	}
+}
+
+// take returns an empty pipe for size bytes, nil where the bytes have to be copied.
+func (p *pipes) take(size int64) *splice.Pair {
+	p.once.Do(p.make)
+	if size > p.most {
+		return nil
+	}
+	select {
+	case <-p.free:
+	default:
+		return nil
+	}
+	pair, err := splice.Get()
+	if err != nil {
+		p.free <- struct{}{}
+		return nil
+	}
+	return pair
+}
+
+// put gives back what take returned.
+func (p *pipes) put(pair *splice.Pair) {
+	splice.Done(pair)
+	p.free <- struct{}{}
+}
+
+// close closes all pipes, once no read is under way.
+func (p *pipes) close() {
+	p.once.Do(func() {}) // none are made any more
+	for range p.made / 2 {
+		<-p.free
+	}
+	for range p.made {
+		if pair, err := splice.Get(); err == nil {
+			splice.Drop(pair)
+		}
+	}
+	p.made = 0
+}
+
+// piped is a read whose bytes are in a pipe. It is what fuse.ReadResultPipe returns, but for whose pipe it is.
+type piped struct {
+	pipes *pipes
+	pair  *splice.Pair
+	size  int
+}
+
+var _ fuse.ReadResult = (*piped)(nil)
+
+func (r *piped) Size() int { return r.size }
+
+// Stateful gives go-fuse the bytes.
+func (r *piped) Stateful() (fd uintptr, size int) { return r.pair.ReadFd(), r.size }
+
+// Done is called after the reply.
+func (r *piped) Done() { r.pipes.put(r.pair) }
+
+// Bytes is what go-fuse asks for where it could not splice the reply. All that was asked for, or an error: bytes that
+// are in go-fuse's own pipe by then are lost.
+func (r *piped) Bytes(buf []byte) ([]byte, fuse.Status) {
+	for n := 0; n < r.size; {
+		m, err := r.pair.Read(buf[n:r.size])
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil || m <= 0:
+			return nil, fuse.EIO
+		}
+		n += max(m, 0)
+	}
+	return buf[:r.size], fuse.OK
+}
