@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -80,7 +79,7 @@ func (d *Dir) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64)
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	h, err := d.files.get(o)
+	h, err := d.files.get(ctx, o)
 	if err != nil {
 		return 0, err
 	}
@@ -102,9 +101,9 @@ func (d *Dir) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64)
 }
 
 // Borrow returns a descriptor of o that is checked to be the listed version at this moment. The caller must not close
-// it, nor change its offset or flags, and must call done when it no longer uses it.
-func (d *Dir) Borrow(o *layout.Object) (fd int, done func(), err error) {
-	h, err := d.files.get(o)
+// it, nor change its offset or flags, and must call done when it no longer uses it. It waits while the file is leased.
+func (d *Dir) Borrow(ctx context.Context, o *layout.Object) (fd int, done func(), err error) {
+	h, err := d.files.get(ctx, o)
 	if err != nil {
 		return -1, nil, err
 	}
@@ -115,56 +114,16 @@ func (d *Dir) Borrow(o *layout.Object) (fd int, done func(), err error) {
 func (d *Dir) Forget(o *layout.Object) { d.files.forget(o) }
 
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
-// the descriptor.
-func (d *Dir) OpenObject(o *layout.Object) (fd int, err error) {
-	if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
-		return fd, err
-	}
-	fd, _, err = d.open(o)
-	return fd, err
-}
-
-// open opens an object without leaving the root, in one system call where the kernel has openat2 (Linux 5.6).
-func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) { return d.openBelow(d.fd, o) }
-
-func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error) {
-	// O_NONBLOCK: a shard that became a pipe must not wait for its writer.
-	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
-	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says for long that another has leased
-		if fd, err = unix.Openat2(dir, o.Name, &how); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			break
+// the descriptor. It waits while the file is leased.
+func (d *Dir) OpenObject(ctx context.Context, o *layout.Object) (fd int, err error) {
+	err = whenUnleased(ctx, func() error {
+		if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
+			return err
 		}
-	}
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // an old kernel, or a sandbox that does not know the call
-		fd, err = d.openSlowly(o)
-	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENOTDIR):
-		return -1, at, changed(o, "it is gone")
-	case err != nil:
-		return -1, at, fmt.Errorf("open %q: %w", o.Name, err)
-	}
-	if at, err = stampOf(fd); err == nil && at.version() != o.Version {
-		err = changed(o, "it is version "+at.version()+", listed as "+o.Version)
-	}
-	if err == nil { // io_uring, in whose hands a client may put it, takes the flag to heart
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)
-	}
-	if err != nil {
-		_ = unix.Close(fd) // opened for reading: nothing is lost
-		return -1, at, err
-	}
-	return fd, at, nil
-}
-
-// openSlowly opens an object as open does, component by component.
-func (d *Dir) openSlowly(o *layout.Object) (int, error) {
-	f, err := d.root.OpenFile(filepath.FromSlash(o.Name), unix.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return -1, err
-	}
-	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
-	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		fd, _, err = d.open(o)
+		return err
+	})
+	return fd, err
 }
 
 func changed(o *layout.Object, how string) error {

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"container/list"
+	"context"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +37,7 @@ func newFilePool(max int, open func(*layout.Object) (int, stamp, error)) *filePo
 
 // get returns an open file of o that is the listed version at this moment. Two callers that miss at once both open it,
 // and the second one's is closed: opening a local file is too cheap to make one wait for the other.
-func (p *filePool) get(o *layout.Object) (*pooled, error) {
+func (p *filePool) get(ctx context.Context, o *layout.Object) (*pooled, error) {
 	if h := p.take(o); h != nil {
 		if now, err := stampOf(h.fd); err != nil || now != h.at {
 			p.put(h)
@@ -44,7 +45,12 @@ func (p *filePool) get(o *layout.Object) (*pooled, error) {
 		}
 		return h, nil
 	}
-	fd, at, err := p.open(o)
+	var fd int
+	var at stamp
+	err := whenUnleased(ctx, func() (err error) {
+		fd, at, err = p.open(o)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -59,7 +59,7 @@ var ErrOtherMount = errors.New("lies on another mount than the source")
 
 // OpenForOthers opens o as OpenObject does, for another process: through a mount that is read-only if this process may
 // make one. What is mounted below the source is not part of that mount: such an object is an error that wraps
-// [ErrOtherMount], never a descriptor that could be written through.
+// [ErrOtherMount], never a descriptor that could be written through. It waits for nobody: a leased file is [ErrLeased].
 func (d *Dir) OpenForOthers(o *layout.Object) (fd int, err error) {
 	if d.ReadOnlyMount() != nil {
 		fd, _, err = d.open(o)
@@ -69,10 +69,11 @@ func (d *Dir) OpenForOthers(o *layout.Object) (fd int, err error) {
 	if !errors.Is(err, ErrChanged) {
 		return fd, err
 	}
-	plain, _, plainErr := d.open(o)
-	if plainErr != nil {
+	switch plain, _, plainErr := d.open(o); {
+	case plainErr == nil:
+		_ = unix.Close(plain) // it tells that the object is there
+	case !errors.Is(plainErr, ErrLeased): // which tells it, too
 		return -1, err
 	}
-	_ = unix.Close(plain) // it tells that the object is there
 	return -1, fmt.Errorf("%q: %w", o.Name, ErrOtherMount)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -53,14 +54,38 @@ func newReadOnlyDir(t *testing.T) (*Dir, string) {
 }
 
 func TestOthersCannotWriteThroughADescriptor(t *testing.T) {
-	d, source := newReadOnlyDir(t)
-	if err := d.ReadOnlyMount(); err != nil {
-		t.Skipf("needs root (CAP_SYS_ADMIN): %v", err)
+	for _, dir := range []string{"", strings.Repeat(strings.Repeat("0", 255)+"/", 20)} { // in one call, and too long for one
+		d, source := newReadOnlyDir(t)
+		if err := d.ReadOnlyMount(); err != nil {
+			t.Skipf("needs root (CAP_SYS_ADMIN): %v", err)
+		}
+		root, err := os.OpenRoot(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dir != "" {
+			err = errors.Join(root.MkdirAll(strings.TrimSuffix(dir, "/"), 0o755), root.Rename("a", dir+"a"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, fd, err := forOthers(t, d, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cannotWrite(t, fd)
+		if got, err := root.ReadFile(dir + "a"); string(got) != "content" {
+			t.Errorf("the source now has %q, %v", got, err)
+		}
+		if err := root.Close(); err != nil {
+			t.Error(err)
+		}
 	}
-	_, fd, err := forOthers(t, d, func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
+}
+
+// cannotWrite checks that a descriptor of "content" cannot be opened again for writing.
+func cannotWrite(t *testing.T, fd int) {
+	t.Helper()
 	p := make([]byte, 7)
 	if n, err := unix.Pread(fd, p, 0); n != 7 || string(p) != "content" {
 		t.Errorf("%q, %v", p[:max(n, 0)], err)
@@ -81,9 +106,6 @@ func TestOthersCannotWriteThroughADescriptor(t *testing.T) {
 		t.Errorf("opened again for reading, as libcufile may: %v", err)
 	} else if err := unix.Close(fd); err != nil {
 		t.Error(err)
-	}
-	if got, err := os.ReadFile(filepath.Join(source, "a")); string(got) != "content" {
-		t.Errorf("the source now has %q, %v", got, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -103,6 +104,9 @@ func (p *prefetcher) run(ctx context.Context) {
 	}
 }
 
+// patienceAhead is how long a file is waited for that somebody has leased: others wait to be read ahead as well.
+const patienceAhead = 100 * time.Millisecond
+
 // advise has the kernel read a job's local bytes ahead. What fails is no error: whoever reads the file will meet it.
 func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
 	for r := range job.runs {
@@ -113,8 +117,9 @@ func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
 		if !ok {
 			continue
 		}
-		fd, done, err := origin.Borrow(r.Object)
-		if err != nil {
+		soon, cancel := context.WithTimeout(ctx, patienceAhead)
+		fd, done, err := origin.Borrow(soon, r.Object)
+		if cancel(); err != nil {
 			continue
 		}
 		span := (r.Count-1)*r.Stride + r.Length // what lies between the pieces comes along

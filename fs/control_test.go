@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"errors"
 	"math"
 	"slices"
@@ -17,8 +18,10 @@ import (
 // localBytes is an origin that says that its objects are files of this machine.
 type localBytes struct{ layout.Origin }
 
-func (localBytes) OpenObject(*layout.Object) (int, error) { return -1, errors.New("not in this test") }
-func (localBytes) Borrow(*layout.Object) (int, func(), error) {
+func (localBytes) OpenObject(context.Context, *layout.Object) (int, error) {
+	return -1, errors.New("not in this test")
+}
+func (localBytes) Borrow(context.Context, *layout.Object) (int, func(), error) {
 	return -1, nil, errors.New("not in this test")
 }
 

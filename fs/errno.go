@@ -26,6 +26,8 @@ func statusOf(err error) fuse.Status {
 		return fuse.EINTR
 	case errors.Is(err, cache.ErrChanged):
 		return fuse.Status(syscall.ESTALE)
+	case errors.Is(err, cache.ErrLeased): // a reader past FUSE: others have waited
+		return fuse.EAGAIN
 	case errors.Is(err, fs.ErrPermission):
 		return fuse.EACCES
 	case errors.As(err, &errno) && (errno == syscall.ENOSPC || errno == syscall.EMFILE || errno == syscall.ENFILE || errno == syscall.ENOMEM):

@@ -14,9 +14,9 @@ import (
 // local is an origin whose objects are files of this machine, which the kernel can read without this process.
 type local interface {
 	// OpenObject opens o with a file description of its own, checked to be the listed version.
-	OpenObject(o *layout.Object) (fd int, err error)
+	OpenObject(ctx context.Context, o *layout.Object) (fd int, err error)
 	// Borrow returns a descriptor of o, checked to be the listed version, until done is called.
-	Borrow(o *layout.Object) (fd int, done func(), err error)
+	Borrow(ctx context.Context, o *layout.Object) (fd int, done func(), err error)
 }
 
 // Handles say how a file was opened. Texts have handles from firstText on.
@@ -64,7 +64,7 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	if o := body.Whole(); o != nil {
 		switch origin := o.Origin.(type) {
 		case local:
-			fd, err = origin.OpenObject(o) // even where the kernel has the file, or does not want it: one that changed must not open
+			fd, err = origin.OpenObject(ctx, o) // even where the kernel has the file, or does not want it: one that changed must not open
 		case kept:
 			fd, release, err = origin.OpenWhole(ctx, o)
 		}

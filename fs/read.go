@@ -29,7 +29,7 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	off := int64(in.Offset)
 	size := max(0, min(int64(len(buf)), int64(in.Size), body.Size()-off))
 	m.counters.reads.Add(1)
-	if res, err := m.spliced(body, off, size); res != nil || err != nil {
+	if res, err := m.spliced(ctx, body, off, size); res != nil || err != nil {
 		if err != nil {
 			return nil, m.fail(n, "read", err)
 		}
@@ -61,7 +61,7 @@ const spliceMin = 32 << 10
 // spliced loads bytes that lie in one local file into a pipe, from which go-fuse moves them to the kernel without a
 // copy through this process. It returns nothing for reads that this does not fit. go-fuse could splice from the file
 // itself, but would answer a file that lost bytes meanwhile with a short reply, which the kernel takes for its end.
-func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, error) {
+func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64) (fuse.ReadResult, error) {
 	if size < spliceMin {
 		return nil, nil
 	}
@@ -86,7 +86,7 @@ func (m *Mount) spliced(body *layout.Body, off, size int64) (fuse.ReadResult, er
 	if !ok {
 		return nil, nil
 	}
-	fd, done, err := origin.Borrow(from.Object)
+	fd, done, err := origin.Borrow(ctx, from.Object)
 	if err != nil {
 		if isKept { // evicted just now
 			return nil, nil

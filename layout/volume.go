@@ -118,15 +118,15 @@ type probedObject struct {
 func probe(ctx context.Context, v *Volume, formats []format) ([]probedObject, error) {
 	probed := make([]probedObject, len(v.Objects))
 	workers := 4 * runtime.GOMAXPROCS(0)
-	g, ctx := errgroup.WithContext(ctx)
+	g := new(errgroup.Group)
 	for w := range workers {
 		g.Go(func() error {
 			buf := make([]byte, headSize)
 			for i := w; i < len(v.Objects); i += workers {
-				if err := ctx.Err(); err != nil {
+				probed[i] = probeOne(ctx, v, formats, v.Objects[i], buf)
+				if err := ctx.Err(); err != nil { // after it: an object whose reading was ended is not one of no format
 					return err
 				}
-				probed[i] = probeOne(ctx, v, formats, v.Objects[i], buf)
 			}
 			return nil
 		})

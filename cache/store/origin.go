@@ -164,7 +164,7 @@ func (s *Store) published(e *entry) (*layout.Object, error) {
 	if err != nil {
 		return nil, s.lost(e, err)
 	}
-	fd, done, err := s.dir.Borrow(o)
+	fd, done, err := s.dir.Borrow(s.ctx, o)
 	if err != nil {
 		return nil, s.lost(e, err)
 	}

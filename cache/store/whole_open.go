@@ -42,7 +42,7 @@ func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, relea
 	s := x.store
 	s.ledger.held(e.key)
 	release = sync.OnceFunc(func() { s.ledger.unpin(e) })
-	if fd, err = s.openEntry(e); err != nil {
+	if fd, err = s.openEntry(ctx, e); err != nil {
 		release()
 		var local *localError
 		if errors.Is(err, cache.ErrChanged) || errors.Is(err, errMoved) || errors.As(err, &local) { // evicted just now, or its disk fails: a read finds out
@@ -64,7 +64,7 @@ func (x *Origin) complete(f *file, g segmentOf) (e *entry, p *pass) {
 }
 
 // openEntry opens a segment for reading: one that is published, or has all of its bytes and will be.
-func (s *Store) openEntry(e *entry) (fd int, err error) {
+func (s *Store) openEntry(ctx context.Context, e *entry) (fd int, err error) {
 	if _, fill := s.ledger.look(e); fill != nil {
 		return fill.reopen()
 	}
@@ -72,7 +72,7 @@ func (s *Store) openEntry(e *entry) (fd int, err error) {
 	if err != nil {
 		return -1, err
 	}
-	return s.dir.OpenObject(o)
+	return s.dir.OpenObject(ctx, o)
 }
 
 // reopen opens the file again, if all of its bytes are here.

@@ -128,13 +128,13 @@ func TestOpenBeforeItIsPublished(t *testing.T) {
 	if len(parts) != 1 || parts[0] == nil {
 		t.Fatalf("%d parts", len(parts))
 	}
-	if _, err := m.openEntry(parts[0].entry); err == nil {
+	if _, err := m.openEntry(t.Context(), parts[0].entry); err == nil {
 		t.Error("a segment without a byte is opened")
 	}
 	if err := m.origin.pour(t.Context(), o, parts, nil); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := m.openEntry(parts[0].entry)
+	fd, err := m.openEntry(t.Context(), parts[0].entry)
 	if err != nil {
 		t.Fatal(err)
 	}

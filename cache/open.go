@@ -1,0 +1,94 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// ErrLeased says that somebody has a write lease of a file (F_SETLEASE, as file servers take them), and has been told
+// that another wants to read it.
+var ErrLeased = errors.New("its holder of a lease has not let go of it yet: try again")
+
+// leaseLook is the time between two attempts to open a file that is leased.
+const leaseLook = 20 * time.Millisecond
+
+// whenUnleased calls open again until nobody has a lease of the file, or ctx ends. The kernel takes a lease away that its
+// holder does not give back within fs.lease-break-time, 45 s.
+func whenUnleased(ctx context.Context, open func() error) error {
+	for {
+		err := open()
+		if !errors.Is(err, ErrLeased) {
+			return err
+		}
+		select {
+		case <-time.After(leaseLook):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// open opens an object without leaving the root, in one system call where the kernel has openat2 (Linux 5.6). It does
+// not wait: a file that is leased is ErrLeased.
+func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) { return d.openBelow(d.fd, o) }
+
+func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error) {
+	// O_NONBLOCK: a shard that became a pipe must not wait for its writer.
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
+	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says that is leased
+		if fd, err = unix.Openat2(dir, o.Name, &how); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	// An old kernel, or a sandbox that does not know the call, or a path that is longer than a call takes (PATH_MAX).
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENAMETOOLONG) {
+		fd, err = d.openSlowly(dir, o)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENOTDIR):
+		return -1, at, changed(o, "it is gone")
+	case errors.Is(err, unix.EAGAIN):
+		return -1, at, fmt.Errorf("open %q: %w", o.Name, ErrLeased)
+	case err != nil:
+		return -1, at, fmt.Errorf("open %q: %w", o.Name, err)
+	}
+	if at, err = stampOf(fd); err == nil && at.version() != o.Version {
+		err = changed(o, "it is version "+at.version()+", listed as "+o.Version)
+	}
+	if err == nil { // io_uring, in whose hands a client may put it, takes the flag to heart
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)
+	}
+	if err != nil {
+		_ = unix.Close(fd) // opened for reading: nothing is lost
+		return -1, at, err
+	}
+	return fd, at, nil
+}
+
+// openSlowly opens an object below dir as openat2 does, component by component.
+func (d *Dir) openSlowly(dir int, o *layout.Object) (int, error) {
+	root := d.root
+	if dir != d.fd { // the read-only mount: what is opened through the other could be written to
+		var err error
+		if root, err = os.OpenRoot("/proc/self/fd/" + strconv.Itoa(dir)); err != nil {
+			return -1, err
+		}
+		defer func() { _ = root.Close() }() // opened for reading: nothing is lost
+	}
+	f, err := root.OpenFile(filepath.FromSlash(o.Name), unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+}

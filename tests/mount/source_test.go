@@ -1,0 +1,140 @@
+package mount_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// leased takes a write lease on a file, as a file server does that lets a client write behind. Who opens the file waits
+// until it is given back.
+func leased(t *testing.T, path string) (release func()) {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Skipf("needs leases: %v", err)
+	}
+	return func() { must(t, f.Close()) } // which ends the lease
+}
+
+// A file of the source that somebody has leased is waited for, as the kernel has any other program wait, by itself and
+// in a view. The wait ends with the reader.
+func TestLeasedFilesAreWaitedFor(t *testing.T) {
+	needFUSE(t)
+	const shard = "shard_000001.bin"
+	for _, name := range []string{shard, ".hbmfs/views/tokens.bin"} {
+		source, want := shardedTokens(t, 2, 100_000)
+		if name == shard {
+			content, err := os.ReadFile(filepath.Join(source, shard))
+			must(t, err)
+			want = content
+		}
+		release := leased(t, filepath.Join(source, shard)) // before anybody has it open: then there is no lease to be had
+		m := mount(t, source)
+		read := make(chan error, 1)
+		go func() {
+			got, err := readPastCache(m.Path(name))
+			if err == nil && !bytes.Equal(got, want) {
+				err = errors.New("wrong bytes")
+			}
+			read <- err
+		}()
+		select {
+		case err := <-read:
+			t.Errorf("%s: a read of a leased file ended with %v", name, err)
+			release()
+			continue
+		case <-time.After(300 * time.Millisecond):
+		}
+		stuck := exec.CommandContext(t.Context(), "cat", m.Path(shard))
+		must(t, stuck.Start())
+		if !blackbox.Within(patience, func() bool { return waitsForFUSE(stuck.Process.Pid) }) {
+			t.Error("another reader does not wait")
+		}
+		must(t, stuck.Process.Kill())
+		_ = stuck.Wait() // killed, which is its error
+		release()
+		if err := <-read; err != nil {
+			t.Errorf("%s: after the lease: %v", name, err)
+		}
+	}
+}
+
+// A reader past FUSE is told to come back: the daemon's answers wait for nobody.
+func TestLeasedFilesPastFUSE(t *testing.T) {
+	needRoot(t)
+	source := newDir(t)
+	writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
+	defer leased(t, filepath.Join(source, "shard.bin"))()
+	m := mount(t, source)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := control.Dial(ctx, m.point, "leased")
+	must(t, err)
+	defer func() { _ = c.Close() }() // nothing of it is needed any more
+	began := time.Now()
+	for found, err := range c.Lookup(ctx, []string{"shard.bin"}) {
+		must(t, err)
+		if _, err := found.ReadAt(make([]byte, 1), 0); !errors.Is(err, syscall.EAGAIN) {
+			t.Errorf("a leased file past FUSE: %v, want EAGAIN", err)
+		}
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("the answer took %v", took)
+	}
+}
+
+// Files below a path that is longer than one system call takes are files like any others: by themselves, in views, and
+// past FUSE.
+func TestPathsLongerThanACallTakes(t *testing.T) {
+	needFUSE(t)
+	tokens, stream := shardedTokens(t, 1, 5000)
+	shard, err := os.ReadFile(filepath.Join(tokens, "shard_000000.bin"))
+	must(t, err)
+	source := newDir(t)
+	dir := strings.Repeat(strings.Repeat("d", 255)+"/", 20) // 5,120 bytes
+	root, err := os.OpenRoot(source)
+	must(t, err)
+	must(t, root.MkdirAll(dir, 0o755))
+	must(t, root.WriteFile(dir+"shard_000000.bin", shard, 0o644))
+	must(t, root.Symlink("../"+strings.Repeat("d", 255)+"/shard_000000.bin", dir+"link.bin"))
+	must(t, root.Close())
+	m := mount(t, source)
+	mounted, err := os.OpenRoot(m.point)
+	must(t, err)
+	defer func() { must(t, mounted.Close()) }()
+	for name, want := range map[string][]byte{
+		dir + "shard_000000.bin": shard, dir + "link.bin": shard, ".hbmfs/views/" + dir + "tokens.bin": append(bytes.Clone(stream), stream...),
+	} {
+		if got, err := mounted.ReadFile(name); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %v, or wrong bytes", filepath.Base(name), err)
+		}
+	}
+	if os.Geteuid() == 0 {
+		if err := bypass(m.point, dir+"shard_000000.bin"); err != nil {
+			t.Errorf("past FUSE: %v", err)
+		}
+	}
+	f, err := mounted.OpenFile(dir+"shard_000000.bin", os.O_RDWR, 0)
+	if err == nil {
+		_, err = io.WriteString(f, "x")
+		must(t, f.Close())
+	}
+	if !errors.Is(err, syscall.EROFS) {
+		t.Errorf("writing: %v, want EROFS", err)
+	}
+}
