@@ -21,24 +21,25 @@ type channel struct {
 	bound     atomic.Bool   // it has
 	settled   chan struct{} // closed once it has, or cannot
 	buffers   sync.Pool     // of *[control.MaxFrame]byte
-	answering chan struct{}
+	answering *turns
 	lingering chan struct{}
-	leases    atomic.Int64
+	sessions  *shares // connections
+	leases    *shares
+	names     *shares // that are told apart
 	refused   atomic.Int64
 
-	mu          sync.Mutex // guards what follows
-	off         string     // why there is no socket
-	sessions    map[uint32]int
-	connections int
-	turnedAway  int64
-	usages      map[string]*usage
-	readers     map[readerID]int // connections of each
+	mu         sync.Mutex // guards what follows
+	off        string     // why there is no socket
+	turnedAway int64
+	usages     map[client]*usage
+	readers    map[readerID]int // connections of each
 }
 
 func newChannel() *channel {
 	c := &channel{
-		tickets: newTickets(), prefetch: newPrefetcher(), answering: make(chan struct{}, answersAtOnce), lingering: make(chan struct{}, lingerAtOnce), settled: make(chan struct{}),
-		sessions: map[uint32]int{}, usages: map[string]*usage{}, readers: map[readerID]int{},
+		tickets: newTickets(), prefetch: newPrefetcher(), answering: newTurns(answersAtOnce), lingering: make(chan struct{}, lingerAtOnce), settled: make(chan struct{}),
+		sessions: newShares(sessionsInAll, sessionsPerUID, 0), leases: newShares(leasesInAll, leasesInAll/2, leasesAtLeast), names: newShares(usageNames, usageNames/2, 0),
+		usages: map[client]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
 	c.objects.init()

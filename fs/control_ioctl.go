@@ -37,7 +37,7 @@ func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, ou
 		}
 	case control.OpPrefetch:
 		var ranges []control.Range
-		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(nodeReader(number(in.NodeId)), prefetchJob{{body, ranges}}) {
+		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(planner{in.Uid, number(in.NodeId)}, prefetchJob{{body, ranges}}) {
 			return fuse.EAGAIN
 		}
 	}
@@ -63,7 +63,7 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 	case room == 0:
 		return syscall.EINVAL
 	}
-	objects := map[uint64]bool{}
+	objects := map[uint64]*layout.Object{}
 	all := true
 	for r := range here(body.RunsWithin(begin, length)) {
 		if len(b.Extents) == room {
@@ -71,12 +71,12 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 			break
 		}
 		e := c.extentOf(r)
-		if e.Object != 0 && !objects[e.Object] {
+		if e.Object != 0 && objects[e.Object] == nil {
 			if q.Flags&control.ExtentsTicket != 0 && len(objects) == control.MaxObjects {
 				all = false
 				break
 			}
-			objects[e.Object] = true
+			objects[e.Object] = r.Object
 		}
 		b.Extents = append(b.Extents, e)
 		b.Cursor = e.End()

@@ -33,10 +33,9 @@ func (m *Mount) readOnlyMount() error {
 }
 
 // lend opens an object for the peer, and puts the descriptor into the answer.
-func (m *Mount) lend(id uint64, a *answer) control.Object {
+func (m *Mount) lend(id uint64, o *layout.Object, a *answer) control.Object {
 	out := control.Object{ID: id, FD: -1, Errno: syscall.EOPNOTSUPP}
-	o := m.control.objects.object(id)
-	if o == nil { // forgotten since its extents were asked for
+	if o == nil { // forgotten since its extents were said
 		out.Errno = syscall.ESTALE
 		return out
 	}
@@ -101,14 +100,16 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 		lent = append(lent, fresh...)
 	}
 	if len(lent) > 0 {
-		if err := a.take(ctx, s.channel); err != nil {
+		if a.done, err = s.channel.answering.take(ctx, s.peer.uid); err != nil {
 			return err
 		}
 	}
-	for _, o := range lent {
-		files.Objects = append(files.Objects, s.mount.lend(o, a))
+	of := make([]*layout.Object, len(lent))
+	for i, o := range lent {
+		of[i] = s.channel.objects.object(o)
+		files.Objects = append(files.Objects, s.mount.lend(o, of[i], a))
 	}
-	s.expectAck(id, files.Objects)
+	s.expectAck(id, files.Objects, of)
 	a.header.Type, a.payload = control.TypeFiles, files.AppendTo
 	return nil
 }

@@ -2,6 +2,8 @@ package fs
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,9 +16,12 @@ import (
 // prefetcher tells the kernel what will be read soon of local files, and the cache of a remote origin what of that. The
 // queue is bounded, so that asking never waits.
 type prefetcher struct {
-	queue chan prefetchJob
+	queue *jobQueue
 	cache Cache         // set before it is used; nil where nothing is kept
 	bytes *atomic.Int64 // that they were told of
+
+	mu     sync.Mutex // guards what follows
+	byFile map[int][]planner
 }
 
 // prefetchJob is what one message says: ranges of files of the mount, or of objects.
@@ -27,12 +32,18 @@ type prefetchPart struct {
 	ranges []control.Range
 }
 
-// nodeReader is who plans what to read by an ioctl: all who have the file open. A connection plans for itself.
-type nodeReader int
+// planner is who plans what to read: a user, by an ioctl for a file, whose node number it has, or on a connection.
+type planner struct {
+	uid uint32
+	by  any
+}
+
+// User tells the cache whose plan it is.
+func (r planner) User() uint32 { return r.uid }
 
 func newPrefetcher() *prefetcher {
 	const pending = 128 // jobs, of 200 KiB at most
-	return &prefetcher{queue: make(chan prefetchJob, pending), bytes: new(atomic.Int64)}
+	return &prefetcher{queue: newJobQueue(pending), bytes: new(atomic.Int64), byFile: map[int][]planner{}}
 }
 
 // runsPerJob bounds what is done of a job: a message may name all of an irregular file a thousand times.
@@ -54,7 +65,7 @@ func (job prefetchJob) runs(yield func(layout.Run) bool) {
 
 // add queues what a job has of local files, and adds what it has of remote ones to the reader's plan. It reports
 // whether there was room: if not, nothing was planned.
-func (p *prefetcher) add(reader any, job prefetchJob) bool {
+func (p *prefetcher) add(reader planner, job prefetchJob) bool {
 	var runs []layout.Run
 	var bytes int64
 	anyLocal := false
@@ -69,38 +80,56 @@ func (p *prefetcher) add(reader any, job prefetchJob) bool {
 		}
 		runs, bytes = append(runs, r), bytes+r.Count*r.Length
 	}
-	if anyLocal {
-		select {
-		case p.queue <- job:
-		default:
-			return false
-		}
+	if anyLocal && !p.queue.add(reader.uid, job) {
+		return false
 	}
 	if len(runs) > 0 && p.cache != nil {
 		if !p.cache.Plan(reader, runs) {
 			return false
 		}
+		p.note(reader)
 		p.bytes.Add(bytes)
 	}
 	return true
 }
 
+// note remembers whose plans end with a file.
+func (p *prefetcher) note(reader planner) {
+	if number, ok := reader.by.(int); ok {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if !slices.Contains(p.byFile[number], reader) {
+			p.byFile[number] = append(p.byFile[number], reader)
+		}
+	}
+}
+
 // endPlan forgets what a reader has planned.
-func (p *prefetcher) endPlan(reader any) {
+func (p *prefetcher) endPlan(reader planner) {
 	if p.cache != nil {
 		p.cache.EndPlan(reader)
+	}
+}
+
+// endFile forgets what was planned of a file that nobody has open any more.
+func (p *prefetcher) endFile(number int) {
+	p.mu.Lock()
+	readers := p.byFile[number]
+	delete(p.byFile, number)
+	p.mu.Unlock()
+	for _, r := range readers {
+		p.endPlan(r)
 	}
 }
 
 // run works the queue until ctx ends.
 func (p *prefetcher) run(ctx context.Context) {
 	for {
-		select {
-		case <-ctx.Done():
+		job, err := p.queue.next(ctx)
+		if err != nil {
 			return
-		case job := <-p.queue:
-			p.advise(ctx, job)
 		}
+		p.advise(ctx, job)
 	}
 }
 

@@ -19,11 +19,12 @@ const (
 	sessionsInAll    = 1024
 	leasesPerSession = 1 << 16
 	leasesInAll      = 1 << 18
-	unacked          = 2                // messages with descriptors that a peer has not acknowledged
-	answersAtOnce    = 8                // that hold descriptors, of 64 each, while they are made
-	lingerAtOnce     = 8                // sessions that wait on threads
-	helloTime        = 10 * time.Second // to say HELLO
-	replyTime        = 5 * time.Second  // to read an answer
+	leasesAtLeast    = 2 * control.MaxObjects // of a user, who has a connection
+	unacked          = 2                      // messages with descriptors that a peer has not acknowledged
+	answersAtOnce    = 8                      // that hold descriptors, of 64 each, while they are made; see turns
+	lingerAtOnce     = 8                      // sessions that wait on threads
+	helloTime        = 10 * time.Second       // to say HELLO
+	replyTime        = 5 * time.Second        // to read an answer
 )
 
 // errProtocol ends a connection whose peer does not keep to the protocol.
@@ -92,11 +93,11 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
-	s.channel.leases.Add(-int64(s.held))
+	s.channel.leases.book(s.peer.uid, -int64(s.held))
 	for _, h := range s.holdings {
 		h.release()
 	}
-	s.channel.prefetch.endPlan(s)
+	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
 	s.channel.leave(s.peer.uid)
 	if s.usage != nil {
 		s.channel.part(s.usage, s.reader)
@@ -120,7 +121,7 @@ func (s *session) one(ctx context.Context) error {
 	if err == nil {
 		a.payload = func(b []byte) []byte { return b }
 		err = s.handle(ctx, h, payload, &a)
-		defer func() { a.close(s.channel) }()
+		defer a.close()
 	}
 	var refusal *control.Refusal
 	fatal := err != nil && !errors.As(err, &refusal)
@@ -147,15 +148,15 @@ type answer struct {
 	header  control.Header
 	payload func([]byte) []byte
 	fds     []int
-	slot    bool // of answersAtOnce is taken
+	done    func() // ends its turn, if it has one
 }
 
-func (a *answer) close(c *channel) {
+func (a *answer) close() {
 	control.CloseAll(a.fds)
 	a.fds = nil
-	if a.slot {
-		<-c.answering
-		a.slot = false
+	if a.done != nil {
+		a.done()
+		a.done = nil
 	}
 }
 
@@ -164,7 +165,7 @@ func (s *session) send(a *answer, out *[control.MaxFrame]byte) error {
 	if len(a.fds) > 0 {
 		return s.conn.SendNow(frame, a.fds)
 	}
-	a.close(s.channel) // what may wait for its peer holds up nobody else
+	a.close() // what may wait for its peer holds up nobody else
 	return s.conn.Send(frame, replyTime)
 }
 
@@ -234,31 +235,21 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 	if err := s.roomFor(id, len(q.Objects)); err != nil {
 		return err
 	}
-	if err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects); err != nil {
+	of, err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects)
+	if err != nil {
 		return err
 	}
-	if err := a.take(ctx, s.channel); err != nil {
+	if a.done, err = s.channel.answering.take(ctx, s.peer.uid); err != nil {
 		return err
 	}
 	objects := make([]control.Object, len(q.Objects))
 	for i, o := range q.Objects {
-		objects[i] = s.mount.lend(o, a)
+		objects[i] = s.mount.lend(o, of[i], a)
 	}
-	s.expectAck(id, objects)
+	s.expectAck(id, objects, of)
 	a.header.Type = control.TypeFDs
 	a.payload = func(b []byte) []byte { return control.AppendFDs(b, objects) }
 	return nil
-}
-
-// take waits for the right to hold descriptors, which few answers have at a time. None of them waits for its peer.
-func (a *answer) take(ctx context.Context, c *channel) error {
-	select {
-	case c.answering <- struct{}{}:
-		a.slot = true
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // roomFor checks that the connection may hold n more objects.
@@ -271,47 +262,43 @@ func (s *session) roomFor(id uint32, n int) error {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
 	case s.held+n > leasesPerSession:
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection holds %d objects, and may hold %d: release some", s.held, leasesPerSession)}
-	case s.channel.leases.Load()+int64(n) > leasesInAll:
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("all connections together hold %d objects, which is as many as may be", leasesInAll)}
+	case !s.channel.leases.fit(s.peer.uid, int64(n)):
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user hold as many objects as may be, of the %d that all may together: release some", leasesInAll)}
 	}
 	return nil
 }
 
-// expectAck books the objects that have a descriptor until the peer says whether it got them.
-func (s *session) expectAck(id uint32, objects []control.Object) {
+// expectAck books the objects that have a descriptor until the peer says whether it got them. of are what the objects are.
+func (s *session) expectAck(id uint32, objects []control.Object, of []*layout.Object) {
 	var given []uint64
-	for _, o := range objects {
+	for i, o := range objects {
 		if o.FD >= 0 {
 			given = append(given, o.ID)
+			s.hold(o.ID, of[i])
 		}
 	}
 	if len(given) > 0 {
 		s.pending[id] = given
-		s.hold(given)
 	}
 }
 
 // holding is a file that the peer was given, however often.
 type holding struct {
+	object  *layout.Object
 	times   int
 	release func()
 }
 
-// hold books objects that the peer was given, and keeps their files where they could go.
-func (s *session) hold(objects []uint64) {
-	for _, o := range objects {
-		h := s.holdings[o]
-		if h == nil {
-			h = &holding{release: func() {}}
-			if object := s.channel.objects.object(o); object != nil {
-				h.release = hold(object)
-			}
-			s.holdings[o] = h
-		}
-		h.times++
+// hold books an object that the peer was given, and keeps its file where it could go.
+func (s *session) hold(id uint64, o *layout.Object) {
+	h := s.holdings[id]
+	if h == nil {
+		h = &holding{object: o, release: hold(o)}
+		s.holdings[id] = h
 	}
-	s.held += len(objects)
-	s.channel.leases.Add(int64(len(objects)))
+	h.times++
+	s.held++
+	s.channel.leases.book(s.peer.uid, 1)
 }
 
 // unhold is the opposite of hold.
@@ -324,7 +311,7 @@ func (s *session) unhold(objects ...uint64) {
 		}
 	}
 	s.held -= len(objects)
-	s.channel.leases.Add(-int64(len(objects)))
+	s.channel.leases.book(s.peer.uid, -int64(len(objects)))
 }
 
 func (s *session) ack(payload []byte) error {
@@ -363,14 +350,13 @@ func (s *session) name(payload []byte, a *answer) error {
 	if err != nil {
 		return err
 	}
-	if err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects); err != nil {
+	of, err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects)
+	if err != nil {
 		return err
 	}
-	var names []control.Named
-	for _, id := range q.Objects {
-		if o := s.channel.objects.object(id); o != nil {
-			names = append(names, control.Named{Object: id, Name: o.Name})
-		}
+	names := make([]control.Named, len(of))
+	for i, o := range of {
+		names[i] = control.Named{Object: q.Objects[i], Name: o.Name}
 	}
 	a.header.Type = control.TypeNames
 	a.payload = func(b []byte) []byte { b, _ = control.AppendNames(b, names); return b }
@@ -387,15 +373,12 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 		if s.leases[g.Object] == 0 {
 			return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("object %d is not leased by this connection", g.Object)}
 		}
-		o := s.channel.objects.object(g.Object)
-		if o == nil {
-			return &control.Refusal{Errno: syscall.ESTALE, Text: fmt.Sprintf("object %d is forgotten: ask for the extents again", g.Object)}
-		}
+		o := s.holdings[g.Object].object
 		var body layout.Body
 		body.Add(o, 0, o.Size)
 		job[i] = prefetchPart{&body, []control.Range{g.Range}}
 	}
-	if !s.channel.prefetch.add(s, job) {
+	if !s.channel.prefetch.add(planner{s.peer.uid, s}, job) {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "too much is being prefetched already"}
 	}
 	a.header.Type = control.TypeDone

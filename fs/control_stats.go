@@ -11,7 +11,13 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// usage is what the clients of one name did, under the channel's lock.
+// client is what a user's readers call themselves. Users share no account: nobody can use up the reasons of another.
+type client struct {
+	uid  uint32
+	name string
+}
+
+// usage is what the readers of one client did, under the channel's lock.
 type usage struct {
 	connections int
 	moved       map[choice]amount
@@ -30,8 +36,8 @@ type readerID struct{ uid, number uint32 }
 
 // Limits of what is told apart: clients may call themselves, and their reasons, anything.
 const (
-	usageNames  = 64
-	usageChoice = 48 // of one name, and one for each path that stands for the rest
+	usageNames  = 64 // of all users
+	usageChoice = 48 // of one name of one user, and one for each path that stands for the rest
 )
 
 // others stands for the names, and the reasons, that came when there were enough.
@@ -44,13 +50,14 @@ func (c *channel) meet(name string, r readerID) *usage {
 	if name == "" {
 		name = "(unnamed)"
 	}
-	if c.usages[name] == nil && len(c.usages) >= usageNames {
-		name = others
+	who := client{r.uid, name}
+	if c.usages[who] == nil && !c.names.take(r.uid, 1) {
+		who = client{name: others}
 	}
-	u := c.usages[name]
+	u := c.usages[who]
 	if u == nil {
 		u = &usage{moved: map[choice]amount{}}
-		c.usages[name] = u
+		c.usages[who] = u
 	}
 	u.connections++
 	if r.number != 0 {
@@ -98,39 +105,55 @@ func (c *channel) report(u *usage, moved []control.Moved) {
 		if _, known := u.moved[k]; !known && len(u.moved) >= usageChoice {
 			k.reason = others
 		}
-		sum := u.moved[k]
-		sum.bytes += min(m.Bytes, math.MaxInt64-sum.bytes)
-		sum.reads += min(m.Reads, math.MaxInt64-sum.reads)
-		u.moved[k] = sum
+		u.add(k, amount{m.Bytes, m.Reads})
 	}
+}
+
+func (u *usage) add(k choice, a amount) {
+	sum := u.moved[k]
+	sum.bytes += min(a.bytes, math.MaxInt64-sum.bytes)
+	sum.reads += min(a.reads, math.MaxInt64-sum.reads)
+	u.moved[k] = sum
+}
+
+// byName sums up what the readers of all users did under each name.
+func (c *channel) byName() map[string]*usage {
+	all := map[string]*usage{}
+	for who, u := range c.usages {
+		sum := all[who.name]
+		if sum == nil {
+			sum = &usage{moved: map[choice]amount{}}
+			all[who.name] = sum
+		}
+		sum.connections += u.connections
+		for k, a := range u.moved {
+			sum.add(k, a)
+		}
+	}
+	return all
 }
 
 // admit counts a connection of uid in, or says why not; the daemon is run by me. An ordinary user's daemon cannot make descriptors unfit for writing, as
 // root's does by a read-only mount: so they are for those alone who can open the files anyway.
 func (c *channel) admit(me, uid uint32) *control.Refusal {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	switch {
 	case me != 0 && uid != me:
-		c.turnedAway++
+		c.turnAway()
 		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
-	case c.sessions[uid] >= sessionsPerUID || c.connections >= sessionsInAll:
-		c.turnedAway++
+	case !c.sessions.take(uid, 1):
+		c.turnAway()
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", sessionsPerUID, sessionsInAll)}
 	}
-	c.sessions[uid]++
-	c.connections++
 	return nil
 }
 
-func (c *channel) leave(uid uint32) {
+func (c *channel) turnAway() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.connections--
-	if c.sessions[uid]--; c.sessions[uid] == 0 {
-		delete(c.sessions, uid)
-	}
+	c.turnedAway++
 }
+
+func (c *channel) leave(uid uint32) { c.sessions.book(uid, -1) }
 
 func (c *channel) disable(why string) {
 	c.mu.Lock()
@@ -189,7 +212,7 @@ func (u *usage) status(name string) ClientStatus {
 
 func (m *Mount) controlStatus() ControlStatus {
 	c := m.control
-	s := ControlStatus{Leases: c.leases.Load(), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []ClientStatus{}}
+	s := ControlStatus{Leases: c.leases.taken(), Connections: int(c.sessions.taken()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []ClientStatus{}}
 	s.Tickets, s.Issued = c.tickets.counts()
 	if err := m.readOnlyMount(); err != nil {
 		s.WhyNot = err.Error()
@@ -198,8 +221,8 @@ func (m *Mount) controlStatus() ControlStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.On, s.Why = c.off == "" && c.bound.Load(), c.off
-	s.Connections, s.TurnedAway, s.Readers = c.connections, c.turnedAway, len(c.readers)
-	for name, u := range c.usages {
+	s.TurnedAway, s.Readers = c.turnedAway, len(c.readers)
+	for name, u := range c.byName() {
 		s.Clients = append(s.Clients, u.status(name))
 	}
 	slices.SortFunc(s.Clients, func(a, b ClientStatus) int { return strings.Compare(a.Name, b.Name) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 	"syscall"
@@ -100,8 +101,8 @@ func TestAnAnswerNamesAsManyObjectsAsATicketCan(t *testing.T) {
 	if err != nil || len(a.Extents) != control.MaxObjects || a.Last() || a.Flags&control.ExtentsTicket == 0 {
 		t.Fatalf("%d extents, flags %v, %v", len(a.Extents), a.Flags, err)
 	}
-	if err := c.tickets.redeem(a.Ticket, 7, a.Objects()); err != nil {
-		t.Error(err)
+	if of, err := c.tickets.redeem(a.Ticket, 7, a.Objects()); err != nil || len(of) != control.MaxObjects {
+		t.Error(len(of), err)
 	}
 	if a, err = ask(t, c, &b, control.ExtentsRequest{Length: math.MaxInt64}, 200); err != nil || len(a.Extents) != 100 || !a.Last() {
 		t.Errorf("without a ticket: %d extents, %v", len(a.Extents), err)
@@ -141,9 +142,16 @@ func TestTicketsAreForOneUserOneTimeAndTenSeconds(t *testing.T) {
 	tickets := newTickets()
 	now := time.Unix(1000, 0)
 	tickets.now = func() time.Time { return now }
-	issue := func() control.Ticket { return tickets.issue(7, map[uint64]bool{1: true, 2: true}) }
+	one, two := localObject("1", 1), localObject("2", 1)
+	issue := func() control.Ticket { return tickets.issue(7, map[uint64]*layout.Object{1: one, 2: two}) }
 	redeem := func(k control.Ticket, uid uint32, o ...uint64) syscall.Errno {
-		return errnoOf(tickets.redeem(k, uid, o))
+		of, err := tickets.redeem(k, uid, o)
+		for i := range of {
+			if want := map[uint64]*layout.Object{1: one, 2: two}[o[i]]; of[i] != want {
+				t.Errorf("object %d is %v", o[i], of[i])
+			}
+		}
+		return errnoOf(err)
 	}
 
 	k := issue()
@@ -180,11 +188,11 @@ func TestTicketsAreBounded(t *testing.T) {
 	if live, _ := tickets.counts(); live > ticketsInAll {
 		t.Errorf("%d tickets", live)
 	}
-	if err := tickets.redeem(mine, 1, nil); err != nil {
+	if _, err := tickets.redeem(mine, 1, nil); err != nil {
 		t.Errorf("others pushed out the ticket of a modest user: %v", err)
 	}
 	last := tickets.issue(100, nil)
-	if err := tickets.redeem(last, 100, nil); err != nil {
+	if _, err := tickets.redeem(last, 100, nil); err != nil {
 		t.Errorf("the newest ticket of a greedy user: %v", err)
 	}
 	tickets.now = func() time.Time { return time.Now().Add(time.Minute) }
@@ -201,19 +209,50 @@ func TestPrefetchNeverWaits(t *testing.T) {
 	body.Add(o, 0, o.Size)
 	job := prefetchJob{{&body, []control.Range{{Length: 10}}}}
 	taken := 0
-	for p.add(nodeReader(1), job) {
+	for p.add(planner{uid: greedy}, job) {
 		taken++
 	}
-	if taken != cap(p.queue) {
-		t.Errorf("%d jobs taken", taken)
+	if taken != 64 {
+		t.Errorf("%d jobs of one user are taken, want half of 128", taken)
+	}
+	for _, uid := range []uint32{modest, uint32(os.Geteuid())} {
+		if !p.add(planner{uid: uid}, job) {
+			t.Errorf("user %d finds no room", uid)
+		}
+	}
+	// They are served before the rest of the greedy one's.
+	for range 3 {
+		if _, err := p.queue.next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := p.queue.room.taken(); left != 63 || len(p.queue.of) != 1 || len(p.queue.of[greedy]) != 63 {
+		t.Errorf("%d jobs are left, of %d users", left, len(p.queue.of))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 63 {
+		if _, err := p.queue.next(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if _, err := p.queue.next(ctx); !errors.Is(err, context.Canceled) || len(p.queue.of) != 0 {
+		t.Errorf("an empty queue: %v", err)
 	}
 }
+
+// Users of these tests. None of them runs them.
+const (
+	greedy = 70001 + iota
+	modest
+)
 
 // TestPrefetchTakesAWholeFrame has a reader say as many ranges as a frame may have, while nothing else is queued.
 func TestPrefetchTakesAWholeFrame(t *testing.T) {
 	c := newChannel()
-	id := c.objects.id(localObject("a", 4*control.MaxRanges))
-	s := &session{channel: c, leases: map[uint64]int{id: 1}}
+	o := localObject("a", 4*control.MaxRanges)
+	id := c.objects.id(o)
+	s := &session{channel: c, peer: &peer{uid: modest}, leases: map[uint64]int{id: 1}, holdings: map[uint64]*holding{id: {object: o}}}
 	ranges := make([]control.ObjectRange, control.MaxRanges)
 	for i := range ranges {
 		ranges[i] = control.ObjectRange{Object: id, Range: control.Range{Offset: int64(4 * i), Length: 4}}
@@ -241,20 +280,43 @@ func TestPrefetchOfSeveralOrigins(t *testing.T) {
 	cache := &planned{map[any][]layout.Run{}}
 	p := newPrefetcher()
 	p.cache = cache
+	reader := planner{by: "reader"}
 	var body layout.Body
 	for i := range 4 {
 		body.Add(&layout.Object{Name: strconv.Itoa(i), Size: 10, Origin: &keptFile{path: strconv.Itoa(i % 2)}}, 0, 10)
 	}
-	if !p.add("reader", prefetchJob{{&body, []control.Range{{Length: 40}}}}) || len(cache.runs["reader"]) != 4 {
+	if !p.add(reader, prefetchJob{{&body, []control.Range{{Length: 40}}}}) || len(cache.runs[reader]) != 4 {
 		t.Fatalf("the cache is told of %v", cache.runs)
 	}
-	for i, r := range cache.runs["reader"] {
+	for i, r := range cache.runs[reader] {
 		if r.Object.Name != strconv.Itoa(i) || r.Length != 10 {
 			t.Errorf("run %d is %d bytes of %s", i, r.Length, r.Object.Name)
 		}
 	}
-	if p.endPlan("reader"); len(cache.runs) > 0 {
+	if p.endPlan(reader); len(cache.runs) > 0 {
 		t.Errorf("the plan of a reader that has ended is left: %v", cache.runs)
+	}
+}
+
+// TestPlansEndWithTheirFile has two users plan the same file: neither takes the other's room, and both end with it.
+func TestPlansEndWithTheirFile(t *testing.T) {
+	cache := &planned{map[any][]layout.Run{}}
+	p := newPrefetcher()
+	p.cache = cache
+	var body layout.Body
+	body.Add(&layout.Object{Name: "a", Size: 10, Origin: &keptFile{path: "a"}}, 0, 10)
+	for _, reader := range []planner{{greedy, 7}, {modest, 7}, {greedy, 8}, {greedy, "a connection"}} {
+		if !p.add(reader, prefetchJob{{&body, []control.Range{{Length: 10}}}}) || reader.User() != reader.uid {
+			t.Fatal("there is no room")
+		}
+	}
+	if len(cache.runs) != 4 {
+		t.Errorf("plans of %d readers", len(cache.runs))
+	}
+	p.endFile(7)
+	p.endFile(9)
+	if len(cache.runs) != 2 || len(p.byFile) != 1 {
+		t.Errorf("after the file is closed there are plans of %d readers, and %d files", len(cache.runs), len(p.byFile))
 	}
 }
 
@@ -298,10 +360,12 @@ func TestWhatClientsReportIsBounded(t *testing.T) {
 	if s = u.status("reader"); s.Bytes["host"] != math.MaxInt64 || s.Reads["host"] != math.MaxInt64 {
 		t.Errorf("after too much: %d bytes in %d reads", s.Bytes["host"], s.Reads["host"])
 	}
-	for i := range 10 * usageNames {
-		c.meet(strconv.Itoa(i), readerID{})
+	for uid := range uint32(10) {
+		for i := range 10 * usageNames {
+			c.meet(strconv.Itoa(i), readerID{greedy + 10 + uid, 0})
+		}
 	}
-	if len(c.usages) > usageNames+1 {
+	if len(c.usages) > usageNames+usageNames/2+1 { // those of the daemon's own user come on top
 		t.Errorf("%d names are kept", len(c.usages))
 	}
 }
@@ -328,8 +392,8 @@ func TestWhoIsAdmitted(t *testing.T) {
 	if refusal := c.admit(0, 9); refusal == nil || refusal.Errno != syscall.EAGAIN {
 		t.Errorf("one connection too many: %v", refusal)
 	}
-	if c.sessions[9] != sessionsPerUID || c.connections != sessionsPerUID+3 || c.turnedAway != 3 {
-		t.Errorf("%d connections of the user, %d in all, %d turned away", c.sessions[9], c.connections, c.turnedAway)
+	if n := c.sessions.taken(); n != sessionsPerUID+3 || c.turnedAway != 3 {
+		t.Errorf("%d connections in all, %d turned away", n, c.turnedAway)
 	}
 	for range sessionsPerUID {
 		c.leave(9)

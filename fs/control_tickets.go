@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // Limits of tickets. One names at most [control.MaxObjects] objects, so all of them take a few megabytes.
@@ -33,7 +34,7 @@ type ticket struct {
 	id      control.Ticket
 	uid     uint32
 	expires time.Time
-	objects map[uint64]bool
+	objects map[uint64]*layout.Object
 }
 
 func newTickets() *tickets {
@@ -41,7 +42,7 @@ func newTickets() *tickets {
 }
 
 // issue makes a ticket with which uid may redeem objects.
-func (t *tickets) issue(uid uint32, objects map[uint64]bool) control.Ticket {
+func (t *tickets) issue(uid uint32, objects map[uint64]*layout.Object) control.Ticket {
 	k := &ticket{uid: uid, objects: objects}
 	_, _ = rand.Read(k.id[:]) // never fails: crypto/rand ends the program first
 	t.mu.Lock()
@@ -95,25 +96,26 @@ func (t *tickets) greediest() (uid uint32) {
 	return uid
 }
 
-// redeem uses a ticket up and checks that it is uid's and names the objects.
-func (t *tickets) redeem(id control.Ticket, uid uint32, objects []uint64) error {
+// redeem uses a ticket up, checks that it is uid's, and says what the objects are that it names.
+func (t *tickets) redeem(id control.Ticket, uid uint32, objects []uint64) (of []*layout.Object, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := t.byID[id]
 	switch {
 	case k == nil || !t.now().Before(k.expires):
 		delete(t.byID, id)
-		return &control.Refusal{Errno: syscall.ESTALE, Text: fmt.Sprintf("the ticket is not known: it was used, is older than %v, or comes from before a restart: ask for the extents again", ticketLife)}
+		return nil, &control.Refusal{Errno: syscall.ESTALE, Text: fmt.Sprintf("the ticket is not known: it was used, is older than %v, or comes from before a restart: ask for the extents again", ticketLife)}
 	case k.uid != uid:
-		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("the ticket was given to user %d: redeem it as the user who asked for the extents", k.uid)}
+		return nil, &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("the ticket was given to user %d: redeem it as the user who asked for the extents", k.uid)}
 	}
 	delete(t.byID, id)
 	for _, o := range objects {
-		if !k.objects[o] {
-			return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("the ticket does not name object %d", o)}
+		if k.objects[o] == nil {
+			return nil, &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("the ticket does not name object %d", o)}
 		}
+		of = append(of, k.objects[o])
 	}
-	return nil
+	return of, nil
 }
 
 // counts returns how many tickets can be redeemed, and how many were ever issued.

@@ -45,7 +45,10 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	}
 	switch n.kind {
 	case kindText:
-		out.Fh = m.texts.open(n.text())
+		var ok bool
+		if out.Fh, ok = m.texts.open(in.Uid, n.text()); !ok { // nobody needs so many at a time
+			return fuse.Status(syscall.EMFILE)
+		}
 		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 		return fuse.OK
 	case kindObject, kindView:
@@ -87,13 +90,13 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch {
 	case in.Fh == handlePassthrough:
 		m.backing.release(number(in.NodeId))
-		m.control.prefetch.endPlan(nodeReader(number(in.NodeId))) // all of it was here
+		m.control.prefetch.endFile(number(in.NodeId)) // all of it was here
 		m.counters.passthroughCloses.Add(1)
 	case in.Fh >= firstText:
 		m.texts.close(in.Fh)
 	default:
 		if m.backing.closedCached(number(in.NodeId)) {
-			m.control.prefetch.endPlan(nodeReader(number(in.NodeId)))
+			m.control.prefetch.endFile(number(in.NodeId))
 		}
 		m.counters.cachedCloses.Add(1)
 	}

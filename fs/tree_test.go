@@ -229,7 +229,7 @@ func TestAccessIsWhatAllObjectsGrant(t *testing.T) {
 func TestTextsShowWhatTheyWereWhenOpened(t *testing.T) {
 	var x texts
 	x.init()
-	h := x.open([]byte("0123456789"))
+	h, _ := x.open(modest, []byte("0123456789"))
 	for _, c := range []struct {
 		off  int64
 		n    int

@@ -10,7 +10,7 @@ import (
 
 const (
 	readsOfPlan  = 1 << 14               // that one plan has
-	readsOfPlans = 1 << 16               // that all have together: some 10 MiB of memory
+	readsOfPlans = 1 << 17               // that all have together: some 20 MiB of memory
 	stragglers   = 1024                  // reads that may come later than planned: readers have workers
 	planPatience = 2 * time.Minute       // for a plan that nobody keeps to
 	planRetry    = 50 * time.Millisecond // between attempts to find room, where nothing is known to have changed
@@ -38,6 +38,7 @@ type planned struct {
 
 // plan is what one reader will read, in order.
 type plan struct {
+	user    uint32
 	reads   []*planned // those to come, nil for those that came out of order
 	first   int        // the place of reads[0]
 	next    int        // the place of the first that may have to be fetched
@@ -54,6 +55,7 @@ type plans struct {
 	of      map[any]*plan
 	uses    map[key][]*planned // by segment, in the order of their stamps
 	reads   int                // in all plans
+	readsOf map[uint32]int     // in those of a user
 	clock   int64
 	flying  int64     // weight of what is under way
 	changes int64     // that may have made room
@@ -63,7 +65,7 @@ type plans struct {
 }
 
 func (s *plans) init() {
-	s.of, s.uses, s.wake = map[any]*plan{}, map[key][]*planned{}, make(chan struct{}, 1)
+	s.of, s.uses, s.readsOf, s.wake = map[any]*plan{}, map[key][]*planned{}, map[uint32]int{}, make(chan struct{}, 1)
 }
 
 // changed has the plans looked at again.
@@ -81,11 +83,11 @@ func (s *plans) changed() {
 func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.plans.of[reader]
-	room := min(readsOfPlan, readsOfPlans-l.plans.reads)
+	p, user := l.plans.of[reader], userOf(reader)
+	room := min(readsOfPlan, l.plans.roomFor(user))
 	switch {
 	case p == nil && room > 0:
-		p = &plan{}
+		p = &plan{user: user}
 		l.plans.of[reader] = p
 		reads = reads[:min(len(reads), room)]
 	case p == nil || len(p.reads)+len(reads) > readsOfPlan || len(reads) > room:
@@ -101,7 +103,7 @@ func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start
 		u.plan, u.place, u.stamp, u.weight = p, p.first+len(p.reads), p.end, min(max(u.to-u.from, spanSize), planStep)
 		p.end += (u.to-u.start+block-1)/block*block - (u.from-u.start)/block*block
 		p.reads = append(p.reads, u)
-		l.plans.reads++
+		l.plans.count(p, 1)
 		uses := l.plans.uses[u.key]
 		at, _ := slices.BinarySearchFunc(uses, u.stamp+1, func(u *planned, stamp int64) int { return cmp.Compare(u.stamp, stamp) })
 		l.plans.uses[u.key] = slices.Insert(uses, at, u)
@@ -110,6 +112,25 @@ func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start
 	start = !l.plans.running
 	l.plans.running = true
 	return true, start
+}
+
+// userOf tells whose plan a reader's is: that of a user, where the reader says so.
+func userOf(reader any) uint32 {
+	if r, ok := reader.(interface{ User() uint32 }); ok {
+		return r.User()
+	}
+	return 0
+}
+
+// roomFor is how many reads more a user may plan: after that there is as much room left for others as that user has.
+func (s *plans) roomFor(user uint32) int { return max(0, readsOfPlans-s.reads-s.readsOf[user]) / 2 }
+
+// count books reads that come to a plan, or go.
+func (s *plans) count(p *plan, n int) {
+	s.reads += n
+	if s.readsOf[p.user] += n; s.readsOf[p.user] == 0 {
+		delete(s.readsOf, p.user)
+	}
 }
 
 // saidBefore reports whether a plan has a read already, at a place before the given one: who reads what he has planned
@@ -143,7 +164,7 @@ func (s *plans) takeOff(u *planned) {
 		p.reads, p.first = p.reads[1:], p.first+1
 	}
 	p.next = max(p.next, p.first)
-	s.reads--
+	s.count(p, -1)
 	uses := s.uses[u.key]
 	switch at := slices.Index(uses, u); {
 	case len(uses) == 1:
@@ -171,7 +192,7 @@ func (s *plans) endPlan(reader any) {
 	keys := map[key]bool{}
 	for _, u := range p.reads {
 		if u != nil {
-			s.reads--
+			s.count(p, -1)
 			keys[u.key] = true
 		}
 	}

@@ -165,6 +165,14 @@ func TestAPlanIsFilledInItsOrder(t *testing.T) {
 	}
 }
 
+// readerOf is a reader of a user.
+type readerOf struct {
+	uid uint32
+	n   int
+}
+
+func (r readerOf) User() uint32 { return r.uid }
+
 // TestPlansEnd when nobody keeps to them, and what is planned is bounded.
 func TestPlansEnd(t *testing.T) {
 	u := newUpstream(4*mib, 4*mib)
@@ -176,14 +184,24 @@ func TestPlansEnd(t *testing.T) {
 	if !m.Plan(1, []layout.Run{many}) || m.Plan(1, []layout.Run{many}) {
 		t.Error("a plan takes what it may have, and then no more")
 	}
-	for i := 2; i <= readsOfPlans/readsOfPlan; i++ {
+	for i := 2; i <= readsOfPlans/readsOfPlan/2; i++ {
 		if !m.Plan(i, []layout.Run{many}) {
 			t.Errorf("reader %d may not plan", i)
 		}
 	}
 	if m.Plan("one more", []layout.Run{many}) {
-		t.Error("plans are not bounded")
+		t.Error("plans of a user are not bounded")
 	}
+	for uid := range uint32(100) {
+		if took := m.Plan(readerOf{7 + uid, 1}, []layout.Run{many}); !took && uid < 10 {
+			t.Errorf("user %d has no room for a plan", uid)
+		}
+	}
+	m.ledger.mu.Lock()
+	if n := m.ledger.plans.reads; n > readsOfPlans {
+		t.Errorf("%d reads are planned", n)
+	}
+	m.ledger.mu.Unlock()
 	until(t, "as much is under way as may be", func() bool {
 		m.ledger.mu.Lock()
 		defer m.ledger.mu.Unlock()
@@ -193,6 +211,11 @@ func TestPlansEnd(t *testing.T) {
 		t.Error("the plans end before their time")
 	}
 	m.ledger.nextPlanned(time.Now().Add(2 * planPatience))
+	m.ledger.mu.Lock()
+	if n := len(m.ledger.plans.readsOf); n != 0 || m.ledger.plans.reads != 0 {
+		t.Errorf("%d reads of %d users are left of plans that have ended", m.ledger.plans.reads, n)
+	}
+	m.ledger.mu.Unlock()
 	u.gate.Store(nil)
 	close(gate)
 	m.settled(t)

@@ -1,0 +1,133 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// fill has a user take as much as it gets, and returns how much that is.
+func fill(s *shares, uid uint32) (n int64) {
+	for s.take(uid, 1) {
+		n++
+	}
+	return n
+}
+
+func TestSharesLeaveSomethingForOthers(t *testing.T) {
+	s := newShares(1024, 1000, 4)
+	s.me = 0
+	for i, want := range []int64{512, 256, 128, 64, 32, 16, 8, 4, 4, 4, 4} { // in any case the last of them
+		if got := fill(s, greedy+uint32(i)); got != want {
+			t.Errorf("user %d gets %d of what is left, want %d", i, got, want)
+		}
+	}
+	if got := fill(s, 0); got != 1000 {
+		t.Errorf("the daemon's own user gets %d", got)
+	}
+	if s.fit(greedy, 1) || !s.fit(modest+100, 4) || s.fit(modest+100, 5) {
+		t.Error("fit says what take does not do")
+	}
+	if got := s.taken(); got != 1032+1000 {
+		t.Errorf("%d are taken", got)
+	}
+	for uid, n := range s.of {
+		s.book(uid, -n)
+	}
+	if s.taken() != 0 || s.used != 0 || len(s.of) != 0 {
+		t.Errorf("%d of %d users are left when all is given back", s.taken(), len(s.of))
+	}
+}
+
+func TestTurnsOfAUserAreHalfOfAll(t *testing.T) {
+	s := newTurns(8)
+	s.me = 0
+	var done []func()
+	take := func(uid uint32, want bool) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		if !want {
+			cancel()
+		}
+		defer cancel()
+		d, err := s.take(ctx, uid)
+		if err == nil {
+			done = append(done, d)
+		}
+		if want != (err == nil) || (!want && !errors.Is(err, context.Canceled)) {
+			t.Errorf("user %d: %v", uid, err)
+		}
+	}
+	for range 4 {
+		take(greedy, true)
+	}
+	take(greedy, false)
+	for range 4 {
+		take(modest, true)
+	}
+	take(modest+1, false) // two users of a kind have all
+	for range 4 {
+		take(0, true) // but of the daemon's own user
+	}
+	take(0, false)
+	for _, d := range done {
+		d()
+	}
+	if len(s.of) != 0 || len(s.all) != 0 {
+		t.Errorf("%d users and %d turns are left", len(s.of), len(s.all))
+	}
+}
+
+func TestTextsOfAUserAreBounded(t *testing.T) {
+	var x texts
+	x.init()
+	var opened []uint64
+	for {
+		h, ok := x.open(greedy, make([]byte, 1<<20))
+		if !ok {
+			break
+		}
+		opened = append(opened, h)
+	}
+	if len(opened) != textBytes/2>>20 {
+		t.Errorf("one user has %d MiB of texts", len(opened))
+	}
+	for _, uid := range []uint32{modest, uint32(os.Geteuid())} {
+		h, ok := x.open(uid, make([]byte, 1<<20))
+		if !ok {
+			t.Errorf("user %d finds no room", uid)
+		}
+		opened = append(opened, h)
+	}
+	for _, h := range opened {
+		x.close(h)
+	}
+	if x.bytes.taken() != 0 || len(x.byOpen) != 0 {
+		t.Errorf("%d bytes of closed texts are left", x.bytes.taken())
+	}
+}
+
+// TestNamesOfAUserAreItsOwn has one user take all names that it can, and use up the reasons of a name that is another's.
+func TestNamesOfAUserAreItsOwn(t *testing.T) {
+	c := newChannel()
+	for i := range 10 * usageNames {
+		u := c.meet("name "+strconv.Itoa(i), readerID{greedy, 0})
+		c.report(u, []control.Moved{{Path: control.PathHost, Bytes: 1, Reads: 1}})
+	}
+	theirs := c.meet("train", readerID{modest, 0})
+	for i := range 10 * usageChoice {
+		c.report(c.meet("train", readerID{modest + 1, 0}), []control.Moved{{Path: control.PathHost, Reason: strconv.Itoa(i), Bytes: 1, Reads: 1}})
+	}
+	c.report(theirs, []control.Moved{{Path: control.PathDirect, Reason: "its own", Bytes: 7, Reads: 1}})
+	s := c.byName()["train"]
+	if s == nil || s.connections != 1+10*usageChoice || s.moved[choice{control.PathDirect, "its own"}].bytes != 7 {
+		t.Errorf("the modest user's readers are %+v", s)
+	}
+	if all := c.byName()[others]; all == nil || len(c.byName()) > usageNames+1 {
+		t.Errorf("%d names, those that came too late: %+v", len(c.byName()), all)
+	}
+}
