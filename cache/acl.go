@@ -31,13 +31,26 @@ func (d *Dir) perm(at int, name string, st *unix.Stat_t) uint16 {
 	switch {
 	case errors.Is(err, unix.ENODATA):
 		return mode
-	case errors.Is(err, unix.EOPNOTSUPP):
-		d.noACL.Store(st.Dev, true)
+	case errors.Is(err, unix.EOPNOTSUPP) && d.withoutACL(at, st.Dev):
 		return mode
 	case err != nil: // nobody knows what it says
 		return mode & 0o700
 	}
 	return mode & certainOf(list)
+}
+
+// withoutACL finds out whether the files of a device have no lists, by the directory at: of a name in it the kernel would
+// say the same if somebody put a link in its place just now.
+func (d *Dir) withoutACL(at int, dev uint64) bool {
+	var st unix.Stat_t
+	if unix.Fstat(at, &st) != nil || st.Dev != dev {
+		return false
+	}
+	if _, err := xattr(at, ".", aclName, make([]byte, aclEntry)); !errors.Is(err, unix.EOPNOTSUPP) {
+		return false
+	}
+	d.noACL.Store(dev, true)
+	return true
 }
 
 // aclEntry is the size of an entry: tag (2), rights (2), id (4).

@@ -104,7 +104,9 @@ func (d *Dir) follow(above []place, name string) (to followed, err error) {
 		case len(rest) > 0:
 			return to, unix.ENOTDIR
 		default:
-			to.at, to.perm = st, d.perm(dir.fd, next, &st)
+			if to.at = st; kind == unix.S_IFREG {
+				to.perm = d.perm(dir.fd, next, &st)
+			}
 			return to, nil
 		}
 	}

@@ -257,3 +257,40 @@ func TestLinkedFilesTakeRightsFromTheWay(t *testing.T) {
 		t.Errorf("links %+v, problems %+v", l.Links, l.Problems)
 	}
 }
+
+// TestFilesystemsWithoutLists keeps the modes of files where there are no access control lists.
+func TestFilesystemsWithoutLists(t *testing.T) {
+	d, err := OpenDir("/proc/sys/fs", 2)
+	if err != nil {
+		t.Skipf("needs proc: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	o, err := d.Object("file-max")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.fd, "file-max", &st, 0); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := d.root.Open(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }() // opened for reading
+	if got := d.perm(int(dir.Fd()), "file-max", &st); got != o.Perm || got&0o077 == 0 {
+		t.Errorf("file-max has %o, want %o", got, o.Perm)
+	}
+	if _, known := d.noACL.Load(st.Dev); !known {
+		t.Error("the filesystem is asked for each file")
+	}
+	other := st
+	other.Dev++ // a file of another device, of which nothing is known
+	if got := d.perm(int(dir.Fd()), "file-max", &other); got != o.Perm&0o700 {
+		t.Errorf("a file of another device has %o", got)
+	}
+}

@@ -172,6 +172,8 @@ func (w *wrapper) decoded(p *plan, made map[string]*layout.Object) (map[*layout.
 			err = fmt.Errorf("%q has more than the 256 MiB of a shard that are decoded in memory: write the shards with zstd", zipName)
 		case w.taken[name], !w.taken[dir], names[name]:
 			err = fmt.Errorf("the index names %q, where no file can be", name)
+		case path.Dir(zipName) != path.Dir(name): // whose permissions another directory's may not take the place of
+			err = fmt.Errorf("the index has %q decoded in another directory, as %q", zipName, name)
 		}
 		if err != nil {
 			return nil, err

@@ -29,6 +29,7 @@ func TestRefused(t *testing.T) {
 		"absolute":     {one(func(_, zip map[string]any) { zip["basename"] = "/s.z" }), "no name below"},
 		"a directory":  {one(func(raw, _ map[string]any) { raw["basename"] = "dir" }), "no file can be"},
 		"no directory": {one(func(raw, _ map[string]any) { raw["basename"] = "none/s" }), "no file can be"},
+		"elsewhere":    {one(func(raw, _ map[string]any) { raw["basename"] = "dir/s" }), "another directory"},
 		"twice":        {index(t, ok, ok), "no file can be"},
 		"one of two":   {index(t, ok, entry("s2", "s.z", data, coded, "br", nil)), "brotli"},
 		"big block": {index(t, entry("s", "s.z", data, coded, "snappy", func(raw, _ map[string]any) { raw["bytes"] = maxBlock + 1 })),

@@ -88,7 +88,7 @@ func childGreedy(_ context.Context, args []string) (string, error) {
 
 // greed is a user that takes all it gets.
 type greed struct {
-	ctx     context.Context //nolint:containedctx // of the one thing that this process does
+	ctx     context.Context // of the one thing that this process does
 	mount   string
 	clients []*control.Client
 	opened  []*os.File
