@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 // peer is who is at the other end of a connection. Its user and groups are those that it connected as, which the kernel
@@ -116,6 +118,9 @@ func (p *process) ask() bool {
 	}
 	lives := false
 	_ = p.connection.Control(func(fd uintptr) { // one that is closed says nothing
+		if !asTrusted(int(fd)) {
+			return
+		}
 		if pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil { // Linux 6.5
 			poll := [1]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 			n, err := unix.Poll(poll[:], 0)
@@ -124,4 +129,18 @@ func (p *process) ask() bool {
 		}
 	})
 	return lives
+}
+
+// asTrusted reports whether the peer of a socket has the label of this process. A security module such as SELinux may
+// refuse a capability to processes of another label, which their sets of capabilities do not show.
+func asTrusted(socket int) bool {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer control.CloseAll(pair[:])
+	its, itsErr := unix.GetsockoptString(socket, unix.SOL_SOCKET, unix.SO_PEERSEC)
+	mine, mineErr := unix.GetsockoptString(pair[0], unix.SOL_SOCKET, unix.SO_PEERSEC)
+	none := errors.Is(itsErr, unix.ENOPROTOOPT) && errors.Is(mineErr, unix.ENOPROTOOPT)
+	return none || (itsErr == nil && mineErr == nil && its == mine)
 }
