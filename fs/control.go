@@ -36,9 +36,10 @@ type channel struct {
 }
 
 func newChannel() *channel {
+	sessions, each, answers := descriptorLimits()
 	c := &channel{
-		tickets: newTickets(), prefetch: newPrefetcher(), answering: newTurns(answersAtOnce), lingering: make(chan struct{}, lingerAtOnce), settled: make(chan struct{}),
-		sessions: newShares(sessionsInAll, sessionsPerUID, 0), leases: newShares(leasesInAll, leasesInAll/2, leasesAtLeast), names: newShares(usageNames, usageNames/2, 0),
+		tickets: newTickets(), prefetch: newPrefetcher(), answering: newTurns(answers), lingering: make(chan struct{}, lingerAtOnce), settled: make(chan struct{}),
+		sessions: newShares(sessions, each, 0), leases: newShares(leasesInAll, leasesInAll/2, leasesAtLeast), names: newShares(usageNames, usageNames/2, 0),
 		usages: map[client]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first

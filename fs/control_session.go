@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -26,6 +28,22 @@ const (
 	helloTime        = 10 * time.Second       // to say HELLO
 	replyTime        = 5 * time.Second        // to read an answer
 )
+
+// descriptorLimits are how many connections there may be, of all users and of one, and how many answers that hold
+// descriptors. They are fewer where this process may not have many files open: beside its own files, which take half of
+// that, there must be room for all of them.
+func descriptorLimits() (sessions, each int64, answers int) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		limit.Cur = 1024 // as it is where nobody changed it
+	}
+	return limitsFor(limit.Cur)
+}
+
+func limitsFor(files uint64) (sessions, each int64, answers int) {
+	sessions = int64(max(4, min(sessionsInAll, files/8)))
+	return sessions, sessions / (sessionsInAll / sessionsPerUID), int(max(2, min(answersAtOnce, files/512)))
+}
 
 // errProtocol ends a connection whose peer does not keep to the protocol.
 var errProtocol = errors.New("this is not the hbmfs control protocol")

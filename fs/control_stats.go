@@ -142,7 +142,7 @@ func (c *channel) admit(me, uid uint32) *control.Refusal {
 		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
 	case !c.sessions.take(uid, 1):
 		c.turnAway()
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", sessionsPerUID, sessionsInAll)}
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", c.sessions.each, c.sessions.limit)}
 	}
 	return nil
 }

@@ -131,3 +131,17 @@ func TestNamesOfAUserAreItsOwn(t *testing.T) {
 		t.Errorf("%d names, those that came too late: %+v", len(c.byName()), all)
 	}
 }
+
+// TestDescriptorsAreEnough sums up what may be open at a time for each limit of open files.
+func TestDescriptorsAreEnough(t *testing.T) {
+	for files := uint64(1024); files < 1<<20; files *= 2 {
+		sessions, each, answers := limitsFor(files)
+		most := min(files/2, 4096) + uint64(sessions+each) + uint64(answers+answers/2)*control.MaxObjects
+		if most > files*9/10 {
+			t.Errorf("%d files may be open, and %d connections with %d answers make that %d", files, sessions, answers, most)
+		}
+	}
+	if sessions, each, answers := limitsFor(8192); sessions != sessionsInAll || each != sessionsPerUID || answers != answersAtOnce {
+		t.Errorf("with 8,192 files there are %d connections, %d of a user, %d answers", sessions, each, answers)
+	}
+}
