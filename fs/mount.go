@@ -38,6 +38,7 @@ type Options struct {
 	Helper     []string       // a command that calls Bind with the path behind it
 	Remote     Remote         // what there is to say of a remote source, for status
 	Version    string         // of the program, for status
+	Notes      []string       // what the program found wrong, one line each, for status
 	Log        *slog.Logger
 	Trace      *trace.Tracer // has spans of recognizing the dataset and of what readers ask; nil for none
 }
@@ -59,6 +60,9 @@ type Mount struct {
 	volume    atomic.Pointer[layout.Volume]
 	viewsMade atomic.Bool // or it failed
 
+	looked       chan struct{}          // closed when look is over
+	unrecognized atomic.Pointer[string] // why
+
 	backing  backings
 	texts    texts
 	pipes    pipes
@@ -73,6 +77,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	m := &Mount{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, control: newChannel(),
+		looked: make(chan struct{}),
 	}
 	m.control.prefetch.cache = opt.Remote.Cache
 	top := listing.Dirs[0]
@@ -163,6 +168,12 @@ func (m *Mount) afterMount() {
 	if why := m.backing.why(); why != "" {
 		m.log.Info("files are read without passthrough", "reason", why)
 	}
+	for _, note := range m.opt.Notes {
+		m.log.Warn("the mount is not as it might be meant", "note", note)
+	}
+	if len(m.listing.Objects) == 0 {
+		m.log.Warn("the source has no files", "source", m.opt.Source)
+	}
 	for _, p := range m.listing.Problems {
 		m.log.Warn("problem in the source", "object", p.Object, "problem", p.Detail)
 	}
@@ -177,9 +188,13 @@ func (m *Mount) Serve(ctx context.Context) {
 	indexed := make(chan struct{})
 	go func() { // ended by cancel, awaited below
 		defer close(indexed)
+		defer close(m.looked)
 		if err := m.makeViews(ctx); err != nil && ctx.Err() == nil {
+			why := err.Error()
+			m.unrecognized.Store(&why)
 			m.log.Error("the dataset could not be recognized, so it has no views", "error", err)
 		}
+		m.look(ctx)
 	}()
 	channel := make(chan struct{})
 	go func() { // ended by cancel, awaited below
@@ -213,9 +228,7 @@ func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
 			span.End("failed")
 			return err
 		}
-		for _, p := range v.Problems() {
-			m.log.Warn("problem in the dataset", "object", p.Object, "offset", p.Offset, "problem", p.Detail)
-		}
+		m.logProblems(v.Problems())
 		m.log.Info("dataset recognized", "objects", len(v.Objects), "sets", len(v.Sets), "views", len(v.Views), "seconds", time.Since(began).Seconds())
 		m.volume.Store(v)
 		span.Int("sets", int64(len(v.Sets))).Int("views", int64(len(v.Views))).End("")

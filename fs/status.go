@@ -81,6 +81,7 @@ type Status struct {
 	Sets        []SetStatus   `json:"sets"`
 	Views       int           `json:"views"`
 	Problems    int           `json:"problems"`
+	Notes       []string      `json:"notes"` // what is wrong, one line each, the first few
 	Counters    Counters      `json:"counters"`
 	OpenFiles   OpenFiles     `json:"open_files"`
 	Control     ControlStatus `json:"control"`
@@ -135,7 +136,7 @@ func (c *counters) openFiles() OpenFiles {
 func (m *Mount) status() Status {
 	s := Status{
 		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
-		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Sets: []SetStatus{}, Control: m.controlStatus(), RemoteStatus: m.opt.Remote.status(),
+		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Notes: m.Notes(), Sets: []SetStatus{}, Control: m.controlStatus(), RemoteStatus: m.opt.Remote.status(),
 		Counters: Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),

@@ -20,8 +20,8 @@ import (
 )
 
 // readyEnv marks the daemon's process. A Go program cannot fork, so the command starts itself again, in a session of
-// its own, and waits on descriptor readyFD for one line: "ready TEXT" or "failed TEXT". Lines of "note TEXT" may come before it.
-// In the foreground, under the CSI host for one, there are no notes: the log has them.
+// its own, and waits on descriptor readyFD for one line: "ready TEXT" or "failed TEXT". Lines of "note TEXT" may come before it,
+// and after "ready" until the end. In the foreground, under the CSI host for one, there are no notes: the log has them.
 const (
 	readyEnv = "HBMFS_DAEMON"
 	readyFD  = 3
@@ -55,32 +55,35 @@ func (c *mountCommand) background(ctx context.Context) error {
 	}
 	over := make(chan struct{})
 	defer close(over)
-	defer context.AfterFunc(ctx, func() { // ends with this process, at the latest
+	stays := context.AfterFunc(ctx, func() { // ends with this process, at the latest
 		_ = daemon.Process.Signal(syscall.SIGTERM) // it may be gone already
 		select {
 		case <-over:
 		case <-time.After(orderlyTime): // it waits where a signal does not reach, for a dead network filesystem for one
 			_ = daemon.Process.Kill()
 		}
-	})()
-	state, text, err := c.lastWord(read)
-	said, readErr := io.ReadAll(io.NewSectionReader(words, 0, wordsMax))
-	if state == "ready" && ctx.Err() == nil {
-		_, _ = c.stderr.Write(said) // the mount is there without it
+	})
+	defer stays()
+	said := bufio.NewReader(read)
+	state, text, err := c.lastWord(said)
+	if state == "ready" && stays() {
+		_, _ = io.Copy(c.stderr, io.NewSectionReader(words, 0, wordsMax)) // the mount is there without it
 		fmt.Fprintf(c.stdout, "%s\n", text)
+		c.hearNotes(ctx, read, said)
 		return daemon.Process.Release()
 	}
 	how := endOfDaemon(daemon)
+	wrote, readErr := io.ReadAll(io.NewSectionReader(words, 0, wordsMax))
 	switch {
 	case ctx.Err() != nil && state == "ready":
 		return errors.Join(fmt.Errorf("%w: the mount is taken away again", errInterrupted), c.clearKilled(how))
 	case ctx.Err() != nil:
 		return errors.Join(errInterrupted, c.clearKilled(how))
 	case err == nil:
-		_, _ = c.stderr.Write(said) // the error stands without it
+		_, _ = c.stderr.Write(wrote) // the error stands without it
 		return errors.New(text)
 	}
-	return c.died(how, said, errors.Join(readErr, c.keepWords(said)))
+	return c.died(how, wrote, errors.Join(readErr, c.keepWords(wrote)))
 }
 
 // endOfDaemon waits for the end of a daemon that makes no mount, and returns how it ended, nil where it has not in time.
@@ -140,15 +143,43 @@ func (c *mountCommand) keepWords(said []byte) error {
 }
 
 // lastWord reads what the daemon says until it is ready or has failed, and shows its notes.
-func (c *mountCommand) lastWord(from io.Reader) (state, text string, err error) {
-	r := bufio.NewReader(from)
+func (c *mountCommand) lastWord(from *bufio.Reader) (state, text string, err error) {
 	for {
-		line, err := r.ReadString('\n')
+		line, err := from.ReadString('\n')
 		state, text, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if state != "note" {
 			return state, text, err
 		}
-		fmt.Fprintf(c.stderr, "hbmfs: %s\n", text)
+		fmt.Fprintf(c.stderr, "hbmfs: %s\n", printable(text))
+	}
+}
+
+// noteTime is how long a mount that is ready waits for what is found wrong, so that the command can say it.
+const noteTime = fs.LookTime + 200*time.Millisecond
+
+// hearNotes shows what the daemon has to say of a mount that is ready, which takes it noteTime.
+func (c *mountCommand) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
+	_ = read.SetReadDeadline(time.Now().Add(noteTime + killGrace)) // a pipe has deadlines
+	defer context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Unix(1, 0)) })()
+	_, _, _ = c.lastWord(from) // there is none after "ready", but the end
+}
+
+// tellNotes says what is wrong with a mount that is ready, as far as it is known soon.
+func tellNotes(ctx context.Context, m *fs.Mount, report *readiness) {
+	soon := time.NewTimer(noteTime)
+	defer soon.Stop()
+	whole := false
+	select {
+	case <-m.Looked():
+		whole = true
+	case <-soon.C:
+	case <-ctx.Done():
+	}
+	for _, note := range m.Notes() {
+		report.note(note)
+	}
+	if !whole {
+		report.note(fmt.Sprintf("the formats are still being recognized: what is found wrong is in %s/%s/status then", m.Point(), fs.ControlName))
 	}
 }
 
@@ -199,9 +230,9 @@ func (r *readiness) ready(text string) {
 	}
 }
 
-func (r *readiness) failed(err error) { r.say("failed", err.Error()) }
+func (r *readiness) failed(err error) (heard bool) { return r.say("failed", err.Error()) }
 
-// note says why it is not ready yet.
+// note says why it is not ready yet, or what is wrong with the mount.
 func (r *readiness) note(text string) {
 	if r.notes {
 		r.say("note", text)
@@ -216,11 +247,17 @@ func (r *readiness) say(state, text string) bool {
 		return false
 	}
 	fmt.Fprintf(r.to, "%s %s\n", state, strings.ReplaceAll(text, "\n", " "))
-	if state != "note" {
+	return true
+}
+
+// close ends what there is to say.
+func (r *readiness) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.to != nil {
 		_ = r.to.Close() // if nobody reads, nobody waits
 		r.to = nil
 	}
-	return true
 }
 
 // notifySystemd says that the mount can be used, as sd_notify(3) does: units that need the mount are started now. Where no

@@ -41,6 +41,7 @@ type mountCommand struct {
 	cache      cacheFlags
 
 	kernelOptions []string
+	notes         []string // of the mount point
 	stdout        io.Writer
 	stderr        io.Writer
 }
@@ -120,9 +121,10 @@ func (c *mountCommand) run(ctx context.Context) error {
 		return c.background(ctx)
 	}
 	report := newReadiness(c.foreground)
+	defer report.close()
 	err = c.serve(ctx, opt, report)
-	if err != nil {
-		report.failed(err)
+	if err != nil && report.failed(err) && !c.foreground { // whoever started this says it
+		return endedWith(exitCode(err))
 	}
 	return err
 }
@@ -189,7 +191,22 @@ func (c *mountCommand) checkPoint() error {
 	if !info.IsDir() {
 		return fmt.Errorf("the mount point %s is not a directory", c.point)
 	}
+	if source, err := os.Stat(c.source); err != nil || !os.SameFile(source, info) { // mounted in place, it hides itself
+		c.noteHidden()
+	}
 	return nil
+}
+
+// noteHidden says that the mount point is not empty. One that cannot be listed is taken for empty.
+func (c *mountCommand) noteHidden() {
+	dir, err := os.Open(c.point)
+	if err != nil {
+		return
+	}
+	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
+	if names, err := dir.Readdirnames(1); err == nil && len(names) > 0 {
+		c.notes = append(c.notes, fmt.Sprintf("%s was not empty: what is in it, %q for one, is hidden until hbmfs umount", c.point, names[0]))
+	}
 }
 
 func (c *mountCommand) mountOptions() (fs.Options, error) {
@@ -261,7 +278,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	}
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
 	listing := from.listing
-	opt.Source, opt.Remote, opt.Trace = from.name, from.remote, tracer
+	opt.Source, opt.Remote, opt.Trace, opt.Notes = from.name, from.remote, tracer, append(c.notes, from.notes...)
 	m, err := fs.New(ctx, c.point, listing, opt)
 	if err != nil {
 		span.End("mount")
@@ -280,7 +297,11 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s%s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds(), deniedIn(listing)))
+	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
+	if !c.foreground {
+		tellNotes(ctx, m, report)
+	}
+	report.close()
 	err = c.untilUnmounted(m, opt.Log, signals, served)
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
 	return err

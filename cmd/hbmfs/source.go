@@ -37,7 +37,7 @@ type cacheFlags struct {
 	guarded     bool
 	allow       []string // addresses
 	wait        time.Duration
-	listing     byteSize
+	listing     size.Flag
 	decode      bool
 	decodeScan  size.Flag
 }
@@ -113,6 +113,7 @@ type source struct {
 	listing *cache.Listing
 	remote  fs.Remote
 	serve   func(ctx context.Context) // what runs beside the mount, until ctx ends; nil for nothing
+	notes   []string                  // what is not as it might be meant, one line each
 	closers []func() error
 	tracer  *trace.Tracer
 }
@@ -123,14 +124,6 @@ func (s *source) Close() error {
 		errs = append(errs, s.closers[i]())
 	}
 	return errors.Join(errs...)
-}
-
-// deniedIn says of a listing what cannot be opened, "" where everything can.
-func deniedIn(l *cache.Listing) string {
-	if len(l.Denied) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; %d files cannot be opened (EACCES; the log names all), the first is %s", len(l.Denied), l.Denied[0].Why)
 }
 
 // beside runs what a source needs beside its mount, until the function that it returns is called.
@@ -194,6 +187,9 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 		return s, err
 	}
 	s.name, s.closers, s.remote.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
+	if c.dir == "" {
+		s.notes = append(s.notes, "there is no --cache-dir: every read goes over the network, each time again")
+	}
 	if s.listing, err = origin.List(ctx); err != nil || c.dir == "" {
 		return s, err
 	}
@@ -247,7 +243,7 @@ func (s *source) keepDecoded(ctx context.Context, c *cacheFlags, log *slog.Logge
 		return err
 	}
 	if len(decoded.Objects()) == 0 {
-		log.Warn("--cache-dir is not used: nothing here is compressed in a way that is decoded, and all is read where it lies", "source", s.name)
+		s.notes = append(s.notes, "--cache-dir is not used: nothing here is compressed in a way that is decoded, and all is read where it lies")
 		return nil
 	}
 	kept, err := s.openStore(c, log)

@@ -15,6 +15,7 @@ type topStatus struct {
 	PID         int            `json:"pid"`
 	Source      string         `json:"source"`
 	Started     time.Time      `json:"started"`
+	Notes       []string       `json:"notes"`
 	Passthrough fs.Passthrough `json:"passthrough"`
 	Counters    fs.Counters    `json:"counters"`
 	OpenFiles   fs.OpenFiles   `json:"open_files"`

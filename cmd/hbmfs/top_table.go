@@ -84,6 +84,9 @@ func (r *topRow) writeStatus(t io.Writer) {
 	}
 	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
 	fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	for _, note := range s.Notes {
+		fmt.Fprintf(t, "  note\t%s\n", printable(note))
+	}
 	if !s.Passthrough.On {
 		fmt.Fprintf(t, "  no passthrough\t%s\n", printable(s.Passthrough.Why))
 	} else if s.Passthrough.Failures > 0 {

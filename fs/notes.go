@@ -1,0 +1,114 @@
+package fs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// notesMax is how many notes there are before the rest is only counted, and noteMax how long one is, in bytes.
+const (
+	notesMax = 10
+	noteMax  = 400
+)
+
+// notes are lines that say what is wrong, and how many there are beside them.
+type notes struct {
+	lines []string
+	more  int
+}
+
+func (n *notes) add(line string) {
+	if len(n.lines) == notesMax {
+		n.more++
+		return
+	}
+	if len(line) > noteMax {
+		line = strings.ToValidUTF8(line[:noteMax], "") + "..."
+	}
+	n.lines = append(n.lines, line)
+}
+
+func (n *notes) addProblems(problems []layout.Problem) {
+	for i, p := range problems {
+		switch {
+		case len(n.lines) == notesMax:
+			n.more += len(problems) - i
+			return
+		case p.Offset > 0:
+			n.add(fmt.Sprintf("%s: at byte %d: %s", p.Object, p.Offset, p.Detail))
+		default:
+			n.add(p.Object + ": " + p.Detail)
+		}
+	}
+}
+
+// Notes says in one line each what is wrong with the mount, as far as it is known by now. Names in them are the dataset's.
+func (m *Mount) Notes() []string {
+	n := notes{lines: []string{}}
+	for _, note := range m.opt.Notes {
+		n.add(note)
+	}
+	if len(m.listing.Objects) == 0 {
+		n.add(m.opt.Source + " has no files: is the path right, and is mounted there what should be?")
+	}
+	if denied := m.listing.Denied; len(denied) > 0 {
+		n.add(fmt.Sprintf("%d files cannot be opened (EACCES), the first is %s", len(denied), denied[0].Why))
+	}
+	n.addProblems(m.listing.Problems)
+	if v := m.volume.Load(); v != nil {
+		n.addProblems(v.Problems())
+	}
+	if why := m.unrecognized.Load(); why != nil {
+		n.add("the dataset could not be recognized, so it has no views: " + *why)
+	}
+	if n.more > 0 {
+		return append(n.lines, fmt.Sprintf("and %d more: hbmfs inspect %s", n.more, m.inspected()))
+	}
+	return n.lines
+}
+
+// inspected is what hbmfs inspect can look at: a source that is not on this machine only through the mount.
+func (m *Mount) inspected() string {
+	if m.opt.Remote.Origin != nil {
+		return m.point
+	}
+	return m.opt.Source
+}
+
+// LookTime is how long a mount looks at shards that nobody has asked for, so that Notes has the bad ones. Views look at the rest.
+const LookTime = 400 * time.Millisecond
+
+// look reads the indexes of local shards for LookTime. What it has read is kept for the views.
+func (m *Mount) look(ctx context.Context) {
+	v := m.volume.Load()
+	if v == nil || m.opt.Remote.Origin != nil { // there each costs a request
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, LookTime)
+	defer cancel()
+	known := map[layout.Problem]bool{}
+	for _, p := range v.Problems() {
+		known[p] = true
+	}
+	for _, s := range v.Sets {
+		if s.Resolve(ctx) != nil { // what it finds is among the problems: the error is the time's
+			break
+		}
+	}
+	m.logProblems(slices.DeleteFunc(v.Problems(), func(p layout.Problem) bool { return known[p] }))
+}
+
+func (m *Mount) logProblems(problems []layout.Problem) {
+	for _, p := range problems {
+		m.log.Warn("problem in the dataset", "object", p.Object, "offset", p.Offset, "problem", p.Detail)
+	}
+}
+
+// Looked is closed once the dataset was recognized, or could not be, and look is over: then Notes has all that a mount finds by
+// itself.
+func (m *Mount) Looked() <-chan struct{} { return m.looked }

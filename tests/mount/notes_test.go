@@ -1,0 +1,150 @@
+package mount_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// noted mounts, looks at what the command writes, and unmounts. Scripts find one line on standard output, whatever is wrong.
+func noted(t *testing.T, source, point string, flags ...string) (stderr string, notes []string) {
+	t.Helper()
+	needFUSE(t)
+	log := filepath.Join(newDir(t), "log")
+	r := run(t, append(append([]string{"mount", "--log-file", log}, flags...), source, point)...)
+	if r.code != 0 || strings.Count(r.stdout, "\n") != 1 || !strings.Contains(r.stdout, "is mounted on") {
+		t.Fatalf("exit code %d: %q, %q", r.code, r.stdout, r.stderr)
+	}
+	m := suite.At(point)
+	defer func() { must(t, m.Close()) }()
+	var s struct {
+		Indexing bool     `json:"indexing"`
+		Notes    []string `json:"notes"`
+	}
+	if !blackbox.Within(patience, func() bool {
+		text, err := os.ReadFile(filepath.Join(point, ".hbmfs", "status"))
+		must(t, err)
+		must(t, json.Unmarshal(text, &s))
+		return !s.Indexing
+	}) {
+		t.Error("the formats are still being recognized")
+	}
+	if len(s.Notes) > 0 {
+		if shown := run(t, "top", "--once", "--interval", "1ms", "--timeout", "10s"); !strings.Contains(shown.stdout, "note") {
+			t.Errorf("top does not show notes:\n%s", shown.stdout)
+		}
+	}
+	return r.stderr, s.Notes
+}
+
+// What is wrong with a mount is said by the command, and in the status: one line each, and nothing where nothing is.
+func TestMountSaysWhatIsWrong(t *testing.T) {
+	sound := newDir(t)
+	must(t, os.CopyFS(sound, os.DirFS(golden(t, "nanogpt"))))
+	broken := newDir(t)
+	must(t, os.CopyFS(broken, os.DirFS(golden(t, "megatron"))))
+	index, err := filepath.Glob(filepath.Join(broken, "*.bin"))
+	must(t, err)
+	must(t, os.Truncate(index[0], 10))
+	outside := newDir(t)
+	must(t, os.CopyFS(outside, os.DirFS(golden(t, "nanogpt"))))
+	must(t, os.Symlink("/etc", filepath.Join(outside, "linked")))
+	full := newDir(t)
+	writeFiles(t, full, map[string]string{"forgotten.txt": "1"})
+	shard := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		w.Header().Set("ETag", `"1"`)
+		http.ServeContent(w, q, "", time.Unix(1, 0), bytes.NewReader(make([]byte, 10_000)))
+	}))
+	defer shard.Close()
+	inPlace := newDir(t)
+	must(t, os.CopyFS(inPlace, os.DirFS(golden(t, "nanogpt"))))
+	for what, c := range map[string]struct {
+		source, point string
+		flags         []string
+		says          string
+	}{
+		"a sound dataset":  {sound, newDir(t), nil, ""},
+		"in place":         {inPlace, inPlace, nil, ""},
+		"a damaged shard":  {broken, newDir(t), nil, filepath.Base(index[0])},
+		"a link outside":   {outside, newDir(t), nil, "linked: "},
+		"an empty source":  {newDir(t), newDir(t), nil, "has no files"},
+		"a full directory": {sound, full, nil, `"forgotten.txt"`},
+		"a useless cache":  {sound, newDir(t), []string{"--cache-dir", newDir(t)}, "--cache-dir is not used"},
+		"no cache":         {shard.URL + "/shard.dat", newDir(t), nil, "there is no --cache-dir"},
+	} {
+		said, notes := noted(t, c.source, c.point, c.flags...)
+		if c.says == "" {
+			if said != "" || len(notes) != 0 {
+				t.Errorf("%s: the command says %q, the status %q, and nothing is wrong", what, said, notes)
+			}
+			continue
+		}
+		lines := strings.Split(strings.TrimSuffix(said, "\n"), "\n")
+		if !strings.HasPrefix(said, "hbmfs: ") || !strings.Contains(said, c.says) || len(lines) > 2 {
+			t.Errorf("%s: the command says %q, want a line or two with %q", what, said, c.says)
+		}
+		if !strings.Contains(strings.Join(notes, "\n"), c.says) {
+			t.Errorf("%s: the status says %q, want %q", what, notes, c.says)
+		}
+	}
+}
+
+// A thousand things that are wrong are a few lines, and one that says where the others are. Names cannot play with a terminal.
+func TestMountSaysTheFirstThingsThatAreWrong(t *testing.T) {
+	source := newDir(t)
+	for i := range 1000 {
+		must(t, os.Symlink("/etc", filepath.Join(source, fmt.Sprintf("link-%03d\x1b[31m", i))))
+	}
+	writeFiles(t, source, map[string]string{"shard.dat": "1"})
+	said, notes := noted(t, source, newDir(t))
+	if n := strings.Count(said, "\n"); n != 11 || len(notes) != 11 || !strings.Contains(said, "and 990 more: hbmfs inspect "+source) || strings.Contains(said, "\x1b") {
+		t.Errorf("%d lines, and %d notes: %q", n, len(notes), said)
+	}
+}
+
+// A mount whose formats take long to recognize is there as soon as others, and says that it does not know all.
+func TestMountDoesNotWaitForRecognition(t *testing.T) {
+	release := make(chan struct{})
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		w.Header().Set("ETag", `"1"`)
+		if q.Method == http.MethodGet && q.Header.Get("Range") != "bytes=0-0" {
+			<-release
+		}
+		http.ServeContent(w, q, "", time.Unix(1, 0), bytes.NewReader(make([]byte, 10_000)))
+	}))
+	defer slow.Close()
+	go func() { // ends soon after the command
+		time.Sleep(5 * time.Second)
+		close(release)
+	}()
+	began := time.Now()
+	said, _ := noted(t, slow.URL+"/shard.dat", newDir(t))
+	if !strings.Contains(said, "still being recognized") || !strings.Contains(said, ".hbmfs/status") {
+		t.Errorf("the command says %q after %v", said, time.Since(began))
+	}
+}
+
+// What a mount in the foreground has to say is in its log.
+func TestMountInTheForegroundLogsWhatIsWrong(t *testing.T) {
+	needFUSE(t)
+	point := newDir(t)
+	b := begin(t, suite.Command(t.Context(), "mount", "-f", newDir(t), point))
+	if !blackbox.Within(patience, func() bool { return strings.Contains(b.said(t), "msg=mounted") }) {
+		t.Errorf("not mounted: %q", b.said(t))
+	}
+	if said := b.said(t); !strings.Contains(said, "level=WARN") || !strings.Contains(said, "has no files") {
+		t.Errorf("the log has no word of an empty source:\n%s", said)
+	}
+	must(t, b.Process.Signal(os.Interrupt))
+	b.end(t)
+	wantMounted(t, point, false)
+}
