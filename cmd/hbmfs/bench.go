@@ -98,6 +98,9 @@ const (
 	modeGather     = "gather"
 )
 
+// plainLabel is the line of the baseline.
+const plainLabel = "plain"
+
 // movingWindows is how many windows may be registered at once when they move. They are given up by halves.
 const movingWindows = 32
 
@@ -180,10 +183,28 @@ func (c *benchCommand) run(ctx context.Context) error {
 	if c.asJSON {
 		enc := json.NewEncoder(c.stdout)
 		enc.SetIndent("", "  ")
-		return enc.Encode(result)
+		err = enc.Encode(result)
+	} else {
+		c.print(result)
 	}
-	c.print(result)
-	return nil
+	return errors.Join(err, c.nothing(result))
+}
+
+// nothing is the error where none of the paths that were asked for could be measured.
+func (c *benchCommand) nothing(r *benchResult) error {
+	why := ""
+	for _, row := range r.Rows {
+		if row.Skipped == "" && row.Path != plainLabel {
+			return nil
+		}
+		if row.Skipped != "" {
+			why = row.Path + ": " + row.Skipped
+		}
+	}
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("no path could be measured: %s", why)
 }
 
 // measureFile finds out how much of the file is used. Where that is too little, no path could be measured.
@@ -270,7 +291,7 @@ func (c *benchCommand) plans() ([]benchPlan, error) {
 	if onHost {
 		first = cufile.Host
 	}
-	plans := []benchPlan{{label: "plain", path: first, plain: true, sequential: true}}
+	plans := []benchPlan{{label: plainLabel, path: first, plain: true, sequential: true}}
 	kept := benchPlan{label: "mapped kept", path: cufile.Mapped, kept: true, visited: true}
 	moving := benchPlan{label: "mapped moving", path: cufile.Mapped, visited: true, sequential: true}
 	once := benchPlan{label: "mapped first", path: cufile.Mapped, sequential: true, once: true}

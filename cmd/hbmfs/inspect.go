@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -172,7 +173,7 @@ func (c *inspectCommand) inspect(ctx context.Context, v *layout.Volume) (*inspec
 		r.Sets = append(r.Sets, describe(s))
 	}
 	for i := range v.Views {
-		view, err := tryView(ctx, &v.Views[i])
+		view, err := tryView(ctx, &v.Views[i], r)
 		if err != nil {
 			return nil, err
 		}
@@ -200,7 +201,8 @@ func describe(s *layout.Set) inspectedSet {
 	return out
 }
 
-func tryView(ctx context.Context, v *layout.View) (inspectedView, error) {
+// tryView builds a view. One that its dataset does not allow is absent; one that fails for another reason is a problem.
+func tryView(ctx context.Context, v *layout.View, r *inspection) (inspectedView, error) {
 	out := inspectedView{Path: v.Path}
 	var err error
 	if v.Entries != nil {
@@ -221,6 +223,10 @@ func tryView(ctx context.Context, v *layout.View) (inspectedView, error) {
 	}
 	if err != nil {
 		out.Absent = err.Error()
+	}
+	var absent *layout.AbsentError
+	if err != nil && !errors.As(err, &absent) {
+		r.Problems = append(r.Problems, layout.Problem{Object: v.Path, Detail: "the view cannot be built: " + err.Error()})
 	}
 	return out, nil
 }

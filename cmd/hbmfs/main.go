@@ -51,9 +51,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	root := newRootCommand()
 	root.SetArgs(args[1:])
-	root.SetOut(stdout)
+	out := &output{to: stdout}
+	if root.SetOut(out); isTerminal(stdout) { // whose size and colours some ask for
+		root.SetOut(stdout)
+	}
 	root.SetErr(stderr)
-	if err := root.ExecuteContext(ctx); err != nil {
+	cmd, err := root.ExecuteContextC(ctx)
+	if lost := out.failed(); lost != nil && (err == nil || errors.Is(err, errProblems)) && cmd.Name() != mountName { // a mount is there without a word
+		err = fmt.Errorf("print the result: %w", lost)
+	}
+	if err != nil {
 		if errors.Is(err, context.Canceled) {
 			err = errInterrupted
 		}

@@ -49,7 +49,7 @@ type mountCommand struct {
 func newMountCommand() *cobra.Command {
 	c := &mountCommand{}
 	cmd := &cobra.Command{
-		Use:   "mount SOURCE MOUNTPOINT",
+		Use:   mountName + " SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
 		Long: `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
 behind; with -f it stays in the foreground.

@@ -8,6 +8,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// mountName is the name of the command that mounts.
+const mountName = "mount"
+
 // mountHelper is the name under which mount(8) starts this program for a line of type fuse.hbmfs in /etc/fstab.
 const mountHelper = "mount.fuse.hbmfs"
 
@@ -19,7 +22,7 @@ const fstabWait = "2m"
 //
 //	mount.fuse.hbmfs SOURCE MOUNTPOINT [-sfnv] [-N namespace] [-o OPTIONS] [-t TYPE]
 func fromMount8(args []string) ([]string, error) {
-	out := []string{"mount", "--wait=" + fstabWait} // options come later, so that one of them may say otherwise
+	out := []string{mountName, "--wait=" + fstabWait} // options come later, so that one of them may say otherwise
 	var places []string
 	for i := 0; i < len(args); i++ {
 		a := args[i]

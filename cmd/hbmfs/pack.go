@@ -130,6 +130,9 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 	if result.Skipped > 0 {
 		fmt.Fprintf(stderr, "%d files do not look like text and were left out, --include takes them\n", result.Skipped)
 	}
+	if result.Tokenizer == "" { // the source was a dataset
+		datasets.warn(stderr)
+	}
 	if asJSON {
 		enc := json.NewEncoder(stdout)
 		enc.SetIndent("", "  ")
@@ -141,7 +144,11 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 }
 
 // datasetIndexer opens directories as datasets and keeps them open until close.
-type datasetIndexer struct{ dirs []*cache.Dir }
+type datasetIndexer struct {
+	dirs    []*cache.Dir
+	leftOut []layout.Problem
+	volumes []*layout.Volume
+}
 
 func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume, error) {
 	const maxOpen = 64
@@ -154,7 +161,27 @@ func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume
 	if err != nil {
 		return nil, err
 	}
-	return layout.Index(ctx, listing.Objects, layout.Options{})
+	volume, err := layout.Index(ctx, listing.Objects, layout.Options{})
+	if err == nil {
+		x.leftOut, x.volumes = append(x.leftOut, listing.Problems...), append(x.volumes, volume)
+	}
+	return volume, err
+}
+
+// warn says what is wrong with the datasets: what was left out of them is not in what was packed.
+func (x *datasetIndexer) warn(w io.Writer) {
+	const most = 10
+	problems := x.leftOut
+	for _, v := range x.volumes {
+		problems = append(problems, v.Problems()...)
+	}
+	for i, p := range problems {
+		if i == most {
+			fmt.Fprintf(w, "warning: and %d more: hbmfs inspect lists them\n", len(problems)-most)
+			return
+		}
+		fmt.Fprintf(w, "warning: %s: %s\n", printable(p.Object), printable(p.Detail))
+	}
 }
 
 func (x *datasetIndexer) close() {
