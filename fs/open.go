@@ -52,7 +52,7 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 		return fuse.OK
 	case kindObject, kindView:
-	case kindDenied: // the kernel asks for those only who may read everything
+	case kindDenied: // the kernel itself refuses everybody but root
 		return m.fail(n, "open", syscall.EACCES)
 	default:
 		return fuse.EINVAL

@@ -13,9 +13,10 @@ import (
 	"time"
 )
 
-// Guard keeps an origin away from what only this machine is to ask: its own services (loopback), its link, and its cloud's
-// metadata, which gives out the machine's role. It judges each address that is dialled, so neither a name that resolves to
-// one nor a redirect leads there. Where a proxy dials, the proxy has to judge names; the guard judges addresses in URLs.
+// Guard keeps an origin away from services that only this machine is to ask: its own (loopback), those of its link, and its
+// cloud's metadata, which gives out the machine's role. It judges each address that is dialled, so neither a name that
+// resolves to one nor a redirect leads there. Where a proxy dials, the proxy has to judge names; the guard judges addresses
+// in URLs.
 //
 // A nil Guard refuses nothing.
 type Guard struct {
@@ -40,7 +41,7 @@ func NewGuard(allow []string) (*Guard, error) {
 	return g, nil
 }
 
-// Transport returns a round tripper that does what t does, under the guard. A proxy that t knows is the operator's, and may
+// Transport returns a round tripper that works as t does, under the guard. A proxy that t knows is the operator's, and may
 // be at any address.
 func (g *Guard) Transport(t *http.Transport) http.RoundTripper {
 	if g == nil {
@@ -91,7 +92,7 @@ func (r *guarded) CloseIdleConnections() {
 	r.proxied.CloseIdleConnections()
 }
 
-// judgeHost judges what a proxy is asked for, as far as the URL says where that is.
+// judgeHost judges the host that a proxy is asked for, as far as its name is an address.
 func (g *Guard) judgeHost(host string) error {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return g.judge(a)
@@ -122,7 +123,7 @@ func (g *Guard) judge(a netip.Addr) error {
 	return fmt.Errorf("%w: %s is %s, which this mount may not ask unless its operator allows it (--allow-address, allowAddresses of the chart)", fs.ErrPermission, a, why)
 }
 
-// private says of an address that only this machine should ask what it is, "" of all others. The addresses of metadata
+// private returns the kind of an address that only this machine should ask, "" for all others. The addresses of metadata
 // services that are not link-local are those that the clouds document.
 func private(a netip.Addr) string {
 	if v4, ok := carried(a); ok {
@@ -154,7 +155,7 @@ func private(a netip.Addr) string {
 	return ""
 }
 
-// carried is the IPv4 address that a gateway makes of an IPv6 address: NAT64 (RFC 6052, 8215), SIIT (RFC 7915), 6to4 (RFC
+// carried returns the IPv4 address that a gateway makes of an IPv6 address: NAT64 (RFC 6052, 8215), SIIT (RFC 7915), 6to4 (RFC
 // 3056), and the compatible addresses of RFC 4291.
 func carried(a netip.Addr) (v4 netip.Addr, ok bool) {
 	if !a.Is6() || a.IsLoopback() || a.IsUnspecified() {

@@ -83,7 +83,7 @@ func get(t *testing.T, transport http.RoundTripper, address string) (string, err
 	return string(text), err
 }
 
-// TestGuardedDials has the guard judge what is dialled: after a redirect, after a name was resolved, and each time anew when
+// TestGuardedDials has the guard judge each dialled address: after a redirect, after a name was resolved, and each time anew when
 // the name's address changes (DNS rebinding). 127.0.0.1 is allowed here, and 127.0.0.2 is not.
 func TestGuardedDials(t *testing.T) {
 	var asked atomic.Int64

@@ -11,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// directory is what a server said of the files of a source.
+// directory is the files of a source, by the answers of its server.
 type directory struct {
 	at       *layout.Object // the index
 	objects  []*layout.Object
@@ -59,8 +59,8 @@ func (d *directory) misses(failed map[string]error) error {
 	return nil
 }
 
-// lacks takes the errors of files that may be there or not, of how many that were asked for. A server that denies all that it
-// does not give may mean by it that nothing is there.
+// lacks takes the errors of files that may be there or not, of how many that were asked for. A server that denies each file
+// that it does not give may mean that none of them is there.
 func (d *directory) lacks(failed map[string]error, asked int) {
 	var refused []string
 	missing := 0
@@ -85,7 +85,7 @@ func (d *directory) lacks(failed map[string]error, asked int) {
 	}
 }
 
-// listing makes the listing of all. What is denied has its place among the others, and goes where they leave it none.
+// listing makes the listing of all. A denied file has its place among the others, and goes where they leave it none.
 func (d *directory) listing() *cache.Listing {
 	denied := map[*layout.Object]cache.Denied{}
 	all := slices.Clone(d.objects)

@@ -47,7 +47,7 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 	if u.User != nil {
 		return nil, fmt.Errorf("source %s: credentials do not belong in a source, where everybody sees them", u.Redacted())
 	}
-	if strings.Contains(source, "#") { // no server is told what follows
+	if strings.Contains(source, "#") { // no server hears of the rest
 		return nil, fmt.Errorf("source %s: write the # as %%23", u.Redacted())
 	}
 	o := &Origin{base: u}

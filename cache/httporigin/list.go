@@ -27,11 +27,11 @@ import (
 // maxIndex bounds an index, bytes.
 const maxIndex = 256 << 20
 
-// index is a file that tells what is beside it.
+// index is a file that tells of others beside it.
 type index struct {
 	name     string
 	names    func(data []byte) ([]string, error) // nil where its content names nothing
-	optional bool                                // what it names may be there or not
+	optional bool                                // the named files may be there or not
 	beside   []string                            // files that may be there as well
 }
 
@@ -175,7 +175,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
-		case errors.Is(err, fs.ErrPermission): // some servers say so of what is not there
+		case errors.Is(err, fs.ErrPermission): // some servers say so of a missing file
 			refused = cmp.Or(refused, err)
 			continue
 		case err == nil:
@@ -192,7 +192,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	return nil, fmt.Errorf("list %s: a web server lists nothing, and none of %s is there: name one file, or put the dataset's index beside it", o, strings.Join(known, ", "))
 }
 
-// listBy lists what an index tells of.
+// listBy lists the files that an index tells of.
 func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache.Listing, error) {
 	all := o.NewListing()
 	named, err := o.namesIn(ctx, at, x, all)

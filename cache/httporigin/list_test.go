@@ -40,7 +40,7 @@ func (a answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Time{}, strings.NewReader(text))
 }
 
-// list lists what a server has.
+// list lists a server.
 func (a answers) list(t *testing.T, path string) (*cache.Listing, error) {
 	t.Helper()
 	server := httptest.NewServer(a)
@@ -63,7 +63,7 @@ func namesOf(l *cache.Listing) (shown, denied []string) {
 	return shown, denied
 }
 
-// problem finds what is said of an object.
+// problem returns the problems of an object.
 func problem(l *cache.Listing, object string) (said string) {
 	for _, p := range l.Problems {
 		if p.Object == object {
@@ -103,7 +103,7 @@ func TestFilesThatAreDenied(t *testing.T) {
 	}
 }
 
-// TestServersThatDenyWhatIsMissing has a server answer 403 for what is not there, as S3 does to those who may not list.
+// TestServersThatDenyWhatIsMissing has a server answer 403 for missing files, as S3 does where listing is not allowed.
 func TestServersThatDenyWhatIsMissing(t *testing.T) {
 	a := answers{files: map[string]string{"index.json": `{"chunks": [{"filename": "a.bin"}]}`, "a.bin": "data"}, missing: 403}
 	l, err := a.list(t, "")
@@ -118,7 +118,7 @@ func TestServersThatDenyWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestModels lists what Hugging Face's libraries look for beside the weights, and no index names.
+// TestModels lists the files that Hugging Face's libraries look for beside the weights, and no index names.
 func TestModels(t *testing.T) {
 	both := `{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}`
 	for name, c := range map[string]struct {
@@ -180,7 +180,7 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// TestModelsBehindABrokenServer does not take what is broken for what is not there.
+// TestModelsBehindABrokenServer does not take a broken file for a missing one.
 func TestModelsBehindABrokenServer(t *testing.T) {
 	a := answers{files: map[string]string{"model.safetensors": "weights"}, status: map[string]int{"config.json": 503}}
 	if _, err := a.list(t, ""); !errors.Is(err, fetch.ErrUnreachable) {

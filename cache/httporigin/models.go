@@ -13,7 +13,7 @@ const (
 	mostPipeline = 1 << 20 // bytes of what names them
 )
 
-// modelFiles are what Hugging Face's libraries look for beside a model's weights, which no index names: the constants of
+// modelFiles are the files that Hugging Face's libraries look for beside a model's weights, and no index names: the constants of
 // transformers (utils/__init__.py, tokenization_utils_base.py and the tokenizers' VOCAB_FILES_NAMES) and sentence-transformers.
 func modelFiles() []string {
 	return append([]string{
@@ -30,7 +30,7 @@ func tokenizerFiles() []string {
 	}
 }
 
-// partFiles are what a part of a pipeline may be made of: the constants of diffusers (utils/constants.py) and transformers.
+// partFiles are the files that a part of a pipeline may have: the constants of diffusers (utils/constants.py) and transformers.
 func partFiles() []string {
 	return append([]string{
 		"config.json", "scheduler_config.json", "generation_config.json", "preprocessor_config.json",

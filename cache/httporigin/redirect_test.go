@@ -13,8 +13,8 @@ import (
 	"github.com/hbmfs/hbmfs/cache/fetch"
 )
 
-// TestRedirectsTellNothing has a server send its clients elsewhere, as artifact servers do: what signs the source's address is
-// not for the next one.
+// TestRedirectsTellNothing has a server send its clients elsewhere, as artifact servers do: the signature in the source's
+// address is not for the next one.
 func TestRedirectsTellNothing(t *testing.T) {
 	var asked atomic.Int64
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

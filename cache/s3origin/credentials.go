@@ -12,7 +12,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// noCredentials says in a sentence why the source cannot be asked as whom somebody meant. It is an [fs.ErrPermission].
+// noCredentials says in a sentence why the credentials that somebody set up cannot be had. It is an [fs.ErrPermission].
 type noCredentials string
 
 func (e noCredentials) Error() string {
@@ -25,12 +25,12 @@ func noCredentialsf(format string, args ...any) error {
 }
 
 // credentials settles who asks as AWS's tools do: environment, web identity (IRSA), shared files, then containers and
-// instances. Whatever somebody set up is used or is an error: only where there is nothing, requests are not signed.
+// instances. Credentials that somebody set up are used, or are an error: requests are unsigned only where there are none.
 func (s Source) credentials(transport http.RoundTripper) (*credentials.Credentials, error) {
 	if s.Anonymous {
 		return anonymous(), nil
 	}
-	// What gives out credentials has no reason to send its clients elsewhere.
+	// A service that gives out credentials has no reason to send its clients elsewhere.
 	iam := &credentials.IAM{Client: &http.Client{Transport: transport, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	if s.Profile == "" {
 		switch keys, err := keysInEnvironment(); {
@@ -105,7 +105,7 @@ func (p *proven) RetrieveWithCredContext(cc *credentials.CredContext) (credentia
 		p.worked.Store(true)
 		return v, nil
 	case err == nil:
-		err = fmt.Errorf("there are no keys in what it gives")
+		err = fmt.Errorf("it gives no keys")
 	}
 	if p.worked.Load() {
 		return credentials.Value{}, fmt.Errorf("%s: %w", p.from, err)

@@ -48,7 +48,7 @@ func (id identity) set(t *testing.T) string {
 	return home
 }
 
-// asks returns as whom a source asks for a listing, "" for nobody, and what comes of it.
+// asks returns the key id by which a source asks for a listing, "" for none, and the listing's error.
 func (id identity) asks(t *testing.T) (as string, err error) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -75,7 +75,7 @@ func keysOf(id string) string {
 	return "aws_access_key_id = " + id + "\naws_secret_access_key = secret\n"
 }
 
-// TestIdentities says as whom a source is asked.
+// TestIdentities tells which keys a source is asked with.
 func TestIdentities(t *testing.T) {
 	both := map[string]string{".aws/credentials": "[default]\n" + keysOf("DEFAULT") + "[train]\n" + keysOf("TRAIN"), ".aws/config": "[profile conf]\n" + keysOf("CONF") + "[profile train]\nregion = eu-central-1\n"}
 	for name, c := range map[string]struct {

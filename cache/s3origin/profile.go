@@ -50,7 +50,7 @@ func findProfile(name string) (profile, error) {
 				}
 			}
 			if title == ini.DefaultSection {
-				continue // what stands before the first section
+				continue // lines before the first section
 			}
 			others[title] = true
 			if title != p.name {
@@ -74,7 +74,7 @@ func findProfile(name string) (profile, error) {
 	return p, p.settle(keys)
 }
 
-// settle finds out what a profile has, by its keys that have values.
+// settle judges a profile by its keys that have values.
 func (p *profile) settle(keys map[string]bool) error {
 	id, secret := keys["aws_access_key_id"], keys["aws_secret_access_key"]
 	switch {
@@ -113,7 +113,7 @@ func (p *profile) open(variable, base string) (*ini.File, error) {
 		return nil, noCredentialsf("%s%v", said, err)
 	}
 	file, err := ini.Load(text)
-	if err != nil { // which would show a line, and what is secret in it
+	if err != nil { // which would show a line, and a secret in it
 		return nil, noCredentialsf("%s is no file of profiles: a line of it is no [section] and no NAME = VALUE", name)
 	}
 	return file, nil

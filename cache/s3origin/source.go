@@ -41,7 +41,7 @@ func Parse(text string) (Source, error) {
 	if u.User != nil {
 		return Source{}, fmt.Errorf("source s3://%s: credentials do not belong in a source, where everybody sees them: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Host)
 	}
-	if strings.Contains(text, "#") { // what follows is no part of the path, nor is it an option
+	if strings.Contains(text, "#") { // the rest would be no part of the path, nor an option
 		return Source{}, fmt.Errorf("source %q: write the # as %%23", text)
 	}
 	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/"), Secure: true}

@@ -58,7 +58,7 @@ func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.Var(&c.listing, "max-listing", "memory that the names of a remote source may take (default 1GiB)")
 }
 
-// guard is what keeps the daemon away from this machine's own addresses, nil where it may ask them.
+// guard keeps the daemon away from this machine's own addresses; it is nil where the daemon may ask them.
 func (c *cacheFlags) guard() (*fetch.Guard, error) {
 	switch {
 	case c.guarded:

@@ -59,7 +59,7 @@ func checkPlace(target string) error {
 		if nowhere(err) {
 			return status.Errorf(codes.InvalidArgument, "target path %.100q of %d bytes: no directory can be there: %v", target, len(target), err)
 		}
-		return nil // or whoever mounts there says why not
+		return nil // or mounting there says why not
 	}
 	if err := find(filepath.Dir(target)); err != nil {
 		return status.Errorf(codes.InvalidArgument, "target path %s: there is no directory %s for it", target, filepath.Dir(target))

@@ -142,8 +142,8 @@ func checkOwner(r Request, s Spec) error {
 // mostConnections is how many requests at once an inline volume may have under way, each with its buffers in the host's memory.
 const mostConnections = 256
 
-// checkShare refuses to have a pod say by itself what it takes of what all pods of the node share: with a small cache, or
-// one that leaves the whole disk free, its daemon would remove what others have fetched.
+// checkShare refuses to have a pod set bounds of the cache, which all pods of the node share: with a small cache, or one that
+// leaves the whole disk free, its daemon would remove the segments of others.
 func checkShare(r Request) error {
 	if !r.Inline() {
 		return nil

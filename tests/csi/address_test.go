@@ -24,7 +24,7 @@ func serveAt(t testing.TB, address string, serve http.HandlerFunc) *httptest.Ser
 	return s
 }
 
-// TestAddressesOfTheNode: a volume does not show what only the node itself may ask, by an address, a name, a redirect or an
+// TestAddressesOfTheNode: a volume does not show services that only the node itself may ask, by an address, a name, a redirect or an
 // endpoint, unless the operator allows the address. The metadata service of this test is at 127.0.0.2; the suite's nodes allow
 // 127.0.0.1 alone.
 func TestAddressesOfTheNode(t *testing.T) {

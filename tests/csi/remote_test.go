@@ -226,7 +226,7 @@ func TestSourceIsDown(t *testing.T) {
 	n.mustBeClean()
 }
 
-// TestCacheOfOthers: a pod cannot say by an inline volume what the cache of the node has room for, or it could empty it.
+// TestCacheOfOthers: a pod cannot bound the node's cache by an inline volume, or it could empty it.
 func TestCacheOfOthers(t *testing.T) {
 	n := newNode(t)
 	key := s3Key{"AKIDCACHE", "secret", ""}

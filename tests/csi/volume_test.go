@@ -45,7 +45,7 @@ func s3Volume(name string, s *s3Store, prefix string, k s3Key) *volume {
 	}}
 }
 
-// inlined is the volume as a pod asks for it by itself: what differs is what kubelet says of it, and what pods may not say.
+// inlined is the volume as a pod asks for it by itself: kubelet says so, and some attributes are not for pods.
 func (v *volume) inlined(name string) *volume {
 	attributes := maps.Clone(v.attributes)
 	delete(attributes, "cacheSize")

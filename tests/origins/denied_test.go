@@ -112,7 +112,7 @@ func (m *mounted) deniesLookup(t *testing.T, names ...string) {
 	}
 }
 
-// TestModelOverHTTP mounts what from_pretrained loads: weights that an index names, and the files beside them that none does.
+// TestModelOverHTTP mounts the files that from_pretrained loads: weights that an index names, and the files beside them that none does.
 func TestModelOverHTTP(t *testing.T) {
 	needFUSE(t)
 	files := map[string]string{
