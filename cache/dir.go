@@ -9,7 +9,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -29,6 +28,7 @@ var ErrDamaged = errors.New("the bytes are damaged")
 type Dir struct {
 	path  string
 	only  string // the one file that is listed, "" for all
+	pin   pin
 	root  *os.Root
 	fd    int // the same directory, for openat2
 	files *filePool
@@ -61,9 +61,13 @@ func OpenDir(source string, maxOpen int) (*Dir, error) {
 		_ = d.root.Close()
 		return nil, fmt.Errorf("open the source: %w", err)
 	}
-	d.files = newFilePool(maxOpen, d.open)
+	d.files = newFilePool(maxOpen, d.open, d.stampOf)
 	return d, nil
 }
+
+// PinChangeTime makes the time of the last change (ctime) part of every version, which no program can put back. It is
+// called before List. A change of permissions, of the owner, of the name or of the number of links is another version then.
+func (d *Dir) PinChangeTime() { d.pin = pinChangeTime }
 
 // Path returns the absolute path of the directory.
 func (d *Dir) Path() string { return d.path }
@@ -128,29 +132,6 @@ func (d *Dir) OpenObject(ctx context.Context, o *layout.Object) (fd int, err err
 
 func changed(o *layout.Object, how string) error {
 	return fmt.Errorf("%q: %s: %w", o.Name, how, ErrChanged)
-}
-
-// stamp pins what a file was when it was listed.
-type stamp struct {
-	ino   uint64
-	size  int64
-	mtime unix.Timespec
-}
-
-func stampOf(fd int) (stamp, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return stamp{}, fmt.Errorf("stat an open file: %w", err)
-	}
-	return stamp{st.Ino, st.Size, st.Mtim}, nil
-}
-
-// version is the stamp as [layout.Object] holds it.
-func (s stamp) version() string {
-	v := strconv.AppendUint(make([]byte, 0, 64), s.ino, 10)
-	v = strconv.AppendInt(append(v, '-'), s.size, 10)
-	v = strconv.AppendInt(append(v, '-'), s.mtime.Sec, 10)
-	return string(strconv.AppendInt(append(v, '.'), s.mtime.Nsec, 10))
 }
 
 // Listing is everything below an origin's root.
@@ -266,7 +247,7 @@ func (d *Dir) Object(name string) (*layout.Object, error) {
 
 func (d *Dir) object(name string, st *unix.Stat_t, perm uint16) *layout.Object {
 	return &layout.Object{
-		Name: name, Size: st.Size, ModTime: modTime(st), Version: stamp{st.Ino, st.Size, st.Mtim}.version(),
+		Name: name, Size: st.Size, ModTime: modTime(st), Version: d.pin.stamp(st).version(),
 		Perm: perm, UID: st.Uid, GID: st.Gid, Origin: d,
 	}
 }

@@ -16,6 +16,7 @@ import (
 type filePool struct {
 	max  int
 	open func(*layout.Object) (fd int, at stamp, err error)
+	now  func(fd int) (stamp, error)
 
 	mu     sync.Mutex // guards what follows
 	byObj  map[*layout.Object]*pooled
@@ -31,15 +32,15 @@ type pooled struct {
 	place  *list.Element // in idle, nil while in use
 }
 
-func newFilePool(max int, open func(*layout.Object) (int, stamp, error)) *filePool {
-	return &filePool{max: max, open: open, byObj: map[*layout.Object]*pooled{}, idle: list.New()}
+func newFilePool(max int, open func(*layout.Object) (int, stamp, error), now func(int) (stamp, error)) *filePool {
+	return &filePool{max: max, open: open, now: now, byObj: map[*layout.Object]*pooled{}, idle: list.New()}
 }
 
 // get returns an open file of o that is the listed version at this moment. Two callers that miss at once both open it,
 // and the second one's is closed: opening a local file is too cheap to make one wait for the other.
 func (p *filePool) get(ctx context.Context, o *layout.Object) (*pooled, error) {
 	if h := p.take(o); h != nil {
-		if now, err := stampOf(h.fd); err != nil || now != h.at {
+		if now, err := p.now(h.fd); err != nil || now != h.at {
 			p.put(h)
 			return nil, changed(o, "it was written to")
 		}

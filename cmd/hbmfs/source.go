@@ -39,6 +39,7 @@ type cacheFlags struct {
 	wait        time.Duration
 	listing     size.Flag
 	decode      bool
+	strict      bool
 	decodeScan  size.Flag
 }
 
@@ -50,6 +51,7 @@ func (c *cacheFlags) add(f *pflag.FlagSet) {
 	f.Var(&c.scrub, "cache-scrub", "bytes per second at which the cache is compared with its checksums in the background (default: not)")
 	f.BoolVar(&c.decode, "decode", false, "show zstd files, NAME.zst, as NAME with what they decode to, where their size can be learned; the log says of the others why not. Needs --cache-dir")
 	f.Var(&c.decodeScan, "decode-scan", "bytes of a zstd file that may be read to learn what it decodes to, if it has several frames or does not say; that is remembered (default 64MiB)")
+	f.BoolVar(&c.strict, "strict", false, "files of a directory are also pinned by the time of their last change (ctime): a rewrite whose modification time was put back is seen, and chmod, rename and new links are changes")
 	f.IntVar(&c.connections, "connections", 16, "requests to a remote source at once")
 	f.BoolVar(&c.guarded, "refuse-local", false, "never ask loopback, link-local and cloud metadata addresses for a remote source, whatever its name resolves to or its server redirects to; for sources that others name")
 	f.StringArrayVar(&c.allow, "allow-address", nil, "address, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
@@ -158,10 +160,16 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 			return s, err
 		}
 		s.name, s.closers = dir.Path(), append(s.closers, dir.Close)
+		if c.strict {
+			dir.PinChangeTime()
+		}
 		if s.listing, err = dir.List(ctx); err != nil || c.dir == "" {
 			return s, err
 		}
 		return s, s.keepDecoded(ctx, c, log)
+	}
+	if c.strict {
+		return s, usageError{fmt.Errorf("--strict is for directories: objects of %s are pinned by their ETag", from)}
 	}
 	if c.connections < 1 {
 		return s, usageError{fmt.Errorf("--connections %d: at least one is needed", c.connections)}

@@ -1,0 +1,56 @@
+package cache
+
+import (
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// pin says what a version is made of.
+type pin bool
+
+const (
+	pinModTime    pin = false // inode, size and modification time, as rsync's quick check compares them
+	pinChangeTime pin = true  // the time of the last change of the inode as well
+)
+
+// stamp pins what a file was when it was listed.
+type stamp struct {
+	ino   uint64
+	size  int64
+	mtime unix.Timespec
+	ctime unix.Timespec // zero where it is not pinned
+}
+
+func (p pin) stamp(st *unix.Stat_t) stamp {
+	s := stamp{ino: st.Ino, size: st.Size, mtime: st.Mtim}
+	if p == pinChangeTime {
+		s.ctime = st.Ctim
+	}
+	return s
+}
+
+func (d *Dir) stampOf(fd int) (stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return stamp{}, fmt.Errorf("stat an open file: %w", err)
+	}
+	return d.pin.stamp(&st), nil
+}
+
+// version is the stamp as [layout.Object] holds it.
+func (s stamp) version() string {
+	v := strconv.AppendUint(make([]byte, 0, 96), s.ino, 10)
+	v = strconv.AppendInt(append(v, '-'), s.size, 10)
+	v = appendTime(append(v, '-'), s.mtime)
+	if s.ctime != (unix.Timespec{}) {
+		v = appendTime(append(v, '-'), s.ctime)
+	}
+	return string(v)
+}
+
+func appendTime(v []byte, t unix.Timespec) []byte {
+	v = strconv.AppendInt(v, t.Sec, 10)
+	return strconv.AppendInt(append(v, '.'), t.Nsec, 10)
+}
