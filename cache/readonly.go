@@ -10,9 +10,10 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// readOnly is a private, read-only mount of the directory that no path leads to. Who gets a descriptor that was opened
-// through it cannot open the file again for writing, root included (EROFS). And it keeps no access times, so that the
-// kernel has 120 ns less to do for each passthrough read.
+// readOnly is a private, read-only mount of the directory that no path leads to. To open a descriptor that came through it
+// again for writing is EROFS, for root as well. A process with CAP_SYS_ADMIN in this mount namespace can still clone the
+// descriptor's mount and make the clone writable, which the kernel gives no means against. The mount keeps no access
+// times, so that the kernel has 120 ns less to do for each passthrough read.
 type readOnly struct {
 	once sync.Once
 	fd   int

@@ -136,7 +136,7 @@ func (c *Client) hello(ctx context.Context, name string, number uint32) error {
 // Epoch returns the daemon's epoch. Extents of another epoch cannot be redeemed here.
 func (c *Client) Epoch() Epoch { return c.welcome.Epoch }
 
-// ReadOnly reports whether backing files cannot be opened again for writing, not even by root.
+// ReadOnly reports whether opening a backing file again for writing is EROFS: see [WelcomeReadOnly].
 func (c *Client) ReadOnly() bool { return c.welcome.Flags&WelcomeReadOnly != 0 }
 
 // Gone reports whether a request has found that the daemon has closed the connection. Nothing can be asked on it again.

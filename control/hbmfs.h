@@ -139,7 +139,7 @@ struct hbmfs_hello {
 };
 HBMFS_ASSERT(sizeof(struct hbmfs_hello) == 56);
 
-#define HBMFS_WELCOME_READ_ONLY 1u /* descriptors cannot be opened again for writing */
+#define HBMFS_WELCOME_READ_ONLY 1u /* opening a descriptor again for writing is EROFS */
 
 struct hbmfs_welcome {
 	uint16_t version;

@@ -38,7 +38,9 @@ func ParseHello(p []byte) (Hello, error) {
 // WelcomeFlags say what kind of descriptors the daemon gives.
 type WelcomeFlags uint32
 
-// WelcomeReadOnly says that descriptors come through a read-only mount: not even root opens them again for writing.
+// WelcomeReadOnly says that descriptors come through a read-only mount: to open one again for writing is EROFS, for root
+// as well. What it does not keep out is a process with CAP_SYS_ADMIN in the daemon's mount namespace, which can clone that
+// mount and make the clone writable.
 const WelcomeReadOnly WelcomeFlags = 1
 
 // Welcome answers HELLO.

@@ -133,8 +133,8 @@ func (c *channel) byName() map[string]*usage {
 	return all
 }
 
-// admit counts a connection of uid in, or says why not; the daemon is run by me. An ordinary user's daemon cannot make descriptors unfit for writing, as
-// root's does by a read-only mount: so they are for those alone who can open the files anyway.
+// admit counts a connection of uid in, or says why not; the daemon is run by me. An ordinary user's daemon cannot put
+// descriptors on a read-only mount, as root's does: so they are for those alone who can open the files anyway.
 func (c *channel) admit(me, uid uint32) *control.Refusal {
 	switch {
 	case me != 0 && uid != me:
@@ -165,7 +165,7 @@ func (c *channel) disable(why string) {
 type ControlStatus struct {
 	On              bool           `json:"on"` // the socket: ioctls are answered without it
 	Why             string         `json:"why,omitempty"`
-	ReadOnly        bool           `json:"read_only_descriptors"` // not even root opens a given descriptor for writing
+	ReadOnly        bool           `json:"read_only_descriptors"` // opening a given descriptor again for writing is EROFS
 	WhyNot          string         `json:"read_only_why_not,omitempty"`
 	Connections     int            `json:"connections"`
 	Readers         int            `json:"readers"`     // that share the host; one may have many connections
