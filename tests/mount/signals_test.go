@@ -76,6 +76,53 @@ func TestSignalsDoNotEndReads(t *testing.T) {
 	}
 }
 
+// Nor do a debugger that looks at the reader, and a terminal that stops it and lets it go on.
+func TestTracedAndStoppedReaders(t *testing.T) {
+	w := newWeb(t)
+	m := mount(t, slow(t, w, 20*time.Millisecond).URL)
+	if !blackbox.Within(patience, func() bool { return !m.indexing(t) }) {
+		t.Error("formats are not recognized")
+	}
+	want := fmt.Sprintf("%x", sha256.Sum256(w.files["first.dat"]))
+	reader := func(command ...string) (*exec.Cmd, *bytes.Buffer) {
+		cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], "direct", m.Path("first.dat"))...)
+		cmd.Env = append(os.Environ(), childVerb+"=signalled")
+		var said bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &said, &said
+		return cmd, &said
+	}
+	self, err := os.Executable()
+	must(t, err)
+	t.Run("traced", func(t *testing.T) {
+		strace, err := exec.LookPath("strace")
+		if err != nil {
+			t.Skip(err)
+		}
+		cmd, said := reader(strace, "-f", "-o", os.DevNull, self)
+		if err := cmd.Run(); err != nil || !strings.Contains(said.String(), want) {
+			t.Errorf("%v: %s", err, said)
+		}
+	})
+	t.Run("stopped", func(t *testing.T) {
+		gate := make(chan struct{})
+		before := w.waits.Load()
+		w.gate.Store(&gate)
+		cmd, said := reader(self)
+		must(t, cmd.Start())
+		if !blackbox.Within(patience, func() bool { return w.waits.Load() > before }) {
+			t.Error("nothing was asked for")
+		}
+		must(t, cmd.Process.Signal(syscall.SIGSTOP))
+		time.Sleep(150 * time.Millisecond) // longer than between two looks of the daemon
+		must(t, cmd.Process.Signal(syscall.SIGCONT))
+		w.gate.Store(nil)
+		close(gate)
+		if err := cmd.Wait(); err != nil || !strings.Contains(said.String(), want) {
+			t.Errorf("%v: %s", err, said)
+		}
+	})
+}
+
 // Nor does it end what comes before a read: looking up a view, opening and listing it, each of which waits for a source.
 func TestSignalsDoNotEndLookups(t *testing.T) {
 	w := goldenWeb(t, "mds")
