@@ -127,7 +127,7 @@ func (g *greed) leases() (string, error) {
 	n := 0
 	for i := 0; ; i++ {
 		err := redeemAll(g.ctx, f, g.clients[i%4])
-		if refusedFor(err) {
+		if refusedFor(err) || (raceDetector && n > 1<<14) { // which takes long
 			return fmt.Sprintf("%d leases", n), nil
 		}
 		if err != nil {
@@ -247,7 +247,7 @@ func childModest(ctx context.Context, args []string) (string, error) {
 		return "", fmt.Errorf("the status does not name it: %v", err)
 	}
 	took := time.Since(began)
-	if took > patience/4 {
+	if took > patience/2 {
 		return "", fmt.Errorf("it took %v", took)
 	}
 	return fmt.Sprintf("served within %v", took.Round(time.Millisecond)), errors.Join(c.Close(), other.Close(), f.Close())
