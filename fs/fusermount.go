@@ -77,11 +77,11 @@ func receive(from *os.File) (fd int, err error) {
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:n])
 	if err != nil || len(messages) != 1 {
-		return -1, fmt.Errorf("take the mount from fusermount3: it sent %d messages with descriptors (%v)", len(messages), err)
+		return -1, errors.Join(fmt.Errorf("take the mount from fusermount3: it sent %d messages with descriptors", len(messages)), err)
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) != 1 {
-		return -1, fmt.Errorf("take the mount from fusermount3: it sent %d descriptors (%v)", len(fds), err)
+		return -1, errors.Join(fmt.Errorf("take the mount from fusermount3: it sent %d descriptors", len(fds)), err)
 	}
 	return fds[0], nil
 }

@@ -25,10 +25,25 @@ var ErrBusy = errors.New("the mount is in use")
 func mountAt(point string) (*mountinfo.Info, error) {
 	// Not mountinfo's own filter, which stops at the first.
 	all, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != point, false })
-	if err != nil || len(all) == 0 {
-		return nil, err
+	return uppermost(all)[point], err
+}
+
+// uppermost finds the mounts that no other covers, by mount point. Their order in the table says nothing, since a mount can be
+// put beneath an older one.
+func uppermost(all []*mountinfo.Info) map[string]*mountinfo.Info {
+	at, covered, seen := map[int]string{}, map[int]bool{}, map[string]*mountinfo.Info{}
+	for _, i := range all {
+		at[i.ID] = i.Mountpoint
 	}
-	return all[len(all)-1], nil
+	for _, i := range all {
+		covered[i.Parent] = covered[i.Parent] || at[i.Parent] == i.Mountpoint
+	}
+	for _, i := range all {
+		if !covered[i.ID] {
+			seen[i.Mountpoint] = i
+		}
+	}
+	return seen
 }
 
 func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }

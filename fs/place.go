@@ -29,10 +29,7 @@ func Locate(path string) (*Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen := map[string]*mountinfo.Info{} // the last mount on a place is the one that is seen
-	for _, i := range all {
-		seen[i.Mountpoint] = i
-	}
+	seen := uppermost(all)
 	if !filepath.IsAbs(path) {
 		dir, err := unix.Getwd() // not os.Getwd, which looks at the directory
 		if err != nil {
@@ -41,39 +38,42 @@ func Locate(path string) (*Place, error) {
 		path = dir + "/" + path
 	}
 	p := &Place{Path: "/", all: all}
-	over := func(at string) *mountinfo.Info {
-		for ; ; at = filepath.Dir(at) {
-			if i := seen[at]; i != nil && isHBMFS(i) {
-				return i
-			} else if i != nil || at == "/" {
-				return nil
-			}
-		}
-	}
 	rest, links := strings.Split(path, "/"), 0
 	for len(rest) > 0 {
-		name := rest[0]
+		next := filepath.Join(p.Path, rest[0])
+		ask := rest[0] != "" && rest[0] != "." && rest[0] != ".." && answersFor(seen, next) == nil
 		rest = rest[1:]
-		if name == "" || name == "." {
+		to := ""
+		if ask {
+			to, _ = os.Readlink(next) // what is no link, or not there, is taken as it is
+		}
+		if to == "" {
+			p.Path = next
 			continue
 		}
-		next := filepath.Join(p.Path, name)
-		if over(next) == nil && name != ".." {
-			if to, err := os.Readlink(next); err == nil {
-				if links++; links > linksMax {
-					return nil, &os.PathError{Op: "follow", Path: path, Err: unix.ELOOP}
-				}
-				if filepath.IsAbs(to) {
-					p.Path = "/"
-				}
-				rest = append(strings.Split(to, "/"), rest...)
-				continue
-			}
+		if links++; links > linksMax {
+			return nil, &os.PathError{Op: "follow", Path: path, Err: unix.ELOOP}
 		}
-		p.Path = next
+		if filepath.IsAbs(to) {
+			p.Path = "/"
+		}
+		rest = append(strings.Split(to, "/"), rest...)
 	}
-	p.On, p.Over = seen[p.Path], over(p.Path)
+	p.On, p.Over = seen[p.Path], answersFor(seen, p.Path)
 	return p, nil
+}
+
+// answersFor finds the hbmfs mount that a path without links lies in.
+func answersFor(seen map[string]*mountinfo.Info, path string) *mountinfo.Info {
+	for ; ; path = filepath.Dir(path) {
+		i := seen[path]
+		switch {
+		case i != nil && isHBMFS(i):
+			return i
+		case i != nil || path == "/":
+			return nil
+		}
+	}
 }
 
 // Elsewhere tells where else this mount namespace shows the filesystem that is mounted at the place, "" for nowhere.

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,5 +52,19 @@ func TestLocateFollowsLinksAsTheKernelDoes(t *testing.T) {
 	}
 	if _, err := Locate("../self"); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("a link to itself: %v, want ELOOP", err)
+	}
+}
+
+// Which mount of a place is seen, their parents say, and not their order.
+func TestUppermostMount(t *testing.T) {
+	root := &mountinfo.Info{ID: 1, Parent: 0, Mountpoint: "/"}
+	below := &mountinfo.Info{ID: 9, Parent: 1, Mountpoint: "/mnt"}
+	upon := &mountinfo.Info{ID: 5, Parent: 9, Mountpoint: "/mnt"}
+	inside := &mountinfo.Info{ID: 7, Parent: 5, Mountpoint: "/mnt/inside"}
+	for _, all := range [][]*mountinfo.Info{{root, below, upon, inside}, {inside, upon, below, root}, {root, upon, below, inside}} {
+		seen := uppermost(all)
+		if seen["/"] != root || seen["/mnt"] != upon || seen["/mnt/inside"] != inside || len(seen) != 3 {
+			t.Errorf("seen are %v", seen)
+		}
 	}
 }

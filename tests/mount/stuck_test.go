@@ -22,11 +22,20 @@ import (
 // soon bounds what must not wait for a stuck daemon. On an idle machine all of it takes less than three seconds.
 const soon = 20 * time.Second
 
-// stop stops the daemon of a mount, and has it go on when the test ends, before the mount is taken away.
+// stop stops the daemon of a mount, and has it go on when the test ends. Processes that were left behind go then, too, and the
+// mount can be taken away.
 func (m *mounted) stop(t *testing.T) {
 	t.Helper()
 	must(t, syscall.Kill(m.pid, syscall.SIGSTOP))
-	t.Cleanup(func() { _ = syscall.Kill(m.pid, syscall.SIGCONT) }) // it may have ended
+	t.Cleanup(func() {
+		_ = syscall.Kill(m.pid, syscall.SIGCONT) // it may have ended
+		if !blackbox.Within(patience, func() bool {
+			is, err := blackbox.IsMounted(m.point)
+			return err == nil && (!is || unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW) == nil)
+		}) {
+			t.Error("what waited for the daemon does not go")
+		}
+	})
 }
 
 // jammed is the filesystem of a daemon that takes every question and answers none but the first: one that is deadlocked.
