@@ -15,6 +15,7 @@ from .errors import (
     AccessError,
     CancelledError,
     ClosedError,
+    CloseWarning,
     DeviceError,
     DtypeError,
     Error,
@@ -48,6 +49,7 @@ _LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "DCPRead
 __all__ = [
     "AccessError",
     "CancelledError",
+    "CloseWarning",
     "ClosedError",
     "DCPReader",
     "Dataset",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ._closing import unheard
 from .errors import ReadError, StaleError
 from .tokens import Tokens
 
@@ -46,4 +47,4 @@ class HostFile:
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
-            self.close()
+            unheard(self._path, self.close)

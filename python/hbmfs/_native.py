@@ -9,17 +9,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import errors
+from . import _closing, errors
 
 ABI = 1
 NO_STREAM = 2**64 - 1
 KEEP, U16_TO_I64, U32_TO_I64 = 0, 1, 2
 OK, TIMEOUT = 0, 1
 
-_FORKED = 22
+_CLOSED, _FORKED = 11, 22
 _EXCEPTIONS: dict[int, type[errors.Error]] = {
     10: errors.InvalidError,
-    11: errors.ClosedError,
+    _CLOSED: errors.ClosedError,
     12: errors.NotFoundError,
     13: errors.AccessError,
     14: errors.StaleError,
@@ -191,12 +191,18 @@ class Library:
         raise error
 
     def drop(self, name: str, handle: Any) -> None:
-        """Closes a handle from a finalizer: a child of a fork has nothing to close, and nobody hears an error."""
-        if not self.forked:
-            self._functions[name](handle, None)
+        """Closes a handle that was forgotten. A child of a fork has nothing to close."""
+        if self.forked:
+            return
+        failure = Failure()
+        if self._functions[name](handle, failure) not in (OK, _CLOSED):
+            _closing.tell(f"a {name.partition('_')[0]} that was forgotten", failure.text.decode(errors="replace"))
 
 
-def find(package: str = os.path.dirname(os.path.abspath(__file__))) -> str:
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def find(package: str = _HERE) -> str:
     """The path of the library: HBMFS_LIBRARY, in the package as the wheel has it, or as `make lib` leaves it in a clone."""
     given = os.environ.get("HBMFS_LIBRARY")
     if given:

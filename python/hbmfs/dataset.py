@@ -148,10 +148,18 @@ class Dataset:
         with self._lock:
             if self._child is not None:
                 self._child.close()
-        if self._file is not None:
-            self._file.close()
-        if self._reader is not None and self._owns_reader:
-            self._reader.close()
+        reader = self._reader if self._owns_reader else None
+        try:
+            if self._file is not None:
+                self._file.close()
+        except errors.WaitTimeoutError:
+            raise  # the reader would wait for the same read
+        except errors.Error:
+            if reader is not None:
+                reader.close()
+            raise
+        if reader is not None:
+            reader.close()
 
     def __enter__(self) -> Self:
         return self

@@ -81,5 +81,10 @@ class InternalError(Error):
     """A mistake in hbmfs. Please report it with the message."""
 
 
+class CloseWarning(RuntimeWarning):
+    """Something could not be closed where there is nobody to raise an exception for: on a thread of hbmfs, or when it was
+    forgotten instead of closed. ``close()`` of your own raises."""
+
+
 class SlowPathWarning(UserWarning):
     """Bytes take a slower way than the one that was wished for. Given once for a reader; ``require=`` raises instead."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from . import errors
+from ._closing import unheard
 from ._native import OK, TIMEOUT, Library, Result
 
 _SLICE = 0.1  # seconds in the library at a time: Python looks for signals in between
@@ -114,7 +115,7 @@ class Request(Generic[T]):
             while self._library.ask("cancel", self._handle, int(_SLICE * 1e9)) == TIMEOUT:
                 if end is not None and time.monotonic() > end:
                     with contextlib.suppress(RuntimeError):  # the interpreter ends, and all memory with it
-                        threading.Thread(target=self._end, args=(None,), name="hbmfs-cancel", daemon=True).start()
+                        threading.Thread(target=unheard, args=("a request", self._end, None), name="hbmfs-cancel", daemon=True).start()
                     return True
         except errors.ClosedError:
             pass  # with its file, or because the wait that was interrupted had ended it
@@ -122,4 +123,4 @@ class Request(Generic[T]):
         return True
 
     def __del__(self) -> None:
-        self._end(_PATIENCE)
+        unheard("a request", self._end, _PATIENCE)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from . import _device, safetensors_header
+from ._closing import unheard
 from ._transfer import Progress, Transfer, open_reader
 from .errors import DeviceError, DtypeError, FormatError, NotFoundError, OutOfMemoryError, UnavailableError
 from .safetensors_header import Header, Tensor
@@ -125,7 +126,7 @@ def load_safetensors(
             weights = _read(layout, files, blocks, library, progress)
             if opening is not None:
                 # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
-                threading.Thread(target=stack.pop_all().close, name="hbmfs-close").start()
+                threading.Thread(target=unheard, args=(f"the reader of {path}", stack.pop_all().close), name="hbmfs-close").start()
             return weights
     except BaseException:
         # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
@@ -162,8 +163,8 @@ class _Opening:
 
     @staticmethod
     def _close(future: Future[Reader]) -> None:
-        if future.exception() is None:
-            future.result().close()
+        if future.exception() is None:  # an exception that is under way says more than one of closing
+            unheard("the reader of weights", future.result().close)
 
 
 def _read(layout: Layout, files: Sequence[Any], blocks: list[Any], library: _Torch | _Numpy, progress: Progress) -> dict[str, Any]:
