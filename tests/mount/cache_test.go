@@ -320,6 +320,11 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 		"segments open to all":           {func(t *testing.T, dir string) { must(t, os.Chmod(filepath.Join(dir, "segments"), 0o777)) }, "chmod go-w"},
 		"another's part of the segments": {func(t *testing.T, dir string) { must(t, os.Chown(someDir(t, dir), nobody, nobody)) }, "belongs to user 65534"},
 		"a part open to all":             {func(t *testing.T, dir string) { must(t, os.Chmod(someDir(t, dir), 0o777)) }, "may be written to by others"},
+		"a link in place of a part": {func(t *testing.T, dir string) {
+			part := someDir(t, dir)
+			must(t, os.Rename(part, filepath.Join(dir, "elsewhere")))
+			must(t, os.Symlink("../elsewhere", part))
+		}, "not a directory"},
 		"a link in place of segments": {func(t *testing.T, dir string) {
 			must(t, os.Rename(filepath.Join(dir, "segments"), filepath.Join(dir, "elsewhere")))
 			must(t, os.Symlink("elsewhere", filepath.Join(dir, "segments")))
@@ -333,6 +338,7 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 			must(t, m.Close())
+			segments := filesBelow(t, dir)
 			k.prepare(t, dir)
 			for _, args := range [][]string{
 				{"mount", w.URL, newDir(t), "--cache-dir", dir}, {"cache", "ls", dir}, {"cache", "stats", dir}, {"cache", "verify", dir}, {"cache", "rm", "--all", dir},
@@ -341,8 +347,8 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 					t.Errorf("%q: %+v, want a refusal that says %q", args, r, k.says)
 				}
 			}
-			if len(segmentFiles(t, dir)) == 0 {
-				t.Error("something was removed")
+			if left := filesBelow(t, dir); left != segments {
+				t.Errorf("%d of %d segments are left", left, segments)
 			}
 		})
 	}
@@ -354,6 +360,18 @@ func segmentFiles(t *testing.T, dir string) []string {
 	found, err := filepath.Glob(filepath.Join(dir, "*", "??", "*"))
 	must(t, err)
 	return found
+}
+
+// filesBelow counts the files of a directory and of all below.
+func filesBelow(t *testing.T, dir string) (n int) {
+	t.Helper()
+	must(t, filepath.WalkDir(dir, func(_ string, entry os.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() {
+			n++
+		}
+		return err
+	}))
+	return n
 }
 
 func someDir(t *testing.T, dir string) string {
