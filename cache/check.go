@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,14 +24,19 @@ const (
 // names that in Problems. Each function that makes a listing or adds to it calls Check; a second call finds nothing more.
 // Directories and links need none: they are the kernel's, or follow from the objects.
 func (l *Listing) Check() {
-	slices.SortStableFunc(l.Objects, func(a, b *layout.Object) int { return layout.ComparePaths(a.Name, b.Name) })
+	slices.SortFunc(l.Objects, func(a, b *layout.Object) int {
+		if byName := layout.ComparePaths(a.Name, b.Name); byName != 0 {
+			return byName
+		}
+		return cmp.Or(strings.Compare(a.Version, b.Version), cmp.Compare(a.Size, b.Size)) // the same at each mount
+	})
 	last := (*layout.Object)(nil)
 	l.keep(func(_ int, o *layout.Object) string {
 		if why := wrong(o); why != "" {
 			return why
 		}
 		if last != nil && last.Name == o.Name {
-			return "is listed twice: the second one is left out"
+			return "is listed twice: one of the two is left out"
 		}
 		last = o
 		return ""

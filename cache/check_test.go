@@ -38,7 +38,7 @@ func TestListingsThatCannotBe(t *testing.T) {
 		"name is no path":         with(func(o *layout.Object) { o.Name = "a/" + strings.Repeat("n", 256) }),
 		"bytes long":              with(func(o *layout.Object) { o.Name = strings.Repeat("n/", maxPath) + "n" }),
 		"directory of others":     with(func(o *layout.Object) { o.Name = "dir" }),
-		"listed twice":            with(func(o *layout.Object) { o.Name = "dir/good" }),
+		"listed twice":            with(func(o *layout.Object) { o.Name, o.Version = "dir/good", "2" }),
 	} {
 		l := RemoteListing([]*layout.Object{good("dir/good"), bad})
 		if len(l.Objects) != 1 || l.Objects[0].Size != 10 || l.Objects[0].Name != "dir/good" {

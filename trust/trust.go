@@ -119,11 +119,11 @@ func directory(path string, excuse uint32) error {
 	if why == "" {
 		return nil
 	}
-	repair := "chmod go-w " + path
+	repair := "name a directory of your own, or chmod go-w " + path
 	if owner(&st) != "" {
-		repair = fmt.Sprintf("chown %d %s", os.Geteuid(), path)
+		repair = fmt.Sprintf("name a directory of your own, be that user, or chown %d %s", os.Geteuid(), path)
 	}
-	return &Error{fmt.Sprintf("%s %s: name a directory of your own, or %s", path, why, repair)}
+	return &Error{fmt.Sprintf("%s %s: %s", path, why, repair)}
 }
 
 // wrong says how others could change a file, "" if they cannot.
