@@ -39,6 +39,9 @@ func check(a ask, r *Answer) error {
 		return fmt.Errorf("%w: the server does not serve ranges (it answers 200 for bytes %d to %d): copy the dataset to one that does",
 			fs.ErrInvalid, a.off, a.off+a.n)
 	}
+	if r.Version == "" && a.object.Version != "" {
+		return fmt.Errorf("%w: its answer has no version, and its listing had", ErrLie)
+	}
 	if r.Version != a.object.Version {
 		return fmt.Errorf("it is version %.300s, listed as %s: %w", r.Version, a.object.Version, cache.ErrChanged)
 	}

@@ -73,7 +73,7 @@ func TestLies(t *testing.T) {
 		}, ErrLie},
 		"fewer bytes than asked, without a length": {func(a *Answer, _, n int64) { become(a, gzip[:n/3]) }, ErrShort},
 		"other version":        {func(a *Answer, _, _ int64) { a.Version = `"2"` }, cache.ErrChanged},
-		"no version":           {func(a *Answer, _, _ int64) { a.Version = "" }, cache.ErrChanged},
+		"no version":           {func(a *Answer, _, _ int64) { a.Version = "" }, ErrLie},
 		"the whole for a part": {func(a *Answer, _, _ int64) { a.StatusCode = http.StatusOK; a.Header.Del("Content-Range") }, fs.ErrInvalid},
 		"accepted":             {func(a *Answer, _, _ int64) { a.StatusCode = http.StatusAccepted }, ErrLie},
 		"no content":           {func(a *Answer, _, _ int64) { a.StatusCode = http.StatusNoContent; become(a, nil) }, ErrLie},
