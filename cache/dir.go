@@ -186,6 +186,9 @@ func (d *Dir) List(ctx context.Context) (*Listing, error) {
 	return l, nil
 }
 
+// maxDepth is how many directories deep a listing goes. It bounds the descriptors of a walk, which holds one for each.
+const maxDepth = 1024
+
 // walk lists dir, which it closes, and what is below it. above are the directories that it is in, from the root on.
 func (d *Dir) walk(ctx context.Context, l *Listing, above []place, dir *os.File, name string) error {
 	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
@@ -218,6 +221,10 @@ func (d *Dir) walk(ctx context.Context, l *Listing, above []place, dir *os.File,
 		case unix.S_IFLNK:
 			d.link(l, above, full, &st)
 		case unix.S_IFDIR:
+			if depth := len(above) - 1; depth == maxDepth {
+				l.leaveOut(full, "lies %d directories deep: left out", depth)
+				continue
+			}
 			fd, err := unix.Openat(here.fd, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 			if err != nil {
 				l.leaveOut(full, "cannot be opened: %v", err)

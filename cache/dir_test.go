@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -204,3 +205,26 @@ func BenchmarkList(b *testing.B) {
 }
 
 var _ layout.Origin = (*Dir)(nil)
+
+// A tree of any depth takes a bounded number of descriptors to list, and what lies deeper is left out with a line.
+func TestListOfADeepTree(t *testing.T) {
+	source := t.TempDir()
+	root, err := os.OpenRoot(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() }) // opened for reading: nothing is lost
+	deepest := strings.Repeat("d/", maxDepth)
+	if err := errors.Join(root.MkdirAll(deepest+"deeper", 0o755), root.WriteFile(deepest+"file", []byte("deep"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	d, l := open(t, source)
+	if len(l.Objects) != 1 || len(l.Dirs) != maxDepth+1 || len(l.Problems) != 1 || !strings.Contains(l.Problems[0].Detail, "deep") {
+		t.Fatalf("%d objects, %d directories, problems %v", len(l.Objects), len(l.Dirs), l.Problems)
+	}
+	if p := make([]byte, 4); l.Objects[0].Size != 4 {
+		t.Errorf("the file has %d bytes", l.Objects[0].Size)
+	} else if _, err := d.ReadAt(t.Context(), l.Objects[0], p, 0); err != nil || string(p) != "deep" {
+		t.Errorf("%q, %v", p, err)
+	}
+}
