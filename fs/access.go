@@ -52,5 +52,22 @@ func (a *access) through(dir string, uid, gid uint32) uint16 {
 	}
 }
 
+// listedByAll reports whether all who may list the root may list a directory.
+func (a *access) listedByAll(dir string) bool {
+	root := a.dirs[""]
+	for ; ; dir = parent(dir) {
+		may := a.dirs[dir].Certain(root.UID, root.GID, cache.ToRead) & a.dirs[dir].Certain(root.UID, root.GID, cache.ToPass)
+		switch {
+		case root.Perm&0o444&^may != 0:
+			return false
+		case dir == "":
+			return true
+		}
+	}
+}
+
+// toldOf reports whether the status, which everybody reads, may speak of an object.
+func (a *access) toldOf(object string) bool { return a.listedByAll(parent(object)) }
+
 // parent returns the directory of a slash-separated path, "" for the root.
 func parent(path string) string { return path[:max(strings.LastIndexByte(path, '/'), 0)] }

@@ -52,6 +52,7 @@ type Mount struct {
 	log     *slog.Logger
 	started time.Time
 	listing *cache.Listing
+	access  *access
 	root    node
 	tree    *tree
 	server  *fuse.Server
@@ -76,7 +77,7 @@ type Mount struct {
 func New(ctx context.Context, point string, listing *cache.Listing, opt Options) (*Mount, error) {
 	m := &Mount{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, control: newChannel(),
+		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, access: newAccess(listing), control: newChannel(),
 		looked: make(chan struct{}),
 	}
 	m.control.prefetch.cache = opt.Remote.Cache

@@ -18,8 +18,9 @@ const (
 
 // notes are lines that say what is wrong, and how many there are beside them.
 type notes struct {
-	lines []string
-	more  int
+	lines  []string
+	more   int
+	untold int
 }
 
 func (n *notes) add(line string) {
@@ -33,9 +34,11 @@ func (n *notes) add(line string) {
 	n.lines = append(n.lines, line)
 }
 
-func (n *notes) addProblems(problems []layout.Problem) {
+func (n *notes) addProblems(problems []layout.Problem, told func(object string) bool) {
 	for i, p := range problems {
 		switch {
+		case !told(p.Object):
+			n.untold++
 		case len(n.lines) == notesMax:
 			n.more += len(problems) - i
 			return
@@ -48,7 +51,10 @@ func (n *notes) addProblems(problems []layout.Problem) {
 }
 
 // Notes says in one line each what is wrong with the mount, as far as it is known by now. Names in them are the dataset's.
-func (m *Mount) Notes() []string {
+func (m *Mount) Notes() []string { return m.notesFor(func(string) bool { return true }) }
+
+// notesFor leaves out what speaks of objects that not everybody is told of.
+func (m *Mount) notesFor(told func(object string) bool) []string {
 	n := notes{lines: []string{}}
 	for _, note := range m.opt.Notes {
 		n.add(note)
@@ -56,15 +62,18 @@ func (m *Mount) Notes() []string {
 	if len(m.listing.Objects) == 0 {
 		n.add(m.opt.Source + " has no files: is the path right, and is mounted there what should be?")
 	}
-	if denied := m.listing.Denied; len(denied) > 0 {
+	if denied := m.listing.Denied; len(denied) > 0 && told(denied[0].Name) {
 		n.add(fmt.Sprintf("%d files cannot be opened (EACCES), the first is %s", len(denied), denied[0].Why))
 	}
-	n.addProblems(m.listing.Problems)
+	n.addProblems(m.listing.Problems, told)
 	if v := m.volume.Load(); v != nil {
-		n.addProblems(v.Problems())
+		n.addProblems(v.Problems(), told)
 	}
 	if why := m.unrecognized.Load(); why != nil {
 		n.add("the dataset could not be recognized, so it has no views: " + *why)
+	}
+	if n.untold > 0 {
+		n.add(fmt.Sprintf("%d files in directories that not everybody may list have problems: hbmfs inspect %s", n.untold, m.inspected()))
 	}
 	if n.more > 0 {
 		return append(n.lines, fmt.Sprintf("and %d more: hbmfs inspect %s", n.more, m.inspected()))

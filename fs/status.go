@@ -136,7 +136,7 @@ func (c *counters) openFiles() OpenFiles {
 func (m *Mount) status() Status {
 	s := Status{
 		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
-		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Notes: m.Notes(), Sets: []SetStatus{}, Control: m.controlStatus(), RemoteStatus: m.opt.Remote.status(),
+		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(), Notes: m.notesFor(m.access.toldOf), Sets: []SetStatus{}, Control: m.controlStatus(), RemoteStatus: m.opt.Remote.status(),
 		Counters: Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
@@ -152,7 +152,11 @@ func (m *Mount) status() Status {
 		s.Views = len(v.Views)
 		s.Problems += len(v.Problems())
 		for _, set := range v.Sets {
-			s.Sets = append(s.Sets, SetStatus{set.Format, set.Dir, set.Split, set.DType, len(set.Shards), set.Tokens(), set.Documents(), set.Samples()})
+			dir, split := set.Dir, set.Split
+			if !m.access.listedByAll(dir) { // which everybody would read here
+				dir, split = "(not for everybody)", ""
+			}
+			s.Sets = append(s.Sets, SetStatus{set.Format, dir, split, set.DType, len(set.Shards), set.Tokens(), set.Documents(), set.Samples()})
 		}
 	}
 	return s

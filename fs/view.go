@@ -38,20 +38,19 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 // viewEntries makes the nodes of .hbmfs/views. A view may be read by whoever may read all of the objects behind it.
 func (m *Mount) viewEntries(v *layout.Volume) []entry {
 	var entries []entry
-	access := newAccess(m.listing)
 	var set *layout.Set // of the view before
 	var shared node     // what the views of one set have in common
 	for i := range v.Views {
 		view := &v.Views[i]
 		if view.Set != set {
 			set, shared = view.Set, node{modTime: m.started}
-			shared.perm, shared.uid, shared.gid = access.of(objectsOfSet(set))
+			shared.perm, shared.uid, shared.gid = m.access.of(objectsOfSet(set))
 		}
 		n := shared
 		n.ino = inoOf(".hbmfs/views/"+view.Path, "view")
 		if view.Entries != nil {
 			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // who may read a directory may enter it
-			n.dir = &directory{expand: m.memberEntries(view, access)}
+			n.dir = &directory{expand: m.memberEntries(view)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
 		}
@@ -81,7 +80,7 @@ func (m *Mount) viewDirs(v *layout.Volume) (entries []entry) {
 }
 
 // memberEntries makes the nodes of a view that is a directory: members of an archive, tensors of a checkpoint.
-func (m *Mount) memberEntries(view *layout.View, access *access) func(context.Context) ([]entry, error) {
+func (m *Mount) memberEntries(view *layout.View) func(context.Context) ([]entry, error) {
 	return func(ctx context.Context) ([]entry, error) {
 		files, err := view.Entries(ctx)
 		var absent *layout.AbsentError
@@ -94,7 +93,7 @@ func (m *Mount) memberEntries(view *layout.View, access *access) func(context.Co
 		entries := make([]entry, 0, len(files))
 		for _, f := range files {
 			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
-			n.perm, n.uid, n.gid = access.of(objectsOfFile(f))
+			n.perm, n.uid, n.gid = m.access.of(objectsOfFile(f))
 			m.adopt(&n)
 			entries = append(entries, entry{f.Name, &n})
 		}

@@ -1,6 +1,7 @@
 package mount_test
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,7 +153,12 @@ func TestPermissionsForOthers(t *testing.T) {
 			t.Errorf("root reads %s: %s", name, got)
 		}
 	}
-	// Names and sizes are as closed as at the source.
+	// Names and sizes are as closed as at the source, in the status, too.
+	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
+	must(t, err)
+	if bytes.Contains(text, []byte(`"closed"`)) || !bytes.Contains(text, []byte(`"open"`)) || !bytes.Contains(text, []byte("not for everybody")) {
+		t.Errorf("the status names a closed directory, or no open one:\n%s", text)
+	}
 	for _, name := range []string{"closed", ".hbmfs/views/closed"} {
 		if said, ok := child(t, true, "list", m.Path(name)); ok {
 			t.Errorf("nobody lists %s: %s", name, said)
