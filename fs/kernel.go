@@ -25,12 +25,12 @@ var ErrBusy = errors.New("the mount is in use")
 func mountAt(point string) (*mountinfo.Info, error) {
 	// Not mountinfo's own filter, which stops at the first.
 	all, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != point, false })
-	return uppermost(all)[point], err
+	return Uppermost(all)[point], err
 }
 
-// uppermost finds the mounts that no other covers, by mount point. Their order in the table says nothing, since a mount can be
+// Uppermost finds the mounts that no other covers, by mount point. Their order in the table says nothing, since a mount can be
 // put beneath an older one.
-func uppermost(all []*mountinfo.Info) map[string]*mountinfo.Info {
+func Uppermost(all []*mountinfo.Info) map[string]*mountinfo.Info {
 	at, covered, seen := map[int]string{}, map[int]bool{}, map[string]*mountinfo.Info{}
 	for _, i := range all {
 		at[i.ID] = i.Mountpoint

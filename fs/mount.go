@@ -160,6 +160,9 @@ func (m *Mount) afterMount() {
 		if err := setReadAhead(m.point, m.opt.ReadAhead); err != nil {
 			m.log.Warn("read-ahead stays at the kernel's default", "error", err)
 		}
+		if os.Geteuid() != 0 { // who has asked for it: root's default may fail where /sys is read-only
+			m.opt.Notes = append(m.opt.Notes, "--read-ahead has no effect: only root can set it")
+		}
 	}
 	if m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
 		m.backing.disable("the kernel has no FUSE passthrough: it came with Linux 6.9")

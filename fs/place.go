@@ -29,7 +29,7 @@ func Locate(path string) (*Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen := uppermost(all)
+	seen := Uppermost(all)
 	if !filepath.IsAbs(path) {
 		dir, err := unix.Getwd() // not os.Getwd, which looks at the directory
 		if err != nil {

@@ -62,7 +62,7 @@ func TestUppermostMount(t *testing.T) {
 	upon := &mountinfo.Info{ID: 5, Parent: 9, Mountpoint: "/mnt"}
 	inside := &mountinfo.Info{ID: 7, Parent: 5, Mountpoint: "/mnt/inside"}
 	for _, all := range [][]*mountinfo.Info{{root, below, upon, inside}, {inside, upon, below, root}, {root, upon, below, inside}} {
-		seen := uppermost(all)
+		seen := Uppermost(all)
 		if seen["/"] != root || seen["/mnt"] != upon || seen["/mnt/inside"] != inside || len(seen) != 3 {
 			t.Errorf("seen are %v", seen)
 		}

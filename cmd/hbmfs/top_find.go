@@ -16,6 +16,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/fs"
 )
 
 // topAsideName is the hidden command that reads a file of a mount.
@@ -41,13 +43,10 @@ func findMounts() ([]topMount, error) {
 }
 
 func mountsIn(all []*mountinfo.Info) []topMount {
-	top := map[string]int{} // the last mount on a place is the one that is seen
-	for _, i := range all {
-		top[i.Mountpoint] = i.ID
-	}
+	seen := fs.Uppermost(all)
 	byDevice := map[string]*topMount{}
 	for _, i := range all {
-		if i.FSType != "fuse.hbmfs" || top[i.Mountpoint] != i.ID {
+		if i.FSType != "fuse.hbmfs" || seen[i.Mountpoint] != i {
 			continue
 		}
 		device := fmt.Sprintf("%d:%d", i.Major, i.Minor)

@@ -141,7 +141,7 @@ func TestTopFindsMounts(t *testing.T) {
 		{ID: 3, Mountpoint: "/mnt/b", FSType: "fuse.hbmfs", Root: "/", Minor: 50},
 		{ID: 4, Mountpoint: "/pod/b", FSType: "fuse.hbmfs", Root: "/", Minor: 50},
 		{ID: 5, Mountpoint: "/mnt/hidden", FSType: "fuse.hbmfs", Root: "/", Minor: 51},
-		{ID: 6, Mountpoint: "/mnt/hidden", FSType: "tmpfs", Root: "/", Minor: 52},
+		{ID: 6, Parent: 5, Mountpoint: "/mnt/hidden", FSType: "tmpfs", Root: "/", Minor: 52},
 		{ID: 7, Mountpoint: "/mnt/a", FSType: "fuse.hbmfs", Root: "/", Minor: 53},
 		{ID: 8, Mountpoint: "/mnt/part", FSType: "fuse.hbmfs", Root: "/shards", Minor: 54},
 	})

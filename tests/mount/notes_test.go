@@ -3,10 +3,12 @@ package mount_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -147,4 +149,20 @@ func TestMountInTheForegroundLogsWhatIsWrong(t *testing.T) {
 	must(t, b.Process.Signal(os.Interrupt))
 	b.end(t)
 	wantMounted(t, point, false)
+}
+
+// A flag that an ordinary user cannot have is said to have no effect.
+func TestReadAheadOfAnOrdinaryUser(t *testing.T) {
+	needRoot(t)
+	makeFUSEPublic(t)
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		t.Skip("needs fusermount3")
+	}
+	point, logs := newDir(t), newDir(t)
+	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
+	r := runAsNobody(t, "mount", "--read-ahead=1048576", "--log-file", filepath.Join(logs, "log"), golden(t, "nanogpt"), point)
+	defer func() { must(t, suite.At(point).Close()) }()
+	if r.code != 0 || r.stderr != "hbmfs: --read-ahead has no effect: only root can set it\n" {
+		t.Errorf("exit code %d, and it says %q", r.code, r.stderr)
+	}
 }
