@@ -181,12 +181,12 @@ func TestFatalSignalsEndStuckReaders(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, %v after %v", reader.what, fatal, before), func(t *testing.T) {
 					for tries := 1; ; tries++ { // the machine may be busy
 						ctx, cancel := context.WithTimeout(t.Context(), patience)
-						took := endOf(t, exec.CommandContext(ctx, reader.args[0], reader.args[1:]...), before, fatal)
-						if cancel(); took < 500*time.Millisecond {
+						err := endsAtOnce(t, exec.CommandContext(ctx, reader.args[0], reader.args[1:]...), before, fatal)
+						if cancel(); err == nil {
 							return
 						}
 						if tries == 3 {
-							t.Fatalf("it took %v until the reader was gone", took)
+							t.Fatal(err)
 						}
 					}
 				})
@@ -195,29 +195,48 @@ func TestFatalSignalsEndStuckReaders(t *testing.T) {
 	}
 }
 
-// endOf starts a reader of a stuck source, and sends it one signal that does not end it and one that does. It returns
-// how long the reader then took to be gone.
-func endOf(t *testing.T, cmd *exec.Cmd, before, fatal syscall.Signal) time.Duration {
+// endsAtOnce starts a reader of a stuck source, and sends it one signal that does not end it and one that does.
+func endsAtOnce(t *testing.T, cmd *exec.Cmd, before, fatal syscall.Signal) error {
 	t.Helper()
 	cmd.Dir = suite.Dir
 	must(t, cmd.Start())
-	if !blackbox.Within(patience, func() bool { return waitsForFUSE(cmd.Process.Pid) }) {
-		t.Fatal("the reader does not wait for the source")
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }() // where it has not ended
+	if !blackbox.Within(patience, func() bool { return isStuck(cmd.Process.Pid) }) {
+		return errors.New("the reader does not wait for the source")
 	}
 	if before != 0 {
 		must(t, cmd.Process.Signal(before))
 		time.Sleep(150 * time.Millisecond) // longer than between two looks of the daemon
 		if !waitsForFUSE(cmd.Process.Pid) {
-			t.Errorf("after %v the reader no longer waits", before)
+			return fmt.Errorf("after %v the reader no longer waits", before)
 		}
 	}
 	began := time.Now()
 	must(t, cmd.Process.Signal(fatal))
 	_ = cmd.Wait() // by the signal, which is its error
-	if by := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); by != fatal {
-		t.Errorf("the reader ended by %v, want %v", by, fatal)
+	if took := time.Since(began); took > 500*time.Millisecond {
+		return fmt.Errorf("it took %v until the reader was gone", took)
 	}
-	return time.Since(began)
+	if by := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); by != fatal {
+		return fmt.Errorf("the reader ended by %v, want %v", by, fatal)
+	}
+	return nil
+}
+
+// isStuck says whether a process has been waiting for FUSE for a while, in one place: each waits for an open or a
+// lookup for a moment.
+func isStuck(pid int) bool {
+	ran := func() []byte {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // gone: nothing is read
+		_, switches, _ := bytes.Cut(status, []byte("voluntary_ctxt_switches:"))
+		return switches
+	}
+	before := ran()
+	if !waitsForFUSE(pid) {
+		return false
+	}
+	time.Sleep(50 * time.Millisecond)
+	return waitsForFUSE(pid) && len(before) > 0 && bytes.Equal(before, ran())
 }
 
 // A reader whose request the kernel gives up keeps the daemon no longer than any other, although a signal came before.
@@ -233,7 +252,7 @@ func TestForcedUnmountOfStuckReads(t *testing.T) {
 	t.Cleanup(func() { close(gate) })
 	cmd := exec.CommandContext(t.Context(), "dd", "if="+m.Path("first.dat"), "of=/dev/null", "bs=1M", "iflag=direct")
 	must(t, cmd.Start())
-	if !blackbox.Within(patience, func() bool { return waitsForFUSE(cmd.Process.Pid) }) {
+	if !blackbox.Within(patience, func() bool { return isStuck(cmd.Process.Pid) }) {
 		t.Fatal("the reader does not wait for the source")
 	}
 	must(t, cmd.Process.Signal(syscall.SIGUSR1))

@@ -62,7 +62,7 @@ func TestLeasedFilesAreWaitedFor(t *testing.T) {
 		}
 		stuck := exec.CommandContext(t.Context(), "cat", m.Path(shard))
 		must(t, stuck.Start())
-		if !blackbox.Within(patience, func() bool { return waitsForFUSE(stuck.Process.Pid) }) {
+		if !blackbox.Within(patience, func() bool { return isStuck(stuck.Process.Pid) }) {
 			t.Error("another reader does not wait")
 		}
 		must(t, stuck.Process.Kill())
