@@ -133,11 +133,12 @@ func (p *prefetcher) run(ctx context.Context) {
 	}
 }
 
-// patienceAhead is how long a file is waited for that somebody has leased: others wait to be read ahead as well.
+// patienceAhead is how long a job waits for files that somebody has leased: the jobs of others wait for it.
 const patienceAhead = 100 * time.Millisecond
 
 // advise has the kernel read a job's local bytes ahead. What fails is no error: whoever reads the file will meet it.
 func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
+	patience := patienceAhead
 	for r := range job.runs {
 		if ctx.Err() != nil {
 			return
@@ -146,9 +147,11 @@ func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
 		if !ok {
 			continue
 		}
-		soon, cancel := context.WithTimeout(ctx, patienceAhead)
+		began := time.Now()
+		soon, cancel := context.WithTimeout(ctx, patience)
 		fd, done, err := origin.Borrow(soon, r.Object)
 		if cancel(); err != nil {
+			patience -= time.Since(began)
 			continue
 		}
 		span := (r.Count-1)*r.Stride + r.Length // what lies between the pieces comes along

@@ -320,6 +320,29 @@ func TestPlansEndWithTheirFile(t *testing.T) {
 	}
 }
 
+// leased is an origin whose files somebody has a lease of.
+type leased struct{ localBytes }
+
+func (leased) Borrow(ctx context.Context, _ *layout.Object) (int, func(), error) {
+	<-ctx.Done()
+	return -1, nil, ctx.Err()
+}
+
+// TestPrefetchWaitsOnceForLeases has a job be of many pieces of a leased file: others wait for its end.
+func TestPrefetchWaitsOnceForLeases(t *testing.T) {
+	o := localObject("a", 1<<20)
+	o.Origin = leased{}
+	var body layout.Body
+	for at := int64(0); at < o.Size; at += 1024 {
+		body.Add(o, at, 32)
+	}
+	began := time.Now()
+	newPrefetcher().advise(t.Context(), prefetchJob{{&body, []control.Range{{Length: body.Size()}}}})
+	if took := time.Since(began); took > 50*patienceAhead {
+		t.Errorf("a job of %d pieces takes %v", body.Runs(), took)
+	}
+}
+
 // TestPrefetchIsBounded has a message name all of a file of many pieces, as often as it can.
 func TestPrefetchIsBounded(t *testing.T) {
 	var body layout.Body
