@@ -15,10 +15,11 @@ type Listing struct {
 // NewListing begins a listing, of at most Options.Listing bytes.
 func (c *Client) NewListing() *Listing { return &Listing{limit: c.opt.Listing} }
 
-const (
-	entryMemory = 256  // bytes that an object takes beside its strings
-	MostVersion = 1024 // bytes of a version
-)
+// entryMemory is what an object takes beside its strings, in bytes.
+const entryMemory = 256
+
+// MostVersion is the longest version that is believed, in bytes.
+const MostVersion = 1024
 
 // Add counts a name that was listed, with its version where it has one already.
 func (l *Listing) Add(name, version string) error {

@@ -42,15 +42,9 @@ func findProfile(name string) (profile, error) {
 			continue
 		}
 		for _, section := range file.Sections() {
-			title := section.Name()
-			if f.base == "config" && title != "default" {
-				var is bool
-				if title, is = strings.CutPrefix(title, "profile "); !is {
-					continue
-				}
-			}
-			if title == ini.DefaultSection {
-				continue // lines before the first section
+			title, is := titleOf(section, f.base)
+			if !is {
+				continue
 			}
 			others[title] = true
 			if title != p.name {
@@ -72,6 +66,17 @@ func findProfile(name string) (profile, error) {
 		return p, noCredentialsf("%s is not there: %s", p, there)
 	}
 	return p, p.settle(keys)
+}
+
+// titleOf gives the profile that a section of a file is of. Some sections are of none.
+func titleOf(section *ini.Section, file string) (title string, is bool) {
+	title = section.Name()
+	if file == "config" && title != "default" {
+		if title, is = strings.CutPrefix(title, "profile "); !is {
+			return "", false
+		}
+	}
+	return title, title != ini.DefaultSection // lines before the first section
 }
 
 // settle judges a profile by its keys that have values.

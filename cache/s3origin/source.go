@@ -77,16 +77,8 @@ func Parse(text string) (Source, error) {
 			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, region, path_style, anonymous and profile", text, key)
 		}
 	}
-	s.Endpoint = "s3.amazonaws.com"
-	if endpoint != "" {
-		e, err := url.Parse(endpoint)
-		if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") {
-			return Source{}, fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST", endpoint)
-		}
-		if strings.Trim(e.Path, "/") != "" || e.User != nil || strings.ContainsAny(endpoint, "?#") { // nobody would hear of it
-			return Source{}, fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST, and nothing more", e.Redacted())
-		}
-		s.Endpoint, s.Secure, s.PathStyle = e.Host, e.Scheme == "https", true
+	if err := s.setEndpoint(endpoint); err != nil {
+		return Source{}, err
 	}
 	if style != "" {
 		if s.PathStyle, err = truth("path_style", style); err != nil {
@@ -98,6 +90,23 @@ func Parse(text string) (Source, error) {
 		s.dir += "/"
 	}
 	return s, nil
+}
+
+// setEndpoint takes the URL of a server, empty for AWS.
+func (s *Source) setEndpoint(endpoint string) error {
+	s.Endpoint = "s3.amazonaws.com"
+	if endpoint == "" {
+		return nil
+	}
+	e, err := url.Parse(endpoint)
+	if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") {
+		return fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST", endpoint)
+	}
+	if strings.Trim(e.Path, "/") != "" || e.User != nil || strings.ContainsAny(endpoint, "?#") { // nobody would hear of it
+		return fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST, and nothing more", e.Redacted())
+	}
+	s.Endpoint, s.Secure, s.PathStyle = e.Host, e.Scheme == "https", true
+	return nil
 }
 
 func truth(key, v string) (bool, error) {

@@ -208,8 +208,8 @@ func (g *greed) lookup(c *control.Client) {
 		names[i] = fmt.Sprintf("set/shard_%06d.bin", i)
 	}
 	for g.ctx.Err() == nil {
-		for range c.Lookup(g.ctx, names) {
-			continue // most are refused
+		for _, err := range c.Lookup(g.ctx, names) {
+			_ = err // most are refused
 		}
 	}
 }
@@ -220,14 +220,14 @@ func childModest(ctx context.Context, args []string) (string, error) {
 	name := fmt.Sprintf("modest %d", os.Getuid())
 	c, err := control.Dial(ctx, args[0], name)
 	if err != nil {
-		return "", fmt.Errorf("connect: %v", err)
+		return "", fmt.Errorf("connect: %w", err)
 	}
 	f, err := openView(args[0])
 	if err != nil {
-		return "", fmt.Errorf("open the view: %v", err)
+		return "", fmt.Errorf("open the view: %w", err)
 	}
 	if err := redeemAll(ctx, f, c); err != nil {
-		return "", fmt.Errorf("redeem: %v", err)
+		return "", fmt.Errorf("redeem: %w", err)
 	}
 	other, err := control.Dial(ctx, args[0], name)
 	if err != nil {

@@ -65,7 +65,7 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 	}{
 		"it fails":      {func(x *exchange) { x.text(http.StatusServiceUnavailable, "") }, "trying again, because the server answers 503"},
 		"it is silent":  {func(x *exchange) { <-x.r.Context().Done() }, "trying again, because the server has not answered yet"},
-		"it hangs up":   {func(x *exchange) { panic(http.ErrAbortHandler) }, "trying again, because the server hung up"},
+		"it hangs up":   {func(*exchange) { panic(http.ErrAbortHandler) }, "trying again, because the server hung up"},
 		"it is no HTTP": {func(x *exchange) { x.wire("\x00") }, "trying again, because"},
 	} {
 		t.Run(name, func(t *testing.T) {
