@@ -8,7 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
-	"github.com/hbmfs/hbmfs/promtext"
+	"github.com/hbmfs/hbmfs/internal/promtext"
 )
 
 // metrics writes Prometheus' text exposition format 0.0.4.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/trace"
 )
 
 const (

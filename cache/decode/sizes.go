@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/trust"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/trust"
 )
 
 const (

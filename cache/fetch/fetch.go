@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/trace"
 )
 
 // ErrUnreachable says that the origin did not give what was asked for as long as one was prepared to wait. The object

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/trace"
 )
 
 // ask is what is asked of the origin.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/trust"
+	"github.com/hbmfs/hbmfs/internal/trust"
 )
 
 // xattrName is the extended attribute of a published segment: a header, see [header.append].

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/trace"
+	"github.com/hbmfs/hbmfs/internal/trust"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/trace"
-	"github.com/hbmfs/hbmfs/trust"
 )
 
 // publish gives a filled segment its name. If the disk fails in it, the segment is given up.

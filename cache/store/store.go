@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/trace"
+	"github.com/hbmfs/hbmfs/internal/trust"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/trace"
-	"github.com/hbmfs/hbmfs/trust"
 )
 
 // Upstream is where objects come from.

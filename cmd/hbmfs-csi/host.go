@@ -12,8 +12,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/csi/host"
-	"github.com/hbmfs/hbmfs/csi/rpc"
+	"github.com/hbmfs/hbmfs/internal/csi/host"
+	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 	"github.com/hbmfs/hbmfs/internal/size"
 )
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 )
 
 // version is set by the linker.

@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	"github.com/hbmfs/hbmfs/csi/plugin"
-	"github.com/hbmfs/hbmfs/csi/rpc"
+	"github.com/hbmfs/hbmfs/internal/csi/plugin"
+	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 )
 
 // Defaults that both roles share.

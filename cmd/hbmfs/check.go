@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/check"
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/check"
 )
 
 // checkCommand is hbmfs check.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/check"
-	"github.com/hbmfs/hbmfs/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/check"
+	"github.com/hbmfs/hbmfs/internal/cufilejson"
 )
 
 // cufileJSONCommand is hbmfs cufile-json.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/cufilejson"
 )
 
 // cufileJSON runs a command line and gives its exit code and output.

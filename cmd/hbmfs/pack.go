@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/pack"
 )
 
 const packLong = `Pack writes shards of tokens from text, JSONL, or a dataset that is tokenized already.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/pack"
 )
 
 // packed is how a command line ended.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/plan"
 	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/plan"
 )
 
 // planCommand is hbmfs plan.

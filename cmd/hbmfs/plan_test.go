@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/plan"
+	"github.com/hbmfs/hbmfs/internal/plan"
 )
 
 func runPlanLine(t *testing.T, args ...string) packed {

@@ -21,8 +21,8 @@ import (
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/trace"
-	"github.com/hbmfs/hbmfs/trust"
+	"github.com/hbmfs/hbmfs/internal/trace"
+	"github.com/hbmfs/hbmfs/internal/trust"
 )
 
 // cacheFlags say where the bytes of a remote source are kept.

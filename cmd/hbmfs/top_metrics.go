@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/hbmfs/hbmfs/promtext"
+	"github.com/hbmfs/hbmfs/internal/promtext"
 )
 
 // writeMetrics writes the metrics of all mounts as one page: each sample with the label mount. hbmfs_up says which mounts

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/hbmfs/hbmfs/trace"
+	"github.com/hbmfs/hbmfs/internal/trace"
 )
 
 // openTracer makes what the environment asks for. A mount is worth more than its traces: where they cannot be, the log

@@ -15,8 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
-	"github.com/hbmfs/hbmfs/csi/plugin"
-	"github.com/hbmfs/hbmfs/csi/rpc"
+	"github.com/hbmfs/hbmfs/internal/csi/plugin"
+	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 )
 
 // sanitySkips are the specs of csi-sanity that do not apply, by the beginnings of their names, and why not.

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/csi/volume"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/trace/tracetest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
-	"github.com/hbmfs/hbmfs/trace/tracetest"
 )
 
 // noTraces takes the variables away that this process may have been given.

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hbmfs/hbmfs/promtext"
+	"github.com/hbmfs/hbmfs/internal/promtext"
 )
 
 // How mounts are asked for their metrics: so many at once, of which one that takes its time no longer counts; and so long in

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 )
 
 // watch waits for the end of a daemon, and starts the volume's next one while it is used.

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/hbmfs/hbmfs/csi/rpc"
+	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 )
 
 // Plugin is the two services.

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/csi/rpc"
+	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 )
 
 // TestWithoutHost has a plugin whose host does not run: it says so, and works on what needs none.

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

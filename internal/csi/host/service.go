@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
 // Service is the host as gRPC: the calls of CSI's Node service that do something on the node, and Probe. The plugin

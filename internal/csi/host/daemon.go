@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
 // daemon is a process that serves a mount: a child, or one that an earlier host started. A nil daemon is none.

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 )
 
 // checkTarget makes sure that a target is a place where kubelet puts volumes, and returns it as the mount table knows it.

@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
 func TestEnvironmentLendsNoRights(t *testing.T) {

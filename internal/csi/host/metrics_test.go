@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
 // answering is a host whose volumes have no daemons: a program answers in their place, that of those named "stuck" once the

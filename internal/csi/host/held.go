@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/csi/mounts"
-	"github.com/hbmfs/hbmfs/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
 // held is a volume that somebody uses.

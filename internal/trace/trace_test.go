@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/hbmfs/hbmfs/trace/tracetest"
+	"github.com/hbmfs/hbmfs/internal/trace/tracetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
