@@ -75,8 +75,10 @@ func TestUnmappingEndsWithItsContext(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Error("it waits on although its context has ended")
 				release()
-				<-ended
 				release = func() {}
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
 			}
 			m.mu.Lock()
 			if again, err := m.mapFile(b); err != nil || again != f || f.gone {
