@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -48,13 +49,21 @@ func Uppermost(all []*mountinfo.Info) map[string]*mountinfo.Info {
 
 func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }
 
+// passing is how long a mount may be in use by those who only look at it, hbmfs top for one.
+const passing = time.Second
+
 // Unmount takes the mount at point away. One that is in use gives an error that wraps ErrBusy and names who holds it.
 func Unmount(point string) error {
-	err := unmount(point, 0)
-	if errors.Is(err, unix.EBUSY) {
-		return busy(point)
+	const pause = 50 * time.Millisecond
+	for end := time.Now().Add(passing); ; time.Sleep(pause) {
+		err := unmount(point, 0)
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		if time.Now().After(end) {
+			return busy(point)
+		}
 	}
-	return err
 }
 
 // Detach takes the mount out of the tree now, and lets those who have files open in it finish.

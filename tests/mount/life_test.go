@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -124,6 +125,19 @@ func TestBusyUnmount(t *testing.T) {
 		}
 		wantMounted(t, m.point, false)
 	}
+}
+
+// Whoever only passes through a mount, as hbmfs top does, keeps nobody from taking it away.
+func TestUmountWhileSomebodyLooks(t *testing.T) {
+	needFUSE(t)
+	m := mount(t, golden(t, "nanogpt"))
+	f, err := os.Open(m.Path("val.bin"))
+	must(t, err)
+	time.AfterFunc(100*time.Millisecond, func() { must(t, f.Close()) })
+	if r := run(t, "umount", m.point); r.code != 0 {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	}
+	wantMounted(t, m.point, false)
 }
 
 // What was open when a mount was taken out of the tree goes on, and the daemon ends with it.
