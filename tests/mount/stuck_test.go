@@ -249,6 +249,30 @@ func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 	}
 }
 
+// What is open with passthrough outlives a forced end, as it outlives the daemon.
+func TestForceLeavesPassthrough(t *testing.T) {
+	needRoot(t)
+	source := newDir(t)
+	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
+	writeFiles(t, source, map[string]string{"shard.bin": string(content)})
+	m := mount(t, source)
+	if p := status(t, m).Passthrough; !p.On {
+		t.Skipf("needs passthrough: %s", p.Why)
+	}
+	f, err := os.Open(m.Path("shard.bin"))
+	must(t, err)
+	defer func() { must(t, f.Close()) }()
+	m.stop(t)
+	if code, said := timed(t, false, "umount", "--force", m.point); code != 0 {
+		t.Errorf("exit code %d: %q", code, said)
+	}
+	wantMounted(t, m.point, false)
+	got := make([]byte, len(content))
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the open file no longer reads: %v", err)
+	}
+}
+
 // When umount returns, the daemon has ended, and what it had open is free: the source can be unmounted at once.
 func TestUmountWaitsForTheDaemon(t *testing.T) {
 	needRoot(t)
