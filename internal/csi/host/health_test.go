@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -71,8 +72,7 @@ func TestADaemonThatIsStuck(t *testing.T) {
 	}
 	asking.Wait()
 
-	pid := n.daemons()[0]
-	n.must(unix.Kill(pid, unix.SIGSTOP))
+	n.freeze(n.daemons()[0])
 	for range 2 {
 		if r := n.stats("v", "p"); !r.GetVolumeCondition().GetAbnormal() || !strings.Contains(r.GetVolumeCondition().GetMessage(), "stuck") || len(r.GetUsage()) == 0 {
 			t.Errorf("a stuck daemon: %v", r)
@@ -105,9 +105,9 @@ func TestADaemonThatCannotStartAgain(t *testing.T) {
 	n.clean()
 }
 
-// network is a filesystem of a few directories below what volumes may show, which hangs once it is told to. It goes with the
-// test.
-func (n *node) network(names ...string) (dir string, hang func()) {
+// network is a filesystem of a few directories where volumes may have their source, which hangs once it is told to, until it is
+// woken. It goes with the test.
+func (n *node) network(names ...string) (dir string, hang func() (wake func())) {
 	n.Helper()
 	inner, outer := n.TempDir(), filepath.Join(n.data, "network")
 	for _, name := range names {
@@ -122,11 +122,27 @@ func (n *node) network(names ...string) (dir string, hang func()) {
 	text, err := os.ReadFile(filepath.Join(outer, ".hbmfs/status"))
 	n.must(err)
 	n.must(json.Unmarshal(text, &network))
+	wake := func() { n.must(unix.Kill(network.PID, unix.SIGCONT)) }
 	n.Cleanup(func() {
-		n.must(unix.Kill(network.PID, unix.SIGCONT))
+		wake()
 		n.must(unix.Unmount(outer, unix.MNT_DETACH))
 	})
-	return outer, func() { n.must(unix.Kill(network.PID, unix.SIGSTOP)) }
+	return outer, func() func() { n.freeze(network.PID); return wake }
+}
+
+// freeze stops a process, and returns when no thread of it runs any more: a signal only asks them.
+func (n *node) freeze(pid int) {
+	n.Helper()
+	n.must(unix.Kill(pid, unix.SIGSTOP))
+	n.within("it has stopped", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		n.must(err)
+		return !slices.ContainsFunc(threads, func(name string) bool {
+			text, err := os.ReadFile(name)
+			_, state, _ := strings.Cut(string(text), ") ") // behind the name, which may have anything in it
+			return err == nil && !strings.HasPrefix(state, "T")
+		})
+	})
 }
 
 // looking is how many threads look at directories.

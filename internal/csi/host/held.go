@@ -169,12 +169,22 @@ func (v *held) adopt(d *daemon) error {
 	var targets []string
 	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
 	for _, target := range targets {
-		if err := v.show(target); err != nil {
+		err := v.show(target)
+		if !v.has(target) { // it left meanwhile: see unuse
+			err = hide(target)
+		}
+		if err != nil {
 			v.host.log.Error("cannot show the volume to a pod again", "volume", v.key, "target", target, "error", err)
 		}
 	}
 	v.replaceInPods()
 	return nil
+}
+
+// has tells whether a target still shows the volume, or waits for that.
+func (v *held) has(target string) (is bool) {
+	v.with(func(r *record) { _, is = r.Published[target] })
+	return is
 }
 
 // show makes the volume seen at a target. The lock must be held, and the daemon be there.

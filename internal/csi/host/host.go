@@ -215,7 +215,7 @@ func (h *Host) find(spec volume.Spec) *held {
 
 // end stops the daemon of a volume that nobody uses, and removes what is left of it.
 func (h *Host) end(ctx context.Context, v *held) error {
-	if err := v.acquire(ctx); err != nil {
+	if locked, err := v.acquireToLeave(ctx, 0); err != nil || !locked { // somebody came, and waits
 		return err
 	}
 	defer v.unlock()

@@ -126,27 +126,6 @@ func (h *Host) serve(ctx context.Context, v *held, w volume.Want, show func(*hel
 	return show(v)
 }
 
-// unuse ends a use, and the volume with its last one. It is hidden first: who is killed between the two does it again.
-func (h *Host) unuse(ctx context.Context, v *held, u use) error {
-	h.mu.Lock()
-	if len(v.rec.Published)+len(v.rec.Staged) == 1 && v.cancel != nil {
-		v.cancel() // nobody else waits for its start
-	}
-	h.mu.Unlock()
-	if err := v.acquire(ctx); err != nil {
-		return err
-	}
-	err := u.hide()
-	if err == nil {
-		err = v.keep(u.drop)
-	}
-	v.unlock()
-	if err != nil || !h.unused(v) {
-		return err
-	}
-	return h.end(ctx, v)
-}
-
 // NodeUnstageVolume ends the use that staging is.
 func (s Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id := req.GetVolumeId()

@@ -1,0 +1,67 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/status"
+)
+
+// unuse ends a use, and the volume with its last one. The use is hidden first: if the host is killed before it is dropped, the
+// next call does both. Where the volume's lock is held by a start that others wait for as well, which may hang for as long as
+// the source does, the use is ended beside it: adopt hides again what it has shown since, and so does this.
+func (h *Host) unuse(ctx context.Context, v *held, u use) error {
+	locked, err := v.acquireToLeave(ctx, 1)
+	if err != nil {
+		return err
+	}
+	err = u.hide()
+	if err == nil {
+		err = v.keep(u.drop)
+	}
+	if locked {
+		v.unlock()
+	} else if err == nil {
+		err = u.hide()
+	}
+	if err != nil || !h.unused(v) {
+		return err
+	}
+	return h.end(ctx, v)
+}
+
+// leaveTime is how often a use that ends looks whether the volume's lock is held by a start.
+const leaveTime = 100 * time.Millisecond
+
+// acquireToLeave takes the lock of the volume, unless a start has it that others wait for than the leaving uses. A start that
+// nobody else waits for is called off.
+func (v *held) acquireToLeave(ctx context.Context, leaving int) (locked bool, err error) {
+	tick := time.NewTicker(leaveTime)
+	defer tick.Stop()
+	for {
+		if v.othersWait(leaving) {
+			return false, nil
+		}
+		select {
+		case v.lock <- struct{}{}:
+			return true, nil
+		case <-tick.C:
+		case <-ctx.Done():
+			return false, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// othersWait tells whether a start is under way for more than the leaving uses. One for no others is called off.
+func (v *held) othersWait(leaving int) bool {
+	v.host.mu.Lock()
+	defer v.host.mu.Unlock()
+	if v.cancel == nil {
+		return false
+	}
+	if len(v.rec.Published)+len(v.rec.Staged) > leaving {
+		return true
+	}
+	v.cancel()
+	return false
+}

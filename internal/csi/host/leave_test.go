@@ -1,0 +1,66 @@
+package host
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// TestPodsLeaveAStartThatHangs has pods share a volume whose daemon never comes up, since its source hangs: each of them can go
+// while the others still wait.
+func TestPodsLeaveAStartThatHangs(t *testing.T) {
+	n := newNode(t)
+	outer, hang := n.network("one")
+	source := filepath.Join(outer, "one")
+	_, err := os.Stat(source) // so that the kernel knows it, and the daemon is the first to ask
+	n.must(err)
+	hang()
+	pods := []string{"p1", "p2", "p3"}
+	for _, p := range pods {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: "v", TargetPath: n.target(p), VolumeCapability: capability(), VolumeContext: map[string]string{"source": source},
+		})
+		cancel()
+		n.code(err, codes.DeadlineExceeded)
+	}
+	n.within("a daemon tries", func() bool { return len(n.daemons()) > 0 })
+	for _, p := range pods {
+		n.within(p+" goes", func() bool { return n.unpublish("v", p) == nil })
+	}
+	n.within("all of it is gone", func() bool { return n.mounted(n.kubelet("")) == 0 && len(n.daemons()) == 0 })
+}
+
+// TestPodsLeaveWhileADaemonStartsAgain has pods share a volume whose daemon died, and whose next one hangs: one pod goes, and
+// stays gone when the daemon comes up for the others.
+func TestPodsLeaveWhileADaemonStartsAgain(t *testing.T) {
+	n := newNode(t)
+	outer, hang := n.network("one")
+	source := filepath.Join(outer, "one")
+	n.must(n.publish("v", "gone", "source", source))
+	n.must(n.publish("v", "stays", "source", source))
+	before := n.daemons()[0]
+	awake := hang()
+	n.must(unix.Kill(before, unix.SIGKILL))
+	n.within("the next daemon tries", func() bool { d := n.daemons(); return len(d) == 1 && d[0] != before })
+	n.within("a pod goes", func() bool { return n.unpublish("v", "gone") == nil })
+	if n.mounted(n.target("gone")) != 0 || missingPath(n.target("stays")) {
+		t.Error("the volume is where it should not be, or not where it should")
+	}
+	awake()
+	n.within("the other pod is served again", func() bool {
+		text, err := os.ReadFile(filepath.Join(n.target("stays"), "a.bin"))
+		return err == nil && string(text) == "some tokens"
+	})
+	if !missingPath(n.target("gone")) {
+		t.Error("the volume came back to a pod that is gone")
+	}
+	n.must(n.unpublish("v", "stays"))
+	n.within("all of it is gone", func() bool { return n.mounted(n.kubelet("")) == 0 && len(n.daemons()) == 0 })
+}
