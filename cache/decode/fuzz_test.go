@@ -43,14 +43,14 @@ func FuzzIndex(f *testing.F) {
 	f.Add([]byte(`{"shards": [{"zip_data": {"basename": "a"}, "raw_data": {"bytes": 1}, "compression": "gz"}, {"zip_data": null}], "version": 2}`))
 	f.Add([]byte(`{"zip_data": 1, "shards": [null, {}], "shards": []}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		out, shards, err := rewriteIndex(text)
+		out, shards, err := rewriteIndex(text, len(text))
 		if err != nil || out == nil {
 			return
 		}
 		if !json.Valid(out) {
 			t.Fatalf("%q became %q", text, out)
 		}
-		again, left, err := rewriteIndex(out)
+		again, left, err := rewriteIndex(out, len(out))
 		if err != nil || len(left) > 0 || (again != nil && !bytes.Equal(again, out)) {
 			t.Errorf("%q with %d shards became %q, and that %q with %d: %v", text, len(shards), out, again, len(left), err)
 		}

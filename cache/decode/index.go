@@ -20,11 +20,15 @@ type fileInfo struct {
 	Hashes   map[string]string `json:"hashes"`
 }
 
-var errIndex = errors.New("it is no index of shards")
+var (
+	errIndex = errors.New("it is no index of shards")
+	errMany  = errors.New("it names more shards than there are files")
+)
 
 // rewriteIndex takes compression out of an index and lists what was compressed. What it does not know stays as it is. It
-// holds one entry at a time besides the text.
-func rewriteIndex(text []byte) (out []byte, shards []shard, err error) {
+// holds one entry at a time besides the text, and at most so many shards: of entries that say nothing, a text has more than
+// fit into memory.
+func rewriteIndex(text []byte, most int) (out []byte, shards []shard, err error) {
 	if !bytes.Contains(text, []byte(`"zip_data"`)) {
 		return nil, nil, nil
 	}
@@ -48,7 +52,7 @@ func rewriteIndex(text []byte) (out []byte, shards []shard, err error) {
 		}
 		out = append(append(out, name...), ':')
 		if key == "shards" {
-			out, shards, err = rewriteShards(dec, out, shards)
+			out, shards, err = rewriteShards(dec, out, shards, most)
 		} else {
 			var value json.RawMessage
 			err = dec.Decode(&value)
@@ -64,7 +68,7 @@ func rewriteIndex(text []byte) (out []byte, shards []shard, err error) {
 	return append(out, '}'), shards, nil
 }
 
-func rewriteShards(dec *json.Decoder, out []byte, shards []shard) ([]byte, []shard, error) {
+func rewriteShards(dec *json.Decoder, out []byte, shards []shard, most int) ([]byte, []shard, error) {
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('[') {
 		return nil, nil, errIndex
 	}
@@ -85,7 +89,9 @@ func rewriteShards(dec *json.Decoder, out []byte, shards []shard) ([]byte, []sha
 		if !first {
 			out = append(out, ',')
 		}
-		out, shards = append(out, text...), append(shards, found...)
+		if out, shards = append(out, text...), append(shards, found...); len(shards) > most {
+			return nil, nil, errMany
+		}
 	}
 	_, err := dec.Token()
 	return append(out, ']'), shards, err

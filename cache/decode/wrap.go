@@ -46,7 +46,7 @@ func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
 	g.SetLimit(readers)
 	for i, o := range found {
 		g.Go(func() (err error) {
-			plans[i], err = readPlan(limited, o)
+			plans[i], err = readPlan(limited, o, len(l.Objects))
 			return err
 		})
 	}
@@ -60,13 +60,14 @@ func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
 
 // plan is an index that names compressed shards.
 type plan struct {
-	index  *layout.Object
-	text   []byte // of the index that takes its place
-	shards []shard
+	refused error // why it cannot be carried out, whatever is there
+	index   *layout.Object
+	text    []byte // of the index that takes its place
+	shards  []shard
 }
 
-// readPlan reads an index, nil if there is nothing to decode in it.
-func readPlan(ctx context.Context, o *layout.Object) (*plan, error) {
+// readPlan reads an index of a listing of so many objects, nil if there is nothing to decode in it.
+func readPlan(ctx context.Context, o *layout.Object, objects int) (*plan, error) {
 	text := make([]byte, o.Size)
 	if n, err := o.ReadAt(ctx, text, 0); n < len(text) {
 		if errors.Is(err, fs.ErrPermission) { // whoever may read it sees the shards as they are stored
@@ -77,11 +78,14 @@ func readPlan(ctx context.Context, o *layout.Object) (*plan, error) {
 		}
 		return nil, fmt.Errorf("read %q, to see whether its shards are compressed: %w", o.Name, err)
 	}
-	out, shards, err := rewriteIndex(text)
+	out, shards, err := rewriteIndex(text, objects)
+	if errors.Is(err, errMany) {
+		return &plan{refused: err, index: o}, nil
+	}
 	if err != nil || len(shards) == 0 { // what is wrong with it is for layout to say
 		return nil, nil
 	}
-	return &plan{o, out, shards}, nil
+	return &plan{index: o, text: out, shards: shards}, nil
 }
 
 // wrapper turns a listing into one with decoded objects.
@@ -145,6 +149,9 @@ func (w *wrapper) apply(plans []*plan) {
 // decoded makes the objects that a plan asks for and that are not made yet, or says why it cannot be carried out.
 func (w *wrapper) decoded(p *plan, made map[string]*layout.Object) (map[*layout.Object]stored, error) {
 	fresh, names := map[*layout.Object]stored{}, map[string]bool{}
+	if p.refused != nil {
+		return nil, p.refused
+	}
 	for _, s := range p.shards {
 		name, err := below(p.index, s.raw.Basename)
 		if err != nil {

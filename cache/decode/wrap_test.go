@@ -31,6 +31,7 @@ func TestRefused(t *testing.T) {
 		"no directory": {one(func(raw, _ map[string]any) { raw["basename"] = "none/s" }), "no file can be"},
 		"elsewhere":    {one(func(raw, _ map[string]any) { raw["basename"] = "dir/s" }), "another directory"},
 		"twice":        {index(t, ok, ok), "no file can be"},
+		"too many":     {index(t, ok, ok, ok, ok), "more shards than there are files"},
 		"one of two":   {index(t, ok, entry("s2", "s.z", data, coded, "br", nil)), "brotli"},
 		"big block": {index(t, entry("s", "s.z", data, coded, "snappy", func(raw, _ map[string]any) { raw["bytes"] = maxBlock + 1 })),
 			"in memory"},
