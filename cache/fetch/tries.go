@@ -174,7 +174,7 @@ func (c *Client) watched(ctx context.Context, attempt func(ctx context.Context, 
 	defer r.timer.Stop()
 	silent := time.AfterFunc(silence, func() { c.notice.say(c.opt.Retrying, ErrSilent) })
 	defer silent.Stop()
-	if err := attempt(r.ctx, func() { silent.Stop(); r.timer.Reset(r.stall) }); err != nil {
+	if err := attempt(r.ctx, func() { silent.Reset(silence); r.timer.Reset(r.stall) }); err != nil {
 		return r.why(err)
 	}
 	return nil

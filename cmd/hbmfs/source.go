@@ -187,8 +187,12 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	origin, err := openRemote(from, fetch.Options{
 		Connections: c.connections, Patience: c.patience, Wait: c.wait, Listing: int64(c.listing), Trace: tracer, Guard: guard,
 		Retrying: func(err error) {
-			log.Warn("trying again, because the source gives nothing", "error", err)
-			note(fmt.Sprintf("trying again, because %v", err))
+			doing := "trying again"
+			if errors.Is(err, fetch.ErrSilent) {
+				doing = "waiting"
+			}
+			log.Warn(doing+", because the source gives nothing", "error", err)
+			note(fmt.Sprintf("%s, because %v", doing, err))
 		},
 	})
 	if err != nil {

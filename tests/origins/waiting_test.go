@@ -64,7 +64,7 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 		want string
 	}{
 		"it fails":      {func(x *exchange) { x.text(http.StatusServiceUnavailable, "") }, "trying again, because the server answers 503"},
-		"it is silent":  {func(x *exchange) { <-x.r.Context().Done() }, "trying again, because the server has not answered yet"},
+		"it is silent":  {func(x *exchange) { <-x.r.Context().Done() }, "waiting, because the server has not answered yet"},
 		"it hangs up":   {func(*exchange) { panic(http.ErrAbortHandler) }, "trying again, because the server hung up"},
 		"it is no HTTP": {func(x *exchange) { x.wire("\x00") }, "trying again, because"},
 	} {
@@ -87,7 +87,7 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 			must(t, cmd.Wait())
 			m := suite.At(point)
 			defer func() { must(t, m.Close()) }()
-			if text, err := os.ReadFile(log); err != nil || !bytes.Contains(text, []byte("level=WARN msg=\"trying again")) {
+			if text, err := os.ReadFile(log); err != nil || !bytes.Contains(text, []byte("level=WARN msg=\""+strings.Fields(c.want)[0])) {
 				t.Errorf("the log has no line about it: %v\n%s", err, text)
 			}
 		})
