@@ -48,7 +48,7 @@ A volume says what it shows in its attributes. Only source is needed:
 
   source          an absolute directory of the node (below hbmfs-csi host --allow-source), s3://BUCKET/PREFIX, http(s)://HOST/PATH
   format, dtype   when the dataset is not recognized by itself
-  cacheSize, cacheMinFree, cacheSegment           the node's cache, as in 2TiB
+  cacheSize, cacheMinFree, cacheSegment           the node's cache, as in 2TiB; the first two of persistent volumes only
   connections, patience                           requests to the source at once; how long it may give nothing, as in 2m
   readAhead, uid, gid, umask, showViews, logLevel flags of hbmfs mount by the same name
   authentication  auto, anonymous, secret (access keys in a Kubernetes secret) or pod (the token of the pod's service account)
