@@ -1,5 +1,14 @@
 package cache
 
+import (
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
 // Rights are the permissions of a file or a directory at the source, as far as a mode can say them: where an access
 // control list says more, they are less. See [Rights.Certain].
 type Rights struct {
@@ -36,3 +45,15 @@ func (r Rights) Certain(uid, gid uint32, right uint16) (classes uint16) {
 
 // only takes the rights to read and to execute from all classes but the given ones.
 func only(perm, classes uint16) uint16 { return perm &^ (0o555 &^ (classes | classes>>2)) }
+
+// StillGrants returns an error, which wraps [fs.ErrPermission], if an open file of o no longer grants what was listed.
+func (d *Dir) StillGrants(o *layout.Object, fd int) error {
+	var now unix.Stat_t
+	if err := unix.Fstat(fd, &now); err != nil {
+		return fmt.Errorf("stat %q: %w", o.Name, err)
+	}
+	if now.Uid != o.UID || now.Gid != o.GID || o.Perm&0o444&^uint16(now.Mode) != 0 {
+		return fmt.Errorf("open %q: it has another owner, or grants less, than when the dataset was mounted: mount it again: %w", o.Name, fs.ErrPermission)
+	}
+	return nil
+}

@@ -2,7 +2,10 @@ package fs
 
 import (
 	"iter"
+	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -68,6 +71,26 @@ func (a *access) listedByAll(dir string) bool {
 
 // toldOf reports whether the status, which everybody reads, may speak of an object.
 func (a *access) toldOf(object string) bool { return a.listedByAll(parent(object)) }
+
+// granter is an origin whose files have permissions, which may have changed.
+type granter interface {
+	// StillGrants returns an error if an open file of o no longer grants what was listed.
+	StillGrants(o *layout.Object, fd int) error
+}
+
+// stillGrants checks a file that was opened for a user, which is closed where it no longer grants what the mount shows.
+// For its own user the kernel has checked it: this process has opened it.
+func stillGrants(uid uint32, o *layout.Object, fd int) (int, error) {
+	g, ok := o.Origin.(granter)
+	if !ok || uid == uint32(os.Geteuid()) {
+		return fd, nil
+	}
+	if err := g.StillGrants(o, fd); err != nil {
+		_ = unix.Close(fd) // opened for reading: nothing is lost
+		return -1, err
+	}
+	return fd, nil
+}
 
 // parent returns the directory of a slash-separated path, "" for the root.
 func parent(path string) string { return path[:max(strings.LastIndexByte(path, '/'), 0)] }

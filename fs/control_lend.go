@@ -32,8 +32,8 @@ func (m *Mount) readOnlyMount() error {
 	return nil
 }
 
-// lend opens an object for the peer, and puts the descriptor into the answer.
-func (m *Mount) lend(id uint64, o *layout.Object, a *answer) control.Object {
+// lend opens an object for the peer, who is uid, and puts the descriptor into the answer.
+func (m *Mount) lend(uid uint32, id uint64, o *layout.Object, a *answer) control.Object {
 	out := control.Object{ID: id, FD: -1, Errno: syscall.EOPNOTSUPP}
 	if o == nil { // forgotten since its extents were said
 		out.Errno = syscall.ESTALE
@@ -44,6 +44,9 @@ func (m *Mount) lend(id uint64, o *layout.Object, a *answer) control.Object {
 		return out
 	}
 	fd, err := l.OpenForOthers(o)
+	if err == nil {
+		fd, err = stillGrants(uid, o, fd)
+	}
 	var st unix.Stat_t
 	if err == nil {
 		if err = unix.Fstat(fd, &st); err != nil {
@@ -107,7 +110,7 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 	of := make([]*layout.Object, len(lent))
 	for i, o := range lent {
 		of[i] = s.channel.objects.object(o)
-		files.Objects = append(files.Objects, s.mount.lend(o, of[i], a))
+		files.Objects = append(files.Objects, s.mount.lend(s.peer.uid, o, of[i], a))
 	}
 	s.expectAck(id, files.Objects, of)
 	a.header.Type, a.payload = control.TypeFiles, files.AppendTo

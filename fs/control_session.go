@@ -262,7 +262,7 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 	}
 	objects := make([]control.Object, len(q.Objects))
 	for i, o := range q.Objects {
-		objects[i] = s.mount.lend(o, of[i], a)
+		objects[i] = s.mount.lend(s.peer.uid, o, of[i], a)
 	}
 	s.expectAck(id, objects, of)
 	a.header.Type = control.TypeFDs

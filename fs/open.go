@@ -68,6 +68,9 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 		switch origin := o.Origin.(type) {
 		case local:
 			fd, err = origin.OpenObject(ctx, o) // even where the kernel has the file, or does not want it: one that changed must not open
+			if err == nil {
+				fd, err = stillGrants(in.Uid, o, fd)
+			}
 		case kept:
 			fd, release, err = origin.OpenWhole(ctx, o)
 		}

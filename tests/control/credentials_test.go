@@ -47,6 +47,40 @@ func TestCredentialsOfAConnection(t *testing.T) {
 	}
 }
 
+// TestRightsThatAreTakenAway changes the permissions of mounted files: what the source no longer grants is not to be
+// opened any more.
+func TestRightsThatAreTakenAway(t *testing.T) {
+	needRoot(t)
+	source, secret := newDir(t), strings.Repeat("secret", 16)+"1234"
+	names := []string{"mode", "owner", "more"}
+	for _, name := range names {
+		must(t, os.WriteFile(filepath.Join(source, name), []byte(secret), 0o644))
+	}
+	m := mount(t, source)
+	for _, name := range names {
+		if got := child(t, true, "lookup", m.Path(), name); got != secret {
+			t.Errorf("%s before: %s", name, got)
+		}
+	}
+	must(t, os.Chmod(filepath.Join(source, "mode"), 0o600))
+	must(t, os.Chown(filepath.Join(source, "owner"), alice, alice))
+	must(t, os.Chmod(filepath.Join(source, "more"), 0o666))
+	for name, want := range map[string]string{"mode": "EACCES", "owner": "EACCES", "more": secret} {
+		if got := child(t, true, "lookup", m.Path(), name); got != want {
+			t.Errorf("LOOKUP of %s: %s, want %s", name, got, want)
+		}
+		if want == secret {
+			want = "ok"
+		}
+		if got := child(t, true, "read", m.Path(name)); got != want {
+			t.Errorf("open of %s: %s, want %s", name, got, want)
+		}
+		if got := said(readOne(m.Path(name))); got != "ok" {
+			t.Errorf("root, whom the source grants it, opens %s: %s", name, got)
+		}
+	}
+}
+
 // both looks up the file of root and that of alice on a connection.
 func both(c *net.UnixConn) (string, error) {
 	ask := frame(control.TypeLookup, 7, (&control.Lookup{Paths: []string{"root", "alice"}}).AppendTo)
