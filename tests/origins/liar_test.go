@@ -43,8 +43,8 @@ const (
 	liarDate   = "Thu, 01 Jan 2026 00:00:00 GMT"
 )
 
-func newLiar(t testing.TB, inS3 bool, files map[string][]byte) *liar {
-	l := &liar{files: maps.Clone(files), s3: inS3}
+func newLiar(t testing.TB, inS3 bool, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+	l := &liar{files: maps.Clone(files), s3: inS3, read: read, list: list}
 	if !inS3 {
 		l.files["index.json"] = indexOf(t, slices.Sorted(maps.Keys(files)))
 	}

@@ -195,8 +195,7 @@ func tellAll(t *testing.T, inS3 bool, told map[string]lie, patience time.Duratio
 	for name := range told {
 		files[name] = origintest.Data(600_000+len(name), name[0])
 	}
-	l := newLiar(t, inS3, files)
-	l.read = func(x *exchange) bool { told[x.name].tell(x); return true }
+	l := newLiar(t, inS3, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
 	cached := newDir(t)
 	flags := []string{"--cache-dir", cached, "--cache-segment", "1MiB", "--connections", "128", "--patience"}
 	m := mount(t, l.source(), "", append(flags, patience.String())...)

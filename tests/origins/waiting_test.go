@@ -21,7 +21,7 @@ import (
 func TestNobodyIsThere(t *testing.T) {
 	needFUSE(t)
 	t.Parallel()
-	plain := newLiar(t, false, map[string][]byte{"shard": {1}})
+	plain := newLiar(t, false, map[string][]byte{"shard": {1}}, nil, nil)
 	authority := strings.TrimPrefix(plain.URL, "http://")
 	nobody := freePort(t)
 	for source, want := range map[string]string{
@@ -70,8 +70,7 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLiar(t, false, map[string][]byte{"shard": origintest.Data(1000, 1)})
-			l.list = func(x *exchange) bool { c.tell(x); return true }
+			l := newLiar(t, false, map[string][]byte{"shard": origintest.Data(1000, 1)}, nil, func(x *exchange) bool { c.tell(x); return true })
 			point, log := newDir(t), filepath.Join(newDir(t), "log")
 			cmd := suite.Command(t.Context(), "mount", "--log-file", log, "--patience", "1m", l.source(), point)
 			said, err := cmd.StderrPipe()
@@ -120,7 +119,7 @@ func TestMountWaitsForAServer(t *testing.T) {
 			if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "connection refused") {
 				t.Errorf("it says %q, %v", line, err)
 			}
-			l := newLiar(t, false, map[string][]byte{"shard": {1}})
+			l := newLiar(t, false, map[string][]byte{"shard": {1}}, nil, nil)
 			listener, err := net.Listen("tcp", address)
 			must(t, err)
 			server := &http.Server{Handler: l}
