@@ -1,10 +1,13 @@
 package s3origin
 
 import (
+	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
@@ -12,6 +15,8 @@ import (
 // written again, a role that was given anew. Nobody is told of that; the server no longer takes the old ones.
 type rotation struct {
 	done atomic.Bool // the server has answered a request
+
+	bare atomic.Int32 // answers of 400 that say no more, before done
 
 	mu      sync.Mutex
 	last    credentials.Value
@@ -36,6 +41,14 @@ func (r *rotation) worked(creds *credentials.Credentials) {
 		r.last = now
 		r.done.Store(true)
 	}
+}
+
+// unexplained tells an answer of 400 to a HEAD, which has no body that says why: S3 gives it where credentials have expired.
+// Of a server that never answered otherwise, a few are believed: a port of https gives it to whoever speaks http.
+func (r *rotation) unexplained(res minio.ErrorResponse) bool {
+	const believed = 5
+	bare := res.StatusCode == http.StatusBadRequest && strings.HasPrefix(res.Code, "400") && res.Message == res.Code
+	return bare && (r.done.Load() || r.bare.Add(1) <= believed)
 }
 
 // renew asks again where the credentials come from, and tells whether they have changed lately, so that a request which

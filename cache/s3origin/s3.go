@@ -113,8 +113,7 @@ func (o *Origin) explain(err error) error {
 	}
 	r := minio.ToErrorResponse(err)
 	switch {
-	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired",
-		r.StatusCode == http.StatusBadRequest && strings.HasPrefix(r.Code, "400"): // the answer to a HEAD has no body that says why
+	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired", o.rotation.unexplained(r):
 		o.creds.Expire() // the next attempt asks where they come from
 		return fmt.Errorf("the credentials have expired (%s)", said(r))
 	case r.Code == "RequestTimeTooSkewed": // until who sets the clock has done so

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,15 +25,25 @@ func TestNobodyIsThere(t *testing.T) {
 	plain := newLiar(t, false, map[string][]byte{"shard": {1}}, nil, nil)
 	authority := strings.TrimPrefix(plain.URL, "http://")
 	nobody := freePort(t)
+	secure := httptest.NewUnstartedServer(plain)
+	secure.Config.ErrorLog = plain.Config.ErrorLog
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	encrypted := strings.TrimPrefix(secure.URL, "https://")
 	for source, want := range map[string]string{
-		"http://" + nobody + "/":                    "connection refused",
-		"http://no-such-host.invalid/":              "no-such-host.invalid",
-		"https://" + authority + "/":                "HTTP response to HTTPS client",
-		"s3://bucket?endpoint=http://" + nobody:     "connection refused",
-		"s3://bucket?endpoint=https://" + authority: "HTTP response to HTTPS client",
-		"s3://ab?endpoint=http://" + nobody:         "shorter than 3 characters",
-		"s3://bucket?endpoint=http://x.invalid":     "x.invalid",
-		"http://127.0.0.1:99999/":                   "invalid port",
+		"http://" + nobody + "/":                       "connection refused",
+		"http://no-such-host.invalid/":                 "no-such-host.invalid",
+		"https://" + authority + "/":                   "HTTP response to HTTPS client",
+		"s3://bucket?endpoint=http://" + nobody:        "connection refused",
+		"s3://bucket?endpoint=https://" + authority:    "HTTP response to HTTPS client",
+		secure.URL + "/":                               "certificate",
+		"s3://bucket?endpoint=" + secure.URL:           "certificate",
+		"http://" + encrypted + "/":                    "400",
+		"s3://bucket?endpoint=http://" + encrypted:     "400",
+		"s3://bucket/one?endpoint=http://" + encrypted: "400",
+		"s3://ab?endpoint=http://" + nobody:            "shorter than 3 characters",
+		"s3://bucket?endpoint=http://x.invalid":        "x.invalid",
+		"http://127.0.0.1:99999/":                      "invalid port",
 	} {
 		t.Run(source, func(t *testing.T) {
 			t.Parallel()
