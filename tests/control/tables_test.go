@@ -220,31 +220,31 @@ func childModest(ctx context.Context, args []string) (string, error) {
 	name := fmt.Sprintf("modest %d", os.Getuid())
 	c, err := control.Dial(ctx, args[0], name)
 	if err != nil {
-		return "", fmt.Errorf("connect: %w", err)
+		return "", fmt.Errorf("connect: %s", said(err))
 	}
 	f, err := openView(args[0])
 	if err != nil {
-		return "", fmt.Errorf("open the view: %w", err)
+		return "", fmt.Errorf("open the view: %s", said(err))
 	}
 	if err := redeemAll(ctx, f, c); err != nil {
-		return "", fmt.Errorf("redeem: %w", err)
+		return "", fmt.Errorf("redeem: %s", said(err))
 	}
 	other, err := control.Dial(ctx, args[0], name)
 	if err != nil {
-		return "", fmt.Errorf("connect again: %v", err)
+		return "", fmt.Errorf("connect again: %s", said(err))
 	}
 	if err := readLookup(ctx, other, "set/shard_000001.bin"); err != nil {
-		return "", fmt.Errorf("look up: %v", err)
+		return "", fmt.Errorf("look up: %s", said(err))
 	}
 	if err := control.Prefetch(f, control.Range{Length: 1 << 20}); err != nil {
-		return "", fmt.Errorf("prefetch: %v", err)
+		return "", fmt.Errorf("prefetch: %s", said(err))
 	}
 	if err := readOne(f.Name()); err != nil {
-		return "", fmt.Errorf("read: %v", err)
+		return "", fmt.Errorf("read: %s", said(err))
 	}
 	status, err := os.ReadFile(filepath.Join(args[0], ".hbmfs/status"))
 	if err != nil || !bytes.Contains(status, []byte(name)) {
-		return "", fmt.Errorf("the status does not name it: %v", err)
+		return "", fmt.Errorf("the status does not name it: %s", said(err))
 	}
 	took := time.Since(began)
 	if took > patience/2 {
