@@ -171,30 +171,11 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 	if c.strict {
 		return s, usageError{fmt.Errorf("--strict is for directories: objects of %s are pinned by their ETag", from)}
 	}
-	if c.connections < 1 {
-		return s, usageError{fmt.Errorf("--connections %d: at least one is needed", c.connections)}
-	}
-	if c.patience <= 0 {
-		return s, usageError{fmt.Errorf("--patience %v: want a time such as 2m", c.patience)}
-	}
-	if c.wait < 0 {
-		return s, usageError{fmt.Errorf("--wait %v: want a time such as 2m", c.wait)}
-	}
-	guard, err := c.guard()
+	opt, err := c.requests(log, note, tracer)
 	if err != nil {
 		return s, err
 	}
-	origin, err := openRemote(from, fetch.Options{
-		Connections: c.connections, Patience: c.patience, Wait: c.wait, Listing: int64(c.listing), Trace: tracer, Guard: guard,
-		Retrying: func(err error) {
-			doing := "trying again"
-			if errors.Is(err, fetch.ErrSilent) {
-				doing = "waiting"
-			}
-			log.Warn(doing+", because the source gives nothing", "error", err)
-			note(fmt.Sprintf("%s, because %v", doing, err))
-		},
-	})
+	origin, err := openRemote(from, opt)
 	if err != nil {
 		return s, err
 	}
@@ -206,6 +187,30 @@ func openSource(ctx context.Context, from string, c *cacheFlags, log *slog.Logge
 		return s, err
 	}
 	return s, s.keep(ctx, origin, c, log)
+}
+
+// requests is how a remote source is asked.
+func (c *cacheFlags) requests(log *slog.Logger, note func(string), tracer *trace.Tracer) (opt fetch.Options, err error) {
+	switch {
+	case c.connections < 1:
+		return opt, usageError{fmt.Errorf("--connections %d: at least one is needed", c.connections)}
+	case c.patience <= 0:
+		return opt, usageError{fmt.Errorf("--patience %v: want a time such as 2m", c.patience)}
+	case c.wait < 0:
+		return opt, usageError{fmt.Errorf("--wait %v: want a time such as 2m", c.wait)}
+	}
+	guard, err := c.guard()
+	return fetch.Options{
+		Connections: c.connections, Patience: c.patience, Wait: c.wait, Listing: int64(c.listing), Trace: tracer, Guard: guard,
+		Retrying: func(err error) {
+			doing := "trying again"
+			if errors.Is(err, fetch.ErrSilent) {
+				doing = "waiting"
+			}
+			log.Warn(doing+", because the source gives nothing", "error", err)
+			note(fmt.Sprintf("%s, because %v", doing, err))
+		},
+	}, err
 }
 
 // keep has a remote source read through a cache, its compressed shards decoded. The indexes that say what is compressed
