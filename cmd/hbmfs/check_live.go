@@ -8,14 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/check"
 )
 
@@ -78,80 +77,26 @@ func captureRoot(capture func(fs.FS) (*check.Snapshot, error)) (*check.Snapshot,
 	return capture(root.FS())
 }
 
-// errSilent says that a process aside did not answer in time.
-var errSilent = errors.New("no answer in time")
-
 // answer is what a process aside gave.
 type answer struct {
 	s   *check.Snapshot
 	err error
 }
 
-// killGrace is for a process to end that was killed. One that is stuck in the kernel does not, and is left behind.
-const killGrace = time.Second
-
-// settled waits for what a process gives, which ctx kills when it ends. The goroutine behind got ends with the process, or
-// with this one.
-func settled[T any](ctx context.Context, got <-chan T) (v T, ok bool) {
-	select {
-	case v := <-got:
-		return v, true
-	case <-ctx.Done():
-	}
-	select {
-	case v := <-got:
-		return v, true
-	case <-time.After(killGrace):
-		return v, false
-	}
-}
-
 // aside starts this program again to ask what may hang.
 func (c *checkCommand) aside(ctx context.Context, args ...string) <-chan answer {
-	got, settledAnswer := make(chan answer, 1), make(chan answer, 1)
+	got := make(chan answer, 1)
 	ctx, cancel := context.WithTimeout(ctx, c.patience(asidePatience))
 	go func() {
-		s, err := runAside(ctx, args)
+		defer cancel()
+		var s *check.Snapshot
+		out, err := aside.Output(ctx, append([]string{self(), asideName}, args...)...)
+		if err == nil {
+			s, err = check.Load(bytes.NewReader(out))
+		}
 		got <- answer{s, err}
 	}()
-	go func() {
-		defer cancel()
-		a, ok := settled(ctx, got)
-		if !ok {
-			a = answer{nil, errSilent}
-		}
-		settledAnswer <- a
-	}()
-	return settledAnswer
-}
-
-func runAside(ctx context.Context, args []string) (*check.Snapshot, error) {
-	out, err := outputOf(ctx, append([]string{asideName}, args...)...)
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil, errSilent
-	case err != nil:
-		return nil, err
-	}
-	return check.Load(bytes.NewReader(out))
-}
-
-// outputOf runs this program again and returns what it prints. An error is what it says itself, as far as it says something.
-func outputOf(ctx context.Context, args ...string) ([]byte, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	var out, said bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Stdout, cmd.Stderr = &out, &said
-	if err := cmd.Run(); err != nil {
-		if message, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "hbmfs: "), "\n"); message != "" {
-			return nil, errors.New(message)
-		}
-		return nil, fmt.Errorf("run %s in a process of its own: %w", args[0], err)
-	}
-	return out.Bytes(), nil
+	return got
 }
 
 // live gets the facts of this machine and reads the file.
@@ -167,7 +112,7 @@ func (c *checkCommand) live(ctx context.Context) (*check.Snapshot, error) {
 	}
 	if a := <-driver; a.err == nil {
 		s.Merge(a.s)
-	} else if errors.Is(a.err, errSilent) {
+	} else if errors.Is(a.err, aside.ErrSilent) {
 		s.SetDriverSilent()
 	} else {
 		return nil, a.err
@@ -180,7 +125,7 @@ func (c *checkCommand) live(ctx context.Context) (*check.Snapshot, error) {
 	}
 	a := <-looked
 	switch {
-	case errors.Is(a.err, errSilent):
+	case errors.Is(a.err, aside.ErrSilent):
 		return s, s.SetTarget(check.Target{Path: c.path, Silent: true})
 	case a.err != nil:
 		return nil, a.err
@@ -264,7 +209,7 @@ func (c *checkCommand) read(ctx context.Context, t *check.Target, patience time.
 			defer func() { _ = again.Close() }() // opened for reading
 			got <- cufile.Prove(within, []string{self, probeName}, c.libraries, c.gpu, again)
 		}()
-		if p, ok := settled(within, got); ok && within.Err() == nil {
+		if p, ok := aside.Wait(within, got); ok && within.Err() == nil {
 			last = check.Proof{Verdict: string(p.Verdict), Why: p.Why}
 			return nil
 		}

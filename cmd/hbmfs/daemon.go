@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/aside"
 )
 
 // readyEnv marks the daemon's process. A Go program cannot fork, so the command starts itself again, in a session of
@@ -96,7 +97,7 @@ func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
 	select {
 	case state := <-ended:
 		return state
-	case <-time.After(orderlyTime + killGrace):
+	case <-time.After(orderlyTime + aside.Grace):
 		return nil
 	}
 }
@@ -159,7 +160,7 @@ const noteTime = fs.LookTime + 200*time.Millisecond
 
 // hearNotes shows what the daemon has to say of a mount that is ready, which takes it noteTime.
 func (c *mountCommand) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
-	_ = read.SetReadDeadline(time.Now().Add(noteTime + killGrace)) // a pipe has deadlines
+	_ = read.SetReadDeadline(time.Now().Add(noteTime + aside.Grace)) // a pipe has deadlines
 	defer context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Unix(1, 0)) })()
 	_, _, _ = c.lastWord(from) // there is none after "ready", but the end
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -157,10 +158,10 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
 // go on.
 func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
-	switch a := askOnce(ctx, place.Path, mountPatience); {
+	switch a := askOnce(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case a.State == stateSilent:
+	case a.State == aside.Silent:
 		daemon, err := fs.FindDaemon(place.On)
 		if err != nil && !errors.Is(err, fs.ErrUntold) {
 			return err
@@ -169,7 +170,7 @@ func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
 			defer daemon.Close()
 		}
 		return fmt.Errorf("%s is an hbmfs mount already, and %s: hbmfs umount --force %s takes it away", c.point, silence(place, daemon), c.point)
-	case a.State != stateDead:
+	case a.State != aside.Dead:
 		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", c.point, c.point)
 	}
 	if err := fs.Detach(c.point); err != nil {

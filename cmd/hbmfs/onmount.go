@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/aside"
 )
 
 // onMountEnv marks the process that does the work of a command on a mount.
@@ -68,18 +69,45 @@ func mountsOf(paths []string) (mounts []*fs.Place, err error) {
 	return mounts, nil
 }
 
+// newFileAsideCommand is what an asker runs.
+func newFileAsideCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    aside.FileCommand,
+		Hidden: true, // not for people
+		Args:   exactArgs(1),
+		RunE:   func(cmd *cobra.Command, args []string) error { return aside.ReadFile(args[0], cmd.OutOrStdout()) },
+	}
+}
+
+// askOnce asks a mount for a file, once, and leaves a process behind that is stuck.
+func askOnce(ctx context.Context, name string) aside.Answer {
+	asker := aside.Asker{Program: self(), Patience: mountPatience}
+	return asker.Ask(ctx, name, name)
+}
+
+// self is this program's file.
+func self() string {
+	path, err := os.Executable()
+	if err != nil {
+		return os.Args[0] // /proc is not mounted: nothing of this will work
+	}
+	return path
+}
+
 // awaitAnswers returns when the daemons of all mounts have answered. It says of which it waits for.
 func awaitAnswers(ctx context.Context, mounts []*fs.Place, stderr io.Writer) error {
-	asked := make([]<-chan topAnswer, len(mounts))
+	asker := aside.Asker{Program: self(), Patience: forever}
+	asked := make([]chan aside.Answer, len(mounts))
 	for i, m := range mounts {
-		asked[i] = ask(ctx, m.Path, forever)
+		asked[i] = make(chan aside.Answer, 1)
+		go func() { asked[i] <- asker.Ask(ctx, m.Path, m.Path) }() // ends with ctx
 	}
 	said := time.After(mountPatience)
 	for i := 0; i < len(mounts); {
 		point := mounts[i].Path
 		select {
 		case a := <-asked[i]:
-			if ctx.Err() == nil && a.State == stateDead {
+			if ctx.Err() == nil && a.State == aside.Dead {
 				return fmt.Errorf("the daemon of the mount at %s is gone: mount it again, or take it away with hbmfs umount %s", point, point)
 			}
 			i++
@@ -137,7 +165,7 @@ func again(ctx context.Context) error {
 	for _, end := range []struct {
 		signal syscall.Signal
 		within time.Duration
-	}{{0, forever}, {syscall.SIGTERM, orderlyTime}, {syscall.SIGKILL, killGrace}} {
+	}{{0, forever}, {syscall.SIGTERM, orderlyTime}, {syscall.SIGKILL, aside.Grace}} {
 		if end.signal != 0 {
 			_ = child.Process.Signal(end.signal) // it may have ended
 			ctx = context.WithoutCancel(ctx)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/promtext"
 )
 
@@ -13,7 +14,7 @@ func writeMetrics(w io.Writer, samples []mountSample) error {
 	labels, up := make([]string, len(samples)), make([]string, len(samples))
 	for i, s := range samples {
 		labels[i] = "mount=" + promtext.Quote(s.points[0])
-		up[i] = fmt.Sprintf("{%s} %d", labels[i], map[bool]int{true: 1}[s.State == stateOK])
+		up[i] = fmt.Sprintf("{%s} %d", labels[i], map[bool]int{true: 1}[s.State == aside.OK])
 	}
 	var p promtext.Page
 	p.Metric("hbmfs_up", "gauge", "1 where the daemon of a mount answers.", up...)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+
+	"github.com/hbmfs/hbmfs/internal/aside"
 )
 
 // topModel is the live view: what it shows, and what is selected. Samples come as messages.
@@ -112,7 +114,7 @@ func (m *topModel) text() string {
 	}
 	broken := 0
 	for _, r := range m.rows {
-		if r.State != stateOK {
+		if r.State != aside.OK {
 			broken++
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/aside"
 )
 
 // topStatus is the part of a mount's status that top shows. A daemon of another version may leave parts out.
@@ -33,7 +34,7 @@ type topStatus struct {
 type topRow struct {
 	MountPoint string          `json:"mount_point"`
 	AlsoAt     []string        `json:"also_at,omitempty"` // bind mounts of it
-	State      string          `json:"state"`
+	State      aside.State     `json:"state"`
 	Error      string          `json:"error,omitempty"`
 	Rates      *topRates       `json:"rates,omitempty"`          // none where the mount did not answer twice
 	Answers    *topLatency     `json:"origin_answers,omitempty"` // between the samples, where there were any
@@ -82,11 +83,11 @@ func rowsOf(samples []mountSample, before []topRow) []topRow {
 	rows := make([]topRow, len(samples))
 	for i, s := range samples {
 		r := topRow{MountPoint: s.points[0], AlsoAt: s.points[1:], State: s.State, Error: s.Error, at: s.at}
-		if s.State == stateOK {
+		if s.State == aside.OK {
 			r.Status, r.status = s.Text, new(topStatus)
 			if err := json.Unmarshal(s.Text, r.status); err != nil {
 				r.Status, r.status = nil, nil
-				r.State, r.Error = stateUnread, "the status is not that of this version of hbmfs"
+				r.State, r.Error = aside.Unreadable, "the status is not that of this version of hbmfs"
 			}
 		}
 		k := slices.IndexFunc(before, func(b topRow) bool { return b.MountPoint == r.MountPoint })

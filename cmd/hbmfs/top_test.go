@@ -13,6 +13,8 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/hbmfs/hbmfs/internal/aside"
 )
 
 // topInstant is when the samples of these tests were taken.
@@ -41,17 +43,17 @@ func sampleOf(point string, n int64) mountSample {
 	if err != nil {
 		panic(err)
 	}
-	return mountSample{topMount{"0:" + point, []string{point, "/var/lib/kubelet/pods/1/mount"}, true}, topAnswer{State: stateOK, Text: text}, topInstant().Add(time.Duration(n) * time.Second)}
+	return mountSample{topMount{"0:" + point, []string{point, "/var/lib/kubelet/pods/1/mount"}, true}, aside.Answer{State: aside.OK, Text: text}, topInstant().Add(time.Duration(n) * time.Second)}
 }
 
 // brokenSamples are mounts that are not well.
 func brokenSamples() []mountSample {
 	at := topInstant().Add(3 * time.Second)
 	return []mountSample{
-		{topMount{"0:3", []string{"/mnt/stuck"}, true}, topAnswer{State: stateSilent, Error: "its daemon gave no answer within 2s: is it stopped or stuck?"}, at},
-		{topMount{"0:4", []string{"/mnt/dead"}, true}, topAnswer{State: stateDead, Error: "its daemon is gone: mount it again, or take it away with hbmfs umount"}, at},
-		{topMount{"0:5", []string{"/mnt/odd"}, true}, topAnswer{State: stateOK, Text: []byte(`{"pid": "many"}`)}, at},
-		{topMount{"0:6", []string{"/a/path/that/is/much/longer/than/what/a/table/has/room/for/pile"}, true}, topAnswer{State: stateOK, Text: []byte(`{"pid": 7}`)}, at},
+		{topMount{"0:3", []string{"/mnt/stuck"}, true}, aside.Answer{State: aside.Silent, Error: "its daemon gave no answer within 2s: is it stopped or stuck?"}, at},
+		{topMount{"0:4", []string{"/mnt/dead"}, true}, aside.Answer{State: aside.Dead, Error: "its daemon is gone: mount it again, or take it away with hbmfs umount"}, at},
+		{topMount{"0:5", []string{"/mnt/odd"}, true}, aside.Answer{State: aside.OK, Text: []byte(`{"pid": "many"}`)}, at},
+		{topMount{"0:6", []string{"/a/path/that/is/much/longer/than/what/a/table/has/room/for/pile"}, true}, aside.Answer{State: aside.OK, Text: []byte(`{"pid": 7}`)}, at},
 	}
 }
 
@@ -115,7 +117,7 @@ func TestTopRates(t *testing.T) {
 	}
 	again := sampleOf("/mnt/pile", 4)
 	again.Text = []byte(strings.Replace(string(again.Text), "4242", "4243", 1))
-	if r := rowsOf([]mountSample{again}, rows)[0]; r.Rates != nil || r.State != stateOK {
+	if r := rowsOf([]mountSample{again}, rows)[0]; r.Rates != nil || r.State != aside.OK {
 		t.Errorf("rates across a restart of the daemon: %+v", r)
 	}
 	if l := latencyOf([]int64{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5}, nil); l.Slowest != 8.192 || l.P50 != 8.192 {
@@ -218,9 +220,9 @@ func TestTopMetrics(t *testing.T) {
 	page := "# HELP hbmfs_a_total As.\n# TYPE hbmfs_a_total counter\nhbmfs_a_total 1\n# HELP hbmfs_b Bs.\n# TYPE hbmfs_b gauge\nhbmfs_b{x=\"} 1\"} 2\n# HELP hbmfs_c Cs.\n# TYPE hbmfs_c gauge\n"
 	var b strings.Builder
 	err := writeMetrics(&b, []mountSample{
-		{topMount: topMount{points: []string{`/mnt/"a"`}}, topAnswer: topAnswer{State: stateOK, Text: []byte(page)}},
-		{topMount: topMount{points: []string{"/mnt/b"}}, topAnswer: topAnswer{State: stateOK, Text: []byte(strings.ReplaceAll(page, "As", "All"))}},
-		{topMount: topMount{points: []string{"/mnt/c"}}, topAnswer: topAnswer{State: stateDead}},
+		{topMount: topMount{points: []string{`/mnt/"a"`}}, Answer: aside.Answer{State: aside.OK, Text: []byte(page)}},
+		{topMount: topMount{points: []string{"/mnt/b"}}, Answer: aside.Answer{State: aside.OK, Text: []byte(strings.ReplaceAll(page, "As", "All"))}},
+		{topMount: topMount{points: []string{"/mnt/c"}}, Answer: aside.Answer{State: aside.Dead}},
 	})
 	want := `# HELP hbmfs_up 1 where the daemon of a mount answers.
 # TYPE hbmfs_up gauge

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/aside"
 )
 
 // umountCommand is hbmfs umount.
@@ -90,12 +91,12 @@ func (c *umountCommand) unmount(ctx context.Context, place *fs.Place, daemon *fs
 	if !errors.Is(err, fs.ErrBusy) {
 		return err
 	}
-	switch a := askOnce(ctx, place.Path, mountPatience); {
+	switch a := askOnce(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case a.State == stateDead:
+	case a.State == aside.Dead:
 		return fs.Detach(place.Path)
-	case a.State == stateSilent:
+	case a.State == aside.Silent:
 		return fmt.Errorf("%w; and %s: umount --force %s ends the mount for all that use it", err, silence(place, daemon), place.Path)
 	}
 	return err
@@ -149,9 +150,9 @@ func findDaemon(ctx context.Context, place *fs.Place) (*fs.Daemon, error) {
 	if !errors.Is(err, fs.ErrUntold) {
 		return daemon, err
 	}
-	a := askOnce(ctx, filepath.Join(place.Path, fs.ControlName, "status"), mountPatience)
+	a := askOnce(ctx, filepath.Join(place.Path, fs.ControlName, "status"))
 	var told struct{ PID int }
-	if a.State != stateOK || json.Unmarshal(a.Text, &told) != nil || told.PID <= 0 {
+	if a.State != aside.OK || json.Unmarshal(a.Text, &told) != nil || told.PID <= 0 {
 		return nil, ctx.Err()
 	}
 	return fs.TakeDaemon(told.PID), ctx.Err()

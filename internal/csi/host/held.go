@@ -31,11 +31,10 @@ type held struct {
 	failed string             // why the last start failed, "" when it did not; guarded by mu
 
 	daemon *daemon // guarded by lock
-	asking asking
 }
 
 func newHeld(h *Host, key string, rec record) *held {
-	return &held{host: h, key: key, lock: make(chan struct{}, 1), rec: rec, asking: asking{turn: make(chan struct{}, 1)}}
+	return &held{host: h, key: key, lock: make(chan struct{}, 1), rec: rec}
 }
 
 func (v *held) dir() string             { return filepath.Join(v.host.opt.StateDir, "volumes", v.key) }

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 	"github.com/hbmfs/hbmfs/internal/trust"
 )
@@ -63,6 +64,7 @@ type Host struct {
 	waits    sync.WaitGroup
 
 	looks singleflight.Group // at directories
+	asker *aside.Asker       // of daemons
 
 	mu      sync.Mutex
 	volumes map[string]*held  // by the name of their directory
@@ -101,6 +103,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 	return &Host{
 		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
 		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
+		asker:   &aside.Asker{Program: opt.HBMFS, Patience: askTime, Life: ctx},
 		volumes: map[string]*held{}, busy: map[string]func(){}, looking: map[string]int{},
 	}, nil
 }

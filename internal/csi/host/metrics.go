@@ -38,7 +38,7 @@ func (h *Host) metrics(ctx context.Context) string {
 	for i, v := range volumes {
 		label := "volume=" + promtext.Quote(v.key) + ",mount=" + promtext.Quote(v.mount())
 		up = append(up, fmt.Sprintf("{%s} %d", label, map[bool]int{true: 1}[texts[i] != nil]))
-		if d := v.asking.late(); d > 0 {
+		if d := h.asker.Late(v.key); d > 0 {
 			late = append(late, fmt.Sprintf("{%s} %.0f", label, d.Seconds()))
 		}
 		p.Add(string(texts[i]), label)

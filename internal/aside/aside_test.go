@@ -1,0 +1,120 @@
+package aside
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// script makes a program that stands for hbmfs.
+func script(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "hbmfs")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestOutput(t *testing.T) {
+	out, err := Output(t.Context(), "sh", "-c", "echo said; echo beside >&2")
+	if err != nil || string(out) != "said\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if _, err := Output(t.Context(), "sh", "-c", "echo 'hbmfs: it is gone' >&2; echo more >&2; exit 3"); err == nil || err.Error() != "it is gone" {
+		t.Errorf("%v, want what the command says", err)
+	}
+	if _, err := Output(t.Context(), "false"); err == nil || !strings.Contains(err.Error(), "exit status 1") {
+		t.Errorf("%v, want its exit code", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	// The shell's child keeps the pipe open, as a process does that is stuck in the kernel.
+	began := time.Now()
+	if _, err := Output(ctx, "sh", "-c", "sleep 30 & wait"); !errors.Is(err, ErrSilent) || time.Since(began) > 20*time.Second {
+		t.Errorf("%v after %v, want that it is silent", err, time.Since(began))
+	}
+}
+
+// TestAskerLeavesAStuckMountAlone asks a mount that does not answer: it is told of in time, asked once, and well again when it
+// answers.
+func TestAskerLeavesAStuckMountAlone(t *testing.T) {
+	dir := t.TempDir()
+	program := script(t, `echo "$3" >>`+dir+`/asked
+case $3 in stuck) while [ ! -e `+dir+`/released ]; do sleep 0.05; done;; esac
+echo '{"state": "ok", "text": "eWVz"}'
+`)
+	k := Asker{Program: program, Patience: 300 * time.Millisecond, Life: t.Context()}
+	for range 3 {
+		if a := k.Ask(t.Context(), "mount", "stuck"); a.State != Silent || a.Err() == nil {
+			t.Errorf("%+v, want that it is silent", a)
+		}
+	}
+	if k.Late("mount") < k.Patience || k.Late("other") != 0 {
+		t.Errorf("late for %v, the other for %v", k.Late("mount"), k.Late("other"))
+	}
+	if a := k.Ask(t.Context(), "other", "well"); a.State == OK && string(a.Text) != "yes" {
+		t.Errorf("the other mount: %+v", a)
+	}
+	asked, err := os.ReadFile(filepath.Join(dir, "asked"))
+	if err != nil || strings.Count(string(asked), "stuck") != 1 {
+		t.Errorf("asked %q, %v, want one question to the stuck mount", asked, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "released"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if a := k.Ask(t.Context(), "mount", "stuck"); a.State == OK && string(a.Text) == "yes" && a.Err() == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it is not asked again although it has answered")
+		}
+	}
+	if k.Late("mount") != 0 {
+		t.Error("it is late although it has answered")
+	}
+}
+
+// TestAskerTakesTurns asks one mount from many goroutines: all are answered, one after the other.
+func TestAskerTakesTurns(t *testing.T) {
+	dir := t.TempDir()
+	program := script(t, `mkdir `+dir+`/inside || echo two at once >`+dir+`/wrong
+rmdir `+dir+`/inside
+echo '{"state": "ok", "text": "eWVz"}'
+`)
+	k := Asker{Program: program, Patience: time.Minute}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if a := k.Ask(t.Context(), "mount", "status"); a.State != OK {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+	all.Wait()
+	if _, err := os.Stat(filepath.Join(dir, "wrong")); err == nil {
+		t.Error("two questions were put at once")
+	}
+}
+
+func TestReadFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "status")
+	if err := os.WriteFile(name, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if a := read(name); a.State != OK || string(a.Text) != "text" {
+		t.Errorf("%+v", a)
+	}
+	if a := read(filepath.Dir(name)); a.State != OK || len(a.Text) > 0 {
+		t.Errorf("a directory: %+v", a)
+	}
+	if a := read(name + "x"); a.State != Unreadable || a.Err() == nil {
+		t.Errorf("what is not there: %+v", a)
+	}
+}
