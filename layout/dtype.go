@@ -91,3 +91,9 @@ func ParseDType(name string) (DType, error) {
 
 // MarshalText makes a DType appear by its name in JSON.
 func (d DType) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads a name. One of a later version is DTypeUnknown.
+func (d *DType) UnmarshalText(name []byte) error {
+	*d, _ = ParseDType(string(name)) // it gives DTypeUnknown beside its error
+	return nil
+}

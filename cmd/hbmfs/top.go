@@ -12,6 +12,7 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 )
@@ -56,7 +57,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 	f.BoolVar(&c.asMetrics, "metrics", false, "with --once: write the metrics of all mounts for Prometheus")
 	f.DurationVar(&c.interval, "interval", 2*time.Second, "time between samples")
 	f.DurationVar(&c.patience, "timeout", 2*time.Second, "how long a mount may take to answer")
-	f.StringVar(&c.by, "sort", sortName, strings.Join(topOrders(), ", ")+": the order of mounts")
+	f.StringVar(&c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts")
 	return cmd
 }
 
@@ -68,8 +69,8 @@ func (c *topCommand) check() error {
 		return errors.New("--json and --metrics: one of them")
 	case c.interval <= 0 || c.patience <= 0:
 		return errors.New("--interval and --timeout must be more than nothing")
-	case !slices.Contains(topOrders(), c.by):
-		return fmt.Errorf("--sort %s: there are %s", c.by, strings.Join(topOrders(), ", "))
+	case !slices.Contains(top.Orders(), c.by):
+		return fmt.Errorf("--sort %s: there are %s", c.by, strings.Join(top.Orders(), ", "))
 	}
 	return nil
 }
@@ -80,7 +81,7 @@ func (c *topCommand) run(ctx context.Context) error {
 	}
 	switch {
 	case c.asMetrics:
-		samples, err := newSampler("metrics", c.patience).sample(ctx)
+		samples, err := top.NewSampler(self(), "metrics", c.patience).Sample(ctx)
 		if err != nil {
 			return err
 		}
@@ -99,7 +100,7 @@ func isTerminal(stream any) bool {
 }
 
 func (c *topCommand) live(ctx context.Context) error {
-	m := &topModel{ctx: ctx, sampler: newSampler("status", c.patience), interval: c.interval, by: c.by}
+	m := &topModel{ctx: ctx, sampler: top.NewSampler(self(), "status", c.patience), interval: c.interval, by: c.by}
 	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(c.stdin), tea.WithOutput(c.stdout), tea.WithoutSignalHandler()).Run()
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -108,7 +109,7 @@ func (c *topCommand) live(ctx context.Context) error {
 }
 
 // next waits for the interval and samples again.
-func (c *topCommand) next(ctx context.Context, s *sampler, before []topRow) ([]topRow, error) {
+func (c *topCommand) next(ctx context.Context, s *top.Sampler, before []top.Row) ([]top.Row, error) {
 	select {
 	case <-time.After(c.interval):
 	case <-ctx.Done():
@@ -117,18 +118,18 @@ func (c *topCommand) next(ctx context.Context, s *sampler, before []topRow) ([]t
 	return c.first(ctx, s, before)
 }
 
-func (c *topCommand) first(ctx context.Context, s *sampler, before []topRow) ([]topRow, error) {
-	samples, err := s.sample(ctx)
+func (c *topCommand) first(ctx context.Context, s *top.Sampler, before []top.Row) ([]top.Row, error) {
+	samples, err := s.Sample(ctx)
 	if err != nil {
 		return nil, err
 	}
-	rows := rowsOf(samples, before)
-	sortRows(rows, c.by)
+	rows := top.Rows(samples, before)
+	top.Sort(rows, c.by)
 	return rows, nil
 }
 
 func (c *topCommand) onceRows(ctx context.Context) error {
-	s := newSampler("status", c.patience)
+	s := top.NewSampler(self(), "status", c.patience)
 	rows, err := c.first(ctx, s, nil)
 	if err != nil {
 		return err
@@ -141,7 +142,7 @@ func (c *topCommand) onceRows(ctx context.Context) error {
 		out.SetIndent("", "  ")
 		return out.Encode(struct {
 			Time   time.Time `json:"time"`
-			Mounts []topRow  `json:"mounts"`
+			Mounts []top.Row `json:"mounts"`
 		}{time.Now(), rows})
 	}
 	return c.write(rows, true)
@@ -149,7 +150,7 @@ func (c *topCommand) onceRows(ctx context.Context) error {
 
 // tables writes a table at every interval until ctx ends.
 func (c *topCommand) tables(ctx context.Context) error {
-	s := newSampler("status", c.patience)
+	s := top.NewSampler(self(), "status", c.patience)
 	rows, err := c.first(ctx, s, nil)
 	for err == nil {
 		if err := c.write(rows, false); err != nil {
@@ -160,7 +161,7 @@ func (c *topCommand) tables(ctx context.Context) error {
 	return err
 }
 
-func (c *topCommand) write(rows []topRow, details bool) error {
+func (c *topCommand) write(rows []top.Row, details bool) error {
 	if len(rows) == 0 {
 		fmt.Fprintln(c.stdout, "no hbmfs is mounted here")
 		return nil

@@ -6,14 +6,15 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/promtext"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // writeMetrics writes the metrics of all mounts as one page: each sample with the label mount. hbmfs_up says which mounts
 // answered: the others have nothing else.
-func writeMetrics(w io.Writer, samples []mountSample) error {
+func writeMetrics(w io.Writer, samples []top.Sample) error {
 	labels, up := make([]string, len(samples)), make([]string, len(samples))
 	for i, s := range samples {
-		labels[i] = "mount=" + promtext.Quote(s.points[0])
+		labels[i] = "mount=" + promtext.Quote(s.Points[0])
 		up[i] = fmt.Sprintf("{%s} %d", labels[i], map[bool]int{true: 1}[s.State == aside.OK])
 	}
 	var p promtext.Page

@@ -10,15 +10,16 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // topModel is the live view: what it shows, and what is selected. Samples come as messages.
 type topModel struct {
 	ctx      context.Context // bubbletea's commands take none
-	sampler  *sampler
+	sampler  *top.Sampler
 	interval time.Duration
 
-	rows          []topRow
+	rows          []top.Row
 	sampled       time.Time // zero before the first sample
 	err           error
 	by            string
@@ -29,7 +30,7 @@ type topModel struct {
 // topSampled is a sample that was taken, topDue that the next one is due.
 type (
 	topSampled struct {
-		samples []mountSample
+		samples []top.Sample
 		at      time.Time
 		err     error
 	}
@@ -40,7 +41,7 @@ func (m *topModel) Init() tea.Cmd { return m.sample }
 
 // sample runs beside the view, one at a time: the next is due only after this one came.
 func (m *topModel) sample() tea.Msg {
-	samples, err := m.sampler.sample(m.ctx)
+	samples, err := m.sampler.Sample(m.ctx)
 	return topSampled{samples, time.Now(), err}
 }
 
@@ -50,8 +51,8 @@ func (m *topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if m.err = msg.err; m.err != nil {
 			return m, tea.Quit
 		}
-		m.rows, m.sampled = rowsOf(msg.samples, m.rows), msg.at
-		sortRows(m.rows, m.by)
+		m.rows, m.sampled = top.Rows(msg.samples, m.rows), msg.at
+		top.Sort(m.rows, m.by)
 		m.move(0)
 		return m, tea.Tick(m.interval, func(time.Time) tea.Msg { return topDue{} })
 	case topDue:
@@ -67,9 +68,9 @@ func (m *topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		case "down", "j":
 			m.move(1)
 		case "s":
-			orders := topOrders()
+			orders := top.Orders()
 			m.by = orders[(slices.Index(orders, m.by)+1)%len(orders)]
-			sortRows(m.rows, m.by)
+			top.Sort(m.rows, m.by)
 		}
 	}
 	return m, nil
@@ -77,7 +78,7 @@ func (m *topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 // index is where the selected mount is, the first where it is gone.
 func (m *topModel) index() int {
-	return max(0, slices.IndexFunc(m.rows, func(r topRow) bool { return r.MountPoint == m.selected }))
+	return max(0, slices.IndexFunc(m.rows, func(r top.Row) bool { return r.MountPoint == m.selected }))
 }
 
 // move selects another mount.

@@ -11,18 +11,19 @@ import (
 	"unicode"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // writeTable writes one line for each mount, under a line of headings.
-func writeTable(w io.Writer, rows []topRow) error {
+func writeTable(w io.Writer, rows []top.Row) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "MOUNT\tSTATE\tPASSTHROUGH\tOPEN\tOPENS/S\tSPLICE/S\tCOPY/S\tREADERS/S\tORIGIN/S\tCACHE\tERRORS")
 	for i := range rows {
 		r := &rows[i]
 		fmt.Fprintf(t, "%s\t%s", shorten(r.MountPoint, 40), r.State)
-		if s := r.status; s != nil {
+		if s := r.Told; s != nil {
 			passthrough := map[bool]string{true: "on", false: "off"}[s.Passthrough.On]
-			fmt.Fprintf(t, "\t%s\t%d\t%s\t%s\t%d\n", passthrough, s.OpenFiles.Passthrough+s.OpenFiles.Daemon, r.rateCells(), r.cacheCell(), s.Counters.Errors)
+			fmt.Fprintf(t, "\t%s\t%d\t%s\t%s\t%d\n", passthrough, s.OpenFiles.Passthrough+s.OpenFiles.Daemon, rateCells(r), cacheCell(r), s.Counters.Errors)
 		} else {
 			fmt.Fprintln(t, strings.Repeat("\t-", 9))
 		}
@@ -30,7 +31,7 @@ func writeTable(w io.Writer, rows []topRow) error {
 	return t.Flush()
 }
 
-func (r *topRow) rateCells() string {
+func rateCells(r *top.Row) string {
 	if r.Rates == nil {
 		return strings.Repeat("-\t", 4) + "-"
 	}
@@ -39,14 +40,14 @@ func (r *topRow) rateCells() string {
 	for _, n := range []float64{x.SplicedBytes, x.CopiedBytes, x.ReaderBytes} {
 		cells = append(cells, byteCount(int64(n)))
 	}
-	if r.status.Origin == nil {
+	if r.Told.Origin == nil {
 		return strings.Join(append(cells, "-"), "\t")
 	}
 	return strings.Join(append(cells, byteCount(int64(x.OriginBytes))), "\t")
 }
 
-func (r *topRow) cacheCell() string {
-	c := r.status.Cache
+func cacheCell(r *top.Row) string {
+	c := r.Told.Cache
 	switch {
 	case c == nil:
 		return "-"
@@ -57,7 +58,7 @@ func (r *topRow) cacheCell() string {
 }
 
 // writeDetails writes what a mount's line has no room for.
-func writeDetails(w io.Writer, r *topRow) error {
+func writeDetails(w io.Writer, r *top.Row) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s\n", shorten(r.MountPoint, 120))
 	if len(r.AlsoAt) > 0 {
@@ -70,15 +71,15 @@ func writeDetails(w io.Writer, r *topRow) error {
 	if r.Error != "" {
 		fmt.Fprintf(t, "  %s\t%s\n", r.State, printable(r.Error))
 	}
-	if r.status != nil {
-		r.writeStatus(t)
+	if r.Told != nil {
+		writeStatus(t, r)
 	}
 	return t.Flush()
 }
 
-func (r *topRow) writeStatus(t io.Writer) {
-	s := r.status
-	rate := topRates{}
+func writeStatus(t io.Writer, r *top.Row) {
+	s := r.Told
+	rate := top.Rates{}
 	if r.Rates != nil {
 		rate = *r.Rates
 	}
@@ -101,7 +102,7 @@ func (r *topRow) writeStatus(t io.Writer) {
 	}
 	if o := s.Origin; o != nil {
 		fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, byteCount(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
-		r.writeLatency(t)
+		writeLatency(t, r)
 	}
 	if !s.Control.On && s.Control.Why != "" {
 		fmt.Fprintf(t, "  no control socket\t%s\n", printable(s.Control.Why))
@@ -142,10 +143,10 @@ func errnoText(byErrno map[string]int64) string {
 }
 
 // writeLatency writes how long answers of the origin take, and the histogram since the mount.
-func (r *topRow) writeLatency(t io.Writer) {
+func writeLatency(t io.Writer, r *top.Row) {
 	l, when := r.Answers, "now"
 	if l == nil {
-		l, when = latencyOf(r.status.Origin.Latency, nil), "since the mount"
+		l, when = top.LatencyOf(r.Told.Origin.Latency, nil), "since the mount"
 	}
 	if l == nil {
 		return
@@ -153,7 +154,7 @@ func (r *topRow) writeLatency(t io.Writer) {
 	bounds := fetch.Bounds()
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	fmt.Fprintf(t, "  answers\thalf within %v, 99%% within %v, slowest %v (%s)\n", seconds(l.P50), seconds(l.P99), seconds(l.Slowest), when)
-	fmt.Fprintf(t, "  \t%v %s over %v\n", bounds[0], bars(r.status.Origin.Latency), bounds[len(bounds)-1])
+	fmt.Fprintf(t, "  \t%v %s over %v\n", bounds[0], bars(r.Told.Origin.Latency), bounds[len(bounds)-1])
 }
 
 // bars draws counts, each as a part of the largest. What is not zero is seen.

@@ -12,16 +12,16 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	"github.com/moby/sys/mountinfo"
 
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // topInstant is when the samples of these tests were taken.
 func topInstant() time.Time { return time.Date(2026, 11, 21, 15, 4, 5, 0, time.UTC) }
 
 // sampleOf is an answer of a mount with some numbers in it, which are n times what they are at first.
-func sampleOf(point string, n int64) mountSample {
+func sampleOf(point string, n int64) top.Sample {
 	status := map[string]any{
 		"pid": 4242, "source": "s3://datasets/pile\x1b[2J", "started": "2026-11-20T08:00:00Z",
 		"passthrough": map[string]any{"on": true, "failures": 1, "last_error": "too many open files"},
@@ -43,29 +43,29 @@ func sampleOf(point string, n int64) mountSample {
 	if err != nil {
 		panic(err)
 	}
-	return mountSample{topMount{"0:" + point, []string{point, "/var/lib/kubelet/pods/1/mount"}, true}, aside.Answer{State: aside.OK, Text: text}, topInstant().Add(time.Duration(n) * time.Second)}
+	return top.Sample{Mount: top.Mount{Device: "0:" + point, Points: []string{point, "/var/lib/kubelet/pods/1/mount"}, Whole: true}, Answer: aside.Answer{State: aside.OK, Text: text}, At: topInstant().Add(time.Duration(n) * time.Second)}
 }
 
 // brokenSamples are mounts that are not well.
-func brokenSamples() []mountSample {
+func brokenSamples() []top.Sample {
 	at := topInstant().Add(3 * time.Second)
-	return []mountSample{
-		{topMount{"0:3", []string{"/mnt/stuck"}, true}, aside.Answer{State: aside.Silent, Error: "its daemon gave no answer within 2s: is it stopped or stuck?"}, at},
-		{topMount{"0:4", []string{"/mnt/dead"}, true}, aside.Answer{State: aside.Dead, Error: "its daemon is gone: mount it again, or take it away with hbmfs umount"}, at},
-		{topMount{"0:5", []string{"/mnt/odd"}, true}, aside.Answer{State: aside.OK, Text: []byte(`{"pid": "many"}`)}, at},
-		{topMount{"0:6", []string{"/a/path/that/is/much/longer/than/what/a/table/has/room/for/pile"}, true}, aside.Answer{State: aside.OK, Text: []byte(`{"pid": 7}`)}, at},
+	return []top.Sample{
+		{Mount: top.Mount{Device: "0:3", Points: []string{"/mnt/stuck"}, Whole: true}, Answer: aside.Answer{State: aside.Silent, Error: "its daemon gave no answer within 2s: is it stopped or stuck?"}, At: at},
+		{Mount: top.Mount{Device: "0:4", Points: []string{"/mnt/dead"}, Whole: true}, Answer: aside.Answer{State: aside.Dead, Error: "its daemon is gone: mount it again, or take it away with hbmfs umount"}, At: at},
+		{Mount: top.Mount{Device: "0:5", Points: []string{"/mnt/odd"}, Whole: true}, Answer: aside.Answer{State: aside.OK, Text: []byte(`{"pid": "many"}`)}, At: at},
+		{Mount: top.Mount{Device: "0:6", Points: []string{"/a/path/that/is/much/longer/than/what/a/table/has/room/for/pile"}, Whole: true}, Answer: aside.Answer{State: aside.OK, Text: []byte(`{"pid": 7}`)}, At: at},
 	}
 }
 
 // twoSamples are the rows of mounts after two samples, two seconds apart.
-func twoSamples() []topRow {
-	before := rowsOf([]mountSample{sampleOf("/mnt/pile", 1)}, nil)
-	return rowsOf(append(brokenSamples(), sampleOf("/mnt/pile", 3)), before)
+func twoSamples() []top.Row {
+	before := top.Rows([]top.Sample{sampleOf("/mnt/pile", 1)}, nil)
+	return top.Rows(append(brokenSamples(), sampleOf("/mnt/pile", 3)), before)
 }
 
 func TestTopTable(t *testing.T) {
 	rows := twoSamples()
-	sortRows(rows, sortBytes)
+	top.Sort(rows, top.ByBytes)
 	var b strings.Builder
 	if err := writeTable(&b, rows); err != nil {
 		t.Fatal(err)
@@ -117,43 +117,19 @@ func TestTopRates(t *testing.T) {
 	}
 	again := sampleOf("/mnt/pile", 4)
 	again.Text = []byte(strings.Replace(string(again.Text), "4242", "4243", 1))
-	if r := rowsOf([]mountSample{again}, rows)[0]; r.Rates != nil || r.State != aside.OK {
+	if r := top.Rows([]top.Sample{again}, rows)[0]; r.Rates != nil || r.State != aside.OK {
 		t.Errorf("rates across a restart of the daemon: %+v", r)
-	}
-	if l := latencyOf([]int64{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5}, nil); l.Slowest != 8.192 || l.P50 != 8.192 {
-		t.Errorf("answers over the last bound: %+v", l)
 	}
 }
 
 func TestTopOrder(t *testing.T) {
 	rows := twoSamples()
-	for by, first := range map[string]string{sortName: "/a/path", sortBytes: "/mnt/pile", sortErrors: "/mnt/pile"} {
+	for by, first := range map[string]string{top.ByName: "/a/path", top.ByBytes: "/mnt/pile", top.ByErrors: "/mnt/pile"} {
 		slices.Reverse(rows)
-		sortRows(rows, by)
+		top.Sort(rows, by)
 		if !strings.HasPrefix(rows[0].MountPoint, first) {
 			t.Errorf("by %s the first is %s, want %s", by, rows[0].MountPoint, first)
 		}
-	}
-}
-
-func TestTopFindsMounts(t *testing.T) {
-	got := mountsIn([]*mountinfo.Info{
-		{ID: 1, Mountpoint: "/", FSType: "ext4", Root: "/", Major: 8},
-		{ID: 2, Mountpoint: "/pod/sub", FSType: "fuse.hbmfs", Root: "/shards", Minor: 50},
-		{ID: 3, Mountpoint: "/mnt/b", FSType: "fuse.hbmfs", Root: "/", Minor: 50},
-		{ID: 4, Mountpoint: "/pod/b", FSType: "fuse.hbmfs", Root: "/", Minor: 50},
-		{ID: 5, Mountpoint: "/mnt/hidden", FSType: "fuse.hbmfs", Root: "/", Minor: 51},
-		{ID: 6, Parent: 5, Mountpoint: "/mnt/hidden", FSType: "tmpfs", Root: "/", Minor: 52},
-		{ID: 7, Mountpoint: "/mnt/a", FSType: "fuse.hbmfs", Root: "/", Minor: 53},
-		{ID: 8, Mountpoint: "/mnt/part", FSType: "fuse.hbmfs", Root: "/shards", Minor: 54},
-	})
-	var lines []string
-	for _, m := range got {
-		lines = append(lines, strings.Join(m.points, " ")+map[bool]string{false: " (a part)"}[m.whole])
-	}
-	want := []string{"/mnt/a", "/mnt/b /pod/sub /pod/b", "/mnt/part (a part)"}
-	if !slices.Equal(lines, want) {
-		t.Errorf("mounts are %q, want %q", lines, want)
 	}
 }
 
@@ -166,7 +142,7 @@ func press(m *topModel, keys ...tea.KeyPressMsg) (last tea.Cmd) {
 }
 
 func TestTopModel(t *testing.T) {
-	m := &topModel{ctx: t.Context(), sampler: newSampler("status", time.Minute), interval: time.Hour, by: sortName}
+	m := &topModel{ctx: t.Context(), sampler: top.NewSampler(self(), "status", time.Minute), interval: time.Hour, by: top.ByName}
 	if m.Init() == nil || !strings.Contains(m.text(), "asking") {
 		t.Errorf("at first it shows %q", m.text())
 	}
@@ -184,14 +160,14 @@ func TestTopModel(t *testing.T) {
 		t.Errorf("at the end of the list %s is selected:\n%s", m.selected, m.text())
 	}
 	press(m, tea.KeyPressMsg{Code: 's', Text: "s"})
-	if m.by != sortBytes || m.rows[0].MountPoint != "/mnt/pile" && m.rows[0].bytes() > 0 || m.selected != "/mnt/stuck" {
+	if m.by != top.ByBytes || m.rows[0].MountPoint != "/mnt/pile" && m.rows[0].Bytes() > 0 || m.selected != "/mnt/stuck" {
 		t.Errorf("after s: by %s, %s selected", m.by, m.selected)
 	}
 	m.Update(tea.WindowSizeMsg{Width: 20, Height: 3})
 	if text := m.text(); strings.Count(text, "/mnt/") != 2 || !strings.Contains(text, reverse+"/mnt/stuck") { // its line, its details
 		t.Errorf("a small screen shows\n%s", text)
 	}
-	m.Update(topSampled{samples: []mountSample{sampleOf("/mnt/pile", 2)}, at: topInstant()})
+	m.Update(topSampled{samples: []top.Sample{sampleOf("/mnt/pile", 2)}, at: topInstant()})
 	if m.selected != "/mnt/pile" || !strings.Contains(m.text(), "4.0 MB") {
 		t.Errorf("after the selected mount went, %s is selected:\n%s", m.selected, m.text())
 	}
@@ -219,10 +195,10 @@ func TestTopModel(t *testing.T) {
 func TestTopMetrics(t *testing.T) {
 	page := "# HELP hbmfs_a_total As.\n# TYPE hbmfs_a_total counter\nhbmfs_a_total 1\n# HELP hbmfs_b Bs.\n# TYPE hbmfs_b gauge\nhbmfs_b{x=\"} 1\"} 2\n# HELP hbmfs_c Cs.\n# TYPE hbmfs_c gauge\n"
 	var b strings.Builder
-	err := writeMetrics(&b, []mountSample{
-		{topMount: topMount{points: []string{`/mnt/"a"`}}, Answer: aside.Answer{State: aside.OK, Text: []byte(page)}},
-		{topMount: topMount{points: []string{"/mnt/b"}}, Answer: aside.Answer{State: aside.OK, Text: []byte(strings.ReplaceAll(page, "As", "All"))}},
-		{topMount: topMount{points: []string{"/mnt/c"}}, Answer: aside.Answer{State: aside.Dead}},
+	err := writeMetrics(&b, []top.Sample{
+		{Mount: top.Mount{Points: []string{`/mnt/"a"`}}, Answer: aside.Answer{State: aside.OK, Text: []byte(page)}},
+		{Mount: top.Mount{Points: []string{"/mnt/b"}}, Answer: aside.Answer{State: aside.OK, Text: []byte(strings.ReplaceAll(page, "As", "All"))}},
+		{Mount: top.Mount{Points: []string{"/mnt/c"}}, Answer: aside.Answer{State: aside.Dead}},
 	})
 	want := `# HELP hbmfs_up 1 where the daemon of a mount answers.
 # TYPE hbmfs_up gauge
