@@ -6,15 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/warm"
 )
 
 // warmCommand is hbmfs warm.
@@ -77,42 +75,30 @@ func (b *byteRate) Set(text string) error {
 
 func (*byteRate) Type() string { return "rate" }
 
-// warmth is what was done, in bytes, and the JSON that --json prints.
-type warmth struct {
-	Files   int     `json:"files"`
-	Bytes   int64   `json:"bytes"`
-	Local   int64   `json:"local"`
-	Fetched int64   `json:"fetched"`
-	Left    int64   `json:"left"`
-	Advised int64   `json:"advised"`
-	InMount int64   `json:"in_mount"`
-	Seconds float64 `json:"seconds"`
-}
-
 func (c *warmCommand) run(ctx context.Context) error {
 	began := time.Now()
-	files, total, err := filesBelow(ctx, c.paths)
+	files, total, err := warm.FilesBelow(ctx, c.paths)
 	if err != nil {
 		return err
 	}
-	w := &warmer{rate: int64(c.rate), bar: newProgress(c.stderr, "warming", total, true)}
-	w.done.Files, w.done.Bytes = len(files), total
+	bar := newProgress(c.stderr, "warming", total, true)
+	w := warm.New(files, total, int64(c.rate), bar.add)
 	over := make(chan error, 1)
-	go func() { over <- w.warm(ctx, files) }()
+	go func() { over <- w.Run(ctx) }()
 	select {
 	case err = <-over:
 	case <-ctx.Done(): // a read that waits for a source cannot be called off: it ends with this process
 		err = errInterrupted
 	}
-	w.bar.close()
-	done := w.summary()
+	bar.close()
+	done := w.Summary()
 	done.Seconds = time.Since(began).Seconds()
 	if c.asJSON {
 		out, jsonErr := json.MarshalIndent(done, "", "  ")
 		fmt.Fprintf(c.stdout, "%s\n", out)
 		err = errors.Join(err, jsonErr)
 	} else {
-		done.print(c.stdout)
+		printWarm(c.stdout, &done)
 	}
 	if err == nil && done.Left > 0 {
 		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of what is kept together (then warm the shards); .hbmfs/status of the mount says more", byteCount(done.Left))
@@ -120,7 +106,7 @@ func (c *warmCommand) run(ctx context.Context) error {
 	return err
 }
 
-func (d *warmth) print(out io.Writer) {
+func printWarm(out io.Writer, d *warm.Summary) {
 	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", grouped(int64(d.Files)), byteCount(d.Bytes), d.Seconds)
 	for _, line := range []struct {
 		n    int64
@@ -136,34 +122,4 @@ func (d *warmth) print(out io.Writer) {
 			fmt.Fprintf(out, "  %s %s\n", byteCount(line.n), line.what)
 		}
 	}
-}
-
-// filesBelow gives the regular files at and below paths, and their bytes.
-func filesBelow(ctx context.Context, paths []string) (files []string, total int64, err error) {
-	for _, path := range paths {
-		whole, err := filepath.EvalSymlinks(path)
-		if err != nil {
-			return nil, 0, err
-		}
-		err = filepath.WalkDir(whole, func(name string, entry fs.DirEntry, err error) error {
-			if err == nil {
-				err = ctx.Err()
-			}
-			if err != nil || !entry.Type().IsRegular() {
-				return err
-			}
-			info, err := entry.Info()
-			if errors.Is(err, os.ErrNotExist) && name != whole { // a view that turned out to be absent
-				return nil
-			}
-			if err == nil {
-				files, total = append(files, name), total+info.Size()
-			}
-			return err
-		})
-		if err != nil {
-			return nil, 0, err
-		}
-	}
-	return files, total, nil
 }

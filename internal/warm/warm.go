@@ -1,10 +1,13 @@
-package main
+// Package warm brings files onto this machine before they are read: those of a mount's cache, and local ones into the page
+// cache. A [Warmer] asks the mount what is missing, has it fetched, and looks whether it stayed.
+package warm
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -25,16 +28,22 @@ const (
 	warmLook    = 20 * time.Millisecond
 )
 
-// warmer brings files onto this machine.
-type warmer struct {
-	rate int64 // bytes per second, 0 for no limit
-	bar  progress
+// Warmer brings files onto this machine.
+type Warmer struct {
+	rate  int64 // bytes per second, 0 for no limit
+	files []string
+	moved func(n int64) // hears of bytes as they are looked at or come
 
-	mu     sync.Mutex // guards what follows, and drawing the bar
-	done   warmth
+	mu     sync.Mutex // guards what follows, and calls of moved
+	done   Summary
 	began  time.Time // of what the rate counts
 	paced  int64     // bytes
 	cached []string  // files that are to be in the cache in the end
+}
+
+// New makes a warmer of files with so many bytes in all. rate is bytes per second, 0 for no limit.
+func New(files []string, total, rate int64, moved func(n int64)) *Warmer {
+	return &Warmer{rate: rate, files: files, moved: moved, done: Summary{Files: len(files), Bytes: total}}
 }
 
 // unit is consecutive bytes of a file that are not on this machine.
@@ -43,27 +52,28 @@ type unit struct {
 	offset, n int64
 }
 
-func (w *warmer) summary() warmth {
+// Summary is how far it has come.
+func (w *Warmer) Summary() Summary {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.done
 }
 
 // count adds n bytes to one of the sums of done.
-func (w *warmer) count(sum *int64, n int64) {
+func (w *Warmer) count(sum *int64, n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	*sum += n
-	w.bar.add(n)
+	w.moved(n)
 }
 
-// warm looks through the files, has workers fetch what is missing, and sees in the end whether it stayed.
-func (w *warmer) warm(ctx context.Context, files []string) error {
+// Run looks through the files, has workers fetch what is missing, and sees in the end whether it stayed.
+func (w *Warmer) Run(ctx context.Context) error {
 	units := make(chan unit)
 	group, inner := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer close(units)
-		for _, path := range files {
+		for _, path := range w.files {
 			if err := w.look(inner, path, units); err != nil {
 				return fmt.Errorf("warm %s: %w", path, err)
 			}
@@ -87,7 +97,7 @@ func (w *warmer) warm(ctx context.Context, files []string) error {
 }
 
 // look finds what of a file is missing.
-func (w *warmer) look(ctx context.Context, path string, units chan<- unit) error {
+func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -144,7 +154,7 @@ func (w *warmer) look(ctx context.Context, path string, units chan<- unit) error
 }
 
 // advise has the kernel read local files ahead.
-func (w *warmer) advise(ctx context.Context, f *os.File, offset, n int64) error {
+func (w *Warmer) advise(ctx context.Context, f *os.File, offset, n int64) error {
 	const step = 64 << 20
 	for end := offset + n; offset < end; offset += step {
 		part := min(step, end-offset)
@@ -170,7 +180,7 @@ func (w *warmer) advise(ctx context.Context, f *os.File, offset, n int64) error 
 
 // fetch brings a unit. The daemon is asked to, which costs no copy. What is not there soon is read through the mount:
 // that waits as long as it takes, joins what is under way, keeps to the rate, and says what is wrong.
-func (w *warmer) fetch(ctx context.Context, u unit) error {
+func (w *Warmer) fetch(ctx context.Context, u unit) error {
 	f, err := os.Open(u.path)
 	if err != nil {
 		return err
@@ -195,7 +205,7 @@ func (w *warmer) fetch(ctx context.Context, u unit) error {
 }
 
 // read reads a unit past the page cache, which would be a second place for the same bytes.
-func (w *warmer) read(ctx context.Context, u unit) error {
+func (w *Warmer) read(ctx context.Context, u unit) error {
 	f, err := os.OpenFile(u.path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if errors.Is(err, unix.EINVAL) {
 		f, err = os.Open(u.path)
@@ -225,7 +235,7 @@ func (w *warmer) read(ctx context.Context, u unit) error {
 }
 
 // pace waits until n bytes more are within the rate.
-func (w *warmer) pace(ctx context.Context, n int64) error {
+func (w *Warmer) pace(ctx context.Context, n int64) error {
 	if w.rate == 0 {
 		return ctx.Err()
 	}
@@ -252,7 +262,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // settle sums up what is not in the cache. What has just arrived is checked and synced before it is.
-func (w *warmer) settle(ctx context.Context) error {
+func (w *Warmer) settle(ctx context.Context) error {
 	w.mu.Lock()
 	files := w.cached
 	w.mu.Unlock()
@@ -333,4 +343,46 @@ func pendingBytes(f *os.File, offset, n int64) (left int64, err error) {
 		}
 	}
 	return left, nil
+}
+
+// Summary is what was done, in bytes, and the JSON that --json prints.
+type Summary struct {
+	Files   int     `json:"files"`
+	Bytes   int64   `json:"bytes"`
+	Local   int64   `json:"local"`
+	Fetched int64   `json:"fetched"`
+	Left    int64   `json:"left"`
+	Advised int64   `json:"advised"`
+	InMount int64   `json:"in_mount"`
+	Seconds float64 `json:"seconds"`
+}
+
+// FilesBelow gives the regular files at and below paths, and their bytes.
+func FilesBelow(ctx context.Context, paths []string) (files []string, total int64, err error) {
+	for _, path := range paths {
+		whole, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return nil, 0, err
+		}
+		err = filepath.WalkDir(whole, func(name string, entry fs.DirEntry, err error) error {
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err != nil || !entry.Type().IsRegular() {
+				return err
+			}
+			info, err := entry.Info()
+			if errors.Is(err, os.ErrNotExist) && name != whole { // a view that turned out to be absent
+				return nil
+			}
+			if err == nil {
+				files, total = append(files, name), total+info.Size()
+			}
+			return err
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	return files, total, nil
 }
