@@ -2,10 +2,11 @@ package main
 
 import (
 	"fmt"
+	"github.com/hbmfs/hbmfs/internal/bench"
 	"text/tabwriter"
 )
 
-func (c *benchCommand) print(r *benchResult) {
+func (c *benchCommand) print(r *bench.Result) {
 	for _, g := range r.GPUs {
 		fmt.Fprintf(c.stdout, "gpu %d   %s, PCI %s, NUMA node %d\n", g.Index, g.Name, g.PCI, g.NUMA)
 	}

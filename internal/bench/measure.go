@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -14,13 +14,11 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 )
 
-// bench measures one line of the table on all GPUs at once.
-type bench struct {
-	command *benchCommand
-	base    cufile.Options
-	sizes   benchSizes
-	plan    benchPlan
-	result  *benchResult
+// line measures one line of the table on all GPUs at once.
+type line struct {
+	opt    *Options
+	plan   plan
+	result *Result
 
 	share   *cufile.Shared // nil where there is nothing to share
 	readers []*cufile.Reader
@@ -28,13 +26,13 @@ type bench struct {
 	size    int64 // bytes of the file that are used
 }
 
-func (b *bench) run(ctx context.Context) (err error) {
+func (b *line) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.open(ctx); err != nil {
 		return err
 	}
-	for _, mode := range b.command.modes {
-		if b.plan.sequential && mode != modeSequential {
+	for _, mode := range b.opt.Modes {
+		if b.plan.sequential && mode != Sequential {
 			continue
 		}
 		row, err := b.measure(ctx, mode)
@@ -46,13 +44,13 @@ func (b *bench) run(ctx context.Context) (err error) {
 	return nil
 }
 
-func (b *bench) open(ctx context.Context) error {
-	o, gpus := b.base, len(b.command.gpus)
+func (b *line) open(ctx context.Context) error {
+	o, gpus := b.opt.Reader, len(b.opt.GPUs)
 	if o.Path = b.plan.path; o.Path == cufile.Mapped {
 		o.Pinned = movingWindows * o.Window
 		if b.plan.kept {
 			// A gather holds one part of so many of what may be pinned.
-			o.Pinned = int64(gpus+1) * (b.sizes.file + o.Window)
+			o.Pinned = int64(gpus+1) * (b.opt.whole + o.Window)
 		}
 		if gpus > 1 {
 			var err error
@@ -62,14 +60,14 @@ func (b *bench) open(ctx context.Context) error {
 			o.Share = b.share
 		}
 	}
-	for _, index := range b.command.gpus {
+	for _, index := range b.opt.GPUs {
 		o.Device = index
 		r, err := cufile.New(ctx, o)
 		if err != nil {
 			return err
 		}
 		b.readers = append(b.readers, r)
-		f, err := r.Open(ctx, b.command.name)
+		f, err := r.Open(ctx, b.opt.File)
 		if err != nil {
 			return err
 		}
@@ -86,7 +84,7 @@ func (b *bench) open(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) close() error {
+func (b *line) close() error {
 	var errs []error
 	for _, f := range b.files {
 		errs = append(errs, f.Close())
@@ -101,11 +99,11 @@ func (b *bench) close() error {
 }
 
 // measure reads in one mode on all GPUs for the time given.
-func (b *bench) measure(ctx context.Context, mode string) (benchRow, error) {
+func (b *line) measure(ctx context.Context, mode string) (Row, error) {
 	moved := make([]atomic.Int64, len(b.files))
 	g, ctx := errgroup.WithContext(ctx)
 	cpu, start := cpuSeconds(), time.Now()
-	until := start.Add(time.Duration(b.command.seconds * float64(time.Second)))
+	until := start.Add(time.Duration(b.opt.Seconds * float64(time.Second)))
 	if b.plan.once {
 		until = start
 	}
@@ -113,18 +111,18 @@ func (b *bench) measure(ctx context.Context, mode string) (benchRow, error) {
 		switch {
 		case b.plan.plain:
 			g.Go(func() error { return b.plainly(ctx, f, until, &moved[i]) })
-		case mode == modeSequential:
+		case mode == Sequential:
 			g.Go(func() error { return b.sequential(ctx, f, until, &moved[i]) })
 		default:
-			for k := range b.command.depth {
+			for k := range b.opt.Depth {
 				g.Go(func() error { return b.randomly(ctx, f, mode, uint64(i)<<32|uint64(k), until, &moved[i]) })
 			}
 		}
 	}
 	if err := g.Wait(); err != nil {
-		return benchRow{}, err
+		return Row{}, err
 	}
-	row := benchRow{Path: b.plan.label, Mode: mode, Seconds: time.Since(start).Seconds()}
+	row := Row{Path: b.plan.label, Mode: mode, Seconds: time.Since(start).Seconds()}
 	for i := range moved {
 		row.Bytes += moved[i].Load()
 		if len(moved) > 1 {
@@ -136,7 +134,7 @@ func (b *bench) measure(ctx context.Context, mode string) (benchRow, error) {
 }
 
 // settle computes the rates of bytes and seconds.
-func (r *benchRow) settle(cpu, wall float64) {
+func (r *Row) settle(cpu, wall float64) {
 	r.GBps = float64(r.Bytes) / 1e9 / r.Seconds
 	r.CPUPerGB = cpu / (float64(r.Bytes) / 1e9)
 	if wall > 0 {
@@ -146,15 +144,15 @@ func (r *benchRow) settle(cpu, wall float64) {
 
 // sequential reads the file from front to end, again and again until the time is over, and at least once. The passes
 // follow each other without a break, as epochs do.
-func (b *bench) sequential(ctx context.Context, f *cufile.File, until time.Time, moved *atomic.Int64) error {
+func (b *line) sequential(ctx context.Context, f *cufile.File, until time.Time, moved *atomic.Int64) error {
 	const passes = 64
 	var plan []cufile.Span
 	for range passes {
-		for at := int64(0); at < b.size; at += b.sizes.block {
-			plan = append(plan, cufile.Span{Offset: at, Length: min(b.sizes.block, b.size-at)})
+		for at := int64(0); at < b.size; at += b.opt.Block {
+			plan = append(plan, cufile.Span{Offset: at, Length: min(b.opt.Block, b.size-at)})
 		}
 	}
-	s := f.Stream(ctx, plan, b.command.depth)
+	s := f.Stream(ctx, plan, b.opt.Depth)
 	defer s.Close()
 	for i := range plan {
 		if i >= len(plan)/passes && !time.Now().Before(until) {
@@ -171,16 +169,16 @@ func (b *bench) sequential(ctx context.Context, f *cufile.File, until time.Time,
 }
 
 // randomly reads blocks or gathers samples at random places.
-func (b *bench) randomly(ctx context.Context, f *cufile.File, mode string, seed uint64, until time.Time, moved *atomic.Int64) error {
-	count, length := 1, b.sizes.block
-	if mode == modeGather {
-		count, length = b.command.samples, b.sizes.sample
+func (b *line) randomly(ctx context.Context, f *cufile.File, mode string, seed uint64, until time.Time, moved *atomic.Int64) error {
+	count, length := 1, b.opt.Block
+	if mode == Gather {
+		count, length = b.opt.Samples, b.opt.Sample
 	}
 	random := rand.New(rand.NewPCG(seed, 1))
 	offsets := make([]int64, count)
 	for first := true; first || time.Now().Before(until); first = false {
 		for i := range offsets {
-			offsets[i] = random.Int64N((b.size-length)/b.sizes.align+1) * b.sizes.align
+			offsets[i] = random.Int64N((b.size-length)/b.opt.Align+1) * b.opt.Align
 		}
 		v, err := f.Gather(ctx, offsets, length)
 		if err != nil {
@@ -193,10 +191,10 @@ func (b *bench) randomly(ctx context.Context, f *cufile.File, mode string, seed 
 }
 
 // plainly reads the file as a program without hbmfs does.
-func (b *bench) plainly(ctx context.Context, f *cufile.File, until time.Time, moved *atomic.Int64) error {
+func (b *line) plainly(ctx context.Context, f *cufile.File, until time.Time, moved *atomic.Int64) error {
 	for first := true; first || time.Now().Before(until); first = false {
-		for at := int64(0); at < b.size && (at == 0 || time.Now().Before(until)); at += b.sizes.block {
-			n := min(b.sizes.block, b.size-at)
+		for at := int64(0); at < b.size && (at == 0 || time.Now().Before(until)); at += b.opt.Block {
+			n := min(b.opt.Block, b.size-at)
 			if err := f.Plain(ctx, at, n); err != nil {
 				return err
 			}
@@ -207,8 +205,8 @@ func (b *bench) plainly(ctx context.Context, f *cufile.File, until time.Time, mo
 }
 
 // measureWall measures the pinned copies of all GPUs at once, and describes the GPUs.
-func (c *benchCommand) measureWall(ctx context.Context, o cufile.Options, result *benchResult) (err error) {
-	if c.gpus[0] == cufile.HostDevice {
+func (o *Options) measureWall(ctx context.Context, result *Result) (err error) {
+	if o.GPUs[0] == cufile.HostDevice {
 		return nil
 	}
 	var readers []*cufile.Reader
@@ -217,9 +215,10 @@ func (c *benchCommand) measureWall(ctx context.Context, o cufile.Options, result
 			err = errors.Join(err, r.Close())
 		}
 	}()
-	for _, index := range c.gpus {
-		o.Device = index
-		r, err := cufile.New(ctx, o)
+	for _, index := range o.GPUs {
+		on := o.Reader
+		on.Device = index
+		r, err := cufile.New(ctx, on)
 		if err != nil {
 			return err
 		}
@@ -230,7 +229,7 @@ func (c *benchCommand) measureWall(ctx context.Context, o cufile.Options, result
 	g, ctx := errgroup.WithContext(ctx)
 	for i, r := range readers {
 		g.Go(func() (err error) {
-			rates[i], err = r.Wall(ctx, time.Duration(c.seconds/2*float64(time.Second)))
+			rates[i], err = r.Wall(ctx, time.Duration(o.Seconds/2*float64(time.Second)))
 			return err
 		})
 	}

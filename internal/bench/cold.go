@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -24,26 +24,26 @@ const (
 
 // measureCold reads what is not in the page cache: by a plain reader that knows of no GPU, and by staged, in turns. The
 // rows are medians. The disk is what limits both, so the rate of staged is also given as a part of the plain reader's.
-func (c *benchCommand) measureCold(ctx context.Context, o cufile.Options, sizes benchSizes, result *benchResult) (err error) {
-	b := &bench{command: c, base: o, sizes: sizes, plan: benchPlan{label: string(cufile.Staged), path: cufile.Staged, once: true}, result: result}
+func (o *Options) measureCold(ctx context.Context, result *Result) (err error) {
+	b := &line{opt: o, plan: plan{label: string(cufile.Staged), path: cufile.Staged, once: true}, result: result}
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.open(ctx); err != nil {
 		return err
 	}
-	var plain, staged []benchRow
-	for range c.rounds {
-		if err := forget(c.name); err != nil {
+	var plain, staged []Row
+	for range o.Rounds {
+		if err := forget(o.File); err != nil {
 			return err
 		}
-		row, err := readDirect(ctx, c.name, b.size)
+		row, err := readDirect(ctx, o.File, b.size)
 		if err != nil {
 			return err
 		}
 		plain = append(plain, row)
-		if err := forget(c.name); err != nil {
+		if err := forget(o.File); err != nil {
 			return err
 		}
-		if row, err = b.measure(ctx, modeSequential); err != nil {
+		if row, err = b.measure(ctx, Sequential); err != nil {
 			return err
 		}
 		row.Mode = "cold"
@@ -56,13 +56,13 @@ func (c *benchCommand) measureCold(ctx context.Context, o cufile.Options, sizes 
 	return nil
 }
 
-func (r *benchRow) settleCold(plain float64) {
+func (r *Row) settleCold(plain float64) {
 	r.OfWall = 0 // it says nothing about a disk
 	r.OfPlain = r.GBps / plain
 }
 
-func median(rows []benchRow) benchRow {
-	slices.SortFunc(rows, func(a, b benchRow) int {
+func median(rows []Row) Row {
+	slices.SortFunc(rows, func(a, b Row) int {
 		if a.GBps < b.GBps {
 			return -1
 		}
@@ -137,10 +137,10 @@ func refill(ctx context.Context, name string) error {
 }
 
 // readDirect reads a file into host memory past the page cache: so many threads, each with its block.
-func readDirect(ctx context.Context, name string, size int64) (benchRow, error) {
+func readDirect(ctx context.Context, name string, size int64) (Row, error) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return benchRow{}, fmt.Errorf("open %s with O_DIRECT: %w", name, err)
+		return Row{}, fmt.Errorf("open %s with O_DIRECT: %w", name, err)
 	}
 	defer func() { _ = unix.Close(fd) }() // as above
 	var moved, next atomic.Int64
@@ -164,9 +164,9 @@ func readDirect(ctx context.Context, name string, size int64) (benchRow, error) 
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return benchRow{}, err
+		return Row{}, err
 	}
-	row := benchRow{Path: coldLabel, Mode: "cold", Bytes: moved.Load(), Seconds: time.Since(start).Seconds()}
+	row := Row{Path: coldLabel, Mode: "cold", Bytes: moved.Load(), Seconds: time.Since(start).Seconds()}
 	if row.Bytes < size {
 		return row, fmt.Errorf("read %s with O_DIRECT: %d of %d bytes came: a file system that gives less at a time is not measured", name, row.Bytes, size)
 	}
