@@ -17,7 +17,6 @@ type code int32
 const (
 	codeOK          code = 0
 	codeTimeout     code = 1
-	codeEnd         code = 2
 	codeInvalid     code = 10
 	codeClosed      code = 11
 	codeNotFound    code = 12

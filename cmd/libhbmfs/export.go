@@ -262,47 +262,6 @@ func hbmfs_go_cancel(h C.hbmfs_handle, timeout C.int64_t, why *C.hbmfs_failure) 
 	return answer(why, func() error { return lib.cancel(uint64(h), timeoutOf(timeout)) })
 }
 
-//export hbmfs_go_stream_open
-func hbmfs_go_stream_open(h C.hbmfs_handle, offsets, lengths *C.int64_t, count C.int64_t, depth C.int32_t, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
-	return answer(why, func() error {
-		plan, err := spans(offsets, lengths, count)
-		if err != nil {
-			return err
-		}
-		s, err := lib.openStream(uint64(h), plan, int(depth))
-		*out = C.hbmfs_handle(s)
-		return err
-	})
-}
-
-//export hbmfs_go_stream_next
-func hbmfs_go_stream_next(h C.hbmfs_handle, timeout C.int64_t, out *C.hbmfs_view, why *C.hbmfs_failure) C.int32_t {
-	return answer(why, func() error {
-		handle, v, err := lib.next(uint64(h), timeoutOf(timeout))
-		if err != nil {
-			return err
-		}
-		out.view, out.length, out.pointer = C.hbmfs_handle(handle), C.int64_t(v.Len()), C.uint64_t(v.Pointer())
-		if p := v.Bytes(); len(p) > 0 {
-			out.pointer = C.uint64_t(uintptr(unsafe.Pointer(&p[0])))
-		}
-		out.moved = movedBytes(v.Moved())
-		put(out.path[:], string(v.Choice().Path))
-		put(out.reason[:], v.Choice().Why)
-		return nil
-	})
-}
-
-//export hbmfs_go_stream_close
-func hbmfs_go_stream_close(h C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
-	return answer(why, func() error { return lib.closeStream(uint64(h)) })
-}
-
-//export hbmfs_go_view_release
-func hbmfs_go_view_release(h C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
-	return answer(why, func() error { return lib.releaseView(uint64(h)) })
-}
-
 //export hbmfs_go_memory_alloc
 func hbmfs_go_memory_alloc(h C.hbmfs_handle, n C.int64_t, out *C.hbmfs_handle, pointer *C.uint64_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {

@@ -52,7 +52,6 @@ const char *hbmfs_code_name(int32_t code) {
     switch (code) {
     case HBMFS_OK: return "ok";
     case HBMFS_TIMEOUT: return "timeout";
-    case HBMFS_END: return "end";
     case HBMFS_INVALID: return "invalid argument";
     case HBMFS_CLOSED: return "closed";
     case HBMFS_NOT_FOUND: return "not found";
@@ -182,34 +181,6 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
     hbmfs_handle request;
     int32_t code = hbmfs_gather_begin(file, dst, dst_length, offsets, count, length, widen, stream, &request, why);
     return code ? code : hbmfs_wait(request, -1, result, why);
-}
-
-int32_t hbmfs_stream_open(hbmfs_handle file, const int64_t *offsets, const int64_t *lengths, int64_t count, int32_t depth,
-                          hbmfs_handle *stream, hbmfs_failure *why) {
-    REFUSE_FORKED;
-    REFUSE_NULL(!stream || (count > 0 && (!offsets || !lengths)));
-    *stream = 0;
-    return hbmfs_go_stream_open(file, (int64_t *)offsets, (int64_t *)lengths, count, depth, stream, why);
-}
-
-int32_t hbmfs_stream_next(hbmfs_handle stream, int64_t timeout_ns, hbmfs_view *view, hbmfs_failure *why) {
-    REFUSE_FORKED;
-    REFUSE_NULL(!view);
-    if (!KNOWN(view->struct_size, hbmfs_view, reason)) return fail_size(why);
-    hbmfs_view full = {0};
-    int32_t code = hbmfs_go_stream_next(stream, timeout_ns, &full, why);
-    if (!code) GIVE(view, full);
-    return code;
-}
-
-int32_t hbmfs_stream_close(hbmfs_handle stream, hbmfs_failure *why) {
-    REFUSE_FORKED;
-    return hbmfs_go_stream_close(stream, why);
-}
-
-int32_t hbmfs_view_release(hbmfs_handle view, hbmfs_failure *why) {
-    REFUSE_FORKED;
-    return hbmfs_go_view_release(view, why);
 }
 
 int32_t hbmfs_memory_alloc(hbmfs_handle reader, int64_t length, hbmfs_handle *memory, uint64_t *pointer, hbmfs_failure *why) {

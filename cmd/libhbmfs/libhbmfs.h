@@ -46,15 +46,14 @@
 extern "C" {
 #endif
 
-#define HBMFS_ABI 1 /* what hbmfs_abi() must give */
+#define HBMFS_ABI 2 /* what hbmfs_abi() must give */
 
-typedef uint64_t hbmfs_handle; /* of a reader, file, request, stream, view or piece of memory */
+typedef uint64_t hbmfs_handle; /* of a reader, file, request or piece of memory */
 
 /* Results. Numbers are never given another meaning; there may be more of them in later versions. */
 typedef enum {
 	HBMFS_OK = 0,
 	HBMFS_TIMEOUT = 1,        /* not yet: ask again. Nothing has changed. */
-	HBMFS_END = 2,            /* hbmfs_stream_next: the plan is done */
 	HBMFS_INVALID = 10,       /* an argument that makes no sense */
 	HBMFS_CLOSED = 11,        /* the handle, or what it was opened through, has been closed */
 	HBMFS_NOT_FOUND = 12,     /* no such file */
@@ -100,7 +99,7 @@ typedef struct hbmfs_reader_options {
 	const char *require;  /* NULL: nothing is required */
 	int32_t threads;      /* that read; 0: 8, but no more than there are CPUs */
 	int32_t readers;      /* readers that share this host, if the caller knows it; 0: one */
-	int64_t arena_bytes;  /* of the device's memory, for streams, for "direct" and "compat", and for widening; 0: 1 GiB, on the host 256 MiB */
+	int64_t arena_bytes;  /* of the device's memory, for "direct" and "compat", and for widening; 0: 1 GiB, on the host 256 MiB */
 	int64_t pinned_bytes; /* most host memory kept registered with CUDA; 0: a quarter of the RAM, at most 16 GiB */
 	int64_t slot_bytes;   /* that a thread moves at a time; 0: 4 MiB. Each thread pins three slots */
 	int32_t reuse;        /* not 0: the same bytes will be read again, so that keeping them registered pays */
@@ -135,7 +134,7 @@ typedef struct hbmfs_reader_stats {
 	int32_t reserved;
 	hbmfs_moved_bytes moved;  /* since the reader was opened */
 	int64_t pinned_bytes;     /* of files, registered with CUDA now */
-	int64_t reads;            /* requests that ended well; a part of a stream counts as one */
+	int64_t reads;            /* requests that ended well */
 	char path[16];            /* of the last of them; empty before the first */
 	char reason[256];         /* why that path */
 } hbmfs_reader_stats;
@@ -146,7 +145,7 @@ int32_t hbmfs_reader_get_info(hbmfs_handle reader, hbmfs_reader_info *info, hbmf
 int32_t hbmfs_reader_get_stats(hbmfs_handle reader, hbmfs_reader_stats *stats, hbmfs_failure *why);
 
 /*
- * Closes its files, streams and views too. HBMFS_TIMEOUT: a read is slow or hangs, and still may write to the caller's
+ * Closes its files too. HBMFS_TIMEOUT: a read is slow or hangs, and still may write to the caller's
  * memory; the reader does nothing more, close it again later. HBMFS_INTERNAL: it is closed, but something could not be given
  * back.
  */
@@ -179,7 +178,7 @@ int32_t hbmfs_file_open_many(hbmfs_handle reader, const char *const *paths, int6
 			     hbmfs_failure *why);
 int32_t hbmfs_file_get_info(hbmfs_handle file, hbmfs_file_info *info, hbmfs_failure *why);
 
-/* Cancels its requests and streams first, and waits for them. Views of its streams stay. HBMFS_TIMEOUT as above. */
+/* Cancels its requests first, and waits for them. HBMFS_TIMEOUT as above. */
 int32_t hbmfs_file_close(hbmfs_handle file, hbmfs_failure *why);
 
 /*
@@ -245,33 +244,6 @@ int32_t hbmfs_read(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t 
 		   hbmfs_result *result, hbmfs_failure *why);
 int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
 		     int32_t widen, uint64_t stream, hbmfs_result *result, hbmfs_failure *why);
-
-/* ---- streams: an ordered plan, read ahead into the reader's own memory ---- */
-
-typedef struct hbmfs_view {
-	uint32_t struct_size;
-	uint32_t reserved;
-	hbmfs_handle view; /* give it back with hbmfs_view_release */
-	uint64_t pointer;  /* a CUdeviceptr, or an address of the host; 0 where length is 0 */
-	int64_t length;
-	hbmfs_moved_bytes moved;
-	char path[16];
-	char reason[256];
-} hbmfs_view;
-
-/* Starts reading count ranges in their order, at most depth of them ahead of hbmfs_stream_next. */
-int32_t hbmfs_stream_open(hbmfs_handle file, const int64_t *offsets, const int64_t *lengths, int64_t count, int32_t depth,
-			  hbmfs_handle *stream, hbmfs_failure *why);
-
-/*
- * Gives the next range. HBMFS_END after the last, HBMFS_TIMEOUT: not yet. After any other code the stream has ended,
- * and gives that code again. Whoever holds so many views that no memory is left waits for himself.
- */
-int32_t hbmfs_stream_next(hbmfs_handle stream, int64_t timeout_ns, hbmfs_view *view, hbmfs_failure *why);
-int32_t hbmfs_stream_close(hbmfs_handle stream, hbmfs_failure *why);
-
-/* The memory is used again at once: let the GPU finish with it before. */
-int32_t hbmfs_view_release(hbmfs_handle view, hbmfs_failure *why);
 
 /* ---- memory of a GPU, for callers that have no allocator of their own ----
  *

@@ -34,7 +34,7 @@ func TestCodesAreTheHeaders(t *testing.T) {
 	}
 	enum, _, _ := strings.Cut(string(header), "} hbmfs_code;")
 	here := map[string]code{
-		"OK": codeOK, "TIMEOUT": codeTimeout, "END": codeEnd, "INVALID": codeInvalid, "CLOSED": codeClosed, "NOT_FOUND": codeNotFound,
+		"OK": codeOK, "TIMEOUT": codeTimeout, "INVALID": codeInvalid, "CLOSED": codeClosed, "NOT_FOUND": codeNotFound,
 		"PERMISSION": codePermission, "STALE": codeStale, "UNAVAILABLE": codeUnavailable, "NO_DEVICE": codeNoDevice,
 		"OUT_OF_MEMORY": codeOutOfMemory, "OUT_OF_RANGE": codeOutOfRange, "TOO_LARGE": codeTooLarge, "CANCELLED": codeCancelled,
 		"IO": codeIO, "FORKED": codeForked, "INTERNAL": codeInternal,
@@ -58,7 +58,6 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		errno syscall.Errno
 	}{
 		{nil, codeOK, 0},
-		{failf(codeEnd, "over"), codeEnd, 0},
 		{context.Canceled, codeCancelled, 0},
 		{wrap(cufile.ErrClosed), codeClosed, 0},
 		{wrap(cufile.ErrMemory), codeInvalid, 0},
@@ -198,8 +197,6 @@ func TestOneCodeForWhatIsNotThere(t *testing.T) {
 			_, err = l.begin(file, to, []int64{0, s.Offset}, s.Length)
 			want(t, fmt.Sprintf("gather %+v", s), err, codeOutOfRange)
 			want(t, fmt.Sprintf("prefetch %+v", s), l.prefetch(file, []cufile.Span{s}), codeOutOfRange)
-			_, err = l.openStream(file, []cufile.Span{s}, 1)
-			want(t, fmt.Sprintf("stream %+v", s), err, codeOutOfRange)
 		}
 		if o.Device != cufile.HostDevice {
 			memory, _, err := l.alloc(reader, 1000)
@@ -212,7 +209,7 @@ func TestOneCodeForWhatIsNotThere(t *testing.T) {
 	})
 }
 
-// Readers, files, requests, streams and views of all kinds, while others close what they use.
+// Readers, files and requests of all kinds, while others close what they use.
 func TestManyUseWhatOthersClose(t *testing.T) {
 	onEachDevice(t, func(t *testing.T, l *library, o readerOptions) {
 		name, data := randomFile(t, 1<<20)
@@ -261,20 +258,6 @@ func useUntilClosed(t *testing.T, l *library, reader uint64, name string, data [
 			}
 		} else if err == nil && round%2 == 0 {
 			want(t, "cancel", l.cancel(request, -1), over...)
-		}
-		stream, err := l.openStream(file, []cufile.Span{{Offset: 0, Length: 1000}, {Offset: 500, Length: 70_000}}, 2)
-		want(t, "stream", err, over...)
-		for err == nil {
-			var view uint64
-			if view, _, err = l.next(stream, -1); err == nil && round%2 == 0 {
-				want(t, "release", l.releaseView(view), codeOK, codeClosed)
-			} else if err == nil {
-				break // closing the reader gives it back
-			}
-			want(t, "next", err, codeOK, codeEnd, codeClosed, codeCancelled)
-		}
-		if round%4 == 0 {
-			want(t, "close the stream", l.closeStream(stream), codeOK, codeClosed, codeInvalid)
 		}
 		want(t, "close the file", l.closeFile(file), codeOK, codeClosed)
 		select {
@@ -365,21 +348,6 @@ func TestTimeoutsChangeNothing(t *testing.T) {
 		}
 		if !bytes.Equal(look(), data) {
 			t.Error("wrong bytes")
-		}
-		stream, err := l.openStream(file, []cufile.Span{{Length: 10}, {Length: 100_000}}, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, length := range []int64{10, 100_000} {
-			view, v, err := l.next(stream, 0)
-			for err != nil {
-				want(t, "next", err, codeTimeout)
-				view, v, err = l.next(stream, 0)
-			}
-			if v.Len() != length {
-				t.Errorf("a view of %d bytes, want %d", v.Len(), length)
-			}
-			want(t, "release", l.releaseView(view), codeOK)
 		}
 		free()
 	})

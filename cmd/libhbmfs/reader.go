@@ -11,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 )
 
-// reader is a cufile.Reader with what was opened through it: files and views.
+// reader is a cufile.Reader with the files that were opened through it.
 type reader struct {
 	members
 	handle uint64
@@ -126,18 +126,12 @@ func (l *library) closeReader(handle uint64) error {
 		return err
 	}
 	var errs []error
-	for member, thing := range left {
-		switch x := thing.(type) {
-		case *file:
-			err := l.closeFile(member)
-			if c, _ := codeOf(err); c == codeTimeout {
-				return err
-			} else if c != codeClosed { // by another, meanwhile
-				errs = append(errs, err)
-			}
-		case *view:
-			x.v.Release()
-			r.part(l, member)
+	for member := range left { // its files
+		err := l.closeFile(member)
+		if c, _ := codeOf(err); c == codeTimeout {
+			return err
+		} else if c != codeClosed { // by another, meanwhile
+			errs = append(errs, err)
 		}
 	}
 	errs = append(errs, r.r.Close())
@@ -152,7 +146,7 @@ func (l *library) closeReader(handle uint64) error {
 	return nil
 }
 
-// file is a cufile.File with its requests and streams.
+// file is a cufile.File with its requests.
 type file struct {
 	members
 	handle uint64
@@ -186,7 +180,7 @@ func (l *library) joinFile(r *reader, f *cufile.File) uint64 {
 	return x.handle
 }
 
-// closeFile ends a file's requests and streams, and closes it. What hangs is waited for a while; then the file stays,
+// closeFile ends a file's requests, and closes it. What hangs is waited for a while; then the file stays,
 // closed to all but another attempt.
 func (l *library) closeFile(handle uint64) error {
 	f, err := find[*file](l, handle)
@@ -202,23 +196,13 @@ func (l *library) closeFile(handle uint64) error {
 	if err != nil {
 		return err
 	}
-	for _, thing := range left {
-		switch x := thing.(type) {
-		case *request:
-			x.q.Cancel()
-		case *stream:
-			x.cancel()
-		}
+	for _, thing := range left { // its requests
+		thing.(*request).q.Cancel()
 	}
 	deadline := time.Now().Add(l.patience)
 	for member, thing := range left {
-		switch x := thing.(type) {
-		case *request:
-			if !wait(x.q.Done(), max(0, time.Until(deadline))) {
-				return failf(codeTimeout, "a read is still under way, slow or hung: its memory must stay; close again later")
-			}
-		case *stream:
-			x.close()
+		if !wait(thing.(*request).q.Done(), max(0, time.Until(deadline))) {
+			return failf(codeTimeout, "a read is still under way, slow or hung: its memory must stay; close again later")
 		}
 		f.part(l, member)
 	}
@@ -282,4 +266,14 @@ func (l *library) prefetch(handle uint64, plan []cufile.Span) error {
 	}
 	defer leave()
 	return f.f.Prefetch(context.Background(), plan)
+}
+
+// inside refuses a plan of ranges that are not inside a file.
+func inside(plan []cufile.Span, size int64) error {
+	for i, span := range plan {
+		if span.Offset < 0 || span.Length < 0 || span.Offset > size || span.Length > size-span.Offset {
+			return failf(codeOutOfRange, "range %d of the plan, %d bytes at %d, is not inside the file's %d", i, span.Length, span.Offset, size)
+		}
+	}
+	return nil
 }

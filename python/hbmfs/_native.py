@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _closing, errors
 
-ABI = 1
+ABI = 2
 NO_STREAM = 2**64 - 1
 KEEP, U16_TO_I64, U32_TO_I64 = 0, 1, 2
 OK, TIMEOUT = 0, 1

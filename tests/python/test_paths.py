@@ -92,7 +92,7 @@ def test_libraries_that_are_not_ours(fakes, tmp_path):
     other = tmp_path / "other.c"
     other.write_text("unsigned hbmfs_abi(void) { return 999; }")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "other.so", other], check=True, timeout=120)
-    with pytest.raises(hbmfs.LibraryError, match="has ABI 999 and this package needs 1"):
+    with pytest.raises(hbmfs.LibraryError, match="has ABI 999 and this package needs 2"):
         Library(str(tmp_path / "other.so"))
     for path in (fakes / "libcuda.so", tmp_path / "none.so", other):
         with pytest.raises(ImportError, match="install the package again"):

@@ -47,35 +47,11 @@ static void by_gather(hbmfs_handle file, const struct device *d, struct memory *
     free(got);
 }
 
-static void by_stream(hbmfs_handle reader, hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size) {
+static void prefetch(hbmfs_handle file, int64_t size) {
     enum { MOST = 10 };
     int64_t offsets[MOST], lengths[MOST], n = 0, step = size / (MOST - 1) + 1;
     for (int64_t at = 0; at < size; at += step, n++) offsets[n] = at, lengths[n] = size - at < step ? size - at : step;
     OK(hbmfs_prefetch(file, offsets, lengths, n, &why));
-    hbmfs_handle stream;
-    OK(hbmfs_stream_open(file, offsets, lengths, n, 3, &stream, &why));
-    char *got = malloc(step);
-    for (int64_t i = 0; i < n; i++) {
-        hbmfs_view v = {.struct_size = sizeof v};
-        OK(hbmfs_stream_next(stream, -1, &v, &why));
-        if (v.length != lengths[i]) DIE("range %ld has %ld bytes, want %ld", i, v.length, lengths[i]);
-        if (d->index == HBMFS_HOST) memcpy(got, (void *)(uintptr_t)v.pointer, v.length);
-        else {
-            // What a kernel would read there, another read must find in memory of the caller.
-            OK(hbmfs_read(file, m->at, m->length, offsets[i], lengths[i], 0, NULL, &why));
-            get_bytes(m, d, got, v.length);
-        }
-        if (memcmp(got, want + offsets[i], v.length)) DIE("range %ld: wrong bytes", i);
-        OK(hbmfs_view_release(v.view, &why));
-        WANT(HBMFS_CLOSED, hbmfs_view_release(v.view, &why));
-    }
-    hbmfs_view v = {.struct_size = sizeof v};
-    WANT(HBMFS_END, hbmfs_stream_next(stream, -1, &v, &why));
-    WANT(HBMFS_END, hbmfs_stream_next(stream, 0, &v, &why));
-    OK(hbmfs_stream_close(stream, &why));
-    WANT(HBMFS_CLOSED, hbmfs_stream_next(stream, -1, &v, &why));
-    free(got);
-    (void)reader;
 }
 
 static void compare_file(hbmfs_handle reader, hbmfs_handle file, const struct device *d, const char *path, uint64_t *random) {
@@ -90,7 +66,7 @@ static void compare_file(hbmfs_handle reader, hbmfs_handle file, const struct de
     struct memory m = get_memory(reader, d, size + 37 * 8 * 200 + 8);
     by_read(file, d, &m, want, size, random);
     for (int widen = HBMFS_KEEP; widen <= HBMFS_U32_TO_I64; widen++) by_gather(file, d, &m, want, size, widen, random);
-    by_stream(reader, file, d, &m, want, size);
+    prefetch(file, size);
     free_memory(&m, d);
     free(want);
 }

@@ -11,7 +11,6 @@ _Static_assert(sizeof(hbmfs_reader_info) == 508, "hbmfs_reader_info");
 _Static_assert(sizeof(hbmfs_reader_stats) == 344, "hbmfs_reader_stats");
 _Static_assert(sizeof(hbmfs_file_info) == 344, "hbmfs_file_info");
 _Static_assert(sizeof(hbmfs_result) == 320, "hbmfs_result");
-_Static_assert(sizeof(hbmfs_view) == 344, "hbmfs_view");
 
 hbmfs_handle open_reader(const struct device *d) {
     hbmfs_reader_options o = {.struct_size = sizeof o, .device = d->index, .method = d->method, .threads = 3,

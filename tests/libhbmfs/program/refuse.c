@@ -40,7 +40,7 @@ static void options(const struct device *d) {
 }
 
 static void handles(hbmfs_handle reader, hbmfs_handle file, struct memory *m) {
-    hbmfs_handle request, stream;
+    hbmfs_handle request;
     hbmfs_reader_info info = {.struct_size = sizeof info};
     WANT(HBMFS_INVALID, hbmfs_reader_get_info(0, &info, &why));
     WANT(HBMFS_INVALID, hbmfs_reader_get_info(1u << 30, &info, &why));
@@ -52,19 +52,14 @@ static void handles(hbmfs_handle reader, hbmfs_handle file, struct memory *m) {
     info.struct_size = 3;
     WANT(HBMFS_INVALID, hbmfs_reader_get_info(reader, &info, &why));
     if (hbmfs_reader_get_info(0, NULL, NULL) != HBMFS_INVALID) DIE("NULL was taken"); // without a place for the reason
-    WANT(HBMFS_INVALID, hbmfs_stream_open(file, NULL, NULL, 1, 1, &stream, &why));
-    int64_t zero = 0, one = 1;
-    WANT(HBMFS_INVALID, hbmfs_stream_open(file, &zero, &one, 1, 0, &stream, &why));
-    WANT(HBMFS_INVALID, hbmfs_stream_open(file, &zero, &one, -1, 1, &stream, &why));
 }
 
 static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
-    hbmfs_handle request, stream;
+    hbmfs_handle request;
     int64_t bad[][2] = {{-1, 1}, {size, 1}, {size + 1, 0}, {0, size + 1}, {0, -1}, {INT64_MAX, 1}, {1, INT64_MAX}, {INT64_MIN, INT64_MIN}};
     for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
         WANT(HBMFS_OUT_OF_RANGE, hbmfs_read_begin(file, m->at, INT64_MAX / 2, bad[i][0], bad[i][1], 0, &request, &why));
-        WANT(HBMFS_OUT_OF_RANGE, hbmfs_stream_open(file, &bad[i][0], &bad[i][1], 1, 1, &stream, &why));
-        WANT(HBMFS_OUT_OF_RANGE, hbmfs_prefetch(file, &bad[i][0], &bad[i][1], 1, &why));
+            WANT(HBMFS_OUT_OF_RANGE, hbmfs_prefetch(file, &bad[i][0], &bad[i][1], 1, &why));
     }
     WANT(HBMFS_INVALID, hbmfs_read_begin(file, m->at, 9, 0, 10, 0, &request, &why));
     WANT(HBMFS_INVALID, hbmfs_read_begin(file, m->at, -1, 0, 10, 0, &request, &why));
