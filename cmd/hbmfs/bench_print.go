@@ -2,8 +2,9 @@ package main
 
 import (
 	"fmt"
-	"github.com/hbmfs/hbmfs/internal/bench"
 	"text/tabwriter"
+
+	"github.com/hbmfs/hbmfs/internal/bench"
 )
 
 func (c *benchCommand) print(r *bench.Result) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -112,7 +113,7 @@ func (c *inspectCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if isRemote(c.source) {
+	if dataset.IsRemote(c.source) {
 		return usageError{fmt.Errorf("%s is not on this machine: mount it (hbmfs mount), and inspect the mount point", c.source)}
 	}
 	dir, err := cache.OpenDir(c.source, maxOpenFiles())

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -39,7 +40,7 @@ type mountCommand struct {
 	logLevel   slog.Level
 	options    []string // -o
 	fsName     string   // what /proc/mounts shows instead of the source
-	cache      cacheFlags
+	cache      dataset.Options
 
 	kernelOptions []string
 	notes         []string // of the mount point
@@ -105,7 +106,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.IntVar(&c.readAhead, "read-ahead", defaultReadAhead(), "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (131072)")
 	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: "+defaultLogFile()+")")
 	f.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	c.cache.add(f)
+	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
 	return cmd
 }
@@ -272,14 +273,18 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	tracer := openTracer(opt.Log)
 	defer closeTracer(tracer)
 	ctx, span := tracer.Start(ctx, "mount")
-	from, err := openSource(ctx, c.source, &c.cache, opt.Log, report.note, tracer)
+	c.cache.MaxOpen = maxOpenFiles()
+	from, err := dataset.Open(ctx, c.source, &c.cache, opt.Log, report.note, tracer)
+	if wrong := (dataset.WrongUse{}); errors.As(err, &wrong) {
+		err = usageError{err}
+	}
 	if err != nil {
 		span.End("source")
 		return sourceError{err}
 	}
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
-	listing := from.listing
-	opt.Source, opt.Remote, opt.Trace, opt.Notes = from.name, from.remote, tracer, append(c.notes, from.notes...)
+	listing := from.Listing
+	opt.Source, opt.Remote, opt.Trace, opt.Notes = from.Name, from.Remote, tracer, append(c.notes, from.Notes...)
 	m, err := fs.New(ctx, c.point, listing, opt)
 	if err != nil {
 		span.End("mount")
@@ -291,7 +296,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 		m.Serve(ctx)
 	}()
 	<-m.Ready()
-	defer from.beside(ctx)()
+	defer from.Beside(ctx)()
 	if err := c.stayBehind(out); err != nil {
 		opt.Log.Warn("the daemon still depends on what it was started in", "error", err)
 	}

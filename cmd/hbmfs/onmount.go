@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/dataset"
 )
 
 // onMountEnv marks the process that does the work of a command on a mount.
@@ -52,7 +53,7 @@ func onMounts(cmd *cobra.Command, paths []string, work func(ctx context.Context)
 func mountsOf(paths []string) (mounts []*fs.Place, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
-		if isRemote(path) {
+		if dataset.IsRemote(path) {
 			continue
 		}
 		place, err := fs.Locate(path)

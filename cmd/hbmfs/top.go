@@ -12,9 +12,10 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // topCommand is hbmfs top.

@@ -12,8 +12,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
 
-// Given returns the hbmfs that HBMFS_BINARY names, or one that is built into dir. It is for tests in a folder of tests
-// that need no more of a [Suite].
+// Given returns the hbmfs that HBMFS_BINARY names, or one that is built into dir. It is for tests that
+// need no more of a [Suite].
 func Given(dir string) (Binary, error) {
 	path := os.Getenv("HBMFS_BINARY")
 	if path == "" {
@@ -25,13 +25,13 @@ func Given(dir string) (Binary, error) {
 	return NewBinary(path)
 }
 
-// Build builds a program of cmd at path, with the race detector if race is set. It is for tests in a folder of tests.
+// Build builds a program of cmd at path, with the race detector if race is set. It is for tests of this module.
 func Build(program, path string, race bool) error {
 	args := []string{"build", "-buildvcs=false", "-o", path}
 	if race {
 		args = append(args, "-race")
 	}
-	if out, err := exec.Command("go", append(args, "../../cmd/"+program)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", append(args, "github.com/hbmfs/hbmfs/cmd/"+program)...).CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w: %s", program, err, out)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -115,6 +116,29 @@ func Ended(pid int) bool {
 	}
 	threads, err := strconv.Atoi(string(fields[17]))
 	return err == nil && threads <= 1
+}
+
+// Stop stops a process, and waits until none of its threads runs: until then one may still answer.
+func Stop(pid int) error {
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	if !Within(time.Minute, func() bool { return allStopped(pid) }) {
+		return fmt.Errorf("process %d runs a minute after it was stopped", pid)
+	}
+	return nil
+}
+
+func allStopped(pid int) bool {
+	stats, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/stat"))
+	for _, name := range stats {
+		stat, readErr := os.ReadFile(name)
+		_, after, _ := bytes.Cut(stat, []byte(") "))
+		if readErr != nil || !bytes.HasPrefix(after, []byte("T")) {
+			return false
+		}
+	}
+	return err == nil && len(stats) > 0
 }
 
 // Within waits until ok, for a limited time.

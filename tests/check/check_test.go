@@ -239,7 +239,7 @@ func TestAMountThatDoesNotAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(errors.Join(err, m.Close()))
 	}
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+	if err := blackbox.Stop(pid); err != nil {
 		t.Fatal(errors.Join(err, m.Close()))
 	}
 	defer func() {

@@ -24,7 +24,7 @@ func TestStuckDaemon(t *testing.T) {
 	v, good := n.directoryVolume("stuck", files), n.directoryVolume("good", files)
 	p := n.startPod(v, podOptions{})
 	for _, d := range n.daemons() {
-		must(t, syscall.Kill(d.pid, syscall.SIGSTOP))
+		must(t, blackbox.Stop(d.pid))
 	}
 	r, err := n.stats(v, p.uid)
 	if err != nil || !r.GetVolumeCondition().GetAbnormal() {

@@ -120,7 +120,7 @@ func TestInterruptedStartOfAStoppedDaemon(t *testing.T) {
 		t.Fatal("the source is not asked")
 	}
 	pid := childOf(t, b.Process.Pid)
-	must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	must(t, blackbox.Stop(pid))
 	must(t, b.Process.Signal(os.Interrupt))
 	if b.end(t) && (b.ProcessState.ExitCode() != 130 || b.said(t) != "hbmfs: interrupted\n") {
 		t.Errorf("exit code %d and %q, want 130 and that it was interrupted", b.ProcessState.ExitCode(), b.said(t))

@@ -26,7 +26,7 @@ const soon = 20 * time.Second
 // mount can be taken away.
 func (m *mounted) stop(t *testing.T) {
 	t.Helper()
-	must(t, syscall.Kill(m.pid, syscall.SIGSTOP))
+	must(t, blackbox.Stop(m.pid))
 	t.Cleanup(func() {
 		_ = syscall.Kill(m.pid, syscall.SIGCONT) // it may have ended
 		if !blackbox.Within(patience, func() bool {

@@ -48,7 +48,7 @@ func top(t *testing.T, points ...string) (found []topMount) {
 // A daemon that is stopped, or gone, is shown as such, and the mount beside it as it is.
 func TestTopOfAStoppedDaemon(t *testing.T) {
 	well, stopped := mount(t, golden(t, "nanogpt")), mount(t, golden(t, "megatron-merge"))
-	must(t, syscall.Kill(stopped.pid, syscall.SIGSTOP))
+	must(t, blackbox.Stop(stopped.pid))
 	resume := func() error { return syscall.Kill(stopped.pid, syscall.SIGCONT) }
 	t.Cleanup(func() { _ = resume() }) // before the mounts are taken away; the test does it, too
 	waitFor := func(what string, is func(found []topMount) bool) {

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // stats asks for the volume of a pod.
@@ -72,7 +73,7 @@ func TestADaemonThatIsStuck(t *testing.T) {
 	}
 	asking.Wait()
 
-	n.freeze(n.daemons()[0])
+	n.must(blackbox.Stop(n.daemons()[0]))
 	for range 2 {
 		if r := n.stats("v", "p"); !r.GetVolumeCondition().GetAbnormal() || !strings.Contains(r.GetVolumeCondition().GetMessage(), "stuck") || len(r.GetUsage()) == 0 {
 			t.Errorf("a stuck daemon: %v", r)
@@ -127,22 +128,7 @@ func (n *node) network(names ...string) (dir string, hang func() (wake func())) 
 		wake()
 		n.must(unix.Unmount(outer, unix.MNT_DETACH))
 	})
-	return outer, func() func() { n.freeze(network.PID); return wake }
-}
-
-// freeze stops a process, and returns when no thread of it runs any more: a signal only asks them.
-func (n *node) freeze(pid int) {
-	n.Helper()
-	n.must(unix.Kill(pid, unix.SIGSTOP))
-	n.within("it has stopped", func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		n.must(err)
-		return !slices.ContainsFunc(threads, func(name string) bool {
-			text, err := os.ReadFile(name)
-			_, state, _ := strings.Cut(string(text), ") ") // behind the name, which may have anything in it
-			return err == nil && !strings.HasPrefix(state, "T")
-		})
-	})
+	return outer, func() func() { n.must(blackbox.Stop(network.PID)); return wake }
 }
 
 // looking is how many threads look at directories.

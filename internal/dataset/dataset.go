@@ -1,0 +1,285 @@
+// Package dataset opens what a mount shows: a directory, or a remote source with its cache, its compressed shards decoded.
+package dataset
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/decode"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/httporigin"
+	"github.com/hbmfs/hbmfs/cache/s3origin"
+	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/trace"
+	"github.com/hbmfs/hbmfs/internal/trust"
+)
+
+// WrongUse is an error of what was asked for: nothing was tried.
+type WrongUse struct{ error }
+
+func (u WrongUse) Unwrap() error { return u.error }
+
+// Options say how a source is opened, and where the bytes of a remote one are kept.
+type Options struct {
+	CacheDir   string    // empty: nothing is kept
+	CacheSize  size.Flag // bytes; 0 means what package store takes, here and below
+	Segment    size.Flag // bytes
+	MinFree    size.Flag // bytes of the disk that stay free
+	Scrub      size.Flag // bytes per second that are compared with their checksums; 0 for none
+	Decode     bool      // show zstd files as what they decode to
+	DecodeScan size.Flag // bytes of such a file that may be read to learn its size
+
+	Strict  bool // pin files by the time of their last change as well
+	MaxOpen int  // files that are open at once
+
+	Connections int
+	Patience    time.Duration // for the next MiB of a read
+	Wait        time.Duration // for a remote source that is not there yet
+	RefuseLocal bool          // never ask addresses of this machine and of clouds' metadata
+	Allow       []string      // addresses that RefuseLocal allows
+	MaxListing  size.Flag     // bytes that the names of a remote source may take
+}
+
+// guard keeps the daemon away from this machine's own addresses; it is nil where the daemon may ask them.
+func (c *Options) guard() (*fetch.Guard, error) {
+	switch {
+	case c.RefuseLocal:
+		g, err := fetch.NewGuard(c.Allow)
+		if err != nil {
+			return nil, WrongUse{fmt.Errorf("--allow-address: %w", err)}
+		}
+		return g, nil
+	case len(c.Allow) > 0:
+		return nil, WrongUse{errors.New("--allow-address allows what --refuse-local refuses: give both, or neither")}
+	}
+	return nil, nil
+}
+
+// remoteOrigin is a source that is not on this machine.
+type remoteOrigin interface {
+	store.Upstream
+	List(ctx context.Context) (*cache.Listing, error)
+	Stats() fetch.Stats
+	String() string
+	Close() error
+}
+
+// IsRemote reports whether a source is an address and not a path.
+func IsRemote(source string) bool {
+	scheme, _, found := strings.Cut(source, "://")
+	return found && scheme != "" && !strings.ContainsAny(scheme, "/.")
+}
+
+func openRemote(source string, opt fetch.Options) (remoteOrigin, error) {
+	switch scheme, _, _ := strings.Cut(source, "://"); scheme {
+	case "s3":
+		s, err := s3origin.Parse(source)
+		if err != nil {
+			return nil, WrongUse{err}
+		}
+		return s3origin.Open(s, opt)
+	case "http", "https":
+		o, err := httporigin.Open(source, opt)
+		if err != nil {
+			return nil, WrongUse{err}
+		}
+		return o, nil
+	default:
+		return nil, WrongUse{fmt.Errorf("source %q: there are s3://, http:// and https://, and directories", source)}
+	}
+}
+
+// Dataset is an opened source, listed.
+type Dataset struct {
+	Name    string // for people
+	Listing *cache.Listing
+	Remote  fs.Remote
+	serve   func(ctx context.Context) // what runs beside the mount, until ctx ends; nil for nothing
+	Notes   []string                  // what is not as it might be meant, one line each
+	closers []func() error
+	tracer  *trace.Tracer
+}
+
+func (s *Dataset) Close() error {
+	var errs []error
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		errs = append(errs, s.closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// Beside runs what a source needs beside its mount, until the function that it returns is called.
+func (s *Dataset) Beside(ctx context.Context) (stop func()) {
+	if s.serve == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		s.serve(ctx)
+	}()
+	return func() { cancel(); <-over }
+}
+
+// Open opens and lists a directory, or a remote source and its cache. note hears why that takes long, and the log later.
+// A mistake in from or c is a [WrongUse].
+func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note func(string), tracer *trace.Tracer) (s *Dataset, err error) {
+	s = &Dataset{tracer: tracer}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if c.Decode && c.CacheDir == "" {
+		return s, WrongUse{errors.New("--decode needs --cache-dir: what files decode to is kept there")}
+	}
+	if !IsRemote(from) {
+		dir, err := cache.OpenDir(from, c.MaxOpen)
+		if err != nil {
+			return s, err
+		}
+		s.Name, s.closers = dir.Path(), append(s.closers, dir.Close)
+		if c.Strict {
+			dir.PinChangeTime()
+		}
+		if s.Listing, err = dir.List(ctx); err != nil || c.CacheDir == "" {
+			return s, err
+		}
+		return s, s.keepDecoded(ctx, c, log)
+	}
+	if c.Strict {
+		return s, WrongUse{fmt.Errorf("--strict is for directories: objects of %s are pinned by their ETag", from)}
+	}
+	opt, err := c.requests(log, note, tracer)
+	if err != nil {
+		return s, err
+	}
+	origin, err := openRemote(from, opt)
+	if err != nil {
+		return s, err
+	}
+	s.Name, s.closers, s.Remote.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
+	if c.CacheDir == "" {
+		s.Notes = append(s.Notes, "there is no --cache-dir: every read goes over the network, each time again")
+	}
+	if s.Listing, err = origin.List(ctx); err != nil || c.CacheDir == "" {
+		return s, err
+	}
+	return s, s.keep(ctx, origin, c, log)
+}
+
+// requests is how a remote source is asked.
+func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tracer) (opt fetch.Options, err error) {
+	switch {
+	case c.Connections < 1:
+		return opt, WrongUse{fmt.Errorf("--connections %d: at least one is needed", c.Connections)}
+	case c.Patience <= 0:
+		return opt, WrongUse{fmt.Errorf("--patience %v: want a time such as 2m", c.Patience)}
+	case c.Wait < 0:
+		return opt, WrongUse{fmt.Errorf("--wait %v: want a time such as 2m", c.Wait)}
+	}
+	guard, err := c.guard()
+	return fetch.Options{
+		Connections: c.Connections, Patience: c.Patience, Wait: c.Wait, Listing: int64(c.MaxListing), Trace: tracer, Guard: guard,
+		Retrying: func(err error) {
+			doing := "trying again"
+			if errors.Is(err, fetch.ErrSilent) {
+				doing = "waiting"
+			}
+			log.Warn(doing+", because the source gives nothing", "error", err)
+			note(fmt.Sprintf("%s, because %v", doing, err))
+		},
+	}, err
+}
+
+// keep has a remote source read through a cache, its compressed shards decoded. The indexes that say what is compressed
+// are kept, too, and fetched once; what they name comes past the cache, which keeps what it decodes to.
+func (s *Dataset) keep(ctx context.Context, origin remoteOrigin, c *Options, log *slog.Logger) error {
+	kept, err := s.openStore(c, log)
+	if err != nil {
+		return err
+	}
+	kept.Add(s.Name, origin, &cache.Listing{Objects: decode.Indexes(s.Listing)})
+	decoded, err := s.decode(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	kept.Add(s.Name, origin, s.Listing)
+	s.addDecoded(kept, decoded, log)
+	return nil
+}
+
+// decode replaces what is compressed in the listing.
+func (s *Dataset) decode(ctx context.Context, c *Options, log *slog.Logger) (*decode.Origin, error) {
+	decoded, err := decode.Wrap(ctx, s.Listing)
+	if err != nil || !c.Decode {
+		return decoded, err
+	}
+	dir, err := trust.Dir(c.CacheDir)
+	if err == nil {
+		dir, err = trust.Below(dir, "sizes")
+	}
+	if err != nil {
+		return decoded, fmt.Errorf("open the cache %s: %w", c.CacheDir, err)
+	}
+	began, of := time.Now(), sha256.Sum256([]byte(s.Name))
+	learned, err := decoded.AddFiles(ctx, s.Listing, decode.FileOptions{
+		Scan: int64(c.DecodeScan), Sizes: filepath.Join(dir, hex.EncodeToString(of[:16])+".json"),
+	})
+	if err == nil && learned.Files > 0 {
+		log.Info("files were looked through to learn what they decode to", "files", learned.Files, "bytes", learned.Bytes, "took", time.Since(began))
+	}
+	return decoded, err
+}
+
+// keepDecoded has the compressed shards of a directory decoded into a cache. All else is read where it lies.
+func (s *Dataset) keepDecoded(ctx context.Context, c *Options, log *slog.Logger) error {
+	decoded, err := s.decode(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	if len(decoded.Objects()) == 0 {
+		s.Notes = append(s.Notes, "--cache-dir is not used: nothing here is compressed in a way that is decoded, and all is read where it lies")
+		return nil
+	}
+	kept, err := s.openStore(c, log)
+	if err != nil {
+		return err
+	}
+	s.addDecoded(kept, decoded, log)
+	return nil
+}
+
+// addDecoded has decoded objects read through a cache, and what was learned of them remembered beside it.
+func (s *Dataset) addDecoded(kept *store.Store, decoded *decode.Origin, log *slog.Logger) {
+	if err := decoded.SaveSizes(); err != nil {
+		log.Warn("what was learned of compressed files is lost at the end of the mount", "error", err)
+	}
+	kept.Add(s.Name, decoded, &cache.Listing{Objects: decoded.Objects()})
+}
+
+// openStore opens the cache directory.
+func (s *Dataset) openStore(c *Options, log *slog.Logger) (*store.Store, error) {
+	kept, err := store.Open(c.CacheDir, store.Options{
+		Size: int64(c.CacheSize), Segment: int64(c.Segment), MinFree: int64(c.MinFree), MaxOpen: c.MaxOpen, Log: log, Trace: s.tracer,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.closers, s.Remote.Cache = append(s.closers, kept.Close), kept
+	if c.Scrub > 0 {
+		s.serve = func(ctx context.Context) { kept.Scrub(ctx, int64(c.Scrub)) }
+	}
+	return kept, nil
+}
