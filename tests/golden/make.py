@@ -4,7 +4,7 @@
     tests/venv.sh .cache/venv && .cache/venv/bin/python tests/golden/make.py [DATASET...]
 
 Each dataset is written into its own directory. Then the real reader reads it back, and what it says goes into
-expect.json, which the Go tests and tests/readers/check.py compare with. Tokens are drawn from fixed seeds; times are
+expect.json, which the Go tests and tests/loaders/check.py compare with. Tokens are drawn from fixed seeds; times are
 fixed wherever a writer stores them, so that the same versions make the same bytes.
 """
 

@@ -1,7 +1,7 @@
-// Package readers runs the packages that people train with (NumPy, MosaicML Streaming, LitData, webdataset,
+// Package loaders runs the packages that people train with (NumPy, MosaicML Streaming, LitData, webdataset,
 // datasets, safetensors, ...) over the golden datasets, at the source and through a mount. The work is done by
 // check.py; this test mounts for it.
-package readers
+package loaders
 
 import (
 	"os"

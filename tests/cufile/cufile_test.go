@@ -1,6 +1,6 @@
-// Package reader_test tests `hbmfs read` and `hbmfs bench` as users run them: over a real mount, and with a fake GPU
+// Package cufile_test tests `hbmfs read` and `hbmfs bench` as users run them: over a real mount, and with a fake GPU
 // where there is none. What needs FUSE, root or a C compiler says so when it skips.
-package reader_test
+package cufile_test
 
 import (
 	"crypto/sha256"
