@@ -14,7 +14,11 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/check"
+	"github.com/hbmfs/hbmfs/internal/check/live"
 )
+
+// asideName is the hidden command that asks what may hang, in a process that can be left behind.
+const asideName = "check-aside"
 
 // checkCommand is hbmfs check.
 type checkCommand struct {
@@ -177,7 +181,8 @@ func (c *checkCommand) save(s *check.Snapshot) error {
 // snapshot gets the facts: of this machine, of a tree or of a recording.
 func (c *checkCommand) snapshot(ctx context.Context) (*check.Snapshot, error) {
 	if c.root == "" {
-		return c.live(ctx)
+		m := live.Machine{Path: c.path, GPU: c.gpu, Timeout: c.timeout, Libraries: c.libraries, Aside: []string{self(), asideName}, Probe: []string{self(), probeName}}
+		return m.Facts(ctx)
 	}
 	info, err := os.Stat(c.root)
 	if err != nil {
@@ -197,4 +202,16 @@ func (c *checkCommand) snapshot(ctx context.Context) (*check.Snapshot, error) {
 	}
 	defer func() { _ = f.Close() }() // opened for reading
 	return check.Load(f)
+}
+
+// newAsideCommand is what package live runs.
+func newAsideCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    asideName,
+		Hidden: true, // not for people
+		Args:   cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return live.Aside(cmd.Context(), args, cmd.OutOrStdout())
+		},
+	}
 }

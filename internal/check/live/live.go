@@ -1,4 +1,6 @@
-package main
+// Package live gets the facts of this machine for package check, and proves a read: it is what hbmfs check does where it is given
+// no recording. What may hang is asked in processes that can be left behind.
+package live
 
 import (
 	"bytes"
@@ -8,48 +10,42 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"time"
-
-	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/check"
 )
 
-// asideName is the hidden command that asks what may hang, in a process that can be left behind.
-const asideName = "check-aside"
-
-// Patience with what may hang, where --timeout does not say. The check stays below three seconds on a machine that
+// Patience with what may hang, where Timeout does not say. The check stays below three seconds on a machine that
 // cannot read directly anyway; a driver's start and a first read can take many.
 const (
 	asidePatience = time.Second
 	readPatience  = 10 * time.Second
 )
 
-// patience is what --timeout says, or otherwise.
-func (c *checkCommand) patience(otherwise time.Duration) time.Duration {
-	if c.timeout > 0 {
-		return c.timeout
+// Machine is this machine, about to be looked at.
+type Machine struct {
+	Path      string        // a file or directory to look at and to read; "" for the machine alone
+	GPU       int           // as nvidia-smi counts them
+	Timeout   time.Duration // for the driver, for Path and for the read, each; 0 for what package live takes
+	Libraries cufile.Libraries
+	Aside     []string // a command that calls [Aside] with the arguments that follow
+	Probe     []string // a command that calls [cufile.RunProbe]
+}
+
+// patience is what Timeout says, or otherwise.
+func (m *Machine) patience(otherwise time.Duration) time.Duration {
+	if m.Timeout > 0 {
+		return m.Timeout
 	}
 	return otherwise
 }
 
-// newAsideCommand is what checkCommand.aside runs: it writes a recording to its output.
-func newAsideCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    asideName,
-		Hidden: true, // not for people
-		Args:   cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return writeAside(cmd.Context(), args, cmd.OutOrStdout())
-		},
-	}
-}
-
-// writeAside asks the driver ("driver"), or looks at a path ("path", PATH).
-func writeAside(ctx context.Context, args []string, w io.Writer) error {
+// Aside asks the driver ("driver"), or looks at a path ("path", PATH), and writes a recording to w. It may hang.
+func Aside(ctx context.Context, args []string, w io.Writer) error {
 	if len(args) == 2 && args[0] == "path" {
 		t, err := check.LookAt(ctx, args[1])
 		if err != nil {
@@ -83,14 +79,14 @@ type answer struct {
 	err error
 }
 
-// aside starts this program again to ask what may hang.
-func (c *checkCommand) aside(ctx context.Context, args ...string) <-chan answer {
+// ask starts a process to ask what may hang.
+func (m *Machine) ask(ctx context.Context, args ...string) <-chan answer {
 	got := make(chan answer, 1)
-	ctx, cancel := context.WithTimeout(ctx, c.patience(asidePatience))
+	ctx, cancel := context.WithTimeout(ctx, m.patience(asidePatience))
 	go func() {
 		defer cancel()
 		var s *check.Snapshot
-		out, err := aside.Output(ctx, append([]string{self(), asideName}, args...)...)
+		out, err := aside.Output(ctx, slices.Concat(m.Aside, args)...)
 		if err == nil {
 			s, err = check.Load(bytes.NewReader(out))
 		}
@@ -99,12 +95,13 @@ func (c *checkCommand) aside(ctx context.Context, args ...string) <-chan answer 
 	return got
 }
 
-// live gets the facts of this machine and reads the file.
-func (c *checkCommand) live(ctx context.Context) (*check.Snapshot, error) {
-	driver := c.aside(ctx, "driver")
+// Facts gets the facts of this machine and reads the file. It changes two environment variables of this process, CUDA_DEVICE_ORDER
+// and CUDA_VISIBLE_DEVICES, so that a GPU has the number that nvidia-smi gives it.
+func (m *Machine) Facts(ctx context.Context) (*check.Snapshot, error) {
+	driver := m.ask(ctx, "driver")
 	var looked <-chan answer
-	if c.path != "" {
-		looked = c.aside(ctx, "path", c.path)
+	if m.Path != "" {
+		looked = m.ask(ctx, "path", m.Path)
 	}
 	s, err := captureRoot(check.Capture)
 	if err != nil {
@@ -126,12 +123,12 @@ func (c *checkCommand) live(ctx context.Context) (*check.Snapshot, error) {
 	a := <-looked
 	switch {
 	case errors.Is(a.err, aside.ErrSilent):
-		return s, s.SetTarget(check.Target{Path: c.path, Silent: true})
+		return s, s.SetTarget(check.Target{Path: m.Path, Silent: true})
 	case a.err != nil:
 		return nil, a.err
 	}
 	s.Merge(a.s)
-	return s, errors.Join(ctx.Err(), c.prove(ctx, s))
+	return s, errors.Join(ctx.Err(), m.prove(ctx, s))
 }
 
 // addEnvironment adds what two of cuFile's variables change.
@@ -152,27 +149,27 @@ func addEnvironment(s *check.Snapshot) error {
 }
 
 // prove reads the file with compat mode off, where there is a GPU to read into.
-func (c *checkCommand) prove(ctx context.Context, s *check.Snapshot) error {
-	m := check.Read(s)
+func (m *Machine) prove(ctx context.Context, s *check.Snapshot) error {
+	facts := check.Read(s)
 	switch {
-	case m.Silent:
+	case facts.Silent:
 		return s.SetProof(check.Proof{Verdict: "unknown", Why: "not tried: the driver does not answer"})
-	case m.Target.File == "":
-		return s.SetProof(check.Proof{Verdict: "unknown", Why: m.Target.Note})
-	case c.libraries == (cufile.Libraries{}) && (m.Driver == "" || c.gpu >= len(m.GPUs)):
+	case facts.Target.File == "":
+		return s.SetProof(check.Proof{Verdict: "unknown", Why: facts.Target.Note})
+	case m.Libraries == (cufile.Libraries{}) && (facts.Driver == "" || m.GPU >= len(facts.GPUs)):
 		return nil // there is no GPU to read into
 	}
-	patience := c.patience(readPatience)
-	if c.timeout == 0 && check.Judge(m, "", c.gpu).Failed() {
+	patience := m.patience(readPatience)
+	if m.Timeout == 0 && check.Judge(facts, "", m.GPU).Failed() {
 		patience = asidePatience
 	}
 	before, counts := check.NVFSReads(s)
-	proof, err := c.read(ctx, m.Target, patience)
+	proof, err := m.read(ctx, facts.Target, patience)
 	if err != nil {
 		return err
 	}
 	if counts {
-		if a := <-c.aside(ctx, "driver"); a.err == nil {
+		if a := <-m.ask(ctx, "driver"); a.err == nil {
 			after, _ := check.NVFSReads(a.s)
 			proof.Why += fmt.Sprintf("; nvidia-fs counted %d reads of this host meanwhile", after-before)
 		}
@@ -181,11 +178,7 @@ func (c *checkCommand) prove(ctx context.Context, s *check.Snapshot) error {
 }
 
 // read asks cuFile's probe about every file that the target's bytes lie in: all must be proven.
-func (c *checkCommand) read(ctx context.Context, t *check.Target, patience time.Duration) (check.Proof, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return check.Proof{}, err
-	}
+func (m *Machine) read(ctx context.Context, t *check.Target, patience time.Duration) (check.Proof, error) {
 	// The probe counts GPUs as nvidia-smi does, and sees all that this container has.
 	if err := errors.Join(os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), os.Unsetenv("CUDA_VISIBLE_DEVICES")); err != nil {
 		return check.Proof{}, err
@@ -194,7 +187,7 @@ func (c *checkCommand) read(ctx context.Context, t *check.Target, patience time.
 	defer cancel()
 	var last check.Proof
 	seen := map[string]bool{}
-	err = t.Open(within, func(file *os.File, _ string) error {
+	err := t.Open(within, func(file *os.File, _ string) error {
 		place, err := check.PlaceOf(file)
 		if err != nil || seen[place.Dev] || last.Verdict != "" && last.Verdict != string(cufile.Proven) {
 			return err
@@ -207,7 +200,7 @@ func (c *checkCommand) read(ctx context.Context, t *check.Target, patience time.
 		}
 		go func() {
 			defer func() { _ = again.Close() }() // opened for reading
-			got <- cufile.Prove(within, []string{self, probeName}, c.libraries, c.gpu, again)
+			got <- cufile.Prove(within, m.Probe, m.Libraries, m.GPU, again)
 		}()
 		if p, ok := aside.Wait(within, got); ok && within.Err() == nil {
 			last = check.Proof{Verdict: string(p.Verdict), Why: p.Why}
