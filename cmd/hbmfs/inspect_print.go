@@ -6,10 +6,12 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/hbmfs/hbmfs/internal/inspect"
 )
 
 // printInspection writes the result for people: a table of the sets, their notes and views, then the problems.
-func printInspection(w io.Writer, r *inspection) error {
+func printInspection(w io.Writer, r *inspect.Report) error {
 	fmt.Fprintf(w, "%s: %s files, %s", r.Source, grouped(int64(r.Objects)), byteCount(r.Bytes))
 	if r.Raw > 0 {
 		fmt.Fprintf(w, " (%s files of no recognized format, served as they are)", grouped(int64(r.Raw)))
@@ -19,7 +21,7 @@ func printInspection(w io.Writer, r *inspection) error {
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprint(t, "\nSET\tFORMAT\tDTYPE\tSHARDS\tTOKENS\tDOCUMENTS\tSAMPLES\tSIZE\tALIGN\n")
 		for _, s := range r.Sets {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.name(), s.Format, known(s.DType.String()), grouped(int64(len(s.Shards))),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", placeOf(&s), s.Format, known(s.DType.String()), grouped(int64(len(s.Shards))),
 				grouped(s.Tokens), grouped(s.Documents), grouped(s.Samples), byteCount(s.Bytes), alignment(s.Alignment))
 		}
 		if err := t.Flush(); err != nil {
@@ -45,11 +47,11 @@ func printInspection(w io.Writer, r *inspection) error {
 	return nil
 }
 
-func printSet(w io.Writer, s *inspectedSet) error {
+func printSet(w io.Writer, s *inspect.Set) error {
 	if len(s.Notes) == 0 && len(s.Views) == 0 {
 		return nil
 	}
-	fmt.Fprintf(w, "\n%s (%s)\n", s.name(), s.Format)
+	fmt.Fprintf(w, "\n%s (%s)\n", placeOf(s), s.Format)
 	for _, note := range s.Notes {
 		fmt.Fprintf(w, "  note: %s\n", note)
 	}
@@ -67,8 +69,8 @@ func printSet(w io.Writer, s *inspectedSet) error {
 	return t.Flush()
 }
 
-// name is the place of the set: its directory, and its split where there are several.
-func (s *inspectedSet) name() string {
+// placeOf is the place of a set: its directory, and its split where there are several.
+func placeOf(s *inspect.Set) string {
 	name := s.Dir
 	if name == "" {
 		name = "."
