@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -18,17 +16,11 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/ready"
 )
 
-// readyEnv marks the daemon's process. A Go program cannot fork, so the command starts itself again, in a session of
-// its own, and waits on descriptor readyFD for one line: "ready TEXT" or "failed TEXT". Lines of "note TEXT" may come before it,
-// and after "ready" until the end. In the foreground, under the CSI host for one, there are no notes: the log has them.
-const (
-	readyEnv = "HBMFS_DAEMON"
-	readyFD  = 3
-)
-
-// background starts the daemon and returns when the mount can be used.
+// background starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
+// in a session of its own.
 func (c *mountCommand) background(ctx context.Context) error {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -45,7 +37,7 @@ func (c *mountCommand) background(ctx context.Context) error {
 
 	daemon := exec.Command("/proc/self/exe", os.Args[1:]...)
 	daemon.Args[0] = os.Args[0]
-	daemon.Env = append(os.Environ(), readyEnv+"=1")
+	daemon.Env = append(os.Environ(), ready.Env+"=1")
 	daemon.Stderr = words
 	daemon.ExtraFiles = []*os.File{write}
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -66,8 +58,8 @@ func (c *mountCommand) background(ctx context.Context) error {
 	})
 	defer stays()
 	said := bufio.NewReader(read)
-	state, text, err := c.lastWord(said)
-	if state == "ready" && stays() {
+	state, text, err := ready.Listen(said, c.showNote)
+	if state == ready.Mounted && stays() {
 		_, _ = io.Copy(c.stderr, io.NewSectionReader(words, 0, wordsMax)) // the mount is there without it
 		fmt.Fprintf(c.stdout, "%s\n", text)
 		c.hearNotes(ctx, read, said)
@@ -76,7 +68,7 @@ func (c *mountCommand) background(ctx context.Context) error {
 	how := endOfDaemon(daemon)
 	wrote, readErr := io.ReadAll(io.NewSectionReader(words, 0, wordsMax))
 	switch {
-	case ctx.Err() != nil && state == "ready":
+	case ctx.Err() != nil && state == ready.Mounted:
 		return errors.Join(fmt.Errorf("%w: the mount is taken away again", errInterrupted), c.clearKilled(how))
 	case ctx.Err() != nil:
 		return errors.Join(errInterrupted, c.clearKilled(how))
@@ -143,30 +135,21 @@ func (c *mountCommand) keepWords(said []byte) error {
 	return err
 }
 
-// lastWord reads what the daemon says until it is ready or has failed, and shows its notes.
-func (c *mountCommand) lastWord(from *bufio.Reader) (state, text string, err error) {
-	for {
-		line, err := from.ReadString('\n')
-		state, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if state != "note" {
-			return state, text, err
-		}
-		fmt.Fprintf(c.stderr, "hbmfs: %s\n", printable(text))
-	}
-}
-
 // noteTime is how long a mount that is ready waits for what is found wrong, so that the command can say it.
 const noteTime = fs.LookTime + 200*time.Millisecond
+
+// showNote shows what the daemon notes.
+func (c *mountCommand) showNote(text string) { fmt.Fprintf(c.stderr, "hbmfs: %s\n", printable(text)) }
 
 // hearNotes shows what the daemon has to say of a mount that is ready, which takes it noteTime.
 func (c *mountCommand) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
 	_ = read.SetReadDeadline(time.Now().Add(noteTime + aside.Grace)) // a pipe has deadlines
 	defer context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Unix(1, 0)) })()
-	_, _, _ = c.lastWord(from) // there is none after "ready", but the end
+	_, _, _ = ready.Listen(from, c.showNote) // there is none after "ready", but the end
 }
 
 // tellNotes says what is wrong with a mount that is ready, as far as it is known soon.
-func tellNotes(ctx context.Context, m *fs.Mount, report *readiness) {
+func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 	soon := time.NewTimer(noteTime)
 	defer soon.Stop()
 	whole := false
@@ -177,10 +160,10 @@ func tellNotes(ctx context.Context, m *fs.Mount, report *readiness) {
 	case <-ctx.Done():
 	}
 	for _, note := range m.Notes() {
-		report.note(note)
+		report.Note(note)
 	}
 	if !whole {
-		report.note(fmt.Sprintf("the formats are still being recognized: what is found wrong is in %s/%s/status then", m.Point(), fs.ControlName))
+		report.Note(fmt.Sprintf("the formats are still being recognized: what is found wrong is in %s/%s/status then", m.Point(), fs.ControlName))
 	}
 }
 
@@ -207,73 +190,4 @@ func (c *mountCommand) logName() string {
 		return c.logFile
 	}
 	return defaultLogFile()
-}
-
-// readiness is how the daemon tells the command that started it how it went. In the foreground it tells systemd, if
-// that has started it.
-type readiness struct {
-	mu    sync.Mutex // guards to: the origin of a mount that is ready still has its notes
-	to    *os.File
-	notes bool // wanted
-}
-
-func newReadiness(foreground bool) *readiness {
-	if os.Getenv(readyEnv) == "" {
-		return &readiness{}
-	}
-	unix.CloseOnExec(readyFD) // what the daemon starts must not keep whoever waits for its end
-	return &readiness{to: os.NewFile(readyFD, "readiness"), notes: !foreground}
-}
-
-func (r *readiness) ready(text string) {
-	if !r.say("ready", text) {
-		notifySystemd(text)
-	}
-}
-
-func (r *readiness) failed(err error) (heard bool) { return r.say("failed", err.Error()) }
-
-// note says why it is not ready yet, or what is wrong with the mount.
-func (r *readiness) note(text string) {
-	if r.notes {
-		r.say("note", text)
-	}
-}
-
-// say reports whether there was somebody to say it to.
-func (r *readiness) say(state, text string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.to == nil {
-		return false
-	}
-	fmt.Fprintf(r.to, "%s %s\n", state, strings.ReplaceAll(text, "\n", " "))
-	return true
-}
-
-// close ends what there is to say.
-func (r *readiness) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.to != nil {
-		_ = r.to.Close() // if nobody reads, nobody waits
-		r.to = nil
-	}
-}
-
-// notifySystemd says that the mount can be used, as sd_notify(3) does: units that need the mount are started now. Where no
-// service manager asked for it, it does nothing.
-func notifySystemd(text string) {
-	socket := os.Getenv("NOTIFY_SOCKET")
-	if socket == "" {
-		return
-	}
-	conn, err := net.Dial("unixgram", socket) // which takes "@name" for an abstract one, as systemd writes it
-	if err == nil {
-		_, err = fmt.Fprintf(conn, "READY=1\nSTATUS=%s\n", strings.ReplaceAll(text, "\n", " "))
-		err = errors.Join(err, conn.Close())
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "hbmfs: tell systemd that the mount is ready: %v\n", err)
-	}
 }

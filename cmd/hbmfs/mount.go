@@ -21,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/dataset"
+	"github.com/hbmfs/hbmfs/internal/ready"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -119,13 +120,13 @@ func (c *mountCommand) run(ctx context.Context) error {
 	if err := c.checkPlaces(ctx); err != nil {
 		return err
 	}
-	if !c.foreground && os.Getenv(readyEnv) == "" {
+	if !c.foreground && os.Getenv(ready.Env) == "" {
 		return c.background(ctx)
 	}
-	report := newReadiness(c.foreground)
-	defer report.close()
+	report := ready.New(c.foreground)
+	defer report.Close()
 	err = c.serve(ctx, opt, report)
-	if err != nil && report.failed(err) && !c.foreground { // whoever started this says it
+	if err != nil && report.Failed(err) && !c.foreground { // whoever started this says it
 		return endedWith(exitCode(err))
 	}
 	return err
@@ -144,7 +145,7 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 			return err
 		}
 	}
-	if os.Getenv(readyEnv) == "" { // the command that started this one has asked
+	if os.Getenv(ready.Env) == "" { // the command that started this one has asked
 		mounts, err := mountsOf([]string{c.source, c.point})
 		if err == nil {
 			err = awaitAnswers(ctx, mounts, c.stderr)
@@ -257,7 +258,7 @@ func layoutOptions(format, dtype string) (opt layout.Options, err error) {
 }
 
 // serve mounts, reports that the mount is ready, and stays until it is unmounted.
-func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readiness) error {
+func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.Report) error {
 	out, closeLog, err := c.openLog()
 	if err != nil {
 		return err
@@ -274,7 +275,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	defer closeTracer(tracer)
 	ctx, span := tracer.Start(ctx, "mount")
 	c.cache.MaxOpen = maxOpenFiles()
-	from, err := dataset.Open(ctx, c.source, &c.cache, opt.Log, report.note, tracer)
+	from, err := dataset.Open(ctx, c.source, &c.cache, opt.Log, report.Note, tracer)
 	if wrong := (dataset.WrongUse{}); errors.As(err, &wrong) {
 		err = usageError{err}
 	}
@@ -303,11 +304,11 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *readin
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
 	if !c.foreground {
 		tellNotes(ctx, m, report)
 	}
-	report.close()
+	report.Close()
 	err = c.untilUnmounted(m, opt.Log, signals, served)
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
 	return err

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/ready"
 )
 
 // daemon is a process that serves a mount: a child, or one that an earlier host started. A nil daemon is none.
@@ -103,9 +104,6 @@ func (h *Host) newDaemon(pid, fd int, child *exec.Cmd) *daemon {
 	return d
 }
 
-// readyEnv and descriptor 3 are how a daemon says that its mount is up, or why it is not: "ready TEXT", "failed TEXT".
-const readyEnv = "HBMFS_DAEMON=1"
-
 // logLimit is the size from which the log of a daemon is set aside at its next start.
 const logLimit = 1 << 20
 
@@ -154,7 +152,7 @@ func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
 	}
 	d := h.newDaemon(cmd.Process.Pid, pidfd, cmd)
 	d.log = logged
-	return d, v.ready(ctx, d, read)
+	return d, v.awaitReady(ctx, d, read)
 }
 
 // arguments are those of hbmfs mount, without what is mounted where. Where the cache is needed, its directory is made.
@@ -179,12 +177,11 @@ func (h *Host) arguments(spec volume.Spec) ([]string, error) {
 	return append(args, "--cache-dir", h.opt.CacheDir), nil
 }
 
-// ready waits for the daemon's word.
-func (v *held) ready(ctx context.Context, d *daemon, from *os.File) error {
+// awaitReady waits for the daemon's word.
+func (v *held) awaitReady(ctx context.Context, d *daemon, from *os.File) error {
 	defer context.AfterFunc(ctx, func() { _ = from.SetReadDeadline(time.Unix(1, 0)) })()
-	line, err := bufio.NewReader(io.LimitReader(from, 64<<10)).ReadString('\n')
-	word, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-	if err == nil && word == "ready" {
+	state, text, err := ready.Listen(bufio.NewReader(io.LimitReader(from, 64<<10)), func(string) {}) // in the foreground are no notes
+	if err == nil && state == ready.Mounted {
 		return nil
 	}
 	if ctx.Err() != nil {
@@ -227,7 +224,7 @@ func codeOf(exit int, remote bool) codes.Code {
 
 // rights is the environment by which a daemon finds its credentials.
 func (v *held) rights(s volume.Spec) []string {
-	env := []string{readyEnv, "AWS_EC2_METADATA_DISABLED=true"} // never the node's own role
+	env := []string{ready.Env + "=1", "AWS_EC2_METADATA_DISABLED=true"} // never the node's own role
 	switch s.Auth {
 	case volume.AuthSecret:
 		env = append(env, "AWS_SHARED_CREDENTIALS_FILE="+v.path(credentialsName))
@@ -242,7 +239,7 @@ func environment(all []string) []string {
 	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"}
 	return slices.DeleteFunc(slices.Clone(all), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
-		return strings.HasPrefix(e, readyEnv) || name == "HOME" || name == "NOTIFY_SOCKET" || // which is the host's
+		return name == ready.Env || name == "HOME" || name == "NOTIFY_SOCKET" || // which is the host's
 			((strings.HasPrefix(name, "AWS_") || strings.HasPrefix(name, "MINIO_")) && !slices.Contains(harmless, name))
 	})
 }

@@ -1,0 +1,111 @@
+// Package ready is what a daemon tells the command that started it, or systemd: that its mount can be used, why there is none, and
+// what is wrong with it.
+//
+// The daemon writes lines to descriptor 3: "ready TEXT" or "failed TEXT", once. Lines of "note TEXT" may come before, and after
+// "ready" until the end. In the foreground, under the CSI host for one, there are no notes.
+package ready
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// Env is set in the environment of a daemon whose descriptor 3 is listened to.
+	Env = "HBMFS_DAEMON"
+	// Mounted is the state that Listen returns of a mount that can be used.
+	Mounted = "ready"
+
+	descriptor = 3
+)
+
+// Listen reads what a daemon says until it is ready or has failed, and passes its notes on. Its error is the end of what is said.
+func Listen(from *bufio.Reader, note func(text string)) (state, text string, err error) {
+	for {
+		line, err := from.ReadString('\n')
+		state, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if state != "note" {
+			return state, text, err
+		}
+		note(text)
+	}
+}
+
+// Report is how the daemon tells the command that started it how it went. In the foreground it tells systemd, if
+// that has started it.
+type Report struct {
+	mu    sync.Mutex // guards to: the origin of a mount that is ready still has its notes
+	to    *os.File
+	notes bool // wanted
+}
+
+// New is the report of this process. In the foreground it has no notes: the log has them.
+func New(foreground bool) *Report {
+	if os.Getenv(Env) == "" {
+		return &Report{}
+	}
+	unix.CloseOnExec(descriptor) // what the daemon starts must not keep whoever waits for its end
+	return &Report{to: os.NewFile(descriptor, "readiness"), notes: !foreground}
+}
+
+// Ready says that the mount can be used.
+func (r *Report) Ready(text string) {
+	if !r.say(Mounted, text) {
+		notifySystemd(text)
+	}
+}
+
+// Failed says why there is no mount, and whether there was somebody to say it to.
+func (r *Report) Failed(err error) (heard bool) { return r.say("failed", err.Error()) }
+
+// Note says why it is not ready yet, or what is wrong with the mount.
+func (r *Report) Note(text string) {
+	if r.notes {
+		r.say("note", text)
+	}
+}
+
+// say reports whether there was somebody to say it to.
+func (r *Report) say(state, text string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.to == nil {
+		return false
+	}
+	fmt.Fprintf(r.to, "%s %s\n", state, strings.ReplaceAll(text, "\n", " "))
+	return true
+}
+
+// Close ends what there is to say.
+func (r *Report) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.to != nil {
+		_ = r.to.Close() // if nobody reads, nobody waits
+		r.to = nil
+	}
+}
+
+// notifySystemd says that the mount can be used, as sd_notify(3) does: units that need the mount are started now. Where no
+// service manager asked for it, it does nothing.
+func notifySystemd(text string) {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return
+	}
+	conn, err := net.Dial("unixgram", socket) // which takes "@name" for an abstract one, as systemd writes it
+	if err == nil {
+		_, err = fmt.Fprintf(conn, "READY=1\nSTATUS=%s\n", strings.ReplaceAll(text, "\n", " "))
+		err = errors.Join(err, conn.Close())
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "hbmfs: tell systemd that the mount is ready: %v\n", err)
+	}
+}
