@@ -127,18 +127,6 @@ func (b Binary) Mount(ctx context.Context, source, dir string, flags ...string) 
 // At returns what somebody else has mounted, or will mount, on dir.
 func (b Binary) At(dir string) *Mount { return &Mount{binary: b, dir: dir} }
 
-// Mounted takes over what this binary has mounted on dir in another way, as another user for one. Close it.
-func (b Binary) Mounted(dir string) (*Mount, error) {
-	mounted, err := IsMounted(dir)
-	if err != nil {
-		return nil, err
-	}
-	if !mounted {
-		return nil, fmt.Errorf("nothing is mounted on %s", dir)
-	}
-	return &Mount{binary: b, dir: dir}, nil
-}
-
 // Path returns the path of a file in the mount.
 func (m *Mount) Path(elem ...string) string {
 	return filepath.Join(append([]string{m.dir}, elem...)...)

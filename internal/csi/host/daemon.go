@@ -108,7 +108,7 @@ func (h *Host) newDaemon(pid, fd int, child *exec.Cmd) *daemon {
 const logLimit = 1 << 20
 
 // launch starts the daemon of a volume and returns when its mount is up.
-func (h *Host) launch(ctx context.Context, v *held) (*daemon, error) {
+func (h *Host) launch(ctx context.Context, v *nodeVolume) (*daemon, error) {
 	var spec volume.Spec
 	v.with(func(r *record) { spec = r.Spec })
 	if err := h.allowed(ctx, "", spec.Directory()); err != nil { // it may lead somewhere else by now
@@ -178,7 +178,7 @@ func (h *Host) arguments(spec volume.Spec) ([]string, error) {
 }
 
 // awaitReady waits for the daemon's word.
-func (v *held) awaitReady(ctx context.Context, d *daemon, from *os.File) error {
+func (v *nodeVolume) awaitReady(ctx context.Context, d *daemon, from *os.File) error {
 	defer context.AfterFunc(ctx, func() { _ = from.SetReadDeadline(time.Unix(1, 0)) })()
 	state, text, err := ready.Listen(bufio.NewReader(io.LimitReader(from, 64<<10)), func(string) {}) // in the foreground are no notes
 	if err == nil && state == ready.Mounted {
@@ -223,7 +223,7 @@ func codeOf(exit int, remote bool) codes.Code {
 }
 
 // rights is the environment by which a daemon finds its credentials.
-func (v *held) rights(s volume.Spec) []string {
+func (v *nodeVolume) rights(s volume.Spec) []string {
 	env := []string{ready.Env + "=1", "AWS_EC2_METADATA_DISABLED=true"} // never the node's own role
 	switch s.Auth {
 	case volume.AuthSecret:
@@ -244,7 +244,7 @@ func environment(all []string) []string {
 	})
 }
 
-func (v *held) openLog() (*os.File, error) {
+func (v *nodeVolume) openLog() (*os.File, error) {
 	name := v.path(logName)
 	if info, err := os.Stat(name); err == nil && info.Size() > logLimit {
 		if err := os.Rename(name, name+".old"); err != nil {
@@ -255,7 +255,7 @@ func (v *held) openLog() (*os.File, error) {
 }
 
 // lastWords is the end of what a daemon has logged.
-func (v *held) lastWords(d *daemon) string {
+func (v *nodeVolume) lastWords(d *daemon) string {
 	const end = 2 << 10
 	f, err := os.Open(v.path(logName))
 	if err != nil {

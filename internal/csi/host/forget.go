@@ -8,7 +8,7 @@ import (
 
 // forget drops the uses of a volume that ended without a word, while no host was there. A target that is not there was
 // never made, or has been removed, so nothing is mounted on it. The volume's lock must be held.
-func (v *held) forget() error {
+func (v *nodeVolume) forget() error {
 	var targets []string
 	v.with(func(r *record) { targets = slices.Collect(maps.Keys(r.Published)) })
 	targets = slices.DeleteFunc(targets, func(target string) bool { return !missingPath(target) })
@@ -25,7 +25,7 @@ func (v *held) forget() error {
 // forgetStaged drops what was staged below a directory of kubelet that has been wiped since. kubelet makes a staging path
 // before it asks for the staging, and removes it after the unstaging. A volume that a pod has stays: the pod may be called
 // for without secrets, and they are those of the staging.
-func (v *held) forgetStaged() error {
+func (v *nodeVolume) forgetStaged() error {
 	h := v.host
 	var staged map[string]string
 	v.with(func(r *record) { staged = maps.Clone(r.Staged) })

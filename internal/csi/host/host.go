@@ -67,7 +67,7 @@ type Host struct {
 	asker *aside.Asker       // of daemons
 
 	mu      sync.Mutex
-	volumes map[string]*held  // by the name of their directory
+	volumes map[string]*nodeVolume  // by the name of their directory
 	busy    map[string]func() // calls off the work for a target or a volume id
 	counts  counts
 	looking map[string]int // looks at directories that are under way, by the namespace that they are for
@@ -104,7 +104,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
 		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
 		asker:   &aside.Asker{Program: opt.HBMFS, Patience: askTime, Life: ctx},
-		volumes: map[string]*held{}, busy: map[string]func(){}, looking: map[string]int{},
+		volumes: map[string]*nodeVolume{}, busy: map[string]func(){}, looking: map[string]int{},
 	}, nil
 }
 
@@ -181,7 +181,7 @@ func (h *Host) run(ctx context.Context, name string, op func(context.Context) er
 }
 
 // claim finds or makes the volume of a want, unless it is known to be old, and has its use recorded.
-func (h *Host) claim(w volume.Want, old *held, u use) (*held, error) {
+func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := old
@@ -207,7 +207,7 @@ func (h *Host) claim(w volume.Want, old *held, u use) (*held, error) {
 	return v, v.save()
 }
 
-func (h *Host) find(spec volume.Spec) *held {
+func (h *Host) find(spec volume.Spec) *nodeVolume {
 	for _, v := range h.volumes {
 		if v.rec.Spec.Key() == spec.Key() {
 			return v
@@ -217,7 +217,7 @@ func (h *Host) find(spec volume.Spec) *held {
 }
 
 // end stops the daemon of a volume that nobody uses, and removes what is left of it.
-func (h *Host) end(ctx context.Context, v *held) error {
+func (h *Host) end(ctx context.Context, v *nodeVolume) error {
 	if locked, err := v.acquireToLeave(ctx, 0); err != nil || !locked { // somebody came, and waits
 		return err
 	}
@@ -238,14 +238,14 @@ func (h *Host) end(ctx context.Context, v *held) error {
 }
 
 // unused tells whether a volume is still known and has no users.
-func (h *Host) unused(v *held) bool {
+func (h *Host) unused(v *nodeVolume) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.volumes[v.key] == v && v.rec.idle()
 }
 
 // staged and published find the volume that has a volume id staged, or a target published. They need mu.
-func (h *Host) staged(id string) *held {
+func (h *Host) staged(id string) *nodeVolume {
 	for _, v := range h.volumes {
 		if _, ok := v.rec.Staged[id]; ok {
 			return v
@@ -254,7 +254,7 @@ func (h *Host) staged(id string) *held {
 	return nil
 }
 
-func (h *Host) published(target string) (*held, pod) {
+func (h *Host) published(target string) (*nodeVolume, pod) {
 	for _, v := range h.volumes {
 		if p, ok := v.rec.Published[target]; ok {
 			return v, p

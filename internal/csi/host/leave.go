@@ -10,7 +10,7 @@ import (
 // unuse ends a use, and the volume with its last one. The use is hidden first: if the host is killed before it is dropped, the
 // next call does both. Where the volume's lock is held by a start that others wait for as well, which may hang for as long as
 // the source does, the use is ended beside it: adopt hides again what it has shown since, and so does this.
-func (h *Host) unuse(ctx context.Context, v *held, u use) error {
+func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	locked, err := v.acquireToLeave(ctx, 1)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ const leaveTime = 100 * time.Millisecond
 
 // acquireToLeave takes the lock of the volume, unless a start has it that others wait for than the leaving uses. A start that
 // nobody else waits for is called off.
-func (v *held) acquireToLeave(ctx context.Context, leaving int) (locked bool, err error) {
+func (v *nodeVolume) acquireToLeave(ctx context.Context, leaving int) (locked bool, err error) {
 	tick := time.NewTicker(leaveTime)
 	defer tick.Stop()
 	for {
@@ -53,7 +53,7 @@ func (v *held) acquireToLeave(ctx context.Context, leaving int) (locked bool, er
 }
 
 // othersWait tells whether a start is under way for more than the leaving uses. One for no others is called off.
-func (v *held) othersWait(leaving int) bool {
+func (v *nodeVolume) othersWait(leaving int) bool {
 	v.host.mu.Lock()
 	defer v.host.mu.Unlock()
 	if v.cancel == nil {

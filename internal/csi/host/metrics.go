@@ -29,7 +29,7 @@ func (h *Host) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (h *Host) metrics(ctx context.Context) string {
 	h.mu.Lock()
-	volumes := slices.SortedFunc(maps.Values(h.volumes), func(a, b *held) int { return cmp.Compare(a.key, b.key) })
+	volumes := slices.SortedFunc(maps.Values(h.volumes), func(a, b *nodeVolume) int { return cmp.Compare(a.key, b.key) })
 	c := h.counts
 	h.mu.Unlock()
 	texts := askAll(ctx, volumes)
@@ -73,7 +73,7 @@ func (h *Host) metrics(ctx context.Context) string {
 }
 
 // askAll asks mounts for their metrics, nil where one does not answer. However many are stuck, the others have their turn.
-func askAll(ctx context.Context, volumes []*held) [][]byte {
+func askAll(ctx context.Context, volumes []*nodeVolume) [][]byte {
 	ctx, cancel := context.WithTimeout(ctx, pageTime)
 	defer cancel()
 	texts := make([][]byte, len(volumes))

@@ -54,7 +54,7 @@ func (r *record) publish(target string, p pod) {
 const recordName = "volume.json"
 
 // save writes the record where it has changed; the host's mu must be held. A reader sees the old one or the new one.
-func (v *held) save() error {
+func (v *nodeVolume) save() error {
 	text, err := json.MarshalIndent(&v.rec, "", "  ")
 	if err != nil || bytes.Equal(text, v.saved) {
 		return err

@@ -88,7 +88,7 @@ func (h *Host) stage(ctx context.Context, w volume.Want, id, path string) error 
 	h.mu.Unlock()
 	return h.use(ctx, w, old, use{
 		add: func(r *record) { r.stage(id, path) }, drop: func(r *record) { delete(r.Staged, id) },
-		show: func(*held) error { return nil }, hide: func() error { return nil },
+		show: func(*nodeVolume) error { return nil }, hide: func() error { return nil },
 	})
 }
 
@@ -96,12 +96,12 @@ func (h *Host) stage(ctx context.Context, w volume.Want, id, path string) error 
 type use struct {
 	namespace string // of the pod, "" for a staged volume
 	add, drop func(*record)
-	show      func(*held) error
+	show      func(*nodeVolume) error
 	hide      func() error
 }
 
 // use has a volume served to a new user, or to an old one again. A new user for whom it fails is forgotten.
-func (h *Host) use(ctx context.Context, w volume.Want, old *held, u use) error {
+func (h *Host) use(ctx context.Context, w volume.Want, old *nodeVolume, u use) error {
 	v, err := h.claim(w, old, u)
 	if err == nil {
 		err = h.serve(ctx, v, w, u.show)
@@ -115,7 +115,7 @@ func (h *Host) use(ctx context.Context, w volume.Want, old *held, u use) error {
 	return err
 }
 
-func (h *Host) serve(ctx context.Context, v *held, w volume.Want, show func(*held) error) error {
+func (h *Host) serve(ctx context.Context, v *nodeVolume, w volume.Want, show func(*nodeVolume) error) error {
 	if err := v.acquire(ctx); err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 	return h.use(ctx, w, old, use{
 		namespace: p.Namespace,
 		add:       func(r *record) { r.publish(target, p) }, drop: func(r *record) { delete(r.Published, target) },
-		show: func(v *held) error { return v.show(target) }, hide: func() error { return hide(target) },
+		show: func(v *nodeVolume) error { return v.show(target) }, hide: func() error { return hide(target) },
 	})
 }
 

@@ -60,7 +60,7 @@ func (s Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 }
 
 // at finds the volume that an id has at a path.
-func (h *Host) at(id, path string) *held {
+func (h *Host) at(id, path string) *nodeVolume {
 	target, err := h.checkTarget(path)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,7 +76,7 @@ func (h *Host) at(id, path string) *held {
 }
 
 // why says why a volume does not answer.
-func (h *Host) why(v *held, err error) string {
+func (h *Host) why(v *nodeVolume, err error) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if v.failed != "" {

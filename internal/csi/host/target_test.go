@@ -89,7 +89,7 @@ func TestRecordOfATargetThatCannotBe(t *testing.T) {
 	n.write("a.bin", "some tokens")
 	n.must(n.publish("v", "p"))
 	n.mu.Lock()
-	var v *held
+	var v *nodeVolume
 	for _, v = range n.volumes {
 		v.rec.publish(n.kubelet("pods/"+strings.Repeat("x", 300)), pod{VolumeID: "v"})
 		v.rec.publish(n.kubelet("pods/p/gone/mount"), pod{VolumeID: "v"})

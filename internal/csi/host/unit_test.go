@@ -18,7 +18,7 @@ func TestEnvironmentLendsNoRights(t *testing.T) {
 	if want := []string{"PATH=/bin", "HTTPS_PROXY=p", "AWS_REGION=eu-central-1", "AWS_ENDPOINT_URL_S3=http://h", "HBMFS_OTHER=1"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	v := &held{host: &Host{opt: Options{StateDir: "/s"}}, key: "k"}
+	v := &nodeVolume{host: &Host{opt: Options{StateDir: "/s"}}, key: "k"}
 	for auth, want := range map[string][]string{
 		volume.AuthAnonymous: nil,
 		volume.AuthSecret:    {"AWS_SHARED_CREDENTIALS_FILE=/s/volumes/k/credentials"},

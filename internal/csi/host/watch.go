@@ -15,7 +15,7 @@ import (
 )
 
 // watch waits for the end of a daemon, and starts the volume's next one while it is used.
-func (v *held) watch(d *daemon) {
+func (v *nodeVolume) watch(d *daemon) {
 	h := v.host
 	select {
 	case <-d.done:
@@ -48,7 +48,7 @@ func (v *held) watch(d *daemon) {
 const stable = 10 * time.Second
 
 // revive starts a daemon until one is up, or nobody wants it any more. Attempts come further and further apart.
-func (v *held) revive(ctx context.Context, attempt int) {
+func (v *nodeVolume) revive(ctx context.Context, attempt int) {
 	for ; ; attempt++ {
 		if !pause(ctx, attempt) {
 			return
@@ -95,7 +95,7 @@ func (h *Host) Start() error {
 	if err != nil {
 		return err
 	}
-	var known []*held
+	var known []*nodeVolume
 	h.mu.Lock()
 	for _, e := range entries {
 		v := newHeld(h, e.Name(), record{})
@@ -122,7 +122,7 @@ func (h *Host) Start() error {
 }
 
 // recover goes on with one volume, whose lock is held. It reports whether a daemon has to be started.
-func (v *held) recover(pids []int) (start bool) {
+func (v *nodeVolume) recover(pids []int) (start bool) {
 	log := v.host.log.With("volume", v.key)
 	if err := v.forget(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Error("cannot write the record", "error", err)
@@ -169,7 +169,7 @@ func (h *Host) open(pid int, point string) *daemon {
 }
 
 // takeOver adopts a daemon that an earlier host started, if its mount is up.
-func (v *held) takeOver(pid int) bool {
+func (v *nodeVolume) takeOver(pid int) bool {
 	if _, err := v.device(); err != nil || deadSoon(v.mount()) {
 		return false
 	}
@@ -200,7 +200,7 @@ func deadSoon(point string) bool {
 const again = 10 * time.Second
 
 // replaceInPods replaces what pods see of dead mounts by the living one. The lock must be held, and the daemon be there.
-func (v *held) replaceInPods() {
+func (v *nodeVolume) replaceInPods() {
 	v.replaceDead()
 	v.host.work.Go(func() {
 		timer := time.NewTimer(again)
@@ -221,7 +221,7 @@ func (v *held) replaceInPods() {
 }
 
 // replaceDead replaces the volume's dead mounts wherever they are seen. The lock must be held.
-func (v *held) replaceDead() {
+func (v *nodeVolume) replaceDead() {
 	h := v.host
 	device, err := v.device()
 	var namespaces []mounts.Namespace

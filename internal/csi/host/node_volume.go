@@ -19,8 +19,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
-// held is a volume that somebody uses.
-type held struct {
+// nodeVolume is a volume that somebody uses on this node.
+type nodeVolume struct {
 	host *Host
 	key  string
 	lock chan struct{} // of the daemon and the mounts: see acquire
@@ -33,16 +33,16 @@ type held struct {
 	daemon *daemon // guarded by lock
 }
 
-func newHeld(h *Host, key string, rec record) *held {
-	return &held{host: h, key: key, lock: make(chan struct{}, 1), rec: rec}
+func newHeld(h *Host, key string, rec record) *nodeVolume {
+	return &nodeVolume{host: h, key: key, lock: make(chan struct{}, 1), rec: rec}
 }
 
-func (v *held) dir() string             { return filepath.Join(v.host.opt.StateDir, "volumes", v.key) }
-func (v *held) path(name string) string { return filepath.Join(v.dir(), name) }
-func (v *held) mount() string           { return v.path("mnt") }
-func (v *held) unlock()                 { <-v.lock }
-func (v *held) with(do func(*record))   { v.host.mu.Lock(); defer v.host.mu.Unlock(); do(&v.rec) }
-func (v *held) keep(do func(*record)) error {
+func (v *nodeVolume) dir() string             { return filepath.Join(v.host.opt.StateDir, "volumes", v.key) }
+func (v *nodeVolume) path(name string) string { return filepath.Join(v.dir(), name) }
+func (v *nodeVolume) mount() string           { return v.path("mnt") }
+func (v *nodeVolume) unlock()                 { <-v.lock }
+func (v *nodeVolume) with(do func(*record))   { v.host.mu.Lock(); defer v.host.mu.Unlock(); do(&v.rec) }
+func (v *nodeVolume) keep(do func(*record)) error {
 	v.host.mu.Lock()
 	defer v.host.mu.Unlock()
 	do(&v.rec)
@@ -50,7 +50,7 @@ func (v *held) keep(do func(*record)) error {
 }
 
 // acquire takes the lock of the volume. Waiting for it honours ctx.
-func (v *held) acquire(ctx context.Context) error {
+func (v *nodeVolume) acquire(ctx context.Context) error {
 	select {
 	case v.lock <- struct{}{}:
 		return nil
@@ -60,7 +60,7 @@ func (v *held) acquire(ctx context.Context) error {
 }
 
 // serve makes sure that the volume's daemon runs with these secrets. The lock must be held.
-func (v *held) serve(ctx context.Context, w volume.Want) error {
+func (v *nodeVolume) serve(ctx context.Context, w volume.Want) error {
 	for name, content := range map[string][]byte{credentialsName: w.Credentials, tokenName: w.Token} {
 		if content == nil {
 			continue
@@ -90,7 +90,7 @@ const (
 
 // start clears away what a dead daemon left, starts a new one, and shows its mount wherever the old one was seen. The
 // lock must be held.
-func (v *held) start(ctx context.Context) (err error) {
+func (v *nodeVolume) start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	v.host.mu.Lock()
@@ -122,7 +122,7 @@ func (v *held) start(ctx context.Context) (err error) {
 
 // kill ends a daemon and its mount, in this order: a thread of it may wait for an answer of its own, and be out of reach of
 // the signal until there can be none.
-func (v *held) kill(d *daemon) {
+func (v *nodeVolume) kill(d *daemon) {
 	d.signal(syscall.SIGKILL)
 	if err := mounts.Abort(v.mount()); err != nil {
 		v.host.log.Error("cannot take the mount of a daemon away", "volume", v.key, "error", err)
@@ -132,7 +132,7 @@ func (v *held) kill(d *daemon) {
 
 // clear takes the mount of a daemon that is gone away from where daemons mount, so that the next one is not stacked upon
 // it. What pods see of it stays until there is something to replace it.
-func (v *held) clear() error {
+func (v *nodeVolume) clear() error {
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
@@ -144,10 +144,10 @@ func (v *held) clear() error {
 
 // name is what the mount table calls the mounts of this volume, those of dead daemons as well. Device numbers would not
 // do: the number of a mount that nobody sees any more is given to another one.
-func (v *held) name() string { return v.host.prefix + v.key }
+func (v *nodeVolume) name() string { return v.host.prefix + v.key }
 
 // device is that of the mount that the daemon made.
-func (v *held) device() (string, error) {
+func (v *nodeVolume) device() (string, error) {
 	top, err := mounts.Top(v.mount())
 	if err != nil {
 		return "", err
@@ -159,7 +159,7 @@ func (v *held) device() (string, error) {
 }
 
 // adopt takes a daemon whose mount is up, shows it to the pods, and watches it. The lock must be held.
-func (v *held) adopt(d *daemon) error {
+func (v *nodeVolume) adopt(d *daemon) error {
 	if _, err := v.device(); err != nil {
 		return err
 	}
@@ -181,13 +181,13 @@ func (v *held) adopt(d *daemon) error {
 }
 
 // has tells whether a target still shows the volume, or waits for that.
-func (v *held) has(target string) (is bool) {
+func (v *nodeVolume) has(target string) (is bool) {
 	v.with(func(r *record) { _, is = r.Published[target] })
 	return is
 }
 
 // show makes the volume seen at a target. The lock must be held, and the daemon be there.
-func (v *held) show(target string) error {
+func (v *nodeVolume) show(target string) error {
 	device, err := v.device()
 	if err != nil {
 		return err
@@ -219,7 +219,7 @@ func (v *held) show(target string) error {
 }
 
 // stop ends the daemon of a volume that nobody uses. The lock must be held.
-func (v *held) stop() error {
+func (v *nodeVolume) stop() error {
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func (v *held) stop() error {
 }
 
 // remove removes the directory of the volume, whose mount is gone. The host's mu must be held.
-func (v *held) remove() error {
+func (v *nodeVolume) remove() error {
 	if err := mounts.RemoveDir(v.mount()); err != nil {
 		return err
 	}
