@@ -67,8 +67,8 @@ type Host struct {
 	asker *aside.Asker       // of daemons
 
 	mu      sync.Mutex
-	volumes map[string]*nodeVolume  // by the name of their directory
-	busy    map[string]func() // calls off the work for a target or a volume id
+	volumes map[string]*nodeVolume // by the name of their directory
+	busy    map[string]func()      // calls off the work for a target or a volume id
 	counts  counts
 	looking map[string]int // looks at directories that are under way, by the namespace that they are for
 }
