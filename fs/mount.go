@@ -189,6 +189,11 @@ func (m *Mount) Point() string { return m.point }
 // Serve answers the kernel until the mount is gone. ctx ends what runs beside that, not the mount: see Unmount.
 func (m *Mount) Serve(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
+	roomy := make(chan struct{})
+	go func() { // ends soon, awaited below
+		defer close(roomy)
+		m.pipes.makeRoom()
+	}()
 	indexed := make(chan struct{})
 	go func() { // ended by cancel, awaited below
 		defer close(indexed)
@@ -206,6 +211,7 @@ func (m *Mount) Serve(ctx context.Context) {
 		m.serveControl(ctx)
 	}()
 	m.server.Serve()
+	<-roomy
 	m.pipes.close()
 	cancel()
 	<-indexed

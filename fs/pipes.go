@@ -8,6 +8,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/hanwen/go-fuse/v2/splice"
+	"golang.org/x/sys/unix"
 )
 
 // maxRead is the most that the kernel asks for at once. A reply goes through a pipe as a whole, with its header, and
@@ -57,6 +58,20 @@ func (p *pipes) make() {
 	for _, pair := range made {
 		splice.Done(pair)
 	}
+}
+
+// makeRoom has the kernel make room for the descriptors of all pipes. It makes room in steps, and each waits for all CPUs once there
+// are threads: 20 ms on 2 CPUs, by which the first read would be late.
+func (p *pipes) makeRoom() {
+	const descriptors = 256 // a power of two, in which there is room for four of each splice, and for what else is open
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return // the first read takes longer
+	}
+	if fd, err := unix.FcntlInt(null.Fd(), unix.F_DUPFD_CLOEXEC, descriptors-1); err == nil {
+		_ = unix.Close(fd) // nothing was written
+	}
+	_ = null.Close() // nothing was written
 }
 
 // take returns an empty pipe for size bytes, nil where the bytes have to be copied.

@@ -53,17 +53,21 @@ func TestInterruptedRequestsOfNobodyEnd(t *testing.T) {
 
 // A request goes on while its caller has no fatal signal pending, and nothing that is made of it is left behind.
 func TestInterruptedRequestsGoOn(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	caller := exec.CommandContext(t.Context(), "sh", "-c", "while :; do :; done") // always in state R
+	if err := caller.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = caller.Wait() }() // killed, which is its error
+	defer func() { _ = caller.Process.Kill() }()
 	before := runtime.NumGoroutine()
-	r := interrupted(t, unix.Gettid())
+	r := interrupted(t, caller.Process.Pid)
 	var child context.Context
 	for range 100 {
 		made, cancel := context.WithCancel(r)
 		defer cancel()
 		child = made
 	}
-	for until := time.Now().Add(3 * lookAgain); time.Now().Before(until); { // in state R
+	for until := time.Now().Add(3 * lookAgain); time.Now().Before(until); time.Sleep(time.Millisecond) {
 		if r.Err() != nil || child.Err() != nil {
 			t.Fatalf("the request ended: %v, %v", r.Err(), child.Err())
 		}
