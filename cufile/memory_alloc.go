@@ -25,6 +25,10 @@ func (r *Reader) Alloc(n int64) (*Allocation, error) {
 	if r.cu == nil || n <= 0 {
 		return nil, fmt.Errorf("%w: %d bytes on device %d: only a GPU's memory is allocated, and at least a byte of it", ErrMemory, n, r.opt.Device)
 	}
+	if !r.gate.Enter() {
+		return nil, fmt.Errorf("allocate: %w", ErrClosed)
+	}
+	defer r.gate.Leave()
 	// A reference of its own to the device's context, which goes with the last of them.
 	context, err := r.cu.RetainPrimary(r.gpu.Device)
 	if err != nil {

@@ -23,6 +23,10 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 			return fmt.Errorf("prefetch: %w", err)
 		}
 	}
+	if err := f.enter(); err != nil {
+		return err
+	}
+	defer f.gate.Leave()
 	if p, ok := f.source.(prefetcher); ok {
 		ranges := make([]control.Range, len(spans))
 		for i, s := range spans {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -141,11 +142,12 @@ type Reader struct {
 	proofs      *direct.Proofs
 	descriptors *source.Descriptors
 	opener      *source.Opener
+	gate        crew.Gate      // of calls that open files or allocate
 	stuck       sync.WaitGroup // what waits for a stuck call to give back what it uses
 
 	mu      sync.Mutex // guards what follows
+	files   map[*File]bool
 	moved   Moved
-	closed  bool
 	others  int       // readers that the daemon counts, this one included
 	counted time.Time // when it was asked
 
@@ -160,7 +162,7 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
 	}
-	r := &Reader{opt: opt, arena: newArena(opt.Arena), proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
+	r := &Reader{opt: opt, files: map[*File]bool{}, arena: newArena(opt.Arena), proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
 	files := opt.Descriptors
 	if opt.Device != HostDevice {
 		files /= 2
@@ -259,24 +261,42 @@ func (r *Reader) PinnedBytes() int64 {
 	return r.mapped.PinnedBytes()
 }
 
-// Close gives everything back. Files must be closed and views released before. It fails with ErrUnderWay where a read or a
-// call into a library does not end for 5 s, be it slow or hang: what that uses is left as it is, and Close is to be called
-// again. After any other result closing does nothing.
+// Close closes the Reader's files, as [File.Close] does, and gives everything back. Views must be released before. It fails
+// with ErrUnderWay where a read or a call into a library does not end for 5 s, be it slow or hang: what that uses is left as
+// it is, and Close is to be called again. After any other result closing does nothing.
 func (r *Reader) Close() error {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
 	r.ending.Lock()
 	defer r.ending.Unlock()
 	if r.ended {
 		return nil
 	}
-	err := r.release()
+	err := r.closeFiles()
+	if !errors.Is(err, ErrUnderWay) {
+		err = errors.Join(err, r.release())
+	}
 	if errors.Is(err, ErrUnderWay) {
 		return fmt.Errorf("close the reader: %w; close it again then", err)
 	}
 	r.ended = true
 	return err
+}
+
+// closeFiles lets no more files be opened, and closes those that are open.
+func (r *Reader) closeFiles() error {
+	if err := crew.Await(r.gate.Shut()); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	files := slices.Collect(maps.Keys(r.files))
+	r.mu.Unlock()
+	var errs []error
+	for _, f := range files {
+		err := f.Close()
+		if errs = append(errs, err); errors.Is(err, ErrUnderWay) {
+			break
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // release may be called again after ErrUnderWay.

@@ -21,22 +21,47 @@ type Request struct {
 // open, until Done is closed: a request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
 // more, which is as long as a call into the system or the GPU's library takes that cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
-	if err := f.check(&to, offsets, length); err != nil {
+	if err := f.enter(); err != nil {
 		return nil, err
 	}
-	after, err := f.r.mark(&to)
+	q, err := f.begin(ctx, &to, offsets, length)
+	if err != nil {
+		f.gate.Leave()
+	}
+	return q, err
+}
+
+// begin needs that the file was entered, which the request leaves.
+func (f *File) begin(ctx context.Context, to *Target, offsets []int64, length int64) (*Request, error) {
+	if err := f.check(to, offsets, length); err != nil {
+		return nil, err
+	}
+	after, err := f.r.mark(to)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &Request{cancel: cancel, done: make(chan struct{})}
+	f.mu.Lock()
+	f.requests[q] = true
+	f.mu.Unlock()
+	if f.gate.IsShut() { // meanwhile, by a Close that did not see q
+		cancel()
+	}
 	go func() {
-		defer close(q.done)
-		defer cancel()
-		q.result, q.err = f.run(ctx, &to, after, offsets, length)
+		q.result, q.err = f.run(ctx, to, after, offsets, length)
 		if err := f.r.unmark(after); q.err == nil {
 			q.err = err
 		}
+		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
+			q.err = ctx.Err()
+		}
+		cancel()
+		close(q.done)
+		f.mu.Lock()
+		delete(f.requests, q)
+		f.mu.Unlock()
+		f.gate.Leave()
 	}()
 	return q, nil
 }

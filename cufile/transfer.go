@@ -184,7 +184,7 @@ func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) 
 		return finished, err
 	}
 	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-		f.leave()
+		f.gate.Leave()
 		return finished, err
 	}
 	if choose {
@@ -195,7 +195,7 @@ func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) 
 	}
 	f.r.after(finished, func() {
 		f.r.descriptors.Unpin(g.Files)
-		f.leave()
+		f.gate.Leave()
 	})
 	return finished, err
 }
@@ -292,10 +292,7 @@ func (f *File) inside(offsets []int64, length int64) error {
 
 // pieces checks a request and finds where its bytes lie; [source.Follow] says inMount.
 func (f *File) pieces(ctx context.Context, offsets []int64, length int64, inMount bool) ([]source.Piece, error) {
-	f.r.mu.Lock()
-	closed := f.r.closed
-	f.r.mu.Unlock()
-	if closed {
+	if f.r.gate.IsShut() {
 		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
 	}
 	if err := f.inside(offsets, length); err != nil {

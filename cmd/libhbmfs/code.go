@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"syscall"
 	"unicode/utf8"
@@ -69,8 +70,8 @@ func codeOf(err error) (code, syscall.Errno) {
 		is   error
 		code code
 	}{
-		{context.Canceled, codeCancelled}, {context.DeadlineExceeded, codeCancelled},
-		{cufile.ErrClosed, codeClosed}, {cufile.ErrMemory, codeInvalid}, {cufile.ErrOutOfRange, codeOutOfRange},
+		{cufile.ErrUnderWay, codeTimeout}, {context.Canceled, codeCancelled}, {context.DeadlineExceeded, codeCancelled},
+		{cufile.ErrClosed, codeClosed}, {os.ErrClosed, codeClosed}, {cufile.ErrMemory, codeInvalid}, {cufile.ErrOutOfRange, codeOutOfRange},
 		{cufile.ErrShort, codeStale}, {control.ErrStale, codeStale}, {cufile.ErrTooLarge, codeTooLarge},
 		{cufile.ErrNoDevice, codeNoDevice},
 	} {

@@ -11,7 +11,6 @@ package crew
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -40,17 +39,11 @@ type Crew struct {
 	changed chan struct{} // closed and replaced when most changes
 }
 
-// Errors to be matched with errors.Is.
-var (
-	ErrClosed   = errors.New("reader is closed")
-	ErrUnderWay = errors.New("a read or a call into a GPU library is still under way")
-)
+// ErrClosed says that the Reader whose threads these are is closed.
+var ErrClosed = errors.New("reader is closed")
 
 // Grace is how long a cancelled call waits for its threads, so that as a rule nothing is under way when it returns.
 const Grace = 250 * time.Millisecond
-
-// ClosePatience is how long closing waits for one step, which may be a read of a slow disk or hang in a foreign call.
-const ClosePatience = 5 * time.Second
 
 // Options is what newCrew needs; without cu the workers have no stream and no slots.
 type Options struct {
@@ -240,50 +233,5 @@ func (c *Crew) Do(ctx context.Context, f func(w *Worker) error) error {
 	return err
 }
 
-// DoAtLast runs f once on a worker, after all that is under way, however long that takes. It fails where no step ends for
-// so long, with ErrUnderWay: a foreign call may hang, or a disk be slow. Then f may run yet, if it has begun.
-func (c *Crew) DoAtLast(patience time.Duration, f func(w *Worker) error) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() { // ends with ctx
-		ticker := time.NewTicker(patience)
-		defer ticker.Stop()
-		for before := c.done.Load(); ; {
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-				return
-			}
-			now := c.done.Load()
-			if now == before {
-				cancel()
-				return
-			}
-			before = now
-		}
-	}()
-	err := c.Do(ctx, f)
-	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("%w after %v: what it uses stays until it ends", ErrUnderWay, patience)
-	}
-	return err
-}
-
 // Gone is closed when all workers have ended.
 func (c *Crew) Gone() <-chan struct{} { return c.gone }
-
-// Close ends the workers. It fails with ErrUnderWay when one does not come back from what it is at; then close waits again.
-func (c *Crew) Close() error {
-	c.last.Do(func() {
-		close(c.quit)
-		go c.end()
-	})
-	timer := time.NewTimer(ClosePatience)
-	defer timer.Stop()
-	select {
-	case <-c.gone:
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("%w after %v: what it uses stays until it ends", ErrUnderWay, ClosePatience)
-	}
-}

@@ -1,9 +1,7 @@
 package mapped
 
 import (
-	"fmt"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -97,12 +95,5 @@ func (f *filler) begin(j fillJob) bool {
 // close ends the thread. It fails with ErrUnderWay where that reads from what does not answer; then close waits again.
 func (f *filler) close() error {
 	f.last.Do(func() { close(f.quit) })
-	timer := time.NewTimer(crew.ClosePatience)
-	defer timer.Stop()
-	select {
-	case <-f.gone:
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("%w after %v: what it uses stays until it ends", crew.ErrUnderWay, crew.ClosePatience)
-	}
+	return crew.Await(f.gone)
 }
