@@ -71,12 +71,7 @@ func repeat(ctx context.Context, w *crew.Worker, memory []byte, to driver.Pointe
 // Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
 // copy to HBM, block after block. It is what the paths are compared with. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
-	return source.Follow(ctx, f.source, func(inMount bool) error { return f.plain(ctx, offset, n, inMount) })
-}
-
-func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
-	pieces, err := f.pieces(ctx, []int64{offset}, n, inMount)
-	if err != nil || n == 0 {
+	if err := f.inside([]int64{offset}, n); err != nil || n == 0 {
 		return err
 	}
 	const block = 16 << 20
@@ -87,32 +82,21 @@ func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
 	}
 	defer f.r.arena.release(at, size)
 	buffer := make([]byte, size)
-	for _, g := range source.Split(pieces, f.r.descriptors.Share()) {
-		if err := f.plainGroup(ctx, &g, buffer, at); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (f *File) plainGroup(ctx context.Context, g *source.Group, buffer []byte, at int64) error {
-	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-		return err
-	}
-	defer f.r.descriptors.Unpin(g.Files)
-	chunks := source.Cut(g.Pieces, int64(len(buffer)))
-	return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
-		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
-			if err := chunks[i].Read(buffer); err != nil {
-				return err
+	return f.eachGroup(ctx, Span{offset, n}, func(pieces []source.Piece) error {
+		chunks := source.Cut(pieces, size)
+		return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
+			for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
+				if err := chunks[i].Read(buffer); err != nil {
+					return err
+				}
+				if w.CUDA == nil {
+					continue
+				}
+				if err := w.CUDA.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].N]); err != nil {
+					return err
+				}
 			}
-			if w.CUDA == nil {
-				continue
-			}
-			if err := w.CUDA.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].N]); err != nil {
-				return err
-			}
-		}
-		return ctx.Err()
+			return ctx.Err()
+		})
 	})
 }

@@ -23,11 +23,8 @@ type tallyKey struct {
 	reason string
 }
 
-// How often the daemon hears what was moved, and is asked how many readers there are.
-const (
-	reportEvery = time.Second
-	countEvery  = time.Second
-)
+// tellEvery is how often the daemon hears what was moved, and is asked how many readers there are.
+const tellEvery = time.Second
 
 // account counts what a request moved. The daemon hears of it, for its status.
 func (f *File) account(m Moved, c Choice) {
@@ -40,7 +37,7 @@ func (f *File) account(m Moved, c Choice) {
 	var list []control.Moved
 	if ok {
 		f.tally.add(m, c)
-		if time.Since(f.tally.said) >= reportEvery {
+		if time.Since(f.tally.said) >= tellEvery {
 			list = f.tally.take()
 		}
 	}
@@ -111,7 +108,7 @@ func (f *File) readers(ctx context.Context) int {
 	r := f.r
 	s, ok := f.source.(connected)
 	r.mu.Lock()
-	known, due := r.others, ok && time.Since(r.counted) >= countEvery
+	known, due := r.others, ok && time.Since(r.counted) >= tellEvery
 	if due {
 		r.counted = time.Now()
 	}

@@ -70,7 +70,7 @@ func (t *transfer) reserve(ctx context.Context) (*View, error) {
 			t.f.name, ErrTooLarge, len(t.offsets), t.length, r.arena.size())
 	}
 	v := &View{r: r, n: t.size()}
-	if err := source.Follow(ctx, t.f.source, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || v.n == 0 {
+	if err := t.f.retryMoved(ctx, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || v.n == 0 {
 		v.choice = t.choice
 		return v, err
 	}
@@ -104,11 +104,10 @@ func (t *transfer) fill(ctx context.Context, v *View) error {
 // run moves the bytes to their destination, and finds them first where that is still to be done. It does both again where
 // they have moved meanwhile. finished is what [crew.Crew.Run] gives.
 func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error) {
-	finished = closedChannel()
 	if t.size() == 0 {
-		return finished, nil
+		return nil, nil
 	}
-	err = source.Follow(ctx, t.f.source, func(inMount bool) (err error) {
+	err = t.f.retryMoved(ctx, func(inMount bool) (err error) {
 		if !t.located {
 			if err := t.locate(ctx, inMount); err != nil {
 				return err
@@ -124,6 +123,24 @@ func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error
 		t.f.account(t.moved, t.choice)
 	}
 	return finished, err
+}
+
+// retryMoved calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where
+// that goes on it says inMount: then do reads through the mount, which finds them anywhere. Nothing of do may be under way
+// when it returns ErrMoved.
+func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) error {
+	const times = 3
+	for range times {
+		err := do(false)
+		m, ok := f.source.(source.Movable)
+		if !ok || !errors.Is(err, source.ErrMoved) {
+			return err
+		}
+		if err := m.Relocate(ctx); err != nil {
+			return err
+		}
+	}
+	return do(true)
 }
 
 // locate finds where the bytes lie, and chooses the path of the first group.
@@ -178,14 +195,13 @@ func (t *transfer) moveGroups(ctx context.Context) (finished <-chan struct{}, er
 
 // moveGroup moves one group, by a choice of its own if choose is set.
 func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
-	finished = closedChannel()
 	f := t.f
 	if err := f.enter(); err != nil {
-		return finished, err
+		return nil, err
 	}
 	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
 		f.gate.Leave()
-		return finished, err
+		return nil, err
 	}
 	if choose {
 		t.choice, t.cold, err = f.choose(ctx, g.Pieces)
@@ -208,7 +224,7 @@ func (t *transfer) moveAsChosen(ctx context.Context, pieces []source.Piece) (fin
 	if t.f.r.opt.Path != Auto || !errors.Is(err, mapped.ErrUnmapped) {
 		return finished, err
 	}
-	<-finished // it has failed, so nothing of it is under way
+	t.f.r.quiet(finished)
 	t.moved, t.choice = before, Choice{Staged, "the GPU cannot be shown the page cache; " + err.Error()}
 	return t.move(ctx, pieces)
 }
@@ -220,7 +236,7 @@ var errArena = errors.New("cufile: internal error: this path moves by way of the
 func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	path := t.choice.Path
 	if t.callers && (path == Direct || path == Compat) {
-		return closedChannel(), errArena
+		return nil, errArena
 	}
 	if path == Staged || path == Host {
 		return t.stage(ctx, pieces)
@@ -253,27 +269,43 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 		t.moved.count(path, n)
 		return finished, err
 	}
-	return closedChannel(), fmt.Errorf("cufile: internal error: path %q was chosen", path)
+	return nil, fmt.Errorf("cufile: internal error: path %q was chosen", path)
 }
 
-func closedChannel() <-chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
+// quiet waits until nothing of a job writes any more; nil is none. A job that a closed Reader never began does not end.
+func (r *Reader) quiet(finished <-chan struct{}) {
+	if finished == nil {
+		return
+	}
+	select {
+	case <-finished:
+		return
+	case <-r.crew.Gone():
+	}
+	if r.mapped == nil {
+		return
+	}
+	select {
+	case <-finished:
+	case <-r.mapped.Thread.Gone():
+	}
 }
 
 // after gives back what a job used once nothing uses it any more: at once as a rule, and after the last thread came
 // back from a foreign call that did not end with the context.
 func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
-	select {
-	case <-finished:
-		giveBack()
-	default:
-		r.stuck.Go(func() {
-			r.quiet(finished)
-			giveBack()
-		})
+	if finished != nil {
+		select {
+		case <-finished:
+		default:
+			r.stuck.Go(func() {
+				r.quiet(finished)
+				giveBack()
+			})
+			return
+		}
 	}
+	giveBack()
 }
 
 // inside refuses spans that the file does not have, with ErrOutOfRange.
@@ -290,7 +322,7 @@ func (f *File) inside(offsets []int64, length int64) error {
 	return nil
 }
 
-// pieces checks a request and finds where its bytes lie; [source.Follow] says inMount.
+// pieces checks a request and finds where its bytes lie; retryMoved says inMount.
 func (f *File) pieces(ctx context.Context, offsets []int64, length int64, inMount bool) ([]source.Piece, error) {
 	if f.r.gate.IsShut() {
 		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)

@@ -48,12 +48,13 @@ type Request struct {
 // ProbeFD is the descriptor that the probe reads, after the three standard ones.
 const ProbeFD = 3
 
-// Want fails unless the path is proven.
-func (p *Proof) Want(b *source.Backing) error {
-	if p.Verdict != Proven {
-		return fmt.Errorf("%w: direct for %s is %s: %s", source.ErrUnavailable, b.Name, p.Verdict, p.Why)
+// Want fails unless the path is proven for a file.
+func (k *Proofs) Want(ctx context.Context, b *source.Backing) error {
+	p, err := k.Prove(ctx, b)
+	if err == nil && p.Verdict != Proven {
+		err = fmt.Errorf("%w: direct for %s is %s: %s", source.ErrUnavailable, b.Name, p.Verdict, p.Why)
 	}
-	return nil
+	return err
 }
 
 // Prove asks the probe about a file, once. It fails only when ctx ends; what goes wrong in the probe is its verdict.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -20,24 +19,6 @@ var ErrMoved = errors.New("it is no longer in the cache")
 type Movable interface {
 	// Relocate forgets where the bytes lay.
 	Relocate(ctx context.Context) error
-}
-
-// Follow calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where that
-// goes on, Follow says inMount: then do reads through the mount, which finds them anywhere. Nothing of do may be under way
-// when it returns ErrMoved.
-func Follow(ctx context.Context, s File, do func(inMount bool) error) error {
-	const times = 3
-	for range times {
-		err := do(false)
-		m, ok := s.(Movable)
-		if !ok || !errors.Is(err, ErrMoved) {
-			return err
-		}
-		if err := m.Relocate(ctx); err != nil {
-			return err
-		}
-	}
-	return do(true)
 }
 
 // pendingObject is the object of bytes that are not on this machine yet. They are read through the mount, which fetches

@@ -1,8 +1,8 @@
 // Package source says where the bytes of a file lie, and keeps the descriptors of the files that hold them.
 //
 // An [Opener] opens files for one reader: of a mount, by the control channel, or any other. [Pieces] finds the places of
-// ranges of a [File]; [Split] makes groups of them, whose backing files [Descriptors.Pin] opens. [Follow] does it all again
-// where a cache has taken a file away meanwhile.
+// ranges of a [File]; [Split] makes groups of them, whose backing files [Descriptors.Pin] opens. Where a
+// cache has taken a file away meanwhile, that is [ErrMoved]: a [Movable] forgets, and all is done again.
 //
 // Pitfalls. A [Backing] is open between Pin and Unpin only. One descriptor may be asked for by many files, and must be closed
 // after the device has let go of it: Descriptors owns both.
