@@ -21,11 +21,11 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 	}
 	const most = 256 << 20
 	size := min(most, r.arena.size()/4/slotAlign*slotAlign)
-	at, err := r.arena.take(ctx, size)
+	at, err := r.arena.alloc(ctx, size)
 	if err != nil {
 		return 0, err
 	}
-	defer r.arena.release(at, size)
+	defer r.arena.free(at, size)
 	memory, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return 0, fmt.Errorf("allocate %d bytes of host memory: %w", size, err)
@@ -76,11 +76,11 @@ func (f *File) Plain(ctx context.Context, offset, n int64) error {
 	}
 	const block = 16 << 20
 	size := min(block, n)
-	at, err := f.r.arena.take(ctx, size)
+	at, err := f.r.arena.alloc(ctx, size)
 	if err != nil {
 		return err
 	}
-	defer f.r.arena.release(at, size)
+	defer f.r.arena.free(at, size)
 	buffer := make([]byte, size)
 	return f.eachGroup(ctx, Span{offset, n}, func(pieces []source.Piece) error {
 		chunks := source.Cut(pieces, size)

@@ -153,8 +153,8 @@ func TestLettingGoEndsWithItsContext(t *testing.T) {
 	err := <-ended
 	ask(t, o.Libraries.CuFile, "fake_cufile_go_on")
 	must(t, r.mapped.Thread.Do(t.Context(), func(*crew.Worker) error { return nil }))
-	if n := ask(t, o.Libraries.CuFile, "fake_cufile_handles"); !errors.Is(err, context.Canceled) || n != 1 || !r.direct.Holds(files[1]) {
-		t.Errorf("%v; %d files have a handle, the second one: %v", err, n, r.direct.Holds(files[1]))
+	if n := ask(t, o.Libraries.CuFile, "fake_cufile_handles"); !errors.Is(err, context.Canceled) || n != 1 || !r.direct.Knows(files[1]) {
+		t.Errorf("%v; %d files have a handle, the second one: %v", err, n, r.direct.Knows(files[1]))
 	}
 }
 

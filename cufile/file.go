@@ -103,12 +103,12 @@ func (f *File) release() error {
 	f.r.mu.Lock()
 	delete(f.r.files, f)
 	f.r.mu.Unlock()
-	leaving := f.source.Leave()
+	leaving := f.source.Unshare()
 	errs := []error{f.r.forget(leaving)}
 	f.r.descriptors.Drop(leaving)
 	if s, ok := f.source.(connected); ok {
 		f.mu.Lock()
-		list := f.tally.take()
+		list := f.tally.drain()
 		f.mu.Unlock()
 		report(s, list)
 	}

@@ -33,8 +33,8 @@ type Target struct {
 // ErrMemory says that memory of the caller cannot be written to as was asked.
 var ErrMemory = errors.New("not usable as the destination")
 
-// landing gives the n bytes at a place of the caller's memory as a destination. after is what mark gave.
-func (r *Reader) landing(at uintptr, n int64, after driver.Handle) crew.Destination {
+// destination makes one of n bytes of the caller's memory. after is what mark gave.
+func (r *Reader) destination(at uintptr, n int64, after driver.Handle) crew.Destination {
 	d := crew.Destination{HBM: driver.Pointer(at), After: after}
 	if r.cu == nil { // memory that Go does not know, and which the caller keeps until the request has ended
 		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)

@@ -90,7 +90,7 @@ var (
 	ErrNoDevice    = driver.ErrNoDevice
 )
 
-// warm is the part of the bytes that must be in the page cache for mapping to pay: a page fault costs more than an
+// warm is the fraction of the bytes that must be in the page cache for mapping to pay: a page fault costs more than an
 // O_DIRECT read (measured on one disk: 1.9 against 3.2 GB/s).
 const warm = 0.9
 
@@ -111,8 +111,8 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 	case o.Path == Auto && !slices.ContainsFunc(pieces, func(p source.Piece) bool { return !p.File.Inline }):
 		return Choice{Staged, "it is read through the mount"}, false, nil
 	case o.Path == Staged:
-		part, known := source.Resident(pieces)
-		return Choice{Staged, "asked for"}, known && part < warm, nil
+		fraction, known := source.Resident(pieces)
+		return Choice{Staged, "asked for"}, known && fraction < warm, nil
 	case o.Path == Direct:
 		return Choice{Direct, "asked for"}, false, f.proveCached(ctx, pieces)
 	case o.Path != Auto:
@@ -125,12 +125,12 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 	if f.r.mapped.Registered(pieces) {
 		return Choice{Mapped, "its pages are registered with the GPU already"}, false, nil
 	}
-	part, known := source.Resident(pieces)
+	fraction, known := source.Resident(pieces)
 	if !known {
 		return Choice{Staged, "the kernel does not say what is in the page cache; " + why}, false, nil
 	}
-	cached := fmt.Sprintf("in the page cache (%.0f%%)", 100*part)
-	if part < warm {
+	cached := fmt.Sprintf("in the page cache (%.0f%%)", 100*fraction)
+	if fraction < warm {
 		return Choice{Staged, "not " + cached + ", so it is read from the disk; " + why}, true, nil
 	}
 	if o.Reuse {

@@ -68,12 +68,12 @@ func (f *File) proveCached(ctx context.Context, pieces []source.Piece) error {
 	return nil
 }
 
-// RunProbe is the body of the command that Options.Probe names. It reads a request from in, reads the file at
+// RunProbe is the body of the command that Options.Probe names. It reads a question from in, reads the file at
 // descriptor 3 with compat mode off, and writes a Proof to out. It fails when in or out do.
 func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
-	var q direct.Request
+	var q direct.Question
 	if err := json.NewDecoder(in).Decode(&q); err != nil {
-		return fmt.Errorf("read the probe's request: %w", err)
+		return fmt.Errorf("read the probe's question: %w", err)
 	}
 	p, err := strictRead(ctx, q)
 	if err != nil {
@@ -87,7 +87,7 @@ func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
 
 // strictRead reads aligned blocks of the file through cuFile with compat mode off, compares them with what the kernel
 // reads, and judges cuFile's own counters. Any error means that Direct does not work here.
-func strictRead(ctx context.Context, q direct.Request) (Proof, error) {
+func strictRead(ctx context.Context, q direct.Question) (Proof, error) {
 	const block, most = 1 << 20, 8
 	b, err := source.NewBacking(direct.ProbeFD, "the file", 1)
 	if err != nil {

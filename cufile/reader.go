@@ -332,7 +332,7 @@ func (r *Reader) release() error {
 		r.host = nil
 	}
 	if r.mapped != nil {
-		r.mapped.Leave()
+		r.mapped.Detach()
 	}
 	if r.context != 0 {
 		errs = append(errs, r.cu.ReleasePrimary(r.gpu.Device))
@@ -358,7 +358,7 @@ func (r *Reader) forget(files []*source.Backing) error {
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
-	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.direct.Holds(b) })
+	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.direct.Knows(b) })
 	if len(files) == 0 {
 		return nil
 	}

@@ -38,7 +38,7 @@ func (f *File) account(m Moved, c Choice) {
 	if ok {
 		f.tally.add(m, c)
 		if time.Since(f.tally.said) >= tellEvery {
-			list = f.tally.take()
+			list = f.tally.drain()
 		}
 	}
 	f.mu.Unlock()
@@ -71,7 +71,7 @@ func (t *tally) add(m Moved, c Choice) {
 	}
 }
 
-func (t *tally) take() (list []control.Moved) {
+func (t *tally) drain() (list []control.Moved) {
 	for _, sum := range t.moved {
 		list = append(list, sum)
 	}

@@ -214,15 +214,15 @@ func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets
 	first := true
 	move := func(offsets []int64, length, at int64) error {
 		n := int64(len(offsets)) * length
-		place := to.Pointer + uintptr(at*times)
+		where := to.Pointer + uintptr(at*times)
 		var part Result
 		err := errArena
 		if straight {
-			part, err = f.moveTo(ctx, f.r.landing(place, n*times, after), offsets, length)
+			part, err = f.moveTo(ctx, f.r.destination(where, n*times, after), offsets, length)
 		}
 		if errors.Is(err, errArena) {
 			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {
-				inner := f.r.landing(place+uintptr(skip*times), int64(len(offsets))*length*times, after)
+				inner := f.r.destination(where+uintptr(skip*times), int64(len(offsets))*length*times, after)
 				some, err := f.moveByArena(ctx, &inner, to.Widen, offsets, length)
 				part.Moved.Add(some.Moved)
 				part.Choice = some.Choice

@@ -36,7 +36,7 @@ func (s *restless) Backing(r *source.Run) *source.Backing {
 	return s.away
 }
 
-func (s *restless) Leave() []*source.Backing { return []*source.Backing{s.away} }
+func (s *restless) Unshare() []*source.Backing { return []*source.Backing{s.away} }
 
 func (s *restless) Relocate(context.Context) error {
 	s.moves.Add(1)

@@ -14,7 +14,7 @@ type Span struct{ Offset, Length int64 }
 type Stream struct {
 	cancel context.CancelFunc
 	ready  chan chan fetched
-	places chan struct{} // as many as spans may be under way or waiting to be taken
+	room   chan struct{} // an entry for each span that is under way or waits for Next
 	wg     sync.WaitGroup
 	ended  error // why the plan was not finished; set before ready is closed
 
@@ -31,7 +31,7 @@ type fetched struct {
 func (f *File) Stream(ctx context.Context, plan []Span, depth int) *Stream {
 	depth = max(depth, 1)
 	ctx, cancel := context.WithCancel(ctx)
-	s := &Stream{cancel: cancel, ready: make(chan chan fetched, depth), places: make(chan struct{}, depth)}
+	s := &Stream{cancel: cancel, ready: make(chan chan fetched, depth), room: make(chan struct{}, depth)}
 	s.wg.Add(1)
 	go s.fetch(ctx, f, plan)
 	return s
@@ -44,7 +44,7 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 	defer close(s.ready)
 	for _, span := range plan {
 		select {
-		case s.places <- struct{}{}:
+		case s.room <- struct{}{}:
 		case <-ctx.Done():
 			s.ended = ctx.Err()
 			return
@@ -112,7 +112,7 @@ func (s *Stream) next(ctx context.Context) (*View, error) {
 	}
 	select {
 	case r := <-result:
-		<-s.places
+		<-s.room
 		return r.view, r.err
 	case <-ctx.Done():
 		// The view is on its way and has no other taker.

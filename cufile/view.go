@@ -52,7 +52,7 @@ func (v *View) Choice() Choice { return v.choice }
 func (v *View) Release() {
 	v.once.Do(func() {
 		if v.reserved > 0 {
-			v.r.arena.release(v.at, v.reserved)
+			v.r.arena.free(v.at, v.reserved)
 		}
 	})
 }
@@ -118,7 +118,7 @@ func (v *View) Check(ctx context.Context, block int64, verify func(offset int64,
 // slotAlign is what arena slots are aligned to: the GPU's page (nvidia-fs pins HBM in units of it).
 const slotAlign = 64 << 10
 
-// arena hands out runs of 64 KiB slots of one block of memory.
+// arena hands out consecutive 64 KiB slots of one block of memory.
 type arena struct {
 	mu    sync.Mutex
 	used  []bool        // by slot
@@ -131,8 +131,8 @@ func newArena(size int64) *arena {
 
 func (a *arena) size() int64 { return int64(len(a.used)) * slotAlign }
 
-// take finds n bytes and gives their offset. When the arena is full it waits for a release.
-func (a *arena) take(ctx context.Context, n int64) (int64, error) {
+// alloc finds n bytes and gives their offset. When the arena is full it waits for a release.
+func (a *arena) alloc(ctx context.Context, n int64) (int64, error) {
 	if n > a.size() {
 		return 0, fmt.Errorf("%w: %d bytes at once do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger", ErrTooLarge, n, a.size())
 	}
@@ -156,7 +156,7 @@ func (a *arena) take(ctx context.Context, n int64) (int64, error) {
 	}
 }
 
-// find gives the first run of so many free slots, -1 when there is none. The caller holds mu.
+// find gives the first of so many consecutive free slots, -1 when there is none. The caller holds mu.
 func (a *arena) find(slots int) int {
 	run := 0
 	for i, used := range a.used {
@@ -174,8 +174,8 @@ func (a *arena) find(slots int) int {
 	return -1
 }
 
-// release gives back what take gave.
-func (a *arena) release(offset, n int64) {
+// free gives back what alloc gave.
+func (a *arena) free(offset, n int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i := offset / slotAlign; i < (offset+n+slotAlign-1)/slotAlign; i++ {

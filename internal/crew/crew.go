@@ -193,7 +193,7 @@ func (c *Crew) Run(ctx context.Context, workers int, n int64, step func(w *Worke
 	j := &job{ctx: ctx, n: n, step: step, finished: make(chan struct{})}
 	j.owed.Store(1)
 	for range min(int64(workers), n) {
-		if j.taken.Load() >= n {
+		if j.claimed.Load() >= n {
 			break
 		}
 		j.owed.Add(1)
@@ -241,7 +241,7 @@ type job struct {
 	ctx      context.Context
 	n        int64
 	step     func(w *Worker, i int64) error
-	taken    atomic.Int64 // steps handed out
+	claimed  atomic.Int64 // steps handed out
 	owed     atomic.Int64 // workers and copies that still owe an end, and one for the caller that recruits
 	finished chan struct{}
 	mu       sync.Mutex
@@ -254,7 +254,7 @@ func (j *job) work(w *Worker) {
 		j.fail(ErrClosed)
 	}
 	for j.ctx.Err() == nil && j.failed() == nil {
-		i := j.taken.Add(1) - 1
+		i := j.claimed.Add(1) - 1
 		if i >= j.n {
 			break
 		}

@@ -26,12 +26,12 @@ type Worker struct {
 type Slot struct {
 	Memory []byte
 
-	ring   *ring         // that Memory is part of
-	at     int64         // where in it
-	copied driver.Handle // an event
-	busy   bool          // copied has been recorded and not been waited for
-	owner  *job          // whose copy it is
-	held   func()        // gives back what must stay until then; nil for nothing
+	ring    *ring         // that Memory is part of
+	at      int64         // where in it
+	copied  driver.Handle // an event
+	busy    bool          // copied has been recorded and not been waited for
+	owner   *job          // whose copy it is
+	release func()        // gives back what must stay until then; nil for nothing
 }
 
 // SlotsPerWorker is how many slots a worker has: one is filled while another is copied and a third waits for the bus.
@@ -86,9 +86,9 @@ func (w *Worker) Settle(s *Slot) error {
 	}
 	s.busy = false
 	err := w.CUDA.Wait(s.copied)
-	if s.held != nil {
-		s.held()
-		s.held = nil
+	if s.release != nil {
+		s.release()
+		s.release = nil
 	}
 	s.owner.fail(err)
 	s.owner.end()
@@ -105,9 +105,9 @@ func (w *Worker) Sent(s *Slot) error {
 	return nil
 }
 
-// SentHolding is sent for a copy that reads what release gives back. After an error of what was started, which CUDA does
+// SentReleasing is Sent for a copy that reads what release gives back. After an error of what was started, which CUDA does
 // not recover from, that is given back at once.
-func (w *Worker) SentHolding(s *Slot, release func(), err error) error {
+func (w *Worker) SentReleasing(s *Slot, release func(), err error) error {
 	if err == nil {
 		err = w.Sent(s)
 	}
@@ -115,12 +115,12 @@ func (w *Worker) SentHolding(s *Slot, release func(), err error) error {
 		release()
 		return err
 	}
-	s.held = release
+	s.release = release
 	return nil
 }
 
-// Request is the context of the job that the worker is at.
-func (w *Worker) Request() context.Context { return w.job.ctx }
+// JobContext is the context of the job that the worker is at.
+func (w *Worker) JobContext() context.Context { return w.job.ctx }
 
 // Retire makes the worker refuse jobs from now on: what they use is given back.
 func (w *Worker) Retire() { w.over = true }

@@ -122,8 +122,8 @@ func (d *Mover) handle(b *source.Backing) (driver.Handle, error) {
 	return h, nil
 }
 
-// Holds says whether cuFile may know a file.
-func (d *Mover) Holds(b *source.Backing) bool {
+// Knows says whether cuFile may know a file.
+func (d *Mover) Knows(b *source.Backing) bool {
 	d.filesMu.Lock()
 	defer d.filesMu.Unlock()
 	return d.files[b] != nil

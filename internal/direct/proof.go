@@ -39,8 +39,8 @@ func NewProofs(command []string, l driver.Libraries, device int) *Proofs {
 	return &Proofs{command: command, libraries: l, device: device, turn: make(chan struct{}, 1), known: map[fileID]Proof{}}
 }
 
-// Request is what the parent writes to the probe's standard input. The file is descriptor 3.
-type Request struct {
+// Question is what the parent writes to the probe's standard input. The file is descriptor 3.
+type Question struct {
 	Libraries driver.Libraries `json:"libraries"`
 	Device    int              `json:"device"`
 }
@@ -91,13 +91,13 @@ func (k *Proofs) probe(ctx context.Context, b *source.Backing) Proof {
 	return Prove(ctx, k.command, k.libraries, k.device, file)
 }
 
-// Prove runs the command, which reads a [Request] and answers with a [Proof], on an open file. cuFile keeps its settings and counters per process,
+// Prove runs the command, which reads a [Question] and answers with a [Proof], on an open file. cuFile keeps its settings and counters per process,
 // and a broken set-up can crash or hang: only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l driver.Libraries, device int, file *os.File) Proof {
 	if len(command) == 0 {
 		return Proof{Unknown, "there is no command to prove it with"}
 	}
-	input, err := json.Marshal(Request{l, device})
+	input, err := json.Marshal(Question{l, device})
 	if err != nil {
 		return Proof{Unknown, err.Error()}
 	}

@@ -12,14 +12,14 @@ import (
 // registers, which is what the rate of moving windows hangs on, finds them full. Where it cannot follow it leaves the
 // work to that thread.
 type filler struct {
-	m    *Windows
-	jobs chan fillJob
-	quit chan struct{}
-	gone chan struct{} // closed when the thread has ended
-	last sync.Once     // closes quit
+	m     *Windows
+	fills chan fill
+	quit  chan struct{}
+	gone  chan struct{} // closed when the thread has ended
+	last  sync.Once     // closes quit
 }
 
-type fillJob struct {
+type fill struct {
 	file  *file
 	index int64
 }
@@ -33,12 +33,12 @@ const (
 )
 
 func newFiller(m *Windows) *filler {
-	f := &filler{m: m, jobs: make(chan fillJob, mostFills), quit: make(chan struct{}), gone: make(chan struct{})}
+	f := &filler{m: m, fills: make(chan fill, mostFills), quit: make(chan struct{}), gone: make(chan struct{})}
 	go func() { // ended by close
 		defer close(f.gone)
 		for {
 			select {
-			case j := <-f.jobs:
+			case j := <-f.fills:
 				f.do(j)
 			case <-f.quit:
 				return
@@ -54,13 +54,13 @@ func (f *filler) ask(file *file, index int64) {
 		return
 	}
 	select {
-	case f.jobs <- fillJob{file, index}:
+	case f.fills <- fill{file, index}:
 		file.filled[index] = true
 	default:
 	}
 }
 
-func (f *filler) do(j fillJob) {
+func (f *filler) do(j fill) {
 	first := j.index * f.m.size
 	memory := j.file.memory[first : first+f.m.windowSize(j.file.key.length, j.index)]
 	for len(memory) > 0 && f.begin(j) {
@@ -75,8 +75,8 @@ func (f *filler) do(j fillJob) {
 	}
 }
 
-// begin says whether there is something to do for a job, and keeps its file mapped.
-func (f *filler) begin(j fillJob) bool {
+// begin says whether there is something to do for a fill, and keeps its file mapped.
+func (f *filler) begin(j fill) bool {
 	select {
 	case <-f.quit:
 		return false

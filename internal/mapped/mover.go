@@ -49,7 +49,7 @@ type Options struct {
 func NewMover(o Options) (*Mover, error) {
 	m := &Mover{cu: o.CUDA, shared: o.Shared}
 	if o.Shared != nil {
-		if err := o.Shared.join(o.CUDA, o.Device); err != nil {
+		if err := o.Shared.attach(o.CUDA, o.Device); err != nil {
 			return nil, err
 		}
 		m.windows = o.Shared.windows
@@ -60,7 +60,7 @@ func NewMover(o Options) (*Mover, error) {
 	m.Thread, err = crew.New(crew.Options{CUDA: o.CUDA, Context: o.Context, Threads: 1, SlotSize: o.Slot, Near: o.Near, Idle: m.windows.lookAhead})
 	if err != nil {
 		err = errors.Join(err, m.StopFilling())
-		m.Leave()
+		m.Detach()
 		return nil, err
 	}
 	return m, nil
@@ -105,10 +105,10 @@ func (m *Mover) Discard(w *crew.Worker) error {
 	return err
 }
 
-// Leave ends the part in shared windows, once the thread has ended. Leaving twice does nothing.
-func (m *Mover) Leave() {
+// Detach ends the use of shared windows, once the thread has ended. Detaching twice does nothing.
+func (m *Mover) Detach() {
 	if m.shared != nil {
-		m.shared.leave()
+		m.shared.detach()
 		m.shared = nil
 	}
 }
@@ -116,7 +116,7 @@ func (m *Mover) Leave() {
 // Registered says whether all windows of pieces are registered.
 func (m *Mover) Registered(pieces []source.Piece) bool {
 	_, needed := cut(pieces, m.windows.size)
-	return m.windows.hold(needed.list)
+	return m.windows.registered(needed.list)
 }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].

@@ -70,8 +70,8 @@ func (m *Windows) find(b *source.Backing) *file {
 	return m.files[fileKey{b.Dev, b.Ino, b.Length}]
 }
 
-// hold says whether all of these windows are registered.
-func (m *Windows) hold(list []ref) bool {
+// registered says whether all of these windows are registered.
+func (m *Windows) registered(list []ref) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range list {
@@ -153,14 +153,14 @@ func (m *Windows) add(w *crew.Worker, f *file, index int64) (*window, error) {
 }
 
 // release ends the use of windows.
-func release(held []*window) {
-	if len(held) == 0 {
+func release(used []*window) {
+	if len(used) == 0 {
 		return
 	}
-	m := held[0].home
+	m := used[0].home
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, window := range held {
+	for _, window := range used {
 		window.refs--
 	}
 	m.notify()
@@ -190,8 +190,8 @@ func (m *Windows) wait(w *crew.Worker, settled <-chan struct{}) error {
 	select {
 	case <-settled:
 		return nil
-	case <-w.Request().Done():
-		return w.Request().Err()
+	case <-w.JobContext().Done():
+		return w.JobContext().Err()
 	}
 }
 

@@ -68,7 +68,7 @@ type batch struct {
 	mu      sync.Mutex // guards what follows
 	objects map[uint64]*Backing
 	users   map[uint64]int // files that have bytes of an object and are not closed
-	left    int            // files that are not closed
+	open    int            // files that are not closed
 }
 
 // batchFile is a file of a batch.
@@ -115,7 +115,7 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 		files[list[len(b.files)-1]] = f
 	}
 	_ = o.descriptors.offer(ctx, ahead) // what there is no room for is opened again when it is needed
-	if b.left == 0 {
+	if b.open == 0 {
 		_ = client.Close() // nothing was redeemed that anybody uses
 	}
 }
@@ -139,7 +139,7 @@ func (b *batch) file(found *control.Found) *batchFile {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.left++
+	b.open++
 	for _, object := range f.objects() {
 		b.users[object]++
 		if b.objects[object] == nil {
@@ -271,7 +271,7 @@ func (b *batch) Open(ctx context.Context, files []*Backing) (ahead []*Backing, e
 	opened, err := b.lend(ctx, files)
 	ahead = slices.DeleteFunc(opened, func(o *Backing) bool { return slices.Contains(files, o) })
 	if err != nil {
-		shut(ctx, ahead)
+		closeLent(ctx, ahead)
 		return nil, err
 	}
 	return ahead, nil
@@ -323,9 +323,9 @@ func (f *batchFile) Backing(r *Run) *Backing {
 	return f.of.objects[r.Object]
 }
 
-func (f *batchFile) Leave() (list []*Backing) {
+func (f *batchFile) Unshare() (list []*Backing) {
 	if m := f.opened(); m != nil {
-		list = m.Leave()
+		list = m.Unshare()
 	}
 	b := f.of
 	b.mu.Lock()
@@ -354,8 +354,8 @@ func (f *batchFile) Close() error {
 	}
 	b := f.of
 	b.mu.Lock()
-	b.left--
-	last := b.left == 0
+	b.open--
+	last := b.open == 0
 	b.mu.Unlock()
 	if last {
 		return errors.Join(err, b.client.Close())

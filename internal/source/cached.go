@@ -46,9 +46,9 @@ func newKnown(runs []Run, took time.Duration) known {
 	return p
 }
 
-// hold says whether they can be relied on for [offset, offset+n). Bytes that are not where they were are noticed when
+// covers says whether they can be relied on for [offset, offset+n). Bytes that are not where they were are noticed when
 // they are opened.
-func (p *known) hold(offset, n int64) bool {
+func (p *known) covers(offset, n int64) bool {
 	if p.runs == nil || !p.pending {
 		return p.runs != nil
 	}

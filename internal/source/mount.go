@@ -99,12 +99,12 @@ func (m *mountedFile) Size() int64 { return m.length }
 func (m *mountedFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) {
 	m.mu.Lock()
 	all := m.all.runs
-	holds := m.all.hold(offset, n)
-	if !holds && all != nil {
+	covered := m.all.covers(offset, n)
+	if !covered && all != nil {
 		m.all.again = time.Now().Add(askAgain) // one asks; the others go on with what there is
 	}
 	m.mu.Unlock()
-	if holds {
+	if covered {
 		return all, nil
 	}
 	if all, err := m.few(ctx); all != nil || err != nil {
@@ -169,7 +169,7 @@ func (m *mountedFile) Backing(r *Run) *Backing {
 	return b
 }
 
-func (m *mountedFile) Leave() []*Backing {
+func (m *mountedFile) Unshare() []*Backing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := maps.Clone(m.lent)
@@ -306,9 +306,9 @@ func giveBack(ctx context.Context, client *control.Client, objects []uint64) (le
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 	defer cancel()
 	const most = 4096 // fit into a frame
-	for part := range slices.Chunk(objects, most) {
-		if client.Release(ctx, part...) != nil {
-			left = append(left, part...)
+	for some := range slices.Chunk(objects, most) {
+		if client.Release(ctx, some...) != nil {
+			left = append(left, some...)
 		}
 	}
 	return left
@@ -325,8 +325,8 @@ func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error 
 			ranges = append(ranges, s)
 		}
 	}
-	for part := range slices.Chunk(ranges, control.MaxRanges) {
-		err := control.Prefetch(m.file, part...)
+	for some := range slices.Chunk(ranges, control.MaxRanges) {
+		err := control.Prefetch(m.file, some...)
 		if errors.Is(err, unix.EAGAIN) {
 			return nil // it was advice
 		}
@@ -347,8 +347,8 @@ func (m *mountedFile) Close() error {
 		errs = append(errs, m.inline.Close())
 	}
 	if m.client != nil {
-		m.Release(context.Background(), m.Leave()) // what is open no more, now that nobody reads it
-		errs = append(errs, m.opener.connections.leave(m.client))
+		m.Release(context.Background(), m.Unshare()) // what is open no more, now that nobody reads it
+		errs = append(errs, m.opener.connections.release(m.client))
 	}
 	return errors.Join(append(errs, m.file.Close())...)
 }

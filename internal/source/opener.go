@@ -82,7 +82,7 @@ func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 
 // connect gives the connection to the daemon that a file of a mount has told its epoch of.
 func (o *Opener) connect(ctx context.Context, name string, epoch control.Epoch) (*connection, error) {
-	if c := o.connections.join(epoch, nil); c != nil {
+	if c := o.connections.acquire(epoch, nil); c != nil {
 		return c, nil
 	}
 	client, err := control.DialReader(ctx, name, o.client, o.number)
@@ -93,7 +93,7 @@ func (o *Opener) connect(ctx context.Context, name string, epoch control.Epoch) 
 		_ = client.Close() // nothing was asked
 		return nil, fmt.Errorf("open %s: the daemon has gone, it was restarted: %w", name, control.ErrStale)
 	}
-	c := o.connections.join(epoch, &connection{Client: client})
+	c := o.connections.acquire(epoch, &connection{Client: client})
 	if c.Client != client { // somebody was faster
 		_ = client.Close() // nothing was asked
 	}

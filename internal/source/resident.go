@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// Resident gives the part of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
+// Resident gives the fraction of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
 // not tell this user.
 func Resident(pieces []Piece) (float64, bool) {
 	const samples = 32

@@ -26,8 +26,8 @@ type File interface {
 	Runs(ctx context.Context, offset, n int64) ([]Run, error)
 	// Backing gives the file that holds the bytes of a run. It can be read while it is pinned.
 	Backing(r *Run) *Backing
-	// Leave gives the backing files that no other File uses. It is called once, before Close.
-	Leave() []*Backing
+	// Unshare gives the backing files that no other File uses. It is called once, before Close.
+	Unshare() []*Backing
 	Size() int64
 	Close() error
 }
@@ -62,7 +62,7 @@ type Backing struct {
 
 	pins    int           // requests that use it; guarded by Descriptors.mu
 	used    time.Time     // when the last one ended; guarded by Descriptors.mu
-	left    bool          // nobody will use it any more; guarded by Descriptors.mu
+	dropped bool          // nobody will use it any more; guarded by Descriptors.mu
 	element *list.Element // in Descriptors.order while it is open; guarded by Descriptors.mu
 
 	mu       sync.Mutex
@@ -202,6 +202,6 @@ func (p *plainFile) Runs(context.Context, int64, int64) ([]Run, error) {
 
 func (p *plainFile) Backing(*Run) *Backing { return p.backing }
 
-func (p *plainFile) Leave() []*Backing { return []*Backing{p.backing} }
+func (p *plainFile) Unshare() []*Backing { return []*Backing{p.backing} }
 
 func (p *plainFile) Close() error { return p.backing.Close() }
