@@ -13,7 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Wall measures what a copy of pinned memory to HBM reaches, in bytes per second: no path into this GPU is faster. It
+// Wall measures the rate of copies from pinned memory to HBM, in bytes per second: no path into this GPU is faster. It
 // repeats one copy for at least the time given, and takes a quarter of the arena.
 func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error) {
 	if r.cu == nil {
@@ -63,13 +63,13 @@ func repeat(ctx context.Context, w *crew.Worker, memory []byte, to driver.Pointe
 		}
 		copied++
 	}
-	w.Drain() // what failed, fails the job
+	w.Drain() // a copy that failed fails the job
 	*rate = float64(copied) * float64(len(memory)) / time.Since(start).Seconds()
 	return ctx.Err()
 }
 
 // Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
-// copy to HBM, block after block. It is what the paths are compared with. On the host there is no copy.
+// copy to HBM, block after block. The paths are compared with it. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
 	if err := f.inside([]int64{offset}, n); err != nil || n == 0 {
 		return err

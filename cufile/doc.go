@@ -14,7 +14,7 @@
 // are asked for when a read needs them; at most Options.Descriptors stay open, whatever the number of shards, and a read
 // of more is moved in parts. Bytes that exist only in the mount, such as a synthesized header, are read there.
 //
-// [Reader.OpenMany] opens thousands of small files at the cost of a few, and [File.Prefetch] says what will be read soon.
+// [Reader.OpenMany] opens thousands of small files at the cost of a few, and [File.Prefetch] announces the next reads.
 // Readers of several GPUs that read the same files share their registrations: see [Shared].
 //
 // There are five paths: [Direct], [Mapped], [Staged], [Compat] and [Host]. [Auto] chooses one per request and says

@@ -70,7 +70,7 @@ func (f *File) Moved() Moved {
 	return f.moved
 }
 
-// enter keeps what the file is read from open until f.gate.Leave.
+// enter keeps the backing files open until f.gate.Leave.
 func (f *File) enter() error {
 	if !f.gate.Enter() {
 		return fmt.Errorf("read %s: %w", f.name, os.ErrClosed)
@@ -150,7 +150,7 @@ func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error
 	return files, errs
 }
 
-// FileInfo is what is known of a file. Of one that is in no mount that is its size.
+// FileInfo describes a file. Of one that is in no mount only the size is known.
 type FileInfo struct {
 	Size        int64
 	Mounted     bool   // of an hbmfs mount, and read from where its bytes lie
@@ -162,7 +162,7 @@ type FileInfo struct {
 	Note        string // why it is read through the mount; empty as a rule
 }
 
-// Info says what is known of the file. It asks nobody.
+// Info describes the file. It asks neither the daemon nor the kernel.
 func (f *File) Info() FileInfo {
 	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note}
 	if s, ok := f.source.(interface{ Told() *control.FileInfo }); ok {
@@ -173,7 +173,7 @@ func (f *File) Info() FileInfo {
 	return info
 }
 
-// prefetcher is a source that can have its bytes brought near by somebody else.
+// prefetcher is a source whose daemon can fetch bytes ahead.
 type prefetcher interface {
 	Prefetch(ctx context.Context, ranges []control.Range) error
 }

@@ -63,7 +63,7 @@ func (f *File) check(to *Target, offsets []int64, length int64) error {
 	return f.r.checkMemory(Memory{to.Pointer, int64(len(offsets)) * length * times})
 }
 
-// checkMemory asks CUDA what the caller's memory is: a wrong address would end the process, or the GPU's context.
+// checkMemory asks CUDA about the caller's memory: a wrong address would end the process, or the GPU's context.
 func (r *Reader) checkMemory(m Memory) error {
 	if m.Pointer == 0 || m.Pointer > math.MaxInt64-uintptr(m.Length) {
 		return fmt.Errorf("%w: %d bytes at the address %#x cannot be", ErrMemory, m.Length, m.Pointer)
@@ -105,7 +105,7 @@ func (r *Reader) unmark(event driver.Handle) error {
 	return r.cu.Within(r.context, func() error { return r.cu.DestroyEvent(event) })
 }
 
-// Widen is what becomes of elements on the device, after they have crossed the link.
+// Widen converts elements on the device, after they have crossed the link.
 type Widen int
 
 // The widenings. Elements are unsigned and little-endian.
@@ -160,7 +160,7 @@ func launchWiden(w *crew.Worker, k *driver.Kernel, kind Widen, from, to driver.P
 	return w.CUDA.LaunchWiden(fn, from, to, uint64(n/element), uint32(element), w.Stream)
 }
 
-// Allocation is memory of a GPU for callers without an allocator of their own. It belongs to nobody: it outlives the
+// Allocation is memory of a GPU for callers without an allocator of their own. It outlives the
 // Reader, whose device it is on.
 type Allocation struct {
 	cu      *driver.CUDA

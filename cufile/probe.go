@@ -14,8 +14,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// proveDirect fails unless Direct is proven for every object of the file that is on this machine. What is read through the
-// mount is proven when it is read.
+// proveDirect fails unless Direct is proven for every object of the file that is on this machine. Objects that
+// are read through the mount are proven by that read.
 func (f *File) proveDirect(ctx context.Context) error {
 	return f.retryMoved(ctx, func(inMount bool) error {
 		if inMount {

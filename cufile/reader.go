@@ -22,7 +22,7 @@ import (
 // HostDevice is an Options.Device: host memory instead of a GPU's.
 const HostDevice = -1
 
-// Options say where to and how. The zero value means GPU 0 and what was measured to be best.
+// Options configure a Reader. The zero value means GPU 0 and the sizes that were measured to be best.
 type Options struct {
 	Device  int   // CUDA index, or HostDevice
 	Path    Path  // empty means Auto
@@ -42,7 +42,7 @@ type Options struct {
 	// 1024. For a GPU each counts twice, since it may be opened for O_DIRECT too.
 	Descriptors int
 
-	// What Auto cannot see for itself: whether the bytes will be read again, and how many readers share the host.
+	// Auto cannot see whether the bytes will be read again, nor how many readers share the host.
 	Reuse   bool
 	Readers int // 0 means 1
 
@@ -50,7 +50,7 @@ type Options struct {
 	// Without it Direct is not available.
 	Probe []string
 
-	// Client is what a mount's status calls the Reader, empty means "hbmfs reader".
+	// Client is the Reader's name in a mount's status, empty means "hbmfs reader".
 	Client string
 
 	Libraries driver.Libraries
@@ -143,7 +143,7 @@ type Reader struct {
 	descriptors *source.Descriptors
 	opener      *source.Opener
 	gate        crew.Gate      // of calls that open files or allocate
-	stuck       sync.WaitGroup // what waits for a stuck call to give back what it uses
+	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
 
 	mu      sync.Mutex // guards what follows
 	files   map[*File]bool
@@ -154,7 +154,7 @@ type Reader struct {
 	ending sync.Mutex // one closes at a time; guards what follows
 	over   bool       // releaseGPU has ended
 	freed  error      // how; set on the thread that it runs on
-	ended  bool       // everything was given back, or could not be
+	ended  bool       // Close has given back all that it could
 }
 
 // New prepares a device: threads, pinned memory, the arena.
@@ -262,8 +262,8 @@ func (r *Reader) PinnedBytes() int64 {
 }
 
 // Close closes the Reader's files, as [File.Close] does, and gives everything back. Views must be released before. It fails
-// with ErrUnderWay where a read or a call into a library does not end for 5 s, be it slow or hang: what that uses is left as
-// it is, and Close is to be called again. After any other result closing does nothing.
+// with ErrUnderWay where a read or a call into a library does not end for 5 s. The memory and files of that call stay then,
+// and the caller calls Close again. After any other result Close does nothing.
 func (r *Reader) Close() error {
 	r.ending.Lock()
 	defer r.ending.Unlock()
@@ -301,7 +301,7 @@ func (r *Reader) closeFiles() error {
 
 // release may be called again after ErrUnderWay.
 func (r *Reader) release() error {
-	// The workers first: what one of them is stuck in may still write to the memory that goes after them.
+	// The workers end first: a call in which one is stuck may still write to the memory that goes after them.
 	if r.crew != nil {
 		if err := r.crew.Close(); err != nil {
 			return err
@@ -341,7 +341,7 @@ func (r *Reader) release() error {
 	return errors.Join(errs...)
 }
 
-// forget drops what the device holds of files that are about to be closed.
+// forget drops the handles and mappings of files that are about to be closed.
 func (r *Reader) forget(files []*source.Backing) error {
 	if r.cu == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 // connected is a source that has a daemon to talk to.
 type connected interface{ Daemon() *control.Client }
 
-// tally is what a File has moved since it last said so to the daemon.
+// tally counts the bytes that a File has moved since its last report to the daemon.
 type tally struct {
 	moved map[tallyKey]control.Moved
 	said  time.Time
@@ -23,10 +23,10 @@ type tallyKey struct {
 	reason string
 }
 
-// tellEvery is how often the daemon hears what was moved, and is asked how many readers there are.
+// tellEvery is the time between two reports to the daemon, and between two questions how many readers there are.
 const tellEvery = time.Second
 
-// account counts what a request moved. The daemon hears of it, for its status.
+// account counts the bytes that a request moved. The daemon hears of them, for its status.
 func (f *File) account(m Moved, c Choice) {
 	f.r.mu.Lock()
 	f.r.moved.Add(m)
@@ -80,7 +80,7 @@ func (t *tally) drain() (list []control.Moved) {
 	return list
 }
 
-// kindOf gives a reason without its figures, which stand in parentheses, and without what comes after a semicolon.
+// kindOf cuts a reason at its semicolon, and takes out the figures, which stand in parentheses.
 func kindOf(why string) string {
 	why, _, _ = strings.Cut(why, ";")
 	for {
@@ -93,7 +93,7 @@ func kindOf(why string) string {
 	}
 }
 
-// report says what was moved. The daemon may be gone by now, and what it would show is no reason for a reader to fail.
+// report tells the daemon which bytes were moved. That the daemon may be gone by now is no reason for a reader to fail.
 func report(s connected, list []control.Moved) {
 	if len(list) == 0 {
 		return
@@ -103,7 +103,7 @@ func report(s connected, list []control.Moved) {
 	_ = s.Daemon().ReportStats(ctx, list...)
 }
 
-// readers is how many share the host, as far as is known: what the caller said, or more where the daemon counts more.
+// readers is how many share the host: as many as the caller said, or more where the daemon counts more.
 func (f *File) readers(ctx context.Context) int {
 	r := f.r
 	s, ok := f.source.(connected)
@@ -114,7 +114,7 @@ func (f *File) readers(ctx context.Context) int {
 	}
 	r.mu.Unlock()
 	if due {
-		ctx, cancel := context.WithTimeout(ctx, crew.Grace) // a daemon that hangs holds up no read of what is open
+		ctx, cancel := context.WithTimeout(ctx, crew.Grace) // a daemon that hangs delays no read of open files
 		defer cancel()
 		if n, err := s.Daemon().Readers(ctx); err == nil { // else it is as it was
 			known = n

@@ -25,9 +25,9 @@ type Request struct {
 }
 
 // BeginGather starts bringing the spans of length bytes that begin at offsets to memory of the caller, one after the
-// other. What cannot be is refused at once, with ErrOutOfRange or ErrMemory. The memory and offsets must stay, and the Reader be
-// open, until Done is closed: a request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
-// more, which is as long as a call into the system or the GPU's library takes that cannot be interrupted.
+// other. Spans or memory that cannot be are refused at once, with ErrOutOfRange or ErrMemory. The memory and offsets must
+// stay until Done is closed. A request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
+// more: some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	if err := f.enter(); err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func (r *Reader) deliverHost(ctx context.Context, v *View, to *crew.Destination,
 	}
 	from := v.Bytes()
 	finished, err := r.crew.Run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
-		// What is no memory at all must not end the process.
+		// An address without memory must not end the process.
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 		defer func() {
 			if fault := recover(); fault != nil {

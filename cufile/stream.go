@@ -37,8 +37,8 @@ func (f *File) Stream(ctx context.Context, plan []Span, depth int) *Stream {
 	return s
 }
 
-// fetch takes memory in the plan's order, so that a later span never holds what an earlier one waits for, and fills
-// it concurrently.
+// fetch allocates memory in the plan's order, so that no later span has the memory that an earlier one waits for. Memory is
+// filled concurrently.
 func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 	defer s.wg.Done()
 	defer close(s.ready)
@@ -72,8 +72,8 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 }
 
 // Next gives the next span's view, in the plan's order; io.EOF after the last. The caller releases it, without
-// needing a further view first. After an error the stream has ended, and Next gives that error again: what else was
-// fetched is not what comes next.
+// needing a further view first. After an error the stream has ended, and Next gives that error again: other views
+// that were fetched come later in the plan.
 func (s *Stream) Next(ctx context.Context) (*View, error) {
 	if err := s.failed(nil); err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (s *Stream) next(ctx context.Context) (*View, error) {
 	}
 }
 
-// Close stops fetching and releases what nobody took.
+// Close stops fetching and releases the views that Next has not given.
 func (s *Stream) Close() {
 	s.cancel()
 	for result := range s.ready {

@@ -11,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Read brings the file's [offset, offset+n) into memory. What the file does not have is refused with ErrOutOfRange.
+// Read brings the file's [offset, offset+n) into memory. Bytes that the file does not have are refused with ErrOutOfRange.
 func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
 	return f.Gather(ctx, []int64{offset}, n)
 }
@@ -156,7 +156,7 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 		return nil
 	}
 	source.Announce(ctx, t.f.source, r.descriptors, pieces)
-	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
+	// Files are not pinned while a request waits for memory: a request that has memory may wait for descriptors.
 	t.groups = source.Split(pieces, r.descriptors.Share())
 	if err := r.descriptors.Pin(ctx, t.groups[0].Files); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	return err
 }
 
-// remark says of a choice what its reason does not.
+// remark completes the reason of a choice.
 func (f *File) remark(inMount bool) string {
 	switch {
 	case inMount:
@@ -216,8 +216,8 @@ func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) 
 	return finished, err
 }
 
-// moveAsChosen moves pieces, and stages them where Auto chose to map what the GPU cannot be shown: the driver, the file
-// system or a limit may be against that, and nothing tells before.
+// moveAsChosen moves pieces, and stages them where Auto chose to map files that CUDA does not register: the driver, the
+// file system or a limit may be against that, and nothing tells before.
 func (t *transfer) moveAsChosen(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	before := t.moved
 	finished, err = t.move(ctx, pieces)
@@ -241,7 +241,7 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 	if path == Staged || path == Host {
 		return t.stage(ctx, pieces)
 	}
-	// What exists only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
+	// Bytes that exist only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
 	var here, inline []source.Piece
 	for _, p := range pieces {
 		if p.File.Inline {
@@ -291,8 +291,8 @@ func (r *Reader) quiet(finished <-chan struct{}) {
 	}
 }
 
-// after gives back what a job used once nothing uses it any more: at once as a rule, and after the last thread came
-// back from a foreign call that did not end with the context.
+// after calls giveBack once nothing of a job runs any more: at once as a rule, and else when the last thread has come back
+// from a foreign call that did not end with the context.
 func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 	if finished != nil {
 		select {

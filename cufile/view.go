@@ -115,10 +115,10 @@ func (v *View) Check(ctx context.Context, block int64, verify func(offset int64,
 	return nil
 }
 
-// slotAlign is what arena slots are aligned to: the GPU's page (nvidia-fs pins HBM in units of it).
+// slotAlign is the alignment of arena slots: the GPU's page (nvidia-fs pins HBM in units of it).
 const slotAlign = 64 << 10
 
-// arena hands out consecutive 64 KiB slots of one block of memory.
+// arena allocates consecutive 64 KiB slots of one block of memory.
 type arena struct {
 	mu    sync.Mutex
 	used  []bool        // by slot

@@ -58,7 +58,7 @@ const (
 	cudaInvalidDevice = 101
 )
 
-// codeOf gives an error's code, and the errno of the system call where that is what failed.
+// codeOf gives an error's code, and the errno of the system call where one failed.
 func codeOf(err error) (code, syscall.Errno) {
 	var known *failure
 	if err == nil {

@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// library is the table of handles. A handle is a number that is given out once, so that what is closed and what never
-// was can be told apart, and no pointer of Go's crosses the border.
+// library is the table of handles. A handle is a number that is given out once. So a closed handle and a number that never
+// was one can be told apart, and no pointer of Go's crosses the border.
 type library struct {
 	mu     sync.Mutex // guards what follows, and the entries
 	last   uint64
 	things map[uint64]*entry
 }
 
-// entry is what a handle stands for.
+// entry is the thing of a handle.
 type entry struct {
 	thing   any
 	of      *entry              // that it was opened through; nil for none
-	members map[uint64]struct{} // what was opened through it
+	members map[uint64]struct{} // handles that were opened through it
 }
 
 func newLibrary() *library { return &library{things: map[uint64]*entry{}} }
@@ -80,7 +80,7 @@ func (l *library) count(reader uint64) (files, requests int) {
 	return len(e.members), requests
 }
 
-// find gives what a handle stands for.
+// find gives the thing of a handle.
 func find[T any](l *library, handle uint64) (T, error) {
 	var zero T
 	l.mu.Lock()

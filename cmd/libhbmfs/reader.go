@@ -28,7 +28,7 @@ type readerOptions struct {
 	hbmfs           string // the command
 }
 
-// probeCommand is what hbmfs calls its hidden command, see cufile.Options.Probe.
+// probeCommand is the name of hbmfs's hidden command, see cufile.Options.Probe.
 const probeCommand = "cufile-probe"
 
 func (l *library) openReader(o *readerOptions) (uint64, error) {
@@ -49,7 +49,7 @@ func (l *library) openReader(o *readerOptions) (uint64, error) {
 			return 0, &otherwise{codeInvalid, err}
 		}
 	} else if opt.Path == cufile.Direct && opt.Device != cufile.HostDevice {
-		// A wish for what must be proven for each file is what auto does.
+		// auto proves direct for each file, and that is all that a wish can ask.
 		opt.Path = cufile.Auto
 	}
 	if o.hbmfs == "" {
@@ -185,7 +185,7 @@ func (l *library) openFiles(handle uint64, paths []string) (handles []uint64, er
 	return handles, errs, nil
 }
 
-// prefetch says what will be read: to the daemon for a file of a mount, to the kernel for any other.
+// prefetch announces reads: to the daemon for a file of a mount, to the kernel for any other.
 func (l *library) prefetch(handle uint64, plan []cufile.Span) error {
 	f, err := find[*file](l, handle)
 	if err != nil {

@@ -52,7 +52,7 @@ func (l *library) cancel(handle uint64, timeout time.Duration) error {
 	}
 	q.q.Cancel()
 	if !wait(q.q.Done(), timeout) {
-		return failf(codeTimeout, "a read or the caller's stream still holds the request: its memory must stay; cancel again")
+		return failf(codeTimeout, "a read or the caller's stream still uses the request's memory, which must stay; cancel again")
 	}
 	l.remove(handle)
 	return nil

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Closing waits for calls that may hang in the system or in a foreign library. All that is closed does so here.
+// Closing waits for calls that may hang in the system or in a foreign library. All waiting, and its patience, is here.
 
-// ErrUnderWay says that closing gave up waiting: what the call uses stays, and closing can be tried again.
+// ErrUnderWay says that closing gave up waiting: the call's memory and files stay, and closing can be tried again.
 var ErrUnderWay = errors.New("a call into the system or a GPU library is still under way")
 
 // ClosePatience is how long closing waits for one step, which may be a read of a slow disk or hang in a foreign call.
@@ -59,7 +59,7 @@ func (g *Gate) Leave() {
 	}
 }
 
-// Shut lets no call enter any more. What it gives is closed once those inside have left.
+// Shut lets no call enter any more. Its channel is closed once the calls inside have left.
 func (g *Gate) Shut() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,8 +79,8 @@ func (g *Gate) IsShut() bool {
 	return g.shut
 }
 
-// DoAtLast runs f once on a worker, after all that is under way, however long that takes. It fails where no step ends for
-// so long, with ErrUnderWay: a foreign call may hang, or a disk be slow. Then f may run yet, if it has begun.
+// DoAtLast runs f once on a worker, after all jobs that came before, however long they take. It fails with ErrUnderWay where
+// no step ends for so long: a foreign call may hang, or a disk be slow. Then f may run yet, if it has begun.
 func (c *Crew) DoAtLast(patience time.Duration, f func(w *Worker) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -108,7 +108,7 @@ func (c *Crew) DoAtLast(patience time.Duration, f func(w *Worker) error) error {
 	return err
 }
 
-// Close ends the workers. It fails with ErrUnderWay when one does not come back from what it is at; then Close waits again.
+// Close ends the workers. It fails with ErrUnderWay when one does not come back from its step; then Close waits again.
 func (c *Crew) Close() error {
 	c.last.Do(func() {
 		close(c.quit)

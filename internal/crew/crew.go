@@ -4,8 +4,8 @@
 // [New] starts a crew. [Crew.Run] shares steps among its workers and waits for them. A step takes a slot ([Worker.Slot]), starts a
 // copy from it on the worker's stream, and says so ([Worker.Sent]): the job ends when its copies have ended, too.
 //
-// Pitfalls. A job that was cancelled may have a thread in a foreign call yet: what it writes to must live until Run's channel
-// is closed. A worker is touched by its own steps only.
+// Pitfalls. A job that was cancelled may have a thread in a foreign call yet: the memory that it writes to must live until
+// Run's channel is closed. A worker is touched by its own steps only.
 package crew
 
 import (
@@ -27,7 +27,7 @@ type Crew struct {
 	cu   *driver.CUDA         // nil for the host
 	ring *ring                // memory of all slots; nil for the host
 	idle func(w *Worker) bool // does something while there is no job, and says whether it did; may be nil
-	jobs chan *job            // each entry asks one worker to take part; what runs over is served in its order
+	jobs chan *job            // each entry asks one worker to join a job; senders wait in their order
 	quit chan struct{}
 	gone chan struct{} // closed when all workers have ended
 	last sync.Once     // closes quit
@@ -45,7 +45,7 @@ var ErrClosed = errors.New("reader is closed")
 // Grace is how long a cancelled call waits for its threads, so that as a rule nothing is under way when it returns.
 const Grace = 250 * time.Millisecond
 
-// Options is what newCrew needs; without cu the workers have no stream and no slots.
+// Options configure a Crew; without CUDA the workers have no stream and no slots.
 type Options struct {
 	CUDA     *driver.CUDA
 	Context  driver.Handle
@@ -186,9 +186,9 @@ func (c *Crew) mayWork(w *Worker) bool {
 	}
 }
 
-// Run takes n steps on at most so many workers and waits for them. When ctx ends first, run returns its error; steps
-// that are stuck in a foreign call go on, and finished is closed when the last one has come back. What they write to
-// must live until then.
+// Run runs n steps on at most so many workers and waits for them. When ctx ends first, Run returns its error. Steps that are
+// stuck in a foreign call go on, and finished is closed when the last one has come back. Memory that they write to must live
+// until then.
 func (c *Crew) Run(ctx context.Context, workers int, n int64, step func(w *Worker, i int64) error) (finished <-chan struct{}, err error) {
 	j := &job{ctx: ctx, n: n, step: step, finished: make(chan struct{})}
 	j.owed.Store(1)
@@ -236,12 +236,12 @@ func (c *Crew) Do(ctx context.Context, f func(w *Worker) error) error {
 // Gone is closed when all workers have ended.
 func (c *Crew) Gone() <-chan struct{} { return c.gone }
 
-// job is n steps that any worker may take, in any order.
+// job is n steps that any worker may run, in any order.
 type job struct {
 	ctx      context.Context
 	n        int64
 	step     func(w *Worker, i int64) error
-	claimed  atomic.Int64 // steps handed out
+	claimed  atomic.Int64 // steps that a worker has begun
 	owed     atomic.Int64 // workers and copies that still owe an end, and one for the caller that recruits
 	finished chan struct{}
 	mu       sync.Mutex

@@ -16,19 +16,19 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Proof is what a probe says about Direct for one file.
+// Proof is a probe's answer about Direct for one file.
 type Proof struct {
 	Verdict Verdict `json:"verdict"`
 	Why     string  `json:"why"`
 }
 
-// Proofs remembers what was found out, by the file: a proof is for one file on one device.
+// Proofs remembers proofs, by the file: each is for one file on one device.
 type Proofs struct {
 	command   []string
 	libraries driver.Libraries
 	device    int
 
-	turn  chan struct{} // held by who reads or writes known: a probe takes seconds, and waiting for one must be possible to give up
+	turn  chan struct{} // guards known; a channel, since a caller must be able to give up waiting for another's probe, which takes seconds
 	known map[fileID]Proof
 }
 
@@ -39,7 +39,7 @@ func NewProofs(command []string, l driver.Libraries, device int) *Proofs {
 	return &Proofs{command: command, libraries: l, device: device, turn: make(chan struct{}, 1), known: map[fileID]Proof{}}
 }
 
-// Question is what the parent writes to the probe's standard input. The file is descriptor 3.
+// Question goes to the probe's standard input. The file is descriptor 3.
 type Question struct {
 	Libraries driver.Libraries `json:"libraries"`
 	Device    int              `json:"device"`
@@ -57,7 +57,7 @@ func (k *Proofs) Want(ctx context.Context, b *source.Backing) error {
 	return err
 }
 
-// Prove asks the probe about a file, once. It fails only when ctx ends; what goes wrong in the probe is its verdict.
+// Prove asks the probe about a file, once. It fails only when ctx ends; a failure of the probe is a verdict.
 func (k *Proofs) Prove(ctx context.Context, b *source.Backing) (Proof, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(b.FD, &st); err != nil {
@@ -91,8 +91,8 @@ func (k *Proofs) probe(ctx context.Context, b *source.Backing) Proof {
 	return Prove(ctx, k.command, k.libraries, k.device, file)
 }
 
-// Prove runs the command, which reads a [Question] and answers with a [Proof], on an open file. cuFile keeps its settings and counters per process,
-// and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+// Prove runs the command, which reads a [Question] and answers with a [Proof], on an open file. cuFile keeps its settings and
+// counters per process, and a broken set-up can crash or hang: only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l driver.Libraries, device int, file *os.File) Proof {
 	if len(command) == 0 {
 		return Proof{Unknown, "there is no command to prove it with"}

@@ -8,9 +8,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
-// filler fills page tables of windows before they are registered, on a thread of its own: then the thread that
-// registers, which is what the rate of moving windows hangs on, finds them full. Where it cannot follow it leaves the
-// work to that thread.
+// filler fills page tables of windows before they are registered, on a thread of its own. The rate of moving windows hangs
+// on the thread that registers, which then finds them full. Where the filler is too slow, that thread fills them.
 type filler struct {
 	m     *Windows
 	fills chan fill
@@ -92,7 +91,7 @@ func (f *filler) begin(j fill) bool {
 	return true
 }
 
-// close ends the thread. It fails with ErrUnderWay where that reads from what does not answer; then close waits again.
+// close ends the thread. It fails with ErrUnderWay where a disk or server does not answer; then close waits again.
 func (f *filler) close() error {
 	f.last.Do(func() { close(f.quit) })
 	return crew.Await(f.gone)

@@ -43,7 +43,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 		})
 	}
 	if err == nil {
-		err = needed.unshortened() // nothing else would tell: what was cut off has become zeros
+		err = needed.unshortened() // nothing else would tell: bytes that were cut off have become zeros
 	}
 	if err != nil {
 		return 0, finished, err
@@ -116,7 +116,8 @@ func (s *needed) unshortened() error {
 	return nil
 }
 
-// cut makes fragments of pieces, which end where windows end. What exists only in the mount has no window and is left out.
+// cut makes fragments of pieces, which end where windows end. Bytes that exist only in the mount have no window: cut leaves
+// them out.
 func cut(pieces []source.Piece, size int64) ([]fragment, *needed) {
 	s := &needed{size: size, files: map[*source.Backing][]int{}}
 	fragments := make([]fragment, 0, len(pieces)+len(pieces)/8)
@@ -139,8 +140,8 @@ const (
 	launchBytes = 32 << 10 // more of one fragment is cut, so that no warp works long after the others
 )
 
-// gatherFragments runs the kernel over fragments. Where their windows exceed what one request may hold, it goes by groups: one is
-// moved while the next is registered.
+// gatherFragments runs the kernel over fragments. Where their windows exceed groupLimit, it goes by groups: one is moved
+// while the next is registered.
 func (m *Mover) gatherFragments(ctx context.Context, to *crew.Destination, fragments []fragment, list []ref) (<-chan struct{}, error) {
 	groups := m.windows.group(fragments, list)
 	return m.Thread.Run(ctx, 1, int64(len(groups)), func(w *crew.Worker, i int64) error {

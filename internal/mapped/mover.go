@@ -33,7 +33,7 @@ type Mover struct {
 	gather  driver.Kernel
 }
 
-// Options is what a Mover needs.
+// Options configure a Mover.
 type Options struct {
 	CUDA    *driver.CUDA
 	Context driver.Handle

@@ -18,9 +18,9 @@ type Shared struct {
 	mu       sync.Mutex // guards what follows
 	attached int
 	cu       *driver.CUDA
-	devices  map[int32]driver.Handle // whose contexts are retained: what one of them registered stays when its Reader goes
+	devices  map[int32]driver.Handle // whose contexts are retained: windows that one of them registered stay when its Reader goes
 	closed   bool
-	ended    bool // all was given back, or could not be
+	ended    bool // Close has given back all that it could
 }
 
 // NewShared makes room for so many readers. window is the bytes that are registered at a time, pinned those of all.
@@ -85,7 +85,7 @@ func (s *Shared) Close() error {
 	return errors.Join(errs...)
 }
 
-// discard gives up what is left of Files that could not be closed, on a thread with a context of its own.
+// discard gives up the windows of Files that could not be closed, on a thread with a context of its own.
 func (s *Shared) discard(retained driver.Handle) error {
 	if len(s.windows.files) == 0 {
 		return nil

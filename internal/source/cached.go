@@ -9,10 +9,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// The backing files of a mount can be a cache's. What is not on this machine yet lies in none, and what nobody has open
-// may be taken away at any time. What is open stays as it is: no byte of it ever changes.
+// The backing files of a mount can be a cache's. Bytes that are not on this machine yet lie in none. The cache may remove a
+// file that no process has open. An open file stays as it is: no byte of it ever changes.
 
-// ErrMoved says that a cache has taken a file away after a request was told that its bytes lie there.
+// ErrMoved says that a cache has removed a file after a request was told that its bytes lie there.
 var ErrMoved = errors.New("it is no longer in the cache")
 
 // Movable is a File whose bytes may come to lie elsewhere.
@@ -25,7 +25,7 @@ type Movable interface {
 // them, and lie somewhere else after that.
 const pendingObject = 1<<64 - 1
 
-// How long bytes may be taken for pending that are not any more: for so long, or for so many times what asking takes.
+// How long runs count as pending before the mount is asked again: for so long, or for so many times as long as asking took.
 const (
 	askAgain      = 100 * time.Millisecond
 	askAgainTimes = 10
@@ -88,7 +88,7 @@ func Announce(ctx context.Context, s File, h *Descriptors, pieces []Piece) {
 	}
 	if len(ranges) > 0 {
 		h.Shed(ctx, leaseUnused)
-		_ = control.Prefetch(m.file, ranges...) // it is advice, and whoever reads the bytes meets what is wrong
+		_ = control.Prefetch(m.file, ranges...) // it is advice: the read meets any error
 	}
 }
 

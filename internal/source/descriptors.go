@@ -84,8 +84,7 @@ func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
 	return err
 }
 
-// offer keeps files that were opened before anybody uses them, as far as there is room. Where ctx ends before, they are
-// closed.
+// offer keeps files open that were opened ahead, as far as there is room. Where ctx ends before, they are closed.
 func (h *Descriptors) offer(ctx context.Context, files []*Backing) error {
 	select {
 	case h.turn <- struct{}{}:
@@ -97,8 +96,7 @@ func (h *Descriptors) offer(ctx context.Context, files []*Backing) error {
 	return h.admit(ctx, files)
 }
 
-// admit puts open files in the place of what is not in use, and closes those that there is no room for. The caller has
-// the turn.
+// admit puts open files in the place of files that are not in use, and closes those without room. The caller has the turn.
 func (h *Descriptors) admit(ctx context.Context, files []*Backing) error {
 	if len(files) == 0 {
 		return nil
@@ -152,7 +150,7 @@ func (h *Descriptors) pinOpen(files []*Backing) bool {
 	return true
 }
 
-// pinAll needs mu. It passes over what is not open.
+// pinAll needs mu. It passes over files that are not open.
 func (h *Descriptors) pinAll(files []*Backing) {
 	for _, b := range files {
 		if b.element == nil {
@@ -166,8 +164,8 @@ func (h *Descriptors) pinAll(files []*Backing) {
 	}
 }
 
-// reserve waits until there is room for files, pins those that are open, and takes out of the order what must be
-// closed for the others.
+// reserve waits until there is room for files, pins those that are open, and takes out of the order the files that
+// must be closed for the others.
 func (h *Descriptors) reserve(ctx context.Context, files []*Backing) (victims, missing []*Backing, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -254,7 +252,7 @@ func (h *Descriptors) closeFiles(ctx context.Context, files []*Backing) error {
 	return nil
 }
 
-// closeLent closes files of which the device holds nothing, and says so to who lent them.
+// closeLent closes files that the device has let go of, and tells their lenders.
 func closeLent(ctx context.Context, files []*Backing) {
 	closed := map[Lender][]*Backing{}
 	for _, b := range files {
