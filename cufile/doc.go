@@ -1,5 +1,5 @@
 // Package cufile moves the bytes of a file into GPU memory (HBM) or host memory by the fastest path that is proven to
-// work, and counts every byte by the path that it took.
+// work. It counts every byte by the path that it took.
 //
 // A [Reader] owns one device: its threads, its pinned memory and one arena of HBM. [Reader.Open] opens a file, in an
 // hbmfs mount or anywhere else; [File.Read], [File.Gather] and [File.Stream] fill the arena and return views of it.

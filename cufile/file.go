@@ -115,9 +115,9 @@ func (f *File) release() error {
 	return errors.Join(append(errs, f.source.Close())...)
 }
 
-// OpenMany opens many files, as Open does, and gives a File or an error for each. Small files of a mount, and members of
-// its archives, are asked for in one message per few hundred, and not opened in the mount at all: thousands of them cost
-// no round trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
+// OpenMany opens many files, as Open does, and gives a File or an error for each. One message asks for a few hundred small
+// files of a mount, or members of its archives, which are not opened in the mount at all: thousands of them cost no round
+// trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
 // in the same way.
 func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error) {
 	files, errs := make([]*File, len(names)), make([]error, len(names))

@@ -23,8 +23,8 @@ type Memory struct {
 type Target struct {
 	Memory
 
-	// Stream is a CUstream of the caller whose work up to the call of Begin is done before anything is written, so that
-	// memory can be given that the GPU still uses. nil is none; the stream 0 is CUDA's default one. Ignored on the host.
+	// Stream is a CUstream of the caller. Its work up to the call of Begin is done before anything is written, so that the
+	// GPU may still use the memory. nil is none; the stream 0 is CUDA's default one. Ignored on the host.
 	Stream *uintptr
 
 	Widen Widen

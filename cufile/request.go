@@ -175,8 +175,8 @@ func (r *Reader) deliverHost(ctx context.Context, v *View, to *crew.Destination,
 	return err
 }
 
-// bytesMoved is the most that one part of a request moves: it bounds the plan that is held, and is long enough that
-// the bus does not notice the border.
+// bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus
+// does not notice the border.
 const bytesMoved = 512 << 20
 
 // eachPart cuts spans into parts of at most limit bytes and gives each with its place in the destination.

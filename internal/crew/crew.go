@@ -22,7 +22,7 @@ import (
 )
 
 // Crew is the Reader's threads. Each is a goroutine that keeps its OS thread for good, since CUDA contexts belong to
-// OS threads, with the device's primary context current and a stream and pinned memory of its own.
+// OS threads. The device's primary context is current there, and each has a stream and pinned memory of its own.
 type Crew struct {
 	cu   *driver.CUDA         // nil for the host
 	ring *ring                // memory of all slots; nil for the host

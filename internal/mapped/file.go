@@ -33,7 +33,7 @@ type file struct {
 	last, next int64 // the window that was used last, and the one that a sequential reader needs next; 0 for none
 }
 
-// window is a part of a file that is registered, or about to be.
+// window is a range of a file that is registered, or about to be.
 type window struct {
 	home      *Windows
 	file      *file

@@ -11,8 +11,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// smallFragment is the average size under which one launch of the kernel beats a copy call for each fragment (a call costs
-// microseconds, in which PCIe moves some 100 KB).
+// smallFragment is the average size under which one launch of the kernel beats a copy call for each fragment. A call costs
+// microseconds, in which PCIe moves some 100 KB.
 const smallFragment = 256 << 10
 
 // Move lets the GPU read pieces, and gives their bytes where it succeeds. finished is what [crew.Crew.Run]

@@ -1,4 +1,4 @@
-// Package mapped moves bytes from the page cache to a GPU without a copy in between: it maps files, registers parts of
+// Package mapped moves bytes from the page cache to a GPU without a copy in between: it maps files, registers ranges of
 // them (windows) with CUDA, and lets the GPU read there.
 //
 // A [Mover] belongs to one reader of one GPU. Its [Windows] are the reader's own, or shared by readers of several GPUs

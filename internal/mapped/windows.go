@@ -13,7 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Windows are the parts of files that are registered with CUDA, of one reader or of all that share them. Registering costs
+// Windows are the ranges of files that are registered with CUDA, of one reader or of all that share them. Registering costs
 // time and pins pages, so windows are kept until others need their room: the least recently used goes first.
 //
 // A file is mapped once and whole, and stays mapped when a window goes: filling the page tables costs

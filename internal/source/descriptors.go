@@ -164,8 +164,8 @@ func (h *Descriptors) pinAll(files []*Backing) {
 	}
 }
 
-// reserve waits until there is room for files, pins those that are open, and takes out of the order the files that
-// must be closed for the others.
+// reserve waits until there is room for files, and pins those that are open. It takes files out of the order that must be
+// closed for the others.
 func (h *Descriptors) reserve(ctx context.Context, files []*Backing) (victims, missing []*Backing, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

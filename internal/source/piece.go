@@ -23,7 +23,7 @@ type spans struct {
 	files   map[uint64]*Backing
 }
 
-// mostPieces bounds the memory that the plan of one request takes: 40 bytes for each piece.
+// mostPieces bounds the memory of one request's pieces: 40 bytes each.
 const mostPieces = 1 << 22
 
 // Pieces finds where the spans of length bytes that begin at offsets lie now. The spans must be inside the file. With inMount
