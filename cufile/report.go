@@ -9,6 +9,43 @@ import (
 	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
+// Moved counts bytes by the path that they took. Bytes that exist only in the mount, such as a synthesized header,
+// lie in no backing file: they count as Staged, or as Host without a GPU.
+type Moved struct {
+	Direct int64 `json:"direct,omitempty"`
+	Mapped int64 `json:"mapped,omitempty"`
+	Staged int64 `json:"staged,omitempty"`
+	Compat int64 `json:"compat,omitempty"`
+	Host   int64 `json:"host,omitempty"`
+}
+
+// Total is all bytes.
+func (m Moved) Total() int64 { return m.Direct + m.Mapped + m.Staged + m.Compat + m.Host }
+
+// Add adds n to m.
+func (m *Moved) Add(n Moved) {
+	m.Direct += n.Direct
+	m.Mapped += n.Mapped
+	m.Staged += n.Staged
+	m.Compat += n.Compat
+	m.Host += n.Host
+}
+
+func (m *Moved) count(p Path, n int64) {
+	switch p {
+	case Direct:
+		m.Direct += n
+	case Mapped:
+		m.Mapped += n
+	case Staged:
+		m.Staged += n
+	case Compat:
+		m.Compat += n
+	case Host, Auto:
+		m.Host += n
+	}
+}
+
 // connected is a source that has a daemon to talk to.
 type connected interface{ Daemon() *control.Client }
 
