@@ -98,9 +98,6 @@ func (f *File) Close() (err error) {
 }
 
 func (f *File) release() error {
-	f.r.mu.Lock()
-	delete(f.r.files, f)
-	f.r.mu.Unlock()
 	leaving := f.source.Unshare()
 	errs := []error{f.r.forget(leaving)}
 	f.r.descriptors.Drop(leaving)
@@ -110,7 +107,11 @@ func (f *File) release() error {
 		f.mu.Unlock()
 		report(s, list)
 	}
-	return errors.Join(append(errs, f.source.Close())...)
+	errs = append(errs, f.source.Close())
+	f.r.mu.Lock()
+	delete(f.r.files, f)
+	f.r.mu.Unlock()
+	return errors.Join(errs...)
 }
 
 // OpenMany opens many files, as Open does, and gives a File or an error for each. One message asks for a few hundred small
