@@ -291,7 +291,7 @@ def _closes(library: _native.Library, name: str, handle: int) -> None:
     with contextlib.suppress(errors.ClosedError):
         while library.ask(name, handle) == _native.TIMEOUT:
             if time.monotonic() >= end:
-                raise errors.WaitTimeoutError("a read is still under way in the kernel or the driver, slow or hung, and its memory must stay: close it again later")
+                raise errors.WaitTimeoutError("a read in the kernel or the driver is slow or hung, and its memory must stay: close it again later")
 
 
 def _opened(library: _native.Library, name: str, close: str, *arguments: Any) -> int:
