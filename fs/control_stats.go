@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/status"
 )
 
 // client is what a user's readers call themselves. Users share no account: nobody can use up the reasons of another.
@@ -161,58 +162,24 @@ func (c *channel) disable(why string) {
 	c.off = why
 }
 
-// ControlStatus is the control channel in the status.
-type ControlStatus struct {
-	On              bool           `json:"on"` // the socket: ioctls are answered without it
-	Why             string         `json:"why,omitempty"`
-	ReadOnly        bool           `json:"read_only_descriptors"` // opening a given descriptor again for writing is EROFS
-	WhyNot          string         `json:"read_only_why_not,omitempty"`
-	Connections     int            `json:"connections"`
-	Readers         int            `json:"readers"`     // that share the host; one may have many connections
-	TurnedAway      int64          `json:"turned_away"` // connections over the limits
-	Refused         int64          `json:"refused"`     // requests
-	Leases          int64          `json:"leases"`
-	Tickets         int            `json:"tickets"`
-	Issued          int64          `json:"tickets_issued"`
-	PrefetchedBytes int64          `json:"prefetched_bytes"`
-	Clients         []ClientStatus `json:"clients"`
-}
-
-// ClientStatus is what the clients of one name reported.
-type ClientStatus struct {
-	Name        string           `json:"name"`
-	Connections int              `json:"connections"`
-	Bytes       map[string]int64 `json:"bytes"` // by path
-	Reads       map[string]int64 `json:"reads"`
-	Choices     []ChoiceStatus   `json:"choices"` // the same, by path and reason: the most bytes first
-}
-
-// ChoiceStatus is how much went by one path for one reason.
-type ChoiceStatus struct {
-	Path   string `json:"path"`
-	Reason string `json:"reason"`
-	Reads  int64  `json:"reads"`
-	Bytes  int64  `json:"bytes"`
-}
-
 // status says what the clients of a name did.
-func (u *usage) status(name string) ClientStatus {
-	s := ClientStatus{name, u.connections, map[string]int64{}, map[string]int64{}, []ChoiceStatus{}}
+func (u *usage) status(name string) status.Client {
+	s := status.Client{Name: name, Connections: u.connections, Bytes: map[string]int64{}, Reads: map[string]int64{}, Choices: []status.Choice{}}
 	for k, sum := range u.moved {
 		path := k.path.String()
 		s.Bytes[path] += min(sum.bytes, math.MaxInt64-s.Bytes[path])
 		s.Reads[path] += min(sum.reads, math.MaxInt64-s.Reads[path])
-		s.Choices = append(s.Choices, ChoiceStatus{path, k.reason, sum.reads, sum.bytes})
+		s.Choices = append(s.Choices, status.Choice{Path: path, Reason: k.reason, Reads: sum.reads, Bytes: sum.bytes})
 	}
-	slices.SortFunc(s.Choices, func(a, b ChoiceStatus) int {
+	slices.SortFunc(s.Choices, func(a, b status.Choice) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
 	})
 	return s
 }
 
-func (m *Mount) controlStatus() ControlStatus {
+func (m *Mount) controlStatus() status.Control {
 	c := m.control
-	s := ControlStatus{Leases: c.leases.taken(), Connections: int(c.sessions.taken()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []ClientStatus{}}
+	s := status.Control{Leases: c.leases.taken(), Connections: int(c.sessions.taken()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []status.Client{}}
 	s.Tickets, s.Issued = c.tickets.counts()
 	if err := m.readOnlyMount(); err != nil {
 		s.WhyNot = err.Error()
@@ -225,6 +192,6 @@ func (m *Mount) controlStatus() ControlStatus {
 	for name, u := range c.byName() {
 		s.Clients = append(s.Clients, u.status(name))
 	}
-	slices.SortFunc(s.Clients, func(a, b ClientStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Clients, func(a, b status.Client) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }

@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -41,6 +43,22 @@ type Options struct {
 	Notes      []string       // what the program found wrong, one line each, for status
 	Log        *slog.Logger
 	Trace      *trace.Tracer // has spans of recognizing the dataset and of what readers ask; nil for none
+}
+
+// Remote is where a mount gets its bytes from when they do not lie in local files. Either may be nil.
+type Remote struct {
+	Origin func() fetch.Stats
+	Cache  Cache
+}
+
+// Cache keeps what comes from elsewhere: from one origin or from several, such as the source and what decodes it.
+type Cache interface {
+	Stats() store.Stats
+	// Plan says what a reader, any comparable value, will read next, after what it said before: runs of kept objects. It
+	// reports whether there was room to remember that.
+	Plan(reader any, runs []layout.Run) bool
+	// EndPlan forgets what a reader has planned.
+	EndPlan(reader any)
 }
 
 // Mount is a mounted dataset.
