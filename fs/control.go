@@ -28,7 +28,7 @@ type channel struct {
 	names     *shares // that are told apart
 	refused   atomic.Int64
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	off        string     // why there is no socket
 	turnedAway int64
 	usages     map[client]*usage
@@ -57,16 +57,16 @@ func (c *channel) buffer() *[control.MaxFrame]byte {
 // objectIDs are the names of backing files on the control channel: numbers from 1, given when first asked for, never
 // twice. Those of the source stay; those of a cache come and go, and the oldest are forgotten when there are many.
 type objectIDs struct {
-	mu       sync.Mutex // guards what follows
-	last     uint64
-	byObject map[*layout.Object]uint64
-	byID     map[uint64]*layout.Object
-	passing  []uint64 // of files that may go, the oldest first
+	mu        sync.Mutex // guards the fields below
+	last      uint64
+	byObject  map[*layout.Object]uint64
+	byID      map[uint64]*layout.Object
+	evictable []uint64 // of files that may go, the oldest first
 }
 
-// mostPassing bounds the files of a cache that have numbers. Who asks for one that was forgotten gets ESTALE, as for
+// mostEvictable bounds the files of a cache that have numbers. Who asks for one that was forgotten gets ESTALE, as for
 // one that was evicted, and asks for the extents again.
-const mostPassing = 1 << 16
+const mostEvictable = 1 << 16
 
 func (t *objectIDs) init() {
 	t.byObject, t.byID = map[*layout.Object]uint64{}, map[uint64]*layout.Object{}
@@ -80,11 +80,11 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 	}
 	t.last++
 	t.byObject[o], t.byID[t.last] = t.last, o
-	if _, passes := o.Origin.(holder); passes {
-		if t.passing = append(t.passing, t.last); len(t.passing) > mostPassing {
-			delete(t.byObject, t.byID[t.passing[0]])
-			delete(t.byID, t.passing[0])
-			t.passing = t.passing[1:]
+	if _, evictable := o.Origin.(pinner); evictable {
+		if t.evictable = append(t.evictable, t.last); len(t.evictable) > mostEvictable {
+			delete(t.byObject, t.byID[t.evictable[0]])
+			delete(t.byID, t.evictable[0])
+			t.evictable = t.evictable[1:]
 		}
 	}
 	return t.last
@@ -110,7 +110,7 @@ func backed(o *layout.Object) (local, bool) {
 func (c *channel) extentOf(r layout.Run) control.Extent {
 	if _, ok := backed(r.Object); !ok {
 		length, flags := r.Length*r.Count, control.ExtentMount
-		if _, ok := r.Object.Origin.(kept); ok {
+		if _, ok := r.Object.Origin.(segmented); ok {
 			flags |= control.ExtentPending
 		}
 		return control.Extent{Logical: r.Logical, Length: length, Stride: length, Count: 1, Flags: flags}
@@ -142,7 +142,7 @@ func (c *channel) factsOf(number int, b *layout.Body) facts {
 	}
 	for r := range b.RunsWithin(0, b.Size()) {
 		_, here := backed(r.Object)
-		_, later := r.Object.Origin.(kept)
+		_, later := r.Object.Origin.(segmented)
 		if here || later {
 			f.flags |= control.InfoBypass
 		}

@@ -65,7 +65,7 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 	}
 	objects := map[uint64]*layout.Object{}
 	all := true
-	for r := range here(body.RunsWithin(begin, length)) {
+	for r := range localRuns(body.RunsWithin(begin, length)) {
 		if len(b.Extents) == room {
 			all = false
 			break

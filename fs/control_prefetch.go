@@ -20,7 +20,7 @@ type prefetcher struct {
 	cache Cache         // set before it is used; nil where nothing is kept
 	bytes *atomic.Int64 // that they were told of
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	byFile map[int][]planner
 }
 
@@ -70,7 +70,7 @@ func (p *prefetcher) add(reader planner, job prefetchJob) bool {
 	var bytes int64
 	anyLocal := false
 	for r := range job.runs {
-		if _, ok := r.Object.Origin.(kept); !ok {
+		if _, ok := r.Object.Origin.(segmented); !ok {
 			_, here := backed(r.Object)
 			anyLocal = anyLocal || here
 			continue

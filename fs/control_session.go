@@ -57,11 +57,9 @@ type session struct {
 	peer    *peer
 	usage   *usage // nil before HELLO
 	reader  readerID
-	leases  map[uint64]int
-	held    int // leases, and what is pending
-
-	holdings map[uint64]*holding // by object, of all that is held
-	pending  map[uint32][]uint64 // objects of a message that is not yet acknowledged
+	leases  map[uint64]*lease   // by object
+	given   int                 // descriptors of all leases
+	pending map[uint32][]uint64 // objects of messages that are not yet acknowledged
 }
 
 // newSession admits a connection, or tells the peer why not.
@@ -70,7 +68,7 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]int{}, pending: map[uint32][]uint64{}, holdings: map[uint64]*holding{}}
+	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]*lease{}, pending: map[uint32][]uint64{}}
 	if s.peer, err = peerOf(c); err != nil {
 		return nil, err
 	}
@@ -111,14 +109,14 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
-	s.channel.leases.book(s.peer.uid, -int64(s.held))
-	for _, h := range s.holdings {
-		h.release()
+	s.channel.leases.book(s.peer.uid, -int64(s.given))
+	for _, l := range s.leases {
+		l.unpin()
 	}
 	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
-	s.channel.leave(s.peer.uid)
+	s.channel.sessions.book(s.peer.uid, -1)
 	if s.usage != nil {
-		s.channel.part(s.usage, s.reader)
+		s.channel.leave(s.usage, s.reader)
 	}
 }
 
@@ -226,6 +224,22 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	return errProtocol
 }
 
+// traced handles a request of a reader as a trace of its own: the connection lasts too long to be one.
+func (s *session) traced(ctx context.Context, name string, a *answer, handle func(context.Context) error) error {
+	ctx, span := s.mount.opt.Trace.Root(ctx, name)
+	err := handle(ctx)
+	class := ""
+	var refusal *control.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		class = unix.ErrnoName(refusal.Errno)
+	case err != nil:
+		class = "failed"
+	}
+	span.Int("descriptors", int64(len(a.fds))).End(class)
+	return err
+}
+
 func (s *session) hello(payload []byte, a *answer) error {
 	hello, err := control.ParseHello(payload)
 	if err != nil {
@@ -235,7 +249,7 @@ func (s *session) hello(payload []byte, a *answer) error {
 		return &control.Refusal{Errno: syscall.EPROTONOSUPPORT, Text: fmt.Sprintf("this daemon speaks version %d of the control protocol, the reader %d to %d", control.Version, hello.Min, hello.Max)}
 	}
 	s.reader = readerID{s.peer.uid, hello.Reader}
-	s.usage = s.channel.meet(hello.Name, s.reader)
+	s.usage = s.channel.join(hello.Name, s.reader)
 	_ = s.conn.SetReadDeadline(time.Time{}) // fails on a closed connection, as the next read will
 	welcome := control.Welcome{Version: control.Version, Epoch: s.channel.epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
 	if s.mount.readOnlyMount() == nil {
@@ -257,12 +271,12 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 	if err != nil {
 		return err
 	}
-	if a.done, err = s.channel.answering.take(ctx, s.peer.uid); err != nil {
+	if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
 		return err
 	}
 	objects := make([]control.Object, len(q.Objects))
 	for i, o := range q.Objects {
-		objects[i] = s.mount.lend(s.peer.uid, o, of[i], a)
+		objects[i] = s.mount.openForPeer(s.peer.uid, o, of[i], a)
 	}
 	s.expectAck(id, objects, of)
 	a.header.Type = control.TypeFDs
@@ -278,8 +292,8 @@ func (s *session) roomFor(id uint32, n int) error {
 		return errProtocol
 	case len(s.pending) >= unacked:
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
-	case s.held+n > leasesPerSession:
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection holds %d objects, and may hold %d: release some", s.held, leasesPerSession)}
+	case s.given+n > leasesPerSession:
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection holds %d objects, and may hold %d: release some", s.given, leasesPerSession)}
 	case !s.channel.leases.fit(s.peer.uid, int64(n)):
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user hold as many objects as may be, of the %d that all may together: release some", leasesInAll)}
 	}
@@ -292,7 +306,7 @@ func (s *session) expectAck(id uint32, objects []control.Object, of []*layout.Ob
 	for i, o := range objects {
 		if o.FD >= 0 {
 			given = append(given, o.ID)
-			s.hold(o.ID, of[i])
+			s.lease(o.ID, of[i])
 		}
 	}
 	if len(given) > 0 {
@@ -300,36 +314,44 @@ func (s *session) expectAck(id uint32, objects []control.Object, of []*layout.Ob
 	}
 }
 
-// holding is a file that the peer was given, however often.
-type holding struct {
-	object  *layout.Object
-	times   int
-	release func()
+// lease is an object whose descriptors the peer was given.
+type lease struct {
+	object       *layout.Object
+	given, acked int // descriptors; those that the peer has not acknowledged are given, too
+	unpin        func()
 }
 
-// hold books an object that the peer was given, and keeps its file where it could go.
-func (s *session) hold(id uint64, o *layout.Object) {
-	h := s.holdings[id]
-	if h == nil {
-		h = &holding{object: o, release: hold(o)}
-		s.holdings[id] = h
+// lease books an object that the peer was given, and pins its file.
+func (s *session) lease(id uint64, o *layout.Object) {
+	l := s.leases[id]
+	if l == nil {
+		l = &lease{object: o, unpin: pin(o)}
+		s.leases[id] = l
 	}
-	h.times++
-	s.held++
+	l.given++
+	s.given++
 	s.channel.leases.book(s.peer.uid, 1)
 }
 
-// unhold is the opposite of hold.
-func (s *session) unhold(objects ...uint64) {
+// unlease is the opposite of lease.
+func (s *session) unlease(objects ...uint64) {
 	for _, o := range objects {
-		h := s.holdings[o]
-		if h.times--; h.times == 0 {
-			h.release()
-			delete(s.holdings, o)
+		l := s.leases[o]
+		if l.given--; l.given == 0 {
+			l.unpin()
+			delete(s.leases, o)
 		}
 	}
-	s.held -= len(objects)
+	s.given -= len(objects)
 	s.channel.leases.book(s.peer.uid, -int64(len(objects)))
+}
+
+// leased returns an object that the peer was given and has acknowledged, nil for any other.
+func (s *session) leased(id uint64) *layout.Object {
+	if l := s.leases[id]; l != nil && l.acked > 0 {
+		return l.object
+	}
+	return nil
 }
 
 func (s *session) ack(payload []byte) error {
@@ -340,26 +362,21 @@ func (s *session) ack(payload []byte) error {
 	given := s.pending[ack.ID]
 	delete(s.pending, ack.ID)
 	if int(ack.Received) != len(given) { // the peer had no room for some, and closed the rest
-		s.unhold(given...)
+		s.unlease(given...)
 		return nil
 	}
 	for _, o := range given {
-		s.leases[o]++
+		s.leases[o].acked++
 	}
 	return nil
 }
 
 func (s *session) release(objects []uint64) {
 	for _, o := range objects {
-		switch n := s.leases[o]; n {
-		case 0: // not leased: nothing to do
-			continue
-		case 1:
-			delete(s.leases, o)
-		default:
-			s.leases[o] = n - 1
+		if s.leased(o) != nil {
+			s.leases[o].acked--
+			s.unlease(o)
 		}
-		s.unhold(o)
 	}
 }
 
@@ -388,10 +405,10 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 	}
 	job := make(prefetchJob, len(ranges))
 	for i, g := range ranges {
-		if s.leases[g.Object] == 0 {
+		o := s.leased(g.Object)
+		if o == nil {
 			return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("object %d is not leased by this connection", g.Object)}
 		}
-		o := s.holdings[g.Object].object
 		var body layout.Body
 		body.Add(o, 0, o.Size)
 		job[i] = prefetchPart{&body, []control.Range{g.Range}}

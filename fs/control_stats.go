@@ -44,15 +44,15 @@ const (
 // others stands for the names, and the reasons, that came when there were enough.
 const others = "(others)"
 
-// meet counts a connection that has said who it is.
-func (c *channel) meet(name string, r readerID) *usage {
+// join counts a connection whose peer has said HELLO.
+func (c *channel) join(name string, r readerID) *usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if name == "" {
 		name = "(unnamed)"
 	}
 	who := client{r.uid, name}
-	if c.usages[who] == nil && !c.names.take(r.uid, 1) {
+	if c.usages[who] == nil && !c.names.reserve(r.uid, 1) {
 		who = client{name: others}
 	}
 	u := c.usages[who]
@@ -67,8 +67,8 @@ func (c *channel) meet(name string, r readerID) *usage {
 	return u
 }
 
-// part is the end of a connection that was met.
-func (c *channel) part(u *usage, r readerID) {
+// leave is the end of a connection that has joined.
+func (c *channel) leave(u *usage, r readerID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u.connections--
@@ -141,7 +141,7 @@ func (c *channel) admit(me, uid uint32) *control.Refusal {
 	case me != 0 && uid != me:
 		c.turnAway()
 		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
-	case !c.sessions.take(uid, 1):
+	case !c.sessions.reserve(uid, 1):
 		c.turnAway()
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", c.sessions.each, c.sessions.limit)}
 	}
@@ -153,8 +153,6 @@ func (c *channel) turnAway() {
 	defer c.mu.Unlock()
 	c.turnedAway++
 }
-
-func (c *channel) leave(uid uint32) { c.sessions.book(uid, -1) }
 
 func (c *channel) disable(why string) {
 	c.mu.Lock()
@@ -179,7 +177,7 @@ func (u *usage) status(name string) status.Client {
 
 func (m *Mount) controlStatus() status.Control {
 	c := m.control
-	s := status.Control{Leases: c.leases.taken(), Connections: int(c.sessions.taken()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []status.Client{}}
+	s := status.Control{Leases: c.leases.booked(), Connections: int(c.sessions.booked()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []status.Client{}}
 	s.Tickets, s.Issued = c.tickets.counts()
 	if err := m.readOnlyMount(); err != nil {
 		s.WhyNot = err.Error()

@@ -23,7 +23,7 @@ const (
 type tickets struct {
 	now func() time.Time
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	byID   map[control.Ticket]*ticket
 	byUID  map[uint32][]*ticket // the oldest first; redeemed ones may still be there
 	swept  time.Time

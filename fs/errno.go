@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
+	"sync"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -34,4 +37,51 @@ func statusOf(err error) fuse.Status {
 		return fuse.Status(errno)
 	}
 	return fuse.EIO
+}
+
+// failures counts them, and remembers which nodes have been reported, so that a broken file that is read a million times
+// is one line.
+type failures struct {
+	nodes sync.Map
+
+	mu      sync.Mutex
+	byErrno map[string]int64 // statusOf knows less than ten
+}
+
+func (f *failures) count(status fuse.Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byErrno == nil {
+		f.byErrno = map[string]int64{}
+	}
+	f.byErrno[unix.ErrnoName(unix.Errno(status))]++
+}
+
+// counted returns the failures by errno. Those that say what is wrong with a dataset are always there.
+func (f *failures) counted() (byErrno map[string]int64, all int64) {
+	byErrno = map[string]int64{"EIO": 0, "ESTALE": 0}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(byErrno, f.byErrno)
+	for _, n := range byErrno {
+		all += n
+	}
+	return byErrno, all
+}
+
+// fail is where an error becomes an errno, and where it is logged: once for each file and errno.
+func (m *Mount) fail(n *node, verb string, err error) fuse.Status {
+	status := statusOf(err)
+	if status == fuse.ENOENT || status == fuse.EINTR {
+		return status
+	}
+	m.failed.count(status)
+	type report struct {
+		ino    uint64
+		status fuse.Status
+	}
+	if _, seen := m.failed.nodes.LoadOrStore(report{n.ino, status}, true); !seen {
+		m.log.Error("cannot "+verb, "file", n.name, "errno", status.String(), "error", err)
+	}
+	return status
 }

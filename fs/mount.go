@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -199,6 +200,16 @@ func (m *Mount) afterMount() {
 	for _, p := range m.listing.Problems {
 		m.log.Warn("problem in the source", "object", p.Object, "problem", p.Detail)
 	}
+}
+
+// setReadAhead sets how far the kernel reads ahead on the filesystem at point. It needs root.
+func setReadAhead(point string, bytes int) error {
+	info, err := mountAt(point)
+	if err != nil || info == nil {
+		return fmt.Errorf("find the mount at %s: %w", point, err)
+	}
+	name := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", info.Major, info.Minor)
+	return os.WriteFile(name, []byte(strconv.Itoa(bytes/1024)), 0o644)
 }
 
 // Point returns the mount point.

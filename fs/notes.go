@@ -89,16 +89,16 @@ func (m *Mount) inspected() string {
 	return m.opt.Source
 }
 
-// LookTime is how long a mount looks at shards that nobody has asked for, so that Notes has the bad ones. Views look at the rest.
-const LookTime = 400 * time.Millisecond
+// lookTime is how long a mount looks at shards that nobody has asked for, so that Notes has the bad ones. Views look at the rest.
+const lookTime = 400 * time.Millisecond
 
-// look reads the indexes of local shards for LookTime. What it has read is kept for the views.
+// look reads the indexes of local shards for lookTime. What it has read is kept for the views.
 func (m *Mount) look(ctx context.Context) {
 	v := m.volume.Load()
 	if v == nil || m.opt.Remote.Origin != nil { // there each costs a request
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, LookTime)
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
 	known := map[layout.Problem]bool{}
 	for _, p := range v.Problems() {

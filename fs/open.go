@@ -71,7 +71,7 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 			if err == nil {
 				fd, err = stillGrants(in.Uid, o, fd)
 			}
-		case kept:
+		case segmented:
 			fd, release, err = origin.OpenWhole(ctx, o)
 		}
 		if err != nil {

@@ -74,8 +74,8 @@ func (p *pipes) makeRoom() {
 	_ = null.Close() // nothing was written
 }
 
-// take returns an empty pipe for size bytes, nil where the bytes have to be copied.
-func (p *pipes) take(size int64) *splice.Pair {
+// get returns an empty pipe for size bytes, nil where the bytes have to be copied.
+func (p *pipes) get(size int64) *splice.Pair {
 	p.once.Do(p.make)
 	if size > p.most {
 		return nil
@@ -93,7 +93,7 @@ func (p *pipes) take(size int64) *splice.Pair {
 	return pair
 }
 
-// put gives back what take returned.
+// put gives back the pipe that get returned.
 func (p *pipes) put(pair *splice.Pair) {
 	splice.Done(pair)
 	p.free <- struct{}{}

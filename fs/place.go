@@ -85,3 +85,34 @@ func (p *Place) Elsewhere() string {
 	}
 	return ""
 }
+
+// fsType is how the kernel names these mounts.
+const fsType = "fuse.hbmfs"
+
+// mountAt returns the topmost mount at an absolute path, nil where there is none. It does not touch the filesystem,
+// which may be dead, or not served yet.
+func mountAt(point string) (*mountinfo.Info, error) {
+	// Not mountinfo's own filter, which stops at the first.
+	all, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != point, false })
+	return Uppermost(all)[point], err
+}
+
+// Uppermost finds the mounts that no other covers, by mount point. Their order in the table says nothing, since a mount can be
+// put beneath an older one.
+func Uppermost(all []*mountinfo.Info) map[string]*mountinfo.Info {
+	at, covered, seen := map[int]string{}, map[int]bool{}, map[string]*mountinfo.Info{}
+	for _, i := range all {
+		at[i.ID] = i.Mountpoint
+	}
+	for _, i := range all {
+		covered[i.Parent] = covered[i.Parent] || at[i.Parent] == i.Mountpoint
+	}
+	for _, i := range all {
+		if !covered[i.ID] {
+			seen[i.Mountpoint] = i
+		}
+	}
+	return seen
+}
+
+func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }

@@ -74,8 +74,8 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		return nil, nil
 	}
 	from := lies
-	k, isKept := lies.Object.Origin.(kept)
-	if isKept {
+	k, isSegmented := lies.Object.Origin.(segmented)
+	if isSegmented {
 		file, at, n := k.Lies(lies.Object, lies.Offset)
 		if file == nil || n < size {
 			return nil, nil
@@ -88,13 +88,13 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 	}
 	fd, done, err := origin.Borrow(ctx, from.Object)
 	if err != nil {
-		if isKept { // evicted just now
+		if isSegmented { // evicted just now
 			return nil, nil
 		}
 		return nil, err
 	}
 	defer done()
-	pipe := m.pipes.take(size)
+	pipe := m.pipes.get(size)
 	if pipe == nil {
 		return nil, nil
 	}
@@ -106,7 +106,7 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		}
 		n += int64(k)
 	}
-	if isKept {
+	if isSegmented {
 		k.WasRead(lies.Object, lies.Offset, size)
 	}
 	return &piped{&m.pipes, pipe, int(size)}, nil

@@ -24,7 +24,7 @@ type request struct {
 	cancel <-chan struct{} // closed by go-fuse when the kernel interrupts the request; of the next request after end
 	thread uint32          // of the caller, 0 where it is in no PID namespace that this process sees
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	ended  bool
 	waited context.Context // nil until somebody waits
 	stop   context.CancelFunc

@@ -13,7 +13,7 @@ type turns struct {
 	all  chan struct{}
 	each int
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	of map[uint32]*userTurns
 }
 
@@ -26,24 +26,24 @@ func newTurns(atOnce int) *turns {
 	return &turns{me: uint32(os.Geteuid()), all: make(chan struct{}, atOnce), each: atOnce / 2, of: map[uint32]*userTurns{}}
 }
 
-// take waits for a turn, which lasts until done is called.
-func (t *turns) take(ctx context.Context, uid uint32) (done func(), err error) {
+// wait waits for a turn, which lasts until done is called.
+func (t *turns) wait(ctx context.Context, uid uint32) (done func(), err error) {
 	u := t.user(uid)
 	select {
 	case u.slots <- struct{}{}:
 	case <-ctx.Done():
-		t.leave(uid, u)
+		t.drop(uid, u)
 		return nil, ctx.Err()
 	}
 	if uid == t.me {
-		return func() { <-u.slots; t.leave(uid, u) }, nil
+		return func() { <-u.slots; t.drop(uid, u) }, nil
 	}
 	select {
 	case t.all <- struct{}{}:
-		return func() { <-t.all; <-u.slots; t.leave(uid, u) }, nil
+		return func() { <-t.all; <-u.slots; t.drop(uid, u) }, nil
 	case <-ctx.Done():
 		<-u.slots
-		t.leave(uid, u)
+		t.drop(uid, u)
 		return nil, ctx.Err()
 	}
 }
@@ -60,7 +60,7 @@ func (t *turns) user(uid uint32) *userTurns {
 	return u
 }
 
-func (t *turns) leave(uid uint32, u *userTurns) {
+func (t *turns) drop(uid uint32, u *userTurns) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if u.asked--; u.asked == 0 {

@@ -15,47 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fsType is how the kernel names these mounts.
-const fsType = "fuse.hbmfs"
-
 // ErrBusy says that a mount cannot be taken away because something is open in it.
 var ErrBusy = errors.New("the mount is in use")
 
-// mountAt returns the topmost mount at an absolute path, nil where there is none. It does not touch the filesystem,
-// which may be dead, or not served yet.
-func mountAt(point string) (*mountinfo.Info, error) {
-	// Not mountinfo's own filter, which stops at the first.
-	all, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != point, false })
-	return Uppermost(all)[point], err
-}
-
-// Uppermost finds the mounts that no other covers, by mount point. Their order in the table says nothing, since a mount can be
-// put beneath an older one.
-func Uppermost(all []*mountinfo.Info) map[string]*mountinfo.Info {
-	at, covered, seen := map[int]string{}, map[int]bool{}, map[string]*mountinfo.Info{}
-	for _, i := range all {
-		at[i.ID] = i.Mountpoint
-	}
-	for _, i := range all {
-		covered[i.Parent] = covered[i.Parent] || at[i.Parent] == i.Mountpoint
-	}
-	for _, i := range all {
-		if !covered[i.ID] {
-			seen[i.Mountpoint] = i
-		}
-	}
-	return seen
-}
-
-func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }
-
-// passing is how long a mount may be in use by those who only look at it, hbmfs top for one.
-const passing = time.Second
+// busyTime is how long a mount may stay busy by processes that only look at it, such as hbmfs top.
+const busyTime = time.Second
 
 // Unmount takes the mount at point away. One that is in use gives an error that wraps ErrBusy and names who holds it.
 func Unmount(point string) error {
 	const pause = 50 * time.Millisecond
-	for end := time.Now().Add(passing); ; time.Sleep(pause) {
+	for end := time.Now().Add(busyTime); ; time.Sleep(pause) {
 		err := unmount(point, 0)
 		if !errors.Is(err, unix.EBUSY) {
 			return err
@@ -109,29 +78,29 @@ func unmount(point string, flags int) error {
 
 // busy makes the error of a mount that is in use.
 func busy(point string) error {
-	holders, err := Holders(point)
-	if err != nil || len(holders) == 0 {
+	found, err := uses(point)
+	if err != nil || len(found) == 0 {
 		return fmt.Errorf("unmount %s: %w, by a process that cannot be seen from here (another namespace, or the kernel)", point, ErrBusy)
 	}
-	names := make([]string, len(holders))
-	for i, h := range holders {
-		names[i] = h.String()
+	names := make([]string, len(found))
+	for i, u := range found {
+		names[i] = u.String()
 	}
 	return fmt.Errorf("unmount %s: %w by %s: end it, or use --lazy", point, ErrBusy, strings.Join(names, ", "))
 }
 
-// Holder is a process that keeps a mount busy.
-type Holder struct {
+// use is what a process does with a mount that keeps it busy.
+type use struct {
 	PID     int
 	Command string
-	What    string // what it holds: a path, or "its working directory"
+	How     string // a path that is open or mapped, or "its working directory"
 }
 
-func (h Holder) String() string { return fmt.Sprintf("%s (pid %d, %s)", h.Command, h.PID, h.What) }
+func (u use) String() string { return fmt.Sprintf("%s (pid %d, %s)", u.Command, u.PID, u.How) }
 
-// Holders finds the processes that have a file of the mount open or mapped, or work in it. It asks /proc alone, since
+// uses finds the processes that have a file of the mount open or mapped, or work in it. It asks /proc alone, since
 // looking at the files themselves would hang on a dead daemon. Processes of other users are seen by root only.
-func Holders(point string) ([]Holder, error) {
+func uses(point string) ([]use, error) {
 	info, err := mountAt(point)
 	if err != nil || info == nil {
 		return nil, err
@@ -140,25 +109,25 @@ func Holders(point string) ([]Holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	var holders []Holder
+	var found []use
 	for _, p := range procs {
 		pid, err := strconv.Atoi(p.Name())
 		if err != nil {
 			continue
 		}
-		if what := held(filepath.Join("/proc", p.Name()), info); what != "" {
+		if how := useOf(filepath.Join("/proc", p.Name()), info); how != "" {
 			command, _ := os.ReadFile(filepath.Join("/proc", p.Name(), "comm"))
-			holders = append(holders, Holder{pid, strings.TrimSpace(string(command)), what})
+			found = append(found, use{pid, strings.TrimSpace(string(command)), how})
 		}
 	}
-	return holders, nil
+	return found, nil
 }
 
-// held says what a process holds of a mount, "" for nothing.
-func held(proc string, info *mountinfo.Info) string {
-	for link, what := range map[string]string{"cwd": "its working directory", "root": "its root directory"} {
+// useOf says how a process uses a mount, "" for nothing.
+func useOf(proc string, info *mountinfo.Info) string {
+	for link, how := range map[string]string{"cwd": "its working directory", "root": "its root directory"} {
 		if path, err := os.Readlink(filepath.Join(proc, link)); err == nil && below(path, info.Mountpoint) {
-			return what
+			return how
 		}
 	}
 	fds, _ := os.ReadDir(filepath.Join(proc, "fd"))
@@ -199,29 +168,4 @@ func mountID(fdinfo string) int {
 		}
 	}
 	return -1
-}
-
-// setReadAhead sets how far the kernel reads ahead on the filesystem at point. It needs root.
-func setReadAhead(point string, bytes int) error {
-	info, err := mountAt(point)
-	if err != nil || info == nil {
-		return fmt.Errorf("find the mount at %s: %w", point, err)
-	}
-	name := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", info.Major, info.Minor)
-	return os.WriteFile(name, []byte(strconv.Itoa(bytes/1024)), 0o644)
-}
-
-// sealReadOnly makes the superblock of the mount read-only, now that nothing has to be made in it any more. Otherwise
-// each passthrough read would make the kernel forget the access time, and ask for it at the next stat: 48 µs instead
-// of 4 for a read and a stat. It needs root.
-func sealReadOnly(point string) error {
-	fd, err := unix.Fspick(unix.AT_FDCWD, point, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT)
-	if err != nil {
-		return fmt.Errorf("pick the filesystem at %s: %w", point, err)
-	}
-	defer func() { _ = unix.Close(fd) }() // it was only for this
-	if err := unix.FsconfigSetFlag(fd, "ro"); err != nil {
-		return err
-	}
-	return unix.FsconfigReconfigure(fd)
 }
