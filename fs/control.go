@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// channel is the daemon's end of the control channel: what the ioctls and the socket share.
+// channel is the daemon's end of the control channel. The ioctls and the socket share it.
 type channel struct {
 	epoch    control.Epoch
 	objects  objectIDs
@@ -18,14 +18,14 @@ type channel struct {
 	facts    sync.Map // node number to facts, for bodies that are long to walk
 
 	binding   atomic.Bool   // the daemon is about to make the socket
-	bound     atomic.Bool   // it has
-	settled   chan struct{} // closed once it has, or cannot
+	bound     atomic.Bool   // it is there
+	settled   chan struct{} // closed once the socket is there, or cannot be
 	buffers   sync.Pool     // of *[control.MaxFrame]byte
 	answering *turns
 	lingering chan struct{}
 	sessions  *shares // connections
 	leases    *shares
-	names     *shares // that are told apart
+	names     *shares // of clients, as the status tells them apart
 	refused   atomic.Int64
 
 	mu         sync.Mutex // guards the fields below
@@ -54,18 +54,18 @@ func (c *channel) buffer() *[control.MaxFrame]byte {
 	return new([control.MaxFrame]byte)
 }
 
-// objectIDs are the names of backing files on the control channel: numbers from 1, given when first asked for, never
-// twice. Those of the source stay; those of a cache come and go, and the oldest are forgotten when there are many.
+// objectIDs number the backing files of the control channel, from 1, when a reader first asks, never twice. Source files
+// keep their numbers. Segments come and go: when they are many, the oldest are forgotten.
 type objectIDs struct {
 	mu        sync.Mutex // guards the fields below
 	last      uint64
 	byObject  map[*layout.Object]uint64
 	byID      map[uint64]*layout.Object
-	evictable []uint64 // of files that may go, the oldest first
+	evictable []uint64 // of segments, the oldest first
 }
 
-// mostEvictable bounds the files of a cache that have numbers. Who asks for one that was forgotten gets ESTALE, as for
-// one that was evicted, and asks for the extents again.
+// mostEvictable bounds the numbers of segments. A reader that asks for a forgotten one gets ESTALE, as for an evicted one,
+// and asks for the extents again.
 const mostEvictable = 1 << 16
 
 func (t *objectIDs) init() {
@@ -106,7 +106,7 @@ func backed(o *layout.Object) (local, bool) {
 	return origin, ok
 }
 
-// extentOf describes a run as the channel does. Bytes of no backing file are one extent of the mount.
+// extentOf makes an extent of a run. Bytes that lie in no backing file are one extent of the mount.
 func (c *channel) extentOf(r layout.Run) control.Extent {
 	if _, ok := backed(r.Object); !ok {
 		length, flags := r.Length*r.Count, control.ExtentMount
@@ -120,7 +120,7 @@ func (c *channel) extentOf(r layout.Run) control.Extent {
 	}
 }
 
-// facts are what INFO says of a body and what takes a walk over it.
+// facts are the part of INFO's answer that takes a walk over a body.
 type facts struct {
 	flags     control.InfoFlags
 	alignment int64
@@ -165,7 +165,7 @@ func (m *Mount) info(n *node, number int, b *layout.Body) control.FileInfo {
 	i := control.FileInfo{
 		Flags: f.flags, Size: b.Size(), Tokens: -1, Alignment: f.alignment, Runs: int64(b.Runs()), Generation: n.ino, Epoch: m.control.epoch,
 	}
-	if n.kind == kindView { // its inode number stands for the path alone, and its content holds as long as this mount
+	if n.kind == kindView { // its inode number stands for the path alone, its content for this mount alone
 		i.Generation = inoOf(n.name, string(m.control.epoch[:])) ^ n.ino
 		if file := n.view.file; file != nil {
 			i.DType, i.ElementSize, i.Tokens = uint32(file.DType), uint32(file.DType.Size()), file.Tokens

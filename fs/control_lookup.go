@@ -20,7 +20,7 @@ type opener interface {
 	OpenForOthers(o *layout.Object) (fd int, err error)
 }
 
-// readOnlyMount says whether descriptors are given through a read-only mount.
+// readOnlyMount returns nil if descriptors come through a read-only mount, or why they do not.
 func (m *Mount) readOnlyMount() error {
 	for _, o := range m.listing.Objects {
 		if l, ok := o.Origin.(interface{ ReadOnlyMount() error }); ok {
@@ -30,10 +30,10 @@ func (m *Mount) readOnlyMount() error {
 	return nil
 }
 
-// openForPeer opens an object for the peer, who is uid, and puts the descriptor into the answer.
+// openForPeer opens an object for a peer of the user uid, and puts the descriptor into the answer.
 func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) control.Object {
 	out := control.Object{ID: id, FD: -1, Errno: syscall.EOPNOTSUPP}
-	if o == nil { // forgotten since its extents were said
+	if o == nil { // its number is forgotten by now
 		out.Errno = syscall.ESTALE
 		return out
 	}
@@ -63,7 +63,7 @@ func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) 
 	return out
 }
 
-// extentsPerFile is how many extents LOOKUP gives of one file. Those who need more open it and ask by ioctl.
+// extentsPerFile bounds the extents that LOOKUP gives of one file. Readers ask for the others by ioctl.
 const extentsPerFile = 16
 
 // lookup answers for as many of the paths as fit into one message.
@@ -77,7 +77,7 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 	}
 	s.peer.process.forget()
 	var files control.Files
-	var wanted []uint64 // objects of this message that are to come with a descriptor
+	var wanted []uint64 // objects that come with a descriptor in this message
 	for _, path := range q.Paths {
 		file, extents := s.file(ctx, path)
 		var fresh []uint64
@@ -115,7 +115,7 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 	return nil
 }
 
-// file finds a file by its path and describes it, as far as the peer may know.
+// file describes the file at a path, if the peer may read it.
 func (s *session) file(ctx context.Context, path string) (control.File, []control.Extent) {
 	n, number, err := s.mount.walk(ctx, path, s.peer)
 	var body *layout.Body

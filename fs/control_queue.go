@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// jobQueue holds what is to be prefetched, bounded for each user, and gives it out a user at a time.
+// jobQueue queues prefetch jobs, bounded for each user. Users with jobs take turns.
 type jobQueue struct {
 	room *shares
 	some chan struct{} // has a token while there may be a job

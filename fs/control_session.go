@@ -15,27 +15,26 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Limits of the socket. Whoever meets one gets EAGAIN, and reads through FUSE meanwhile.
+// Limits of the socket. A reader that meets one gets EAGAIN, and reads through FUSE meanwhile.
 const (
 	sessionsPerUID   = 256
 	sessionsInAll    = 1024
 	leasesPerSession = 1 << 16
 	leasesInAll      = 1 << 18
-	leasesAtLeast    = 2 * control.MaxObjects // of a user, who has a connection
+	leasesAtLeast    = 2 * control.MaxObjects // of a user with a connection
 	unacked          = 2                      // messages with descriptors that a peer has not acknowledged
-	answersAtOnce    = 8                      // that hold descriptors, of 64 each, while they are made; see turns
+	answersAtOnce    = 8                      // with descriptors, 64 each, while they are made; see turns
 	lingerAtOnce     = 8                      // sessions that wait on threads
 	helloTime        = 10 * time.Second       // to say HELLO
 	replyTime        = 5 * time.Second        // to read an answer
 )
 
-// descriptorLimits are how many connections there may be, of all users and of one, and how many answers that hold
-// descriptors. They are fewer where this process may not have many files open: beside its own files, which take half of
-// that, there must be room for all of them.
+// descriptorLimits bound the connections, of all users and of one, and the answers with descriptors. They are lower where
+// this process may have few files open: its own files take half, and the rest must suffice for these.
 func descriptorLimits() (sessions, each int64, answers int) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		limit.Cur = 1024 // as it is where nobody changed it
+		limit.Cur = 1024 // the default of Linux
 	}
 	return limitsFor(limit.Cur)
 }
@@ -48,8 +47,8 @@ func limitsFor(files uint64) (sessions, each int64, answers int) {
 // errProtocol ends a connection whose peer does not keep to the protocol.
 var errProtocol = errors.New("this is not the hbmfs control protocol")
 
-// session is one connection. All of it belongs to the goroutine that runs it. What was given to the peer and
-// acknowledged is leased until it is released or the connection ends.
+// session is one connection. All of it belongs to the goroutine that runs it. A lease ends with its release or the
+// connection.
 type session struct {
 	mount   *Mount
 	channel *channel
@@ -92,8 +91,8 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// await returns when there is something to read. A peer that is active is waited for on a thread for a moment, as few
-// as that are: being woken by the kernel takes half of what it takes by way of Go's poller.
+// await returns when there is a message. A few sessions wait on threads first, for a moment: the kernel wakes a thread in
+// half the time that Go's poller needs.
 func (s *session) await() error {
 	select {
 	case s.channel.lingering <- struct{}{}:
@@ -181,7 +180,7 @@ func (s *session) send(a *answer, out *[control.MaxFrame]byte) error {
 	if len(a.fds) > 0 {
 		return s.conn.SendNow(frame, a.fds)
 	}
-	a.close() // what may wait for its peer holds up nobody else
+	a.close() // a send that waits for its peer keeps no turn
 	return s.conn.Send(frame, replyTime)
 }
 
@@ -284,7 +283,7 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 	return nil
 }
 
-// roomFor checks that the connection may hold n more objects.
+// roomFor checks that the connection may lease n more objects.
 func (s *session) roomFor(id uint32, n int) error {
 	_, twice := s.pending[id]
 	switch {
@@ -293,14 +292,15 @@ func (s *session) roomFor(id uint32, n int) error {
 	case len(s.pending) >= unacked:
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
 	case s.given+n > leasesPerSession:
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection holds %d objects, and may hold %d: release some", s.given, leasesPerSession)}
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection leases %d objects, and may lease %d: release some", s.given, leasesPerSession)}
 	case !s.channel.leases.fit(s.peer.uid, int64(n)):
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user hold as many objects as may be, of the %d that all may together: release some", leasesInAll)}
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user lease as many objects as they may, of %d in all: release some", leasesInAll)}
 	}
 	return nil
 }
 
-// expectAck books the objects that have a descriptor until the peer says whether it got them. of are what the objects are.
+// expectAck leases the objects that have a descriptor until the peer says whether they arrived. of are the objects in the
+// same order.
 func (s *session) expectAck(id uint32, objects []control.Object, of []*layout.Object) {
 	var given []uint64
 	for i, o := range objects {

@@ -12,13 +12,13 @@ import (
 	"github.com/hbmfs/hbmfs/internal/status"
 )
 
-// client is what a user's readers call themselves. Users share no account: nobody can use up the reasons of another.
+// client is a name under which a user's readers report. Users share no account: nobody can use up the reasons of another.
 type client struct {
 	uid  uint32
 	name string
 }
 
-// usage is what the readers of one client did, under the channel's lock.
+// usage sums up the reports of one client's readers. The channel's lock guards it.
 type usage struct {
 	connections int
 	moved       map[choice]amount
@@ -32,16 +32,16 @@ type choice struct {
 
 type amount struct{ bytes, reads int64 }
 
-// readerID tells readers apart. Numbers are what clients draw, so they hold for one user only.
+// readerID tells readers apart. Clients draw the numbers, so each counts for one user only.
 type readerID struct{ uid, number uint32 }
 
-// Limits of what is told apart: clients may call themselves, and their reasons, anything.
+// Limits of the names and reasons that the status tells apart: clients choose both.
 const (
 	usageNames  = 64 // of all users
 	usageChoice = 48 // of one name of one user, and one for each path that stands for the rest
 )
 
-// others stands for the names, and the reasons, that came when there were enough.
+// others stands for names and reasons beyond these limits.
 const others = "(others)"
 
 // join counts a connection whose peer has said HELLO.
@@ -80,11 +80,11 @@ func (c *channel) leave(u *usage, r readerID) {
 	}
 }
 
-// readersOfOthers is how many readers of another user count at most: as many as a host has GPUs. Else who draws many
-// numbers would have all others believe that they must do with two threads.
+// readersOfOthers bounds how many readers of another user count: as many as a host has GPUs. A user who draws many numbers
+// could otherwise leave all others two threads each.
 const readersOfOthers = 16
 
-// countReaders returns how many readers are connected, as far as a user needs to know.
+// countReaders returns how many readers are connected, as a reader of uid counts them.
 func (c *channel) countReaders(uid uint32) (n uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,7 +97,7 @@ func (c *channel) countReaders(uid uint32) (n uint32) {
 	return n
 }
 
-// report adds what a client says that it moved. Sums stay where they are rather than overflow.
+// report adds a report to a client's sums, which stop at the largest number.
 func (c *channel) report(u *usage, moved []control.Moved) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +117,7 @@ func (u *usage) add(k choice, a amount) {
 	u.moved[k] = sum
 }
 
-// byName sums up what the readers of all users did under each name.
+// byName sums up the usage of all users under each name.
 func (c *channel) byName() map[string]*usage {
 	all := map[string]*usage{}
 	for who, u := range c.usages {
@@ -134,8 +134,8 @@ func (c *channel) byName() map[string]*usage {
 	return all
 }
 
-// admit counts a connection of uid in, or says why not; the daemon is run by me. An ordinary user's daemon cannot put
-// descriptors on a read-only mount, as root's does: so they are for those alone who can open the files anyway.
+// admit counts a connection of uid in, or says why not; me is the daemon's user. An ordinary user's daemon cannot open
+// descriptors on a read-only mount, as root's does. So it gives them only to its own user, who can open the files anyway.
 func (c *channel) admit(me, uid uint32) *control.Refusal {
 	switch {
 	case me != 0 && uid != me:
@@ -160,7 +160,7 @@ func (c *channel) disable(why string) {
 	c.off = why
 }
 
-// status says what the clients of a name did.
+// status is the usage as the status shows it.
 func (u *usage) status(name string) status.Client {
 	s := status.Client{Name: name, Connections: u.connections, Bytes: map[string]int64{}, Reads: map[string]int64{}, Choices: []status.Choice{}}
 	for k, sum := range u.moved {

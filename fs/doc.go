@@ -9,8 +9,9 @@
 // megabytes. Everything that the kernel may keep it keeps: entries and attributes for good, misses too, page cache
 // across opens.
 //
-// A file that is one whole file of this machine is opened with FUSE passthrough where the mount may (root, Linux 6.9):
-// the kernel reads the source itself, and readers survive this process. The rest is read through this process, by splice where the bytes lie in one place.
+// A file that is one whole local file is opened with FUSE passthrough where the mount may (root, Linux 6.9): the kernel
+// reads the source itself, and readers survive this process. Other reads go through this process, by splice where the bytes
+// lie in one place.
 //
 // Pitfalls. The kernel allows one backing file for an inode at a time, and refuses to mix passthrough and cached opens
 // of one inode (EIO): a node that fell back to cached reading stays there. A short reply before the end of a file would

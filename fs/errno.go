@@ -29,7 +29,7 @@ func statusOf(err error) fuse.Status {
 		return fuse.EINTR
 	case errors.Is(err, cache.ErrChanged):
 		return fuse.Status(syscall.ESTALE)
-	case errors.Is(err, cache.ErrLeased): // a reader past FUSE: others have waited
+	case errors.Is(err, cache.ErrLeased): // for a reader past FUSE: reads through the mount wait
 		return fuse.EAGAIN
 	case errors.Is(err, fs.ErrPermission):
 		return fuse.EACCES
@@ -39,8 +39,8 @@ func statusOf(err error) fuse.Status {
 	return fuse.EIO
 }
 
-// failures counts them, and remembers which nodes have been reported, so that a broken file that is read a million times
-// is one line.
+// failures counts failed requests, and remembers which nodes the log has: a broken file that is read a million times is one
+// line.
 type failures struct {
 	nodes sync.Map
 
@@ -57,7 +57,7 @@ func (f *failures) count(status fuse.Status) {
 	f.byErrno[unix.ErrnoName(unix.Errno(status))]++
 }
 
-// counted returns the failures by errno. Those that say what is wrong with a dataset are always there.
+// counted returns the failures by errno. EIO and ESTALE, which tell of a broken dataset, are always there.
 func (f *failures) counted() (byErrno map[string]int64, all int64) {
 	byErrno = map[string]int64{"EIO": 0, "ESTALE": 0}
 	f.mu.Lock()
@@ -69,7 +69,7 @@ func (f *failures) counted() (byErrno map[string]int64, all int64) {
 	return byErrno, all
 }
 
-// fail is where an error becomes an errno, and where it is logged: once for each file and errno.
+// fail makes an errno of an error, and logs it once for each file and errno.
 func (m *Mount) fail(n *node, verb string, err error) fuse.Status {
 	status := statusOf(err)
 	if status == fuse.ENOENT || status == fuse.EINTR {

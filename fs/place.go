@@ -23,7 +23,7 @@ func (p *Place) HBMFS() bool { return p.On != nil && isHBMFS(p.On) }
 // linksMax is how many symbolic links a path may lead through, as in the kernel.
 const linksMax = 40
 
-// Locate follows a path as the kernel does. Below an hbmfs mount it follows no links: they would be asked of its daemon.
+// Locate follows a path as the kernel does. Below an hbmfs mount it follows no links: its daemon would have to answer.
 func Locate(path string) (*Place, error) {
 	all, err := mountinfo.GetMounts(nil)
 	if err != nil {

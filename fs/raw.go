@@ -17,8 +17,7 @@ func nodeID(number int) uint64 { return uint64(number) + 1 }
 // String names the filesystem in go-fuse's messages.
 func (m *Mount) String() string { return "hbmfs" }
 
-// Lookup finds a name in a directory. A miss is an answer too, which the kernel keeps, so that asking for files that
-// are not there costs nothing.
+// Lookup finds a name in a directory. The kernel keeps a miss, too, so that asking for absent files costs nothing.
 func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	m.counters.lookups.Add(1)
 	ctx := newRequest(cancel, header)
@@ -225,8 +224,8 @@ func (m *Mount) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut)
 	return fuse.OK
 }
 
-// What would change the dataset gets EROFS from the filesystem itself. The superblock cannot be mounted read-only, since
-// the daemon makes its control socket in it (see Mknod); sealReadOnly makes it so afterwards, where it may.
+// Requests that would change the dataset get EROFS. The superblock cannot be mounted read-only, since the daemon makes its
+// control socket in it (see Mknod); sealReadOnly makes it so afterwards, where it may.
 
 const erofs = fuse.Status(syscall.EROFS)
 

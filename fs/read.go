@@ -43,8 +43,8 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	return copied(buf[:size]), fuse.OK
 }
 
-// copied is a reply of bytes in memory. Of such a vector go-fuse makes one write, of fuse.ReadResultData four system
-// calls more, and a line in the log where the bytes are too many for a pipe.
+// copied is a reply of bytes in memory. go-fuse writes such a vector at once. fuse.ReadResultData costs four more system
+// calls, and a line in the log where the bytes are too many for a pipe.
 func copied(p []byte) fuse.ReadResult { return fuse.ReadResultVector([][]byte{p}) }
 
 func readBody(ctx context.Context, body *layout.Body, p []byte, off int64) (int, error) {

@@ -16,10 +16,10 @@ import (
 // request is the context of one request of the kernel. It ends when the caller no longer wants the answer: a signal is
 // about to end the caller, or the kernel gave the request up.
 //
-// The kernel tells of a caller's first signal, once, and of no later one. Most signals have a handler, and a file must
-// not answer those with EINTR: a profiler's timer would end every read. So after the kernel's word a goroutine looks
-// every lookAgain whether a fatal signal is pending. It runs only where something waits (Done): a request that is
-// answered from memory or a local file costs no goroutine.
+// The kernel tells of a caller's first signal only. Most signals have a handler, and a file must not answer those with
+// EINTR: a profiler's timer would end every read. So after that a goroutine looks every lookAgain whether a fatal signal is
+// pending. It runs only where something waits (Done): a request that is answered from memory or a local file costs no
+// goroutine.
 type request struct {
 	cancel <-chan struct{} // closed by go-fuse when the kernel interrupts the request; of the next request after end
 	thread uint32          // of the caller, 0 where it is in no PID namespace that this process sees
@@ -160,9 +160,9 @@ func parseCaller(status []byte) (c caller) {
 	return c
 }
 
-// dying reports whether a pending signal will end the thread. For most fatal signals the kernel makes SIGKILL pending
-// for each thread of the process; not where the thread had another signal already, and not for those that dump core.
-// Of a signal to a traced process the tracer decides, except of SIGKILL.
+// dying reports whether a pending signal will end the thread. For most fatal signals the kernel makes SIGKILL pending for
+// each thread of the process; not where the thread had another signal already, and not for those that dump core. The tracer
+// of a traced process decides on its signals, except on SIGKILL.
 func (c caller) dying() bool {
 	if c.pending&signalBit(unix.SIGKILL) != 0 {
 		return true

@@ -7,21 +7,21 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// segmented is an origin whose objects come to lie in local files, part by part, and may be fetched again later into others.
+// segmented is an origin whose objects lie in segments: local files that a cache fetches, evicts and fetches again.
 type segmented interface {
-	// Lies gives the local file that holds the byte at off of o, where it is there, and how many bytes follow it there.
-	// Where the byte is not local, the file is nil, and n how many bytes share its fate.
+	// Lies returns the segment that has the byte at off of o, the byte's place in it, and how many bytes lie there from it
+	// on. Where the byte is not local, file is nil, and n counts the bytes that are not local either.
 	Lies(o *layout.Object, off int64) (file *layout.Object, at, n int64)
-	// WasRead is told of what was read where it lies.
+	// WasRead tells the origin of bytes that were read from a segment directly.
 	WasRead(o *layout.Object, off, n int64)
-	// OpenWhole opens the one local file that has all of o, which stays until release. fd is -1 where there is none. It
-	// may wait until there is.
+	// OpenWhole opens the one segment that has all of o, and pins it until release. fd is -1 where there is none. It may
+	// wait until there is one.
 	OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error)
 }
 
-// pinner is the origin of the local files of kept objects.
+// pinner is the origin of segments.
 type pinner interface {
-	// Hold keeps a file from being taken away until release.
+	// Hold keeps a segment from eviction until release.
 	Hold(file *layout.Object) (release func())
 }
 
@@ -33,8 +33,8 @@ func pin(o *layout.Object) (unpin func()) {
 	return func() {}
 }
 
-// localRuns yields runs as they lie on this machine at this moment: those of a kept object are cut where its local files
-// end. What is not local keeps its object.
+// localRuns yields runs as they lie on this machine at this moment: those of a remote object are cut where segments end.
+// Bytes that are not local keep their object.
 func localRuns(runs iter.Seq[layout.Run]) iter.Seq[layout.Run] {
 	return func(yield func(layout.Run) bool) {
 		for r := range runs {
@@ -51,8 +51,8 @@ func localRuns(runs iter.Seq[layout.Run]) iter.Seq[layout.Run] {
 	}
 }
 
-// segmentRuns yields a run of a kept object: whole pieces together as far as they lie in one local file, and a piece that
-// crosses from one to the next in parts.
+// segmentRuns yields a run of a remote object: whole pieces together as far as they lie in one segment, and a piece that
+// crosses segments in parts.
 func segmentRuns(k segmented, r layout.Run, yield func(layout.Run) bool) bool {
 	for r.Count > 0 {
 		file, at, n := segmentAt(k, r.Object, r.Offset)
@@ -78,7 +78,7 @@ func segmentRuns(k segmented, r layout.Run, yield func(layout.Run) bool) bool {
 	return true
 }
 
-// segmentAt is Lies, with the object itself for what is not local.
+// segmentAt is Lies, with the object itself where the byte is not local.
 func segmentAt(k segmented, o *layout.Object, off int64) (file *layout.Object, at, n int64) {
 	file, at, n = k.Lies(o, off)
 	if file == nil {

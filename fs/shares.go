@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// shares divide something that there is only so much of among users. Who takes some leaves at least as much free as they
-// then have: alone a user has half of it, the next one a quarter, and there is always something left for one who comes
-// later. The user who runs the daemon, most often root, has as much again apart, which nobody else can take.
+// shares divide a limited thing among users. A user gets more as long as as much stays free as that user then has: alone
+// half of it, beside such a user a quarter. So some is always left for the next user. The user who runs the daemon, most
+// often root, has as much apart.
 type shares struct {
 	me    uint32
 	limit int64 // of all users together
 	each  int64 // the most that one may have
-	least int64 // that one may have in any case; its user is bounded otherwise
+	least int64 // that each may have in any case: users are bounded otherwise
 
 	mu   sync.Mutex // guards the fields below
 	used int64      // by others than me
@@ -23,7 +23,7 @@ func newShares(limit, each, least int64) *shares {
 	return &shares{me: uint32(os.Geteuid()), limit: limit, each: each, least: least, of: map[uint32]int64{}}
 }
 
-// reserve books n for a user, and reports whether there was so much for it.
+// reserve books n for a user, and reports whether there was room.
 func (s *shares) reserve(uid uint32, n int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *shares) fits(uid uint32, n int64) bool {
 	return has <= s.each && (uid == s.me || has <= s.least || has <= s.limit-s.used-n)
 }
 
-// book books n for a user, as much as it is: fit has said that there is room. What is given back is negative.
+// book books n for a user, after fit has said that there is room. A negative n gives back.
 func (s *shares) book(uid uint32, n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +62,7 @@ func (s *shares) add(uid uint32, n int64) {
 	}
 }
 
-// booked returns how much all have together.
+// booked returns the sum of all users.
 func (s *shares) booked() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

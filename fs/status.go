@@ -8,7 +8,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/status"
 )
 
-// counters count what the daemon was asked for. What the kernel reads by passthrough it never hears of.
+// counters count requests to the daemon. Passthrough reads do not reach it.
 type counters struct {
 	lookups, passthroughOpens, cachedOpens, reads, splicedBytes, copiedBytes atomic.Int64
 	passthroughCloses, cachedCloses                                          atomic.Int64

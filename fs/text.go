@@ -6,7 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// texts are the open status files: each shows what it was when it was opened.
+// texts are the open status files: each shows its content at the open.
 type texts struct {
 	bytes *shares
 

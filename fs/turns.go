@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// turns let a few do something at a time, and half as many of one user: so whoever asks much waits for itself. The user
+// turns let a few requests go on at a time, and half as many of one user: a user who asks much waits for itself. The user
 // who runs the daemon waits for no other.
 type turns struct {
 	me   uint32
@@ -19,7 +19,7 @@ type turns struct {
 
 type userTurns struct {
 	slots chan struct{}
-	asked int // how many have a turn or wait for one
+	asked int // requests that have a turn or wait for one
 }
 
 func newTurns(atOnce int) *turns {

@@ -21,7 +21,7 @@ var ErrBusy = errors.New("the mount is in use")
 // busyTime is how long a mount may stay busy by processes that only look at it, such as hbmfs top.
 const busyTime = time.Second
 
-// Unmount takes the mount at point away. One that is in use gives an error that wraps ErrBusy and names who holds it.
+// Unmount takes the mount at point away. A mount in use gives an error that wraps ErrBusy and names the processes.
 func Unmount(point string) error {
 	const pause = 50 * time.Millisecond
 	for end := time.Now().Add(busyTime); ; time.Sleep(pause) {
@@ -35,16 +35,16 @@ func Unmount(point string) error {
 	}
 }
 
-// Detach takes the mount out of the tree now, and lets those who have files open in it finish.
+// Detach takes the mount out of the tree now. Open files go on until they are closed.
 func Detach(point string) error { return unmount(point, unix.MNT_DETACH) }
 
-// Abort ends the filesystem of a mount, wherever else it is seen, and takes the mount out of the tree: those who wait for its
-// daemon get an error. What is open with passthrough, mapped, or held by a reader goes on.
+// Abort ends the filesystem of a mount, wherever else it is mounted, and takes the mount out of the tree. Calls that wait
+// for the daemon fail. Files open with passthrough, their mappings and readers' descriptors go on.
 func Abort(mount *mountinfo.Info) error {
 	if os.Geteuid() == 0 {
 		return unmount(mount.Mountpoint, unix.MNT_DETACH|unix.MNT_FORCE)
 	}
-	// An ordinary user ends what is his own by way of fusectl. Where that is not mounted, the end of the daemon does it.
+	// An ordinary user aborts by fusectl. Where that is not mounted, the end of the daemon ends the filesystem.
 	err := os.WriteFile(fmt.Sprintf("/sys/fs/fuse/connections/%d/abort", mount.Minor), []byte("1"), 0)
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
@@ -98,8 +98,8 @@ type use struct {
 
 func (u use) String() string { return fmt.Sprintf("%s (pid %d, %s)", u.Command, u.PID, u.How) }
 
-// uses finds the processes that have a file of the mount open or mapped, or work in it. It asks /proc alone, since
-// looking at the files themselves would hang on a dead daemon. Processes of other users are seen by root only.
+// uses finds the processes that have a file of the mount open or mapped, or work in it. It asks /proc alone, since looking
+// at the files themselves would hang on a dead daemon. Only root sees other users' processes.
 func uses(point string) ([]use, error) {
 	info, err := mountAt(point)
 	if err != nil || info == nil {

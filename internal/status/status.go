@@ -23,7 +23,7 @@ type Status struct {
 	Sets        []Set        `json:"sets"`
 	Views       int          `json:"views"`
 	Problems    int          `json:"problems"`
-	Notes       []string     `json:"notes"` // what is wrong, one line each, the first few
+	Notes       []string     `json:"notes"` // the first findings, one line each
 	Counters    Counters     `json:"counters"`
 	OpenFiles   OpenFiles    `json:"open_files"`
 	Control     Control      `json:"control"`
@@ -35,7 +35,7 @@ type Status struct {
 type Passthrough struct {
 	On       bool   `json:"on"`
 	Why      string `json:"why,omitempty"`
-	Failures int64  `json:"failures"` // files that the kernel would not take
+	Failures int64  `json:"failures"` // files that the kernel has refused
 	LastErr  string `json:"last_error,omitempty"`
 }
 
@@ -64,7 +64,7 @@ type Counters struct {
 	ErrorsByErrno map[string]int64 `json:"errors_by_errno"`
 }
 
-// OpenFiles are the files that are open now, by who reads them.
+// OpenFiles are the files that are open now, by the reader of their bytes: the kernel, or the daemon.
 type OpenFiles struct {
 	Passthrough int64 `json:"passthrough"`
 	Daemon      int64 `json:"daemon"`
@@ -87,7 +87,7 @@ type Control struct {
 	Clients         []Client `json:"clients"`
 }
 
-// Client is what the clients of one name reported.
+// Client sums up the reports of the clients of one name.
 type Client struct {
 	Name        string           `json:"name"`
 	Connections int              `json:"connections"`
@@ -96,7 +96,7 @@ type Client struct {
 	Choices     []Choice         `json:"choices"` // the same, by path and reason: the most bytes first
 }
 
-// Choice is how much went by one path for one reason.
+// Choice is the part of it that took one path for one reason.
 type Choice struct {
 	Path   string `json:"path"`
 	Reason string `json:"reason"`
