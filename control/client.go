@@ -42,7 +42,7 @@ type Client struct {
 }
 
 // Dial connects to the daemon of the mount that path lies in: a file of it, or the mount point. name is shown in the
-// mount's status beside what the client moved.
+// mount's status beside the bytes that the client moved.
 func Dial(ctx context.Context, path, name string) (*Client, error) {
 	return DialReader(ctx, path, name, 0)
 }

@@ -1,6 +1,6 @@
 package control
 
-// FrameType says what a frame on the socket is.
+// FrameType is the type of a frame on the socket.
 type FrameType uint16
 
 // The frames. R marks those that the daemon answers, with the type behind the arrow or with ERROR.

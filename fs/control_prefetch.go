@@ -13,8 +13,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// prefetcher tells what readers will read: of local files the kernel, of remote objects the cache. The queue is bounded, so
-// that a request never waits.
+// prefetcher announces ranges that readers will read: to the kernel for local files, to the cache for remote objects. The
+// queue is bounded, so that a request never waits.
 type prefetcher struct {
 	queue *jobQueue
 	cache Cache         // set before use; nil for none

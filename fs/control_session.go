@@ -158,7 +158,7 @@ func (s *session) one(ctx context.Context) error {
 	return nil
 }
 
-// answer is what goes back to the peer: nothing, if its type is 0.
+// answer is the frame for the peer: none, if its type is 0.
 type answer struct {
 	header  control.Header
 	payload func([]byte) []byte

@@ -51,14 +51,14 @@ func (c *channel) join(name string, r readerID) *usage {
 	if name == "" {
 		name = "(unnamed)"
 	}
-	who := client{r.uid, name}
-	if c.usages[who] == nil && !c.names.reserve(r.uid, 1) {
-		who = client{name: others}
+	k := client{r.uid, name}
+	if c.usages[k] == nil && !c.names.reserve(r.uid, 1) {
+		k = client{name: others}
 	}
-	u := c.usages[who]
+	u := c.usages[k]
 	if u == nil {
 		u = &usage{moved: map[choice]amount{}}
-		c.usages[who] = u
+		c.usages[k] = u
 	}
 	u.connections++
 	if r.number != 0 {
@@ -120,11 +120,11 @@ func (u *usage) add(k choice, a amount) {
 // byName sums up the usage of all users under each name.
 func (c *channel) byName() map[string]*usage {
 	all := map[string]*usage{}
-	for who, u := range c.usages {
-		sum := all[who.name]
+	for of, u := range c.usages {
+		sum := all[of.name]
 		if sum == nil {
 			sum = &usage{moved: map[choice]amount{}}
-			all[who.name] = sum
+			all[of.name] = sum
 		}
 		sum.connections += u.connections
 		for k, a := range u.moved {

@@ -18,7 +18,7 @@ import (
 func (m *Mount) newServer(ctx context.Context, point string) (*fuse.Server, error) {
 	opt := m.mountOptions()
 	if os.Geteuid() == 0 {
-		opt.DirectMountStrict = true // go-fuse would start fusermount3, too, and keep what it says
+		opt.DirectMountStrict = true // go-fuse would start fusermount3, too, and keep its words
 		server, err := fuse.NewServer(m, point, opt)
 		if err == nil || !errors.Is(err, unix.EPERM) {
 			return server, err

@@ -43,7 +43,7 @@ type Options struct {
 	Version    string         // of the program, for status
 	Notes      []string       // findings of the program, one line each, for status
 	Log        *slog.Logger
-	Trace      *trace.Tracer // has spans of recognizing the dataset and of what readers ask; nil for none
+	Trace      *trace.Tracer // has spans of recognition and of readers' requests; nil for none
 }
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
@@ -63,7 +63,7 @@ type Cache interface {
 
 // Mount is a mounted dataset.
 type Mount struct {
-	fuse.RawFileSystem // answers ENOSYS to what a read-only filesystem does not have
+	fuse.RawFileSystem // answers ENOSYS to requests that a read-only filesystem lacks
 
 	opt     Options
 	point   string

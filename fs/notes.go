@@ -60,7 +60,7 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 		n.add(note)
 	}
 	if len(m.listing.Objects) == 0 {
-		n.add(m.opt.Source + " has no files: is the path right, and is mounted there what should be?")
+		n.add(m.opt.Source + " has no files: is the path right, and the right filesystem mounted there?")
 	}
 	if denied := m.listing.Denied; len(denied) > 0 && told(denied[0].Name) {
 		n.add(fmt.Sprintf("%d files cannot be opened (EACCES), the first is %s", len(denied), denied[0].Why))

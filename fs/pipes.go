@@ -63,7 +63,7 @@ func (p *pipes) make() {
 // makeRoom makes the kernel grow the table of descriptors for all pipes. The table grows in steps, and each waits for all
 // CPUs once there are threads: 20 ms on 2 CPUs, by which the first read would be late.
 func (p *pipes) makeRoom() {
-	const descriptors = 256 // a power of two, in which there is room for four of each splice, and for what else is open
+	const descriptors = 256 // a power of two, with room for four of each splice and for other open files
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return // the first read takes longer

@@ -45,7 +45,7 @@ func Locate(path string) (*Place, error) {
 		rest = rest[1:]
 		to := ""
 		if ask {
-			to, _ = os.Readlink(next) // what is no link, or not there, is taken as it is
+			to, _ = os.Readlink(next) // a name that is no link, or not there, stays as it is
 		}
 		if to == "" {
 			p.Path = next

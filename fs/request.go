@@ -85,7 +85,7 @@ func (r *request) watch(ctx context.Context, give context.CancelFunc) {
 // Done implements [context.Context].
 func (r *request) Done() <-chan struct{} { return r.waiting().Done() }
 
-// Err implements [context.Context]. It asks nobody until the kernel has interrupted the request.
+// Err implements [context.Context]. It looks at nothing until the kernel has interrupted the request.
 func (r *request) Err() error {
 	select {
 	case <-r.cancel:
@@ -100,8 +100,8 @@ func (r *request) Err() error {
 	return r.waited.Err()
 }
 
-// Value implements [context.Context]. It gives contexts that are made of this one what package context looks for in a
-// parent after Done, so that they need no goroutine of their own.
+// Value implements [context.Context]. Package context looks for a parent's cancel function here after Done: with it,
+// contexts made of this one need no goroutine of their own.
 func (r *request) Value(key any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +125,7 @@ func wantsAnswer(thread uint32) bool {
 	return (c.state == 'D' || c.state == 'R') && !c.dying() // R: on its way to D
 }
 
-// caller is what /proc says of a thread: its state, and sets of signals, bit n-1 for signal n.
+// caller is a thread as /proc shows it: its state, and sets of signals, bit n-1 for signal n.
 type caller struct {
 	state                             byte
 	traced                            bool

@@ -6,8 +6,8 @@ import (
 )
 
 // shares divide a limited thing among users. A user gets more as long as as much stays free as that user then has: alone
-// half of it, beside such a user a quarter. So some is always left for the next user. The user who runs the daemon, most
-// often root, has as much apart.
+// half, beside such a user a quarter. So some is always left for the next user. The user who runs the daemon, most often
+// root, has as much apart.
 type shares struct {
 	me    uint32
 	limit int64 // of all users together

@@ -89,7 +89,7 @@ func busy(point string) error {
 	return fmt.Errorf("unmount %s: %w by %s: end it, or use --lazy", point, ErrBusy, strings.Join(names, ", "))
 }
 
-// use is what a process does with a mount that keeps it busy.
+// use is a process's use of a mount, which keeps the mount busy.
 type use struct {
 	PID     int
 	Command string

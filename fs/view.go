@@ -60,8 +60,8 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 	return append(entries, m.viewDirs(v)...)
 }
 
-// viewDirs makes the directories of views that stand for those of the source, with their permissions: a user who may not
-// list one there learns no names here.
+// viewDirs makes the directories of the source that hold views, with the source's permissions: a user who may not list one
+// there learns no names here.
 func (m *Mount) viewDirs(v *layout.Volume) (entries []entry) {
 	with := map[string]bool{"": true}
 	for _, s := range v.Sets {
