@@ -17,8 +17,8 @@ import (
 // queue is bounded, so that a request never waits.
 type prefetcher struct {
 	queue *jobQueue
-	cache Cache         // set before use; nil for none
-	bytes *atomic.Int64 // that the kernel and the cache were told of
+	cache Cache        // set before use; nil for none
+	bytes atomic.Int64 // that the kernel and the cache were told of
 
 	mu     sync.Mutex // guards the fields below
 	byFile map[int][]planner
@@ -43,7 +43,7 @@ func (r planner) User() uint32 { return r.uid }
 
 func newPrefetcher() *prefetcher {
 	const pending = 128 // jobs, of 200 KiB at most
-	return &prefetcher{queue: newJobQueue(pending), bytes: new(atomic.Int64), byFile: map[int][]planner{}}
+	return &prefetcher{queue: newJobQueue(pending), byFile: map[int][]planner{}}
 }
 
 // runsPerJob bounds the work of a job: a message may name all of an irregular file a thousand times.

@@ -134,7 +134,6 @@ func (s *session) one(ctx context.Context) error {
 	}
 	a := answer{header: control.Header{Version: control.Version, ID: h.ID}}
 	if err == nil {
-		a.payload = func(b []byte) []byte { return b }
 		err = s.handle(ctx, h, payload, &a)
 		defer a.close()
 	}

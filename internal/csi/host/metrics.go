@@ -13,8 +13,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/promtext"
 )
 
-// How mounts are asked for their metrics: so many at once, of which one that takes its time no longer counts; and so long in
-// all, since Prometheus by itself gives up after 10 seconds (scrape_timeout).
+// The host asks so many mounts at once for their metrics; one that takes longer than itsTime no longer counts. All of a
+// page takes pageTime at most, since Prometheus gives up after 10 seconds by default (scrape_timeout).
 const (
 	askers   = 8
 	itsTime  = 200 * time.Millisecond
