@@ -1,4 +1,5 @@
-// Package promtext owns pages of metrics in Prometheus' text exposition format 0.0.4: it writes one, and merges those of several mounts.
+// Package promtext owns pages of metrics in Prometheus' text exposition format 0.0.4: it writes one, and
+// merges those of several mounts.
 package promtext
 
 import (
@@ -46,7 +47,8 @@ func (p *Page) Gauge(name, help string) *Metric { return p.declare(name, help, "
 // Counter declares a metric that only goes up.
 func (p *Page) Counter(name, help string) *Metric { return p.declare(name, help, "counter") }
 
-// Histogram writes how many of something took up to each of the bounds, and how long all took. The last count is of those that took longer.
+// Histogram writes how many of something took up to each of the bounds, and how long all took. The last count is of
+// those that took longer.
 func (p *Page) Histogram(name, help string, bounds []time.Duration, counts []int64, sum time.Duration) {
 	m, n := p.declare(name, help, "histogram"), int64(0)
 	for i, c := range counts {
