@@ -137,7 +137,7 @@ func (c *mountCommand) keepWords(said []byte) error {
 
 // noteTime is how long the command stays after the mount is ready, to show what the daemon finds wrong. Small datasets need
 // milliseconds. What the daemon finds later is in its log and in the status.
-const noteTime = 150 * time.Millisecond
+const noteTime = 120 * time.Millisecond
 
 // showNote shows what the daemon notes.
 func (c *mountCommand) showNote(text string) { fmt.Fprintf(c.stderr, "hbmfs: %s\n", printable(text)) }
