@@ -22,19 +22,19 @@ var ErrTooManyFiles = errors.New("this process has too many open files: raise it
 // ErrNoSocket says that a mount has no control socket that can be reached from here.
 var ErrNoSocket = errors.New("no control socket")
 
-// Client is a connection to the daemon of one mount. What it redeemed stays leased until it is released or the client
-// is closed. It is safe for concurrent use; requests take turns. One that waits for its answer takes a thread.
+// Client is a connection to the daemon of one mount. Objects that it redeemed stay leased until their release or its close.
+// It is safe for concurrent use; requests take turns. A request that waits for its answer takes a thread.
 type Client struct {
 	line    *line
 	welcome Welcome
-	turn    chan struct{} // holds one token: who has it may use the connection and what follows
+	turn    chan struct{} // has one token: its owner may use the connection and the fields below
 
 	nextID uint32
 	owed   uint32 // the id of a request for descriptors whose answer has not come; 0 for none
 	buf    [MaxFrame]byte
 	out    []byte
 
-	lookups chan struct{}       // holds one token: who has it may look up and use what follows
+	lookups chan struct{}       // has one token: its owner may look up and use shared
 	shared  map[uint64]*Backing // by object, of Lookup
 
 	closed sync.Once
@@ -42,13 +42,13 @@ type Client struct {
 }
 
 // Dial connects to the daemon of the mount that path lies in: a file of it, or the mount point. name is shown in the
-// mount's status beside what the client moved.
+// mount's status beside the bytes that the client moved.
 func Dial(ctx context.Context, path, name string) (*Client, error) {
 	return DialReader(ctx, path, name, 0)
 }
 
-// DialReader is [Dial] for one who moves many bytes, and takes the host's memory or CPUs for it. All connections with
-// the same number, drawn at random, are one reader of those that [Client.Readers] counts.
+// DialReader is [Dial] for a program that moves many bytes, with the host's memory or CPUs. All connections with the same
+// number, drawn at random, are one reader of those that [Client.Readers] counts.
 func DialReader(ctx context.Context, path, name string, number uint32) (*Client, error) {
 	dir, _, err := findSocket(path)
 	if err != nil {
@@ -76,7 +76,7 @@ func newClient(l *line) *Client {
 	return &Client{line: l, turn: make(chan struct{}, 1), lookups: make(chan struct{}, 1), shared: map[uint64]*Backing{}}
 }
 
-// Root gives the root of the mount that path lies in, which the paths of [Client.Lookup] begin at.
+// Root returns the root of the mount that path lies in. Paths of [Client.Lookup] begin there.
 func Root(path string) (string, error) {
 	dir, root, err := findSocket(path)
 	if err != nil {
@@ -85,7 +85,7 @@ func Root(path string) (string, error) {
 	return root, unix.Close(dir)
 }
 
-// findSocket opens the directory .hbmfs of the mount that path lies in, and gives the mount's root.
+// findSocket opens the directory .hbmfs of the mount that path lies in, and returns the mount's root.
 func findSocket(path string) (dir int, root string, err error) {
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return -1, "", err
@@ -107,7 +107,7 @@ func findSocket(path string) (dir int, root string, err error) {
 			if unix.Fstatat(dir, "control", &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Dev == mount && st.Mode&unix.S_IFMT == unix.S_IFSOCK {
 				return dir, at, nil
 			}
-			_ = unix.Close(dir) // it was only looked at
+			_ = unix.Close(dir) // nothing is lost
 			if st.Dev == mount {
 				return -1, "", fmt.Errorf("%w in %s: .hbmfs/status says why", ErrNoSocket, filepath.Join(at, ".hbmfs"))
 			}
@@ -234,7 +234,7 @@ func (c *Client) accept(ctx context.Context, a response, objects []Object, err e
 	return files, nil
 }
 
-// Names uses a ticket up and returns what objects that it names are called at the source.
+// Names uses a ticket up and returns the names that its objects have at the source.
 func (c *Client) Names(ctx context.Context, t Ticket, objects []uint64) ([]Named, error) {
 	q := Redeem{t, objects}
 	a, err := c.ask(ctx, TypeName, TypeNames, q.AppendTo)
@@ -253,8 +253,8 @@ func (c *Client) Release(ctx context.Context, objects ...uint64) error {
 	return c.tell(ctx, TypeRelease, func(b []byte) []byte { return AppendRelease(b, objects) })
 }
 
-// ReportStats adds to what the mount's status says of this client: bytes and reads since the last report, by path and
-// reason. The daemon tells a few dozen reasons apart: let them name kinds of cases, without figures that vary.
+// ReportStats adds bytes and reads since the last report, by path and reason, to this client's sums in the mount's status.
+// The daemon tells a few dozen reasons apart: let them name kinds of cases, without figures that vary.
 func (c *Client) ReportStats(ctx context.Context, moved ...Moved) error {
 	for part := range slices.Chunk(moved, MaxMoved) {
 		part = slices.Clone(part)
@@ -337,9 +337,9 @@ func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]b
 		}
 		c.owed = id
 	}
-	// What the daemon said before it closed the connection, as when it turns one away, says more than that it did.
+	// A message that the daemon sent before it closed the connection says more than this error.
 	if err := c.sendLocked(ctx, Header{Version, t, id}, fill); err != nil && !hasClosed(err) {
-		if c.owed == id { // nobody was asked
+		if c.owed == id { // nothing was sent
 			c.owed = 0
 		}
 		return response{}, c.explain(ctx, err)
@@ -371,7 +371,7 @@ func (c *Client) askLocked(ctx context.Context, t, want FrameType, fill func([]b
 // next waits for a frame.
 func (c *Client) next(ctx context.Context) (response, error) {
 	got, err := c.line.receive(ctx, c.buf[:])
-	if errors.Is(err, syscall.ECONNRESET) { // which is told once, before what is there to read
+	if errors.Is(err, syscall.ECONNRESET) { // the kernel tells it once, before messages that are there to read
 		got, err = c.line.receive(ctx, c.buf[:])
 	}
 	if err != nil {
@@ -385,7 +385,7 @@ func (c *Client) next(ctx context.Context) (response, error) {
 	return a, err
 }
 
-// settle takes the answer to a request for descriptors that was given up: the daemon sends few before they are
+// settle receives the answer to a request for descriptors that was given up: the daemon sends few before they are
 // acknowledged.
 func (c *Client) settle(ctx context.Context) error {
 	for c.owed != 0 {
@@ -401,7 +401,7 @@ func (c *Client) settle(ctx context.Context) error {
 	return nil
 }
 
-// discard takes an answer that nobody waits for any more, and says so, since its descriptors count until then.
+// discard drops an answer that nobody waits for any more, and acknowledges it, since its descriptors count until then.
 func (c *Client) discard(ctx context.Context, a response) error {
 	if a.header.Type != TypeFDs && a.header.Type != TypeFiles {
 		return nil
@@ -419,12 +419,12 @@ func (c *Client) sendLocked(ctx context.Context, h Header, fill func([]byte) []b
 	return c.line.send(ctx, c.out)
 }
 
-// hasClosed says whether a call failed because the daemon has closed the connection.
+// hasClosed reports whether a call failed because the daemon has closed the connection.
 func hasClosed(err error) bool {
 	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// explain makes the errors of a connection say what they mean.
+// explain wraps errors of a connection in the errors of this package.
 func (c *Client) explain(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:

@@ -26,14 +26,14 @@ func NewConn(c *net.UnixConn) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.c.Close() }
 
-// Cut closes the connection for good, even while the kernel holds up a Receive that has got what it closes for long.
-// [Conn.Close] would leave the socket open until that returns.
+// Cut closes the connection at once, even while Receive waits for the kernel to close descriptors that came with a message.
+// [Conn.Close] would leave the socket open until then.
 func (c *Conn) Cut() {
 	if null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
-		_ = c.raw.Control(func(fd uintptr) { _ = unix.Dup3(null, int(fd), unix.O_CLOEXEC) }) // what is closed already needs none
+		_ = c.raw.Control(func(fd uintptr) { _ = unix.Dup3(null, int(fd), unix.O_CLOEXEC) }) // a closed socket needs none
 		_ = unix.Close(null)                                                                 // it stands in the socket's place
 	}
-	_ = c.Close() // nothing is lost: whoever calls does not care for the peer
+	_ = c.Close() // nothing is lost: the caller has given up the peer
 }
 
 // SetReadDeadline ends Wait and Receive at t, the zero time never.
@@ -73,7 +73,7 @@ func (c *Conn) Receive(p []byte) (n int, err error) {
 	return got.N, errors.Join(waitErr, err)
 }
 
-// Send sends a frame, and waits so long where the peer does not read.
+// Send sends a frame, and waits up to limit for a peer that does not read.
 func (c *Conn) Send(frame []byte, limit time.Duration) error {
 	err := c.SendNow(frame, nil)
 	if !errors.Is(err, unix.EAGAIN) {
@@ -89,8 +89,8 @@ func (c *Conn) Send(frame []byte, limit time.Duration) error {
 	return errors.Join(waitErr, err)
 }
 
-// SendNow sends a frame with descriptors, of which the caller keeps its own. It does not wait for a peer that does not
-// read (EAGAIN): what is on its way counts against the sender's descriptors.
+// SendNow sends a frame with descriptors, of which the caller keeps its own. It does not wait for a peer that does not read
+// (EAGAIN): descriptors on their way count against the sender's limit.
 func (c *Conn) SendNow(frame []byte, fds []int) (err error) {
 	controlErr := c.raw.Control(func(fd uintptr) { err = transmit(int(fd), frame, fds) })
 	return errors.Join(controlErr, err)

@@ -9,12 +9,11 @@
 //		... // read batch.Extents from files, past FUSE
 //	}
 //
-// The capability is the open file: who could open a file may ask for its extents by ioctl, and gets a ticket that the
-// same user redeems once, within ten seconds, on the socket .hbmfs/control inside the mount. Many small files need no
+// The capability is the open file. A process that has a file open may ask for its extents by ioctl, and gets a ticket. The
+// same user redeems it once, within ten seconds, on the socket .hbmfs/control inside the mount. Many small files need no
 // ioctl: [Client.Lookup] answers for hundreds of paths at a time, and checks the permissions itself.
 //
-// Pitfalls. A backing file shows all of its bytes, not only the extents. The extents that are marked [ExtentMount] lie
-// in no backing file: read them from the mount. A lease lasts as long as the connection: keep the client open while
-// the files are in use. After a restart of the daemon everything it said is void ([ErrStale]); files that were
-// redeemed go on working.
+// Pitfalls. A backing file shows all of its bytes, not only the extents. The extents that are marked [ExtentMount] lie in
+// no backing file: read them from the mount. A lease lasts as long as the connection: keep the client open while the files
+// are in use. After a restart of the daemon all its answers are void ([ErrStale]); redeemed files go on working.
 package control

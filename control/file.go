@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a file or a mount can answer that is not an answer.
+// Errors of questions to a file or to a mount.
 var (
-	// ErrNotHBMFS says that a file is not in a mount of hbmfs, or is none that has extents.
+	// ErrNotHBMFS says that a file is not in a mount of hbmfs, or has no extents.
 	ErrNotHBMFS = errors.New("not a data file of an hbmfs mount")
 	// ErrVersion says that the daemon speaks another version of the protocol.
 	ErrVersion = errors.New("the daemon speaks another version of the control protocol")
-	// ErrStale says that the daemon no longer knows what it was asked about: it was restarted, or a ticket was too old.
+	// ErrStale says that the daemon no longer knows a ticket or an object: it was restarted, or the ticket was too old.
 	ErrStale = errors.New("stale: ask for the extents again")
 )
 
-// The questions to an open file take no context: the daemon answers them from what it knows, within microseconds, and
-// while it is stopped the kernel lets nobody go who waits for it, as with every call on a file of its mount.
+// Questions to an open file take no context. The daemon answers them from memory, within microseconds. While it is stopped,
+// the kernel ends no wait for it, as with every call on a file of its mount.
 
 // Info asks what an open file is.
 func Info(f *os.File) (FileInfo, error) {
@@ -56,7 +56,7 @@ func Batches(f *os.File, off, n int64, tickets bool) iter.Seq2[Batch, error] {
 	}
 }
 
-// firstRoom is for how many extents the first question has room: most files have few, and the kernel copies it all.
+// firstRoom is the room of the first question, in extents: most files have few, and the kernel copies all of the room.
 const firstRoom = 16
 
 // Extents returns the extents of [off, off+n) of an open file, cut to it.

@@ -1,6 +1,6 @@
 package control
 
-// FrameType says what a frame on the socket is.
+// FrameType is the type of a frame on the socket.
 type FrameType uint16
 
 // The frames. R marks those that the daemon answers, with the type behind the arrow or with ERROR.
@@ -13,9 +13,9 @@ const (
 	TypeRelease                       // these objects are no longer in use
 	TypeLookup                        // R -> FILES: extents of many files, and descriptors
 	TypeFiles                         //
-	TypeName                          // R -> NAMES: what objects are called at the source
+	TypeName                          // R -> NAMES: the names of objects at the source
 	TypeNames                         //
-	TypeStats                         // how much the client moved, by path and why
+	TypeStats                         // how much the client moved, by path and reason
 	TypePrefetch                      // R -> DONE: ranges of leased objects will be read
 	TypeDone                          //
 	TypeReaders                       // R -> COUNT: how many readers are connected

@@ -14,7 +14,7 @@ const (
 	maxIoctl   = 1<<14 - 1
 )
 
-// Op is what an ioctl asks for.
+// Op is the operation of an ioctl.
 type Op uint8
 
 // The operations.
@@ -70,7 +70,7 @@ const (
 	InfoMount                        // some bytes exist only in the mount
 	InfoBypass                       // some bytes lie in backing files
 	InfoMore                         // FILES only: more extents than were given; EXTENTS has them
-	InfoCached                       // backing files are a cache's: they come, and those that nobody leases go
+	InfoCached                       // backing files are segments of a cache: they come and, unless leased, go
 )
 
 // FileInfo is the answer to INFO.
@@ -107,16 +107,16 @@ func ParseFileInfo(p []byte) (FileInfo, error) {
 	return i, r.end()
 }
 
-// ParseInfoRequest checks what goes into INFO: the version, and flags that must be zero.
+// ParseInfoRequest checks the request of INFO: the version, and flags that must be zero.
 func ParseInfoRequest(p []byte) error {
 	r := reader{rest: p}
 	r.bad = r.u32() != Version
 	r.zero(4)
-	r.take(InfoSize - 8)
+	r.bytes(InfoSize - 8)
 	return r.end()
 }
 
-// ExtentsFlags ask for variants of EXTENTS, and say what came.
+// ExtentsFlags ask for variants of EXTENTS, and describe the answer.
 type ExtentsFlags uint32
 
 // The flags of EXTENTS. ExtentsCount and ExtentsTicket go in; ExtentsLast and ExtentsTicket come out.
@@ -126,12 +126,12 @@ const (
 	ExtentsLast                            // out: the range ends with this answer
 )
 
-// ExtentsRequest is what goes into EXTENTS.
+// ExtentsRequest is the request of EXTENTS.
 type ExtentsRequest struct {
 	Flags  ExtentsFlags
 	Offset int64 // in the file, bytes
 	Length int64 // bytes; beyond the end of the file there is nothing
-	Cursor int64 // 0 at first, then what the last answer gave
+	Cursor int64 // 0 at first, then that of the last answer
 }
 
 // AppendTo appends the header as it goes into the ioctl.
@@ -141,7 +141,7 @@ func (q *ExtentsRequest) AppendTo(b []byte) []byte {
 	return pad(b, ExtentsHeaderSize-32)
 }
 
-// ParseExtentsRequest reads what went into the ioctl. The room for extents behind the header may hold anything.
+// ParseExtentsRequest reads the header that went into the ioctl. The room for extents behind the header may hold anything.
 func ParseExtentsRequest(p []byte) (ExtentsRequest, error) {
 	r := reader{rest: p}
 	r.bad = r.u32() != Version
@@ -207,7 +207,7 @@ type Batch struct {
 	Flags   ExtentsFlags
 	Offset  int64 // as asked for
 	Length  int64
-	Cursor  int64  // asks for what comes next
+	Cursor  int64  // of the next request
 	Ticket  Ticket // for the objects of these extents, if ExtentsTicket is set
 	Epoch   Epoch
 	Total   int64 // extents of the range from the request's cursor on, those of this answer included
@@ -243,7 +243,7 @@ func (a *Batch) AppendTo(b []byte) []byte {
 	return b
 }
 
-// ParseBatch reads what came out of the ioctl, and ignores the room that is left.
+// ParseBatch reads the struct that came out of the ioctl, and ignores the room that is left.
 func ParseBatch(p []byte) (Batch, error) {
 	r := reader{rest: p}
 	r.bad = r.u32() != Version
@@ -265,7 +265,7 @@ func ParseBatch(p []byte) (Batch, error) {
 // Range is a part of a file.
 type Range struct{ Offset, Length int64 }
 
-// AppendPrefetch appends what goes into PREFETCH.
+// AppendPrefetch appends the request of PREFETCH.
 func AppendPrefetch(b []byte, ranges []Range) []byte {
 	b = pad(put32(b, Version, 0, uint32(len(ranges)), 0), PrefetchHeaderSize-16)
 	for _, g := range ranges {
@@ -274,7 +274,7 @@ func AppendPrefetch(b []byte, ranges []Range) []byte {
 	return b
 }
 
-// ParsePrefetch reads what went into PREFETCH.
+// ParsePrefetch reads the request of PREFETCH.
 func ParsePrefetch(p []byte) ([]Range, error) {
 	r := reader{rest: p}
 	r.bad = r.u32() != Version

@@ -59,7 +59,7 @@ func newLine(fd int) (*line, error) {
 	return l, nil
 }
 
-// close ends the connection. Who waits on it gets os.ErrClosed.
+// close ends the connection. A call that waits on it gets os.ErrClosed.
 func (l *line) close() error { return l.socket.Close() }
 
 // use calls f with the descriptor, which stays open meanwhile.

@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// ErrInMount says that bytes exist only in the mount: they are to be read from the file there.
+// ErrInMount says that bytes exist only in the mount: read them from the file there.
 var ErrInMount = errors.New("these bytes exist only in the mount: read them from the file itself")
 
-// Found is what [Client.Lookup] found at one path: where the bytes of a file lie, with the backing files open.
+// Found is the answer of [Client.Lookup] for one path: where the bytes of a file lie, with the backing files open.
 type Found struct {
 	Path string
 	FileInfo
@@ -22,7 +22,7 @@ type Found struct {
 	client  *Client
 }
 
-// keepShared is how many backing files a lookup keeps open for those that come next. An archive of many members is one.
+// keepShared is how many backing files a lookup keeps open for the next ones. An archive of many members is one.
 const keepShared = 256
 
 // Lookup asks for many files in few messages, by paths relative to the root of the mount, and yields them in their

@@ -26,7 +26,7 @@ func (m *Hello) AppendTo(b []byte) []byte {
 func ParseHello(p []byte) (Hello, error) {
 	r := reader{rest: p}
 	m := Hello{Min: r.u16(), Max: r.u16(), Reader: r.u32()}
-	name, rest, _ := bytes.Cut(r.take(NameSize), []byte{0})
+	name, rest, _ := bytes.Cut(r.bytes(NameSize), []byte{0})
 	m.Name = string(name)
 	r.bad = r.bad || !isPrintable(m.Name)
 	for _, c := range rest {
@@ -38,9 +38,9 @@ func ParseHello(p []byte) (Hello, error) {
 // WelcomeFlags say what kind of descriptors the daemon gives.
 type WelcomeFlags uint32
 
-// WelcomeReadOnly says that descriptors come through a read-only mount: to open one again for writing is EROFS, for root
-// as well. What it does not keep out is a process with CAP_SYS_ADMIN in the daemon's mount namespace, which can clone that
-// mount and make the clone writable.
+// WelcomeReadOnly says that descriptors come through a read-only mount: to open one again for writing is EROFS, for root as
+// well. A process with CAP_SYS_ADMIN in the daemon's mount namespace can still clone that mount and make the clone
+// writable.
 const WelcomeReadOnly WelcomeFlags = 1
 
 // Welcome answers HELLO.
@@ -48,7 +48,7 @@ type Welcome struct {
 	Version   uint16 // that the connection speaks
 	Flags     WelcomeFlags
 	Epoch     Epoch
-	MaxLeases uint32 // objects that the connection may hold
+	MaxLeases uint32 // objects that the connection may lease
 	MaxPaths  uint32 // of one LOOKUP
 }
 
@@ -204,9 +204,9 @@ func ParseLookup(p []byte) (Lookup, error) {
 	if n > MaxPaths || m.Flags&^LookupFDs != 0 {
 		return Lookup{}, errMalformed
 	}
-	lengths := reader{rest: r.take(int(n) * 4)}
+	lengths := reader{rest: r.bytes(int(n) * 4)}
 	for range n {
-		m.Paths = append(m.Paths, string(r.take(int(lengths.u32()))))
+		m.Paths = append(m.Paths, string(r.bytes(int(lengths.u32()))))
 	}
 	return m, r.end()
 }
@@ -321,11 +321,11 @@ func ParseNames(p []byte) ([]Named, error) {
 	r := reader{rest: p}
 	n := r.count(namedSize, MaxObjects)
 	r.zero(4)
-	table := reader{rest: r.take(n * namedSize)}
+	table := reader{rest: r.bytes(n * namedSize)}
 	names := make([]Named, n)
 	for i := range names {
 		names[i].Object = table.u64()
-		names[i].Name = string(r.take(int(table.u32())))
+		names[i].Name = string(r.bytes(int(table.u32())))
 		table.zero(4)
 	}
 	r.bad = r.bad || table.bad
@@ -381,6 +381,6 @@ func (m *Refusal) AppendTo(b []byte) []byte {
 func ParseRefusal(p []byte) (Refusal, error) {
 	r := reader{rest: p}
 	m := Refusal{Errno: syscall.Errno(r.u32())}
-	m.Text = string(r.take(int(r.u32())))
+	m.Text = string(r.bytes(int(r.u32())))
 	return m, r.end()
 }

@@ -1,6 +1,6 @@
 package control
 
-// Path is a way that bytes took from a backing file to where they are used.
+// Path is a way for bytes of a backing file into memory.
 type Path uint32
 
 // The paths, as docs/control-protocol.md numbers them.
@@ -21,7 +21,7 @@ func (p Path) String() string {
 	return "unknown"
 }
 
-// Moved is how much a client moved over one path, chosen for one reason, since it last said so.
+// Moved is how much a client moved by one path, for one reason, since its last report.
 type Moved struct {
 	Path   Path
 	Reason string // why this path was taken: printable ASCII, at most [ReasonSize] bytes; the same words each time
@@ -55,14 +55,14 @@ func ParseStats(p []byte) ([]Moved, error) {
 	r := reader{rest: p}
 	n := r.count(movedSize, MaxMoved)
 	r.zero(4)
-	table := reader{rest: r.take(n * movedSize)}
+	table := reader{rest: r.bytes(n * movedSize)}
 	moved := make([]Moved, n)
 	for i := range moved {
 		m := &moved[i]
 		m.Path = Path(table.u32())
 		length := table.u32()
 		m.Bytes, m.Reads = table.i64(), table.i64()
-		m.Reason = string(r.take(int(length)))
+		m.Reason = string(r.bytes(int(length)))
 		r.bad = r.bad || m.Path >= Paths || m.Bytes > maxMoved || m.Reads > maxMoved || length > ReasonSize || !isPrintable(m.Reason)
 	}
 	r.bad = r.bad || table.bad

@@ -74,7 +74,7 @@ func CloseAll(fds []int) {
 }
 
 // transmit sends a frame, with descriptors of which the sender keeps its own. It does not wait: EAGAIN says that the peer
-// has not read what came before.
+// has not read earlier frames.
 func transmit(fd int, frame []byte, fds []int) error {
 	var oob []byte
 	if len(fds) > 0 {

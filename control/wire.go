@@ -8,23 +8,23 @@ import (
 // Version is the version of the protocol that this package speaks, in ioctls and in frames.
 const Version = 1
 
-// Epoch is a random number that the daemon draws when it starts. What was said in another epoch is void.
+// Epoch is a random number that the daemon draws when it starts. Answers of another epoch are void.
 type Epoch [16]byte
 
 // Ticket authorizes its holder to redeem, once, the objects of the answer that it came with.
 type Ticket [16]byte
 
-// errMalformed is what every parser of this package answers to bytes that are not exactly one message.
+// errMalformed is the error of every parser of this package for bytes that are not exactly one message.
 var errMalformed = errors.New("malformed message")
 
-// reader takes little-endian fields off the front of a message. Once the bytes run out, bad is set and all is zero.
+// reader reads little-endian fields off the front of a message. Once the bytes run out, bad is set and all is zero.
 type reader struct {
 	rest []byte
 	bad  bool
 }
 
-// take returns the next n bytes, or nil.
-func (r *reader) take(n int) []byte {
+// bytes returns the next n bytes, or nil.
+func (r *reader) bytes(n int) []byte {
 	if n < 0 || n > len(r.rest) {
 		r.bad, r.rest = true, nil
 		return nil
@@ -35,21 +35,21 @@ func (r *reader) take(n int) []byte {
 }
 
 func (r *reader) u16() uint16 {
-	if p := r.take(2); p != nil {
+	if p := r.bytes(2); p != nil {
 		return binary.LittleEndian.Uint16(p)
 	}
 	return 0
 }
 
 func (r *reader) u32() uint32 {
-	if p := r.take(4); p != nil {
+	if p := r.bytes(4); p != nil {
 		return binary.LittleEndian.Uint32(p)
 	}
 	return 0
 }
 
 func (r *reader) u64() uint64 {
-	if p := r.take(8); p != nil {
+	if p := r.bytes(8); p != nil {
 		return binary.LittleEndian.Uint64(p)
 	}
 	return 0
@@ -65,18 +65,18 @@ func (r *reader) i64() int64 {
 }
 
 func (r *reader) id() (id [16]byte) {
-	copy(id[:], r.take(16))
+	copy(id[:], r.bytes(16))
 	return id
 }
 
-// zero takes n reserved bytes, which must be zero so that they can get a meaning later.
+// zero reads n reserved bytes, which must be zero so that they can get a meaning later.
 func (r *reader) zero(n int) {
-	for _, b := range r.take(n) {
+	for _, b := range r.bytes(n) {
 		r.bad = r.bad || b != 0
 	}
 }
 
-// count takes a number of entries that are size bytes each, at most limit and no more than the rest can hold.
+// count reads a number of entries that are size bytes each, at most limit and no more than the rest can hold.
 func (r *reader) count(size, limit int) int {
 	n := r.u32()
 	if int64(n) > int64(limit) || int64(n)*int64(size) > int64(len(r.rest)) {

@@ -11,8 +11,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// access works out who may read a file that shows bytes of several objects: those who could read every one of them
-// at the source, through every directory above it. Where that cannot be said with permission bits, less is granted.
+// access computes the permissions of a file that shows bytes of several objects: for users who may read every object at the
+// source, through every directory above it. Where permission bits cannot say that, access grants less.
 type access struct{ dirs map[string]cache.Rights }
 
 func newAccess(l *cache.Listing) *access {
@@ -23,7 +23,7 @@ func newAccess(l *cache.Listing) *access {
 	return a
 }
 
-// of returns the read bits for all objects together, and the owner and group that they speak of.
+// of returns the read bits for all objects together, with the owner and group that these bits are for.
 func (a *access) of(objects iter.Seq[*layout.Object]) (perm uint16, uid, gid uint32) {
 	perm, uid, gid = 0o444, a.dirs[""].UID, a.dirs[""].GID
 	first, dir := true, ""
@@ -48,14 +48,14 @@ func (a *access) of(objects iter.Seq[*layout.Object]) (perm uint16, uid, gid uin
 func (a *access) through(dir string, uid, gid uint32) uint16 {
 	pass := uint16(0o444)
 	for ; ; dir = parent(dir) {
-		pass &= a.dirs[dir].Certain(uid, gid, cache.ToPass) // of one that was not listed nothing is certain
+		pass &= a.dirs[dir].Certain(uid, gid, cache.ToPass) // a directory that was not listed grants nothing
 		if dir == "" {
 			return pass
 		}
 	}
 }
 
-// listedByAll reports whether all who may list the root may list a directory.
+// listedByAll reports whether every user who may list the root may list a directory.
 func (a *access) listedByAll(dir string) bool {
 	root := a.dirs[""]
 	for ; ; dir = parent(dir) {
@@ -78,8 +78,8 @@ type granter interface {
 	StillGrants(o *layout.Object, fd int) error
 }
 
-// stillGrants checks a file that was opened for a user, which is closed where it no longer grants what the mount shows.
-// For its own user the kernel has checked it: this process has opened it.
+// stillGrants checks that an open file still grants a user what the mount shows, and closes it otherwise. For the daemon's
+// own user the kernel has checked that at open.
 func stillGrants(uid uint32, o *layout.Object, fd int) (int, error) {
 	g, ok := o.Origin.(granter)
 	if !ok || uid == uint32(os.Geteuid()) {

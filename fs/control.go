@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// channel is the daemon's end of the control channel: what the ioctls and the socket share.
+// channel is the daemon's end of the control channel. The ioctls and the socket share it.
 type channel struct {
 	epoch    control.Epoch
 	objects  objectIDs
@@ -18,17 +18,17 @@ type channel struct {
 	facts    sync.Map // node number to facts, for bodies that are long to walk
 
 	binding   atomic.Bool   // the daemon is about to make the socket
-	bound     atomic.Bool   // it has
-	settled   chan struct{} // closed once it has, or cannot
+	bound     atomic.Bool   // it is there
+	settled   chan struct{} // closed once the socket is there, or cannot be
 	buffers   sync.Pool     // of *[control.MaxFrame]byte
 	answering *turns
 	lingering chan struct{}
 	sessions  *shares // connections
 	leases    *shares
-	names     *shares // that are told apart
+	names     *shares // of clients, as the status tells them apart
 	refused   atomic.Int64
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	off        string     // why there is no socket
 	turnedAway int64
 	usages     map[client]*usage
@@ -54,19 +54,19 @@ func (c *channel) buffer() *[control.MaxFrame]byte {
 	return new([control.MaxFrame]byte)
 }
 
-// objectIDs are the names of backing files on the control channel: numbers from 1, given when first asked for, never
-// twice. Those of the source stay; those of a cache come and go, and the oldest are forgotten when there are many.
+// objectIDs number the backing files of the control channel, from 1, when a reader first asks, never twice. Source files
+// keep their numbers. Segments come and go: when they are many, the oldest are forgotten.
 type objectIDs struct {
-	mu       sync.Mutex // guards what follows
-	last     uint64
-	byObject map[*layout.Object]uint64
-	byID     map[uint64]*layout.Object
-	passing  []uint64 // of files that may go, the oldest first
+	mu        sync.Mutex // guards the fields below
+	last      uint64
+	byObject  map[*layout.Object]uint64
+	byID      map[uint64]*layout.Object
+	evictable []uint64 // of segments, the oldest first
 }
 
-// mostPassing bounds the files of a cache that have numbers. Who asks for one that was forgotten gets ESTALE, as for
-// one that was evicted, and asks for the extents again.
-const mostPassing = 1 << 16
+// mostEvictable bounds the numbers of segments. A reader that asks for a forgotten one gets ESTALE, as for an evicted one,
+// and asks for the extents again.
+const mostEvictable = 1 << 16
 
 func (t *objectIDs) init() {
 	t.byObject, t.byID = map[*layout.Object]uint64{}, map[uint64]*layout.Object{}
@@ -80,11 +80,11 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 	}
 	t.last++
 	t.byObject[o], t.byID[t.last] = t.last, o
-	if _, passes := o.Origin.(holder); passes {
-		if t.passing = append(t.passing, t.last); len(t.passing) > mostPassing {
-			delete(t.byObject, t.byID[t.passing[0]])
-			delete(t.byID, t.passing[0])
-			t.passing = t.passing[1:]
+	if _, evictable := o.Origin.(pinner); evictable {
+		if t.evictable = append(t.evictable, t.last); len(t.evictable) > mostEvictable {
+			delete(t.byObject, t.byID[t.evictable[0]])
+			delete(t.byID, t.evictable[0])
+			t.evictable = t.evictable[1:]
 		}
 	}
 	return t.last
@@ -106,11 +106,11 @@ func backed(o *layout.Object) (local, bool) {
 	return origin, ok
 }
 
-// extentOf describes a run as the channel does. Bytes of no backing file are one extent of the mount.
+// extentOf makes an extent of a run. Bytes that lie in no backing file are one extent of the mount.
 func (c *channel) extentOf(r layout.Run) control.Extent {
 	if _, ok := backed(r.Object); !ok {
 		length, flags := r.Length*r.Count, control.ExtentMount
-		if _, ok := r.Object.Origin.(kept); ok {
+		if _, ok := r.Object.Origin.(segmented); ok {
 			flags |= control.ExtentPending
 		}
 		return control.Extent{Logical: r.Logical, Length: length, Stride: length, Count: 1, Flags: flags}
@@ -120,7 +120,7 @@ func (c *channel) extentOf(r layout.Run) control.Extent {
 	}
 }
 
-// facts are what INFO says of a body and what takes a walk over it.
+// facts are the part of INFO's answer that takes a walk over a body.
 type facts struct {
 	flags     control.InfoFlags
 	alignment int64
@@ -142,7 +142,7 @@ func (c *channel) factsOf(number int, b *layout.Body) facts {
 	}
 	for r := range b.RunsWithin(0, b.Size()) {
 		_, here := backed(r.Object)
-		_, later := r.Object.Origin.(kept)
+		_, later := r.Object.Origin.(segmented)
 		if here || later {
 			f.flags |= control.InfoBypass
 		}
@@ -165,7 +165,7 @@ func (m *Mount) info(n *node, number int, b *layout.Body) control.FileInfo {
 	i := control.FileInfo{
 		Flags: f.flags, Size: b.Size(), Tokens: -1, Alignment: f.alignment, Runs: int64(b.Runs()), Generation: n.ino, Epoch: m.control.epoch,
 	}
-	if n.kind == kindView { // its inode number stands for the path alone, and its content holds as long as this mount
+	if n.kind == kindView { // its inode number stands for the path alone, its content for this mount alone
 		i.Generation = inoOf(n.name, string(m.control.epoch[:])) ^ n.ino
 		if file := n.view.file; file != nil {
 			i.DType, i.ElementSize, i.Tokens = uint32(file.DType), uint32(file.DType.Size()), file.Tokens

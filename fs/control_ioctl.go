@@ -22,7 +22,7 @@ func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, ou
 	defer ctx.end()
 	body, err := n.body(ctx)
 	if err != nil { // an open file has its body: a view is built when it is looked up
-		return m.fail(n, "say where the bytes lie of", err)
+		return m.fail(n, "give the extents of", err)
 	}
 	switch op {
 	case control.OpInfo:
@@ -65,7 +65,7 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 	}
 	objects := map[uint64]*layout.Object{}
 	all := true
-	for r := range here(body.RunsWithin(begin, length)) {
+	for r := range localRuns(body.RunsWithin(begin, length)) {
 		if len(b.Extents) == room {
 			all = false
 			break
@@ -84,7 +84,7 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 	if all {
 		b.Flags |= control.ExtentsLast
 		b.Total = int64(len(b.Extents))
-	} else { // kept objects lie in more pieces than the body has; how many, only a walk over all would tell
+	} else { // segments cut a body into more extents than it has runs: only a walk over all would count them
 		b.Total = max(b.Total, int64(len(b.Extents))+1)
 	}
 	if q.Flags&control.ExtentsTicket != 0 && len(objects) > 0 {

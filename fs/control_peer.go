@@ -14,8 +14,8 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// peer is who is at the other end of a connection. Its user and groups are those that it connected as, which the kernel
-// keeps: so a connection that is handed on is handed on with them, as an open file is.
+// peer is the other end of a connection. The kernel keeps the user and groups that connected: a connection that is handed
+// on keeps them, as an open file does.
 type peer struct {
 	uid, gid uint32
 	groups   []uint32
@@ -60,8 +60,8 @@ func peerGroups(fd uintptr) ([]uint32, error) {
 	}
 }
 
-// may reports whether the peer has the rights of one class, 4 to read and 1 to enter: as its owner, or else as one of
-// its group, or else as anybody. The first class that fits decides, as in acl_permission_check of Linux.
+// may reports whether the peer has the rights of one class, 4 to read and 1 to enter: as the owner, or else as one of the
+// group, or else as anybody. The first class that fits decides, as in acl_permission_check of Linux.
 func (p *peer) may(n *node, rights uint16) bool {
 	switch {
 	case p.uid == n.uid:
@@ -72,20 +72,20 @@ func (p *peer) may(n *node, rights uint16) bool {
 	return n.perm&rights == rights || p.process.passesAll()
 }
 
-// process is a process of root. Root is nothing without its capabilities, which a container may have taken from it, and
-// which count in its own user namespace alone.
+// process is a process of root. Root gets past permissions by capabilities alone. A container may have none, and they count
+// in the process's own user namespace alone.
 //
-// The kernel does not keep what capabilities a peer had when it connected, so the process is asked when it matters. That
-// is why only root is: whoever else has capabilities now may have got them since, from a program with capabilities of
-// its own that knows nothing of the connection. Who is root can have them from any program.
+// The kernel does not keep the capabilities with which a peer connected, so the daemon looks at the process when it
+// matters. It looks at root's only: another user's process may have got capabilities since, from a program that has some
+// and knows nothing of the connection. Root can have them from any program.
 type process struct {
 	connection syscall.RawConn
 	pid        int // of the process that connected; 0 where it is of a PID namespace that cannot be seen from here
 
-	known, passes bool // what came of asking, until forget
+	known, passes bool // the answer of ask, until forget
 }
 
-// forget has the kernel asked again.
+// forget makes passesAll ask the kernel again.
 func (p *process) forget() {
 	if p != nil {
 		p.known = false
@@ -103,9 +103,9 @@ func (p *process) passesAll() bool {
 	return p.passes
 }
 
-// ask asks in an order in which nothing can change to the process's advantage. It may enter a user namespace of its own,
-// and have all capabilities there, but never come back: so the namespace is looked at after them. Its number may be given
-// to another process once it has ended: so that is looked at last.
+// ask looks in an order in which no change helps the process. A process may enter a user namespace of its own, with all
+// capabilities there, but never come back: so ask looks at the namespace after them. Another process may get the number of
+// one that has ended: so ask looks last whether it lives.
 func (p *process) ask() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.pid)}
 	var sets [2]unix.CapUserData

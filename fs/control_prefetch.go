@@ -13,18 +13,18 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// prefetcher tells the kernel what will be read soon of local files, and the cache of a remote origin what of that. The
-// queue is bounded, so that asking never waits.
+// prefetcher announces ranges that readers will read: to the kernel for local files, to the cache for remote objects. The
+// queue is bounded, so that a request never waits.
 type prefetcher struct {
 	queue *jobQueue
-	cache Cache         // set before it is used; nil where nothing is kept
-	bytes *atomic.Int64 // that they were told of
+	cache Cache        // set before use; nil for none
+	bytes atomic.Int64 // that the kernel and the cache were told of
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	byFile map[int][]planner
 }
 
-// prefetchJob is what one message says: ranges of files of the mount, or of objects.
+// prefetchJob has the ranges of one message, of files of the mount or of objects.
 type prefetchJob []prefetchPart
 
 type prefetchPart struct {
@@ -32,7 +32,7 @@ type prefetchPart struct {
 	ranges []control.Range
 }
 
-// planner is who plans what to read: a user, by an ioctl for a file, whose node number it has, or on a connection.
+// planner has a plan: a user, for a file by its node number (ioctl), or for a connection.
 type planner struct {
 	uid uint32
 	by  any
@@ -43,13 +43,13 @@ func (r planner) User() uint32 { return r.uid }
 
 func newPrefetcher() *prefetcher {
 	const pending = 128 // jobs, of 200 KiB at most
-	return &prefetcher{queue: newJobQueue(pending), bytes: new(atomic.Int64), byFile: map[int][]planner{}}
+	return &prefetcher{queue: newJobQueue(pending), byFile: map[int][]planner{}}
 }
 
-// runsPerJob bounds what is done of a job: a message may name all of an irregular file a thousand times.
+// runsPerJob bounds the work of a job: a message may name all of an irregular file a thousand times.
 const runsPerJob = 1 << 16
 
-// runs yields the runs that the ranges of a job cover, as far as they are done.
+// runs yields the runs that the ranges of a job cover, at most runsPerJob.
 func (job prefetchJob) runs(yield func(layout.Run) bool) {
 	n := 0
 	for _, part := range job {
@@ -63,14 +63,14 @@ func (job prefetchJob) runs(yield func(layout.Run) bool) {
 	}
 }
 
-// add queues what a job has of local files, and adds what it has of remote ones to the reader's plan. It reports
-// whether there was room: if not, nothing was planned.
+// add queues the local part of a job, and adds the remote part to the reader's plan. It reports whether there was room: if
+// not, nothing was planned.
 func (p *prefetcher) add(reader planner, job prefetchJob) bool {
 	var runs []layout.Run
 	var bytes int64
 	anyLocal := false
 	for r := range job.runs {
-		if _, ok := r.Object.Origin.(kept); !ok {
+		if _, ok := r.Object.Origin.(segmented); !ok {
 			_, here := backed(r.Object)
 			anyLocal = anyLocal || here
 			continue
@@ -93,7 +93,7 @@ func (p *prefetcher) add(reader planner, job prefetchJob) bool {
 	return true
 }
 
-// note remembers whose plans end with a file.
+// note remembers a plan that ends with a file.
 func (p *prefetcher) note(reader planner) {
 	if number, ok := reader.by.(int); ok {
 		p.mu.Lock()
@@ -104,14 +104,14 @@ func (p *prefetcher) note(reader planner) {
 	}
 }
 
-// endPlan forgets what a reader has planned.
+// endPlan ends a reader's plan.
 func (p *prefetcher) endPlan(reader planner) {
 	if p.cache != nil {
 		p.cache.EndPlan(reader)
 	}
 }
 
-// endFile forgets what was planned of a file that nobody has open any more.
+// endFile ends the plans of a file that nobody has open any more.
 func (p *prefetcher) endFile(number int) {
 	p.mu.Lock()
 	readers := p.byFile[number]
@@ -133,10 +133,10 @@ func (p *prefetcher) run(ctx context.Context) {
 	}
 }
 
-// patienceAhead is how long a job waits for files that somebody has leased: the jobs of others wait for it.
+// patienceAhead bounds a job's wait for files that another program has leased: other jobs wait behind it.
 const patienceAhead = 100 * time.Millisecond
 
-// advise has the kernel read a job's local bytes ahead. What fails is no error: whoever reads the file will meet it.
+// advise makes the kernel read a job's local bytes ahead. It drops errors: readers of the file will meet them.
 func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
 	patience := patienceAhead
 	for r := range job.runs {
@@ -154,7 +154,7 @@ func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
 			patience -= time.Since(began)
 			continue
 		}
-		span := (r.Count-1)*r.Stride + r.Length // what lies between the pieces comes along
+		span := (r.Count-1)*r.Stride + r.Length // the gaps between the pieces come along
 		if unix.Fadvise(fd, r.Offset, span, unix.FADV_WILLNEED) == nil {
 			p.bytes.Add(span)
 		}
@@ -162,5 +162,5 @@ func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
 	}
 }
 
-// worthFetching is the largest gap between pieces that comes along, bytes: a request of its own costs as much.
+// worthFetching is the largest gap between pieces, bytes, that is fetched with them: a request of its own costs as much.
 const worthFetching = 1 << 20

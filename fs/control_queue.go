@@ -5,12 +5,12 @@ import (
 	"sync"
 )
 
-// jobQueue holds what is to be prefetched, bounded for each user, and gives it out a user at a time.
+// jobQueue queues prefetch jobs, bounded for each user. Users with jobs take turns.
 type jobQueue struct {
 	room *shares
 	some chan struct{} // has a token while there may be a job
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	turns []uint32   // users with jobs, the next one first
 	of    map[uint32][]prefetchJob
 }
@@ -21,7 +21,7 @@ func newJobQueue(limit int64) *jobQueue {
 
 // add queues a job of a user, and reports whether there was room.
 func (q *jobQueue) add(uid uint32, job prefetchJob) bool {
-	if !q.room.take(uid, 1) {
+	if !q.room.reserve(uid, 1) {
 		return false
 	}
 	q.mu.Lock()
@@ -49,13 +49,13 @@ func (q *jobQueue) next(ctx context.Context) (prefetchJob, error) {
 			return nil, ctx.Err()
 		case <-q.some:
 		}
-		if job := q.take(); job != nil {
+		if job := q.pop(); job != nil {
 			return job, nil
 		}
 	}
 }
 
-func (q *jobQueue) take() prefetchJob {
+func (q *jobQueue) pop() prefetchJob {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.turns) == 0 {

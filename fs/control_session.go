@@ -15,27 +15,26 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Limits of the socket. Whoever meets one gets EAGAIN, and reads through FUSE meanwhile.
+// Limits of the socket. A reader that meets one gets EAGAIN, and reads through FUSE meanwhile.
 const (
 	sessionsPerUID   = 256
 	sessionsInAll    = 1024
 	leasesPerSession = 1 << 16
 	leasesInAll      = 1 << 18
-	leasesAtLeast    = 2 * control.MaxObjects // of a user, who has a connection
+	leasesAtLeast    = 2 * control.MaxObjects // of a user with a connection
 	unacked          = 2                      // messages with descriptors that a peer has not acknowledged
-	answersAtOnce    = 8                      // that hold descriptors, of 64 each, while they are made; see turns
+	answersAtOnce    = 8                      // with descriptors, 64 each, while they are made; see turns
 	lingerAtOnce     = 8                      // sessions that wait on threads
 	helloTime        = 10 * time.Second       // to say HELLO
 	replyTime        = 5 * time.Second        // to read an answer
 )
 
-// descriptorLimits are how many connections there may be, of all users and of one, and how many answers that hold
-// descriptors. They are fewer where this process may not have many files open: beside its own files, which take half of
-// that, there must be room for all of them.
+// descriptorLimits bound the connections, of all users and of one, and the answers with descriptors. They are lower where
+// this process may have few files open: its own files take half, and the rest must suffice for these.
 func descriptorLimits() (sessions, each int64, answers int) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		limit.Cur = 1024 // as it is where nobody changed it
+		limit.Cur = 1024 // the default of Linux
 	}
 	return limitsFor(limit.Cur)
 }
@@ -48,8 +47,8 @@ func limitsFor(files uint64) (sessions, each int64, answers int) {
 // errProtocol ends a connection whose peer does not keep to the protocol.
 var errProtocol = errors.New("this is not the hbmfs control protocol")
 
-// session is one connection. All of it belongs to the goroutine that runs it. What was given to the peer and
-// acknowledged is leased until it is released or the connection ends.
+// session is one connection. All of it belongs to the goroutine that runs it. A lease ends with its release or the
+// connection.
 type session struct {
 	mount   *Mount
 	channel *channel
@@ -57,11 +56,9 @@ type session struct {
 	peer    *peer
 	usage   *usage // nil before HELLO
 	reader  readerID
-	leases  map[uint64]int
-	held    int // leases, and what is pending
-
-	holdings map[uint64]*holding // by object, of all that is held
-	pending  map[uint32][]uint64 // objects of a message that is not yet acknowledged
+	leases  map[uint64]*lease   // by object
+	given   int                 // descriptors of all leases
+	pending map[uint32][]uint64 // objects of messages that are not yet acknowledged
 }
 
 // newSession admits a connection, or tells the peer why not.
@@ -70,7 +67,7 @@ func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]int{}, pending: map[uint32][]uint64{}, holdings: map[uint64]*holding{}}
+	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]*lease{}, pending: map[uint32][]uint64{}}
 	if s.peer, err = peerOf(c); err != nil {
 		return nil, err
 	}
@@ -94,8 +91,8 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// await returns when there is something to read. A peer that is active is waited for on a thread for a moment, as few
-// as that are: being woken by the kernel takes half of what it takes by way of Go's poller.
+// await returns when there is a message. A few sessions wait on threads first, for a moment: the kernel wakes a thread in
+// half the time that Go's poller needs.
 func (s *session) await() error {
 	select {
 	case s.channel.lingering <- struct{}{}:
@@ -111,14 +108,14 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
-	s.channel.leases.book(s.peer.uid, -int64(s.held))
-	for _, h := range s.holdings {
-		h.release()
+	s.channel.leases.book(s.peer.uid, -int64(s.given))
+	for _, l := range s.leases {
+		l.unpin()
 	}
 	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
-	s.channel.leave(s.peer.uid)
+	s.channel.sessions.book(s.peer.uid, -1)
 	if s.usage != nil {
-		s.channel.part(s.usage, s.reader)
+		s.channel.leave(s.usage, s.reader)
 	}
 }
 
@@ -137,7 +134,6 @@ func (s *session) one(ctx context.Context) error {
 	}
 	a := answer{header: control.Header{Version: control.Version, ID: h.ID}}
 	if err == nil {
-		a.payload = func(b []byte) []byte { return b }
 		err = s.handle(ctx, h, payload, &a)
 		defer a.close()
 	}
@@ -161,7 +157,7 @@ func (s *session) one(ctx context.Context) error {
 	return nil
 }
 
-// answer is what goes back to the peer: nothing, if its type is 0.
+// answer is the frame for the peer: none, if its type is 0.
 type answer struct {
 	header  control.Header
 	payload func([]byte) []byte
@@ -183,7 +179,7 @@ func (s *session) send(a *answer, out *[control.MaxFrame]byte) error {
 	if len(a.fds) > 0 {
 		return s.conn.SendNow(frame, a.fds)
 	}
-	a.close() // what may wait for its peer holds up nobody else
+	a.close() // a send that waits for its peer keeps no turn
 	return s.conn.Send(frame, replyTime)
 }
 
@@ -226,6 +222,22 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	return errProtocol
 }
 
+// traced handles a request of a reader as a trace of its own: the connection lasts too long to be one.
+func (s *session) traced(ctx context.Context, name string, a *answer, handle func(context.Context) error) error {
+	ctx, span := s.mount.opt.Trace.Root(ctx, name)
+	err := handle(ctx)
+	class := ""
+	var refusal *control.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		class = unix.ErrnoName(refusal.Errno)
+	case err != nil:
+		class = "failed"
+	}
+	span.Int("descriptors", int64(len(a.fds))).End(class)
+	return err
+}
+
 func (s *session) hello(payload []byte, a *answer) error {
 	hello, err := control.ParseHello(payload)
 	if err != nil {
@@ -235,7 +247,7 @@ func (s *session) hello(payload []byte, a *answer) error {
 		return &control.Refusal{Errno: syscall.EPROTONOSUPPORT, Text: fmt.Sprintf("this daemon speaks version %d of the control protocol, the reader %d to %d", control.Version, hello.Min, hello.Max)}
 	}
 	s.reader = readerID{s.peer.uid, hello.Reader}
-	s.usage = s.channel.meet(hello.Name, s.reader)
+	s.usage = s.channel.join(hello.Name, s.reader)
 	_ = s.conn.SetReadDeadline(time.Time{}) // fails on a closed connection, as the next read will
 	welcome := control.Welcome{Version: control.Version, Epoch: s.channel.epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
 	if s.mount.readOnlyMount() == nil {
@@ -257,12 +269,12 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 	if err != nil {
 		return err
 	}
-	if a.done, err = s.channel.answering.take(ctx, s.peer.uid); err != nil {
+	if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
 		return err
 	}
 	objects := make([]control.Object, len(q.Objects))
 	for i, o := range q.Objects {
-		objects[i] = s.mount.lend(s.peer.uid, o, of[i], a)
+		objects[i] = s.mount.openForPeer(s.peer.uid, o, of[i], a)
 	}
 	s.expectAck(id, objects, of)
 	a.header.Type = control.TypeFDs
@@ -270,7 +282,7 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 	return nil
 }
 
-// roomFor checks that the connection may hold n more objects.
+// roomFor checks that the connection may lease n more objects.
 func (s *session) roomFor(id uint32, n int) error {
 	_, twice := s.pending[id]
 	switch {
@@ -278,21 +290,22 @@ func (s *session) roomFor(id uint32, n int) error {
 		return errProtocol
 	case len(s.pending) >= unacked:
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
-	case s.held+n > leasesPerSession:
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection holds %d objects, and may hold %d: release some", s.held, leasesPerSession)}
+	case s.given+n > leasesPerSession:
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection leases %d objects, and may lease %d: release some", s.given, leasesPerSession)}
 	case !s.channel.leases.fit(s.peer.uid, int64(n)):
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user hold as many objects as may be, of the %d that all may together: release some", leasesInAll)}
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user lease as many objects as they may, of %d in all: release some", leasesInAll)}
 	}
 	return nil
 }
 
-// expectAck books the objects that have a descriptor until the peer says whether it got them. of are what the objects are.
+// expectAck leases the objects that have a descriptor until the peer says whether they arrived. of are the objects in the
+// same order.
 func (s *session) expectAck(id uint32, objects []control.Object, of []*layout.Object) {
 	var given []uint64
 	for i, o := range objects {
 		if o.FD >= 0 {
 			given = append(given, o.ID)
-			s.hold(o.ID, of[i])
+			s.lease(o.ID, of[i])
 		}
 	}
 	if len(given) > 0 {
@@ -300,36 +313,44 @@ func (s *session) expectAck(id uint32, objects []control.Object, of []*layout.Ob
 	}
 }
 
-// holding is a file that the peer was given, however often.
-type holding struct {
-	object  *layout.Object
-	times   int
-	release func()
+// lease is an object whose descriptors the peer was given.
+type lease struct {
+	object       *layout.Object
+	given, acked int // descriptors; those that the peer has not acknowledged are given, too
+	unpin        func()
 }
 
-// hold books an object that the peer was given, and keeps its file where it could go.
-func (s *session) hold(id uint64, o *layout.Object) {
-	h := s.holdings[id]
-	if h == nil {
-		h = &holding{object: o, release: hold(o)}
-		s.holdings[id] = h
+// lease books an object that the peer was given, and pins its file.
+func (s *session) lease(id uint64, o *layout.Object) {
+	l := s.leases[id]
+	if l == nil {
+		l = &lease{object: o, unpin: pin(o)}
+		s.leases[id] = l
 	}
-	h.times++
-	s.held++
+	l.given++
+	s.given++
 	s.channel.leases.book(s.peer.uid, 1)
 }
 
-// unhold is the opposite of hold.
-func (s *session) unhold(objects ...uint64) {
+// unlease is the opposite of lease.
+func (s *session) unlease(objects ...uint64) {
 	for _, o := range objects {
-		h := s.holdings[o]
-		if h.times--; h.times == 0 {
-			h.release()
-			delete(s.holdings, o)
+		l := s.leases[o]
+		if l.given--; l.given == 0 {
+			l.unpin()
+			delete(s.leases, o)
 		}
 	}
-	s.held -= len(objects)
+	s.given -= len(objects)
 	s.channel.leases.book(s.peer.uid, -int64(len(objects)))
+}
+
+// leased returns an object that the peer was given and has acknowledged, nil for any other.
+func (s *session) leased(id uint64) *layout.Object {
+	if l := s.leases[id]; l != nil && l.acked > 0 {
+		return l.object
+	}
+	return nil
 }
 
 func (s *session) ack(payload []byte) error {
@@ -340,26 +361,21 @@ func (s *session) ack(payload []byte) error {
 	given := s.pending[ack.ID]
 	delete(s.pending, ack.ID)
 	if int(ack.Received) != len(given) { // the peer had no room for some, and closed the rest
-		s.unhold(given...)
+		s.unlease(given...)
 		return nil
 	}
 	for _, o := range given {
-		s.leases[o]++
+		s.leases[o].acked++
 	}
 	return nil
 }
 
 func (s *session) release(objects []uint64) {
 	for _, o := range objects {
-		switch n := s.leases[o]; n {
-		case 0: // not leased: nothing to do
-			continue
-		case 1:
-			delete(s.leases, o)
-		default:
-			s.leases[o] = n - 1
+		if s.leased(o) != nil {
+			s.leases[o].acked--
+			s.unlease(o)
 		}
-		s.unhold(o)
 	}
 }
 
@@ -388,10 +404,10 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 	}
 	job := make(prefetchJob, len(ranges))
 	for i, g := range ranges {
-		if s.leases[g.Object] == 0 {
+		o := s.leased(g.Object)
+		if o == nil {
 			return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("object %d is not leased by this connection", g.Object)}
 		}
-		o := s.holdings[g.Object].object
 		var body layout.Body
 		body.Add(o, 0, o.Size)
 		job[i] = prefetchPart{&body, []control.Range{g.Range}}

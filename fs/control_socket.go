@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
+	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,14 +20,14 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// socketName is the socket in ControlName. It is not there until the daemon has bound it.
+// socketName is the socket in ControlName. It appears once the daemon has bound it.
 const socketName = "control"
 
-// Ready is closed once Serve has made the control socket, or has said why it cannot: readers need not wait for it.
+// Ready is closed once Serve has made the control socket, or has logged why it cannot. Readers need not wait for it.
 func (m *Mount) Ready() <-chan struct{} { return m.control.settled }
 
-// serveControl runs what the control channel does beside answering ioctls, until ctx ends. Without a socket the mount
-// works all the same, and status says why there is none.
+// serveControl runs the socket and the prefetcher until ctx ends. Without a socket the mount works all the same, and the
+// status says why there is none.
 func (m *Mount) serveControl(ctx context.Context) {
 	var parts sync.WaitGroup
 	defer parts.Wait()
@@ -53,6 +56,132 @@ func (m *Mount) serveControl(ctx context.Context) {
 	m.control.disable("the mount was taken out of the tree")
 }
 
+// sealReadOnly makes the superblock of the mount read-only, once the socket is made in it. Otherwise the kernel would
+// forget the access time at each passthrough read and ask for it at the next stat: 48 µs instead of 4 for both. It needs
+// root.
+func sealReadOnly(point string) error {
+	fd, err := unix.Fspick(unix.AT_FDCWD, point, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT)
+	if err != nil {
+		return fmt.Errorf("pick the filesystem at %s: %w", point, err)
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing is lost
+	if err := unix.FsconfigSetFlag(fd, "ro"); err != nil {
+		return err
+	}
+	return unix.FsconfigReconfigure(fd)
+}
+
+// bindControl binds the socket inside the mount, and returns the device number of the mount.
+//
+// A bound socket keeps the mount busy through which it was bound. So the helper binds it through a mount that nobody else
+// sees. The socket then keeps the filesystem alive: untilUnmounted says when to close it.
+func (m *Mount) bindControl(ctx context.Context) (net.Listener, string, error) {
+	info, err := mountAt(m.point)
+	if err != nil || info == nil {
+		return nil, "", errors.Join(errors.New("the mount is not in the mount table"), err)
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, "", err
+	}
+	socket := os.NewFile(uintptr(fd), socketName)
+	defer func() { _ = socket.Close() }() // the listener has its own
+	m.control.binding.Store(true)
+	if os.Geteuid() == 0 {
+		err = m.bindByClone(ctx, socket)
+	} else {
+		err = m.bindForUser(ctx, socket)
+	}
+	m.control.binding.Store(false)
+	if err != nil {
+		return nil, "", err
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) // kernels before Linux 6.16 do not know it: see endTime
+	const backlog = 128
+	if err := unix.Listen(fd, backlog); err != nil {
+		return nil, "", fmt.Errorf("listen on %s: %w", socketName, err)
+	}
+	listener, err := net.FileListener(socket)
+	return listener, fmt.Sprintf("%d:%d", info.Major, info.Minor), err
+}
+
+// bindByClone lets the helper bind the socket in a private clone of the mount.
+func (m *Mount) bindByClone(ctx context.Context, socket *os.File) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, m.point, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("cloning the mount for it needs CAP_SYS_ADMIN and Linux 5.12: %w", err)
+	}
+	tree := os.NewFile(uintptr(fd), m.point)
+	defer func() { _ = tree.Close() }() // the socket keeps what it needs
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
+		return fmt.Errorf("make the clone of the mount private: %w", err)
+	}
+	said, err := m.runHelper(ctx, fmt.Sprintf("/proc/self/fd/%d", HelperFD+1), nil, socket, tree)
+	if err != nil {
+		return fmt.Errorf("the helper failed: %w: %s", err, said)
+	}
+	return nil
+}
+
+// bindIn binds a socket in a directory, whose path may be longer than a socket's address.
+func bindIn(at int, path string, fd int) error {
+	dir, err := unix.Openat(at, path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	defer func() { _ = unix.Close(dir) }() // the socket keeps what it needs
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, socketName)}); err != nil {
+		return fmt.Errorf("bind %s: %w", socketName, err)
+	}
+	return nil
+}
+
+// bindForUser runs the helper in a user namespace, where an ordinary user may have a mount namespace. The namespace ends
+// with the helper; its copy of the mount stays for the socket alone.
+func (m *Mount) bindForUser(ctx context.Context, socket *os.File) error {
+	said, err := m.runHelper(ctx, m.point, &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}},
+	}, socket)
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return fmt.Errorf("the helper in a user namespace failed: %s", said)
+	case err != nil:
+		return fmt.Errorf("an ordinary user needs user namespaces for it, and this system has them forbidden or used up (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns): %w", err)
+	}
+	return nil
+}
+
+// helperTime bounds the helper, which needs milliseconds.
+const helperTime = 10 * time.Second
+
+// runHelper runs a process that binds the socket in the mount at point. The daemon must not do that itself: a daemon that
+// is killed while it waits for its own answer never ends. Its waiting thread keeps the connection to the kernel.
+func (m *Mount) runHelper(ctx context.Context, point string, attr *syscall.SysProcAttr, files ...*os.File) (said string, err error) {
+	if len(m.opt.Helper) == 0 {
+		return "", errors.New("there is no helper that binds it")
+	}
+	// For the same reason the helper must not inherit that connection, which go-fuse opens without O_CLOEXEC.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return "", fmt.Errorf("keep open files from the helper: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, helperTime)
+	defer cancel()
+	helper := exec.CommandContext(ctx, m.opt.Helper[0], append(m.opt.Helper[1:], point)...)
+	helper.ExtraFiles = files
+	helper.SysProcAttr = attr
+	out, err := helper.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// HelperFD is the descriptor of the socket in the command that Options.Helper names.
+const HelperFD = 3
+
+// Bind is the work of that command: it binds the socket in the mount that it sees at point.
+func Bind(point string) error { return bindIn(unix.AT_FDCWD, point+"/"+ControlName, HelperFD) }
+
 // Mknod makes the control socket when this process binds it, and nothing else, ever.
 func (m *Mount) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
 	parent := m.tree.get(number(in.NodeId))
@@ -73,14 +202,14 @@ func (m *Mount) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out
 	return fuse.OK
 }
 
-// settle keeps a machine that mounts and unmounts all day from having its mount table parsed all day.
+// settle bounds how often the mount table is parsed on a machine that mounts and unmounts all day.
 const settle = 20 * time.Millisecond
 
 // untilUnmounted returns when no mount of the device is left in this mount namespace, or ctx ends. Mounts in other
-// namespaces, and files that are open, keep the filesystem but no longer its socket: a bound socket, or a connection
-// that was made through it, would keep the daemon forever.
+// namespaces and open files keep the filesystem, but not its socket: a bound socket, or a connection through it, would keep
+// the daemon forever.
 func untilUnmounted(ctx context.Context, device string) error {
-	// Not an os.File: Go would poll it, too, and each change is told to one who asks only.
+	// Not an os.File: Go would poll it, too, and the kernel tells each change to one poller only.
 	table, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -113,12 +242,12 @@ func untilUnmounted(ctx context.Context, device string) error {
 	}
 }
 
-// endTime is how long sessions may take to end, which is a moment but where the kernel holds one up: it closes what a peer
-// has sent along, and the last close of a socket may wait as long as who made it likes. The kernel is told to refuse such
-// (SO_PASSRIGHTS); one that cannot is left to the end of the process, which nothing holds up.
+// endTime bounds the wait for sessions, most of which end at once. But the kernel closes descriptors that a peer has sent
+// along, and the last close of a socket may wait as long as its maker likes. SO_PASSRIGHTS refuses such descriptors. On
+// older kernels the end of the process ends the session.
 const endTime = 3 * time.Second
 
-// accept takes connections until ctx ends, and then ends them.
+// accept accepts connections until ctx ends, and then ends them.
 func (m *Mount) accept(ctx context.Context, listener net.Listener) {
 	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 	var sessions sync.WaitGroup
@@ -129,7 +258,7 @@ func (m *Mount) accept(ctx context.Context, listener net.Listener) {
 			if ctx.Err() != nil {
 				return
 			}
-			// Most likely there are too many open files: those who have them will close some.
+			// Most likely too many files are open: their users will close some.
 			select {
 			case <-ctx.Done():
 				return
@@ -139,7 +268,7 @@ func (m *Mount) accept(ctx context.Context, listener net.Listener) {
 		}
 		s, err := m.newSession(c.(*net.UnixConn))
 		if err != nil {
-			_ = c.Close() // it has been told why, as far as it reads
+			_ = c.Close() // the peer has been told why, if it reads
 			continue
 		}
 		sessions.Go(func() { s.run(ctx) })
@@ -156,6 +285,6 @@ func (m *Mount) awaitSessions(sessions *sync.WaitGroup) {
 	select {
 	case <-ended:
 	case <-time.After(endTime):
-		m.log.Error("connections are held up in the kernel, by what their peers have sent along: they end with this process")
+		m.log.Error("connections wait in the kernel for descriptors that their peers have sent along: they end with this process")
 	}
 }

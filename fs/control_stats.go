@@ -9,15 +9,16 @@ import (
 	"syscall"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/status"
 )
 
-// client is what a user's readers call themselves. Users share no account: nobody can use up the reasons of another.
+// client is a name under which a user's readers report. Users share no account: nobody can use up the reasons of another.
 type client struct {
 	uid  uint32
 	name string
 }
 
-// usage is what the readers of one client did, under the channel's lock.
+// usage sums up the reports of one client's readers. The channel's lock guards it.
 type usage struct {
 	connections int
 	moved       map[choice]amount
@@ -31,33 +32,33 @@ type choice struct {
 
 type amount struct{ bytes, reads int64 }
 
-// readerID tells readers apart. Numbers are what clients draw, so they hold for one user only.
+// readerID tells readers apart. Clients draw the numbers, so each counts for one user only.
 type readerID struct{ uid, number uint32 }
 
-// Limits of what is told apart: clients may call themselves, and their reasons, anything.
+// Limits of the names and reasons that the status tells apart: clients choose both.
 const (
 	usageNames  = 64 // of all users
 	usageChoice = 48 // of one name of one user, and one for each path that stands for the rest
 )
 
-// others stands for the names, and the reasons, that came when there were enough.
+// others stands for names and reasons beyond these limits.
 const others = "(others)"
 
-// meet counts a connection that has said who it is.
-func (c *channel) meet(name string, r readerID) *usage {
+// join counts a connection whose peer has said HELLO.
+func (c *channel) join(name string, r readerID) *usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if name == "" {
 		name = "(unnamed)"
 	}
-	who := client{r.uid, name}
-	if c.usages[who] == nil && !c.names.take(r.uid, 1) {
-		who = client{name: others}
+	k := client{r.uid, name}
+	if c.usages[k] == nil && !c.names.reserve(r.uid, 1) {
+		k = client{name: others}
 	}
-	u := c.usages[who]
+	u := c.usages[k]
 	if u == nil {
 		u = &usage{moved: map[choice]amount{}}
-		c.usages[who] = u
+		c.usages[k] = u
 	}
 	u.connections++
 	if r.number != 0 {
@@ -66,8 +67,8 @@ func (c *channel) meet(name string, r readerID) *usage {
 	return u
 }
 
-// part is the end of a connection that was met.
-func (c *channel) part(u *usage, r readerID) {
+// leave is the end of a connection that has joined.
+func (c *channel) leave(u *usage, r readerID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u.connections--
@@ -79,11 +80,11 @@ func (c *channel) part(u *usage, r readerID) {
 	}
 }
 
-// readersOfOthers is how many readers of another user count at most: as many as a host has GPUs. Else who draws many
-// numbers would have all others believe that they must do with two threads.
+// readersOfOthers bounds how many readers of another user count: as many as a host has GPUs. A user who draws many numbers
+// could otherwise leave all others two threads each.
 const readersOfOthers = 16
 
-// countReaders returns how many readers are connected, as far as a user needs to know.
+// countReaders returns how many readers are connected, as a reader of uid counts them.
 func (c *channel) countReaders(uid uint32) (n uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,7 +97,7 @@ func (c *channel) countReaders(uid uint32) (n uint32) {
 	return n
 }
 
-// report adds what a client says that it moved. Sums stay where they are rather than overflow.
+// report adds a report to a client's sums, which stop at the largest number.
 func (c *channel) report(u *usage, moved []control.Moved) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,14 +117,14 @@ func (u *usage) add(k choice, a amount) {
 	u.moved[k] = sum
 }
 
-// byName sums up what the readers of all users did under each name.
+// byName sums up the usage of all users under each name.
 func (c *channel) byName() map[string]*usage {
 	all := map[string]*usage{}
-	for who, u := range c.usages {
-		sum := all[who.name]
+	for of, u := range c.usages {
+		sum := all[of.name]
 		if sum == nil {
 			sum = &usage{moved: map[choice]amount{}}
-			all[who.name] = sum
+			all[of.name] = sum
 		}
 		sum.connections += u.connections
 		for k, a := range u.moved {
@@ -133,14 +134,14 @@ func (c *channel) byName() map[string]*usage {
 	return all
 }
 
-// admit counts a connection of uid in, or says why not; the daemon is run by me. An ordinary user's daemon cannot put
-// descriptors on a read-only mount, as root's does: so they are for those alone who can open the files anyway.
+// admit counts a connection of uid in, or says why not; me is the daemon's user. An ordinary user's daemon cannot open
+// descriptors on a read-only mount, as root's does. So it gives them only to its own user, who can open the files anyway.
 func (c *channel) admit(me, uid uint32) *control.Refusal {
 	switch {
 	case me != 0 && uid != me:
 		c.turnAway()
 		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
-	case !c.sessions.take(uid, 1):
+	case !c.sessions.reserve(uid, 1):
 		c.turnAway()
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", c.sessions.each, c.sessions.limit)}
 	}
@@ -153,66 +154,30 @@ func (c *channel) turnAway() {
 	c.turnedAway++
 }
 
-func (c *channel) leave(uid uint32) { c.sessions.book(uid, -1) }
-
 func (c *channel) disable(why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.off = why
 }
 
-// ControlStatus is the control channel in the status.
-type ControlStatus struct {
-	On              bool           `json:"on"` // the socket: ioctls are answered without it
-	Why             string         `json:"why,omitempty"`
-	ReadOnly        bool           `json:"read_only_descriptors"` // opening a given descriptor again for writing is EROFS
-	WhyNot          string         `json:"read_only_why_not,omitempty"`
-	Connections     int            `json:"connections"`
-	Readers         int            `json:"readers"`     // that share the host; one may have many connections
-	TurnedAway      int64          `json:"turned_away"` // connections over the limits
-	Refused         int64          `json:"refused"`     // requests
-	Leases          int64          `json:"leases"`
-	Tickets         int            `json:"tickets"`
-	Issued          int64          `json:"tickets_issued"`
-	PrefetchedBytes int64          `json:"prefetched_bytes"`
-	Clients         []ClientStatus `json:"clients"`
-}
-
-// ClientStatus is what the clients of one name reported.
-type ClientStatus struct {
-	Name        string           `json:"name"`
-	Connections int              `json:"connections"`
-	Bytes       map[string]int64 `json:"bytes"` // by path
-	Reads       map[string]int64 `json:"reads"`
-	Choices     []ChoiceStatus   `json:"choices"` // the same, by path and reason: the most bytes first
-}
-
-// ChoiceStatus is how much went by one path for one reason.
-type ChoiceStatus struct {
-	Path   string `json:"path"`
-	Reason string `json:"reason"`
-	Reads  int64  `json:"reads"`
-	Bytes  int64  `json:"bytes"`
-}
-
-// status says what the clients of a name did.
-func (u *usage) status(name string) ClientStatus {
-	s := ClientStatus{name, u.connections, map[string]int64{}, map[string]int64{}, []ChoiceStatus{}}
+// status is the usage as the status shows it.
+func (u *usage) status(name string) status.Client {
+	s := status.Client{Name: name, Connections: u.connections, Bytes: map[string]int64{}, Reads: map[string]int64{}, Choices: []status.Choice{}}
 	for k, sum := range u.moved {
 		path := k.path.String()
 		s.Bytes[path] += min(sum.bytes, math.MaxInt64-s.Bytes[path])
 		s.Reads[path] += min(sum.reads, math.MaxInt64-s.Reads[path])
-		s.Choices = append(s.Choices, ChoiceStatus{path, k.reason, sum.reads, sum.bytes})
+		s.Choices = append(s.Choices, status.Choice{Path: path, Reason: k.reason, Reads: sum.reads, Bytes: sum.bytes})
 	}
-	slices.SortFunc(s.Choices, func(a, b ChoiceStatus) int {
+	slices.SortFunc(s.Choices, func(a, b status.Choice) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
 	})
 	return s
 }
 
-func (m *Mount) controlStatus() ControlStatus {
+func (m *Mount) controlStatus() status.Control {
 	c := m.control
-	s := ControlStatus{Leases: c.leases.taken(), Connections: int(c.sessions.taken()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []ClientStatus{}}
+	s := status.Control{Leases: c.leases.booked(), Connections: int(c.sessions.booked()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []status.Client{}}
 	s.Tickets, s.Issued = c.tickets.counts()
 	if err := m.readOnlyMount(); err != nil {
 		s.WhyNot = err.Error()
@@ -225,6 +190,6 @@ func (m *Mount) controlStatus() ControlStatus {
 	for name, u := range c.byName() {
 		s.Clients = append(s.Clients, u.status(name))
 	}
-	slices.SortFunc(s.Clients, func(a, b ClientStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Clients, func(a, b status.Client) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }

@@ -226,7 +226,7 @@ func TestPrefetchNeverWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left := p.queue.room.taken(); left != 63 || len(p.queue.of) != 1 || len(p.queue.of[greedy]) != 63 {
+	if left := p.queue.room.booked(); left != 63 || len(p.queue.of) != 1 || len(p.queue.of[greedy]) != 63 {
 		t.Errorf("%d jobs are left, of %d users", left, len(p.queue.of))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -252,7 +252,7 @@ func TestPrefetchTakesAWholeFrame(t *testing.T) {
 	c := newChannel()
 	o := localObject("a", 4*control.MaxRanges)
 	id := c.objects.id(o)
-	s := &session{channel: c, peer: &peer{uid: modest}, leases: map[uint64]int{id: 1}, holdings: map[uint64]*holding{id: {object: o}}}
+	s := &session{channel: c, peer: &peer{uid: modest}, leases: map[uint64]*lease{id: {object: o, given: 1, acked: 1}}}
 	ranges := make([]control.ObjectRange, control.MaxRanges)
 	for i := range ranges {
 		ranges[i] = control.ObjectRange{Object: id, Range: control.Range{Offset: int64(4 * i), Length: 4}}
@@ -283,7 +283,7 @@ func TestPrefetchOfSeveralOrigins(t *testing.T) {
 	reader := planner{by: "reader"}
 	var body layout.Body
 	for i := range 4 {
-		body.Add(&layout.Object{Name: strconv.Itoa(i), Size: 10, Origin: &keptFile{path: strconv.Itoa(i % 2)}}, 0, 10)
+		body.Add(&layout.Object{Name: strconv.Itoa(i), Size: 10, Origin: &segmentedFile{path: strconv.Itoa(i % 2)}}, 0, 10)
 	}
 	if !p.add(reader, prefetchJob{{&body, []control.Range{{Length: 40}}}}) || len(cache.runs[reader]) != 4 {
 		t.Fatalf("the cache is told of %v", cache.runs)
@@ -304,7 +304,7 @@ func TestPlansEndWithTheirFile(t *testing.T) {
 	p := newPrefetcher()
 	p.cache = cache
 	var body layout.Body
-	body.Add(&layout.Object{Name: "a", Size: 10, Origin: &keptFile{path: "a"}}, 0, 10)
+	body.Add(&layout.Object{Name: "a", Size: 10, Origin: &segmentedFile{path: "a"}}, 0, 10)
 	for _, reader := range []planner{{greedy, 7}, {modest, 7}, {greedy, 8}, {greedy, "a connection"}} {
 		if !p.add(reader, prefetchJob{{&body, []control.Range{{Length: 10}}}}) || reader.User() != reader.uid {
 			t.Fatal("there is no room")
@@ -362,7 +362,7 @@ func TestPrefetchIsBounded(t *testing.T) {
 
 func TestWhatClientsReportIsBounded(t *testing.T) {
 	c := newChannel()
-	u := c.meet("reader", readerID{})
+	u := c.join("reader", readerID{})
 	for i := range 10 * usageChoice {
 		for p := range control.Paths {
 			c.report(u, []control.Moved{{Path: p, Reason: strconv.Itoa(i), Bytes: 2, Reads: 1}})
@@ -385,7 +385,7 @@ func TestWhatClientsReportIsBounded(t *testing.T) {
 	}
 	for uid := range uint32(10) {
 		for i := range 10 * usageNames {
-			c.meet(strconv.Itoa(i), readerID{greedy + 10 + uid, 0})
+			c.join(strconv.Itoa(i), readerID{greedy + 10 + uid, 0})
 		}
 	}
 	if len(c.usages) > usageNames+usageNames/2+1 { // those of the daemon's own user come on top
@@ -415,11 +415,11 @@ func TestWhoIsAdmitted(t *testing.T) {
 	if refusal := c.admit(0, 9); refusal == nil || refusal.Errno != syscall.EAGAIN {
 		t.Errorf("one connection too many: %v", refusal)
 	}
-	if n := c.sessions.taken(); n != sessionsPerUID+3 || c.turnedAway != 3 {
+	if n := c.sessions.booked(); n != sessionsPerUID+3 || c.turnedAway != 3 {
 		t.Errorf("%d connections in all, %d turned away", n, c.turnedAway)
 	}
 	for range sessionsPerUID {
-		c.leave(9)
+		c.sessions.book(9, -1)
 	}
 	if refusal := c.admit(0, 9); refusal != nil {
 		t.Errorf("after all have gone: %v", refusal)

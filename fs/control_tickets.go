@@ -18,12 +18,12 @@ const (
 	ticketsInAll  = 4096
 )
 
-// tickets are what was issued and not yet redeemed. Where there are too many, the oldest of the user with the most
-// goes: nobody can push out the tickets of others.
+// tickets are those that are issued and not yet redeemed. Where there are too many, the oldest of the user with the most
+// goes: no user can push out another's.
 type tickets struct {
 	now func() time.Time
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	byID   map[control.Ticket]*ticket
 	byUID  map[uint32][]*ticket // the oldest first; redeemed ones may still be there
 	swept  time.Time
@@ -68,7 +68,7 @@ func (t *tickets) issue(uid uint32, objects map[uint64]*layout.Object) control.T
 	return k.id
 }
 
-// prune forgets what is over at the front of a user's tickets.
+// prune forgets redeemed and expired tickets at the front of a user's.
 func (t *tickets) prune(uid uint32, now time.Time) {
 	for q := t.byUID[uid]; len(q) > 0; q = t.byUID[uid] {
 		if t.byID[q[0].id] != nil && now.Before(q[0].expires) {
@@ -96,7 +96,7 @@ func (t *tickets) greediest() (uid uint32) {
 	return uid
 }
 
-// redeem uses a ticket up, checks that it is uid's, and says what the objects are that it names.
+// redeem uses a ticket up, checks that it is uid's, and returns the objects that have these numbers.
 func (t *tickets) redeem(id control.Ticket, uid uint32, objects []uint64) (of []*layout.Object, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

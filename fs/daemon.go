@@ -58,9 +58,9 @@ func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
 	return nil, nil //nolint:nilnil // a daemon that cannot be seen is no error
 }
 
-// TakeDaemon is FindDaemon for kernels that do not tell: the mount's status has the process's number. It may be meant in another
+// DaemonByPID is FindDaemon for kernels that do not tell, with the number from the mount's status. That may be of another
 // PID namespace, so the process must be one that serves a FUSE mount.
-func TakeDaemon(pid int) *Daemon {
+func DaemonByPID(pid int) *Daemon {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil
@@ -95,7 +95,7 @@ func connection(proc string, number int) (serves, told bool) {
 // Close forgets the daemon.
 func (d *Daemon) Close() { _ = unix.Close(d.pidfd) } // opened to name it
 
-// Ended waits for the end of the daemon, as long as ctx allows, and tells whether it came.
+// Ended waits for the end of the daemon, as long as ctx allows, and reports whether it has ended.
 func (d *Daemon) Ended(ctx context.Context) bool {
 	const look = 20 // milliseconds
 	for {
@@ -127,8 +127,8 @@ func (d *Daemon) Kill() error {
 	return nil
 }
 
-// KeptBy finds a process of another mount namespace that still shows the filesystem of a mount, 0 for none that can be seen.
-func KeptBy(mount *mountinfo.Info) (pid int) {
+// ShownBy finds a process in another mount namespace that still shows the filesystem of a mount, 0 where none can be seen.
+func ShownBy(mount *mountinfo.Info) (pid int) {
 	procs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is sound
 	own, _ := os.Readlink("/proc/self/ns/mnt")
 	seen := map[string]bool{own: true}

@@ -38,7 +38,7 @@ func TestConnectionOfAProcess(t *testing.T) {
 	if serves, told := connection(filepath.Join(t.TempDir(), "gone"), 41); serves || !told {
 		t.Errorf("a process that is gone: serves %v, told %v", serves, told)
 	}
-	if d := TakeDaemon(os.Getpid()); d != nil {
+	if d := DaemonByPID(os.Getpid()); d != nil {
 		t.Error("this process serves no mount")
 		d.Close()
 	}

@@ -1,16 +1,16 @@
-// Package fs owns what the kernel sees: a read-only FUSE mount of a dataset and its views.
+// Package fs owns the filesystem that the kernel sees: a read-only FUSE mount of a dataset and its views.
 //
 //	m, err := fs.New(ctx, "/mnt/pile", listing, fs.Options{...}) // listing is of package cache
 //	go ...                                                       // m.Unmount, when told to
 //	m.Serve(ctx)                                                 // until it is unmounted
 //
-// It speaks go-fuse's raw protocol and not its node API, because a mounted dataset never changes: a node is a number
-// that stays what it is, so nothing is counted, forgotten or locked per file, and 100,000 files cost a few tens of
-// megabytes. Everything that the kernel may keep it keeps: entries and attributes for good, misses too, page cache
-// across opens.
+// It speaks go-fuse's raw protocol and not its node API, because a mounted dataset never changes. A node is a number for as
+// long as the mount lives: no file needs reference counts or locks, and 100,000 files cost a few tens of megabytes.
+// Everything that the kernel may keep it keeps: entries and attributes for good, misses too, page cache across opens.
 //
-// A file that is one whole file of this machine is opened with FUSE passthrough where the mount may (root, Linux 6.9):
-// the kernel reads the source itself, and readers survive this process. The rest is read through this process, by splice where the bytes lie in one place.
+// A file that is one whole local file is opened with FUSE passthrough where the mount may (root, Linux 6.9): the kernel
+// reads the source itself, and readers survive this process. Other reads go through this process, by splice where the bytes
+// lie in one place.
 //
 // Pitfalls. The kernel allows one backing file for an inode at a time, and refuses to mix passthrough and cached opens
 // of one inode (EIO): a node that fell back to cached reading stays there. A short reply before the end of a file would

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
+	"sync"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -26,7 +29,7 @@ func statusOf(err error) fuse.Status {
 		return fuse.EINTR
 	case errors.Is(err, cache.ErrChanged):
 		return fuse.Status(syscall.ESTALE)
-	case errors.Is(err, cache.ErrLeased): // a reader past FUSE: others have waited
+	case errors.Is(err, cache.ErrLeased): // for a reader past FUSE: reads through the mount wait
 		return fuse.EAGAIN
 	case errors.Is(err, fs.ErrPermission):
 		return fuse.EACCES
@@ -34,4 +37,51 @@ func statusOf(err error) fuse.Status {
 		return fuse.Status(errno)
 	}
 	return fuse.EIO
+}
+
+// failures counts failed requests, and remembers which nodes the log has: a broken file that is read a million times is one
+// line.
+type failures struct {
+	nodes sync.Map
+
+	mu      sync.Mutex
+	byErrno map[string]int64 // statusOf knows less than ten
+}
+
+func (f *failures) count(status fuse.Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byErrno == nil {
+		f.byErrno = map[string]int64{}
+	}
+	f.byErrno[unix.ErrnoName(unix.Errno(status))]++
+}
+
+// counted returns the failures by errno. EIO and ESTALE, which tell of a broken dataset, are always there.
+func (f *failures) counted() (byErrno map[string]int64, all int64) {
+	byErrno = map[string]int64{"EIO": 0, "ESTALE": 0}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(byErrno, f.byErrno)
+	for _, n := range byErrno {
+		all += n
+	}
+	return byErrno, all
+}
+
+// fail makes an errno of an error, and logs it once for each file and errno.
+func (m *Mount) fail(n *node, verb string, err error) fuse.Status {
+	status := statusOf(err)
+	if status == fuse.ENOENT || status == fuse.EINTR {
+		return status
+	}
+	m.failed.count(status)
+	type report struct {
+		ino    uint64
+		status fuse.Status
+	}
+	if _, seen := m.failed.nodes.LoadOrStore(report{n.ino, status}, true); !seen {
+		m.log.Error("cannot "+verb, "file", n.name, "errno", status.String(), "error", err)
+	}
+	return status
 }

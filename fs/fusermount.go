@@ -18,7 +18,7 @@ import (
 func (m *Mount) newServer(ctx context.Context, point string) (*fuse.Server, error) {
 	opt := m.mountOptions()
 	if os.Geteuid() == 0 {
-		opt.DirectMountStrict = true // go-fuse would start fusermount3, too, and keep what it says
+		opt.DirectMountStrict = true // go-fuse would start fusermount3, too, and keep its words
 		server, err := fuse.NewServer(m, point, opt)
 		if err == nil || !errors.Is(err, unix.EPERM) {
 			return server, err
@@ -34,8 +34,8 @@ func (m *Mount) newServer(ctx context.Context, point string) (*fuse.Server, erro
 	return fuse.NewServer(m, fmt.Sprintf("/dev/fd/%d", fd), opt) // a name that go-fuse takes for a mount that is made already
 }
 
-// fusermount has fusermount3 mount at point, and returns the descriptor of the connection to the kernel. An error has its own
-// words, which go-fuse leaves on the standard error of a daemon that nobody sees.
+// fusermount has fusermount3 mount at point, and returns the descriptor of the connection to the kernel. An error quotes
+// fusermount3, whose words go-fuse would leave on the daemon's standard error.
 func fusermount(ctx context.Context, point string, opt *fuse.MountOptions) (fd int, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -53,7 +53,7 @@ func fusermount(ctx context.Context, point string, opt *fuse.MountOptions) (fd i
 	cmd := exec.CommandContext(ctx, "fusermount3", "-o", strings.Join(options, ","), "--", point)
 	cmd.Env, cmd.ExtraFiles = []string{"_FUSE_COMMFD=3"}, []*os.File{theirs}
 	said, err := cmd.CombinedOutput()
-	_ = theirs.Close() // so that a word that does not come is not waited for
+	_ = theirs.Close() // so that receive does not wait for a message that will not come
 	if said = bytes.TrimSpace(said); err != nil && len(said) > 0 {
 		return -1, errors.New(strings.ReplaceAll(string(said), "\n", "; "))
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -24,10 +27,10 @@ import (
 // unless Options.ShowViews is set, so that a loader that searches recursively does not read the data twice.
 const ControlName = ".hbmfs"
 
-// Options says what is mounted and how.
+// Options are the options of a mount.
 type Options struct {
-	Source     string         // what is mounted, for people: status shows it
-	Name       string         // what /proc/mounts and df show; "" for the source
+	Source     string         // the source, as the status names it
+	Name       string         // in /proc/mounts and df; "" for the source
 	Layout     layout.Options // how the format is recognized
 	ShowViews  bool           // list .hbmfs in the root
 	AllowOther bool           // let users other than the mounter in, under the files' permissions
@@ -35,17 +38,32 @@ type Options struct {
 	Umask      uint16         // permission bits to take away
 	ReadAhead  int            // bytes that the kernel may read ahead on files without passthrough; 0: the kernel's default
 	Extra      []string       // further mount options for the kernel or fusermount3
-	Helper     []string       // a command that calls Bind with the path behind it
-	Remote     Remote         // what there is to say of a remote source, for status
+	Helper     []string       // a command that calls Bind with the argument added to it
+	Remote     Remote         // of a remote source
 	Version    string         // of the program, for status
-	Notes      []string       // what the program found wrong, one line each, for status
+	Notes      []string       // findings of the program, one line each, for status
 	Log        *slog.Logger
-	Trace      *trace.Tracer // has spans of recognizing the dataset and of what readers ask; nil for none
+	Trace      *trace.Tracer // has spans of recognition and of readers' requests; nil for none
+}
+
+// Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
+type Remote struct {
+	Origin func() fetch.Stats
+	Cache  Cache
+}
+
+// Cache keeps the segments of one origin or of several, such as the source and its decoder.
+type Cache interface {
+	Stats() store.Stats
+	// Plan adds runs to the plan of a reader, any comparable value. It reports whether there was room.
+	Plan(reader any, runs []layout.Run) bool
+	// EndPlan forgets a reader's plan.
+	EndPlan(reader any)
 }
 
 // Mount is a mounted dataset.
 type Mount struct {
-	fuse.RawFileSystem // answers ENOSYS to what a read-only filesystem does not have
+	fuse.RawFileSystem // answers ENOSYS to requests that a read-only filesystem lacks
 
 	opt     Options
 	point   string
@@ -72,8 +90,8 @@ type Mount struct {
 	control  *channel
 }
 
-// New mounts listing at point. The kernel waits with the first requests until Serve runs. A format that Options force
-// is looked for before anything is mounted; otherwise recognition happens while the mount is already in use.
+// New mounts listing at point. The kernel waits with the first requests until Serve runs. New recognizes a format that
+// Options force before it mounts. Otherwise Serve recognizes formats while the mount is in use.
 func New(ctx context.Context, point string, listing *cache.Listing, opt Options) (*Mount, error) {
 	m := &Mount{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
@@ -103,7 +121,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	return m, nil
 }
 
-// timeout is how long the kernel may keep what it was told: the dataset does not change while it is mounted.
+// timeout is how long the kernel may keep an answer: the dataset does not change while it is mounted.
 const timeout = 365 * 24 * time.Hour
 
 func (m *Mount) mountOptions() *fuse.MountOptions {
@@ -154,13 +172,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// afterMount does what needs the mount to exist. All of it is optional, and none of it waits for the filesystem.
+// afterMount does optional work that needs the mount. None of it waits for the filesystem.
 func (m *Mount) afterMount() {
 	if m.opt.ReadAhead > 0 {
 		if err := setReadAhead(m.point, m.opt.ReadAhead); err != nil {
 			m.log.Warn("read-ahead stays at the kernel's default", "error", err)
 		}
-		if os.Geteuid() != 0 { // who has asked for it: root's default may fail where /sys is read-only
+		if os.Geteuid() != 0 { // an ordinary user has asked for it; root's default may fail where /sys is read-only
 			m.opt.Notes = append(m.opt.Notes, "--read-ahead has no effect: only root can set it")
 		}
 	}
@@ -183,10 +201,20 @@ func (m *Mount) afterMount() {
 	}
 }
 
+// setReadAhead sets how far the kernel reads ahead on the filesystem at point. It needs root.
+func setReadAhead(point string, bytes int) error {
+	info, err := mountAt(point)
+	if err != nil || info == nil {
+		return fmt.Errorf("find the mount at %s: %w", point, err)
+	}
+	name := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", info.Major, info.Minor)
+	return os.WriteFile(name, []byte(strconv.Itoa(bytes/1024)), 0o644)
+}
+
 // Point returns the mount point.
 func (m *Mount) Point() string { return m.point }
 
-// Serve answers the kernel until the mount is gone. ctx ends what runs beside that, not the mount: see Unmount.
+// Serve answers the kernel until the mount is gone. ctx ends the work beside that, not the mount: see Unmount.
 func (m *Mount) Serve(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	roomy := make(chan struct{})
@@ -218,8 +246,8 @@ func (m *Mount) Serve(ctx context.Context) {
 	<-channel
 }
 
-// makeViews recognizes the dataset and makes the directories of its views, so that whoever looks into them first does
-// not wait for that. The views themselves are built when they are asked for.
+// makeViews recognizes the dataset and makes the directories of its views, so that the first look into them does not wait
+// for that. Views are built when the kernel asks for them.
 func (m *Mount) makeViews(ctx context.Context) error {
 	top, _ := m.tree.find(m.tree.get(rootNumber).dir, ControlName)
 	views, _ := m.tree.find(top.dir, "views")
@@ -273,11 +301,11 @@ func (m *Mount) controlEntries() []entry {
 		make1(ControlName+"/views", views),
 		make1(ControlName+"/status", node{kind: kindText, perm: perm, text: m.statusJSON}),
 		make1(ControlName+"/metrics", node{kind: kindText, perm: perm, text: m.metricsText}),
-		make1(ControlName+"/"+socketName, node{kind: kindSocket, perm: 0o666}), // tickets and paths are what is checked
+		make1(ControlName+"/"+socketName, node{kind: kindSocket, perm: 0o666}), // the daemon checks tickets and paths
 	}
 }
 
-// Unmount takes the mount away; Serve then returns. One that is in use gives an error that wraps ErrBusy.
+// Unmount takes the mount away; Serve then returns. A mount in use gives an error that wraps ErrBusy.
 func (m *Mount) Unmount() error { return Unmount(m.point) }
 
 // Detach takes the mount out of the tree now; Serve returns when the last open file is closed.

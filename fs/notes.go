@@ -10,13 +10,13 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// notesMax is how many notes there are before the rest is only counted, and noteMax how long one is, in bytes.
+// notesMax bounds the notes that are told; the others are counted. noteMax bounds the bytes of a note.
 const (
 	notesMax = 10
 	noteMax  = 400
 )
 
-// notes are lines that say what is wrong, and how many there are beside them.
+// notes are findings of a line each, and how many more there are.
 type notes struct {
 	lines  []string
 	more   int
@@ -50,17 +50,17 @@ func (n *notes) addProblems(problems []layout.Problem, told func(object string) 
 	}
 }
 
-// Notes says in one line each what is wrong with the mount, as far as it is known by now. Names in them are the dataset's.
+// Notes returns the findings so far, one line each. Names in them are the dataset's.
 func (m *Mount) Notes() []string { return m.notesFor(func(string) bool { return true }) }
 
-// notesFor leaves out what speaks of objects that not everybody is told of.
+// notesFor leaves out notes on objects that told refuses.
 func (m *Mount) notesFor(told func(object string) bool) []string {
 	n := notes{lines: []string{}}
 	for _, note := range m.opt.Notes {
 		n.add(note)
 	}
 	if len(m.listing.Objects) == 0 {
-		n.add(m.opt.Source + " has no files: is the path right, and is mounted there what should be?")
+		n.add(m.opt.Source + " has no files: is the path right, and the right filesystem mounted there?")
 	}
 	if denied := m.listing.Denied; len(denied) > 0 && told(denied[0].Name) {
 		n.add(fmt.Sprintf("%d files cannot be opened (EACCES), the first is %s", len(denied), denied[0].Why))
@@ -81,7 +81,7 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 	return n.lines
 }
 
-// inspected is what hbmfs inspect can look at: a source that is not on this machine only through the mount.
+// inspected is the path for hbmfs inspect, which sees a remote source only through the mount.
 func (m *Mount) inspected() string {
 	if m.opt.Remote.Origin != nil {
 		return m.point
@@ -89,23 +89,24 @@ func (m *Mount) inspected() string {
 	return m.opt.Source
 }
 
-// LookTime is how long a mount looks at shards that nobody has asked for, so that Notes has the bad ones. Views look at the rest.
-const LookTime = 400 * time.Millisecond
+// lookTime bounds how long a mount reads indexes of shards that nobody has asked for, to find bad ones. Views read the
+// others.
+const lookTime = 400 * time.Millisecond
 
-// look reads the indexes of local shards for LookTime. What it has read is kept for the views.
+// look reads the indexes of local shards for lookTime. The views use them later.
 func (m *Mount) look(ctx context.Context) {
 	v := m.volume.Load()
 	if v == nil || m.opt.Remote.Origin != nil { // there each costs a request
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, LookTime)
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
 	known := map[layout.Problem]bool{}
 	for _, p := range v.Problems() {
 		known[p] = true
 	}
 	for _, s := range v.Sets {
-		if s.Resolve(ctx) != nil { // what it finds is among the problems: the error is the time's
+		if s.Resolve(ctx) != nil { // bad shards are problems: the error is the time's
 			break
 		}
 	}
@@ -118,6 +119,5 @@ func (m *Mount) logProblems(problems []layout.Problem) {
 	}
 }
 
-// Looked is closed once the dataset was recognized, or could not be, and look is over: then Notes has all that a mount finds by
-// itself.
+// Looked is closed once recognition and look are over: then Notes has all findings of a mount.
 func (m *Mount) Looked() <-chan struct{} { return m.looked }

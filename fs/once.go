@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// once lets one caller at a time do something until it has been done. Unlike with [sync.Once], those who wait honour
-// their contexts, and a failure is not remembered: the next caller tries again. The zero value is ready.
+// once lets one caller at a time run a function until it has succeeded. Unlike with [sync.Once], waiting callers honour
+// their contexts, and after a failure the next caller tries again. The zero value is ready.
 type once struct {
 	done atomic.Bool
 	turn atomic.Pointer[chan struct{}]

@@ -26,8 +26,8 @@ const (
 	firstText
 )
 
-// With each open the kernel hears that a close needs no word of this process: nothing is ever written, and close(2)
-// must not fail for a reader that outlived the daemon.
+// NOFLUSH lets the kernel close a file without a request: nothing is ever written, and close(2) must not fail for a reader
+// that outlived the daemon.
 const (
 	openCached      = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	openPassthrough = fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_NOFLUSH
@@ -67,11 +67,11 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	if o := body.Whole(); o != nil {
 		switch origin := o.Origin.(type) {
 		case local:
-			fd, err = origin.OpenObject(ctx, o) // even where the kernel has the file, or does not want it: one that changed must not open
+			fd, err = origin.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
 			if err == nil {
 				fd, err = stillGrants(in.Uid, o, fd)
 			}
-		case kept:
+		case segmented:
 			fd, release, err = origin.OpenWhole(ctx, o)
 		}
 		if err != nil {
@@ -93,7 +93,7 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch {
 	case in.Fh == handlePassthrough:
 		m.backing.release(number(in.NodeId))
-		m.control.prefetch.endFile(number(in.NodeId)) // all of it was here
+		m.control.prefetch.endFile(number(in.NodeId)) // all of it is local
 		m.counters.passthroughCloses.Add(1)
 	case in.Fh >= firstText:
 		m.texts.close(in.Fh)
@@ -125,8 +125,8 @@ func (n *node) body(ctx context.Context) (*layout.Body, error) {
 // noBacking is the backing id of a file that is read through this process.
 const noBacking int32 = 0
 
-// backings are the source files that the kernel holds for passthrough: one for each open inode, however often it is
-// open. This process keeps no descriptor of them.
+// backings are the source files that the kernel has for passthrough: one for each open inode, however often it is open.
+// This process keeps no descriptor of them.
 type backings struct {
 	server interface { // the part of fuse.Server that takes files for passthrough
 		RegisterBackingFd(*fuse.BackingMap) (id int32, errno syscall.Errno)
@@ -135,8 +135,7 @@ type backings struct {
 
 	mu     sync.Mutex
 	byNode map[int]*backing
-	// refused are the nodes whose files the kernel would not take, and cached how often each node is open without
-	// passthrough now.
+	// refused are the nodes whose files the kernel has refused. cached counts the opens of a node without passthrough, now.
 	refused  map[int]bool
 	cached   map[int]int
 	off      string // why there is no passthrough at all, "" while there is
@@ -178,10 +177,9 @@ func (b *backings) why() string {
 	return b.off
 }
 
-// open settles how node i is opened, and counts it: with the backing id that is returned until release, or through this
-// process, with noBacking, until closedCached. Both are settled under one lock, since the kernel refuses to mix (EIO). fd,
-// -1 where there is no one local file, is closed here. released is called once the kernel no longer has the file, or at
-// once where it does not take this one.
+// open opens node i with a backing id, until release, or through this process, with noBacking, until closedCached. One lock
+// guards both, since the kernel refuses to mix them (EIO). open closes fd, which is -1 where there is no one local file. It
+// calls released once the kernel no longer has the file, or at once where the kernel does not get this one.
 func (b *backings) open(i, fd int, released func()) (id int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,7 +197,7 @@ func (b *backings) open(i, fd int, released func()) (id int32) {
 	return k.id
 }
 
-// register offers a file to the kernel, and gives nil where it is not taken.
+// register offers a file to the kernel, and returns nil where the kernel does not get it.
 func (b *backings) register(i, fd int, released func()) *backing {
 	if fd < 0 || b.off != "" || b.refused[i] || b.cached[i] > 0 {
 		discard(fd, released)
@@ -221,7 +219,7 @@ func (b *backings) register(i, fd int, released func()) *backing {
 	return b.byNode[i]
 }
 
-// discard lets go of a file that is not needed.
+// discard closes a file that is not needed.
 func discard(fd int, released func()) {
 	if fd >= 0 {
 		_ = unix.Close(fd) // opened for reading: nothing is lost

@@ -13,16 +13,16 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// keptFile is an origin whose one object lies in a local file by the time that the second open of it comes.
-type keptFile struct {
-	keptBytes
+// segmentedFile is an origin whose one object lies in a local file by the time that the second open of it comes.
+type segmentedFile struct {
+	segmentedBytes
 	path     string
 	first    func() // is called within the first open, before it hears that nothing is local
 	opened   int
 	released int
 }
 
-func (k *keptFile) OpenWhole(context.Context, *layout.Object) (int, func(), error) {
+func (k *segmentedFile) OpenWhole(context.Context, *layout.Object) (int, func(), error) {
 	if k.opened++; k.opened == 1 {
 		k.first()
 		return -1, nil, nil
@@ -31,13 +31,19 @@ func (k *keptFile) OpenWhole(context.Context, *layout.Object) (int, func(), erro
 	return fd, func() { k.released++ }, err
 }
 
-// keptBytes is an origin that never has anything here.
-type keptBytes struct{}
+// segmentedBytes is an origin that never has anything here.
+type segmentedBytes struct{}
 
-func (keptBytes) ReadAt(context.Context, *layout.Object, []byte, int64) (int, error) { return 0, nil }
-func (keptBytes) Lies(_ *layout.Object, off int64) (*layout.Object, int64, int64)    { return nil, off, 1 }
-func (keptBytes) WasRead(*layout.Object, int64, int64)                               {}
-func (keptBytes) OpenWhole(context.Context, *layout.Object) (int, func(), error)     { return -1, nil, nil }
+func (segmentedBytes) ReadAt(context.Context, *layout.Object, []byte, int64) (int, error) {
+	return 0, nil
+}
+func (segmentedBytes) Lies(_ *layout.Object, off int64) (*layout.Object, int64, int64) {
+	return nil, off, 1
+}
+func (segmentedBytes) WasRead(*layout.Object, int64, int64) {}
+func (segmentedBytes) OpenWhole(context.Context, *layout.Object) (int, func(), error) {
+	return -1, nil, nil
+}
 
 // takes is a kernel that takes every file for passthrough.
 type takes struct{ registered int }
@@ -56,7 +62,7 @@ func TestOpensOfAnInodeAreOfOneKind(t *testing.T) {
 	if err := os.WriteFile(path, []byte("bytes"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	k, kernel := &keptFile{path: path}, &takes{}
+	k, kernel := &segmentedFile{path: path}, &takes{}
 	o := &layout.Object{Name: "o", Size: 5, Origin: k}
 	m := &Mount{log: slog.New(slog.DiscardHandler), control: newChannel()}
 	m.tree = newTree(node{perm: 0o755}, []entry{{"o", &node{kind: kindObject, object: o, perm: 0o444}}})

@@ -11,20 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxRead is the most that the kernel asks for at once. A reply goes through a pipe as a whole, with its header, and
-// pipes hold 1 MiB (fs.pipe-max-size): 1 MiB would have to be copied, which takes more time than a second request.
+// maxRead bounds one read of the kernel. A reply goes through a pipe as a whole, with its header, and a pipe has room for 1
+// MiB (fs.pipe-max-size). Reads of 1 MiB would be copied, which takes longer than a second request.
 const maxRead = 512 << 10
 
-// Pipes of 1 MiB for so many spliced reads at once, two for each. An ordinary user's take a quarter of what the kernel
-// gives one user (fs.pipe-user-pages-soft), since beyond that all of the user's new pipes are of two pages.
+// Spliced reads at once, each with two pipes of 1 MiB. An ordinary user's take a quarter of the pages that the kernel gives
+// one user (fs.pipe-user-pages-soft): beyond them, all new pipes of the user have two pages.
 const (
 	splicesOfRoot = 32
 	splicesOfUser = 8
 )
 
-// pipes are those that reads are spliced through: one for the bytes, and one that go-fuse makes the reply in. go-fuse
-// takes its own from package splice's pool, and would copy the reply, with a line in the log, if that had to make one
-// and could not. So all are made before the first read, in that pool, and never are more reads spliced than they suffice for.
+// pipes are two for each spliced read: one for the bytes, and one in which go-fuse makes the reply. go-fuse takes its own
+// from package splice's pool. If the pool were empty and could make none, go-fuse would copy the reply and log it. So the
+// first read fills the pool, and no more reads are spliced than it suffices for.
 type pipes struct {
 	once sync.Once
 	free chan struct{} // one token for each read that may be spliced
@@ -60,10 +60,10 @@ func (p *pipes) make() {
 	}
 }
 
-// makeRoom has the kernel make room for the descriptors of all pipes. It makes room in steps, and each waits for all CPUs once there
-// are threads: 20 ms on 2 CPUs, by which the first read would be late.
+// makeRoom makes the kernel grow the table of descriptors for all pipes. The table grows in steps, and each waits for all
+// CPUs once there are threads: 20 ms on 2 CPUs, by which the first read would be late.
 func (p *pipes) makeRoom() {
-	const descriptors = 256 // a power of two, in which there is room for four of each splice, and for what else is open
+	const descriptors = 256 // a power of two, with room for four of each splice and for other open files
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return // the first read takes longer
@@ -74,8 +74,8 @@ func (p *pipes) makeRoom() {
 	_ = null.Close() // nothing was written
 }
 
-// take returns an empty pipe for size bytes, nil where the bytes have to be copied.
-func (p *pipes) take(size int64) *splice.Pair {
+// get returns an empty pipe for size bytes, nil where the bytes have to be copied.
+func (p *pipes) get(size int64) *splice.Pair {
 	p.once.Do(p.make)
 	if size > p.most {
 		return nil
@@ -93,7 +93,7 @@ func (p *pipes) take(size int64) *splice.Pair {
 	return pair
 }
 
-// put gives back what take returned.
+// put gives back the pipe that get returned.
 func (p *pipes) put(pair *splice.Pair) {
 	splice.Done(pair)
 	p.free <- struct{}{}
@@ -113,7 +113,7 @@ func (p *pipes) close() {
 	p.made = 0
 }
 
-// piped is a read whose bytes are in a pipe. It is what fuse.ReadResultPipe returns, but for whose pipe it is.
+// piped is a read whose bytes are in a pipe. It is a fuse.ReadResultPipe whose pipe goes back to pipes.
 type piped struct {
 	pipes *pipes
 	pair  *splice.Pair
@@ -130,8 +130,8 @@ func (r *piped) Stateful() (fd uintptr, size int) { return r.pair.ReadFd(), r.si
 // Done is called after the reply.
 func (r *piped) Done() { r.pipes.put(r.pair) }
 
-// Bytes is what go-fuse asks for where it could not splice the reply. All that was asked for, or an error: bytes that
-// are in go-fuse's own pipe by then are lost.
+// Bytes serves go-fuse where it could not splice the reply. It returns all bytes or an error: bytes that are in go-fuse's
+// own pipe by then are lost.
 func (r *piped) Bytes(buf []byte) ([]byte, fuse.Status) {
 	for n := 0; n < r.size; {
 		m, err := r.pair.Read(buf[n:r.size])

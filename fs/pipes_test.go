@@ -13,7 +13,7 @@ func TestPipesAreAsManyAsWereMade(t *testing.T) {
 	before := splice.Total()
 	var p pipes
 	var taken []*splice.Pair
-	for pair := p.take(maxRead); pair != nil; pair = p.take(maxRead) {
+	for pair := p.get(maxRead); pair != nil; pair = p.get(maxRead) {
 		taken = append(taken, pair)
 	}
 	if len(taken) != p.made/2 || splice.Total() > before+p.made {
@@ -31,8 +31,8 @@ func TestPipesAreAsManyAsWereMade(t *testing.T) {
 	for _, pair := range taken {
 		p.put(pair)
 	}
-	pair := p.take(1)
-	if pair == nil || p.take(p.most+1) != nil {
+	pair := p.get(1)
+	if pair == nil || p.get(p.most+1) != nil {
 		t.Error("after all came back one is not to be had, or one of any size is")
 	}
 	p.put(pair)
@@ -40,7 +40,7 @@ func TestPipesAreAsManyAsWereMade(t *testing.T) {
 	if splice.Total() > before {
 		t.Errorf("%d pipes are left", splice.Total()-before)
 	}
-	if p.take(1) != nil {
+	if p.get(1) != nil {
 		// A pipe after the end would never be closed.
 		t.Error("a pipe is to be had after the end")
 	}
@@ -51,7 +51,7 @@ func TestPipedBytesAreCompleteOrAnError(t *testing.T) {
 	want := bytes.Repeat([]byte("tokens"), 10_000)
 	for _, lost := range []int{0, 1, len(want)} {
 		var p pipes
-		pair := p.take(maxRead)
+		pair := p.get(maxRead)
 		if pair == nil {
 			t.Skip("needs pipes that can grow")
 		}

@@ -23,7 +23,7 @@ func (p *Place) HBMFS() bool { return p.On != nil && isHBMFS(p.On) }
 // linksMax is how many symbolic links a path may lead through, as in the kernel.
 const linksMax = 40
 
-// Locate follows a path as the kernel does. Below an hbmfs mount it follows no links: they would be asked of its daemon.
+// Locate follows a path as the kernel does. Below an hbmfs mount it follows no links: its daemon would have to answer.
 func Locate(path string) (*Place, error) {
 	all, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -45,7 +45,7 @@ func Locate(path string) (*Place, error) {
 		rest = rest[1:]
 		to := ""
 		if ask {
-			to, _ = os.Readlink(next) // what is no link, or not there, is taken as it is
+			to, _ = os.Readlink(next) // a name that is no link, or not there, stays as it is
 		}
 		if to == "" {
 			p.Path = next
@@ -85,3 +85,34 @@ func (p *Place) Elsewhere() string {
 	}
 	return ""
 }
+
+// fsType is how the kernel names these mounts.
+const fsType = "fuse.hbmfs"
+
+// mountAt returns the topmost mount at an absolute path, nil where there is none. It does not touch the filesystem,
+// which may be dead, or not served yet.
+func mountAt(point string) (*mountinfo.Info, error) {
+	// Not mountinfo's own filter, which stops at the first.
+	all, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != point, false })
+	return Uppermost(all)[point], err
+}
+
+// Uppermost finds the mounts that no other covers, by mount point. Their order in the table says nothing, since a mount can be
+// put beneath an older one.
+func Uppermost(all []*mountinfo.Info) map[string]*mountinfo.Info {
+	at, covered, seen := map[int]string{}, map[int]bool{}, map[string]*mountinfo.Info{}
+	for _, i := range all {
+		at[i.ID] = i.Mountpoint
+	}
+	for _, i := range all {
+		covered[i.Parent] = covered[i.Parent] || at[i.Parent] == i.Mountpoint
+	}
+	for _, i := range all {
+		if !covered[i.ID] {
+			seen[i.Mountpoint] = i
+		}
+	}
+	return seen
+}
+
+func isHBMFS(info *mountinfo.Info) bool { return info.FSType == fsType }

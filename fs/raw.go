@@ -17,8 +17,7 @@ func nodeID(number int) uint64 { return uint64(number) + 1 }
 // String names the filesystem in go-fuse's messages.
 func (m *Mount) String() string { return "hbmfs" }
 
-// Lookup finds a name in a directory. A miss is an answer too, which the kernel keeps, so that asking for files that
-// are not there costs nothing.
+// Lookup finds a name in a directory. The kernel keeps a miss, too, so that asking for absent files costs nothing.
 func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	m.counters.lookups.Add(1)
 	ctx := newRequest(cancel, header)
@@ -224,3 +223,25 @@ func (m *Mount) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut)
 	*out = fuse.StatfsOut{Blocks: total, Bsize: block, Frsize: block, Files: uint64(len(m.listing.Objects)), NameLen: math.MaxUint8}
 	return fuse.OK
 }
+
+// Requests that would change the dataset get EROFS. The superblock cannot be mounted read-only, since the daemon makes its
+// control socket in it (see Mknod); sealReadOnly makes it so afterwards, where it may.
+
+const erofs = fuse.Status(syscall.EROFS)
+
+func (m *Mount) SetAttr(<-chan struct{}, *fuse.SetAttrIn, *fuse.AttrOut) fuse.Status { return erofs }
+func (m *Mount) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
+	return erofs
+}
+func (m *Mount) Unlink(<-chan struct{}, *fuse.InHeader, string) fuse.Status             { return erofs }
+func (m *Mount) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status              { return erofs }
+func (m *Mount) Rename(<-chan struct{}, *fuse.RenameIn, string, string) fuse.Status     { return erofs }
+func (m *Mount) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status { return erofs }
+func (m *Mount) Symlink(<-chan struct{}, *fuse.InHeader, string, string, *fuse.EntryOut) fuse.Status {
+	return erofs
+}
+func (m *Mount) Create(<-chan struct{}, *fuse.CreateIn, string, *fuse.CreateOut) fuse.Status {
+	return erofs
+}
+func (m *Mount) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) fuse.Status { return erofs }
+func (m *Mount) Fallocate(<-chan struct{}, *fuse.FallocateIn) fuse.Status             { return erofs }

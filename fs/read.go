@@ -43,8 +43,8 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	return copied(buf[:size]), fuse.OK
 }
 
-// copied is a reply of bytes in memory. Of such a vector go-fuse makes one write, of fuse.ReadResultData four system
-// calls more, and a line in the log where the bytes are too many for a pipe.
+// copied is a reply of bytes in memory. go-fuse writes such a vector at once. fuse.ReadResultData costs four more system
+// calls, and a line in the log where the bytes are too many for a pipe.
 func copied(p []byte) fuse.ReadResult { return fuse.ReadResultVector([][]byte{p}) }
 
 func readBody(ctx context.Context, body *layout.Body, p []byte, off int64) (int, error) {
@@ -74,8 +74,8 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		return nil, nil
 	}
 	from := lies
-	k, isKept := lies.Object.Origin.(kept)
-	if isKept {
+	k, isSegmented := lies.Object.Origin.(segmented)
+	if isSegmented {
 		file, at, n := k.Lies(lies.Object, lies.Offset)
 		if file == nil || n < size {
 			return nil, nil
@@ -88,13 +88,13 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 	}
 	fd, done, err := origin.Borrow(ctx, from.Object)
 	if err != nil {
-		if isKept { // evicted just now
+		if isSegmented { // evicted just now
 			return nil, nil
 		}
 		return nil, err
 	}
 	defer done()
-	pipe := m.pipes.take(size)
+	pipe := m.pipes.get(size)
 	if pipe == nil {
 		return nil, nil
 	}
@@ -106,7 +106,7 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		}
 		n += int64(k)
 	}
-	if isKept {
+	if isSegmented {
 		k.WasRead(lies.Object, lies.Offset, size)
 	}
 	return &piped{&m.pipes, pipe, int(size)}, nil

@@ -16,15 +16,15 @@ import (
 // request is the context of one request of the kernel. It ends when the caller no longer wants the answer: a signal is
 // about to end the caller, or the kernel gave the request up.
 //
-// The kernel tells of a caller's first signal, once, and of no later one. Most signals have a handler, and a file must
-// not answer those with EINTR: a profiler's timer would end every read. So after the kernel's word a goroutine looks
-// every lookAgain whether a fatal signal is pending. It runs only where something waits (Done): a request that is
-// answered from memory or a local file costs no goroutine.
+// The kernel tells of a caller's first signal only. Most signals have a handler, and a file must not answer those with
+// EINTR: a profiler's timer would end every read. So after that a goroutine looks every lookAgain whether a fatal signal is
+// pending. It runs only where something waits (Done): a request that is answered from memory or a local file costs no
+// goroutine.
 type request struct {
 	cancel <-chan struct{} // closed by go-fuse when the kernel interrupts the request; of the next request after end
 	thread uint32          // of the caller, 0 where it is in no PID namespace that this process sees
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	ended  bool
 	waited context.Context // nil until somebody waits
 	stop   context.CancelFunc
@@ -85,7 +85,7 @@ func (r *request) watch(ctx context.Context, give context.CancelFunc) {
 // Done implements [context.Context].
 func (r *request) Done() <-chan struct{} { return r.waiting().Done() }
 
-// Err implements [context.Context]. It asks nobody until the kernel has interrupted the request.
+// Err implements [context.Context]. It looks at nothing until the kernel has interrupted the request.
 func (r *request) Err() error {
 	select {
 	case <-r.cancel:
@@ -100,8 +100,8 @@ func (r *request) Err() error {
 	return r.waited.Err()
 }
 
-// Value implements [context.Context]. It gives contexts that are made of this one what package context looks for in a
-// parent after Done, so that they need no goroutine of their own.
+// Value implements [context.Context]. Package context looks for a parent's cancel function here after Done: with it,
+// contexts made of this one need no goroutine of their own.
 func (r *request) Value(key any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +125,7 @@ func wantsAnswer(thread uint32) bool {
 	return (c.state == 'D' || c.state == 'R') && !c.dying() // R: on its way to D
 }
 
-// caller is what /proc says of a thread: its state, and sets of signals, bit n-1 for signal n.
+// caller is a thread as /proc shows it: its state, and sets of signals, bit n-1 for signal n.
 type caller struct {
 	state                             byte
 	traced                            bool
@@ -160,9 +160,9 @@ func parseCaller(status []byte) (c caller) {
 	return c
 }
 
-// dying reports whether a pending signal will end the thread. For most fatal signals the kernel makes SIGKILL pending
-// for each thread of the process; not where the thread had another signal already, and not for those that dump core.
-// Of a signal to a traced process the tracer decides, except of SIGKILL.
+// dying reports whether a pending signal will end the thread. For most fatal signals the kernel makes SIGKILL pending for
+// each thread of the process; not where the thread had another signal already, and not for those that dump core. The tracer
+// of a traced process decides on its signals, except on SIGKILL.
 func (c caller) dying() bool {
 	if c.pending&signalBit(unix.SIGKILL) != 0 {
 		return true

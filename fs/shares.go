@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// shares divide something that there is only so much of among users. Who takes some leaves at least as much free as they
-// then have: alone a user has half of it, the next one a quarter, and there is always something left for one who comes
-// later. The user who runs the daemon, most often root, has as much again apart, which nobody else can take.
+// shares divide a limited thing among users. A user gets more as long as as much stays free as that user then has: alone
+// half, beside such a user a quarter. So some is always left for the next user. The user who runs the daemon, most often
+// root, has as much apart.
 type shares struct {
 	me    uint32
 	limit int64 // of all users together
 	each  int64 // the most that one may have
-	least int64 // that one may have in any case; its user is bounded otherwise
+	least int64 // that each may have in any case: users are bounded otherwise
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	used int64      // by others than me
 	of   map[uint32]int64
 }
@@ -23,8 +23,8 @@ func newShares(limit, each, least int64) *shares {
 	return &shares{me: uint32(os.Geteuid()), limit: limit, each: each, least: least, of: map[uint32]int64{}}
 }
 
-// take takes n for a user, and reports whether there was so much for it.
-func (s *shares) take(uid uint32, n int64) bool {
+// reserve books n for a user, and reports whether there was room.
+func (s *shares) reserve(uid uint32, n int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.fits(uid, n) {
@@ -34,7 +34,7 @@ func (s *shares) take(uid uint32, n int64) bool {
 	return true
 }
 
-// fit reports whether take would.
+// fit reports whether reserve would.
 func (s *shares) fit(uid uint32, n int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *shares) fits(uid uint32, n int64) bool {
 	return has <= s.each && (uid == s.me || has <= s.least || has <= s.limit-s.used-n)
 }
 
-// book takes n for a user, as much as it is: fit has said that there is room. What is given back is negative.
+// book books n for a user, after fit has said that there is room. A negative n gives back.
 func (s *shares) book(uid uint32, n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,8 +62,8 @@ func (s *shares) add(uid uint32, n int64) {
 	}
 }
 
-// taken returns how much all have together.
-func (s *shares) taken() int64 {
+// booked returns the sum of all users.
+func (s *shares) booked() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.used + s.of[s.me]

@@ -12,7 +12,7 @@ import (
 
 // fill has a user take as much as it gets, and returns how much that is.
 func fill(s *shares, uid uint32) (n int64) {
-	for s.take(uid, 1) {
+	for s.reserve(uid, 1) {
 		n++
 	}
 	return n
@@ -32,14 +32,14 @@ func TestSharesLeaveSomethingForOthers(t *testing.T) {
 	if s.fit(greedy, 1) || !s.fit(modest+100, 4) || s.fit(modest+100, 5) {
 		t.Error("fit says what take does not do")
 	}
-	if got := s.taken(); got != 1032+1000 {
+	if got := s.booked(); got != 1032+1000 {
 		t.Errorf("%d are taken", got)
 	}
 	for uid, n := range s.of {
 		s.book(uid, -n)
 	}
-	if s.taken() != 0 || s.used != 0 || len(s.of) != 0 {
-		t.Errorf("%d of %d users are left when all is given back", s.taken(), len(s.of))
+	if s.booked() != 0 || s.used != 0 || len(s.of) != 0 {
+		t.Errorf("%d of %d users are left when all is given back", s.booked(), len(s.of))
 	}
 }
 
@@ -54,7 +54,7 @@ func TestTurnsOfAUserAreHalfOfAll(t *testing.T) {
 			cancel()
 		}
 		defer cancel()
-		d, err := s.take(ctx, uid)
+		d, err := s.wait(ctx, uid)
 		if err == nil {
 			done = append(done, d)
 		}
@@ -106,8 +106,8 @@ func TestTextsOfAUserAreBounded(t *testing.T) {
 	for _, h := range opened {
 		x.close(h)
 	}
-	if x.bytes.taken() != 0 || len(x.byOpen) != 0 {
-		t.Errorf("%d bytes of closed texts are left", x.bytes.taken())
+	if x.bytes.booked() != 0 || len(x.byOpen) != 0 {
+		t.Errorf("%d bytes of closed texts are left", x.bytes.booked())
 	}
 }
 
@@ -115,12 +115,12 @@ func TestTextsOfAUserAreBounded(t *testing.T) {
 func TestNamesOfAUserAreItsOwn(t *testing.T) {
 	c := newChannel()
 	for i := range 10 * usageNames {
-		u := c.meet("name "+strconv.Itoa(i), readerID{greedy, 0})
+		u := c.join("name "+strconv.Itoa(i), readerID{greedy, 0})
 		c.report(u, []control.Moved{{Path: control.PathHost, Bytes: 1, Reads: 1}})
 	}
-	theirs := c.meet("train", readerID{modest, 0})
+	theirs := c.join("train", readerID{modest, 0})
 	for i := range 10 * usageChoice {
-		c.report(c.meet("train", readerID{modest + 1, 0}), []control.Moved{{Path: control.PathHost, Reason: strconv.Itoa(i), Bytes: 1, Reads: 1}})
+		c.report(c.join("train", readerID{modest + 1, 0}), []control.Moved{{Path: control.PathHost, Reason: strconv.Itoa(i), Bytes: 1, Reads: 1}})
 	}
 	c.report(theirs, []control.Moved{{Path: control.PathDirect, Reason: "its own", Bytes: 7, Reads: 1}})
 	s := c.byName()["train"]

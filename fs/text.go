@@ -6,11 +6,11 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// texts are the open status files: each shows what it was when it was opened.
+// texts are the open status files: each shows its content at the open.
 type texts struct {
 	bytes *shares
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	next   uint64
 	byOpen map[uint64]text
 }
@@ -29,7 +29,7 @@ func (t *texts) init() {
 
 // open keeps a text for a user until it is closed, and reports whether there was room.
 func (t *texts) open(uid uint32, content []byte) (handle uint64, ok bool) {
-	if !t.bytes.take(uid, int64(len(content))) {
+	if !t.bytes.reserve(uid, int64(len(content))) {
 		return 0, false
 	}
 	t.mu.Lock()

@@ -6,44 +6,44 @@ import (
 	"sync"
 )
 
-// turns let a few do something at a time, and half as many of one user: so whoever asks much waits for itself. The user
+// turns let a few requests go on at a time, and half as many of one user: a user who asks much waits for itself. The user
 // who runs the daemon waits for no other.
 type turns struct {
 	me   uint32
 	all  chan struct{}
 	each int
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	of map[uint32]*userTurns
 }
 
 type userTurns struct {
 	slots chan struct{}
-	asked int // how many have a turn or wait for one
+	asked int // requests that have a turn or wait for one
 }
 
 func newTurns(atOnce int) *turns {
 	return &turns{me: uint32(os.Geteuid()), all: make(chan struct{}, atOnce), each: atOnce / 2, of: map[uint32]*userTurns{}}
 }
 
-// take waits for a turn, which lasts until done is called.
-func (t *turns) take(ctx context.Context, uid uint32) (done func(), err error) {
+// wait waits for a turn, which lasts until done is called.
+func (t *turns) wait(ctx context.Context, uid uint32) (done func(), err error) {
 	u := t.user(uid)
 	select {
 	case u.slots <- struct{}{}:
 	case <-ctx.Done():
-		t.leave(uid, u)
+		t.drop(uid, u)
 		return nil, ctx.Err()
 	}
 	if uid == t.me {
-		return func() { <-u.slots; t.leave(uid, u) }, nil
+		return func() { <-u.slots; t.drop(uid, u) }, nil
 	}
 	select {
 	case t.all <- struct{}{}:
-		return func() { <-t.all; <-u.slots; t.leave(uid, u) }, nil
+		return func() { <-t.all; <-u.slots; t.drop(uid, u) }, nil
 	case <-ctx.Done():
 		<-u.slots
-		t.leave(uid, u)
+		t.drop(uid, u)
 		return nil, ctx.Err()
 	}
 }
@@ -60,7 +60,7 @@ func (t *turns) user(uid uint32) *userTurns {
 	return u
 }
 
-func (t *turns) leave(uid uint32, u *userTurns) {
+func (t *turns) drop(uid uint32, u *userTurns) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if u.asked--; u.asked == 0 {

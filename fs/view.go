@@ -35,11 +35,11 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 	return v.file, nil
 }
 
-// viewEntries makes the nodes of .hbmfs/views. A view may be read by whoever may read all of the objects behind it.
+// viewEntries makes the nodes of .hbmfs/views. A view is for users who may read all objects behind it.
 func (m *Mount) viewEntries(v *layout.Volume) []entry {
 	var entries []entry
 	var set *layout.Set // of the view before
-	var shared node     // what the views of one set have in common
+	var shared node     // the attributes that the views of one set share
 	for i := range v.Views {
 		view := &v.Views[i]
 		if view.Set != set {
@@ -49,7 +49,7 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 		n := shared
 		n.ino = inoOf(".hbmfs/views/"+view.Path, "view")
 		if view.Entries != nil {
-			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // who may read a directory may enter it
+			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // readers of a directory may enter it
 			n.dir = &directory{expand: m.memberEntries(view)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
@@ -60,8 +60,8 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 	return append(entries, m.viewDirs(v)...)
 }
 
-// viewDirs makes the directories of views that stand for those of the source, with their permissions: who may not list
-// one there learns no names here.
+// viewDirs makes the directories of the source that hold views, with the source's permissions: a user who may not list one
+// there learns no names here.
 func (m *Mount) viewDirs(v *layout.Volume) (entries []entry) {
 	with := map[string]bool{"": true}
 	for _, s := range v.Sets {
@@ -129,7 +129,7 @@ func objectsOfFile(f *layout.File) iter.Seq[*layout.Object] {
 	}
 }
 
-// adopt applies the options that override who owns what.
+// adopt applies the options that override owners and permissions.
 func (m *Mount) adopt(n *node) {
 	if m.opt.UID != nil {
 		n.uid = *m.opt.UID

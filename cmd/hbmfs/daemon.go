@@ -135,20 +135,21 @@ func (c *mountCommand) keepWords(said []byte) error {
 	return err
 }
 
-// noteTime is how long a mount that is ready waits for what is found wrong, so that the command can say it.
-const noteTime = fs.LookTime + 200*time.Millisecond
+// noteTime is how long the command stays after the mount is ready, to show what the daemon finds wrong. Small datasets need
+// milliseconds. What the daemon finds later is in its log and in the status.
+const noteTime = 120 * time.Millisecond
 
 // showNote shows what the daemon notes.
 func (c *mountCommand) showNote(text string) { fmt.Fprintf(c.stderr, "hbmfs: %s\n", printable(text)) }
 
-// hearNotes shows what the daemon has to say of a mount that is ready, which takes it noteTime.
+// hearNotes shows what the daemon finds wrong with a mount that is ready, within noteTime.
 func (c *mountCommand) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
 	_ = read.SetReadDeadline(time.Now().Add(noteTime + aside.Grace)) // a pipe has deadlines
 	defer context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Unix(1, 0)) })()
 	_, _, _ = ready.Listen(from, c.showNote) // there is none after "ready", but the end
 }
 
-// tellNotes says what is wrong with a mount that is ready, as far as it is known soon.
+// tellNotes reports what the daemon finds wrong with a mount that is ready, within noteTime.
 func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 	soon := time.NewTimer(noteTime)
 	defer soon.Stop()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/hbmfs/hbmfs/internal/aside"
@@ -10,18 +9,14 @@ import (
 )
 
 // writeMetrics writes the metrics of all mounts as one page: each sample with the label mount. hbmfs_up says which mounts
-// answered: the others have nothing else.
+// answered: the others have no other metric.
 func writeMetrics(w io.Writer, samples []top.Sample) error {
-	labels, up := make([]string, len(samples)), make([]string, len(samples))
-	for i, s := range samples {
-		labels[i] = "mount=" + promtext.Quote(s.Points[0])
-		up[i] = fmt.Sprintf("{%s} %d", labels[i], map[bool]int{true: 1}[s.State == aside.OK])
+	page := promtext.Page{Terse: true}
+	up := page.Up()
+	for _, s := range samples {
+		up.Add(s.State == aside.OK, "mount", s.Points[0])
+		page.Merge(string(s.Text), "mount", s.Points[0])
 	}
-	var p promtext.Page
-	p.Metric("hbmfs_up", "gauge", "1 where the daemon of a mount answers.", up...)
-	for i, s := range samples {
-		p.Add(string(s.Text), labels[i])
-	}
-	_, err := io.WriteString(w, p.String())
+	_, err := io.WriteString(w, page.String())
 	return err
 }

@@ -115,7 +115,7 @@ func (c *umountCommand) await(ctx context.Context, place *fs.Place, daemon *fs.D
 	}
 	began, pid := time.Now(), daemon.PID
 	for !endsWithin(ctx, daemon, lazyTime) {
-		switch other := fs.KeptBy(place.On); {
+		switch other := fs.ShownBy(place.On); {
 		case ctx.Err() != nil:
 			return fmt.Errorf("%w: %s is unmounted, but its daemon (pid %d) has not ended", errInterrupted, place.Path, pid)
 		case daemon.Stopped() && c.lazy:
@@ -155,5 +155,5 @@ func findDaemon(ctx context.Context, place *fs.Place) (*fs.Daemon, error) {
 	if a.State != aside.OK || json.Unmarshal(a.Text, &told) != nil || told.PID <= 0 {
 		return nil, ctx.Err()
 	}
-	return fs.TakeDaemon(told.PID), ctx.Err()
+	return fs.DaemonByPID(told.PID), ctx.Err()
 }

@@ -1,48 +1,99 @@
-// Package promtext writes labels of Prometheus metrics, and makes one page of several: of the mounts of a machine, of the
-// volumes of a node.
+// Package promtext owns pages of metrics in Prometheus' text exposition format 0.0.4: it writes one, and
+// merges those of several mounts.
 package promtext
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"strings"
+	"time"
 )
 
-// Page is one page of metrics made of several: each sample gets labels, and all samples of a metric stand together, as the
-// format wants it.
+// Page is a page of metrics in the order in which they were first named. The format wants all samples of a metric together.
 type Page struct {
-	families map[string]*family
-	order    []string
+	Terse bool // leaves out metrics without samples
+
+	byName map[string]*Metric
+	order  []*Metric
 }
 
-type family struct{ help, kind, body string }
-
-func (p *Page) of(name string) *family {
-	if p.families == nil {
-		p.families = map[string]*family{}
-	}
-	if p.families[name] == nil {
-		p.families[name] = &family{}
-		p.order = append(p.order, name)
-	}
-	return p.families[name]
+// Metric is a metric of a page with its samples.
+type Metric struct {
+	name, help, kind string
+	samples          bytes.Buffer
 }
 
-// Add adds the text of a mount's metrics, with labels (NAME=VALUE,...; values are of [Quote]) on each sample.
-func (p *Page) Add(text, label string) {
-	var current *family
+func (p *Page) metric(name string) *Metric {
+	if p.byName == nil {
+		p.byName = map[string]*Metric{}
+	}
+	if p.byName[name] == nil {
+		p.byName[name] = &Metric{name: name}
+		p.order = append(p.order, p.byName[name])
+	}
+	return p.byName[name]
+}
+
+func (p *Page) declare(name, help, kind string) *Metric {
+	m := p.metric(name)
+	m.help, m.kind = fmt.Sprintf("# HELP %s %s\n", name, help), fmt.Sprintf("# TYPE %s %s\n", name, kind)
+	return m
+}
+
+// Gauge declares a metric that goes up and down.
+func (p *Page) Gauge(name, help string) *Metric { return p.declare(name, help, "gauge") }
+
+// Counter declares a metric that only goes up.
+func (p *Page) Counter(name, help string) *Metric { return p.declare(name, help, "counter") }
+
+// Histogram writes how many of something took up to each of the bounds, and how long all took. The last count is of
+// those that took longer.
+func (p *Page) Histogram(name, help string, bounds []time.Duration, counts []int64, sum time.Duration) {
+	m, n := p.declare(name, help, "histogram"), int64(0)
+	for i, c := range counts {
+		le := "+Inf"
+		if i < len(bounds) {
+			le = fmt.Sprintf("%g", bounds[i].Seconds())
+		}
+		n += c
+		m.sample("_bucket", n, "le", le)
+	}
+	m.sample("_sum", sum.Seconds())
+	m.sample("_count", n)
+}
+
+// Up declares hbmfs_up, the one metric of a page of several mounts that a mount's own page lacks.
+func (p *Page) Up() *Metric { return p.Gauge("hbmfs_up", "1 where the daemon of a mount answers.") }
+
+// Add adds a sample, and returns the metric. Labels are names and values in turn. A bool is 0 or 1.
+func (m *Metric) Add(value any, labels ...string) *Metric {
+	if on, ok := value.(bool); ok {
+		value = map[bool]int{true: 1}[on]
+	}
+	m.sample("", value, labels...)
+	return m
+}
+
+func (m *Metric) sample(suffix string, value any, labels ...string) {
+	m.samples.WriteString(labelled(fmt.Sprintf("%s%s %v\n", m.name, suffix, value), labels))
+}
+
+// Merge adds the page of a mount, with labels on each sample, names and values in turn.
+func (p *Page) Merge(text string, labels ...string) {
+	var current *Metric
 	for line := range strings.Lines(text) {
 		words := strings.SplitN(line, " ", 4)
 		if words[0] != "#" {
 			if current != nil {
-				current.body += labelled(line, label)
+				current.samples.WriteString(labelled(line, labels))
 			}
 			continue
 		}
 		if len(words) < 4 {
 			continue
 		}
-		current = p.of(words[2])
+		current = p.metric(words[2])
 		switch words[1] { // said once
 		case "HELP":
 			current.help = cmp.Or(current.help, line)
@@ -52,39 +103,35 @@ func (p *Page) Add(text, label string) {
 	}
 }
 
-// Metric adds a metric whose samples are not of a mount, each as {LABELS} VALUE.
-func (p *Page) Metric(name, kind, help string, samples ...string) {
-	f := p.of(name)
-	f.help, f.kind = fmt.Sprintf("# HELP %s %s\n", name, help), fmt.Sprintf("# TYPE %s %s\n", name, kind)
-	for _, s := range samples {
-		f.body += name + s + "\n"
-	}
-}
-
 func (p *Page) String() string {
 	var b strings.Builder
-	for _, name := range p.order {
-		if f := p.families[name]; f.body != "" {
-			b.WriteString(f.help + f.kind + f.body)
+	for _, m := range p.order {
+		if m.samples.Len() > 0 || !p.Terse {
+			b.WriteString(m.help + m.kind + m.samples.String())
 		}
 	}
 	return b.String()
 }
 
 // labelled adds labels to a sample's others. Names of metrics have no brace and no space.
-func labelled(sample, label string) string {
+func labelled(sample string, labels []string) string {
 	i := strings.IndexAny(sample, "{ ")
-	switch {
-	case i < 0:
+	if i < 0 || len(labels) == 0 {
 		return sample
-	case sample[i] == '{':
-		return sample[:i+1] + label + "," + sample[i+1:]
 	}
-	return sample[:i] + "{" + label + "}" + sample[i:]
+	var all []string
+	for k := 0; k < len(labels); k += 2 {
+		all = append(all, labels[k]+"="+quote(labels[k+1]))
+	}
+	text := strings.Join(all, ",")
+	if sample[i] == '{' {
+		return sample[:i+1] + text + "," + sample[i+1:]
+	}
+	return sample[:i] + "{" + text + "}" + sample[i:]
 }
 
-// Quote writes the value of a label with the three escapes of the format. Any other, as Go's %q makes them, is a syntax
-// error that costs the reader the whole page; and paths, names of clients and reasons may hold anything.
-func Quote(value string) string {
+// quote writes the value of a label with the three escapes of the format. Prometheus takes any other, as Go's %q makes them, for a
+// syntax error, and refuses the whole page. Paths, names of clients and reasons may hold anything.
+func quote(value string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(strings.ToValidUTF8(value, "\uFFFD")) + `"`
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/status"
 )
 
 // Row is a mount in one sample, compared with the sample before.
@@ -21,8 +21,8 @@ type Row struct {
 	Answers    *Latency        `json:"origin_answers,omitempty"` // between the samples, where there were any
 	Status     json.RawMessage `json:"status,omitempty"`
 
-	Told *fs.Status `json:"-"` // Status, read; nil where it says nothing
-	at   time.Time  // of the sample
+	Told *status.Status `json:"-"` // Status, read; nil where it says nothing
+	at   time.Time      // of the sample
 }
 
 // Rates are per second, between two samples.
@@ -65,7 +65,7 @@ func Rows(samples []Sample, before []Row) []Row {
 	for i, s := range samples {
 		r := Row{MountPoint: s.Points[0], AlsoAt: s.Points[1:], State: s.State, Error: s.Error, at: s.At}
 		if s.State == aside.OK {
-			r.Status, r.Told = s.Text, new(fs.Status)
+			r.Status, r.Told = s.Text, new(status.Status)
 			if err := json.Unmarshal(s.Text, r.Told); err != nil {
 				r.Status, r.Told = nil, nil
 				r.State, r.Error = aside.Unreadable, "the status is not that of this version of hbmfs"
@@ -114,7 +114,7 @@ func (r *Row) compare(before *Row) {
 }
 
 // readersOf lists what readers move, most first.
-func readersOf(now, then []fs.ClientStatus, rate func(now, then int64) float64) []Reader {
+func readersOf(now, then []status.Client, rate func(now, then int64) float64) []Reader {
 	type key struct{ name, path, reason string }
 	had := map[key]int64{}
 	for _, c := range then {

@@ -20,14 +20,14 @@ import (
 // exporter sends spans to a collector. The SDK calls it from one goroutine at a time.
 type exporter struct {
 	to     string
-	header http.Header // has what the collector lets us in for
+	header http.Header // with credentials for the collector
 	client *http.Client
 	log    *slog.Logger
 	lost   int // spans since the collector took some last
 }
 
-// ExportSpans implements [sdk.SpanExporter]. What fails is not tried again: the next spans are on their way already.
-// The SDK would tell a global handler of the error, which prints to stderr; so it is said here.
+// ExportSpans implements [sdk.SpanExporter]. It tries nothing again: the next spans are on their way already. It logs
+// errors itself, since the SDK's global handler prints them to stderr.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	err := e.send(ctx, spans)
 	switch {
@@ -76,7 +76,7 @@ func (e *exporter) Shutdown(context.Context) error {
 	return nil
 }
 
-// What follows is ExportTraceServiceRequest of OTLP 1.x (opentelemetry-proto, trace/v1/trace.proto) as its JSON has it:
+// The types below are ExportTraceServiceRequest of OTLP 1.x (opentelemetry-proto, trace/v1/trace.proto) as its JSON has it:
 // identifiers in hexadecimal, 64-bit numbers as text.
 type request struct {
 	ResourceSpans []resourceSpans `json:"resourceSpans"`

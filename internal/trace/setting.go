@@ -19,11 +19,11 @@ import (
 )
 
 // FromEnv makes a tracer as the variables of OpenTelemetry say (opentelemetry.io/docs/specs/otel/protocol/exporter): nil,
-// for none, unless there is an OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER is otlp. The error says what was
-// asked for and cannot be. What is lost on the way to the collector is said to log. Nothing is sent yet.
+// for none, unless there is an OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER is otlp. The error names a setting that
+// cannot be met. The tracer logs spans that are lost on the way to the collector. FromEnv sends nothing.
 //
-// Read here are OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER, and of OTEL_EXPORTER_OTLP_* and OTEL_EXPORTER_OTLP_TRACES_*
-// ENDPOINT, HEADERS, PROTOCOL and TIMEOUT; by the SDK OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER,
+// FromEnv reads OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER, and of OTEL_EXPORTER_OTLP_* and OTEL_EXPORTER_OTLP_TRACES_*
+// ENDPOINT, HEADERS, PROTOCOL and TIMEOUT. The SDK reads OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER,
 // OTEL_TRACES_SAMPLER_ARG and OTEL_BSP_*.
 func FromEnv(version string, log *slog.Logger) (*Tracer, error) {
 	to, err := fromEnv(os.Getenv)
@@ -59,7 +59,7 @@ func fromEnv(get func(string) string) (*exporter, error) {
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return nil, fmt.Errorf("no traces are sent: OTEL_EXPORTER_OTLP_ENDPOINT is no address such as http://HOST:4318")
 	}
-	if strings.TrimSpace(get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")) == "" { // that one is taken as it is
+	if strings.TrimSpace(get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")) == "" { // that one needs no path added
 		u = u.JoinPath("v1/traces")
 	}
 	e := &exporter{to: u.String(), header: http.Header{}}

@@ -1,6 +1,6 @@
-// Package trace says what a mount does, and how long that takes, as OpenTelemetry traces: mounting, indexing, fills of
-// segments, requests to an origin, passes of a decoder, evictions, and what readers ask on the control channel. Reads
-// of the kernel are no spans: there are too many.
+// Package trace owns the OpenTelemetry traces of a mount: mounting, indexing, fills of segments, requests to an origin,
+// passes of a decoder, evictions, and requests on the control channel. Reads of the kernel are no spans: there are too
+// many.
 //
 // It is off unless OpenTelemetry's own variables turn it on ([FromEnv]). Off is a nil [Tracer]: its spans are nil, too,
 // and everything may be called on them.
@@ -13,8 +13,8 @@
 // Spans carry names of objects and numbers. Never give them an error's text, an address or a path of this machine:
 // errors of HTTP clients have addresses in them, and addresses signatures. [Span.End] takes a class instead.
 //
-// What is sent is OTLP over HTTP as JSON, which collectors take at the same address as protobuf. The exporter that the
-// OpenTelemetry project has for it would bring all of gRPC into the daemon.
+// It sends OTLP over HTTP as JSON, which collectors take at the same address as protobuf. The exporter of the OpenTelemetry
+// project would bring all of gRPC into the daemon.
 package trace
 
 import (
@@ -69,7 +69,7 @@ func Child(ctx context.Context, name string) (context.Context, *Span) {
 	return ctx, &Span{s}
 }
 
-// Close sends what there is to send, as long as ctx lasts.
+// Close sends the spans that are left, as long as ctx lasts.
 func (t *Tracer) Close(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -116,8 +116,8 @@ func (s *Span) End(class string) {
 	s.span.End()
 }
 
-// Transport has requests carry the span in their context (traceparent, W3C Trace Context), and that span, if it is one
-// of [Tracer.Request], the status of the answer.
+// Transport adds the span in a request's context to its headers (traceparent, W3C Trace Context). A span of
+// [Tracer.Request] gets the status of the answer.
 func Transport(base http.RoundTripper) http.RoundTripper { return transport{base} }
 
 type transport struct{ base http.RoundTripper }
@@ -128,7 +128,7 @@ func (t transport) RoundTrip(q *http.Request) (*http.Response, error) {
 	if !span.SpanContext().IsValid() {
 		return t.base.RoundTrip(q)
 	}
-	q = q.Clone(q.Context()) // a transport must not change what it is given
+	q = q.Clone(q.Context()) // a transport must not change its request
 	propagation.TraceContext{}.Inject(q.Context(), propagation.HeaderCarrier(q.Header))
 	res, err := t.base.RoundTrip(q)
 	if s, ok := span.(sdk.ReadOnlySpan); ok && res != nil && s.SpanKind() == trace.SpanKindClient {
@@ -137,7 +137,7 @@ func (t transport) RoundTrip(q *http.Request) (*http.Response, error) {
 	return res, err
 }
 
-// CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
+// CloseIdleConnections serves [http.Client.CloseIdleConnections].
 func (t transport) CloseIdleConnections() {
 	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

@@ -13,8 +13,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/promtext"
 )
 
-// How mounts are asked for their metrics: so many at once, of which one that takes its time no longer counts; and so long in
-// all, since Prometheus by itself gives up after 10 seconds (scrape_timeout).
+// The host asks so many mounts at once for their metrics; one that takes longer than itsTime no longer counts. All of a
+// page takes pageTime at most, since Prometheus gives up after 10 seconds by default (scrape_timeout).
 const (
 	askers   = 8
 	itsTime  = 200 * time.Millisecond
@@ -33,30 +33,33 @@ func (h *Host) metrics(ctx context.Context) string {
 	c := h.counts
 	h.mu.Unlock()
 	texts := askAll(ctx, volumes)
-	var p promtext.Page
-	up, late, info, published := []string{}, []string{}, []string{}, []string{}
+	p := promtext.Page{Terse: true}
 	for i, v := range volumes {
-		label := "volume=" + promtext.Quote(v.key) + ",mount=" + promtext.Quote(v.mount())
-		up = append(up, fmt.Sprintf("{%s} %d", label, map[bool]int{true: 1}[texts[i] != nil]))
+		p.Merge(string(texts[i]), "volume", v.key, "mount", v.mount())
+	}
+	p.Gauge("hbmfs_csi_host_up", "1 where hbmfs-csi host answers.").Add(1)
+	p.Gauge("hbmfs_csi_max_daemons", "Daemons that the node may have; 0 is no limit.").Add(h.opt.MaxDaemons)
+	up := p.Up()
+	late := p.Gauge("hbmfs_csi_unanswered_seconds", "For how long a daemon has not answered a question; of those that are late.")
+	info := p.Gauge("hbmfs_csi_volume", "1 for each volume with a daemon of its own.")
+	published := p.Gauge("hbmfs_csi_published", "1 for each volume of a pod.")
+	for i, v := range volumes {
+		up.Add(texts[i] != nil, "volume", v.key, "mount", v.mount())
 		if d := h.asker.Late(v.key); d > 0 {
-			late = append(late, fmt.Sprintf("{%s} %.0f", label, d.Seconds()))
+			late.Add(fmt.Sprintf("%.0f", d.Seconds()), "volume", v.key, "mount", v.mount())
 		}
-		p.Add(string(texts[i]), label)
 		v.with(func(r *record) {
-			info = append(info, fmt.Sprintf("{volume=%s,source=%s,authentication=%s} 1", promtext.Quote(v.key), promtext.Quote(r.Spec.Source), promtext.Quote(r.Spec.Auth)))
-			for _, target := range slices.Sorted(maps.Keys(r.Published)) {
-				u := r.Published[target]
-				published = append(published, fmt.Sprintf("{volume=%s,volume_id=%s,namespace=%s,pod=%s} 1", promtext.Quote(v.key), promtext.Quote(u.VolumeID), promtext.Quote(u.Namespace), promtext.Quote(u.Name)))
+			info.Add(1, "volume", v.key, "source", r.Spec.Source, "authentication", r.Spec.Auth)
+			var pods [][]string // one may have a volume twice
+			for _, u := range r.Published {
+				pods = append(pods, []string{"volume", v.key, "volume_id", u.VolumeID, "namespace", u.Namespace, "pod", u.Name})
+			}
+			slices.SortFunc(pods, slices.Compare)
+			for _, labels := range slices.CompactFunc(pods, slices.Equal) {
+				published.Add(1, labels...)
 			}
 		})
 	}
-	p.Metric("hbmfs_csi_host_up", "gauge", "1 where hbmfs-csi host answers.", " 1")
-	p.Metric("hbmfs_csi_max_daemons", "gauge", "Daemons that the node may have; 0 is no limit.", fmt.Sprintf(" %d", h.opt.MaxDaemons))
-	p.Metric("hbmfs_up", "gauge", "1 where the daemon of a mount answers.", up...)
-	p.Metric("hbmfs_csi_unanswered_seconds", "gauge", "For how long a daemon has not answered a question; of those that are late.", late...)
-	p.Metric("hbmfs_csi_volume", "gauge", "1 for each volume with a daemon of its own.", info...)
-	slices.Sort(published) // a pod may have a volume twice
-	p.Metric("hbmfs_csi_published", "gauge", "1 for each volume of a pod.", slices.Compact(published)...)
 	for _, m := range []struct {
 		name, help string
 		n          int64
@@ -67,7 +70,7 @@ func (h *Host) metrics(ctx context.Context) string {
 		{"refused_daemons", "Times that a volume was refused since the node has as many daemons as it may.", c.refused},
 		{"replaced_mounts", "Dead mounts that were replaced inside of pods.", c.replaced},
 	} {
-		p.Metric("hbmfs_csi_"+m.name+"_total", "counter", m.help, fmt.Sprintf(" %d", m.n))
+		p.Counter("hbmfs_csi_"+m.name+"_total", m.help).Add(m.n)
 	}
 	return p.String()
 }

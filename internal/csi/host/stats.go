@@ -9,7 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// told is what is read of a mount's status.
+// told has the fields of a mount's status that the host reads. A daemon may be older than the host, so the host reads no
+// others.
 type told struct {
 	Objects     int64 `json:"objects"`
 	Bytes       int64 `json:"bytes"`
@@ -23,7 +24,7 @@ type told struct {
 	} `json:"cache"`
 }
 
-// NodeGetVolumeStats says how large the dataset is, and whether it can be read.
+// NodeGetVolumeStats returns the size of the dataset, and whether it can be read.
 func (s Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	switch {
@@ -59,7 +60,7 @@ func (s Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	}, nil
 }
 
-// at finds the volume that an id has at a path.
+// at finds the volume of an id at a path.
 func (h *Host) at(id, path string) *nodeVolume {
 	target, err := h.checkTarget(path)
 	h.mu.Lock()
@@ -75,7 +76,7 @@ func (h *Host) at(id, path string) *nodeVolume {
 	return nil
 }
 
-// why says why a volume does not answer.
+// why returns the reason why a volume does not answer.
 func (h *Host) why(v *nodeVolume, err error) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -14,15 +14,13 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// lender is an origin whose files may be given to other processes.
-type lender interface {
+// opener is an origin that opens its files for other processes.
+type opener interface {
 	// OpenForOthers opens o with a file description of its own, checked to be the listed version.
 	OpenForOthers(o *layout.Object) (fd int, err error)
-	// ReadOnlyMount returns nil if such a descriptor cannot be opened again for writing, or why it can.
-	ReadOnlyMount() error
 }
 
-// readOnlyMount says whether descriptors are given through a read-only mount.
+// readOnlyMount returns nil if descriptors come through a read-only mount, or why they do not.
 func (m *Mount) readOnlyMount() error {
 	for _, o := range m.listing.Objects {
 		if l, ok := o.Origin.(interface{ ReadOnlyMount() error }); ok {
@@ -32,18 +30,18 @@ func (m *Mount) readOnlyMount() error {
 	return nil
 }
 
-// lend opens an object for the peer, who is uid, and puts the descriptor into the answer.
-func (m *Mount) lend(uid uint32, id uint64, o *layout.Object, a *answer) control.Object {
+// openForPeer opens an object for a peer of the user uid, and puts the descriptor into the answer.
+func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) control.Object {
 	out := control.Object{ID: id, FD: -1, Errno: syscall.EOPNOTSUPP}
-	if o == nil { // forgotten since its extents were said
+	if o == nil { // its number is forgotten by now
 		out.Errno = syscall.ESTALE
 		return out
 	}
-	l, ok := o.Origin.(lender)
+	origin, ok := o.Origin.(opener)
 	if !ok {
 		return out
 	}
-	fd, err := l.OpenForOthers(o)
+	fd, err := origin.OpenForOthers(o)
 	if err == nil {
 		fd, err = stillGrants(uid, o, fd)
 	}
@@ -65,7 +63,7 @@ func (m *Mount) lend(uid uint32, id uint64, o *layout.Object, a *answer) control
 	return out
 }
 
-// extentsPerFile is how many extents LOOKUP gives of one file. Those who need more open it and ask by ioctl.
+// extentsPerFile bounds the extents that LOOKUP gives of one file. Readers ask for the others by ioctl.
 const extentsPerFile = 16
 
 // lookup answers for as many of the paths as fit into one message.
@@ -79,17 +77,17 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 	}
 	s.peer.process.forget()
 	var files control.Files
-	var lent []uint64 // objects of this message that are to come with a descriptor
+	var wanted []uint64 // objects that come with a descriptor in this message
 	for _, path := range q.Paths {
 		file, extents := s.file(ctx, path)
 		var fresh []uint64
 		for _, e := range extents {
-			if q.Flags&control.LookupFDs != 0 && e.Object != 0 && s.leases[e.Object] == 0 && !slices.Contains(lent, e.Object) && !slices.Contains(fresh, e.Object) {
+			if q.Flags&control.LookupFDs != 0 && e.Object != 0 && s.leased(e.Object) == nil && !slices.Contains(wanted, e.Object) && !slices.Contains(fresh, e.Object) {
 				fresh = append(fresh, e.Object)
 			}
 		}
-		full := !files.Room(len(extents), len(lent)+len(fresh)) || len(lent)+len(fresh) > control.MaxObjects
-		if limit := s.roomFor(id, len(lent)+len(fresh)); limit != nil && len(fresh) > 0 {
+		full := !files.Room(len(extents), len(wanted)+len(fresh)) || len(wanted)+len(fresh) > control.MaxObjects
+		if limit := s.roomFor(id, len(wanted)+len(fresh)); limit != nil && len(fresh) > 0 {
 			if len(files.Files) == 0 {
 				return limit
 			}
@@ -100,24 +98,24 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 		}
 		file.First, file.Extents = uint32(len(files.Extents)), uint32(len(extents))
 		files.Files, files.Extents = append(files.Files, file), append(files.Extents, extents...)
-		lent = append(lent, fresh...)
+		wanted = append(wanted, fresh...)
 	}
-	if len(lent) > 0 {
-		if a.done, err = s.channel.answering.take(ctx, s.peer.uid); err != nil {
+	if len(wanted) > 0 {
+		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
 			return err
 		}
 	}
-	of := make([]*layout.Object, len(lent))
-	for i, o := range lent {
+	of := make([]*layout.Object, len(wanted))
+	for i, o := range wanted {
 		of[i] = s.channel.objects.object(o)
-		files.Objects = append(files.Objects, s.mount.lend(s.peer.uid, o, of[i], a))
+		files.Objects = append(files.Objects, s.mount.openForPeer(s.peer.uid, o, of[i], a))
 	}
 	s.expectAck(id, files.Objects, of)
 	a.header.Type, a.payload = control.TypeFiles, files.AppendTo
 	return nil
 }
 
-// file finds a file by its path and describes it, as far as the peer may know.
+// file describes the file at a path, if the peer may read it.
 func (s *session) file(ctx context.Context, path string) (control.File, []control.Extent) {
 	n, number, err := s.mount.walk(ctx, path, s.peer)
 	var body *layout.Body
@@ -140,7 +138,7 @@ func (s *session) file(ctx context.Context, path string) (control.File, []contro
 		DType: i.DType, ElementSize: i.ElementSize,
 	}
 	var extents []control.Extent
-	for r := range here(body.RunsWithin(0, body.Size())) {
+	for r := range localRuns(body.RunsWithin(0, body.Size())) {
 		if len(extents) == extentsPerFile {
 			file.Flags |= control.InfoMore
 			break

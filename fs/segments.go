@@ -1,0 +1,88 @@
+package fs
+
+import (
+	"context"
+	"iter"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// segmented is an origin whose objects lie in segments: local files that a cache fetches, evicts and fetches again.
+type segmented interface {
+	// Lies returns the segment that has the byte at off of o, the byte's place in it, and how many bytes lie there from it
+	// on. Where the byte is not local, file is nil, and n counts the bytes that are not local either.
+	Lies(o *layout.Object, off int64) (file *layout.Object, at, n int64)
+	// WasRead tells the origin of bytes that were read from a segment directly.
+	WasRead(o *layout.Object, off, n int64)
+	// OpenWhole opens the one segment that has all of o, and pins it until release. fd is -1 where there is none. It may
+	// wait until there is one.
+	OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error)
+}
+
+// pinner is the origin of segments.
+type pinner interface {
+	// Hold keeps a segment from eviction until release.
+	Hold(file *layout.Object) (release func())
+}
+
+// pin keeps the file of an object from eviction until unpin, where the object is a segment.
+func pin(o *layout.Object) (unpin func()) {
+	if origin, ok := o.Origin.(pinner); ok {
+		return origin.Hold(o)
+	}
+	return func() {}
+}
+
+// localRuns yields runs as they lie on this machine at this moment: those of a remote object are cut where segments end.
+// Bytes that are not local keep their object.
+func localRuns(runs iter.Seq[layout.Run]) iter.Seq[layout.Run] {
+	return func(yield func(layout.Run) bool) {
+		for r := range runs {
+			k, ok := r.Object.Origin.(segmented)
+			switch {
+			case !ok:
+				if !yield(r) {
+					return
+				}
+			case !segmentRuns(k, r, yield):
+				return
+			}
+		}
+	}
+}
+
+// segmentRuns yields a run of a remote object: whole pieces together as far as they lie in one segment, and a piece that
+// crosses segments in parts.
+func segmentRuns(k segmented, r layout.Run, yield func(layout.Run) bool) bool {
+	for r.Count > 0 {
+		file, at, n := segmentAt(k, r.Object, r.Offset)
+		if n < r.Length {
+			for length := r.Length; length > 0; length -= n {
+				file, at, n = segmentAt(k, r.Object, r.Offset+r.Length-length)
+				n = min(n, length)
+				if !yield(layout.Run{Logical: r.Logical + r.Length - length, Object: file, Offset: at, Length: n, Stride: n, Count: 1}) {
+					return false
+				}
+			}
+			n = r.Length
+		} else {
+			piece := layout.Run{Logical: r.Logical, Object: file, Offset: at, Length: r.Length, Stride: r.Stride, Count: min(r.Count, 1+(n-r.Length)/r.Stride)}
+			n = piece.Count * r.Length
+			if !yield(piece) {
+				return false
+			}
+		}
+		whole := n / r.Length
+		r.Logical, r.Offset, r.Count = r.Logical+n, r.Offset+whole*r.Stride, r.Count-whole
+	}
+	return true
+}
+
+// segmentAt is Lies, with the object itself where the byte is not local.
+func segmentAt(k segmented, o *layout.Object, off int64) (file *layout.Object, at, n int64) {
+	file, at, n = k.Lies(o, off)
+	if file == nil {
+		return o, off, n
+	}
+	return file, at, n
+}

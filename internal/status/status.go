@@ -1,0 +1,105 @@
+// Package status owns the status of a mount: its schema in JSON, and the page of metrics that is made of it. Package fs fills it in.
+package status
+
+import (
+	"time"
+
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Status is the content of .hbmfs/status.
+type Status struct {
+	Version     string       `json:"version"`
+	PID         int          `json:"pid"`
+	Source      string       `json:"source"`
+	MountPoint  string       `json:"mount_point"`
+	Started     time.Time    `json:"started"`
+	Objects     int          `json:"objects"`
+	Bytes       int64        `json:"bytes"`
+	Passthrough Passthrough  `json:"passthrough"`
+	Indexing    bool         `json:"indexing"` // recognition still runs, and sets and views are not known yet
+	Sets        []Set        `json:"sets"`
+	Views       int          `json:"views"`
+	Problems    int          `json:"problems"`
+	Notes       []string     `json:"notes"` // the first findings, one line each
+	Counters    Counters     `json:"counters"`
+	OpenFiles   OpenFiles    `json:"open_files"`
+	Control     Control      `json:"control"`
+	Origin      *fetch.Stats `json:"origin,omitempty"` // of a remote source
+	Cache       *store.Stats `json:"cache,omitempty"`
+}
+
+// Passthrough says whether the kernel reads whole files itself, and if not, why.
+type Passthrough struct {
+	On       bool   `json:"on"`
+	Why      string `json:"why,omitempty"`
+	Failures int64  `json:"failures"` // files that the kernel has refused
+	LastErr  string `json:"last_error,omitempty"`
+}
+
+// Set is a set in a few words. Counts are -1 where they are not known.
+type Set struct {
+	Format    string       `json:"format"`
+	Dir       string       `json:"dir"`
+	Split     string       `json:"split,omitempty"`
+	DType     layout.DType `json:"dtype"`
+	Shards    int          `json:"shards"`
+	Tokens    int64        `json:"tokens"`
+	Documents int64        `json:"documents"`
+	Samples   int64        `json:"samples"`
+}
+
+// Counters are totals since the mount.
+type Counters struct {
+	Lookups          int64 `json:"lookups"`
+	PassthroughOpens int64 `json:"passthrough_opens"`
+	CachedOpens      int64 `json:"cached_opens"`
+	Reads            int64 `json:"reads"`
+	SplicedBytes     int64 `json:"spliced_bytes"`
+	CopiedBytes      int64 `json:"copied_bytes"`
+	Errors           int64 `json:"errors"`
+
+	ErrorsByErrno map[string]int64 `json:"errors_by_errno"`
+}
+
+// OpenFiles are the files that are open now, by the reader of their bytes: the kernel, or the daemon.
+type OpenFiles struct {
+	Passthrough int64 `json:"passthrough"`
+	Daemon      int64 `json:"daemon"`
+}
+
+// Control is the control channel in the status.
+type Control struct {
+	On              bool     `json:"on"` // the socket: ioctls are answered without it
+	Why             string   `json:"why,omitempty"`
+	ReadOnly        bool     `json:"read_only_descriptors"` // opening a given descriptor again for writing is EROFS
+	WhyNot          string   `json:"read_only_why_not,omitempty"`
+	Connections     int      `json:"connections"`
+	Readers         int      `json:"readers"`     // that share the host; one may have many connections
+	TurnedAway      int64    `json:"turned_away"` // connections over the limits
+	Refused         int64    `json:"refused"`     // requests
+	Leases          int64    `json:"leases"`
+	Tickets         int      `json:"tickets"`
+	Issued          int64    `json:"tickets_issued"`
+	PrefetchedBytes int64    `json:"prefetched_bytes"`
+	Clients         []Client `json:"clients"`
+}
+
+// Client sums up the reports of the clients of one name.
+type Client struct {
+	Name        string           `json:"name"`
+	Connections int              `json:"connections"`
+	Bytes       map[string]int64 `json:"bytes"` // by path
+	Reads       map[string]int64 `json:"reads"`
+	Choices     []Choice         `json:"choices"` // the same, by path and reason: the most bytes first
+}
+
+// Choice is the part of it that took one path for one reason.
+type Choice struct {
+	Path   string `json:"path"`
+	Reason string `json:"reason"`
+	Reads  int64  `json:"reads"`
+	Bytes  int64  `json:"bytes"`
+}
