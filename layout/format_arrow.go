@@ -4,21 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 )
-
-func arrowFormat() format {
-	return format{
-		name:     "arrow",
-		about:    "Arrow IPC streams and files, as Hugging Face datasets are saved: a column of integer lists is the tokens",
-		probe:    arrowProbe,
-		assemble: arrowAssemble,
-	}
-}
 
 // arrowHead is what an object's first bytes say. schema is nil when it does not lie in them, or when bad is set.
 type arrowHead struct {
@@ -86,10 +77,9 @@ func arrowAssemble(ctx context.Context, d *directory, members []member) {
 			rest = append(rest, m)
 		}
 	}
-	splits, groups := bySplit(rest)
-	for _, split := range splits {
+	for split, group := range bySplit(rest) {
 		var of []*arrowFile
-		for _, m := range groups[split] {
+		for _, m := range group {
 			of = append(of, files[m.object.Name])
 		}
 		arrowSets(d, split, of)
@@ -170,11 +160,10 @@ func arrowState(ctx context.Context, o *Object) ([]string, error) {
 		return nil, err
 	}
 	var names []string
-	p := newObjectParser(o, 0, document)
+	p := newObjectParser(o, 0, bytes.NewReader(document))
 	err = p.object(func(key string) error {
 		if key != "_data_files" {
-			var ignored json.RawMessage
-			return p.value(&ignored)
+			return p.skip()
 		}
 		var entries []struct{ Filename string }
 		if err := p.value(&entries); err != nil {
@@ -303,7 +292,7 @@ func (s *arrowStream) resolve(ctx context.Context, h *Shard, batches *atomic.Int
 		h.Index = regularDocuments{wholeDocuments{rows}, s.column.fixed}
 		return nil
 	}
-	index.done()
+	index.batches = slices.Clip(index.batches)
 	h.Index = index
 	return nil
 }

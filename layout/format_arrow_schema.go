@@ -135,26 +135,12 @@ func (c *arrowColumn) describe(field flatTable) {
 
 func arrowIntType(field flatTable) DType {
 	t := field.table(3)
-	signed := t.number(1, 1, 0) != 0
-	switch bits := t.number(0, 4, 0); {
-	case bits == 8 && signed:
-		return I8
-	case bits == 8:
-		return U8
-	case bits == 16 && signed:
-		return I16
-	case bits == 16:
-		return U16
-	case bits == 32 && signed:
-		return I32
-	case bits == 32:
-		return U32
-	case bits == 64 && signed:
-		return I64
-	case bits == 64:
-		return U64
+	kind := "u"
+	if t.number(1, 1, 0) != 0 {
+		kind = "i"
 	}
-	return DTypeUnknown
+	d, _ := ParseDType(fmt.Sprint(kind, t.number(0, 4, 0))) // it gives DTypeUnknown beside its error
+	return d
 }
 
 func arrowKind(kind int64) string {

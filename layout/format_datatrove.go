@@ -26,15 +26,6 @@ type datatroveMeta struct {
 	tokens    int64
 }
 
-func datatroveFormat() format {
-	return format{
-		name:     "datatrove",
-		about:    "datatrove and nanotron: .ds tokens with .ds.index and .ds.metadata",
-		probe:    datatroveProbe,
-		assemble: datatroveAssemble,
-	}
-}
-
 // datatroveProbe takes files by their names, since only the metadata has a form of its own. What they are is decided
 // by the arithmetic between them: see datatroveStem.dtype.
 func datatroveProbe(o *Object, head []byte) any {
@@ -108,11 +99,10 @@ func datatroveAssemble(ctx context.Context, d *directory, members []member) {
 			s.metadata, s.meta = m.object, m.head.(datatroveMeta)
 		}
 	}
-	splits, groups := bySplit(order)
-	for _, split := range splits {
+	for split, group := range bySplit(order) {
 		var shards []typedShard
 		made := map[*Shard]*datatroveStem{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			name, _ := datatroveCut(m.object.Name)
 			s := stems[name]
 			if s.index == nil && s.metadata == nil {

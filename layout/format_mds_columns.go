@@ -20,6 +20,7 @@ type mdsColumns struct {
 type mdsTokens struct {
 	column int // -1 when there is none
 	none   string
+	name   string
 	dtype  DType // DTypeUnknown where each sample says it
 	// typed and shaped tell which bytes precede an array's values: u8 type, then u8 (dimensions << 2 | log2 of the bytes
 	// of one) and the dimensions.
@@ -93,7 +94,7 @@ func (c *mdsColumns) list() string {
 // holds no tokens, or whose size is not what its encoding makes it.
 func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
 	parts := strings.Split(c.encodings[i], ":")
-	t = mdsTokens{column: i}
+	t = mdsTokens{column: i, name: c.names[i]}
 	switch {
 	case c.encodings[i] == "bytes":
 		t.bytes = true
@@ -123,7 +124,7 @@ func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
 	return t, c.sizes[i] == size
 }
 
-// mdsType returns the type that NumPy calls name, as far as it is a number.
+// mdsType returns the type that NumPy calls name, where it is one of integers.
 func mdsType(name string) DType {
 	switch name {
 	case "uint8", "uint16", "uint32", "uint64":
@@ -136,34 +137,16 @@ func mdsType(name string) DType {
 	return DTypeUnknown
 }
 
-// mdsTypeCode returns the type of the code that precedes an array of no fixed type (mds/encodings.py, NDArray). known is
-// false for a code that the writer does not know.
+// mdsTypeCode returns the type of the code that precedes an array of no fixed type: the bits of an element, plus 1 for
+// signed integers and 2 for floats (mds/encodings.py, NDArray). known is false for a code that the writer does not know.
 func mdsTypeCode(code byte) (d DType, known bool) {
-	switch code {
-	case 8:
-		return U8, true
-	case 9:
-		return I8, true
-	case 16:
-		return U16, true
-	case 17:
-		return I16, true
-	case 18:
-		return F16, true
-	case 32:
-		return U32, true
-	case 33:
-		return I32, true
-	case 34:
-		return F32, true
-	case 64:
-		return U64, true
-	case 65:
-		return I64, true
-	case 66:
-		return F64, true
+	const kinds = "uif"
+	kind := int(code % 8)
+	if kind >= len(kinds) {
+		return DTypeUnknown, false
 	}
-	return DTypeUnknown, false
+	d, err := ParseDType(kinds[kind:kind+1] + strconv.Itoa(int(code)-kind))
+	return d, err == nil
 }
 
 // variable returns how many of the first n columns are of variable size.

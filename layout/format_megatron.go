@@ -20,15 +20,6 @@ type megatronHeader struct {
 	bad       error // why the header cannot be believed, nil when it can
 }
 
-func megatronFormat() format {
-	return format{
-		name:     "megatron",
-		about:    "Megatron-LM, NeMo and GPT-NeoX: a .bin of tokens, or pieces of it, with its .idx",
-		probe:    megatronProbe,
-		assemble: megatronAssemble,
-	}
-}
-
 func megatronProbe(o *Object, head []byte) any {
 	if !strings.HasSuffix(o.Name, ".idx") || !bytes.HasPrefix(head, []byte(megatronMagic)) {
 		return nil
@@ -84,11 +75,10 @@ func megatronAssemble(ctx context.Context, d *directory, members []member) {
 		}
 		prefixes[m.object] = p
 	}
-	splits, groups := bySplit(members)
-	for _, split := range splits {
+	for split, group := range bySplit(members) {
 		var shards []typedShard
 		made := map[*Shard]*megatronPrefix{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			p := prefixes[m.object]
 			shard := p.shard(ctx)
 			shards, made[shard.shard] = append(shards, shard), p
@@ -195,23 +185,16 @@ func (p *megatronPrefix) fill(ctx context.Context, h *Shard, data []*Object) (DT
 func (p *megatronPrefix) dtype(ctx context.Context, x *megatronIndex) (DType, error) {
 	var core, neox DType
 	switch p.header.code {
-	case 1:
-		return U8, nil
-	case 2:
-		return I8, nil
-	case 3:
-		return I16, nil
-	case 4:
-		return I32, nil
-	case 5:
-		return I64, nil
-	case 8:
-		return U16, nil
 	case 6:
 		core, neox = F64, F32
 	case 7:
 		core, neox = F32, F64
 	default:
+		for _, d := range []DType{U8, I8, I16, I32, I64, U16} {
+			if code, _ := megatronCode(d); code == p.header.code {
+				return d, nil
+			}
+		}
 		return DTypeUnknown, corruptf(p.idx, 17, "dtype code %d is not known: 1 to 8 are", p.header.code)
 	}
 	if x.size == 0 && p.header.sequences == 0 {
@@ -248,15 +231,10 @@ func (p *megatronPrefix) join(h *Shard, data Body, dtype DType, tokens int64) {
 	}
 	var index Body
 	index.Add(p.idx, 0, p.idx.Size)
-	newest := p.idx.ModTime
-	for _, o := range h.Objects {
-		if o.ModTime.After(newest) {
-			newest = o.ModTime
-		}
-	}
+	changed := newest(h)
 	file := func(b Body, dtype DType, tokens int64) func(context.Context) (*File, error) {
 		return func(context.Context) (*File, error) {
-			return &File{Body: b, DType: dtype, Tokens: tokens, ModTime: newest}, nil
+			return &File{Body: b, DType: dtype, Tokens: tokens, ModTime: changed}, nil
 		}
 	}
 	p.joined = []View{

@@ -27,15 +27,6 @@ type npyArray struct {
 // maxNPYHeader is the longest dictionary that NumPy reads without being told to trust the file.
 const maxNPYHeader = 10000
 
-func npyFormat() format {
-	return format{
-		name:     "npy",
-		about:    "NumPy arrays: .npy versions 1 to 3, arrays of integers are tokens",
-		probe:    npyProbe,
-		assemble: npyAssemble,
-	}
-}
-
 // npyProbe accepts by the magic alone, so that a damaged header is reported and not taken for tokens.
 func npyProbe(_ *Object, head []byte) any {
 	if !bytes.HasPrefix(head, []byte(npyMagic)) {
@@ -59,9 +50,8 @@ type npyGroup struct {
 
 // npyAssemble makes a set of each split, element type and row shape.
 func npyAssemble(ctx context.Context, d *directory, members []member) {
-	splits, bySplit := bySplit(members)
-	for _, split := range splits {
-		for _, g := range npyGroups(ctx, d, bySplit[split]) {
+	for split, group := range bySplit(members) {
+		for _, g := range npyGroups(ctx, d, group) {
 			set := d.add(split, g.dtype, g.shards)
 			set.NoTokens = g.noTokens
 			set.NoDocuments = "the format does not say where documents begin"

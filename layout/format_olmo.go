@@ -14,15 +14,6 @@ const olmoSidecar = ".csv.gz"
 // maxListedDocuments bounds the documents of one set whose list must be held in memory, 8 bytes each.
 const maxListedDocuments = 8 << 20
 
-func olmoFormat() format {
-	return format{
-		name:     "olmo",
-		about:    "OLMo and Dolma: headerless tokens (.npy, .bin) with a .csv.gz that lists their documents",
-		probe:    olmoProbe,
-		assemble: olmoAssemble,
-	}
-}
-
 func olmoProbe(o *Object, head []byte) any {
 	if !strings.HasSuffix(o.Name, olmoSidecar) {
 		return nil
@@ -61,11 +52,10 @@ func olmoAssemble(ctx context.Context, d *directory, members []member) {
 	}
 	parts = append(d.withoutSidecar(ctx, parts), missing...)
 	slices.SortFunc(parts, func(a, b member) int { return ComparePaths(a.object.Name, b.object.Name) })
-	splits, groups := bySplit(parts)
-	for _, split := range splits {
+	for split, group := range bySplit(parts) {
 		var shards []typedShard
 		made := map[*Shard]olmoPart{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			shard := m.head.(olmoPart).shard(ctx, d)
 			shards, made[shard.shard] = append(shards, shard), m.head.(olmoPart)
 		}

@@ -12,15 +12,6 @@ import (
 	"strings"
 )
 
-func safetensorsFormat() format {
-	return format{
-		name:     "safetensors",
-		about:    "safetensors checkpoints: a JSON header, then tensors; each tensor is a file of its own in a view",
-		probe:    safetensorsProbe,
-		assemble: safetensorsAssemble,
-	}
-}
-
 // safetensorsHead is what a file's first bytes say: why its header cannot be believed, "" when it can.
 type safetensorsHead struct{ bad string }
 

@@ -5,12 +5,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"math/bits"
 	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -39,36 +38,6 @@ type tensor struct {
 // known is false for a name that is not in the format's source.
 func safetensorsType(name string) (width int64, d DType, known bool) {
 	switch name {
-	case "BOOL":
-		d = Bool
-	case "U8":
-		d = U8
-	case "I8":
-		d = I8
-	case "F8_E4M3":
-		d = F8E4M3
-	case "F8_E5M2":
-		d = F8E5M2
-	case "U16":
-		d = U16
-	case "I16":
-		d = I16
-	case "F16":
-		d = F16
-	case "BF16":
-		d = BF16
-	case "U32":
-		d = U32
-	case "I32":
-		d = I32
-	case "F32":
-		d = F32
-	case "U64":
-		d = U64
-	case "I64":
-		d = I64
-	case "F64":
-		d = F64
 	case "F4":
 		return 4, DTypeUnknown, true
 	case "F6_E2M3", "F6_E3M2":
@@ -77,7 +46,9 @@ func safetensorsType(name string) (width int64, d DType, known bool) {
 		return 8, DTypeUnknown, true
 	case "C64":
 		return 64, DTypeUnknown, true
-	default:
+	}
+	d, err := ParseDType(strings.ToLower(name)) // the other types have our names in upper case
+	if err != nil || name != strings.ToUpper(name) {
 		return 0, DTypeUnknown, false
 	}
 	return int64(8 * d.Size()), d, true
@@ -122,7 +93,7 @@ func safetensorsRead(ctx context.Context, budget headerBudget, o *Object) ([]ten
 	if !utf8.Valid(header) {
 		return nil, corruptf(o, 8, "the header is not UTF-8")
 	}
-	p := newObjectParser(o, 8, header)
+	p := newObjectParser(o, 8, bytes.NewReader(header))
 	var tensors []tensor
 	err = p.object(func(name string) error {
 		if name == "__metadata__" {
@@ -171,8 +142,7 @@ func (p *objectParser) tensor(t *tensor, base int64) error {
 		case "data_offsets":
 			return p.value(&offsets)
 		}
-		var ignored json.RawMessage
-		return p.value(&ignored)
+		return p.skip()
 	})
 	if err != nil {
 		return err
@@ -224,66 +194,6 @@ func checkTensors(o *Object, base int64, tensors []tensor) error {
 	}
 	if at != o.Size {
 		return corruptf(o, at, "the tensors end at %d, the file at %d", at, o.Size)
-	}
-	return nil
-}
-
-// objectParser reads a JSON document key by key, for documents in which a key must not come twice: encoding/json
-// would keep the last and say nothing.
-type objectParser struct {
-	o    *Object
-	base int64 // where the document begins in o
-	dec  *json.Decoder
-}
-
-func newObjectParser(o *Object, base int64, document []byte) *objectParser {
-	return &objectParser{o, base, json.NewDecoder(bytes.NewReader(document))}
-}
-
-func (p *objectParser) offset() int64 { return p.base + p.dec.InputOffset() }
-
-func (p *objectParser) fail(format string, args ...any) error {
-	return corruptf(p.o, p.offset(), format, args...)
-}
-
-// value reads the next value into v.
-func (p *objectParser) value(v any) error {
-	if err := p.dec.Decode(v); err != nil {
-		return p.fail("the JSON cannot be read: %v", err)
-	}
-	return nil
-}
-
-// object reads a JSON object: each is called at every value, which it must read.
-func (p *objectParser) object(each func(key string) error) error {
-	if tok, err := p.dec.Token(); err != nil || tok != json.Delim('{') {
-		return p.fail("a JSON object is expected, found %v (%v)", tok, err)
-	}
-	seen := map[string]struct{}{}
-	for p.dec.More() {
-		tok, err := p.dec.Token()
-		if err != nil {
-			return p.fail("the JSON cannot be read: %v", err)
-		}
-		key, _ := tok.(string) // a decoder gives nothing else as a key
-		if _, twice := seen[key]; twice {
-			return p.fail("%q is there twice", key)
-		}
-		seen[key] = struct{}{}
-		if err := each(key); err != nil {
-			return err
-		}
-	}
-	if _, err := p.dec.Token(); err != nil {
-		return p.fail("the JSON cannot be read: %v", err)
-	}
-	return nil
-}
-
-// end checks that only white space follows.
-func (p *objectParser) end() error {
-	if tok, err := p.dec.Token(); err != io.EOF {
-		return p.fail("more follows the JSON object: %v", tok)
 	}
 	return nil
 }

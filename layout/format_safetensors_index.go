@@ -1,8 +1,8 @@
 package layout
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/maphash"
 	"path"
@@ -88,12 +88,11 @@ func eachWeight(ctx context.Context, budget headerBudget, o *Object, f func(p *o
 	if err != nil {
 		return err
 	}
-	p := newObjectParser(o, 0, document)
+	p := newObjectParser(o, 0, bytes.NewReader(document))
 	found := false
 	err = p.object(func(key string) error {
 		if key != "weight_map" {
-			var ignored json.RawMessage
-			return p.value(&ignored)
+			return p.skip()
 		}
 		found = true
 		return p.object(func(tensor string) error {

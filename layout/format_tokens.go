@@ -6,15 +6,6 @@ import (
 	"strings"
 )
 
-func tokensFormat() format {
-	return format{
-		name:     "tokens",
-		about:    "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype",
-		probe:    tokensProbe,
-		assemble: tokensAssemble,
-	}
-}
-
 // tokensProbe looks at the values of files whose names may be those of token files. It accepts what it cannot judge
 // as well: other files of the same family, or --dtype, may tell.
 func tokensProbe(o *Object, head []byte) any {
@@ -36,10 +27,9 @@ func isTokenName(name string) bool {
 
 func tokensAssemble(_ context.Context, d *directory, members []member) {
 	members = d.tokenFiles(members)
-	splits, groups := bySplit(members)
-	for _, split := range splits {
+	for split, group := range bySplit(members) {
 		var shards []typedShard
-		for _, m := range groups[split] {
+		for _, m := range group {
 			shards = append(shards, tokensShard(d, m.object, m.head.(tokenGuess).dtype))
 		}
 		for _, set := range d.addByType(split, shards) {

@@ -11,15 +11,6 @@ import (
 	"strings"
 )
 
-func webdatasetFormat() format {
-	return format{
-		name:     "webdataset",
-		about:    "WebDataset and other tar archives (ustar, pax, GNU): each member is a file of its own in a view",
-		probe:    webdatasetProbe,
-		assemble: webdatasetAssemble,
-	}
-}
-
 // tarHead is what an archive's first bytes say: the program that compressed it, "" where nothing did.
 type tarHead struct{ compressed string }
 
@@ -70,12 +61,11 @@ func isTarHeader(p []byte) bool {
 // webdatasetAssemble makes a set of each split's archives. Nothing of them is read: the members are listed when
 // somebody looks into the view, and counted when the set is checked.
 func webdatasetAssemble(_ context.Context, d *directory, members []member) {
-	splits, groups := bySplit(members)
-	for _, split := range splits {
+	for split, group := range bySplit(members) {
 		var shards []*Shard
 		var plain []*Shard
 		compressed := map[string]int{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			h := newShard(m.object)
 			shards = append(shards, h)
 			if by := m.head.(tarHead).compressed; by != "" {

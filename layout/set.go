@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"path"
 	"runtime"
 	"slices"
@@ -250,21 +251,28 @@ func splitOf(base string) string {
 	}
 }
 
-// bySplit groups members by the split in their names, in order of first appearance.
-func bySplit(members []member) (splits []string, groups map[string][]member) {
-	groups = map[string][]member{}
-	for _, m := range members {
-		split := splitOf(baseOf(m.object.Name))
-		if groups[split] == nil {
-			splits = append(splits, split)
+// bySplit yields the splits in the names of members, in order of first appearance, and the members of each.
+func bySplit(members []member) iter.Seq2[string, []member] {
+	return func(yield func(string, []member) bool) {
+		var splits []string
+		groups := map[string][]member{}
+		for _, m := range members {
+			split := splitOf(baseOf(m.object.Name))
+			if groups[split] == nil {
+				splits = append(splits, split)
+			}
+			groups[split] = append(groups[split], m)
 		}
-		groups[split] = append(groups[split], m)
+		for _, split := range splits {
+			name := split
+			if len(splits) == 1 { // nothing to tell apart
+				name = ""
+			}
+			if !yield(name, groups[split]) {
+				return
+			}
+		}
 	}
-	if len(splits) == 1 { // nothing to tell apart
-		only := splits[0]
-		return []string{""}, map[string][]member{"": groups[only]}
-	}
-	return splits, groups
 }
 
 // typedShard is a shard with the type of its elements: DTypeUnknown when it is bad, or empty and without a type.

@@ -137,12 +137,13 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 
 // file gives a view what all of them share.
 func (s *Set) file(b Body, dtype DType, elements int64) *File {
-	return &File{Body: b, DType: dtype, Tokens: elements, ModTime: s.modTime()}
+	return &File{Body: b, DType: dtype, Tokens: elements, ModTime: newest(s.Shards...)}
 }
 
-func (s *Set) modTime() time.Time {
+// newest returns the latest time at which an object of the shards changed.
+func newest(shards ...*Shard) time.Time {
 	var newest time.Time
-	for _, h := range s.Shards {
+	for _, h := range shards {
 		for _, o := range h.Objects {
 			if o.ModTime.After(newest) {
 				newest = o.ModTime
