@@ -317,9 +317,16 @@ func (s *Set) note(text string) {
 func (s *Set) Bytes() int64 {
 	var total int64
 	for _, h := range s.Shards {
-		for _, o := range h.Objects {
-			total += o.Size
-		}
+		total += h.Bytes()
+	}
+	return total
+}
+
+// Bytes returns the bytes of the shard's objects, indexes included.
+func (h *Shard) Bytes() int64 {
+	var total int64
+	for _, o := range h.Objects {
+		total += o.Size
 	}
 	return total
 }

@@ -2,6 +2,7 @@ package check
 
 import (
 	"bytes"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -39,7 +40,7 @@ func parseMounts(data []byte) []Mount {
 	return all
 }
 
-func join(major, minor int) string { return itoa(major) + ":" + itoa(minor) }
+func join(major, minor int) string { return fmt.Sprintf("%d:%d", major, minor) }
 
 // option gives the value of an option, and whether it is there.
 func (m *Mount) option(name string) (string, bool) {

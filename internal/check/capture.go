@@ -173,37 +173,18 @@ func (c *capturer) step(dir, name string) string {
 }
 
 func (c *capturer) walk(at, name string) string {
-	rest := strings.Split(name, "/")
-	for links := 0; len(rest) > 0; {
-		part := rest[0]
-		rest = rest[1:]
-		if part == "" || part == "." {
-			continue
-		}
-		if part == ".." {
-			at = path.Dir(at)
-			continue
-		}
-		next := path.Join(at, part)
-		info, err := fs.Lstat(c.root, next)
+	found, ok := follow(at, name, func(name string) (string, bool) {
+		target, err := fs.ReadLink(c.root, name)
 		if err != nil {
-			return ""
+			return "", false
 		}
-		if info.Mode()&fs.ModeSymlink == 0 {
-			at = next
-			continue
-		}
-		target, err := fs.ReadLink(c.root, next)
-		if links++; err != nil || links > mostLinks {
-			return ""
-		}
-		c.s.put(next, &entry{kind: kindLink, target: target})
-		if strings.HasPrefix(target, "/") {
-			at = "."
-		}
-		rest = append(strings.Split(target, "/"), rest...)
+		c.s.put(name, &entry{kind: kindLink, target: target})
+		return target, true
+	})
+	if _, err := fs.Lstat(c.root, found); !ok || err != nil {
+		return ""
 	}
-	return at
+	return found
 }
 
 // keep adds what lies at a path without links.

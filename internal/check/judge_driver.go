@@ -2,6 +2,8 @@ package check
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -117,7 +119,7 @@ func (j *judge) judgeP2P(driver Version) {
 	multipath := false
 	for _, d := range j.peers() {
 		for _, b := range m.Blocks {
-			multipath = multipath || strings.HasPrefix(b.Name, "nvme") && strings.Contains(b.path, "nvme-subsystem/") && m.controllersHave(b, d)
+			multipath = multipath || strings.HasPrefix(b.Name, "nvme") && strings.Contains(b.path, "nvme-subsystem/") && slices.Contains(m.controllers(b), d)
 		}
 	}
 	useP2P := m.Properties.Properties.P2PDMA
@@ -137,15 +139,6 @@ func (j *judge) judgeP2P(driver Version) {
 	default:
 		j.ok(inDriver, name, "driver, GPU, nvme and cufile.json are set for it")
 	}
-}
-
-func (m *Machine) controllersHave(b *Block, d *PCIDevice) bool {
-	for _, c := range m.controllers(b) {
-		if c == d {
-			return true
-		}
-	}
-	return false
 }
 
 func (m *Machine) configName() string {
@@ -231,5 +224,5 @@ func node(n int) string {
 	if n < 0 {
 		return "unknown"
 	}
-	return itoa(n)
+	return strconv.Itoa(n)
 }

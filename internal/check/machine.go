@@ -154,19 +154,17 @@ func Read(s *Snapshot) *Machine {
 	m.readCuFile(s)
 	m.readContainer(s)
 	m.Forced = s.exists(ownForced)
-	if data, ok := s.text(ownTarget); ok {
-		var t Target
-		if json.Unmarshal([]byte(data), &t) == nil {
-			m.Target = &t
-		}
-	}
-	if data, ok := s.text(ownProof); ok {
-		var p Proof
-		if json.Unmarshal([]byte(data), &p) == nil {
-			m.Proof = &p
-		}
-	}
+	m.Target, m.Proof = readJSON[Target](s, ownTarget), readJSON[Proof](s, ownProof)
 	return m
+}
+
+// readJSON gives what putJSON put, nil where that is not there or not understood.
+func readJSON[T any](s *Snapshot, name string) *T {
+	var v T
+	if data, ok := s.raw(name); !ok || json.Unmarshal(data, &v) != nil {
+		return nil
+	}
+	return &v
 }
 
 func (m *Machine) readKernel(s *Snapshot) {

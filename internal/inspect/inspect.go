@@ -130,11 +130,7 @@ func describe(s *layout.Set) Set {
 		Documents: s.Documents(), Samples: s.Samples(), Alignment: s.Alignment(), Notes: s.Notes, Shards: []Shard{}, Views: []View{},
 	}
 	for _, h := range s.Shards {
-		bytes := int64(0)
-		for _, o := range h.Objects {
-			bytes += o.Size
-		}
-		out.Shards = append(out.Shards, Shard{h.Name, bytes, h.Tokens, h.Bad})
+		out.Shards = append(out.Shards, Shard{h.Name, h.Bytes(), h.Tokens, h.Bad})
 	}
 	return out
 }

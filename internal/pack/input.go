@@ -320,9 +320,7 @@ func (f *finder) findTokens(ctx context.Context, source string, info fs.FileInfo
 		}
 		found, names = append(found, t), append(names, fmt.Sprintf("%q", s.ViewDir()))
 		for _, h := range t.shards {
-			for _, o := range h.Objects {
-				inSets += o.Size
-			}
+			inSets += h.Bytes()
 		}
 	}
 	if f.options.From != "tokens" && only == "" && inSets <= all/2 {
