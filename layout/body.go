@@ -41,7 +41,7 @@ type Run struct {
 // Size returns the bytes of the body.
 func (b *Body) Size() int64 { return b.size }
 
-// Runs returns how many runs the body takes, which is what its memory grows with.
+// Runs returns how many runs the body takes. Its memory grows with them.
 func (b *Body) Runs() int { return len(b.runs) }
 
 // Add appends the length bytes of o at offset. Bytes that continue the last extent are merged into it. The caller has
@@ -81,7 +81,7 @@ func (b *Body) AddBody(c *Body) {
 	}
 	shift := b.size
 	b.runs = slices.Grow(b.runs, len(c.runs))
-	first := c.runs[0] // the others cannot be merged with what is before them: they were not in c
+	first := c.runs[0] // c has not merged the others with the runs before them
 	b.AddStrided(first.Object, first.Offset, first.Length, first.Stride, first.Count)
 	for _, r := range c.runs[1:] {
 		r.Logical += shift
@@ -161,8 +161,8 @@ func (b *Body) within(off, n int64) (first, last int, end int64) {
 	return first, last, end
 }
 
-// cut takes the first run off r that lies within [off, end) and is regular: part of a piece, or whole pieces. What
-// comes back beside it is the rest of r. Either may be empty, with no pieces.
+// cut takes the first run off r that lies within [off, end) and is regular: part of a piece, or whole pieces. rest is
+// the other pieces of r. Either may be empty, with no pieces.
 func (r Run) cut(off, end int64) (piece, rest Run) {
 	if skip := (off - r.Logical) / r.Length; skip > 0 { // pieces before the range
 		skip = min(skip, r.Count)
@@ -204,8 +204,8 @@ func (b *Body) Whole() *Object {
 // ErrShort says that an object has fewer bytes than it was listed with. A reader gets it instead of a short read.
 var ErrShort = errors.New("the object is shorter than it was when it was listed")
 
-// ReadAt fills p from off. Only the end of the body makes n < len(p), with io.EOF: bytes that an object owes but
-// does not give are an error that wraps [ErrShort].
+// ReadAt fills p from off. Only the end of the body makes n < len(p), with io.EOF. An object that gives fewer bytes
+// than it has is an error that wraps [ErrShort].
 func (b *Body) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at the negative offset %d", off)
@@ -227,7 +227,7 @@ func (b *Body) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// File is what a mount shows: a name, a body, and what its elements are.
+// File is a file of a mount: a name, a body, and the type of its elements.
 type File struct {
 	Name    string // slash-separated, relative to the directory that shows it
 	Body    Body
@@ -239,8 +239,8 @@ type File struct {
 // Size returns the file's bytes.
 func (f *File) Size() int64 { return f.Body.Size() }
 
-// Alignment returns the largest power of two, at most 1 MiB, that divides the offset of every extent in its object: what
-// a reader that wants aligned I/O can count on. An empty body is aligned to 1 MiB.
+// Alignment returns the largest power of two, at most 1 MiB, that divides the offset of every extent in its object. A
+// reader that wants aligned I/O can count on it. An empty body is aligned to 1 MiB.
 func (b *Body) Alignment() int64 {
 	const most = 1 << 20
 	bits := int64(most)

@@ -177,8 +177,8 @@ func (m *mergedIndex) DocumentSequences(ctx context.Context, dst []int64, first 
 	})
 }
 
-// gather fills dst with the entries first, first+1, ... of n parts. at(i) is the first entry of part i and what its values
-// count from; at(n) is the end. read reads entries of part i.
+// gather fills dst with the entries first, first+1, ... of n parts. at(i) is the first entry of part i and the base of
+// its values; at(n) is the end. read reads entries of part i.
 func gather(dst []int64, first int64, n int, at func(i int) (entry, base int64), read func(i int, dst []int64, first int64) error) error {
 	i := sort.Search(n, func(i int) bool { next, _ := at(i + 1); return next > first })
 	for ; len(dst) > 0 && i < n; i++ {

@@ -7,9 +7,9 @@ import (
 )
 
 // format recognizes one family of files. Recognition has two steps. probe sees one object's head, alone; it is called
-// from several goroutines, keeps nothing of head, and returns what it learnt or nil. assemble then gets those objects
-// of one directory that this format's probe was the first to accept, forms sets of them with [directory.add], and
-// reports what does not fit with [directory.problem].
+// from several goroutines, keeps nothing of head, and returns its findings or nil. assemble then gets those objects of
+// one directory that this format's probe was the first to accept. It forms sets of them with [directory.add], and
+// reports misfits with [directory.problem].
 type format struct {
 	name     string
 	about    string // one line for people
@@ -17,8 +17,8 @@ type format struct {
 	assemble func(ctx context.Context, d *directory, members []member)
 }
 
-// allFormats returns the formats, those with the strongest evidence first: a magic number, then an index that names
-// its shards, then headerless tokens, which only look like what they are. What none recognizes is raw.
+// allFormats returns the formats, those with the strongest evidence first: a magic number, an index that names its
+// shards, then the mere look of headerless tokens. An object that none recognizes is raw.
 func allFormats() []format {
 	return []format{
 		{"safetensors", "safetensors checkpoints: a JSON header, then tensors; each tensor is a file of its own in a view", safetensorsProbe, safetensorsAssemble},

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 )
 
-// arrowHead is what an object's first bytes say. schema is nil when it does not lie in them, or when bad is set.
+// arrowHead is the start of an object. schema is nil when it does not lie in them, or when bad is set.
 type arrowHead struct {
 	start  int64 // of the stream
 	length int64 // of the schema message's metadata
@@ -20,7 +20,7 @@ type arrowHead struct {
 }
 
 // arrowProbe asks for a message that holds a schema. One that is longer than the head is read by assemble. A file that
-// is called .arrow may be damaged: what is wrong is reported.
+// is called .arrow may be damaged, and is reported then.
 func arrowProbe(o *Object, head []byte) any {
 	h := arrowHead{}
 	if bytes.HasPrefix(head, []byte(arrowFileMagic)) {
@@ -86,7 +86,7 @@ func arrowAssemble(ctx context.Context, d *directory, members []member) {
 	}
 }
 
-// arrowOpen reads the schema that the head did not hold. It returns nil for what turns out to be no Arrow stream.
+// arrowOpen reads the schema that the head did not hold. It returns nil where that shows no Arrow stream.
 func arrowOpen(ctx context.Context, d *directory, m member) *arrowFile {
 	h := m.head.(arrowHead)
 	f := &arrowFile{newShard(m.object), h.schema, h.start}

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// arrowSchema is what an Arrow stream says of its columns. Source of all tables and numbers: apache/arrow,
-// format/Schema.fbs and format/Message.fbs.
+// arrowSchema is the columns of an Arrow stream. Source of all tables and numbers: apache/arrow, format/Schema.fbs and
+// format/Message.fbs.
 type arrowSchema struct {
 	columns   []arrowColumn // of the top level
 	bigEndian bool
@@ -16,7 +16,7 @@ type arrowSchema struct {
 // row, those of a column before those of its children.
 type arrowColumn struct {
 	name, kind   string // kind is for people: "list of i32", "utf8"
-	list         bool   // of integers: what follows is only set then
+	list         bool   // of integers: the fields that follow are only set then
 	dtype        DType
 	width        int   // bytes of an offset: 4 or 8; 0 for lists of fixed size
 	fixed        int64 // integers of a list of fixed size
@@ -99,7 +99,7 @@ func arrowMessage(f *flatbuffer) (kind int64, header flatTable, body int64) {
 	return m.number(1, 1, 0), m.table(2), m.number(3, 8, 0)
 }
 
-// describe says what the column is, as far as tokens are concerned.
+// describe sets the fields that matter for tokens.
 func (c *arrowColumn) describe(field flatTable) {
 	kind := field.number(2, 1, 0)
 	if field.has(4) {
@@ -193,8 +193,8 @@ func (n *arrowFields) count(f *flatbuffer, field flatTable, depth int) {
 	}
 }
 
-// tokens returns the column that holds the tokens, or says why there is none: the one with the name that loaders
-// expect, else the only list of integers.
+// tokens returns the column that holds the tokens, or says why there is none. It has the name that loaders expect, or
+// is the only list of integers.
 func (s *arrowSchema) tokens() (*arrowColumn, string) {
 	var lists, all []string
 	var only *arrowColumn

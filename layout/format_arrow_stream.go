@@ -6,9 +6,9 @@ import (
 	"io"
 )
 
-// An Arrow stream is a row of messages: u32 0xFFFFFFFF, i32 metadata length, metadata (a flatbuffer), and a body of
-// the length that the metadata gives. A length of 0 ends it. The file variant has 8 bytes before the stream and a
-// footer behind it. Source: apache/arrow, docs/source/format/Columnar.rst, "Serialization and Interprocess Communication".
+// An Arrow stream is a row of messages: u32 0xFFFFFFFF, i32 metadata length, metadata (a flatbuffer), and a body. The
+// metadata gives the body's length. A length of 0 ends it. The file variant has 8 bytes before the stream and a footer
+// behind it. Source: apache/arrow, docs/source/format/Columnar.rst, "Serialization and Interprocess Communication".
 const (
 	arrowContinuation = 0xffffffff
 	arrowFileMagic    = "ARROW1\x00\x00"

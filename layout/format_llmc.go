@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// llmcHeader is what begins a shard of llm.c and its relatives: 256 little-endian int32, then the tokens.
+// llmcHeader begins a shard of llm.c and its relatives: 256 little-endian int32, then the tokens.
 //
 //	[0] magic  [1] version  [2] tokens  [3] bytes per token (Automodel), else 0
 //

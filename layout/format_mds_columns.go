@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// mdsColumns is how a sample of an MDS shard is laid out (mosaicml/streaming, base/format/mds): for every column of
-// variable size a u32 with its bytes, then the values of all columns, both in the order of the columns' names.
+// mdsColumns is how a sample of an MDS shard is laid out (mosaicml/streaming, base/format/mds). It begins with a u32
+// for every column of variable size, the bytes of its value. The values of all columns follow, both in the order of the
+// columns' names.
 type mdsColumns struct {
 	names, encodings []string
 	sizes            []int64 // bytes; -1 for a variable size
@@ -28,7 +29,7 @@ type mdsTokens struct {
 	bytes         bool // plain bytes, whose type is not written anywhere
 }
 
-// maxMDSColumns bounds what is read of a sample to find its tokens.
+// maxMDSColumns bounds the bytes that are read of a sample to find its tokens.
 const maxMDSColumns = 4096
 
 // newMDSColumns checks the columns of an index entry and finds the tokens among them.
@@ -137,8 +138,9 @@ func mdsType(name string) DType {
 	return DTypeUnknown
 }
 
-// mdsTypeCode returns the type of the code that precedes an array of no fixed type: the bits of an element, plus 1 for
-// signed integers and 2 for floats (mds/encodings.py, NDArray). known is false for a code that the writer does not know.
+// mdsTypeCode returns the type of the code that precedes an array of no fixed type (mds/encodings.py, NDArray). A code
+// is the bits of an element, plus 1 for signed integers and 2 for floats. known is false for a code that the writer
+// does not know.
 func mdsTypeCode(code byte) (d DType, known bool) {
 	const kinds = "uif"
 	kind := int(code % 8)
@@ -160,8 +162,8 @@ func (c *mdsColumns) variable(n int) int {
 	return count
 }
 
-// bySize reports whether the size of a sample alone tells where its tokens lie: no column of variable size precedes
-// them, and none but they themselves follows, unless their own size is fixed.
+// bySize reports whether the size of a sample alone tells where its tokens lie. No column of variable size may precede
+// them. None may follow, unless their own size is fixed.
 func (c *mdsColumns) bySize() bool {
 	t := c.tokens.column
 	return c.variable(t) == 0 && (c.sizes[t] >= 0 || c.variable(len(c.sizes)) == 1)

@@ -27,8 +27,8 @@ type mdsRun struct {
 	first, count int64 // samples
 }
 
-// resolve reads the shard's table of offsets. Where the size of a sample does not tell where its tokens lie, it reads
-// the beginning of each sample as well, else that of the first one of each run.
+// resolve reads the shard's table of offsets. It also reads the beginning of the first sample of each run, and of every
+// sample where the size does not tell where its tokens lie.
 func (m *mdsShard) resolve(ctx context.Context, s *Shard) error {
 	o := s.Objects[0]
 	table, err := readOffsetTable(ctx, o, m.samples)
@@ -139,8 +139,8 @@ func (m *mdsShard) locate(ctx context.Context, o *Object, i, begin, size int64) 
 }
 
 // arrayHeader returns the bytes before the values of the array of sample i, which takes length bytes at off in all. The
-// number of elements is stored in as few bytes as it takes; so the length alone tells the rest, which is what lets one
-// sample speak for the others of its size.
+// number of elements is stored in as few bytes as it takes, so the length alone tells the rest. Therefore one sample
+// speaks for the others of its size.
 func (m *mdsShard) arrayHeader(o *Object, i, off int64, head []byte, length int64) (int64, error) {
 	skip := 0
 	if m.columns.tokens.typed {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// megatronHeader is what begins an index, and what its size says on top. Sources: NVIDIA/Megatron-LM
+// megatronHeader is the start of an index, and whether its size leaves room for modes. Sources: NVIDIA/Megatron-LM
 // megatron/core/datasets/indexed_dataset.py; EleutherAI/gpt-neox megatron/data/indexed_dataset.py (other codes for
 // floats); ServiceNow/Fast-LLM data/dataset/gpt/legacy_memmap.py (versions 2 and 3).
 type megatronHeader struct {
@@ -108,8 +108,8 @@ type megatronPrefix struct {
 	joined []View
 }
 
-// shard finds the data of the prefix and what its elements are. A prefix that is not what it should be becomes a bad
-// shard, so that no stream is shown without it.
+// shard finds the data of the prefix and the type of its elements. A prefix whose parts do not fit together becomes a
+// bad shard, so that no stream is shown without it.
 func (p *megatronPrefix) shard(ctx context.Context) typedShard {
 	h := &Shard{Name: p.stem + ".bin", Tokens: -1, Documents: -1, Samples: -1}
 	p.pieces = findPieces(p.d, p.stem)
@@ -135,8 +135,8 @@ func (p *megatronPrefix) shard(ctx context.Context) typedShard {
 	return typedShard{h, dtype}
 }
 
-// fill gives h its data and index. Beside the header it reads the end of the index, and only where the answer cannot
-// wait: for pieces, and for the codes that the families read differently.
+// fill gives h its data and index. It reads the end of the index only where the answer cannot wait: for pieces, and for
+// the codes that the families read differently.
 func (p *megatronPrefix) fill(ctx context.Context, h *Shard, data []*Object) (DType, error) {
 	switch {
 	case p.header.bad != nil:

@@ -148,8 +148,7 @@ func (x *megatronIndex) resolve(ctx context.Context, h *Shard) error {
 	return nil
 }
 
-// megatronWalk is what reading all lengths and pointers tells: the first sequence whose pointer is not the sum of the
-// lengths before it, if differs.
+// megatronWalk is, if differs, the first sequence whose pointer is not the sum of the lengths before it.
 type megatronWalk struct {
 	differs                     bool
 	sequence, pointer, expected int64

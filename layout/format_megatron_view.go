@@ -46,9 +46,9 @@ func (s *Set) megatronBin(ctx context.Context) (*File, error) {
 	return s.tokensBin(ctx)
 }
 
-// megatronIdx is the index of all shards as one: lengths taken over where they lie at the origin, pointers and
-// documents moved to where the shard begins in the stream. An index that lies at the origin for all of the stream is
-// shown byte for byte, whatever may be said about what is in it.
+// megatronIdx is the index of all shards as one. Lengths are taken over where they lie at the origin; pointers and
+// documents count from where the shard begins in the stream. An index of the origin that is for all of the stream is
+// shown byte for byte, whatever is wrong with it.
 func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
 	if err := s.usable(ctx); err != nil {
 		return nil, err

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// npyArray is what the header of a .npy file says (numpy, numpy/lib/format.py): magic, u8 major, u8 minor, the length of
-// the dictionary (u16 in version 1, u32 in 2 and 3), the dictionary, then the data.
+// npyArray is the header of a .npy file (numpy, numpy/lib/format.py): magic, u8 major, u8 minor, the dictionary's
+// length, the dictionary. The length is u16 in version 1, u32 in 2 and 3. The data follows.
 type npyArray struct {
 	descr   string // as written; "" for structured types
 	dtype   DType  // of little-endian numbers; DTypeUnknown for all else
@@ -63,8 +63,8 @@ func npyAssemble(ctx context.Context, d *directory, members []member) {
 }
 
 // npyGroups sorts the arrays of one split into streams. The largest comes first, since it gets the directory's plain
-// name for its views: what lies beside tokens (document starts, lengths) is smaller. It also gets the arrays whose
-// header cannot be read: a stream without them could be cut short in silence.
+// name for its views: arrays beside tokens (document starts, lengths) are smaller. It also gets the arrays whose header
+// cannot be read: a stream without them could be cut short in silence.
 func npyGroups(ctx context.Context, d *directory, members []member) []*npyGroup {
 	byKey := map[npyKey]*npyGroup{}
 	var groups []*npyGroup

@@ -125,8 +125,8 @@ func (p olmoPart) shard(ctx context.Context, d *directory) typedShard {
 	return typedShard{h, dtype}
 }
 
-// dtype returns what the tokens are: where the last document ends says it exactly. A long sidecar is not read for
-// that as long as the values tell; resolving compares it with what they told.
+// dtype returns what the tokens are: where the last document ends says it exactly. A long sidecar is not read for that
+// as long as the values tell; resolving compares it with them.
 func (p olmoPart) dtype(ctx context.Context, d *directory) (DType, error) {
 	size, dtype, end := p.data.Size, d.opt.DType, p.head.end
 	if dtype == DTypeUnknown {
@@ -177,8 +177,8 @@ func typeByEnd(end, size int64) DType {
 	return DTypeUnknown
 }
 
-// listDocuments makes the shards of a set list their documents when they are resolved, unless the sidecars are so
-// long that the lists would not fit into memory: then they are only read to be checked.
+// listDocuments makes the shards of a set list their documents when they are resolved. Sidecars that are too long for
+// their lists to fit into memory are only read to be checked.
 func listDocuments(set *Set, parts map[*Shard]olmoPart, limit int64) {
 	rows := int64(0)
 	for _, h := range set.Shards {

@@ -25,7 +25,7 @@ const (
 	maxTensors = 1 << 20
 )
 
-// tensor is what a header says of one tensor.
+// tensor is a header's entry for one tensor.
 type tensor struct {
 	name       string
 	dtype      string // as the header spells it
@@ -119,7 +119,7 @@ func safetensorsRead(ctx context.Context, budget headerBudget, o *Object) ([]ten
 	return tensors, checkTensors(o, 8+int64(n), tensors)
 }
 
-// safetensorsLength says what is wrong with a header of n bytes, "" if nothing.
+// safetensorsLength says why no header can have n bytes, "" where one can.
 func safetensorsLength(o *Object, n uint64) string {
 	switch {
 	case n < 2 || n > safetensorsMaxHeader:
@@ -130,7 +130,7 @@ func safetensorsLength(o *Object, n uint64) string {
 	return ""
 }
 
-// tensor reads what the header says of one tensor. The tensors' bytes begin at base.
+// tensor reads the header's entry for one tensor. The tensors' bytes begin at base.
 func (p *objectParser) tensor(t *tensor, base int64) error {
 	var offsets []int64
 	err := p.object(func(key string) error {

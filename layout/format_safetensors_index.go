@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// safetensorsIndex is what model.safetensors.index.json says: which tensors are in which file.
+// safetensorsIndex is model.safetensors.index.json: which tensors are in which file.
 //
 //	{"metadata": {...}, "weight_map": {tensor: file, ...}}
 //
@@ -47,7 +47,7 @@ func safetensorsIndexName(base string) string {
 
 func isDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// readSafetensorsIndex reads the index o of directory d. What is wrong with it becomes a problem.
+// readSafetensorsIndex reads the index o of directory d. A mistake in it becomes a problem.
 func readSafetensorsIndex(ctx context.Context, d *directory, o *Object) *safetensorsIndex {
 	x := &safetensorsIndex{object: o, seed: maphash.MakeSeed()}
 	files := map[string]*tensorNames{}

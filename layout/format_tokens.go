@@ -43,9 +43,9 @@ func tokensAssemble(_ context.Context, d *directory, members []member) {
 	}
 }
 
-// tokenFiles returns the members that are taken for tokens, with the dtype that is used. A file whose own values do not
-// tell (a long run of padding at its start) goes with the files whose names differ from its own in digits only:
-// to leave it out would cut a piece out of their stream.
+// tokenFiles returns the members that are taken for tokens, with the dtype that is used. The values of some files do
+// not tell, such as padding at their start. These go with the files whose names differ in digits only: leaving them out
+// would cut a piece out of the stream.
 func (d *directory) tokenFiles(members []member) []member {
 	families := map[string][]DType{}
 	for _, m := range members {

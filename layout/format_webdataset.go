@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// tarHead is what an archive's first bytes say: the program that compressed it, "" where nothing did.
+// tarHead names the program that compressed an archive, "" where none did.
 type tarHead struct{ compressed string }
 
 func webdatasetProbe(o *Object, head []byte) any {
@@ -38,7 +38,7 @@ func webdatasetProbe(o *Object, head []byte) any {
 
 const tarBlock = 512
 
-// isTarHeader reports whether p begins with a header of POSIX or GNU tar: its magic, and a checksum that is right
+// isTarHeader reports whether p begins with a header of POSIX or GNU tar: the magic and the right checksum
 // (POSIX.1-2017, pax, "ustar Interchange Format").
 func isTarHeader(p []byte) bool {
 	if len(p) < tarBlock || string(p[257:262]) != "ustar" {

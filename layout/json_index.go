@@ -12,7 +12,7 @@ import (
 // maxJSONIndex bounds the index that names a dataset's shards, bytes: about a million shards.
 const maxJSONIndex = 256 << 20
 
-// jsonIndexName is what MosaicML Streaming and LitData both call their index.
+// jsonIndexName is the name of the index in MosaicML Streaming and in LitData.
 const jsonIndexName = "index.json"
 
 // jsonIndexProbe returns a probe that accepts by isJSONIndex.
@@ -25,8 +25,8 @@ func jsonIndexProbe(key string) func(o *Object, head []byte) any {
 	}
 }
 
-// isJSONIndex reports whether head begins an index.json: a JSON object whose own keys, as far as head goes, have key
-// with a list as its value.
+// isJSONIndex reports whether head begins an index.json: a JSON object that has, as far as head goes, key with a list
+// as its value.
 func isJSONIndex(o *Object, head []byte, key string) bool {
 	if baseOf(o.Name) != jsonIndexName {
 		return false
@@ -61,8 +61,7 @@ func isJSONIndex(o *Object, head []byte, key string) bool {
 	}
 }
 
-// objectParser reads a JSON document key by key, for documents in which a key must not come twice: encoding/json
-// would keep the last and say nothing.
+// objectParser reads JSON documents in which no key may come twice. encoding/json would keep the last and say nothing.
 type objectParser struct {
 	o    *Object
 	base int64 // where the document begins in o
@@ -161,15 +160,15 @@ func readJSONIndex(ctx context.Context, o *Object, member func(p *objectParser, 
 	return p.end()
 }
 
-// indexed is what an index in JSON names: it finds the objects, and sees to it that each is named once.
+// indexed finds the objects that an index in JSON names, and sees to it that each is named once.
 type indexed struct {
 	*directory
 	index *Object
 	named map[*Object]bool
 }
 
-// object returns the object that the index calls name and checks its size: want is what the index says, -1 where it says
-// nothing. why is what is wrong, "" if nothing is; it has been reported then.
+// object returns the object that the index calls name, and compares its size with want, that of the index; -1 where it
+// has none. why is a mistake, which object has reported, "" if there is none.
 func (x *indexed) object(name string, want int64) (o *Object, why string) {
 	o, err := x.lookup(name)
 	switch {

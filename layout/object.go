@@ -22,7 +22,7 @@ type Object struct {
 	Name    string    // slash-separated, relative to the dataset's root; empty for synthesized bytes
 	Size    int64     // bytes
 	ModTime time.Time // as the origin tells it
-	Version string    // what the origin pins a version by: an ETag, or inode, size and mtime
+	Version string    // by which the origin pins it: an ETag, or inode, size and mtime
 	Perm    uint16    // permission bits, as in stat(2)
 	UID     uint32    // owner at the origin
 	GID     uint32

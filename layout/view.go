@@ -8,14 +8,14 @@ import (
 )
 
 // View is a file, or a directory of files, that exists nowhere at the origin. Exactly one of File and Entries is set.
-// Both can be called many times, from any goroutine; what they return is the same each time.
+// Both can be called many times, from any goroutine, and return the same each time.
 type View struct {
 	Path string // slash-separated, below .hbmfs/views
 	// File makes the view. An [*AbsentError] says that it cannot be exact, and why.
 	File func(ctx context.Context) (*File, error)
 	// Entries makes the files of a directory; their names are relative to Path and may hold slashes.
 	Entries func(ctx context.Context) ([]*File, error)
-	// Set is what the view is made of.
+	// Set is the set that the view is made of.
 	Set *Set
 }
 
@@ -67,8 +67,8 @@ func (s *Set) views() []View {
 	return append(out, s.joined...)
 }
 
-// usable resolves the set and says why its token stream cannot be shown, if so. A stream that lacks a shard would be
-// a silent truncation: one bad shard takes all of the set's stitched views away, and the shards stay.
+// usable resolves the set and says why its token stream cannot be shown, if so. A stream that lacks a shard would be a
+// silent truncation. So one bad shard takes all of the set's stitched views away; the shards stay.
 func (s *Set) usable(ctx context.Context) error {
 	if s.NoTokens != "" {
 		return absent("%s", s.NoTokens)

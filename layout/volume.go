@@ -21,7 +21,7 @@ type Options struct {
 	DType DType
 }
 
-// Volume is what was learned about a dataset: its objects, the sets that they form, and the views of them.
+// Volume is a dataset that was recognized: its objects, the sets that they form, and the views of them.
 type Volume struct {
 	Objects []*Object // in the order of [ComparePaths]
 	Sets    []*Set
@@ -37,7 +37,7 @@ type Volume struct {
 type Problem struct {
 	Object string `json:"object"`           // name of the object
 	Offset int64  `json:"offset,omitempty"` // where in the object, bytes
-	Detail string `json:"detail"`           // what was found and what was expected
+	Detail string `json:"detail"`           // found and expected
 }
 
 func (p Problem) String() string {
@@ -79,8 +79,8 @@ func ComparePaths(a, b string) int {
 // largest fixed header (llm.c's) at 1024; the rest gives headerless tokens a sample worth looking at.
 const headSize = 4096
 
-// Index recognizes the formats among objects, which it does not change. An object that cannot be read, or is
-// damaged, becomes a Problem and not an error: the error is for ctx, and for Options that cannot be met.
+// Index recognizes the formats among objects, which it does not change. An object that cannot be read, or is damaged,
+// becomes a Problem. The error is for ctx, and for Options that cannot be met.
 func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error) {
 	formats, err := selectFormats(opt)
 	if err != nil {
@@ -109,7 +109,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 	return v, nil
 }
 
-// probedObject is what a probe made of an object's head: by which format, and what it learnt.
+// probedObject is an object's head as the probe of a format understood it.
 type probedObject struct {
 	format int // index of the format, -1 for none
 	head   any
@@ -205,21 +205,21 @@ func (x *indexer) find(name string) int {
 	return i
 }
 
-// member is an object of a directory with what its probe learnt.
+// member is an object of a directory with its head, as the probe understood it.
 type member struct {
 	object *Object
 	head   any
 }
 
-// directory is what a format's assemble works on: the objects of one directory, those that it may look up beside
-// them, and the sets that it forms.
+// directory is one directory for a format's assemble: its objects, those that it may look up beside them, and the sets
+// that it forms.
 type directory struct {
 	*indexer
 	format string
 	path   string // "" for the root
 }
 
-// errOutside is what lookup says of a name that leaves the dataset.
+// errOutside is lookup's error for a name that leaves the dataset.
 var errOutside = errors.New("the name leaves the dataset's root")
 
 // lookup returns the object that an index in this directory calls name (slash-separated, relative to the directory).
