@@ -24,7 +24,7 @@ func readMounts(s *Snapshot) []Mount {
 	return parseMounts(data)
 }
 
-// parseMounts reads mountinfo. What cannot be parsed gives no mounts.
+// parseMounts reads mountinfo. Another format gives no mounts.
 func parseMounts(data []byte) []Mount {
 	list, err := mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
 	if err != nil {
@@ -77,12 +77,12 @@ func (m *Machine) mountOfDev(dev string) *Mount {
 	return nil
 }
 
-// Block is a block device: a drive, a partition, or what device mapper and md make of others.
+// Block is a block device: a drive, a partition, or a device of device mapper or md.
 type Block struct {
 	Name      string
 	Dev       string   // major:minor
 	Disk      string   // of a partition: the device that it is a part of
-	Below     []string // of dm and md: what it is made of
+	Below     []string // of dm and md: the devices that it is made of
 	DM        string   // "", LVM, CRYPT, mpath, or another kind of device mapper; "none" without a kind
 	Level     string   // of md
 	Transport string   // of NVMe: pcie, rdma, tcp, fc

@@ -62,7 +62,8 @@ func (c *capturer) copyTo(name, from string, clean cleaner) bool {
 	return true
 }
 
-// cleanInstalled keeps of modules.dep the paths of the modules that we judge: where one lies says who made it.
+// cleanInstalled keeps of modules.dep the paths of the modules that we judge: its place names the package that brought
+// it.
 func cleanInstalled(w *bytes.Buffer, r io.Reader) error {
 	return lines(r, func(line string) {
 		module, _, _ := strings.Cut(line, ":")

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// cufileConfig is what we judge of a cufile.json. A nil field is not in it.
+// cufileConfig is the part of a cufile.json that we judge. A nil field is not in it.
 type cufileConfig struct {
 	Malformed  bool `json:"-"`
 	Properties struct {

@@ -76,7 +76,7 @@ func (j *judge) judgeConfig(fail func(rank int, name, found, why, fix string)) {
 	}
 }
 
-// judgeDenylist looks for what is judged among what an administrator took away from cuFile.
+// judgeDenylist looks for the target on the list of things that an administrator took away from cuFile.
 func (j *judge) judgeDenylist(fail func(rank int, name, found, why, fix string)) {
 	d := j.m.Properties.Denylist
 	report := func(what, entry string) {

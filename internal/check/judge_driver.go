@@ -54,7 +54,7 @@ func (j *judge) judgeDriver() {
 	j.judgeRDMA()
 }
 
-// filesystemModule gives what nvidia-fs calls the kernel's part of a filesystem or device (nvfs-dma.h of nvidia-fs).
+// filesystemModule gives nvidia-fs's name of the kernel's part of a filesystem or device (nvfs-dma.h of nvidia-fs).
 func (j *judge) filesystemModule() string {
 	if j.target != nil {
 		for _, p := range j.target.Places {
@@ -174,7 +174,7 @@ func (j *judge) judgeRDMA() {
 	}
 }
 
-// firmware is what makes BAR1 as large as the GPU's memory.
+// firmware is the setting that makes BAR1 as large as the GPU's memory.
 const firmware = "enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware set-up"
 
 func (j *judge) judgeGPU() {

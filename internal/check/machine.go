@@ -60,7 +60,7 @@ type Module struct {
 	Installed string // its file below /lib/modules, where it is
 }
 
-// Machine is what a snapshot says, in types.
+// Machine is a snapshot in types.
 type Machine struct {
 	Arch, Kernel, OS string
 	P2PDMA           Known // the kernel was built with CONFIG_PCI_P2PDMA
@@ -89,7 +89,7 @@ type Machine struct {
 	Properties cufileConfig
 	Forced     bool // the environment has CUFILE_FORCE_COMPAT_MODE
 
-	Container  string // what says that this is one, "" where nothing does
+	Container  string // the sign that this is one, "" where there is none
 	Kubernetes bool   // it is a pod or a node of a cluster
 	// OperatorDriver says that gpu-operator brought the driver, or that this cannot be seen from inside a pod.
 	OperatorDriver bool
@@ -102,7 +102,7 @@ type Machine struct {
 	Proof          *Proof
 }
 
-// Names of what hbmfs adds to a snapshot.
+// Names of the files that hbmfs adds to a snapshot.
 const (
 	ownTarget = ".hbmfs/target.json"
 	ownProof  = ".hbmfs/proof.json"
@@ -111,16 +111,16 @@ const (
 	ownForced = ".hbmfs/force-compat"
 )
 
-// Proof is what the active read found out.
+// Proof is the result of the active read.
 type Proof struct {
 	Verdict string `json:"verdict"` // proven, refuted, unknown
 	Why     string `json:"why"`
 }
 
-// SetProof adds what the active read found out.
+// SetProof adds the result of the active read.
 func (s *Snapshot) SetProof(p Proof) error { return s.putJSON(ownProof, p) }
 
-// SetTarget adds what was found at the path that is judged.
+// SetTarget adds the findings at the path that is judged.
 func (s *Snapshot) SetTarget(t Target) error { return s.putJSON(ownTarget, t) }
 
 // SetDriverSilent notes that the NVIDIA modules did not answer in time.
@@ -143,7 +143,7 @@ func (s *Snapshot) putJSON(name string, v any) error {
 	return err
 }
 
-// Read makes a Machine of a snapshot. What a snapshot lacks, or says in a form that is not known, stays unknown.
+// Read makes a Machine of a snapshot. Facts that a snapshot lacks, or has in a form that is not known, stay unknown.
 func Read(s *Snapshot) *Machine {
 	m := &Machine{Modules: map[string]Module{}, NVFSModules: map[string]string{}, Blocks: map[string]*Block{}, Buses: map[string]*PCIDevice{}}
 	m.readKernel(s)
@@ -158,7 +158,7 @@ func Read(s *Snapshot) *Machine {
 	return m
 }
 
-// readJSON gives what putJSON put, nil where that is not there or not understood.
+// readJSON gives the value that putJSON put, nil where it is missing or not understood.
 func readJSON[T any](s *Snapshot, name string) *T {
 	var v T
 	if data, ok := s.raw(name); !ok || json.Unmarshal(data, &v) != nil {

@@ -8,7 +8,7 @@ import (
 // gdsVersion is the image of nvidia-fs that gpu-operator 26 deploys.
 const gdsVersion = "2.29.4"
 
-// clusterPolicy gives what gpu-operator's ClusterPolicy should say for this node, as a patch in YAML.
+// clusterPolicy gives gpu-operator's ClusterPolicy for this node, as a patch in YAML.
 //
 // The operator loads nvidia-fs beside the driver that it deploys itself. Where the driver belongs to the host, so must
 // nvidia-fs, and gds.enabled would never become ready.

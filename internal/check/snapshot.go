@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// kind is what an entry of a snapshot is.
+// kind is the kind of an entry of a snapshot.
 type kind uint8
 
 const (
@@ -24,8 +24,8 @@ type entry struct {
 	target string // of a link
 }
 
-// Snapshot is what was kept of a machine: entries by their path without the leading slash and without symbolic links
-// in its directories.
+// Snapshot is the facts that were kept of a machine: entries by their path without the leading slash and without
+// symbolic links in its directories.
 type Snapshot struct {
 	entries map[string]*entry
 }

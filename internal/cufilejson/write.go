@@ -14,7 +14,7 @@ const (
 	Weights    = "weights"    // large files are read once, as fast as they come
 )
 
-// Node is what Write needs to know of a machine. Zero values are unknown.
+// Node is the facts of a machine that Write needs. Zero values are unknown.
 type Node struct {
 	GPU        string // its name and number, for the comment
 	HBM        int64  // bytes of its memory

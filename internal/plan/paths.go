@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// The paths into GPU memory, as in package cufile, and two to compare them with: pinned, a copy of memory that is pinned
-// already, which none of them can beat; and plain, one thread for each GPU that reads and copies.
+// The paths into GPU memory, as in package cufile, and two to compare them with. Pinned is a copy of memory that is
+// pinned already, which none of them can beat. Plain is one thread for each GPU that reads and copies.
 const (
 	Pinned = "pinned"
 	Mapped = "mapped"
@@ -29,10 +29,10 @@ type stage struct {
 	name       string
 	rate       Range
 	contention float64
-	kind       string // what stages of many devices are called together
+	kind       string // one name for the stages of many devices
 }
 
-// What stages are called.
+// Names of stages.
 const (
 	stageStorage     = "storage"
 	stageMemory      = "host memory"
@@ -42,7 +42,7 @@ const (
 	stageGPUs        = "the GPUs' own links"
 )
 
-// model is a node with what was measured.
+// model is a node with a calibration.
 type model struct {
 	node *Node
 	cal  *Calibration
@@ -138,8 +138,8 @@ func (m *model) shared(b *builder, u use) (route []int) {
 	return route
 }
 
-// threads is how many stage, in all: what the description says for each GPU, or what hbmfs takes by itself: 8 for one GPU, 16
-// for several together, and at least 2 each.
+// threads is how many stage, in all. The description gives them for each GPU. hbmfs itself takes 8 for one GPU, 16 for
+// several together, and at least 2 each.
 func (m *model) threads(gpus int) int {
 	if m.node.Threads > 0 {
 		return gpus * m.node.Threads
@@ -236,7 +236,7 @@ func (m *model) offers(u use) (why string, ok bool) {
 	return "", true
 }
 
-// outcome is what a use gives.
+// outcome is the result of a use.
 type outcome struct {
 	aggregate Range
 	slowest   float64 // of the GPUs

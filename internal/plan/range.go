@@ -15,7 +15,7 @@ func around(x, part float64) Range { return Range{x * (1 - part), x, x * (1 + pa
 // scale multiplies by a number that is not negative.
 func (r Range) scale(by float64) Range { return Range{r.Low * by, r.Mid * by, r.High * by} }
 
-// per gives what an amount takes at this rate: the highest rate takes the least.
+// per gives the time of an amount at this rate: the highest rate takes the least.
 func (r Range) per(amount float64) Range {
 	return Range{amount / r.High, amount / r.Mid, amount / r.Low}
 }
