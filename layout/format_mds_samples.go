@@ -209,7 +209,7 @@ func (m *mdsShard) check(ctx context.Context, s *Shard) error {
 	}
 	var own mdsEntry
 	if err := json.Unmarshal(bytes.TrimSpace(text), &own); err != nil {
-		return corruptf(o, table.end(), "the text of the columns is not what it should be: %v", err)
+		return corruptf(o, table.end(), "the text of the columns cannot be read: %v", err)
 	}
 	if c, err := newMDSColumns(&own); err != nil || !c.same(m.columns) {
 		return corruptf(o, table.end(), "the shard and the index name different columns")

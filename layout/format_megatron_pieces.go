@@ -58,7 +58,7 @@ func (p *megatronPrefix) checkPieces(want int64) error {
 	name := func(index int) string { return fmt.Sprintf("%s-%05d-of-%s.bin", p.stem, index, pieces[0].of) }
 	count, err := strconv.Atoi(pieces[0].of)
 	if err != nil {
-		return corruptf(pieces[0].object, 0, "the name counts pieces past what can be counted")
+		return corruptf(pieces[0].object, 0, "the number of pieces in the name is too large")
 	}
 	total := int64(0)
 	for i, piece := range pieces {

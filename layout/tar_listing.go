@@ -88,7 +88,7 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 		return nil // it shows in the names of its members
 	case tar.TypeXGlobalHeader:
 		if h.PAXRecords["path"] != "" || h.PAXRecords["size"] != "" {
-			l.skip("a global header renames or resizes members, and readers differ in what they make of it", h.Name, offset)
+			l.skip("a global header renames or resizes members, and readers disagree about it", h.Name, offset)
 		}
 		return nil
 	case tar.TypeLink, tar.TypeSymlink:

@@ -15,7 +15,7 @@ const gdsVersion = "2.29.4"
 func (m *Machine) clusterPolicy() string {
 	driver := "enabled: true\n"
 	if m.Driver != "" {
-		driver += fmt.Sprintf("    version: %q # what runs now\n", m.Driver)
+		driver += fmt.Sprintf("    version: %q # as it runs now\n", m.Driver)
 	}
 	driver += "    kernelModuleType: open # nvidia-fs 2.17.5 and later and PCI P2PDMA need it"
 	version := gdsVersion

@@ -35,7 +35,7 @@ func Write(n Node, workload string) ([]byte, error) {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "{\n    // for %s; use it with CUFILE_ENV_PATH_JSON=FILE, or as /etc/cufile.json\n", workload)
-	fmt.Fprintf(&b, "    // what is left out has libcufile's default\n")
+	fmt.Fprintf(&b, "    // settings that are left out have libcufile's default\n")
 	settings := slices.Concat(n.general(), n.memory(), n.threads(workload), n.storage(workload))
 	slices.SortStableFunc(settings, func(a, b setting) int { return strings.Compare(sectionOf(a.path), sectionOf(b.path)) })
 	var open []string // sections
@@ -71,7 +71,7 @@ func Write(n Node, workload string) ([]byte, error) {
 func sectionOf(path string) string { return path[:strings.LastIndexByte(path, '.')] }
 
 func (n Node) general() []setting {
-	compat := setting{"properties.allow_compat_mode", "false", "what cannot be direct is an error instead of a slow read that nobody notices"}
+	compat := setting{"properties.allow_compat_mode", "false", "a read that cannot be direct is an error, instead of slow and unnoticed"}
 	if n.Blocked != "" {
 		compat = setting{compat.path, "true", "direct reads do not work here: " + oneLine(n.Blocked)}
 	}
@@ -116,7 +116,7 @@ func (n Node) threads(workload string) []setting {
 		{"execution.parallel_io", "true", "split large reads; the stream API needs it, too"},
 		{"execution.max_io_threads", fmt.Sprint(threads), why},
 		{"execution.max_request_parallelism", fmt.Sprint(min(threads, 8)), "pieces of one read, 8 at most"},
-		{"execution.min_io_threshold_size_kb", "8192", "KB; what is smaller is not split"},
+		{"execution.min_io_threshold_size_kb", "8192", "KB; smaller reads are not split"},
 	}
 }
 

@@ -142,7 +142,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		}
 	}()
 	if c.Decode && c.CacheDir == "" {
-		return s, WrongUse{errors.New("--decode needs --cache-dir: what files decode to is kept there")}
+		return s, WrongUse{errors.New("--decode needs --cache-dir: decoded files are kept there")}
 	}
 	if !IsRemote(from) {
 		dir, err := cache.OpenDir(from, c.MaxOpen)
@@ -238,7 +238,7 @@ func (s *Dataset) decode(ctx context.Context, c *Options, log *slog.Logger) (*de
 		Scan: int64(c.DecodeScan), Sizes: filepath.Join(dir, hex.EncodeToString(of[:16])+".json"),
 	})
 	if err == nil && learned.Files > 0 {
-		log.Info("files were looked through to learn what they decode to", "files", learned.Files, "bytes", learned.Bytes, "took", time.Since(began))
+		log.Info("files were looked through to learn their decoded sizes", "files", learned.Files, "bytes", learned.Bytes, "took", time.Since(began))
 	}
 	return decoded, err
 }
@@ -264,7 +264,7 @@ func (s *Dataset) keepDecoded(ctx context.Context, c *Options, log *slog.Logger)
 // addDecoded has decoded objects read through a cache, and their sizes remembered beside it.
 func (s *Dataset) addDecoded(kept *store.Store, decoded *decode.Origin, log *slog.Logger) {
 	if err := decoded.SaveSizes(); err != nil {
-		log.Warn("what was learned of compressed files is lost at the end of the mount", "error", err)
+		log.Warn("the decoded sizes of files are forgotten at the end of the mount", "error", err)
 	}
 	kept.Add(s.Name, decoded, &cache.Listing{Objects: decoded.Objects()})
 }

@@ -40,7 +40,7 @@ func newOutput(dir string, force bool) (*output, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open the output directory: %w", err)
 	case !force && slices.ContainsFunc(entries, ofSwap):
-		return nil, fmt.Errorf("a pack was stopped in %s while it gave the files their names: use --force, which first undoes what it did", dir)
+		return nil, fmt.Errorf("a pack was stopped in %s while it gave the files their names: use --force, which first undoes it", dir)
 	case len(entries) > 0 && !force:
 		return nil, fmt.Errorf("%s is not empty: choose another directory, or use --force to write into it", dir)
 	}

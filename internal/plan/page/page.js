@@ -90,7 +90,7 @@ function contention(section, node) {
       },
     }]),
   });
-  table(section, ['path', 'from', 'one GPU, GB/s', 'all, GB/s', 'best number', 'what binds with all'], node.contention.map(s => {
+  table(section, ['path', 'from', 'one GPU, GB/s', 'all, GB/s', 'best number', 'binding with all'], node.contention.map(s => {
     if (!s.points) return [s.path, s.from, '', '', '', { note: s.without }];
     const first = s.points[0], last = s.points[s.points.length - 1];
     return [s.path, s.from, range(first.aggregate_gb_per_s), range(last.aggregate_gb_per_s), s.best_gpus, { note: (last.binds || []).join(', ') }];
@@ -98,7 +98,7 @@ function contention(section, node) {
 }
 
 function stages(section, node) {
-  element(section, 'h3', 'What each stage can carry, and how busy it is');
+  element(section, 'h3', 'The rate of each stage, and its use');
   const keys = [...new Set(node.stages.map(s => [s.path, s.from, s.gpus].join('|')))];
   if (keys.length === 0) return;
   const select = element(section, 'select');
@@ -112,7 +112,7 @@ function stages(section, node) {
   const c = chart(section, {});
   const draw = () => {
     const rows = node.stages.filter(s => [s.path, s.from, s.gpus].join('|') === select.value);
-    title.textContent = select.selectedOptions[0].textContent + '. Dark: what is carried. Light: what the stage could carry. Red: it binds.';
+    title.textContent = select.selectedOptions[0].textContent + '. Dark: the rate that it carries. Light: the rate that it could carry. Red: it binds.';
     c.setOption({
       animation: false,
       tooltip: { trigger: 'axis', axisPointer: { type: 'shadow' }, valueFormatter: v => digits(v) + ' GB/s' },
@@ -227,7 +227,7 @@ function compared() {
 function cpus() {
   const c = report.calibration;
   const section = element(main, 'section');
-  element(section, 'h2', 'What the model was calibrated by');
+  element(section, 'h2', 'Calibration');
   table(section, ['figure', 'value'], [
     ['pinned copy into one GPU, GB/s', range(c.wall)],
     ['mapped, part of the link', digits(c.mapped_of_link)],
