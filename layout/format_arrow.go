@@ -187,20 +187,14 @@ func arrowSets(d *directory, split string, files []*arrowFile) {
 			break
 		}
 	}
-	var signatures []string
-	groups := map[string][]*arrowFile{}
-	for _, f := range files {
-		s := first
-		if f.schema != nil {
-			s = f.schema.signature()
+	_, groups := grouped(files, func(f *arrowFile) string {
+		if f.schema == nil {
+			return first
 		}
-		if groups[s] == nil {
-			signatures = append(signatures, s)
-		}
-		groups[s] = append(groups[s], f)
-	}
-	for _, s := range signatures {
-		arrowSet(d, split, groups[s])
+		return f.schema.signature()
+	})
+	for _, group := range groups {
+		arrowSet(d, split, group)
 	}
 }
 

@@ -253,25 +253,31 @@ func splitOf(base string) string {
 // bySplit yields the splits in the names of members, in order of first appearance, and the members of each.
 func bySplit(members []member) iter.Seq2[string, []member] {
 	return func(yield func(string, []member) bool) {
-		var splits []string
-		groups := map[string][]member{}
-		for _, m := range members {
-			split := splitOf(baseOf(m.object.Name))
-			if groups[split] == nil {
-				splits = append(splits, split)
-			}
-			groups[split] = append(groups[split], m)
-		}
-		for _, split := range splits {
-			name := split
+		splits, groups := grouped(members, func(m member) string { return splitOf(baseOf(m.object.Name)) })
+		for i, split := range splits {
 			if len(splits) == 1 { // nothing to tell apart
-				name = ""
+				split = ""
 			}
-			if !yield(name, groups[split]) {
+			if !yield(split, groups[i]) {
 				return
 			}
 		}
 	}
+}
+
+// grouped returns the keys of items, in order of first appearance, and the items of each.
+func grouped[K comparable, T any](items []T, keyOf func(T) K) (keys []K, groups [][]T) {
+	at := map[K]int{}
+	for _, item := range items {
+		key := keyOf(item)
+		i, known := at[key]
+		if !known {
+			i, at[key] = len(keys), len(keys)
+			keys, groups = append(keys, key), append(groups, nil)
+		}
+		groups[i] = append(groups[i], item)
+	}
+	return keys, groups
 }
 
 // typedShard is a shard with the type of its elements: DTypeUnknown when it is bad, or empty and without a type.

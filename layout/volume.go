@@ -165,26 +165,20 @@ type indexer struct {
 // format before it has claimed. A directory comes before those below it, so that an index which names shards there has
 // the first word about them.
 func (x *indexer) assemble(ctx context.Context, f *format, number int) error {
-	byDir := map[string][]member{}
-	var dirs []string
+	var members []member
 	for i, p := range x.probed {
-		if p.format != number || x.claimed[i] {
-			continue
+		if p.format == number && !x.claimed[i] {
+			members = append(members, member{x.volume.Objects[i], p.head})
 		}
-		o := x.volume.Objects[i]
-		dir := dirOf(o.Name)
-		if byDir[dir] == nil {
-			dirs = append(dirs, dir)
-		}
-		byDir[dir] = append(byDir[dir], member{o, p.head})
 	}
-	slices.SortStableFunc(dirs, func(a, b string) int { return depth(a) - depth(b) })
-	for _, dir := range dirs {
+	slices.SortStableFunc(members, func(a, b member) int { return depth(a.object.Name) - depth(b.object.Name) })
+	dirs, groups := grouped(members, func(m member) string { return dirOf(m.object.Name) })
+	for i, dir := range dirs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		d := &directory{indexer: x, format: f.name, path: dir}
-		f.assemble(ctx, d, byDir[dir])
+		f.assemble(ctx, d, groups[i])
 	}
 	return nil
 }
@@ -285,12 +279,7 @@ func dirOf(name string) string {
 	return ""
 }
 
-// depth returns how many directories a directory lies below the root: 0 for the root itself.
-func depth(dir string) int {
-	if dir == "" {
-		return 0
-	}
-	return 1 + strings.Count(dir, "/")
-}
+// depth returns how many directories a name lies below the root.
+func depth(name string) int { return strings.Count(name, "/") }
 
 func baseOf(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

@@ -19,11 +19,6 @@ type Mount struct {
 	Options []string // of the mount and of the filesystem
 }
 
-func readMounts(s *Snapshot) []Mount {
-	data, _ := s.raw("proc/self/mountinfo")
-	return parseMounts(data)
-}
-
 // parseMounts reads mountinfo. Another format gives no mounts.
 func parseMounts(data []byte) []Mount {
 	list, err := mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
@@ -89,7 +84,6 @@ type Block struct {
 	Hosts     []string // of NVMe: the controllers that lead to it
 	FSType    string   // from udev
 	FSUsage   string   // from udev; libcufile refuses a device without it
-	udev      bool
 	path      string
 }
 
@@ -110,7 +104,6 @@ func (m *Machine) readBlocks(s *Snapshot) {
 			}
 		}
 		for _, line := range s.lines("run/udev/data/b" + b.Dev) {
-			b.udev = true
 			if value, ok := strings.CutPrefix(line, "E:ID_FS_TYPE="); ok {
 				b.FSType = value
 			}

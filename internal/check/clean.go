@@ -64,7 +64,7 @@ func keepSymbols(symbols ...string) cleaner {
 	}
 }
 
-// cleanCmdline keeps the kernel parameters that we judge: others can hold passwords.
+// cleanCmdline keeps the kernel parameters that matter to a reader of a recording: others can hold passwords.
 func cleanCmdline(w *bytes.Buffer, r io.Reader) error {
 	return lines(r, func(line string) {
 		var kept []string

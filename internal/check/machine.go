@@ -19,6 +19,13 @@ const (
 	Yes
 )
 
+func known(yes bool) Known {
+	if yes {
+		return Yes
+	}
+	return No
+}
+
 // Version is a number of two to four parts, such as 6.8.0 or 580.159.04.
 type Version [3]int
 
@@ -64,7 +71,6 @@ type Module struct {
 type Machine struct {
 	Arch, Kernel, OS string
 	P2PDMA           Known // the kernel was built with CONFIG_PCI_P2PDMA
-	Cmdline          map[string]string
 	Modules          map[string]Module
 	Options          string // of nvidia and nvme modules, from /etc/modprobe.d and the running driver
 
@@ -149,7 +155,8 @@ func Read(s *Snapshot) *Machine {
 	m.readKernel(s)
 	m.readDriver(s)
 	m.readPCI(s)
-	m.Mounts = readMounts(s)
+	mounts, _ := s.raw("proc/self/mountinfo")
+	m.Mounts = parseMounts(mounts)
 	m.readBlocks(s)
 	m.readCuFile(s)
 	m.readContainer(s)
@@ -175,22 +182,10 @@ func (m *Machine) readKernel(s *Snapshot) {
 			m.OS = strings.Trim(name, `"`)
 		}
 	}
-	m.Cmdline = map[string]string{}
-	text, _ := s.text("proc/cmdline")
-	for _, word := range strings.Fields(text) {
-		name, value, _ := strings.Cut(word, "=")
-		m.Cmdline[name] = value
-	}
 	if config, ok := s.text(keptConfig); ok {
-		m.P2PDMA = No
-		if strings.Contains(config, "CONFIG_PCI_P2PDMA=y") {
-			m.P2PDMA = Yes
-		}
+		m.P2PDMA = known(strings.Contains(config, "CONFIG_PCI_P2PDMA=y"))
 	} else if symbols, ok := s.text(keptSymbols); ok {
-		m.P2PDMA = No
-		if symbols != "" {
-			m.P2PDMA = Yes
-		}
+		m.P2PDMA = known(symbols != "")
 	}
 	m.readModules(s)
 	m.Groups = len(s.list("sys/kernel/iommu_groups"))

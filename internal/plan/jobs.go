@@ -168,7 +168,7 @@ func (m *model) checkpoint(ctx context.Context, j Job, u use, p *JobPath) error 
 	if p.Fits == "yes" { // the notice is enough for a last checkpoint
 		lost = restore.add(p.Time)
 	}
-	share := Range{overhead(p.Time.Low, lost.Low, interval, mtbf), overhead(p.Time.Mid, lost.Mid, interval, mtbf), overhead(p.Time.High, lost.High, interval, mtbf)}
+	share := atLevels(func(level func(Range) float64) float64 { return overhead(level(p.Time), level(lost), interval, mtbf) })
 	p.Share = &share
 	if mtbf > 0 {
 		best := p.Time.each(func(t float64) float64 { return math.Sqrt(2 * t * mtbf) })

@@ -150,24 +150,18 @@ func (m *model) threads(gpus int) int {
 // storage is all devices together, through the links that they share on their way to host memory. The data is spread
 // evenly, so that the slowest device holds the others up.
 func (m *model) storage(write bool) Range {
-	return Range{
-		m.storageAt(write, func(r Range) float64 { return r.Low }),
-		m.storageAt(write, func(r Range) float64 { return r.Mid }),
-		m.storageAt(write, func(r Range) float64 { return r.High }),
-	}
-}
-
-func (m *model) storageAt(write bool, level func(Range) float64) float64 {
-	n := &Network{}
-	for _, l := range m.node.Links {
-		n.Stages = append(n.Stages, Stage{Name: l.Name, Rate: level(m.wire(l.Wire))})
-	}
-	for _, s := range m.node.Storage {
-		route, _ := m.node.above(s.Parent) // check has followed it
-		n.Stages = append(n.Stages, Stage{Name: s.Name, Rate: level(m.device(s, write))})
-		n.Flows = append(n.Flows, Flow{Route: append(route, len(n.Stages)-1), Weight: 1})
-	}
-	return slices.Min(n.MaxMin()) * float64(len(n.Flows))
+	return atLevels(func(level func(Range) float64) float64 {
+		n := &Network{}
+		for _, l := range m.node.Links {
+			n.Stages = append(n.Stages, Stage{Name: l.Name, Rate: level(m.wire(l.Wire))})
+		}
+		for _, s := range m.node.Storage {
+			route, _ := m.node.above(s.Parent) // check has followed it
+			n.Stages = append(n.Stages, Stage{Name: s.Name, Rate: level(m.device(s, write))})
+			n.Flows = append(n.Flows, Flow{Route: append(route, len(n.Stages)-1), Weight: 1})
+		}
+		return slices.Min(n.MaxMin()) * float64(len(n.Flows))
+	})
 }
 
 // device is one storage device's rate.
@@ -184,8 +178,7 @@ func (m *model) thread(u use) Range {
 		return m.cal.Plain
 	}
 	s, p := m.storage(u.write), m.cal.Plain
-	together := func(a, b float64) float64 { return 1 / (1/a + 1/b) }
-	return Range{together(s.Low, p.Low), together(s.Mid, p.Mid), together(s.High, p.High)}
+	return atLevels(func(level func(Range) float64) float64 { return 1 / (1/level(s) + 1/level(p)) })
 }
 
 // direct adds a stream from each storage device to each GPU, past host memory unless that lies between them.
