@@ -48,6 +48,9 @@ func (b *Body) Runs() int { return len(b.runs) }
 // checked the range against o's size; Add panics on one that is out of it.
 func (b *Body) Add(o *Object, offset, length int64) { b.AddStrided(o, offset, length, length, 1) }
 
+// addWhole appends all of o.
+func (b *Body) addWhole(o *Object) { b.Add(o, 0, o.Size) }
+
 // AddStrided appends count pieces of length bytes each, the first at offset, each stride bytes after the one before.
 // A stride below the length would overlap: AddStrided panics on it, as on a range outside o.
 func (b *Body) AddStrided(o *Object, offset, length, stride, count int64) {
@@ -133,19 +136,14 @@ func (b *Body) RunsWithin(off, n int64) iter.Seq[Run] {
 }
 
 // CountWithin returns how many runs RunsWithin yields. It takes no longer for more of them.
-func (b *Body) CountWithin(off, n int64) int64 {
+func (b *Body) CountWithin(off, n int64) (count int64) {
 	first, last, end := b.within(off, n)
-	count := int64(max(0, last-first-2)) // those between are whole
-	for i := first; i < last; i++ {
-		if i > first && i < last-1 {
-			i = last - 1
-		}
-		for r := b.runs[i]; ; count++ {
-			var piece Run
-			if piece, r = r.cut(off, end); piece.Count == 0 {
-				break
-			}
-		}
+	if between := last - first - 2; between > 0 { // those between are whole
+		second, final := b.runs[first+1].Logical, b.runs[last-1].Logical
+		return b.CountWithin(off, second-off) + int64(between) + b.CountWithin(final, end-final)
+	}
+	for range b.RunsWithin(off, n) {
+		count++
 	}
 	return count
 }

@@ -55,10 +55,6 @@ type listedDocuments struct {
 	starts []int64
 }
 
-func newListedDocuments(starts []int64) listedDocuments {
-	return listedDocuments{wholeDocuments{int64(len(starts) - 1)}, starts}
-}
-
 func (l listedDocuments) Starts(_ context.Context, dst []int64, first int64) error {
 	copy(dst, l.starts[first:])
 	return nil

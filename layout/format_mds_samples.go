@@ -31,11 +31,8 @@ type mdsRun struct {
 // sample where the size does not tell where its tokens lie.
 func (m *mdsShard) resolve(ctx context.Context, s *Shard) error {
 	o := s.Objects[0]
-	table, err := readOffsetTable(ctx, o, m.samples)
+	table, err := m.table(ctx, o)
 	if err != nil {
-		return err
-	}
-	if err := mdsEdges(ctx, table); err != nil {
 		return err
 	}
 	var data Body
@@ -87,13 +84,17 @@ func (m *mdsShard) resolve(ctx context.Context, s *Shard) error {
 	return nil
 }
 
-// mdsEdges checks that the samples end where the file does.
-func mdsEdges(ctx context.Context, t offsetTable) error {
-	last, err := t.at(ctx, t.samples)
-	if err == nil && last != t.object.Size {
-		return corruptf(t.object, 4+4*t.samples, "the last sample ends at %d, the file has %d bytes", last, t.object.Size)
+// table checks that the samples end where the file does.
+func (m *mdsShard) table(ctx context.Context, o *Object) (offsetTable, error) {
+	t, err := readOffsetTable(ctx, o, m.samples)
+	if err != nil {
+		return t, err
 	}
-	return err
+	last, err := t.at(ctx, t.samples)
+	if err == nil && last != o.Size {
+		err = corruptf(o, 4+4*t.samples, "the last sample ends at %d, the file has %d bytes", last, o.Size)
+	}
+	return t, err
 }
 
 // locate reads the beginning of sample i, which lies in size bytes from begin, and returns where its tokens lie in it.
@@ -185,11 +186,8 @@ func (m *mdsShard) arrayHeader(o *Object, i, off int64, head []byte, length int6
 // check reads the table of offsets in full, and compares the columns that the shard itself names with the index.
 func (m *mdsShard) check(ctx context.Context, s *Shard) error {
 	o := s.Objects[0]
-	table, err := readOffsetTable(ctx, o, m.samples)
+	table, err := m.table(ctx, o)
 	if err != nil {
-		return err
-	}
-	if err := mdsEdges(ctx, table); err != nil {
 		return err
 	}
 	if err := table.walk(ctx, nil); err != nil {

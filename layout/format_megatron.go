@@ -151,7 +151,7 @@ func (p *megatronPrefix) fill(ctx context.Context, h *Shard, data []*Object) (DT
 		if o.Size > math.MaxInt64-body.Size() {
 			return DTypeUnknown, corruptf(o, 0, "the pieces have more than 2^63 bytes together")
 		}
-		body.Add(o, 0, o.Size)
+		body.addWhole(o)
 	}
 	x := &megatronIndex{idx: p.idx, header: p.header, data: data[len(data)-1], size: body.Size(), volume: p.d.volume}
 	dtype, err := p.dtype(ctx, x)
@@ -230,7 +230,7 @@ func (p *megatronPrefix) join(h *Shard, data Body, dtype DType, tokens int64) {
 		name = "joined/" + name
 	}
 	var index Body
-	index.Add(p.idx, 0, p.idx.Size)
+	index.addWhole(p.idx)
 	changed := newest(h)
 	file := func(b Body, dtype DType, tokens int64) func(context.Context) (*File, error) {
 		return func(context.Context) (*File, error) {

@@ -55,7 +55,7 @@ func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
 	}
 	if x, ok := s.Shards[0].Index.(*megatronIndex); ok && len(s.Shards) == 1 {
 		var b Body
-		b.Add(x.idx, 0, x.idx.Size)
+		b.addWhole(x.idx)
 		return s.file(b, DTypeUnknown, -1), nil
 	}
 	x, err := s.index(ctx)
@@ -67,32 +67,25 @@ func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
 		return nil, absent("Megatron has no type for %s", s.DType)
 	}
 	var b Body
-	b.Add(Inline(header), 0, megatronHeaderSize)
+	b.addWhole(Inline(header))
 	for _, h := range s.Shards {
 		if m, ok := h.Index.(*megatronIndex); ok {
 			b.Add(m.idx, m.lengthsAt(), 4*m.Sequences())
 		} else {
-			o := lengthsOf(h.Index)
-			b.Add(o, 0, o.Size)
+			b.addWhole(lengthsOf(h.Index))
 		}
 	}
 	item := int64(s.DType.Size())
-	pointers := computed(x.Sequences(), 8, func(ctx context.Context, dst []byte, first int64) error {
-		return fillInt64(dst, func(part []int64) error {
-			if err := x.Starts(ctx, part, first); err != nil {
-				return err
-			}
-			for i := range part {
-				part[i] *= item
-			}
-			return nil
-		})
-	})
-	b.Add(pointers, 0, pointers.Size)
-	documents := computed(x.Documents()+1, 8, func(ctx context.Context, dst []byte, first int64) error {
-		return fillInt64(dst, func(part []int64) error { return x.DocumentSequences(ctx, part, first) })
-	})
-	b.Add(documents, 0, documents.Size)
+	b.addWhole(computedInt64(x.Sequences(), func(ctx context.Context, part []int64, first int64) error {
+		if err := x.Starts(ctx, part, first); err != nil {
+			return err
+		}
+		for i := range part {
+			part[i] *= item
+		}
+		return nil
+	}))
+	b.addWhole(computedInt64(x.Documents()+1, x.DocumentSequences))
 	if err := s.addModes(&b); err != nil {
 		return nil, err
 	}
@@ -130,16 +123,4 @@ func lengthsOf(x DocumentIndex) *Object {
 		}
 		return nil
 	})
-}
-
-// fillInt64 gives fill a buffer of int64 and stores what it wrote into dst, little-endian.
-func fillInt64(dst []byte, fill func([]int64) error) error {
-	part := make([]int64, len(dst)/8)
-	if err := fill(part); err != nil {
-		return err
-	}
-	for i, v := range part {
-		binary.LittleEndian.PutUint64(dst[8*i:], uint64(v))
-	}
-	return nil
 }

@@ -226,7 +226,8 @@ func (p olmoPart) list(ctx context.Context, h *Shard, room *atomic.Int64) error 
 		room.Add(int64(len(starts)) - 1)
 		return err
 	}
-	h.Index, h.Documents = newListedDocuments(starts), int64(len(starts)-1)
+	h.Documents = int64(len(starts) - 1)
+	h.Index = listedDocuments{wholeDocuments{h.Documents}, starts}
 	return nil
 }
 

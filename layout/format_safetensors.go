@@ -130,8 +130,7 @@ func tensorFiles(ctx context.Context, budget headerBudget, o *Object) ([]*File, 
 			f.Tokens = (t.end - t.begin) / int64(dtype.Size())
 		}
 		if dtype.NumPy() != "" && numpyShape(t.shape, int64(dtype.Size())) {
-			header := Inline(NPYHeader(dtype, t.shape...))
-			f.Body.Add(header, 0, header.Size)
+			f.Body.addWhole(Inline(NPYHeader(dtype, t.shape...)))
 			f.Name = name + ".npy"
 		}
 		f.Body.Add(o, t.begin, t.end-t.begin)

@@ -170,8 +170,7 @@ func (s *Set) tokensNPY(ctx context.Context) (*File, error) {
 		return nil, absent("NumPy has no type for %s", s.DType)
 	}
 	var b Body
-	header := Inline(NPYHeader(s.DType, s.Tokens()))
-	b.Add(header, 0, header.Size)
+	b.addWhole(Inline(NPYHeader(s.DType, s.Tokens())))
 	b.AddBody(tokens)
 	return s.file(b, s.DType, s.Tokens()), nil
 }
@@ -184,11 +183,7 @@ func (s *Set) documentsNPY(ctx context.Context) (*File, error) {
 	}
 	n := x.Documents() + 1
 	var b Body
-	header := Inline(NPYHeader(I64, n))
-	b.Add(header, 0, header.Size)
-	starts := computed(n, 8, func(ctx context.Context, dst []byte, first int64) error {
-		return fillInt64(dst, func(part []int64) error { return DocumentStarts(ctx, x, part, first) })
-	})
-	b.Add(starts, 0, starts.Size)
+	b.addWhole(Inline(NPYHeader(I64, n)))
+	b.addWhole(computedInt64(n, func(ctx context.Context, part []int64, first int64) error { return DocumentStarts(ctx, x, part, first) }))
 	return s.file(b, I64, n), nil
 }

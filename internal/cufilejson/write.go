@@ -39,6 +39,12 @@ func Write(n Node, workload string) ([]byte, error) {
 	settings := slices.Concat(n.general(), n.memory(), n.threads(workload), n.storage(workload))
 	slices.SortStableFunc(settings, func(a, b setting) int { return strings.Compare(sectionOf(a.path), sectionOf(b.path)) })
 	var open []string // sections
+	leave := func(depth int) {
+		for len(open) > depth {
+			open = open[:len(open)-1]
+			b.WriteString("\n" + strings.Repeat("    ", len(open)+1) + "}")
+		}
+	}
 	for i, s := range settings {
 		parts := strings.Split(s.path, ".")
 		sections, name := parts[:len(parts)-1], parts[len(parts)-1]
@@ -46,10 +52,7 @@ func Write(n Node, workload string) ([]byte, error) {
 		for same < min(len(open), len(sections)) && open[same] == sections[same] {
 			same++
 		}
-		for len(open) > same {
-			open = open[:len(open)-1]
-			b.WriteString("\n" + strings.Repeat("    ", len(open)+1) + "}")
-		}
+		leave(same)
 		if i > 0 {
 			b.WriteString(",\n")
 		}
@@ -60,10 +63,7 @@ func Write(n Node, workload string) ([]byte, error) {
 		indent := strings.Repeat("    ", len(open)+1)
 		fmt.Fprintf(&b, "%s// %s\n%s%q: %s", indent, s.why, indent, name, s.value)
 	}
-	for len(open) > 0 {
-		open = open[:len(open)-1]
-		b.WriteString("\n" + strings.Repeat("    ", len(open)+1) + "}")
-	}
+	leave(0)
 	b.WriteString("\n}\n")
 	return []byte(b.String()), nil
 }
@@ -91,7 +91,7 @@ func (n Node) memory() []setting {
 		pinned.value = fmt.Sprint(n.HBM >> 10 / 4 * 4)
 		pinned.why = fmt.Sprintf("KB, all %d GiB of %s; the default, 32 GiB, fails with error 5016 beyond", n.HBM>>30, oneLine(n.GPU))
 	}
-	all := []setting{
+	return []setting{
 		pinned,
 		{"properties.max_direct_io_size_kb", fmt.Sprint(defaultDirectKB), "KB of one transfer, the most that is allowed; libcufile 1.19 has a smaller default"},
 		{"properties.per_buffer_cache_size_kb", fmt.Sprint(defaultPerBufferKB), "KB of one bounce buffer; only reads that are not aligned to 4 KiB, or into memory that is not registered, use them"},
@@ -99,7 +99,6 @@ func (n Node) memory() []setting {
 		{"properties.io_batchsize", fmt.Sprint(defaultBatch), "entries of a batch"},
 		{"properties.use_poll_mode", "false", "polling only helps transfers of some KB"},
 	}
-	return all
 }
 
 func (n Node) threads(workload string) []setting {
