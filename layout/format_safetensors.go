@@ -155,14 +155,8 @@ func reportTensors(d *directory, o *Object, tensors []tensor) {
 // numpyShape reports whether NumPy makes an array of the shape: at most 32 dimensions (64 from version 2). Where one is
 // 0, the others must still multiply to fewer than 2^63 bytes.
 func numpyShape(shape []int64, width int64) bool {
-	size := width
-	for _, dim := range shape {
-		var ok bool
-		if size, ok = multiply(size, max(dim, 1)); !ok {
-			return false
-		}
-	}
-	return len(shape) <= 32
+	_, ok := product(width, shape, 1)
+	return ok && len(shape) <= 32
 }
 
 // maxTensorName leaves room for a suffix in the 255 bytes that Linux allows a name.

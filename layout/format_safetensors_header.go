@@ -54,15 +54,14 @@ func safetensorsType(name string) (width int64, d DType, known bool) {
 	return int64(8 * d.Size()), d, true
 }
 
-// elements returns the product of the shape. ok is false when it does not fit an int64.
-func (t *tensor) elements() (n int64, ok bool) {
-	n = 1
-	for _, dim := range t.shape {
-		if n, ok = multiply(n, dim); !ok {
-			return 0, false
-		}
+// product returns the product of first and the dimensions, each taken as least where it is less. ok is false when it does
+// not fit an int64.
+func product(first int64, shape []int64, least int64) (n int64, ok bool) {
+	n, ok = first, true
+	for i := 0; ok && i < len(shape); i++ {
+		n, ok = multiply(n, max(shape[i], least))
 	}
-	return n, true
+	return n, ok
 }
 
 // multiply returns a*b of two numbers that are not negative. ok is false when it does not fit an int64.
@@ -161,7 +160,7 @@ func (p *objectParser) tensor(t *tensor, base int64) error {
 			return p.fail("tensor %q has the shape %v", t.name, t.shape)
 		}
 	}
-	elements, ok := t.elements()
+	elements, ok := product(1, t.shape, 0)
 	if !ok {
 		return p.fail("tensor %q has the shape %v, which counts more than 2^63 elements", t.name, t.shape)
 	}
