@@ -41,12 +41,15 @@ type Run struct {
 // Size returns the bytes of the body.
 func (b *Body) Size() int64 { return b.size }
 
-// Runs returns how many runs the body takes, which is what its memory grows with.
+// Runs returns how many runs the body takes. Its memory grows with them.
 func (b *Body) Runs() int { return len(b.runs) }
 
 // Add appends the length bytes of o at offset. Bytes that continue the last extent are merged into it. The caller has
 // checked the range against o's size; Add panics on one that is out of it.
 func (b *Body) Add(o *Object, offset, length int64) { b.AddStrided(o, offset, length, length, 1) }
+
+// addWhole appends all of o.
+func (b *Body) addWhole(o *Object) { b.Add(o, 0, o.Size) }
 
 // AddStrided appends count pieces of length bytes each, the first at offset, each stride bytes after the one before.
 // A stride below the length would overlap: AddStrided panics on it, as on a range outside o.
@@ -81,7 +84,7 @@ func (b *Body) AddBody(c *Body) {
 	}
 	shift := b.size
 	b.runs = slices.Grow(b.runs, len(c.runs))
-	first := c.runs[0] // the others cannot be merged with what is before them: they were not in c
+	first := c.runs[0] // c has not merged the others with the runs before them
 	b.AddStrided(first.Object, first.Offset, first.Length, first.Stride, first.Count)
 	for _, r := range c.runs[1:] {
 		r.Logical += shift
@@ -133,19 +136,14 @@ func (b *Body) RunsWithin(off, n int64) iter.Seq[Run] {
 }
 
 // CountWithin returns how many runs RunsWithin yields. It takes no longer for more of them.
-func (b *Body) CountWithin(off, n int64) int64 {
+func (b *Body) CountWithin(off, n int64) (count int64) {
 	first, last, end := b.within(off, n)
-	count := int64(max(0, last-first-2)) // those between are whole
-	for i := first; i < last; i++ {
-		if i > first && i < last-1 {
-			i = last - 1
-		}
-		for r := b.runs[i]; ; count++ {
-			var piece Run
-			if piece, r = r.cut(off, end); piece.Count == 0 {
-				break
-			}
-		}
+	if between := last - first - 2; between > 0 { // those between are whole
+		second, final := b.runs[first+1].Logical, b.runs[last-1].Logical
+		return b.CountWithin(off, second-off) + int64(between) + b.CountWithin(final, end-final)
+	}
+	for range b.RunsWithin(off, n) {
+		count++
 	}
 	return count
 }
@@ -161,8 +159,8 @@ func (b *Body) within(off, n int64) (first, last int, end int64) {
 	return first, last, end
 }
 
-// cut takes the first run off r that lies within [off, end) and is regular: part of a piece, or whole pieces. What
-// comes back beside it is the rest of r. Either may be empty, with no pieces.
+// cut takes the first run off r that lies within [off, end) and is regular: part of a piece, or whole pieces. rest is
+// the other pieces of r. Either may be empty, with no pieces.
 func (r Run) cut(off, end int64) (piece, rest Run) {
 	if skip := (off - r.Logical) / r.Length; skip > 0 { // pieces before the range
 		skip = min(skip, r.Count)
@@ -204,8 +202,8 @@ func (b *Body) Whole() *Object {
 // ErrShort says that an object has fewer bytes than it was listed with. A reader gets it instead of a short read.
 var ErrShort = errors.New("the object is shorter than it was when it was listed")
 
-// ReadAt fills p from off. Only the end of the body makes n < len(p), with io.EOF: bytes that an object owes but
-// does not give are an error that wraps [ErrShort].
+// ReadAt fills p from off. Only the end of the body makes n < len(p), with io.EOF. An object that gives fewer bytes
+// than it has is an error that wraps [ErrShort].
 func (b *Body) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at the negative offset %d", off)
@@ -227,7 +225,7 @@ func (b *Body) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// File is what a mount shows: a name, a body, and what its elements are.
+// File is a file of a mount: a name, a body, and the type of its elements.
 type File struct {
 	Name    string // slash-separated, relative to the directory that shows it
 	Body    Body
@@ -239,8 +237,8 @@ type File struct {
 // Size returns the file's bytes.
 func (f *File) Size() int64 { return f.Body.Size() }
 
-// Alignment returns the largest power of two, at most 1 MiB, that divides the offset of every extent in its object: what
-// a reader that wants aligned I/O can count on. An empty body is aligned to 1 MiB.
+// Alignment returns the largest power of two, at most 1 MiB, that divides the offset of every extent in its object. A
+// reader that wants aligned I/O can count on it. An empty body is aligned to 1 MiB.
 func (b *Body) Alignment() int64 {
 	const most = 1 << 20
 	bits := int64(most)

@@ -6,17 +6,18 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// maxHeaders bounds the bytes of headers that the shards of a volume hold while they are parsed, all together. It is
-// more than the largest header of any format, but many shards are resolved at once, and a sparse file claims a large
-// header for nothing.
+// maxHeaders bounds the bytes of headers that the shards of a volume hold while they are parsed, all together. The
+// largest header of any format fits. But many shards are resolved at once, and a sparse file claims a large header for
+// nothing.
 const maxHeaders = 256 << 20
 
-// headerBudget is what is left of maxHeaders. Its zero value, which tests of one file use, has no bound.
+// headerBudget is the bytes that are left of maxHeaders. Its zero value, which tests of one file use, has no bound.
 type headerBudget struct{ left *semaphore.Weighted }
 
 func newHeaderBudget() headerBudget { return headerBudget{semaphore.NewWeighted(maxHeaders)} }
 
-// take waits until n bytes may be held. Who has some must give them back before taking more. The error is ctx's.
+// take waits until n bytes may be held. A caller that holds some must give them back before it takes more. The error is
+// ctx's.
 func (b headerBudget) take(ctx context.Context, n int64) (giveBack func(), err error) {
 	if b.left == nil {
 		return func() {}, nil

@@ -1,5 +1,5 @@
-// Package layout owns what a dataset is: which objects lie at the origin, which format they are in, and which
-// files can be made of them without copying a byte.
+// Package layout owns what a dataset is: its objects, their format, and the files that can be made of them without
+// copying a byte.
 //
 // The use is: list the objects of an origin (package cache does), then
 //
@@ -7,15 +7,15 @@
 //	for _, set := range vol.Sets { ... set.Format, set.DType, set.Tokens() ... }
 //	for _, view := range vol.Views { file, err := view.File(ctx) ... file.ReadAt(ctx, p, off) }
 //
-// An [Object] is a thing at the origin. A [Body] says of which byte ranges of which objects a file is made, and a
-// [File] is a body with a name and an element type. A [Set] is a group of shards that a loader reads as one stream of
-// tokens or samples: one directory, one format, one split. A [View] is a file that exists nowhere at the origin.
+// An [Object] is a thing at the origin. A [Body] is the byte ranges of objects that make a file. A [File] is a body
+// with a name and an element type. A [Set] is a group of shards that a loader reads as one stream of tokens or samples:
+// one directory, one format, one split. A [View] is a file that exists nowhere at the origin.
 //
-// Index reads the first 4 KiB of every object and the indexes that name shards, so its cost grows with the number
-// of objects and never with their bytes. What needs more reading (offset tables, record batches, compressed document
-// lists) is read when a view or an inspection asks for it: see [Set.Resolve].
+// Index reads the first 4 KiB of every object, and the indexes that name shards. So its cost grows with the number of
+// objects, never with their bytes. Offset tables, record batches and compressed document lists are read when a view or
+// an inspection asks for them: see [Set.Resolve].
 //
 // Every number that comes out of a file is hostile until it has been compared with the object's size. A parser that
-// finds something wrong adds a [Problem] that names object, offset and expectation; it never panics, and it never
-// allocates by a count that the object could not hold. All integers are little-endian unless a format says otherwise.
+// finds a mistake adds a [Problem] that names object, offset and expectation. It never panics, and never allocates by a
+// count that the object could not hold. All integers are little-endian unless a format says otherwise.
 package layout

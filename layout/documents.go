@@ -55,10 +55,6 @@ type listedDocuments struct {
 	starts []int64
 }
 
-func newListedDocuments(starts []int64) listedDocuments {
-	return listedDocuments{wholeDocuments{int64(len(starts) - 1)}, starts}
-}
-
 func (l listedDocuments) Starts(_ context.Context, dst []int64, first int64) error {
 	copy(dst, l.starts[first:])
 	return nil
@@ -123,13 +119,18 @@ func (x endsIndex) checkEnd(ctx context.Context) error {
 	return nil
 }
 
-// checkStarts reads all of an index, 64 Ki entries at a time, for the checks of its Starts. Each window begins with the
-// last entry of the one before, so that order is checked across them.
+// checkStarts reads all starts of an index, for the checks of its Starts.
 func checkStarts(ctx context.Context, x DocumentIndex) error {
+	return checkEntries(x.Sequences(), func(dst []int64, first int64) error { return x.Starts(ctx, dst, first) })
+}
+
+// checkEntries reads the entries 0 to last, 64 Ki at a time. Each window begins with the last entry of the one before, so
+// that order is checked across them.
+func checkEntries(last int64, read func(dst []int64, first int64) error) error {
 	const window = 1 << 16
-	part := make([]int64, min(window, x.Sequences()+1))
-	for first := int64(0); first < x.Sequences(); first += window - 1 {
-		if err := x.Starts(ctx, part[:min(window, x.Sequences()+1-first)], first); err != nil {
+	part := make([]int64, min(window, last+1))
+	for first := int64(0); first < last; first += window - 1 {
+		if err := read(part[:min(window, last+1-first)], first); err != nil {
 			return err
 		}
 	}
@@ -159,40 +160,44 @@ func (m *mergedIndex) Sequences() int64 { return m.sequences[len(m.parts)] }
 func (m *mergedIndex) Documents() int64 { return m.documents[len(m.parts)] }
 
 func (m *mergedIndex) Starts(ctx context.Context, dst []int64, first int64) error {
-	return m.gather(dst, first, m.sequences, m.tokens, func(p DocumentIndex, dst []int64, first int64) error {
-		return p.Starts(ctx, dst, first)
+	at := func(i int) (entry, base int64) { return m.sequences[i], m.tokens[i] }
+	return gather(dst, first, len(m.parts), at, func(i int, dst []int64, first int64) error {
+		return m.parts[i].Starts(ctx, dst, first)
 	})
 }
 
 func (m *mergedIndex) DocumentSequences(ctx context.Context, dst []int64, first int64) error {
-	return m.gather(dst, first, m.documents, m.sequences, func(p DocumentIndex, dst []int64, first int64) error {
-		return p.DocumentSequences(ctx, dst, first)
+	at := func(i int) (entry, base int64) { return m.documents[i], m.sequences[i] }
+	return gather(dst, first, len(m.parts), at, func(i int, dst []int64, first int64) error {
+		return m.parts[i].DocumentSequences(ctx, dst, first)
 	})
 }
 
-// gather fills dst with entries first, first+1, ... of all parts: part i holds the entries from at[i], and its values
-// count from base[i].
-func (m *mergedIndex) gather(dst []int64, first int64, at, base []int64, read func(DocumentIndex, []int64, int64) error) error {
-	n := len(m.parts)
-	i := sort.Search(n, func(i int) bool { return at[i+1] > first })
+// gather fills dst with the entries first, first+1, ... of n parts. at(i) is the first entry of part i and the base of
+// its values; at(n) is the end. read reads entries of part i.
+func gather(dst []int64, first int64, n int, at func(i int) (entry, base int64), read func(i int, dst []int64, first int64) error) error {
+	i := sort.Search(n, func(i int) bool { next, _ := at(i + 1); return next > first })
 	for ; len(dst) > 0 && i < n; i++ {
-		k := min(int64(len(dst)), at[i+1]-first)
+		begin, base := at(i)
+		next, _ := at(i + 1)
+		k := min(int64(len(dst)), next-first)
 		if k == 0 {
 			continue
 		}
-		if err := read(m.parts[i], dst[:k], first-at[i]); err != nil {
+		if err := read(i, dst[:k], first-begin); err != nil {
 			return err
 		}
 		for j := range dst[:k] {
-			dst[j] += base[i]
+			dst[j] += base
 		}
 		dst, first = dst[k:], first+k
 	}
-	if len(dst) > 1 || (len(dst) == 1 && first != at[n]) {
-		return fmt.Errorf("entry %d of an index of %d is asked for", first+int64(len(dst))-1, at[n])
+	end, base := at(n)
+	if len(dst) > 1 || (len(dst) == 1 && first != end) {
+		return fmt.Errorf("entry %d of an index of %d is asked for", first+int64(len(dst))-1, end)
 	}
-	if len(dst) == 1 { // the end
-		dst[0] = base[n]
+	if len(dst) == 1 {
+		dst[0] = base
 	}
 	return nil
 }

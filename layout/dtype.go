@@ -32,39 +32,28 @@ type dtypeInfo struct {
 }
 
 func (d DType) info() dtypeInfo {
-	switch d {
-	case U8:
-		return dtypeInfo{"u8", 1, "|u1"}
-	case I8:
-		return dtypeInfo{"i8", 1, "|i1"}
-	case U16:
-		return dtypeInfo{"u16", 2, "<u2"}
-	case I16:
-		return dtypeInfo{"i16", 2, "<i2"}
-	case U32:
-		return dtypeInfo{"u32", 4, "<u4"}
-	case I32:
-		return dtypeInfo{"i32", 4, "<i4"}
-	case U64:
-		return dtypeInfo{"u64", 8, "<u8"}
-	case I64:
-		return dtypeInfo{"i64", 8, "<i8"}
-	case F16:
-		return dtypeInfo{"f16", 2, "<f2"}
-	case BF16:
-		return dtypeInfo{"bf16", 2, ""}
-	case F32:
-		return dtypeInfo{"f32", 4, "<f4"}
-	case F64:
-		return dtypeInfo{"f64", 8, "<f8"}
-	case Bool:
-		return dtypeInfo{"bool", 1, "|b1"}
-	case F8E4M3:
-		return dtypeInfo{"f8_e4m3", 1, ""}
-	case F8E5M2:
-		return dtypeInfo{"f8_e5m2", 1, ""}
+	all := [...]dtypeInfo{
+		DTypeUnknown: {"unknown", 0, ""},
+		U8:           {"u8", 1, "|u1"},
+		I8:           {"i8", 1, "|i1"},
+		U16:          {"u16", 2, "<u2"},
+		I16:          {"i16", 2, "<i2"},
+		U32:          {"u32", 4, "<u4"},
+		I32:          {"i32", 4, "<i4"},
+		U64:          {"u64", 8, "<u8"},
+		I64:          {"i64", 8, "<i8"},
+		F16:          {"f16", 2, "<f2"},
+		BF16:         {"bf16", 2, ""},
+		F32:          {"f32", 4, "<f4"},
+		F64:          {"f64", 8, "<f8"},
+		Bool:         {"bool", 1, "|b1"},
+		F8E4M3:       {"f8_e4m3", 1, ""},
+		F8E5M2:       {"f8_e5m2", 1, ""},
 	}
-	return dtypeInfo{"unknown", 0, ""}
+	if int(d) < len(all) {
+		return all[d]
+	}
+	return all[DTypeUnknown]
 }
 
 // String returns the short name: u16, bf16, unknown.

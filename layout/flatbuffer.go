@@ -6,7 +6,7 @@ import (
 )
 
 // flatbuffer reads a buffer of google/flatbuffers (docs/source/internals.md) that nobody has verified: every place is
-// checked when it is followed. After the first failure all reads give zero values and err says what was wrong.
+// checked when it is followed. After the first failure all reads give zero values, and err is that failure.
 type flatbuffer struct {
 	buf []byte
 	err error

@@ -7,9 +7,9 @@ import (
 )
 
 // format recognizes one family of files. Recognition has two steps. probe sees one object's head, alone; it is called
-// from several goroutines, keeps nothing of head, and returns what it learnt or nil. assemble then gets those objects
-// of one directory that this format's probe was the first to accept, forms sets of them with [directory.add], and
-// reports what does not fit with [directory.problem].
+// from several goroutines, keeps nothing of head, and returns its findings or nil. assemble then gets those objects of
+// one directory that this format's probe was the first to accept. It forms sets of them with [directory.add], and
+// reports misfits with [directory.problem].
 type format struct {
 	name     string
 	about    string // one line for people
@@ -17,21 +17,21 @@ type format struct {
 	assemble func(ctx context.Context, d *directory, members []member)
 }
 
-// allFormats returns the formats, those with the strongest evidence first: a magic number, then an index that names
-// its shards, then headerless tokens, which only look like what they are. What none recognizes is raw.
+// allFormats returns the formats, those with the strongest evidence first: a magic number, an index that names its
+// shards, then the mere look of headerless tokens. An object that none recognizes is raw.
 func allFormats() []format {
 	return []format{
-		safetensorsFormat(),
-		arrowFormat(),
-		webdatasetFormat(),
-		npyFormat(),
-		megatronFormat(),
-		llmcFormat(),
-		mdsFormat(),
-		litdataFormat(),
-		datatroveFormat(),
-		olmoFormat(),
-		tokensFormat(),
+		{"safetensors", "safetensors checkpoints: a JSON header, then tensors; each tensor is a file of its own in a view", safetensorsProbe, safetensorsAssemble},
+		{"arrow", "Arrow IPC streams and files, as Hugging Face datasets are saved: a column of integer lists is the tokens", arrowProbe, arrowAssemble},
+		{"webdataset", "WebDataset and other tar archives (ustar, pax, GNU): each member is a file of its own in a view", webdatasetProbe, webdatasetAssemble},
+		{"npy", "NumPy arrays: .npy versions 1 to 3, arrays of integers are tokens", npyProbe, npyAssemble},
+		{"megatron", "Megatron-LM, NeMo and GPT-NeoX: a .bin of tokens, or pieces of it, with its .idx", megatronProbe, megatronAssemble},
+		{"llmc", "llm.c, modded-nanogpt and NeMo Automodel shards: a 1024-byte header, then tokens", llmcProbe, llmcAssemble},
+		{"mds", "MosaicML Streaming: MDS shards, named by index.json", jsonIndexProbe("shards"), mdsAssemble},
+		{"litdata", "Lightning LitData: chunks of tokens or items, named by index.json", jsonIndexProbe("chunks"), litdataAssemble},
+		{"datatrove", "datatrove and nanotron: .ds tokens with .ds.index and .ds.metadata", datatroveProbe, datatroveAssemble},
+		{"olmo", "OLMo and Dolma: headerless tokens (.npy, .bin) with a .csv.gz that lists their documents", olmoProbe, olmoAssemble},
+		{"tokens", "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype", tokensProbe, tokensAssemble},
 	}
 }
 
@@ -44,14 +44,13 @@ func Formats() (names, about []string) {
 }
 
 func selectFormats(opt Options) ([]format, error) {
-	all := allFormats()
-	if opt.Format == "" || opt.Format == "raw" {
-		if opt.Format == "raw" {
-			all = nil
-		}
-		return all, nil
+	switch opt.Format {
+	case "":
+		return allFormats(), nil
+	case "raw":
+		return nil, nil
 	}
-	for _, f := range all {
+	for _, f := range allFormats() {
 		if f.name == opt.Format {
 			return []format{f}, nil
 		}

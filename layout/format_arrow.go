@@ -4,23 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 )
 
-func arrowFormat() format {
-	return format{
-		name:     "arrow",
-		about:    "Arrow IPC streams and files, as Hugging Face datasets are saved: a column of integer lists is the tokens",
-		probe:    arrowProbe,
-		assemble: arrowAssemble,
-	}
-}
-
-// arrowHead is what an object's first bytes say. schema is nil when it does not lie in them, or when bad is set.
+// arrowHead is the start of an object. schema is nil when it does not lie in them, or when bad is set.
 type arrowHead struct {
 	start  int64 // of the stream
 	length int64 // of the schema message's metadata
@@ -29,7 +20,7 @@ type arrowHead struct {
 }
 
 // arrowProbe asks for a message that holds a schema. One that is longer than the head is read by assemble. A file that
-// is called .arrow may be damaged: what is wrong is reported.
+// is called .arrow may be damaged, and is reported then.
 func arrowProbe(o *Object, head []byte) any {
 	h := arrowHead{}
 	if bytes.HasPrefix(head, []byte(arrowFileMagic)) {
@@ -86,17 +77,16 @@ func arrowAssemble(ctx context.Context, d *directory, members []member) {
 			rest = append(rest, m)
 		}
 	}
-	splits, groups := bySplit(rest)
-	for _, split := range splits {
+	for split, group := range bySplit(rest) {
 		var of []*arrowFile
-		for _, m := range groups[split] {
+		for _, m := range group {
 			of = append(of, files[m.object.Name])
 		}
 		arrowSets(d, split, of)
 	}
 }
 
-// arrowOpen reads the schema that the head did not hold. It returns nil for what turns out to be no Arrow stream.
+// arrowOpen reads the schema that the head did not hold. It returns nil where that shows no Arrow stream.
 func arrowOpen(ctx context.Context, d *directory, m member) *arrowFile {
 	h := m.head.(arrowHead)
 	f := &arrowFile{newShard(m.object), h.schema, h.start}
@@ -170,11 +160,10 @@ func arrowState(ctx context.Context, o *Object) ([]string, error) {
 		return nil, err
 	}
 	var names []string
-	p := newObjectParser(o, 0, document)
+	p := newObjectParser(o, 0, bytes.NewReader(document))
 	err = p.object(func(key string) error {
 		if key != "_data_files" {
-			var ignored json.RawMessage
-			return p.value(&ignored)
+			return p.skip()
 		}
 		var entries []struct{ Filename string }
 		if err := p.value(&entries); err != nil {
@@ -198,20 +187,14 @@ func arrowSets(d *directory, split string, files []*arrowFile) {
 			break
 		}
 	}
-	var signatures []string
-	groups := map[string][]*arrowFile{}
-	for _, f := range files {
-		s := first
-		if f.schema != nil {
-			s = f.schema.signature()
+	_, groups := grouped(files, func(f *arrowFile) string {
+		if f.schema == nil {
+			return first
 		}
-		if groups[s] == nil {
-			signatures = append(signatures, s)
-		}
-		groups[s] = append(groups[s], f)
-	}
-	for _, s := range signatures {
-		arrowSet(d, split, groups[s])
+		return f.schema.signature()
+	})
+	for _, group := range groups {
+		arrowSet(d, split, group)
 	}
 }
 
@@ -303,7 +286,7 @@ func (s *arrowStream) resolve(ctx context.Context, h *Shard, batches *atomic.Int
 		h.Index = regularDocuments{wholeDocuments{rows}, s.column.fixed}
 		return nil
 	}
-	index.done()
+	index.batches = slices.Clip(index.batches)
 	h.Index = index
 	return nil
 }

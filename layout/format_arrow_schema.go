@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// arrowSchema is what an Arrow stream says of its columns. Source of all tables and numbers: apache/arrow,
-// format/Schema.fbs and format/Message.fbs.
+// arrowSchema is the columns of an Arrow stream. Source of all tables and numbers: apache/arrow, format/Schema.fbs and
+// format/Message.fbs.
 type arrowSchema struct {
 	columns   []arrowColumn // of the top level
 	bigEndian bool
@@ -16,7 +16,7 @@ type arrowSchema struct {
 // row, those of a column before those of its children.
 type arrowColumn struct {
 	name, kind   string // kind is for people: "list of i32", "utf8"
-	list         bool   // of integers: what follows is only set then
+	list         bool   // of integers: the fields that follow are only set then
 	dtype        DType
 	width        int   // bytes of an offset: 4 or 8; 0 for lists of fixed size
 	fixed        int64 // integers of a list of fixed size
@@ -99,7 +99,7 @@ func arrowMessage(f *flatbuffer) (kind int64, header flatTable, body int64) {
 	return m.number(1, 1, 0), m.table(2), m.number(3, 8, 0)
 }
 
-// describe says what the column is, as far as tokens are concerned.
+// describe sets the fields that matter for tokens.
 func (c *arrowColumn) describe(field flatTable) {
 	kind := field.number(2, 1, 0)
 	if field.has(4) {
@@ -135,26 +135,12 @@ func (c *arrowColumn) describe(field flatTable) {
 
 func arrowIntType(field flatTable) DType {
 	t := field.table(3)
-	signed := t.number(1, 1, 0) != 0
-	switch bits := t.number(0, 4, 0); {
-	case bits == 8 && signed:
-		return I8
-	case bits == 8:
-		return U8
-	case bits == 16 && signed:
-		return I16
-	case bits == 16:
-		return U16
-	case bits == 32 && signed:
-		return I32
-	case bits == 32:
-		return U32
-	case bits == 64 && signed:
-		return I64
-	case bits == 64:
-		return U64
+	kind := "u"
+	if t.number(1, 1, 0) != 0 {
+		kind = "i"
 	}
-	return DTypeUnknown
+	d, _ := ParseDType(fmt.Sprint(kind, t.number(0, 4, 0))) // it gives DTypeUnknown beside its error
+	return d
 }
 
 func arrowKind(kind int64) string {
@@ -207,8 +193,8 @@ func (n *arrowFields) count(f *flatbuffer, field flatTable, depth int) {
 	}
 }
 
-// tokens returns the column that holds the tokens, or says why there is none: the one with the name that loaders
-// expect, else the only list of integers.
+// tokens returns the column that holds the tokens, or says why there is none. It has the name that loaders expect, or
+// is the only list of integers.
 func (s *arrowSchema) tokens() (*arrowColumn, string) {
 	var lists, all []string
 	var only *arrowColumn

@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
-	"slices"
-	"sort"
 )
 
-// An Arrow stream is a row of messages: u32 0xFFFFFFFF, i32 metadata length, metadata (a flatbuffer), and a body of
-// the length that the metadata gives. A length of 0 ends it. The file variant has 8 bytes before the stream and a
-// footer behind it. Source: apache/arrow, docs/source/format/Columnar.rst, "Serialization and Interprocess Communication".
+// An Arrow stream is a row of messages: u32 0xFFFFFFFF, i32 metadata length, metadata (a flatbuffer), and a body. The
+// metadata gives the body's length. A length of 0 ends it. The file variant has 8 bytes before the stream and a footer
+// behind it. Source: apache/arrow, docs/source/format/Columnar.rst, "Serialization and Interprocess Communication".
 const (
 	arrowContinuation = 0xffffffff
 	arrowFileMagic    = "ARROW1\x00\x00"
@@ -214,37 +212,21 @@ type arrowRows struct {
 }
 
 func (x *arrowIndex) Starts(ctx context.Context, dst []int64, first int64) error {
-	n := len(x.batches)
-	i := sort.Search(n, func(i int) bool { return x.batches[i].row > first }) - 1
-	for ; i >= 0 && i < n && len(dst) > 0; i++ {
+	at := func(i int) (row, token int64) {
+		if i == len(x.batches) {
+			return x.documents, x.tokens
+		}
+		return x.batches[i].row, x.batches[i].token
+	}
+	return gather(dst, first, len(x.batches), at, func(i int, dst []int64, first int64) error {
 		b := x.batches[i]
-		nextRow, nextToken := x.documents, x.tokens
-		if i+1 < n {
-			nextRow, nextToken = x.batches[i+1].row, x.batches[i+1].token
-		}
-		k := min(int64(len(dst)), nextRow-first)
-		if k <= 0 {
-			continue
-		}
+		nextRow, nextToken := at(i + 1)
 		part := endsIndex{
 			wholeDocuments: wholeDocuments{nextRow - b.row}, object: x.object, offset: b.offsets + int64(x.width), width: x.width,
 			scale: 1, bias: b.bias, tokens: nextToken - b.token,
 		}
-		if err := part.Starts(ctx, dst[:k], first-b.row); err != nil {
-			return err
-		}
-		for j := range dst[:k] {
-			dst[j] += b.token
-		}
-		dst, first = dst[k:], first+k
-	}
-	if len(dst) == 1 && first == x.documents {
-		dst[0], dst = x.tokens, nil
-	}
-	if len(dst) > 0 {
-		return corruptf(x.object, 0, "document %d of %d is asked for", first+int64(len(dst))-1, x.documents)
-	}
-	return nil
+		return part.Starts(ctx, dst, first)
+	})
 }
 
 // add appends a batch of the stream.
@@ -255,6 +237,3 @@ func (x *arrowIndex) add(p arrowPiece) {
 	x.documents += p.rows
 	x.tokens += p.tokens
 }
-
-// done gives back the room that the slice grew by.
-func (x *arrowIndex) done() { x.batches = slices.Clip(x.batches) }

@@ -19,24 +19,15 @@ const (
 	datatroveLoss     = ".ds.loss"
 )
 
-// datatroveMeta is what X.ds.metadata says. Early files name no token size: width is 0 then.
+// datatroveMeta is the content of X.ds.metadata. Early files name no token size: width is 0 then.
 type datatroveMeta struct {
 	tokenizer string
 	width     int // bytes of a token
 	tokens    int64
 }
 
-func datatroveFormat() format {
-	return format{
-		name:     "datatrove",
-		about:    "datatrove and nanotron: .ds tokens with .ds.index and .ds.metadata",
-		probe:    datatroveProbe,
-		assemble: datatroveAssemble,
-	}
-}
-
-// datatroveProbe takes files by their names, since only the metadata has a form of its own. What they are is decided
-// by the arithmetic between them: see datatroveStem.dtype.
+// datatroveProbe takes files by their names, since only the metadata has a form of its own. Arithmetic between them
+// decides their type: see datatroveStem.dtype.
 func datatroveProbe(o *Object, head []byte) any {
 	_, suffix := datatroveCut(o.Name)
 	if suffix != datatroveMetadata {
@@ -108,11 +99,10 @@ func datatroveAssemble(ctx context.Context, d *directory, members []member) {
 			s.metadata, s.meta = m.object, m.head.(datatroveMeta)
 		}
 	}
-	splits, groups := bySplit(order)
-	for _, split := range splits {
+	for split, group := range bySplit(order) {
 		var shards []typedShard
 		made := map[*Shard]*datatroveStem{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			name, _ := datatroveCut(m.object.Name)
 			s := stems[name]
 			if s.index == nil && s.metadata == nil {
@@ -156,8 +146,8 @@ func (s *datatroveStem) shard(ctx context.Context, v *Volume) typedShard {
 	return typedShard{h, dtype}
 }
 
-// dtype returns what the tokens are: what the metadata says, else the type with which the last document, or the count
-// of the metadata, ends where the data ends.
+// dtype returns the type of the tokens: that of the metadata, else the one with which the last document ends where the
+// data ends.
 func (s *datatroveStem) dtype(ctx context.Context) (DType, error) {
 	if s.data == nil {
 		at := s.index

@@ -42,22 +42,6 @@ func (c *litdataConfig) codec() string {
 	return ""
 }
 
-func litdataFormat() format {
-	return format{
-		name:     "litdata",
-		about:    "Lightning LitData: chunks of tokens or items, named by index.json",
-		probe:    litdataProbe,
-		assemble: litdataAssemble,
-	}
-}
-
-func litdataProbe(o *Object, head []byte) any {
-	if !isJSONIndex(o, head, "chunks") {
-		return nil
-	}
-	return struct{}{}
-}
-
 // litdataAssemble makes one set of the chunks of an index, in its order, which is the order that LitData counts in.
 func litdataAssemble(ctx context.Context, d *directory, members []member) {
 	for _, m := range members {
@@ -86,17 +70,17 @@ func litdataAssemble(ctx context.Context, d *directory, members []member) {
 }
 
 func readLitdataIndex(ctx context.Context, o *Object) (chunks []litdataChunk, config litdataConfig, err error) {
-	err = readJSONIndex(ctx, o, func(key string, dec *json.Decoder) (bool, error) {
+	err = readJSONIndex(ctx, o, func(p *objectParser, key string) error {
 		switch key {
 		case "config":
-			return true, dec.Decode(&config)
+			return p.value(&config)
 		case "chunks":
-			return true, readJSONList(dec, func() any {
+			return p.list(func() any {
 				chunks = append(chunks, litdataChunk{})
 				return &chunks[len(chunks)-1]
 			}, func(i int, _ error) { chunks[i] = litdataChunk{Items: -1} })
 		}
-		return false, nil
+		return p.skip()
 	})
 	return chunks, config, err
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// llmcHeader is what begins a shard of llm.c and its relatives: 256 little-endian int32, then the tokens.
+// llmcHeader begins a shard of llm.c and its relatives: 256 little-endian int32, then the tokens.
 //
 //	[0] magic  [1] version  [2] tokens  [3] bytes per token (Automodel), else 0
 //
@@ -25,15 +25,6 @@ const (
 	llmcMagicLlama = 20240801
 	llmcMagicAuto  = 278895051
 )
-
-func llmcFormat() format {
-	return format{
-		name:     "llmc",
-		about:    "llm.c, modded-nanogpt and NeMo Automodel shards: a 1024-byte header, then tokens",
-		probe:    llmcProbe,
-		assemble: llmcAssemble,
-	}
-}
 
 func llmcProbe(o *Object, head []byte) any {
 	if len(head) < 12 {
@@ -63,12 +54,11 @@ func llmcProbe(o *Object, head []byte) any {
 
 // llmcAssemble makes a set of each split and element type, in the order of the names, as the readers glob them.
 func llmcAssemble(_ context.Context, d *directory, members []member) {
-	splits, groups := bySplit(members)
-	for _, split := range splits {
+	for split, group := range bySplit(members) {
 		for _, dtype := range []DType{U16, U32} {
 			var shards []*Shard
 			var variant string
-			for _, m := range groups[split] {
+			for _, m := range group {
 				h := m.head.(llmcHeader)
 				if h.dtype != dtype {
 					continue

@@ -3,7 +3,6 @@ package layout
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -33,22 +32,6 @@ type mdsFile struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-func mdsFormat() format {
-	return format{
-		name:     "mds",
-		about:    "MosaicML Streaming: MDS shards, named by index.json",
-		probe:    mdsProbe,
-		assemble: mdsAssemble,
-	}
-}
-
-func mdsProbe(o *Object, head []byte) any {
-	if !isJSONIndex(o, head, "shards") {
-		return nil
-	}
-	return struct{}{}
-}
-
 // mdsAssemble makes one set of the shards of an index, in its order, which is the order that samples count in.
 func mdsAssemble(ctx context.Context, d *directory, members []member) {
 	for _, m := range members {
@@ -69,12 +52,12 @@ func mdsAssemble(ctx context.Context, d *directory, members []member) {
 func readMDSIndex(ctx context.Context, o *Object) (entries []mdsEntry, err error) {
 	var previous *mdsColumns
 	version := int64(-1)
-	err = readJSONIndex(ctx, o, func(key string, dec *json.Decoder) (bool, error) {
+	err = readJSONIndex(ctx, o, func(p *objectParser, key string) error {
 		switch key {
 		case "version":
-			return true, dec.Decode(&version)
+			return p.value(&version)
 		case "shards":
-			return true, readJSONList(dec, func() any {
+			return p.list(func() any {
 				if n := len(entries); n > 0 {
 					previous = entries[n-1].settle(previous)
 				}
@@ -82,7 +65,7 @@ func readMDSIndex(ctx context.Context, o *Object) (entries []mdsEntry, err error
 				return &entries[len(entries)-1]
 			}, func(i int, err error) { entries[i].bad = fmt.Sprintf("entry %d does not fit: %v", i, err) })
 		}
-		return false, nil
+		return p.skip()
 	})
 	if n := len(entries); n > 0 {
 		entries[n-1].settle(previous)
@@ -247,15 +230,9 @@ func text(s *string) string {
 	return *s
 }
 
-// mdsSetTokens is what the shards of a set have in common.
-type mdsSetTokens struct {
-	mdsTokens
-	name string
-}
-
 // mdsTokensOf finds the column of tokens that all shards share, or says why there is none. Where the index does not
 // tell the type, the first sample does.
-func mdsTokensOf(ctx context.Context, x *indexed, entries []mdsEntry, shards []*Shard) (t mdsSetTokens, none string) {
+func mdsTokensOf(ctx context.Context, x *indexed, entries []mdsEntry, shards []*Shard) (t mdsTokens, none string) {
 	var columns *mdsColumns
 	samples := int64(0)
 	for i := range entries {
@@ -267,9 +244,9 @@ func mdsTokensOf(ctx context.Context, x *indexed, entries []mdsEntry, shards []*
 			return t, e.columns.tokens.none
 		case columns == nil:
 			columns = e.columns
-			t = mdsSetTokens{columns.tokens, columns.names[columns.tokens.column]}
+			t = columns.tokens
 		default:
-			if u := e.columns.tokens; u.dtype != t.dtype || u.bytes != t.bytes || e.columns.names[u.column] != t.name {
+			if u := e.columns.tokens; u.dtype != t.dtype || u.bytes != t.bytes || u.name != t.name {
 				return t, fmt.Sprintf("shard %q has other columns than the shards before it: %s", e.RawData.Basename, e.columns.list())
 			}
 		}

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// mdsColumns is how a sample of an MDS shard is laid out (mosaicml/streaming, base/format/mds): for every column of
-// variable size a u32 with its bytes, then the values of all columns, both in the order of the columns' names.
+// mdsColumns is how a sample of an MDS shard is laid out (mosaicml/streaming, base/format/mds). It begins with a u32
+// for every column of variable size, the bytes of its value. The values of all columns follow, both in the order of the
+// columns' names.
 type mdsColumns struct {
 	names, encodings []string
 	sizes            []int64 // bytes; -1 for a variable size
@@ -20,6 +21,7 @@ type mdsColumns struct {
 type mdsTokens struct {
 	column int // -1 when there is none
 	none   string
+	name   string
 	dtype  DType // DTypeUnknown where each sample says it
 	// typed and shaped tell which bytes precede an array's values: u8 type, then u8 (dimensions << 2 | log2 of the bytes
 	// of one) and the dimensions.
@@ -27,7 +29,7 @@ type mdsTokens struct {
 	bytes         bool // plain bytes, whose type is not written anywhere
 }
 
-// maxMDSColumns bounds what is read of a sample to find its tokens.
+// maxMDSColumns bounds the bytes that are read of a sample to find its tokens.
 const maxMDSColumns = 4096
 
 // newMDSColumns checks the columns of an index entry and finds the tokens among them.
@@ -93,7 +95,7 @@ func (c *mdsColumns) list() string {
 // holds no tokens, or whose size is not what its encoding makes it.
 func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
 	parts := strings.Split(c.encodings[i], ":")
-	t = mdsTokens{column: i}
+	t = mdsTokens{column: i, name: c.names[i]}
 	switch {
 	case c.encodings[i] == "bytes":
 		t.bytes = true
@@ -123,7 +125,7 @@ func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
 	return t, c.sizes[i] == size
 }
 
-// mdsType returns the type that NumPy calls name, as far as it is a number.
+// mdsType returns the type that NumPy calls name, where it is one of integers.
 func mdsType(name string) DType {
 	switch name {
 	case "uint8", "uint16", "uint32", "uint64":
@@ -136,34 +138,17 @@ func mdsType(name string) DType {
 	return DTypeUnknown
 }
 
-// mdsTypeCode returns the type of the code that precedes an array of no fixed type (mds/encodings.py, NDArray). known is
-// false for a code that the writer does not know.
+// mdsTypeCode returns the type of the code that precedes an array of no fixed type (mds/encodings.py, NDArray). A code
+// is the bits of an element, plus 1 for signed integers and 2 for floats. known is false for a code that the writer
+// does not know.
 func mdsTypeCode(code byte) (d DType, known bool) {
-	switch code {
-	case 8:
-		return U8, true
-	case 9:
-		return I8, true
-	case 16:
-		return U16, true
-	case 17:
-		return I16, true
-	case 18:
-		return F16, true
-	case 32:
-		return U32, true
-	case 33:
-		return I32, true
-	case 34:
-		return F32, true
-	case 64:
-		return U64, true
-	case 65:
-		return I64, true
-	case 66:
-		return F64, true
+	const kinds = "uif"
+	kind := int(code % 8)
+	if kind >= len(kinds) {
+		return DTypeUnknown, false
 	}
-	return DTypeUnknown, false
+	d, err := ParseDType(kinds[kind:kind+1] + strconv.Itoa(int(code)-kind))
+	return d, err == nil
 }
 
 // variable returns how many of the first n columns are of variable size.
@@ -177,8 +162,8 @@ func (c *mdsColumns) variable(n int) int {
 	return count
 }
 
-// bySize reports whether the size of a sample alone tells where its tokens lie: no column of variable size precedes
-// them, and none but they themselves follows, unless their own size is fixed.
+// bySize reports whether the size of a sample alone tells where its tokens lie. No column of variable size may precede
+// them. None may follow, unless their own size is fixed.
 func (c *mdsColumns) bySize() bool {
 	t := c.tokens.column
 	return c.variable(t) == 0 && (c.sizes[t] >= 0 || c.variable(len(c.sizes)) == 1)

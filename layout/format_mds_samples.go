@@ -27,15 +27,12 @@ type mdsRun struct {
 	first, count int64 // samples
 }
 
-// resolve reads the shard's table of offsets. Where the size of a sample does not tell where its tokens lie, it reads
-// the beginning of each sample as well, else that of the first one of each run.
+// resolve reads the shard's table of offsets. It also reads the beginning of the first sample of each run, and of every
+// sample where the size does not tell where its tokens lie.
 func (m *mdsShard) resolve(ctx context.Context, s *Shard) error {
 	o := s.Objects[0]
-	table, err := readOffsetTable(ctx, o, m.samples)
+	table, err := m.table(ctx, o)
 	if err != nil {
-		return err
-	}
-	if err := mdsEdges(ctx, table); err != nil {
 		return err
 	}
 	var data Body
@@ -87,13 +84,17 @@ func (m *mdsShard) resolve(ctx context.Context, s *Shard) error {
 	return nil
 }
 
-// mdsEdges checks that the samples end where the file does.
-func mdsEdges(ctx context.Context, t offsetTable) error {
-	last, err := t.at(ctx, t.samples)
-	if err == nil && last != t.object.Size {
-		return corruptf(t.object, 4+4*t.samples, "the last sample ends at %d, the file has %d bytes", last, t.object.Size)
+// table checks that the samples end where the file does.
+func (m *mdsShard) table(ctx context.Context, o *Object) (offsetTable, error) {
+	t, err := readOffsetTable(ctx, o, m.samples)
+	if err != nil {
+		return t, err
 	}
-	return err
+	last, err := t.at(ctx, t.samples)
+	if err == nil && last != o.Size {
+		err = corruptf(o, 4+4*t.samples, "the last sample ends at %d, the file has %d bytes", last, o.Size)
+	}
+	return t, err
 }
 
 // locate reads the beginning of sample i, which lies in size bytes from begin, and returns where its tokens lie in it.
@@ -139,8 +140,8 @@ func (m *mdsShard) locate(ctx context.Context, o *Object, i, begin, size int64) 
 }
 
 // arrayHeader returns the bytes before the values of the array of sample i, which takes length bytes at off in all. The
-// number of elements is stored in as few bytes as it takes; so the length alone tells the rest, which is what lets one
-// sample speak for the others of its size.
+// number of elements is stored in as few bytes as it takes, so the length alone tells the rest. Therefore one sample
+// speaks for the others of its size.
 func (m *mdsShard) arrayHeader(o *Object, i, off int64, head []byte, length int64) (int64, error) {
 	skip := 0
 	if m.columns.tokens.typed {
@@ -185,11 +186,8 @@ func (m *mdsShard) arrayHeader(o *Object, i, off int64, head []byte, length int6
 // check reads the table of offsets in full, and compares the columns that the shard itself names with the index.
 func (m *mdsShard) check(ctx context.Context, s *Shard) error {
 	o := s.Objects[0]
-	table, err := readOffsetTable(ctx, o, m.samples)
+	table, err := m.table(ctx, o)
 	if err != nil {
-		return err
-	}
-	if err := mdsEdges(ctx, table); err != nil {
 		return err
 	}
 	if err := table.walk(ctx, nil); err != nil {
@@ -209,7 +207,7 @@ func (m *mdsShard) check(ctx context.Context, s *Shard) error {
 	}
 	var own mdsEntry
 	if err := json.Unmarshal(bytes.TrimSpace(text), &own); err != nil {
-		return corruptf(o, table.end(), "the text of the columns is not what it should be: %v", err)
+		return corruptf(o, table.end(), "the text of the columns cannot be read: %v", err)
 	}
 	if c, err := newMDSColumns(&own); err != nil || !c.same(m.columns) {
 		return corruptf(o, table.end(), "the shard and the index name different columns")

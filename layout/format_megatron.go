@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// megatronHeader is what begins an index, and what its size says on top. Sources: NVIDIA/Megatron-LM
+// megatronHeader is the start of an index, and whether its size leaves room for modes. Sources: NVIDIA/Megatron-LM
 // megatron/core/datasets/indexed_dataset.py; EleutherAI/gpt-neox megatron/data/indexed_dataset.py (other codes for
 // floats); ServiceNow/Fast-LLM data/dataset/gpt/legacy_memmap.py (versions 2 and 3).
 type megatronHeader struct {
@@ -18,15 +18,6 @@ type megatronHeader struct {
 	documents int64 // entries of the document array, one more than there are documents
 	modes     bool  // one i8 for each sequence follows: the header has no flag for it, the size tells
 	bad       error // why the header cannot be believed, nil when it can
-}
-
-func megatronFormat() format {
-	return format{
-		name:     "megatron",
-		about:    "Megatron-LM, NeMo and GPT-NeoX: a .bin of tokens, or pieces of it, with its .idx",
-		probe:    megatronProbe,
-		assemble: megatronAssemble,
-	}
 }
 
 func megatronProbe(o *Object, head []byte) any {
@@ -84,11 +75,10 @@ func megatronAssemble(ctx context.Context, d *directory, members []member) {
 		}
 		prefixes[m.object] = p
 	}
-	splits, groups := bySplit(members)
-	for _, split := range splits {
+	for split, group := range bySplit(members) {
 		var shards []typedShard
 		made := map[*Shard]*megatronPrefix{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			p := prefixes[m.object]
 			shard := p.shard(ctx)
 			shards, made[shard.shard] = append(shards, shard), p
@@ -118,8 +108,8 @@ type megatronPrefix struct {
 	joined []View
 }
 
-// shard finds the data of the prefix and what its elements are. A prefix that is not what it should be becomes a bad
-// shard, so that no stream is shown without it.
+// shard finds the data of the prefix and the type of its elements. A prefix whose parts do not fit together becomes a
+// bad shard, so that no stream is shown without it.
 func (p *megatronPrefix) shard(ctx context.Context) typedShard {
 	h := &Shard{Name: p.stem + ".bin", Tokens: -1, Documents: -1, Samples: -1}
 	p.pieces = findPieces(p.d, p.stem)
@@ -145,8 +135,8 @@ func (p *megatronPrefix) shard(ctx context.Context) typedShard {
 	return typedShard{h, dtype}
 }
 
-// fill gives h its data and index. Beside the header it reads the end of the index, and only where the answer cannot
-// wait: for pieces, and for the codes that the families read differently.
+// fill gives h its data and index. It reads the end of the index only where the answer cannot wait: for pieces, and for
+// the codes that the families read differently.
 func (p *megatronPrefix) fill(ctx context.Context, h *Shard, data []*Object) (DType, error) {
 	switch {
 	case p.header.bad != nil:
@@ -161,7 +151,7 @@ func (p *megatronPrefix) fill(ctx context.Context, h *Shard, data []*Object) (DT
 		if o.Size > math.MaxInt64-body.Size() {
 			return DTypeUnknown, corruptf(o, 0, "the pieces have more than 2^63 bytes together")
 		}
-		body.Add(o, 0, o.Size)
+		body.addWhole(o)
 	}
 	x := &megatronIndex{idx: p.idx, header: p.header, data: data[len(data)-1], size: body.Size(), volume: p.d.volume}
 	dtype, err := p.dtype(ctx, x)
@@ -195,23 +185,16 @@ func (p *megatronPrefix) fill(ctx context.Context, h *Shard, data []*Object) (DT
 func (p *megatronPrefix) dtype(ctx context.Context, x *megatronIndex) (DType, error) {
 	var core, neox DType
 	switch p.header.code {
-	case 1:
-		return U8, nil
-	case 2:
-		return I8, nil
-	case 3:
-		return I16, nil
-	case 4:
-		return I32, nil
-	case 5:
-		return I64, nil
-	case 8:
-		return U16, nil
 	case 6:
 		core, neox = F64, F32
 	case 7:
 		core, neox = F32, F64
 	default:
+		for _, d := range []DType{U8, I8, I16, I32, I64, U16} {
+			if code, _ := megatronCode(d); code == p.header.code {
+				return d, nil
+			}
+		}
 		return DTypeUnknown, corruptf(p.idx, 17, "dtype code %d is not known: 1 to 8 are", p.header.code)
 	}
 	if x.size == 0 && p.header.sequences == 0 {
@@ -247,16 +230,11 @@ func (p *megatronPrefix) join(h *Shard, data Body, dtype DType, tokens int64) {
 		name = "joined/" + name
 	}
 	var index Body
-	index.Add(p.idx, 0, p.idx.Size)
-	newest := p.idx.ModTime
-	for _, o := range h.Objects {
-		if o.ModTime.After(newest) {
-			newest = o.ModTime
-		}
-	}
+	index.addWhole(p.idx)
+	changed := newest(h)
 	file := func(b Body, dtype DType, tokens int64) func(context.Context) (*File, error) {
 		return func(context.Context) (*File, error) {
-			return &File{Body: b, DType: dtype, Tokens: tokens, ModTime: newest}, nil
+			return &File{Body: b, DType: dtype, Tokens: tokens, ModTime: changed}, nil
 		}
 	}
 	p.joined = []View{

@@ -25,13 +25,6 @@ func (x *megatronIndex) modesAt() int64     { return x.documentsAt() + 8*x.heade
 func (x *megatronIndex) Sequences() int64 { return x.header.sequences }
 func (x *megatronIndex) Documents() int64 { return x.header.documents - 1 }
 
-func (x *megatronIndex) lengths() (*Object, int64) { return x.idx, x.lengthsAt() }
-func (x *megatronIndex) source() *Object           { return x.idx }
-
-func (x *megatronIndex) modes() (o *Object, off int64, ok bool) {
-	return x.idx, x.modesAt(), x.header.modes
-}
-
 // Starts reads pointers. It wants each of them between two elements, inside the data, and not before the one before.
 func (x *megatronIndex) Starts(ctx context.Context, dst []int64, first int64) error {
 	stored := min(int64(len(dst)), x.header.sequences-first)
@@ -155,8 +148,7 @@ func (x *megatronIndex) resolve(ctx context.Context, h *Shard) error {
 	return nil
 }
 
-// megatronWalk is what reading all lengths and pointers tells: the first sequence whose pointer is not the sum of the
-// lengths before it, if differs.
+// megatronWalk is, if differs, the first sequence whose pointer is not the sum of the lengths before it.
 type megatronWalk struct {
 	differs                     bool
 	sequence, pointer, expected int64
@@ -212,12 +204,5 @@ func (x *megatronIndex) check(ctx context.Context, h *Shard) error {
 	if w.differs {
 		return corruptf(x.idx, w.at, "sequence %d begins at byte %d, the lengths before it make %d", w.sequence, w.pointer, w.expected)
 	}
-	const window = 1 << 16
-	part := make([]int64, min(window, x.header.documents))
-	for first := int64(0); first < x.header.documents-1; first += window - 1 { // each window begins with the last entry of the one before
-		if err := x.DocumentSequences(ctx, part[:min(window, x.header.documents-first)], first); err != nil {
-			return err
-		}
-	}
-	return nil
+	return checkEntries(x.Documents(), func(dst []int64, first int64) error { return x.DocumentSequences(ctx, dst, first) })
 }

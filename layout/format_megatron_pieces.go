@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// piece is one part of a .bin that was cut to be distributed: X-00003-of-00082.bin. GPT-NeoX's
-// utils/unshard_memmap.py, by which Pythia's data is put together again, counts from 0 to the last number and so has
-// one piece more than the name says; other writers have as many as it says. Pieces are cut without regard to tokens.
+// piece is one part of a .bin that was cut to be distributed: X-00003-of-00082.bin. GPT-NeoX's utils/unshard_memmap.py
+// puts Pythia's data together again. It counts from 0 to the last number, and so has one piece more than the name says.
+// Other writers have as many as it says. Pieces are cut without regard to tokens.
 type piece struct {
 	object *Object
 	index  int
@@ -51,14 +51,14 @@ func isNumber(s string) bool {
 	return s != "" && len(s) <= 9 && strings.Trim(s, "0123456789") == ""
 }
 
-// checkPieces says what is wrong with the pieces, whose bytes must be want together: one missing, one twice, or one
-// of the wrong size. All but the last are of one size.
+// checkPieces finds a piece that is missing, there twice, or of the wrong size. Together they must have want bytes. All
+// but the last are of one size.
 func (p *megatronPrefix) checkPieces(want int64) error {
 	pieces, n := p.pieces, len(p.pieces)
 	name := func(index int) string { return fmt.Sprintf("%s-%05d-of-%s.bin", p.stem, index, pieces[0].of) }
 	count, err := strconv.Atoi(pieces[0].of)
 	if err != nil {
-		return corruptf(pieces[0].object, 0, "the name counts pieces past what can be counted")
+		return corruptf(pieces[0].object, 0, "the number of pieces in the name is too large")
 	}
 	total := int64(0)
 	for i, piece := range pieces {

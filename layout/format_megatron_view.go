@@ -17,25 +17,11 @@ const (
 // megatronCode returns the dtype code of Megatron-Core. It has none for u32; those bits are read as i32, which is the
 // same number for every token id below 2^31.
 func megatronCode(d DType) (byte, bool) {
-	switch d {
-	case U8:
-		return 1, true
-	case I8:
-		return 2, true
-	case I16:
-		return 3, true
-	case I32, U32:
-		return 4, true
-	case I64:
-		return 5, true
-	case F64:
-		return 6, true
-	case F32:
-		return 7, true
-	case U16:
-		return 8, true
+	codes := [...]byte{U8: 1, I8: 2, I16: 3, I32: 4, U32: 4, I64: 5, F64: 6, F32: 7, U16: 8}
+	if int(d) >= len(codes) {
+		return 0, false
 	}
-	return 0, false
+	return codes[d], codes[d] != 0
 }
 
 // MegatronHeader returns the first 34 bytes of an index: documents is the number of documents, without the extra
@@ -53,21 +39,6 @@ func MegatronHeader(d DType, sequences, documents int64) (header []byte, ok bool
 	return binary.LittleEndian.AppendUint64(h, uint64(documents+1)), true
 }
 
-// rawLengths is a DocumentIndex whose sequence lengths lie at the origin as Megatron wants them: an i32 array.
-type rawLengths interface {
-	lengths() (o *Object, off int64)
-}
-
-// sourceIndex is a DocumentIndex that lies at the origin as a whole Megatron index.
-type sourceIndex interface {
-	source() *Object
-}
-
-// sequenceModes is a DocumentIndex of a multimodal shard: one i8 for each sequence, or none.
-type sequenceModes interface {
-	modes() (o *Object, off int64, ok bool)
-}
-
 func (s *Set) megatronBin(ctx context.Context) (*File, error) {
 	if _, err := s.megatronIdx(ctx); err != nil { // the one is of no use without the other
 		return nil, err
@@ -75,16 +46,16 @@ func (s *Set) megatronBin(ctx context.Context) (*File, error) {
 	return s.tokensBin(ctx)
 }
 
-// megatronIdx is the index of all shards as one: lengths taken over where they lie at the origin, pointers and
-// documents moved to where the shard begins in the stream. An index that lies at the origin for all of the stream is
-// shown byte for byte, whatever may be said about what is in it.
+// megatronIdx is the index of all shards as one. Lengths are taken over where they lie at the origin; pointers and
+// documents count from where the shard begins in the stream. An index of the origin that is for all of the stream is
+// shown byte for byte, whatever is wrong with it.
 func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
 	if err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	if x, ok := s.Shards[0].Index.(sourceIndex); ok && len(s.Shards) == 1 {
+	if x, ok := s.Shards[0].Index.(*megatronIndex); ok && len(s.Shards) == 1 {
 		var b Body
-		b.Add(x.source(), 0, x.source().Size)
+		b.addWhole(x.idx)
 		return s.file(b, DTypeUnknown, -1), nil
 	}
 	x, err := s.index(ctx)
@@ -96,33 +67,25 @@ func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
 		return nil, absent("Megatron has no type for %s", s.DType)
 	}
 	var b Body
-	b.Add(Inline(header), 0, megatronHeaderSize)
+	b.addWhole(Inline(header))
 	for _, h := range s.Shards {
-		if raw, ok := h.Index.(rawLengths); ok {
-			o, off := raw.lengths()
-			b.Add(o, off, 4*h.Index.Sequences())
+		if m, ok := h.Index.(*megatronIndex); ok {
+			b.Add(m.idx, m.lengthsAt(), 4*m.Sequences())
 		} else {
-			o := lengthsOf(h.Index)
-			b.Add(o, 0, o.Size)
+			b.addWhole(lengthsOf(h.Index))
 		}
 	}
 	item := int64(s.DType.Size())
-	pointers := computed(x.Sequences(), 8, func(ctx context.Context, dst []byte, first int64) error {
-		return fillInt64(dst, func(part []int64) error {
-			if err := x.Starts(ctx, part, first); err != nil {
-				return err
-			}
-			for i := range part {
-				part[i] *= item
-			}
-			return nil
-		})
-	})
-	b.Add(pointers, 0, pointers.Size)
-	documents := computed(x.Documents()+1, 8, func(ctx context.Context, dst []byte, first int64) error {
-		return fillInt64(dst, func(part []int64) error { return x.DocumentSequences(ctx, part, first) })
-	})
-	b.Add(documents, 0, documents.Size)
+	b.addWhole(computedInt64(x.Sequences(), func(ctx context.Context, part []int64, first int64) error {
+		if err := x.Starts(ctx, part, first); err != nil {
+			return err
+		}
+		for i := range part {
+			part[i] *= item
+		}
+		return nil
+	}))
+	b.addWhole(computedInt64(x.Documents()+1, x.DocumentSequences))
 	if err := s.addModes(&b); err != nil {
 		return nil, err
 	}
@@ -133,11 +96,9 @@ func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
 func (s *Set) addModes(b *Body) error {
 	with := 0
 	for _, h := range s.Shards {
-		if m, ok := h.Index.(sequenceModes); ok {
-			if o, off, ok := m.modes(); ok {
-				b.Add(o, off, h.Index.Sequences())
-				with++
-			}
+		if m, ok := h.Index.(*megatronIndex); ok && m.header.modes {
+			b.Add(m.idx, m.modesAt(), m.Sequences())
+			with++
 		}
 	}
 	if with != 0 && with != len(s.Shards) {
@@ -162,16 +123,4 @@ func lengthsOf(x DocumentIndex) *Object {
 		}
 		return nil
 	})
-}
-
-// fillInt64 gives fill a buffer of int64 and stores what it wrote into dst, little-endian.
-func fillInt64(dst []byte, fill func([]int64) error) error {
-	part := make([]int64, len(dst)/8)
-	if err := fill(part); err != nil {
-		return err
-	}
-	for i, v := range part {
-		binary.LittleEndian.PutUint64(dst[8*i:], uint64(v))
-	}
-	return nil
 }

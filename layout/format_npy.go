@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// npyArray is what the header of a .npy file says (numpy, numpy/lib/format.py): magic, u8 major, u8 minor, the length of
-// the dictionary (u16 in version 1, u32 in 2 and 3), the dictionary, then the data.
+// npyArray is the header of a .npy file (numpy, numpy/lib/format.py): magic, u8 major, u8 minor, the dictionary's
+// length, the dictionary. The length is u16 in version 1, u32 in 2 and 3. The data follows.
 type npyArray struct {
 	descr   string // as written; "" for structured types
 	dtype   DType  // of little-endian numbers; DTypeUnknown for all else
@@ -26,15 +26,6 @@ type npyArray struct {
 
 // maxNPYHeader is the longest dictionary that NumPy reads without being told to trust the file.
 const maxNPYHeader = 10000
-
-func npyFormat() format {
-	return format{
-		name:     "npy",
-		about:    "NumPy arrays: .npy versions 1 to 3, arrays of integers are tokens",
-		probe:    npyProbe,
-		assemble: npyAssemble,
-	}
-}
 
 // npyProbe accepts by the magic alone, so that a damaged header is reported and not taken for tokens.
 func npyProbe(_ *Object, head []byte) any {
@@ -59,9 +50,8 @@ type npyGroup struct {
 
 // npyAssemble makes a set of each split, element type and row shape.
 func npyAssemble(ctx context.Context, d *directory, members []member) {
-	splits, bySplit := bySplit(members)
-	for _, split := range splits {
-		for _, g := range npyGroups(ctx, d, bySplit[split]) {
+	for split, group := range bySplit(members) {
+		for _, g := range npyGroups(ctx, d, group) {
 			set := d.add(split, g.dtype, g.shards)
 			set.NoTokens = g.noTokens
 			set.NoDocuments = "the format does not say where documents begin"
@@ -73,8 +63,8 @@ func npyAssemble(ctx context.Context, d *directory, members []member) {
 }
 
 // npyGroups sorts the arrays of one split into streams. The largest comes first, since it gets the directory's plain
-// name for its views: what lies beside tokens (document starts, lengths) is smaller. It also gets the arrays whose
-// header cannot be read: a stream without them could be cut short in silence.
+// name for its views: arrays beside tokens (document starts, lengths) are smaller. It also gets the arrays whose header
+// cannot be read: a stream without them could be cut short in silence.
 func npyGroups(ctx context.Context, d *directory, members []member) []*npyGroup {
 	byKey := map[npyKey]*npyGroup{}
 	var groups []*npyGroup

@@ -14,15 +14,6 @@ const olmoSidecar = ".csv.gz"
 // maxListedDocuments bounds the documents of one set whose list must be held in memory, 8 bytes each.
 const maxListedDocuments = 8 << 20
 
-func olmoFormat() format {
-	return format{
-		name:     "olmo",
-		about:    "OLMo and Dolma: headerless tokens (.npy, .bin) with a .csv.gz that lists their documents",
-		probe:    olmoProbe,
-		assemble: olmoAssemble,
-	}
-}
-
 func olmoProbe(o *Object, head []byte) any {
 	if !strings.HasSuffix(o.Name, olmoSidecar) {
 		return nil
@@ -61,11 +52,10 @@ func olmoAssemble(ctx context.Context, d *directory, members []member) {
 	}
 	parts = append(d.withoutSidecar(ctx, parts), missing...)
 	slices.SortFunc(parts, func(a, b member) int { return ComparePaths(a.object.Name, b.object.Name) })
-	splits, groups := bySplit(parts)
-	for _, split := range splits {
+	for split, group := range bySplit(parts) {
 		var shards []typedShard
 		made := map[*Shard]olmoPart{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			shard := m.head.(olmoPart).shard(ctx, d)
 			shards, made[shard.shard] = append(shards, shard), m.head.(olmoPart)
 		}
@@ -135,8 +125,8 @@ func (p olmoPart) shard(ctx context.Context, d *directory) typedShard {
 	return typedShard{h, dtype}
 }
 
-// dtype returns what the tokens are: where the last document ends says it exactly. A long sidecar is not read for
-// that as long as the values tell; resolving compares it with what they told.
+// dtype returns what the tokens are: where the last document ends says it exactly. A long sidecar is not read for that
+// as long as the values tell; resolving compares it with them.
 func (p olmoPart) dtype(ctx context.Context, d *directory) (DType, error) {
 	size, dtype, end := p.data.Size, d.opt.DType, p.head.end
 	if dtype == DTypeUnknown {
@@ -187,8 +177,8 @@ func typeByEnd(end, size int64) DType {
 	return DTypeUnknown
 }
 
-// listDocuments makes the shards of a set list their documents when they are resolved, unless the sidecars are so
-// long that the lists would not fit into memory: then they are only read to be checked.
+// listDocuments makes the shards of a set list their documents when they are resolved. Sidecars that are too long for
+// their lists to fit into memory are only read to be checked.
 func listDocuments(set *Set, parts map[*Shard]olmoPart, limit int64) {
 	rows := int64(0)
 	for _, h := range set.Shards {
@@ -236,7 +226,8 @@ func (p olmoPart) list(ctx context.Context, h *Shard, room *atomic.Int64) error 
 		room.Add(int64(len(starts)) - 1)
 		return err
 	}
-	h.Index, h.Documents = newListedDocuments(starts), int64(len(starts)-1)
+	h.Documents = int64(len(starts) - 1)
+	h.Index = listedDocuments{wholeDocuments{h.Documents}, starts}
 	return nil
 }
 

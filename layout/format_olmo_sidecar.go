@@ -12,11 +12,11 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// A sidecar, X.csv.gz, has a row for each document: start,end and what else the writer knew (id, source, line), in
-// tokens, the end exclusive, without a header (allenai/dolma python/dolma/tokenizer/memmap_writer.py;
-// allenai/OLMo-core writes start and end alone). Documents follow one another without gaps from 0.
+// A sidecar, X.csv.gz, has no header and a row for each document: start, end, and more columns (id, source, line).
+// start and end count tokens, the end exclusive. Source: allenai/dolma python/dolma/tokenizer/memmap_writer.py;
+// allenai/OLMo-core writes start and end alone. Documents follow one another without gaps from 0.
 
-// errRow is what is wrong with a row of a sidecar.
+// errRow says that a row of a sidecar has another form.
 var errRow = errors.New("a row must begin with start,end in decimal digits")
 
 // sidecarRows reads rows one at a time, in bounded memory and, however well they are compressed, bounded time.
@@ -164,14 +164,14 @@ func sidecarError(ctx context.Context, sidecar *Object, err error) error {
 	return corruptf(sidecar, 0, "the list of documents cannot be read: %v", err)
 }
 
-// sidecarHead is what the first bytes of a sidecar tell.
+// sidecarHead is what can be known by the first bytes of a sidecar.
 type sidecarHead struct {
 	rows int64 // about how many there are
 	end  int64 // where the last document ends, -1 where the head does not hold the whole sidecar
 }
 
-// readSidecarHead decompresses what the head holds. ok is false for what is no sidecar: no gzip, or no rows that
-// begin with 0 and follow one another.
+// readSidecarHead decompresses what the head holds. ok is false for another file: no gzip, or no rows that begin with 0
+// and follow one another.
 func readSidecarHead(head []byte, size int64) (h sidecarHead, ok bool) {
 	s, err := newSidecarRows(bytes.NewReader(head))
 	if err != nil {

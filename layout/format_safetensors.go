@@ -12,20 +12,11 @@ import (
 	"strings"
 )
 
-func safetensorsFormat() format {
-	return format{
-		name:     "safetensors",
-		about:    "safetensors checkpoints: a JSON header, then tensors; each tensor is a file of its own in a view",
-		probe:    safetensorsProbe,
-		assemble: safetensorsAssemble,
-	}
-}
-
-// safetensorsHead is what a file's first bytes say: why its header cannot be believed, "" when it can.
+// safetensorsHead says why a file's header cannot be believed, "" when it can.
 type safetensorsHead struct{ bad string }
 
 // safetensorsProbe asks for a length that the format allows and a header that begins as JSON does. A file that is
-// called .safetensors may have a wrong length or wrong JSON: what is wrong is reported.
+// called .safetensors may have a wrong length or wrong JSON, and is reported then.
 func safetensorsProbe(o *Object, head []byte) any {
 	if len(head) < 10 || head[8] != '{' {
 		return nil
@@ -139,8 +130,7 @@ func tensorFiles(ctx context.Context, budget headerBudget, o *Object) ([]*File, 
 			f.Tokens = (t.end - t.begin) / int64(dtype.Size())
 		}
 		if dtype.NumPy() != "" && numpyShape(t.shape, int64(dtype.Size())) {
-			header := Inline(NPYHeader(dtype, t.shape...))
-			f.Body.Add(header, 0, header.Size)
+			f.Body.addWhole(Inline(NPYHeader(dtype, t.shape...)))
 			f.Name = name + ".npy"
 		}
 		f.Body.Add(o, t.begin, t.end-t.begin)
@@ -162,24 +152,19 @@ func reportTensors(d *directory, o *Object, tensors []tensor) {
 	}
 }
 
-// numpyShape reports whether NumPy makes an array of the shape: at most 32 dimensions (64 from version 2), and, where
-// one is 0, the others must still multiply to fewer than 2^63 bytes.
+// numpyShape reports whether NumPy makes an array of the shape: at most 32 dimensions (64 from version 2). Where one is
+// 0, the others must still multiply to fewer than 2^63 bytes.
 func numpyShape(shape []int64, width int64) bool {
-	size := width
-	for _, dim := range shape {
-		var ok bool
-		if size, ok = multiply(size, max(dim, 1)); !ok {
-			return false
-		}
-	}
-	return len(shape) <= 32
+	_, ok := product(width, shape, 1)
+	return ok && len(shape) <= 32
 }
 
 // maxTensorName leaves room for a suffix in the 255 bytes that Linux allows a name.
 const maxTensorName = 200
 
-// tensorFileName makes a file's name of a tensor's, so that different tensors have different names: '/', '%', control
-// characters and a leading dot are written as %2F, %25, ... An empty name, or one that gets longer than 200 bytes, has none.
+// tensorFileName makes a file's name of a tensor's, so that different tensors have different names. It writes '/', '%',
+// control characters and a leading dot as %2F, %25, ... An empty name, or one that gets longer than 200 bytes, has
+// none.
 func tensorFileName(name string) (string, error) {
 	if name == "" {
 		return "", errors.New("its name is empty")

@@ -5,12 +5,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"math/bits"
 	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -26,7 +25,7 @@ const (
 	maxTensors = 1 << 20
 )
 
-// tensor is what a header says of one tensor.
+// tensor is a header's entry for one tensor.
 type tensor struct {
 	name       string
 	dtype      string // as the header spells it
@@ -39,36 +38,6 @@ type tensor struct {
 // known is false for a name that is not in the format's source.
 func safetensorsType(name string) (width int64, d DType, known bool) {
 	switch name {
-	case "BOOL":
-		d = Bool
-	case "U8":
-		d = U8
-	case "I8":
-		d = I8
-	case "F8_E4M3":
-		d = F8E4M3
-	case "F8_E5M2":
-		d = F8E5M2
-	case "U16":
-		d = U16
-	case "I16":
-		d = I16
-	case "F16":
-		d = F16
-	case "BF16":
-		d = BF16
-	case "U32":
-		d = U32
-	case "I32":
-		d = I32
-	case "F32":
-		d = F32
-	case "U64":
-		d = U64
-	case "I64":
-		d = I64
-	case "F64":
-		d = F64
 	case "F4":
 		return 4, DTypeUnknown, true
 	case "F6_E2M3", "F6_E3M2":
@@ -77,21 +46,22 @@ func safetensorsType(name string) (width int64, d DType, known bool) {
 		return 8, DTypeUnknown, true
 	case "C64":
 		return 64, DTypeUnknown, true
-	default:
+	}
+	d, err := ParseDType(strings.ToLower(name)) // the other types have our names in upper case
+	if err != nil || name != strings.ToUpper(name) {
 		return 0, DTypeUnknown, false
 	}
 	return int64(8 * d.Size()), d, true
 }
 
-// elements returns the product of the shape. ok is false when it does not fit an int64.
-func (t *tensor) elements() (n int64, ok bool) {
-	n = 1
-	for _, dim := range t.shape {
-		if n, ok = multiply(n, dim); !ok {
-			return 0, false
-		}
+// product returns the product of first and the dimensions, each taken as least where it is less. ok is false when it does
+// not fit an int64.
+func product(first int64, shape []int64, least int64) (n int64, ok bool) {
+	n, ok = first, true
+	for i := 0; ok && i < len(shape); i++ {
+		n, ok = multiply(n, max(shape[i], least))
 	}
-	return n, true
+	return n, ok
 }
 
 // multiply returns a*b of two numbers that are not negative. ok is false when it does not fit an int64.
@@ -122,7 +92,7 @@ func safetensorsRead(ctx context.Context, budget headerBudget, o *Object) ([]ten
 	if !utf8.Valid(header) {
 		return nil, corruptf(o, 8, "the header is not UTF-8")
 	}
-	p := newObjectParser(o, 8, header)
+	p := newObjectParser(o, 8, bytes.NewReader(header))
 	var tensors []tensor
 	err = p.object(func(name string) error {
 		if name == "__metadata__" {
@@ -148,7 +118,7 @@ func safetensorsRead(ctx context.Context, budget headerBudget, o *Object) ([]ten
 	return tensors, checkTensors(o, 8+int64(n), tensors)
 }
 
-// safetensorsLength says what is wrong with a header of n bytes, "" if nothing.
+// safetensorsLength says why no header can have n bytes, "" where one can.
 func safetensorsLength(o *Object, n uint64) string {
 	switch {
 	case n < 2 || n > safetensorsMaxHeader:
@@ -159,7 +129,7 @@ func safetensorsLength(o *Object, n uint64) string {
 	return ""
 }
 
-// tensor reads what the header says of one tensor. The tensors' bytes begin at base.
+// tensor reads the header's entry for one tensor. The tensors' bytes begin at base.
 func (p *objectParser) tensor(t *tensor, base int64) error {
 	var offsets []int64
 	err := p.object(func(key string) error {
@@ -171,8 +141,7 @@ func (p *objectParser) tensor(t *tensor, base int64) error {
 		case "data_offsets":
 			return p.value(&offsets)
 		}
-		var ignored json.RawMessage
-		return p.value(&ignored)
+		return p.skip()
 	})
 	if err != nil {
 		return err
@@ -191,7 +160,7 @@ func (p *objectParser) tensor(t *tensor, base int64) error {
 			return p.fail("tensor %q has the shape %v", t.name, t.shape)
 		}
 	}
-	elements, ok := t.elements()
+	elements, ok := product(1, t.shape, 0)
 	if !ok {
 		return p.fail("tensor %q has the shape %v, which counts more than 2^63 elements", t.name, t.shape)
 	}
@@ -224,66 +193,6 @@ func checkTensors(o *Object, base int64, tensors []tensor) error {
 	}
 	if at != o.Size {
 		return corruptf(o, at, "the tensors end at %d, the file at %d", at, o.Size)
-	}
-	return nil
-}
-
-// objectParser reads a JSON document key by key, for documents in which a key must not come twice: encoding/json
-// would keep the last and say nothing.
-type objectParser struct {
-	o    *Object
-	base int64 // where the document begins in o
-	dec  *json.Decoder
-}
-
-func newObjectParser(o *Object, base int64, document []byte) *objectParser {
-	return &objectParser{o, base, json.NewDecoder(bytes.NewReader(document))}
-}
-
-func (p *objectParser) offset() int64 { return p.base + p.dec.InputOffset() }
-
-func (p *objectParser) fail(format string, args ...any) error {
-	return corruptf(p.o, p.offset(), format, args...)
-}
-
-// value reads the next value into v.
-func (p *objectParser) value(v any) error {
-	if err := p.dec.Decode(v); err != nil {
-		return p.fail("the JSON cannot be read: %v", err)
-	}
-	return nil
-}
-
-// object reads a JSON object: each is called at every value, which it must read.
-func (p *objectParser) object(each func(key string) error) error {
-	if tok, err := p.dec.Token(); err != nil || tok != json.Delim('{') {
-		return p.fail("a JSON object is expected, found %v (%v)", tok, err)
-	}
-	seen := map[string]struct{}{}
-	for p.dec.More() {
-		tok, err := p.dec.Token()
-		if err != nil {
-			return p.fail("the JSON cannot be read: %v", err)
-		}
-		key, _ := tok.(string) // a decoder gives nothing else as a key
-		if _, twice := seen[key]; twice {
-			return p.fail("%q is there twice", key)
-		}
-		seen[key] = struct{}{}
-		if err := each(key); err != nil {
-			return err
-		}
-	}
-	if _, err := p.dec.Token(); err != nil {
-		return p.fail("the JSON cannot be read: %v", err)
-	}
-	return nil
-}
-
-// end checks that only white space follows.
-func (p *objectParser) end() error {
-	if tok, err := p.dec.Token(); err != io.EOF {
-		return p.fail("more follows the JSON object: %v", tok)
 	}
 	return nil
 }

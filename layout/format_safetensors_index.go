@@ -1,8 +1,8 @@
 package layout
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/maphash"
 	"path"
@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// safetensorsIndex is what model.safetensors.index.json says: which tensors are in which file.
+// safetensorsIndex is model.safetensors.index.json: which tensors are in which file.
 //
 //	{"metadata": {...}, "weight_map": {tensor: file, ...}}
 //
@@ -47,7 +47,7 @@ func safetensorsIndexName(base string) string {
 
 func isDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// readSafetensorsIndex reads the index o of directory d. What is wrong with it becomes a problem.
+// readSafetensorsIndex reads the index o of directory d. A mistake in it becomes a problem.
 func readSafetensorsIndex(ctx context.Context, d *directory, o *Object) *safetensorsIndex {
 	x := &safetensorsIndex{object: o, seed: maphash.MakeSeed()}
 	files := map[string]*tensorNames{}
@@ -88,12 +88,11 @@ func eachWeight(ctx context.Context, budget headerBudget, o *Object, f func(p *o
 	if err != nil {
 		return err
 	}
-	p := newObjectParser(o, 0, document)
+	p := newObjectParser(o, 0, bytes.NewReader(document))
 	found := false
 	err = p.object(func(key string) error {
 		if key != "weight_map" {
-			var ignored json.RawMessage
-			return p.value(&ignored)
+			return p.skip()
 		}
 		found = true
 		return p.object(func(tensor string) error {

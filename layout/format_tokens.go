@@ -6,15 +6,6 @@ import (
 	"strings"
 )
 
-func tokensFormat() format {
-	return format{
-		name:     "tokens",
-		about:    "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype",
-		probe:    tokensProbe,
-		assemble: tokensAssemble,
-	}
-}
-
 // tokensProbe looks at the values of files whose names may be those of token files. It accepts what it cannot judge
 // as well: other files of the same family, or --dtype, may tell.
 func tokensProbe(o *Object, head []byte) any {
@@ -36,10 +27,9 @@ func isTokenName(name string) bool {
 
 func tokensAssemble(_ context.Context, d *directory, members []member) {
 	members = d.tokenFiles(members)
-	splits, groups := bySplit(members)
-	for _, split := range splits {
+	for split, group := range bySplit(members) {
 		var shards []typedShard
-		for _, m := range groups[split] {
+		for _, m := range group {
 			shards = append(shards, tokensShard(d, m.object, m.head.(tokenGuess).dtype))
 		}
 		for _, set := range d.addByType(split, shards) {
@@ -53,9 +43,9 @@ func tokensAssemble(_ context.Context, d *directory, members []member) {
 	}
 }
 
-// tokenFiles returns the members that are taken for tokens, with the dtype that is used. A file whose own values do not
-// tell (a long run of padding at its start) goes with the files whose names differ from its own in digits only:
-// to leave it out would cut a piece out of their stream.
+// tokenFiles returns the members that are taken for tokens, with the dtype that is used. The values of some files do
+// not tell, such as padding at their start. These go with the files whose names differ in digits only: leaving them out
+// would cut a piece out of the stream.
 func (d *directory) tokenFiles(members []member) []member {
 	families := map[string][]DType{}
 	for _, m := range members {

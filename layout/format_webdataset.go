@@ -11,16 +11,7 @@ import (
 	"strings"
 )
 
-func webdatasetFormat() format {
-	return format{
-		name:     "webdataset",
-		about:    "WebDataset and other tar archives (ustar, pax, GNU): each member is a file of its own in a view",
-		probe:    webdatasetProbe,
-		assemble: webdatasetAssemble,
-	}
-}
-
-// tarHead is what an archive's first bytes say: the program that compressed it, "" where nothing did.
+// tarHead names the program that compressed an archive, "" where none did.
 type tarHead struct{ compressed string }
 
 func webdatasetProbe(o *Object, head []byte) any {
@@ -47,7 +38,7 @@ func webdatasetProbe(o *Object, head []byte) any {
 
 const tarBlock = 512
 
-// isTarHeader reports whether p begins with a header of POSIX or GNU tar: its magic, and a checksum that is right
+// isTarHeader reports whether p begins with a header of POSIX or GNU tar: the magic and the right checksum
 // (POSIX.1-2017, pax, "ustar Interchange Format").
 func isTarHeader(p []byte) bool {
 	if len(p) < tarBlock || string(p[257:262]) != "ustar" {
@@ -70,12 +61,11 @@ func isTarHeader(p []byte) bool {
 // webdatasetAssemble makes a set of each split's archives. Nothing of them is read: the members are listed when
 // somebody looks into the view, and counted when the set is checked.
 func webdatasetAssemble(_ context.Context, d *directory, members []member) {
-	splits, groups := bySplit(members)
-	for _, split := range splits {
+	for split, group := range bySplit(members) {
 		var shards []*Shard
 		var plain []*Shard
 		compressed := map[string]int{}
-		for _, m := range groups[split] {
+		for _, m := range group {
 			h := newShard(m.object)
 			shards = append(shards, h)
 			if by := m.head.(tarHead).compressed; by != "" {

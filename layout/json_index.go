@@ -12,11 +12,21 @@ import (
 // maxJSONIndex bounds the index that names a dataset's shards, bytes: about a million shards.
 const maxJSONIndex = 256 << 20
 
-// jsonIndexName is what MosaicML Streaming and LitData both call their index.
+// jsonIndexName is the name of the index in MosaicML Streaming and in LitData.
 const jsonIndexName = "index.json"
 
-// isJSONIndex reports whether head begins an index.json: a JSON object whose own keys, as far as head goes, have key
-// with a list as its value.
+// jsonIndexProbe returns a probe that accepts by isJSONIndex.
+func jsonIndexProbe(key string) func(o *Object, head []byte) any {
+	return func(o *Object, head []byte) any {
+		if !isJSONIndex(o, head, key) {
+			return nil
+		}
+		return struct{}{}
+	}
+}
+
+// isJSONIndex reports whether head begins an index.json: a JSON object that has, as far as head goes, key with a list
+// as its value.
 func isJSONIndex(o *Object, head []byte, key string) bool {
 	if baseOf(o.Name) != jsonIndexName {
 		return false
@@ -51,82 +61,114 @@ func isJSONIndex(o *Object, head []byte, key string) bool {
 	}
 }
 
-// readJSONIndex calls member for each key of the JSON object that o holds; member reads the value from dec, or leaves it
-// to be skipped. A value is in memory one at a time.
-func readJSONIndex(ctx context.Context, o *Object, member func(key string, dec *json.Decoder) (read bool, err error)) error {
-	if o.Size > maxJSONIndex {
-		return corruptf(o, 0, "an index of %d bytes is too large, at most %d are read", o.Size, maxJSONIndex)
-	}
-	dec := json.NewDecoder(o.Reader(ctx))
-	fail := func(err error) error {
-		var c *corrupt
-		if errors.As(err, &c) {
-			return err
-		}
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return corruptf(o, dec.InputOffset(), "the index is not what it should be: %v", err)
-	}
-	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
-		return corruptf(o, 0, "the index is no JSON object")
-	}
-	seen := map[string]bool{}
-	for dec.More() {
-		tok, err := dec.Token()
-		if err != nil {
-			return fail(err)
-		}
-		key, _ := tok.(string)
-		if seen[key] {
-			return corruptf(o, dec.InputOffset(), "the key %q is there twice", key)
-		}
-		seen[key] = true
-		read, err := member(key, dec)
-		if err == nil && !read {
-			err = dec.Decode(new(json.RawMessage))
-		}
-		if err != nil {
-			return fail(err)
-		}
-	}
-	if _, err := dec.Token(); err != nil { // the closing brace
-		return fail(err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return corruptf(o, dec.InputOffset(), "something follows the index")
+// objectParser reads JSON documents in which no key may come twice. encoding/json would keep the last and say nothing.
+type objectParser struct {
+	o    *Object
+	base int64 // where the document begins in o
+	dec  *json.Decoder
+}
+
+func newObjectParser(o *Object, base int64, document io.Reader) *objectParser {
+	return &objectParser{o, base, json.NewDecoder(document)}
+}
+
+func (p *objectParser) offset() int64 { return p.base + p.dec.InputOffset() }
+
+func (p *objectParser) fail(format string, args ...any) error {
+	return corruptf(p.o, p.offset(), format, args...)
+}
+
+// value reads the next value into v.
+func (p *objectParser) value(v any) error {
+	if err := p.dec.Decode(v); err != nil {
+		return p.fail("the JSON cannot be read: %v", err)
 	}
 	return nil
 }
 
-// readJSONList decodes the elements of a JSON list one by one into what element returns. One that is valid JSON but
-// does not fit its type goes to misfit, with its number, and does not end the list.
-func readJSONList(dec *json.Decoder, element func() any, misfit func(i int, err error)) error {
-	if tok, err := dec.Token(); err != nil || tok != json.Delim('[') {
-		return fmt.Errorf("a list is expected")
+// skip passes over the next value.
+func (p *objectParser) skip() error {
+	var ignored json.RawMessage
+	return p.value(&ignored)
+}
+
+// object reads a JSON object: each is called at every value, which it must read.
+func (p *objectParser) object(each func(key string) error) error {
+	if tok, err := p.dec.Token(); err != nil || tok != json.Delim('{') {
+		return p.fail("a JSON object is expected, found %v (%v)", tok, err)
 	}
-	for i := 0; dec.More(); i++ {
-		err := dec.Decode(element())
+	seen := map[string]struct{}{}
+	for p.dec.More() {
+		tok, err := p.dec.Token()
+		if err != nil {
+			return p.fail("the JSON cannot be read: %v", err)
+		}
+		key, _ := tok.(string) // a decoder gives nothing else as a key
+		if _, twice := seen[key]; twice {
+			return p.fail("%q is there twice", key)
+		}
+		seen[key] = struct{}{}
+		if err := each(key); err != nil {
+			return err
+		}
+	}
+	if _, err := p.dec.Token(); err != nil {
+		return p.fail("the JSON cannot be read: %v", err)
+	}
+	return nil
+}
+
+// end checks that only white space follows.
+func (p *objectParser) end() error {
+	if tok, err := p.dec.Token(); err != io.EOF {
+		return p.fail("more follows the JSON object: %v", tok)
+	}
+	return nil
+}
+
+// list decodes the elements of a JSON list one by one into what element returns. One that is valid JSON but does not fit
+// its type goes to misfit, with its number, and does not end the list.
+func (p *objectParser) list(element func() any, misfit func(i int, err error)) error {
+	if tok, err := p.dec.Token(); err != nil || tok != json.Delim('[') {
+		return p.fail("a JSON list is expected")
+	}
+	for i := 0; p.dec.More(); i++ {
+		err := p.dec.Decode(element())
 		var typed *json.UnmarshalTypeError
 		if errors.As(err, &typed) {
 			misfit(i, err)
 		} else if err != nil {
-			return err
+			return p.fail("the JSON cannot be read: %v", err)
 		}
 	}
-	_, err := dec.Token()
-	return err
+	if _, err := p.dec.Token(); err != nil {
+		return p.fail("the JSON cannot be read: %v", err)
+	}
+	return nil
 }
 
-// indexed is what an index in JSON names: it finds the objects, and sees to it that each is named once.
+// readJSONIndex calls member for each key of the JSON object that o holds; member reads or skips the value. A value is in
+// memory one at a time.
+func readJSONIndex(ctx context.Context, o *Object, member func(p *objectParser, key string) error) error {
+	if o.Size > maxJSONIndex {
+		return corruptf(o, 0, "an index of %d bytes is too large, at most %d are read", o.Size, maxJSONIndex)
+	}
+	p := newObjectParser(o, 0, o.Reader(ctx))
+	if err := p.object(func(key string) error { return member(p, key) }); err != nil {
+		return err
+	}
+	return p.end()
+}
+
+// indexed finds the objects that an index in JSON names, and sees to it that each is named once.
 type indexed struct {
 	*directory
 	index *Object
 	named map[*Object]bool
 }
 
-// object returns the object that the index calls name and checks its size: want is what the index says, -1 where it says
-// nothing. why is what is wrong, "" if nothing is; it has been reported then.
+// object returns the object that the index calls name, and compares its size with want, that of the index; -1 where it
+// has none. why is a mistake, which object has reported, "" if there is none.
 func (x *indexed) object(name string, want int64) (o *Object, why string) {
 	o, err := x.lookup(name)
 	switch {

@@ -29,8 +29,8 @@ const (
 	manifestMaxBlock = 1 << 30
 )
 
-// Manifest says what `hbmfs pack` wrote: each file's size, token count and checksums. On disk it is the JSON file
-// [ManifestName] beside the files.
+// Manifest lists the files that `hbmfs pack` wrote: size, token count and checksums of each. On disk it is the JSON
+// file [ManifestName] beside the files.
 type Manifest struct {
 	Version   int            `json:"hbmfs_manifest"` // 1
 	Format    string         `json:"format"`         // megatron, llmc, nanogpt, npy, mds
@@ -64,7 +64,7 @@ func (s BlockSums) MarshalText() ([]byte, error) {
 	return base64.StdEncoding.AppendEncode(nil, raw), nil
 }
 
-// UnmarshalText reads what MarshalText gives.
+// UnmarshalText reads the text that MarshalText gives.
 func (s *BlockSums) UnmarshalText(text []byte) error {
 	raw, err := base64.StdEncoding.Strict().AppendDecode(nil, text)
 	if err != nil {
@@ -81,8 +81,8 @@ func (s *BlockSums) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// ParseManifest reads a manifest. It refuses what it does not know, names that are not local, duplicate names, counts
-// that are negative or do not add up, and checksums that do not fit the size. It allocates in proportion to data.
+// ParseManifest reads a manifest. It refuses unknown keys, duplicate names and names that are not local. Counts must
+// not be negative, and must add up. Checksums must fit the size. It allocates in proportion to data.
 func ParseManifest(data []byte) (*Manifest, error) {
 	var m Manifest
 	dec := json.NewDecoder(bytes.NewReader(data))

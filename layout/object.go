@@ -3,6 +3,7 @@ package layout
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"time"
@@ -22,7 +23,7 @@ type Object struct {
 	Name    string    // slash-separated, relative to the dataset's root; empty for synthesized bytes
 	Size    int64     // bytes
 	ModTime time.Time // as the origin tells it
-	Version string    // what the origin pins a version by: an ETag, or inode, size and mtime
+	Version string    // by which the origin pins it: an ETag, or inode, size and mtime
 	Perm    uint16    // permission bits, as in stat(2)
 	UID     uint32    // owner at the origin
 	GID     uint32
@@ -70,6 +71,20 @@ func (b inline) ReadAt(_ context.Context, _ *Object, p []byte, off int64) (int, 
 // first+1, ... of an array of count elements of width bytes. dst is a whole number of elements.
 func computed(count int64, width int, fill func(ctx context.Context, dst []byte, first int64) error) *Object {
 	return &Object{Size: count * int64(width), Origin: array{width: width, fill: fill}}
+}
+
+// computedInt64 is computed for little-endian int64.
+func computedInt64(count int64, fill func(ctx context.Context, part []int64, first int64) error) *Object {
+	return computed(count, 8, func(ctx context.Context, dst []byte, first int64) error {
+		part := make([]int64, len(dst)/8)
+		if err := fill(ctx, part, first); err != nil {
+			return err
+		}
+		for i, v := range part {
+			binary.LittleEndian.PutUint64(dst[8*i:], uint64(v))
+		}
+		return nil
+	})
 }
 
 type array struct {

@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 )
 
-// offsetTable is what begins an MDS shard and a LitData chunk alike: u32 N, then u32[N+1], the offsets in the file at
-// which the N samples begin, and the end of the last one (mosaicml/streaming, base/format/mds/writer.py;
-// Lightning-AI/litData, streaming/writer.py).
+// offsetTable begins an MDS shard and a LitData chunk alike: u32 N, then u32[N+1]. They are the offsets in the file at
+// which the N samples begin, and the end of the last one. Sources: mosaicml/streaming, base/format/mds/writer.py;
+// Lightning-AI/litData, streaming/writer.py.
 type offsetTable struct {
 	object  *Object
 	samples int64
@@ -47,8 +47,8 @@ func (t offsetTable) at(ctx context.Context, i int64) (int64, error) {
 	return int64(binary.LittleEndian.Uint32(raw)), nil
 }
 
-// walk reads the table from its start to its end and calls each, which may be nil, with the number of every sample and
-// the bytes [begin, end) where it lies. What decreases, or lies in the table or outside the file, is an error.
+// walk reads the whole table. It calls each, which may be nil, with the number of every sample and the bytes [begin,
+// end) where it lies. An offset that decreases, or lies in the table or outside the file, is an error.
 func (t offsetTable) walk(ctx context.Context, each func(i, begin, end int64) error) error {
 	previous, floor := int64(-1), t.end()
 	for at := int64(4); at < t.end(); at += offsetWindow {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"path"
 	"runtime"
 	"slices"
@@ -60,8 +61,8 @@ type Shard struct {
 	// NoDocuments says why Index is not to be used, though the format has one; "" when it is, or until resolved.
 	NoDocuments string
 
-	// resolve, if set, fills in what the probe could not tell. An [*AbsentError] becomes the shard's NoTokens, any
-	// other error makes it bad.
+	// resolve, if set, fills in the fields that the probe could not. An [*AbsentError] becomes the shard's NoTokens,
+	// any other error makes it bad.
 	resolve func(ctx context.Context, s *Shard) error
 	// check, if set, reads the shard's index in full and reports what is wrong with it, for inspect. An error is a
 	// finding that makes the shard bad.
@@ -130,9 +131,8 @@ func (s *Set) Bad() *Shard {
 	return nil
 }
 
-// Resolve reads what the views need and the heads did not tell: offset tables, record batches, document lists. It
-// works once; later calls return at once. What is wrong with a shard becomes a Problem and makes the shard bad: the
-// error is ctx's alone.
+// Resolve reads what the views need beyond the heads: offset tables, record batches, document lists. It works once;
+// later calls return at once. A mistake in a shard becomes a Problem and makes the shard bad: the error is ctx's alone.
 func (s *Set) Resolve(ctx context.Context) error {
 	select {
 	case s.resolving <- struct{}{}:
@@ -183,8 +183,8 @@ func (s *Set) Check(ctx context.Context, progress func()) error {
 	}, progress)
 }
 
-// each runs f on a copy of every shard, several at a time, which becomes the shard when f is done: one that is
-// interrupted leaves no trace. It makes the shards for which f fails bad.
+// each runs f on a copy of every shard, several at a time. The copy becomes the shard when f is done, so that an
+// interrupted f leaves no trace. It makes the shards for which f fails bad.
 func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, progress func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4 * runtime.GOMAXPROCS(0))
@@ -228,8 +228,8 @@ func (v *Volume) report(o *Object, err error) {
 	v.problem(o, 0, "%v", err)
 }
 
-// splitOf returns the split that a base name speaks of, as a word between non-letters, or "": the names by which loaders
-// tell the parts of a dataset apart. Shards of different splits are never one stream.
+// splitOf returns the split in a base name, a word between non-letters, or "". Loaders tell the parts of a dataset
+// apart by these words. Shards of different splits are never one stream.
 func splitOf(base string) string {
 	letter := func(r rune) bool { return (r >= 'a' && r <= 'z') || (r >= 'A' && r <= 'Z') }
 	for rest := base; ; {
@@ -250,21 +250,34 @@ func splitOf(base string) string {
 	}
 }
 
-// bySplit groups members by the split in their names, in order of first appearance.
-func bySplit(members []member) (splits []string, groups map[string][]member) {
-	groups = map[string][]member{}
-	for _, m := range members {
-		split := splitOf(baseOf(m.object.Name))
-		if groups[split] == nil {
-			splits = append(splits, split)
+// bySplit yields the splits in the names of members, in order of first appearance, and the members of each.
+func bySplit(members []member) iter.Seq2[string, []member] {
+	return func(yield func(string, []member) bool) {
+		splits, groups := grouped(members, func(m member) string { return splitOf(baseOf(m.object.Name)) })
+		for i, split := range splits {
+			if len(splits) == 1 { // nothing to tell apart
+				split = ""
+			}
+			if !yield(split, groups[i]) {
+				return
+			}
 		}
-		groups[split] = append(groups[split], m)
 	}
-	if len(splits) == 1 { // nothing to tell apart
-		only := splits[0]
-		return []string{""}, map[string][]member{"": groups[only]}
+}
+
+// grouped returns the keys of items, in order of first appearance, and the items of each.
+func grouped[K comparable, T any](items []T, keyOf func(T) K) (keys []K, groups [][]T) {
+	at := map[K]int{}
+	for _, item := range items {
+		key := keyOf(item)
+		i, known := at[key]
+		if !known {
+			i, at[key] = len(keys), len(keys)
+			keys, groups = append(keys, key), append(groups, nil)
+		}
+		groups[i] = append(groups[i], item)
 	}
-	return splits, groups
+	return keys, groups
 }
 
 // typedShard is a shard with the type of its elements: DTypeUnknown when it is bad, or empty and without a type.
@@ -309,9 +322,16 @@ func (s *Set) note(text string) {
 func (s *Set) Bytes() int64 {
 	var total int64
 	for _, h := range s.Shards {
-		for _, o := range h.Objects {
-			total += o.Size
-		}
+		total += h.Bytes()
+	}
+	return total
+}
+
+// Bytes returns the bytes of the shard's objects, indexes included.
+func (h *Shard) Bytes() int64 {
+	var total int64
+	for _, o := range h.Objects {
+		total += o.Size
 	}
 	return total
 }

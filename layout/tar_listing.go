@@ -16,11 +16,11 @@ import (
 const (
 	maxTarMembers   = 1_000_000
 	maxMemberDepth  = 64   // components of a name
-	maxMemberPath   = 4095 // bytes of a name: what Linux takes
+	maxMemberPath   = 4095 // bytes of a name, as many as Linux takes
 	maxMemberFolder = 255  // bytes of a component
 )
 
-// tarListing is what the headers of an archive say. It holds no data.
+// tarListing is the members of an archive, by their headers. It holds no data.
 type tarListing struct {
 	members []tarMember // in the archive's order; a name is there once
 	samples int64       // as WebDataset counts them
@@ -47,8 +47,8 @@ type tarSkipped struct {
 	at    int64  // its header's end
 }
 
-// listTar walks the archive's headers. The data between them is not read. An archive that is cut short, or damaged,
-// is an error: what could still be listed would look like the whole.
+// listTar walks the archive's headers. The data between them is not read. An archive that is cut short, or damaged, is
+// an error: the members that could still be listed would look like the whole.
 func listTar(ctx context.Context, o *Object) (*tarListing, error) {
 	l := &tarListing{byName: map[string]int{}, folders: map[string]struct{}{}}
 	r := &windowReader{ctx: ctx, o: o}
@@ -85,10 +85,10 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 	case tar.TypeDir:
-		return nil // it shows in the names of what it holds
+		return nil // it shows in the names of its members
 	case tar.TypeXGlobalHeader:
 		if h.PAXRecords["path"] != "" || h.PAXRecords["size"] != "" {
-			l.skip("a global header renames or resizes members, and readers differ in what they make of it", h.Name, offset)
+			l.skip("a global header renames or resizes members, and readers disagree about it", h.Name, offset)
 		}
 		return nil
 	case tar.TypeLink, tar.TypeSymlink:
@@ -191,9 +191,9 @@ func (l *tarListing) skip(why, name string, at int64) {
 	l.skipped = append(l.skipped, tarSkipped{why, 1, name, at})
 }
 
-// count counts a sample where the key changes. As in webdataset/webdataset (src/webdataset/tariterators.py,
-// base_plus_ext and group_by_keys), the key ends at the first point of the base name; members without one, and those
-// called __like_this__, belong to no sample.
+// count counts a sample where the key changes. The key ends at the first point of the base name. Members without one,
+// and those called __like_this__, belong to no sample. Source: webdataset/webdataset, src/webdataset/tariterators.py
+// (base_plus_ext and group_by_keys).
 func (l *tarListing) count(name string) {
 	dir, base := path.Split(name)
 	stem, _, found := strings.Cut(base, ".")

@@ -7,18 +7,18 @@ import (
 	"unicode/utf8"
 )
 
-// tokenGuess is what the values at the start of a headerless file say about it.
+// tokenGuess is a guess by the values at the start of a headerless file.
 type tokenGuess struct {
 	dtype DType  // U16 or U32; DTypeUnknown where the values do not tell
-	other string // what the file is instead of tokens, "" where it may be tokens
+	other string // the format of a file that is no tokens, "" where it may be tokens
 }
 
-// textGuess is what other says of text.
+// textGuess is other of a text.
 const textGuess = "text"
 
 // guessTokens looks at the first bytes of a file without a header. Tokens of text have small ids more often than large
-// ones and repeat themselves, which random bytes, weights, samples of sound and machine code do not. It would rather
-// miss tokens, which --dtype brings back, than make a stream of what is none.
+// ones and repeat themselves. Random bytes, weights, samples of sound and machine code do not. It would rather miss
+// tokens, which --dtype brings back, than make a stream of other bytes.
 func guessTokens(head []byte) tokenGuess {
 	if what := otherFormat(string(head[:min(len(head), 512)])); what != "" {
 		return tokenGuess{other: what}
@@ -79,7 +79,7 @@ func isText(head []byte) bool {
 	return len(head) > 0 && (control == 0 && utf8.Valid(cut) || printable*100 >= len(head)*85)
 }
 
-// valueCounts is what the values of a sample look like, read as little-endian integers of one width.
+// valueCounts counts the values of a sample, read as little-endian integers of one width.
 type valueCounts struct {
 	count              int
 	distinct           int // by their low 16 bits
@@ -135,8 +135,8 @@ func (c valueCounts) varied() bool {
 	return c.count >= minSample && c.distinct >= 3 && c.zeros*2 <= c.count && !c.ascending && !c.flags
 }
 
-// below20Bits reports whether all u32 are below 2^20, a bound that no vocabulary reaches and that u16 tokens pass at
-// once when they are read two by two, unless their vocabulary is tiny.
+// below20Bits reports whether all u32 are below 2^20. No vocabulary reaches this bound. u16 tokens that are read two by
+// two pass it at once, unless their vocabulary is tiny.
 func below20Bits(head []byte) bool {
 	for ; len(head) >= 4; head = head[4:] {
 		if head[3] != 0 || head[2] >= 1<<4 {
@@ -152,8 +152,8 @@ func (c valueCounts) looksLikeU32() bool {
 	return c.varied() && (c.highBits == 0 || c.lowBits >= 1<<8) && c.odd > 0
 }
 
-// looksLikeU16: a quarter of the ids is below an eighth of the range (random: an eighth, weights: by their exponents
-// and signs far less), few are above half of it, next to none near its end, and one in twenty is there twice.
+// looksLikeU16 wants a quarter of the ids below an eighth of the range; of random bytes that is an eighth, of weights
+// far less. Few may be above half of the range, next to none near its end, and one in twenty must repeat.
 func (c valueCounts) looksLikeU16() bool {
 	return c.varied() && c.low*4 >= c.count && c.signed*10 <= c.count*3 && c.top*64 <= c.count && c.distinct*20 <= c.count*19
 }

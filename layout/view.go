@@ -8,14 +8,14 @@ import (
 )
 
 // View is a file, or a directory of files, that exists nowhere at the origin. Exactly one of File and Entries is set.
-// Both can be called many times, from any goroutine; what they return is the same each time.
+// Both can be called many times, from any goroutine, and return the same each time.
 type View struct {
 	Path string // slash-separated, below .hbmfs/views
 	// File makes the view. An [*AbsentError] says that it cannot be exact, and why.
 	File func(ctx context.Context) (*File, error)
 	// Entries makes the files of a directory; their names are relative to Path and may hold slashes.
 	Entries func(ctx context.Context) ([]*File, error)
-	// Set is what the view is made of.
+	// Set is the set that the view is made of.
 	Set *Set
 }
 
@@ -67,8 +67,8 @@ func (s *Set) views() []View {
 	return append(out, s.joined...)
 }
 
-// usable resolves the set and says why its token stream cannot be shown, if so. A stream that lacks a shard would be
-// a silent truncation: one bad shard takes all of the set's stitched views away, and the shards stay.
+// usable resolves the set and says why its token stream cannot be shown, if so. A stream that lacks a shard would be a
+// silent truncation. So one bad shard takes all of the set's stitched views away; the shards stay.
 func (s *Set) usable(ctx context.Context) error {
 	if s.NoTokens != "" {
 		return absent("%s", s.NoTokens)
@@ -137,12 +137,13 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 
 // file gives a view what all of them share.
 func (s *Set) file(b Body, dtype DType, elements int64) *File {
-	return &File{Body: b, DType: dtype, Tokens: elements, ModTime: s.modTime()}
+	return &File{Body: b, DType: dtype, Tokens: elements, ModTime: newest(s.Shards...)}
 }
 
-func (s *Set) modTime() time.Time {
+// newest returns the latest time at which an object of the shards changed.
+func newest(shards ...*Shard) time.Time {
 	var newest time.Time
-	for _, h := range s.Shards {
+	for _, h := range shards {
 		for _, o := range h.Objects {
 			if o.ModTime.After(newest) {
 				newest = o.ModTime
@@ -169,8 +170,7 @@ func (s *Set) tokensNPY(ctx context.Context) (*File, error) {
 		return nil, absent("NumPy has no type for %s", s.DType)
 	}
 	var b Body
-	header := Inline(NPYHeader(s.DType, s.Tokens()))
-	b.Add(header, 0, header.Size)
+	b.addWhole(Inline(NPYHeader(s.DType, s.Tokens())))
 	b.AddBody(tokens)
 	return s.file(b, s.DType, s.Tokens()), nil
 }
@@ -183,11 +183,7 @@ func (s *Set) documentsNPY(ctx context.Context) (*File, error) {
 	}
 	n := x.Documents() + 1
 	var b Body
-	header := Inline(NPYHeader(I64, n))
-	b.Add(header, 0, header.Size)
-	starts := computed(n, 8, func(ctx context.Context, dst []byte, first int64) error {
-		return fillInt64(dst, func(part []int64) error { return DocumentStarts(ctx, x, part, first) })
-	})
-	b.Add(starts, 0, starts.Size)
+	b.addWhole(Inline(NPYHeader(I64, n)))
+	b.addWhole(computedInt64(n, func(ctx context.Context, part []int64, first int64) error { return DocumentStarts(ctx, x, part, first) }))
 	return s.file(b, I64, n), nil
 }

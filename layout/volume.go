@@ -21,7 +21,7 @@ type Options struct {
 	DType DType
 }
 
-// Volume is what was learned about a dataset: its objects, the sets that they form, and the views of them.
+// Volume is a dataset that was recognized: its objects, the sets that they form, and the views of them.
 type Volume struct {
 	Objects []*Object // in the order of [ComparePaths]
 	Sets    []*Set
@@ -37,7 +37,7 @@ type Volume struct {
 type Problem struct {
 	Object string `json:"object"`           // name of the object
 	Offset int64  `json:"offset,omitempty"` // where in the object, bytes
-	Detail string `json:"detail"`           // what was found and what was expected
+	Detail string `json:"detail"`           // found and expected
 }
 
 func (p Problem) String() string {
@@ -79,8 +79,8 @@ func ComparePaths(a, b string) int {
 // largest fixed header (llm.c's) at 1024; the rest gives headerless tokens a sample worth looking at.
 const headSize = 4096
 
-// Index recognizes the formats among objects, which it does not change. An object that cannot be read, or is
-// damaged, becomes a Problem and not an error: the error is for ctx, and for Options that cannot be met.
+// Index recognizes the formats among objects, which it does not change. An object that cannot be read, or is damaged,
+// becomes a Problem. The error is for ctx, and for Options that cannot be met.
 func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error) {
 	formats, err := selectFormats(opt)
 	if err != nil {
@@ -109,7 +109,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 	return v, nil
 }
 
-// probedObject is what a probe made of an object's head: by which format, and what it learnt.
+// probedObject is an object's head as the probe of a format understood it.
 type probedObject struct {
 	format int // index of the format, -1 for none
 	head   any
@@ -165,26 +165,20 @@ type indexer struct {
 // format before it has claimed. A directory comes before those below it, so that an index which names shards there has
 // the first word about them.
 func (x *indexer) assemble(ctx context.Context, f *format, number int) error {
-	byDir := map[string][]member{}
-	var dirs []string
+	var members []member
 	for i, p := range x.probed {
-		if p.format != number || x.claimed[i] {
-			continue
+		if p.format == number && !x.claimed[i] {
+			members = append(members, member{x.volume.Objects[i], p.head})
 		}
-		o := x.volume.Objects[i]
-		dir := dirOf(o.Name)
-		if byDir[dir] == nil {
-			dirs = append(dirs, dir)
-		}
-		byDir[dir] = append(byDir[dir], member{o, p.head})
 	}
-	slices.SortStableFunc(dirs, func(a, b string) int { return depth(a) - depth(b) })
-	for _, dir := range dirs {
+	slices.SortStableFunc(members, func(a, b member) int { return depth(a.object.Name) - depth(b.object.Name) })
+	dirs, groups := grouped(members, func(m member) string { return dirOf(m.object.Name) })
+	for i, dir := range dirs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		d := &directory{indexer: x, format: f.name, path: dir}
-		f.assemble(ctx, d, byDir[dir])
+		f.assemble(ctx, d, groups[i])
 	}
 	return nil
 }
@@ -205,21 +199,21 @@ func (x *indexer) find(name string) int {
 	return i
 }
 
-// member is an object of a directory with what its probe learnt.
+// member is an object of a directory with its head, as the probe understood it.
 type member struct {
 	object *Object
 	head   any
 }
 
-// directory is what a format's assemble works on: the objects of one directory, those that it may look up beside
-// them, and the sets that it forms.
+// directory is one directory for a format's assemble: its objects, those that it may look up beside them, and the sets
+// that it forms.
 type directory struct {
 	*indexer
 	format string
 	path   string // "" for the root
 }
 
-// errOutside is what lookup says of a name that leaves the dataset.
+// errOutside is lookup's error for a name that leaves the dataset.
 var errOutside = errors.New("the name leaves the dataset's root")
 
 // lookup returns the object that an index in this directory calls name (slash-separated, relative to the directory).
@@ -285,12 +279,7 @@ func dirOf(name string) string {
 	return ""
 }
 
-// depth returns how many directories a directory lies below the root: 0 for the root itself.
-func depth(dir string) int {
-	if dir == "" {
-		return 0
-	}
-	return 1 + strings.Count(dir, "/")
-}
+// depth returns how many directories a name lies below the root.
+func depth(name string) int { return strings.Count(name, "/") }
 
 func baseOf(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

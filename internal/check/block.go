@@ -2,6 +2,7 @@ package check
 
 import (
 	"bytes"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -18,12 +19,7 @@ type Mount struct {
 	Options []string // of the mount and of the filesystem
 }
 
-func readMounts(s *Snapshot) []Mount {
-	data, _ := s.raw("proc/self/mountinfo")
-	return parseMounts(data)
-}
-
-// parseMounts reads mountinfo. What cannot be parsed gives no mounts.
+// parseMounts reads mountinfo. Another format gives no mounts.
 func parseMounts(data []byte) []Mount {
 	list, err := mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
 	if err != nil {
@@ -39,7 +35,7 @@ func parseMounts(data []byte) []Mount {
 	return all
 }
 
-func join(major, minor int) string { return itoa(major) + ":" + itoa(minor) }
+func join(major, minor int) string { return fmt.Sprintf("%d:%d", major, minor) }
 
 // option gives the value of an option, and whether it is there.
 func (m *Mount) option(name string) (string, bool) {
@@ -76,19 +72,18 @@ func (m *Machine) mountOfDev(dev string) *Mount {
 	return nil
 }
 
-// Block is a block device: a drive, a partition, or what device mapper and md make of others.
+// Block is a block device: a drive, a partition, or a device of device mapper or md.
 type Block struct {
 	Name      string
 	Dev       string   // major:minor
 	Disk      string   // of a partition: the device that it is a part of
-	Below     []string // of dm and md: what it is made of
+	Below     []string // of dm and md: the devices that it is made of
 	DM        string   // "", LVM, CRYPT, mpath, or another kind of device mapper; "none" without a kind
 	Level     string   // of md
 	Transport string   // of NVMe: pcie, rdma, tcp, fc
 	Hosts     []string // of NVMe: the controllers that lead to it
 	FSType    string   // from udev
 	FSUsage   string   // from udev; libcufile refuses a device without it
-	udev      bool
 	path      string
 }
 
@@ -109,7 +104,6 @@ func (m *Machine) readBlocks(s *Snapshot) {
 			}
 		}
 		for _, line := range s.lines("run/udev/data/b" + b.Dev) {
-			b.udev = true
 			if value, ok := strings.CutPrefix(line, "E:ID_FS_TYPE="); ok {
 				b.FSType = value
 			}

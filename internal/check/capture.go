@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// want is a pattern of paths to keep, in the form of path.Match, and what is taken out of the files.
+// want is a pattern of paths to keep, in the form of path.Match, and the cleaner that takes secrets out of the files.
 type want struct {
 	pattern string
 	clean   cleaner // nil: the file is kept as it is. "named" keeps nothing but the name
 }
 
-// wanted are the paths that matter, but for PCI devices, which are many, and for what only the driver answers.
+// wanted are the paths that matter, but for PCI devices, which are many, and for the files of the driver.
 func wanted() []want {
 	return []want{
 		{"proc/sys/kernel/osrelease", nil}, {"proc/sys/kernel/arch", nil}, {"etc/os-release", keepLines("ID=", "VERSION_ID=", "PRETTY_NAME=")},
@@ -54,22 +54,21 @@ func wantedOfDriver() []want {
 	}
 }
 
-// Capture keeps what matters of a tree: of the live machine or of a copy of one, each an os.Root's FS. Links are followed
-// as if the tree's root were the machine's. What cannot be read
-// is noted as such, and not an error.
+// Capture keeps the files that matter of a tree: of the live machine or of a copy of one, each an os.Root's FS. Links
+// are followed as if the tree's root were the machine's. It notes files that cannot be read; they are no error.
 func Capture(root fs.FS) (*Snapshot, error) {
 	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
 	err := c.all(wanted())
 	return c.s, errors.Join(err, c.kernel(), c.pci())
 }
 
-// CaptureDriver keeps what the NVIDIA modules say. It can hang where they do: run it in a process of its own.
+// CaptureDriver keeps the files of the NVIDIA modules. It can hang where they do: run it in a process of its own.
 func CaptureDriver(root fs.FS) (*Snapshot, error) {
 	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
 	return c.s, c.all(wantedOfDriver())
 }
 
-// CaptureTree keeps what matters of a copied tree, which cannot hang: Capture, CaptureDriver and what hbmfs added.
+// CaptureTree keeps the files that matter of a copied tree, which cannot hang, and those that hbmfs added to it.
 func CaptureTree(root fs.FS) (*Snapshot, error) {
 	s, err := Capture(root)
 	if err != nil {
@@ -153,7 +152,7 @@ func (c *capturer) names(dir string) []string {
 	if !ok {
 		return nil
 	}
-	found, _ := list.ReadDir(mostNames) // what could be read before an error is of use
+	found, _ := list.ReadDir(mostNames) // names that were read before an error are of use
 	names := make([]string, len(found))
 	for i, e := range found {
 		names[i] = e.Name()
@@ -173,37 +172,18 @@ func (c *capturer) step(dir, name string) string {
 }
 
 func (c *capturer) walk(at, name string) string {
-	rest := strings.Split(name, "/")
-	for links := 0; len(rest) > 0; {
-		part := rest[0]
-		rest = rest[1:]
-		if part == "" || part == "." {
-			continue
-		}
-		if part == ".." {
-			at = path.Dir(at)
-			continue
-		}
-		next := path.Join(at, part)
-		info, err := fs.Lstat(c.root, next)
+	found, ok := follow(at, name, func(name string) (string, bool) {
+		target, err := fs.ReadLink(c.root, name)
 		if err != nil {
-			return ""
+			return "", false
 		}
-		if info.Mode()&fs.ModeSymlink == 0 {
-			at = next
-			continue
-		}
-		target, err := fs.ReadLink(c.root, next)
-		if links++; err != nil || links > mostLinks {
-			return ""
-		}
-		c.s.put(next, &entry{kind: kindLink, target: target})
-		if strings.HasPrefix(target, "/") {
-			at = "."
-		}
-		rest = append(strings.Split(target, "/"), rest...)
+		c.s.put(name, &entry{kind: kindLink, target: target})
+		return target, true
+	})
+	if _, err := fs.Lstat(c.root, found); !ok || err != nil {
+		return ""
 	}
-	return at
+	return found
 }
 
 // keep adds what lies at a path without links.

@@ -64,7 +64,7 @@ func keepSymbols(symbols ...string) cleaner {
 	}
 }
 
-// cleanCmdline keeps the kernel parameters that we judge: others can hold passwords.
+// cleanCmdline keeps the kernel parameters that matter to a reader of a recording: others can hold passwords.
 func cleanCmdline(w *bytes.Buffer, r io.Reader) error {
 	return lines(r, func(line string) {
 		var kept []string
@@ -155,7 +155,7 @@ func cleanMounts(w *bytes.Buffer, r io.Reader) error {
 }
 
 // cleanCuFile keeps of a cufile.json the settings that are numbers and switches, without comments, and the denylist.
-// Addresses of RDMA devices and directories are left out. What cannot be parsed is kept as the word "malformed".
+// Addresses of RDMA devices and directories are left out. A file that cannot be parsed is kept as the word "malformed".
 func cleanCuFile(w *bytes.Buffer, r io.Reader) error {
 	data, err := io.ReadAll(io.LimitReader(r, mostFile))
 	if err != nil {

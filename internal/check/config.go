@@ -1,17 +1,15 @@
 package check
 
 import (
+	"cmp"
 	"encoding/json"
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 )
 
-func itoa(n int) string { return strconv.Itoa(n) }
-
-// cufileConfig is what we judge of a cufile.json. A nil field is not in it.
+// cufileConfig is the part of a cufile.json that we judge. A nil field is not in it.
 type cufileConfig struct {
 	Malformed  bool `json:"-"`
 	Properties struct {
@@ -31,10 +29,9 @@ type cufileConfig struct {
 func (m *Machine) readCuFile(s *Snapshot) {
 	configs := []string{ownConfig, "etc/cufile.json"}
 	for _, dir := range s.list("usr/local") {
-		if !strings.HasPrefix(dir, "cuda") {
-			continue
+		if strings.HasPrefix(dir, "cuda") {
+			configs = append(configs, "usr/local/"+dir+"/gds/cufile.json")
 		}
-		configs = append(configs, "usr/local/"+dir+"/gds/cufile.json")
 	}
 	for _, name := range configs {
 		if text, ok := s.text(name); ok && m.Config == "" {
@@ -64,15 +61,11 @@ func (s *Snapshot) libraries() []string {
 		}
 	}
 	slices.SortFunc(all, func(a, b string) int {
-		if c := slices.Compare(slices.Collect(versionParts(libraryVersion(b))), slices.Collect(versionParts(libraryVersion(a)))); c != 0 {
-			return c
-		}
-		return strings.Compare(a, b)
+		older, newer := libraryVersion(a), libraryVersion(b)
+		return cmp.Or(slices.Compare(newer[:], older[:]), strings.Compare(a, b))
 	})
 	return all
 }
-
-func versionParts(v Version) func(func(int) bool) { return slices.Values(v[:]) }
 
 // libraryVersion reads "libcufile.so.1.15.1"; zero where the name says none, as in pip's packages.
 func libraryVersion(name string) Version {

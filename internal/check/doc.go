@@ -1,5 +1,5 @@
 // Package check finds out whether reads of a file can go from its storage straight into a GPU (GPUDirect Storage), and
-// if not, what stands in the way first and which command changes it.
+// if not, names the first obstacle and the command that removes it.
 //
 // It works in three steps, so that a machine can be judged far from where it stands:
 //
@@ -7,14 +7,14 @@
 //	Read      makes a Machine of a Snapshot: GPUs, drives, mounts, modules, in types
 //	Judge     makes a Report of a Machine: findings and one verdict. It is a pure function
 //
-// A Snapshot can be written to a file (Record) and read again (Load). Judge never sees more than what a Snapshot holds,
-// so a recorded machine gets the same findings as the live one.
+// A Snapshot can be written to a file (Record) and read again (Load). Judge never sees more than a Snapshot holds, so a
+// recorded machine gets the same findings as the live one.
 //
-// What a library or a filesystem must be asked for, which can hang, is not done here at all or is one function that the
-// caller runs in a process of its own: CaptureDriver, LookAt, and cufile's probe. Their answers are put into the Snapshot.
+// Asking a library or a filesystem can hang. The caller runs such functions in a process of their own: CaptureDriver,
+// LookAt, and cufile's probe. Their answers are put into the Snapshot.
 //
 // A static look can rule the direct path out, never in: without a proof by cufile's own counters the verdict is unknown.
 //
-// Sources of the rules: NVIDIA's GPUDirect Storage documentation (troubleshooting guide, release notes, "GDS support for
-// NVMe drives using Linux PCI P2PDMA"), the kernel module nvidia-fs 2.29, gpu-operator's ClusterPolicy, as of 2026.
+// Sources of the rules, as of 2026: NVIDIA's GPUDirect Storage documentation (troubleshooting guide, release notes,
+// "GDS support for NVMe drives using Linux PCI P2PDMA"), nvidia-fs 2.29, gpu-operator's ClusterPolicy.
 package check

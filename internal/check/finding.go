@@ -17,8 +17,8 @@ type Finding struct {
 	Name  string `json:"name"`
 	Level Level  `json:"level"`
 	Found string `json:"found"`
-	Why   string `json:"why,omitempty"` // what it means, where it is not OK
-	Fix   string `json:"fix,omitempty"` // the command that changes it, or what to change where no command can
+	Why   string `json:"why,omitempty"` // its effect, where it is not OK
+	Fix   string `json:"fix,omitempty"` // the command that changes it, or advice where no command can
 }
 
 // Verdict is which path reads of the judged file take to the judged GPU.
@@ -62,8 +62,8 @@ func (w ways) String() string {
 	return "nvidia-fs"
 }
 
-// The order in which findings explain a verdict: what no setting can change comes before what one can, and a cause
-// before what follows from it. Within a rank the first finding counts.
+// The order in which findings explain a verdict: causes that no setting can change come first, and each cause before
+// its effects. Within a rank the first finding counts.
 const (
 	rankGPU = iota + 1
 	rankPath
@@ -82,7 +82,7 @@ const (
 	rankBAR
 )
 
-// finding is a Finding with what it does to the verdict.
+// finding is a Finding with its effect on the verdict.
 type finding struct {
 	Finding
 	rank    int

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Report is what is known about one path and one GPU.
+// Report is the findings about one path and one GPU.
 type Report struct {
 	Path     string    `json:"path,omitempty"`
 	GPU      int       `json:"gpu"` // as nvidia-smi counts them, by PCI address
@@ -40,8 +40,8 @@ type judge struct {
 	list   []finding
 }
 
-// Judge says what a machine can do for a path and a GPU. Without a path (and without one in the snapshot) it judges the
-// machine alone. It reads nothing but m.
+// Judge judges a machine for a path and a GPU. Without a path (and without one in the snapshot) it judges the machine
+// alone. It reads nothing but m.
 func Judge(m *Machine, name string, gpu int) *Report {
 	j := &judge{m: m, index: gpu, target: m.Target}
 	if name != "" && (j.target == nil || j.target.Path != name && j.target.File != name) {
@@ -119,7 +119,8 @@ func (f *finding) verdict(path string) Verdict {
 	return Verdict{path, reason, f.Fix}
 }
 
-// verdict also settles how bad the findings are: what only one way needs is no failure where the other works.
+// verdict also settles how bad the findings are: the lack of something that one way needs is no failure where the other
+// works.
 func (j *judge) verdict() Verdict {
 	proof := j.proof()
 	if proof.Verdict == "proven" {
@@ -158,8 +159,8 @@ func (j *judge) verdict() Verdict {
 	return Verdict{Unproven, "nothing speaks against the direct path and nothing proves it: " + proof.Why, j.proofFix()}
 }
 
-// blocker gives the first finding that rules the direct path out, nil where none does, and the way that is not worth
-// setting up because less is missing for the other.
+// blocker gives the first finding that rules the direct path out, nil where none does. others is the way that is not
+// worth setting up, because less is missing for the other.
 func (j *judge) blocker() (first *finding, others ways) {
 	if j.blocked() != both {
 		return nil, 0

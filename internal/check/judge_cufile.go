@@ -18,7 +18,7 @@ func (j *judge) judgeCuFile() {
 		j.add(finding{Finding{inCuFile, name, Fail, found, why, fix}, rank, both, false, false})
 	}
 	if len(m.Libraries) == 0 {
-		fail(rankLibrary, "libcufile", "libcufile is in no usual place", "it is what reads into a GPU", "pip install nvidia-cufile # or: "+m.install("libcufile0 gds-tools", "libcufile gds-tools"))
+		fail(rankLibrary, "libcufile", "libcufile is in no usual place", "it reads into the GPU", "pip install nvidia-cufile # or: "+m.install("libcufile0 gds-tools", "libcufile gds-tools"))
 	} else {
 		version = libraryVersion(m.Libraries[0])
 		switch {
@@ -70,13 +70,13 @@ func (j *judge) judgeConfig(fail func(rank int, name, found, why, fix string)) {
 	if !bad {
 		mode := "true, as by default: other programs fall back to the CPU without a word"
 		if p.AllowCompat != nil && !*p.AllowCompat {
-			mode = "false: what cannot be direct is an error"
+			mode = "false: reads that cannot be direct are an error"
 		}
 		j.ok(inCuFile, name, "%s; allow_compat_mode is %s", m.Config, mode)
 	}
 }
 
-// judgeDenylist looks for what is judged among what an administrator took away from cuFile.
+// judgeDenylist looks for the target on the list of things that an administrator took away from cuFile.
 func (j *judge) judgeDenylist(fail func(rank int, name, found, why, fix string)) {
 	d := j.m.Properties.Denylist
 	report := func(what, entry string) {

@@ -2,6 +2,8 @@ package check
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -52,7 +54,7 @@ func (j *judge) judgeDriver() {
 	j.judgeRDMA()
 }
 
-// filesystemModule gives what nvidia-fs calls the kernel's part of a filesystem or device (nvfs-dma.h of nvidia-fs).
+// filesystemModule gives nvidia-fs's name of the kernel's part of a filesystem or device (nvfs-dma.h of nvidia-fs).
 func (j *judge) filesystemModule() string {
 	if j.target != nil {
 		for _, p := range j.target.Places {
@@ -117,7 +119,7 @@ func (j *judge) judgeP2P(driver Version) {
 	multipath := false
 	for _, d := range j.peers() {
 		for _, b := range m.Blocks {
-			multipath = multipath || strings.HasPrefix(b.Name, "nvme") && strings.Contains(b.path, "nvme-subsystem/") && m.controllersHave(b, d)
+			multipath = multipath || strings.HasPrefix(b.Name, "nvme") && strings.Contains(b.path, "nvme-subsystem/") && slices.Contains(m.controllers(b), d)
 		}
 	}
 	useP2P := m.Properties.Properties.P2PDMA
@@ -137,15 +139,6 @@ func (j *judge) judgeP2P(driver Version) {
 	default:
 		j.ok(inDriver, name, "driver, GPU, nvme and cufile.json are set for it")
 	}
-}
-
-func (m *Machine) controllersHave(b *Block, d *PCIDevice) bool {
-	for _, c := range m.controllers(b) {
-		if c == d {
-			return true
-		}
-	}
-	return false
 }
 
 func (m *Machine) configName() string {
@@ -181,7 +174,7 @@ func (j *judge) judgeRDMA() {
 	}
 }
 
-// firmware is what makes BAR1 as large as the GPU's memory.
+// firmware is the setting that makes BAR1 as large as the GPU's memory.
 const firmware = "enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware set-up"
 
 func (j *judge) judgeGPU() {
@@ -231,5 +224,5 @@ func node(n int) string {
 	if n < 0 {
 		return "unknown"
 	}
-	return itoa(n)
+	return strconv.Itoa(n)
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// remote is a network filesystem that nvidia-fs can serve, with what it calls the kernel's part of it.
+// remote is a network filesystem that nvidia-fs can serve, with its name of the kernel's part.
 type remote struct{ module, name string }
 
 func remoteFilesystems() map[string]remote {
@@ -96,7 +96,7 @@ func (j *judge) judgePlace(p Place) {
 	j.judgeDistance(top)
 }
 
-// judgeFilesystem says what the filesystem means, and whether a block device lies below that can be judged.
+// judgeFilesystem judges the filesystem, and says whether a block device lies below that can be judged.
 func (j *judge) judgeFilesystem(mount *Mount, through string) bool {
 	const name = "filesystem"
 	move := "put the data on ext4 or XFS on a local NVMe drive"

@@ -19,6 +19,13 @@ const (
 	Yes
 )
 
+func known(yes bool) Known {
+	if yes {
+		return Yes
+	}
+	return No
+}
+
 // Version is a number of two to four parts, such as 6.8.0 or 580.159.04.
 type Version [3]int
 
@@ -60,11 +67,10 @@ type Module struct {
 	Installed string // its file below /lib/modules, where it is
 }
 
-// Machine is what a snapshot says, in types.
+// Machine is a snapshot in types.
 type Machine struct {
 	Arch, Kernel, OS string
 	P2PDMA           Known // the kernel was built with CONFIG_PCI_P2PDMA
-	Cmdline          map[string]string
 	Modules          map[string]Module
 	Options          string // of nvidia and nvme modules, from /etc/modprobe.d and the running driver
 
@@ -89,7 +95,7 @@ type Machine struct {
 	Properties cufileConfig
 	Forced     bool // the environment has CUFILE_FORCE_COMPAT_MODE
 
-	Container  string // what says that this is one, "" where nothing does
+	Container  string // the sign that this is one, "" where there is none
 	Kubernetes bool   // it is a pod or a node of a cluster
 	// OperatorDriver says that gpu-operator brought the driver, or that this cannot be seen from inside a pod.
 	OperatorDriver bool
@@ -102,7 +108,7 @@ type Machine struct {
 	Proof          *Proof
 }
 
-// Names of what hbmfs adds to a snapshot.
+// Names of the files that hbmfs adds to a snapshot.
 const (
 	ownTarget = ".hbmfs/target.json"
 	ownProof  = ".hbmfs/proof.json"
@@ -111,16 +117,16 @@ const (
 	ownForced = ".hbmfs/force-compat"
 )
 
-// Proof is what the active read found out.
+// Proof is the result of the active read.
 type Proof struct {
 	Verdict string `json:"verdict"` // proven, refuted, unknown
 	Why     string `json:"why"`
 }
 
-// SetProof adds what the active read found out.
+// SetProof adds the result of the active read.
 func (s *Snapshot) SetProof(p Proof) error { return s.putJSON(ownProof, p) }
 
-// SetTarget adds what was found at the path that is judged.
+// SetTarget adds the findings at the path that is judged.
 func (s *Snapshot) SetTarget(t Target) error { return s.putJSON(ownTarget, t) }
 
 // SetDriverSilent notes that the NVIDIA modules did not answer in time.
@@ -143,30 +149,29 @@ func (s *Snapshot) putJSON(name string, v any) error {
 	return err
 }
 
-// Read makes a Machine of a snapshot. What a snapshot lacks, or says in a form that is not known, stays unknown.
+// Read makes a Machine of a snapshot. Facts that a snapshot lacks, or has in a form that is not known, stay unknown.
 func Read(s *Snapshot) *Machine {
 	m := &Machine{Modules: map[string]Module{}, NVFSModules: map[string]string{}, Blocks: map[string]*Block{}, Buses: map[string]*PCIDevice{}}
 	m.readKernel(s)
 	m.readDriver(s)
 	m.readPCI(s)
-	m.Mounts = readMounts(s)
+	mounts, _ := s.raw("proc/self/mountinfo")
+	m.Mounts = parseMounts(mounts)
 	m.readBlocks(s)
 	m.readCuFile(s)
 	m.readContainer(s)
 	m.Forced = s.exists(ownForced)
-	if data, ok := s.text(ownTarget); ok {
-		var t Target
-		if json.Unmarshal([]byte(data), &t) == nil {
-			m.Target = &t
-		}
-	}
-	if data, ok := s.text(ownProof); ok {
-		var p Proof
-		if json.Unmarshal([]byte(data), &p) == nil {
-			m.Proof = &p
-		}
-	}
+	m.Target, m.Proof = readJSON[Target](s, ownTarget), readJSON[Proof](s, ownProof)
 	return m
+}
+
+// readJSON gives the value that putJSON put, nil where it is missing or not understood.
+func readJSON[T any](s *Snapshot, name string) *T {
+	var v T
+	if data, ok := s.raw(name); !ok || json.Unmarshal(data, &v) != nil {
+		return nil
+	}
+	return &v
 }
 
 func (m *Machine) readKernel(s *Snapshot) {
@@ -177,22 +182,10 @@ func (m *Machine) readKernel(s *Snapshot) {
 			m.OS = strings.Trim(name, `"`)
 		}
 	}
-	m.Cmdline = map[string]string{}
-	text, _ := s.text("proc/cmdline")
-	for _, word := range strings.Fields(text) {
-		name, value, _ := strings.Cut(word, "=")
-		m.Cmdline[name] = value
-	}
 	if config, ok := s.text(keptConfig); ok {
-		m.P2PDMA = No
-		if strings.Contains(config, "CONFIG_PCI_P2PDMA=y") {
-			m.P2PDMA = Yes
-		}
+		m.P2PDMA = known(strings.Contains(config, "CONFIG_PCI_P2PDMA=y"))
 	} else if symbols, ok := s.text(keptSymbols); ok {
-		m.P2PDMA = No
-		if symbols != "" {
-			m.P2PDMA = Yes
-		}
+		m.P2PDMA = known(symbols != "")
 	}
 	m.readModules(s)
 	m.Groups = len(s.list("sys/kernel/iommu_groups"))

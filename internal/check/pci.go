@@ -26,7 +26,7 @@ type PCIDevice struct {
 	hasACS  Known
 }
 
-// gpuModel is what a PCI device number says about a data-centre GPU.
+// gpuModel is a data-centre GPU, known by its PCI device number.
 type gpuModel struct {
 	name string
 	gib  int64 // of HBM

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Print writes the report for people: one line for each finding, and what to do where one is not OK.
+// Print writes the report for people: one line for each finding, and the fix where one is not OK.
 func (r *Report) Print(w io.Writer) {
 	group := ""
 	width := 0

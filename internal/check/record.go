@@ -13,7 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// What a snapshot holds at most, live or loaded: a hostile recording must not fill the memory.
+// Bounds of a snapshot, live or loaded: a hostile recording must not fill the memory.
 const (
 	mostEntries = 50_000
 	mostFile    = 1 << 20
@@ -53,7 +53,7 @@ func (e *entry) write(t *tar.Writer, name string) error {
 	case kindFile:
 		h.Typeflag, h.Size = tar.TypeReg, int64(len(e.data))
 		if e.denied {
-			h.Mode = 0 // as it was for who recorded it
+			h.Mode = 0 // as it was for the process that recorded it
 		}
 	}
 	if err := t.WriteHeader(h); err != nil {
@@ -63,7 +63,7 @@ func (e *entry) write(t *tar.Writer, name string) error {
 	return err
 }
 
-// Load reads what Record wrote. It trusts nothing in it.
+// Load reads a recording of Record. It trusts nothing in it.
 func Load(r io.Reader) (*Snapshot, error) {
 	z, err := zstd.NewReader(r, zstd.WithDecoderMaxMemory(mostBytes), zstd.WithDecoderConcurrency(1))
 	if err != nil {

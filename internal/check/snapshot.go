@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// kind is what an entry of a snapshot is.
+// kind is the kind of an entry of a snapshot.
 type kind uint8
 
 const (
@@ -24,8 +24,8 @@ type entry struct {
 	target string // of a link
 }
 
-// Snapshot is what was kept of a machine: entries by their path without the leading slash and without symbolic links
-// in its directories.
+// Snapshot is the facts that were kept of a machine: entries by their path without the leading slash and without
+// symbolic links in its directories.
 type Snapshot struct {
 	entries map[string]*entry
 }
@@ -51,12 +51,11 @@ func (s *Snapshot) put(name string, e *entry) {
 // mostLinks bounds how many symbolic links a path may lead through, as the kernel does.
 const mostLinks = 40
 
-// real follows symbolic links, like realpath(3). The target need not be in the snapshot: sysfs has links to what was
-// not kept, and where they lead is all that matters. ok says whether it is.
-func (s *Snapshot) real(name string) (resolved string, ok bool) {
-	rest := strings.Split(strings.Trim(name, "/"), "/")
-	at, links := ".", 0
-	for len(rest) > 0 {
+// follow walks a path from at without links, like realpath(3). link says where a path leads that is a link. ok is false
+// after too many.
+func follow(at, name string, link func(name string) (target string, is bool)) (resolved string, ok bool) {
+	rest := strings.Split(name, "/")
+	for links := 0; len(rest) > 0; {
 		part := rest[0]
 		rest = rest[1:]
 		switch part {
@@ -67,20 +66,33 @@ func (s *Snapshot) real(name string) (resolved string, ok bool) {
 			continue
 		}
 		next := path.Join(at, part)
-		e := s.entries[next]
-		if e == nil || e.kind != kindLink {
+		target, is := link(next)
+		if !is {
 			at = next
 			continue
 		}
 		if links++; links > mostLinks {
 			return name, false
 		}
-		if strings.HasPrefix(e.target, "/") {
+		if strings.HasPrefix(target, "/") {
 			at = "."
 		}
-		rest = append(strings.Split(strings.Trim(e.target, "/"), "/"), rest...)
+		rest = append(strings.Split(target, "/"), rest...)
 	}
-	return at, s.entries[at] != nil
+	return at, true
+}
+
+// real follows symbolic links. The target need not be in the snapshot: sysfs has links to files that were not kept, and
+// only where they lead matters. ok says whether it is.
+func (s *Snapshot) real(name string) (resolved string, ok bool) {
+	at, ok := follow(".", name, func(name string) (string, bool) {
+		e := s.entries[name]
+		if e == nil || e.kind != kindLink {
+			return "", false
+		}
+		return e.target, true
+	})
+	return at, ok && s.entries[at] != nil
 }
 
 func (s *Snapshot) find(name string) *entry {
@@ -92,11 +104,8 @@ func (s *Snapshot) exists(name string) bool { return s.find(name) != nil }
 
 // text gives a file without the white space around it; ok says whether it is there and could be read.
 func (s *Snapshot) text(name string) (text string, ok bool) {
-	e := s.find(name)
-	if e == nil || e.kind != kindFile || e.denied {
-		return "", false
-	}
-	return strings.TrimSpace(string(e.data)), true
+	data, ok := s.raw(name)
+	return strings.TrimSpace(string(data)), ok
 }
 
 // lines gives the lines of a file that are not empty.

@@ -21,7 +21,7 @@ type Target struct {
 	HBMFS  bool    `json:"hbmfs,omitempty"`
 	Silent bool    `json:"silent,omitempty"` // it did not answer in time
 	Places []Place `json:"places"`
-	Note   string  `json:"note,omitempty"` // what could not be found out
+	Note   string  `json:"note,omitempty"` // why its places are not known
 }
 
 // Place is a device that bytes lie on.
@@ -75,8 +75,8 @@ func LookAt(ctx context.Context, name string) (Target, error) {
 	return t, err
 }
 
-// Open opens the files that the target's bytes lie in, one after the other: itself, or what hbmfs reads them from. f must
-// not keep them.
+// Open opens the files that the target's bytes lie in, one after the other: itself, or the backing files of hbmfs. f
+// must not keep them.
 func (t *Target) Open(ctx context.Context, f func(file *os.File, name string) error) error {
 	file, err := os.Open(t.File)
 	if err != nil {

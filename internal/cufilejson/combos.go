@@ -10,7 +10,7 @@ import (
 	"github.com/tailscale/hujson"
 )
 
-// combinations looks at settings that are right alone and wrong together, or wrong for what Options says.
+// combinations looks at settings that are right alone and wrong together, or wrong for the machine of Options.
 func (l *linter) combinations() {
 	l.compat()
 	l.sizes()
@@ -29,7 +29,7 @@ func (l *linter) literal(path string) hujson.Literal {
 	return nil
 }
 
-// number is the value of a setting, or the default. What is no number was reported.
+// number is the value of a setting, or the default. Other values were reported.
 func (l *linter) number(path string, byDefault int64) int64 {
 	n, err := strconv.ParseInt(string(l.literal(path)), 10, 64)
 	if err != nil {
@@ -194,7 +194,7 @@ func (l *linter) integers(path string) ([]int64, bool) {
 	return values, true
 }
 
-// network looks for what filesystems over RDMA need.
+// network looks for the settings that filesystems over RDMA need.
 func (l *linter) network() {
 	global := l.addresses("properties")
 	if l.isTrue("properties.rdma_dynamic_routing") && !global {

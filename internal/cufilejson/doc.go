@@ -10,11 +10,11 @@
 //
 // Write makes a file for a machine and a workload, each value with its reason.
 //
-// Lint looks at the text and at what Options says, never at the machine: whether a directory or device that is named
-// exists, which libcufile asks at start, is not judged.
+// Lint looks at the text and at Options, never at the machine. It does not judge whether a directory or device exists
+// that the file names; libcufile does so at its start.
 //
-// The keys are those in the libraries libcufile.so 1.15.1 and 1.19.1. Types, ranges and the dialect (JSON with comments,
-// but without trailing commas; of two equal keys the last counts) are what libcufile 1.13.1, 1.15.1 and 1.19.1 enforced
-// when they were loaded with such files; TestLibcufileAgrees does that again. Units and defaults are those of NVIDIA's
-// GPUDirect Storage configuration guide of November 2026.
+// The keys are those in the libraries libcufile.so 1.15.1 and 1.19.1. libcufile 1.13.1, 1.15.1 and 1.19.1 enforced
+// these types, ranges and dialect when they loaded such files; TestLibcufileAgrees does that again. The dialect is JSON
+// with comments, but without trailing commas; of two equal keys the last counts. Units and defaults are those of
+// NVIDIA's GPUDirect Storage configuration guide of November 2026.
 package cufilejson

@@ -18,7 +18,7 @@ type Level string
 
 // The levels.
 const (
-	Error   Level = "error"   // libcufile refuses the file, crashes, or does other than what is written
+	Error   Level = "error"   // libcufile refuses the file, crashes, or disobeys it
 	Warning Level = "warning" // it works, but probably not as wanted
 )
 
@@ -29,7 +29,7 @@ type Finding struct {
 	Level   Level  `json:"level"`
 	Key     string `json:"key,omitempty"` // with its sections, "properties.io_batchsize"
 	Message string `json:"message"`
-	Fix     string `json:"fix,omitempty"` // what the corrected file does about it; empty where it does nothing
+	Fix     string `json:"fix,omitempty"` // the correction in the corrected file; empty where there is none
 }
 
 func (f Finding) String() string {
@@ -44,7 +44,7 @@ func (f Finding) String() string {
 	return s
 }
 
-// Options is what is known of the machine and the intent. The zero value judges the text alone.
+// Options is the machine and the intent, as far as they are known. The zero value judges the text alone.
 type Options struct {
 	Direct     bool   // the user asked for proof: falling back to the CPU is an error
 	HBM        int64  // bytes of the GPU in use, 0 where it is not known
@@ -52,7 +52,7 @@ type Options struct {
 	Version    int    // of libcufile, 1015 for 1.15; 0 where it is not known
 }
 
-// Result is what Lint found.
+// Result is the findings of Lint.
 type Result struct {
 	Findings []Finding // by line and column
 	// Fixed is the text with everything corrected that can be, comments kept; nil where its syntax is beyond repair.
@@ -192,7 +192,7 @@ func (l *linter) punctuation(root *hujson.Value) {
 	}
 }
 
-// newlineAfter is what must follow a comment.
+// newlineAfter is the newline that a comment may need.
 func newlineAfter(comment string) string {
 	if strings.Contains(comment, "//") {
 		return "\n"

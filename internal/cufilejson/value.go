@@ -70,7 +70,7 @@ func (l *linter) judgeArray(k key, m *member) {
 	l.report(v.StartOffset, Error, k.path, message, fixed, edit{v.StartOffset, v.EndOffset, fixed})
 }
 
-// zero is what an element becomes that nothing can be made of.
+// zero replaces an element that cannot be repaired.
 func zero(k key) string {
 	switch {
 	case k.kind == number:
@@ -89,7 +89,7 @@ func quote(s string) string {
 	return string(out)
 }
 
-// judgeScalar looks at one value; remove is what to do where nothing can be made of it.
+// judgeScalar looks at one value; remove is the edit where it cannot be repaired.
 func (l *linter) judgeScalar(k key, v *hujson.Value, remove []edit) {
 	literal, _ := v.Value.(hujson.Literal) // nil for an array or object, whose kind is none of those below
 	var fixed, why string
@@ -180,7 +180,7 @@ func (l *linter) judgeNumber(k key, v *hujson.Value, literal hujson.Literal, rem
 	l.replace(k, v, strconv.FormatInt(right, 10), cmp.Or(problem, why), remove)
 }
 
-// inRange gives the nearest number that is right, and what is wrong with n.
+// inRange gives the nearest number that is right, and the problem with n.
 func (k key) inRange(n int64) (right int64, problem string) {
 	right = n
 	if k.bytes != 0 && n > k.bytes && n>>10 >= k.min && n>>10 <= max(k.bytes, k.min) {

@@ -14,7 +14,7 @@ const (
 	Weights    = "weights"    // large files are read once, as fast as they come
 )
 
-// Node is what Write needs to know of a machine. Zero values are unknown.
+// Node is the facts of a machine that Write needs. Zero values are unknown.
 type Node struct {
 	GPU        string // its name and number, for the comment
 	HBM        int64  // bytes of its memory
@@ -35,10 +35,16 @@ func Write(n Node, workload string) ([]byte, error) {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "{\n    // for %s; use it with CUFILE_ENV_PATH_JSON=FILE, or as /etc/cufile.json\n", workload)
-	fmt.Fprintf(&b, "    // what is left out has libcufile's default\n")
+	fmt.Fprintf(&b, "    // settings that are left out have libcufile's default\n")
 	settings := slices.Concat(n.general(), n.memory(), n.threads(workload), n.storage(workload))
 	slices.SortStableFunc(settings, func(a, b setting) int { return strings.Compare(sectionOf(a.path), sectionOf(b.path)) })
 	var open []string // sections
+	leave := func(depth int) {
+		for len(open) > depth {
+			open = open[:len(open)-1]
+			b.WriteString("\n" + strings.Repeat("    ", len(open)+1) + "}")
+		}
+	}
 	for i, s := range settings {
 		parts := strings.Split(s.path, ".")
 		sections, name := parts[:len(parts)-1], parts[len(parts)-1]
@@ -46,10 +52,7 @@ func Write(n Node, workload string) ([]byte, error) {
 		for same < min(len(open), len(sections)) && open[same] == sections[same] {
 			same++
 		}
-		for len(open) > same {
-			open = open[:len(open)-1]
-			b.WriteString("\n" + strings.Repeat("    ", len(open)+1) + "}")
-		}
+		leave(same)
 		if i > 0 {
 			b.WriteString(",\n")
 		}
@@ -60,10 +63,7 @@ func Write(n Node, workload string) ([]byte, error) {
 		indent := strings.Repeat("    ", len(open)+1)
 		fmt.Fprintf(&b, "%s// %s\n%s%q: %s", indent, s.why, indent, name, s.value)
 	}
-	for len(open) > 0 {
-		open = open[:len(open)-1]
-		b.WriteString("\n" + strings.Repeat("    ", len(open)+1) + "}")
-	}
+	leave(0)
 	b.WriteString("\n}\n")
 	return []byte(b.String()), nil
 }
@@ -71,7 +71,7 @@ func Write(n Node, workload string) ([]byte, error) {
 func sectionOf(path string) string { return path[:strings.LastIndexByte(path, '.')] }
 
 func (n Node) general() []setting {
-	compat := setting{"properties.allow_compat_mode", "false", "what cannot be direct is an error instead of a slow read that nobody notices"}
+	compat := setting{"properties.allow_compat_mode", "false", "a read that cannot be direct is an error, instead of slow and unnoticed"}
 	if n.Blocked != "" {
 		compat = setting{compat.path, "true", "direct reads do not work here: " + oneLine(n.Blocked)}
 	}
@@ -91,7 +91,7 @@ func (n Node) memory() []setting {
 		pinned.value = fmt.Sprint(n.HBM >> 10 / 4 * 4)
 		pinned.why = fmt.Sprintf("KB, all %d GiB of %s; the default, 32 GiB, fails with error 5016 beyond", n.HBM>>30, oneLine(n.GPU))
 	}
-	all := []setting{
+	return []setting{
 		pinned,
 		{"properties.max_direct_io_size_kb", fmt.Sprint(defaultDirectKB), "KB of one transfer, the most that is allowed; libcufile 1.19 has a smaller default"},
 		{"properties.per_buffer_cache_size_kb", fmt.Sprint(defaultPerBufferKB), "KB of one bounce buffer; only reads that are not aligned to 4 KiB, or into memory that is not registered, use them"},
@@ -99,7 +99,6 @@ func (n Node) memory() []setting {
 		{"properties.io_batchsize", fmt.Sprint(defaultBatch), "entries of a batch"},
 		{"properties.use_poll_mode", "false", "polling only helps transfers of some KB"},
 	}
-	return all
 }
 
 func (n Node) threads(workload string) []setting {
@@ -116,7 +115,7 @@ func (n Node) threads(workload string) []setting {
 		{"execution.parallel_io", "true", "split large reads; the stream API needs it, too"},
 		{"execution.max_io_threads", fmt.Sprint(threads), why},
 		{"execution.max_request_parallelism", fmt.Sprint(min(threads, 8)), "pieces of one read, 8 at most"},
-		{"execution.min_io_threshold_size_kb", "8192", "KB; what is smaller is not split"},
+		{"execution.min_io_threshold_size_kb", "8192", "KB; smaller reads are not split"},
 	}
 }
 

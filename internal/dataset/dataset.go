@@ -24,7 +24,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/trust"
 )
 
-// WrongUse is an error of what was asked for: nothing was tried.
+// WrongUse is an error in the request: nothing was tried.
 type WrongUse struct{ error }
 
 func (u WrongUse) Unwrap() error { return u.error }
@@ -36,7 +36,7 @@ type Options struct {
 	Segment    size.Flag // bytes
 	MinFree    size.Flag // bytes of the disk that stay free
 	Scrub      size.Flag // bytes per second that are compared with their checksums; 0 for none
-	Decode     bool      // show zstd files as what they decode to
+	Decode     bool      // show zstd files decoded
 	DecodeScan size.Flag // bytes of such a file that may be read to learn its size
 
 	Strict  bool // pin files by the time of their last change as well
@@ -104,8 +104,8 @@ type Dataset struct {
 	Name    string // for people
 	Listing *cache.Listing
 	Remote  fs.Remote
-	serve   func(ctx context.Context) // what runs beside the mount, until ctx ends; nil for nothing
-	Notes   []string                  // what is not as it might be meant, one line each
+	serve   func(ctx context.Context) // runs beside the mount, until ctx ends; nil for nothing
+	Notes   []string                  // surprises for the user, one line each
 	closers []func() error
 	tracer  *trace.Tracer
 }
@@ -142,7 +142,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		}
 	}()
 	if c.Decode && c.CacheDir == "" {
-		return s, WrongUse{errors.New("--decode needs --cache-dir: what files decode to is kept there")}
+		return s, WrongUse{errors.New("--decode needs --cache-dir: decoded files are kept there")}
 	}
 	if !IsRemote(from) {
 		dir, err := cache.OpenDir(from, c.MaxOpen)
@@ -203,8 +203,8 @@ func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tr
 	}, err
 }
 
-// keep has a remote source read through a cache, its compressed shards decoded. The indexes that say what is compressed
-// are kept, too, and fetched once; what they name comes past the cache, which keeps what it decodes to.
+// keep has a remote source read through a cache, its compressed shards decoded. The indexes of compressed shards are
+// kept, too, and fetched once. The shards come past the cache, which keeps them decoded.
 func (s *Dataset) keep(ctx context.Context, origin remoteOrigin, c *Options, log *slog.Logger) error {
 	kept, err := s.openStore(c, log)
 	if err != nil {
@@ -238,7 +238,7 @@ func (s *Dataset) decode(ctx context.Context, c *Options, log *slog.Logger) (*de
 		Scan: int64(c.DecodeScan), Sizes: filepath.Join(dir, hex.EncodeToString(of[:16])+".json"),
 	})
 	if err == nil && learned.Files > 0 {
-		log.Info("files were looked through to learn what they decode to", "files", learned.Files, "bytes", learned.Bytes, "took", time.Since(began))
+		log.Info("files were looked through to learn their decoded sizes", "files", learned.Files, "bytes", learned.Bytes, "took", time.Since(began))
 	}
 	return decoded, err
 }
@@ -261,10 +261,10 @@ func (s *Dataset) keepDecoded(ctx context.Context, c *Options, log *slog.Logger)
 	return nil
 }
 
-// addDecoded has decoded objects read through a cache, and what was learned of them remembered beside it.
+// addDecoded has decoded objects read through a cache, and their sizes remembered beside it.
 func (s *Dataset) addDecoded(kept *store.Store, decoded *decode.Origin, log *slog.Logger) {
 	if err := decoded.SaveSizes(); err != nil {
-		log.Warn("what was learned of compressed files is lost at the end of the mount", "error", err)
+		log.Warn("the decoded sizes of files are forgotten at the end of the mount", "error", err)
 	}
 	kept.Add(s.Name, decoded, &cache.Listing{Objects: decoded.Objects()})
 }

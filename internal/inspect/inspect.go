@@ -1,4 +1,4 @@
-// Package inspect says what a dataset is: its sets of shards, its views, and what is wrong with it.
+// Package inspect describes a dataset: its sets of shards, its views, and its problems.
 package inspect
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Report is what was found, and the JSON of hbmfs inspect. Counts are -1 where they are not known.
+// Report is the findings, and the JSON of hbmfs inspect. Counts are -1 where they are not known.
 type Report struct {
 	Source   string           `json:"source"`
 	Objects  int              `json:"objects"`
@@ -38,7 +38,7 @@ type Set struct {
 	Views     []View       `json:"views"`
 }
 
-// Shard is a shard of a set. Bad says what is wrong with it.
+// Shard is a shard of a set. Bad says why it cannot be used.
 type Shard struct {
 	Name   string `json:"name"`
 	Bytes  int64  `json:"bytes"`
@@ -67,8 +67,8 @@ type Options struct {
 	Progress func(doing string, total int64, bytes bool) (add func(int64), end func())
 }
 
-// Dataset recognizes what objects are, reads all indexes, builds all views, and compares the bytes where that is asked for. Source
-// is its name for people. What is wrong with the dataset is in the report, and an error is what kept it from being inspected.
+// Dataset recognizes objects, reads all indexes, builds all views, and compares the bytes with opt.Verify. source is
+// its name for people. Mistakes in the dataset are in the report; an error says why it could not be inspected.
 func Dataset(ctx context.Context, source string, objects []*layout.Object, format layout.Options, opt Options) (*Report, error) {
 	v, err := layout.Index(ctx, objects, format)
 	if err != nil {
@@ -130,11 +130,7 @@ func describe(s *layout.Set) Set {
 		Documents: s.Documents(), Samples: s.Samples(), Alignment: s.Alignment(), Notes: s.Notes, Shards: []Shard{}, Views: []View{},
 	}
 	for _, h := range s.Shards {
-		bytes := int64(0)
-		for _, o := range h.Objects {
-			bytes += o.Size
-		}
-		out.Shards = append(out.Shards, Shard{h.Name, bytes, h.Tokens, h.Bad})
+		out.Shards = append(out.Shards, Shard{h.Name, h.Bytes(), h.Tokens, h.Bad})
 	}
 	return out
 }
@@ -169,7 +165,7 @@ func tryView(ctx context.Context, v *layout.View, r *Report) (View, error) {
 	return out, nil
 }
 
-// verify compares the bytes of every file of the manifest. What differs becomes a problem.
+// verify compares the bytes of every file of the manifest. A difference becomes a problem.
 func (opt *Options) verify(ctx context.Context, v *layout.Volume, r *Report) error {
 	objects := map[string]*layout.Object{}
 	for _, o := range v.Objects {

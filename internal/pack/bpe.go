@@ -24,7 +24,7 @@ func loadRanks(codec tokenizer.Codec, size int64) ranks {
 // none is the rank of a pair that no token joins.
 const none = math.MaxUint32
 
-// keepNodes bounds what is kept from piece to piece.
+// keepNodes bounds the memory that is kept from piece to piece.
 const keepNodes = 1 << 16
 
 // merger does byte-pair encoding of pieces. One goroutine uses it.
@@ -51,8 +51,8 @@ func (p mergePair) before(q mergePair) bool {
 	return p.rank < q.rank || p.rank == q.rank && p.at < q.at
 }
 
-// append appends the tokens of piece to dst: the pair with the lowest rank is joined, the first of equals, until no
-// pair is a token. It takes O(n log n) and about 30 bytes for each of piece, so one long piece is no trap.
+// append appends the tokens of piece to dst. It joins the pair with the lowest rank, the first of equals, until no pair
+// is a token. It takes O(n log n) and about 30 bytes for each of piece, so one long piece is no trap.
 func (m *merger) append(dst []uint32, piece string) []uint32 {
 	n := int32(len(piece)) // a source yields no text of 2 GiB, see maxDocument
 	m.nodes, m.heap = m.nodes[:0], m.heap[:0]

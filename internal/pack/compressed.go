@@ -19,15 +19,15 @@ const (
 	zstdMagic = "\x28\xb5\x2f\xfd"
 )
 
-// zstdWindow bounds the memory that a zstd stream can ask for. It is what zstd itself takes without --long.
+// zstdWindow bounds the memory that a zstd stream can ask for. zstd itself takes as much without --long.
 const zstdWindow = 128 << 20
 
-// inputStream is a file that is being read: its bytes, or what they decompress to. Errors do not name the file.
+// inputStream is a file that is being read, decompressed if it is compressed. Errors do not name the file.
 type inputStream struct {
 	file   io.Closer
 	count  fileCounter
-	buf    *bufio.Reader // what the file holds
-	r      io.Reader     // what it decompresses to
+	buf    *bufio.Reader // the file's own bytes
+	r      io.Reader     // decompressed
 	format string        // gzip, zstd or empty
 	zstd   *zstd.Decoder // to be closed
 }
@@ -65,8 +65,8 @@ func openStream(name string) (*inputStream, error) {
 	return s, err
 }
 
-// newStream reads a file of the given name. Its magic says whether it is compressed, so a misleading name does no
-// harm; but one that should be compressed, and ends before its magic does, is cut off.
+// newStream reads a file of the given name. Its magic says whether it is compressed, so a misleading name does no harm.
+// But a file with such a name that ends within the magic is cut off.
 func newStream(name string, file io.ReadCloser) (*inputStream, error) {
 	s := &inputStream{file: file, count: fileCounter{r: file}}
 	s.buf = bufio.NewReaderSize(&s.count, 256<<10)

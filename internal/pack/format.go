@@ -21,7 +21,7 @@ const (
 // Formats returns the names of the formats, the default first.
 func Formats() []string { return []string{Megatron, LLMC, NanoGPT, NPY, MDS} }
 
-// What the readers of the formats can take.
+// Bounds of the formats' readers.
 const (
 	llmcMaxTokens = math.MaxInt32 // ntok is an i32
 	mdsMaxShard   = math.MaxUint32
@@ -35,7 +35,7 @@ const (
 	defaultMDSBytes   = 1 << 26
 )
 
-// formatRules is what a format allows.
+// formatRules are the rules of a format.
 type formatRules struct {
 	dtypes     []layout.DType // the first that the vocabulary fits is the automatic one
 	val        bool           // has a validation split
@@ -58,8 +58,8 @@ func rulesOf(format string) (formatRules, error) {
 	return formatRules{}, fmt.Errorf("format %q is not known: use %s", format, strings.Join(Formats(), ", "))
 }
 
-// dtypeFor returns the type that tokens are written in: the one that is asked for, or for "auto" the first of the
-// format that holds every token below vocabulary.
+// dtypeFor returns the type that tokens are written in: the one that is asked for, or the format's first that holds
+// every token below vocabulary.
 func (r formatRules) dtypeFor(format, asked string, vocabulary int64) (layout.DType, error) {
 	names := make([]string, len(r.dtypes))
 	for i, d := range r.dtypes {

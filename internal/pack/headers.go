@@ -10,8 +10,8 @@ import (
 // noHeader is nanoGPT's: its train.bin is the array alone (nanoGPT, data/openwebtext/prepare.py).
 func noHeader(int64) ([]byte, error) { return nil, nil }
 
-// llmcHeader returns the header of an llm.c shard of d: 256 i32 with magic, version and token count (llm.c,
-// dev/data/data_common.py: gpt-2 is u16, llama-3 is u32). Tokens start at 1,024: the format leaves no other choice.
+// llmcHeader returns the header of an llm.c shard of d: 256 i32 with magic, version and token count. Source: llm.c,
+// dev/data/data_common.py (gpt-2 is u16, llama-3 is u32). Tokens start at 1,024: the format leaves no other choice.
 func llmcHeader(d layout.DType) func(tokens int64) ([]byte, error) {
 	magic, version := uint32(20240520), uint32(1)
 	if d == layout.U32 {

@@ -15,7 +15,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// input is what Options.Sources turned out to be.
+// input is the sources of Options, once they are understood.
 type input struct {
 	source     Source
 	files      *fileSource // source, where it is text
@@ -56,9 +56,9 @@ type fileSource struct {
 	skipped int64  // files that are not text
 
 	skippedBytes int64
-	limit        int // bytes: maxDocument, or what a test sets
-	// mostlyText refuses a source that is mostly something else: more likely than not, it is a dataset in a format
-	// that was not recognized, and its README and index are not what the user wants packed.
+	limit        int // bytes: maxDocument, but in tests
+	// mostlyText refuses a source that is mostly something else. Likely it is a dataset in a format that was not
+	// recognized, and the user does not want its README and index packed.
 	mostlyText bool
 }
 
@@ -289,7 +289,7 @@ func isBinary(name string) bool {
 }
 
 // findTokens returns the token set that source holds, or nil. Without --from tokens, a directory counts as tokens only
-// if most of its bytes are: a source tree with a test vector somewhere is still text.
+// if most of its bytes are. A source tree with a test vector is still text.
 func (f *finder) findTokens(ctx context.Context, source string, info fs.FileInfo) (*tokenSet, error) {
 	if f.options.Index == nil {
 		return nil, nil
@@ -320,9 +320,7 @@ func (f *finder) findTokens(ctx context.Context, source string, info fs.FileInfo
 		}
 		found, names = append(found, t), append(names, fmt.Sprintf("%q", s.ViewDir()))
 		for _, h := range t.shards {
-			for _, o := range h.Objects {
-				inSets += o.Size
-			}
+			inSets += h.Bytes()
 		}
 	}
 	if f.options.From != "tokens" && only == "" && inSets <= all/2 {

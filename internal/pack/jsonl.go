@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// lineBuffer is what is read at once where lines are wanted. 1 MiB.
+// lineBuffer is the bytes that are read at once where lines are wanted. 1 MiB.
 const lineBuffer = 1 << 20
 
 // errLongLine says that a line is longer than may be held.

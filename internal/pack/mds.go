@@ -13,8 +13,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// mdsConfig is what MosaicML Streaming calls a shard's config: it lies in the shard and, with more keys, in
-// index.json. The fields are in the order of json.dumps(sort_keys=True) (streaming, base/format/mds/writer.py).
+// mdsConfig is a shard's config of MosaicML Streaming. It lies in the shard and, with more keys, in index.json. The
+// fields are in the order of json.dumps(sort_keys=True) (streaming, base/format/mds/writer.py).
 type mdsConfig struct {
 	ColumnEncodings []string `json:"column_encodings"`
 	ColumnNames     []string `json:"column_names"`
@@ -63,8 +63,8 @@ func (x *mdsIndex) write(ctx context.Context, o *output) error {
 	return f.finish(ctx)
 }
 
-// newMDSConfig describes one column "tokens". With sampleTokens 0 a sample is a document of any length, else every
-// sample has that many tokens and no header of its own, so that the samples are one array.
+// newMDSConfig describes one column "tokens". With sampleTokens 0 a sample is a document of any length. Else every
+// sample has that many tokens and no header, so that the samples are one array.
 func newMDSConfig(d layout.DType, sampleTokens int64) mdsConfig {
 	name := map[layout.DType]string{layout.U16: "uint16", layout.I32: "int32", layout.U32: "uint32"}[d]
 	c := mdsConfig{
@@ -228,7 +228,7 @@ func (m *mds) cutSamples() int64 {
 	return n * size
 }
 
-// head returns what comes before the samples: count, offsets and the config, which spaces pad until the tokens of the
+// head returns the bytes before the samples: count, offsets and config. Spaces pad the config until the tokens of the
 // first sample start on a 4 KiB boundary. Readers skip the config; JSON allows the spaces.
 func (m *mds) head() ([]byte, error) {
 	config, err := json.Marshal(m.config)

@@ -70,7 +70,7 @@ func (m *megatron) finish(ctx context.Context) error {
 }
 
 // writeIndex writes header, lengths (i32), byte offsets in the .bin (i64) and the sequence at which each document
-// starts (i64), which ends with the number of sequences.
+// starts (i64). The last entry is the number of sequences.
 func (m *megatron) writeIndex(ctx context.Context) error {
 	n := m.flat.file.sums.Documents
 	head, ok := layout.MegatronHeader(m.flat.dtype, n, n)

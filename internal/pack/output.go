@@ -14,13 +14,13 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// output is the directory that is being written. Everything in it has a temporary name until publish, so that
-// abort can undo the run whole and a dataset that --force replaces stays intact until its successor is complete.
-// It is used by one goroutine.
+// output is the directory that is being written. Everything in it has a temporary name until publish. So abort can undo
+// the run whole, and a dataset that --force replaces stays intact until its successor is complete. It is used by one
+// goroutine.
 type output struct {
 	dir     string
 	made    []string         // directories that did not exist before, the deepest first
-	earlier map[string]int64 // name and size of what an earlier pack wrote here, by its manifest
+	earlier map[string]int64 // name and size of an earlier pack's files here, by its manifest
 	open    map[*outFile]bool
 	done    []*outFile   // complete and synced, in the order in which they were finished
 	swaps   bool         // publish has begun to give names, and is not through
@@ -40,7 +40,7 @@ func newOutput(dir string, force bool) (*output, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open the output directory: %w", err)
 	case !force && slices.ContainsFunc(entries, ofSwap):
-		return nil, fmt.Errorf("a pack was stopped in %s while it gave the files their names: use --force, which first undoes what it did", dir)
+		return nil, fmt.Errorf("a pack was stopped in %s while it gave the files their names: use --force, which first undoes it", dir)
 	case len(entries) > 0 && !force:
 		return nil, fmt.Errorf("%s is not empty: choose another directory, or use --force to write into it", dir)
 	}
@@ -251,8 +251,8 @@ func (o *output) replaceable(name string, info fs.FileInfo) bool {
 	return ok && info.Mode().IsRegular() && info.Size() == size
 }
 
-// retirable returns the files that an earlier pack wrote here, the manifest first: shards of two runs side by side would
-// be read as one dataset. Files that no manifest lists, or whose size is another, stay.
+// retirable returns the files that an earlier pack wrote here, the manifest first. Shards of two runs side by side
+// would be read as one dataset. Files that no manifest lists, or whose size is another, stay.
 func (o *output) retirable(root *os.Root) ([]string, error) {
 	var names []string
 	for name := range o.earlier {

@@ -14,7 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Options says what to pack and how. The zero value of a field means its default.
+// Options is the sources of a run, its output and its format. The zero value of a field means its default.
 type Options struct {
 	Sources []string // files and directories
 	Out     string   // directory
@@ -22,7 +22,7 @@ type Options struct {
 
 	From    string   // auto, text, jsonl or tokens; default auto, which tells by content, and JSONL by its name
 	TextKey string   // of JSONL; default "text"
-	Include []string // globs on the base name, or on the path below the source where they hold a slash; default: what looks like text
+	Include []string // globs on the base name, or on the path below the source where they hold a slash; default: files that look like text
 	// Index recognizes the datasets in a directory. It is called for sources that may hold tokens, and the volume is
 	// read until Run returns; nil means that there are none.
 	Index func(ctx context.Context, dir string) (*layout.Volume, error)
@@ -46,7 +46,7 @@ type Options struct {
 	Progress func(done, total int64)
 }
 
-// Result is what a run wrote.
+// Result counts and names the output of a run.
 type Result struct {
 	Format        string   `json:"format"`
 	DType         string   `json:"dtype"`
@@ -63,7 +63,7 @@ type Result struct {
 	Seconds       float64  `json:"seconds"`
 }
 
-// OptionError says that the options are wrong, or do not go together or with what the sources are.
+// OptionError says that the options are wrong, or do not go together or with the sources.
 type OptionError struct{ Err error }
 
 func (e *OptionError) Error() string { return e.Err.Error() }
@@ -107,7 +107,7 @@ type plan struct {
 	rules     formatRules
 	dtype     layout.DType
 	tokenizer *Tokenizer // nil for tokens
-	eot       []uint32   // what is added to each document: nothing or one token
+	eot       []uint32   // added to each document: nothing or one token
 	limit     int64      // tokens of a shard, 0 for one shard
 }
 

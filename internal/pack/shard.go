@@ -16,8 +16,8 @@ type shard interface {
 	finish(ctx context.Context) error
 }
 
-// stream is a sequence of shards of one split. It decides where shards end: exactly after limit tokens where the
-// format takes documents that span shards, else at the first end of a document at or after limit tokens.
+// stream is a sequence of shards of one split. It decides where shards end: exactly after limit tokens where documents
+// may span shards, else at the first end of a document from there on.
 type stream struct {
 	open       func(index int) (shard, error)
 	limit      int64 // tokens, 0 for one shard of any size
@@ -48,7 +48,7 @@ func (s *stream) write(ctx context.Context, tokens []uint32) error {
 		s.inCur += int64(len(part))
 		s.inDoc += int64(len(part))
 		tokens = tokens[len(part):]
-		// A document whose last token is the shard's last must end in it, so the shard is closed only when the next
+		// A document whose last token is the shard's last must end in it. So the shard is closed only when the next
 		// token comes or the document ends.
 		if !s.byDocument && len(tokens) > 0 {
 			if err := s.close(ctx); err != nil {

@@ -10,7 +10,7 @@ type Document struct {
 	Text   []byte   // valid until yield returns
 	Tokens []uint32 // valid until yield returns
 	More   bool     // the document goes on in the next Document; such a text may be tokenized on its own
-	// Repaired says that the source replaced invalid UTF-8. What it left is found by the tokenizer.
+	// Repaired says that the source replaced invalid UTF-8. The tokenizer finds the rest.
 	Repaired bool
 	Read     int64 // bytes of the source that this and everything before it took, for progress
 }
@@ -21,7 +21,7 @@ type Source interface {
 	Documents(ctx context.Context, yield func(Document) error) error
 }
 
-// maxDocument bounds what is held of a text that offers no place to cut it, and a line of JSONL. 64 MiB.
+// maxDocument bounds a text that offers no place to cut it, and a line of JSONL. 64 MiB.
 const maxDocument = 64 << 20
 
 // batchBytes and batchDocuments bound what one worker takes at once. They fix the borders of batches, so they must

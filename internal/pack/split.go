@@ -5,14 +5,14 @@ import (
 	"unicode/utf8"
 )
 
-// The splitters below do by hand what the patterns of tiktoken (tiktoken_ext/openai_public.py) and of
-// tiktoken-go/tokenizer do by a regular expression: they cut a text into the pieces that byte-pair encoding never
-// looks beyond. The text is valid UTF-8. Every rune belongs to a piece, and every piece is followed by the next.
+// The splitters below cut a text into the pieces that byte-pair encoding never looks beyond. tiktoken
+// (tiktoken_ext/openai_public.py) and tiktoken-go/tokenizer do so by a regular expression. The text is valid UTF-8.
+// Every rune belongs to a piece, and every piece is followed by the next.
 
 // splitter returns where the piece that begins at text[i] ends, for i < len(text).
 type splitter func(s *splits, text []byte, i int) int
 
-// class is what the patterns ask of a rune.
+// class is the classes of the patterns that a rune is in.
 type class uint8
 
 const (
@@ -177,8 +177,8 @@ func upperWord(s *splits, text []byte, from int) int {
 	return s.run(text, i, isLower)
 }
 
-// rest is what cl100k and o200k have in common: \p{N}{1,3}, then ?[^\s\p{L}\p{N}]+ with a space before it and line
-// ends or the byte also after it, then \s*[\r\n]+, then blank. The text at i is no letter.
+// rest is the common part of cl100k and o200k. It tries \p{N}{1,3}, ?[^\s\p{L}\p{N}]+ with a space before it and line
+// ends or the byte also after it, \s*[\r\n]+, and blank. The text at i is no letter.
 func (s *splits) rest(text []byte, i int, also byte) int {
 	c, n := s.at(text, i)
 	if c&isNumber != 0 {

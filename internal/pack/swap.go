@@ -11,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// What lies in the output directory while names change hands.
+// Names in the output directory while a dataset is replaced.
 const (
 	earlierDir    = ".hbmfs-pack-earlier"   // the dataset that is being replaced
 	successorName = ".hbmfs-pack-successor" // the manifest of the new one, while its files get their names

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// pieceBytes is the size from which a text is cut into parts, so that one long document keeps all workers busy and
-// does not have to fit into memory. A cancelled run waits for one part per worker.
+// pieceBytes is the size from which a text is cut into parts. So one long document keeps all workers busy and does not
+// have to fit into memory. A cancelled run waits for one part per worker.
 const pieceBytes = batchBytes
 
 // sniffBytes is how much of a file's start says whether it is text.
@@ -49,7 +49,7 @@ type cutter struct {
 	r        io.Reader
 	piece    int          // bytes of a part, where there is a place to cut
 	limit    int          // bytes that are searched for one
-	progress func() int64 // what Document.Read is
+	progress func() int64 // gives Document.Read
 	out      int64        // bytes given out
 	buf      []byte
 	eof      bool
@@ -108,9 +108,9 @@ func (c *cutter) parts(yield func(Document) error) error {
 	}
 }
 
-// lastCut returns the last place in text where it can be cut, or 0: before a white space that follows a letter, or
-// between a lone line end and what begins the next line. No pattern of tiktoken's vocabularies joins these two or
-// looks over them, so every one of them splits there whatever comes before and after.
+// lastCut returns the last place where text can be cut, or 0. That is before a white space that follows a letter, or
+// between a lone line end and the next line. No pattern of tiktoken's vocabularies joins these two or looks over them,
+// so every one of them splits there whatever comes before and after.
 func lastCut(text []byte) int {
 	for i := len(text) - 1; i > 0; i-- {
 		switch text[i] {

@@ -9,7 +9,7 @@ import (
 	"github.com/tiktoken-go/tokenizer"
 )
 
-// vocabulary is what tiktoken-go/tokenizer does not tell about an encoding. The counts are tiktoken's n_vocab
+// vocabulary is the facts about an encoding that tiktoken-go/tokenizer does not tell. The counts are tiktoken's n_vocab
 // (tiktoken_ext/openai_public.py), special tokens and gaps included.
 type vocabulary struct {
 	name     string
@@ -68,8 +68,8 @@ func NewTokenizer(name string) (*Tokenizer, error) {
 	return nil, fmt.Errorf("tokenizer %q is not known: use %s", name, strings.Join(Tokenizers(), ", "))
 }
 
-// What an Encoder remembers: pieces that are not tokens themselves, of up to cachePiece bytes, with their tokens.
-// Text repeats its words, so few pieces need merging. Full, it holds about 10 MiB.
+// Bounds of an Encoder's memory: it keeps pieces of up to cachePiece bytes that are not tokens themselves, with their
+// tokens. Text repeats its words, so few pieces need merging. Full, it holds about 10 MiB.
 const (
 	cachePieces = 1 << 15
 	cachePiece  = 64
@@ -89,11 +89,11 @@ func (t *Tokenizer) NewEncoder() *Encoder {
 
 // Append appends the tokens of text to dst. Invalid UTF-8 becomes U+FFFD, and repaired says so.
 //
-// The tokens are those of OpenAI's tiktoken. The library's own Encode is several times slower and not exact: its
+// The tokens are those of OpenAI's tiktoken. The library's own Encode is several times slower and not exact. Its
 // generated matchers leave out U+007F, and end \s*[\r\n]+ at the first line end instead of the last.
 func (e *Encoder) Append(dst []uint32, text []byte) (tokens []uint32, repaired bool, err error) {
 	if !utf8.Valid(text) {
-		// The library knows which bytes become one U+FFFD together; what it tokenizes is the repaired text.
+		// The library knows which bytes become one U+FFFD together, and tokenizes the repaired text.
 		_, pieces, err := e.codec.Encode(string(text))
 		if err != nil {
 			return dst, true, err

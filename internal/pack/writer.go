@@ -84,7 +84,7 @@ func (w *writer) batch(ctx context.Context, b *batch) error {
 
 func (w *writer) endDocument(ctx context.Context) error {
 	if w.cur.inDoc == 0 {
-		w.result.Empty++ // no end-of-text for what has no text, as Megatron's preprocess_data.py does
+		w.result.Empty++ // a document without text gets no end-of-text, as in Megatron's preprocess_data.py
 		return nil
 	}
 	if err := w.cur.write(ctx, w.plan.eot); err != nil {
@@ -98,7 +98,7 @@ func (w *writer) endDocument(ctx context.Context) error {
 	return nil
 }
 
-// close finishes the shards and what lies beside them.
+// close finishes the shards and the files beside them.
 func (w *writer) close(ctx context.Context) error {
 	for _, s := range []*stream{w.train, w.val} {
 		if err := s.close(ctx); err != nil {

@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// Calibration is what was measured, and from where. Rates are GB/s of one GPU or thread unless said otherwise.
+// Calibration is measured figures, and their source. Rates are GB/s of one GPU or thread unless said otherwise.
 type Calibration struct {
 	Source string `json:"source"`
 	// Wall is a pinned copy into one GPU.
@@ -58,7 +58,7 @@ func Measured() *Calibration {
 	return c
 }
 
-// benchOutput is what we read of hbmfs bench --json. Fields that we do not know are for others.
+// benchOutput is the part of hbmfs bench --json that we read. Fields that we do not know are for others.
 type benchOutput struct {
 	GPUs    []json.RawMessage `json:"gpus"`
 	CPUs    int               `json:"cpus"`
@@ -93,7 +93,7 @@ func ParseBench(r io.Reader) (*Bench, error) {
 		return nil, fmt.Errorf("this is no output of hbmfs bench --json: %w", err)
 	}
 	if o.Threads == 0 && len(o.GPUs) == 1 {
-		o.Threads = min(8, max(4, o.CPUs)) // what a reader takes by itself; several share, and the result does not say how
+		o.Threads = min(8, max(4, o.CPUs)) // a reader takes as many by itself; several share, and the result does not say how
 	}
 	if n := len(o.GPUs); n < 1 || n > mostThings || o.Threads < 0 || o.Threads > 256 || !between(o.Wall, 0.01, mostRate) {
 		return nil, fmt.Errorf("this result has %d GPUs, %d threads and a wall of %g GB/s: run hbmfs bench --json with a GPU", n, o.Threads, o.Wall)
@@ -111,8 +111,8 @@ func ParseBench(r io.Reader) (*Bench, error) {
 	return b, nil
 }
 
-// Calibrate takes measured figures over into the model. Links and paths are taken from the runs with the fewest GPUs,
-// where nothing is shared; the CPUs' law from all runs that no GPU link bound. What was not measured stays as Measured has it.
+// Calibrate takes measured figures over into the model. Links and paths come from the runs with the fewest GPUs, where
+// nothing is shared. The CPUs' law comes from all runs that no GPU link bound. Other figures stay as Measured has them.
 func Calibrate(results []*Bench) (*Calibration, error) {
 	if len(results) == 0 {
 		return nil, errors.New("there is nothing to calibrate with: name files that hbmfs bench --json printed")
@@ -168,8 +168,8 @@ func Calibrate(results []*Bench) (*Calibration, error) {
 	return c, nil
 }
 
-// movingCost bounds the driver's rate of registering by a pass with moving windows: with perfect overlap, the pass is the
-// registering; without any, what the copy took is to be taken off.
+// movingCost bounds the driver's rate of registering by a pass with moving windows. With perfect overlap, the pass is
+// the registering; without any, the time of the copy is taken off.
 func movingCost(moving, kept float64) Range {
 	low, high := moving, 1/(1/moving-1/kept)
 	// Much overlap makes the upper bound useless: registering ten times as fast as it was seen is no longer an estimate.
@@ -204,8 +204,8 @@ func fit(points []Point) CPUs {
 			return c
 		}
 	}
-	// One number of threads, or so few that they did not hinder each other: the run with the most is met, and the law's
-	// shape is the typical one. To read "no cost" out of such runs would promise any rate to enough threads.
+	// There is one number of threads, or so few that they did not hinder each other. The run with the most is met, and
+	// the law's shape is the typical one. To read "no cost" out of such runs would promise any rate to enough threads.
 	most := slices.MaxFunc(points, func(p, q Point) int { return p.GPUs*p.Threads - q.GPUs*q.Threads })
 	threads := float64(most.GPUs * most.Threads)
 	c.PerThread = most.GBps / threads * (1 + c.Coherence*threads*(threads-1))
@@ -218,8 +218,8 @@ func (c CPUs) at(threads int) float64 {
 	return c.PerThread * t / (1 + c.Coherence*t*(t-1))
 }
 
-// Rate is what so many threads in all copy, with the range that errors of measuring cause: the law is fitted again with
-// each point a little higher and lower, and the differences add up as those of independent errors do.
+// Rate is the copy rate of so many threads in all, with the range that errors of measuring cause. The law is fitted
+// again with each point a little higher and lower. The differences add up as those of independent errors do.
 func (c CPUs) Rate(threads int) Range {
 	mid := c.at(threads)
 	up, down := 0.0, 0.0

@@ -13,12 +13,12 @@ import (
 const (
 	mostDevices   = 4096
 	mostAttribute = 256 // bytes
-	// betweenSockets is what sysfs does not tell: about one UPI (48 GB/s raw) or xGMI link (64).
+	// betweenSockets is assumed, as sysfs does not tell it: about one UPI (48 GB/s raw) or xGMI link (64).
 	betweenSockets = 50
 )
 
-// Discover describes the computer whose sysfs is at root (normally /sys): GPUs, switches, NVMe drives, by PCI classes and
-// the links' highest rates (an idle GPU runs its link slowly). What sysfs does not tell is assumed, and said in Notes.
+// Discover describes the GPUs, switches and NVMe drives of the computer whose sysfs is at root (normally /sys). It
+// takes the links' highest rates, since an idle GPU runs its link slowly. Notes has its assumptions.
 func Discover(root string) (*Node, error) {
 	entries, err := os.ReadDir(filepath.Join(root, "bus/pci/devices"))
 	if err != nil {
@@ -153,6 +153,6 @@ func attribute(path, name string) string {
 	}
 	defer func() { _ = f.Close() }() // it is only read
 	text := make([]byte, mostAttribute)
-	n, _ := f.Read(text) // what cannot be read says nothing
+	n, _ := f.Read(text) // an error leaves the text empty
 	return strings.TrimSpace(string(text[:n]))
 }

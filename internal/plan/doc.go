@@ -1,9 +1,10 @@
-// Package plan says what a path into GPU memory is worth before somebody buys or deploys it: how fast N GPUs of a
-// node would read by each path, which stage binds, and what an epoch, a checkpoint or a load of weights takes and costs.
+// Package plan says how much a path into GPU memory is worth before somebody buys or deploys it. It computes how fast N
+// GPUs of a node would read by each path, and which stage binds. It gives time and cost of an epoch, a checkpoint or a
+// load of weights.
 //
 // It is a model. It does no I/O but reading a description (YAML), results of hbmfs bench (JSON) and, bounded, sysfs.
-// Parse or Discover gives nodes, Calibrate takes measured figures in, Build makes a Report, which prints as a table, as
-// JSON, or as one HTML page. Units: bytes, seconds, and GB/s of 1e9 bytes, unless a name says otherwise.
+// Parse or Discover gives nodes, Calibrate takes measured figures in, and Build makes a Report. That prints as a table,
+// as JSON, or as one HTML page. Units: bytes, seconds, and GB/s of 1e9 bytes, unless a name says otherwise.
 //
 // # Registration
 //
@@ -18,7 +19,7 @@
 // of an H200 host needed 22 to 24 ms/GB (0.098 us a page) for page cache that was populated (docs/benchmarks-gpu.md).
 // GPU memory is pinned in pages of 64 KiB (nvidia-fs: the shadow buffer's granularity), 16 times fewer.
 //
-// Known figures of others, and what becomes of them here (registration_test.go computes all of them):
+// Known figures of others, compared with the model (registration_test.go computes all of them):
 //
 //   - R = 0.23 for I/Os of 1 MiB at 100 Gb/s, registered for each I/O: follows for CPU memory with 25 us fixed cost
 //     (0.25 with none). The 25 us are chosen so that it does.
@@ -28,27 +29,25 @@
 //
 // # Stages
 //
-// A read passes stages: storage (NVMe, NIC), PCIe links and switches, the socket's root complex and the link between
-// sockets, host memory, for staged the CPUs, and the GPU's own link. In a steady state the slowest stage binds. The rate
-// of a PCIe link is
+// A read passes stages: storage (NVMe, NIC), PCIe links and switches, the link between sockets, host memory, for staged
+// the CPUs, and the GPU's own link. In a steady state the slowest stage binds. The rate of a PCIe link is
 //
 //	raw = lanes x GT/s x coding / 8,  coding 8/10 (gen 1, 2), 128/130 (3 to 5), 242/256 (6)   [PCIe base specification]
 //
-// times an efficiency for headers and flow control: 55.2 of 63.0 GB/s for a pinned copy over gen 5 x16 on an H200, 0.876,
-// unless calibrated. A byte crosses the memory bus once with pinned and mapped, about twice
-// with staged (the page cache, and a slot that is half the time still in the last-level cache), three times with plain.
+// times an efficiency for headers and flow control: 55.2 of 63.0 GB/s for a pinned copy over gen 5 x16 on an H200,
+// 0.876, unless calibrated. A byte crosses the memory bus once with pinned and mapped, about twice with staged, three
+// times with plain. Of staged, half of a slot's traffic stays in the last-level cache.
 //
 // Depth d, I/Os of s bytes and a latency of L give at most d x s / (L + s/rate) (Little's law). A fence each F bytes, at
 // which all I/Os under way must end, makes F bytes take F/rate + L.
 //
 // # Contention
 //
-// Network.Simulate moves chunks of N streams through the shared stages as events. Each stage serves one chunk at a time,
-// chosen by start-time fair queueing with the streams' weights (Goyal, Vin, Cheng 1996); each stream keeps a window of
-// chunks under way. For no cost of contention this approaches weighted max-min fairness (Hahne 1991 for round robin with
-// windows), and tests hold it against Network.MaxMin, an exact solver. A stage may cost more with each further stream
-// that waits at it (contention c: service takes 1 + c(n-1) times as long); then the aggregate has a maximum, which Build
-// reports.
+// Network.Simulate moves chunks of N streams through the shared stages as events. Each stage serves one chunk at a
+// time, chosen by start-time fair queueing with the streams' weights (Goyal, Vin, Cheng 1996). Each stream keeps a
+// window of chunks under way. Without a cost of contention this approaches weighted max-min fairness (Hahne 1991 for
+// round robin with windows). Tests compare it with Network.MaxMin, an exact solver. With a contention c, service takes
+// 1 + c(n-1) times as long while n streams wait at a stage. Then the aggregate has a maximum, which Build reports.
 //
 // # CPUs
 //
@@ -62,14 +61,14 @@
 //
 // # Ranges
 //
-// Every figure is a range. Measured rates are taken as +-5% (runs on machines of one type differed by that), described or
-// assumed ones as +-15% or what the description says, and registration is bounded from both sides. Low is what comes of
-// all low figures together, high of all high ones: wide on purpose, and no confidence interval.
+// Every figure is a range. Measured rates are taken as +-5%, by which runs on machines of one type differed. Described
+// or assumed ones are +-15%, unless the description says otherwise. Registration is bounded from both sides. Low
+// follows from all low figures together, high from all high ones: wide on purpose, and no confidence interval.
 //
 // # What was held out
 //
-// Calibrated by runs on one and two H200s, the model predicts four and eight (heldout_test.go; docs/planning.md has the
-// table): pinned within 9%, mapped within 5%, staged within 15%. The layout of that host was not recorded with the figures; the
-// description's four GPUs on two x16 uplinks of each socket, and 50 GB/s between the sockets, are assumptions from such boards and
-// links in general (about one UPI or xGMI link). The test shows that any value from 40 to 80 GB/s would have done.
+// Calibrated by runs on one and two H200s, the model predicts four and eight: pinned within 9%, mapped within 5%,
+// staged within 15% (heldout_test.go; docs/planning.md has the table). The layout of that host was not recorded with
+// the figures. Four GPUs on two x16 uplinks of each socket, and 50 GB/s between the sockets (about one UPI or xGMI
+// link), are assumptions. The test shows that any value from 40 to 80 GB/s would have done.
 package plan

@@ -6,7 +6,7 @@ import (
 	"io"
 )
 
-// The page's parts. The chart libraries are the published files, unchanged: page/README.md says from where.
+// The page's parts. page/README.md says how the chart libraries are built.
 var (
 	//go:embed page/page.html
 	pageHTML string
@@ -14,10 +14,8 @@ var (
 	pageStyle string
 	//go:embed page/page.js
 	pageScript string
-	//go:embed page/echarts.min.js
-	pageECharts string
-	//go:embed page/echarts-gl.min.js
-	pageEChartsGL string
+	//go:embed page/charts.min.js
+	pageCharts string
 )
 
 // WriteHTML writes the report as one page that needs nothing else: no network, no other file.
@@ -27,9 +25,8 @@ func (r *Report) WriteHTML(w io.Writer) error {
 		return err
 	}
 	return page.Execute(w, struct {
-		Report             *Report
-		Style              template.CSS
-		Script             template.JS
-		ECharts, EChartsGL template.JS
-	}{r, template.CSS(pageStyle), template.JS(pageScript), template.JS(pageECharts), template.JS(pageEChartsGL)})
+		Report         *Report
+		Style          template.CSS
+		Script, Charts template.JS
+	}{r, template.CSS(pageStyle), template.JS(pageScript), template.JS(pageCharts)})
 }

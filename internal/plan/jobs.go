@@ -26,7 +26,7 @@ type JobPath struct {
 
 	Stall   *Range `json:"stall_s,omitempty"`          // epoch with compute: time in which the GPUs wait
 	Restore *Range `json:"restore_s,omitempty"`        // checkpoint: reading it back
-	Share   *Range `json:"overhead_share,omitempty"`   // checkpoint: of all time, what checkpoints and lost work take
+	Share   *Range `json:"overhead_share,omitempty"`   // checkpoint: the part of all time that checkpoints and lost work take
 	Best    *Range `json:"best_interval_s,omitempty"`  // checkpoint: sqrt(2 x time x MTBF) (Young 1974)
 	Fits    string `json:"fits_the_notice,omitempty"`  // checkpoint: yes, no, or perhaps
 	Lost    *Range `json:"lost_a_failure_s,omitempty"` // checkpoint: work lost and time to restore at a preemption
@@ -85,7 +85,7 @@ func (m *model) epoch(ctx context.Context, j Job, u use, p *JobPath) error {
 	reading := p.Rate.per(size)
 	if j.Passes > 1 {
 		again := u
-		again.once = u.cold // what is not cached is not registered for long
+		again.once = u.cold // data that is not cached is not registered for long
 		o, err := m.run(ctx, again)
 		if err != nil {
 			return err
@@ -113,7 +113,7 @@ func (m *model) weights(ctx context.Context, j Job, u use, p *JobPath) error {
 		p.Time = p.Rate.per(size)
 		return nil
 	}
-	// What is read or registered once serves all copies, and goes on beside the copying.
+	// Reading and registering once serve all copies, and go on beside the copying.
 	once := map[string]Range{}
 	if u.cold {
 		once[stageStorage] = m.storage(false).per(size)
@@ -168,7 +168,7 @@ func (m *model) checkpoint(ctx context.Context, j Job, u use, p *JobPath) error 
 	if p.Fits == "yes" { // the notice is enough for a last checkpoint
 		lost = restore.add(p.Time)
 	}
-	share := Range{overhead(p.Time.Low, lost.Low, interval, mtbf), overhead(p.Time.Mid, lost.Mid, interval, mtbf), overhead(p.Time.High, lost.High, interval, mtbf)}
+	share := atLevels(func(level func(Range) float64) float64 { return overhead(level(p.Time), level(lost), interval, mtbf) })
 	p.Share = &share
 	if mtbf > 0 {
 		best := p.Time.each(func(t float64) float64 { return math.Sqrt(2 * t * mtbf) })

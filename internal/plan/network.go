@@ -26,8 +26,8 @@ type Network struct {
 	Flows  []Flow
 }
 
-// MaxMin gives each flow's rate in GB/s under weighted max-min fairness, exactly, by progressive filling: all rates rise in
-// proportion to their weights until a stage is full; its flows stop; the others go on. Contention is left out.
+// MaxMin gives each flow's exact rate in GB/s under weighted max-min fairness, by progressive filling. All rates rise
+// in proportion to their weights until a stage is full. Its flows stop; the others go on. Contention is left out.
 func (n *Network) MaxMin() []float64 {
 	rates := make([]float64, len(n.Flows))
 	stopped := make([]bool, len(n.Flows))
@@ -59,7 +59,7 @@ func (n *Network) MaxMin() []float64 {
 	}
 }
 
-// load is what stopped flows use of a stage, and the weight of those that still rise.
+// load is the rate that stopped flows use of a stage, and the weight of those that still rise.
 func (n *Network) load(stage int, rates []float64, stopped []bool) (used, weight float64) {
 	for f, flow := range n.Flows {
 		for _, s := range flow.Route {
@@ -75,7 +75,7 @@ func (n *Network) load(stage int, rates []float64, stopped []bool) (used, weight
 	return used, weight
 }
 
-// Simulated is what a simulation measured.
+// Simulated is the result of a simulation.
 type Simulated struct {
 	Rates     []float64 // of each flow, GB/s
 	Aggregate float64

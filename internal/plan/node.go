@@ -18,7 +18,7 @@ import (
 //go:embed example.yaml
 var Example []byte
 
-// Description is a YAML file: nodes, and what to do on them.
+// Description is a YAML file: nodes, and jobs on them.
 type Description struct {
 	Nodes []Node `yaml:"nodes"`
 	Jobs  []Job  `yaml:"jobs"`
@@ -33,7 +33,7 @@ type Node struct {
 	Links        []Link    `yaml:"links"`
 	GPUs         []GPU     `yaml:"gpus"`
 	Storage      []Storage `yaml:"storage"`
-	Threads      int       `yaml:"threads"` // of staged, for each GPU; 0 for what hbmfs takes by itself
+	Threads      int       `yaml:"threads"` // of staged, for each GPU; 0 for hbmfs's own number
 	Notes        []string  `yaml:"-"`
 }
 
@@ -45,7 +45,7 @@ type Wire struct {
 	Uncertainty float64 `yaml:"uncertainty"` // a part of the rate; 0 takes the default
 }
 
-// Link is a switch's uplink, a root port, or what joins two sockets: what all below it share.
+// Link is a switch's uplink, a root port, or a link between sockets. All devices below share it.
 type Link struct {
 	Name       string  `yaml:"name"`
 	Parent     string  `yaml:"parent"` // a link's name, or nothing for host memory
@@ -86,7 +86,7 @@ type Job struct {
 	Cached   bool    `yaml:"cached" json:"cached"`       // the page cache holds it
 	Passes   int     `yaml:"passes" json:"passes"`       // of an epoch; 0 means 1
 	Copies   bool    `yaml:"copies" json:"copies"`       // weights: every GPU reads all of it, instead of its part
-	Compute  Seconds `yaml:"compute" json:"compute_s"`   // of an epoch: what the GPUs compute meanwhile
+	Compute  Seconds `yaml:"compute" json:"compute_s"`   // of an epoch: the GPUs' computing meanwhile
 	Interval Seconds `yaml:"interval" json:"interval_s"` // between checkpoints
 	Notice   Seconds `yaml:"notice" json:"notice_s"`     // of a checkpoint: from a spot preemption's notice to the end
 	MTBF     Seconds `yaml:"mtbf" json:"mtbf_s"`         // mean time between preemptions or failures
@@ -96,10 +96,10 @@ const (
 	mostDescription = 1 << 20
 	mostThings      = 64 // GPUs, links, storage devices, nodes, jobs
 	mostRate        = 1e5
-	memoryDefault   = 245 // GB/s: 0.8 of what 8 channels of DDR5-4800, one socket, give at most (307)
+	memoryDefault   = 245 // GB/s: 0.8 of the 307 of 8 channels of DDR5-4800, one socket
 )
 
-// Parse reads a description. Whatever is unknown, missing or impossible is an error that says where and what to write.
+// Parse reads a description. An unknown, missing or impossible value is an error that names its place and the fix.
 func Parse(r io.Reader) (*Description, error) {
 	text, err := io.ReadAll(io.LimitReader(r, mostDescription+1))
 	if err != nil {
@@ -133,7 +133,7 @@ func Parse(r io.Reader) (*Description, error) {
 	return &d, nil
 }
 
-// check completes a node with defaults and says what is wrong with it.
+// check completes a node with defaults and finds its first mistake.
 func (n *Node) check() error {
 	if n.Name == "" {
 		return errors.New("it has no name: add name")
@@ -238,7 +238,7 @@ func (n *Node) above(parent string) ([]int, error) {
 // pcieDefault is the usable part of a PCIe link's raw rate: 55.2 of 63.0 GB/s, a pinned copy to an H200.
 const pcieDefault = 55.2 / 63.015
 
-// raw is the rate of a PCIe link after its line coding, in GB/s, and 0 for what is none.
+// raw is the rate of a PCIe link after its line coding, in GB/s, and 0 where there is no such link.
 func (w Wire) raw() float64 {
 	switch w.Lanes {
 	case 1, 2, 4, 8, 12, 16:
@@ -256,7 +256,7 @@ func (w Wire) raw() float64 {
 	return 0
 }
 
-// rate is what a link carries, at an efficiency of PCIe.
+// rate is a link's rate at an efficiency of PCIe.
 func (w Wire) rate(pcie float64) float64 {
 	if w.GBps > 0 {
 		return w.GBps

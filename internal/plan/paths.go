@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// The paths into GPU memory, as in package cufile, and two to compare them with: pinned, a copy of memory that is pinned
-// already, which none of them can beat; and plain, one thread for each GPU that reads and copies.
+// The paths into GPU memory, as in package cufile, and two to compare them with. Pinned is a copy of memory that is
+// pinned already, which none of them can beat. Plain is one thread for each GPU that reads and copies.
 const (
 	Pinned = "pinned"
 	Mapped = "mapped"
@@ -29,10 +29,10 @@ type stage struct {
 	name       string
 	rate       Range
 	contention float64
-	kind       string // what stages of many devices are called together
+	kind       string // one name for the stages of many devices
 }
 
-// What stages are called.
+// Names of stages.
 const (
 	stageStorage     = "storage"
 	stageMemory      = "host memory"
@@ -42,7 +42,7 @@ const (
 	stageGPUs        = "the GPUs' own links"
 )
 
-// model is a node with what was measured.
+// model is a node with a calibration.
 type model struct {
 	node *Node
 	cal  *Calibration
@@ -138,8 +138,8 @@ func (m *model) shared(b *builder, u use) (route []int) {
 	return route
 }
 
-// threads is how many stage, in all: what the description says for each GPU, or what hbmfs takes by itself: 8 for one GPU, 16
-// for several together, and at least 2 each.
+// threads is how many stage, in all. The description gives them for each GPU. hbmfs itself takes 8 for one GPU, 16 for
+// several together, and at least 2 each.
 func (m *model) threads(gpus int) int {
 	if m.node.Threads > 0 {
 		return gpus * m.node.Threads
@@ -150,24 +150,18 @@ func (m *model) threads(gpus int) int {
 // storage is all devices together, through the links that they share on their way to host memory. The data is spread
 // evenly, so that the slowest device holds the others up.
 func (m *model) storage(write bool) Range {
-	return Range{
-		m.storageAt(write, func(r Range) float64 { return r.Low }),
-		m.storageAt(write, func(r Range) float64 { return r.Mid }),
-		m.storageAt(write, func(r Range) float64 { return r.High }),
-	}
-}
-
-func (m *model) storageAt(write bool, level func(Range) float64) float64 {
-	n := &Network{}
-	for _, l := range m.node.Links {
-		n.Stages = append(n.Stages, Stage{Name: l.Name, Rate: level(m.wire(l.Wire))})
-	}
-	for _, s := range m.node.Storage {
-		route, _ := m.node.above(s.Parent) // check has followed it
-		n.Stages = append(n.Stages, Stage{Name: s.Name, Rate: level(m.device(s, write))})
-		n.Flows = append(n.Flows, Flow{Route: append(route, len(n.Stages)-1), Weight: 1})
-	}
-	return slices.Min(n.MaxMin()) * float64(len(n.Flows))
+	return atLevels(func(level func(Range) float64) float64 {
+		n := &Network{}
+		for _, l := range m.node.Links {
+			n.Stages = append(n.Stages, Stage{Name: l.Name, Rate: level(m.wire(l.Wire))})
+		}
+		for _, s := range m.node.Storage {
+			route, _ := m.node.above(s.Parent) // check has followed it
+			n.Stages = append(n.Stages, Stage{Name: s.Name, Rate: level(m.device(s, write))})
+			n.Flows = append(n.Flows, Flow{Route: append(route, len(n.Stages)-1), Weight: 1})
+		}
+		return slices.Min(n.MaxMin()) * float64(len(n.Flows))
+	})
 }
 
 // device is one storage device's rate.
@@ -184,8 +178,7 @@ func (m *model) thread(u use) Range {
 		return m.cal.Plain
 	}
 	s, p := m.storage(u.write), m.cal.Plain
-	together := func(a, b float64) float64 { return 1 / (1/a + 1/b) }
-	return Range{together(s.Low, p.Low), together(s.Mid, p.Mid), together(s.High, p.High)}
+	return atLevels(func(level func(Range) float64) float64 { return 1 / (1/level(s) + 1/level(p)) })
 }
 
 // direct adds a stream from each storage device to each GPU, past host memory unless that lies between them.
@@ -236,7 +229,7 @@ func (m *model) offers(u use) (why string, ok bool) {
 	return "", true
 }
 
-// outcome is what a use gives.
+// outcome is the result of a use.
 type outcome struct {
 	aggregate Range
 	slowest   float64 // of the GPUs

@@ -15,7 +15,14 @@ func around(x, part float64) Range { return Range{x * (1 - part), x, x * (1 + pa
 // scale multiplies by a number that is not negative.
 func (r Range) scale(by float64) Range { return Range{r.Low * by, r.Mid * by, r.High * by} }
 
-// per gives what an amount takes at this rate: the highest rate takes the least.
+// atLevels makes a range of three figures: level picks the low, mid or high one of others.
+func atLevels(figure func(level func(Range) float64) float64) Range {
+	return Range{
+		figure(func(r Range) float64 { return r.Low }), figure(func(r Range) float64 { return r.Mid }), figure(func(r Range) float64 { return r.High }),
+	}
+}
+
+// per gives the time of an amount at this rate: the highest rate takes the least.
 func (r Range) per(amount float64) Range {
 	return Range{amount / r.High, amount / r.Mid, amount / r.Low}
 }

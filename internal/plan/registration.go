@@ -2,7 +2,7 @@ package plan
 
 import "math"
 
-// Registration is what registering memory with a device costs.
+// Registration is the cost of registering memory with a device.
 type Registration struct {
 	Name    string  `json:"name"`
 	Fixed   float64 `json:"fixed_s"`    // for each registration
@@ -30,7 +30,7 @@ func Registrations() []Registration {
 	}
 }
 
-// Time is what one registration takes, in seconds.
+// Time is the time of one registration, in seconds.
 func (r Registration) Time(bytes int64) float64 {
 	return r.Fixed + math.Ceil(float64(bytes)/float64(r.Page))*r.PerPage
 }

@@ -27,7 +27,7 @@ type Compared struct {
 	Plain Range  `json:"plain_time_s"`
 }
 
-// NodeReport is what it says about one node.
+// NodeReport is the report on one node.
 type NodeReport struct {
 	Name   string       `json:"name"`
 	Source string       `json:"source"`
@@ -49,7 +49,7 @@ type Sweep struct {
 	Best    int          `json:"best_gpus"` // the least number that reaches 99% of the highest aggregate
 }
 
-// SweepPoint is what so many GPUs reach.
+// SweepPoint is the rates of so many GPUs.
 type SweepPoint struct {
 	GPUs      int      `json:"gpus"`
 	Aggregate Range    `json:"aggregate_gb_per_s"`
@@ -69,7 +69,7 @@ type StageUse struct {
 	Binds bool    `json:"binds"`
 }
 
-// IOSizeRate is what one GPU reaches with I/Os of one size.
+// IOSizeRate is the rates of one GPU with I/Os of one size.
 type IOSizeRate struct {
 	Path   string  `json:"path"`
 	Bytes  int64   `json:"bytes"`
@@ -194,16 +194,16 @@ func (m *model) sweep(ctx context.Context, n *NodeReport, u use) error {
 	return nil
 }
 
-// What starting and ending one I/O takes, in seconds, where the description does not say. A copy from pinned memory is some
-// 10 us from its call to its event; a read from an NVMe drive some 100 us.
+// The time of starting and ending one I/O, in seconds, where the description does not say. A copy from pinned memory is
+// some 10 us from its call to its event; a read from an NVMe drive some 100 us.
 const (
 	copyLatency    = 10e-6
 	storageLatency = 100e-6
 	fenceBytes     = 64 << 20
 )
 
-// IORate is what I/Os of one size reach on a way that carries rate GB/s at best, with so many under way and a latency in
-// seconds; with a fence each so many bytes (0 for none), at which all must have ended.
+// IORate is the rate of I/Os of one size on a way that carries rate GB/s at best, with depth under way and a latency in
+// seconds. At a fence each so many bytes (0 for none) all must have ended.
 func IORate(rate, latency float64, size int64, depth int, fence int64) float64 {
 	bytes := float64(size)
 	open := min(rate, float64(depth)*bytes/1e9/(latency+bytes/(rate*1e9)))

@@ -45,11 +45,11 @@ func (s *Seconds) UnmarshalYAML(n *yaml.Node) error {
 // duration writes a range of seconds in the unit that suits it.
 func duration(r Range) string {
 	for _, u := range []struct {
-		above float64
-		name  string
-	}{{2 * 86400, "d"}, {2 * 3600, "h"}, {120, "min"}, {1, "s"}, {1e-3, "ms"}, {0, "us"}} {
-		if unit := map[string]float64{"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 1e-3, "us": 1e-6}[u.name]; r.Mid >= u.above {
-			return r.scale(1/unit).String() + " " + u.name
+		above, unit float64
+		name        string
+	}{{2 * 86400, 86400, "d"}, {2 * 3600, 3600, "h"}, {120, 60, "min"}, {1, 1, "s"}, {1e-3, 1e-3, "ms"}, {0, 1e-6, "us"}} {
+		if r.Mid >= u.above {
+			return r.scale(1/u.unit).String() + " " + u.name
 		}
 	}
 	return r.String() + " s"

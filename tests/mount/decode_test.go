@@ -237,7 +237,7 @@ func TestFilesInZstd(t *testing.T) {
 	m := mount(t, source, "--decode", "--cache-dir", kept, "--cache-min-free=1MiB")
 	m.compare(t, decoded)
 	wantAbsent(t, m.Path("a", "train.bin.zst"))
-	if log := m.logText(t); !strings.Contains(log, "looked through to learn what they decode to") {
+	if log := m.logText(t); !strings.Contains(log, "looked through to learn their decoded sizes") {
 		t.Errorf("the log does not say that files were looked through:\n%s", log)
 	}
 	var s struct{ Problems int }

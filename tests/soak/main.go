@@ -1,7 +1,7 @@
 // Command soak reads a remote dataset through a mount for a long time, under faults and with a cache of a tenth of it,
 // and compares every byte.
 //
-//	go run ./tests/soak --hbmfs bin/hbmfs [--time 30m] [--report docs/soak.md]
+//	go run ./tests/soak --hbmfs bin/hbmfs [--time 30m] [--report FILE]
 //	go run ./tests/soak --hbmfs bin/hbmfs --amplification --objects 16 [--forget]
 //
 // The origin is this program: one request in a hundred fails, by an error, a reset, a short body, other bytes' range, or

@@ -1,5 +1,5 @@
-// Package live gets the facts of this machine for package check, and proves a read: it is what hbmfs check does where it is given
-// no recording. What may hang is asked in processes that can be left behind.
+// Package live gets the facts of this machine for package check, and proves a read. hbmfs check uses it unless it is
+// given a recording. It asks what may hang in processes that can be left behind.
 package live
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/check"
 )
 
-// Patience with what may hang, where Timeout does not say. The check stays below three seconds on a machine that
-// cannot read directly anyway; a driver's start and a first read can take many.
+// Patience with questions that may hang, where Timeout does not say. The check stays below three seconds on a machine
+// that cannot read directly anyway; a driver's start and a first read can take many.
 const (
 	asidePatience = time.Second
 	readPatience  = 10 * time.Second
@@ -30,13 +30,13 @@ const (
 type Machine struct {
 	Path      string        // a file or directory to look at and to read; "" for the machine alone
 	GPU       int           // as nvidia-smi counts them
-	Timeout   time.Duration // for the driver, for Path and for the read, each; 0 for what package live takes
+	Timeout   time.Duration // for the driver, for Path and for the read, each; 0 for the constants above
 	Libraries cufile.Libraries
 	Aside     []string // a command that calls [Aside] with the arguments that follow
 	Probe     []string // a command that calls [cufile.RunProbe]
 }
 
-// patience is what Timeout says, or otherwise.
+// patience is Timeout if set, else otherwise.
 func (m *Machine) patience(otherwise time.Duration) time.Duration {
 	if m.Timeout > 0 {
 		return m.Timeout
@@ -73,7 +73,7 @@ func captureRoot(capture func(fs.FS) (*check.Snapshot, error)) (*check.Snapshot,
 	return capture(root.FS())
 }
 
-// answer is what a process aside gave.
+// answer is the recording of a process aside.
 type answer struct {
 	s   *check.Snapshot
 	err error

@@ -1,5 +1,5 @@
-// Draws the report that lies in #report. Two-dimensional charts are SVG, which scales to the paper's width; each chart
-// has its figures in a table beside it, which is also what is left where there is no WebGL.
+// Draws the report that lies in #report. Two-dimensional charts are SVG, which scales to the paper's width. A table beside
+// each chart has its figures.
 'use strict';
 
 const report = JSON.parse(document.getElementById('report').textContent);
@@ -44,9 +44,8 @@ function size(bytes) {
   return bytes + ' TiB';
 }
 
-function chart(parent, option, kind) {
-  const box = element(parent, 'div', undefined, { class: 'chart ' + (kind || '') });
-  const c = echarts.init(box, null, { renderer: kind === 'tall screen' ? 'canvas' : 'svg' });
+function chart(parent, option) {
+  const c = charting.init(element(parent, 'div', undefined, { class: 'chart' }));
   c.setOption(Object.assign({ animation: false, textStyle: { fontFamily: 'system-ui, sans-serif' } }, option));
   charts.push(c);
   return c;
@@ -91,7 +90,7 @@ function contention(section, node) {
       },
     }]),
   });
-  table(section, ['path', 'from', 'one GPU, GB/s', 'all, GB/s', 'best number', 'what binds with all'], node.contention.map(s => {
+  table(section, ['path', 'from', 'one GPU, GB/s', 'all, GB/s', 'best number', 'binding with all'], node.contention.map(s => {
     if (!s.points) return [s.path, s.from, '', '', '', { note: s.without }];
     const first = s.points[0], last = s.points[s.points.length - 1];
     return [s.path, s.from, range(first.aggregate_gb_per_s), range(last.aggregate_gb_per_s), s.best_gpus, { note: (last.binds || []).join(', ') }];
@@ -99,7 +98,7 @@ function contention(section, node) {
 }
 
 function stages(section, node) {
-  element(section, 'h3', 'What each stage can carry, and how busy it is');
+  element(section, 'h3', 'The rate of each stage, and its use');
   const keys = [...new Set(node.stages.map(s => [s.path, s.from, s.gpus].join('|')))];
   if (keys.length === 0) return;
   const select = element(section, 'select');
@@ -113,7 +112,7 @@ function stages(section, node) {
   const c = chart(section, {});
   const draw = () => {
     const rows = node.stages.filter(s => [s.path, s.from, s.gpus].join('|') === select.value);
-    title.textContent = select.selectedOptions[0].textContent + '. Dark: what is carried. Light: what the stage could carry. Red: it binds.';
+    title.textContent = select.selectedOptions[0].textContent + '. Dark: the rate that it carries. Light: the rate that it could carry. Red: it binds.';
     c.setOption({
       animation: false,
       tooltip: { trigger: 'axis', axisPointer: { type: 'shadow' }, valueFormatter: v => digits(v) + ' GB/s' },
@@ -191,26 +190,23 @@ function registration() {
   const select = element(section, 'select');
   report.registration.forEach((s, i) => element(select, 'option', s.registration.name + ', ' + digits(s.link_gb_per_s) + ' GB/s', { value: i }));
   const source = element(section, 'p', '', { class: 'soft' });
-  const box = element(section, 'div');
+  const box = element(section, 'div', undefined, { class: 'chart tall screen' });
   const figures = element(section, 'div');
-  let c = null;
-  if (document.createElement('canvas').getContext('webgl')) c = chart(box, {}, 'tall screen');
-  else element(box, 'p', 'This browser has no WebGL: no surface is drawn; the table has its figures.', { class: 'soft' });
+  const graph = new charting.Graph3d(box, undefined, {
+    style: 'surface', width: '48rem', height: '100%', backgroundColor: { fill: 'none', stroke: 'none', strokeWidth: 0 },
+    colormap: ['#cf222e', '#d4a72c', '#1a7f37'], showShadow: false, keepAspectRatio: false, verticalRatio: 0.6,
+    xLabel: 'buffer', yLabel: 'I/Os', zLabel: 'R', xStep: 2, yStep: 2, zStep: 0.2, zMin: 0, zMax: 1,
+    cameraPosition: { horizontal: -0.7, vertical: 0.4, distance: 2.1 }, axisFontSize: 26, rotateAxisLabels: false, yCenter: '44%',
+  });
+  charts.push(graph);
   const draw = () => {
     const s = report.registration[select.value];
     source.textContent = select.selectedOptions[0].textContent + ': ' + s.registration.source + '.';
-    const axis = { fontSize: 16, lineHeight: 40 }; // echarts-gl cuts labels off that are as high as their line
-    if (c) c.setOption({
-      animation: false,
-      tooltip: { formatter: p => size(s.sizes[p.value[0]]) + ', ' + s.ios[p.value[1]] + ' I/Os: R = ' + p.value[2].toFixed(2) },
-      visualMap: { min: 0, max: 1, dimension: 2, right: 10, top: 'middle', inRange: { color: ['#cf222e', '#d4a72c', '#1a7f37'] } },
-      xAxis3D: { type: 'category', name: 'buffer', nameGap: 35, nameTextStyle: axis, axisLabel: axis, data: s.sizes.map(size) },
-      yAxis3D: { type: 'category', name: 'I/Os', nameGap: 35, nameTextStyle: axis, axisLabel: axis, data: s.ios.map(String) },
-      zAxis3D: { type: 'value', name: 'R', nameTextStyle: axis, axisLabel: axis, min: 0, max: 1 },
-      grid3D: { boxWidth: 120, boxDepth: 100, viewControl: { alpha: 25, beta: 40, distance: 230 }, postEffect: { enable: false } },
-      series: [{ type: 'surface', wireframe: { show: true }, shading: 'color', dataShape: [s.sizes.length, s.ios.length],
-        data: s.sizes.flatMap((_, i) => s.ios.map((_, j) => [i, j, s.r[i][j]])) }],
-    }, true);
+    graph.setOptions({
+      xValueLabel: x => size(s.sizes[x]), yValueLabel: y => String(s.ios[y]),
+      tooltip: p => size(s.sizes[p.x]) + ', ' + s.ios[p.y] + ' I/Os: R = ' + p.z.toFixed(2),
+    });
+    graph.setData(s.sizes.flatMap((_, x) => s.ios.map((_, y) => ({ x, y, z: s.r[x][y] }))));
     figures.replaceChildren();
     table(figures, ['buffer', ...s.ios.map(n => n + (n === 1 ? ' I/O' : ' I/Os')), 'I/Os until R = ' + s.break_even_r],
       s.sizes.map((bytes, i) => [size(bytes), ...s.r[i].map(r => ({ text: r.toFixed(2), shade: r })), s.break_even_ios[i]]));
@@ -231,7 +227,7 @@ function compared() {
 function cpus() {
   const c = report.calibration;
   const section = element(main, 'section');
-  element(section, 'h2', 'What the model was calibrated by');
+  element(section, 'h2', 'Calibration');
   table(section, ['figure', 'value'], [
     ['pinned copy into one GPU, GB/s', range(c.wall)],
     ['mapped, part of the link', digits(c.mapped_of_link)],
@@ -258,7 +254,7 @@ try {
   }
   registration();
   cpus();
-  window.addEventListener('resize', () => charts.forEach(c => c.resize()));
+  window.addEventListener('resize', () => charts.forEach(c => c.resize ? c.resize() : c.redraw()));
 } catch (e) {
   errors.push(String(e && e.stack || e));
 }
