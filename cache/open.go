@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -30,10 +31,8 @@ func whenUnleased(ctx context.Context, open func() error) error {
 		if !errors.Is(err, ErrLeased) {
 			return err
 		}
-		select {
-		case <-time.After(leaseLook):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pause.For(ctx, leaseLook); err != nil {
+			return err
 		}
 	}
 }

@@ -2,7 +2,6 @@ package decode
 
 import (
 	"context"
-	"errors"
 	"io"
 	"sync"
 
@@ -75,14 +74,7 @@ func (in *input) get(ctx context.Context, off int64) ([]byte, error) {
 		all = new([spanSize]byte)
 	}
 	buf := all[:min(spanSize, in.object.Size-off)]
-	n, err := in.object.ReadAt(ctx, buf, off)
-	if n == len(buf) {
-		return buf, nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return nil, err
+	return buf, fillFrom(ctx, in.object, buf, off)
 }
 
 // Read implements [io.Reader]. Its end is the object's.

@@ -22,11 +22,10 @@ type summing struct {
 
 // newSumming begins to sum what the hash of a digest is of, nil for none. The caller closes it.
 func newSumming(d digest) *summing {
-	h := newHash(d.name)
-	if h == nil {
+	if d.make == nil {
 		return nil
 	}
-	s := &summing{sum: h}
+	s := &summing{sum: d.make()}
 	if d.slow() && runtime.GOMAXPROCS(0) > 1 {
 		s.full, s.free, s.done = make(chan []byte, sumBuffers), make(chan []byte, sumBuffers), make(chan struct{})
 		for range sumBuffers {

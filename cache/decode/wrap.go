@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"path"
@@ -68,14 +67,11 @@ type plan struct {
 
 // readPlan reads an index of a listing of so many objects, nil if there is nothing to decode in it.
 func readPlan(ctx context.Context, o *layout.Object, objects int) (*plan, error) {
-	text := make([]byte, o.Size)
-	if n, err := o.ReadAt(ctx, text, 0); n < len(text) {
-		if errors.Is(err, fs.ErrPermission) { // whoever may read it sees the shards as they are stored
-			return nil, nil
-		}
-		if err == nil || errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
+	text, err := part(ctx, o, 0, o.Size)
+	switch {
+	case errors.Is(err, fs.ErrPermission): // a user that may read it sees the shards as they are stored
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("read %q, to see whether its shards are compressed: %w", o.Name, err)
 	}
 	out, shards, err := rewriteIndex(text, objects)

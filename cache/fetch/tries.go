@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 // paceIn is how many bytes of a range must come within a patience: a MiB, which is what the kernel asks for at once, but
@@ -74,12 +76,7 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 	} else if waited >= soon {
 		c.notice.say(c.opt.Retrying, err)
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(t.wait.NextBackOff()):
-		return nil
-	}
+	return pause.For(ctx, t.wait.NextBackOff())
 }
 
 // cannotAnswer tells errors by which nobody is there who could answer, or nobody that is trusted. An origin that has

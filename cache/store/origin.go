@@ -201,7 +201,7 @@ func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
 	end := min(o.Size, off+n)
 	for at := x.segment(o, max(0, off-1)).end(); at < end && !s.health.sick(); {
 		g := x.segment(o, at)
-		x.begin(f, g, func(fill *fill) { fill.begin(end - at) })
+		x.begin(f, g, func(fill *fill) { fill.begin(0, fill.beyond(0, end-at)) })
 		at = g.end()
 	}
 }
@@ -228,7 +228,7 @@ func (x *Origin) stridesAhead(f *file, o *layout.Object, off, n int64) {
 			return
 		}
 		g := x.segment(o, at)
-		x.begin(f, g, func(fill *fill) { fill.beginAt(at-g.start, at-g.start+n) })
+		x.begin(f, g, func(fill *fill) { fill.begin(int((at-g.start)/block), fill.blockEnd(at-g.start+n)) })
 	}
 }
 
@@ -236,17 +236,13 @@ func (x *Origin) stridesAhead(f *file, o *layout.Object, off, n int64) {
 // how many bytes follow it there. A nil object means that it lies nowhere yet.
 func (x *Origin) Lies(o *layout.Object, off int64) (segment *layout.Object, at, n int64) {
 	g := x.segment(o, off)
-	e := x.store.ledger.pin(keyOf(x.file(o).identity, g.index), nil)
-	if e == nil {
-		return nil, 0, g.end() - off
+	if e := x.store.ledger.pin(keyOf(x.file(o).identity, g.index), nil); e != nil {
+		defer x.store.ledger.unpin(e)
+		if _, fill := x.store.ledger.look(e); fill == nil {
+			if seg, err := x.store.published(e); err == nil {
+				return seg, off - g.start, g.end() - off
+			}
+		}
 	}
-	defer x.store.ledger.unpin(e)
-	if _, fill := x.store.ledger.look(e); fill != nil {
-		return nil, 0, g.end() - off
-	}
-	seg, err := x.store.published(e)
-	if err != nil {
-		return nil, 0, g.end() - off
-	}
-	return seg, off - g.start, g.size - (off - g.start)
+	return nil, 0, g.end() - off
 }

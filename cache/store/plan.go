@@ -72,6 +72,11 @@ func (s *plans) init() {
 func (s *plans) changed() {
 	s.changes++
 	s.blocked = time.Time{}
+	s.awaken()
+}
+
+// awaken has the filler look again.
+func (s *plans) awaken() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // it is awake
@@ -311,10 +316,7 @@ func (l *ledger) fetched(u *planned, noRoom bool, now time.Time) {
 			return
 		}
 	}
-	select {
-	case s.wake <- struct{}{}:
-	default: // it is awake
-	}
+	s.awaken()
 }
 
 // furthest gives the segment that plans need last, for a read that needs room: one that comes now, where u is nil, or

@@ -20,7 +20,7 @@ func (s *Store) Plan(reader any, runs []layout.Run) bool {
 			continue // it is kept elsewhere, or nowhere
 		}
 		f := x.file(r.Object)
-		for i := int64(0); i < r.Count; i++ {
+		for i := range r.Count {
 			from := r.Offset + i*r.Stride
 			for end := min(r.Object.Size, from+r.Length); from < end && len(reads) <= readsOfPlan; {
 				g := x.segment(r.Object, from)
@@ -97,7 +97,7 @@ func (s *Store) reserve(u *planned) (release func(), err error) {
 	off, end := s.ledger.span(u, u.start)
 	e := s.ledger.pin(u.key, u.fill)
 	if _, fill := s.ledger.look(e); fill != nil && off < end {
-		err = fill.charge(int((off-u.start)/block), int((end-u.start+block-1)/block), u)
+		err = fill.charge(int((off-u.start)/block), fill.blockEnd(end-u.start), u)
 	}
 	if err != nil {
 		s.ledger.unpin(e)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/internal/trust"
 	"github.com/hbmfs/hbmfs/layout"
@@ -94,7 +95,7 @@ func Open(path string, opt Options) (*Store, error) {
 // rescan learns, until Close, what other processes have published and evicted, and gives way where the disk is fuller than
 // it may be: once a minute, and for no more than a hundredth of the time.
 func (s *Store) rescan() {
-	for wait := time.Minute; pause(s.ctx, wait) == nil; {
+	for wait := time.Minute; pause.For(s.ctx, wait) == nil; {
 		began := time.Now()
 		if err := errors.Join(s.scan(), s.trim()); err != nil {
 			s.health.fail(err)

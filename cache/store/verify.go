@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 // Segment is a published segment, as its header describes it.
@@ -138,22 +140,13 @@ func (s *Store) Scrub(ctx context.Context, rate int64) {
 					return err
 				}
 			}
-			return pause(ctx, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))
+			return pause.For(ctx, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))
 		})
 		if err != nil && ctx.Err() == nil {
 			s.health.fail(err)
 		}
-		if pause(ctx, max(time.Minute, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))) != nil {
+		if pause.For(ctx, max(time.Minute, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))) != nil {
 			return
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,12 +63,7 @@ func (r *Row) settleCold(plain float64) {
 }
 
 func median(rows []Row) Row {
-	slices.SortFunc(rows, func(a, b Row) int {
-		if a.GBps < b.GBps {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(rows, func(a, b Row) int { return cmp.Compare(a.GBps, b.GBps) })
 	return rows[len(rows)/2]
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 const (
@@ -169,7 +170,7 @@ func (w *Warmer) advise(ctx context.Context, f *os.File, offset, n int64) error 
 			if !errors.Is(err, unix.EAGAIN) {
 				return err
 			}
-			if err := sleep(ctx, warmLook); err != nil { // the daemon has much to do: it says so at once
+			if err := pause.For(ctx, warmLook); err != nil { // the daemon has much to do: it says so at once
 				return err
 			}
 		}
@@ -196,7 +197,7 @@ func (w *Warmer) fetch(ctx context.Context, u unit) error {
 				w.count(&w.done.Fetched, u.n)
 				return nil
 			}
-			if err := sleep(ctx, warmLook); err != nil {
+			if err := pause.For(ctx, warmLook); err != nil {
 				return err
 			}
 		}
@@ -246,19 +247,7 @@ func (w *Warmer) pace(ctx context.Context, n int64) error {
 	w.paced += n
 	due := w.began.Add(time.Duration(float64(w.paced) / float64(w.rate) * float64(time.Second)))
 	w.mu.Unlock()
-	return sleep(ctx, time.Until(due))
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
+	return pause.For(ctx, time.Until(due))
 }
 
 // settle sums up what is not in the cache. What has just arrived is checked and synced before it is.
@@ -289,7 +278,7 @@ func (w *Warmer) settle(ctx context.Context) error {
 			return nil
 		}
 		files = left
-		if err := sleep(ctx, warmLook); err != nil {
+		if err := pause.For(ctx, warmLook); err != nil {
 			return err
 		}
 	}

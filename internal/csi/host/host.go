@@ -30,6 +30,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/internal/trust"
 )
 
@@ -116,10 +117,8 @@ func waitForLock(ctx context.Context, lock *os.File) error {
 		if time.Now().After(end) {
 			return fmt.Errorf("lock %s: another hbmfs-csi host works there: end it first", lock.Name())
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -78,18 +78,9 @@ func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {
 	if err != nil || len(all) == 0 {
 		return nil, errors.Join(err, io.ErrUnexpectedEOF)
 	}
-	covered, paths := map[int]bool{}, map[int]string{}
-	for _, m := range all {
-		paths[m.ID] = m.Mountpoint
-	}
-	for _, m := range all {
-		if paths[m.Parent] == m.Mountpoint { // it lies upon another's root
-			covered[m.Parent] = true
-		}
-	}
 	var places []Place
-	for _, m := range all {
-		if wanted(m) && !covered[m.ID] {
+	for _, m := range uncovered(all) {
+		if wanted(m) {
 			places = append(places, Place{m.Mountpoint, m.Root})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -35,7 +36,10 @@ func Top(path string) (*mountinfo.Info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
-	return uppermost(all), nil
+	for _, m := range uncovered(all) {
+		return m, nil
+	}
+	return nil, nil
 }
 
 // at finds all mounts at a path: mountinfo's own filter stops at the first.
@@ -43,19 +47,19 @@ func at(path string) mountinfo.FilterFunc {
 	return func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false }
 }
 
-// uppermost finds the mount that covers the others of one place. Their order in the table says nothing, since a mount can
-// be put beneath an older one.
-func uppermost(at []*mountinfo.Info) *mountinfo.Info {
-	covered := map[int]bool{}
-	for _, m := range at {
-		covered[m.Parent] = true
+// uncovered leaves out the mounts that others lie upon. The order of the table says nothing, since a mount can be put
+// beneath an older one.
+func uncovered(all []*mountinfo.Info) []*mountinfo.Info {
+	covered, paths := map[int]bool{}, map[int]string{}
+	for _, m := range all {
+		paths[m.ID] = m.Mountpoint
 	}
-	for _, m := range at {
-		if !covered[m.ID] {
-			return m
+	for _, m := range all {
+		if paths[m.Parent] == m.Mountpoint { // it lies upon another's root
+			covered[m.Parent] = true
 		}
 	}
-	return nil
+	return slices.DeleteFunc(all, func(m *mountinfo.Info) bool { return covered[m.ID] })
 }
 
 // Resolve returns the path by which the mount table knows a place: without links in the directories above it.

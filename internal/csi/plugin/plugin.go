@@ -4,7 +4,6 @@
 package plugin
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -80,27 +79,23 @@ func (p *Plugin) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	return r, nil
 }
 
-// NodeStageVolume is the host's work.
+// NodeStageVolume and the calls below it are the host's work.
 func (p *Plugin) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	return p.host.NodeStageVolume(ctx, req)
 }
 
-// NodeUnstageVolume is the host's work.
 func (p *Plugin) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	return p.host.NodeUnstageVolume(ctx, req)
 }
 
-// NodePublishVolume is the host's work.
 func (p *Plugin) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	return p.host.NodePublishVolume(ctx, req)
 }
 
-// NodeUnpublishVolume is the host's work.
 func (p *Plugin) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	return p.host.NodeUnpublishVolume(ctx, req)
 }
 
-// NodeGetVolumeStats is the host's work.
 func (p *Plugin) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	return p.host.NodeGetVolumeStats(ctx, req)
 }
@@ -134,17 +129,10 @@ func Metrics(socket string, calls *rpc.Calls) http.Handler {
 }
 
 func callMetrics(calls *rpc.Calls) string {
-	type sample struct {
-		rpc.Call
-		n int64
-	}
-	var all []sample
-	calls.Each(func(c rpc.Call, n int64) { all = append(all, sample{c, n}) })
-	slices.SortFunc(all, func(a, b sample) int { return cmp.Or(cmp.Compare(a.Method, b.Method), cmp.Compare(a.Code, b.Code)) })
-	var b strings.Builder
-	b.WriteString("# HELP hbmfs_csi_calls_total Calls of kubelet, by how they ended.\n# TYPE hbmfs_csi_calls_total counter\n")
-	for _, s := range all {
-		fmt.Fprintf(&b, "hbmfs_csi_calls_total{method=%q,code=%q} %d\n", s.Method, s.Code, s.n)
-	}
-	return b.String()
+	var samples []string
+	calls.Each(func(c rpc.Call, n int64) {
+		samples = append(samples, fmt.Sprintf("hbmfs_csi_calls_total{method=%q,code=%q} %d\n", c.Method, c.Code, n))
+	})
+	slices.Sort(samples)
+	return "# HELP hbmfs_csi_calls_total Calls of kubelet, by how they ended.\n# TYPE hbmfs_csi_calls_total counter\n" + strings.Join(samples, "")
 }
