@@ -195,7 +195,7 @@ type tries struct{ Source, Mount, Lookup, Extents, View string }
 func (r tries) ways() [4]string { return [4]string{r.Mount, r.Lookup, r.Extents, r.View} }
 
 func TestPermissions(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	args := permissionTable(t, func(source string) *mounted { return mount(t, source) })
 	less := lessIsGranted()
 	for at := range compareTable(t, args, permissionReaders(), less) {
@@ -207,7 +207,7 @@ func TestPermissions(t *testing.T) {
 
 // TestPermissionsOfAnOrdinaryUsersMount has the mount made by one of the readers, whom alone the kernel lets in.
 func TestPermissionsOfAnOrdinaryUsersMount(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
@@ -237,7 +237,7 @@ func permissionTable(t *testing.T, mount func(source string) *mounted) (args []s
 			t.Skipf("needs %s of util-linux", tool)
 		}
 	}
-	source := newDir(t)
+	source := suite.NewDir(t)
 	args = []string{source, ""}
 	for name, r := range permissionRows() {
 		must(t, os.Mkdir(filepath.Join(source, name), 0o755))
@@ -325,7 +325,7 @@ func everybodysCopy(t *testing.T) string {
 	t.Helper()
 	self, err := os.ReadFile("/proc/self/exe")
 	must(t, err)
-	program := filepath.Join(newDir(t), "child")
+	program := filepath.Join(suite.NewDir(t), "child")
 	must(t, os.WriteFile(program, self, 0o755))
 	return program
 }

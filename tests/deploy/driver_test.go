@@ -70,10 +70,7 @@ func TestPluginNeedsNoPrivilege(t *testing.T) {
 			t.Skipf("needs %s: %v", need, err)
 		}
 	}
-	hbmfs, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	hbmfs := blackbox.Given(t)
 	program := driver(t)
 	// A socket's path has 107 bytes at most, which the directories of tests nearly have.
 	dir, err := os.MkdirTemp("", "hbmfs-deploy-")

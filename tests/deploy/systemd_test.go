@@ -68,10 +68,7 @@ func TestServiceMounts(t *testing.T) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Skipf("needs setpriv: %v", err)
 	}
-	hbmfs, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	hbmfs := blackbox.Given(t)
 	source, point, socket := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "notify")
 	if err := os.WriteFile(filepath.Join(source, "data.bin"), []byte("as it is"), 0o644); err != nil {
 		t.Fatal(err)

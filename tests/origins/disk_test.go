@@ -144,7 +144,7 @@ type powered struct {
 // newDisk makes a disk and mounts its ext4 until the test ends.
 func newDisk(t *testing.T) *powered {
 	t.Helper()
-	p := &powered{dir: newDir(t), files: newDir(t)}
+	p := &powered{dir: suite.NewDir(t), files: suite.NewDir(t)}
 	image, served := filepath.Join(p.files, "image"), filepath.Join(p.files, "served")
 	must(t, errors.Join(os.Mkdir(served, 0o755), os.WriteFile(image, nil, 0o600), os.Truncate(image, diskSize)))
 	mkfs, err := exec.LookPath("mkfs.ext4")

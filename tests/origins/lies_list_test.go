@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // listLie is a lie about what there is. The mount fails and says why.
@@ -146,7 +147,7 @@ const mostForLies = 600 << 20
 // TestLiesAboutListings has servers tell every lie about what there is. The mount fails in its time, in little memory, and
 // says why. When the server is honest, the same command mounts.
 func TestLiesAboutListings(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	turns := make(chan struct{}, 4)
 	for name, c := range map[string]struct {
@@ -161,7 +162,7 @@ func TestLiesAboutListings(t *testing.T) {
 				files := map[string][]byte{"shard": origintest.Data(600_000, 1)}
 				var asked atomic.Int64
 				l := newLiar(t, c.s3, files, nil, func(x *exchange) bool { return lie.tell(x, int(asked.Add(1))) })
-				flags := append([]string{"--cache-dir", newDir(t)}, lie.flags...)
+				flags := append([]string{"--cache-dir", suite.NewDir(t)}, lie.flags...)
 				hasty := flags
 				if lie.tried {
 					hasty = append([]string{"--patience", "5s"}, flags...)
@@ -182,7 +183,7 @@ func wantRefused(t *testing.T, l *liar, lie listLie, flags []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := suite.Command(ctx, append(append([]string{"mount", "-f"}, flags...), l.source(), newDir(t))...)
+	cmd := suite.Command(ctx, append(append([]string{"mount", "-f"}, flags...), l.source(), suite.NewDir(t))...)
 	cmd.Env = append(os.Environ(), "AWS_REGION=") // it has to be asked for
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said

@@ -198,7 +198,7 @@ func TestS3ExpiredCredentials(t *testing.T) {
 	needS3(t)
 	bucket := s3.bucket(t)
 	s3.put(t, bucket, "shard", []byte("data"))
-	file := filepath.Join(newDir(t), "credentials")
+	file := filepath.Join(suite.NewDir(t), "credentials")
 	keys := func(access, secret, token string) {
 		text := fmt.Sprintf("[train]\naws_access_key_id = %s\naws_secret_access_key = %s\n", access, secret)
 		if token != "" {

@@ -74,6 +74,7 @@ func TestADaemonThatIsStuck(t *testing.T) {
 	asking.Wait()
 
 	n.must(blackbox.Stop(n.daemons()[0]))
+	n.asker.Patience = time.Second
 	for range 2 {
 		if r := n.stats("v", "p"); !r.GetVolumeCondition().GetAbnormal() || !strings.Contains(r.GetVolumeCondition().GetMessage(), "stuck") || len(r.GetUsage()) == 0 {
 			t.Errorf("a stuck daemon: %v", r)

@@ -57,15 +57,9 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	binary, err := blackbox.Given(t.TempDir())
+	blackbox.NeedRoot(t)
+	binary := blackbox.Given(t)
 	n := &node{T: t, hbmfs: binary.Path(), data: t.TempDir()}
-	n.must(err)
 	top, err := os.MkdirTemp("", "hbmfs-csi-")
 	n.must(err)
 	n.dir, n.view = filepath.Join(top, "node"), filepath.Join(top, "view")
