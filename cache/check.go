@@ -10,8 +10,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Bounds of what a listing says. All that follows counts on them: sums of sizes, in bytes or in blocks, fit into 63
-// bits, and a walk down a path ends soon.
+// Bounds of a listing. Later code counts on them: sums of sizes, in bytes or in blocks, fit into 63 bits, and a walk down
+// a path ends soon.
 const (
 	maxObject  = 1 << 56 // bytes of one object
 	maxTotal   = 1 << 60 // bytes of all
@@ -20,9 +20,9 @@ const (
 	maxVersion = 1 << 10 // bytes: it goes into a header of each request
 )
 
-// Check is the one door for what an origin says of its objects. It orders them, takes out what no mount could show, and
-// names that in Problems. Each function that makes a listing or adds to it calls Check; a second call finds nothing more.
-// Directories and links need none: they are the kernel's, or follow from the objects.
+// Check is the one door for the objects that an origin lists. It orders them, takes out those that no mount could show,
+// and names these in Problems. Each function that makes a listing or adds to it calls Check; a second call finds nothing
+// more. Directories and links need none: they are the kernel's, or follow from the objects.
 func (l *Listing) Check() {
 	slices.SortFunc(l.Objects, func(a, b *layout.Object) int {
 		if byName := layout.ComparePaths(a.Name, b.Name); byName != 0 {

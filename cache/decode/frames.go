@@ -130,7 +130,7 @@ func frameDecoder(atOnce int) (*zstd.Decoder, error) {
 		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
 }
 
-// unzstdFrames decodes frames at the same time. in is read in order, and w written.
+// unzstdFrames decodes frames at the same time. It reads in in order, and writes w in order.
 func unzstdFrames(ctx context.Context, frames []frame, in *input, w *output) error {
 	workers := min(frameDecoders, runtime.GOMAXPROCS(0))
 	d, err := frameDecoder(workers)

@@ -15,14 +15,14 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// digest is what a hash of some bytes must be.
+// digest is the hash that some bytes must have.
 type digest struct {
 	name string
 	want string           // hex
 	make func() hash.Hash // nil for the digest of nothing
 }
 
-// hashes are those that are known here, the fastest first.
+// hashes are the known ones, the fastest first.
 func hashes() []namedHash {
 	return []namedHash{
 		{"xxh3_64", func() hash.Hash { return xxh3.New() }},

@@ -33,9 +33,9 @@ type Origin struct {
 	sizes   *sizes
 }
 
-// stored is what an object is made of.
+// stored is the source of a decoded object.
 type stored struct {
-	text []byte // of an index; of other objects nil, and what follows
+	text []byte // of an index; other objects have the fields below
 
 	zip      *layout.Object
 	frames   *frames // that are decoded where they are read; nil where it comes as a whole
@@ -63,12 +63,12 @@ func newOrigin() *Origin {
 	}
 }
 
-// Objects returns the objects that only x gives, in the order of the listing: what was decoded, and the indexes.
+// Objects returns the objects that only x gives, in the order of the listing: decoded ones, and indexes.
 func (x *Origin) Objects() []*layout.Object { return x.objects }
 
 // Fetch hands [off, off+n) of o to sink, in order and each byte once. A decoded object is decoded from its start to its
-// end whatever is asked for, and Fetch returns no error only if all of it is right: the bytes count from then on. Of one
-// with frames the frames that are touched are decoded.
+// end, whichever bytes are asked for. The bytes count once Fetch has returned without an error. An object with frames has
+// only the touched ones decoded.
 func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error {
 	from, ok := x.of[o]
 	if !ok || off < 0 || n < 0 || off > o.Size-n {
@@ -113,7 +113,7 @@ func (x *Origin) fetchWhole(ctx context.Context, from *stored, o *layout.Object,
 	return nil
 }
 
-// class says of an error what a span may know of it.
+// class is the word that a span has for an error.
 func class(err error) string {
 	switch {
 	case err == nil:
@@ -132,7 +132,7 @@ func (from *stored) decode(ctx context.Context, w *output, spans *sync.Pool) err
 	defer in.close()
 	err := from.codec.decode(ctx, from.zip, in, w)
 	if err == nil {
-		_, err = io.Copy(io.Discard, in) // what follows a seek table's frames, for the hash
+		_, err = io.Copy(io.Discard, in) // the bytes after a seek table's frames, for the hash
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -158,7 +158,7 @@ func (from *stored) decode(ctx context.Context, w *output, spans *sync.Pool) err
 	return nil
 }
 
-// output takes what a codec decodes: at most size bytes, of which [from, to) go to sink.
+// output takes the bytes that a codec decodes: at most size, of which [from, to) go to sink.
 type output struct {
 	size     int64
 	from, to int64
@@ -190,8 +190,8 @@ func (w *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadAt implements [layout.Origin]. It holds the object that was read last, of up to 256 MiB: larger ones can only be
-// read through a cache, and fail with ENOSPC.
+// ReadAt implements [layout.Origin]. It has the object that was read last in memory, up to 256 MiB. Larger ones fail with
+// ENOSPC: only a cache can read them.
 func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
 	if off < 0 || off >= o.Size {
 		return 0, io.EOF

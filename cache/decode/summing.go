@@ -10,8 +10,8 @@ const (
 	sumBuffers = 4
 )
 
-// summing hashes what it is given in a goroutine of its own, so that a hash that takes as long as decoding, such as
-// sha1, takes another processor. It belongs to one goroutine.
+// summing hashes bytes in a goroutine of its own, so that a hash as slow as decoding, such as sha1, takes another
+// processor. It belongs to one goroutine.
 type summing struct {
 	sum  hash.Hash
 	full chan []byte // nil where the caller hashes
@@ -20,7 +20,7 @@ type summing struct {
 	now  []byte
 }
 
-// newSumming begins to sum what the hash of a digest is of, nil for none. The caller closes it.
+// newSumming begins to sum for a digest, nil for none. The caller closes it.
 func newSumming(d digest) *summing {
 	if d.make == nil {
 		return nil
@@ -64,7 +64,7 @@ func (s *summing) add(p []byte) {
 	}
 }
 
-// close ends the goroutine, after what was given is summed.
+// close ends the goroutine, once all bytes are summed.
 func (s *summing) close() {
 	if s == nil || s.full == nil {
 		return

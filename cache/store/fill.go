@@ -72,7 +72,7 @@ func (f *fill) read(ctx context.Context, p []byte, at, ahead int64) error {
 		return err
 	}
 	f.mu.Lock()
-	fd := f.fd // has what want has seen arrive
+	fd := f.fd // has the blocks that want has seen arrive
 	f.mu.Unlock()
 	return readFull(fd, p, at)
 }
@@ -98,7 +98,7 @@ func (f *fill) unuse() {
 	f.closeIdle()
 }
 
-// close gives the file up; who reads it still may.
+// close gives the file up. Readers that are at it still may read.
 func (f *fill) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,8 +113,8 @@ func (f *fill) closeIdle() {
 	}
 }
 
-// want returns when [from, to) is here. It starts what is missing, and up to ahead bytes beyond. u is the planned read
-// that this is for, nil for one that comes now.
+// want returns when [from, to) is here. It starts flights for the missing blocks, and for up to ahead bytes beyond. u is
+// the planned read behind it, nil for one that comes now.
 func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) error {
 	first, last := int(from/block), f.blockEnd(to)
 	beyond := f.beyond(to, ahead)
@@ -132,7 +132,7 @@ func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) erro
 		case <-changed:
 		case <-carrier.done:
 			if err := carrier.err; err != nil && (u != nil || carrier.planned == nil || !errors.Is(err, errNoRoom)) {
-				return err // else the room that a plan did not get is there for who reads now
+				return err // else the room that a plan did not get is there for this read
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -140,8 +140,8 @@ func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) erro
 	}
 }
 
-// beyond gives the block up to which is fetched for a read that ends at to. A window of several requests moves by whole
-// ones: moving with each read, it would ask for little each time.
+// beyond gives the block up to which a read that ends at to has bytes fetched. A window of several requests moves by
+// whole ones: moving with each read, it would ask for little each time.
 func (f *fill) beyond(to, ahead int64) int {
 	end := to + ahead
 	if ahead >= 2*spanSize && end < f.size {
@@ -234,7 +234,7 @@ func (f *fill) carry(ctx context.Context, fl *flight) error {
 	return err
 }
 
-// room books the blocks of a flight and reserves their place on the disk.
+// room charges the blocks of a flight and reserves their place on the disk.
 func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
 	if err := f.charge(fl.first, fl.last, fl.planned); err != nil {
 		return -1, err
@@ -248,7 +248,7 @@ func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
 	return fd, f.store.allocate(fd, off, n, fl.planned)
 }
 
-// charge books those blocks of [first, last) that are not on the books.
+// charge charges those blocks of [first, last) that are not on the books.
 func (f *fill) charge(first, last int, u *planned) error {
 	f.mu.Lock()
 	var fresh []int

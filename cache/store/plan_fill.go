@@ -9,9 +9,9 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Plan says what a reader, any comparable value, will read next, after what it said before: runs of objects that were
-// added here, by whichever origin they come. They are fetched in that order, each from its own origin. Plan reports
-// whether there was room to remember them.
+// Plan adds to the plan of a reader, any comparable value, the runs that it will read next. Their objects were added
+// here, by any origin. They are fetched in that order, each from its own origin. Plan reports whether there was room to
+// remember them.
 func (s *Store) Plan(reader any, runs []layout.Run) bool {
 	var reads []*planned
 	for _, r := range runs {
@@ -40,14 +40,14 @@ func (s *Store) Plan(reader any, runs []layout.Run) bool {
 	return taken
 }
 
-// EndPlan forgets what a reader has planned.
+// EndPlan forgets a reader's plan.
 func (s *Store) EndPlan(reader any) { s.ledger.endPlan(reader) }
 
 // WasRead is told of reads that do not come by [Origin.ReadAt].
 func (x *Origin) WasRead(o *layout.Object, off, n int64) {
 	x.reached(o, true, false)
 	f := x.file(o)
-	f.ahead(off, min(o.Size, off+n), x.store.mostAhead()) // so that it goes on in order where what is here ends
+	f.ahead(off, min(o.Size, off+n), x.store.mostAhead()) // so that it goes on in order where the local bytes end
 	for end := min(o.Size, off+n); off < end; {
 		g := x.segment(o, off)
 		x.store.ledger.wasRead(keyOf(f.identity, g.index), off, min(end, g.end()))
@@ -55,7 +55,7 @@ func (x *Origin) WasRead(o *layout.Object, off, n int64) {
 	}
 }
 
-// fillPlanned fetches what is planned until there are no plans left, or the store is closed.
+// fillPlanned, the filler, fetches planned reads until there are no plans left, or the store is closed.
 func (s *Store) fillPlanned() {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -112,8 +112,8 @@ func (u *planned) fill() *fill {
 	return newFill(u.origin.store, u.origin.up, u.origin.source, u.object, g.start, g.size)
 }
 
-// bringPlanned returns when a planned read's bytes are here. It stops with an error where the origin fails, which
-// whoever reads will meet, or the disk has no room.
+// bringPlanned returns when a planned read's bytes are here. It stops with an error where the origin fails, as reads
+// will, or the disk has no room.
 func (s *Store) bringPlanned(ctx context.Context, u *planned) error {
 	x := u.origin
 	f, g := x.file(u.object), x.segment(u.object, u.start)

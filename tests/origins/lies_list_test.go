@@ -79,7 +79,7 @@ func listings() map[string]listLie {
 			prefix := x.r.URL.Query().Get("prefix")
 			page(below(prefix+"a/", prefix+"b/", prefix+"c/"), "")(x)
 		}), says: "--max-listing", flags: []string{"--max-listing=100KiB"}},
-		"keys of elsewhere":     {tell: always(isList, func(x *exchange) { page(below("a/")+entry("b/x", 1), "")(x) }), says: `where what begins with "a/" was asked for`},
+		"keys of elsewhere":     {tell: always(isList, func(x *exchange) { page(below("a/")+entry("b/x", 1), "")(x) }), says: `was asked for keys that begin with "a/"`},
 		"a key too long":        {tell: always(isList, page(entry(strings.Repeat("k", 2000), 1), "")), says: "at most 1024"},
 		"a version too long":    {tell: always(isList, page(strings.Replace(shard, "<ETag>", "<ETag>"+strings.Repeat("v", 2000), 1), "")), says: "version"},
 		"a web page":            {tell: always(isList, func(x *exchange) { x.text(http.StatusOK, "<!DOCTYPE html><html><body/></html>") }), says: "S3 server"},
