@@ -22,10 +22,10 @@ import (
 
 const (
 	warmAtOnce  = 4         // units
-	warmUnit    = 256 << 20 // bytes: what a cache keeps together
+	warmUnit    = 256 << 20 // bytes, as a cache keeps them together
 	warmRead    = 1 << 20   // bytes of a read
 	warmPatient = time.Second
-	warmSettle  = 10 * time.Second // in which the cache finishes something of what has arrived
+	warmSettle  = 10 * time.Second // in which the cache publishes a part of the bytes that have arrived
 	warmLook    = 20 * time.Millisecond
 )
 
@@ -37,7 +37,7 @@ type Warmer struct {
 
 	mu     sync.Mutex // guards what follows, and calls of moved
 	done   Summary
-	began  time.Time // of what the rate counts
+	began  time.Time // of the bytes that the rate counts
 	paced  int64     // bytes
 	cached []string  // files that are to be in the cache in the end
 }
@@ -97,7 +97,7 @@ func (w *Warmer) Run(ctx context.Context) error {
 	return w.settle(ctx)
 }
 
-// look finds what of a file is missing.
+// look finds the missing parts of a file.
 func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -179,8 +179,8 @@ func (w *Warmer) advise(ctx context.Context, f *os.File, offset, n int64) error 
 	return nil
 }
 
-// fetch brings a unit. The daemon is asked to, which costs no copy. What is not there soon is read through the mount:
-// that waits as long as it takes, joins what is under way, keeps to the rate, and says what is wrong.
+// fetch brings a unit. The daemon is asked to, which costs no copy. Bytes that are not there soon are read through the
+// mount. That waits as long as it takes, joins fetches under way, keeps to the rate, and returns errors.
 func (w *Warmer) fetch(ctx context.Context, u unit) error {
 	f, err := os.Open(u.path)
 	if err != nil {
@@ -250,7 +250,7 @@ func (w *Warmer) pace(ctx context.Context, n int64) error {
 	return pause.For(ctx, time.Until(due))
 }
 
-// settle sums up what is not in the cache. What has just arrived is checked and synced before it is.
+// settle sums up what is not in the cache. Bytes that have just arrived are checked and synced before they are.
 func (w *Warmer) settle(ctx context.Context) error {
 	w.mu.Lock()
 	files := w.cached
@@ -334,7 +334,7 @@ func pendingBytes(f *os.File, offset, n int64) (left int64, err error) {
 	return left, nil
 }
 
-// Summary is what was done, in bytes, and the JSON that --json prints.
+// Summary has the bytes that were warmed, and is the JSON that --json prints.
 type Summary struct {
 	Files   int     `json:"files"`
 	Bytes   int64   `json:"bytes"`

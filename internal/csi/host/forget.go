@@ -22,9 +22,9 @@ func (v *nodeVolume) forget() error {
 	return v.forgetStaged()
 }
 
-// forgetStaged drops what was staged below a directory of kubelet that has been wiped since. kubelet makes a staging path
-// before it asks for the staging, and removes it after the unstaging. A volume that a pod has stays: the pod may be called
-// for without secrets, and they are those of the staging.
+// forgetStaged drops stagings below a directory of kubelet that has been wiped since. Kubelet makes a staging path before
+// it asks for the staging, and removes it after the unstaging. A volume that a pod has stays: later calls for the pod may
+// rely on the secrets of the staging.
 func (v *nodeVolume) forgetStaged() error {
 	h := v.host
 	var staged map[string]string

@@ -7,9 +7,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// unuse ends a use, and the volume with its last one. The use is hidden first: if the host is killed before it is dropped, the
-// next call does both. Where the volume's lock is held by a start that others wait for as well, which may hang for as long as
-// the source does, the use is ended beside it: adopt hides again what it has shown since, and so does this.
+// unuse ends a use, and the volume with its last one. The use is hidden first: if the host is killed before it is
+// dropped, the next call does both. A start that others wait for as well may have the volume's lock, and hang for as long
+// as the source does. The use is ended beside it then: adopt hides a target again that it has shown since, and so does
+// unuse.
 func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	locked, err := v.acquireToLeave(ctx, 1)
 	if err != nil {
@@ -30,7 +31,7 @@ func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	return h.end(ctx, v)
 }
 
-// leaveTime is how often a use that ends looks whether the volume's lock is held by a start.
+// leaveTime is how often a use that ends looks whether a start has the volume's lock.
 const leaveTime = 100 * time.Millisecond
 
 // acquireToLeave takes the lock of the volume, unless a start has it that others wait for than the leaving uses. A start that

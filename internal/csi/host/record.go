@@ -10,14 +10,14 @@ import (
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
-// record is what volume.json keeps. It has no secrets in it.
+// record is the content of volume.json. It has no secrets in it.
 type record struct {
 	Spec      volume.Spec       `json:"spec"`
 	Staged    map[string]string `json:"staged,omitempty"`    // volume ids and their staging paths
 	Published map[string]pod    `json:"published,omitempty"` // targets
 }
 
-// pod is who uses a target.
+// pod is the user of a target.
 type pod struct {
 	VolumeID  string `json:"volume_id"`
 	Namespace string `json:"namespace,omitempty"`

@@ -40,8 +40,8 @@ func incomplete(id, kind, path string) error {
 	return nil
 }
 
-// checkCapability refuses what a read-only file system cannot be. Volumes are read-only whatever the access mode says;
-// SINGLE_NODE_WRITER is what kubelet sends for inline volumes, and for claims that say nothing better.
+// checkCapability refuses capabilities that a read-only filesystem cannot have. Volumes are read-only in every access
+// mode; kubelet sends SINGLE_NODE_WRITER for inline volumes, and for claims that say nothing better.
 func checkCapability(c *csi.VolumeCapability) (group string, err error) {
 	modes := []csi.VolumeCapability_AccessMode_Mode{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
@@ -108,7 +108,7 @@ type use struct {
 	hide      func() error
 }
 
-// use has a volume served to a new user, or to an old one again. A new user for whom it fails is forgotten.
+// use has a volume served to a new user, or to an old one again. Where that fails, a new user is forgotten.
 func (h *Host) use(ctx context.Context, w volume.Want, old *nodeVolume, u use) error {
 	v, err := h.claim(w, old, u)
 	if err == nil {
@@ -188,8 +188,8 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 		h.mu.Unlock()
 		return status.Errorf(codes.AlreadyExists, "target path %s shows volume %s, or this one with other attributes: unpublish it first", target, was.VolumeID)
 	case w.Identity == was.Identity && old.rec.asks(old.rec.Spec.Identity):
-		// It has nothing new to say. Where it shares the daemon with a pod whose secret was changed, those keys stay: else the
-		// two would put each other's in place each time that kubelet calls.
+		// It has nothing new to say. Where it shares the daemon with a pod whose secret was changed, those keys stay.
+		// Else the two would put each other's in place each time that kubelet calls.
 		w.Credentials = nil
 	case w.Identity != "": // perhaps with new secrets
 		old.rec.Spec.Identity = w.Identity

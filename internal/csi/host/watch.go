@@ -77,8 +77,8 @@ func waitBefore(attempt int) time.Duration {
 	return min(200*time.Millisecond<<min(attempt-1, 10), 30*time.Second)
 }
 
-// Start goes on with what earlier hosts left: it takes over daemons that live, starts those of used volumes that do not,
-// and removes what nobody uses. It returns when it knows all volumes; the rest goes on in the background.
+// Start goes on with the volumes of earlier hosts. It takes over daemons that live, starts those of used volumes that do
+// not, and removes volumes that nobody uses. It returns when it knows all volumes; the rest goes on in the background.
 func (h *Host) Start() error {
 	h.warnOfTheDisk()
 	entries, err := os.ReadDir(filepath.Join(h.opt.StateDir, "volumes"))
@@ -178,7 +178,7 @@ func (v *nodeVolume) takeOver(pid int) bool {
 	return true
 }
 
-// deadSoon tells whether the daemon of a mount is gone. One that does not say anything is there, and stopped or stuck.
+// deadSoon tells whether the daemon of a mount is gone. A daemon that gives no answer is there, and stopped or stuck.
 func deadSoon(point string) bool {
 	dead := make(chan bool, 1)
 	go func() { dead <- mounts.Dead(point) }() // ends with the answer
@@ -193,7 +193,7 @@ func deadSoon(point string) bool {
 // again is after how long pods are looked through once more, for those that were being started the first time.
 const again = 10 * time.Second
 
-// replaceInPods replaces what pods see of dead mounts by the living one. The lock must be held, and the daemon be there.
+// replaceInPods replaces dead mounts in pods by the living one. The lock must be held, and the daemon be there.
 func (v *nodeVolume) replaceInPods() {
 	v.replaceDead()
 	v.host.work.Go(func() {

@@ -1,6 +1,6 @@
-// Package plugin is what kubelet talks to: CSI's Identity and Node services. It keeps nothing and mounts nothing. Whatever
-// happens on the node is done by the host (package csi/host), to which it forwards, so that a plugin can be replaced at any
-// time, under readers at full speed.
+// Package plugin answers kubelet: CSI's Identity and Node services. It keeps nothing and mounts nothing, and forwards to
+// the host (package csi/host), which does all work on the node. So a plugin can be replaced at any time, under readers at
+// full speed.
 package plugin
 
 import (
@@ -100,7 +100,7 @@ func (p *Plugin) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	return p.host.NodeGetVolumeStats(ctx, req)
 }
 
-// Metrics is the page for Prometheus: what the host says at its socket, and the calls to this plugin. Where the host does
+// Metrics is the page for Prometheus: the host's page from its socket, and the calls to this plugin. Where the host does
 // not answer there are only these, and hbmfs_csi_host_up says so.
 func Metrics(socket string, calls *rpc.Calls) http.Handler {
 	proxy := &httputil.ReverseProxy{
