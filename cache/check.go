@@ -31,7 +31,7 @@ func (l *Listing) Check() {
 		return cmp.Or(strings.Compare(a.Version, b.Version), cmp.Compare(a.Size, b.Size)) // the same at each mount
 	})
 	last := (*layout.Object)(nil)
-	l.keep(func(_ int, o *layout.Object) string {
+	l.filter(func(_ int, o *layout.Object) string {
 		if why := wrong(o); why != "" {
 			return why
 		}
@@ -42,7 +42,7 @@ func (l *Listing) Check() {
 		return ""
 	})
 	total := int64(0)
-	l.keep(func(i int, o *layout.Object) string {
+	l.filter(func(i int, o *layout.Object) string {
 		switch {
 		case i+1 < len(l.Objects) && strings.HasPrefix(l.Objects[i+1].Name, o.Name+"/"):
 			return "is an object, and a directory of others: left out"
@@ -58,17 +58,17 @@ func (l *Listing) Check() {
 	})
 }
 
-// keep leaves out the objects of which wrong gives a reason.
-func (l *Listing) keep(wrong func(i int, o *layout.Object) (why string)) {
-	kept := make([]*layout.Object, 0, len(l.Objects))
+// filter leaves out the objects of which wrong gives a reason.
+func (l *Listing) filter(wrong func(i int, o *layout.Object) (why string)) {
+	rest := make([]*layout.Object, 0, len(l.Objects))
 	for i, o := range l.Objects {
 		if why := wrong(i, o); why != "" {
 			l.leaveOut(o.Name, "%s", why)
 			continue
 		}
-		kept = append(kept, o)
+		rest = append(rest, o)
 	}
-	l.Objects = kept
+	l.Objects = rest
 }
 
 // wrong says why an object cannot be shown, "" if it can.

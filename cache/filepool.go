@@ -39,7 +39,7 @@ func newFilePool(max int, open func(*layout.Object) (int, stamp, error), now fun
 // get returns an open file of o that is the listed version at this moment. Two callers that miss at once both open it,
 // and the second descriptor is closed: opening a local file is too cheap for a wait.
 func (p *filePool) get(ctx context.Context, o *layout.Object) (*pooled, error) {
-	if h := p.take(o); h != nil {
+	if h := p.lookUp(o); h != nil {
 		if now, err := p.now(h.fd); err != nil || now != h.at {
 			p.put(h)
 			return nil, changed(o, "it was written to")
@@ -67,7 +67,7 @@ func (p *filePool) get(ctx context.Context, o *layout.Object) (*pooled, error) {
 	return h, nil
 }
 
-func (p *filePool) take(o *layout.Object) *pooled {
+func (p *filePool) lookUp(o *layout.Object) *pooled {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.byObj[o]

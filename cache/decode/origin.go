@@ -18,7 +18,7 @@ import (
 
 const (
 	decoders = 8         // objects that are decoded at once; one that is decoded in memory counts as all of them
-	maxHeld  = 256 << 20 // bytes of the object that ReadAt holds
+	maxLast  = 256 << 20 // bytes of the object that ReadAt has in memory
 )
 
 // Origin is where decoded objects come from. It is safe for concurrent use.
@@ -29,7 +29,7 @@ type Origin struct {
 	decoder func() (*zstd.Decoder, error) // of frames
 	slots   *semaphore.Weighted
 	spans   sync.Pool // of *[spanSize]byte, for inputs
-	held    held
+	last    lastObject
 	sizes   *sizes
 }
 
@@ -45,9 +45,9 @@ type stored struct {
 	dataHash digest
 }
 
-// held is the object that was decoded in memory last.
-type held struct {
-	lock   chan struct{} // has room for its holder
+// lastObject is the object that was decoded in memory last.
+type lastObject struct {
+	lock   chan struct{} // has room for its user
 	object *layout.Object
 	data   []byte
 }
@@ -59,7 +59,7 @@ func newOrigin() *Origin {
 		decoder: sync.OnceValues(func() (*zstd.Decoder, error) { return frameDecoder(decoders) }),
 		slots:   semaphore.NewWeighted(decoders),
 		sizes:   openSizes(""),
-		held:    held{lock: make(chan struct{}, 1)},
+		last:    lastObject{lock: make(chan struct{}, 1)},
 	}
 }
 
@@ -204,7 +204,7 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 		}
 		return n, err
 	}
-	h := &x.held
+	h := &x.last
 	select {
 	case h.lock <- struct{}{}:
 	case <-ctx.Done():
@@ -226,10 +226,10 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 }
 
 func (x *Origin) decodeHere(ctx context.Context, o *layout.Object) ([]byte, error) {
-	if o.Size > maxHeld {
+	if o.Size > maxLast {
 		return nil, fmt.Errorf("decode %q: it has %d bytes, and the cache has no room for it: %w", o.Name, o.Size, syscall.ENOSPC)
 	}
-	x.held.object, x.held.data = nil, nil // before there are two
+	x.last.object, x.last.data = nil, nil // before there are two
 	data := make([]byte, 0, o.Size)
 	fetch := func() error {
 		data = data[:0]

@@ -62,7 +62,7 @@ func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions
 		opt.Scan = defaultScan
 	}
 	x.sizes = openSizes(opt.Sizes)
-	x.sizes.keep(found)
+	x.sizes.forgetOthers(found)
 	looked := make([]known, len(found))
 	g, limited := errgroup.WithContext(ctx)
 	g.SetLimit(readers)

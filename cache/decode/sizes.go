@@ -99,8 +99,8 @@ func (s *sizes) put(o *layout.Object, decoded int64) {
 	s.files[o.Name] = one
 }
 
-// keep forgets all files but objects.
-func (s *sizes) keep(objects []*layout.Object) {
+// forgetOthers forgets all files but objects.
+func (s *sizes) forgetOthers(objects []*layout.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := make(map[string]sized, len(s.files))

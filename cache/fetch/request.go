@@ -138,7 +138,7 @@ func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 	defer timer.Stop()
 	select {
 	case a := <-g.answers:
-		return g.take(a)
+		return g.settle(a)
 	case <-timer.C:
 	}
 	select {
@@ -152,7 +152,7 @@ func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 		})
 	default:
 	}
-	return g.take(<-g.answers)
+	return g.settle(<-g.answers)
 }
 
 // race is one or two requests for the same bytes.
@@ -185,8 +185,8 @@ func (g *race) run(ctx context.Context, start func(context.Context) (*request, e
 	}()
 }
 
-// take settles the race with an answer, or with the next one where this one is an error that the other may not meet.
-func (g *race) take(a answer) (*request, error) {
+// settle settles the race with an answer, or with the next one where this one is an error that the other may not meet.
+func (g *race) settle(a answer) (*request, error) {
 	if a.err != nil && !final(a.err) && len(g.cancels) == 2 {
 		g.cancels[a.number]()
 		a = <-g.answers

@@ -193,7 +193,7 @@ func childBecomes(_ context.Context, args []string) (string, error) {
 // childInherits uses the connection that is its descriptor 3, once its standard input has ended.
 func childInherits(context.Context, []string) (string, error) {
 	_, _ = bufio.NewReader(os.Stdin).ReadByte() // its end is what is waited for
-	time.Sleep(100 * time.Millisecond)          // whoever ended is waited for, and gone
+	time.Sleep(100 * time.Millisecond)          // each of them is waited for, and gone
 	f := os.NewFile(3, "connection")
 	c, err := net.FileConn(f)
 	if err != nil {

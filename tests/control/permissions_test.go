@@ -22,8 +22,9 @@ import (
 )
 
 // The table of permissions. Each reader is a real process with credentials of its own. It tries every row at the source,
-// where the kernel answers, and by each way through the mount. What the source refuses no way may give. What the source
-// grants every way gives, but for the cells that less names: docs/mounting.md and docs/control-protocol.md list them.
+// where the kernel answers, and by each way through the mount. No way may give anything that the source refuses. Every
+// way gives everything that the source grants, but for the cells that less names: docs/mounting.md and
+// docs/control-protocol.md list them.
 
 // Owners and groups of the table. None of them needs to exist.
 const (
@@ -289,7 +290,8 @@ func lessIsGranted() map[cell]bool {
 			}
 		}
 	}
-	// A list's entries for users and groups have no place in a mode; who is not named is in a class with those who are.
+	// A list's entries for users and groups have no place in a mode; users that are not named are in a class with those
+	// that are.
 	add(everyWay, "alice", "acl-user", "acl-team", "acl-dir", "acl-not-carols")
 	add(everyWay, "carol", "acl-group")
 	for _, who := range []string{"bob of the team", "carol of the team", "carol", "nobody", "one who is root elsewhere"} {

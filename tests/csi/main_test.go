@@ -1,7 +1,7 @@
 // Package csi_test tests the built hbmfs-csi as Kubernetes uses it: a simulated kubelet makes its calls in their order,
 // retries as it does, and looks after its directories; the host runs in a mount namespace of its own, as a container with
-// Bidirectional propagation, and the plugin without any privilege; and what reads are pods: unprivileged processes in
-// mount, pid, network and user namespaces of their own, which see nothing but the volume.
+// Bidirectional propagation, and the plugin without any privilege; and pods read: unprivileged processes in mount, pid,
+// network and user namespaces of their own, which see nothing but the volume.
 //
 //	n := newNode(t)                                  // a machine with a running host and plugin
 //	v := n.directoryVolume("corpus", files)          // what a PersistentVolume says
@@ -28,7 +28,7 @@ import (
 // patience bounds every wait. It is long, since nothing that works waits for its end.
 const patience = time.Minute
 
-// What all tests share; TestMain makes it.
+// Shared by all tests; TestMain makes them.
 var (
 	suite      *blackbox.Suite
 	csiProgram string // the built hbmfs-csi

@@ -1,5 +1,5 @@
 // Package cufile_test tests `hbmfs read` and `hbmfs bench` as users run them: over a real mount, and with a fake GPU
-// where there is none. What needs FUSE, root or a C compiler says so when it skips.
+// where there is none. Tests that need FUSE, root or a C compiler say so when they skip.
 package cufile_test
 
 import (

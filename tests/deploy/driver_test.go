@@ -60,7 +60,7 @@ func start(t *testing.T, cmd *exec.Cmd) {
 	})
 }
 
-// What the manifests start gives a pod a volume, the plugin without any privilege.
+// The processes of the manifests give a pod a volume, the plugin without any privilege.
 func TestPluginNeedsNoPrivilege(t *testing.T) {
 	if err := blackbox.CanMount(); err != nil || os.Geteuid() != 0 {
 		t.Skipf("needs FUSE and root: %v", err)

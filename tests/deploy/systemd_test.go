@@ -60,7 +60,7 @@ func TestUnitsVerify(t *testing.T) {
 	output(t, true, "systemd-analyze", "verify", "--man=no", deploy("systemd", "mnt-pile.mount"))
 }
 
-// What the service starts mounts with the capabilities that it leaves, says that it is ready, and ends with SIGTERM.
+// The service's process mounts with the capabilities that it has left, says that it is ready, and ends with SIGTERM.
 func TestServiceMounts(t *testing.T) {
 	if err := blackbox.CanMount(); err != nil || os.Geteuid() != 0 {
 		t.Skipf("needs FUSE and root: %v", err)

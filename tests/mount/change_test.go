@@ -64,8 +64,8 @@ func edit(path string, flags int, change func(*os.File) error) error {
 // in ticks of up to 10 ms.
 func settle() { time.Sleep(25 * time.Millisecond) }
 
-// What changed under the mount is an error from then on, never other bytes: not when it is opened, and not through a
-// view that was open before. What the kernel or the daemon still holds of the old version may be given out.
+// A file that changed under the mount is an error from then on, and never other bytes, neither when it is opened nor
+// through a view that was open before. Bytes of the old version that the kernel or the daemon still has may be given out.
 func TestShardChangesUnderTheMount(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	for what, change := range changes {

@@ -15,7 +15,7 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// What a daemon in the background says as it dies is in its log. SIGQUIT makes a Go program say where it is, as a panic does.
+// The log has the last words of a daemon in the background. SIGQUIT makes a Go program say where it is, as a panic does.
 func TestLastWordsAreInTheLog(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")

@@ -127,7 +127,7 @@ func TestBusyUnmount(t *testing.T) {
 	}
 }
 
-// Whoever only passes through a mount, as hbmfs top does, keeps nobody from taking it away.
+// A process that only passes through a mount, as hbmfs top does, does not keep it mounted.
 func TestUmountWhileSomebodyLooks(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	m := mount(t, golden(t, "nanogpt"))
@@ -140,7 +140,7 @@ func TestUmountWhileSomebodyLooks(t *testing.T) {
 	wantMounted(t, m.point, false)
 }
 
-// What was open when a mount was taken out of the tree goes on, and the daemon ends with it.
+// Files that were open when a mount was taken out of the tree go on, and the daemon ends with them.
 func TestDetachedMountServesOn(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	source, stream := shardedTokens(t, 3, 50_000)

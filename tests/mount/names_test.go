@@ -117,7 +117,7 @@ func TestSpecialFilesAreLeftOut(t *testing.T) {
 	}
 }
 
-// Who may not read a file at the source may not read it in the mount, whatever the mount shows of it.
+// A user who may not read a file at the source may not read it in the mount, wherever the mount shows it.
 func TestPermissionsForOthers(t *testing.T) {
 	blackbox.NeedRoot(t)
 	source := suite.NewDir(t)

@@ -61,7 +61,7 @@ func notesOf(t *testing.T, point string) []string {
 	return s.Notes
 }
 
-// What is wrong with a mount is said by the command, and in the status: one line each, and nothing where nothing is.
+// The command and the status name the faults of a mount: one line each, and nothing where nothing is wrong.
 func TestMountSaysWhatIsWrong(t *testing.T) {
 	sound := suite.NewDir(t)
 	must(t, os.CopyFS(sound, os.DirFS(golden(t, "nanogpt"))))
@@ -146,7 +146,7 @@ func TestMountDoesNotWaitForRecognition(t *testing.T) {
 	}
 }
 
-// What a mount in the foreground has to say is in its log.
+// The notes of a mount in the foreground are in its log.
 func TestMountInTheForegroundLogsWhatIsWrong(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	point := suite.NewDir(t)

@@ -68,7 +68,7 @@ func TestWritesAreRefused(t *testing.T) {
 	}
 }
 
-// What loaders ask of a file beside its bytes.
+// Questions of loaders about a file, beside its bytes.
 func TestQuestionsToAFile(t *testing.T) {
 	m := mount(t, golden(t, "nanogpt"))
 	path := m.Path("train.bin")

@@ -19,8 +19,8 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// leased takes a write lease on a file, as a file server does that lets a client write behind. Who opens the file waits
-// until it is given back.
+// leased takes a write lease on a file, as a file server does that lets a client write behind. A process that opens the
+// file waits until it is given back.
 func leased(t *testing.T, path string) (release func()) {
 	t.Helper()
 	f, err := os.Open(path)

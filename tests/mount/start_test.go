@@ -15,7 +15,8 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// What cannot be mounted is refused in one sentence, with the exit code that the help promises, and nothing stays.
+// A source that cannot be mounted is refused in one sentence, with the exit code that the help promises, and nothing
+// stays.
 func TestRefusals(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	source := golden(t, "nanogpt")
@@ -129,7 +130,7 @@ func TestBackgroundMount(t *testing.T) {
 	must(t, suite.At(point).Close())
 }
 
-// Who mounts from a place can unmount that place afterwards: the daemon does not stay in it.
+// A user who mounts from a place can unmount that place afterwards: the daemon does not stay in it.
 func TestDaemonLeavesItsDirectory(t *testing.T) {
 	m := mount(t, golden(t, "nanogpt"))
 	if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", m.pid)); err != nil || cwd != "/" {

@@ -155,7 +155,8 @@ func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string
 	return cmd.ProcessState.ExitCode(), b.said(t)
 }
 
-// A daemon that is stopped, or deadlocked, keeps nobody from taking its mount away. What stays of it is said, by its pid.
+// A daemon that is stopped, or deadlocked, keeps nobody from taking its mount away. The command names a daemon that
+// stays, by its pid.
 func TestUmountOfAStuckDaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
@@ -249,7 +250,7 @@ func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 	}
 }
 
-// What is open with passthrough outlives a forced end, as it outlives the daemon.
+// Files that are open with passthrough outlive a forced end, as they outlive the daemon.
 func TestForceLeavesPassthrough(t *testing.T) {
 	blackbox.NeedRoot(t)
 	source := suite.NewDir(t)

@@ -162,8 +162,8 @@ func TestCallsThatFail(t *testing.T) {
 	}
 }
 
-// TestKilledAtEveryStep kills a daemon at each system call of a fill: before the call, and after it. What is published
-// stays, and nothing else.
+// TestKilledAtEveryStep kills a daemon at each system call of a fill: before the call, and after it. Published segments
+// stay, and nothing else.
 func TestKilledAtEveryStep(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	needInjection(t)

@@ -51,8 +51,8 @@ func plainIndex(t *testing.T, text []byte) []byte {
 	return text
 }
 
-// TestFilesInZstd mounts zstd files of several frames. What they decode to is learned once for a cache, and one that
-// cannot be known is as it is stored. The large one is trusted to be what its first frame says.
+// TestFilesInZstd mounts zstd files of several frames. Their decoded sizes are learned once for a cache. A file whose
+// size cannot be known is shown as it is stored. The large one is trusted to be what its first frame says.
 func TestFilesInZstd(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))

@@ -28,9 +28,10 @@ const (
 	diskKeeps = 12 // images of power losses
 )
 
-// disk is a disk with an ext4 on it: a file of a filesystem that a child of the test serves, under a loop device. It knows
-// what a power loss would leave of it: what was flushed, and any part of what was not. (The test itself cannot serve it:
-// a child of it that is about to run another program closes files on it, for which Go's scheduler waits.)
+// disk is a disk with an ext4 on it: a file of a filesystem that a child of the test serves, under a loop device. It
+// knows the bytes that a power loss would leave: all that were flushed, and any part of the others. (The test itself
+// cannot serve it: a child of it that is about to run another program closes files on it, for which Go's scheduler
+// waits.)
 type disk struct {
 	gofs.Inode
 	losses string // directory of the images

@@ -75,8 +75,8 @@ func TestServerFaults(t *testing.T) {
 	})
 }
 
-// TestReplacedUnderTheMount replaces objects. What is not here yet is ESTALE, what is here stays as it was listed, and a
-// new mount has the new ones, as other inodes.
+// TestReplacedUnderTheMount replaces objects. Bytes that are not here yet are ESTALE, others stay as they were listed,
+// and a new mount has the new objects, as other inodes.
 func TestReplacedUnderTheMount(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
@@ -153,8 +153,8 @@ func checkRange(t *testing.T, f *os.File, want []byte, off, n int) {
 	}
 }
 
-// TestServerStops has the server of a mount go away and come back. What is not here is EIO once patience is over, never
-// "no such file"; what is here goes on.
+// TestServerStops has the server of a mount go away and come back. Bytes that are not here are EIO once patience is over,
+// never "no such file"; others can be read.
 func TestServerStops(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
@@ -205,7 +205,7 @@ func TestMountOfWhatIsNotThere(t *testing.T) {
 		"s3://key:secret@bucket":                  "credentials do not belong in a source",
 	} {
 		point, flags := suite.NewDir(t), []string{}
-		if strings.Contains(want, "reached") { // nobody listens there; who does may take his time
+		if strings.Contains(want, "reached") { // nobody listens there; a listener may take its time
 			flags = []string{"--patience", "500ms"}
 		}
 		if _, err := suite.Mount(t.Context(), source, point, flags...); err == nil || !strings.Contains(err.Error(), want) {

@@ -201,8 +201,8 @@ func wantRefused(t *testing.T, l *liar, lie listLie, flags []string) {
 	}
 }
 
-// mostMemory looks at a process until it is over, and gives the most memory that it had. What the kernel says afterwards holds
-// the memory of its parent.
+// mostMemory looks at a process until it is over, and gives the most memory that it had. Later figures of the kernel have
+// the memory of its parent in them.
 func mostMemory(pid int, over <-chan struct{}) (most int64) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

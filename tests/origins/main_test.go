@@ -24,7 +24,7 @@ import (
 // patience bounds every wait of these tests. It is long, since nothing that works waits for its end.
 const patience = time.Minute
 
-// What all tests share; TestMain makes it.
+// Shared by all tests; TestMain makes them.
 var (
 	suite *blackbox.Suite
 	s3    *s3Server    // nil where HBMFS_S3SERVER is not set

@@ -8,9 +8,9 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// TestPowerLoss fills a cache on a disk, and looks at what power losses would have left of it: before each flush, of what
-// was written since the last one, a half by chance. All that is published is sound, what the daemon has said to be
-// published is there, and nothing of that is fetched again.
+// TestPowerLoss fills a cache on a disk, and looks at the state that power losses would have left. Before each flush a
+// half, by chance, is left of the writes since the last one. All that is published is sound, what the daemon has said to
+// be published is there, and nothing of that is fetched again.
 func TestPowerLoss(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	if os.Geteuid() != 0 {
