@@ -167,7 +167,7 @@ func (h *Host) arguments(spec volume.Spec) ([]string, error) {
 	if err := os.MkdirAll(h.opt.CacheDir, 0o700); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "make the cache directory: %v", err)
 	}
-	free, _, err := h.leaves()
+	free, _, err := h.minFree()
 	if err != nil {
 		return nil, err
 	}

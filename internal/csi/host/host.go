@@ -219,7 +219,7 @@ func (h *Host) find(spec volume.Spec) *nodeVolume {
 
 // end stops the daemon of a volume that nobody uses, and removes its directory.
 func (h *Host) end(ctx context.Context, v *nodeVolume) error {
-	if locked, err := v.acquireToLeave(ctx, 0); err != nil || !locked { // somebody came, and waits
+	if locked, err := v.acquireToEnd(ctx, 0); err != nil || !locked { // somebody came, and waits
 		return err
 	}
 	defer v.unlock()

@@ -42,7 +42,7 @@ func (v *nodeVolume) path(name string) string { return filepath.Join(v.dir(), na
 func (v *nodeVolume) mount() string           { return v.path("mnt") }
 func (v *nodeVolume) unlock()                 { <-v.lock }
 func (v *nodeVolume) with(do func(*record))   { v.host.mu.Lock(); defer v.host.mu.Unlock(); do(&v.rec) }
-func (v *nodeVolume) keep(do func(*record)) error {
+func (v *nodeVolume) update(do func(*record)) error {
 	v.host.mu.Lock()
 	defer v.host.mu.Unlock()
 	do(&v.rec)

@@ -27,10 +27,10 @@ type pod struct {
 
 func (r *record) idle() bool { return len(r.Staged)+len(r.Published) == 0 }
 
-// asks reports whether a pod was last published with an identity.
-func (r *record) asks(identity string) bool {
+// hasPod reports whether the volume is published for a pod of a kind.
+func (r *record) hasPod(is func(pod) bool) bool {
 	for _, p := range r.Published {
-		if p.Identity == identity {
+		if is(p) {
 			return true
 		}
 	}

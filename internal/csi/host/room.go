@@ -15,9 +15,9 @@ import (
 // pods evicted, and kubelet could remove nothing to make room.
 const watchedPart = 5
 
-// leaves is how many bytes of its disk the cache leaves free at least; 0 is the daemon's default. watched tells whether
+// minFree is how many bytes of its disk the cache leaves free at least; 0 is the daemon's default. watched tells whether
 // kubelet's directory is on that disk.
-func (h *Host) leaves() (bytes int64, watched bool, err error) {
+func (h *Host) minFree() (bytes int64, watched bool, err error) {
 	cache, err := deviceOf(h.opt.CacheDir)
 	if err != nil {
 		return 0, false, fmt.Errorf("find the disk of the cache: %w", err)
@@ -52,7 +52,7 @@ func deviceOf(path string) (uint64, error) {
 
 // warnOfTheDisk says once that a cache on kubelet's disk stays small.
 func (h *Host) warnOfTheDisk() {
-	bytes, watched, err := h.leaves()
+	bytes, watched, err := h.minFree()
 	switch {
 	case err != nil:
 		h.log.Error("cannot tell whether the cache is on a disk that kubelet watches", "error", err)

@@ -187,7 +187,7 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 	case was.VolumeID != p.VolumeID || !old.rec.Spec.Same(w.Spec):
 		h.mu.Unlock()
 		return status.Errorf(codes.AlreadyExists, "target path %s shows volume %s, or this one with other attributes: unpublish it first", target, was.VolumeID)
-	case w.Identity == was.Identity && old.rec.asks(old.rec.Spec.Identity):
+	case w.Identity == was.Identity && old.rec.hasPod(func(p pod) bool { return p.Identity == old.rec.Spec.Identity }):
 		// It has nothing new to say. Where it shares the daemon with a pod whose secret was changed, those keys stay.
 		// Else the two would put each other's in place each time that kubelet calls.
 		w.Credentials = nil

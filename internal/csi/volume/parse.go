@@ -265,15 +265,15 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 	w.Auth = how
 	switch how {
 	case AuthSecret:
-		return w.takeSecrets(r)
+		return w.useSecrets(r)
 	case AuthPod:
-		return w.takeToken(r, role)
+		return w.useToken(r, role)
 	}
 	return nil
 }
 
-// takeSecrets makes a credentials file of a secret. Without one, the credentials of the staging are used.
-func (w *Want) takeSecrets(r Request) error {
+// useSecrets makes a credentials file of a secret. Without one, the credentials of the staging are used.
+func (w *Want) useSecrets(r Request) error {
 	if len(r.Secrets) == 0 {
 		if r.Staging || r.Inline() {
 			return invalid("volume attribute authentication=secret needs a secret: name one in nodeStageSecretRef and nodePublishSecretRef")
@@ -308,8 +308,8 @@ func (w *Want) takeSecrets(r Request) error {
 	return nil
 }
 
-// takeToken has the daemon take a role with the token of the pod's service account.
-func (w *Want) takeToken(r Request, role string) error {
+// useToken has the daemon take a role with the token of the pod's service account.
+func (w *Want) useToken(r Request, role string) error {
 	w.RoleARN = role
 	if r.Staging { // no pod yet
 		return nil

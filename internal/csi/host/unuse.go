@@ -12,13 +12,13 @@ import (
 // as the source does. The use is ended beside it then: adopt hides a target again that it has shown since, and so does
 // unuse.
 func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
-	locked, err := v.acquireToLeave(ctx, 1)
+	locked, err := v.acquireToEnd(ctx, 1)
 	if err != nil {
 		return err
 	}
 	err = u.hide()
 	if err == nil {
-		err = v.keep(u.drop)
+		err = v.update(u.drop)
 	}
 	if locked {
 		v.unlock()
@@ -31,16 +31,16 @@ func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	return h.end(ctx, v)
 }
 
-// leaveTime is how often a use that ends looks whether a start has the volume's lock.
-const leaveTime = 100 * time.Millisecond
+// endTick is how often a use that ends looks whether a start has the volume's lock.
+const endTick = 100 * time.Millisecond
 
-// acquireToLeave takes the lock of the volume, unless a start has it that others wait for than the leaving uses. A start that
+// acquireToEnd takes the lock of the volume, unless a start has it that others wait for than the ending uses. A start that
 // nobody else waits for is called off.
-func (v *nodeVolume) acquireToLeave(ctx context.Context, leaving int) (locked bool, err error) {
-	tick := time.NewTicker(leaveTime)
+func (v *nodeVolume) acquireToEnd(ctx context.Context, ending int) (locked bool, err error) {
+	tick := time.NewTicker(endTick)
 	defer tick.Stop()
 	for {
-		if v.othersWait(leaving) {
+		if v.othersWait(ending) {
 			return false, nil
 		}
 		select {
@@ -53,14 +53,14 @@ func (v *nodeVolume) acquireToLeave(ctx context.Context, leaving int) (locked bo
 	}
 }
 
-// othersWait tells whether a start is under way for more than the leaving uses. One for no others is called off.
-func (v *nodeVolume) othersWait(leaving int) bool {
+// othersWait tells whether a start is under way for more than the ending uses. One for no others is called off.
+func (v *nodeVolume) othersWait(ending int) bool {
 	v.host.mu.Lock()
 	defer v.host.mu.Unlock()
 	if v.cancel == nil {
 		return false
 	}
-	if len(v.rec.Published)+len(v.rec.Staged) > leaving {
+	if len(v.rec.Published)+len(v.rec.Staged) > ending {
 		return true
 	}
 	v.cancel()
