@@ -101,9 +101,7 @@ func (in *input) Read(p []byte) (int, error) {
 		}
 	}
 	n := copy(p, in.rest)
-	if in.sum != nil {
-		in.sum.add(p[:n])
-	}
+	in.sum.add(p[:n])
 	in.rest, in.read = in.rest[n:], in.read+int64(n)
 	return n, nil
 }

@@ -177,9 +177,7 @@ func (w *output) Write(p []byte) (int, error) {
 	if w.err != nil {
 		return 0, w.err
 	}
-	if w.sum != nil {
-		w.sum.add(p)
-	}
+	w.sum.add(p)
 	first, last := max(w.from, w.at), min(w.to, w.at+int64(len(p)))
 	if first < last {
 		if w.err = w.sink(p[first-w.at : last-w.at]); w.err != nil {

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,18 +59,10 @@ type Client struct {
 
 // New makes a client of an origin.
 func New(g Getter, opt Options) *Client {
-	if opt.Connections <= 0 {
-		opt.Connections = 16
-	}
-	if opt.Patience <= 0 {
-		opt.Patience = 2 * time.Minute
-	}
-	if opt.Stall <= 0 {
-		opt.Stall = min(15*time.Second, opt.Patience/4)
-	}
-	if opt.Listing <= 0 {
-		opt.Listing = 1 << 30
-	}
+	opt.Connections = cmp.Or(max(opt.Connections, 0), 16)
+	opt.Patience = cmp.Or(max(opt.Patience, 0), 2*time.Minute)
+	opt.Stall = cmp.Or(max(opt.Stall, 0), min(15*time.Second, opt.Patience/4))
+	opt.Listing = cmp.Or(max(opt.Listing, 0), 1<<30)
 	return &Client{getter: g, opt: opt, slots: make(chan struct{}, opt.Connections)}
 }
 

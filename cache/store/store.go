@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -121,27 +122,15 @@ func (s *Store) defaults() error {
 		return os.NewSyscallError("statfs", err)
 	}
 	bytes := int64(st.Blocks) * st.Bsize
-	if o.Size == 0 {
-		o.Size = bytes / 5 * 4
-	}
+	o.Size = cmp.Or(o.Size, bytes/5*4)
 	if o.Segment == 0 {
 		o.Segment = 1 << 30
 		if o.Size < 64<<30 {
 			o.Segment = 256 << 20
 		}
 	}
-	if o.MinFree == 0 {
-		o.MinFree = bytes / 20
-	}
-	if o.Ahead == 0 {
-		o.Ahead = 128 << 20
-	}
-	if o.MaxOpen == 0 {
-		o.MaxOpen = 256
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.MinFree, o.Ahead, o.MaxOpen = cmp.Or(o.MinFree, bytes/20), cmp.Or(o.Ahead, 128<<20), cmp.Or(o.MaxOpen, 256)
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return nil
 }
 

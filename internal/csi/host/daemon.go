@@ -65,12 +65,10 @@ func (d *daemon) kill() {
 
 // within waits for the end of the daemon, and tells whether it came.
 func (d *daemon) within(limit time.Duration) bool {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case <-d.done:
 		return true
-	case <-timer.C:
+	case <-time.After(limit):
 		return false
 	}
 }

@@ -94,16 +94,7 @@ func Parse(r Request) (Want, error) {
 		}
 	}
 	w := Want{Spec: Spec{Source: values["source"]}}
-	if err := checkSource(w.Source); err != nil {
-		return Want{}, err
-	}
-	if err := checkOwner(r, w.Spec); err != nil {
-		return Want{}, err
-	}
-	if err := checkShare(r); err != nil {
-		return Want{}, err
-	}
-	if err := mergeGroup(values, r.MountGroup); err != nil {
+	if err := cmp.Or(checkSource(w.Source), checkOwner(r, w.Spec), checkShare(r), mergeGroup(values, r.MountGroup)); err != nil {
 		return Want{}, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
