@@ -15,9 +15,9 @@ const aclName = "system.posix_acl_access"
 // perm returns the mode of name in the directory at, without the rights that an access control list takes from any of
 // their class. name is "." for the directory itself.
 //
-// The group bits of a file with a list are its mask, which is the most that anybody may have whom the list names. So a
-// mount that showed them would grant to the group what the list refuses it. Where they are zero, the kernel does not look
-// at the list.
+// The group bits of a file with a list are its mask, the most that any user or group in the list may have. A mount that
+// showed them would grant rights to the group that the list refuses it. Where they are zero, the kernel does not look at
+// the list.
 func (d *Dir) perm(at int, name string, st *unix.Stat_t) uint16 {
 	mode := uint16(st.Mode & 0o777)
 	if _, none := d.noACL.Load(st.Dev); none || mode&0o070 == 0 {
@@ -39,8 +39,8 @@ func (d *Dir) perm(at int, name string, st *unix.Stat_t) uint16 {
 	return mode & certainOf(list)
 }
 
-// withoutACL finds out whether the files of a device have no lists, by the directory at: of a name in it the kernel would
-// say the same if somebody put a link in its place just now.
+// withoutACL finds out whether the files of a device have no lists. It asks for the directory at: a name in it could be a
+// link by now, for which the kernel would say the same.
 func (d *Dir) withoutACL(at int, dev uint64) bool {
 	var st unix.Stat_t
 	if unix.Fstat(at, &st) != nil || st.Dev != dev {
@@ -66,8 +66,8 @@ const (
 	aclOther    = 0x20
 )
 
-// certainOf makes a mode of an access control list: of each class the rights that everybody in it has, whomever else the
-// list names. It is the owner's alone where the list cannot be understood.
+// certainOf makes a mode of an access control list: for each class the rights that everybody in it has. Users and groups
+// that the list names count in it. It is the owner's alone where the list cannot be understood.
 func certainOf(list []byte) uint16 {
 	const owner, all, unnamed = 0o700, 0o7, ^uint16(0)
 	if len(list) < 4 || binary.LittleEndian.Uint32(list) != 2 || (len(list)-4)%aclEntry != 0 {

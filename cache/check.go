@@ -10,8 +10,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Bounds of what a listing says. All that follows counts on them: sums of sizes, in bytes or in blocks, fit into 63
-// bits, and a walk down a path ends soon.
+// Bounds of a listing. Later code counts on them: sums of sizes, in bytes or in blocks, fit into 63 bits, and a walk down
+// a path ends soon.
 const (
 	maxObject  = 1 << 56 // bytes of one object
 	maxTotal   = 1 << 60 // bytes of all
@@ -20,9 +20,9 @@ const (
 	maxVersion = 1 << 10 // bytes: it goes into a header of each request
 )
 
-// Check is the one door for what an origin says of its objects. It orders them, takes out what no mount could show, and
-// names that in Problems. Each function that makes a listing or adds to it calls Check; a second call finds nothing more.
-// Directories and links need none: they are the kernel's, or follow from the objects.
+// Check is the one door for the objects that an origin lists. It orders them, takes out those that no mount could show,
+// and names these in Problems. Each function that makes a listing or adds to it calls Check; a second call finds nothing
+// more. Directories and links need none: they are the kernel's, or follow from the objects.
 func (l *Listing) Check() {
 	slices.SortFunc(l.Objects, func(a, b *layout.Object) int {
 		if byName := layout.ComparePaths(a.Name, b.Name); byName != 0 {
@@ -31,7 +31,7 @@ func (l *Listing) Check() {
 		return cmp.Or(strings.Compare(a.Version, b.Version), cmp.Compare(a.Size, b.Size)) // the same at each mount
 	})
 	last := (*layout.Object)(nil)
-	l.keep(func(_ int, o *layout.Object) string {
+	l.filter(func(_ int, o *layout.Object) string {
 		if why := wrong(o); why != "" {
 			return why
 		}
@@ -42,7 +42,7 @@ func (l *Listing) Check() {
 		return ""
 	})
 	total := int64(0)
-	l.keep(func(i int, o *layout.Object) string {
+	l.filter(func(i int, o *layout.Object) string {
 		switch {
 		case i+1 < len(l.Objects) && strings.HasPrefix(l.Objects[i+1].Name, o.Name+"/"):
 			return "is an object, and a directory of others: left out"
@@ -58,17 +58,17 @@ func (l *Listing) Check() {
 	})
 }
 
-// keep leaves out the objects of which wrong gives a reason.
-func (l *Listing) keep(wrong func(i int, o *layout.Object) (why string)) {
-	kept := make([]*layout.Object, 0, len(l.Objects))
+// filter leaves out the objects of which wrong gives a reason.
+func (l *Listing) filter(wrong func(i int, o *layout.Object) (why string)) {
+	rest := make([]*layout.Object, 0, len(l.Objects))
 	for i, o := range l.Objects {
 		if why := wrong(i, o); why != "" {
 			l.leaveOut(o.Name, "%s", why)
 			continue
 		}
-		kept = append(kept, o)
+		rest = append(rest, o)
 	}
-	l.Objects = kept
+	l.Objects = rest
 }
 
 // wrong says why an object cannot be shown, "" if it can.

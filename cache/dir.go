@@ -152,7 +152,7 @@ func (l *Listing) Bytes() int64 {
 	return total
 }
 
-// Denied is a file that is at the origin and may not be read by this process, so that nothing is known of it but its name.
+// Denied is a file of the origin that this process may not read. Only its name is known.
 type Denied struct{ Name, Why string }
 
 // DirEntry is a directory of a listing. Its rights are as those of [Rights].
@@ -189,7 +189,7 @@ func (d *Dir) List(ctx context.Context) (*Listing, error) {
 // maxDepth is how many directories deep a listing goes. It bounds the descriptors of a walk, which holds one for each.
 const maxDepth = 1024
 
-// walk lists dir, which it closes, and what is below it. above are the directories that it is in, from the root on.
+// walk lists dir and everything below it, and closes dir. above are the directories that it is in, from the root on.
 func (d *Dir) walk(ctx context.Context, l *Listing, above []place, dir *os.File, name string) error {
 	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
 	var st unix.Stat_t

@@ -27,7 +27,7 @@ type filePool struct {
 type pooled struct {
 	object *layout.Object
 	fd     int
-	at     stamp // what it was when it was opened
+	at     stamp // the file's stamp when it was opened
 	users  int
 	place  *list.Element // in idle, nil while in use
 }
@@ -37,9 +37,9 @@ func newFilePool(max int, open func(*layout.Object) (int, stamp, error), now fun
 }
 
 // get returns an open file of o that is the listed version at this moment. Two callers that miss at once both open it,
-// and the second one's is closed: opening a local file is too cheap to make one wait for the other.
+// and the second descriptor is closed: opening a local file is too cheap for a wait.
 func (p *filePool) get(ctx context.Context, o *layout.Object) (*pooled, error) {
-	if h := p.take(o); h != nil {
+	if h := p.lookUp(o); h != nil {
 		if now, err := p.now(h.fd); err != nil || now != h.at {
 			p.put(h)
 			return nil, changed(o, "it was written to")
@@ -67,7 +67,7 @@ func (p *filePool) get(ctx context.Context, o *layout.Object) (*pooled, error) {
 	return h, nil
 }
 
-func (p *filePool) take(o *layout.Object) *pooled {
+func (p *filePool) lookUp(o *layout.Object) *pooled {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.byObj[o]

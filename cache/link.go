@@ -22,8 +22,8 @@ type place struct {
 // errNoTarget says that a link leads out of the root, or nowhere.
 var errNoTarget = errors.New("the link has no target below the root")
 
-// followed is what a symbolic link leads to.
-type followed struct {
+// linkTarget is the file or directory that a symbolic link leads to.
+type linkTarget struct {
 	at   unix.Stat_t
 	perm uint16
 	by   []Rights // directories that are passed, and are not above the link, and links that not everybody may follow
@@ -33,7 +33,7 @@ type followed struct {
 // directories from the root to the link's own.
 func (d *Dir) link(l *Listing, above []place, name string, link *unix.Stat_t) {
 	dir := above[len(above)-1].fd
-	to, err := d.follow(above, path.Base(name))
+	to, err := d.resolve(above, path.Base(name))
 	switch {
 	case err != nil:
 		l.leaveOut(name, "symbolic link that leaves the dataset or leads nowhere: left out (mount the directory that holds its target)")
@@ -50,9 +50,9 @@ func (d *Dir) link(l *Listing, above []place, name string, link *unix.Stat_t) {
 	l.Links = append(l.Links, LinkEntry{name, target, modTime(link)})
 }
 
-// linked makes an object of the file that a link leads to. Whoever may not pass a directory on the way there may not read
-// it: the mount shows the file at the place of the link, where the kernel no longer sees the way.
-func (d *Dir) linked(name string, to followed) *layout.Object {
+// linked makes an object of the file that a link leads to. A user who may not pass a directory on the way there may not
+// read it. The mount shows the file at the place of the link, where the kernel no longer sees the way.
+func (d *Dir) linked(name string, to linkTarget) *layout.Object {
 	perm := to.perm
 	for _, r := range to.by {
 		perm = only(perm, r.Certain(to.at.Uid, to.at.Gid, ToPass))
@@ -60,13 +60,13 @@ func (d *Dir) linked(name string, to followed) *layout.Object {
 	return d.object(name, &to.at, perm)
 }
 
-// follow resolves a name as the kernel does, one component at a time and without leaving the root, since only so it
-// learns which directories are passed. It holds those open, so that nobody can put others in their place meanwhile.
-func (d *Dir) follow(above []place, name string) (to followed, err error) {
+// resolve resolves a name as the kernel does, one component at a time and without leaving the root. Only so it learns
+// which directories are passed. It has those open, so that nobody can put others in their place meanwhile.
+func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 	way, links := slices.Clone(above), 0
 	defer func() {
 		for _, p := range way {
-			p.leave()
+			p.close()
 		}
 	}()
 	for rest := []string{name}; len(rest) > 0; {
@@ -81,7 +81,7 @@ func (d *Dir) follow(above []place, name string) (to followed, err error) {
 			if way = way[:len(way)-1]; len(way) == 0 {
 				return to, errNoTarget
 			}
-			dir.leave()
+			dir.close()
 			continue
 		}
 		var st unix.Stat_t
@@ -139,15 +139,15 @@ func (d *Dir) placeOf(fd int, st *unix.Stat_t) place {
 	return place{fd: fd, rights: Rights{d.perm(fd, ".", st), st.Uid, st.Gid}, shared: st.Mode&shared == shared}
 }
 
-// leave closes a directory that was opened for a link.
-func (p place) leave() {
+// close closes a directory that was opened for a link.
+func (p place) close() {
 	if p.passed {
 		_ = unix.Close(p.fd) // it was only looked through
 	}
 }
 
-// mayFollow returns the rights that the kernel asks for to follow a link in a directory: where everybody may put links,
-// as in /tmp, it follows those of the directory's owner, and one's own (fs.protected_symlinks).
+// mayFollow returns the rights that the kernel asks for to follow a link in a directory. Where everybody may put links,
+// as in /tmp, it follows those of the directory's owner and one's own (fs.protected_symlinks).
 func (p place) mayFollow(link *unix.Stat_t) []Rights {
 	if !p.shared || link.Uid == p.rights.UID {
 		return nil

@@ -12,17 +12,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// ErrLeased says that somebody has a write lease of a file (F_SETLEASE, as file servers take them), and has been told
-// that another wants to read it.
+// ErrLeased says that another process has a write lease of a file (F_SETLEASE, as file servers take them). The kernel has
+// told it that somebody wants to read.
 var ErrLeased = errors.New("its holder of a lease has not let go of it yet: try again")
 
 // leaseLook is the time between two attempts to open a file that is leased.
 const leaseLook = 20 * time.Millisecond
 
-// whenUnleased calls open again until nobody has a lease of the file, or ctx ends. The kernel takes a lease away that its
+// whenUnleased calls open again until nobody has a lease of the file, or ctx ends. The kernel ends a lease that its
 // holder does not give back within fs.lease-break-time, 45 s.
 func whenUnleased(ctx context.Context, open func() error) error {
 	for {
@@ -30,10 +31,8 @@ func whenUnleased(ctx context.Context, open func() error) error {
 		if !errors.Is(err, ErrLeased) {
 			return err
 		}
-		select {
-		case <-time.After(leaseLook):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pause.For(ctx, leaseLook); err != nil {
+			return err
 		}
 	}
 }
@@ -78,7 +77,7 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 // openSlowly opens an object below dir as openat2 does, component by component.
 func (d *Dir) openSlowly(dir int, o *layout.Object) (int, error) {
 	root := d.root
-	if dir != d.fd { // the read-only mount: what is opened through the other could be written to
+	if dir != d.fd { // the read-only mount: a file that is opened through the other could be written to
 		var err error
 		if root, err = os.OpenRoot("/proc/self/fd/" + strconv.Itoa(dir)); err != nil {
 			return -1, err

@@ -10,10 +10,10 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// readOnly is a private, read-only mount of the directory that no path leads to. To open a descriptor that came through it
-// again for writing is EROFS, for root as well. A process with CAP_SYS_ADMIN in this mount namespace can still clone the
-// descriptor's mount and make the clone writable, which the kernel gives no means against. The mount keeps no access
-// times, so that the kernel has 120 ns less to do for each passthrough read.
+// readOnly is a private, read-only mount of the directory that no path leads to. To open a descriptor that came through
+// it again for writing is EROFS, for root as well. A process with CAP_SYS_ADMIN in this mount namespace can still clone
+// the descriptor's mount and make the clone writable: the kernel cannot forbid it. The mount keeps no access times, so
+// that the kernel has 120 ns less to do for each passthrough read.
 type readOnly struct {
 	once sync.Once
 	fd   int
@@ -35,7 +35,7 @@ func readOnlyMount(dir int) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("clone the mount of the source: %w", err)
 	}
-	// Private, since what is mounted on the source later must not appear in it.
+	// Private, since later mounts on the source must not appear in it.
 	attr := unix.MountAttr{
 		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOATIME, Attr_clr: unix.MOUNT_ATTR__ATIME, Propagation: unix.MS_PRIVATE,
 	}
@@ -59,8 +59,8 @@ func (d *Dir) ReadOnlyMount() error {
 var ErrOtherMount = errors.New("lies on another mount than the source")
 
 // OpenForOthers opens o as OpenObject does, for another process: through a mount that is read-only if this process may
-// make one. What is mounted below the source is not part of that mount: such an object is an error that wraps
-// [ErrOtherMount], never a descriptor that could be written through. It waits for nobody: a leased file is [ErrLeased].
+// make one. Mounts below the source are not part of it: an object there is an error that wraps [ErrOtherMount], never a
+// descriptor that could be written through. It waits for nobody: a leased file is [ErrLeased].
 func (d *Dir) OpenForOthers(o *layout.Object) (fd int, err error) {
 	if d.ReadOnlyMount() != nil {
 		fd, _, err = d.open(o)

@@ -10,8 +10,8 @@ import (
 )
 
 // RemoteListing makes the listing of a store that knows names and no directories. Objects that cannot be files of a tree
-// are left out and become problems: see [Listing.Check]. What remains is readable by everybody whom the mount lets in,
-// and belongs to who runs this process.
+// are left out and become problems: see [Listing.Check]. Everybody whom the mount lets in may read the others. They
+// belong to the user of this process.
 func RemoteListing(objects []*layout.Object) *Listing {
 	l := &Listing{Objects: objects}
 	l.Check()

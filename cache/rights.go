@@ -16,21 +16,20 @@ type Rights struct {
 	UID, GID uint32
 }
 
-// What a user needs: to read a file, or to pass through a directory.
+// The rights that a user needs to read a file, or to pass through a directory.
 const (
 	ToRead uint16 = 0o4
 	ToPass uint16 = 0o1
 )
 
-// Certain tells for whom a file may be shown as readable that is reached by r as well: a shard beside it, or a directory
-// above it. It returns the classes of users of the file, as 0o400 for the owner uid, 0o040 for its group gid and 0o004
-// for others, in which everybody has the right at r. Somebody of one class there may be of another one here, and only
-// the class that fits first counts: so a right of all others is no right of the group.
+// Certain returns the classes of a file's users in which everybody has the right at r, a shard beside the file or a
+// directory above it. The classes are 0o400 for the owner uid, 0o040 for the group gid and 0o004 for others. A user may
+// be of another class at r, where only the class that fits first counts: a right of others is no right of the group.
 func (r Rights) Certain(uid, gid uint32, right uint16) (classes uint16) {
 	owner, group, others := r.Perm>>6&right != 0, r.Perm>>3&right != 0, r.Perm&right != 0
-	ownerElse := owner || uid == r.UID // for who is not uid: it may be r's owner
-	groupElse := group || gid == r.GID // for who is not of gid: it may be of r's group
-	any := group && others             // for who is not r's owner
+	ownerElse := owner || uid == r.UID // for users that are not uid, one of whom may be r's owner
+	groupElse := group || gid == r.GID // for users that are not of gid, some of whom may be of r's group
+	any := group && others             // for users that are not r's owner
 	if uid == r.UID && owner || uid != r.UID && any {
 		classes |= 0o400
 	}
@@ -43,7 +42,7 @@ func (r Rights) Certain(uid, gid uint32, right uint16) (classes uint16) {
 	return classes
 }
 
-// only takes the rights to read and to execute from all classes but the given ones.
+// only removes the rights to read and to execute from all classes but the given ones.
 func only(perm, classes uint16) uint16 { return perm &^ (0o555 &^ (classes | classes>>2)) }
 
 // StillGrants returns an error, which wraps [fs.ErrPermission], if an open file of o no longer grants what was listed.

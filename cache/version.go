@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pin says what a version is made of.
+// pin chooses the times that a version is made of.
 type pin bool
 
 const (

@@ -19,17 +19,17 @@ import (
 const (
 	// maxWindow bounds what a zstd stream may refer back to: 128 MiB is the most that a level from 1 to 22 takes.
 	maxWindow = 128 << 20
-	// maxBlock bounds the two sides of what can only be decoded in memory, as a whole.
+	// maxBlock bounds the two sides of a codec that decodes in memory, as a whole.
 	maxBlock = 256 << 20
 )
 
-// codec decodes a compressed object, of which in gives the bytes, to w. How many bytes w takes is its own business.
+// codec decodes a compressed object, of which in gives the bytes, to w. w bounds the bytes by itself.
 type codec struct {
 	decode func(ctx context.Context, zip *layout.Object, in *input, w *output) error
 	block  bool // it holds both sides in memory
 }
 
-// codecOf finds a codec by what MosaicML Streaming calls it, with or without a level: "zstd:7".
+// codecOf finds a codec by its name in MosaicML Streaming, with or without a level: "zstd:7".
 func codecOf(name string) (codec, error) {
 	kind, _, _ := strings.Cut(name, ":")
 	switch kind {
@@ -65,8 +65,8 @@ func decodeStream(in *input, w *output, goroutines int) error {
 	return err
 }
 
-// streamDecoders is how many goroutines share a stream. What they hand to each other costs a fifth more CPU than one
-// alone takes, which pays only where there are more than the other shards take.
+// streamDecoders is how many goroutines share a stream. Handing blocks to each other costs a fifth more CPU than one
+// alone takes. That pays only where the other shards leave processors idle.
 func streamDecoders() int {
 	if n := runtime.GOMAXPROCS(0); n >= 4 {
 		return 4
@@ -87,7 +87,7 @@ func unbzip2(_ context.Context, _ *layout.Object, in *input, w *output) error {
 	return err
 }
 
-// unsnappy decodes the block format, which is what MosaicML Streaming writes: it has no checksums, and no frames.
+// unsnappy decodes the block format, which MosaicML Streaming writes. It has no checksums, and no frames.
 func unsnappy(_ context.Context, zip *layout.Object, in *input, w *output) error {
 	coded := make([]byte, zip.Size)
 	if _, err := io.ReadFull(in, coded); err != nil {

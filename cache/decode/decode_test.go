@@ -425,7 +425,7 @@ func TestFetchRanges(t *testing.T) {
 
 // TestLargeShardsNeedACache asks for a shard that is too large to be held.
 func TestLargeShardsNeedACache(t *testing.T) {
-	f := &files{data: map[string][]byte{"s.z": {1}, "index.json": index(t, entry("s", "s.z", nil, []byte{1}, "zstd", func(raw, _ map[string]any) { raw["bytes"] = maxHeld + 1 }))}}
+	f := &files{data: map[string][]byte{"s.z": {1}, "index.json": index(t, entry("s", "s.z", nil, []byte{1}, "zstd", func(raw, _ map[string]any) { raw["bytes"] = maxLast + 1 }))}}
 	if _, err := wrap(t, f, false, 0).read(t, "s"); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("got %v", err)
 	}

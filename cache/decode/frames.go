@@ -101,14 +101,19 @@ func tooLarge(frames []frame) bool {
 // part reads n bytes of an object.
 func part(ctx context.Context, o *layout.Object, off, n int64) ([]byte, error) {
 	p := make([]byte, n)
-	got, err := o.ReadAt(ctx, p, off)
-	if got == len(p) {
-		return p, nil
+	return p, fillFrom(ctx, o, p, off)
+}
+
+// fillFrom reads all of p from an object.
+func fillFrom(ctx context.Context, o *layout.Object, p []byte, off int64) error {
+	n, err := o.ReadAt(ctx, p, off)
+	switch {
+	case n == len(p):
+		return nil
+	case err == nil || errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
 	}
-	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return nil, err
+	return err
 }
 
 // job is a frame that is being decoded.
@@ -125,7 +130,7 @@ func frameDecoder(atOnce int) (*zstd.Decoder, error) {
 		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
 }
 
-// unzstdFrames decodes frames at the same time. in is read in order, and w written.
+// unzstdFrames decodes frames at the same time. It reads in in order, and writes w in order.
 func unzstdFrames(ctx context.Context, frames []frame, in *input, w *output) error {
 	workers := min(frameDecoders, runtime.GOMAXPROCS(0))
 	d, err := frameDecoder(workers)

@@ -15,58 +15,43 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// digest is what a hash of some bytes must be.
+// digest is the hash that some bytes must have.
 type digest struct {
+	name string
+	want string           // hex
+	make func() hash.Hash // nil for the digest of nothing
+}
+
+// hashes are the known ones, the fastest first.
+func hashes() []namedHash {
+	return []namedHash{
+		{"xxh3_64", func() hash.Hash { return xxh3.New() }},
+		{"xxh3_128", func() hash.Hash { return xxh3.New128() }},
+		{"xxh128", func() hash.Hash { return xxh3.New128() }},
+		{"xxh64", func() hash.Hash { return xxhash.New() }},
+		{"sha1", sha1.New},
+		{"sha256", sha256.New},
+		{"sha224", sha256.New224},
+		{"md5", md5.New},
+		{"sha512", sha512.New},
+		{"sha384", sha512.New384},
+		{"sha3_224", func() hash.Hash { return sha3.New224() }},
+		{"sha3_256", func() hash.Hash { return sha3.New256() }},
+		{"sha3_384", func() hash.Hash { return sha3.New384() }},
+		{"sha3_512", func() hash.Hash { return sha3.New512() }},
+	}
+}
+
+type namedHash struct {
 	name string // as in Python's hashlib and xxhash
-	want string // hex
-}
-
-// fastestFirst names the hashes that are known here.
-func fastestFirst() []string {
-	return []string{
-		"xxh3_64", "xxh3_128", "xxh128", "xxh64", "sha1", "sha256", "sha224", "md5", "sha512", "sha384",
-		"sha3_224", "sha3_256", "sha3_384", "sha3_512",
-	}
-}
-
-// newHash makes a hash by its name, nil for those that are not known here.
-func newHash(name string) hash.Hash {
-	switch name {
-	case "xxh3_64":
-		return xxh3.New()
-	case "xxh3_128", "xxh128":
-		return xxh3.New128()
-	case "xxh64":
-		return xxhash.New()
-	case "sha1":
-		return sha1.New()
-	case "sha224":
-		return sha256.New224()
-	case "sha256":
-		return sha256.New()
-	case "sha384":
-		return sha512.New384()
-	case "sha512":
-		return sha512.New()
-	case "md5":
-		return md5.New()
-	case "sha3_224":
-		return sha3.New224()
-	case "sha3_256":
-		return sha3.New256()
-	case "sha3_384":
-		return sha3.New384()
-	case "sha3_512":
-		return sha3.New512()
-	}
-	return nil
+	make func() hash.Hash
 }
 
 // fastest picks the hash to compare. One tells damage as well as all of them.
-func fastest(hashes map[string]string) digest {
-	for _, name := range fastestFirst() {
-		if want, ok := hashes[name]; ok {
-			return digest{name, want}
+func fastest(given map[string]string) digest {
+	for _, h := range hashes() {
+		if want, ok := given[h.name]; ok {
+			return digest{h.name, want, h.make}
 		}
 	}
 	return digest{}

@@ -6,14 +6,14 @@ import (
 	"errors"
 )
 
-// shard is a compressed file that an index of MosaicML Streaming names (mosaicml/streaming, base/format): an MDS shard,
-// or the data or the offsets of one in JSON or CSV.
+// shard is a compressed file that an index of MosaicML Streaming names (mosaicml/streaming, base/format). It is an MDS
+// shard, or the data or the offsets of one in JSON or CSV.
 type shard struct {
 	compression string
 	raw, zip    fileInfo
 }
 
-// fileInfo is what an index says of a file.
+// fileInfo is an index's entry of a file.
 type fileInfo struct {
 	Basename string            `json:"basename"`
 	Bytes    int64             `json:"bytes"`
@@ -25,8 +25,8 @@ var (
 	errMany  = errors.New("it names more shards than there are files")
 )
 
-// rewriteIndex takes compression out of an index and lists what was compressed. What it does not know stays as it is. It
-// holds one entry at a time besides the text, and at most so many shards: of entries that say nothing, a text has more than
+// rewriteIndex takes compression out of an index and lists the compressed shards. Keys that it does not know stay as they
+// are. Besides the text it has one entry in memory, and at most so many shards: a text may have more empty entries than
 // fit into memory.
 func rewriteIndex(text []byte, most int) (out []byte, shards []shard, err error) {
 	if !bytes.Contains(text, []byte(`"zip_data"`)) {

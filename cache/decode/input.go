@@ -2,7 +2,6 @@ package decode
 
 import (
 	"context"
-	"errors"
 	"io"
 	"sync"
 
@@ -11,7 +10,7 @@ import (
 
 const (
 	spanSize = 2 << 20 // bytes of one request
-	spans    = 8       // requests under way, and what was fetched and is not decoded yet
+	spans    = 8       // spans under way, or fetched and not decoded yet
 )
 
 // input reads a compressed object in order, with several requests under way.
@@ -19,14 +18,14 @@ type input struct {
 	object *layout.Object
 	cancel context.CancelFunc
 	queue  chan *span // in the order of the object
-	free   *sync.Pool // of buffers, which inputs share: new ones cost as much as what is read into them
+	free   *sync.Pool // of buffers, which inputs share: a new one costs as much as reading into it
 	wg     sync.WaitGroup
 
-	// What follows belongs to the reader.
+	// The fields below belong to the reader.
 	now  *span  // that is being read
 	rest []byte // of it
 	read int64
-	sum  *summing // of what was read, nil for none
+	sum  *summing // of the bytes that were read, nil for none
 	err  error    // of the origin: it is no fault of the bytes
 }
 
@@ -75,14 +74,7 @@ func (in *input) get(ctx context.Context, off int64) ([]byte, error) {
 		all = new([spanSize]byte)
 	}
 	buf := all[:min(spanSize, in.object.Size-off)]
-	n, err := in.object.ReadAt(ctx, buf, off)
-	if n == len(buf) {
-		return buf, nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return nil, err
+	return buf, fillFrom(ctx, in.object, buf, off)
 }
 
 // Read implements [io.Reader]. Its end is the object's.
@@ -109,9 +101,7 @@ func (in *input) Read(p []byte) (int, error) {
 		}
 	}
 	n := copy(p, in.rest)
-	if in.sum != nil {
-		in.sum.add(p[:n])
-	}
+	in.sum.add(p[:n])
 	in.rest, in.read = in.rest[n:], in.read+int64(n)
 	return n, nil
 }

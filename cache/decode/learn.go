@@ -17,26 +17,26 @@ import (
 
 const (
 	defaultScan = 64 << 20
-	scanRatio   = 64 // of what may be decoded to learn a size to what may be read for it
+	scanRatio   = 64 // bytes that may be decoded to learn a size, for each that may be read
 )
 
-// known is what can be known of a compressed file before it is read.
+// known is everything that can be known of a compressed file before it is read.
 type known struct {
 	size   int64
 	frames *frames // nil where it comes as a whole
-	why    string  // it is not decoded
+	why    string  // why it is not decoded
 	guess  bool    // its first frame says the size; whether it has more was not looked for to the end
 	effort int64   // bytes that were read of it, where the beginning did not tell
 }
 
-// learn finds out what a file decodes to. It reads the beginning and the end of it; where they do not tell, it reads up
-// to scan bytes, and decodes them if it must. The error is of reading.
+// learn finds out what a file decodes to. It reads the beginning and the end. Where they do not tell, it reads up to scan
+// bytes, and decodes them if it must. The error is of reading.
 func (x *Origin) learn(ctx context.Context, o *layout.Object, scan int64) (known, error) {
 	if strings.HasSuffix(o.Name, gzipName) {
 		return known{why: "gzip does not say how long its content is: compress it with zstd"}, nil
 	}
 	if o.Size == 0 {
-		return known{why: "it is empty, and what zstd makes of an empty file is not"}, nil
+		return known{why: "it is empty, which no file in zstd is"}, nil
 	}
 	w := newWalk(o)
 	_, err := w.peek(ctx, headSize)
@@ -87,7 +87,7 @@ func bySeekTable(ctx context.Context, w *walk) (known, error) {
 	}
 	var h zstd.Header
 	if h.Decode(w.buf) != nil || h.DictionaryID != 0 || h.WindowSize > maxWindow {
-		return known{}, nil // the walk says what is wrong
+		return known{}, nil // the walk says why
 	}
 	k := known{frames: newFrames(list)}
 	if k.size = k.frames.size(); tooLarge(list) {

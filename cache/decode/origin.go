@@ -18,7 +18,7 @@ import (
 
 const (
 	decoders = 8         // objects that are decoded at once; one that is decoded in memory counts as all of them
-	maxHeld  = 256 << 20 // bytes of the object that ReadAt holds
+	maxLast  = 256 << 20 // bytes of the object that ReadAt has in memory
 )
 
 // Origin is where decoded objects come from. It is safe for concurrent use.
@@ -29,13 +29,13 @@ type Origin struct {
 	decoder func() (*zstd.Decoder, error) // of frames
 	slots   *semaphore.Weighted
 	spans   sync.Pool // of *[spanSize]byte, for inputs
-	held    held
+	last    lastObject
 	sizes   *sizes
 }
 
-// stored is what an object is made of.
+// stored is the source of a decoded object.
 type stored struct {
-	text []byte // of an index; of other objects nil, and what follows
+	text []byte // of an index; other objects have the fields below
 
 	zip      *layout.Object
 	frames   *frames // that are decoded where they are read; nil where it comes as a whole
@@ -45,9 +45,9 @@ type stored struct {
 	dataHash digest
 }
 
-// held is the object that was decoded in memory last.
-type held struct {
-	lock   chan struct{} // has room for its holder
+// lastObject is the object that was decoded in memory last.
+type lastObject struct {
+	lock   chan struct{} // has room for its user
 	object *layout.Object
 	data   []byte
 }
@@ -59,16 +59,16 @@ func newOrigin() *Origin {
 		decoder: sync.OnceValues(func() (*zstd.Decoder, error) { return frameDecoder(decoders) }),
 		slots:   semaphore.NewWeighted(decoders),
 		sizes:   openSizes(""),
-		held:    held{lock: make(chan struct{}, 1)},
+		last:    lastObject{lock: make(chan struct{}, 1)},
 	}
 }
 
-// Objects returns the objects that only x gives, in the order of the listing: what was decoded, and the indexes.
+// Objects returns the objects that only x gives, in the order of the listing: decoded ones, and indexes.
 func (x *Origin) Objects() []*layout.Object { return x.objects }
 
 // Fetch hands [off, off+n) of o to sink, in order and each byte once. A decoded object is decoded from its start to its
-// end whatever is asked for, and Fetch returns no error only if all of it is right: the bytes count from then on. Of one
-// with frames the frames that are touched are decoded.
+// end, whichever bytes are asked for. The bytes count once Fetch has returned without an error. An object with frames has
+// only the touched ones decoded.
 func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error {
 	from, ok := x.of[o]
 	if !ok || off < 0 || n < 0 || off > o.Size-n {
@@ -113,7 +113,7 @@ func (x *Origin) fetchWhole(ctx context.Context, from *stored, o *layout.Object,
 	return nil
 }
 
-// class says of an error what a span may know of it.
+// class is the word that a span has for an error.
 func class(err error) string {
 	switch {
 	case err == nil:
@@ -132,7 +132,7 @@ func (from *stored) decode(ctx context.Context, w *output, spans *sync.Pool) err
 	defer in.close()
 	err := from.codec.decode(ctx, from.zip, in, w)
 	if err == nil {
-		_, err = io.Copy(io.Discard, in) // what follows a seek table's frames, for the hash
+		_, err = io.Copy(io.Discard, in) // the bytes after a seek table's frames, for the hash
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -158,7 +158,7 @@ func (from *stored) decode(ctx context.Context, w *output, spans *sync.Pool) err
 	return nil
 }
 
-// output takes what a codec decodes: at most size bytes, of which [from, to) go to sink.
+// output takes the bytes that a codec decodes: at most size, of which [from, to) go to sink.
 type output struct {
 	size     int64
 	from, to int64
@@ -177,9 +177,7 @@ func (w *output) Write(p []byte) (int, error) {
 	if w.err != nil {
 		return 0, w.err
 	}
-	if w.sum != nil {
-		w.sum.add(p)
-	}
+	w.sum.add(p)
 	first, last := max(w.from, w.at), min(w.to, w.at+int64(len(p)))
 	if first < last {
 		if w.err = w.sink(p[first-w.at : last-w.at]); w.err != nil {
@@ -190,8 +188,8 @@ func (w *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadAt implements [layout.Origin]. It holds the object that was read last, of up to 256 MiB: larger ones can only be
-// read through a cache, and fail with ENOSPC.
+// ReadAt implements [layout.Origin]. It has the object that was read last in memory, up to 256 MiB. Larger ones fail with
+// ENOSPC: only a cache can read them.
 func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
 	if off < 0 || off >= o.Size {
 		return 0, io.EOF
@@ -204,7 +202,7 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 		}
 		return n, err
 	}
-	h := &x.held
+	h := &x.last
 	select {
 	case h.lock <- struct{}{}:
 	case <-ctx.Done():
@@ -226,10 +224,10 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 }
 
 func (x *Origin) decodeHere(ctx context.Context, o *layout.Object) ([]byte, error) {
-	if o.Size > maxHeld {
+	if o.Size > maxLast {
 		return nil, fmt.Errorf("decode %q: it has %d bytes, and the cache has no room for it: %w", o.Name, o.Size, syscall.ENOSPC)
 	}
-	x.held.object, x.held.data = nil, nil // before there are two
+	x.last.object, x.last.data = nil, nil // before there are two
 	data := make([]byte, 0, o.Size)
 	fetch := func() error {
 		data = data[:0]

@@ -34,23 +34,23 @@ type FileOptions struct {
 	Sizes string // the file that remembers what was learned; "" for none
 }
 
-// Learned is what [Origin.AddFiles] had to read.
+// Learned counts the files and bytes that [Origin.AddFiles] had to read.
 type Learned struct {
 	Files int   // that had to be looked through
 	Bytes int64 // that were read for that
 }
 
-// AddFiles replaces, in the listing that x was made of, files in zstd that no index names, NAME.zst, by what they decode
-// to, NAME. What cannot be shown exactly stays as it is stored, and the listing gets a problem that says why. The error is
-// that a file could not be read.
+// AddFiles replaces files in zstd that no index names, NAME.zst, by decoded ones, NAME, in the listing that x was made
+// of. A file whose size cannot be told exactly stays as it is stored, and the listing gets a problem that says why. The
+// error is that a file could not be read.
 //
 // A file with a seek table (facebook/zstd, contrib/seekable_format) is decoded frame by frame, where it is read. Another
-// one comes as a whole. What it decodes to is learned in the cheapest way that there is: the beginning of the file says
-// it, if that is all of it; a walk over its frames and blocks says it, if all frames do; decoding says it. Walks and
-// decoding are bounded by opt, and what they find out is remembered by [Origin.SaveSizes].
+// one comes as a whole. Its decoded size is learned in the cheapest way that there is: from its first frame if that is
+// all of it, from a walk over its frames and blocks if all of them say it, or by decoding. opt bounds walks and decoding,
+// and [Origin.SaveSizes] remembers the sizes that they find out.
 //
-// Of a file that is too large for a walk, and whose first frame looks as if it were the only one, that frame is trusted.
-// If it was wrong reading fails with [cache.ErrDamaged], says so, and the next mount knows better.
+// Where a file is too large for a walk, and its first frame looks like the only one, that frame is trusted. If it was
+// wrong, reading fails with [cache.ErrDamaged] and says so, and the next mount knows better.
 func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions) (learned Learned, err error) {
 	var found []*layout.Object
 	for _, o := range l.Objects {
@@ -62,7 +62,7 @@ func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions
 		opt.Scan = defaultScan
 	}
 	x.sizes = openSizes(opt.Sizes)
-	x.sizes.keep(found)
+	x.sizes.forgetOthers(found)
 	looked := make([]known, len(found))
 	g, limited := errgroup.WithContext(ctx)
 	g.SetLimit(readers)
@@ -96,7 +96,7 @@ func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions
 // SaveSizes remembers what AddFiles has learned.
 func (x *Origin) SaveSizes() error { return x.sizes.save() }
 
-// show replaces files by what is known of them.
+// show replaces files by the decoded ones, as far as they are known.
 func (x *Origin) show(l *cache.Listing, found []*layout.Object, looked []known) {
 	w := newWrapper(l, x)
 	hidden, made := map[*layout.Object]bool{}, []*layout.Object(nil)
@@ -118,7 +118,7 @@ func (x *Origin) show(l *cache.Listing, found []*layout.Object, looked []known) 
 	w.replace(hidden, made)
 }
 
-// bareName is the name of what a file decodes to, "" if it is none in zstd.
+// bareName is the name of the decoded file, "" for a file that is not in zstd.
 func bareName(name string) string {
 	for _, end := range []string{zstdName, zstdLong} {
 		if bare, ok := strings.CutSuffix(name, end); ok && path.Base(name) != end {
@@ -128,7 +128,7 @@ func bareName(name string) string {
 	return ""
 }
 
-// frames is where the frames of a file lie, and what they decode to.
+// frames are the places of a file's frames, as stored and decoded.
 type frames struct {
 	list         []frame
 	coded, plain []int64 // where each begins, and the last ends
@@ -144,7 +144,7 @@ func newFrames(list []frame) *frames {
 
 func (f *frames) size() int64 { return f.plain[len(f.list)] }
 
-// fetch decodes the frames that have [off, off+n) and hands that on. What is wrong with a frame is read once more.
+// fetch decodes the frames that have [off, off+n) and hands that on. A damaged frame is read once more.
 func (f *frames) fetch(ctx context.Context, d *zstd.Decoder, zip *layout.Object, off, n int64, sink func([]byte) error) error {
 	var out []byte
 	first := sort.Search(len(f.list), func(i int) bool { return f.plain[i+1] > off })

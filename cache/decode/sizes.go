@@ -21,8 +21,9 @@ const (
 	maxSizes     = 1 << 30 // bytes of a file of sizes
 )
 
-// sizes remembers what files decode to that do not say it where they begin and end, so that it is learned once. It is
-// a file, in JSON, of one source; the last of several mounts to write it wins. One that cannot be read is forgotten.
+// sizes remembers the decoded sizes of files that do not say them where they begin and end, so that they are learned
+// once. It is a file, in JSON, of one source; the last of several mounts to write it wins. One that cannot be read is
+// forgotten.
 type sizes struct {
 	path string // "" to forget all at the end
 
@@ -31,7 +32,7 @@ type sizes struct {
 	fresh bool             // differs from the file
 }
 
-// sized is what a version of a file decodes to.
+// sized has the sizes of a version of a file.
 type sized struct {
 	Version string `json:"version"`
 	Stored  int64  `json:"stored"`
@@ -43,7 +44,7 @@ type sizesFile struct {
 	Files   map[string]sized `json:"files"`
 }
 
-// openSizes reads what was remembered in a file, if anything.
+// openSizes reads the sizes that a file remembers, if any.
 func openSizes(path string) *sizes {
 	s := &sizes{path: path, files: map[string]sized{}}
 	if path == "" {
@@ -82,7 +83,7 @@ func readOwn(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, maxSizes))
 }
 
-// get gives what o decodes to.
+// get gives the decoded size of o.
 func (s *sizes) get(o *layout.Object) (int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,8 +99,8 @@ func (s *sizes) put(o *layout.Object, decoded int64) {
 	s.files[o.Name] = one
 }
 
-// keep forgets what is not among objects.
-func (s *sizes) keep(objects []*layout.Object) {
+// forgetOthers forgets all files but objects.
+func (s *sizes) forgetOthers(objects []*layout.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := make(map[string]sized, len(s.files))

@@ -10,8 +10,8 @@ const (
 	sumBuffers = 4
 )
 
-// summing hashes what it is given in a goroutine of its own, so that a hash that takes as long as decoding, such as
-// sha1, takes another processor. It belongs to one goroutine.
+// summing hashes bytes in a goroutine of its own, so that a hash as slow as decoding, such as sha1, takes another
+// processor. It belongs to one goroutine.
 type summing struct {
 	sum  hash.Hash
 	full chan []byte // nil where the caller hashes
@@ -20,13 +20,12 @@ type summing struct {
 	now  []byte
 }
 
-// newSumming begins to sum what the hash of a digest is of, nil for none. The caller closes it.
+// newSumming begins to sum for a digest, nil for none. The caller closes it.
 func newSumming(d digest) *summing {
-	h := newHash(d.name)
-	if h == nil {
+	if d.make == nil {
 		return nil
 	}
-	s := &summing{sum: h}
+	s := &summing{sum: d.make()}
 	if d.slow() && runtime.GOMAXPROCS(0) > 1 {
 		s.full, s.free, s.done = make(chan []byte, sumBuffers), make(chan []byte, sumBuffers), make(chan struct{})
 		for range sumBuffers {
@@ -47,8 +46,11 @@ func (s *summing) run() {
 
 // add sums p, which may be changed afterwards.
 func (s *summing) add(p []byte) {
-	if s.full == nil {
-		s.sum.Write(p)
+	switch {
+	case s == nil:
+		return
+	case s.full == nil:
+		s.sum.Write(p) // a hash never fails
 		return
 	}
 	for len(p) > 0 {
@@ -65,7 +67,7 @@ func (s *summing) add(p []byte) {
 	}
 }
 
-// close ends the goroutine, after what was given is summed.
+// close ends the goroutine, once all bytes are summed.
 func (s *summing) close() {
 	if s == nil || s.full == nil {
 		return

@@ -26,7 +26,7 @@ const (
 var (
 	// errFar says that a walk has read as much as it may.
 	errFar = errors.New("what is left of the file is more than may be read")
-	// errUnsaid says that a frame does not say what it decodes to.
+	// errUnsaid says that a frame does not give its decoded size.
 	errUnsaid = errors.New("a frame does not say how long its content is")
 )
 
@@ -42,8 +42,8 @@ const (
 	noBlock      = unfit("it has a block that zstd does not know: it is damaged, copy it again")
 )
 
-// walk goes from frame to frame of a zstd file, and from block to block in them, to learn what all of them together
-// decode to. It reads where blocks begin and not what is in them, and decodes nothing.
+// walk goes from frame to frame of a zstd file, and from block to block in them, to learn the decoded size of all. It
+// reads the heads of blocks alone, and decodes nothing.
 type walk struct {
 	zip  *layout.Object
 	step int64 // bytes that are read at a time, at least headSize
@@ -190,8 +190,8 @@ func (w *walk) peek(ctx context.Context, n int64) ([]byte, error) {
 	return p[:n], nil
 }
 
-// more reports whether the file must have more than its first frame, or is likely to: the frame that it is in is
-// expected to compress as it has done so far.
+// more reports whether the file must have more than its first frame, or is likely to. It expects the frame to compress as
+// it has done so far.
 func (w *walk) more() bool {
 	c := w.content
 	if w.frames != 1 || c == nil {

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"path"
@@ -36,9 +35,9 @@ func Indexes(l *cache.Listing) (found []*layout.Object) {
 	return found
 }
 
-// Wrap replaces, in a listing, compressed objects by what they decode to, and the indexes that name them. It reads every
-// index.json. What cannot be decoded stays as it is; where an index asked for it, the listing gets a problem. The error
-// is that an index could not be fetched.
+// Wrap replaces compressed objects of a listing by decoded ones, and the indexes that name them. It reads every
+// index.json. An object that cannot be decoded stays as it is; where an index asked for it, the listing gets a problem.
+// The error is that an index could not be fetched.
 func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
 	found := Indexes(l)
 	plans := make([]*plan, len(found))
@@ -60,7 +59,7 @@ func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
 
 // plan is an index that names compressed shards.
 type plan struct {
-	refused error // why it cannot be carried out, whatever is there
+	refused error // why it cannot be carried out, in any listing
 	index   *layout.Object
 	text    []byte // of the index that takes its place
 	shards  []shard
@@ -68,21 +67,18 @@ type plan struct {
 
 // readPlan reads an index of a listing of so many objects, nil if there is nothing to decode in it.
 func readPlan(ctx context.Context, o *layout.Object, objects int) (*plan, error) {
-	text := make([]byte, o.Size)
-	if n, err := o.ReadAt(ctx, text, 0); n < len(text) {
-		if errors.Is(err, fs.ErrPermission) { // whoever may read it sees the shards as they are stored
-			return nil, nil
-		}
-		if err == nil || errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
+	text, err := part(ctx, o, 0, o.Size)
+	switch {
+	case errors.Is(err, fs.ErrPermission): // a user that may read it sees the shards as they are stored
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("read %q, to see whether its shards are compressed: %w", o.Name, err)
 	}
 	out, shards, err := rewriteIndex(text, objects)
 	if errors.Is(err, errMany) {
 		return &plan{refused: err, index: o}, nil
 	}
-	if err != nil || len(shards) == 0 { // what is wrong with it is for layout to say
+	if err != nil || len(shards) == 0 { // layout says why
 		return nil, nil
 	}
 	return &plan{index: o, text: out, shards: shards}, nil

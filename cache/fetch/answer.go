@@ -13,7 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 )
 
-// ErrLie is what an answer that contradicts its request, or itself, is tried again for. No byte of it is taken.
+// ErrLie says that an answer contradicts its request, or itself. No byte of it is used, and another attempt follows.
 var ErrLie = errors.New("the server contradicts itself")
 
 // Answer is an origin's answer to a [Getter]: of status 200 or 206, its body not read yet.
@@ -22,8 +22,8 @@ type Answer struct {
 	Version string // of the object, as the listing has it
 }
 
-// check compares an answer with what was asked for. A body may be written into a cache and outlive its server, so
-// nothing that the server says of it may contradict the request: status, encoding, range, total, version and length.
+// check compares an answer with its request. A body may be written into a cache and outlive its server. So neither
+// status, encoding, range, total, version nor length may contradict the request.
 func check(a ask, r *Answer) error {
 	if err := Unencoded(r.Header); err != nil {
 		return err
@@ -51,7 +51,7 @@ func check(a ask, r *Answer) error {
 	return nil
 }
 
-// checkRange compares what a partial answer says of its place.
+// checkRange compares the place of a partial answer with its request.
 func checkRange(a ask, h http.Header) error {
 	if kind, _, _ := mime.ParseMediaType(h.Get("Content-Type")); strings.HasPrefix(kind, "multipart/byteranges") {
 		return fmt.Errorf("%w: it answers for one range with several (%.80q)", ErrLie, kind)
@@ -68,7 +68,7 @@ func checkRange(a ask, h http.Header) error {
 }
 
 // Unencoded refuses an answer that comes in an encoding, as servers make it that compress what they send. Its bytes are
-// not those of the object, and its length and range may be those of either.
+// not the object's, and its length and range may be of either.
 func Unencoded(h http.Header) error {
 	for code := range strings.SplitSeq(said(h, "Content-Encoding"), ",") {
 		switch strings.ToLower(strings.TrimSpace(code)) {

@@ -78,7 +78,7 @@ func TestLies(t *testing.T) {
 		"accepted":             {func(a *Answer, _, _ int64) { a.StatusCode = http.StatusAccepted }, ErrLie},
 		"no content":           {func(a *Answer, _, _ int64) { a.StatusCode = http.StatusNoContent; become(a, nil) }, ErrLie},
 	} {
-		t.Run(name, func(t *testing.T) {
+		inFakeTime(t, name, func(t *testing.T) {
 			l := &liar{data: data, lie: func(_ int, a *Answer, off, n int64) { c.lie(a, off, n) }}
 			o := &layout.Object{Name: "shard", Size: int64(len(data)), Version: `"1"`}
 			client := New(l, Options{Patience: 50 * time.Millisecond, Stall: time.Minute})

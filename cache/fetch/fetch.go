@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,32 +14,30 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// ErrUnreachable says that the origin did not give what was asked for as long as one was prepared to wait. The object
-// may be as it was.
+// ErrUnreachable says that the origin did not give the bytes within [Options.Patience]. The object may be as it was.
 var ErrUnreachable = errors.New("the origin cannot be reached")
 
-// ErrShort is what a body that ends before its time is tried again for.
+// ErrShort says that a body ended before its time. Another attempt follows.
 var ErrShort = errors.New("the body ended early")
 
-// ErrStalled is what an attempt that brings nothing is tried again for.
+// ErrStalled says that an attempt brought nothing for too long. Another one follows.
 var ErrStalled = errors.New("no byte came for too long")
 
-// ErrSlow is what an attempt that brings too few bytes for its time is tried again for.
+// ErrSlow says that an attempt brought too few bytes for its time. Another one follows.
 var ErrSlow = errors.New("too few bytes came")
 
 // Getter makes one attempt at a range of an object.
 type Getter interface {
 	// Get asks for the n bytes of o from off on, which lie inside the object, of the listed version and as they are
-	// stored. It gives what the server says, and the client compares that with what was asked for. Errors that wrap
-	// cache.ErrChanged, fs.ErrPermission, fs.ErrInvalid or fs.ErrNotExist are final, all others worth another attempt.
-	// ctx ends the body as well.
+	// stored. The client compares the answer with the request. Errors that wrap cache.ErrChanged, fs.ErrPermission,
+	// fs.ErrInvalid or fs.ErrNotExist are final, all others worth another attempt. ctx ends the body as well.
 	Get(ctx context.Context, o *layout.Object, off, n int64) (*Answer, error)
 }
 
 // Options bound what a Client does. The zero value means what each field says.
 type Options struct {
 	Connections int           // requests under way at once, 0 means 16
-	Patience    time.Duration // how long the next MiB of a range may take, or its rest, 0 means 2 minutes; less than a MiB where it is below 16 s
+	Patience    time.Duration // how long the next MiB of a range may take, or its rest; 0 means 2 minutes. Below 16 s it is for less than a MiB
 	Stall       time.Duration // how long an attempt may bring nothing, or too little for that, 0 means 15 s, or a quarter of Patience where that is less
 	Wait        time.Duration // how long an origin that never answered may be one that cannot, such as a name that nobody has
 	Retrying    func(error)   // is told now and then why attempts are made again, nil for nobody
@@ -60,18 +59,10 @@ type Client struct {
 
 // New makes a client of an origin.
 func New(g Getter, opt Options) *Client {
-	if opt.Connections <= 0 {
-		opt.Connections = 16
-	}
-	if opt.Patience <= 0 {
-		opt.Patience = 2 * time.Minute
-	}
-	if opt.Stall <= 0 {
-		opt.Stall = min(15*time.Second, opt.Patience/4)
-	}
-	if opt.Listing <= 0 {
-		opt.Listing = 1 << 30
-	}
+	opt.Connections = cmp.Or(max(opt.Connections, 0), 16)
+	opt.Patience = cmp.Or(max(opt.Patience, 0), 2*time.Minute)
+	opt.Stall = cmp.Or(max(opt.Stall, 0), min(15*time.Second, opt.Patience/4))
+	opt.Listing = cmp.Or(max(opt.Listing, 0), 1<<30)
 	return &Client{getter: g, opt: opt, slots: make(chan struct{}, opt.Connections)}
 }
 

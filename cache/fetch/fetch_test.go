@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -102,6 +103,12 @@ func read(t *testing.T, c *Client, o *layout.Object, off, n int64) ([]byte, erro
 	return out, err
 }
 
+// inFakeTime runs a subtest whose time passes as soon as all of its goroutines wait for it.
+func inFakeTime(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
 // TestFaultsThatPass has every request but the last of a few fail in some way. All bytes come, each once.
 func TestFaultsThatPass(t *testing.T) {
 	errReset := errors.New("connection reset by peer")
@@ -116,8 +123,7 @@ func TestFaultsThatPass(t *testing.T) {
 		"stall": func(int64, []byte) (io.Reader, error) { return newHang(), nil },
 		"empty": func(int64, []byte) (io.Reader, error) { return bytes.NewReader(nil), nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		inFakeTime(t, name, func(t *testing.T) {
 			s := &script{data: randomBytes(1 << 20)}
 			s.do = func(number int64, body []byte) (io.Reader, error) {
 				if number <= 3 {

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// Guard keeps an origin away from services that only this machine is to ask: its own (loopback), those of its link, and its
-// cloud's metadata, which gives out the machine's role. It judges each address that is dialled, so neither a name that
-// resolves to one nor a redirect leads there. Where a proxy dials, the proxy has to judge names; the guard judges addresses
-// in URLs.
+// Guard keeps an origin away from services that only this machine may ask: its own (loopback), those of its link, and its
+// cloud's metadata. The last gives out the machine's role. It judges each address that is dialled, so neither a name that
+// resolves to one nor a redirect leads there. Where a proxy dials, the proxy has to judge names; the guard judges
+// addresses in URLs.
 //
 // A nil Guard refuses nothing.
 type Guard struct {
@@ -86,7 +86,7 @@ func (r *guarded) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r.proxied.RoundTrip(q)
 }
 
-// CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
+// CloseIdleConnections is called by [http.Client.CloseIdleConnections].
 func (r *guarded) CloseIdleConnections() {
 	r.direct.CloseIdleConnections()
 	r.proxied.CloseIdleConnections()

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// Listing bounds what the names that an origin lists take. It is safe for concurrent use.
+// Listing bounds the memory of the names that an origin lists. It is safe for concurrent use.
 type Listing struct {
 	limit int64
 	used  atomic.Int64
@@ -15,7 +15,7 @@ type Listing struct {
 // NewListing begins a listing, of at most Options.Listing bytes.
 func (c *Client) NewListing() *Listing { return &Listing{limit: c.opt.Listing} }
 
-// entryMemory is what an object takes beside its strings, in bytes.
+// entryMemory is the memory of an object beside its strings, bytes.
 const entryMemory = 256
 
 // MostVersion is the longest version that is believed, in bytes.

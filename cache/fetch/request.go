@@ -13,7 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// ask is what is asked of the origin.
+// ask is a question to the origin: bytes of an object.
 type ask struct {
 	object  *layout.Object
 	off, n  int64
@@ -22,7 +22,7 @@ type ask struct {
 }
 
 // request is an attempt under way. Its stall timer runs from one byte to the next, and in each such time enough bytes for
-// the pace must come: what waits for them cannot be ended otherwise.
+// the pace must come. Nothing else ends a request that waits for them.
 type request struct {
 	body   io.ReadCloser
 	blind  bool // the server does not say how many bytes the body has
@@ -74,7 +74,7 @@ func (c *Client) least() int64 {
 	return int64(float64(paceIn(c.opt.Patience)) * min(1, c.opt.Stall.Seconds()/c.opt.Patience.Seconds()))
 }
 
-// why says ErrStalled instead of what the library made of a request that was ended for it.
+// why gives ErrStalled in place of the library's error, where the stall timer ended the request.
 func (r *request) why(err error) error {
 	if cause := context.Cause(r.ctx); errors.Is(cause, ErrStalled) {
 		return cause
@@ -121,11 +121,11 @@ func (r *request) close() {
 	r.timer.Stop()
 	r.cancel(nil)
 	r.span.Int("bytes_received", r.got).End(class(r.err))
-	_ = r.body.Close() // everything that was wanted has been read, or has failed already
+	_ = r.body.Close() // all wanted bytes are read, or have failed already
 }
 
 // open makes a request, and a second one when the first takes far longer to answer than they do as a rule. The first
-// body is taken, and the other request ended.
+// answer wins, and the other request is ended.
 func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 	patience, ok := c.first.slow()
 	if !ok || c.opt.NoHedging {
@@ -138,7 +138,7 @@ func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 	defer timer.Stop()
 	select {
 	case a := <-g.answers:
-		return g.take(a)
+		return g.settle(a)
 	case <-timer.C:
 	}
 	select {
@@ -147,12 +147,12 @@ func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 		second := a
 		second.hedge = true
 		g.run(ctx, func(ctx context.Context) (*request, error) {
-			defer func() { <-c.slots }() // whoever wins has the slot of the first
+			defer func() { <-c.slots }() // the winner has the slot of the first
 			return c.start(ctx, second)
 		})
 	default:
 	}
-	return g.take(<-g.answers)
+	return g.settle(<-g.answers)
 }
 
 // race is one or two requests for the same bytes.
@@ -185,8 +185,8 @@ func (g *race) run(ctx context.Context, start func(context.Context) (*request, e
 	}()
 }
 
-// take settles the race with an answer, or with the next one where this one is an error that the other may not meet.
-func (g *race) take(a answer) (*request, error) {
+// settle settles the race with an answer, or with the next one where this one is an error that the other may not meet.
+func (g *race) settle(a answer) (*request, error) {
 	if a.err != nil && !final(a.err) && len(g.cancels) == 2 {
 		g.cancels[a.number]()
 		a = <-g.answers
@@ -204,7 +204,7 @@ func (g *race) take(a answer) (*request, error) {
 	return a.r, nil
 }
 
-// class says of an error what a span may know of it.
+// class is the word that a span has for an error.
 func class(err error) string {
 	switch {
 	case err == nil:

@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
-// paceIn is how many bytes of a range must come within a patience: a MiB, which is what the kernel asks for at once, but
+// paceIn is how many bytes of a range must come within a patience: a MiB, the most that the kernel asks for at once, but
 // never more than 64 KiB a second.
 func paceIn(patience time.Duration) int64 {
 	return max(1, min(1<<20, int64(patience.Seconds()*(64<<10))))
@@ -64,7 +66,7 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 		patience = c.opt.Wait
 	}
 	if waited := time.Since(t.since); waited >= patience {
-		if errors.Is(err, io.EOF) { // how a server hangs up, and what readers would take for the object's end
+		if errors.Is(err, io.EOF) { // how a server hangs up; readers would take it for the object's end
 			err = errors.New(err.Error())
 		}
 		if patience < t.patience {
@@ -74,16 +76,11 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 	} else if waited >= soon {
 		c.notice.say(c.opt.Retrying, err)
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(t.wait.NextBackOff()):
-		return nil
-	}
+	return pause.For(ctx, t.wait.NextBackOff())
 }
 
-// cannotAnswer tells errors by which nobody is there who could answer, or nobody that is trusted. An origin that has
-// answered before may do so again: it is started anew, or moved. One that never did is misspelt, as a rule.
+// cannotAnswer tells errors that mean that no server is there, or none that is trusted. An origin that has answered
+// before may do so again: it is started anew, or moved. One that never did is misspelt, as a rule.
 func cannotAnswer(err error) bool {
 	var name *net.DNSError
 	var address *net.AddrError
@@ -110,10 +107,10 @@ const (
 	quietFor = 10 * time.Second       // after it was said why attempts are made again
 )
 
-// ErrSilent is what is said of a server that gives no answer, while it is waited for.
+// ErrSilent says that a server gives no answer, while the client waits for it.
 var ErrSilent = errors.New("the server has not answered yet")
 
-// notice tells whoever waits why it takes so long, but not each time.
+// notice tells the user who waits why it takes so long, but not each time.
 type notice struct {
 	mu   sync.Mutex // guards what follows, and the calls of tell
 	last time.Time
@@ -143,8 +140,8 @@ func (s *notice) say(tell func(error), err error) {
 	tell(err)
 }
 
-// Retry calls attempt, which makes requests of another kind than a range, until it succeeds, fails for good, or patience
-// is over. attempt calls alive when something comes; its context ends when nothing does for too long.
+// Retry calls attempt until it succeeds, fails for good, or patience is over. It is for requests of another kind than a
+// range. attempt calls alive when something comes; its context ends when nothing does for too long.
 func (c *Client) Retry(ctx context.Context, attempt func(ctx context.Context, alive func()) error) error {
 	t := newTries(c.opt.Patience)
 	for {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -39,8 +40,7 @@ func TestDripsEnd(t *testing.T) {
 		"in many":        func(int64, []byte) (io.Reader, error) { return &drip{time.Millisecond, hangUp, 20}, nil },
 		"a byte in each": func(int64, []byte) (io.Reader, error) { return &drip{0, hangUp, 1}, nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		inFakeTime(t, name, func(t *testing.T) {
 			s := &script{data: make([]byte, 4<<20), do: do}
 			c := New(s, Options{Patience: time.Second, NoHedging: true})
 			began := time.Now()
@@ -58,7 +58,9 @@ func TestDripsEnd(t *testing.T) {
 }
 
 // TestSlowIsNotTooSlow has an origin just above the pace, whose sink takes longer than a stall.
-func TestSlowIsNotTooSlow(t *testing.T) {
+func TestSlowIsNotTooSlow(t *testing.T) { synctest.Test(t, slowIsNotTooSlow) }
+
+func slowIsNotTooSlow(t *testing.T) {
 	s := &script{data: make([]byte, 1<<20), do: func(_ int64, body []byte) (io.Reader, error) {
 		return &paced{body: body, pause: 50 * time.Millisecond, piece: 64 << 10}, nil
 	}}
@@ -95,8 +97,7 @@ func TestWhoCannotAnswer(t *testing.T) {
 		"no TLS":      tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"},
 		"plain HTTP":  http.ErrSchemeMismatch,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		inFakeTime(t, name, func(t *testing.T) {
 			s := &script{data: randomBytes(10)}
 			away := true
 			s.do = func(_ int64, body []byte) (io.Reader, error) {
@@ -150,8 +151,7 @@ func TestRetryingIsSaid(t *testing.T) {
 			return c.Retry(ctx, func(ctx context.Context, _ func()) error { <-ctx.Done(); return ctx.Err() })
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		inFakeTime(t, name, func(t *testing.T) {
 			want := down
 			if name == "silence" {
 				want = ErrSilent

@@ -44,7 +44,7 @@ func (d *directory) unknown(names []string) []string {
 	})
 }
 
-// misses takes the errors of files that an index names.
+// misses judges the errors of files that an index names.
 func (d *directory) misses(failed map[string]error) error {
 	for _, name := range slices.Sorted(maps.Keys(failed)) {
 		switch err := failed[name]; {
@@ -59,7 +59,7 @@ func (d *directory) misses(failed map[string]error) error {
 	return nil
 }
 
-// lacks takes the errors of files that may be there or not, of how many that were asked for. A server that denies each file
+// lacks judges the errors of files that may be there or not, of as many as were asked for. A server that denies each file
 // that it does not give may mean that none of them is there.
 func (d *directory) lacks(failed map[string]error, asked int) {
 	var refused []string

@@ -1,12 +1,12 @@
 // Package httporigin reads datasets from web servers that serve ranges: nginx, object stores behind signed or public
 // addresses, artifact servers.
 //
-// A web server lists nothing, so a source is one file, or a directory (with a slash at its end) that has an index: the
-// manifest of hbmfs pack, or the index.json of MosaicML or LitData. Each file is asked for its size and version (HEAD)
-// when the source is listed.
+// A web server lists nothing. So a source is one file, or a directory (with a slash at its end) that has an index, such
+// as the manifest of hbmfs pack or the index.json of MosaicML or LitData. Each file is asked for its size and version
+// (HEAD) when the source is listed.
 //
-// A file is pinned by its ETag, or by its date and size where the server gives none: every request carries the
-// condition, and every answer is compared.
+// A file is pinned by its ETag, or by its date and size where the server gives none. Every request carries the condition,
+// and every answer is compared.
 package httporigin
 
 import (
@@ -95,7 +95,7 @@ func (o *Origin) do(q *http.Request) (*http.Response, error) {
 	return res, err
 }
 
-// String is the source as it was given, with what its query says in secret left out.
+// String is the source as it was given, without its query, which may be a secret.
 func (o *Origin) String() string {
 	u := *o.base
 	u.Path += o.only
@@ -135,7 +135,7 @@ func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fe
 	return nil, err
 }
 
-// version is what a file is pinned by.
+// version is the pin of a file.
 func version(h http.Header) string {
 	if tag := h.Get("ETag"); tag != "" {
 		return tag
@@ -143,7 +143,7 @@ func version(h http.Header) string {
 	return h.Get("Last-Modified")
 }
 
-// status names an answer's status by what it means, and not as the server likes to call it.
+// status names an answer's status by its meaning, and not as the server likes to call it.
 func status(res *http.Response) string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode)))
 }

@@ -68,7 +68,7 @@ func manifestNames(data []byte) ([]string, error) {
 	return names, nil
 }
 
-// jsonIndexNames reads what MosaicML Streaming and LitData both call index.json.
+// jsonIndexNames reads an index.json of MosaicML Streaming or LitData.
 func jsonIndexNames(data []byte) (names []string, err error) {
 	type file struct {
 		Basename string `json:"basename"`
@@ -116,8 +116,8 @@ func weightNames(data []byte) ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), err
 }
 
-// eachMember calls each before each member of the lists and maps that an object has under keys. What is held of an index
-// beside its text is one member, however it is written.
+// eachMember calls each before each member of the lists and maps that an object has under keys. Beside the text of an
+// index one member is in memory, however the index is written.
 func eachMember(data []byte, each func(key string, dec *json.Decoder) error, keys ...string) error {
 	if !json.Valid(data) {
 		return errors.New("it is no JSON")

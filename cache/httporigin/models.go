@@ -10,7 +10,7 @@ import (
 
 const (
 	mostParts    = 64      // of a pipeline
-	mostPipeline = 1 << 20 // bytes of what names them
+	mostPipeline = 1 << 20 // bytes of the index that names them
 )
 
 // modelFiles are the files that Hugging Face's libraries look for beside a model's weights, and no index names: the constants of

@@ -17,7 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Origin is what the contract is about.
+// Origin is an origin under the contract.
 type Origin interface {
 	layout.Origin
 	List(ctx context.Context) (*cache.Listing, error)

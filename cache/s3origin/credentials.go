@@ -24,8 +24,9 @@ func noCredentialsf(format string, args ...any) error {
 	return noCredentials(fmt.Sprintf(format, args...))
 }
 
-// credentials settles who asks as AWS's tools do: environment, web identity (IRSA), shared files, then containers and
-// instances. Credentials that somebody set up are used, or are an error: requests are unsigned only where there are none.
+// credentials looks for credentials as AWS's tools do: environment, web identity (IRSA), shared files, then containers
+// and instances. Credentials that somebody set up are used, or are an error: requests are unsigned only where there are
+// none.
 func (s Source) credentials(transport http.RoundTripper) (*credentials.Credentials, error) {
 	if s.Anonymous {
 		return anonymous(), nil

@@ -9,7 +9,7 @@ import (
 	"io/fs"
 )
 
-// What one page of a listing may have. S3 gives at most 1,000 keys of up to 1,024 bytes, escaped or not.
+// Bounds of one page of a listing. S3 gives at most 1,000 keys of up to 1,024 bytes, escaped or not.
 const (
 	pageKeys     = 1000
 	mostKey      = 1024
@@ -58,7 +58,7 @@ type page struct {
 	read              int64
 	elements, entries int
 	begun, named      bool   // behind a <, and in the name of an element
-	tag               []byte // what is read of it, without its name space
+	tag               []byte // of it, as far as it is read, without its name space
 }
 
 // Read implements [io.Reader].

@@ -43,8 +43,9 @@ func (r *rotation) worked(creds *credentials.Credentials) {
 	}
 }
 
-// unexplained tells an answer of 400 to a HEAD, which has no body that says why: S3 gives it where credentials have expired.
-// Of a server that never answered otherwise, a few are believed: a port of https gives it to whoever speaks http.
+// unexplained tells an answer of 400 to a HEAD, which has no body that says why: S3 gives it where credentials have
+// expired. Of a server that never answered otherwise, a few are believed: a port of https gives it to clients that speak
+// http.
 func (r *rotation) unexplained(res minio.ErrorResponse) bool {
 	const believed = 5
 	bare := res.StatusCode == http.StatusBadRequest && strings.HasPrefix(res.Code, "400") && res.Message == res.Code

@@ -1,7 +1,7 @@
-// Package s3origin reads datasets from S3 and from what speaks its protocol: AWS, MinIO, Ceph, R2, GCS.
+// Package s3origin reads datasets from servers that speak S3's protocol: AWS, MinIO, Ceph, R2, GCS.
 //
-// A source is s3://BUCKET/PREFIX, with what else there is to say in its query: see [Parse]. Credentials come from where
-// AWS's tools find them, and are refreshed when they expire.
+// A source is s3://BUCKET/PREFIX, with options in its query: see [Parse]. Credentials come from where AWS's tools find
+// them, and are refreshed when they expire.
 //
 // An object is pinned by the ETag that it was listed with. Each request carries it (If-Match), so that an object which
 // was replaced meanwhile is an error and never other bytes.
@@ -116,7 +116,7 @@ func (o *Origin) explain(err error) error {
 	case r.Code == "ExpiredToken", r.Code == "ExpiredTokenException", r.Code == "TokenRefreshRequired", o.rotation.unexplained(r):
 		o.creds.Expire() // the next attempt asks where they come from
 		return fmt.Errorf("the credentials have expired (%s)", said(r))
-	case r.Code == "RequestTimeTooSkewed": // until who sets the clock has done so
+	case r.Code == "RequestTimeTooSkewed": // until the clock is set
 		return fmt.Errorf("this machine's clock and the server's differ, so that signatures do not count: set it right (timedatectl): %s", said(r))
 	case isDenied(r) && o.rotation.renew(o.creds),
 		(r.Code == "InvalidAccessKeyId" || r.Code == "XAdminUserNotFound" || r.Code == "SignatureDoesNotMatch") && o.rotation.done.Load():
@@ -141,7 +141,7 @@ func (o *Origin) explain(err error) error {
 	return err
 }
 
-// said is what a server says of an error, as far as a terminal and a log can bear it.
+// said is a server's text of an error, as far as a terminal and a log can bear it.
 func said(r minio.ErrorResponse) string {
 	text := strings.Map(func(c rune) rune {
 		if !unicode.IsPrint(c) {
@@ -165,7 +165,7 @@ func (o *Origin) explainRole(err credentials.ErrorResponse) error {
 	}
 }
 
-// isDenied tells whether an answer is about who asks.
+// isDenied tells whether an answer refuses the credentials.
 func isDenied(r minio.ErrorResponse) bool {
 	return r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized ||
 		r.Code == "InvalidToken" || r.Code == "XAdminUserNotFound" // which AWS answers with 400, and versitygw with 404
@@ -285,14 +285,14 @@ func (w *walk) page(ctx context.Context, prefix string) (objects []*layout.Objec
 	return objects, below, err
 }
 
-// check refuses what a listing of prefix cannot have, such as the directory above it: directories that name each other
-// would be listed forever.
+// check refuses keys that a listing of prefix cannot have, such as the directory above it. Directories that name each
+// other would be listed forever.
 func (w *walk) check(prefix string, info minio.ObjectInfo) error {
 	if len(info.Key) > mostKey {
 		return fmt.Errorf("%w: the server lists a key of %d bytes, and S3's have at most %d", fs.ErrInvalid, len(info.Key), mostKey)
 	}
 	if !strings.HasPrefix(info.Key, prefix) {
-		return fmt.Errorf("%w: the server lists %.100q where what begins with %.100q was asked for", fs.ErrInvalid, info.Key, prefix)
+		return fmt.Errorf("%w: the server lists %.100q, and was asked for keys that begin with %.100q", fs.ErrInvalid, info.Key, prefix)
 	}
 	return w.listing.Add(info.Key, info.ETag)
 }

@@ -119,7 +119,7 @@ func truth(key, v string) (bool, error) {
 	return false, fmt.Errorf("%s=%q: want true or false", key, v)
 }
 
-// String is the source as status shows it, and what names it in a cache: where, and nothing of who asks. A slash at the
+// String is the source as status shows it, and its name in a cache: the place, without the credentials. A slash at the
 // end makes no other source.
 func (s Source) String() string {
 	text := "s3://" + s.Bucket + "/" + strings.TrimSuffix(s.Prefix, "/")

@@ -57,7 +57,7 @@ func (s strict) RoundTrip(q *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
+// CloseIdleConnections is called by [http.Client.CloseIdleConnections].
 func (s strict) CloseIdleConnections() {
 	if c, ok := s.RoundTripper.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

@@ -7,7 +7,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 )
 
-// class says of an error what a span may know of it.
+// class is the word that a span has for an error.
 func class(err error) string {
 	var local *localError
 	switch {

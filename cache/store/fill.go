@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -71,20 +72,9 @@ func (f *fill) read(ctx context.Context, p []byte, at, ahead int64) error {
 		return err
 	}
 	f.mu.Lock()
-	fd := f.fd // has what want has seen arrive
+	fd := f.fd // has the blocks that want has seen arrive
 	f.mu.Unlock()
-	for n := 0; n < len(p); {
-		m, err := unix.Pread(fd, p[n:], at+int64(n))
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return &localError{"read a segment", err}
-		case m == 0:
-			return &localError{"read a segment", fmt.Errorf("it ends at %d", at+int64(n))}
-		}
-		n += max(m, 0)
-	}
-	return nil
+	return readFull(fd, p, at)
 }
 
 // errMoved says that a segment was published, or given up, since it was looked up.
@@ -108,7 +98,7 @@ func (f *fill) unuse() {
 	f.closeIdle()
 }
 
-// close gives the file up; who reads it still may.
+// close gives the file up. Readers that are at it still may read.
 func (f *fill) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,10 +113,10 @@ func (f *fill) closeIdle() {
 	}
 }
 
-// want returns when [from, to) is here. It starts what is missing, and up to ahead bytes beyond. u is the planned read
-// that this is for, nil for one that comes now.
+// want returns when [from, to) is here. It starts flights for the missing blocks, and for up to ahead bytes beyond. u is
+// the planned read behind it, nil for one that comes now.
 func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) error {
-	first, last := int(from/block), int((min(to, f.size)+block-1)/block)
+	first, last := int(from/block), f.blockEnd(to)
 	beyond := f.beyond(to, ahead)
 	for {
 		f.mu.Lock()
@@ -142,7 +132,7 @@ func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) erro
 		case <-changed:
 		case <-carrier.done:
 			if err := carrier.err; err != nil && (u != nil || carrier.planned == nil || !errors.Is(err, errNoRoom)) {
-				return err // else the room that a plan did not get is there for who reads now
+				return err // else the room that a plan did not get is there for this read
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -150,33 +140,27 @@ func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) erro
 	}
 }
 
-// beyond gives the block up to which is fetched for a read that ends at to. A window of several requests moves by whole
-// ones: moving with each read, it would ask for little each time.
+// beyond gives the block up to which a read that ends at to has bytes fetched. A window of several requests moves by
+// whole ones: moving with each read, it would ask for little each time.
 func (f *fill) beyond(to, ahead int64) int {
 	end := to + ahead
 	if ahead >= 2*spanSize && end < f.size {
 		end = max(to, end-end%spanSize)
 	}
-	return int((min(end, f.size) + block - 1) / block)
+	return f.blockEnd(end)
 }
 
-// begin starts what is missing of the first ahead bytes, and waits for nothing.
-func (f *fill) begin(ahead int64) {
+// begin starts flights for the missing blocks of [first, last), and waits for nothing.
+func (f *fill) begin(first, last int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.over {
-		f.launch(0, f.beyond(0, ahead), nil)
+		f.launch(first, last, nil)
 	}
 }
 
-// beginAt starts what is missing of [from, to), and waits for nothing.
-func (f *fill) beginAt(from, to int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.over {
-		f.launch(int(from/block), int((min(to, f.size)+block-1)/block), nil)
-	}
-}
+// blockEnd gives the block before which the bytes up to an offset end.
+func (f *fill) blockEnd(to int64) int { return int((min(to, f.size) + block - 1) / block) }
 
 func (f *fill) flightOf(b int) *flight {
 	for _, fl := range f.flights {
@@ -215,7 +199,7 @@ func (s *Store) fly(f *fill, fl *flight) {
 		span.End(class(err))
 		f.mu.Lock()
 		fl.err = err
-		f.flights = remove(f.flights, fl)
+		f.flights = slices.DeleteFunc(f.flights, func(other *flight) bool { return other == fl })
 		complete := f.left == 0 && len(f.flights) == 0 && !f.over
 		f.mu.Unlock()
 		close(fl.done)
@@ -224,16 +208,6 @@ func (s *Store) fly(f *fill, fl *flight) {
 		}
 		s.ledger.unpin(f.entry)
 	})
-}
-
-func remove(list []*flight, fl *flight) []*flight {
-	out := list[:0]
-	for _, other := range list {
-		if other != fl {
-			out = append(out, other)
-		}
-	}
-	return out
 }
 
 // length is how many bytes a flight brings.
@@ -260,7 +234,7 @@ func (f *fill) carry(ctx context.Context, fl *flight) error {
 	return err
 }
 
-// room books the blocks of a flight and reserves their place on the disk.
+// room charges the blocks of a flight and reserves their place on the disk.
 func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
 	if err := f.charge(fl.first, fl.last, fl.planned); err != nil {
 		return -1, err
@@ -274,7 +248,7 @@ func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
 	return fd, f.store.allocate(fd, off, n, fl.planned)
 }
 
-// charge books those blocks of [first, last) that are not on the books.
+// charge charges those blocks of [first, last) that are not on the books.
 func (f *fill) charge(first, last int, u *planned) error {
 	f.mu.Lock()
 	var fresh []int

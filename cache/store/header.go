@@ -26,7 +26,7 @@ var (
 	errForged = errors.New("the segment may be another's work")
 )
 
-// header says what a segment holds.
+// header describes a segment.
 type header struct {
 	size    int64 // bytes of the segment
 	offset  int64 // of its first byte in the object
@@ -71,7 +71,7 @@ func (h *header) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli()))
 }
 
-// parseHeader reads what append wrote.
+// parseHeader reads the text of append.
 func parseHeader(b []byte) (*header, error) {
 	if len(b) < headerFixed+4 || string(b[:4]) != headerMagic {
 		return nil, errHeader

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// health knows whether the disk is used. After a failure it is left alone for a while, each time for longer.
+// health knows whether the disk is used. After a failure it is not used for a while, each time for longer.
 type health struct {
 	log *slog.Logger
 

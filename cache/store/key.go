@@ -12,7 +12,7 @@ import (
 // key names a segment: by the origin, the object and its version, the size of segments, and which one it is.
 type key [16]byte
 
-// identity is what the keys of an object's segments have in common.
+// identity is common to the keys of an object's segments.
 func identity(source string, o *layout.Object, segment int64) [sha256.Size]byte {
 	b := []byte("hbmfs segment 1\x00")
 	for _, text := range []string{source, o.Name, o.Version} {
@@ -36,7 +36,7 @@ func (k key) name() string {
 	return text[:2] + "/" + text[2:]
 }
 
-// parseName reads what name gives.
+// parseName is the inverse of name.
 func parseName(name string) (k key, ok bool) {
 	dir, base, found := strings.Cut(name, "/")
 	if !found || len(dir) != 2 || len(base) != 2*len(k)-2 || strings.ToLower(name) != name {

@@ -10,25 +10,26 @@ import (
 )
 
 // errNoRoom says that the budget, or the disk, has no room that could be made by eviction.
-var errNoRoom = errors.New("the cache is full of what is in use")
+var errNoRoom = errors.New("the cache is full of segments that are in use")
 
 // entry is a segment on the books: one that is being filled, or a published one.
 type entry struct {
 	key     key
 	visited atomic.Bool // since the hand passed
 
-	// What follows is guarded by the ledger's lock.
+	// The ledger's lock guards the fields below.
 	bytes int64 // charged
-	pins  int   // readers of a fill, fetches, and what the kernel or other processes hold
+	pins  int   // readers of a fill, fetches, and opens of the kernel or other processes
 	fill  *fill // until it is published
 	place *list.Element
 
 	object *layout.Object // of the published segment, nil until it was looked into
 }
 
-// ledger has the books: what is here, what it takes, and what goes next. Eviction is SIEVE (Zhang et al., NSDI 2024): a
-// queue in order of arrival, and a hand that goes from old to new, spares what was visited since it passed, and takes
-// what was not. What is on a plan stays as long as there is anything else, and goes by the furthest next use (Belady).
+// ledger has the books: the segments that are here, their bytes, and which one goes next. Eviction is SIEVE (Zhang et
+// al., NSDI 2024): a queue in order of arrival, and a hand that goes from old to new. It spares segments that were
+// visited since it passed, and evicts others. Segments of a plan stay as long as there are others, and go by the furthest
+// next use (Belady).
 type ledger struct {
 	limit int64
 
@@ -132,14 +133,14 @@ func (l *ledger) dropPublished(e *entry) {
 	}
 }
 
-// look gives what an entry is: a published segment, once it is known, or a fill.
+// look gives the object of a published segment, once it is known, or the fill.
 func (l *ledger) look(e *entry) (*layout.Object, *fill) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return e.object, e.fill
 }
 
-// know says what a published segment is.
+// know sets the object of a published segment.
 func (l *ledger) know(e *entry, o *layout.Object) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,7 +165,7 @@ func (l *ledger) remove(e *entry) {
 }
 
 // charge books n more bytes for a pinned entry. Where that is over the budget, segments go: victims, which the caller
-// discards after the call. u is the planned read that the bytes are for, nil for one that comes now.
+// discards after the call. u is the planned read behind it, nil for one that comes now.
 func (l *ledger) charge(e *entry, n int64, u *planned) (victims []*entry, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -200,7 +201,8 @@ func (l *ledger) evict(u *planned) *entry {
 	return l.victim(u)
 }
 
-// victim takes what goes next off the books: first what no plan needs, by SIEVE, then what plans need last.
+// victim takes the next segment to go off the books: first by SIEVE one that no plan needs, then the one that plans need
+// last.
 func (l *ledger) victim(u *planned) *entry {
 	for range 2 * l.queue.Len() { // once to forget visits, once to find one without
 		if l.hand == nil {
@@ -223,8 +225,8 @@ func (l *ledger) victim(u *planned) *entry {
 	return e
 }
 
-// excess takes the oldest fill that nobody uses off the books, where there are more than most: each has a file open. What
-// a plan needs goes last.
+// excess takes the oldest fill that nobody uses off the books, where there are more than most: each has a file open.
+// Fills of a plan go last.
 func (l *ledger) excess(most int) *entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,7 +275,7 @@ func (l *ledger) all() []*entry {
 	return out
 }
 
-// sums gives what the books say: segments and bytes, of fills and of what is pinned.
+// sums counts segments, fills, all bytes and the pinned ones.
 func (l *ledger) sums() (segments, filling int, bytes, pinned int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -23,7 +23,7 @@ type Origin struct {
 	trails []trail // the one that was seen last comes first
 }
 
-// file is what is known of an object that was read.
+// file is the state of an object that was read.
 type file struct {
 	identity [32]byte
 
@@ -53,7 +53,7 @@ func (s *Store) mostAhead() int64 {
 	return min(s.opt.Ahead, s.opt.Size/share)
 }
 
-// ReadAt implements [layout.Origin]. What is not here is fetched; where the disk fails or is full, the origin is read.
+// ReadAt implements [layout.Origin]. Missing bytes are fetched; where the disk fails or is full, the origin is read.
 func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
 	if off < 0 || off >= o.Size {
 		return 0, io.EOF
@@ -192,7 +192,7 @@ func (s *Store) lost(e *entry, err error) error {
 	return &localError{"read a segment", err}
 }
 
-// aheadOf fetches what a window of n bytes from off on has in the segments after that of off, without waiting.
+// aheadOf fetches the part of a window of n bytes from off on that lies in later segments than off, without waiting.
 func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
 	s := x.store
 	if o.Whole {
@@ -201,7 +201,7 @@ func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
 	end := min(o.Size, off+n)
 	for at := x.segment(o, max(0, off-1)).end(); at < end && !s.health.sick(); {
 		g := x.segment(o, at)
-		x.begin(f, g, func(fill *fill) { fill.begin(end - at) })
+		x.begin(f, g, func(fill *fill) { fill.begin(0, fill.beyond(0, end-at)) })
 		at = g.end()
 	}
 }
@@ -228,25 +228,21 @@ func (x *Origin) stridesAhead(f *file, o *layout.Object, off, n int64) {
 			return
 		}
 		g := x.segment(o, at)
-		x.begin(f, g, func(fill *fill) { fill.beginAt(at-g.start, at-g.start+n) })
+		x.begin(f, g, func(fill *fill) { fill.begin(int((at-g.start)/block), fill.blockEnd(at-g.start+n)) })
 	}
 }
 
-// Lies says where the byte at off of o lies on this machine: in which published segment, at which offset there, and
-// how many bytes follow it there. A nil object means that it lies nowhere yet.
+// Lies gives the place of the byte at off of o on this machine: the published segment, the offset there, and how many
+// bytes follow. A nil object means that it lies nowhere yet.
 func (x *Origin) Lies(o *layout.Object, off int64) (segment *layout.Object, at, n int64) {
 	g := x.segment(o, off)
-	e := x.store.ledger.pin(keyOf(x.file(o).identity, g.index), nil)
-	if e == nil {
-		return nil, 0, g.end() - off
+	if e := x.store.ledger.pin(keyOf(x.file(o).identity, g.index), nil); e != nil {
+		defer x.store.ledger.unpin(e)
+		if _, fill := x.store.ledger.look(e); fill == nil {
+			if seg, err := x.store.published(e); err == nil {
+				return seg, off - g.start, g.end() - off
+			}
+		}
 	}
-	defer x.store.ledger.unpin(e)
-	if _, fill := x.store.ledger.look(e); fill != nil {
-		return nil, 0, g.end() - off
-	}
-	seg, err := x.store.published(e)
-	if err != nil {
-		return nil, 0, g.end() - off
-	}
-	return seg, off - g.start, g.size - (off - g.start)
+	return nil, 0, g.end() - off
 }

@@ -15,7 +15,7 @@ const (
 	planPatience = 2 * time.Minute       // for a plan that nobody keeps to
 	planRetry    = 50 * time.Millisecond // between attempts to find room, where nothing is known to have changed
 	planAtOnce   = 16 * int64(spanSize)  // bytes under way for plans
-	heldShare    = 4                     // a quarter of the budget is for what comes first, the rest for what comes again
+	heldShare    = 4                     // a quarter of the budget is for reads that come first, the rest for segments that are needed again
 	planStep     = int64(8 * spanSize)   // bytes of one planned read that are under way
 )
 
@@ -36,31 +36,31 @@ type planned struct {
 	weight int64 // bytes that it has under way at most, a request at least
 }
 
-// plan is what one reader will read, in order.
+// plan has the coming reads of one reader, in order.
 type plan struct {
 	user    uint32
 	reads   []*planned // those to come, nil for those that came out of order
 	first   int        // the place of reads[0]
 	next    int        // the place of the first that may have to be fetched
-	end     int64      // the stamp of what is planned next
-	at      int64      // the stamp of what was read last
+	end     int64      // the stamp of the next read that is planned
+	at      int64      // the stamp of the last read that was done
 	touched time.Time  // something was added, fetched or read
 }
 
 // plans are all plans of a store. The ledger's lock guards them.
 //
-// Time is measured in bytes: the stamp of a read is what its reader reads before it, counted from the clock, the stamp
-// of what was read last by any. So readers that plan much and those that plan little come by turns.
+// Time is measured in bytes. The stamp of a read counts the bytes that its reader reads before it, from the clock on: the
+// stamp of the last read that any reader has done. So readers that plan much and those that plan little come by turns.
 type plans struct {
 	of      map[any]*plan
 	uses    map[key][]*planned // by segment, in the order of their stamps
 	reads   int                // in all plans
 	readsOf map[uint32]int     // in those of a user
 	clock   int64
-	flying  int64     // weight of what is under way
+	flying  int64     // weight of the reads under way
 	changes int64     // that may have made room
 	blocked time.Time // no room was found before; zero when something has changed since
-	running bool      // somebody fills
+	running bool      // the filler runs
 	wake    chan struct{}
 }
 
@@ -72,14 +72,19 @@ func (s *plans) init() {
 func (s *plans) changed() {
 	s.changes++
 	s.blocked = time.Time{}
+	s.awaken()
+}
+
+// awaken has the filler look again.
+func (s *plans) awaken() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // it is awake
 	}
 }
 
-// plan adds reads to what a reader has planned. Where they would be too many none is added, except that a plan that
-// is new takes as many as it may have.
+// plan adds reads to a reader's plan. Where they would be too many none is added, except that a plan that is new takes as
+// many as it may have.
 func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,8 +138,8 @@ func (s *plans) count(p *plan, n int) {
 	}
 }
 
-// saidBefore reports whether a plan has a read already, at a place before the given one: who reads what he has planned
-// may say so again, and reads it once.
+// saidBefore reports whether a plan has a read already, at a place before the given one. A reader may plan the same read
+// twice, and reads it once.
 func (s *plans) saidBefore(p *plan, before int, u *planned) bool {
 	const soonest = 64 // of a segment's uses, which can be many
 	uses := s.uses[u.key]
@@ -143,8 +148,8 @@ func (s *plans) saidBefore(p *plan, before int, u *planned) bool {
 	})
 }
 
-// comesFirst reports whether a read is among the next few of its plan, which alone take the room of what comes later:
-// else all of the budget would hold what comes first, and nothing what comes again.
+// comesFirst reports whether a read is among the next few of its plan. They alone take the room of later ones: else no
+// segment that is needed again would stay.
 func (l *ledger) comesFirst(u *planned) bool {
 	p := u.plan
 	return len(p.reads) > 0 && u.stamp <= max(p.at, p.reads[0].stamp)+l.share()
@@ -176,7 +181,7 @@ func (s *plans) takeOff(u *planned) {
 	}
 }
 
-// endPlan forgets what a reader has planned.
+// endPlan forgets a reader's plan.
 func (l *ledger) endPlan(reader any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -207,9 +212,9 @@ func (s *plans) endPlan(reader any) {
 	s.changed()
 }
 
-// wasRead is told that [from, to) of an object, in one segment, was read. It takes the first planned read of it off its
-// plan, once it is read to its end, and with it those of the plan that come much earlier: they were read where nobody
-// saw it, or will not be.
+// wasRead is told that [from, to) of an object, in one segment, was read. It takes the first planned read of these bytes
+// off its plan, once it is read to its end. With it go those of the plan that come much earlier: they were read where
+// nobody saw it, or will not be.
 func (l *ledger) wasRead(k key, from, to int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,9 +240,9 @@ func (l *ledger) wasRead(k key, from, to int64) {
 	}
 }
 
-// held takes what is planned of a segment off all plans: who holds it open needs nothing of it fetched, and reads it
+// unplan takes the reads of a segment off all plans. A process that has it open needs nothing of it fetched, and reads it
 // where nobody sees it.
-func (l *ledger) held(k key) {
+func (l *ledger) unplan(k key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.plans.uses[k]) > 0 {
@@ -255,8 +260,8 @@ func (s *plans) gone(k key) {
 	s.changed()
 }
 
-// nextPlanned gives what is to be fetched now: of all that is planned the first that is not here. Plans that nobody
-// keeps to end. more is false when there is no plan left; whoever fills ends then.
+// nextPlanned gives the read to fetch now: the first of all plans that is not here. Plans that nobody keeps to end. more
+// is false when there is no plan left; the filler ends then.
 func (l *ledger) nextPlanned(now time.Time) (u *planned, more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -295,7 +300,8 @@ func (p *plan) toFetch() *planned {
 	return nil
 }
 
-// fetched is told what came of what nextPlanned gave. What has found no room is tried again when something changes.
+// fetched is told how the fetch of a read of nextPlanned ended. One that found no room is tried again when something
+// changes.
 func (l *ledger) fetched(u *planned, noRoom bool, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -311,14 +317,11 @@ func (l *ledger) fetched(u *planned, noRoom bool, now time.Time) {
 			return
 		}
 	}
-	select {
-	case s.wake <- struct{}{}:
-	default: // it is awake
-	}
+	s.awaken()
 }
 
-// furthest gives the segment that plans need last, for a read that needs room: one that comes now, where u is nil, or
-// u. What u may take comes later than itself, and only the next few reads of a plan take anything.
+// furthest gives the segment that plans need last, for a read that needs room: one that comes now, where u is nil, or u.
+// u may only take the room of later reads, and only the next few reads of a plan take any.
 func (l *ledger) furthest(u *planned) *entry {
 	after := int64(-1)
 	if u != nil {

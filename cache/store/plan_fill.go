@@ -9,9 +9,9 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Plan says what a reader, any comparable value, will read next, after what it said before: runs of objects that were
-// added here, by whichever origin they come. They are fetched in that order, each from its own origin. Plan reports
-// whether there was room to remember them.
+// Plan adds to the plan of a reader, any comparable value, the runs that it will read next. Their objects were added
+// here, by any origin. They are fetched in that order, each from its own origin. Plan reports whether there was room to
+// remember them.
 func (s *Store) Plan(reader any, runs []layout.Run) bool {
 	var reads []*planned
 	for _, r := range runs {
@@ -20,7 +20,7 @@ func (s *Store) Plan(reader any, runs []layout.Run) bool {
 			continue // it is kept elsewhere, or nowhere
 		}
 		f := x.file(r.Object)
-		for i := int64(0); i < r.Count; i++ {
+		for i := range r.Count {
 			from := r.Offset + i*r.Stride
 			for end := min(r.Object.Size, from+r.Length); from < end && len(reads) <= readsOfPlan; {
 				g := x.segment(r.Object, from)
@@ -40,14 +40,14 @@ func (s *Store) Plan(reader any, runs []layout.Run) bool {
 	return taken
 }
 
-// EndPlan forgets what a reader has planned.
+// EndPlan forgets a reader's plan.
 func (s *Store) EndPlan(reader any) { s.ledger.endPlan(reader) }
 
 // WasRead is told of reads that do not come by [Origin.ReadAt].
 func (x *Origin) WasRead(o *layout.Object, off, n int64) {
 	x.reached(o, true, false)
 	f := x.file(o)
-	f.ahead(off, min(o.Size, off+n), x.store.mostAhead()) // so that it goes on in order where what is here ends
+	f.ahead(off, min(o.Size, off+n), x.store.mostAhead()) // so that it goes on in order where the local bytes end
 	for end := min(o.Size, off+n); off < end; {
 		g := x.segment(o, off)
 		x.store.ledger.wasRead(keyOf(f.identity, g.index), off, min(end, g.end()))
@@ -55,7 +55,7 @@ func (x *Origin) WasRead(o *layout.Object, off, n int64) {
 	}
 }
 
-// fillPlanned fetches what is planned until there are no plans left, or the store is closed.
+// fillPlanned, the filler, fetches planned reads until there are no plans left, or the store is closed.
 func (s *Store) fillPlanned() {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -97,7 +97,7 @@ func (s *Store) reserve(u *planned) (release func(), err error) {
 	off, end := s.ledger.span(u, u.start)
 	e := s.ledger.pin(u.key, u.fill)
 	if _, fill := s.ledger.look(e); fill != nil && off < end {
-		err = fill.charge(int((off-u.start)/block), int((end-u.start+block-1)/block), u)
+		err = fill.charge(int((off-u.start)/block), fill.blockEnd(end-u.start), u)
 	}
 	if err != nil {
 		s.ledger.unpin(e)
@@ -112,8 +112,8 @@ func (u *planned) fill() *fill {
 	return newFill(u.origin.store, u.origin.up, u.origin.source, u.object, g.start, g.size)
 }
 
-// bringPlanned returns when a planned read's bytes are here. It stops with an error where the origin fails, which
-// whoever reads will meet, or the disk has no room.
+// bringPlanned returns when a planned read's bytes are here. It stops with an error where the origin fails, as reads
+// will, or the disk has no room.
 func (s *Store) bringPlanned(ctx context.Context, u *planned) error {
 	x := u.origin
 	f, g := x.file(u.object), x.segment(u.object, u.start)

@@ -82,7 +82,7 @@ func (s *Store) syncDir(name string) error {
 	return nil
 }
 
-// sumRest sums what came in pieces.
+// sumRest sums the parts that came in pieces.
 func (f *fill) sumRest() (err error) {
 	buf := make([]byte, 1<<20)
 	for i := range f.sums {
@@ -96,7 +96,7 @@ func (f *fill) sumRest() (err error) {
 	return nil
 }
 
-// sumOf reads what sum i of a segment is of.
+// sumOf sums the bytes of sum i of a segment.
 func sumOf(fd int, size int64, i int, buf []byte) (sum uint32, err error) {
 	n := sumBlock(size)
 	for at, end := int64(i)*n, min(size, int64(i+1)*n); at < end; {
@@ -133,7 +133,7 @@ type published struct {
 	err   error // it cannot even be looked at
 }
 
-// list reads the directory of segments. What is not a segment is left alone.
+// list reads the directory of segments. Other files are left alone.
 func (s *Store) list() ([]published, error) {
 	var out []published
 	dirs, err := s.readNames(".")
@@ -170,7 +170,7 @@ func (s *Store) list() ([]published, error) {
 
 // scan books the published segments that are not on the books, the oldest first, and takes off those that are gone.
 func (s *Store) scan() error {
-	known := s.ledger.segments() // what is published from here on may be missing in the list
+	known := s.ledger.segments() // a segment that is published from here on may be missing in the list
 	found, err := s.list()
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// segments is the directory of published segments as an origin: what [Origin.Lies] gives is read through it.
+// segments is the directory of published segments as an origin: the segments of [Origin.Lies] are read through it.
 type segments struct {
 	*cache.Dir
 	store *Store
@@ -24,9 +24,9 @@ func (s *Store) own(o *layout.Object) *layout.Object {
 // Hold keeps a segment from eviction until release: the kernel or another process has it open.
 func (g segments) Hold(o *layout.Object) (release func()) {
 	k, _ := parseName(path.Clean(o.Name))
-	e := g.store.ledger.pin(k, nil) // before it is off the plans, which then would take its room
-	g.store.ledger.held(k)
-	if e == nil { // it is gone already, and lives on in who has it open
+	e := g.store.ledger.pin(k, nil) // before its reads are off the plans, so that it stays
+	g.store.ledger.unplan(k)
+	if e == nil { // it is gone already, and lives on where it is open
 		return func() {}
 	}
 	return sync.OnceFunc(func() { g.store.ledger.unpin(e) })

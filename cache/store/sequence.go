@@ -9,8 +9,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// An object that comes as a whole comes at the speed of a processor, and none of it can be read before. So those that
-// follow it begin to come while a reader, who goes through them in order, is still at it.
+// An object that comes as a whole comes at the speed of a processor, and none of it can be read before. So the next ones
+// begin to come while a reader that goes through them in order is still at it.
 
 const (
 	maxTrails = 16      // readers that go from object to object: a loader's workers
@@ -23,7 +23,7 @@ const (
 type trail struct {
 	at    *layout.Object
 	since time.Time
-	went  bool // what follows was begun: the reader goes in order
+	went  bool // the next ones were begun: the reader goes in order
 }
 
 // successors gives, for each object that comes as a whole, the next one of its directory. The objects are ordered.
@@ -42,8 +42,8 @@ func successors(objects []*layout.Object) map[*layout.Object]*layout.Object {
 	return next
 }
 
-// reached is told that somebody is at o: by a read, which may go on in order, or by opening it. It reports whether he
-// goes from object to object; what follows begins to come then.
+// reached is told that a reader is at o: by a read, which may go on in order, or by opening it. It reports whether the
+// reader goes from object to object; the next ones begin to come then.
 func (x *Origin) reached(o *layout.Object, read, inOrder bool) bool {
 	if !o.Whole {
 		return false
@@ -73,13 +73,13 @@ func (x *Origin) reached(o *layout.Object, read, inOrder bool) bool {
 	return t.went
 }
 
-// canHaveRead reports whether there was time to read all of an object. Who opens one after the other faster than that
-// wants none of them now.
+// canHaveRead reports whether there was time to read all of an object. A process that opens one after the other faster
+// than that wants none of them now.
 func (t *trail) canHaveRead() bool {
 	return time.Since(t.since) >= max(time.Millisecond, time.Duration(t.at.Size/memorySpeed))
 }
 
-// waited is told that whoever is at o can read it only now.
+// waited is told that the reader at o can read it only now.
 func (x *Origin) waited(o *layout.Object) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -90,7 +90,7 @@ func (x *Origin) waited(o *layout.Object) {
 	}
 }
 
-// beginNext begins the passes of what follows o, as far as a window reaches, and waits for nothing.
+// beginNext begins the passes of the objects after o, as far as a window reaches, and waits for nothing.
 func (x *Origin) beginNext(o *layout.Object) {
 	s := x.store
 	share := s.opt.Size / heldShare
@@ -100,7 +100,7 @@ func (x *Origin) beginNext(o *layout.Object) {
 		f := x.file(o)
 		f.mu.Lock()
 		if f.pass == nil && !x.isHere(f, o) {
-			x.startPass(f, o, &planned{plan: &plan{}}) // of no plan: it takes no room of what plans need
+			x.startPass(f, o, &planned{plan: &plan{}}) // of no plan: it takes no room of plans
 		}
 		f.mu.Unlock()
 	}

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeRoom books n more bytes for a segment that is being filled, and evicts others until both the budget and the
-// disk's free space allow it. u is the planned read that this is for, nil for one that comes now.
+// makeRoom books n more bytes for a segment that is being filled, and evicts others until both the budget and the disk's
+// free space allow it. u is the planned read behind it, nil for one that comes now.
 func (s *Store) makeRoom(e *entry, n int64, u *planned) error {
 	victims, err := s.ledger.charge(e, n, u)
 	s.discard(victims...)
@@ -46,9 +46,9 @@ func (s *Store) low() (bool, error) {
 	return st.Files > 0 && float64(st.Ffree)/float64(st.Files) < float64(s.opt.MinFree)/float64(int64(st.Blocks)*st.Bsize), nil
 }
 
-// trim gives back what is missing of the space that shall stay free: somebody else has taken it, and a cache that is not
-// written to would never notice. It evicts as many bytes as are missing and no more, since those of a segment that another
-// process has open come back later.
+// trim gives back the space that shall stay free and that others have taken. A cache that is not written to would never
+// notice. It evicts as many bytes as are missing and no more, since the bytes of a segment that is open elsewhere come
+// back later.
 func (s *Store) trim() error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(s.fd, &st); err != nil {
@@ -105,7 +105,7 @@ func (s *Store) discard(victims ...*entry) {
 	}
 }
 
-// unlink removes a published segment from the directory. Who has it open reads on.
+// unlink removes a published segment from the directory. Readers that have it open read on.
 func (s *Store) unlink(e *entry) {
 	if e.object != nil {
 		s.dir.Forget(e.object)

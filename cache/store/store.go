@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/internal/trust"
 	"github.com/hbmfs/hbmfs/layout"
@@ -91,10 +93,10 @@ func Open(path string, opt Options) (*Store, error) {
 	return s, nil
 }
 
-// rescan learns, until Close, what other processes have published and evicted, and gives way where the disk is fuller than
-// it may be: once a minute, and for no more than a hundredth of the time.
+// rescan learns, until Close, which segments other processes have published and evicted, and gives way where the disk is
+// fuller than it may be. It does so once a minute, and for no more than a hundredth of the time.
 func (s *Store) rescan() {
-	for wait := time.Minute; pause(s.ctx, wait) == nil; {
+	for wait := time.Minute; pause.For(s.ctx, wait) == nil; {
 		began := time.Now()
 		if err := errors.Join(s.scan(), s.trim()); err != nil {
 			s.health.fail(err)
@@ -120,34 +122,22 @@ func (s *Store) defaults() error {
 		return os.NewSyscallError("statfs", err)
 	}
 	bytes := int64(st.Blocks) * st.Bsize
-	if o.Size == 0 {
-		o.Size = bytes / 5 * 4
-	}
+	o.Size = cmp.Or(o.Size, bytes/5*4)
 	if o.Segment == 0 {
 		o.Segment = 1 << 30
 		if o.Size < 64<<30 {
 			o.Segment = 256 << 20
 		}
 	}
-	if o.MinFree == 0 {
-		o.MinFree = bytes / 20
-	}
-	if o.Ahead == 0 {
-		o.Ahead = 128 << 20
-	}
-	if o.MaxOpen == 0 {
-		o.MaxOpen = 256
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.MinFree, o.Ahead, o.MaxOpen = cmp.Or(o.MinFree, bytes/20), cmp.Or(o.Ahead, 128<<20), cmp.Or(o.MaxOpen, 256)
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return nil
 }
 
 // halfOpen is how many published segments may stay open, and how many that are being filled.
 func (s *Store) halfOpen() int { return max(1, s.opt.MaxOpen/2) }
 
-// canHold checks that a filesystem has what segments are made of.
+// canHold checks that a filesystem has unnamed files and extended attributes, which segments are made of.
 func canHold(path string) error {
 	fd, err := unix.Open(path, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o400)
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, unix.EROFS) {
@@ -163,7 +153,7 @@ func canHold(path string) error {
 	return nil
 }
 
-// Close ends all fetches. What is not published is gone. Objects must not be read any more.
+// Close ends all fetches. Segments that are not published are gone. Objects must not be read any more.
 func (s *Store) Close() error {
 	s.cancel()
 	s.wg.Wait()
@@ -185,7 +175,7 @@ func (s *Store) closeFiles() error {
 // Path returns the directory of the published segments.
 func (s *Store) Path() string { return s.path }
 
-// Add has all objects of a listing read through the store. source names the origin: what it is the same for has the
+// Add has all objects of a listing read through the store. source names the origin: origins with the same one have the
 // same bytes under the same name and version.
 func (s *Store) Add(source string, up Upstream, l *cache.Listing) *Origin {
 	o := &Origin{store: s, up: up, source: source, next: successors(l.Objects), files: map[*layout.Object]*file{}}

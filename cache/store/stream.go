@@ -11,12 +11,12 @@ type stream struct {
 const (
 	maxStreams = 4       // of a file
 	tolerance  = 1 << 20 // bytes that a sequential reader may skip or go back, since the kernel's readahead reorders
-	proof      = 3 << 20 // bytes: who has gone so far in order goes on. The kernel cuts a large read at random into several in order
+	proof      = 3 << 20 // bytes: a reader that has gone so far in order goes on. The kernel cuts a large read at random into several in order
 )
 
 // ahead gives how many bytes to fetch beyond a read of [off, end), most at most: none for the first and for those at
-// random. Who began at the beginning of the file gets twice as many each time that he goes on where he was; who began
-// elsewhere has to go on for a while first, and gets no more than four times what he has read.
+// random. A reader that began at the file's beginning gets twice as many each time that it goes on where it was. One that
+// began elsewhere has to go on for a while first, and gets no more than four times the bytes that it has read.
 func (f *file) ahead(off, end, most int64) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()

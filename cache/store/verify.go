@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 // Segment is a published segment, as its header describes it.
@@ -23,7 +25,7 @@ type Segment struct {
 	Damage  string    `json:"damage,omitempty"` // why it cannot be trusted, empty where it can as far as was looked
 }
 
-// Segments lists what is published, in no order. With deep, the bytes of each segment are read and compared with its
+// Segments lists the published segments, in no order. With deep, the bytes of each segment are read and compared with its
 // checksums.
 func (s *Store) Segments(ctx context.Context, deep bool, each func(Segment) error) error {
 	found, err := s.list()
@@ -105,7 +107,7 @@ func (h *header) verify(ctx context.Context, fd int, buf []byte) error {
 	return nil
 }
 
-// Remove unlinks a published segment by its file. Who has it open reads on.
+// Remove unlinks a published segment by its file. Readers that have it open read on.
 func (s *Store) Remove(file string) error {
 	k, ok := parseName(file)
 	if !ok {
@@ -123,8 +125,8 @@ func (s *Store) Remove(file string) error {
 	return nil
 }
 
-// Scrub verifies every segment again and again, at no more than rate bytes per second, until ctx ends. What is damaged
-// is removed and fetched again when it is read.
+// Scrub verifies every segment again and again, at no more than rate bytes per second, until ctx ends. A damaged one is
+// removed, and fetched again when it is read.
 func (s *Store) Scrub(ctx context.Context, rate int64) {
 	for ctx.Err() == nil {
 		began, read := time.Now(), int64(0)
@@ -138,22 +140,13 @@ func (s *Store) Scrub(ctx context.Context, rate int64) {
 					return err
 				}
 			}
-			return pause(ctx, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))
+			return pause.For(ctx, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))
 		})
 		if err != nil && ctx.Err() == nil {
 			s.health.fail(err)
 		}
-		if pause(ctx, max(time.Minute, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))) != nil {
+		if pause.For(ctx, max(time.Minute, time.Duration(float64(read)/float64(rate)*float64(time.Second))-time.Since(began))) != nil {
 			return
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

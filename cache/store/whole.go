@@ -20,8 +20,8 @@ type pass struct {
 	hurry   func()   // has it wait for no other: somebody waits for it
 }
 
-// bring returns when a segment of an object that comes as a whole is here. Whoever asks first has it come; it comes
-// even if nobody waits any more.
+// bring returns when a segment of an object that comes as a whole is here. The first caller has it come; it comes even if
+// nobody waits any more.
 func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) error {
 	s := x.store
 	f.mu.Lock()
@@ -38,7 +38,7 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) er
 	select {
 	case <-p.done:
 		if u == nil && p.planned != nil && errors.Is(p.err, errNoRoom) {
-			return x.bring(ctx, f, g, nil) // the room that a plan did not get is there for who reads now
+			return x.bring(ctx, f, g, nil) // the room that a plan did not get is there for this read
 		}
 		return p.err
 	case <-ctx.Done():
@@ -55,7 +55,7 @@ func (x *Origin) startPass(f *file, o *layout.Object, u *planned) *pass {
 	return p
 }
 
-// pass gets an object, lets its readers in, and publishes what came.
+// pass gets an object, lets its readers in, and publishes its segments.
 func (x *Origin) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{}) {
 	s := x.store
 	release := s.turn(hurried)
@@ -64,7 +64,7 @@ func (x *Origin) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{
 	span.Text("object", o.Name).Int("bytes", o.Size).Int("segments", int64(len(parts))).Bool("planned", p.planned != nil)
 	p.err = x.pour(ctx, o, parts, p.planned)
 	span.End(class(p.err))
-	release() // before what came is on the disk, which may be slower
+	release() // before the bytes are on the disk, which may be slower
 	for _, part := range parts {
 		if part != nil && p.err != nil {
 			s.ledger.drop(part.entry)
@@ -105,7 +105,7 @@ func (x *Origin) parts(f *file, o *layout.Object) (parts []*fill) {
 	return parts
 }
 
-// pour makes room for the parts and fills them. What comes damaged is fetched once again.
+// pour makes room for the parts and fills them. Damaged bytes are fetched once again.
 func (x *Origin) pour(ctx context.Context, o *layout.Object, parts []*fill, u *planned) error {
 	for _, part := range parts {
 		if part == nil {

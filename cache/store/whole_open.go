@@ -13,9 +13,9 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// OpenWhole opens the one local file that has all of o, for the kernel to read itself; fd is -1 where there is none.
-// What comes ahead of a reader who goes from object to object, and has come to o, is waited for: he would wait for his
-// first byte all the same, and then read all of it through this process. The file stays until release.
+// OpenWhole opens the one local file that has all of o, for the kernel to read itself; fd is -1 where there is none. It
+// waits for an object that comes ahead of a reader that has come to o: the reader would wait for the first byte all the
+// same, and then read everything through this process. The file stays until release.
 func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error) {
 	g := x.segment(o, 0)
 	if g.size != o.Size {
@@ -28,7 +28,7 @@ func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, relea
 		select {
 		case <-p.done:
 		case <-ctx.Done():
-			return -1, nil, nil // whoever interrupts an open is not to hear that it failed: reads wait
+			return -1, nil, nil // an interrupted open is not to fail: reads wait
 		}
 		x.waited(o)
 		e, _ = x.complete(f, g)
@@ -40,7 +40,7 @@ func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, relea
 		x.reached(o, false, false)
 	}
 	s := x.store
-	s.ledger.held(e.key)
+	s.ledger.unplan(e.key)
 	release = sync.OnceFunc(func() { s.ledger.unpin(e) })
 	if fd, err = s.openEntry(ctx, e); err != nil {
 		release()

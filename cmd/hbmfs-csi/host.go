@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -19,7 +18,7 @@ import (
 
 type hostCommand struct {
 	opt     host.Options
-	minFree string
+	minFree size.Flag
 	log     logFlags
 }
 
@@ -45,10 +44,10 @@ volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alon
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.opt.StateDir, "state-dir", defaultState, "directory for sockets, mounts and records")
-	f.StringVar(&c.opt.CacheDir, "cache-dir", "", "directory on a local disk (ext4, XFS) for what comes from remote sources, shared by all volumes (default: cache in the state directory)")
-	f.StringVar(&c.minFree, "cache-min-free", "", "bytes that the cache leaves free of its disk, as in 100GiB, whatever volumes say (default: a fifth of a disk that has kubelet's directory, too)")
+	f.StringVar(&c.opt.CacheDir, "cache-dir", "", "directory on a local disk (ext4, XFS) for bytes of remote sources, shared by all volumes (default: cache in the state directory)")
+	f.Var(&c.minFree, "cache-min-free", "least bytes that the cache leaves free of its disk, as in 100GiB; volumes may ask for more (default: a fifth of a disk that has kubelet's directory, too)")
 	f.IntVar(&c.opt.MaxDaemons, "max-daemons", 128, "daemons that this node may have, one for each different volume, of 40 to 110 MiB; further volumes are refused; 0 is no limit")
-	f.IntVar(&c.opt.MaxOfNamespace, "max-daemons-per-namespace", 64, "daemons of those that the pods of one namespace may have, so that others get theirs; volumes that administrators made do not count; 0 is no limit")
+	f.IntVar(&c.opt.MaxOfNamespace, "max-daemons-per-namespace", 64, "daemons that the pods of one namespace may have of those; volumes that administrators made do not count; 0 is no limit")
 	f.StringVar(&c.opt.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory: nothing is mounted for pods anywhere else")
 	f.StringVar(&c.opt.HBMFS, "hbmfs", "", "the hbmfs program (default: beside this one, or on the PATH)")
 	f.StringArrayVar(&c.opt.AllowSource, "allow-source", nil, "directory of this node below which volumes may show directories; may be given again (default: none)")
@@ -87,26 +86,16 @@ func (c *hostCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	failed := make(chan error, 2)
-	page := &http.Server{Handler: h, ReadHeaderTimeout: headerTime}
-	defer func() { _ = page.Close() }() // a scrape that is under way is lost
-	go func() { failed <- page.Serve(at) }()
 	log.Info("the host answers", "state", c.opt.StateDir, "hbmfs", c.opt.HBMFS, "version", version)
-	return serve(ctx, server, listener, failed)
+	return serve(ctx, server, listener, h, at)
 }
 
-// settle finds out what the flags leave open, and makes paths what the mount table calls them.
+// settle fills in flags that were not given, and makes paths those of the mount table.
 func (c *hostCommand) settle() error {
 	if c.opt.MaxDaemons < 0 || c.opt.MaxOfNamespace < 0 {
 		return errors.New("--max-daemons and --max-daemons-per-namespace cannot be negative: 0 is no limit")
 	}
-	if c.minFree != "" {
-		n, err := size.Parse(c.minFree)
-		if err != nil {
-			return fmt.Errorf("--cache-min-free: %w", err)
-		}
-		c.opt.CacheMinFree = n
-	}
+	c.opt.CacheMinFree = int64(c.minFree)
 	for _, a := range c.opt.AllowAddress {
 		_, err := netip.ParseAddr(a)
 		if _, prefixErr := netip.ParsePrefix(a); err != nil && prefixErr != nil {

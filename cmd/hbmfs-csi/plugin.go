@@ -85,8 +85,7 @@ func socketOf(endpoint string) (string, error) {
 }
 
 func (c *pluginCommand) run(cmd *cobra.Command) error {
-	ctx, cancel := context.WithCancel(cmd.Context())
-	defer cancel()
+	ctx := cmd.Context()
 	log, err := c.log.logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err
@@ -113,18 +112,14 @@ func (c *pluginCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	failed := make(chan error, 2)
+	var at net.Listener
 	if c.metrics != "" {
-		at, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.metrics)
-		if err != nil {
+		if at, err = (&net.ListenConfig{}).Listen(ctx, "tcp", c.metrics); err != nil {
 			return fmt.Errorf("listen for Prometheus: %w", err)
 		}
-		page := &http.Server{Handler: plugin.Metrics(filepath.Join(c.stateDir, metricsSocket), calls), ReadHeaderTimeout: headerTime}
-		defer func() { _ = page.Close() }() // a scrape that is under way is lost
-		go func() { failed <- page.Serve(at) }()
 	}
 	log.Info("the plugin answers", "endpoint", c.endpoint, "node", c.nodeID, "driver", c.driver, "version", version)
-	return serve(ctx, server, listener, failed)
+	return serve(ctx, server, listener, plugin.Metrics(filepath.Join(c.stateDir, metricsSocket), calls), at)
 }
 
 // headerTime is how long a client of the metrics may take for its request.
@@ -133,10 +128,15 @@ const headerTime = 10 * time.Second
 // callTime is how long calls that are under way have when the process is asked to end. Their work goes on in the host.
 const callTime = 5 * time.Second
 
-// serve answers calls until ctx ends or something that runs beside it fails.
-func serve(ctx context.Context, server *grpc.Server, listener net.Listener, failed chan error) error {
-	go func() { failed <- server.Serve(listener) }() // ends with the server
-	var err error
+// serve answers calls, and shows the page of metrics at an address that is not nil, until ctx ends or one of the two fails.
+func serve(ctx context.Context, server *grpc.Server, calls net.Listener, metrics http.Handler, at net.Listener) (err error) {
+	failed := make(chan error, 2)
+	page := &http.Server{Handler: metrics, ReadHeaderTimeout: headerTime}
+	defer func() { _ = page.Close() }() // a scrape that is under way is lost
+	if at != nil {
+		go func() { failed <- page.Serve(at) }() // ends with the page
+	}
+	go func() { failed <- server.Serve(calls) }() // ends with the server
 	select {
 	case <-ctx.Done():
 	case err = <-failed:

@@ -1,8 +1,8 @@
-// Package aside asks what may hang, in a process that can be left behind: a call into a dead mount or a broken driver may wait
-// where not even SIGKILL reaches.
+// Package aside makes calls that may hang in a process that can be left behind. A call into a dead mount or a broken
+// driver may wait where not even SIGKILL reaches.
 //
-// [Output] runs a command and gives what it prints. An [Asker] has a hidden command of hbmfs read files of
-// mounts, which is how their daemons are asked; [ReadFile] is the work of that command.
+// [Output] runs a command and gives its output. An [Asker] asks the daemons of mounts: it has a hidden command of hbmfs
+// read files of theirs. [ReadFile] is the work of that command.
 package aside
 
 import (
@@ -54,7 +54,7 @@ func run(ctx context.Context, command []string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Wait gives what comes from got, which a process gives that ctx kills when it ends. ok is false where nothing came within
+// Wait gives the value that comes from got, by a process that the end of ctx kills. ok is false where nothing came within
 // [Grace] after that.
 func Wait[T any](ctx context.Context, got <-chan T) (v T, ok bool) {
 	select {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Asker asks mounts, each at most one question at a time. A mount that left one unanswered is not asked again before it has
-// answered: so a stuck one collects no processes, and costs nobody any time. Its zero value needs a Program.
+// Asker asks mounts, each at most one question at a time. A mount that left one unanswered is not asked again before it
+// has answered. So a stuck one collects no processes, and costs nobody any time. Its zero value needs a Program.
 type Asker struct {
 	Program  string          // an hbmfs binary
 	Patience time.Duration   // after which a question is late

@@ -24,7 +24,7 @@ const (
 	Unreadable State = "unreadable"
 )
 
-// Answer is what a mount said: the text of the file that it was asked for, or why not.
+// Answer is the answer of a mount: the text of the file that it was asked for, or why not.
 type Answer struct {
 	State State  `json:"state"`
 	Error string `json:"error,omitempty"`
@@ -49,7 +49,7 @@ func read(name string) Answer {
 }
 
 func textOf(name string) ([]byte, error) {
-	var st unix.Statfs_t // unlike stat and open, which the kernel may answer from what it keeps, this asks the daemon
+	var st unix.Statfs_t // unlike stat and open, which the kernel may answer by itself, this asks the daemon
 	if err := unix.Statfs(name, &st); err != nil {
 		return nil, err
 	}

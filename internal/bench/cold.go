@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,15 +16,15 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 )
 
-// The plain reader that --cold compares with: the best of what a tuned one reaches on NVMe and on virtual disks.
+// The plain reader that --cold compares with: the settings by which a tuned one is fastest on NVMe and on virtual disks.
 const (
 	coldThreads = 8
 	coldBlock   = 8 << 20
 	coldLabel   = "O_DIRECT to host, 8 x 8 MiB"
 )
 
-// measureCold reads what is not in the page cache: by a plain reader that knows of no GPU, and by staged, in turns. The
-// rows are medians. The disk is what limits both, so the rate of staged is also given as a part of the plain reader's.
+// measureCold reads a file that is not in the page cache: by a plain reader that knows of no GPU, and by staged, in
+// turns. The rows are medians. The disk limits both, so the rate of staged is also given as a part of the plain reader's.
 func (o *Options) measureCold(ctx context.Context, result *Result) (err error) {
 	b := &line{opt: o, plan: plan{label: string(cufile.Staged), path: cufile.Staged, once: true}, result: result}
 	defer func() { err = errors.Join(err, b.close()) }()
@@ -62,12 +63,7 @@ func (r *Row) settleCold(plain float64) {
 }
 
 func median(rows []Row) Row {
-	slices.SortFunc(rows, func(a, b Row) int {
-		if a.GBps < b.GBps {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(rows, func(a, b Row) int { return cmp.Compare(a.GBps, b.GBps) })
 	return rows[len(rows)/2]
 }
 
@@ -99,8 +95,7 @@ func forget(name string) error {
 	return nil
 }
 
-// refill drops a file from the page cache and brings it back in huge pages, as the mapped path itself does with what is
-// not there.
+// refill drops a file from the page cache and brings it back in huge pages, as the mapped path does with missing pages.
 func refill(ctx context.Context, name string) error {
 	if err := forget(name); err != nil {
 		return err

@@ -49,7 +49,7 @@ func (b *line) open(ctx context.Context) error {
 	if o.Path = b.plan.path; o.Path == cufile.Mapped {
 		o.Pinned = movingWindows * o.Window
 		if b.plan.kept {
-			// A gather holds one part of so many of what may be pinned.
+			// A gather gets one share: there are as many as GPUs, and one more.
 			o.Pinned = int64(gpus+1) * (b.opt.whole + o.Window)
 		}
 		if gpus > 1 {

@@ -1,5 +1,5 @@
-// Package bench measures what each path reaches from a file into memory of a GPU, beside a plain reader and the wall: a copy of
-// pinned memory, which no path can beat.
+// Package bench measures the rate of each path from a file into memory of a GPU. Beside them it measures a plain reader
+// and the wall: a copy of pinned memory, which no path can beat.
 package bench
 
 import (
@@ -15,7 +15,7 @@ import (
 // Options say what is measured.
 type Options struct {
 	File    string
-	Paths   []string // of cufile, or kept, moving, first: parts of mapped; nil for what is usual
+	Paths   []string // of cufile, or kept, moving, first: parts of mapped; nil for the usual ones
 	Modes   []string
 	GPUs    []int // or cufile.HostDevice alone
 	Reader  cufile.Options

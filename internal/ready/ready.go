@@ -1,5 +1,5 @@
-// Package ready is what a daemon tells the command that started it, or systemd: that its mount can be used, why there is none, and
-// what is wrong with it.
+// Package ready carries a daemon's word to the command that started it, or to systemd: that its mount can be used, why
+// there is none, and its faults.
 //
 // The daemon writes lines to descriptor 3: "ready TEXT" or "failed TEXT", once. Lines of "note TEXT" may come before, and after
 // "ready" until the end. In the foreground, under the CSI host for one, there are no notes.
@@ -26,7 +26,8 @@ const (
 	descriptor = 3
 )
 
-// Listen reads what a daemon says until it is ready or has failed, and passes its notes on. Its error is the end of what is said.
+// Listen reads a daemon's lines until it is ready or has failed, and passes its notes on. Its error is the end of the
+// lines.
 func Listen(from *bufio.Reader, note func(text string)) (state, text string, err error) {
 	for {
 		line, err := from.ReadString('\n')
@@ -51,7 +52,7 @@ func New(foreground bool) *Report {
 	if os.Getenv(Env) == "" {
 		return &Report{}
 	}
-	unix.CloseOnExec(descriptor) // what the daemon starts must not keep whoever waits for its end
+	unix.CloseOnExec(descriptor) // the daemon's children must not keep the listener waiting
 	return &Report{to: os.NewFile(descriptor, "readiness"), notes: !foreground}
 }
 
@@ -62,7 +63,7 @@ func (r *Report) Ready(text string) {
 	}
 }
 
-// Failed says why there is no mount, and whether there was somebody to say it to.
+// Failed says why there is no mount, and reports whether anybody listens.
 func (r *Report) Failed(err error) (heard bool) { return r.say("failed", err.Error()) }
 
 // Note says why it is not ready yet, or what is wrong with the mount.
@@ -72,7 +73,7 @@ func (r *Report) Note(text string) {
 	}
 }
 
-// say reports whether there was somebody to say it to.
+// say reports whether anybody listens.
 func (r *Report) say(state, text string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,7 +84,7 @@ func (r *Report) say(state, text string) bool {
 	return true
 }
 
-// Close ends what there is to say.
+// Close ends the lines.
 func (r *Report) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

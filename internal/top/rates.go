@@ -43,7 +43,7 @@ type Rates struct {
 	Errors           float64  `json:"errors"`
 }
 
-// Reader is what the readers of one name moved by one path for one reason.
+// Reader has the bytes of the readers of one name by one path for one reason.
 type Reader struct {
 	Name   string  `json:"name"`
 	Path   string  `json:"path"`
@@ -80,7 +80,7 @@ func Rows(samples []Sample, before []Row) []Row {
 	return rows
 }
 
-// compare fills in what needs two samples.
+// compare fills in the fields that need two samples.
 func (r *Row) compare(before *Row) {
 	now, then := r.Told, before.Told
 	seconds := r.at.Sub(before.at).Seconds()
@@ -113,7 +113,7 @@ func (r *Row) compare(before *Row) {
 	}
 }
 
-// readersOf lists what readers move, most first.
+// readersOf lists the rates of readers, the highest first.
 func readersOf(now, then []status.Client, rate func(now, then int64) float64) []Reader {
 	type key struct{ name, path, reason string }
 	had := map[key]int64{}
@@ -164,7 +164,7 @@ func LatencyOf(now, then []int64) *Latency {
 	return &l
 }
 
-// Bytes is what a mount moves in all, per second, as far as its daemon knows.
+// Bytes is the rate of all bytes that a mount moves, as far as its daemon knows.
 func (r *Row) Bytes() float64 {
 	if r.Rates == nil {
 		return 0

@@ -23,7 +23,7 @@ type Mount struct {
 	Whole  bool // the first point shows the root of the mount, where the status is
 }
 
-// findMounts lists the hbmfs mounts that this process sees. What another mount hides is left out.
+// findMounts lists the hbmfs mounts that this process sees. Mounts that another one hides are left out.
 func findMounts() ([]Mount, error) {
 	all, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -72,7 +72,7 @@ func NewSampler(program, file string, patience time.Duration) *Sampler {
 	return &Sampler{file, aside.Asker{Program: program, Patience: patience}}
 }
 
-// Sample is what a mount said, and when.
+// Sample is the answer of a mount, and its time.
 type Sample struct {
 	Mount
 	aside.Answer

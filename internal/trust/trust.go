@@ -1,13 +1,13 @@
-// Package trust says whether nobody but this process's user and root can change what lies at a path. Bytes that are read
+// Package trust says whether nobody but this process's user and root can change the files at a path. Bytes that are read
 // from there and believed, as a cache's are, could otherwise be forged.
 //
 //	dir, err := trust.Dir("/nvme/hbmfs")    // made if it is not there; links of this user and of root are followed
 //	dir, err = trust.Below(dir, "segments") // the same, but never a link
 //	err = trust.File(&st)                   // what was opened in it
 //
-// The rules are those of sshd for its files: each directory, from the root on, belongs to this user or to root, and neither
-// its group nor others may write to it. A sticky bit is enough, as /tmp has it, in all but the last one: nobody can replace
-// what lies there, and that is looked at next. An ACL that lets others write shows in the group's bits.
+// The rules are those of sshd for its files. Each directory, from the root on, belongs to this user or to root, and
+// neither its group nor others may write to it. In all but the last one a sticky bit is enough, as /tmp has it: nobody
+// can replace the files there, and the next one is looked at. An ACL that lets others write shows in the group's bits.
 package trust
 
 import (
@@ -28,7 +28,7 @@ type Error struct{ why string }
 
 func (e *Error) Error() string { return e.why }
 
-// Dir checks a directory and all above it. It makes those that are not there, for this user alone. What is read lies in a
+// Dir checks a directory and all above it. It makes those that are not there, for this user alone. Trusted files lie in a
 // directory [Below] it. The path that Dir gives has no links.
 func Dir(path string) (resolved string, err error) {
 	abs, err := filepath.Abs(path)
@@ -43,7 +43,7 @@ func Dir(path string) (resolved string, err error) {
 		if name == "" || name == "." {
 			continue
 		}
-		if err := directory(resolved, unix.S_ISVTX); err != nil { // who can change it can lead anywhere from here
+		if err := directory(resolved, unix.S_ISVTX); err != nil { // a user that can change it can lead anywhere from here
 			return "", err
 		}
 		if resolved = filepath.Join(resolved, name); name == ".." {
@@ -80,7 +80,7 @@ func Below(dir, name string) (path string, err error) {
 	return path, err
 }
 
-// File checks what was opened, or looked at.
+// File checks a file that was opened, or looked at.
 func File(st *unix.Stat_t) error {
 	if why := wrong(st, 0); why != "" {
 		return &Error{"it " + why}
@@ -88,7 +88,7 @@ func File(st *unix.Stat_t) error {
 	return nil
 }
 
-// link gives where a link leads to, and "" for what is none. What is not there becomes a directory.
+// link gives the target of a link, and "" for another file. Where nothing is, it makes a directory.
 func link(path string) (target string, err error) {
 	var st unix.Stat_t
 	err = lstat(path, &st)

@@ -17,14 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 const (
 	warmAtOnce  = 4         // units
-	warmUnit    = 256 << 20 // bytes: what a cache keeps together
+	warmUnit    = 256 << 20 // bytes, as a cache keeps them together
 	warmRead    = 1 << 20   // bytes of a read
 	warmPatient = time.Second
-	warmSettle  = 10 * time.Second // in which the cache finishes something of what has arrived
+	warmSettle  = 10 * time.Second // in which the cache publishes a part of the bytes that have arrived
 	warmLook    = 20 * time.Millisecond
 )
 
@@ -36,7 +37,7 @@ type Warmer struct {
 
 	mu     sync.Mutex // guards what follows, and calls of moved
 	done   Summary
-	began  time.Time // of what the rate counts
+	began  time.Time // of the bytes that the rate counts
 	paced  int64     // bytes
 	cached []string  // files that are to be in the cache in the end
 }
@@ -96,7 +97,7 @@ func (w *Warmer) Run(ctx context.Context) error {
 	return w.settle(ctx)
 }
 
-// look finds what of a file is missing.
+// look finds the missing parts of a file.
 func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -169,7 +170,7 @@ func (w *Warmer) advise(ctx context.Context, f *os.File, offset, n int64) error 
 			if !errors.Is(err, unix.EAGAIN) {
 				return err
 			}
-			if err := sleep(ctx, warmLook); err != nil { // the daemon has much to do: it says so at once
+			if err := pause.For(ctx, warmLook); err != nil { // the daemon has much to do: it says so at once
 				return err
 			}
 		}
@@ -178,8 +179,8 @@ func (w *Warmer) advise(ctx context.Context, f *os.File, offset, n int64) error 
 	return nil
 }
 
-// fetch brings a unit. The daemon is asked to, which costs no copy. What is not there soon is read through the mount:
-// that waits as long as it takes, joins what is under way, keeps to the rate, and says what is wrong.
+// fetch brings a unit. The daemon is asked to, which costs no copy. Bytes that are not there soon are read through the
+// mount. That waits as long as it takes, joins fetches under way, keeps to the rate, and returns errors.
 func (w *Warmer) fetch(ctx context.Context, u unit) error {
 	f, err := os.Open(u.path)
 	if err != nil {
@@ -196,7 +197,7 @@ func (w *Warmer) fetch(ctx context.Context, u unit) error {
 				w.count(&w.done.Fetched, u.n)
 				return nil
 			}
-			if err := sleep(ctx, warmLook); err != nil {
+			if err := pause.For(ctx, warmLook); err != nil {
 				return err
 			}
 		}
@@ -246,22 +247,10 @@ func (w *Warmer) pace(ctx context.Context, n int64) error {
 	w.paced += n
 	due := w.began.Add(time.Duration(float64(w.paced) / float64(w.rate) * float64(time.Second)))
 	w.mu.Unlock()
-	return sleep(ctx, time.Until(due))
+	return pause.For(ctx, time.Until(due))
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
-// settle sums up what is not in the cache. What has just arrived is checked and synced before it is.
+// settle sums up what is not in the cache. Bytes that have just arrived are checked and synced before they are.
 func (w *Warmer) settle(ctx context.Context) error {
 	w.mu.Lock()
 	files := w.cached
@@ -289,7 +278,7 @@ func (w *Warmer) settle(ctx context.Context) error {
 			return nil
 		}
 		files = left
-		if err := sleep(ctx, warmLook); err != nil {
+		if err := pause.For(ctx, warmLook); err != nil {
 			return err
 		}
 	}
@@ -345,7 +334,7 @@ func pendingBytes(f *os.File, offset, n int64) (left int64, err error) {
 	return left, nil
 }
 
-// Summary is what was done, in bytes, and the JSON that --json prints.
+// Summary has the bytes that were warmed, and is the JSON that --json prints.
 type Summary struct {
 	Files   int     `json:"files"`
 	Bytes   int64   `json:"bytes"`

@@ -73,7 +73,7 @@ func parseFlags(args []string) (config, error) {
 	return c, nil
 }
 
-// run measures what args ask for and writes the report. What was measured before a failure is still printed.
+// run measures what args ask for and writes the report. Figures from before a failure are still printed.
 func run(ctx context.Context, args []string) (err error) {
 	c, err := parseFlags(args)
 	if errors.Is(err, flag.ErrHelp) {

@@ -76,7 +76,7 @@ func (b Binary) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Output runs `hbmfs args...` and returns its standard output. What it says on standard error is in the error.
+// Output runs `hbmfs args...` and returns its standard output. The error has its standard error.
 func (b Binary) Output(ctx context.Context, args ...string) ([]byte, error) {
 	var stderr bytes.Buffer
 	cmd := b.Command(ctx, args...)

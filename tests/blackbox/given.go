@@ -6,29 +6,54 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
 
-// Given returns the hbmfs that HBMFS_BINARY names, or one that is built into dir. It is for tests that
-// need no more of a [Suite].
-func Given(dir string) (Binary, error) {
+// Given returns the hbmfs that HBMFS_BINARY names, or one that is built for the test. It is for tests that need no more of
+// a [Suite].
+func Given(t testing.TB) Binary {
+	t.Helper()
 	path := os.Getenv("HBMFS_BINARY")
+	var err error
 	if path == "" {
-		path = filepath.Join(dir, "hbmfs")
-		if err := Build("hbmfs", path, false); err != nil {
-			return Binary{}, err
-		}
+		path = filepath.Join(t.TempDir(), "hbmfs")
+		err = Build("hbmfs", path)
 	}
-	return NewBinary(path)
+	var b Binary
+	if err == nil {
+		b, err = NewBinary(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
-// Build builds a program of cmd at path, with the race detector if race is set. It is for tests of this module.
-func Build(program, path string, race bool) error {
+// NeedFUSE skips a test where nothing can be mounted.
+func NeedFUSE(t testing.TB) {
+	t.Helper()
+	if err := CanMount(); err != nil {
+		t.Skipf("needs FUSE: %v", err)
+	}
+}
+
+// NeedRoot skips a test where root cannot mount: others cannot change users, and their mounts have no control socket.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	NeedFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}
+
+// Build builds a program of cmd at path, under the race detector with it. It is for tests of this module.
+func Build(program, path string) error {
 	args := []string{"build", "-buildvcs=false", "-o", path}
-	if race {
+	if Race {
 		args = append(args, "-race")
 	}
 	if out, err := exec.Command("go", append(args, "github.com/hbmfs/hbmfs/cmd/"+program)...).CombinedOutput(); err != nil {
@@ -44,6 +69,19 @@ type Fakes struct{ CUDA, CuFile, NVML string }
 func NewFakes(dir string) (Fakes, error) {
 	f := Fakes{filepath.Join(dir, fakegpu.CUDA), filepath.Join(dir, fakegpu.CuFile), filepath.Join(dir, fakegpu.NVML)}
 	return f, fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CuFile, fakegpu.NVML)
+}
+
+// FakeGPU compiles the libraries of a fake GPU and returns the flags that load them. It skips where there is no C compiler.
+func FakeGPU(t testing.TB) (flags []string) {
+	t.Helper()
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("the fake GPU needs a C compiler: ", err)
+	}
+	fakes, err := NewFakes(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fakes.Flags()
 }
 
 // Flags are the flags by which hbmfs loads them.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -22,9 +23,24 @@ type Suite struct {
 	races string // where the race detector of the binary reports
 }
 
-// NewSuite makes the suite of the tests in folder name of tests. It takes the binary that HBMFS_BINARY names, or builds
-// one; under the race detector it always builds one, with it. Run ends the suite.
-func NewSuite(name string, race bool) (*Suite, error) {
+// Main runs tests, which is Run of testing.M, in a suite for the folder name of tests, and returns the exit code. The tests
+// find the suite at to. Mounts that they left, and races that the binary reported, are errors.
+func Main(name string, to **Suite, tests func() int) int {
+	s, err := newSuite(name)
+	code := 1
+	if err == nil {
+		*to = s
+		code = tests()
+		err = errors.Join(s.reported(), s.leftMounted(), os.RemoveAll(s.Dir))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func newSuite(name string) (*Suite, error) {
 	// Resolved, since /proc/mounts shows no path through a link.
 	tmp, err := filepath.EvalSymlinks(os.TempDir())
 	if err != nil {
@@ -38,9 +54,9 @@ func NewSuite(name string, race bool) (*Suite, error) {
 	err = errors.Join(os.Chmod(s.Dir, 0o755), os.Mkdir(s.races, 0o777), os.Chmod(s.races, 0o777))
 	// Nobody sees the standard error of a daemon. The detector would sleep a second before each exit.
 	err = errors.Join(err, os.Setenv("GORACE", "atexit_sleep_ms=20 log_path="+filepath.Join(s.races, "race")))
-	path := filepath.Join(s.Dir, "hbmfs")
+	var path string
 	if err == nil {
-		err = provide(path, race)
+		path, err = s.Program("hbmfs", "HBMFS_BINARY")
 	}
 	if err == nil {
 		s.Binary, err = NewBinary(path)
@@ -51,29 +67,57 @@ func NewSuite(name string, race bool) (*Suite, error) {
 	return s, nil
 }
 
-// provide puts an hbmfs at path, where an ordinary user can run it.
-func provide(path string, race bool) error {
-	given := os.Getenv("HBMFS_BINARY")
-	if race || given == "" {
-		return Build("hbmfs", path, race)
+// Program puts a program of cmd where an ordinary user can run it: the one that a variable of the environment names, or one
+// that is built. Under the race detector it is always built, with it.
+func (s *Suite) Program(name, variable string) (path string, err error) {
+	path = filepath.Join(s.Dir, name)
+	given := os.Getenv(variable)
+	if Race || given == "" {
+		return path, Build(name, path)
 	}
 	program, err := os.ReadFile(given)
 	if err != nil {
-		return fmt.Errorf("copy HBMFS_BINARY: %w", err)
+		return path, fmt.Errorf("copy %s: %w", variable, err)
 	}
-	return os.WriteFile(path, program, 0o755)
+	return path, os.WriteFile(path, program, 0o755)
 }
 
-// Run runs tests, which is Run of testing.M, and returns the exit code. What they left mounted, and races that the
-// binary reported, are errors.
-func (s *Suite) Run(tests func() int) int {
-	code := tests()
-	err := errors.Join(s.reported(), s.leftMounted(), os.RemoveAll(s.Dir))
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+// NewDir makes a directory that every user can reach, and that goes with the test.
+func (s *Suite) NewDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(s.Dir, "t-")
+	if err = errors.Join(err, os.Chmod(dir, 0o755)); err != nil {
+		t.Fatal(err)
 	}
-	return code
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// EndsWell unmounts, and fails the test where the mount or its daemon stays, or where the log tells of a crash.
+func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Duration) {
+	t.Helper()
+	closed := m.Close()
+	ended := Within(patience, func() bool { return Ended(pid) })
+	text, err := os.ReadFile(log)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+	if closed != nil {
+		t.Errorf("%v\nlog:\n%s", closed, text)
+	}
+	if !ended {
+		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", pid, m.dir, patience, text)
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by now
+	}
+	for _, crash := range []string{"panic", "goroutine ", "internal error"} {
+		if bytes.Contains(text, []byte(crash)) {
+			t.Errorf("the log speaks of %q:\n%s", crash, text)
+		}
+	}
 }
 
 func (s *Suite) reported() error {

@@ -19,29 +19,6 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// binary is the hbmfs under test: HBMFS_BINARY, or one that is built here.
-func binary(t *testing.T) (blackbox.Binary, string) {
-	t.Helper()
-	b, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b, b.Path()
-}
-
-// fakeGPU compiles the fake libraries and gives the flags that load them.
-func fakeGPU(t *testing.T) []string {
-	t.Helper()
-	if _, err := exec.LookPath("cc"); err != nil {
-		t.Skip("the fake GPU needs a C compiler: ", err)
-	}
-	fakes, err := blackbox.NewFakes(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fakes.Flags()
-}
-
 type finding struct{ Group, Name, Level, Found, Why, Fix string }
 
 type report struct {
@@ -90,7 +67,7 @@ func dataFile(t *testing.T) string {
 }
 
 func TestThisMachineAndItsRecording(t *testing.T) {
-	_, path := binary(t)
+	path := blackbox.Given(t).Path()
 	file, recording := dataFile(t), filepath.Join(t.TempDir(), "facts.tar.zst")
 	live, code := checked(t, path, nil, "--record", recording, file)
 	if live.Verdict.Path == "" || live.Verdict.Reason == "" || live.Path != file {
@@ -121,8 +98,8 @@ func TestThisMachineAndItsRecording(t *testing.T) {
 }
 
 func TestTheReadDecides(t *testing.T) {
-	_, path := binary(t)
-	gpu, file := fakeGPU(t), dataFile(t)
+	path := blackbox.Given(t).Path()
+	gpu, file := blackbox.FakeGPU(t), dataFile(t)
 	for name, c := range map[string]struct {
 		env        string
 		read, text string // level of the line "read", and what it says
@@ -178,25 +155,21 @@ func running(t *testing.T, variable string) bool {
 
 func TestAReadThatHangsIsEnded(t *testing.T) {
 	t.Parallel() // it waits
-	_, path := binary(t)
-	gpu, file := fakeGPU(t), dataFile(t)
+	path := blackbox.Given(t).Path()
+	gpu, file := blackbox.FakeGPU(t), dataFile(t)
 	mark := "HBMFS_CHECK_TEST=" + file
-	r, code := checked(t, path, []string{"FAKE_CUFILE_READ=hang", mark}, append([]string{"--timeout", "12s", file}, gpu...)...)
-	if read := r.find(t, "read"); read.Level != "UNKNOWN" || !strings.Contains(read.Found, "did not end within 12s") || code == 0 && r.Verdict.Path == "direct" {
+	r, code := checked(t, path, []string{"FAKE_CUFILE_READ=hang", mark}, append([]string{"--timeout", "4s", file}, gpu...)...)
+	if read := r.find(t, "read"); read.Level != "UNKNOWN" || !strings.Contains(read.Found, "did not end within 4s") || code == 0 && r.Verdict.Path == "direct" {
 		t.Errorf("%+v, exit code %d", read, code)
 	}
 	eventually(t, "the process that read is gone", func() bool { return !running(t, mark) })
 }
 
 func TestAFileOfAMountIsJudgedByItsShards(t *testing.T) {
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("the control channel needs a mount by root")
-	}
-	hbmfs, path := binary(t)
-	gpu, source := fakeGPU(t), t.TempDir()
+	blackbox.NeedRoot(t)
+	hbmfs := blackbox.Given(t)
+	path := hbmfs.Path()
+	gpu, source := blackbox.FakeGPU(t), t.TempDir()
 	if err := os.WriteFile(filepath.Join(source, "shard.bin"), make([]byte, 3<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -221,11 +194,10 @@ func TestAFileOfAMountIsJudgedByItsShards(t *testing.T) {
 }
 
 func TestAMountThatDoesNotAnswer(t *testing.T) {
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
+	blackbox.NeedFUSE(t)
 	t.Parallel() // it waits
-	hbmfs, path := binary(t)
+	hbmfs := blackbox.Given(t)
+	path := hbmfs.Path()
 	source := t.TempDir()
 	if err := os.WriteFile(filepath.Join(source, "shard.bin"), make([]byte, 3<<20), 0o644); err != nil {
 		t.Fatal(err)
@@ -255,14 +227,14 @@ func TestAMountThatDoesNotAnswer(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	r, code := checked(t, path, nil, "--timeout", "5s", m.Path("shard.bin"))
+	r, code := checked(t, path, nil, "--timeout", "2s", m.Path("shard.bin"))
 	if line := r.find(t, "path"); line.Level != "FAIL" || !strings.Contains(line.Found, "does not answer") || code != 3 {
 		t.Errorf("%+v, exit code %d", line, code)
 	}
 }
 
 func TestMistakesAreNamed(t *testing.T) {
-	_, path := binary(t)
+	path := blackbox.Given(t).Path()
 	for name, c := range map[string]struct {
 		args []string
 		code int

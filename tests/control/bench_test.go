@@ -59,7 +59,7 @@ func BenchmarkSmallFiles(b *testing.B) {
 	})
 	b.Run("members", func(b *testing.B) {
 		source, names, _ := manyFiles(b, count, size)
-		shards := newDir(b)
+		shards := suite.NewDir(b)
 		archive(b, filepath.Join(shards, "shard-000000.tar"), source, names)
 		m := mount(b, shards, "--show-views")
 		first, err := m.View(filepath.Base(names[0]))

@@ -15,13 +15,14 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestCredentialsOfAConnection changes who is at the other end of one. It keeps the user and groups that it was made as,
 // and has capabilities only as long as the process of root that made it has them.
 func TestCredentialsOfAConnection(t *testing.T) {
-	needRoot(t)
-	source := newDir(t)
+	blackbox.NeedRoot(t)
+	source := suite.NewDir(t)
 	shard(t, filepath.Join(source, "root"), 0, 0, 0o600)
 	shard(t, filepath.Join(source, "alice"), alice, alice, 0o600)
 	m := mount(t, source)
@@ -50,8 +51,8 @@ func TestCredentialsOfAConnection(t *testing.T) {
 // TestRightsThatAreTakenAway changes the permissions of mounted files: what the source no longer grants is not to be
 // opened any more.
 func TestRightsThatAreTakenAway(t *testing.T) {
-	needRoot(t)
-	source, secret := newDir(t), strings.Repeat("secret", 16)+"1234"
+	blackbox.NeedRoot(t)
+	source, secret := suite.NewDir(t), strings.Repeat("secret", 16)+"1234"
 	names := []string{"mode", "owner", "more"}
 	for _, name := range names {
 		must(t, os.WriteFile(filepath.Join(source, name), []byte(secret), 0o644))
@@ -192,7 +193,7 @@ func childBecomes(_ context.Context, args []string) (string, error) {
 // childInherits uses the connection that is its descriptor 3, once its standard input has ended.
 func childInherits(context.Context, []string) (string, error) {
 	_, _ = bufio.NewReader(os.Stdin).ReadByte() // its end is what is waited for
-	time.Sleep(100 * time.Millisecond)          // whoever ended is waited for, and gone
+	time.Sleep(100 * time.Millisecond)          // each of them is waited for, and gone
 	f := os.NewFile(3, "connection")
 	c, err := net.FileConn(f)
 	if err != nil {

@@ -7,13 +7,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestExtentsCommand puts every golden file together from the source, by what `hbmfs extents --json` says alone.
 func TestExtentsCommand(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	goldenFiles(t, func(t *testing.T, m *mounted, path string) {
-		if raceDetector && path != m.Path(".hbmfs", "views", "tokens.npy") {
+		if blackbox.Race && path != m.Path(".hbmfs", "views", "tokens.npy") {
 			return // starting hbmfs under the race detector takes a second
 		}
 		out, err := suite.Output(limited(t), "extents", "--json", path)

@@ -141,7 +141,7 @@ func TestHostileFrames(t *testing.T) {
 	}
 	served(t, m, names[1])
 	m.idle(t, fds)
-	if grown := m.memory(t) - before; grown > 64<<20 && !raceDetector {
+	if grown := m.memory(t) - before; grown > 64<<20 && !blackbox.Race {
 		t.Errorf("the daemon grew by %d bytes", grown)
 	}
 }

@@ -7,11 +7,9 @@
 package control_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -36,23 +34,7 @@ func TestMain(m *testing.M) {
 	if verb := os.Getenv(childVerb); verb != "" {
 		os.Exit(runChild(verb, os.Args[1:]))
 	}
-	var err error
-	if suite, err = blackbox.NewSuite("control", raceDetector); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(suite.Run(m.Run))
-}
-
-// needRoot skips where there is no control socket.
-func needRoot(t testing.TB) {
-	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	os.Exit(blackbox.Main("control", &suite, m.Run))
 }
 
 func must(t testing.TB, err error) {
@@ -60,15 +42,6 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func newDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp(suite.Dir, "t-")
-	must(t, err)
-	must(t, os.Chmod(dir, 0o755))
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	return dir
 }
 
 // mounted is a mount of a test.
@@ -81,10 +54,10 @@ type mounted struct {
 // mount mounts source for everybody. When the test ends the mount must come off and the daemon end, without a crash.
 func mount(t testing.TB, source string, flags ...string) *mounted {
 	t.Helper()
-	needRoot(t)
-	m := &mounted{source: source, log: filepath.Join(newDir(t), "log")}
+	blackbox.NeedRoot(t)
+	m := &mounted{source: source, log: filepath.Join(suite.NewDir(t), "log")}
 	var err error
-	m.Mount, err = suite.Mount(t.Context(), source, newDir(t), append(flags, "--allow-other", "--log-file", m.log)...)
+	m.Mount, err = suite.Mount(t.Context(), source, suite.NewDir(t), append(flags, "--allow-other", "--log-file", m.log)...)
 	must(t, err)
 	m.follow(t)
 	// Recognizing formats opens files; afterwards their number says something.
@@ -97,7 +70,7 @@ func mount(t testing.TB, source string, flags ...string) *mounted {
 // mountAs mounts source as an ordinary user does, for that user alone.
 func mountAs(t testing.TB, uid uint32, source string) *mounted {
 	t.Helper()
-	point, logs := newDir(t), newDir(t)
+	point, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, errors.Join(os.Chown(point, int(uid), int(uid)), os.Chown(logs, int(uid), int(uid))))
 	m := &mounted{Mount: suite.At(point), source: source, log: filepath.Join(logs, "log")}
 	cmd := suite.Command(t.Context(), "mount", "--log-file", m.log, source, point)
@@ -115,18 +88,7 @@ func (m *mounted) follow(t testing.TB) {
 	var err error
 	m.pid, err = m.DaemonPID()
 	must(t, err)
-	t.Cleanup(func() {
-		text, _ := os.ReadFile(m.log) // there is one, or the mount had failed
-		if err := m.Close(); err != nil {
-			t.Errorf("%v\n%s", err, text)
-		}
-		if !within(func() bool { return blackbox.Ended(m.pid) }) {
-			t.Errorf("the daemon has not ended\n%s", text)
-		}
-		if bytes.Contains(text, []byte("panic")) || bytes.Contains(text, []byte("goroutine ")) {
-			t.Errorf("the log speaks of a crash:\n%s", text)
-		}
-	})
+	t.Cleanup(func() { m.EndsWell(t, m.pid, m.log, patience) })
 }
 
 func within(ok func() bool) bool { return blackbox.Within(patience, ok) }

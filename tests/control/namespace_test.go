@@ -8,23 +8,25 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestFromAnotherMountNamespace reads by extents as a container does: from another mount namespace, through a read-only
 // bind mount, with the source out of sight. Nobody there can write to what he was given, root included.
 func TestFromAnotherMountNamespace(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	for _, tool := range []string{"unshare", "setpriv"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("needs %s of util-linux", tool)
 		}
 	}
-	source := newDir(t)
+	source := suite.NewDir(t)
 	data := bytes.Repeat([]byte("tokens "), 10000)
 	must(t, os.WriteFile(filepath.Join(source, "shard.bin"), data, 0o666))
 	must(t, os.Chmod(filepath.Join(source, "shard.bin"), 0o666)) // the source's permissions would let anybody write
 	m := mount(t, source)
-	bind, program := newDir(t), filepath.Join(newDir(t), "child")
+	bind, program := suite.NewDir(t), filepath.Join(suite.NewDir(t), "child")
 	self, err := os.ReadFile("/proc/self/exe")
 	must(t, err)
 	must(t, os.WriteFile(program, self, 0o755))

@@ -22,8 +22,9 @@ import (
 )
 
 // The table of permissions. Each reader is a real process with credentials of its own. It tries every row at the source,
-// where the kernel answers, and by each way through the mount. What the source refuses no way may give. What the source
-// grants every way gives, but for the cells that less names: docs/mounting.md and docs/control-protocol.md list them.
+// where the kernel answers, and by each way through the mount. No way may give anything that the source refuses. Every
+// way gives everything that the source grants, but for the cells that less names: docs/mounting.md and
+// docs/control-protocol.md list them.
 
 // Owners and groups of the table. None of them needs to exist.
 const (
@@ -195,7 +196,7 @@ type tries struct{ Source, Mount, Lookup, Extents, View string }
 func (r tries) ways() [4]string { return [4]string{r.Mount, r.Lookup, r.Extents, r.View} }
 
 func TestPermissions(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	args := permissionTable(t, func(source string) *mounted { return mount(t, source) })
 	less := lessIsGranted()
 	for at := range compareTable(t, args, permissionReaders(), less) {
@@ -207,7 +208,7 @@ func TestPermissions(t *testing.T) {
 
 // TestPermissionsOfAnOrdinaryUsersMount has the mount made by one of the readers, whom alone the kernel lets in.
 func TestPermissionsOfAnOrdinaryUsersMount(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
@@ -237,7 +238,7 @@ func permissionTable(t *testing.T, mount func(source string) *mounted) (args []s
 			t.Skipf("needs %s of util-linux", tool)
 		}
 	}
-	source := newDir(t)
+	source := suite.NewDir(t)
 	args = []string{source, ""}
 	for name, r := range permissionRows() {
 		must(t, os.Mkdir(filepath.Join(source, name), 0o755))
@@ -289,7 +290,8 @@ func lessIsGranted() map[cell]bool {
 			}
 		}
 	}
-	// A list's entries for users and groups have no place in a mode; who is not named is in a class with those who are.
+	// A list's entries for users and groups have no place in a mode; users that are not named are in a class with those
+	// that are.
 	add(everyWay, "alice", "acl-user", "acl-team", "acl-dir", "acl-not-carols")
 	add(everyWay, "carol", "acl-group")
 	for _, who := range []string{"bob of the team", "carol of the team", "carol", "nobody", "one who is root elsewhere"} {
@@ -325,7 +327,7 @@ func everybodysCopy(t *testing.T) string {
 	t.Helper()
 	self, err := os.ReadFile("/proc/self/exe")
 	must(t, err)
-	program := filepath.Join(newDir(t), "child")
+	program := filepath.Join(suite.NewDir(t), "child")
 	must(t, os.WriteFile(program, self, 0o755))
 	return program
 }

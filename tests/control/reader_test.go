@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // readByExtents reads a range of a file as a reader does that knows the protocol alone. Bytes of the mount come from it.
@@ -71,7 +72,7 @@ func goldenFiles(t *testing.T, f func(t *testing.T, m *mounted, path string)) {
 		t.Fatalf("only %d golden datasets", len(sets))
 	}
 	for i, set := range sets {
-		if raceDetector && i%6 != 0 {
+		if blackbox.Race && i%6 != 0 {
 			continue // mounting takes seconds under the race detector
 		}
 		t.Run(filepath.Base(set), func(t *testing.T) {
@@ -87,7 +88,7 @@ func goldenFiles(t *testing.T, f func(t *testing.T, m *mounted, path string)) {
 }
 
 func TestEveryGoldenFileReadsTheSameByExtents(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	rng := rand.New(rand.NewPCG(3, 4))
 	total, bypassedInAll := int64(0), int64(0)
 	goldenFiles(t, func(t *testing.T, m *mounted, path string) {
@@ -123,7 +124,7 @@ func TestEveryGoldenFileReadsTheSameByExtents(t *testing.T) {
 }
 
 func TestEveryGoldenFileIsFoundByLookup(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	goldenFiles(t, func(t *testing.T, m *mounted, path string) {
 		name, err := filepath.Rel(m.Path(), path)
 		must(t, err)
@@ -150,7 +151,7 @@ func TestEveryGoldenFileIsFoundByLookup(t *testing.T) {
 // manyFiles makes count files of size random bytes below a new directory, and returns their names and checksums.
 func manyFiles(t testing.TB, count, size int) (source string, names []string, sums [][32]byte) {
 	t.Helper()
-	source = newDir(t)
+	source = suite.NewDir(t)
 	rng := rand.NewChaCha8([32]byte{})
 	p := make([]byte, size)
 	for i := range count {
@@ -187,7 +188,7 @@ func TestLookupOfManyFiles(t *testing.T) {
 }
 
 func TestLookupChecksPermissions(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	for _, name := range []string{"open", "closed", "group", "dir/in", "private/in", "listonly/in"} {
 		must(t, os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o755))
 		must(t, os.WriteFile(filepath.Join(source, name), []byte(name), 0o644))
@@ -214,7 +215,7 @@ func TestLookupChecksPermissions(t *testing.T) {
 }
 
 func TestAReplacedFileIsStale(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	must(t, os.WriteFile(filepath.Join(source, "a"), []byte("one"), 0o644))
 	m := mount(t, source)
 	f, c := open(t, m.Path("a")), dial(t, m)
@@ -232,7 +233,7 @@ func TestAReplacedFileIsStale(t *testing.T) {
 }
 
 func TestWhatIsNotOurs(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	must(t, os.WriteFile(filepath.Join(source, "a"), []byte("one"), 0o644))
 	m := mount(t, source)
 	for _, path := range []string{source, filepath.Join(source, "a"), m.Path(".hbmfs", "status"), os.DevNull} {
@@ -292,7 +293,7 @@ func TestStatisticsAndPrefetch(t *testing.T) {
 }
 
 func TestReadersAreCounted(t *testing.T) {
-	m := mount(t, newDir(t))
+	m := mount(t, suite.NewDir(t))
 	asker := dial(t, m)
 	count := func(want int) {
 		t.Helper()

@@ -20,7 +20,7 @@ func lingering(t *testing.T) func() *os.File {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	var held []net.Conn
-	t.Cleanup(func() { // whoever still waits is let go
+	t.Cleanup(func() { // a child that still waits is let go
 		for _, c := range held {
 			must(t, c.(*net.TCPConn).SetLinger(0))
 			must(t, c.Close())

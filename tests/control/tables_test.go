@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // shardsOfView is how many objects one ticket of this suite's view names: as many as one may.
@@ -24,8 +25,8 @@ const shardsOfView = control.MaxObjects
 // TestOneUserCannotTakeAll has one user take of every table of the daemon as much as it gets, and go on asking. Another
 // user, and root, are served all the same.
 func TestOneUserCannotTakeAll(t *testing.T) {
-	needRoot(t)
-	source := newDir(t)
+	blackbox.NeedRoot(t)
+	source := suite.NewDir(t)
 	for i := range shardsOfView {
 		shard(t, filepath.Join(source, fmt.Sprintf("set/shard_%06d.bin", i)), 0, 0, 0o644)
 	}
@@ -127,7 +128,7 @@ func (g *greed) leases() (string, error) {
 	n := 0
 	for i := 0; ; i++ {
 		err := redeemAll(g.ctx, f, g.clients[i%4])
-		if refusedFor(err) || (raceDetector && n > 1<<14) { // which takes long
+		if refusedFor(err) || (blackbox.Race && n > 1<<14) { // which takes long
 			return fmt.Sprintf("%d leases", n), nil
 		}
 		if err != nil {

@@ -1,7 +1,7 @@
 // Package csi_test tests the built hbmfs-csi as Kubernetes uses it: a simulated kubelet makes its calls in their order,
 // retries as it does, and looks after its directories; the host runs in a mount namespace of its own, as a container with
-// Bidirectional propagation, and the plugin without any privilege; and what reads are pods: unprivileged processes in
-// mount, pid, network and user namespaces of their own, which see nothing but the volume.
+// Bidirectional propagation, and the plugin without any privilege; and pods read: unprivileged processes in mount, pid,
+// network and user namespaces of their own, which see nothing but the volume.
 //
 //	n := newNode(t)                                  // a machine with a running host and plugin
 //	v := n.directoryVolume("corpus", files)          // what a PersistentVolume says
@@ -15,7 +15,6 @@
 package csi_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,7 +28,7 @@ import (
 // patience bounds every wait. It is long, since nothing that works waits for its end.
 const patience = time.Minute
 
-// What all tests share; TestMain makes it.
+// Shared by all tests; TestMain makes them.
 var (
 	suite      *blackbox.Suite
 	csiProgram string // the built hbmfs-csi
@@ -40,57 +39,35 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(podRole); role != "" {
 		os.Exit(runPod(role))
 	}
-	code, err := testMain(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func testMain(m *testing.M) (code int, err error) {
-	if suite, err = blackbox.NewSuite("csi", raceDetector); err != nil {
-		return 1, err
-	}
-	return suite.Run(func() int {
+	os.Exit(blackbox.Main("csi", &suite, func() int {
 		if err := providePrograms(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 		return m.Run()
-	}), nil
+	}))
 }
 
 // providePrograms puts hbmfs-csi and the pods' program beside hbmfs.
-func providePrograms() error {
-	csiProgram, podProgram = filepath.Join(suite.Dir, "hbmfs-csi"), filepath.Join(suite.Dir, "pod")
+func providePrograms() (err error) {
+	if csiProgram, err = suite.Program("hbmfs-csi", "HBMFS_CSI"); err != nil {
+		return err
+	}
+	podProgram = filepath.Join(suite.Dir, "pod")
 	self, err := os.ReadFile("/proc/self/exe")
-	if err == nil {
-		err = os.WriteFile(podProgram, self, 0o755)
+	if err != nil {
+		return err
 	}
-	given := os.Getenv("HBMFS_CSI")
-	if raceDetector || given == "" {
-		return errors.Join(err, blackbox.Build("hbmfs-csi", csiProgram, raceDetector))
-	}
-	program, readErr := os.ReadFile(given)
-	if err = errors.Join(err, readErr); err != nil {
-		return fmt.Errorf("copy HBMFS_CSI: %w", err)
-	}
-	return os.WriteFile(csiProgram, program, 0o755)
+	return os.WriteFile(podProgram, self, 0o755)
 }
 
 func needNode(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	blackbox.NeedRoot(t)
 	for _, tool := range []string{"unshare", "setpriv"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("needs %s of util-linux", tool)
 		}
-	}
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
 	}
 }
 

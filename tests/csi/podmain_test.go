@@ -213,7 +213,7 @@ func (p *program) do(o order, a *answer) (err error) {
 	return err
 }
 
-// who tells what the program is and what it sees: one fact a line.
+// who tells the program's identity and its surroundings: one fact a line.
 func who() (string, error) {
 	status, err1 := os.ReadFile("/proc/self/status")
 	mounts, err2 := mountinfo.GetMounts(nil)

@@ -32,8 +32,8 @@ func (p *program) mapped(path string, f file) error {
 	return errors.Join(p.compare(f, m, 0, "a mapping"), unix.Munmap(m))
 }
 
-// control reads a file past the mount, from the backing files that the control channel gives, once after an ioctl and once
-// after LOOKUP. What is not on this machine yet it reads from the mount, and does not count.
+// control reads a file past the mount, from the backing files that the control channel gives, once after an ioctl and
+// once after LOOKUP. It reads bytes that are not on this machine yet from the mount, and does not count them.
 func (p *program) control(path string, f file, a *answer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -152,7 +152,8 @@ func TestTargetsThatAreNoDirectories(t *testing.T) {
 	n.mustBeClean()
 }
 
-// TestTargetsElsewhere: kubelet asks for places in its own directory only, and whoever asks for others is not kubelet.
+// TestTargetsElsewhere: kubelet asks for places in its own directory only, and a caller that asks for others is not
+// kubelet.
 func TestTargetsElsewhere(t *testing.T) {
 	n := newNode(t)
 	v := n.directoryVolume("corpus", someFiles(1))

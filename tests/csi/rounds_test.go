@@ -181,7 +181,7 @@ func (c *chaos) stopAny() {
 
 func (c *chaos) anyPod() *pod { return c.pods[c.chance(len(c.pods))] }
 
-// readAny reads in a pod, in one of the ways that there are. What fails because of a fault is well a little later.
+// readAny reads in a pod, in one of the ways that there are. Calls that fail because of a fault succeed a little later.
 func (c *chaos) readAny() {
 	c.t.Helper()
 	p := c.anyPod()

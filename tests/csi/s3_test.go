@@ -20,8 +20,8 @@ import (
 // bucket is the only one of the store.
 const bucket = "datasets"
 
-// s3Store is the part of S3 that a mount asks for, in this process: it checks who asks, refuses keys that were taken back,
-// and counts what it gives.
+// s3Store is the part of S3 that a mount asks for, in this process: it checks credentials, refuses keys that were
+// revoked, and counts the bytes that it gives.
 type s3Store struct {
 	*httptest.Server
 

@@ -60,7 +60,7 @@ func TestSanity(t *testing.T) {
 	n.mustBeClean()
 }
 
-// sanity runs the specs in focus and returns how many passed. What was skipped must have a reason: one of sanitySkips, or
+// sanity runs the specs in focus and returns how many passed. A skipped test must have a reason: one of sanitySkips, or
 // one that other gives.
 func (n *node) sanity(program, endpoint, controller, focus string, other func(string) string) (passed int) {
 	t := n.t
@@ -165,7 +165,7 @@ func (front) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabi
 	}}}, nil
 }
 
-// CreateVolume makes a volume as whoever writes a PersistentVolume does: a name, and attributes.
+// CreateVolume makes a volume as an administrator writes a PersistentVolume: a name, and attributes.
 func (f front) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), VolumeContext: map[string]string{"source": f.source}}}, nil
 }

@@ -64,8 +64,8 @@ func TestUpgrade(t *testing.T) {
 	n.mustBeClean()
 }
 
-// TestDaemonDies kills the daemon of a volume under its pods. What they hold goes on as if nothing had been; what they
-// open after the volume was mounted again is there, in pods of either propagation, and no mount lies upon another.
+// TestDaemonDies kills the daemon of a volume under its pods. Their open files go on as if nothing had been. Files that
+// they open after the volume was mounted again are there, in pods of either propagation. No mount lies upon another.
 func TestDaemonDies(t *testing.T) {
 	n := newNode(t)
 	files := someFiles(1)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -22,12 +21,7 @@ const remoteFiles = 300
 // remoteMount mounts small files of a web server, behind a cache.
 func remoteMount(t *testing.T) (m *blackbox.Mount, names []string, datas [][]byte, cache string) {
 	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: without it a mount has no control socket")
-	}
+	blackbox.NeedRoot(t)
 	files, index := map[string][]byte{}, map[string]map[string]string{"weight_map": {}}
 	for i := range remoteFiles {
 		name := fmt.Sprintf("part%03d", i)
@@ -50,7 +44,7 @@ func remoteMount(t *testing.T) (m *blackbox.Mount, names []string, datas [][]byt
 		http.ServeContent(w, q, "", time.Time{}, bytes.NewReader(data))
 	}))
 	t.Cleanup(server.Close)
-	b, _ := binary(t)
+	b := blackbox.Given(t)
 	cache = t.TempDir()
 	if m, err = b.Mount(t.Context(), server.URL, t.TempDir(), "--cache-dir", cache, "--cache-min-free", "1"); err != nil {
 		t.Fatal(err)
@@ -88,7 +82,7 @@ func TestFilesOfAMountShareAConnection(t *testing.T) {
 		}
 		before := counters(t, m, `hbmfs_opens_total{path="daemon"}`, `hbmfs_opens_total{path="passthrough"}`)
 		if state == "taken away" {
-			b, _ := binary(t)
+			b := blackbox.Given(t)
 			if _, err := b.Output(t.Context(), "cache", "rm", cache, "--all"); err != nil {
 				t.Fatal(err)
 			}

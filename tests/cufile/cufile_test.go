@@ -1,5 +1,5 @@
 // Package cufile_test tests `hbmfs read` and `hbmfs bench` as users run them: over a real mount, and with a fake GPU
-// where there is none. What needs FUSE, root or a C compiler says so when it skips.
+// where there is none. Tests that need FUSE, root or a C compiler say so when they skip.
 package cufile_test
 
 import (
@@ -17,29 +17,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
-
-// binary is the hbmfs under test: HBMFS_BINARY, or one that is built here.
-func binary(t *testing.T) (blackbox.Binary, string) {
-	t.Helper()
-	b, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b, b.Path()
-}
-
-// fakeGPU compiles the fake libraries and gives the flags that load them.
-func fakeGPU(t *testing.T) []string {
-	t.Helper()
-	if _, err := exec.LookPath("cc"); err != nil {
-		t.Skip("the fake GPU needs a C compiler: ", err)
-	}
-	fakes, err := blackbox.NewFakes(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fakes.Flags()
-}
 
 // shards writes NumPy shards of random u16 tokens.
 func shards(t *testing.T) string {
@@ -71,13 +48,8 @@ type readResult struct {
 }
 
 func TestReadAFileOfAMountByEveryPath(t *testing.T) {
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: without it a mount has no control socket")
-	}
-	hbmfs, _ := binary(t)
+	blackbox.NeedRoot(t)
+	hbmfs := blackbox.Given(t)
 	m, err := hbmfs.Mount(t.Context(), shards(t), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +67,7 @@ func TestReadAFileOfAMountByEveryPath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gpu := fakeGPU(t)
+	gpu := blackbox.FakeGPU(t)
 	t.Setenv("FAKE_CUFILE_MOVED", "nvfs")
 	for path, rest := range map[string]string{"host": "host", "staged": "staged", "mapped": "staged", "compat": "staged", "direct": "staged"} {
 		t.Run(path, func(t *testing.T) {
@@ -132,7 +104,7 @@ func TestReadAFileOfAMountByEveryPath(t *testing.T) {
 }
 
 func TestReadVerifiesAgainstTheManifest(t *testing.T) {
-	hbmfs, _ := binary(t)
+	hbmfs := blackbox.Given(t)
 	texts, packed := t.TempDir(), filepath.Join(t.TempDir(), "packed")
 	if err := os.WriteFile(filepath.Join(texts, "a.txt"), []byte(strings.Repeat("Bytes go where they are wanted. ", 20_000)), 0o644); err != nil {
 		t.Fatal(err)
@@ -166,8 +138,8 @@ func TestReadVerifiesAgainstTheManifest(t *testing.T) {
 }
 
 func TestReadErrorsNameTheFix(t *testing.T) {
-	_, path := binary(t)
-	gpu := fakeGPU(t)
+	path := blackbox.Given(t).Path()
+	gpu := blackbox.FakeGPU(t)
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, make([]byte, 100_000), 0o644); err != nil {
 		t.Fatal(err)
@@ -206,8 +178,8 @@ func TestReadErrorsNameTheFix(t *testing.T) {
 }
 
 func TestBenchMeasuresEveryPath(t *testing.T) {
-	hbmfs, _ := binary(t)
-	gpu := fakeGPU(t)
+	hbmfs := blackbox.Given(t)
+	gpu := blackbox.FakeGPU(t)
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, make([]byte, 3<<20), 0o644); err != nil {
 		t.Fatal(err)

@@ -39,12 +39,7 @@ type evicting struct {
 // mountEvicting serves files over HTTP and mounts them.
 func mountEvicting(t *testing.T) *evicting {
 	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: without it a mount has no control socket")
-	}
+	blackbox.NeedRoot(t)
 	m := &evicting{data: map[string][]byte{}}
 	index := map[string]map[string]string{"weight_map": {}}
 	random := rand.NewChaCha8([32]byte{11})
@@ -76,7 +71,7 @@ func mountEvicting(t *testing.T) *evicting {
 		http.ServeContent(w, q, "", time.Time{}, bytes.NewReader(data))
 	}))
 	t.Cleanup(server.Close)
-	b, _ := binary(t)
+	b := blackbox.Given(t)
 	m.Mount, err = b.Mount(t.Context(), server.URL, t.TempDir(), "--cache-dir", t.TempDir(),
 		"--cache-segment", fmt.Sprint(evictSegment), "--cache-size", fmt.Sprint(evictCache), "--cache-min-free", "1")
 	if err != nil {
@@ -307,7 +302,7 @@ func (m *evicting) compare(t *testing.T, f *cufile.File, name string) {
 // were evicted and bytes came straight from segments.
 func TestReadersOverACacheThatEvicts(t *testing.T) {
 	m := mountEvicting(t)
-	flags := fakeGPU(t)
+	flags := blackbox.FakeGPU(t)
 	l := cufile.Libraries{CUDA: flags[1], CuFile: flags[3], NVML: flags[5]}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()

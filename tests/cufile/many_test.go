@@ -42,13 +42,8 @@ const smallFiles = 1200
 // smallMount mounts many small files in two folders.
 func smallMount(t *testing.T) (m *blackbox.Mount, names []string, datas [][]byte) {
 	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: without it a mount has no control socket")
-	}
-	b, _ := binary(t)
+	blackbox.NeedRoot(t)
+	b := blackbox.Given(t)
 	dir := t.TempDir()
 	for i := range smallFiles {
 		folder := fmt.Sprintf("part_%d", i%2)
@@ -216,7 +211,7 @@ func TestOpenManyOfAllKinds(t *testing.T) {
 
 func TestReadCommandTakesManyFiles(t *testing.T) {
 	m, names, datas := smallMount(t)
-	hbmfs, _ := binary(t)
+	hbmfs := blackbox.Given(t)
 	out, err := hbmfs.Output(t.Context(), append([]string{"read", "--to", "host", "--json"}, names[:300]...)...)
 	if err != nil {
 		t.Fatal(err)
@@ -242,14 +237,9 @@ func TestReadCommandTakesManyFiles(t *testing.T) {
 // Two readers of one mount hear of each other from its daemon, and auto stops staging, which they would do at each
 // other's cost.
 func TestAutoKnowsWhoSharesTheHost(t *testing.T) {
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: without it a mount has no control socket")
-	}
-	b, _ := binary(t)
-	gpu := fakeGPU(t)
+	blackbox.NeedRoot(t)
+	b := blackbox.Given(t)
+	gpu := blackbox.FakeGPU(t)
 	m, err := b.Mount(t.Context(), shards(t), t.TempDir())
 	if err != nil {
 		t.Fatal(err)

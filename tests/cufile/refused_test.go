@@ -8,12 +8,13 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // Where the daemon has no connection left, files are read through the mount, and say so. A path that must be is refused.
 func TestReadWithoutAConnection(t *testing.T) {
 	m, names, datas := smallMount(t)
-	gpu := fakeGPU(t)
+	gpu := blackbox.FakeGPU(t)
 	var clients []*control.Client
 	var err error
 	for err == nil && len(clients) < 1000 {

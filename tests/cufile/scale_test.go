@@ -40,12 +40,7 @@ func linkedShards(t *testing.T, n int) (dir string, data []byte) {
 
 // A view of many shards streams through few descriptors. HBMFS_SHARDS says how many: 100,000 take half a minute.
 func TestStreamAViewOfManyShards(t *testing.T) {
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: without it a mount has no control socket")
-	}
+	blackbox.NeedRoot(t)
 	shards := 20_000
 	if text := os.Getenv("HBMFS_SHARDS"); text != "" {
 		var err error
@@ -55,7 +50,7 @@ func TestStreamAViewOfManyShards(t *testing.T) {
 	}
 	const bound = 256
 	dir, data := linkedShards(t, shards)
-	b, _ := binary(t)
+	b := blackbox.Given(t)
 	m, err := b.Mount(t.Context(), dir, t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -41,13 +41,9 @@ func llmcShard(t *testing.T, tokens int, seed byte) []byte {
 // manyShardsView mounts tiny llm.c shards, and gives their one view and its bytes.
 func manyShardsView(t *testing.T) (hbmfs string, m *blackbox.Mount, view string, data []byte) {
 	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: without it a mount has no control socket")
-	}
-	b, hbmfs := binary(t)
+	blackbox.NeedRoot(t)
+	b := blackbox.Given(t)
+	hbmfs = b.Path()
 	dir := t.TempDir()
 	for i := range manyShards {
 		shard := llmcShard(t, 10+i%7, byte(i))
@@ -74,7 +70,7 @@ func manyShardsView(t *testing.T) (hbmfs string, m *blackbox.Mount, view string,
 // A view of more shards than the process may open files.
 func TestReadAViewOfMoreShardsThanDescriptors(t *testing.T) {
 	hbmfs, _, view, data := manyShardsView(t)
-	gpu := fakeGPU(t)
+	gpu := blackbox.FakeGPU(t)
 	t.Setenv("FAKE_CUFILE_MOVED", "nvfs")
 	want := sha256.Sum256(data)
 	for _, path := range []string{"host", "staged", "mapped", "compat"} {
@@ -107,7 +103,7 @@ func descriptors(t *testing.T) int {
 
 func TestReaderKeepsFewDescriptors(t *testing.T) {
 	_, m, view, data := manyShardsView(t)
-	gpu := fakeGPU(t)
+	gpu := blackbox.FakeGPU(t)
 	libraries := cufile.Libraries{CUDA: gpu[1], CuFile: gpu[3], NVML: gpu[5]}
 	for _, o := range []cufile.Options{
 		{Path: cufile.Host, Device: cufile.HostDevice},

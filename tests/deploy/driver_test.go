@@ -60,7 +60,7 @@ func start(t *testing.T, cmd *exec.Cmd) {
 	})
 }
 
-// What the manifests start gives a pod a volume, the plugin without any privilege.
+// The processes of the manifests give a pod a volume, the plugin without any privilege.
 func TestPluginNeedsNoPrivilege(t *testing.T) {
 	if err := blackbox.CanMount(); err != nil || os.Geteuid() != 0 {
 		t.Skipf("needs FUSE and root: %v", err)
@@ -70,10 +70,7 @@ func TestPluginNeedsNoPrivilege(t *testing.T) {
 			t.Skipf("needs %s: %v", need, err)
 		}
 	}
-	hbmfs, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	hbmfs := blackbox.Given(t)
 	program := driver(t)
 	// A socket's path has 107 bytes at most, which the directories of tests nearly have.
 	dir, err := os.MkdirTemp("", "hbmfs-deploy-")

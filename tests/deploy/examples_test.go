@@ -93,10 +93,7 @@ func script(t *testing.T, file, name string) string {
 
 // The cufile.json of the examples is one that cuFile takes.
 func TestCuFileOfExamples(t *testing.T) {
-	binary, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := blackbox.Given(t)
 	path := filepath.Join(t.TempDir(), "cufile.json")
 	if err := os.WriteFile(path, []byte(script(t, "cufile-configmap.yaml", "cufile.json")), 0o600); err != nil {
 		t.Fatal(err)
@@ -107,13 +104,8 @@ func TestCuFileOfExamples(t *testing.T) {
 // The training job's program runs, on a CPU, over a mount.
 func TestTrainingJobRuns(t *testing.T) {
 	python, library := given(t, "HBMFS_PYTHON"), given(t, "HBMFS_LIBRARY")
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	hbmfs, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	blackbox.NeedFUSE(t)
+	hbmfs := blackbox.Given(t)
 	source, point, program := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "train.py")
 	if err := os.WriteFile(filepath.Join(source, "tokens.npy"), tokens(t, 200_000), 0o600); err != nil {
 		t.Fatal(err)

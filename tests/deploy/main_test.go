@@ -1,9 +1,10 @@
-// Package deploy_test tests what is in deploy as its users do: the chart and the manifests with Helm's and Kubernetes' own
-// code, the examples with the driver's and the Python package's, the units and packages by running and installing them.
+// Package deploy_test tests the files of deploy as their users do: the chart and the manifests with Helm's and
+// Kubernetes' own code, the examples with the driver's and the Python package's, the units and packages by running and
+// installing them.
 //
-// What knows Helm and Kubernetes is a program of its own, k8scheck, in a module of its own; `make test` builds it, and the
-// packages, and says in the environment where they are. None of this needs a cluster or a container engine, and none of it
-// says that a cluster would run it.
+// Helm's and Kubernetes' code is linked into a program of its own, k8scheck, in a module of its own. `make test` builds
+// it, and the packages, and says in the environment where they are. None of this needs a cluster or a container engine,
+// and none of it says that a cluster would run it.
 package deploy_test
 
 import (

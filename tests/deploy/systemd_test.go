@@ -60,7 +60,7 @@ func TestUnitsVerify(t *testing.T) {
 	output(t, true, "systemd-analyze", "verify", "--man=no", deploy("systemd", "mnt-pile.mount"))
 }
 
-// What the service starts mounts with the capabilities that it leaves, says that it is ready, and ends with SIGTERM.
+// The service's process mounts with the capabilities that it has left, says that it is ready, and ends with SIGTERM.
 func TestServiceMounts(t *testing.T) {
 	if err := blackbox.CanMount(); err != nil || os.Geteuid() != 0 {
 		t.Skipf("needs FUSE and root: %v", err)
@@ -68,10 +68,7 @@ func TestServiceMounts(t *testing.T) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Skipf("needs setpriv: %v", err)
 	}
-	hbmfs, err := blackbox.Given(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	hbmfs := blackbox.Given(t)
 	source, point, socket := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "notify")
 	if err := os.WriteFile(filepath.Join(source, "data.bin"), []byte("as it is"), 0o644); err != nil {
 		t.Fatal(err)

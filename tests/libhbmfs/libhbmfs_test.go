@@ -1,5 +1,5 @@
 // Package libhbmfs_test compiles a C program against libhbmfs and runs it: over a real mount, and with a fake GPU where
-// there is none. What needs FUSE or a C compiler says so when it skips.
+// there is none. Tests that need FUSE or a C compiler say so when they skip.
 package libhbmfs_test
 
 import (

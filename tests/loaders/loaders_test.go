@@ -24,9 +24,7 @@ func TestRealReaders(t *testing.T) {
 	if os.Getenv("HBMFS_BINARY") == "" {
 		t.Skip("HBMFS_BINARY names no built hbmfs (make test builds it)")
 	}
-	if err := blackbox.CanMount(); err != nil {
-		t.Skip(err)
-	}
+	blackbox.NeedFUSE(t)
 	binary, err := blackbox.NewBinary(os.Getenv("HBMFS_BINARY"))
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +59,7 @@ func TestRealReaders(t *testing.T) {
 		{"views", []string{"check.py", "--views", source, dir}},
 	} {
 		t.Run(mode.name, func(t *testing.T) {
+			t.Parallel()
 			out, err := exec.CommandContext(t.Context(), python, mode.args...).CombinedOutput()
 			if err != nil {
 				t.Fatalf("%s: %v\n%s", strings.Join(mode.args, " "), err, out)

@@ -124,7 +124,7 @@ func (m *mounted) compare(t *testing.T, files map[string][]byte) {
 
 // TestWarmARemoteDataset brings all of it once, and nothing again after a remount.
 func TestWarmARemoteDataset(t *testing.T) {
-	w, dir := newWeb(t), newDir(t)
+	w, dir := newWeb(t), suite.NewDir(t)
 	m := onCache(t, w.URL, dir)
 	// A source that does not answer: the command ends when it is told to. Formats are recognized before, for which the
 	// daemon reads by itself.
@@ -168,7 +168,7 @@ func TestWarmARemoteDataset(t *testing.T) {
 
 // TestWarmMoreThanTheCacheHolds fails, and says how much did not stay.
 func TestWarmMoreThanTheCacheHolds(t *testing.T) {
-	w, dir := newWeb(t), newDir(t)
+	w, dir := newWeb(t), suite.NewDir(t)
 	m := mount(t, w.URL, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mebibyte), "--cache-size", fmt.Sprint(4*mebibyte), "--cache-min-free", "1")
 	r := run(t, "warm", "--json", m.point)
 	var got warmed
@@ -181,7 +181,7 @@ func TestWarmMoreThanTheCacheHolds(t *testing.T) {
 
 // TestWarmADirectory has the kernel read ahead, and refuses what is in no mount.
 func TestWarmADirectory(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"a": strings.Repeat("a", 100_000), "b/c": strings.Repeat("c", 5000)})
 	m := mount(t, source)
 	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "50MB/s", m.point); got.Files != 2 || got.Advised != 105_000 {
@@ -217,7 +217,7 @@ type verified struct {
 
 // TestCacheCommands lists, verifies and empties a cache, damaged on the way, which a mount then fills again.
 func TestCacheCommands(t *testing.T) {
-	w, dir := newWeb(t), newDir(t)
+	w, dir := newWeb(t), suite.NewDir(t)
 	m := onCache(t, w.URL, dir)
 	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "200MB/s", m.point); got.Local+got.Fetched != w.size() || got.Left != 0 {
 		t.Fatalf("warm: %+v", got)
@@ -293,8 +293,8 @@ func TestCacheCommands(t *testing.T) {
 
 // Somebody else's cache is refused for what it is, and not for its disk.
 func TestCacheOfAnotherUser(t *testing.T) {
-	needRoot(t)
-	dir := newDir(t)
+	blackbox.NeedRoot(t)
+	dir := suite.NewDir(t)
 	must(t, os.Mkdir(filepath.Join(dir, "segments"), 0o755))
 	cmd := suite.Command(t.Context(), "cache", "verify", dir)
 	cmd.Dir, cmd.SysProcAttr = "/", asNobody()
@@ -306,7 +306,7 @@ func TestCacheOfAnotherUser(t *testing.T) {
 // TestCacheThatOthersCanForge has nobody prepare a cache with a forged segment, in each of the ways that let him. Root's
 // commands refuse it, and say what to do.
 func TestCacheThatOthersCanForge(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	w := newWeb(t)
 	for name, k := range map[string]struct {
 		prepare func(t *testing.T, dir string) // dir has a good cache
@@ -332,7 +332,7 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir := filepath.Join(newDir(t), "way", "cache")
+			dir := filepath.Join(suite.NewDir(t), "way", "cache")
 			m := onCache(t, w.URL, dir)
 			if got := parsed[warmed](t, "warm", "--json", m.point); got.Left != 0 {
 				t.Errorf("%+v", got)
@@ -341,7 +341,7 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 			segments := filesBelow(t, dir)
 			k.prepare(t, dir)
 			for _, args := range [][]string{
-				{"mount", w.URL, newDir(t), "--cache-dir", dir}, {"cache", "ls", dir}, {"cache", "stats", dir}, {"cache", "verify", dir}, {"cache", "rm", "--all", dir},
+				{"mount", w.URL, suite.NewDir(t), "--cache-dir", dir}, {"cache", "ls", dir}, {"cache", "stats", dir}, {"cache", "verify", dir}, {"cache", "rm", "--all", dir},
 			} {
 				if r := run(t, args...); r.code == 0 || !strings.Contains(r.stderr, k.says) {
 					t.Errorf("%q: %+v, want a refusal that says %q", args, r, k.says)
@@ -382,14 +382,14 @@ func someDir(t *testing.T, dir string) string {
 // TestForgedSegment puts a segment of nobody's in root's own cache: with a good header, and wrong bytes. It is not served,
 // verify names it, and it is fetched again.
 func TestForgedSegment(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	w := newWeb(t)
 	for name, forge := range map[string]func(t *testing.T, path string){
 		"another's":   func(t *testing.T, path string) { must(t, os.Chown(path, nobody, nobody)) },
 		"open to all": func(t *testing.T, path string) { must(t, os.Chmod(path, 0o606)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(newDir(t), "cache")
+			dir := filepath.Join(suite.NewDir(t), "cache")
 			m := onCache(t, w.URL, dir)
 			if got := parsed[warmed](t, "warm", "--json", m.point); got.Left != 0 {
 				t.Errorf("%+v", got)
@@ -414,7 +414,7 @@ func TestForgedSegment(t *testing.T) {
 
 // TestCacheCommandsRefuse checks that nothing is made where nothing is, and nothing removed that was not named.
 func TestCacheCommandsRefuse(t *testing.T) {
-	dir := filepath.Join(newDir(t), "cache")
+	dir := filepath.Join(suite.NewDir(t), "cache")
 	for _, verb := range []string{"ls", "stats", "verify"} {
 		if r := run(t, "cache", verb, dir); r.code != 1 || !strings.Contains(r.stderr, dir) {
 			t.Errorf("%s: %+v", verb, r)

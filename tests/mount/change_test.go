@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // changes are what can happen to a shard under the mount. Each leaves the other shards alone.
@@ -62,10 +64,10 @@ func edit(path string, flags int, change func(*os.File) error) error {
 // in ticks of up to 10 ms.
 func settle() { time.Sleep(25 * time.Millisecond) }
 
-// What changed under the mount is an error from then on, never other bytes: not when it is opened, and not through a
-// view that was open before. What the kernel or the daemon still holds of the old version may be given out.
+// A file that changed under the mount is an error from then on, and never other bytes, neither when it is opened nor
+// through a view that was open before. Bytes of the old version that the kernel or the daemon still has may be given out.
 func TestShardChangesUnderTheMount(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	for what, change := range changes {
 		t.Run(what, func(t *testing.T) {
 			const shards, tokens = 3, 200_000
@@ -136,10 +138,10 @@ func checkChanged(t *testing.T, view *os.File, old []byte, off int64) {
 
 // A file that is read through the daemon, and open while it changes, gives an error too: it is not cut short.
 func TestOpenFileChangesWithoutPassthrough(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
 	for _, what := range []string{"truncated", "grown", "rewritten in place"} {
-		source := newDir(t)
+		source := suite.NewDir(t)
 		want := bytes.Repeat([]byte("old tokens"), 100_000)
 		must(t, os.WriteFile(filepath.Join(source, "shard.bin"), want, 0o644))
 		m := mountAsNobody(t, source)
@@ -156,7 +158,7 @@ func TestOpenFileChangesWithoutPassthrough(t *testing.T) {
 // A mapped page that cannot be had kills the reader with SIGBUS, which is all that the kernel can say; so the reader
 // is a child.
 func TestMappedPageOfAChangedShard(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	source, _ := shardedTokens(t, 2, 2_000_000)
 	m := mount(t, source)
 	view := m.Path(".hbmfs", "views", "tokens.bin")
@@ -175,8 +177,8 @@ func TestMappedPageOfAChangedShard(t *testing.T) {
 
 // Files that come after the mount are not there, and those that are stay, wherever in the tree.
 func TestFilesComeAfterTheMount(t *testing.T) {
-	needFUSE(t)
-	source := newDir(t)
+	blackbox.NeedFUSE(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"dir/a": "1"})
 	m := mount(t, source)
 	writeFiles(t, source, map[string]string{"dir/b": "2", "new/c": "3"})
@@ -192,7 +194,7 @@ func TestFilesComeAfterTheMount(t *testing.T) {
 // A shard that somebody has open since before it changed does not open again: with passthrough the kernel would show
 // the second reader what it shows the first.
 func TestChangedShardDoesNotOpenBesideAnOldReader(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	for what, change := range changes {
 		t.Run(what, func(t *testing.T) {
 			source, _ := shardedTokens(t, 1, 200_000)

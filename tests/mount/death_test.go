@@ -15,10 +15,10 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// What a daemon in the background says as it dies is in its log. SIGQUIT makes a Go program say where it is, as a panic does.
+// The log has the last words of a daemon in the background. SIGQUIT makes a Go program say where it is, as a panic does.
 func TestLastWordsAreInTheLog(t *testing.T) {
-	needFUSE(t)
-	point, log := newDir(t), filepath.Join(newDir(t), "log")
+	blackbox.NeedFUSE(t)
+	point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
 	if r := run(t, "mount", "--log-file", log, golden(t, "nanogpt"), point); r.code != 0 {
 		t.Fatalf("mount: %s", r.stderr)
 	}
@@ -38,7 +38,7 @@ func TestLastWordsAreInTheLog(t *testing.T) {
 
 // A daemon that dies before its mount is ready: the command says how, and where there is more.
 func TestDaemonDiesAtItsStart(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	asked := make(chan struct{}, 16)
 	source := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
 		asked <- struct{}{}
@@ -46,7 +46,7 @@ func TestDaemonDiesAtItsStart(t *testing.T) {
 	}))
 	defer source.Close()
 	for signal, says := range map[syscall.Signal]string{syscall.SIGKILL: "signal: killed", syscall.SIGQUIT: "exit status 2: SIGQUIT"} {
-		point, log := newDir(t), filepath.Join(newDir(t), "log")
+		point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
 		b := begin(t, suite.Command(t.Context(), "mount", "--log-file", log, source.URL, point))
 		select {
 		case <-asked:
@@ -88,12 +88,12 @@ func childOf(t *testing.T, pid int) int {
 
 // Why fusermount3 refuses, it says itself; that is the error, in the foreground and in the background.
 func TestFusermountsOwnWords(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
-	closed, logs := newDir(t), newDir(t)
+	closed, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, os.Chown(logs, nobody, nobody))
 	for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
 		r := runAsNobody(t, "mount", flag, "--log-file", filepath.Join(logs, "log"), golden(t, "nanogpt"), closed)
@@ -105,15 +105,15 @@ func TestFusermountsOwnWords(t *testing.T) {
 
 // Ctrl-C ends the command although its daemon is stuck before the mount is ready.
 func TestInterruptedStartOfAStoppedDaemon(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	asked := make(chan struct{}, 16)
 	source := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
 		asked <- struct{}{}
 		<-q.Context().Done()
 	}))
 	defer source.Close()
-	point := newDir(t)
-	b := begin(t, suite.Command(t.Context(), "mount", "--log-file", filepath.Join(newDir(t), "log"), source.URL, point))
+	point := suite.NewDir(t)
+	b := begin(t, suite.Command(t.Context(), "mount", "--log-file", filepath.Join(suite.NewDir(t), "log"), source.URL, point))
 	select {
 	case <-asked:
 	case <-time.After(patience):

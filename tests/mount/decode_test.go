@@ -59,8 +59,8 @@ func cacheStatus(t *testing.T, m *mounted) (s struct{ Segments, Fetched, Uncache
 // TestCompressedShards mounts a dataset that MosaicML Streaming has compressed: with a cache it appears as what it was
 // before, with its views, and is decoded once for all mounts; without one it appears as it is stored.
 func TestCompressedShards(t *testing.T) {
-	needFUSE(t)
-	source, cached := golden(t, "mds-zstd"), newDir(t)
+	blackbox.NeedFUSE(t)
+	source, cached := golden(t, "mds-zstd"), suite.NewDir(t)
 	stored := readMDSIndex(t, source)
 	for _, first := range []bool{true, false} {
 		m := mount(t, source, "--cache-dir", cached, "--cache-min-free=1MiB")
@@ -129,7 +129,7 @@ func checkDecodedExtents(t *testing.T, m *mounted, cached string, f mdsFile) {
 // that come ahead are right, and nothing is decoded twice.
 func TestShardsInSequence(t *testing.T) {
 	const count, size = 8, 5 << 20
-	source, shards := newDir(t), map[string][]byte{}
+	source, shards := suite.NewDir(t), map[string][]byte{}
 	enc, err := zstd.NewWriter(nil)
 	must(t, err)
 	var entries []string
@@ -148,7 +148,7 @@ func TestShardsInSequence(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(source, "index.json"), []byte(`{"version":2,"shards":[`+strings.Join(entries, ",")+"]}"), 0o644))
 	names := slices.Sorted(maps.Keys(shards))
 	for _, readers := range []int{1, 2} {
-		m := mount(t, source, "--cache-dir", newDir(t), "--cache-min-free=1MiB")
+		m := mount(t, source, "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB")
 		var next atomic.Int64
 		var g errgroup.Group
 		for range readers {
@@ -177,7 +177,7 @@ func TestShardsInSequence(t *testing.T) {
 // TestDamagedShard flips a bit in a compressed shard: reading it is an error however often it is tried, nothing of it is
 // kept, and the other shards are as they should be.
 func TestDamagedShard(t *testing.T) {
-	source, cached := newDir(t), newDir(t)
+	source, cached := suite.NewDir(t), suite.NewDir(t)
 	must(t, os.CopyFS(source, os.DirFS(golden(t, "mds-zstd"))))
 	index := readMDSIndex(t, source)
 	bad, good := index.Shards[0], index.Shards[1:]
@@ -213,8 +213,8 @@ func TestDamagedShard(t *testing.T) {
 
 // TestFilesInZstd mounts zstd files of a directory as what they decode to.
 func TestFilesInZstd(t *testing.T) {
-	needFUSE(t)
-	source := newDir(t)
+	blackbox.NeedFUSE(t)
+	source := suite.NewDir(t)
 	tokens := make([]byte, 3*mebibyte)
 	for i := range tokens {
 		tokens[i] = byte(i * i >> 7)
@@ -232,7 +232,7 @@ func TestFilesInZstd(t *testing.T) {
 	writeFiles(t, source, map[string]string{
 		"a/train.bin.zst": string(coded), "a/two.bin.zst": string(coded) + string(coded), "piped.zst": piped.String(), "b.gz": "no matter", "c.txt": "as it is",
 	})
-	kept, twice := newDir(t), append(bytes.Clone(tokens), tokens...)
+	kept, twice := suite.NewDir(t), append(bytes.Clone(tokens), tokens...)
 	decoded := map[string][]byte{"a/train.bin": tokens, "a/two.bin": twice, "piped": tokens, "c.txt": []byte("as it is"), "b.gz": []byte("no matter")}
 	m := mount(t, source, "--decode", "--cache-dir", kept, "--cache-min-free=1MiB")
 	m.compare(t, decoded)
@@ -254,7 +254,7 @@ func TestFilesInZstd(t *testing.T) {
 		t.Errorf("what was learned is not remembered:\n%s", log)
 	}
 	m.end(t)
-	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", newDir(t), "--cache-min-free=1MiB")
+	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB")
 	m.compare(t, map[string][]byte{"a/train.bin": tokens, "a/two.bin": twice, "piped.zst": piped.Bytes(), "c.txt": []byte("as it is"), "b.gz": []byte("no matter")})
 	if log := m.logText(t); !strings.Contains(log, "piped.zst") || !strings.Contains(log, "it has more than the 1024 bytes that are decoded to find out") {
 		t.Errorf("the log does not say why piped.zst is as it is stored:\n%s", log)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // testdata is where the golden datasets are.
@@ -70,7 +72,7 @@ func golden(t testing.TB, name string) string {
 }
 
 func TestGoldenDatasets(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	for name, want := range goldens(t) {
 		t.Run(name, func(t *testing.T) {
 			source := golden(t, name)

@@ -48,8 +48,8 @@ var damages = map[string]func(content []byte, random *rand.Rand) []byte{
 // Damaged datasets mount, every file is served as it is, every view is bytes or an error, and nothing crashes, hangs
 // or takes much memory.
 func TestDamagedDatasets(t *testing.T) {
-	needFUSE(t)
-	source := newDir(t)
+	blackbox.NeedFUSE(t)
+	source := suite.NewDir(t)
 	datasets := 0
 	for name := range goldens(t) {
 		for damage, apply := range damages {
@@ -165,10 +165,10 @@ func memoryPeak(t *testing.T, pid int) (kib int) {
 
 // An index that names files outside of the dataset gets nothing of them.
 func TestIndexNamesFilesOutside(t *testing.T) {
-	needFUSE(t)
-	secret := filepath.Join(newDir(t), "secret")
+	blackbox.NeedFUSE(t)
+	secret := filepath.Join(suite.NewDir(t), "secret")
 	must(t, os.WriteFile(secret, bytes.Repeat([]byte("TOP-SECRET"), 400), 0o644))
-	source := newDir(t)
+	source := suite.NewDir(t)
 	for i, name := range []string{"../" + filepath.Base(filepath.Dir(secret)) + "/secret", secret, "inner/../../../../../../../../../" + secret, "link", "./../secret", "a\x00b"} {
 		quoted, err := json.Marshal(name)
 		must(t, err)

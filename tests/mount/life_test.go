@@ -28,8 +28,8 @@ func (m *mounted) kill(t *testing.T) {
 
 // A reader that has a passthrough file open, or mapped, outlives the daemon; a new mount on the same place works at once.
 func TestReadersSurviveTheDaemon(t *testing.T) {
-	needFUSE(t)
-	source := newDir(t)
+	blackbox.NeedFUSE(t)
+	source := suite.NewDir(t)
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 	writeFiles(t, source, map[string]string{"shard.bin": string(content), "other.bin": "other"})
 	m := mount(t, source)
@@ -89,7 +89,7 @@ func wantMounted(t *testing.T, point string, want bool) {
 
 // A busy mount stays, and the message names who holds it.
 func TestBusyUnmount(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	source, _ := shardedTokens(t, 2, 1000)
 	self := fmt.Sprintf("pid %d", os.Getpid())
 	for what, hold := range map[string]func(m *mounted) (release func() error){
@@ -127,9 +127,9 @@ func TestBusyUnmount(t *testing.T) {
 	}
 }
 
-// Whoever only passes through a mount, as hbmfs top does, keeps nobody from taking it away.
+// A process that only passes through a mount, as hbmfs top does, does not keep it mounted.
 func TestUmountWhileSomebodyLooks(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	m := mount(t, golden(t, "nanogpt"))
 	f, err := os.Open(m.Path("val.bin"))
 	must(t, err)
@@ -140,9 +140,9 @@ func TestUmountWhileSomebodyLooks(t *testing.T) {
 	wantMounted(t, m.point, false)
 }
 
-// What was open when a mount was taken out of the tree goes on, and the daemon ends with it.
+// Files that were open when a mount was taken out of the tree go on, and the daemon ends with them.
 func TestDetachedMountServesOn(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	source, stream := shardedTokens(t, 3, 50_000)
 	for what, detach := range map[string]func(m *mounted){
 		"umount --lazy": func(m *mounted) {
@@ -215,9 +215,9 @@ func TestSecondSignalEndsABusyDaemon(t *testing.T) {
 }
 
 func TestForeground(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
-		point, out := newDir(t), filepath.Join(newDir(t), "stderr")
+		point, out := suite.NewDir(t), filepath.Join(suite.NewDir(t), "stderr")
 		stderr, err := os.Create(out)
 		must(t, err)
 		cmd := suite.Command(t.Context(), "mount", "-f", golden(t, "nanogpt"), point)
@@ -241,8 +241,8 @@ func TestForeground(t *testing.T) {
 
 // The source is its own mount point: the mount hides it, and reads it all the same.
 func TestMountInPlace(t *testing.T) {
-	needFUSE(t)
-	source := newDir(t)
+	blackbox.NeedFUSE(t)
+	source := suite.NewDir(t)
 	must(t, os.CopyFS(source, os.DirFS(golden(t, "megatron-merge"))))
 	m := mountOn(t, source, source)
 	if err := compareContents(golden(t, "megatron-merge"), m.point); err != nil {
@@ -261,9 +261,9 @@ func TestMountInPlace(t *testing.T) {
 
 // A mount point may be named by any path that leads to it.
 func TestMountPointPaths(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	source := golden(t, "nanogpt")
-	dir := newDir(t)
+	dir := suite.NewDir(t)
 	must(t, os.MkdirAll(filepath.Join(dir, "real", "point"), 0o755))
 	must(t, os.Symlink("real", filepath.Join(dir, "link")))
 	must(t, os.Symlink("real/point", filepath.Join(dir, "direct")))

@@ -9,12 +9,9 @@ package mount_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -34,45 +31,7 @@ func TestMain(m *testing.M) {
 	if verb := os.Getenv(childVerb); verb != "" {
 		os.Exit(runChild(verb, os.Args[1:]))
 	}
-	var err error
-	if suite, err = blackbox.NewSuite("mount", raceDetector); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(suite.Run(m.Run))
-}
-
-// needFUSE skips a test where nothing can be mounted.
-func needFUSE(t *testing.T) {
-	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-}
-
-// needRoot skips a test that changes users, or kills what root alone may.
-func needRoot(t *testing.T) {
-	t.Helper()
-	needFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-}
-
-// newDir makes a directory that every user can reach, and that goes with the test.
-func newDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp(suite.Dir, "t-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	must(t, os.Chmod(dir, 0o755))
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
+	os.Exit(blackbox.Main("mount", &suite, m.Run))
 }
 
 // mounted is a mount of a test, with what the test looks at.
@@ -86,13 +45,13 @@ type mounted struct {
 // mount mounts source on a new directory. When the test ends it must come off, and the daemon must end.
 func mount(t *testing.T, source string, flags ...string) *mounted {
 	t.Helper()
-	return mountOn(t, source, newDir(t), flags...)
+	return mountOn(t, source, suite.NewDir(t), flags...)
 }
 
 func mountOn(t *testing.T, source, point string, flags ...string) *mounted {
 	t.Helper()
-	needFUSE(t)
-	m := &mounted{source: source, point: point, log: filepath.Join(newDir(t), "log")}
+	blackbox.NeedFUSE(t)
+	m := &mounted{source: source, point: point, log: filepath.Join(suite.NewDir(t), "log")}
 	var err error
 	m.Mount, err = suite.Mount(t.Context(), source, point, append(flags, "--log-file", m.log)...)
 	if err != nil {
@@ -105,21 +64,9 @@ func mountOn(t *testing.T, source, point string, flags ...string) *mounted {
 	return m
 }
 
-// end unmounts, and fails the test when the mount or the daemon stays, or when the daemon logged a crash.
 func (m *mounted) end(t *testing.T) {
 	t.Helper()
-	if err := m.Close(); err != nil {
-		t.Errorf("%v\nlog:\n%s", err, m.logText(t))
-	}
-	if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
-		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", m.pid, m.point, patience, m.logText(t))
-		_ = syscall.Kill(m.pid, syscall.SIGKILL) // it may have ended by now
-	}
-	for _, crash := range []string{"panic", "goroutine ", "internal error"} {
-		if text := m.logText(t); strings.Contains(text, crash) {
-			t.Errorf("the log speaks of %q:\n%s", crash, text)
-		}
-	}
+	m.EndsWell(t, m.pid, m.log, patience)
 }
 
 func (m *mounted) logText(t *testing.T) string {
@@ -147,7 +94,7 @@ func run(t *testing.T, args ...string) result {
 
 func runCommand(t *testing.T, cmd *exec.Cmd) result {
 	t.Helper()
-	dir := newDir(t)
+	dir := suite.NewDir(t)
 	var out [2][]byte
 	var files [2]*os.File
 	for i, name := range []string{"stdout", "stderr"} {

@@ -8,10 +8,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 func TestStrangeNames(t *testing.T) {
-	source := filepath.Join(newDir(t), "a source, with \\ a comma")
+	source := filepath.Join(suite.NewDir(t), "a source, with \\ a comma")
 	names := map[string]string{}
 	for _, name := range []string{
 		"with space", "line\nbreak", "tab\there", "größe-数据-🦊", "not utf-8 \xff\xfe", "back\\slash", `quote"s'`, "-dash", "#hash",
@@ -20,7 +22,7 @@ func TestStrangeNames(t *testing.T) {
 		names[name] = "in " + name
 	}
 	writeFiles(t, source, names)
-	point := filepath.Join(newDir(t), "a mount\tpoint, too")
+	point := filepath.Join(suite.NewDir(t), "a mount\tpoint, too")
 	must(t, os.Mkdir(point, 0o755))
 	m := mountOn(t, source, point, "--show-views")
 	for name, content := range names {
@@ -39,7 +41,7 @@ func TestStrangeNames(t *testing.T) {
 
 // A source that has a .hbmfs of its own, such as another mount with --show-views, does not hide ours.
 func TestSourceHasControlDirectory(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{".hbmfs/status": "not ours", ".hbmfs/views/tokens.bin": "nor this", "below/.hbmfs/kept": "kept", "file": "1"})
 	m := mount(t, source)
 	if s := status(t, m); s.PID != m.pid {
@@ -54,9 +56,9 @@ func TestSourceHasControlDirectory(t *testing.T) {
 }
 
 func TestSymbolicLinks(t *testing.T) {
-	outside := newDir(t)
+	outside := suite.NewDir(t)
 	writeFiles(t, outside, map[string]string{"secret": "secret"})
-	source := newDir(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"data/shard": "tokens", "data/inner/deep": "deep"})
 	for link, target := range map[string]string{
 		"file":           "data/shard",
@@ -102,7 +104,7 @@ func TestSymbolicLinks(t *testing.T) {
 }
 
 func TestSpecialFilesAreLeftOut(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"file": "1"})
 	must(t, syscall.Mkfifo(filepath.Join(source, "pipe"), 0o644)) // opening it would wait for a writer
 	m := mount(t, source)
@@ -115,10 +117,10 @@ func TestSpecialFilesAreLeftOut(t *testing.T) {
 	}
 }
 
-// Who may not read a file at the source may not read it in the mount, whatever the mount shows of it.
+// A user who may not read a file at the source may not read it in the mount, wherever the mount shows it.
 func TestPermissionsForOthers(t *testing.T) {
-	needRoot(t)
-	source := newDir(t)
+	blackbox.NeedRoot(t)
+	source := suite.NewDir(t)
 	golden := golden(t, "llmc-gpt2")
 	shard, err := os.ReadFile(filepath.Join(golden, "edu_fineweb_train_000001.bin"))
 	must(t, err)
@@ -167,7 +169,7 @@ func TestPermissionsForOthers(t *testing.T) {
 }
 
 func TestWithoutAllowOtherNobodyGetsIn(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	m := mount(t, golden(t, "nanogpt"))
 	for _, name := range []string{"train.bin", ".hbmfs/status"} {
 		if got := readAs(t, true, m.Path(name)); got != "EACCES" {
@@ -177,8 +179,8 @@ func TestWithoutAllowOtherNobodyGetsIn(t *testing.T) {
 }
 
 func TestOwnerAndUmask(t *testing.T) {
-	needRoot(t)
-	source := newDir(t)
+	blackbox.NeedRoot(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"dir/file": "1"})
 	must(t, os.Chmod(filepath.Join(source, "dir/file"), 0o666))
 	m := mount(t, source, "--allow-other", "--uid", "65534", "--gid", "4242", "--umask", "027")

@@ -20,12 +20,25 @@ import (
 // noted mounts, looks at what the command writes, and unmounts. Scripts find one line on standard output, whatever is wrong.
 func noted(t *testing.T, source, point string, flags ...string) (stderr string, notes []string) {
 	t.Helper()
-	needFUSE(t)
-	log := filepath.Join(newDir(t), "log")
+	stderr = commanded(t, source, point, flags...)
+	return stderr, notesOf(t, point)
+}
+
+// commanded runs hbmfs mount to its end and returns what it says on standard error.
+func commanded(t *testing.T, source, point string, flags ...string) (stderr string) {
+	t.Helper()
+	blackbox.NeedFUSE(t)
+	log := filepath.Join(suite.NewDir(t), "log")
 	r := run(t, append(append([]string{"mount", "--log-file", log}, flags...), source, point)...)
 	if r.code != 0 || strings.Count(r.stdout, "\n") != 1 || !strings.Contains(r.stdout, "is mounted on") {
 		t.Fatalf("exit code %d: %q, %q", r.code, r.stdout, r.stderr)
 	}
+	return r.stderr
+}
+
+// notesOf waits until the formats are recognized, returns the notes of the status, and unmounts.
+func notesOf(t *testing.T, point string) []string {
+	t.Helper()
 	m := suite.At(point)
 	defer func() { must(t, m.Close()) }()
 	var s struct {
@@ -45,43 +58,43 @@ func noted(t *testing.T, source, point string, flags ...string) (stderr string, 
 			t.Errorf("top does not show notes:\n%s", shown.stdout)
 		}
 	}
-	return r.stderr, s.Notes
+	return s.Notes
 }
 
-// What is wrong with a mount is said by the command, and in the status: one line each, and nothing where nothing is.
+// The command and the status name the faults of a mount: one line each, and nothing where nothing is wrong.
 func TestMountSaysWhatIsWrong(t *testing.T) {
-	sound := newDir(t)
+	sound := suite.NewDir(t)
 	must(t, os.CopyFS(sound, os.DirFS(golden(t, "nanogpt"))))
-	broken := newDir(t)
+	broken := suite.NewDir(t)
 	must(t, os.CopyFS(broken, os.DirFS(golden(t, "megatron"))))
 	index, err := filepath.Glob(filepath.Join(broken, "*.bin"))
 	must(t, err)
 	must(t, os.Truncate(index[0], 10))
-	outside := newDir(t)
+	outside := suite.NewDir(t)
 	must(t, os.CopyFS(outside, os.DirFS(golden(t, "nanogpt"))))
 	must(t, os.Symlink("/etc", filepath.Join(outside, "linked")))
-	full := newDir(t)
+	full := suite.NewDir(t)
 	writeFiles(t, full, map[string]string{"forgotten.txt": "1"})
 	shard := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		w.Header().Set("ETag", `"1"`)
 		http.ServeContent(w, q, "", time.Unix(1, 0), bytes.NewReader(make([]byte, 10_000)))
 	}))
 	defer shard.Close()
-	inPlace := newDir(t)
+	inPlace := suite.NewDir(t)
 	must(t, os.CopyFS(inPlace, os.DirFS(golden(t, "nanogpt"))))
 	for what, c := range map[string]struct {
 		source, point string
 		flags         []string
 		says          string
 	}{
-		"a sound dataset":  {sound, newDir(t), nil, ""},
+		"a sound dataset":  {sound, suite.NewDir(t), nil, ""},
 		"in place":         {inPlace, inPlace, nil, ""},
-		"a damaged shard":  {broken, newDir(t), nil, filepath.Base(index[0])},
-		"a link outside":   {outside, newDir(t), nil, "linked: "},
-		"an empty source":  {newDir(t), newDir(t), nil, "has no files"},
+		"a damaged shard":  {broken, suite.NewDir(t), nil, filepath.Base(index[0])},
+		"a link outside":   {outside, suite.NewDir(t), nil, "linked: "},
+		"an empty source":  {suite.NewDir(t), suite.NewDir(t), nil, "has no files"},
 		"a full directory": {sound, full, nil, `"forgotten.txt"`},
-		"a useless cache":  {sound, newDir(t), []string{"--cache-dir", newDir(t)}, "--cache-dir is not used"},
-		"no cache":         {shard.URL + "/shard.dat", newDir(t), nil, "there is no --cache-dir"},
+		"a useless cache":  {sound, suite.NewDir(t), []string{"--cache-dir", suite.NewDir(t)}, "--cache-dir is not used"},
+		"no cache":         {shard.URL + "/shard.dat", suite.NewDir(t), nil, "there is no --cache-dir"},
 	} {
 		said, notes := noted(t, c.source, c.point, c.flags...)
 		if c.says == "" {
@@ -102,12 +115,12 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 
 // A thousand things that are wrong are a few lines, and one that says where the others are. Names cannot play with a terminal.
 func TestMountSaysTheFirstThingsThatAreWrong(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	for i := range 1000 {
 		must(t, os.Symlink("/etc", filepath.Join(source, fmt.Sprintf("link-%03d\x1b[31m", i))))
 	}
 	writeFiles(t, source, map[string]string{"shard.dat": "1"})
-	said, notes := noted(t, source, newDir(t))
+	said, notes := noted(t, source, suite.NewDir(t))
 	if n := strings.Count(said, "\n"); n != 11 || len(notes) != 11 || !strings.Contains(said, "and 990 more: hbmfs inspect "+source) || strings.Contains(said, "\x1b") {
 		t.Errorf("%d lines, and %d notes: %q", n, len(notes), said)
 	}
@@ -124,22 +137,20 @@ func TestMountDoesNotWaitForRecognition(t *testing.T) {
 		http.ServeContent(w, q, "", time.Unix(1, 0), bytes.NewReader(make([]byte, 10_000)))
 	}))
 	defer slow.Close()
-	go func() { // ends soon after the command
-		time.Sleep(5 * time.Second)
-		close(release)
-	}()
-	began := time.Now()
-	said, _ := noted(t, slow.URL+"/shard.dat", newDir(t))
+	began, point := time.Now(), suite.NewDir(t)
+	said := commanded(t, slow.URL+"/shard.dat", point)
+	close(release)
+	notesOf(t, point)
 	if !strings.Contains(said, "still being recognized") || !strings.Contains(said, ".hbmfs/status") {
 		t.Errorf("the command says %q after %v", said, time.Since(began))
 	}
 }
 
-// What a mount in the foreground has to say is in its log.
+// The notes of a mount in the foreground are in its log.
 func TestMountInTheForegroundLogsWhatIsWrong(t *testing.T) {
-	needFUSE(t)
-	point := newDir(t)
-	b := begin(t, suite.Command(t.Context(), "mount", "-f", newDir(t), point))
+	blackbox.NeedFUSE(t)
+	point := suite.NewDir(t)
+	b := begin(t, suite.Command(t.Context(), "mount", "-f", suite.NewDir(t), point))
 	if !blackbox.Within(patience, func() bool { return strings.Contains(b.said(t), "msg=mounted") }) {
 		t.Errorf("not mounted: %q", b.said(t))
 	}
@@ -153,12 +164,12 @@ func TestMountInTheForegroundLogsWhatIsWrong(t *testing.T) {
 
 // A flag that an ordinary user cannot have is said to have no effect.
 func TestReadAheadOfAnOrdinaryUser(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
-	point, logs := newDir(t), newDir(t)
+	point, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
 	r := runAsNobody(t, "mount", "--read-ahead=1048576", "--log-file", filepath.Join(logs, "log"), golden(t, "nanogpt"), point)
 	defer func() { must(t, suite.At(point).Close()) }()

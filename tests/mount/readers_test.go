@@ -12,11 +12,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // Loaders keep thousands of shards open and mapped, and mappings outlive their descriptors.
 func TestThousandsOpenAndMapped(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	const count = 2000
 	var limit unix.Rlimit
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
@@ -25,7 +27,7 @@ func TestThousandsOpenAndMapped(t *testing.T) {
 	}
 	limit.Cur = limit.Max // Go has raised it already, unless somebody lowered it since
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	source := newDir(t)
+	source := suite.NewDir(t)
 	files := map[string]string{}
 	for i := range count {
 		files[fmt.Sprintf("%04d.bin", i)] = fmt.Sprintf("shard %d", i)
@@ -102,7 +104,7 @@ func readAtRandom(m *mounted, want []byte, seed uint64, preads int) error {
 // shardedTokens writes llm.c shards (a header of 1024 bytes, then u16 tokens) and returns the whole token stream.
 func shardedTokens(t *testing.T, shards, tokens int) (source string, stream []byte) {
 	t.Helper()
-	source = newDir(t)
+	source = suite.NewDir(t)
 	random := rand.New(rand.NewPCG(uint64(shards), uint64(tokens)))
 	for i := range shards {
 		header := make([]byte, 1024)

@@ -11,11 +11,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 func TestWritesAreRefused(t *testing.T) {
-	needRoot(t) // permissions would stop anybody else before the filesystem is asked
-	source := newDir(t)
+	blackbox.NeedRoot(t) // permissions would stop anybody else before the filesystem is asked
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"file": "content", "dir/inner": "more"})
 	m := mount(t, source)
 	file, dir, fresh := m.Path("file"), m.Path("dir"), m.Path("fresh")
@@ -66,7 +68,7 @@ func TestWritesAreRefused(t *testing.T) {
 	}
 }
 
-// What loaders ask of a file beside its bytes.
+// Questions of loaders about a file, beside its bytes.
 func TestQuestionsToAFile(t *testing.T) {
 	m := mount(t, golden(t, "nanogpt"))
 	path := m.Path("train.bin")
@@ -111,7 +113,7 @@ func TestQuestionsToAFile(t *testing.T) {
 }
 
 func TestDirectIO(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	source, stream := shardedTokens(t, 2, 300_000)
 	shard := filepath.Join(source, "shard_000000.bin")
 	probe, err := unix.Open(shard, unix.O_RDONLY|unix.O_DIRECT, 0)
@@ -154,7 +156,7 @@ func readDirect(path string, want []byte) error {
 }
 
 func TestEmptyFileAndEmptyDataset(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	m := mount(t, source)
 	if entries, err := os.ReadDir(m.point); err != nil || len(entries) != 0 {
 		t.Errorf("an empty dataset lists %v, %v", entries, err)
@@ -194,7 +196,7 @@ func TestOneFileAsSource(t *testing.T) {
 
 // A directory read in small pieces shows every name once, in one order.
 func TestListingInPieces(t *testing.T) {
-	source := newDir(t)
+	source := suite.NewDir(t)
 	files := map[string]string{}
 	for i := range 3000 {
 		files[fmt.Sprintf("shard-%05d-%s.bin", i*7919%3000, "a-longer-name-so-that-many-replies-are-needed")] = ""

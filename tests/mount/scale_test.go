@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // The limits here only catch what is far off, on a busy machine and under the race detector: `make bench` measures.
@@ -22,8 +24,8 @@ const (
 )
 
 func TestManyShards(t *testing.T) {
-	needFUSE(t)
-	source := newDir(t)
+	blackbox.NeedFUSE(t)
+	source := suite.NewDir(t)
 	header := make([]byte, 1024)
 	binary.LittleEndian.PutUint32(header, 20240520)
 	binary.LittleEndian.PutUint32(header[4:], 1)
@@ -69,10 +71,10 @@ func TestManyShards(t *testing.T) {
 // Pythia's data as it is published: pieces of exactly 5,000,000,000 bytes, cut without regard to anything, and the index
 // of the file that they were. The pieces are sparse but for some bytes around every border.
 func TestPythiaPieces(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	const full, pieceSize, lastSize = 82, int64(5_000_000_000), int64(1_234_567_890)
 	const total = full*pieceSize + lastSize
-	source := newDir(t)
+	source := suite.NewDir(t)
 	for i := range full + 1 {
 		size := pieceSize
 		if i == full {

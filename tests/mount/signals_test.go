@@ -241,7 +241,7 @@ func isStuck(pid int) bool {
 
 // A reader whose request the kernel gives up keeps the daemon no longer than any other, although a signal came before.
 func TestForcedUnmountOfStuckReads(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	w := newWeb(t)
 	m := mount(t, w.URL)
 	if !blackbox.Within(patience, func() bool { return !m.indexing(t) }) {

@@ -19,8 +19,8 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// leased takes a write lease on a file, as a file server does that lets a client write behind. Who opens the file waits
-// until it is given back.
+// leased takes a write lease on a file, as a file server does that lets a client write behind. A process that opens the
+// file waits until it is given back.
 func leased(t *testing.T, path string) (release func()) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -34,7 +34,7 @@ func leased(t *testing.T, path string) (release func()) {
 // A file of the source that somebody has leased is waited for, as the kernel has any other program wait, by itself and
 // in a view. The wait ends with the reader.
 func TestLeasedFilesAreWaitedFor(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	const shard = "shard_000001.bin"
 	for _, name := range []string{shard, ".hbmfs/views/tokens.bin"} {
 		source, want := shardedTokens(t, 2, 100_000)
@@ -76,8 +76,8 @@ func TestLeasedFilesAreWaitedFor(t *testing.T) {
 
 // A reader past FUSE is told to come back: the daemon's answers wait for nobody.
 func TestLeasedFilesPastFUSE(t *testing.T) {
-	needRoot(t)
-	source := newDir(t)
+	blackbox.NeedRoot(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
 	defer leased(t, filepath.Join(source, "shard.bin"))()
 	m := mount(t, source)
@@ -101,11 +101,11 @@ func TestLeasedFilesPastFUSE(t *testing.T) {
 // Files below a path that is longer than one system call takes are files like any others: by themselves, in views, and
 // past FUSE.
 func TestPathsLongerThanACallTakes(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	tokens, stream := shardedTokens(t, 1, 5000)
 	shard, err := os.ReadFile(filepath.Join(tokens, "shard_000000.bin"))
 	must(t, err)
-	source := newDir(t)
+	source := suite.NewDir(t)
 	dir := strings.Repeat(strings.Repeat("d", 255)+"/", 20) // 5,120 bytes
 	root, err := os.OpenRoot(source)
 	must(t, err)

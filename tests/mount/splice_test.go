@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // moved says how many bytes the daemon has spliced and copied so far.
@@ -86,7 +88,7 @@ func TestLargeReadsThatAreCopied(t *testing.T) {
 // An ordinary user's reads are spliced as well. Where the user's programs hold all the pipes that the kernel gives one
 // user, reads are copied, in silence.
 func TestLargeReadsOfAnOrdinaryUser(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
 	other, err := osuser.Lookup("bin") // of no other test: the limit is one for all of a user's programs
 	if err != nil {
@@ -97,7 +99,7 @@ func TestLargeReadsOfAnOrdinaryUser(t *testing.T) {
 	user := int(uid)
 	for _, hog := range []bool{false, true} {
 		source, _ := shardedTokens(t, 1, 10<<20)
-		point, logs := newDir(t), newDir(t)
+		point, logs := suite.NewDir(t), suite.NewDir(t)
 		must(t, errors.Join(os.Chown(point, user, user), os.Chown(logs, user, user)))
 		if hog {
 			stop := holdPipes(t, uint32(user))

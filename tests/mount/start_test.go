@@ -15,14 +15,15 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// What cannot be mounted is refused in one sentence, with the exit code that the help promises, and nothing stays.
+// A source that cannot be mounted is refused in one sentence, with the exit code that the help promises, and nothing
+// stays.
 func TestRefusals(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	source := golden(t, "nanogpt")
-	point := newDir(t)
-	file := filepath.Join(newDir(t), "file")
+	point := suite.NewDir(t)
+	file := filepath.Join(suite.NewDir(t), "file")
 	must(t, os.WriteFile(file, nil, 0o644))
-	log := filepath.Join(newDir(t), "log")
+	log := filepath.Join(suite.NewDir(t), "log")
 	for _, c := range []struct {
 		what string
 		args []string
@@ -66,7 +67,7 @@ func TestRefusals(t *testing.T) {
 
 // Ctrl-C while a source does not answer ends the command and its daemon, as an interruption.
 func TestInterruptedStart(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	asked := make(chan struct{}, 16)
 	source := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
 		asked <- struct{}{}
@@ -74,10 +75,10 @@ func TestInterruptedStart(t *testing.T) {
 	}))
 	defer source.Close()
 	for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
-		point, said := newDir(t), filepath.Join(newDir(t), "stderr")
+		point, said := suite.NewDir(t), filepath.Join(suite.NewDir(t), "stderr")
 		stderr, err := os.Create(said)
 		must(t, err)
-		cmd := suite.Command(t.Context(), "mount", flag, "--log-file", filepath.Join(newDir(t), "log"), source.URL, point)
+		cmd := suite.Command(t.Context(), "mount", flag, "--log-file", filepath.Join(suite.NewDir(t), "log"), source.URL, point)
 		cmd.Stderr = stderr
 		must(t, cmd.Start())
 		select {
@@ -109,8 +110,8 @@ func TestSecondMountIsRefused(t *testing.T) {
 
 // The command returns when the mount can be used, and its message says what is mounted.
 func TestBackgroundMount(t *testing.T) {
-	needFUSE(t)
-	point, log := newDir(t), filepath.Join(newDir(t), "log")
+	blackbox.NeedFUSE(t)
+	point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
 	source := golden(t, "nanogpt")
 	r := run(t, "mount", "--log-file", log, "--log-level", "debug", "-o", "ro,nodev,nosuid,noexec,noatime,defaults,comment=x", source, point)
 	if r.code != 0 || !strings.Contains(r.stdout, source+" is mounted on "+point+": 2 files") {
@@ -129,7 +130,7 @@ func TestBackgroundMount(t *testing.T) {
 	must(t, suite.At(point).Close())
 }
 
-// Who mounts from a place can unmount that place afterwards: the daemon does not stay in it.
+// A user who mounts from a place can unmount that place afterwards: the daemon does not stay in it.
 func TestDaemonLeavesItsDirectory(t *testing.T) {
 	m := mount(t, golden(t, "nanogpt"))
 	if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", m.pid)); err != nil || cwd != "/" {
@@ -139,7 +140,7 @@ func TestDaemonLeavesItsDirectory(t *testing.T) {
 
 // mount(8) starts /sbin/mount.fuse.hbmfs for an fstab line.
 func TestMountCommandOfTheSystem(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	const helper = "/sbin/mount.fuse.hbmfs"
 	if _, err := exec.LookPath("mount"); err != nil {
 		t.Skip("needs mount(8)")
@@ -151,8 +152,8 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { must(t, os.Remove(helper)) }()
-	point, source, log := newDir(t), golden(t, "nanogpt"), filepath.Join(newDir(t), "log")
-	r := runCommand(t, exec.Command("mount", "-t", "fuse.hbmfs", source, point, "-o", "allow_other,nofail,x-systemd.automount,show_views,umask=022,decode,cache_dir="+newDir(t)+",log_file="+log))
+	point, source, log := suite.NewDir(t), golden(t, "nanogpt"), filepath.Join(suite.NewDir(t), "log")
+	r := runCommand(t, exec.Command("mount", "-t", "fuse.hbmfs", source, point, "-o", "allow_other,nofail,x-systemd.automount,show_views,umask=022,decode,cache_dir="+suite.NewDir(t)+",log_file="+log))
 	if r.code != 0 {
 		t.Fatalf("mount -t fuse.hbmfs: exit code %d: %s%s", r.code, r.stdout, r.stderr)
 	}
@@ -182,11 +183,11 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 
 // mount.fuse.hbmfs can be called by any path.
 func TestMountHelperByItsPath(t *testing.T) {
-	needFUSE(t)
-	helper := filepath.Join(newDir(t), "mount.fuse.hbmfs")
+	blackbox.NeedFUSE(t)
+	helper := filepath.Join(suite.NewDir(t), "mount.fuse.hbmfs")
 	must(t, os.Symlink(suite.Path(), helper))
-	point, source := newDir(t), golden(t, "nanogpt")
-	r := runCommand(t, exec.Command(helper, source, point, "-s", "-n", "-o", "rw,log_file="+filepath.Join(newDir(t), "log"), "-t", "fuse.hbmfs"))
+	point, source := suite.NewDir(t), golden(t, "nanogpt")
+	r := runCommand(t, exec.Command(helper, source, point, "-s", "-n", "-o", "rw,log_file="+filepath.Join(suite.NewDir(t), "log"), "-t", "fuse.hbmfs"))
 	if r.code != 0 {
 		t.Fatalf("exit code %d: %s%s", r.code, r.stdout, r.stderr)
 	}

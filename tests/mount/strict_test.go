@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // hidden rewrites a file in place with as many other bytes, and puts its modification time back.
@@ -29,7 +30,7 @@ func hidden(path string) error {
 // With --strict a rewrite that hides itself is seen, by every way to the bytes; without, it is what the documents say.
 // So is what changes a file's inode alone.
 func TestStrict(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	const name = "shard_000000.bin"
 	changes := map[string]func(path string) error{
 		"rewritten, with the time put back": hidden,
@@ -39,7 +40,7 @@ func TestStrict(t *testing.T) {
 	for what, change := range changes {
 		for _, flags := range [][]string{nil, {"--strict"}, {"-o", "ro,strict"}} {
 			t.Run(what+" "+strings.Join(flags, " "), func(t *testing.T) {
-				base := newDir(t)
+				base := suite.NewDir(t)
 				tokens, _ := shardedTokens(t, 2, 100_000)
 				source := filepath.Join(base, "source")
 				must(t, os.CopyFS(source, os.DirFS(tokens)))
@@ -67,7 +68,7 @@ func TestStrict(t *testing.T) {
 		}
 	}
 	for _, from := range []string{"s3://bucket/prefix", "http://127.0.0.1:1/"} {
-		if r := run(t, "mount", "--strict", from, newDir(t)); r.code == 0 || !strings.Contains(r.stderr, "ETag") {
+		if r := run(t, "mount", "--strict", from, suite.NewDir(t)); r.code == 0 || !strings.Contains(r.stderr, "ETag") {
 			t.Errorf("--strict of %s: exit code %d: %s", from, r.code, r.stderr)
 		}
 	}

@@ -64,8 +64,8 @@ func serveJammed(point string) error {
 // jam mounts the filesystem of a deadlocked daemon on a new directory.
 func jam(t *testing.T, ordinary bool) *mounted {
 	t.Helper()
-	needFUSE(t)
-	m := &mounted{point: newDir(t)}
+	blackbox.NeedFUSE(t)
+	m := &mounted{point: suite.NewDir(t)}
 	m.Mount = suite.At(m.point)
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", m.point)
 	cmd.Env = append(os.Environ(), childVerb+"=jam")
@@ -107,7 +107,7 @@ type begun struct {
 
 func begin(t *testing.T, cmd *exec.Cmd) *begun {
 	t.Helper()
-	b := &begun{cmd, filepath.Join(newDir(t), "stderr"), make(chan struct{})}
+	b := &begun{cmd, filepath.Join(suite.NewDir(t), "stderr"), make(chan struct{})}
 	out, err := os.Create(b.stderr)
 	must(t, err)
 	cmd.Stderr = out
@@ -155,9 +155,10 @@ func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string
 	return cmd.ProcessState.ExitCode(), b.said(t)
 }
 
-// A daemon that is stopped, or deadlocked, keeps nobody from taking its mount away. What stays of it is said, by its pid.
+// A daemon that is stopped, or deadlocked, keeps nobody from taking its mount away. The command names a daemon that
+// stays, by its pid.
 func TestUmountOfAStuckDaemon(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
 	users := map[string]bool{"root": false, "nobody": true}
 	if _, err := exec.LookPath("fusermount3"); err != nil {
@@ -214,7 +215,7 @@ func umountStuck(t *testing.T, m *mounted, ordinary bool, flag string, wantCode 
 
 // Ctrl-C ends the wait for a daemon that does not end.
 func TestInterruptedUmount(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	m := jam(t, false)
 	b := begin(t, suite.Command(t.Context(), "umount", m.point))
 	if !blackbox.Within(patience, func() bool { is, err := blackbox.IsMounted(m.point); return err == nil && !is }) {
@@ -228,7 +229,7 @@ func TestInterruptedUmount(t *testing.T) {
 
 // A mount in use whose daemon is stuck is not taken away by a plain umount, which says both; --force ends it for all.
 func TestUmountOfAStuckDaemonInUse(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	m := jam(t, false)
 	reader := begin(t, exec.CommandContext(t.Context(), "stat", "-f", m.point)) // it waits where no signal reaches
 	defer func() { _ = reader.Process.Kill() }()
@@ -249,10 +250,10 @@ func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 	}
 }
 
-// What is open with passthrough outlives a forced end, as it outlives the daemon.
+// Files that are open with passthrough outlive a forced end, as they outlive the daemon.
 func TestForceLeavesPassthrough(t *testing.T) {
-	needRoot(t)
-	source := newDir(t)
+	blackbox.NeedRoot(t)
+	source := suite.NewDir(t)
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 	writeFiles(t, source, map[string]string{"shard.bin": string(content)})
 	m := mount(t, source)
@@ -275,9 +276,9 @@ func TestForceLeavesPassthrough(t *testing.T) {
 
 // When umount returns, the daemon has ended, and what it had open is free: the source can be unmounted at once.
 func TestUmountWaitsForTheDaemon(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	for range 10 {
-		source := newDir(t)
+		source := suite.NewDir(t)
 		must(t, unix.Mount("tmpfs", source, "tmpfs", 0, ""))
 		writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 100_000)})
 		m := mount(t, source)
@@ -299,57 +300,67 @@ func TestUmountWaitsForTheDaemon(t *testing.T) {
 
 // A mount point whose daemon is stuck is refused, with what to do.
 func TestMountOnAStuckMount(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	for what, m := range map[string]*mounted{"stopped": stopped(t, false), "deadlocked": jam(t, false)} {
 		for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
-			code, said := timed(t, false, "mount", flag, golden(t, "megatron"), m.point)
-			if code != 1 || !strings.Contains(said, "does not answer") || !strings.Contains(said, "umount --force "+m.point) {
-				t.Errorf("%s, %s: exit code %d, want 1 and what to do: %q", what, flag, code, said)
-			}
-			wantMounted(t, m.point, true)
+			t.Run(what+" "+flag, func(t *testing.T) {
+				t.Parallel() // it waits
+				code, said := timed(t, false, "mount", flag, golden(t, "megatron"), m.point)
+				if code != 1 || !strings.Contains(said, "does not answer") || !strings.Contains(said, "umount --force "+m.point) {
+					t.Errorf("exit code %d, want 1 and what to do: %q", code, said)
+				}
+				wantMounted(t, m.point, true)
+			})
 		}
 	}
 }
 
 // A command that works on a mount whose daemon is stuck says so soon, and ends when it is interrupted.
 func TestCommandsOnAStuckMount(t *testing.T) {
-	needRoot(t)
-	point := newDir(t)
+	blackbox.NeedRoot(t)
 	for what, m := range map[string]*mounted{"stopped": stopped(t, false), "deadlocked": jam(t, false)} {
-		file := m.Path("val.bin")
-		link := filepath.Join(newDir(t), "link")
-		must(t, os.Symlink(file, link))
-		var all []*begun
-		for _, args := range [][]string{
-			{"inspect", m.point}, {"extents", file}, {"extents", link}, {"read", "--to", "host", file}, {"bench", "--to", "host", file}, {"warm", m.point},
-			{"pack", "--to", "npy", m.point, filepath.Join(newDir(t), "new")}, {"mount", m.point, point}, {"mount", "-f", m.point, point},
-			{"cache", "ls", m.point},
-		} {
-			b := begin(t, suite.Command(t.Context(), args...))
-			defer func() { _ = b.Process.Kill() }() // where the test ends early
-			all = append(all, b)
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // it waits
+			commandsOn(t, m)
+		})
+	}
+}
+
+func commandsOn(t *testing.T, m *mounted) {
+	t.Helper()
+	file, point := m.Path("val.bin"), suite.NewDir(t)
+	link := filepath.Join(suite.NewDir(t), "link")
+	must(t, os.Symlink(file, link))
+	var all []*begun
+	for _, args := range [][]string{
+		{"inspect", m.point}, {"extents", file}, {"extents", link}, {"read", "--to", "host", file}, {"bench", "--to", "host", file}, {"warm", m.point},
+		{"pack", "--to", "npy", m.point, filepath.Join(suite.NewDir(t), "new")}, {"mount", m.point, point}, {"mount", "-f", m.point, point},
+		{"cache", "ls", m.point},
+	} {
+		b := begin(t, suite.Command(t.Context(), args...))
+		defer func() { _ = b.Process.Kill() }() // where the test ends early
+		all = append(all, b)
+	}
+	for _, b := range all {
+		if !blackbox.Within(soon, func() bool { return strings.Contains(b.said(t), "does not answer") }) {
+			t.Errorf("%q says %q", b.Args[1:], b.said(t))
 		}
-		for _, b := range all {
-			if !blackbox.Within(soon, func() bool { return strings.Contains(b.said(t), "does not answer") }) {
-				t.Errorf("%s: %q says %q", what, b.Args[1:], b.said(t))
-			}
-			must(t, b.Process.Signal(os.Interrupt))
+		must(t, b.Process.Signal(os.Interrupt))
+	}
+	for _, b := range all {
+		if b.end(t) && b.ProcessState.ExitCode() != 130 {
+			t.Errorf("%q ends with exit code %d, want 130: %q", b.Args[1:], b.ProcessState.ExitCode(), b.said(t))
 		}
-		for _, b := range all {
-			if b.end(t) && b.ProcessState.ExitCode() != 130 {
-				t.Errorf("%s: %q ends with exit code %d, want 130: %q", what, b.Args[1:], b.ProcessState.ExitCode(), b.said(t))
-			}
-		}
-		// It gives the rest of its report, and ends.
-		if code, said := timed(t, false, "check", file); code == 0 {
-			t.Errorf("%s: check finds nothing wrong, and says %q", what, said)
-		}
+	}
+	// It gives the rest of its report, and ends.
+	if code, said := timed(t, false, "check", file); code == 0 {
+		t.Errorf("check finds nothing wrong, and says %q", said)
 	}
 }
 
 // A daemon may get stuck while a command waits for an answer that no signal calls off: the command ends all the same.
 func TestACommandWhoseDaemonGetsStuck(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	asked, release := make(chan struct{}, 64), make(chan struct{})
 	source := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		w.Header().Set("ETag", `"1"`)

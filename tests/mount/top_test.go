@@ -140,8 +140,8 @@ func metricNames(text string) []string {
 
 // Every metric that the dashboard and the alerts ask for is one that a mount, or top, has.
 func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
-	needFUSE(t)
-	m := onCache(t, newWeb(t).URL, newDir(t))
+	blackbox.NeedFUSE(t)
+	m := onCache(t, newWeb(t).URL, suite.NewDir(t))
 	if _, err := os.ReadFile(m.Path("first.dat")); err != nil {
 		t.Fatal(err)
 	}

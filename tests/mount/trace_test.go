@@ -80,13 +80,13 @@ func readTree(t *testing.T, m *mounted) {
 // TestTraces mounts compressed shards of a web server. A collector hears how they were fetched, decoded and published,
 // the server of which spans its requests are, and neither of anything that is secret.
 func TestTraces(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	noTraces(t)
 	c := tracetest.New(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
 	source := golden(t, "mds-zstd")
 	site, shards := newTracedSite(t, source), readMDSIndex(t, source).Shards
-	cached := newDir(t)
+	cached := suite.NewDir(t)
 	m := mount(t, site.URL+"/?token=hidden", "--cache-dir", cached, "--cache-min-free=1MiB")
 	readTree(t, m)
 	if os.Geteuid() == 0 { // others' mounts may have no control channel
@@ -182,7 +182,7 @@ func redeem(t *testing.T, name string) {
 // TestTracesAreOff mounts where no traces are asked for, and where they are switched off: the daemon talks to its
 // source and to nobody else.
 func TestTracesAreOff(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	for name, env := range map[string]map[string]string{
 		"nothing is set": {},
 		"switched off":   {"OTEL_TRACES_EXPORTER": "none"},
@@ -197,7 +197,7 @@ func TestTracesAreOff(t *testing.T) {
 				t.Setenv(key, value)
 			}
 			site := newTracedSite(t, golden(t, "mds-zstd"))
-			m := mount(t, site.URL+"/", "--cache-dir", newDir(t), "--cache-min-free=1MiB")
+			m := mount(t, site.URL+"/", "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB")
 			readTree(t, m)
 			u, err := url.Parse(site.URL)
 			must(t, err)

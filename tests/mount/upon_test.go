@@ -6,14 +6,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestMountUponAMount has something else mounted on the mount point already, which is there again afterwards.
 func TestMountUponAMount(t *testing.T) {
-	needFUSE(t)
-	needRoot(t)
+	blackbox.NeedFUSE(t)
+	blackbox.NeedRoot(t)
 	source, _ := shardedTokens(t, 1, 1000)
-	point := newDir(t)
+	point := suite.NewDir(t)
 	must(t, unix.Mount("below", point, "tmpfs", 0, ""))
 	t.Cleanup(func() {
 		for unix.Unmount(point, unix.MNT_DETACH) == nil { // all that is there, where the test failed

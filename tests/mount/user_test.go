@@ -19,12 +19,12 @@ import (
 
 // An ordinary user mounts through fusermount3. Reads go through the daemon, and the log says so once.
 func TestOrdinaryUser(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
 	makeFUSEPublic(t)
-	source := filepath.Join(newDir(t), "a, b")
+	source := filepath.Join(suite.NewDir(t), "a, b")
 	for _, name := range []string{"megatron-merge", "nanogpt", "tar", "safetensors"} {
 		must(t, os.CopyFS(filepath.Join(source, name), os.DirFS(golden(t, name))))
 	}
@@ -65,9 +65,9 @@ func TestOrdinaryUser(t *testing.T) {
 
 // A reader of the same user passes by FUSE. The socket is bound by a helper, whose namespace must not keep the mount.
 func TestOrdinaryUserPassesByFUSE(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
-	source := newDir(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
 	m := mountAsNobody(t, source)
 	var s struct {
@@ -147,9 +147,9 @@ func bypass(mount, name string) error {
 }
 
 func TestOrdinaryUserBusyUnmount(t *testing.T) {
-	needRoot(t)
+	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
-	source := newDir(t)
+	source := suite.NewDir(t)
 	writeFiles(t, source, map[string]string{"file": "1"})
 	m := mountAsNobody(t, source)
 	holder := exec.Command("sleep", "100")
@@ -170,7 +170,7 @@ func TestOrdinaryUserBusyUnmount(t *testing.T) {
 // mountAsNobody is mount for the ordinary user.
 func mountAsNobody(t *testing.T, source string) *mounted {
 	t.Helper()
-	point, logs := newDir(t), newDir(t)
+	point, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
 	m := &mounted{Mount: suite.At(point), source: source, point: point, log: filepath.Join(logs, "log")}
 	if r := runAsNobody(t, "mount", "--log-file", m.log, source, point); r.code != 0 {

@@ -29,7 +29,7 @@ type cacheOn struct {
 
 func newCacheOn(t *testing.T, flags ...string) *cacheOn {
 	t.Helper()
-	return newCacheIn(t, newDir(t), flags...)
+	return newCacheIn(t, suite.NewDir(t), flags...)
 }
 
 func newCacheIn(t *testing.T, dir string, flags ...string) *cacheOn {
@@ -101,7 +101,7 @@ func publishedIn(t *testing.T, dir string) (out []store.Segment) {
 // TestCallsThatFail has the system calls of a cache fail, each in its turn. Every byte comes all the same, the status
 // and the log say what is wrong where it is the disk, and what is left in the cache is sound.
 func TestCallsThatFail(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	needInjection(t)
 	t.Parallel()
 	const (
@@ -162,10 +162,10 @@ func TestCallsThatFail(t *testing.T) {
 	}
 }
 
-// TestKilledAtEveryStep kills a daemon at each system call of a fill: before the call, and after it. What is published
-// stays, and nothing else.
+// TestKilledAtEveryStep kills a daemon at each system call of a fill: before the call, and after it. Published segments
+// stay, and nothing else.
 func TestKilledAtEveryStep(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	needInjection(t)
 	t.Parallel()
 	const (
@@ -228,7 +228,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 
 // TestVerifyOnASickDisk has the disk fail under hbmfs cache verify. It names the segment, and goes on with the others.
 func TestVerifyOnASickDisk(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	needInjection(t)
 	t.Parallel()
 	m := newCacheOn(t)

@@ -51,10 +51,10 @@ func plainIndex(t *testing.T, text []byte) []byte {
 	return text
 }
 
-// TestFilesInZstd mounts zstd files of several frames. What they decode to is learned once for a cache, and one that
-// cannot be known is as it is stored. The large one is trusted to be what its first frame says.
+// TestFilesInZstd mounts zstd files of several frames. Their decoded sizes are learned once for a cache. A file whose
+// size cannot be known is shown as it is stored. The large one is trusted to be what its first frame says.
 func TestFilesInZstd(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
 	must(t, err)
 	data := origintest.Data(1<<20, 3) // does not compress
@@ -70,7 +70,7 @@ func TestFilesInZstd(t *testing.T) {
 	}
 	onEverySite(t, func(t *testing.T, s *site) {
 		s.putAll(t, files)
-		flags := []string{"--decode", "--cache-dir", newDir(t), segmentFlag}
+		flags := []string{"--decode", "--cache-dir", suite.NewDir(t), segmentFlag}
 		m := mount(t, s.source, "", flags...)
 		for name, data := range want {
 			if err := compareFile(m.Path(name), data); err != nil {

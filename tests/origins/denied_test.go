@@ -43,14 +43,14 @@ func serveTexts(t *testing.T, files map[string]string, denied ...string) *httpte
 // TestDeniedFiles mounts a directory of which the server denies some files: they have their places, nobody can open them, and
 // the command that mounts says so.
 func TestDeniedFiles(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	s := serveTexts(t, map[string]string{
 		"index.json": `{"chunks": [{"filename": "a.bin"}, {"filename": "b.bin"}, {"filename": "sub/c.bin"}, {"filename": "sub/d.bin"}]}`,
 		"a.bin":      "some tokens",
 	}, "b.bin", "sub/c.bin", "sub/d.bin")
-	for _, flags := range [][]string{nil, {"--cache-dir", newDir(t)}} {
-		point, log := newDir(t), filepath.Join(newDir(t), "log")
-		said := filepath.Join(newDir(t), "said")
+	for _, flags := range [][]string{nil, {"--cache-dir", suite.NewDir(t)}} {
+		point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
+		said := filepath.Join(suite.NewDir(t), "said")
 		out, err := os.Create(said)
 		must(t, err)
 		cmd := suite.Command(t.Context(), append(append([]string{"mount", "--log-file", log}, flags...), s.URL+"/", point)...)
@@ -114,7 +114,7 @@ func (m *mounted) deniesLookup(t *testing.T, names ...string) {
 
 // TestModelOverHTTP mounts the files that from_pretrained loads: weights that an index names, and the files beside them that none does.
 func TestModelOverHTTP(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	files := map[string]string{
 		"m/model.safetensors.index.json": `{"weight_map": {"w": "model-00001-of-00001.safetensors"}}`, "m/model-00001-of-00001.safetensors": "weights",
 		"m/config.json": `{"model_type": "llama"}`, "m/generation_config.json": "{}", "m/tokenizer.json": "{}", "m/tokenizer_config.json": "{}", "m/special_tokens_map.json": "{}",

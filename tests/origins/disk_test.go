@@ -28,9 +28,10 @@ const (
 	diskKeeps = 12 // images of power losses
 )
 
-// disk is a disk with an ext4 on it: a file of a filesystem that a child of the test serves, under a loop device. It knows
-// what a power loss would leave of it: what was flushed, and any part of what was not. (The test itself cannot serve it:
-// a child of it that is about to run another program closes files on it, for which Go's scheduler waits.)
+// disk is a disk with an ext4 on it: a file of a filesystem that a child of the test serves, under a loop device. It
+// knows the bytes that a power loss would leave: all that were flushed, and any part of the others. (The test itself
+// cannot serve it: a child of it that is about to run another program closes files on it, for which Go's scheduler
+// waits.)
 type disk struct {
 	gofs.Inode
 	losses string // directory of the images
@@ -144,7 +145,7 @@ type powered struct {
 // newDisk makes a disk and mounts its ext4 until the test ends.
 func newDisk(t *testing.T) *powered {
 	t.Helper()
-	p := &powered{dir: newDir(t), files: newDir(t)}
+	p := &powered{dir: suite.NewDir(t), files: suite.NewDir(t)}
 	image, served := filepath.Join(p.files, "image"), filepath.Join(p.files, "served")
 	must(t, errors.Join(os.Mkdir(served, 0o755), os.WriteFile(image, nil, 0o600), os.Truncate(image, diskSize)))
 	mkfs, err := exec.LookPath("mkfs.ext4")

@@ -20,7 +20,7 @@ import (
 
 // TestServerFaults has every twentieth answer fail, in all ways in turn. Every byte is right, and no read fails.
 func TestServerFaults(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	kinds := []fault{serverFail, slowDown, reset, hangUp, short, otherRange, stall}
 	onEverySite(t, func(t *testing.T, s *site) {
@@ -42,7 +42,7 @@ func TestServerFaults(t *testing.T) {
 			return kind
 		})
 		// A stall lasts a quarter of patience.
-		m := mount(t, s.source, "", "--patience", "20s", "--cache-dir", newDir(t), "--cache-segment", "1MiB")
+		m := mount(t, s.source, "", "--patience", "20s", "--cache-dir", suite.NewDir(t), "--cache-segment", "1MiB")
 		var wg sync.WaitGroup
 		names := make(chan string)
 		for range 4 {
@@ -75,16 +75,16 @@ func TestServerFaults(t *testing.T) {
 	})
 }
 
-// TestReplacedUnderTheMount replaces objects. What is not here yet is ESTALE, what is here stays as it was listed, and a
-// new mount has the new ones, as other inodes.
+// TestReplacedUnderTheMount replaces objects. Bytes that are not here yet are ESTALE, others stay as they were listed,
+// and a new mount has the new objects, as other inodes.
 func TestReplacedUnderTheMount(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	onEverySite(t, func(t *testing.T, s *site) {
 		before := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "part.bin": origintest.Data(12<<20, 2)}
 		after := map[string][]byte{"here.bin": origintest.Data(300_000, 3), "part.bin": origintest.Data(12<<20, 4)}
 		s.putAll(t, before)
-		flags := []string{"--cache-dir", newDir(t), "--cache-segment", "1MiB"}
+		flags := []string{"--cache-dir", suite.NewDir(t), "--cache-segment", "1MiB"}
 		m := mount(t, s.source, "", flags...)
 		must(t, compareFile(m.Path("here.bin"), before["here.bin"]))
 		part, err := os.Open(m.Path("part.bin"))
@@ -153,15 +153,15 @@ func checkRange(t *testing.T, f *os.File, want []byte, off, n int) {
 	}
 }
 
-// TestServerStops has the server of a mount go away and come back. What is not here is EIO once patience is over, never
-// "no such file"; what is here goes on.
+// TestServerStops has the server of a mount go away and come back. Bytes that are not here are EIO once patience is over,
+// never "no such file"; others can be read.
 func TestServerStops(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	onEverySite(t, func(t *testing.T, s *site) {
 		files := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "away.bin": origintest.Data(300_000, 2)}
 		s.putAll(t, files)
-		m := mount(t, s.source, "", "--patience", "5s", "--cache-dir", newDir(t))
+		m := mount(t, s.source, "", "--patience", "5s", "--cache-dir", suite.NewDir(t))
 		must(t, compareFile(m.Path("here.bin"), files["here.bin"]))
 		m.settledBut(t, 1) // the other's head
 		s.setAnswer(func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) })
@@ -191,7 +191,7 @@ func TestServerStops(t *testing.T) {
 
 // TestMountOfWhatIsNotThere wants one sentence from the command, and no daemon.
 func TestMountOfWhatIsNotThere(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	needS3(t)
 	p := newProxy(t, s3.socket)
@@ -204,8 +204,8 @@ func TestMountOfWhatIsNotThere(t *testing.T) {
 		"ftp://host/pile":                         "there are s3://, http:// and https://, and directories",
 		"s3://key:secret@bucket":                  "credentials do not belong in a source",
 	} {
-		point, flags := newDir(t), []string{}
-		if strings.Contains(want, "reached") { // nobody listens there; who does may take his time
+		point, flags := suite.NewDir(t), []string{}
+		if strings.Contains(want, "reached") { // nobody listens there; a listener may take its time
 			flags = []string{"--patience", "500ms"}
 		}
 		if _, err := suite.Mount(t.Context(), source, point, flags...); err == nil || !strings.Contains(err.Error(), want) {

@@ -35,7 +35,7 @@ type injection struct {
 // before the call is made, delay_exit=MICROSECONDS after it. With a path, only to those that are made on it.
 func (m *mounted) inject(t *testing.T, call, what, path string) *injection {
 	t.Helper()
-	i := &injection{out: filepath.Join(newDir(t), "strace")}
+	i := &injection{out: filepath.Join(suite.NewDir(t), "strace")}
 	args := []string{"-f", "-qq", "-o", i.out, "-p", strconv.Itoa(m.pid), "-e", "trace=" + call, "-e", "inject=" + call + ":" + what}
 	if path != "" {
 		args = append(args, "-P", path)

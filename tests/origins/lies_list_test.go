@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // listLie is a lie about what there is. The mount fails and says why.
@@ -78,7 +79,7 @@ func listings() map[string]listLie {
 			prefix := x.r.URL.Query().Get("prefix")
 			page(below(prefix+"a/", prefix+"b/", prefix+"c/"), "")(x)
 		}), says: "--max-listing", flags: []string{"--max-listing=100KiB"}},
-		"keys of elsewhere":     {tell: always(isList, func(x *exchange) { page(below("a/")+entry("b/x", 1), "")(x) }), says: `where what begins with "a/" was asked for`},
+		"keys of elsewhere":     {tell: always(isList, func(x *exchange) { page(below("a/")+entry("b/x", 1), "")(x) }), says: `was asked for keys that begin with "a/"`},
 		"a key too long":        {tell: always(isList, page(entry(strings.Repeat("k", 2000), 1), "")), says: "at most 1024"},
 		"a version too long":    {tell: always(isList, page(strings.Replace(shard, "<ETag>", "<ETag>"+strings.Repeat("v", 2000), 1), "")), says: "version"},
 		"a web page":            {tell: always(isList, func(x *exchange) { x.text(http.StatusOK, "<!DOCTYPE html><html><body/></html>") }), says: "S3 server"},
@@ -146,7 +147,7 @@ const mostForLies = 600 << 20
 // TestLiesAboutListings has servers tell every lie about what there is. The mount fails in its time, in little memory, and
 // says why. When the server is honest, the same command mounts.
 func TestLiesAboutListings(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	turns := make(chan struct{}, 4)
 	for name, c := range map[string]struct {
@@ -161,7 +162,7 @@ func TestLiesAboutListings(t *testing.T) {
 				files := map[string][]byte{"shard": origintest.Data(600_000, 1)}
 				var asked atomic.Int64
 				l := newLiar(t, c.s3, files, nil, func(x *exchange) bool { return lie.tell(x, int(asked.Add(1))) })
-				flags := append([]string{"--cache-dir", newDir(t)}, lie.flags...)
+				flags := append([]string{"--cache-dir", suite.NewDir(t)}, lie.flags...)
 				hasty := flags
 				if lie.tried {
 					hasty = append([]string{"--patience", "5s"}, flags...)
@@ -182,7 +183,7 @@ func wantRefused(t *testing.T, l *liar, lie listLie, flags []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := suite.Command(ctx, append(append([]string{"mount", "-f"}, flags...), l.source(), newDir(t))...)
+	cmd := suite.Command(ctx, append(append([]string{"mount", "-f"}, flags...), l.source(), suite.NewDir(t))...)
 	cmd.Env = append(os.Environ(), "AWS_REGION=") // it has to be asked for
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
@@ -200,8 +201,8 @@ func wantRefused(t *testing.T, l *liar, lie listLie, flags []string) {
 	}
 }
 
-// mostMemory looks at a process until it is over, and gives the most memory that it had. What the kernel says afterwards holds
-// the memory of its parent.
+// mostMemory looks at a process until it is over, and gives the most memory that it had. Later figures of the kernel have
+// the memory of its parent in them.
 func mostMemory(pid int, over <-chan struct{}) (most int64) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

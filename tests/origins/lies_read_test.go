@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // hasty and patient are how long the reader of a lie waits: one that is told for ever is tried again until it is over.
@@ -174,7 +175,7 @@ func lies() map[string]lie {
 // is not the file's: it gets the right ones, or an error. Nothing of a lie stays: when the server is honest again, all
 // bytes are right, in a mount that is there and in a new one on the same cache, which is sound.
 func TestLiesAboutBytes(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	for name, inS3 := range map[string]bool{"s3": true, "http": false} {
 		for kind, patience := range map[string]time.Duration{"tried": hasty, "once": patient} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
@@ -196,7 +197,7 @@ func tellAll(t *testing.T, inS3 bool, told map[string]lie, patience time.Duratio
 		files[name] = origintest.Data(600_000+len(name), name[0])
 	}
 	l := newLiar(t, inS3, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
-	cached := newDir(t)
+	cached := suite.NewDir(t)
 	flags := []string{"--cache-dir", cached, "--cache-segment", "1MiB", "--connections", "128", "--patience"}
 	m := mount(t, l.source(), "", append(flags, patience.String())...)
 	var wg sync.WaitGroup

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // lister is an S3 server with a bucket of one object, train.bin, that lists more.
@@ -41,7 +42,7 @@ func listedKey(name, size, tag string) string {
 
 // TestListingsOfLies mounts what lists objects that cannot be: the mount serves the others, and the log names each.
 func TestListingsOfLies(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	data := origintest.Data(1<<16, 1)
 	for name, lie := range map[string]struct{ more, says string }{
 		"a negative size":     {listedKey("z.bin", "-1", "e"), "less than nothing"},
@@ -57,7 +58,7 @@ func TestListingsOfLies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := lister(t, data, lie.more)
-			m := mount(t, "s3://bucket?endpoint="+server.URL, "", "--cache-dir", newDir(t), "--cache-segment=1MiB")
+			m := mount(t, "s3://bucket?endpoint="+server.URL, "", "--cache-dir", suite.NewDir(t), "--cache-segment=1MiB")
 			if log := m.logText(t); !strings.Contains(log, lie.says) || !strings.Contains(log, "left out") {
 				t.Errorf("the log does not say %q:\n%s", lie.says, log)
 			}

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -25,7 +24,7 @@ import (
 // patience bounds every wait of these tests. It is long, since nothing that works waits for its end.
 const patience = time.Minute
 
-// What all tests share; TestMain makes it.
+// Shared by all tests; TestMain makes them.
 var (
 	suite *blackbox.Suite
 	s3    *s3Server    // nil where HBMFS_S3SERVER is not set
@@ -40,19 +39,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	code, err := testMain(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func testMain(m *testing.M) (code int, err error) {
-	if suite, err = blackbox.NewSuite("origins", raceDetector); err != nil {
-		return 1, err
-	}
-	return suite.Run(func() int {
+	os.Exit(blackbox.Main("origins", &suite, func() int {
 		code := 1
 		err := startServers()
 		if err == nil {
@@ -63,28 +50,7 @@ func testMain(m *testing.M) (code int, err error) {
 			return 1
 		}
 		return code
-	}), nil
-}
-
-func needFUSE(t *testing.T) {
-	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-}
-
-// newDir makes a directory that every user can reach, and that goes with the test.
-func newDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp(suite.Dir, "t-")
-	must(t, err)
-	must(t, os.Chmod(dir, 0o755))
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
+	}))
 }
 
 // must fails the test on an error of the test's own doing.
@@ -107,9 +73,9 @@ type mounted struct {
 func mount(t *testing.T, source, point string, flags ...string) *mounted {
 	t.Helper()
 	if point == "" {
-		point = newDir(t)
+		point = suite.NewDir(t)
 	}
-	m := &mounted{point: point, log: filepath.Join(newDir(t), "log")}
+	m := &mounted{point: point, log: filepath.Join(suite.NewDir(t), "log")}
 	var err error
 	m.Mount, err = suite.Mount(t.Context(), source, point, append(flags, "--log-file", m.log)...)
 	must(t, err)
@@ -119,21 +85,9 @@ func mount(t *testing.T, source, point string, flags ...string) *mounted {
 	return m
 }
 
-// end unmounts, and fails the test when the mount or the daemon stays, or when the daemon logged a crash.
 func (m *mounted) end(t *testing.T) {
 	t.Helper()
-	if err := m.Close(); err != nil {
-		t.Errorf("%v\nlog:\n%s", err, m.logText(t))
-	}
-	if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
-		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", m.pid, m.point, patience, m.logText(t))
-		_ = syscall.Kill(m.pid, syscall.SIGKILL) // it may have ended by now
-	}
-	for _, crash := range []string{"panic", "goroutine ", "internal error"} {
-		if text := m.logText(t); strings.Contains(text, crash) {
-			t.Errorf("the log speaks of %q:\n%s", crash, text)
-		}
-	}
+	m.EndsWell(t, m.pid, m.log, patience)
 }
 
 // kill ends the daemon at once, as a crash or the out-of-memory killer does.

@@ -20,13 +20,13 @@ const (
 // TestGoldenDatasets reads every golden dataset through every origin: cold, warm, and after the daemon was killed; files
 // and views; through the kernel and by extents.
 func TestGoldenDatasets(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	files := goldenFiles(t)
 	onEverySite(t, func(t *testing.T, s *site) {
 		s.putAll(t, files)
 		files := shown(t, files)
 		views := viewsOfCopy(t, s, files)
-		cached := newDir(t)
+		cached := suite.NewDir(t)
 		flags := []string{"--cache-dir", cached, segmentFlag}
 		m := mount(t, s.source, "", flags...)
 		for _, e := range m.extents(t, "large/train.bin").Extents {
@@ -84,7 +84,7 @@ func twice(t *testing.T, s *site, m *mounted, flags []string) func(func(*mounted
 // viewsOfCopy are the views of the same files in a directory.
 func viewsOfCopy(t *testing.T, s *site, files map[string][]byte) map[string][32]byte {
 	t.Helper()
-	root := newDir(t)
+	root := suite.NewDir(t)
 	for name, data := range files {
 		path := filepath.Join(root, filepath.FromSlash(name))
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -99,11 +99,11 @@ func viewsOfCopy(t *testing.T, s *site, files map[string][]byte) map[string][32]
 // TestHalfFilled kills a daemon while a segment is being filled. Of what was published, nothing is fetched again; of the
 // rest, nothing is believed.
 func TestHalfFilled(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	onEverySite(t, func(t *testing.T, s *site) {
 		data := tokens(10 << 20)
 		s.putAll(t, map[string][]byte{"train.bin": data})
-		cached := newDir(t)
+		cached := suite.NewDir(t)
 		flags := []string{"--cache-dir", cached, segmentFlag}
 		const good = 3 * segment // from there on, answers stop in the middle
 		s.setFault(func(_ int, a asked) fault {
@@ -141,7 +141,7 @@ func TestHalfFilled(t *testing.T) {
 
 // TestWithoutCache mounts a remote source that is kept nowhere.
 func TestWithoutCache(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	onEverySite(t, func(t *testing.T, s *site) {
 		files := map[string][]byte{"train.bin": tokens(1 << 20), "val.bin": tokens(1000), "empty": {}}
 		s.putAll(t, files)

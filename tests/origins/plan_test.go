@@ -58,14 +58,14 @@ func mixedMDS(t *testing.T, dir string, compressed ...int) (files, plain map[str
 // TestPlansOverMixedShards plans all of a view over compressed shards and plain ones, which come from one source by two
 // ways. All of it comes, in the order of the plan, and every file reads well afterwards.
 func TestPlansOverMixedShards(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	files, plain := mixedMDS(t, "last-zstd", 1, 3)
 	more, morePlain := mixedMDS(t, "last-plain", 0, 2)
 	maps.Copy(files, more)
 	maps.Copy(plain, morePlain)
 	onEverySite(t, func(t *testing.T, s *site) {
 		s.putAll(t, files)
-		m := mount(t, s.source, "", "--cache-dir", newDir(t), "--cache-segment=1MiB")
+		m := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), "--cache-segment=1MiB")
 		for _, dir := range []string{"last-zstd", "last-plain"} {
 			name := path.Join(".hbmfs/views", dir, "tokens.bin")
 			f, err := os.Open(m.Path(name))

@@ -4,13 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// TestPowerLoss fills a cache on a disk, and looks at what power losses would have left of it: before each flush, of what
-// was written since the last one, a half by chance. All that is published is sound, what the daemon has said to be
-// published is there, and nothing of that is fetched again.
+// TestPowerLoss fills a cache on a disk, and looks at the state that power losses would have left. Before each flush a
+// half, by chance, is left of the writes since the last one. All that is published is sound, what the daemon has said to
+// be published is there, and nothing of that is fetched again.
 func TestPowerLoss(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount a disk")
 	}
@@ -25,7 +27,7 @@ func TestPowerLoss(t *testing.T) {
 	c.kill(t)
 	losses, least := d.losses(t), said
 	for i, image := range losses {
-		dir := newDir(t)
+		dir := suite.NewDir(t)
 		unmount := mountImage(t, image, dir)
 		c.dir = filepath.Join(dir, "cache")
 		must(t, os.MkdirAll(c.dir, 0o755)) // it may be lost as a whole

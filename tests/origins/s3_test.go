@@ -198,7 +198,7 @@ func TestS3ExpiredCredentials(t *testing.T) {
 	needS3(t)
 	bucket := s3.bucket(t)
 	s3.put(t, bucket, "shard", []byte("data"))
-	file := filepath.Join(newDir(t), "credentials")
+	file := filepath.Join(suite.NewDir(t), "credentials")
 	keys := func(access, secret, token string) {
 		text := fmt.Sprintf("[train]\naws_access_key_id = %s\naws_secret_access_key = %s\n", access, secret)
 		if token != "" {
@@ -217,7 +217,7 @@ func TestS3ExpiredCredentials(t *testing.T) {
 		}
 		expired.Store(0)
 		refused.Add(1)
-		keys(accessKey, secretKey, "") // whoever renews them is in time
+		keys(accessKey, secretKey, "") // their renewal is in time
 		w.Header().Set("Content-Type", "application/xml")
 		w.WriteHeader(http.StatusBadRequest)
 		fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>`)

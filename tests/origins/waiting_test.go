@@ -16,11 +16,12 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestNobodyIsThere mounts what is no server, or none that can be talked to. The command fails at once and says why.
 func TestNobodyIsThere(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	plain := newLiar(t, false, map[string][]byte{"shard": {1}}, nil, nil)
 	authority := strings.TrimPrefix(plain.URL, "http://")
@@ -48,7 +49,7 @@ func TestNobodyIsThere(t *testing.T) {
 		t.Run(source, func(t *testing.T) {
 			t.Parallel()
 			began := time.Now()
-			_, err := suite.Mount(t.Context(), source, newDir(t), "--log-file", filepath.Join(newDir(t), "log"))
+			_, err := suite.Mount(t.Context(), source, suite.NewDir(t), "--log-file", filepath.Join(suite.NewDir(t), "log"))
 			if err == nil || !strings.Contains(err.Error(), want) || time.Since(began) > 20*time.Second {
 				t.Errorf("%v after %v, want %q at once", err, time.Since(began), want)
 			}
@@ -68,7 +69,7 @@ func freePort(t *testing.T) string {
 // TestMountSaysWhyItWaits has a server that is not well for a while. The command says so, on the terminal and in the log,
 // and mounts when the server is well.
 func TestMountSaysWhyItWaits(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
 		tell func(x *exchange)
@@ -82,7 +83,7 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLiar(t, false, map[string][]byte{"shard": origintest.Data(1000, 1)}, nil, func(x *exchange) bool { c.tell(x); return true })
-			point, log := newDir(t), filepath.Join(newDir(t), "log")
+			point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
 			cmd := suite.Command(t.Context(), "mount", "--log-file", log, "--patience", "1m", l.source(), point)
 			said, err := cmd.StderrPipe()
 			must(t, err)
@@ -106,9 +107,9 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 
 // TestMountWaitsForAServer starts a server after the mount. A line of /etc/fstab waits for it, and a command that is told to.
 func TestMountWaitsForAServer(t *testing.T) {
-	needFUSE(t)
+	blackbox.NeedFUSE(t)
 	t.Parallel()
-	helper := filepath.Join(newDir(t), "mount.fuse.hbmfs")
+	helper := filepath.Join(suite.NewDir(t), "mount.fuse.hbmfs")
 	must(t, os.Symlink(suite.Path(), helper))
 	for name, args := range map[string][]string{
 		"by --wait": {suite.Path(), "mount", "--wait", "1m", "SOURCE", "POINT", "--log-file", "LOG"},
@@ -116,7 +117,7 @@ func TestMountWaitsForAServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			address, point, log := freePort(t), newDir(t), filepath.Join(newDir(t), "log")
+			address, point, log := freePort(t), suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
 			fill := strings.NewReplacer("SOURCE", "http://"+address+"/"+liarBucket+"/", "POINT", point, "LOG", log)
 			for i := range args {
 				args[i] = fill.Replace(args[i])

@@ -97,7 +97,7 @@ func (o *origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/")
 	w.Header().Set("ETag", `"1"`)
 	if name == "index.json" {
-		_ = json.NewEncoder(w).Encode(o.index()) // whoever does not get it asks again
+		_ = json.NewEncoder(w).Encode(o.index()) // a client that does not get it asks again
 		return
 	}
 	i, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(name, "shard-"), ".bin"))

@@ -172,7 +172,7 @@ func (s *soak) hold(ctx context.Context) {
 		}
 	}()
 	for ctx.Err() == nil {
-		// What has begun is read to its end: closing a reader does not wait for an origin that stalls.
+		// A begun read goes on to its end: closing a reader does not wait for an origin that stalls.
 		if err := s.holdOne(context.WithoutCancel(ctx), r); err != nil {
 			s.fail("read by extents: %v", err)
 		}

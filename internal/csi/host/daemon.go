@@ -27,7 +27,7 @@ import (
 // daemon is a process that serves a mount: a child, or one that an earlier host started. A nil daemon is none.
 type daemon struct {
 	pid   int
-	fd    *os.File      // of the process: what it names is never another
+	fd    *os.File      // of the process: it never names another
 	child *exec.Cmd     // nil where it is no child
 	began time.Time     // or when it was adopted
 	log   int64         // where in the volume's log its lines begin, as far as that is known
@@ -53,8 +53,8 @@ func (d *daemon) signal(s syscall.Signal) {
 	}
 }
 
-// killTime is how long a process may take to go that was killed, or whose filesystem was ended. It needs milliseconds,
-// unless it waits for a disk or a network filesystem that is dead; nobody waits for these with it.
+// killTime is how long a process may take to end that was killed, or whose filesystem was ended. It needs milliseconds,
+// unless it waits for a disk or a network filesystem that is dead.
 const killTime = 5 * time.Second
 
 // kill ends the daemon at once.
@@ -65,12 +65,10 @@ func (d *daemon) kill() {
 
 // within waits for the end of the daemon, and tells whether it came.
 func (d *daemon) within(limit time.Duration) bool {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case <-d.done:
 		return true
-	case <-timer.C:
+	case <-time.After(limit):
 		return false
 	}
 }
@@ -167,7 +165,7 @@ func (h *Host) arguments(spec volume.Spec) ([]string, error) {
 	if err := os.MkdirAll(h.opt.CacheDir, 0o700); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "make the cache directory: %v", err)
 	}
-	free, _, err := h.leaves()
+	free, _, err := h.minFree()
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +232,7 @@ func (v *nodeVolume) rights(s volume.Spec) []string {
 	return env
 }
 
-// environment is the host's own, without whatever could lend a daemon rights that its volume does not have.
+// environment is the host's own, without variables that could lend a daemon rights that its volume does not have.
 func environment(all []string) []string {
 	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"}
 	return slices.DeleteFunc(slices.Clone(all), func(e string) bool {
@@ -254,7 +252,7 @@ func (v *nodeVolume) openLog() (*os.File, error) {
 	return os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 }
 
-// lastWords is the end of what a daemon has logged.
+// lastWords is the end of a daemon's log.
 func (v *nodeVolume) lastWords(d *daemon) string {
 	const end = 2 << 10
 	f, err := os.Open(v.path(logName))

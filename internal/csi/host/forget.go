@@ -12,7 +12,7 @@ func (v *nodeVolume) forget() error {
 	var targets []string
 	v.with(func(r *record) { targets = slices.Collect(maps.Keys(r.Published)) })
 	targets = slices.DeleteFunc(targets, func(target string) bool { return !missingPath(target) })
-	if err := v.keep(func(r *record) {
+	if err := v.update(func(r *record) {
 		for _, target := range targets {
 			delete(r.Published, target)
 		}
@@ -22,9 +22,9 @@ func (v *nodeVolume) forget() error {
 	return v.forgetStaged()
 }
 
-// forgetStaged drops what was staged below a directory of kubelet that has been wiped since. kubelet makes a staging path
-// before it asks for the staging, and removes it after the unstaging. A volume that a pod has stays: the pod may be called
-// for without secrets, and they are those of the staging.
+// forgetStaged drops stagings below a directory of kubelet that has been wiped since. Kubelet makes a staging path before
+// it asks for the staging, and removes it after the unstaging. A volume that a pod has stays: later calls for the pod may
+// rely on the secrets of the staging.
 func (v *nodeVolume) forgetStaged() error {
 	h := v.host
 	var staged map[string]string
@@ -45,7 +45,7 @@ func (v *nodeVolume) forgetStaged() error {
 			continue
 		}
 		log.Warn("a volume is staged no more: its staging path was removed without NodeUnstageVolume")
-		if err := v.keep(func(r *record) { delete(r.Staged, id) }); err != nil {
+		if err := v.update(func(r *record) { delete(r.Staged, id) }); err != nil {
 			return err
 		}
 	}
@@ -57,10 +57,8 @@ func (h *Host) inPods(id string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, v := range h.volumes {
-		for _, p := range v.rec.Published {
-			if p.VolumeID == id {
-				return true
-			}
+		if v.rec.hasPod(func(p pod) bool { return p.VolumeID == id }) {
+			return true
 		}
 	}
 	return false

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
 // stage stages a volume of the node's data as kubelet does, and returns where.
@@ -18,10 +16,7 @@ func (n *node) stage(id string, attributes ...string) string {
 	n.must(os.MkdirAll(path, 0o755))
 	ctx, cancel := context.WithTimeout(n.Context(), patience)
 	defer cancel()
-	_, err := n.service().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: id, StagingTargetPath: path, VolumeCapability: capability(), VolumeContext: n.attributes(attributes),
-	})
-	n.must(err)
+	n.must(n.stageAt(ctx, id, path, attributes...))
 	return path
 }
 

@@ -74,6 +74,7 @@ func TestADaemonThatIsStuck(t *testing.T) {
 	asking.Wait()
 
 	n.must(blackbox.Stop(n.daemons()[0]))
+	n.asker.Patience = time.Second
 	for range 2 {
 		if r := n.stats("v", "p"); !r.GetVolumeCondition().GetAbnormal() || !strings.Contains(r.GetVolumeCondition().GetMessage(), "stuck") || len(r.GetUsage()) == 0 {
 			t.Errorf("a stuck daemon: %v", r)
@@ -150,12 +151,7 @@ func TestLooksOfOneNamespace(t *testing.T) {
 	outer, hang := n.network("one")
 	hang()
 	publish := func(namespace, pod, source string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: pod, TargetPath: n.target(pod), VolumeCapability: capability(), VolumeContext: map[string]string{"source": source, "csi.storage.k8s.io/pod.namespace": namespace},
-		})
-		return err
+		return n.publishAt(500*time.Millisecond, pod, n.target(pod), "source", source, "csi.storage.k8s.io/pod.namespace", namespace)
 	}
 	refused := 0
 	for _, name := range names {
@@ -189,12 +185,7 @@ func TestASourceThatHangs(t *testing.T) {
 	})
 	hang()
 	for _, p := range []string{"p2", "p3", "p4"} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: "w", TargetPath: n.target(p), VolumeCapability: capability(), VolumeContext: map[string]string{"source": outer + "/two"},
-		})
-		cancel()
-		n.code(err, codes.DeadlineExceeded)
+		n.code(n.publishAt(500*time.Millisecond, "w", n.target(p), "source", outer+"/two"), codes.DeadlineExceeded)
 	}
 	if waiting := looking(); waiting != 1 {
 		t.Errorf("%d threads wait for the filesystem, want 1", waiting)
@@ -219,10 +210,7 @@ func TestTheLastUserOfAStartThatHangs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	staged := make(chan error, 1)
 	go func() { // kubelet gives up; the start goes on
-		_, err := n.service().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: "v", StagingTargetPath: n.kubelet("staging"), VolumeCapability: capability(), VolumeContext: map[string]string{"source": source, "patience": "1h"},
-		})
-		staged <- err
+		staged <- n.stageAt(ctx, "v", n.kubelet("staging"), "source", source, "patience", "1h")
 	}()
 	n.within("a daemon tries", func() bool { return len(n.daemons()) == 1 })
 	cancel()

@@ -1,13 +1,14 @@
-// Package host keeps the daemons of a node's volumes: it starts one hbmfs for each different volume, shows its mount to
-// every pod that asks for the same, starts it again when it dies, and ends it with the last pod.
+// Package host keeps the daemons of a node's volumes. It starts one hbmfs for each different volume, and shows its mount
+// to every pod that asks for the same. It starts the daemon again when it dies, and ends it with the last pod.
 //
-// It is a process apart from the CSI plugin, which forwards kubelet's calls to it and can be replaced at any time. What
-// it knows is on disk before it is done (volumes/KEY/volume.json: what was asked for and by whom), and the rest is read
-// from the mount table and from /proc. So a host that was killed at any step is continued by the next one: see [Host.Start].
+// It is a process apart from the CSI plugin, which forwards kubelet's calls to it and can be replaced at any time. It
+// records each request before it does anything (volumes/KEY/volume.json: the volume and its users), and reads the rest
+// from the mount table and from /proc. So a host that was killed at any step is continued by the next one: see
+// [Host.Start].
 //
-// Locks: Host.mu guards the maps and all records, and is held for moments. The lock of a volume is held by whoever works
-// on its daemon and its mounts, for as long as that takes. Work for one target or volume id is done once at a time, and
-// goes on when the caller has given up waiting, so that kubelet's next try finds it done.
+// Locks: Host.mu guards the maps and all records, and is held for moments. All work on a volume's daemon and mounts is
+// done under its lock, for as long as that takes. Work for one target or volume id is done once at a time. It goes on
+// when the caller has given up waiting, so that kubelet's next try finds it done.
 package host
 
 import (
@@ -30,6 +31,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/internal/trust"
 )
 
@@ -59,7 +61,7 @@ type Host struct {
 
 	prefix string // of the names of this host's mounts
 
-	waiting  context.Context // of those who wait for the end of a daemon; ends when all work has
+	waiting  context.Context // of goroutines that wait for the end of a daemon; ends when all work has
 	stopWait context.CancelFunc
 	waits    sync.WaitGroup
 
@@ -85,7 +87,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 	}
 	dir, err := trust.Dir(opt.StateDir)
 	if err == nil {
-		_, err = trust.Below(dir, "volumes") // what is recorded there is mounted, and with whose keys
+		_, err = trust.Below(dir, "volumes") // its records decide on mounts, and on their keys
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the state directory: %w", err)
@@ -108,7 +110,8 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 	}, nil
 }
 
-// lockTime is how long another host may take to end. What it started just before may hold its lock for a moment longer.
+// lockTime is how long another host may take to end. A process that it started just before may have the lock for a moment
+// longer.
 const lockTime = 5 * time.Second
 
 func waitForLock(ctx context.Context, lock *os.File) error {
@@ -116,10 +119,8 @@ func waitForLock(ctx context.Context, lock *os.File) error {
 		if time.Now().After(end) {
 			return fmt.Errorf("lock %s: another hbmfs-csi host works there: end it first", lock.Name())
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -134,13 +135,13 @@ func (h *Host) Close() error {
 	return h.lock.Close()
 }
 
-// do runs op for what is called name, unless somebody is at work there already. It returns with the caller's context, but
-// op ends in its own time.
+// do runs op for a name, unless work for it is under way already. It returns with the caller's context, but op ends in
+// its own time.
 func (h *Host) do(ctx context.Context, name string, op func(context.Context) error) error {
 	return h.run(ctx, name, op, true)
 }
 
-// undo is do for what ends a use: work on its beginning is called off.
+// undo is do for the end of a use. Work on its beginning is called off.
 func (h *Host) undo(ctx context.Context, name string, op func(context.Context) error) error {
 	h.mu.Lock()
 	if callOff := h.busy[name]; callOff != nil {
@@ -216,9 +217,9 @@ func (h *Host) find(spec volume.Spec) *nodeVolume {
 	return nil
 }
 
-// end stops the daemon of a volume that nobody uses, and removes what is left of it.
+// end stops the daemon of a volume that nobody uses, and removes its directory.
 func (h *Host) end(ctx context.Context, v *nodeVolume) error {
-	if locked, err := v.acquireToLeave(ctx, 0); err != nil || !locked { // somebody came, and waits
+	if locked, err := v.acquireToEnd(ctx, 0); err != nil || !locked { // somebody came, and waits
 		return err
 	}
 	defer v.unlock()
@@ -263,7 +264,7 @@ func (h *Host) published(target string) (*nodeVolume, pod) {
 	return nil, pod{}
 }
 
-// want is what a request asks for, checked as far as it can be without starting anything.
+// want reads a request, and checks it as far as it can without starting anything.
 func (h *Host) want(ctx context.Context, r volume.Request) (volume.Want, error) {
 	h.mu.Lock()
 	staged := h.staged(r.ID)
@@ -289,8 +290,8 @@ func (h *Host) want(ctx context.Context, r volume.Request) (volume.Want, error) 
 	return w, h.allowed(ctx, r.Attributes[volume.PodNamespace], w.Directory())
 }
 
-// allowed refuses directories that volumes may not show. Whoever looks at one waits for its filesystem, which may be that
-// of a server that is gone: nobody waits longer than ctx.
+// allowed refuses directories that volumes may not show. A look waits for the directory's filesystem, whose server may be
+// gone. No caller waits longer than ctx.
 func (h *Host) allowed(ctx context.Context, namespace, dir string) error {
 	if dir == "" {
 		return nil
@@ -314,7 +315,7 @@ func (h *Host) allowed(ctx context.Context, namespace, dir string) error {
 func (h *Host) look(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		real = dir // by its name alone: of what is not allowed, not even that it is missing is said
+		real = dir // by its name alone: nobody is told whether a directory is there that is not allowed
 	}
 	inside := slices.ContainsFunc(h.opt.AllowSource, func(prefix string) bool {
 		if p, err := filepath.EvalSymlinks(prefix); err == nil && below(real, p) {

@@ -178,7 +178,7 @@ func TestLeaves(t *testing.T) {
 		{Options{CacheDir: "/proc", KubeletDir: dir, CacheMinFree: 7}, 7, false},
 	} {
 		h := &Host{opt: c.opt}
-		if bytes, watched, err := h.leaves(); err != nil || bytes != c.bytes || watched != c.watched {
+		if bytes, watched, err := h.minFree(); err != nil || bytes != c.bytes || watched != c.watched {
 			t.Errorf("%+v: %d, %v, %v", c.opt, bytes, watched, err)
 		}
 	}

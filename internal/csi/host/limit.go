@@ -31,15 +31,7 @@ func (h *Host) admit(namespace string) error {
 
 // countsFor tells whether a volume counts for a namespace: a pod of it has the volume, and no administrator has it staged.
 func (r *record) countsFor(namespace string) bool {
-	if len(r.Staged) > 0 {
-		return false
-	}
-	for _, p := range r.Published {
-		if p.Namespace == namespace {
-			return true
-		}
-	}
-	return false
+	return len(r.Staged) == 0 && r.hasPod(func(p pod) bool { return p.Namespace == namespace })
 }
 
 // looksOfNamespace is how many directories are looked at for one namespace at once. A look takes no time, or, where its

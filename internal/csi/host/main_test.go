@@ -57,15 +57,9 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	if err := blackbox.CanMount(); err != nil {
-		t.Skipf("needs FUSE: %v", err)
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	binary, err := blackbox.Given(t.TempDir())
+	blackbox.NeedRoot(t)
+	binary := blackbox.Given(t)
 	n := &node{T: t, hbmfs: binary.Path(), data: t.TempDir()}
-	n.must(err)
 	top, err := os.MkdirTemp("", "hbmfs-csi-")
 	n.must(err)
 	n.dir, n.view = filepath.Join(top, "node"), filepath.Join(top, "view")
@@ -147,18 +141,32 @@ func capability() *csi.VolumeCapability {
 }
 
 func (n *node) publish(id, pod string, attributes ...string) error {
-	ctx, cancel := context.WithTimeout(n.Context(), patience)
+	return n.publishAt(patience, id, n.target(pod), attributes...)
+}
+
+// publishAt has a volume published, by a kubelet that gives up after a while.
+func (n *node) publishAt(limit time.Duration, id, target string, attributes ...string) error {
+	ctx, cancel := context.WithTimeout(n.Context(), limit)
 	defer cancel()
 	_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: id, TargetPath: n.target(pod), VolumeCapability: capability(), VolumeContext: n.attributes(attributes),
+		VolumeId: id, TargetPath: target, VolumeCapability: capability(), VolumeContext: n.attributes(attributes),
 	})
 	return err
 }
 
-func (n *node) unpublish(id, pod string) error {
+func (n *node) unpublish(id, pod string) error { return n.unpublishAt(id, n.target(pod)) }
+
+func (n *node) unpublishAt(id, target string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, err := n.service().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: n.target(pod)})
+	_, err := n.service().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	return err
+}
+
+func (n *node) stageAt(ctx context.Context, id, path string, attributes ...string) error {
+	_, err := n.service().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: id, StagingTargetPath: path, VolumeCapability: capability(), VolumeContext: n.attributes(attributes),
+	})
 	return err
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
-// nodeVolume is a volume that somebody uses on this node.
+// nodeVolume is a volume that is used on this node.
 type nodeVolume struct {
 	host *Host
 	key  string
@@ -42,7 +42,7 @@ func (v *nodeVolume) path(name string) string { return filepath.Join(v.dir(), na
 func (v *nodeVolume) mount() string           { return v.path("mnt") }
 func (v *nodeVolume) unlock()                 { <-v.lock }
 func (v *nodeVolume) with(do func(*record))   { v.host.mu.Lock(); defer v.host.mu.Unlock(); do(&v.rec) }
-func (v *nodeVolume) keep(do func(*record)) error {
+func (v *nodeVolume) update(do func(*record)) error {
 	v.host.mu.Lock()
 	defer v.host.mu.Unlock()
 	do(&v.rec)
@@ -81,15 +81,15 @@ func (v *nodeVolume) serve(ctx context.Context, w volume.Want) error {
 	return v.start(ctx)
 }
 
-// Files in the directory of a volume: what its daemon reads its rights from, and writes its log to.
+// Files in the directory of a volume: the rights that its daemon reads, and its log.
 const (
 	credentialsName = "credentials"
 	tokenName       = "token"
 	logName         = "log"
 )
 
-// start clears away what a dead daemon left, starts a new one, and shows its mount wherever the old one was seen. The
-// lock must be held.
+// start removes the mount of a dead daemon, starts a new one, and shows its mount wherever the old one was seen. The lock
+// must be held.
 func (v *nodeVolume) start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -120,8 +120,8 @@ func (v *nodeVolume) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// kill ends a daemon and its mount, in this order: a thread of it may wait for an answer of its own, and be out of reach of
-// the signal until there can be none.
+// kill ends a daemon and its mount, in this order. A thread of the daemon may wait for an answer of the daemon, out of
+// reach of the signal until there can be none.
 func (v *nodeVolume) kill(d *daemon) {
 	d.signal(syscall.SIGKILL)
 	if err := mounts.Abort(v.mount()); err != nil {
@@ -130,8 +130,8 @@ func (v *nodeVolume) kill(d *daemon) {
 	d.kill()
 }
 
-// clear takes the mount of a daemon that is gone away from where daemons mount, so that the next one is not stacked upon
-// it. What pods see of it stays until there is something to replace it.
+// clear removes the mount of a daemon that is gone, so that the next one is not stacked upon it. The copies that pods see
+// stay until a new mount replaces them.
 func (v *nodeVolume) clear() error {
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (v *nodeVolume) clear() error {
 	return nil
 }
 
-// name is what the mount table calls the mounts of this volume, those of dead daemons as well. Device numbers would not
+// name is the source of this volume's mounts in the mount table, those of dead daemons as well. Device numbers would not
 // do: the number of a mount that nobody sees any more is given to another one.
 func (v *nodeVolume) name() string { return v.host.prefix + v.key }
 
@@ -169,7 +169,7 @@ func (v *nodeVolume) adopt(d *daemon) error {
 	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
 	for _, target := range targets {
 		err := v.show(target)
-		if !v.has(target) { // it left meanwhile: see unuse
+		if !v.has(target) { // the pod left meanwhile: see unuse
 			err = hide(target)
 		}
 		if err != nil {

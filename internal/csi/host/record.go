@@ -10,14 +10,14 @@ import (
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
-// record is what volume.json keeps. It has no secrets in it.
+// record is the content of volume.json. It has no secrets in it.
 type record struct {
 	Spec      volume.Spec       `json:"spec"`
 	Staged    map[string]string `json:"staged,omitempty"`    // volume ids and their staging paths
 	Published map[string]pod    `json:"published,omitempty"` // targets
 }
 
-// pod is who uses a target.
+// pod is the user of a target.
 type pod struct {
 	VolumeID  string `json:"volume_id"`
 	Namespace string `json:"namespace,omitempty"`
@@ -27,10 +27,10 @@ type pod struct {
 
 func (r *record) idle() bool { return len(r.Staged)+len(r.Published) == 0 }
 
-// asks reports whether a pod was last published with an identity.
-func (r *record) asks(identity string) bool {
+// hasPod reports whether the volume is published for a pod of a kind.
+func (r *record) hasPod(is func(pod) bool) bool {
 	for _, p := range r.Published {
-		if p.Identity == identity {
+		if is(p) {
 			return true
 		}
 	}

@@ -2,7 +2,6 @@ package host
 
 import (
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -23,7 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
@@ -45,16 +43,10 @@ func TestRoleOfAPod(t *testing.T) {
 	n.startHost()
 
 	publish := func(pod, token string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: "v", TargetPath: n.target(pod), VolumeCapability: capability(), VolumeContext: map[string]string{
-				"source": "s3://bucket?region=us-east-1&endpoint=" + store.URL, "roleArn": "arn:aws:iam::1:role/reader", "patience": "20s",
-				"csi.storage.k8s.io/pod.namespace": "team", "csi.storage.k8s.io/serviceAccount.name": "trainer",
-				"csi.storage.k8s.io/serviceAccount.tokens": fmt.Sprintf(`{"sts.amazonaws.com":{"token":%q}}`, token),
-			},
-		})
-		return err
+		return n.publish("v", pod,
+			"source", "s3://bucket?region=us-east-1&endpoint="+store.URL, "roleArn", "arn:aws:iam::1:role/reader", "patience", "20s",
+			"csi.storage.k8s.io/pod.namespace", "team", "csi.storage.k8s.io/serviceAccount.name", "trainer",
+			"csi.storage.k8s.io/serviceAccount.tokens", fmt.Sprintf(`{"sts.amazonaws.com":{"token":%q}}`, token))
 	}
 	n.code(publish("p1", "forged"), codes.PermissionDenied, "arn:aws:iam::1:role/reader", "InvalidIdentityToken", "trust policy")
 	n.must(publish("p1", "first-token"))

@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchedPart is the part of a disk that the cache leaves free where kubelet watches that disk, one fifth. Kubelet removes
-// images once 85 % are taken, and evicts pods from 90 % on (imageGCHighThresholdPercent and evictionHard's nodefs.available,
-// defaults of KubeletConfiguration v1beta1): a cache that took the daemon's default of 95 % would have pods evicted, and nothing that kubelet
-// can remove would make room.
+// watchedPart is the part of a disk that the cache leaves free where kubelet watches that disk, one fifth. Kubelet
+// removes images once 85 % are taken, and evicts pods from 90 % on (imageGCHighThresholdPercent and evictionHard's
+// nodefs.available, defaults of KubeletConfiguration v1beta1). A cache that took the daemon's default of 95 % would have
+// pods evicted, and kubelet could remove nothing to make room.
 const watchedPart = 5
 
-// leaves is how many bytes of its disk the cache leaves free, whatever volumes say; 0 is what the daemon takes by itself.
-// watched tells whether kubelet's directory is on that disk.
-func (h *Host) leaves() (bytes int64, watched bool, err error) {
+// minFree is how many bytes of its disk the cache leaves free at least; 0 is the daemon's default. watched tells whether
+// kubelet's directory is on that disk.
+func (h *Host) minFree() (bytes int64, watched bool, err error) {
 	cache, err := deviceOf(h.opt.CacheDir)
 	if err != nil {
 		return 0, false, fmt.Errorf("find the disk of the cache: %w", err)
@@ -50,9 +50,9 @@ func deviceOf(path string) (uint64, error) {
 	return info.Sys().(*syscall.Stat_t).Dev, nil
 }
 
-// warnOfTheDisk says once what a cache on kubelet's disk means.
+// warnOfTheDisk says once that a cache on kubelet's disk stays small.
 func (h *Host) warnOfTheDisk() {
-	bytes, watched, err := h.leaves()
+	bytes, watched, err := h.minFree()
 	switch {
 	case err != nil:
 		h.log.Error("cannot tell whether the cache is on a disk that kubelet watches", "error", err)

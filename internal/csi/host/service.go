@@ -29,8 +29,19 @@ func missing(what string) error {
 	return status.Errorf(codes.InvalidArgument, "the request has no %s", what)
 }
 
-// checkCapability refuses what a read-only file system cannot be. Volumes are read-only whatever the access mode says;
-// SINGLE_NODE_WRITER is what kubelet sends for inline volumes, and for claims that say nothing better.
+// incomplete refuses a request without a volume id, or without the path that is called kind.
+func incomplete(id, kind, path string) error {
+	switch {
+	case id == "":
+		return missing("volume id")
+	case path == "":
+		return missing(kind)
+	}
+	return nil
+}
+
+// checkCapability refuses capabilities that a read-only filesystem cannot have. Volumes are read-only in every access
+// mode; kubelet sends SINGLE_NODE_WRITER for inline volumes, and for claims that say nothing better.
 func checkCapability(c *csi.VolumeCapability) (group string, err error) {
 	modes := []csi.VolumeCapability_AccessMode_Mode{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
@@ -55,11 +66,8 @@ func checkCapability(c *csi.VolumeCapability) (group string, err error) {
 // NodeStageVolume starts the volume's daemon, so that pods need not wait for it. Nothing is mounted at the staging path.
 func (s Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
-	switch {
-	case id == "":
-		return nil, missing("volume id")
-	case path == "":
-		return nil, missing("staging target path")
+	if err := incomplete(id, "staging target path", path); err != nil {
+		return nil, err
 	}
 	group, err := checkCapability(req.GetVolumeCapability())
 	if err != nil {
@@ -100,7 +108,7 @@ type use struct {
 	hide      func() error
 }
 
-// use has a volume served to a new user, or to an old one again. A new user for whom it fails is forgotten.
+// use has a volume served to a new user, or to an old one again. Where that fails, a new user is forgotten.
 func (h *Host) use(ctx context.Context, w volume.Want, old *nodeVolume, u use) error {
 	v, err := h.claim(w, old, u)
 	if err == nil {
@@ -129,11 +137,8 @@ func (h *Host) serve(ctx context.Context, v *nodeVolume, w volume.Want, show fun
 // NodeUnstageVolume ends the use that staging is.
 func (s Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id := req.GetVolumeId()
-	switch {
-	case id == "":
-		return nil, missing("volume id")
-	case req.GetStagingTargetPath() == "":
-		return nil, missing("staging target path")
+	if err := incomplete(id, "staging target path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
 	}
 	return &csi.NodeUnstageVolumeResponse{}, s.undo(ctx, "volume "+id, func(ctx context.Context) error {
 		s.mu.Lock()
@@ -149,11 +154,8 @@ func (s Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 // NodePublishVolume shows the volume to a pod. Kubelet calls it again and again, with secrets and tokens as they are then.
 func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	id := req.GetVolumeId()
-	switch {
-	case id == "":
-		return nil, missing("volume id")
-	case req.GetTargetPath() == "":
-		return nil, missing("target path")
+	if err := incomplete(id, "target path", req.GetTargetPath()); err != nil {
+		return nil, err
 	}
 	group, err := checkCapability(req.GetVolumeCapability())
 	if err != nil {
@@ -185,9 +187,9 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 	case was.VolumeID != p.VolumeID || !old.rec.Spec.Same(w.Spec):
 		h.mu.Unlock()
 		return status.Errorf(codes.AlreadyExists, "target path %s shows volume %s, or this one with other attributes: unpublish it first", target, was.VolumeID)
-	case w.Identity == was.Identity && old.rec.asks(old.rec.Spec.Identity):
-		// It has nothing new to say. Where it shares the daemon with a pod whose secret was changed, those keys stay: else the
-		// two would put each other's in place each time that kubelet calls.
+	case w.Identity == was.Identity && old.rec.hasPod(func(p pod) bool { return p.Identity == old.rec.Spec.Identity }):
+		// It has nothing new to say. Where it shares the daemon with a pod whose secret was changed, those keys stay.
+		// Else the two would put each other's in place each time that kubelet calls.
 		w.Credentials = nil
 	case w.Identity != "": // perhaps with new secrets
 		old.rec.Spec.Identity = w.Identity
@@ -203,11 +205,8 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 // NodeUnpublishVolume takes the volume away from a pod.
 func (s Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id := req.GetVolumeId()
-	switch {
-	case id == "":
-		return nil, missing("volume id")
-	case req.GetTargetPath() == "":
-		return nil, missing("target path")
+	if err := incomplete(id, "target path", req.GetTargetPath()); err != nil {
+		return nil, err
 	}
 	target, err := s.checkTarget(req.GetTargetPath())
 	if err != nil {

@@ -45,9 +45,8 @@ func find(path string) error {
 	return err
 }
 
-// nowhere tells whether an error of a look-up says that nothing is at a path: it is missing, or longer than a path or name
-// may be, or leads through a file or in a circle, or has a NUL in it. So nothing is mounted there, and nothing ever was
-// that could still be found by this path.
+// nowhere tells whether an error of a look-up says that nothing is at a path. The path is missing or too long, leads
+// through a file or in a circle, or has a NUL in it. So nothing is mounted there that could be found by this path.
 func nowhere(err error) bool {
 	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENAMETOOLONG, unix.ENOTDIR, unix.ELOOP, unix.EINVAL}, func(e error) bool { return errors.Is(err, e) })
 }
@@ -100,7 +99,7 @@ func hide(target string) error {
 		if nowhere(err) {
 			return nil
 		}
-		return err // what is no directory was not made here, and stays
+		return err // another kind of file was not made here, and stays
 	}
 	return mounts.RemoveDir(target)
 }

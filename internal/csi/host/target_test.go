@@ -1,31 +1,13 @@
 package host
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 )
-
-func (n *node) publishAt(target string) error {
-	ctx, cancel := context.WithTimeout(n.Context(), patience)
-	defer cancel()
-	_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: "v", TargetPath: target, VolumeCapability: capability(), VolumeContext: n.attributes(nil),
-	})
-	return err
-}
-
-func (n *node) unpublishAt(target string) error {
-	ctx, cancel := context.WithTimeout(n.Context(), patience)
-	defer cancel()
-	_, err := n.service().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: target})
-	return err
-}
 
 // TestTargetsWithStrangeNames has volumes shown wherever a directory can be, and refused, without a trace, where none can.
 func TestTargetsWithStrangeNames(t *testing.T) {
@@ -44,15 +26,15 @@ func TestTargetsWithStrangeNames(t *testing.T) {
 		"with a backslash":         filepath.Join(pods, `a\040b`),
 		"not in UTF-8":             filepath.Join(pods, "\xff\xfe"),
 	} {
-		if err := n.publishAt(target); err != nil {
+		if err := n.publishAt(patience, "v", target); err != nil {
 			t.Errorf("%s: %v", what, err)
 			continue
 		}
-		n.must(n.publishAt(target)) // kubelet asks again
+		n.must(n.publishAt(patience, "v", target)) // kubelet asks again
 		if !n.reads(target, "a.bin") {
 			t.Errorf("%s: the volume is not seen", what)
 		}
-		if err := n.unpublishAt(target); err != nil {
+		if err := n.unpublishAt("v", target); err != nil {
 			t.Errorf("%s: unpublish: %v", what, err)
 		}
 	}
@@ -65,9 +47,9 @@ func TestTargetsWithStrangeNames(t *testing.T) {
 		"below nothing":                  filepath.Join(pods, "nothing", "mount"),
 		"a NUL":                          filepath.Join(pods, "a\x00b"),
 	} {
-		n.code(n.publishAt(target), codes.InvalidArgument, "target path")
+		n.code(n.publishAt(patience, "v", target), codes.InvalidArgument, "target path")
 		for range 2 {
-			if err := n.unpublishAt(target); err != nil {
+			if err := n.unpublishAt("v", target); err != nil {
 				t.Errorf("%s: unpublish: %v", what, err)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 // watch waits for the end of a daemon, and starts the volume's next one while it is used.
@@ -50,7 +51,7 @@ const stable = 10 * time.Second
 // revive starts a daemon until one is up, or nobody wants it any more. Attempts come further and further apart.
 func (v *nodeVolume) revive(ctx context.Context, attempt int) {
 	for ; ; attempt++ {
-		if !pause(ctx, attempt) {
+		if pause.For(ctx, waitBefore(attempt)) != nil {
 			return
 		}
 		if err := v.acquire(ctx); err != nil {
@@ -68,23 +69,16 @@ func (v *nodeVolume) revive(ctx context.Context, attempt int) {
 	}
 }
 
-// pause waits before an attempt: not before the first, and half a minute at most.
-func pause(ctx context.Context, attempt int) bool {
+// waitBefore is how long to wait before an attempt: not before the first, and half a minute at most.
+func waitBefore(attempt int) time.Duration {
 	if attempt == 0 {
-		return ctx.Err() == nil
+		return 0
 	}
-	timer := time.NewTimer(min(200*time.Millisecond<<min(attempt-1, 10), 30*time.Second))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return min(200*time.Millisecond<<min(attempt-1, 10), 30*time.Second)
 }
 
-// Start goes on with what earlier hosts left: it takes over daemons that live, starts those of used volumes that do not,
-// and removes what nobody uses. It returns when it knows all volumes; the rest goes on in the background.
+// Start goes on with the volumes of earlier hosts. It takes over daemons that live, starts those of used volumes that do
+// not, and removes volumes that nobody uses. It returns when it knows all volumes; the rest goes on in the background.
 func (h *Host) Start() error {
 	h.warnOfTheDisk()
 	entries, err := os.ReadDir(filepath.Join(h.opt.StateDir, "volumes"))
@@ -184,7 +178,7 @@ func (v *nodeVolume) takeOver(pid int) bool {
 	return true
 }
 
-// deadSoon tells whether the daemon of a mount is gone. One that does not say anything is there, and stopped or stuck.
+// deadSoon tells whether the daemon of a mount is gone. A daemon that gives no answer is there, and stopped or stuck.
 func deadSoon(point string) bool {
 	dead := make(chan bool, 1)
 	go func() { dead <- mounts.Dead(point) }() // ends with the answer
@@ -199,19 +193,12 @@ func deadSoon(point string) bool {
 // again is after how long pods are looked through once more, for those that were being started the first time.
 const again = 10 * time.Second
 
-// replaceInPods replaces what pods see of dead mounts by the living one. The lock must be held, and the daemon be there.
+// replaceInPods replaces dead mounts in pods by the living one. The lock must be held, and the daemon be there.
 func (v *nodeVolume) replaceInPods() {
 	v.replaceDead()
 	v.host.work.Go(func() {
-		timer := time.NewTimer(again)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-v.host.ctx.Done():
+		if pause.For(v.host.ctx, again) != nil || v.acquire(v.host.ctx) != nil {
 			return // the next host looks again
-		}
-		if err := v.acquire(v.host.ctx); err != nil {
-			return
 		}
 		defer v.unlock()
 		if v.daemon.alive() {

@@ -19,15 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pod has a mount namespace of its own, and its copy of a volume there is not changed by what is mounted on the node
-// (unless the pod asked for that, and even then only by what is stacked upon the copy). So a dead mount is replaced in
-// each namespace that has it. That is done by a process of its own: only one that has no other threads can be
-// sure where it is, and a path in somebody else's namespace may hang whoever walks it.
+// A pod has a mount namespace of its own. Mounts on the node do not change its copy of a volume there; where the pod
+// asked for that, they are stacked upon the copy. So a dead mount is replaced in each namespace that has it. A process of
+// its own does that. Only one without other threads can be sure where it is, and a path in somebody else's namespace may
+// hang the process that walks it.
 
 // Place is where a mount is seen in a namespace.
 type Place struct {
 	Path string `json:"path"`
-	Root string `json:"root"` // what of the mount is seen there
+	Root string `json:"root"` // the part of the mount that is seen there
 }
 
 // Namespace is a mount namespace, by a process in it, with the places where it has dead mounts.
@@ -36,8 +36,8 @@ type Namespace struct {
 	Places []Place
 }
 
-// Find looks for mounts of hbmfs with this name, but another device than this, in the namespaces of all processes that can
-// be seen, anywhere but at the path where daemons mount. Only mounts that are not covered by others count.
+// Find looks for mounts of hbmfs with this name and another device than this, in the namespaces of all processes that can
+// be seen. It leaves out the path where daemons mount. Only mounts that are not covered by others count.
 func Find(name, device, except string) ([]Namespace, error) {
 	all, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -78,18 +78,9 @@ func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {
 	if err != nil || len(all) == 0 {
 		return nil, errors.Join(err, io.ErrUnexpectedEOF)
 	}
-	covered, paths := map[int]bool{}, map[int]string{}
-	for _, m := range all {
-		paths[m.ID] = m.Mountpoint
-	}
-	for _, m := range all {
-		if paths[m.Parent] == m.Mountpoint { // it lies upon another's root
-			covered[m.Parent] = true
-		}
-	}
 	var places []Place
-	for _, m := range all {
-		if wanted(m) && !covered[m.ID] {
+	for _, m := range uncovered(all) {
+		if wanted(m) {
 			places = append(places, Place{m.Mountpoint, m.Root})
 		}
 	}
@@ -137,7 +128,7 @@ func ReplaceIn(ctx context.Context, ns Namespace, path, device string, helper []
 }
 
 // Inside is the work of the helper: descriptor 3 is the namespace, those above it are copies for the places that from
-// names. It says what it replaced.
+// names. It prints the places that it replaced.
 func Inside(from io.Reader, to io.Writer) error {
 	var places []Place
 	if err := json.NewDecoder(from).Decode(&places); err != nil {
@@ -152,8 +143,8 @@ func Inside(from io.Reader, to io.Writer) error {
 	}
 	var errs []error
 	for i, p := range places {
-		// It may have gone meanwhile. And it may only have the name: of a filesystem that somebody mounted in a user namespace of his
-		// own the kernel says nothing to root, not even that it is dead (fuse_allow_current_process), so that he gets no copy.
+		// It may have gone meanwhile. And it may only have the name, and get no copy: a user may have mounted it in a
+		// user namespace. Of that the kernel tells root nothing, not even that it is dead (fuse_allow_current_process).
 		if !Dead(p.Path) {
 			continue
 		}

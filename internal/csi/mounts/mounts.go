@@ -1,10 +1,10 @@
-// Package mounts changes the mount table as a keeper of FUSE mounts must: it never stacks a mount upon another, never
-// touches what is not a mount of hbmfs, and never follows a link that somebody put in its way.
+// Package mounts changes the mount table as a keeper of FUSE mounts must. It never stacks a mount upon another, never
+// touches mounts other than hbmfs's, and never follows a link that somebody put in its way.
 //
-// Two facts decide how it works. The path of a mount whose daemon is dead cannot be looked at, so what is where is read
-// from the mount table alone. And where mounts propagate (Kubernetes shares kubelet's directory between the host and
-// this container), a copy of a mount that is its peer gets whatever is mounted upon the original: so copies are made
-// private before they are attached, and dead mounts are replaced, not covered.
+// Two facts decide how it works. The path of a mount whose daemon is dead cannot be looked at, so only the mount table
+// tells which mounts are where. And mounts propagate: Kubernetes shares kubelet's directory between the host and this
+// container, and a mount upon the original appears upon each copy that is its peer. So copies are made private before
+// they are attached, and dead mounts are replaced, not covered.
 package mounts
 
 import (
@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -35,7 +36,10 @@ func Top(path string) (*mountinfo.Info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
-	return uppermost(all), nil
+	for _, m := range uncovered(all) {
+		return m, nil
+	}
+	return nil, nil
 }
 
 // at finds all mounts at a path: mountinfo's own filter stops at the first.
@@ -43,19 +47,19 @@ func at(path string) mountinfo.FilterFunc {
 	return func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false }
 }
 
-// uppermost finds the mount that covers the others of one place. Their order in the table says nothing, since a mount can
-// be put beneath an older one.
-func uppermost(at []*mountinfo.Info) *mountinfo.Info {
-	covered := map[int]bool{}
-	for _, m := range at {
-		covered[m.Parent] = true
+// uncovered leaves out the mounts that others lie upon. The order of the table says nothing, since a mount can be put
+// beneath an older one.
+func uncovered(all []*mountinfo.Info) []*mountinfo.Info {
+	covered, paths := map[int]bool{}, map[int]string{}
+	for _, m := range all {
+		paths[m.ID] = m.Mountpoint
 	}
-	for _, m := range at {
-		if !covered[m.ID] {
-			return m
+	for _, m := range all {
+		if paths[m.Parent] == m.Mountpoint { // it lies upon another's root
+			covered[m.Parent] = true
 		}
 	}
-	return nil
+	return slices.DeleteFunc(all, func(m *mountinfo.Info) bool { return covered[m.ID] })
 }
 
 // Resolve returns the path by which the mount table knows a place: without links in the directories above it.
@@ -67,11 +71,11 @@ func Resolve(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), nil
 }
 
-// Detach takes every mount of hbmfs at path out of the tree, dead or alive. Whoever has files open in one goes on.
+// Detach takes every mount of hbmfs at path out of the tree, dead or alive. Processes that have files open in one go on.
 func Detach(path string) error { return detach(path, unix.MNT_DETACH) }
 
-// Abort is Detach, and ends the filesystems as well, wherever else they are seen: whoever waits for their daemon gets an
-// error. What is open with passthrough, mapped, or held by a reader goes on.
+// Abort is Detach, and ends the filesystems as well, wherever else they are seen: processes that wait for their daemon
+// get an error. Files that are open with passthrough, mapped, or open in a reader go on.
 func Abort(path string) error { return detach(path, unix.MNT_DETACH|unix.MNT_FORCE) }
 
 func detach(path string, flags int) error {
@@ -142,7 +146,7 @@ func (t *Tree) Replace(path string) error {
 		return nil
 	}
 	// A mount that came with a copy of another user namespace's mount table is locked: it can be covered, not taken away.
-	// It is the only one that is ever covered, and what covers it is replaced the next time.
+	// It is the only one that is ever covered, and its cover is replaced the next time.
 	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("detach %s: %w", path, err)
 	}

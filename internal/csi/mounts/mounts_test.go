@@ -37,15 +37,15 @@ func TestDeadMountsOfAVolume(t *testing.T) {
 	}
 }
 
-func TestUppermost(t *testing.T) {
+func TestUncovered(t *testing.T) {
 	all, err := mountinfo.GetMountsFromReader(strings.NewReader(table), at("/v"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if top := uppermost(all); top == nil || top.ID != 19 {
+	if top := uncovered(all); len(top) != 1 || top[0].ID != 19 {
 		t.Errorf("%+v", top)
 	}
-	if top := uppermost(nil); top != nil {
+	if top := uncovered(nil); len(top) > 0 {
 		t.Errorf("%+v", top)
 	}
 }

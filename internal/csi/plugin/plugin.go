@@ -1,10 +1,9 @@
-// Package plugin is what kubelet talks to: CSI's Identity and Node services. It keeps nothing and mounts nothing. Whatever
-// happens on the node is done by the host (package csi/host), to which it forwards, so that a plugin can be replaced at any
-// time, under readers at full speed.
+// Package plugin answers kubelet: CSI's Identity and Node services. It keeps nothing and mounts nothing, and forwards to
+// the host (package csi/host), which does all work on the node. So a plugin can be replaced at any time, under readers at
+// full speed.
 package plugin
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -80,32 +79,28 @@ func (p *Plugin) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	return r, nil
 }
 
-// NodeStageVolume is the host's work.
+// NodeStageVolume and the calls below it are the host's work.
 func (p *Plugin) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	return p.host.NodeStageVolume(ctx, req)
 }
 
-// NodeUnstageVolume is the host's work.
 func (p *Plugin) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	return p.host.NodeUnstageVolume(ctx, req)
 }
 
-// NodePublishVolume is the host's work.
 func (p *Plugin) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	return p.host.NodePublishVolume(ctx, req)
 }
 
-// NodeUnpublishVolume is the host's work.
 func (p *Plugin) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	return p.host.NodeUnpublishVolume(ctx, req)
 }
 
-// NodeGetVolumeStats is the host's work.
 func (p *Plugin) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	return p.host.NodeGetVolumeStats(ctx, req)
 }
 
-// Metrics is the page for Prometheus: what the host says at its socket, and the calls to this plugin. Where the host does
+// Metrics is the page for Prometheus: the host's page from its socket, and the calls to this plugin. Where the host does
 // not answer there are only these, and hbmfs_csi_host_up says so.
 func Metrics(socket string, calls *rpc.Calls) http.Handler {
 	proxy := &httputil.ReverseProxy{
@@ -134,17 +129,10 @@ func Metrics(socket string, calls *rpc.Calls) http.Handler {
 }
 
 func callMetrics(calls *rpc.Calls) string {
-	type sample struct {
-		rpc.Call
-		n int64
-	}
-	var all []sample
-	calls.Each(func(c rpc.Call, n int64) { all = append(all, sample{c, n}) })
-	slices.SortFunc(all, func(a, b sample) int { return cmp.Or(cmp.Compare(a.Method, b.Method), cmp.Compare(a.Code, b.Code)) })
-	var b strings.Builder
-	b.WriteString("# HELP hbmfs_csi_calls_total Calls of kubelet, by how they ended.\n# TYPE hbmfs_csi_calls_total counter\n")
-	for _, s := range all {
-		fmt.Fprintf(&b, "hbmfs_csi_calls_total{method=%q,code=%q} %d\n", s.Method, s.Code, s.n)
-	}
-	return b.String()
+	var samples []string
+	calls.Each(func(c rpc.Call, n int64) {
+		samples = append(samples, fmt.Sprintf("hbmfs_csi_calls_total{method=%q,code=%q} %d\n", c.Method, c.Code, n))
+	})
+	slices.Sort(samples)
+	return "# HELP hbmfs_csi_calls_total Calls of kubelet, by how they ended.\n# TYPE hbmfs_csi_calls_total counter\n" + strings.Join(samples, "")
 }

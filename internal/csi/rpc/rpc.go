@@ -1,4 +1,4 @@
-// Package rpc serves and calls gRPC on local sockets, and logs each call: what was asked for what, how it ended, and
+// Package rpc serves and calls gRPC on local sockets, and logs each call: the method, the volume and how it ended, and
 // nothing that may be secret.
 package rpc
 
@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Listen listens on a socket of the file system, for root alone. One that an earlier process left is taken away.
+// Listen listens on a socket of the file system, for root alone. The socket of an earlier process is removed.
 func Listen(socket string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", socket, err)
@@ -45,8 +45,8 @@ func Listen(socket string) (net.Listener, error) {
 	return l, os.Chmod(socket, 0o600)
 }
 
-// refuseDescriptors has the kernel refuse descriptors that peers would send along (Linux 6.16). Whoever receives one has
-// to close it, which may take as long as its sender likes.
+// refuseDescriptors has the kernel refuse descriptors that peers would send along (Linux 6.16). The receiver has to close
+// it, which may take as long as the sender likes.
 func refuseDescriptors(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) }) // an older kernel does without
 }
@@ -92,7 +92,7 @@ func NewServer(log *slog.Logger, calls *Calls) *grpc.Server {
 		switch {
 		case err != nil && status.Code(err) != codes.Aborted:
 			level = slog.LevelError
-		case strings.HasSuffix(method, "Volume"): // what changes something
+		case strings.HasSuffix(method, "Volume"): // a call that changes something
 			level = slog.LevelInfo
 		}
 		log.Log(ctx, level, "call", fields(method, req, err, time.Since(began))...)
@@ -108,7 +108,7 @@ func coded(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-// fields are what is logged of a call. Secrets, attributes and what kubelet says of the pod are not among them.
+// fields are the log's fields of a call. Secrets, attributes and kubelet's data of the pod are not among them.
 func fields(method string, req any, err error, took time.Duration) []any {
 	out := []any{"method", method, "code", status.Code(err).String(), "seconds", took.Seconds()}
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
@@ -123,8 +123,8 @@ func fields(method string, req any, err error, took time.Duration) []any {
 	return out
 }
 
-// Dial connects to a socket of the file system when it is first needed, and again when it was lost. hint is what a caller
-// is told when nobody answers.
+// Dial connects to a socket of the file system when it is first needed, and again when it was lost. hint is the error
+// where nobody answers.
 func Dial(socket, hint string) (*grpc.ClientConn, error) {
 	retry := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}, MinConnectTimeout: time.Second}
 	return grpc.NewClient("unix://"+socket,

@@ -19,17 +19,17 @@ import (
 	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// Request is what a call says of a volume.
+// Request is the part of a call that describes a volume.
 type Request struct {
 	ID         string
-	Attributes map[string]string // volume_context: attributes and what kubelet says of the pod
+	Attributes map[string]string // volume_context: attributes, and kubelet's data of the pod
 	Secrets    map[string]string
 	MountGroup string
 	Staging    bool   // NodeStageVolume: the pod is not known yet
 	StagedAuth string // how the volume was staged, "" where it was not: kubelet need not send its secrets again
 }
 
-// What kubelet adds to the attributes.
+// Attributes that kubelet adds.
 const (
 	kubeletPrefix  = "csi.storage.k8s.io/"
 	PodName        = kubeletPrefix + "pod.name"
@@ -94,16 +94,7 @@ func Parse(r Request) (Want, error) {
 		}
 	}
 	w := Want{Spec: Spec{Source: values["source"]}}
-	if err := checkSource(w.Source); err != nil {
-		return Want{}, err
-	}
-	if err := checkOwner(r, w.Spec); err != nil {
-		return Want{}, err
-	}
-	if err := checkShare(r); err != nil {
-		return Want{}, err
-	}
-	if err := mergeGroup(values, r.MountGroup); err != nil {
+	if err := cmp.Or(checkSource(w.Source), checkOwner(r, w.Spec), checkShare(r), mergeGroup(values, r.MountGroup)); err != nil {
 		return Want{}, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
@@ -125,8 +116,8 @@ func Parse(r Request) (Want, error) {
 	return w, w.authenticate(r, values)
 }
 
-// checkOwner refuses to call the files of a directory somebody's who only says so: whoever may start a pod could read what
-// the node keeps from him. Persistent volumes are made by administrators, and a store checks who asks by itself.
+// checkOwner refuses other owners of a directory's files in an inline volume: a user who may start a pod could read files
+// that the node keeps from him. Administrators make persistent volumes, and a store checks credentials by itself.
 func checkOwner(r Request, s Spec) error {
 	if !r.Inline() || s.Directory() == "" {
 		return nil
@@ -142,8 +133,8 @@ func checkOwner(r Request, s Spec) error {
 // mostConnections is how many requests at once an inline volume may have under way, each with its buffers in the host's memory.
 const mostConnections = 256
 
-// checkShare refuses to have a pod set bounds of the cache, which all pods of the node share: with a small cache, or one that
-// leaves the whole disk free, its daemon would remove the segments of others.
+// checkShare refuses bounds of the cache in an inline volume, since all pods of the node share the cache. With a small
+// one, or one that leaves the whole disk free, the daemon would remove the segments of others.
 func checkShare(r Request) error {
 	if !r.Inline() {
 		return nil
@@ -233,7 +224,7 @@ func checkQuery(text string) error {
 	return nil
 }
 
-// authenticate settles as whom the source is asked.
+// authenticate settles the credentials by which the source is asked.
 func (w *Want) authenticate(r Request, values map[string]string) error {
 	role, how := values["roleArn"], cmp.Or(values["authentication"], "auto")
 	if why := oneOf("auto", AuthAnonymous, AuthSecret, AuthPod)(how); why != "" {
@@ -265,15 +256,15 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 	w.Auth = how
 	switch how {
 	case AuthSecret:
-		return w.takeSecrets(r)
+		return w.useSecrets(r)
 	case AuthPod:
-		return w.takeToken(r, role)
+		return w.useToken(r, role)
 	}
 	return nil
 }
 
-// takeSecrets makes a credentials file of a secret. Without one, what the volume was staged with is used.
-func (w *Want) takeSecrets(r Request) error {
+// useSecrets makes a credentials file of a secret. Without one, the credentials of the staging are used.
+func (w *Want) useSecrets(r Request) error {
 	if len(r.Secrets) == 0 {
 		if r.Staging || r.Inline() {
 			return invalid("volume attribute authentication=secret needs a secret: name one in nodeStageSecretRef and nodePublishSecretRef")
@@ -308,8 +299,8 @@ func (w *Want) takeSecrets(r Request) error {
 	return nil
 }
 
-// takeToken has the daemon take a role with the token of the pod's service account.
-func (w *Want) takeToken(r Request, role string) error {
+// useToken has the daemon take a role with the token of the pod's service account.
+func (w *Want) useToken(r Request, role string) error {
 	w.RoleARN = role
 	if r.Staging { // no pod yet
 		return nil

@@ -1,5 +1,5 @@
-// Package volume turns what Kubernetes says of a volume (attributes, secrets, the pod that asks) into what a daemon is
-// started with. It does no I/O.
+// Package volume turns Kubernetes' description of a volume (attributes, secrets, the pod that asks) into the arguments of
+// a daemon. It does no I/O.
 //
 // A [Spec] decides which bytes are seen, how, and with whose rights. Two requests with equal specs share one daemon, so
 // everything that makes a difference must be in it, and nothing else may be. [Parse] makes it, and refuses what it
@@ -24,13 +24,13 @@ const (
 	AuthPod       = "pod"    // a role, with the token of the pod's service account
 )
 
-// Spec is what a daemon is started with, without what is secret.
+// Spec has the arguments of a daemon, without secrets.
 type Spec struct {
 	Source   string   `json:"source"`
 	Flags    []string `json:"flags,omitempty"` // of hbmfs mount, in a fixed order
 	Auth     string   `json:"auth"`
 	RoleARN  string   `json:"role_arn,omitempty"`
-	Identity string   `json:"identity,omitempty"` // a hash of who asks; "" where everybody may
+	Identity string   `json:"identity,omitempty"` // a hash of the credentials; "" where everybody may ask
 }
 
 // Key names the spec: equal specs have equal keys.
@@ -43,7 +43,7 @@ func (s Spec) Key() string {
 	return hex.EncodeToString(sum[:10])
 }
 
-// Same tells whether two specs ask for the same, whoever asks.
+// Same tells whether two specs ask for the same, with any credentials.
 func (s Spec) Same(other Spec) bool {
 	s.Identity, other.Identity = "", ""
 	return s.Key() == other.Key()
@@ -68,8 +68,8 @@ func (s Spec) Address() string {
 	return s.Source + "?anonymous=true"
 }
 
-// Cached tells whether the daemon keeps bytes in the cache directory: those of remote sources, and what compressed shards
-// of a directory decode to where the cache is spoken of.
+// Cached tells whether the daemon keeps bytes in the cache directory: those of remote sources, and decoded shards of a
+// directory where a flag names the cache.
 func (s Spec) Cached() bool {
 	return s.Directory() == "" || slices.ContainsFunc(s.Flags, func(f string) bool { return strings.HasPrefix(f, "--cache-") })
 }
@@ -86,8 +86,7 @@ func (s Spec) MinFree() int64 {
 	return 0
 }
 
-// Want is what a request asks for: a spec, and the secrets to serve it with. Its secrets belong into files that only
-// root reads, and nowhere else.
+// Want is a spec with the secrets to serve it with. Its secrets belong into files that only root reads, and nowhere else.
 type Want struct {
 	Spec
 	Credentials []byte // an AWS credentials file, for AuthSecret

@@ -109,8 +109,8 @@ func (b *bench) warm(r *round, file string, segments []string) (err error) {
 	if r.WarmDirect, err = b.read(segments...); err != nil {
 		return err
 	}
-	// What lies below a virtual disk may remember what was read last, so each round drops the page cache once, and reads
-	// one of the two.
+	// The host of a virtual disk may remember the last reads, so each round drops the page cache once, and reads one of
+	// the two.
 	to, list := &r.Disk, []string{file}
 	if b.rounds++; b.rounds%2 == 0 {
 		to, list = &r.DiskDirect, segments

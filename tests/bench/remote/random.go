@@ -111,7 +111,7 @@ func (b *bench) reportRandom(names []string, all [][]outcome) {
 	_ = t.Flush()
 }
 
-// local gives the share of reads that took less than limit. What has to come from the server takes its latency at least.
+// local gives the share of reads that took less than limit. Bytes of the server take its latency at least.
 func local(waits []time.Duration, limit time.Duration) float64 {
 	n := 0
 	for _, w := range waits {

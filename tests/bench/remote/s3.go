@@ -79,7 +79,7 @@ type proxy struct {
 	listener net.Listener
 	ctx      context.Context // of connections
 	cancel   context.CancelFunc
-	wg       sync.WaitGroup // of connections, and of who accepts them
+	wg       sync.WaitGroup // of connections, and of the loop that accepts them
 }
 
 func newProxy(socket string, latency time.Duration, rate float64) (*proxy, error) {
@@ -111,7 +111,7 @@ func (p *proxy) close() error {
 func (p *proxy) serve(client net.Conn) {
 	server, err := net.Dial("unix", p.socket)
 	if err != nil {
-		_ = client.Close() // whoever called sees that
+		_ = client.Close() // the caller sees that
 		return
 	}
 	shut := func() { _ = errors.Join(client.Close(), server.Close()) } // what one side has not got is asked for again
@@ -142,7 +142,7 @@ func (p *proxy) ask(to io.Writer, from io.Reader) {
 	}
 }
 
-// answer carries answers, no faster than rate. What a sleep was too long is made up for, within limits.
+// answer carries answers, no faster than rate. The excess of a sleep is made up for, within limits.
 func (p *proxy) answer(to io.Writer, from io.Reader) {
 	const piece, late = 256 << 10, 20 * time.Millisecond
 	due := time.Now()

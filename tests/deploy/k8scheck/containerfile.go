@@ -12,7 +12,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// containerfileVerb parses a Containerfile. What BuildKit would warn of is an error.
+// containerfileVerb parses a Containerfile. A warning of BuildKit is an error.
 func containerfileVerb(out io.Writer, path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -9,7 +9,7 @@
 //	k8scheck containerfile FILE              parse and lint it as BuildKit does
 //
 // It is a module of its own, so that none of these dependencies becomes one of hbmfs. Decoding is strict: a field that
-// the API does not know, or that is there twice, is an error. What an API server checks beyond types is checked here only
+// the API does not know, or that is there twice, is an error. An API server's checks beyond types are made here only
 // where a mistake is likely: see pods.go.
 package main
 

@@ -3,10 +3,10 @@
 //
 //	s3server -root DIR -meta DIR -socket FILE
 //
-// Buckets are the directories of -root. What is put through the protocol has its ETag kept below -meta; a file that was
-// placed there has the ETag "placed". It listens on a socket with a name, which needs no free port, says "ready" on its standard output, and ends when
-// its standard input does: so it never outlives the test that started it. The keys are in AWS_ACCESS_KEY_ID and
-// AWS_SECRET_ACCESS_KEY.
+// Buckets are the directories of -root. An object that is put through the protocol has its ETag below -meta; a file that
+// was placed there has the ETag "placed". It listens on a socket with a name, which needs no free port, says "ready" on
+// its standard output, and ends when its standard input does: so it never outlives the test that started it. The keys are
+// in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 package main
 
 import (
@@ -61,7 +61,7 @@ func run(root, sidecar, socket string) error {
 	defer backend.Shutdown()
 	server, err := s3api.New(backend, middlewares.RootUserConfig{Access: account.Access, Secret: account.Secret}, region, iam, nil, nil, nil, nil,
 		s3api.WithQuiet(), s3api.WithKeepAlive(), s3api.WithConcurrencyLimiter(1024, 1024), s3api.WithMpMaxParts(10_000),
-		s3api.WithOnListen(func() { _, _ = fmt.Fprintln(out, "ready") })) // whoever waits for it sees the end of the pipe otherwise
+		s3api.WithOnListen(func() { _, _ = fmt.Fprintln(out, "ready") })) // its parent sees the end of the pipe otherwise
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
 	}

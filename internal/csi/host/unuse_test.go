@@ -1,13 +1,11 @@
 package host
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
@@ -23,12 +21,7 @@ func TestPodsLeaveAStartThatHangs(t *testing.T) {
 	hang()
 	pods := []string{"p1", "p2", "p3"}
 	for _, p := range pods {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		_, err := n.service().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: "v", TargetPath: n.target(p), VolumeCapability: capability(), VolumeContext: map[string]string{"source": source},
-		})
-		cancel()
-		n.code(err, codes.DeadlineExceeded)
+		n.code(n.publishAt(500*time.Millisecond, "v", n.target(p), "source", source), codes.DeadlineExceeded)
 	}
 	n.within("a daemon tries", func() bool { return len(n.daemons()) > 0 })
 	for _, p := range pods {

@@ -1,0 +1,22 @@
+// Package pause waits for a time, or for the end of a context.
+package pause
+
+import (
+	"context"
+	"time"
+)
+
+// For waits for d, or less where ctx ends, which is its error.
+func For(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package mount_test
-
-const raceDetector = false

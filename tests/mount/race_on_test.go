@@ -1,6 +1,0 @@
-//go:build race
-
-package mount_test
-
-// raceDetector says that this test runs under the race detector, and so should the daemon.
-const raceDetector = true

@@ -1,5 +1,0 @@
-//go:build !race
-
-package origins_test
-
-const raceDetector = false
