@@ -4,12 +4,12 @@
         said = team.gather("...")               # what every rank has to say, by rank
         with Exchange(team) as exchange:
             ...                                 # read this rank's share of a unit
-            exchange.have("block 0", unit)
+            exchange.have(Wave("block 0", ranks, [unit]))
             exchange.wait()                     # every unit is whole on every rank that wants it
 
 Bytes go from GPU to GPU by the group's own backend (NCCL; gloo on CPUs). Everything else goes through the group's store,
-on one thread: what ranks say, which units they have read, that they live, and the first failure. A unit is exchanged
-only when all its ranks have read their shares, so a rank that fails while it reads leaves no collective behind.
+on one thread: what ranks say, which units they have read, that they live, and the first failure. A wave of units is
+exchanged only when all its ranks have read their shares, so a rank that fails while it reads leaves no collective behind.
 
 All ranks end with the first failure. A rank that says nothing for SILENCE seconds is gone. Where a collective cannot end
 because its rank is gone, the communicator is aborted: that group cannot be used again.
@@ -24,6 +24,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -290,42 +291,56 @@ class Unit(NamedTuple):
     borders: tuple[int, ...]
 
 
+class Wave(NamedTuple):
+    """Units that are exchanged together. Its ranks call it by the same key; each has those of its units that it wants."""
+
+    key: str
+    ranks: tuple[int, ...]
+    units: list[Unit]
+    whole: Callable[[], object] | None = None
+    """Is called by the caller's thread when the units are whole."""
+
+
 class Exchange:
-    """Makes units whole on every rank that wants them, in their order, while the next are read. All ranks of a unit have the
-    same units in the same order among those that they share."""
+    """Makes units whole on every rank that wants them, while the next are read. Two ranks that share waves have them in the
+    same order."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
         self._changed = threading.Condition()  # guards what follows
-        self._units: list[tuple[str, Unit]] = []
-        self._over = False  # no more units come
+        self._waves: deque[Wave] = deque()  # that this rank has read its share of
+        self._whole: deque[Wave] = deque()
+        self._over = False  # no more waves come
         self._stopped = False
         self._failure: BaseException | None = None
         self._flying: list[_Flight] = []
         self._thread = threading.Thread(target=self._run, name="hbmfs-exchange", daemon=True)
 
-    def have(self, key: str, unit: Unit) -> None:
-        """This rank has read its share of a unit, which all its ranks call by the same key."""
-        self._team.have(key)
+    def have(self, wave: Wave) -> None:
+        """This rank has read its shares of a wave."""
+        self._team.have(wave.key)
         with self._changed:
-            self._units.append((key, unit))
+            self._waves.append(wave)
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Waits until all units are whole."""
+        """Waits until all waves are whole."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
         while self._thread.is_alive():
             self._thread.join(0.1)
-        if self._failure is not None:
-            raise self._failure
+        self.check()
 
     def check(self) -> None:
-        """Raises what went wrong so far."""
+        """Raises what went wrong so far, and calls what waits for waves that are whole."""
         if self._failure is not None:
             raise self._failure
         self._team.check()
+        while self._whole:
+            wave = self._whole.popleft()
+            if wave.whole is not None:
+                wave.whole()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -343,10 +358,10 @@ class Exchange:
         try:
             if self._team.device.type == "cuda":
                 torch.cuda.set_device(self._team.device)
-            while (entry := self._next()) is not None:
-                key, unit = entry
-                self._team.wait_for(key, unit.ranks)
-                self._flying += [_Flight(work, self._team.nccl) for work in self._begin(unit)]
+            while (wave := self._next()) is not None:
+                self._team.wait_for(wave.key, wave.ranks)
+                self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
+                del wave
                 self._land()
             self._settle()
         except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
@@ -354,19 +369,18 @@ class Exchange:
                 self._team.abort()
             # What keeps a traceback keeps the memory of units.
             self._failure = err.with_traceback(None)
-        self._flying, self._units = [], []
+            self._waves.clear()
+            self._whole.clear()
+        self._flying = []
 
-    def _next(self) -> tuple[str, Unit] | None:
+    def _next(self) -> Wave | None:
+        """The next wave that this rank has read; None at the end."""
         with self._changed:
-            while not self._units and not self._over:
-                if self._stopped:
-                    break
-                self._changed.wait(0.5)
-                if self._flying or not self._units:
-                    self._team.check()
-            if self._stopped:
-                return None
-            return self._units.pop(0) if self._units else None
+            while not self._waves and not self._over and not self._stopped:
+                self._changed.wait(0.002 if self._flying else 0.5)
+                self._land()
+                self._team.check()
+            return self._waves.popleft() if self._waves and not self._stopped else None
 
     def _settle(self) -> None:
         """Waits for what is under way, as long as all ranks live."""
@@ -381,7 +395,8 @@ class Exchange:
     def _land(self) -> None:
         """Lets go of what has arrived."""
         try:
-            self._flying = [flight for flight in self._flying if not flight.over()]
+            while self._flying and self._flying[0].over():
+                self._whole.append(self._flying.pop(0).wave)
         except Exception as err:
             # A connection breaks before its rank is missed. Who is gone says more.
             end = time.monotonic() + SILENCE + 2 * BEAT
@@ -405,26 +420,28 @@ class Exchange:
 
 
 class _Flight:
-    """An exchange that is under way. Only NCCL says without waiting whether one is over."""
+    """A wave that is under way. Only NCCL says without waiting whether work is over."""
 
-    def __init__(self, work: Any, asks: bool) -> None:
-        self._work, self._error = work, None
+    def __init__(self, wave: Wave, works: list[Any], asks: bool) -> None:
+        self.wave, self._works = wave, works
+        self._error: Exception | None = None
         self._waiter = None if asks else threading.Thread(target=self._wait, name="hbmfs-gloo", daemon=True)
         if self._waiter is not None:
             self._waiter.start()
 
     def _wait(self) -> None:
         try:
-            self._work.wait()
+            for work in self._works:
+                work.wait()
         except Exception as err:  # noqa: BLE001 (raised by over)
             self._error = err.with_traceback(None)
 
     def over(self) -> bool:
         """Whether it has ended. It raises what went wrong."""
         if self._waiter is None:
-            if not self._work.is_completed():
+            if not all(work.is_completed() for work in self._works):
                 return False
-            self._work.wait()
+            self._wait()
         elif self._waiter.is_alive():
             return False
         if self._error is not None:

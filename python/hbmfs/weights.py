@@ -313,11 +313,12 @@ class _Give(NamedTuple):
     borders: tuple[int, ...]
 
     def __call__(self) -> None:
-        from ._group import Unit
+        from ._group import Unit, Wave
 
         begin = self.borders[0]
         memory = self.blocks[self.number][begin : self.borders[-1]]
-        self.exchange.have(f"{'+'.join(map(str, self.ranks))}/{self.name}", Unit(memory, self.ranks, tuple(border - begin for border in self.borders)))
+        unit = Unit(memory, self.ranks, tuple(border - begin for border in self.borders))
+        self.exchange.have(Wave(f"{'+'.join(map(str, self.ranks))}/{self.name}", self.ranks, [unit]))
 
 
 def _view(place: Place, blocks: Sequence[Any], first: int, library: _Torch | _Numpy) -> Any:
