@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mapped"
 )
 
-// What callers see of the libraries below.
+// The types of the packages below that callers see.
 type (
 	// Libraries names the shared libraries to load instead of the system's.
 	Libraries = driver.Libraries
@@ -19,9 +19,9 @@ type (
 	CUDAError = driver.CUDAError
 	// CuFileError is a failed call into libcufile.
 	CuFileError = driver.CuFileError
-	// Proof is what a probe says about Direct for one file.
+	// Proof is a probe's answer about Direct for one file.
 	Proof = direct.Proof
-	// Verdict is what a probe found out about a path.
+	// Verdict is a probe's finding about a path.
 	Verdict = direct.Verdict
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Wall measures what a copy of pinned memory to HBM reaches, in bytes per second: no path into this GPU is faster. It
+// Wall measures the rate of copies from pinned memory to HBM, in bytes per second: no path into this GPU is faster. It
 // repeats one copy for at least the time given, and takes a quarter of the arena.
 func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error) {
 	if r.cu == nil {
@@ -21,11 +21,11 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 	}
 	const most = 256 << 20
 	size := min(most, r.arena.size()/4/slotAlign*slotAlign)
-	at, err := r.arena.take(ctx, size)
+	at, err := r.arena.alloc(ctx, size)
 	if err != nil {
 		return 0, err
 	}
-	defer r.arena.release(at, size)
+	defer r.arena.free(at, size)
 	memory, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return 0, fmt.Errorf("allocate %d bytes of host memory: %w", size, err)
@@ -63,56 +63,40 @@ func repeat(ctx context.Context, w *crew.Worker, memory []byte, to driver.Pointe
 		}
 		copied++
 	}
-	w.Drain() // what failed, fails the job
+	w.Drain() // a copy that failed fails the job
 	*rate = float64(copied) * float64(len(memory)) / time.Since(start).Seconds()
 	return ctx.Err()
 }
 
 // Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
-// copy to HBM, block after block. It is what the paths are compared with. On the host there is no copy.
+// copy to HBM, block after block. The paths are compared with it. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
-	return source.Follow(ctx, f.source, func(inMount bool) error { return f.plain(ctx, offset, n, inMount) })
-}
-
-func (f *File) plain(ctx context.Context, offset, n int64, inMount bool) error {
-	pieces, err := f.pieces(ctx, []int64{offset}, n, inMount)
-	if err != nil || n == 0 {
+	if err := f.inside([]int64{offset}, n); err != nil || n == 0 {
 		return err
 	}
 	const block = 16 << 20
 	size := min(block, n)
-	at, err := f.r.arena.take(ctx, size)
+	at, err := f.r.arena.alloc(ctx, size)
 	if err != nil {
 		return err
 	}
-	defer f.r.arena.release(at, size)
+	defer f.r.arena.free(at, size)
 	buffer := make([]byte, size)
-	for _, g := range source.Split(pieces, f.r.descriptors.Share()) {
-		if err := f.plainGroup(ctx, &g, buffer, at); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (f *File) plainGroup(ctx context.Context, g *source.Group, buffer []byte, at int64) error {
-	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-		return err
-	}
-	defer f.r.descriptors.Unpin(g.Files)
-	chunks := source.Cut(g.Pieces, int64(len(buffer)))
-	return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
-		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
-			if err := chunks[i].Read(buffer); err != nil {
-				return err
+	return f.eachGroup(ctx, Span{offset, n}, func(pieces []source.Piece) error {
+		chunks := source.Cut(pieces, size)
+		return f.r.crew.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
+			for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
+				if err := chunks[i].Read(buffer); err != nil {
+					return err
+				}
+				if w.CUDA == nil {
+					continue
+				}
+				if err := w.CUDA.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].N]); err != nil {
+					return err
+				}
 			}
-			if w.CUDA == nil {
-				continue
-			}
-			if err := w.CUDA.CopyPageable(f.r.hbm+driver.Pointer(at), buffer[:chunks[i].N]); err != nil {
-				return err
-			}
-		}
-		return ctx.Err()
+			return ctx.Err()
+		})
 	})
 }

@@ -3,6 +3,7 @@ package cufile
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -116,4 +117,44 @@ func TestCloseWhileTheGPUGivesBack(t *testing.T) {
 		t.Errorf("%v, want that something is under way", err)
 	}
 	must(t, r.Close())
+}
+
+// TestCloseEndsFilesAndRequests closes a Reader whose file has a request that the GPU does not end.
+func TestCloseEndsFilesAndRequests(t *testing.T) {
+	name, data := randomFile(t, 200_000, 28)
+	o := smallOptions(fakeLibraries(t), Staged)
+	o.Threads = 1
+	r, err := New(t.Context(), o)
+	must(t, err)
+	f, err := r.Open(t.Context(), name)
+	must(t, err)
+	m := newMemory(t, r, int64(len(data)), 0)
+	ask(t, o.Libraries.CUDA, "fake_cuda_hold")
+	q, err := f.BeginGather(t.Context(), Target{Memory: m.Memory}, []int64{0}, f.Size())
+	must(t, err)
+	eventually(t, "nothing is copied", func() bool { return ask(t, o.Libraries.CUDA, "fake_cuda_pending") > 0 })
+	if err := r.Close(); !errors.Is(err, ErrUnderWay) {
+		t.Errorf("close: %v, want that a read is under way", err)
+	}
+	if _, err := r.Open(t.Context(), name); !errors.Is(err, ErrClosed) {
+		t.Errorf("open: %v, want that the reader is closed", err)
+	}
+	if _, errs := r.OpenMany(t.Context(), []string{name}); !errors.Is(errs[0], ErrClosed) {
+		t.Errorf("open many: %v, want that the reader is closed", errs)
+	}
+	if _, err := r.Alloc(1); !errors.Is(err, ErrClosed) {
+		t.Errorf("allocate: %v, want that the reader is closed", err)
+	}
+	if _, err := f.BeginGather(t.Context(), Target{Memory: m.Memory}, []int64{0}, 1); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("begin: %v, want that the file is closed", err)
+	}
+	ask(t, o.Libraries.CUDA, "fake_cuda_go_on")
+	if _, err := q.Result(); !errors.Is(err, context.Canceled) {
+		t.Errorf("the request: %v, want that it was cancelled", err)
+	}
+	must(t, r.Close())
+	must(t, f.Close())
+	if len(r.files) != 0 {
+		t.Errorf("%d files are left", len(r.files))
+	}
 }

@@ -1,5 +1,5 @@
 // Package cufile moves the bytes of a file into GPU memory (HBM) or host memory by the fastest path that is proven to
-// work, and counts every byte by the path that it took.
+// work. It counts every byte by the path that it took.
 //
 // A [Reader] owns one device: its threads, its pinned memory and one arena of HBM. [Reader.Open] opens a file, in an
 // hbmfs mount or anywhere else; [File.Read], [File.Gather] and [File.Stream] fill the arena and return views of it.
@@ -14,7 +14,7 @@
 // are asked for when a read needs them; at most Options.Descriptors stay open, whatever the number of shards, and a read
 // of more is moved in parts. Bytes that exist only in the mount, such as a synthesized header, are read there.
 //
-// [Reader.OpenMany] opens thousands of small files at the cost of a few, and [File.Prefetch] says what will be read soon.
+// [Reader.OpenMany] opens thousands of small files at the cost of a few, and [File.Prefetch] announces the next reads.
 // Readers of several GPUs that read the same files share their registrations: see [Shared].
 //
 // There are five paths: [Direct], [Mapped], [Staged], [Compat] and [Host]. [Auto] chooses one per request and says

@@ -153,8 +153,8 @@ func TestLettingGoEndsWithItsContext(t *testing.T) {
 	err := <-ended
 	ask(t, o.Libraries.CuFile, "fake_cufile_go_on")
 	must(t, r.mapped.Thread.Do(t.Context(), func(*crew.Worker) error { return nil }))
-	if n := ask(t, o.Libraries.CuFile, "fake_cufile_handles"); !errors.Is(err, context.Canceled) || n != 1 || !r.direct.Holds(files[1]) {
-		t.Errorf("%v; %d files have a handle, the second one: %v", err, n, r.direct.Holds(files[1]))
+	if n := ask(t, o.Libraries.CuFile, "fake_cufile_handles"); !errors.Is(err, context.Canceled) || n != 1 || !r.direct.Knows(files[1]) {
+		t.Errorf("%v; %d files have a handle, the second one: %v", err, n, r.direct.Knows(files[1]))
 	}
 }
 
@@ -177,8 +177,8 @@ func TestCloseWaitsForWhatReads(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if err := f.Close(); err == nil || !strings.Contains(err.Error(), "has not ended after 5s") {
-		t.Errorf("close: %v, want that a read has not ended", err)
+	if err := f.Close(); !errors.Is(err, ErrUnderWay) || !strings.Contains(err.Error(), "still under way after 5s") {
+		t.Errorf("close: %v, want that a read is under way", err)
 	}
 	if _, err := f.Read(t.Context(), 0, 1000); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("a read that begins meanwhile: %v, want that the file is closed", err)

@@ -54,7 +54,7 @@ func whyNoFakes() string {
 	if _, err := exec.LookPath("cc"); err != nil {
 		return "the fake GPU libraries need a C compiler: " + err.Error()
 	}
-	if _, err := driver.LoadCUDA("libc.so.6"); err != nil && !strings.Contains(err.Error(), "too old or not what its name says") {
+	if _, err := driver.LoadCUDA("libc.so.6"); err != nil && !strings.Contains(err.Error(), "too old or another library") {
 		return err.Error() // a build that loads no library
 	}
 	return ""

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -18,32 +17,45 @@ type File struct {
 	r      *Reader
 	name   string
 	source source.File
-	note   string // why the file is not read from where its bytes lie
-	once   sync.Once
+	note   string    // why the file is not read from where its bytes lie
+	gate   crew.Gate // of calls that use its backing files
+	once   sync.Once // gives it back
 
-	mu     sync.Mutex // guards what follows
-	moved  Moved
-	tally  tally
-	moving int           // calls that use its backing files
-	closed chan struct{} // not nil once nobody may begin to; closed when nobody does any more
+	mu       sync.Mutex // guards what follows
+	moved    Moved
+	tally    tally
+	requests map[*Request]bool // that are under way
 }
 
 // Open opens a file: of an hbmfs mount, whose bytes are then read from where they really lie, or any other.
 func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
+	if !r.gate.Enter() {
+		return nil, fmt.Errorf("open %s: %w", name, ErrClosed)
+	}
+	defer r.gate.Leave()
 	s, note, err := r.opener.Open(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	f := &File{r: r, name: name, source: s, note: note}
+	f := r.add(name, s, note)
 	if r.opt.Path == Direct {
 		if note != "" {
-			return nil, errors.Join(fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note), s.Close())
+			return nil, errors.Join(fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note), f.Close())
 		}
 		if err := f.proveDirect(ctx); err != nil {
-			return nil, errors.Join(err, s.Close())
+			return nil, errors.Join(err, f.Close())
 		}
 	}
 	return f, nil
+}
+
+// add makes a File, which the Reader closes at the latest.
+func (r *Reader) add(name string, s source.File, note string) *File {
+	f := &File{r: r, name: name, source: s, note: note, requests: map[*Request]bool{}}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.files[f] = true
+	return f
 }
 
 // Size is the file's size in bytes.
@@ -56,81 +68,67 @@ func (f *File) Moved() Moved {
 	return f.moved
 }
 
-// enter keeps what the file is read from open until leave.
+// enter keeps the backing files open until f.gate.Leave.
 func (f *File) enter() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed != nil {
+	if !f.gate.Enter() {
 		return fmt.Errorf("read %s: %w", f.name, os.ErrClosed)
 	}
-	f.moving++
 	return nil
 }
 
-func (f *File) leave() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.moving--; f.moving == 0 && f.closed != nil {
-		close(f.closed)
-	}
-}
-
-// shut lets nobody enter any more. What it gives is closed when those who have entered have left.
-func (f *File) shut() <-chan struct{} {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed == nil {
-		f.closed = make(chan struct{})
-		if f.moving == 0 {
-			close(f.closed)
-		}
-	}
-	return f.closed
-}
-
-// Close closes the file, and waits for reads that are under way: cancel them before. Views of it stay. It fails where one
-// hangs in a call into the system or a library, also one that was cancelled: then the file is closed once that call has
-// come back. Closing twice does nothing.
+// Close closes the file, cancels its requests, and waits for them and for other reads: cancel these before. Views of it
+// stay. It fails with ErrUnderWay where one hangs in a call into the system or a library, also one that was cancelled: then
+// the file is closed once that call has come back. Closing twice does nothing.
 func (f *File) Close() (err error) {
-	closed := f.shut()
-	timer := time.NewTimer(crew.ClosePatience)
-	defer timer.Stop()
-	select {
-	case <-closed:
-		f.once.Do(func() { err = f.release() })
-		return err
-	case <-timer.C:
-		f.r.stuck.Go(func() {
-			<-closed
-			f.once.Do(func() { _ = f.release() }) // who could be told has been told
-		})
-		return fmt.Errorf("close %s: a read of it has not ended after %v: the file is closed when it has", f.name, crew.ClosePatience)
+	f.mu.Lock()
+	left := f.gate.Shut()
+	for q := range f.requests {
+		q.cancel()
 	}
+	f.mu.Unlock()
+	if err := crew.Await(left); err != nil {
+		f.r.stuck.Go(func() {
+			<-left
+			f.once.Do(func() { _ = f.release() }) // the caller of Close has had an error
+		})
+		return fmt.Errorf("close %s: %w", f.name, err)
+	}
+	f.once.Do(func() { err = f.release() })
+	return err
 }
 
 func (f *File) release() error {
-	leaving := f.source.Leave()
+	leaving := f.source.Unshare()
 	errs := []error{f.r.forget(leaving)}
 	f.r.descriptors.Drop(leaving)
 	if s, ok := f.source.(connected); ok {
 		f.mu.Lock()
-		list := f.tally.take()
+		list := f.tally.drain()
 		f.mu.Unlock()
 		report(s, list)
 	}
-	return errors.Join(append(errs, f.source.Close())...)
+	errs = append(errs, f.source.Close())
+	f.r.mu.Lock()
+	delete(f.r.files, f)
+	f.r.mu.Unlock()
+	return errors.Join(errs...)
 }
 
-// OpenMany opens many files, as Open does, and gives a File or an error for each. Small files of a mount, and members of
-// its archives, are asked for in one message per few hundred, and not opened in the mount at all: thousands of them cost
-// no round trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
+// OpenMany opens many files, as Open does, and gives a File or an error for each. One message asks for a few hundred small
+// files of a mount, or members of its archives, which are not opened in the mount at all: thousands of them cost no round
+// trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
 // in the same way.
 func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error) {
 	files, errs := make([]*File, len(names)), make([]error, len(names))
-	for i, s := range r.opener.OpenMany(ctx, names) {
+	opened := make([]source.File, len(names))
+	if r.gate.Enter() { // else Open says why not
+		defer r.gate.Leave()
+		opened = r.opener.OpenMany(ctx, names)
+	}
+	for i, s := range opened {
 		name := names[i]
 		if s != nil {
-			files[i] = &File{r: r, name: name, source: s}
+			files[i] = r.add(name, s, "")
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -151,7 +149,7 @@ func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error
 	return files, errs
 }
 
-// FileInfo is what is known of a file. Of one that is in no mount that is its size.
+// FileInfo describes a file. Of one that is in no mount only the size is known.
 type FileInfo struct {
 	Size        int64
 	Mounted     bool   // of an hbmfs mount, and read from where its bytes lie
@@ -163,7 +161,7 @@ type FileInfo struct {
 	Note        string // why it is read through the mount; empty as a rule
 }
 
-// Info says what is known of the file. It asks nobody.
+// Info describes the file. It asks neither the daemon nor the kernel.
 func (f *File) Info() FileInfo {
 	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note}
 	if s, ok := f.source.(interface{ Told() *control.FileInfo }); ok {

@@ -1,11 +1,11 @@
 package cufile
 
 import (
-	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
-	"runtime/debug"
+	"sync"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -23,8 +23,8 @@ type Memory struct {
 type Target struct {
 	Memory
 
-	// Stream is a CUstream of the caller whose work up to the call of Begin is done before anything is written, so that
-	// memory can be given that the GPU still uses. nil is none; the stream 0 is CUDA's default one. Ignored on the host.
+	// Stream is a CUstream of the caller. Its work up to the call of Begin is done before anything is written, so that the
+	// GPU may still use the memory. nil is none; the stream 0 is CUDA's default one. Ignored on the host.
 	Stream *uintptr
 
 	Widen Widen
@@ -33,8 +33,8 @@ type Target struct {
 // ErrMemory says that memory of the caller cannot be written to as was asked.
 var ErrMemory = errors.New("not usable as the destination")
 
-// landing gives the n bytes at a place of the caller's memory as a destination. after is what mark gave.
-func (r *Reader) landing(at uintptr, n int64, after driver.Handle) crew.Destination {
+// destination makes one of n bytes of the caller's memory. after is what mark gave.
+func (r *Reader) destination(at uintptr, n int64, after driver.Handle) crew.Destination {
 	d := crew.Destination{HBM: driver.Pointer(at), After: after}
 	if r.cu == nil { // memory that Go does not know, and which the caller keeps until the request has ended
 		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
@@ -63,7 +63,7 @@ func (f *File) check(to *Target, offsets []int64, length int64) error {
 	return f.r.checkMemory(Memory{to.Pointer, int64(len(offsets)) * length * times})
 }
 
-// checkMemory asks CUDA what the caller's memory is: a wrong address would end the process, or the GPU's context.
+// checkMemory asks CUDA about the caller's memory: a wrong address would end the process, or the GPU's context.
 func (r *Reader) checkMemory(m Memory) error {
 	if m.Pointer == 0 || m.Pointer > math.MaxInt64-uintptr(m.Length) {
 		return fmt.Errorf("%w: %d bytes at the address %#x cannot be", ErrMemory, m.Length, m.Pointer)
@@ -105,162 +105,130 @@ func (r *Reader) unmark(event driver.Handle) error {
 	return r.cu.Within(r.context, func() error { return r.cu.DestroyEvent(event) })
 }
 
-// quiet waits until nothing of a job writes any more. A job that a closed Reader never began does not end.
-func (r *Reader) quiet(finished <-chan struct{}) {
-	select {
-	case <-finished:
-		return
-	case <-r.crew.Gone():
+// Widen converts elements on the device, after they have crossed the link.
+type Widen int
+
+// The widenings. Elements are unsigned and little-endian.
+const (
+	WidenNone     Widen = iota
+	WidenU16ToI64       // each 2 bytes become 8
+	WidenU32ToI64       // each 4 bytes become 8
+)
+
+// widened is the size of a widened element.
+const widened = 8
+
+// sizes gives the bytes of an element, and how many times as long it becomes.
+func (w Widen) sizes() (element, times int64, err error) {
+	switch w {
+	case WidenNone:
+		return 1, 1, nil
+	case WidenU16ToI64:
+		return 2, widened / 2, nil
+	case WidenU32ToI64:
+		return 4, widened / 4, nil
 	}
-	if r.mapped == nil {
-		return
-	}
-	select {
-	case <-finished:
-	case <-r.mapped.Thread.Gone():
+	return 0, 0, fmt.Errorf("%w: there is no widening %d", ErrMemory, int(w))
+}
+
+// copy widens from into to, on the host.
+func (w Widen) copy(to, from []byte) {
+	switch w {
+	case WidenU16ToI64:
+		for i := 0; i+2 <= len(from); i += 2 {
+			binary.NativeEndian.PutUint64(to[widened/2*i:], uint64(binary.LittleEndian.Uint16(from[i:])))
+		}
+	case WidenU32ToI64:
+		for i := 0; i+4 <= len(from); i += 4 {
+			binary.NativeEndian.PutUint64(to[widened/4*i:], uint64(binary.LittleEndian.Uint32(from[i:])))
+		}
+	default:
+		copy(to, from)
 	}
 }
 
-// moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
-func (f *File) moveTo(ctx context.Context, to crew.Destination, offsets []int64, length int64) (Result, error) {
-	t := &transfer{f: f, offsets: offsets, length: length, to: to, callers: true}
-	finished, err := t.run(ctx)
-	if err != nil {
-		f.r.quiet(finished)
-		return Result{}, err
-	}
-	return Result{t.moved, t.choice}, nil
-}
-
-// moveByArena brings spans into the arena and from there to memory of the caller, widened on the way.
-func (f *File) moveByArena(ctx context.Context, to *crew.Destination, widen Widen, offsets []int64, length int64) (Result, error) {
-	v, err := f.Gather(ctx, offsets, length)
-	if err != nil {
-		return Result{}, err
-	}
-	defer v.Release()
-	if err := f.r.deliver(ctx, v, to, widen); err != nil {
-		return Result{}, err
-	}
-	return Result{v.Moved(), v.Choice()}, nil
-}
-
-// deliver copies a view to memory of the caller. When it returns, also with an error, nothing is under way.
-func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
-	if r.cu == nil {
-		return r.deliverHost(ctx, v, to, widen)
-	}
-	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		s, err := w.Slot()
-		if err != nil {
-			return err
-		}
-		if err := to.Ready(w); err != nil {
-			return err
-		}
-		if widen == WidenNone {
-			err = w.CUDA.CopyWithin(to.HBM, driver.Pointer(v.Pointer()), v.Len(), w.Stream)
-		} else {
-			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), to.HBM, v.Len())
-		}
-		if err != nil {
-			return err
-		}
-		return w.Sent(s)
-	})
-	r.quiet(finished)
-	return err
-}
-
-// deliverHost shares the copy among the threads.
-func (r *Reader) deliverHost(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
-	const block = 1 << 20
-	_, times, err := widen.sizes()
+// launchWiden starts the kernel on n bytes of HBM, see widen.cu.
+func launchWiden(w *crew.Worker, k *driver.Kernel, kind Widen, from, to driver.Pointer, n int64) error {
+	element, _, err := kind.sizes()
 	if err != nil {
 		return err
 	}
-	from := v.Bytes()
-	finished, err := r.crew.Run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
-		// What is no memory at all must not end the process.
-		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-		defer func() {
-			if fault := recover(); fault != nil {
-				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.HBM, fault)
-			}
-		}()
-		part := from[i*block : min((i+1)*block, v.Len())]
-		widen.copy(to.Host[i*block*times:], part)
-		return nil
-	})
-	r.quiet(finished)
-	return err
-}
-
-// bytesMoved is the most that one part of a request moves: it bounds the plan that is held, and is long enough that
-// the bus does not notice the border.
-const bytesMoved = 512 << 20
-
-// eachPart cuts spans into parts of at most limit bytes and gives each with its place in the destination.
-func eachPart(offsets []int64, length, limit int64, fn func(offsets []int64, length, at int64) error) error {
-	if length <= limit {
-		rows := int(limit / length)
-		for i := 0; i < len(offsets); i += rows {
-			if err := fn(offsets[i:min(i+rows, len(offsets))], length, int64(i)*length); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for i, offset := range offsets {
-		for at := int64(0); at < length; at += limit {
-			if err := fn([]int64{offset + at}, min(limit, length-at), int64(i)*length+at); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// run moves the parts of a request one after the other. It returns when nothing writes to the target any more.
-func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets []int64, length int64) (Result, error) {
-	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	if length == 0 || len(offsets) == 0 {
-		return total, nil
-	}
-	_, times, err := to.Widen.sizes()
+	fn, err := k.Load(w.CUDA, driver.WidenKernel)
 	if err != nil {
-		return Result{}, err
+		return err
 	}
-	straight := times == 1 && f.r.opt.Path != Direct && f.r.opt.Path != Compat
-	first := true
-	move := func(offsets []int64, length, at int64) error {
-		n := int64(len(offsets)) * length
-		place := to.Pointer + uintptr(at*times)
-		var part Result
-		err := errArena
-		if straight {
-			part, err = f.moveTo(ctx, f.r.landing(place, n*times, after), offsets, length)
-		}
-		if errors.Is(err, errArena) {
-			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {
-				inner := f.r.landing(place+uintptr(skip*times), int64(len(offsets))*length*times, after)
-				some, err := f.moveByArena(ctx, &inner, to.Widen, offsets, length)
-				part.Moved.Add(some.Moved)
-				part.Choice = some.Choice
-				return err
-			})
-		}
-		if err != nil {
-			return err
-		}
-		if first {
-			total.Choice, first = part.Choice, false
-		}
-		total.Moved.Add(part.Moved)
+	return w.CUDA.LaunchWiden(fn, from, to, uint64(n/element), uint32(element), w.Stream)
+}
+
+// Allocation is memory of a GPU for callers without an allocator of their own. It outlives the
+// Reader, whose device it is on.
+type Allocation struct {
+	cu      *driver.CUDA
+	context driver.Handle
+	dev     int32
+	n       int64
+
+	mu sync.Mutex
+	at driver.Pointer // 0 once it is free; guarded by mu
+}
+
+// Alloc allocates n bytes on the Reader's GPU.
+func (r *Reader) Alloc(n int64) (*Allocation, error) {
+	if r.cu == nil || n <= 0 {
+		return nil, fmt.Errorf("%w: %d bytes on device %d: only a GPU's memory is allocated, and at least a byte of it", ErrMemory, n, r.opt.Device)
+	}
+	if !r.gate.Enter() {
+		return nil, fmt.Errorf("allocate: %w", ErrClosed)
+	}
+	defer r.gate.Leave()
+	// A reference of its own to the device's context, which goes with the last of them.
+	context, err := r.cu.RetainPrimary(r.gpu.Device)
+	if err != nil {
+		return nil, err
+	}
+	a := &Allocation{cu: r.cu, context: context, dev: r.gpu.Device, n: n}
+	err = a.cu.Within(a.context, func() error {
+		a.at, err = a.cu.Alloc(n)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("allocate %d bytes on %s: %w", n, r.gpu.Name, err), a.cu.ReleasePrimary(a.dev))
+	}
+	return a, nil
+}
+
+// Memory is where it is.
+func (a *Allocation) Memory() Memory {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Memory{uintptr(a.at), a.n}
+}
+
+// CopyTo copies the bytes from offset on into p, and waits.
+func (a *Allocation) CopyTo(p []byte, offset int64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.at == 0:
+		return fmt.Errorf("copy from HBM: %w", ErrClosed)
+	case offset < 0 || offset > a.n || int64(len(p)) > a.n-offset:
+		return fmt.Errorf("copy %d bytes at %d of %d: %w", len(p), offset, a.n, ErrOutOfRange)
+	case len(p) == 0:
 		return nil
 	}
-	if err := eachPart(offsets, length, bytesMoved, move); err != nil {
-		return Result{}, err
+	return a.cu.Within(a.context, func() error {
+		return a.cu.CopyBack(p, a.at+driver.Pointer(offset))
+	})
+}
+
+// Free gives the memory back. Freeing twice does nothing.
+func (a *Allocation) Free() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.at == 0 {
+		return nil
 	}
-	return total, nil
+	at := a.at
+	a.at = 0
+	return errors.Join(a.cu.Within(a.context, func() error { return a.cu.Free(at) }), a.cu.ReleasePrimary(a.dev))
 }

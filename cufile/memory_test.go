@@ -234,7 +234,7 @@ func TestCuFileDoesNotWriteToMemoryOfTheCaller(t *testing.T) {
 	r := newReader(t, smallOptions(fakeLibraries(t), Compat))
 	f := openFileIn(t, r, name)
 	m := newMemory(t, r, int64(len(data)), 0)
-	if _, err := f.moveTo(t.Context(), r.landing(m.Pointer, m.Length, 0), []int64{0}, f.Size()); !errors.Is(err, errArena) {
+	if _, err := f.moveTo(t.Context(), r.destination(m.Pointer, m.Length, 0), []int64{0}, f.Size()); !errors.Is(err, errArena) {
 		t.Errorf("straight by cuFile: %v, want %v", err, errArena)
 	}
 	m.holds(t, nil, true)

@@ -14,80 +14,66 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// proveDirect fails unless Direct is proven for every object of the file that is on this machine.
+// proveDirect fails unless Direct is proven for every object of the file that is on this machine. Objects that
+// are read through the mount are proven by that read.
 func (f *File) proveDirect(ctx context.Context) error {
-	return source.Follow(ctx, f.source, func(inMount bool) error {
-		if inMount { // its objects are proven when they are read
+	return f.retryMoved(ctx, func(inMount bool) error {
+		if inMount {
 			return nil
 		}
-		return f.proveObjects(ctx)
-	})
-}
-
-func (f *File) proveObjects(ctx context.Context) error {
-	runs, err := f.source.Runs(ctx, 0, f.Size())
-	if err != nil {
-		return err
-	}
-	seen := map[uint64]bool{}
-	for _, r := range runs {
-		if seen[r.Object] || r.Length == 0 {
-			continue
-		}
-		seen[r.Object] = true
-		b := f.source.Backing(&r)
-		if b.Inline {
-			continue
-		}
-		p, err := f.proveLent(ctx, b)
+		runs, err := f.source.Runs(ctx, 0, f.Size())
 		if err != nil {
 			return err
 		}
-		if err := p.Want(b); err != nil {
-			return err
+		seen := map[uint64]bool{}
+		for i := range runs {
+			if r := &runs[i]; !seen[r.Object] && r.Length > 0 {
+				seen[r.Object] = true
+				if err := f.proveLent(ctx, f.source.Backing(r)); err != nil {
+					return err
+				}
+			}
 		}
+		return nil
+	})
+}
+
+// proveLent opens a file for as long as the proof takes.
+func (f *File) proveLent(ctx context.Context, b *source.Backing) error {
+	if b.Inline {
+		return nil
 	}
-	return nil
+	var lent []*source.Backing
+	if b.Lender != nil {
+		lent = append(lent, b)
+	}
+	if err := f.r.descriptors.Pin(ctx, lent); err != nil {
+		return err
+	}
+	defer f.r.descriptors.Unpin(lent)
+	return f.r.proofs.Want(ctx, b)
 }
 
 // proveCached proves Direct for files of a cache that a request needs: they may be younger than the File.
 func (f *File) proveCached(ctx context.Context, pieces []source.Piece) error {
 	seen := map[*source.Backing]bool{}
 	for i := range pieces {
-		b := pieces[i].File
-		if !b.Cached || seen[b] {
-			continue
-		}
-		seen[b] = true
-		p, err := f.r.proofs.Prove(ctx, b)
-		if err == nil {
-			err = p.Want(b)
-		}
-		if err != nil {
-			return err
+		if b := pieces[i].File; b.Cached && !seen[b] {
+			seen[b] = true
+			if err := f.r.proofs.Want(ctx, b); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (f *File) proveLent(ctx context.Context, b *source.Backing) (Proof, error) {
-	var lent []*source.Backing
-	if b.Lender != nil {
-		lent = append(lent, b)
-	}
-	if err := f.r.descriptors.Pin(ctx, lent); err != nil {
-		return Proof{}, err
-	}
-	defer f.r.descriptors.Unpin(lent)
-	return f.r.proofs.Prove(ctx, b)
-}
-
-// RunProbe is the body of the command that Options.Probe names. It reads a request from in, reads the file at
+// RunProbe is the body of the command that Options.Probe names. It reads a question from in, reads the file at
 // descriptor 3 with compat mode off, and writes a Proof to out. It fails when in or out do.
 func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
-	var q direct.Request
+	var q direct.Question
 	if err := json.NewDecoder(in).Decode(&q); err != nil {
-		return fmt.Errorf("read the probe's request: %w", err)
+		return fmt.Errorf("read the probe's question: %w", err)
 	}
 	p, err := strictRead(ctx, q)
 	if err != nil {
@@ -101,7 +87,7 @@ func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
 
 // strictRead reads aligned blocks of the file through cuFile with compat mode off, compares them with what the kernel
 // reads, and judges cuFile's own counters. Any error means that Direct does not work here.
-func strictRead(ctx context.Context, q direct.Request) (Proof, error) {
+func strictRead(ctx context.Context, q direct.Question) (Proof, error) {
 	const block, most = 1 << 20, 8
 	b, err := source.NewBacking(direct.ProbeFD, "the file", 1)
 	if err != nil {

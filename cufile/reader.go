@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -21,7 +22,7 @@ import (
 // HostDevice is an Options.Device: host memory instead of a GPU's.
 const HostDevice = -1
 
-// Options say where to and how. The zero value means GPU 0 and what was measured to be best.
+// Options configure a Reader. The zero value means GPU 0 and the sizes that were measured to be best.
 type Options struct {
 	Device  int   // CUDA index, or HostDevice
 	Path    Path  // empty means Auto
@@ -41,7 +42,7 @@ type Options struct {
 	// 1024. For a GPU each counts twice, since it may be opened for O_DIRECT too.
 	Descriptors int
 
-	// What Auto cannot see for itself: whether the bytes will be read again, and how many readers share the host.
+	// Auto cannot see whether the bytes will be read again, nor how many readers share the host.
 	Reuse   bool
 	Readers int // 0 means 1
 
@@ -49,7 +50,7 @@ type Options struct {
 	// Without it Direct is not available.
 	Probe []string
 
-	// Client is what a mount's status calls the Reader, empty means "hbmfs reader".
+	// Client is the Reader's name in a mount's status, empty means "hbmfs reader".
 	Client string
 
 	Libraries driver.Libraries
@@ -141,18 +142,19 @@ type Reader struct {
 	proofs      *direct.Proofs
 	descriptors *source.Descriptors
 	opener      *source.Opener
-	stuck       sync.WaitGroup // what waits for a stuck call to give back what it uses
+	gate        crew.Gate      // of calls that open files or allocate
+	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
 
 	mu      sync.Mutex // guards what follows
+	files   map[*File]bool
 	moved   Moved
-	closed  bool
 	others  int       // readers that the daemon counts, this one included
 	counted time.Time // when it was asked
 
 	ending sync.Mutex // one closes at a time; guards what follows
 	over   bool       // releaseGPU has ended
 	freed  error      // how; set on the thread that it runs on
-	ended  bool       // everything was given back, or could not be
+	ended  bool       // Close has given back all that it could
 }
 
 // New prepares a device: threads, pinned memory, the arena.
@@ -160,7 +162,7 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
 	}
-	r := &Reader{opt: opt, arena: newArena(opt.Arena), proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
+	r := &Reader{opt: opt, files: map[*File]bool{}, arena: newArena(opt.Arena), proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
 	files := opt.Descriptors
 	if opt.Device != HostDevice {
 		files /= 2
@@ -259,19 +261,19 @@ func (r *Reader) PinnedBytes() int64 {
 	return r.mapped.PinnedBytes()
 }
 
-// Close gives everything back. Files must be closed and views released before. It fails with ErrUnderWay where a read or a
-// call into a library does not end for 5 s, be it slow or hang: what that uses is left as it is, and Close is to be called
-// again. After any other result closing does nothing.
+// Close closes the Reader's files, as [File.Close] does, and gives everything back. Views must be released before. It fails
+// with ErrUnderWay where a read or a call into a library does not end for 5 s. The memory and files of that call stay then,
+// and the caller calls Close again. After any other result Close does nothing.
 func (r *Reader) Close() error {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
 	r.ending.Lock()
 	defer r.ending.Unlock()
 	if r.ended {
 		return nil
 	}
-	err := r.release()
+	err := r.closeFiles()
+	if !errors.Is(err, ErrUnderWay) {
+		err = errors.Join(err, r.release())
+	}
 	if errors.Is(err, ErrUnderWay) {
 		return fmt.Errorf("close the reader: %w; close it again then", err)
 	}
@@ -279,9 +281,27 @@ func (r *Reader) Close() error {
 	return err
 }
 
+// closeFiles lets no more files be opened, and closes those that are open.
+func (r *Reader) closeFiles() error {
+	if err := crew.Await(r.gate.Shut()); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	files := slices.Collect(maps.Keys(r.files))
+	r.mu.Unlock()
+	var errs []error
+	for _, f := range files {
+		err := f.Close()
+		if errs = append(errs, err); errors.Is(err, ErrUnderWay) {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // release may be called again after ErrUnderWay.
 func (r *Reader) release() error {
-	// The workers first: what one of them is stuck in may still write to the memory that goes after them.
+	// The workers end first: a call in which one is stuck may still write to the memory that goes after them.
 	if r.crew != nil {
 		if err := r.crew.Close(); err != nil {
 			return err
@@ -312,7 +332,7 @@ func (r *Reader) release() error {
 		r.host = nil
 	}
 	if r.mapped != nil {
-		r.mapped.Leave()
+		r.mapped.Detach()
 	}
 	if r.context != 0 {
 		errs = append(errs, r.cu.ReleasePrimary(r.gpu.Device))
@@ -321,7 +341,7 @@ func (r *Reader) release() error {
 	return errors.Join(errs...)
 }
 
-// forget drops what the device holds of files that are about to be closed.
+// forget drops the handles and mappings of files that are about to be closed.
 func (r *Reader) forget(files []*source.Backing) error {
 	if r.cu == nil {
 		return nil
@@ -338,7 +358,7 @@ func (r *Reader) forget(files []*source.Backing) error {
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
-	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.direct.Holds(b) })
+	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.direct.Knows(b) })
 	if len(files) == 0 {
 		return nil
 	}

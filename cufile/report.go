@@ -9,10 +9,47 @@ import (
 	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
+// Moved counts bytes by the path that they took. Bytes that exist only in the mount, such as a synthesized header,
+// lie in no backing file: they count as Staged, or as Host without a GPU.
+type Moved struct {
+	Direct int64 `json:"direct,omitempty"`
+	Mapped int64 `json:"mapped,omitempty"`
+	Staged int64 `json:"staged,omitempty"`
+	Compat int64 `json:"compat,omitempty"`
+	Host   int64 `json:"host,omitempty"`
+}
+
+// Total is all bytes.
+func (m Moved) Total() int64 { return m.Direct + m.Mapped + m.Staged + m.Compat + m.Host }
+
+// Add adds n to m.
+func (m *Moved) Add(n Moved) {
+	m.Direct += n.Direct
+	m.Mapped += n.Mapped
+	m.Staged += n.Staged
+	m.Compat += n.Compat
+	m.Host += n.Host
+}
+
+func (m *Moved) count(p Path, n int64) {
+	switch p {
+	case Direct:
+		m.Direct += n
+	case Mapped:
+		m.Mapped += n
+	case Staged:
+		m.Staged += n
+	case Compat:
+		m.Compat += n
+	case Host, Auto:
+		m.Host += n
+	}
+}
+
 // connected is a source that has a daemon to talk to.
 type connected interface{ Daemon() *control.Client }
 
-// tally is what a File has moved since it last said so to the daemon.
+// tally counts the bytes that a File has moved since its last report to the daemon.
 type tally struct {
 	moved map[tallyKey]control.Moved
 	said  time.Time
@@ -23,13 +60,10 @@ type tallyKey struct {
 	reason string
 }
 
-// How often the daemon hears what was moved, and is asked how many readers there are.
-const (
-	reportEvery = time.Second
-	countEvery  = time.Second
-)
+// tellEvery is the time between two reports to the daemon, and between two questions how many readers there are.
+const tellEvery = time.Second
 
-// account counts what a request moved. The daemon hears of it, for its status.
+// account counts the bytes that a request moved. The daemon hears of them, for its status.
 func (f *File) account(m Moved, c Choice) {
 	f.r.mu.Lock()
 	f.r.moved.Add(m)
@@ -40,8 +74,8 @@ func (f *File) account(m Moved, c Choice) {
 	var list []control.Moved
 	if ok {
 		f.tally.add(m, c)
-		if time.Since(f.tally.said) >= reportEvery {
-			list = f.tally.take()
+		if time.Since(f.tally.said) >= tellEvery {
+			list = f.tally.drain()
 		}
 	}
 	f.mu.Unlock()
@@ -74,7 +108,7 @@ func (t *tally) add(m Moved, c Choice) {
 	}
 }
 
-func (t *tally) take() (list []control.Moved) {
+func (t *tally) drain() (list []control.Moved) {
 	for _, sum := range t.moved {
 		list = append(list, sum)
 	}
@@ -83,7 +117,7 @@ func (t *tally) take() (list []control.Moved) {
 	return list
 }
 
-// kindOf gives a reason without its figures, which stand in parentheses, and without what comes after a semicolon.
+// kindOf cuts a reason at its semicolon, and takes out the figures, which stand in parentheses.
 func kindOf(why string) string {
 	why, _, _ = strings.Cut(why, ";")
 	for {
@@ -96,7 +130,7 @@ func kindOf(why string) string {
 	}
 }
 
-// report says what was moved. The daemon may be gone by now, and what it would show is no reason for a reader to fail.
+// report tells the daemon which bytes were moved. That the daemon may be gone by now is no reason for a reader to fail.
 func report(s connected, list []control.Moved) {
 	if len(list) == 0 {
 		return
@@ -106,18 +140,18 @@ func report(s connected, list []control.Moved) {
 	_ = s.Daemon().ReportStats(ctx, list...)
 }
 
-// readers is how many share the host, as far as is known: what the caller said, or more where the daemon counts more.
+// readers is how many share the host: as many as the caller said, or more where the daemon counts more.
 func (f *File) readers(ctx context.Context) int {
 	r := f.r
 	s, ok := f.source.(connected)
 	r.mu.Lock()
-	known, due := r.others, ok && time.Since(r.counted) >= countEvery
+	known, due := r.others, ok && time.Since(r.counted) >= tellEvery
 	if due {
 		r.counted = time.Now()
 	}
 	r.mu.Unlock()
 	if due {
-		ctx, cancel := context.WithTimeout(ctx, crew.Grace) // a daemon that hangs holds up no read of what is open
+		ctx, cancel := context.WithTimeout(ctx, crew.Grace) // a daemon that hangs delays no read of open files
 		defer cancel()
 		if n, err := s.Daemon().Readers(ctx); err == nil { // else it is as it was
 			known = n

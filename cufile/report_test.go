@@ -26,7 +26,7 @@ func TestTallyCountsByPathAndReason(t *testing.T) {
 	}
 	all.add(Moved{Staged: 5}, Choice{Staged, "asked for"})
 	sums := map[string]int64{}
-	for _, m := range all.take() {
+	for _, m := range all.drain() {
 		sums[m.Reason] += 1000*m.Bytes + m.Reads
 	}
 	want := map[string]int64{"in the page cache and will be read again": 30_003, "it exists only in the mount, or its files had a choice of their own": 3_003, "asked for": 5_001}
@@ -35,7 +35,7 @@ func TestTallyCountsByPathAndReason(t *testing.T) {
 			t.Errorf("%q: %d, want %d, of %v", reason, sums[reason], sum, sums)
 		}
 	}
-	if len(all.take()) != 0 {
+	if len(all.drain()) != 0 {
 		t.Error("the same again")
 	}
 }

@@ -1,6 +1,14 @@
 package cufile
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+)
 
 // Result says how a request's bytes came: before any widening, by path.
 type Result struct {
@@ -17,26 +25,51 @@ type Request struct {
 }
 
 // BeginGather starts bringing the spans of length bytes that begin at offsets to memory of the caller, one after the
-// other. What cannot be is refused at once, with ErrOutOfRange or ErrMemory. The memory and offsets must stay, and the Reader be
-// open, until Done is closed: a request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
-// more, which is as long as a call into the system or the GPU's library takes that cannot be interrupted.
+// other. Spans or memory that cannot be are refused at once, with ErrOutOfRange or ErrMemory. The memory and offsets must
+// stay until Done is closed. A request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
+// more: some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
-	if err := f.check(&to, offsets, length); err != nil {
+	if err := f.enter(); err != nil {
 		return nil, err
 	}
-	after, err := f.r.mark(&to)
+	q, err := f.begin(ctx, &to, offsets, length)
+	if err != nil {
+		f.gate.Leave()
+	}
+	return q, err
+}
+
+// begin needs that the file was entered, which the request leaves.
+func (f *File) begin(ctx context.Context, to *Target, offsets []int64, length int64) (*Request, error) {
+	if err := f.check(to, offsets, length); err != nil {
+		return nil, err
+	}
+	after, err := f.r.mark(to)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &Request{cancel: cancel, done: make(chan struct{})}
+	f.mu.Lock()
+	f.requests[q] = true
+	f.mu.Unlock()
+	if f.gate.IsShut() { // meanwhile, by a Close that did not see q
+		cancel()
+	}
 	go func() {
-		defer close(q.done)
-		defer cancel()
-		q.result, q.err = f.run(ctx, &to, after, offsets, length)
+		q.result, q.err = f.run(ctx, to, after, offsets, length)
 		if err := f.r.unmark(after); q.err == nil {
 			q.err = err
 		}
+		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
+			q.err = ctx.Err()
+		}
+		cancel()
+		close(q.done)
+		f.mu.Lock()
+		delete(f.requests, q)
+		f.mu.Unlock()
+		f.gate.Leave()
 	}()
 	return q, nil
 }
@@ -65,4 +98,148 @@ func (f *File) GatherInto(ctx context.Context, to Target, offsets []int64, lengt
 // ReadInto brings the file's [offset, offset+n) to memory of the caller.
 func (f *File) ReadInto(ctx context.Context, to Target, offset, n int64) (Result, error) {
 	return f.GatherInto(ctx, to, []int64{offset}, n)
+}
+
+// moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
+func (f *File) moveTo(ctx context.Context, to crew.Destination, offsets []int64, length int64) (Result, error) {
+	t := &transfer{f: f, offsets: offsets, length: length, to: to, callers: true}
+	finished, err := t.run(ctx)
+	if err != nil {
+		f.r.quiet(finished)
+		return Result{}, err
+	}
+	return Result{t.moved, t.choice}, nil
+}
+
+// moveByArena brings spans into the arena and from there to memory of the caller, widened on the way.
+func (f *File) moveByArena(ctx context.Context, to *crew.Destination, widen Widen, offsets []int64, length int64) (Result, error) {
+	v, err := f.Gather(ctx, offsets, length)
+	if err != nil {
+		return Result{}, err
+	}
+	defer v.Release()
+	if err := f.r.deliver(ctx, v, to, widen); err != nil {
+		return Result{}, err
+	}
+	return Result{v.Moved(), v.Choice()}, nil
+}
+
+// deliver copies a view to memory of the caller. When it returns, also with an error, nothing is under way.
+func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
+	if r.cu == nil {
+		return r.deliverHost(ctx, v, to, widen)
+	}
+	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+		s, err := w.Slot()
+		if err != nil {
+			return err
+		}
+		if err := to.Ready(w); err != nil {
+			return err
+		}
+		if widen == WidenNone {
+			err = w.CUDA.CopyWithin(to.HBM, driver.Pointer(v.Pointer()), v.Len(), w.Stream)
+		} else {
+			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), to.HBM, v.Len())
+		}
+		if err != nil {
+			return err
+		}
+		return w.Sent(s)
+	})
+	r.quiet(finished)
+	return err
+}
+
+// deliverHost shares the copy among the threads.
+func (r *Reader) deliverHost(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
+	const block = 1 << 20
+	_, times, err := widen.sizes()
+	if err != nil {
+		return err
+	}
+	from := v.Bytes()
+	finished, err := r.crew.Run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
+		// An address without memory must not end the process.
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() {
+			if fault := recover(); fault != nil {
+				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.HBM, fault)
+			}
+		}()
+		part := from[i*block : min((i+1)*block, v.Len())]
+		widen.copy(to.Host[i*block*times:], part)
+		return nil
+	})
+	r.quiet(finished)
+	return err
+}
+
+// bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus
+// does not notice the border.
+const bytesMoved = 512 << 20
+
+// eachPart cuts spans into parts of at most limit bytes and gives each with its place in the destination.
+func eachPart(offsets []int64, length, limit int64, fn func(offsets []int64, length, at int64) error) error {
+	if length <= limit {
+		rows := int(limit / length)
+		for i := 0; i < len(offsets); i += rows {
+			if err := fn(offsets[i:min(i+rows, len(offsets))], length, int64(i)*length); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for i, offset := range offsets {
+		for at := int64(0); at < length; at += limit {
+			if err := fn([]int64{offset + at}, min(limit, length-at), int64(i)*length+at); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// run moves the parts of a request one after the other. It returns when nothing writes to the target any more.
+func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets []int64, length int64) (Result, error) {
+	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
+	if length == 0 || len(offsets) == 0 {
+		return total, nil
+	}
+	_, times, err := to.Widen.sizes()
+	if err != nil {
+		return Result{}, err
+	}
+	straight := times == 1 && f.r.opt.Path != Direct && f.r.opt.Path != Compat
+	first := true
+	move := func(offsets []int64, length, at int64) error {
+		n := int64(len(offsets)) * length
+		where := to.Pointer + uintptr(at*times)
+		var part Result
+		err := errArena
+		if straight {
+			part, err = f.moveTo(ctx, f.r.destination(where, n*times, after), offsets, length)
+		}
+		if errors.Is(err, errArena) {
+			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {
+				inner := f.r.destination(where+uintptr(skip*times), int64(len(offsets))*length*times, after)
+				some, err := f.moveByArena(ctx, &inner, to.Widen, offsets, length)
+				part.Moved.Add(some.Moved)
+				part.Choice = some.Choice
+				return err
+			})
+		}
+		if err != nil {
+			return err
+		}
+		if first {
+			total.Choice, first = part.Choice, false
+		}
+		total.Moved.Add(part.Moved)
+		return nil
+	}
+	if err := eachPart(offsets, length, bytesMoved, move); err != nil {
+		return Result{}, err
+	}
+	return total, nil
 }

@@ -203,7 +203,7 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 		if i == 0 {
 			continue // one request is no order
 		}
-		b := f.source.Leave()[0]
+		b := f.source.Unshare()[0]
 		until(t, "the window after the last one", func() bool { return r.mapped.Registered([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}}) })
 		if r.PinnedBytes() > o.Pinned {
 			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)

@@ -36,7 +36,7 @@ func (s *restless) Backing(r *source.Run) *source.Backing {
 	return s.away
 }
 
-func (s *restless) Leave() []*source.Backing { return []*source.Backing{s.away} }
+func (s *restless) Unshare() []*source.Backing { return []*source.Backing{s.away} }
 
 func (s *restless) Relocate(context.Context) error {
 	s.moves.Add(1)
@@ -61,8 +61,8 @@ func (s *restless) Open(_ context.Context, files []*source.Backing) ([]*source.B
 
 func (s *restless) Release(context.Context, []*source.Backing) {}
 
-// TestFollow reads what moves, few times and again and again, into a view, by a stream, and into memory of the caller.
-func TestFollow(t *testing.T) {
+// TestRetryMoved reads what moves, few times and again and again, into a view, by a stream, and into memory of the caller.
+func TestRetryMoved(t *testing.T) {
 	name, data := randomFile(t, 300_000, 3)
 	for _, gone := range []int64{0, 2, 3, 1000} {
 		for verb, read := range map[string]func(*File) (*View, error){

@@ -14,7 +14,7 @@ type Span struct{ Offset, Length int64 }
 type Stream struct {
 	cancel context.CancelFunc
 	ready  chan chan fetched
-	places chan struct{} // as many as spans may be under way or waiting to be taken
+	room   chan struct{} // an entry for each span that is under way or waits for Next
 	wg     sync.WaitGroup
 	ended  error // why the plan was not finished; set before ready is closed
 
@@ -31,20 +31,20 @@ type fetched struct {
 func (f *File) Stream(ctx context.Context, plan []Span, depth int) *Stream {
 	depth = max(depth, 1)
 	ctx, cancel := context.WithCancel(ctx)
-	s := &Stream{cancel: cancel, ready: make(chan chan fetched, depth), places: make(chan struct{}, depth)}
+	s := &Stream{cancel: cancel, ready: make(chan chan fetched, depth), room: make(chan struct{}, depth)}
 	s.wg.Add(1)
 	go s.fetch(ctx, f, plan)
 	return s
 }
 
-// fetch takes memory in the plan's order, so that a later span never holds what an earlier one waits for, and fills
-// it concurrently.
+// fetch allocates memory in the plan's order, so that no later span has the memory that an earlier one waits for. Memory is
+// filled concurrently.
 func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 	defer s.wg.Done()
 	defer close(s.ready)
 	for _, span := range plan {
 		select {
-		case s.places <- struct{}{}:
+		case s.room <- struct{}{}:
 		case <-ctx.Done():
 			s.ended = ctx.Err()
 			return
@@ -72,8 +72,8 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 }
 
 // Next gives the next span's view, in the plan's order; io.EOF after the last. The caller releases it, without
-// needing a further view first. After an error the stream has ended, and Next gives that error again: what else was
-// fetched is not what comes next.
+// needing a further view first. After an error the stream has ended, and Next gives that error again: other views
+// that were fetched come later in the plan.
 func (s *Stream) Next(ctx context.Context) (*View, error) {
 	if err := s.failed(nil); err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func (s *Stream) next(ctx context.Context) (*View, error) {
 	}
 	select {
 	case r := <-result:
-		<-s.places
+		<-s.room
 		return r.view, r.err
 	case <-ctx.Done():
 		// The view is on its way and has no other taker.
@@ -125,7 +125,7 @@ func (s *Stream) next(ctx context.Context) (*View, error) {
 	}
 }
 
-// Close stops fetching and releases what nobody took.
+// Close stops fetching and releases the views that Next has not given.
 func (s *Stream) Close() {
 	s.cancel()
 	for result := range s.ready {

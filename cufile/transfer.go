@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Read brings the file's [offset, offset+n) into memory. What the file does not have is refused with ErrOutOfRange.
+// Read brings the file's [offset, offset+n) into memory. Bytes that the file does not have are refused with ErrOutOfRange.
 func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
 	return f.Gather(ctx, []int64{offset}, n)
 }
@@ -70,7 +73,7 @@ func (t *transfer) reserve(ctx context.Context) (*View, error) {
 			t.f.name, ErrTooLarge, len(t.offsets), t.length, r.arena.size())
 	}
 	v := &View{r: r, n: t.size()}
-	if err := source.Follow(ctx, t.f.source, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || v.n == 0 {
+	if err := t.f.retryMoved(ctx, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || v.n == 0 {
 		v.choice = t.choice
 		return v, err
 	}
@@ -78,7 +81,7 @@ func (t *transfer) reserve(ctx context.Context) (*View, error) {
 		t.envelope, t.skew = true, p.Offset%driver.PageSize
 	}
 	reserved := driver.RoundUp(t.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
-	at, err := r.arena.take(ctx, reserved)
+	at, err := r.arena.alloc(ctx, reserved)
 	if err != nil {
 		return nil, err
 	}
@@ -104,11 +107,10 @@ func (t *transfer) fill(ctx context.Context, v *View) error {
 // run moves the bytes to their destination, and finds them first where that is still to be done. It does both again where
 // they have moved meanwhile. finished is what [crew.Crew.Run] gives.
 func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error) {
-	finished = closedChannel()
 	if t.size() == 0 {
-		return finished, nil
+		return nil, nil
 	}
-	err = source.Follow(ctx, t.f.source, func(inMount bool) (err error) {
+	err = t.f.retryMoved(ctx, func(inMount bool) (err error) {
 		if !t.located {
 			if err := t.locate(ctx, inMount); err != nil {
 				return err
@@ -126,6 +128,24 @@ func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error
 	return finished, err
 }
 
+// retryMoved calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where
+// that goes on it says inMount: then do reads through the mount, which finds them anywhere. Nothing of do may be under way
+// when it returns ErrMoved.
+func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) error {
+	const times = 3
+	for range times {
+		err := do(false)
+		m, ok := f.source.(source.Movable)
+		if !ok || !errors.Is(err, source.ErrMoved) {
+			return err
+		}
+		if err := m.Relocate(ctx); err != nil {
+			return err
+		}
+	}
+	return do(true)
+}
+
 // locate finds where the bytes lie, and chooses the path of the first group.
 func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	r := t.f.r
@@ -139,7 +159,7 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 		return nil
 	}
 	source.Announce(ctx, t.f.source, r.descriptors, pieces)
-	// What choosing looks at is not kept open while memory is waited for: who has memory may wait for open files.
+	// Files are not pinned while a request waits for memory: a request that has memory may wait for descriptors.
 	t.groups = source.Split(pieces, r.descriptors.Share())
 	if err := r.descriptors.Pin(ctx, t.groups[0].Files); err != nil {
 		return err
@@ -150,7 +170,7 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	return err
 }
 
-// remark says of a choice what its reason does not.
+// remark completes the reason of a choice.
 func (f *File) remark(inMount bool) string {
 	switch {
 	case inMount:
@@ -178,14 +198,13 @@ func (t *transfer) moveGroups(ctx context.Context) (finished <-chan struct{}, er
 
 // moveGroup moves one group, by a choice of its own if choose is set.
 func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
-	finished = closedChannel()
 	f := t.f
 	if err := f.enter(); err != nil {
-		return finished, err
+		return nil, err
 	}
 	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-		f.leave()
-		return finished, err
+		f.gate.Leave()
+		return nil, err
 	}
 	if choose {
 		t.choice, t.cold, err = f.choose(ctx, g.Pieces)
@@ -195,20 +214,20 @@ func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) 
 	}
 	f.r.after(finished, func() {
 		f.r.descriptors.Unpin(g.Files)
-		f.leave()
+		f.gate.Leave()
 	})
 	return finished, err
 }
 
-// moveAsChosen moves pieces, and stages them where Auto chose to map what the GPU cannot be shown: the driver, the file
-// system or a limit may be against that, and nothing tells before.
+// moveAsChosen moves pieces, and stages them where Auto chose to map files that CUDA does not register: the driver, the
+// file system or a limit may be against that, and nothing tells before.
 func (t *transfer) moveAsChosen(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	before := t.moved
 	finished, err = t.move(ctx, pieces)
 	if t.f.r.opt.Path != Auto || !errors.Is(err, mapped.ErrUnmapped) {
 		return finished, err
 	}
-	<-finished // it has failed, so nothing of it is under way
+	t.f.r.quiet(finished)
 	t.moved, t.choice = before, Choice{Staged, "the GPU cannot be shown the page cache; " + err.Error()}
 	return t.move(ctx, pieces)
 }
@@ -220,12 +239,12 @@ var errArena = errors.New("cufile: internal error: this path moves by way of the
 func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
 	path := t.choice.Path
 	if t.callers && (path == Direct || path == Compat) {
-		return closedChannel(), errArena
+		return nil, errArena
 	}
 	if path == Staged || path == Host {
 		return t.stage(ctx, pieces)
 	}
-	// What exists only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
+	// Bytes that exist only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
 	var here, inline []source.Piece
 	for _, p := range pieces {
 		if p.File.Inline {
@@ -253,27 +272,43 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 		t.moved.count(path, n)
 		return finished, err
 	}
-	return closedChannel(), fmt.Errorf("cufile: internal error: path %q was chosen", path)
+	return nil, fmt.Errorf("cufile: internal error: path %q was chosen", path)
 }
 
-func closedChannel() <-chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}
-
-// after gives back what a job used once nothing uses it any more: at once as a rule, and after the last thread came
-// back from a foreign call that did not end with the context.
-func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
+// quiet waits until nothing of a job writes any more; nil is none. A job that a closed Reader never began does not end.
+func (r *Reader) quiet(finished <-chan struct{}) {
+	if finished == nil {
+		return
+	}
 	select {
 	case <-finished:
-		giveBack()
-	default:
-		r.stuck.Go(func() {
-			r.quiet(finished)
-			giveBack()
-		})
+		return
+	case <-r.crew.Gone():
 	}
+	if r.mapped == nil {
+		return
+	}
+	select {
+	case <-finished:
+	case <-r.mapped.Thread.Gone():
+	}
+}
+
+// after calls giveBack once nothing of a job runs any more: at once as a rule, and else when the last thread has come back
+// from a foreign call that did not end with the context.
+func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
+	if finished != nil {
+		select {
+		case <-finished:
+		default:
+			r.stuck.Go(func() {
+				r.quiet(finished)
+				giveBack()
+			})
+			return
+		}
+	}
+	giveBack()
 }
 
 // inside refuses spans that the file does not have, with ErrOutOfRange.
@@ -290,16 +325,80 @@ func (f *File) inside(offsets []int64, length int64) error {
 	return nil
 }
 
-// pieces checks a request and finds where its bytes lie; [source.Follow] says inMount.
+// pieces checks a request and finds where its bytes lie; retryMoved says inMount.
 func (f *File) pieces(ctx context.Context, offsets []int64, length int64, inMount bool) ([]source.Piece, error) {
-	f.r.mu.Lock()
-	closed := f.r.closed
-	f.r.mu.Unlock()
-	if closed {
+	if f.r.gate.IsShut() {
 		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
 	}
 	if err := f.inside(offsets, length); err != nil {
 		return nil, err
 	}
 	return source.Pieces(ctx, f.source, offsets, length, inMount)
+}
+
+// prefetcher is a source whose daemon can fetch bytes ahead.
+type prefetcher interface {
+	Prefetch(ctx context.Context, ranges []control.Range) error
+}
+
+// Prefetch says which spans will be read soon, in this order: the mount brings them into the page cache, or the kernel
+// does where the file is in none. It does not wait for that, and may do nothing where there is too much to do already.
+func (f *File) Prefetch(ctx context.Context, spans []Span) error {
+	for _, s := range spans {
+		if err := f.inside([]int64{s.Offset}, s.Length); err != nil {
+			return fmt.Errorf("prefetch: %w", err)
+		}
+	}
+	if err := f.enter(); err != nil {
+		return err
+	}
+	defer f.gate.Leave()
+	if p, ok := f.source.(prefetcher); ok {
+		ranges := make([]control.Range, len(spans))
+		for i, s := range spans {
+			ranges[i] = control.Range{Offset: s.Offset, Length: s.Length}
+		}
+		return p.Prefetch(ctx, ranges)
+	}
+	for _, s := range spans {
+		if s.Length == 0 {
+			continue
+		}
+		if err := f.eachGroup(ctx, s, func(pieces []source.Piece) error { return advise(ctx, pieces) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eachGroup calls fn with the pieces of a span, group by group, while their backing files are open.
+func (f *File) eachGroup(ctx context.Context, s Span, fn func(pieces []source.Piece) error) error {
+	return f.retryMoved(ctx, func(inMount bool) error {
+		pieces, err := f.pieces(ctx, []int64{s.Offset}, s.Length, inMount)
+		if err != nil {
+			return err
+		}
+		for _, g := range source.Split(pieces, f.r.descriptors.Share()) {
+			if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
+				return err
+			}
+			err := fn(g.Pieces)
+			f.r.descriptors.Unpin(g.Files)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// advise tells the kernel about pieces.
+func advise(ctx context.Context, pieces []source.Piece) error {
+	for i := range pieces {
+		p := &pieces[i]
+		if err := unix.Fadvise(p.File.FD, p.Offset, p.N, unix.FADV_WILLNEED); err != nil {
+			return fmt.Errorf("prefetch %s: %w", p.File.Name, err)
+		}
+	}
+	return ctx.Err()
 }

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"runtime"
 	"testing"
 	"time"
 
@@ -30,13 +28,7 @@ func TestClosingAgainWhatIsUnderWay(t *testing.T) {
 		_, err := r.r.Wall(ctx, time.Hour) // one step
 		ended <- err
 	}()
-	stacks := make([]byte, 1<<20)
-	for deadline := time.Now().Add(time.Minute); !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("cufile.repeat")); {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not begin")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	awaitStack(t, "cufile.repeat")
 	want(t, "close", l.closeReader(handle), codeTimeout)
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

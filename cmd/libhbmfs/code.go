@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"syscall"
 	"unicode/utf8"
@@ -57,7 +58,7 @@ const (
 	cudaInvalidDevice = 101
 )
 
-// codeOf gives an error's code, and the errno of the system call where that is what failed.
+// codeOf gives an error's code, and the errno of the system call where one failed.
 func codeOf(err error) (code, syscall.Errno) {
 	var known *failure
 	if err == nil {
@@ -69,8 +70,8 @@ func codeOf(err error) (code, syscall.Errno) {
 		is   error
 		code code
 	}{
-		{context.Canceled, codeCancelled}, {context.DeadlineExceeded, codeCancelled},
-		{cufile.ErrClosed, codeClosed}, {cufile.ErrMemory, codeInvalid}, {cufile.ErrOutOfRange, codeOutOfRange},
+		{cufile.ErrUnderWay, codeTimeout}, {context.Canceled, codeCancelled}, {context.DeadlineExceeded, codeCancelled},
+		{cufile.ErrClosed, codeClosed}, {os.ErrClosed, codeClosed}, {cufile.ErrMemory, codeInvalid}, {cufile.ErrOutOfRange, codeOutOfRange},
 		{cufile.ErrShort, codeStale}, {control.ErrStale, codeStale}, {cufile.ErrTooLarge, codeTooLarge},
 		{cufile.ErrNoDevice, codeNoDevice},
 	} {

@@ -13,7 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 )
 
-// border is what the exported functions share: C callers bring no receiver.
+// border has the state that the exported functions share: C callers bring no receiver.
 type border struct {
 	*library
 	version *C.char

@@ -35,7 +35,7 @@ static int32_t fail_size(hbmfs_failure *why) { return fail(why, HBMFS_INVALID, "
 #define REFUSE_FORKED if (forked) return fail_forked(why)
 #define REFUSE_NULL(condition) if (condition) return fail_null(why)
 
-// The first version's structs end here: what is smaller was not set.
+// The first version's structs end here: a smaller size was not set.
 #define KNOWN(struct_size, type, last) ((struct_size) >= offsetof(type, last) + sizeof(((type *)0)->last))
 
 // A struct that goes out: as much of it as the caller knows.

@@ -21,11 +21,11 @@
  *   fills `why` when it fails. why may be NULL. It is the caller's, so that no thread sees another's error. Text is
  *   UTF-8, one sentence, always ended by a zero byte.
  * - Every function may be called from any thread at any time, also on one handle at once.
- * - A handle is a number that is never given out twice. A closed one is refused with HBMFS_CLOSED, what never was one
- *   with HBMFS_INVALID; 0 is never a handle. Closing twice is harmless.
- * - There are no callbacks. Closing a file or a reader cancels what is under way and waits for it, and closes what was
- *   opened through it: nothing runs, and nothing writes to the caller's memory, after it has returned HBMFS_OK. It
- *   returns HBMFS_TIMEOUT when something hangs for five seconds: the memory must stay, and closing be tried again.
+ * - A handle is a number that is never given out twice. A closed one is refused with HBMFS_CLOSED, a number that never
+ *   was one with HBMFS_INVALID; 0 is never a handle. Closing twice is harmless.
+ * - There are no callbacks. Closing a reader closes its files, and closing a file cancels its requests and waits for
+ *   them. After HBMFS_OK nothing runs, and nothing writes to the caller's memory. HBMFS_TIMEOUT says that a call did not
+ *   end within five seconds: the memory must stay, and the caller closes again later.
  * - Arrays and strings that go in are copied before the function returns; memory that bytes go to must stay until the
  *   request has ended.
  * - A struct with struct_size: the caller sets it to sizeof before the call. Later versions only add at its end; fields
@@ -46,7 +46,7 @@
 extern "C" {
 #endif
 
-#define HBMFS_ABI 2 /* what hbmfs_abi() must give */
+#define HBMFS_ABI 2 /* hbmfs_abi() must give this */
 
 typedef uint64_t hbmfs_handle; /* of a reader, file, request or piece of memory */
 
@@ -145,9 +145,8 @@ int32_t hbmfs_reader_get_info(hbmfs_handle reader, hbmfs_reader_info *info, hbmf
 int32_t hbmfs_reader_get_stats(hbmfs_handle reader, hbmfs_reader_stats *stats, hbmfs_failure *why);
 
 /*
- * Closes its files too. HBMFS_TIMEOUT: a read is slow or hangs, and still may write to the caller's
- * memory; the reader does nothing more, close it again later. HBMFS_INTERNAL: it is closed, but something could not be given
- * back.
+ * Closes its files too. HBMFS_TIMEOUT: a read is slow or hangs, and may still write to the caller's memory; the reader
+ * does nothing more, close it again later. HBMFS_INTERNAL: the reader is closed, and some resource is lost.
  */
 int32_t hbmfs_reader_close(hbmfs_handle reader, hbmfs_failure *why);
 
@@ -182,7 +181,7 @@ int32_t hbmfs_file_get_info(hbmfs_handle file, hbmfs_file_info *info, hbmfs_fail
 int32_t hbmfs_file_close(hbmfs_handle file, hbmfs_failure *why);
 
 /*
- * Says what will be read, in its order: count ranges. Advice, which may be ignored: HBMFS_OK says only that the
+ * Announces reads of count ranges, in their order. It is advice, which may be ignored: HBMFS_OK says only that the
  * ranges make sense.
  */
 int32_t hbmfs_prefetch(hbmfs_handle file, const int64_t *offsets, const int64_t *lengths, int64_t count, hbmfs_failure *why);
@@ -190,16 +189,16 @@ int32_t hbmfs_prefetch(hbmfs_handle file, const int64_t *offsets, const int64_t 
 /* ---- reading into memory of the caller ----
  *
  * dst is an address of the reader's device: a CUdeviceptr of cudaMalloc, of torch, or of hbmfs_memory_alloc, at any
- * alignment; on the host any address. dst_length is the room there: what does not fit is refused before anything is
+ * alignment; on the host any address. dst_length is the room there: a read that does not fit is refused before anything is
  * written. An address that CUDA does not know as memory of that GPU is refused.
  *
- * stream is a CUstream (cudaStream_t) of the reader's device, as a number. Nothing is written to dst before what was
- * enqueued on it, up to the call of begin, is done: so memory of a caching allocator can be given. 0 is the legacy
+ * stream is a CUstream (cudaStream_t) of the reader's device, as a number. Nothing is written to dst before the
+ * work that was enqueued on it, up to the call of begin, is done: so memory of a caching allocator can be given. 0 is the legacy
  * default stream, as everywhere in CUDA. HBMFS_NO_STREAM: nothing to wait for. On the host it is ignored.
  */
 #define HBMFS_NO_STREAM UINT64_MAX
 
-/* What becomes of the elements on the device, after they have crossed the link. */
+/* How elements are converted on the device, after they have crossed the link. */
 typedef enum {
 	HBMFS_KEEP = 0,       /* they stay as they are */
 	HBMFS_U16_TO_I64 = 1, /* dst gets 8 bytes for each 2 of the file; it must be aligned to 8 */

@@ -6,47 +6,90 @@ import (
 	"time"
 )
 
-// library is the table of handles. A handle is a number that is given out once, so that what is closed and what never
-// was can be told apart, and no pointer of Go's crosses the border.
+// library is the table of handles. A handle is a number that is given out once. So a closed handle and a number that never
+// was one can be told apart, and no pointer of Go's crosses the border.
 type library struct {
-	patience time.Duration // how long closing waits for what hangs
-
-	mu     sync.Mutex
+	mu     sync.Mutex // guards what follows, and the entries
 	last   uint64
-	things map[uint64]any
+	things map[uint64]*entry
 }
 
-func newLibrary() *library {
-	return &library{patience: 5 * time.Second, things: map[uint64]any{}}
+// entry is the thing of a handle.
+type entry struct {
+	thing   any
+	of      *entry              // that it was opened through; nil for none
+	members map[uint64]struct{} // handles that were opened through it
 }
 
-func (l *library) add(thing any) uint64 {
+func newLibrary() *library { return &library{things: map[uint64]*entry{}} }
+
+// add gives a handle to a thing that was opened through another, whose handle is of; 0 for none. It fails where that was
+// closed meanwhile, and the thing with it.
+func (l *library) add(of uint64, thing any) (uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	e := &entry{thing: thing, of: l.things[of]}
+	if of != 0 && e.of == nil {
+		return 0, failf(codeClosed, "handle %d is closed", of)
+	}
 	l.last++
-	l.things[l.last] = thing
-	return l.last
+	l.things[l.last] = e
+	if e.of != nil {
+		if e.of.members == nil {
+			e.of.members = map[uint64]struct{}{}
+		}
+		e.of.members[l.last] = struct{}{}
+	}
+	return l.last, nil
 }
 
-// remove says whether the handle was there.
+// remove takes out a handle, with those that were opened through it, and says whether it was there.
 func (l *library) remove(handle uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, ok := l.things[handle]
-	delete(l.things, handle)
-	return ok
+	return l.removeAll(handle)
 }
 
-// find gives what a handle stands for.
+// removeAll needs mu.
+func (l *library) removeAll(handle uint64) bool {
+	e, ok := l.things[handle]
+	if !ok {
+		return false
+	}
+	delete(l.things, handle)
+	if e.of != nil {
+		delete(e.of.members, handle)
+	}
+	for member := range e.members {
+		l.removeAll(member)
+	}
+	return true
+}
+
+// count counts the files of a reader, and their requests.
+func (l *library) count(reader uint64) (files, requests int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.things[reader]
+	if e == nil {
+		return 0, 0
+	}
+	for f := range e.members {
+		requests += len(l.things[f].members)
+	}
+	return len(e.members), requests
+}
+
+// find gives the thing of a handle.
 func find[T any](l *library, handle uint64) (T, error) {
 	var zero T
 	l.mu.Lock()
-	thing, ok := l.things[handle]
+	e, ok := l.things[handle]
 	known := handle > 0 && handle <= l.last
 	l.mu.Unlock()
 	switch {
 	case ok:
-		if found, ok := thing.(T); ok {
+		if found, ok := e.thing.(T); ok {
 			return found, nil
 		}
 		return zero, failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
@@ -78,92 +121,6 @@ func wait(done <-chan struct{}, timeout time.Duration) bool {
 	case <-timer.C:
 		return false
 	}
-}
-
-// members is what was opened through something, and who is inside of it.
-type members struct {
-	mu      sync.Mutex
-	closing bool           // guarded by mu; nobody enters any more
-	handles map[uint64]any // guarded by mu
-	inside  int            // calls that use it now; guarded by mu
-	empty   chan struct{}  // closed once nobody is inside any more, made when it is closing; guarded by mu
-}
-
-// enter keeps what is used from being closed until leave.
-func (m *members) enter(what string) (leave func(), err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closing {
-		return nil, failf(codeClosed, "the %s is being closed", what)
-	}
-	m.inside++
-	return m.leave, nil
-}
-
-func (m *members) leave() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.inside--; m.closing && m.inside == 0 {
-		close(m.empty)
-	}
-}
-
-// close lets nobody enter any more, waits for those inside and gives the members that are left. Who is inside may hang in
-// the system or the driver, so that it waits no longer than patience.
-func (m *members) close(patience time.Duration) (map[uint64]any, error) {
-	m.mu.Lock()
-	if !m.closing {
-		m.closing, m.empty = true, make(chan struct{})
-		if m.inside == 0 {
-			close(m.empty)
-		}
-	}
-	empty := m.empty
-	m.mu.Unlock()
-	if !wait(empty, patience) {
-		return nil, failf(codeTimeout, "a call is still under way, slow or hung: close again later")
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	left := make(map[uint64]any, len(m.handles))
-	for handle, thing := range m.handles {
-		left[handle] = thing
-	}
-	return left, nil
-}
-
-// join registers a new thing under a handle, which it gives. The caller has entered.
-func (m *members) join(l *library, thing any) uint64 {
-	handle := l.add(thing)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.handles == nil {
-		m.handles = map[uint64]any{}
-	}
-	m.handles[handle] = thing
-	return handle
-}
-
-// part takes a thing out again, and says whether it was there.
-func (m *members) part(l *library, handle uint64) bool {
-	m.mu.Lock()
-	_, ok := m.handles[handle]
-	delete(m.handles, handle)
-	m.mu.Unlock()
-	l.remove(handle)
-	return ok
-}
-
-// count counts the members of a kind.
-func count[T any](m *members) (n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, thing := range m.handles {
-		if _, ok := thing.(T); ok {
-			n++
-		}
-	}
-	return n
 }
 
 // failf makes an error of a code.

@@ -6,24 +6,19 @@ import (
 	"fmt"
 	"os/exec"
 	"sync"
-	"time"
 
 	"github.com/hbmfs/hbmfs/cufile"
 )
 
-// reader is a cufile.Reader with the files that were opened through it.
+// reader is a cufile.Reader and the last that it did.
 type reader struct {
-	members
-	handle uint64
-	r      *cufile.Reader
-	opt    cufile.Options
-	note   string // why the wished method is not in force
+	r    *cufile.Reader
+	opt  cufile.Options
+	note string // why the wished method is not in force
 
-	ending sync.Mutex // one closes at a time
-	ended  bool       // guarded by ending
-
-	last  cufile.Choice // guarded by members.mu
-	reads int64         // guarded by members.mu
+	mu    sync.Mutex // guards what follows
+	last  cufile.Choice
+	reads int64
 }
 
 // readerOptions are hbmfs_reader_options.
@@ -33,7 +28,7 @@ type readerOptions struct {
 	hbmfs           string // the command
 }
 
-// probeCommand is what hbmfs calls its hidden command, see cufile.Options.Probe.
+// probeCommand is the name of hbmfs's hidden command, see cufile.Options.Probe.
 const probeCommand = "cufile-probe"
 
 func (l *library) openReader(o *readerOptions) (uint64, error) {
@@ -54,7 +49,7 @@ func (l *library) openReader(o *readerOptions) (uint64, error) {
 			return 0, &otherwise{codeInvalid, err}
 		}
 	} else if opt.Path == cufile.Direct && opt.Device != cufile.HostDevice {
-		// A wish for what must be proven for each file is what auto does.
+		// auto proves direct for each file, and that is all that a wish can ask.
 		opt.Path = cufile.Auto
 	}
 	if o.hbmfs == "" {
@@ -72,9 +67,7 @@ func (l *library) openReader(o *readerOptions) (uint64, error) {
 	if err != nil {
 		return 0, &otherwise{codeInvalid, err}
 	}
-	x := &reader{r: r, opt: opt, note: note}
-	x.handle = l.add(x)
-	return x.handle, nil
+	return l.add(0, &reader{r: r, opt: opt, note: note})
 }
 
 // count notes a request that ended well.
@@ -98,63 +91,36 @@ func (l *library) readerStats(handle uint64) (s readerStats, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.files, s.moved, s.pinned = count[*file](&r.members), r.r.Moved(), r.r.PinnedBytes()
+	s.files, s.requests = l.count(handle)
+	s.moved, s.pinned = r.r.Moved(), r.r.PinnedBytes()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.reads, s.last = r.reads, r.last
-	for _, thing := range r.handles {
-		if f, ok := thing.(*file); ok {
-			s.requests += count[*request](&f.members)
-		}
-	}
 	return s, nil
 }
 
-// closeReader closes all that was opened through a reader, and the reader.
+// closeReader closes a reader with all that was opened through it. Where a call hangs, the handles stay.
 func (l *library) closeReader(handle uint64) error {
 	r, err := find[*reader](l, handle)
 	if err != nil {
 		return err
 	}
-	r.ending.Lock()
-	defer r.ending.Unlock()
-	if r.ended {
-		return failf(codeClosed, "handle %d is closed", handle)
-	}
-	left, err := r.close(l.patience)
-	if err != nil {
+	if err = r.r.Close(); errors.Is(err, cufile.ErrUnderWay) {
 		return err
 	}
-	var errs []error
-	for member := range left { // its files
-		err := l.closeFile(member)
-		if c, _ := codeOf(err); c == codeTimeout {
-			return err
-		} else if c != codeClosed { // by another, meanwhile
-			errs = append(errs, err)
-		}
+	if !l.remove(handle) { // another call did
+		return failf(codeClosed, "handle %d is closed", handle)
 	}
-	errs = append(errs, r.r.Close())
-	if err := errors.Join(errs...); errors.Is(err, cufile.ErrUnderWay) {
-		return failf(codeTimeout, "%v", err)
-	}
-	r.ended = true
-	l.remove(handle)
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return &otherwise{codeInternal, fmt.Errorf("close the reader: %w", err)}
 	}
 	return nil
 }
 
-// file is a cufile.File with its requests.
+// file is a cufile.File and its reader.
 type file struct {
-	members
-	handle uint64
 	reader *reader
 	f      *cufile.File
-
-	ending sync.Mutex // one closes at a time
-	ended  bool       // guarded by ending
 }
 
 func (l *library) openFile(handle uint64, path string) (uint64, error) {
@@ -162,53 +128,26 @@ func (l *library) openFile(handle uint64, path string) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	leave, err := r.enter("reader")
-	if err != nil {
-		return 0, err
-	}
-	defer leave()
 	f, err := r.r.Open(context.Background(), path)
 	if err != nil {
 		return 0, &otherwise{codeInvalid, err}
 	}
-	return l.joinFile(r, f), nil
+	return l.add(handle, &file{r, f})
 }
 
-func (l *library) joinFile(r *reader, f *cufile.File) uint64 {
-	x := &file{reader: r, f: f}
-	x.handle = r.join(l, x)
-	return x.handle
-}
-
-// closeFile ends a file's requests, and closes it. What hangs is waited for a while; then the file stays,
-// closed to all but another attempt.
+// closeFile closes a file with its requests. Where one hangs, the handles stay.
 func (l *library) closeFile(handle uint64) error {
 	f, err := find[*file](l, handle)
 	if err != nil {
 		return err
 	}
-	f.ending.Lock()
-	defer f.ending.Unlock()
-	if f.ended {
-		return failf(codeClosed, "handle %d is closed", handle)
-	}
-	left, err := f.close(l.patience)
-	if err != nil {
+	if err = f.f.Close(); errors.Is(err, cufile.ErrUnderWay) {
 		return err
 	}
-	for _, thing := range left { // its requests
-		thing.(*request).q.Cancel()
+	if !l.remove(handle) { // another call did
+		return failf(codeClosed, "handle %d is closed", handle)
 	}
-	deadline := time.Now().Add(l.patience)
-	for member, thing := range left {
-		if !wait(thing.(*request).q.Done(), max(0, time.Until(deadline))) {
-			return failf(codeTimeout, "a read is still under way, slow or hung: its memory must stay; close again later")
-		}
-		f.part(l, member)
-	}
-	f.ended = true
-	f.reader.part(l, handle)
-	if err := f.f.Close(); err != nil {
+	if err != nil {
 		return fmt.Errorf("close the file: %w", err)
 	}
 	return nil
@@ -234,11 +173,6 @@ func (l *library) openFiles(handle uint64, paths []string) (handles []uint64, er
 	if err != nil {
 		return nil, nil, err
 	}
-	leave, err := r.enter("reader")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer leave()
 	files, errs := r.r.OpenMany(context.Background(), paths)
 	handles = make([]uint64, len(paths))
 	for i, f := range files {
@@ -246,12 +180,12 @@ func (l *library) openFiles(handle uint64, paths []string) (handles []uint64, er
 			errs[i] = &otherwise{codeInvalid, errs[i]}
 			continue
 		}
-		handles[i] = l.joinFile(r, f)
+		handles[i], errs[i] = l.add(handle, &file{r, f})
 	}
 	return handles, errs, nil
 }
 
-// prefetch says what will be read: to the daemon for a file of a mount, to the kernel for any other.
+// prefetch announces reads: to the daemon for a file of a mount, to the kernel for any other.
 func (l *library) prefetch(handle uint64, plan []cufile.Span) error {
 	f, err := find[*file](l, handle)
 	if err != nil {
@@ -260,11 +194,6 @@ func (l *library) prefetch(handle uint64, plan []cufile.Span) error {
 	if err := inside(plan, f.f.Size()); err != nil {
 		return err
 	}
-	leave, err := f.enter("file")
-	if err != nil {
-		return err
-	}
-	defer leave()
 	return f.f.Prefetch(context.Background(), plan)
 }
 

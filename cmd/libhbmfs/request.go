@@ -10,8 +10,8 @@ import (
 
 // request is a read into memory of the caller.
 type request struct {
-	file *file
-	q    *cufile.Request
+	reader *reader
+	q      *cufile.Request
 }
 
 func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length int64) (uint64, error) {
@@ -19,16 +19,11 @@ func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length
 	if err != nil {
 		return 0, err
 	}
-	leave, err := f.enter("file")
-	if err != nil {
-		return 0, err
-	}
-	defer leave()
 	q, err := f.f.BeginGather(context.Background(), to, offsets, length)
 	if err != nil {
 		return 0, err
 	}
-	return f.join(l, &request{f, q}), nil
+	return l.add(handle, &request{f.reader, q})
 }
 
 // waitFor ends the request and its handle, unless it takes longer than timeout.
@@ -41,8 +36,8 @@ func (l *library) waitFor(handle uint64, timeout time.Duration) (cufile.Result, 
 		return cufile.Result{}, failf(codeTimeout, "the request is not done yet")
 	}
 	result, err := q.q.Result()
-	if q.file.part(l, handle) && err == nil {
-		q.file.reader.count(result.Choice)
+	if l.remove(handle) && err == nil {
+		q.reader.count(result.Choice)
 	}
 	if errors.Is(err, context.Canceled) {
 		err = failf(codeCancelled, "the request was cancelled, or its file closed, before it was done")
@@ -57,9 +52,9 @@ func (l *library) cancel(handle uint64, timeout time.Duration) error {
 	}
 	q.q.Cancel()
 	if !wait(q.q.Done(), timeout) {
-		return failf(codeTimeout, "a read or the caller's stream still holds the request: its memory must stay; cancel again")
+		return failf(codeTimeout, "a read or the caller's stream still uses the request's memory, which must stay; cancel again")
 	}
-	q.file.part(l, handle)
+	l.remove(handle)
 	return nil
 }
 
@@ -69,16 +64,12 @@ func (l *library) alloc(handle uint64, n int64) (memory uint64, pointer uintptr,
 	if err != nil {
 		return 0, 0, err
 	}
-	leave, err := r.enter("reader")
-	if err != nil {
-		return 0, 0, err
-	}
-	defer leave()
 	a, err := r.r.Alloc(n)
 	if err != nil {
 		return 0, 0, err
 	}
-	return l.add(a), a.Memory().Pointer, nil
+	memory, err = l.add(0, a)
+	return memory, a.Memory().Pointer, err
 }
 
 func (l *library) copyOut(memory uint64, to []byte, offset int64) error {

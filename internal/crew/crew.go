@@ -4,14 +4,13 @@
 // [New] starts a crew. [Crew.Run] shares steps among its workers and waits for them. A step takes a slot ([Worker.Slot]), starts a
 // copy from it on the worker's stream, and says so ([Worker.Sent]): the job ends when its copies have ended, too.
 //
-// Pitfalls. A job that was cancelled may have a thread in a foreign call yet: what it writes to must live until Run's channel
-// is closed. A worker is touched by its own steps only.
+// Pitfalls. A job that was cancelled may have a thread in a foreign call yet: the memory that it writes to must live until
+// Run's channel is closed. A worker is touched by its own steps only.
 package crew
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -23,12 +22,12 @@ import (
 )
 
 // Crew is the Reader's threads. Each is a goroutine that keeps its OS thread for good, since CUDA contexts belong to
-// OS threads, with the device's primary context current and a stream and pinned memory of its own.
+// OS threads. The device's primary context is current there, and each has a stream and pinned memory of its own.
 type Crew struct {
 	cu   *driver.CUDA         // nil for the host
 	ring *ring                // memory of all slots; nil for the host
 	idle func(w *Worker) bool // does something while there is no job, and says whether it did; may be nil
-	jobs chan *job            // each entry asks one worker to take part; what runs over is served in its order
+	jobs chan *job            // each entry asks one worker to join a job; senders wait in their order
 	quit chan struct{}
 	gone chan struct{} // closed when all workers have ended
 	last sync.Once     // closes quit
@@ -40,19 +39,13 @@ type Crew struct {
 	changed chan struct{} // closed and replaced when most changes
 }
 
-// Errors to be matched with errors.Is.
-var (
-	ErrClosed   = errors.New("reader is closed")
-	ErrUnderWay = errors.New("a read or a call into a GPU library is still under way")
-)
+// ErrClosed says that the Reader whose threads these are is closed.
+var ErrClosed = errors.New("reader is closed")
 
 // Grace is how long a cancelled call waits for its threads, so that as a rule nothing is under way when it returns.
 const Grace = 250 * time.Millisecond
 
-// ClosePatience is how long closing waits for one step, which may be a read of a slow disk or hang in a foreign call.
-const ClosePatience = 5 * time.Second
-
-// Options is what newCrew needs; without cu the workers have no stream and no slots.
+// Options configure a Crew; without CUDA the workers have no stream and no slots.
 type Options struct {
 	CUDA     *driver.CUDA
 	Context  driver.Handle
@@ -193,14 +186,14 @@ func (c *Crew) mayWork(w *Worker) bool {
 	}
 }
 
-// Run takes n steps on at most so many workers and waits for them. When ctx ends first, run returns its error; steps
-// that are stuck in a foreign call go on, and finished is closed when the last one has come back. What they write to
-// must live until then.
+// Run runs n steps on at most so many workers and waits for them. When ctx ends first, Run returns its error. Steps that are
+// stuck in a foreign call go on, and finished is closed when the last one has come back. Memory that they write to must live
+// until then.
 func (c *Crew) Run(ctx context.Context, workers int, n int64, step func(w *Worker, i int64) error) (finished <-chan struct{}, err error) {
 	j := &job{ctx: ctx, n: n, step: step, finished: make(chan struct{})}
 	j.owed.Store(1)
 	for range min(int64(workers), n) {
-		if j.taken.Load() >= n {
+		if j.claimed.Load() >= n {
 			break
 		}
 		j.owed.Add(1)
@@ -240,50 +233,56 @@ func (c *Crew) Do(ctx context.Context, f func(w *Worker) error) error {
 	return err
 }
 
-// DoAtLast runs f once on a worker, after all that is under way, however long that takes. It fails where no step ends for
-// so long, with ErrUnderWay: a foreign call may hang, or a disk be slow. Then f may run yet, if it has begun.
-func (c *Crew) DoAtLast(patience time.Duration, f func(w *Worker) error) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() { // ends with ctx
-		ticker := time.NewTicker(patience)
-		defer ticker.Stop()
-		for before := c.done.Load(); ; {
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-				return
-			}
-			now := c.done.Load()
-			if now == before {
-				cancel()
-				return
-			}
-			before = now
-		}
-	}()
-	err := c.Do(ctx, f)
-	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("%w after %v: what it uses stays until it ends", ErrUnderWay, patience)
-	}
-	return err
-}
-
 // Gone is closed when all workers have ended.
 func (c *Crew) Gone() <-chan struct{} { return c.gone }
 
-// Close ends the workers. It fails with ErrUnderWay when one does not come back from what it is at; then close waits again.
-func (c *Crew) Close() error {
-	c.last.Do(func() {
-		close(c.quit)
-		go c.end()
-	})
-	timer := time.NewTimer(ClosePatience)
-	defer timer.Stop()
-	select {
-	case <-c.gone:
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("%w after %v: what it uses stays until it ends", ErrUnderWay, ClosePatience)
+// job is n steps that any worker may run, in any order.
+type job struct {
+	ctx      context.Context
+	n        int64
+	step     func(w *Worker, i int64) error
+	claimed  atomic.Int64 // steps that a worker has begun
+	owed     atomic.Int64 // workers and copies that still owe an end, and one for the caller that recruits
+	finished chan struct{}
+	mu       sync.Mutex
+	err      error // the first; guarded by mu
+}
+
+func (j *job) work(w *Worker) {
+	w.job = j
+	if w.over {
+		j.fail(ErrClosed)
+	}
+	for j.ctx.Err() == nil && j.failed() == nil {
+		i := j.claimed.Add(1) - 1
+		if i >= j.n {
+			break
+		}
+		j.fail(j.step(w, i))
+		w.done.Add(1)
+	}
+	j.end()
+}
+
+func (j *job) fail(err error) {
+	if err == nil {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.err == nil {
+		j.err = err
+	}
+}
+
+func (j *job) failed() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.err
+}
+
+func (j *job) end() {
+	if j.owed.Add(-1) == 0 {
+		close(j.finished)
 	}
 }

@@ -61,7 +61,7 @@ func (r *ring) pin() error {
 	})
 }
 
-// free gives all back. Its errors have nobody who could act on them.
+// free gives all back. It drops errors, since no call waits for it.
 func (r *ring) free() {
 	if r.pinned {
 		_ = r.cu.Within(r.context, func() error { return r.cu.Unregister(r.memory) })

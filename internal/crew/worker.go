@@ -17,7 +17,7 @@ type Worker struct {
 	index int
 	done  *atomic.Int64 // of its crew
 	job   *job          // that it works on
-	over  bool          // what jobs use was given back: those that come are too late
+	over  bool          // the memory of jobs was given back: those that come are too late
 	slots []Slot
 	next  int
 }
@@ -26,12 +26,12 @@ type Worker struct {
 type Slot struct {
 	Memory []byte
 
-	ring   *ring         // that Memory is part of
-	at     int64         // where in it
-	copied driver.Handle // an event
-	busy   bool          // copied has been recorded and not been waited for
-	owner  *job          // whose copy it is
-	held   func()        // gives back what must stay until then; nil for nothing
+	ring    *ring         // that Memory is part of
+	at      int64         // where in it
+	copied  driver.Handle // an event
+	busy    bool          // copied has been recorded and not been waited for
+	owner   *job          // whose copy it is
+	release func()        // runs once the copy has ended; may be nil
 }
 
 // SlotsPerWorker is how many slots a worker has: one is filled while another is copied and a third waits for the bus.
@@ -57,7 +57,7 @@ func (w *Worker) start(memory *ring) (err error) {
 	return nil
 }
 
-// stop gives back what start took. Its errors have nobody who could act on them: the thread ends.
+// stop undoes start. It drops errors, since the thread ends.
 func (w *Worker) stop() {
 	if w.CUDA == nil {
 		return
@@ -86,16 +86,16 @@ func (w *Worker) Settle(s *Slot) error {
 	}
 	s.busy = false
 	err := w.CUDA.Wait(s.copied)
-	if s.held != nil {
-		s.held()
-		s.held = nil
+	if s.release != nil {
+		s.release()
+		s.release = nil
 	}
 	s.owner.fail(err)
 	s.owner.end()
 	return err
 }
 
-// Sent marks a slot as in use by what is on the stream so far. The job does not end before that is done.
+// Sent marks a slot as in use by the copies on the stream so far. The job does not end before they have.
 func (w *Worker) Sent(s *Slot) error {
 	if err := w.CUDA.Record(s.copied, w.Stream); err != nil {
 		return errors.Join(err, w.CUDA.Synchronize(w.Stream)) // nothing else tells when the copy has ended
@@ -105,9 +105,9 @@ func (w *Worker) Sent(s *Slot) error {
 	return nil
 }
 
-// SentHolding is sent for a copy that reads what release gives back. After an error of what was started, which CUDA does
-// not recover from, that is given back at once.
-func (w *Worker) SentHolding(s *Slot, release func(), err error) error {
+// SentReleasing is Sent for a copy that reads memory which release gives back. It releases at once after an error of the
+// copy's start, from which CUDA does not recover.
+func (w *Worker) SentReleasing(s *Slot, release func(), err error) error {
 	if err == nil {
 		err = w.Sent(s)
 	}
@@ -115,14 +115,14 @@ func (w *Worker) SentHolding(s *Slot, release func(), err error) error {
 		release()
 		return err
 	}
-	s.held = release
+	s.release = release
 	return nil
 }
 
-// Request is the context of the job that the worker is at.
-func (w *Worker) Request() context.Context { return w.job.ctx }
+// JobContext is the context of the job that the worker is at.
+func (w *Worker) JobContext() context.Context { return w.job.ctx }
 
-// Retire makes the worker refuse jobs from now on: what they use is given back.
+// Retire makes the worker refuse jobs from now on: their memory is given back.
 func (w *Worker) Retire() { w.over = true }
 
 // Drain waits for the copies of all slots. Their jobs learn how it went.
@@ -130,4 +130,19 @@ func (w *Worker) Drain() {
 	for i := range w.slots {
 		_ = w.Settle(&w.slots[i])
 	}
+}
+
+// Destination is memory of the device that bytes go to.
+type Destination struct {
+	HBM   driver.Pointer // of the first byte, on a GPU
+	Host  []byte         // on the host
+	After driver.Handle  // an event that streams wait for before they write; 0 for none
+}
+
+// Ready has the worker's next copies wait for After.
+func (d *Destination) Ready(w *Worker) error {
+	if d.After == 0 {
+		return nil
+	}
+	return w.CUDA.StreamWait(w.Stream, d.After)
 }

@@ -22,7 +22,7 @@ import (
 // Patience bounds a driver's start and a probe: the first CUDA call of a machine can take many seconds.
 const Patience = 60 * time.Second
 
-// Options is what a Mover needs.
+// Options configure a Mover.
 type Options struct {
 	Crew    *crew.Crew
 	Threads int    // workers that read at once
@@ -51,9 +51,9 @@ type handle struct {
 // New makes a Mover. Nothing is loaded yet.
 func New(o Options) *Mover { return &Mover{opt: o, files: map[*source.Backing]*handle{}} }
 
-// Start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered as
-// long as the Reader lives: auto would ask for every request, and each try takes a thread for as long as the driver likes. What
-// may change meanwhile (a library is installed, nvidia-fs is loaded, a hung driver comes back) a new Reader sees.
+// Start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered
+// as long as the Reader lives: auto would ask for every request, and each try blocks a thread for as long as the driver likes.
+// A new Reader sees changes: a library is installed, nvidia-fs is loaded, a hung driver comes back.
 func (d *Mover) Start() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,8 +122,8 @@ func (d *Mover) handle(b *source.Backing) (driver.Handle, error) {
 	return h, nil
 }
 
-// Holds says whether cuFile may know a file.
-func (d *Mover) Holds(b *source.Backing) bool {
+// Knows says whether cuFile may know a file.
+func (d *Mover) Knows(b *source.Backing) bool {
 	d.filesMu.Lock()
 	defer d.filesMu.Unlock()
 	return d.files[b] != nil
@@ -146,11 +146,12 @@ func (d *Mover) Forget(b *source.Backing) {
 	}
 }
 
-// mostRead is what one cuFileRead moves: nvidia-fs's shadow buffer holds no more.
+// mostRead bounds the bytes of one cuFileRead by the size of nvidia-fs's shadow buffer.
 const mostRead = 16 << 20
 
-// Move lets libcufile read pieces, and gives their bytes where it succeeds. cuFile bounces what is not aligned. So one piece may be
-// read as the aligned pages around it: it begins skew bytes into them, and the destination has room. skew is -1 otherwise.
+// Move lets libcufile read pieces, and gives their bytes where it succeeds. cuFile bounces reads that are not
+// aligned. So one piece may be read as the aligned pages around it: it begins skew bytes into them, and the destination has
+// room. skew is -1 otherwise.
 // finished is what [crew.Crew.Run] gives.
 func (d *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, skew int64) (moved int64, finished <-chan struct{}, err error) {
 	for _, p := range pieces {

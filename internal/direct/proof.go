@@ -16,19 +16,19 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Proof is what a probe says about Direct for one file.
+// Proof is a probe's answer about Direct for one file.
 type Proof struct {
 	Verdict Verdict `json:"verdict"`
 	Why     string  `json:"why"`
 }
 
-// Proofs remembers what was found out, by the file: a proof is for one file on one device.
+// Proofs remembers proofs, by the file: each is for one file on one device.
 type Proofs struct {
 	command   []string
 	libraries driver.Libraries
 	device    int
 
-	turn  chan struct{} // held by who reads or writes known: a probe takes seconds, and waiting for one must be possible to give up
+	turn  chan struct{} // guards known; a channel, since a caller must be able to give up waiting for another's probe, which takes seconds
 	known map[fileID]Proof
 }
 
@@ -39,8 +39,8 @@ func NewProofs(command []string, l driver.Libraries, device int) *Proofs {
 	return &Proofs{command: command, libraries: l, device: device, turn: make(chan struct{}, 1), known: map[fileID]Proof{}}
 }
 
-// Request is what the parent writes to the probe's standard input. The file is descriptor 3.
-type Request struct {
+// Question goes to the probe's standard input. The file is descriptor 3.
+type Question struct {
 	Libraries driver.Libraries `json:"libraries"`
 	Device    int              `json:"device"`
 }
@@ -48,15 +48,16 @@ type Request struct {
 // ProbeFD is the descriptor that the probe reads, after the three standard ones.
 const ProbeFD = 3
 
-// Want fails unless the path is proven.
-func (p *Proof) Want(b *source.Backing) error {
-	if p.Verdict != Proven {
-		return fmt.Errorf("%w: direct for %s is %s: %s", source.ErrUnavailable, b.Name, p.Verdict, p.Why)
+// Want fails unless the path is proven for a file.
+func (k *Proofs) Want(ctx context.Context, b *source.Backing) error {
+	p, err := k.Prove(ctx, b)
+	if err == nil && p.Verdict != Proven {
+		err = fmt.Errorf("%w: direct for %s is %s: %s", source.ErrUnavailable, b.Name, p.Verdict, p.Why)
 	}
-	return nil
+	return err
 }
 
-// Prove asks the probe about a file, once. It fails only when ctx ends; what goes wrong in the probe is its verdict.
+// Prove asks the probe about a file, once. It fails only when ctx ends; a failure of the probe is a verdict.
 func (k *Proofs) Prove(ctx context.Context, b *source.Backing) (Proof, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(b.FD, &st); err != nil {
@@ -90,13 +91,13 @@ func (k *Proofs) probe(ctx context.Context, b *source.Backing) Proof {
 	return Prove(ctx, k.command, k.libraries, k.device, file)
 }
 
-// Prove runs the command, which reads a [Request] and answers with a [Proof], on an open file. cuFile keeps its settings and counters per process,
-// and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+// Prove runs the command, which reads a [Question] and answers with a [Proof], on an open file. cuFile keeps its settings and
+// counters per process, and a broken set-up can crash or hang: only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l driver.Libraries, device int, file *os.File) Proof {
 	if len(command) == 0 {
 		return Proof{Unknown, "there is no command to prove it with"}
 	}
-	input, err := json.Marshal(Request{l, device})
+	input, err := json.Marshal(Question{l, device})
 	if err != nil {
 		return Proof{Unknown, err.Error()}
 	}

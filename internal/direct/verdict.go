@@ -6,7 +6,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// Verdict is what a probe found out about a path.
+// Verdict is a probe's finding about a path.
 type Verdict string
 
 // The verdicts.
@@ -16,7 +16,7 @@ const (
 	Unknown Verdict = "unknown" // nothing proves either
 )
 
-// Judge says what counters mean after so many reads were issued alone in this process, aligned, compat mode off.
+// Judge interprets counters after so many reads were issued alone in this process, aligned, with compat mode off.
 func Judge(before, after driver.ReadCounts, reads uint64) (Verdict, string) {
 	if after.P2P < before.P2P || after.NVFS < before.NVFS || after.POSIX < before.POSIX || after.Unaligned < before.Unaligned {
 		return Unknown, "a counter went backwards"

@@ -56,7 +56,7 @@ const (
 	cudaFunctions // how many
 )
 
-// cudaTable gives the exported names (cuda.h of CUDA 12 and 13; the _v2 names are what its macros resolve to).
+// cudaTable gives the exported names (cuda.h of CUDA 12 and 13; its macros resolve to the _v2 names).
 func cudaTable() []function {
 	t := make([]function, cudaFunctions)
 	need := func(i int, names ...string) { t[i] = function{names: names} }

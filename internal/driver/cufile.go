@@ -184,7 +184,7 @@ func (l *CuFile) Read(h Handle, base Pointer, n, offset, skip int64) (int64, err
 	return readResult(int64(result), *errno, n)
 }
 
-// readResult reads what cuFileRead means: a count, -code, or -1 with errno, in which versions were seen to leave one
+// readResult interprets the result of cuFileRead: a count, -code, or -1 with errno, in which versions were seen to leave one
 // of cuFile's own codes (ai-dynamo/nixl pull request 2143).
 func readResult(result int64, errno int32, wanted int64) (int64, error) {
 	switch {

@@ -25,7 +25,7 @@ func (e *CuFileError) Error() string {
 }
 
 // describeCuFile gives the name of an error code (cufile.h 1.15.1; 5021 and 5032 are not used there) without its
-// CU_FILE_ prefix, and what to do about it, empty where nothing general helps.
+// CU_FILE_ prefix, and a remedy, empty where nothing general helps.
 func describeCuFile(code int) (name, advice string) {
 	const (
 		udev   = "libcufile must be able to read the device's udev data: in a container mount /run/udev read-only"

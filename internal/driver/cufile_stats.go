@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// ReadCounts are one GPU's counters of how cuFile moved what was read: CUfilePerGpuStats_t of cufile.h 1.15.1.
+// ReadCounts are one GPU's counters of the ways by which cuFile read: CUfilePerGpuStats_t of cufile.h 1.15.1.
 type ReadCounts struct {
 	P2P, NVFS, POSIX, Unaligned uint64
 }
@@ -60,7 +60,7 @@ func (l *CuFile) Counts(uuid [16]byte) (ReadCounts, error) {
 	return parseStats(raw, l.version, uuid)
 }
 
-// parseStats finds one GPU's counters in what cuFileGetStatsL3 wrote into a poisoned buffer. It fails with
+// parseStats finds one GPU's counters in a poisoned buffer that cuFileGetStatsL3 has written to. It fails with
 // ErrStatsUnknown unless everything agrees: a known version, the size that it writes, the number of GPUs, the UUID.
 func parseStats(raw []byte, version int, uuid [16]byte) (ReadCounts, error) {
 	shift := 0

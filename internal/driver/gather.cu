@@ -10,7 +10,7 @@ typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned char u8;
 
-// gather.go's pieceEntry. Addresses are the device's. Bytes may be 0.
+// internal/mapped's pieceEntry. Addresses are the device's. Bytes may be 0.
 struct Piece {
     u64 src;
     u64 dst;

@@ -45,7 +45,7 @@ func loadLibrary(names []string, functions []function) (*library, error) {
 		l := &library{name: name, fn: make([]uintptr, len(functions))}
 		for i, f := range functions {
 			if l.fn[i] = lookUpFirst(handle, f.names); l.fn[i] == 0 && !f.optional {
-				return nil, fmt.Errorf("%w: %s has no function %s: it is too old or not what its name says", ErrNoLibrary, name, f.names[0])
+				return nil, fmt.Errorf("%w: %s has no function %s: it is too old or another library", ErrNoLibrary, name, f.names[0])
 			}
 		}
 		return l, nil

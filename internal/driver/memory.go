@@ -46,7 +46,7 @@ func (c *CUDA) Within(context Handle, f func() error) error {
 	return errors.Join(err, c.call(cuCtxPopCurrent, "cuCtxPopCurrent", uintptr(unsafe.Pointer(&popped))))
 }
 
-// StreamWait lets what comes on a stream wait for an event of another.
+// StreamWait has the next work of a stream wait for an event of another.
 func (c *CUDA) StreamWait(stream, event Handle) error {
 	return c.call(cuStreamWaitEvent, "cuStreamWaitEvent", uintptr(stream), uintptr(event), 0)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// describeNVML asks NVML what libcuda does not say about the GPU at a PCI address.
+// describeNVML asks NVML for facts that libcuda lacks about the GPU at a PCI address.
 func describeNVML(name, pci string, g *GPU) error {
 	var options []nvml.LibraryOption
 	if name != "" {
@@ -23,7 +23,7 @@ func describeNVML(name, pci string, g *GPU) error {
 	if ret != nvml.SUCCESS {
 		return fmt.Errorf("NVML has no GPU at %s: %s", pci, nvmlText(ret))
 	}
-	// What one driver cannot tell stays unknown; the rest is of use without it.
+	// A fact that a driver cannot tell stays unknown; the rest is of use without it.
 	if bar, ret := device.GetBAR1MemoryInfo(); ret == nvml.SUCCESS {
 		g.BAR1 = int64(bar.Bar1Total)
 	}

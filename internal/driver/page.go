@@ -1,6 +1,6 @@
 package driver
 
-// PageSize is what O_DIRECT, cuFile and mappings are aligned to. It is the largest logical block in use, too.
+// PageSize is the alignment of O_DIRECT, cuFile and mappings. It is the largest logical block in use, too.
 const PageSize = 4096
 
 // RoundUp gives the next multiple of unit.

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// BenchmarkGatherPlan is the CPU's part of a gather of 4096 samples from kept mappings, which must take less time
+// BenchmarkGatherPlan is the CPU's fragment of a gather of 4096 samples from kept mappings, which must take less time
 // than moving 32 MiB does (0.6 ms on PCIe 5).
 func BenchmarkGatherPlan(b *testing.B) {
 	name := filepath.Join(b.TempDir(), "data")
@@ -30,9 +30,9 @@ func BenchmarkGatherPlan(b *testing.B) {
 		offsets[i] = rand.Int64N(8<<30 - 8192)
 	}
 	table := make([]byte, 4<<20)
-	held := make([]driver.Pointer, 64)
-	for i := range held {
-		held[i] = driver.Pointer(i) << 27
+	used := make([]driver.Pointer, 64)
+	for i := range used {
+		used[i] = driver.Pointer(i) << 27
 	}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -40,9 +40,9 @@ func BenchmarkGatherPlan(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		parts, _ := cut(pieces, 128<<20)
-		g := &group{parts: parts, last: 64}
-		if n := g.write(table, held, 1<<40); n == 0 {
+		fragments, _ := cut(pieces, 128<<20)
+		g := &group{fragments: fragments, last: 64}
+		if n := g.write(table, used, 1<<40); n == 0 {
 			b.Fatal("nothing was written")
 		}
 	}

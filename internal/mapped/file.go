@@ -33,7 +33,7 @@ type file struct {
 	last, next int64 // the window that was used last, and the one that a sequential reader needs next; 0 for none
 }
 
-// window is a part of a file that is registered, or about to be.
+// window is a range of a file that is registered, or about to be.
 type window struct {
 	home      *Windows
 	file      *file
@@ -57,8 +57,8 @@ func (m *Windows) mapFile(b *source.Backing) (*file, error) {
 		if err != nil {
 			return nil, unmapped(b.Name, err)
 		}
-		// What must be read from disk then comes in huge pages, which take half the time to register. A kernel or file
-		// system that cannot do that is no worse for being asked.
+		// Pages from disk then are huge ones, which take half the time to register. A kernel or file system that cannot do
+		// that is no worse for being asked.
 		_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
 		n := (int64(len(memory)) + m.size - 1) / m.size
 		f = &file{key: fileKey{b.Dev, b.Ino, b.Length}, memory: memory, windows: make([]*window, n), filled: make([]bool, n), users: map[*source.Backing]bool{}}
@@ -69,7 +69,7 @@ func (m *Windows) mapFile(b *source.Backing) (*file, error) {
 	return f, nil
 }
 
-// registered gives the windows of a file that nobody is about to register or give up.
+// registered gives the windows of a file that are neither about to be registered nor given up.
 func (f *file) registered() (list []*window) {
 	for _, window := range f.windows {
 		if window != nil && window.element != nil {
@@ -114,8 +114,7 @@ func (m *Windows) unmap(w *crew.Worker, f *file) error {
 	return unix.Munmap(f.memory)
 }
 
-// thin unmaps files until half of those that may be mapped are, but for what is in use. It needs mu and gives it up
-// meanwhile.
+// thin unmaps files that are not in use, until half of mostFiles are mapped. It needs mu and gives it up meanwhile.
 func (m *Windows) thin(w *crew.Worker) error {
 	m.mu.Unlock()
 	w.Drain()
@@ -144,7 +143,7 @@ func (m *Windows) idleFiles() (list []*file) {
 	return list
 }
 
-// forget ends the use of a file that is about to be closed, and with the last user what there is of it.
+// forget ends the use of a file that is about to be closed. With the last user it unmaps the file.
 func (m *Windows) forget(w *crew.Worker, b *source.Backing) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,8 +159,8 @@ func (m *Windows) forget(w *crew.Worker, b *source.Backing) error {
 	return m.drop(w, f)
 }
 
-// drop discards a file that has no user. It needs mu and gives it up meanwhile. What CUDA does not let go of is unmapped
-// too: it fails for good then, and reads nothing any more.
+// drop discards a file that has no user. It needs mu and gives it up meanwhile. It also unmaps a
+// window that CUDA fails to unregister: CUDA then fails for good, and reads nothing any more.
 func (m *Windows) drop(w *crew.Worker, f *file) error {
 	m.mu.Unlock()
 	w.Drain()
@@ -188,7 +187,7 @@ func (m *Windows) drop(w *crew.Worker, f *file) error {
 	return errors.Join(errs...)
 }
 
-// discardAll discards all that is left. Nobody may use it any more, and the filling has ended.
+// discardAll discards all files. No reader may use them any more, and the filling has ended.
 func (m *Windows) discardAll(w *crew.Worker) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

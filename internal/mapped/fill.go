@@ -1,27 +1,24 @@
 package mapped
 
 import (
-	"fmt"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 )
 
-// filler fills page tables of windows before they are registered, on a thread of its own: then the thread that
-// registers, which is what the rate of moving windows hangs on, finds them full. Where it cannot follow it leaves the
-// work to that thread.
+// filler fills page tables of windows before they are registered, on a thread of its own. The rate of moving windows hangs
+// on the thread that registers, which then finds them full. Where the filler is too slow, that thread fills them.
 type filler struct {
-	m    *Windows
-	jobs chan fillJob
-	quit chan struct{}
-	gone chan struct{} // closed when the thread has ended
-	last sync.Once     // closes quit
+	m     *Windows
+	fills chan fill
+	quit  chan struct{}
+	gone  chan struct{} // closed when the thread has ended
+	last  sync.Once     // closes quit
 }
 
-type fillJob struct {
+type fill struct {
 	file  *file
 	index int64
 }
@@ -35,12 +32,12 @@ const (
 )
 
 func newFiller(m *Windows) *filler {
-	f := &filler{m: m, jobs: make(chan fillJob, mostFills), quit: make(chan struct{}), gone: make(chan struct{})}
+	f := &filler{m: m, fills: make(chan fill, mostFills), quit: make(chan struct{}), gone: make(chan struct{})}
 	go func() { // ended by close
 		defer close(f.gone)
 		for {
 			select {
-			case j := <-f.jobs:
+			case j := <-f.fills:
 				f.do(j)
 			case <-f.quit:
 				return
@@ -56,13 +53,13 @@ func (f *filler) ask(file *file, index int64) {
 		return
 	}
 	select {
-	case f.jobs <- fillJob{file, index}:
+	case f.fills <- fill{file, index}:
 		file.filled[index] = true
 	default:
 	}
 }
 
-func (f *filler) do(j fillJob) {
+func (f *filler) do(j fill) {
 	first := j.index * f.m.size
 	memory := j.file.memory[first : first+f.m.windowSize(j.file.key.length, j.index)]
 	for len(memory) > 0 && f.begin(j) {
@@ -77,8 +74,8 @@ func (f *filler) do(j fillJob) {
 	}
 }
 
-// begin says whether there is something to do for a job, and keeps its file mapped.
-func (f *filler) begin(j fillJob) bool {
+// begin says whether there is something to do for a fill, and keeps its file mapped.
+func (f *filler) begin(j fill) bool {
 	select {
 	case <-f.quit:
 		return false
@@ -94,15 +91,8 @@ func (f *filler) begin(j fillJob) bool {
 	return true
 }
 
-// close ends the thread. It fails with ErrUnderWay where that reads from what does not answer; then close waits again.
+// close ends the thread. It fails with ErrUnderWay where a disk or server does not answer; then close waits again.
 func (f *filler) close() error {
 	f.last.Do(func() { close(f.quit) })
-	timer := time.NewTimer(crew.ClosePatience)
-	defer timer.Stop()
-	select {
-	case <-f.gone:
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("%w after %v: what it uses stays until it ends", crew.ErrUnderWay, crew.ClosePatience)
-	}
+	return crew.Await(f.gone)
 }

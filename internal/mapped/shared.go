@@ -15,12 +15,12 @@ import (
 type Shared struct {
 	windows *Windows
 
-	mu      sync.Mutex // guards what follows
-	joined  int
-	cu      *driver.CUDA
-	devices map[int32]driver.Handle // whose contexts are kept: what one of them registered stays when its Reader goes
-	closed  bool
-	ended   bool // all was given back, or could not be
+	mu       sync.Mutex // guards what follows
+	attached int
+	cu       *driver.CUDA
+	devices  map[int32]driver.Handle // whose contexts are retained: windows that one of them registered stay when its Reader goes
+	closed   bool
+	ended    bool // Close has given back all that it could
 }
 
 // NewShared makes room for so many readers. window is the bytes that are registered at a time, pinned those of all.
@@ -32,28 +32,28 @@ func NewShared(readers int, window, pinned int64) (*Shared, error) {
 	return &Shared{windows: newWindows(window, pinned, readers), devices: map[int32]driver.Handle{}}, nil
 }
 
-// join counts a Reader in.
-func (s *Shared) join(cu *driver.CUDA, dev int32) error {
+// attach counts a Reader in.
+func (s *Shared) attach(cu *driver.CUDA, dev int32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.joined == s.windows.readers {
+	if s.closed || s.attached == s.windows.readers {
 		return fmt.Errorf("share registrations: %w: they were closed, or are for %d readers and have as many", source.ErrUnavailable, s.windows.readers)
 	}
 	if s.devices[dev] == 0 {
-		kept, err := cu.RetainPrimary(dev)
+		retained, err := cu.RetainPrimary(dev)
 		if err != nil {
 			return err
 		}
-		s.cu, s.devices[dev] = cu, kept
+		s.cu, s.devices[dev] = cu, retained
 	}
-	s.joined++
+	s.attached++
 	return nil
 }
 
-func (s *Shared) leave() {
+func (s *Shared) detach() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.joined--
+	s.attached--
 }
 
 // PinnedBytes is the host memory that is registered for files now.
@@ -64,8 +64,8 @@ func (s *Shared) PinnedBytes() int64 { return s.windows.pinned() }
 func (s *Shared) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.joined > 0 {
-		return fmt.Errorf("close shared registrations: %d readers use them: close these first", s.joined)
+	if s.attached > 0 {
+		return fmt.Errorf("close shared registrations: %d readers use them: close these first", s.attached)
 	}
 	if s.ended {
 		return nil
@@ -79,18 +79,18 @@ func (s *Shared) Close() error {
 		return nil
 	}
 	var errs []error
-	for dev, kept := range s.devices {
-		errs = append(errs, s.discard(kept), s.cu.ReleasePrimary(dev))
+	for dev, retained := range s.devices {
+		errs = append(errs, s.discard(retained), s.cu.ReleasePrimary(dev))
 	}
 	return errors.Join(errs...)
 }
 
-// discard gives up what is left of Files that could not be closed, on a thread with a context of its own.
-func (s *Shared) discard(kept driver.Handle) error {
+// discard gives up the windows of Files that could not be closed, on a thread with a context of its own.
+func (s *Shared) discard(retained driver.Handle) error {
 	if len(s.windows.files) == 0 {
 		return nil
 	}
-	c, err := crew.New(crew.Options{CUDA: s.cu, Context: kept, Threads: 1, SlotSize: driver.PageSize})
+	c, err := crew.New(crew.Options{CUDA: s.cu, Context: retained, Threads: 1, SlotSize: driver.PageSize})
 	if err != nil {
 		return err
 	}

@@ -107,12 +107,12 @@ func fakeMover(t *testing.T, shared *Shared) (*Mover, crew.Destination) {
 	must(t, err)
 	gpu, err := driver.Describe(cu, driver.Libraries{}, 0)
 	must(t, err)
-	held, err := cu.RetainPrimary(gpu.Device)
+	primary, err := cu.RetainPrimary(gpu.Device)
 	must(t, err)
-	m, err := NewMover(Options{CUDA: cu, Context: held, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20, Shared: shared})
+	m, err := NewMover(Options{CUDA: cu, Context: primary, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20, Shared: shared})
 	must(t, err)
 	var to crew.Destination
-	must(t, cu.Within(held, func() (err error) { to.HBM, err = cu.Alloc(1 << 20); return err }))
+	must(t, cu.Within(primary, func() (err error) { to.HBM, err = cu.Alloc(1 << 20); return err }))
 	return m, to
 }
 

@@ -13,10 +13,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Windows are the parts of files that are registered with CUDA, of one reader or of all that share them. Registering costs
+// Windows are the ranges of files that are registered with CUDA, of one reader or of all that share them. Registering costs
 // time and pins pages, so windows are kept until others need their room: the least recently used goes first.
 //
-// A file is mapped once and whole, whoever opened it, and stays mapped when a window goes: filling the page tables costs
+// A file is mapped once and whole, and stays mapped when a window goes: filling the page tables costs
 // as much as registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying
 // them. Only where there are too many files, those without a window are unmapped. A mapping does not need the file to
 // stay open.
@@ -28,7 +28,7 @@ type Windows struct {
 	fill      *filler
 
 	mu      sync.Mutex                // guards what follows, and file and window
-	used    map[*source.Backing]*file // by those who opened it
+	used    map[*source.Backing]*file // by the Backing of each reader
 	ahead   map[*crew.Worker]*file    // in which a worker may look ahead
 	files   map[fileKey]*file
 	order   *list.List    // of *window: those that are registered, the most recently used first
@@ -46,8 +46,8 @@ func newWindows(size, limit int64, readers int) *Windows {
 // mostMapped bounds the mapped files: a process may have 65,530 mappings in all (vm.max_map_count).
 const mostMapped = 1 << 14
 
-// groupLimit is the bytes of windows that one request may hold at once. All Readers together can hold so much while
-// each waits for one window more, and there is still room for it.
+// groupLimit is the bytes of windows that one request may use at once. While all Readers use so much, and each waits for one
+// window more, there is still room for it.
 func (m *Windows) groupLimit() int64 { return max(m.limit/int64(m.readers+1), m.size) }
 
 func (m *Windows) pinned() int64 {
@@ -70,8 +70,8 @@ func (m *Windows) find(b *source.Backing) *file {
 	return m.files[fileKey{b.Dev, b.Ino, b.Length}]
 }
 
-// hold says whether all of these windows are registered.
-func (m *Windows) hold(list []ref) bool {
+// registered says whether all of these windows are registered.
+func (m *Windows) registered(list []ref) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range list {
@@ -153,14 +153,14 @@ func (m *Windows) add(w *crew.Worker, f *file, index int64) (*window, error) {
 }
 
 // release ends the use of windows.
-func release(held []*window) {
-	if len(held) == 0 {
+func release(used []*window) {
+	if len(used) == 0 {
 		return
 	}
-	m := held[0].home
+	m := used[0].home
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, window := range held {
+	for _, window := range used {
 		window.refs--
 	}
 	m.notify()
@@ -181,8 +181,8 @@ func (m *Windows) address(w *crew.Worker, window *window) (driver.Pointer, error
 	return p, err
 }
 
-// wait needs mu and gives it up meanwhile. What the worker itself has under way is waited for first: another may need
-// that.
+// wait needs mu and gives it up meanwhile. It first waits for the worker's own copies: another reader may need their
+// windows.
 func (m *Windows) wait(w *crew.Worker, settled <-chan struct{}) error {
 	m.mu.Unlock()
 	defer m.mu.Lock()
@@ -190,8 +190,8 @@ func (m *Windows) wait(w *crew.Worker, settled <-chan struct{}) error {
 	select {
 	case <-settled:
 		return nil
-	case <-w.Request().Done():
-		return w.Request().Err()
+	case <-w.JobContext().Done():
+		return w.JobContext().Err()
 	}
 }
 
@@ -207,8 +207,8 @@ func (m *Windows) makeRoom(w *crew.Worker, size int64) error {
 	return m.wait(w, changed)
 }
 
-// clearWay makes room for what a sequential reader needs next, right after a window was registered: meanwhile the copies
-// from the one before have ended as a rule. The driver waits for all copies of the device before it unregisters
+// clearWay makes room for the window that a sequential reader needs next, right after one was registered: meanwhile the
+// copies from the one before have ended as a rule. The driver waits for all copies of the device before it unregisters
 // anything, so later it would cost a copy's time, and the CPU spins (measured on an H200: 22 GB/s where each copy was
 // followed by that). It needs mu.
 func (m *Windows) clearWay(w *crew.Worker, f *file) error {
@@ -222,8 +222,8 @@ func (m *Windows) clearWay(w *crew.Worker, f *file) error {
 	return m.discardOldest(w, size)
 }
 
-// discardOldest discards the least recently used windows, until what is registered and so many bytes more are half of
-// what may be. It needs mu and gives it up meanwhile.
+// discardOldest discards the least recently used windows, until the registered bytes and size more are half of the limit.
+// It needs mu and gives it up meanwhile.
 func (m *Windows) discardOldest(w *crew.Worker, size int64) error {
 	m.mu.Unlock()
 	w.Drain() // waiting for our copies here does not burn the CPU as the driver does
@@ -261,8 +261,8 @@ func (m *Windows) register(w *crew.Worker, f *file, index int64) (*window, error
 	return found, err
 }
 
-// mostTables bounds the page tables of mapped files: a file of more than so many times what may be pinned has them
-// emptied with each window that goes. They are a 512th of what they map.
+// mostTables bounds the page tables of mapped files: a file of more than so many times the limit has them emptied with each
+// window that goes. Page tables are a 512th of the memory that they map.
 const mostTables = 64
 
 // discard unregisters windows. It needs mu and gives it up meanwhile.
@@ -320,7 +320,7 @@ func (m *Windows) lookAhead(w *crew.Worker) bool {
 	if f == nil || f.gone || f.next == 0 || f.windows[f.next] != nil {
 		return false
 	}
-	// Who needs the window comes upon the same errors, and has somebody to tell.
+	// The request that needs the window meets the same errors, and returns them.
 	if m.clearWay(w, f) != nil || f.gone || f.next == 0 || f.windows[f.next] != nil || m.bytes+m.size > m.limit {
 		return true
 	}
@@ -331,7 +331,7 @@ func (m *Windows) lookAhead(w *crew.Worker) bool {
 	return true
 }
 
-// noLookAhead forgets what a worker would look ahead in.
+// noLookAhead forgets the file in which a worker would look ahead.
 func (m *Windows) noLookAhead(w *crew.Worker) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

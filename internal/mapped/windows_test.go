@@ -86,7 +86,7 @@ func TestFillingATruncatedFile(t *testing.T) {
 	if err := m.expect([]ref{{p.Backing(nil), 0}, {p.Backing(nil), 1}}); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); len(m.fill.jobs) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); len(m.fill.fills) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the windows are not done with")
 		}

@@ -30,10 +30,10 @@ func (o *Opener) OpenMany(ctx context.Context, names []string) []File {
 	return files
 }
 
-// place is where a directory lies in a mount; zero for what is in none.
+// place is where a directory lies in a mount; zero for one that is in none.
 type place struct{ root, inside string }
 
-// placeOf asks about directories alone, and about each once: asking about each file would cost what is to be saved.
+// placeOf asks about directories alone, and about each once: asking about each file would cost the round trips that a lookup saves.
 func placeOf(dir string, known map[string]place) place {
 	p, ok := known[dir]
 	if ok {
@@ -61,14 +61,14 @@ type batch struct {
 	opener *Opener
 	root   string // of the mount
 	client *control.Client
-	files  []*batchFile // in the order asked for; nil for what is not read in this way
+	files  []*batchFile // in the order asked for; nil for files that are not read in this way
 
 	next int // the file after the last one that was asked for; guarded by Descriptors.turn
 
 	mu      sync.Mutex // guards what follows
 	objects map[uint64]*Backing
 	users   map[uint64]int // files that have bytes of an object and are not closed
-	left    int            // files that are not closed
+	open    int            // files that are not closed
 }
 
 // batchFile is a file of a batch.
@@ -79,10 +79,10 @@ type batchFile struct {
 	generation uint64
 	info       control.FileInfo
 	list       []Run
-	closing    []*Backing // that nobody else needs
+	closing    []*Backing // backing files that no other file needs
 
 	mu      sync.Mutex   // guards what follows
-	instead *mountedFile // once its backing files were taken away: the file, opened in the mount
+	instead *mountedFile // once a cache has removed its backing files: the file, opened in the mount
 }
 
 // openBatch opens those of paths that list says, as far as a lookup is enough.
@@ -114,13 +114,13 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 		}
 		files[list[len(b.files)-1]] = f
 	}
-	_ = o.descriptors.offer(ctx, ahead) // what there is no room for is opened again when it is needed
-	if b.left == 0 {
-		_ = client.Close() // nothing was redeemed that anybody uses
+	_ = o.descriptors.offer(ctx, ahead) // a file without room is opened again when it is needed
+	if b.open == 0 {
+		_ = client.Close() // no file of it is used
 	}
 }
 
-// file makes a File of what was found; nil where there is more to it than a lookup tells.
+// file makes a File of a lookup's answer; nil where a lookup does not tell all.
 func (b *batch) file(found *control.Found) *batchFile {
 	if found.Err != nil || found.Flags&control.InfoMore != 0 {
 		return nil
@@ -139,7 +139,7 @@ func (b *batch) file(found *control.Found) *batchFile {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.left++
+	b.open++
 	for _, object := range f.objects() {
 		b.users[object]++
 		if b.objects[object] == nil {
@@ -160,7 +160,7 @@ func (f *batchFile) objects() (list []uint64) {
 	return list
 }
 
-// adopt takes over the descriptors that came with a file, and gives back those that are not needed.
+// adopt keeps the descriptors that came with a file, and gives back those that are not needed.
 func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backing) []*Backing {
 	var strays []uint64
 	b.mu.Lock()
@@ -271,7 +271,7 @@ func (b *batch) Open(ctx context.Context, files []*Backing) (ahead []*Backing, e
 	opened, err := b.lend(ctx, files)
 	ahead = slices.DeleteFunc(opened, func(o *Backing) bool { return slices.Contains(files, o) })
 	if err != nil {
-		shut(ctx, ahead)
+		closeLent(ctx, ahead)
 		return nil, err
 	}
 	return ahead, nil
@@ -323,9 +323,9 @@ func (f *batchFile) Backing(r *Run) *Backing {
 	return f.of.objects[r.Object]
 }
 
-func (f *batchFile) Leave() (list []*Backing) {
+func (f *batchFile) Unshare() (list []*Backing) {
 	if m := f.opened(); m != nil {
-		list = m.Leave()
+		list = m.Unshare()
 	}
 	b := f.of
 	b.mu.Lock()
@@ -354,8 +354,8 @@ func (f *batchFile) Close() error {
 	}
 	b := f.of
 	b.mu.Lock()
-	b.left--
-	last := b.left == 0
+	b.open--
+	last := b.open == 0
 	b.mu.Unlock()
 	if last {
 		return errors.Join(err, b.client.Close())

@@ -6,14 +6,13 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// The backing files of a mount can be a cache's. What is not on this machine yet lies in none, and what nobody has open
-// may be taken away at any time. What is open stays as it is: no byte of it ever changes.
+// The backing files of a mount can be a cache's. Bytes that are not on this machine yet lie in none. The cache may remove a
+// file that no process has open. An open file stays as it is: no byte of it ever changes.
 
-// ErrMoved says that a cache has taken a file away after a request was told that its bytes lie there.
+// ErrMoved says that a cache has removed a file after a request was told that its bytes lie there.
 var ErrMoved = errors.New("it is no longer in the cache")
 
 // Movable is a File whose bytes may come to lie elsewhere.
@@ -22,29 +21,11 @@ type Movable interface {
 	Relocate(ctx context.Context) error
 }
 
-// Follow calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where that
-// goes on, Follow says inMount: then do reads through the mount, which finds them anywhere. Nothing of do may be under way
-// when it returns ErrMoved.
-func Follow(ctx context.Context, s File, do func(inMount bool) error) error {
-	const times = 3
-	for range times {
-		err := do(false)
-		m, ok := s.(Movable)
-		if !ok || !errors.Is(err, ErrMoved) {
-			return err
-		}
-		if err := m.Relocate(ctx); err != nil {
-			return err
-		}
-	}
-	return do(true)
-}
-
 // pendingObject is the object of bytes that are not on this machine yet. They are read through the mount, which fetches
 // them, and lie somewhere else after that.
 const pendingObject = 1<<64 - 1
 
-// How long bytes may be taken for pending that are not any more: for so long, or for so many times what asking takes.
+// How long runs count as pending before the mount is asked again: for so long, or for so many times as long as asking took.
 const (
 	askAgain      = 100 * time.Millisecond
 	askAgainTimes = 10
@@ -65,9 +46,9 @@ func newKnown(runs []Run, took time.Duration) known {
 	return p
 }
 
-// hold says whether they can be relied on for [offset, offset+n). Bytes that are not where they were are noticed when
+// covers says whether they can be relied on for [offset, offset+n). Bytes that are not where they were are noticed when
 // they are opened.
-func (p *known) hold(offset, n int64) bool {
+func (p *known) covers(offset, n int64) bool {
 	if p.runs == nil || !p.pending {
 		return p.runs != nil
 	}
@@ -107,7 +88,7 @@ func Announce(ctx context.Context, s File, h *Descriptors, pieces []Piece) {
 	}
 	if len(ranges) > 0 {
 		h.Shed(ctx, leaseUnused)
-		_ = control.Prefetch(m.file, ranges...) // it is advice, and whoever reads the bytes meets what is wrong
+		_ = control.Prefetch(m.file, ranges...) // it is advice: the read meets any error
 	}
 }
 

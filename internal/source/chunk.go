@@ -10,29 +10,29 @@ type Chunk struct {
 
 // Cut makes chunks of at most size bytes. Pieces are cut where a chunk is full.
 func Cut(pieces []Piece, size int64) []Chunk {
-	var parts []Piece
+	var short []Piece
 	for _, p := range pieces {
-		// Inner cuts lie on pages of the file, so that each part is an aligned envelope of its own.
+		// Inner cuts lie on pages of the file, so that each is an aligned envelope of its own.
 		for p.N > size {
 			n := size
 			if odd := (p.Offset + n) % driver.PageSize; odd < n {
 				n -= odd
 			}
-			parts = append(parts, Piece{p.File, p.Offset, p.To, n})
+			short = append(short, Piece{p.File, p.Offset, p.To, n})
 			p.Offset, p.To, p.N = p.Offset+n, p.To+n, p.N-n
 		}
-		parts = append(parts, p)
+		short = append(short, p)
 	}
 	var chunks []Chunk
 	first := 0
-	for i := range parts {
-		if i > first && (parts[i].To != parts[i-1].To+parts[i-1].N || parts[i].To+parts[i].N-parts[first].To > size) {
-			chunks = append(chunks, newChunk(parts[first:i]))
+	for i := range short {
+		if i > first && (short[i].To != short[i-1].To+short[i-1].N || short[i].To+short[i].N-short[first].To > size) {
+			chunks = append(chunks, newChunk(short[first:i]))
 			first = i
 		}
 	}
-	if first < len(parts) {
-		chunks = append(chunks, newChunk(parts[first:]))
+	if first < len(short) {
+		chunks = append(chunks, newChunk(short[first:]))
 	}
 	return chunks
 }
@@ -44,9 +44,9 @@ func newChunk(pieces []Piece) Chunk {
 
 // Read reads the chunk into the beginning of p.
 func (c *Chunk) Read(p []byte) error {
-	for _, part := range c.Pieces {
-		where := part.To - c.To
-		if err := part.File.ReadFull(p[where:where+part.N], part.Offset); err != nil {
+	for _, piece := range c.Pieces {
+		where := piece.To - c.To
+		if err := piece.File.ReadFull(p[where:where+piece.N], piece.Offset); err != nil {
 			return err
 		}
 	}

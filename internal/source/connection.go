@@ -35,9 +35,9 @@ func (c *connection) giveBack(ctx context.Context, objects []uint64) {
 	}
 }
 
-// join takes part in the connection of an epoch, and else makes it fresh, if that is not nil. One that the daemon has
-// closed is left to those who have it.
-func (s *connections) join(epoch control.Epoch, fresh *connection) *connection {
+// acquire gives the connection of an epoch to one file more: the one that is open, or else fresh, which may be nil. Files
+// that have one which the daemon closed keep that.
+func (s *connections) acquire(epoch control.Epoch, fresh *connection) *connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.open[epoch]
@@ -54,8 +54,8 @@ func (s *connections) join(epoch control.Epoch, fresh *connection) *connection {
 	return c
 }
 
-// leave ends the part of one file. The last one closes the connection.
-func (s *connections) leave(c *connection) error {
+// release ends the use by one file. The last one closes the connection.
+func (s *connections) release(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.users--; c.users > 0 {

@@ -64,7 +64,7 @@ func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
 	var ahead []*Backing
 	if err = h.closeFiles(ctx, victims); err == nil && len(missing) > 0 {
 		if ahead, err = missing[0].Lender.Open(ctx, missing); err != nil {
-			shut(ctx, missing)
+			closeLent(ctx, missing)
 		}
 	}
 	h.mu.Lock()
@@ -76,7 +76,7 @@ func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
 	}
 	h.mu.Unlock()
 	if err == nil {
-		err = h.keep(ctx, ahead)
+		err = h.admit(ctx, ahead)
 	}
 	if err != nil {
 		h.Unpin(files)
@@ -84,35 +84,33 @@ func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
 	return err
 }
 
-// offer keeps files that were opened before anybody uses them, as far as there is room. Where ctx ends before, they are
-// closed.
+// offer keeps files open that were opened ahead, as far as there is room. Where ctx ends before, they are closed.
 func (h *Descriptors) offer(ctx context.Context, files []*Backing) error {
 	select {
 	case h.turn <- struct{}{}:
 	case <-ctx.Done():
-		shut(ctx, files)
+		closeLent(ctx, files)
 		return ctx.Err()
 	}
 	defer func() { <-h.turn }()
-	return h.keep(ctx, files)
+	return h.admit(ctx, files)
 }
 
-// keep puts open files in the place of what is not in use, and closes those that there is no room for. The caller has
-// the turn.
-func (h *Descriptors) keep(ctx context.Context, files []*Backing) error {
+// admit puts open files in the place of files that are not in use, and closes those without room. The caller has the turn.
+func (h *Descriptors) admit(ctx context.Context, files []*Backing) error {
 	if len(files) == 0 {
 		return nil
 	}
 	h.mu.Lock()
-	var victims, kept, over []*Backing
+	var victims, admitted, over []*Backing
 	for _, b := range files {
-		if b.left || len(kept) == h.limit-h.inUse {
+		if b.dropped || len(admitted) == h.limit-h.inUse {
 			over = append(over, b)
 		} else {
-			kept = append(kept, b)
+			admitted = append(admitted, b)
 		}
 	}
-	for e := h.order.Back(); e != nil && h.order.Len()+len(kept) > h.limit; {
+	for e := h.order.Back(); e != nil && h.order.Len()+len(admitted) > h.limit; {
 		b := e.Value.(*Backing)
 		e = e.Prev()
 		if b.pins == 0 {
@@ -121,11 +119,11 @@ func (h *Descriptors) keep(ctx context.Context, files []*Backing) error {
 			victims = append(victims, b)
 		}
 	}
-	for _, b := range kept {
+	for _, b := range admitted {
 		b.element = h.order.PushFront(b)
 	}
 	h.mu.Unlock()
-	shut(ctx, over)
+	closeLent(ctx, over)
 	return h.closeFiles(ctx, victims)
 }
 
@@ -152,7 +150,7 @@ func (h *Descriptors) pinOpen(files []*Backing) bool {
 	return true
 }
 
-// pinAll needs mu. It passes over what is not open.
+// pinAll needs mu. It passes over files that are not open.
 func (h *Descriptors) pinAll(files []*Backing) {
 	for _, b := range files {
 		if b.element == nil {
@@ -166,7 +164,7 @@ func (h *Descriptors) pinAll(files []*Backing) {
 	}
 }
 
-// reserve waits until there is room for files, pins those that are open, and takes out of the order what must be
+// reserve waits until there is room for files, and pins those that are open. It takes files out of the order that must be
 // closed for the others.
 func (h *Descriptors) reserve(ctx context.Context, files []*Backing) (victims, missing []*Backing, err error) {
 	h.mu.Lock()
@@ -242,7 +240,7 @@ func (h *Descriptors) closeFiles(ctx context.Context, files []*Backing) error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		for _, b := range files {
-			if b.left {
+			if b.dropped {
 				_ = b.Close() // as drop does
 			} else {
 				b.element = h.order.PushBack(b)
@@ -250,12 +248,12 @@ func (h *Descriptors) closeFiles(ctx context.Context, files []*Backing) error {
 		}
 		return err
 	}
-	shut(ctx, files)
+	closeLent(ctx, files)
 	return nil
 }
 
-// shut closes files of which the device holds nothing, and says so to who lent them.
-func shut(ctx context.Context, files []*Backing) {
+// closeLent closes files that the device has let go of, and tells their lenders.
+func closeLent(ctx context.Context, files []*Backing) {
 	closed := map[Lender][]*Backing{}
 	for _, b := range files {
 		if b.FD >= 0 {
@@ -273,7 +271,7 @@ func (h *Descriptors) Drop(files []*Backing) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, b := range files {
-		b.left = true
+		b.dropped = true
 		if b.element == nil {
 			continue
 		}

@@ -229,7 +229,7 @@ func TestHandlesOfferWhatCannotBeKept(t *testing.T) {
 	if err := offer(t.Context(), s.files[3:5]); !errors.Is(err, stuck) {
 		t.Fatalf("%v, want what kept the files", err)
 	}
-	s.files[5].left = true // its File was closed
+	s.files[5].dropped = true // its File was closed
 	if err := offer(t.Context(), s.files[5:]); !errors.Is(err, stuck) {
 		t.Fatalf("%v, want what kept the files", err)
 	}

@@ -9,21 +9,21 @@ import (
 func TestPlaces(t *testing.T) {
 	runs := []Run{{Length: 100, Count: 1, Object: 7}, {Logical: 100, Length: 50, Count: 1, Object: pendingObject}, {Logical: 150, Length: 10, Count: 5, Object: 8}}
 	p := newKnown(runs, time.Hour)
-	if !p.hold(100, 50) {
+	if !p.covers(100, 50) {
 		t.Error("it is asked again at once")
 	}
 	p.again = time.Time{}
 	for span, want := range map[[2]int64]bool{{0, 100}: true, {0, 101}: false, {120, 1}: false, {150, 50}: true, {149, 2}: false} {
-		if got := p.hold(span[0], span[1]); got != want {
+		if got := p.covers(span[0], span[1]); got != want {
 			t.Errorf("%d bytes at %d: %v, want %v", span[1], span[0], got, want)
 		}
 	}
 	p = newKnown(runs[:1], 0)
 	p.again = time.Time{}
-	if !p.hold(0, 100) {
+	if !p.covers(0, 100) {
 		t.Error("what is here is asked for again")
 	}
-	if (&known{}).hold(0, 1) {
+	if (&known{}).covers(0, 1) {
 		t.Error("nothing is known, and it is not asked for")
 	}
 }

@@ -27,7 +27,7 @@ type mountedFile struct {
 	opener *Opener
 
 	mu      sync.Mutex // guards what follows
-	all     known      // of all its bytes; not known while nobody needed them and they are many
+	all     known      // of all its bytes; not known while they are many and no request needed all
 	many    bool       // runs: more than fewRuns
 	objects map[uint64]*Backing
 	lent    map[*Backing]bool // those that the daemon was not told to be closed
@@ -44,7 +44,7 @@ const (
 	mostRuns = 1 << 22
 )
 
-// Cached says whether backing files may be taken away.
+// cached says whether a cache may remove the backing files.
 func (m *mountedFile) cached() bool { return m.info.Flags&control.InfoCached != 0 }
 
 // extents asks for the runs of [offset, offset+n). More than most are ErrTooLarge.
@@ -99,12 +99,12 @@ func (m *mountedFile) Size() int64 { return m.length }
 func (m *mountedFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) {
 	m.mu.Lock()
 	all := m.all.runs
-	holds := m.all.hold(offset, n)
-	if !holds && all != nil {
-		m.all.again = time.Now().Add(askAgain) // one asks; the others go on with what there is
+	covered := m.all.covers(offset, n)
+	if !covered && all != nil {
+		m.all.again = time.Now().Add(askAgain) // one asks; the others use the runs that there are
 	}
 	m.mu.Unlock()
-	if holds {
+	if covered {
 		return all, nil
 	}
 	if all, err := m.few(ctx); all != nil || err != nil {
@@ -169,7 +169,7 @@ func (m *mountedFile) Backing(r *Run) *Backing {
 	return b
 }
 
-func (m *mountedFile) Leave() []*Backing {
+func (m *mountedFile) Unshare() []*Backing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := maps.Clone(m.lent)
@@ -212,7 +212,7 @@ func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Back
 	return nil, nil
 }
 
-// explain makes the error of a question say what it means.
+// explain says of an error of the daemon's that the daemon has gone.
 func (m *mountedFile) explain(ctx context.Context, err error) error {
 	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
 		return fmt.Errorf("open backing files of %s: the daemon has gone, it was unmounted or restarted: %w", m.file.Name(), control.ErrStale)
@@ -232,7 +232,7 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 		return fmt.Errorf("open %s: %w", files[0].Name, err)
 	}
 	errs := make([]error, len(got))
-	var refused []uint64 // that came, and could not be taken: no more descriptors may be open
+	var refused []uint64 // that came, while no more descriptors may be open
 	m.mu.Lock()
 	for i := range got {
 		came := got[i].File != nil
@@ -254,7 +254,7 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	return nil
 }
 
-// Pin takes over a redeemed file.
+// redeem makes a redeemed descriptor the file's own.
 func (b *Backing) redeem(from *control.Backing) error {
 	if from.Err != nil && b.Cached { // whatever it is: the mount reads on without its cache
 		return fmt.Errorf("open %s: %w: %w", b.Name, ErrMoved, from.Err)
@@ -272,8 +272,8 @@ func (b *Backing) redeem(from *control.Backing) error {
 	return b.Adopt(fd)
 }
 
-// Release says which files were closed. A daemon that has gone needs not know, and whoever asks for more will hear of
-// it. What a cache may take away by then is not looked for again: it comes back as another object.
+// Release tells the daemon which files were closed. One that has gone needs not know, and the next question finds that out.
+// A closed file of a cache may go, so it is forgotten here: it comes back as another object.
 func (m *mountedFile) Release(ctx context.Context, files []*Backing) {
 	m.mu.Lock()
 	var done []uint64 // each once: another file may have the same object by the same connection
@@ -298,7 +298,7 @@ func objectsOf(files []*Backing) []uint64 {
 	return objects
 }
 
-// answerTime is how long a daemon may take over what no read waits for.
+// answerTime bounds a question to the daemon whose answer no read waits for.
 const answerTime = 250 * time.Millisecond
 
 // giveBack returns those that the daemon was not told of: it did not listen, or has gone.
@@ -306,15 +306,15 @@ func giveBack(ctx context.Context, client *control.Client, objects []uint64) (le
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 	defer cancel()
 	const most = 4096 // fit into a frame
-	for part := range slices.Chunk(objects, most) {
-		if client.Release(ctx, part...) != nil {
-			left = append(left, part...)
+	for some := range slices.Chunk(objects, most) {
+		if client.Release(ctx, some...) != nil {
+			left = append(left, some...)
 		}
 	}
 	return left
 }
 
-// Prefetch tells the mount. What the kernel has pages of needs nothing fetched into a cache.
+// Prefetch tells the mount. Of a cache's file it leaves out the ranges that the kernel has pages of.
 func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error {
 	var ranges []control.Range
 	for _, s := range soon {
@@ -325,8 +325,8 @@ func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error 
 			ranges = append(ranges, s)
 		}
 	}
-	for part := range slices.Chunk(ranges, control.MaxRanges) {
-		err := control.Prefetch(m.file, part...)
+	for some := range slices.Chunk(ranges, control.MaxRanges) {
+		err := control.Prefetch(m.file, some...)
 		if errors.Is(err, unix.EAGAIN) {
 			return nil // it was advice
 		}
@@ -347,8 +347,8 @@ func (m *mountedFile) Close() error {
 		errs = append(errs, m.inline.Close())
 	}
 	if m.client != nil {
-		m.Release(context.Background(), m.Leave()) // what is open no more, now that nobody reads it
-		errs = append(errs, m.opener.connections.leave(m.client))
+		m.Release(context.Background(), m.Unshare()) // files that are closed, now that no request reads them
+		errs = append(errs, m.opener.connections.release(m.client))
 	}
 	return errors.Join(append(errs, m.file.Close())...)
 }

@@ -15,7 +15,7 @@ import (
 
 // Opener opens files for one reader, which has one connection to each daemon.
 type Opener struct {
-	client      string // what a mount's status calls the reader
+	client      string // the reader's name in a mount's status
 	number      uint32 // by which daemons know all connections of the reader for one
 	descriptors *Descriptors
 	ids         atomic.Uint64
@@ -47,7 +47,7 @@ func (o *Opener) Open(ctx context.Context, name string) (s File, note string, er
 	return p, note, nil
 }
 
-// openMounted opens a file of a mount. What is in no mount gives control.ErrNotHBMFS.
+// openMounted opens a file of a mount. A file that is in no mount gives control.ErrNotHBMFS.
 func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, err error) {
 	fd, err := OpenFile(name)
 	if err != nil {
@@ -82,7 +82,7 @@ func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 
 // connect gives the connection to the daemon that a file of a mount has told its epoch of.
 func (o *Opener) connect(ctx context.Context, name string, epoch control.Epoch) (*connection, error) {
-	if c := o.connections.join(epoch, nil); c != nil {
+	if c := o.connections.acquire(epoch, nil); c != nil {
 		return c, nil
 	}
 	client, err := control.DialReader(ctx, name, o.client, o.number)
@@ -93,8 +93,8 @@ func (o *Opener) connect(ctx context.Context, name string, epoch control.Epoch) 
 		_ = client.Close() // nothing was asked
 		return nil, fmt.Errorf("open %s: the daemon has gone, it was restarted: %w", name, control.ErrStale)
 	}
-	c := o.connections.join(epoch, &connection{Client: client})
-	if c.Client != client { // somebody was faster
+	c := o.connections.acquire(epoch, &connection{Client: client})
+	if c.Client != client { // another Open was faster
 		_ = client.Close() // nothing was asked
 	}
 	return c, nil

@@ -23,11 +23,11 @@ type spans struct {
 	files   map[uint64]*Backing
 }
 
-// mostPieces bounds the memory that the plan of one request takes: 40 bytes for each piece.
+// mostPieces bounds the memory of one request's pieces: 40 bytes each.
 const mostPieces = 1 << 22
 
 // Pieces finds where the spans of length bytes that begin at offsets lie now. The spans must be inside the file. With inMount
-// all of them lie in the file itself, as [Follow] says. More than 4 Mi pieces are ErrTooLarge.
+// all of them lie in the file of the mount itself. More than 4 Mi pieces are ErrTooLarge.
 func Pieces(ctx context.Context, f File, offsets []int64, length int64, inMount bool) ([]Piece, error) {
 	q := &spans{offsets: offsets, length: length, files: map[uint64]*Backing{}}
 	if length == 0 || len(offsets) == 0 {

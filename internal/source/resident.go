@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// Resident gives the part of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
+// Resident gives the fraction of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
 // not tell this user.
 func Resident(pieces []Piece) (float64, bool) {
 	const samples = 32
@@ -48,7 +48,7 @@ func residentPages(b *Backing, offset, n int64) (pages, cached int64, ok bool) {
 }
 
 // mincore does it on kernels before 6.5, for a sample at the front. The kernel says "resident" for everything to
-// those who neither own the file nor may write to it, so their answer counts for nothing.
+// those who neither own the file nor may write to it, so the answer counts for nothing.
 func mincore(b *Backing, first, n int64) (pages, cached int64, ok bool) {
 	var st unix.Stat_t
 	if err := unix.Fstat(b.FD, &st); err != nil || (os.Geteuid() != 0 && int(st.Uid) != os.Geteuid()) {

@@ -1,8 +1,8 @@
 // Package source says where the bytes of a file lie, and keeps the descriptors of the files that hold them.
 //
 // An [Opener] opens files for one reader: of a mount, by the control channel, or any other. [Pieces] finds the places of
-// ranges of a [File]; [Split] makes groups of them, whose backing files [Descriptors.Pin] opens. [Follow] does it all again
-// where a cache has taken a file away meanwhile.
+// ranges of a [File]; [Split] makes groups of them, whose backing files [Descriptors.Pin] opens. Where a
+// cache has removed a file meanwhile, that is [ErrMoved]: a [Movable] forgets, and all is done again.
 //
 // Pitfalls. A [Backing] is open between Pin and Unpin only. One descriptor may be asked for by many files, and must be closed
 // after the device has let go of it: Descriptors owns both.
@@ -26,8 +26,8 @@ type File interface {
 	Runs(ctx context.Context, offset, n int64) ([]Run, error)
 	// Backing gives the file that holds the bytes of a run. It can be read while it is pinned.
 	Backing(r *Run) *Backing
-	// Leave gives the backing files that no other File uses. It is called once, before Close.
-	Leave() []*Backing
+	// Unshare gives the backing files that no other File uses. It is called once, before Close.
+	Unshare() []*Backing
 	Size() int64
 	Close() error
 }
@@ -54,22 +54,22 @@ type Backing struct {
 	Dev    uint64
 	Ino    uint64
 	Inline bool // the file in the mount itself: it can be read, and nothing else
-	Cached bool // it is a cache's, which may take it away while it is not lent
+	Cached bool // it is a cache's, which may remove it while it is not lent
 
-	Lender Lender // nil for what is open for good
+	Lender Lender // nil for a file that stays open
 	Object uint64 // as the lender knows it
 	at     int64  // where the lender's file has bytes of it
 
 	pins    int           // requests that use it; guarded by Descriptors.mu
 	used    time.Time     // when the last one ended; guarded by Descriptors.mu
-	left    bool          // nobody will use it any more; guarded by Descriptors.mu
+	dropped bool          // no File uses it any more; guarded by Descriptors.mu
 	element *list.Element // in Descriptors.order while it is open; guarded by Descriptors.mu
 
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused
 }
 
-// NewBacking takes over fd, also when it fails.
+// NewBacking owns fd from the call on, also when it fails.
 func NewBacking(fd int, name string, id uint64) (*Backing, error) {
 	b := &Backing{ID: id, Name: name}
 	if err := b.Adopt(fd); err != nil {
@@ -83,7 +83,7 @@ func Lent(l Lender, id uint64, name string, object uint64, at int64, cached bool
 	return &Backing{ID: id, Name: name, FD: -1, Cached: cached, Lender: l, Object: object, at: at}
 }
 
-// Adopt takes over fd, also when it fails.
+// Adopt owns fd from the call on, also when it fails.
 func (b *Backing) Adopt(fd int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -161,7 +161,7 @@ func ReadAtLeast(fd int, name string, p []byte, offset int64, least int) (int, e
 	return done, nil
 }
 
-// plainFile is a file of which nobody but the kernel knows more.
+// plainFile is a file that is in no mount.
 type plainFile struct{ backing *Backing }
 
 // Plain gives an open file as a source.
@@ -202,6 +202,6 @@ func (p *plainFile) Runs(context.Context, int64, int64) ([]Run, error) {
 
 func (p *plainFile) Backing(*Run) *Backing { return p.backing }
 
-func (p *plainFile) Leave() []*Backing { return []*Backing{p.backing} }
+func (p *plainFile) Unshare() []*Backing { return []*Backing{p.backing} }
 
 func (p *plainFile) Close() error { return p.backing.Close() }

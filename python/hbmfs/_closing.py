@@ -1,4 +1,4 @@
-"""Closing where nobody waits for it, on another thread or by a finalizer: what goes wrong is a warning, not a traceback."""
+"""Closing without a caller, on another thread or by a finalizer: an error is a warning, not a traceback."""
 
 import sys
 import warnings

@@ -221,7 +221,7 @@ def find(package: str = _HERE) -> str:
 
 
 def _as_safe(path: str, package: str) -> bool:
-    """Whether nobody can change a file who could not change the package, which is loaded all the same."""
+    """Whether every user who can change a file can change the package, too, which is loaded all the same."""
     found = os.stat(path)
     return found.st_uid in (0, os.geteuid(), os.stat(package).st_uid) and not found.st_mode & 0o002
 

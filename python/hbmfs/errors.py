@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions. All of them are :class:`Error`; each message is one sentence that says what to do.
+"""The exceptions. All of them are :class:`Error`; each message is one sentence that says what to do.
 
 Where Python has an exception of the same meaning, ours is one of it, too: ``except IndexError`` catches
 :class:`OutOfRangeError`, ``except FileNotFoundError`` catches :class:`NotFoundError`.
@@ -54,7 +54,7 @@ class ReadError(Error, OSError):
 
 
 class TooLargeError(Error, ValueError):
-    """One request is larger than what the reader was given to work with."""
+    """One request is larger than the memory that the reader was given."""
 
 
 class ForkedError(Error):

@@ -1,4 +1,4 @@
-"""Readers and files: what everything else in this package stands on.
+"""Readers and files: the base of everything else in this package.
 
 A :class:`Reader` owns the threads and the pinned memory for one device. Datasets and weights open one for themselves;
 make one to share it between several, or to read bytes into memory of your own::
@@ -28,7 +28,7 @@ from .request import Request
 
 _METHODS = ("auto", "direct", "mapped", "staged", "compat", "host")
 
-_CLOSING = 30.0  # seconds that closing waits for what hangs; the library looks for five at a time
+_CLOSING = 30.0  # seconds that closing asks again: the library waits five at a time, so that Ctrl-C works in between
 
 T = TypeVar("T")
 
@@ -115,14 +115,14 @@ class Reader:
         return [File(self, name, handle) for name, handle in zip(names, handles, strict=True)]
 
     def info(self) -> dict[str, Any]:
-        """What the device is: name, uuid, pci, numa; the method in force, and why it is not the wished one."""
+        """Describes the device: name, uuid, pci, numa; the method in force, and why it is not the wished one."""
         info = _native.ReaderInfo()
         self._library.ask("reader_get_info", self._handle, info)
         text = {name: getattr(info, name).decode(errors="replace") for name in ("name", "uuid", "pci", "method", "note")}
         return {"device": _device.name(info.device), "numa": info.numa, **text}
 
     def stats(self) -> dict[str, Any]:
-        """What was read so far: bytes by path, reads, the last path and why, files and requests that are open."""
+        """Counts reads so far: bytes by path, reads, the last path and why, files and requests that are open."""
         stats = _native.ReaderStats()
         self._library.ask("reader_get_stats", self._handle, stats)
         return {
@@ -142,7 +142,7 @@ class Reader:
         return self._closed
 
     def close(self) -> None:
-        """Closes its files, cancels what is under way, and gives everything back. Arrays stay.
+        """Closes its files, cancels their requests, and gives everything back. Arrays stay.
 
         :class:`WaitTimeoutError`: a read hangs in the kernel or the driver, so that its memory must stay. Close it again later.
         """
@@ -158,7 +158,7 @@ class Reader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Opens another one like it: what multiprocessing's spawn needs."""
+        """Opens another one like it, for multiprocessing's spawn."""
         return _again, (_device.name(self.device), self._arguments)
 
     def __repr__(self) -> str:
@@ -200,7 +200,7 @@ class File:
         """Starts reading ``length`` bytes from ``offset`` on to an address of the reader's device.
 
         The memory must stay until the request has ended; the request gives the number of bytes. On a GPU nothing is
-        written before what is on ``stream`` (a CUstream as a number; None: the caller's current one) is done.
+        written before the work on ``stream`` (a CUstream as a number; None: the caller's current one) is done.
         """
         offset, length = operator.index(offset), operator.index(length)
         if not (0 <= pointer < 1 << 64 and 0 <= offset < 1 << 63 and 0 <= length < 1 << 63):  # ctypes would cut bits off
@@ -243,7 +243,7 @@ class File:
         return {"bytes": info.moved.by_path(), "mounted": bool(info.mounted), "runs": info.runs, "note": info.note.decode(errors="replace")}
 
     def close(self) -> None:
-        """Cancels what is under way and closes the file. WaitTimeoutError as of the reader."""
+        """Cancels its requests and closes the file. WaitTimeoutError as of the reader."""
         if self._end.alive:
             _closes(self._library, "file_close", self._handle)
             self._end.detach()
@@ -268,7 +268,7 @@ _LARGEST = {"threads": 1 << 31, "readers": 1 << 31}
 
 
 def _check(name: str, number: Any) -> None:
-    """Refuses what the library would never see: ctypes cuts off bits that do not fit."""
+    """Refuses numbers that the library would never see: ctypes cuts off bits that do not fit."""
     try:
         fits = 0 <= operator.index(number) < _LARGEST.get(name, 1 << 63)
     except TypeError:
@@ -295,14 +295,14 @@ def _closes(library: _native.Library, name: str, handle: int) -> None:
     with contextlib.suppress(errors.ClosedError):
         while library.ask(name, handle) == _native.TIMEOUT:
             if time.monotonic() >= end:
-                raise errors.WaitTimeoutError("a read is still under way in the kernel or the driver, slow or hung, and its memory must stay: close it again later")
+                raise errors.WaitTimeoutError("a read in the kernel or the driver is slow or hung, and its memory must stay: close it again later")
 
 
 def _opened(library: _native.Library, name: str, close: str, *arguments: Any) -> int:
     """Calls a function that opens something, which may take seconds, so that Ctrl-C works meanwhile.
 
     Signals wake the main thread only between calls, so the call is made on another one. If the caller is interrupted
-    that thread closes what it then has.
+    that thread closes the handle that it then has.
     """
     handle = ctypes.c_uint64()
     failed: list[BaseException] = []

@@ -27,7 +27,7 @@ class Request(Generic[T]):
         self, library: Library | None, value: T, finish: Callable[[T], Any] | None = None, ended: Callable[[Result], None] | None = None, owner: object = None
     ) -> None:
         self._library = library
-        self._owner = owner  # the file, which must not be closed by nobody needing it any more
+        self._owner = owner  # the file, whose finalizer must not run before the request has ended
         self._handle = ctypes.c_uint64()  # 0 when nothing is under way
         self._value = value
         self._finish = finish
@@ -57,7 +57,7 @@ class Request(Generic[T]):
         return not self._handle.value
 
     def wait(self, timeout: float | None = None) -> T:
-        """Waits for the bytes, at most ``timeout`` seconds, and gives what they were read into.
+        """Waits for the bytes, at most ``timeout`` seconds, and gives the array or value that they were read into.
 
         When the time is up it raises :class:`WaitTimeoutError` and the request goes on. Any other exception, also
         KeyboardInterrupt, cancels it first.
@@ -103,10 +103,10 @@ class Request(Generic[T]):
         return code
 
     def _end(self, patience: float | None) -> bool:
-        """Cancels what is under way, and tells whether there was anything.
+        """Cancels the request, and tells whether it was under way.
 
-        Whoever has little patience leaves a read that hangs in the kernel or the driver to a thread, which holds the
-        memory until nothing writes to it any more.
+        After ``patience`` seconds it leaves a read that hangs in the kernel or the driver to a thread, which keeps the memory
+        until nothing writes to it any more.
         """
         if not self._handle.value or self._library is None or self._library.forked:
             return False
