@@ -1,19 +1,18 @@
-package cufile
+package crew
 
 import (
 	"sync"
 	"time"
 )
 
-// pace says how many threads of a crew copy. It follows what they see while they work, since machines are shared: threads
+// Pace says how many threads of a crew copy. It follows what they see while they work, since machines are shared: threads
 // that often wait for the link are too many, threads that never do are too few, unless more of them make nothing faster.
 //
 // Measured on H200s that others used, warm: 8 threads with slots of 4 MiB moved 28 to 53 GB/s, and 40 from tmpfs; 10 to 12
 // with slots of 2 MiB 46 from both. More than 12 cost CPU time and move no more.
-type pace struct {
-	most int
-
+type Pace struct {
 	mu       sync.Mutex // guards what follows
+	most     int
 	now      int
 	reading  time.Duration // of threads, since the last look
 	waiting  time.Duration
@@ -33,12 +32,21 @@ const (
 	moreEach = 2         // threads that a raise adds
 )
 
-func newPace(most, readers int) *pace {
-	return &pace{most: most, now: max(min(most, fewest), min(most, first, 2*first/max(readers, 1)))}
+// NewPace begins with a number that suits most machines, for one of so many readers of the host.
+func NewPace(most, readers int) *Pace {
+	return &Pace{most: most, now: max(min(most, fewest), min(most, first, 2*first/max(readers, 1)))}
 }
 
-// moved takes what one thread did for one chunk, and gives how many may work from now on.
-func (p *pace) moved(bytes int64, reading, waiting time.Duration) int {
+// Limit says that no more than so many threads may work, and gives how many do.
+func (p *Pace) Limit(most int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.most, p.now = most, min(p.now, most)
+	return p.now
+}
+
+// Moved takes what one thread did for one chunk, and gives how many may work from now on.
+func (p *Pace) Moved(bytes int64, reading, waiting time.Duration) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bytes, p.reading, p.waiting = p.bytes+bytes, p.reading+reading, p.waiting+waiting
@@ -60,4 +68,13 @@ func (p *pace) moved(bytes int64, reading, waiting time.Duration) int {
 		p.before = 0
 	}
 	return p.now
+}
+
+// MostThreads is the most threads of a reader that stage on a host of so many CPUs, which so many readers share.
+func MostThreads(cpus, readers int) int {
+	const most, least = 16, 4
+	if readers > 1 {
+		return min(most, max(least/2, cpus/readers))
+	}
+	return min(most, max(least, cpus))
 }
