@@ -99,13 +99,18 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 	if o.Reuse {
 		return Choice{Mapped, cached + " and will be read again"}, false, nil
 	}
-	if n := f.readers(ctx); n > 1 {
-		return Choice{Mapped, fmt.Sprintf("%s, and several readers (%d) share the host's memory", cached, n)}, false, nil
+	readers := f.readers(ctx)
+	once := cached + " and read once"
+	if readers > 1 {
+		once += fmt.Sprintf(" by each of several readers (%d)", readers)
 	}
-	if cpus := runtime.NumCPU(); cpus < fewCPUs {
-		return Choice{Mapped, fmt.Sprintf("%s, and there are few CPUs (%d)", cached, cpus)}, false, nil
+	switch cpus := runtime.NumCPU(); {
+	case readers > 1 && o.Share != nil:
+		return Choice{Mapped, once + ", which share registrations"}, false, nil
+	case cpus < fewCPUs*readers:
+		return Choice{Mapped, fmt.Sprintf("%s, and there are few CPUs (%d)", once, cpus)}, false, nil
 	}
-	return Choice{Staged, cached + " and read once; " + why}, false, nil
+	return Choice{Staged, once + "; " + why}, false, nil
 }
 
 // autoDirect says whether Direct is proven for the files of a request, and why not.

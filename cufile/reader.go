@@ -26,8 +26,8 @@ const HostDevice = -1
 type Options struct {
 	Device  int   // CUDA index, or HostDevice
 	Path    Path  // empty means Auto
-	Threads int   // 0 means 4 to 8 by the CPUs there are, and 16 for all readers of the host
-	Slot    int64 // bytes that a thread moves at a time, 0 means 4 MiB; each pins three of them
+	Threads int   // 0 means as many as copy fastest, which is measured while they do, 16 at most
+	Slot    int64 // bytes that a thread moves at a time, 0 means 2 MiB; each pins three of them
 	Arena   int64 // bytes of memory for views, 0 means 1 GiB (256 MiB on the host)
 
 	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations
@@ -55,7 +55,7 @@ type Options struct {
 
 	Libraries driver.Libraries
 
-	adapt bool // Threads follow the number of readers
+	adapt bool // Threads is the most of them: see crew.Pace
 }
 
 func (o *Options) setDefaults() error {
@@ -67,10 +67,10 @@ func (o *Options) setDefaults() error {
 	}
 	if o.Threads == 0 {
 		o.adapt = true
-		o.Threads = stagers(min(8, max(4, runtime.NumCPU())), o.Readers)
+		o.Threads = crew.MostThreads(runtime.NumCPU(), o.Readers)
 	}
 	if o.Slot == 0 {
-		o.Slot = 4 << 20
+		o.Slot = 2 << 20
 	}
 	if o.Arena == 0 {
 		o.Arena = 1 << 30
@@ -118,18 +118,12 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-// stagers is how many of a reader's threads stage while so many readers share the host. More than these for all readers
-// make staging slower (measured with 8 H200s: 95 GB/s with 4 threads each, 67 with 8).
-func stagers(threads, readers int) int {
-	const forAll = 16
-	return min(threads, max(2, forAll/max(readers, 1)))
-}
-
 // Reader reads files into one device's memory. Its methods may be called from many goroutines at once.
 type Reader struct {
 	opt         Options
 	gpu         driver.GPU // zero for the host
 	crew        *crew.Crew
+	pace        *crew.Pace    // of its threads while they stage; nil where Options say how many they are, and for the host
 	mapped      *mapped.Mover // nil for the host
 	cu          *driver.CUDA  // nil for the host
 	context     driver.Handle
@@ -203,6 +197,9 @@ func (r *Reader) startGPU() (err error) {
 	cu, err := driver.LoadCUDA(r.opt.Libraries.CUDA)
 	if err != nil {
 		return err
+	}
+	if r.opt.adapt {
+		r.pace = crew.NewPace(r.opt.Threads, r.opt.Readers)
 	}
 	if r.gpu, err = driver.Describe(cu, r.opt.Libraries, r.opt.Device); err != nil {
 		return err

@@ -7,9 +7,9 @@ import (
 func TestReasonsWithoutFigures(t *testing.T) {
 	for why, want := range map[string]string{
 		"asked for": "asked for",
-		"in the page cache (97%) and read once; direct: no nvidia-fs":                   "in the page cache and read once",
-		"in the page cache (100%), and several readers (4) share the host's memory":     "in the page cache, and several readers share the host's memory",
-		"not in the page cache (1%), so it is read from the disk; direct: it is (very)": "not in the page cache, so it is read from the disk",
+		"in the page cache (97%) and read once; direct: no nvidia-fs":                       "in the page cache and read once",
+		"in the page cache (100%) and read once by each of several readers (4); direct: no": "in the page cache and read once by each of several readers",
+		"not in the page cache (1%), so it is read from the disk; direct: it is (very)":     "not in the page cache, so it is read from the disk",
 		"an open ( parenthesis": "an open ( parenthesis",
 		"":                      "",
 	} {
@@ -37,13 +37,5 @@ func TestTallyCountsByPathAndReason(t *testing.T) {
 	}
 	if len(all.drain()) != 0 {
 		t.Error("the same again")
-	}
-}
-
-func TestStagersShareTheHost(t *testing.T) {
-	for _, c := range []struct{ threads, readers, want int }{{8, 0, 8}, {8, 1, 8}, {8, 2, 8}, {8, 4, 4}, {8, 8, 2}, {8, 100, 2}, {2, 1, 2}} {
-		if got := stagers(c.threads, c.readers); got != c.want {
-			t.Errorf("%d threads, %d readers: %d, want %d", c.threads, c.readers, got, c.want)
-		}
 	}
 }

@@ -2,9 +2,13 @@ package source
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sort"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // Piece is consecutive bytes of one backing file, and where in the destination they go.
@@ -110,4 +114,24 @@ func (q *spans) pieces() ([]Piece, error) {
 		}
 	}
 	return list, nil
+}
+
+// ReadDirect reads the piece past the page cache, by the aligned pages around it, and gives the place of its first byte in
+// memory, which has room for two pages more than the piece. Where a file cannot be read so, it reads like ReadFull.
+func (p *Piece) ReadDirect(memory []byte) (skew int64, err error) {
+	fd, ok := p.File.Direct()
+	if !ok {
+		return 0, p.File.ReadFull(memory[:p.N], p.Offset)
+	}
+	skew = p.Offset % driver.PageSize
+	envelope := driver.RoundUp(skew+p.N, driver.PageSize)
+	n, err := ReadAtLeast(fd, p.File.Name, memory[:envelope], p.Offset-skew, int(skew+p.N))
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		// Some file systems take the flag at open and refuse the read. Then the page cache is the only way.
+		return 0, p.File.ReadFull(memory[:p.N], p.Offset)
+	}
+	if int64(n) < skew+p.N {
+		return 0, err
+	}
+	return skew, nil
 }

@@ -21,6 +21,7 @@ from .errors import (
     Error,
     ForkedError,
     FormatError,
+    GroupError,
     InternalError,
     InvalidError,
     LibraryError,
@@ -39,12 +40,13 @@ from .request import Request
 
 if TYPE_CHECKING:
     from . import megatron, nanogpt
+    from ._parts import SKIP
     from .dcp import DCPReader
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
-_LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "DCPReader": "dcp", "nanogpt": "", "megatron": ""}
+_LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp", "nanogpt": "", "megatron": ""}
 
 __all__ = [
     "AccessError",
@@ -60,6 +62,7 @@ __all__ = [
     "File",
     "ForkedError",
     "FormatError",
+    "GroupError",
     "InternalError",
     "InvalidError",
     "LibraryError",
@@ -69,6 +72,7 @@ __all__ = [
     "ReadError",
     "Reader",
     "Request",
+    "SKIP",
     "SlowPathWarning",
     "StaleError",
     "TokenStream",

@@ -10,13 +10,17 @@ all of them, or, after an exception, cancels them: nothing writes to the memory 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from . import _device
+import numpy as np
+
+from . import _device, _native
+from .errors import WaitTimeoutError
 from .reader import File, Reader
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ PIECE = 64 << 20
 """Bytes of one request: long enough that beginning it costs nothing beside it."""
 AHEAD = 4 * PIECE
 """Bytes begun and not yet waited for, so that the link never waits for Python."""
+LOOK = 0.5
+"""Seconds between two calls of `check`."""
 ARENA = 64 << 20
 """A reader's own memory: only paths that cannot write into memory of the caller need some."""
 
@@ -37,8 +43,10 @@ Otherwise it is called with the bytes that have arrived and their total."""
 class Transfer:
     """An ordered queue of reads. Its memory must stay until the block is left."""
 
-    def __init__(self, total: int, progress: Progress, name: str) -> None:
+    def __init__(self, total: int, progress: Progress, name: str, check: Callable[[], object] | None = None) -> None:
+        """check is called while reads are waited for, and ends the transfer by raising."""
         self._left = total
+        self._check = check
         self._waiting: deque[tuple[Request[int], int, Callable[[], object] | None]] = deque()
         self._ahead = 0
         self._show, self._end = _shower(progress, total, name)
@@ -56,6 +64,33 @@ class Transfer:
             self._ahead += size
             at += size
 
+    def gather(self, file: File, pointer: int, offsets: np.ndarray[Any, np.dtype[np.int64]], run: int) -> None:
+        """Begins reading runs of so many bytes at offsets of a file to pointer, one after the other."""
+        most, at = max(PIECE // run, 1), 0
+        while at < len(offsets):
+            some = offsets[at : at + most]
+            size = len(some) * run
+            while self._waiting and self._ahead + size > AHEAD:
+                self._finish_one()
+            to = pointer + at * run
+            self._waiting.append((file.gather_into(size, to, size, some, run, widen=_native.KEEP, stream=file.stream()), size, None))
+            self._ahead += size
+            at += len(some)
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Calls it when all that was begun before is there."""
+        if not self._waiting:
+            call()
+            return
+        request, size, before = self._waiting.pop()
+
+        def both() -> None:
+            if before is not None:
+                before()
+            call()
+
+        self._waiting.append((request, size, both))
+
     def finish(self) -> None:
         """Waits for all that was begun. What of the total was not to be read counts as arrived."""
         while self._waiting:
@@ -65,6 +100,11 @@ class Transfer:
 
     def _finish_one(self) -> None:
         request, size, then = self._waiting[0]
+        while self._check is not None:
+            self._check()
+            with contextlib.suppress(WaitTimeoutError):
+                request.wait(LOOK)
+                break
         request.wait()
         self._waiting.popleft()
         self._ahead -= size
@@ -93,9 +133,9 @@ class Transfer:
             self._end()
 
 
-def open_reader(device: int, method: str) -> Reader:
-    """A reader for bytes that are read once."""
-    return Reader(_device.name(device), method=method, arena=ARENA)
+def open_reader(device: int, method: str, readers: int | None = None) -> Reader:
+    """A reader for bytes that are read once. readers is how many share the host, if that is known."""
+    return Reader(_device.name(device), method=method, arena=ARENA, readers=readers)
 
 
 def _shower(progress: Progress, total: int, name: str) -> tuple[Callable[[int], object], Callable[[], object]]:

@@ -73,6 +73,10 @@ class FormatError(Error, ValueError):
     """A file is damaged: the message names the file, the place and what was expected there."""
 
 
+class GroupError(Error, RuntimeError):
+    """A rank of the group failed or is gone, or the ranks do not agree. The message names the rank."""
+
+
 class LibraryError(Error, ImportError):
     """libhbmfs cannot be loaded, or is of another version than this package."""
 

@@ -210,6 +210,10 @@ class File:
         arguments = (self._handle, pointer, length, offset, length, stream)
         return Request.begin(self._library, "read_begin", arguments, length, ended=self._reader._saw, owner=self)
 
+    def stream(self) -> int:
+        """The caller's current stream, as gather_into takes it."""
+        return self._reader._memory().stream()
+
     def gather_into(
         self,
         value: T,

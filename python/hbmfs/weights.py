@@ -10,6 +10,14 @@ A few large allocations hold all tensors, which are views of them, so loading ru
 follows that memory is given back when the last tensor of an allocation (4 GiB at most, if no tensor is larger) is
 gone, and that torch.save of one tensor of them saves the whole allocation: clone() what is kept or saved alone.
 
+Several GPUs of a host, each with its process and a torch.distributed group of them:
+
+    sd = hbmfs.load_safetensors(path, device=f"cuda:{local_rank}", group=group)
+
+Each rank reads a share of the bytes, once, and NCCL brings the rest over NVLink while the next are read: 64 MiB of each
+rank at a time, in place, so that beside the weights an allocation needs at most 512 bytes for each rank. With slices= a
+rank gets parts of tensors. Bytes that several ranks want alike are read once, others by the rank that wants them.
+
 Tensors that were saved twice are two tensors, as with the safetensors package. On the host, without torch, the arrays
 are NumPy's, which has no bfloat16 and no 8-bit floats.
 """
@@ -17,32 +25,34 @@ are NumPy's, which has no bfloat16 and no 8-bit floats.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from . import _device, safetensors_header
+from . import _device, _model_files, _parts
 from ._closing import unheard
-from ._transfer import Progress, Transfer, open_reader
-from .errors import DeviceError, DtypeError, FormatError, NotFoundError, OutOfMemoryError, UnavailableError
+from ._model_files import Names
+from ._parts import Cut, Layout, Part, Place, Skip, Slices
+from ._transfer import PIECE, Progress, Transfer, open_reader
+from .errors import DeviceError, DtypeError, FormatError, GroupError, OutOfMemoryError, UnavailableError
 from .safetensors_header import Header, Tensor
 
 if TYPE_CHECKING:
     import torch
 
-    from .reader import Reader
+    from ._group import Exchange, Team
+    from .reader import File, Reader
 
-BLOCK = 4 << 30
-"""Most bytes of one allocation that holds more than one tensor."""
-ALIGNED = 64 << 10
-"""Tensors from this size on begin at 16 bytes' alignment, which fast kernels want; smaller ones at their element's."""
-MAX_INDEX = 100_000_000
+SHARE = PIECE
+"""Most bytes that each rank of a group reads of what is exchanged at once."""
+EVEN = 512
+"""Bytes of which each rank's share of a block is a multiple."""
 
 _TORCH = {
     "BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
@@ -57,38 +67,14 @@ _NUMPY = {
 }  # fmt: skip
 
 
-class Place(NamedTuple):
-    """Where a tensor comes to lie: at an offset of a block."""
-
-    tensor: Tensor
-    block: int
-    offset: int
-
-
-class Span(NamedTuple):
-    """Bytes of a file that become bytes of a block in one read."""
-
-    file: int
-    offset: int
-    block: int
-    to: int
-    length: int
-
-
-class Layout(NamedTuple):
-    """What is to be read, and to where: the blocks' sizes, the reads, and the tensors."""
-
-    blocks: list[int]
-    spans: list[Span]
-    places: list[Place]
-
-
 def load_safetensors(
     path: str | os.PathLike[str],
     device: Any = "cuda:0",
     *,
     method: str = "auto",
-    names: Iterable[str] | Callable[[str], bool] | None = None,
+    names: Names = None,
+    slices: Slices = None,
+    group: Any = None,
     progress: Progress = None,
     reader: Reader | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -97,54 +83,157 @@ def load_safetensors(
     device    "cuda:0", "cuda", an index, a torch.device, or "cpu"
     method    the path into HBM that is wished for: see Reader
     names     only these tensors, or those for whose name it returns True
+    slices    a mapping or a function from a name to what this rank wants of the tensor: None (all of it), a tuple of
+              Python slices, one for each dimension, or hbmfs.SKIP (it is left out). No rank moves other bytes to its GPU
+    group     a process group of torch.distributed, whose ranks all make this call: NCCL for GPUs, gloo for the CPU
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
+              of the bytes that this rank reads
     reader    a Reader of this device, which stays open; by default one is made for this call
 
     Raises FormatError for a damaged file or index, NotFoundError for a missing file, DtypeError for elements that
-    torch (or NumPy) does not have, OutOfMemoryError. After any exception, KeyboardInterrupt too, all memory is free.
+    torch (or NumPy) does not have, OutOfMemoryError; with a group, the failure of any rank, and GroupError where one is
+    gone or sees other files. After any exception, KeyboardInterrupt too, all memory is free.
     """
     index = _device.parse(device)
     if reader is not None and reader.device != index:
         raise DeviceError(f"the reader is for {_device.name(reader.device)} and the weights go to {_device.name(index)}: give one of that device")
-    library = _Torch(index) if _has_torch(index) else _Numpy()
-    blocks: list[Any] = []
+    call = _Call(path, index, method, names, slices, progress, reader)
+    if group is None:
+        return call.run(None)
+    from ._group import Team, Told
+
     try:
-        with contextlib.ExitStack() as stack:
-            opening = None if reader is not None else stack.enter_context(_Opening(index, method))
-            headers = _headers(_files(Path(path)), names)
-            layout = lay_out(headers)
-            for place in layout.places:
-                library.check(place.tensor)
-            blocks.extend(library.allocate(size) for size in layout.blocks[:1])
-            if opening is not None:
-                reader = opening.result()
-            assert reader is not None
-            files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
-            for header, file in zip(headers, files, strict=True):
-                if file.size != header.size:
-                    raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
-            weights = _read(layout, files, blocks, library, progress)
-            if opening is not None:
-                # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
-                threading.Thread(target=unheard, args=(f"the reader of {path}", stack.pop_all().close), name="hbmfs-close").start()
-            return weights
-    except BaseException:
-        # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
-        blocks.clear()
-        raise
+        with Team(group, index, f"load_safetensors({os.fspath(path)!r})") as team:
+            return call.run(team)
+    except Told as told:
+        failure = told.failure
+    raise failure
+
+
+class _Call(NamedTuple):
+    """The arguments of load_safetensors."""
+
+    path: str | os.PathLike[str]
+    device: int
+    method: str
+    names: Names
+    slices: Slices
+    progress: Progress
+    reader: Reader | None
+
+    def run(self, team: Team | None) -> dict[str, Any]:
+        """Loads, alone or with the ranks of a team."""
+        library = _Torch(self.device) if _has_torch(self.device) else _Numpy()
+        blocks: list[Any] = []
+        try:
+            with contextlib.ExitStack() as stack:
+                reader = self.reader
+                opening = None if reader is not None else stack.enter_context(_Opening(self.device, self.method, team))
+                headers = _model_files.headers(self.path, self.names)
+                for header in headers:
+                    for tensor in header.tensors:
+                        library.check(tensor)
+                loads = _loads(headers, self.slices, team)
+                blocks.extend(library.allocate(size) for load in loads[:1] for size in load.sizes()[:1])
+                if opening is not None:
+                    reader = opening.result()
+                assert reader is not None
+                files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
+                for header, file in zip(headers, files, strict=True):
+                    if file.size != header.size:
+                        raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
+                exchange = None if team is None else stack.enter_context(_exchange(team))
+                weights = _read(loads, files, blocks, library, self.progress, exchange)
+                weights = {tensor.name: weights[tensor.name] for header in headers for tensor in header.tensors if tensor.name in weights}
+                if opening is not None:
+                    # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
+                    threading.Thread(target=unheard, args=(f"the reader of {self.path}", stack.pop_all().close), name="hbmfs-close").start()
+                return weights
+        except BaseException:
+            # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
+            blocks.clear()
+            raise
+
+
+def _exchange(team: Team) -> Exchange:
+    from ._group import Exchange
+
+    return Exchange(team)
+
+
+class _Load(NamedTuple):
+    """Parts that the same ranks want, and this rank's number among them."""
+
+    layout: Layout
+    ranks: tuple[int, ...]
+    me: int
+
+    def sizes(self) -> list[int]:
+        """The bytes of each block, of which every rank reads an equal share."""
+        even = EVEN * len(self.ranks)
+        return self.layout.blocks if len(self.ranks) == 1 else [-(-size // even) * even for size in self.layout.blocks]
+
+    def windows(self, size: int) -> list[tuple[int, int]]:
+        """The begins and ends of what is exchanged at once."""
+        step = SHARE * len(self.ranks) if len(self.ranks) > 1 else size
+        return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
+
+
+def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list[_Load]:
+    """Packs what this rank wants: first what it shares with others, in the order that all of them follow."""
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    mine = _parts.wanted(tensors, slices)
+    size, me = (1, 0) if team is None else (team.size, team.rank)
+    cuts = [mine] if team is None else _agreed(team, headers, mine)
+    loads: dict[tuple[int, ...], Layout] = {}
+    for number, (file, tensor) in enumerate((file, tensor) for file, header in enumerate(headers) for tensor in header.tensors):
+        want = mine[number]
+        if isinstance(want, Skip):
+            continue
+        ranks = tuple(rank for rank in range(size) if cuts[rank][number] == want)
+        loads.setdefault(ranks, Layout()).add(file, _parts.part(tensor, want))
+    order = sorted(loads, key=lambda ranks: (len(ranks) == 1, ranks))
+    return [_Load(loads[ranks], ranks, ranks.index(me)) for ranks in order]
+
+
+def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip]) -> list[list[Any]]:
+    """What each rank wants of each tensor. All must see the same files."""
+    seen = {os.path.basename(header.path): [header.size, hashlib.sha256(repr(header.tensors).encode()).hexdigest()] for header in headers}
+    wants: Any = None if all(want is None for want in mine) else ["skip" if isinstance(want, Skip) else want for want in mine]
+    cuts = []
+    for rank, text in enumerate(team.gather(json.dumps({"files": seen, "wants": wants}))):
+        said = json.loads(text)
+        for name in sorted(seen.keys() | said["files"].keys()):
+            here, there = seen.get(name), said["files"].get(name)
+            if here != there:
+                raise GroupError(
+                    f"the ranks of the group do not see the same files: {name} is {_seen(here)} on rank {team.rank} and {_seen(there)} on rank {rank}: "
+                    "give all of them the same path and names"
+                )
+        cuts.append([None] * len(mine) if said["wants"] is None else [_cut(want) for want in said["wants"]])
+    return cuts
+
+
+def _seen(file: list[Any] | None) -> str:
+    return "not there" if file is None else f"of {file[0]} bytes with the header {file[1][:8]}"
+
+
+def _cut(want: Any) -> Any:
+    return _parts.SKIP if want == "skip" else want if want is None else tuple(tuple(dimension) for dimension in want)
 
 
 class _Opening:
     """A reader that another thread opens, which takes milliseconds of pinning, while headers are read and memory is
     allocated."""
 
-    def __init__(self, device: int, method: str) -> None:
+    def __init__(self, device: int, method: str, team: Team | None) -> None:
         self._future: Future[Reader] = Future()
-        threading.Thread(target=self._open, args=(device, method), name="hbmfs-open", daemon=True).start()
+        readers = None if team is None or "LOCAL_WORLD_SIZE" in os.environ else team.size
+        threading.Thread(target=self._open, args=(device, method, readers), name="hbmfs-open", daemon=True).start()
 
-    def _open(self, device: int, method: str) -> None:
+    def _open(self, device: int, method: str, readers: int | None) -> None:
         try:
-            self._future.set_result(open_reader(device, method))
+            self._future.set_result(open_reader(device, method, readers))
         except BaseException as err:  # noqa: BLE001 (raised by who waits)
             self._future.set_exception(err)
 
@@ -167,125 +256,79 @@ class _Opening:
             unheard("the reader of weights", future.result().close)
 
 
-def _read(layout: Layout, files: Sequence[Any], blocks: list[Any], library: _Torch | _Numpy, progress: Progress) -> dict[str, Any]:
-    with Transfer(sum(span.length for span in layout.spans), progress, "weights") as transfer:
-        for span in layout.spans:
-            if span.block == len(blocks):
-                blocks.append(library.allocate(layout.blocks[span.block]))  # meanwhile the link works on what was begun
-            transfer.read(files[span.file], library.pointer(blocks[span.block]) + span.to, span.offset, span.length)
+def _read(
+    loads: Sequence[_Load], files: Sequence[File], blocks: list[Any], library: _Torch | _Numpy, progress: Progress, exchange: Exchange | None
+) -> dict[str, Any]:
+    """Reads this rank's share of everything, and waits until the others' is here, too."""
+    shares = [(load, block, size) for load in loads for block, size in enumerate(load.sizes())]
+    with Transfer(_bytes(shares), progress, "weights", None if exchange is None else exchange.check) as transfer:
+        for number, (load, block, size) in enumerate(shares):
+            if number == len(blocks):
+                blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
+            for begin, end in load.windows(size):
+                borders = _borders(load, begin, end)
+                for read in load.layout.within(block, borders[load.me], borders[load.me + 1]):
+                    to = library.pointer(blocks[number]) + read.to
+                    if len(read.offsets) == 1:
+                        transfer.read(files[read.file], to, int(read.offsets[0]), read.run)
+                    else:
+                        transfer.gather(files[read.file], to, read.offsets, read.run)
+                if len(load.ranks) > 1:
+                    assert exchange is not None
+                    transfer.then(_Give(exchange, blocks, number, f"{block}/{begin}", load.ranks, borders))
         # The last pieces arrive while the views are made.
-        return {place.tensor.name: _view(place, blocks, library) for place in layout.places}
+        first, weights = 0, dict[str, Any]()
+        for load in loads:
+            weights |= {place.part.tensor.name: _view(place, blocks, first, library) for place in load.layout.places}
+            first += len(load.layout.blocks)
+    if exchange is not None:
+        exchange.wait()
+    return weights
 
 
-def _view(place: Place, blocks: Sequence[Any], library: _Torch | _Numpy) -> Any:
-    tensor = place.tensor
+def _bytes(shares: Sequence[tuple[_Load, int, int]]) -> int:
+    """The bytes that this rank reads."""
+    total = 0
+    for load, block, size in shares:
+        for begin, end in load.windows(size):
+            borders = _borders(load, begin, end)
+            total += sum(read.length for read in load.layout.within(block, borders[load.me], borders[load.me + 1]))
+    return total
+
+
+def _borders(load: _Load, begin: int, end: int) -> tuple[int, ...]:
+    """Where the shares of a window begin, and its end."""
+    each = (end - begin) // len(load.ranks)
+    return tuple(begin + each * number for number in range(len(load.ranks))) + (end,)
+
+
+class _Give(NamedTuple):
+    """Gives a window that this rank has read its share of to the exchange."""
+
+    exchange: Exchange
+    blocks: list[Any]
+    number: int
+    name: str
+    ranks: tuple[int, ...]
+    borders: tuple[int, ...]
+
+    def __call__(self) -> None:
+        from ._group import Unit, Wave
+
+        begin = self.borders[0]
+        memory = self.blocks[self.number][begin : self.borders[-1]]
+        unit = Unit(memory, self.ranks, tuple(border - begin for border in self.borders))
+        self.exchange.have(Wave(f"{'+'.join(map(str, self.ranks))}/{self.name}", self.ranks, [unit]))
+
+
+def _view(place: Place, blocks: Sequence[Any], first: int, library: _Torch | _Numpy) -> Any:
+    part = place.part
     try:
-        if tensor.length == 0:
-            return library.empty(tensor)
-        return library.view(blocks[place.block][place.offset : place.offset + tensor.length], tensor)
+        if part.length == 0:
+            return library.empty(part)
+        return library.view(blocks[first + place.block][place.offset : place.offset + part.length], part)
     except (RuntimeError, ValueError, TypeError, OverflowError) as err:
-        raise FormatError(f"tensor {tensor.name!r} has the shape {list(tensor.shape)}, which no tensor can have: {err}") from None
-
-
-def lay_out(headers: Sequence[Header]) -> Layout:
-    """Packs the tensors of each file into blocks. Tensors that lie next to each other in the file do so in the block,
-    and are read at once, unless alignment parts them."""
-    layout = Layout([], [], [])
-    for number, header in enumerate(headers):
-        fresh, begin = True, 0  # no block of this file yet; where the span that grows begins in its block
-        for tensor in header.tensors:
-            if tensor.length == 0:
-                layout.places.append(Place(tensor, -1, 0))
-                continue
-            size = 0 if fresh else layout.blocks[-1]
-            follows = not fresh and layout.spans[-1].offset + size - begin == tensor.offset
-            if fresh or size + tensor.length > BLOCK:
-                layout.blocks.append(0)
-                fresh, follows, size = False, False, 0
-            if not follows or size % _alignment(tensor):
-                size = begin = -(-size // 256) * 256
-                layout.spans.append(Span(number, tensor.offset, len(layout.blocks) - 1, begin, 0))
-            layout.places.append(Place(tensor, len(layout.blocks) - 1, size))
-            layout.blocks[-1] = size + tensor.length
-            layout.spans[-1] = layout.spans[-1]._replace(length=layout.blocks[-1] - begin)
-    return layout
-
-
-def _alignment(tensor: Tensor) -> int:
-    return 16 if tensor.length >= ALIGNED else max(safetensors_header.BITS[tensor.dtype] // 8, 1)
-
-
-def _headers(files: dict[str, set[str] | None], names: Iterable[str] | Callable[[str], bool] | None) -> list[Header]:
-    """Reads the headers, and keeps of each what is wanted of it."""
-    chosen = names if callable(names) or names is None else {names} if isinstance(names, str) else set(names)
-    result, owners = [], dict[str, str]()
-    for path, listed in files.items():
-        header = safetensors_header.read(path)
-        missing = (listed or set()) - {tensor.name for tensor in header.tensors}
-        if missing:
-            raise FormatError(f"{path} has no tensor {min(missing)!r}, though the index of its model says so")
-        kept = []
-        for tensor in header.tensors:
-            name = tensor.name
-            if listed is not None and name not in listed:
-                continue
-            if name in owners:
-                raise FormatError(f"tensor {name!r} is in {owners[name]} and in {path}: write an index, or name one file")
-            owners[name] = path
-            if chosen is None or (chosen(name) if callable(chosen) else name in chosen):
-                kept.append(tensor)
-        result.append(header._replace(tensors=tuple(kept)))
-    if chosen is not None and not callable(chosen) and chosen - owners.keys():
-        raise NotFoundError(f"there is no tensor {min(chosen - owners.keys())!r} in {', '.join(files) or 'no file'}")
-    return [header for header in result if header.tensors]
-
-
-def _files(path: Path) -> dict[str, set[str] | None]:
-    """The files that make up a model, each with the tensors that are taken from it, or None for all of them."""
-    if not os.path.isdir(path):
-        return _indexed(path) if path.name.endswith(".json") else {str(path): None}
-    indexes = sorted(path.glob("*.safetensors.index.json"))
-    if len(indexes) > 1:
-        raise FormatError(f"{path} has {len(indexes)} indexes: name one of them, such as {indexes[0]}")
-    if indexes:
-        return _indexed(indexes[0])
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise NotFoundError(f"there is no .safetensors file in {path}")
-    return {str(file): None for file in files}
-
-
-def _indexed(index: Path) -> dict[str, set[str] | None]:
-    fd = safetensors_header.open_regular(str(index))
-    try:
-        raw = safetensors_header.read_exactly(fd, str(index), MAX_INDEX + 1, 0)
-    finally:
-        os.close(fd)
-    if len(raw) > MAX_INDEX:
-        raise FormatError(f"{index} is longer than {MAX_INDEX} bytes: it is no index of safetensors files")
-    try:
-        weights = json.loads(raw)["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise FormatError(f"{index} is damaged: expected a JSON object with a weight_map") from None
-    if not isinstance(weights, dict):
-        raise FormatError(f"{index} is damaged: weight_map must be an object of tensors' and files' names")
-    listed: dict[str, set[str]] = {}
-    for tensor, name in weights.items():
-        if not isinstance(name, str) or (name not in listed and not _inside(name)):
-            raise FormatError(f"{index} says that tensor {tensor!r} is in {name!r}, expected a file of the same directory")
-        listed.setdefault(name, set()).add(tensor)
-    files: dict[str, set[str] | None] = {}
-    for name, tensors in sorted(listed.items()):
-        path = str(index.parent / name)
-        files[path] = (files.get(path) or set()) | tensors
-    return files
-
-
-def _inside(name: str) -> bool:
-    """Whether a name stays in its directory. What a link there points to is whoever made the link's choice, as in the
-    cache of huggingface_hub, which is made of links."""
-    path = PurePosixPath(name)
-    return bool(path.parts) and "\0" not in name and not path.is_absolute() and ".." not in path.parts
+        raise FormatError(f"tensor {part.tensor.name!r} has the shape {list(part.tensor.shape)}, which no tensor can have: {err}") from None
 
 
 def _has_torch(device: int) -> bool:
@@ -326,14 +369,14 @@ class _Torch:
     def pointer(self, block: Any) -> int:
         return int(block.data_ptr())
 
-    def view(self, data: Any, tensor: Tensor) -> Any:
-        return data.view(getattr(self._torch, _TORCH[tensor.dtype])).view(self._shape(tensor))
+    def view(self, data: Any, part: Part) -> Any:
+        return data.view(getattr(self._torch, _TORCH[part.tensor.dtype])).view(self._shape(part))
 
-    def empty(self, tensor: Tensor) -> Any:
-        return self._torch.empty(self._shape(tensor), dtype=getattr(self._torch, _TORCH[tensor.dtype]), device=self._device)
+    def empty(self, part: Part) -> Any:
+        return self._torch.empty(self._shape(part), dtype=getattr(self._torch, _TORCH[part.tensor.dtype]), device=self._device)
 
-    def _shape(self, tensor: Tensor) -> tuple[int, ...]:
-        return (*tensor.shape[:-1], tensor.shape[-1] // 2) if tensor.dtype == "F4" else tensor.shape
+    def _shape(self, part: Part) -> tuple[int, ...]:
+        return (*part.shape[:-1], part.shape[-1] // 2) if part.tensor.dtype == "F4" else part.shape
 
 
 class _Numpy:
@@ -354,8 +397,8 @@ class _Numpy:
     def pointer(self, block: Any) -> int:
         return int(block.ctypes.data)
 
-    def view(self, data: Any, tensor: Tensor) -> Any:
-        return data.view(_NUMPY[tensor.dtype]).reshape(tensor.shape)
+    def view(self, data: Any, part: Part) -> Any:
+        return data.view(_NUMPY[part.tensor.dtype]).reshape(part.shape)
 
-    def empty(self, tensor: Tensor) -> Any:
-        return np.empty(tensor.shape, _NUMPY[tensor.dtype])
+    def empty(self, part: Part) -> Any:
+        return np.empty(part.shape, _NUMPY[part.tensor.dtype])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hbmfs import _transfer, weights
+from hbmfs import _parts, _transfer, weights
 
 # Every dtype of the format that torch has, and that the package can write.
 DTYPES = [
@@ -54,7 +54,7 @@ def small_pieces(monkeypatch):
     """Pieces and allocations so small that a model of megabytes has many."""
     monkeypatch.setattr(_transfer, "PIECE", 50_000)
     monkeypatch.setattr(_transfer, "AHEAD", 200_000)
-    monkeypatch.setattr(weights, "BLOCK", 300_000)
+    monkeypatch.setattr(_parts, "BLOCK", 300_000)
 
 
 def test_every_dtype(tmp_path):

@@ -1,0 +1,483 @@
+"""Ranks of a torch.distributed group that load together: each reads its share of the bytes, once, and gives it to the others.
+
+    with Team(group, device, "weights") as team:
+        said = team.gather("...")               # what every rank has to say, by rank
+        with Exchange(team) as exchange:
+            ...                                 # read this rank's share of a unit
+            exchange.have(Wave("block 0", ranks, [unit]))
+            exchange.wait()                     # every unit is whole on every rank that wants it
+
+Bytes go from GPU to GPU by the group's own backend (NCCL; gloo on CPUs). Everything else goes through the group's store,
+on one thread: what ranks say, which units they have read, that they live, and the first failure. A wave of units is
+exchanged only when all its ranks have read their shares, so a rank that fails while it reads leaves no collective behind.
+
+All ranks end with the first failure. A rank that says nothing for SILENCE seconds is gone. Where a collective cannot end
+because its rank is gone, the communicator is aborted: that group cannot be used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.distributed as dist
+
+from . import _device, errors
+from .errors import DeviceError, GroupError
+
+SILENCE = 10.0
+"""Seconds without a word after which a rank that took part is gone."""
+BEAT = 1.0
+"""Seconds between two words of a rank."""
+LOOK = 0.0003
+"""Seconds between two looks at the store while somebody waits for it."""
+
+_calls: dict[str, list[list[str]]] = {}
+"""The calls of this process by group, each with the keys that it put into the store. Every rank makes the same calls."""
+_calls_lock = threading.Lock()
+
+
+class Team:
+    """The ranks of one call. Every rank of the group must make the call."""
+
+    def __init__(self, group: Any, device: int, what: str) -> None:
+        """group    torch.distributed's; `what` is what the ranks do, for messages."""
+        if not dist.is_available() or not dist.is_initialized():
+            raise GroupError("torch.distributed has no process group: call torch.distributed.init_process_group first")
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise GroupError("this process is no rank of the group: only its ranks load with it")
+        self.device = torch.device(_device.name(device))
+        self._what = what
+        self._kind = _backend(group, self.device)
+        name = group.group_name
+        with _calls_lock:
+            calls = _calls.setdefault(name, [])
+            calls.append([])
+            number = len(calls) - 1
+        # Who is in this call has left the one before it, for which all had to leave the one before that.
+        old = calls[number - 2] if number > 1 else []
+        self._board = _Board(f"hbmfs/{name}/{number}/", self.rank, self.size, _patience(group, self.device), calls[number], old)
+
+    @property
+    def nccl(self) -> bool:
+        """Whether collectives are NCCL's, which work in place and in the order of a stream."""
+        return self._kind == "nccl"
+
+    def gather(self, said: str) -> list[str]:
+        """What each rank said, by rank. Each rank calls it once."""
+        self._board.say("said", said)
+        keys = [f"{rank}/said" for rank in range(self.size)]
+        self._board.wait_for(keys, self._what)
+        return self._board.read(keys)
+
+    def check(self) -> None:
+        """Raises the failure of another rank, if there is one."""
+        self._board.check()
+
+    def have(self, key: str) -> None:
+        """Tells the others that this rank has something."""
+        self._board.say(key, "1")
+
+    def wait_for(self, key: str, ranks: Sequence[int]) -> None:
+        """Waits until so many ranks have it."""
+        self._board.wait_for([f"{rank}/{key}" for rank in ranks], self._what)
+
+    def abort(self) -> None:
+        """Ends collectives that wait for a rank which is gone."""
+        backend = self.group._get_backend(self.device)
+        with contextlib.suppress(Exception):  # whatever it raises, a failure is under way already
+            backend.abort()
+
+    def __enter__(self) -> Self:
+        self._board.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, Told):
+            self._board.fail(error)
+        self._board.close()
+
+
+class Told(BaseException):
+    """The failure of another rank, on its way out of the call, which raises `failure` at its end."""
+
+    def __init__(self, failure: errors.Error) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class _Board:
+    """What the ranks tell each other through the group's store. One thread asks the store, which may hang."""
+
+    def __init__(self, prefix: str, rank: int, size: int, patience: float, keys: list[str], old: list[str]) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        self._store = store.clone() if hasattr(store, "clone") else store
+        self._prefix, self._rank, self._size, self._patience = prefix, rank, size, patience
+        self._keys, self._old = keys, old
+        self._changed = threading.Condition()  # guards what follows
+        self._to_say: list[tuple[str, str]] = []
+        self._to_read: tuple[list[str], Callable[[list[str]], None]] | None = None
+        self._awaited: list[str] = []
+        self._failure: errors.Error | None = None
+        self._over = False
+        self._heard = time.monotonic()  # when the store last answered
+        self._thread = threading.Thread(target=self._run, name="hbmfs-group", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def say(self, key: str, value: str) -> None:
+        with self._changed:
+            self._to_say.append((f"{self._prefix}{self._rank}/{key}", value))
+            self._changed.notify_all()
+
+    def read(self, keys: Sequence[str]) -> list[str]:
+        """The values of keys that are there."""
+        values: list[str] = []
+
+        def take(found: list[str]) -> None:
+            values.extend(found)
+
+        with self._changed:
+            self._to_read = [self._prefix + key for key in keys], take
+            self._changed.notify_all()
+            while not values:
+                self._raise()
+                self._changed.wait(SILENCE / 10)
+        return values
+
+    def wait_for(self, keys: Sequence[str], what: str) -> None:
+        end = time.monotonic() + self._patience
+        with self._changed:
+            self._awaited = [self._prefix + key for key in keys]
+            self._changed.notify_all()
+            while self._awaited:
+                self._raise()
+                if time.monotonic() > end:
+                    missing = sorted({int(key.removeprefix(self._prefix).split("/")[0]) for key in self._awaited})
+                    raise GroupError(f"{what}: after {self._patience:.0f} s, the timeout of the group, nothing is there of rank {', '.join(map(str, missing))}")
+                self._changed.wait(SILENCE / 10)
+
+    def check(self) -> None:
+        with self._changed:
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._failure is None and time.monotonic() - self._heard > SILENCE:
+            self._failure = GroupError(f"the group's store has not answered for {SILENCE:.0f} s: the process that holds it, rank 0 as a rule, is gone or stuck")
+        if self._failure is not None:
+            raise Told(self._failure)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others why this rank failed, if it is the first one."""
+        text = json.dumps({"rank": self._rank, "kind": type(error).__name__, "why": str(error) or type(error).__name__})
+        with self._changed:
+            self._to_say.append((self._prefix + "failed", text))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread when it has said everything. A store that hangs is left alone."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._thread.join(SILENCE / 5)
+
+    def _run(self) -> None:
+        try:
+            self._store.set_timeout(datetime.timedelta(seconds=SILENCE))
+            while self._old:
+                self._store.delete_key(self._old.pop())
+            beats = _Beats(self._store, self._prefix, self._rank, self._size)
+            self._keys.append(beats.key)
+            while self._turn(beats):
+                pass
+            beats.end()
+        except Exception as err:  # noqa: BLE001 (torch has no narrower type for a broken store)
+            reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+            with self._changed:
+                self._failure = self._failure or GroupError(f"the group's store is gone, which rank 0 holds as a rule: {reason}")
+                self._changed.notify_all()
+        finally:
+            self._store = None  # closes its connection
+
+    def _turn(self, beats: _Beats) -> bool:
+        """Asks the store once for everything; false at the end."""
+        with self._changed:
+            say, self._to_say = self._to_say, []
+            over, awaited, read = self._over, self._awaited, self._to_read
+        for key, value in say:
+            if key == self._prefix + "failed":
+                self._store.compare_set(key, "", value)
+            else:
+                self._store.set(key, value)
+                self._keys.append(key)
+        if over:
+            return False
+        gone = beats.look()
+        failure = None
+        if self._store.check([self._prefix + "failed"]):
+            failure = _failure(json.loads(self._store.get(self._prefix + "failed")), self._rank)
+        left = awaited[:] if awaited and not self._store.check(awaited) else []
+        values = [value.decode() for value in self._store.multi_get(read[0])] if read is not None else []
+        with self._changed:
+            self._heard = time.monotonic()
+            self._failure = self._failure or failure or gone
+            if awaited is self._awaited and awaited and not left:
+                self._awaited = []
+            if read is not None:
+                read[1](values)
+                self._to_read = None
+            self._changed.notify_all()
+            if not self._to_say and not self._over:
+                self._changed.wait(LOOK if self._awaited else BEAT / 20)
+        return True
+
+
+class _Beats:
+    """Words of life: each rank counts up in the store, and looks whether the others do."""
+
+    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
+        self._store, self._rank = store, rank
+        self._keys = [f"{prefix}{other}/beat" for other in range(size)]
+        self.key = self._keys[rank]
+        self._who = f"{os.getpid()} {socket.gethostname()}"
+        self._count = 0
+        self._next = 0.0
+        self._seen: dict[int, tuple[bytes, float]] = {}
+
+    def look(self) -> GroupError | None:
+        """Says that this rank lives, and which other one is gone."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + BEAT
+        self._count += 1
+        self._store.set(self.key, f"{self._count} {self._who}")
+        for rank, key in enumerate(self._keys):
+            if rank == self._rank or not (rank in self._seen or self._store.check([key])):
+                continue
+            beat = self._store.get(key)
+            last, when = self._seen.get(rank, (b"", now))
+            if beat != last:
+                self._seen[rank] = beat, now
+            elif now - when > SILENCE and not beat.startswith(b"end"):
+                _, pid, host = beat.decode().split(" ", 2)
+                return GroupError(f"rank {rank} of the group (process {pid} on {host}) is gone: last seen {now - when:.0f} s ago")
+        return None
+
+    def end(self) -> None:
+        """Says that this rank has left the call, and will be silent."""
+        self._store.set(self.key, f"end {self._who}")
+
+
+class Unit(NamedTuple):
+    """Bytes that several ranks want: `memory` (uint8) is this rank's place for them, and rank ranks[i] reads
+    memory[borders[i]:borders[i+1]]."""
+
+    memory: Any
+    ranks: tuple[int, ...]
+    borders: tuple[int, ...]
+
+
+class Wave(NamedTuple):
+    """Units that are exchanged together. Its ranks call it by the same key; each has those of its units that it wants."""
+
+    key: str
+    ranks: tuple[int, ...]
+    units: list[Unit]
+    whole: Callable[[], object] | None = None
+    """Is called by the caller's thread when the units are whole."""
+
+
+class Exchange:
+    """Makes units whole on every rank that wants them, while the next are read. Two ranks that share waves have them in the
+    same order."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._changed = threading.Condition()  # guards what follows
+        self._waves: deque[Wave] = deque()  # that this rank has read its share of
+        self._whole: deque[Wave] = deque()
+        self._over = False  # no more waves come
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._flying: list[_Flight] = []
+        self._thread = threading.Thread(target=self._run, name="hbmfs-exchange", daemon=True)
+
+    def have(self, wave: Wave) -> None:
+        """This rank has read its shares of a wave."""
+        self._team.have(wave.key)
+        with self._changed:
+            self._waves.append(wave)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Waits until all waves are whole."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what went wrong so far, and calls what waits for waves that are whole."""
+        if self._failure is not None:
+            raise self._failure
+        self._team.check()
+        while self._whole:
+            wave = self._whole.popleft()
+            if wave.whole is not None:
+                wave.whole()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Ends it. After that nothing writes to the memory of a unit."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+
+    def _run(self) -> None:
+        try:
+            if self._team.device.type == "cuda":
+                torch.cuda.set_device(self._team.device)
+            while (wave := self._next()) is not None:
+                self._team.wait_for(wave.key, wave.ranks)
+                self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
+                del wave
+                self._land()
+            self._settle()
+        except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
+            if self._flying:
+                self._team.abort()
+            # What keeps a traceback keeps the memory of units.
+            self._failure = err.with_traceback(None)
+            self._waves.clear()
+            self._whole.clear()
+        self._flying = []
+
+    def _next(self) -> Wave | None:
+        """The next wave that this rank has read; None at the end."""
+        with self._changed:
+            while not self._waves and not self._over and not self._stopped:
+                self._changed.wait(0.002 if self._flying else 0.5)
+                self._land()
+                self._team.check()
+            return self._waves.popleft() if self._waves and not self._stopped else None
+
+    def _settle(self) -> None:
+        """Waits for what is under way, as long as all ranks live."""
+        pause = 0.0001
+        while self._flying:
+            self._land()
+            if self._flying:
+                self._team.check()
+                time.sleep(pause)
+                pause = min(2 * pause, 0.002)
+
+    def _land(self) -> None:
+        """Lets go of what has arrived."""
+        try:
+            while self._flying and self._flying[0].over():
+                self._whole.append(self._flying.pop(0).wave)
+        except Exception as err:
+            # A connection breaks before its rank is missed. Who is gone says more.
+            end = time.monotonic() + SILENCE + 2 * BEAT
+            while time.monotonic() < end:
+                self._team.check()
+                time.sleep(BEAT / 10)
+            raise GroupError(f"the ranks of the group cannot exchange bytes: {str(err).splitlines()[0] if str(err) else type(err).__name__}") from None
+
+    def _begin(self, unit: Unit) -> list[Any]:
+        """Starts to give this rank's share of a unit to its other ranks, and to get theirs."""
+        team, me = self._team, unit.ranks.index(self._team.rank)
+        shares = [unit.memory[begin:end] for begin, end in zip(unit.borders, unit.borders[1:], strict=False)]
+        if team.nccl and len(unit.ranks) == team.size and len({len(share) for share in shares}) == 1:
+            return [dist.all_gather_into_tensor(unit.memory, shares[me], group=team.group, async_op=True)]
+        moves = []
+        for other, rank in enumerate(unit.ranks):
+            if other != me:
+                moves += [dist.P2POp(dist.isend, shares[me], group=team.group, group_peer=rank)] if len(shares[me]) else []
+                moves += [dist.P2POp(dist.irecv, shares[other], group=team.group, group_peer=rank)] if len(shares[other]) else []
+        return dist.batch_isend_irecv(moves) if moves else []
+
+
+class _Flight:
+    """A wave that is under way. Only NCCL says without waiting whether work is over."""
+
+    def __init__(self, wave: Wave, works: list[Any], asks: bool) -> None:
+        self.wave, self._works = wave, works
+        self._error: Exception | None = None
+        self._waiter = None if asks else threading.Thread(target=self._wait, name="hbmfs-gloo", daemon=True)
+        if self._waiter is not None:
+            self._waiter.start()
+
+    def _wait(self) -> None:
+        try:
+            for work in self._works:
+                work.wait()
+        except Exception as err:  # noqa: BLE001 (raised by over)
+            self._error = err.with_traceback(None)
+
+    def over(self) -> bool:
+        """Whether it has ended. It raises what went wrong."""
+        if self._waiter is None:
+            if not all(work.is_completed() for work in self._works):
+                return False
+            self._wait()
+        elif self._waiter.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+
+def _backend(group: Any, device: torch.device) -> str:
+    """The name of the backend that moves a group's tensors on a device."""
+    try:
+        group._get_backend(device)
+    except RuntimeError as err:
+        raise DeviceError(f"the group has no backend for {device}: make it with nccl for GPUs, with gloo for the CPU") from err
+    kind = str(dist.get_backend(group)) if ":" not in str(dist.get_backend_config(group)) else _configured(group, device)
+    if device.type == "cuda" and kind == "gloo":
+        raise DeviceError(f"the group's gloo cannot share the memory of {device}: make the group with nccl")
+    return kind
+
+
+def _configured(group: Any, device: torch.device) -> str:
+    """As in "cpu:gloo,cuda:nccl"."""
+    config = dict(entry.split(":", 1) for entry in str(dist.get_backend_config(group)).split(","))
+    return config.get(device.type, "")
+
+
+def _patience(group: Any, device: torch.device) -> float:
+    """The group's timeout, in seconds: so long a rank may take to make the call."""
+    try:
+        timeout = group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):
+        timeout = dist.distributed_c10d.default_pg_timeout
+    return float(timeout.total_seconds())
+
+
+def _failure(said: dict[str, Any], rank: int) -> errors.Error:
+    kind = getattr(errors, said["kind"], None)
+    known = isinstance(kind, type) and issubclass(kind, errors.Error)
+    text = f"rank {said['rank']} of the group failed: " + ("" if known else f"{said['kind']}: ") + said["why"]
+    return kind(text) if known else GroupError(text)

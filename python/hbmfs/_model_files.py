@@ -1,0 +1,90 @@
+"""The files that make up a model, and the tensors in them that a caller wants."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+
+from . import safetensors_header
+from .errors import FormatError, NotFoundError
+from .safetensors_header import Header
+
+MAX_INDEX = 100_000_000
+
+Names = Iterable[str] | Callable[[str], bool] | None
+"""Names of tensors, or a function that says of a name whether it is wanted; None: all."""
+
+
+def headers(path: str | os.PathLike[str], names: Names) -> list[Header]:
+    """The headers of a model's files, each with the wanted tensors only. A file without any is left out."""
+    files = _files(Path(path))
+    chosen = names if callable(names) or names is None else {names} if isinstance(names, str) else set(names)
+    result, owners = [], dict[str, str]()
+    for file, listed in files.items():
+        header = safetensors_header.read(file)
+        missing = (listed or set()) - {tensor.name for tensor in header.tensors}
+        if missing:
+            raise FormatError(f"{file} has no tensor {min(missing)!r}, though the index of its model says so")
+        wanted = []
+        for tensor in header.tensors:
+            name = tensor.name
+            if listed is not None and name not in listed:
+                continue
+            if name in owners:
+                raise FormatError(f"tensor {name!r} is in {owners[name]} and in {file}: write an index, or name one file")
+            owners[name] = file
+            if chosen is None or (chosen(name) if callable(chosen) else name in chosen):
+                wanted.append(tensor)
+        result.append(header._replace(tensors=tuple(wanted)))
+    if chosen is not None and not callable(chosen) and chosen - owners.keys():
+        raise NotFoundError(f"there is no tensor {min(chosen - owners.keys())!r} in {', '.join(files) or 'no file'}")
+    return [header for header in result if header.tensors]
+
+
+def _files(path: Path) -> dict[str, set[str] | None]:
+    """The files of a model, each with the tensors that are taken from it, or None for all of them."""
+    if not os.path.isdir(path):
+        return _indexed(path) if path.name.endswith(".json") else {str(path): None}
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    if len(indexes) > 1:
+        raise FormatError(f"{path} has {len(indexes)} indexes: name one of them, such as {indexes[0]}")
+    if indexes:
+        return _indexed(indexes[0])
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise NotFoundError(f"there is no .safetensors file in {path}")
+    return {str(file): None for file in files}
+
+
+def _indexed(index: Path) -> dict[str, set[str] | None]:
+    fd = safetensors_header.open_regular(str(index))
+    try:
+        raw = safetensors_header.read_exactly(fd, str(index), MAX_INDEX + 1, 0)
+    finally:
+        os.close(fd)
+    if len(raw) > MAX_INDEX:
+        raise FormatError(f"{index} is longer than {MAX_INDEX} bytes: it is no index of safetensors files")
+    try:
+        weights = json.loads(raw)["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FormatError(f"{index} is damaged: expected a JSON object with a weight_map") from None
+    if not isinstance(weights, dict):
+        raise FormatError(f"{index} is damaged: weight_map must be an object of tensors' and files' names")
+    listed: dict[str, set[str]] = {}
+    for tensor, name in weights.items():
+        if not isinstance(name, str) or (name not in listed and not _inside(name)):
+            raise FormatError(f"{index} says that tensor {tensor!r} is in {name!r}, expected a file of the same directory")
+        listed.setdefault(name, set()).add(tensor)
+    files: dict[str, set[str] | None] = {}
+    for name, tensors in sorted(listed.items()):
+        path = str(index.parent / name)
+        files[path] = (files.get(path) or set()) | tensors
+    return files
+
+
+def _inside(name: str) -> bool:
+    """Whether a name stays in its directory. A link there may point anywhere, as in the cache of huggingface_hub."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and "\0" not in name and not path.is_absolute() and ".." not in path.parts

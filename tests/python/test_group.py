@@ -1,0 +1,282 @@
+"""load_safetensors with a group: ranks of gloo on the CPU, each a process."""
+
+import gc
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import time
+import traceback
+
+import hbmfs
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hbmfs import _group, _parts, _transfer, weights
+from test_weights import random_model, same
+
+PATIENCE = 60
+
+
+class Ranks:
+    """Processes that are ranks of one job, which all run the same function: job(rank, size, *arguments)."""
+
+    def __init__(self, size, job, *arguments):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "hbmfs", "safetensors.torch", "test_weights"])
+        self.results = context.Queue()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self.processes = [context.Process(target=run, args=(store, rank, size, self.results, job, *arguments)) for rank in range(size)]
+        for process in self.processes:
+            process.start()
+
+    def wait(self, ranks=None):
+        """The results of the ranks: what the job returned, or the exception that it raised."""
+        found, end = {}, time.monotonic() + PATIENCE
+        wanted = set(range(len(self.processes)) if ranks is None else ranks)
+        try:
+            while wanted - found.keys():
+                rank, result = self.results.get(timeout=max(end - time.monotonic(), 0.1))
+                found[rank] = result
+        except queue.Empty:
+            pytest.fail(f"ranks {sorted(wanted - found.keys())} said nothing in {PATIENCE} s; the others: {found}")
+        finally:
+            for rank, process in enumerate(self.processes):
+                process.join(10 if rank in found else 0)
+                process.kill()
+                process.join()
+        return [found[rank] for rank in sorted(wanted)]
+
+
+def run(store, rank, size, results, job, *arguments):
+    import torch.distributed as dist
+
+    weights.SHARE, _transfer.PIECE, _parts.BLOCK, _group.SILENCE = 40_000, 50_000, 300_000, 3.0
+    try:
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+        result = job(rank, size, *arguments)
+    except Exception as err:  # noqa: BLE001 (the result of a rank that fails)
+        traceback.print_exc()
+        result = err
+    results.put((rank, result))
+    results.close()
+    results.join_thread()
+    os._exit(0)  # gloo waits for ranks that are gone
+
+
+def load(rank, size, path, expected, **options):
+    found = hbmfs.load_safetensors(path, "cpu", group=torch.distributed.group.WORLD, **options)
+    same(found, safetensors.torch.load_file(expected))
+    return "same"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    safetensors.torch.save_file(random_model(7), path)
+    return path
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_all_ranks_have_all(model, size):
+    assert Ranks(size, load, model, model).wait() == ["same"] * size
+
+
+def count(rank, size, path):
+    """The bytes that this rank read, of two loads one after the other."""
+    with hbmfs.Reader("cpu") as reader:
+        for _ in range(2):
+            load(rank, size, path, path, reader=reader)
+        return sum(reader.stats()["bytes"].values())
+
+
+def test_each_byte_is_read_once(model):
+    payload = sum(tensor.nbytes for tensor in safetensors.torch.load_file(model).values())
+    read = Ranks(3, count, model).wait()
+    assert sum(read) == 2 * payload
+    assert max(read) < 0.8 * payload
+
+
+def many_files(folder, count):
+    rng = np.random.default_rng(1)
+    names = {}
+    for number in range(count):
+        tensors = {f"{number}.{i}": torch.from_numpy(rng.integers(0, 256, int(rng.integers(0, 3000)), np.uint8)) for i in range(5)}
+        safetensors.torch.save_file(tensors, folder / f"{number:03}.safetensors")
+        names |= dict.fromkeys(tensors, f"{number:03}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def load_directory(rank, size, folder):
+    found = hbmfs.load_safetensors(folder, "cpu", group=torch.distributed.group.WORLD)
+    expected = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        expected |= safetensors.torch.load_file(path)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    return "same"
+
+
+def test_many_small_files(tmp_path):
+    (tmp_path / "model").mkdir()
+    many_files(tmp_path / "model", 150)
+    assert Ranks(3, load_directory, tmp_path / "model").wait() == ["same"] * 3
+
+
+def halves(rank, size, path):
+    """Groups inside of a larger job, as one for each node."""
+    import torch.distributed as dist
+
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = groups[rank % 2]
+    with hbmfs.Reader("cpu") as reader:
+        found = hbmfs.load_safetensors(path, "cpu", group=mine, reader=reader)
+        same(found, safetensors.torch.load_file(path))
+        try:
+            hbmfs.load_safetensors(path, "cpu", group=groups[1 - rank % 2])
+        except hbmfs.GroupError:
+            return sum(reader.stats()["bytes"].values())
+
+
+def test_groups_inside_of_a_job(model):
+    payload = sum(tensor.nbytes for tensor in safetensors.torch.load_file(model).values())
+    read = Ranks(4, halves, model).wait()
+    assert read[0] + read[2] == read[1] + read[3] == payload
+
+
+def parts(rank, size, path, seed):
+    """Random slices of every tensor: of all ranks alike, of some, of one."""
+    expected, wants = safetensors.torch.load_file(path), {}
+    for number, (name, tensor) in enumerate(expected.items()):
+        alike = np.random.default_rng([seed, number])
+        kind = alike.integers(4)
+        mine = {0: alike, 1: np.random.default_rng([seed, number, rank]), 2: np.random.default_rng([seed, number, rank // 2])}.get(kind)
+        if mine is None:
+            continue
+        if mine.integers(8) == 0:
+            wants[name] = hbmfs.SKIP
+            continue
+        cuts = []
+        for length in tensor.shape:
+            begin, end = sorted(mine.integers(0, length + 1, 2).tolist())
+            cuts.append(slice(begin, end, int(mine.integers(1, 4)) if mine.integers(3) == 0 else None))
+        wants[name] = tuple(cuts)
+    with hbmfs.Reader("cpu") as reader:
+        group = torch.distributed.group.WORLD if size > 1 else None
+        found = hbmfs.load_safetensors(path, "cpu", slices=wants, group=group, reader=reader)
+        read = sum(reader.stats()["bytes"].values())
+    same(found, {name: tensor[wants.get(name) or ...].clone(memory_format=torch.contiguous_format) for name, tensor in expected.items() if wants.get(name) is not hbmfs.SKIP})
+    assert read <= sum(tensor.nbytes for tensor in found.values())
+    return "same"
+
+
+@pytest.mark.parametrize(("size", "seed"), [(1, 1), (1, 2), (4, 3), (4, 4), (3, 5)])
+def test_slices(model, size, seed):
+    assert Ranks(size, parts, model, seed).wait() == ["same"] * size
+
+
+def test_slices_that_make_no_sense(model):
+    for wants, reason in [
+        ({"no such tensor": None}, "which is not loaded"),
+        ({"torch.int16.1": (slice(0, 1),)}, "give 2 slices"),
+        ({"torch.int16.1": slice(0, 1)}, "give 2 slices"),
+        ({"torch.int16.1": (slice(None), slice(None, None, -1))}, "step of -1"),
+        ({"torch.int16.1": (slice(None), 3)}, "give 2 slices"),
+    ]:
+        with pytest.raises(hbmfs.InvalidError, match=reason):
+            hbmfs.load_safetensors(model, "cpu", slices=wants)
+
+
+def fail(rank, size, path, other):
+    """Rank 1 is given another file."""
+    load(rank, size, path, path)  # the first call loads libraries, which keep descriptors
+    before = descriptors(None)
+    start = time.monotonic()
+    try:
+        hbmfs.load_safetensors(other if rank == 1 else path, "cpu", group=torch.distributed.group.WORLD)
+    except hbmfs.Error as err:
+        took, left = time.monotonic() - start, descriptors(before) - before
+        torch.distributed.barrier()  # a rank that goes on connects to the store, which rank 0 holds
+        # The group is as good as before.
+        load(rank, size, path, path)
+        return type(err).__name__, str(err), took, left
+    return "loaded"
+
+
+def descriptors(before):
+    """What is open, once what closes beside is closed."""
+    end = time.monotonic() + 5
+    while True:
+        gc.collect()
+        found = {f"{fd} {os.readlink(path)}" for fd in os.listdir("/proc/self/fd") if os.path.lexists(path := f"/proc/self/fd/{fd}")}
+        if time.monotonic() > end or (before is not None and found <= before):
+            return found
+        if before is None:
+            end = min(end, time.monotonic() + 0.5)
+        time.sleep(0.05)
+
+
+def test_all_ranks_end_with_the_failure_of_one(tmp_path, model):
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(model.read_bytes()[:-1])
+    for other, kind, reason in [(damaged, "FormatError", "damaged"), (tmp_path / "missing", "NotFoundError", "no file")]:
+        results = Ranks(3, fail, model, other).wait()
+        for rank, (name, text, took, left) in enumerate(results):
+            assert name == kind and reason in text and took < 10 and not left, results
+            assert rank == 1 or text.startswith("rank 1 of the group failed"), results
+
+
+def test_ranks_that_see_other_files(tmp_path, model):
+    other = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(random_model(8, ((3,), (33, 128))), other)
+    results = Ranks(3, fail, model, other).wait()
+    assert {name for name, *_ in results} == {"GroupError"} and all("do not see the same files" in text for _, text, *_ in results), results
+
+
+def hang(rank, size, path, how):
+    """Rank 1 stops while it reads."""
+    if rank == 1:
+        begin = _transfer.Transfer.then
+
+        def stop(self, call):
+            stop.calls += 1
+            if stop.calls == 4:
+                os.kill(os.getpid(), how)
+            begin(self, call)
+
+        stop.calls = 0
+        _transfer.Transfer.then = stop
+    start = time.monotonic()
+    try:
+        hbmfs.load_safetensors(path, "cpu", group=torch.distributed.group.WORLD)
+    except hbmfs.GroupError as err:
+        return str(err), time.monotonic() - start
+    return "loaded"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone(model, how):
+    for text, took in Ranks(3, hang, model, how).wait([0, 2]):
+        assert "rank 1 of the group (process" in text and "is gone: last seen" in text and took < 20, (text, took)
+
+
+def late(rank, size, path):
+    """Rank 1 comes when the others have waited longer than a silence."""
+    if rank == 1:
+        time.sleep(2 * _group.SILENCE)
+    return load(rank, size, path, path)
+
+
+def test_a_rank_may_come_late(model):
+    assert Ranks(2, late, model).wait() == ["same"] * 2
+
+
+def test_without_a_group(model):
+    with pytest.raises(hbmfs.GroupError, match="init_process_group"):
+        hbmfs.load_safetensors(model, "cpu", group=object())
