@@ -66,7 +66,7 @@ class Team:
             calls = _calls.setdefault(name, [])
             calls.append([])
             number = len(calls) - 1
-        # Who is in this call has left the one before it, for which all had to leave the one before that.
+        # A rank that is in this call has left the one before it, for which all ranks had to leave the one before that.
         old = calls[number - 2] if number > 1 else []
         self._board = _Board(f"hbmfs/{name}/{number}/", self.rank, self.size, _patience(group, self.device), calls[number], old)
 
@@ -78,21 +78,23 @@ class Team:
     def gather(self, said: str) -> list[str]:
         """What each rank said, by rank. Each rank calls it once."""
         self._board.say("said", said)
-        keys = [f"{rank}/said" for rank in range(self.size)]
-        self._board.wait_for(keys, self._what)
-        return self._board.read(keys)
+        return self._board.values([f"{rank}/said" for rank in range(self.size)], self._what)
+
+    def have(self, key: str) -> None:
+        """Tells the others that this rank is ready for a step that some ranks make together."""
+        self._board.say(key, "1")
+
+    def agree(self, key: str, ranks: Sequence[int], stopped: Callable[[], bool]) -> bool:
+        """Waits until so many ranks are ready for a step. Either all of them make it, or none does, since one of them stopped."""
+        return self._board.agree(key, [f"{rank}/{key}" for rank in ranks], stopped, self._what)
 
     def check(self) -> None:
         """Raises the failure of another rank, if there is one."""
         self._board.check()
 
-    def have(self, key: str) -> None:
-        """Tells the others that this rank has something."""
-        self._board.say(key, "1")
-
-    def wait_for(self, key: str, ranks: Sequence[int]) -> None:
-        """Waits until so many ranks have it."""
-        self._board.wait_for([f"{rank}/{key}" for rank in ranks], self._what)
+    def lost(self) -> bool:
+        """Whether a rank is gone, so that a step it agreed to may never end."""
+        return self._board.lost is not None
 
     def abort(self) -> None:
         """Ends collectives that wait for a rank which is gone."""
@@ -127,10 +129,9 @@ class _Board:
         self._prefix, self._rank, self._size, self._patience = prefix, rank, size, patience
         self._keys, self._old = keys, old
         self._changed = threading.Condition()  # guards what follows
-        self._to_say: list[tuple[str, str]] = []
-        self._to_read: tuple[list[str], Callable[[list[str]], None]] | None = None
-        self._awaited: list[str] = []
+        self._questions: list[_Question] = []
         self._failure: errors.Error | None = None
+        self.lost: GroupError | None = None
         self._over = False
         self._heard = time.monotonic()  # when the store last answered
         self._thread = threading.Thread(target=self._run, name="hbmfs-group", daemon=True)
@@ -139,53 +140,57 @@ class _Board:
         self._thread.start()
 
     def say(self, key: str, value: str) -> None:
-        with self._changed:
-            self._to_say.append((f"{self._prefix}{self._rank}/{key}", value))
-            self._changed.notify_all()
+        """Puts a value under a key of this rank."""
+        mine = f"{self._prefix}{self._rank}/{key}"
 
-    def read(self, keys: Sequence[str]) -> list[str]:
-        """The values of keys that are there."""
-        values: list[str] = []
+        def put(store: Any) -> bool:
+            store.set(mine, value)
+            self._keys.append(mine)
+            return True
 
-        def take(found: list[str]) -> None:
-            values.extend(found)
+        self._ask(put)
 
-        with self._changed:
-            self._to_read = [self._prefix + key for key in keys], take
-            self._changed.notify_all()
-            while not values:
-                self._raise()
-                self._changed.wait(SILENCE / 10)
-        return values
+    def values(self, keys: Sequence[str], what: str) -> list[str]:
+        """Waits until keys are there, and gives their values."""
+        names = [self._prefix + key for key in keys]
+        question = self._ask(lambda store: [value.decode() for value in store.multi_get(names)] if store.check(names) else None)
+        self._wait(question, what)
+        return list(question.answer)
 
-    def wait_for(self, keys: Sequence[str], what: str) -> None:
-        end = time.monotonic() + self._patience
-        with self._changed:
-            self._awaited = [self._prefix + key for key in keys]
-            self._changed.notify_all()
-            while self._awaited:
-                self._raise()
-                if time.monotonic() > end:
-                    missing = sorted({int(key.removeprefix(self._prefix).split("/")[0]) for key in self._awaited})
-                    raise GroupError(f"{what}: after {self._patience:.0f} s, the timeout of the group, nothing is there of rank {', '.join(map(str, missing))}")
-                self._changed.wait(SILENCE / 10)
+    def agree(self, key: str, keys: Sequence[str], stopped: Callable[[], bool], what: str) -> bool:
+        """Waits until keys are there, or this rank has stopped, and puts "go" or "stop" under a key, if nothing is there. It says
+        which of them is there then."""
+        names, decision = [self._prefix + name for name in keys], self._prefix + key
+        told: Told | None = None
+
+        def decide(store: Any) -> bytes | None:
+            over = told is not None or stopped()
+            return store.compare_set(decision, "", "stop" if over else "go") if over or store.check(names) else None
+
+        question = self._ask(decide)
+        try:
+            self._wait(question, what)
+        except Told as err:
+            told = err
+            with self._changed:
+                while question.answer is None and not self._silent():
+                    self._changed.wait(SILENCE / 10)
+        if question.answer == b"go":
+            return True
+        if told is not None and not stopped():
+            raise told
+        if not stopped():
+            self._wait(self._ask(lambda store: None), what)  # the rank that stopped says why
+        return False
 
     def check(self) -> None:
         with self._changed:
             self._raise()
 
-    def _raise(self) -> None:
-        if self._failure is None and time.monotonic() - self._heard > SILENCE:
-            self._failure = GroupError(f"the group's store has not answered for {SILENCE:.0f} s: the process that holds it, rank 0 as a rule, is gone or stuck")
-        if self._failure is not None:
-            raise Told(self._failure)
-
     def fail(self, error: BaseException) -> None:
         """Tells the others why this rank failed, if it is the first one."""
         text = json.dumps({"rank": self._rank, "kind": type(error).__name__, "why": str(error) or type(error).__name__})
-        with self._changed:
-            self._to_say.append((self._prefix + "failed", text))
-            self._changed.notify_all()
+        self._ask(lambda store: store.compare_set(self._prefix + "failed", "", text))
 
     def close(self) -> None:
         """Ends the thread when it has said everything. A store that hangs is left alone."""
@@ -193,6 +198,32 @@ class _Board:
             self._over = True
             self._changed.notify_all()
         self._thread.join(SILENCE / 5)
+
+    def _ask(self, ask: Callable[[Any], Any]) -> _Question:
+        question = _Question(ask)
+        with self._changed:
+            self._questions.append(question)
+            self._changed.notify_all()
+        return question
+
+    def _wait(self, question: _Question, what: str) -> None:
+        end = time.monotonic() + self._patience
+        with self._changed:
+            while question.answer is None:
+                self._raise()
+                if time.monotonic() > end:
+                    raise GroupError(f"{what}: not all ranks of the group came within {self._patience:.0f} s, its timeout: every rank must make the call")
+                self._changed.wait(SILENCE / 10)
+
+    def _raise(self) -> None:
+        if self._silent():
+            self._failure = GroupError(f"the group's store has not answered for {SILENCE:.0f} s: the process that holds it, rank 0 as a rule, is gone or stuck")
+            self.lost = self._failure
+        if self._failure is not None:
+            raise Told(self._failure)
+
+    def _silent(self) -> bool:
+        return self._failure is None and time.monotonic() - self._heard > SILENCE
 
     def _run(self) -> None:
         try:
@@ -207,42 +238,44 @@ class _Board:
         except Exception as err:  # noqa: BLE001 (torch has no narrower type for a broken store)
             reason = str(err).splitlines()[0] if str(err) else type(err).__name__
             with self._changed:
-                self._failure = self._failure or GroupError(f"the group's store is gone, which rank 0 holds as a rule: {reason}")
+                self.lost = GroupError(f"the group's store is gone, which rank 0 holds as a rule: {reason}")
+                self._failure = self._failure or self.lost
+                for question in self._questions:
+                    question.answer = question.answer or b"lost"
                 self._changed.notify_all()
         finally:
             self._store = None  # closes its connection
 
     def _turn(self, beats: _Beats) -> bool:
-        """Asks the store once for everything; false at the end."""
+        """Asks the store every question once; false at the end."""
         with self._changed:
-            say, self._to_say = self._to_say, []
-            over, awaited, read = self._over, self._awaited, self._to_read
-        for key, value in say:
-            if key == self._prefix + "failed":
-                self._store.compare_set(key, "", value)
-            else:
-                self._store.set(key, value)
-                self._keys.append(key)
+            questions, over = self._questions[:], self._over
+        answers = [question.ask(self._store) for question in questions]
         if over:
             return False
-        gone = beats.look()
+        lost = beats.look()
         failure = None
         if self._store.check([self._prefix + "failed"]):
-            failure = _failure(json.loads(self._store.get(self._prefix + "failed")), self._rank)
-        left = awaited[:] if awaited and not self._store.check(awaited) else []
-        values = [value.decode() for value in self._store.multi_get(read[0])] if read is not None else []
+            failure = _failure(json.loads(self._store.get(self._prefix + "failed")))
         with self._changed:
             self._heard = time.monotonic()
-            self._failure = self._failure or failure or gone
-            if awaited is self._awaited and awaited and not left:
-                self._awaited = []
-            if read is not None:
-                read[1](values)
-                self._to_read = None
+            self.lost = self.lost or lost
+            self._failure = self._failure or failure or lost
+            for question, answer in zip(questions, answers, strict=True):
+                question.answer = answer
+            self._questions = [question for question in self._questions if question.answer is None]
             self._changed.notify_all()
-            if not self._to_say and not self._over:
-                self._changed.wait(LOOK if self._awaited else BEAT / 20)
+            if not self._over and not any(question not in questions for question in self._questions):
+                self._changed.wait(LOOK if self._questions else BEAT / 20)
         return True
+
+
+class _Question:
+    """What the store is asked until it has an answer."""
+
+    def __init__(self, ask: Callable[[Any], Any]) -> None:
+        self.ask = ask
+        self.answer: Any = None
 
 
 class _Beats:
@@ -359,38 +392,58 @@ class Exchange:
             if self._team.device.type == "cuda":
                 torch.cuda.set_device(self._team.device)
             while (wave := self._next()) is not None:
-                self._team.wait_for(wave.key, wave.ranks)
-                self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
+                if self._team.agree(wave.key, wave.ranks, lambda: self._stopped):
+                    self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
                 del wave
                 self._land()
             self._settle()
         except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
-            if self._flying:
-                self._team.abort()
             # What keeps a traceback keeps the memory of units.
             self._failure = err.with_traceback(None)
-            self._waves.clear()
-            self._whole.clear()
+            self._refuse()
         self._flying = []
 
     def _next(self) -> Wave | None:
-        """The next wave that this rank has read; None at the end."""
+        """The next wave that this rank is ready for; None at the end."""
         with self._changed:
             while not self._waves and not self._over and not self._stopped:
                 self._changed.wait(0.002 if self._flying else 0.5)
                 self._land()
                 self._team.check()
-            return self._waves.popleft() if self._waves and not self._stopped else None
+            return self._waves.popleft() if self._waves else None
 
     def _settle(self) -> None:
-        """Waits for what is under way, as long as all ranks live."""
+        """Waits for what is under way. It ends, unless a rank is gone."""
         pause = 0.0001
         while self._flying:
             self._land()
             if self._flying:
-                self._team.check()
+                if self._team.lost():
+                    self._team.check()
                 time.sleep(pause)
                 pause = min(2 * pause, 0.002)
+
+    def _refuse(self) -> None:
+        """Ends what this rank has agreed to, and agrees to no more, so that the group can be used again."""
+        with contextlib.suppress(BaseException):
+            while not self._team.lost():
+                with self._changed:
+                    if not self._waves and self._stopped:
+                        break
+                    wave = self._waves.popleft() if self._waves else None
+                    if wave is None:
+                        self._changed.wait(BEAT / 10)
+                        continue
+                if self._team.agree(wave.key, wave.ranks, lambda: True):
+                    self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
+                del wave
+            self._settle()
+        if self._flying:
+            self._team.abort()
+            for flight in self._flying:
+                flight.drop()
+        self._waves.clear()
+        self._whole.clear()
 
     def _land(self) -> None:
         """Lets go of what has arrived."""
@@ -398,11 +451,11 @@ class Exchange:
             while self._flying and self._flying[0].over():
                 self._whole.append(self._flying.pop(0).wave)
         except Exception as err:
-            # A connection breaks before its rank is missed. Who is gone says more.
+            # A connection breaks before its rank is missed. The rank that is gone says more.
             end = time.monotonic() + SILENCE + 2 * BEAT
-            while time.monotonic() < end:
-                self._team.check()
+            while time.monotonic() < end and not self._team.lost():
                 time.sleep(BEAT / 10)
+            self._team.check()
             raise GroupError(f"the ranks of the group cannot exchange bytes: {str(err).splitlines()[0] if str(err) else type(err).__name__}") from None
 
     def _begin(self, unit: Unit) -> list[Any]:
@@ -448,6 +501,12 @@ class _Flight:
             raise self._error
         return True
 
+    def drop(self) -> None:
+        """Lets go of the memory, after an abort."""
+        if self._waiter is None:
+            self._wait()
+        self._works = []
+
 
 def _backend(group: Any, device: torch.device) -> str:
     """The name of the backend that moves a group's tensors on a device."""
@@ -476,7 +535,7 @@ def _patience(group: Any, device: torch.device) -> float:
     return float(timeout.total_seconds())
 
 
-def _failure(said: dict[str, Any], rank: int) -> errors.Error:
+def _failure(said: dict[str, Any]) -> errors.Error:
     kind = getattr(errors, said["kind"], None)
     known = isinstance(kind, type) and issubclass(kind, errors.Error)
     text = f"rank {said['rank']} of the group failed: " + ("" if known else f"{said['kind']}: ") + said["why"]
