@@ -208,18 +208,15 @@ func (r *Reader) startGPU() (err error) {
 		return err
 	}
 	r.cu = cu
-	mover := make(chan error, 1) // beside the crew: both take milliseconds
-	go func() { mover <- r.startMover() }()
 	r.crew, err = crew.New(crew.Options{CUDA: cu, Context: r.context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(r.gpu.NUMA)})
-	moverErr := <-mover
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
-	if moverErr != nil {
-		return moverErr
-	}
 	r.direct = direct.New(direct.Options{Crew: r.crew, Threads: r.opt.Threads, Library: r.opt.Libraries.CuFile, Compat: r.opt.Path == Compat})
-	return r.crew.Do(context.Background(), func(*crew.Worker) error {
+	// Beside the crew the mover would take longer than after it: both bring pages and register them.
+	mover := make(chan error, 1)
+	go func() { mover <- r.startMover() }()
+	err = r.crew.Do(context.Background(), func(*crew.Worker) error {
 		if r.block, err = cu.Alloc(r.opt.Arena + slotAlign); err != nil {
 			free, total, infoErr := cu.MemInfo()
 			if infoErr != nil {
@@ -230,6 +227,7 @@ func (r *Reader) startGPU() (err error) {
 		r.hbm = driver.Pointer(driver.RoundUp(int64(r.block), slotAlign))
 		return nil
 	})
+	return errors.Join(<-mover, err)
 }
 
 // startMover starts the thread that registers, with windows of its own or shared ones.

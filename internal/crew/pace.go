@@ -18,18 +18,18 @@ type Pace struct {
 	waiting  time.Duration
 	bytes    int64
 	before   float64 // bytes a second before now was raised; 0 when it was not
+	more     int     // by how many
 	patience int     // looks until it may be raised again
 }
 
 const (
-	fewest   = 4
-	first    = 10
-	look     = 128 << 20 // bytes between two looks
-	hold     = 16        // looks after a raise that made nothing faster
-	gained   = 1.03      // the rate that a raise must bring, as a part of the one before
-	idle     = 0.5       // the part of their time from which on threads that wait are too many
-	notIdle  = 0.1       // and up to which they are too few
-	moreEach = 2         // threads that a raise adds
+	fewest  = 4
+	first   = 10
+	look    = 64 << 20 // bytes between two looks
+	hold    = 16       // looks after a raise that made nothing faster
+	gained  = 1.06     // the rate that a raise must bring, as a multiple of the one before
+	idle    = 0.5      // the fraction of their time from which on threads that wait are too many
+	notIdle = 0.1      // and up to which they are too few
 )
 
 // NewPace begins with a number that suits most machines, for one of so many readers of the host.
@@ -59,11 +59,12 @@ func (p *Pace) Moved(bytes int64, reading, waiting time.Duration) int {
 	p.patience = max(p.patience-1, 0)
 	switch {
 	case p.before > 0 && rate < gained*p.before:
-		p.now, p.before, p.patience = p.now-moreEach, 0, hold
+		p.now, p.before, p.patience = p.now-p.more, 0, hold
 	case waited > idle && p.now > fewest:
 		p.now, p.before = p.now-1, 0
-	case waited < notIdle && p.now+moreEach <= p.most && p.patience == 0:
-		p.now, p.before = p.now+moreEach, rate
+	case waited < notIdle && p.now < p.most && p.patience == 0:
+		p.more, p.before = min(max(p.now/3, 1), p.most-p.now), rate // so many that what they bring is no noise
+		p.now += p.more
 	default:
 		p.before = 0
 	}

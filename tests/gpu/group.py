@@ -1,6 +1,6 @@
 """Weights into all GPUs of a host by hbmfs and by its peers, every loader in turn in one run.
 
-    group.py [--gpus N] [--gb 17] [--shards 4] [--dir DIR] [--rounds 5] [--json FILE] [--skip-failures]
+    group.py [--gpus N] [--gb 17] [--shards 4] [--dir DIR] [--rounds 5] [--loaders NAMES] [--json FILE] [--skip-failures]
 
 One process for each GPU, an NCCL group of all of them, on which a collective ran before. The page cache holds the files.
 A row's seconds are from the last rank's call to the last rank's synchronize; the reader, headers and allocation are
@@ -50,6 +50,9 @@ def megatron(rank, size):
 
 
 WIDTH, HEIGHT = {}, {}
+LOADERS = (
+    "hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_megatron", "instanttensor", "fastsafetensors", "safetensors",
+)  # fmt: skip
 
 
 class Loaders:
@@ -64,7 +67,6 @@ class Loaders:
         return hbmfs.load_safetensors(self.folder, self.device, method="staged", progress=False)
 
     def hbmfs_its_share(self):
-        """A tenth of the tensors is the least that ranks can divide without an exchange."""
         return hbmfs.load_safetensors(self.folder, self.device, method="staged", slices=rows(self.rank, self.size), progress=False) and None
 
     def hbmfs_rows(self):
@@ -114,7 +116,7 @@ def rank_main(rank, size, address, folder, files, options, results):
     for name, tensor in expected.items():
         WIDTH[name], HEIGHT[name] = (tensor.shape[1], tensor.shape[0]) if tensor.dim() == 2 else (0, 0)
     ways, wants = {}, {"hbmfs_rows": rows, "hbmfs_columns": columns, "hbmfs_megatron": megatron}
-    for name in ("hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_megatron", "instanttensor", "fastsafetensors", "safetensors"):
+    for name in options.loaders.split(","):
         load, wrong = getattr(loaders, name), None
         try:
             found = load()
@@ -238,6 +240,7 @@ def main():
     parser.add_argument("--gb", type=float, default=17.0)
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loaders", default=",".join(LOADERS), help="the rows to measure")
     parser.add_argument("--dir")
     parser.add_argument("--json")
     parser.add_argument("--skip-failures", action="store_true")

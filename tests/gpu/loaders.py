@@ -95,7 +95,7 @@ def with_threads(folder, device, threads, slot):
 
     def load():
         usual = weights.open_reader
-        weights.open_reader = lambda device, method: hbmfs.Reader(device, method="staged", threads=threads, slot=slot << 20, arena=64 << 20)
+        weights.open_reader = lambda device, method, readers=None: hbmfs.Reader(device, method="staged", threads=threads, slot=slot << 20, arena=64 << 20)
         try:
             return hbmfs.load_safetensors(folder, device, progress=False)
         finally:

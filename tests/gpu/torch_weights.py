@@ -223,7 +223,7 @@ def swept(clock, loaders):
     usual = weights.open_reader
     for slot in (2, 4, 8):
         for threads in (6, 8, 12, 16):
-            weights.open_reader = lambda device, method, slot=slot, threads=threads: hbmfs.Reader(
+            weights.open_reader = lambda device, method, readers=None, slot=slot, threads=threads: hbmfs.Reader(
                 device, method="staged", threads=threads, slot=slot << 20, arena=_transfer.ARENA
             )
             names.append(f"hbmfs, {threads} threads with slots of {slot} MiB")
