@@ -3,7 +3,7 @@
     loaders.py [--gb 15] [--shards 4] [--dir DIR] [--tmpfs /dev/shm] [--rounds 5] [--json FILE] [--threads 8x4,12x2]
 
 The page cache holds the files, on the filesystem of DIR and on tmpfs. A peer takes part where its package can be
-imported: kvikio (raw bytes, 16 threads, tasks of 4 MiB), instanttensor (its default for the filesystem, and BUFFERED),
+imported: kvikio (raw bytes, 16 threads, tasks of 4 MiB; with libcufile, and by its own POSIX reads), instanttensor (its default for the filesystem, and BUFFERED),
 runai_model_streamer, fastsafetensors and safetensors. Nothing is downloaded. The pinned copy is the wall.
 
 Every loader runs once before the rounds, and its tensors are compared with safetensors' own. Memory comes fresh from
@@ -47,11 +47,15 @@ class Peers(Loaders):
 
         return self.instanttensor(BackendPolicy.BUFFERED)
 
-    def kvikio(self):
+    def kvikio_posix(self):
+        """Through the page cache, which libcufile goes past where it can."""
+        return self.kvikio(True)
+
+    def kvikio(self, posix=False):
         import kvikio
         import kvikio.defaults
 
-        kvikio.defaults.set({"num_threads": 16, "task_size": 4 << 20})
+        kvikio.defaults.set({"num_threads": 16, "task_size": 4 << 20, "compat_mode": kvikio.CompatMode.ON if posix else kvikio.CompatMode.AUTO})
         blocks, futures, files = [], [], []
         for path in self.files:
             blocks.append(torch.empty(os.path.getsize(path), dtype=torch.uint8, device=self.device))
@@ -65,7 +69,7 @@ class Peers(Loaders):
 
     def there(self):
         """Each peer that can be imported, and its ways."""
-        ways = {"kvikio": [self.kvikio], "instanttensor": [self.instanttensor, self.instanttensor_buffered],
+        ways = {"kvikio": [self.kvikio, self.kvikio_posix], "instanttensor": [self.instanttensor, self.instanttensor_buffered],
                 "runai_model_streamer": [self.runai], "fastsafetensors": [self.fastsafetensors]}  # fmt: skip
         for package, functions in ways.items():
             try:
