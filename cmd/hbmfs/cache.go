@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // cacheCommand is what the commands below hbmfs cache have in common: a cache directory, which mounts may use meanwhile.
@@ -124,14 +125,14 @@ func (c *cacheCommand) printObjects(all []store.Segment) error {
 		}
 		all = all[n:]
 		if first.Damage != "" {
-			fmt.Fprintf(t, "?\t(damaged: hbmfs cache verify --remove)\t%d\t%s\t?\t\n", n, byteCount(bytes))
+			fmt.Fprintf(t, "?\t(damaged: hbmfs cache verify --remove)\t%d\t%s\t?\t\n", n, size.Decimal(bytes))
 			continue
 		}
 		part := 100.0
 		if first.Size > 0 {
 			part = 100 * float64(bytes) / float64(first.Size)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", first.Source, first.Object, n, byteCount(bytes), byteCount(first.Size), part)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", first.Source, first.Object, n, size.Decimal(bytes), size.Decimal(first.Size), part)
 	}
 	return t.Flush()
 }
@@ -219,7 +220,7 @@ func totalsOf(dir string, all []store.Segment) (*cacheTotals, error) {
 }
 
 func (t *cacheTotals) print(w io.Writer) error {
-	fmt.Fprintf(w, "%s: %s in %s segments; the disk has %s, %s free\n", t.Directory, byteCount(t.Bytes), grouped(int64(t.Segments)), byteCount(t.DiskSize), byteCount(t.DiskFree))
+	fmt.Fprintf(w, "%s: %s in %s segments; the disk has %s, %s free\n", t.Directory, size.Decimal(t.Bytes), size.Grouped(int64(t.Segments)), size.Decimal(t.DiskSize), size.Decimal(t.DiskFree))
 	if t.Oldest != nil {
 		fmt.Fprintf(w, "written from %s to %s\n", t.Oldest.Format(time.DateTime), t.Newest.Format(time.DateTime))
 	}
@@ -233,7 +234,7 @@ func (t *cacheTotals) print(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "SOURCE\tOBJECTS\tSEGMENTS\tCACHED\n")
 	for _, s := range t.Sources {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Source, grouped(int64(s.Objects)), grouped(int64(s.Segments)), byteCount(s.Bytes))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Source, size.Grouped(int64(s.Objects)), size.Grouped(int64(s.Segments)), size.Decimal(s.Bytes))
 	}
 	return table.Flush()
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // cacheVerification is what hbmfs cache verify found.
@@ -55,12 +57,12 @@ func (c *cacheCommand) verify(ctx context.Context, s *store.Store, remove bool) 
 	if err := s.Segments(ctx, false, func(g store.Segment) error { total += g.Bytes; return nil }); err != nil {
 		return nil, err
 	}
-	bar := newProgress(c.stderr, "verifying", total, true)
-	defer bar.close()
+	bar := progress.New(c.stderr, "verifying", total, true)
+	defer bar.Close()
 	began := time.Now()
 	found := &cacheVerification{Directory: c.dir, Damaged: []store.Segment{}}
 	err := s.Segments(ctx, true, func(g store.Segment) error {
-		bar.add(g.Bytes)
+		bar.Add(g.Bytes)
 		found.Segments++
 		found.Bytes += g.Bytes
 		if g.Damage == "" {
@@ -78,8 +80,8 @@ func (c *cacheCommand) verify(ctx context.Context, s *store.Store, remove bool) 
 }
 
 func (v *cacheVerification) print(c *cacheCommand) {
-	rate := byteCount(int64(float64(v.Bytes) / max(v.Seconds, 1e-6)))
-	fmt.Fprintf(c.stdout, "%s: %s in %s segments, read at %s/s, %d damaged, %d of them removed\n", v.Directory, byteCount(v.Bytes), grouped(int64(v.Segments)), rate, len(v.Damaged), v.Removed)
+	rate := size.Decimal(int64(float64(v.Bytes) / max(v.Seconds, 1e-6)))
+	fmt.Fprintf(c.stdout, "%s: %s in %s segments, read at %s/s, %d damaged, %d of them removed\n", v.Directory, size.Decimal(v.Bytes), size.Grouped(int64(v.Segments)), rate, len(v.Damaged), v.Removed)
 	for _, g := range v.Damaged {
 		what := "unknown object"
 		if g.Object != "" {
@@ -127,7 +129,7 @@ In a pattern * stands for any characters, / among them, and ? for one. Where bot
 		if c.asJSON {
 			return errors.Join(c.printJSON(done), err)
 		}
-		fmt.Fprintf(c.stdout, "%s: freed %s in %s segments\n", c.dir, byteCount(done.Bytes), grouped(int64(done.Segments)))
+		fmt.Fprintf(c.stdout, "%s: freed %s in %s segments\n", c.dir, size.Decimal(done.Bytes), size.Grouped(int64(done.Segments)))
 		return err
 	})
 	f := cmd.Flags()

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
 // extentsCommand is hbmfs extents.
@@ -142,11 +143,11 @@ func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents 
 	for _, e := range extents {
 		pieces += e.Count
 	}
-	fmt.Fprintf(w, "%s: %s, %s extents in %s lines, alignment %d\n\n", file, byteCount(info.Size), grouped(pieces), grouped(int64(len(extents))), info.Alignment)
+	fmt.Fprintf(w, "%s: %s, %s extents in %s lines, alignment %d\n\n", file, size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH\n")
 	for _, e := range extents {
-		path, offset, stride := e.path, grouped(e.Offset), "-"
+		path, offset, stride := e.path, size.Grouped(e.Offset), "-"
 		switch {
 		case e.Flags&control.ExtentPending != 0:
 			path, offset = "(not on this machine yet)", "-"
@@ -154,9 +155,9 @@ func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents 
 			path, offset = "(inline)", "-"
 		}
 		if e.Count > 1 {
-			stride = grouped(e.Stride)
+			stride = size.Grouped(e.Stride)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", grouped(e.Logical), grouped(e.Length), grouped(e.Count), offset, stride, path)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(e.Logical), size.Grouped(e.Length), size.Grouped(e.Count), offset, stride, path)
 	}
 	return t.Flush()
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/inspect"
+	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -93,8 +94,8 @@ func (c *inspectCommand) run(ctx context.Context) error {
 }
 
 func (c *inspectCommand) progress(doing string, total int64, bytes bool) (add func(int64), end func()) {
-	bar := newProgress(c.stderr, doing, total, bytes)
-	return bar.add, bar.close
+	bar := progress.New(c.stderr, doing, total, bytes)
+	return bar.Add, bar.Close
 }
 
 func (c *inspectCommand) print(r *inspect.Report) error {

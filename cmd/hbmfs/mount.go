@@ -22,6 +22,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/ready"
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -304,7 +305,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.Ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), size.Decimal(bytes), time.Since(began).Seconds()))
 	if !c.foreground {
 		tellNotes(ctx, m, report)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/pack"
+	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -110,10 +111,10 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 	datasets := &datasetIndexer{}
 	defer datasets.close()
 	o.Index = datasets.index
-	bar := newProgress(stderr, "packing", -1, true)
-	o.Progress = bar.set
+	bar := progress.New(stderr, "packing", -1, true)
+	o.Progress = bar.Set
 	result, err := pack.Run(ctx, o)
-	bar.close()
+	bar.Close()
 	var wrong *pack.OptionError
 	if errors.As(err, &wrong) {
 		return usageError{err}

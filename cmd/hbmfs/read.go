@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -238,8 +239,8 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 		plan = append(plan, cufile.Span{Offset: at, Length: n})
 		at += n
 	}
-	bar := newProgress(c.stderr, "reading", length, true)
-	defer bar.close()
+	bar := progress.New(c.stderr, "reading", length, true)
+	defer bar.Close()
 	start := time.Now()
 	stream := f.Stream(ctx, plan, readDepth)
 	defer stream.Close()
@@ -264,7 +265,7 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 			return nil, fmt.Errorf("verify %s: %w", name, err)
 		}
 		result.Verified += n
-		bar.add(part.Length)
+		bar.Add(part.Length)
 	}
 	result.Seconds = time.Since(start).Seconds()
 	result.SHA256 = hex.EncodeToString(hash.Sum(nil))

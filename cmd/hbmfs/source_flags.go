@@ -3,8 +3,9 @@ package main
 import (
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/spf13/pflag"
+
+	"github.com/hbmfs/hbmfs/internal/dataset"
 )
 
 // addSourceFlags adds the flags of a source.

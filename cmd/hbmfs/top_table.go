@@ -11,6 +11,7 @@ import (
 	"unicode"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/top"
 )
 
@@ -38,12 +39,12 @@ func rateCells(r *top.Row) string {
 	x := r.Rates
 	cells := []string{fmt.Sprintf("%.0f", x.PassthroughOpens+x.DaemonOpens)}
 	for _, n := range []float64{x.SplicedBytes, x.CopiedBytes, x.ReaderBytes} {
-		cells = append(cells, byteCount(int64(n)))
+		cells = append(cells, size.Decimal(int64(n)))
 	}
 	if r.Told.Origin == nil {
 		return strings.Join(append(cells, "-"), "\t")
 	}
-	return strings.Join(append(cells, byteCount(int64(x.OriginBytes))), "\t")
+	return strings.Join(append(cells, size.Decimal(int64(x.OriginBytes))), "\t")
 }
 
 func cacheCell(r *top.Row) string {
@@ -94,14 +95,14 @@ func writeStatus(t io.Writer, r *top.Row) {
 		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, printable(s.Passthrough.LastErr))
 	}
 	if c := s.Cache; c != nil {
-		fmt.Fprintf(t, "  cache\t%s of %s, %s in use; %s/s hit, %s/s fetched, %s/s uncached\n", byteCount(c.Bytes), byteCount(c.Limit), byteCount(c.Pinned),
-			byteCount(int64(rate.CacheHitBytes)), byteCount(int64(rate.FetchedBytes)), byteCount(int64(rate.UncachedBytes)))
+		fmt.Fprintf(t, "  cache\t%s of %s, %s in use; %s/s hit, %s/s fetched, %s/s uncached\n", size.Decimal(c.Bytes), size.Decimal(c.Limit), size.Decimal(c.Pinned),
+			size.Decimal(int64(rate.CacheHitBytes)), size.Decimal(int64(rate.FetchedBytes)), size.Decimal(int64(rate.UncachedBytes)))
 		if c.Sick {
 			fmt.Fprintf(t, "  cache is sick\t%s\n", printable(c.Why))
 		}
 	}
 	if o := s.Origin; o != nil {
-		fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, byteCount(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
+		fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, size.Decimal(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
 		writeLatency(t, r)
 	}
 	if !s.Control.On && s.Control.Why != "" {
@@ -115,7 +116,7 @@ func writeStatus(t io.Writer, r *top.Row) {
 			fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(rate.Readers)-i)
 			break
 		}
-		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", printable(c.Name), byteCount(int64(c.Bytes)), printable(c.Path), reasonText(c.Reason))
+		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", printable(c.Name), size.Decimal(int64(c.Bytes)), printable(c.Path), reasonText(c.Reason))
 	}
 	if s.Counters.Errors > 0 {
 		fmt.Fprintf(t, "  errors\t%s; the log names the files\n", errnoText(s.Counters.ErrorsByErrno))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/warm"
 )
@@ -61,7 +62,7 @@ func (b *byteRate) String() string {
 	if *b == 0 {
 		return ""
 	}
-	return byteCount(int64(*b)) + "/s"
+	return size.Decimal(int64(*b)) + "/s"
 }
 
 func (b *byteRate) Set(text string) error {
@@ -81,8 +82,8 @@ func (c *warmCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	bar := newProgress(c.stderr, "warming", total, true)
-	w := warm.New(files, total, int64(c.rate), bar.add)
+	bar := progress.New(c.stderr, "warming", total, true)
+	w := warm.New(files, total, int64(c.rate), bar.Add)
 	over := make(chan error, 1)
 	go func() { over <- w.Run(ctx) }()
 	select {
@@ -90,7 +91,7 @@ func (c *warmCommand) run(ctx context.Context) error {
 	case <-ctx.Done(): // a read that waits for a source cannot be called off: it ends with this process
 		err = errInterrupted
 	}
-	bar.close()
+	bar.Close()
 	done := w.Summary()
 	done.Seconds = time.Since(began).Seconds()
 	if c.asJSON {
@@ -101,25 +102,25 @@ func (c *warmCommand) run(ctx context.Context) error {
 		printWarm(c.stdout, &done)
 	}
 	if err == nil && done.Left > 0 {
-		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of what is kept together (then warm the shards); .hbmfs/status of the mount says more", byteCount(done.Left))
+		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of what is kept together (then warm the shards); .hbmfs/status of the mount says more", size.Decimal(done.Left))
 	}
 	return err
 }
 
 func printWarm(out io.Writer, d *warm.Summary) {
-	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", grouped(int64(d.Files)), byteCount(d.Bytes), d.Seconds)
+	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", size.Grouped(int64(d.Files)), size.Decimal(d.Bytes), d.Seconds)
 	for _, line := range []struct {
 		n    int64
 		what string
 	}{
 		{d.Local, "were in the cache already"},
-		{d.Fetched, "were fetched, at " + byteCount(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
+		{d.Fetched, "were fetched, at " + size.Decimal(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
 		{d.Left, "are not in the cache"},
 		{d.Advised, "lie in local files: the kernel was asked to read them into its page cache"},
 		{d.InMount, "are made by the mount, or have no cache to be brought into (hbmfs mount --cache-dir)"},
 	} {
 		if line.n > 0 {
-			fmt.Fprintf(out, "  %s %s\n", byteCount(line.n), line.what)
+			fmt.Fprintf(out, "  %s %s\n", size.Decimal(line.n), line.what)
 		}
 	}
 }

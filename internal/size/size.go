@@ -72,3 +72,33 @@ func Binary(n int64) string {
 	}
 	return strconv.FormatInt(n, 10) + units[i]
 }
+
+// Grouped writes a count with commas, and one that is not known as a dash.
+func Grouped(n int64) string {
+	if n < 0 {
+		return "-"
+	}
+	digits := strconv.FormatInt(n, 10)
+	var b strings.Builder
+	for i, d := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 {
+			b.WriteByte(',')
+		}
+		b.WriteRune(d)
+	}
+	return b.String()
+}
+
+// Decimal writes bytes in decimal units, as disks are sold and rates are quoted.
+func Decimal(n int64) string {
+	const unit = 1000
+	if n < unit {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, units := float64(n)/unit, "kMGTPE"
+	i := 0
+	for ; value >= unit && i < len(units)-1; i++ {
+		value /= unit
+	}
+	return fmt.Sprintf("%.1f %cB", value, units[i])
+}
