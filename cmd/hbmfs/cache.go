@@ -35,14 +35,8 @@ func newCacheCommand() *cobra.Command {
 same time: they fetch again what was removed, and whoever has it open reads on.
 
 A cache has segments: pieces of objects of at most 256 MiB, each with checksums of every MiB.`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q: hbmfs cache has ls, stats, verify and rm", args[0])}
-			}
-			return cmd.Help()
-		},
 	}
-	cmd.AddCommand(newCacheListCommand(), newCacheStatsCommand(), newCacheVerifyCommand(), newCacheRemoveCommand())
+	addCommands(cmd, newCacheListCommand(), newCacheStatsCommand(), newCacheVerifyCommand(), newCacheRemoveCommand())
 	return cmd
 }
 

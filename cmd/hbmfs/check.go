@@ -95,7 +95,7 @@ func newCheckCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.gpu, "gpu", 0, "the GPU that bytes should go to, as nvidia-smi counts them")
-	f.StringVar(&c.require, "require", "", "fail unless reads take this path or a better one: direct or staged")
+	addChoice(cmd, &c.require, "require", "", "fail unless reads take this path or a better one: direct or staged", check.Direct, check.Staged)
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.root, "root", "", "judge a recording, or a directory that is a copy of a machine, instead of this one")
 	f.StringVar(&c.record, "record", "", "write the facts to this file, a tar.zst")
@@ -107,9 +107,6 @@ func newCheckCommand() *cobra.Command {
 }
 
 func (c *checkCommand) run(ctx context.Context) error {
-	if c.require != "" && c.require != check.Direct && c.require != check.Staged {
-		return usageError{fmt.Errorf("--require must be direct or staged, not %q", c.require)}
-	}
 	if c.require == check.Direct && c.path == "" && c.root == "" {
 		return usageError{errors.New("--require direct needs a PATH: it is proven file by file")}
 	}

@@ -68,13 +68,13 @@ func newCuFileJSONCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.workload, "for", cufilejson.Read, "the workload: read, checkpoint or weights")
+	addChoice(cmd, &c.workload, "for", cufilejson.Read, "the workload: read, checkpoint or weights", cufilejson.Read, cufilejson.Checkpoint, cufilejson.Weights)
 	f.IntVar(&c.gpu, "gpu", 0, "the GPU in use, as nvidia-smi counts them")
 	f.StringVar(&c.output, "output", "", "write to this file instead of stdout")
 	f.StringVar(&c.lint, "lint", "", "check this file, - for stdin")
 	f.BoolVar(&c.fixed, "fixed", false, "with --lint: print the corrected file")
 	f.BoolVar(&c.asJSON, "json", false, "with --lint: print the findings as JSON")
-	f.StringVar(&c.require, "require", "", "with --lint: direct, if reads must never fall back to the CPU")
+	addChoice(cmd, &c.require, "require", "", "with --lint: direct, if reads must never fall back to the CPU", check.Direct)
 	f.StringVar(&c.root, "root", "", "take the facts from a recording of hbmfs check, or a directory that is a copy of a machine")
 	return cmd
 }
@@ -83,14 +83,10 @@ func (c *cufileJSONCommand) run(ctx context.Context) error {
 	switch {
 	case c.gpu < 0:
 		return usageError{fmt.Errorf("--gpu must be 0 or more, not %d", c.gpu)}
-	case c.require != "" && c.require != check.Direct:
-		return usageError{fmt.Errorf("--require must be direct, not %q", c.require)}
 	case c.lint == "" && (c.fixed || c.asJSON || c.require != ""):
 		return usageError{errors.New("--fixed, --json and --require go with --lint FILE")}
 	case c.fixed && c.asJSON:
 		return usageError{errors.New("--fixed and --json both want stdout; give one")}
-	case c.workload != cufilejson.Read && c.workload != cufilejson.Checkpoint && c.workload != cufilejson.Weights:
-		return usageError{fmt.Errorf("--for must be read, checkpoint or weights, not %q", c.workload)}
 	}
 	if c.lint != "" {
 		return c.runLint(ctx)

@@ -57,7 +57,7 @@ Formats:
 	f := cmd.Flags()
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.BoolVar(&c.verify, "verify", false, "read all bytes and compare them with the manifest")
-	f.StringVar(&c.format, "format", "", "look for this format only")
+	addChoice(cmd, &c.format, "format", "", "look for this format only", names...)
 	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ...")
 	return cmd
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -105,7 +104,7 @@ func exitCode(err error) int {
 		return int(ended)
 	case errors.Is(err, errInterrupted):
 		return exitSignal
-	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown command"): // cobra has no type for it
+	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, errProblems):
 		return exitProblems
@@ -141,17 +140,18 @@ the mount in use, 5 and 6 mount -f: the source does not exist, or may not be rea
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(newHelpCommand(root))
+	addCommands(root, newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
 		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }
 
-// exactArgs is cobra's own, with a mistake marked as one of usage.
+// exactArgs is for commands that take n arguments.
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := cobra.ExactArgs(n)(cmd, args); err != nil {
-			return usageError{fmt.Errorf("%w: usage: %s", err, cmd.UseLine())}
+		if len(args) != n {
+			return usageError{fmt.Errorf("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())}
 		}
 		return nil
 	}

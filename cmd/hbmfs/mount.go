@@ -9,9 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -37,9 +35,9 @@ type mountCommand struct {
 	dtype      string
 	uid, gid   int64
 	umask      string
-	readAhead  int
+	readAhead  size.Amount
 	logFile    string
-	logLevel   slog.Level
+	logLevel   string
 	options    []string // -o
 	fsName     string   // what /proc/mounts shows instead of the source
 	cache      dataset.Options
@@ -51,7 +49,7 @@ type mountCommand struct {
 }
 
 func newMountCommand() *cobra.Command {
-	c := &mountCommand{}
+	c := &mountCommand{readAhead: defaultReadAhead()}
 	cmd := &cobra.Command{
 		Use:   mountName + " SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
@@ -100,14 +98,14 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
-	f.StringVar(&c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)")
+	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
 	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ... (default: found out)")
 	f.Int64Var(&c.uid, "uid", -1, "owner of all files (default: as at the source)")
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
 	f.StringVar(&c.umask, "umask", "0", "permission bits to take away, octal")
-	f.IntVar(&c.readAhead, "read-ahead", defaultReadAhead(), "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (131072)")
+	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (128KiB)")
 	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: "+defaultLogFile()+")")
-	f.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	addChoice(cmd, &c.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
 	return cmd
@@ -216,7 +214,7 @@ func (c *mountCommand) noteHidden() {
 func (c *mountCommand) mountOptions() (fs.Options, error) {
 	opt := fs.Options{
 		Name: c.fsName, ShowViews: c.showViews, AllowOther: c.allowOther,
-		ReadAhead: c.readAhead, Extra: c.kernelOptions, Helper: bindHelper(), Version: version,
+		ReadAhead: int(c.readAhead), Extra: c.kernelOptions, Helper: bindHelper(), Version: version,
 	}
 	var err error
 	if opt.Layout, err = layoutOptions(c.format, c.dtype); err != nil {
@@ -244,12 +242,15 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 	return opt, nil
 }
 
+// formatNames are the words that --format takes.
+func formatNames() []string {
+	names, _ := layout.Formats()
+	return names
+}
+
 // layoutOptions makes options of what --format and --dtype say.
 func layoutOptions(format, dtype string) (opt layout.Options, err error) {
 	opt.Format = format
-	if known, _ := layout.Formats(); format != "" && !slices.Contains(known, format) {
-		return opt, usageError{fmt.Errorf("format %q is not known: use one of %s", format, strings.Join(known, ", "))}
-	}
 	if dtype != "" {
 		if opt.DType, err = layout.ParseDType(dtype); err != nil {
 			return opt, usageError{err}
@@ -265,7 +266,11 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		return err
 	}
 	defer closeLog()
-	opt.Log = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: c.logLevel})).With("mount", c.point)
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.logLevel)); err != nil {
+		return err
+	}
+	opt.Log = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level})).With("mount", c.point)
 
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
@@ -340,7 +345,7 @@ func (c *mountCommand) untilUnmounted(m *fs.Mount, log *slog.Logger, signals <-c
 
 // defaultReadAhead is four times the kernel's, so that the first sequential read of a view is faster. More would cost cold
 // random page faults in mappings, which read as much. Only root can set it.
-func defaultReadAhead() int {
+func defaultReadAhead() size.Amount {
 	if os.Geteuid() != 0 {
 		return 0
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/hbmfs/hbmfs/internal/suggest"
 )
 
 // mountName is the name of the command that mounts.
@@ -81,6 +83,9 @@ func setFlag(flags *pflag.FlagSet, name, value string, hasValue bool) error {
 	case !known && (strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "X-")):
 		return nil
 	case !known:
+		if said := suggest.Did(strings.ReplaceAll(name, "_", "-"), "", flagNames(flags)); said != "" {
+			return errors.New("not known" + strings.ReplaceAll(said, "-", "_"))
+		}
 		return errors.New("not known: hbmfs mount --help lists the flags, which are options too, with _ for -")
 	case !hasValue && flag.NoOptDefVal == "":
 		return errors.New("it needs a value")

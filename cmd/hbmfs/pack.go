@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,6 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -39,27 +38,6 @@ const packExample = `  hbmfs pack corpus/ out/
   hbmfs pack --to nanogpt --val-fraction 0.0005 web.jsonl out/
   hbmfs pack --to mds --sample-tokens 2048 --tokenizer cl100k_base corpus/ out/
   hbmfs pack --to npy megatron-dataset/ out/`
-
-// tokenCount is a number of tokens on the command line: 2048, 64k, 100M, 1G, in powers of 1000.
-type tokenCount int64
-
-func (c *tokenCount) String() string { return strconv.FormatInt(int64(*c), 10) }
-func (c *tokenCount) Type() string   { return "tokens" }
-
-func (c *tokenCount) Set(s string) error {
-	digits, factor := s, int64(1)
-	for suffix, f := range map[string]int64{"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9} {
-		if d, ok := strings.CutSuffix(s, suffix); ok {
-			digits, factor = d, f
-		}
-	}
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || n < 0 || n > math.MaxInt64/factor {
-		return fmt.Errorf("%q is not a number of tokens such as 2048, 64k, 100M or 1G", s)
-	}
-	*c = tokenCount(n * factor)
-	return nil
-}
 
 // newPackCommand returns `hbmfs pack`.
 func newPackCommand() *cobra.Command {
@@ -88,17 +66,17 @@ func newPackCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "))
-	f.StringVar(&o.From, "from", "auto", "what the sources are: auto, text, jsonl, tokens")
+	addChoice(cmd, &o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "), pack.Formats()...)
+	addChoice(cmd, &o.From, "from", "auto", "what the sources are: auto, text, jsonl, tokens", "auto", "text", "jsonl", "tokens")
 	f.StringVar(&o.TextKey, "text-key", "text", "key of the text in a line of JSONL")
 	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: what looks like text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
-	f.StringVar(&o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(pack.Tokenizers(), ", ")+"; list prints them (default gpt2)")
+	addChoice(cmd, &o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(pack.Tokenizers(), ", ")+"; list prints them (default gpt2)", append(pack.Tokenizers(), "list")...)
 	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, none, or auto (<|endoftext|> for text, none for tokens)")
 	f.StringVar(&o.DType, "dtype", "auto", "u16, u32, i32, or auto: u16 if the vocabulary has up to 65536 tokens")
-	f.Var((*tokenCount)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
-	f.Var((*tokenCount)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")
+	f.Var((*size.Count)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
+	f.Var((*size.Count)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")
 	f.Float64Var(&o.ValFraction, "val-fraction", 0, "nanogpt, llmc: fraction of the documents for the validation split")
 	f.StringVar(&o.Name, "name", "data", "how file names start")
 	f.IntVar(&o.Workers, "workers", 0, "tokenizing goroutines (default: one per CPU)")

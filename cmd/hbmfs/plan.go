@@ -19,9 +19,9 @@ type planCommand struct {
 	file       string // a description, or empty for this node
 	here       bool   // this node, too
 	calibrate  []string
-	epoch      string
-	checkpoint string
-	weights    string
+	epoch      size.Flag
+	checkpoint size.Flag
+	weights    size.Flag
 	price      float64
 	asJSON     bool
 	html       string
@@ -78,9 +78,9 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 	}
 	f := cmd.Flags()
 	f.StringArrayVar(&c.calibrate, "calibrate", nil, "a result of hbmfs bench --json; may be given again")
-	f.StringVar(&c.epoch, "epoch", "", "size of a dataset that is read from storage, such as 2TB")
-	f.StringVar(&c.checkpoint, "checkpoint", "", "size of a checkpoint that is written each half hour")
-	f.StringVar(&c.weights, "weights", "", "size of weights that are read from storage")
+	f.Var(&c.epoch, "epoch", "size of a dataset that is read from storage, such as 2TB")
+	f.Var(&c.checkpoint, "checkpoint", "size of a checkpoint that is written each half hour")
+	f.Var(&c.weights, "weights", "size of weights that are read from storage")
 	f.Float64Var(&c.price, "price", 0, "price of the node for an hour, where the description has none")
 	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
@@ -163,22 +163,16 @@ func (c *planCommand) describe() (*plan.Description, error) {
 func (c *planCommand) jobs() ([]plan.Job, error) {
 	var jobs []plan.Job
 	for _, j := range []struct {
-		flag, size string
-		job        plan.Job
+		size size.Flag
+		job  plan.Job
 	}{
-		{"epoch", c.epoch, plan.Job{Name: "an epoch", Kind: plan.Epoch, Passes: 1}},
-		{"checkpoint", c.checkpoint, plan.Job{Name: "a checkpoint each half hour", Kind: plan.Checkpoint, Passes: 1, Interval: 1800}},
-		{"weights", c.weights, plan.Job{Name: "a load of weights", Kind: plan.Weights, Passes: 1}},
+		{c.epoch, plan.Job{Name: "an epoch", Kind: plan.Epoch, Passes: 1}},
+		{c.checkpoint, plan.Job{Name: "a checkpoint each half hour", Kind: plan.Checkpoint, Passes: 1, Interval: 1800}},
+		{c.weights, plan.Job{Name: "a load of weights", Kind: plan.Weights, Passes: 1}},
 	} {
-		if j.size == "" {
-			continue
+		if j.job.Size = plan.Size(j.size); j.size > 0 {
+			jobs = append(jobs, j.job)
 		}
-		bytes, err := size.Parse(j.size)
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--%s: %w", j.flag, err)}
-		}
-		j.job.Size = plan.Size(bytes)
-		jobs = append(jobs, j.job)
 	}
 	if !(c.price >= 0 && c.price <= 1e6) {
 		return nil, usageError{errors.New("--price is 0 to 1000000 an hour")}

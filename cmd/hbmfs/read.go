@@ -17,10 +17,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -34,8 +34,10 @@ type deviceFlags struct {
 	libraries cufile.Libraries
 }
 
-func (d *deviceFlags) add(f *pflag.FlagSet) {
+func (d *deviceFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
 	f.StringVar(&d.to, "to", "gpu:0", "where to: gpu:N or host")
+	completeFlag(cmd, "to", "gpu:0", "host")
 	f.StringVar(&d.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
 	f.StringVar(&d.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
 	f.StringVar(&d.libraries.NVML, "libnvml", "", "the NVML library, instead of the system's")
@@ -68,15 +70,15 @@ type readCommand struct {
 	device  deviceFlags
 	require string
 	names   []string
-	offset  int64
-	length  int64
+	offset  size.Amount
+	length  size.Amount
 	asJSON  bool
 
 	stdout, stderr io.Writer
 }
 
 func newReadCommand() *cobra.Command {
-	c := &readCommand{}
+	c := &readCommand{length: -1}
 	cmd := &cobra.Command{
 		Use:   "read FILE...",
 		Short: "Move files into GPU memory, verify them there, and say which path their bytes took",
@@ -100,11 +102,11 @@ A path that was asked for and is not available is an error, never another path.`
 		},
 	}
 	f := cmd.Flags()
-	c.device.add(f)
-	f.StringVar(&c.device.path, "path", "auto", "auto, direct, mapped, staged, compat or host")
-	f.StringVar(&c.require, "require", "", "fail unless every byte that lies on storage takes this path")
-	f.Int64Var(&c.offset, "offset", 0, "first byte to read")
-	f.Int64Var(&c.length, "length", -1, "bytes to read, -1 for all")
+	c.device.add(cmd)
+	addChoice(cmd, &c.device.path, "path", "auto", "auto, direct, mapped, staged, compat or host", cufile.Paths()...)
+	addChoice(cmd, &c.require, "require", "", "fail unless every byte that lies on storage takes this path", cufile.Paths()[1:]...)
+	f.Var(&c.offset, "offset", "first byte to read")
+	f.Var(&c.length, "length", "bytes to read, -1 for all")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON, one object for each file")
 	return cmd
 }
@@ -200,9 +202,6 @@ func (c *readCommand) options() (cufile.Options, error) {
 		if c.device.path != string(cufile.Auto) && c.device.path != c.require {
 			return cufile.Options{}, usageError{fmt.Errorf("--path %s and --require %s contradict each other", c.device.path, c.require)}
 		}
-		if c.require == string(cufile.Auto) {
-			return cufile.Options{}, usageError{errors.New("--require needs one path, not auto")}
-		}
 		c.device.path = c.require
 	}
 	if c.device.path == string(cufile.Host) {
@@ -221,21 +220,21 @@ func (c *readCommand) explain(err error) error {
 
 // move streams the range through the device's memory and hashes what comes back.
 func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*readResult, error) {
-	if c.offset < 0 || c.offset > f.Size() || c.length < -1 || c.length > f.Size()-c.offset {
-		return nil, usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), c.offset, c.length)}
+	offset, length := int64(c.offset), int64(c.length)
+	if offset < 0 || offset > f.Size() || length < -1 || length > f.Size()-offset {
+		return nil, usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), offset, length)}
 	}
-	length := c.length
 	if length < 0 {
-		length = f.Size() - c.offset
+		length = f.Size() - offset
 	}
 	sums, err := readSums(name, f.Size())
 	if err != nil {
 		return nil, err
 	}
 	var plan []cufile.Span
-	for at := c.offset; at < c.offset+length; {
+	for at := offset; at < offset+length; {
 		// Parts end where the checksums' blocks do, so that whole blocks can be compared.
-		n := min(readSpan-at%readSpan, c.offset+length-at)
+		n := min(readSpan-at%readSpan, offset+length-at)
 		plan = append(plan, cufile.Span{Offset: at, Length: n})
 		at += n
 	}

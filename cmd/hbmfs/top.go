@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -58,7 +57,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 	f.BoolVar(&c.asMetrics, "metrics", false, "with --once: write the metrics of all mounts for Prometheus")
 	f.DurationVar(&c.interval, "interval", 2*time.Second, "time between samples")
 	f.DurationVar(&c.patience, "timeout", 2*time.Second, "how long a mount may take to answer")
-	f.StringVar(&c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts")
+	addChoice(cmd, &c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts", top.Orders()...)
 	return cmd
 }
 
@@ -70,8 +69,6 @@ func (c *topCommand) check() error {
 		return errors.New("--json and --metrics: one of them")
 	case c.interval <= 0 || c.patience <= 0:
 		return errors.New("--interval and --timeout must be more than nothing")
-	case !slices.Contains(top.Orders(), c.by):
-		return fmt.Errorf("--sort %s: there are %s", c.by, strings.Join(top.Orders(), ", "))
 	}
 	return nil
 }

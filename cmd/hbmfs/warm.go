@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +18,7 @@ import (
 // warmCommand is hbmfs warm.
 type warmCommand struct {
 	paths  []string
-	rate   byteRate
+	rate   size.Rate
 	asJSON bool
 
 	stdout, stderr io.Writer
@@ -54,27 +53,6 @@ is what the kernel was asked to read ahead, "in_mount" is made by the mount, or 
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	return cmd
 }
-
-// byteRate is a flag such as 500MB/s or 64MiB/s; 0 where it was not given.
-type byteRate int64
-
-func (b *byteRate) String() string {
-	if *b == 0 {
-		return ""
-	}
-	return size.Decimal(int64(*b)) + "/s"
-}
-
-func (b *byteRate) Set(text string) error {
-	number := strings.TrimSuffix(text, "/s")
-	if n, err := size.Parse(number); err == nil {
-		*b = byteRate(n)
-		return nil
-	}
-	return fmt.Errorf("%q is no rate such as 500MB/s", text)
-}
-
-func (*byteRate) Type() string { return "rate" }
 
 func (c *warmCommand) run(ctx context.Context) error {
 	began := time.Now()

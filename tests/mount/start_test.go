@@ -34,7 +34,7 @@ func TestRefusals(t *testing.T) {
 		{"the mount point is a file", []string{source, file}, 1, "is not a directory"},
 		{"the source is a device", []string{"/dev/null", point}, 1, "neither a directory nor a file"},
 		{"another format", []string{"--format", "megatron", source, point}, 1, "megatron"},
-		{"an unknown format", []string{"--format", "nonsense", source, point}, 2, `"nonsense" is not known`},
+		{"an unknown format", []string{"--format", "nonsense", source, point}, 2, `"nonsense" is none of`},
 		{"an unknown type", []string{"--dtype", "u7", source, point}, 2, "u7"},
 		{"an unknown flag", []string{"--nonsense", source, point}, 2, "nonsense"},
 		{"an unknown option", []string{"-o", "nonsense", source, point}, 2, "nonsense"},
