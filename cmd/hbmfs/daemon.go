@@ -17,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/ready"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // background starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
@@ -139,7 +140,9 @@ func (c *mountCommand) keepWords(said []byte) error {
 const noteTime = fs.LookTime + 200*time.Millisecond
 
 // showNote shows what the daemon notes.
-func (c *mountCommand) showNote(text string) { fmt.Fprintf(c.stderr, "hbmfs: %s\n", printable(text)) }
+func (c *mountCommand) showNote(text string) {
+	fmt.Fprintf(c.stderr, "hbmfs: %s\n", top.Printable(text))
+}
 
 // hearNotes shows what the daemon has to say of a mount that is ready, which takes it noteTime.
 func (c *mountCommand) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {

@@ -14,6 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -159,7 +160,7 @@ func (x *datasetIndexer) warn(w io.Writer) {
 			fmt.Fprintf(w, "warning: and %d more: hbmfs inspect lists them\n", len(problems)-most)
 			return
 		}
-		fmt.Fprintf(w, "warning: %s: %s\n", printable(p.Object), printable(p.Detail))
+		fmt.Fprintf(w, "warning: %s: %s\n", top.Printable(p.Object), top.Printable(p.Detail))
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -83,11 +82,12 @@ func (c *topCommand) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return writeMetrics(c.stdout, samples)
+		return top.WriteMetrics(c.stdout, samples)
 	case c.once:
 		return c.onceRows(ctx)
 	case isTerminal(c.stdin) && isTerminal(c.stdout):
-		return c.live(ctx)
+		screen := &top.Screen{Sampler: top.NewSampler(self(), "status", c.patience), Interval: c.interval, By: c.by}
+		return screen.Run(ctx, c.stdin.(*os.File), c.stdout.(*os.File)) // terminals are files
 	}
 	return c.tables(ctx)
 }
@@ -95,15 +95,6 @@ func (c *topCommand) run(ctx context.Context) error {
 func isTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
-}
-
-func (c *topCommand) live(ctx context.Context) error {
-	m := &topModel{ctx: ctx, sampler: top.NewSampler(self(), "status", c.patience), interval: c.interval, by: c.by}
-	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(c.stdin), tea.WithOutput(c.stdout), tea.WithoutSignalHandler()).Run()
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return errors.Join(err, m.err)
 }
 
 // next waits for the interval and samples again.
@@ -164,10 +155,10 @@ func (c *topCommand) write(rows []top.Row, details bool) error {
 		fmt.Fprintln(c.stdout, "no hbmfs is mounted here")
 		return nil
 	}
-	err := writeTable(c.stdout, rows)
+	err := top.WriteTable(c.stdout, rows)
 	for i := 0; details && err == nil && i < len(rows); i++ {
 		fmt.Fprintln(c.stdout)
-		err = writeDetails(c.stdout, &rows[i])
+		err = top.WriteDetails(c.stdout, &rows[i])
 	}
 	if !details {
 		fmt.Fprintln(c.stdout)

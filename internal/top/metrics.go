@@ -1,4 +1,4 @@
-package main
+package top
 
 import (
 	"fmt"
@@ -6,12 +6,11 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/promtext"
-	"github.com/hbmfs/hbmfs/internal/top"
 )
 
-// writeMetrics writes the metrics of all mounts as one page: each sample with the label mount. hbmfs_up says which mounts
+// WriteMetrics writes the metrics of all mounts as one page: each sample with the label mount. hbmfs_up says which mounts
 // answered: the others have nothing else.
-func writeMetrics(w io.Writer, samples []top.Sample) error {
+func WriteMetrics(w io.Writer, samples []Sample) error {
 	labels, up := make([]string, len(samples)), make([]string, len(samples))
 	for i, s := range samples {
 		labels[i] = "mount=" + promtext.Quote(s.Points[0])
