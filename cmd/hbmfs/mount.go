@@ -54,7 +54,7 @@ func newMountCommand() *cobra.Command {
 		Use:   mountName + " SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
 		Long: `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
-behind; with -f it stays in the foreground.
+behind; with -f it stays in the foreground. A MOUNTPOINT that is missing is made, and goes with the mount.
 
 SOURCE is a directory, or an address: s3://BUCKET/PREFIX (?endpoint=http://HOST:PORT&region=...), or
 http(s)://HOST/DIRECTORY/ with an index in it. What comes from an address is kept below --cache-dir, on a local disk, and
@@ -153,7 +153,8 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 			return err
 		}
 	}
-	return c.checkPoint()
+	c.notes, err = dataset.CheckPoint(c.point, c.source)
+	return err
 }
 
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
@@ -179,36 +180,6 @@ func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
 	}
 	fmt.Fprintf(c.stderr, "hbmfs: took away a mount at %s whose daemon was gone; the end of its log says why (%s, unless it was told another)\n", c.point, defaultLogFile())
 	return nil
-}
-
-// checkPoint makes sure that the mount point is a directory.
-func (c *mountCommand) checkPoint() error {
-	info, err := os.Stat(c.point)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("the mount point does not exist: mkdir -p %s", c.point)
-	}
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return fmt.Errorf("the mount point %s is not a directory", c.point)
-	}
-	if source, err := os.Stat(c.source); err != nil || !os.SameFile(source, info) { // mounted in place, it hides itself
-		c.noteHidden()
-	}
-	return nil
-}
-
-// noteHidden says that the mount point is not empty. One that cannot be listed is taken for empty.
-func (c *mountCommand) noteHidden() {
-	dir, err := os.Open(c.point)
-	if err != nil {
-		return
-	}
-	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
-	if names, err := dir.Readdirnames(1); err == nil && len(names) > 0 {
-		c.notes = append(c.notes, fmt.Sprintf("%s was not empty: what is in it, %q for one, is hidden until hbmfs umount", c.point, names[0]))
-	}
 }
 
 func (c *mountCommand) mountOptions() (fs.Options, error) {
@@ -266,11 +237,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		return err
 	}
 	defer closeLog()
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.logLevel)); err != nil {
-		return err
-	}
-	opt.Log = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level})).With("mount", c.point)
+	opt.Log = c.newLog(out)
 
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
@@ -292,6 +259,12 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
 	listing := from.Listing
 	opt.Source, opt.Remote, opt.Trace, opt.Notes = from.Name, from.Remote, tracer, append(c.notes, from.Notes...)
+	removePoint, err := dataset.MakePoint(c.point)
+	if err != nil {
+		span.End("mount")
+		return err
+	}
+	defer removePoint()
 	m, err := fs.New(ctx, c.point, listing, opt)
 	if err != nil {
 		span.End("mount")
@@ -380,6 +353,12 @@ func (c *mountCommand) openLog() (out io.Writer, closeLog func(), err error) {
 		return nil, nil, fmt.Errorf("open the log: %w", err)
 	}
 	return f, func() { _ = f.Close() }, nil // a log line that is lost here has nowhere to be reported
+}
+
+func (c *mountCommand) newLog(out io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.logLevel)) // it is one of the words that --log-level takes
+	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level})).With("mount", c.point)
 }
 
 // defaultLogFile is where a daemon logs that was not told where, "" where there is no place that is its user's own.
