@@ -34,19 +34,25 @@ func isTokenName(name string) bool {
 	return false
 }
 
-func tokensAssemble(_ context.Context, d *directory, members []member) {
-	members = d.tokenFiles(members)
+func tokensAssemble(ctx context.Context, d *directory, members []member) {
+	told := d.manifested(ctx)
+	members = d.tokenFiles(members, told)
 	splits, groups := bySplit(members)
 	for _, split := range splits {
 		var shards []typedShard
+		inferred := false
 		for _, m := range groups[split] {
+			inferred = inferred || told[m.object] == DTypeUnknown
 			shards = append(shards, tokensShard(d, m.object, m.head.(tokenGuess).dtype))
 		}
 		for _, set := range d.addByType(split, shards) {
-			if d.opt.DType != DTypeUnknown {
+			switch {
+			case d.opt.DType != DTypeUnknown:
 				set.note("no header: the dtype is the given one")
-			} else {
+			case inferred:
 				set.note("no header: the dtype was inferred from values, and --dtype overrides it")
+			default:
+				set.note("no header: the dtype is that of " + ManifestName)
 			}
 			set.NoDocuments = "the format does not say where documents begin: hbmfs pack can find them by their end-of-text token"
 		}
@@ -56,7 +62,7 @@ func tokensAssemble(_ context.Context, d *directory, members []member) {
 // tokenFiles returns the members that are taken for tokens, with the dtype that is used. A file whose own values do not
 // tell (a long run of padding at its start) goes with the files whose names differ from its own in digits only:
 // to leave it out would cut a piece out of their stream.
-func (d *directory) tokenFiles(members []member) []member {
+func (d *directory) tokenFiles(members []member, told map[*Object]DType) []member {
 	families := map[string][]DType{}
 	for _, m := range members {
 		dtype, family := m.head.(tokenGuess).dtype, familyOf(m.object.Name)
@@ -70,6 +76,8 @@ func (d *directory) tokenFiles(members []member) []member {
 		family := families[familyOf(m.object.Name)]
 		why := ""
 		switch {
+		case d.opt.DType == DTypeUnknown && told[m.object] != DTypeUnknown:
+			guess.dtype = told[m.object]
 		case guess.other != "" && (d.opt.DType != U8 || guess.other != textGuess): // tokens that are bytes look like text
 			why = "this is " + guess.other + ", not tokens"
 		case d.opt.DType != DTypeUnknown:
@@ -87,6 +95,35 @@ func (d *directory) tokenFiles(members []member) []member {
 		}
 	}
 	return out
+}
+
+// manifested gives the dtypes of the headerless files that hbmfs pack wrote here, as its manifest has them. A manifest that cannot
+// be read tells nothing: --verify says what is wrong with it.
+func (d *directory) manifested(ctx context.Context) map[*Object]DType {
+	const most = 64 << 20 // of several terabytes of tokens
+	o := d.sibling(ManifestName)
+	if o == nil || o.Size > most {
+		return nil
+	}
+	data := make([]byte, o.Size)
+	if n, _ := o.ReadAt(ctx, data, 0); int64(n) < o.Size {
+		return nil
+	}
+	m, err := ParseManifest(data)
+	if err != nil || m.Format != "nanogpt" {
+		return nil
+	}
+	dtype, err := ParseDType(m.DType)
+	if err != nil || dtype != U16 && dtype != U32 { // what nanoGPT has
+		return nil
+	}
+	told := map[*Object]DType{}
+	for _, f := range m.Files {
+		if file := d.sibling(f.Name); file != nil && file.Size == f.Size {
+			told[file] = dtype
+		}
+	}
+	return told
 }
 
 // familyOf returns a name with every digit replaced, so that the shards of a dataset have one.

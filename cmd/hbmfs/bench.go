@@ -84,7 +84,7 @@ func (c *benchCommand) run(ctx context.Context) error {
 	}
 	result, err := c.measure.Measure(ctx)
 	if err != nil {
-		return err
+		return c.device.explain(err)
 	}
 	if c.asJSON {
 		enc := json.NewEncoder(c.stdout)

@@ -104,6 +104,9 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 	if result.Repaired > 0 {
 		fmt.Fprintf(stderr, "warning: invalid UTF-8 in %d documents was replaced by U+FFFD\n", result.Repaired)
 	}
+	if o.ValFraction > 0 && result.HeldOut == 0 {
+		fmt.Fprintf(stderr, "warning: %v of %d documents is less than one: there is no validation split\n", o.ValFraction, result.Documents)
+	}
 	if result.DroppedTokens > 0 {
 		fmt.Fprintf(stderr, "warning: the last %d tokens fill no sample and were left out\n", result.DroppedTokens)
 	}

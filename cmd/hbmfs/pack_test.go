@@ -94,7 +94,7 @@ func TestPackJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &keys); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "repaired", "seconds", "shards", "skipped", "tokenizer", "tokens"}
+	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "held_out", "repaired", "seconds", "shards", "skipped", "tokenizer", "tokens"}
 	if names := slices.Sorted(maps.Keys(keys)); !slices.Equal(names, want) { // scripts depend on them
 		t.Errorf("keys %v, want %v", names, want)
 	}
@@ -207,6 +207,10 @@ func TestPackWarns(t *testing.T) {
 		if got.code != exitOK || !strings.Contains(got.stderr, want) {
 			t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 		}
+	}
+	got = runPackLine(t, "--to", "nanogpt", "--val-fraction", "0.001", packSource(t), filepath.Join(t.TempDir(), "out"))
+	if want := "warning: 0.001 of 7 documents is less than one: there is no validation split\n"; got.code != exitOK || got.stderr != want {
+		t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 	}
 	got = runPackLine(t, dir, filepath.Join(t.TempDir(), "out"))
 	if want := "2 files do not look like text and were left out, --include takes them\n"; got.code != exitOK || got.stderr != want {

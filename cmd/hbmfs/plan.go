@@ -27,6 +27,7 @@ type planCommand struct {
 	html       string
 	sys        string
 
+	stdin  io.Reader
 	stdout io.Writer
 }
 
@@ -41,7 +42,7 @@ read at once, what registering memory costs, and what an epoch, a checkpoint or 
 
 Nothing is measured and no GPU is touched. Three things go in:
 
-  the node   this one, from sysfs; or FILE.yaml, which describes nodes that you have or think of buying
+  the node   this one, from sysfs; or FILE.yaml (- for stdin), which describes nodes that you have or think of buying
   figures    of one or two GPUs, by hbmfs bench --json, with --calibrate; else those of an H200 host
   the jobs   from FILE.yaml, or --epoch, --checkpoint, --weights
 
@@ -54,7 +55,8 @@ Every result is a range: low with all assumptions low, high with all high. The p
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
 Calibrated on one and two H200s, the model met four and eight within 15%. docs/planning.md says what it leaves out.`,
-		Example: `  hbmfs plan                                          this node
+		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs, on any machine
+  hbmfs plan                                          this node, if it has GPUs
   hbmfs plan --epoch 2TB --weights 140GB --price 30   what would jobs take and cost here?
   hbmfs plan --example > node.yaml                    a description to edit
   hbmfs plan node.yaml --html report.html             charts, for the screen and for paper
@@ -65,7 +67,7 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
   hbmfs plan node.yaml --calibrate 1x4.json --calibrate 2x8.json`,
 		Args: oneDescription,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.stdout = cmd.OutOrStdout()
+			c.stdin, c.stdout = cmd.InOrStdin(), cmd.OutOrStdout()
 			if example {
 				_, err := c.stdout.Write(plan.Example)
 				return err
@@ -139,11 +141,16 @@ func (c *planCommand) run(ctx context.Context) error {
 func (c *planCommand) describe() (*plan.Description, error) {
 	d := &plan.Description{}
 	if c.file != "" {
-		f, err := os.Open(c.file)
-		if err != nil {
-			return nil, err
+		f := c.stdin
+		if c.file != "-" {
+			file, err := os.Open(c.file)
+			if err != nil {
+				return nil, err
+			}
+			defer func() { _ = file.Close() }() // it is only read
+			f = file
 		}
-		defer func() { _ = f.Close() }() // it is only read
+		var err error
 		if d, err = plan.Parse(f); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.file, err)
 		}

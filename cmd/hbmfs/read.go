@@ -7,10 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/inspect"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
@@ -141,6 +140,8 @@ type readResult struct {
 	Choice   cufile.Choice `json:"choice"`  // of the last part
 	GPU      *cufile.GPU   `json:"gpu,omitempty"`
 	Verified int64         `json:"verified"` // bytes that were compared with the manifest
+
+	unverified string // why none were
 }
 
 // A part of a file, how many are under way at once, and how many files are open.
@@ -158,7 +159,7 @@ func (c *readCommand) run(ctx context.Context) (err error) {
 	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a slot for what is unaligned
 	r, err := cufile.New(ctx, opt)
 	if err != nil {
-		return c.explain(err)
+		return c.device.explain(err)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	for names := range slices.Chunk(c.names, readFiles) {
@@ -180,7 +181,7 @@ func (c *readCommand) readAll(ctx context.Context, r *cufile.Reader, names []str
 	}()
 	for i, f := range files {
 		if errs[i] != nil {
-			return c.explain(errs[i])
+			return c.device.explain(errs[i])
 		}
 		result, err := c.move(ctx, f, names[i])
 		if err != nil {
@@ -211,8 +212,8 @@ func (c *readCommand) options() (cufile.Options, error) {
 }
 
 // explain adds what helps where there is no GPU.
-func (c *readCommand) explain(err error) error {
-	if errors.Is(err, cufile.ErrNoLibrary) && c.device.to != "host" && c.device.path != string(cufile.Compat) && c.device.path != string(cufile.Direct) {
+func (d *deviceFlags) explain(err error) error {
+	if errors.Is(err, cufile.ErrNoLibrary) && d.to != "host" && d.path != string(cufile.Compat) && d.path != string(cufile.Direct) {
 		return fmt.Errorf("%w; --to host works without a GPU", err)
 	}
 	return err
@@ -227,7 +228,7 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 	if length < 0 {
 		length = f.Size() - offset
 	}
-	sums, err := readSums(name, f.Size())
+	sums, err := inspect.SumsOf(name, f.Size())
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +245,7 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 	stream := f.Stream(ctx, plan, readDepth)
 	defer stream.Close()
 	hash := sha256.New()
-	result := &readResult{File: name, Bytes: length}
+	result := &readResult{File: name, Bytes: length, unverified: sums.None()}
 	buffer := make([]byte, min(readSpan, length))
 	for _, part := range plan {
 		v, err := stream.Next(ctx)
@@ -259,7 +260,7 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 			return nil, err
 		}
 		hash.Write(data)
-		n, err := sums.check(part.Offset, data)
+		n, err := sums.Check(part.Offset, data)
 		if err != nil {
 			return nil, fmt.Errorf("verify %s: %w", name, err)
 		}
@@ -292,65 +293,10 @@ func (c *readCommand) print(r *readResult) error {
 		fmt.Fprintf(c.stdout, "because   %s: %s\n", r.Choice.Path, r.Choice.Why)
 	}
 	fmt.Fprintf(c.stdout, "sha256    %s\n", r.SHA256)
+	if r.Verified == 0 {
+		fmt.Fprintf(c.stdout, "verified  nothing: %s\n", r.unverified)
+		return nil
+	}
 	fmt.Fprintf(c.stdout, "verified  %d bytes against %s\n", r.Verified, layout.ManifestName)
 	return nil
-}
-
-// blockSums are a file's checksums in a manifest. Nil means that there are none.
-type blockSums struct {
-	block int64
-	size  int64
-	sums  layout.BlockSums
-}
-
-// readSums finds the checksums of a file in the manifest beside it.
-func readSums(name string, size int64) (*blockSums, error) {
-	manifestPath := filepath.Join(filepath.Dir(name), layout.ManifestName)
-	const most = 1 << 30
-	info, err := os.Stat(manifestPath)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no manifest is the usual case, and a nil *blockSums checks nothing
-	}
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > most {
-		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", manifestPath, info.Size(), most)
-	}
-	data, err := os.ReadFile(manifestPath)
-	if err != nil {
-		return nil, err
-	}
-	m, err := layout.ParseManifest(data)
-	if err != nil {
-		return nil, err
-	}
-	for i := range m.Files {
-		if m.Files[i].Name != filepath.Base(name) {
-			continue
-		}
-		if m.Files[i].Size != size {
-			return nil, fmt.Errorf("%s has %d bytes, %s says %d", name, size, manifestPath, m.Files[i].Size)
-		}
-		return &blockSums{m.Files[i].CRC32CBlock, size, m.Files[i].CRC32C}, nil
-	}
-	return nil, nil //nolint:nilnil // as above
-}
-
-// check compares the blocks that lie wholly in data, which begins at offset of the file, and gives their bytes.
-func (s *blockSums) check(offset int64, data []byte) (checked int64, err error) {
-	if s == nil {
-		return 0, nil
-	}
-	table := crc32.MakeTable(crc32.Castagnoli)
-	for k := (offset + s.block - 1) / s.block; ; k++ {
-		first, last := k*s.block, min((k+1)*s.block, s.size)
-		if first >= s.size || last > offset+int64(len(data)) {
-			return checked, nil
-		}
-		if got := crc32.Checksum(data[first-offset:last-offset], table); got != s.sums[k] {
-			return checked, fmt.Errorf("bytes %d to %d have the checksum %08x, the manifest says %08x", first, last, got, s.sums[k])
-		}
-		checked += last - first
-	}
 }
