@@ -59,7 +59,11 @@ func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store
 
 // open opens a cache that is there: opening alone would make one.
 func (c *cacheCommand) open() (*store.Store, error) {
-	if info, err := os.Stat(filepath.Join(c.dir, "segments")); err != nil || !info.IsDir() {
+	info, err := os.Stat(filepath.Join(c.dir, "segments"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: only the user who made a cache, and root, may look into it", err)
+	}
+	if err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("%s is no cache directory, it has no folder segments: name what hbmfs mount was given as --cache-dir", c.dir)
 	}
 	return store.Open(c.dir, store.Options{})

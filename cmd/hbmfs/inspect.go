@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -82,6 +85,9 @@ func (c *inspectCommand) run(ctx context.Context) error {
 	result, err := inspect.Dataset(ctx, c.source, listing.Objects, opt, inspect.Options{Verify: c.verify, Progress: c.progress})
 	if err != nil {
 		return err
+	}
+	if _, err := os.Stat(c.source); errors.Is(err, syscall.ENOTCONN) { // every file is a problem then, and none is the dataset's
+		return fmt.Errorf("the daemon of the mount that %s lies in ended meanwhile: mount it again", c.source)
 	}
 	result.Problems = append(result.Problems, listing.Problems...)
 	if err := c.print(result); err != nil {
