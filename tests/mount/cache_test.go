@@ -431,7 +431,7 @@ func TestCacheCommandsRefuse(t *testing.T) {
 }
 
 // The cache of another user is a cache, too.
-func TestCacheOfAnotherUser(t *testing.T) {
+func TestCacheOfAnotherUserIsACache(t *testing.T) {
 	needRoot(t)
 	dir := filepath.Join(newDir(t), "cache")
 	must(t, os.MkdirAll(filepath.Join(dir, "segments"), 0o700))
