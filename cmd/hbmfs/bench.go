@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 
@@ -87,9 +86,7 @@ func (c *benchCommand) run(ctx context.Context) error {
 		return c.device.explain(err)
 	}
 	if c.asJSON {
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		err = enc.Encode(result)
+		err = writeJSON(c.stdout, result)
 	} else {
 		c.print(result)
 	}

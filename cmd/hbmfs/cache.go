@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -70,9 +69,7 @@ func (c *cacheCommand) open() (*store.Store, error) {
 }
 
 func (c *cacheCommand) printJSON(value any) error {
-	out := json.NewEncoder(c.stdout)
-	out.SetIndent("", "  ")
-	return out.Encode(value)
+	return writeJSON(c.stdout, value)
 }
 
 // segments lists what is in a cache, ordered by source, object and place.

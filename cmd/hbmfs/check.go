@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -152,10 +151,7 @@ func (c *checkCommand) print(r *check.Report) error {
 		r.Print(c.stdout)
 		return nil
 	}
-	enc := json.NewEncoder(c.stdout)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false) // commands have & and >
-	return enc.Encode(r)
+	return writeJSON(c.stdout, r)
 }
 
 // save writes a recording, whole or not at all.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -178,10 +177,7 @@ func (c *cufileJSONCommand) read() ([]byte, error) {
 
 func (c *cufileJSONCommand) report(r cufilejson.Result) error {
 	if c.asJSON {
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(struct {
+		return writeJSON(c.stdout, struct {
 			File     string               `json:"file"`
 			Errors   int                  `json:"errors"`
 			Findings []cufilejson.Finding `json:"findings"`

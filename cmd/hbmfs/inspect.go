@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -108,7 +107,5 @@ func (c *inspectCommand) print(r *inspect.Report) error {
 	if !c.asJSON {
 		return printInspection(c.stdout, r)
 	}
-	enc := json.NewEncoder(c.stdout)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
+	return writeJSON(c.stdout, r)
 }

@@ -143,7 +143,7 @@ the mount in use, 5 and 6 mount -f: the source does not exist, or may not be rea
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newFileAsideCommand(), newManCommand(root))
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }
 
@@ -154,6 +154,18 @@ func exactArgs(n int) cobra.PositionalArgs {
 			return usageError{fmt.Errorf("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())}
 		}
 		return nil
+	}
+}
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			fmt.Fprintf(cmd.OutOrStdout(), "hbmfs version %s\n", version) // as --version does
+			return nil
+		},
 	}
 }
 

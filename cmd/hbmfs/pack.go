@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -117,9 +116,7 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 		datasets.warn(stderr)
 	}
 	if asJSON {
-		enc := json.NewEncoder(stdout)
-		enc.SetIndent("", "  ")
-		return enc.Encode(result)
+		return writeJSON(stdout, result)
 	}
 	fmt.Fprintf(stdout, "%s: %d tokens (%s) of %d documents in %d shards, %.1f s\n",
 		o.Out, result.Tokens, result.DType, result.Documents, len(result.Shards), result.Seconds)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -129,9 +128,7 @@ func (c *planCommand) run(ctx context.Context) error {
 	case c.html != "":
 		return c.writePage(report)
 	case c.asJSON:
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		return enc.Encode(report)
+		return writeJSON(c.stdout, report)
 	}
 	report.Print(c.stdout)
 	return nil

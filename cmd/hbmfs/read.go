@@ -275,9 +275,7 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 
 func (c *readCommand) print(r *readResult) error {
 	if c.asJSON {
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		return enc.Encode(r)
+		return writeJSON(c.stdout, r)
 	}
 	to := "host memory"
 	if r.GPU != nil {

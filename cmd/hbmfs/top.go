@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -59,6 +58,15 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 	addChoice(cmd, &c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts", top.Orders()...)
 	return cmd
 }
+
+// topJSON is what --json prints.
+type topJSON struct {
+	Time   time.Time `json:"time"`
+	Mounts []top.Row `json:"mounts"`
+}
+
+// noMounts is printed where there are none.
+const noMounts = "no hbmfs is mounted here"
 
 func (c *topCommand) check() error {
 	switch {
@@ -127,12 +135,7 @@ func (c *topCommand) onceRows(ctx context.Context) error {
 		return err
 	}
 	if c.asJSON {
-		out := json.NewEncoder(c.stdout)
-		out.SetIndent("", "  ")
-		return out.Encode(struct {
-			Time   time.Time `json:"time"`
-			Mounts []top.Row `json:"mounts"`
-		}{time.Now(), rows})
+		return writeJSON(c.stdout, topJSON{time.Now(), rows})
 	}
 	return c.write(rows, true)
 }
@@ -152,7 +155,7 @@ func (c *topCommand) tables(ctx context.Context) error {
 
 func (c *topCommand) write(rows []top.Row, details bool) error {
 	if len(rows) == 0 {
-		fmt.Fprintln(c.stdout, "no hbmfs is mounted here")
+		fmt.Fprintln(c.stdout, noMounts)
 		return nil
 	}
 	err := top.WriteTable(c.stdout, rows)

@@ -34,7 +34,8 @@ cleaned up.
 
 No daemon is asked for this, so a stopped or deadlocked one keeps nobody from it. Where one does not end, the message has
 its pid and what to do, and the exit code is 1.`,
-		Args: exactArgs(1),
+		Args:              exactArgs(1),
+		ValidArgsFunction: completeMounts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.point, c.stderr = args[0], cmd.ErrOrStderr()
 			return c.run(cmd.Context())

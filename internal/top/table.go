@@ -79,12 +79,16 @@ func WriteDetails(w io.Writer, r *Row) error {
 
 func writeStatus(t io.Writer, r *Row) {
 	s := r.Told
-	rate := Rates{}
-	if r.Rates != nil {
+	rate, second := Rates{}, r.Rates != nil // one sample has no rates
+	if second {
 		rate = *r.Rates
 	}
 	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", Printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
-	fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	if second {
+		fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	} else {
+		fmt.Fprintf(t, "  opens\t%d passthrough, %d through the daemon; open now %d and %d\n", s.Counters.PassthroughOpens, s.Counters.CachedOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	}
 	for _, note := range s.Notes {
 		fmt.Fprintf(t, "  note\t%s\n", Printable(note))
 	}
@@ -94,14 +98,21 @@ func writeStatus(t io.Writer, r *Row) {
 		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, Printable(s.Passthrough.LastErr))
 	}
 	if c := s.Cache; c != nil {
-		fmt.Fprintf(t, "  cache\t%s of %s, %s in use; %s/s hit, %s/s fetched, %s/s uncached\n", size.Decimal(c.Bytes), size.Decimal(c.Limit), size.Decimal(c.Pinned),
-			size.Decimal(int64(rate.CacheHitBytes)), size.Decimal(int64(rate.FetchedBytes)), size.Decimal(int64(rate.UncachedBytes)))
+		fmt.Fprintf(t, "  cache\t%s of %s, %s in use", size.Decimal(c.Bytes), size.Decimal(c.Limit), size.Decimal(c.Pinned))
+		if second {
+			fmt.Fprintf(t, "; %s/s hit, %s/s fetched, %s/s uncached", size.Decimal(int64(rate.CacheHitBytes)), size.Decimal(int64(rate.FetchedBytes)), size.Decimal(int64(rate.UncachedBytes)))
+		}
+		fmt.Fprintln(t)
 		if c.Sick {
 			fmt.Fprintf(t, "  cache is sick\t%s\n", Printable(c.Why))
 		}
 	}
 	if o := s.Origin; o != nil {
-		fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, size.Decimal(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
+		if second {
+			fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, size.Decimal(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
+		} else {
+			fmt.Fprintf(t, "  origin\t%s requests, %s; %d retried, %d stalled, %d given up\n", size.Grouped(o.Requests), size.Decimal(o.Bytes), o.Retries, o.Stalls, o.Failed)
+		}
 		writeLatency(t, r)
 	}
 	if !s.Control.On && s.Control.Why != "" {
