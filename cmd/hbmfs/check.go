@@ -65,8 +65,6 @@ What is mostly missing, the likeliest first:
 PATH may be a file, a directory (its largest file is read), or a file in a mount of hbmfs (the shards behind it are
 judged). Without PATH the machine alone is judged.
 
-Exit codes: 0 no line is FAIL and --require is met, 3 otherwise, 1 PATH cannot be looked at, 2 wrong command line.
-
 --record writes the facts to a file for somebody who can help, and --root judges such a file, or a directory that is a
 copy of a machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
 names of servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`

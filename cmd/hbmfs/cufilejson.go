@@ -39,9 +39,7 @@ With --lint FILE, that file is checked: syntax as cuFile understands it, keys th
 section, numbers and booleans in quotes, bytes where KB are meant, values out of range or not a multiple of 64 KB or
 4 KB, keys that are there twice, settings that contradict each other or do nothing. --gpu N also compares with the
 memory of that GPU, PATH with the filesystem of the data, and --require direct wants reads that never fall back to the
-CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.
-
-Exit codes: 0 no errors (there may be warnings), 3 errors, 1 it did not work, 2 wrong command line.`
+CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.`
 
 func newCuFileJSONCommand() *cobra.Command {
 	c := &cufileJSONCommand{}

@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/cobra/doc"
 
 	"github.com/hbmfs/hbmfs/fs"
 )
@@ -132,15 +131,13 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs top                             watch the mounts of this machine
   hbmfs umount /mnt/pile                take it away
   hbmfs cache ls /nvme/hbmfs            what is here of remote datasets? stats, verify and rm as well
-  hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
-
-Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect, check or cache verify found problems, 4 umount found
-the mount in use, 5 and 6 mount -f: the source does not exist, or may not be read, 130 interrupted.`,
+  hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(flagError)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
 		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
@@ -165,21 +162,6 @@ func newVersionCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fmt.Fprintf(cmd.OutOrStdout(), "hbmfs version %s\n", version) // as --version does
 			return nil
-		},
-	}
-}
-
-func newManCommand(root *cobra.Command) *cobra.Command {
-	return &cobra.Command{
-		Use:    "man DIRECTORY",
-		Short:  "Write the man pages",
-		Hidden: true, // for packagers
-		Args:   exactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if err := os.MkdirAll(args[0], 0o755); err != nil {
-				return err
-			}
-			return doc.GenManTree(root, &doc.GenManHeader{Title: "HBMFS", Section: "1", Source: "hbmfs " + version}, args[0])
 		},
 	}
 }

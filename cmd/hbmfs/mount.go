@@ -104,7 +104,8 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
 	f.StringVar(&c.umask, "umask", "0", "permission bits to take away, octal")
 	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (128KiB)")
-	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: "+defaultLogFile()+")")
+	f.Lookup("read-ahead").DefValue = "512KiB for root" // the same words, whoever asks
+	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: /var/log/hbmfs.log for root, else hbmfs/hbmfs.log in XDG_STATE_HOME)")
 	addChoice(cmd, &c.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
