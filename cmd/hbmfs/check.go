@@ -14,6 +14,9 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/check"
 	"github.com/hbmfs/hbmfs/internal/check/live"
+	"github.com/hbmfs/hbmfs/internal/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/deepspeed"
+	"github.com/hbmfs/hbmfs/internal/where"
 )
 
 // asideName is the hidden command that asks what may hang, in a process that can be left behind.
@@ -26,10 +29,12 @@ type checkCommand struct {
 	require   string
 	root      string
 	record    string
+	deepspeed string // a configuration of DeepSpeed to look at instead
 	asJSON    bool
 	timeout   time.Duration
 	libraries cufile.Libraries
 
+	stdin          io.Reader
 	stdout, stderr io.Writer
 }
 
@@ -65,6 +70,10 @@ What is mostly missing, the likeliest first:
 PATH may be a file, a directory (its largest file is read), or a file in a mount of hbmfs (the shards behind it are
 judged). Without PATH the machine alone is judged.
 
+A program that calls cuFile itself on a file of a mount of hbmfs never reads directly, whatever the verdict: hbmfs locate names
+the local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the
+nvme_path of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
+
 --record writes the facts to a file for somebody who can help, and --root judges such a file, or a directory that is a
 copy of a machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
 names of servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
@@ -75,7 +84,7 @@ func newCheckCommand() *cobra.Command {
 		Use:     "check [PATH]",
 		Short:   "Say whether reads of a file go straight into the GPU, and if not, why and what to do",
 		Long:    checkHelp,
-		Example: "  hbmfs check /data/pile/train_000001.bin\n  hbmfs check --require direct --gpu 3 /mnt/pile\n  hbmfs check --record facts.tar.zst /data/pile\n  hbmfs check --root facts.tar.zst",
+		Example: "  hbmfs check /data/pile/train_000001.bin\n  hbmfs check --require direct --gpu 3 /mnt/pile\n  hbmfs check --record facts.tar.zst /data/pile\n  hbmfs check --root facts.tar.zst\n  hbmfs check --deepspeed ds_config.json",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("at most 1 argument, the PATH, not %d", len(args))}
@@ -86,7 +95,7 @@ func newCheckCommand() *cobra.Command {
 			if len(args) == 1 {
 				c.path = args[0]
 			}
-			c.stdout, c.stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			c.stdin, c.stdout, c.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return c.run(cmd.Context())
 		},
 	}
@@ -96,6 +105,7 @@ func newCheckCommand() *cobra.Command {
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.root, "root", "", "judge a recording, or a directory that is a copy of a machine, instead of this one")
 	f.StringVar(&c.record, "record", "", "write the facts to this file, a tar.zst")
+	f.StringVar(&c.deepspeed, "deepspeed", "", "check the section aio and the nvme_path of this configuration of DeepSpeed, - for stdin, instead of the machine")
 	f.DurationVar(&c.timeout, "timeout", 0, "how long the driver, PATH and the read may each take (default 1s, and 10s for a read that may be direct)")
 	f.StringVar(&c.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
 	f.StringVar(&c.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
@@ -104,6 +114,12 @@ func newCheckCommand() *cobra.Command {
 }
 
 func (c *checkCommand) run(ctx context.Context) error {
+	if c.deepspeed != "" {
+		if c.path != "" || c.require != "" || c.root != "" || c.record != "" {
+			return usageError{errors.New("--deepspeed checks a file alone: leave PATH, --require, --root and --record out")}
+		}
+		return c.lintDeepSpeed()
+	}
 	if c.require == check.Direct && c.path == "" && c.root == "" {
 		return usageError{errors.New("--require direct needs a PATH: it is proven file by file")}
 	}
@@ -131,6 +147,28 @@ func (c *checkCommand) run(ctx context.Context) error {
 		return errProblems
 	}
 	return nil
+}
+
+func (c *checkCommand) lintDeepSpeed() error {
+	text, err := readConfiguration(c.stdin, c.deepspeed, deepspeed.MaxSize)
+	if err != nil {
+		return err
+	}
+	result := cufilejson.Result{Findings: deepspeed.Lint(text, where.Filesystem)}
+	if c.asJSON {
+		err = writeJSON(c.stdout, lintJSON{c.deepspeed, result.Errors(), append([]cufilejson.Finding{}, result.Findings...), ""})
+	} else {
+		for _, f := range result.Findings {
+			fmt.Fprintf(c.stdout, "%s:%s\n", c.deepspeed, f)
+		}
+		if len(result.Findings) == 0 {
+			fmt.Fprintf(c.stdout, "%s: nothing is wrong\n", c.deepspeed)
+		}
+	}
+	if err == nil && result.Errors() > 0 {
+		err = errProblems
+	}
+	return err
 }
 
 // met says whether a path is what --require asks for. Reads that may be direct are staged at least.

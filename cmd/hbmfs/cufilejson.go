@@ -23,7 +23,6 @@ type cufileJSONCommand struct {
 	output       string
 	aboutGPU     bool // --gpu was given
 
-	stdin io.Reader
 }
 
 const cufileJSONHelp = `cufile.json is what configures NVIDIA's cuFile (GPUDirect Storage): /etc/cufile.json, or what CUFILE_ENV_PATH_JSON names.
@@ -130,7 +129,7 @@ func (c *cufileJSONCommand) write(ctx context.Context) ([]byte, error) {
 }
 
 func (c *cufileJSONCommand) runLint(ctx context.Context) error {
-	text, err := c.read()
+	text, err := readConfiguration(c.stdin, c.lint, cufilejson.MaxSize)
 	if err != nil {
 		return err
 	}
@@ -159,28 +158,31 @@ func (c *cufileJSONCommand) runLint(ctx context.Context) error {
 	return nil
 }
 
-// read gets the file that is checked, or as much of it as says that it is too large.
-func (c *cufileJSONCommand) read() ([]byte, error) {
-	from := c.stdin
-	if c.lint != "-" {
-		f, err := os.Open(c.lint)
+// readConfiguration reads a file, - for stdin, or as much of it as says that it is too large.
+func readConfiguration(stdin io.Reader, name string, most int64) ([]byte, error) {
+	from := stdin
+	if name != "-" {
+		f, err := os.Open(name)
 		if err != nil {
 			return nil, err
 		}
 		defer func() { _ = f.Close() }() // opened for reading
 		from = f
 	}
-	return io.ReadAll(io.LimitReader(from, cufilejson.MaxSize+1))
+	return io.ReadAll(io.LimitReader(from, most+1))
+}
+
+// lintJSON is what --json prints of a configuration.
+type lintJSON struct {
+	File     string               `json:"file"`
+	Errors   int                  `json:"errors"`
+	Findings []cufilejson.Finding `json:"findings"`
+	Fixed    string               `json:"fixed,omitempty"`
 }
 
 func (c *cufileJSONCommand) report(r cufilejson.Result) error {
 	if c.asJSON {
-		return writeJSON(c.stdout, struct {
-			File     string               `json:"file"`
-			Errors   int                  `json:"errors"`
-			Findings []cufilejson.Finding `json:"findings"`
-			Fixed    string               `json:"fixed,omitempty"`
-		}{c.lint, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)})
+		return writeJSON(c.stdout, lintJSON{c.lint, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)})
 	}
 	list := c.stdout
 	if c.fixed {

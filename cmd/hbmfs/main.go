@@ -124,7 +124,9 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 
   hbmfs inspect /data/pile              what is this dataset, and is it sound?
   hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
+  hbmfs status /mnt/pile                what is mounted there, and is it well?
   hbmfs extents /mnt/pile/train.bin     where do the bytes of a file lie?
+  hbmfs locate /mnt/pile/train.bin      which local file can another program give to cuFile?
   hbmfs read /mnt/pile/train.bin        move them into GPU memory, and say by which path
   hbmfs check /mnt/pile/train.bin       do they get there without the CPU, and if not, why?
   hbmfs warm /mnt/pile                  bring it onto this machine before it is read
@@ -139,7 +141,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
-	addCommands(root, newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
+	addCommands(root, newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
 		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }

@@ -54,6 +54,10 @@ func (j *judge) judgeStorage() {
 		j.judgeFUSE(mount)
 		return
 	}
+	if j.target.HBMFS {
+		j.add(finding{Finding: Finding{inStorage, "other programs", Warn, "cuFile is never direct on " + j.target.File + " itself, a file of a FUSE mount",
+			"readers of hbmfs ask where its bytes lie; a program that calls cuFile itself needs the path of a local file", "hbmfs locate " + j.target.File}})
+	}
 	for _, p := range j.target.Places {
 		j.judgePlace(p)
 	}
