@@ -19,7 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// cacheCommand is what the commands below hbmfs cache have in common: a cache directory, which mounts may use meanwhile.
+// cacheCommand has the fields of all commands below hbmfs cache. Mounts may use the directory meanwhile.
 type cacheCommand struct {
 	dir            string
 	asJSON         bool
@@ -31,7 +31,7 @@ func newCacheCommand() *cobra.Command {
 		Use:   "cache",
 		Short: "Look into the cache of remote datasets, verify it, and free its space",
 		Long: `Look into a directory that hbmfs mount --cache-dir keeps remote datasets in, without a mount. Mounts may use it at the
-same time: they fetch again what was removed, and whoever has it open reads on.
+same time: they fetch removed bytes again, and a reader that has them open reads on.
 
 A cache has segments: pieces of objects of at most 256 MiB, each with checksums of every MiB.`,
 	}
@@ -39,7 +39,7 @@ A cache has segments: pieces of objects of at most 256 MiB, each with checksums 
 	return cmd
 }
 
-// bind adds what all of them have.
+// bind gives a command below hbmfs cache its argument, its flag and its work.
 func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store.Store) error) *cobra.Command {
 	cmd.Args = exactArgs(1)
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
@@ -63,7 +63,7 @@ func (c *cacheCommand) open() (*store.Store, error) {
 		return nil, fmt.Errorf("%w: only the user who made a cache, and root, may look into it", err)
 	}
 	if err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("%s is no cache directory, it has no folder segments: name what hbmfs mount was given as --cache-dir", c.dir)
+		return nil, fmt.Errorf("%s is no cache directory, it has no folder segments: name the directory that hbmfs mount has as --cache-dir", c.dir)
 	}
 	return store.Open(c.dir, store.Options{})
 }
@@ -72,7 +72,7 @@ func (c *cacheCommand) printJSON(value any) error {
 	return writeJSON(c.stdout, value)
 }
 
-// segments lists what is in a cache, ordered by source, object and place.
+// segments lists the segments of a cache, ordered by source, object and place.
 func segments(ctx context.Context, s *store.Store) ([]store.Segment, error) {
 	all := []store.Segment{}
 	err := s.Segments(ctx, false, func(g store.Segment) error {
@@ -132,7 +132,7 @@ func (c *cacheCommand) printObjects(all []store.Segment) error {
 	return t.Flush()
 }
 
-// cacheSource is what a cache has of one source.
+// cacheSource sums up the segments of one source.
 type cacheSource struct {
 	Source   string `json:"source"`
 	Objects  int    `json:"objects"`
@@ -140,7 +140,7 @@ type cacheSource struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-// cacheTotals is what hbmfs cache stats prints.
+// cacheTotals is the output of hbmfs cache stats.
 type cacheTotals struct {
 	Directory string        `json:"directory"`
 	Segments  int           `json:"segments"`
@@ -158,8 +158,8 @@ func newCacheStatsCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "stats DIR",
 		Short: "Say how much a cache has of which source",
-		Long: `Say how much the cache DIR has of which source, and how full its disk is. What a mount does with the cache, hits and
-evictions for example, is in the mount's .hbmfs/status.`,
+		Long: `Say how much the cache DIR has of which source, and how full its disk is. A mount's hits and evictions
+are in its .hbmfs/status.`,
 		Example: "  hbmfs cache stats /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
 		all, err := segments(ctx, s)

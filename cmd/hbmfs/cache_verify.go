@@ -15,7 +15,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// cacheVerification is what hbmfs cache verify found.
+// cacheVerification is the result of hbmfs cache verify.
 type cacheVerification struct {
 	Directory string          `json:"directory"`
 	Segments  int             `json:"segments"`
@@ -31,7 +31,7 @@ func newCacheVerifyCommand() *cobra.Command {
 		Use:   "verify DIR",
 		Short: "Compare all bytes of a cache with their checksums",
 		Long: `Read all of the cache DIR and compare it with the checksums that were made as the bytes came. The exit code is 3 when a
-segment is damaged, also if --remove took it out: what is removed is fetched again when it is read.`,
+segment is damaged, also if --remove took it out: a mount fetches it again when it is read.`,
 		Example: "  hbmfs cache verify /nvme/hbmfs\n  hbmfs cache verify --remove --json /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
 		found, err := c.verify(ctx, s, remove)
@@ -91,7 +91,7 @@ func (v *cacheVerification) print(c *cacheCommand) {
 	}
 }
 
-// cacheRemoval is what hbmfs cache rm did.
+// cacheRemoval is the result of hbmfs cache rm.
 type cacheRemoval struct {
 	Directory string `json:"directory"`
 	Segments  int    `json:"segments"`
@@ -105,8 +105,8 @@ func newCacheRemoveCommand() *cobra.Command {
 	cmd := c.bind(&cobra.Command{
 		Use:   "rm DIR",
 		Short: "Take sources or objects out of a cache",
-		Long: `Take what --source and --object name out of the cache DIR, or --all, and say how much that was. It asks nothing: what is
-removed is fetched again when it is read. Space is free once nobody has a removed segment open.
+		Long: `Take the sources and objects that --source and --object name out of the cache DIR, or --all, and say how much that was. It
+asks nothing: mounts fetch removed bytes again. Space is free once no reader has a removed segment open.
 
 In a pattern * stands for any characters, / among them, and ? for one. Where both are given, both must fit.`,
 		Example: "  hbmfs cache rm --source 's3://bucket/pile*' /nvme/hbmfs\n  hbmfs cache rm --object 'train/*' /nvme/hbmfs\n  hbmfs cache rm --all /nvme/hbmfs",
@@ -135,10 +135,10 @@ In a pattern * stands for any characters, / among them, and ? for one. Where bot
 	f := cmd.Flags()
 	f.StringVar(&source, "source", "", "pattern of sources, as hbmfs cache ls shows them")
 	f.StringVar(&object, "object", "", "pattern of objects")
-	f.BoolVar(&all, "all", false, "everything, what is damaged too")
+	f.BoolVar(&all, "all", false, "everything, damaged segments too")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if all == (source != "" || object != "") {
-			return usageError{errors.New("name what to remove: --source, --object or both, or --all")}
+			return usageError{errors.New("name the segments to remove: --source, --object or both, or --all")}
 		}
 		return nil
 	}

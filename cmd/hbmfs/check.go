@@ -19,7 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/where"
 )
 
-// asideName is the hidden command that asks what may hang, in a process that can be left behind.
+// asideName is the hidden command that puts questions which may hang, in a process that can be left behind.
 const asideName = "check-aside"
 
 // checkCommand is hbmfs check.
@@ -38,9 +38,9 @@ type checkCommand struct {
 	stdout, stderr io.Writer
 }
 
-// checkHelp teaches what GPUDirect Storage needs. docs/gpudirect.md has each at length.
+// checkHelp teaches the needs of GPUDirect Storage. docs/gpudirect.md has each at length.
 const checkHelp = `GPUDirect Storage moves bytes from a drive into the memory of a GPU without the CPU. Where something is missing,
-NVIDIA's cuFile reads with the CPU instead and says nothing. This command says what is missing.
+NVIDIA's cuFile reads with the CPU instead and says nothing. This command names the missing part.
 
 It looks at the kernel, the driver, the GPU, the storage under PATH, cuFile and the container, then reads PATH in a
 process of its own with that fallback turned off, and compares cuFile's counters. Each line is
@@ -57,7 +57,7 @@ and the last lines are the verdict for PATH and one GPU:
   host     no GPU can be reached
   unknown  nothing speaks against direct, and nothing proves it
 
-What is mostly missing, the likeliest first:
+The likeliest reasons, the most frequent first:
 
   1. The data is not on a drive that can do it: an overlay in a container, a virtual or SATA disk, NFS over TCP,
      tmpfs, encryption. It takes ext4 or XFS on NVMe, or a network filesystem over RDMA.
@@ -74,7 +74,7 @@ A program that calls cuFile itself on a file of a mount of hbmfs never reads dir
 the local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the
 nvme_path of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
 
---record writes the facts to a file for somebody who can help, and --root judges such a file, or a directory that is a
+--record writes the facts to a file for a helper, and --root judges such a file, or a directory that is a
 copy of a machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
 names of servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
 
@@ -171,7 +171,7 @@ func (c *checkCommand) lintDeepSpeed() error {
 	return err
 }
 
-// met says whether a path is what --require asks for. Reads that may be direct are staged at least.
+// met says whether a path is the one that --require asks for. Reads that may be direct are staged at least.
 func (c *checkCommand) met(path string) bool {
 	switch c.require {
 	case check.Direct:
@@ -233,7 +233,7 @@ func (c *checkCommand) snapshot(ctx context.Context) (*check.Snapshot, error) {
 	return check.Load(f)
 }
 
-// newAsideCommand is what package live runs.
+// newAsideCommand is the command that package live runs.
 func newAsideCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    asideName,

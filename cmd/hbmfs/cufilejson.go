@@ -25,7 +25,7 @@ type cufileJSONCommand struct {
 
 }
 
-const cufileJSONHelp = `cufile.json is what configures NVIDIA's cuFile (GPUDirect Storage): /etc/cufile.json, or what CUFILE_ENV_PATH_JSON names.
+const cufileJSONHelp = `cufile.json configures NVIDIA's cuFile (GPUDirect Storage). It is /etc/cufile.json, or the file that CUFILE_ENV_PATH_JSON names.
 cuFile ignores keys that it does not know without a word, and stops at the first value that it does not like.
 
 Without --lint, one is written for this machine and --for a workload, each value with its reason as a comment:
@@ -172,7 +172,7 @@ func readConfiguration(stdin io.Reader, name string, most int64) ([]byte, error)
 	return io.ReadAll(io.LimitReader(from, most+1))
 }
 
-// lintJSON is what --json prints of a configuration.
+// lintJSON is the JSON of a configuration that was checked.
 type lintJSON struct {
 	File     string               `json:"file"`
 	Errors   int                  `json:"errors"`

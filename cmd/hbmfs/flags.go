@@ -60,7 +60,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	return usageError{err}
 }
 
-// wrongValue is err, or says in its place what a flag of Go's own types wants.
+// wrongValue is err. For a flag of one of Go's own types it names the values that the flag takes.
 func wrongValue(flag *pflag.Flag, value string, err error) error {
 	wants := map[string]string{
 		"int": "a whole number", "int64": "a whole number", "float64": "a number", "bool": "true or false", "duration": "a time such as 90s, 2m or 1h",

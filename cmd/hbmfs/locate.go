@@ -31,8 +31,8 @@ A file that is one whole local file is answered by one path. A view has a line f
 lies in PATH from byte AT on, the next one STRIDE further. Each path is compared with the file that the daemon reads: device and
 inode are the same.
 
-Bytes of a remote source lie in segments of the mount's cache, which may be evicted when nobody has them open. hbmfs keeps no
-count of what is read so.`,
+Bytes of a remote source lie in segments of the mount's cache, which may be evicted while no reader has them open. hbmfs
+counts no bytes that are read so.`,
 		Example: "  hbmfs locate /mnt/pile/train.bin\n  hbmfs locate --json /mnt/pile/train.bin | jq -r .whole",
 		Args:    exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

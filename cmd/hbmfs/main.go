@@ -73,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // usageError is a mistake on the command line.
 type usageError struct{ error }
 
-// sourceError is what opening the source of a mount failed with.
+// sourceError is the error of opening the source of a mount.
 type sourceError struct{ error }
 
 func (e sourceError) Unwrap() error { return e.error }
@@ -132,7 +132,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs warm /mnt/pile                  bring it onto this machine before it is read
   hbmfs top                             watch the mounts of this machine
   hbmfs umount /mnt/pile                take it away
-  hbmfs cache ls /nvme/hbmfs            what is here of remote datasets? stats, verify and rm as well
+  hbmfs cache ls /nvme/hbmfs            which remote objects are here? stats, verify and rm as well
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards`,
 		Version:       version,
 		SilenceErrors: true,

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// manual is what --help, the manual pages and docs/commands.md say beside the commands' own words.
+// manual has the tables of --help, the manual pages and docs/commands.md.
 func manual() *manpage.Manual {
 	exit := func(code int, text string, of ...string) manpage.Item {
 		return manpage.Item{Term: strconv.Itoa(code), Text: text, Of: of}
@@ -44,7 +44,7 @@ func manual() *manpage.Manual {
 			item("MOUNT/.hbmfs/status", "what is mounted, as JSON", "mount", "status", "top"),
 			item("MOUNT/.hbmfs/metrics", "metrics for Prometheus", "mount", "top"),
 			item("CACHE/segments", "pieces of remote objects, below --cache-dir", "mount", "cache"),
-			item(layout.ManifestName, "sizes, counts and checksums of what hbmfs pack wrote, beside it", "pack", "inspect", "read"),
+			item(layout.ManifestName, "sizes, counts and checksums of the files beside it, which hbmfs pack wrote", "pack", "inspect", "read"),
 			item("/etc/cufile.json", "how cuFile is configured", "check", "cufile-json"),
 		},
 		Environment: []manpage.Item{
@@ -59,7 +59,7 @@ func manual() *manpage.Manual {
 	}
 }
 
-// newManCommand writes what packages and docs have.
+// newManCommand writes the manual of packages and docs.
 func newManCommand(root *cobra.Command) *cobra.Command {
 	markdown := false
 	cmd := &cobra.Command{

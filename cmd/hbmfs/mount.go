@@ -39,7 +39,7 @@ type mountCommand struct {
 	logFile    string
 	logLevel   string
 	options    []string // -o
-	fsName     string   // what /proc/mounts shows instead of the source
+	fsName     string   // shown by /proc/mounts instead of the source
 	cache      dataset.Options
 
 	kernelOptions []string
@@ -57,10 +57,10 @@ func newMountCommand() *cobra.Command {
 behind; with -f it stays in the foreground. A MOUNTPOINT that is missing is made, and goes with the mount.
 
 SOURCE is a directory, or an address: s3://BUCKET/PREFIX (?endpoint=http://HOST:PORT&region=...), or
-http(s)://HOST/DIRECTORY/ with an index in it. What comes from an address is kept below --cache-dir, on a local disk, and
-is fetched once: name one, or every read goes to the network. Credentials come from where AWS's tools find them.
+http(s)://HOST/DIRECTORY/ with an index in it. Bytes of an address are kept below --cache-dir, on a local disk, and
+fetched once: name one, or every read goes to the network. Credentials come from where AWS's tools find them.
 
-Every file of SOURCE appears as it is. What the dataset's format allows appears beside it, in
+Every file of SOURCE appears as it is. Views that the dataset's format allows appear in
 MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the data twice):
 
   tokens.npy           all tokens as one NumPy array: np.load(..., mmap_mode="r")
@@ -70,7 +70,7 @@ MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the
   members/, tensors/   files of a WebDataset archive, tensors of a safetensors file
 
 MOUNTPOINT/.hbmfs/status says in JSON what is mounted, and MOUNTPOINT/.hbmfs/metrics is for Prometheus. Where
-OTEL_EXPORTER_OTLP_ENDPOINT names a collector of OpenTelemetry, traces of what the mount does go there.
+OTEL_EXPORTER_OTLP_ENDPOINT names a collector of OpenTelemetry, traces of the mount go there.
 
 As root the kernel reads whole files itself (FUSE passthrough, Linux 6.9), so that they are as fast as at the source
 and readers survive the daemon. Ordinary users need fusermount3 (package fuse3), and their reads go through hbmfs.
@@ -104,7 +104,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
 	f.StringVar(&c.umask, "umask", "0", "permission bits to take away, octal")
 	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (128KiB)")
-	f.Lookup("read-ahead").DefValue = "512KiB for root" // the same words, whoever asks
+	f.Lookup("read-ahead").DefValue = "512KiB for root" // the same words for all users
 	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: /var/log/hbmfs.log for root, else hbmfs/hbmfs.log in XDG_STATE_HOME)")
 	addChoice(cmd, &c.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
 	addSourceFlags(f, &c.cache)
@@ -126,7 +126,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 	report := ready.New(c.foreground)
 	defer report.Close()
 	err = c.serve(ctx, opt, report)
-	if err != nil && report.Failed(err) && !c.foreground { // whoever started this says it
+	if err != nil && report.Failed(err) && !c.foreground { // the command that started this one says it
 		return endedWith(exitCode(err))
 	}
 	return err
@@ -206,7 +206,7 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 			continue
 		}
 		if id.from < 0 || id.from > 1<<32-2 {
-			return opt, usageError{fmt.Errorf("%s %d is out of range: want 0 to %d, or -1 for what the source says", id.name, id.from, uint32(1<<32-2))}
+			return opt, usageError{fmt.Errorf("%s %d is out of range: want 0 to %d, or -1 for the source's own", id.name, id.from, uint32(1<<32-2))}
 		}
 		v := uint32(id.from)
 		*id.to = &v
@@ -220,7 +220,7 @@ func formatNames() []string {
 	return names
 }
 
-// layoutOptions makes options of what --format and --dtype say.
+// layoutOptions makes options of --format and --dtype.
 func layoutOptions(format, dtype string) (opt layout.Options, err error) {
 	opt.Format = format
 	if dtype != "" {
@@ -279,7 +279,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	<-m.Ready()
 	defer from.Beside(ctx)()
 	if err := c.stayBehind(out); err != nil {
-		opt.Log.Warn("the daemon still depends on what it was started in", "error", err)
+		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 	}
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")

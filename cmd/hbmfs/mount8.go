@@ -16,8 +16,8 @@ const mountName = "mount"
 // mountHelper is the name under which mount(8) starts this program for a line of type fuse.hbmfs in /etc/fstab.
 const mountHelper = "mount.fuse.hbmfs"
 
-// fstabWait is how long a mount of /etc/fstab waits for a source that cannot answer yet: nobody starts it again, while a
-// unit is started anew, and somebody at a terminal would rather know.
+// fstabWait is how long a mount of /etc/fstab waits for a source that cannot answer yet: it is not started again, while a
+// unit is, and a user at a terminal would rather know.
 const fstabWait = "2m"
 
 // fromMount8 turns the command line of a mount(8) helper into one of hbmfs mount:
@@ -52,7 +52,7 @@ func fromMount8(args []string) ([]string, error) {
 	return append(append(out, "--"), places...), nil
 }
 
-// applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns what is meant for the
+// applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns those that are meant for the
 // kernel. Options that only mount(8), systemd or a read-only filesystem care about are accepted and dropped.
 func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kernel []string, err error) {
 	for _, o := range strings.Split(options, ",") {

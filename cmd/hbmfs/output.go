@@ -7,7 +7,7 @@ import (
 )
 
 // output is where a command prints. It remembers that something could not be written: a result that was cut is no success, and
-// most of what prints cannot say so.
+// most printing functions cannot say so.
 type output struct {
 	to io.Writer
 

@@ -21,7 +21,7 @@ const packLong = `Pack writes shards of tokens from text, JSONL, or a dataset th
 
 A SOURCE is a file or a directory. In a directory every file that looks like text is one document, and every line of
 a .jsonl or .ndjson file is one, or of a .json file that holds an object a line; hidden files are left out. Files that
-gzip or zstd compressed are read as what they hold. A directory whose bytes are mostly a dataset that hbmfs can read
+gzip or zstd compressed are unpacked first. A directory whose bytes are mostly a dataset that hbmfs can read
 gives that dataset's documents. OUT is a directory, made if need be.
 
 Formats, and where their tokens start:
@@ -67,9 +67,9 @@ func newPackCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	addChoice(cmd, &o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "), pack.Formats()...)
-	addChoice(cmd, &o.From, "from", "auto", "what the sources are: auto, text, jsonl, tokens", "auto", "text", "jsonl", "tokens")
+	addChoice(cmd, &o.From, "from", "auto", "kind of the sources: auto, text, jsonl, tokens", "auto", "text", "jsonl", "tokens")
 	f.StringVar(&o.TextKey, "text-key", "text", "key of the text in a line of JSONL")
-	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: what looks like text)")
+	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: those that look like text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
 	addChoice(cmd, &o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(pack.Tokenizers(), ", ")+"; list prints them (default gpt2)", append(pack.Tokenizers(), "list")...)
@@ -80,7 +80,7 @@ func newPackCommand() *cobra.Command {
 	f.Float64Var(&o.ValFraction, "val-fraction", 0, "nanogpt, llmc: fraction of the documents for the validation split")
 	f.StringVar(&o.Name, "name", "data", "how file names start")
 	f.IntVar(&o.Workers, "workers", 0, "tokenizing goroutines (default: one per CPU)")
-	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty; replaces what an earlier pack wrote there")
+	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty; replaces the dataset of an earlier pack there")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd
 }
@@ -148,7 +148,7 @@ func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume
 	return volume, err
 }
 
-// warn says what is wrong with the datasets: what was left out of them is not in what was packed.
+// warn names the problems of the datasets: files that were left out of them were not packed.
 func (x *datasetIndexer) warn(w io.Writer) {
 	const most = 10
 	problems := x.leftOut

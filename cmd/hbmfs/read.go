@@ -118,7 +118,7 @@ func someArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// newProbeCommand is what cufile.Options.Probe runs. Its input and output are cufile's own.
+// newProbeCommand is the command of cufile.Options.Probe. Its input and output are cufile's own.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    probeName,
@@ -156,7 +156,7 @@ func (c *readCommand) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a slot for what is unaligned
+	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a slot for unaligned bytes
 	r, err := cufile.New(ctx, opt)
 	if err != nil {
 		return c.device.explain(err)
@@ -197,7 +197,7 @@ func (c *readCommand) readAll(ctx context.Context, r *cufile.Reader, names []str
 	return nil
 }
 
-// options settles what --path and --require mean together.
+// options settles the meaning of --path and --require together.
 func (c *readCommand) options() (cufile.Options, error) {
 	if c.require != "" {
 		if c.device.path != string(cufile.Auto) && c.device.path != c.require {
@@ -211,7 +211,7 @@ func (c *readCommand) options() (cufile.Options, error) {
 	return c.device.options()
 }
 
-// explain adds what helps where there is no GPU.
+// explain adds a hint where there is no GPU.
 func (d *deviceFlags) explain(err error) error {
 	if errors.Is(err, cufile.ErrNoLibrary) && d.to != "host" && d.path != string(cufile.Compat) && d.path != string(cufile.Direct) {
 		return fmt.Errorf("%w; --to host works without a GPU", err)
@@ -219,7 +219,7 @@ func (d *deviceFlags) explain(err error) error {
 	return err
 }
 
-// move streams the range through the device's memory and hashes what comes back.
+// move streams the range through the device's memory and hashes the bytes that come back.
 func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*readResult, error) {
 	offset, length := int64(c.offset), int64(c.length)
 	if offset < 0 || offset > f.Size() || length < -1 || length > f.Size()-offset {

@@ -25,12 +25,12 @@ func newStatusCommand() *cobra.Command {
 	c := &statusCommand{}
 	cmd := &cobra.Command{
 		Use:   "status [MOUNT...]",
-		Short: "Say what is mounted, what it shows, and what is wrong with it",
-		Long: `Say of each MOUNT, a mount point or a path in a mount, what is mounted, which sets and views it has, how its bytes are
-read, and what is wrong with it. Without MOUNT it says so of all mounts of this machine.
+		Short: "Show mounts, their datasets and views, and their problems",
+		Long: `Show the source of each MOUNT (a mount point, or a path in a mount), its sets and views, how its bytes are read, and its
+problems. Without MOUNT all mounts of this machine are shown.
 
-A mount whose daemon is gone, stopped or stuck is shown as such, and the exit code is 3. --json prints what .hbmfs/status in
-the mount holds. hbmfs top shows rates.`,
+A mount whose daemon is gone, stopped or stuck is shown as such, and the exit code is 3. --json prints
+.hbmfs/status of the mount. hbmfs top shows rates.`,
 		Example: "  hbmfs status /mnt/pile\n  hbmfs status --json /mnt/pile | jq '.mounts[].status.notes'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.paths, c.stdout = args, cmd.OutOrStdout()

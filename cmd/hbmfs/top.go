@@ -30,11 +30,11 @@ func newTopCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch the mounts of this machine: rates by path, caches, readers, origins",
-		Long: `Watch the hbmfs mounts of this machine: how many bytes go by each path, how full caches are, what readers do and why,
-how long origins take to answer, what fails. Up and down select the mount whose details are shown, s sorts, q quits.
+		Long: `Watch the hbmfs mounts of this machine: how many bytes go by each path, how full caches are, which paths readers
+take and why, how long origins take to answer, and errors. Up and down select the mount whose details are shown, s sorts, q quits.
 Where the output is no terminal, a table is written at every interval.
 
-Rates are differences of two samples. What the kernel reads by passthrough no daemon sees: of it there are only opens.
+Rates are differences of two samples. No daemon sees reads by passthrough: of these there are only opens.
 A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothing up.
 
   --once             two samples, --interval apart, and the end
@@ -59,7 +59,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 	return cmd
 }
 
-// topJSON is what --json prints.
+// topJSON is the output of --json.
 type topJSON struct {
 	Time   time.Time `json:"time"`
 	Mounts []top.Row `json:"mounts"`

@@ -29,14 +29,14 @@ func newWarmCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "warm PATH...",
 		Short: "Bring files of a mount onto this machine before they are read",
-		Long: `Bring files of a mount, and all files below directories of it, onto this machine: what comes from a remote source into the
-mount's cache, and what lies in local files into the kernel's page cache, as far as there is memory for it.
+		Long: `Bring files of a mount, and all files below directories of it, onto this machine: bytes of a remote source into the
+mount's cache, bytes of local files into the kernel's page cache, as far as there is memory for them.
 
-What is in the cache already is skipped, so an interrupted warm goes on where it was. The command fails when not all
-stays in the cache: then it is too small, or full of what readers have open (see .hbmfs/status in the mount).
+Bytes in the cache are skipped, so an interrupted warm goes on where it was. The command fails when not all stays in the
+cache: then it is too small, or full of segments that readers have open (see .hbmfs/status in the mount).
 
---json prints what was done in bytes: "local" was in the cache before, "fetched" came now, "left" did not stay, "advised"
-is what the kernel was asked to read ahead, "in_mount" is made by the mount, or has no cache to be brought into.`,
+--json prints bytes: "local" were in the cache before, "fetched" came now, "left" did not stay, "advised" the kernel was
+asked to read ahead, "in_mount" are made by the mount, or have no cache to be brought into.`,
 		Example: "  hbmfs warm /mnt/pile\n  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -80,7 +80,7 @@ func (c *warmCommand) run(ctx context.Context) error {
 		printWarm(c.stdout, &done)
 	}
 	if err == nil && done.Left > 0 {
-		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of what is kept together (then warm the shards); .hbmfs/status of the mount says more", size.Decimal(done.Left))
+		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of segments (then warm the shards); .hbmfs/status of the mount says more", size.Decimal(done.Left))
 	}
 	return err
 }
