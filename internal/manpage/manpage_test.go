@@ -17,7 +17,7 @@ func TestBlocks(t *testing.T) {
 		"  code\n":                      {{"code", true}},
 	} {
 		if got := blocks(text); !reflect.DeepEqual(got, want) {
-			t.Errorf("%q has the blocks %q, want %q", text, got, want)
+			t.Errorf("%q has the blocks %v, want %v", text, got, want)
 		}
 	}
 }
