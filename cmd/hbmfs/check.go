@@ -42,7 +42,7 @@ type checkCommand struct {
 const checkHelp = `GPUDirect Storage moves bytes from a drive into the memory of a GPU without the CPU. Where something is missing,
 NVIDIA's cuFile reads with the CPU instead and says nothing. This command names the missing part.
 
-It looks at the kernel, the driver, the GPU, the storage under PATH, cuFile and the container, then reads PATH in a
+It looks at the kernel, the driver, the GPU, the storage under PATH, cuFile and the container. Then it reads PATH in a
 process of its own with that fallback turned off, and compares cuFile's counters. Each line is
 
   OK       nothing to do
@@ -74,8 +74,8 @@ A program that calls cuFile itself on a file of a mount of hbmfs never reads dir
 the local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the
 nvme_path of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
 
---record writes the facts to a file for a helper, and --root judges such a file, or a directory that is a
-copy of a machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
+--record writes the facts to a file for a helper. --root judges such a file, or a directory that is a copy of a
+machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
 names of servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
 
 func newCheckCommand() *cobra.Command {

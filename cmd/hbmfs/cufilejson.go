@@ -37,8 +37,7 @@ Without --lint, one is written for this machine and --for a workload, each value
 With --lint FILE, that file is checked: syntax as cuFile understands it, keys that are unknown, misspelt or in a wrong
 section, numbers and booleans in quotes, bytes where KB are meant, values out of range or not a multiple of 64 KB or
 4 KB, keys that are there twice, settings that contradict each other or do nothing. --gpu N also compares with the
-memory of that GPU, PATH with the filesystem of the data, and --require direct wants reads that never fall back to the
-CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.`
+memory of that GPU, and PATH with the filesystem of the data. --require direct wants reads that never fall back to the CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.`
 
 func newCuFileJSONCommand() *cobra.Command {
 	c := &cufileJSONCommand{}

@@ -50,12 +50,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRootCommand()
 	root.SetArgs(args[1:])
 	out := &output{to: stdout}
-	if root.SetOut(out); isTerminal(stdout) { // whose size and colours some ask for
+	if root.SetOut(out); isTerminal(stdout) { // some commands ask for its size
 		root.SetOut(stdout)
 	}
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
-	if lost := out.failed(); lost != nil && (err == nil || errors.Is(err, errProblems)) && cmd.Name() != mountName { // a mount is there without a word
+	if lost := out.failed(); lost != nil && (err == nil || errors.Is(err, errProblems)) && cmd.Name() != mountName { // the mount is there, though nothing could be printed
 		err = fmt.Errorf("print the result: %w", lost)
 	}
 	if err != nil {

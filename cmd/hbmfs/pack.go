@@ -19,8 +19,8 @@ import (
 
 const packLong = `Pack writes shards of tokens from text, JSONL, or a dataset that is tokenized already.
 
-A SOURCE is a file or a directory. In a directory every file that looks like text is one document, and every line of
-a .jsonl or .ndjson file is one, or of a .json file that holds an object a line; hidden files are left out. Files that
+A SOURCE is a file or a directory. In a directory every file that looks like text is one document. Every line of a
+.jsonl or .ndjson file is one, or of a .json file that holds an object a line. Hidden files are left out. Files that
 gzip or zstd compressed are unpacked first. A directory whose bytes are mostly a dataset that hbmfs can read
 gives that dataset's documents. OUT is a directory, made if need be.
 

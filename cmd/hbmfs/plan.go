@@ -36,8 +36,8 @@ func newPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan [FILE.yaml]",
 		Short: "Estimate what each path into GPU memory is worth, before buying or deploying",
-		Long: `Compute, by a model, how fast the GPUs of a node would read by each path, which stage binds, how many GPUs should
-read at once, what registering memory costs, and what an epoch, a checkpoint or a load of weights takes and costs.
+		Long: `Compute, by a model, how fast the GPUs of a node would read by each path, which stage binds, and how many GPUs should
+read at once. The model has the cost of registering memory, and the time and price of an epoch, a checkpoint or a load of weights.
 
 Nothing is measured and no GPU is touched. Three things go in:
 

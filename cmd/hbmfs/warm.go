@@ -35,8 +35,13 @@ mount's cache, bytes of local files into the kernel's page cache, as far as ther
 Bytes in the cache are skipped, so an interrupted warm goes on where it was. The command fails when not all stays in the
 cache: then it is too small, or full of segments that readers have open (see .hbmfs/status in the mount).
 
---json prints bytes: "local" were in the cache before, "fetched" came now, "left" did not stay, "advised" the kernel was
-asked to read ahead, "in_mount" are made by the mount, or have no cache to be brought into.`,
+--json prints bytes:
+
+  local     were in the cache before
+  fetched   came now
+  left      did not stay in the cache
+  advised   the kernel was asked to read ahead
+  in_mount  are made by the mount, or have no cache to be brought into`,
 		Example: "  hbmfs warm /mnt/pile\n  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
