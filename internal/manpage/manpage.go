@@ -74,12 +74,12 @@ func (m *Manual) Help(cmd *cobra.Command) string {
 	if about == "" {
 		about = cmd.Short
 	}
-	fmt.Fprintf(&b, "%s\n\n", strings.TrimSpace(about))
+	fmt.Fprintf(&b, "%s\n\n%s", strings.TrimSpace(about), cmd.UsageString())
 	for _, s := range m.sections(cmd) {
 		if !cmd.HasParent() && s.title != "Exit status" {
 			continue // the first screen is short
 		}
-		fmt.Fprintf(&b, "%s:\n", s.title)
+		fmt.Fprintf(&b, "\n%s:\n", s.title)
 		wide := 0
 		for _, i := range s.items {
 			wide = max(wide, len(i.Term))
@@ -87,9 +87,8 @@ func (m *Manual) Help(cmd *cobra.Command) string {
 		for _, i := range s.items {
 			fmt.Fprintf(&b, "  %-*s  %s\n", wide, i.Term, i.Text)
 		}
-		b.WriteByte('\n')
 	}
-	return b.String() + cmd.UsageString()
+	return b.String()
 }
 
 // commands are cmd and all below it that are not hidden, cobra's help left out.
