@@ -23,6 +23,7 @@ type Screen struct {
 	Interval time.Duration
 	By       string // the order of mounts
 
+	sample        func(context.Context) ([]Sample, error) // the Sampler's; tests have their own
 	rows          []Row
 	sampled       time.Time // zero before the first sample
 	selected      string    // mount point
@@ -90,7 +91,11 @@ type taken struct {
 }
 
 func (s *Screen) take(ctx context.Context) taken {
-	samples, err := s.Sampler.Sample(ctx)
+	sample := s.sample
+	if sample == nil {
+		sample = s.Sampler.Sample
+	}
+	samples, err := sample(ctx)
 	return taken{samples, time.Now(), err}
 }
 

@@ -93,3 +93,26 @@ func TestRun(t *testing.T) {
 		}
 	}
 }
+
+// Without a mount table it ends, and a sample is due after each sample.
+func TestRunSamples(t *testing.T) {
+	user, program := pty(t)
+	go func() { // ends with the terminal
+		buffer := make([]byte, 4096)
+		for {
+			if _, err := user.Read(buffer); err != nil {
+				return
+			}
+		}
+	}()
+	broken, asked := errors.New("read the mount table: no"), 0
+	s := &Screen{Interval: time.Millisecond, By: ByName, sample: func(context.Context) ([]Sample, error) {
+		if asked++; asked < 4 {
+			return nil, nil
+		}
+		return nil, broken
+	}}
+	if err := s.Run(t.Context(), program, program); !errors.Is(err, broken) || asked != 4 {
+		t.Errorf("after %d samples: %v", asked, err)
+	}
+}
