@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // CheckPoint makes sure that a directory can be mounted on, or made for it where only its last name is missing: [MakePoint] does
@@ -52,7 +54,7 @@ func MakePoint(point string) (remove func(), err error) {
 	}
 	return func() {
 		if now, err := os.Lstat(point); err == nil && os.SameFile(made, now) {
-			_ = os.Remove(point) // it stays where it is not empty, or mounted on
+			_ = unix.Rmdir(point) // it stays where it is not empty, or mounted on; a file never goes
 		}
 	}, nil
 }
