@@ -142,6 +142,9 @@ install: build ## Install the binary, the mount(8) link, the unit, man pages and
 	bin/hbmfs man $(SHARE)/man/man1
 	bin/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
 	bin/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
+	if [ $(PREFIX) = /usr ]; then \
+	  mkdir -p $(SHARE)/zsh/vendor-completions && ln -sf ../site-functions/_hbmfs $(SHARE)/zsh/vendor-completions/_hbmfs; \
+	fi # where Debian's zsh looks
 	bin/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
 
 # Packages have versions that begin with a digit. ARCH is one of Go's; another than this machine's needs nothing but Go.

@@ -26,13 +26,15 @@ const (
 	Host   Path = "host"   // pread into host memory
 )
 
+// Paths are the names of all paths, auto first.
+func Paths() []string { return []string{"auto", "direct", "mapped", "staged", "compat", "host"} }
+
 // ParsePath reads a path's name.
 func ParsePath(s string) (Path, error) {
-	paths := []Path{Auto, Direct, Mapped, Staged, Compat, Host}
-	if p := Path(s); slices.Contains(paths, p) {
-		return p, nil
+	if slices.Contains(Paths(), s) {
+		return Path(s), nil
 	}
-	return "", fmt.Errorf("path %q is not one of %v", s, paths)
+	return "", fmt.Errorf("path %q is not one of %v", s, Paths())
 }
 
 // Choice is the path that a request took, and why.

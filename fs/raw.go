@@ -213,14 +213,16 @@ func (n *node) fileType() uint32 {
 // Forget has nothing to do: nodes stay as long as the mount.
 func (m *Mount) Forget(uint64, uint64) {}
 
-// StatFs says how large the dataset is, and that it is full.
+// StatFs says how large the dataset is, in bytes and files. None of it counts as used: nothing here can run full, and monitors
+// of disks alert on what is.
 func (m *Mount) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	const block = 4096
 	total := uint64(0)
 	for _, o := range m.listing.Objects {
 		total += uint64(o.Size+block-1) / block
 	}
-	*out = fuse.StatfsOut{Blocks: total, Bsize: block, Frsize: block, Files: uint64(len(m.listing.Objects)), NameLen: math.MaxUint8}
+	files := uint64(len(m.listing.Objects))
+	*out = fuse.StatfsOut{Blocks: total, Bfree: total, Bavail: total, Bsize: block, Frsize: block, Files: files, Ffree: files, NameLen: math.MaxUint8}
 	return fuse.OK
 }
 

@@ -25,18 +25,24 @@ func isTokenName(name string) bool {
 	return false
 }
 
-func tokensAssemble(_ context.Context, d *directory, members []member) {
-	members = d.tokenFiles(members)
+func tokensAssemble(ctx context.Context, d *directory, members []member) {
+	told := d.manifested(ctx)
+	members = d.tokenFiles(members, told)
 	for split, group := range bySplit(members) {
 		var shards []typedShard
+		inferred := false
 		for _, m := range group {
+			inferred = inferred || told[m.object] == DTypeUnknown
 			shards = append(shards, tokensShard(d, m.object, m.head.(tokenGuess).dtype))
 		}
 		for _, set := range d.addByType(split, shards) {
-			if d.opt.DType != DTypeUnknown {
+			switch {
+			case d.opt.DType != DTypeUnknown:
 				set.note("no header: the dtype is the given one")
-			} else {
+			case inferred:
 				set.note("no header: the dtype was inferred from values, and --dtype overrides it")
+			default:
+				set.note("no header: the dtype is that of " + ManifestName)
 			}
 			set.NoDocuments = "the format does not say where documents begin: hbmfs pack can find them by their end-of-text token"
 		}
@@ -46,7 +52,7 @@ func tokensAssemble(_ context.Context, d *directory, members []member) {
 // tokenFiles returns the members that are taken for tokens, with the dtype that is used. The values of some files do
 // not tell, such as padding at their start. These go with the files whose names differ in digits only: leaving them out
 // would cut a piece out of the stream.
-func (d *directory) tokenFiles(members []member) []member {
+func (d *directory) tokenFiles(members []member, told map[*Object]DType) []member {
 	families := map[string][]DType{}
 	for _, m := range members {
 		dtype, family := m.head.(tokenGuess).dtype, familyOf(m.object.Name)
@@ -60,6 +66,8 @@ func (d *directory) tokenFiles(members []member) []member {
 		family := families[familyOf(m.object.Name)]
 		why := ""
 		switch {
+		case d.opt.DType == DTypeUnknown && told[m.object] != DTypeUnknown:
+			guess.dtype = told[m.object]
 		case guess.other != "" && (d.opt.DType != U8 || guess.other != textGuess): // tokens that are bytes look like text
 			why = "this is " + guess.other + ", not tokens"
 		case d.opt.DType != DTypeUnknown:
@@ -77,6 +85,35 @@ func (d *directory) tokenFiles(members []member) []member {
 		}
 	}
 	return out
+}
+
+// manifested gives the dtypes of the headerless files that hbmfs pack wrote here, as its manifest has them. A manifest that cannot
+// be read tells nothing: --verify says what is wrong with it.
+func (d *directory) manifested(ctx context.Context) map[*Object]DType {
+	const most = 64 << 20 // of several terabytes of tokens
+	o := d.sibling(ManifestName)
+	if o == nil || o.Size > most {
+		return nil
+	}
+	data := make([]byte, o.Size)
+	if n, _ := o.ReadAt(ctx, data, 0); int64(n) < o.Size {
+		return nil
+	}
+	m, err := ParseManifest(data)
+	if err != nil || m.Format != "nanogpt" {
+		return nil
+	}
+	dtype, err := ParseDType(m.DType)
+	if err != nil || dtype != U16 && dtype != U32 { // what nanoGPT has
+		return nil
+	}
+	told := map[*Object]DType{}
+	for _, f := range m.Files {
+		if file := d.sibling(f.Name); file != nil && file.Size == f.Size {
+			told[file] = dtype
+		}
+	}
+	return told
 }
 
 // familyOf returns a name with every digit replaced, so that the shards of a dataset have one.

@@ -241,3 +241,44 @@ func FuzzTokens(f *testing.F) {
 		}
 	})
 }
+
+// The manifest of hbmfs pack says what its headerless files are, where their values do not.
+func TestTokensToldByTheManifest(t *testing.T) {
+	zeros := make([]byte, 4096) // padding, or anything else
+	manifest := func(dtype string, size int) []byte {
+		m := Manifest{Version: 1, Format: "nanogpt", DType: "u16", Tokens: 2048, Documents: 1, Files: []ManifestFile{{Name: "train.bin", Tokens: 2048, Documents: 1}}}
+		if err := m.Files[0].SumFile(t.Context(), bytes.NewReader(zeros), int64(len(zeros))); err != nil {
+			t.Fatal(err)
+		}
+		text, err := m.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = bytes.Replace(text, []byte(`"u16"`), []byte(`"`+dtype+`"`), 1)
+		return bytes.Replace(text, []byte(`"size": 4096`), fmt.Appendf(nil, `"size": %d`, size), 1)
+	}
+	for name, c := range map[string]struct {
+		manifest []byte
+		want     DType // of the one set; DTypeUnknown for none
+		note     string
+	}{
+		"u16":            {manifest("u16", 4096), U16, "that of " + ManifestName},
+		"u32":            {manifest("u32", 4096), U32, "that of " + ManifestName},
+		"another type":   {manifest("f32", 4096), DTypeUnknown, ""},
+		"another size":   {manifest("u16", 4098), DTypeUnknown, ""},
+		"not a manifest": {[]byte("{"), DTypeUnknown, ""},
+		"none":           {nil, DTypeUnknown, ""},
+	} {
+		f := files{"a/train.bin": zeros}
+		if c.manifest != nil {
+			f["a/"+ManifestName] = c.manifest
+		}
+		v := index(t, f)
+		if len(v.Sets) == 0 && c.want == DTypeUnknown {
+			continue
+		}
+		if len(v.Sets) != 1 || v.Sets[0].DType != c.want || !strings.Contains(strings.Join(v.Sets[0].Notes, ""), c.note) {
+			t.Errorf("%s: sets %+v, want one of %v that says %q", name, v.Sets, c.want, c.note)
+		}
+	}
+}

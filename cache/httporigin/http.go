@@ -78,6 +78,9 @@ func follow(req *http.Request, via []*http.Request) error {
 	if req.URL.Scheme != "http" && req.URL.Scheme != "https" {
 		return fmt.Errorf("%w: the server redirects to an address of %.20q", fs.ErrInvalid, req.URL.Scheme)
 	}
+	if req.URL.Path == via[len(via)-1].URL.Path+"/" {
+		return fmt.Errorf("%w: it is a directory of the server", fs.ErrInvalid)
+	}
 	req.Header.Del("Referer")
 	return nil
 }

@@ -162,6 +162,9 @@ func eachMember(data []byte, each func(key string, dec *json.Decoder) error, key
 func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if o.only != "" {
 		obj, err := o.stat(ctx, o.only)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) { // as servers say of a directory
+			err = fmt.Errorf("%w; if it is a directory, write its address with a slash at its end: %s/", err, o)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w", o, err)
 		}

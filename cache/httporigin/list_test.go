@@ -187,3 +187,33 @@ func TestModelsBehindABrokenServer(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A directory whose address lacks the slash is a file to a server, which redirects, refuses, or knows none of that name.
+func TestDirectoryWithoutItsSlash(t *testing.T) {
+	for what, handler := range map[string]http.HandlerFunc{
+		"redirects": func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/pile" {
+				http.Redirect(w, r, "/pile/", http.StatusMovedPermanently)
+				return
+			}
+			w.Header().Set("ETag", `"a page"`) // which is no dataset
+		},
+		"refuses":        func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) },
+		"has none":       http.NotFound,
+		"has no version": func(http.ResponseWriter, *http.Request) {},
+	} {
+		server := httptest.NewServer(handler)
+		o, err := Open(server.URL+"/pile", fetch.Options{Patience: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = o.List(t.Context())
+		if want := "write its address with a slash at its end: " + server.URL + "/pile/"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a server that %s: %v, want %q", what, err, want)
+		}
+		if err := o.Close(); err != nil {
+			t.Error(err)
+		}
+		server.Close()
+	}
+}

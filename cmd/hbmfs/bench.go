@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -21,13 +19,13 @@ type benchCommand struct {
 	threads int
 	asJSON  bool
 
-	block, sample, align, slot, window, length string // sizes
+	block, sample, align, slot, window, length size.Flag
 
 	stdout, stderr io.Writer
 }
 
 func newBenchCommand() *cobra.Command {
-	c := &benchCommand{}
+	c := &benchCommand{block: 64 << 20, sample: 8 << 10, align: 2, slot: 4 << 20, window: 128 << 20, length: 1 << 50}
 	cmd := &cobra.Command{
 		Use:   "bench FILE",
 		Short: "Measure every path from a file into GPU memory, beside a plain read and copy",
@@ -37,14 +35,14 @@ func newBenchCommand() *cobra.Command {
   random      blocks at random places
   gather      many small samples at random places, into one tensor
 
-plain is one thread that reads into ordinary memory and copies to the GPU: what a program does without hbmfs. wall is
+plain is one thread that reads into ordinary memory and copies to the GPU, as a program without hbmfs does. wall is
 a copy of pinned memory to the GPU, to all of --gpus at once, which no path can beat; rates are also given as a part of
 it. mapped comes three times: kept, with all registrations made before; moving, through 32 windows that are registered
 and given up as the reading moves on, in a file that was read so before; and first, the same in a file that was just
 opened, one pass. Several GPUs share registrations.
 
-Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. What was
-written or read in small pieces lies in small pages, which take longer to register: --refill drops the file from the page
+Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. A file that was
+written or read in small pieces lies in small pages, which take longer to register: --refill drops it from the page
 cache and brings it back in huge pages first. --cold measures reading past the page cache instead, beside a tuned plain reader, in
 turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
@@ -56,20 +54,22 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 		},
 	}
 	f := cmd.Flags()
-	c.device.add(f)
+	c.device.add(cmd)
 	f.StringSliceVar(&c.measure.Paths, "paths", nil, "staged, mapped (or only kept, moving or first of it), compat, direct, host (default staged,mapped; host with --to host)")
+	completeFlag(cmd, "paths", "staged", "mapped", "kept", "moving", "first", "compat", "direct", "host")
 	f.StringSliceVar(&c.measure.Modes, "modes", []string{bench.Sequential, bench.Random, bench.Gather}, "sequential, random, gather")
-	f.StringVar(&c.block, "block", "64MiB", "bytes of a block")
-	f.StringVar(&c.sample, "sample", "8KiB", "bytes of a sample of gather")
-	f.StringVar(&c.align, "align", "2", "random places are multiples of this")
+	completeFlag(cmd, "modes", bench.Sequential, bench.Random, bench.Gather)
+	f.Var(&c.block, "block", "bytes of a block")
+	f.Var(&c.sample, "sample", "bytes of a sample of gather")
+	f.Var(&c.align, "align", "random places are multiples of this")
 	f.IntVar(&c.measure.Samples, "samples", 4096, "samples of a gather")
 	f.IntVar(&c.threads, "threads", 0, "threads for each GPU, 0 for what auto would take")
 	f.IntVar(&c.measure.Depth, "depth", 8, "blocks or gathers under way at once")
 	f.IntSliceVar(&c.measure.GPUs, "gpus", nil, "GPUs to read into at once (instead of --to)")
-	f.StringVar(&c.slot, "slot", "4MiB", "bytes that a thread of staged reads at a time; each pins three of them")
-	f.StringVar(&c.window, "window", "128MiB", "bytes that mapped registers at a time")
+	f.Var(&c.slot, "slot", "bytes that a thread of staged reads at a time; each pins three of them")
+	f.Var(&c.window, "window", "bytes that mapped registers at a time")
 	f.Float64Var(&c.measure.Seconds, "seconds", 2, "seconds for each measurement")
-	f.StringVar(&c.length, "length", "1PiB", "bytes of the file to use, from its front")
+	f.Var(&c.length, "length", "bytes of the file to use, from its front")
 	f.BoolVar(&c.measure.Refill, "refill", false, "drop the file from the page cache and bring it back in huge pages first")
 	f.BoolVar(&c.measure.Cold, "cold", false, "measure reading a file that is not in the page cache")
 	f.IntVar(&c.measure.Rounds, "rounds", 3, "turns of --cold")
@@ -83,12 +83,10 @@ func (c *benchCommand) run(ctx context.Context) error {
 	}
 	result, err := c.measure.Measure(ctx)
 	if err != nil {
-		return err
+		return c.device.explain(err)
 	}
 	if c.asJSON {
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		err = enc.Encode(result)
+		err = writeJSON(c.stdout, result)
 	} else {
 		c.print(result)
 	}
@@ -102,14 +100,8 @@ func (c *benchCommand) settle() (err error) {
 	if o.Reader, err = c.device.options(); err != nil {
 		return err
 	}
-	for _, f := range []struct {
-		flag, text string
-		to         *int64
-	}{{"block", c.block, &o.Block}, {"sample", c.sample, &o.Sample}, {"align", c.align, &o.Align}, {"slot", c.slot, &o.Reader.Slot}, {"window", c.window, &o.Reader.Window}, {"length", c.length, &o.Length}} {
-		if *f.to, err = size.Parse(f.text); err != nil {
-			return fmt.Errorf("--%s: %w", f.flag, err)
-		}
-	}
+	o.Block, o.Sample, o.Align, o.Length = int64(c.block), int64(c.sample), int64(c.align), int64(c.length)
+	o.Reader.Slot, o.Reader.Window = int64(c.slot), int64(c.window)
 	if o.GPUs == nil {
 		o.GPUs = []int{o.Reader.Device}
 	}

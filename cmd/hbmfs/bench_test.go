@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // TestBenchNeedsAFile has files that nothing can be measured with: a table of failures would end with exit code 0.
@@ -30,6 +32,41 @@ func TestBenchNeedsAFile(t *testing.T) {
 		code := run(context.Background(), append([]string{"hbmfs", "bench", "--to", "host"}, c.args...), &stdout, &stderr)
 		if code != exitFailed || !strings.Contains(stderr.String(), c.says) || stdout.Len() > 0 {
 			t.Errorf("%q: exit code %d, %q and %q, want %d and %q", c.args, code, stdout.String(), stderr.String(), exitFailed, c.says)
+		}
+	}
+}
+
+// TestNoGPUGetsAHint has commands that need a GPU say what works without one.
+func TestNoGPUGetsAHint(t *testing.T) {
+	large := filepath.Join(t.TempDir(), "large")
+	if err := os.WriteFile(large, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(large, 256<<20); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"read", "bench"} {
+		code, _, stderr := said(command, "--libcuda", "libnone.so", large)
+		if code != exitFailed || !strings.Contains(stderr, "--to host works without a GPU") {
+			t.Errorf("%s: exit code %d and %q", command, code, stderr)
+		}
+	}
+}
+
+func TestReadSaysWhatItVerified(t *testing.T) {
+	source, out := packSource(t), filepath.Join(t.TempDir(), "out")
+	if got := runPackLine(t, "--to", "nanogpt", source, out); got.code != exitOK {
+		t.Fatal(got.stderr)
+	}
+	for _, c := range []struct{ file, flag, says string }{
+		{filepath.Join(out, "train.bin"), "--offset=0", "bytes against " + layout.ManifestName},
+		{filepath.Join(out, "train.bin"), "--length=2", "nothing: what was read holds no whole block"},
+		{filepath.Join(out, layout.ManifestName), "--offset=0", layout.ManifestName + " does not list it"},
+		{filepath.Join(source, "a.txt"), "--offset=0", "nothing: no " + layout.ManifestName + " lies beside it"},
+	} {
+		code, stdout, stderr := said("read", "--to", "host", c.flag, c.file)
+		if code != exitOK || !strings.Contains(stdout, c.says) {
+			t.Errorf("%s %s: exit code %d, %q and %q, want %q", c.file, c.flag, code, stdout, stderr, c.says)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,9 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// cacheCommand is what the commands below hbmfs cache have in common: a cache directory, which mounts may use meanwhile.
+// cacheCommand has the fields of all commands below hbmfs cache. Mounts may use the directory meanwhile.
 type cacheCommand struct {
 	dir            string
 	asJSON         bool
@@ -31,21 +31,15 @@ func newCacheCommand() *cobra.Command {
 		Use:   "cache",
 		Short: "Look into the cache of remote datasets, verify it, and free its space",
 		Long: `Look into a directory that hbmfs mount --cache-dir keeps remote datasets in, without a mount. Mounts may use it at the
-same time: they fetch again what was removed, and whoever has it open reads on.
+same time: they fetch removed bytes again, and a reader that has them open reads on.
 
-A cache has segments: pieces of objects of at most 256 MiB, each with checksums of every MiB.`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q: hbmfs cache has ls, stats, verify and rm", args[0])}
-			}
-			return cmd.Help()
-		},
+A cache has segments: pieces of objects of at most --cache-segment bytes, each with checksums of every MiB.`,
 	}
-	cmd.AddCommand(newCacheListCommand(), newCacheStatsCommand(), newCacheVerifyCommand(), newCacheRemoveCommand())
+	addCommands(cmd, newCacheListCommand(), newCacheStatsCommand(), newCacheVerifyCommand(), newCacheRemoveCommand())
 	return cmd
 }
 
-// bind adds what all of them have.
+// bind gives a command below hbmfs cache its argument, its flag and its work.
 func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store.Store) error) *cobra.Command {
 	cmd.Args = exactArgs(1)
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
@@ -64,19 +58,21 @@ func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store
 
 // open opens a cache that is there: opening alone would make one.
 func (c *cacheCommand) open() (*store.Store, error) {
-	if info, err := os.Stat(filepath.Join(c.dir, "segments")); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("%s is no cache directory, it has no folder segments: name what hbmfs mount was given as --cache-dir", c.dir)
+	info, err := os.Stat(filepath.Join(c.dir, "segments"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: only the user who made a cache, and root, may look into it", err)
+	}
+	if err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%s is no cache directory, it has no folder segments: name the directory that hbmfs mount has as --cache-dir", c.dir)
 	}
 	return store.Open(c.dir, store.Options{})
 }
 
 func (c *cacheCommand) printJSON(value any) error {
-	out := json.NewEncoder(c.stdout)
-	out.SetIndent("", "  ")
-	return out.Encode(value)
+	return writeJSON(c.stdout, value)
 }
 
-// segments lists what is in a cache, ordered by source, object and place.
+// segments lists the segments of a cache, ordered by source, object and place.
 func segments(ctx context.Context, s *store.Store) ([]store.Segment, error) {
 	all := []store.Segment{}
 	err := s.Segments(ctx, false, func(g store.Segment) error {
@@ -124,19 +120,19 @@ func (c *cacheCommand) printObjects(all []store.Segment) error {
 		}
 		all = all[n:]
 		if first.Damage != "" {
-			fmt.Fprintf(t, "?\t(damaged: hbmfs cache verify --remove)\t%d\t%s\t?\t\n", n, byteCount(bytes))
+			fmt.Fprintf(t, "?\t(damaged: hbmfs cache verify --remove)\t%d\t%s\t?\t\n", n, size.Decimal(bytes))
 			continue
 		}
 		part := 100.0
 		if first.Size > 0 {
 			part = 100 * float64(bytes) / float64(first.Size)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", first.Source, first.Object, n, byteCount(bytes), byteCount(first.Size), part)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", first.Source, first.Object, n, size.Decimal(bytes), size.Decimal(first.Size), part)
 	}
 	return t.Flush()
 }
 
-// cacheSource is what a cache has of one source.
+// cacheSource sums up the segments of one source.
 type cacheSource struct {
 	Source   string `json:"source"`
 	Objects  int    `json:"objects"`
@@ -144,7 +140,7 @@ type cacheSource struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-// cacheTotals is what hbmfs cache stats prints.
+// cacheTotals is the output of hbmfs cache stats.
 type cacheTotals struct {
 	Directory string        `json:"directory"`
 	Segments  int           `json:"segments"`
@@ -162,8 +158,8 @@ func newCacheStatsCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "stats DIR",
 		Short: "Say how much a cache has of which source",
-		Long: `Say how much the cache DIR has of which source, and how full its disk is. What a mount does with the cache, hits and
-evictions for example, is in the mount's .hbmfs/status.`,
+		Long: `Say how much the cache DIR has of which source, and how full its disk is. A mount's hits and evictions
+are in its .hbmfs/status.`,
 		Example: "  hbmfs cache stats /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
 		all, err := segments(ctx, s)
@@ -219,7 +215,7 @@ func totalsOf(dir string, all []store.Segment) (*cacheTotals, error) {
 }
 
 func (t *cacheTotals) print(w io.Writer) error {
-	fmt.Fprintf(w, "%s: %s in %s segments; the disk has %s, %s free\n", t.Directory, byteCount(t.Bytes), grouped(int64(t.Segments)), byteCount(t.DiskSize), byteCount(t.DiskFree))
+	fmt.Fprintf(w, "%s: %s in %s segments; the disk has %s, %s free\n", t.Directory, size.Decimal(t.Bytes), size.Grouped(int64(t.Segments)), size.Decimal(t.DiskSize), size.Decimal(t.DiskFree))
 	if t.Oldest != nil {
 		fmt.Fprintf(w, "written from %s to %s\n", t.Oldest.Format(time.DateTime), t.Newest.Format(time.DateTime))
 	}
@@ -233,7 +229,7 @@ func (t *cacheTotals) print(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "SOURCE\tOBJECTS\tSEGMENTS\tCACHED\n")
 	for _, s := range t.Sources {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Source, grouped(int64(s.Objects)), grouped(int64(s.Segments)), byteCount(s.Bytes))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Source, size.Grouped(int64(s.Objects)), size.Grouped(int64(s.Segments)), size.Decimal(s.Bytes))
 	}
 	return table.Flush()
 }

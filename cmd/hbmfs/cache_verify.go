@@ -11,9 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// cacheVerification is what hbmfs cache verify found.
+// cacheVerification is the result of hbmfs cache verify.
 type cacheVerification struct {
 	Directory string          `json:"directory"`
 	Segments  int             `json:"segments"`
@@ -29,7 +31,7 @@ func newCacheVerifyCommand() *cobra.Command {
 		Use:   "verify DIR",
 		Short: "Compare all bytes of a cache with their checksums",
 		Long: `Read all of the cache DIR and compare it with the checksums that were made as the bytes came. The exit code is 3 when a
-segment is damaged, also if --remove took it out: what is removed is fetched again when it is read.`,
+segment is damaged, also if --remove took it out: a mount fetches it again when it is read.`,
 		Example: "  hbmfs cache verify /nvme/hbmfs\n  hbmfs cache verify --remove --json /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
 		found, err := c.verify(ctx, s, remove)
@@ -55,12 +57,12 @@ func (c *cacheCommand) verify(ctx context.Context, s *store.Store, remove bool) 
 	if err := s.Segments(ctx, false, func(g store.Segment) error { total += g.Bytes; return nil }); err != nil {
 		return nil, err
 	}
-	bar := newProgress(c.stderr, "verifying", total, true)
-	defer bar.close()
+	bar := progress.New(c.stderr, "verifying", total, true)
+	defer bar.Close()
 	began := time.Now()
 	found := &cacheVerification{Directory: c.dir, Damaged: []store.Segment{}}
 	err := s.Segments(ctx, true, func(g store.Segment) error {
-		bar.add(g.Bytes)
+		bar.Add(g.Bytes)
 		found.Segments++
 		found.Bytes += g.Bytes
 		if g.Damage == "" {
@@ -78,8 +80,8 @@ func (c *cacheCommand) verify(ctx context.Context, s *store.Store, remove bool) 
 }
 
 func (v *cacheVerification) print(c *cacheCommand) {
-	rate := byteCount(int64(float64(v.Bytes) / max(v.Seconds, 1e-6)))
-	fmt.Fprintf(c.stdout, "%s: %s in %s segments, read at %s/s, %d damaged, %d of them removed\n", v.Directory, byteCount(v.Bytes), grouped(int64(v.Segments)), rate, len(v.Damaged), v.Removed)
+	rate := size.Decimal(int64(float64(v.Bytes) / max(v.Seconds, 1e-6)))
+	fmt.Fprintf(c.stdout, "%s: %s in %s segments, read at %s/s, %d damaged, %d of them removed\n", v.Directory, size.Decimal(v.Bytes), size.Grouped(int64(v.Segments)), rate, len(v.Damaged), v.Removed)
 	for _, g := range v.Damaged {
 		what := "unknown object"
 		if g.Object != "" {
@@ -89,7 +91,7 @@ func (v *cacheVerification) print(c *cacheCommand) {
 	}
 }
 
-// cacheRemoval is what hbmfs cache rm did.
+// cacheRemoval is the result of hbmfs cache rm.
 type cacheRemoval struct {
 	Directory string `json:"directory"`
 	Segments  int    `json:"segments"`
@@ -103,8 +105,8 @@ func newCacheRemoveCommand() *cobra.Command {
 	cmd := c.bind(&cobra.Command{
 		Use:   "rm DIR",
 		Short: "Take sources or objects out of a cache",
-		Long: `Take what --source and --object name out of the cache DIR, or --all, and say how much that was. It asks nothing: what is
-removed is fetched again when it is read. Space is free once nobody has a removed segment open.
+		Long: `Take the sources and objects that --source and --object name out of the cache DIR, or --all, and say how much that was. It
+asks nothing: mounts fetch removed bytes again. Space is free once no reader has a removed segment open.
 
 In a pattern * stands for any characters, / among them, and ? for one. Where both are given, both must fit.`,
 		Example: "  hbmfs cache rm --source 's3://bucket/pile*' /nvme/hbmfs\n  hbmfs cache rm --object 'train/*' /nvme/hbmfs\n  hbmfs cache rm --all /nvme/hbmfs",
@@ -127,16 +129,16 @@ In a pattern * stands for any characters, / among them, and ? for one. Where bot
 		if c.asJSON {
 			return errors.Join(c.printJSON(done), err)
 		}
-		fmt.Fprintf(c.stdout, "%s: freed %s in %s segments\n", c.dir, byteCount(done.Bytes), grouped(int64(done.Segments)))
+		fmt.Fprintf(c.stdout, "%s: freed %s in %s segments\n", c.dir, size.Decimal(done.Bytes), size.Grouped(int64(done.Segments)))
 		return err
 	})
 	f := cmd.Flags()
 	f.StringVar(&source, "source", "", "pattern of sources, as hbmfs cache ls shows them")
 	f.StringVar(&object, "object", "", "pattern of objects")
-	f.BoolVar(&all, "all", false, "everything, what is damaged too")
+	f.BoolVar(&all, "all", false, "everything, damaged segments too")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if all == (source != "" || object != "") {
-			return usageError{errors.New("name what to remove: --source, --object or both, or --all")}
+			return usageError{errors.New("name the segments to remove: --source, --object or both, or --all")}
 		}
 		return nil
 	}

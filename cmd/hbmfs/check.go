@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +14,12 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/check"
 	"github.com/hbmfs/hbmfs/internal/check/live"
+	"github.com/hbmfs/hbmfs/internal/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/deepspeed"
+	"github.com/hbmfs/hbmfs/internal/where"
 )
 
-// asideName is the hidden command that asks what may hang, in a process that can be left behind.
+// asideName is the hidden command that puts questions which may hang, in a process that can be left behind.
 const asideName = "check-aside"
 
 // checkCommand is hbmfs check.
@@ -27,18 +29,20 @@ type checkCommand struct {
 	require   string
 	root      string
 	record    string
+	deepspeed string // a configuration of DeepSpeed to look at instead
 	asJSON    bool
 	timeout   time.Duration
 	libraries cufile.Libraries
 
+	stdin          io.Reader
 	stdout, stderr io.Writer
 }
 
-// checkHelp teaches what GPUDirect Storage needs. docs/gpudirect.md has each at length.
+// checkHelp teaches the needs of GPUDirect Storage. docs/gpudirect.md has each at length.
 const checkHelp = `GPUDirect Storage moves bytes from a drive into the memory of a GPU without the CPU. Where something is missing,
-NVIDIA's cuFile reads with the CPU instead and says nothing. This command says what is missing.
+NVIDIA's cuFile reads with the CPU instead and says nothing. This command names the missing part.
 
-It looks at the kernel, the driver, the GPU, the storage under PATH, cuFile and the container, then reads PATH in a
+It looks at the kernel, the driver, the GPU, the storage under PATH, cuFile and the container. Then it reads PATH in a
 process of its own with that fallback turned off, and compares cuFile's counters. Each line is
 
   OK       nothing to do
@@ -53,7 +57,7 @@ and the last lines are the verdict for PATH and one GPU:
   host     no GPU can be reached
   unknown  nothing speaks against direct, and nothing proves it
 
-What is mostly missing, the likeliest first:
+The likeliest reasons, the most frequent first:
 
   1. The data is not on a drive that can do it: an overlay in a container, a virtual or SATA disk, NFS over TCP,
      tmpfs, encryption. It takes ext4 or XFS on NVMe, or a network filesystem over RDMA.
@@ -66,10 +70,12 @@ What is mostly missing, the likeliest first:
 PATH may be a file, a directory (its largest file is read), or a file in a mount of hbmfs (the shards behind it are
 judged). Without PATH the machine alone is judged.
 
-Exit codes: 0 no line is FAIL and --require is met, 3 otherwise, 1 PATH cannot be looked at, 2 wrong command line.
+A program that calls cuFile itself on a file of a mount of hbmfs never reads directly, whatever the verdict: hbmfs locate names
+the local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the
+nvme_path of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
 
---record writes the facts to a file for somebody who can help, and --root judges such a file, or a directory that is a
-copy of a machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
+--record writes the facts to a file for a helper. --root judges such a file, or a directory that is a copy of a
+machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
 names of servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
 
 func newCheckCommand() *cobra.Command {
@@ -78,7 +84,7 @@ func newCheckCommand() *cobra.Command {
 		Use:     "check [PATH]",
 		Short:   "Say whether reads of a file go straight into the GPU, and if not, why and what to do",
 		Long:    checkHelp,
-		Example: "  hbmfs check /data/pile/train_000001.bin\n  hbmfs check --require direct --gpu 3 /mnt/pile\n  hbmfs check --record facts.tar.zst /data/pile\n  hbmfs check --root facts.tar.zst",
+		Example: "  hbmfs check /data/pile/train_000001.bin\n  hbmfs check --require direct --gpu 3 /mnt/pile\n  hbmfs check --record facts.tar.zst /data/pile\n  hbmfs check --root facts.tar.zst\n  hbmfs check --deepspeed ds_config.json",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("at most 1 argument, the PATH, not %d", len(args))}
@@ -89,16 +95,17 @@ func newCheckCommand() *cobra.Command {
 			if len(args) == 1 {
 				c.path = args[0]
 			}
-			c.stdout, c.stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			c.stdin, c.stdout, c.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return c.run(cmd.Context())
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.gpu, "gpu", 0, "the GPU that bytes should go to, as nvidia-smi counts them")
-	f.StringVar(&c.require, "require", "", "fail unless reads take this path or a better one: direct or staged")
+	addChoice(cmd, &c.require, "require", "", "fail unless reads take this path or a better one: direct or staged", check.Direct, check.Staged)
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.root, "root", "", "judge a recording, or a directory that is a copy of a machine, instead of this one")
 	f.StringVar(&c.record, "record", "", "write the facts to this file, a tar.zst")
+	f.StringVar(&c.deepspeed, "deepspeed", "", "check the section aio and the nvme_path of this configuration of DeepSpeed, - for stdin, instead of the machine")
 	f.DurationVar(&c.timeout, "timeout", 0, "how long the driver, PATH and the read may each take (default 1s, and 10s for a read that may be direct)")
 	f.StringVar(&c.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
 	f.StringVar(&c.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
@@ -107,8 +114,11 @@ func newCheckCommand() *cobra.Command {
 }
 
 func (c *checkCommand) run(ctx context.Context) error {
-	if c.require != "" && c.require != check.Direct && c.require != check.Staged {
-		return usageError{fmt.Errorf("--require must be direct or staged, not %q", c.require)}
+	if c.deepspeed != "" {
+		if c.path != "" || c.require != "" || c.root != "" || c.record != "" {
+			return usageError{errors.New("--deepspeed checks a file alone: leave PATH, --require, --root and --record out")}
+		}
+		return c.lintDeepSpeed()
 	}
 	if c.require == check.Direct && c.path == "" && c.root == "" {
 		return usageError{errors.New("--require direct needs a PATH: it is proven file by file")}
@@ -139,7 +149,29 @@ func (c *checkCommand) run(ctx context.Context) error {
 	return nil
 }
 
-// met says whether a path is what --require asks for. Reads that may be direct are staged at least.
+func (c *checkCommand) lintDeepSpeed() error {
+	text, err := readConfiguration(c.stdin, c.deepspeed, deepspeed.MaxSize)
+	if err != nil {
+		return err
+	}
+	result := cufilejson.Result{Findings: deepspeed.Lint(text, where.Filesystem)}
+	if c.asJSON {
+		err = writeJSON(c.stdout, lintJSON{c.deepspeed, result.Errors(), append([]cufilejson.Finding{}, result.Findings...), ""})
+	} else {
+		for _, f := range result.Findings {
+			fmt.Fprintf(c.stdout, "%s:%s\n", c.deepspeed, f)
+		}
+		if len(result.Findings) == 0 {
+			fmt.Fprintf(c.stdout, "%s: nothing is wrong\n", c.deepspeed)
+		}
+	}
+	if err == nil && result.Errors() > 0 {
+		err = errProblems
+	}
+	return err
+}
+
+// met says whether a path is the one that --require asks for. Reads that may be direct are staged at least.
 func (c *checkCommand) met(path string) bool {
 	switch c.require {
 	case check.Direct:
@@ -155,10 +187,7 @@ func (c *checkCommand) print(r *check.Report) error {
 		r.Print(c.stdout)
 		return nil
 	}
-	enc := json.NewEncoder(c.stdout)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false) // commands have & and >
-	return enc.Encode(r)
+	return writeJSON(c.stdout, r)
 }
 
 // save writes a recording, whole or not at all.
@@ -204,7 +233,7 @@ func (c *checkCommand) snapshot(ctx context.Context) (*check.Snapshot, error) {
 	return check.Load(f)
 }
 
-// newAsideCommand is what package live runs.
+// newAsideCommand is the command that package live runs.
 func newAsideCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    asideName,

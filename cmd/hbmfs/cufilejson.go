@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,10 +23,9 @@ type cufileJSONCommand struct {
 	output       string
 	aboutGPU     bool // --gpu was given
 
-	stdin io.Reader
 }
 
-const cufileJSONHelp = `cufile.json is what configures NVIDIA's cuFile (GPUDirect Storage): /etc/cufile.json, or what CUFILE_ENV_PATH_JSON names.
+const cufileJSONHelp = `cufile.json configures NVIDIA's cuFile (GPUDirect Storage). It is /etc/cufile.json, or the file that CUFILE_ENV_PATH_JSON names.
 cuFile ignores keys that it does not know without a word, and stops at the first value that it does not like.
 
 Without --lint, one is written for this machine and --for a workload, each value with its reason as a comment:
@@ -39,10 +37,7 @@ Without --lint, one is written for this machine and --for a workload, each value
 With --lint FILE, that file is checked: syntax as cuFile understands it, keys that are unknown, misspelt or in a wrong
 section, numbers and booleans in quotes, bytes where KB are meant, values out of range or not a multiple of 64 KB or
 4 KB, keys that are there twice, settings that contradict each other or do nothing. --gpu N also compares with the
-memory of that GPU, PATH with the filesystem of the data, and --require direct wants reads that never fall back to the
-CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.
-
-Exit codes: 0 no errors (there may be warnings), 3 errors, 1 it did not work, 2 wrong command line.`
+memory of that GPU, and PATH with the filesystem of the data. --require direct wants reads that never fall back to the CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.`
 
 func newCuFileJSONCommand() *cobra.Command {
 	c := &cufileJSONCommand{}
@@ -68,13 +63,13 @@ func newCuFileJSONCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.workload, "for", cufilejson.Read, "the workload: read, checkpoint or weights")
+	addChoice(cmd, &c.workload, "for", cufilejson.Read, "the workload: read, checkpoint or weights", cufilejson.Read, cufilejson.Checkpoint, cufilejson.Weights)
 	f.IntVar(&c.gpu, "gpu", 0, "the GPU in use, as nvidia-smi counts them")
 	f.StringVar(&c.output, "output", "", "write to this file instead of stdout")
 	f.StringVar(&c.lint, "lint", "", "check this file, - for stdin")
 	f.BoolVar(&c.fixed, "fixed", false, "with --lint: print the corrected file")
 	f.BoolVar(&c.asJSON, "json", false, "with --lint: print the findings as JSON")
-	f.StringVar(&c.require, "require", "", "with --lint: direct, if reads must never fall back to the CPU")
+	addChoice(cmd, &c.require, "require", "", "with --lint: direct, if reads must never fall back to the CPU", check.Direct)
 	f.StringVar(&c.root, "root", "", "take the facts from a recording of hbmfs check, or a directory that is a copy of a machine")
 	return cmd
 }
@@ -83,14 +78,10 @@ func (c *cufileJSONCommand) run(ctx context.Context) error {
 	switch {
 	case c.gpu < 0:
 		return usageError{fmt.Errorf("--gpu must be 0 or more, not %d", c.gpu)}
-	case c.require != "" && c.require != check.Direct:
-		return usageError{fmt.Errorf("--require must be direct, not %q", c.require)}
 	case c.lint == "" && (c.fixed || c.asJSON || c.require != ""):
 		return usageError{errors.New("--fixed, --json and --require go with --lint FILE")}
 	case c.fixed && c.asJSON:
 		return usageError{errors.New("--fixed and --json both want stdout; give one")}
-	case c.workload != cufilejson.Read && c.workload != cufilejson.Checkpoint && c.workload != cufilejson.Weights:
-		return usageError{fmt.Errorf("--for must be read, checkpoint or weights, not %q", c.workload)}
 	}
 	if c.lint != "" {
 		return c.runLint(ctx)
@@ -137,7 +128,7 @@ func (c *cufileJSONCommand) write(ctx context.Context) ([]byte, error) {
 }
 
 func (c *cufileJSONCommand) runLint(ctx context.Context) error {
-	text, err := c.read()
+	text, err := readConfiguration(c.stdin, c.lint, cufilejson.MaxSize)
 	if err != nil {
 		return err
 	}
@@ -166,31 +157,31 @@ func (c *cufileJSONCommand) runLint(ctx context.Context) error {
 	return nil
 }
 
-// read gets the file that is checked, or as much of it as says that it is too large.
-func (c *cufileJSONCommand) read() ([]byte, error) {
-	from := c.stdin
-	if c.lint != "-" {
-		f, err := os.Open(c.lint)
+// readConfiguration reads a file, - for stdin, or as much of it as says that it is too large.
+func readConfiguration(stdin io.Reader, name string, most int64) ([]byte, error) {
+	from := stdin
+	if name != "-" {
+		f, err := os.Open(name)
 		if err != nil {
 			return nil, err
 		}
 		defer func() { _ = f.Close() }() // opened for reading
 		from = f
 	}
-	return io.ReadAll(io.LimitReader(from, cufilejson.MaxSize+1))
+	return io.ReadAll(io.LimitReader(from, most+1))
+}
+
+// lintJSON is the JSON of a configuration that was checked.
+type lintJSON struct {
+	File     string               `json:"file"`
+	Errors   int                  `json:"errors"`
+	Findings []cufilejson.Finding `json:"findings"`
+	Fixed    string               `json:"fixed,omitempty"`
 }
 
 func (c *cufileJSONCommand) report(r cufilejson.Result) error {
 	if c.asJSON {
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(struct {
-			File     string               `json:"file"`
-			Errors   int                  `json:"errors"`
-			Findings []cufilejson.Finding `json:"findings"`
-			Fixed    string               `json:"fixed,omitempty"`
-		}{c.lint, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)})
+		return writeJSON(c.stdout, lintJSON{c.lint, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)})
 	}
 	list := c.stdout
 	if c.fixed {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,5 +106,29 @@ func TestCuFileJSONWrites(t *testing.T) {
 	}
 	if code, _, stderr := cufileJSON(t, "--root", root, "--gpu", "1", "--lint", file); code != exitFailed || !strings.Contains(stderr, "no GPU 1") {
 		t.Errorf("a GPU that is not there: exit %d: %s", code, stderr)
+	}
+}
+
+func TestCheckOfDeepSpeed(t *testing.T) {
+	good := writeFile(t, "good.json", `{"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "`+t.TempDir()+`"}}, "aio": {"block_size": 1048576, "queue_depth": 16}}`)
+	bad := writeFile(t, "bad.json", `{"aio": {"use_dgs": true}}`)
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{good}, exitOK, "nothing is wrong"},
+		{[]string{bad}, exitProblems, "1:21: error: aio.use_dgs: is not known, and ignored: did you mean use_gds?"},
+		{[]string{"--json", bad}, exitProblems, `"key": "aio.use_dgs"`},
+		{[]string{bad + ".not"}, exitFailed, "no such file"},
+		{[]string{bad, "/data"}, exitUsage, "leave PATH"},
+		{[]string{"--require", "direct", bad}, exitUsage, "leave PATH"},
+	} {
+		args := append([]string{"check"}, c.args...)
+		at := slices.IndexFunc(args, func(a string) bool { return strings.Contains(a, ".json") })
+		code, stdout, stderr := said(slices.Insert(args, at, "--deepspeed")...)
+		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("%q: exit code %d, %q and %q, want %d and %q", c.args, code, stdout, stderr, c.code, c.says)
+		}
 	}
 }

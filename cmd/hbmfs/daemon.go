@@ -17,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/ready"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // background starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
@@ -27,10 +28,10 @@ func (c *mountCommand) background(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = read.Close() }() // opened for reading: nothing is lost
-	// What the daemon and its helpers write to standard error before the log takes it. A pipe could outlive its reader.
+	// The daemon and its helpers write here until the log takes standard error. A pipe could outlive its reader.
 	fd, err := unix.MemfdCreate("stderr", unix.MFD_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("make a file for what the daemon says: %w", err)
+		return fmt.Errorf("make a file for the words of the daemon: %w", err)
 	}
 	words := os.NewFile(uintptr(fd), "stderr")
 	defer func() { _ = words.Close() }() // it is in memory
@@ -94,7 +95,7 @@ func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
 	}
 }
 
-// clearKilled takes away what a daemon had mounted that had to be killed.
+// clearKilled takes away the mount of a daemon that had to be killed.
 func (c *mountCommand) clearKilled(state *os.ProcessState) error {
 	place, err := fs.Locate(c.point)
 	if err != nil || !place.HBMFS() || state == nil || state.Exited() {
@@ -103,7 +104,7 @@ func (c *mountCommand) clearKilled(state *os.ProcessState) error {
 	return fs.Detach(c.point)
 }
 
-// died says how a daemon ended that did not say why. The log has all of what it said instead.
+// died says how a daemon ended that did not say why. The log has all its words.
 func (c *mountCommand) died(state *os.ProcessState, said []byte, logErr error) error {
 	how := "it does not end"
 	if state != nil {
@@ -118,10 +119,10 @@ func (c *mountCommand) died(state *os.ProcessState, said []byte, logErr error) e
 	return errors.Join(fmt.Errorf("the daemon died before the mount was ready (%s): see %s", how, c.logName()), logErr)
 }
 
-// wordsMax is how much is kept of what a daemon says that dies early: of a panic, the goroutines that matter.
+// wordsMax bounds the words of a daemon that dies early: of a panic, the goroutines that matter.
 const wordsMax = 64 << 10
 
-// keepWords puts what a daemon said before it died where it would have logged.
+// keepWords puts the last words of a daemon where it would have logged.
 func (c *mountCommand) keepWords(said []byte) error {
 	if len(said) == 0 {
 		return nil
@@ -139,8 +140,10 @@ func (c *mountCommand) keepWords(said []byte) error {
 // milliseconds. What the daemon finds later is in its log and in the status.
 const noteTime = 120 * time.Millisecond
 
-// showNote shows what the daemon notes.
-func (c *mountCommand) showNote(text string) { fmt.Fprintf(c.stderr, "hbmfs: %s\n", printable(text)) }
+// showNote shows a note of the daemon.
+func (c *mountCommand) showNote(text string) {
+	fmt.Fprintf(c.stderr, "hbmfs: %s\n", top.Printable(text))
+}
 
 // hearNotes shows what the daemon finds wrong with a mount that is ready, within noteTime.
 func (c *mountCommand) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
@@ -164,7 +167,7 @@ func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 		report.Note(note)
 	}
 	if !whole {
-		report.Note(fmt.Sprintf("the formats are still being recognized: what is found wrong is in %s/%s/status then", m.Point(), fs.ControlName))
+		report.Note(fmt.Sprintf("the formats are still being recognized: problems will be in %s/%s/status", m.Point(), fs.ControlName))
 	}
 }
 

@@ -6,13 +6,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/where"
 )
 
 // extentsCommand is hbmfs extents.
@@ -46,12 +47,6 @@ The table shows equal pieces at equal distances in one line. --json lists each p
 	return cmd
 }
 
-// namedExtent is an extent with the name of the file at the source that it lies in, "" for bytes of the mount.
-type namedExtent struct {
-	control.Extent
-	path string
-}
-
 func (c *extentsCommand) run(ctx context.Context) error {
 	f, err := os.Open(c.file)
 	if err != nil {
@@ -62,7 +57,7 @@ func (c *extentsCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	extents, err := namedExtents(ctx, f)
+	extents, err := where.Extents(ctx, f, "hbmfs extents")
 	if err != nil {
 		return err
 	}
@@ -78,45 +73,12 @@ func (c *extentsCommand) run(ctx context.Context) error {
 	return out.Flush()
 }
 
-// namedExtents asks for all extents of a file, and for the names of the files that they lie in.
-func namedExtents(ctx context.Context, f *os.File) ([]namedExtent, error) {
-	client, err := control.Dial(ctx, f.Name(), "hbmfs extents")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = client.Close() }() // nothing is leased
-	names := map[uint64]string{}
-	var all []namedExtent
-	for batch, err := range control.Batches(f, 0, math.MaxInt64, true) {
-		if err != nil {
-			return nil, err
-		}
-		if objects := batch.Objects(); len(objects) > 0 {
-			named, err := client.Names(ctx, batch.Ticket, objects)
-			if err != nil {
-				return nil, err
-			}
-			for _, n := range named {
-				names[n.Object] = n.Name
-			}
-		}
-		for _, e := range batch.Extents {
-			name := names[e.Object]
-			if name == "" && e.Flags&control.ExtentMount == 0 {
-				return nil, fmt.Errorf("the daemon does not name the file that the extent at %d of %s lies in", e.Logical, f.Name())
-			}
-			all = append(all, namedExtent{e, name})
-		}
-	}
-	return all, nil
-}
-
 // writeExtentsJSON writes piece by piece: a regular view can have many millions.
-func writeExtentsJSON(w *bufio.Writer, size int64, extents []namedExtent) error {
+func writeExtentsJSON(w *bufio.Writer, size int64, extents []where.Extent) error {
 	fmt.Fprintf(w, `{"size": %d, "extents": [`, size)
 	separator := "\n"
 	for _, e := range extents {
-		path, err := json.Marshal(e.path)
+		path, err := json.Marshal(e.Name)
 		if err != nil {
 			return err
 		}
@@ -137,16 +99,16 @@ func writeExtentsJSON(w *bufio.Writer, size int64, extents []namedExtent) error 
 	return err
 }
 
-func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents []namedExtent) error {
+func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents []where.Extent) error {
 	pieces := int64(0)
 	for _, e := range extents {
 		pieces += e.Count
 	}
-	fmt.Fprintf(w, "%s: %s, %s extents in %s lines, alignment %d\n\n", file, byteCount(info.Size), grouped(pieces), grouped(int64(len(extents))), info.Alignment)
+	fmt.Fprintf(w, "%s: %s, %s extents in %s lines, alignment %d\n\n", file, size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH\n")
 	for _, e := range extents {
-		path, offset, stride := e.path, grouped(e.Offset), "-"
+		path, offset, stride := e.Name, size.Grouped(e.Offset), "-"
 		switch {
 		case e.Flags&control.ExtentPending != 0:
 			path, offset = "(not on this machine yet)", "-"
@@ -154,9 +116,9 @@ func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents 
 			path, offset = "(inline)", "-"
 		}
 		if e.Count > 1 {
-			stride = grouped(e.Stride)
+			stride = size.Grouped(e.Stride)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", grouped(e.Logical), grouped(e.Length), grouped(e.Count), offset, stride, path)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(e.Logical), size.Grouped(e.Length), size.Grouped(e.Count), offset, stride, path)
 	}
 	return t.Flush()
 }

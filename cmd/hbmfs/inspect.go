@@ -2,16 +2,19 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/inspect"
+	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -56,7 +59,7 @@ Formats:
 	f := cmd.Flags()
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.BoolVar(&c.verify, "verify", false, "read all bytes and compare them with the manifest")
-	f.StringVar(&c.format, "format", "", "look for this format only")
+	addChoice(cmd, &c.format, "format", "", "look for this format only", names...)
 	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ...")
 	return cmd
 }
@@ -82,6 +85,9 @@ func (c *inspectCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if _, err := os.Stat(c.source); errors.Is(err, syscall.ENOTCONN) { // every file is a problem then, and none is the dataset's
+		return fmt.Errorf("the daemon of the mount that %s lies in ended meanwhile: mount it again", c.source)
+	}
 	result.Problems = append(result.Problems, listing.Problems...)
 	if err := c.print(result); err != nil {
 		return err
@@ -93,15 +99,13 @@ func (c *inspectCommand) run(ctx context.Context) error {
 }
 
 func (c *inspectCommand) progress(doing string, total int64, bytes bool) (add func(int64), end func()) {
-	bar := newProgress(c.stderr, doing, total, bytes)
-	return bar.add, bar.close
+	bar := progress.New(c.stderr, doing, total, bytes)
+	return bar.Add, bar.Close
 }
 
 func (c *inspectCommand) print(r *inspect.Report) error {
 	if !c.asJSON {
 		return printInspection(c.stdout, r)
 	}
-	enc := json.NewEncoder(c.stdout)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
+	return writeJSON(c.stdout, r)
 }

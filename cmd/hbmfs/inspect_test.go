@@ -38,7 +38,7 @@ func TestInspectMistakes(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"--format", "nonsense", dir}, exitUsage, `"nonsense" is not known`},
+		{[]string{"--format", "nonsense", dir}, exitUsage, `"nonsense" is none of`},
 		{[]string{"--dtype", "u7", dir}, exitUsage, "u7"},
 		{[]string{"s3://bucket/pile"}, exitUsage, "hbmfs mount"},
 		{[]string{filepath.Join(dir, "absent")}, exitFailed, "no such file"},

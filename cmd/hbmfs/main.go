@@ -9,11 +9,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/cobra/doc"
 
 	"github.com/hbmfs/hbmfs/fs"
 )
@@ -52,12 +50,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRootCommand()
 	root.SetArgs(args[1:])
 	out := &output{to: stdout}
-	if root.SetOut(out); isTerminal(stdout) { // whose size and colours some ask for
+	if root.SetOut(out); isTerminal(stdout) { // some commands ask for its size
 		root.SetOut(stdout)
 	}
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
-	if lost := out.failed(); lost != nil && (err == nil || errors.Is(err, errProblems)) && cmd.Name() != mountName { // a mount is there without a word
+	if lost := out.failed(); lost != nil && (err == nil || errors.Is(err, errProblems)) && cmd.Name() != mountName { // the mount is there, though nothing could be printed
 		err = fmt.Errorf("print the result: %w", lost)
 	}
 	if err != nil {
@@ -75,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // usageError is a mistake on the command line.
 type usageError struct{ error }
 
-// sourceError is what opening the source of a mount failed with.
+// sourceError is the error of opening the source of a mount.
 type sourceError struct{ error }
 
 func (e sourceError) Unwrap() error { return e.error }
@@ -105,7 +103,7 @@ func exitCode(err error) int {
 		return int(ended)
 	case errors.Is(err, errInterrupted):
 		return exitSignal
-	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown command"): // cobra has no type for it
+	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, errProblems):
 		return exitProblems
@@ -126,48 +124,46 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 
   hbmfs inspect /data/pile              what is this dataset, and is it sound?
   hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
+  hbmfs status /mnt/pile                what is mounted there, and is it well?
   hbmfs extents /mnt/pile/train.bin     where do the bytes of a file lie?
+  hbmfs locate /mnt/pile/train.bin      which local file can another program give to cuFile?
   hbmfs read /mnt/pile/train.bin        move them into GPU memory, and say by which path
   hbmfs check /mnt/pile/train.bin       do they get there without the CPU, and if not, why?
   hbmfs warm /mnt/pile                  bring it onto this machine before it is read
   hbmfs top                             watch the mounts of this machine
   hbmfs umount /mnt/pile                take it away
-  hbmfs cache ls /nvme/hbmfs            what is here of remote datasets? stats, verify and rm as well
-  hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards
-
-Exit codes: 0 done, 1 failed, 2 wrong command line, 3 inspect, check or cache verify found problems, 4 umount found
-the mount in use, 5 and 6 mount -f: the source does not exist, or may not be read, 130 interrupted.`,
+  hbmfs cache ls /nvme/hbmfs            which remote objects are here? stats, verify and rm as well
+  hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newFileAsideCommand(), newManCommand(root))
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
+	root.SetHelpCommand(newHelpCommand(root))
+	addCommands(root, newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }
 
-// exactArgs is cobra's own, with a mistake marked as one of usage.
+// exactArgs is for commands that take n arguments.
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := cobra.ExactArgs(n)(cmd, args); err != nil {
-			return usageError{fmt.Errorf("%w: usage: %s", err, cmd.UseLine())}
+		if len(args) != n {
+			return usageError{fmt.Errorf("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())}
 		}
 		return nil
 	}
 }
 
-func newManCommand(root *cobra.Command) *cobra.Command {
+func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:    "man DIRECTORY",
-		Short:  "Write the man pages",
-		Hidden: true, // for packagers
-		Args:   exactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if err := os.MkdirAll(args[0], 0o755); err != nil {
-				return err
-			}
-			return doc.GenManTree(root, &doc.GenManHeader{Title: "HBMFS", Section: "1", Source: "hbmfs " + version}, args[0])
+		Use:   "version",
+		Short: "Print the version",
+		Args:  exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			fmt.Fprintf(cmd.OutOrStdout(), "hbmfs version %s\n", version) // as --version does
+			return nil
 		},
 	}
 }

@@ -9,9 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -22,6 +20,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/ready"
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -36,11 +35,11 @@ type mountCommand struct {
 	dtype      string
 	uid, gid   int64
 	umask      string
-	readAhead  int
+	readAhead  size.Amount
 	logFile    string
-	logLevel   slog.Level
+	logLevel   string
 	options    []string // -o
-	fsName     string   // what /proc/mounts shows instead of the source
+	fsName     string   // shown by /proc/mounts instead of the source
 	cache      dataset.Options
 
 	kernelOptions []string
@@ -50,18 +49,18 @@ type mountCommand struct {
 }
 
 func newMountCommand() *cobra.Command {
-	c := &mountCommand{}
+	c := &mountCommand{readAhead: defaultReadAhead()}
 	cmd := &cobra.Command{
 		Use:   mountName + " SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
 		Long: `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
-behind; with -f it stays in the foreground.
+behind; with -f it stays in the foreground. A MOUNTPOINT that is missing is made, and goes with the mount.
 
 SOURCE is a directory, or an address: s3://BUCKET/PREFIX (?endpoint=http://HOST:PORT&region=...), or
-http(s)://HOST/DIRECTORY/ with an index in it. What comes from an address is kept below --cache-dir, on a local disk, and
-is fetched once: name one, or every read goes to the network. Credentials come from where AWS's tools find them.
+http(s)://HOST/DIRECTORY/ with an index in it. Bytes of an address are kept below --cache-dir, on a local disk, and
+fetched once: name one, or every read goes to the network. Credentials come from where AWS's tools find them.
 
-Every file of SOURCE appears as it is. What the dataset's format allows appears beside it, in
+Every file of SOURCE appears as it is. Views that the dataset's format allows appear in
 MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the data twice):
 
   tokens.npy           all tokens as one NumPy array: np.load(..., mmap_mode="r")
@@ -71,7 +70,7 @@ MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the
   members/, tensors/   files of a WebDataset archive, tensors of a safetensors file
 
 MOUNTPOINT/.hbmfs/status says in JSON what is mounted, and MOUNTPOINT/.hbmfs/metrics is for Prometheus. Where
-OTEL_EXPORTER_OTLP_ENDPOINT names a collector of OpenTelemetry, traces of what the mount does go there.
+OTEL_EXPORTER_OTLP_ENDPOINT names a collector of OpenTelemetry, traces of the mount go there.
 
 As root the kernel reads whole files itself (FUSE passthrough, Linux 6.9), so that they are as fast as at the source
 and readers survive the daemon. Ordinary users need fusermount3 (package fuse3), and their reads go through hbmfs.
@@ -99,14 +98,15 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
-	f.StringVar(&c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)")
+	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
 	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ... (default: found out)")
 	f.Int64Var(&c.uid, "uid", -1, "owner of all files (default: as at the source)")
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
 	f.StringVar(&c.umask, "umask", "0", "permission bits to take away, octal")
-	f.IntVar(&c.readAhead, "read-ahead", defaultReadAhead(), "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (131072)")
-	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: "+defaultLogFile()+")")
-	f.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (128KiB)")
+	f.Lookup("read-ahead").DefValue = "512KiB for root" // the same words for all users
+	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: /var/log/hbmfs.log for root, else hbmfs/hbmfs.log in XDG_STATE_HOME)")
+	addChoice(cmd, &c.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
 	return cmd
@@ -126,7 +126,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 	report := ready.New(c.foreground)
 	defer report.Close()
 	err = c.serve(ctx, opt, report)
-	if err != nil && report.Failed(err) && !c.foreground { // whoever started this says it
+	if err != nil && report.Failed(err) && !c.foreground { // the command that started this one says it
 		return endedWith(exitCode(err))
 	}
 	return err
@@ -154,7 +154,8 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 			return err
 		}
 	}
-	return c.checkPoint()
+	c.notes, err = dataset.CheckPoint(c.point, c.source)
+	return err
 }
 
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
@@ -182,40 +183,10 @@ func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
 	return nil
 }
 
-// checkPoint makes sure that the mount point is a directory.
-func (c *mountCommand) checkPoint() error {
-	info, err := os.Stat(c.point)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("the mount point does not exist: mkdir -p %s", c.point)
-	}
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return fmt.Errorf("the mount point %s is not a directory", c.point)
-	}
-	if source, err := os.Stat(c.source); err != nil || !os.SameFile(source, info) { // mounted in place, it hides itself
-		c.noteHidden()
-	}
-	return nil
-}
-
-// noteHidden says that the mount point is not empty. One that cannot be listed is taken for empty.
-func (c *mountCommand) noteHidden() {
-	dir, err := os.Open(c.point)
-	if err != nil {
-		return
-	}
-	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
-	if names, err := dir.Readdirnames(1); err == nil && len(names) > 0 {
-		c.notes = append(c.notes, fmt.Sprintf("%s was not empty: what is in it, %q for one, is hidden until hbmfs umount", c.point, names[0]))
-	}
-}
-
 func (c *mountCommand) mountOptions() (fs.Options, error) {
 	opt := fs.Options{
 		Name: c.fsName, ShowViews: c.showViews, AllowOther: c.allowOther,
-		ReadAhead: c.readAhead, Extra: c.kernelOptions, Helper: bindHelper(), Version: version,
+		ReadAhead: int(c.readAhead), Extra: c.kernelOptions, Helper: bindHelper(), Version: version,
 	}
 	var err error
 	if opt.Layout, err = layoutOptions(c.format, c.dtype); err != nil {
@@ -235,7 +206,7 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 			continue
 		}
 		if id.from < 0 || id.from > 1<<32-2 {
-			return opt, usageError{fmt.Errorf("%s %d is out of range: want 0 to %d, or -1 for what the source says", id.name, id.from, uint32(1<<32-2))}
+			return opt, usageError{fmt.Errorf("%s %d is out of range: want 0 to %d, or -1 for the source's own", id.name, id.from, uint32(1<<32-2))}
 		}
 		v := uint32(id.from)
 		*id.to = &v
@@ -243,12 +214,15 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 	return opt, nil
 }
 
-// layoutOptions makes options of what --format and --dtype say.
+// formatNames are the words that --format takes.
+func formatNames() []string {
+	names, _ := layout.Formats()
+	return names
+}
+
+// layoutOptions makes options of --format and --dtype.
 func layoutOptions(format, dtype string) (opt layout.Options, err error) {
 	opt.Format = format
-	if known, _ := layout.Formats(); format != "" && !slices.Contains(known, format) {
-		return opt, usageError{fmt.Errorf("format %q is not known: use one of %s", format, strings.Join(known, ", "))}
-	}
 	if dtype != "" {
 		if opt.DType, err = layout.ParseDType(dtype); err != nil {
 			return opt, usageError{err}
@@ -264,7 +238,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		return err
 	}
 	defer closeLog()
-	opt.Log = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: c.logLevel})).With("mount", c.point)
+	opt.Log = c.newLog(out)
 
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
@@ -286,6 +260,12 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
 	listing := from.Listing
 	opt.Source, opt.Remote, opt.Trace, opt.Notes = from.Name, from.Remote, tracer, append(c.notes, from.Notes...)
+	removePoint, err := dataset.MakePoint(c.point)
+	if err != nil {
+		span.End("mount")
+		return err
+	}
+	defer removePoint()
 	m, err := fs.New(ctx, c.point, listing, opt)
 	if err != nil {
 		span.End("mount")
@@ -299,12 +279,12 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	<-m.Ready()
 	defer from.Beside(ctx)()
 	if err := c.stayBehind(out); err != nil {
-		opt.Log.Warn("the daemon still depends on what it was started in", "error", err)
+		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 	}
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.Ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), byteCount(bytes), time.Since(began).Seconds()))
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), size.Decimal(bytes), time.Since(began).Seconds()))
 	if !c.foreground {
 		tellNotes(ctx, m, report)
 	}
@@ -339,7 +319,7 @@ func (c *mountCommand) untilUnmounted(m *fs.Mount, log *slog.Logger, signals <-c
 
 // defaultReadAhead is four times the kernel's, so that the first sequential read of a view is faster. More would cost cold
 // random page faults in mappings, which read as much. Only root can set it.
-func defaultReadAhead() int {
+func defaultReadAhead() size.Amount {
 	if os.Geteuid() != 0 {
 		return 0
 	}
@@ -374,6 +354,12 @@ func (c *mountCommand) openLog() (out io.Writer, closeLog func(), err error) {
 		return nil, nil, fmt.Errorf("open the log: %w", err)
 	}
 	return f, func() { _ = f.Close() }, nil // a log line that is lost here has nowhere to be reported
+}
+
+func (c *mountCommand) newLog(out io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.logLevel)) // it is one of the words that --log-level takes
+	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level})).With("mount", c.point)
 }
 
 // defaultLogFile is where a daemon logs that was not told where, "" where there is no place that is its user's own.

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/hbmfs/hbmfs/internal/suggest"
 )
 
 // mountName is the name of the command that mounts.
@@ -14,8 +16,8 @@ const mountName = "mount"
 // mountHelper is the name under which mount(8) starts this program for a line of type fuse.hbmfs in /etc/fstab.
 const mountHelper = "mount.fuse.hbmfs"
 
-// fstabWait is how long a mount of /etc/fstab waits for a source that cannot answer yet: nobody starts it again, while a
-// unit is started anew, and somebody at a terminal would rather know.
+// fstabWait is how long a mount of /etc/fstab waits for a source that cannot answer yet: it is not started again, while a
+// unit is, and a user at a terminal would rather know.
 const fstabWait = "2m"
 
 // fromMount8 turns the command line of a mount(8) helper into one of hbmfs mount:
@@ -50,7 +52,7 @@ func fromMount8(args []string) ([]string, error) {
 	return append(append(out, "--"), places...), nil
 }
 
-// applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns what is meant for the
+// applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns those that are meant for the
 // kernel. Options that only mount(8), systemd or a read-only filesystem care about are accepted and dropped.
 func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kernel []string, err error) {
 	for _, o := range strings.Split(options, ",") {
@@ -81,6 +83,9 @@ func setFlag(flags *pflag.FlagSet, name, value string, hasValue bool) error {
 	case !known && (strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "X-")):
 		return nil
 	case !known:
+		if said := suggest.Did(strings.ReplaceAll(name, "_", "-"), "", flagNames(flags)); said != "" {
+			return errors.New("not known" + strings.ReplaceAll(said, "-", "_"))
+		}
 		return errors.New("not known: hbmfs mount --help lists the flags, which are options too, with _ for -")
 	case !hasValue && flag.NoOptDefVal == "":
 		return errors.New("it needs a value")

@@ -29,7 +29,7 @@ type endedWith int
 
 func (endedWith) Error() string { return "" }
 
-// onMounts does the work of a command on paths. Where one lies in a mount of hbmfs, a process of its own does it: whoever waits
+// onMounts does the work of a command on paths. Where one lies in a mount of hbmfs, a process of its own does it: a process that waits
 // for a stuck daemon may wait where no signal reaches, and Ctrl-C must end the command all the same.
 func onMounts(cmd *cobra.Command, paths []string, work func(ctx context.Context) error) error {
 	ctx := cmd.Context()
@@ -70,7 +70,7 @@ func mountsOf(paths []string) (mounts []*fs.Place, err error) {
 	return mounts, nil
 }
 
-// newFileAsideCommand is what an asker runs.
+// newFileAsideCommand is the command that an asker runs.
 func newFileAsideCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    aside.FileCommand,
@@ -157,9 +157,9 @@ func again(ctx context.Context) error {
 	child.Env = append(os.Environ(), onMountEnv+"=1")
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
 	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	runtime.LockOSThread() // whose end is what Pdeathsig means
+	runtime.LockOSThread() // Pdeathsig means the end of the thread
 	if err := child.Start(); err != nil {
-		return fmt.Errorf("start a process for what may get stuck: %w", err)
+		return fmt.Errorf("start a process for work that may get stuck: %w", err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- child.Wait() }() // ends with the child, or with this process

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"encoding/json"
 	"io"
 	"sync"
 )
 
 // output is where a command prints. It remembers that something could not be written: a result that was cut is no success, and
-// most of what prints cannot say so.
+// most printing functions cannot say so.
 type output struct {
 	to io.Writer
 
@@ -29,4 +30,12 @@ func (o *output) failed() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.err
+}
+
+// writeJSON prints a result for programs. Commands in it have & and >, which are not escaped.
+func writeJSON(w io.Writer, value any) error {
+	out := json.NewEncoder(w)
+	out.SetIndent("", "  ")
+	out.SetEscapeHTML(false)
+	return out.Encode(value)
 }

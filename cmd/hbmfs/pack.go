@@ -2,26 +2,26 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/pack"
+	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
 const packLong = `Pack writes shards of tokens from text, JSONL, or a dataset that is tokenized already.
 
-A SOURCE is a file or a directory. In a directory every file that looks like text is one document, and every line of
-a .jsonl or .ndjson file is one, or of a .json file that holds an object a line; hidden files are left out. Files that
-gzip or zstd compressed are read as what they hold. A directory whose bytes are mostly a dataset that hbmfs can read
+A SOURCE is a file or a directory. In a directory every file that looks like text is one document. Every line of a
+.jsonl or .ndjson file is one, or of a .json file that holds an object a line. Hidden files are left out. Files that
+gzip or zstd compressed are unpacked first. A directory whose bytes are mostly a dataset that hbmfs can read
 gives that dataset's documents. OUT is a directory, made if need be.
 
 Formats, and where their tokens start:
@@ -38,27 +38,6 @@ const packExample = `  hbmfs pack corpus/ out/
   hbmfs pack --to nanogpt --val-fraction 0.0005 web.jsonl out/
   hbmfs pack --to mds --sample-tokens 2048 --tokenizer cl100k_base corpus/ out/
   hbmfs pack --to npy megatron-dataset/ out/`
-
-// tokenCount is a number of tokens on the command line: 2048, 64k, 100M, 1G, in powers of 1000.
-type tokenCount int64
-
-func (c *tokenCount) String() string { return strconv.FormatInt(int64(*c), 10) }
-func (c *tokenCount) Type() string   { return "tokens" }
-
-func (c *tokenCount) Set(s string) error {
-	digits, factor := s, int64(1)
-	for suffix, f := range map[string]int64{"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9} {
-		if d, ok := strings.CutSuffix(s, suffix); ok {
-			digits, factor = d, f
-		}
-	}
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || n < 0 || n > math.MaxInt64/factor {
-		return fmt.Errorf("%q is not a number of tokens such as 2048, 64k, 100M or 1G", s)
-	}
-	*c = tokenCount(n * factor)
-	return nil
-}
 
 // newPackCommand returns `hbmfs pack`.
 func newPackCommand() *cobra.Command {
@@ -87,21 +66,21 @@ func newPackCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "))
-	f.StringVar(&o.From, "from", "auto", "what the sources are: auto, text, jsonl, tokens")
+	addChoice(cmd, &o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "), pack.Formats()...)
+	addChoice(cmd, &o.From, "from", "auto", "kind of the sources: auto, text, jsonl, tokens", "auto", "text", "jsonl", "tokens")
 	f.StringVar(&o.TextKey, "text-key", "text", "key of the text in a line of JSONL")
-	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: what looks like text)")
+	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: those that look like text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
-	f.StringVar(&o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(pack.Tokenizers(), ", ")+"; list prints them (default gpt2)")
+	addChoice(cmd, &o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(pack.Tokenizers(), ", ")+"; list prints them (default gpt2)", append(pack.Tokenizers(), "list")...)
 	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, none, or auto (<|endoftext|> for text, none for tokens)")
 	f.StringVar(&o.DType, "dtype", "auto", "u16, u32, i32, or auto: u16 if the vocabulary has up to 65536 tokens")
-	f.Var((*tokenCount)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
-	f.Var((*tokenCount)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")
+	f.Var((*size.Count)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
+	f.Var((*size.Count)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")
 	f.Float64Var(&o.ValFraction, "val-fraction", 0, "nanogpt, llmc: fraction of the documents for the validation split")
 	f.StringVar(&o.Name, "name", "data", "how file names start")
 	f.IntVar(&o.Workers, "workers", 0, "tokenizing goroutines (default: one per CPU)")
-	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty; replaces what an earlier pack wrote there")
+	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty; replaces the dataset of an earlier pack there")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd
 }
@@ -110,10 +89,10 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 	datasets := &datasetIndexer{}
 	defer datasets.close()
 	o.Index = datasets.index
-	bar := newProgress(stderr, "packing", -1, true)
-	o.Progress = bar.set
+	bar := progress.New(stderr, "packing", -1, true)
+	o.Progress = bar.Set
 	result, err := pack.Run(ctx, o)
-	bar.close()
+	bar.Close()
 	var wrong *pack.OptionError
 	if errors.As(err, &wrong) {
 		return usageError{err}
@@ -123,6 +102,9 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 	}
 	if result.Repaired > 0 {
 		fmt.Fprintf(stderr, "warning: invalid UTF-8 in %d documents was replaced by U+FFFD\n", result.Repaired)
+	}
+	if o.ValFraction > 0 && result.HeldOut == 0 {
+		fmt.Fprintf(stderr, "warning: %v of %d documents is less than one: there is no validation split\n", o.ValFraction, result.Documents)
 	}
 	if result.DroppedTokens > 0 {
 		fmt.Fprintf(stderr, "warning: the last %d tokens fill no sample and were left out\n", result.DroppedTokens)
@@ -134,9 +116,7 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 		datasets.warn(stderr)
 	}
 	if asJSON {
-		enc := json.NewEncoder(stdout)
-		enc.SetIndent("", "  ")
-		return enc.Encode(result)
+		return writeJSON(stdout, result)
 	}
 	fmt.Fprintf(stdout, "%s: %d tokens (%s) of %d documents in %d shards, %.1f s\n",
 		o.Out, result.Tokens, result.DType, result.Documents, len(result.Shards), result.Seconds)
@@ -168,7 +148,7 @@ func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume
 	return volume, err
 }
 
-// warn says what is wrong with the datasets: what was left out of them is not in what was packed.
+// warn names the problems of the datasets: files that were left out of them were not packed.
 func (x *datasetIndexer) warn(w io.Writer) {
 	const most = 10
 	problems := x.leftOut
@@ -180,7 +160,7 @@ func (x *datasetIndexer) warn(w io.Writer) {
 			fmt.Fprintf(w, "warning: and %d more: hbmfs inspect lists them\n", len(problems)-most)
 			return
 		}
-		fmt.Fprintf(w, "warning: %s: %s\n", printable(p.Object), printable(p.Detail))
+		fmt.Fprintf(w, "warning: %s: %s\n", top.Printable(p.Object), top.Printable(p.Detail))
 	}
 }
 

@@ -94,7 +94,7 @@ func TestPackJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &keys); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "repaired", "seconds", "shards", "skipped", "tokenizer", "tokens"}
+	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "held_out", "repaired", "seconds", "shards", "skipped", "tokenizer", "tokens"}
 	if names := slices.Sorted(maps.Keys(keys)); !slices.Equal(names, want) { // scripts depend on them
 		t.Errorf("keys %v, want %v", names, want)
 	}
@@ -145,17 +145,17 @@ func TestPackMistakes(t *testing.T) {
 	}{
 		{[]string{}, exitUsage, "pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT"},
 		{[]string{source}, exitUsage, "pack needs at least one source"},
-		{[]string{"--colour", source, "OUT"}, exitUsage, "unknown flag: --colour"},
-		{[]string{"--to", "parquet", source, "OUT"}, exitUsage, `format "parquet" is not known: use megatron, llmc`},
-		{[]string{"--from", "csv", source, "OUT"}, exitUsage, `a source cannot be read as "csv"`},
-		{[]string{"--tokenizer", "gpt5", source, "OUT"}, exitUsage, `tokenizer "gpt5" is not known`},
+		{[]string{"--colour", source, "OUT"}, exitUsage, "unknown flag --colour: hbmfs pack --help lists the flags"},
+		{[]string{"--to", "parquet", source, "OUT"}, exitUsage, `--to: "parquet" is none of megatron, llmc`},
+		{[]string{"--from", "csv", source, "OUT"}, exitUsage, `--from: "csv" is none of auto, text`},
+		{[]string{"--tokenizer", "gpt5", source, "OUT"}, exitUsage, `--tokenizer: "gpt5" is none of gpt2`},
 		{[]string{"--tokenizer", "gpt2", tokens, "OUT"}, exitUsage, "the source is tokenized already"},
 		{[]string{"--eot", "soon", source, "OUT"}, exitUsage, `eot "soon"`},
 		{[]string{"--document-end", "x", tokens, "OUT"}, exitUsage, `document end "x" is not a token`},
 		{[]string{"--dtype", "u32", source, "OUT"}, exitUsage, "megatron cannot hold dtype u32"},
-		{[]string{"--shard-tokens", "5kb", source, "OUT"}, exitUsage, `"5kb" is not a number of tokens such as 2048, 64k, 100M or 1G`},
-		{[]string{"--shard-tokens", "-5", source, "OUT"}, exitUsage, `"-5" is not a number of tokens`},
-		{[]string{"--shard-tokens", "99999999999G", source, "OUT"}, exitUsage, "is not a number of tokens"},
+		{[]string{"--shard-tokens", "5kb", source, "OUT"}, exitUsage, `--shard-tokens: "5kb" is no number such as 2048, 64k, 100M, 1.5G or 1T`},
+		{[]string{"--shard-tokens", "-5", source, "OUT"}, exitUsage, `"-5" is no number such as`},
+		{[]string{"--shard-tokens", "99999999999G", source, "OUT"}, exitUsage, "is no whole number, or one that is too large"},
 		{[]string{"--sample-tokens", "5", source, "OUT"}, exitUsage, "only mds takes --sample-tokens"},
 		{[]string{"--val-fraction", "1", "--to", "llmc", source, "OUT"}, exitUsage, "the validation fraction is 1"},
 		{[]string{"--workers", "-1", source, "OUT"}, exitUsage, "there cannot be -1 workers"},
@@ -207,6 +207,10 @@ func TestPackWarns(t *testing.T) {
 		if got.code != exitOK || !strings.Contains(got.stderr, want) {
 			t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 		}
+	}
+	got = runPackLine(t, "--to", "nanogpt", "--val-fraction", "0.001", packSource(t), filepath.Join(t.TempDir(), "out"))
+	if want := "warning: 0.001 of 7 documents is less than one: there is no validation split\n"; got.code != exitOK || got.stderr != want {
+		t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 	}
 	got = runPackLine(t, dir, filepath.Join(t.TempDir(), "out"))
 	if want := "2 files do not look like text and were left out, --include takes them\n"; got.code != exitOK || got.stderr != want {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,14 +18,15 @@ type planCommand struct {
 	file       string // a description, or empty for this node
 	here       bool   // this node, too
 	calibrate  []string
-	epoch      string
-	checkpoint string
-	weights    string
+	epoch      size.Flag
+	checkpoint size.Flag
+	weights    size.Flag
 	price      float64
 	asJSON     bool
 	html       string
 	sys        string
 
+	stdin  io.Reader
 	stdout io.Writer
 }
 
@@ -36,12 +36,12 @@ func newPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan [FILE.yaml]",
 		Short: "Estimate what each path into GPU memory is worth, before buying or deploying",
-		Long: `Compute, by a model, how fast the GPUs of a node would read by each path, which stage binds, how many GPUs should
-read at once, what registering memory costs, and what an epoch, a checkpoint or a load of weights takes and costs.
+		Long: `Compute, by a model, how fast the GPUs of a node would read by each path, which stage binds, and how many GPUs should
+read at once. The model has the cost of registering memory, and the time and price of an epoch, a checkpoint or a load of weights.
 
 Nothing is measured and no GPU is touched. Three things go in:
 
-  the node   this one, from sysfs; or FILE.yaml, which describes nodes that you have or think of buying
+  the node   this one, from sysfs; or FILE.yaml (- for stdin), which describes nodes that you have or think of buying
   figures    of one or two GPUs, by hbmfs bench --json, with --calibrate; else those of an H200 host
   the jobs   from FILE.yaml, or --epoch, --checkpoint, --weights
 
@@ -54,7 +54,8 @@ Every result is a range: low with all assumptions low, high with all high. The p
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
 Calibrated on one and two H200s, the model met four and eight within 15%. docs/planning.md says what it leaves out.`,
-		Example: `  hbmfs plan                                          this node
+		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs, on any machine
+  hbmfs plan                                          this node, if it has GPUs
   hbmfs plan --epoch 2TB --weights 140GB --price 30   what would jobs take and cost here?
   hbmfs plan --example > node.yaml                    a description to edit
   hbmfs plan node.yaml --html report.html             charts, for the screen and for paper
@@ -65,7 +66,7 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
   hbmfs plan node.yaml --calibrate 1x4.json --calibrate 2x8.json`,
 		Args: oneDescription,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.stdout = cmd.OutOrStdout()
+			c.stdin, c.stdout = cmd.InOrStdin(), cmd.OutOrStdout()
 			if example {
 				_, err := c.stdout.Write(plan.Example)
 				return err
@@ -78,9 +79,9 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 	}
 	f := cmd.Flags()
 	f.StringArrayVar(&c.calibrate, "calibrate", nil, "a result of hbmfs bench --json; may be given again")
-	f.StringVar(&c.epoch, "epoch", "", "size of a dataset that is read from storage, such as 2TB")
-	f.StringVar(&c.checkpoint, "checkpoint", "", "size of a checkpoint that is written each half hour")
-	f.StringVar(&c.weights, "weights", "", "size of weights that are read from storage")
+	f.Var(&c.epoch, "epoch", "size of a dataset that is read from storage, such as 2TB")
+	f.Var(&c.checkpoint, "checkpoint", "size of a checkpoint that is written each half hour")
+	f.Var(&c.weights, "weights", "size of weights that are read from storage")
 	f.Float64Var(&c.price, "price", 0, "price of the node for an hour, where the description has none")
 	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
@@ -127,9 +128,7 @@ func (c *planCommand) run(ctx context.Context) error {
 	case c.html != "":
 		return c.writePage(report)
 	case c.asJSON:
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		return enc.Encode(report)
+		return writeJSON(c.stdout, report)
 	}
 	report.Print(c.stdout)
 	return nil
@@ -139,11 +138,16 @@ func (c *planCommand) run(ctx context.Context) error {
 func (c *planCommand) describe() (*plan.Description, error) {
 	d := &plan.Description{}
 	if c.file != "" {
-		f, err := os.Open(c.file)
-		if err != nil {
-			return nil, err
+		f := c.stdin
+		if c.file != "-" {
+			file, err := os.Open(c.file)
+			if err != nil {
+				return nil, err
+			}
+			defer func() { _ = file.Close() }() // it is only read
+			f = file
 		}
-		defer func() { _ = f.Close() }() // it is only read
+		var err error
 		if d, err = plan.Parse(f); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.file, err)
 		}
@@ -163,22 +167,16 @@ func (c *planCommand) describe() (*plan.Description, error) {
 func (c *planCommand) jobs() ([]plan.Job, error) {
 	var jobs []plan.Job
 	for _, j := range []struct {
-		flag, size string
-		job        plan.Job
+		size size.Flag
+		job  plan.Job
 	}{
-		{"epoch", c.epoch, plan.Job{Name: "an epoch", Kind: plan.Epoch, Passes: 1}},
-		{"checkpoint", c.checkpoint, plan.Job{Name: "a checkpoint each half hour", Kind: plan.Checkpoint, Passes: 1, Interval: 1800}},
-		{"weights", c.weights, plan.Job{Name: "a load of weights", Kind: plan.Weights, Passes: 1}},
+		{c.epoch, plan.Job{Name: "an epoch", Kind: plan.Epoch, Passes: 1}},
+		{c.checkpoint, plan.Job{Name: "a checkpoint each half hour", Kind: plan.Checkpoint, Passes: 1, Interval: 1800}},
+		{c.weights, plan.Job{Name: "a load of weights", Kind: plan.Weights, Passes: 1}},
 	} {
-		if j.size == "" {
-			continue
+		if j.job.Size = plan.Size(j.size); j.size > 0 {
+			jobs = append(jobs, j.job)
 		}
-		bytes, err := size.Parse(j.size)
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--%s: %w", j.flag, err)}
-		}
-		j.job.Size = plan.Size(bytes)
-		jobs = append(jobs, j.job)
 	}
 	if !(c.price >= 0 && c.price <= 1e6) {
 		return nil, usageError{errors.New("--price is 0 to 1000000 an hour")}

@@ -119,3 +119,14 @@ func TestPlanRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanOfStandardInput(t *testing.T) {
+	root := newRootCommand()
+	var stdout bytes.Buffer
+	root.SetArgs([]string{"plan", "-"})
+	root.SetIn(strings.NewReader(oneGPUNode))
+	root.SetOut(&stdout)
+	if err := root.Execute(); err != nil || !strings.Contains(stdout.String(), "desk: 1 GPU") {
+		t.Errorf("%v:\n%s", err, stdout.String())
+	}
+}

@@ -7,19 +7,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/inspect"
+	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -33,8 +33,10 @@ type deviceFlags struct {
 	libraries cufile.Libraries
 }
 
-func (d *deviceFlags) add(f *pflag.FlagSet) {
+func (d *deviceFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
 	f.StringVar(&d.to, "to", "gpu:0", "where to: gpu:N or host")
+	completeFlag(cmd, "to", "gpu:0", "host")
 	f.StringVar(&d.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
 	f.StringVar(&d.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
 	f.StringVar(&d.libraries.NVML, "libnvml", "", "the NVML library, instead of the system's")
@@ -67,15 +69,15 @@ type readCommand struct {
 	device  deviceFlags
 	require string
 	names   []string
-	offset  int64
-	length  int64
+	offset  size.Amount
+	length  size.Amount
 	asJSON  bool
 
 	stdout, stderr io.Writer
 }
 
 func newReadCommand() *cobra.Command {
-	c := &readCommand{}
+	c := &readCommand{length: -1}
 	cmd := &cobra.Command{
 		Use:   "read FILE...",
 		Short: "Move files into GPU memory, verify them there, and say which path their bytes took",
@@ -99,11 +101,11 @@ A path that was asked for and is not available is an error, never another path.`
 		},
 	}
 	f := cmd.Flags()
-	c.device.add(f)
-	f.StringVar(&c.device.path, "path", "auto", "auto, direct, mapped, staged, compat or host")
-	f.StringVar(&c.require, "require", "", "fail unless every byte that lies on storage takes this path")
-	f.Int64Var(&c.offset, "offset", 0, "first byte to read")
-	f.Int64Var(&c.length, "length", -1, "bytes to read, -1 for all")
+	c.device.add(cmd)
+	addChoice(cmd, &c.device.path, "path", "auto", "auto, direct, mapped, staged, compat or host", cufile.Paths()...)
+	addChoice(cmd, &c.require, "require", "", "fail unless every byte that lies on storage takes this path", cufile.Paths()[1:]...)
+	f.Var(&c.offset, "offset", "first byte to read")
+	f.Var(&c.length, "length", "bytes to read, -1 for all")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON, one object for each file")
 	return cmd
 }
@@ -116,7 +118,7 @@ func someArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// newProbeCommand is what cufile.Options.Probe runs. Its input and output are cufile's own.
+// newProbeCommand is the command of cufile.Options.Probe. Its input and output are cufile's own.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    probeName,
@@ -138,6 +140,8 @@ type readResult struct {
 	Choice   cufile.Choice `json:"choice"`  // of the last part
 	GPU      *cufile.GPU   `json:"gpu,omitempty"`
 	Verified int64         `json:"verified"` // bytes that were compared with the manifest
+
+	unverified string // why none were
 }
 
 // A part of a file, how many are under way at once, and how many files are open.
@@ -152,10 +156,10 @@ func (c *readCommand) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a slot for what is unaligned
+	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a slot for unaligned bytes
 	r, err := cufile.New(ctx, opt)
 	if err != nil {
-		return c.explain(err)
+		return c.device.explain(err)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	for names := range slices.Chunk(c.names, readFiles) {
@@ -177,7 +181,7 @@ func (c *readCommand) readAll(ctx context.Context, r *cufile.Reader, names []str
 	}()
 	for i, f := range files {
 		if errs[i] != nil {
-			return c.explain(errs[i])
+			return c.device.explain(errs[i])
 		}
 		result, err := c.move(ctx, f, names[i])
 		if err != nil {
@@ -193,14 +197,11 @@ func (c *readCommand) readAll(ctx context.Context, r *cufile.Reader, names []str
 	return nil
 }
 
-// options settles what --path and --require mean together.
+// options settles the meaning of --path and --require together.
 func (c *readCommand) options() (cufile.Options, error) {
 	if c.require != "" {
 		if c.device.path != string(cufile.Auto) && c.device.path != c.require {
 			return cufile.Options{}, usageError{fmt.Errorf("--path %s and --require %s contradict each other", c.device.path, c.require)}
-		}
-		if c.require == string(cufile.Auto) {
-			return cufile.Options{}, usageError{errors.New("--require needs one path, not auto")}
 		}
 		c.device.path = c.require
 	}
@@ -210,41 +211,41 @@ func (c *readCommand) options() (cufile.Options, error) {
 	return c.device.options()
 }
 
-// explain adds what helps where there is no GPU.
-func (c *readCommand) explain(err error) error {
-	if errors.Is(err, cufile.ErrNoLibrary) && c.device.to != "host" && c.device.path != string(cufile.Compat) && c.device.path != string(cufile.Direct) {
+// explain adds a hint where there is no GPU.
+func (d *deviceFlags) explain(err error) error {
+	if errors.Is(err, cufile.ErrNoLibrary) && d.to != "host" && d.path != string(cufile.Compat) && d.path != string(cufile.Direct) {
 		return fmt.Errorf("%w; --to host works without a GPU", err)
 	}
 	return err
 }
 
-// move streams the range through the device's memory and hashes what comes back.
+// move streams the range through the device's memory and hashes the bytes that come back.
 func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*readResult, error) {
-	if c.offset < 0 || c.offset > f.Size() || c.length < -1 || c.length > f.Size()-c.offset {
-		return nil, usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), c.offset, c.length)}
+	offset, length := int64(c.offset), int64(c.length)
+	if offset < 0 || offset > f.Size() || length < -1 || length > f.Size()-offset {
+		return nil, usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), offset, length)}
 	}
-	length := c.length
 	if length < 0 {
-		length = f.Size() - c.offset
+		length = f.Size() - offset
 	}
-	sums, err := readSums(name, f.Size())
+	sums, err := inspect.SumsOf(name, f.Size())
 	if err != nil {
 		return nil, err
 	}
 	var plan []cufile.Span
-	for at := c.offset; at < c.offset+length; {
+	for at := offset; at < offset+length; {
 		// Parts end where the checksums' blocks do, so that whole blocks can be compared.
-		n := min(readSpan-at%readSpan, c.offset+length-at)
+		n := min(readSpan-at%readSpan, offset+length-at)
 		plan = append(plan, cufile.Span{Offset: at, Length: n})
 		at += n
 	}
-	bar := newProgress(c.stderr, "reading", length, true)
-	defer bar.close()
+	bar := progress.New(c.stderr, "reading", length, true)
+	defer bar.Close()
 	start := time.Now()
 	stream := f.Stream(ctx, plan, readDepth)
 	defer stream.Close()
 	hash := sha256.New()
-	result := &readResult{File: name, Bytes: length}
+	result := &readResult{File: name, Bytes: length, unverified: sums.None()}
 	buffer := make([]byte, min(readSpan, length))
 	for _, part := range plan {
 		v, err := stream.Next(ctx)
@@ -259,12 +260,12 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 			return nil, err
 		}
 		hash.Write(data)
-		n, err := sums.check(part.Offset, data)
+		n, err := sums.Check(part.Offset, data)
 		if err != nil {
 			return nil, fmt.Errorf("verify %s: %w", name, err)
 		}
 		result.Verified += n
-		bar.add(part.Length)
+		bar.Add(part.Length)
 	}
 	result.Seconds = time.Since(start).Seconds()
 	result.SHA256 = hex.EncodeToString(hash.Sum(nil))
@@ -274,9 +275,7 @@ func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*r
 
 func (c *readCommand) print(r *readResult) error {
 	if c.asJSON {
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		return enc.Encode(r)
+		return writeJSON(c.stdout, r)
 	}
 	to := "host memory"
 	if r.GPU != nil {
@@ -292,65 +291,10 @@ func (c *readCommand) print(r *readResult) error {
 		fmt.Fprintf(c.stdout, "because   %s: %s\n", r.Choice.Path, r.Choice.Why)
 	}
 	fmt.Fprintf(c.stdout, "sha256    %s\n", r.SHA256)
+	if r.Verified == 0 {
+		fmt.Fprintf(c.stdout, "verified  nothing: %s\n", r.unverified)
+		return nil
+	}
 	fmt.Fprintf(c.stdout, "verified  %d bytes against %s\n", r.Verified, layout.ManifestName)
 	return nil
-}
-
-// blockSums are a file's checksums in a manifest. Nil means that there are none.
-type blockSums struct {
-	block int64
-	size  int64
-	sums  layout.BlockSums
-}
-
-// readSums finds the checksums of a file in the manifest beside it.
-func readSums(name string, size int64) (*blockSums, error) {
-	manifestPath := filepath.Join(filepath.Dir(name), layout.ManifestName)
-	const most = 1 << 30
-	info, err := os.Stat(manifestPath)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no manifest is the usual case, and a nil *blockSums checks nothing
-	}
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > most {
-		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", manifestPath, info.Size(), most)
-	}
-	data, err := os.ReadFile(manifestPath)
-	if err != nil {
-		return nil, err
-	}
-	m, err := layout.ParseManifest(data)
-	if err != nil {
-		return nil, err
-	}
-	for i := range m.Files {
-		if m.Files[i].Name != filepath.Base(name) {
-			continue
-		}
-		if m.Files[i].Size != size {
-			return nil, fmt.Errorf("%s has %d bytes, %s says %d", name, size, manifestPath, m.Files[i].Size)
-		}
-		return &blockSums{m.Files[i].CRC32CBlock, size, m.Files[i].CRC32C}, nil
-	}
-	return nil, nil //nolint:nilnil // as above
-}
-
-// check compares the blocks that lie wholly in data, which begins at offset of the file, and gives their bytes.
-func (s *blockSums) check(offset int64, data []byte) (checked int64, err error) {
-	if s == nil {
-		return 0, nil
-	}
-	table := crc32.MakeTable(crc32.Castagnoli)
-	for k := (offset + s.block - 1) / s.block; ; k++ {
-		first, last := k*s.block, min((k+1)*s.block, s.size)
-		if first >= s.size || last > offset+int64(len(data)) {
-			return checked, nil
-		}
-		if got := crc32.Checksum(data[first-offset:last-offset], table); got != s.sums[k] {
-			return checked, fmt.Errorf("bytes %d to %d have the checksum %08x, the manifest says %08x", first, last, got, s.sums[k])
-		}
-		checked += last - first
-	}
 }

@@ -3,19 +3,20 @@ package main
 import (
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/spf13/pflag"
+
+	"github.com/hbmfs/hbmfs/internal/dataset"
 )
 
 // addSourceFlags adds the flags of a source.
 func addSourceFlags(f *pflag.FlagSet, c *dataset.Options) {
-	f.StringVar(&c.CacheDir, "cache-dir", "", "directory on a local disk (ext4, XFS, btrfs) that keeps what a remote source gave, and what compressed shards decode to; several mounts may share it")
+	f.StringVar(&c.CacheDir, "cache-dir", "", "directory on a local disk (ext4, XFS, btrfs) that keeps bytes of remote sources, and decoded shards; several mounts may share it")
 	f.Var(&c.CacheSize, "cache-size", "bytes that the cache may take, as in 2TiB (default: 80% of the disk)")
 	f.Var(&c.Segment, "cache-segment", "bytes that are kept and evicted together; an object that fits is read by the kernel itself once it is whole (default 1GiB, or 256MiB for a cache below 64GiB)")
 	f.Var(&c.MinFree, "cache-min-free", "bytes of the disk that stay free (default: 5% of it)")
 	f.Var(&c.Scrub, "cache-scrub", "bytes per second at which the cache is compared with its checksums in the background (default: not)")
-	f.BoolVar(&c.Decode, "decode", false, "show zstd files, NAME.zst, as NAME with what they decode to, where their size can be learned; the log says of the others why not. Needs --cache-dir")
-	f.Var(&c.DecodeScan, "decode-scan", "bytes of a zstd file that may be read to learn what it decodes to, if it has several frames or does not say; that is remembered (default 64MiB)")
+	f.BoolVar(&c.Decode, "decode", false, "show zstd files, NAME.zst, decoded as NAME, where their size can be learned; the others stay as they are stored, and the log says why. Needs --cache-dir")
+	f.Var(&c.DecodeScan, "decode-scan", "bytes of a zstd file that may be read to learn its decoded size, if it has several frames or does not say; the size is remembered (default 64MiB)")
 	f.BoolVar(&c.Strict, "strict", false, "files of a directory are also pinned by the time of their last change (ctime): a rewrite whose modification time was put back is seen, and chmod, rename and new links are changes")
 	f.IntVar(&c.Connections, "connections", 16, "requests to a remote source at once")
 	f.BoolVar(&c.RefuseLocal, "refuse-local", false, "never ask loopback, link-local and cloud metadata addresses for a remote source, whatever its name resolves to or its server redirects to; for sources that others name")

@@ -2,16 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
-	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -33,11 +30,11 @@ func newTopCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch the mounts of this machine: rates by path, caches, readers, origins",
-		Long: `Watch the hbmfs mounts of this machine: how many bytes go by each path, how full caches are, what readers do and why,
-how long origins take to answer, what fails. Up and down select the mount whose details are shown, s sorts, q quits.
+		Long: `Watch the hbmfs mounts of this machine: how many bytes go by each path, how full caches are, which paths readers
+take and why, how long origins take to answer, and errors. Up and down select the mount whose details are shown, s sorts, q quits.
 Where the output is no terminal, a table is written at every interval.
 
-Rates are differences of two samples. What the kernel reads by passthrough no daemon sees: of it there are only opens.
+Rates are differences of two samples. No daemon sees reads by passthrough: of these there are only opens.
 A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothing up.
 
   --once             two samples, --interval apart, and the end
@@ -58,9 +55,18 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 	f.BoolVar(&c.asMetrics, "metrics", false, "with --once: write the metrics of all mounts for Prometheus")
 	f.DurationVar(&c.interval, "interval", 2*time.Second, "time between samples")
 	f.DurationVar(&c.patience, "timeout", 2*time.Second, "how long a mount may take to answer")
-	f.StringVar(&c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts")
+	addChoice(cmd, &c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts", top.Orders()...)
 	return cmd
 }
+
+// topJSON is the output of --json.
+type topJSON struct {
+	Time   time.Time `json:"time"`
+	Mounts []top.Row `json:"mounts"`
+}
+
+// noMounts is printed where there are none.
+const noMounts = "no hbmfs is mounted here"
 
 func (c *topCommand) check() error {
 	switch {
@@ -70,8 +76,6 @@ func (c *topCommand) check() error {
 		return errors.New("--json and --metrics: one of them")
 	case c.interval <= 0 || c.patience <= 0:
 		return errors.New("--interval and --timeout must be more than nothing")
-	case !slices.Contains(top.Orders(), c.by):
-		return fmt.Errorf("--sort %s: there are %s", c.by, strings.Join(top.Orders(), ", "))
 	}
 	return nil
 }
@@ -86,11 +90,12 @@ func (c *topCommand) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return writeMetrics(c.stdout, samples)
+		return top.WriteMetrics(c.stdout, samples)
 	case c.once:
 		return c.onceRows(ctx)
 	case isTerminal(c.stdin) && isTerminal(c.stdout):
-		return c.live(ctx)
+		screen := &top.Screen{Sampler: top.NewSampler(self(), "status", c.patience), Interval: c.interval, By: c.by}
+		return screen.Run(ctx, c.stdin.(*os.File), c.stdout.(*os.File)) // terminals are files
 	}
 	return c.tables(ctx)
 }
@@ -98,15 +103,6 @@ func (c *topCommand) run(ctx context.Context) error {
 func isTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
-}
-
-func (c *topCommand) live(ctx context.Context) error {
-	m := &topModel{ctx: ctx, sampler: top.NewSampler(self(), "status", c.patience), interval: c.interval, by: c.by}
-	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(c.stdin), tea.WithOutput(c.stdout), tea.WithoutSignalHandler()).Run()
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return errors.Join(err, m.err)
 }
 
 // next waits for the interval and samples again.
@@ -139,12 +135,7 @@ func (c *topCommand) onceRows(ctx context.Context) error {
 		return err
 	}
 	if c.asJSON {
-		out := json.NewEncoder(c.stdout)
-		out.SetIndent("", "  ")
-		return out.Encode(struct {
-			Time   time.Time `json:"time"`
-			Mounts []top.Row `json:"mounts"`
-		}{time.Now(), rows})
+		return writeJSON(c.stdout, topJSON{time.Now(), rows})
 	}
 	return c.write(rows, true)
 }
@@ -164,13 +155,13 @@ func (c *topCommand) tables(ctx context.Context) error {
 
 func (c *topCommand) write(rows []top.Row, details bool) error {
 	if len(rows) == 0 {
-		fmt.Fprintln(c.stdout, "no hbmfs is mounted here")
+		fmt.Fprintln(c.stdout, noMounts)
 		return nil
 	}
-	err := writeTable(c.stdout, rows)
+	err := top.WriteTable(c.stdout, rows)
 	for i := 0; details && err == nil && i < len(rows); i++ {
 		fmt.Fprintln(c.stdout)
-		err = writeDetails(c.stdout, &rows[i])
+		err = top.WriteDetails(c.stdout, &rows[i])
 	}
 	if !details {
 		fmt.Fprintln(c.stdout)

@@ -8,7 +8,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/trace"
 )
 
-// openTracer makes what the environment asks for. A mount is worth more than its traces: where they cannot be, the log
+// openTracer makes the tracer that the environment asks for. A mount is worth more than its traces: where they cannot be, the log
 // says so, and there are none.
 func openTracer(log *slog.Logger) *trace.Tracer {
 	tracer, err := trace.FromEnv(version, log)
@@ -23,5 +23,5 @@ func closeTracer(tracer *trace.Tracer) {
 	const soon = 3 * time.Second
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	_ = tracer.Close(ctx) // what was lost, the log has said
+	_ = tracer.Close(ctx) // the log names lost spans
 }

@@ -32,16 +32,17 @@ func newUmountCommand() *cobra.Command {
 mount that is in use stays, and the message names the processes that hold it (exit code 4). A mount whose daemon died is
 cleaned up.
 
-No daemon is asked for this, so a stopped or deadlocked one keeps nobody from it. Where one does not end, the message has
-its pid and what to do, and the exit code is 1.`,
-		Args: exactArgs(1),
+No daemon is asked for this, so a stopped or deadlocked one does not prevent it. Where one does not end, the message has
+its pid and the command that ends it, and the exit code is 1.`,
+		Args:              exactArgs(1),
+		ValidArgsFunction: completeMounts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.point, c.stderr = args[0], cmd.ErrOrStderr()
 			return c.run(cmd.Context())
 		},
 	}
 	cmd.Flags().BoolVarP(&c.lazy, "lazy", "l", false, "take a mount that is in use out of the tree now; its daemon ends with the last open file")
-	cmd.Flags().BoolVarP(&c.force, "force", "f", false, "end the mount for all that use it: who waits for its daemon gets an error, and a daemon that does not end is killed")
+	cmd.Flags().BoolVarP(&c.force, "force", "f", false, "end the mount for all that use it: waiting readers get an error, and a daemon that does not end is killed")
 	return cmd
 }
 
@@ -79,7 +80,7 @@ func (c *umountCommand) run(ctx context.Context) error {
 		return err
 	}
 	if at := place.Elsewhere(); at != "" && !c.force {
-		fmt.Fprintf(c.stderr, "hbmfs: what was mounted at %s is mounted at %s as well, and its daemon (pid %d) goes on\n", place.Path, at, daemon.PID)
+		fmt.Fprintf(c.stderr, "hbmfs: the mount that was at %s is at %s as well, and its daemon (pid %d) goes on\n", place.Path, at, daemon.PID)
 		return nil
 	}
 	return c.await(ctx, place, daemon)

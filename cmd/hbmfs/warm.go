@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/warm"
 )
@@ -18,7 +18,7 @@ import (
 // warmCommand is hbmfs warm.
 type warmCommand struct {
 	paths  []string
-	rate   byteRate
+	rate   size.Rate
 	asJSON bool
 
 	stdout, stderr io.Writer
@@ -29,14 +29,19 @@ func newWarmCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "warm PATH...",
 		Short: "Bring files of a mount onto this machine before they are read",
-		Long: `Bring files of a mount, and all files below directories of it, onto this machine: what comes from a remote source into the
-mount's cache, and what lies in local files into the kernel's page cache, as far as there is memory for it.
+		Long: `Bring files of a mount, and all files below directories of it, onto this machine: bytes of a remote source into the
+mount's cache, bytes of local files into the kernel's page cache, as far as there is memory for them.
 
-What is in the cache already is skipped, so an interrupted warm goes on where it was. The command fails when not all
-stays in the cache: then it is too small, or full of what readers have open (see .hbmfs/status in the mount).
+Bytes in the cache are skipped, so an interrupted warm goes on where it was. The command fails when not all stays in the
+cache: then it is too small, or full of segments that readers have open (see .hbmfs/status in the mount).
 
---json prints what was done in bytes: "local" was in the cache before, "fetched" came now, "left" did not stay, "advised"
-is what the kernel was asked to read ahead, "in_mount" is made by the mount, or has no cache to be brought into.`,
+--json prints bytes:
+
+  local     were in the cache before
+  fetched   came now
+  left      did not stay in the cache
+  advised   the kernel was asked to read ahead
+  in_mount  are made by the mount, or have no cache to be brought into`,
 		Example: "  hbmfs warm /mnt/pile\n  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -54,35 +59,14 @@ is what the kernel was asked to read ahead, "in_mount" is made by the mount, or 
 	return cmd
 }
 
-// byteRate is a flag such as 500MB/s or 64MiB/s; 0 where it was not given.
-type byteRate int64
-
-func (b *byteRate) String() string {
-	if *b == 0 {
-		return ""
-	}
-	return byteCount(int64(*b)) + "/s"
-}
-
-func (b *byteRate) Set(text string) error {
-	number := strings.TrimSuffix(text, "/s")
-	if n, err := size.Parse(number); err == nil {
-		*b = byteRate(n)
-		return nil
-	}
-	return fmt.Errorf("%q is no rate such as 500MB/s", text)
-}
-
-func (*byteRate) Type() string { return "rate" }
-
 func (c *warmCommand) run(ctx context.Context) error {
 	began := time.Now()
 	files, total, err := warm.FilesBelow(ctx, c.paths)
 	if err != nil {
 		return err
 	}
-	bar := newProgress(c.stderr, "warming", total, true)
-	w := warm.New(files, total, int64(c.rate), bar.add)
+	bar := progress.New(c.stderr, "warming", total, true)
+	w := warm.New(files, total, int64(c.rate), bar.Add)
 	over := make(chan error, 1)
 	go func() { over <- w.Run(ctx) }()
 	select {
@@ -90,7 +74,7 @@ func (c *warmCommand) run(ctx context.Context) error {
 	case <-ctx.Done(): // a read that waits for a source cannot be called off: it ends with this process
 		err = errInterrupted
 	}
-	bar.close()
+	bar.Close()
 	done := w.Summary()
 	done.Seconds = time.Since(began).Seconds()
 	if c.asJSON {
@@ -101,25 +85,25 @@ func (c *warmCommand) run(ctx context.Context) error {
 		printWarm(c.stdout, &done)
 	}
 	if err == nil && done.Left > 0 {
-		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of what is kept together (then warm the shards); .hbmfs/status of the mount says more", byteCount(done.Left))
+		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of segments (then warm the shards); .hbmfs/status of the mount says more", size.Decimal(done.Left))
 	}
 	return err
 }
 
 func printWarm(out io.Writer, d *warm.Summary) {
-	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", grouped(int64(d.Files)), byteCount(d.Bytes), d.Seconds)
+	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", size.Grouped(int64(d.Files)), size.Decimal(d.Bytes), d.Seconds)
 	for _, line := range []struct {
 		n    int64
 		what string
 	}{
 		{d.Local, "were in the cache already"},
-		{d.Fetched, "were fetched, at " + byteCount(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
+		{d.Fetched, "were fetched, at " + size.Decimal(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
 		{d.Left, "are not in the cache"},
 		{d.Advised, "lie in local files: the kernel was asked to read them into its page cache"},
 		{d.InMount, "are made by the mount, or have no cache to be brought into (hbmfs mount --cache-dir)"},
 	} {
 		if line.n > 0 {
-			fmt.Fprintf(out, "  %s %s\n", byteCount(line.n), line.what)
+			fmt.Fprintf(out, "  %s %s\n", size.Decimal(line.n), line.what)
 		}
 	}
 }

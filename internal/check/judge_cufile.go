@@ -18,7 +18,7 @@ func (j *judge) judgeCuFile() {
 		j.add(finding{Finding{inCuFile, name, Fail, found, why, fix}, rank, both, false, false})
 	}
 	if len(m.Libraries) == 0 {
-		fail(rankLibrary, "libcufile", "libcufile is in no usual place", "it reads into the GPU", "pip install nvidia-cufile # or: "+m.install("libcufile0 gds-tools", "libcufile gds-tools"))
+		fail(rankLibrary, "libcufile", "libcufile is in no usual place", "it reads into the GPU", "pip install nvidia-cufile (or, from NVIDIA's repository: "+m.install("libcufile-13-0 gds-tools-13-0", "libcufile-13-0 gds-tools-13-0")+")")
 	} else {
 		version = libraryVersion(m.Libraries[0])
 		switch {

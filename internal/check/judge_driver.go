@@ -21,18 +21,18 @@ func (j *judge) judgeDriver() {
 		return
 	case m.Modules["nouveau"].Loaded && !loaded:
 		j.add(finding{Finding{inDriver, "NVIDIA driver", Fail, "nouveau has the GPU", "it has no CUDA and keeps NVIDIA's driver out",
-			"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf && " + m.initramfs()}, rankGPU, both, false, true})
+			m.configure("printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf")}, rankGPU, both, false, true})
 		return
 	case j.gpu != nil && j.gpu.Driver == "vfio-pci":
 		j.add(finding{Finding{inDriver, "NVIDIA driver", Fail, "vfio-pci has the GPU", "it was given to a virtual machine",
 			fmt.Sprintf("echo %s > /sys/bus/pci/drivers/vfio-pci/unbind && echo %s > /sys/bus/pci/drivers/nvidia/bind", j.gpu.Address, j.gpu.Address)}, rankGPU, both, false, true})
 		return
 	case !loaded:
-		fix := m.install("nvidia-open", "nvidia-open")
+		fix := m.hostInstall("nvidia-open", "nvidia-open", "modprobe nvidia")
 		if m.Modules["nvidia"].Installed != "" {
-			fix = "modprobe nvidia"
+			fix = m.onHost("modprobe nvidia")
 		}
-		j.add(finding{Finding{inDriver, "NVIDIA driver", Fail, "the NVIDIA driver is not loaded", "", m.onHost(fix)}, rankGPU, both, false, true})
+		j.add(finding{Finding{inDriver, "NVIDIA driver", Fail, "the NVIDIA driver is not loaded", "", fix}, rankGPU, both, false, true})
 		return
 	case m.Open:
 		j.ok(inDriver, "NVIDIA driver", "%s, open kernel modules", m.Driver)
@@ -40,14 +40,14 @@ func (j *judge) judgeDriver() {
 		j.unknown(inDriver, "NVIDIA driver", "loaded, version not readable", "cat /proc/driver/nvidia/version")
 	default:
 		f := finding{Finding{inDriver, "NVIDIA driver", Warn, m.Driver + ", closed kernel modules", "PCI P2PDMA and nvidia-fs 2.17.5 and later need the open ones",
-			m.onHost(m.install("nvidia-open", "nvidia-open") + " && reboot")}, rankModule, p2p, false, false}
+			m.hostInstall("nvidia-open", "nvidia-open", "reboot")}, rankModule, p2p, false, false}
 		if m.NVFS != "" && parseVersion(m.NVFS).atLeast(2, 17, 5) {
 			f.Level, f.blocks = Fail, both
 		}
 		j.add(f)
 	}
 	if m.Modules["nouveau"].Loaded {
-		j.add(finding{Finding: Finding{inDriver, "conflict", Warn, "nouveau is loaded beside the NVIDIA driver", "it may take a GPU at the next boot", "echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf && " + m.initramfs()}})
+		j.add(finding{Finding: Finding{inDriver, "conflict", Warn, "nouveau is loaded beside the NVIDIA driver", "it may take a GPU at the next boot", m.configure("echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf")}})
 	}
 	j.judgeNVFS()
 	j.judgeP2P(version)
@@ -88,7 +88,7 @@ func (j *judge) judgeNVFS() {
 	case !module.Loaded && m.NVFS == "" && module.Installed != "":
 		fail("nvidia_fs is installed and not loaded", "", m.onHost("modprobe nvidia-fs && echo nvidia-fs > /etc/modules-load.d/nvidia-fs.conf"))
 	case !module.Loaded && m.NVFS == "":
-		fail("nvidia_fs is not installed", "", m.onHost(m.install("nvidia-gds", "nvidia-gds")+" && modprobe nvidia-fs"))
+		fail("nvidia_fs is not installed", "", m.hostInstall("nvidia-gds", "nvidia-gds", "modprobe nvidia-fs"))
 	case m.NVFSDevices == 0 && m.Container != "":
 		fail("/dev/nvidia-fs* is not in the container", "nvidia_fs is loaded on the host, and libcufile talks to it through these", "docker run $(printf -- '--device=%s ' /dev/nvidia-fs*) ...")
 	case m.NVFSDevices == 0:
@@ -96,9 +96,9 @@ func (j *judge) judgeNVFS() {
 	case m.NVFS == "":
 		j.unknown(inDriver, name, "loaded, version not readable", "cat /proc/driver/nvidia-fs/version")
 	case !registered && need == "nvme":
-		fail("nvidia_fs "+m.NVFS+" is loaded and the nvme driver does not know it", "the distribution's own nvme driver has no hooks for nvidia-fs", m.onHost(m.install("doca-ofed mlnx-nvme-dkms", "doca-ofed mlnx-nvme")+" && "+m.initramfs()))
+		fail("nvidia_fs "+m.NVFS+" is loaded and the nvme driver does not know it", "the distribution's own nvme driver has no hooks for nvidia-fs", m.hostInstall("doca-ofed mlnx-nvme-dkms", "doca-ofed mlnx-nvme", m.rebuild()))
 	case !registered && need == "rpcrdma":
-		fail("nvidia_fs "+m.NVFS+" is loaded and rpcrdma does not know it", "NFS over RDMA with GPUs needs the client of DOCA or MLNX_OFED", m.onHost(m.install("doca-ofed mlnx-nfsrdma-dkms", "doca-ofed mlnx-nfsrdma")+" && "+m.initramfs()))
+		fail("nvidia_fs "+m.NVFS+" is loaded and rpcrdma does not know it", "NFS over RDMA with GPUs needs the client of DOCA or MLNX_OFED", m.hostInstall("doca-ofed mlnx-nfsrdma-dkms", "doca-ofed mlnx-nfsrdma", m.rebuild()))
 	case !registered:
 		fail(fmt.Sprintf("nvidia_fs %s is loaded and %s does not know it", m.NVFS, need), "the filesystem's client must be loaded before, in a version with GPUDirect Storage", m.onHost("modprobe "+need+" && modprobe -r nvidia-fs && modprobe nvidia-fs"))
 	default:
@@ -125,15 +125,15 @@ func (j *judge) judgeP2P(driver Version) {
 	useP2P := m.Properties.Properties.P2PDMA
 	switch {
 	case driver != (Version{}) && !driver.atLeast(565):
-		fail(rankModule, "driver "+m.Driver, "PCI P2PDMA needs 565 or later", m.onHost(m.install("nvidia-open", "nvidia-open")+" && reboot"))
+		fail(rankModule, "driver "+m.Driver, "PCI P2PDMA needs 565 or later", m.hostInstall("nvidia-open", "nvidia-open", "reboot"))
 	case j.gpu != nil && !j.gpu.P2PDMA:
 		fail(rankModule, j.gpu.Name, "NVIDIA names A100, A40, L4, L40S, H100, H200 and Blackwell for PCI P2PDMA", "use nvidia-fs")
 	case j.gpu != nil && j.gpu.BAR1 > 0 && j.gpu.BAR1 < j.gpu.HBM:
 		fail(rankModule, fmt.Sprintf("BAR1 shows %d MiB of %d GiB", j.gpu.BAR1>>20, j.gpu.HBM>>30), "PCI P2PDMA needs all of the GPU's memory in BAR1", firmware)
 	case !m.staticBAR() && m.Arch != "aarch64":
-		fail(rankModule, "the driver's static BAR1 is off", "", m.onHost(`echo 'options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;"' > /etc/modprobe.d/nvidia-p2pdma.conf && `+m.initramfs()))
+		fail(rankModule, "the driver's static BAR1 is off", "", m.configure(`echo 'options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;"' > /etc/modprobe.d/nvidia-p2pdma.conf`))
 	case multipath:
-		fail(rankModule, "nvme multipath is on", "the kernel's multipath passes no addresses of other devices on", m.onHost("echo 'options nvme_core multipath=N' > /etc/modprobe.d/nvme.conf && "+m.initramfs()))
+		fail(rankModule, "nvme multipath is on", "the kernel's multipath passes no addresses of other devices on", m.configure("echo 'options nvme_core multipath=N' > /etc/modprobe.d/nvme.conf"))
 	case useP2P == nil || !*useP2P:
 		fail(rankConfig, "use_pci_p2pdma is not set in cufile.json", "", `set "properties": {"use_pci_p2pdma": true} in `+m.configName())
 	default:
@@ -184,7 +184,7 @@ func (j *judge) judgeGPU() {
 		return
 	}
 	if len(m.GPUs) == 0 {
-		j.add(finding{Finding{inGPU, "GPU", Fail, "no NVIDIA GPU is on the PCI bus", "", "lspci -d 10de: # nothing: choose a machine with a GPU, or hand one to this virtual machine"}, rankGPU, both, false, true})
+		j.add(finding{Finding{inGPU, "GPU", Fail, "no NVIDIA GPU is on the PCI bus", "", "choose a machine with a GPU, or hand one to this virtual machine (lspci -d 10de: lists them)"}, rankGPU, both, false, true})
 		return
 	}
 	if j.gpu == nil {

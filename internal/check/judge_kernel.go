@@ -6,47 +6,10 @@ import (
 	"strings"
 )
 
-// install gives the command that installs packages, as the distribution has it.
-func (m *Machine) install(deb, rpm string) string {
-	for _, name := range []string{"Red Hat", "Rocky", "AlmaLinux", "CentOS", "Fedora", "Oracle", "Amazon"} {
-		if strings.Contains(m.OS, name) {
-			return "dnf install -y " + rpm
-		}
-	}
-	if strings.Contains(m.OS, "SUSE") {
-		return "zypper install -y " + rpm
-	}
-	return "apt-get install -y " + deb
-}
-
-// initramfs gives the command that makes options of modules count at the next boot.
-func (m *Machine) initramfs() string {
-	if strings.HasPrefix(m.install("", ""), "apt-get") {
-		return "update-initramfs -u && reboot"
-	}
-	return "dracut -f && reboot"
-}
-
-// bootWith gives the command that adds a kernel parameter.
-func (m *Machine) bootWith(parameter string) string {
-	if strings.HasPrefix(m.install("", ""), "apt-get") {
-		return `sed -i 's/^GRUB_CMDLINE_LINUX="/&` + parameter + ` /' /etc/default/grub && update-grub && reboot`
-	}
-	return "grubby --update-kernel=ALL --args='" + parameter + "' && reboot"
-}
-
-// onHost says where a command is to be run, where that is not here.
-func (m *Machine) onHost(command string) string {
-	if m.Container != "" {
-		return "on the host: " + command
-	}
-	return command
-}
-
 func (j *judge) judgeKernel() {
 	m := j.m
 	version := parseVersion(m.Kernel)
-	newer := m.onHost(m.install("linux-image-generic", "kernel") + " && reboot")
+	newer := m.newerKernel()
 	switch {
 	case m.Kernel == "":
 		j.unknown(inKernel, "version", "/proc/sys/kernel/osrelease is not there", "")
@@ -104,7 +67,7 @@ func (j *judge) judgeIOMMU() {
 		}
 	}
 	const effect = "transfers between devices go up to the CPU; NVIDIA promises neither function nor speed for GPUDirect Storage, and GPUDirect RDMA does not work"
-	fix := j.m.onHost(j.m.bootWith("iommu=pt"))
+	fix := j.m.bootWith("iommu=pt")
 	switch mode {
 	case "":
 		if j.m.Groups > 0 && len(devices) == 0 {
@@ -147,7 +110,7 @@ func (j *judge) judgeACS() {
 	case len(on) > 0:
 		slices.Sort(on)
 		j.add(finding{Finding{inKernel, "ACS", Warn, fmt.Sprintf("%d bridges redirect, the first is %s", len(on), on[0]),
-			"traffic between drive and GPU below one switch goes up to the CPU and back, or nowhere", j.m.onHost("for b in " + strings.Join(on, " ") + "; do setpci -s $b ECAP_ACS+6.w=0; done # until the next boot; for good: turn ACS off in the firmware")}, rankACS, 0, true, false})
+			"traffic between drive and GPU below one switch goes up to the CPU and back, or nowhere", j.m.onHost("for b in "+strings.Join(on, " ")+"; do setpci -s $b ECAP_ACS+6.w=0; done") + " (it holds until the next boot; for good, turn ACS off in the firmware)"}, rankACS, 0, true, false})
 	case unread:
 		j.unknown(inKernel, "ACS", "only root can read the bridges' settings", "sudo hbmfs check "+strings.TrimPrefix(j.path(), "FILE"))
 	case shared:

@@ -54,6 +54,10 @@ func (j *judge) judgeStorage() {
 		j.judgeFUSE(mount)
 		return
 	}
+	if j.target.HBMFS {
+		j.add(finding{Finding: Finding{inStorage, "other programs", Warn, "cuFile is never direct on " + j.target.File + " itself, a file of a FUSE mount",
+			"readers of hbmfs ask where its bytes lie; a program that calls cuFile itself needs the path of a local file", "hbmfs locate " + j.target.File}})
+	}
 	for _, p := range j.target.Places {
 		j.judgePlace(p)
 	}
@@ -123,7 +127,7 @@ func (j *judge) judgeFilesystem(mount *Mount, through string) bool {
 		j.judgeExt4(mount, through)
 		return true
 	case "overlay":
-		j.fail(rankFilesystem, name, through+"overlay on "+mount.Point, "an overlay hides the device below it from cuFile", "docker run -v /data:/data ... # a volume on ext4 or XFS; in Kubernetes a hostPath or local PersistentVolume")
+		j.fail(rankFilesystem, name, through+"overlay on "+mount.Point, "an overlay hides the device below it from cuFile", "give the container a volume on ext4 or XFS: docker run -v /data:/data ..., or in Kubernetes a hostPath or local PersistentVolume")
 	case "tmpfs", "ramfs", "devtmpfs", "hugetlbfs":
 		j.fail(rankFilesystem, name, through+mount.Type+" on "+mount.Point, "its bytes are in host memory, on no drive", move)
 	case "btrfs", "zfs", "bcachefs":
@@ -141,7 +145,7 @@ func (j *judge) judgeFilesystem(mount *Mount, through string) bool {
 // judgeExt4 looks for data=ordered, which libcufile looks for in the table of mounts. The kernel shows it there only
 // when it was asked for, though it is the default.
 func (j *judge) judgeExt4(mount *Mount, through string) {
-	fix := fmt.Sprintf("umount %s && mount -o data=ordered %s %s # and in /etc/fstab", mount.Point, mount.Source, mount.Point)
+	fix := j.m.onHost(fmt.Sprintf("umount %s && mount -o data=ordered %s %s", mount.Point, mount.Source, mount.Point)) + " (and the same option in /etc/fstab)"
 	if mount.Point == "/" {
 		fix = j.m.bootWith("rootflags=data=ordered")
 	}
@@ -150,10 +154,10 @@ func (j *judge) judgeExt4(mount *Mount, through string) {
 	case data == "ordered":
 		j.ok(inStorage, "filesystem", "%s, data=ordered", found)
 	case said:
-		j.fail(rankMount, "filesystem", found+", data="+data, "GPUDirect Storage needs data=ordered", j.m.onHost(fix))
+		j.fail(rankMount, "filesystem", found+", data="+data, "GPUDirect Storage needs data=ordered", fix)
 	default:
 		j.add(finding{Finding{inStorage, "filesystem", Warn, found + ", without data=ordered among its options", "libcufile looks for the word in the table of mounts, and the kernel shows no default",
-			j.m.onHost(fix)}, rankMount, 0, true, false})
+			fix}, rankMount, 0, true, false})
 	}
 }
 
@@ -225,7 +229,7 @@ func (j *judge) judgeDisk(b *Block) {
 	prefix := strings.TrimRight(b.Name, "0123456789")
 	switch {
 	case b.Transport == "tcp", b.Transport == "fc":
-		j.fail(rankDevice, name, b.Name+" is NVMe over "+strings.ToUpper(b.Transport), "its bytes arrive in host memory", "nvme connect -t rdma ... # or a local NVMe drive")
+		j.fail(rankDevice, name, b.Name+" is NVMe over "+strings.ToUpper(b.Transport), "its bytes arrive in host memory", "connect it by RDMA (nvme connect -t rdma ...), or use a local NVMe drive")
 	case b.Transport == "rdma":
 		j.add(finding{Finding: Finding{inStorage, name, OK, b.Name + " is NVMe over RDMA", "", ""}, blocks: p2p})
 	case strings.HasPrefix(b.Name, "nvme"):
@@ -254,7 +258,7 @@ func (j *judge) judgeUdev(top *Block) {
 	case top.FSUsage != "" && top.FSType != "":
 		j.ok(inStorage, name, "%s: %s", top.Name, top.FSType)
 	case j.m.Container != "" && !j.m.Udev:
-		j.fail(rankUdev, name, "/run/udev is not in the container", why, "docker run -v /run/udev:/run/udev:ro ... # in Kubernetes a hostPath volume")
+		j.fail(rankUdev, name, "/run/udev is not in the container", why, "give it to the container: docker run -v /run/udev:/run/udev:ro ..., or in Kubernetes a hostPath volume")
 	case !j.m.Udev:
 		j.fail(rankUdev, name, "there is no /run/udev/data", why, "systemctl start systemd-udevd && udevadm trigger --settle")
 	default:

@@ -35,7 +35,7 @@ type Options struct {
 	CacheSize  size.Flag // bytes; 0 means what package store takes, here and below
 	Segment    size.Flag // bytes
 	MinFree    size.Flag // bytes of the disk that stay free
-	Scrub      size.Flag // bytes per second that are compared with their checksums; 0 for none
+	Scrub      size.Rate // bytes per second that are compared with their checksums; 0 for none
 	Decode     bool      // show zstd files decoded
 	DecodeScan size.Flag // bytes of such a file that may be read to learn its size
 

@@ -57,6 +57,7 @@ type Result struct {
 	Repaired      int64    `json:"repaired"`       // documents, or parts of long ones, whose invalid UTF-8 became U+FFFD
 	Skipped       int64    `json:"skipped"`        // files of directories that are not text
 	DroppedTokens int64    `json:"dropped_tokens"` // of a last, incomplete sample
+	HeldOut       int64    `json:"held_out"`       // documents of the validation split
 	BytesRead     int64    `json:"bytes_read"`
 	Shards        []string `json:"shards"` // files with tokens, by name
 	Files         []string `json:"files"`  // all files, by name

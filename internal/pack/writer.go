@@ -93,7 +93,9 @@ func (w *writer) endDocument(ctx context.Context) error {
 	if err := w.cur.endDocument(ctx); err != nil {
 		return err
 	}
-	w.seen++
+	if w.seen++; w.cur == w.val {
+		w.result.HeldOut++
+	}
 	w.cur = w.pick()
 	return nil
 }

@@ -37,7 +37,7 @@ func Discover(root string) (*Node, error) {
 	}
 	n := d.node
 	if len(n.GPUs) == 0 {
-		return nil, errors.New("there is no NVIDIA GPU here: describe a node in a file (hbmfs plan --example shows how)")
+		return nil, errors.New("there is no NVIDIA GPU here: hbmfs plan --example > node.yaml writes a description to edit, and hbmfs plan node.yaml reads it")
 	}
 	n.Notes = append(n.Notes, fmt.Sprintf("assumed: %d GB/s of host memory, and that the data lies in the memory of NUMA node 0", memoryDefault))
 	if len(n.Storage) > 0 {

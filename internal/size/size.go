@@ -63,6 +63,82 @@ func (f *Flag) String() string {
 // Type implements pflag.Value.
 func (*Flag) Type() string { return "size" }
 
+// Amount is a number of bytes on a command line that may be 0, and below it where a flag gives that a meaning.
+type Amount int64
+
+// Set implements pflag.Value.
+func (a *Amount) Set(text string) error {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		n, err = Parse(text)
+	}
+	*a = Amount(n)
+	return err
+}
+
+// String gives the size as it is written.
+func (a *Amount) String() string { return Binary(int64(*a)) }
+
+// Type implements pflag.Value.
+func (*Amount) Type() string { return "size" }
+
+// Rate is bytes per second on a command line, such as 500MB/s or 64MiB; 0 where none was given.
+type Rate int64
+
+// Set implements pflag.Value.
+func (r *Rate) Set(text string) error {
+	n, err := Parse(strings.TrimSuffix(text, "/s"))
+	if err != nil {
+		return fmt.Errorf("%q is no rate: write it as 500MB/s, 64MiB/s or a number of bytes", text)
+	}
+	*r = Rate(n)
+	return nil
+}
+
+// String gives the rate as it is written, empty for none.
+func (r *Rate) String() string {
+	if *r == 0 {
+		return ""
+	}
+	return Binary(int64(*r)) + "/s"
+}
+
+// Type implements pflag.Value.
+func (*Rate) Type() string { return "rate" }
+
+// Count is a number of things on a command line: 2048, 64k, 1.5M, 100B. Units are powers of 1000, and B is a billion, as of tokens.
+type Count int64
+
+// Set implements pflag.Value.
+func (c *Count) Set(text string) error {
+	digits := strings.TrimRight(text, "kKmMgGbBtT")
+	number, ok := new(big.Rat).SetString(digits)
+	power := strings.Index("kmgt", strings.ReplaceAll(strings.ToLower(text[len(digits):]), "b", "g")) + 1
+	if !ok || strings.Trim(digits, "0123456789.") != "" || len(text)-len(digits) > 1 {
+		return fmt.Errorf("%q is no number such as 2048, 64k, 100M, 1.5G or 1T", text)
+	}
+	if len(text) == len(digits) {
+		power = 0
+	}
+	number.Mul(number, new(big.Rat).SetInt(new(big.Int).Exp(big.NewInt(1000), big.NewInt(int64(power)), nil)))
+	if !number.IsInt() || !number.Num().IsInt64() {
+		return fmt.Errorf("%q is no whole number, or one that is too large", text)
+	}
+	*c = Count(number.Num().Int64())
+	return nil
+}
+
+// String gives the number, empty for none.
+func (c *Count) String() string {
+	if *c == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(*c), 10)
+}
+
+// Type implements pflag.Value.
+func (*Count) Type() string { return "count" }
+
 // Binary writes a number of bytes exactly, in the largest power of 1024 that divides it: "64MiB", "1000".
 func Binary(n int64) string {
 	units := []string{"", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
@@ -71,4 +147,34 @@ func Binary(n int64) string {
 		n, i = n/1024, i+1
 	}
 	return strconv.FormatInt(n, 10) + units[i]
+}
+
+// Grouped writes a count with commas, and one that is not known as a dash.
+func Grouped(n int64) string {
+	if n < 0 {
+		return "-"
+	}
+	digits := strconv.FormatInt(n, 10)
+	var b strings.Builder
+	for i, d := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 {
+			b.WriteByte(',')
+		}
+		b.WriteRune(d)
+	}
+	return b.String()
+}
+
+// Decimal writes bytes in decimal units, as disks are sold and rates are quoted.
+func Decimal(n int64) string {
+	const unit = 1000
+	if n < unit {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, units := float64(n)/unit, "kMGTPE"
+	i := 0
+	for ; value >= unit && i < len(units)-1; i++ {
+		value /= unit
+	}
+	return fmt.Sprintf("%.1f %cB", value, units[i])
 }

@@ -22,6 +22,28 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestFlags reads what flags take, and writes it again.
+func TestFlags(t *testing.T) {
+	amount, rate, count := new(Amount), new(Rate), new(Count)
+	for _, c := range []struct {
+		flag interface {
+			Set(string) error
+			String() string
+		}
+		text, want string // what is written of it, "" for an error
+	}{
+		{amount, "0", "0"}, {amount, "-1", "-1"}, {amount, "131072", "128KiB"}, {amount, "1.5TiB", "1536GiB"}, {amount, "1T", "1TiB"}, {amount, "0x1", ""}, {amount, "", ""}, {amount, "-1K", ""},
+		{rate, "500MB/s", "500000000/s"}, {rate, "64MiB", "64MiB/s"}, {rate, "10G/s", "10GiB/s"}, {rate, "/s", ""}, {rate, "1MB/h", ""},
+		{count, "2048", "2048"}, {count, "64k", "64000"}, {count, "1.5G", "1500000000"}, {count, "1T", "1000000000000"}, {count, "10B", "10000000000"}, {count, "100m", "100000000"},
+		{count, "1.5", ""}, {count, "", ""}, {count, "k", ""}, {count, "1kk", ""}, {count, "-1", ""}, {count, "9000000T", "9000000000000000000"}, {count, "99999999T", ""}, {count, "1e3", ""}, {count, "1KB", ""},
+	} {
+		err := c.flag.Set(c.text)
+		if (err != nil) != (c.want == "") || err == nil && c.flag.String() != c.want {
+			t.Errorf("%T %q is %s, %v, want %q", c.flag, c.text, c.flag, err, c.want)
+		}
+	}
+}
+
 func TestBinary(t *testing.T) {
 	for n, want := range map[int64]string{0: "0", 1: "1", 1000: "1000", 1024: "1KiB", 64 << 20: "64MiB", 3 << 39: "1536GiB", 1 << 60: "1EiB", math.MaxInt64: "9223372036854775807"} {
 		if got := Binary(n); got != want {

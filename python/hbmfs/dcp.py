@@ -23,7 +23,10 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as err:
+    raise ModuleNotFoundError("hbmfs.dcp loads torch's checkpoints, but torch is not installed: pip install torch", name=err.name) from None
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.filesystem import FileSystemReader

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .dataset import Dataset
 from .dataset import open as open_dataset
-from .errors import InvalidError
+from .errors import InvalidError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,10 @@ def batches(
 
     A split is opened when its first batch is asked for. get_batch.close() closes what was opened.
     """
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UnavailableError("nanoGPT's batches are torch tensors, but torch is not installed: pip install torch") from None
     if isinstance(data, Mapping):
         splits = dict(data)
     else:

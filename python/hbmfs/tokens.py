@@ -89,6 +89,8 @@ def resolve(path: str) -> str:
     views = os.path.join(root, ".hbmfs", "views")
     inside = os.path.join(root, below, "").startswith(os.path.join(views, ""))
     directory = os.path.normpath(os.path.join(root if inside else views, below))
+    if there is None and not os.path.isdir(directory):
+        raise NotFoundError(f"{path} does not exist: {root} has no such file and no such stream of tokens, see `ls {root}` and `ls {views}`")
     view = os.path.join(directory, _VIEW)
     return view if os.path.exists(view) else _only_view(path, directory)
 

@@ -243,7 +243,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		"no such file":          {[]string{"/no/such/file"}, 1, "/no: no such file"},
 		"no such recording":     {[]string{"--root", "/no/such/recording"}, 1, "no such file"},
 		"not a recording":       {[]string{"--root", "check_test.go"}, 1, "must be one that hbmfs check --record made"},
-		"unknown path":          {[]string{"--require", "magic"}, 2, "direct or staged"},
+		"unknown path":          {[]string{"--require", "magic"}, 2, "direct, staged"},
 		"direct without a file": {[]string{"--require", "direct"}, 2, "needs a PATH"},
 		"negative GPU":          {[]string{"--gpu", "-1"}, 2, "0 or more"},
 		"two paths":             {[]string{"a", "b"}, 2, "1 arg"},

@@ -50,6 +50,73 @@ func TestExtentsCommand(t *testing.T) {
 	})
 }
 
+// TestLocateCommand puts every golden file together from the local files that `hbmfs locate --json` names.
+func TestLocateCommand(t *testing.T) {
+	blackbox.NeedRoot(t)
+	goldenFiles(t, func(t *testing.T, m *mounted, path string) {
+		if blackbox.Race && path != m.Path(".hbmfs", "views", "tokens.npy") {
+			return // as above
+		}
+		out, err := suite.Command(limited(t), "locate", "--json", path).Output()
+		var said struct {
+			Size  int64
+			Whole string
+			Local bool
+			Runs  []struct {
+				Offset, Length, Count, At, Stride int64
+				Path, Why                         string
+			}
+		}
+		if jsonErr := json.Unmarshal(out, &said); jsonErr != nil {
+			t.Fatalf("%v: %v", err, jsonErr)
+		}
+		if (err == nil) != said.Local { // exit code 3 else
+			t.Errorf("%s: local %v, and %v", path, said.Local, err)
+		}
+		want, err := os.ReadFile(path)
+		must(t, err)
+		var got []byte
+		for _, r := range said.Runs {
+			for k := range r.Count {
+				at := r.Offset + k*r.Length
+				if at != int64(len(got)) {
+					t.Fatalf("%s: the piece at %d follows byte %d", path, at, len(got))
+				}
+				if r.Why != "" {
+					got = append(got, want[at:at+r.Length]...)
+					continue
+				}
+				local, err := os.ReadFile(r.Path)
+				must(t, err)
+				got = append(got, local[r.At+k*r.Stride:][:r.Length]...)
+			}
+		}
+		if said.Size != int64(len(want)) || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes by %d runs, size %d, want %d", path, len(got), len(said.Runs), said.Size, len(want))
+		}
+		if said.Whole != "" {
+			local, err := os.ReadFile(said.Whole)
+			must(t, err)
+			if !bytes.Equal(local, want) {
+				t.Errorf("%s is not %s", said.Whole, path)
+			}
+		}
+	})
+}
+
+func TestLocateCommandForPeople(t *testing.T) {
+	m := mount(t, "../testdata/nanogpt")
+	source, err := filepath.Abs("../testdata/nanogpt/train.bin")
+	must(t, err)
+	out, err := suite.Output(limited(t), "locate", m.Path("train.bin"))
+	if err != nil || string(out) != source+"\n" {
+		t.Errorf("%q, %v, want %s", out, err, source)
+	}
+	if _, err := suite.Output(limited(t), "locate", source); err == nil || !strings.Contains(err.Error(), "give cuFile the path as it is") {
+		t.Errorf("a file of no mount: %v", err)
+	}
+}
+
 func TestExtentsCommandForPeople(t *testing.T) {
 	m := mount(t, "../testdata/nanogpt", "--show-views")
 	view, err := m.View("tokens.npy")

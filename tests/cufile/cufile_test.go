@@ -156,7 +156,7 @@ func TestReadErrorsNameTheFix(t *testing.T) {
 		"no libcufile":       {"", append(append([]string{"--path", "compat"}, gpu...), "--libcufile", "libnone.so"), 1, "install NVIDIA's gds-tools"},
 		"direct not proven":  {"FAKE_CUFILE_MOVED=posix", append([]string{"--require", "direct"}, gpu...), 1, "POSIX reads with compat mode off"},
 		"contradiction":      {"", []string{"--path", "staged", "--require", "direct"}, 2, "contradict"},
-		"unknown path":       {"", []string{"--path", "teleport"}, 2, "is not one of"},
+		"unknown path":       {"", []string{"--path", "teleport"}, 2, "is none of"},
 		"unknown place":      {"", []string{"--to", "moon"}, 2, "gpu:N or host"},
 		"outside":            {"", []string{"--to", "host", "--offset", "100001"}, 2, "is not inside"},
 		"nothing to read at": {"", []string{"--to", "host", "--length", "100001"}, 2, "is not inside"},

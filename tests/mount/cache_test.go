@@ -429,3 +429,16 @@ func TestCacheCommandsRefuse(t *testing.T) {
 		t.Errorf("there is a %s now: %v", dir, err)
 	}
 }
+
+// The cache of another user is a cache, too.
+func TestCacheOfAnotherUserIsACache(t *testing.T) {
+	blackbox.NeedRoot(t)
+	dir := filepath.Join(suite.NewDir(t), "cache")
+	must(t, os.MkdirAll(filepath.Join(dir, "segments"), 0o700))
+	must(t, os.Chmod(dir, 0o700))
+	for _, command := range []string{"ls", "stats", "verify"} {
+		if r := runAsNobody(t, "cache", command, dir); r.code != 1 || !strings.Contains(r.stderr, "permission denied") || strings.Contains(r.stderr, "no cache") {
+			t.Errorf("cache %s: exit code %d: %s", command, r.code, r.stderr)
+		}
+	}
+}

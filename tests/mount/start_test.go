@@ -31,11 +31,11 @@ func TestRefusals(t *testing.T) {
 		says string
 	}{
 		{"no source", []string{filepath.Join(source, "absent"), point}, 1, "absent: no such file or directory"},
-		{"no mount point", []string{source, filepath.Join(point, "absent")}, 1, "does not exist: mkdir -p"},
+		{"no mount point", []string{source, filepath.Join(point, "absent", "deeper")}, 1, "does not exist: mkdir -p"},
 		{"the mount point is a file", []string{source, file}, 1, "is not a directory"},
 		{"the source is a device", []string{"/dev/null", point}, 1, "neither a directory nor a file"},
 		{"another format", []string{"--format", "megatron", source, point}, 1, "megatron"},
-		{"an unknown format", []string{"--format", "nonsense", source, point}, 2, `"nonsense" is not known`},
+		{"an unknown format", []string{"--format", "nonsense", source, point}, 2, `"nonsense" is none of`},
 		{"an unknown type", []string{"--dtype", "u7", source, point}, 2, "u7"},
 		{"an unknown flag", []string{"--nonsense", source, point}, 2, "nonsense"},
 		{"an unknown option", []string{"-o", "nonsense", source, point}, 2, "nonsense"},
@@ -195,4 +195,40 @@ func TestMountHelperByItsPath(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, suite.At(point).Close())
+}
+
+// A mount point that is missing is made, and goes with the mount; one that was there stays.
+func TestMissingMountPoint(t *testing.T) {
+	source, log := golden(t, "nanogpt"), filepath.Join(suite.NewDir(t), "log")
+	dir := suite.NewDir(t)
+	point := filepath.Join(dir, "pile")
+	there := func() bool {
+		_, err := os.Lstat(point)
+		return err == nil
+	}
+	mountOn := func(flags ...string) result {
+		return run(t, append([]string{"mount", "--log-file", log, source, point}, flags...)...)
+	}
+	blackbox.NeedFUSE(t)
+	if r := run(t, "mount", "--log-file", log, filepath.Join(source, "absent"), point); r.code != 1 || there() {
+		t.Errorf("a mount that failed, exit code %d, left its mount point: %v", r.code, there())
+	}
+	for range 2 {
+		if r := mountOn(); r.code != 0 || r.stderr != "" {
+			t.Fatalf("exit code %d: %s", r.code, r.stderr)
+		}
+		if _, err := os.Stat(filepath.Join(point, "train.bin")); err != nil {
+			t.Error(err)
+		}
+		if r := run(t, "umount", point); r.code != 0 || there() {
+			t.Errorf("umount, exit code %d, left the mount point that was made: %v: %s", r.code, there(), r.stderr)
+		}
+	}
+	must(t, os.Mkdir(point, 0o755))
+	if r := mountOn(); r.code != 0 {
+		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	}
+	if r := run(t, "umount", point); r.code != 0 || !there() {
+		t.Errorf("umount, exit code %d, took away a mount point that was there: %s", r.code, r.stderr)
+	}
 }

@@ -258,3 +258,32 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 }
+
+// Status says what a mount shows, of any path in it, and ends with 3 where its daemon is gone.
+func TestStatus(t *testing.T) {
+	m := mount(t, golden(t, "nanogpt"))
+	for _, path := range []string{m.point, m.Path("train.bin"), m.Path(".hbmfs")} {
+		r := run(t, "status", path)
+		for _, want := range []string{m.point + ": ok", "2 files", "tokens u16", "passthrough", m.source} {
+			if r.code != 0 || !strings.Contains(r.stdout, want) {
+				t.Errorf("status %s: exit code %d, no %q in\n%s%s", path, r.code, want, r.stdout, r.stderr)
+			}
+		}
+	}
+	if r := run(t, "status", filepath.Dir(m.source)); r.code != 1 || !strings.Contains(r.stderr, "lies in no mount of hbmfs") {
+		t.Errorf("status of no mount: exit code %d: %s", r.code, r.stderr)
+	}
+	if r := run(t, "__complete", "umount", ""); !strings.Contains(r.stdout, m.point+"\n") {
+		t.Errorf("umount completes to %q, without %s", r.stdout, m.point)
+	}
+	m.kill(t)
+	if r := run(t, "status", m.point); r.code != 3 || !strings.Contains(r.stdout, m.point+": dead") {
+		t.Errorf("status of a mount whose daemon is gone: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	}
+	var out struct {
+		Mounts []topMount `json:"mounts"`
+	}
+	if r := run(t, "status", "--json", m.point); r.code != 3 || json.Unmarshal([]byte(r.stdout), &out) != nil || len(out.Mounts) != 1 || out.Mounts[0].State != "dead" {
+		t.Errorf("status --json: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	}
+}

@@ -32,7 +32,8 @@ def test_paths(mount, source, tmp_path):
     for kind, words, path, options in [
         (FileNotFoundError, "does not exist", tmp_path / "none.npy", {}),
         (hbmfs.NotFoundError, "no view of its tokens", mount / "safetensors", {}),
-        (hbmfs.NotFoundError, "no view of its tokens", mount / "no/such", {}),
+        (hbmfs.NotFoundError, "no/such does not exist: .* has no such file", mount / "no/such", {}),
+        (hbmfs.NotFoundError, "train.bin does not exist", mount / "train.bin", {}),
         (hbmfs.InvalidError, "outside of any hbmfs mount", tmp_path, {}),
         (hbmfs.InvalidError, r"2 streams of tokens \(train, val\): name one", mount / "nanogpt", {}),
         (hbmfs.InvalidError, "and [0-9]+ more", mount, {}),

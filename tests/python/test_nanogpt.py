@@ -1,5 +1,8 @@
 """hbmfs.nanogpt.batches against nanoGPT's own get_batch, from the same state of torch's generator."""
 
+import subprocess
+import sys
+
 import hbmfs
 import hbmfs.nanogpt
 import numpy as np
@@ -98,3 +101,14 @@ def test_closing_and_going_on(data_dir):
     assert all(map(torch.equal, get_batch("train"), first))
     get_batch.close()
     get_batch.close()
+
+
+def test_without_torch(data_dir):
+    """torch is not there in a process of its own, as for who installed hbmfs alone."""
+    hidden = "import sys, importlib.abc\nclass Hide(importlib.abc.MetaPathFinder):\n def find_spec(self, name, *_):\n  if name.split('.')[0] == 'torch': raise ModuleNotFoundError(name, name=name)\nsys.meta_path.insert(0, Hide())\n"
+    for line, says in [
+        (f"import hbmfs.nanogpt; hbmfs.nanogpt.batches({str(data_dir)!r}, 8, 2, 'cpu')", "nanoGPT's batches are torch tensors, but torch is not installed: pip install torch"),
+        ("import hbmfs.dcp", "hbmfs.dcp loads torch's checkpoints, but torch is not installed: pip install torch"),
+    ]:
+        ended = subprocess.run([sys.executable, "-c", hidden + line], capture_output=True, text=True)
+        assert ended.returncode == 1 and says in ended.stderr.splitlines()[-1], ended.stderr

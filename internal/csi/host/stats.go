@@ -53,8 +53,8 @@ func (s Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	}
 	return &csi.NodeGetVolumeStatsResponse{
 		Usage: []*csi.VolumeUsage{
-			{Unit: csi.VolumeUsage_BYTES, Total: t.Bytes, Used: t.Bytes},
-			{Unit: csi.VolumeUsage_INODES, Total: t.Objects, Used: t.Objects},
+			{Unit: csi.VolumeUsage_BYTES, Total: t.Bytes, Available: t.Bytes}, // as df shows it: a dataset cannot run full
+			{Unit: csi.VolumeUsage_INODES, Total: t.Objects, Available: t.Objects},
 		},
 		VolumeCondition: condition,
 	}, nil

@@ -66,7 +66,7 @@ func options() map[string]option {
 		"cacheSegment": {flag: "cache-segment", check: bytes},
 		"connections":  {flag: "connections", check: number(1, 4096), remote: true},
 		"patience":     {flag: "patience", check: duration, remote: true},
-		"readAhead":    {flag: "read-ahead", check: number(0, 1<<30)},
+		"readAhead":    {flag: "read-ahead", check: readAhead},
 		"uid":          {flag: "uid", check: number(0, 1<<32-2)},
 		"gid":          {flag: "gid", check: number(0, 1<<32-2)},
 		"umask":        {flag: "umask", check: octal},
@@ -332,6 +332,15 @@ func word(v string) string {
 func bytes(v string) string {
 	if _, err := size.Parse(v); err != nil {
 		return "want a size such as 64MiB, 10G or 2TiB"
+	}
+	return ""
+}
+
+// readAhead is a size, or 0 for the kernel's own.
+func readAhead(v string) string {
+	const most = 1 << 30
+	if n, err := size.Parse(v); v != "0" && (err != nil || n > most) {
+		return "want a size of at most 1GiB, such as 4MiB, or 0"
 	}
 	return ""
 }

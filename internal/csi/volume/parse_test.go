@@ -214,3 +214,11 @@ func TestEveryOptionIsChecked(t *testing.T) {
 		}
 	}
 }
+
+func TestReadAheadIsASize(t *testing.T) {
+	for v, good := range map[string]bool{"0": true, "131072": true, "4MiB": true, "1.5M": true, "1GiB": true, "2GiB": false, "far": false, "": false, "-1": false, "0K": false} {
+		if says := readAhead(v); (says == "") != good {
+			t.Errorf("readAhead %q: %q", v, says)
+		}
+	}
+}

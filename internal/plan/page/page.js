@@ -8,6 +8,13 @@ const errors = [];
 const charts = [];
 const colours = { pinned: '#6e7781', mapped: '#1a7f37', staged: '#0969da', plain: '#bc4c00', direct: '#8250df' };
 
+// narrow is a telephone's screen, or half a window: a legend that breaks into lines would cover its chart there.
+const narrow = window.innerWidth < 600;
+
+function legend(left) {
+  return narrow ? { top: 5, left: 10, right: 10, type: 'scroll' } : { top: 5, left };
+}
+
 window.addEventListener('error', e => errors.push(e.message));
 
 // element makes one; text is never read as HTML.
@@ -73,7 +80,7 @@ function contention(section, node) {
   const label = s => s.path + ' from ' + s.from;
   chart(section, {
     tooltip: { trigger: 'axis', valueFormatter: v => digits(v) + ' GB/s' },
-    legend: { top: 5, left: 90 }, grid: { left: 60, right: 30, top: 75, bottom: 45 },
+    legend: legend(90), grid: { left: 60, right: 30, top: 75, bottom: 45 },
     xAxis: { type: 'value', name: 'GPUs', nameLocation: 'middle', nameGap: 26, min: 1, max: Math.max(2, node.gpus), minInterval: 1 },
     yAxis: { type: 'value', name: 'GB/s' },
     series: shown.flatMap(s => [{
@@ -140,7 +147,7 @@ function sizes(section, node) {
   });
   chart(section, {
     tooltip: { trigger: 'axis', valueFormatter: v => digits(v) + ' GB/s' },
-    legend: { top: 5 }, grid: { left: 60, right: 30, top: 50, bottom: 45 },
+    legend: legend(), grid: { left: 60, right: 30, top: 50, bottom: 45 },
     xAxis: { type: 'category', data: [...new Set(node.io_size.map(s => size(s.bytes)))] },
     yAxis: { type: 'log', name: 'GB/s' },
     series: paths.flatMap(p => [line(p, 'depth_8_gb_per_s', 'solid'), line(p, 'fence_each_io_gb_per_s', 'dashed')]),
@@ -164,9 +171,9 @@ function jobs(section, node) {
   const paths = ['plain', 'staged', 'mapped', 'direct'];
   chart(section, {
     tooltip: { trigger: 'axis', axisPointer: { type: 'shadow' }, valueFormatter: v => v === undefined || v === null ? '-' : time({ low: v, mid: v, high: v }) },
-    legend: { top: 5 }, grid: { left: 260, right: 40, top: 50, bottom: 45 },
-    yAxis: { type: 'category', inverse: true, data: node.jobs.map(j => j.job.name), axisLabel: { width: 240, overflow: 'break', lineHeight: 15 } },
-    xAxis: { type: 'log', name: 'seconds', nameLocation: 'middle', nameGap: 26 },
+    legend: legend(), grid: { left: narrow ? 135 : 260, right: narrow ? 20 : 40, top: 50, bottom: 45 },
+    yAxis: { type: 'category', inverse: true, data: node.jobs.map(j => j.job.name), axisLabel: { width: narrow ? 120 : 240, overflow: 'break', lineHeight: 15 } },
+    xAxis: { type: 'log', name: 'seconds', nameLocation: 'middle', nameGap: 26, axisLabel: { hideOverlap: true } },
     series: paths.map(path => ({
       name: path, type: 'bar', itemStyle: { color: colours[path] },
       data: node.jobs.map(j => { const p = j.paths.find(p => p.path === path); return p && !p.without ? p.time_s.mid : null; }),

@@ -1,4 +1,4 @@
-package main
+package top
 
 import (
 	"fmt"
@@ -11,11 +11,11 @@ import (
 	"unicode"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/internal/top"
+	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// writeTable writes one line for each mount, under a line of headings.
-func writeTable(w io.Writer, rows []top.Row) error {
+// WriteTable writes one line for each mount, under a line of headings.
+func WriteTable(w io.Writer, rows []Row) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "MOUNT\tSTATE\tPASSTHROUGH\tOPEN\tOPENS/S\tSPLICE/S\tCOPY/S\tREADERS/S\tORIGIN/S\tCACHE\tERRORS")
 	for i := range rows {
@@ -31,22 +31,22 @@ func writeTable(w io.Writer, rows []top.Row) error {
 	return t.Flush()
 }
 
-func rateCells(r *top.Row) string {
+func rateCells(r *Row) string {
 	if r.Rates == nil {
 		return strings.Repeat("-\t", 4) + "-"
 	}
 	x := r.Rates
 	cells := []string{fmt.Sprintf("%.0f", x.PassthroughOpens+x.DaemonOpens)}
 	for _, n := range []float64{x.SplicedBytes, x.CopiedBytes, x.ReaderBytes} {
-		cells = append(cells, byteCount(int64(n)))
+		cells = append(cells, size.Decimal(int64(n)))
 	}
 	if r.Told.Origin == nil {
 		return strings.Join(append(cells, "-"), "\t")
 	}
-	return strings.Join(append(cells, byteCount(int64(x.OriginBytes))), "\t")
+	return strings.Join(append(cells, size.Decimal(int64(x.OriginBytes))), "\t")
 }
 
-func cacheCell(r *top.Row) string {
+func cacheCell(r *Row) string {
 	c := r.Told.Cache
 	switch {
 	case c == nil:
@@ -57,8 +57,8 @@ func cacheCell(r *top.Row) string {
 	return fmt.Sprintf("%.0f%%", 100*float64(c.Bytes)/float64(max(1, c.Limit)))
 }
 
-// writeDetails writes what a mount's line has no room for.
-func writeDetails(w io.Writer, r *top.Row) error {
+// WriteDetails writes what a mount's line has no room for.
+func WriteDetails(w io.Writer, r *Row) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s\n", shorten(r.MountPoint, 120))
 	if len(r.AlsoAt) > 0 {
@@ -69,7 +69,7 @@ func writeDetails(w io.Writer, r *top.Row) error {
 		fmt.Fprintf(t, "  also at\t%s%s\n", shorten(r.AlsoAt[0], 80), more)
 	}
 	if r.Error != "" {
-		fmt.Fprintf(t, "  %s\t%s\n", r.State, printable(r.Error))
+		fmt.Fprintf(t, "  %s\t%s\n", r.State, Printable(r.Error))
 	}
 	if r.Told != nil {
 		writeStatus(t, r)
@@ -77,35 +77,46 @@ func writeDetails(w io.Writer, r *top.Row) error {
 	return t.Flush()
 }
 
-func writeStatus(t io.Writer, r *top.Row) {
+func writeStatus(t io.Writer, r *Row) {
 	s := r.Told
-	rate := top.Rates{}
-	if r.Rates != nil {
+	rate, second := Rates{}, r.Rates != nil // one sample has no rates
+	if second {
 		rate = *r.Rates
 	}
-	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
-	fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", Printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
+	if second {
+		fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	} else {
+		fmt.Fprintf(t, "  opens\t%d passthrough, %d through the daemon; open now %d and %d\n", s.Counters.PassthroughOpens, s.Counters.CachedOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+	}
 	for _, note := range s.Notes {
-		fmt.Fprintf(t, "  note\t%s\n", printable(note))
+		fmt.Fprintf(t, "  note\t%s\n", Printable(note))
 	}
 	if !s.Passthrough.On {
-		fmt.Fprintf(t, "  no passthrough\t%s\n", printable(s.Passthrough.Why))
+		fmt.Fprintf(t, "  no passthrough\t%s\n", Printable(s.Passthrough.Why))
 	} else if s.Passthrough.Failures > 0 {
-		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, printable(s.Passthrough.LastErr))
+		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, Printable(s.Passthrough.LastErr))
 	}
 	if c := s.Cache; c != nil {
-		fmt.Fprintf(t, "  cache\t%s of %s, %s in use; %s/s hit, %s/s fetched, %s/s uncached\n", byteCount(c.Bytes), byteCount(c.Limit), byteCount(c.Pinned),
-			byteCount(int64(rate.CacheHitBytes)), byteCount(int64(rate.FetchedBytes)), byteCount(int64(rate.UncachedBytes)))
+		fmt.Fprintf(t, "  cache\t%s of %s, %s in use", size.Decimal(c.Bytes), size.Decimal(c.Limit), size.Decimal(c.Pinned))
+		if second {
+			fmt.Fprintf(t, "; %s/s hit, %s/s fetched, %s/s uncached", size.Decimal(int64(rate.CacheHitBytes)), size.Decimal(int64(rate.FetchedBytes)), size.Decimal(int64(rate.UncachedBytes)))
+		}
+		fmt.Fprintln(t)
 		if c.Sick {
-			fmt.Fprintf(t, "  cache is sick\t%s\n", printable(c.Why))
+			fmt.Fprintf(t, "  cache is sick\t%s\n", Printable(c.Why))
 		}
 	}
 	if o := s.Origin; o != nil {
-		fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, byteCount(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
+		if second {
+			fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, size.Decimal(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
+		} else {
+			fmt.Fprintf(t, "  origin\t%s requests, %s; %d retried, %d stalled, %d given up\n", size.Grouped(o.Requests), size.Decimal(o.Bytes), o.Retries, o.Stalls, o.Failed)
+		}
 		writeLatency(t, r)
 	}
 	if !s.Control.On && s.Control.Why != "" {
-		fmt.Fprintf(t, "  no control socket\t%s\n", printable(s.Control.Why))
+		fmt.Fprintf(t, "  no control socket\t%s\n", Printable(s.Control.Why))
 	}
 	if len(s.Control.Clients) > 0 {
 		fmt.Fprintf(t, "  readers\t%d connected, with %d files of the source\n", s.Control.Readers, s.Control.Leases)
@@ -115,7 +126,7 @@ func writeStatus(t io.Writer, r *top.Row) {
 			fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(rate.Readers)-i)
 			break
 		}
-		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", printable(c.Name), byteCount(int64(c.Bytes)), printable(c.Path), reasonText(c.Reason))
+		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", Printable(c.Name), size.Decimal(int64(c.Bytes)), Printable(c.Path), reasonText(c.Reason))
 	}
 	if s.Counters.Errors > 0 {
 		fmt.Fprintf(t, "  errors\t%s; the log names the files\n", errnoText(s.Counters.ErrorsByErrno))
@@ -129,24 +140,24 @@ func reasonText(reason string) string {
 	if reason == "" {
 		return ""
 	}
-	return " (" + printable(reason) + ")"
+	return " (" + Printable(reason) + ")"
 }
 
 func errnoText(byErrno map[string]int64) string {
 	var parts []string
 	for _, errno := range slices.Sorted(maps.Keys(byErrno)) {
 		if byErrno[errno] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", byErrno[errno], printable(errno)))
+			parts = append(parts, fmt.Sprintf("%d %s", byErrno[errno], Printable(errno)))
 		}
 	}
 	return strings.Join(parts, ", ")
 }
 
 // writeLatency writes how long answers of the origin take, and the histogram since the mount.
-func writeLatency(t io.Writer, r *top.Row) {
+func writeLatency(t io.Writer, r *Row) {
 	l, when := r.Answers, "now"
 	if l == nil {
-		l, when = top.LatencyOf(r.Told.Origin.Latency, nil), "since the mount"
+		l, when = LatencyOf(r.Told.Origin.Latency, nil), "since the mount"
 	}
 	if l == nil {
 		return
@@ -173,8 +184,8 @@ func bars(counts []int64) string {
 	return b.String()
 }
 
-// printable makes text harmless for a terminal: names of readers, paths and reasons are made by others.
-func printable(text string) string {
+// Printable makes text harmless for a terminal: names of readers, paths and reasons are made by others.
+func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'
@@ -185,7 +196,7 @@ func printable(text string) string {
 
 // shorten cuts the beginning of a path, whose end tells mounts apart.
 func shorten(path string, most int) string {
-	runes := []rune(printable(path))
+	runes := []rune(Printable(path))
 	if len(runes) <= most {
 		return string(runes)
 	}

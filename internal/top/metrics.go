@@ -1,16 +1,15 @@
-package main
+package top
 
 import (
 	"io"
 
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/promtext"
-	"github.com/hbmfs/hbmfs/internal/top"
 )
 
-// writeMetrics writes the metrics of all mounts as one page: each sample with the label mount. hbmfs_up says which mounts
+// WriteMetrics writes the metrics of all mounts as one page: each sample with the label mount. hbmfs_up says which mounts
 // answered: the others have no other metric.
-func writeMetrics(w io.Writer, samples []top.Sample) error {
+func WriteMetrics(w io.Writer, samples []Sample) error {
 	page := promtext.Page{Terse: true}
 	up := page.Up()
 	for _, s := range samples {

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hbmfs/hbmfs/internal/suggest"
+)
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	to    *string
+	words []string
+}
+
+func (c choice) String() string { return *c.to }
+func (c choice) Type() string   { return "word" }
+
+func (c choice) Set(text string) error {
+	for _, w := range c.words {
+		if strings.EqualFold(text, w) {
+			*c.to = w
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is none of %s%s", text, strings.Join(c.words, ", "), suggest.Did(text, "", c.words))
+}
+
+// addChoice adds a flag that takes one of words, which a shell completes.
+func addChoice(cmd *cobra.Command, to *string, name, value, usage string, words ...string) {
+	*to = value
+	cmd.Flags().Var(choice{to, words}, name, usage)
+	completeFlag(cmd, name, words...)
+}
+
+// completeFlag has a shell complete a flag's values, which need not be all.
+func completeFlag(cmd *cobra.Command, name string, words ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
+}
+
+// flagError says what is wrong with a flag, in the words of the command line.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var wrong *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
+		name := unknown.GetSpecifiedName()
+		said := suggest.Did(name, "--", flagNames(cmd.Flags()))
+		if said == "" {
+			said = fmt.Sprintf(": %s --help lists the flags", cmd.CommandPath())
+		}
+		err = fmt.Errorf("unknown flag --%s%s", name, said)
+	case errors.As(err, &wrong):
+		err = fmt.Errorf("--%s: %w", wrong.GetFlag().Name, wrongValue(wrong.GetFlag(), wrong.GetValue(), wrong.Unwrap()))
+	}
+	return usageError{err}
+}
+
+// wrongValue is err. For a flag of one of Go's own types it names the values that the flag takes.
+func wrongValue(flag *pflag.Flag, value string, err error) error {
+	wants := map[string]string{
+		"int": "a whole number", "int64": "a whole number", "float64": "a number", "bool": "true or false", "duration": "a time such as 90s, 2m or 1h",
+		"stringSlice": "words separated by commas", "intSlice": "whole numbers separated by commas",
+	}
+	if want := wants[flag.Value.Type()]; want != "" {
+		return fmt.Errorf("%q is not %s", value, want)
+	}
+	return err
+}
+
+func flagNames(flags *pflag.FlagSet) (names []string) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	return names
+}
+
+// addCommands adds the commands below one that does nothing by itself.
+func addCommands(cmd *cobra.Command, below ...*cobra.Command) {
+	cmd.AddCommand(below...)
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		var names []string
+		for _, c := range cmd.Commands() {
+			if c.IsAvailableCommand() {
+				names = append(append(names, c.Name()), c.Aliases...)
+			}
+		}
+		said := suggest.Did(args[0], cmd.CommandPath()+" ", names)
+		if said == "" {
+			said = fmt.Sprintf(": %s --help lists the commands", cmd.CommandPath())
+		}
+		return usageError{fmt.Errorf("unknown command %q%s", cmd.CommandPath()+" "+args[0], said)}
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+}
+
+// newHelpCommand is cobra's own, but for a command that there is not.
+func newHelpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Explain a command",
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) (words []string, _ cobra.ShellCompDirective) {
+			if about, _, err := root.Find(args); err == nil {
+				for _, c := range about.Commands() {
+					if c.IsAvailableCommand() {
+						words = append(words, c.Name()+"\t"+c.Short)
+					}
+				}
+			}
+			return words, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			about, rest, err := root.Find(args)
+			if err == nil && about.HasSubCommands() {
+				err = about.Args(about, rest)
+			}
+			if err != nil {
+				return err
+			}
+			return about.Help()
+		},
+	}
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/internal/manpage"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// manual has the tables of --help, the manual pages and docs/commands.md.
+func manual() *manpage.Manual {
+	exit := func(code int, text string, of ...string) manpage.Item {
+		return manpage.Item{Term: strconv.Itoa(code), Text: text, Of: of}
+	}
+	item := func(term, text string, of ...string) manpage.Item {
+		return manpage.Item{Term: term, Text: text, Of: of}
+	}
+	gpu := []string{"read", "bench", "check", "cufile-json"}
+	return &manpage.Manual{
+		Version: version,
+		Exit: []manpage.Item{
+			exit(exitOK, "done"),
+			exit(exitFailed, "it did not work; the message says why"),
+			exit(exitUsage, "the command line is wrong"),
+			exit(exitProblems, "there are problems, which are listed", "inspect", "cache verify"),
+			exit(exitProblems, "a line is FAIL, --require is not met, or the file of --deepspeed has errors", "check"),
+			exit(exitProblems, "the file has errors; warnings alone are none", "cufile-json"),
+			exit(exitProblems, "a mount does not answer", "status"),
+			exit(exitProblems, "some bytes lie in no local file", "locate"),
+			exit(exitBusy, "the mount is in use, and stays", "umount"),
+			exit(exitMissing, "with --foreground: the source does not exist", "mount"),
+			exit(exitDenied, "with --foreground: the source may not be read", "mount"),
+			exit(exitSignal, "interrupted"),
+		},
+		Files: []manpage.Item{
+			item("/var/log/hbmfs.log", "log of root's daemons; others have ~/.local/state/hbmfs/hbmfs.log", "mount"),
+			item("/sbin/mount.fuse.hbmfs", "link to hbmfs, by which mount(8) mounts lines of /etc/fstab", "mount"),
+			item("/etc/hbmfs/NAME.conf", "SOURCE, MOUNTPOINT and OPTIONS of the unit hbmfs@NAME.service", "mount"),
+			item("/etc/fuse.conf", "user_allow_other lets ordinary users give --allow-other", "mount"),
+			item("MOUNT/.hbmfs/views", "views of the dataset, which no listing of MOUNT shows", "mount", "inspect"),
+			item("MOUNT/.hbmfs/status", "what is mounted, as JSON", "mount", "status", "top"),
+			item("MOUNT/.hbmfs/metrics", "metrics for Prometheus", "mount", "top"),
+			item("CACHE/segments", "pieces of remote objects, below --cache-dir", "mount", "cache"),
+			item(layout.ManifestName, "sizes, counts and checksums of the files beside it, which hbmfs pack wrote", "pack", "inspect", "read"),
+			item("/etc/cufile.json", "how cuFile is configured", "check", "cufile-json"),
+		},
+		Environment: []manpage.Item{
+			item("XDG_STATE_HOME", "where an ordinary user's log is, instead of ~/.local/state", "mount"),
+			item("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN", "keys of S3", "mount"),
+			item("AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE", "profile of AWS's files, and where these are", "mount"),
+			item("AWS_REGION, AWS_ENDPOINT_URL_S3", "region and endpoint where the source names none", "mount"),
+			item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "proxies of remote sources", "mount"),
+			item("OTEL_EXPORTER_OTLP_ENDPOINT", "collector of OpenTelemetry that traces go to; others of OTEL_* count, too", "mount"),
+			item("CUFILE_ENV_PATH_JSON", "cufile.json to use instead of /etc/cufile.json", gpu...),
+		},
+	}
+}
+
+// newManCommand writes the manual of packages and docs.
+func newManCommand(root *cobra.Command) *cobra.Command {
+	markdown := false
+	cmd := &cobra.Command{
+		Use:    "man [DIRECTORY]",
+		Short:  "Write the manual pages",
+		Hidden: true, // for packagers
+		Args:   cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if markdown {
+				return manual().Markdown(cmd.OutOrStdout(), root)
+			}
+			return manual().Write(root, strings.Join(args, ""))
+		},
+	}
+	cmd.Flags().BoolVar(&markdown, "markdown", false, "print one document in Markdown instead: docs/commands.md")
+	return cmd
+}
