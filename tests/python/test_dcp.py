@@ -116,16 +116,16 @@ def test_a_trainers_state(tmp_path, follows, options):
 
 
 def test_small_pieces_and_batches(tmp_path, monkeypatch):
-    from hbmfs import _transfer
+    from hbmfs import _dcp_reads, _transfer
 
     monkeypatch.setattr(_transfer, "PIECE", 40_000)
     monkeypatch.setattr(_transfer, "AHEAD", 160_000)
     saved = state(3)
     dcp.save(saved, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
     for batch, gap, small in ((20_000, 64 << 10, 5000), (1 << 20, 0, 1 << 20), (1 << 20, 1 << 20, 0)):
-        monkeypatch.setattr(ours, "BATCH", batch)
-        monkeypatch.setattr(ours, "GAP", gap)
-        monkeypatch.setattr(ours, "SMALL", small)
+        monkeypatch.setattr(_dcp_reads, "BATCH", batch)
+        monkeypatch.setattr(_dcp_reads, "GAP", gap)
+        monkeypatch.setattr(_dcp_reads, "SMALL", small)
         same(load_both(tmp_path, state(4)), saved)
 
 
