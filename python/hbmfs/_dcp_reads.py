@@ -58,7 +58,15 @@ class Want(NamedTuple):
 
 
 def wants(
-    path: str, base: int, stored: Stored, offsets: Sequence[int], lengths: Sequence[int], device: int, target: torch.Tensor, commit: Callable[[], object], shared: bool
+    path: str,
+    base: int,
+    stored: Stored,
+    offsets: Sequence[int],
+    lengths: Sequence[int],
+    device: int,
+    target: torch.Tensor,
+    commit: Callable[[], object],
+    shared: bool,
 ) -> list[Want]:
     """The parts of what is wanted of a stored tensor. Ranks that share must cut alike, whatever their targets are."""
     part = stored.narrow(offsets, lengths)
@@ -203,7 +211,7 @@ class Batch:
         """Reads only the elements, if what lies between them is much, or if others read it."""
         part = want.part
         between = part.length - part.nbytes()
-        runs = part.runs(between // GAP if self._free(want.path, offset, offset + part.length) else part.nbytes())
+        runs = part.runs(between // max(GAP, 1) if self._free(want.path, offset, offset + part.length) else part.nbytes())
         if runs is None:
             return False
         run, offsets = runs

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,7 +108,9 @@ class Agreement:
 
     def _compare(self, rank: int, save: Any, sizes: dict[str, int], other: dict[str, Any]) -> None:
         if save is not None and other["save"] is not None and save != other["save"]:
-            raise GroupError(f"the ranks of the group load different checkpoints: rank {rank} another one than rank {self._team.rank}: give all of them the same path")
+            raise GroupError(
+                f"the ranks of the group load different checkpoints: rank {rank} another one than rank {self._team.rank}: give all of them the same path"
+            )
         for name in sorted(sizes.keys() & other["sizes"].keys()):
             if sizes[name] != other["sizes"][name]:
                 raise GroupError(
@@ -253,5 +255,3 @@ def device(group: Any, given: int | None) -> int:
     if given is not None:
         return given
     return _device.parse("cuda") if torch.cuda.is_available() and "nccl" in str(torch.distributed.get_backend_config(group)) else _device.CPU
-
-

@@ -65,9 +65,7 @@ class Transfer:
             self._ahead += size
             at += size
 
-    def gather(
-        self, file: File, pointer: int, offsets: np.ndarray[Any, np.dtype[np.int64]], run: int, then: Callable[[], object] | None = None
-    ) -> None:
+    def gather(self, file: File, pointer: int, offsets: np.ndarray[Any, np.dtype[np.int64]], run: int, then: Callable[[], object] | None = None) -> None:
         """Begins reading runs of so many bytes at offsets of a file to pointer, one after the other; calls `then` when all
         of it is there."""
         most, at = max(PIECE // run, 1), 0
@@ -77,7 +75,9 @@ class Transfer:
             while self._waiting and self._ahead + size > AHEAD:
                 self._finish_one()
             to = pointer + at * run
-            self._waiting.append((file.gather_into(size, to, size, some, run, widen=_native.KEEP, stream=file.stream()), size, then if at + len(some) == len(offsets) else None))
+            self._waiting.append(
+                (file.gather_into(size, to, size, some, run, widen=_native.KEEP, stream=file.stream()), size, then if at + len(some) == len(offsets) else None)
+            )
             self._ahead += size
             at += len(some)
 

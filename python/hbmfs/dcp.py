@@ -25,7 +25,7 @@ import io
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -250,7 +250,7 @@ class _Load:
             raise FormatError(f"tensor {where} has the shape {list(size)}, expected {list(lengths)} from {list(offsets)} on to be in it")
 
     def _target(self, item: ReadItem, where: str) -> torch.Tensor:
-        target = cast("torch.Tensor", self._planner.resolve_tensor(item)).detach()
+        target = self._planner.resolve_tensor(item).detach()
         if list(target.size()) != list(item.lengths):
             raise FormatError(f"tensor {where} is to be loaded with shape {list(item.lengths)} to a tensor of shape {list(target.size())}")
         return target

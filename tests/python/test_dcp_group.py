@@ -1,0 +1,149 @@
+"""DCPReader with a group: ranks of gloo on the CPU, against torch's own FileSystemReader."""
+
+import functools
+import os
+import shutil
+import signal
+import time
+import warnings
+
+import hbmfs
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hbmfs import _dcp_reads, _dcp_shared, _group, _transfer
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+SAVED_BY = 8
+
+
+def full(seed):
+    """The tensors of a model and its optimizer, by how ranks split them: small, large, and of sizes that do not divide."""
+    g = torch.Generator().manual_seed(seed)
+
+    def tensors(*shapes):
+        return {f"{number}": torch.randn(shape, generator=g).to(dtype) for number, (dtype, *shape) in enumerate(shapes)}
+
+    wide = [(torch.float32, 64, 300), (torch.bfloat16, 37, 50), (torch.float32, 1, 40), (torch.float64, 16, 8), (torch.float32, 200, 129)]
+    return {
+        "fsdp": tensors(*wide, (torch.bool, 1000), (torch.int64, 3)),
+        "ddp": tensors(*wide, *[(torch.float32, 5)] * 20, (torch.complex64, 300, 7), (torch.bfloat16,)),
+        "tp": tensors(*wide, (torch.bfloat16, 3, 40, 500), (torch.int16, 900, 8)),
+        "hsdp": tensors(*wide, (torch.uint8, 12_345)),
+        "both": tensors(*wide),
+    }
+
+
+@functools.cache
+def mesh(*shape):
+    return init_device_mesh("cpu", shape)
+
+
+def split(name, tensor, size, change=0):
+    """A tensor as its rank has it. With change, another kind of split than it was saved with."""
+    two = (2, size // 2) if size > 1 else (1, 1)
+    last = Shard(tensor.dim() - 1 if tensor.dim() < 3 else 1)
+    kinds = {
+        "fsdp": ((size,), [Shard(0)]),
+        "tp": ((size,), [last]),
+        "hsdp": (two, [Replicate(), Shard(0)]),
+        "both": (two, [Shard(0), last]),
+        "ddp": None,
+    }
+    kind = kinds[name if not change else list(kinds)[(list(kinds).index(name) + change) % len(kinds)]]
+    if kind is None or tensor.dim() == 0:
+        return tensor.clone()
+    return distribute_tensor(tensor, mesh(*kind[0]), kind[1], src_data_rank=None)
+
+
+def state(seed, size, change=0):
+    found = {name: {key: split(name, tensor, size, change) for key, tensor in tensors.items()} for name, tensors in full(seed).items()}
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 70), torch.nn.Linear(70, 11))
+    fully_shard(model, mesh=mesh(size))
+    return found | {"model": model.state_dict(), "step": seed, "lr": [seed / 7, "constant"]}
+
+
+def local(value):
+    if isinstance(value, dict):
+        return {key: local(inside) for key, inside in value.items()}
+    if isinstance(value, DTensor):
+        return local(value.to_local())
+    return value.detach().contiguous().reshape(-1).view(torch.uint8) if isinstance(value, torch.Tensor) else value
+
+
+def same(found, expected, where=""):
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            same(found[key], value, f"{where}/{key}")
+    else:
+        assert torch.equal(found, expected) if isinstance(expected, torch.Tensor) else found == expected, where
+
+
+def save(rank, size, path):
+    dcp.save(state(1, size), storage_writer=FileSystemWriter(path))
+    return "saved"
+
+
+def ranks(size, job, *arguments):
+    from test_group import Ranks
+
+    return Ranks(size, job, *arguments)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint")
+    assert ranks(SAVED_BY, save, path).wait() == ["saved"] * SAVED_BY
+    return path
+
+
+SIZES = {"SHARE": 40_000, "SCRATCH": 30_000, "UNITS": 6}, {"SMALL": 3000, "BATCH": 20_000, "GAP": 0, "ROW": 4000}
+"""Small sizes, so that there are many waves, and no gap is read."""
+
+
+def shrink(sizes):
+    for module, values in zip((_dcp_shared, _dcp_reads), sizes, strict=True):
+        for name, value in values.items():
+            setattr(module, name, value)
+            if hasattr(_dcp_shared, name):
+                setattr(_dcp_shared, name, value)
+
+
+def both(path, size, change, **options):
+    """Loads with torch's reader and with ours. Gives the bytes that ours read."""
+    expected, found = state(2, size, change), state(3, size, change)
+    dcp.load(expected, storage_reader=FileSystemReader(path))
+    with hbmfs.Reader("cpu") as reader:
+        dcp.load(found, storage_reader=hbmfs.DCPReader(path, "cpu", reader=reader, group=torch.distributed.group.WORLD, **options))
+        stats = reader.stats()
+    assert stats["files"] == stats["requests"] == 0
+    same(local(found), local(expected))
+    return sum(stats["bytes"].values())
+
+
+def load(rank, size, path):
+    shrink(SIZES)
+    read = [both(path, size, change) for change in (0, 1, 3)]
+    shrink(({"SHARE": 64 << 20, "SCRATCH": 64 << 20, "UNITS": 256}, {"SMALL": 256 << 10, "BATCH": 16 << 20, "GAP": 64 << 10, "ROW": 2 << 20}))
+    return [*read, both(path, size, 0)]
+
+
+def payload():
+    model = torch.nn.Sequential(torch.nn.Linear(30, 70), torch.nn.Linear(70, 11))
+    return sum(tensor.nbytes for tensors in full(1).values() for tensor in tensors.values()) + sum(tensor.nbytes for tensor in model.state_dict().values())
+
+
+@pytest.mark.parametrize("size", [8, 4, 1])
+def test_each_byte_is_read_once(checkpoint, size):
+    """The same bits as of torch's reader, whatever the ranks and their placements are."""
+    *exact, near = zip(*ranks(size, load, checkpoint).wait(), strict=True)
+    for read in exact:
+        assert sum(read) == payload(), read
+    files = sum(file.stat().st_size for file in checkpoint.glob("*.distcp"))
+    assert payload() <= sum(near) <= files, near
+    assert max(exact[0]) < 1.5 * payload() / size, exact[0]
