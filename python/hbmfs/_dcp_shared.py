@@ -195,7 +195,7 @@ class _Shared:
                 memory = room(span.length, first.device)
                 rooms.append((span, memory))
             else:
-                memory = first.target.reshape(-1).view(torch.uint8)
+                memory = first.target.as_strided((first.target.numel(),), (1,)).view(torch.uint8)
             begin, end = borders[me], borders[me + 1]
             if begin < end:
                 self._transfer.read(self._sources.file(first.device, first.path), memory.data_ptr() + begin, span.begin + begin, end - begin)

@@ -6,12 +6,13 @@ import shutil
 import signal
 import time
 import warnings
+import weakref
 
 import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _dcp_reads, _dcp_shared, _group, _transfer
+from hbmfs import _dcp_reads, _dcp_shared, _transfer
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -92,7 +93,15 @@ def save(rank, size, path):
 def ranks(size, job, *arguments):
     from test_group import Ranks
 
-    return Ranks(size, job, *arguments)
+    return Ranks(size, told, job, *arguments)
+
+
+def told(rank, size, job, *arguments):
+    """Torch's exception is no Exception, and cannot be sent to another process."""
+    try:
+        return job(rank, size, *arguments)
+    except dcp.api.CheckpointException as err:
+        raise AssertionError(str(err)) from None
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +156,129 @@ def test_each_byte_is_read_once(checkpoint, size):
     files = sum(file.stat().st_size for file in checkpoint.glob("*.distcp"))
     assert payload() <= sum(near) <= files, near
     assert max(exact[0]) < 1.5 * payload() / size, exact[0]
+
+
+def replicated(seed):
+    g = torch.Generator().manual_seed(seed)
+    return {f"{number}": torch.randn(size, generator=g) for number, size in enumerate([3, 70_000, 5, 4000, 40_000, 1, 100, 90_000])}
+
+
+def saved(path, seed=1):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(replicated(seed), storage_writer=FileSystemWriter(path), no_dist=True)
+    return path
+
+
+def others_of(target):
+    """Targets that cannot hold the bytes of the file: strided ones, and ones of another dtype."""
+    return {name: torch.zeros(tensor.numel(), 2)[:, 0] if int(name) % 2 else tensor.double() for name, tensor in target.items()}
+
+
+def load_replicated(path, target, group, **options):
+    dcp.load(target, storage_reader=hbmfs.DCPReader(path, group=group, **options))
+    for name, tensor in replicated(1).items():
+        assert torch.equal(target[name].to(tensor.dtype), tensor), name
+
+
+def targets(rank, size, path):
+    """Ranks have different targets of the same bytes, and each has little scratch memory."""
+    shrink(SIZES)
+    most, rooms, make = 0, [], _dcp_shared.room
+
+    def room(size, device):
+        nonlocal most
+        made = make(size, device)
+        rooms[:] = [alive for alive in rooms if alive() is not None]
+        rooms.append(weakref.ref(made))
+        most = max(most, sum(alive().numel() for alive in rooms if alive() is not None))
+        return made
+
+    _dcp_shared.room = room
+    target = replicated(2)
+    load_replicated(path, others_of(target) if rank else target, torch.distributed.group.WORLD)
+    return most
+
+
+def test_targets_of_other_strides_and_dtypes(tmp_path):
+    plain, *others = ranks(3, targets, saved(tmp_path)).wait()
+    assert plain < 20_000 < max(others) <= 3 * SIZES[0]["SCRATCH"], others
+
+
+def fail(rank, size, path, other):
+    """Rank 1 is given another checkpoint."""
+    from test_group import descriptors
+
+    world = torch.distributed.group.WORLD
+    load_replicated(path, replicated(2), world)
+    before, start = descriptors(None), time.monotonic()
+    try:
+        load_replicated(other if rank == 1 else path, replicated(3), world)
+    except dcp.api.CheckpointException as err:
+        took, found = time.monotonic() - start, {failed: (type(failure[0]).__name__, str(failure[0])) for failed, failure in err.failures.items()}
+        left = descriptors(before) - before
+        torch.distributed.barrier()
+        load_replicated(path, replicated(2), world)  # the group is as good as before
+        return found, took, left
+    return "loaded"
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "reason"),
+    [
+        ("short", "FormatError", "but the file has"),
+        ("torn", "FormatError", "is not what torch.save writes"),
+        ("missing", "NotFoundError", "distcp"),
+        ("longer", "GroupError", "do not see the same files"),
+        ("another", "GroupError", "load different checkpoints"),
+    ],
+)
+def test_all_ranks_end_with_the_failure_of_one(tmp_path, damage, kind, reason):
+    path, other = saved(tmp_path / "path"), tmp_path / "other"
+    if damage == "another":
+        saved(other, 2)
+    else:
+        shutil.copytree(path, other)
+        (file,) = other.glob("*.distcp")
+        data = file.read_bytes()
+        file.write_bytes({"short": data[:-1], "torn": bytes(2000) + data[2000:], "longer": data + b"0", "missing": b""}[damage])
+        if damage == "missing":
+            file.unlink()
+    for found, took, left in ranks(3, fail, path, other).wait():
+        assert took < 10 and not left and found.keys() == {0, 1, 2}, (found, took, left)
+        for rank, (name, text) in found.items():
+            assert name == kind and reason in text, (rank, name, text)
+            assert kind == "GroupError" or rank == 1 or text.startswith("rank 1 of the group failed"), (rank, text)
+
+
+def hang(rank, size, path, no_dist):
+    """Rank 1 is killed while it reads."""
+    shrink(SIZES)
+    if rank == 1:
+        begin = _transfer.Transfer.then
+
+        def stop(self, call):
+            stop.calls += 1
+            if stop.calls == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            begin(self, call)
+
+        stop.calls = 0
+        _transfer.Transfer.then = stop
+    start = time.monotonic()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            dcp.load(others_of(replicated(2)), storage_reader=hbmfs.DCPReader(path, group=torch.distributed.group.WORLD), no_dist=no_dist)
+        except (dcp.api.CheckpointException, RuntimeError) as err:  # torch's own, where it asks a rank that is gone
+            took = time.monotonic() - start
+            time.sleep(3 if rank == 0 else 0)  # the store goes with it
+            return str(err), [str(warning.message) for warning in heard], took
+    return "loaded"
+
+
+@pytest.mark.parametrize("no_dist", [False, True])
+def test_a_rank_that_is_gone(tmp_path, no_dist):
+    for text, heard, took in ranks(3, hang, saved(tmp_path), no_dist).wait([0, 2]):
+        assert any("rank 1 of the group (process" in line and "is gone: last seen" in line for line in heard) and took < 20, (text, heard, took)
+        assert not no_dist or "rank 1 of the group (process" in text, text
