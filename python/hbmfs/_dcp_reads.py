@@ -1,7 +1,7 @@
-"""How a rank reads what it wants of a checkpoint's entries: straight to the target, through a scratch buffer, or with others.
+"""How a rank reads parts of a checkpoint's entries: straight to the target, through a scratch buffer, or with others.
 
-A Want is a part of a tensor in a file and the target that it goes to. What needs a scratch buffer is cut into parts of
-at most BATCH bytes, so that little memory is needed at once.
+A Want is a part of a tensor in a file and the target that it goes to. Tensors that need a scratch buffer are cut into
+parts of at most BATCH bytes, so that little memory is needed at once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ROW = 2 << 20
 
 
 class Want(NamedTuple):
-    """A part of the entry at `base` of a file, and its target. `block` is the part, and what lies between its elements
-    in the file, so that ranks that want other columns of the same rows have the same block."""
+    """A part of the entry at `base` of a file, and its target. `block` is the part; of columns, it is their whole rows, so
+    that ranks that want other columns of them have the same block."""
 
     path: str
     base: int
@@ -68,7 +68,7 @@ def wants(
     commit: Callable[[], object],
     shared: bool,
 ) -> list[Want]:
-    """The parts of what is wanted of a stored tensor. Ranks that share must cut alike, whatever their targets are."""
+    """Cuts a box of a stored tensor into parts. Ranks that share must cut alike, whatever their targets are."""
     part = stored.narrow(offsets, lengths)
     boxes: list[tuple[Sequence[int], Sequence[int]]] = [(offsets, lengths)]
     if shared or not (part.is_contiguous() and _is_plain(target, part, device)):
@@ -208,7 +208,7 @@ class Batch:
         self._transfer.read(file, data.data_ptr(), offset, want.part.length, lambda: want.take(data, offset))
 
     def _read_runs(self, want: Want, offset: int) -> bool:
-        """Reads only the elements, if what lies between them is much, or if others read it."""
+        """Reads only the elements, if much lies between them, or bytes that others read."""
         part = want.part
         between = part.length - part.nbytes()
         runs = part.runs(between // max(GAP, 1) if self._free(want.path, offset, offset + part.length) else part.nbytes())

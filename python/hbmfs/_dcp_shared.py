@@ -1,9 +1,9 @@
-"""What several ranks want of a checkpoint: each byte is read by one of them, and given to the others.
+"""Bytes of a checkpoint that several ranks want: one of them reads each byte, and gives it to the others.
 
 Every rank says which blocks of which files it wants. Blocks that two or more want are put into waves, in an order that is
-the same on all ranks. The bytes of a wave are divided evenly among its ranks: a large block is read by several of them, a
-small one by one. A block comes straight into the target where one target has its very bytes, and else into scratch memory,
-of which a rank has at most that of two waves ahead of those that are whole.
+the same on all ranks. The bytes of a wave are divided evenly among its ranks: several of them read a large block, one of
+them a small one. A block comes straight into its target, if that is to hold the very bytes of the file. Others come into
+scratch memory: a rank has that of three waves at most, the next one waits until the first of them is whole.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ranges:
 
 
 class Agreement:
-    """What the ranks of a team want of a checkpoint. Every rank makes it."""
+    """The blocks that the ranks of a team want of a checkpoint, and which of them are shared. Every rank makes it."""
 
     def __init__(self, team: Team, save: Any, sizes: dict[str, int], names: dict[str, str], wants: Sequence[Want]) -> None:
         """save     names the checkpoint, if it has a name
@@ -109,7 +109,7 @@ class Agreement:
     def _compare(self, rank: int, save: Any, sizes: dict[str, int], other: dict[str, Any]) -> None:
         if save is not None and other["save"] is not None and save != other["save"]:
             raise GroupError(
-                f"the ranks of the group load different checkpoints: rank {rank} another one than rank {self._team.rank}: give all of them the same path"
+                f"the ranks of the group load different checkpoints: rank {rank} loads another one than rank {self._team.rank}: give all of them the same path"
             )
         for name in sorted(sizes.keys() & other["sizes"].keys()):
             if sizes[name] != other["sizes"][name]:
@@ -123,8 +123,7 @@ class Agreement:
         return self._theirs.free(self._names[path], begin, end)
 
     def waves(self) -> Iterator[tuple[tuple[int, ...], list[Span]]]:
-        """The ranks of each wave, and what it is made of: first some ranks' waves, then those of others. Ranks that share
-        waves have them in the same order."""
+        """The ranks and the spans of each wave of this rank. Ranks that share waves have them in the same order."""
         groups: dict[tuple[int, ...], list[Block]] = {}
         for block in sorted(self._ranks):
             groups.setdefault(self._ranks[block], []).append(block)
@@ -140,7 +139,7 @@ class Agreement:
             yield ranks, wave
 
     def _spans(self, blocks: Sequence[Block]) -> Iterator[Span]:
-        """Puts small blocks together, if between them there is little, and nothing that another rank reads."""
+        """Puts small blocks together, if little lies between them, and nothing that any rank wants."""
         span: Span | None = None
         for block in blocks:
             small = block.end - block.begin <= SMALL
@@ -175,7 +174,7 @@ def _plain(block: Block, wants: Sequence[Want]) -> Want | None:
 
 
 class _Shared:
-    """Reads this rank's share of waves, and copies what is whole to its targets."""
+    """Reads this rank's shares of waves, and copies blocks that are whole to their targets."""
 
     def __init__(self, team: Team, agreed: Agreement, exchange: Exchange, transfer: Transfer, sources: Sources) -> None:
         self._team, self._agreed, self._exchange = team, agreed, exchange
@@ -207,7 +206,7 @@ class _Shared:
                     for want in self._agreed.wants(block):
                         want.take(memory, span.begin)
             if rooms and self._team.device.type == "cuda":
-                # What comes over the links next may come to lie where these were, and waits for no stream of the caller.
+                # The bytes of later waves may come to lie where these were, and NCCL waits for no stream of the caller.
                 torch.cuda.current_stream(self._team.device).synchronize()
             self._scratch -= needs
             for span in spans:

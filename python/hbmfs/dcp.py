@@ -10,9 +10,10 @@ compressed streams, other forms of torch.save) takes the way through torch.load,
 
     hbmfs.DCPReader("/mnt/ckpt/step-1000", group=group)
 
-With a group, what several ranks want is read once: each reads a share of it, and NCCL brings the rest over NVLink while the
-next is read. So each byte of the tensors is read by one rank. Columns of rows of less than 2 MiB that several ranks want
-are exchanged as whole rows. What takes the way through torch.load is not shared.
+With a group, one rank reads each byte of the tensors. Elements that several ranks want are divided among them, and NCCL
+brings the rest over NVLink while the next are read. Ranks that want columns of the same rows exchange whole rows, if a row
+has less than 2 MiB. Entries that take the way through torch.load are read by each rank. A checkpoint of any ranks is read by
+any others, with any placements.
 
 As with torch's own reader, .metadata and entries that are no tensors are pickles: load only what you trust.
 torch.distributed.checkpoint wraps what goes wrong in its CheckpointException, which names the exception of each rank.
@@ -55,8 +56,8 @@ class DCPReader(FileSystemReader):
     device    through which bytes come; None: each tensor's own, be it a GPU or the host
     method    the path into HBM that is wished for: see Reader
     group     a process group of torch.distributed, whose ranks all make the same loads: NCCL for GPUs, gloo for the CPU. It
-              need not be the process_group of torch.distributed.checkpoint.load. It shares what comes through `device`,
-              which by default is the current GPU with NCCL and else the CPU
+              may be another one than the process_group of torch.distributed.checkpoint.load. It shares the bytes that come
+              through `device`: None is the current GPU where the group has NCCL, and else the CPU
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
     reader    a Reader to read with, which stays open, through whose device all bytes come; by default they are made as needed
     """
@@ -107,7 +108,7 @@ class DCPReader(FileSystemReader):
         self._save = getattr(metadata.storage_meta, "save_id", None) if getattr(self, "use_collectives", True) else None
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads what is planned. Every rank of the group must call it."""
+        """Reads the items of a plan. With a group, every rank of it must call this."""
         if self._group is None:
             self._read(plan, planner, None)
         else:
@@ -127,7 +128,7 @@ class DCPReader(FileSystemReader):
         except Told as told:
             failure = told.failure
         if isinstance(failure, GroupError):
-            # torch then asks all ranks what went wrong, and fails of the one that is gone.
+            # Where a rank is gone, torch drops the exception: it asks all ranks for theirs, and that fails.
             warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
         raise failure
 
@@ -171,7 +172,7 @@ class DCPReader(FileSystemReader):
 
 
 class _Load:
-    """What one load wants of files. What takes the way through torch.load is loaded at once."""
+    """The parts of files that one load wants. Entries for torch.load are loaded at once."""
 
     def __init__(self, reader: DCPReader, planner: LoadPlanner, sources: Sources, shared: bool) -> None:
         self._reader, self._planner, self._sources, self._shared = reader, planner, sources, shared
@@ -181,7 +182,7 @@ class _Load:
         """Of files, by path."""
 
     def file(self, name: str, items: list[tuple[Any, ReadItem]]) -> Iterator[Want]:
-        """What is wanted of one file, in its order."""
+        """The wanted parts of one file, in its order."""
         where = self._reader.path
         inside = PurePosixPath(name)
         if not inside.parts or inside.is_absolute() or ".." in inside.parts:
