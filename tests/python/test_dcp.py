@@ -197,7 +197,7 @@ def test_resharded(tmp_path, monkeypatch, shape, runs):
 
 def piece(whole, part, cut):
     """A tensor of the shape of the whole, of which this rank has only a part."""
-    first = [part.start or 0 if isinstance(part, slice) else 0 for part in (*cut, *[slice(None)] * 3)[:3]]
+    first = [part.start or 0 if isinstance(part, slice) else 0 for part in (*cut, *[slice(None)] * whole.dim())[: whole.dim()]]
     found = torch.zeros_like(whole)
     found.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size(first), part.size())]
     found.__get_tensor_shard__ = lambda index: part

@@ -9,6 +9,7 @@ import warnings
 import weakref
 
 import hbmfs
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -17,6 +18,8 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
 
 SAVED_BY = 8
 
@@ -164,9 +167,7 @@ def replicated(seed):
 
 
 def saved(path, seed=1):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save(replicated(seed), storage_writer=FileSystemWriter(path), no_dist=True)
+    dcp.save(replicated(seed), storage_writer=FileSystemWriter(path), no_dist=True)
     return path
 
 
@@ -203,6 +204,40 @@ def targets(rank, size, path):
 def test_targets_of_other_strides_and_dtypes(tmp_path):
     plain, *others = ranks(3, targets, saved(tmp_path)).wait()
     assert plain < 20_000 < max(others) <= 3 * SIZES[0]["SCRATCH"], others
+
+
+def boxes(rank, size, path, seed):
+    """Each rank wants a random box of each tensor: some alike, some that overlap, some columns and some rows."""
+    from test_dcp import piece
+
+    shrink(SIZES)
+    expected, found, parts = mixed(), {}, {}
+    for number, (name, tensor) in enumerate(expected.items()):
+        mine = np.random.default_rng([seed, number, rank if number % 3 else rank // 2])
+        cut = []
+        for length in tensor.shape:
+            begin, end = sorted(mine.choice(length + 1, 2, replace=False).tolist())
+            cut.append(slice(begin, end) if mine.integers(2) else slice(0, length))
+        parts[name] = torch.zeros_like(tensor[tuple(cut)], dtype=[tensor.dtype, torch.float64][int(mine.integers(2))])
+        found[name] = piece(tensor, parts[name], tuple(cut))
+        expected[name] = tensor[tuple(cut)]
+    dcp.load(found, storage_reader=hbmfs.DCPReader(path, group=torch.distributed.group.WORLD))
+    for name, part in parts.items():
+        assert torch.equal(part, expected[name].to(part.dtype)), name
+    return "same"
+
+
+def mixed():
+    g = torch.Generator().manual_seed(4)
+    shapes = [(40, 30), (5, 3), (3, 70, 90), (200, 100), (64, 2, 2, 9), (11,), (30_000,), (20, 1500)]
+    tensors = [torch.randn(*shape, generator=g) for shape in shapes] + [torch.randn(90, 110, generator=g).t(), torch.randn(7, 90, 30, generator=g).transpose(0, 2)]
+    return {f"{number:02}": tensor for number, tensor in enumerate(tensors)}
+
+
+def test_boxes_of_all_kinds(tmp_path):
+    dcp.save(mixed(), storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    for seed in range(2):
+        assert ranks(4, boxes, tmp_path, seed).wait() == ["same"] * 4
 
 
 def fail(rank, size, path, other):
