@@ -127,6 +127,8 @@ class DCPReader(FileSystemReader):
             return
         except Told as told:
             failure = told.failure
+        except GroupError as err:
+            failure = err
         if isinstance(failure, GroupError):
             # Where a rank is gone, torch drops the exception: it asks all ranks for theirs, and that fails.
             warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
