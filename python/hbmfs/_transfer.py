@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -64,8 +65,9 @@ class Transfer:
             self._ahead += size
             at += size
 
-    def gather(self, file: File, pointer: int, offsets: np.ndarray[Any, np.dtype[np.int64]], run: int) -> None:
-        """Begins reading runs of so many bytes at offsets of a file to pointer, one after the other."""
+    def gather(self, file: File, pointer: int, offsets: np.ndarray[Any, np.dtype[np.int64]], run: int, then: Callable[[], object] | None = None) -> None:
+        """Begins reading runs of so many bytes at offsets of a file to pointer, one after the other; calls `then` when all
+        of it is there."""
         most, at = max(PIECE // run, 1), 0
         while at < len(offsets):
             some = offsets[at : at + most]
@@ -73,7 +75,9 @@ class Transfer:
             while self._waiting and self._ahead + size > AHEAD:
                 self._finish_one()
             to = pointer + at * run
-            self._waiting.append((file.gather_into(size, to, size, some, run, widen=_native.KEEP, stream=file.stream()), size, None))
+            self._waiting.append(
+                (file.gather_into(size, to, size, some, run, widen=_native.KEEP, stream=file.stream()), size, then if at + len(some) == len(offsets) else None)
+            )
             self._ahead += size
             at += len(some)
 
@@ -90,6 +94,15 @@ class Transfer:
             call()
 
         self._waiting.append((request, size, both))
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Waits for what was begun, in its order, and then for what `check` brings about, until done() is true."""
+        while not done():
+            if self._waiting:
+                self._finish_one()
+            elif self._check is not None:
+                self._check()
+                time.sleep(LOOK / 500)
 
     def finish(self) -> None:
         """Waits for all that was begun. What of the total was not to be read counts as arrived."""

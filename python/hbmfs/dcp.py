@@ -8,6 +8,13 @@ lie in memory, uncompressed. So where the target is contiguous and of the same d
 the target's memory and nowhere else; small ones are read many at a time. All else (other strides or dtypes, entries of
 compressed streams, other forms of torch.save) takes the way through torch.load, with weights_only=True.
 
+    hbmfs.DCPReader("/mnt/ckpt/step-1000", group=group)
+
+With a group, one rank reads each byte of the tensors. Elements that several ranks want are divided among them, and NCCL
+brings the rest over NVLink while the next are read. Ranks that want columns of the same rows exchange whole rows, if a row
+has less than 2 MiB. Entries that take the way through torch.load are read by each rank. A checkpoint of any ranks is read by
+any others, with any placements.
+
 As with torch's own reader, .metadata and entries that are no tensors are pickles: load only what you trust.
 torch.distributed.checkpoint wraps what goes wrong in its CheckpointException, which names the exception of each rank.
 """
@@ -19,9 +26,9 @@ import io
 import os
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 try:
     import torch
@@ -35,20 +42,15 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from . import _device
-from ._transfer import Progress, Transfer, open_reader
-from .errors import DeviceError, Error, FormatError, NotFoundError, OutOfMemoryError, UnavailableError
+from ._dcp_reads import Batch, Sources, Want, wants
+from ._transfer import Progress, Transfer
+from .errors import DeviceError, Error, FormatError, GroupError, NotFoundError, UnavailableError
 from .safetensors_header import open_regular
-from .torch_save import Slice, Stored, find_tensor
+from .torch_save import Slice, find_tensor
 
 if TYPE_CHECKING:
-    from .reader import File, Reader
-
-SMALL = 256 << 10
-"""Bytes of a tensor that is read together with its neighbours."""
-BATCH = 16 << 20
-"""Most bytes of small tensors that are read together."""
-GAP = 64 << 10
-"""Most bytes between two small tensors that are read although nobody wants them."""
+    from ._group import Team
+    from .reader import Reader
 
 
 class DCPReader(FileSystemReader):
@@ -56,6 +58,9 @@ class DCPReader(FileSystemReader):
 
     device    through which bytes come; None: each tensor's own, be it a GPU or the host
     method    the path into HBM that is wished for: see Reader
+    group     a process group of torch.distributed, whose ranks all make the same loads: NCCL for GPUs, gloo for the CPU. It
+              may be another one than the process_group of torch.distributed.checkpoint.load. It shares the bytes that come
+              through `device`: None is the current GPU where the group has NCCL, and else the CPU
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
     reader    a Reader to read with, which stays open, through whose device all bytes come; by default they are made as needed
     """
@@ -66,6 +71,7 @@ class DCPReader(FileSystemReader):
         device: Any = None,
         *,
         method: str = "auto",
+        group: Any = None,
         progress: Progress = None,
         reader: Reader | None = None,
         _extension_registry: Any = None,
@@ -79,8 +85,10 @@ class DCPReader(FileSystemReader):
         if reader is not None and self._given != reader.device:
             raise DeviceError(f"the reader is for {_device.name(reader.device)} and the device is {device}: give a reader of that device")
         self._method = method
+        self._group = group
         self._progress = progress
         self._reader = reader
+        self._save: str | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         try:
@@ -97,66 +105,137 @@ class DCPReader(FileSystemReader):
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         raise error
 
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        # Where ranks have metadata of their own, each save of a rank has a name of its own.
+        self._save = getattr(metadata.storage_meta, "save_id", None) if getattr(self, "use_collectives", True) else None
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        files: dict[str, list[tuple[Any, ReadItem]]] = {}
-        total = 0
-        for item in plan.items:
-            info = self.storage_data.get(item.storage_index)
-            if info is None:
-                raise FormatError(f"the metadata of {self.path} does not say where {item.storage_index} is")
-            files.setdefault(info.relative_path, []).append((info, item))
-            total += info.length if item.type == LoadItemType.TENSOR else 0
-        # Files are closed, and thereby all reads ended, before a scratch buffer or a target may go.
-        with contextlib.ExitStack() as stack:
-            sources = _Sources(stack, self._method, self._given, self._reader)
-            with Transfer(total, self._progress, "checkpoint") as transfer:
-                for name, items in files.items():
-                    self._read_file(name, items, planner, sources, transfer)
+        """Reads the items of a plan. With a group, every rank of it must call this."""
+        if self._group is None:
+            self._read(plan, planner, None)
+        else:
+            self._read_together(plan, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_file(self, name: str, items: list[tuple[Any, ReadItem]], planner: LoadPlanner, sources: _Sources, transfer: Transfer) -> None:
+    def _read_together(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        from . import _dcp_shared
+        from ._group import Team, Told
+
+        try:
+            with Team(self._group, _dcp_shared.device(self._group, self._given), f"DCPReader({str(self.path)!r})") as team:
+                self._read(plan, planner, team)
+            return
+        except Told as told:
+            failure = told.failure
+        except GroupError as err:
+            failure = err
+        if isinstance(failure, GroupError):
+            # Where a rank is gone, torch drops the exception: it asks all ranks for theirs, and that fails.
+            warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
+        raise failure
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, team: Team | None) -> None:
+        # Files are closed, and thereby all reads ended, before a scratch buffer or a target may go.
+        with contextlib.ExitStack() as stack:
+            sources = Sources(stack, self._method, self._given, self._reader, None if team is None or "LOCAL_WORLD_SIZE" in os.environ else team.size)
+            load = _Load(self, planner, sources, team is not None)
+            files: dict[str, list[tuple[Any, ReadItem]]] = {}
+            total = 0
+            for item in plan.items:
+                info = self.storage_data.get(item.storage_index)
+                if info is None:
+                    raise FormatError(f"the metadata of {self.path} does not say where {item.storage_index} is")
+                files.setdefault(info.relative_path, []).append((info, item))
+                total += info.length if item.type == LoadItemType.TENSOR else 0
+            if team is not None:
+                self._share(load, files, sources, team, stack)
+                return
+            with Transfer(total, self._progress, "checkpoint") as transfer:
+                for name, items in files.items():
+                    batch = Batch(transfer, sources)
+                    for want in load.file(name, items):
+                        batch.add(want)
+                    batch.flush()
+
+    def _share(self, load: _Load, files: dict[str, list[tuple[Any, ReadItem]]], sources: Sources, team: Team, stack: contextlib.ExitStack) -> None:
+        from . import _dcp_shared
+        from ._group import Exchange
+
+        found = [want for name, items in files.items() for want in load.file(name, items)]
+        agreed = _dcp_shared.Agreement(team, self._save, load.sizes, load.names, found)
+        exchange = stack.enter_context(Exchange(team))
+        with Transfer(_dcp_shared.size(team, agreed), self._progress, "checkpoint", exchange.check) as transfer:
+            _dcp_shared.read(team, agreed, exchange, transfer, sources)
+            batch = Batch(transfer, sources, agreed.free)
+            for want in agreed.alone:
+                batch.add(want)
+            batch.flush()
+        exchange.wait()
+
+
+class _Load:
+    """The parts of files that one load wants. Entries for torch.load are loaded at once."""
+
+    def __init__(self, reader: DCPReader, planner: LoadPlanner, sources: Sources, shared: bool) -> None:
+        self._reader, self._planner, self._sources, self._shared = reader, planner, sources, shared
+        self.sizes: dict[str, int] = {}
+        """Of files, by their names in the checkpoint."""
+        self.names: dict[str, str] = {}
+        """Of files, by path."""
+
+    def file(self, name: str, items: list[tuple[Any, ReadItem]]) -> Iterator[Want]:
+        """The wanted parts of one file, in its order."""
+        where = self._reader.path
         inside = PurePosixPath(name)
         if not inside.parts or inside.is_absolute() or ".." in inside.parts:
-            raise FormatError(f"the metadata of {self.path} names the file {name!r}, which is outside of the checkpoint")
-        path = str(self.fs.concat_path(self.path, name))
+            raise FormatError(f"the metadata of {where} names the file {name!r}, which is outside of the checkpoint")
+        path = str(self._reader.fs.concat_path(where, name))
         fd = open_regular(path)
         try:
             size = os.fstat(fd).st_size
-            batch = _Batch(transfer, sources, path)
+            self.sizes[name], self.names[path] = size, name
             for info, item in sorted(items, key=lambda entry: entry[0].offset):
-                where = f"{item.storage_index.fqn!r} in {path}"
+                what = f"{item.storage_index.fqn!r} in {path}"
                 if min(info.offset, info.length) < 0 or info.offset + info.length > size:
-                    raise FormatError(f"entry {where} is at {info.offset} with {info.length} bytes, but the file has {size}")
-                self._read_item(Slice(fd, info.offset, info.length), info, item, where, planner, batch)
-            batch.flush()
+                    raise FormatError(f"entry {what} is at {info.offset} with {info.length} bytes, but the file has {size}")
+                yield from self._item(Slice(fd, info.offset, info.length), info, item, path, what)
         finally:
             os.close(fd)
 
-    def _read_item(self, entry: Slice, info: Any, item: ReadItem, where: str, planner: LoadPlanner, batch: _Batch) -> None:
+    def _item(self, entry: Slice, info: Any, item: ReadItem, path: str, where: str) -> list[Want]:
         transforms = getattr(info, "transform_descriptors", None) or ()
         if item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(item, io.BytesIO(self._stream(entry, item, transforms).read(-1)))
-            return
+            self._planner.load_bytes(item, io.BytesIO(self._stream(entry, item, transforms).read(-1)))
+            return []
         stored = None if transforms else find_tensor(entry)
         if stored is None:
             loaded = self._load(self._stream(entry, item, transforms), where)
             self._check(item, loaded.size(), where)
             loaded = narrow_tensor_by_index(loaded, item.storage_offsets, item.lengths)
-            target = self._target(item, planner, where)
+            target = self._target(item, where)
             target.copy_(loaded)
-            planner.commit_tensor(item, target)
-            return
+            self._planner.commit_tensor(item, target)
+            return []
         self._check(item, stored.size, where)
         part = stored.narrow(item.storage_offsets, item.lengths)
         if part.needs > entry.length:
             raise FormatError(f"tensor {where} needs {part.needs} bytes of its entry, which has {entry.length}")
-        batch.add(part, info.offset, self._target(item, planner, where), lambda target: planner.commit_tensor(item, target))
+        target = self._target(item, where)
+
+        def commit() -> None:
+            self._planner.commit_tensor(item, target)
+
+        if part.length == 0:
+            commit()
+            return []
+        return wants(path, info.offset, stored, item.storage_offsets, item.lengths, self._sources.device(target), target, commit, self._shared)
 
     def _stream(self, entry: Slice, item: ReadItem, transforms: Any) -> IO[bytes]:
         entry.seek(0)
-        return self.transforms.transform_load_stream(item, transforms, cast("IO[bytes]", io.BufferedReader(entry, 1 << 16)))
+        return self._reader.transforms.transform_load_stream(item, transforms, cast("IO[bytes]", io.BufferedReader(entry, 1 << 16)))
 
     def _load(self, stream: IO[bytes], where: str) -> torch.Tensor:
         try:
@@ -176,127 +255,8 @@ class DCPReader(FileSystemReader):
         if len(size) != len(lengths) or any(o < 0 or n < 0 or o + n > s for o, n, s in zip(offsets, lengths, size, strict=True)):
             raise FormatError(f"tensor {where} has the shape {list(size)}, expected {list(lengths)} from {list(offsets)} on to be in it")
 
-    def _target(self, item: ReadItem, planner: LoadPlanner, where: str) -> torch.Tensor:
-        target = planner.resolve_tensor(item).detach()
+    def _target(self, item: ReadItem, where: str) -> torch.Tensor:
+        target = self._planner.resolve_tensor(item).detach()
         if list(target.size()) != list(item.lengths):
             raise FormatError(f"tensor {where} is to be loaded with shape {list(item.lengths)} to a tensor of shape {list(target.size())}")
         return target
-
-
-class _Sources:
-    """The readers of the devices that tensors are on, and the files that they have open."""
-
-    def __init__(self, stack: contextlib.ExitStack, method: str, given: int | None, reader: Reader | None) -> None:
-        self._stack = stack
-        self._method = method
-        self._given = given
-        self._readers: dict[int, Reader] = {} if given is None or reader is None else {given: reader}
-        self._files: dict[tuple[int, str], File] = {}
-
-    def device(self, target: torch.Tensor) -> int:
-        """The device through which a tensor's bytes come."""
-        if self._given is not None:
-            return self._given
-        if target.device.type != "cuda":
-            return _device.CPU
-        return target.device.index
-
-    def file(self, device: int, path: str) -> File:
-        if device not in self._readers:
-            self._readers[device] = self._stack.enter_context(open_reader(device, self._method))
-        if (device, path) not in self._files:
-            self._files[device, path] = self._stack.enter_context(self._readers[device].open_file(path))
-        return self._files[device, path]
-
-
-class _Small(NamedTuple):
-    """A tensor of a batch: its part of the file, and what to do with it."""
-
-    part: Stored
-    offset: int
-    target: torch.Tensor
-    commit: Callable[[torch.Tensor], object]
-
-
-class _Batch:
-    """Sends each tensor of one file on its way: straight to the target, through a buffer of its own, or with others."""
-
-    def __init__(self, transfer: Transfer, sources: _Sources, path: str) -> None:
-        self._transfer = transfer
-        self._sources = sources
-        self._path = path
-        self._waiting: list[_Small] = []
-        self._device = _device.CPU
-        self._begin = self._end = 0
-
-    def add(self, part: Stored, base: int, target: torch.Tensor, commit: Callable[[torch.Tensor], object]) -> None:
-        """Reads a part of an entry, which begins at base of the file, to target."""
-        if part.length == 0:
-            commit(target)
-            return
-        device = self._sources.device(target)
-        offset = base + part.offset
-        if part.length > SMALL:
-            self._read_alone(part, offset, device, target, commit)
-            return
-        end = max(self._end, offset + part.length)
-        if self._waiting and (device != self._device or not self._begin <= offset <= self._end + GAP or end - self._begin > BATCH):
-            self.flush()
-        if not self._waiting:
-            self._device, self._begin, end = device, offset, offset + part.length
-        self._end = end
-        self._waiting.append(_Small(part, offset, target, commit))
-
-    def flush(self) -> None:
-        """Begins reading the small tensors that have come together."""
-        small, begin = self._waiting, self._begin
-        if not small:
-            return
-        self._waiting = []
-        room = _room(self._end - begin, self._device)
-
-        def there() -> None:
-            for part, offset, target, commit in small:
-                data = room[offset - begin : offset - begin + part.length]
-                if (offset - begin) % part.dtype.itemsize:
-                    data = data.clone()
-                target.copy_(part.view(data))
-                commit(target)
-
-        self._read(self._device, room, begin, room.numel(), there)
-
-    def _read_alone(self, part: Stored, offset: int, device: int, target: torch.Tensor, commit: Callable[[torch.Tensor], object]) -> None:
-        if _is_plain(target, part, device):
-            self._read(device, target, offset, part.length, lambda: commit(target))
-            return
-        room = _room(part.length, device)
-
-        def there() -> None:
-            target.copy_(part.view(room))
-            commit(target)
-
-        self._read(device, room, offset, part.length, there)
-
-    def _read(self, device: int, room: torch.Tensor, offset: int, length: int, then: Callable[[], object]) -> None:
-        self._transfer.read(self._sources.file(device, self._path), room.data_ptr(), offset, length, then)
-
-
-def _room(size: int, device: int) -> torch.Tensor:
-    try:
-        return torch.empty(size, dtype=torch.uint8, device=_device.name(device))
-    except torch.cuda.OutOfMemoryError:
-        raise OutOfMemoryError(f"{_device.name(device)} has no {size} bytes left to bring a checkpoint's elements into order: load to the CPU") from None
-
-
-def _is_plain(target: torch.Tensor, part: Stored, device: int) -> bool:
-    """Whether the target's memory is to hold the very bytes of the file."""
-    return (
-        type(target) is torch.Tensor
-        and target.device == torch.device(_device.name(device))
-        and target.layout == torch.strided
-        and target.dtype == part.dtype
-        and target.is_contiguous()
-        and part.is_contiguous()
-        and not target.is_conj()
-        and not target.is_neg()
-    )

@@ -8,6 +8,7 @@ What it does not know, it leaves to torch.load.
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import struct
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 MAX_PICKLE = 1 << 20
@@ -86,6 +88,31 @@ class Stored(NamedTuple):
         length = _extent(lengths, self.stride) * self.dtype.itemsize
         return Stored(self.dtype, tuple(lengths), self.stride, offset, length, offset + length if length else 0)
 
+    def order(self) -> list[int]:
+        """Its dimensions in the order of the file, the outermost first."""
+        return sorted(range(len(self.size)), key=lambda dimension: -self.stride[dimension])
+
+    def nbytes(self) -> int:
+        """The bytes of its elements, without what is between them."""
+        return math.prod(self.size) * self.dtype.itemsize
+
+    def runs(self, most: int) -> tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None:
+        """Its elements as they lie in the file: the bytes of each run, and where runs begin, from the first element on.
+        None where elements overlap, or where there are more runs than so many."""
+        run, end, offsets = 1, 1, np.zeros(1, np.int64)
+        for dimension in reversed(self.order()):
+            size, stride = self.size[dimension], self.stride[dimension]
+            if size == 1:
+                continue
+            if len(offsets) == 1 and stride == run:
+                run *= size
+            elif stride < end or len(offsets) * size > most:
+                return None
+            else:
+                offsets = np.add.outer(np.arange(size, dtype=np.int64) * stride, offsets).ravel()
+            end += (size - 1) * stride
+        return run * self.dtype.itemsize, offsets * self.dtype.itemsize
+
     def is_contiguous(self) -> bool:
         expected = 1
         for size, stride in zip(reversed(self.size), reversed(self.stride), strict=True):
@@ -97,6 +124,11 @@ class Stored(NamedTuple):
     def view(self, data: torch.Tensor) -> torch.Tensor:
         """Shows its bytes, aligned to an element, as the tensor."""
         return data.view(self.dtype).as_strided(self.size, self.stride)
+
+    def view_runs(self, data: torch.Tensor) -> torch.Tensor:
+        """Shows its runs, one after the other, as the tensor."""
+        order = self.order()
+        return data.view(self.dtype).view([self.size[dimension] for dimension in order]).permute([order.index(dimension) for dimension in range(len(order))])
 
 
 class _Other(Exception):

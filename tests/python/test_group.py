@@ -26,7 +26,7 @@ class Ranks:
 
     def __init__(self, size, job, *arguments):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "hbmfs", "safetensors.torch", "test_weights"])
+        context.set_forkserver_preload(["torch.distributed", "hbmfs.dcp", "safetensors.torch", "test_weights", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"])
         self.results = context.Queue()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
