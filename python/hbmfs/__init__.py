@@ -9,6 +9,7 @@ Importing it needs NumPy only and imports no torch; docs/pytorch.md shows everyt
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__
 from .dataset import Dataset, open
 from .device_array import DeviceArray
 from .errors import (
@@ -75,6 +76,7 @@ __all__ = [
     "TooLargeError",
     "UnavailableError",
     "WaitTimeoutError",
+    "__version__",
     "load_safetensors",
     "megatron",
     "nanogpt",

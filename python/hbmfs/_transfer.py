@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from . import _device
 from .reader import File, Reader
@@ -81,7 +81,7 @@ class Transfer:
             request.cancel()
         self._waiting.clear()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Transfer":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -151,7 +151,7 @@ class _Opening:
     def result(self) -> Reader:
         return self._future.result()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "_Opening":
         return self
 
     def __exit__(self, *_: object) -> None:
