@@ -5,6 +5,8 @@ set -eu
 export ARCH=$1
 bin=$2 out=$3
 export VERSION="${VERSION#v}" STAGE="$WORK/stage/$ARCH"
+EXACT=$(echo "$VERSION" | tr - '~') # as dpkg and rpm write what comes before a release
+export EXACT
 case $ARCH in
 amd64) triplet=x86_64-linux-gnu ;;
 arm64) triplet=aarch64-linux-gnu ;;

@@ -161,7 +161,8 @@ func layer(dir string, made time.Time) ([]byte, error) {
 			return nil, err
 		}
 	}
-	return all.Bytes(), w.Close()
+	err := w.Close() // which ends what all holds
+	return all.Bytes(), err
 }
 
 func add(w *tar.Writer, name string, mode int64, content []byte, made time.Time) error {
