@@ -158,10 +158,10 @@ install: build ## Install the binary, the mount(8) link, the unit, man pages and
 	  $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	ln -sf $(PREFIX)/bin/hbmfs $(DESTDIR)$(MOUNTDIR)/mount.fuse.hbmfs
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' deploy/systemd/hbmfs@.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/hbmfs@.service
-	bin/hbmfs man $(SHARE)/man/man1
-	bin/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
-	bin/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
-	bin/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
+	$(BIN)/hbmfs man $(SHARE)/man/man1
+	$(BIN)/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
+	$(BIN)/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
+	$(BIN)/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
 
 uninstall: ## Remove what make install installed (the same PREFIX and DESTDIR)
 	rm -f $(DESTDIR)$(PREFIX)/bin/hbmfs $(DESTDIR)$(MOUNTDIR)/mount.fuse.hbmfs $(DESTDIR)$(PREFIX)/lib/systemd/system/hbmfs@.service \
