@@ -48,14 +48,15 @@ build: go ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths) 
 	$(STATIC) -ldflags '$(LDFLAGS)' -o $(BIN)/hbmfs-csi ./cmd/hbmfs-csi
 
 # The reader as a C library. Whoever loads it may ask for every symbol at once, which NVML's binding does not survive. Programs
-# find it by its ABI (SONAME), which the header has. No build ID: it would say where the C compiler lay.
+# find it by its ABI (SONAME), which the header has. Neither a build ID nor what the linker adds for debuggers is in it: both would
+# say where the C compiler lay.
 ABI = $(shell sed -n 's/^\#define HBMFS_ABI \([0-9]*\).*/\1/p' cmd/libhbmfs/libhbmfs.h)
 
 lib: go ## Build bin/libhbmfs.so and its header, the reader for C and Python (needs a C compiler)
 	@tools/need.sh cc
 	@mkdir -p $(BIN)
 	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -buildmode=c-shared -tags nonvml,netgo,osusergo \
-	  -ldflags '$(LDFLAGS) -buildid= -extldflags=-Wl,-soname,libhbmfs.so.$(ABI)' -o $(BIN)/libhbmfs.so ./cmd/libhbmfs
+	  -ldflags '$(LDFLAGS) -buildid= "-extldflags=-s -Wl,-soname,libhbmfs.so.$(ABI)"' -o $(BIN)/libhbmfs.so ./cmd/libhbmfs
 	ln -sf libhbmfs.so $(BIN)/libhbmfs.so.$(ABI)
 	cp cmd/libhbmfs/libhbmfs.h $(BIN)/libhbmfs.h
 
