@@ -15,6 +15,8 @@ case $version in
     ;;
 esac
 export LC_ALL=C TZ=UTC HOST="$WORK/$("$GO" env GOHOSTARCH)"
+GOTOOLCHAIN=$(sed -n 's/^toolchain //p' go.mod) # no other compiler's bits
+export GOTOOLCHAIN
 umask 022
 mkdir -p "$WORK"
 rm -rf "$dist"

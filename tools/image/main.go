@@ -65,7 +65,7 @@ func run(args []string) error {
 		return errors.New("name an architecture and its programs: amd64=DIR")
 	}
 
-	var index v1.ImageIndex = mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	var old []entry
 	for i, arg := range flags.Args() {
 		arch, dir, ok := strings.Cut(arg, "=")
