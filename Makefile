@@ -5,7 +5,8 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 # mount(8) looks for mount.fuse.hbmfs in /sbin only, so a system-wide install puts the link there.
 MOUNTDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/sbin,$(PREFIX)/sbin)
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# The one version of everything that is built: programs, libraries, packages, wheels, chart, image.
+VERSION ?= $(shell tools/version.sh)
 # RACE=0 tests without the race detector (it needs a C compiler), READERS=0 without the Python readers, SERVERS=0 without
 # the real servers of remote sources, DEPLOY=0 without the checks of what is in deploy.
 RACE    ?= 1
@@ -13,45 +14,57 @@ READERS ?= 1
 SERVERS ?= 1
 DEPLOY  ?= 1
 CACHE   ?= .cache
+BIN     ?= bin
 
 # A release binary must not depend on the version of the C library of the machine that built it, nor building it on a C
 # compiler. It links the C library's loader by name, without symbol versions, to find libcuda at run time. TAGS=nogpu
 # leaves that out and links nothing at all (for Alpine and empty images); reading into a GPU is then refused.
 TAGS   ?=
 STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags $(TAGS))
-LDFLAGS = -s -w -X main.version=$(VERSION)
+LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/release.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
 S3      = $(CACHE)/s3server
 SANITY  = $(CACHE)/csi-sanity
 K8SCHECK = $(CACHE)/k8scheck
 NFPM    = $(CACHE)/nfpm
+IMAGER  = $(CACHE)/image
+SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo test test-minio test-gpu lint bench bench-remote install packages image chart clean
+.PHONY: help go build lib demo test test-minio test-gpu lint bench bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-build: ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths) and bin/hbmfs-csi
-	@mkdir -p bin
-	$(STATIC) -ldflags '$(LDFLAGS)' -o bin/hbmfs ./cmd/hbmfs
-	$(STATIC) -ldflags '$(LDFLAGS)' -o bin/hbmfs-csi ./cmd/hbmfs-csi
+# Whoever has no Go, or one that cannot read go.mod, is told so in a sentence.
+go:
+	@GO=$(GO) tools/need.sh go
 
-# The reader as a C library. Whoever loads it may ask for every symbol at once, which NVML's binding does not survive.
-lib: ## Build bin/libhbmfs.so and its header, the reader for C and Python (needs a C compiler)
+build: go ## Build bin/hbmfs (TAGS=nogpu: wholly static, without the GPU paths) and bin/hbmfs-csi
+	@mkdir -p $(BIN)
+	$(STATIC) -ldflags '$(LDFLAGS)' -o $(BIN)/hbmfs ./cmd/hbmfs
+	$(STATIC) -ldflags '$(LDFLAGS)' -o $(BIN)/hbmfs-csi ./cmd/hbmfs-csi
+
+# The reader as a C library. Whoever loads it may ask for every symbol at once, which NVML's binding does not survive. Programs
+# find it by its ABI (SONAME), which the header has. Neither a build ID nor what the linker adds for debuggers is in it: both would
+# say where the C compiler lay.
+ABI = $(shell sed -n 's/^\#define HBMFS_ABI \([0-9]*\).*/\1/p' cmd/libhbmfs/libhbmfs.h)
+
+lib: go ## Build bin/libhbmfs.so and its header, the reader for C and Python (needs a C compiler)
 	@tools/need.sh cc
-	@mkdir -p bin
-	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -buildmode=c-shared -tags nonvml,netgo,osusergo -ldflags '$(LDFLAGS)' \
-	  -o bin/libhbmfs.so ./cmd/libhbmfs
-	cp cmd/libhbmfs/libhbmfs.h bin/libhbmfs.h
+	@mkdir -p $(BIN)
+	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -buildmode=c-shared -tags nonvml,netgo,osusergo \
+	  -ldflags '$(LDFLAGS) -buildid= "-extldflags=-s -Wl,-soname,libhbmfs.so.$(ABI)"' -o $(BIN)/libhbmfs.so ./cmd/libhbmfs
+	ln -sf libhbmfs.so $(BIN)/libhbmfs.so.$(ABI)
+	cp cmd/libhbmfs/libhbmfs.h $(BIN)/libhbmfs.h
 
 demo: build ## Tokenize the Go source tree, mount it, verify every byte, show the rates (1-2 minutes)
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
-test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
+test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
 	$(GO) vet ./...
@@ -59,9 +72,10 @@ test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $
 	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) \
-	  HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
+	  HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
+	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) ./...
 
@@ -76,33 +90,39 @@ lint: $(LINT) ## Run golangci-lint, which also enforces who may import whom
 	$(LINT) run ./...
 
 # The linter is a module of its own, so that its dependencies never become ours.
-$(LINT): tools/go.mod tools/go.sum
+$(LINT): tools/go.mod tools/go.sum | go
 	@mkdir -p $(CACHE)
 	@echo "building golangci-lint, once (minutes)"
 	$(GO) -C tools build -buildvcs=false -o $(abspath $(LINT)) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 # The S3 server of the tests is a module of its own for the same reason.
-$(S3): $(wildcard tests/origins/s3server/*)
+$(S3): $(wildcard tests/origins/s3server/*) | go
 	@mkdir -p $(CACHE)
 	@echo "building an S3 server for the tests, once (a minute)"
 	tools/retry.sh $(GO) -C tests/origins/s3server mod download
 	CGO_ENABLED=0 $(GO) -C tests/origins/s3server build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(S3)) .
 
 # So are what knows Kubernetes and Helm, and what makes packages.
-$(K8SCHECK): $(wildcard tests/deploy/k8scheck/*)
+$(K8SCHECK): $(wildcard tests/deploy/k8scheck/*) | go
 	@mkdir -p $(CACHE)
 	@echo "building the checks of the chart, once (a minute or two)"
 	tools/retry.sh $(GO) -C tests/deploy/k8scheck mod download
 	CGO_ENABLED=0 $(GO) -C tests/deploy/k8scheck build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(K8SCHECK)) .
 
-$(NFPM): tools/nfpm/go.mod tools/nfpm/go.sum
+$(NFPM): tools/nfpm/go.mod tools/nfpm/go.sum | go
 	@mkdir -p $(CACHE)
 	@echo "building nfpm, once (half a minute)"
 	tools/retry.sh $(GO) -C tools/nfpm mod download
 	CGO_ENABLED=0 $(GO) -C tools/nfpm build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(NFPM)) github.com/goreleaser/nfpm/v2/cmd/nfpm
 
+# So are what makes images, and what lists what is in programs.
+$(IMAGER) $(SBOM): $(CACHE)/%: $(wildcard tools/image/* tools/sbom/*) | go
+	@mkdir -p $(CACHE)
+	tools/retry.sh $(GO) -C tools/$* mod download
+	CGO_ENABLED=0 $(GO) -C tools/$* build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
+
 # So are the conformance tests of CSI drivers.
-$(SANITY): $(wildcard tests/csi/sanity/*)
+$(SANITY): $(wildcard tests/csi/sanity/*) | go
 	@mkdir -p $(CACHE)
 	@echo "building csi-sanity for the tests, once"
 	tools/retry.sh $(GO) -C tests/csi/sanity mod download
@@ -111,7 +131,7 @@ $(SANITY): $(wildcard tests/csi/sanity/*)
 # MinIO takes four minutes and two gigabytes to build, so it is not part of make test.
 MINIO = $(CACHE)/minio
 
-$(MINIO): tests/origins/minio/go.mod tests/origins/minio/go.sum
+$(MINIO): tests/origins/minio/go.mod tests/origins/minio/go.sum | go
 	@mkdir -p $(CACHE)
 	@echo "building MinIO, once (minutes)"
 	CGO_ENABLED=0 tools/retry.sh $(GO) -C tests/origins/minio build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(MINIO)) github.com/minio/minio
@@ -134,43 +154,46 @@ bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --random
 
 install: build ## Install the binary, the mount(8) link, the unit, man pages and completions (PREFIX, DESTDIR)
-	install -D -m 755 bin/hbmfs $(DESTDIR)$(PREFIX)/bin/hbmfs
+	install -D -m 755 $(BIN)/hbmfs $(DESTDIR)$(PREFIX)/bin/hbmfs
 	install -d $(DESTDIR)$(MOUNTDIR) $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
 	  $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	ln -sf $(PREFIX)/bin/hbmfs $(DESTDIR)$(MOUNTDIR)/mount.fuse.hbmfs
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' deploy/systemd/hbmfs@.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/hbmfs@.service
-	bin/hbmfs man $(SHARE)/man/man1
-	bin/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
-	bin/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
+	$(BIN)/hbmfs man $(SHARE)/man/man1
+	$(BIN)/hbmfs completion bash > $(SHARE)/bash-completion/completions/hbmfs
+	$(BIN)/hbmfs completion zsh > $(SHARE)/zsh/site-functions/_hbmfs
 	if [ $(PREFIX) = /usr ]; then \
 	  mkdir -p $(SHARE)/zsh/vendor-completions && ln -sf ../site-functions/_hbmfs $(SHARE)/zsh/vendor-completions/_hbmfs; \
 	fi # where Debian's zsh looks
-	bin/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
+	$(BIN)/hbmfs completion fish > $(SHARE)/fish/vendor_completions.d/hbmfs.fish
 
-# Packages have versions that begin with a digit. ARCH is one of Go's; another than this machine's needs nothing but Go.
-ARCH            ?= $(shell $(GO) env GOARCH)
-PACKAGE_VERSION ?= $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0+$(subst -,.,$(VERSION)))
-PACKAGES        ?= bin/packages
-EPOCH           ?= $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
-STAGE            = $(CACHE)/stage-$(ARCH)
+uninstall: ## Remove what make install installed (the same PREFIX and DESTDIR)
+	rm -f $(DESTDIR)$(PREFIX)/bin/hbmfs $(DESTDIR)$(MOUNTDIR)/mount.fuse.hbmfs $(DESTDIR)$(PREFIX)/lib/systemd/system/hbmfs@.service \
+	  $(SHARE)/man/man1/hbmfs.1 $(SHARE)/man/man1/hbmfs-*.1 $(SHARE)/bash-completion/completions/hbmfs \
+	  $(SHARE)/zsh/site-functions/_hbmfs $(SHARE)/zsh/vendor-completions/_hbmfs $(SHARE)/fish/vendor_completions.d/hbmfs.fish
 
-packages: $(NFPM) ## Make bin/packages/hbmfs_ARCH.deb and .rpm, the same bits each time (ARCH=arm64 for that machine)
-	rm -rf $(STAGE)
-	SOURCE_DATE_EPOCH=$(EPOCH) $(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr MOUNTDIR=/usr/sbin
-	GOARCH=$(ARCH) $(STATIC) -ldflags '$(LDFLAGS)' -o $(STAGE)/usr/bin/hbmfs ./cmd/hbmfs
-	install -D -m 644 -t $(STAGE)/usr/share/doc/hbmfs README.md CHANGELOG.md LICENSE docs/*.md
-	install -D -m 644 -t $(STAGE)/usr/share/doc/hbmfs/examples deploy/systemd/*.conf deploy/systemd/*.example deploy/systemd/*.mount
-	chmod -R u=rwX,go=rX $(STAGE) && find $(STAGE) -exec touch -h -d @$(EPOCH) {} +
-	@mkdir -p $(PACKAGES)
-	for kind in deb rpm; do SOURCE_DATE_EPOCH=$(EPOCH) VERSION=$(PACKAGE_VERSION) ARCH=$(ARCH) STAGE=$(STAGE) \
-	  $(NFPM) package --config deploy/packages/nfpm.yaml --packager $$kind --target $(PACKAGES)/hbmfs_$(ARCH).$$kind || exit 1; done
+# What tools/dist makes of what is built. The same commit gives the same bits. ARCH is one that Go
+# knows.
+ARCH     ?= $(shell $(GO) env GOARCH)
+PACKAGES ?= bin/packages
+DIST     ?= dist
+EPOCH    ?= $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
+RELEASE   = GO=$(GO) MAKE=$(MAKE) VERSION=$(VERSION) ABI=$(ABI) SOURCE_DATE_EPOCH=$(EPOCH) WORK=$(abspath $(CACHE)/dist) \
+            NFPM=$(abspath $(NFPM)) IMAGER=$(abspath $(IMAGER)) SBOM=$(abspath $(SBOM))
 
-CONTAINER ?= docker
-IMAGE     ?= ghcr.io/hbmfs/hbmfs:$(PACKAGE_VERSION)
+packages: build lib $(NFPM) ## Make .deb and .rpm of what is built here in bin/packages
+	rm -rf $(PACKAGES)
+	$(RELEASE) tools/dist/packages.sh $(ARCH) $(BIN) $(PACKAGES)
 
-image: ## Build the image of the CSI driver (CONTAINER=docker or podman, IMAGE, PLATFORMS=linux/amd64,linux/arm64)
-	$(CONTAINER) build -f deploy/container/Containerfile $(if $(PLATFORMS),--platform $(PLATFORMS)) \
-	  --build-arg VERSION=$(VERSION) --build-arg SOURCE_DATE_EPOCH=$(EPOCH) -t $(IMAGE) .
+# Its name has no + of a version.
+IMAGE ?= ghcr.io/hbmfs/hbmfs:$(subst +,-,$(VERSION:v%=%))
+
+image: go $(IMAGER) ## Make bin/image.tar, the image of the CSI driver, without a container engine (IMAGE, ARCH="amd64 arm64", PUSH=1)
+	@mkdir -p bin
+	$(RELEASE) ARCH="$(ARCH)" tools/dist/image.sh $(IMAGE) bin/image.tar $(if $(PUSH),--push)
+
+dist: go $(NFPM) $(IMAGER) $(SBOM) ## Make all files of a release in dist, for amd64 and arm64 (VERSION=v0.2.0, DIST)
+	$(RELEASE) tools/dist/all.sh $(DIST)
 
 chart: $(K8SCHECK) ## Lint the Helm chart and write the plain manifests of deploy/kubernetes from it
 	$(K8SCHECK) chart deploy/helm/hbmfs deploy/helm/hbmfs/ci/*.yaml
@@ -178,4 +201,4 @@ chart: $(K8SCHECK) ## Lint the Helm chart and write the plain manifests of deplo
 	mv $(CACHE)/hbmfs.yaml deploy/kubernetes/hbmfs.yaml
 
 clean: ## Remove what was built and downloaded here
-	rm -rf bin $(CACHE)
+	rm -rf bin dist $(CACHE)

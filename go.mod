@@ -2,6 +2,8 @@ module github.com/hbmfs/hbmfs
 
 go 1.26.0
 
+toolchain go1.26.8
+
 require (
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/container-storage-interface/spec v1.12.0

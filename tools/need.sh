@@ -1,12 +1,23 @@
 #!/bin/sh
 # need.sh NEED...: makes sure that this machine has what a make target needs.
-# Needs: fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with venv), nginx, rpm.
+# Needs: go (the one that go.mod asks for), fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with
+# venv), nginx, strace, rpm.
 # What is missing is installed when this is root on a Debian-like system; else the command to run is named.
 set -eu
 
 missing=
 for need in "$@"; do
     case $need in
+    go)
+        # No distribution has it so new, and no package installs it: a Go of 1.21 or later fetches the one that go.mod names.
+        wanted=$(sed -n 's/^go //p' "$(dirname "$0")/../go.mod")
+        found=$("${GO:-go}" env GOVERSION 2>/dev/null) || found=
+        [ -n "$found" ] && [ "$(printf '%s\n' "$wanted" "${found#go}" | sort -V | head -n 1)" = "$wanted" ] && continue
+        has=$("${GO:-go}" version 2>&1) || has="none"
+        echo "hbmfs needs Go $wanted or later to be built, and this machine has ${found:-$has}: install it from https://go.dev/dl," \
+            "or install a built hbmfs as README.md says" >&2
+        exit 1
+        ;;
     fuse)
         command -v fusermount3 >/dev/null || missing="$missing fuse3"
         ;;

@@ -13,10 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/release"
 )
 
-// version is set by the linker.
-var version = "devel"
+// version is that of the whole release.
+var version = release.Version()
 
 func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))

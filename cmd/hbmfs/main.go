@@ -14,10 +14,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/release"
 )
 
-// version is set by the linker.
-var version = "devel"
+// version is that of the whole release.
+var version = release.Version()
 
 // Exit codes, the same for every command.
 const (

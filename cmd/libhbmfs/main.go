@@ -8,8 +8,10 @@
 // [library] is the table of handles, and readers, files and requests know how to end what they began.
 package main
 
-// version is set by the linker.
-var version = "devel"
+import "github.com/hbmfs/hbmfs/internal/release"
+
+// version is that of the whole release.
+var version = release.Version()
 
 // main is never called: a C library has none.
 func main() {}

@@ -9,6 +9,7 @@ Importing it needs NumPy only and imports no torch; docs/pytorch.md shows everyt
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__
 from .dataset import Dataset, open
 from .device_array import DeviceArray
 from .errors import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp", "nanogpt": "", "megatron": ""}
 
 __all__ = [
+    "SKIP",
     "AccessError",
     "CancelledError",
     "CloseWarning",
@@ -72,13 +74,13 @@ __all__ = [
     "ReadError",
     "Reader",
     "Request",
-    "SKIP",
     "SlowPathWarning",
     "StaleError",
     "TokenStream",
     "TooLargeError",
     "UnavailableError",
     "WaitTimeoutError",
+    "__version__",
     "load_safetensors",
     "megatron",
     "nanogpt",

@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -102,7 +102,7 @@ class Team:
         with contextlib.suppress(Exception):  # whatever it raises, a failure is under way already
             backend.abort()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Team:
         self._board.start()
         return self
 
@@ -363,19 +363,24 @@ class Exchange:
             self._changed.notify_all()
         while self._thread.is_alive():
             self._thread.join(0.1)
-        self.check()
+        if self._failure is not None:
+            raise self._failure
+        self._call()  # what other ranks do from here on is no matter of this one
 
     def check(self) -> None:
         """Raises what went wrong so far, and calls what waits for waves that are whole."""
         if self._failure is not None:
             raise self._failure
         self._team.check()
+        self._call()
+
+    def _call(self) -> None:
         while self._whole:
             wave = self._whole.popleft()
             if wave.whole is not None:
                 wave.whole()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Exchange:
         self._thread.start()
         return self
 
@@ -391,6 +396,7 @@ class Exchange:
         try:
             if self._team.device.type == "cuda":
                 torch.cuda.set_device(self._team.device)
+            self._meet()
             while (wave := self._next()) is not None:
                 if self._team.agree(wave.key, wave.ranks, lambda: self._stopped):
                     self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
@@ -402,6 +408,14 @@ class Exchange:
             self._failure = err.with_traceback(None)
             self._refuse()
         self._flying = []
+
+    def _meet(self) -> None:
+        """Has all ranks make a collective. NCCL connects them at their first one, for which it needs all of them."""
+        everyone = tuple(range(self._team.size))
+        self._team.have("meet")
+        if self._team.nccl and self._team.agree("meet", everyone, lambda: self._stopped):
+            work = dist.all_reduce(torch.zeros(1, device=self._team.device), group=self._team.group, async_op=True)
+            self._flying.append(_Flight(Wave("meet", everyone, []), [work], asks=True))
 
     def _next(self) -> Wave | None:
         """The next wave that this rank is ready for; None at the end."""
@@ -450,7 +464,7 @@ class Exchange:
         try:
             while self._flying and self._flying[0].over():
                 self._whole.append(self._flying.pop(0).wave)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001 (each backend has its own)
             # A connection breaks before its rank is missed. The rank that is gone says more.
             end = time.monotonic() + SILENCE + 2 * BEAT
             while time.monotonic() < end and not self._team.lost():
@@ -536,7 +550,7 @@ def _patience(group: Any, device: torch.device) -> float:
 
 
 def _failure(said: dict[str, Any]) -> errors.Error:
-    kind = getattr(errors, said["kind"], None)
+    kind: Any = getattr(errors, said["kind"], None)
     known = isinstance(kind, type) and issubclass(kind, errors.Error)
     text = f"rank {said['rank']} of the group failed: " + ("" if known else f"{said['kind']}: ") + said["why"]
     return kind(text) if known else GroupError(text)

@@ -2,7 +2,7 @@
 
 import collections
 import queue
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from .errors import ClosedError, InvalidError, WaitTimeoutError
 from .request import Request
@@ -67,7 +67,7 @@ class Queue:
         while self._waiting:
             self._waiting.popleft().cancel()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Queue":
         return self
 
     def __exit__(self, *_: object) -> None:

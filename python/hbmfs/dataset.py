@@ -3,7 +3,7 @@
 import operator
 import os
 import threading
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -161,7 +161,7 @@ class Dataset:
         if reader is not None:
             reader.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Dataset":
         return self
 
     def __exit__(self, *_: object) -> None:

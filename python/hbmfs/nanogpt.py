@@ -12,7 +12,7 @@ widened on the device, instead of two copies of four times the bytes.
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from .dataset import Dataset
 from .dataset import open as open_dataset
@@ -108,7 +108,7 @@ class Batches:
         while self._opened:
             self._opened.popitem()[1].close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,12 +13,13 @@ import contextlib
 import ctypes
 import operator
 import os
+import sysconfig
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class Reader:
             device=self.device, method=method.encode(), require=require.encode() if require else None,
             threads=threads, readers=_ranks() if readers is None else readers, arena_bytes=arena, pinned_bytes=pinned, slot_bytes=slot, reuse=int(reuse),
             libcuda=_path(libraries.get("cuda")), libcufile=_path(libraries.get("cufile")), libnvml=_path(libraries.get("nvml")),
-            hbmfs=_path(command), client=b"hbmfs.py",
+            hbmfs=_path(command or _installed()), client=b"hbmfs.py",
         )  # fmt: skip
         self._library = _native.library()
         if self._library.forked:
@@ -151,7 +152,7 @@ class Reader:
             _closes(self._library, "reader_close", self._handle)
             self._end.detach()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Reader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -248,7 +249,7 @@ class File:
             _closes(self._library, "file_close", self._handle)
             self._end.detach()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "File":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -281,6 +282,12 @@ def _ranks() -> int:
     """The ranks on this host, if torchrun started them; else 0, which is not known."""
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(said) if said.isdecimal() and len(said) < 4 else 0  # no host has thousands
+
+
+def _installed() -> str | None:
+    """The command that came with this package: its environment need not be in PATH, where the library would look."""
+    command = os.path.join(sysconfig.get_path("scripts"), "hbmfs")
+    return command if os.access(command, os.X_OK) else None
 
 
 def _path(name: str | None) -> bytes | None:

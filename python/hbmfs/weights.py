@@ -25,13 +25,14 @@ are NumPy's, which has no bfloat16 and no 8-bit floats.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -240,7 +241,7 @@ class _Opening:
     def result(self) -> Reader:
         return self._future.result()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "_Opening":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -275,7 +276,7 @@ def _read(
                         transfer.gather(files[read.file], to, read.offsets, read.run)
                 if len(load.ranks) > 1:
                     assert exchange is not None
-                    transfer.then(_Give(exchange, blocks, number, f"{block}/{begin}", load.ranks, borders))
+                    transfer.then(functools.partial(_give, exchange, blocks, number, f"{block}/{begin}", load.ranks, borders))
         # The last pieces arrive while the views are made.
         first, weights = 0, dict[str, Any]()
         for load in loads:
@@ -302,23 +303,13 @@ def _borders(load: _Load, begin: int, end: int) -> tuple[int, ...]:
     return tuple(begin + each * number for number in range(len(load.ranks))) + (end,)
 
 
-class _Give(NamedTuple):
+def _give(exchange: Exchange, blocks: list[Any], number: int, name: str, ranks: tuple[int, ...], borders: tuple[int, ...]) -> None:
     """Gives a window that this rank has read its share of to the exchange."""
+    from ._group import Unit, Wave
 
-    exchange: Exchange
-    blocks: list[Any]
-    number: int
-    name: str
-    ranks: tuple[int, ...]
-    borders: tuple[int, ...]
-
-    def __call__(self) -> None:
-        from ._group import Unit, Wave
-
-        begin = self.borders[0]
-        memory = self.blocks[self.number][begin : self.borders[-1]]
-        unit = Unit(memory, self.ranks, tuple(border - begin for border in self.borders))
-        self.exchange.have(Wave(f"{'+'.join(map(str, self.ranks))}/{self.name}", self.ranks, [unit]))
+    begin = borders[0]
+    unit = Unit(blocks[number][begin : borders[-1]], ranks, tuple(border - begin for border in borders))
+    exchange.have(Wave(f"{'+'.join(map(str, ranks))}/{name}", ranks, [unit]))
 
 
 def _view(place: Place, blocks: Sequence[Any], first: int, library: _Torch | _Numpy) -> Any:

@@ -200,21 +200,3 @@ func TestPodMonitorFindsThePlugin(t *testing.T) {
 		t.Errorf("the PodMonitor selects %v", selected)
 	}
 }
-
-// BuildKit reads the Containerfile without a warning. Nothing here can build it: see TestImageCommandBuilds for what can.
-func TestContainerfile(t *testing.T) {
-	k8scheck := given(t, "HBMFS_K8SCHECK")
-	said := output(t, true, k8scheck, "containerfile", deploy("container", "Containerfile"))
-	if !strings.Contains(said, "from scratch") {
-		t.Errorf("the image is not made from scratch: %s", said)
-	}
-	bad := filepath.Join(t.TempDir(), "Containerfile")
-	if err := os.WriteFile(bad, []byte("FROM golang AS Build\nMAINTAINER nobody\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, problem := range []string{"has no version", "StageNameCasing", "MaintainerDeprecated"} {
-		if said := output(t, false, k8scheck, "containerfile", bad); !strings.Contains(said, problem) {
-			t.Errorf("want %q: %s", problem, said)
-		}
-	}
-}

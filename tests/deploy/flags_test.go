@@ -2,7 +2,6 @@ package deploy_test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -62,34 +61,6 @@ func TestFlagsAreTheDrivers(t *testing.T) {
 			if !used[name] && !strings.Contains(" "+role.leftOut+" ", " "+name+" ") {
 				t.Errorf("the chart does not set --%s of the %s", name, role.container)
 			}
-		}
-	}
-}
-
-// The command that the Containerfile runs makes both programs, and they need nothing of the empty image that they go to.
-func TestImageCommandBuilds(t *testing.T) {
-	text, err := os.ReadFile(deploy("container", "Containerfile"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := regexp.MustCompile(`(?s)RUN (CGO_ENABLED=0 .*?/cmd/hbmfs-csi)\n`).FindSubmatch(text)
-	if command == nil {
-		t.Fatal("the Containerfile builds nothing")
-	}
-	out := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.Replace(string(command[1]), "-o /out/", "-o "+out+"/", 1))
-	cmd.Dir = filepath.Join("..", "..")
-	cmd.Env = append(os.Environ(), "TARGETOS=linux", "TARGETARCH=", "VERSION=1.2.3")
-	if said, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, said)
-	}
-	for _, name := range []string{"hbmfs", "hbmfs-csi"} {
-		program := filepath.Join(out, name)
-		if said := output(t, true, program, "--version"); !strings.Contains(said, "1.2.3") {
-			t.Errorf("%s --version: %s", name, said)
-		}
-		if needs := interpreter(t, program); needs != "" {
-			t.Errorf("%s needs %s, which is not in an empty image", name, needs)
 		}
 	}
 }

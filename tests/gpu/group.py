@@ -27,7 +27,7 @@ from pathlib import Path
 import hbmfs
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from torch import multiprocessing
 from torch_weights import make, same
 
 SLOW = 1.5
@@ -81,7 +81,9 @@ class Loaders:
     def instanttensor(self):
         from instanttensor import BackendPolicy, safe_open
 
-        with safe_open([str(file) for file in self.files], framework="pt", device=self.rank, process_group=dist.group.WORLD, backend=BackendPolicy.BUFFERED) as file:
+        with safe_open(
+            [str(file) for file in self.files], framework="pt", device=self.rank, process_group=dist.group.WORLD, backend=BackendPolicy.BUFFERED
+        ) as file:
             return dict(file.tensors())
 
     def fastsafetensors(self):
@@ -200,7 +202,10 @@ def failures(rank, size, folder, control, options):
         torch.cuda.empty_cache()
         time.sleep(1)
         after = torch.cuda.mem_get_info(rank)[0], len(os.listdir("/proc/self/fd"))
-        print(f"{name}: rank {rank} after {took:.1f} s: {said[:300]} | HBM {(before[0] - after[0]) >> 20} MiB and {after[1] - before[1]} descriptors more than before", flush=True)
+        print(
+            f"{name}: rank {rank} after {took:.1f} s: {said[:300]} | HBM {(before[0] - after[0]) >> 20} MiB and {after[1] - before[1]} descriptors more than before",
+            flush=True,
+        )
 
     def load(path=folder):
         return hbmfs.load_safetensors(path, f"cuda:{rank}", group=dist.group.WORLD, progress=False)

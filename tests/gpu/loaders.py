@@ -55,8 +55,14 @@ class Peers(Loaders):
         import kvikio
         import kvikio.defaults
 
-        kvikio.defaults.set({"num_threads": 16, "task_size": 4 << 20, "auto_direct_io_read": not posix,
-                             "compat_mode": kvikio.CompatMode.ON if posix else kvikio.CompatMode.AUTO})
+        kvikio.defaults.set(
+            {
+                "num_threads": 16,
+                "task_size": 4 << 20,
+                "auto_direct_io_read": not posix,
+                "compat_mode": kvikio.CompatMode.ON if posix else kvikio.CompatMode.AUTO,
+            }
+        )
         blocks, futures, files = [], [], []
         for path in self.files:
             blocks.append(torch.empty(os.path.getsize(path), dtype=torch.uint8, device=self.device))

@@ -56,7 +56,7 @@ func TestPythonPackage(t *testing.T) {
 	}
 }
 
-// TestPythonWheel builds the wheel, installs it where nothing else is, and reads with it. It needs HBMFS_PYTHON.
+// TestPythonWheel builds the wheel, installs it where nothing else is, reads with it, and runs its command. It needs HBMFS_PYTHON.
 func TestPythonWheel(t *testing.T) {
 	python := needPython(t)
 	env := append(environment(t, library(t)), "PIP_NO_INDEX=1", "PIP_DISABLE_PIP_VERSION_CHECK=1")
@@ -82,6 +82,19 @@ with hbmfs.open(path) as ds:
 	if !strings.Contains(out, "read with") {
 		t.Errorf("nothing was read")
 	}
+	if os.Getenv("HBMFS_VERSION") == "" {
+		return // the library and the command are of any version
+	}
+	// The command, the library and the package are of one version, however each writes it.
+	said := run(t, env, filepath.Join(site, "bin", "hbmfs"), "--version")
+	run(t, env, python, "-c", `
+import ctypes, importlib.metadata, sys, hbmfs
+from packaging.version import Version
+library = ctypes.CDLL(hbmfs._native.find())
+library.hbmfs_version.restype = ctypes.c_char_p
+versions = [hbmfs.__version__, importlib.metadata.version("hbmfs"), library.hbmfs_version().decode(), sys.argv[1].split()[-1]]
+assert len(set(map(Version, versions))) == 1, versions
+`, said)
 }
 
 func needPython(t *testing.T) string {

@@ -26,7 +26,9 @@ class Ranks:
 
     def __init__(self, size, job, *arguments):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "hbmfs.dcp", "safetensors.torch", "test_weights", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"])
+        context.set_forkserver_preload(
+            ["torch.distributed", "hbmfs.dcp", "safetensors.torch", "test_weights", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
+        )
         self.results = context.Queue()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -171,7 +173,14 @@ def parts(rank, size, path, seed):
         group = torch.distributed.group.WORLD if size > 1 else None
         found = hbmfs.load_safetensors(path, "cpu", slices=wants, group=group, reader=reader)
         read = sum(reader.stats()["bytes"].values())
-    same(found, {name: tensor[wants.get(name) or ...].clone(memory_format=torch.contiguous_format) for name, tensor in expected.items() if wants.get(name) is not hbmfs.SKIP})
+    same(
+        found,
+        {
+            name: tensor[wants.get(name) or ...].clone(memory_format=torch.contiguous_format)
+            for name, tensor in expected.items()
+            if wants.get(name) is not hbmfs.SKIP
+        },
+    )
     assert read <= sum(tensor.nbytes for tensor in found.values())
     return "same"
 

@@ -4,7 +4,7 @@ import os
 
 import hbmfs
 import pytest
-from hbmfs import _native
+from hbmfs import _native, reader
 
 
 @pytest.fixture
@@ -46,3 +46,10 @@ def test_there_is_none(package):
     (package.parent.parent / "bin/libhbmfs.so").unlink()
     with pytest.raises(hbmfs.LibraryError, match="make lib"):
         _native.find(str(package))
+
+
+def test_the_command_is_that_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr("sysconfig.get_path", lambda _scheme: str(tmp_path))
+    assert reader._installed() is None  # so that the library looks in PATH
+    (tmp_path / "hbmfs").touch(mode=0o755)
+    assert reader._installed() == str(tmp_path / "hbmfs")

@@ -1,12 +1,11 @@
-// Command k8scheck renders the Helm chart and checks everything under deploy that Kubernetes, Helm or a container
-// builder will read, against their own code: Helm's engine and lint, the Kubernetes API types, BuildKit's parser.
+// Command k8scheck renders the Helm chart and checks everything under deploy that Kubernetes or Helm will read, against their own
+// code: Helm's engine and lint, the Kubernetes API types.
 //
 //	k8scheck render CHART [VALUES]           print what `helm template` would install, in the order of installation
 //	k8scheck chart CHART [VALUES...]         lint, render and decode it with its own values and with each file
 //	k8scheck refused CHART VALUES...         each of these files must be refused
 //	k8scheck decode FILE...                  decode manifests strictly
 //	k8scheck security LEVEL FILE...          what a Pod Security Standard has against each pod
-//	k8scheck containerfile FILE              parse and lint it as BuildKit does
 //
 // It is a module of its own, so that none of these dependencies becomes one of hbmfs. Decoding is strict: a field that
 // the API does not know, or that is there twice, is an error. An API server's checks beyond types are made here only
@@ -21,7 +20,7 @@ import (
 	"os"
 )
 
-var errUsage = errors.New("usage: k8scheck render|chart|refused|decode|security|containerfile and what to check")
+var errUsage = errors.New("usage: k8scheck render|chart|refused|decode|security and what to check")
 
 func main() {
 	if err := run(context.Background(), os.Stdout, os.Args[1:]); err != nil {
@@ -46,8 +45,6 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 		return decodeVerb(out, append([]string{first}, rest...))
 	case "security":
 		return securityVerb(out, first, rest)
-	case "containerfile":
-		return containerfileVerb(out, first)
 	}
 	return errUsage
 }

@@ -19,7 +19,16 @@ for dir in usr etc var; do
         exit 0
     }
 done
-command -v hbmfs >/dev/null && fail "there is an hbmfs on this machine already: $(command -v hbmfs)"
+# systemd is out of reach: a script of the package would stop the mounts that this machine has.
+[ ! -d /run/systemd ] || mount -t tmpfs tmpfs /run/systemd
+# Nor is there an hbmfs of this machine here.
+if dpkg --status hbmfs >/dev/null 2>&1; then
+    dpkg --no-triggers --force-unsafe-io --purge hbmfs
+fi
+while found=$(command -v hbmfs); do
+    rm "$found"
+    hash -r
+done
 
 rpmdb=/var/lib/hbmfs-rpm # not the machine's own, where it has one
 case $kind in
