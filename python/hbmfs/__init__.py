@@ -39,7 +39,7 @@ from .reader import File, Reader
 from .request import Request
 
 if TYPE_CHECKING:
-    from . import megatron, nanogpt, transformers
+    from . import megatron, nanogpt, transformers, vllm
     from ._parts import SKIP
     from .dcp import DCPReader
     from .token_stream import TokenStream
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
 _LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
-_LATER |= {"nanogpt": "", "megatron": "", "transformers": ""}
+_LATER |= {"nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
 
 __all__ = [
     "AccessError",
@@ -85,6 +85,7 @@ __all__ = [
     "nanogpt",
     "open",
     "transformers",
+    "vllm",
 ]
 
 
