@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import ItemsView
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,7 @@ def from_pretrained(
 
     cls       a model class of Transformers, or an Auto class
     path      a directory with config.json and safetensors files
-    dtype     as with cls.from_pretrained: None for its default, "auto", a torch.dtype
+    dtype     as with cls.from_pretrained: None for its default, "auto", a torch.dtype; torch_dtype is its older name
     group     a process group whose ranks all make this call and get the whole model: each byte is read once
     others    device, method, progress and reader are load_safetensors'; all else is cls.from_pretrained's
 
@@ -71,6 +70,7 @@ def from_pretrained(
     if os.path.exists(os.path.join(folder, subfolder, "adapter_config.json")):
         raise UnavailableError(f"{folder} holds an adapter, which is not read here: load the model without it, then model.load_adapter({folder!r})")
 
+    dtype = options.pop("torch_dtype", None) if dtype is None else dtype
     trust = {"trust_remote_code": options.pop("trust_remote_code", None)}
     auto = hasattr(cls, "_model_mapping")
     said = {**options, **hub}
@@ -152,7 +152,7 @@ class _Weights(dict[str, Any]):
         self.given = False
         self._path, self._arguments = path, arguments
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> Any:
         if not self.given:
             import torch
 
@@ -167,7 +167,7 @@ def _name(model: Any, folder: str) -> None:
     """Writes where the model is from to wherever Transformers, which was given no path, wrote "None"."""
     for part in model.modules():
         for owner in (part, getattr(part, "config", None)):
-            if getattr(owner, "name_or_path", "") in (None, "None"):
+            if owner is not None and getattr(owner, "name_or_path", "") in (None, "None"):
                 owner.name_or_path = folder
 
 

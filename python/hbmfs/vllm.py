@@ -55,8 +55,8 @@ def _loader() -> Any:
             files, safetensors = self._prepare_weights(*where)[1:3]
             if not safetensors or self.load_config.safetensors_load_strategy == "torchao":
                 return super()._get_weights_iterator(source)  # type: ignore[no-any-return, unused-ignore]
-            if self.counter_before_loading_weights == 0.0:
-                self.counter_before_loading_weights = time.perf_counter()
+            if not self.counter_before_loading_weights:  # what it says in its log
+                self.counter_before_loading_weights: float = time.perf_counter()
             device = self.load_config.device or _current_device()
             wanted = _experts(self.local_expert_ids)
             group = _ranks() if wanted is None else None
