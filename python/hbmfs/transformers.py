@@ -73,18 +73,18 @@ def from_pretrained(
     dtype = options.pop("torch_dtype", None) if dtype is None else dtype
     trust = {"trust_remote_code": options.pop("trust_remote_code", None)}
     auto = hasattr(cls, "_model_mapping")
+    code = {**trust, "code_revision": options.pop("code_revision", None)} if auto else {}
     said = {**options, **hub}
     config = options.pop("config", None)
     if config is None and not os.path.exists(os.path.join(folder, subfolder, "config.json")):
         raise NotFoundError(f"there is no config.json in {os.path.join(folder, subfolder)}: give the directory of a model of Transformers")
     if not isinstance(config, transformers.PretrainedConfig):
         maker = transformers.AutoConfig if auto else cls.config_class
-        code = {**trust, "code_revision": options.pop("code_revision", None)} if auto else {}
         config, options = maker.from_pretrained(config or folder, return_unused_kwargs=True, **code, **hub, **options)
         options = {name: value for name, value in options.items() if name not in (*code, *hub, "_commit_hash", "name_or_path")}
     if getattr(config, "quantization_config", None) is not None:
         raise UnavailableError(f"the model in {folder} is quantized, and Transformers reads such weights by itself: use {cls.__name__}.from_pretrained")
-    cls, config = _resolve(cls, config, trust) if auto else (cls, config)
+    cls, config = _resolve(cls, config, code) if auto else (cls, config)
 
     files = _files(Path(folder, subfolder), options.get("variant"), getattr(config, "transformers_weights", None))
     state = _Weights(files, {"device": device, "method": method, "group": group, "progress": progress, "reader": reader})
@@ -96,7 +96,7 @@ def from_pretrained(
         raise UnavailableError(f"transformers {transformers.__version__} did not take the weights that it was given: use {cls.__name__}.from_pretrained")
     model = made[0] if isinstance(made, tuple) else made
     _name(model, folder)
-    if "generation_config" not in said:
+    if said.pop("generation_config", None) is None:
         _prepare_generation(model, folder, trust, hub if auto else said)
     return made
 
@@ -117,7 +117,7 @@ def _check(cls: Any, options: dict[str, Any]) -> None:
         raise InvalidError("use_safetensors=False makes no sense here: only safetensors files are read")
 
 
-def _resolve(auto: Any, config: Any, trust: dict[str, Any]) -> tuple[Any, Any]:
+def _resolve(auto: Any, config: Any, code: dict[str, Any]) -> tuple[Any, Any]:
     """The class that an Auto class stands for, and the part of the config that it takes."""
     import torch
 
@@ -125,7 +125,7 @@ def _resolve(auto: Any, config: Any, trust: dict[str, Any]) -> tuple[Any, Any]:
     if found is None or isinstance(found, (tuple, list)):
         # Code of the model's own, or a choice among classes: Transformers decides, and says why where there is none.
         with torch.device("meta"):
-            found = type(auto.from_config(config, **trust))
+            found = type(auto.from_config(config, **code))
     text = config.sub_configs.get("text_config")
     return found, config.get_text_config() if text is not None and found.config_class == text else config
 
