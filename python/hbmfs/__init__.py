@@ -40,14 +40,15 @@ from .reader import File, Reader
 from .request import Request
 
 if TYPE_CHECKING:
-    from . import megatron, nanogpt
+    from . import megatron, nanogpt, transformers, vllm
     from ._parts import SKIP
     from .dcp import DCPReader
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
-_LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp", "nanogpt": "", "megatron": ""}
+_LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
+_LATER |= {"nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
 
 __all__ = [
     "SKIP",
@@ -85,6 +86,8 @@ __all__ = [
     "megatron",
     "nanogpt",
     "open",
+    "transformers",
+    "vllm",
 ]
 
 

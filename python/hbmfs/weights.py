@@ -111,6 +111,16 @@ def load_safetensors(
     raise failure
 
 
+def outlines(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """All tensors of a model by name, without memory: on the meta device of torch."""
+    library, found = _Torch("meta"), dict[str, Any]()
+    for header in _model_files.headers(path, None):
+        for tensor in header.tensors:
+            library.check(tensor)
+            found[tensor.name] = library.empty(_parts.part(tensor, None))
+    return found
+
+
 class _Call(NamedTuple):
     """The arguments of load_safetensors."""
 
@@ -124,7 +134,7 @@ class _Call(NamedTuple):
 
     def run(self, team: Team | None) -> dict[str, Any]:
         """Loads, alone or with the ranks of a team."""
-        library = _Torch(self.device) if _has_torch(self.device) else _Numpy()
+        library = _Torch(_device.name(self.device)) if _has_torch(self.device) else _Numpy()
         blocks: list[Any] = []
         try:
             with contextlib.ExitStack() as stack:
@@ -335,11 +345,11 @@ def _has_torch(device: int) -> bool:
 class _Torch:
     """Memory and views as torch has them."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: str) -> None:
         import torch
 
         self._torch = torch
-        self._device = torch.device(_device.name(device))
+        self._device = torch.device(device)
 
     def check(self, tensor: Tensor) -> None:
         if not hasattr(self._torch, _TORCH.get(tensor.dtype, "none")):

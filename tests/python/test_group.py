@@ -37,16 +37,16 @@ class Ranks:
         for process in self.processes:
             process.start()
 
-    def wait(self, ranks=None):
+    def wait(self, ranks=None, patience=PATIENCE):
         """The results of the ranks: what the job returned, or the exception that it raised."""
-        found, end = {}, time.monotonic() + PATIENCE
+        found, end = {}, time.monotonic() + patience
         wanted = set(range(len(self.processes)) if ranks is None else ranks)
         try:
             while wanted - found.keys():
                 rank, result = self.results.get(timeout=max(end - time.monotonic(), 0.1))
                 found[rank] = result
         except queue.Empty:
-            pytest.fail(f"ranks {sorted(wanted - found.keys())} said nothing in {PATIENCE} s; the others: {found}")
+            pytest.fail(f"ranks {sorted(wanted - found.keys())} said nothing in {patience} s; the others: {found}")
         finally:
             for rank, process in enumerate(self.processes):
                 process.join(10 if rank in found else 0)

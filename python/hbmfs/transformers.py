@@ -1,0 +1,188 @@
+"""Models of Hugging Face Transformers whose weights load_safetensors reads, straight into HBM.
+
+    model = hbmfs.transformers.from_pretrained(AutoModelForCausalLM, "/mnt/models/llama", device="cuda:0")
+
+Transformers makes the model, on the meta device, and puts the weights in: names of keys, conversions, tied weights,
+buffers, dtype and generation config are its own, and so are its warnings of keys that are missing or left over. It gets
+the weights as a state dict, of which it copies nothing that has the model's dtype. Where the dtypes differ, the device
+holds both the file's weights and the model's until the call returns.
+
+The weights are views of a few allocations, so model.save_pretrained copies each tensor on its device once.
+Transformers 4.57 and 5.17 are tested. On a GPU they want accelerate, as for their own device_map.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _device, weights
+from ._transfer import Progress
+from .errors import InvalidError, NotFoundError, UnavailableError
+
+if TYPE_CHECKING:
+    from .reader import Reader
+
+_PLACES = ("device_map", "max_memory", "offload_folder", "offload_buffers", "tp_plan", "tp_size", "device_mesh", "distributed_config")
+_SOURCES = ("state_dict", "gguf_file", "from_tf", "from_flax")
+_QUANTIZING = ("quantization_config", "load_in_8bit", "load_in_4bit")
+_HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+def from_pretrained(
+    cls: Any,
+    path: str | os.PathLike[str],
+    *arguments: Any,
+    device: Any = "cuda:0",
+    dtype: Any = None,
+    group: Any = None,
+    method: str = "auto",
+    progress: Progress = None,
+    reader: Reader | None = None,
+    **options: Any,
+) -> Any:
+    """The model that cls.from_pretrained(path, ...) gives, on one device.
+
+    cls       a model class of Transformers, or an Auto class
+    path      a directory with config.json and safetensors files
+    dtype     as with cls.from_pretrained: None for its default, "auto", a torch.dtype; torch_dtype is its older name
+    group     a process group whose ranks all make this call and get the whole model: each byte is read once
+    others    device, method, progress and reader are load_safetensors'; all else is cls.from_pretrained's
+
+    Raises what load_safetensors and Transformers raise; UnavailableError for quantized models and adapters, which
+    Transformers reads by itself.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as err:
+        raise UnavailableError(f"hbmfs.transformers needs torch and transformers: {err}") from None
+    device = _device.name(_device.parse(device))
+    _check(cls, options)
+    folder = os.fspath(path)
+    if not os.path.isdir(folder):
+        raise NotFoundError(f"{folder} is no directory: give one with config.json and safetensors files, such as snapshot_download makes")
+    hub = {name: options.pop(name) for name in _HUB if name in options}
+    subfolder = hub.get("subfolder") or ""
+    if os.path.exists(os.path.join(folder, subfolder, "adapter_config.json")):
+        raise UnavailableError(f"{folder} holds an adapter, which is not read here: load the model without it, then model.load_adapter({folder!r})")
+
+    dtype = options.pop("torch_dtype", None) if dtype is None else dtype
+    trust = {"trust_remote_code": options.pop("trust_remote_code", None)}
+    auto = hasattr(cls, "_model_mapping")
+    code = {**trust, "code_revision": options.pop("code_revision", None)} if auto else {}
+    said = {**options, **hub}
+    config = options.pop("config", None)
+    if config is None and not os.path.exists(os.path.join(folder, subfolder, "config.json")):
+        raise NotFoundError(f"there is no config.json in {os.path.join(folder, subfolder)}: give the directory of a model of Transformers")
+    if not isinstance(config, transformers.PretrainedConfig):
+        maker = transformers.AutoConfig if auto else cls.config_class
+        config, options = maker.from_pretrained(config or folder, return_unused_kwargs=True, **code, **hub, **options)
+        options = {name: value for name, value in options.items() if name not in (*code, *hub, "_commit_hash", "name_or_path")}
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnavailableError(f"the model in {folder} is quantized, and Transformers reads such weights by itself: use {cls.__name__}.from_pretrained")
+    cls, config = _resolve(cls, config, code) if auto else (cls, config)
+
+    files = _files(Path(folder, subfolder), options.get("variant"), getattr(config, "transformers_weights", None))
+    state = _Weights(files, {"device": device, "method": method, "group": group, "progress": progress, "reader": reader})
+    options |= {**hub, **trust} | ({} if dtype is None else {"dtype": dtype})
+    if device != "cpu":
+        options["device_map"] = {"": torch.device(device)}
+    made = cls.from_pretrained(None, *arguments, config=config, state_dict=state, **options)
+    if not state.given:
+        raise UnavailableError(f"transformers {transformers.__version__} did not take the weights that it was given: use {cls.__name__}.from_pretrained")
+    model = made[0] if isinstance(made, tuple) else made
+    _name(model, folder)
+    if said.pop("generation_config", None) is None:
+        _prepare_generation(model, folder, trust, hub if auto else said)
+    return made
+
+
+def _check(cls: Any, options: dict[str, Any]) -> None:
+    """Refuses arguments of Transformers that contradict what is done here."""
+    if not hasattr(cls, "from_pretrained") or not (hasattr(cls, "_model_mapping") or getattr(cls, "config_class", None)):
+        raise InvalidError(f"{cls!r} is no model class of Transformers: give one such as AutoModelForCausalLM")
+    for names, reason in (
+        (_PLACES, "the model goes to one device: give device="),
+        (_SOURCES, "the weights are those of the safetensors files"),
+        (_QUANTIZING, "Transformers reads weights that it quantizes by itself"),
+    ):
+        for name in names:
+            if options.get(name):
+                raise InvalidError(f"{name} cannot be given to hbmfs.transformers.from_pretrained: {reason}")
+    if options.pop("use_safetensors", None) is False:
+        raise InvalidError("use_safetensors=False makes no sense here: only safetensors files are read")
+
+
+def _resolve(auto: Any, config: Any, code: dict[str, Any]) -> tuple[Any, Any]:
+    """The class that an Auto class stands for, and the part of the config that it takes."""
+    import torch
+
+    found = None if auto.__name__ in (getattr(config, "auto_map", None) or {}) else auto._model_mapping.get(type(config), None)
+    if found is None or isinstance(found, (tuple, list)):
+        # Code of the model's own, or a choice among classes: Transformers decides, and says why where there is none.
+        with torch.device("meta"):
+            found = type(auto.from_config(config, **code))
+    text = config.sub_configs.get("text_config")
+    return found, config.get_text_config() if text is not None and found.config_class == text else config
+
+
+def _files(folder: Path, variant: str | None, named: str | None) -> Path:
+    """The file or index that Transformers would read, of all that may lie beside it."""
+    dot = f".{variant}" if variant else ""
+    names = [named] if named else [f"model{dot}.safetensors", f"model.safetensors.index{dot}.json"]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise NotFoundError(f"there is no {' and no '.join(names)} in {folder}: only safetensors files are read")
+
+
+class _Weights(dict[str, Any]):
+    """A state dict that is read when its tensors are asked for; until then they are on the meta device.
+
+    Before it takes them, Transformers allocates as much memory as the whole model needs, to warm up the allocator, and
+    frees it. With the weights there already, that would be twice the model.
+    """
+
+    def __init__(self, path: Path, arguments: dict[str, Any]) -> None:
+        super().__init__(weights.outlines(path))
+        self.given = False
+        self._path, self._arguments = path, arguments
+
+    def items(self) -> Any:
+        if not self.given:
+            import torch
+
+            if self._arguments["device"] != "cpu":
+                torch.cuda.empty_cache()  # other sizes are allocated now, which would leave holes in what was freed
+            self.update(weights.load_safetensors(self._path, **self._arguments))
+            self.given = True
+        return super().items()
+
+
+def _name(model: Any, folder: str) -> None:
+    """Writes where the model is from to wherever Transformers, which was given no path, wrote "None"."""
+    for part in model.modules():
+        for owner in (part, getattr(part, "config", None)):
+            if owner is not None and getattr(owner, "name_or_path", "") in (None, "None"):
+                owner.name_or_path = folder
+
+
+def _prepare_generation(model: Any, folder: str, trust: dict[str, Any], options: dict[str, Any]) -> None:
+    """Gives a model that generates what its directory says of generating, as Transformers does where it has the path."""
+    import transformers
+
+    if not model.can_generate():
+        return
+    known: Any = transformers.GenerationConfig
+    try:
+        model.generation_config = known.from_pretrained(folder, **options)
+    except OSError:  # there is no such file
+        if hasattr(model, "adjust_generation_fn"):  # Transformers 5, whose configs leave out what old files say of generating
+            model.generation_config = known.from_pretrained(folder, config_file_name="config.json", _from_model_config=True, **options)
+    if trust["trust_remote_code"]:
+        with contextlib.suppress(OSError):  # there is no function of the model's own
+            model.generate = functools.partial(model.load_custom_generate(folder, **trust, **options), model=model)
