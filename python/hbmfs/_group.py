@@ -45,6 +45,8 @@ LOOK = 0.0003
 _calls: dict[str, list[list[str]]] = {}
 """The calls of this process by group, each with the keys that it put into the store. Every rank makes the same calls."""
 _calls_lock = threading.Lock()
+_own_stores: list[tuple[Any, Any]] = []
+"""The store of torch.distributed, and a connection to it that only this module uses, one call at a time."""
 
 
 class Team:
@@ -124,8 +126,7 @@ class _Board:
     """What the ranks tell each other through the group's store. One thread asks the store, which may hang."""
 
     def __init__(self, prefix: str, rank: int, size: int, patience: float, keys: list[str], old: list[str]) -> None:
-        store = dist.distributed_c10d._get_default_store()
-        self._store = store.clone() if hasattr(store, "clone") else store
+        self._store = _own_store()
         self._prefix, self._rank, self._size, self._patience = prefix, rank, size, patience
         self._keys, self._old = keys, old
         self._changed = threading.Condition()  # guards what follows
@@ -198,6 +199,8 @@ class _Board:
             self._over = True
             self._changed.notify_all()
         self._thread.join(SILENCE / 5)
+        if self._thread.is_alive() or self.lost is not None:
+            _own_stores.clear()
 
     def _ask(self, ask: Callable[[Any], Any]) -> _Question:
         question = _Question(ask)
@@ -243,8 +246,6 @@ class _Board:
                 for question in self._questions:
                     question.answer = question.answer or b"lost"
                 self._changed.notify_all()
-        finally:
-            self._store = None  # closes its connection
 
     def _turn(self, beats: _Beats) -> bool:
         """Asks the store every question once; false at the end."""
@@ -268,6 +269,14 @@ class _Board:
             if not self._over and not any(question not in questions for question in self._questions):
                 self._changed.wait(LOOK if self._questions else BEAT / 20)
         return True
+
+
+def _own_store() -> Any:
+    """The connection of this process. It is kept: torch 2.9 sometimes takes 5 s to make one."""
+    store = dist.distributed_c10d._get_default_store()
+    if not _own_stores or _own_stores[0][0] is not store:
+        _own_stores[:] = [(store, store.clone() if hasattr(store, "clone") else store)]
+    return _own_stores[0][1]
 
 
 class _Question:
