@@ -10,7 +10,7 @@ import (
 )
 
 // pass gets an object that comes as a whole: [layout.Object.Whole]. One pass fills all of its segments, and none of its
-// bytes counts before the upstream has said that all are right. While a pass is under way the object's fills are its
+// bytes counts before the origin has said that all are right. While a pass is under way the object's fills are its
 // alone; a fill that is found without one is complete.
 type pass struct {
 	done chan struct{}

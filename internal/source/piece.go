@@ -78,7 +78,7 @@ func (q *spans) eachPiece(offset, to int64, fn func(Piece) error) error {
 	i := q.find(offset)
 	for n := q.length; n > 0; {
 		if i >= len(q.runs) || q.runs[i].Logical > offset {
-			return fmt.Errorf("source: internal error: no extent covers offset %d", offset)
+			return fmt.Errorf("source: internal error: no run covers offset %d", offset)
 		}
 		r := &q.runs[i]
 		k := (offset - r.Logical) / r.Length

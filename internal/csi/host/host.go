@@ -195,7 +195,7 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 		}
 	}
 	if v == nil {
-		v = newHeld(h, w.Key(), record{Spec: w.Spec})
+		v = newNodeVolume(h, w.Key(), record{Spec: w.Spec})
 		for n := 2; h.volumes[v.key] != nil; n++ { // a volume whose credentials changed has the name of its first ones
 			v.key = fmt.Sprintf("%s-%d", w.Key(), n)
 		}

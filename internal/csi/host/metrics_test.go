@@ -33,7 +33,7 @@ echo '{"state": "ok", "text": "aGJtZnNfb2JqZWN0cyAxCg=="}'
 		t.Fatal(err)
 	}
 	for _, key := range keys {
-		h.volumes[key] = newHeld(h, key, record{Spec: volume.Spec{Source: "/" + key}})
+		h.volumes[key] = newNodeVolume(h, key, record{Spec: volume.Spec{Source: "/" + key}})
 	}
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {

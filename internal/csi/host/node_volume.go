@@ -33,7 +33,7 @@ type nodeVolume struct {
 	daemon *daemon // guarded by lock
 }
 
-func newHeld(h *Host, key string, rec record) *nodeVolume {
+func newNodeVolume(h *Host, key string, rec record) *nodeVolume {
 	return &nodeVolume{host: h, key: key, lock: make(chan struct{}, 1), rec: rec}
 }
 

@@ -92,7 +92,7 @@ func (h *Host) Start() error {
 	var known []*nodeVolume
 	h.mu.Lock()
 	for _, e := range entries {
-		v := newHeld(h, e.Name(), record{})
+		v := newNodeVolume(h, e.Name(), record{})
 		rec, err := load(v.dir())
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			h.log.Error("a volume is forgotten whose record cannot be read", "volume", v.key, "error", err)
