@@ -25,7 +25,7 @@ type benchCommand struct {
 }
 
 func newBenchCommand() *cobra.Command {
-	c := &benchCommand{block: 64 << 20, sample: 8 << 10, align: 2, slot: 4 << 20, window: 128 << 20, length: 1 << 50}
+	c := &benchCommand{block: 64 << 20, sample: 8 << 10, align: 2, slot: 2 << 20, window: 128 << 20, length: 1 << 50}
 	cmd := &cobra.Command{
 		Use:   "bench FILE",
 		Short: "Measure every path from a file into GPU memory, beside a plain read and copy",
