@@ -115,7 +115,7 @@ func TestReadThatCloseOvertook(t *testing.T) {
 	f, err := r.Open(t.Context(), name)
 	must(t, err)
 	q := &transfer{f: f, offsets: []int64{0}, length: int64(len(data))}
-	v, err := q.reserve(t.Context())
+	v, err := q.allocate(t.Context())
 	must(t, err)
 	must(t, r.mapped.Thread.Do(t.Context(), r.releaseGPU))
 	if err := q.fill(t.Context(), v); !errors.Is(err, ErrClosed) {

@@ -157,7 +157,7 @@ type FileInfo struct {
 	ElementSize uint32 // bytes, 0 where unknown
 	Tokens      int64  // elements of the payload, -1 where unknown
 	Generation  uint64 // equal for equal content; 0 where unknown
-	Runs        int64  // pieces that the file is made of
+	Runs        int64  // that the file is made of
 	Note        string // why it is read through the mount; empty as a rule
 }
 

@@ -42,7 +42,7 @@ type Options struct {
 	// 1024. For a GPU each counts twice, since it may be opened for O_DIRECT too.
 	Descriptors int
 
-	// Auto cannot see whether the bytes will be read again, nor how many readers share the host.
+	// Auto cannot see whether the bytes will be read again, nor how many readers share the machine.
 	Reuse   bool
 	Readers int // 0 means 1
 
@@ -101,7 +101,7 @@ func (o *Options) setDefaults() error {
 	o.Readers = max(o.Readers, 1)
 	const most = 1 << 46
 	for _, n := range []int64{o.Slot, o.Arena, o.Window, o.Pinned} {
-		if n < slotAlign || n > most {
+		if n < arenaUnit || n > most {
 			return fmt.Errorf("slot, arena, window and pinned are sizes from 64 KiB on, not %d", n)
 		}
 	}
@@ -112,7 +112,7 @@ func (o *Options) setDefaults() error {
 		return fmt.Errorf("device must be a GPU's index, or -1 for the host, not %d", o.Device)
 	}
 	o.Slot = driver.RoundUp(o.Slot, driver.PageSize)
-	o.Arena = driver.RoundUp(o.Arena, slotAlign)
+	o.Arena = driver.RoundUp(o.Arena, arenaUnit)
 	o.Window = driver.RoundUp(o.Window, driver.PageSize)
 	o.Pinned = max(o.Pinned, 2*o.Window)
 	return nil
@@ -129,7 +129,7 @@ type Reader struct {
 	context     driver.Handle
 	arena       *arena
 	host        []byte         // the arena's memory, for the host
-	hbm         driver.Pointer // the arena's memory, aligned to slotAlign
+	hbm         driver.Pointer // the arena's memory, aligned to arenaUnit
 	block       driver.Pointer // the allocation that hbm lies in
 	widen       driver.Kernel
 	direct      *direct.Mover // nil for the host
@@ -217,14 +217,14 @@ func (r *Reader) startGPU() (err error) {
 	mover := make(chan error, 1)
 	go func() { mover <- r.startMover() }()
 	err = r.crew.Do(context.Background(), func(*crew.Worker) error {
-		if r.block, err = cu.Alloc(r.opt.Arena + slotAlign); err != nil {
+		if r.block, err = cu.Alloc(r.opt.Arena + arenaUnit); err != nil {
 			free, total, infoErr := cu.MemInfo()
 			if infoErr != nil {
 				return err
 			}
 			return fmt.Errorf("arena of %d bytes on %s, which has %d of %d bytes free: %w", r.opt.Arena, r.gpu.Name, free, total, err)
 		}
-		r.hbm = driver.Pointer(driver.RoundUp(int64(r.block), slotAlign))
+		r.hbm = driver.Pointer(driver.RoundUp(int64(r.block), arenaUnit))
 		return nil
 	})
 	return errors.Join(<-mover, err)

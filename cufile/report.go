@@ -140,7 +140,7 @@ func report(s connected, list []control.Moved) {
 	_ = s.Daemon().ReportStats(ctx, list...)
 }
 
-// readers is how many share the host: as many as the caller said, or more where the daemon counts more.
+// readers is how many share the machine: as many as the caller said, or more where the daemon counts more.
 func (f *File) readers(ctx context.Context) int {
 	r := f.r
 	s, ok := f.source.(connected)

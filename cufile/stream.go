@@ -51,7 +51,7 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 		}
 		result := make(chan fetched, 1)
 		t := &transfer{f: f, offsets: []int64{span.Offset}, length: span.Length}
-		v, err := t.reserve(ctx)
+		v, err := t.allocate(ctx)
 		if err != nil {
 			s.ended = err
 			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}

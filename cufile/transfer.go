@@ -23,7 +23,7 @@ func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
 // tensor. Spans may overlap and come in any order.
 func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View, error) {
 	t := &transfer{f: f, offsets: offsets, length: length}
-	v, err := t.reserve(ctx)
+	v, err := t.allocate(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +62,8 @@ func (t *transfer) lone() *source.Piece {
 	return &t.groups[0].Pieces[0]
 }
 
-// reserve finds the bytes and takes memory of the arena for them. Nothing is under way when it fails.
-func (t *transfer) reserve(ctx context.Context) (*View, error) {
+// allocate finds the bytes and takes memory of the arena for them. Nothing is under way when it fails.
+func (t *transfer) allocate(ctx context.Context) (*View, error) {
 	r := t.f.r
 	if err := t.f.inside(t.offsets, t.length); err != nil {
 		return nil, err

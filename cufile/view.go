@@ -115,36 +115,36 @@ func (v *View) Check(ctx context.Context, block int64, verify func(offset int64,
 	return nil
 }
 
-// slotAlign is the alignment of arena slots: the GPU's page (nvidia-fs pins HBM in units of it).
-const slotAlign = 64 << 10
+// arenaUnit is what the arena allocates in: the GPU's page (nvidia-fs pins HBM in units of it).
+const arenaUnit = 64 << 10
 
-// arena allocates consecutive 64 KiB slots of one block of memory.
+// arena allocates consecutive 64 KiB units of one block of memory.
 type arena struct {
 	mu    sync.Mutex
-	used  []bool        // by slot
+	used  []bool        // by unit
 	freed chan struct{} // closed and replaced at every release
 }
 
 func newArena(size int64) *arena {
-	return &arena{used: make([]bool, size/slotAlign), freed: make(chan struct{})}
+	return &arena{used: make([]bool, size/arenaUnit), freed: make(chan struct{})}
 }
 
-func (a *arena) size() int64 { return int64(len(a.used)) * slotAlign }
+func (a *arena) size() int64 { return int64(len(a.used)) * arenaUnit }
 
 // alloc finds n bytes and gives their offset. When the arena is full it waits for a release.
 func (a *arena) alloc(ctx context.Context, n int64) (int64, error) {
 	if n > a.size() {
 		return 0, fmt.Errorf("%w: %d bytes at once do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger", ErrTooLarge, n, a.size())
 	}
-	slots := int((n + slotAlign - 1) / slotAlign)
+	units := int((n + arenaUnit - 1) / arenaUnit)
 	for {
 		a.mu.Lock()
-		if first := a.find(slots); first >= 0 {
-			for i := range slots {
+		if first := a.find(units); first >= 0 {
+			for i := range units {
 				a.used[first+i] = true
 			}
 			a.mu.Unlock()
-			return int64(first) * slotAlign, nil
+			return int64(first) * arenaUnit, nil
 		}
 		freed := a.freed
 		a.mu.Unlock()
@@ -156,19 +156,19 @@ func (a *arena) alloc(ctx context.Context, n int64) (int64, error) {
 	}
 }
 
-// find gives the first of so many consecutive free slots, -1 when there is none. The caller holds mu.
-func (a *arena) find(slots int) int {
+// find gives the first of so many consecutive free units, -1 when there is none. The caller holds mu.
+func (a *arena) find(units int) int {
 	run := 0
 	for i, used := range a.used {
 		if used {
 			run = 0
 			continue
 		}
-		if run++; run >= slots {
+		if run++; run >= units {
 			return i - run + 1
 		}
 	}
-	if slots == 0 {
+	if units == 0 {
 		return 0
 	}
 	return -1
@@ -178,7 +178,7 @@ func (a *arena) find(slots int) int {
 func (a *arena) free(offset, n int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := offset / slotAlign; i < (offset+n+slotAlign-1)/slotAlign; i++ {
+	for i := offset / arenaUnit; i < (offset+n+arenaUnit-1)/arenaUnit; i++ {
 		a.used[i] = false
 	}
 	close(a.freed)

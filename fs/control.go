@@ -54,7 +54,7 @@ func (c *channel) buffer() *[control.MaxFrame]byte {
 	return new([control.MaxFrame]byte)
 }
 
-// objectIDs number the backing files of the control channel, from 1, when a reader first asks, never twice. Source files
+// objectIDs number the backing files of the control channel, from 1, when a reader first asks, never twice. Local files
 // keep their numbers. Segments come and go: when they are many, the oldest are forgotten.
 type objectIDs struct {
 	mu        sync.Mutex // guards the fields below

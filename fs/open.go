@@ -125,7 +125,7 @@ func (n *node) body(ctx context.Context) (*layout.Body, error) {
 // noBacking is the backing id of a file that is read through this process.
 const noBacking int32 = 0
 
-// backings are the source files that the kernel has for passthrough: one for each open inode, however often it is open.
+// backings are the backing files that the kernel has for passthrough: one for each open inode, however often it is open.
 // This process keeps no descriptor of them.
 type backings struct {
 	server interface { // the part of fuse.Server that takes files for passthrough

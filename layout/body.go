@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Extent is one contiguous run of a file's bytes: where it is in the file and where it lies.
+// Extent is consecutive bytes of one object: where they are in the file and where they lie.
 type Extent struct {
 	Logical int64 // offset in the file, bytes
 	Length  int64 // bytes
@@ -19,7 +19,7 @@ type Extent struct {
 	Offset  int64 // offset in Object, bytes
 }
 
-// Body says where the bytes of a file lie: extents in order, without gaps or overlap. Equally spaced extents
+// Body says where the bytes of a file lie: runs in order, without gaps or overlap. Equal pieces a stride apart
 // (fixed-size samples between headers) take the room of one, so a body stays small where the layout is regular.
 // The zero value is empty. A Body is built by one goroutine and is immutable once others see it.
 type Body struct {
@@ -44,7 +44,7 @@ func (b *Body) Size() int64 { return b.size }
 // Runs returns how many runs the body takes. Its memory grows with them.
 func (b *Body) Runs() int { return len(b.runs) }
 
-// Add appends the length bytes of o at offset. Bytes that continue the last extent are merged into it. The caller has
+// Add appends the length bytes of o at offset. Bytes that continue the last run are merged into it. The caller has
 // checked the range against o's size; Add panics on one that is out of it.
 func (b *Body) Add(o *Object, offset, length int64) { b.AddStrided(o, offset, length, length, 1) }
 

@@ -102,10 +102,10 @@ func (x *Origin) count(ctx context.Context, o *layout.Object, scan int64) (int64
 	if o.Size > scan {
 		return 0, unfit(fmt.Sprintf("it does not say how long its content is (pzstd does not write it, nor zstd in a pipe), and it has more than the %s that are decoded to find out: mount with a larger --decode-scan, or %s", mebibytes(scan), advice))
 	}
-	if err := x.slots.Acquire(ctx, 1); err != nil {
+	if err := x.turns.Acquire(ctx, 1); err != nil {
 		return 0, err
 	}
-	defer x.slots.Release(1)
+	defer x.turns.Release(1)
 	in := newInput(ctx, o, nil, &x.spans)
 	defer in.close()
 	w := &output{size: min(maxPlain/scanRatio, scan) * scanRatio, sink: func([]byte) error { return nil }}

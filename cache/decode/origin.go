@@ -27,7 +27,7 @@ type Origin struct {
 	of      map[*layout.Object]stored
 	named   map[*layout.Object]bool       // by an index, and shown as they are stored
 	decoder func() (*zstd.Decoder, error) // of frames
-	slots   *semaphore.Weighted
+	turns   *semaphore.Weighted
 	spans   sync.Pool // of *[spanSize]byte, for inputs
 	last    lastObject
 	sizes   *sizes
@@ -57,7 +57,7 @@ func newOrigin() *Origin {
 		of:      map[*layout.Object]stored{},
 		named:   map[*layout.Object]bool{},
 		decoder: sync.OnceValues(func() (*zstd.Decoder, error) { return frameDecoder(decoders) }),
-		slots:   semaphore.NewWeighted(decoders),
+		turns:   semaphore.NewWeighted(decoders),
 		sizes:   openSizes(""),
 		last:    lastObject{lock: make(chan struct{}, 1)},
 	}
@@ -98,10 +98,10 @@ func (x *Origin) fetchWhole(ctx context.Context, from *stored, o *layout.Object,
 	if from.codec.block {
 		weight = decoders
 	}
-	if err := x.slots.Acquire(ctx, weight); err != nil {
+	if err := x.turns.Acquire(ctx, weight); err != nil {
 		return err
 	}
-	defer x.slots.Release(weight)
+	defer x.turns.Release(weight)
 	w := &output{size: o.Size, from: off, to: off + n, sink: sink, sum: newSumming(from.dataHash)}
 	defer w.sum.close()
 	ctx, span := trace.Child(ctx, "decode")

@@ -192,10 +192,10 @@ func (f *frame) decode(d *zstd.Decoder, in, out []byte) ([]byte, error) {
 
 // fetchFrames hands on bytes of a file that is decoded frame by frame.
 func (x *Origin) fetchFrames(ctx context.Context, from *stored, off, n int64, sink func([]byte) error) error {
-	if err := x.slots.Acquire(ctx, 1); err != nil {
+	if err := x.turns.Acquire(ctx, 1); err != nil {
 		return err
 	}
-	defer x.slots.Release(1)
+	defer x.turns.Release(1)
 	d, err := x.decoder()
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ type Options struct {
 type Client struct {
 	getter Getter
 	opt    Options
-	slots  chan struct{} // one for each request under way
+	turns  chan struct{} // one for each request under way
 	notice notice
 	first  firstByte
 	stats  counters
@@ -63,7 +63,7 @@ func New(g Getter, opt Options) *Client {
 	opt.Patience = cmp.Or(max(opt.Patience, 0), 2*time.Minute)
 	opt.Stall = cmp.Or(max(opt.Stall, 0), min(15*time.Second, opt.Patience/4))
 	opt.Listing = cmp.Or(max(opt.Listing, 0), 1<<30)
-	return &Client{getter: g, opt: opt, slots: make(chan struct{}, opt.Connections)}
+	return &Client{getter: g, opt: opt, turns: make(chan struct{}, opt.Connections)}
 }
 
 // Connections is how many requests may be under way at once.
@@ -118,11 +118,11 @@ func final(err error) bool {
 // attempt makes one request and hands on what it brings: got bytes, and an error if those were not all.
 func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byte) error) (got int64, err error) {
 	select {
-	case c.slots <- struct{}{}:
+	case c.turns <- struct{}{}:
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	defer func() { <-c.slots }()
+	defer func() { <-c.turns }()
 	r, err := c.open(ctx, a)
 	if err != nil {
 		return 0, err

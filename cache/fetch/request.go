@@ -142,12 +142,12 @@ func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 	case <-timer.C:
 	}
 	select {
-	case c.slots <- struct{}{}: // only with a connection to spare
+	case c.turns <- struct{}{}: // only with a connection to spare
 		c.stats.hedged.Add(1)
 		second := a
 		second.hedge = true
 		g.run(ctx, func(ctx context.Context) (*request, error) {
-			defer func() { <-c.slots }() // the winner has the slot of the first
+			defer func() { <-c.turns }() // the winner has the turn of the first
 			return c.start(ctx, second)
 		})
 	default:

@@ -19,7 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Upstream is where objects come from.
+// Upstream is the origin whose objects a store keeps.
 type Upstream interface {
 	layout.Origin
 	// Fetch hands [off, off+n) of o to sink, in order and each byte once.

@@ -104,7 +104,7 @@ func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents 
 	for _, e := range extents {
 		pieces += e.Count
 	}
-	fmt.Fprintf(w, "%s: %s, %s extents in %s lines, alignment %d\n\n", file, size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
+	fmt.Fprintf(w, "%s: %s, %s pieces in %s extents, alignment %d\n\n", file, size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH\n")
 	for _, e := range extents {

@@ -333,7 +333,7 @@ func defaultReadAhead() size.Amount {
 	return 512 << 10
 }
 
-// maxOpenFiles is how many source files may stay open for reads through the daemon: half of what the process may have,
+// maxOpenFiles is how many backing files may stay open for reads through the daemon: half of what the process may have,
 // since pipes, the kernel's connection and the log need some too.
 func maxOpenFiles() int {
 	var limit unix.Rlimit

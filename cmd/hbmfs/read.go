@@ -156,7 +156,7 @@ func (c *readCommand) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a slot for unaligned bytes
+	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a unit for unaligned bytes
 	r, err := cufile.New(ctx, opt)
 	if err != nil {
 		return c.device.explain(err)

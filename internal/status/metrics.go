@@ -52,7 +52,7 @@ func (s *Status) Metrics() string {
 func (s *Control) addTo(p *promtext.Page) {
 	p.Gauge("hbmfs_control", "1 while readers find the control socket.").Add(s.On)
 	p.Gauge("hbmfs_control_connections", "Connections of readers to the control socket.").Add(s.Connections)
-	p.Gauge("hbmfs_control_readers", "Readers that share the host, each with all of its connections.").Add(s.Readers)
+	p.Gauge("hbmfs_control_readers", "Readers that share the machine, each with all of its connections.").Add(s.Readers)
 	p.Gauge("hbmfs_control_leases", "Backing files that readers hold.").Add(s.Leases)
 	p.Counter("hbmfs_control_tickets_total", "Tickets issued.").Add(s.Issued)
 	p.Counter("hbmfs_control_refused_total", "Requests and connections on the control socket that were refused.").Add(s.Refused + s.TurnedAway)

@@ -77,7 +77,7 @@ type Control struct {
 	ReadOnly        bool     `json:"read_only_descriptors"` // opening a given descriptor again for writing is EROFS
 	WhyNot          string   `json:"read_only_why_not,omitempty"`
 	Connections     int      `json:"connections"`
-	Readers         int      `json:"readers"`     // that share the host; one may have many connections
+	Readers         int      `json:"readers"`     // that share the machine; one may have many connections
 	TurnedAway      int64    `json:"turned_away"` // connections over the limits
 	Refused         int64    `json:"refused"`     // requests
 	Leases          int64    `json:"leases"`

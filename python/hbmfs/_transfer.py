@@ -4,7 +4,7 @@
         transfer.read(file, pointer, offset, length)
         ...
 
-A read is cut into pieces, so that progress moves and an interrupt is answered at once. Leaving the block waits for
+A read is cut into requests, so that progress moves and an interrupt is answered at once. Leaving the block waits for
 all of them, or, after an exception, cancels them: nothing writes to the memory any more then.
 """
 
@@ -27,9 +27,9 @@ from .reader import File, Reader
 if TYPE_CHECKING:
     from .request import Request
 
-PIECE = 64 << 20
+REQUEST = 64 << 20
 """Bytes of one request: long enough that beginning it costs nothing beside it."""
-AHEAD = 4 * PIECE
+AHEAD = 4 * REQUEST
 """Bytes begun and not yet waited for, so that the link never waits for Python."""
 LOOK = 0.5
 """Seconds between two calls of `check`."""
@@ -57,7 +57,7 @@ class Transfer:
         done; calls `then` when all of it is there."""
         at = 0
         while at < length:
-            size = min(PIECE, length - at)
+            size = min(REQUEST, length - at)
             while self._waiting and self._ahead + size > AHEAD:
                 self._finish_one()
             last = at + size == length
@@ -68,7 +68,7 @@ class Transfer:
     def gather(self, file: File, pointer: int, offsets: np.ndarray[Any, np.dtype[np.int64]], run: int, then: Callable[[], object] | None = None) -> None:
         """Begins reading runs of so many bytes at offsets of a file to pointer, one after the other; calls `then` when all
         of it is there."""
-        most, at = max(PIECE // run, 1), 0
+        most, at = max(REQUEST // run, 1), 0
         while at < len(offsets):
             some = offsets[at : at + most]
             size = len(some) * run
@@ -147,7 +147,7 @@ class Transfer:
 
 
 def open_reader(device: int, method: str, readers: int | None = None) -> Reader:
-    """A reader for bytes that are read once. readers is how many share the host, if that is known."""
+    """A reader for bytes that are read once. readers is how many share the machine, if that is known."""
     return Reader(_device.name(device), method=method, arena=ARENA, readers=readers)
 
 

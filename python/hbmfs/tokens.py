@@ -37,7 +37,7 @@ class Tokens:
     offset: int
     count: int
     dtype: np.dtype[Any]
-    runs: int  # pieces of other files that it is made of, 1 for a plain file
+    runs: int  # of equal pieces that it is made of, 1 for a plain file
     identity: tuple[int, ...]  # of the file: other numbers mean another content
 
     @property
@@ -188,7 +188,7 @@ def _array(name: str, file: BinaryIO) -> tuple[int, int, np.dtype[Any]]:
 
 
 def _info(file: BinaryIO) -> tuple[np.dtype[Any] | None, int]:
-    """The element type of a view as its mount knows it, None for any other file; and how many pieces the file has."""
+    """The element type of a view as its mount knows it, None for any other file; and how many runs the file has."""
     try:
         answer = fcntl.ioctl(file.fileno(), _INFO, struct.pack(_INFO_FORMAT, 1, 0, 0, 0, 0, 0, 0, 0, 0, b""))
     except OSError as err:

@@ -40,7 +40,7 @@ from . import _device, _model_files, _parts
 from ._closing import unheard
 from ._model_files import Names
 from ._parts import Cut, Layout, Part, Place, Skip, Slices
-from ._transfer import PIECE, Progress, Transfer, open_reader
+from ._transfer import REQUEST, Progress, Transfer, open_reader
 from .errors import DeviceError, DtypeError, FormatError, GroupError, OutOfMemoryError, UnavailableError
 from .safetensors_header import Header, Tensor
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ._group import Exchange, Team
     from .reader import File, Reader
 
-SHARE = PIECE
+SHARE = REQUEST
 """Most bytes that each rank of a group reads of what is exchanged at once."""
 EVEN = 512
 """Bytes of which each rank's share of a block is a multiple."""
@@ -287,7 +287,7 @@ def _read(
                 if len(load.ranks) > 1:
                     assert exchange is not None
                     transfer.then(functools.partial(_give, exchange, blocks, number, f"{block}/{begin}", load.ranks, borders))
-        # The last pieces arrive while the views are made.
+        # The last bytes arrive while the views are made.
         first, weights = 0, dict[str, Any]()
         for load in loads:
             weights |= {place.part.tensor.name: _view(place, blocks, first, library) for place in load.layout.places}

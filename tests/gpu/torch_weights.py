@@ -230,10 +230,10 @@ def swept(clock, loaders):
             for _ in range(3):
                 clock.measure(names[-1], loaders.hbmfs)
     weights.open_reader = usual
-    for piece in (16, 32, 64, 128, 256, 1024):
+    for request in (16, 32, 64, 128, 256, 1024):
         for ahead in (2, 4, 8):
-            _transfer.PIECE, _transfer.AHEAD = piece << 20, ahead * piece << 20
-            names.append(f"hbmfs, requests of {piece} MiB, {ahead} ahead")
+            _transfer.REQUEST, _transfer.AHEAD = request << 20, ahead * request << 20
+            names.append(f"hbmfs, requests of {request} MiB, {ahead} ahead")
             for _ in range(3):
                 clock.measure(names[-1], loaders.hbmfs)
     return names

@@ -118,7 +118,7 @@ def test_a_trainers_state(tmp_path, follows, options):
 def test_small_pieces_and_batches(tmp_path, monkeypatch):
     from hbmfs import _transfer
 
-    monkeypatch.setattr(_transfer, "PIECE", 40_000)
+    monkeypatch.setattr(_transfer, "REQUEST", 40_000)
     monkeypatch.setattr(_transfer, "AHEAD", 160_000)
     saved = state(3)
     dcp.save(saved, storage_writer=FileSystemWriter(tmp_path), no_dist=True)

@@ -58,7 +58,7 @@ class Ranks:
 def run(store, rank, size, results, job, *arguments):
     import torch.distributed as dist
 
-    weights.SHARE, _transfer.PIECE, _parts.BLOCK, _group.SILENCE = 40_000, 50_000, 300_000, 3.0
+    weights.SHARE, _transfer.REQUEST, _parts.BLOCK, _group.SILENCE = 40_000, 50_000, 300_000, 3.0
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
         result = job(rank, size, *arguments)

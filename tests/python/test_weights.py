@@ -50,9 +50,9 @@ def reader():
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    """Pieces and allocations so small that a model of megabytes has many."""
-    monkeypatch.setattr(_transfer, "PIECE", 50_000)
+def small_requests(monkeypatch):
+    """Requests and allocations so small that a model of megabytes has many."""
+    monkeypatch.setattr(_transfer, "REQUEST", 50_000)
     monkeypatch.setattr(_transfer, "AHEAD", 200_000)
     monkeypatch.setattr(_parts, "BLOCK", 300_000)
 
@@ -70,7 +70,7 @@ def test_packed_halves_of_bytes(tmp_path, reader):
     same(hbmfs.load_safetensors(path, "cpu", reader=reader), safetensors.torch.load_file(path))
 
 
-def test_many_pieces_and_blocks(tmp_path, reader, small_pieces):
+def test_many_requests_and_blocks(tmp_path, reader, small_requests):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(random_model(2), path)
     expected = safetensors.torch.load_file(path)
@@ -80,7 +80,7 @@ def test_many_pieces_and_blocks(tmp_path, reader, small_pieces):
     assert reader.stats()["requests"] == reader.stats()["files"] == 0
 
 
-def test_random_layouts(tmp_path, reader, small_pieces):
+def test_random_layouts(tmp_path, reader, small_requests):
     """Odd sizes in any order, which the package writes when names and dtypes sort so."""
     random = np.random.default_rng(3)
     for round in range(20):
@@ -167,7 +167,7 @@ def test_tensors_own_their_memory(tmp_path):
     assert torch.equal(a, shared)
 
 
-def test_as_the_fake_gpu_gets_it(tmp_path, shared_gpu, small_pieces, monkeypatch):
+def test_as_the_fake_gpu_gets_it(tmp_path, shared_gpu, small_requests, monkeypatch):
     """The reads and their order are those of a GPU, whose memory is the fake's; only the views are NumPy's."""
     from hbmfs.device_array import Memory
 
@@ -210,7 +210,7 @@ def test_rounds_leave_nothing(tmp_path):
     assert descriptors() <= before[0] and threading.active_count() <= before[1]
 
 
-def test_progress(tmp_path, reader, small_pieces, capsys):
+def test_progress(tmp_path, reader, small_requests, capsys):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.zeros(250_000), "b": torch.zeros(7)}, path)
     seen = []
@@ -224,7 +224,7 @@ def test_progress(tmp_path, reader, small_pieces, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_error_in_between_leaves_nothing(tmp_path, reader, small_pieces):
+def test_an_error_in_between_leaves_nothing(tmp_path, reader, small_requests):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.zeros(250_000)}, path)
 
@@ -239,7 +239,7 @@ def test_an_error_in_between_leaves_nothing(tmp_path, reader, small_pieces):
     assert torch.equal(hbmfs.load_safetensors(path, "cpu", reader=reader)["a"], torch.zeros(250_000))
 
 
-def test_no_memory_for_a_later_block(tmp_path, reader, small_pieces, monkeypatch):
+def test_no_memory_for_a_later_block(tmp_path, reader, small_requests, monkeypatch):
     """Blocks are allocated while others are read, so that what was begun must be ended."""
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({f"t{i}": torch.zeros(70_000) for i in range(5)}, path)
@@ -283,7 +283,7 @@ INTERRUPTED = """
 import os, signal, sys, threading
 sys.modules["torch"] = None  # which takes seconds to import
 import hbmfs, hbmfs._transfer
-hbmfs._transfer.PIECE, hbmfs._transfer.AHEAD = 100_000, 1_000_000
+hbmfs._transfer.REQUEST, hbmfs._transfer.AHEAD = 100_000, 1_000_000
 path = sys.argv[1]
 with hbmfs.Reader("cpu") as reader:
     hbmfs.load_safetensors(path, "cpu", reader=reader)
