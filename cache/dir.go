@@ -28,7 +28,7 @@ var ErrDamaged = errors.New("the bytes are damaged")
 type Dir struct {
 	path  string
 	only  string // the one file that is listed, "" for all
-	pin   pin
+	by    stampBy
 	root  *os.Root
 	fd    int // the same directory, for openat2
 	files *filePool
@@ -67,7 +67,7 @@ func OpenDir(source string, maxOpen int) (*Dir, error) {
 
 // PinChangeTime makes the time of the last change (ctime) part of every version, which no program can put back. It is
 // called before List. A change of permissions, of the owner, of the name or of the number of links is another version then.
-func (d *Dir) PinChangeTime() { d.pin = pinChangeTime }
+func (d *Dir) PinChangeTime() { d.by = byChangeTime }
 
 // Path returns the absolute path of the directory.
 func (d *Dir) Path() string { return d.path }
@@ -105,7 +105,8 @@ func (d *Dir) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64)
 }
 
 // Borrow returns a descriptor of o that is checked to be the listed version at this moment. The caller must not close
-// it, nor change its offset or flags, and must call done when it no longer uses it. It waits while the file is leased.
+// it, nor change its offset or flags, and must call done when it no longer uses it. It waits while another process
+// has a lease of the file.
 func (d *Dir) Borrow(ctx context.Context, o *layout.Object) (fd int, done func(), err error) {
 	h, err := d.files.get(ctx, o)
 	if err != nil {
@@ -118,7 +119,7 @@ func (d *Dir) Borrow(ctx context.Context, o *layout.Object) (fd int, done func()
 func (d *Dir) Forget(o *layout.Object) { d.files.forget(o) }
 
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
-// the descriptor. It waits while the file is leased.
+// the descriptor. It waits while another process has a lease of the file.
 func (d *Dir) OpenObject(ctx context.Context, o *layout.Object) (fd int, err error) {
 	err = whenUnleased(ctx, func() error {
 		if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
@@ -254,7 +255,7 @@ func (d *Dir) Object(name string) (*layout.Object, error) {
 
 func (d *Dir) object(name string, st *unix.Stat_t, perm uint16) *layout.Object {
 	return &layout.Object{
-		Name: name, Size: st.Size, ModTime: modTime(st), Version: d.pin.stamp(st).version(),
+		Name: name, Size: st.Size, ModTime: modTime(st), Version: d.by.stamp(st).version(),
 		Perm: perm, UID: st.Uid, GID: st.Gid, Origin: d,
 	}
 }

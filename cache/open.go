@@ -16,9 +16,9 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// ErrLeased says that another process has a write lease of a file (F_SETLEASE, as file servers take them). The kernel has
+// ErrFileLeased says that another process has a write lease of a file (F_SETLEASE, as file servers take them). The kernel has
 // told it that somebody wants to read.
-var ErrLeased = errors.New("its holder of a lease has not let go of it yet: try again")
+var ErrFileLeased = errors.New("its holder of a lease has not let go of it yet: try again")
 
 // leaseLook is the time between two attempts to open a file that is leased.
 const leaseLook = 20 * time.Millisecond
@@ -28,7 +28,7 @@ const leaseLook = 20 * time.Millisecond
 func whenUnleased(ctx context.Context, open func() error) error {
 	for {
 		err := open()
-		if !errors.Is(err, ErrLeased) {
+		if !errors.Is(err, ErrFileLeased) {
 			return err
 		}
 		if err := pause.For(ctx, leaseLook); err != nil {
@@ -38,7 +38,7 @@ func whenUnleased(ctx context.Context, open func() error) error {
 }
 
 // open opens an object without leaving the root, in one system call where the kernel has openat2 (Linux 5.6). It does
-// not wait: a file that is leased is ErrLeased.
+// not wait: a file that is leased is ErrFileLeased.
 func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) { return d.openBelow(d.fd, o) }
 
 func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error) {
@@ -57,7 +57,7 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENOTDIR):
 		return -1, at, changed(o, "it is gone")
 	case errors.Is(err, unix.EAGAIN):
-		return -1, at, fmt.Errorf("open %q: %w", o.Name, ErrLeased)
+		return -1, at, fmt.Errorf("open %q: %w", o.Name, ErrFileLeased)
 	case err != nil:
 		return -1, at, fmt.Errorf("open %q: %w", o.Name, err)
 	}

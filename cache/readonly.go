@@ -60,7 +60,7 @@ var ErrOtherMount = errors.New("lies on another mount than the source")
 
 // OpenForOthers opens o as OpenObject does, for another process: through a mount that is read-only if this process may
 // make one. Mounts below the source are not part of it: an object there is an error that wraps [ErrOtherMount], never a
-// descriptor that could be written through. It waits for nobody: a leased file is [ErrLeased].
+// descriptor that could be written through. It waits for nobody: a leased file is [ErrFileLeased].
 func (d *Dir) OpenForOthers(o *layout.Object) (fd int, err error) {
 	if d.ReadOnlyMount() != nil {
 		fd, _, err = d.open(o)
@@ -73,7 +73,7 @@ func (d *Dir) OpenForOthers(o *layout.Object) (fd int, err error) {
 	switch plain, _, plainErr := d.open(o); {
 	case plainErr == nil:
 		_ = unix.Close(plain) // it tells that the object is there
-	case !errors.Is(plainErr, ErrLeased): // which tells it, too
+	case !errors.Is(plainErr, ErrFileLeased): // which tells it, too
 		return -1, err
 	}
 	return -1, fmt.Errorf("%q: %w", o.Name, ErrOtherMount)

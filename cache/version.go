@@ -7,25 +7,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pin chooses the times that a version is made of.
-type pin bool
+// stampBy chooses the times that a version is made of.
+type stampBy bool
 
 const (
-	pinModTime    pin = false // inode, size and modification time, as rsync's quick check compares them
-	pinChangeTime pin = true  // the time of the last change of the inode as well
+	byModTime    stampBy = false // inode, size and modification time, as rsync's quick check compares them
+	byChangeTime stampBy = true  // the time of the last change of the inode as well
 )
 
-// stamp pins what a file was when it was listed.
+// stamp is what a file was when it was listed.
 type stamp struct {
 	ino   uint64
 	size  int64
 	mtime unix.Timespec
-	ctime unix.Timespec // zero where it is not pinned
+	ctime unix.Timespec // zero where it does not count
 }
 
-func (p pin) stamp(st *unix.Stat_t) stamp {
+func (by stampBy) stamp(st *unix.Stat_t) stamp {
 	s := stamp{ino: st.Ino, size: st.Size, mtime: st.Mtim}
-	if p == pinChangeTime {
+	if by == byChangeTime {
 		s.ctime = st.Ctim
 	}
 	return s
@@ -36,7 +36,7 @@ func (d *Dir) stampOf(fd int) (stamp, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return stamp{}, fmt.Errorf("stat an open file: %w", err)
 	}
-	return d.pin.stamp(&st), nil
+	return d.by.stamp(&st), nil
 }
 
 // version is the stamp as [layout.Object] holds it.

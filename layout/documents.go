@@ -124,13 +124,13 @@ func checkStarts(ctx context.Context, x DocumentIndex) error {
 	return checkEntries(x.Sequences(), func(dst []int64, first int64) error { return x.Starts(ctx, dst, first) })
 }
 
-// checkEntries reads the entries 0 to last, 64 Ki at a time. Each window begins with the last entry of the one before, so
+// checkEntries reads the entries 0 to last, 64 Ki at a time. Each read begins with the last entry of the one before, so
 // that order is checked across them.
 func checkEntries(last int64, read func(dst []int64, first int64) error) error {
-	const window = 1 << 16
-	part := make([]int64, min(window, last+1))
-	for first := int64(0); first < last; first += window - 1 {
-		if err := read(part[:min(window, last+1-first)], first); err != nil {
+	const atOnce = 1 << 16
+	part := make([]int64, min(atOnce, last+1))
+	for first := int64(0); first < last; first += atOnce - 1 {
+		if err := read(part[:min(atOnce, last+1-first)], first); err != nil {
 			return err
 		}
 	}
@@ -211,7 +211,7 @@ func DocumentStarts(ctx context.Context, x DocumentIndex, dst []int64, first int
 	if lo < 0 || hi < lo || hi > x.Sequences() {
 		return fmt.Errorf("documents begin at the sequences %d to %d of %d", lo, hi, x.Sequences())
 	}
-	const window = 1 << 16 // sequences read at a time, so that documents of many sequences cost no memory
+	const atOnce = 1 << 16 // sequences read at a time, so that documents of many sequences cost no memory
 	var starts []int64
 	from := lo
 	for i, seq := range dst {
@@ -220,7 +220,7 @@ func DocumentStarts(ctx context.Context, x DocumentIndex, dst []int64, first int
 		}
 		if starts == nil || seq >= from+int64(len(starts)) {
 			from = seq
-			starts = make([]int64, min(window, hi-from+1))
+			starts = make([]int64, min(atOnce, hi-from+1))
 			if err := x.Starts(ctx, starts, from); err != nil {
 				return err
 			}

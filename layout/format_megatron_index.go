@@ -89,8 +89,8 @@ func (t megatronTail) end(item int64) int64 {
 
 // tail reads the end of the index. Sequences without tokens are passed over, as far as one read reaches.
 func (x *megatronIndex) tail(ctx context.Context) (megatronTail, error) {
-	const window = 1024
-	n := min(x.header.sequences, window)
+	const atOnce = 1024
+	n := min(x.header.sequences, atOnce)
 	if n == 0 {
 		return megatronTail{}, nil
 	}
@@ -159,11 +159,11 @@ type megatronWalk struct {
 // error: data is missing, or there is some that no sequence has.
 func (x *megatronIndex) walk(ctx context.Context) (megatronWalk, error) {
 	var w megatronWalk
-	const window = 1 << 16
-	pointers := make([]int64, min(window, x.header.sequences))
+	const atOnce = 1 << 16
+	pointers := make([]int64, min(atOnce, x.header.sequences))
 	sum := int64(0) // bytes
-	for first := int64(0); first < x.header.sequences; first += window {
-		n := min(window, x.header.sequences-first)
+	for first := int64(0); first < x.header.sequences; first += atOnce {
+		n := min(atOnce, x.header.sequences-first)
 		lengths, err := readFull(ctx, x.idx, x.lengthsAt()+4*first, 4*n)
 		if err != nil {
 			return w, err

@@ -309,7 +309,7 @@ func TestMegatronManySequences(t *testing.T) {
 	if n := int64s(docs[128:]); n[len(n)-1] != s.Tokens() {
 		t.Errorf("the documents end at %d of %d", n[len(n)-1], s.Tokens())
 	}
-	idx.docs[70_000]-- // in the second window: before the document before it once the one before is moved
+	idx.docs[70_000]-- // in the second read: before the document before it once the one before is moved
 	idx.docs[69_999] += 2
 	v = exercise(t, files{"x.idx": idx.bytes(), "x.bin": bin})
 	if v.Sets[0].Bad() == nil {

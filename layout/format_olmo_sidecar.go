@@ -134,8 +134,8 @@ func (s *sidecarRows) byte() (byte, error) {
 // eachDocument calls visit with the end of each document of the sidecar, in order. The data has tokens of them: a
 // sidecar that counts others, or more rows than tokens, is an error.
 func eachDocument(ctx context.Context, sidecar *Object, tokens int64, visit func(end int64) error) (last int64, err error) {
-	const window = 1 << 20
-	s, err := newSidecarRows(bufio.NewReaderSize(sidecar.Reader(ctx), int(min(window, sidecar.Size+16))))
+	const buffer = 1 << 20
+	s, err := newSidecarRows(bufio.NewReaderSize(sidecar.Reader(ctx), int(min(buffer, sidecar.Size+16))))
 	if err != nil {
 		return 0, sidecarError(ctx, sidecar, err)
 	}

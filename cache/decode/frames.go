@@ -116,8 +116,8 @@ func fillFrom(ctx context.Context, o *layout.Object, p []byte, off int64) error 
 	return err
 }
 
-// job is a frame that is being decoded.
-type job struct {
+// decoding is a frame that is being decoded.
+type decoding struct {
 	frame
 	in, out []byte
 	done    chan struct{}
@@ -132,35 +132,35 @@ func frameDecoder(atOnce int) (*zstd.Decoder, error) {
 
 // unzstdFrames decodes frames at the same time. It reads in in order, and writes w in order.
 func unzstdFrames(ctx context.Context, frames []frame, in *input, w *output) error {
-	workers := min(frameDecoders, runtime.GOMAXPROCS(0))
-	d, err := frameDecoder(workers)
+	atOnce := min(frameDecoders, runtime.GOMAXPROCS(0))
+	d, err := frameDecoder(atOnce)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
-	queue, free := make(chan *job, workers), make(chan *job, workers+2)
+	queue, free := make(chan *decoding, atOnce), make(chan *decoding, atOnce+2)
 	g.Go(func() error {
 		defer close(queue)
 		for _, f := range frames {
-			j := &job{}
+			x := &decoding{}
 			select {
-			case j = <-free:
+			case x = <-free:
 			default:
 			}
-			*j = job{frame: f, in: grow(j.in, f.coded), out: j.out, done: make(chan struct{})}
-			if _, err := io.ReadFull(in, j.in); err != nil {
+			*x = decoding{frame: f, in: grow(x.in, f.coded), out: x.out, done: make(chan struct{})}
+			if _, err := io.ReadFull(in, x.in); err != nil {
 				return err
 			}
 			select {
-			case queue <- j:
+			case queue <- x:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
 			g.Go(func() error {
-				defer close(j.done)
-				j.out, j.err = d.DecodeAll(j.in, grow(j.out, j.plain)[:0])
+				defer close(x.done)
+				x.out, x.err = d.DecodeAll(x.in, grow(x.out, x.plain)[:0])
 				return nil
 			})
 		}
@@ -171,21 +171,21 @@ func unzstdFrames(ctx context.Context, frames []frame, in *input, w *output) err
 	return errors.Join(err, g.Wait())
 }
 
-// drain writes what jobs decode, in their order.
-func drain(queue <-chan *job, free chan<- *job, w *output) error {
-	for j := range queue {
-		<-j.done
-		if j.err == nil && len(j.out) != j.plain {
-			j.err = fmt.Errorf("a frame decodes to %d bytes, the seek table says %d", len(j.out), j.plain)
+// drain writes the decoded frames, in their order.
+func drain(queue <-chan *decoding, free chan<- *decoding, w *output) error {
+	for x := range queue {
+		<-x.done
+		if x.err == nil && len(x.out) != x.plain {
+			x.err = fmt.Errorf("a frame decodes to %d bytes, the seek table says %d", len(x.out), x.plain)
 		}
-		if j.err == nil {
-			_, j.err = w.Write(j.out)
+		if x.err == nil {
+			_, x.err = w.Write(x.out)
 		}
-		if j.err != nil {
-			return j.err
+		if x.err != nil {
+			return x.err
 		}
 		select {
-		case free <- j:
+		case free <- x:
 		default:
 		}
 	}

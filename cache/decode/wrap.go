@@ -40,12 +40,12 @@ func Indexes(l *cache.Listing) (found []*layout.Object) {
 // The error is that an index could not be fetched.
 func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
 	found := Indexes(l)
-	plans := make([]*plan, len(found))
+	rewrites := make([]*rewrite, len(found))
 	g, limited := errgroup.WithContext(ctx)
 	g.SetLimit(readers)
 	for i, o := range found {
 		g.Go(func() (err error) {
-			plans[i], err = readPlan(limited, o, len(l.Objects))
+			rewrites[i], err = readRewrite(limited, o, len(l.Objects))
 			return err
 		})
 	}
@@ -53,20 +53,20 @@ func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
 		return nil, err
 	}
 	x := newOrigin()
-	newWrapper(l, x).apply(slices.DeleteFunc(plans, func(p *plan) bool { return p == nil }))
+	newWrapper(l, x).apply(slices.DeleteFunc(rewrites, func(p *rewrite) bool { return p == nil }))
 	return x, nil
 }
 
-// plan is an index that names compressed shards.
-type plan struct {
+// rewrite is an index that names compressed shards.
+type rewrite struct {
 	refused error // why it cannot be carried out, in any listing
 	index   *layout.Object
 	text    []byte // of the index that takes its place
 	shards  []shard
 }
 
-// readPlan reads an index of a listing of so many objects, nil if there is nothing to decode in it.
-func readPlan(ctx context.Context, o *layout.Object, objects int) (*plan, error) {
+// readRewrite reads an index of a listing of so many objects, nil if there is nothing to decode in it.
+func readRewrite(ctx context.Context, o *layout.Object, objects int) (*rewrite, error) {
 	text, err := part(ctx, o, 0, o.Size)
 	switch {
 	case errors.Is(err, fs.ErrPermission): // a user that may read it sees the shards as they are stored
@@ -76,12 +76,12 @@ func readPlan(ctx context.Context, o *layout.Object, objects int) (*plan, error)
 	}
 	out, shards, err := rewriteIndex(text, objects)
 	if errors.Is(err, errMany) {
-		return &plan{refused: err, index: o}, nil
+		return &rewrite{refused: err, index: o}, nil
 	}
 	if err != nil || len(shards) == 0 { // layout says why
 		return nil, nil
 	}
-	return &plan{index: o, text: out, shards: shards}, nil
+	return &rewrite{index: o, text: out, shards: shards}, nil
 }
 
 // wrapper turns a listing into one with decoded objects.
@@ -106,13 +106,13 @@ func newWrapper(l *cache.Listing, x *Origin) *wrapper {
 	return w
 }
 
-// apply decodes what all plans that can be carried out name. Two of them may name the same shards: merge_index of
+// apply decodes what all rewrites that can be carried out name. Two of them may name the same shards: merge_index of
 // MosaicML Streaming leaves the indexes below its own.
-func (w *wrapper) apply(plans []*plan) {
+func (w *wrapper) apply(rewrites []*rewrite) {
 	made := map[string]*layout.Object{} // by name
 	hidden := map[*layout.Object]bool{}
-	var good, refused []*plan
-	for _, p := range plans {
+	var good, refused []*rewrite
+	for _, p := range rewrites {
 		fresh, err := w.decoded(p, made)
 		if err != nil {
 			w.listing.Problems = append(w.listing.Problems, layout.Problem{Object: p.index.Name, Detail: "its compressed shards are shown as they are stored: " + err.Error()})
@@ -142,8 +142,8 @@ func (w *wrapper) apply(plans []*plan) {
 	w.replace(hidden, slices.Collect(maps.Values(made)))
 }
 
-// decoded makes the objects that a plan asks for and that are not made yet, or says why it cannot be carried out.
-func (w *wrapper) decoded(p *plan, made map[string]*layout.Object) (map[*layout.Object]stored, error) {
+// decoded makes the objects that a rewrite asks for and that are not made yet, or says why it cannot be carried out.
+func (w *wrapper) decoded(p *rewrite, made map[string]*layout.Object) (map[*layout.Object]stored, error) {
 	fresh, names := map[*layout.Object]stored{}, map[string]bool{}
 	if p.refused != nil {
 		return nil, p.refused

@@ -12,13 +12,13 @@
 // Data, checksums and name appear together or not at all. Every process trusts a segment that has a name: several mounts
 // may share a directory.
 //
-// Blocks of 32 KiB are fetched once, however many wait for them. Readers in sequence are fetched ahead, by growing
-// windows; readers at random get the blocks that they touch. The kernel cuts a read of 2 MiB at random into several in
+// Blocks of 32 KiB are fetched once, however many wait for them. Readers in sequence are fetched ahead, each time
+// further; readers at random get the blocks that they touch. The kernel cuts a read of 2 MiB at random into several in
 // sequence. So only a reader that began at an object's beginning, or has gone on for a while, counts as one in sequence.
 //
 // Objects that come as a whole ([layout.Object.Whole]) cannot be read before all of them is here. So the next objects of
-// the directory begin to come when a reader reads one in order, or goes from one to the next. They come as far as the
-// window of a reader in sequence reaches, up to a quarter of the budget, and by one pass for a processor. A reader that
+// the directory begin to come when a reader reads one in order, or goes from one to the next. They come as far ahead
+// as for a reader in sequence, up to a quarter of the budget, and by one pass for a processor. A reader that
 // waits for an object waits for no other; [Origin.OpenWhole] waits for one that comes ahead, so that the kernel reads it
 // itself.
 //

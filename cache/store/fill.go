@@ -32,17 +32,17 @@ type fill struct {
 	size   int64
 	entry  *entry
 
-	mu      sync.Mutex // guards what follows
-	fd      int        // without a name; -1 before the first fetch, and when it is over
-	users   int        // of fd
-	over    bool       // published or given up: fd is closed when its last user goes
-	have    bits       // blocks
-	left    int        // blocks that are missing
-	sums    []uint32   // of each sumBlock, where summed
-	summed  bits
-	flights []*flight
-	charged bits          // blocks that are on the books
-	changed chan struct{} // closed and renewed when blocks arrive
+	mu       sync.Mutex // guards what follows
+	fd       int        // without a name; -1 before the first fetch, and when it is over
+	users    int        // of fd
+	over     bool       // published or given up: fd is closed when its last user goes
+	have     bits       // blocks
+	left     int        // blocks that are missing
+	sums     []uint32   // of each sumBlock, where summed
+	summed   bits
+	flights  []*flight
+	reserved bits          // blocks that are on the books
+	changed  chan struct{} // closed and renewed when blocks arrive
 }
 
 // flight is one request for consecutive blocks.
@@ -58,7 +58,7 @@ func newFill(s *Store, up Upstream, source string, o *layout.Object, start, size
 	sums := sumsOf(size)
 	return &fill{
 		store: s, up: up, object: o, source: source, start: start, size: size, fd: -1, have: newBits(blocks), left: blocks,
-		sums: make([]uint32, sums), summed: newBits(sums), charged: newBits(blocks), changed: make(chan struct{}),
+		sums: make([]uint32, sums), summed: newBits(sums), reserved: newBits(blocks), changed: make(chan struct{}),
 	}
 }
 
@@ -140,7 +140,7 @@ func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) erro
 	}
 }
 
-// beyond gives the block up to which a read that ends at to has bytes fetched. A window of several requests moves by
+// beyond gives the block up to which a read that ends at to has bytes fetched. Several requests ahead, it moves by
 // whole ones: moving with each read, it would ask for little each time.
 func (f *fill) beyond(to, ahead int64) int {
 	end := to + ahead
@@ -234,9 +234,9 @@ func (f *fill) carry(ctx context.Context, fl *flight) error {
 	return err
 }
 
-// room charges the blocks of a flight and reserves their place on the disk.
+// room reserves the blocks of a flight in the ledger, and their place on the disk.
 func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
-	if err := f.charge(fl.first, fl.last, fl.planned); err != nil {
+	if err := f.reserve(fl.first, fl.last, fl.planned); err != nil {
 		return -1, err
 	}
 	if other := f.store.ledger.excess(f.store.halfOpen()); other != nil {
@@ -248,13 +248,13 @@ func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
 	return fd, f.store.allocate(fd, off, n, fl.planned)
 }
 
-// charge charges those blocks of [first, last) that are not on the books.
-func (f *fill) charge(first, last int, u *planned) error {
+// reserve reserves those blocks of [first, last) that are not on the books.
+func (f *fill) reserve(first, last int, u *planned) error {
 	f.mu.Lock()
 	var fresh []int
 	for b := first; b < last; b++ {
-		if !f.charged.get(b) {
-			f.charged.set(b)
+		if !f.reserved.get(b) {
+			f.reserved.set(b)
 			fresh = append(fresh, b)
 		}
 	}
@@ -263,7 +263,7 @@ func (f *fill) charge(first, last int, u *planned) error {
 	if err != nil {
 		f.mu.Lock()
 		for _, b := range fresh {
-			f.charged.unset(b)
+			f.reserved.unset(b)
 		}
 		f.mu.Unlock()
 	}
@@ -320,7 +320,7 @@ func (w *writer) write(p []byte) error {
 	return nil
 }
 
-// arrived books what a flight has written: [from, to), which does not cross the end of a sum.
+// arrived notes what a flight has written: [from, to), which does not cross the end of a sum.
 func (f *fill) arrived(from, to int64, w *writer) {
 	first, last := int(from/block), int(to/block) // a block counts with its last byte
 	if to == f.size {

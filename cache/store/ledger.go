@@ -18,7 +18,7 @@ type entry struct {
 	visited atomic.Bool // since the hand passed
 
 	// The ledger's lock guards the fields below.
-	bytes int64 // charged
+	bytes int64 // on the books
 	pins  int   // readers of a fill, fetches, and opens of the kernel or other processes
 	fill  *fill // until it is published
 	place *list.Element
@@ -105,7 +105,7 @@ func (l *ledger) published(e *entry, o *layout.Object) {
 	e.bytes, e.fill, e.object = o.Size, nil, o
 }
 
-// add books a published segment that was found in the directory.
+// add enters a published segment that was found in the directory.
 func (l *ledger) add(k key, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,9 +164,9 @@ func (l *ledger) remove(e *entry) {
 	l.plans.gone(e.key)
 }
 
-// charge books n more bytes for a pinned entry. Where that is over the budget, segments go: victims, which the caller
+// reserve takes n more bytes for a pinned entry. Where that is over the budget, segments go: victims, which the caller
 // discards after the call. u is the planned read behind it, nil for one that comes now.
-func (l *ledger) charge(e *entry, n int64, u *planned) (victims []*entry, err error) {
+func (l *ledger) reserve(e *entry, n int64, u *planned) (victims []*entry, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.entries[e.key] != e {
@@ -184,13 +184,13 @@ func (l *ledger) charge(e *entry, n int64, u *planned) (victims []*entry, err er
 	return victims, nil
 }
 
-// refund takes back what charge has booked.
-func (l *ledger) refund(e *entry, n int64) {
+// book counts n more bytes of an entry, or fewer, if it is still on the books.
+func (l *ledger) book(e *entry, n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.entries[e.key] == e {
-		e.bytes -= n
-		l.total -= n
+		e.bytes += n
+		l.total += n
 	}
 }
 

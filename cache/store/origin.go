@@ -192,7 +192,7 @@ func (s *Store) lost(e *entry, err error) error {
 	return &localError{"read a segment", err}
 }
 
-// aheadOf fetches the part of a window of n bytes from off on that lies in later segments than off, without waiting.
+// aheadOf fetches the part of the n bytes from off on that lies in later segments than off, without waiting.
 func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
 	s := x.store
 	if o.Whole {

@@ -88,16 +88,16 @@ func (s *Store) fillPlanned() {
 	}
 }
 
-// reserve books the room of a planned read, as much as is under way at a time, and pins its segment until release. It
+// reserve takes the room of a planned read, as much as is under way at a time, and pins its segment until release. It
 // is called for one after the other, so that none takes the room of another that comes sooner.
 func (s *Store) reserve(u *planned) (release func(), err error) {
-	if u.object.Whole { // all of it is booked, if it is to be fetched
+	if u.object.Whole { // all of it is reserved, if it is to be fetched
 		return func() {}, nil
 	}
 	off, end := s.ledger.span(u, u.start)
 	e := s.ledger.pin(u.key, u.fill)
 	if _, fill := s.ledger.look(e); fill != nil && off < end {
-		err = fill.charge(int((off-u.start)/block), fill.blockEnd(end-u.start), u)
+		err = fill.reserve(int((off-u.start)/block), fill.blockEnd(end-u.start), u)
 	}
 	if err != nil {
 		s.ledger.unpin(e)

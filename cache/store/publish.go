@@ -168,7 +168,7 @@ func (s *Store) list() ([]published, error) {
 	return out, nil
 }
 
-// scan books the published segments that are not on the books, the oldest first, and takes off those that are gone.
+// scan enters the published segments that are not on the books, the oldest first, and takes off those that are gone.
 func (s *Store) scan() error {
 	known := s.ledger.segments() // a segment that is published from here on may be missing in the list
 	found, err := s.list()

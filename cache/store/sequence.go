@@ -90,7 +90,7 @@ func (x *Origin) waited(o *layout.Object) {
 	}
 }
 
-// beginNext begins the passes of the objects after o, as far as a window reaches, and waits for nothing.
+// beginNext begins the passes of the objects after o, as far as a reader is fetched ahead, and waits for nothing.
 func (x *Origin) beginNext(o *layout.Object) {
 	s := x.store
 	share := s.opt.Size / heldShare

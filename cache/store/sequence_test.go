@@ -61,7 +61,7 @@ func wantNames(t testing.TB, what string, got []string, want ...string) {
 }
 
 // TestWhatFollowsComesAhead reads objects that come as a whole, in order: those that follow come before they are read,
-// as many as a window of two and a half has.
+// as many as two and a half ahead have.
 func TestWhatFollowsComesAhead(t *testing.T) {
 	u := newUpstream(slices.Repeat([]int{2 * mib}, 8)...)
 	m := mountWhole(t, u, Options{Segment: mib, Size: 1 << 30, Ahead: 5 * mib})

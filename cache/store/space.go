@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeRoom books n more bytes for a segment that is being filled, and evicts others until both the budget and the disk's
+// makeRoom reserves n more bytes for a segment that is being filled, and evicts others until both the budget and the disk's
 // free space allow it. u is the planned read behind it, nil for one that comes now.
 func (s *Store) makeRoom(e *entry, n int64, u *planned) error {
-	victims, err := s.ledger.charge(e, n, u)
+	victims, err := s.ledger.reserve(e, n, u)
 	s.discard(victims...)
-	booked := err == nil
+	reserved := err == nil
 	for err == nil {
 		var low bool
 		if low, err = s.low(); err != nil || !low {
@@ -25,8 +25,8 @@ func (s *Store) makeRoom(e *entry, n int64, u *planned) error {
 		}
 		s.discard(victim)
 	}
-	if err != nil && booked {
-		s.ledger.refund(e, n)
+	if err != nil && reserved {
+		s.ledger.book(e, -n)
 	}
 	if errors.Is(err, errNoRoom) && u == nil {
 		s.stats.refused.Add(1)

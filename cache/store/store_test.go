@@ -264,7 +264,7 @@ func TestSequentialReadersAreFetchedAhead(t *testing.T) {
 	for off := int64(0); off < 40*mib; off += block {
 		m.check(t, u, "1", off, block)
 	}
-	until(t, "the window is there", func() bool { return m.Stats().Filling == 2 && u.fetched.Load() > 60*mib })
+	until(t, "the bytes ahead are there", func() bool { return m.Stats().Filling == 2 && u.fetched.Load() > 60*mib })
 	if n := u.calls.Load() - before; n > 40 {
 		t.Errorf("%d requests for 64 MiB in sequence", n)
 	}

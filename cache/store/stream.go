@@ -2,10 +2,10 @@ package store
 
 // stream is a reader that goes through a file in order.
 type stream struct {
-	from   int64 // where it began
-	next   int64 // where it will read next
-	read   int64 // bytes that it has read since
-	window int64 // bytes to fetch ahead of it
+	from  int64 // where it began
+	next  int64 // where it will read next
+	read  int64 // bytes that it has read since
+	ahead int64 // bytes to fetch ahead of it
 }
 
 const (
@@ -27,7 +27,7 @@ func (f *file) ahead(off, end, most int64) int64 {
 		st.advance(off, end, most)
 		copy(f.streams[1:i+1], f.streams[:i])
 		f.streams[0] = st
-		return st.window
+		return st.ahead
 	}
 	f.step(off)
 	if len(f.streams) < maxStreams {
@@ -44,14 +44,14 @@ func (st *stream) advance(off, end, most int64) {
 		return
 	}
 	st.next = end
-	wanted, span := max(4*(end-off), 2*st.window), st.next-st.from
+	wanted, span := max(4*(end-off), 2*st.ahead), st.next-st.from
 	switch {
 	case st.read < span/2: // it skips more than it reads
-		st.window = 0
+		st.ahead = 0
 	case st.from < tolerance:
-		st.window = min(most, wanted)
+		st.ahead = min(most, wanted)
 	case span > proof:
-		st.window = min(most, wanted, 4*st.read)
+		st.ahead = min(most, wanted, 4*st.read)
 	}
 }
 

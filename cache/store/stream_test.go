@@ -47,16 +47,16 @@ func TestWindows(t *testing.T) {
 			return reads
 		}(), 0, 0, 0, 8 * mib},
 	} {
-		f, window := &file{last: -1}, int64(0)
+		f, ahead := &file{last: -1}, int64(0)
 		for i, g := range c.reads {
-			if window > c.mostInBefore {
-				t.Errorf("%s: %d bytes are fetched ahead of read %d", c.name, window, i-1)
+			if ahead > c.mostInBefore {
+				t.Errorf("%s: %d bytes are fetched ahead of read %d", c.name, ahead, i-1)
 				break
 			}
-			window = f.ahead(g[0], g[0]+g[1], c.limit)
+			ahead = f.ahead(g[0], g[0]+g[1], c.limit)
 		}
-		if window < c.least || window > c.most {
-			t.Errorf("%s: %d bytes are fetched ahead of the last read, want %d to %d", c.name, window, c.least, c.most)
+		if ahead < c.least || ahead > c.most {
+			t.Errorf("%s: %d bytes are fetched ahead of the last read, want %d to %d", c.name, ahead, c.least, c.most)
 		}
 	}
 }

@@ -59,76 +59,76 @@ func (x *Origin) startPass(f *file, o *layout.Object, u *planned) *pass {
 func (x *Origin) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{}) {
 	s := x.store
 	release := s.turn(hurried)
-	parts := x.parts(f, o)
+	fills := x.fills(f, o)
 	ctx, span := s.opt.Trace.Start(s.ctx, "fill")
-	span.Text("object", o.Name).Int("bytes", o.Size).Int("segments", int64(len(parts))).Bool("planned", p.planned != nil)
-	p.err = x.pour(ctx, o, parts, p.planned)
+	span.Text("object", o.Name).Int("bytes", o.Size).Int("segments", int64(len(fills))).Bool("planned", p.planned != nil)
+	p.err = x.pour(ctx, o, fills, p.planned)
 	span.End(class(p.err))
 	release() // before the bytes are on the disk, which may be slower
-	for _, part := range parts {
-		if part != nil && p.err != nil {
-			s.ledger.drop(part.entry)
-			part.close()
+	for _, fill := range fills {
+		if fill != nil && p.err != nil {
+			s.ledger.drop(fill.entry)
+			fill.close()
 		}
 	}
 	f.mu.Lock()
 	f.pass = nil
 	f.mu.Unlock()
 	close(p.done)
-	for _, part := range parts {
-		if part == nil {
+	for _, fill := range fills {
+		if fill == nil {
 			continue
 		}
 		if p.err == nil {
-			part.publish(ctx)
+			fill.publish(ctx)
 		}
-		s.ledger.unpin(part.entry)
+		s.ledger.unpin(fill.entry)
 	}
 }
 
-// parts makes a pinned fill for each segment of an object, nil for those that are here.
-func (x *Origin) parts(f *file, o *layout.Object) (parts []*fill) {
+// fills makes a pinned fill for each segment of an object, nil for those that are here.
+func (x *Origin) fills(f *file, o *layout.Object) (fills []*fill) {
 	s := x.store
 	for at := int64(0); at < o.Size; {
 		g := x.segment(o, at)
-		var part *fill
+		var fresh *fill
 		e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill {
-			part = newFill(s, x.up, x.source, o, g.start, g.size)
-			return part
+			fresh = newFill(s, x.up, x.source, o, g.start, g.size)
+			return fresh
 		})
-		if part == nil {
+		if fresh == nil {
 			s.ledger.unpin(e)
 		}
-		parts = append(parts, part)
+		fills = append(fills, fresh)
 		at = g.end()
 	}
-	return parts
+	return fills
 }
 
-// pour makes room for the parts and fills them. Damaged bytes are fetched once again.
-func (x *Origin) pour(ctx context.Context, o *layout.Object, parts []*fill, u *planned) error {
-	for _, part := range parts {
-		if part == nil {
+// pour makes room for the fills and gets their bytes. Damaged bytes are fetched once again.
+func (x *Origin) pour(ctx context.Context, o *layout.Object, fills []*fill, u *planned) error {
+	for _, fill := range fills {
+		if fill == nil {
 			continue
 		}
-		if _, err := part.room(&flight{first: 0, last: part.have.n, planned: u}, 0, part.size); err != nil {
+		if _, err := fill.room(&flight{first: 0, last: fill.have.n, planned: u}, 0, fill.size); err != nil {
 			return err
 		}
 	}
-	err := x.pourOnce(ctx, o, parts)
+	err := x.pourOnce(ctx, o, fills)
 	if errors.Is(err, cache.ErrDamaged) && ctx.Err() == nil {
 		x.store.opt.Log.Warn("an object came damaged and is fetched again", "object", o.Name, "error", err)
-		err = x.pourOnce(ctx, o, parts)
+		err = x.pourOnce(ctx, o, fills)
 	}
 	return err
 }
 
-func (x *Origin) pourOnce(ctx context.Context, o *layout.Object, parts []*fill) error {
+func (x *Origin) pourOnce(ctx context.Context, o *layout.Object, fills []*fill) error {
 	s := x.store
-	writers := make([]*writer, len(parts))
-	for i, part := range parts {
-		if part != nil {
-			writers[i] = &writer{fill: part, fd: part.fd, sumBlock: sumBlock(part.size), summing: true}
+	writers := make([]*writer, len(fills))
+	for i, fill := range fills {
+		if fill != nil {
+			writers[i] = &writer{fill: fill, fd: fill.fd, sumBlock: sumBlock(fill.size), summing: true}
 		}
 	}
 	at := int64(0)

@@ -124,22 +124,22 @@ func TestOpenBeforeItIsPublished(t *testing.T) {
 	u := newUpstream(2*mib, 2*mib)
 	m := mountWhole(t, u, Options{Segment: 4 * mib, Size: 1 << 30})
 	o := m.objects["0"]
-	parts := m.origin.parts(m.origin.file(o), o)
-	if len(parts) != 1 || parts[0] == nil {
-		t.Fatalf("%d parts", len(parts))
+	fills := m.origin.fills(m.origin.file(o), o)
+	if len(fills) != 1 || fills[0] == nil {
+		t.Fatalf("%d fills", len(fills))
 	}
-	if _, err := m.openEntry(t.Context(), parts[0].entry); err == nil {
+	if _, err := m.openEntry(t.Context(), fills[0].entry); err == nil {
 		t.Error("a segment without a byte is opened")
 	}
-	if err := m.origin.pour(t.Context(), o, parts, nil); err != nil {
+	if err := m.origin.pour(t.Context(), o, fills, nil); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := m.openEntry(t.Context(), parts[0].entry)
+	fd, err := m.openEntry(t.Context(), fills[0].entry)
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts[0].publish(t.Context())
-	m.ledger.unpin(parts[0].entry)
+	fills[0].publish(t.Context())
+	m.ledger.unpin(fills[0].entry)
 	m.compare(t, u, "0", fd)
 	if !m.opened(t, u, "0") || m.Stats().Segments != 1 {
 		t.Error("it was not published")

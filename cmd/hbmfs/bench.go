@@ -55,7 +55,7 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 	}
 	f := cmd.Flags()
 	c.device.add(cmd)
-	f.StringSliceVar(&c.measure.Paths, "paths", nil, "staged, mapped (or only kept, moving or first of it), compat, direct, host (default staged,mapped; host with --to host)")
+	f.StringSliceVar(&c.measure.Paths, "paths", nil, "staged, mapped (or one of its ways: kept, moving, first), compat, direct, host (default staged,mapped; host with --to host)")
 	completeFlag(cmd, "paths", "staged", "mapped", "kept", "moving", "first", "compat", "direct", "host")
 	f.StringSliceVar(&c.measure.Modes, "modes", []string{bench.Sequential, bench.Random, bench.Gather}, "sequential, random, gather")
 	completeFlag(cmd, "modes", bench.Sequential, bench.Random, bench.Gather)

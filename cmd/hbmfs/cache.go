@@ -33,7 +33,7 @@ func newCacheCommand() *cobra.Command {
 		Long: `Look into a directory that hbmfs mount --cache-dir keeps remote datasets in, without a mount. Mounts may use it at the
 same time: they fetch removed bytes again, and a reader that has them open reads on.
 
-A cache has segments: pieces of objects of at most --cache-segment bytes, each with checksums of every MiB.`,
+A cache has segments: parts of objects of at most --cache-segment bytes, each with checksums of every MiB.`,
 	}
 	addCommands(cmd, newCacheListCommand(), newCacheStatsCommand(), newCacheVerifyCommand(), newCacheRemoveCommand())
 	return cmd

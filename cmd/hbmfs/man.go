@@ -43,7 +43,7 @@ func manual() *manpage.Manual {
 			item("MOUNT/.hbmfs/views", "views of the dataset, which no listing of MOUNT shows", "mount", "inspect"),
 			item("MOUNT/.hbmfs/status", "what is mounted, as JSON", "mount", "status", "top"),
 			item("MOUNT/.hbmfs/metrics", "metrics for Prometheus", "mount", "top"),
-			item("CACHE/segments", "pieces of remote objects, below --cache-dir", "mount", "cache"),
+			item("CACHE/segments", "parts of remote objects, below --cache-dir", "mount", "cache"),
 			item(layout.ManifestName, "sizes, counts and checksums of the files beside it, which hbmfs pack wrote", "pack", "inspect", "read"),
 			item("/etc/cufile.json", "how cuFile is configured", "check", "cufile-json"),
 		},

@@ -15,7 +15,7 @@ import (
 // Options say what is measured.
 type Options struct {
 	File    string
-	Paths   []string // of cufile, or kept, moving, first: parts of mapped; nil for the usual ones
+	Paths   []string // of cufile, or kept, moving, first: ways of mapped; nil for the usual ones
 	Modes   []string
 	GPUs    []int // or cufile.HostDevice alone
 	Reader  cufile.Options

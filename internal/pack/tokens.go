@@ -88,10 +88,10 @@ func (s *tokenSource) Documents(ctx context.Context, yield func(Document) error)
 
 // indexed yields a shard's documents by its index.
 func (s *tokenSource) indexed(ctx context.Context, d layout.DType, h *layout.Shard, yield func(Document) error) error {
-	const window = 1 << 12
+	const atOnce = 1 << 12
 	n := h.Index.Documents()
-	for first := int64(0); first < n; first += window {
-		starts := make([]int64, min(window, n-first)+1)
+	for first := int64(0); first < n; first += atOnce {
+		starts := make([]int64, min(atOnce, n-first)+1)
 		if err := layout.DocumentStarts(ctx, h.Index, starts, first); err != nil {
 			return err
 		}
@@ -113,10 +113,10 @@ func (s *tokenSource) indexed(ctx context.Context, d layout.DType, h *layout.Sha
 func (s *tokenSource) run(ctx context.Context, d layout.DType, h *layout.Shard, from, to int64, more bool, end int64,
 	yield func(Document) error,
 ) error {
-	const window = 1 << 16 // tokens
+	const atOnce = 1 << 16 // tokens
 	width := int64(d.Size())
 	for at := from; ; {
-		n := min(window, to-at)
+		n := min(atOnce, to-at)
 		s.buf = slices.Grow(s.buf[:0], int(n*width))[:n*width]
 		if m, err := h.Data.ReadAt(ctx, s.buf, at*width); int64(m) < n*width {
 			if err == nil || errors.Is(err, io.EOF) {

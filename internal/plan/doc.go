@@ -43,9 +43,9 @@
 //
 // # Contention
 //
-// Network.Simulate moves chunks of N streams through the shared stages as events. Each stage serves one chunk at a
+// Network.Simulate moves quanta of N streams through the shared stages as events. Each stage serves one quantum at a
 // time, chosen by start-time fair queueing with the streams' weights (Goyal, Vin, Cheng 1996). Each stream keeps a
-// window of chunks under way. Without a cost of contention this approaches weighted max-min fairness (Hahne 1991 for
+// number of quanta under way. Without a cost of contention this approaches weighted max-min fairness (Hahne 1991 for
 // round robin with windows). Tests compare it with Network.MaxMin, an exact solver. With a contention c, service takes
 // 1 + c(n-1) times as long while n streams wait at a stage. Then the aggregate has a maximum, which Build reports.
 //

@@ -11,7 +11,7 @@ import (
 type Stage struct {
 	Name       string
 	Rate       float64 // GB/s, above zero
-	Contention float64 // a chunk takes 1 + Contention x (waiting streams - 1) times as long
+	Contention float64 // a quantum takes 1 + Contention x (waiting streams - 1) times as long
 }
 
 // Flow is one stream: the stages that it passes, in order, none of them twice.
@@ -85,8 +85,8 @@ type Simulated struct {
 var errUnsettled = errors.New("the streams' rates are too far apart to simulate: leave the slowest out of the description")
 
 const (
-	windowPerHop = 8       // chunks of a stream under way, for each stage that it passes
-	batch        = 256     // chunks that each stream receives between two looks at its rate
+	quantaPerHop = 8       // quanta of a stream under way, for each stage that it passes
+	batch        = 256     // quanta that each stream receives between two looks at its rate
 	mostBatches  = 32      // after which rates that still change are taken as they are
 	settled      = 0.001   // change of every stream's rate from one batch to the next that ends the simulation
 	mostEvents   = 8 << 20 // about a second

@@ -102,7 +102,7 @@ func TestSimulationAgreesWithTheExactSolver(t *testing.T) {
 			if used[stage] > n.Stages[stage].Rate*1.02 {
 				t.Errorf("network %d: stage %d carries %g of %g", i, stage, used[stage], n.Stages[stage].Rate)
 			}
-			// What is carried is what the stage was busy with, but for chunks on their way.
+			// What is carried is what the stage was busy with, but for quanta on their way.
 			within(t, "use", s.Use[stage]+0.05, used[stage]/n.Stages[stage].Rate+0.05, 0.3)
 		}
 	}

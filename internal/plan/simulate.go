@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// simulation is the state between two events. An event is the end of a chunk's service at a stage.
+// simulation is the state between two events. An event is the end of a quantum's service at a stage.
 type simulation struct {
 	net    *Network
 	stages []stageState
@@ -13,23 +13,23 @@ type simulation struct {
 	now    float64
 	events int
 	begin  float64   // of measuring
-	target int       // chunks that each flow is to receive from then on
+	target int       // quanta that each flow is to receive from then on
 	short  int       // flows that have not yet
 	ends   []float64 // when each stage's service ends; infinite for idle ones
 }
 
 type stageState struct {
 	flows   []int     // that pass it
-	waiting []int     // chunks of each flow, the one in service included
-	tag     []float64 // start tag of each flow's next chunk, in GB over weight
-	virtual float64   // tag of the chunk in service
+	waiting []int     // quanta of each flow, the one in service included
+	tag     []float64 // start tag of each flow's next quantum, in GB over weight
+	virtual float64   // tag of the quantum in service
 	serving int       // flow, or -1
 	busy    float64   // time spent serving since measuring began
 	started float64
 }
 
 type flowState struct {
-	chunk     float64 // GB
+	quantum   float64 // GB
 	hop       []int   // stage -> position in the route, -1 when it is not there
 	delivered int
 }
@@ -41,7 +41,7 @@ func newSimulation(n *Network) *simulation {
 		s.stages[i] = stageState{waiting: make([]int, len(n.Flows)), tag: make([]float64, len(n.Flows)), serving: -1}
 	}
 	for f, flow := range n.Flows {
-		// A chunk takes a millisecond at the stream's narrowest stage, so that fast and slow streams both settle soon.
+		// A quantum takes a millisecond at the stream's narrowest stage, so that fast and slow streams both settle soon.
 		narrowest := math.Inf(1)
 		hop := make([]int, len(n.Stages))
 		for i := range hop {
@@ -51,17 +51,17 @@ func newSimulation(n *Network) *simulation {
 			narrowest, hop[stage] = min(narrowest, n.Stages[stage].Rate), i
 			s.stages[stage].flows = append(s.stages[stage].flows, f)
 		}
-		s.flows[f] = flowState{chunk: narrowest * 1e-3, hop: hop}
+		s.flows[f] = flowState{quantum: narrowest * 1e-3, hop: hop}
 	}
 	for f, flow := range n.Flows {
-		for range windowPerHop * len(flow.Route) {
+		for range quantaPerHop * len(flow.Route) {
 			s.arrive(flow.Route[0], f)
 		}
 	}
 	return s
 }
 
-// arrive puts a chunk of a flow in a stage's queue.
+// arrive puts a quantum of a flow in a stage's queue.
 func (s *simulation) arrive(stage, flow int) {
 	st := &s.stages[stage]
 	if st.waiting[flow]++; st.waiting[flow] == 1 {
@@ -72,7 +72,7 @@ func (s *simulation) arrive(stage, flow int) {
 	}
 }
 
-// serve takes the waiting chunk with the least start tag.
+// serve takes the waiting quantum with the least start tag.
 func (s *simulation) serve(stage int) {
 	st := &s.stages[stage]
 	next, active := -1, 0
@@ -88,16 +88,16 @@ func (s *simulation) serve(stage int) {
 		s.ends[stage] = math.Inf(1)
 		return
 	}
-	shared, chunk := &s.net.Stages[stage], s.flows[next].chunk
+	shared, quantum := &s.net.Stages[stage], s.flows[next].quantum
 	st.virtual = st.tag[next]
-	st.tag[next] += chunk / s.net.Flows[next].Weight
+	st.tag[next] += quantum / s.net.Flows[next].Weight
 	st.started = s.now
-	s.ends[stage] = s.now + chunk/shared.Rate*(1+shared.Contention*float64(active-1))
+	s.ends[stage] = s.now + quantum/shared.Rate*(1+shared.Contention*float64(active-1))
 }
 
-// until runs until every flow has received so many chunks since measuring began.
-func (s *simulation) until(ctx context.Context, chunks int) error {
-	s.target, s.short = chunks, len(s.flows)
+// until runs until every flow has received so many quanta since measuring began.
+func (s *simulation) until(ctx context.Context, quanta int) error {
+	s.target, s.short = quanta, len(s.flows)
 	for s.short > 0 {
 		if s.events++; s.events > mostEvents {
 			return errUnsettled
@@ -153,7 +153,7 @@ func (s *simulation) result() *Simulated {
 	took := s.now - s.begin
 	r := &Simulated{Rates: make([]float64, len(s.flows)), Use: make([]float64, len(s.stages))}
 	for i := range s.flows {
-		r.Rates[i] = float64(s.flows[i].delivered) * s.flows[i].chunk / took
+		r.Rates[i] = float64(s.flows[i].delivered) * s.flows[i].quantum / took
 		r.Aggregate += r.Rates[i]
 	}
 	for i := range s.stages {
