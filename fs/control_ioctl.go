@@ -37,7 +37,7 @@ func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, ou
 		}
 	case control.OpPrefetch:
 		var ranges []control.Range
-		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(planner{in.Uid, number(in.NodeId)}, prefetchJob{{body, ranges}}) {
+		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(planner{in.Uid, number(in.NodeId)}, announcement{{body, ranges}}) {
 			return fuse.EAGAIN
 		}
 	}

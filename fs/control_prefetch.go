@@ -16,7 +16,7 @@ import (
 // prefetcher announces ranges that readers will read: to the kernel for local files, to the cache for remote objects. The
 // queue is bounded, so that a request never waits.
 type prefetcher struct {
-	queue *jobQueue
+	queue *announcements
 	cache Cache        // set before use; nil for none
 	bytes atomic.Int64 // that the kernel and the cache were told of
 
@@ -24,8 +24,8 @@ type prefetcher struct {
 	byFile map[int][]planner
 }
 
-// prefetchJob has the ranges of one message, of files of the mount or of objects.
-type prefetchJob []prefetchPart
+// announcement has the ranges of one message, of files of the mount or of objects.
+type announcement []prefetchPart
 
 type prefetchPart struct {
 	body   *layout.Body
@@ -42,20 +42,20 @@ type planner struct {
 func (r planner) User() uint32 { return r.uid }
 
 func newPrefetcher() *prefetcher {
-	const pending = 128 // jobs, of 200 KiB at most
-	return &prefetcher{queue: newJobQueue(pending), byFile: map[int][]planner{}}
+	const pending = 128 // announcements, of 200 KiB at most
+	return &prefetcher{queue: newAnnouncements(pending), byFile: map[int][]planner{}}
 }
 
-// runsPerJob bounds the work of a job: a message may name all of an irregular file a thousand times.
-const runsPerJob = 1 << 16
+// runsPerAnnouncement bounds the work of one: a message may name all of an irregular file a thousand times.
+const runsPerAnnouncement = 1 << 16
 
-// runs yields the runs that the ranges of a job cover, at most runsPerJob.
-func (job prefetchJob) runs(yield func(layout.Run) bool) {
+// runs yields the runs that the ranges of an announcement cover, at most runsPerAnnouncement.
+func (a announcement) runs(yield func(layout.Run) bool) {
 	n := 0
-	for _, part := range job {
+	for _, part := range a {
 		for _, g := range part.ranges {
 			for r := range part.body.RunsWithin(g.Offset, g.Length) {
-				if n++; n > runsPerJob || !yield(r) {
+				if n++; n > runsPerAnnouncement || !yield(r) {
 					return
 				}
 			}
@@ -63,13 +63,13 @@ func (job prefetchJob) runs(yield func(layout.Run) bool) {
 	}
 }
 
-// add queues the local part of a job, and adds the remote part to the reader's plan. It reports whether there was room: if
-// not, nothing was planned.
-func (p *prefetcher) add(reader planner, job prefetchJob) bool {
+// add queues the local part of an announcement, and adds the remote part to the reader's plan. It reports whether there
+// was room: if not, nothing was planned.
+func (p *prefetcher) add(reader planner, a announcement) bool {
 	var runs []layout.Run
 	var bytes int64
 	anyLocal := false
-	for r := range job.runs {
+	for r := range a.runs {
 		if _, ok := r.Object.Origin.(segmented); !ok {
 			_, here := backed(r.Object)
 			anyLocal = anyLocal || here
@@ -80,7 +80,7 @@ func (p *prefetcher) add(reader planner, job prefetchJob) bool {
 		}
 		runs, bytes = append(runs, r), bytes+r.Count*r.Length
 	}
-	if anyLocal && !p.queue.add(reader.uid, job) {
+	if anyLocal && !p.queue.add(reader.uid, a) {
 		return false
 	}
 	if len(runs) > 0 && p.cache != nil {
@@ -125,21 +125,21 @@ func (p *prefetcher) endFile(number int) {
 // run works the queue until ctx ends.
 func (p *prefetcher) run(ctx context.Context) {
 	for {
-		job, err := p.queue.next(ctx)
+		a, err := p.queue.next(ctx)
 		if err != nil {
 			return
 		}
-		p.advise(ctx, job)
+		p.advise(ctx, a)
 	}
 }
 
-// patienceAhead bounds a job's wait for files that another program has leased: other jobs wait behind it.
+// patienceAhead bounds an announcement's wait for files that another program has leased: others wait behind it.
 const patienceAhead = 100 * time.Millisecond
 
-// advise makes the kernel read a job's local bytes ahead. It drops errors: readers of the file will meet them.
-func (p *prefetcher) advise(ctx context.Context, job prefetchJob) {
+// advise makes the kernel read an announcement's local bytes ahead. It drops errors: readers of the file will meet them.
+func (p *prefetcher) advise(ctx context.Context, a announcement) {
 	patience := patienceAhead
-	for r := range job.runs {
+	for r := range a.runs {
 		if ctx.Err() != nil {
 			return
 		}

@@ -5,22 +5,22 @@ import (
 	"sync"
 )
 
-// jobQueue queues prefetch jobs, bounded for each user. Users with jobs take turns.
-type jobQueue struct {
+// announcements is a queue of them, bounded for each user. Users with some take turns.
+type announcements struct {
 	room *shares
-	some chan struct{} // has a token while there may be a job
+	some chan struct{} // has a token while there may be one
 
 	mu    sync.Mutex // guards the fields below
-	turns []uint32   // users with jobs, the next one first
-	of    map[uint32][]prefetchJob
+	turns []uint32   // users with some, the next one first
+	of    map[uint32][]announcement
 }
 
-func newJobQueue(limit int64) *jobQueue {
-	return &jobQueue{room: newShares(limit, limit/2, 1), some: make(chan struct{}, 1), of: map[uint32][]prefetchJob{}}
+func newAnnouncements(limit int64) *announcements {
+	return &announcements{room: newShares(limit, limit/2, 1), some: make(chan struct{}, 1), of: map[uint32][]announcement{}}
 }
 
-// add queues a job of a user, and reports whether there was room.
-func (q *jobQueue) add(uid uint32, job prefetchJob) bool {
+// add queues an announcement of a user, and reports whether there was room.
+func (q *announcements) add(uid uint32, a announcement) bool {
 	if !q.room.reserve(uid, 1) {
 		return false
 	}
@@ -29,33 +29,33 @@ func (q *jobQueue) add(uid uint32, job prefetchJob) bool {
 	if len(q.of[uid]) == 0 {
 		q.turns = append(q.turns, uid)
 	}
-	q.of[uid] = append(q.of[uid], job)
+	q.of[uid] = append(q.of[uid], a)
 	q.wake()
 	return true
 }
 
-func (q *jobQueue) wake() {
+func (q *announcements) wake() {
 	select {
 	case q.some <- struct{}{}:
 	default: // it is awake
 	}
 }
 
-// next waits for a job.
-func (q *jobQueue) next(ctx context.Context) (prefetchJob, error) {
+// next waits for an announcement.
+func (q *announcements) next(ctx context.Context) (announcement, error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-q.some:
 		}
-		if job := q.pop(); job != nil {
-			return job, nil
+		if a := q.pop(); a != nil {
+			return a, nil
 		}
 	}
 }
 
-func (q *jobQueue) pop() prefetchJob {
+func (q *announcements) pop() announcement {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.turns) == 0 {
@@ -63,7 +63,7 @@ func (q *jobQueue) pop() prefetchJob {
 	}
 	uid := q.turns[0]
 	q.turns = q.turns[1:]
-	job := q.of[uid][0]
+	a := q.of[uid][0]
 	if q.of[uid] = q.of[uid][1:]; len(q.of[uid]) > 0 {
 		q.turns = append(q.turns, uid)
 	} else {
@@ -73,5 +73,5 @@ func (q *jobQueue) pop() prefetchJob {
 		q.wake()
 	}
 	q.room.book(uid, -1)
-	return job
+	return a
 }

@@ -402,7 +402,7 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 	if err != nil {
 		return err
 	}
-	job := make(prefetchJob, len(ranges))
+	said := make(announcement, len(ranges))
 	for i, g := range ranges {
 		o := s.leased(g.Object)
 		if o == nil {
@@ -410,9 +410,9 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 		}
 		var body layout.Body
 		body.Add(o, 0, o.Size)
-		job[i] = prefetchPart{&body, []control.Range{g.Range}}
+		said[i] = prefetchPart{&body, []control.Range{g.Range}}
 	}
-	if !s.channel.prefetch.add(planner{s.peer.uid, s}, job) {
+	if !s.channel.prefetch.add(planner{s.peer.uid, s}, said) {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "too much is being prefetched already"}
 	}
 	a.header.Type = control.TypeDone

@@ -207,16 +207,16 @@ func TestPrefetchNeverWaits(t *testing.T) {
 	o := localObject("a", 10)
 	var body layout.Body
 	body.Add(o, 0, o.Size)
-	job := prefetchJob{{&body, []control.Range{{Length: 10}}}}
+	a := announcement{{&body, []control.Range{{Length: 10}}}}
 	taken := 0
-	for p.add(planner{uid: greedy}, job) {
+	for p.add(planner{uid: greedy}, a) {
 		taken++
 	}
 	if taken != 64 {
-		t.Errorf("%d jobs of one user are taken, want half of 128", taken)
+		t.Errorf("%d announcements of one user are taken, want half of 128", taken)
 	}
 	for _, uid := range []uint32{modest, uint32(os.Geteuid())} {
-		if !p.add(planner{uid: uid}, job) {
+		if !p.add(planner{uid: uid}, a) {
 			t.Errorf("user %d finds no room", uid)
 		}
 	}
@@ -227,7 +227,7 @@ func TestPrefetchNeverWaits(t *testing.T) {
 		}
 	}
 	if left := p.queue.room.booked(); left != 63 || len(p.queue.of) != 1 || len(p.queue.of[greedy]) != 63 {
-		t.Errorf("%d jobs are left, of %d users", left, len(p.queue.of))
+		t.Errorf("%d announcements are left, of %d users", left, len(p.queue.of))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 63 {
@@ -285,7 +285,7 @@ func TestPrefetchOfSeveralOrigins(t *testing.T) {
 	for i := range 4 {
 		body.Add(&layout.Object{Name: strconv.Itoa(i), Size: 10, Origin: &segmentedFile{path: strconv.Itoa(i % 2)}}, 0, 10)
 	}
-	if !p.add(reader, prefetchJob{{&body, []control.Range{{Length: 40}}}}) || len(cache.runs[reader]) != 4 {
+	if !p.add(reader, announcement{{&body, []control.Range{{Length: 40}}}}) || len(cache.runs[reader]) != 4 {
 		t.Fatalf("the cache is told of %v", cache.runs)
 	}
 	for i, r := range cache.runs[reader] {
@@ -306,7 +306,7 @@ func TestPlansEndWithTheirFile(t *testing.T) {
 	var body layout.Body
 	body.Add(&layout.Object{Name: "a", Size: 10, Origin: &segmentedFile{path: "a"}}, 0, 10)
 	for _, reader := range []planner{{greedy, 7}, {modest, 7}, {greedy, 8}, {greedy, "a connection"}} {
-		if !p.add(reader, prefetchJob{{&body, []control.Range{{Length: 10}}}}) || reader.User() != reader.uid {
+		if !p.add(reader, announcement{{&body, []control.Range{{Length: 10}}}}) || reader.User() != reader.uid {
 			t.Fatal("there is no room")
 		}
 	}
@@ -328,7 +328,7 @@ func (leased) Borrow(ctx context.Context, _ *layout.Object) (int, func(), error)
 	return -1, nil, ctx.Err()
 }
 
-// TestPrefetchWaitsOnceForLeases has a job be of many pieces of a leased file: others wait for its end.
+// TestPrefetchWaitsOnceForLeases has an announcement be of many pieces of a leased file: others wait for its end.
 func TestPrefetchWaitsOnceForLeases(t *testing.T) {
 	o := localObject("a", 1<<20)
 	o.Origin = leased{}
@@ -337,9 +337,9 @@ func TestPrefetchWaitsOnceForLeases(t *testing.T) {
 		body.Add(o, at, 32)
 	}
 	began := time.Now()
-	newPrefetcher().advise(t.Context(), prefetchJob{{&body, []control.Range{{Length: body.Size()}}}})
+	newPrefetcher().advise(t.Context(), announcement{{&body, []control.Range{{Length: body.Size()}}}})
 	if took := time.Since(began); took > 50*patienceAhead {
-		t.Errorf("a job of %d pieces takes %v", body.Runs(), took)
+		t.Errorf("an announcement of %d pieces takes %v", body.Runs(), took)
 	}
 }
 
@@ -350,13 +350,13 @@ func TestPrefetchIsBounded(t *testing.T) {
 	for at := int64(0); at < o.Size; at += 64 {
 		body.Add(o, at, 32)
 	}
-	job := prefetchJob{{&body, slices.Repeat([]control.Range{{Length: body.Size()}}, control.MaxRanges)}}
+	a := announcement{{&body, slices.Repeat([]control.Range{{Length: body.Size()}}, control.MaxRanges)}}
 	n := 0
-	for range job.runs {
+	for range a.runs {
 		n++
 	}
-	if n != runsPerJob {
-		t.Errorf("%d pieces are looked at, want %d", n, runsPerJob)
+	if n != runsPerAnnouncement {
+		t.Errorf("%d pieces are looked at, want %d", n, runsPerAnnouncement)
 	}
 }
 

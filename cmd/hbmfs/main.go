@@ -147,16 +147,6 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	return root
 }
 
-// exactArgs is for commands that take n arguments.
-func exactArgs(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != n {
-			return usageError{fmt.Errorf("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())}
-		}
-		return nil
-	}
-}
-
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",

@@ -1,0 +1,17 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// exactArgs is for commands that take n arguments.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return usageError{fmt.Errorf("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())}
+		}
+		return nil
+	}
+}
