@@ -248,7 +248,7 @@ func (f *fill) room(fl *flight, off, n int64) (fd int, err error) {
 	return fd, f.store.allocate(fd, off, n, fl.planned)
 }
 
-// reserve reserves those blocks of [first, last) that are not on the books.
+// reserve takes those blocks of [first, last) that are not on the books.
 func (f *fill) reserve(first, last int, u *planned) error {
 	f.mu.Lock()
 	var fresh []int

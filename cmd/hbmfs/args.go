@@ -6,6 +6,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// usageError is a mistake on the command line.
+type usageError struct{ error }
+
 // exactArgs is for commands that take n arguments.
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

@@ -23,7 +23,7 @@ func newLocateCommand() *cobra.Command {
 	c := &locateCommand{}
 	cmd := &cobra.Command{
 		Use:   "locate FILE",
-		Short: "Name the backing files of a file of a mount, for programs that call cuFile themselves",
+		Short: "Name the backing files of a file in a mount, for programs that call cuFile themselves",
 		Long: `Name the files of this machine that the bytes of FILE lie in, and where in them. FILE is in a mount of hbmfs. A program that
 calls cuFile itself (kvikio, DALI, cuDF, DeepSpeed) opens these, and not FILE: cuFile on a file of a FUSE mount is never direct.
 

@@ -71,9 +71,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// usageError is a mistake on the command line.
-type usageError struct{ error }
-
 // sourceError is the error of opening the source of a mount.
 type sourceError struct{ error }
 

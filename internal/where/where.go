@@ -76,7 +76,7 @@ type Location struct {
 	Runs  []Run  `json:"runs"`
 }
 
-// Locate finds the backing files of a file of a mount. Each path is compared with the file that the daemon reads: device and
+// Locate finds the backing files of a file in a mount. Each path is compared with the file that the daemon reads: device and
 // inode are the same.
 func Locate(ctx context.Context, name string) (*Location, error) {
 	f, err := os.Open(name)

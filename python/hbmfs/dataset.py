@@ -14,7 +14,7 @@ from ._queue import Queue
 from .reader import File, Reader
 from .request import Request
 
-# A dataset that takes at most this part of the host's memory, in at most so many pieces, is kept registered with the
+# A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
 # which Linux allows 65,530.
 _KEPT_PART, _KEPT_RUNS, _KEPT_ROOM = 4, 8192, 512 << 20

@@ -115,7 +115,7 @@ def test_a_trainers_state(tmp_path, follows, options):
     assert follows == {True: 41, False: 1}, "of all tensors only the conjugate is for torch.load"
 
 
-def test_small_pieces_and_batches(tmp_path, monkeypatch):
+def test_small_requests_and_batches(tmp_path, monkeypatch):
     from hbmfs import _transfer
 
     monkeypatch.setattr(_transfer, "REQUEST", 40_000)
