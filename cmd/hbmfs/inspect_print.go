@@ -8,11 +8,12 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/inspect"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // printInspection writes the result for people: a table of the sets, their notes and views, then the problems.
 func printInspection(w io.Writer, r *inspect.Report) error {
-	fmt.Fprintf(w, "%s: %s files, %s", r.Source, size.Grouped(int64(r.Objects)), size.Decimal(r.Bytes))
+	fmt.Fprintf(w, "%s: %s files, %s", top.Printable(r.Source), size.Grouped(int64(r.Objects)), size.Decimal(r.Bytes))
 	if r.Raw > 0 {
 		fmt.Fprintf(w, " (%s files of no recognized format, served as they are)", size.Grouped(int64(r.Raw)))
 	}
@@ -21,7 +22,7 @@ func printInspection(w io.Writer, r *inspect.Report) error {
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprint(t, "\nSET\tFORMAT\tDTYPE\tSHARDS\tTOKENS\tDOCUMENTS\tSAMPLES\tSIZE\tALIGN\n")
 		for _, s := range r.Sets {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", placeOf(&s), s.Format, known(s.DType.String()), size.Grouped(int64(len(s.Shards))),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", top.Printable(placeOf(&s)), s.Format, known(s.DType.String()), size.Grouped(int64(len(s.Shards))),
 				size.Grouped(s.Tokens), size.Grouped(s.Documents), size.Grouped(s.Samples), size.Decimal(s.Bytes), alignment(s.Alignment))
 		}
 		if err := t.Flush(); err != nil {
@@ -42,7 +43,7 @@ func printInspection(w io.Writer, r *inspect.Report) error {
 	}
 	fmt.Fprintf(w, "\n%s problems:\n", size.Grouped(int64(len(r.Problems))))
 	for _, p := range r.Problems {
-		fmt.Fprintf(w, "  %s\n", p)
+		fmt.Fprintf(w, "  %s\n", top.Printable(p.String()))
 	}
 	return nil
 }
@@ -51,19 +52,19 @@ func printSet(w io.Writer, s *inspect.Set) error {
 	if len(s.Notes) == 0 && len(s.Views) == 0 {
 		return nil
 	}
-	fmt.Fprintf(w, "\n%s (%s)\n", placeOf(s), s.Format)
+	fmt.Fprintf(w, "\n%s (%s)\n", top.Printable(placeOf(s)), s.Format)
 	for _, note := range s.Notes {
-		fmt.Fprintf(w, "  note: %s\n", note)
+		fmt.Fprintf(w, "  note: %s\n", top.Printable(note))
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, v := range s.Views {
 		switch {
 		case v.Absent != "":
-			fmt.Fprintf(t, "  no %s\t%s\n", v.Path, v.Absent)
+			fmt.Fprintf(t, "  no %s\t%s\n", top.Printable(v.Path), top.Printable(v.Absent))
 		case v.Entries > 0:
-			fmt.Fprintf(t, "  view %s/\t%s in %s files\n", v.Path, size.Decimal(v.Size), size.Grouped(int64(v.Entries)))
+			fmt.Fprintf(t, "  view %s/\t%s in %s files\n", top.Printable(v.Path), size.Decimal(v.Size), size.Grouped(int64(v.Entries)))
 		default:
-			fmt.Fprintf(t, "  view %s\t%s\n", v.Path, size.Decimal(v.Size))
+			fmt.Fprintf(t, "  view %s\t%s\n", top.Printable(v.Path), size.Decimal(v.Size))
 		}
 	}
 	return t.Flush()

@@ -51,3 +51,16 @@ func TestInspectMistakes(t *testing.T) {
 		}
 	}
 }
+
+// TestInspectIsHarmlessForTerminals inspects names that would colour a terminal, or worse.
+func TestInspectIsHarmlessForTerminals(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "\x1b[31mred.npy"), []byte("\x93NUMPY\x01\x00"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	code := run(context.Background(), []string{"hbmfs", "inspect", dir}, &stdout, &stderr)
+	if code != exitProblems || !strings.Contains(stdout.String(), "?[31mred.npy") || strings.Contains(stdout.String()+stderr.String(), "\x1b") {
+		t.Errorf("exit code %d: %q %q", code, stdout.String(), stderr.String())
+	}
+}

@@ -226,6 +226,13 @@ func (w *Warmer) read(ctx context.Context, u unit) error {
 			return err
 		}
 		n, err := f.ReadAt(part, at)
+		if errors.Is(err, unix.EINVAL) {
+			// What was published meanwhile is a file of its own, to which O_DIRECT reads of odd lengths go now.
+			if err := clearDirect(f); err != nil {
+				return err
+			}
+			n, err = f.ReadAt(part, at)
+		}
 		if n < len(part) {
 			return fmt.Errorf("read at %d: %w", at, err)
 		}
@@ -233,6 +240,15 @@ func (w *Warmer) read(ctx context.Context, u unit) error {
 		w.count(&w.done.Fetched, int64(n))
 	}
 	return nil
+}
+
+// clearDirect has reads of an open file go through the page cache.
+func clearDirect(f *os.File) error {
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags&^unix.O_DIRECT)
+	}
+	return err
 }
 
 // pace waits until n bytes more are within the rate.
