@@ -166,7 +166,10 @@ class _Board:
 
         def decide(store: Any) -> bytes | None:
             over = told is not None or stopped()
-            return store.compare_set(decision, "", "stop" if over else "go") if over or store.check(names) else None
+            if not over and not store.check(names):
+                return None
+            self._keys.append(decision)
+            return store.compare_set(decision, "", "stop" if over else "go")
 
         question = self._ask(decide)
         try:
@@ -174,7 +177,7 @@ class _Board:
         except Told as err:
             told = err
             with self._changed:
-                while question.answer is None and not self._silent():
+                while question.answer is None and self.lost is None and not self._silent():
                     self._changed.wait(SILENCE / 10)
         if question.answer == b"go":
             return True
@@ -219,14 +222,14 @@ class _Board:
                 self._changed.wait(SILENCE / 10)
 
     def _raise(self) -> None:
-        if self._silent():
+        if self._failure is None and self._silent():
             self._failure = GroupError(f"the group's store has not answered for {SILENCE:.0f} s: the process that holds it, rank 0 as a rule, is gone or stuck")
             self.lost = self._failure
         if self._failure is not None:
             raise Told(self._failure)
 
     def _silent(self) -> bool:
-        return self._failure is None and time.monotonic() - self._heard > SILENCE
+        return time.monotonic() - self._heard > SILENCE
 
     def _run(self) -> None:
         try:

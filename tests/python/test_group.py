@@ -248,9 +248,9 @@ def test_ranks_that_see_other_files(tmp_path, model):
     assert {name for name, *_ in results} == {"GroupError"} and all("do not see the same files" in text for _, text, *_ in results), results
 
 
-def hang(rank, size, path, how):
-    """Rank 1 stops while it reads."""
-    if rank == 1:
+def hang(rank, size, path, how, victim):
+    """A rank stops while it reads."""
+    if rank == victim:
         begin = _transfer.Transfer.then
 
         def stop(self, call):
@@ -271,8 +271,14 @@ def hang(rank, size, path, how):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone(model, how):
-    for text, took in Ranks(3, hang, model, how).wait([0, 2]):
+    for text, took in Ranks(3, hang, model, how, 1).wait([0, 2]):
         assert "rank 1 of the group (process" in text and "is gone: last seen" in text and took < 20, (text, took)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_rank_that_holds_the_store_is_gone(model, how):
+    for text, took in Ranks(3, hang, model, how, 0).wait([1, 2]):
+        assert ("rank 0 of the group (process" in text or "the group's store" in text) and took < 20, (text, took)
 
 
 def late(rank, size, path):
