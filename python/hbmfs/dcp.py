@@ -122,7 +122,8 @@ class DCPReader(FileSystemReader):
 
     def _read_together(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         from . import _dcp_shared
-        from ._group import Team, Told
+        from ._board import Told
+        from ._group import Team
 
         try:
             with Team(self._group, _dcp_shared.device(self._group, self._given), f"DCPReader({str(self.path)!r})") as team:

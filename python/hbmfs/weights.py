@@ -101,7 +101,8 @@ def load_safetensors(
     call = _Call(path, index, method, names, slices, progress, reader)
     if group is None:
         return call.run(None)
-    from ._group import Team, Told
+    from ._board import Told
+    from ._group import Team
 
     try:
         with Team(group, index, f"load_safetensors({os.fspath(path)!r})") as team:

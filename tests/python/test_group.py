@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hbmfs import _group, _parts, _transfer, weights
+from hbmfs import _board, _parts, _transfer, weights
 from test_weights import random_model, same
 
 PATIENCE = 60
@@ -58,7 +58,7 @@ class Ranks:
 def run(store, rank, size, results, job, *arguments):
     import torch.distributed as dist
 
-    weights.SHARE, _transfer.REQUEST, _parts.BLOCK, _group.SILENCE = 40_000, 50_000, 300_000, 3.0
+    weights.SHARE, _transfer.REQUEST, _parts.BLOCK, _board.SILENCE = 40_000, 50_000, 300_000, 3.0
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
         result = job(rank, size, *arguments)
@@ -284,7 +284,7 @@ def test_the_rank_that_holds_the_store_is_gone(model, how):
 def late(rank, size, path):
     """Rank 1 comes when the others have waited longer than a silence."""
     if rank == 1:
-        time.sleep(2 * _group.SILENCE)
+        time.sleep(2 * _board.SILENCE)
     return load(rank, size, path, path)
 
 
