@@ -47,6 +47,7 @@ class Board:
         self._questions: list[_Question] = []
         self._failure: errors.Error | None = None
         self.lost: GroupError | None = None
+        self._failed = False  # this rank has said why
         self._over = False
         self._heard = time.monotonic()  # when the store last answered
         self._thread = threading.Thread(target=self._run, name="hbmfs-group", daemon=True)
@@ -107,11 +108,17 @@ class Board:
 
     def fail(self, error: BaseException) -> None:
         """Tells the others why this rank failed, if it is the first one."""
-        text = json.dumps({"rank": self._rank, "kind": type(error).__name__, "why": str(error) or type(error).__name__})
-        self._ask(lambda store: store.compare_set(self._prefix + "failed", "", text))
+        kind = type(error).__name__
+        self._tell({"kind": kind, "why": str(error) or kind, "rank": self._rank, "lost": False})
+
+    def _tell(self, failure: dict[str, Any]) -> None:
+        self._failed = True
+        self._ask(lambda store: store.compare_set(self._prefix + "failed", "", json.dumps(failure)))
 
     def close(self) -> None:
         """Ends the thread when it has said everything. A store that hangs is left alone."""
+        if self._failed or self._failure is not None:
+            time.sleep(BEAT / 2)  # the others look for the reason, and this process may take the store with it
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -147,7 +154,6 @@ class Board:
 
     def _run(self) -> None:
         try:
-            self._store.set_timeout(datetime.timedelta(seconds=SILENCE))
             while self._old:
                 self._store.delete_key(self._old.pop())
             beats = _Beats(self._store, self._prefix, self._rank, self._size)
@@ -172,9 +178,13 @@ class Board:
         if over:
             return False
         lost = beats.look()
+        if lost is not None and not self._failed:
+            self._tell({"kind": "GroupError", "why": str(lost), "rank": None, "lost": True})
         failure = None
         if self._store.check([self._prefix + "failed"]):
-            failure = _failure(json.loads(self._store.get(self._prefix + "failed")))
+            said = json.loads(self._store.get(self._prefix + "failed"))
+            failure = _failure(said)
+            lost = lost or (GroupError(said["why"]) if said["lost"] else None)
         with self._changed:
             self._heard = time.monotonic()
             self.lost = self.lost or lost
@@ -189,10 +199,15 @@ class Board:
 
 
 def _own_store() -> Any:
-    """The connection of this process. It is kept: torch 2.9 sometimes takes 5 s to make one."""
+    """The connection of this process. It is kept: torch 2.9 sometimes takes 5 s to make one. A torch that cannot make another
+    one gives its own, whose timeout stays as it is."""
     store = dist.distributed_c10d._get_default_store()
     if not _own_stores or _own_stores[0][0] is not store:
-        _own_stores[:] = [(store, store.clone() if hasattr(store, "clone") else store)]
+        own = store
+        if hasattr(store, "clone"):
+            own = store.clone()
+            own.set_timeout(datetime.timedelta(seconds=SILENCE))
+        _own_stores[:] = [(store, own)]
     return _own_stores[0][1]
 
 
@@ -244,5 +259,6 @@ class _Beats:
 def _failure(said: dict[str, Any]) -> errors.Error:
     kind: Any = getattr(errors, said["kind"], None)
     known = isinstance(kind, type) and issubclass(kind, errors.Error)
-    text = f"rank {said['rank']} of the group failed: " + ("" if known else f"{said['kind']}: ") + said["why"]
+    who = "" if said["rank"] is None else f"rank {said['rank']} of the group failed: "
+    text = who + ("" if known else f"{said['kind']}: ") + said["why"]
     return kind(text) if known else GroupError(text)

@@ -96,8 +96,6 @@ def load_safetensors(
     gone or sees other files. After any exception, KeyboardInterrupt too, all memory is free.
     """
     index = _device.parse(device)
-    if reader is not None and reader.device != index:
-        raise DeviceError(f"the reader is for {_device.name(reader.device)} and the weights go to {_device.name(index)}: give one of that device")
     call = _Call(path, index, method, names, slices, progress, reader)
     if group is None:
         return call.run(None)
@@ -134,7 +132,11 @@ class _Call(NamedTuple):
     reader: Reader | None
 
     def run(self, team: Team | None) -> dict[str, Any]:
-        """Loads, alone or with the ranks of a team."""
+        """Loads, alone or with the ranks of a team, which hear of what is wrong with any rank's arguments."""
+        if self.reader is not None and self.reader.device != self.device:
+            raise DeviceError(
+                f"the reader is for {_device.name(self.reader.device)} and the weights go to {_device.name(self.device)}: give one of that device"
+            )
         library = _Torch(_device.name(self.device)) if _has_torch(self.device) else _Numpy()
         blocks: list[Any] = []
         try:
