@@ -124,7 +124,7 @@ func hbmfs_go_verify_wait(h C.hbmfs_handle, timeout C.int64_t, out *C.hbmfs_veri
 	return answer(why, func() error {
 		v, err := lib.awaitVerify(uint64(h), timeoutOf(timeout))
 		if v != nil {
-			out.done, out.total = C.int64_t(v.bytes.Load()), C.int64_t(v.total)
+			out.done, out.total = C.int64_t(v.bytes.Load()), C.int64_t(v.size.Load())
 		}
 		if v != nil && wait(v.done, 0) && v.report != nil {
 			out.files, out.damaged = C.int64_t(v.report.Files), C.int64_t(v.report.Damaged)

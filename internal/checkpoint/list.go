@@ -25,20 +25,20 @@ const (
 
 // Entry is a checkpoint in a directory, or what is being made of one.
 type Entry struct {
-	Name  string
-	Path  string
-	State State
-	Why   string // it is not complete
+	Name  string `json:"name"`
+	Path  string `json:"path"`
+	State State  `json:"state"`
+	Why   string `json:"why,omitempty"` // it is not complete
 
 	// Of complete ones.
-	Part    Part
-	Files   int
-	Size    int64 // bytes
-	Created time.Time
+	Part
+	Files   int       `json:"files"`
+	Size    int64     `json:"size"` // bytes
+	Created time.Time `json:"created,omitzero"`
 }
 
 // List gives the checkpoints in a directory in the natural order of their names: step_9 before step_10. Sums are not
-// compared; [Checkpoint.Verify] does that. Directories without a manifest are not listed.
+// compared; [Verify] does that. Directories without a manifest are not listed.
 func List(dir string) ([]Entry, error) {
 	root, names, err := openList(dir)
 	if err != nil {

@@ -29,7 +29,10 @@ const (
 
 // Part says which of the parts of a checkpoint lies in a directory: one of Of, counted from 0. Nodes that keep what they write on
 // disks of their own publish one part each, under one name.
-type Part struct{ Index, Of int }
+type Part struct {
+	Index int `json:"part"`
+	Of    int `json:"parts"`
+}
 
 func (p Part) check() error {
 	if p.Of < 1 || p.Of > mostParts || p.Index < 0 || p.Index >= p.Of {
