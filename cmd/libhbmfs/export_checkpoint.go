@@ -88,7 +88,7 @@ func hbmfs_go_checkpoint_list(dir *C.char, infos *C.hbmfs_checkpoint_info, room 
 		for i := range min(len(found), max(0, int(room))) {
 			e, to := &found[i], &unsafe.Slice(infos, int(room))[i]
 			put(to.name[:], e.Name)
-			to.part, to.parts, to.files, to.size = C.int32_t(e.Part.Index), C.int32_t(e.Part.Of), C.int64_t(e.Files), C.int64_t(e.Size)
+			to.part, to.parts, to.files, to.size = C.int32_t(e.Index), C.int32_t(e.Of), C.int64_t(e.Files), C.int64_t(e.Size)
 			to.created = C.int64_t(e.Created.UnixNano())
 		}
 		return err
