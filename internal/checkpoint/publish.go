@@ -13,7 +13,8 @@ import (
 
 // Publish makes the draft the checkpoint. It is on the disk when Publish returns. files are all files below [Draft.Dir], each
 // written and synced. They are synced once more, which costs little, and must be there with these sizes, and no others. After an error
-// the checkpoint is not there, and the draft stays until Drop: Publish may be tried again.
+// the checkpoint is not there, and the draft stays until Drop: Publish may be tried again. Only where a disk fails twice the
+// checkpoint stays, complete, and the error says so.
 func (d *Draft) Publish(ctx context.Context, files []File) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -41,7 +42,7 @@ func (d *Draft) publish(ctx context.Context, files []File) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil { // what cannot be undone here goes with the draft
+		if err != nil && d.isAt(d.base()) { // what cannot be undone here goes with the draft
 			_ = d.hide()
 			_ = d.dir.Remove(ManifestName)
 		}
