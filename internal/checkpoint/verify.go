@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"runtime"
 	"slices"
@@ -59,7 +60,7 @@ func Verify(ctx context.Context, path string, opt VerifyOptions) (*Report, error
 		v.damaged(Damage{File: ManifestName, Chunk: -1, Err: err})
 	} else if err != nil {
 		return nil, err
-	} else if err = errors.Join(v.run(ctx), v.c.Close()); err != nil {
+	} else if err = v.run(ctx); err != nil {
 		return nil, fmt.Errorf("verify checkpoint %s: %w", path, err)
 	}
 	slices.SortFunc(v.report.Damage, func(a, b Damage) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Chunk, b.Chunk)) })
@@ -68,6 +69,7 @@ func Verify(ctx context.Context, path string, opt VerifyOptions) (*Report, error
 }
 
 func (v *verification) run(ctx context.Context) error {
+	defer func() { _ = v.c.Close() }() // opened for reading
 	threads := v.opt.Threads
 	if threads <= 0 {
 		threads = min(8, runtime.NumCPU())
@@ -80,7 +82,11 @@ func (v *verification) run(ctx context.Context) error {
 	for range threads {
 		group.Go(func() error { return v.work(ctx, jobs) })
 	}
-	return group.Wait()
+	err := group.Wait()
+	if err == nil && v.report.Damaged > 0 && v.c.removed() {
+		err = fmt.Errorf("it was removed meanwhile: %w", fs.ErrNotExist)
+	}
+	return err
 }
 
 type verification struct {
