@@ -110,6 +110,16 @@ A path that was asked for and is not available is an error, never another path.`
 	return cmd
 }
 
+// someArgs is for commands that take one thing or more.
+func someArgs(things string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usageError{fmt.Errorf("name the %s: usage: %s", things, cmd.UseLine())}
+		}
+		return nil
+	}
+}
+
 // newProbeCommand is the command of cufile.Options.Probe. Its input and output are cufile's own.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{

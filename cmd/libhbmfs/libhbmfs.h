@@ -48,7 +48,7 @@ extern "C" {
 
 #define HBMFS_ABI 2 /* hbmfs_abi() must give this */
 
-typedef uint64_t hbmfs_handle; /* of a reader, file, request, draft, verification or piece of memory */
+typedef uint64_t hbmfs_handle; /* of a reader, file, request or piece of memory */
 
 /* Results. Numbers are never given another meaning; there may be more of them in later versions. */
 typedef enum {
@@ -247,7 +247,7 @@ int32_t hbmfs_read(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t 
 int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
 		     int32_t widen, uint64_t stream, hbmfs_result *result, hbmfs_failure *why);
 
-/* ---- checkpoints ----
+/* ---- checkpoints: drafts and verifications have handles ----
  *
  * A checkpoint is a directory of files that is complete or not there. Its files are written into a draft beside it, of mode
  * 0700, and synced. Publishing writes a manifest with their sizes and sums, and renames the draft. A crash leaves a draft, which the next

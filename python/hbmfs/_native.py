@@ -98,6 +98,18 @@ class Moved(ctypes.Structure):
         return {name: getattr(self, name) for name in ("direct", "mapped", "staged", "compat", "host") if getattr(self, name)}
 
 
+class DraftFile(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("size", _i64), ("crc32c", ctypes.c_void_p), ("sums", _i64)]
+
+
+class CheckpointInfo(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char * 256), ("part", _i32), ("parts", _i32), ("files", _i64), ("size", _i64), ("created", _i64)]
+
+
+class Verified(_Sized):
+    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("done", _i64), ("total", _i64), ("files", _i64), ("damaged", _i64)]
+
+
 class ReaderStats(_Sized):
     _fields_ = [
         ("struct_size", _u32),
@@ -129,18 +141,6 @@ class FileInfo(_Sized):
 
 class Result(_Sized):
     _fields_ = [("struct_size", _u32), ("reserved", _u32), ("moved", Moved), ("path", ctypes.c_char * 16), ("reason", ctypes.c_char * 256)]
-
-
-class DraftFile(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("size", _i64), ("crc32c", ctypes.c_void_p), ("sums", _i64)]
-
-
-class CheckpointInfo(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char * 256), ("part", _i32), ("parts", _i32), ("files", _i64), ("size", _i64), ("created", _i64)]
-
-
-class Verified(_Sized):
-    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("done", _i64), ("total", _i64), ("files", _i64), ("damaged", _i64)]
 
 
 _pointer = ctypes.POINTER
