@@ -53,7 +53,7 @@ func Begin(ctx context.Context, path string, part Part) (d *Draft, err error) {
 		return d, err
 	}
 	for _, ending := range []string{draftEnding, oldEnding} {
-		if _, err = removeHidden(d.parent, hidden(name, ending)); err != nil {
+		if _, err = removeHidden(ctx, d.parent, hidden(name, ending)); err != nil {
 			return d, err
 		}
 	}

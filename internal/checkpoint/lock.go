@@ -71,7 +71,7 @@ func takeOnce(dir *os.Root, base string) (l *lock, err error) {
 	}
 	switch err := flock(f, unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, failf(ErrBusy, "%s is in the works of %s: wait for it, or end it", filepath.Join(dir.Name(), base), holder(f))
+		return nil, failf(ErrBusy, "%s works on it, and holds %s: wait for it, or end it", holder(f), filepath.Join(dir.Name(), base))
 	case errors.Is(err, unix.ESTALE):
 		return nil, nil
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOLCK):

@@ -41,7 +41,7 @@ func remove(ctx context.Context, parent *os.Root, name string) error {
 		return err
 	}
 	old := hidden(name, oldEnding)
-	if _, err := removeHidden(parent, old); err != nil {
+	if _, err := removeHidden(ctx, parent, old); err != nil {
 		return err
 	}
 	if err := rename(parent, name, old); err != nil {
@@ -50,7 +50,7 @@ func remove(ctx context.Context, parent *os.Root, name string) error {
 	if err := syncDir(parent, "."); err != nil { // after a power loss half of it could be there
 		return errors.Join(err, rename(parent, old, name))
 	}
-	return parent.RemoveAll(old)
+	return removeAll(ctx, parent, old)
 }
 
 // checkCheckpoint refuses what is no checkpoint, or another user's.
@@ -106,7 +106,7 @@ func clean(ctx context.Context, root *os.Root, name string) (gone []string, err 
 	defer l.release()
 	for _, ending := range []string{draftEnding, oldEnding} {
 		base := hidden(name, ending)
-		was, err := removeHidden(root, base)
+		was, err := removeHidden(ctx, root, base)
 		if err != nil {
 			return gone, err
 		}

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -142,8 +143,22 @@ func isEmpty(root *os.Root, name string) bool {
 	return len(names) == 0
 }
 
+// removeAll removes a directory with all below it, and stops when ctx ends.
+func removeAll(ctx context.Context, dir *os.Root, base string) error {
+	_ = walk(dir, base, 0, func(name string, info fs.FileInfo) error {
+		if !info.IsDir() {
+			_ = dir.Remove(name)
+		}
+		return ctx.Err()
+	})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return dir.RemoveAll(base) // what is left, or it says why that stays
+}
+
 // removeHidden removes a draft, or what is left of a checkpoint. It tells whether something was there. The name's lock is held.
-func removeHidden(dir *os.Root, base string) (bool, error) {
+func removeHidden(ctx context.Context, dir *os.Root, base string) (bool, error) {
 	info, err := dir.Lstat(base)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -152,7 +167,7 @@ func removeHidden(dir *os.Root, base string) (bool, error) {
 		err = checkOurs(dir, base, info, fs.ModeDir)
 	}
 	if err == nil {
-		err = dir.RemoveAll(base)
+		err = removeAll(ctx, dir, base)
 	}
 	if err != nil {
 		return false, fmt.Errorf("remove leftover %s: %w", filepath.Join(dir.Name(), base), err)

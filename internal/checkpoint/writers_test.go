@@ -188,3 +188,32 @@ func TestNoLocks(t *testing.T) {
 		dir = scene(t)
 	}
 }
+
+// TestInterruptedRemoval leaves what Clean and the next Begin remove, and nothing that is listed as a checkpoint.
+func TestInterruptedRemoval(t *testing.T) {
+	dir := t.TempDir()
+	at := filepath.Join(dir, "step")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 2 {
+		publish(t, at)
+		if err := Remove(ended, at); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		all, err := List(dir)
+		if err != nil || len(all) != 1 || all[0].State != Leftover || all[0].Why != "it is half removed" {
+			t.Errorf("%+v, %v", all, err)
+		}
+		if _, err := Clean(ended, dir); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if _, err := Begin(ended, at, Part{0, 1}); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+	removed, err := Clean(t.Context(), dir)
+	if err != nil || len(removed) != 1 || removed[0] != filepath.Join(dir, ".step.hbmfs.old") {
+		t.Errorf("%q, %v", removed, err)
+	}
+	sound(t, dir)
+}
