@@ -6,20 +6,43 @@ import (
 )
 
 // choose gives the path of a write.
-func (q *Write) choose(_ context.Context) (Choice, error) {
+func (q *Write) choose(ctx context.Context) (Choice, error) {
 	o := &q.w.opt
-	switch {
-	case o.Path == Direct || o.Path == Mapped:
-		if o.Require {
-			return Choice{}, fmt.Errorf("write to %s: %w: %s", q.dir.path, ErrUnavailable, o.Path)
+	wish := o.Path
+	why := "asked for"
+	switch wish {
+	case Buffered:
+		return Choice{Buffered, why}, nil
+	case Mapped:
+		if q.dir.inMemory() {
+			return Choice{Mapped, why}, nil
 		}
-	case o.Path == Buffered:
-		return Choice{Buffered, "asked for"}, nil
-	case q.dir.inMemory():
-		if o.Path == Staged && o.Require {
-			return Choice{}, fmt.Errorf("write to %s: %w: staged writes past the page cache, and these files lie in it", q.dir.path, ErrUnavailable)
+		why = "mapped: the files do not lie in memory (tmpfs)"
+	case Staged:
+		if !q.dir.inMemory() {
+			return Choice{Staged, why}, nil
 		}
-		return Choice{Buffered, "the files lie in memory"}, nil
+		why = "staged: the files lie in memory, and cannot be written past it"
+	case Direct, Auto:
+		proof, ok, err := q.proveDirect(ctx)
+		if err != nil || ok {
+			return Choice{Direct, proof}, err
+		}
+		why = "direct: " + proof
 	}
-	return Choice{Staged, "the files lie on storage"}, nil
+	switch {
+	case o.Require:
+		return Choice{}, fmt.Errorf("write to %s: %w: %s", q.dir.path, ErrUnavailable, why)
+	case wish == Staged:
+		return Choice{Buffered, why}, nil
+	case q.dir.inMemory():
+		return Choice{Mapped, "the files lie in memory; " + why}, nil
+	case wish == Auto:
+		return Choice{Staged, "the files lie on storage; " + why}, nil
+	}
+	return Choice{Staged, why}, nil
+}
+
+func (q *Write) proveDirect(_ context.Context) (why string, ok bool, err error) {
+	return "not yet", false, nil
 }

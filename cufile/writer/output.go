@@ -60,13 +60,14 @@ func (d *directory) room(n int64) error {
 
 // output is a file that is being written. Several workers do; the one that writes the last chunk finishes it.
 type output struct {
-	dir   *directory
-	name  string
-	size  int64
-	parts []Part
-	sums  []uint32
-	left  atomic.Int64 // chunks that are not written
-	only  bool         // O_DIRECT is required
+	dir    *directory
+	name   string
+	size   int64
+	parts  []Part
+	sums   []uint32
+	left   atomic.Int64 // chunks that are not written
+	only   bool         // O_DIRECT is required
+	mapped []byte       // its pages; nil on other paths than Mapped
 
 	mu     sync.Mutex // guards what follows
 	state  outputState
@@ -163,6 +164,9 @@ func (o *output) write(ctx context.Context, p []byte, offset int64) (Path, error
 		case err == nil && direct:
 			return Staged, nil
 		case err == nil:
+			if !o.dir.inMemory() { // or else all of it would wait for the sync at the end
+				_ = unix.SyncFileRange(o.fd, offset, int64(len(p)), unix.SYNC_FILE_RANGE_WRITE)
+			}
 			return Buffered, nil
 		case direct && errors.Is(err, unix.EINVAL):
 			if err := o.refused(); err != nil {

@@ -42,6 +42,8 @@ type Write struct {
 	began   time.Time
 
 	next    atomic.Int64 // the chunk that a worker begins
+	end     int64        // up to which workers may go
+	started int64        // up to which they went before
 	written atomic.Int64 // bytes
 
 	cancel context.CancelFunc
@@ -159,7 +161,7 @@ func (q *Write) Result() (Result, error) {
 // claim gives the next chunk that no worker has begun; false when there is none.
 func (q *Write) claim() (chunk, bool) {
 	i := q.next.Add(1) - 1
-	if i >= q.chunks {
+	if i >= q.end {
 		return chunk{}, false
 	}
 	f := sort.Search(len(q.first), func(f int) bool { return q.first[f] > i }) - 1
