@@ -1,6 +1,7 @@
 package writer
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,7 +21,17 @@ var (
 	noFakes    string
 )
 
+// probeArgument makes the test binary the probe of Options.Probe.
+const probeArgument = "run-write-probe"
+
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == probeArgument {
+		if err := RunProbe(context.Background(), os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "hbmfs-fakes-")
 		if err != nil {

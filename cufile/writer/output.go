@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -72,9 +73,10 @@ type output struct {
 	mu     sync.Mutex // guards what follows
 	state  outputState
 	fd     int
-	err    error  // why it could not be made
-	direct bool   // O_DIRECT is set
-	why    string // why not, if it should be
+	err    error          // why it could not be made
+	direct bool           // O_DIRECT is set
+	cuFile *direct.Output // nil unless cuFile writes
+	why    string         // why not, if it should be
 }
 
 type outputState int
@@ -145,6 +147,19 @@ func setDirect(fd int, on bool) (bool, error) {
 		return !on, err
 	}
 	return on, nil
+}
+
+// register has cuFile know the file, once, and gives it.
+func (o *output) register(m *direct.Mover) (*direct.Output, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.cuFile == nil {
+		var err error
+		if o.cuFile, err = m.Output(o.fd, o.path()); err != nil {
+			return nil, o.failed("cuFileHandleRegister", err)
+		}
+	}
+	return o.cuFile, nil
 }
 
 // isDirect says whether O_DIRECT is set, and why not.
@@ -232,6 +247,12 @@ func (o *output) wrote() error {
 	if _, err := retried(func() (int, error) { return 0, unix.Fsync(fd) }); err != nil {
 		return o.failed("fsync", err)
 	}
+	if o.cuFile != nil {
+		if err := o.cuFile.Close(); err != nil {
+			return o.failed("close", err)
+		}
+		o.cuFile = nil
+	}
 	o.state, o.fd = over, -1
 	if err := unix.Close(fd); err != nil && !errors.Is(err, unix.EINTR) { // NFS tells there that bytes were lost
 		return o.failed("close", err)
@@ -243,6 +264,10 @@ func (o *output) wrote() error {
 func (o *output) abandon() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.cuFile != nil {
+		_ = o.cuFile.Close()
+		o.cuFile = nil
+	}
 	if o.state == open {
 		_ = unix.Close(o.fd) // the write has failed, and says why
 	}

@@ -113,9 +113,10 @@ func (q *Write) writeUpTo(ctx context.Context, end int64) error {
 // load is a chunk on its way from memory to a file.
 type load struct {
 	chunk
-	bytes []byte     // where its bytes are, or will be once slot has settled; whole pages
-	slot  *crew.Slot // nil where they are written from where they lie
-	there bool       // they are in the file then
+	bytes []byte         // where its bytes are, or will be once slot has settled; whole pages
+	slot  *crew.Slot     // nil where they are written from where they lie
+	there bool           // they are in the file then
+	hbm   driver.Pointer // from where cuFile writes them; 0 where it does not
 }
 
 // work is what one worker does of a write: it writes chunks until none is left. The copies of the next chunk are under way while
@@ -128,7 +129,11 @@ func (q *Write) work(ctx context.Context, w *crew.Worker) (err error) {
 			err = fmt.Errorf("write to %s: %w: %v", q.dir.path, ErrMemory, fault)
 		}
 	}()
-	if q.after != 0 {
+	if q.after != 0 && q.result.Choice.Path == Direct { // cuFile knows of no stream
+		if err := w.CUDA.Wait(q.after); err != nil {
+			return err
+		}
+	} else if q.after != 0 {
 		if err := w.CUDA.StreamWait(w.Stream, q.after); err != nil {
 			return err
 		}
@@ -162,7 +167,8 @@ func (q *Write) load(w *crew.Worker, c chunk) (*load, error) {
 	if c.of.mapped != nil {
 		return q.loadMapped(w, c, pieces)
 	}
-	if m, ok := c.whole(pieces); ok && m.Host != nil && c.n%driver.PageSize == 0 {
+	m, whole := c.whole(pieces)
+	if whole && m.Host != nil {
 		return &load{chunk: c, bytes: m.Host}, nil
 	}
 	s, err := w.Slot()
@@ -170,6 +176,9 @@ func (q *Write) load(w *crew.Worker, c chunk) (*load, error) {
 		return nil, err
 	}
 	l := &load{chunk: c, slot: s, bytes: s.Memory[:driver.RoundUp(c.n, driver.PageSize)]}
+	if whole && q.result.Choice.Path == Direct { // the slot gets the bytes all the same, for their sum
+		l.hbm = driver.Pointer(m.HBM)
+	}
 	return l, gather(w, s, l.bytes, pieces)
 }
 
@@ -209,26 +218,40 @@ func gather(w *crew.Worker, s *crew.Slot, to []byte, pieces []piece) error {
 
 // store sums and writes a chunk whose bytes are on their way.
 func (q *Write) store(ctx context.Context, w *crew.Worker, l *load) error {
-	if l.slot != nil {
-		if err := w.Settle(l.slot); err != nil {
-			return err
-		}
-	}
 	if l.n > 0 {
-		l.of.sums[l.index] = sum(l.bytes[:l.n])
 		if err := q.w.rate.wait(ctx, l.n); err != nil {
 			return err
 		}
-		path := Mapped
-		if !l.there {
-			var err error
-			if path, err = l.of.write(ctx, l.bytes, l.offset); err != nil {
-				return err
-			}
+		path, err := q.put(ctx, w, l)
+		if err != nil {
+			return err
 		}
 		q.count(path, l.n)
 	}
 	return l.of.wrote()
+}
+
+func (q *Write) put(ctx context.Context, w *crew.Worker, l *load) (path Path, err error) {
+	if path = Mapped; l.hbm != 0 {
+		path = Direct
+		out, err := l.of.register(q.w.direct)
+		if err != nil {
+			return "", err
+		}
+		if err := out.Write(l.hbm, l.n, l.offset); err != nil {
+			return "", l.of.failed("cuFileWrite", err)
+		}
+	}
+	if l.slot != nil {
+		if err := w.Settle(l.slot); err != nil {
+			return "", err
+		}
+	}
+	l.of.sums[l.index] = sum(l.bytes[:l.n])
+	if l.hbm == 0 && !l.there {
+		path, err = l.of.write(ctx, l.bytes, l.offset)
+	}
+	return path, err
 }
 
 // sum is the CRC-32C of bytes.

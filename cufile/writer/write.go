@@ -117,9 +117,7 @@ func (q *Write) serve(ctx context.Context) {
 	defer close(q.done)
 	defer q.cancel()
 	err := q.run(ctx)
-	for _, o := range q.outputs {
-		o.abandon()
-	}
+	q.abandon()
 	_ = unix.Close(q.dir.fd) // nothing was written to it
 	if unmarked := q.w.unmark(q.after); err == nil {
 		err = unmarked
@@ -129,6 +127,19 @@ func (q *Write) serve(ctx context.Context) {
 	}
 	if q.err = err; err == nil {
 		q.finish()
+	}
+}
+
+// abandon closes files that were not finished.
+func (q *Write) abandon() {
+	close := func() error {
+		for _, o := range q.outputs {
+			o.abandon()
+		}
+		return nil
+	}
+	if q.w.cu == nil || q.w.cu.Within(q.w.context, close) != nil {
+		_ = close() // it gives no error
 	}
 }
 
