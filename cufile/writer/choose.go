@@ -39,8 +39,10 @@ func (q *Write) choose(ctx context.Context) (Choice, error) {
 		return Choice{}, fmt.Errorf("write to %s: %w: %s", q.dir.path, ErrUnavailable, why)
 	case wish == Staged:
 		return Choice{Buffered, why}, nil
+	case q.dir.inMemory() && wish == Auto:
+		return Choice{Mapped, "the files lie in memory"}, nil
 	case q.dir.inMemory():
-		return Choice{Mapped, "the files lie in memory; " + why}, nil
+		return Choice{Mapped, why}, nil
 	case wish == Auto:
 		return Choice{Staged, "the files lie on storage; " + why}, nil
 	}

@@ -142,11 +142,11 @@ func hbm(t testing.TB, w *Writer, p []byte) Memory {
 }
 
 // onEachDevice runs a test on the host and on a fake GPU. put brings bytes to the device.
-func onEachDevice(t *testing.T, test func(t *testing.T, o Options, put func(w *Writer, p []byte) Memory)) {
+func onEachDevice(t *testing.T, test func(t *testing.T, o Options, put func(t *testing.T, w *Writer, p []byte) Memory)) {
 	t.Run("host", func(t *testing.T) {
-		test(t, Options{Device: HostDevice, Threads: 3}, func(_ *Writer, p []byte) Memory { return Memory{Host: p} })
+		test(t, Options{Device: HostDevice, Threads: 3}, func(_ *testing.T, _ *Writer, p []byte) Memory { return Memory{Host: p} })
 	})
 	t.Run("gpu", func(t *testing.T) {
-		test(t, Options{Threads: 3, Libraries: fakeLibraries(t)}, func(w *Writer, p []byte) Memory { return hbm(t, w, p) })
+		test(t, Options{Threads: 3, Libraries: fakeLibraries(t)}, func(t *testing.T, w *Writer, p []byte) Memory { return hbm(t, w, p) })
 	})
 }

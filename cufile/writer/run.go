@@ -127,6 +127,9 @@ func (q *Write) work(ctx context.Context, w *crew.Worker) (err error) {
 	defer func() {
 		if fault := recover(); fault != nil {
 			err = fmt.Errorf("write to %s: %w: %v", q.dir.path, ErrMemory, fault)
+			if w.CUDA != nil { // copies of the same chunk may have begun
+				err = errors.Join(err, w.CUDA.Synchronize(w.Stream))
+			}
 		}
 	}()
 	if q.after != 0 && q.result.Choice.Path == Direct { // cuFile knows of no stream

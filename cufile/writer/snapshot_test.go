@@ -14,7 +14,7 @@ import (
 
 // TestSnapshots copies memory of all kinds into an arena whose registrations are so small that most copies cross their borders.
 func TestSnapshots(t *testing.T) {
-	onEachDevice(t, func(t *testing.T, o Options, put func(w *Writer, p []byte) Memory) {
+	onEachDevice(t, func(t *testing.T, o Options, put func(t *testing.T, w *Writer, p []byte) Memory) {
 		o.Arena, o.piece = 9<<20+5, 64<<10
 		w := newWriter(t, o)
 		memory := pages(t, 3<<20, 11)
@@ -27,7 +27,7 @@ func TestSnapshots(t *testing.T) {
 				p := memory[n : n+random.IntN(1<<20)]
 				want = append(want, p)
 				if random.IntN(2) == 0 {
-					list = append(list, put(w, p))
+					list = append(list, put(t, w, p))
 				} else {
 					list = append(list, Memory{Host: p})
 				}
@@ -86,7 +86,7 @@ func TestSnapshotsAreBehindTheStream(t *testing.T) {
 
 // TestSnapshotsWaitForRoom, and give up with their context or with the writer.
 func TestSnapshotsWaitForRoom(t *testing.T) {
-	onEachDevice(t, func(t *testing.T, o Options, _ func(w *Writer, p []byte) Memory) {
+	onEachDevice(t, func(t *testing.T, o Options, _ func(t *testing.T, w *Writer, p []byte) Memory) {
 		o.Arena = 1 << 20
 		w := newWriter(t, o)
 		half := Memory{Host: pages(t, 600<<10, 3)}
@@ -126,7 +126,7 @@ func TestSnapshotsWaitForRoom(t *testing.T) {
 
 // TestMemoryOfSnapshotsOutlivesTheWriter, since its owner may still read it.
 func TestMemoryOfSnapshotsOutlivesTheWriter(t *testing.T) {
-	onEachDevice(t, func(t *testing.T, o Options, _ func(w *Writer, p []byte) Memory) {
+	onEachDevice(t, func(t *testing.T, o Options, _ func(t *testing.T, w *Writer, p []byte) Memory) {
 		o.Arena = 1 << 20
 		w := newWriter(t, o)
 		p := pages(t, 1<<20, 3)

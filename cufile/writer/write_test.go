@@ -37,7 +37,7 @@ func layout(random *rand.Rand, name string, memory []byte, put func(p []byte) Me
 
 // TestRandomFiles writes files of random parts by every path, and compares them and their sums with a model.
 func TestRandomFiles(t *testing.T) {
-	onEachDevice(t, func(t *testing.T, o Options, put func(w *Writer, p []byte) Memory) {
+	onEachDevice(t, func(t *testing.T, o Options, put func(t *testing.T, w *Writer, p []byte) Memory) {
 		memory := pages(t, 12<<20, 7)
 		for _, path := range []Path{Auto, Staged, Buffered, Mapped} {
 			for _, root := range []string{t.TempDir(), shm(t)} {
@@ -53,7 +53,7 @@ func TestRandomFiles(t *testing.T) {
 					var files []File
 					var models []model
 					for _, name := range []string{"a", "b", "c", "d", "e"} {
-						f, m := layout(random, name, memory, func(p []byte) Memory { return put(w, p) })
+						f, m := layout(random, name, memory, func(p []byte) Memory { return put(t, w, p) })
 						files, models = append(files, f), append(models, m)
 					}
 					q, err := w.Write(root, files, nil)
@@ -76,7 +76,7 @@ func TestRandomFiles(t *testing.T) {
 
 // TestBorders writes files whose sizes are next to borders of pages and chunks.
 func TestBorders(t *testing.T) {
-	onEachDevice(t, func(t *testing.T, o Options, put func(w *Writer, p []byte) Memory) {
+	onEachDevice(t, func(t *testing.T, o Options, put func(t *testing.T, w *Writer, p []byte) Memory) {
 		w := newWriter(t, o)
 		memory := pages(t, 2*ChunkSize+1, 9)
 		for _, root := range []string{t.TempDir(), shm(t)} {
@@ -84,7 +84,7 @@ func TestBorders(t *testing.T) {
 			var models []model
 			for i, n := range []int{0, 1, 4095, 4096, 4097, ChunkSize - 1, ChunkSize, ChunkSize + 1, 2*ChunkSize - 4096, 2 * ChunkSize, 2*ChunkSize + 1} {
 				name := string(rune('a' + i))
-				files = append(files, File{Name: name, Size: int64(n), Parts: []Part{{0, put(w, memory[:n])}}})
+				files = append(files, File{Name: name, Size: int64(n), Parts: []Part{{0, put(t, w, memory[:n])}}})
 				models = append(models, model{name, memory[:n]})
 			}
 			q, err := w.Write(root, files, nil)

@@ -15,18 +15,18 @@ type WayCounts struct {
 // Layout of CUfileStatsLevel3_t. cuFile 1.19 put 112 bytes of new counters before the per-GPU part without a new
 // symbol (NVIDIA/cuda-python issue 2794), so the layout follows from the version.
 const (
-	statsLevel3Size  = 5000 // cufile.h 1.15.1
-	statsGPUCount    = 1024 // u32: how many entries follow
-	statsFirstGPU    = 1032
-	statsGPUSize     = 248
-	statsMostGPUs    = 16
-	statsShift119    = 112
-	statsVersion119  = 1190
-	statsKnownUpTo   = 1200 // a layout newer than we know must not be guessed at
-	statsBuffer      = 16 << 10
-	statsPoison      = 0xA5
-	gpuReads         = 56 // the first of four counters: P2P, NVFS, POSIX, unaligned
-	gpuWrites        = 160
+	statsLevel3Size = 5000 // cufile.h 1.15.1
+	statsGPUCount   = 1024 // u32: how many entries follow
+	statsFirstGPU   = 1032
+	statsGPUSize    = 248
+	statsMostGPUs   = 16
+	statsShift119   = 112
+	statsVersion119 = 1190
+	statsKnownUpTo  = 1200 // a layout newer than we know must not be guessed at
+	statsBuffer     = 16 << 10
+	statsPoison     = 0xA5
+	gpuReads        = 56 // the first of four counters: P2P, NVFS, POSIX, unaligned
+	gpuWrites       = 160
 )
 
 // ErrStatsUnknown says that the statistics cannot be read, so that nothing can be proven by them.
