@@ -196,7 +196,8 @@ func hbmfs_go_write_wait(h C.hbmfs_handle, timeout C.int64_t, result *C.hbmfs_wr
 		if err != nil {
 			return err
 		}
-		result.moved, result.took_ns, result.prepared_ns = writtenBytes(r.Moved), C.int64_t(r.Took), C.int64_t(r.Prepared)
+		result.moved, result.took_ns = writtenBytes(r.Moved), C.int64_t(r.Took)
+		result.prepared_ns, result.released_ns = C.int64_t(r.Prepared), C.int64_t(r.Released)
 		put(result.path[:], string(r.Choice.Path))
 		put(result.reason[:], r.Choice.Why)
 		return nil

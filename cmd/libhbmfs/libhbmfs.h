@@ -354,6 +354,7 @@ typedef struct hbmfs_write_result {
 	hbmfs_written_bytes moved;
 	int64_t took_ns;     /* from begin until all files were synced */
 	int64_t prepared_ns; /* of it, until pages of the files were there and registered: "mapped" only */
+	int64_t released_ns; /* of it, until they were no longer registered: likewise */
 	char path[16];       /* that was chosen; a part of the bytes may have taken another, see moved */
 	char reason[256];    /* why */
 } hbmfs_write_result;

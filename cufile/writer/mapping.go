@@ -8,29 +8,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// Files of tmpfs are pages of memory. On the mapped path they are mapped, brought by all workers at once, and registered with
+// Files of tmpfs are pages of memory. On the mapped path they are mapped, brought by several threads at once, and registered with
 // CUDA; then the GPU copies into them. (12 GiB on an H200: write(2) into new pages gave 1.8 GB/s to a file, 3.0 to several, since
 // the kernel locks the file.)
 
 // mapping is files that are mapped, in windows that are registered one by one.
 type mapping struct {
-	cu      *driver.CUDA // nil for the host, where nothing is registered
-	context driver.Handle
+	w       *Writer
 	files   []*output
 	windows []window
-
-	mu         sync.Mutex // guards what follows
-	registered [][]byte
 }
 
-// window is a range of a file.
+// window is a range of a file. One thread at a time touches it.
 type window struct {
-	of     *output
-	memory []byte
+	of         *output
+	memory     []byte
+	registered bool
 }
 
 const windowSize = 128 << 20 // a multiple of ChunkSize
@@ -40,7 +36,7 @@ var errUnmapped = errors.New("mapped: pages of the files are not usable")
 
 // newMapping maps files that have been made.
 func newMapping(w *Writer, files []*output) (*mapping, error) {
-	m := &mapping{cu: w.cu, context: w.context, files: files}
+	m := &mapping{w: w, files: files}
 	for _, o := range files {
 		if o.size == 0 {
 			continue
@@ -53,50 +49,57 @@ func newMapping(w *Writer, files []*output) (*mapping, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%w: %w", errUnmapped, o.failed("mmap", err)), m.close())
 		}
+		_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // where the kernel gives tmpfs some, all of this is quicker
 		o.mapped = memory
 		for at := int64(0); at < size; at += windowSize {
-			m.windows = append(m.windows, window{o, memory[at:min(at+windowSize, size)]})
+			m.windows = append(m.windows, window{of: o, memory: memory[at:min(at+windowSize, size)]})
 		}
 	}
 	return m, nil
 }
 
 // bring has the pages of all windows made, and registered.
-func (m *mapping) bring(ctx context.Context, w *Writer) error {
-	finished, err := w.crew.Run(ctx, w.opt.Threads, int64(len(m.windows)), func(_ *crew.Worker, i int64) error {
-		v := &m.windows[i]
+func (m *mapping) bring(ctx context.Context) error {
+	return m.each(ctx, func(v *window) error {
 		err := unix.Madvise(v.memory, unix.MADV_POPULATE_WRITE)
 		switch {
 		case errors.Is(err, unix.EFAULT) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC): // where touching a page would be SIGBUS
 			return v.of.failed("madvise", unix.ENOSPC)
 		case err != nil:
 			return fmt.Errorf("%w: %w", errUnmapped, v.of.failed("madvise", err))
-		case m.cu == nil:
+		case m.w.cu == nil:
 			return nil
 		}
-		if err := m.cu.Register(v.memory, driver.HostPortable|driver.HostDeviceMap); err != nil {
+		if err := m.w.cu.Register(v.memory, driver.HostPortable|driver.HostDeviceMap); err != nil {
 			return fmt.Errorf("%w: %w", errUnmapped, err)
 		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.registered = append(m.registered, v.memory)
+		v.registered = true
 		return nil
 	})
-	w.quiet(finished)
-	return err
 }
 
-// close unregisters and unmaps. Nothing may be under way.
+// each does something with all windows, on several threads, with the GPU's context.
+func (m *mapping) each(ctx context.Context, do func(v *window) error) error {
+	return parallel(ctx, m.w.opt.Threads, int64(len(m.windows)), func(i int64) error {
+		return m.w.within(func() error { return do(&m.windows[i]) })
+	})
+}
+
+// close unregisters and unmaps. Nothing may be under way. The page tables are emptied by several threads before: unmapping does it
+// on one.
 func (m *mapping) close() error {
-	var errs []error
-	if len(m.registered) > 0 {
-		errs = append(errs, m.cu.Within(m.context, func() error {
-			for _, memory := range m.registered {
-				errs = append(errs, m.cu.Unregister(memory))
-			}
-			return nil
-		}))
-	}
+	var mu sync.Mutex
+	var errs []error // guarded by mu
+	_ = m.each(context.Background(), func(v *window) (err error) {
+		if v.registered {
+			v.registered, err = false, m.w.cu.Unregister(v.memory)
+		}
+		err = errors.Join(err, unix.Madvise(v.memory, unix.MADV_DONTNEED))
+		mu.Lock()
+		defer mu.Unlock()
+		errs = append(errs, err)
+		return nil // an error must not keep the rest
+	})
 	for _, o := range m.files {
 		if o.mapped != nil {
 			errs = append(errs, unix.Munmap(o.mapped))

@@ -70,18 +70,22 @@ func (w *Writer) check(m *Memory) error {
 
 // checkAll checks many, with the GPU's context.
 func (w *Writer) checkAll(list func(yield func(*Memory) bool)) (err error) {
-	look := func() error {
+	return w.within(func() error {
 		for m := range list {
 			if err := w.check(m); err != nil {
 				return err
 			}
 		}
 		return nil
-	}
+	})
+}
+
+// within runs f on the calling thread with the GPU's context, if there is a GPU.
+func (w *Writer) within(f func() error) error {
 	if w.cu == nil {
-		return look()
+		return f()
 	}
-	return w.cu.Within(w.context, look)
+	return w.cu.Within(w.context, f)
 }
 
 // mark makes an event of the work that is on the caller's stream now; 0 where there is nothing to wait for.

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -147,7 +145,9 @@ func (w *Writer) copied(list []Memory, s *Snapshot, copied, after driver.Handle)
 	// Memory of the host may be what the caller's stream writes to.
 	err := wait(after)
 	if err == nil {
-		err = copyHost(list, s.Copies, w.opt.Threads)
+		if err = copyHost(list, s.Copies, w.opt.Threads); err != nil {
+			err = fmt.Errorf("snapshot: %w", err)
+		}
 	}
 	return errors.Join(err, wait(copied), w.unmark(copied), w.unmark(after))
 }
@@ -162,25 +162,10 @@ func copyHost(from []Memory, to [][]byte, threads int) error {
 			pieces = append(pieces, piece{to[i][at:end], from[i].Host[at:end]})
 		}
 	}
-	var next atomic.Int64
-	errs := make([]error, min(threads, len(pieces)))
-	var all sync.WaitGroup
-	for t := range errs {
-		all.Go(func() {
-			// An address without memory must not end the process.
-			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-			defer func() {
-				if fault := recover(); fault != nil {
-					errs[t] = fmt.Errorf("snapshot: %w: %v", ErrMemory, fault)
-				}
-			}()
-			for i := next.Add(1) - 1; i < int64(len(pieces)); i = next.Add(1) - 1 {
-				copy(pieces[i].to, pieces[i].from)
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
+	return parallel(context.Background(), threads, int64(len(pieces)), func(i int64) error {
+		copy(pieces[i].to, pieces[i].from)
+		return nil
+	})
 }
 
 // Done is closed when all is copied, so that the memory may change.

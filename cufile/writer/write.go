@@ -28,6 +28,7 @@ type Result struct {
 	Choice   Choice
 	Took     time.Duration // from the call to the last sync
 	Prepared time.Duration // of it, until pages of the files were there and registered: the mapped path only
+	Released time.Duration // of it, until they were no longer registered: likewise
 }
 
 // Write is files that are being written.
@@ -132,14 +133,14 @@ func (q *Write) serve(ctx context.Context) {
 
 // abandon closes files that were not finished.
 func (q *Write) abandon() {
-	close := func() error {
+	all := func() error {
 		for _, o := range q.outputs {
 			o.abandon()
 		}
 		return nil
 	}
-	if q.w.cu == nil || q.w.cu.Within(q.w.context, close) != nil {
-		_ = close() // it gives no error
+	if q.w.within(all) != nil { // cuFile wants the context, which a GPU that failed does not give
+		_ = all() // it gives no error
 	}
 }
 

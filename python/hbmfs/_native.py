@@ -180,6 +180,7 @@ class WriteResult(_Sized):
         ("moved", WrittenBytes),
         ("took_ns", _i64),
         ("prepared_ns", _i64),
+        ("released_ns", _i64),
         ("path", ctypes.c_char * 16),
         ("reason", ctypes.c_char * 256),
     ]

@@ -71,6 +71,7 @@ class Written(NamedTuple):
     path, reason: the path that was chosen, and why.
     seconds: from the call of write() until all files were synced.
     prepared: of these, the seconds until pages of the files were there and registered with CUDA; "mapped" only.
+    released: of these, the seconds in which they were unregistered; likewise.
     """
 
     files: list[WrittenFile]
@@ -78,7 +79,8 @@ class Written(NamedTuple):
     path: str
     reason: str
     seconds: float
-    prepared: float
+    prepared: float = 0.0
+    released: float = 0.0
 
 
 class Writer:
@@ -396,9 +398,8 @@ class Write(Request[Written]):
                 WrittenFile(name, size, tuple(sums[a:b].tolist()))
                 for name, size, a, b in zip(self._names, self._sizes, ends, ends[1:], strict=False)
             ]
-            self._value = Written(
-                files, result.moved.by_path(), result.path.decode(), result.reason.decode(errors="replace"), result.took_ns / 1e9, result.prepared_ns / 1e9
-            )
+            took, prepared, released = (ns / 1e9 for ns in (result.took_ns, result.prepared_ns, result.released_ns))
+            self._value = Written(files, result.moved.by_path(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released)
             self._owner._saw(self._value)  # type: ignore[attr-defined]
         if self._shown is not None and self.written > before:
             self._shown[0](self._written - before)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import statistics
 import tempfile
 import threading
@@ -136,8 +137,12 @@ class Bench:
             def call() -> str:
                 written = writer.write(path, made, progress=False).wait()
                 kept.append(written)
-                prepared = f", prepared {written.prepared:.3f}" if written.prepared else ""
-                return f"{'+'.join(written.moved)}{prepared}"
+                phases = ""
+                if written.prepared:
+                    moving = written.seconds - written.prepared - written.released
+                    rate = self.total / 1e9 / moving
+                    phases = f", pages and registering {written.prepared:.3f}, moving {moving:.3f} ({rate:.1f} GB/s), unregistering {written.released:.3f}"
+                return f"{'+'.join(written.moved)}{phases}"
 
             self.time(name, call)
             check(path, made, kept[0], self.total)
@@ -170,28 +175,33 @@ class Bench:
             for got, tensor in zip(kept[0].tensors[::17], values[::17], strict=True):
                 assert torch.equal(got.view(torch.uint8), tensor.cpu().view(torch.uint8))
             copies = dict(zip(self.state, kept[0].tensors, strict=True))
-            self.write("disk: arena, aligned", writer, args.directory, files(copies, 4096))
-            with self.directory(args.directory) as path:
-                memory = memoryview((ctypes.c_char * room).from_address(kept[0].tensors[0].data_ptr())).cast("B")
-                threads = (4, 8, 12)[turn % 3] if args.quick else None
-                for n in (4, 8, 12) if threads is None else (threads,):
-                    self.time(f"disk: tuned O_DIRECT, {n} threads", lambda n=n: tuned(path, memory, n))
-                    os.unlink(os.path.join(path, "tuned"))
-                del memory
-            self.write("disk: arena, packed as safetensors", writer, args.directory, files(copies, 2))
-            self.write("disk: device, staged", others["staged"], args.directory, files(self.state, 4096))
-            if hot:
+            if args.only != "tmpfs":
+                self.disk(turn, room, writer, others, kept[0], copies)
+            if hot and args.only != "disk":
                 self.write("tmpfs: device, mapped", others["mapped"], hot, files(self.state, 4096))
-                self.write("tmpfs: device, buffered", others["buffered"], hot, files(self.state, 4096))
                 self.write("tmpfs: arena, mapped", others["mapped"], hot, files(copies, 4096))
-                self.write("tmpfs: arena, buffered", others["buffered"], hot, files(copies, 4096))
-            if not args.no_safetensors and turn < 2:
-                self.safetensors(args.directory)
+                if turn == 0:
+                    self.write("tmpfs: device, buffered", others["buffered"], hot, files(self.state, 4096))
             kept[0].release()
             copies.clear()
         for made in (writer, *others.values()):
             print(made.stats())
             made.close()
+
+    def disk(self, turn: int, room: int, writer: hbmfs.Writer, others: dict[str, hbmfs.Writer], kept: hbmfs.Snapshot, copies: dict[str, torch.Tensor]) -> None:
+        args = self.args
+        self.write("disk: arena, aligned", writer, args.directory, files(copies, 4096))
+        with self.directory(args.directory) as path:
+            memory = memoryview((ctypes.c_char * room).from_address(kept.tensors[0].data_ptr())).cast("B")
+            threads = (4, 8, 12)[turn % 3] if args.quick else None
+            for n in (4, 8, 12) if threads is None else (threads,):
+                self.time(f"disk: tuned O_DIRECT, {n} threads", lambda n=n: tuned(path, memory, n))
+                os.unlink(os.path.join(path, "tuned"))
+            del memory
+        self.write("disk: arena, packed as safetensors", writer, args.directory, files(copies, 2))
+        self.write("disk: device, staged", others["staged"], args.directory, files(self.state, 4096))
+        if args.safetensors and turn == 0:
+            self.safetensors(args.directory)
 
     def safetensors(self, root: str) -> None:
         from safetensors.torch import save_file
@@ -227,9 +237,18 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--quick", action="store_true", help="one number of threads of the tuned writer in each round")
-    parser.add_argument("--no-safetensors", action="store_true")
-    bench = Bench(parser.parse_args())
-    bench.run()
+    parser.add_argument("--safetensors", action="store_true", help="measure safetensors.save_file, too, once: it takes long")
+    parser.add_argument("--only", choices=("disk", "tmpfs"))
+    parser.add_argument("--seconds", type=int, default=0, help="end after so many, with the table of what was measured by then")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(args.seconds)
+    bench = Bench(args)
+    try:
+        bench.run()
+    except KeyboardInterrupt:
+        print("interrupted")
     bench.table()
 
 
