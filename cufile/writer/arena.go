@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -46,8 +47,12 @@ const (
 	hugePage   = 2 << 20
 )
 
-func newArena(cu *driver.CUDA, context driver.Handle, size, piece int64, threads int) (*arena, error) {
+// newArena begins to bring the memory by so many threads, which run near the GPU: near is nil where that is not known.
+func newArena(cu *driver.CUDA, context driver.Handle, size, piece int64, threads int, near *unix.CPUSet) (*arena, error) {
 	size = driver.RoundUp(size, driver.PageSize)
+	if most, what := available(); size > most {
+		return nil, fmt.Errorf("%w for snapshots: %d bytes are asked for, and %s is %d: give the writer less memory", ErrNoMemory, size, what, most)
+	}
 	whole, err := unix.Mmap(-1, 0, int(size+hugePage), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("%w for snapshots: mmap of %d bytes: %w; give the writer less memory", ErrNoMemory, size, err)
@@ -58,17 +63,21 @@ func newArena(cu *driver.CUDA, context driver.Handle, size, piece int64, threads
 	_ = unix.Madvise(a.memory, unix.MADV_HUGEPAGE) // small ones do, too
 	a.filled = make([]atomic.Int64, (size+piece-1)/piece)
 	a.fills = make(chan struct{}, 1)
-	go a.comeUp(threads) // ended by close
+	go a.comeUp(threads, near) // ended by close
 	return a, nil
 }
 
 // comeUp brings the pages by several threads, and registers each piece as soon as its pages are there.
-func (a *arena) comeUp(threads int) {
+func (a *arena) comeUp(threads int, near *unix.CPUSet) {
 	defer close(a.gone)
 	var next atomic.Int64
 	var fillers sync.WaitGroup
 	for range threads {
 		fillers.Go(func() {
+			if near != nil {
+				runtime.LockOSThread() // for good: the thread ends with the goroutine, its affinity with it
+				_ = unix.SchedSetaffinity(0, near)
+			}
 			for at := next.Add(fillStep) - fillStep; at < int64(len(a.memory)) && !a.isOver(); at = next.Add(fillStep) - fillStep {
 				a.fill(at, min(fillStep, int64(len(a.memory))-at))
 			}

@@ -194,3 +194,13 @@ func TestRoomIsFirstFit(t *testing.T) {
 		}
 	}
 }
+
+// TestArenaLargerThanMemory is refused before the kernel ends the process.
+func TestArenaLargerThanMemory(t *testing.T) {
+	if most, what := available(); most < 1<<20 || most > 1<<45 || what == "" {
+		t.Errorf("%d bytes by %q", most, what)
+	}
+	if _, err := New(Options{Device: HostDevice, Arena: 1 << 45}); !errors.Is(err, ErrNoMemory) || !strings.Contains(err.Error(), "give the writer less memory") {
+		t.Errorf("%v, want that there is less memory", err)
+	}
+}

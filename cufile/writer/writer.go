@@ -130,7 +130,7 @@ func (w *Writer) start() (err error) {
 		w.proofs = direct.NewProofs(w.opt.Probe, w.opt.Libraries, w.opt.Device)
 	}
 	if w.opt.Arena > 0 {
-		w.arena, err = newArena(w.cu, w.context, w.opt.Arena, w.opt.piece, w.opt.Threads)
+		w.arena, err = newArena(w.cu, w.context, w.opt.Arena, w.opt.piece, w.opt.Threads, o.Near)
 	}
 	return err
 }

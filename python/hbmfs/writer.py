@@ -162,7 +162,7 @@ class Writer:
         memory = np.array([(*row, 0) for row in rows], _native.MEMORY)
         copies = np.zeros(len(rows), np.uint64)
         room = _Room(self._library)
-        stream = self._stream(any(row[2] for row in rows))
+        stream = self._stream() if any(row[2] for row in rows) or "torch" in sys.modules else _native.NO_STREAM
 
         def begin(slice_ns: int) -> int:
             return self._library.ask("snapshot_begin", self._handle, memory.ctypes.data, len(rows), stream, slice_ns, copies.ctypes.data, room.handle)
@@ -181,20 +181,19 @@ class Writer:
         listed = list(files)
         path = os.fsdecode(directory)
         table = (_native.WriteFile * len(listed))()
-        sizes = []
         for row, file in zip(table, listed, strict=True):
             name = os.fsencode(file.name)
             if b"\0" in name:
                 raise errors.InvalidError(f"file {file.name!r} cannot be written: no name has a zero byte")
             row.name, row.size, row.parts = name, _whole(file.size, file.name), len(file.parts)
-            sizes.append(row.size)
         parts = [(_whole(part.offset, file.name), *_memory(part.data), 0) for file in listed for part in file.parts]
         array = np.array(parts, _native.WRITE_PART)
-        stream = self._stream(any(part[3] for part in parts))
+        stream = self._stream() if any(part[3] for part in parts) else _native.NO_STREAM
         arguments = (self._handle, os.fsencode(path), table, len(listed), array.ctypes.data, len(parts), stream)
-        return Write.begin(
-            self._library, "write_begin", arguments, None, owner=self, names=[file.name for file in listed], sizes=sizes, keep=listed, progress=progress
-        )  # type: ignore[return-value]
+        nothing = Written([], {}, "", "", 0.0)  # until it is done
+        write = Write.begin(self._library, "write_begin", arguments, nothing, owner=self, files=listed, progress=progress)
+        assert isinstance(write, Write)
+        return write
 
     def stats(self) -> dict[str, Any]:
         """Counts writes so far: bytes by path, writes, the last path and why; the bytes of the arena."""
@@ -238,9 +237,9 @@ class Writer:
         self._library.ask("writer_get_stats", self._handle, stats)
         return stats
 
-    def _stream(self, on_device: bool) -> int:
-        """The caller's current stream, if there is something on the GPU to wait for."""
-        if self.device == _device.CPU or not (on_device or "torch" in sys.modules):
+    def _stream(self) -> int:
+        """The caller's current stream."""
+        if self.device == _device.CPU:
             return _native.NO_STREAM
         if self._place is None:
             self._place = place(self._library, self._handle, self.device)
@@ -345,11 +344,11 @@ class Write(Request[Written]):
     _LATE = "the files were not on storage after {} s: wait again, or cancel the write"
     _CANCELLED = "the write was cancelled before its files were on storage"
 
-    def __init__(self, library: _native.Library, value: Any, *, owner: Writer, names: list[str], sizes: list[int], keep: Any, progress: Progress) -> None:
+    def __init__(self, library: _native.Library, value: Written, *, owner: Writer, files: list[OutFile], progress: Progress) -> None:
         super().__init__(library, value, owner=owner)
-        self.total = sum(sizes)
-        self._names, self._sizes = names, sizes
-        self._keep = keep  # the data, until nothing reads it any more
+        self._files = [(file.name, operator.index(file.size)) for file in files]
+        self.total = sum(size for _, size in self._files)
+        self._keep: list[OutFile] | None = files  # with the data, until nothing reads it any more
         self._progress = progress
         self._written = 0
         self._shown: tuple[Callable[[int], object], Callable[[], object]] | None = None
@@ -383,7 +382,7 @@ class Write(Request[Written]):
     def _look(self, seconds: float) -> int:
         assert self._library is not None
         result = _native.WriteResult()
-        counts = [-(-size // _native.CHUNK) for size in self._sizes]
+        counts = [-(-size // _native.CHUNK) for _, size in self._files]
         sums = np.zeros(sum(counts), np.uint32)
         try:
             code = self._library.ask("write_wait", self._handle, int(seconds * 1e9), result, sums.ctypes.data, len(sums))
@@ -394,10 +393,7 @@ class Write(Request[Written]):
         if code == _native.OK:
             self._handle.value, self._keep, self._written = 0, None, self.total
             ends = list(itertools.accumulate(counts, initial=0))
-            files = [
-                WrittenFile(name, size, tuple(sums[a:b].tolist()))
-                for name, size, a, b in zip(self._names, self._sizes, ends, ends[1:], strict=False)
-            ]
+            files = [WrittenFile(*file, tuple(sums[a:b].tolist())) for file, a, b in zip(self._files, ends, ends[1:], strict=False)]
             took, prepared, released = (ns / 1e9 for ns in (result.took_ns, result.prepared_ns, result.released_ns))
             self._value = Written(files, result.moved.by_path(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released)
             self._owner._saw(self._value)  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ written with the tensors, and prints a table. Sizes go down with --layers, so th
 import argparse
 import contextlib
 import ctypes
+import functools
 import os
 import shutil
 import signal
@@ -101,6 +102,14 @@ def tuned(directory: str, memory: memoryview, threads: int) -> None:
         os.close(fd)
 
 
+def snap(writer: hbmfs.Writer, values: list[torch.Tensor], kept: list[hbmfs.Snapshot]) -> str:
+    began = time.monotonic()
+    kept.append(writer.snapshot(values))
+    called = time.monotonic() - began
+    kept[0].wait()
+    return f"call {called * 1e3:.1f} ms"
+
+
 class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -154,7 +163,10 @@ class Bench:
         writer = hbmfs.Writer(args.device, memory=room, threads=args.threads)
         opened = time.monotonic() - began
         writer.wait_ready()
-        print(f"{self.total / 1e9:.2f} GB in {len(self.state)} tensors; opened after {opened:.3f} s, arena pinned after {time.monotonic() - began:.2f} s", flush=True)
+        print(
+            f"{self.total / 1e9:.2f} GB in {len(self.state)} tensors; opened after {opened:.3f} s, arena pinned after {time.monotonic() - began:.2f} s",
+            flush=True,
+        )
         others = {path: hbmfs.Writer(args.device, require=path, threads=args.threads) for path in ("staged", "buffered", "mapped")}
         pinned = {n: torch.empty_like(t, device="cpu", pin_memory=self.cuda) for n, t in self.state.items()}
         values = list(self.state.values())
@@ -163,15 +175,7 @@ class Bench:
             print(f"round {turn + 1}", flush=True)
             self.time("pinned copies, by torch", lambda: [pinned[n].copy_(t, non_blocking=True) for n, t in self.state.items()] and None)
             kept: list[hbmfs.Snapshot] = []
-
-            def snap() -> str:
-                began = time.monotonic()
-                kept.append(writer.snapshot(values))
-                called = time.monotonic() - began
-                kept[0].wait()
-                return f"call {called * 1e3:.1f} ms"
-
-            self.time("snapshot", snap)
+            self.time("snapshot", functools.partial(snap, writer, values, kept))
             for got, tensor in zip(kept[0].tensors[::17], values[::17], strict=True):
                 assert torch.equal(got.view(torch.uint8), tensor.cpu().view(torch.uint8))
             copies = dict(zip(self.state, kept[0].tensors, strict=True))
@@ -195,7 +199,7 @@ class Bench:
             memory = memoryview((ctypes.c_char * room).from_address(kept.tensors[0].data_ptr())).cast("B")
             threads = (4, 8, 12)[turn % 3] if args.quick else None
             for n in (4, 8, 12) if threads is None else (threads,):
-                self.time(f"disk: tuned O_DIRECT, {n} threads", lambda n=n: tuned(path, memory, n))
+                self.time(f"disk: tuned O_DIRECT, {n} threads", functools.partial(tuned, path, memory, n))
                 os.unlink(os.path.join(path, "tuned"))
             del memory
         self.write("disk: arena, packed as safetensors", writer, args.directory, files(copies, 2))
@@ -222,7 +226,9 @@ class Bench:
             cpu = statistics.median(r[1] for r in runs) / (self.total / 1e9)
             third = f"{took[2]:.3f}" if len(took) > 2 else "-"
             rate = self.total / 1e9 / middle
-            print(f"| {name} | {middle:.3f} ({min(took):.3f} to {max(took):.3f}) | {rate:.2f} | {against / middle:.2f} | {cpu:.2f} | {took[0]:.3f}, {third} | {runs[-1][2]} |")
+            print(
+                f"| {name} | {middle:.3f} ({min(took):.3f} to {max(took):.3f}) | {rate:.2f} | {against / middle:.2f} | {cpu:.2f} | {took[0]:.3f}, {third} | {runs[-1][2]} |"
+            )
 
     def best(self, prefix: str) -> float:
         return min((statistics.median(r[0] for r in runs) for name, runs in self.rows.items() if name.startswith(prefix)), default=float("nan"))

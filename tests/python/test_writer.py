@@ -1,10 +1,14 @@
 """Writers: files out of memory, and snapshots, on the CPU and on a fake GPU."""
 
+import ctypes
 import errno
+import functools
 import gc
 import os
+import pathlib
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -19,17 +23,23 @@ CHUNK = 4 << 20
 PATIENCE = 60  # seconds; nothing that works waits for its end
 
 
-def crc32c(data, table=[]):
+@functools.cache
+def table():
+    entries = []
+    for i in range(256):
+        c = i
+        for _ in range(8):
+            c = c >> 1 ^ (0x82F63B78 if c & 1 else 0)
+        entries.append(c)
+    return entries
+
+
+def crc32c(data):
     """CRC-32C by the definition of RFC 3720, a byte at a time."""
-    if not table:
-        for i in range(256):
-            c = i
-            for _ in range(8):
-                c = c >> 1 ^ (0x82F63B78 if c & 1 else 0)
-            table.append(c)
+    entries = table()
     c = 0xFFFFFFFF
     for byte in data:
-        c = table[(c ^ byte) & 255] ^ c >> 8
+        c = entries[(c ^ byte) & 255] ^ c >> 8
     return c ^ 0xFFFFFFFF
 
 
@@ -48,9 +58,6 @@ def folder(request, tmp_path):
         (tmp_path / "out").mkdir()
         yield tmp_path / "out"
         return
-    import pathlib
-    import tempfile
-
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         yield pathlib.Path(name)
 
@@ -117,7 +124,12 @@ def test_tensors(writer, folder):
 
 
 def test_data_that_cannot_be(writer, tmp_path):
-    for data, message in ((np.zeros((4, 4)).T, "C order"), (3, "cannot be written"), ("text", "cannot be written"), (memoryview(b"abcd")[::2], "cannot be written")):
+    for data, message in (
+        (np.zeros((4, 4)).T, "C order"),
+        (3, "cannot be written"),
+        ("text", "cannot be written"),
+        (memoryview(b"abcd")[::2], "cannot be written"),
+    ):
         with pytest.raises(hbmfs.InvalidError, match=message):
             writer.write(tmp_path, [OutFile("a", 100, [Part(0, data)])])
     for file in (OutFile("a/b", 1, []), OutFile("", 1, []), OutFile("a\0b", 1, []), OutFile("a", -1, []), OutFile("a", 1.5, []), OutFile("a", 1 << 63, []),
@@ -278,8 +290,6 @@ def on_gpu(gpu, data):
     """An array on the fake GPU with these bytes."""
     with gpu.reader() as reader:
         memory = Memory(reader._library, reader._handle, data.nbytes)
-    import ctypes
-
     ctypes.memmove(memory.pointer, data.ctypes.data, data.nbytes)  # its memory is the host's
     return DeviceArray(memory, 0, data.shape, data.dtype)
 
@@ -329,8 +339,6 @@ def test_nothing_is_left(gpu):
             writer.write(folder, [OutFile(f"a{number}", 8000, [Part(0, snapshot.tensors[0])])]).wait()
             with pytest.raises(hbmfs.WriteError):
                 writer.write(folder, [OutFile(f"a{number}", 8000, [])]).wait()
-
-    import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         for number in range(10):

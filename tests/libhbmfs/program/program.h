@@ -41,6 +41,7 @@ void errors(const struct device *d, const char *file);
 void cancel(const struct device *d, const char *file);
 void leaks(const struct device *d, const char *file, long rounds);
 void forks(const struct device *d, const char *file);
+void writes(const struct device *d, const char *source, const char *directory);
 void signals(const struct device *d, const char *file);
 
 #endif
