@@ -1,6 +1,7 @@
 /*
- * libhbmfs: the reader of hbmfs as a C library. It moves ranges of files, of an hbmfs mount or any other, into the
- * memory of an NVIDIA GPU or of the host, by the fastest path that works, and says which path every byte took.
+ * libhbmfs: the reader and the writer of hbmfs as a C library. It moves ranges of files, of an hbmfs mount or any other,
+ * into the memory of an NVIDIA GPU or of the host, and such memory into files, by the fastest path that works, and says
+ * which path every byte took.
  *
  *	if (hbmfs_abi() != HBMFS_ABI) ...                     // the library is not the one of this header
  *	hbmfs_failure why;
@@ -24,10 +25,10 @@
  * - A handle is a number that is never given out twice. A closed one is refused with HBMFS_CLOSED, a number that never
  *   was one with HBMFS_INVALID; 0 is never a handle. Closing twice is harmless.
  * - There are no callbacks. Closing a reader closes its files, and closing a file cancels its requests and waits for
- *   them. After HBMFS_OK nothing runs, and nothing writes to the caller's memory. HBMFS_TIMEOUT says that a call did not
+ *   them; so does a writer of its writes. After HBMFS_OK nothing runs, and nothing uses the caller's memory. HBMFS_TIMEOUT says that a call did not
  *   end within five seconds: the memory must stay, and the caller closes again later.
- * - Arrays and strings that go in are copied before the function returns; memory that bytes go to must stay until the
- *   request has ended.
+ * - Arrays and strings that go in are copied before the function returns; memory that bytes go to, or are written from,
+ *   must stay until the request or write has ended.
  * - A struct with struct_size: the caller sets it to sizeof before the call. Later versions only add at its end; fields
  *   that are not there count as zero. Reserved fields must be zero.
  * - A process that forks: in the child every function returns HBMFS_FORKED at once, also those that close, since
