@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
@@ -210,4 +211,20 @@ func (w *Writer) settled(ctx context.Context, q *Write) error {
 		}
 	}
 	return nil
+}
+
+// overlaps says whether a write reads memory of the host in [at, at+n).
+func (q *Write) overlaps(memory []byte) bool {
+	first := uintptr(unsafe.Pointer(unsafe.SliceData(memory)))
+	for _, o := range q.outputs {
+		for i := range o.parts {
+			if p := o.parts[i].Host; p != nil {
+				at := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
+				if at < first+uintptr(len(memory)) && first < at+uintptr(len(p)) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
