@@ -204,3 +204,18 @@ func TestArenaLargerThanMemory(t *testing.T) {
 		t.Errorf("%v, want that there is less memory", err)
 	}
 }
+
+// TestCloseWhileTheArenaComesUp gives back what was registered by then.
+func TestCloseWhileTheArenaComesUp(t *testing.T) {
+	onEachDevice(t, func(t *testing.T, o Options, _ func(t *testing.T, w *Writer, p []byte) Memory) {
+		o.Arena, o.piece = 64<<20, 1<<20
+		for i := range 8 {
+			t.Run("", func(t *testing.T) {
+				w := newWriter(t, o)
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				must(t, w.Close())
+				<-w.Ready()
+			})
+		}
+	})
+}
