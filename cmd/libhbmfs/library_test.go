@@ -38,7 +38,7 @@ func TestCodesAreTheHeaders(t *testing.T) {
 		"EXISTS": codeExists, "BUSY": codeBusy, "FORMAT": codeFormat, "OK": codeOK, "TIMEOUT": codeTimeout, "INVALID": codeInvalid, "CLOSED": codeClosed, "NOT_FOUND": codeNotFound,
 		"PERMISSION": codePermission, "STALE": codeStale, "UNAVAILABLE": codeUnavailable, "NO_DEVICE": codeNoDevice,
 		"OUT_OF_MEMORY": codeOutOfMemory, "OUT_OF_RANGE": codeOutOfRange, "TOO_LARGE": codeTooLarge, "CANCELLED": codeCancelled,
-		"IO": codeIO, "FORKED": codeForked, "INTERNAL": codeInternal,
+		"IO": codeIO, "FORKED": codeForked, "INTERNAL": codeInternal, "WRITE": codeWrite,
 	}
 	found := regexp.MustCompile(`(?m)^\tHBMFS_([A-Z_]+) = (\d+),?`).FindAllStringSubmatch(enum, -1)
 	if len(found) != len(here) {

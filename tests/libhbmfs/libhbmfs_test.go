@@ -200,6 +200,13 @@ func TestAForkedChildIsRefused(t *testing.T) {
 	}
 }
 
+func TestFilesAreWritten(t *testing.T) {
+	file := randomFile(t, 5<<20+77)
+	for _, device := range []string{"-1", "0"} {
+		run(t, "writes", device, "auto", file, t.TempDir())
+	}
+}
+
 func TestSignalsReachTheProgram(t *testing.T) {
 	file := randomFile(t, 10_000)
 	for _, device := range []string{"-1", "0"} {

@@ -14,6 +14,12 @@ _Static_assert(sizeof(hbmfs_draft_file) == 32, "hbmfs_draft_file");
 _Static_assert(sizeof(hbmfs_checkpoint_info) == 288, "hbmfs_checkpoint_info");
 _Static_assert(sizeof(hbmfs_verified) == 40, "hbmfs_verified");
 _Static_assert(sizeof(hbmfs_result) == 320, "hbmfs_result");
+_Static_assert(sizeof(hbmfs_writer_options) == 80, "hbmfs_writer_options");
+_Static_assert(sizeof(hbmfs_writer_stats) == 328, "hbmfs_writer_stats");
+_Static_assert(sizeof(hbmfs_memory) == 24, "hbmfs_memory");
+_Static_assert(sizeof(hbmfs_write_file) == 24, "hbmfs_write_file");
+_Static_assert(sizeof(hbmfs_write_part) == 32, "hbmfs_write_part");
+_Static_assert(sizeof(hbmfs_write_result) == 336, "hbmfs_write_result");
 
 hbmfs_handle open_reader(const struct device *d) {
     hbmfs_reader_options o = {.struct_size = sizeof o, .device = d->index, .method = d->method, .threads = 3,
@@ -74,6 +80,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(test, "cancel")) cancel(&d, argv[6]);
     else if (!strcmp(test, "leaks")) leaks(&d, argv[6], atol(argv[7]));
     else if (!strcmp(test, "forks")) forks(&d, argv[6]);
+    else if (!strcmp(test, "writes")) writes(&d, argv[6], argv[7]);
     else DIE("there is no test %s", test);
     return 0;
 }

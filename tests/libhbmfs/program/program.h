@@ -42,6 +42,7 @@ void cancel(const struct device *d, const char *file);
 void checkpoint(const struct device *d, const char *directory);
 void leaks(const struct device *d, const char *file, long rounds);
 void forks(const struct device *d, const char *file);
+void writes(const struct device *d, const char *source, const char *directory);
 void signals(const struct device *d, const char *file);
 
 #endif
