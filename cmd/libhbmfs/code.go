@@ -29,6 +29,9 @@ const (
 	codeOutOfRange  code = 18
 	codeTooLarge    code = 19
 	codeCancelled   code = 20
+	codeExists      code = 24
+	codeBusy        code = 25
+	codeFormat      code = 27
 	codeIO          code = 21
 	codeForked      code = 22
 	codeInternal    code = 23

@@ -63,6 +63,9 @@ const char *hbmfs_code_name(int32_t code) {
     case HBMFS_OUT_OF_RANGE: return "out of range";
     case HBMFS_TOO_LARGE: return "too large";
     case HBMFS_CANCELLED: return "cancelled";
+    case HBMFS_EXISTS: return "already exists";
+    case HBMFS_BUSY: return "busy";
+    case HBMFS_FORMAT: return "damaged file";
     case HBMFS_IO: return "input/output error";
     case HBMFS_FORKED: return "used after a fork";
     case HBMFS_INTERNAL: return "internal error";
@@ -181,6 +184,72 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
     hbmfs_handle request;
     int32_t code = hbmfs_gather_begin(file, dst, dst_length, offsets, count, length, widen, stream, &request, why);
     return code ? code : hbmfs_wait(request, -1, result, why);
+}
+
+int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_handle *draft, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !draft);
+    *draft = 0;
+    return hbmfs_go_draft_begin((char *)path, part, parts, draft, why);
+}
+
+int32_t hbmfs_draft_directory(const char *path, char *directory, int64_t room, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !directory);
+    return hbmfs_go_draft_directory((char *)path, directory, room, why);
+}
+
+int32_t hbmfs_draft_publish(hbmfs_handle draft, const hbmfs_draft_file *files, int64_t count, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(count > 0 && !files);
+    for (int64_t i = 0; i < count; i++) REFUSE_NULL(!files[i].name || (files[i].sums > 0 && !files[i].crc32c));
+    return hbmfs_go_draft_publish(draft, (hbmfs_draft_file *)files, count, why);
+}
+
+int32_t hbmfs_draft_drop(hbmfs_handle draft, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_draft_drop(draft, why);
+}
+
+int32_t hbmfs_checkpoint_list(const char *directory, hbmfs_checkpoint_info *infos, int64_t room, int64_t *count, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!directory || !count || (room > 0 && !infos));
+    *count = 0;
+    return hbmfs_go_checkpoint_list((char *)directory, infos, room, count, why);
+}
+
+int32_t hbmfs_checkpoint_remove(const char *path, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path);
+    return hbmfs_go_checkpoint_remove((char *)path, why);
+}
+
+int32_t hbmfs_checkpoint_clean(const char *directory, char *names, int64_t room, int64_t *length, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!directory || !length || (room > 0 && !names));
+    *length = 0;
+    return hbmfs_go_checkpoint_clean((char *)directory, names, room, length, why);
+}
+
+int32_t hbmfs_verify_begin(const char *path, int32_t threads, hbmfs_handle *verification, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !verification);
+    *verification = 0;
+    return hbmfs_go_verify_begin((char *)path, threads, verification, why);
+}
+
+int32_t hbmfs_verify_wait(hbmfs_handle verification, int64_t timeout_ns, hbmfs_verified *verified, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    if (verified && !KNOWN(verified->struct_size, hbmfs_verified, damaged)) return fail_size(why);
+    hbmfs_verified full = {0};
+    int32_t code = hbmfs_go_verify_wait(verification, timeout_ns, &full, why);
+    if (verified) GIVE(verified, full);
+    return code;
+}
+
+int32_t hbmfs_verify_cancel(hbmfs_handle verification, int64_t timeout_ns, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_verify_cancel(verification, timeout_ns, why);
 }
 
 int32_t hbmfs_memory_alloc(hbmfs_handle reader, int64_t length, hbmfs_handle *memory, uint64_t *pointer, hbmfs_failure *why) {

@@ -48,7 +48,7 @@ extern "C" {
 
 #define HBMFS_ABI 2 /* hbmfs_abi() must give this */
 
-typedef uint64_t hbmfs_handle; /* of a reader, file, request or piece of memory */
+typedef uint64_t hbmfs_handle; /* of a reader, file, request, draft, verification or piece of memory */
 
 /* Results. Numbers are never given another meaning; there may be more of them in later versions. */
 typedef enum {
@@ -65,6 +65,9 @@ typedef enum {
 	HBMFS_OUT_OF_RANGE = 18,  /* bytes that the file, or memory of hbmfs_memory_alloc, does not have: of all functions */
 	HBMFS_TOO_LARGE = 19,     /* more at once than can be: ask for less */
 	HBMFS_CANCELLED = 20,     /* by hbmfs_cancel, or because its file or reader was closed */
+	HBMFS_EXISTS = 24,        /* the checkpoint, or something else of its name, is there already */
+	HBMFS_BUSY = 25,          /* a living process works on the checkpoint; the text names it */
+	HBMFS_FORMAT = 27,        /* a file is damaged; the text names the file and the place */
 	HBMFS_IO = 21,            /* reading failed; os_errno says how where it is not 0 */
 	HBMFS_FORKED = 22,        /* this process is a fork of the one that loaded the library */
 	HBMFS_INTERNAL = 23       /* a mistake in hbmfs or the driver */
@@ -243,6 +246,83 @@ int32_t hbmfs_read(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t 
 		   hbmfs_result *result, hbmfs_failure *why);
 int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
 		     int32_t widen, uint64_t stream, hbmfs_result *result, hbmfs_failure *why);
+
+/* ---- checkpoints ----
+ *
+ * A checkpoint is a directory of files that is complete or not there. Its files are written into a draft beside it, of mode
+ * 0700, and synced. Publishing writes a manifest with their sizes and sums, and renames the draft. A crash leaves a draft, which the next
+ * hbmfs_draft_begin of this name removes, and so does hbmfs_checkpoint_clean.
+ *
+ * A call that makes, publishes or removes fails with HBMFS_WRITE (26) and os_errno where the system could not.
+ */
+typedef struct hbmfs_draft_file {
+	const char *name;       /* below the draft, slash-separated, UTF-8 */
+	int64_t size;           /* bytes */
+	const uint32_t *crc32c; /* CRC-32C (Castagnoli) of each 4 MiB; the last ones may be shorter */
+	int64_t sums;           /* of them: (size + 4 MiB - 1) / 4 MiB */
+} hbmfs_draft_file;
+
+/*
+ * Makes the draft of the checkpoint at path, and the directory around it. part of parts, counted from 0, says which part of a
+ * checkpoint this is that several nodes keep on disks of their own; 0 of 1 where one directory has all. HBMFS_EXISTS: something is at
+ * path; a complete checkpoint is never overwritten. HBMFS_BUSY: a living process writes or removes it.
+ */
+int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_handle *draft, hbmfs_failure *why);
+
+/* The directory of a checkpoint's draft, for any process. room is that of directory, the zero byte too. */
+int32_t hbmfs_draft_directory(const char *path, char *directory, int64_t room, hbmfs_failure *why);
+
+/*
+ * Publishes a draft and ends its handle: the checkpoint is on the disk. files are all that is in the draft's directory. HBMFS_INVALID: the
+ * directory has other ones. After an error the checkpoint is not there and the draft stays: try again, or drop it.
+ */
+int32_t hbmfs_draft_publish(hbmfs_handle draft, const hbmfs_draft_file *files, int64_t count, hbmfs_failure *why);
+
+/* Removes a draft and ends its handle, also where not all could be removed. */
+int32_t hbmfs_draft_drop(hbmfs_handle draft, hbmfs_failure *why);
+
+typedef struct hbmfs_checkpoint_info {
+	char name[256];
+	int32_t part, parts; /* see hbmfs_draft_begin */
+	int64_t files;
+	int64_t size;        /* bytes */
+	int64_t created;     /* nanoseconds since 1970, by the writer's clock, which may be wrong */
+} hbmfs_checkpoint_info;
+
+/*
+ * Lists the complete checkpoints in a directory, by the natural order of their names: step_9 before step_10. The first room of
+ * them go to infos; count is how many there are.
+ */
+int32_t hbmfs_checkpoint_list(const char *directory, hbmfs_checkpoint_info *infos, int64_t room, int64_t *count, hbmfs_failure *why);
+
+/* Renames a checkpoint to a hidden name and removes it, so that it is never half there. */
+int32_t hbmfs_checkpoint_remove(const char *path, hbmfs_failure *why);
+
+/*
+ * Removes what dead processes left in a directory, and nothing of living ones. names gets the names of what was removed, each
+ * with a zero byte behind it, as far as room goes; length is that of all of them.
+ */
+int32_t hbmfs_checkpoint_clean(const char *directory, char *names, int64_t room, int64_t *length, hbmfs_failure *why);
+
+typedef struct hbmfs_verified {
+	uint32_t struct_size;
+	uint32_t reserved;
+	int64_t done, total; /* bytes */
+	int64_t files;
+	int64_t damaged;     /* chunks and files that are not what was published */
+} hbmfs_verified;
+
+/* Starts comparing all bytes of a checkpoint with their sums, on so many threads; 0: one for each CPU, at most 8. */
+int32_t hbmfs_verify_begin(const char *path, int32_t threads, hbmfs_handle *verification, hbmfs_failure *why);
+
+/*
+ * Waits as hbmfs_wait does. HBMFS_TIMEOUT: it goes on, and verified says how far it is. HBMFS_FORMAT: the text names the first
+ * damage, and verified says how much there is. HBMFS_IO: the first damage is a file that cannot be read. verified may be NULL.
+ */
+int32_t hbmfs_verify_wait(hbmfs_handle verification, int64_t timeout_ns, hbmfs_verified *verified, hbmfs_failure *why);
+
+/* Ends a verification, done or not. HBMFS_TIMEOUT: a read still hangs in the system; call again. */
+int32_t hbmfs_verify_cancel(hbmfs_handle verification, int64_t timeout_ns, hbmfs_failure *why);
 
 /* ---- memory of a GPU, for callers that have no allocator of their own ----
  *

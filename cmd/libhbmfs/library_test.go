@@ -38,6 +38,7 @@ func TestCodesAreTheHeaders(t *testing.T) {
 		"OK": codeOK, "TIMEOUT": codeTimeout, "INVALID": codeInvalid, "CLOSED": codeClosed, "NOT_FOUND": codeNotFound,
 		"PERMISSION": codePermission, "STALE": codeStale, "UNAVAILABLE": codeUnavailable, "NO_DEVICE": codeNoDevice,
 		"OUT_OF_MEMORY": codeOutOfMemory, "OUT_OF_RANGE": codeOutOfRange, "TOO_LARGE": codeTooLarge, "CANCELLED": codeCancelled,
+		"EXISTS": codeExists, "BUSY": codeBusy, "FORMAT": codeFormat,
 		"IO": codeIO, "FORKED": codeForked, "INTERNAL": codeInternal,
 	}
 	found := regexp.MustCompile(`(?m)^\tHBMFS_([A-Z_]+) = (\d+),?`).FindAllStringSubmatch(enum, -1)

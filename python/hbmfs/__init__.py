@@ -14,12 +14,14 @@ from .dataset import Dataset, open
 from .device_array import DeviceArray
 from .errors import (
     AccessError,
+    BusyError,
     CancelledError,
     ClosedError,
     CloseWarning,
     DeviceError,
     DtypeError,
     Error,
+    ExistsError,
     ForkedError,
     FormatError,
     GroupError,
@@ -56,6 +58,7 @@ _LATER |= {"nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
 __all__ = [
     "SKIP",
     "AccessError",
+    "BusyError",
     "CancelledError",
     "CloseWarning",
     "ClosedError",
@@ -67,6 +70,7 @@ __all__ = [
     "DeviceError",
     "DtypeError",
     "Error",
+    "ExistsError",
     "File",
     "ForkedError",
     "FormatError",

@@ -29,6 +29,9 @@ _EXCEPTIONS: dict[int, type[errors.Error]] = {
     18: errors.OutOfRangeError,
     19: errors.TooLargeError,
     20: errors.CancelledError,
+    24: errors.ExistsError,
+    25: errors.BusyError,
+    27: errors.FormatError,
     21: errors.ReadError,
     _FORKED: errors.ForkedError,
 }
@@ -128,6 +131,18 @@ class Result(_Sized):
     _fields_ = [("struct_size", _u32), ("reserved", _u32), ("moved", Moved), ("path", ctypes.c_char * 16), ("reason", ctypes.c_char * 256)]
 
 
+class DraftFile(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("size", _i64), ("crc32c", ctypes.c_void_p), ("sums", _i64)]
+
+
+class CheckpointInfo(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char * 256), ("part", _i32), ("parts", _i32), ("files", _i64), ("size", _i64), ("created", _i64)]
+
+
+class Verified(_Sized):
+    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("done", _i64), ("total", _i64), ("files", _i64), ("damaged", _i64)]
+
+
 _pointer = ctypes.POINTER
 _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and takes a Failure last
     "reader_open": [_pointer(ReaderOptions), _pointer(_Handle)],
@@ -143,6 +158,16 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "gather_begin": [_Handle, _u64, _i64, ctypes.c_void_p, _i64, _i64, _i32, _u64, _pointer(_Handle)],
     "wait": [_Handle, _i64, _pointer(Result)],
     "cancel": [_Handle, _i64],
+    "draft_begin": [ctypes.c_char_p, _i32, _i32, _pointer(_Handle)],
+    "draft_directory": [ctypes.c_char_p, ctypes.c_char_p, _i64],
+    "draft_publish": [_Handle, _pointer(DraftFile), _i64],
+    "draft_drop": [_Handle],
+    "checkpoint_list": [ctypes.c_char_p, _pointer(CheckpointInfo), _i64, _pointer(_i64)],
+    "checkpoint_remove": [ctypes.c_char_p],
+    "checkpoint_clean": [ctypes.c_char_p, ctypes.c_char_p, _i64, _pointer(_i64)],
+    "verify_begin": [ctypes.c_char_p, _i32, _pointer(_Handle)],
+    "verify_wait": [_Handle, _i64, _pointer(Verified)],
+    "verify_cancel": [_Handle, _i64],
     "memory_alloc": [_Handle, _i64, _pointer(_Handle), _pointer(_u64)],
     "memory_copy_out": [_Handle, _i64, _i64, ctypes.c_void_p],
     "memory_free": [_Handle],

@@ -49,6 +49,14 @@ class WaitTimeoutError(Error, TimeoutError):
     """The bytes had not arrived when the time was up. The request goes on; wait again or cancel it."""
 
 
+class ExistsError(Error, FileExistsError):
+    """The checkpoint, or something else of its name, is there already. Nothing is overwritten."""
+
+
+class BusyError(Error):
+    """A living process writes or removes the checkpoint. The message names it."""
+
+
 class ReadError(Error, OSError):
     """The operating system could not read the file."""
 

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
+)
+
+// checkpointCode gives the errors of a checkpoint their codes.
+func checkpointCode(err error) error {
+	for _, k := range []struct {
+		is   error
+		code code
+	}{
+		{checkpoint.ErrInvalid, codeInvalid}, {checkpoint.ErrExists, codeExists}, {checkpoint.ErrBusy, codeBusy},
+		{checkpoint.ErrForeign, codePermission}, {checkpoint.ErrNone, codeNotFound}, {checkpoint.ErrDamaged, codeFormat},
+	} {
+		if errors.Is(err, k.is) {
+			return &failure{k.code, err.Error()}
+		}
+	}
+	return err
+}
+
+func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) {
+	d, err := checkpoint.Begin(context.Background(), path, part)
+	if err != nil {
+		return 0, checkpointCode(err)
+	}
+	return l.add(0, d)
+}
+
+// publish ends the draft's handle if it succeeds.
+func (l *library) publish(handle uint64, files []checkpoint.File) error {
+	d, err := find[*checkpoint.Draft](l, handle)
+	if err != nil {
+		return err
+	}
+	if err := d.Publish(context.Background(), files); err != nil {
+		return checkpointCode(err)
+	}
+	l.remove(handle)
+	return nil
+}
+
+func (l *library) drop(handle uint64) error {
+	d, err := find[*checkpoint.Draft](l, handle)
+	if err != nil {
+		return err
+	}
+	l.remove(handle)
+	return checkpointCode(d.Drop())
+}
+
+// complete lists the complete checkpoints in a directory.
+func complete(dir string) (found []checkpoint.Entry, err error) {
+	all, err := checkpoint.List(dir)
+	for _, e := range all {
+		if e.State == checkpoint.Complete {
+			found = append(found, e)
+		}
+	}
+	return found, checkpointCode(err)
+}
+
+// clean gives what it removed, each with a zero byte behind it.
+func clean(dir string) (string, error) {
+	removed, err := checkpoint.Clean(context.Background(), dir)
+	if len(removed) == 0 {
+		return "", checkpointCode(err)
+	}
+	return strings.Join(removed, "\x00") + "\x00", checkpointCode(err)
+}
+
+// verification compares a checkpoint with its sums.
+type verification struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed when report and err are there
+	bytes  atomic.Int64
+	total  int64
+	report *checkpoint.Report
+	err    error
+}
+
+func (l *library) beginVerify(path string, threads int) (uint64, error) {
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		return 0, checkpointCode(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	v := &verification{cancel: cancel, done: make(chan struct{}), total: c.Manifest.Size()}
+	go func() { // ends when all is read, or with cancel
+		defer close(v.done)
+		v.report, v.err = c.Verify(ctx, checkpoint.VerifyOptions{Threads: threads, Read: func(n int64) { v.bytes.Add(n) }})
+		_ = c.Close() // opened for reading
+	}()
+	return l.add(0, v)
+}
+
+// awaitVerify ends the verification and its handle, unless it takes longer than timeout.
+func (l *library) awaitVerify(handle uint64, timeout time.Duration) (*verification, error) {
+	v, err := find[*verification](l, handle)
+	if err != nil {
+		return nil, err
+	}
+	if !wait(v.done, timeout) {
+		return v, failf(codeTimeout, "the checkpoint is not compared yet")
+	}
+	l.remove(handle)
+	v.cancel()
+	if v.err != nil {
+		return v, v.err
+	}
+	if v.report.Damaged > 0 {
+		first := &v.report.Damage[0]
+		return v, checkpointCode(&damage{first})
+	}
+	return v, nil
+}
+
+// damage is the first damage of a checkpoint as an error.
+type damage struct{ *checkpoint.Damage }
+
+func (d *damage) Error() string { return d.String() }
+func (d *damage) Unwrap() error { return d.Err }
+
+func (l *library) cancelVerify(handle uint64, timeout time.Duration) error {
+	v, err := find[*verification](l, handle)
+	if err != nil {
+		return err
+	}
+	v.cancel()
+	if !wait(v.done, timeout) {
+		return failf(codeTimeout, "a read of the checkpoint still hangs; cancel again")
+	}
+	l.remove(handle)
+	return nil
+}
+
+func removeCheckpoint(path string) error {
+	return checkpointCode(checkpoint.Remove(context.Background(), path))
+}

@@ -1,0 +1,118 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Remove removes a checkpoint, complete or damaged. It is renamed first, so that it is never half there. [ErrNone]: path is no
+// checkpoint. [ErrBusy]: a living process works on it.
+func Remove(ctx context.Context, path string) error {
+	in, name, err := split(path)
+	if err != nil {
+		return err
+	}
+	parent, err := os.OpenRoot(in)
+	if err != nil {
+		return fmt.Errorf("remove checkpoint %s: %w", path, err)
+	}
+	defer func() { _ = parent.Close() }() // it was synced where that mattered
+	if err := remove(ctx, parent, name); err != nil {
+		return fmt.Errorf("remove checkpoint %s: %w", path, err)
+	}
+	return nil
+}
+
+func remove(ctx context.Context, parent *os.Root, name string) error {
+	if err := checkCheckpoint(parent, name); err != nil {
+		return err
+	}
+	l, err := take(ctx, parent, name)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	if err := checkCheckpoint(parent, name); err != nil { // another process was first
+		return err
+	}
+	old := hidden(name, oldEnding)
+	if _, err := removeHidden(parent, old); err != nil {
+		return err
+	}
+	if err := parent.Rename(name, old); err != nil {
+		return err
+	}
+	if err := syncDir(parent, "."); err != nil { // after a power loss half of it could be there
+		return errors.Join(err, parent.Rename(old, name))
+	}
+	return parent.RemoveAll(old)
+}
+
+// checkCheckpoint refuses what is no checkpoint, or another user's.
+func checkCheckpoint(parent *os.Root, name string) error {
+	info, err := parent.Lstat(name)
+	if err != nil {
+		return err
+	}
+	if err := checkOurs(parent, name, info, os.ModeDir); err != nil {
+		return err
+	}
+	if _, err := parent.Lstat(filepath.Join(name, ManifestName)); err != nil {
+		return failf(ErrNone, "it has no %s, and is no checkpoint of hbmfs's: remove it by other means", ManifestName)
+	}
+	return nil
+}
+
+// Clean removes what dead processes left in a directory: drafts, and what is left of checkpoints. It gives their paths. What living
+// processes work on stays, and so do other users' leftovers.
+func Clean(ctx context.Context, dir string) (removed []string, err error) {
+	root, names, err := openList(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }() // nothing is lost
+	unfinished := map[string]bool{}
+	for _, base := range names {
+		if name, ok := ofHidden(base); ok {
+			unfinished[name] = true
+		}
+	}
+	var failed []error
+	for _, name := range slices.SortedFunc(maps.Keys(unfinished), natural) {
+		if err := ctx.Err(); err != nil {
+			return removed, errors.Join(append(failed, err)...)
+		}
+		gone, err := clean(ctx, root, name)
+		for _, base := range gone {
+			removed = append(removed, filepath.Join(root.Name(), base))
+		}
+		if err != nil && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrForeign) {
+			failed = append(failed, err)
+		}
+	}
+	return removed, errors.Join(failed...)
+}
+
+func clean(ctx context.Context, root *os.Root, name string) (gone []string, err error) {
+	l, err := take(ctx, root, name)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	for _, ending := range []string{draftEnding, oldEnding} {
+		base := hidden(name, ending)
+		was, err := removeHidden(root, base)
+		if err != nil {
+			return gone, err
+		}
+		if was {
+			gone = append(gone, base)
+		}
+	}
+	return gone, nil
+}

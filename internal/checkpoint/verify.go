@@ -1,0 +1,179 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// VerifyOptions say how to read a checkpoint.
+type VerifyOptions struct {
+	Threads int         // that read; 0: one for each CPU, at most 8
+	Read    func(int64) // is called with bytes that were read, from any thread; nil: nobody asks
+}
+
+// Report is the result of [Checkpoint.Verify].
+type Report struct {
+	Files   int
+	Bytes   int64    // that were compared
+	Damage  []Damage // in order, the first ones
+	Damaged int      // how many there are in all
+}
+
+// Damage is a file, or a chunk of one, that is not what was published.
+type Damage struct {
+	File   string
+	Chunk  int64 // -1: the file as a whole
+	Offset int64 // of the chunk
+	Length int64
+	Err    error // says why; [ErrDamaged], or the system's
+}
+
+const (
+	mostDamage  = 1000
+	verifySlice = 1 << 20 // bytes that are read at once
+	verifyJob   = 16      // chunks that a thread takes at a time
+)
+
+// Verify reads all files and compares them with their sums. Memory does not grow with their size. The error is not that of
+// the files, which the report has.
+func (c *Checkpoint) Verify(ctx context.Context, opt VerifyOptions) (*Report, error) {
+	if opt.Threads <= 0 {
+		opt.Threads = min(8, runtime.NumCPU())
+	}
+	v := &verification{c: c, opt: opt, report: Report{Files: len(c.Manifest.Files)}}
+	jobs := make(chan job)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { defer close(jobs); return v.plan(ctx, jobs) })
+	for range opt.Threads {
+		group.Go(func() error { return v.work(ctx, jobs) })
+	}
+	if err := group.Wait(); err != nil {
+		return nil, fmt.Errorf("verify checkpoint %s: %w", c.Path, err)
+	}
+	slices.SortFunc(v.report.Damage, func(a, b Damage) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Chunk, b.Chunk)) })
+	return &v.report, nil
+}
+
+type verification struct {
+	c   *Checkpoint
+	opt VerifyOptions
+
+	mu     sync.Mutex // guards report
+	report Report
+}
+
+// job is chunks of a file, from first up to end.
+type job struct {
+	file       *File
+	first, end int64
+}
+
+// plan looks at the files' sizes, and gives out those that fit.
+func (v *verification) plan(ctx context.Context, jobs chan<- job) error {
+	for i := range v.c.Manifest.Files {
+		f := &v.c.Manifest.Files[i]
+		if err := v.c.misfit(f); err != nil {
+			v.damaged(Damage{File: f.Name, Chunk: -1, Length: f.Size, Err: err})
+			v.read(f.Size)
+			continue
+		}
+		n := int64(len(f.Sums))
+		for first := int64(0); first < n; first += verifyJob {
+			select {
+			case jobs <- job{f, first, min(n, first+verifyJob)}:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}
+
+func (v *verification) read(n int64) {
+	if v.opt.Read != nil {
+		v.opt.Read(n)
+	}
+}
+
+func (v *verification) damaged(d Damage) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Damaged++
+	if len(v.report.Damage) < mostDamage {
+		v.report.Damage = append(v.report.Damage, d)
+	}
+}
+
+func (v *verification) work(ctx context.Context, jobs <-chan job) error {
+	buf := make([]byte, verifySlice)
+	for j := range jobs {
+		f, _, err := openRegular(v.c.dir, j.file.Name)
+		for chunk := j.first; chunk < j.end; chunk++ {
+			if ctx.Err() != nil {
+				break
+			}
+			v.chunk(f, err, j.file, chunk, buf)
+		}
+		if err == nil {
+			_ = f.Close() // opened for reading
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// chunk compares one chunk. openErr is why the file could not be opened.
+func (v *verification) chunk(f *os.File, openErr error, file *File, chunk int64, buf []byte) {
+	at := chunk * Chunk
+	d := Damage{File: file.Name, Chunk: chunk, Offset: at, Length: min(Chunk, file.Size-at), Err: openErr}
+	defer v.read(d.Length)
+	if d.Err == nil {
+		var sum uint32
+		if sum, d.Err = sumOf(f, at, d.Length, buf); d.Err == nil && sum != file.Sums[chunk] {
+			d.Err = failf(ErrDamaged, "crc32c is %08x, %08x was published", sum, file.Sums[chunk])
+		}
+	}
+	if d.Err != nil {
+		v.damaged(d)
+		return
+	}
+	v.mu.Lock()
+	v.report.Bytes += d.Length
+	v.mu.Unlock()
+}
+
+func sumOf(f *os.File, at, n int64, buf []byte) (sum uint32, err error) {
+	for end := at + n; at < end; {
+		p := buf[:min(int64(len(buf)), end-at)]
+		got, err := f.ReadAt(p, at)
+		if got < len(p) {
+			if errors.Is(err, io.EOF) {
+				err = failf(ErrDamaged, "the file ends at %d", at+int64(got))
+			}
+			return 0, err
+		}
+		sum = crc32.Update(sum, castagnoli(), p)
+		at += int64(got)
+	}
+	return sum, nil
+}
+
+// String is one sentence that names the file and the place.
+func (d *Damage) String() string {
+	if d.Chunk < 0 {
+		return fmt.Sprintf("file %q: %v", d.File, d.Err)
+	}
+	return fmt.Sprintf("file %q, chunk %d, %d bytes from %d on: %v", d.File, d.Chunk, d.Length, d.Offset, d.Err)
+}
