@@ -44,7 +44,7 @@ try:
 except ModuleNotFoundError as err:
     raise ModuleNotFoundError("hbmfs.dcp_writer saves torch's checkpoints, but torch is not installed: pip install torch", name=err.name) from None
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -55,7 +55,7 @@ from ._dcp_layout import dense, lay
 from ._publishing import Draft
 from ._staging import Staging, staging_of
 from ._transfer import Progress, _shower
-from .errors import BusyError, Error, ExistsError, InvalidError, NotFoundError, UnavailableError
+from .errors import BusyError, Error, InvalidError, NotFoundError, UnavailableError
 from .writer import OutFile, Part, Writer, WrittenFile
 
 _MINE = "_hbmfs_parts"
@@ -108,7 +108,7 @@ class DCPWriter(FileSystemWriter):
     node_local  True: each node has a disk of its own, and torchrun's environment (GROUP_RANK, GROUP_WORLD_SIZE, LOCAL_RANK) says
                 which node this is. Or (node, nodes, leader), where exactly one rank of each node, its leader, has True
     progress    None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
-    overwrite   is not followed: remove the earlier checkpoint first
+    overwrite   is not followed: a checkpoint that is there stays (ExistsError); remove it first
     """
 
     def __init__(
@@ -260,10 +260,7 @@ class DCPWriter(FileSystemWriter):
         if earlier is not None:
             earlier._end_earlier()
         part = (0, 1) if self._node is None else (self._node.number, self._node.nodes)
-        try:
-            self._draft = Draft.begin(str(self.path), part=part)
-        except ExistsError as err:
-            raise ExistsError(f"{err} (overwrite=True is not followed)") from None if self.overwrite else err
+        self._draft = Draft.begin(path, part)
         self._thread = threading.current_thread()
         _saves[path] = self
 
