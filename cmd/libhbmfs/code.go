@@ -10,6 +10,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/cufile/writer"
 )
 
 // code is an hbmfs_code. A test compares the numbers with libhbmfs.h.
@@ -35,6 +36,7 @@ const (
 	codeIO          code = 21
 	codeForked      code = 22
 	codeInternal    code = 23
+	codeWrite       code = 26
 )
 
 // failure is an error that has its code.
@@ -76,11 +78,18 @@ func codeOf(err error) (code, syscall.Errno) {
 		{cufile.ErrUnderWay, codeTimeout}, {context.Canceled, codeCancelled}, {context.DeadlineExceeded, codeCancelled},
 		{cufile.ErrClosed, codeClosed}, {os.ErrClosed, codeClosed}, {cufile.ErrMemory, codeInvalid}, {cufile.ErrOutOfRange, codeOutOfRange},
 		{cufile.ErrShort, codeStale}, {control.ErrStale, codeStale}, {cufile.ErrTooLarge, codeTooLarge},
-		{cufile.ErrNoDevice, codeNoDevice},
+		{cufile.ErrNoDevice, codeNoDevice}, {writer.ErrClosed, codeClosed}, {writer.ErrPlan, codeInvalid}, {writer.ErrMemory, codeInvalid},
+		{writer.ErrNoMemory, codeOutOfMemory},
 	} {
 		if errors.Is(err, c.is) {
 			return c.code, 0
 		}
+	}
+	var written *writer.Error
+	if errors.As(err, &written) {
+		var errno syscall.Errno
+		errors.As(err, &errno)
+		return codeWrite, errno
 	}
 	var cuda *cufile.CUDAError
 	isCUDA := errors.As(err, &cuda)

@@ -69,6 +69,7 @@ const char *hbmfs_code_name(int32_t code) {
     case HBMFS_IO: return "input/output error";
     case HBMFS_FORKED: return "used after a fork";
     case HBMFS_INTERNAL: return "internal error";
+    case HBMFS_WRITE: return "writing failed";
     }
     return "unknown code";
 }
@@ -269,4 +270,83 @@ int32_t hbmfs_memory_copy_out(hbmfs_handle memory, int64_t offset, int64_t lengt
 int32_t hbmfs_memory_free(hbmfs_handle memory, hbmfs_failure *why) {
     REFUSE_FORKED;
     return hbmfs_go_memory_free(memory, why);
+}
+
+int32_t hbmfs_writer_open(const hbmfs_writer_options *options, hbmfs_handle *writer, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!options || !writer);
+    if (!KNOWN(options->struct_size, hbmfs_writer_options, hbmfs)) return fail_size(why);
+    hbmfs_writer_options o = {0};
+    memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
+    if (o.reserved) return fail(why, HBMFS_INVALID, "a reserved field is not 0");
+    *writer = 0;
+    return hbmfs_go_writer_open(&o, writer, why);
+}
+
+int32_t hbmfs_writer_get_stats(hbmfs_handle writer, hbmfs_writer_stats *stats, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!stats);
+    if (!KNOWN(stats->struct_size, hbmfs_writer_stats, reason)) return fail_size(why);
+    hbmfs_writer_stats full = {0};
+    int32_t code = hbmfs_go_writer_stats(writer, &full, why);
+    if (!code) GIVE(stats, full);
+    return code;
+}
+
+int32_t hbmfs_writer_wait_ready(hbmfs_handle writer, int64_t timeout_ns, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_writer_wait_ready(writer, timeout_ns, why);
+}
+
+int32_t hbmfs_writer_close(hbmfs_handle writer, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_writer_close(writer, why);
+}
+
+int32_t hbmfs_snapshot_begin(hbmfs_handle writer, const hbmfs_memory *list, int64_t count, uint64_t stream, int64_t timeout_ns,
+                             uint64_t *copies, hbmfs_handle *snapshot, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!snapshot || (count > 0 && (!list || !copies)));
+    *snapshot = 0;
+    return hbmfs_go_snapshot_begin(writer, (hbmfs_memory *)list, count, stream, timeout_ns, copies, snapshot, why);
+}
+
+int32_t hbmfs_snapshot_wait(hbmfs_handle snapshot, int64_t timeout_ns, int64_t *took_ns, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    int64_t took = 0;
+    int32_t code = hbmfs_go_snapshot_wait(snapshot, timeout_ns, &took, why);
+    if (!code && took_ns) *took_ns = took;
+    return code;
+}
+
+int32_t hbmfs_snapshot_release(hbmfs_handle snapshot, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    return hbmfs_go_snapshot_release(snapshot, why);
+}
+
+int32_t hbmfs_write_begin(hbmfs_handle writer, const char *directory, const hbmfs_write_file *files, int64_t file_count,
+                          const hbmfs_write_part *parts, int64_t part_count, uint64_t stream, hbmfs_handle *write, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!directory || !write || (file_count > 0 && !files) || (part_count > 0 && !parts));
+    for (int64_t i = 0; i < file_count; i++) REFUSE_NULL(!files[i].name);
+    *write = 0;
+    return hbmfs_go_write_begin(writer, (char *)directory, (hbmfs_write_file *)files, file_count, (hbmfs_write_part *)parts, part_count,
+                                stream, write, why);
+}
+
+int32_t hbmfs_write_progress(hbmfs_handle write, int64_t *written, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!written);
+    return hbmfs_go_write_progress(write, written, why);
+}
+
+int32_t hbmfs_write_wait(hbmfs_handle write, int64_t timeout_ns, hbmfs_write_result *result, uint32_t *sums, int64_t sum_count,
+                         hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(sum_count > 0 && !sums);
+    if (result && !KNOWN(result->struct_size, hbmfs_write_result, reason)) return fail_size(why);
+    hbmfs_write_result full = {0};
+    int32_t code = hbmfs_go_write_wait(write, timeout_ns, &full, sums, sum_count, why);
+    if (!code && result) GIVE(result, full);
+    return code;
 }

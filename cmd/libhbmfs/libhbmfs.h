@@ -48,7 +48,7 @@ extern "C" {
 
 #define HBMFS_ABI 2 /* hbmfs_abi() must give this */
 
-typedef uint64_t hbmfs_handle; /* of a reader, file, request, draft, verification or piece of memory */
+typedef uint64_t hbmfs_handle; /* of a reader, file, request, draft, verification, piece of memory, writer, snapshot or write */
 
 /* Results. Numbers are never given another meaning; there may be more of them in later versions. */
 typedef enum {
@@ -70,7 +70,8 @@ typedef enum {
 	HBMFS_FORMAT = 27,        /* a file is damaged; the text names the file and the place */
 	HBMFS_IO = 21,            /* reading failed; os_errno says how where it is not 0 */
 	HBMFS_FORKED = 22,        /* this process is a fork of the one that loaded the library */
-	HBMFS_INTERNAL = 23       /* a mistake in hbmfs or the driver */
+	HBMFS_INTERNAL = 23,      /* a mistake in hbmfs or the driver */
+	HBMFS_WRITE = 26          /* writing failed; os_errno says how where it is not 0 */
 } hbmfs_code;
 
 typedef struct hbmfs_failure {
@@ -236,8 +237,8 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why);
 
 /*
- * Ends a request, done or not, and its handle. HBMFS_OK: nothing writes to dst any more. HBMFS_TIMEOUT: it was told to
- * end, but a read of the system or of the driver, or the caller's stream, still holds it: dst must stay. Call again.
+ * Ends a request or write, done or not, and its handle. HBMFS_OK: nothing uses its memory any more. HBMFS_TIMEOUT: it was told to
+ * end, but a call into the system or the driver, or the caller's stream, still holds it: its memory must stay. Call again.
  */
 int32_t hbmfs_cancel(hbmfs_handle request, int64_t timeout_ns, hbmfs_failure *why);
 
@@ -334,6 +335,126 @@ int32_t hbmfs_memory_alloc(hbmfs_handle reader, int64_t length, hbmfs_handle *me
 /* Copies [offset, offset+length) of it to the host and waits. It waits for no stream but the legacy default one. */
 int32_t hbmfs_memory_copy_out(hbmfs_handle memory, int64_t offset, int64_t length, void *to, hbmfs_failure *why);
 int32_t hbmfs_memory_free(hbmfs_handle memory, hbmfs_failure *why);
+
+/* ---- writers ----
+ *
+ * A writer makes files of memory: of its GPU, and of the host. It sums them on the way: a CRC-32C (Castagnoli) of each
+ * HBMFS_CHUNK bytes of a file.
+ *
+ * Paths: "auto", "direct" (GPU to storage by DMA), "mapped" (GPU to the pages of a file of tmpfs), "staged" (past the
+ * page cache, O_DIRECT), "buffered" (through the page cache). method and require are as of readers, but that a
+ * directory's filesystem decides: a path that is required and does not work there is HBMFS_UNAVAILABLE of the write.
+ */
+#define HBMFS_CHUNK (4 << 20)
+
+typedef struct hbmfs_writer_options {
+	uint32_t struct_size;
+	int32_t device;        /* CUDA's index, 0 the first; HBMFS_HOST */
+	const char *method;    /* NULL: "auto" */
+	const char *require;   /* NULL: nothing is required */
+	int32_t threads;       /* that copy, sum and write; 0: 8, but no more than there are CPUs, and 4 at least */
+	int32_t reserved;
+	int64_t arena_bytes;   /* of pinned memory for snapshots; 0: none */
+	int64_t rate;          /* most bytes a second to storage; 0: no bound */
+	const char *libcuda;   /* NULL: the system's */
+	const char *libcufile; /* NULL: the system's */
+	const char *libnvml;   /* for later versions */
+	const char *hbmfs;     /* the hbmfs command, by which "direct" is proven in a process of its own; NULL: the one in PATH */
+} hbmfs_writer_options;
+
+/* Bytes of files by the path that they took. Zeros that no part covers count, too. */
+typedef struct hbmfs_written_bytes {
+	int64_t direct, mapped, staged, buffered;
+} hbmfs_written_bytes;
+
+typedef struct hbmfs_writer_stats {
+	uint32_t struct_size;
+	int32_t ready;             /* 1: the arena is pinned, or there is none */
+	int64_t arena_bytes;
+	hbmfs_written_bytes moved; /* since the writer was opened */
+	int64_t writes;            /* that ended well */
+	char path[16];             /* of the last of them; empty before the first */
+	char reason[256];          /* why that path */
+} hbmfs_writer_stats;
+
+/* Does not wait for the arena, which comes up in the background. */
+int32_t hbmfs_writer_open(const hbmfs_writer_options *options, hbmfs_handle *writer, hbmfs_failure *why);
+int32_t hbmfs_writer_get_stats(hbmfs_handle writer, hbmfs_writer_stats *stats, hbmfs_failure *why);
+
+/* Waits until the arena is pinned, as hbmfs_wait does. HBMFS_OUT_OF_MEMORY: it cannot be. */
+int32_t hbmfs_writer_wait_ready(hbmfs_handle writer, int64_t timeout_ns, hbmfs_failure *why);
+
+/*
+ * Cancels its writes and waits for them. HBMFS_TIMEOUT: as of readers. Snapshots stay until they are released, and their
+ * memory with them.
+ */
+int32_t hbmfs_writer_close(hbmfs_handle writer, hbmfs_failure *why);
+
+/* Memory that is written: [address, address + length) of the host, or of the writer's GPU. */
+typedef struct hbmfs_memory {
+	uint64_t address;
+	int64_t length;
+	int32_t on_device; /* 1: a CUdeviceptr; 0: an address of the host */
+	int32_t reserved;
+} hbmfs_memory;
+
+/*
+ * Starts copying count pieces of memory into the arena, after the work that is on stream at the call; see reading above.
+ * copies[i] becomes the address of the copy of the i-th, which begins with a page. Waits timeout_ns for room that other
+ * snapshots give back: HBMFS_TIMEOUT: nothing has begun, call again. HBMFS_TOO_LARGE: there can never be room.
+ */
+int32_t hbmfs_snapshot_begin(hbmfs_handle writer, const hbmfs_memory *list, int64_t count, uint64_t stream, int64_t timeout_ns,
+			     uint64_t *copies, hbmfs_handle *snapshot, hbmfs_failure *why);
+
+/*
+ * Waits until all is copied, so that the memory may change. It does not end the handle. took_ns is the time from begin
+ * until then; it may be NULL.
+ */
+int32_t hbmfs_snapshot_wait(hbmfs_handle snapshot, int64_t timeout_ns, int64_t *took_ns, hbmfs_failure *why);
+
+/* Ends a snapshot and its handle: its room is given to others, once all is copied. */
+int32_t hbmfs_snapshot_release(hbmfs_handle snapshot, hbmfs_failure *why);
+
+/* A file to be made. Its parts are the next `parts` of the array of all parts. */
+typedef struct hbmfs_write_file {
+	const char *name; /* in the directory: no path. A file that is there is HBMFS_WRITE with EEXIST */
+	int64_t size;     /* bytes */
+	int64_t parts;
+} hbmfs_write_file;
+
+/* Memory that becomes the bytes of a file from offset on. Parts of a file are disjoint and in order; other bytes are zeros. */
+typedef struct hbmfs_write_part {
+	int64_t offset;
+	hbmfs_memory memory;
+} hbmfs_write_part;
+
+typedef struct hbmfs_write_result {
+	uint32_t struct_size;
+	uint32_t reserved;
+	hbmfs_written_bytes moved;
+	int64_t took_ns;     /* from begin until all files were synced */
+	int64_t prepared_ns; /* of it, until pages of the files were there and registered: "mapped" only */
+	char path[16];       /* that was chosen; a part of the bytes may have taken another, see moved */
+	char reason[256];    /* why */
+} hbmfs_write_result;
+
+/*
+ * Starts writing files into a directory that is there. Memory must stay as it is until the write has ended. A write that
+ * failed or was cancelled leaves its files to the caller. The directory is not synced. End it by hbmfs_write_wait or
+ * hbmfs_cancel.
+ */
+int32_t hbmfs_write_begin(hbmfs_handle writer, const char *directory, const hbmfs_write_file *files, int64_t file_count,
+			  const hbmfs_write_part *parts, int64_t part_count, uint64_t stream, hbmfs_handle *write, hbmfs_failure *why);
+
+/* Gives the bytes that are written by now. */
+int32_t hbmfs_write_progress(hbmfs_handle write, int64_t *written, hbmfs_failure *why);
+
+/*
+ * Waits as hbmfs_wait does. HBMFS_OK: the files are on storage, and sums, which may be NULL, has the sums of all chunks of
+ * the first file, then of the second; sum_count must be how many there are: the sizes, divided by HBMFS_CHUNK, rounded up.
+ */
+int32_t hbmfs_write_wait(hbmfs_handle write, int64_t timeout_ns, hbmfs_write_result *result, uint32_t *sums, int64_t sum_count,
+			 hbmfs_failure *why);
 
 #ifdef __cplusplus
 }

@@ -39,7 +39,7 @@ func TestCodesAreTheHeaders(t *testing.T) {
 		"PERMISSION": codePermission, "STALE": codeStale, "UNAVAILABLE": codeUnavailable, "NO_DEVICE": codeNoDevice,
 		"OUT_OF_MEMORY": codeOutOfMemory, "OUT_OF_RANGE": codeOutOfRange, "TOO_LARGE": codeTooLarge, "CANCELLED": codeCancelled,
 		"EXISTS": codeExists, "BUSY": codeBusy, "FORMAT": codeFormat,
-		"IO": codeIO, "FORKED": codeForked, "INTERNAL": codeInternal,
+		"IO": codeIO, "FORKED": codeForked, "INTERNAL": codeInternal, "WRITE": codeWrite,
 	}
 	found := regexp.MustCompile(`(?m)^\tHBMFS_([A-Z_]+) = (\d+),?`).FindAllStringSubmatch(enum, -1)
 	if len(found) != len(here) {

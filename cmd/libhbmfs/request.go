@@ -11,7 +11,13 @@ import (
 // request is a read into memory of the caller.
 type request struct {
 	reader *reader
-	q      *cufile.Request
+	*cufile.Request
+}
+
+// underWay is a read or a write.
+type underWay interface {
+	Cancel()
+	Done() <-chan struct{}
 }
 
 func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length int64) (uint64, error) {
@@ -32,10 +38,10 @@ func (l *library) waitFor(handle uint64, timeout time.Duration) (cufile.Result, 
 	if err != nil {
 		return cufile.Result{}, err
 	}
-	if !wait(q.q.Done(), timeout) {
+	if !wait(q.Done(), timeout) {
 		return cufile.Result{}, failf(codeTimeout, "the request is not done yet")
 	}
-	result, err := q.q.Result()
+	result, err := q.Result()
 	if l.remove(handle) && err == nil {
 		q.reader.count(result.Choice)
 	}
@@ -46,13 +52,13 @@ func (l *library) waitFor(handle uint64, timeout time.Duration) (cufile.Result, 
 }
 
 func (l *library) cancel(handle uint64, timeout time.Duration) error {
-	q, err := find[*request](l, handle)
+	q, err := find[underWay](l, handle)
 	if err != nil {
 		return err
 	}
-	q.q.Cancel()
-	if !wait(q.q.Done(), timeout) {
-		return failf(codeTimeout, "a read or the caller's stream still uses the request's memory, which must stay; cancel again")
+	q.Cancel()
+	if !wait(q.Done(), timeout) {
+		return failf(codeTimeout, "a call or the caller's stream still uses the request's memory, which must stay; cancel again")
 	}
 	l.remove(handle)
 	return nil

@@ -25,7 +25,7 @@ import (
 // OS threads. The device's primary context is current there, and each has a stream and pinned memory of its own.
 type Crew struct {
 	cu   *driver.CUDA         // nil for the host
-	ring *ring                // memory of all slots; nil for the host
+	ring *ring                // memory of all slots; nil where there are none
 	idle func(w *Worker) bool // does something while there is no job, and says whether it did; may be nil
 	jobs chan *job            // each entry asks one worker to join a job; senders wait in their order
 	quit chan struct{}
@@ -45,7 +45,7 @@ var ErrClosed = errors.New("reader is closed")
 // Grace is how long a cancelled call waits for its threads, so that as a rule nothing is under way when it returns.
 const Grace = 250 * time.Millisecond
 
-// Options configure a Crew; without CUDA the workers have no stream and no slots.
+// Options configure a Crew; without CUDA the workers have no stream, and slots that are not pinned, if SlotSize is not 0.
 type Options struct {
 	CUDA     *driver.CUDA
 	Context  driver.Handle
@@ -59,7 +59,7 @@ type Options struct {
 func New(o Options) (*Crew, error) {
 	c := &Crew{cu: o.CUDA, idle: o.Idle, jobs: make(chan *job, 4*o.Threads), quit: make(chan struct{}), gone: make(chan struct{}),
 		most: o.Threads, changed: make(chan struct{})}
-	if o.CUDA != nil {
+	if o.CUDA != nil || o.SlotSize > 0 {
 		var err error
 		if c.ring, err = newRing(o); err != nil {
 			return nil, err

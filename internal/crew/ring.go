@@ -38,8 +38,12 @@ func newRing(o Options) (*ring, error) {
 	return r, nil
 }
 
-// fill brings the pages of a worker's slots. It is up to its thread, whose memory is near.
+// fill brings the pages of a worker's slots. It is up to its thread, whose memory is near. Those of the host come when they are
+// used.
 func (r *ring) fill(worker int) {
+	if r.cu == nil {
+		return
+	}
 	n := SlotsPerWorker * r.each
 	_ = unix.Madvise(r.memory[int64(worker)*n:][:n], unix.MADV_POPULATE_WRITE) // otherwise registering does it
 }
@@ -49,8 +53,11 @@ func (r *ring) slot(index int) Slot {
 	return Slot{Memory: r.memory[at : at+r.each : at+r.each], ring: r, at: at}
 }
 
-// pin registers the memory.
+// pin registers the memory, if there is a GPU.
 func (r *ring) pin() error {
+	if r.cu == nil {
+		return nil
+	}
 	return r.cu.Within(r.context, func() (err error) {
 		if err := r.cu.Register(r.memory, driver.HostPortable|driver.HostDeviceMap); err != nil {
 			return err

@@ -22,7 +22,7 @@ type Worker struct {
 	next  int
 }
 
-// Slot is pinned memory and the copy that last read it.
+// Slot is memory, pinned where there is a GPU, and the copy that last used it.
 type Slot struct {
 	Memory []byte
 
@@ -38,19 +38,23 @@ type Slot struct {
 const SlotsPerWorker = 3
 
 func (w *Worker) start(memory *ring) (err error) {
-	if w.CUDA == nil {
+	if w.CUDA != nil {
+		if err := w.CUDA.SetCurrent(w.Context); err != nil {
+			return err
+		}
+		if w.Stream, err = w.CUDA.NewStream(); err != nil {
+			return err
+		}
+	}
+	if memory == nil {
 		return nil
-	}
-	if err := w.CUDA.SetCurrent(w.Context); err != nil {
-		return err
-	}
-	if w.Stream, err = w.CUDA.NewStream(); err != nil {
-		return err
 	}
 	for i := range SlotsPerWorker {
 		s := memory.slot(w.index*SlotsPerWorker + i)
-		if s.copied, err = w.CUDA.NewEvent(); err != nil {
-			return err
+		if w.CUDA != nil {
+			if s.copied, err = w.CUDA.NewEvent(); err != nil {
+				return err
+			}
 		}
 		w.slots = append(w.slots, s)
 	}
@@ -146,3 +150,6 @@ func (d *Destination) Ready(w *Worker) error {
 	}
 	return w.CUDA.StreamWait(w.Stream, d.After)
 }
+
+// JobErr is why the job that the worker is at has failed; nil while it has not.
+func (w *Worker) JobErr() error { return w.job.failed() }

@@ -37,9 +37,11 @@ from .errors import (
     TooLargeError,
     UnavailableError,
     WaitTimeoutError,
+    WriteError,
 )
 from .reader import File, Reader
 from .request import Request
+from .writer import OutFile, Part, Snapshot, Write, Writer, Written, WrittenFile
 
 if TYPE_CHECKING:
     from . import megatron, nanogpt, transformers, vllm
@@ -79,17 +81,25 @@ __all__ = [
     "InvalidError",
     "LibraryError",
     "NotFoundError",
+    "OutFile",
     "OutOfMemoryError",
     "OutOfRangeError",
+    "Part",
     "ReadError",
     "Reader",
     "Request",
     "SlowPathWarning",
+    "Snapshot",
     "StaleError",
     "TokenStream",
     "TooLargeError",
     "UnavailableError",
     "WaitTimeoutError",
+    "Write",
+    "WriteError",
+    "Writer",
+    "Written",
+    "WrittenFile",
     "__version__",
     "load_safetensors",
     "megatron",

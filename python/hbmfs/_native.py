@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from . import _closing, errors
 
 ABI = 2
@@ -34,6 +36,7 @@ _EXCEPTIONS: dict[int, type[errors.Error]] = {
     27: errors.FormatError,
     21: errors.ReadError,
     _FORKED: errors.ForkedError,
+    26: errors.WriteError,
 }
 FORKED = (
     "this process is a fork of the one that loaded hbmfs, and neither CUDA nor its threads survive a fork: start workers with "
@@ -143,6 +146,65 @@ class Verified(_Sized):
     _fields_ = [("struct_size", _u32), ("reserved", _u32), ("done", _i64), ("total", _i64), ("files", _i64), ("damaged", _i64)]
 
 
+class WriterOptions(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("device", _i32),
+        ("method", ctypes.c_char_p),
+        ("require", ctypes.c_char_p),
+        ("threads", _i32),
+        ("reserved", _i32),
+        ("arena_bytes", _i64),
+        ("rate", _i64),
+        ("libcuda", ctypes.c_char_p),
+        ("libcufile", ctypes.c_char_p),
+        ("libnvml", ctypes.c_char_p),
+        ("hbmfs", ctypes.c_char_p),
+    ]
+
+
+class WrittenBytes(ctypes.Structure):
+    """Bytes of files by the path that they took."""
+
+    _fields_ = [("direct", _i64), ("mapped", _i64), ("staged", _i64), ("buffered", _i64)]
+
+    def by_path(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("direct", "mapped", "staged", "buffered") if getattr(self, name)}
+
+
+class WriterStats(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("ready", _i32),
+        ("arena_bytes", _i64),
+        ("moved", WrittenBytes),
+        ("writes", _i64),
+        ("path", ctypes.c_char * 16),
+        ("reason", ctypes.c_char * 256),
+    ]
+
+
+class WriteFile(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("size", _i64), ("parts", _i64)]
+
+
+class WriteResult(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("reserved", _u32),
+        ("moved", WrittenBytes),
+        ("took_ns", _i64),
+        ("prepared_ns", _i64),
+        ("path", ctypes.c_char * 16),
+        ("reason", ctypes.c_char * 256),
+    ]
+
+
+# hbmfs_memory and hbmfs_write_part as NumPy has them, in arrays of many.
+MEMORY = np.dtype([("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")])
+WRITE_PART = np.dtype([("offset", "i8"), ("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")])
+CHUNK = 4 << 20
+
 _pointer = ctypes.POINTER
 _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and takes a Failure last
     "reader_open": [_pointer(ReaderOptions), _pointer(_Handle)],
@@ -171,6 +233,16 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "memory_alloc": [_Handle, _i64, _pointer(_Handle), _pointer(_u64)],
     "memory_copy_out": [_Handle, _i64, _i64, ctypes.c_void_p],
     "memory_free": [_Handle],
+    "writer_open": [_pointer(WriterOptions), _pointer(_Handle)],
+    "writer_get_stats": [_Handle, _pointer(WriterStats)],
+    "writer_wait_ready": [_Handle, _i64],
+    "writer_close": [_Handle],
+    "snapshot_begin": [_Handle, ctypes.c_void_p, _i64, _u64, _i64, ctypes.c_void_p, _pointer(_Handle)],
+    "snapshot_wait": [_Handle, _i64, _pointer(_i64)],
+    "snapshot_release": [_Handle],
+    "write_begin": [_Handle, ctypes.c_char_p, _pointer(WriteFile), _i64, ctypes.c_void_p, _i64, _u64, _pointer(_Handle)],
+    "write_progress": [_Handle, _pointer(_i64)],
+    "write_wait": [_Handle, _i64, _pointer(WriteResult), ctypes.c_void_p, _i64],
 }
 
 

@@ -61,8 +61,12 @@ class ReadError(Error, OSError):
     """The operating system could not read the file."""
 
 
+class WriteError(Error, OSError):
+    """The operating system could not write a file; ``errno`` says how."""
+
+
 class TooLargeError(Error, ValueError):
-    """One request is larger than the memory that the reader was given."""
+    """One request is larger than the memory that the reader, or the writer's arena, was given."""
 
 
 class ForkedError(Error):

@@ -23,6 +23,9 @@ class Request(Generic[T]):
     The memory that is read into stays as long as anything may write to it, also when the request is forgotten.
     """
 
+    _LATE = "the bytes had not arrived after {} s: wait again, or cancel the request"
+    _CANCELLED = "the request was cancelled before its bytes had arrived"
+
     def __init__(
         self, library: Library | None, value: T, finish: Callable[[T], Any] | None = None, ended: Callable[[Result], None] | None = None, owner: object = None
     ) -> None:
@@ -72,7 +75,7 @@ class Request(Generic[T]):
             self._cancel(_PATIENCE)
             raise
         if self._handle.value:
-            raise errors.WaitTimeoutError(f"the bytes had not arrived after {timeout} s: wait again, or cancel the request")
+            raise errors.WaitTimeoutError(self._LATE.format(timeout))
         if self._error is not None:
             raise self._error
         if self._finish is not None:
@@ -85,7 +88,7 @@ class Request(Generic[T]):
 
     def _cancel(self, patience: float | None) -> None:
         if self._end(patience):
-            self._error = errors.CancelledError("the request was cancelled before its bytes had arrived")
+            self._error = errors.CancelledError(self._CANCELLED)
 
     def _look(self, seconds: float) -> int:
         """Waits once in the library, and takes note of how the request ended."""

@@ -1,0 +1,89 @@
+package writer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// Path is a way for bytes to get into a file.
+type Path string
+
+// The paths.
+const (
+	Auto     Path = "auto"     // chosen for each write, see [Choice]
+	Direct   Path = "direct"   // HBM to storage by DMA, proven for the directory
+	Mapped   Path = "mapped"   // HBM to the pages of a file of tmpfs, which is mapped and registered with CUDA
+	Staged   Path = "staged"   // HBM to pinned memory, and from memory to storage past the page cache (O_DIRECT)
+	Buffered Path = "buffered" // the same through the page cache
+)
+
+// Paths are the names of all paths, auto first.
+func Paths() []string { return []string{"auto", "direct", "mapped", "staged", "buffered"} }
+
+// ParsePath reads a path's name.
+func ParsePath(s string) (Path, error) {
+	if slices.Contains(Paths(), s) {
+		return Path(s), nil
+	}
+	return "", fmt.Errorf("path %q is not one of %v", s, Paths())
+}
+
+// Choice is the path that a write took, and why.
+type Choice struct {
+	Path Path
+	Why  string
+}
+
+// Moved counts bytes of files by the path that they took. Zeros between parts count, too.
+type Moved struct {
+	Direct, Mapped, Staged, Buffered int64
+}
+
+// Total is all bytes.
+func (m Moved) Total() int64 { return m.Direct + m.Mapped + m.Staged + m.Buffered }
+
+func (m *Moved) add(n Moved) {
+	m.Direct += n.Direct
+	m.Mapped += n.Mapped
+	m.Staged += n.Staged
+	m.Buffered += n.Buffered
+}
+
+func (m *Moved) count(p Path, n int64) {
+	switch p {
+	case Direct:
+		m.Direct += n
+	case Mapped:
+		m.Mapped += n
+	case Staged:
+		m.Staged += n
+	case Buffered, Auto:
+		m.Buffered += n
+	}
+}
+
+// Errors to be matched with errors.Is.
+var (
+	ErrClosed      = errors.New("the writer is closed")
+	ErrUnderWay    = crew.ErrUnderWay
+	ErrTooLarge    = source.ErrTooLarge
+	ErrUnavailable = source.ErrUnavailable
+	ErrNoLibrary   = driver.ErrNoLibrary
+	ErrNoDevice    = driver.ErrNoDevice
+	ErrNoMemory    = errors.New("too little memory")
+)
+
+// Error is a system call that failed on a file or directory.
+type Error struct {
+	Path string
+	Call string
+	Err  error // a syscall.Errno as a rule
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("write %s: %s: %v", e.Path, e.Call, e.Err) }
+func (e *Error) Unwrap() error { return e.Err }

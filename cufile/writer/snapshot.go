@@ -1,0 +1,228 @@
+package writer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+)
+
+// Snapshot is a copy of memory in the arena, which is written while its owner changes the memory.
+type Snapshot struct {
+	Copies [][]byte // of each memory, in order; each begins with a page
+
+	w    *Writer
+	at   int64 // in the arena
+	n    int64
+	done chan struct{}
+	err  error         // set before done is closed
+	took time.Duration // likewise
+	once sync.Once
+}
+
+// Snapshot starts copying memory into the arena, after what is on the caller's stream now; nil is none. It waits for room that
+// earlier snapshots give back, and for pages that are not pinned yet. ErrTooLarge says that there can never be room; ErrNoMemory
+// that the arena could not be pinned.
+func (w *Writer) Snapshot(ctx context.Context, list []Memory, stream *uintptr) (*Snapshot, error) {
+	if !w.gate.Enter() {
+		return nil, fmt.Errorf("snapshot: %w", ErrClosed)
+	}
+	s, err := w.snapshot(ctx, list, stream)
+	if err != nil {
+		w.gate.Leave()
+	}
+	return s, err
+}
+
+// snapshot needs that the gate was entered, which the copies leave.
+func (w *Writer) snapshot(ctx context.Context, list []Memory, stream *uintptr) (*Snapshot, error) {
+	if w.arena == nil {
+		return nil, fmt.Errorf("snapshot: %w: the writer has no arena: open it with memory", ErrTooLarge)
+	}
+	if err := w.checkAll(func(yield func(*Memory) bool) {
+		for i := range list {
+			if !yield(&list[i]) {
+				return
+			}
+		}
+	}); err != nil {
+		return nil, fmt.Errorf("snapshot: %w", err)
+	}
+	began := time.Now()
+	s := &Snapshot{w: w, done: make(chan struct{})}
+	for i := range list {
+		s.n += driver.RoundUp(list[i].size(), driver.PageSize)
+	}
+	ctx, cancel := w.untilShut(ctx)
+	defer cancel()
+	var err error
+	if s.at, err = w.arena.take(ctx, s.n); err != nil {
+		if w.gate.IsShut() {
+			err = ErrClosed
+		}
+		return nil, fmt.Errorf("snapshot: %w", err)
+	}
+	at := s.at
+	for i := range list {
+		n := list[i].size()
+		s.Copies = append(s.Copies, w.arena.bytes(at, n))
+		at += driver.RoundUp(n, driver.PageSize)
+	}
+	copied, after, err := w.copyOut(list, s, stream)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("snapshot: %w", err), w.arena.give(s.at, s.n))
+	}
+	w.addSnapshot(s)
+	go func() { // ends when all is copied
+		defer w.gate.Leave()
+		defer close(s.done)
+		s.err = w.copied(list, s, copied, after)
+		s.took = time.Since(began)
+	}()
+	return s, nil
+}
+
+// copyOut starts the copies out of HBM. after is an event of the caller's stream, copied one of the last copy.
+func (w *Writer) copyOut(list []Memory, s *Snapshot, stream *uintptr) (copied, after driver.Handle, err error) {
+	if w.cu == nil {
+		return 0, 0, nil
+	}
+	if after, err = w.mark(stream); err != nil {
+		return 0, 0, err
+	}
+	w.copying.Lock() // the stream's work must not mix with that of another snapshot
+	defer w.copying.Unlock()
+	err = w.cu.Within(w.context, func() error {
+		if after != 0 {
+			if err := w.cu.StreamWait(w.stream, after); err != nil {
+				return err
+			}
+		}
+		for i := range list {
+			if list[i].Host == nil {
+				if err := w.copyPieces(s.Copies[i], driver.Pointer(list[i].HBM)); err != nil {
+					return errors.Join(err, w.cu.Synchronize(w.stream))
+				}
+			}
+		}
+		if copied, err = w.cu.NewEvent(); err != nil {
+			return errors.Join(err, w.cu.Synchronize(w.stream))
+		}
+		if err := w.cu.Record(copied, w.stream); err != nil {
+			return errors.Join(err, w.cu.Synchronize(w.stream), w.cu.DestroyEvent(copied))
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, 0, errors.Join(err, w.unmark(after))
+	}
+	return copied, after, nil
+}
+
+// copyPieces starts copying HBM to memory of the arena. CUDA refuses copies that cross the border of two registrations.
+func (w *Writer) copyPieces(to []byte, from driver.Pointer) error {
+	for len(to) > 0 {
+		n := min(int64(len(to)), w.arena.toBorder(to))
+		if err := w.cu.CopyOut(to[:n], from, w.stream); err != nil {
+			return err
+		}
+		to, from = to[n:], from+driver.Pointer(n)
+	}
+	return nil
+}
+
+// copied copies memory of the host, and waits for all copies.
+func (w *Writer) copied(list []Memory, s *Snapshot, copied, after driver.Handle) error {
+	wait := func(event driver.Handle) error {
+		if event == 0 {
+			return nil
+		}
+		return w.cu.Within(w.context, func() error { return w.cu.Wait(event) })
+	}
+	// Memory of the host may be what the caller's stream writes to.
+	err := wait(after)
+	if err == nil {
+		err = copyHost(list, s.Copies, w.opt.Threads)
+	}
+	return errors.Join(err, wait(copied), w.unmark(copied), w.unmark(after))
+}
+
+// copyHost copies memory of the host by several threads.
+func copyHost(from []Memory, to [][]byte, threads int) error {
+	type piece struct{ to, from []byte }
+	var pieces []piece
+	for i := range from {
+		for at := 0; at < len(from[i].Host); at += ChunkSize {
+			end := min(at+ChunkSize, len(from[i].Host))
+			pieces = append(pieces, piece{to[i][at:end], from[i].Host[at:end]})
+		}
+	}
+	var next atomic.Int64
+	errs := make([]error, min(threads, len(pieces)))
+	var all sync.WaitGroup
+	for t := range errs {
+		all.Go(func() {
+			// An address without memory must not end the process.
+			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+			defer func() {
+				if fault := recover(); fault != nil {
+					errs[t] = fmt.Errorf("snapshot: %w: %v", ErrMemory, fault)
+				}
+			}()
+			for i := next.Add(1) - 1; i < int64(len(pieces)); i = next.Add(1) - 1 {
+				copy(pieces[i].to, pieces[i].from)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// Done is closed when all is copied, so that the memory may change.
+func (s *Snapshot) Done() <-chan struct{} { return s.done }
+
+// Result waits until all is copied, and gives how long that took from the call on.
+func (s *Snapshot) Result() (time.Duration, error) {
+	<-s.done
+	return s.took, s.err
+}
+
+// Release gives the room back, once all is copied. The Copies must not be used after it; releasing twice does nothing.
+func (s *Snapshot) Release() (err error) {
+	s.once.Do(func() {
+		s.w.removeSnapshot(s)
+		select {
+		case <-s.done:
+			err = s.w.arena.give(s.at, s.n)
+		default:
+			go func() { // ends when the copies have
+				<-s.done
+				_ = s.w.arena.give(s.at, s.n) // the caller has left
+			}()
+		}
+	})
+	return err
+}
+
+// settled waits for the snapshots that a write reads from, and fails where one of them did.
+func (w *Writer) settled(ctx context.Context, q *Write) error {
+	for _, s := range w.held() {
+		if s.n == 0 || !q.overlaps(w.arena.bytes(s.at, s.n)) {
+			continue
+		}
+		select {
+		case <-s.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if s.err != nil {
+			return fmt.Errorf("write to %s: its snapshot failed: %w", q.dir.path, s.err)
+		}
+	}
+	return nil
+}
