@@ -286,7 +286,7 @@ class _Copy:
             made.extend(self.of(inside) for inside in value)
         elif isinstance(value, tuple):
             inside = [self.of(item) for item in value]
-            made = type(value)(*inside) if hasattr(value, "_fields") else tuple(inside)
+            made = type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
         else:
             made = copy.deepcopy(value, self._memo)
         self._memo[id(value)] = made

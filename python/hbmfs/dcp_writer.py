@@ -121,7 +121,7 @@ class DCPWriter(FileSystemWriter):
         method: str = "auto",
         require: str | None = None,
         threads: int | None = None,
-        rate: int | None = None,
+        rate: float | None = None,
         memory: int = 0,
         progress: Progress = None,
         overwrite: bool = False,
@@ -326,7 +326,7 @@ class DCPWriter(FileSystemWriter):
                     staging.taken()
         return [*results, _Sums(MetadataIndex(""), 0, None, tuple(written), self._number())]
 
-    def _write_file(self, directory: str, file: OutFile, shown: _Shown | None = None) -> list[WrittenFile]:
+    def _write_file(self, directory: str, file: OutFile, shown: Any = False) -> list[WrittenFile]:
         device = self._device or next((str(part.data.device) for part in file.parts if isinstance(part.data, torch.Tensor) and part.data.is_cuda), "cpu")
         write = self._writer(device).write(directory, [file], progress=shown)
         return list(write.wait().files)
