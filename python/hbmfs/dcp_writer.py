@@ -37,6 +37,7 @@ import os
 import pickle
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 try:
@@ -81,21 +82,18 @@ class _Sums(WriteResult):
 
 
 class _Failed:
-    """Rides in an exception. Where dcp unpickles that, on the coordinator first, the draft is dropped: no hook says that another
-    rank failed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
+    """Rides in an exception. Where dcp unpickles that, within the save, the rank's draft is dropped: no hook of torch says that
+    another rank failed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _hear, (self._path,)
+        return _hear, ()
 
 
-def _hear(path: str) -> _Failed:
-    writer = _saves.get(path)
-    if writer is not None:
-        writer.drop()
-    return _Failed(path)
+def _hear() -> _Failed:
+    for writer in list(_saves.values()):
+        if writer._thread is threading.current_thread():
+            writer.drop()
+    return _Failed()
 
 
 class DCPWriter(FileSystemWriter):
@@ -162,26 +160,31 @@ class DCPWriter(FileSystemWriter):
         if self._node is None:
             return plan
         if self._node.leader and not self._coordinator:
-            self._begin()
+            with self._telling():
+                self._begin()
         return dataclasses.replace(plan, storage_data=_dcp_nodes.Offer(self._node, plan.items))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        plans = _dcp_nodes.divide(plans, self._node is not None)
         self._alone = len(plans) == 1
-        self._begin()
-        return super().prepare_global_plan(plans)
+        with self._telling():
+            plans = _dcp_nodes.divide(plans, self._node is not None)
+            self._begin()
+        prepared: list[SavePlan] = super().prepare_global_plan(plans)
+        return prepared
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            done: Future[list[WriteResult]] = Future()
+        done: Future[list[WriteResult]] = Future()
+        with self._telling():
             done.set_result(self._write(plan, planner))
-            return done
-        except BaseException as err:
-            raise self._failed(err) from err.__cause__
+        return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes the checkpoint; of one in parts, the part of the coordinator's node. The metadata, which dcp.save returns on all
         ranks, gets what the other nodes need."""
+        with self._telling():
+            self._finish(metadata, results)
+
+    def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         try:
             parts: dict[int, Published] = {}
             for result in (result for rank in results for result in rank if isinstance(result, _Sums)):
@@ -196,9 +199,9 @@ class DCPWriter(FileSystemWriter):
             metadata.storage_meta = self.storage_meta()
             self._publish(metadata, parts[self._number()])
             setattr(metadata, _MINE, parts if self._node else {})
-        except BaseException as err:
+        except BaseException:
             self.drop()
-            raise self._failed(err) from err.__cause__
+            raise
         finally:
             self._close()
 
@@ -273,17 +276,23 @@ class DCPWriter(FileSystemWriter):
             raise BusyError(f"{self.path} is being saved by thread {thread.name} of this process: wait for its future, or call drop() when it has failed")
         self.drop()
 
-    def _failed(self, err: BaseException) -> BaseException:
-        """An exception that tells the coordinator to drop the draft."""
-        if self._alone:
-            self.drop()
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Lets an exception tell the ranks that have a draft to drop it."""
         try:
-            pickle.loads(pickle.dumps(err))
-        except Exception:
-            # gather_object would fail with it, and leave the other ranks waiting.
-            err = Error(f"{type(err).__name__}: {err}")
-        err.__dict__["_hbmfs_failed"] = _Failed(os.path.abspath(self.path))
-        return err
+            yield
+        except BaseException as err:
+            if self._alone:
+                self.drop()
+            told = err
+            try:
+                pickle.loads(pickle.dumps(err))
+            except Exception:  # noqa: BLE001: dcp would fail to send it, and leave the other ranks waiting
+                told = Error(f"{type(err).__name__}: {err}")
+            told.__dict__["_hbmfs_failed"] = _Failed()
+            if told is err:
+                raise
+            raise told from err
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         directory = Draft.directory_of(str(self.path))
@@ -295,7 +304,7 @@ class DCPWriter(FileSystemWriter):
         finally:
             if staging is not None:
                 staging.release()
-            if not self._coordinator:
+            if self._draft is None:  # whoever has one still writes .metadata
                 self._close()
 
     def _write_items(self, plan: SavePlan, planner: SavePlanner, directory: str, staging: Staging | None) -> list[WriteResult]:
