@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .errors import UnavailableError, WaitTimeoutError
+from .errors import UnavailableError
 
 if TYPE_CHECKING:
     from .writer import Snapshot, Writer
@@ -43,9 +43,9 @@ class Staging:
         self._released = False
         self._snapshot: Snapshot | None = None
         self._left: set[int] = set()
-        stretches = _stretches(state)
         # The memory that is being copied must not go to another tensor before it is copied.
         self._sources: list[torch.Tensor] | None = list(_tensors(state, set()))
+        stretches = _stretches(self._sources)
         fit, room = [], 0
         for stretch in stretches:
             size = -(-stretch.nbytes // ALIGNMENT) * ALIGNMENT
@@ -74,7 +74,8 @@ class Staging:
                 _staged[stretch.copy.untyped_storage().data_ptr()] = self
         for address in self._left:
             _staged[address] = self
-        found = _Copy(self._fit).of(state)
+        with torch.no_grad():
+            found = _Copy(self._fit).of(state)
         self._fit = []
         return found
 
@@ -90,10 +91,10 @@ class Staging:
         """Whether a tensor of the staged state is not in the arena."""
         return isinstance(tensor, torch.Tensor) and not _is_wrapper(tensor) and tensor.untyped_storage().data_ptr() in self._left
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self) -> None:
         """Waits for the copies into the arena."""
         if self._snapshot is not None:
-            self._snapshot.wait(timeout)
+            self._snapshot.wait()
         self._sources = None if not self._left else self._sources
 
     def taken(self) -> None:
@@ -120,11 +121,9 @@ class Staging:
             if self._released:
                 return
             self._released = True
-        try:
-            _free(self._snapshot)
-        finally:
-            self._snapshot = None
-            self.taken()
+        if self._snapshot is not None:
+            self._snapshot.release()
+        self.taken()
 
 
 def staging_of(state: Any) -> Staging | None:
@@ -156,19 +155,6 @@ def _release(staging: weakref.ref[Staging], snapshot: Snapshot) -> None:
     if found is not None:
         found.release()
     else:
-        _free(snapshot)
-
-
-def _free(snapshot: Snapshot | None) -> None:
-    if snapshot is None:
-        return
-    try:
-        snapshot.wait()  # nothing may write to the room any more
-    except WaitTimeoutError:
-        raise
-    except Exception:  # whoever waits for the copy is told
-        pass
-    finally:
         snapshot.release()
 
 
@@ -191,15 +177,15 @@ class _Stretch:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage that a tensor uses."""
-    begin = tensor.storage_offset() * tensor.itemsize
-    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset()) * tensor.itemsize
+    elements = 1 + sum((int(size) - 1) * int(stride) for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return begin // ROUND * ROUND, begin + elements * tensor.itemsize
 
 
-def _stretches(state: Any) -> list[_Stretch]:
-    """The stretches of all storages that a state uses, in the order of the state."""
+def _stretches(tensors: list[torch.Tensor]) -> list[_Stretch]:
+    """The stretches of all storages that tensors use, in their order."""
     spans: dict[tuple[str, int], list[tuple[int, int, torch.Tensor]]] = {}
-    for tensor in _tensors(state, set()):
+    for tensor in tensors:
         if tensor.numel():
             spans.setdefault(_key(tensor), []).append((*_span(tensor), tensor))
     found = []
@@ -224,10 +210,15 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is strided memory and nothing else. Others are rare, and copied one by one."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_meta
+    )
 
 
-def _inside(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
+def _inside(tensor: Any) -> Iterator[tuple[str, Any]]:
     """The tensors that one of a wrapper class (DTensor, torchao's) is made of."""
     for name in tensor.__tensor_flatten__()[0]:
         yield name, _there(getattr(tensor, name))
@@ -293,14 +284,13 @@ class _Copy:
         self._kept.append(value)
         return made
 
-    def _tensor(self, tensor: torch.Tensor) -> Any:
+    def _tensor(self, tensor: Any) -> Any:
         if _is_wrapper(tensor):
             inside = {name: self.of(value) for name, value in _inside(tensor)}
             return type(tensor).__tensor_unflatten__(inside, tensor.__tensor_flatten__()[1], tensor.size(), tensor.stride())
-        with torch.no_grad():
-            if not _is_plain(tensor):
-                return tensor.detach().clone().cpu()
-            return self._plain(tensor.detach())
+        if not _is_plain(tensor):
+            return tensor.detach().clone().cpu()
+        return self._plain(tensor.detach())
 
     def _plain(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.numel():
@@ -314,5 +304,3 @@ class _Copy:
                 made = made.conj() if tensor.is_conj() else made
                 return torch._neg_view(made) if tensor.is_neg() else made
         return tensor
-
-

@@ -33,21 +33,25 @@ except ModuleNotFoundError as err:
 
 from . import _device
 from ._staging import LOOK, Staging
-from .errors import ClosedError, InvalidError
+from .errors import BusyError, ClosedError, InvalidError
 from .writer import Writer
 
 COLLECT = 0.5
-"""Seconds of waiting for room after which garbage is collected: an exception of a save that failed may keep its state."""
+"""Seconds of waiting for room after which garbage is collected: it may have a staged state."""
+PATIENCE = 20.0
+"""Seconds that a staged state may be kept from the next one while no thread saves it."""
 
 
 class Staged(dict[Any, Any]):
-    """A staged state dict. It notes which thread saves it: when that ends, however, the room is free."""
+    """A staged state dict. dcp.save, which asks for its items first, gets them when they are copied. It notes which thread that
+    is: when it ends, however, the room is free."""
 
     staging: Staging | None = None
 
     def items(self) -> Any:
         if self.staging is not None:
             self.staging.note()
+            self.staging.wait()
         return super().items()
 
 
@@ -130,10 +134,14 @@ class DCPStager:
 
     def _make_room(self, room: int) -> None:
         """Waits until earlier saves have given back what a new one takes."""
-        start, collected = time.monotonic(), False
+        saved, collected = time.monotonic(), False
         while (earlier := self._alive()) and not self.writer.fits(room + sum(staging.room for staging in earlier)):
-            del earlier
-            if not collected and time.monotonic() - start > COLLECT:
-                gc.collect()
+            if any(staging.saving() for staging in earlier):
+                saved = time.monotonic()
+            elif time.monotonic() - saved > PATIENCE:
+                raise BusyError("a state that was staged before has the stager's memory, and nobody saves it: save it, or forget it")
+            elif time.monotonic() - saved > COLLECT and not collected:
                 collected = True
+                gc.collect()
+            del earlier
             time.sleep(LOOK / 10)

@@ -127,7 +127,7 @@ class DCPWriter(FileSystemWriter):
         if not hasattr(filesystem, "_StorageWriterTransforms"):
             raise UnavailableError(f"DCPWriter needs the checkpoints of torch 2.7 or later, and this is {torch.__version__}: upgrade torch")
         super().__init__(path)
-        options = {"method": method, "require": require, "threads": threads, "rate": rate, "memory": memory}
+        options: dict[str, Any] = {"method": method, "require": require, "threads": threads, "rate": rate, "memory": memory}
         if writer is not None and options != {"method": "auto", "require": None, "threads": None, "rate": None, "memory": 0}:
             raise InvalidError("method, require, threads, rate and memory are those of the writer that is given: leave them out")
         self.overwrite = overwrite
@@ -179,8 +179,8 @@ class DCPWriter(FileSystemWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publishes the checkpoint; of one in parts, the part of the coordinator's node. The metadata, which dcp.save returns on all
-        ranks, gets what the other nodes need."""
+        """Publishes the checkpoint; of one in parts, the part of the coordinator's node. There the metadata, which dcp.save returns on
+        all ranks, gets what the other nodes need."""
         with self._telling():
             self._finish(metadata, results)
 
@@ -195,10 +195,13 @@ class DCPWriter(FileSystemWriter):
                 found = {result.index: result.storage_data for result in rank if not isinstance(result, _Sums)}
                 parts[node].storage.update(found)
                 everything.update(found)
+            if self._node is None:
+                metadata = dataclasses.replace(metadata)  # dcp.save need not send all of it to all ranks
             metadata.storage_data = everything
             metadata.storage_meta = self.storage_meta()
             self._publish(metadata, parts[self._number()])
-            setattr(metadata, _MINE, parts if self._node else {})
+            if self._node is not None:
+                setattr(metadata, _MINE, parts)
         except BaseException:
             self.drop()
             raise
@@ -287,7 +290,7 @@ class DCPWriter(FileSystemWriter):
             told = err
             try:
                 pickle.loads(pickle.dumps(err))
-            except Exception:  # noqa: BLE001: dcp would fail to send it, and leave the other ranks waiting
+            except Exception:  # dcp would fail to send it, and leave the other ranks waiting
                 told = Error(f"{type(err).__name__}: {err}")
             told.__dict__["_hbmfs_failed"] = _Failed()
             if told is err:
@@ -313,7 +316,7 @@ class DCPWriter(FileSystemWriter):
         waiting: list[tuple[WriteItem, bytes | torch.Tensor]] = []
         staged: list[tuple[WriteItem, bytes | torch.Tensor]] = []
         for item in plan.items:
-            data = planner.resolve_data(item)
+            data: Any = planner.resolve_data(item)
             if item.type == WriteItemType.BYTE_IO:
                 staged.append((item, data.getvalue() if isinstance(data, io.BytesIO) else bytes(data)))
             elif staging is not None and staging.keeps(data):

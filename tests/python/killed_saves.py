@@ -19,7 +19,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hbmfs import _publishing
 
-CALLS = {"mkdirat": 2, "flock": 2, "openat": 5, "fallocate": 2, "pwrite64": 3, "ftruncate": 2, "fsync": 4, "fchmod": 2, "renameat": 1, "renameat2": 1, "unlinkat": 2}
+CALLS = {
+    "mkdirat": 2,
+    "flock": 2,
+    "openat": 5,
+    "fallocate": 2,
+    "pwrite64": 3,
+    "ftruncate": 2,
+    "fsync": 4,
+    "fchmod": 2,
+    "renameat": 1,
+    "renameat2": 1,
+    "unlinkat": 2,
+}
 """How often a thread makes each at most, as far as is tried. Threads are counted one by one."""
 SYNCED = ("", "/.step_1.hbmfs.tmp", "/.step_1.hbmfs.tmp/__0_0.distcp", "/.step_1.hbmfs.tmp/.metadata", "/.step_1.hbmfs.tmp/.hbmfs-manifest.json")
 PATIENCE = 20
@@ -60,7 +72,7 @@ def child(job, *arguments, after=None):
                 os.read(after, 1)
             job(*arguments)
             os._exit(0)
-        except BaseException:  # noqa: BLE001: the fork must not return
+        except BaseException:  # the fork must not return
             traceback.print_exc()
             os._exit(1)
     return pid

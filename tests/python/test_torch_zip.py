@@ -94,7 +94,16 @@ def test_dense(monkeypatch):
     monkeypatch.setattr("hbmfs._dcp_layout.PIECE", 1000)
     g = torch.Generator().manual_seed(3)
     whole = random_tensor(g, 60, 80)
-    for tensor in (whole, whole.t(), whole[10:20], whole[3], torch.nn.Parameter(whole), whole[:, :1][:1], whole[:0], random_tensor(g, 4, 5, 6).permute(2, 0, 1)):
+    for tensor in (
+        whole,
+        whole.t(),
+        whole[10:20],
+        whole[3],
+        torch.nn.Parameter(whole),
+        whole[:, :1][:1],
+        whole[:0],
+        random_tensor(g, 4, 5, 6).permute(2, 0, 1),
+    ):
         assert dense(tensor).data_ptr() == tensor.data_ptr(), "no copy"
     gaps = [whole[:, 3:50], whole[::2], whole[:1].expand(900, 80), whole[5, ::3], torch.tensor(1.5).expand(7), whole[:, :50].t()]
     for tensor in [*gaps, torch.conj(torch.randn(400, dtype=torch.complex64)), torch.randn(40, dtype=torch.complex64).conj().imag]:
