@@ -111,12 +111,12 @@ func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most 
 	size := min(block, b.Length/driver.PageSize*driver.PageSize)
 	count := min(most, b.Length/size)
 	stride := (b.Length - size) / max(count-1, 1) / driver.PageSize * driver.PageSize
-	var before, after driver.ReadCounts
+	var before, after driver.WayCounts
 	count0 := func() (err error) {
 		if err = f.r.direct.StartCounting(); err != nil {
 			return err
 		}
-		before, err = f.r.direct.Counts(f.r.gpu.RawUUID)
+		before, err = f.r.direct.ReadCounts(f.r.gpu.RawUUID)
 		return err
 	}
 	countErr := f.r.crew.Do(ctx, func(*crew.Worker) error { return count0() })
@@ -139,11 +139,11 @@ func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most 
 		return Proof{Verdict: Unknown, Why: "it reads with compat mode off, but " + countErr.Error()}, nil
 	}
 	if err := f.r.crew.Do(ctx, func(*crew.Worker) (err error) {
-		after, err = f.r.direct.Counts(f.r.gpu.RawUUID)
+		after, err = f.r.direct.ReadCounts(f.r.gpu.RawUUID)
 		return err
 	}); err != nil {
 		return Proof{}, err
 	}
-	verdict, why := direct.Judge(before, after, uint64(count))
+	verdict, why := direct.Judge(before, after, uint64(count), "reads")
 	return Proof{Verdict: verdict, Why: why}, nil
 }

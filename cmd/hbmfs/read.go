@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/cufile/writer"
 	"github.com/hbmfs/hbmfs/internal/inspect"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
@@ -25,6 +26,9 @@ import (
 
 // probeName is the hidden command that proves the direct path in a process of its own.
 const probeName = "cufile-probe"
+
+// probeWrites is its argument for writing instead of reading.
+const probeWrites = "writes"
 
 // deviceFlags are the flags of every command that moves bytes into a device.
 type deviceFlags struct {
@@ -118,13 +122,17 @@ func someArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// newProbeCommand is the command of cufile.Options.Probe. Its input and output are cufile's own.
+// newProbeCommand is the command of cufile.Options.Probe, and, with an argument, of writer.Options.Probe. Their input and output
+// are these packages' own.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    probeName,
 		Hidden: true, // not for people
-		Args:   exactArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args:   cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && args[0] == probeWrites {
+				return writer.RunProbe(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+			}
 			return cufile.RunProbe(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}

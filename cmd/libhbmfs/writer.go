@@ -17,9 +17,6 @@ type writerOptions struct {
 	hbmfs           string // the command
 }
 
-// writeProbeCommand is the name of hbmfs's hidden command, see writer.Options.Probe.
-const writeProbeCommand = "cufile-write-probe"
-
 func (l *library) openWriter(o *writerOptions) (uint64, error) {
 	opt := o.Options
 	wish := o.method
@@ -36,7 +33,7 @@ func (l *library) openWriter(o *writerOptions) (uint64, error) {
 		o.hbmfs, _ = exec.LookPath("hbmfs") // without it the direct path says that it cannot be proven
 	}
 	if o.hbmfs != "" {
-		opt.Probe = []string{o.hbmfs, writeProbeCommand}
+		opt.Probe = []string{o.hbmfs, probeCommand, "writes"}
 	}
 	w, err := writer.New(opt)
 	if err != nil {

@@ -3,23 +3,95 @@ package writer
 import (
 	"context"
 	"fmt"
+	"os"
+
+	"github.com/hbmfs/hbmfs/internal/direct"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // choose gives the path of a write.
-func (q *Write) choose(_ context.Context) (Choice, error) {
+func (q *Write) choose(ctx context.Context) (Choice, error) {
 	o := &q.w.opt
-	switch {
-	case o.Path == Direct || o.Path == Mapped:
-		if o.Require {
-			return Choice{}, fmt.Errorf("write to %s: %w: %s", q.dir.path, ErrUnavailable, o.Path)
+	wish := o.Path
+	why := "asked for"
+	switch wish {
+	case Buffered:
+		return Choice{Buffered, why}, nil
+	case Mapped:
+		if q.dir.inMemory() {
+			return Choice{Mapped, why}, nil
 		}
-	case o.Path == Buffered:
-		return Choice{Buffered, "asked for"}, nil
-	case q.dir.inMemory():
-		if o.Path == Staged && o.Require {
-			return Choice{}, fmt.Errorf("write to %s: %w: staged writes past the page cache, and these files lie in it", q.dir.path, ErrUnavailable)
+		why = "mapped: the files do not lie in memory (tmpfs)"
+	case Staged:
+		if !q.dir.inMemory() {
+			return Choice{Staged, why}, nil
 		}
-		return Choice{Buffered, "the files lie in memory"}, nil
+		why = "staged: the files lie in memory, and cannot be written past it"
+	case Direct, Auto:
+		proof, ok, err := q.proveDirect(ctx)
+		if err != nil || ok {
+			return Choice{Direct, proof}, err
+		}
+		why = "direct: " + proof
 	}
-	return Choice{Staged, "the files lie on storage"}, nil
+	switch {
+	case o.Require:
+		return Choice{}, fmt.Errorf("write to %s: %w: %s", q.dir.path, ErrUnavailable, why)
+	case wish == Staged:
+		return Choice{Buffered, why}, nil
+	case q.dir.inMemory() && wish == Auto:
+		return Choice{Mapped, "the files lie in memory"}, nil
+	case q.dir.inMemory():
+		return Choice{Mapped, why}, nil
+	case wish == Auto:
+		return Choice{Staged, "the files lie on storage; " + why}, nil
+	}
+	return Choice{Staged, why}, nil
+}
+
+// worthProof is the bytes of HBM from which Auto spends the second that it takes to prove Direct.
+const worthProof = 64 << 20
+
+// proveDirect says whether Direct is proven for the directory's filesystem, or why not.
+func (q *Write) proveDirect(ctx context.Context) (why string, ok bool, err error) {
+	w := q.w
+	auto := w.opt.Path == Auto
+	switch {
+	case w.opt.proving:
+		return "to be proven", true, nil
+	case w.cu == nil:
+		return "the device is the host", false, nil
+	case q.dir.inMemory():
+		return "the files lie in memory", false, nil
+	case len(w.opt.Probe) == 0:
+		return "there is no command to prove it with", false, nil
+	case auto && q.inHBM() < worthProof:
+		return "too few bytes are in HBM to be worth a proof", false, nil
+	}
+	if _, nvfs := os.Stat("/proc/driver/nvidia-fs/version"); auto && nvfs != nil && !source.OnNVMe(&source.Backing{Dev: q.dir.dev}) {
+		return "no nvidia-fs, and the files are not on NVMe", false, nil
+	}
+	p, err := w.proofs.ProveWrites(ctx, q.dir.path, q.dir.dev)
+	if err != nil {
+		return "", false, err
+	}
+	if p.Verdict != direct.Proven {
+		return fmt.Sprintf("%s: %s", p.Verdict, p.Why), false, nil
+	}
+	if err := w.direct.Start(); err != nil {
+		return err.Error(), false, nil
+	}
+	return p.Why, true, nil
+}
+
+// inHBM gives the bytes of a write that come from the GPU.
+func (q *Write) inHBM() (n int64) {
+	for _, o := range q.outputs {
+		for i := range o.parts {
+			if p := &o.parts[i]; p.Host == nil {
+				n += p.N
+			}
+		}
+	}
+	return n
 }

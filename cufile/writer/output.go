@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -60,20 +61,22 @@ func (d *directory) room(n int64) error {
 
 // output is a file that is being written. Several workers do; the one that writes the last chunk finishes it.
 type output struct {
-	dir   *directory
-	name  string
-	size  int64
-	parts []Part
-	sums  []uint32
-	left  atomic.Int64 // chunks that are not written
-	only  bool         // O_DIRECT is required
+	dir    *directory
+	name   string
+	size   int64
+	parts  []Part
+	sums   []uint32
+	left   atomic.Int64 // chunks that are not written
+	only   bool         // O_DIRECT is required
+	mapped []byte       // its pages; nil on other paths than Mapped
 
 	mu     sync.Mutex // guards what follows
 	state  outputState
 	fd     int
-	err    error  // why it could not be made
-	direct bool   // O_DIRECT is set
-	why    string // why not, if it should be
+	err    error          // why it could not be made
+	direct bool           // O_DIRECT is set
+	cuFile *direct.Output // nil unless cuFile writes
+	why    string         // why not, if it should be
 }
 
 type outputState int
@@ -146,6 +149,19 @@ func setDirect(fd int, on bool) (bool, error) {
 	return on, nil
 }
 
+// register has cuFile know the file, once, and gives it.
+func (o *output) register(m *direct.Mover) (*direct.Output, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.cuFile == nil {
+		var err error
+		if o.cuFile, err = m.Output(o.fd, o.path()); err != nil {
+			return nil, o.failed("cuFileHandleRegister", err)
+		}
+	}
+	return o.cuFile, nil
+}
+
 // isDirect says whether O_DIRECT is set, and why not.
 func (o *output) isDirect() (bool, string) {
 	o.mu.Lock()
@@ -163,6 +179,9 @@ func (o *output) write(ctx context.Context, p []byte, offset int64) (Path, error
 		case err == nil && direct:
 			return Staged, nil
 		case err == nil:
+			if !o.dir.inMemory() { // or else all of it would wait for the sync at the end
+				_ = unix.SyncFileRange(o.fd, offset, int64(len(p)), unix.SYNC_FILE_RANGE_WRITE)
+			}
 			return Buffered, nil
 		case direct && errors.Is(err, unix.EINVAL):
 			if err := o.refused(); err != nil {
@@ -228,6 +247,12 @@ func (o *output) wrote() error {
 	if _, err := retried(func() (int, error) { return 0, unix.Fsync(fd) }); err != nil {
 		return o.failed("fsync", err)
 	}
+	if o.cuFile != nil {
+		if err := o.cuFile.Close(); err != nil {
+			return o.failed("close", err)
+		}
+		o.cuFile = nil
+	}
 	o.state, o.fd = over, -1
 	if err := unix.Close(fd); err != nil && !errors.Is(err, unix.EINTR) { // NFS tells there that bytes were lost
 		return o.failed("close", err)
@@ -239,6 +264,10 @@ func (o *output) wrote() error {
 func (o *output) abandon() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.cuFile != nil {
+		_ = o.cuFile.Close()
+		o.cuFile = nil
+	}
 	if o.state == open {
 		_ = unix.Close(o.fd) // the write has failed, and says why
 	}

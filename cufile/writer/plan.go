@@ -6,6 +6,8 @@ import (
 	"sort"
 	"strings"
 	"unsafe"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
 // ChunkSize is the bytes of a file that are summed, and written, at a time. The last chunk of a file may be shorter.
@@ -111,9 +113,9 @@ func (c *chunk) pieces() []piece {
 	return list
 }
 
-// whole gives the memory of a chunk that lies in one piece, from the beginning of a page on.
+// whole gives the memory of a chunk that is whole pages, and lies in one piece, from the beginning of a page on.
 func (c *chunk) whole(pieces []piece) (Memory, bool) {
-	if len(pieces) != 1 || pieces[0].size() != c.n || !pieces[0].onPage() {
+	if len(pieces) != 1 || pieces[0].size() != c.n || c.n%driver.PageSize != 0 || !pieces[0].onPage() {
 		return Memory{}, false
 	}
 	return pieces[0].Memory, true

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"runtime/debug"
+	"time"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -34,15 +35,73 @@ func (q *Write) run(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, o := range q.outputs[:min(len(q.outputs), mostAhead)] {
+	if choice.Path == Mapped {
+		return q.runMapped(ctx)
+	}
+	if err := q.make(ctx, q.outputs[:min(len(q.outputs), mostAhead)]); err != nil {
+		return err
+	}
+	return q.writeUpTo(ctx, q.chunks)
+}
+
+func (q *Write) make(ctx context.Context, files []*output) error {
+	for _, o := range files {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := o.make(choice.Path != Buffered); err != nil {
+		if err := o.make(q.past()); err != nil {
 			return err
 		}
 	}
-	workers := min(int64(q.w.opt.Threads), q.chunks)
+	return nil
+}
+
+// past says whether files are to be written past the page cache.
+func (q *Write) past() bool { return q.result.Choice.Path == Staged || q.result.Choice.Path == Direct }
+
+// runMapped maps some files at a time, since descriptors are few. Where mapping does not work, and is not required, the rest goes
+// through the page cache.
+func (q *Write) runMapped(ctx context.Context) error {
+	for first := 0; first < len(q.outputs); first += mostAhead {
+		last := min(first+mostAhead, len(q.outputs))
+		end := q.chunks
+		if last < len(q.outputs) {
+			end = q.first[last]
+		}
+		files := q.outputs[first:last]
+		if err := q.make(ctx, files); err != nil {
+			return err
+		}
+		began := time.Now()
+		m, err := newMapping(q.w, files)
+		if err == nil {
+			if err = m.bring(ctx, q.w); err != nil {
+				err = errors.Join(err, m.close())
+			}
+		}
+		q.result.Prepared += time.Since(began)
+		switch {
+		case errors.Is(err, errUnmapped) && q.w.opt.Require:
+			return fmt.Errorf("write to %s: %w: %w", q.dir.path, ErrUnavailable, err)
+		case errors.Is(err, errUnmapped):
+			q.result.Choice = Choice{Buffered, err.Error()}
+			return q.writeUpTo(ctx, q.chunks)
+		case err != nil:
+			return err
+		}
+		if err := errors.Join(q.writeUpTo(ctx, end), m.close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeUpTo has workers write chunks up to a number. When it returns, also with an error, nothing is under way.
+func (q *Write) writeUpTo(ctx context.Context, end int64) error {
+	q.end = end
+	q.next.Store(min(q.next.Load(), q.started))
+	workers := min(int64(q.w.opt.Threads), end-q.started)
+	q.started = end
 	finished, err := q.w.crew.Run(ctx, int(workers), workers, func(w *crew.Worker, _ int64) error { return q.work(ctx, w) })
 	q.w.quiet(finished)
 	if errors.Is(err, crew.ErrClosed) {
@@ -54,8 +113,10 @@ func (q *Write) run(ctx context.Context) error {
 // load is a chunk on its way from memory to a file.
 type load struct {
 	chunk
-	bytes []byte     // where its bytes are, or will be once slot has settled; whole pages
-	slot  *crew.Slot // nil where they are written from where they lie
+	bytes []byte         // where its bytes are, or will be once slot has settled; whole pages
+	slot  *crew.Slot     // nil where they are written from where they lie
+	there bool           // they are in the file then
+	hbm   driver.Pointer // from where cuFile writes them; 0 where it does not
 }
 
 // work is what one worker does of a write: it writes chunks until none is left. The copies of the next chunk are under way while
@@ -66,9 +127,16 @@ func (q *Write) work(ctx context.Context, w *crew.Worker) (err error) {
 	defer func() {
 		if fault := recover(); fault != nil {
 			err = fmt.Errorf("write to %s: %w: %v", q.dir.path, ErrMemory, fault)
+			if w.CUDA != nil { // copies of the same chunk may have begun
+				err = errors.Join(err, w.CUDA.Synchronize(w.Stream))
+			}
 		}
 	}()
-	if q.after != 0 {
+	if q.after != 0 && q.result.Choice.Path == Direct { // cuFile knows of no stream
+		if err := w.CUDA.Wait(q.after); err != nil {
+			return err
+		}
+	} else if q.after != 0 {
 		if err := w.CUDA.StreamWait(w.Stream, q.after); err != nil {
 			return err
 		}
@@ -95,11 +163,15 @@ func (q *Write) work(ctx context.Context, w *crew.Worker) (err error) {
 
 // load brings a chunk's bytes together: in a slot, unless they lie on whole pages of the host in one piece.
 func (q *Write) load(w *crew.Worker, c chunk) (*load, error) {
-	if err := c.of.make(q.result.Choice.Path != Buffered); err != nil {
+	if err := c.of.make(q.past()); err != nil {
 		return nil, err
 	}
 	pieces := c.pieces()
-	if m, ok := c.whole(pieces); ok && m.Host != nil && c.n%driver.PageSize == 0 {
+	if c.of.mapped != nil {
+		return q.loadMapped(w, c, pieces)
+	}
+	m, whole := c.whole(pieces)
+	if whole && m.Host != nil {
 		return &load{chunk: c, bytes: m.Host}, nil
 	}
 	s, err := w.Slot()
@@ -107,6 +179,19 @@ func (q *Write) load(w *crew.Worker, c chunk) (*load, error) {
 		return nil, err
 	}
 	l := &load{chunk: c, slot: s, bytes: s.Memory[:driver.RoundUp(c.n, driver.PageSize)]}
+	if whole && q.result.Choice.Path == Direct { // the slot gets the bytes all the same, for their sum
+		l.hbm = driver.Pointer(m.HBM)
+	}
+	return l, gather(w, s, l.bytes, pieces)
+}
+
+// loadMapped brings a chunk's bytes to where they shall be. The slot stands for the copies.
+func (q *Write) loadMapped(w *crew.Worker, c chunk, pieces []piece) (*load, error) {
+	s, err := w.Slot()
+	if err != nil {
+		return nil, err
+	}
+	l := &load{chunk: c, slot: s, bytes: c.of.mapped[c.offset : c.offset+c.n], there: true}
 	return l, gather(w, s, l.bytes, pieces)
 }
 
@@ -136,23 +221,40 @@ func gather(w *crew.Worker, s *crew.Slot, to []byte, pieces []piece) error {
 
 // store sums and writes a chunk whose bytes are on their way.
 func (q *Write) store(ctx context.Context, w *crew.Worker, l *load) error {
-	if l.slot != nil {
-		if err := w.Settle(l.slot); err != nil {
-			return err
-		}
-	}
 	if l.n > 0 {
-		l.of.sums[l.index] = sum(l.bytes[:l.n])
 		if err := q.w.rate.wait(ctx, l.n); err != nil {
 			return err
 		}
-		path, err := l.of.write(ctx, l.bytes, l.offset)
+		path, err := q.put(ctx, w, l)
 		if err != nil {
 			return err
 		}
 		q.count(path, l.n)
 	}
 	return l.of.wrote()
+}
+
+func (q *Write) put(ctx context.Context, w *crew.Worker, l *load) (path Path, err error) {
+	if path = Mapped; l.hbm != 0 {
+		path = Direct
+		out, err := l.of.register(q.w.direct)
+		if err != nil {
+			return "", err
+		}
+		if err := out.Write(l.hbm, l.n, l.offset); err != nil {
+			return "", l.of.failed("cuFileWrite", err)
+		}
+	}
+	if l.slot != nil {
+		if err := w.Settle(l.slot); err != nil {
+			return "", err
+		}
+	}
+	l.of.sums[l.index] = sum(l.bytes[:l.n])
+	if l.hbm == 0 && !l.there {
+		path, err = l.of.write(ctx, l.bytes, l.offset)
+	}
+	return path, err
 }
 
 // sum is the CRC-32C of bytes.

@@ -42,6 +42,8 @@ type Write struct {
 	began   time.Time
 
 	next    atomic.Int64 // the chunk that a worker begins
+	end     int64        // up to which workers may go
+	started int64        // up to which they went before
 	written atomic.Int64 // bytes
 
 	cancel context.CancelFunc
@@ -115,9 +117,7 @@ func (q *Write) serve(ctx context.Context) {
 	defer close(q.done)
 	defer q.cancel()
 	err := q.run(ctx)
-	for _, o := range q.outputs {
-		o.abandon()
-	}
+	q.abandon()
 	_ = unix.Close(q.dir.fd) // nothing was written to it
 	if unmarked := q.w.unmark(q.after); err == nil {
 		err = unmarked
@@ -127,6 +127,19 @@ func (q *Write) serve(ctx context.Context) {
 	}
 	if q.err = err; err == nil {
 		q.finish()
+	}
+}
+
+// abandon closes files that were not finished.
+func (q *Write) abandon() {
+	close := func() error {
+		for _, o := range q.outputs {
+			o.abandon()
+		}
+		return nil
+	}
+	if q.w.cu == nil || q.w.cu.Within(q.w.context, close) != nil {
+		_ = close() // it gives no error
 	}
 }
 
@@ -159,7 +172,7 @@ func (q *Write) Result() (Result, error) {
 // claim gives the next chunk that no worker has begun; false when there is none.
 func (q *Write) claim() (chunk, bool) {
 	i := q.next.Add(1) - 1
-	if i >= q.chunks {
+	if i >= q.end {
 		return chunk{}, false
 	}
 	f := sort.Search(len(q.first), func(f int) bool { return q.first[f] > i }) - 1

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -31,7 +32,8 @@ type Options struct {
 
 	Libraries driver.Libraries
 
-	piece int64 // of the arena; for tests
+	piece   int64 // of the arena; for tests
+	proving bool  // Direct is what is to be proven
 }
 
 func (o *Options) setDefaults() error {
@@ -65,9 +67,11 @@ type Writer struct {
 	cu      *driver.CUDA // nil for the host
 	context driver.Handle
 	crew    *crew.Crew
-	arena   *arena        // nil where there is none
-	stream  driver.Handle // of snapshots
-	copying sync.Mutex    // held while a snapshot's copies are put on it
+	direct  *direct.Mover  // nil for the host
+	proofs  *direct.Proofs // of Direct
+	arena   *arena         // nil where there is none
+	stream  driver.Handle  // of snapshots
+	copying sync.Mutex     // held while a snapshot's copies are put on it
 	rate    rate
 	gate    crew.Gate     // of snapshots and writes
 	shut    chan struct{} // closed when the gate is
@@ -79,6 +83,7 @@ type Writer struct {
 
 	ending sync.Mutex // one closes at a time; guards what follows
 	asked  bool       // Close was called
+	over   bool       // cuFile was closed
 	ended  bool       // Close has given back all that it could
 }
 
@@ -101,6 +106,11 @@ func New(opt Options) (*Writer, error) {
 	if err := w.start(); err != nil {
 		return nil, errors.Join(err, w.release())
 	}
+	if opt.Require && opt.Path == Direct {
+		if err := w.direct.Start(); err != nil {
+			return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnavailable, opt.Path, err), w.Close())
+		}
+	}
 	return w, nil
 }
 
@@ -114,6 +124,10 @@ func (w *Writer) start() (err error) {
 	}
 	if w.crew, err = crew.New(o); err != nil {
 		return fmt.Errorf("%w for %d threads, which have %d bytes each: %w", ErrNoMemory, o.Threads, crew.SlotsPerWorker*o.SlotSize, err)
+	}
+	if w.cu != nil {
+		w.direct = direct.New(direct.Options{Crew: w.crew, Threads: w.opt.Threads, Library: w.opt.Libraries.CuFile})
+		w.proofs = direct.NewProofs(w.opt.Probe, w.opt.Libraries, w.opt.Device)
 	}
 	if w.opt.Arena > 0 {
 		w.arena, err = newArena(w.cu, w.context, w.opt.Arena, w.opt.piece, w.opt.Threads)
@@ -266,12 +280,23 @@ func (w *Writer) Close() error {
 
 // release may be called again after ErrUnderWay.
 func (w *Writer) release() error {
-	if w.crew != nil {
-		if err := w.crew.Close(); err != nil {
+	var errs []error
+	if w.direct != nil && !w.over { // on a thread with the context, before memory goes: cuFile may deadlock otherwise
+		var freed error
+		err := w.crew.DoAtLast(crew.ClosePatience, func(*crew.Worker) error {
+			freed = w.direct.Stop()
+			return nil
+		})
+		if errors.Is(err, ErrUnderWay) {
 			return err
 		}
+		w.over, errs = true, append(errs, freed)
 	}
-	var errs []error
+	if w.crew != nil {
+		if err := w.crew.Close(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+	}
 	if w.arena != nil {
 		err := w.arena.close()
 		if errors.Is(err, ErrUnderWay) {

@@ -205,5 +205,5 @@ func (d *Mover) read(p source.Piece, base driver.Pointer, pages bool) error {
 // StartCounting sets cuFile's counters of the process to zero and starts them.
 func (d *Mover) StartCounting() error { return d.lib.StartCounting() }
 
-// Counts reads the counters of the GPU with this UUID.
-func (d *Mover) Counts(uuid [16]byte) (driver.ReadCounts, error) { return d.lib.Counts(uuid) }
+// ReadCounts reads the counters of the GPU with this UUID.
+func (d *Mover) ReadCounts(uuid [16]byte) (driver.WayCounts, error) { return d.lib.ReadCounts(uuid) }

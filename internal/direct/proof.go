@@ -3,6 +3,7 @@ package direct
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -39,10 +40,11 @@ func NewProofs(command []string, l driver.Libraries, device int) *Proofs {
 	return &Proofs{command: command, libraries: l, device: device, turn: make(chan struct{}, 1), known: map[fileID]Proof{}}
 }
 
-// Question goes to the probe's standard input. The file is descriptor 3.
+// Question goes to the probe's standard input. Descriptor 3 is the file, or the directory in which the probe shall make one.
 type Question struct {
 	Libraries driver.Libraries `json:"libraries"`
 	Device    int              `json:"device"`
+	Make      string           `json:"make,omitempty"` // the name of the file to be made and written; empty to read
 }
 
 // ProbeFD is the descriptor that the probe reads, after the three standard ones.
@@ -64,6 +66,26 @@ func (k *Proofs) Prove(ctx context.Context, b *source.Backing) (Proof, error) {
 		return Proof{}, fmt.Errorf("stat %s: %w", b.Name, err)
 	}
 	id := fileID{st.Dev, st.Ino}
+	return k.once(ctx, id, func() Proof { return k.probe(ctx, b) })
+}
+
+// ProveWrites asks a probe about files that are made in a directory, once for its filesystem. The probe makes one of its own
+// there. It fails as Prove does.
+func (k *Proofs) ProveWrites(ctx context.Context, directory string, dev uint64) (Proof, error) {
+	return k.once(ctx, fileID{dev: dev}, func() Proof {
+		file, err := os.Open(directory)
+		if err != nil {
+			return Proof{Unknown, err.Error()}
+		}
+		defer func() { _ = file.Close() }() // opened for reading: nothing is lost
+		q := Question{k.libraries, k.device, ".hbmfs-probe-" + rand.Text()}
+		defer func() { _ = unix.Unlinkat(int(file.Fd()), q.Make, 0) }() // the probe did as a rule
+		return ask(ctx, k.command, q, file)
+	})
+}
+
+// once gives the proof about something, which probe makes if it is not known.
+func (k *Proofs) once(ctx context.Context, id fileID, probe func() Proof) (Proof, error) {
 	select {
 	case k.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -73,7 +95,7 @@ func (k *Proofs) Prove(ctx context.Context, b *source.Backing) (Proof, error) {
 	if p, ok := k.known[id]; ok {
 		return p, nil
 	}
-	p := k.probe(ctx, b)
+	p := probe()
 	if err := ctx.Err(); err != nil {
 		return Proof{}, err
 	}
@@ -94,10 +116,14 @@ func (k *Proofs) probe(ctx context.Context, b *source.Backing) Proof {
 // Prove runs the command, which reads a [Question] and answers with a [Proof], on an open file. cuFile keeps its settings and
 // counters per process, and a broken set-up can crash or hang: only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l driver.Libraries, device int, file *os.File) Proof {
+	return ask(ctx, command, Question{Libraries: l, Device: device}, file)
+}
+
+func ask(ctx context.Context, command []string, q Question, file *os.File) Proof {
 	if len(command) == 0 {
 		return Proof{Unknown, "there is no command to prove it with"}
 	}
-	input, err := json.Marshal(Question{l, device})
+	input, err := json.Marshal(q)
 	if err != nil {
 		return Proof{Unknown, err.Error()}
 	}

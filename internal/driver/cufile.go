@@ -14,6 +14,7 @@ const (
 	cfHandleRegister
 	cfHandleDeregister
 	cfRead
+	cfWrite
 	cfGetVersion // from here on newer than the first release
 	cfSetParameterBool
 	cfSetParameterSizeT
@@ -33,6 +34,7 @@ func cufileTable() []function {
 		cfHandleRegister:     {names: []string{"cuFileHandleRegister"}},
 		cfHandleDeregister:   {names: []string{"cuFileHandleDeregister"}},
 		cfRead:               {names: []string{"cuFileRead"}},
+		cfWrite:              {names: []string{"cuFileWrite"}},
 		cfGetVersion:         {names: []string{"cuFileGetVersion"}, optional: true},
 		cfSetParameterBool:   {names: []string{"cuFileSetParameterBool"}, optional: true},
 		cfSetParameterSizeT:  {names: []string{"cuFileSetParameterSizeT"}, optional: true},
@@ -178,26 +180,35 @@ func (l *CuFile) Deregister(h Handle) { invoke(l.lib.fn[cfHandleDeregister], uin
 
 // Read moves up to n bytes from offset of the file to HBM at base + skip. A short read is the end of the file.
 func (l *CuFile) Read(h Handle, base Pointer, n, offset, skip int64) (int64, error) {
-	errno := errnoPlace()
-	*errno = 0
-	result := invoke(l.lib.fn[cfRead], uintptr(h), uintptr(base), uintptr(n), uintptr(offset), uintptr(skip))
-	return readResult(int64(result), *errno, n)
+	return l.move(cfRead, "cuFileRead", h, base, n, offset, skip)
 }
 
-// readResult interprets the result of cuFileRead: a count, -code, or -1 with errno, in which versions were seen to leave one
-// of cuFile's own codes (ai-dynamo/nixl pull request 2143).
-func readResult(result int64, errno int32, wanted int64) (int64, error) {
+// Write moves up to n bytes of HBM at base + skip to the file's offset.
+func (l *CuFile) Write(h Handle, base Pointer, n, offset, skip int64) (int64, error) {
+	return l.move(cfWrite, "cuFileWrite", h, base, n, offset, skip)
+}
+
+func (l *CuFile) move(index int, name string, h Handle, base Pointer, n, offset, skip int64) (int64, error) {
+	errno := errnoPlace()
+	*errno = 0
+	result := invoke(l.lib.fn[index], uintptr(h), uintptr(base), uintptr(n), uintptr(offset), uintptr(skip))
+	return moveResult(name, int64(result), *errno, n)
+}
+
+// moveResult interprets the result of cuFileRead and cuFileWrite: a count, -code, or -1 with errno, in which versions were seen to
+// leave one of cuFile's own codes (ai-dynamo/nixl pull request 2143).
+func moveResult(call string, result int64, errno int32, wanted int64) (int64, error) {
 	switch {
 	case result > wanted:
-		return 0, fmt.Errorf("cuFileRead: says that it read %d bytes of %d", result, wanted)
+		return 0, fmt.Errorf("%s: says that it moved %d bytes of %d", call, result, wanted)
 	case result >= 0:
 		return result, nil
 	case result == -1 && errno > cufileBase:
-		return 0, &CuFileError{Call: "cuFileRead", Code: int(errno)}
+		return 0, &CuFileError{Call: call, Code: int(errno)}
 	case result == -1:
-		return 0, fmt.Errorf("cuFileRead: %w", syscall.Errno(errno))
+		return 0, fmt.Errorf("%s: %w", call, syscall.Errno(errno))
 	case -result > cufileBase && -result < 2*cufileBase:
-		return 0, &CuFileError{Call: "cuFileRead", Code: int(-result)}
+		return 0, &CuFileError{Call: call, Code: int(-result)}
 	}
-	return 0, errors.New("cuFileRead: result of no known meaning")
+	return 0, errors.New(call + ": result of no known meaning")
 }

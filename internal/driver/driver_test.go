@@ -40,7 +40,7 @@ func TestStatisticsThatCannotBeTrusted(t *testing.T) {
 		"nothing was written at all": {nil, 1150, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := parseStats(c.raw, c.version, uuid); (err == nil) != c.ok || (err != nil && !errors.Is(err, ErrStatsUnknown)) {
+			if _, err := parseStats(c.raw, c.version, uuid, gpuReads); (err == nil) != c.ok || (err != nil && !errors.Is(err, ErrStatsUnknown)) {
 				t.Errorf("%v, should be readable: %v", err, c.ok)
 			}
 		})

@@ -1,9 +1,10 @@
-// A libcufile for tests: it reads with pread into the fake GPU's memory. Set by the environment:
+// A libcufile for tests: it reads and writes with pread and pwrite, from and to the fake GPU's memory. Set by the environment:
 //   FAKE_CUFILE_VERSION   what cuFileGetVersion says (1150); from 1190 on the statistics have the newer layout
 //   FAKE_CUFILE_OPEN      an error of cuFileDriverOpen, e.g. 5002
 //   FAKE_CUFILE_REGISTER  an error of cuFileHandleRegister, e.g. 5030
 //   FAKE_CUFILE_READ      errno:N (-1, errno N), code:N (-N), short (at most 1000 bytes a call), hang, crash, wrong,
 //                         wait (until fake_cufile_go_on)
+//   FAKE_CUFILE_WRITE     the same of writes
 //   FAKE_CUFILE_GIVE_BACK wait: cuFileHandleDeregister and cuFileDriverClose do (until fake_cufile_go_on)
 //   FAKE_CUFILE_MOVED     how reads are counted: nvfs, p2p, posix, unaligned, nothing
 // OLD leaves out what the first releases did not have.
@@ -20,7 +21,7 @@ struct descriptor { int32_t type; union { int fd; void *handle; } u; const void 
 _Static_assert(sizeof(struct descriptor) == 24, "CUfileDescr_t of cufile.h 1.15.1");
 
 static int opened, compat = 1;
-static uint64_t opens, handles, reads, reading, violations;
+static uint64_t opens, handles, reads, writes, reading, violations;
 static uint64_t giving_back;
 static volatile int gone_on;
 
@@ -80,11 +81,37 @@ ssize_t cuFileRead(void *h, char *base, size_t n, off_t offset, off_t skip) {
     return got < 0 ? -1 : have;
 }
 
+ssize_t cuFileWrite(void *h, char *base, size_t n, off_t offset, off_t skip) {
+    const char *how = setting("FAKE_CUFILE_WRITE");
+    if (!strncmp(how, "errno:", 6)) { errno = atoi(how + 6); return -1; }
+    if (!strncmp(how, "code:", 5)) return -atoi(how + 5);
+    if (!strcmp(how, "hang")) for (;;) pause();
+    if (!strcmp(how, "crash")) abort();
+    if (!strcmp(how, "wait")) {
+        __sync_fetch_and_add(&reading, 1);
+        while (!gone_on) usleep(1000);
+        __sync_fetch_and_sub(&reading, 1);
+    }
+    if (!strcmp(how, "short") && n > 8192) n = 8192;
+    __sync_fetch_and_add(&writes, 1);
+    if (n % 4096 || offset % 4096 || (uintptr_t)(base + skip) % 4096) __sync_fetch_and_add(&violations, 1);
+    char *bounce = NULL; // HBM of the fake may lie anywhere
+    if (posix_memalign((void **)&bounce, 4096, n)) { errno = ENOMEM; return -1; }
+    memcpy(bounce, base + skip, n);
+    if (!strcmp(how, "wrong")) bounce[0] ^= 1;
+    ssize_t got = pwrite((int)(intptr_t)h - 1, bounce, n, offset);
+    int error = errno;
+    free(bounce);
+    errno = error;
+    return got;
+}
+
 uint64_t fake_cufile_handles(void) { return handles; }
 uint64_t fake_cufile_reading(void) { return __sync_fetch_and_add(&reading, 0); }
 uint64_t fake_cufile_giving_back(void) { return __sync_fetch_and_add(&giving_back, 0); }
 uint64_t fake_cufile_violations(void) { return violations; }
 uint64_t fake_cufile_go_on(void) { gone_on = 1; return 0; }
+uint64_t fake_cufile_writes(void) { return writes; }
 uint64_t fake_cufile_opens(void) { return opens; }
 uint64_t fake_cufile_opened(void) { return (uint64_t)opened; }
 uint64_t fake_cufile_compat(void) { return (uint64_t)compat; }
@@ -96,7 +123,7 @@ status cuFileSetParameterBool(int which, _Bool value) { if (opened) return (stat
 status cuFileSetParameterSizeT(int which, size_t value) { (void)which; (void)value; return (status){opened ? 5026 : 0, 0}; }
 status cuFileSetParameterString(int which, const char *value) { (void)which; (void)value; return (status){opened ? 5026 : 0, 0}; }
 status cuFileSetStatsLevel(int level) { return (status){level == 3 ? 0 : 5022, 0}; }
-status cuFileStatsReset(void) { reads = 0; return (status){0, 0}; }
+status cuFileStatsReset(void) { reads = writes = 0; return (status){0, 0}; }
 status cuFileStatsStart(void) { return (status){0, 0}; }
 status cuFileStatsStop(void) { return (status){0, 0}; }
 status cuFileGetStatsL3(unsigned char *s) {
@@ -109,6 +136,7 @@ status cuFileGetStatsL3(unsigned char *s) {
     for (int i = 0; i < 16; i++) gpu[i] = i + 1;
     int at = !strcmp(moved, "p2p") ? 56 : !strcmp(moved, "nvfs") ? 64 : !strcmp(moved, "posix") ? 72 : !strcmp(moved, "unaligned") ? 80 : 0;
     if (at) memcpy(gpu + at, &reads, 8);
+    if (at) memcpy(gpu + at + 104, &writes, 8);
     return (status){0, 0};
 }
 #endif

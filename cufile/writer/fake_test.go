@@ -1,0 +1,152 @@
+package writer
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+)
+
+// The fakes, compiled once; noFakes says why they could not be.
+var (
+	fakeFolder string
+	noFakes    string
+)
+
+// probeArgument makes the test binary the probe of Options.Probe.
+const probeArgument = "run-write-probe"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == probeArgument {
+		if err := RunProbe(context.Background(), os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "hbmfs-fakes-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		fakeFolder = dir
+		if noFakes = whyNoFakes(); noFakes == "" {
+			if err := fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CuFile); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+		}
+		return m.Run()
+	}())
+}
+
+// whyNoFakes says what this machine or build lacks for the fakes, empty where nothing.
+func whyNoFakes() string {
+	if _, err := exec.LookPath("cc"); err != nil {
+		return "the fake GPU libraries need a C compiler: " + err.Error()
+	}
+	if _, err := driver.LoadCUDA("libc.so.6"); err != nil && !strings.Contains(err.Error(), "too old or another library") {
+		return err.Error() // a build that loads no library
+	}
+	return ""
+}
+
+// fake copies a compiled fake to a name of its own, so that every test gets a fresh one.
+func fake(t testing.TB, name string) string {
+	t.Helper()
+	if noFakes != "" {
+		t.Skip(noFakes)
+	}
+	data, err := os.ReadFile(filepath.Join(fakeFolder, name))
+	must(t, err)
+	path := filepath.Join(t.TempDir(), name)
+	must(t, os.WriteFile(path, data, 0o755))
+	return path
+}
+
+func fakeLibraries(t testing.TB) driver.Libraries {
+	t.Helper()
+	return driver.Libraries{CUDA: fake(t, fakegpu.CUDA), CuFile: fake(t, fakegpu.CuFile)}
+}
+
+// ask calls one of a fake's functions that take nothing and give a number.
+func ask(t testing.TB, library, name string) uint64 {
+	t.Helper()
+	n, err := fakegpu.Ask(library, name)
+	must(t, err)
+	return n
+}
+
+// newWriter fails the test when the Writer does not give everything back.
+func newWriter(t testing.TB, o Options) *Writer {
+	t.Helper()
+	leaks := goleak.IgnoreCurrent()
+	files := descriptors(t)
+	w, err := New(o)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		if err := goleak.Find(leaks); err != nil {
+			t.Error(err)
+		}
+		if n := descriptors(t); n != files {
+			t.Errorf("%d descriptors are open, want %d", n, files)
+		}
+		if o.Device == HostDevice {
+			return
+		}
+		for _, name := range []string{"fake_cuda_violations", "fake_cuda_pinned", "fake_cuda_retained", "fake_cuda_events"} {
+			if n := ask(t, o.Libraries.CUDA, name); n != 0 {
+				t.Errorf("%s is %d after Close, want 0", name, n)
+			}
+		}
+	})
+	return w
+}
+
+func descriptors(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(list)
+}
+
+// hbm is memory of the fake GPU with bytes in it.
+func hbm(t testing.TB, w *Writer, p []byte) Memory {
+	t.Helper()
+	if len(p) == 0 {
+		return Memory{}
+	}
+	var at driver.Pointer
+	must(t, w.cu.Within(w.context, func() (err error) {
+		if at, err = w.cu.Alloc(int64(len(p))); err != nil {
+			return err
+		}
+		return w.cu.CopyPageable(at, p)
+	}))
+	cu, context := w.cu, w.context
+	t.Cleanup(func() { must(t, cu.Within(context, func() error { return cu.Free(at) })) })
+	return Memory{HBM: uintptr(at), N: int64(len(p))}
+}
+
+// onEachDevice runs a test on the host and on a fake GPU. put brings bytes to the device.
+func onEachDevice(t *testing.T, test func(t *testing.T, o Options, put func(t *testing.T, w *Writer, p []byte) Memory)) {
+	t.Run("host", func(t *testing.T) {
+		test(t, Options{Device: HostDevice, Threads: 3}, func(_ *testing.T, _ *Writer, p []byte) Memory { return Memory{Host: p} })
+	})
+	t.Run("gpu", func(t *testing.T) {
+		test(t, Options{Threads: 3, Libraries: fakeLibraries(t)}, func(t *testing.T, w *Writer, p []byte) Memory { return hbm(t, w, p) })
+	})
+}

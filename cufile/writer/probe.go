@@ -1,0 +1,90 @@
+package writer
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/direct"
+	"github.com/hbmfs/hbmfs/internal/driver"
+)
+
+// RunProbe is the body of the command that Options.Probe names. It reads a question from in, writes a file in the directory at
+// descriptor 3 with compat mode off, removes it, and writes a proof to out. It fails when in or out do.
+func RunProbe(_ context.Context, in io.Reader, out io.Writer) error {
+	var q direct.Question
+	if err := json.NewDecoder(in).Decode(&q); err != nil {
+		return fmt.Errorf("read the probe's question: %w", err)
+	}
+	p, err := strictWrite(q)
+	if err != nil {
+		p = direct.Proof{Verdict: direct.Refuted, Why: err.Error()}
+		if errors.Is(err, driver.ErrStatsUnknown) {
+			p.Verdict = direct.Unknown
+		}
+	}
+	return json.NewEncoder(out).Encode(p)
+}
+
+// strictWrite writes chunks of HBM through cuFile with compat mode off, compares what the kernel then reads, and judges cuFile's own
+// counters. Any error means that Direct does not work here.
+func strictWrite(q direct.Question) (p direct.Proof, err error) {
+	w, err := New(Options{Device: q.Device, Path: Direct, Require: true, Threads: 1, Libraries: q.Libraries, proving: true})
+	if err != nil {
+		return p, err
+	}
+	p, err = w.writeAndJudge(fmt.Sprintf("/proc/self/fd/%d", direct.ProbeFD), q.Make)
+	return p, errors.Join(err, w.Close())
+}
+
+func (w *Writer) writeAndJudge(directory, name string) (direct.Proof, error) {
+	const count = 4
+	want := make([]byte, count*ChunkSize)
+	_, _ = rand.NewChaCha8([32]byte{7}).Read(want) // it never fails
+	var at driver.Pointer
+	var before, after driver.WayCounts
+	var countErr error
+	ctx := context.Background()
+	if err := w.crew.Do(ctx, func(*crew.Worker) (err error) {
+		if at, err = w.cu.Alloc(int64(len(want))); err != nil {
+			return err
+		}
+		if countErr = w.direct.StartCounting(); countErr == nil {
+			before, countErr = w.direct.WriteCounts(w.gpu.RawUUID)
+		}
+		return w.cu.CopyPageable(at, want)
+	}); err != nil {
+		return direct.Proof{}, err
+	}
+	written, err := w.Write(directory, []File{{name, int64(len(want)), []Part{{0, Memory{HBM: uintptr(at), N: int64(len(want))}}}}}, nil)
+	if err == nil {
+		_, err = written.Result()
+	}
+	path := filepath.Join(directory, name)
+	got, readErr := os.ReadFile(path)
+	err = errors.Join(err, readErr, unix.Unlink(path), w.crew.Do(ctx, func(*crew.Worker) (err error) {
+		if countErr == nil {
+			after, countErr = w.direct.WriteCounts(w.gpu.RawUUID)
+		}
+		return w.cu.Free(at)
+	}))
+	switch {
+	case err != nil:
+		return direct.Proof{}, err
+	case !bytes.Equal(want, got):
+		return direct.Proof{Verdict: direct.Refuted, Why: "the kernel reads other bytes than cuFile wrote"}, nil
+	case countErr != nil:
+		return direct.Proof{Verdict: direct.Unknown, Why: "it writes with compat mode off, but " + countErr.Error()}, nil
+	}
+	verdict, why := direct.Judge(before, after, count, "writes")
+	return direct.Proof{Verdict: verdict, Why: why}, nil
+}
