@@ -18,3 +18,13 @@ func exactArgs(n int) cobra.PositionalArgs {
 		return nil
 	}
 }
+
+// someArgs is for commands that take one thing or more.
+func someArgs(things string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usageError{fmt.Errorf("name the %s: usage: %s", things, cmd.UseLine())}
+		}
+		return nil
+	}
+}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/manpage"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -25,12 +26,13 @@ func manual() *manpage.Manual {
 			exit(exitOK, "done"),
 			exit(exitFailed, "it did not work; the message says why"),
 			exit(exitUsage, "the command line is wrong"),
-			exit(exitProblems, "there are problems, which are listed", "inspect", "cache verify"),
+			exit(exitProblems, "there are problems, which are listed", "inspect", "cache verify", "checkpoint verify"),
 			exit(exitProblems, "a line is FAIL, --require is not met, or the file of --deepspeed has errors", "check"),
 			exit(exitProblems, "the file has errors; warnings alone are none", "cufile-json"),
 			exit(exitProblems, "a mount does not answer", "status"),
 			exit(exitProblems, "some bytes lie in no local file", "locate"),
 			exit(exitBusy, "the mount is in use, and stays", "umount"),
+			exit(exitBusy, "a living process works on the checkpoint, which stays", "checkpoint rm"),
 			exit(exitMissing, "with --foreground: the source does not exist", "mount"),
 			exit(exitDenied, "with --foreground: the source may not be read", "mount"),
 			exit(exitSignal, "interrupted"),
@@ -44,6 +46,8 @@ func manual() *manpage.Manual {
 			item("MOUNT/.hbmfs/status", "what is mounted, as JSON", "mount", "status", "top"),
 			item("MOUNT/.hbmfs/metrics", "metrics for Prometheus", "mount", "top"),
 			item("CACHE/segments", "parts of remote objects, below --cache-dir", "mount", "cache"),
+			item("CHECKPOINT/"+checkpoint.ManifestName, "sizes and checksums of its files, written last", "checkpoint"),
+			item(".CHECKPOINT.hbmfs.tmp", "a draft, beside its checkpoint to be", "checkpoint"),
 			item(layout.ManifestName, "sizes, counts and checksums of the files beside it, which hbmfs pack wrote", "pack", "inspect", "read"),
 			item("/etc/cufile.json", "how cuFile is configured", "check", "cufile-json"),
 		},

@@ -98,7 +98,7 @@ Paths:
 
 A path that was asked for and is not available is an error, never another path.`,
 		Example: "  hbmfs read /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs read --to host --json shard_000.bin\n  hbmfs read --require direct /mnt/pile/train_000001.bin",
-		Args:    someArgs,
+		Args:    someArgs("files to read"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.names, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return onMounts(cmd, args, c.run)
@@ -112,14 +112,6 @@ A path that was asked for and is not available is an error, never another path.`
 	f.Var(&c.length, "length", "bytes to read, -1 for all")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON, one object for each file")
 	return cmd
-}
-
-// someArgs is for commands that take one file or more.
-func someArgs(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return usageError{fmt.Errorf("which file? usage: %s", cmd.UseLine())}
-	}
-	return nil
 }
 
 // newProbeCommand is the command of cufile.Options.Probe, and, with an argument, of writer.Options.Probe. Their input and output

@@ -43,12 +43,7 @@ cache: then it is too small, or full of segments that readers have open (see .hb
   advised   the kernel was asked to read ahead
   in_mount  are made by the mount, or have no cache to be brought into`,
 		Example: "  hbmfs warm /mnt/pile\n  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usageError{fmt.Errorf("name the files or directories to warm: usage: %s", cmd.UseLine())}
-			}
-			return nil
-		},
+		Args:    someArgs("files or directories to warm"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.paths, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return onMounts(cmd, args, c.run)

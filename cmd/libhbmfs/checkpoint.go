@@ -78,27 +78,28 @@ func clean(dir string) (string, error) {
 
 // verification compares a checkpoint with its sums.
 type verification struct {
-	cancel context.CancelFunc
-	done   chan struct{} // closed when report and err are there
-	bytes  atomic.Int64
-	total  int64
-	report *checkpoint.Report
-	err    error
+	cancel      context.CancelFunc
+	bytes, size atomic.Int64  // compared, and in all
+	done        chan struct{} // closed when report and err are there
+	report      *checkpoint.Report
+	err         error
 }
 
 func (l *library) beginVerify(path string, threads int) (uint64, error) {
-	c, err := checkpoint.Open(path)
-	if err != nil {
-		return 0, checkpointCode(err)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
-	v := &verification{cancel: cancel, done: make(chan struct{}), total: c.Manifest.Size()}
+	v := &verification{cancel: cancel, done: make(chan struct{})}
 	go func() { // ends when all is read, or with cancel
 		defer close(v.done)
-		v.report, v.err = c.Verify(ctx, checkpoint.VerifyOptions{Threads: threads, Read: func(n int64) { v.bytes.Add(n) }})
-		_ = c.Close() // opened for reading
+		v.report, v.err = checkpoint.Verify(ctx, path, checkpoint.VerifyOptions{Threads: threads, Progress: v.progress})
 	}()
 	return l.add(0, v)
+}
+
+// progress comes from several threads in any order.
+func (v *verification) progress(done, size int64) {
+	v.size.Store(size)
+	for before := v.bytes.Load(); done > before && !v.bytes.CompareAndSwap(before, done); before = v.bytes.Load() {
+	}
 }
 
 // awaitVerify ends the verification and its handle, unless it takes longer than timeout.
@@ -112,14 +113,10 @@ func (l *library) awaitVerify(handle uint64, timeout time.Duration) (*verificati
 	}
 	l.remove(handle)
 	v.cancel()
-	if v.err != nil {
-		return v, v.err
+	if v.err == nil && v.report.Damaged > 0 {
+		return v, checkpointCode(&damage{&v.report.Damage[0]})
 	}
-	if v.report.Damaged > 0 {
-		first := &v.report.Damage[0]
-		return v, checkpointCode(&damage{first})
-	}
-	return v, nil
+	return v, checkpointCode(v.err)
 }
 
 // damage is the first damage of a checkpoint as an error.

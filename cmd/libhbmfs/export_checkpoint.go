@@ -88,7 +88,7 @@ func hbmfs_go_checkpoint_list(dir *C.char, infos *C.hbmfs_checkpoint_info, room 
 		for i := range min(len(found), max(0, int(room))) {
 			e, to := &found[i], &unsafe.Slice(infos, int(room))[i]
 			put(to.name[:], e.Name)
-			to.part, to.parts, to.files, to.size = C.int32_t(e.Part.Index), C.int32_t(e.Part.Of), C.int64_t(e.Files), C.int64_t(e.Size)
+			to.part, to.parts, to.files, to.size = C.int32_t(e.Index), C.int32_t(e.Of), C.int64_t(e.Files), C.int64_t(e.Size)
 			to.created = C.int64_t(e.Created.UnixNano())
 		}
 		return err
@@ -124,7 +124,7 @@ func hbmfs_go_verify_wait(h C.hbmfs_handle, timeout C.int64_t, out *C.hbmfs_veri
 	return answer(why, func() error {
 		v, err := lib.awaitVerify(uint64(h), timeoutOf(timeout))
 		if v != nil {
-			out.done, out.total = C.int64_t(v.bytes.Load()), C.int64_t(v.total)
+			out.done, out.total = C.int64_t(v.bytes.Load()), C.int64_t(v.size.Load())
 		}
 		if v != nil && wait(v.done, 0) && v.report != nil {
 			out.files, out.damaged = C.int64_t(v.report.Files), C.int64_t(v.report.Damaged)

@@ -6,8 +6,8 @@
 //	err = d.Publish(ctx, files) // their names, sizes and sums
 //
 //	all, err := checkpoint.List("/ckpt")
-//	c, err := checkpoint.Open("/ckpt/step_100")
-//	report, err := c.Verify(ctx, checkpoint.VerifyOptions{})
+//	c, err := checkpoint.Open("/ckpt/step_100") // its manifest
+//	report, err := checkpoint.Verify(ctx, "/ckpt/step_100", checkpoint.VerifyOptions{})
 //	err = checkpoint.Remove(ctx, "/ckpt/step_90")
 //	gone, err := checkpoint.Clean(ctx, "/ckpt")
 //

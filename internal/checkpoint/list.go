@@ -25,20 +25,20 @@ const (
 
 // Entry is a checkpoint in a directory, or what is being made of one.
 type Entry struct {
-	Name  string
-	Path  string
-	State State
-	Why   string // it is not complete
+	Name  string `json:"name"`
+	Path  string `json:"path"`
+	State State  `json:"state"`
+	Why   string `json:"why,omitempty"` // it is not complete
 
 	// Of complete ones.
-	Part    Part
-	Files   int
-	Size    int64 // bytes
-	Created time.Time
+	Part
+	Files   int       `json:"files"`
+	Size    int64     `json:"size"` // bytes
+	Created time.Time `json:"created,omitzero"`
 }
 
 // List gives the checkpoints in a directory in the natural order of their names: step_9 before step_10. Sums are not
-// compared; [Checkpoint.Verify] does that. Directories without a manifest are not listed.
+// compared; [Verify] does that. Directories without a manifest are not listed.
 func List(dir string) ([]Entry, error) {
 	root, names, err := openList(dir)
 	if err != nil {
@@ -53,7 +53,9 @@ func List(dir string) ([]Entry, error) {
 			continue
 		}
 		if _, err := root.Lstat(filepath.Join(base, ManifestName)); err == nil && checkName(base) == nil {
-			all = append(all, entry(root, base))
+			if e := entry(root, base); e != nil {
+				all = append(all, *e)
+			}
 		}
 	}
 	for name, is := range unfinished {
@@ -88,10 +90,13 @@ func openList(dir string) (*os.Root, []string, error) {
 	return root, names, nil
 }
 
-// entry looks at a directory that has a manifest.
-func entry(root *os.Root, name string) Entry {
-	e := Entry{Name: name, Path: filepath.Join(root.Name(), name), State: Damaged}
+// entry looks at a directory that has a manifest. It gives nil where that was removed meanwhile.
+func entry(root *os.Root, name string) *Entry {
+	e := &Entry{Name: name, Path: filepath.Join(root.Name(), name), State: Damaged}
 	c, err := openIn(root, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		e.Why = err.Error()
 		return e
@@ -100,6 +105,9 @@ func entry(root *os.Root, name string) Entry {
 	m := c.Manifest
 	for i := range m.Files {
 		if err := c.misfit(&m.Files[i]); err != nil {
+			if c.removed() {
+				return nil
+			}
 			e.Why = fmt.Sprintf("file %q: %v", m.Files[i].Name, err)
 			return e
 		}

@@ -29,7 +29,10 @@ const (
 
 // Part says which of the parts of a checkpoint lies in a directory: one of Of, counted from 0. Nodes that keep what they write on
 // disks of their own publish one part each, under one name.
-type Part struct{ Index, Of int }
+type Part struct {
+	Index int `json:"part"`
+	Of    int `json:"parts"`
+}
 
 func (p Part) check() error {
 	if p.Of < 1 || p.Of > mostParts || p.Index < 0 || p.Index >= p.Of {
@@ -63,19 +66,41 @@ func (m *Manifest) Size() (bytes int64) {
 
 // manifestJSON is a manifest as its file has it. One more field ends it, see sealed.
 type manifestJSON struct {
-	Version int        `json:"hbmfs_checkpoint"`
-	Name    string     `json:"name"`
-	Part    int        `json:"part"` // from 0
-	Parts   int        `json:"parts"`
-	Created time.Time  `json:"created"`
-	Files   []fileJSON `json:"files"`
+	Version int       `json:"hbmfs_checkpoint"`
+	Name    string    `json:"name"`
+	Part    int       `json:"part"` // from 0
+	Parts   int       `json:"parts"`
+	Created time.Time `json:"created"`
+	Files   filesJSON `json:"files"`
 }
+
+type filesJSON []fileJSON
 
 type fileJSON struct {
 	Name  string `json:"name"`
 	Size  int64  `json:"size"`
 	Chunk int64  `json:"chunk"`  // bytes
 	Sums  []byte `json:"crc32c"` // of each chunk, little-endian u32, in base64
+}
+
+// UnmarshalJSON ends at the first mistake, before a small text has made a large list.
+func (l *filesJSON) UnmarshalJSON(text []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if start, err := dec.Token(); err != nil || start != json.Delim('[') {
+		return errors.New("its files are no list")
+	}
+	for dec.More() {
+		if len(*l) == mostFiles {
+			return fmt.Errorf("it has more than %d files", mostFiles)
+		}
+		var f fileJSON
+		if err := dec.Decode(&f); err != nil {
+			return err
+		}
+		*l = append(*l, f)
+	}
+	return nil
 }
 
 // seal ends a manifest: the CRC-32C of all bytes before it, in eight hex digits.
@@ -88,7 +113,7 @@ func (m *Manifest) marshal() ([]byte, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
-	j := manifestJSON{manifestVersion, m.Name, m.Part.Index, m.Part.Of, m.Created, make([]fileJSON, len(m.Files))}
+	j := manifestJSON{manifestVersion, m.Name, m.Part.Index, m.Part.Of, m.Created, make(filesJSON, len(m.Files))}
 	for i, f := range m.Files {
 		sums := make([]byte, 0, 4*len(f.Sums))
 		for _, sum := range f.Sums {

@@ -53,6 +53,8 @@ func checkName(name string) error {
 	switch {
 	case name == "":
 		return failf(ErrInvalid, "it has no name of its own")
+	case strings.Contains(name, "/"):
+		return failf(ErrInvalid, "its name has a slash")
 	case name[0] == '.':
 		return failf(ErrInvalid, "its name begins with a dot, as only drafts have it")
 	case len(name) > mostComponent-len(hidden("", lockEnding)):

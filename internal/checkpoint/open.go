@@ -37,10 +37,23 @@ func openIn(parent *os.Root, name string) (c *Checkpoint, err error) {
 		return nil, fmt.Errorf("open checkpoint %s: %w", c.Path, err)
 	}
 	if c.Manifest, err = readManifest(c.dir); err != nil {
+		if c.removed() {
+			err = fmt.Errorf("open checkpoint %s: it was removed meanwhile: %w", c.Path, fs.ErrNotExist)
+		}
 		_ = c.dir.Close() // opened for reading
 		return nil, err
 	}
 	return c, nil
+}
+
+// removed tells whether the checkpoint is no longer at its path. What is missing of it is then no damage.
+func (c *Checkpoint) removed() bool {
+	opened, err := c.dir.Stat(".")
+	if err != nil {
+		return false
+	}
+	named, err := os.Lstat(c.Path)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(opened, named)
 }
 
 // Close closes it.

@@ -13,7 +13,8 @@ import (
 
 // Publish makes the draft the checkpoint. It is on the disk when Publish returns. files are all files below [Draft.Dir], each
 // written and synced. They are synced once more, which costs little, and must be there with these sizes, and no others. After an error
-// the checkpoint is not there, and the draft stays until Drop: Publish may be tried again.
+// the checkpoint is not there, and the draft stays until Drop: Publish may be tried again. Only where a disk fails twice the
+// checkpoint stays, complete, and the error says so.
 func (d *Draft) Publish(ctx context.Context, files []File) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -40,8 +41,9 @@ func (d *Draft) publish(ctx context.Context, files []File) (err error) {
 	if err := d.sync(ctx, files, dirs); err != nil {
 		return err
 	}
+	there := false
 	defer func() {
-		if err != nil { // what cannot be undone here goes with the draft
+		if err != nil && !there { // what cannot be undone here goes with the draft
 			_ = d.hide()
 			_ = d.dir.Remove(ManifestName)
 		}
@@ -55,7 +57,8 @@ func (d *Draft) publish(ctx context.Context, files []File) (err error) {
 	if err := d.self.Sync(); err != nil {
 		return err
 	}
-	return d.rename()
+	there, err = d.rename()
+	return err
 }
 
 // compare refuses a draft that has other files than these. It gives the directories in it.
@@ -135,26 +138,26 @@ func (d *Draft) write(text []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// rename gives the draft its name. rename(2) replaces nothing but an empty directory, so it needs no flag that some filesystems lack.
-func (d *Draft) rename() error {
+// rename gives the draft its name, and tells whether it has it. rename(2) replaces nothing but an empty directory, so it needs no
+// flag that some filesystems lack.
+func (d *Draft) rename() (there bool, err error) {
 	if !d.isAt(d.base()) {
-		return failf(ErrForeign, "%s is no longer the draft that was made: it was moved or removed meanwhile", d.Dir())
+		return false, failf(ErrForeign, "%s is no longer the draft that was made: it was moved or removed meanwhile", d.Dir())
 	}
 	// NFS may say that the name is not there, where an answer was lost and the question asked again.
-	if err := d.parent.Rename(d.base(), d.name); err != nil && !d.isAt(d.name) {
+	if err := rename(d.parent, d.base(), d.name); err != nil && !d.isAt(d.name) {
 		if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.ENOTDIR) {
-			if there := d.refuseExisting(); there != nil {
-				return there
+			if other := d.refuseExisting(); other != nil {
+				return false, other
 			}
 		}
-		return err
+		return false, err
 	}
-	err := syncDir(d.parent, ".")
-	if err == nil {
-		return nil
+	if err := syncDir(d.parent, "."); err != nil {
+		if back := rename(d.parent, d.name, d.base()); back != nil {
+			return true, fmt.Errorf("it is there, but may not survive a power loss: %w", errors.Join(err, back))
+		}
+		return false, err
 	}
-	if back := d.parent.Rename(d.name, d.base()); back != nil {
-		return fmt.Errorf("it is there, but may not survive a power loss: %w", errors.Join(err, back))
-	}
-	return err
+	return true, nil
 }

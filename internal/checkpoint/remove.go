@@ -44,11 +44,11 @@ func remove(ctx context.Context, parent *os.Root, name string) error {
 	if _, err := removeHidden(parent, old); err != nil {
 		return err
 	}
-	if err := parent.Rename(name, old); err != nil {
+	if err := rename(parent, name, old); err != nil {
 		return err
 	}
 	if err := syncDir(parent, "."); err != nil { // after a power loss half of it could be there
-		return errors.Join(err, parent.Rename(old, name))
+		return errors.Join(err, rename(parent, old, name))
 	}
 	return parent.RemoveAll(old)
 }

@@ -1,13 +1,14 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 
-	"errors"
+	"golang.org/x/sys/unix"
 )
 
 const mostDepth = 64 // of directories in a checkpoint: each has a descriptor open while they are walked
@@ -40,6 +41,19 @@ func syncDir(root *os.Root, name string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("sync directory %s: %w", filepath.Join(root.Name(), name), err)
+	}
+	return nil
+}
+
+// rename renames within a directory. Unlike os.Root's it leaves to rename(2) what it replaces: of directories an empty one only.
+func rename(root *os.Root, from, to string) error {
+	d, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }() // nothing was written through it
+	if err := unix.Renameat(int(d.Fd()), from, int(d.Fd()), to); err != nil {
+		return &os.LinkError{Op: "rename", Old: filepath.Join(root.Name(), from), New: filepath.Join(root.Name(), to), Err: err}
 	}
 	return nil
 }

@@ -7,35 +7,41 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 )
 
 // VerifyOptions say how to read a checkpoint.
 type VerifyOptions struct {
-	Threads int         // that read; 0: one for each CPU, at most 8
-	Read    func(int64) // is called with bytes that were read, from any thread; nil: nobody asks
+	Threads  int                     // that read; 0: one for each CPU, at most 8
+	Progress func(done, total int64) // bytes; may be called from several threads at once. nil: nobody asks
 }
 
-// Report is the result of [Checkpoint.Verify].
+// Report is the result of [Verify].
 type Report struct {
-	Files   int
-	Bytes   int64    // that were compared
-	Damage  []Damage // in order, the first ones
-	Damaged int      // how many there are in all
+	Path    string   `json:"path"`
+	Files   int      `json:"files"`
+	Bytes   int64    `json:"bytes"`   // that are right
+	Seconds float64  `json:"seconds"` // that it took
+	Damage  []Damage `json:"damage"`  // in order, the first ones
+	Damaged int      `json:"damaged"` // how many there are in all
 }
 
 // Damage is a file, or a chunk of one, that is not what was published.
 type Damage struct {
-	File   string
-	Chunk  int64 // -1: the file as a whole
-	Offset int64 // of the chunk
-	Length int64
-	Err    error // says why; [ErrDamaged], or the system's
+	File   string `json:"file"`
+	Chunk  int64  `json:"chunk"`  // -1: the file as a whole
+	Offset int64  `json:"offset"` // of the chunk
+	Length int64  `json:"length"`
+	Why    string `json:"why"`
+	Err    error  `json:"-"` // the same; [ErrDamaged], or the system's
 }
 
 const (
@@ -44,29 +50,51 @@ const (
 	verifyJob   = 16      // chunks that a thread takes at a time
 )
 
-// Verify reads all files and compares them with their sums. Memory does not grow with their size. The error is not that of
-// the files, which the report has.
-func (c *Checkpoint) Verify(ctx context.Context, opt VerifyOptions) (*Report, error) {
-	if opt.Threads <= 0 {
-		opt.Threads = min(8, runtime.NumCPU())
+// Verify reads all files of a checkpoint and compares them with their sums. Memory does not grow with their size. Whatever is
+// damaged is in the report, and the error is another's.
+func Verify(ctx context.Context, path string, opt VerifyOptions) (*Report, error) {
+	began := time.Now()
+	v := &verification{opt: opt, report: Report{Path: path, Damage: []Damage{}}}
+	var err error
+	if v.c, err = Open(path); errors.Is(err, ErrDamaged) {
+		v.damaged(Damage{File: ManifestName, Chunk: -1, Err: err})
+	} else if err != nil {
+		return nil, err
+	} else if err = v.run(ctx); err != nil {
+		return nil, fmt.Errorf("verify checkpoint %s: %w", path, err)
 	}
-	v := &verification{c: c, opt: opt, report: Report{Files: len(c.Manifest.Files)}}
+	slices.SortFunc(v.report.Damage, func(a, b Damage) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Chunk, b.Chunk)) })
+	v.report.Seconds = time.Since(began).Seconds()
+	return &v.report, nil
+}
+
+func (v *verification) run(ctx context.Context) error {
+	defer func() { _ = v.c.Close() }() // opened for reading
+	threads := v.opt.Threads
+	if threads <= 0 {
+		threads = min(8, runtime.NumCPU())
+	}
+	v.report.Files, v.total = len(v.c.Manifest.Files), v.c.Manifest.Size()
+	v.read(0)
 	jobs := make(chan job)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { defer close(jobs); return v.plan(ctx, jobs) })
-	for range opt.Threads {
+	for range threads {
 		group.Go(func() error { return v.work(ctx, jobs) })
 	}
-	if err := group.Wait(); err != nil {
-		return nil, fmt.Errorf("verify checkpoint %s: %w", c.Path, err)
+	err := group.Wait()
+	if err == nil && v.report.Damaged > 0 && v.c.removed() {
+		err = fmt.Errorf("it was removed meanwhile: %w", fs.ErrNotExist)
 	}
-	slices.SortFunc(v.report.Damage, func(a, b Damage) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Chunk, b.Chunk)) })
-	return &v.report, nil
+	return err
 }
 
 type verification struct {
 	c   *Checkpoint
 	opt VerifyOptions
+
+	done  atomic.Int64
+	total int64
 
 	mu     sync.Mutex // guards report
 	report Report
@@ -99,9 +127,10 @@ func (v *verification) plan(ctx context.Context, jobs chan<- job) error {
 	return nil
 }
 
+// read counts bytes that need not be looked at any more.
 func (v *verification) read(n int64) {
-	if v.opt.Read != nil {
-		v.opt.Read(n)
+	if done := v.done.Add(n); v.opt.Progress != nil {
+		v.opt.Progress(done, v.total)
 	}
 }
 
@@ -110,6 +139,7 @@ func (v *verification) damaged(d Damage) {
 	defer v.mu.Unlock()
 	v.report.Damaged++
 	if len(v.report.Damage) < mostDamage {
+		d.Why = d.Err.Error()
 		v.report.Damage = append(v.report.Damage, d)
 	}
 }

@@ -222,3 +222,6 @@ func TestNothingLeaks(t *testing.T) {
 		t.Log(on, run(t, "leaks", on[0], on[1], file, strconv.Itoa(rounds)))
 	}
 }
+
+// TestCheckpoint publishes, verifies and removes a checkpoint. No device has a part in it.
+func TestCheckpoint(t *testing.T) { run(t, "checkpoint", "-1", "auto", t.TempDir()) }

@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
 )
 
 // patience bounds every wait of these tests. It is long, since nothing that works waits for its end.
@@ -32,13 +33,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(diskEnv); dir != "" { // this is the child of a test
-		if err := serveDisk(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
+	powerloss.ServeChild()
 	os.Exit(blackbox.Main("origins", &suite, func() int {
 		code := 1
 		err := startServers()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
 )
 
 // TestPowerLoss fills a cache on a disk, and looks at the state that power losses would have left. Before each flush a
@@ -17,18 +18,18 @@ func TestPowerLoss(t *testing.T) {
 		t.Skip("needs root, to mount a disk")
 	}
 	t.Parallel()
-	d := newDisk(t)
-	c := newCacheIn(t, filepath.Join(d.dir, "cache"))
+	d := powerloss.New(t, suite.NewDir(t), suite.NewDir(t))
+	c := newCacheIn(t, filepath.Join(d.Dir, "cache"))
 	must(t, compareFile(c.Path("away.bin"), c.files["away.bin"]))
 	if s := c.settled(t).Cache; s.Failures != 0 || s.Uncached != 0 || s.Published < 3 {
 		t.Errorf("the disk does not hold the dataset: %+v", s)
 	}
 	said := len(publishedIn(t, c.dir))
 	c.kill(t)
-	losses, least := d.losses(t), said
+	losses, least := d.Losses(t), said
 	for i, image := range losses {
 		dir := suite.NewDir(t)
-		unmount := mountImage(t, image, dir)
+		unmount := powerloss.Mount(t, image, dir)
 		c.dir = filepath.Join(dir, "cache")
 		must(t, os.MkdirAll(c.dir, 0o755)) // it may be lost as a whole
 		least = min(least, len(publishedIn(t, c.dir)))

@@ -282,7 +282,7 @@ def test_the_next_stage_waits_for_room(tmp_path, stager):
     assert planner.here.wait(10)
     threading.Timer(0.7, planner.go.set).start()
     again = async_save({"x": large["x"] * 2}, tmp_path / "b", stager)
-    assert stager.held > 0.6 and future.done() | (future.result() is not None)
+    assert stager.held > 0.3 and future.result()
     again.result()
     assert there(tmp_path) == ["a", "b"]
     small = {"x": torch.ones(MEMORY // 4 // 4)}

@@ -10,6 +10,9 @@ _Static_assert(sizeof(hbmfs_reader_options) == 104, "hbmfs_reader_options");
 _Static_assert(sizeof(hbmfs_reader_info) == 508, "hbmfs_reader_info");
 _Static_assert(sizeof(hbmfs_reader_stats) == 344, "hbmfs_reader_stats");
 _Static_assert(sizeof(hbmfs_file_info) == 344, "hbmfs_file_info");
+_Static_assert(sizeof(hbmfs_draft_file) == 32, "hbmfs_draft_file");
+_Static_assert(sizeof(hbmfs_checkpoint_info) == 288, "hbmfs_checkpoint_info");
+_Static_assert(sizeof(hbmfs_verified) == 40, "hbmfs_verified");
 _Static_assert(sizeof(hbmfs_result) == 320, "hbmfs_result");
 
 hbmfs_handle open_reader(const struct device *d) {
@@ -67,6 +70,7 @@ int main(int argc, char **argv) {
     if (!strcmp(test, "compare")) compare(&d, argv + 6, argc - 6);
     else if (!strcmp(test, "threads")) threads(&d, argv[6]);
     else if (!strcmp(test, "errors")) errors(&d, argv[6]);
+    else if (!strcmp(test, "checkpoint")) checkpoint(&d, argv[6]);
     else if (!strcmp(test, "cancel")) cancel(&d, argv[6]);
     else if (!strcmp(test, "leaks")) leaks(&d, argv[6], atol(argv[7]));
     else if (!strcmp(test, "forks")) forks(&d, argv[6]);

@@ -39,6 +39,7 @@ void compare(const struct device *d, char **files, int n);
 void threads(const struct device *d, const char *file);
 void errors(const struct device *d, const char *file);
 void cancel(const struct device *d, const char *file);
+void checkpoint(const struct device *d, const char *directory);
 void leaks(const struct device *d, const char *file, long rounds);
 void forks(const struct device *d, const char *file);
 void signals(const struct device *d, const char *file);

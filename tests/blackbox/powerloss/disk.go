@@ -1,4 +1,12 @@
-package origins_test
+// Package powerloss is a disk that knows what a power loss would leave, for tests of what must be on the disk when.
+//
+//	func TestMain(m *testing.M) { powerloss.ServeChild(); ... } // in the test's child
+//
+//	d := powerloss.New(t, t.TempDir(), t.TempDir())
+//	...                                          // writes below d.Dir
+//	for _, image := range d.Losses(t) {
+//		unmount := powerloss.Mount(t, image, dir) // what is there now?
+package powerloss
 
 import (
 	"bufio"
@@ -13,6 +21,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	gofs "github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -43,9 +52,22 @@ type disk struct {
 	random       *rand.Rand
 }
 
-// serveDisk is the child: it serves the disk in dir/image as dir/served/disk until its standard input ends, for each line
-// of which it writes one more image.
-func serveDisk(dir string) error {
+// ServeChild is for TestMain of each package that calls New: the test's child serves the disk, and ends here.
+func ServeChild() {
+	dir := os.Getenv(diskEnv)
+	if dir == "" {
+		return
+	}
+	if err := serve(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1) //nolint:revive // the child has nothing else to do
+	}
+	os.Exit(0) //nolint:revive // the same
+}
+
+// serve serves the disk in dir/image as dir/served/disk until its standard input ends, for each line of which it writes one
+// more image.
+func serve(dir string) error {
 	image, err := os.ReadFile(filepath.Join(dir, "image"))
 	if err != nil || len(image) != diskSize {
 		return fmt.Errorf("read the image of %d bytes: %w", len(image), err)
@@ -134,18 +156,18 @@ func (d *disk) lose() (err error) {
 	return nil
 }
 
-// powered is a disk as the test sees it.
-type powered struct {
-	dir     string // where the ext4 is mounted
+// Disk is a disk as the test sees it.
+type Disk struct {
+	Dir     string // where the ext4 is mounted
 	files   string // of the child
 	ask     io.Writer
 	answers *bufio.Reader
 }
 
-// newDisk makes a disk and mounts its ext4 until the test ends.
-func newDisk(t *testing.T) *powered {
+// New makes a disk and mounts its ext4 on dir until the test ends. Its files are in another directory, which is empty, too.
+func New(t *testing.T, dir, files string) *Disk {
 	t.Helper()
-	p := &powered{dir: suite.NewDir(t), files: suite.NewDir(t)}
+	p := &Disk{Dir: dir, files: files}
 	image, served := filepath.Join(p.files, "image"), filepath.Join(p.files, "served")
 	must(t, errors.Join(os.Mkdir(served, 0o755), os.WriteFile(image, nil, 0o600), os.Truncate(image, diskSize)))
 	mkfs, err := exec.LookPath("mkfs.ext4")
@@ -171,19 +193,19 @@ func newDisk(t *testing.T) *powered {
 		}
 	})
 	p.answer(t, "ready\n")
-	mountImage(t, filepath.Join(served, "disk"), p.dir)
+	Mount(t, filepath.Join(served, "disk"), p.Dir)
 	return p
 }
 
-func (p *powered) answer(t *testing.T, want string) {
+func (p *Disk) answer(t *testing.T, want string) {
 	t.Helper()
 	if line, err := p.answers.ReadString('\n'); line != want {
 		t.Fatalf("the disk says %q (%v), want %q", line, err, want)
 	}
 }
 
-// losses gives images of what power losses would have left so far, the last one of what one would leave now.
-func (p *powered) losses(t *testing.T) []string {
+// Losses gives images of what power losses would have left so far, the last one of what one would leave now.
+func (p *Disk) Losses(t *testing.T) []string {
 	t.Helper()
 	_, err := io.WriteString(p.ask, "lose\n")
 	must(t, err)
@@ -191,6 +213,13 @@ func (p *powered) losses(t *testing.T) []string {
 	images, err := filepath.Glob(filepath.Join(p.files, "lost-*"))
 	must(t, err)
 	return images
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // detach takes away what is mounted on dir, if anything is.
@@ -201,8 +230,8 @@ func detach(dir string) error {
 	return blackbox.Detach(dir)
 }
 
-// mountImage mounts the ext4 in a file on dir until the test ends, or until unmount.
-func mountImage(t *testing.T, image, dir string) (unmount func()) {
+// Mount mounts the ext4 in a file on dir until the test ends, or until unmount.
+func Mount(t *testing.T, image, dir string) (unmount func()) {
 	t.Helper()
 	backing, err := os.OpenFile(image, os.O_RDWR, 0)
 	must(t, err)
@@ -215,7 +244,7 @@ func mountImage(t *testing.T, image, dir string) (unmount func()) {
 	must(t, unix.Mount(device.Name(), dir, "ext4", 0, ""))
 	unmount = sync.OnceFunc(func() {
 		var err error
-		if !blackbox.Within(patience, func() bool { err = unix.Unmount(dir, 0); return err == nil }) {
+		if !blackbox.Within(time.Minute, func() bool { err = unix.Unmount(dir, 0); return err == nil }) {
 			t.Errorf("unmount the disk: %v", errors.Join(err, unix.Unmount(dir, unix.MNT_DETACH)))
 		}
 	})

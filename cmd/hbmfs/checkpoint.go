@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
+)
+
+// checkpointCommand has the fields of all commands below hbmfs checkpoint.
+type checkpointCommand struct {
+	paths          []string
+	asJSON         bool
+	stdout, stderr io.Writer
+}
+
+func newCheckpointCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "checkpoint",
+		Short: "List checkpoints, verify and remove them, and clean up after dead writers",
+		Long: `Look after directories of checkpoints that the Python package wrote. Each checkpoint is a directory that is complete or not
+there: its files are written into a draft beside it, a hidden directory; a manifest with their checksums comes last, and
+then the draft gets the checkpoint's name. A job that is killed leaves a draft, which no reader takes for a checkpoint.
+
+Any program may read the files, and copy or move whole checkpoints. Writers, meanwhile, are not disturbed.`,
+	}
+	addCommands(cmd, newCheckpointListCommand(), newCheckpointVerifyCommand(), newCheckpointRemoveCommand(), newCheckpointCleanCommand())
+	return cmd
+}
+
+// bind gives a command below hbmfs checkpoint its arguments, its flag and its work.
+func (c *checkpointCommand) bind(cmd *cobra.Command, many bool, run func(context.Context) error) *cobra.Command {
+	cmd.Args = exactArgs(1)
+	if many {
+		cmd.Args = someArgs("checkpoints")
+	}
+	cmd.ValidArgsFunction = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return nil, cobra.ShellCompDirectiveFilterDirs
+	}
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c.paths, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
+		return onMounts(cmd, args, run)
+	}
+	return cmd
+}
+
+func newCheckpointListCommand() *cobra.Command {
+	c := &checkpointCommand{}
+	return c.bind(&cobra.Command{
+		Use:   "ls DIR",
+		Short: "List the checkpoints in a directory, and what is in the works",
+		Long: `List the checkpoints in DIR by their names, numbers in them by value. STATE is one of:
+
+  complete  published, and all files are there with their sizes; verify compares the bytes
+  damaged   published, and a file is missing or has another size since
+  in work   a living process writes or removes it
+  leftover  of a process that died: hbmfs checkpoint clean removes it
+
+PART is counted from 1, where nodes keep parts of a checkpoint on disks of their own.`,
+		Example: "  hbmfs checkpoint ls /nvme/ckpt\n  hbmfs checkpoint ls --json /nvme/ckpt | jq -r '.checkpoints[] | select(.state == \"complete\").path'",
+	}, false, func(context.Context) error {
+		all, err := checkpoint.List(c.paths[0])
+		if err != nil {
+			return err
+		}
+		if c.asJSON {
+			return writeJSON(c.stdout, map[string]any{"directory": c.paths[0], "checkpoints": all})
+		}
+		t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprint(t, "NAME\tSTATE\tPART\tFILES\tSIZE\tCREATED\n")
+		for _, e := range all {
+			if e.State != checkpoint.Complete {
+				fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", e.Name, e.State, e.Why)
+				continue
+			}
+			fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", e.Name, e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
+		}
+		return t.Flush()
+	})
+}
+
+func newCheckpointVerifyCommand() *cobra.Command {
+	c, threads := &checkpointCommand{}, 0
+	cmd := c.bind(&cobra.Command{
+		Use:   "verify PATH...",
+		Short: "Compare all bytes of checkpoints with their checksums",
+		Long: `Read all files of the checkpoints and compare them with their manifests: sizes, and the CRC-32C of every 4 MiB. Each line of
+damage names the file, the chunk, its place and both checksums. The exit code is 3 when something is damaged.`,
+		Example: "  hbmfs checkpoint verify /nvme/ckpt/step_1000\n  hbmfs checkpoint verify --json /nvme/ckpt/*",
+	}, true, func(ctx context.Context) error { return c.verify(ctx, threads) })
+	cmd.Flags().IntVar(&threads, "threads", 0, "`threads` that read (default: one for each CPU, at most 8)")
+	return cmd
+}
+
+func (c *checkpointCommand) verify(ctx context.Context, threads int) error {
+	all, damaged := []*checkpoint.Report{}, 0
+	for _, path := range c.paths {
+		bar := progress.New(c.stderr, "verifying", 0, true)
+		r, err := checkpoint.Verify(ctx, path, checkpoint.VerifyOptions{Threads: threads, Progress: bar.Set})
+		bar.Close()
+		if err != nil {
+			return err
+		}
+		damaged += r.Damaged
+		if all = append(all, r); !c.asJSON {
+			c.printReport(r)
+		}
+	}
+	if c.asJSON {
+		if err := writeJSON(c.stdout, all); err != nil {
+			return err
+		}
+	}
+	if damaged > 0 {
+		return errProblems
+	}
+	return nil
+}
+
+func (c *checkpointCommand) printReport(r *checkpoint.Report) {
+	rate := size.Decimal(int64(float64(r.Bytes) / max(r.Seconds, 1e-6)))
+	fmt.Fprintf(c.stdout, "%s: %s in %s files are right, read at %s/s, %d damaged\n", r.Path, size.Decimal(r.Bytes), size.Grouped(int64(r.Files)), rate, r.Damaged)
+	for i := range r.Damage {
+		fmt.Fprintf(c.stdout, "  %s\n", r.Damage[i].String())
+	}
+	if more := r.Damaged - len(r.Damage); more > 0 {
+		fmt.Fprintf(c.stdout, "  and %d more\n", more)
+	}
+}
+
+func newCheckpointRemoveCommand() *cobra.Command {
+	c := &checkpointCommand{}
+	return c.bind(&cobra.Command{
+		Use:   "rm PATH...",
+		Short: "Remove checkpoints, so that none is ever half there",
+		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half one, and
+hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay.`,
+		Example: "  hbmfs checkpoint rm /nvme/ckpt/step_900",
+	}, true, func(ctx context.Context) error {
+		for i, path := range c.paths {
+			if err := checkpoint.Remove(ctx, path); err != nil {
+				return errors.Join(err, c.printRemoved(c.paths[:i]))
+			}
+		}
+		return c.printRemoved(c.paths)
+	})
+}
+
+func newCheckpointCleanCommand() *cobra.Command {
+	c := &checkpointCommand{}
+	return c.bind(&cobra.Command{
+		Use:   "clean DIR",
+		Short: "Remove what dead writers left",
+		Long: `Remove from DIR the drafts of processes that died, and what is left of checkpoints whose removal was interrupted. Checkpoints,
+other files, and what living processes or other users work on stay; hbmfs checkpoint ls shows them.`,
+		Example: "  hbmfs checkpoint clean /nvme/ckpt",
+	}, false, func(ctx context.Context) error {
+		removed, err := checkpoint.Clean(ctx, c.paths[0])
+		return errors.Join(err, c.printRemoved(removed))
+	})
+}
+
+func (c *checkpointCommand) printRemoved(paths []string) error {
+	if c.asJSON {
+		return writeJSON(c.stdout, map[string][]string{"removed": append([]string{}, paths...)})
+	}
+	for _, path := range paths {
+		fmt.Fprintf(c.stdout, "removed %s\n", path)
+	}
+	return nil
+}
