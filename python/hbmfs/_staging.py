@@ -74,6 +74,8 @@ class Staging:
                 _staged[stretch.copy.untyped_storage().data_ptr()] = self
         for address in self._left:
             _staged[address] = self
+        for device in {tensor.device for tensor in self._sources or () if tensor.is_cuda} if self._left else ():
+            torch.cuda.current_stream(device).synchronize()  # the thread that writes them has another stream
         with torch.no_grad():
             found = _Copy(self._fit).of(state)
         self._fit = []

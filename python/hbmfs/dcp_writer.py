@@ -64,6 +64,8 @@ _MINE = "_hbmfs_parts"
 
 _saves: weakref.WeakValueDictionary[str, DCPWriter] = weakref.WeakValueDictionary()
 """Who of this process has begun a draft, by path."""
+_here = threading.local()
+"""Of a thread: the DCPWriter of its last save."""
 
 
 class Published(NamedTuple):
@@ -90,9 +92,9 @@ class _Failed:
 
 
 def _hear() -> _Failed:
-    for writer in list(_saves.values()):
-        if writer._thread is threading.current_thread():
-            writer.drop()
+    writer = getattr(_here, "writer", lambda: None)()
+    if writer is not None:
+        writer.drop()
     return _Failed()
 
 
@@ -140,8 +142,7 @@ class DCPWriter(FileSystemWriter):
         self._opened: Writer | None = None
         self._draft: Draft | None = None
         self._thread: threading.Thread | None = None
-        self._alone = False
-        self._coordinator = False
+        self._coordinator = self._alone = self._dropped = False
 
     # What torch calls, in its order.
 
@@ -154,7 +155,8 @@ class DCPWriter(FileSystemWriter):
             raise UnavailableError("DCPWriter publishes a checkpoint when all ranks have written theirs, so use_collectives=False is not possible")
         self._end_earlier()
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        self._coordinator = is_coordinator
+        self._coordinator, self._alone, self._dropped = is_coordinator, False, False
+        _here.writer = weakref.ref(self)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         if self._node is None:
@@ -214,6 +216,8 @@ class DCPWriter(FileSystemWriter):
         """Publishes this node's part, where the checkpoint is written in parts. Every rank may call it, with what dcp.save (or the
         future of async_save) returned; only the leaders of nodes do something."""
         if self._draft is None:
+            if self._dropped:
+                raise NotFoundError(f"this node's part of {self.path} was dropped, by drop() or since the save failed: save again")
             return
         parts = getattr(metadata, _MINE, None)
         if not parts or self._number() not in parts:
@@ -231,6 +235,7 @@ class DCPWriter(FileSystemWriter):
         """Removes what a save that failed has left. Harmless where there is nothing."""
         draft, self._draft = self._draft, None
         if draft is not None:
+            self._dropped = True
             draft.drop()
         self._close()
 

@@ -302,7 +302,7 @@ def test_a_save_that_fails_gives_its_room_back(tmp_path, stager):
     for where in ("plan", "exists", "write"):
         saved, planner = dict(large), Slow("not now")
         planner.go.set()
-        (tmp_path / "exists").mkdir(exist_ok=True)
+        (tmp_path / "exists").write_text("mine")
         if where == "write":
             saved["damaged"] = Unpicklable()
         kept.append(async_save(saved, tmp_path / where, stager, **({"planner": planner} if where == "plan" else {})))
@@ -333,7 +333,7 @@ def test_a_state_larger_than_the_memory(tmp_path, memory):
         for number in range(2):
             same(load_both(tmp_path / f"{number}", state(9)), state(number))
         # A save that fails lets the caller go, and says so on its future.
-        (tmp_path / "exists").mkdir()
+        (tmp_path / "exists").write_text("mine")
         start = time.monotonic()
         future = async_save(state(1), tmp_path / "exists", stager)
         assert time.monotonic() - start < 5

@@ -273,6 +273,29 @@ def test_one_rank_of_nodes_fails(tmp_path, kind, who):
         assert there(tmp_path / f"{node}") == ["a", "b", "c"]
 
 
+def published_later(rank, size, path):
+    """A part that waits for publish survives a later save that fails; a part of a save that failed is not published."""
+    own = path / f"{rank}"
+    writers = {name: hbmfs.DCPWriter(own / name, node_local=(rank, size, True)) for name in "ab"}
+    metadata = dcp.save(state(1, size), storage_writer=writers["a"])
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.save(state(2, size), storage_writer=writers["b"], planner=Fails() if rank == 1 else None)
+    with pytest.raises(hbmfs.NotFoundError, match="was dropped"):
+        writers["b"].publish(metadata)
+    with pytest.raises(hbmfs.InvalidError, match="says nothing of node") if rank else contextlib.nullcontext():
+        other = hbmfs.DCPWriter(own / "c", node_local=(rank, size, True))
+        dcp.save(state(2, size), storage_writer=other)
+        other.publish(dcp.metadata.Metadata({}))
+    writers["a"].publish(metadata)
+    return there(own)
+
+
+def test_parts_are_published_later(tmp_path):
+    for node in range(2):
+        (tmp_path / f"{node}").mkdir()
+    assert ranks(2, published_later, tmp_path).wait() == [["a", "c"], ["a"]]
+
+
 def killed(rank, size, path, where):
     """Rank 1 is killed in the save: the others end by torch's own means, and this process can save again."""
     dcp.save(state(1, size), storage_writer=hbmfs.DCPWriter(path / "a"))
