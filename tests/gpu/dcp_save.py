@@ -6,7 +6,7 @@
 The state is that of a module with the shapes of Llama 8B, in bfloat16. *held* is how long the call kept the caller, until tensors
 may change; *safe*, from the call to its end on storage. Each saver saves three times: torch's pinned stagers are made anew for each save.
 Right after async_save returns, all tensors change. The last checkpoint of ours is loaded by torch's reader and by DCPReader,
-and every tensor compared bit by bit. Then a transformer trains for 20 steps without a save and with one under way. With torchrun, all
+and every tensor compared bit by bit. Then a transformer trains for 20 steps without a save, and beside one until that is safe. With torchrun, all
 ranks save at once, each a state of its own, and figures are those of the slowest.
 """
 
@@ -37,7 +37,15 @@ class Llama(torch.nn.Module):
     def __init__(self, size, width, device):
         super().__init__()
         small, wide = width // 4, width * 7 // 2
-        shapes = {"q": (width, width), "k": (small, width), "v": (small, width), "o": (width, width), "gate": (wide, width), "up": (wide, width), "down": (width, wide)}
+        shapes = {
+            "q": (width, width),
+            "k": (small, width),
+            "v": (small, width),
+            "o": (width, width),
+            "gate": (wide, width),
+            "up": (wide, width),
+            "down": (width, wide),
+        }
         shapes |= {"attention_norm": (width,), "mlp_norm": (width,)}
         layer = sum(torch.Size(shape).numel() for shape in shapes.values()) * 2
         count = max(round(size / (layer * 1.14)), 1)
@@ -59,8 +67,8 @@ class Run:
 
     def __init__(self, args):
         self.args = args
-        self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.device = "cpu" if args.cpu else f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}"
+        self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = "cpu" if args.cpu else f"cuda:{int(os.environ.get('LOCAL_RANK', '0'))}"
         if not args.cpu:
             torch.cuda.set_device(self.device)
         if self.size > 1:
@@ -239,7 +247,16 @@ class DeepSpeed(Saver):
         return self.finish(start, time.perf_counter() - start)
 
 
-SAVERS = {"ours": Ours, "sync": OursSync, "async": TorchAsync, "pinned": TorchPinned, "pinned-async": TorchPinnedAsync, "torch": Torch, "nvrx": Nvrx, "deepspeed": DeepSpeed}
+SAVERS = {
+    "ours": Ours,
+    "sync": OursSync,
+    "async": TorchAsync,
+    "pinned": TorchPinned,
+    "pinned-async": TorchPinnedAsync,
+    "torch": Torch,
+    "nvrx": Nvrx,
+    "deepspeed": DeepSpeed,
+}
 
 
 def measure(run, name, directory):
@@ -260,13 +277,15 @@ def measure(run, name, directory):
             times.append([run.slowest(value) for value in (held, staged, safe)])
             run.say(f"{what} to {directory}, save {number + 1}: held {times[-1][0]:.3f} s, staged {times[-1][1]:.3f} s, safe {times[-1][2]:.2f} s")
             run.barrier()
-            if name == "ours" and number == run.args.saves - 1:
+            if name == "ours" and number == run.args.saves - 1 and not run.args.quick:
                 check(run, path)
             if run.rank == 0:
                 shutil.rmtree(path)
             if run.late():
                 break
-        run.rows.append({"what": what, "to": directory, "first": times[0], "last": times[-1], "saves": len(times), "cpu": statistics.mean(cpu) / run.bytes * 1e9})
+        run.rows.append(
+            {"what": what, "to": directory, "first": times[0], "last": times[-1], "saves": len(times), "cpu": statistics.mean(cpu) / run.bytes * 1e9}
+        )
     except Exception as err:
         if name in ("ours", "sync") or run.size > 1:
             raise
@@ -303,7 +322,7 @@ def plain(run, directory):
         taken.append(run.slowest(time.perf_counter() - start))
     run.rows.append({"what": "plain copies into pinned memory", "to": "memory", "first": [taken[0]] * 3, "last": [min(taken[1:])] * 3, "saves": 4, "cpu": 0})
     run.say(f"plain pinned copies: {min(taken[1:]):.3f} s, {run.bytes / min(taken[1:]) / 1e9:.1f} GB/s for each of {run.size}")
-    for target in directory:
+    for target in [] if run.args.quick else directory:
         run.barrier()
         start = time.perf_counter()
         path = os.path.join(target, f"plain-{run.rank}")
@@ -373,48 +392,66 @@ def train(run, directory):
 
     steps(5)
     alone = steps(run.args.steps)
-    for name, make in (("ours", Ours), ("torch's async_save", None)):
-        saver = make(run) if make else None
-        path = os.path.join(directory, "train")
+    for name in run.args.only.split(","):
+        if name not in ("ours", "async") or run.late():
+            continue
+        saver = Ours(run) if name == "ours" else None
+        path = os.path.join(directory, f"train-{name}")
         run.barrier()
+        start = time.perf_counter()
         if saver:
             future = dcp.async_save(run.state, storage_writer=hbmfs.DCPWriter(path, writer=saver.stager.writer), async_stager=saver.stager, **run.options)
         else:
             future = dcp.async_save(run.state, storage_writer=dcp.FileSystemWriter(path), **run.options)
-        with_save = steps(run.args.steps)
-        whole = not future.done()
+        held = time.perf_counter() - start
+        beside = []
+        while not future.done():  # a step that ends after the save is counted, too
+            beside += steps(1)
+        safe = time.perf_counter() - start
         future.result()
         after = steps(run.args.steps)
-        slower = (sum(with_save) / ((sum(alone) + sum(after)) / 2) - 1) * 100
-        run.rows.append({"what": f"{run.args.steps} steps beside {name}", "slower": slower, "alone": sum(alone), "with": sum(with_save), "after": sum(after), "whole": whole})
-        run.say(f"{run.args.steps} steps: {sum(alone):.2f} s, beside {name} {sum(with_save):.2f} s, after it {sum(after):.2f} s: {slower:+.1f} %"
-                f"{'' if whole else ', the save ended before'}")  # fmt: skip
+        usual, first = statistics.mean(alone + after), beside[: run.args.steps]
+        row = {"what": SAVERS[name].__doc__, "held": held, "safe": safe, "steps": len(beside), "usual": usual, "beside": statistics.mean(beside)}
+        row |= {
+            "slower": (row["beside"] / usual - 1) * 100,
+            "first slower": (statistics.mean(first) / usual - 1) * 100,
+            "longest": max(beside),
+            "longest alone": max(alone + after),
+        }
+        run.rows.append(row)
+        run.say(f"{row}")
         run.barrier()
         if run.rank == 0:
             shutil.rmtree(path)
         if saver:
             saver.close()
-        if run.late():
-            break
 
 
 def table(run):
     place = torch.cuda.get_device_name() if not run.args.cpu else "CPU"
-    lines = [
-        f"{run.size} x {place}, torch {torch.__version__}; {run.bytes / 1e9:.2f} GB in {len(run.state)} tensors a rank.",
-        "",
-        "| saver | to | held, first save | held, last | staged, last | safe, last | GB/s to safe | CPU s/GB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in run.rows:
-        if "slower" not in row:
-            (held, _, _), (last, staged, safe) = row["first"], row["last"]
-            rate = run.bytes * run.size / safe / 1e9
-            lines.append(f"| {row['what']} | {row['to']} | {held:.3f} s | {last:.3f} s | {staged:.3f} s | {safe:.2f} s | {rate:.2f} | {row['cpu']:.2f} |")
-    lines += ["", "| training | without | with | after | slower |", "|---|---|---|---|---|"]
-    for row in run.rows:
-        if "slower" in row:
-            lines.append(f"| {row['what']} | {row['alone']:.2f} s | {row['with']:.2f} s | {row['after']:.2f} s | {row['slower']:+.1f} % |")
+    lines = [f"{run.size} x {place}, torch {torch.__version__}; {run.bytes / 1e9:.2f} GB in {len(run.state)} tensors a rank."]
+    saves, trained = [row for row in run.rows if "slower" not in row], [row for row in run.rows if "slower" in row]
+    if saves:
+        lines += [
+            "",
+            "| saver | to | held, first save | held, last | staged, last | safe, last | GB/s to safe | CPU s/GB |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+    for row in saves:
+        (held, _, _), (last, staged, safe) = row["first"], row["last"]
+        rate = run.bytes * run.size / safe / 1e9
+        lines.append(f"| {row['what']} | {row['to']} | {held:.3f} s | {last:.3f} s | {staged:.3f} s | {safe:.2f} s | {rate:.2f} | {row['cpu']:.2f} |")
+    if trained:
+        lines += [
+            "",
+            "| training beside | step without | step until safe | steps | slower | first 20 slower | longest step, without |",
+            "|---|---|---|---|---|---|---|",
+        ]
+    for row in trained:
+        lines.append(
+            f"| {row['what']} | {row['usual'] * 1e3:.1f} ms | {row['beside'] * 1e3:.1f} ms | {row['steps']} | {row['slower']:+.1f} % | {row['first slower']:+.1f} % "
+            f"| {row['longest'] * 1e3:.0f} ms, {row['longest alone'] * 1e3:.0f} ms |"
+        )
     return "\n".join(lines)
 
 
@@ -423,10 +460,11 @@ def main():
     parser.add_argument("--gb", type=float, default=15.7, help="of each rank")
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--to", action="append", help="directories; the first one is for all savers, the others for ours and dcp.save")
-    parser.add_argument("--saves", type=int, default=3)
+    parser.add_argument("--saves", type=int, default=3, help="0: only train, beside those of --only that save in the background")
     parser.add_argument("--only", default=",".join(SAVERS))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=300, help="after which nothing new begins")
+    parser.add_argument("--quick", action="store_true", help="without the plain writer, and without loading what was saved")
     parser.add_argument("--json")
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
@@ -439,8 +477,9 @@ def main():
         dist.broadcast_object_list(found)
         made = found[0]
     try:
-        plain(run, made)
-        names = args.only.split(",")
+        names = args.only.split(",") if args.saves else []
+        if names:
+            plain(run, made)
         for number, directory in enumerate(made):
             for name in names if number == 0 else [name for name in names if name in ("ours", "sync", "torch")]:
                 if not run.late():
