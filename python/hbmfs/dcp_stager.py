@@ -60,17 +60,29 @@ class DCPStager:
 
     memory  bytes of it, of this rank
     device  the GPU that the state is on; None: the current one, or the CPU where there is none
-    writer  a Writer with memory, which stays open; by default one is opened
+    writer  a Writer with memory, which stays open; by default one is opened, with
+    threads, rate  that write, and the most bytes a second to storage: see Writer
     wait    whether async_save returns when the state is copied; if not, call wait_staged() before tensors change
     """
 
-    def __init__(self, memory: int = 0, *, device: Any = None, writer: Writer | None = None, wait: bool = True) -> None:
+    def __init__(
+        self,
+        memory: int = 0,
+        *,
+        device: Any = None,
+        writer: Writer | None = None,
+        threads: int | None = None,
+        rate: float | None = None,
+        wait: bool = True,
+    ) -> None:
         if (writer is None) == (memory <= 0):
             raise InvalidError("give DCPStager memory=, the bytes that it may pin, or writer=, a Writer that has memory")
+        if writer is not None and (threads, rate) != (None, None):
+            raise InvalidError("threads and rate are those of the writer that is given: leave them out")
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._own = writer is None
-        self.writer = writer or Writer(_device.name(_device.parse(device)), memory=memory)
+        self.writer = writer or Writer(_device.name(_device.parse(device)), memory=memory, threads=threads, rate=rate)
         self.held = 0.0
         """Seconds that the last stage() and wait_staged() held the caller."""
         self._wait = wait

@@ -257,6 +257,13 @@ class DCPWriter(FileSystemWriter):
         if self._stager is not None:
             self._stager.synchronize_staging()
 
+    def close(self) -> None:
+        """Gives back what staging took, where no stager was given. Not needed after saves."""
+        if self._stager is not None:
+            self._stager.close()
+            self._stager = None
+        self._close()
+
     def __reduce__(self) -> Any:
         raise UnavailableError("DCPWriter writes from memory of this process: use AsyncCheckpointerType.THREAD")
 
