@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .errors import UnavailableError
+from .errors import BusyError, UnavailableError
 
 if TYPE_CHECKING:
     from .writer import Snapshot, Writer
@@ -28,6 +29,9 @@ ROUND = 16
 """Stretches begin at a multiple of this in their storage, so that every element type is aligned in the copy, too."""
 LOOK = 0.02
 """Seconds between two looks whether the thread that saves has ended."""
+
+PATIENCE = 20.0
+"""Seconds that a staged state may keep others waiting while no thread saves it."""
 
 _staged: weakref.WeakValueDictionary[int, Staging] = weakref.WeakValueDictionary()
 """Stagings by the addresses of the storages that the staged tensors have."""
@@ -107,9 +111,10 @@ class Staging:
     def wait_taken(self) -> None:
         """Waits until all of the state is copied or written, or the save has ended without it."""
         self.wait()
-        while not self._taken.wait(LOOK):
-            if self.ended():
-                return
+        start = time.monotonic()
+        while not self._taken.wait(LOOK) and not self.ended():
+            if self._thread is None and time.monotonic() - start > PATIENCE:
+                raise BusyError(f"{self.left} bytes of the staged state did not fit into the stager's memory, and nobody saves it: save it first")
 
     def ended(self) -> bool:
         """Whether the room is free again. It becomes so, too, when the thread that saved has ended without writing."""

@@ -32,14 +32,12 @@ except ModuleNotFoundError as err:
     raise ModuleNotFoundError("hbmfs.dcp_stager stages torch's checkpoints, but torch is not installed: pip install torch", name=err.name) from None
 
 from . import _device
-from ._staging import LOOK, Staging
+from ._staging import LOOK, PATIENCE, Staging
 from .errors import BusyError, ClosedError, InvalidError
 from .writer import Writer
 
 COLLECT = 0.5
 """Seconds of waiting for room after which garbage is collected: it may have a staged state."""
-PATIENCE = 20.0
-"""Seconds that a staged state may be kept from the next one while no thread saves it."""
 
 
 class Staged(dict[Any, Any]):

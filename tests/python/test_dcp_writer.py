@@ -258,6 +258,11 @@ def test_a_staged_state_that_nobody_saves(stager, monkeypatch):
     assert kept["x"][-1] == 1
     del kept
     stager.stage(large)
+    monkeypatch.setattr(_staging, "PATIENCE", 1)
+    with hbmfs.DCPStager(4096, device="cpu") as small:
+        kept = small.stage(large)
+        with pytest.raises(hbmfs.BusyError, match="did not fit"):
+            small.wait_staged()
 
 
 class Slow(DefaultSavePlanner):
