@@ -49,7 +49,7 @@ extern "C" {
 
 #define HBMFS_ABI 2 /* hbmfs_abi() must give this */
 
-typedef uint64_t hbmfs_handle; /* of a reader, file, request, piece of memory, writer, snapshot or write */
+typedef uint64_t hbmfs_handle; /* of a reader, file, request, draft, verification, piece of memory, writer, snapshot or write */
 
 /* Results. Numbers are never given another meaning; there may be more of them in later versions. */
 typedef enum {

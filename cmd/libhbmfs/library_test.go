@@ -35,9 +35,10 @@ func TestCodesAreTheHeaders(t *testing.T) {
 	}
 	enum, _, _ := strings.Cut(string(header), "} hbmfs_code;")
 	here := map[string]code{
-		"EXISTS": codeExists, "BUSY": codeBusy, "FORMAT": codeFormat, "OK": codeOK, "TIMEOUT": codeTimeout, "INVALID": codeInvalid, "CLOSED": codeClosed, "NOT_FOUND": codeNotFound,
+		"OK": codeOK, "TIMEOUT": codeTimeout, "INVALID": codeInvalid, "CLOSED": codeClosed, "NOT_FOUND": codeNotFound,
 		"PERMISSION": codePermission, "STALE": codeStale, "UNAVAILABLE": codeUnavailable, "NO_DEVICE": codeNoDevice,
 		"OUT_OF_MEMORY": codeOutOfMemory, "OUT_OF_RANGE": codeOutOfRange, "TOO_LARGE": codeTooLarge, "CANCELLED": codeCancelled,
+		"EXISTS": codeExists, "BUSY": codeBusy, "FORMAT": codeFormat,
 		"IO": codeIO, "FORKED": codeForked, "INTERNAL": codeInternal, "WRITE": codeWrite,
 	}
 	found := regexp.MustCompile(`(?m)^\tHBMFS_([A-Z_]+) = (\d+),?`).FindAllStringSubmatch(enum, -1)

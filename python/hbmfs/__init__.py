@@ -47,11 +47,14 @@ if TYPE_CHECKING:
     from . import megatron, nanogpt, transformers, vllm
     from ._parts import SKIP
     from .dcp import DCPReader
+    from .dcp_stager import DCPStager
+    from .dcp_writer import DCPWriter
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
 _LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
+_LATER |= {"DCPWriter": "dcp_writer", "DCPStager": "dcp_stager"}
 _LATER |= {"nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
 
 __all__ = [
@@ -62,6 +65,8 @@ __all__ = [
     "CloseWarning",
     "ClosedError",
     "DCPReader",
+    "DCPStager",
+    "DCPWriter",
     "Dataset",
     "DeviceArray",
     "DeviceError",

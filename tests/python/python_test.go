@@ -56,6 +56,16 @@ func TestPythonPackage(t *testing.T) {
 	}
 }
 
+// TestKilledSaves kills processes that save at the system calls of saving: killed_saves.py says what must be there then. It needs
+// strace, which may attach to other processes, beside what TestPythonPackage needs.
+func TestKilledSaves(t *testing.T) {
+	python := needPython(t)
+	if err := blackbox.CanInject(); err != nil {
+		t.Skipf("no system call can be made to fail: %v", err)
+	}
+	run(t, append(environment(t, library(t)), "PYTHONPATH="+absolute(t, "../../python")), python, "killed_saves.py", t.TempDir())
+}
+
 // TestPythonWheel builds the wheel, installs it where nothing else is, reads with it, and runs its command. It needs HBMFS_PYTHON.
 func TestPythonWheel(t *testing.T) {
 	python := needPython(t)
