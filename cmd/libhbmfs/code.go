@@ -30,13 +30,13 @@ const (
 	codeOutOfRange  code = 18
 	codeTooLarge    code = 19
 	codeCancelled   code = 20
-	codeExists      code = 24
-	codeBusy        code = 25
-	codeFormat      code = 27
 	codeIO          code = 21
 	codeForked      code = 22
 	codeInternal    code = 23
+	codeExists      code = 24
+	codeBusy        code = 25
 	codeWrite       code = 26
+	codeFormat      code = 27
 )
 
 // failure is an error that has its code.

@@ -12,9 +12,6 @@ import (
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
 
-// codeNotWritten is HBMFS_WRITE.
-const codeNotWritten = 26
-
 // answerWriting is answer for what writes: where the system failed it was not in reading.
 func answerWriting(why *C.hbmfs_failure, f func() error) C.int32_t {
 	result := answer(why, f)
@@ -22,9 +19,9 @@ func answerWriting(why *C.hbmfs_failure, f func() error) C.int32_t {
 		return result
 	}
 	if why != nil {
-		why.code = codeNotWritten
+		why.code = C.int32_t(codeWrite)
 	}
-	return codeNotWritten
+	return C.int32_t(codeWrite)
 }
 
 //export hbmfs_go_draft_begin

@@ -66,13 +66,13 @@ typedef enum {
 	HBMFS_OUT_OF_RANGE = 18,  /* bytes that the file, or memory of hbmfs_memory_alloc, does not have: of all functions */
 	HBMFS_TOO_LARGE = 19,     /* more at once than can be: ask for less */
 	HBMFS_CANCELLED = 20,     /* by hbmfs_cancel, or because its file or reader was closed */
-	HBMFS_EXISTS = 24,        /* the checkpoint, or something else of its name, is there already */
-	HBMFS_BUSY = 25,          /* a living process works on the checkpoint; the text names it */
-	HBMFS_FORMAT = 27,        /* a file is damaged; the text names the file and the place */
 	HBMFS_IO = 21,            /* reading failed; os_errno says how where it is not 0 */
 	HBMFS_FORKED = 22,        /* this process is a fork of the one that loaded the library */
 	HBMFS_INTERNAL = 23,      /* a mistake in hbmfs or the driver */
-	HBMFS_WRITE = 26          /* writing failed; os_errno says how where it is not 0 */
+	HBMFS_EXISTS = 24,        /* the checkpoint, or something else of its name, is there already */
+	HBMFS_BUSY = 25,          /* a living process works on the checkpoint; the text names it */
+	HBMFS_WRITE = 26,         /* writing failed; os_errno says how where it is not 0 */
+	HBMFS_FORMAT = 27         /* a file is damaged; the text names the file and the place */
 } hbmfs_code;
 
 typedef struct hbmfs_failure {
