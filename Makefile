@@ -60,7 +60,7 @@ lib: go ## Build bin/libhbmfs.so and its header, the reader for C and Python (ne
 	ln -sf libhbmfs.so $(BIN)/libhbmfs.so.$(ABI)
 	cp cmd/libhbmfs/libhbmfs.h $(BIN)/libhbmfs.h
 
-demo: build ## Tokenize the Go source tree, mount it, verify every byte, show the rates (1-2 minutes)
+demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source tree, mount it, verify every byte, show the rates, save checkpoints (1-2 minutes)
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 

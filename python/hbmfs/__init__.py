@@ -44,24 +44,28 @@ from .request import Request
 from .writer import OutFile, Part, Snapshot, Write, Writer, Written, WrittenFile
 
 if TYPE_CHECKING:
-    from . import megatron, nanogpt, transformers, vllm
+    from . import deepspeed, megatron, nanogpt, transformers, vllm
     from ._parts import SKIP
+    from .checkpoints import Checkpoints
     from .dcp import DCPReader
     from .dcp_stager import DCPStager
     from .dcp_writer import DCPWriter
+    from .safetensors_save import save_safetensors
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
 _LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
 _LATER |= {"DCPWriter": "dcp_writer", "DCPStager": "dcp_stager"}
-_LATER |= {"nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
+_LATER |= {"save_safetensors": "safetensors_save", "Checkpoints": "checkpoints"}
+_LATER |= {"deepspeed": "", "nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
 
 __all__ = [
     "SKIP",
     "AccessError",
     "BusyError",
     "CancelledError",
+    "Checkpoints",
     "CloseWarning",
     "ClosedError",
     "DCPReader",
@@ -101,10 +105,12 @@ __all__ = [
     "Written",
     "WrittenFile",
     "__version__",
+    "deepspeed",
     "load_safetensors",
     "megatron",
     "nanogpt",
     "open",
+    "save_safetensors",
     "transformers",
     "vllm",
 ]

@@ -311,3 +311,8 @@ class _Copy:
                 made = made.conj() if tensor.is_conj() else made
                 return torch._neg_view(made) if tensor.is_neg() else made
         return tensor
+
+
+def room(state: Any) -> int:
+    """The bytes of an arena that a whole state takes."""
+    return sum(-(-stretch.nbytes // ALIGNMENT) * ALIGNMENT for stretch in _stretches(list(_tensors(state, set()))))

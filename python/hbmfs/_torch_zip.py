@@ -1,9 +1,9 @@
-"""What torch.save writes around the elements of a tensor, so that they can come from anywhere, and lie aligned.
+"""What torch.save writes around the elements of tensors, so that they can come from anywhere, and lie aligned.
 
-torch.save writes a zip archive (torch 1.6 on, torch/serialization.py _save): data.pkl says how to rebuild the tensor, data/0
-is its storage, uncompressed. Here all other records come before data/0, so that a tensor is head, elements, tail.
+torch.save writes a zip archive (torch 1.6 on, torch/serialization.py _save): data.pkl says how to rebuild the tensors, data/0
+and so on are their storages, uncompressed. Here all other records come before data/0, so that a tensor is head, elements, tail.
 
-Head and tail carry the CRC-32 of all records but data/0, whose field is 0, as torch leaves it with
+The archive carries the CRC-32 of all records but storages, whose field is 0, as torch leaves it with
 set_crc32_options(False): torch's readers check none of them (its miniz is built so), Python's zipfile and unzip say of data/0 that
 its CRC is wrong. The elements are covered by the manifest of the checkpoint instead.
 """
@@ -25,6 +25,8 @@ _DATE = 33
 """1980-01-01, in the form of a zip archive."""
 _MORE = 0xFFFFFFFF
 """In a field of 32 bits: the figure is in the extra field of 64."""
+_PADDING = 0x4246
+"""The extra field that torch pads with ("FB", caffe2/serialize/inline_container.cc)."""
 
 
 class Frame(NamedTuple):
@@ -32,6 +34,54 @@ class Frame(NamedTuple):
 
     head: bytes
     tail: bytes
+
+
+class Archive:
+    """Lays out an archive. Pieces are its bytes and their offsets, without those of the storages."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self.pieces: list[tuple[int, bytearray]] = []
+        self._at = 0
+        self._directory = bytearray()
+        self._count = 0
+        for name, data in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
+            crc = zlib.crc32(data)
+            self._record(name, len(data), crc, 1)
+            self._put(data)
+
+    def storage(self, key: str, length: int, align: int) -> int:
+        """Makes room for the bytes of a storage, and says where they go."""
+        self._record(f"data/{key}", length, 0, align)
+        at = self._at
+        self._at += length
+        return at
+
+    def end(self) -> int:
+        """Writes the directory, and gives the size of all."""
+        at, size, count = self._at, len(self._directory), self._count
+        end = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, at)
+        end += struct.pack("<4sIQI", b"PK\x06\x07", 0, at + size, 1)
+        end += struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, min(count, 0xFFFF), min(count, 0xFFFF), min(size, _MORE), _MORE, 0)
+        self._put(bytes(self._directory) + end)
+        return self._at
+
+    def _put(self, data: bytes) -> None:
+        if not self.pieces or self.pieces[-1][0] + len(self.pieces[-1][1]) != self._at:
+            self.pieces.append((self._at, bytearray()))
+        self.pieces[-1][1].extend(data)
+        self._at += len(data)
+
+    def _record(self, name: str, length: int, crc: int, align: int) -> None:
+        """The local header of a record, whose data begins at a multiple of align."""
+        path, at = f"archive/{name}".encode(), self._at
+        extra = struct.pack("<HHQQ", 1, 16, length, length)
+        if (at + 30 + len(path) + len(extra)) % align:
+            pad = -(at + 30 + len(path) + len(extra) + 4) % align
+            extra += struct.pack("<HH", _PADDING, pad) + bytes(pad)
+        self._put(struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 45, 0, 0, 0, _DATE, crc, _MORE, _MORE, len(path), len(extra)) + path + extra)
+        fields = (b"PK\x01\x02", 45, 45, 0, 0, 0, _DATE, crc, _MORE, _MORE, len(path), 28, 0, 0, 0, 0, _MORE)
+        self._directory += struct.pack("<4sHHHHHHIIIHHHHHII", *fields) + path + struct.pack("<HHQQQ", 1, 24, length, length, at)
+        self._count += 1
 
 
 class _Storage:
@@ -73,26 +123,8 @@ def frame(dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) ->
     """Makes the frame of a dense tensor, whose elements fill its storage in any order."""
     pickled = io.BytesIO()
     _Pickler(pickled, protocol=2).dump(_Tensor(dtype, size, stride))
-    head, directory = bytearray(), bytearray()
-    for name, data in (("data.pkl", pickled.getvalue()), ("byteorder", b"little"), ("version", b"3\n")):
-        directory += _entry(name, len(head), len(data), zlib.crc32(data))
-        head += _local(name, len(data), zlib.crc32(data)) + data
-    length = math.prod(size) * dtype.itemsize
-    directory += _entry("data/0", len(head), length, 0)
-    head += _local("data/0", length, 0)
-    at = len(head) + length
-    end = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 4, 4, len(directory), at)
-    end += struct.pack("<4sIQI", b"PK\x06\x07", 0, at + len(directory), 1)
-    end += struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 4, 4, len(directory), _MORE, 0)
-    return Frame(bytes(head), bytes(directory) + end)
-
-
-def _local(name: str, length: int, crc: int) -> bytes:
-    path, extra = f"archive/{name}".encode(), struct.pack("<HHQQ", 1, 16, length, length)
-    return struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 45, 0, 0, 0, _DATE, crc, _MORE, _MORE, len(path), len(extra)) + path + extra
-
-
-def _entry(name: str, at: int, length: int, crc: int) -> bytes:
-    path, extra = f"archive/{name}".encode(), struct.pack("<HHQQ", 1, 16, length, length)
-    fields = (b"PK\x01\x02", 45, 45, 0, 0, 0, _DATE, crc, _MORE, _MORE, len(path), len(extra), 0, 0, 0, 0, at)
-    return struct.pack("<4sHHHHHHIIIHHHHHII", *fields) + path + extra
+    archive = Archive(pickled.getvalue())
+    archive.storage("0", math.prod(size) * dtype.itemsize, 1)
+    archive.end()
+    head, *tail = (bytes(data) for _, data in archive.pieces)
+    return Frame(head, b"".join(tail))

@@ -4,7 +4,8 @@
 //
 // It tokenizes the Go source tree, which every machine with Go has, into real Megatron shards; mounts them;
 // reads every file through the mount, all tokens through a view, and both again past the mount; compares each with
-// the origin by SHA-256; prints the rates; and unmounts. All of it is in a temporary directory, removed at the end, also on Ctrl-C.
+// the origin by SHA-256; prints the rates; saves checkpoints, one of which is killed; and unmounts. All of it is in a temporary
+// directory, removed at the end, also on Ctrl-C.
 package main
 
 import (
@@ -59,7 +60,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("make a work directory: %w", err)
 	}
-	d := &demo{binary: binary, out: out, data: filepath.Join(work, "data"), mnt: filepath.Join(work, "mnt")}
+	d := &demo{binary: binary, out: out, data: filepath.Join(work, "data"), mnt: filepath.Join(work, "mnt"), ckpt: filepath.Join(work, "ckpt")}
 	defer func() {
 		// A mount that is still there would make the removal reach through it.
 		if mounted, e := blackbox.IsMounted(d.mnt); e != nil || mounted {
@@ -92,6 +93,7 @@ type demo struct {
 	binary    blackbox.Binary
 	out       io.Writer
 	data, mnt string
+	ckpt      string // the directory of checkpoints
 }
 
 func (d *demo) play(ctx context.Context, text string, limit int64) (err error) {
@@ -138,7 +140,12 @@ func (d *demo) play(ctx context.Context, text string, limit int64) (err error) {
 		return err
 	}
 
-	d.say("\n7. Unmount\n   $ hbmfs umount mnt")
+	d.say("\n7. Save checkpoints from Python, kill -9 in the middle of one, load and verify")
+	if err := d.checkpoints(ctx); err != nil {
+		return err
+	}
+
+	d.say("\n8. Unmount\n   $ hbmfs umount mnt")
 	if err := m.Close(); err != nil {
 		return err
 	}
@@ -154,7 +161,7 @@ func (d *demo) show(ctx context.Context, args ...string) error {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	for line := range strings.Lines(string(out)) {
-		d.say("   %s", strings.TrimRight(strings.ReplaceAll(line, d.data, "data"), "\n"))
+		d.say("   %s", strings.TrimRight(strings.NewReplacer(d.data, "data", d.ckpt, "ckpt").Replace(line), "\n"))
 	}
 	if err != nil {
 		return fmt.Errorf("hbmfs %s: %w", args[0], err)

@@ -1,0 +1,411 @@
+"""A directory of checkpoints, by step: saved behind training, found by what is complete, and the old ones removed.
+
+    with hbmfs.Checkpoints("/ckpt/run-1", keep=3) as ck, ck.on_preemption():
+        step = ck.load(state) if ck.latest() is not None else 0
+        while step < steps:
+            ...
+            ck.save(step, state)                # returns when the tensors may change
+
+The state is torch.distributed.checkpoint's: tensors, DTensors, numbers, lists and dicts by name, and objects with state_dict()
+and load_state_dict(). Each step is a directory, step-1000, that torch's dcp.load and DCPReader read, too. Without
+torch.distributed it is of this process; with it, all ranks of the group make every call, in the same order.
+
+**Complete or not there.** A step appears by one rename when all of its files and their checksums are on the disk. latest() looks
+which steps are complete, each time; their numbers decide, not their times, and no file points to one. What a killed writer
+left is no checkpoint, and is removed when a Checkpoints is made. A step that is there is never overwritten.
+
+**Saves.** save() copies the state into pinned memory, which is made once, and a thread writes it from there. Saves are written one
+after the other; one that finds no room waits for the one before it. A failure is the exception of its Save: training goes on, and the
+steps before are as they were. close() raises a failure that nobody has asked for. When a step is safe, earlier ones beyond `keep` are removed;
+later ones, from before somebody went back, are not.
+
+**Nodes with disks of their own.** With node_local=True each node writes what its ranks need, part 2 of 4. latest() is the newest
+step of which all nodes have their part; ranks that see the same directory are a node. The first rank of each looks after it.
+
+**Preemption.** Within on_preemption(), SIGTERM lets the saves that are staged be written, for at most `deadline` seconds, drops what is not
+safe by then, and does what SIGTERM did before: the handler that was there runs, or the process ends (143 for its shell). The
+handler runs between two bytecodes of the main thread, so a call that never returns from C holds it up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+try:
+    import torch
+except ModuleNotFoundError as err:
+    raise ModuleNotFoundError("hbmfs.checkpoints saves torch's states, but torch is not installed: pip install torch", name=err.name) from None
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.stateful import Stateful
+
+from . import _device, _publishing, _ranks
+from ._closing import unheard
+from ._publishing import Entry
+from ._staging import Staging, room
+from .dcp import DCPReader
+from .dcp_stager import DCPStager
+from .dcp_writer import DCPWriter
+from .errors import ClosedError, Error, GroupError, InvalidError, NotFoundError, WaitTimeoutError
+from .writer import Writer
+
+LOOK = 0.02
+"""Seconds between two looks of the handler of a signal, which may not wait for a lock."""
+
+
+class Save(Future[str]):
+    """A save that is under way. As a Future it has the path of the checkpoint, or the exception that kept it from being saved."""
+
+    def __init__(self, step: int, path: str) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self.step = step
+        self.path = path
+        self.held = 0.0
+        """Seconds that save() and wait_staged() held training."""
+        self.heard = False
+        """Whether somebody has asked how it ended."""
+        self._staging: Staging | None = None
+
+    def wait_staged(self) -> None:
+        """Waits until the tensors may change."""
+        start = time.perf_counter()
+        if self._staging is not None:
+            self._staging.wait_taken()
+        self.held += time.perf_counter() - start
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Waits until the checkpoint is safe, and gives its path. After `timeout` seconds WaitTimeoutError; the save goes on."""
+        try:
+            return self.result(timeout)
+        except FutureTimeout:
+            if self.done():
+                raise
+            raise WaitTimeoutError(f"step {self.step} was not safe after {timeout} s: wait again") from None
+
+    def result(self, timeout: float | None = None) -> str:
+        self.exception(timeout)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        found = super().exception(timeout)
+        self.heard = True
+        return found
+
+
+class Checkpoints:
+    """The checkpoints of a job in one directory, which is made if it is not there.
+
+    keep        how many of them; None: all
+    memory      bytes of host memory to pin for the states of this rank. None: what the first state needs, when it is saved. Twice
+                that lets one be written while the next is copied. What does not fit is written while training waits; 0: all
+    device      the GPU that the state is on; None: the current one, or the CPU where there is none
+    deadline    seconds within which SIGTERM ends the process: see on_preemption
+    group       a process group of torch.distributed; None: all ranks, or this process alone where there are no ranks
+    node_local  whether each node has a directory of its own, on a disk of its own
+    name        the name of a step's directory, with {step} in it
+    options     method, require, threads and rate are those of the Writer that is opened: see there
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None = 3,
+        *,
+        memory: int | None = None,
+        device: Any = None,
+        deadline: float = 25.0,
+        group: Any = None,
+        node_local: bool = False,
+        name: str = "step-{step}",
+        **options: Any,
+    ) -> None:
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise InvalidError(f"keep is {keep!r}: give how many checkpoints stay, or None for all of them")
+        if not deadline > 0:
+            raise InvalidError(f"deadline is {deadline!r}: give seconds")
+        before, found, after = name.partition("{step}")
+        if not found or "/" in name or name.startswith(".") or "{" in before + after:
+            raise InvalidError(f"name is {name!r}: give the name of a directory with one {{step}} in it")
+        self.directory = os.path.abspath(directory)
+        self.deadline = deadline
+        self._keep = keep
+        self._name = name
+        self._pattern = re.compile(f"{re.escape(before)}(0|[1-9][0-9]*){re.escape(after)}")
+        self._device = _device.name(_device.parse(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device))
+        self._memory = memory
+        self._options = options
+        self._stager: DCPStager | None = None
+        self._last: Save | None = None
+        self._thread: threading.Thread | None = None
+        self._failed: list[Save] = []
+        self._closed = False
+        # A handler of a signal reads these two: the main thread counts in one, the threads that save in the other.
+        self._begun = self._ended = 0
+        if memory is not None:
+            self._open(memory)
+        try:
+            # What threads ask of the other ranks while they save, and what calls ask, must not meet.
+            self._saves: Any = _ranks.everybody(group)
+            self._calls: Any = _ranks.everybody(group)
+            self._place = _ranks.place(self._calls, self.directory, node_local)
+            self._local = node_local
+            self._calls.gather(lambda: _publishing.clean(self.directory) if self._place.leader else None)
+        except BaseException:
+            if self._stager is not None:
+                self._close_stager()
+            raise
+
+    def save(self, step: int, state: dict[str, Any], *, overlap: bool = False) -> Save:
+        """Saves a state, and returns when its tensors may change. With `overlap` it returns before: call wait_staged() of the Save."""
+        start = time.perf_counter()
+        if type(step) is not int or step < 0:
+            raise InvalidError(f"step is {step!r}: give a number that is not negative")
+        if not isinstance(state, dict):
+            raise InvalidError(f"the state is a {type(state).__name__}: give a dict of what is to be saved, by name")
+        if self._closed:
+            raise ClosedError("these checkpoints are closed")
+        save = Save(step, self.path(step))
+        stager, staged, failure = None, None, None
+        try:
+            state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+            stager = self._stager or self._open(room(state) if self._memory is None else self._memory)
+            staged = stager.stage(state)
+            save._staging = staged.staging
+        except Exception as err:  # noqa: BLE001 (it is the save's)
+            failure = err
+            _forget(err)
+        self._begun += 1
+        self._thread = threading.Thread(target=self._run, args=(save, stager, staged, failure, self._thread), name=f"hbmfs-save-{step}")
+        self._thread.start()
+        del staged
+        save.held = time.perf_counter() - start
+        if not overlap:
+            with contextlib.suppress(Error):  # it is the save's, too
+                save.wait_staged()
+        return save
+
+    def path(self, step: int) -> str:
+        """The directory of a step, whether it is there or not."""
+        return os.path.join(self.directory, self._name.format(step=step))
+
+    def steps(self) -> list[int]:
+        """All complete steps, in their order."""
+        return self._complete(self._calls)
+
+    def latest(self) -> int | None:
+        """The newest complete step; None if there is none."""
+        return max(self.steps(), default=None)
+
+    def load(self, state: dict[str, Any], step: int | None = None) -> int:
+        """Loads the newest complete step, or the one that is wished for, into the tensors of a state. Gives its number.
+
+        NotFoundError: there is no such complete step. FormatError, ReadError: it is damaged (`hbmfs checkpoint verify` says where).
+        """
+        wished = self._calls.gather(lambda: step)
+        if any(other != step for other in wished):
+            raise GroupError(f"the ranks load different steps: {', '.join(map(str, wished))}")
+        steps = self.steps()
+        if not steps if step is None else step not in steps:
+            there = f"the complete steps are {', '.join(map(str, steps))}" if steps else "it has none"
+            raise NotFoundError(f"{self.directory} has no complete {'checkpoint' if step is None else f'step {step}'}: {there}")
+        found = max(steps) if step is None else step
+        self._ask(state_dict_loader.load, state, storage_reader=DCPReader(self.path(found)), process_group=self._calls.group, no_dist=self._calls.group is None)
+        return found
+
+    def wait(self) -> None:
+        """Waits until nothing is being saved."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Waits until nothing is being saved, and gives the memory back. Raises a failure that nobody has asked for."""
+        self.wait()
+        if not self._closed:
+            self._closed = True
+            self._close_stager()
+        failed, self._failed = [save for save in self._failed if not save.heard], []
+        if failed:
+            failed[0].result()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            unheard(f"the checkpoints in {self.directory}", self.close)
+
+    @contextlib.contextmanager
+    def on_preemption(self, number: int = signal.SIGTERM) -> Iterator[None]:
+        """Within it, the signal finishes or drops what is being saved. Afterwards what was there before is done.
+
+        Python gives handlers to the main thread only, so it is called there; elsewhere InvalidError.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise InvalidError("Python handles signals in the main thread only: call on_preemption() there")
+        before = signal.getsignal(number)
+        if before is None:
+            raise InvalidError(f"signal {number} has a handler that is not Python's, which could not be called afterwards")
+        active, busy = True, False
+
+        def handle(number: int, frame: Any) -> None:
+            nonlocal busy
+            if busy:
+                return  # the first signal is being answered
+            busy = True
+            try:
+                if active:
+                    self._finish(time.monotonic() + self.deadline)
+            finally:
+                busy = False
+            if callable(before):
+                before(number, frame)
+            elif before == signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+                os._exit(128 + number)  # process 1 of a container ignores what it does not handle
+
+        signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            active = False  # a handler that was put upon this one goes on calling it
+            if signal.getsignal(number) is handle:
+                signal.signal(number, before)
+
+    # How it is done.
+
+    def _open(self, memory: int) -> DCPStager:
+        self._stager = DCPStager(writer=Writer(self._device, memory=memory, **self._options), wait=False)
+        return self._stager
+
+    def _close_stager(self) -> None:
+        stager, self._stager = self._stager, None
+        if stager is not None:
+            stager.close()
+            stager.writer.close()
+
+    def _run(self, save: Save, stager: DCPStager | None, staged: Any, failure: Exception | None, before: threading.Thread | None) -> None:
+        """Writes one state, after the one before it."""
+        if before is not None:
+            before.join()
+            before = None
+        problem: BaseException | None = None
+        try:
+            self._write(save, stager, staged, failure)
+        except BaseException as err:  # noqa: BLE001 (it is the save's)
+            problem = err
+            _forget(err)
+        # Its end is the end of this thread; the room in the arena is free before somebody hears of it.
+        if save._staging is not None:
+            unheard("a staged state", save._staging.release)
+        self._ended += 1
+        if problem is None:
+            save.set_result(save.path)
+            return
+        self._failed.append(save)
+        save.set_exception(problem)
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            warnings.warn(f"hbmfs: step {save.step} was not saved: {problem}", RuntimeWarning, stacklevel=1)
+
+    def _write(self, save: Save, stager: DCPStager | None, staged: Any, failure: Exception | None) -> None:
+        ranks = self._saves
+
+        def agree() -> tuple[int, int | None]:
+            if failure is not None:
+                raise failure
+            entry = self._here().get(save.step) if self._local else None
+            return save.step, None if entry is None else entry.parts
+
+        said = ranks.gather(agree)
+        for rank, (step, _) in enumerate(said):
+            if step != said[0][0]:
+                raise GroupError(f"the ranks save different steps: rank 0 saves {said[0][0]} and rank {rank} saves {step}")
+        there = [parts for _, parts in said]
+        if self._local and None in there and there[ranks.rank] == self._place.nodes and self._place.leader:
+            _publishing.remove(save.path)  # other nodes never had theirs, so it is no checkpoint
+        assert stager is not None
+        node = (self._place.node, self._place.nodes, self._place.leader) if self._local else False
+        writer = DCPWriter(save.path, writer=stager.writer, node_local=node, progress=False)
+        metadata = self._ask(state_dict_saver.save, staged, storage_writer=writer, process_group=ranks.group, no_dist=ranks.group is None)
+        if self._local:
+            ranks.gather(lambda: writer.publish(metadata))
+        self._remove_old(self._complete(ranks), save.step)
+
+    def _ask(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        """Calls torch's dcp, whose exception of exceptions becomes one that names its reason."""
+        try:
+            return call(*arguments, **options)
+        except CheckpointException as err:
+            failures = err.failures
+            rank = self._calls.rank
+            if rank in failures:
+                raise failures[rank][0] from None
+            first = min(failures)
+            raise _ranks.told(first, type(failures[first][0]).__name__, str(failures[first][0])) from None
+
+    def _here(self) -> dict[int, Entry]:
+        """The steps that this rank sees complete; of a node, its parts."""
+        found = {}
+        for entry in _publishing.complete(self.directory):
+            match = self._pattern.fullmatch(entry.name)
+            if match:
+                found[int(match[1])] = entry
+        return found
+
+    def _complete(self, ranks: Any) -> list[int]:
+        """The steps that are complete for all ranks."""
+        mine = (self._place.node, self._place.nodes) if self._local else (0, 1)
+
+        def see() -> list[int]:
+            if not (self._local or self._place.leader):
+                return []
+            return sorted(step for step, entry in self._here().items() if (entry.part, entry.parts) == mine)
+
+        seen = ranks.gather(see)
+        return sorted(set.intersection(*map(set, seen))) if self._local else list(seen[0])
+
+    def _remove_old(self, complete: list[int], step: int) -> None:
+        """Removes what is older than the checkpoints that are kept. Failing at it does not fail the save."""
+        kept = [known for known in complete if known <= step]
+        if not self._place.leader or self._keep is None or len(kept) < self._keep:
+            return
+        try:
+            for old in self._here():
+                if old < kept[-self._keep]:
+                    _publishing.remove(self.path(old))
+        except (Error, OSError) as err:
+            with contextlib.suppress(RuntimeWarning):
+                warnings.warn(f"hbmfs: old checkpoints in {self.directory} could not be removed: {err}", RuntimeWarning, stacklevel=1)
+
+    def _finish(self, end: float) -> None:
+        """Waits for what is being saved, and drops it when there is no time left. It runs in a handler, so it waits for no lock."""
+        drop = end - min(2.0, self.deadline / 4)
+        while self._ended < self._begun and time.monotonic() < drop:
+            time.sleep(LOOK)
+        stager = self._stager
+        if self._ended < self._begun and stager is not None:
+            self._stager = None  # if training goes on, the next save opens another
+            threading.Thread(target=unheard, args=("the writer", stager.writer.close), name="hbmfs-drop", daemon=True).start()
+            while self._ended < self._begun and time.monotonic() < end:
+                time.sleep(LOOK)
+
+
+def _forget(err: BaseException | None) -> None:
+    """Lets go of what the frames of an exception hold: the state, for as long as somebody has the Save."""
+    while err is not None:
+        traceback.clear_frames(err.__traceback__)
+        err = err.__cause__ or err.__context__

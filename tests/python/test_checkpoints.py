@@ -1,0 +1,629 @@
+"""Checkpoints: what is saved, found, kept and removed, alone and with ranks of gloo, and what is left by those that are killed."""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import hbmfs
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hbmfs import _publishing
+from hbmfs.checkpoints import Checkpoints
+from test_dcp_group import local, ranks, same
+
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
+
+
+def state(seed, scale=1):
+    g = torch.Generator().manual_seed(seed)
+    shapes = [(torch.float32, 300 * scale, 129), (torch.bfloat16, 37, 50), (torch.float64, 16, 8), (torch.int64,), (torch.bool, 1000)]
+    model = {f"{number}": (torch.randn(shape, generator=g) * 3).to(dtype) for number, (dtype, *shape) in enumerate(shapes)}
+    return {"model": model | {"tied": model["0"]}, "step": seed, "lr": [seed / 7, "constant"]}
+
+
+def other(seed):
+    """A state to load into, where nothing is as it will be."""
+    found = state(seed)
+    found["model"]["tied"] = torch.zeros_like(found["model"]["0"])
+    return found
+
+
+def loaded(ck, step=None):
+    """Loads, and checks that it is the step's state to the bit. Gives the step."""
+    found = other(1000)
+    at = ck.load(found, step)
+    same(local(found), local(state(at)))
+    return at
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def test_what_is_saved_is_loaded(folder):
+    with Checkpoints(folder, memory=4 << 20) as ck:
+        assert ck.latest() is None and ck.steps() == []
+        saves = [ck.save(step, state(step)) for step in (1, 2, 10)]
+        assert [save.wait(60) for save in saves] == [str(folder / f"step-{step}") for step in (1, 2, 10)]
+        assert ck.steps() == [1, 2, 10] and ck.latest() == 10
+        assert loaded(ck) == 10 and loaded(ck, 2) == 2
+        assert all(save.done() and save.exception() is None and save.held > 0 for save in saves)
+    with Checkpoints(folder) as ck:
+        assert loaded(ck) == 10
+    found = other(5)
+    dcp.load(found, storage_reader=dcp.FileSystemReader(folder / "step-2"), no_dist=True)
+    same(local(found), local(state(2)))
+    for entry in _publishing.complete(folder):
+        _publishing.verify(entry.path)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("hbmfs-save")]
+
+
+@pytest.mark.parametrize("memory", [None, 0, 100_000, 64 << 20])
+def test_tensors_change_after_save(folder, memory):
+    with Checkpoints(folder, memory=memory) as ck:
+        for step in range(4):
+            now = state(step)
+            ck.save(step, now)
+            for tensor in now["model"].values():
+                tensor.zero_()
+        ck.wait()
+        assert ck.steps() == [1, 2, 3] and [loaded(ck, step) for step in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_overlapped(folder):
+    with Checkpoints(folder, memory=64 << 20) as ck:
+        now = state(3)
+        save = ck.save(3, now, overlap=True)
+        before = save.held
+        save.wait_staged()
+        assert save.held >= before
+        for tensor in now["model"].values():
+            tensor.zero_()
+        save.result(60)
+        assert loaded(ck) == 3
+
+
+def test_objects_with_states(folder):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(30, 20)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    class Trainer:
+        step = 7
+
+        def state_dict(self):
+            return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": self.step}
+
+        def load_state_dict(self, found):
+            model.load_state_dict(found["model"])
+            optimizer.load_state_dict(found["optimizer"])
+            self.step = found["step"]
+
+    def train():
+        model(torch.ones(30)).sum().backward()
+        optimizer.step()
+
+    train()
+    with Checkpoints(folder) as ck:
+        trainer = Trainer()
+        expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        ck.save(7, {"trainer": trainer}).wait(60)
+        train()
+        trainer.step = 8
+        assert ck.load({"trainer": trainer}) == 7 and trainer.step == 7
+        same(dict(model.state_dict()), expected)
+
+
+@pytest.mark.parametrize("keep", [1, 2, None])
+def test_old_ones_go(folder, keep):
+    with Checkpoints(folder, keep) as ck:
+        for step in range(5):
+            ck.save(step, state(step)).wait(60)
+            assert ck.steps() == list(range(step + 1))[-(keep or 10) :]
+        for entry in os.listdir(folder):
+            assert entry.startswith("step-"), entry
+
+
+def test_old_ones_go_when_the_new_one_is_safe(folder, monkeypatch):
+    publish = _publishing.Draft.publish
+
+    def full(self, files):
+        raise hbmfs.ReadError(28, "no space left on device")
+
+    with Checkpoints(folder, 1) as ck, pytest.warns(RuntimeWarning, match="step 2 was not saved: .*no space"):
+        ck.save(1, state(1)).wait(60)
+        monkeypatch.setattr(_publishing.Draft, "publish", full)
+        save = ck.save(2, state(2))
+        with pytest.raises(hbmfs.ReadError, match="no space"):
+            save.wait(60)
+        assert ck.steps() == [1] and os.listdir(folder) == ["step-1"]
+        monkeypatch.setattr(_publishing.Draft, "publish", publish)
+        ck.save(3, state(3)).wait(60)
+        assert ck.steps() == [3] and loaded(ck) == 3
+
+
+def test_going_back(folder):
+    """Steps from before somebody went back are later ones, and stay; what was just saved always stays."""
+    with Checkpoints(folder, 2) as ck:
+        for step in (5, 6):
+            ck.save(step, state(step)).wait(60)
+        ck.save(3, state(3)).wait(60)
+        assert ck.steps() == [3, 5, 6] and ck.latest() == 6
+        with pytest.raises(hbmfs.ExistsError, match="step-5"), pytest.warns(RuntimeWarning, match="step 5 was not saved"):
+            ck.save(5, state(50)).wait(60)
+        assert loaded(ck, 5) == 5
+
+
+def test_what_others_have_there(folder):
+    """Files, directories and checkpoints of other names are neither listed nor removed, and are in nobody's way."""
+    folder.mkdir()
+    (folder / "step-1").mkdir()
+    (folder / "step-1" / "weights").write_text("mine")
+    (folder / "step-2").write_text("mine")
+    (folder / "step-03").mkdir()
+    (folder / "step-nine").mkdir()
+    (folder / "latest").write_text("step-9")
+    (folder / ".step-8.hbmfs.tmp").write_text("no draft")
+    with Checkpoints(folder, 1, name="best-{step}") as ck:
+        ck.save(0, state(0)).wait(60)
+    with Checkpoints(folder, 1) as ck:
+        assert ck.steps() == []
+        for step in (1, 2):
+            with pytest.raises(FileExistsError), pytest.warns(RuntimeWarning, match="not saved"):
+                ck.save(step, state(step)).wait(60)
+        for step in (4, 5):
+            ck.save(step, state(step)).wait(60)
+        assert ck.steps() == [5]
+    there = {"best-0", "step-1", "step-2", "step-03", "step-nine", "latest", "step-5"}
+    assert there <= set(os.listdir(folder)) <= there | {".step-8.hbmfs.tmp"}
+    assert (folder / "step-1" / "weights").read_text() == (folder / "step-2").read_text() == "mine"
+
+
+def test_times_say_nothing(folder):
+    with Checkpoints(folder, None) as ck:
+        for step in (30, 4, 200):
+            ck.save(step, state(step)).wait(60)
+        os.utime(folder / "step-4", (2e9, 2e9))
+        os.utime(folder / "step-200", (1, 1))
+        assert ck.steps() == [4, 30, 200] and loaded(ck) == 200
+
+
+def test_half_ones_are_none(folder):
+    """A step without its manifest, or with a short file, is none."""
+    with Checkpoints(folder, None) as ck:
+        for step in range(4):
+            ck.save(step, state(step)).wait(60)
+        (folder / "step-3" / ".hbmfs-manifest.json").unlink()
+        (file,) = (folder / "step-2").glob("*.distcp")
+        os.truncate(file, file.stat().st_size - 1)
+        assert ck.steps() == [0, 1] and loaded(ck) == 1
+        with pytest.raises(hbmfs.NotFoundError, match="no complete step 3: the complete steps are 0, 1"):
+            ck.load(other(1), 3)
+    with Checkpoints(folder / "none") as ck, pytest.raises(hbmfs.NotFoundError, match="no complete checkpoint"):
+        ck.load(other(1))
+
+
+def test_failures_do_not_end_training(folder):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        ck = Checkpoints(folder)
+        save = ck.save(1, {"x": {1, 2}, "bad": threading.Lock()})
+        assert isinstance(save.exception(60), Exception)
+        ck.save(2, state(2))
+        ck.wait()
+        assert ck.steps() == [2]
+        ck.close()  # somebody has asked for the failure
+        with pytest.raises(hbmfs.ClosedError):
+            ck.save(3, state(3))
+        assert ck.latest() == 2
+    assert sum("step 1 was not saved" in str(warning.message) for warning in heard) == 1
+
+
+def test_failures_that_nobody_asked_for(folder):
+    with pytest.raises(hbmfs.ExistsError), pytest.warns(RuntimeWarning, match="step 1 was not saved"), Checkpoints(folder) as ck:
+        for _ in range(2):
+            ck.save(1, state(1))
+
+
+def test_waiting_has_an_end(folder, monkeypatch):
+    hold = threading.Event()
+    publish = _publishing.Draft.publish
+    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(60), publish(self, files))[1])
+    with Checkpoints(folder) as ck:
+        save = ck.save(1, state(1))
+        with pytest.raises(hbmfs.WaitTimeoutError, match="step 1 was not safe after 0.1 s"):
+            save.wait(0.1)
+        assert not save.done() and ck.steps() == []
+        hold.set()
+        save.wait(60)
+
+
+def test_a_second_one_waits_for_room(folder, monkeypatch):
+    hold = threading.Event()
+    publish = _publishing.Draft.publish
+    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(60), publish(self, files))[1])
+    with Checkpoints(folder, None) as ck:
+        first = ck.save(1, state(1))
+        threading.Timer(0.5, hold.set).start()
+        second = ck.save(2, state(2))
+        assert first.held < 0.5
+        second.wait(60)
+        assert first.done() and ck.steps() == [1, 2]
+
+
+def test_two_writers_of_one_step(folder, monkeypatch):
+    hold, held = threading.Event(), threading.Event()
+    publish = _publishing.Draft.publish
+
+    def wait(self, files):
+        held.set()
+        hold.wait(60)
+        publish(self, files)
+
+    with Checkpoints(folder) as one, Checkpoints(folder) as two:
+        monkeypatch.setattr(_publishing.Draft, "publish", wait)
+        first = one.save(1, state(1))
+        assert held.wait(60)
+        with pytest.warns(RuntimeWarning, match="step 1 was not saved"):
+            error = two.save(1, state(2)).exception(60)
+        assert isinstance(error, (hbmfs.BusyError, hbmfs.ExistsError)), error
+        hold.set()
+        first.wait(60)
+        assert loaded(two) == 1
+
+
+def test_bad_arguments(folder):
+    for options in (
+        {"keep": 0},
+        {"keep": True},
+        {"deadline": 0},
+        *({"name": name} for name in ("step", "a/{step}", ".{step}", "{step}{step}", "{other}{step}")),
+    ):
+        with pytest.raises(hbmfs.InvalidError):
+            Checkpoints(folder, **options)
+    with Checkpoints(folder) as ck:
+        for step in (-1, 1.0, "1", True):
+            with pytest.raises(hbmfs.InvalidError):
+                ck.save(step, {})
+        with pytest.raises(hbmfs.InvalidError):
+            ck.save(1, torch.ones(3))
+        heard = []
+
+        def elsewhere():
+            try:
+                with ck.on_preemption():
+                    pass
+            except hbmfs.InvalidError as err:
+                heard.append(str(err))
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert "main thread" in heard[0]
+    (folder / "file").write_text("")
+    with pytest.raises(OSError):
+        Checkpoints(folder / "file")
+
+
+# Processes that are ended: each trains and saves, and the next one goes on where it was.
+
+RATE = 6 << 20
+"""Bytes a second, so that a save of a megabyte takes a while."""
+
+
+def train(folder, ready, options):
+    with Checkpoints(folder, 2, **options) as ck, ck.on_preemption():
+        step = 0 if ck.latest() is None else ck.latest() + 1
+        ready.set()
+        for now in itertools.count(step):
+            ck.save(now, state(now, 3))
+            time.sleep(0.01)
+
+
+class Process:
+    """A process that runs job(folder, ready, *arguments)."""
+
+    def __init__(self, job, folder, *arguments):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "hbmfs.dcp", "hbmfs.checkpoints", "test_checkpoints", "torch._dynamo"])
+        self.ready = context.Event()
+        self.process = context.Process(target=job, args=(folder, self.ready, *arguments))
+        self.process.start()
+
+    def exit(self):
+        self.process.join(60)
+        return self.process.exitcode
+
+    def end(self, number, after, patience=30):
+        """Sends a signal some seconds after the process is ready. Gives its exit code, and how long that took."""
+        assert self.ready.wait(60)
+        time.sleep(after)
+        start = time.monotonic()
+        os.kill(self.process.pid, number)
+        self.process.join(patience)
+        took = time.monotonic() - start
+        self.process.kill()
+        self.process.join()
+        return self.process.exitcode, took
+
+
+def newest(folder):
+    """The newest complete step, which must load and verify, as all others must verify."""
+    found = None
+    for entry in _publishing.complete(folder):
+        _publishing.verify(entry.path)
+        found = max(found or 0, int(entry.name.removeprefix("step-")))
+    if found is not None:
+        into = other(1000)
+        into["model"]["0"] = torch.zeros(900, 129)
+        into["model"]["tied"] = torch.zeros(900, 129)
+        dcp.load(into, storage_reader=dcp.FileSystemReader(folder / f"step-{found}"), no_dist=True)
+        same(local(into), local(state(found, 3)))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_at_random(folder, number):
+    """After each: the newest complete step loads and verifies, no half one is listed, and the next process goes on from there."""
+    chance = random.Random(f"{number}")
+    before = -1
+    for _ in range(12):
+        code, took = Process(train, folder, {"rate": RATE}).end(number, chance.uniform(0, 0.6))
+        assert code == -number and took < 5, (code, took)
+        found = newest(folder)
+        assert (found or 0) >= before
+        before = found if found is not None else before
+        if number == signal.SIGTERM:
+            assert not [name for name in os.listdir(folder) if name.startswith(".")], os.listdir(folder)
+    assert before > 3
+    with Checkpoints(folder):
+        assert not [name for name in os.listdir(folder) if name.startswith(".")], os.listdir(folder)
+
+
+def train_slowly(folder, ready, rate, deadline, handler):
+    if handler:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+    with Checkpoints(folder, deadline=deadline, rate=rate) as ck, ck.on_preemption():
+        ck.save(1, state(1, 3))
+        ready.set()
+        while True:
+            time.sleep(0.01)
+
+
+def test_what_is_staged_is_finished(folder):
+    """It takes about a second, which the deadline allows; then the handler runs that was there before."""
+    assert Process(train_slowly, folder, 1 << 20, 20, True).end(signal.SIGTERM, 0.1)[0] == 7
+    assert newest(folder) == 1
+
+
+def test_what_cannot_be_finished_is_dropped(folder):
+    """It would take minutes."""
+    code, took = Process(train_slowly, folder, 10_000, 3, False).end(signal.SIGTERM, 0.1)
+    assert code == -signal.SIGTERM and 2 < took < 4, (code, took)
+    assert newest(folder) is None and os.listdir(folder) == []
+
+
+def test_handlers_are_put_back(folder):
+    calls = []
+
+    def mine(number, frame):
+        calls.append((number, newest(folder)))
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with Checkpoints(folder, rate=RATE) as ck:
+            with ck.on_preemption():
+                assert signal.getsignal(signal.SIGTERM) is not mine
+                for step in (1, 2):
+                    ck.save(step, state(step, 3))
+                    os.kill(os.getpid(), signal.SIGTERM)
+                assert calls == [(signal.SIGTERM, 1), (signal.SIGTERM, 2)], "training went on, as its handler wanted"
+            assert signal.getsignal(signal.SIGTERM) is mine
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with ck.on_preemption():
+                ck.save(3, state(3, 3))
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert ck.steps() == [1, 2, 3]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_training_goes_on_after_a_drop(folder):
+    """A handler that was there before may want that. What was dropped is a failure, and the next save works."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with Checkpoints(folder, deadline=0.4, rate=100_000) as ck, ck.on_preemption(), pytest.warns(RuntimeWarning, match="step 1 was not saved"):
+            save = ck.save(1, state(1))
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert isinstance(save.exception(60), hbmfs.Error) and os.listdir(folder) == []
+            ck._options["rate"] = None
+            ck.save(2, state(2)).wait(60)
+            assert loaded(ck) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def fill(folder, ready, limit):
+    """Saves until the filesystem, or the limit of files, has no room."""
+    warnings.simplefilter("ignore")
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    with Checkpoints(folder, None) as ck:
+        ck.save(0, state(0)).wait(60)
+        error = next(error for step in itertools.count(1) if (error := ck.save(step, state(step, 3 if limit else 1)).exception(60)))
+        assert isinstance(error, (OSError, hbmfs.Error)), error
+        there = ck.steps()
+        assert [loaded(ck, step) for step in there] == there, there
+        assert {f"step-{step}" for step in there} == set(os.listdir(folder)), os.listdir(folder)
+        if not limit:
+            _publishing.remove(ck.path(0))
+            ck.save(1000, state(1000)).wait(60)
+            assert loaded(ck) == 1000
+        ready.set()
+    os._exit(3)
+
+
+def test_files_that_may_not_grow(folder):
+    assert Process(fill, folder, 700_000).exit() == 3
+
+
+@contextlib.contextmanager
+def small_disk(folder):
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+if os.geteuid() == 0:
+
+    def test_full_disk(folder):
+        with small_disk(folder):
+            assert Process(fill, folder, 0).exit() == 3
+
+
+# Ranks.
+
+
+def split(seed, size, scale=1):
+    """A state of which each rank has a part: some of it split, some of it everywhere."""
+    from test_dcp_group import split as as_ranks_have_it
+
+    g = torch.Generator().manual_seed(seed)
+    tensors = {kind: {f"{i}": torch.randn(64 * scale, 40, generator=g) for i in range(3)} for kind in ("fsdp", "ddp", "tp")}
+    return {kind: {name: as_ranks_have_it(kind, tensor, size) for name, tensor in named.items()} for kind, named in tensors.items()} | {"step": seed}
+
+
+def together(ck, size, step=None, scale=1):
+    found = split(1000, size, scale)
+    at = ck.load(found, step)
+    same(local(found), local(split(at, size, scale)))
+    return at
+
+
+def directory(folder, rank, nodes, size):
+    return folder / f"node-{rank * nodes // size}" if nodes > 1 else folder
+
+
+def several(rank, size, folder, nodes):
+    where = directory(folder, rank, nodes, size)
+    with Checkpoints(where, 2, node_local=nodes > 1) as ck:
+        assert ck.latest() is None
+        for step in (1, 2, 3):
+            ck.save(step, split(step, size))
+        ck.wait()
+        assert ck.steps() == [2, 3] and together(ck, size) == 3 and together(ck, size, 2) == 2
+        try:
+            ck.load(split(0, size), 2 + rank % 2)
+        except hbmfs.GroupError as err:
+            assert "the ranks load different steps" in str(err)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = ck.save(4 + rank % 2, split(4, size)).exception(60)
+            assert isinstance(error, hbmfs.GroupError) and "the ranks save different steps" in str(error), error
+            error = ck.save(3, split(4, size)).exception(60)
+            assert isinstance(error, hbmfs.ExistsError), error
+            error = ck.save(6, split(4, size) | ({"bad": threading.Lock()} if rank == size - 1 else {})).exception(60)
+            assert error is not None and (rank == size - 1 or f"rank {size - 1} of the group failed" in str(error)), error
+        ck.save(7, split(7, size)).wait(60)
+        assert ck.steps() == [3, 7] and together(ck, size) == 7
+    return sorted(os.listdir(where))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_several_ranks(folder, nodes):
+    assert ranks(4, several, folder, nodes).wait() == [["step-3", "step-7"]] * 4
+    for where in [folder] if nodes == 1 else [folder / "node-0", folder / "node-1"]:
+        for number, entry in enumerate(_publishing.complete(where)):
+            _publishing.verify(entry.path)
+            assert entry.parts == nodes
+
+
+def save_some(rank, size, folder, nodes, steps):
+    with Checkpoints(directory(folder, rank, nodes, size), None, node_local=True) as ck:
+        for step in steps:
+            ck.save(step, split(step, size)).wait(60)
+        return ck.steps()
+
+
+def look(rank, size, folder, nodes):
+    where = directory(folder, rank, nodes, size)
+    with Checkpoints(where, None, node_local=True) as ck:
+        before = ck.steps(), together(ck, size)
+        ck.save(5, split(5, size)).wait(60)  # of which one node had its part
+        return *before, ck.steps(), together(ck, size)
+
+
+def test_a_part_that_is_missing(folder):
+    """The newest step is the one that all nodes have; a step that only some have can be saved again."""
+    ranks(4, save_some, folder, 2, [1, 3, 5]).wait()
+    _publishing.remove(folder / "node-1" / "step-5")
+    assert ranks(4, look, folder, 2).wait() == [([1, 3], 3, [1, 3, 5], 5)] * 4
+
+
+def test_fewer_nodes(folder):
+    """A job of another number of nodes has none of these, and leaves them alone."""
+    ranks(4, save_some, folder, 2, [1, 3]).wait()
+    assert ranks(2, save_some, folder, 1, [4]).wait() == [[4]] * 2
+    assert sorted(os.listdir(folder / "node-0")) == ["step-1", "step-3"]
+
+
+def go_on(rank, size, folder, nodes, ready):
+    with Checkpoints(directory(folder, rank, nodes, size), 3, node_local=nodes > 1, rate=RATE) as ck, ck.on_preemption():
+        latest = ck.latest()
+        if latest is not None:
+            assert together(ck, size, scale=20) == latest
+        torch.distributed.barrier()
+        (ready / f"{rank}").write_text(f"{-1 if latest is None else latest} {os.getpid()}")
+        for step in itertools.count(0 if latest is None else latest + 1):
+            save = ck.save(step, split(step, size, 20))
+            if step % 3 == 0 and save.exception(60) is not None:
+                break
+    return "a save failed"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_that_are_ended(folder, tmp_path, nodes, number):
+    """All at about the same time, or one of them: the next job's ranks agree on a step that is complete, and no older than before."""
+    chance, before = random.Random(f"{number} {nodes}"), -1
+    for round in range(4):
+        ready = tmp_path / f"ready-{round}"
+        ready.mkdir()
+        job = ranks(4, go_on, folder, nodes, ready)
+        end = time.monotonic() + 60
+        while len([file for file in ready.iterdir() if " " in file.read_text()]) < 4:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        found = {int(file.read_text().split()[0]) for file in ready.iterdir()}
+        assert len(found) == 1 and found.pop() >= before, found
+        before = int((ready / "0").read_text().split()[0])
+        while round == 0 and not _publishing.complete(directory(folder, 0, nodes, 4)):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.8))
+        start = time.monotonic()
+        for process in [job.processes[chance.randrange(4)]] if round == 2 else job.processes:
+            os.kill(process.pid, number)
+        if round == 2:
+            job.processes[0].join(20)
+        for process in job.processes:
+            process.join(0 if round == 2 else 10)
+            assert round == 2 or process.exitcode == -number, process.exitcode
+            process.kill()
+            process.join()
+        assert time.monotonic() - start < 25
+    assert before >= 0
