@@ -16,7 +16,9 @@ Several GPUs of a host, each with its process and a torch.distributed group of t
 
 Each rank reads a share of the bytes, once, and NCCL brings the rest over NVLink while the next are read: 64 MiB of each
 rank at a time, in place, so that beside the weights an allocation needs at most 512 bytes for each rank. With slices= a
-rank gets parts of tensors. Bytes that several ranks want alike are read once, others by the rank that wants them.
+rank gets parts of tensors. Bytes that several ranks want alike are read once, others by the rank that wants them. Where
+ranks want other columns of a matrix, each reads whole rows of it, its share, and gives the others their columns: that needs at
+most 768 MiB beside the weights.
 
 Tensors that were saved twice are two tensors, as with the safetensors package. On the host, without torch, the arrays
 are NumPy's, which has no bfloat16 and no 8-bit floats.
@@ -47,6 +49,7 @@ from .safetensors_header import Header, Tensor
 if TYPE_CHECKING:
     import torch
 
+    from ._columns import Matrix
     from ._group import Exchange, Team
     from .reader import File, Reader
 
@@ -169,6 +172,12 @@ class _Call(NamedTuple):
             raise
 
 
+def _columns() -> Any:
+    from . import _columns as module  # it needs torch.distributed
+
+    return module
+
+
 def _exchange(team: Team) -> Exchange:
     from ._group import Exchange
 
@@ -176,16 +185,17 @@ def _exchange(team: Team) -> Exchange:
 
 
 class _Load(NamedTuple):
-    """Parts that the same ranks want, and this rank's number among them."""
+    """Parts that the same ranks want, and this rank's number among them. Of matrices each wants other columns."""
 
     layout: Layout
     ranks: tuple[int, ...]
     me: int
+    matrices: list[Matrix]
 
     def sizes(self) -> list[int]:
         """The bytes of each block, of which every rank reads an equal share."""
         even = EVEN * len(self.ranks)
-        return self.layout.blocks if len(self.ranks) == 1 else [-(-size // even) * even for size in self.layout.blocks]
+        return self.layout.blocks if len(self.ranks) == 1 or self.matrices else [-(-size // even) * even for size in self.layout.blocks]
 
     def windows(self, size: int) -> list[tuple[int, int]]:
         """The begins and ends of what is exchanged at once."""
@@ -198,16 +208,20 @@ def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list
     tensors = [tensor for header in headers for tensor in header.tensors]
     mine = _parts.wanted(tensors, slices)
     size, me = (1, 0) if team is None else (team.size, team.rank)
-    cuts = [mine] if team is None else _agreed(team, headers, mine)
-    loads: dict[tuple[int, ...], Layout] = {}
+    all_cuts = [mine] if team is None else _agreed(team, headers, mine)
+    loads: dict[tuple[bool, tuple[int, ...]], _Load] = {}
     for number, (file, tensor) in enumerate((file, tensor) for file, header in enumerate(headers) for tensor in header.tensors):
         want = mine[number]
         if isinstance(want, Skip):
             continue
-        ranks = tuple(rank for rank in range(size) if cuts[rank][number] == want)
-        loads.setdefault(ranks, Layout()).add(file, _parts.part(tensor, want))
-    order = sorted(loads, key=lambda ranks: (len(ranks) == 1, ranks))
-    return [_Load(loads[ranks], ranks, ranks.index(me)) for ranks in order]
+        cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
+        columns = {} if all(cut == want for cut in cuts.values()) else _columns().shared(tensor, cuts)
+        ranks = tuple(columns) if me in columns else tuple(rank for rank, cut in cuts.items() if cut == want)
+        load = loads.setdefault((me in columns, ranks), _Load(Layout(), ranks, ranks.index(me), []))
+        load.layout.add(file, _parts.part(tensor, want))
+        if me in columns:
+            load.matrices.append(_columns().Matrix(file, tensor.offset, columns, load.layout.places[-1]))
+    return [loads[key] for key in sorted(loads, key=lambda key: (len(key[1]) == 1, key))]
 
 
 def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip]) -> list[list[Any]]:
@@ -274,24 +288,21 @@ def _read(
     loads: Sequence[_Load], files: Sequence[File], blocks: list[Any], library: _Torch | _Numpy, progress: Progress, exchange: Exchange | None
 ) -> dict[str, Any]:
     """Reads this rank's share of everything, and waits until the others' is here, too."""
-    shares = [(load, block, size) for load in loads for block, size in enumerate(load.sizes())]
-    with Transfer(_bytes(shares), progress, "weights", None if exchange is None else exchange.check) as transfer:
-        for number, (load, block, size) in enumerate(shares):
-            if number == len(blocks):
-                blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
-            for begin, end in load.windows(size):
-                borders = _borders(load, begin, end)
-                for read in load.layout.within(block, borders[load.me], borders[load.me + 1]):
-                    to = library.pointer(blocks[number]) + read.to
-                    if len(read.offsets) == 1:
-                        transfer.read(files[read.file], to, int(read.offsets[0]), read.run)
-                    else:
-                        transfer.gather(files[read.file], to, read.offsets, read.run)
-                if len(load.ranks) > 1:
-                    assert exchange is not None
-                    transfer.then(functools.partial(_give, exchange, blocks, number, f"{block}/{begin}", load.ranks, borders))
+    weights = dict[str, Any]()
+    with Transfer(sum(map(_bytes, loads)), progress, "weights", None if exchange is None else exchange.check) as transfer:
+        first = 0
+        for load in loads:
+            for block, size in enumerate(load.sizes(), first):
+                if block == len(blocks):
+                    blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
+                if not load.matrices:
+                    _read_block(load, block - first, size, files, blocks[block], library, transfer, exchange)
+            if load.matrices:
+                assert exchange is not None
+                _columns().read(load.matrices, load.ranks, load.me, files, blocks[first:], library.allocate, transfer, exchange)
+            first += len(load.layout.blocks)
         # The last bytes arrive while the views are made.
-        first, weights = 0, dict[str, Any]()
+        first = 0
         for load in loads:
             weights |= {place.part.tensor.name: _view(place, blocks, first, library) for place in load.layout.places}
             first += len(load.layout.blocks)
@@ -300,10 +311,27 @@ def _read(
     return weights
 
 
-def _bytes(shares: Sequence[tuple[_Load, int, int]]) -> int:
+def _read_block(load: _Load, block: int, size: int, files: Sequence[File], memory: Any, library: _Torch | _Numpy, transfer: Transfer, exchange: Exchange | None) -> None:
+    """Begins reading this rank's shares of a block, and gives them to the exchange."""
+    for begin, end in load.windows(size):
+        borders = _borders(load, begin, end)
+        for read in load.layout.within(block, borders[load.me], borders[load.me + 1]):
+            to = library.pointer(memory) + read.to
+            if len(read.offsets) == 1:
+                transfer.read(files[read.file], to, int(read.offsets[0]), read.run)
+            else:
+                transfer.gather(files[read.file], to, read.offsets, read.run)
+        if len(load.ranks) > 1:
+            assert exchange is not None
+            transfer.then(functools.partial(_give, exchange, memory, f"{block}/{begin}", load.ranks, borders))
+
+
+def _bytes(load: _Load) -> int:
     """The bytes that this rank reads."""
+    if load.matrices:
+        return int(_columns().size(load.matrices, load.ranks, load.me))
     total = 0
-    for load, block, size in shares:
+    for block, size in enumerate(load.sizes()):
         for begin, end in load.windows(size):
             borders = _borders(load, begin, end)
             total += sum(read.length for read in load.layout.within(block, borders[load.me], borders[load.me + 1]))
@@ -316,12 +344,12 @@ def _borders(load: _Load, begin: int, end: int) -> tuple[int, ...]:
     return tuple(begin + each * number for number in range(len(load.ranks))) + (end,)
 
 
-def _give(exchange: Exchange, blocks: list[Any], number: int, name: str, ranks: tuple[int, ...], borders: tuple[int, ...]) -> None:
+def _give(exchange: Exchange, memory: Any, name: str, ranks: tuple[int, ...], borders: tuple[int, ...]) -> None:
     """Gives a window that this rank has read its share of to the exchange."""
     from ._group import Unit, Wave
 
     begin = borders[0]
-    unit = Unit(blocks[number][begin : borders[-1]], ranks, tuple(border - begin for border in borders))
+    unit = Unit(memory[begin : borders[-1]], ranks, tuple(border - begin for border in borders))
     exchange.have(Wave(f"{'+'.join(map(str, ranks))}/{name}", ranks, [unit]))
 
 
