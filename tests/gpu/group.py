@@ -136,7 +136,7 @@ def rank_main(rank, size, address, folder, files, options, results):
                     same(found, expected)
         except Exception as err:  # noqa: BLE001 (a peer that cannot take part is a line of the report)
             wrong = f"{type(err).__name__}: {str(err).splitlines()[:1]}"
-        found = None
+        found = parts = part = None
         said = [None] * size
         dist.all_gather_object(said, wrong, group=control)
         if any(said):
