@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import threading
 from concurrent.futures import Future
@@ -250,10 +251,10 @@ class _Arriving:
 def _takes_slices() -> bool:
     """Whether Transformers indexes the values of a state dict, on threads, before it uses them."""
     try:
-        from transformers import core_model_loading
+        loading = importlib.import_module("transformers.core_model_loading")
     except ImportError:  # before 5
         return False
-    return hasattr(core_model_loading, "_materialize_copy")
+    return hasattr(loading, "_materialize_copy")
 
 
 _warmup = threading.local()

@@ -207,7 +207,7 @@ def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list
     """Packs what this rank wants: first what it shares with others, in the order that all of them follow."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     mine = _parts.wanted(tensors, slices)
-    size, me = (1, 0) if team is None else (team.size, team.rank)
+    me = 0 if team is None else team.rank
     all_cuts = [mine] if team is None else _agreed(team, headers, mine)
     loads: dict[tuple[bool, tuple[int, ...]], _Load] = {}
     for number, (file, tensor) in enumerate((file, tensor) for file, header in enumerate(headers) for tensor in header.tensors):
@@ -311,7 +311,9 @@ def _read(
     return weights
 
 
-def _read_block(load: _Load, block: int, size: int, files: Sequence[File], memory: Any, library: _Torch | _Numpy, transfer: Transfer, exchange: Exchange | None) -> None:
+def _read_block(
+    load: _Load, block: int, size: int, files: Sequence[File], memory: Any, library: _Torch | _Numpy, transfer: Transfer, exchange: Exchange | None
+) -> None:
     """Begins reading this rank's shares of a block, and gives them to the exchange."""
     for begin, end in load.windows(size):
         borders = _borders(load, begin, end)

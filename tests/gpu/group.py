@@ -231,7 +231,9 @@ def cold(rank, size, folder, files, control, options):
         plain = statistics.median(took["O_DIRECT"])
         for name, times in took.items():
             middle, times_read = statistics.median(times), ", ".join(f"{part:.2f} x" for part in read[name])
-            print(f"| {name} | {middle:.2f} ({min(times):.2f}-{max(times):.2f}) | {total / middle / 1e9:.2f} | {plain / middle:.2f} | {times_read} |", flush=True)
+            print(
+                f"| {name} | {middle:.2f} ({min(times):.2f}-{max(times):.2f}) | {total / middle / 1e9:.2f} | {plain / middle:.2f} | {times_read} |", flush=True
+            )
 
 
 def failures(rank, size, folder, control, options):

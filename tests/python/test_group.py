@@ -212,6 +212,7 @@ def columns(rank, size, path, least):
     with hbmfs.Reader("cpu") as reader:
         found = hbmfs.load_safetensors(path, "cpu", slices=wants, group=torch.distributed.group.WORLD, reader=reader)
         read = sum(reader.stats()["bytes"].values())
+    torch.distributed.barrier()  # rank 0, which may be done first, holds the store
     kept = {name: tensor for name, tensor in expected.items() if wants[name] is not hbmfs.SKIP}
     same(found, {name: tensor[wants[name] or ...].clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
     return read, sum(tensor.nbytes for tensor in found.values())
@@ -248,7 +249,8 @@ def test_windows_have_each_row_once():
     rng = np.random.default_rng(3)
     for ranks in (1, 2, 3, 7):
         list_of = [
-            _columns.Matrix(0, 0, {0: _columns.Columns(int(rng.integers(2, 5000)), int(rng.integers(1, 9000)), 0, 1)}, None) for _ in range(int(rng.integers(1, 30)))
+            _columns.Matrix(0, 0, {0: _columns.Columns(int(rng.integers(2, 5000)), int(rng.integers(1, 9000)), 0, 1)}, None)
+            for _ in range(int(rng.integers(1, 30)))
         ]
         seen = {id(matrix): 0 for matrix in list_of}
         for shares in _columns.windows(list_of, ranks):
