@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from . import safetensors_header
 from ._group import Exchange, Move, Wave
 from ._parts import Cut, Place
@@ -20,9 +22,9 @@ from ._transfer import REQUEST, Transfer
 from .reader import File
 from .safetensors_header import Tensor
 
-SHARE = REQUEST // 8 * 7
-"""Most bytes of rows that a rank reads for one wave, but for the rest of a row."""
-SLOTS = 6
+SHARE = REQUEST // 8 * 15
+"""Most bytes of rows that a rank reads for one wave, but for the rest of a row. A wave costs the exchange about a millisecond."""
+SLOTS = 4
 """Shares of a rank that are read or exchanged at once."""
 SHORT = 64 << 10
 """Runs of so many bytes a rank reads alone as fast as with others."""
@@ -72,7 +74,7 @@ def shared(tensor: Tensor, cuts: Mapping[int, Cut]) -> dict[int, Columns]:
         return {}
     found = {rank: _columns(tensor, cut) for rank, cut in cuts.items() if cut is not None}
     some = next((columns for columns in found.values() if columns is not None), None)
-    if some is None or some.width > SHARE // 7:
+    if some is None or some.width > SHARE // 15:
         return {}
     found |= {rank: some._replace(skip=0, run=some.width) for rank, cut in cuts.items() if cut is None}
     mine = {rank: columns for rank, columns in sorted(found.items()) if columns is not None and columns.run > 0}
@@ -120,36 +122,40 @@ def windows(matrices: Sequence[Matrix], ranks: int) -> Iterator[list[list[Rows]]
 
 
 class Swap(NamedTuple):
-    """Rows that each of some ranks has read, whose columns go to all of them."""
+    """What this rank gives of its share, and what it gets of the others'."""
 
-    shares: Sequence[Sequence[Rows]]  # of each rank
-    ranks: tuple[int, ...]
-    scratch: Any  # memory that holds this rank's share
-    blocks: Sequence[Any]  # memory that this rank's places are in
+    given: list[Move]
+    copied: Any  # an event after the copies that made it; None on the CPU
 
     def moves(self, rank: int) -> Iterator[Move]:
-        """Copies this rank's columns, and what goes to others into memory of its own."""
-        for owner, share in zip(self.ranks, self.shares, strict=True):
-            for rows in share:
-                mine = rows.matrix.columns[rank]
-                place, count = rows.matrix.place, rows.last - rows.first
-                into = self.blocks[place.block][place.offset + rows.first * mine.run :][: count * mine.run]
-                if owner != rank:
-                    yield Move(owner, into, False)
-                    continue
-                data = self.scratch[rows.at : rows.at + rows.length]
-                _take(data, mine, into)
-                for other, columns in rows.matrix.columns.items():
-                    if other != rank:
-                        packed = data.new_empty(count * columns.run)
-                        _take(data, columns, packed)
-                        yield Move(other, packed, True)
+        if self.copied is not None:
+            self.copied.wait()
+        yield from self.given
+
+
+def swap(shares: Sequence[Sequence[Rows]], ranks: tuple[int, ...], me: int, scratch: Any, blocks: Sequence[Any]) -> Swap:
+    """Copies this rank's columns out of its share, which is in scratch memory, and what goes to others into memory of its own."""
+    moves, rank = [], ranks[me]
+    for owner, share in zip(ranks, shares, strict=True):
+        for rows in share:
+            mine, place, count = rows.matrix.columns[rank], rows.matrix.place, rows.last - rows.first
+            into = blocks[place.block][place.offset + rows.first * mine.run :][: count * mine.run]
+            if owner != rank:
+                moves.append(Move(owner, into, False))
+                continue
+            data = scratch[rows.at : rows.at + rows.length]
+            _take(data, mine, into)
+            for other, columns in rows.matrix.columns.items():
+                if other != rank:
+                    packed = data.new_empty(count * columns.run)
+                    _take(data, columns, packed)
+                    moves.append(Move(other, packed, True))
+    stream: Any = torch.cuda.current_stream(scratch.device) if scratch.is_cuda else None
+    return Swap(moves, None if stream is None else stream.record_event())
 
 
 def _take(rows: Any, columns: Columns, into: Any) -> None:
     """Copies the columns of rows, in elements as wide as all of them allow."""
-    import torch
-
     places = (columns.width, columns.skip, columns.run, rows.storage_offset(), into.storage_offset())
     element = next(kind for kind in (torch.int64, torch.int32, torch.int16, torch.uint8) if all(place % kind.itemsize == 0 for place in places))
     size = element.itemsize
@@ -173,11 +179,14 @@ def read(
     free = [allocate(max(most, 1)) for _ in range(min(SLOTS, len(all_windows)))]
     for number, shares in enumerate(all_windows):
         transfer.until(lambda: bool(free))
-        scratch = free.pop(0)
+        scratch, key = free.pop(0), f"columns {'+'.join(map(str, ranks))}/{number}"
         for file, to, offset, length in _reads(shares[me]):
             transfer.read(files[file], scratch.data_ptr() + to, offset, length)
-        wave = Wave(f"columns {'+'.join(map(str, ranks))}/{number}", ranks, [Swap(shares, ranks, scratch, blocks)], functools.partial(free.append, scratch))
-        transfer.then(functools.partial(exchange.have, wave))
+
+        def arrived(shares: list[list[Rows]] = shares, scratch: Any = scratch, key: str = key) -> None:
+            exchange.have(Wave(key, ranks, [swap(shares, ranks, me, scratch, blocks)], functools.partial(free.append, scratch)))
+
+        transfer.then(arrived)
 
 
 def _reads(share: Sequence[Rows]) -> Iterator[tuple[int, int, int, int]]:

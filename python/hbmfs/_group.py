@@ -131,7 +131,7 @@ class Unit(NamedTuple):
 
 
 class Mixed(Protocol):
-    """Bytes of which ranks want different ones. It makes the moves of this rank, and copies on the stream in whose order they go."""
+    """Bytes of which ranks want different ones: the moves of this rank."""
 
     def moves(self, rank: int) -> Iterator[Move]: ...
 
@@ -268,9 +268,6 @@ class Exchange:
             self._team.abort()
             for flight in self._flying:
                 flight.drop()
-        if self._team.device.type == "cuda":
-            with contextlib.suppress(Exception):  # copies that units made may be under way
-                torch.cuda.current_stream(self._team.device).synchronize()
         self._waves.clear()
         self._whole.clear()
 

@@ -18,7 +18,7 @@ import functools
 import importlib
 import os
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -155,10 +155,14 @@ class _Weights(dict[str, Any]):
     """
 
     def __init__(self, path: Path, arguments: dict[str, Any], ahead: bool) -> None:
-        super().__init__(weights.outlines(path))
         self.given = False
         self._path, self._arguments = path, arguments
         self._ahead = _Ahead(path, arguments) if ahead and _spares_warmup() else None
+        try:
+            super().__init__(weights.outlines(path))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
 
     def items(self) -> Any:
         if not self.given:
@@ -168,12 +172,12 @@ class _Weights(dict[str, Any]):
 
     def _tensors(self) -> dict[str, Any]:
         if self._ahead is not None:
-            return {name: _Arriving(self._ahead, name) for name in self} if _takes_slices() else self._ahead.result()
+            return {name: _Arriving(self._ahead, name) for name in self} if _takes_slices() else self._ahead.all()
         if self._arguments["device"] != "cpu":
             import torch
 
             torch.cuda.empty_cache()  # other sizes are allocated now, which would leave holes in what was freed
-        return weights.load_safetensors(self._path, **self._arguments)
+        return weights.load(self._path, **self._arguments)
 
     def __enter__(self) -> _Weights:
         _warmup.spared = self._ahead is not None
@@ -193,45 +197,64 @@ class _Ahead:
     def __init__(self, path: Path, arguments: dict[str, Any]) -> None:
         import torch
 
-        self._loaded: Future[dict[str, Any]] = Future()
-        self._stopped = False
+        self._changed = threading.Condition()  # guards what follows
+        self._tensors: dict[str, Any] = {}  # once all reads are begun
+        self._ends: dict[str, int] = {}  # the bytes from which on each is there
+        self._done = 0
+        self._over = self._stopped = False
+        self._failure: BaseException | None = None
         # The caller's stream is where the memory will be used, and given back.
         stream = None if arguments["device"] == "cpu" else torch.cuda.current_stream(arguments["device"])
         self._thread = threading.Thread(target=self._run, args=(path, arguments, torch.cuda.stream(stream)), name="hbmfs-model", daemon=True)
         self._thread.start()
 
     def _run(self, path: Path, arguments: dict[str, Any], stream: Any) -> None:
-        progress, shown = arguments["progress"], list[Any]()
+        show, end = None, None
 
-        def show(done: int, total: int) -> None:
+        def arrived(done: int, total: int) -> None:
+            nonlocal show, end
             if self._stopped:
                 raise _Stopped
-            if callable(progress):
-                progress(done, total)
-                return
-            if not shown:
-                shown.extend((0, *shower(progress, total, "weights")))
-            shown[1](done - shown[0])
-            shown[0] = done
+            if show is None:
+                show, end = shower(arguments["progress"], total, "weights")
+            show(done - self._done)
+            self._set(_done=done)
 
         try:
             with stream:
-                self._loaded.set_result(weights.load_safetensors(path, **arguments | {"progress": show}))
+                tensors = weights.load(path, **arguments | {"progress": arrived}, begun=lambda found, ends: self._set(_tensors=found, _ends=ends))
+            self._set(_tensors=tensors, _over=True)
         except BaseException as err:  # noqa: BLE001 (raised by who asks)
-            self._loaded.set_exception(err)
+            self._set(_tensors={}, _failure=err, _over=True)
         finally:
-            if shown:
-                shown[2]()
+            if end is not None:
+                end()
 
-    def result(self) -> dict[str, Any]:
-        return self._loaded.result()
+    def _set(self, **values: Any) -> None:
+        with self._changed:
+            self.__dict__.update(values)
+            self._changed.notify_all()
+
+    def tensor(self, name: str) -> Any:
+        """Waits until a tensor is there."""
+        return self._wait(lambda: self._ends.get(name, self._done + 1) <= self._done)[name]
+
+    def all(self) -> dict[str, Any]:
+        return self._wait(lambda: False)
+
+    def _wait(self, there: Callable[[], bool]) -> dict[str, Any]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or there())
+            if self._failure is not None:
+                raise self._failure
+            return self._tensors
 
     def end(self) -> BaseException | None:
         """Stops reading, if it goes on, and says why it failed, if it did."""
         self._stopped = True
         self._thread.join()
-        failure, self._loaded = self._loaded.exception(), Future()  # which keeps the weights no longer
-        return None if isinstance(failure, _Stopped) else failure
+        self._tensors = {}
+        return None if isinstance(self._failure, _Stopped) else self._failure
 
 
 class _Stopped(Exception):
@@ -245,7 +268,7 @@ class _Arriving:
         self._ahead, self._name = ahead, name
 
     def __getitem__(self, index: Any) -> Any:
-        return self._ahead.result()[self._name][index]
+        return self._ahead.tensor(self._name)[index]
 
 
 def _takes_slices() -> bool:

@@ -18,7 +18,7 @@ Each rank reads a share of the bytes, once, and NCCL brings the rest over NVLink
 rank at a time, in place, so that beside the weights an allocation needs at most 512 bytes for each rank. With slices= a
 rank gets parts of tensors. Bytes that several ranks want alike are read once, others by the rank that wants them. Where
 ranks want other columns of a matrix, each reads whole rows of it, its share, and gives the others their columns: that needs at
-most 768 MiB beside the weights.
+most 1 GiB beside the weights.
 
 Tensors that were saved twice are two tensors, as with the safetensors package. On the host, without torch, the arrays
 are NumPy's, which has no bfloat16 and no 8-bit floats.
@@ -32,8 +32,9 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from ._columns import Matrix
     from ._group import Exchange, Team
     from .reader import File, Reader
+
+Begun = Callable[[dict[str, Any], dict[str, int]], object] | None
+"""Is called with the tensors, and the bytes of progress from which on each is there."""
 
 SHARE = REQUEST
 """Most bytes that each rank of a group reads of what is exchanged at once."""
@@ -98,8 +102,24 @@ def load_safetensors(
     torch (or NumPy) does not have, OutOfMemoryError; with a group, the failure of any rank, and GroupError where one is
     gone or sees other files. After any exception, KeyboardInterrupt too, all memory is free.
     """
+    return load(path, device, method=method, names=names, slices=slices, group=group, progress=progress, reader=reader)
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: Any,
+    *,
+    method: str = "auto",
+    names: Names = None,
+    slices: Slices = None,
+    group: Any = None,
+    progress: Progress = None,
+    reader: Reader | None = None,
+    begun: Begun = None,
+) -> dict[str, Any]:
+    """load_safetensors, which calls begun when all reads are begun."""
     index = _device.parse(device)
-    call = _Call(path, index, method, names, slices, progress, reader)
+    call = _Call(path, index, method, names, slices, progress, reader, begun)
     if group is None:
         return call.run(None)
     from ._board import Told
@@ -133,6 +153,7 @@ class _Call(NamedTuple):
     slices: Slices
     progress: Progress
     reader: Reader | None
+    begun: Begun
 
     def run(self, team: Team | None) -> dict[str, Any]:
         """Loads, alone or with the ranks of a team, which hear of what is wrong with any rank's arguments."""
@@ -160,7 +181,7 @@ class _Call(NamedTuple):
                     if file.size != header.size:
                         raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
                 exchange = None if team is None else stack.enter_context(_exchange(team))
-                weights = _read(loads, files, blocks, library, self.progress, exchange)
+                weights = _read(loads, files, blocks, library, self.progress, exchange, self.begun)
                 weights = {tensor.name: weights[tensor.name] for header in headers for tensor in header.tensors if tensor.name in weights}
                 if opening is not None:
                     # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
@@ -285,7 +306,13 @@ class _Opening:
 
 
 def _read(
-    loads: Sequence[_Load], files: Sequence[File], blocks: list[Any], library: _Torch | _Numpy, progress: Progress, exchange: Exchange | None
+    loads: Sequence[_Load],
+    files: Sequence[File],
+    blocks: list[Any],
+    library: _Torch | _Numpy,
+    progress: Progress,
+    exchange: Exchange | None,
+    begun: Begun,
 ) -> dict[str, Any]:
     """Reads this rank's share of everything, and waits until the others' is here, too."""
     weights = dict[str, Any]()
@@ -306,6 +333,9 @@ def _read(
         for load in loads:
             weights |= {place.part.tensor.name: _view(place, blocks, first, library) for place in load.layout.places}
             first += len(load.layout.blocks)
+        if begun is not None and exchange is None:
+            parts = [place.part for load in loads for place in load.layout.places]
+            begun(weights, dict(zip((part.tensor.name for part in parts), accumulate(part.length for part in parts), strict=True)))
     if exchange is not None:
         exchange.wait()
     return weights

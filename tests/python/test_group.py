@@ -59,7 +59,7 @@ def run(store, rank, size, results, job, *arguments):
     import torch.distributed as dist
 
     weights.SHARE, _transfer.REQUEST, _parts.BLOCK, _board.SILENCE = 40_000, 50_000, 300_000, 3.0
-    _columns.SHARE = 42_000
+    _columns.SHARE = 75_000
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
         result = job(rank, size, *arguments)

@@ -124,13 +124,13 @@ def test_dtype_of_a_config_that_says_none(path):
 
 def test_nothing_is_copied(path, monkeypatch):
     given = {}
-    real = hbmfs.load_safetensors
+    real = hbmfs.weights.load
 
     def remember(*arguments, **options):
         given.update(real(*arguments, **options))
         return dict(given)
 
-    monkeypatch.setattr("hbmfs.weights.load_safetensors", remember)
+    monkeypatch.setattr("hbmfs.weights.load", remember)
     model = load(transformers.LlamaForCausalLM, path)
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == {name: tensor.data_ptr() for name, tensor in given.items()}
 
@@ -400,7 +400,7 @@ def test_weights_that_cannot_be_read(path, monkeypatch):
     def fail(*arguments, **options):
         raise hbmfs.OutOfMemoryError("no memory is left")
 
-    monkeypatch.setattr("hbmfs.weights.load_safetensors", fail)
+    monkeypatch.setattr("hbmfs.weights.load", fail)
     with pytest.raises(hbmfs.OutOfMemoryError, match="no memory is left"):
         load(transformers.LlamaForCausalLM, path)
 
