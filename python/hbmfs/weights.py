@@ -92,7 +92,7 @@ def load_safetensors(
     method    the path into HBM that is wished for: see Reader
     names     only these tensors, or those for whose name it returns True
     slices    a mapping or a function from a name to what this rank wants of the tensor: None (all of it), a tuple of
-              Python slices, one for each dimension, or hbmfs.SKIP (it is left out). No rank moves other bytes to its GPU
+              Python slices, one for each dimension, or hbmfs.SKIP (it is left out)
     group     a process group of torch.distributed, whose ranks all make this call: NCCL for GPUs, gloo for the CPU
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
               of the bytes that this rank reads
