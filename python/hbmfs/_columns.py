@@ -133,7 +133,7 @@ class Swap(NamedTuple):
         yield from self.given
 
 
-def swap(shares: Sequence[Sequence[Rows]], ranks: tuple[int, ...], me: int, scratch: Any, blocks: Sequence[Any]) -> Swap:
+def swap(shares: Sequence[Sequence[Rows]], ranks: tuple[int, ...], me: int, scratch: Any, blocks: Sequence[Any], allocate: Callable[[int], Any]) -> Swap:
     """Copies this rank's columns out of its share, which is in scratch memory, and what goes to others into memory of its own."""
     moves, rank = [], ranks[me]
     for owner, share in zip(ranks, shares, strict=True):
@@ -147,7 +147,7 @@ def swap(shares: Sequence[Sequence[Rows]], ranks: tuple[int, ...], me: int, scra
             _take(data, mine, into)
             for other, columns in rows.matrix.columns.items():
                 if other != rank:
-                    packed = data.new_empty(count * columns.run)
+                    packed = allocate(count * columns.run)
                     _take(data, columns, packed)
                     moves.append(Move(other, packed, True))
     stream: Any = torch.cuda.current_stream(scratch.device) if scratch.is_cuda else None
@@ -184,7 +184,7 @@ def read(
             transfer.read(files[file], scratch.data_ptr() + to, offset, length)
 
         def arrived(shares: list[list[Rows]] = shares, scratch: Any = scratch, key: str = key) -> None:
-            exchange.have(Wave(key, ranks, [swap(shares, ranks, me, scratch, blocks)], functools.partial(free.append, scratch)))
+            exchange.have(Wave(key, ranks, [swap(shares, ranks, me, scratch, blocks, allocate)], functools.partial(free.append, scratch)))
 
         transfer.then(arrived)
 
