@@ -2,8 +2,8 @@
 others their columns.
 
 Alone, a rank would read a short run of each row, or all rows for a part of their bytes. So each byte is read once for the host
-instead, in long reads. The rows come into scratch memory: a rank has SLOTS shares of it, and as much again for columns that go
-to others. Its own columns, and those that come, land where they belong.
+instead, in long reads. The rows come into scratch memory, SLOTS shares of it. Columns that go to others are copied into memory of
+their own, so that a rank can be WAVES shares ahead of the slowest one. Its own columns, and those that come, land where they belong.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from ._transfer import REQUEST, Transfer
 from .reader import File
 from .safetensors_header import Tensor
 
-SHARE = REQUEST // 8 * 15
+WIDEST = REQUEST // 8
+"""Longer rows are not read together."""
+SHARE = 30 * WIDEST
 """Most bytes of rows that a rank reads for one wave, but for the rest of a row. A wave costs the exchange about a millisecond."""
-SLOTS = 4
-"""Shares of a rank that are read or exchanged at once."""
+SLOTS = 3
+"""Shares of a rank that are read at once."""
+WAVES = 5
+"""Shares of a rank that are read, or exchanged, at once."""
 SHORT = 64 << 10
 """Runs of so many bytes a rank reads alone as fast as with others."""
 LEAST = 1 << 20
@@ -74,7 +78,7 @@ def shared(tensor: Tensor, cuts: Mapping[int, Cut]) -> dict[int, Columns]:
         return {}
     found = {rank: _columns(tensor, cut) for rank, cut in cuts.items() if cut is not None}
     some = next((columns for columns in found.values() if columns is not None), None)
-    if some is None or some.width > SHARE // 15:
+    if some is None or some.width > WIDEST:
         return {}
     found |= {rank: some._replace(skip=0, run=some.width) for rank, cut in cuts.items() if cut is None}
     mine = {rank: columns for rank, columns in sorted(found.items()) if columns is not None and columns.run > 0}
@@ -177,14 +181,24 @@ def read(
     all_windows = list(windows(matrices, len(ranks)))
     most = max(sum(rows.length for rows in shares[me]) for shares in all_windows)
     free = [allocate(max(most, 1)) for _ in range(min(SLOTS, len(all_windows)))]
+    whole = 0
+
+    def is_whole() -> None:
+        nonlocal whole
+        whole += 1
+
+    def room(number: int) -> bool:
+        return bool(free) and number < whole + WAVES
+
     for number, shares in enumerate(all_windows):
-        transfer.until(lambda: bool(free))
+        transfer.until(functools.partial(room, number))
         scratch, key = free.pop(0), f"columns {'+'.join(map(str, ranks))}/{number}"
         for file, to, offset, length in _reads(shares[me]):
             transfer.read(files[file], scratch.data_ptr() + to, offset, length)
 
         def arrived(shares: list[list[Rows]] = shares, scratch: Any = scratch, key: str = key) -> None:
-            exchange.have(Wave(key, ranks, [swap(shares, ranks, me, scratch, blocks, allocate)], functools.partial(free.append, scratch)))
+            exchange.have(Wave(key, ranks, [swap(shares, ranks, me, scratch, blocks, allocate)], is_whole))
+            free.append(scratch)  # the next read into it waits for the copies
 
         transfer.then(arrived)
 

@@ -18,7 +18,7 @@ Each rank reads a share of the bytes, once, and NCCL brings the rest over NVLink
 rank at a time, in place, so that beside the weights an allocation needs at most 512 bytes for each rank. With slices= a
 rank gets parts of tensors. Bytes that several ranks want alike are read once, others by the rank that wants them. Where
 ranks want other columns of a matrix, each reads whole rows of it, its share, and gives the others their columns: that needs at
-most 1 GiB beside the weights.
+most 2 GiB beside the weights.
 
 Tensors that were saved twice are two tensors, as with the safetensors package. On the host, without torch, the arrays
 are NumPy's, which has no bfloat16 and no 8-bit floats.
