@@ -99,6 +99,31 @@ func TestReadIntoMemoryOfTheCaller(t *testing.T) {
 	})
 }
 
+// TestColumnsOfAMatrix gathers some columns of rows that begin anywhere in the file: its last ones, one byte of each row, all but one.
+func TestColumnsOfAMatrix(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		const before, rows = 1235, 301
+		r := newReader(t, o)
+		for _, c := range []struct{ width, skip, run int64 }{{4096, 0, 2048}, {4097, 2048, 2049}, {8192, 1, 8190}, {777, 776, 1}, {9000, 0, 100}, {33, 5, 17}} {
+			name, data := randomFile(t, int(before+rows*c.width), 35)
+			f := openFileIn(t, r, name)
+			var offsets []int64
+			var want []byte
+			for i := range int64(rows) {
+				at := before + i*c.width + c.skip
+				offsets, want = append(offsets, at), append(want, data[at:at+c.run]...)
+			}
+			m := newMemory(t, r, int64(len(want)), 3)
+			got, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, offsets, c.run)
+			must(t, err)
+			if n := int64(len(want)); got.Moved.Total() != n {
+				t.Errorf("%+v: moved %+v, want %d bytes", c, got.Moved, n)
+			}
+			m.holds(t, want, isFake(o))
+		}
+	})
+}
+
 func TestGatherIntoWidens(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {
 		name, data := randomFile(t, 1<<20+77, 12)

@@ -21,9 +21,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -102,6 +102,14 @@ class Team:
         self._board.close()
 
 
+class Move(NamedTuple):
+    """Bytes that go to another rank, or come from it."""
+
+    rank: int
+    memory: Any
+    goes: bool
+
+
 class Unit(NamedTuple):
     """Bytes that several ranks want: `memory` (uint8) is this rank's place for them, and rank ranks[i] reads
     memory[borders[i]:borders[i+1]]."""
@@ -110,13 +118,30 @@ class Unit(NamedTuple):
     ranks: tuple[int, ...]
     borders: tuple[int, ...]
 
+    def shares(self) -> list[Any]:
+        return [self.memory[begin:end] for begin, end in zip(self.borders, self.borders[1:], strict=False)]
+
+    def moves(self, rank: int) -> Iterator[Move]:
+        """This rank's share goes to all others, and theirs come."""
+        shares = dict(zip(self.ranks, self.shares(), strict=True))
+        for other, share in shares.items():
+            if other != rank:
+                yield Move(other, shares[rank], True)
+                yield Move(other, share, False)
+
+
+class Mixed(Protocol):
+    """Bytes of which ranks want different ones: the moves of this rank."""
+
+    def moves(self, rank: int) -> Iterator[Move]: ...
+
 
 class Wave(NamedTuple):
     """Units that are exchanged together. Its ranks call it by the same key; each has those of its units that it wants."""
 
     key: str
     ranks: tuple[int, ...]
-    units: list[Unit]
+    units: Sequence[Unit | Mixed]
     whole: Callable[[], object] | None = None
     """Is called by the caller's thread when the units are whole."""
 
@@ -186,7 +211,7 @@ class Exchange:
             self._meet()
             while (wave := self._next()) is not None:
                 if self._team.agree(wave.key, wave.ranks, lambda: self._stopped):
-                    self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
+                    self._fly(wave)
                 del wave
                 self._land()
             self._settle()
@@ -202,7 +227,7 @@ class Exchange:
         self._team.have("meet")
         if self._team.nccl and self._team.agree("meet", everyone, lambda: self._stopped):
             work = dist.all_reduce(torch.zeros(1, device=self._team.device), group=self._team.group, async_op=True)
-            self._flying.append(_Flight(Wave("meet", everyone, []), [work], asks=True))
+            self._flying.append(_Flight(Wave("meet", everyone, []), [work], [], asks=True))
 
     def _next(self) -> Wave | None:
         """The next wave that this rank is ready for; None at the end."""
@@ -236,7 +261,7 @@ class Exchange:
                         self._changed.wait(_board.BEAT / 10)
                         continue
                 if self._team.agree(wave.key, wave.ranks, lambda: True):
-                    self._flying.append(_Flight(wave, [work for unit in wave.units for work in self._begin(unit)], self._team.nccl))
+                    self._fly(wave)
                 del wave
             self._settle()
         if self._flying:
@@ -259,25 +284,31 @@ class Exchange:
             self._team.check()
             raise GroupError(f"the ranks of the group cannot exchange bytes: {str(err).splitlines()[0] if str(err) else type(err).__name__}") from None
 
-    def _begin(self, unit: Unit) -> list[Any]:
-        """Starts to give this rank's share of a unit to its other ranks, and to get theirs."""
-        team, me = self._team, unit.ranks.index(self._team.rank)
-        shares = [unit.memory[begin:end] for begin, end in zip(unit.borders, unit.borders[1:], strict=False)]
-        if team.nccl and len(unit.ranks) == team.size and len({len(share) for share in shares}) == 1:
-            return [dist.all_gather_into_tensor(unit.memory, shares[me], group=team.group, async_op=True)]
-        moves = []
-        for other, rank in enumerate(unit.ranks):
-            if other != me:
-                moves += [dist.P2POp(dist.isend, shares[me], group=team.group, group_peer=rank)] if len(shares[me]) else []
-                moves += [dist.P2POp(dist.irecv, shares[other], group=team.group, group_peer=rank)] if len(shares[other]) else []
-        return dist.batch_isend_irecv(moves) if moves else []
+    def _fly(self, wave: Wave) -> None:
+        """Starts to give this rank's shares of a wave to its other ranks, and to get theirs."""
+        works, memory = [], []
+        for unit in wave.units:
+            if isinstance(unit, Unit) and self._gathers(unit):
+                share = unit.shares()[unit.ranks.index(self._team.rank)]
+                works.append(dist.all_gather_into_tensor(unit.memory, share, group=self._team.group, async_op=True))
+                continue
+            moves = [move for move in unit.moves(self._team.rank) if len(move.memory)]
+            ops = [dist.P2POp(dist.isend if move.goes else dist.irecv, move.memory, group=self._team.group, group_peer=move.rank) for move in moves]
+            works += dist.batch_isend_irecv(ops) if ops else []
+            memory += moves
+        self._flying.append(_Flight(wave, works, memory, self._team.nccl))
+
+    def _gathers(self, unit: Unit) -> bool:
+        """Whether NCCL can gather it in place."""
+        return self._team.nccl and len(unit.ranks) == self._team.size and len({len(share) for share in unit.shares()}) == 1
 
 
 class _Flight:
     """A wave that is under way. Only NCCL says without waiting whether work is over."""
 
-    def __init__(self, wave: Wave, works: list[Any], asks: bool) -> None:
+    def __init__(self, wave: Wave, works: list[Any], memory: list[Any], asks: bool) -> None:
         self.wave, self._works = wave, works
+        self._memory = memory  # lives as long as they use it
         self._error: Exception | None = None
         self._waiter = None if asks else threading.Thread(target=self._wait, name="hbmfs-gloo", daemon=True)
         if self._waiter is not None:
@@ -306,7 +337,7 @@ class _Flight:
         """Lets go of the memory, after an abort."""
         if self._waiter is None:
             self._wait()
-        self._works = []
+        self._works, self._memory = [], []
 
 
 def _backend(group: Any, device: torch.device) -> str:

@@ -5,7 +5,7 @@
 Transformers makes the model, on the meta device, and puts the weights in: names of keys, conversions, tied weights,
 buffers, dtype and generation config are its own, and so are its warnings of keys that are missing or left over. It gets
 the weights as a state dict, of which it copies nothing that has the model's dtype. Where the dtypes differ, the device
-holds both the file's weights and the model's until the call returns.
+holds both the file's weights and the model's until the call returns. Without a group a thread reads the weights meanwhile.
 
 The weights are views of a few allocations, so model.save_pretrained copies each tensor on its device once.
 Transformers 4.57 and 5.17 are tested. On a GPU they want accelerate, as for their own device_map.
@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _device, weights
-from ._transfer import Progress
+from ._transfer import Progress, shower
 from .errors import InvalidError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
@@ -87,11 +91,12 @@ def from_pretrained(
     cls, config = _resolve(cls, config, code) if auto else (cls, config)
 
     files = _files(Path(folder, subfolder), options.get("variant"), getattr(config, "transformers_weights", None))
-    state = _Weights(files, {"device": device, "method": method, "group": group, "progress": progress, "reader": reader})
+    state = _Weights(files, {"device": device, "method": method, "group": group, "progress": progress, "reader": reader}, group is None)
     options |= {**hub, **trust} | ({} if dtype is None else {"dtype": dtype})
     if device != "cpu":
         options["device_map"] = {"": torch.device(device)}
-    made = cls.from_pretrained(None, *arguments, config=config, state_dict=state, **options)
+    with state:
+        made = cls.from_pretrained(None, *arguments, config=config, state_dict=state, **options)
     if not state.given:
         raise UnavailableError(f"transformers {transformers.__version__} did not take the weights that it was given: use {cls.__name__}.from_pretrained")
     model = made[0] if isinstance(made, tuple) else made
@@ -141,26 +146,160 @@ def _files(folder: Path, variant: str | None, named: str | None) -> Path:
 
 
 class _Weights(dict[str, Any]):
-    """A state dict that is read when its tensors are asked for; until then they are on the meta device.
+    """A state dict that a thread reads while Transformers makes the model. Until its tensors are asked for, they are on the meta
+    device.
 
-    Before it takes them, Transformers allocates as much memory as the whole model needs, to warm up the allocator, and
-    frees it. With the weights there already, that would be twice the model.
+    Before it takes them, Transformers allocates as much memory as the whole model needs, to warm up the allocator, and frees it:
+    with the weights there already, that would be twice the model. It leaves that out where it can be told to. Otherwise, and
+    with a group, the weights are read when they are asked for.
     """
 
-    def __init__(self, path: Path, arguments: dict[str, Any]) -> None:
-        super().__init__(weights.outlines(path))
+    def __init__(self, path: Path, arguments: dict[str, Any], ahead: bool) -> None:
         self.given = False
         self._path, self._arguments = path, arguments
+        self._ahead = _Ahead(path, arguments) if ahead and _spares_warmup() else None
+        try:
+            super().__init__(weights.outlines(path))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
 
     def items(self) -> Any:
         if not self.given:
-            import torch
-
-            if self._arguments["device"] != "cpu":
-                torch.cuda.empty_cache()  # other sizes are allocated now, which would leave holes in what was freed
-            self.update(weights.load_safetensors(self._path, **self._arguments))
+            self.update(self._tensors())
             self.given = True
         return super().items()
+
+    def _tensors(self) -> dict[str, Any]:
+        if self._ahead is not None:
+            return {name: _Arriving(self._ahead, name) for name in self} if _takes_slices() else self._ahead.all()
+        if self._arguments["device"] != "cpu":
+            import torch
+
+            torch.cuda.empty_cache()  # other sizes are allocated now, which would leave holes in what was freed
+        return weights.load(self._path, **self._arguments)
+
+    def __enter__(self) -> _Weights:
+        _warmup.spared = self._ahead is not None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Ends what is under way. Why it failed says more than what Transformers made of that."""
+        _warmup.spared = False
+        failure = None if self._ahead is None else self._ahead.end()
+        if failure is not None and (kind is None or issubclass(kind, Exception)):
+            raise failure
+
+
+class _Ahead:
+    """Weights that a thread reads."""
+
+    def __init__(self, path: Path, arguments: dict[str, Any]) -> None:
+        import torch
+
+        self._changed = threading.Condition()  # guards what follows
+        self._tensors: dict[str, Any] = {}  # once all reads are begun
+        self._ends: dict[str, int] = {}  # the bytes from which on each is there
+        self._done = 0
+        self._over = self._stopped = False
+        self._failure: BaseException | None = None
+        # The caller's stream is where the memory will be used, and given back.
+        stream = None if arguments["device"] == "cpu" else torch.cuda.current_stream(arguments["device"])
+        self._thread = threading.Thread(target=self._run, args=(path, arguments, torch.cuda.stream(stream)), name="hbmfs-model", daemon=True)
+        self._thread.start()
+
+    def _run(self, path: Path, arguments: dict[str, Any], stream: Any) -> None:
+        show, end = None, None
+
+        def arrived(done: int, total: int) -> None:
+            nonlocal show, end
+            if self._stopped:
+                raise _Stopped
+            if show is None:
+                show, end = shower(arguments["progress"], total, "weights")
+            show(done - self._done)
+            self._set(_done=done)
+
+        try:
+            with stream:
+                tensors = weights.load(path, **arguments | {"progress": arrived}, begun=lambda found, ends: self._set(_tensors=found, _ends=ends))
+            self._set(_tensors=tensors, _over=True)
+        except BaseException as err:  # noqa: BLE001 (raised by who asks)
+            self._set(_tensors={}, _failure=err, _over=True)
+        finally:
+            if end is not None:
+                end()
+
+    def _set(self, **values: Any) -> None:
+        with self._changed:
+            self.__dict__.update(values)
+            self._changed.notify_all()
+
+    def tensor(self, name: str) -> Any:
+        """Waits until a tensor is there."""
+        return self._wait(lambda: self._ends.get(name, self._done + 1) <= self._done)[name]
+
+    def all(self) -> dict[str, Any]:
+        return self._wait(lambda: False)
+
+    def _wait(self, there: Callable[[], bool]) -> dict[str, Any]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or there())
+            if self._failure is not None:
+                raise self._failure
+            return self._tensors
+
+    def end(self) -> BaseException | None:
+        """Stops reading, if it goes on, and says why it failed, if it did."""
+        self._stopped = True
+        self._thread.join()
+        self._tensors = {}
+        return None if isinstance(self._failure, _Stopped) else self._failure
+
+
+class _Stopped(Exception):
+    """Nobody waits for the weights any more."""
+
+
+class _Arriving:
+    """A tensor that is on its way, as a slice of a safetensors file is: it is there when it is indexed."""
+
+    def __init__(self, ahead: _Ahead, name: str) -> None:
+        self._ahead, self._name = ahead, name
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._ahead.tensor(self._name)[index]
+
+
+def _takes_slices() -> bool:
+    """Whether Transformers indexes the values of a state dict, on threads, before it uses them."""
+    try:
+        loading = importlib.import_module("transformers.core_model_loading")
+    except ImportError:  # before 5
+        return False
+    return hasattr(loading, "_materialize_copy")
+
+
+_warmup = threading.local()
+"""`spared` is set on threads on which Transformers shall not warm up the allocator."""
+
+
+def _spares_warmup() -> bool:
+    """Has Transformers ask `_warmup` before it warms up the allocator. There is no option for that."""
+    from transformers import modeling_utils
+
+    real = getattr(modeling_utils, "caching_allocator_warmup", None)
+    if real is None:
+        return False
+    if not hasattr(real, "asks_hbmfs"):
+
+        @functools.wraps(real)
+        def warmup(*arguments: Any, **options: Any) -> Any:
+            return None if getattr(_warmup, "spared", False) else real(*arguments, **options)
+
+        warmup.asks_hbmfs = True  # type: ignore[attr-defined]
+        modeling_utils.caching_allocator_warmup = warmup
+    return True
 
 
 def _name(model: Any, folder: str) -> None:

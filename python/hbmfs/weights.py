@@ -16,7 +16,9 @@ Several GPUs of a host, each with its process and a torch.distributed group of t
 
 Each rank reads a share of the bytes, once, and NCCL brings the rest over NVLink while the next are read: 64 MiB of each
 rank at a time, in place, so that beside the weights an allocation needs at most 512 bytes for each rank. With slices= a
-rank gets parts of tensors. Bytes that several ranks want alike are read once, others by the rank that wants them.
+rank gets parts of tensors. Bytes that several ranks want alike are read once, others by the rank that wants them. Where
+ranks want other columns of a matrix, each reads whole rows of it, its share, and gives the others their columns: that needs at
+most 2 GiB beside the weights.
 
 Tensors that were saved twice are two tensors, as with the safetensors package. On the host, without torch, the arrays
 are NumPy's, which has no bfloat16 and no 8-bit floats.
@@ -30,8 +32,9 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,8 +50,12 @@ from .safetensors_header import Header, Tensor
 if TYPE_CHECKING:
     import torch
 
+    from ._columns import Matrix
     from ._group import Exchange, Team
     from .reader import File, Reader
+
+Begun = Callable[[dict[str, Any], dict[str, int]], object] | None
+"""Is called with the tensors, and the bytes of progress from which on each is there."""
 
 SHARE = REQUEST
 """Most bytes that each rank of a group reads of what is exchanged at once."""
@@ -85,7 +92,7 @@ def load_safetensors(
     method    the path into HBM that is wished for: see Reader
     names     only these tensors, or those for whose name it returns True
     slices    a mapping or a function from a name to what this rank wants of the tensor: None (all of it), a tuple of
-              Python slices, one for each dimension, or hbmfs.SKIP (it is left out). No rank moves other bytes to its GPU
+              Python slices, one for each dimension, or hbmfs.SKIP (it is left out)
     group     a process group of torch.distributed, whose ranks all make this call: NCCL for GPUs, gloo for the CPU
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
               of the bytes that this rank reads
@@ -95,8 +102,24 @@ def load_safetensors(
     torch (or NumPy) does not have, OutOfMemoryError; with a group, the failure of any rank, and GroupError where one is
     gone or sees other files. After any exception, KeyboardInterrupt too, all memory is free.
     """
+    return load(path, device, method=method, names=names, slices=slices, group=group, progress=progress, reader=reader)
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: Any,
+    *,
+    method: str = "auto",
+    names: Names = None,
+    slices: Slices = None,
+    group: Any = None,
+    progress: Progress = None,
+    reader: Reader | None = None,
+    begun: Begun = None,
+) -> dict[str, Any]:
+    """load_safetensors, which calls begun when all reads are begun."""
     index = _device.parse(device)
-    call = _Call(path, index, method, names, slices, progress, reader)
+    call = _Call(path, index, method, names, slices, progress, reader, begun)
     if group is None:
         return call.run(None)
     from ._board import Told
@@ -130,6 +153,7 @@ class _Call(NamedTuple):
     slices: Slices
     progress: Progress
     reader: Reader | None
+    begun: Begun
 
     def run(self, team: Team | None) -> dict[str, Any]:
         """Loads, alone or with the ranks of a team, which hear of what is wrong with any rank's arguments."""
@@ -157,7 +181,7 @@ class _Call(NamedTuple):
                     if file.size != header.size:
                         raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
                 exchange = None if team is None else stack.enter_context(_exchange(team))
-                weights = _read(loads, files, blocks, library, self.progress, exchange)
+                weights = _read(loads, files, blocks, library, self.progress, exchange, self.begun)
                 weights = {tensor.name: weights[tensor.name] for header in headers for tensor in header.tensors if tensor.name in weights}
                 if opening is not None:
                     # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
@@ -169,6 +193,12 @@ class _Call(NamedTuple):
             raise
 
 
+def _columns() -> Any:
+    from . import _columns as module  # it needs torch.distributed
+
+    return module
+
+
 def _exchange(team: Team) -> Exchange:
     from ._group import Exchange
 
@@ -176,16 +206,17 @@ def _exchange(team: Team) -> Exchange:
 
 
 class _Load(NamedTuple):
-    """Parts that the same ranks want, and this rank's number among them."""
+    """Parts that the same ranks want, and this rank's number among them. Of matrices each wants other columns."""
 
     layout: Layout
     ranks: tuple[int, ...]
     me: int
+    matrices: list[Matrix]
 
     def sizes(self) -> list[int]:
         """The bytes of each block, of which every rank reads an equal share."""
         even = EVEN * len(self.ranks)
-        return self.layout.blocks if len(self.ranks) == 1 else [-(-size // even) * even for size in self.layout.blocks]
+        return self.layout.blocks if len(self.ranks) == 1 or self.matrices else [-(-size // even) * even for size in self.layout.blocks]
 
     def windows(self, size: int) -> list[tuple[int, int]]:
         """The begins and ends of what is exchanged at once."""
@@ -197,17 +228,21 @@ def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list
     """Packs what this rank wants: first what it shares with others, in the order that all of them follow."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     mine = _parts.wanted(tensors, slices)
-    size, me = (1, 0) if team is None else (team.size, team.rank)
-    cuts = [mine] if team is None else _agreed(team, headers, mine)
-    loads: dict[tuple[int, ...], Layout] = {}
+    me = 0 if team is None else team.rank
+    all_cuts = [mine] if team is None else _agreed(team, headers, mine)
+    loads: dict[tuple[bool, tuple[int, ...]], _Load] = {}
     for number, (file, tensor) in enumerate((file, tensor) for file, header in enumerate(headers) for tensor in header.tensors):
         want = mine[number]
         if isinstance(want, Skip):
             continue
-        ranks = tuple(rank for rank in range(size) if cuts[rank][number] == want)
-        loads.setdefault(ranks, Layout()).add(file, _parts.part(tensor, want))
-    order = sorted(loads, key=lambda ranks: (len(ranks) == 1, ranks))
-    return [_Load(loads[ranks], ranks, ranks.index(me)) for ranks in order]
+        cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
+        columns = {} if all(cut == want for cut in cuts.values()) else _columns().shared(tensor, cuts)
+        ranks = tuple(columns) if me in columns else tuple(rank for rank, cut in cuts.items() if cut == want)
+        load = loads.setdefault((me in columns, ranks), _Load(Layout(), ranks, ranks.index(me), []))
+        load.layout.add(file, _parts.part(tensor, want))
+        if me in columns:
+            load.matrices.append(_columns().Matrix(file, tensor.offset, columns, load.layout.places[-1]))
+    return [loads[key] for key in sorted(loads, key=lambda key: (len(key[1]) == 1, key))]
 
 
 def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip]) -> list[list[Any]]:
@@ -271,39 +306,64 @@ class _Opening:
 
 
 def _read(
-    loads: Sequence[_Load], files: Sequence[File], blocks: list[Any], library: _Torch | _Numpy, progress: Progress, exchange: Exchange | None
+    loads: Sequence[_Load],
+    files: Sequence[File],
+    blocks: list[Any],
+    library: _Torch | _Numpy,
+    progress: Progress,
+    exchange: Exchange | None,
+    begun: Begun,
 ) -> dict[str, Any]:
     """Reads this rank's share of everything, and waits until the others' is here, too."""
-    shares = [(load, block, size) for load in loads for block, size in enumerate(load.sizes())]
-    with Transfer(_bytes(shares), progress, "weights", None if exchange is None else exchange.check) as transfer:
-        for number, (load, block, size) in enumerate(shares):
-            if number == len(blocks):
-                blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
-            for begin, end in load.windows(size):
-                borders = _borders(load, begin, end)
-                for read in load.layout.within(block, borders[load.me], borders[load.me + 1]):
-                    to = library.pointer(blocks[number]) + read.to
-                    if len(read.offsets) == 1:
-                        transfer.read(files[read.file], to, int(read.offsets[0]), read.run)
-                    else:
-                        transfer.gather(files[read.file], to, read.offsets, read.run)
-                if len(load.ranks) > 1:
-                    assert exchange is not None
-                    transfer.then(functools.partial(_give, exchange, blocks, number, f"{block}/{begin}", load.ranks, borders))
+    weights = dict[str, Any]()
+    with Transfer(sum(map(_bytes, loads)), progress, "weights", None if exchange is None else exchange.check) as transfer:
+        first = 0
+        for load in loads:
+            for block, size in enumerate(load.sizes(), first):
+                if block == len(blocks):
+                    blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
+                if not load.matrices:
+                    _read_block(load, block - first, size, files, blocks[block], library, transfer, exchange)
+            if load.matrices:
+                assert exchange is not None
+                _columns().read(load.matrices, load.ranks, load.me, files, blocks[first:], library.allocate, transfer, exchange)
+            first += len(load.layout.blocks)
         # The last bytes arrive while the views are made.
-        first, weights = 0, dict[str, Any]()
+        first = 0
         for load in loads:
             weights |= {place.part.tensor.name: _view(place, blocks, first, library) for place in load.layout.places}
             first += len(load.layout.blocks)
+        if begun is not None and exchange is None:
+            parts = [place.part for load in loads for place in load.layout.places]
+            begun(weights, dict(zip((part.tensor.name for part in parts), accumulate(part.length for part in parts), strict=True)))
     if exchange is not None:
         exchange.wait()
     return weights
 
 
-def _bytes(shares: Sequence[tuple[_Load, int, int]]) -> int:
+def _read_block(
+    load: _Load, block: int, size: int, files: Sequence[File], memory: Any, library: _Torch | _Numpy, transfer: Transfer, exchange: Exchange | None
+) -> None:
+    """Begins reading this rank's shares of a block, and gives them to the exchange."""
+    for begin, end in load.windows(size):
+        borders = _borders(load, begin, end)
+        for read in load.layout.within(block, borders[load.me], borders[load.me + 1]):
+            to = library.pointer(memory) + read.to
+            if len(read.offsets) == 1:
+                transfer.read(files[read.file], to, int(read.offsets[0]), read.run)
+            else:
+                transfer.gather(files[read.file], to, read.offsets, read.run)
+        if len(load.ranks) > 1:
+            assert exchange is not None
+            transfer.then(functools.partial(_give, exchange, memory, f"{block}/{begin}", load.ranks, borders))
+
+
+def _bytes(load: _Load) -> int:
     """The bytes that this rank reads."""
+    if load.matrices:
+        return int(_columns().size(load.matrices, load.ranks, load.me))
     total = 0
-    for load, block, size in shares:
+    for block, size in enumerate(load.sizes()):
         for begin, end in load.windows(size):
             borders = _borders(load, begin, end)
             total += sum(read.length for read in load.layout.within(block, borders[load.me], borders[load.me + 1]))
@@ -316,12 +376,12 @@ def _borders(load: _Load, begin: int, end: int) -> tuple[int, ...]:
     return tuple(begin + each * number for number in range(len(load.ranks))) + (end,)
 
 
-def _give(exchange: Exchange, blocks: list[Any], number: int, name: str, ranks: tuple[int, ...], borders: tuple[int, ...]) -> None:
+def _give(exchange: Exchange, memory: Any, name: str, ranks: tuple[int, ...], borders: tuple[int, ...]) -> None:
     """Gives a window that this rank has read its share of to the exchange."""
     from ._group import Unit, Wave
 
     begin = borders[0]
-    unit = Unit(blocks[number][begin : borders[-1]], ranks, tuple(border - begin for border in borders))
+    unit = Unit(memory[begin : borders[-1]], ranks, tuple(border - begin for border in borders))
     exchange.have(Wave(f"{'+'.join(map(str, ranks))}/{name}", ranks, [unit]))
 
 

@@ -1,6 +1,6 @@
 """Weights into all GPUs of a host by hbmfs and by its peers, every loader in turn in one run.
 
-    group.py [--gpus N] [--gb 17] [--shards 4] [--dir DIR] [--rounds 5] [--loaders NAMES] [--json FILE] [--skip-failures]
+    group.py [--gpus N] [--gb 17] [--shards 4] [--dir DIR] [--rounds 5] [--loaders NAMES] [--json FILE] [--cold] [--skip-failures]
 
 One process for each GPU, an NCCL group of all of them, on which a collective ran before. The page cache holds the files.
 A row's seconds are from the last rank's call to the last rank's synchronize; the reader, headers and allocation are
@@ -28,7 +28,7 @@ import hbmfs
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
-from torch_weights import make, same
+from torch_weights import disk, forget, make, same
 
 SLOW = 1.5
 """Seconds of a load from which on a loader takes part in two rounds only."""
@@ -51,7 +51,8 @@ def megatron(rank, size):
 
 WIDTH, HEIGHT = {}, {}
 LOADERS = (
-    "hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_megatron", "instanttensor", "fastsafetensors", "safetensors",
+    "hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_columns_alone", "hbmfs_megatron", "instanttensor",
+    "fastsafetensors", "safetensors",
 )  # fmt: skip
 
 
@@ -74,6 +75,9 @@ class Loaders:
 
     def hbmfs_columns(self):
         return hbmfs.load_safetensors(self.folder, self.device, group=dist.group.WORLD, slices=columns(self.rank, self.size), progress=False)
+
+    def hbmfs_columns_alone(self):
+        return hbmfs.load_safetensors(self.folder, self.device, slices=columns(self.rank, self.size), progress=False)
 
     def hbmfs_megatron(self):
         return hbmfs.load_safetensors(self.folder, self.device, group=dist.group.WORLD, slices=megatron(self.rank, self.size), progress=False)
@@ -117,7 +121,7 @@ def rank_main(rank, size, address, folder, files, options, results):
     expected = loaders.safetensors()
     for name, tensor in expected.items():
         WIDTH[name], HEIGHT[name] = (tensor.shape[1], tensor.shape[0]) if tensor.dim() == 2 else (0, 0)
-    ways, wants = {}, {"hbmfs_rows": rows, "hbmfs_columns": columns, "hbmfs_megatron": megatron}
+    ways, wants = {}, {"hbmfs_rows": rows, "hbmfs_columns": columns, "hbmfs_columns_alone": columns, "hbmfs_megatron": megatron}
     for name in options.loaders.split(","):
         load, wrong = getattr(loaders, name), None
         try:
@@ -132,7 +136,7 @@ def rank_main(rank, size, address, folder, files, options, results):
                     same(found, expected)
         except Exception as err:  # noqa: BLE001 (a peer that cannot take part is a line of the report)
             wrong = f"{type(err).__name__}: {str(err).splitlines()[:1]}"
-        found = None
+        found = parts = part = None
         said = [None] * size
         dist.all_gather_object(said, wrong, group=control)
         if any(said):
@@ -176,10 +180,60 @@ def rank_main(rank, size, address, folder, files, options, results):
         for name, times in took.items():
             print(f"| {name} | {statistics.median(times):.3f} ({min(times):.3f}-{max(times):.3f}) | {statistics.median(cpu[name]):.1f} |", flush=True)
         results.put({"seconds": took, "cpu": cpu, "bytes": total})
+    if options.cold:
+        cold(rank, size, folder, files, control, options)
     if not options.skip_failures:
         failures(rank, size, folder, control, options)
     print(f"rank {rank} ends", flush=True)
     os._exit(0)
+
+
+def left_the_disk(file):
+    """Bytes that were read from the block device of a file."""
+    device = os.stat(file).st_dev
+    return 512 * int(Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()[2])
+
+
+def cold(rank, size, folder, files, control, options):
+    """Half of the files, out of the page cache: a plain reader on one rank, and the group."""
+    files = files[: max(len(files) // 2, 1)]
+    total = sum(os.path.getsize(file) for file in files)
+    with tempfile.TemporaryDirectory(dir=options.dir) as half:
+        for file in files:
+            (Path(half) / Path(file).name).symlink_to(file)
+        loaders = Loaders(Path(half), [Path(file) for file in files], rank, size)
+        best = None
+        for threads, block in ((8, 8 << 20), (16, 4 << 20), (32, 1 << 20)) if rank == 0 else ():
+            forget(files)
+            start = time.perf_counter()
+            disk(files[:1], threads, block)
+            best = min(best or (60.0, 0, 0), (time.perf_counter() - start, threads, block))
+        ways = {"O_DIRECT": lambda: disk(files, *best[1:]) if rank == 0 else None}
+        ways |= {name: getattr(loaders, name) for name in ("hbmfs", "hbmfs_columns", "hbmfs_megatron")}
+        took, read = {name: [] for name in ways}, {name: [] for name in ways}
+        for _ in range(2):
+            for name, load in ways.items():
+                gc.collect()
+                torch.cuda.empty_cache()
+                if rank == 0:
+                    forget(files)
+                dist.barrier(group=control)
+                before, begin = left_the_disk(files[0]), time.monotonic()
+                result = load()
+                torch.cuda.synchronize()
+                dist.barrier(group=control)
+                took[name].append(time.monotonic() - begin)
+                read[name].append((left_the_disk(files[0]) - before) / total)
+                del result
+    if rank == 0:
+        print(f"\ncold, {total / 1e9:.1f} GB; O_DIRECT is {best[1]} threads x {best[2] >> 20} MiB\n| reader | seconds | GB/s | of O_DIRECT | left the disk |")
+        print("|---|---|---|---|---|")
+        plain = statistics.median(took["O_DIRECT"])
+        for name, times in took.items():
+            middle, times_read = statistics.median(times), ", ".join(f"{part:.2f} x" for part in read[name])
+            print(
+                f"| {name} | {middle:.2f} ({min(times):.2f}-{max(times):.2f}) | {total / middle / 1e9:.2f} | {plain / middle:.2f} | {times_read} |", flush=True
+            )
 
 
 def failures(rank, size, folder, control, options):
@@ -248,6 +302,7 @@ def main():
     parser.add_argument("--loaders", default=",".join(LOADERS), help="the rows to measure")
     parser.add_argument("--dir")
     parser.add_argument("--json")
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--skip-failures", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hbmfs-group-", dir=options.dir) as folder, socket.socket() as free:

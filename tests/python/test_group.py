@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hbmfs import _board, _parts, _transfer, weights
+from hbmfs import _board, _columns, _parts, _transfer, weights
 from test_weights import random_model, same
 
 PATIENCE = 60
@@ -59,6 +59,7 @@ def run(store, rank, size, results, job, *arguments):
     import torch.distributed as dist
 
     weights.SHARE, _transfer.REQUEST, _parts.BLOCK, _board.SILENCE = 40_000, 50_000, 300_000, 3.0
+    _columns.SHARE = 75_000
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
         result = job(rank, size, *arguments)
@@ -188,6 +189,110 @@ def parts(rank, size, path, seed):
 @pytest.mark.parametrize(("size", "seed"), [(1, 1), (1, 2), (4, 3), (4, 4), (3, 5)])
 def test_slices(model, size, seed):
     assert Ranks(size, parts, model, seed).wait() == ["same"] * size
+
+
+def columns_of(rank, size, number, shape):
+    """Columns of a matrix: equal parts, parts of other sizes that may overlap, of the middle dimension; all of it, nothing of it."""
+    dimension, odd = (len(shape) // 2 if number % 3 == 2 else len(shape) - 1), number % 4
+    begin, end = rank * shape[dimension] // size, (rank + 1) * shape[dimension] // size
+    if odd == 1:
+        begin, end = max(begin - 3, 0), min(end + rank, shape[dimension])
+    elif odd == 2 and rank == 0:
+        return None
+    elif odd == 3 and rank == 1:
+        return hbmfs.SKIP
+    return tuple(slice(begin, end) if i == dimension else slice(None) for i in range(len(shape)))
+
+
+def columns(rank, size, path, least):
+    """The bytes that this rank read, of the files and of what it wants."""
+    _columns.LEAST = least
+    expected = safetensors.torch.load_file(path)
+    wants = {name: columns_of(rank, size, number, tensor.shape) for number, (name, tensor) in enumerate(expected.items())}
+    with hbmfs.Reader("cpu") as reader:
+        found = hbmfs.load_safetensors(path, "cpu", slices=wants, group=torch.distributed.group.WORLD, reader=reader)
+        read = sum(reader.stats()["bytes"].values())
+    torch.distributed.barrier()  # rank 0, which may be done first, holds the store
+    kept = {name: tensor for name, tensor in expected.items() if wants[name] is not hbmfs.SKIP}
+    same(found, {name: tensor[wants[name] or ...].clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
+    return read, sum(tensor.nbytes for tensor in found.values())
+
+
+def matrices(folder):
+    """Matrices of odd and even widths, of one-byte to eight-byte elements, one without alignment; and tensors that are none."""
+    rng = np.random.default_rng(2)
+    shapes = [(100, 64), (333, 48), (7, 6, 40), (1000, 9), (64, 1024), (3, 5000), (2, 3, 4, 160), (77, 76), (20_000, 4), (50, 8192)]
+    dtypes = [torch.bfloat16, torch.uint8, torch.float32, torch.int64, torch.float16]
+    tensors = {}
+    for number, shape in enumerate(shapes):
+        dtype = dtypes[number % len(dtypes)]
+        data = rng.integers(0, 256, int(np.prod(shape)) * dtype.itemsize, np.uint8)
+        tensors[f"{number}"] = torch.from_numpy(data).view(dtype).view(shape)
+    path = folder / "model.safetensors"
+    safetensors.torch.save_file(tensors | {"odd": torch.zeros(1, 3, dtype=torch.uint8), "row": torch.arange(40).view(1, 40)}, path)
+    return path
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_columns(tmp_path, size):
+    path = matrices(tmp_path)
+    payload = sum(tensor.nbytes for tensor in safetensors.torch.load_file(path).values())
+    together, alone = Ranks(size, columns, path, 100).wait(), Ranks(size, columns, path, 1 << 30).wait()
+    # Matrices of which too little is wanted, or in long runs, are read by the ranks that want them.
+    assert sum(read for read, _ in together) <= 1.1 * payload
+    assert max(read for read, _ in together) < 1.3 * payload / size
+    assert all(read <= wanted for read, wanted in alone)
+    assert [wanted for _, wanted in alone] == [wanted for _, wanted in together]
+
+
+def test_windows_have_each_row_once():
+    rng = np.random.default_rng(3)
+    for ranks in (1, 2, 3, 7):
+        list_of = [
+            _columns.Matrix(0, 0, {0: _columns.Columns(int(rng.integers(2, 5000)), int(rng.integers(1, 9000)), 0, 1)}, None)
+            for _ in range(int(rng.integers(1, 30)))
+        ]
+        seen = {id(matrix): 0 for matrix in list_of}
+        for shares in _columns.windows(list_of, ranks):
+            assert len(shares) == ranks
+            for share in shares:
+                at = 0
+                for rows in share:
+                    assert rows.first == seen[id(rows.matrix)] and rows.last > rows.first and rows.at == at
+                    seen[id(rows.matrix)], at = rows.last, at + rows.length
+                assert at < _columns.SHARE + 9000
+        assert [seen[id(matrix)] for matrix in list_of] == [matrix.any.rows for matrix in list_of]
+
+
+def columns_with(rank, size, path, other):
+    """Rank 1 is given another file, or is killed while it reads."""
+    _columns.LEAST = 100
+    wants = {name: (slice(None), slice(rank * 512 // size, (rank + 1) * 512 // size)) for name in ("0", "1", "2")}
+    if other is None and rank == 1:
+        begin, calls = _transfer.Transfer.then, []
+
+        def stop(self, call):
+            calls.append(0)
+            if len(calls) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            begin(self, call)
+
+        _transfer.Transfer.then = stop
+    start = time.monotonic()
+    try:
+        hbmfs.load_safetensors(other if rank == 1 and other else path, "cpu", slices=wants, group=torch.distributed.group.WORLD)
+    except hbmfs.Error as err:
+        return str(err), time.monotonic() - start
+    return "loaded", 0
+
+
+def test_columns_with_a_rank_that_fails(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({str(number): torch.randint(0, 256, (600, 512), dtype=torch.uint8) for number in range(3)}, path)
+    for text, took in Ranks(3, columns_with, path, None).wait([0, 2]):
+        assert "rank 1 of the group (process" in text and "is gone: last seen" in text and took < 20, (text, took)
+    for rank, (text, took) in enumerate(Ranks(3, columns_with, path, tmp_path / "missing").wait()):
+        assert "no file" in text and took < 10 and (rank == 1 or text.startswith("rank 1 of the group failed")), (text, took)
 
 
 def test_slices_that_make_no_sense(model):

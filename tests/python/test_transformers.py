@@ -1,8 +1,10 @@
 """hbmfs.transformers.from_pretrained beside Transformers' own from_pretrained: the same models, bit for bit."""
 
+import contextlib
 import json
 import logging
 import shutil
+import threading
 
 import hbmfs
 import pytest
@@ -122,13 +124,13 @@ def test_dtype_of_a_config_that_says_none(path):
 
 def test_nothing_is_copied(path, monkeypatch):
     given = {}
-    real = hbmfs.load_safetensors
+    real = hbmfs.weights.load
 
     def remember(*arguments, **options):
         given.update(real(*arguments, **options))
         return dict(given)
 
-    monkeypatch.setattr("hbmfs.weights.load_safetensors", remember)
+    monkeypatch.setattr("hbmfs.weights.load", remember)
     model = load(transformers.LlamaForCausalLM, path)
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == {name: tensor.data_ptr() for name, tensor in given.items()}
 
@@ -377,3 +379,53 @@ def test_slices_of_the_plan_of_tensor_parallelism(path, size):
             assert found[name].shape == expected.shape, name
             assert torch.equal(found[name], expected), name
     assert {"colwise", "rowwise"} <= seen
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ValueError])
+def test_transformers_fails_while_weights_are_read(path, monkeypatch, raised):
+    def fail(*arguments, **options):
+        raise raised("on purpose")
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "__init__", fail)
+    with pytest.raises(raised, match="on purpose"):
+        load(transformers.LlamaForCausalLM, path)
+    assert "hbmfs-model" not in {thread.name for thread in threading.enumerate()}
+    monkeypatch.undo()
+    equal(load(transformers.LlamaForCausalLM, path), transformers.LlamaForCausalLM.from_pretrained(path))
+
+
+def test_weights_that_cannot_be_read(path, monkeypatch):
+    """The failure of the thread that reads is that of the call, whatever Transformers makes of it."""
+
+    def fail(*arguments, **options):
+        raise hbmfs.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr("hbmfs.weights.load", fail)
+    with pytest.raises(hbmfs.OutOfMemoryError, match="no memory is left"):
+        load(transformers.LlamaForCausalLM, path)
+
+
+def test_progress_of_a_model(path):
+    seen = []
+    load_with = hbmfs.transformers.from_pretrained
+    load_with(transformers.LlamaForCausalLM, path, device="cpu", progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] > 0 and seen == sorted(seen)
+
+    def stop(done, total):
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        load_with(transformers.LlamaForCausalLM, path, device="cpu", progress=stop)
+
+
+def test_others_warm_up_their_allocator(path, monkeypatch):
+    """Only the thread that loads by hbmfs leaves it out, and only for so long."""
+    asked = []
+    monkeypatch.setattr(transformers.modeling_utils, "caching_allocator_warmup", lambda *arguments, **options: asked.append(arguments))
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "post_init", lambda self: other.start() or other.join() or warmup()(self, {}, None))
+    other, warmup = threading.Thread(target=lambda: warmup()(None, {}, None)), lambda: transformers.modeling_utils.caching_allocator_warmup
+    with contextlib.suppress(Exception):  # a model without post_init is none
+        load(transformers.LlamaForCausalLM, path)
+    assert [arguments[0] for arguments in asked] == [None]
+    warmup()(path, {}, None)
+    assert len(asked) == 2
