@@ -271,6 +271,29 @@ func TestCancel(t *testing.T) {
 	})
 }
 
+// TestWritesShareTheThreads: one that goes on for long keeps no other from being written, or from being cancelled.
+func TestWritesShareTheThreads(t *testing.T) {
+	w := newWriter(t, Options{Device: HostDevice, Threads: 2, Rate: 64 << 20})
+	long, err := w.Write(t.TempDir(), []File{{Name: "a", Size: 1 << 30}}, nil)
+	must(t, err)
+	began := time.Now()
+	_, err = do(w, t.TempDir(), File{Name: "a", Size: 8 << 20})
+	must(t, err)
+	other, err := w.Write(t.TempDir(), []File{{Name: "a", Size: 1 << 30}}, nil)
+	must(t, err)
+	other.Cancel()
+	if _, err := other.Result(); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want that it was cancelled", err)
+	}
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if written, total := long.Progress(); written >= total {
+		t.Error("the long one was not long")
+	}
+	long.Cancel()
+}
+
 // TestManyAtOnce writes, snapshots and closes, all at once.
 func TestManyAtOnce(t *testing.T) {
 	onEachDevice(t, func(t *testing.T, o Options, put func(t *testing.T, w *Writer, p []byte) Memory) {
@@ -354,5 +377,61 @@ func TestMemoryThatIsNotThere(t *testing.T) {
 	must(t, s.Release())
 	if _, err := New(Options{Device: HostDevice, Threads: -1}); err == nil {
 		t.Error("a writer of -1 threads")
+	}
+}
+
+func TestGPUErrorsNameTheFix(t *testing.T) {
+	for name, c := range map[string]struct {
+		env, value string
+		device     int
+		want       string
+	}{
+		"no GPU":          {"FAKE_CUDA_DEVICES", "0", 0, "shows no GPU; check nvidia-smi"},
+		"index too large": {"FAKE_CUDA_DEVICES", "2", 2, "gpu 2 does not exist: this process sees gpu 0 to 1"},
+		"cannot pin":      {"FAKE_CUDA_PINNABLE", "100000", 0, "of host memory for each of 3 threads"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(c.env, c.value)
+			if _, err := New(Options{Device: c.device, Threads: 3, Libraries: fakeLibraries(t)}); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want one that says %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestGPUThatIsLost ends writes and snapshots with CUDA's error, and the writer can be closed.
+func TestGPUThatIsLost(t *testing.T) {
+	o := Options{Threads: 2, Arena: 4 << 20, Libraries: fakeLibraries(t)}
+	w, err := New(o)
+	must(t, err)
+	<-w.Ready()
+	m := Memory{HBM: 0, N: 1 << 20}
+	p := pages(t, 1<<20, 1)
+	var at uint64
+	must(t, w.cu.Within(w.context, func() error {
+		a, err := w.cu.Alloc(1 << 20)
+		at = uint64(a)
+		return err
+	}))
+	m.HBM = uintptr(at)
+	s, err := w.Snapshot(t.Context(), []Memory{m}, nil)
+	must(t, err)
+	_, err = s.Result()
+	must(t, err)
+	ask(t, o.Libraries.CUDA, "fake_cuda_lose")
+	if _, err := do(w, t.TempDir(), File{"a", 1 << 20, []Part{{0, m}}}); err == nil || !strings.Contains(err.Error(), "start the process again") {
+		t.Errorf("write: %v, want CUDA's error", err)
+	}
+	if _, err := w.Snapshot(t.Context(), []Memory{m}, nil); err == nil {
+		t.Error("a snapshot of a lost GPU")
+	}
+	dir := t.TempDir()
+	r, err := do(w, dir, File{"b", 1 << 20, []Part{{0, Memory{Host: p}}}})
+	must(t, err) // what lies on the host can still be written
+	checkFiles(t, dir, []model{{"b", p}}, r)
+	must(t, s.Release())
+	_ = w.Close() // it tells what could not be given back
+	if !w.ended {
+		t.Error("it could not be closed")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -96,14 +97,42 @@ func (q *Write) runMapped(ctx context.Context) error {
 	return nil
 }
 
-// writeUpTo has workers write chunks up to a number. When it returns, also with an error, nothing is under way.
+// turn is how long a worker stays with one write while others wait for it.
+const turn = 100 * time.Millisecond
+
+// writeUpTo has workers write chunks up to a number. When it returns, also with an error, nothing is under way. Workers come for a
+// turn at a time, so that writes share them; a write that is cancelled before its turn waits for none.
 func (q *Write) writeUpTo(ctx context.Context, end int64) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	q.end = end
 	q.next.Store(min(q.next.Load(), q.started))
 	workers := min(int64(q.w.opt.Threads), end-q.started)
 	q.started = end
-	finished, err := q.w.crew.Run(ctx, int(workers), workers, func(w *crew.Worker, _ int64) error { return q.work(ctx, w) })
-	q.w.quiet(finished)
+	var inside crew.Gate // of workers that use the write's memory
+	step := func(w *crew.Worker) error {
+		if !inside.Enter() {
+			return context.Canceled // it came after all others had left
+		}
+		defer inside.Leave()
+		return q.work(ctx, w)
+	}
+	var turns sync.WaitGroup
+	for range workers {
+		turns.Go(func() {
+			for q.next.Load() < end && ctx.Err() == nil {
+				if err := q.w.crew.Do(ctx, step); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	turns.Wait()
+	select {
+	case <-inside.Shut():
+	case <-q.w.crew.Gone():
+	}
+	err := context.Cause(ctx)
 	if errors.Is(err, crew.ErrClosed) {
 		err = ErrClosed
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"runtime/debug"
+	"time"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -20,8 +21,8 @@ type load struct {
 	hbm   driver.Pointer // from where cuFile writes them; 0 where it does not
 }
 
-// work is what one worker does of a write: it writes chunks until none is left. The copies of the next chunk are under way while
-// one is written.
+// work is a worker's turn at a write: it writes chunks until none is left, or its time is over. The copies of the next chunk are under
+// way while one is written. When it returns, also with an error, none is.
 func (q *Write) work(ctx context.Context, w *crew.Worker) (err error) {
 	// An address without memory must not end the process.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -42,10 +43,16 @@ func (q *Write) work(ctx context.Context, w *crew.Worker) (err error) {
 			return err
 		}
 	}
+	defer func() {
+		if err != nil || ctx.Err() != nil {
+			w.Drain() // their jobs learn how it went, and this one has failed
+		}
+	}()
+	began := time.Now()
 	var ready *load
-	for ctx.Err() == nil && w.JobErr() == nil {
+	for ctx.Err() == nil {
 		var next *load
-		if c, ok := q.claim(); ok {
+		if c, ok := q.claim(began); ok {
 			if next, err = q.load(w, c); err != nil {
 				return err
 			}

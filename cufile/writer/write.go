@@ -170,8 +170,11 @@ func (q *Write) Result() (Result, error) {
 	return q.result, q.err
 }
 
-// claim gives the next chunk that no worker has begun; false when there is none.
-func (q *Write) claim() (chunk, bool) {
+// claim gives the next chunk that no worker has begun; false when there is none, or the turn that began then is over.
+func (q *Write) claim(began time.Time) (chunk, bool) {
+	if time.Since(began) > turn {
+		return chunk{}, false
+	}
 	i := q.next.Add(1) - 1
 	if i >= q.end {
 		return chunk{}, false

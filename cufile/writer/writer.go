@@ -123,7 +123,7 @@ func (w *Writer) start() (err error) {
 		o.CUDA, o.Context, o.Near = w.cu, w.context, driver.NearCPUs(w.gpu.NUMA)
 	}
 	if w.crew, err = crew.New(o); err != nil {
-		return fmt.Errorf("%w for %d threads, which have %d bytes each: %w", ErrNoMemory, o.Threads, crew.SlotsPerWorker*o.SlotSize, err)
+		return fmt.Errorf("%d bytes of host memory for each of %d threads: %w", crew.SlotsPerWorker*o.SlotSize, o.Threads, err)
 	}
 	if w.cu != nil {
 		w.direct = direct.New(direct.Options{Crew: w.crew, Threads: w.opt.Threads, Library: w.opt.Libraries.CuFile})
@@ -238,14 +238,6 @@ func (w *Writer) untilShut(ctx context.Context) (context.Context, context.Cancel
 		}
 	}()
 	return ctx, cancel
-}
-
-// quiet waits until nothing of a job is under way.
-func (w *Writer) quiet(finished <-chan struct{}) {
-	select {
-	case <-finished:
-	case <-w.crew.Gone():
-	}
 }
 
 // Close cancels all writes, waits for them and for copies that are under way, and gives everything back. Room of snapshots goes

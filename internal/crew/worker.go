@@ -150,6 +150,3 @@ func (d *Destination) Ready(w *Worker) error {
 	}
 	return w.CUDA.StreamWait(w.Stream, d.After)
 }
-
-// JobErr is why the job that the worker is at has failed; nil while it has not.
-func (w *Worker) JobErr() error { return w.job.failed() }
