@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from . import megatron, nanogpt, transformers, vllm
     from ._parts import SKIP
     from .dcp import DCPReader
+    from .mixture import Mixture
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
-_LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
+_LATER = {"TokenStream": "token_stream", "Mixture": "mixture", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
 _LATER |= {"nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "InternalError",
     "InvalidError",
     "LibraryError",
+    "Mixture",
     "NotFoundError",
     "OutOfMemoryError",
     "OutOfRangeError",

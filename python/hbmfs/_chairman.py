@@ -140,6 +140,11 @@ class Assignment:
         self._extend(n)
         return self._before + np.bincount(self._known[: n - self._base], minlength=self._k)
 
+    def most(self) -> list[int]:
+        """How many samples each source gives to the end, or one more. Of an assignment without an end it says nothing."""
+        line = self._lines[-1]
+        return [math.ceil(t) for t in line.after(line.end)]
+
     def forget(self, n: int) -> None:
         """Drops what lies before sample n."""
         if n > self._base:

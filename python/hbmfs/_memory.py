@@ -18,6 +18,8 @@ Dtype = np.dtype[Any]
 class Place(Protocol):
     """The memory of one device, as arrays of one library."""
 
+    orders: bool  # whether order() is there
+
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         """Makes an array. Gives it with its address and the stream that may still use the memory."""
 
@@ -26,6 +28,12 @@ class Place(Protocol):
 
     def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
         """Converts an array to another type, into out if there is one."""
+
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        """The rows [first, end) of an array, as accept() takes them."""
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        """A new array whose row rows[i] is row i of the array."""
 
     def stream(self) -> int:
         """The caller's current stream."""
@@ -45,6 +53,8 @@ def place(library: Library, reader: int, device: int) -> Place:
 
 class Host:
     """NumPy arrays; a torch tensor of the CPU is taken as ``out``, too."""
+
+    orders = True
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         value = np.empty(shape, dtype)
@@ -66,12 +76,22 @@ class Host:
         np.copyto(out.numpy() if hasattr(out, "data_ptr") else out, value)
         return out
 
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        return value[first:end]
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        ordered = np.empty_like(value)
+        ordered[rows] = value
+        return ordered
+
     def stream(self) -> int:
         return NO_STREAM
 
 
 class Torch:
     """Tensors of torch, from its caching allocator, in order with its current stream."""
+
+    orders = True
 
     def __init__(self, torch: Any, device: int) -> None:
         self._torch = torch
@@ -94,12 +114,20 @@ class Torch:
     def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
         return value.to(getattr(self._torch, dtype.name)) if out is None else out.copy_(value)
 
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        return value[first:end]
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        return value[self._torch.from_numpy(np.argsort(rows)).to(self._device, non_blocking=True)]
+
     def stream(self) -> int:
         return int(self._torch.cuda.current_stream(self._index).cuda_stream)
 
 
 class Bare:
     """DeviceArrays; any object with __cuda_array_interface__ is taken as ``out``."""
+
+    orders = False
 
     def __init__(self, library: Library, reader: int, device: int) -> None:
         self._library, self._reader, self._device = library, reader, device
@@ -121,8 +149,23 @@ class Bare:
     def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
         raise DtypeError(f"{value.dtype} cannot become {dtype} on a GPU without torch: leave dtype= out and convert with what computes there")
 
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        interface = value.__cuda_array_interface__
+        size = math.prod(value.shape[1:]) * value.dtype.itemsize
+        return _Rows({**interface, "shape": (end - first, *value.shape[1:]), "data": (value.pointer + first * size, False)})
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        raise InvalidError("nobody moves rows on a GPU without torch: read them to where they belong")
+
     def stream(self) -> int:
         return 0
+
+
+class _Rows:
+    """A part of an array in HBM. Who uses it keeps the array."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__cuda_array_interface__ = interface
 
 
 def _tensor(out: Any, device: str, shape: Shape, dtype: Dtype) -> int:

@@ -99,6 +99,10 @@ class Dataset:
         self._open()
         return Queue(self, depth)
 
+    def place(self) -> Place:
+        """Where results are, and how they are made there."""
+        return self._reader._memory() if self._open() is not None and self._reader is not None else Host()
+
     def prefetch(self, starts: Any, length: int) -> None:
         """Says which spans will be gathered, in their order, so that slow storage can be asked early. It is advice."""
         where, length = _starts(starts), _count("length", length)
@@ -181,7 +185,7 @@ class Dataset:
         wanted = self._result_type(dtype)
         wide = wanted != self.dtype
         widen = _WIDEN.get(self.dtype.name, _native.KEEP) if wide and file is not None else _native.KEEP
-        place: Place = self._reader._memory() if file is not None and self._reader is not None else Host()
+        place = self.place()
         convert = wide and not widen  # of a type that the library does not widen: after reading
         if convert:
             if out is not None:

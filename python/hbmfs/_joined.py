@@ -1,0 +1,80 @@
+"""Batches whose rows several datasets give: one gather of each of them, and then the rows in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+    from .request import Request
+
+Part = tuple[int, NDArray[np.int64], NDArray[np.int64]]
+"""The number of a dataset, the rows of the batch that it gives (ascending), and the token offset of each of them."""
+
+
+class Joined:
+    """Requests that end together: what a queue waits for as for one Request."""
+
+    def __init__(self, requests: Sequence[Request[Any]], finish: Callable[[], Any]) -> None:
+        self._requests = list(requests)
+        self._finish = finish
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for all of them, and gives what `finish` makes. An error of one of them cancels the others."""
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            while self._requests:
+                self._requests[0].wait(None if end is None else max(0.0, end - time.monotonic()))
+                self._requests.pop(0)
+        except TimeoutError:
+            raise
+        except BaseException:
+            self.cancel()
+            raise
+        return self._finish()
+
+    def cancel(self) -> None:
+        """Cancels those that are under way."""
+        for request in self._requests:
+            request.cancel()
+
+
+class Rows:
+    """Begins the batches of a mixture, as a queue asks for them. All datasets are on one device."""
+
+    def __init__(self, datasets: Sequence[Dataset], dtype: np.dtype[Any]) -> None:
+        self._datasets, self._dtype = datasets, dtype
+
+    def begin_gather(self, starts: Sequence[Part], length: int, *, dtype: Any = None) -> Joined:
+        """Starts reading a batch: rows of `length` tokens."""
+        place = self._datasets[0].place()
+        parts = starts if place.orders else _stretches(starts)
+        rows = np.concatenate([rows for _, rows, _ in parts]) if parts else np.empty(0, np.int64)
+        batch, _, _ = place.allocate((len(rows), length), self._dtype)
+        begun: list[Request[Any]] = []
+        end = 0
+        try:
+            for source, part, offsets in parts:
+                first, end = (end, end + len(part)) if place.orders else (int(part[0]), int(part[0]) + len(part))
+                begun.append(self._datasets[source].begin_gather(offsets, length, out=place.rows(batch, first, end), dtype=dtype))
+        except BaseException:
+            for request in begun:
+                request.cancel()
+            raise
+        ordered = not place.orders or len(parts) < 2
+        return Joined(begun, lambda: batch if ordered else place.order(batch, rows))
+
+
+def _stretches(parts: Sequence[Part]) -> list[Part]:
+    """The same with the rows of each part next to each other, for memory in which nobody can move rows."""
+    return [
+        (source, rows[a:b], offsets[a:b])
+        for source, rows, offsets in parts
+        for cuts in [[0, *(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)]]
+        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+    ]
