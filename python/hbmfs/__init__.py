@@ -40,7 +40,7 @@ from .reader import File, Reader
 from .request import Request
 
 if TYPE_CHECKING:
-    from . import megatron, nanogpt, transformers, vllm
+    from . import megatron, mixture, nanogpt, transformers, vllm
     from ._parts import SKIP
     from .dcp import DCPReader
     from .mixture import Mixture
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
 _LATER = {"TokenStream": "token_stream", "Mixture": "mixture", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
-_LATER |= {"nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
+_LATER |= {"nanogpt": "", "megatron": "", "mixture": "", "transformers": "", "vllm": ""}
 
 __all__ = [
     "SKIP",
@@ -86,6 +86,7 @@ __all__ = [
     "__version__",
     "load_safetensors",
     "megatron",
+    "mixture",
     "nanogpt",
     "open",
     "transformers",

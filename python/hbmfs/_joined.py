@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -76,5 +77,5 @@ def _stretches(parts: Sequence[Part]) -> list[Part]:
         (source, rows[a:b], offsets[a:b])
         for source, rows, offsets in parts
         for cuts in [[0, *(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)]]
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+        for a, b in itertools.pairwise(cuts)
     ]

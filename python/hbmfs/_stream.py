@@ -98,9 +98,7 @@ class Stream:
                 )
         consumed, began = state.get("consumed"), state.get("began")
         if not (isinstance(consumed, int) and isinstance(began, int) and 0 <= began <= consumed):
-            raise InvalidError(
-                f"the state counts {consumed!r} consumed samples since {began!r}: it was not made by state_dict()"
-            )
+            raise InvalidError(f"the state counts {consumed!r} consumed samples since {began!r}: it was not made by state_dict()")
         self._accept(state, consumed, began)
         self._position, self._began = consumed, began
 
@@ -153,10 +151,7 @@ class Stream:
 
     def _check_unmoved(self, position: int) -> None:
         if self._position != position:
-            raise RuntimeError(
-                "the stream was moved, by load_state_dict or by another iteration, while this one ran: "
-                "begin again with iter(stream)"
-            )
+            raise RuntimeError("the stream was moved, by load_state_dict or by another iteration, while this one ran: begin again with iter(stream)")
 
     def _plan(self, first: int, end: int | None, stride: int) -> Iterator[Any]:
         """Yields what this reader's batches are made of. The daemon is told of a window of them before the window

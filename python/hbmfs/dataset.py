@@ -63,11 +63,17 @@ class Dataset:
 
     @property
     def documents(self) -> "np.ndarray[Any, Any] | None":
-        """Where documents begin, in tokens, and behind the last one where it ends: int64. None where it is not known."""
+        """Where documents begin, in tokens, and behind the last one where it ends: int64. None where it is not known: it is of
+        views of tokens, and of Megatron's .bin files."""
         if self._documents is None:
             self._open()
             folder, name = os.path.split(self.path)
             beside = os.path.join(folder, "documents.npy")
+            if name.endswith(".bin") and os.path.exists(f"{self.path[:-4]}.idx"):
+                from .megatron import Index
+
+                self._documents = Index(f"{self.path[:-4]}.idx").document_borders()
+                return self._documents
             if not name.startswith("tokens.") or f"{os.sep}.hbmfs{os.sep}views" not in folder or not os.path.exists(beside):
                 return None
             try:
@@ -230,9 +236,7 @@ class Dataset:
             wrong = first if first < 0 else last
             room = len(self) - length
             allowed = f"starts go from 0 to {room}" if room >= 0 else f"these are fewer than one sample of {length}, so give a smaller length"
-            raise errors.OutOfRangeError(
-                f"tokens {wrong} to {wrong + length} are not inside of {self.path}, which has {len(self)}: {allowed}"
-            )
+            raise errors.OutOfRangeError(f"tokens {wrong} to {wrong + length} are not inside of {self.path}, which has {len(self)}: {allowed}")
 
     def _result_type(self, dtype: Any) -> "np.dtype[Any]":
         if dtype is None:

@@ -16,7 +16,7 @@ anew when it is iterated again, in another order.
 be loaded on any rank, world size and batch size, replays nothing, and refuses other data, weights and options.
 
 **Sources** are open datasets of any format, mount and origin, on one device. Where their types differ, say dtype="int64".
-sources() makes them of Megatron's --data-path or of a file.
+hbmfs.mixture.sources() opens them as Megatron's --data-path or a file names them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import tokens
+from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
 from ._joined import Rows
 from ._queue import Queue
@@ -39,6 +40,8 @@ from .errors import DeviceError, DtypeError, InvalidError
 
 if TYPE_CHECKING:
     from .dataset import Dataset
+
+__all__ = ["Mixture", "sources"]
 
 _ENDS = ("repeat", "stop", "drop")
 
@@ -107,7 +110,7 @@ class Mixture(Stream):
         if not isinstance(given, Mapping):
             return [given] * len(self.names)
         if unknown := set(given) - set(self.names):
-            raise InvalidError(f"{what} names {sorted(unknown)[0]!r}, which is no source: the sources are {', '.join(self.names)}")
+            raise InvalidError(f"{what} names {min(unknown)!r}, which is no source: the sources are {', '.join(self.names)}")
         return [given.get(name, otherwise) for name in self.names]
 
     @property
@@ -131,7 +134,10 @@ class Mixture(Stream):
 
     def _identity(self) -> dict[str, Any]:
         weights = [[at, *map(str, row)] for at, row in self.schedule]
-        sources = [[name, len(s.dataset), s.count, str(s.dataset.dtype), end, limit] for name, s, end, limit in zip(self.names, self._samples, self._ends, self._limits, strict=True)]
+        sources = [
+            [name, len(s.dataset), s.count, str(s.dataset.dtype), end, limit]
+            for name, s, end, limit in zip(self.names, self._samples, self._ends, self._limits, strict=True)
+        ]
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
@@ -221,7 +227,7 @@ def _weights(first: dict[str, Weight], schedule: Sequence[tuple[int, Mapping[str
     out = [(0, list(now.values()))]
     for at, changed in schedule:
         if unknown := set(changed) - set(now):
-            raise InvalidError(f"the schedule names {sorted(unknown)[0]!r}, which is no source: the sources are {', '.join(now)}")
+            raise InvalidError(f"the schedule names {min(unknown)!r}, which is no source: the sources are {', '.join(now)}")
         now.update((name, _exact(name, weight)) for name, weight in changed.items())
         at = at_least(0, "a sample of the schedule", at)
         if at < out[-1][0] or (at == out[-1][0] and at):
