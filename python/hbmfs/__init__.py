@@ -44,11 +44,20 @@ if TYPE_CHECKING:
     from ._parts import SKIP
     from .dcp import DCPReader
     from .mixture import Mixture
+    from .packed import Packed, PackedStream
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
-_LATER = {"TokenStream": "token_stream", "Mixture": "mixture", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
+_LATER = {
+    "TokenStream": "token_stream",
+    "Mixture": "mixture",
+    "Packed": "packed",
+    "PackedStream": "packed",
+    "load_safetensors": "weights",
+    "SKIP": "_parts",
+    "DCPReader": "dcp",
+}
 _LATER |= {"nanogpt": "", "megatron": "", "mixture": "", "transformers": "", "vllm": ""}
 
 __all__ = [
@@ -74,6 +83,8 @@ __all__ = [
     "NotFoundError",
     "OutOfMemoryError",
     "OutOfRangeError",
+    "Packed",
+    "PackedStream",
     "ReadError",
     "Reader",
     "Request",

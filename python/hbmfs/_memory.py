@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import sys
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,8 @@ from . import _device
 from ._native import NO_STREAM, Library
 from .device_array import DeviceArray, Memory
 from .errors import DeviceError, DtypeError, InvalidError, OutOfMemoryError
+
+_UNSIGNED = ("uint16", "uint32", "uint64")
 
 Shape = tuple[int, ...]
 Dtype = np.dtype[Any]
@@ -118,10 +121,17 @@ class Torch:
         return value[first:end]
 
     def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
-        return value[self._torch.from_numpy(np.argsort(rows)).to(self._device, non_blocking=True)]
+        places = self._torch.from_numpy(np.argsort(rows)).to(self._device, non_blocking=True)
+        return signed(value)[places].view(value.dtype)
 
     def stream(self) -> int:
         return int(self._torch.cuda.current_stream(self._index).cuda_stream)
+
+
+def signed(value: Any) -> Any:
+    """The same memory as signed numbers: torch moves no elements of unsigned ones of more than a byte."""
+    kind = str(value.dtype).removeprefix("torch.")
+    return value.view(getattr(sys.modules["torch"], kind[1:])) if kind in _UNSIGNED else value
 
 
 class Bare:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from .device_array import DeviceArray
 from .errors import InvalidError
 
 STATE_VERSION = 1
+NEVER = 1 << 62
+"""A position that no run reaches."""
 
 
 class Stream:
@@ -116,68 +119,82 @@ class Stream:
     def _queue(self) -> Queue:
         raise NotImplementedError
 
+    def _starts(self, batch: Any) -> Any:
+        """What the queue reads for a batch."""
+        return batch
+
     def _told(self) -> bool:
         """Whether a daemon wants to hear of the plan."""
         raise NotImplementedError
 
-    def _shape(self, batch: Any) -> Any:
-        """What a batch is handed out as."""
+    def _shape(self, batch: Any, plan: Any) -> Any:
+        """What a batch is handed out as, which was read by this plan."""
         return shifted(batch) if self.targets else batch
+
+    def _end_by(self, position: int) -> int | None:
+        """Where this pass ends, if it does at `position` or before."""
+        if self.pass_samples is None or self._began + self.pass_samples > position:
+            return None
+        return self._began + self.pass_samples
+
+    def _finish(self, end: int) -> None:
+        """The pass has ended; the next one begins."""
+        self._position = self._began = max(end, self._position)
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
         position = self._position
-        end = None if self.pass_samples is None else max(position, self._began + self.pass_samples)
-        plan = self._plan(position + worker * self._step, end, workers * self._step)
+        plan = self._plan(position + worker * self._step, workers * self._step)
+        under_way: deque[Any] = deque()
         with self._queue() as queue:
-            self._fill(queue, plan)
-            while len(queue):
-                batch = queue.get()
-                self._fill(queue, plan)
+            self._fill(queue, under_way, plan)
+            while under_way:
+                batch, its_plan = queue.get(), under_way.popleft()
+                self._fill(queue, under_way, plan)
                 self._check_unmoved(position)
                 # In a worker, a round of all workers: from its own state each of them goes on with its own next step.
                 position += workers * self._step
-                if end is not None:
-                    position = min(position, end)
-                self._position = position
-                yield self._shape(batch)
+                end = self._end_by(position)
+                self._position = position = position if end is None else max(end, self._position)
+                yield self._shape(batch, its_plan)
             self._check_unmoved(position)
-            if end is not None:
-                self._position = self._began = end
+            if (end := self._end_by(NEVER)) is not None:
+                self._finish(end)
 
-    def _fill(self, queue: Queue, plan: Iterator[Any]) -> None:
+    def _fill(self, queue: Queue, under_way: deque[Any], plan: Iterator[Any]) -> None:
         for batch in itertools.islice(plan, self.depth - len(queue)):
-            queue.put(batch, self._row, dtype=self.dtype)
+            queue.put(self._starts(batch), self._row, dtype=self.dtype)
+            under_way.append(batch)
 
     def _check_unmoved(self, position: int) -> None:
         if self._position != position:
             raise RuntimeError("the stream was moved, by load_state_dict or by another iteration, while this one ran: begin again with iter(stream)")
 
-    def _plan(self, first: int, end: int | None, stride: int) -> Iterator[Any]:
+    def _plan(self, first: int, stride: int) -> Iterator[Any]:
         """Yields what this reader's batches are made of. The daemon is told of a window of them before the window
         ahead of it is read."""
         tell = bool(self.ahead and self._told())
         previous: list[Any] = []
-        for window in self._windows(first, end, stride):
+        for window in self._windows(first, stride):
             if tell:
                 self._tell(window)
             yield from previous
             previous = window
         yield from previous
 
-    def _windows(self, first: int, end: int | None, stride: int) -> Iterator[list[Any]]:
+    def _windows(self, first: int, stride: int) -> Iterator[list[Any]]:
         """Yields the same as lists of batches, since computing the order of 16 of them costs hardly more than of one."""
         batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
-        while True:
+        end = None
+        while end is None:
             steps = max(1, self.ahead)
+            end = self._end_by(first + (steps - 1) * stride + self._step)
             if end is not None:
                 steps = min(steps, max(0, (end - self._step - first) // stride + 1))
-            if steps == 0:
-                break
-            steps_begin = first + stride * np.arange(steps, dtype=np.int64)
-            yield self._batches(steps_begin[:, None] + batch)
+            if steps:
+                yield self._batches(first + stride * np.arange(steps, dtype=np.int64)[:, None] + batch)
             first += steps * stride
-        if end is not None and first < end and not self.drop_last:
+        if first < end and not self.drop_last:
             rest = end - first
             mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)
             yield self._batches((first + mine)[None, :])

@@ -32,9 +32,10 @@ from numpy.typing import NDArray
 from . import tokens
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
-from ._joined import Rows
+from ._joined import Part, Rows
 from ._queue import Queue
 from ._samples import Samples
+from ._segments import borders_of, merged, of_rows, rows_and_labels
 from ._stream import STATE_VERSION, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
 
@@ -79,6 +80,7 @@ class Mixture(Stream):
         documents: bool = False,
         drop_last: bool = True,
         targets: bool = False,
+        packed: bool = False,
     ) -> None:
         super().__init__(
             batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
@@ -90,6 +92,7 @@ class Mixture(Stream):
         self.datasets = [dataset for dataset, _ in sources.values()]
         self._type = _common_type(dict(zip(self.names, self.datasets, strict=True)), dtype)
         self.documents = bool(documents)
+        self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
         self._samples = [Samples(dataset, self.seq_len, self._row, self.documents) for dataset in self.datasets]
         self._seeds = [_seed(self.seed, name) for name in self.names]
         self.schedule = _weights({name: weight for name, (_, weight) in sources.items()}, schedule)
@@ -164,14 +167,14 @@ class Mixture(Stream):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]]:
+    def _batches(self, positions: NDArray[np.int64]) -> list[list[Part]]:
         """For each batch: (source, its rows, their token offsets) of each source in it."""
         if self._assigned_for != self._began:
             self._assigned.restart(0, [0] * len(self.names))
             self._assigned_for = self._began
         self._assigned.forget(self._position - self._began)
         places = positions.reshape(-1) - self._began
-        out: list[list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]] = [[] for _ in positions]
+        out: list[list[Part]] = [[] for _ in positions]
         if not places.size:
             return out
         first, end = int(places[0]), int(places[-1]) + 1
@@ -201,6 +204,12 @@ class Mixture(Stream):
 
     def _told(self) -> bool:
         return any(dataset.stats().get("mounted") for dataset in self.datasets)
+
+    def _shape(self, batch: Any, plan: list[Part]) -> Any:
+        if self._borders is None:
+            return super()._shape(batch, plan)
+        parts = [(rows, *of_rows(self._borders[source], starts, self.seq_len)) for source, rows, starts in plan]
+        return merged(parts).pack(*rows_and_labels(batch, self.targets))
 
     def _queue(self) -> Queue:
         return Queue(Rows(self.datasets, self._type), self.depth)

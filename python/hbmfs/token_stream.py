@@ -40,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._samples import Samples
+from ._segments import borders_of, of_rows, rows_and_labels
 from ._stream import STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 
@@ -65,6 +66,7 @@ class TokenStream(Stream):
     shuffle              False gives the samples in their order
     epochs               None: endless
     documents, drop_last, targets   see there
+    packed               batches say where documents begin: see help("hbmfs.packed")
 
     One iteration at a time: a second one, or load_state_dict, ends the first one with a RuntimeError.
     """
@@ -86,6 +88,7 @@ class TokenStream(Stream):
         documents: bool = False,
         drop_last: bool = True,
         targets: bool = False,
+        packed: bool = False,
     ) -> None:
         super().__init__(
             batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
@@ -94,6 +97,7 @@ class TokenStream(Stream):
         self.dataset = dataset
         self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
         self.documents = bool(documents)
+        self._borders = borders_of(dataset) if packed else None
         self._samples = Samples(dataset, self.seq_len, self._row, self.documents)
         self.samples = self._samples.count
         self.pass_samples = None if self.epochs is None else self.epochs * self.samples
@@ -125,6 +129,12 @@ class TokenStream(Stream):
 
     def _tell(self, window: list[NDArray[np.int64]]) -> None:
         self.dataset.prefetch(np.concatenate(window), self._row)
+
+    def _shape(self, batch: Any, plan: NDArray[np.int64]) -> Any:
+        if self._borders is None:
+            return super()._shape(batch, plan)
+        segments, _ = of_rows(self._borders, plan, self.seq_len)
+        return segments.pack(*rows_and_labels(batch, self.targets))
 
     def _queue(self) -> Queue:
         return self.dataset.queue(self.depth)

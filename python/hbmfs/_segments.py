@@ -1,0 +1,154 @@
+"""The sequences that a batch holds: documents, parts of them, and padding; as attention of variable lengths takes them.
+
+On the host it is made by NumPy, on a device by torch: numbers for each sequence go over, those for each token are made there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._memory import signed
+from .errors import InvalidError
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+Ints = NDArray[np.int64]
+
+NO_LABEL = -100
+"""What torch's cross_entropy leaves out."""
+
+
+class Packed(NamedTuple):
+    """A batch of samples that hold several documents. Sequences are documents, or parts of them, or padding."""
+
+    tokens: Any
+    """[batch_size, seq_len]"""
+    cu_seqlens: Any
+    """int32 [sequences + 1]: where each begins in tokens.view(-1), and the end"""
+    max_seqlen: int
+    """tokens of the longest sequence"""
+    position_ids: Any
+    """int64 [batch_size, seq_len]: each token's place in its sequence"""
+    document_ids: Any
+    """int64 [batch_size, seq_len]: the number of each token's document in its dataset, -1 for padding"""
+    labels: Any
+    """int64 [batch_size, seq_len] with targets=True, else None"""
+
+
+class Segments(NamedTuple):
+    """The sequences of a batch, one after another."""
+
+    lengths: Ints
+    documents: Ints
+    goes_on: NDArray[np.bool_]  # whether the document goes on in the token behind the row's last one
+
+    def pack(self, tokens: Any, labels: Any) -> Packed:
+        """Puts what they say beside tokens, where these are. labels are those that ignore sequences, or None."""
+        ends = np.cumsum(self.lengths)
+        begins, rows = ends - self.lengths, tokens.shape
+        one_each = to_device(np.stack([begins, self.documents]), tokens)
+        many = to_device(self.lengths, tokens)
+        begin, document = (repeat(values, many, int(ends[-1]) if len(ends) else 0) for values in one_each)
+        if labels is not None and len(ends):
+            without = ends[~self.goes_on] - 1
+            labels.reshape(-1)[to_device(without, tokens)] = NO_LABEL
+        borders = to_device(np.concatenate([[0], ends]).astype(np.int32), tokens)
+        position = counted(len(begin), tokens) - begin
+        return Packed(tokens, borders, int(self.lengths.max(initial=0)), position.reshape(rows), document.reshape(rows), labels)
+
+
+def of_rows(borders: Ints, starts: Ints, length: int) -> tuple[Segments, Ints]:
+    """The sequences of rows of consecutive tokens, and how many each row has. borders are those of the dataset's documents."""
+    first = np.searchsorted(borders, starts, side="right") - 1
+    count = np.searchsorted(borders, starts + length, side="left") - first
+    row = np.repeat(np.arange(len(starts)), count)
+    document = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + first[row]
+    begin = np.maximum(borders[document], starts[row])
+    end = np.minimum(borders[document + 1], starts[row] + length)
+    some = end > begin
+    segments = Segments((end - begin)[some], document[some], (borders[document + 1] > starts[row] + length)[some])
+    return segments, np.bincount(row[some], minlength=len(starts))
+
+
+def merged(parts: list[tuple[Ints, Segments, Ints]]) -> Segments:
+    """The sequences of a batch that several datasets give: (rows, their sequences, how many each row has) of each."""
+    row = np.concatenate([np.repeat(where, count) for where, _, count in parts] or [np.empty(0, np.int64)])
+    order = np.argsort(row, kind="stable")
+    none = Segments(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
+    lengths, documents, goes_on = (np.concatenate(fields)[order] for fields in zip(none, *(segments for _, segments, _ in parts), strict=True))
+    return Segments(lengths, documents, goes_on)
+
+
+def borders_of(dataset: Dataset) -> Ints:
+    """Where the documents of a dataset begin, and the end."""
+    if dataset.documents is None:
+        raise InvalidError(f"{dataset.path} has no document borders: open a dataset that has")
+    borders = dataset.documents
+    if len(borders) == 0 or borders[0] != 0 or borders[-1] != len(dataset):
+        raise InvalidError(f"the documents of {dataset.path} do not go from its first token to its last")
+    return np.asarray(borders)
+
+
+def rows_and_labels(batch: Any, targets: bool) -> tuple[Any, Any]:
+    """Tokens and labels of rows of consecutive tokens; with targets they are one longer."""
+    known = isinstance(batch, np.ndarray) or hasattr(batch, "data_ptr")
+    if not known:
+        raise InvalidError("packed batches on a GPU are made by torch, which is not installed: install it")
+    if not targets:
+        return batch, None
+    if isinstance(batch, np.ndarray):
+        return np.ascontiguousarray(batch[:, :-1]), batch[:, 1:].astype(np.int64)
+    return batch[:, :-1].contiguous(), batch[:, 1:].contiguous().long()
+
+
+# --- NumPy on the host, torch on a device --------------------------------------------------------------------------
+
+
+def to_device(array: NDArray[Any], like: Any) -> Any:
+    """The array where `like` is."""
+    if isinstance(like, np.ndarray):
+        return array
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device, non_blocking=True)
+
+
+def repeat(values: Any, many: Any, total: int) -> Any:
+    """Each value so many times, `total` in all."""
+    if isinstance(values, np.ndarray):
+        return np.repeat(values, many)
+    return values.repeat_interleave(many, output_size=total)  # said, so that nobody waits for the device
+
+
+def counted(n: int, like: Any) -> Any:
+    """The numbers from 0 to n-1, where `like` is."""
+    if isinstance(like, np.ndarray):
+        return np.arange(n)
+    import torch
+
+    return torch.arange(n, device=like.device)
+
+
+def picked(values: Any, places: Any) -> Any:
+    """values[places] of one axis."""
+    return values[places] if isinstance(values, np.ndarray) else signed(values)[places].view(values.dtype)
+
+
+def fill(values: Any, where: Any, value: int) -> None:
+    """values[where] = value, which wraps around in signed numbers."""
+    if isinstance(values, np.ndarray):
+        values[where] = value
+        return
+    moved = signed(values)
+    moved.masked_fill_(where, int(np.array(value).astype(str(moved.dtype).removeprefix("torch."))))
+
+
+def next_tokens(tokens: Any) -> Any:
+    """The token behind each one."""
+    if isinstance(tokens, np.ndarray):
+        return np.roll(tokens.astype(np.int64).reshape(-1), -1).reshape(tokens.shape)
+    return tokens.long().view(-1).roll(-1).view(tokens.shape)
