@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .dcp import DCPReader
     from .mixture import Mixture
     from .packed import Packed, PackedStream
+    from .part import Aligned, Part
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
 _LATER = {
     "TokenStream": "token_stream",
     "Mixture": "mixture",
+    "Aligned": "part",
     "Packed": "packed",
+    "Part": "part",
     "PackedStream": "packed",
     "load_safetensors": "weights",
     "SKIP": "_parts",
@@ -63,6 +66,7 @@ _LATER |= {"nanogpt": "", "megatron": "", "mixture": "", "transformers": "", "vl
 __all__ = [
     "SKIP",
     "AccessError",
+    "Aligned",
     "CancelledError",
     "CloseWarning",
     "ClosedError",
@@ -85,6 +89,7 @@ __all__ = [
     "OutOfRangeError",
     "Packed",
     "PackedStream",
+    "Part",
     "ReadError",
     "Reader",
     "Request",

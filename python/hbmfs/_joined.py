@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from .dataset import Dataset
-    from .request import Request
 
 Part = tuple[int, NDArray[np.int64], NDArray[np.int64]]
 """The number of a dataset, the rows of the batch that it gives (ascending), and the token offset of each of them."""
@@ -21,23 +20,24 @@ Part = tuple[int, NDArray[np.int64], NDArray[np.int64]]
 class Joined:
     """Requests that end together: what a queue waits for as for one Request."""
 
-    def __init__(self, requests: Sequence[Request[Any]], finish: Callable[[], Any]) -> None:
+    def __init__(self, requests: Sequence[Any], finish: Callable[[list[Any]], Any]) -> None:
         self._requests = list(requests)
+        self._results: list[Any] = []
         self._finish = finish
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits for all of them, and gives what `finish` makes. An error of one of them cancels the others."""
+        """Waits for all of them, and gives what `finish` makes of their results. An error of one of them cancels the others."""
         end = None if timeout is None else time.monotonic() + timeout
         try:
             while self._requests:
-                self._requests[0].wait(None if end is None else max(0.0, end - time.monotonic()))
+                self._results.append(self._requests[0].wait(None if end is None else max(0.0, end - time.monotonic())))
                 self._requests.pop(0)
         except TimeoutError:
             raise
         except BaseException:
             self.cancel()
             raise
-        return self._finish()
+        return self._finish(self._results)
 
     def cancel(self) -> None:
         """Cancels those that are under way."""
@@ -57,7 +57,7 @@ class Rows:
         parts = starts if place.orders else _stretches(starts)
         rows = np.concatenate([rows for _, rows, _ in parts]) if parts else np.empty(0, np.int64)
         batch, _, _ = place.allocate((len(rows), length), self._dtype)
-        begun: list[Request[Any]] = []
+        begun: list[Any] = []
         end = 0
         try:
             for source, part, offsets in parts:
@@ -68,7 +68,7 @@ class Rows:
                 request.cancel()
             raise
         ordered = not place.orders or len(parts) < 2
-        return Joined(begun, lambda: batch if ordered else place.order(batch, rows))
+        return Joined(begun, lambda _: batch if ordered else place.order(batch, rows))
 
 
 def _stretches(parts: Sequence[Part]) -> list[Part]:

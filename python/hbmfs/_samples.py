@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InvalidError
+from .part import part_of
 from .permutation import Permutation
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Samples:
 
     def identity(self) -> dict[str, Any]:
         """Numbers that tell this dataset from others."""
-        return {"tokens": len(self.dataset), "samples": self.count}
+        return {"tokens": len(self.dataset), "samples": self.count, **part_of(self.dataset)}
 
     def starts(self, places: NDArray[np.int64], seed: int | None) -> NDArray[np.int64]:
         """The token offsets of the samples at places (ascending) of the order of all epochs, by a seed; None: as they lie."""

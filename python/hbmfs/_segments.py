@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._memory import signed
+from .device_array import DeviceArray
 from .errors import InvalidError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Packed(NamedTuple):
     """int64 [batch_size, seq_len]: the number of each token's document in its dataset, -1 for padding"""
     labels: Any
     """int64 [batch_size, seq_len] with targets=True, else None"""
+    beside: dict[str, Any] | None = None
+    """what lies beside the tokens of an Aligned, by name: as labels with targets=True, else as tokens"""
 
 
 class Segments(NamedTuple):
@@ -46,7 +49,7 @@ class Segments(NamedTuple):
     documents: Ints
     goes_on: NDArray[np.bool_]  # whether the document goes on in the token behind the row's last one
 
-    def pack(self, tokens: Any, labels: Any) -> Packed:
+    def pack(self, tokens: Any, labels: Any, beside: dict[str, Any] | None = None) -> Packed:
         """Puts what they say beside tokens, where these are. labels are those that ignore sequences, or None."""
         ends = np.cumsum(self.lengths)
         begins, rows = ends - self.lengths, tokens.shape
@@ -56,9 +59,11 @@ class Segments(NamedTuple):
         if labels is not None and len(ends):
             without = ends[~self.goes_on] - 1
             labels.reshape(-1)[to_device(without, tokens)] = NO_LABEL
+            if (self.documents < 0).any():
+                fill(labels, document.reshape(rows) < 0, NO_LABEL)
         borders = to_device(np.concatenate([[0], ends]).astype(np.int32), tokens)
         position = counted(len(begin), tokens) - begin
-        return Packed(tokens, borders, int(self.lengths.max(initial=0)), position.reshape(rows), document.reshape(rows), labels)
+        return Packed(tokens, borders, int(self.lengths.max(initial=0)), position.reshape(rows), document.reshape(rows), labels, beside)
 
 
 def of_rows(borders: Ints, starts: Ints, length: int) -> tuple[Segments, Ints]:
@@ -93,16 +98,28 @@ def borders_of(dataset: Dataset) -> Ints:
     return np.asarray(borders)
 
 
-def rows_and_labels(batch: Any, targets: bool) -> tuple[Any, Any]:
-    """Tokens and labels of rows of consecutive tokens; with targets they are one longer."""
-    known = isinstance(batch, np.ndarray) or hasattr(batch, "data_ptr")
-    if not known:
+def rows_and_labels(batch: Any, targets: bool) -> tuple[Any, Any, dict[str, Any] | None]:
+    """Tokens, labels, and what lies beside them, of rows of consecutive tokens; with targets they are one longer."""
+    if isinstance(batch, dict):
+        (_, first), *others = batch.items()
+        tokens, labels, _ = rows_and_labels(first, targets)
+        return tokens, labels, {name: shifted(rows)[1] if targets else rows for name, rows in others}
+    if isinstance(batch, DeviceArray):
         raise InvalidError("packed batches on a GPU are made by torch, which is not installed: install it")
     if not targets:
-        return batch, None
+        return batch, None, None
+    tokens, labels = shifted(batch)
+    return tokens, labels.astype(np.int64) if isinstance(labels, np.ndarray) else labels.long(), None
+
+
+def shifted(batch: Any) -> tuple[Any, Any]:
+    """Splits rows of seq_len + 1 tokens into inputs and targets. Copies, since a loss does targets.view(-1)."""
+    if isinstance(batch, DeviceArray):
+        raise InvalidError("targets=True splits batches on a GPU with torch, which is not installed: install it, or leave targets out")
+    x, y = batch[:, :-1], batch[:, 1:]
     if isinstance(batch, np.ndarray):
-        return np.ascontiguousarray(batch[:, :-1]), batch[:, 1:].astype(np.int64)
-    return batch[:, :-1].contiguous(), batch[:, 1:].contiguous().long()
+        return np.ascontiguousarray(x), np.ascontiguousarray(y)
+    return x.contiguous(), y.contiguous()
 
 
 # --- NumPy on the host, torch on a device --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._queue import Queue
-from .device_array import DeviceArray
+from ._segments import shifted
 from .errors import InvalidError
 
 STATE_VERSION = 1
@@ -129,7 +129,9 @@ class Stream:
 
     def _shape(self, batch: Any, plan: Any) -> Any:
         """What a batch is handed out as, which was read by this plan."""
-        return shifted(batch) if self.targets else batch
+        if not self.targets:
+            return batch
+        return {name: shifted(rows) for name, rows in batch.items()} if isinstance(batch, dict) else shifted(batch)
 
     def _end_by(self, position: int) -> int | None:
         """Where this pass ends, if it does at `position` or before."""
@@ -206,16 +208,6 @@ def at_least(least: int, name: str, value: int) -> int:
     if number < least:
         raise InvalidError(f"{name} is {number}: give at least {least}")
     return number
-
-
-def shifted(batch: Any) -> tuple[Any, Any]:
-    """Splits rows of seq_len + 1 tokens into inputs and targets. Copies, since a loss does targets.view(-1)."""
-    if isinstance(batch, DeviceArray):
-        raise InvalidError("targets=True splits batches on a GPU with torch, which is not installed: install it, or leave targets out")
-    x, y = batch[:, :-1], batch[:, 1:]
-    if isinstance(batch, np.ndarray):
-        return np.ascontiguousarray(x), np.ascontiguousarray(y)
-    return x.contiguous(), y.contiguous()
 
 
 def _distributed() -> int:

@@ -3,7 +3,8 @@
 import operator
 import os
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from ._memory import Host, Place
 from ._queue import Queue
 from .reader import File, Reader
 from .request import Request
+
+if TYPE_CHECKING:
+    from .part import Part
 
 # A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
@@ -81,6 +85,18 @@ class Dataset:
             except (OSError, ValueError) as err:
                 raise errors.ReadError(f"{beside} cannot be read: {err}") from err
         return self._documents
+
+    def subset(self, documents: Any) -> "Part":
+        """Some documents, by their numbers or by a mask of all, one behind the other: read like a dataset."""
+        from .part import Part
+
+        return Part(self, documents)
+
+    def split(self, name: str, shares: Mapping[str, float] | None = None, seed: int = 0) -> "Part":
+        """The documents of a split: "train" (0.99) or "val" (0.01), or of other shares. See help("hbmfs.part")."""
+        from .part import split
+
+        return split(self, name, shares, seed)
 
     def gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Any:
         """Reads ``length`` tokens from each of ``starts`` on: an array of shape [len(starts), length]."""

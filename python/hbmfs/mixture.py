@@ -38,6 +38,7 @@ from ._samples import Samples
 from ._segments import borders_of, merged, of_rows, rows_and_labels
 from ._stream import STATE_VERSION, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
+from .part import part_of
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -138,7 +139,7 @@ class Mixture(Stream):
     def _identity(self) -> dict[str, Any]:
         weights = [[at, *map(str, row)] for at, row in self.schedule]
         sources = [
-            [name, len(s.dataset), s.count, str(s.dataset.dtype), end, limit]
+            [name, len(s.dataset), s.count, str(s.dataset.dtype), end, limit, *part_of(s.dataset).values()]
             for name, s, end, limit in zip(self.names, self._samples, self._ends, self._limits, strict=True)
         ]
         return {

@@ -23,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._packing import best_fit
-from ._segments import Ints, Packed, Segments, borders_of, counted, fill, next_tokens, picked, repeat, rows_and_labels, to_device
+from ._pieces import Pieces, span_for
+from ._segments import Ints, Packed, borders_of, next_tokens, rows_and_labels
 from ._stream import STATE_VERSION, Stream, at_least
 from .errors import InvalidError
+from .part import part_of, whole_of
 from .permutation import Permutation
 
 if TYPE_CHECKING:
@@ -33,46 +35,6 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 __all__ = ["Packed", "PackedStream"]
-
-
-class Pieces(NamedTuple):
-    """Documents, or parts of them, that fill the samples of a batch, one sample after another."""
-
-    starts: Ints
-    lengths: Ints
-    documents: Ints
-    samples: Ints  # pieces in each sample
-
-    def take(self, which: Any, samples: Ints) -> Pieces:
-        """Some pieces, and how many of them each sample has."""
-        return Pieces(self.starts[which], self.lengths[which], self.documents[which], samples)
-
-    def spans(self, span: int, end: int) -> Ints:
-        """Where to read `span` tokens each: a piece's last ones end with it, so that little is read twice, and nothing
-        behind the dataset's end."""
-        many = -(-self.lengths // span)
-        piece = np.repeat(np.arange(len(many)), many)
-        number = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
-        at = self.starts[piece] + np.minimum(number * span, np.maximum(self.lengths - span, 0)[piece])
-        return np.minimum(at, end - span)
-
-    def places(self, span: int, end: int, room: int) -> tuple[Segments, Ints, Ints]:
-        """The sequences of the batch, padding included, and which runs of the spans' tokens fill it: (from, how many)."""
-        many = -(-self.lengths // span)
-        first = (np.cumsum(many) - many) * span
-        head = (many - 1) * span
-        # The last span of a piece holds tokens of the one before, too; that of a short one those behind it, or before it.
-        short = self.starts - np.minimum(self.starts, end - span)
-        tail = first + head + np.where(self.lengths < span, short, head + span - self.lengths)
-        ends = np.cumsum(self.samples)
-        total = np.concatenate([[0], np.cumsum(self.lengths)])[ends]
-        padding = room - np.diff(total, prepend=0)
-        lengths = np.insert(self.lengths, ends, padding)
-        documents = np.insert(self.documents, ends, -1)
-        runs = np.insert(np.stack([head, self.lengths - head], 1).reshape(-1), 2 * ends, padding)
-        begins = np.insert(np.stack([first, tail], 1).reshape(-1), 2 * ends, 0)
-        some = lengths > 0
-        return Segments(lengths[some], documents[some], np.zeros(int(some.sum()), np.bool_)), begins, runs
 
 
 class _Window(NamedTuple):
@@ -128,8 +90,8 @@ class PackedStream(Stream):
         if len(dataset) == 0:
             raise InvalidError(f"{dataset.path} has no tokens")
         self._of_epoch = -(-self._documents // self.window)
-        mean = len(dataset) // self._documents
-        self._row = max(1, min(self.seq_len, len(dataset), 1 << max(4, mean.bit_length() - 2)))  # tokens read at once
+        self._whole, self._begins = whole_of(dataset)
+        self._row = span_for(len(dataset), self._documents, self.seq_len)
         self._began_with = 0  # the window with which this pass began
         self._windows_known: deque[_Window] = deque([self._pack(0, 0)])
         self._filled = [0, 0]  # tokens, and samples, of windows
@@ -148,8 +110,8 @@ class PackedStream(Stream):
         documents = np.arange(at * self.window, min((at + 1) * self.window, self._documents))
         if self.shuffle:
             documents = Permutation(self._documents, self.seed, epoch)(documents)
-        begins = np.asarray(self._borders[documents])
-        whole = np.asarray(self._borders[documents + 1]) - begins
+        begins = np.asarray(self._begins[documents])
+        whole = np.asarray(self._borders[documents + 1]) - np.asarray(self._borders[documents])
         many = -(-whole // self.seq_len)
         part = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)
         starts = np.repeat(begins, many) + part * self.seq_len
@@ -198,6 +160,7 @@ class PackedStream(Stream):
             "window": self.window,
             "tokens": len(self.dataset),
             "documents": self._documents,
+            **part_of(self.dataset),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,26 +196,29 @@ class PackedStream(Stream):
         return [pieces.take(slice(at[i], at[i + 1]), pieces.samples[i * size : (i + 1) * size]) for i in range(len(positions))]
 
     def _queue(self) -> Queue:
-        return self.dataset.queue(self.depth)
+        queue: Queue = self._whole.queue(self.depth)
+        return queue
 
     def _starts(self, batch: Pieces) -> Ints:
-        return batch.spans(self._row, len(self.dataset))
+        return batch.spans(self._row, len(self._whole))
 
     def _tell(self, window: list[Pieces]) -> None:
-        self.dataset.prefetch(np.concatenate([self._starts(plan) for plan in window]), self._row)
+        self._whole.prefetch(np.concatenate([self._starts(plan) for plan in window]), self._row)
 
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))
 
     def _shape(self, batch: Any, plan: Pieces) -> Packed:
-        rows_and_labels(batch, False)
-        segments, begins, runs = plan.places(self._row, len(self.dataset), self.seq_len)
-        total = len(plan.samples) * self.seq_len
-        shift = repeat(to_device(begins - (np.cumsum(runs) - runs), batch), to_device(runs, batch), total)
-        read = batch.reshape(-1)
-        tokens = picked(read, (counted(total, batch) + shift).clip(0, max(0, len(read) - 1)))
-        free = segments.documents < 0
-        if free.any():
-            fill(tokens, repeat(to_device(free, batch), to_device(segments.lengths, batch), total), self.pad)
-        tokens = tokens.reshape(len(plan.samples), self.seq_len)
-        return segments.pack(tokens, next_tokens(tokens) if self.targets else None)
+        end = len(self._whole)
+
+        def filled(raw: Any, pad: int) -> Any:
+            return plan.fill(raw, self._row, end, self.seq_len, pad)
+
+        raw, others = (batch, None) if not isinstance(batch, dict) else (next(iter(batch.values())), dict(list(batch.items())[1:]))
+        rows_and_labels(raw, False)
+        tokens = filled(raw, self.pad)
+        labels = next_tokens(tokens) if self.targets else None
+        beside = others and {name: filled(other, 0) for name, other in others.items()}
+        if beside and self.targets:
+            beside = {name: next_tokens(other) for name, other in beside.items()}
+        return plan.places(self._row, end, self.seq_len)[0].pack(tokens, labels, beside)

@@ -22,7 +22,7 @@ def documents(trial, count=60, longest=40):
 
 def check(batch, borders):
     """That what a batch says of its tokens, each of which is its own place in the dataset, is so. Gives the sequences."""
-    tokens, cu, most, position, document, labels = (np.asarray(field) if field is not None else None for field in batch)
+    tokens, cu, most, position, document, labels = (np.asarray(field) if field is not None else None for field in batch[:6])
     assert tokens.shape == position.shape == document.shape and cu.dtype == np.int32
     assert cu[0] == 0 and cu[-1] == tokens.size and np.all(np.diff(cu) > 0) and most == np.diff(cu).max(initial=0)
     assert set(range(0, tokens.size + 1, tokens.shape[1])) <= set(cu.tolist()), "a sequence goes from a row to the next"
@@ -31,7 +31,7 @@ def check(batch, borders):
         (number,) = set(document.reshape(-1)[a:b].tolist())
         assert position.reshape(-1)[a:b].tolist() == list(range(b - a))
         if number < 0:
-            assert not tokens.reshape(-1)[a:b].any() or labels is None
+            assert not tokens.reshape(-1)[a:b].any() and (labels is None or (labels.reshape(-1)[a:b] == -100).all())
             continue
         piece = tokens.reshape(-1)[a:b].astype(np.int64)
         assert np.array_equal(piece, np.arange(piece[0], piece[0] + len(piece)))
