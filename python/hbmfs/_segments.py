@@ -122,6 +122,19 @@ def shifted(batch: Any) -> tuple[Any, Any]:
     return x.contiguous(), y.contiguous()
 
 
+def as_tensors(batch: Any) -> Any:
+    """The same memory as tensors of torch, of all NumPy arrays in a batch."""
+    if isinstance(batch, np.ndarray):
+        import torch
+
+        return torch.from_numpy(batch)
+    if isinstance(batch, dict):
+        return {name: as_tensors(value) for name, value in batch.items()}
+    if isinstance(batch, Packed):
+        return Packed(*map(as_tensors, batch))
+    return tuple(map(as_tensors, batch)) if isinstance(batch, tuple) else batch
+
+
 # --- NumPy on the host, torch on a device --------------------------------------------------------------------------
 
 

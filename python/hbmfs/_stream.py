@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._queue import Queue
-from ._segments import shifted
+from ._segments import as_tensors, shifted
 from .errors import InvalidError
 
 STATE_VERSION = 1
@@ -36,7 +36,7 @@ class Stream:
 
     def __init__(
         self, batch_size: int, seq_len: int, *, seed: int, rank: int | None, world_size: int | None, dtype: Any, depth: int, ahead: int, shuffle: bool,
-        drop_last: bool, targets: bool,
+        drop_last: bool, targets: bool, tensors: bool | None,
     ) -> None:  # fmt: skip
         self.dtype = dtype
         self.batch_size, self.seq_len = at_least(1, "batch_size", batch_size), at_least(1, "seq_len", seq_len)
@@ -54,6 +54,7 @@ class Stream:
         self.shuffle, self.drop_last, self.targets = bool(shuffle), bool(drop_last), bool(targets)
         self._row = self.seq_len + self.targets
         self._position = self._began = 0  # the sample to come, and the one that this pass began with
+        self.tensors = torch_is_imported() if tensors is None else bool(tensors)
         if torch := sys.modules.get("torch"):
             # DataLoader asks by isinstance whether to iterate; IterableDataset is an abstract base class. Not a base
             # of ours, since importing torch takes seconds that a reader on the CPU need not spend.
@@ -158,7 +159,8 @@ class Stream:
                 position += workers * self._step
                 end = self._end_by(position)
                 self._position = position = position if end is None else max(end, self._position)
-                yield self._shape(batch, its_plan)
+                shaped = self._shape(batch, its_plan)
+                yield as_tensors(shaped) if self.tensors else shaped
             self._check_unmoved(position)
             if (end := self._end_by(NEVER)) is not None:
                 self._finish(end)
@@ -208,6 +210,11 @@ def at_least(least: int, name: str, value: int) -> int:
     if number < least:
         raise InvalidError(f"{name} is {number}: give at least {least}")
     return number
+
+
+def torch_is_imported() -> bool:
+    """Whether batches on the CPU are tensors unless something else was asked for."""
+    return "torch" in sys.modules
 
 
 def _distributed() -> int:

@@ -81,11 +81,12 @@ class Mixture(Stream):
         documents: bool = False,
         drop_last: bool = True,
         targets: bool = False,
+        tensors: bool | None = None,
         packed: bool = False,
     ) -> None:
         super().__init__(
             batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
-            drop_last=drop_last, targets=targets,
+            drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
         if not sources:
             raise InvalidError("a mixture needs at least one source: give {name: (dataset, weight)}")

@@ -77,10 +77,11 @@ class PackedStream(Stream):
         epochs: int | None = None,
         drop_last: bool = True,
         targets: bool = False,
+        tensors: bool | None = None,
     ) -> None:
         super().__init__(
             batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
-            drop_last=drop_last, targets=targets,
+            drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
         self.dataset, self.pad = dataset, pad
         self.epochs = None if epochs is None else at_least(1, "epochs", epochs)

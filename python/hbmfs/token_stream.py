@@ -66,6 +66,7 @@ class TokenStream(Stream):
     shuffle              False gives the samples in their order
     epochs               None: endless
     documents, drop_last, targets   see there
+    tensors              on the CPU: True gives tensors of torch, False NumPy arrays; None: tensors where torch is imported
     packed               batches say where documents begin: see help("hbmfs.packed")
 
     One iteration at a time: a second one, or load_state_dict, ends the first one with a RuntimeError.
@@ -88,11 +89,12 @@ class TokenStream(Stream):
         documents: bool = False,
         drop_last: bool = True,
         targets: bool = False,
+        tensors: bool | None = None,
         packed: bool = False,
     ) -> None:
         super().__init__(
             batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
-            drop_last=drop_last, targets=targets,
+            drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
         self.dataset = dataset
         self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
