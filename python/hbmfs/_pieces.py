@@ -39,8 +39,8 @@ class Pieces(NamedTuple):
         at = self.starts[piece] + np.minimum(number * span, np.maximum(self.lengths - span, 0)[piece])
         return np.minimum(at, end - span)
 
-    def places(self, span: int, end: int, room: int) -> tuple[Segments, Ints, Ints]:
-        """The sequences of the batch, padding included, and which runs of the spans' tokens fill it: (from, how many)."""
+    def places(self, span: int, end: int, room: int) -> Places:
+        """How the tokens of the spans fill samples of `room` tokens."""
         many = -(-self.lengths // span)
         first = (np.cumsum(many) - many) * span
         head = (many - 1) * span
@@ -55,16 +55,25 @@ class Pieces(NamedTuple):
         runs = np.insert(np.stack([head, self.lengths - head], 1).reshape(-1), 2 * ends, padding)
         begins = np.insert(np.stack([first, tail], 1).reshape(-1), 2 * ends, 0)
         some = lengths > 0
-        return Segments(lengths[some], documents[some], np.zeros(int(some.sum()), np.bool_)), begins, runs
+        return Places(Segments(lengths[some], documents[some], np.zeros(int(some.sum()), np.bool_)), begins, runs, len(ends), room)
 
-    def fill(self, raw: Any, span: int, end: int, room: int, pad: int) -> Any:
-        """The samples of `room` tokens, made of the spans that were read."""
-        segments, begins, runs = self.places(span, end, room)
-        total = len(self.samples) * room
-        shift = repeat(to_device(begins - (np.cumsum(runs) - runs), raw), to_device(runs, raw), total)
+
+class Places(NamedTuple):
+    """Where the tokens that were read go."""
+
+    segments: Segments  # of the batch, padding included
+    begins: Ints  # of each run of tokens, in those that were read
+    runs: Ints  # its tokens
+    samples: int
+    room: int
+
+    def fill(self, raw: Any, pad: int) -> Any:
+        """The samples, made of what was read."""
+        total = self.samples * self.room
+        shifts, free = self.begins - (np.cumsum(self.runs) - self.runs), self.segments.documents < 0
+        shift, runs, some, many = to_device([shifts, self.runs, free.astype(np.int64), self.segments.lengths], raw)
         read = raw.reshape(-1)
-        tokens = picked(read, (counted(total, raw) + shift).clip(0, max(0, len(read) - 1)))
-        free = segments.documents < 0
+        tokens = picked(read, (counted(total, raw) + repeat(shift, runs, total)).clip(0, max(0, len(read) - 1)))
         if free.any():
-            fill(tokens, repeat(to_device(free, raw), to_device(segments.lengths, raw), total), pad)
-        return tokens.reshape(len(self.samples), room)
+            fill(tokens, repeat(some, many, total) > 0, pad)
+        return tokens.reshape(self.samples, self.room)

@@ -51,19 +51,18 @@ class Segments(NamedTuple):
 
     def pack(self, tokens: Any, labels: Any, beside: dict[str, Any] | None = None) -> Packed:
         """Puts what they say beside tokens, where these are. labels are those that ignore sequences, or None."""
-        ends = np.cumsum(self.lengths)
-        begins, rows = ends - self.lengths, tokens.shape
-        one_each = to_device(np.stack([begins, self.documents]), tokens)
-        many = to_device(self.lengths, tokens)
-        begin, document = (repeat(values, many, int(ends[-1]) if len(ends) else 0) for values in one_each)
-        if labels is not None and len(ends):
-            without = ends[~self.goes_on] - 1
-            labels.reshape(-1)[to_device(without, tokens)] = NO_LABEL
+        ends, rows = np.cumsum(self.lengths), tokens.shape
+        total = int(ends[-1]) if len(ends) else 0
+        last = ends[~self.goes_on] - 1  # the places that have no label
+        begins, documents, many, borders, last = to_device([ends - self.lengths, self.documents, self.lengths, np.append(0, ends), last], tokens)
+        document = repeat(documents, many, total).reshape(rows)
+        position = (counted(total, tokens) - repeat(begins, many, total)).reshape(rows)
+        if labels is not None and total:
+            labels.reshape(-1)[last] = NO_LABEL
             if (self.documents < 0).any():
-                fill(labels, document.reshape(rows) < 0, NO_LABEL)
-        borders = to_device(np.concatenate([[0], ends]).astype(np.int32), tokens)
-        position = counted(len(begin), tokens) - begin
-        return Packed(tokens, borders, int(self.lengths.max(initial=0)), position.reshape(rows), document.reshape(rows), labels, beside)
+                fill(labels, document < 0, NO_LABEL)
+        most = int(self.lengths.max(initial=0))
+        return Packed(tokens, borders.astype(np.int32) if isinstance(borders, np.ndarray) else borders.int(), most, position, document, labels, beside)
 
 
 def of_rows(borders: Ints, starts: Ints, length: int) -> tuple[Segments, Ints]:
@@ -138,13 +137,14 @@ def as_tensors(batch: Any) -> Any:
 # --- NumPy on the host, torch on a device --------------------------------------------------------------------------
 
 
-def to_device(array: NDArray[Any], like: Any) -> Any:
-    """The array where `like` is."""
+def to_device(arrays: list[Ints], like: Any) -> list[Any]:
+    """The arrays where `like` is: by one copy, since each takes its time."""
     if isinstance(like, np.ndarray):
-        return array
+        return list(arrays)
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device, non_blocking=True)
+    together = torch.from_numpy(np.concatenate(arrays)).to(like.device, non_blocking=True)
+    return list(together.split([len(array) for array in arrays]))
 
 
 def repeat(values: Any, many: Any, total: int) -> Any:

@@ -90,7 +90,7 @@ class Part:
         def put_together(raw: Any) -> Any:
             if not hasattr(raw, "reshape"):
                 raise InvalidError("rows of several documents are put together on a GPU by torch, which is not installed: install it")
-            rows = pieces.fill(raw, span, end, length, 0)
+            rows = pieces.places(span, end, length).fill(raw, 0)
             if out is None:
                 return rows
             out[...] = rows

@@ -13,6 +13,7 @@ TokenStream on the first source. Times of first batches are from the start of a 
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -71,6 +72,24 @@ def loaders(sources, shared, rows, length):
         "Mixture of three, packed": lambda: mix(sources, WEIGHTS, packed=True),
         "PackedStream, best-fit": lambda: hbmfs.PackedStream(base, rows, length, seed=1, depth=4),
     }
+
+
+def mosaic(folder, options):
+    """MosaicML's Streams with the same shares, in a DataLoader of 8 workers, where `streaming` is installed: 2,000 samples a source."""
+    from streaming import MDSWriter, Stream, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+    from torch.utils.data import DataLoader
+
+    clean_stale_shared_memory()
+    for name in NAMES:
+        tokens = np.fromfile(folder / f"{name}.bin", np.uint16, 2000 * options.length)
+        with MDSWriter(out=str(folder / f"{name}-mds"), columns={"tokens": f"ndarray:uint16:{options.length}"}) as writer:
+            for row in tokens[: len(tokens) // options.length * options.length].reshape(-1, options.length):
+                writer.write({"tokens": row})
+    streams = [Stream(local=str(folder / f"{name}-mds"), proportion=weight) for name, weight in zip(NAMES, WEIGHTS, strict=True)]
+    dataset = StreamingDataset(streams=streams, shuffle=True, shuffle_seed=1, batch_size=options.rows, epoch_size=1_000_000)
+    for batch in DataLoader(dataset, batch_size=options.rows, num_workers=8, pin_memory=options.device != "cpu", drop_last=True):
+        yield batch["tokens"].to(options.device, non_blocking=True)
 
 
 class Loader:
@@ -145,6 +164,8 @@ def measure(options, folder):
             for ours, theirs in itertools.islice(zip(make_stream(), plain[name](), strict=False), 2):
                 assert same(ours, theirs), f"{name}: other tokens than on the host"
             running.append(Loader(name, make_stream, wait))
+        if importlib.util.find_spec("streaming"):
+            running.append(Loader("MosaicML's Streams, 8 workers", lambda: mosaic(folder, options), wait))
         for _ in range(options.rounds):
             for loader in running:
                 loader.turn(options.seconds)
@@ -157,7 +178,7 @@ def measure(options, folder):
             cpu = 1000 * statistics.median(loader.cpu)
             table.append(f"| {loader.name} | {rate:,.1f} ({min(loader.rates):,.1f} to {max(loader.rates):,.1f}) | {ratio:.2f} | {cpu:.3f} | {loader.first:.3f} |")
             result[loader.name] = {"rates": loader.rates, "ratio": ratio, "cpu_ms": cpu, "first": loader.first}
-        fill = running[-1].stream.fill_rate
+        fill = next(loader.stream.fill_rate for loader in running if "best-fit" in loader.name)
         print("\n".join(table), f"\n\nBest-fit fills {fill:.5f} of the samples. TokenStream moves {base * rows * length * 2 / 1e9:.2f} GB/s.", flush=True)
         for name, dataset in sources.items():
             stats = dataset.stats()
