@@ -71,6 +71,25 @@ class Rows:
         return Joined(begun, lambda _: batch if ordered else place.order(batch, rows))
 
 
+class Beside:
+    """Begins the batches of a mixture of aligned datasets: the rows of each name."""
+
+    def __init__(self, rows: dict[str, Rows]) -> None:
+        self._rows = rows
+
+    def begin_gather(self, starts: Sequence[Part], length: int, *, dtype: Any = None) -> Joined:
+        """Starts reading a batch, which is a dict."""
+        begun: list[Any] = []
+        try:
+            for rows in self._rows.values():
+                begun.append(rows.begin_gather(starts, length, dtype=None if begun else dtype))
+        except BaseException:
+            for request in begun:
+                request.cancel()
+            raise
+        return Joined(begun, lambda batches: dict(zip(self._rows, batches, strict=True)))
+
+
 def _stretches(parts: Sequence[Part]) -> list[Part]:
     """The same with the rows of each part next to each other, for memory in which nobody can move rows."""
     return [

@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 from . import tokens
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
-from ._joined import Part, Rows
+from ._joined import Beside, Part, Rows
 from ._queue import Queue
 from ._samples import Samples
 from ._segments import borders_of, merged, of_rows, rows_and_labels
 from ._stream import STATE_VERSION, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
-from .part import part_of
+from .part import Aligned, part_of
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -92,7 +92,7 @@ class Mixture(Stream):
             raise InvalidError("a mixture needs at least one source: give {name: (dataset, weight)}")
         self.names = list(sources)
         self.datasets = [dataset for dataset, _ in sources.values()]
-        self._type = _common_type(dict(zip(self.names, self.datasets, strict=True)), dtype)
+        self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
         self.documents = bool(documents)
         self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
         self._samples = [Samples(dataset, self.seq_len, self._row, self.documents) for dataset in self.datasets]
@@ -214,12 +214,24 @@ class Mixture(Stream):
         return merged(parts).pack(*rows_and_labels(batch, self.targets))
 
     def _queue(self) -> Queue:
-        return Queue(Rows(self.datasets, self._type), self.depth)
+        return Queue(self._rows, self.depth)
 
 
 def _seed(seed: int, name: str) -> int:
     """The seed of a source: that of others does not change when one is added."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8, person=b"hbmfs source").digest(), "little")
+
+
+def _rows(datasets: Mapping[str, Any], dtype: Any) -> Rows | Beside:
+    """What begins the batches of these sources. Aligned ones have the same names."""
+    names = {name: list(d.datasets) if isinstance(d, Aligned) else [] for name, d in datasets.items()}
+    first, *others = names.values()
+    if any(other != first for other in others):
+        raise InvalidError(f"the sources hold different things ({', '.join(f'{n}: {sorted(of)}' for n, of in names.items())}): align all of them alike")
+    if not first:
+        return Rows(list(datasets.values()), _common_type(datasets, dtype))
+    each = {name: {source: d.datasets[name] for source, d in datasets.items()} for name in first}
+    return Beside({name: Rows(list(of.values()), _common_type(of, dtype if name == first[0] else None)) for name, of in each.items()})
 
 
 def _common_type(datasets: Mapping[str, Dataset], dtype: Any) -> np.dtype[Any]:

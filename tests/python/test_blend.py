@@ -15,6 +15,9 @@ with warnings.catch_warnings():
     from megatron.core.datasets.utils import get_blend_from_list
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
+
+
 @pytest.fixture
 def prefixes(tmp_path):
     return [write(tmp_path / f"{name}_text_document", np.uint16, [[50 * n, 30], [20], [7]]) for n, name in enumerate(("web", "code", "books"), 1)]

@@ -13,6 +13,8 @@ from hbmfs import _chairman
 from numpy_dataset import NumpyDataset
 from test_megatron import write
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
+
 SEQ_LEN = 3
 SHIFT = 20
 """Tokens of sample i of source s are s << SHIFT | i."""

@@ -195,6 +195,20 @@ def test_parts_side_by_side():
         hbmfs.Aligned({"tokens": hbmfs.Part(ds, [0, 1]), "mask": hbmfs.Part(mask, [1, 0])})
 
 
+@pytest.mark.parametrize("options", [{}, {"targets": True}, {"packed": True}, {"packed": True, "targets": True}])
+def test_mixtures_of_datasets_side_by_side(options):
+    sources = {str(i): (aligned(i)[2], weight) for i, weight in ((1, 0.7), (2, 0.3))}
+    for batch in itertools.islice(hbmfs.Mixture(sources, 6, 8, dtype="int64", **options), 20):
+        if "packed" in options:
+            tokens, mask = batch.labels if "targets" in options else batch.tokens, batch.beside["mask"]
+            assert np.array_equal(mask[tokens >= 0], tokens[tokens >= 0] % 3 == 0)
+        else:
+            pairs = zip(batch["tokens"], batch["mask"], strict=True) if options else [(batch["tokens"], batch["mask"])]
+            assert all(np.array_equal(m, t % 3 == 0) and t.dtype == np.int64 and m.dtype == np.uint8 for t, m in pairs)
+    with pytest.raises(hbmfs.InvalidError, match="align all of them alike"):
+        hbmfs.Mixture({**sources, "3": (documents(3), 1)}, 6, 8, dtype="int64")
+
+
 def test_files_side_by_side(opened, tmp_path):
     tokens = np.arange(5000, dtype=np.uint16)
     np.save(tmp_path / "tokens.npy", tokens)
