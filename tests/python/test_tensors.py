@@ -11,6 +11,7 @@ import hbmfs
 import numpy as np
 import pytest
 import torch
+from hbmfs import _memory
 from numpy_dataset import NumpyDataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,3 +66,15 @@ def test_embeddings_take_batches_of_int64(tmp_path, dtype):
     with hbmfs.open(tmp_path / "tokens.npy") as ds:
         for x, y in hbmfs.TokenStream(ds, 3, 10, epochs=1, targets=True, dtype="int64"):
             assert embed(x).shape == (3, 10, 4) and y.view(-1).dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint8])
+def test_rows_come_into_their_order_as_on_the_host(dtype):
+    """What a GPU's rows go through, made by torch on the CPU: torch indexes no unsigned numbers of more than a byte."""
+    random = np.random.default_rng(1)
+    value, rows = random.integers(0, 200, (9, 5)).astype(dtype), random.permutation(9)
+    place = object.__new__(_memory.Torch)
+    place._torch, place._device = torch, torch.device("cpu")
+    ordered = place.order(torch.from_numpy(value.copy()), rows)
+    assert np.array_equal(ordered.numpy(), _memory.Host().order(value, rows)) and ordered.numpy().dtype == dtype
+    assert np.array_equal(place.rows(torch.from_numpy(value), 2, 4).numpy(), value[2:4])
