@@ -91,7 +91,7 @@ type Mount struct {
 }
 
 // New mounts listing at point. The kernel waits with the first requests until Serve runs. New recognizes a format that
-// Options force before it mounts. Otherwise Serve recognizes formats while the mount is in use.
+// Options force, or select documents of, before it mounts. Otherwise Serve recognizes formats while the mount is in use.
 func New(ctx context.Context, point string, listing *cache.Listing, opt Options) (*Mount, error) {
 	m := &Mount{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
@@ -102,7 +102,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	top := listing.Dirs[0]
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
 	m.adopt(&m.root)
-	if opt.Layout.Format != "" {
+	if opt.Layout.Format != "" || len(opt.Layout.Select) > 0 {
 		if _, err := m.index(ctx); err != nil {
 			return nil, err
 		}

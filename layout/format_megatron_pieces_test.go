@@ -88,7 +88,7 @@ func TestMegatronWholeDataBesidePieces(t *testing.T) {
 	}
 	f["tokens.bin"] = bin
 	v, s := oneSet(t, f)
-	if len(s.Shards[0].Objects) != 2 || len(v.Views) != 5 {
+	if len(s.Shards[0].Objects) != 2 || len(v.Views) != 6 {
 		t.Errorf("%d objects, %d views: the pieces are used beside the whole", len(s.Shards[0].Objects), len(v.Views))
 	}
 }

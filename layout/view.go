@@ -2,6 +2,7 @@ package layout
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path"
 	"time"
@@ -61,6 +62,7 @@ func (s *Set) views() []View {
 		{Path: "tokens.npy", File: s.tokensNPY},
 		{Path: "tokens.bin", File: s.tokensBin},
 		{Path: "documents.npy", File: s.documentsNPY},
+		{Path: "shards.json", File: s.shardsJSON},
 		{Path: "megatron.bin", File: s.megatronBin},
 		{Path: "megatron.idx", File: s.megatronIdx},
 	}
@@ -186,4 +188,32 @@ func (s *Set) documentsNPY(ctx context.Context) (*File, error) {
 	b.addWhole(Inline(NPYHeader(I64, n)))
 	b.addWhole(computedInt64(n, func(ctx context.Context, part []int64, first int64) error { return DocumentStarts(ctx, x, part, first) }))
 	return s.file(b, I64, n), nil
+}
+
+// shardsJSON lists the shards in the order of the stream. With it a reader knows a document by its shard's name and its
+// number there, which stay when shards are added.
+func (s *Set) shardsJSON(ctx context.Context) (*File, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	type shard struct {
+		Name      string `json:"name"`
+		Tokens    int64  `json:"tokens"`
+		Documents int64  `json:"documents"` // -1 where they are not known
+	}
+	list := make([]shard, 0, len(s.Shards))
+	for _, h := range s.Shards {
+		n := int64(-1)
+		if h.Index != nil && h.NoDocuments == "" && s.NoDocuments == "" {
+			n = h.Index.Documents()
+		}
+		list = append(list, shard{h.Name, h.Tokens, n})
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return nil, err
+	}
+	var b Body
+	b.addWhole(Inline(append(text, '\n')))
+	return s.file(b, DTypeUnknown, -1), nil
 }

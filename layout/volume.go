@@ -19,6 +19,8 @@ type Options struct {
 	Format string
 	// DType is the element type of headerless token files, which carry none. Unset: it is found by looking at the values.
 	DType DType
+	// Select adds views of some documents.
+	Select []Selection
 }
 
 // Volume is a dataset that was recognized: its objects, the sets that they form, and the views of them.
@@ -106,7 +108,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 	}
 	slices.SortStableFunc(v.Sets, func(a, b *Set) int { return ComparePaths(a.ViewDir(), b.ViewDir()) })
 	v.Views = views(v)
-	return v, nil
+	return v, v.selections(opt.Select)
 }
 
 // probedObject is an object's head as the probe of a format understood it.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -34,6 +35,7 @@ type mountCommand struct {
 	showViews  bool
 	format     string
 	dtype      string
+	selections []string // NAME=FILE
 	uid, gid   int64
 	umask      string
 	readAhead  size.Amount
@@ -66,7 +68,7 @@ MOUNTPOINT/.hbmfs/views (which no listing shows, so that loaders do not read the
 
   tokens.npy           all tokens as one NumPy array: np.load(..., mmap_mode="r")
   tokens.bin           the same without a header: np.memmap
-  documents.npy        where each document begins, in tokens
+  documents.npy        where each document begins, in tokens; shards.json has the shards
   megatron.bin, .idx   all shards as one Megatron dataset
   members/, tensors/   files of a WebDataset archive, tensors of a safetensors file
 
@@ -82,8 +84,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 		Example: `  hbmfs mount /data/pile /mnt/pile
   hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
   hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
-		Args: exactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
 			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
 			for _, o := range c.options {
 				kernel, err := c.applyOptions(o, cmd.Flags())
@@ -101,6 +102,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
 	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
 	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ... (default: found out)")
+	f.StringArrayVar(&c.selections, "select", nil, "NAME=FILE: also show views of the documents (or samples) whose numbers FILE has, one in each line, ascending, in .hbmfs/views/NAME. NAME is the directory of a set's views and a word of yours, as in train/clean; may be given again")
 	f.Int64Var(&c.uid, "uid", -1, "owner of all files (default: as at the source)")
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
 	f.StringVar(&c.umask, "umask", "0", "permission bits to take away, octal")
@@ -193,6 +195,9 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 	if opt.Layout, err = layoutOptions(c.format, c.dtype); err != nil {
 		return opt, err
 	}
+	if opt.Layout.Select, err = readSelections(c.selections); err != nil {
+		return opt, err
+	}
 	umask, err := strconv.ParseUint(c.umask, 8, 16)
 	if err != nil || umask > 0o777 {
 		return opt, usageError{fmt.Errorf("umask %q is not an octal number up to 777", c.umask)}
@@ -230,6 +235,27 @@ func layoutOptions(format, dtype string) (opt layout.Options, err error) {
 		}
 	}
 	return opt, nil
+}
+
+// readSelections reads the files of --select.
+func readSelections(given []string) (list []layout.Selection, err error) {
+	for _, g := range given {
+		name, file, ok := strings.Cut(g, "=")
+		if !ok || name == "" || file == "" {
+			return nil, usageError{fmt.Errorf("--select %s: give NAME=FILE", g)}
+		}
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, fmt.Errorf("--select %s: %w", name, err)
+		}
+		documents, err := layout.ParseSelection(f)
+		_ = f.Close() // opened for reading: nothing is lost
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--select %s: %s: %w", name, file, err)}
+		}
+		list = append(list, layout.Selection{Name: name, Documents: documents})
+	}
+	return list, nil
 }
 
 // serve mounts, reports that the mount is ready, and stays until it is unmounted.

@@ -41,28 +41,44 @@ from .errors import (
 )
 from .reader import File, Reader
 from .request import Request
-from .writer import OutFile, Part, Snapshot, Write, Writer, Written, WrittenFile
+from .writer import FilePart, OutFile, Snapshot, Write, Writer, Written, WrittenFile
 
 if TYPE_CHECKING:
-    from . import deepspeed, megatron, nanogpt, transformers, vllm
+    from . import deepspeed, megatron, mixture, nanogpt, transformers, vllm
     from ._parts import SKIP
     from .checkpoints import Checkpoints
     from .dcp import DCPReader
     from .dcp_stager import DCPStager
     from .dcp_writer import DCPWriter
+    from .mixture import Mixture
+    from .packed import Packed, PackedStream
+    from .part import Aligned, Part
     from .safetensors_save import save_safetensors
     from .token_stream import TokenStream
     from .weights import load_safetensors
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
-_LATER = {"TokenStream": "token_stream", "load_safetensors": "weights", "SKIP": "_parts", "DCPReader": "dcp"}
-_LATER |= {"DCPWriter": "dcp_writer", "DCPStager": "dcp_stager"}
-_LATER |= {"save_safetensors": "safetensors_save", "Checkpoints": "checkpoints"}
-_LATER |= {"deepspeed": "", "nanogpt": "", "megatron": "", "transformers": "", "vllm": ""}
+_LATER = {
+    "Aligned": "part",
+    "Checkpoints": "checkpoints",
+    "DCPReader": "dcp",
+    "DCPStager": "dcp_stager",
+    "DCPWriter": "dcp_writer",
+    "Mixture": "mixture",
+    "Packed": "packed",
+    "PackedStream": "packed",
+    "Part": "part",
+    "SKIP": "_parts",
+    "TokenStream": "token_stream",
+    "load_safetensors": "weights",
+    "save_safetensors": "safetensors_save",
+}
+_LATER |= dict.fromkeys(("deepspeed", "megatron", "mixture", "nanogpt", "transformers", "vllm"), "")
 
 __all__ = [
     "SKIP",
     "AccessError",
+    "Aligned",
     "BusyError",
     "CancelledError",
     "Checkpoints",
@@ -78,16 +94,20 @@ __all__ = [
     "Error",
     "ExistsError",
     "File",
+    "FilePart",
     "ForkedError",
     "FormatError",
     "GroupError",
     "InternalError",
     "InvalidError",
     "LibraryError",
+    "Mixture",
     "NotFoundError",
     "OutFile",
     "OutOfMemoryError",
     "OutOfRangeError",
+    "Packed",
+    "PackedStream",
     "Part",
     "ReadError",
     "Reader",
@@ -108,6 +128,7 @@ __all__ = [
     "deepspeed",
     "load_safetensors",
     "megatron",
+    "mixture",
     "nanogpt",
     "open",
     "save_safetensors",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ._torch_zip import frame
-from .writer import OutFile, Part
+from .writer import FilePart, OutFile
 
 ALIGNMENT = 4096
 """For O_DIRECT and DMA, of every disk's block and of every page."""
@@ -34,12 +34,12 @@ class Place(NamedTuple):
 def lay(name: str, entries: Sequence[bytes | torch.Tensor]) -> tuple[OutFile, list[Place]]:
     """Lays entries into a file, small ones first, and gives each one's place. The tensors are used as they are, so they must be dense()."""
     places = [Place(0, 0)] * len(entries)
-    parts: list[Part] = []
+    parts: list[FilePart] = []
     end = 0
 
     def put(offset: int, data: bytes | torch.Tensor) -> None:
         nonlocal end
-        parts.append(Part(offset, data))
+        parts.append(FilePart(offset, data))
         end = offset + (len(data) if isinstance(data, bytes) else data.nbytes)
 
     for number in sorted(range(len(entries)), key=lambda number: _is_large(entries[number])):

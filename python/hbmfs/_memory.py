@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import sys
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,12 +12,16 @@ from ._native import NO_STREAM, Library
 from .device_array import DeviceArray, Memory
 from .errors import DeviceError, DtypeError, InvalidError, OutOfMemoryError
 
+_UNSIGNED = ("uint16", "uint32", "uint64")
+
 Shape = tuple[int, ...]
 Dtype = np.dtype[Any]
 
 
 class Place(Protocol):
     """The memory of one device, as arrays of one library."""
+
+    orders: bool  # whether order() is there
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         """Makes an array. Gives it with its address and the stream that may still use the memory."""
@@ -26,6 +31,12 @@ class Place(Protocol):
 
     def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
         """Converts an array to another type, into out if there is one."""
+
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        """The rows [first, end) of an array, as accept() takes them."""
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        """A new array whose row rows[i] is row i of the array."""
 
     def stream(self) -> int:
         """The caller's current stream."""
@@ -45,6 +56,8 @@ def place(library: Library, reader: int, device: int) -> Place:
 
 class Host:
     """NumPy arrays; a torch tensor of the CPU is taken as ``out``, too."""
+
+    orders = True
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         value = np.empty(shape, dtype)
@@ -66,12 +79,22 @@ class Host:
         np.copyto(out.numpy() if hasattr(out, "data_ptr") else out, value)
         return out
 
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        return value[first:end]
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        ordered = np.empty_like(value)
+        ordered[rows] = value
+        return ordered
+
     def stream(self) -> int:
         return NO_STREAM
 
 
 class Torch:
     """Tensors of torch, from its caching allocator, in order with its current stream."""
+
+    orders = True
 
     def __init__(self, torch: Any, device: int) -> None:
         self._torch = torch
@@ -94,12 +117,27 @@ class Torch:
     def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
         return value.to(getattr(self._torch, dtype.name)) if out is None else out.copy_(value)
 
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        return value[first:end]
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        places = self._torch.from_numpy(np.argsort(rows)).to(self._device, non_blocking=True)
+        return signed(value)[places].view(value.dtype)
+
     def stream(self) -> int:
         return int(self._torch.cuda.current_stream(self._index).cuda_stream)
 
 
+def signed(value: Any) -> Any:
+    """The same memory as signed numbers: torch moves no elements of unsigned ones of more than a byte."""
+    kind = str(value.dtype).removeprefix("torch.")
+    return value.view(getattr(sys.modules["torch"], kind[1:])) if kind in _UNSIGNED else value
+
+
 class Bare:
     """DeviceArrays; any object with __cuda_array_interface__ is taken as ``out``."""
+
+    orders = False
 
     def __init__(self, library: Library, reader: int, device: int) -> None:
         self._library, self._reader, self._device = library, reader, device
@@ -121,8 +159,23 @@ class Bare:
     def convert(self, value: Any, dtype: Dtype, out: Any) -> Any:
         raise DtypeError(f"{value.dtype} cannot become {dtype} on a GPU without torch: leave dtype= out and convert with what computes there")
 
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        interface = value.__cuda_array_interface__
+        size = math.prod(value.shape[1:]) * value.dtype.itemsize
+        return _Rows({**interface, "shape": (end - first, *value.shape[1:]), "data": (value.pointer + first * size, False)})
+
+    def order(self, value: Any, rows: "np.ndarray[Any, Any]") -> Any:
+        raise InvalidError("nobody moves rows on a GPU without torch: read them to where they belong")
+
     def stream(self) -> int:
         return 0
+
+
+class _Rows:
+    """A part of an array in HBM. Who uses it keeps the array."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__cuda_array_interface__ = interface
 
 
 def _tensor(out: Any, device: str, shape: Shape, dtype: Dtype) -> int:

@@ -5,13 +5,22 @@ import queue
 from typing import Any, Protocol
 
 from .errors import ClosedError, InvalidError, WaitTimeoutError
-from .request import Request
+
+
+class Waiting(Protocol):
+    """A batch that is being read."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for it."""
+
+    def cancel(self) -> None:
+        """Ends it."""
 
 
 class Source(Protocol):
-    """What a queue begins its requests with: a dataset."""
+    """What a queue begins its requests with: a dataset, or what puts batches together of several."""
 
-    def begin_gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Request[Any]:
+    def begin_gather(self, starts: Any, length: int, *, dtype: Any = None) -> Waiting:
         """Starts reading a batch."""
 
 
@@ -26,7 +35,7 @@ class Queue:
             raise InvalidError(f"depth must be 1 or more, not {depth}")
         self.depth = depth
         self._source = source
-        self._waiting: collections.deque[Request[Any]] = collections.deque()
+        self._waiting: collections.deque[Waiting] = collections.deque()
         self._closed = False
 
     def __len__(self) -> int:

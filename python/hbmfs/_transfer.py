@@ -134,7 +134,7 @@ class Transfer:
             request.cancel()
         self._waiting.clear()
 
-    def __enter__(self) -> "Transfer":
+    def __enter__(self) -> Transfer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

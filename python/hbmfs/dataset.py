@@ -3,7 +3,8 @@
 import operator
 import os
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from ._memory import Host, Place
 from ._queue import Queue
 from .reader import File, Reader
 from .request import Request
+
+if TYPE_CHECKING:
+    from .part import Part
 
 # A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
@@ -63,11 +67,17 @@ class Dataset:
 
     @property
     def documents(self) -> "np.ndarray[Any, Any] | None":
-        """Where documents begin, in tokens, and behind the last one where it ends: int64. None where it is not known."""
+        """Where documents begin, in tokens, and behind the last one where it ends: int64. None where it is not known: it is of
+        views of tokens, and of Megatron's .bin files."""
         if self._documents is None:
             self._open()
             folder, name = os.path.split(self.path)
             beside = os.path.join(folder, "documents.npy")
+            if name.endswith(".bin") and os.path.exists(f"{self.path[:-4]}.idx"):
+                from .megatron import Index
+
+                self._documents = Index(f"{self.path[:-4]}.idx").document_borders()
+                return self._documents
             if not name.startswith("tokens.") or f"{os.sep}.hbmfs{os.sep}views" not in folder or not os.path.exists(beside):
                 return None
             try:
@@ -75,6 +85,18 @@ class Dataset:
             except (OSError, ValueError) as err:
                 raise errors.ReadError(f"{beside} cannot be read: {err}") from err
         return self._documents
+
+    def subset(self, documents: Any) -> "Part":
+        """Some documents, by their numbers or by a mask of all, one behind the other: read like a dataset."""
+        from .part import Part
+
+        return Part(self, documents)
+
+    def split(self, name: str, shares: Mapping[str, float] | None = None, seed: int = 0) -> "Part":
+        """The documents of a split: "train" (0.99) or "val" (0.01), or of other shares. See help("hbmfs.part")."""
+        from .part import split
+
+        return split(self, name, shares, seed)
 
     def gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Any:
         """Reads ``length`` tokens from each of ``starts`` on: an array of shape [len(starts), length]."""
@@ -98,6 +120,10 @@ class Dataset:
         """A queue of at most ``depth`` gathers under way, given out in order."""
         self._open()
         return Queue(self, depth)
+
+    def place(self) -> Place:
+        """Where results are, and how they are made there."""
+        return self._reader._memory() if self._open() is not None and self._reader is not None else Host()
 
     def prefetch(self, starts: Any, length: int) -> None:
         """Says which spans will be gathered, in their order, so that slow storage can be asked early. It is advice."""
@@ -181,7 +207,7 @@ class Dataset:
         wanted = self._result_type(dtype)
         wide = wanted != self.dtype
         widen = _WIDEN.get(self.dtype.name, _native.KEEP) if wide and file is not None else _native.KEEP
-        place: Place = self._reader._memory() if file is not None and self._reader is not None else Host()
+        place = self.place()
         convert = wide and not widen  # of a type that the library does not widen: after reading
         if convert:
             if out is not None:
@@ -226,9 +252,7 @@ class Dataset:
             wrong = first if first < 0 else last
             room = len(self) - length
             allowed = f"starts go from 0 to {room}" if room >= 0 else f"these are fewer than one sample of {length}, so give a smaller length"
-            raise errors.OutOfRangeError(
-                f"tokens {wrong} to {wrong + length} are not inside of {self.path}, which has {len(self)}: {allowed}"
-            )
+            raise errors.OutOfRangeError(f"tokens {wrong} to {wrong + length} are not inside of {self.path}, which has {len(self)}: {allowed}")
 
     def _result_type(self, dtype: Any) -> "np.dtype[Any]":
         if dtype is None:

@@ -55,9 +55,9 @@ from . import _dcp_nodes, _device
 from ._dcp_layout import dense, lay
 from ._publishing import Draft
 from ._staging import Staging, staging_of
-from ._transfer import Progress, _shower
+from ._transfer import Progress, shower
 from .errors import BusyError, Error, InvalidError, NotFoundError, UnavailableError
-from .writer import OutFile, Part, Writer, WrittenFile
+from .writer import FilePart, OutFile, Writer, WrittenFile
 
 _MINE = "_hbmfs_parts"
 """The attribute of the Metadata that dcp.save returns with which it carries to each node what its manifest needs."""
@@ -363,7 +363,7 @@ class DCPWriter(FileSystemWriter):
         if hasattr(filesystem, "CURRENT_DCP_VERSION"):
             own = dataclasses.replace(own, version=filesystem.CURRENT_DCP_VERSION)
         data = pickle.dumps(own)
-        files = self._write_file(self._draft.directory, OutFile(filesystem._metadata_fn, len(data), [Part(0, data)]))
+        files = self._write_file(self._draft.directory, OutFile(filesystem._metadata_fn, len(data), [FilePart(0, data)]))
         self._draft.publish([*part.files, *files])
         self._draft = None
 
@@ -384,7 +384,7 @@ class _Shown:
     """Sums up the progress of several files."""
 
     def __init__(self, progress: Progress, total: int) -> None:
-        self._show, self.close = _shower(progress, total, "checkpoint")
+        self._show, self.close = shower(progress, total, "checkpoint")
         self._done = 0
         self._left = total
 

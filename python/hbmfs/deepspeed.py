@@ -31,7 +31,7 @@ except ModuleNotFoundError as err:
 from . import _device, _ranks
 from ._publishing import Draft
 from ._torch_object import lay_out
-from .writer import OutFile, Part, Writer, WrittenFile
+from .writer import FilePart, OutFile, Writer, WrittenFile
 
 
 class CheckpointEngine(_Base):  # type: ignore[misc]
@@ -129,7 +129,7 @@ class CheckpointEngine(_Base):  # type: ignore[misc]
 
     def _write(self, state: Any, directory: str, name: str) -> list[WrittenFile]:
         size, parts = lay_out(state)
-        file = OutFile(name, size, [Part(at, data) for at, data in parts])
+        file = OutFile(name, size, [FilePart(at, data) for at, data in parts])
         return self._writer.write(directory, [file], progress=False).wait().files
 
     def _save_alone(self, state: Any, directory: str, name: str) -> None:

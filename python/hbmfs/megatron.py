@@ -63,6 +63,7 @@ class Index:
         self.dtype_size = np.dtype(self.dtype).itemsize
         self.sequence_count: int = sequences
         self.document_count: int = documents
+        self.path = path
         mapped = np.memmap(path, np.uint8, mode="r")
 
         def table(dtype: Any, count: int, offset: int) -> NDArray[Any]:
@@ -75,6 +76,17 @@ class Index:
         self.sequence_modes = table(np.int8, sequences, at + 12 * sequences + 8 * documents) if multimodal else None
         if documents == 0 or self.document_indices[-1] != sequences:
             raise FormatError(f"{path}: the last document does not end at sequence {sequences}, the last one")
+
+    def document_borders(self) -> NDArray[np.int64]:
+        """Where documents begin in the .bin, in tokens, and where the last one ends."""
+        ends = np.zeros(self.sequence_count + 1, np.int64)
+        np.cumsum(self.sequence_lengths, out=ends[1:])
+        if not np.array_equal(ends[:-1] * self.dtype_size, self.sequence_pointers):
+            raise FormatError(f"{self.path}: sequences do not lie one behind the other, so documents have no borders")
+        if np.any(np.diff(self.document_indices) < 0) or self.document_indices[0] != 0:
+            raise FormatError(f"{self.path}: documents do not begin one behind the other")
+        borders: NDArray[np.int64] = ends[self.document_indices]
+        return borders
 
     def __len__(self) -> int:
         return self.sequence_count

@@ -83,8 +83,7 @@ class Batches:
         room = len(dataset) - self._block_size
         if room < 1:
             raise InvalidError(
-                f"{dataset.path} has {len(dataset)} tokens, too few for a block of {self._block_size} and the next "
-                "token: give a smaller block_size"
+                f"{dataset.path} has {len(dataset)} tokens, too few for a block of {self._block_size} and the next token: give a smaller block_size"
             )
         starts = torch.randint(room, (self._batch_size,), generator=self._generator)
         # The offsets are of use on the host, wherever torch's default device is.

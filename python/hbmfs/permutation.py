@@ -25,6 +25,7 @@ LARGEST = 1 << 62
 # Multipliers of Stafford's variant 13 of MurmurHash3's 64-bit finalizer, as in SplitMix64.
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 _SHIFT = np.uint64(29)
 
@@ -80,3 +81,12 @@ class Permutation:
         np.multiply(y, self._rows, out=y)
         np.add(y, x, out=y)
         return y
+
+
+def mixed(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A hash of 64 bits for each number: SplitMix64, begun with the key. It is for shuffling, too, and stays as it is."""
+    x: NDArray[np.uint64] = np.uint64(key) + _STEP * (numbers.astype(np.uint64) + np.uint64(1))
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    x ^= x >> np.uint64(31)
+    return x

@@ -29,12 +29,12 @@ import numpy as np
 
 from . import _device
 from ._publishing import Draft
-from ._transfer import Progress, _shower
+from ._transfer import Progress, shower
 from .device_array import DeviceArray
 from .errors import DeviceError, DtypeError, InvalidError
 from .safetensors_header import MAX_HEADER
 from .weights import _TORCH
-from .writer import OutFile, Part, Writer, Written
+from .writer import FilePart, OutFile, Writer, Written
 
 if TYPE_CHECKING:
     import torch
@@ -193,10 +193,10 @@ class _File(NamedTuple):
         return len(self.head) + sum(item.length for item in self.items)
 
     def parts(self) -> OutFile:
-        parts, at = [Part(0, self.head)], len(self.head)
+        parts, at = [FilePart(0, self.head)], len(self.head)
         for item in self.items:
             if item.length:
-                parts.append(Part(at, item.data()))
+                parts.append(FilePart(at, item.data()))
                 at += item.length
         return OutFile(self.name, at, parts)
 
@@ -259,7 +259,7 @@ def _write(writer: Writer, directory: str, files: Sequence[_File], progress: Pro
     """Writes all files: those whose tensors lie in memory as they are at once, each of the others by itself."""
     copied = [file for file in files if any(item.strides is not None for item in file.items)]
     batches = [[file for file in files if file not in copied], *([file] for file in copied)]
-    show, end = _shower(progress, sum(file.size() for file in files), "weights")
+    show, end = shower(progress, sum(file.size() for file in files), "weights")
     done: Written | None = None
     try:
         for batch in batches:

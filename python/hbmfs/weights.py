@@ -289,7 +289,7 @@ class _Opening:
     def result(self) -> Reader:
         return self._future.result()
 
-    def __enter__(self) -> "_Opening":
+    def __enter__(self) -> _Opening:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,7 +5,7 @@ A :class:`Writer` owns the threads and the pinned memory for one device::
     writer = hbmfs.Writer("cuda:0", memory=16 << 30)   # pinned in the background
     snapshot = writer.snapshot(tensors)                # copies behind the current stream
     snapshot.wait()                                    # from now on the tensors may change
-    files = [hbmfs.OutFile("weights", size, [hbmfs.Part(offset, t) for offset, t in zip(offsets, snapshot.tensors)])]
+    files = [hbmfs.OutFile("weights", size, [hbmfs.FilePart(offset, t) for offset, t in zip(offsets, snapshot.tensors)])]
     written = writer.write(directory, files).wait()    # on disk, with a CRC-32C of every 4 MiB
     snapshot.release()
 
@@ -41,7 +41,7 @@ _METHODS = ("auto", "direct", "mapped", "staged", "buffered")
 _SLICE = 0.1  # seconds in the library at a time: Python looks for signals in between
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Bytes of a file from ``offset`` on: a bytes-like object, a NumPy array, or a contiguous tensor on the GPU or the CPU."""
 
     offset: int
@@ -53,7 +53,7 @@ class OutFile(NamedTuple):
 
     name: str
     size: int
-    parts: Sequence[Part]
+    parts: Sequence[FilePart]
 
 
 class WrittenFile(NamedTuple):
@@ -370,9 +370,9 @@ class Write(Request[Written]):
         cancels it first.
         """
         if self._shown is None:
-            from ._transfer import _shower
+            from ._transfer import shower
 
-            self._shown = _shower(self._progress, self.total, "checkpoint")
+            self._shown = shower(self._progress, self.total, "checkpoint")
         try:
             return super().wait(timeout)
         finally:

@@ -47,11 +47,11 @@ def files(state: dict[str, torch.Tensor], align: int) -> list[hbmfs.OutFile]:
     made, parts, at, left = [], [], 0, share
     header = b"{" + b" " * (3000 if align < 4096 else 0)
     if align < 4096:
-        parts.append(hbmfs.Part(0, header))
+        parts.append(hbmfs.FilePart(0, header))
         at = len(header) + 1
     for tensor in state.values():
         at = -(-at // align) * align
-        parts.append(hbmfs.Part(at, tensor))
+        parts.append(hbmfs.FilePart(at, tensor))
         at, left = at + tensor.nbytes, left - tensor.nbytes
         if left <= 0:
             made.append(hbmfs.OutFile(f"part-{len(made)}", at, parts))

@@ -50,6 +50,13 @@ def imported():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def arrays(request, monkeypatch):
+    """Streams give NumPy arrays on the CPU, as where nobody has imported torch, but in test_tensors.py."""
+    if request.module.__name__ != "test_tensors":
+        monkeypatch.setattr("hbmfs._stream.torch_is_imported", lambda: False)
+
+
 class FakeGPU:
     """A fake libcuda of its own, and what it counted."""
 

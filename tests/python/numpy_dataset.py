@@ -2,6 +2,7 @@
 outside of a real one: what was told to the daemon when, how much was under way, what was cancelled."""
 
 import numpy as np
+from hbmfs._memory import Host
 from hbmfs._queue import Queue
 
 
@@ -9,6 +10,7 @@ class NumpyDataset:
     """Records every call in `events`, as (what, first offset) pairs; `under_way` counts requests not yet waited for."""
 
     path = "memory"
+    device = "cpu"
 
     def __init__(self, tokens, documents=None, mounted=True):
         self.mounted = mounted
@@ -20,6 +22,13 @@ class NumpyDataset:
 
     def __len__(self):
         return len(self.tokens)
+
+    @property
+    def dtype(self):
+        return self.tokens.dtype
+
+    def place(self):
+        return Host()
 
     def stats(self):
         return {"mounted": self.mounted}
@@ -38,7 +47,11 @@ class NumpyDataset:
         self.most_under_way = max(self.most_under_way, self.under_way)
         rows = np.stack([self.tokens[s : s + length] for s in starts]) if len(starts) else self.tokens[:0].reshape(0, length)
         assert rows.shape == (len(starts), length), "tokens beyond the end were asked for"
-        return _Request(self, rows if dtype is None else rows.astype(dtype))
+        rows = rows if dtype is None else rows.astype(dtype)
+        if out is not None:
+            out[...] = rows
+            rows = out
+        return _Request(self, rows)
 
 
 class _Request:

@@ -16,7 +16,7 @@ import warnings
 import hbmfs
 import numpy as np
 import pytest
-from hbmfs import OutFile, Part
+from hbmfs import OutFile, FilePart
 from hbmfs.device_array import DeviceArray, Memory
 
 CHUNK = 4 << 20
@@ -75,8 +75,8 @@ def test_sums_are_castagnoli():
 def test_files(writer, folder):
     data = random_bytes(CHUNK + 5000)
     files = [
-        OutFile("array", len(data), [Part(0, data)]),
-        OutFile("parts", 10_000, [Part(3, b"abc"), Part(6, bytearray(b"de")), Part(100, memoryview(data)[:50]), Part(5000, data[:64].view(np.float64))]),
+        OutFile("array", len(data), [FilePart(0, data)]),
+        OutFile("parts", 10_000, [FilePart(3, b"abc"), FilePart(6, bytearray(b"de")), FilePart(100, memoryview(data)[:50]), FilePart(5000, data[:64].view(np.float64))]),
         OutFile("zeros", 9, []),
         OutFile("empty", 0, []),
     ]
@@ -112,7 +112,7 @@ def test_tensors(writer, folder):
     for tensor in tensors:
         tensor.zero_()
     ends = np.cumsum([0] + [t.nbytes for t in kept]).tolist()
-    written = writer.write(folder, [OutFile("a", ends[-1], [Part(at, t) for at, t in zip(ends, snapshot.tensors)])]).wait()
+    written = writer.write(folder, [OutFile("a", ends[-1], [FilePart(at, t) for at, t in zip(ends, snapshot.tensors)])]).wait()
     assert content(folder, "a") == b"".join(t.reshape(-1).view(torch.uint8).numpy().tobytes() for t in kept)
     assert written.files[0].size == ends[-1]
     snapshot.release()
@@ -131,9 +131,9 @@ def test_data_that_cannot_be(writer, tmp_path):
         (memoryview(b"abcd")[::2], "cannot be written"),
     ):
         with pytest.raises(hbmfs.InvalidError, match=message):
-            writer.write(tmp_path, [OutFile("a", 100, [Part(0, data)])])
+            writer.write(tmp_path, [OutFile("a", 100, [FilePart(0, data)])])
     for file in (OutFile("a/b", 1, []), OutFile("", 1, []), OutFile("a\0b", 1, []), OutFile("a", -1, []), OutFile("a", 1.5, []), OutFile("a", 1 << 63, []),
-                 OutFile("a", 3, [Part(1, b"abc")]), OutFile("a", 9, [Part(1, b"abc"), Part(3, b"d")]), OutFile("a", 9, [Part(-1, b"abc")])):  # fmt: skip
+                 OutFile("a", 3, [FilePart(1, b"abc")]), OutFile("a", 9, [FilePart(1, b"abc"), FilePart(3, b"d")]), OutFile("a", 9, [FilePart(-1, b"abc")])):  # fmt: skip
         with pytest.raises(hbmfs.InvalidError, match="cannot be written"):
             writer.write(tmp_path, [file])
     assert list(tmp_path.iterdir()) == []
@@ -247,7 +247,7 @@ def test_a_forgotten_write_ends(tmp_path):
     with hbmfs.Writer("cpu", rate=1 << 20) as writer:
         data = random_bytes(64 << 20)
         references = sys.getrefcount(data)
-        write = writer.write(tmp_path, [OutFile("a", len(data), [Part(0, data)])])
+        write = writer.write(tmp_path, [OutFile("a", len(data), [FilePart(0, data)])])
         assert sys.getrefcount(data) > references
         del write
         gc.collect()
@@ -300,7 +300,7 @@ def test_a_gpu(gpu, gpu_writer, folder):
     snapshot = gpu_writer.snapshot([array, np.arange(3)])
     snapshot.wait()
     assert np.array_equal(snapshot.tensors[0], data) and np.array_equal(snapshot.tensors[1], np.arange(3))
-    files = [OutFile(name, 8 + data.nbytes, [Part(0, b"8 bytes "), Part(8, part)]) for name, part in (("straight", array), ("copy", snapshot.tensors[0]))]
+    files = [OutFile(name, 8 + data.nbytes, [FilePart(0, b"8 bytes "), FilePart(8, part)]) for name, part in (("straight", array), ("copy", snapshot.tensors[0]))]
     written = gpu_writer.write(folder, files).wait()
     for file in files:
         assert content(folder, file.name) == b"8 bytes " + data.tobytes()
@@ -312,7 +312,7 @@ def test_direct_is_proven_by_the_command(gpu, tmp_path):
     with hbmfs.Writer("cuda:0", threads=2, require="direct", libraries=gpu.libraries, command=os.environ["HBMFS_BINARY"]) as writer:
         array = on_gpu(gpu, random_bytes(CHUNK))
         with pytest.raises(hbmfs.UnavailableError, match="cuFile counted 0 DMA writes"):
-            writer.write(tmp_path, [OutFile("a", CHUNK, [Part(0, array)])]).wait()
+            writer.write(tmp_path, [OutFile("a", CHUNK, [FilePart(0, array)])]).wait()
         assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("lib")] == []
 
 
@@ -336,7 +336,7 @@ def test_nothing_is_left(gpu):
     def one(folder, number):
         with hbmfs.Writer("cuda:0", threads=2, memory=1 << 20, libraries=gpu.libraries) as writer:
             snapshot = writer.snapshot([np.zeros(1000)])
-            writer.write(folder, [OutFile(f"a{number}", 8000, [Part(0, snapshot.tensors[0])])]).wait()
+            writer.write(folder, [OutFile(f"a{number}", 8000, [FilePart(0, snapshot.tensors[0])])]).wait()
             with pytest.raises(hbmfs.WriteError):
                 writer.write(folder, [OutFile(f"a{number}", 8000, [])]).wait()
 

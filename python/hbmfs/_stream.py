@@ -1,0 +1,232 @@
+"""The streams' common part: one order of samples for all ranks, batches read ahead in it, and where a run stands."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._queue import Queue
+from ._segments import as_tensors, shifted
+from .errors import InvalidError
+
+STATE_VERSION = 1
+NEVER = 1 << 62
+"""A position that no run reaches."""
+
+
+class Stream:
+    """An iterable over batches of samples. A kind of stream says what its samples are:
+
+    _identity()         what decides the order: a state of another one is refused
+    _batches(positions) what to read for batches, given the places of their samples in the order of all epochs
+    _tell(window)       tells the mount's daemon of such batches
+    _queue()            begins their reads, and gives them out in order
+    pass_samples        the samples of one iteration from its begin to its end, None if it has none
+    """
+
+    _row: int  # tokens read for one sample
+    pass_samples: int | None
+
+    def __init__(
+        self, batch_size: int, seq_len: int, *, seed: int, rank: int | None, world_size: int | None, dtype: Any, depth: int, ahead: int, shuffle: bool,
+        drop_last: bool, targets: bool, tensors: bool | None,
+    ) -> None:  # fmt: skip
+        self.dtype = dtype
+        self.batch_size, self.seq_len = at_least(1, "batch_size", batch_size), at_least(1, "seq_len", seq_len)
+        self.seed = operator.index(seed)
+        if (rank is None or world_size is None) and (ranks := _distributed()) > 1:
+            raise InvalidError(
+                f"torch.distributed runs {ranks} ranks here, and without rank= and world_size= all of them would read the same samples: "
+                "give both, of the data-parallel group"
+            )
+        self.rank = at_least(0, "rank", 0 if rank is None else rank)
+        self.world_size = at_least(1, "world_size", 1 if world_size is None else world_size)
+        if self.rank >= self.world_size:
+            raise InvalidError(f"rank is {self.rank}: give 0 to {self.world_size - 1}, since world_size is {self.world_size}")
+        self.depth, self.ahead = at_least(1, "depth", depth), at_least(0, "ahead", ahead)
+        self.shuffle, self.drop_last, self.targets = bool(shuffle), bool(drop_last), bool(targets)
+        self._row = self.seq_len + self.targets
+        self._position = self._began = 0  # the sample to come, and the one that this pass began with
+        self.tensors = torch_is_imported() if tensors is None else bool(tensors)
+        if torch := sys.modules.get("torch"):
+            # DataLoader asks by isinstance whether to iterate; IterableDataset is an abstract base class. Not a base
+            # of ours, since importing torch takes seconds that a reader on the CPU need not spend.
+            torch.utils.data.IterableDataset.register(type(self))
+
+    @property
+    def _step(self) -> int:
+        """Samples that all ranks take in one step."""
+        return self.batch_size * self.world_size
+
+    @property
+    def position(self) -> int:
+        """Samples that all ranks together have consumed, over all epochs."""
+        return self._position
+
+    def __len__(self) -> int:
+        """The number of steps of one iteration from its begin to its end."""
+        if self.pass_samples is None:
+            raise TypeError(f"an endless {type(self).__name__} has no length: {self._endless}")
+        whole, rest = divmod(self.pass_samples, self._step)
+        return whole + (rest > 0 and not self.drop_last)
+
+    _endless = "give epochs=..."
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, as plain numbers: the batches that were handed out count, those read ahead do not. It
+        is the same on every rank between steps, so one rank's is enough to save."""
+        return {**self._identity(), "consumed": self._position, "began": self._began}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken, by a stream of any rank, world size and batch size. A state of another
+        dataset, sample length or order is an InvalidError."""
+        for name, ours in self._identity().items():
+            if name not in state:
+                raise InvalidError(f"the state has no {name!r}: it was not made by {type(self).__name__}.state_dict()")
+            if state[name] != ours:
+                raise InvalidError(
+                    f"the state was taken with {name}={state[name]!r}, this stream has {ours!r}: "
+                    "resume with the same dataset and options (rank, world_size and batch_size may differ)"
+                )
+        consumed, began = state.get("consumed"), state.get("began")
+        if not (isinstance(consumed, int) and isinstance(began, int) and 0 <= began <= consumed):
+            raise InvalidError(f"the state counts {consumed!r} consumed samples since {began!r}: it was not made by state_dict()")
+        self._accept(state, consumed, began)
+        self._position, self._began = consumed, began
+
+    def _accept(self, state: dict[str, Any], consumed: int, began: int) -> None:
+        """Takes over what a kind of stream has in its state beside the position, or refuses it."""
+
+    # --- iteration --------------------------------------------------------------------------------------------------
+
+    def _batches(self, positions: NDArray[np.int64]) -> list[Any]:
+        raise NotImplementedError
+
+    def _tell(self, window: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _queue(self) -> Queue:
+        raise NotImplementedError
+
+    def _starts(self, batch: Any) -> Any:
+        """What the queue reads for a batch."""
+        return batch
+
+    def _told(self) -> bool:
+        """Whether a daemon wants to hear of the plan."""
+        raise NotImplementedError
+
+    def _shape(self, batch: Any, plan: Any) -> Any:
+        """What a batch is handed out as, which was read by this plan."""
+        if not self.targets:
+            return batch
+        return {name: shifted(rows) for name, rows in batch.items()} if isinstance(batch, dict) else shifted(batch)
+
+    def _end_by(self, position: int) -> int | None:
+        """Where this pass ends, if it does at `position` or before."""
+        if self.pass_samples is None or self._began + self.pass_samples > position:
+            return None
+        return self._began + self.pass_samples
+
+    def _finish(self, end: int) -> None:
+        """The pass has ended; the next one begins."""
+        self._position = self._began = max(end, self._position)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = _worker()
+        position = self._position
+        plan = self._plan(position + worker * self._step, workers * self._step)
+        under_way: deque[Any] = deque()
+        with self._queue() as queue:
+            self._fill(queue, under_way, plan)
+            while under_way:
+                batch, its_plan = queue.get(), under_way.popleft()
+                self._fill(queue, under_way, plan)
+                self._check_unmoved(position)
+                # In a worker, a round of all workers: from its own state each of them goes on with its own next step.
+                position += workers * self._step
+                end = self._end_by(position)
+                self._position = position = position if end is None else max(end, self._position)
+                shaped = self._shape(batch, its_plan)
+                yield as_tensors(shaped) if self.tensors else shaped
+            self._check_unmoved(position)
+            if (end := self._end_by(NEVER)) is not None:
+                self._finish(end)
+
+    def _fill(self, queue: Queue, under_way: deque[Any], plan: Iterator[Any]) -> None:
+        for batch in itertools.islice(plan, self.depth - len(queue)):
+            queue.put(self._starts(batch), self._row, dtype=self.dtype)
+            under_way.append(batch)
+
+    def _check_unmoved(self, position: int) -> None:
+        if self._position != position:
+            raise RuntimeError("the stream was moved, by load_state_dict or by another iteration, while this one ran: begin again with iter(stream)")
+
+    def _plan(self, first: int, stride: int) -> Iterator[Any]:
+        """Yields what this reader's batches are made of. The daemon is told of a window of them before the window
+        ahead of it is read."""
+        tell = bool(self.ahead and self._told())
+        previous: list[Any] = []
+        for window in self._windows(first, stride):
+            if tell:
+                self._tell(window)
+            yield from previous
+            previous = window
+        yield from previous
+
+    def _windows(self, first: int, stride: int) -> Iterator[list[Any]]:
+        """Yields the same as lists of batches, since computing the order of 16 of them costs hardly more than of one."""
+        batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+        end = None
+        while end is None:
+            steps = max(1, self.ahead)
+            end = self._end_by(first + (steps - 1) * stride + self._step)
+            if end is not None:
+                steps = min(steps, max(0, (end - self._step - first) // stride + 1))
+            if steps:
+                yield self._batches(first + stride * np.arange(steps, dtype=np.int64)[:, None] + batch)
+            first += steps * stride
+        if first < end and not self.drop_last:
+            rest = end - first
+            mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)
+            yield self._batches((first + mine)[None, :])
+
+
+def at_least(least: int, name: str, value: int) -> int:
+    """The value, if it is a whole number that is large enough."""
+    number = operator.index(value)
+    if number < least:
+        raise InvalidError(f"{name} is {number}: give at least {least}")
+    return number
+
+
+def torch_is_imported() -> bool:
+    """Whether batches on the CPU are tensors unless something else was asked for."""
+    return "torch" in sys.modules
+
+
+def _distributed() -> int:
+    """Returns how many ranks torch.distributed runs, 1 where nobody has begun it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 1
+    return int(torch.distributed.get_world_size())
+
+
+def _worker() -> tuple[int, int]:
+    """Returns which of how many DataLoader workers this process is: (0, 1) outside of one."""
+    torch = sys.modules.get("torch")
+    info = torch.utils.data.get_worker_info() if torch else None
+    return (info.id, info.num_workers) if info else (0, 1)

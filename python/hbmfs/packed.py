@@ -1,0 +1,220 @@
+"""Batches for attention that does not cross documents.
+
+    for batch in hbmfs.TokenStream(ds, 32, 4096, packed=True): ...        # the stream cut where it comes; so does Mixture
+    for batch in hbmfs.PackedStream(ds, 32, 4096): ...                    # best-fit: documents are not cut
+
+A batch is a Packed. flash-attention takes tokens.view(-1) with cu_seqlens and max_seqlen, torch's nested tensors
+cu_seqlens as offsets, flex_attention a mask of document_ids. Shapes do not change: padding is a sequence of its own.
+
+**Best-fit packing** takes documents in an order that the seed decides, `window` of them at a time, and puts each into a sample
+that it fits into; the samples of a window come in an order of their own. Only documents longer than a sample are cut, in
+whole samples and a rest. No token is left out, or comes twice in an epoch. The borders of documents are read as they are
+needed; `window` bounds the memory. With the default what stays free is mostly below 0.1 %: fill_rate has it.
+
+With targets=True a batch has labels: the next token of the same document, and -100 where the sample has none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._packing import best_fit
+from ._pieces import Pieces, span_for
+from ._segments import Ints, Packed, borders_of, next_tokens, rows_and_labels
+from ._stream import STATE_VERSION, Stream, at_least
+from .errors import InvalidError
+from .part import part_of, whole_of
+from .permutation import Permutation
+
+if TYPE_CHECKING:
+    from ._queue import Queue
+    from .dataset import Dataset
+
+__all__ = ["Packed", "PackedStream"]
+
+
+class _Window(NamedTuple):
+    number: int
+    first: int  # the position of its first sample
+    pieces: Pieces
+    borders: Ints  # the first piece of each sample, and the end
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pieces.samples)
+
+
+class PackedStream(Stream):
+    """An iterable over batches of whole documents; help("hbmfs.packed") has the whole story.
+
+    window      documents that are packed together: more of them leave less free, and take longer to begin with
+    pad         the token of places that stay free
+    The rest is as in TokenStream. A state may be loaded with another rank, world_size and batch_size, and nothing else.
+    """
+
+    pass_samples = None
+    _endless = "the samples that documents fill are known when they are packed"
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seq_len: int,
+        *,
+        window: int = 1 << 17,
+        pad: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dtype: Any = None,
+        depth: int = 2,
+        ahead: int = 16,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        drop_last: bool = True,
+        targets: bool = False,
+        tensors: bool | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
+            drop_last=drop_last, targets=targets, tensors=tensors,
+        )  # fmt: skip
+        self.dataset, self.pad = dataset, pad
+        self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
+        self.window = at_least(1, "window", window)
+        self._borders = borders_of(dataset)
+        self._documents = len(self._borders) - 1
+        if len(dataset) == 0:
+            raise InvalidError(f"{dataset.path} has no tokens")
+        self._of_epoch = -(-self._documents // self.window)
+        self._whole, self._begins = whole_of(dataset)
+        self._row = span_for(len(dataset), self._documents, self.seq_len)
+        self._began_with = 0  # the window with which this pass began
+        self._windows_known: deque[_Window] = deque([self._pack(0, 0)])
+        self._filled = [0, 0]  # tokens, and samples, of windows
+
+    @property
+    def fill_rate(self) -> float:
+        """The part of the samples' tokens that documents fill, of the windows that were packed so far."""
+        known = [(int(w.pieces.lengths.sum()), len(w.pieces.samples)) for w in self._windows_known]
+        tokens, samples = (sum(n) + old for n, old in zip(zip(*known, strict=True), self._filled, strict=True))
+        return float(tokens / (samples * self.seq_len))
+
+    # --- windows ----------------------------------------------------------------------------------------------------
+
+    def _pack(self, number: int, first: int) -> _Window:
+        epoch, at = divmod(number, self._of_epoch)
+        documents = np.arange(at * self.window, min((at + 1) * self.window, self._documents))
+        if self.shuffle:
+            documents = Permutation(self._documents, self.seed, epoch)(documents)
+        begins = np.asarray(self._begins[documents])
+        whole = np.asarray(self._borders[documents + 1]) - np.asarray(self._borders[documents])
+        many = -(-whole // self.seq_len)
+        part = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)
+        starts = np.repeat(begins, many) + part * self.seq_len
+        lengths = np.minimum(np.repeat(whole, many) - part * self.seq_len, self.seq_len)
+        sample, samples = best_fit(lengths, self.seq_len)
+        if self.shuffle and samples:
+            sample = Permutation(samples, self.seed, -1 - number)(sample)
+        order = np.argsort(sample, kind="stable")
+        each = np.bincount(sample, minlength=samples)
+        pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], each)
+        return _Window(number, first, pieces, np.concatenate([[0], np.cumsum(each)]))
+
+    def _reach(self, position: int) -> bool:
+        """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
+        while True:
+            last = self._windows_known[-1]
+            ends = self.epochs is not None and last.number + 1 >= self._began_with + self.epochs * self._of_epoch
+            if ends or last.end >= position:
+                return ends
+            self._windows_known.append(self._pack(last.number + 1, last.end))
+
+    def _end_by(self, position: int) -> int | None:
+        if self.epochs is None or not self._reach(position):
+            return None
+        end = self._windows_known[-1].end
+        return end if end <= position else None
+
+    def _finish(self, end: int) -> None:
+        super()._finish(end)
+        self._began_with = self._windows_known[-1].number + 1
+        self._reach(end + 1)
+
+    def _forget(self) -> None:
+        while len(self._windows_known) > 1 and self._windows_known[0].end <= self._position:
+            gone = self._windows_known.popleft()
+            self._filled = [self._filled[0] + int(gone.pieces.lengths.sum()), self._filled[1] + len(gone.pieces.samples)]
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "seq_len": self.seq_len,
+            "window": self.window,
+            "tokens": len(self.dataset),
+            "documents": self._documents,
+            **part_of(self.dataset),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        self._reach(self._position)
+        window = next(w for w in self._windows_known if self._position <= w.end)
+        return {**super().state_dict(), "packed": [window.number, window.first, self._began_with]}
+
+    def _accept(self, state: dict[str, Any], consumed: int, began: int) -> None:
+        packed = state.get("packed")
+        if not (isinstance(packed, list) and len(packed) == 3 and all(isinstance(n, int) and n >= 0 for n in packed)):
+            raise InvalidError(f"the state says that window {packed!r} comes next: it was not made by state_dict()")
+        window = self._pack(packed[0], packed[1])
+        if not window.first <= consumed <= window.end:
+            raise InvalidError(f"the state stands at sample {consumed}, but its window has {window.first} to {window.end}: it is of other documents")
+        self._began_with = packed[2]
+        self._windows_known, self._filled = deque([window]), [0, 0]
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _batches(self, positions: NDArray[np.int64]) -> list[Pieces]:
+        self._forget()
+        places = positions.reshape(-1)
+        self._reach(int(places[-1]) + 1 if len(places) else 0)
+        some: list[Pieces] = []
+        for window in self._windows_known:
+            mine = places[(places >= window.first) & (places < window.end)] - window.first
+            many, first = window.pieces.samples[mine], window.borders[mine]
+            which = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
+            some.append(window.pieces.take(which, many))
+        pieces = Pieces(*(np.concatenate(fields) for fields in zip(*some, strict=True)))
+        size = positions.shape[1]
+        at = np.concatenate([[0], np.cumsum(pieces.samples)])[::size] if size else np.zeros(len(positions) + 1, np.int64)
+        return [pieces.take(slice(at[i], at[i + 1]), pieces.samples[i * size : (i + 1) * size]) for i in range(len(positions))]
+
+    def _queue(self) -> Queue:
+        queue: Queue = self._whole.queue(self.depth)
+        return queue
+
+    def _starts(self, batch: Pieces) -> Ints:
+        return batch.spans(self._row, len(self._whole))
+
+    def _tell(self, window: list[Pieces]) -> None:
+        self._whole.prefetch(np.concatenate([self._starts(plan) for plan in window]), self._row)
+
+    def _told(self) -> bool:
+        return bool(self.dataset.stats().get("mounted"))
+
+    def _shape(self, batch: Any, plan: Pieces) -> Packed:
+        raw, others = (batch, None) if not isinstance(batch, dict) else (next(iter(batch.values())), dict(list(batch.items())[1:]))
+        rows_and_labels(raw, False)
+        places = plan.places(self._row, len(self._whole), self.seq_len)
+        tokens = places.fill(raw, self.pad)
+        beside = others and {name: places.fill(other, 0) for name, other in others.items()}
+        if beside and self.targets:
+            beside = {name: next_tokens(other) for name, other in beside.items()}
+        return places.segments.pack(tokens, next_tokens(tokens) if self.targets else None, beside)

@@ -1,0 +1,59 @@
+package mount_test
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Documents whose numbers a file has are views of their own, which any loader reads; the others stay as they are.
+func TestSelectedDocuments(t *testing.T) {
+	source, list := golden(t, "megatron"), filepath.Join(suite.NewDir(t), "list")
+	must(t, os.WriteFile(list, []byte("0\n3\n4\n12\n"), 0o600))
+	m := mount(t, source, "--select", "few="+list)
+	views := func(name string) string { return m.Path(".hbmfs", "views", name) }
+	whole, err := os.ReadFile(views("tokens.bin"))
+	must(t, err)
+	raw, err := os.ReadFile(views("documents.npy"))
+	must(t, err)
+	start := func(d int) int { return int(binary.LittleEndian.Uint64(raw[128+8*d:])) }
+	var want, borders []byte
+	var few []int64
+	for _, d := range []int{0, 3, 4, 12} {
+		few = append(few, int64(len(want)/2))
+		want = append(want, whole[2*start(d):2*start(d+1)]...)
+	}
+	few = append(few, int64(len(want)/2))
+	for _, at := range few {
+		borders = binary.LittleEndian.AppendUint64(borders, uint64(at))
+	}
+	checkArray(t, views("few/tokens.npy"), "<u2", want)
+	checkArray(t, views("few/documents.npy"), "<i8", borders)
+	if !checkMegatron(t, views("few/megatron"), want, few) {
+		t.Error("there is no Megatron pair")
+	}
+}
+
+func TestSelectionsAreRefused(t *testing.T) {
+	dir := suite.NewDir(t)
+	list := filepath.Join(dir, "list")
+	must(t, os.WriteFile(list, []byte("2\n1\n"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "one"), []byte("1"), 0o600))
+	for _, tt := range []struct {
+		given string
+		code  int
+		says  string
+	}{
+		{"few", 2, "NAME=FILE"},
+		{"few=" + list, 2, "line 2: document 1 comes after document 2"},
+		{"few=" + list + "-none", 1, "no such file"},
+		{"elsewhere/few=" + filepath.Join(dir, "one"), 1, "elsewhere"},
+	} {
+		r := run(t, "mount", "--log-file", filepath.Join(dir, "log"), "--select", tt.given, golden(t, "megatron"), filepath.Join(dir, "mnt"))
+		if r.code != tt.code || !strings.Contains(r.stderr, tt.says) {
+			t.Errorf("%s: exit code %d, %q; want %d, %q", tt.given, r.code, r.stderr, tt.code, tt.says)
+		}
+	}
+}

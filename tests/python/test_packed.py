@@ -1,0 +1,286 @@
+"""Packed batches: where documents begin in them, and best-fit packing that loses and repeats no token."""
+
+import itertools
+import json
+import random
+
+import hbmfs
+import numpy as np
+import pytest
+import torch
+from hbmfs._packing import best_fit
+from numpy_dataset import NumpyDataset
+from test_dataset import streams
+
+
+def documents(trial, count=60, longest=40):
+    """A dataset whose tokens are all different, and its borders."""
+    lengths = np.random.default_rng(trial).integers(0, longest, count)
+    borders = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return NumpyDataset(np.arange(borders[-1], dtype=np.uint32), borders)
+
+
+def check(batch, borders):
+    """That what a batch says of its tokens, each of which is its own place in the dataset, is so. Gives the sequences."""
+    tokens, cu, most, position, document, labels = (np.asarray(field) if field is not None else None for field in batch[:6])
+    assert tokens.shape == position.shape == document.shape and cu.dtype == np.int32
+    assert cu[0] == 0 and cu[-1] == tokens.size and np.all(np.diff(cu) > 0) and most == np.diff(cu).max(initial=0)
+    assert set(range(0, tokens.size + 1, tokens.shape[1])) <= set(cu.tolist()), "a sequence goes from a row to the next"
+    found = []
+    for a, b in itertools.pairwise(cu):
+        (number,) = set(document.reshape(-1)[a:b].tolist())
+        assert position.reshape(-1)[a:b].tolist() == list(range(b - a))
+        if number < 0:
+            assert not tokens.reshape(-1)[a:b].any() and (labels is None or (labels.reshape(-1)[a:b] == -100).all())
+            continue
+        piece = tokens.reshape(-1)[a:b].astype(np.int64)
+        assert np.array_equal(piece, np.arange(piece[0], piece[0] + len(piece)))
+        assert borders[number] <= piece[0] and piece[-1] < borders[number + 1]
+        found.append((number, int(piece[0]), len(piece)))
+        if labels is not None:
+            want = labels.reshape(-1)[a:b]
+            assert np.array_equal(want[:-1], piece[1:]) and want[-1] in (piece[-1] + 1, -100)
+    return found
+
+
+# --- the stream cut where it comes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", [False, True])
+@pytest.mark.parametrize("trial", range(8))
+def test_borders_in_a_stream(trial, targets):
+    ds = documents(trial)
+    plain = hbmfs.TokenStream(ds, 5, 16, seed=trial, epochs=1, targets=targets, drop_last=False)
+    packed = hbmfs.TokenStream(ds, 5, 16, seed=trial, epochs=1, targets=targets, drop_last=False, packed=True)
+    for rows, batch in zip(plain, packed, strict=True):
+        x, y = rows if targets else (rows, None)
+        assert np.array_equal(batch.tokens, x)
+        starts = np.searchsorted(ds.documents, x, side="right") - 1
+        assert np.array_equal(batch.document_ids, starts)
+        check(batch, ds.documents)
+        if targets:
+            same = np.searchsorted(ds.documents, y, side="right") - 1 == starts
+            assert np.array_equal(batch.labels, np.where(same, y.astype(np.int64), -100))
+
+
+def test_borders_in_a_mixture():
+    sources = {"a": (documents(1), 0.7), "b": (documents(2), 0.3)}
+    plain, packed = (hbmfs.Mixture(sources, 6, 10, exhausted="drop", drop_last=False, **options) for options in ({}, {"packed": True}))
+    for rows, batch in zip(plain, packed, strict=True):
+        assert np.array_equal(batch.tokens, rows)
+        for row, numbers in zip(batch.tokens, batch.document_ids, strict=True):
+            assert any(np.array_equal(np.searchsorted(ds.documents, row, side="right") - 1, numbers) for ds, _ in sources.values())
+        assert np.array_equal(np.flatnonzero(batch.position_ids.reshape(-1) == 0), batch.cu_seqlens[:-1])
+
+
+def test_documents_that_nobody_knows():
+    for make in (lambda ds: hbmfs.TokenStream(ds, 2, 5, packed=True), lambda ds: hbmfs.PackedStream(ds, 2, 5), lambda ds: hbmfs.Mixture({"a": (ds, 1)}, 2, 5, packed=True)):
+        with pytest.raises(hbmfs.InvalidError, match="no document borders"):
+            make(NumpyDataset(np.zeros(100)))
+
+
+# --- best-fit -------------------------------------------------------------------------------------------------------
+
+
+def one_by_one(lengths, room):
+    """Best-fit decreasing by its definition."""
+    left = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        if fits := [(free, i) for i, free in enumerate(left) if free >= length]:
+            left[min(fits)[1]] -= length
+        else:
+            left.append(room - length)
+    return sorted(left)
+
+
+@pytest.mark.parametrize("trial", range(60))
+def test_best_fit_is_best_fit(trial):
+    random_ = np.random.default_rng(trial)
+    room = int(random_.integers(1, 60))
+    lengths = random_.integers(1, room + 1, random_.integers(1, 200))
+    if trial % 2:
+        lengths = np.minimum(room, 1 + (random_.pareto(1, len(lengths)) * 3).astype(np.int64))
+    sample, count = best_fit(lengths, room)
+    assert sorted(room - np.bincount(sample, weights=lengths, minlength=count)) == one_by_one(lengths, room)
+
+
+@pytest.mark.parametrize("trial", range(12))
+def test_packing_loses_and_repeats_no_token(trial):
+    pick = random.Random(trial)
+    ds, seq_len = documents(trial, longest=pick.choice([10, 40, 90])), pick.choice([16, 33])
+    options = {"window": pick.choice([1, 7, 1000]), "shuffle": trial % 4 != 0, "targets": trial % 3 == 0, "dtype": pick.choice([None, "int64"])}
+    stream = hbmfs.PackedStream(ds, pick.randrange(1, 9), seq_len, seed=trial, epochs=2, drop_last=False, **options)
+    found = [piece for batch in stream for piece in check(batch, ds.documents)]
+    for epoch in (found[: len(found) // 2], found[len(found) // 2 :]):
+        tokens = sorted(t for _, first, length in epoch for t in range(first, first + length))
+        assert tokens == list(range(len(ds)))
+        for number, first, length in epoch:  # no document is cut that need not be
+            begin, end = ds.documents[number : number + 2]
+            assert (first, length) == (begin, end - begin) or (end - begin > seq_len and (length == seq_len or first + length == end))
+    assert 0 < stream.fill_rate <= 1
+
+
+def test_the_fill_rate():
+    lengths = np.minimum(1024, np.random.default_rng(1).lognormal(5, 1, 5000).astype(np.int64) + 1)
+    borders = np.concatenate([[0], np.cumsum(lengths)])
+    stream = hbmfs.PackedStream(NumpyDataset(np.zeros(borders[-1], np.uint16), borders), 8, 1024, epochs=1, drop_last=False)
+    free = sum(int((batch.document_ids < 0).sum()) for batch in stream)
+    assert stream.fill_rate > 0.995
+    assert abs(free / (free + borders[-1]) - (1 - stream.fill_rate)) < 1e-9
+
+
+def test_padding_is_the_token_that_was_asked_for():
+    for dtype, pad in ((np.uint16, 65535), (np.uint32, 7)):
+        ds = NumpyDataset(np.zeros(30, dtype), np.array([0, 9, 18, 30]))
+        for batch in hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False, pad=pad):
+            assert np.array_equal(batch.tokens == pad, batch.document_ids < 0)
+
+
+@pytest.mark.parametrize("trial", range(25))
+def test_stopping_anywhere_and_going_on_with_other_ranks(trial):
+    pick = random.Random(trial)
+    ds = documents(trial)
+    options = {"seed": trial, "window": pick.choice([3, 10, 1000]), "epochs": pick.choice([1, 2, 3]), "drop_last": False}
+    expected = [row.tolist() for batch in hbmfs.PackedStream(ds, 1, 16, **options) for row in batch.tokens]
+    found, state = [], None
+    while True:
+        world_size, batch_size = pick.choice([1, 2, 5]), pick.randrange(1, 9)
+        ranks = [hbmfs.PackedStream(ds, batch_size, 16, rank=r, world_size=world_size, **{**options, "depth": pick.randrange(1, 4)}) for r in range(world_size)]
+        for stream in ranks:
+            if state is not None:
+                stream.load_state_dict(state)
+        limit = pick.randrange(1, 12)
+        taken = list(itertools.islice(zip(*ranks, strict=True), limit))
+        found += [row.tolist() for step in taken for batch in step for row in batch.tokens]
+        states = [stream.state_dict() for stream in ranks]
+        assert all(s == states[0] for s in states)
+        state = json.loads(json.dumps(states[0]))
+        if len(taken) < limit:
+            break
+    assert found == expected
+    again = hbmfs.PackedStream(ds, 1, 16, **options)
+    again.load_state_dict(state)
+    assert again.position == again._began == len(expected)
+    assert sorted(t for batch in again for _, first, n in check(batch, ds.documents) for t in range(first, first + n)) == sorted(list(range(len(ds))) * options["epochs"])
+
+
+@pytest.mark.parametrize("damage", [{"packed": None}, {"packed": [0, 0]}, {"packed": [0, -1, 0]}, {"packed": [3, 0, 0], "consumed": 10**6}, {"seed": 5}, {"window": 2}])
+def test_states_that_are_none(damage):
+    stream = hbmfs.PackedStream(documents(1), 2, 16)
+    with pytest.raises(hbmfs.InvalidError, match="the state"):
+        stream.load_state_dict({**stream.state_dict(), **damage})
+
+
+def test_the_daemon_hears_of_what_is_read():
+    ds = documents(1)
+    list(hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False))
+    assert ds.told == [start for what, starts in ds.events if what == "begin" for start in starts]
+
+
+# --- formats, devices ------------------------------------------------------------------------------------------------
+
+
+def test_every_format_that_knows_documents(opened, mount, expect):
+    seen = 0
+    for where, _, found in streams(expect):
+        if "document_starts" not in found:
+            continue
+        ds = opened(mount / where)
+        tokens = np.load(mount / ".hbmfs" / "views" / where / "tokens.npy")
+        for make in (hbmfs.PackedStream, lambda *a, **o: hbmfs.TokenStream(*a, packed=True, **o)):
+            stream = make(ds, 3, 11, epochs=1, drop_last=False)
+            if ds.device != "cpu":  # of the fake GPU, that torch knows nothing of
+                with pytest.raises(hbmfs.InvalidError, match="torch"):
+                    next(iter(stream))
+                continue
+            given = np.concatenate([np.asarray(batch.tokens)[np.asarray(batch.document_ids) >= 0] for batch in stream])
+            whole = tokens if make is hbmfs.PackedStream else tokens[: len(tokens) // 11 * 11]
+            assert np.array_equal(np.sort(given), np.sort(whole)), where
+        seen += 1
+    assert seen >= 10
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_torch_makes_the_same(targets):
+    """What is made on a GPU by torch, made here by torch on the CPU."""
+    ds = documents(3)
+    ds.tokens = ds.tokens.astype(np.uint16)
+    sources = {"a": (ds, 0.7), "b": (documents(2), 0.3)}
+    sources["b"][0].tokens = sources["b"][0].tokens.astype(np.uint16)
+    for stream in (
+        hbmfs.PackedStream(ds, 4, 16, targets=targets, pad=65535),
+        hbmfs.TokenStream(ds, 4, 16, targets=targets, packed=True),
+        hbmfs.Mixture(sources, 4, 16, targets=targets, packed=True),
+    ):
+        for plan in itertools.islice(stream._plan(0, 4), 8):
+            with stream._queue() as queue:
+                queue.put(stream._starts(plan), stream._row)
+                raw = queue.get()
+            ours, theirs = stream._shape(raw, plan), stream._shape(torch.from_numpy(raw), plan)
+            for name, a, b in zip(ours._fields, ours, theirs, strict=True):
+                assert (a is None and b is None) or (np.array_equal(a, np.asarray(b)) and str(getattr(a, "dtype", int)) in str(getattr(b, "dtype", int))), name
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+class Attention(torch.nn.Module):
+    """One block of a transformer that is told which tokens see each other in one of two ways."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.embed, self.place = torch.nn.Embedding(64, width), torch.nn.Embedding(64, width)
+        self.qkv, self.up, self.down, self.head = (torch.nn.Linear(a, b) for a, b in ((width, 3 * width), (width, 64), (64, width), (width, 64)))
+
+    def forward(self, batch, attend):
+        x = self.embed(batch.tokens) + self.place(batch.position_ids)
+        x = x + attend(batch, *self.qkv(x).chunk(3, -1))
+        return self.head(x + self.down(torch.relu(self.up(x))))
+
+
+def by_sequences(batch, q, k, v):
+    """As varlen attention does: each sequence of cu_seqlens alone."""
+    flat = [t.reshape(-1, t.shape[-1]) for t in (q, k, v)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return torch.cat([attend(*(t[None, a:b] for t in flat), is_causal=True)[0] for a, b in itertools.pairwise(batch.cu_seqlens.tolist())]).view(q.shape)
+
+
+def by_mask(batch, q, k, v):
+    """A plain mask over whole rows."""
+    same = batch.document_ids[:, :, None] == batch.document_ids[:, None, :]
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=same & torch.ones(same.shape[1:], dtype=torch.bool).tril())
+
+
+@pytest.fixture
+def one_thread():
+    """Threads cost small tensors more than they give."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("packing", ["best-fit", "cut"])
+def test_training_with_sequences_and_with_a_mask_gives_the_same_loss(packing):
+    random_ = np.random.default_rng(1)
+    borders = np.concatenate([[0], np.cumsum(random_.integers(1, 40, 400))])
+    ds = NumpyDataset((np.arange(borders[-1]) * 7 % 61).astype(np.uint16), borders)
+    losses = {}
+    for attend in (by_sequences, by_mask):
+        torch.manual_seed(1)
+        model = Attention()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        options = {"seed": 4, "targets": True, "dtype": "int64"}
+        stream = hbmfs.PackedStream(ds, 2, 32, **options) if packing == "best-fit" else hbmfs.TokenStream(ds, 2, 32, packed=True, **options)
+        kept = losses[attend] = []
+        for raw in itertools.islice(stream, 300):
+            batch = hbmfs.Packed(*(torch.as_tensor(field) if isinstance(field, np.ndarray) else field for field in raw))
+            loss = torch.nn.functional.cross_entropy(model(batch, attend).flatten(0, 1), batch.labels.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            kept.append(float(loss.detach()))
+    ours, theirs = (np.array(kept) for kept in losses.values())
+    assert np.allclose(ours, theirs, rtol=2e-4, atol=2e-4), np.abs(ours - theirs).max()
+    assert ours[-20:].mean() < 0.5 * ours[:5].mean(), "nothing was learnt"
