@@ -37,7 +37,7 @@ class Pieces(NamedTuple):
         piece = np.repeat(np.arange(len(many)), many)
         number = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
         at = self.starts[piece] + np.minimum(number * span, np.maximum(self.lengths - span, 0)[piece])
-        starts: NDArray[np.int64] = np.minimum(at, end - span)
+        starts: Ints = np.minimum(at, end - span)
         return starts
 
     def places(self, span: int, end: int, room: int) -> Places:
