@@ -2,6 +2,7 @@ package fs
 
 import (
 	"crypto/rand"
+	"net"
 	"sync"
 	"sync/atomic"
 
@@ -11,14 +12,16 @@ import (
 
 // channel is the daemon's end of the control channel. The ioctls and the socket share it.
 type channel struct {
-	epoch    control.Epoch
+	epoch    control.Epoch // of this daemon
+	seed     control.Epoch // of the mount: that of its first daemon
 	objects  objectIDs
 	tickets  *tickets
 	prefetch *prefetcher
 	facts    sync.Map // node number to facts, for bodies that are long to walk
 
-	binding   atomic.Bool   // the daemon is about to make the socket
-	bound     atomic.Bool   // it is there
+	binding   atomic.Bool // the daemon is about to make the socket
+	bound     atomic.Bool // it is there
+	listener  *net.UnixListener
 	settled   chan struct{} // closed once the socket is there, or cannot be
 	buffers   sync.Pool     // of *[control.MaxFrame]byte
 	answering *turns
@@ -43,6 +46,7 @@ func newChannel() *channel {
 		usages: map[client]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
+	c.seed = c.epoch
 	c.objects.init()
 	return c
 }
@@ -166,7 +170,7 @@ func (m *Mount) info(n *node, number int, b *layout.Body) control.FileInfo {
 		Flags: f.flags, Size: b.Size(), Tokens: -1, Alignment: f.alignment, Runs: int64(b.Runs()), Generation: n.ino, Epoch: m.control.epoch,
 	}
 	if n.kind == kindView { // its inode number stands for the path alone, its content for this mount alone
-		i.Generation = inoOf(n.name, string(m.control.epoch[:])) ^ n.ino
+		i.Generation = inoOf(n.name, string(m.control.seed[:])) ^ n.ino
 		if file := n.view.file; file != nil {
 			i.DType, i.ElementSize, i.Tokens = uint32(file.DType), uint32(file.DType.Size()), file.Tokens
 		}

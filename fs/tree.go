@@ -2,6 +2,8 @@ package fs
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
 	"hash/fnv"
 	"slices"
 	"sort"
@@ -46,6 +48,7 @@ const (
 
 // directory is a node's children: consecutive numbers, ordered by name.
 type directory struct {
+	number       int // the directory's own
 	first, count int
 
 	// expand, if set, makes the entries when the directory is first looked into.
@@ -59,10 +62,46 @@ type entry struct {
 	node *node
 }
 
-// tree holds the nodes. It only grows.
+// tree holds the nodes. It only grows. After a hand-over it has numbers that an earlier daemon gave to nodes of directories that are
+// filled when they are looked into: their nodes are nil until then.
 type tree struct {
-	mu    sync.RWMutex
-	nodes []*node
+	mu       sync.RWMutex
+	nodes    []*node
+	base     int     // nodes of the source, which are there from the beginning
+	reserved []grown // ordered by first
+}
+
+// grown is what a directory was filled with: nodes of consecutive numbers.
+type grown struct {
+	dir, first, count int
+	sum               uint64 // of the nodes
+}
+
+// reserve keeps numbers for the nodes of a directory that an earlier daemon has filled.
+func (t *tree) reserve(g grown) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if end := g.first + g.count; end > len(t.nodes) {
+		t.nodes = append(t.nodes, make([]*node, end-len(t.nodes))...)
+	}
+	i, _ := slices.BinarySearchFunc(t.reserved, g, func(a, b grown) int { return a.first - b.first })
+	t.reserved = slices.Insert(t.reserved, i, g)
+}
+
+// at is get. Where a node is not known yet, it returns the number of its directory, else -1.
+func (t *tree) at(number int) (n *node, dir int) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if number < 0 || number >= len(t.nodes) {
+		return nil, -1
+	}
+	if n = t.nodes[number]; n == nil {
+		i := sort.Search(len(t.reserved), func(i int) bool { return t.reserved[i].first > number }) - 1
+		if i >= 0 && number < t.reserved[i].first+t.reserved[i].count {
+			return nil, t.reserved[i].dir
+		}
+	}
+	return n, -1
 }
 
 const rootNumber = 0
@@ -70,9 +109,13 @@ const rootNumber = 0
 // newTree returns a tree with a root directory of the given entries.
 func newTree(root node, entries []entry) *tree {
 	root.kind, root.ino, root.dir = kindDir, 1, &directory{}
-	t := &tree{nodes: []*node{&root}}
-	t.grow(&root, entries)
-	return t
+	sortEntries(entries)
+	nodes := growSorted([]*node{&root}, 0, &root, entries, 0)
+	return &tree{nodes: nodes, base: len(nodes)}
+}
+
+func sortEntries(entries []entry) {
+	slices.SortStableFunc(entries, func(a, b entry) int { return layout.ComparePaths(a.path, b.path) })
 }
 
 // get returns a node by its number.
@@ -103,16 +146,66 @@ func (t *tree) find(d *directory, name string) (*node, int) {
 }
 
 // grow puts entries below dir, which has none yet. Directories that no entry describes are made up from the first
-// entry in them. Of two entries with one path the first one wins.
-func (t *tree) grow(dir *node, entries []entry) {
-	slices.SortStableFunc(entries, func(a, b entry) int { return layout.ComparePaths(a.path, b.path) })
+// entry in them. Of two entries with one path the first one wins. Where an earlier daemon has filled dir, its nodes get their numbers
+// again: known is true then, and other nodes than then are [cache.ErrChanged].
+func (t *tree) grow(dir *node, entries []entry) (g grown, known bool, err error) {
+	sortEntries(entries)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.growSorted(dir, entries, 0)
+	g = grown{dir: dir.dir.number, first: len(t.nodes)}
+	i := slices.IndexFunc(t.reserved, func(r grown) bool { return r.dir == g.dir })
+	if i >= 0 {
+		g.first = t.reserved[i].first
+	}
+	nodes := growSorted(nil, g.first, dir, entries, 0)
+	g.count, g.sum = len(nodes), sumOf(nodes)
+	switch {
+	case i < 0:
+		t.nodes = append(t.nodes, nodes...)
+	case g != t.reserved[i]:
+		dir.dir.first, dir.dir.count = 0, 0
+		return g, true, fmt.Errorf("%q is not what it was before the daemon was replaced: %w", dir.name, cache.ErrChanged)
+	default:
+		copy(t.nodes[g.first:], nodes)
+	}
+	return g, i >= 0, nil
 }
 
-// growSorted works on entries whose paths agree in the first skip bytes, which name dir.
-func (t *tree) growSorted(dir *node, entries []entry, skip int) {
+// sumOf tells nodes apart by their names, kinds and inode numbers, and views that are built by their bodies.
+func sumOf(nodes []*node) uint64 {
+	h := fnv.New64a()
+	var b []byte
+	for _, n := range nodes {
+		b = append(append(b[:0], n.name...), 0, byte(n.kind))
+		b = binary.LittleEndian.AppendUint64(b, n.ino)
+		if n.kind == kindView && n.view.built.done.Load() && n.view.file != nil {
+			b = binary.LittleEndian.AppendUint64(b, bodySum(&n.view.file.Body))
+		}
+		_, _ = h.Write(b) // a hash cannot fail
+	}
+	return h.Sum64()
+}
+
+// bodySum tells bodies apart by their runs.
+func bodySum(body *layout.Body) uint64 {
+	h := fnv.New64a()
+	var b []byte
+	var last *layout.Object
+	for r := range body.RunsWithin(0, body.Size()) {
+		b = b[:0]
+		if r.Object != last {
+			b, last = append(append(append(b, r.Object.Name...), 0), r.Object.Version...), r.Object
+		}
+		for _, v := range []int64{r.Object.Size, r.Logical, r.Offset, r.Length, r.Stride, r.Count} {
+			b = binary.LittleEndian.AppendUint64(b, uint64(v))
+		}
+		_, _ = h.Write(b) // a hash cannot fail
+	}
+	return h.Sum64()
+}
+
+// growSorted appends the nodes of entries whose paths agree in the first skip bytes, which name dir. The first of all is number base.
+func growSorted(nodes []*node, base int, dir *node, entries []entry, skip int) []*node {
 	type below struct {
 		node    *node
 		entries []entry
@@ -150,12 +243,18 @@ func (t *tree) growSorted(dir *node, entries []entry, skip int) {
 		made = append(made, child)
 		entries = entries[n:]
 	}
-	dir.dir.first, dir.dir.count = len(t.nodes), len(made)
+	dir.dir.first, dir.dir.count = base+len(nodes), len(made)
 	slices.SortFunc(made, func(a, b *node) int { return strings.Compare(a.name, b.name) })
-	t.nodes = append(t.nodes, made...)
-	for _, d := range deeper {
-		t.growSorted(d.node, d.entries, d.skip)
+	for i, n := range made {
+		if n.kind == kindDir {
+			n.dir.number = dir.dir.first + i
+		}
 	}
+	nodes = append(nodes, made...)
+	for _, d := range deeper {
+		nodes = growSorted(nodes, base, d.node, d.entries, d.skip)
+	}
+	return nodes
 }
 
 // inoOf makes an inode number that is the same at every mount of the same version, and never a reserved one.

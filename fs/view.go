@@ -12,6 +12,7 @@ import (
 // lazyView is a view that is built when the kernel first asks for it: its size may need a walk over offset tables.
 type lazyView struct {
 	build func(context.Context) (*layout.File, error)
+	tell  func(*layout.File) error // called once it is built, before anybody sees it; nil for nobody
 	built once
 	file  *layout.File // nil where the view turned out to be absent; valid once built
 }
@@ -22,7 +23,10 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 		file, err := v.build(ctx)
 		var absent *layout.AbsentError
 		if errors.As(err, &absent) {
-			return nil
+			file, err = nil, nil
+		}
+		if err == nil && v.tell != nil {
+			err = v.tell(file)
 		}
 		if err == nil {
 			v.file = file
@@ -52,7 +56,8 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // readers of a directory may enter it
 			n.dir = &directory{expand: m.memberEntries(view)}
 		} else {
-			n.kind, n.view = kindView, &lazyView{build: view.File}
+			ino := n.ino
+			n.kind, n.view = kindView, &lazyView{build: view.File, tell: func(f *layout.File) error { return m.recordTold(ino, f) }}
 		}
 		m.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})
