@@ -172,6 +172,15 @@ func (l *Listing) Bytes() int64 {
 	return total
 }
 
+// Find returns the object of a name, nil for none.
+func (l *Listing) Find(name string) *layout.Object {
+	i, ok := slices.BinarySearchFunc(l.Objects, name, func(o *layout.Object, name string) int { return layout.ComparePaths(o.Name, name) })
+	if !ok {
+		return nil
+	}
+	return l.Objects[i]
+}
+
 // Denied is a file of the origin that this process may not read. Only its name is known.
 type Denied struct{ Name, Why string }
 

@@ -12,8 +12,7 @@ import (
 
 // channel is the daemon's end of the control channel. The ioctls and the socket share it.
 type channel struct {
-	epoch    control.Epoch // of this daemon
-	seed     control.Epoch // of the mount: that of its first daemon
+	epoch    control.Epoch // of the mount: a daemon that goes on with it keeps it, and the numbers of files
 	objects  objectIDs
 	tickets  *tickets
 	prefetch *prefetcher
@@ -46,7 +45,6 @@ func newChannel() *channel {
 		usages: map[client]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
-	c.seed = c.epoch
 	c.objects.init()
 	return c
 }
@@ -65,7 +63,8 @@ type objectIDs struct {
 	last      uint64
 	byObject  map[*layout.Object]uint64
 	byID      map[uint64]*layout.Object
-	evictable []uint64 // of segments, the oldest first
+	evictable []uint64                          // of segments, the oldest first
+	record    func(id uint64, o *layout.Object) // before anybody hears of a number; nil where the next daemon need not know
 }
 
 // mostEvictable bounds the numbers of segments. A reader that asks for a forgotten one gets ESTALE, as for an evicted one,
@@ -82,6 +81,9 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 	if id, ok := t.byObject[o]; ok {
 		return id
 	}
+	if t.record != nil {
+		t.record(t.last+1, o)
+	}
 	t.last++
 	t.byObject[o], t.byID[t.last] = t.last, o
 	if _, evictable := o.Origin.(pinner); evictable {
@@ -92,6 +94,15 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 		}
 	}
 	return t.last
+}
+
+// adopt takes a number that an earlier daemon has given, for a file that is still there, or nil.
+func (t *objectIDs) adopt(id uint64, o *layout.Object) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.last = max(t.last, id); o != nil {
+		t.byObject[o], t.byID[id] = id, o
+	}
 }
 
 // object returns nil for a number that was never given, or is forgotten.
@@ -170,7 +181,7 @@ func (m *Mount) info(n *node, number int, b *layout.Body) control.FileInfo {
 		Flags: f.flags, Size: b.Size(), Tokens: -1, Alignment: f.alignment, Runs: int64(b.Runs()), Generation: n.ino, Epoch: m.control.epoch,
 	}
 	if n.kind == kindView { // its inode number stands for the path alone, its content for this mount alone
-		i.Generation = inoOf(n.name, string(m.control.seed[:])) ^ n.ino
+		i.Generation = inoOf(n.name, string(m.control.epoch[:])) ^ n.ino
 		if file := n.view.file; file != nil {
 			i.DType, i.ElementSize, i.Tokens = uint32(file.DType), uint32(file.DType.Size()), file.Tokens
 		}

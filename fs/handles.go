@@ -32,6 +32,7 @@ type handles struct {
 type handlesHead struct {
 	version     uint64
 	lastBacking atomic.Int64 // the last backing id that the kernel gave
+	lastObject  atomic.Int64 // the last number of a backing file that readers past FUSE heard of
 	lives       atomic.Int64 // daemons that took the mount over
 	standstill  atomic.Int64 // ns, at the last hand-over; 0 where it is not known
 	worst       atomic.Int64

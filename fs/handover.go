@@ -32,8 +32,9 @@ const (
 
 // Kinds of records in the journal.
 const (
-	recordGrown uint32 = iota + 1 // a directory that is filled when it is looked into: node ids follow the order
-	recordTold                    // a view whose size the kernel was told
+	recordGrown  uint32 = iota + 1 // a directory that is filled when it is looked into: node ids follow the order
+	recordTold                     // a view whose size the kernel was told
+	recordObject                   // the number of a backing file, which readers past FUSE hold
 )
 
 // told is what was told of a view: its size, -1 where it is absent, and what its bytes are made of.
@@ -48,8 +49,22 @@ func (m *Mount) makeBooks() (err error) {
 		return err
 	}
 	m.journal, err = handover.NewJournal()
-	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
+	m.keepBooks()
 	return err
+}
+
+// keepBooks has what this daemon gives out recorded.
+func (m *Mount) keepBooks() {
+	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
+	m.control.objects.record = func(id uint64, o *layout.Object) {
+		m.handles.head.lastObject.Store(int64(id))
+		if _, evictable := o.Origin.(pinner); evictable { // another segment has another number
+			return
+		}
+		if err := m.journal.Append(recordObject, append(binary.LittleEndian.AppendUint64(nil, id), o.Name...)); err != nil {
+			m.log.Error("readers past FUSE will have to open their files again after this daemon", "error", err)
+		}
+	}
 }
 
 // recordGrown records numbers before the kernel hears of them.
@@ -92,6 +107,8 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 		m.tree.reserve(grown{int(at(0)), int(at(1)), int(at(2)), at(3)})
 	case kind == recordTold && n == 3:
 		m.told[at(0)] = told{int64(at(1)), at(2)}
+	case kind == recordObject && n >= 1:
+		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
 	default:
 		return fmt.Errorf("%w: its journal has a record of an unknown kind", handover.ErrRefused)
 	}
@@ -106,7 +123,7 @@ type mountState struct {
 	Reply   []byte // and what it was answered
 	Depth   int
 	Started time.Time
-	Seed    control.Epoch
+	Epoch   control.Epoch
 	Nodes   int // of the source, and
 	Sum     uint64
 	Notes   []string
@@ -126,7 +143,7 @@ func (s *mountState) Adopt(section []byte) error {
 		return err
 	}
 	m := s.mount
-	m.started, m.depth, m.control.seed, m.opt.Notes = s.Started, s.Depth, s.Seed, s.Notes
+	m.started, m.depth, m.control.epoch, m.opt.Notes = s.Started, s.Depth, s.Epoch, s.Notes
 	m.prepare()
 	if reply, err := m.answerInit(s.Init); err != nil || !bytes.Equal(reply, s.Reply) {
 		return errors.Join(errors.New("this program would agree on something else with the kernel"), err)
@@ -202,7 +219,7 @@ func (m *Mount) leave() (handover.State, error) {
 	base := m.tree.nodes[:m.tree.base]
 	m.tree.mu.RUnlock()
 	s := &mountState{
-		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Seed: m.control.seed, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
+		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Epoch: m.control.epoch, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
 	}
 	device, err := connectionFile()
 	if err != nil {
@@ -301,7 +318,8 @@ func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) 
 // adoptHandles takes over what is open.
 func (m *Mount) adoptHandles() {
 	m.closeLost()
-	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
+	m.control.objects.adopt(uint64(m.handles.head.lastObject.Load()), nil)
+	m.keepBooks()
 	m.handles.recover(func(h *handle) {
 		switch h.state.Load() {
 		case handleClosing:
