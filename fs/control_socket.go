@@ -36,6 +36,7 @@ func (m *Mount) serveControl(ctx context.Context) {
 	close(m.control.settled)
 	if err != nil {
 		m.control.disable(err.Error())
+		m.opt.Life.Drop(keptControl) // of a mount that was taken away meanwhile: it would keep the filesystem
 		if ctx.Err() == nil {
 			m.log.Warn("there is no control socket: readers cannot pass by FUSE", "reason", err)
 		}

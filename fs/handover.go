@@ -285,6 +285,7 @@ func (m *Mount) takeOver() error {
 	if err := resend(device); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: it was unmounted, as Serve will see
 		return fmt.Errorf("ask the kernel for what was not answered: %w", err)
 	}
+	life.Goes()
 	head := m.handles.head
 	head.lives.Add(1)
 	if death.How == "crash" {

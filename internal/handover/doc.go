@@ -44,5 +44,6 @@
 // requests again with the top bit of their number set ([Resent]), and the same number otherwise: that is how an open whose answer
 // was lost is told from a second one.
 //
-// A holder that gets no daemon to start, three times or for 30 s, aborts the connection: readers get errors, and never hang.
+// A holder that gets no daemon to start, three times or for 30 s, aborts the connection: readers get errors, and never hang. So it does
+// where a hundred daemons in a row crash within a second.
 package handover

@@ -26,6 +26,9 @@ const Comm = "hbmfs-keeper"
 const (
 	graceTime = 30 * time.Second
 	triesMax  = 3
+
+	shortLife     = time.Second
+	shortLivesMax = 100
 )
 
 // Keep is the work of a keeper: it returns when the mount is over, or was given up. Descriptor 3 is the socket to the daemon, whose
@@ -89,7 +92,9 @@ type keeper struct {
 	died  int64 // when the daemon before went, CLOCK_MONOTONIC; 0 while one serves
 	how   string
 	tries int
+	short int // crashes in a row after less than shortLife
 	ended bool
+	fat   bool // something was done since leaner
 }
 
 // daemon is a process that serves the mount, or will.
@@ -151,12 +156,19 @@ func (k *keeper) poll() {
 	if k.died != 0 {
 		timeout = int(max(0, graceTime-time.Duration(now()-k.died))/time.Millisecond) + 1
 	}
-	if k.next != nil && (timeout < 0 || timeout > 1000) {
-		timeout = 1000
+	const soon = 500
+	if (k.next != nil || k.fat) && (timeout < 0 || timeout > soon) {
+		timeout = soon
 	}
-	if n, _ := unix.Poll(fds, timeout); n <= 0 { // an interruption is a turn more
+	n, err := unix.Poll(fds, timeout)
+	if n == 0 && k.fat && k.next == nil {
+		leaner()
+		k.fat = false
+	}
+	if n <= 0 || err != nil { // an interruption is a turn more
 		return
 	}
+	k.fat = true
 	for i := range fds {
 		if fds[i].Revents != 0 {
 			then[i]()
@@ -191,11 +203,8 @@ func (k *keeper) hear(d *daemon) {
 		if k.died != 0 {
 			k.say("a daemon could not go on: %s", m.fields["FAILED"])
 		}
-	case m.fields["READY"] != "":
-		if d == k.next {
-			k.serves(d)
-		}
-		leaner()
+	case m.fields["READY"] != "" && d == k.next:
+		k.serves(d)
 	case m.fields["STOPPING"] != "":
 		k.ended = true
 	}
@@ -249,6 +258,9 @@ func (k *keeper) bury(d *daemon) {
 		if k.how = "crash"; k.next != nil {
 			k.how = "upgrade"
 		}
+		if k.short++; time.Since(d.began) > shortLife {
+			k.short = 0
+		}
 	}
 }
 
@@ -283,7 +295,7 @@ func (k *keeper) decide() error {
 		if err := send(d.socket, say("ADOPT="+k.how, "DIED="+strconv.FormatInt(k.died, 10))); err != nil {
 			k.say("the next daemon cannot be reached: %v", err)
 		}
-	case k.died != 0 && time.Duration(now()-k.died) > graceTime, k.died != 0 && d == nil && k.tries == triesMax:
+	case k.died != 0 && time.Duration(now()-k.died) > graceTime, k.died != 0 && d == nil && (k.tries == triesMax || k.short > shortLivesMax):
 		return k.abort()
 	case k.died != 0 && d == nil:
 		k.tries++
@@ -305,7 +317,7 @@ func (k *keeper) end(d *daemon) {
 	if d.pidfd < 0 {
 		return
 	}
-	k.how, k.died = "upgrade", now()
+	k.how, k.died, k.short = "upgrade", now(), 0
 	_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
 	poll := []unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}}
 	for end := time.Now().Add(dieTime); time.Now().Before(end); {

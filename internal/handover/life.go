@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -179,6 +178,15 @@ func (l *Life) Prepared() (Death, error) {
 	return Death{How: m.fields["ADOPT"], At: at}, err
 }
 
+// Goes says that this daemon goes on with the mount: from now on its end is a new one, and no failed attempt.
+func (l *Life) Goes() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.notify == "" { // the report of readiness tells systemd
+		_ = l.tell(say("READY=1")) // a holder that is gone needs no telling
+	}
+}
+
 // Failed tells the holder why there is no next daemon.
 func (l *Life) Failed(err error) {
 	if l != nil && l.socket >= 0 {
@@ -229,18 +237,17 @@ func (l *Life) tell(m message) error {
 // Device is the name of the connection to the kernel.
 const Device = "fuse"
 
-// notify sends a message to systemd.
+// notify sends a message to systemd. "@name" is an abstract one, as systemd writes it.
 func notify(name string, m message) error {
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("tell systemd: %w", err)
 	}
-	var oob []byte
-	if m.fd >= 0 {
-		oob = unix.UnixRights(m.fd)
+	defer func() { _ = unix.Close(socket) }() // all is sent
+	if err := unix.Connect(socket, &unix.SockaddrUnix{Name: name}); err != nil {
+		return fmt.Errorf("tell systemd: %w", err)
 	}
-	_, _, err = conn.WriteMsgUnix(m.text(), oob, nil)
-	return errors.Join(err, conn.Close())
+	return send(socket, m)
 }
 
 // Drop has the holder forget a file.

@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 // address is the name of a keeper's socket, in the abstract namespace: it needs no directory, and ends with the keeper. Both ends
@@ -29,6 +32,9 @@ func listen() int {
 	}
 	return fd
 }
+
+// underWay is the answer of a keeper that has no daemon which could be replaced.
+const underWay = "a hand-over is under way: try again"
 
 // request handles a connection of [Upgrade].
 func (k *keeper) request() {
@@ -54,7 +60,7 @@ func (k *keeper) request() {
 		return
 	case k.next != nil || k.died != 0:
 		m.close()
-		refuse("a hand-over is under way: try again")
+		refuse(underWay)
 		return
 	}
 	program, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 100)
@@ -82,8 +88,26 @@ func (k *keeper) answer(d *daemon, word string) {
 const upgradeTime = graceTime + 10*time.Second
 
 // Upgrade asks a keeper to have this program serve the mount, and returns the process of the new daemon. With check nothing changes:
-// it asks whether this program could. A refusal wraps [ErrRefused], and the mount goes on as it was.
-func Upgrade(keeper int, check bool) (pid int, err error) {
+// it asks whether this program could. A refusal wraps [ErrRefused], and the mount goes on as it was. Upgrade waits for another hand-over
+// that is under way.
+func Upgrade(ctx context.Context, keeper int, check bool) (pid int, err error) {
+	for {
+		pid, err = request(keeper, check)
+		var refused *refusal
+		if !errors.As(err, &refused) || refused.why != underWay || pause.For(ctx, 20*time.Millisecond) != nil {
+			return pid, err
+		}
+	}
+}
+
+// refusal is what a keeper says.
+type refusal struct{ why string }
+
+func (r *refusal) Error() string { return ErrRefused.Error() + ": " + r.why }
+func (r *refusal) Unwrap() error { return ErrRefused }
+
+// request asks a keeper once.
+func request(keeper int, check bool) (pid int, err error) {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, os.NewSyscallError("socket", err)
@@ -117,7 +141,7 @@ func Upgrade(keeper int, check bool) (pid int, err error) {
 	case err != nil:
 		return 0, fmt.Errorf("ask the keeper (pid %d): %w", keeper, err)
 	case m.fields["OK"] == "":
-		return 0, fmt.Errorf("%w: %s", ErrRefused, m.fields["REFUSED"])
+		return 0, &refusal{m.fields["REFUSED"]}
 	}
 	return strconv.Atoi(m.fields["OK"])
 }

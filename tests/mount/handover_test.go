@@ -155,7 +155,10 @@ func localReaders(t *testing.T, m *mounted, source string, files int, stream []b
 	viewFile, viewDirect, viewMapped := openFile(view, 0), openFile(view, unix.O_DIRECT), mapped(view)
 	viewFile2 := openFile(view, 0)
 	const most = 64 << 10
-	span := func(r *rand.Rand, size int) (off, n int) { off = r.IntN(size); return off, min(1+r.IntN(most), size-off) }
+	span := func(r *rand.Rand, size int) (off, n int) {
+		off = r.IntN(size)
+		return off, min(1+r.IntN(most), size-off)
+	}
 	pread := func(f *os.File, of []byte, drop *os.File, what string) func(r *rand.Rand) error {
 		return func(r *rand.Rand) error {
 			off, n := span(r, len(of))
