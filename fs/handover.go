@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -279,6 +281,7 @@ func (m *Mount) takeOver() error {
 		return fmt.Errorf("go on with the mount at %s: %w", m.point, err)
 	}
 	m.backing.server = m.server
+	touchBuffers(m.server)
 	m.judgePassthrough()
 	m.adoptHandles()
 	m.control.bound.Store(true)
@@ -314,6 +317,29 @@ func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) 
 		return nil, err
 	}
 	return server, os.NewSyscallError("dup3", unix.Dup3(int(device.Fd()), ends[1], unix.O_CLOEXEC))
+}
+
+// touchBuffers has go-fuse's buffers be there before the kernel writes a request to them. A thread that is killed takes a request that
+// comes at that moment, and cannot have a page any more: then the kernel would end the request with EIO. The pool is not exported, and
+// TestBuffersAreTouched sees that it is found.
+func touchBuffers(server *fuse.Server) (found bool) {
+	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
+	if !field.IsValid() || field.Type() != reflect.TypeFor[sync.Pool]() {
+		return false
+	}
+	pool := (*sync.Pool)(unsafe.Pointer(field.UnsafeAddr()))
+	untouched := pool.New
+	pool.New = func() any {
+		b := untouched()
+		if p, ok := b.([]byte); ok {
+			const requestMax = 64 << 10 // nothing is written here
+			for i := 0; i < min(len(p), requestMax); i += os.Getpagesize() {
+				p[i] = 0
+			}
+		}
+		return b
+	}
+	return true
 }
 
 // adoptHandles takes over what is open.

@@ -127,6 +127,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	}
 	m.server = server
 	m.backing.server = server
+	touchBuffers(server)
 	m.afterMount()
 	return m, nil
 }

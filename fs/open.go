@@ -162,7 +162,7 @@ type backings struct {
 	off      string // why there is no passthrough at all, "" while there is
 	failures int64
 	lastErr  string
-	booked   func(id int32) // called once the books have an id
+	booked   func(id int32) // called once the books have an id that is new
 }
 
 type backing struct {
@@ -228,7 +228,9 @@ func (b *backings) open(i, fd int, released func(), book func(id int32) bool) bo
 		b.drop(i, k, func() {})
 		return false
 	}
-	b.booked(k.id)
+	if k.opens == 1 { // its id is new
+		b.booked(k.id)
+	}
 	return true
 }
 
