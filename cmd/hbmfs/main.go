@@ -35,11 +35,7 @@ const (
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == handover.KeeperArgument { // it takes as little memory as it can
-		if err := handover.Keep(os.Args[2:]); err != nil {
-			fmt.Fprintf(os.Stderr, "hbmfs: %v\n", err)
-			os.Exit(exitFailed)
-		}
-		return
+		os.Exit(handover.Keep(os.Args[2:]))
 	}
 	os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
 }

@@ -56,13 +56,23 @@ var _ handover.State = (*Places)(nil)
 // Section implements [handover.State].
 func (*Places) Section() (string, uint32) { return "places", 1 }
 
+// savedPlaces are places as they are saved: a name may be no text.
+type savedPlaces struct {
+	Paths         [4][]byte
+	Device, Inode uint64
+}
+
 // Save implements [handover.State].
-func (p *Places) Save() ([]byte, error) { return json.Marshal(p) }
+func (p *Places) Save() ([]byte, error) {
+	return json.Marshal(savedPlaces{[4][]byte{[]byte(p.Source), []byte(p.Point), []byte(p.Log), []byte(p.CacheDir)}, p.Device, p.Inode})
+}
 
 // Adopt implements [handover.State].
 func (p *Places) Adopt(section []byte) error {
-	p.adopted = true
-	return json.Unmarshal(section, p)
+	var s savedPlaces
+	err := json.Unmarshal(section, &s)
+	*p = Places{string(s.Paths[0]), string(s.Paths[1]), string(s.Paths[2]), string(s.Paths[3]), s.Device, s.Inode, true}
+	return err
 }
 
 // Absolute makes the paths independent of the working directory.

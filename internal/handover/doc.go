@@ -19,7 +19,7 @@
 //	daemon → holder
 //	FDSTORE=1 FDNAME=x     (descriptor) keep it; an older one of that name goes
 //	FDSTOREREMOVE=1 FDNAME=x
-//	START=argv             (descriptor: the program) how the next daemon is started; a JSON array
+//	START=argv             (descriptor: the program) how the next daemon is started; a JSON array of words in base64
 //	PREPARED=1             it has read the state, can adopt it, and waits
 //	FAILED=text            it cannot
 //	READY=1                it answers the kernel

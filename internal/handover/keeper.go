@@ -31,14 +31,25 @@ const (
 	shortLivesMax = 100
 )
 
-// Keep is the work of a keeper: it returns when the mount is over, or was given up. Descriptor 3 is the socket to the daemon, whose
-// process number is the argument after [KeeperArgument].
-func Keep(args []string) error {
+// Keep is the work of a keeper: it returns its exit code when the mount is over, or was given up. Descriptor 3 is the socket to the
+// daemon, whose process number is the argument after [KeeperArgument].
+func Keep(args []string) (code int) {
+	if err := keep(args); err != nil {
+		fmt.Fprintf(os.Stderr, "hbmfs: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func keep(args []string) error {
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(10)
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE) // the daemon ends the mount, and says so
 	_ = os.WriteFile("/proc/self/comm", []byte(Comm), 0)                            // else two processes look like the daemon
-	pid, err := strconv.Atoi(args[len(args)-1])
+	if len(args) != 1 {
+		return errors.New("daemons start a keeper; it is not for people")
+	}
+	pid, err := strconv.Atoi(args[0])
 	if err != nil {
 		return fmt.Errorf("keep a mount: %w", err)
 	}
@@ -213,7 +224,7 @@ func (k *keeper) hear(d *daemon) {
 
 // learn is told how the daemon is started.
 func (k *keeper) learn(m *message) {
-	var argv []string
+	var argv [][]byte
 	high, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 100) // a number that no child's own descriptors take
 	if err != nil || json.Unmarshal([]byte(m.fields["START"]), &argv) != nil {
 		return
@@ -221,7 +232,10 @@ func (k *keeper) learn(m *message) {
 	if k.program > 0 {
 		_ = unix.Close(k.program) // of the daemon before
 	}
-	k.argv, k.program = argv, high
+	k.argv, k.program = nil, high
+	for _, word := range argv {
+		k.argv = append(k.argv, string(word))
+	}
 }
 
 func (k *keeper) forget(name string) {

@@ -301,7 +301,11 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 // introduce tells a holder all that it must know. The caller has the lock.
 func (l *Life) introduce() error {
 	if l.socket >= 0 {
-		args, err := json.Marshal(os.Args)
+		var words [][]byte // a name may be no text
+		for _, word := range os.Args {
+			words = append(words, []byte(word))
+		}
+		args, err := json.Marshal(words)
 		if err != nil {
 			return err
 		}

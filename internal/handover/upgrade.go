@@ -89,12 +89,14 @@ const upgradeTime = graceTime + 10*time.Second
 
 // Upgrade asks a keeper to have this program serve the mount, and returns the process of the new daemon. With check nothing changes:
 // it asks whether this program could. A refusal wraps [ErrRefused], and the mount goes on as it was. Upgrade waits for another hand-over
-// that is under way.
+// that is under way, and for a keeper that is only starting.
 func Upgrade(ctx context.Context, keeper int, check bool) (pid int, err error) {
-	for {
+	const startTime = 3 * time.Second
+	for began := time.Now(); ; {
 		pid, err = request(keeper, check)
 		var refused *refusal
-		if !errors.As(err, &refused) || refused.why != underWay || pause.For(ctx, 20*time.Millisecond) != nil {
+		starts := errors.Is(err, unix.ECONNREFUSED) && time.Since(began) < startTime
+		if !starts && (!errors.As(err, &refused) || refused.why != underWay) || pause.For(ctx, 20*time.Millisecond) != nil {
 			return pid, err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -16,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // Result is what became of one mount.
@@ -32,7 +34,23 @@ type Result struct {
 type Request struct {
 	Program  string
 	Check    bool          // only ask whether it could be done
+	All      bool          // all mounts that are seen from here
 	Patience time.Duration // for the answer of the new daemon
+}
+
+// Run has this program serve the mounts at points, one after the other. refused says that one of them goes on as it was.
+func (r *Request) Run(ctx context.Context, points []string) (results []Result, refused bool, err error) {
+	if r.All {
+		if points, err = top.Points(); err != nil {
+			return nil, false, err
+		}
+	}
+	results = []Result{}
+	for _, point := range points {
+		one := r.Mount(ctx, point)
+		results, refused = append(results, one), refused || one.Refused != ""
+	}
+	return results, refused, ctx.Err()
 }
 
 // Mount has this program serve the mount at point.
@@ -89,16 +107,19 @@ func (r *Request) status(ctx context.Context, point string) *status.Status {
 	return s
 }
 
-// Write says what became of a mount, in a line.
-func (r *Result) Write(to io.Writer, check bool) error {
-	var err error
-	switch {
-	case r.Refused != "":
-		_, err = fmt.Fprintf(to, "%s: not upgraded: %s\n", r.Mount, r.Refused)
-	case check:
-		_, err = fmt.Fprintf(to, "%s: this program can go on with it\n", r.Mount)
-	default:
-		_, err = fmt.Fprintf(to, "%s: served by %s (pid %d), readers waited %.0f ms\n", r.Mount, r.Version, r.PID, 1000*r.Standstill)
+// Write says what became of mounts, a line for each.
+func (r *Request) Write(to io.Writer, results []Result) error {
+	var lines strings.Builder
+	for _, one := range results {
+		switch {
+		case one.Refused != "":
+			fmt.Fprintf(&lines, "%s: not upgraded: %s\n", one.Mount, one.Refused)
+		case r.Check:
+			fmt.Fprintf(&lines, "%s: this program can go on with it\n", one.Mount)
+		default:
+			fmt.Fprintf(&lines, "%s: served by %s (pid %d), readers waited %.0f ms\n", one.Mount, one.Version, one.PID, 1000*one.Standstill)
+		}
 	}
+	_, err := io.WriteString(to, lines.String())
 	return err
 }
