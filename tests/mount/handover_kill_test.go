@@ -315,3 +315,65 @@ func TestDaemonIsOutOfMemory(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Backing files that the kernel has for passthrough go with the last close, whenever daemons were killed: one that was lost would keep the
+// bytes of a file that is removed.
+func TestBackingFilesComeBack(t *testing.T) {
+	blackbox.NeedRoot(t)
+	source := suite.NewDir(t)
+	must(t, unix.Mount("tmpfs", source, "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(source, unix.MNT_DETACH)) })
+	used := func() uint64 {
+		var st unix.Statfs_t
+		must(t, unix.Statfs(source, &st))
+		return (st.Blocks - st.Bfree) * uint64(st.Bsize)
+	}
+	empty, content := used(), make([]byte, 64<<10)
+	const files = 300
+	for i := range files {
+		must(t, os.WriteFile(filepath.Join(source, strconv.Itoa(i)), content, 0o644))
+	}
+	m := mount(t, source)
+	m.needHandover(t)
+	if p := status(t, m).Passthrough; !p.On {
+		t.Skip("no passthrough here: ", p.Why)
+	}
+	over := make(chan struct{})
+	var opening sync.WaitGroup
+	for k := range 4 {
+		opening.Go(func() {
+			for i := k; ; i++ {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				f, err := os.Open(m.Path(strconv.Itoa(i % files)))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := f.Close(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	random := rand.New(rand.NewPCG(2, 2))
+	for range 2 * setting(t, "HBMFS_HANDOVERS", 10) {
+		time.Sleep(time.Duration(random.IntN(20_000)) * time.Microsecond)
+		m.crash(t)
+	}
+	close(over)
+	opening.Wait()
+	m.pid = m.handover(t).PID
+	for i := range files {
+		must(t, os.Remove(filepath.Join(source, strconv.Itoa(i))))
+	}
+	m.crash(t) // what the daemon itself has open goes with it
+	m.pid = m.handover(t).PID
+	if !blackbox.Within(patience, func() bool { return used() == empty }) {
+		t.Errorf("%d KiB of files that are removed and closed are still there", (used()-empty)>>10)
+	}
+}
