@@ -174,11 +174,15 @@ func (l *Listing) Bytes() int64 {
 
 // Find returns the object of a name, nil for none.
 func (l *Listing) Find(name string) *layout.Object {
-	i, ok := slices.BinarySearchFunc(l.Objects, name, func(o *layout.Object, name string) int { return layout.ComparePaths(o.Name, name) })
-	if !ok {
-		return nil
+	if i, ok := l.Index(name); ok {
+		return l.Objects[i]
 	}
-	return l.Objects[i]
+	return nil
+}
+
+// Index returns the place of an object among Objects.
+func (l *Listing) Index(name string) (i int, ok bool) {
+	return slices.BinarySearchFunc(l.Objects, name, func(o *layout.Object, name string) int { return layout.ComparePaths(o.Name, name) })
 }
 
 // Denied is a file of the origin that this process may not read. Only its name is known.

@@ -17,7 +17,7 @@ import (
 // handles are the open files, in memory that the next daemon takes over. Each open has a handle of its own, so that a RELEASE that comes
 // twice does nothing the second time, and an OPEN whose answer was lost gets the same handle again.
 type handles struct {
-	file *os.File // nil where nobody holds the mount
+	file *os.File
 	head *handlesHead
 	slot []handle
 	room *shares
@@ -68,21 +68,19 @@ const (
 	handlesSize = handlesPage + handlesMax*int(unsafe.Sizeof(handle{}))
 )
 
-// newHandles makes an empty table. One that the next daemon can take over lies in a file in memory.
-func newHandles(shared bool) (*handles, error) {
-	t := &handles{room: newShares(handlesMax/2, handlesMax/2, 0)}
-	if shared {
-		f, err := handover.NewMemory("handles")
-		if err != nil {
-			return nil, err
-		}
-		if err := f.Truncate(int64(handlesSize)); err != nil {
-			return nil, errors.Join(fmt.Errorf("make the table of open files: %w", err), f.Close())
-		}
-		t.file = f
-	}
-	if err := t.mapped(); err != nil {
+// newHandles makes an empty table. It lies in a file in memory also where nobody takes it over: that counts as the pages that are used,
+// however strict the kernel is with memory.
+func newHandles() (*handles, error) {
+	f, err := handover.NewMemory("handles")
+	if err != nil {
 		return nil, err
+	}
+	t := &handles{file: f, room: newShares(handlesMax/2, handlesMax/2, 0)}
+	if err = f.Truncate(int64(handlesSize)); err == nil {
+		err = t.mapped()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make the table of open files: %w", err), f.Close())
 	}
 	t.head.version = handlesVersion
 	return t, nil
@@ -105,11 +103,7 @@ func openHandles(f *os.File) (*handles, error) {
 }
 
 func (t *handles) mapped() error {
-	fd, how := -1, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE
-	if t.file != nil {
-		fd, how = int(t.file.Fd()), unix.MAP_SHARED|unix.MAP_NORESERVE
-	}
-	p, err := unix.Mmap(fd, 0, handlesSize, unix.PROT_READ|unix.PROT_WRITE, how)
+	p, err := unix.Mmap(int(t.file.Fd()), 0, handlesSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		return fmt.Errorf("map the table of open files: %w", err)
 	}

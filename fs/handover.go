@@ -36,6 +36,7 @@ const (
 const (
 	recordGrown  uint32 = iota + 1 // a directory that is filled when it is looked into: node ids follow the order
 	recordTold                     // a view whose size the kernel was told
+	recordView                     // such a view itself
 	recordObject                   // the number of a backing file, which readers past FUSE hold
 )
 
@@ -47,7 +48,7 @@ type told struct {
 
 // makeBooks makes what the next daemon takes over while this one lives.
 func (m *Mount) makeBooks() (err error) {
-	if m.handles, err = newHandles(m.opt.Life != nil); err != nil || m.opt.Life == nil {
+	if m.handles, err = newHandles(); err != nil || m.opt.Life == nil {
 		return err
 	}
 	m.journal, err = handover.NewJournal()
@@ -81,10 +82,11 @@ func (m *Mount) recordGrown(g grown) error {
 }
 
 // recordTold records a view before the kernel hears of it. A view that is not what an earlier daemon told of it is [cache.ErrChanged].
-func (m *Mount) recordTold(ino uint64, f *layout.File) error {
+func (m *Mount) recordTold(n *node, f *layout.File) error {
 	if m.journal == nil {
 		return nil
 	}
+	ino := n.ino
 	now := told{size: -1}
 	if f != nil {
 		now = told{f.Size(), bodySum(&f.Body)}
@@ -97,7 +99,10 @@ func (m *Mount) recordTold(ino uint64, f *layout.File) error {
 	}
 	b := binary.LittleEndian.AppendUint64(nil, ino)
 	b = binary.LittleEndian.AppendUint64(b, uint64(now.size))
-	return m.journal.Append(recordTold, binary.LittleEndian.AppendUint64(b, now.sum))
+	if err := m.journal.Append(recordTold, binary.LittleEndian.AppendUint64(b, now.sum)); err != nil {
+		return err
+	}
+	return m.recordView(n, f)
 }
 
 // replay takes a record of the daemons before.
@@ -109,6 +114,8 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 		m.tree.reserve(grown{int(at(0)), int(at(1)), int(at(2)), at(3)})
 	case kind == recordTold && n == 3:
 		m.told[at(0)] = told{int64(at(1)), at(2)}
+	case kind == recordView:
+		return m.adoptView(record)
 	case kind == recordObject && n >= 1:
 		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
 	default:

@@ -17,7 +17,7 @@ func TestBuffersAreTouched(t *testing.T) {
 
 // TestHandlesOutliveADaemon opens, closes and loses answers in one life, and goes on in the next.
 func TestHandlesOutliveADaemon(t *testing.T) {
-	x, err := newHandles(true)
+	x, err := newHandles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestHandlesOutliveADaemon(t *testing.T) {
 
 // TestHandlesOfAUserAreBounded has one user open as many files as it can; another still opens some.
 func TestHandlesOfAUserAreBounded(t *testing.T) {
-	x, err := newHandles(false)
+	x, err := newHandles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestHandlesOfAUserAreBounded(t *testing.T) {
 
 // TestHandlesOfAnotherVersionAreRefused has a table that another program has made.
 func TestHandlesOfAnotherVersionAreRefused(t *testing.T) {
-	x, err := newHandles(true)
+	x, err := newHandles()
 	if err != nil {
 		t.Fatal(err)
 	}

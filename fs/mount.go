@@ -84,16 +84,17 @@ type Mount struct {
 	looked       chan struct{}          // closed when look is over
 	unrecognized atomic.Pointer[string] // why
 
-	backing  backings
-	handles  *handles
-	journal  *handover.Journal // nil where nobody holds the mount
-	told     map[uint64]told   // views that earlier daemons have told of, by inode number
-	depth    int               // see stackDepth
-	texts    texts
-	pipes    pipes
-	failed   failures
-	counters counters
-	control  *channel
+	backing    backings
+	handles    *handles
+	journal    *handover.Journal // nil where nobody holds the mount
+	told       map[uint64]told   // views that earlier daemons have told of, by inode number
+	savedViews atomic.Int64      // bytes
+	depth      int               // see stackDepth
+	texts      texts
+	pipes      pipes
+	failed     failures
+	counters   counters
+	control    *channel
 }
 
 // New mounts listing at point. The kernel waits with the first requests until Serve runs. New recognizes a format that

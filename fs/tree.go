@@ -166,9 +166,22 @@ func (t *tree) grow(dir *node, entries []entry) (g grown, known bool, err error)
 		dir.dir.first, dir.dir.count = 0, 0
 		return g, true, fmt.Errorf("%q is not what it was before the daemon was replaced: %w", dir.name, cache.ErrChanged)
 	default:
-		copy(t.nodes[g.first:], nodes)
+		for k, n := range nodes {
+			if t.nodes[g.first+k] == nil { // else it was set: what was told of it is true
+				t.nodes[g.first+k] = n
+			}
+		}
 	}
 	return g, i >= 0, nil
+}
+
+// set gives a reserved number its node before its directory is filled.
+func (t *tree) set(number int, n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if number >= 0 && number < len(t.nodes) && t.nodes[number] == nil {
+		t.nodes[number] = n
+	}
 }
 
 // sumOf tells nodes apart by their names, kinds and inode numbers, and views that are built by their bodies.
@@ -246,8 +259,11 @@ func growSorted(nodes []*node, base int, dir *node, entries []entry, skip int) [
 	dir.dir.first, dir.dir.count = base+len(nodes), len(made)
 	slices.SortFunc(made, func(a, b *node) int { return strings.Compare(a.name, b.name) })
 	for i, n := range made {
-		if n.kind == kindDir {
+		switch {
+		case n.kind == kindDir:
 			n.dir.number = dir.dir.first + i
+		case n.kind == kindView && n.view != nil:
+			n.view.number = dir.dir.first + i
 		}
 	}
 	nodes = append(nodes, made...)

@@ -11,10 +11,11 @@ import (
 
 // lazyView is a view that is built when the kernel first asks for it: its size may need a walk over offset tables.
 type lazyView struct {
-	build func(context.Context) (*layout.File, error)
-	tell  func(*layout.File) error // called once it is built, before anybody sees it; nil for nobody
-	built once
-	file  *layout.File // nil where the view turned out to be absent; valid once built
+	build  func(context.Context) (*layout.File, error)
+	tell   func(*layout.File) error // called once it is built, before anybody sees it; nil for nobody
+	number int                      // of its node
+	built  once
+	file   *layout.File // nil where the view turned out to be absent; valid once built
 }
 
 // get returns the view's file, nil where the view cannot be exact.
@@ -56,8 +57,8 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // readers of a directory may enter it
 			n.dir = &directory{expand: m.memberEntries(view)}
 		} else {
-			ino := n.ino
-			n.kind, n.view = kindView, &lazyView{build: view.File, tell: func(f *layout.File) error { return m.recordTold(ino, f) }}
+			n.kind, n.view = kindView, &lazyView{build: view.File}
+			n.view.tell = func(f *layout.File) error { return m.recordTold(&n, f) }
 		}
 		m.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})

@@ -21,7 +21,7 @@ type Journal struct {
 const recordHead = 12
 
 // recordMax bounds a record.
-const recordMax = 1 << 20
+const recordMax = 16 << 20
 
 // NewJournal makes an empty journal.
 func NewJournal() (*Journal, error) {
