@@ -284,11 +284,17 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.kind == ByKeeper && l.socket < 0 {
-		if err := l.startKeeper(); err != nil {
-			return err
+	err := errors.New("there is no keeper yet")
+	if l.kind != ByKeeper || l.socket >= 0 {
+		err = l.introduce()
+	}
+	if err != nil && l.kind == ByKeeper { // or it has just gone
+		if l.socket >= 0 {
+			_ = unix.Close(l.socket) // of a peer that is gone
 		}
-	} else if err := l.introduce(); err != nil {
+		err = l.startKeeper()
+	}
+	if err != nil {
 		return err
 	}
 	if l.socket >= 0 {

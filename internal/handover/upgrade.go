@@ -87,13 +87,13 @@ func (k *keeper) answer(d *daemon, word string) {
 // upgradeTime bounds an upgrade: it is longer than a holder's own deadline.
 const upgradeTime = graceTime + 10*time.Second
 
-// Upgrade asks a keeper to have this program serve the mount, and returns the process of the new daemon. With check nothing changes:
-// it asks whether this program could. A refusal wraps [ErrRefused], and the mount goes on as it was. Upgrade waits for another hand-over
+// Upgrade asks a keeper to have a program, a file, serve the mount, and returns the process of the new daemon. With check nothing changes:
+// it asks whether the program could. A refusal wraps [ErrRefused], and the mount goes on as it was. Upgrade waits for another hand-over
 // that is under way, and for a keeper that is only starting.
-func Upgrade(ctx context.Context, keeper int, check bool) (pid int, err error) {
+func Upgrade(ctx context.Context, keeper int, program string, check bool) (pid int, err error) {
 	const startTime = 3 * time.Second
 	for began := time.Now(); ; {
-		pid, err = request(keeper, check)
+		pid, err = request(keeper, program, check)
 		var refused *refusal
 		starts := errors.Is(err, unix.ECONNREFUSED) && time.Since(began) < startTime
 		if !starts && (!errors.As(err, &refused) || refused.why != underWay) || pause.For(ctx, 20*time.Millisecond) != nil {
@@ -109,7 +109,7 @@ func (r *refusal) Error() string { return ErrRefused.Error() + ": " + r.why }
 func (r *refusal) Unwrap() error { return ErrRefused }
 
 // request asks a keeper once.
-func request(keeper int, check bool) (pid int, err error) {
+func request(keeper int, name string, check bool) (pid int, err error) {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, os.NewSyscallError("socket", err)
@@ -121,7 +121,7 @@ func request(keeper int, check bool) (pid int, err error) {
 	if cred, err := unix.GetsockoptUcred(conn, unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil || int(cred.Pid) != keeper {
 		return 0, fmt.Errorf("ask the keeper (pid %d): another process answers in its name", keeper)
 	}
-	program, err := os.Open("/proc/self/exe")
+	program, err := os.Open(name)
 	if err != nil {
 		return 0, err
 	}

@@ -77,15 +77,18 @@ func (r *Request) Mount(ctx context.Context, point string) Result {
 	return out
 }
 
+// running is this program's file, also where another has taken its name.
+const running = "/proc/self/exe"
+
 // ask asks the keeper of a mount. It looks for it in /proc, since the daemon may be stuck.
 func (r *Request) ask(ctx context.Context, mount *mountinfo.Info) (pid int, err error) {
 	if keeper := fs.FindKeeper(mount); keeper != 0 {
-		return handover.Upgrade(ctx, keeper, r.Check)
+		return handover.Upgrade(ctx, keeper, running, r.Check)
 	}
 	s := r.status(ctx, mount.Mountpoint)
 	switch {
 	case s != nil && s.Handover.Holder == handover.ByKeeper: // the kernel does not tell its connections
-		return handover.Upgrade(ctx, s.Handover.PID, r.Check)
+		return handover.Upgrade(ctx, s.Handover.PID, running, r.Check)
 	case s == nil:
 		return 0, errors.New("no keeper of it is seen from here, and its daemon does not answer")
 	case s.Handover.Holder == handover.BySystemd:

@@ -203,12 +203,12 @@ func TestUpgradeOfAStoppedDaemon(t *testing.T) {
 	}
 }
 
-// A program that cannot go on with a mount is refused, and nothing changes. This test is one.
+// A program that cannot go on with a mount is refused, and nothing changes.
 func TestUpgradeIsRefused(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)
 	before := m.handover(t)
 	for _, check := range []bool{true, false} {
-		if _, err := handover.Upgrade(t.Context(), keeper, check); !errors.Is(err, handover.ErrRefused) {
+		if _, err := handover.Upgrade(t.Context(), keeper, "/bin/false", check); !errors.Is(err, handover.ErrRefused) {
 			t.Errorf("check %v: %v, want a refusal", check, err)
 		}
 	}
