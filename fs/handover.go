@@ -291,7 +291,7 @@ func (m *Mount) takeOver() error {
 	touchBuffers(m.server)
 	m.judgePassthrough()
 	m.adoptHandles()
-	m.control.bound.Store(true)
+	m.control.bound.Store(life.Has(keptControl))
 	if err := resend(device); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: it was unmounted, as Serve will see
 		return fmt.Errorf("ask the kernel for what was not answered: %w", err)
 	}

@@ -148,6 +148,12 @@ func (l *Life) Adopts() bool { return l != nil && l.adopts }
 // Load gives a state what the life before has saved.
 func (l *Life) Load(s State) error { return adopt(l.sections, s) }
 
+// Has tells whether the life before has left a file.
+func (l *Life) Has(name string) bool {
+	_, ok := l.kept[name]
+	return ok
+}
+
 // Took opens a file of the life before, nil where it left none of this name. The caller closes it.
 func (l *Life) Took(name string) *os.File {
 	fd, ok := l.kept[name]
