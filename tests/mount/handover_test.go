@@ -361,3 +361,46 @@ func TestReadersSeeNoHandover(t *testing.T) {
 		}
 	}
 }
+
+// Every format's files and views are the same in the next daemon: their bytes, times and inode numbers.
+func TestFormatsOutliveADaemon(t *testing.T) {
+	blackbox.NeedRoot(t)
+	for name := range goldens(t) {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, golden(t, name), "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB", "--show-views")
+			m.needHandover(t)
+			sums := func() map[string]string {
+				all := map[string]string{}
+				must(t, filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
+					if err != nil || !d.Type().IsRegular() || filepath.Dir(path) == m.Path(".hbmfs") { // what differs by itself
+						return err
+					}
+					f, err := os.Open(path)
+					if err != nil {
+						return err
+					}
+					dropped(f)
+					content, err := io.ReadAll(f)
+					info, statErr := f.Stat()
+					all[path] = fmt.Sprintf("%s %v %v", hexSum(content), info.ModTime(), info.Sys().(*syscall.Stat_t).Ino)
+					return errors.Join(err, statErr, f.Close())
+				}))
+				return all
+			}
+			before := sums()
+			for life, goes := range []func(*testing.T){m.crash, m.upgrade, m.crash} {
+				goes(t)
+				after := sums()
+				for path, sum := range before {
+					if after[path] != sum {
+						t.Errorf("life %d: %s is %s, was %s", life, path, after[path], sum)
+					}
+				}
+				if len(after) != len(before) {
+					t.Errorf("life %d: %d files, there were %d", life, len(after), len(before))
+				}
+			}
+			m.pid = m.handover(t).PID
+		})
+	}
+}
