@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"hash/fnv"
 	"slices"
 	"sort"
@@ -186,35 +187,57 @@ func (t *tree) set(number int, n *node) {
 
 // sumOf tells nodes apart by their names, kinds and inode numbers, and views that are built by their bodies.
 func sumOf(nodes []*node) uint64 {
-	h := fnv.New64a()
-	var b []byte
+	var sum summer
 	for _, n := range nodes {
-		b = append(append(b[:0], n.name...), 0, byte(n.kind))
-		b = binary.LittleEndian.AppendUint64(b, n.ino)
+		sum.b = append(append(sum.b, n.name...), 0, byte(n.kind))
+		sum.b = binary.LittleEndian.AppendUint64(sum.b, n.ino)
 		if n.kind == kindView && n.view.built.done.Load() && n.view.file != nil {
-			b = binary.LittleEndian.AppendUint64(b, bodySum(&n.view.file.Body))
+			sum.b = binary.LittleEndian.AppendUint64(sum.b, bodySum(&n.view.file.Body))
 		}
-		_, _ = h.Write(b) // a hash cannot fail
+		sum.add()
 	}
-	return h.Sum64()
+	return sum.of(len(nodes))
 }
 
 // bodySum tells bodies apart by their runs.
 func bodySum(body *layout.Body) uint64 {
-	h := fnv.New64a()
-	var b []byte
+	var sum summer
 	var last *layout.Object
 	for r := range body.RunsWithin(0, body.Size()) {
-		b = b[:0]
 		if r.Object != last {
-			b, last = append(append(append(b, r.Object.Name...), 0), r.Object.Version...), r.Object
+			sum.b, last = append(append(append(sum.b, r.Object.Name...), 0), r.Object.Version...), r.Object
 		}
 		for _, v := range []int64{r.Object.Size, r.Logical, r.Offset, r.Length, r.Stride, r.Count} {
-			b = binary.LittleEndian.AppendUint64(b, uint64(v))
+			sum.b = binary.LittleEndian.AppendUint64(sum.b, uint64(v))
 		}
-		_, _ = h.Write(b) // a hash cannot fail
+		sum.add()
 	}
-	return h.Sum64()
+	return sum.of(body.Runs())
+}
+
+// summer is CRC-32C of bytes that come in pieces: a machine instruction, since a tree may have millions of nodes.
+type summer struct {
+	b   []byte
+	sum uint32
+}
+
+// add takes the bytes once they are some.
+func (s *summer) add() {
+	const some = 4096
+	if len(s.b) >= some {
+		s.flush()
+	}
+}
+
+func (s *summer) flush() {
+	s.sum = crc32.Update(s.sum, crc32.MakeTable(crc32.Castagnoli), s.b)
+	s.b = s.b[:0]
+}
+
+// of returns the sum, with the number of pieces.
+func (s *summer) of(pieces int) uint64 {
+	s.flush()
+	return uint64(s.sum)<<32 | uint64(uint32(pieces))
 }
 
 // growSorted appends the nodes of entries whose paths agree in the first skip bytes, which name dir. The first of all is number base.

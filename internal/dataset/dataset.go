@@ -130,7 +130,9 @@ func (*state) Section() (string, uint32) { return "dataset", 1 }
 
 // Save implements [handover.State].
 func (s *state) Save() ([]byte, error) {
-	return append(append([]byte(s.Path), 0), s.Listing...), nil
+	b := append(append(append(make([]byte, 0, len(s.Path)+1+len(s.Listing)), s.Path...), 0), s.Listing...)
+	s.Listing = nil // it is asked for once
+	return b, nil
 }
 
 // Adopt implements [handover.State].
@@ -178,6 +180,9 @@ func (s *Dataset) openDir(ctx context.Context, from string, c *Options) error {
 	return err
 }
 
+// entrySize is about what a file takes in a saved listing.
+const entrySize = 80
+
 // list lists an origin, or takes the listing of an earlier daemon.
 func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Listing, error)) (err error) {
 	if c.Life.Adopts() {
@@ -186,7 +191,7 @@ func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Lis
 	}
 	s.Listing, err = list()
 	if err == nil && c.Life != nil {
-		s.state = &state{Listing: s.Listing.Save(nil)}
+		s.state = &state{Listing: s.Listing.Save(make([]byte, 0, entrySize*len(s.Listing.Objects)))}
 	}
 	return err
 }

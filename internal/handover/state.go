@@ -37,14 +37,22 @@ func castagnoli(p []byte) uint32 { return crc32.Checksum(p, crc32.MakeTable(crc3
 
 // encode makes a snapshot of states.
 func encode(states []State) ([]byte, error) {
-	b := binary.LittleEndian.AppendUint32([]byte(snapshotMagic), snapshotVersion)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(states)))
-	for _, s := range states {
-		name, version := s.Section()
+	sections, length := make([][]byte, len(states)), 0
+	for i, s := range states {
+		name, _ := s.Section()
 		section, err := s.Save()
 		if err != nil {
 			return nil, fmt.Errorf("save %q: %w", name, err)
 		}
+		sections[i] = section
+		length += len(name) + len(section) + 64
+	}
+	b := append(make([]byte, 0, length+64), snapshotMagic...)
+	b = binary.LittleEndian.AppendUint32(b, snapshotVersion)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(states)))
+	for i, s := range states {
+		name, version := s.Section()
+		section := sections[i]
 		b = binary.LittleEndian.AppendUint32(b, uint32(len(name)))
 		b = binary.LittleEndian.AppendUint32(b, version)
 		b = binary.LittleEndian.AppendUint64(b, uint64(len(section)))
