@@ -115,7 +115,7 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 	case kind == recordTold && n == 3:
 		m.told[at(0)] = told{int64(at(1)), at(2)}
 	case kind == recordView:
-		return m.adoptView(record)
+		m.adoptView(record)
 	case kind == recordObject && n >= 1:
 		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
 	default:

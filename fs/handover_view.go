@@ -3,7 +3,6 @@ package fs
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"time"
 
 	"github.com/hbmfs/hbmfs/layout"
@@ -69,7 +68,14 @@ func (m *Mount) appendObject(b []byte, o *layout.Object) (_ []byte, ok bool) {
 }
 
 // adoptView takes a view that an earlier daemon has saved. One that does not come out as it was told is built again.
-func (m *Mount) adoptView(record []byte) error {
+func (m *Mount) adoptView(record []byte) {
+	if n := m.savedView(record); n != nil {
+		m.tree.set(n.view.number, n)
+	}
+}
+
+// savedView reads a view, nil where it is not what was told of it.
+func (m *Mount) savedView(record []byte) *node {
 	r := viewReader{b: record}
 	n := &node{kind: kindView, name: string(r.bytes())}
 	number, f := int(r.uint()), &layout.File{}
@@ -81,16 +87,16 @@ func (m *Mount) adoptView(record []byte) error {
 		o := m.savedObject(&r, inline)
 		offset, length, stride, count := int64(r.uint()), int64(r.uint()), int64(r.uint()), int64(r.uint())
 		if r.failed || o == nil || length <= 0 || count <= 0 || stride < length || offset < 0 || offset > o.Size-length || count-1 > (o.Size-length-offset)/stride {
-			return errors.New("read the journal: a view is not whole")
+			return nil
 		}
 		f.Body.AddStrided(o, offset, length, stride, count)
 	}
-	if was := m.told[n.ino]; !r.failed && was.size == f.Size() && was.sum == bodySum(&f.Body) {
-		n.view = builtView(f)
-		n.view.number = number
-		m.tree.set(number, n)
+	if was, ok := m.told[n.ino]; r.failed || !ok || was.size != f.Size() || was.sum != bodySum(&f.Body) {
+		return nil
 	}
-	return nil
+	n.view = builtView(f)
+	n.view.number = number
+	return n
 }
 
 // savedObject reads an object. The same bytes are the same object.
