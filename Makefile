@@ -33,7 +33,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test test-minio test-gpu lint bench bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test test-minio test-gpu lint bench soak-handover bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -146,6 +146,13 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 	$(STATIC) -o $(CACHE)/bench ./tests/bench
 	$(STATIC) -o $(CACHE)/loopback ./tests/bench/loopback
 	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
+
+soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them while they take over (5 minutes)
+	@tools/need.sh fuse
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 \
+	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestNextDaemonIsKilled|TestBackingFilesComeBack' ./tests/mount
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 \
+	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/mount
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse

@@ -54,15 +54,34 @@ func OpenDir(source string, maxOpen int) (*Dir, error) {
 	case !info.IsDir():
 		return nil, fmt.Errorf("open the source: %s is neither a directory nor a file", source)
 	}
-	if d.root, err = os.OpenRoot(d.path); err != nil {
-		return nil, fmt.Errorf("open the source: %w", err)
+	return d, d.openRoot(d.path, maxOpen)
+}
+
+// OpenDirAt opens the directory of a file as an origin, whatever path leads to it now. It is listed already.
+func OpenDirAt(f *os.File, path string, maxOpen int) (*Dir, error) {
+	d := &Dir{path: path}
+	return d, d.openRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), maxOpen)
+}
+
+func (d *Dir) openRoot(path string, maxOpen int) (err error) {
+	if d.root, err = os.OpenRoot(path); err != nil {
+		return fmt.Errorf("open the source: %w", err)
 	}
-	if d.fd, err = unix.Open(d.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	if d.fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		_ = d.root.Close()
-		return nil, fmt.Errorf("open the source: %w", err)
+		return fmt.Errorf("open the source: %w", err)
 	}
 	d.files = newFilePool(maxOpen, d.open, d.stampOf)
-	return d, nil
+	return nil
+}
+
+// File opens the directory for [OpenDirAt].
+func (d *Dir) File() (*os.File, error) {
+	fd, err := unix.FcntlInt(uintptr(d.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the source again: %w", err)
+	}
+	return os.NewFile(uintptr(fd), d.path), nil
 }
 
 // PinChangeTime makes the time of the last change (ctime) part of every version, which no program can put back. It is
@@ -151,6 +170,19 @@ func (l *Listing) Bytes() int64 {
 		total += o.Size
 	}
 	return total
+}
+
+// Find returns the object of a name, nil for none.
+func (l *Listing) Find(name string) *layout.Object {
+	if i, ok := l.Index(name); ok {
+		return l.Objects[i]
+	}
+	return nil
+}
+
+// Index returns the place of an object among Objects.
+func (l *Listing) Index(name string) (i int, ok bool) {
+	return slices.BinarySearchFunc(l.Objects, name, func(o *layout.Object, name string) int { return layout.ComparePaths(o.Name, name) })
 }
 
 // Denied is a file of the origin that this process may not read. Only its name is known.

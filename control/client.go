@@ -214,7 +214,12 @@ func (c *Client) accept(ctx context.Context, a response, objects []Object, err e
 	}
 	if want > 0 {
 		ack := Ack{a.header.ID, uint32(received)}
-		err = errors.Join(err, c.sendLocked(ctx, Header{Version, TypeAck, a.header.ID}, ack.AppendTo))
+		ackErr := c.sendLocked(ctx, Header{Version, TypeAck, a.header.ID}, ack.AppendTo)
+		if hasClosed(ackErr) { // what has come is good without its daemon
+			c.gone.Store(true)
+			ackErr = nil
+		}
+		err = errors.Join(err, ackErr)
 	}
 	if err != nil {
 		if received > 0 {

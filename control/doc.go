@@ -15,5 +15,5 @@
 //
 // Pitfalls. A backing file shows all of its bytes, not only the extents. The extents that are marked [ExtentMount] lie in
 // no backing file: read them from the mount. A lease lasts as long as the connection: keep the client open while the files
-// are in use. After a restart of the daemon all its answers are void ([ErrStale]); redeemed files go on working.
+// are in use. After a new mount all answers are void ([ErrStale]); redeemed files go on working.
 package control

@@ -8,7 +8,7 @@ import (
 // Version is the version of the protocol that this package speaks, in ioctls and in frames.
 const Version = 1
 
-// Epoch is a random number that the daemon draws when it starts. Answers of another epoch are void.
+// Epoch is a random number that is drawn for each mount. Answers of another epoch are void.
 type Epoch [16]byte
 
 // Ticket authorizes its holder to redeem, once, the objects of the answer that it came with.

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"crypto/rand"
+	"net"
 	"sync"
 	"sync/atomic"
 
@@ -11,14 +12,15 @@ import (
 
 // channel is the daemon's end of the control channel. The ioctls and the socket share it.
 type channel struct {
-	epoch    control.Epoch
+	epoch    control.Epoch // of the mount: a daemon that goes on with it keeps it, and the numbers of files
 	objects  objectIDs
 	tickets  *tickets
 	prefetch *prefetcher
 	facts    sync.Map // node number to facts, for bodies that are long to walk
 
-	binding   atomic.Bool   // the daemon is about to make the socket
-	bound     atomic.Bool   // it is there
+	binding   atomic.Bool // the daemon is about to make the socket
+	bound     atomic.Bool // it is there
+	listener  *net.UnixListener
 	settled   chan struct{} // closed once the socket is there, or cannot be
 	buffers   sync.Pool     // of *[control.MaxFrame]byte
 	answering *turns
@@ -61,7 +63,8 @@ type objectIDs struct {
 	last      uint64
 	byObject  map[*layout.Object]uint64
 	byID      map[uint64]*layout.Object
-	evictable []uint64 // of segments, the oldest first
+	evictable []uint64                          // of segments, the oldest first
+	record    func(id uint64, o *layout.Object) // before anybody hears of a number; nil where the next daemon need not know
 }
 
 // mostEvictable bounds the numbers of segments. A reader that asks for a forgotten one gets ESTALE, as for an evicted one,
@@ -78,6 +81,9 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 	if id, ok := t.byObject[o]; ok {
 		return id
 	}
+	if t.record != nil {
+		t.record(t.last+1, o)
+	}
 	t.last++
 	t.byObject[o], t.byID[t.last] = t.last, o
 	if _, evictable := o.Origin.(pinner); evictable {
@@ -88,6 +94,15 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 		}
 	}
 	return t.last
+}
+
+// adopt takes a number that an earlier daemon has given, for a file that is still there, or nil.
+func (t *objectIDs) adopt(id uint64, o *layout.Object) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.last = max(t.last, id); o != nil {
+		t.byObject[o], t.byID[id] = id, o
+	}
 }
 
 // object returns nil for a number that was never given, or is forgotten.

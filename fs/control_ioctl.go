@@ -13,13 +13,16 @@ import (
 // process that waits for an ioctl.
 func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
 	op, room, ok := control.ParseCommand(in.Cmd)
-	n := m.tree.get(number(in.NodeId))
-	if !ok || n == nil || (n.kind != kindObject && n.kind != kindView) {
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
+	n, status := m.node(ctx, in.NodeId)
+	switch {
+	case n == nil:
+		return status
+	case !ok || (n.kind != kindObject && n.kind != kindView):
 		return fuse.Status(syscall.ENOTTY)
 	}
 	clear(outbuf) // it may have been another reply's
-	ctx := newRequest(cancel, &in.InHeader)
-	defer ctx.end()
 	body, err := n.body(ctx)
 	if err != nil { // an open file has its body: a view is built when it is looked up
 		return m.fail(n, "give the extents of", err)

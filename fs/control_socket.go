@@ -32,13 +32,11 @@ func (m *Mount) serveControl(ctx context.Context) {
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	parts.Go(func() { m.control.prefetch.run(ctx) })
-	listener, device, err := m.bindControl(ctx)
-	if sealErr := sealReadOnly(m.point); sealErr != nil && ctx.Err() == nil {
-		m.log.Debug("the superblock stays writable, though nothing in it is", "reason", sealErr)
-	}
+	device, err := m.listenForReaders(ctx)
 	close(m.control.settled)
 	if err != nil {
 		m.control.disable(err.Error())
+		m.opt.Life.Drop(keptControl) // of a mount that was taken away meanwhile: it would keep the filesystem
 		if ctx.Err() == nil {
 			m.log.Warn("there is no control socket: readers cannot pass by FUSE", "reason", err)
 		}
@@ -52,8 +50,35 @@ func (m *Mount) serveControl(ctx context.Context) {
 			m.log.Error("the mount table cannot be watched, so the control socket is closed", "error", err)
 		}
 	})
-	m.accept(inTree, listener)
+	m.accept(inTree, m.control.listener)
 	m.control.disable("the mount was taken out of the tree")
+	m.opt.Life.Drop(keptControl) // it would keep the filesystem
+}
+
+// listenForReaders makes the control socket, or takes that of the daemon before: it cannot be made again in the sealed superblock.
+func (m *Mount) listenForReaders(ctx context.Context) (device string, err error) {
+	info, err := mountAt(m.point)
+	if err != nil || info == nil {
+		return "", errors.Join(errors.New("the mount is not in the mount table"), err)
+	}
+	var listener net.Listener
+	if m.opt.Life.Adopts() {
+		f := m.opt.Life.Took(keptControl)
+		if f == nil {
+			return "", errors.New("the daemon before had none")
+		}
+		listener, err = net.FileListener(f)
+		_ = f.Close() // the listener has its own
+	} else {
+		listener, err = m.bindControl(ctx)
+		if sealErr := sealReadOnly(m.point); sealErr != nil && ctx.Err() == nil {
+			m.log.Debug("the superblock stays writable, though nothing in it is", "reason", sealErr)
+		}
+	}
+	if err == nil {
+		m.control.listener = listener.(*net.UnixListener)
+	}
+	return fmt.Sprintf("%d:%d", info.Major, info.Minor), err
 }
 
 // sealReadOnly makes the superblock of the mount read-only, once the socket is made in it. Otherwise the kernel would
@@ -71,18 +96,14 @@ func sealReadOnly(point string) error {
 	return unix.FsconfigReconfigure(fd)
 }
 
-// bindControl binds the socket inside the mount, and returns the device number of the mount.
+// bindControl binds the socket inside the mount.
 //
 // A bound socket keeps the mount busy through which it was bound. So the helper binds it through a mount that nobody else
 // sees. The socket then keeps the filesystem alive: untilUnmounted says when to close it.
-func (m *Mount) bindControl(ctx context.Context) (net.Listener, string, error) {
-	info, err := mountAt(m.point)
-	if err != nil || info == nil {
-		return nil, "", errors.Join(errors.New("the mount is not in the mount table"), err)
-	}
+func (m *Mount) bindControl(ctx context.Context) (net.Listener, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	socket := os.NewFile(uintptr(fd), socketName)
 	defer func() { _ = socket.Close() }() // the listener has its own
@@ -94,15 +115,14 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, string, error) {
 	}
 	m.control.binding.Store(false)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) // kernels before Linux 6.16 do not know it: see endTime
 	const backlog = 128
 	if err := unix.Listen(fd, backlog); err != nil {
-		return nil, "", fmt.Errorf("listen on %s: %w", socketName, err)
+		return nil, fmt.Errorf("listen on %s: %w", socketName, err)
 	}
-	listener, err := net.FileListener(socket)
-	return listener, fmt.Sprintf("%d:%d", info.Major, info.Minor), err
+	return net.FileListener(socket)
 }
 
 // bindByClone lets the helper bind the socket in a private clone of the mount.

@@ -7,10 +7,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
 // Daemon is the process that serves a mount. Close it.
@@ -35,7 +39,7 @@ func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
 	for _, proc := range procs {
 		serves, told := connection(proc, mount.Minor)
 		untold = untold || !told
-		if !serves {
+		if !serves || holds(proc) {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(proc))
@@ -90,6 +94,29 @@ func connection(proc string, number int) (serves, told bool) {
 		told = told && found
 	}
 	return false, told
+}
+
+// holds tells whether a process keeps connections to the kernel for daemons, and serves none itself: a keeper, the host of
+// hbmfs-csi, or systemd.
+func holds(proc string) bool {
+	comm, _ := os.ReadFile(filepath.Join(proc, "comm")) // it may have ended
+	return slices.Contains([]string{handover.Comm, "hbmfs-csi", "systemd"}, strings.TrimSpace(string(comm)))
+}
+
+// FindKeeper finds the process that keeps a mount when its daemon goes, 0 where none can be seen from here.
+func FindKeeper(mount *mountinfo.Info) (pid int) {
+	procs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is sound
+	for _, proc := range procs {
+		comm, _ := os.ReadFile(filepath.Join(proc, "comm")) // it may have ended
+		if strings.TrimSpace(string(comm)) != handover.Comm {
+			continue
+		}
+		if serves, _ := connection(proc, mount.Minor); serves {
+			pid, _ = strconv.Atoi(filepath.Base(proc)) // it is a number
+			return pid
+		}
+	}
+	return 0
 }
 
 // Close forgets the daemon.

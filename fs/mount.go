@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -43,7 +44,8 @@ type Options struct {
 	Version    string         // of the program, for status
 	Notes      []string       // findings of the program, one line each, for status
 	Log        *slog.Logger
-	Trace      *trace.Tracer // has spans of recognition and of readers' requests; nil for none
+	Trace      *trace.Tracer  // has spans of recognition and of readers' requests; nil for none
+	Life       *handover.Life // of the daemon, which may go on with a mount; nil where nobody holds the mount
 }
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
@@ -82,12 +84,17 @@ type Mount struct {
 	looked       chan struct{}          // closed when look is over
 	unrecognized atomic.Pointer[string] // why
 
-	backing  backings
-	texts    texts
-	pipes    pipes
-	failed   failures
-	counters counters
-	control  *channel
+	backing    backings
+	handles    *handles
+	journal    *handover.Journal // nil where nobody holds the mount
+	told       map[uint64]told   // views that earlier daemons have told of, by inode number
+	savedViews atomic.Int64      // bytes
+	depth      int               // see stackDepth
+	texts      texts
+	pipes      pipes
+	failed     failures
+	counters   counters
+	control    *channel
 }
 
 // New mounts listing at point. The kernel waits with the first requests until Serve runs. New recognizes a format that
@@ -102,23 +109,35 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	top := listing.Dirs[0]
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
 	m.adopt(&m.root)
+	if opt.Life.Adopts() {
+		return m, m.takeOver()
+	}
+	m.depth = m.stackDepth()
 	if opt.Layout.Format != "" || len(opt.Layout.Select) > 0 {
 		if _, err := m.index(ctx); err != nil {
 			return nil, err
 		}
 	}
-	entries := append(m.controlEntries(), sourceEntries(listing, ControlName, m.adopt)...)
-	m.tree = newTree(m.root, entries)
-	m.backing.init()
-	m.texts.init()
+	m.prepare()
+	if err := m.makeBooks(); err != nil {
+		return nil, err
+	}
 	server, err := m.newServer(ctx, point)
 	if err != nil {
 		return nil, mountError(point, err)
 	}
 	m.server = server
 	m.backing.server = server
+	touchBuffers(server)
 	m.afterMount()
 	return m, nil
+}
+
+// prepare makes all that answers need and that no kernel has a part in.
+func (m *Mount) prepare() {
+	m.tree = newTree(m.root, append(m.controlEntries(), sourceEntries(m.listing, ControlName, m.adopt)...))
+	m.backing.init()
+	m.texts.init()
 }
 
 // timeout is how long the kernel may keep an answer: the dataset does not change while it is mounted.
@@ -135,8 +154,8 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 		ExplicitDataCacheControl: true,
 		EnableSymlinkCaching:     true,
 		DisableXAttrs:            true,
-		ExtraCapabilities:        fuse.CAP_NO_OPENDIR_SUPPORT, // opening a directory costs no round trip
-		MaxStackDepth:            m.stackDepth(),
+		ExtraCapabilities:        fuse.CAP_NO_OPENDIR_SUPPORT | fuse.CAP_HAS_RESEND, // opening a directory costs no round trip
+		MaxStackDepth:            m.depth,
 		Logger:                   slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
 	}
 	return o
@@ -182,14 +201,7 @@ func (m *Mount) afterMount() {
 			m.opt.Notes = append(m.opt.Notes, "--read-ahead has no effect: only root can set it")
 		}
 	}
-	if m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
-		m.backing.disable("the kernel has no FUSE passthrough: it came with Linux 6.9")
-	} else if os.Geteuid() != 0 {
-		m.backing.disable("passthrough needs CAP_SYS_ADMIN: mount as root to let the kernel read the source itself")
-	}
-	if why := m.backing.why(); why != "" {
-		m.log.Info("files are read without passthrough", "reason", why)
-	}
+	m.judgePassthrough()
 	for _, note := range m.opt.Notes {
 		m.log.Warn("the mount is not as it might be meant", "note", note)
 	}
@@ -198,6 +210,18 @@ func (m *Mount) afterMount() {
 	}
 	for _, p := range m.listing.Problems {
 		m.log.Warn("problem in the source", "object", p.Object, "problem", p.Detail)
+	}
+}
+
+// judgePassthrough says why there is no passthrough, where that is known.
+func (m *Mount) judgePassthrough() {
+	if m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
+		m.backing.disable("the kernel has no FUSE passthrough: it came with Linux 6.9")
+	} else if os.Geteuid() != 0 {
+		m.backing.disable("passthrough needs CAP_SYS_ADMIN: mount as root to let the kernel read the source itself")
+	}
+	if why := m.backing.why(); why != "" {
+		m.log.Info("files are read without passthrough", "reason", why)
 	}
 }
 

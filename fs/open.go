@@ -19,13 +19,6 @@ type local interface {
 	Borrow(ctx context.Context, o *layout.Object) (fd int, done func(), err error)
 }
 
-// Handles say how a file was opened. Texts have handles from firstText on.
-const (
-	handleCached uint64 = iota
-	handlePassthrough
-	firstText
-)
-
 // NOFLUSH lets the kernel close a file without a request: nothing is ever written, and close(2) must not fail for a reader
 // that outlived the daemon.
 const (
@@ -36,29 +29,28 @@ const (
 // Open opens a file: passthrough if the kernel can read the source itself, through its page cache otherwise.
 func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := number(in.NodeId)
-	n := m.tree.get(i)
+	ctx := newRequest(cancel, &in.InHeader)
+	defer ctx.end()
+	n, status := m.node(ctx, in.NodeId)
 	if n == nil {
-		return fuse.Status(syscall.ESTALE)
+		return status
 	}
 	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY || in.Flags&syscall.O_TRUNC != 0 {
 		return erofs
 	}
+	if fh, h := m.handles.answered(&in.InHeader); h != nil { // by a daemon whose answer was lost
+		opened(out, fh, h.state.Load(), h.backing)
+		return fuse.OK
+	}
 	switch n.kind {
 	case kindText:
-		var ok bool
-		if out.Fh, ok = m.texts.open(in.Uid, n.text()); !ok { // nobody needs so many at a time
-			return fuse.Status(syscall.EMFILE)
-		}
-		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
-		return fuse.OK
+		return m.openText(n, in, out)
 	case kindObject, kindView:
 	case kindDenied: // the kernel itself refuses everybody but root
 		return m.fail(n, "open", syscall.EACCES)
 	default:
 		return fuse.EINVAL
 	}
-	ctx := newRequest(cancel, &in.InHeader)
-	defer ctx.end()
 	body, err := n.body(ctx)
 	if err != nil {
 		return m.fail(n, "open", err)
@@ -78,24 +70,52 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 			return m.fail(n, "open", err)
 		}
 	}
-	if id := m.backing.open(i, fd, release); id != noBacking {
-		m.counters.passthroughOpens.Add(1)
-		out.Fh, out.OpenFlags, out.BackingID = handlePassthrough, openPassthrough, id
-		return fuse.OK
+	state := handleCached
+	ok := m.backing.open(i, fd, release, func(id int32) (ok bool) {
+		if id != noBacking {
+			state = handlePassthrough
+		}
+		out.BackingID = id
+		out.Fh, ok = m.handles.open(&in.InHeader, state, id, 0)
+		return ok
+	})
+	if !ok { // nobody needs so many at a time
+		return fuse.Status(syscall.ENFILE)
 	}
-	m.counters.cachedOpens.Add(1)
-	out.Fh, out.OpenFlags = handleCached, openCached
+	if state == handlePassthrough {
+		m.counters.passthroughOpens.Add(1)
+	} else {
+		m.counters.cachedOpens.Add(1)
+	}
+	opened(out, out.Fh, state, out.BackingID)
 	return fuse.OK
+}
+
+// opened fills in the answer to an OPEN.
+func opened(out *fuse.OpenOut, fh uint64, state uint32, backing int32) {
+	out.Fh = fh
+	switch state {
+	case handleText:
+		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
+	case handlePassthrough:
+		out.OpenFlags, out.BackingID = openPassthrough, backing
+	default:
+		out.OpenFlags, out.BackingID = openCached, noBacking
+	}
 }
 
 // Release ends an open file.
 func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
-	switch {
-	case in.Fh == handlePassthrough:
-		m.backing.release(number(in.NodeId))
+	h := m.handles.get(in.Fh)
+	if h == nil { // the kernel says it again, to the next daemon
+		return
+	}
+	switch h.state.Load() {
+	case handlePassthrough:
+		m.backing.release(number(in.NodeId), func() { h.state.Store(handleClosing) })
 		m.control.prefetch.endFile(number(in.NodeId)) // all of it is local
 		m.counters.passthroughCloses.Add(1)
-	case in.Fh >= firstText:
+	case handleText:
 		m.texts.close(in.Fh)
 	default:
 		if m.backing.closedCached(number(in.NodeId)) {
@@ -103,6 +123,7 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 		}
 		m.counters.cachedCloses.Add(1)
 	}
+	m.handles.close(in.Fh)
 }
 
 // body returns where the bytes of a file lie.
@@ -141,16 +162,17 @@ type backings struct {
 	off      string // why there is no passthrough at all, "" while there is
 	failures int64
 	lastErr  string
+	booked   func(id int32) // called once the books have an id that is new
 }
 
 type backing struct {
 	id       int32
 	opens    int
-	released func() // called after the last close
+	released func() // called after the last close; nil where the daemon before has registered the file
 }
 
 func (b *backings) init() {
-	b.byNode, b.refused, b.cached = map[int]*backing{}, map[int]bool{}, map[int]int{}
+	b.byNode, b.refused, b.cached, b.booked = map[int]*backing{}, map[int]bool{}, map[int]int{}, func(int32) {}
 }
 
 // closedCached is the end of an open without passthrough. It reports whether no other is left.
@@ -179,22 +201,37 @@ func (b *backings) why() string {
 
 // open opens node i with a backing id, until release, or through this process, with noBacking, until closedCached. One lock
 // guards both, since the kernel refuses to mix them (EIO). open closes fd, which is -1 where there is no one local file. It
-// calls released once the kernel no longer has the file, or at once where the kernel does not get this one.
-func (b *backings) open(i, fd int, released func()) (id int32) {
+// calls released once the kernel no longer has the file, or at once where the kernel does not get this one. What it decided it
+// gives to book under the lock, so that the books of the next daemon have every id. Where book says no, nothing is open.
+func (b *backings) open(i, fd int, released func(), book func(id int32) bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := b.byNode[i]
-	if k == nil {
+	switch {
+	case k == nil:
 		k = b.register(i, fd, released)
-	} else {
+	case k.released == nil && fd >= 0: // the daemon before has registered it
+		k.released = released
+		_ = unix.Close(fd) // opened for reading: nothing is lost
+	default:
 		discard(fd, released)
 	}
 	if k == nil {
+		if !book(noBacking) {
+			return false
+		}
 		b.cached[i]++
-		return noBacking
+		return true
 	}
 	k.opens++
-	return k.id
+	if !book(k.id) {
+		b.drop(i, k, func() {})
+		return false
+	}
+	if k.opens == 1 { // its id is new
+		b.booked(k.id)
+	}
+	return true
 }
 
 // register offers a file to the kernel, and returns nil where the kernel does not get it.
@@ -227,16 +264,36 @@ func discard(fd int, released func()) {
 	}
 }
 
-func (b *backings) release(i int) {
+// release is the end of an open with passthrough. closing is called before the kernel takes the id back.
+func (b *backings) release(i int, closing func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.byNode[i]
-	if k == nil {
-		return
+	if k := b.byNode[i]; k != nil {
+		b.drop(i, k, closing)
 	}
+}
+
+func (b *backings) drop(i int, k *backing, closing func()) {
 	if k.opens--; k.opens == 0 {
+		closing()
 		delete(b.byNode, i)
 		_ = b.server.UnregisterBackingFd(k.id) // it fails only when the mount is gone, and all its ids with it
-		k.released()
+		if k.released != nil {
+			k.released()
+		}
 	}
+}
+
+// adopt books an open of the daemon before.
+func (b *backings) adopt(i int, id int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if id == noBacking {
+		b.cached[i]++
+		return
+	}
+	if b.byNode[i] == nil {
+		b.byNode[i] = &backing{id: id}
+	}
+	b.byNode[i].opens++
 }

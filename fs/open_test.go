@@ -68,6 +68,9 @@ func TestOpensOfAnInodeAreOfOneKind(t *testing.T) {
 	m.tree = newTree(node{perm: 0o755}, []entry{{"o", &node{kind: kindObject, object: o, perm: 0o444}}})
 	m.backing.init()
 	m.backing.server = kernel
+	if err := m.makeBooks(); err != nil {
+		t.Fatal(err)
+	}
 	open := func() (out fuse.OpenOut) {
 		t.Helper()
 		if status := m.Open(nil, &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: nodeID(1)}}, &out); status != fuse.OK {
@@ -102,7 +105,9 @@ func TestOpensOfAnInodeAreOfOneKind(t *testing.T) {
 func TestOpensWithoutPassthroughStayOfOneKind(t *testing.T) {
 	b := backings{server: &takes{}}
 	b.init()
-	if id := b.open(1, -1, nil); id != noBacking {
+	var id int32
+	book := func(given int32) bool { id = given; return true }
+	if b.open(1, -1, nil, book); id != noBacking {
 		t.Fatalf("without a file the backing is %d", id)
 	}
 	fd, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
@@ -110,7 +115,7 @@ func TestOpensWithoutPassthroughStayOfOneKind(t *testing.T) {
 		t.Fatal(err)
 	}
 	released := false
-	if id := b.open(1, fd, func() { released = true }); id != noBacking || !released {
+	if b.open(1, fd, func() { released = true }, book); id != noBacking || !released {
 		t.Errorf("the second open has the backing %d, released: %v", id, released)
 	}
 	if b.closedCached(1) || !b.closedCached(1) || len(b.cached) != 0 {

@@ -22,8 +22,11 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	m.counters.lookups.Add(1)
 	ctx := newRequest(cancel, header)
 	defer ctx.end()
-	parent := m.tree.get(number(header.NodeId))
-	if parent == nil || parent.dir == nil {
+	parent, status := m.node(ctx, header.NodeId)
+	switch {
+	case parent == nil:
+		return status
+	case parent.dir == nil:
 		return fuse.Status(syscall.ENOTDIR)
 	}
 	if err := m.expand(ctx, parent); err != nil {
@@ -70,11 +73,36 @@ func (m *Mount) expand(ctx context.Context, n *node) error {
 	}
 	return d.expanded.do(ctx, func(ctx context.Context) error {
 		entries, err := d.expand(ctx)
-		if err == nil {
-			m.tree.grow(n, entries)
+		if err != nil {
+			return err
 		}
-		return err
+		g, known, err := m.tree.grow(n, entries)
+		if err != nil || known {
+			return err
+		}
+		return m.recordGrown(g)
 	})
+}
+
+// node returns the node of a request. One that an earlier daemon knew is in a directory that is filled again first.
+func (m *Mount) node(ctx context.Context, id uint64) (*node, fuse.Status) {
+	n, err := m.nodeNumber(ctx, number(id))
+	if err != nil {
+		return nil, m.fail(&node{name: "a view"}, "find", err)
+	}
+	return n, fuse.Status(syscall.ESTALE) // where there is none
+}
+
+func (m *Mount) nodeNumber(ctx context.Context, i int) (*node, error) {
+	n, of := m.tree.at(i)
+	if n != nil || of < 0 {
+		return n, nil
+	}
+	dir, err := m.nodeNumber(ctx, of)
+	if err == nil && dir != nil {
+		err = m.expand(ctx, dir)
+	}
+	return m.tree.get(i), err
 }
 
 // attr fills in a node's attributes. It reports false for a view that cannot be exact and therefore is not there.
@@ -108,12 +136,12 @@ func (m *Mount) attr(ctx context.Context, n *node, out *fuse.Attr) (present bool
 
 // GetAttr answers stat.
 func (m *Mount) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	n := m.tree.get(number(in.NodeId))
-	if n == nil {
-		return fuse.Status(syscall.ESTALE)
-	}
 	ctx := newRequest(cancel, &in.InHeader)
 	defer ctx.end()
+	n, status := m.node(ctx, in.NodeId)
+	if n == nil {
+		return status
+	}
 	present, err := m.attr(ctx, n, &out.Attr)
 	if err != nil {
 		return m.fail(n, "stat", err)
@@ -127,7 +155,7 @@ func (m *Mount) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.At
 
 // Readlink returns where a link leads.
 func (m *Mount) Readlink(_ <-chan struct{}, header *fuse.InHeader) ([]byte, fuse.Status) {
-	n := m.tree.get(number(header.NodeId))
+	n := m.tree.get(number(header.NodeId)) // links are in no directory that is filled later
 	if n == nil || n.kind != kindLink {
 		return nil, fuse.EINVAL
 	}
@@ -167,8 +195,11 @@ func (m *Mount) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.D
 // list gives the entries from in.Offset on to add, until it says that the reply is full. The offset of an entry is its
 // place in the directory, which never changes: 1 is ".", 2 is "..", then the children. add gets no node for those two.
 func (m *Mount) list(ctx context.Context, in *fuse.ReadIn, add func(n *node, i int, e fuse.DirEntry) (bool, error)) fuse.Status {
-	dir := m.tree.get(number(in.NodeId))
-	if dir == nil || dir.dir == nil {
+	dir, status := m.node(ctx, in.NodeId)
+	switch {
+	case dir == nil:
+		return status
+	case dir.dir == nil:
 		return fuse.Status(syscall.ENOTDIR)
 	}
 	if err := m.expand(ctx, dir); err != nil {

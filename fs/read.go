@@ -13,15 +13,17 @@ import (
 // Read serves files that the kernel cannot read itself. The reply has every byte that was asked for up to the end of
 // the file, or it is an error.
 func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	if in.Fh >= firstText {
-		return m.texts.read(in.Fh, int64(in.Offset), int(in.Size)), fuse.OK
-	}
-	n := m.tree.get(number(in.NodeId))
-	if n == nil || (n.kind != kindObject && n.kind != kindView) {
-		return nil, fuse.EBADF
-	}
 	ctx := newRequest(cancel, &in.InHeader)
 	defer ctx.end()
+	n, status := m.node(ctx, in.NodeId)
+	switch {
+	case n == nil:
+		return nil, status
+	case n.kind == kindText:
+		return m.readText(n, in)
+	case n.kind != kindObject && n.kind != kindView:
+		return nil, fuse.EBADF
+	}
 	body, err := n.body(ctx)
 	if err != nil {
 		return nil, m.fail(n, "read", err)

@@ -30,7 +30,7 @@ func (m *Mount) status() status.Status {
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
 			SplicedBytes: m.counters.splicedBytes.Load(), CopiedBytes: m.counters.copiedBytes.Load(),
 		},
-		OpenFiles: m.counters.openFiles(),
+		OpenFiles: m.counters.openFiles(), Handover: m.handoverStatus(),
 	}
 	if origin := m.opt.Remote.Origin; origin != nil {
 		stats := origin()

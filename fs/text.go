@@ -2,6 +2,7 @@ package fs
 
 import (
 	"sync"
+	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
@@ -10,8 +11,7 @@ import (
 type texts struct {
 	bytes *shares
 
-	mu     sync.Mutex // guards the fields below
-	next   uint64
+	mu     sync.Mutex // guards the field below
 	byOpen map[uint64]text
 }
 
@@ -24,34 +24,72 @@ type text struct {
 const textBytes = 64 << 20
 
 func (t *texts) init() {
-	t.next, t.byOpen, t.bytes = firstText, map[uint64]text{}, newShares(textBytes, textBytes/2, 0)
+	t.byOpen, t.bytes = map[uint64]text{}, newShares(textBytes, textBytes/2, 0)
 }
 
 // open keeps a text for a user until it is closed, and reports whether there was room.
-func (t *texts) open(uid uint32, content []byte) (handle uint64, ok bool) {
+func (t *texts) open(handle uint64, uid uint32, content []byte) (ok bool) {
 	if !t.bytes.reserve(uid, int64(len(content))) {
-		return 0, false
+		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	handle = t.next
-	t.next++
 	t.byOpen[handle] = text{uid, content}
-	return handle, true
+	return true
 }
 
 func (t *texts) close(handle uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	closed := t.byOpen[handle]
+	closed := t.byOpen[handle] // nothing, where nobody read what the daemon before had opened
 	t.bytes.book(closed.uid, -int64(len(closed.content)))
 	delete(t.byOpen, handle)
 }
 
-func (t *texts) read(handle uint64, off int64, n int) fuse.ReadResult {
+// read returns bytes of an open text; ok is false where this daemon has not opened it.
+func (t *texts) read(handle uint64, off int64, n int) (res fuse.ReadResult, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	content := t.byOpen[handle].content
-	content = content[min(off, int64(len(content))):]
-	return copied(content[:min(n, len(content))])
+	is, ok := t.byOpen[handle]
+	content := is.content[min(off, int64(len(is.content))):]
+	return copied(content[:min(n, len(content))]), ok
+}
+
+// openText opens a text for a request.
+func (m *Mount) openText(n *node, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	content := n.text()
+	fh, ok := m.handles.open(&in.InHeader, handleText, 0, len(content))
+	if ok && !m.texts.open(fh, in.Uid, content) {
+		m.handles.close(fh)
+		ok = false
+	}
+	if !ok { // nobody needs so many at a time
+		return fuse.Status(syscall.EMFILE)
+	}
+	opened(out, fh, handleText, 0)
+	return fuse.OK
+}
+
+// readText reads an open text. One that the daemon before had opened is made anew for a reader that begins; a reader that has read it to
+// its end finds the end, and one in the middle is told that the rest is gone.
+func (m *Mount) readText(n *node, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
+	res, ok := m.texts.read(in.Fh, int64(in.Offset), int(in.Size))
+	if ok {
+		return res, fuse.OK
+	}
+	switch h := m.handles.get(in.Fh); {
+	case h == nil:
+		return nil, fuse.EBADF
+	case in.Offset == 0:
+		content := n.text()
+		h.size = uint32(len(content))
+		if !m.texts.open(in.Fh, in.Uid, content) {
+			return nil, fuse.Status(syscall.EMFILE)
+		}
+		res, _ = m.texts.read(in.Fh, 0, int(in.Size))
+		return res, fuse.OK
+	case in.Offset >= uint64(h.size):
+		return copied(nil), fuse.OK
+	}
+	return nil, fuse.Status(syscall.ESTALE)
 }

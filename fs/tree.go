@@ -2,6 +2,9 @@ package fs
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
 	"hash/fnv"
 	"slices"
 	"sort"
@@ -46,6 +49,7 @@ const (
 
 // directory is a node's children: consecutive numbers, ordered by name.
 type directory struct {
+	number       int // the directory's own
 	first, count int
 
 	// expand, if set, makes the entries when the directory is first looked into.
@@ -59,10 +63,46 @@ type entry struct {
 	node *node
 }
 
-// tree holds the nodes. It only grows.
+// tree holds the nodes. It only grows. After a hand-over it has numbers that an earlier daemon gave to nodes of directories that are
+// filled when they are looked into: their nodes are nil until then.
 type tree struct {
-	mu    sync.RWMutex
-	nodes []*node
+	mu       sync.RWMutex
+	nodes    []*node
+	base     int     // nodes of the source, which are there from the beginning
+	reserved []grown // ordered by first
+}
+
+// grown is what a directory was filled with: nodes of consecutive numbers.
+type grown struct {
+	dir, first, count int
+	sum               uint64 // of the nodes
+}
+
+// reserve keeps numbers for the nodes of a directory that an earlier daemon has filled.
+func (t *tree) reserve(g grown) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if end := g.first + g.count; end > len(t.nodes) {
+		t.nodes = append(t.nodes, make([]*node, end-len(t.nodes))...)
+	}
+	i, _ := slices.BinarySearchFunc(t.reserved, g, func(a, b grown) int { return a.first - b.first })
+	t.reserved = slices.Insert(t.reserved, i, g)
+}
+
+// at is get. Where a node is not known yet, it returns the number of its directory, else -1.
+func (t *tree) at(number int) (n *node, dir int) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if number < 0 || number >= len(t.nodes) {
+		return nil, -1
+	}
+	if n = t.nodes[number]; n == nil {
+		i := sort.Search(len(t.reserved), func(i int) bool { return t.reserved[i].first > number }) - 1
+		if i >= 0 && number < t.reserved[i].first+t.reserved[i].count {
+			return nil, t.reserved[i].dir
+		}
+	}
+	return n, -1
 }
 
 const rootNumber = 0
@@ -70,9 +110,13 @@ const rootNumber = 0
 // newTree returns a tree with a root directory of the given entries.
 func newTree(root node, entries []entry) *tree {
 	root.kind, root.ino, root.dir = kindDir, 1, &directory{}
-	t := &tree{nodes: []*node{&root}}
-	t.grow(&root, entries)
-	return t
+	sortEntries(entries)
+	nodes := growSorted([]*node{&root}, 0, &root, entries, 0)
+	return &tree{nodes: nodes, base: len(nodes)}
+}
+
+func sortEntries(entries []entry) {
+	slices.SortStableFunc(entries, func(a, b entry) int { return layout.ComparePaths(a.path, b.path) })
 }
 
 // get returns a node by its number.
@@ -103,16 +147,101 @@ func (t *tree) find(d *directory, name string) (*node, int) {
 }
 
 // grow puts entries below dir, which has none yet. Directories that no entry describes are made up from the first
-// entry in them. Of two entries with one path the first one wins.
-func (t *tree) grow(dir *node, entries []entry) {
-	slices.SortStableFunc(entries, func(a, b entry) int { return layout.ComparePaths(a.path, b.path) })
+// entry in them. Of two entries with one path the first one wins. Where an earlier daemon has filled dir, its nodes get their numbers
+// again: known is true then, and other nodes than then are [cache.ErrChanged].
+func (t *tree) grow(dir *node, entries []entry) (g grown, known bool, err error) {
+	sortEntries(entries)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.growSorted(dir, entries, 0)
+	g = grown{dir: dir.dir.number, first: len(t.nodes)}
+	i := slices.IndexFunc(t.reserved, func(r grown) bool { return r.dir == g.dir })
+	if i >= 0 {
+		g.first = t.reserved[i].first
+	}
+	nodes := growSorted(nil, g.first, dir, entries, 0)
+	g.count, g.sum = len(nodes), sumOf(nodes)
+	switch {
+	case i < 0:
+		t.nodes = append(t.nodes, nodes...)
+	case g != t.reserved[i]:
+		dir.dir.first, dir.dir.count = 0, 0
+		return g, true, fmt.Errorf("%q is not what it was before the daemon was replaced: %w", dir.name, cache.ErrChanged)
+	default:
+		for k, n := range nodes {
+			if t.nodes[g.first+k] == nil { // else it was set: what was told of it is true
+				t.nodes[g.first+k] = n
+			}
+		}
+	}
+	return g, i >= 0, nil
 }
 
-// growSorted works on entries whose paths agree in the first skip bytes, which name dir.
-func (t *tree) growSorted(dir *node, entries []entry, skip int) {
+// set gives a reserved number its node before its directory is filled.
+func (t *tree) set(number int, n *node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if number >= 0 && number < len(t.nodes) && t.nodes[number] == nil {
+		t.nodes[number] = n
+	}
+}
+
+// sumOf tells nodes apart by their names, kinds and inode numbers, and views that are built by their bodies.
+func sumOf(nodes []*node) uint64 {
+	var sum summer
+	for _, n := range nodes {
+		sum.b = append(append(sum.b, n.name...), 0, byte(n.kind))
+		sum.b = binary.LittleEndian.AppendUint64(sum.b, n.ino)
+		if n.kind == kindView && n.view.built.done.Load() && n.view.file != nil {
+			sum.b = binary.LittleEndian.AppendUint64(sum.b, bodySum(&n.view.file.Body))
+		}
+		sum.add()
+	}
+	return sum.of(len(nodes))
+}
+
+// bodySum tells bodies apart by their runs.
+func bodySum(body *layout.Body) uint64 {
+	var sum summer
+	var last *layout.Object
+	for r := range body.RunsWithin(0, body.Size()) {
+		if r.Object != last {
+			sum.b, last = append(append(append(sum.b, r.Object.Name...), 0), r.Object.Version...), r.Object
+		}
+		for _, v := range []int64{r.Object.Size, r.Logical, r.Offset, r.Length, r.Stride, r.Count} {
+			sum.b = binary.LittleEndian.AppendUint64(sum.b, uint64(v))
+		}
+		sum.add()
+	}
+	return sum.of(body.Runs())
+}
+
+// summer is CRC-32C of bytes that come in pieces: a machine instruction, since a tree may have millions of nodes.
+type summer struct {
+	b   []byte
+	sum uint32
+}
+
+// add takes the bytes once they are some.
+func (s *summer) add() {
+	const some = 4096
+	if len(s.b) >= some {
+		s.flush()
+	}
+}
+
+func (s *summer) flush() {
+	s.sum = crc32.Update(s.sum, crc32.MakeTable(crc32.Castagnoli), s.b)
+	s.b = s.b[:0]
+}
+
+// of returns the sum, with the number of pieces.
+func (s *summer) of(pieces int) uint64 {
+	s.flush()
+	return uint64(s.sum)<<32 | uint64(uint32(pieces))
+}
+
+// growSorted appends the nodes of entries whose paths agree in the first skip bytes, which name dir. The first of all is number base.
+func growSorted(nodes []*node, base int, dir *node, entries []entry, skip int) []*node {
 	type below struct {
 		node    *node
 		entries []entry
@@ -150,12 +279,21 @@ func (t *tree) growSorted(dir *node, entries []entry, skip int) {
 		made = append(made, child)
 		entries = entries[n:]
 	}
-	dir.dir.first, dir.dir.count = len(t.nodes), len(made)
+	dir.dir.first, dir.dir.count = base+len(nodes), len(made)
 	slices.SortFunc(made, func(a, b *node) int { return strings.Compare(a.name, b.name) })
-	t.nodes = append(t.nodes, made...)
-	for _, d := range deeper {
-		t.growSorted(d.node, d.entries, d.skip)
+	for i, n := range made {
+		switch {
+		case n.kind == kindDir:
+			n.dir.number = dir.dir.first + i
+		case n.kind == kindView && n.view != nil:
+			n.view.number = dir.dir.first + i
+		}
 	}
+	nodes = append(nodes, made...)
+	for _, d := range deeper {
+		nodes = growSorted(nodes, base, d.node, d.entries, d.skip)
+	}
+	return nodes
 }
 
 // inoOf makes an inode number that is the same at every mount of the same version, and never a reserved one.

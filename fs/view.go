@@ -11,9 +11,11 @@ import (
 
 // lazyView is a view that is built when the kernel first asks for it: its size may need a walk over offset tables.
 type lazyView struct {
-	build func(context.Context) (*layout.File, error)
-	built once
-	file  *layout.File // nil where the view turned out to be absent; valid once built
+	build  func(context.Context) (*layout.File, error)
+	tell   func(*layout.File) error // called once it is built, before anybody sees it; nil for nobody
+	number int                      // of its node
+	built  once
+	file   *layout.File // nil where the view turned out to be absent; valid once built
 }
 
 // get returns the view's file, nil where the view cannot be exact.
@@ -22,7 +24,10 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 		file, err := v.build(ctx)
 		var absent *layout.AbsentError
 		if errors.As(err, &absent) {
-			return nil
+			file, err = nil, nil
+		}
+		if err == nil && v.tell != nil {
+			err = v.tell(file)
 		}
 		if err == nil {
 			v.file = file
@@ -53,6 +58,7 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 			n.dir = &directory{expand: m.memberEntries(view)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
+			n.view.tell = func(f *layout.File) error { return m.recordTold(&n, f) }
 		}
 		m.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/release"
 )
 
@@ -34,6 +35,9 @@ const (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == handover.KeeperArgument { // it takes as little memory as it can
+		os.Exit(handover.Keep(os.Args[2:]))
+	}
 	os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
 }
 
@@ -131,6 +135,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs warm /mnt/pile                  bring it onto this machine before it is read
   hbmfs top                             watch the mounts of this machine
   hbmfs umount /mnt/pile                take it away
+  hbmfs upgrade --all                   have running mounts go on with this program
   hbmfs cache ls /nvme/hbmfs            which remote objects are here? stats, verify and rm as well
   hbmfs checkpoint ls /nvme/ckpt        which checkpoints are complete? verify, rm and clean as well
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards`,
@@ -141,7 +146,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
-	addCommands(root, newMountCommand(), newUmountCommand(), newInspectCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
+	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newInspectCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
 		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/dataset"
+	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/ready"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
@@ -31,6 +32,7 @@ type mountCommand struct {
 	source, point string
 
 	foreground bool
+	noKeeper   bool
 	allowOther bool
 	showViews  bool
 	format     string
@@ -47,6 +49,7 @@ type mountCommand struct {
 
 	kernelOptions []string
 	notes         []string // of the mount point
+	places        dataset.Places
 	stdout        io.Writer
 	stderr        io.Writer
 }
@@ -98,6 +101,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
+	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, for ordinary users, and before Linux 6.9)")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
 	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
@@ -108,11 +112,15 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f.StringVar(&c.umask, "umask", "0", "permission bits to take away, octal")
 	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (128KiB)")
 	f.Lookup("read-ahead").DefValue = "512KiB for root" // the same words for all users
-	f.StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: /var/log/hbmfs.log for root, else hbmfs/hbmfs.log in XDG_STATE_HOME)")
-	addChoice(cmd, &c.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
+	c.addLogFlags(cmd)
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
 	return cmd
+}
+
+func (c *mountCommand) addLogFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.logFile, "log-file", "", "file that the log is appended to (default in the background: /var/log/hbmfs.log for root, else hbmfs/hbmfs.log in XDG_STATE_HOME)")
+	addChoice(cmd, &c.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
 }
 
 func (c *mountCommand) run(ctx context.Context) error {
@@ -120,15 +128,31 @@ func (c *mountCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.checkPlaces(ctx); err != nil {
+	life, err := handover.Inherited()
+	if err == nil && life.Adopts() {
+		err = life.Load(&c.places)
+		c.source, c.point, c.logFile, c.cache.CacheDir = c.places.Source, c.places.Point, c.places.Log, c.places.CacheDir
+	} else if err == nil {
+		err = c.checkPlaces(ctx)
+		if err == nil && !c.foreground && os.Getenv(ready.Env) == "" {
+			return c.background(ctx)
+		}
+		c.places = dataset.Places{Source: c.source, Point: c.point, Log: c.logFile, CacheDir: c.cache.CacheDir}
+		err = errors.Join(err, c.places.Absolute())
+	}
+	if err != nil {
+		life.Failed(err)
 		return err
 	}
-	if !c.foreground && os.Getenv(ready.Env) == "" {
-		return c.background(ctx)
+	if life == nil && !c.noKeeper && !c.foreground && os.Geteuid() == 0 {
+		life = handover.New()
 	}
 	report := ready.New(c.foreground)
 	defer report.Close()
-	err = c.serve(ctx, opt, report)
+	opt.Life, c.cache.Life = life, life
+	if err = c.serve(ctx, opt, report); err != nil {
+		life.Failed(err)
+	}
 	if err != nil && report.Failed(err) && !c.foreground { // the command that started this one says it
 		return endedWith(exitCode(err))
 	}
@@ -287,12 +311,11 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
 	listing := from.Listing
 	opt.Source, opt.Remote, opt.Trace, opt.Notes = from.Name, from.Remote, tracer, append(c.notes, from.Notes...)
-	removePoint, err := dataset.MakePoint(c.point)
-	if err != nil {
+	if err := c.places.MakePoint(); err != nil {
 		span.End("mount")
 		return err
 	}
-	defer removePoint()
+	defer c.places.RemovePoint()
 	m, err := fs.New(ctx, c.point, listing, opt)
 	if err != nil {
 		span.End("mount")
@@ -309,6 +332,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	if err := c.stayBehind(out); err != nil {
 		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 	}
+	defer m.Hold(ctx, &c.places, from.State())()
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)

@@ -2,6 +2,7 @@
 package dataset
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,9 +20,11 @@ import (
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/internal/trust"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // WrongUse is an error in the request: nothing was tried.
@@ -48,6 +51,8 @@ type Options struct {
 	RefuseLocal bool          // never ask addresses of this machine and of clouds' metadata
 	Allow       []string      // addresses that RefuseLocal allows
 	MaxListing  size.Flag     // bytes that the names of a remote source may take
+
+	Life *handover.Life // of the daemon: a listing that an earlier one made is taken, and none is made. nil: nobody holds the mount
 }
 
 // guard keeps the daemon away from this machine's own addresses; it is nil where the daemon may ask them.
@@ -108,6 +113,87 @@ type Dataset struct {
 	Notes   []string                  // surprises for the user, one line each
 	closers []func() error
 	tracer  *trace.Tracer
+	state   *state
+}
+
+// State is what the next daemon takes of the dataset. It is nil where nobody holds the mount.
+func (s *Dataset) State() handover.State { return s.state }
+
+// state is a listing, as the origin gave it: pinned, and before anything of it was decoded.
+type state struct {
+	Path    string // of a directory
+	Listing []byte
+}
+
+// Section implements [handover.State].
+func (*state) Section() (string, uint32) { return "dataset", 1 }
+
+// Save implements [handover.State].
+func (s *state) Save() ([]byte, error) {
+	b := append(append(append(make([]byte, 0, len(s.Path)+1+len(s.Listing)), s.Path...), 0), s.Listing...)
+	s.Listing = nil // it is asked for once
+	return b, nil
+}
+
+// Adopt implements [handover.State].
+func (s *state) Adopt(section []byte) error {
+	path, listing, ok := bytes.Cut(section, []byte{0})
+	if s.Path, s.Listing = string(path), listing; !ok {
+		return errors.New("it has no listing")
+	}
+	return nil
+}
+
+// keptSource is the name of the directory among the files that a holder keeps: its path may lead elsewhere by now, or to the mount.
+const keptSource = "source"
+
+// openDir opens and lists a directory, or takes the listing of an earlier daemon.
+func (s *Dataset) openDir(ctx context.Context, from string, c *Options) error {
+	var dir *cache.Dir
+	var err error
+	if c.Life.Adopts() {
+		f := c.Life.Took(keptSource)
+		if f == nil {
+			return fmt.Errorf("%w: the holder has not its source", handover.ErrRefused)
+		}
+		defer func() { _ = f.Close() }() // the origin has its own
+		dir, err = cache.OpenDirAt(f, s.state.Path, c.MaxOpen)
+	} else {
+		dir, err = cache.OpenDir(from, c.MaxOpen)
+	}
+	if err != nil {
+		return err
+	}
+	s.Name, s.closers = dir.Path(), append(s.closers, dir.Close)
+	if c.Strict {
+		dir.PinChangeTime()
+	}
+	err = s.list(c, dir, func() (*cache.Listing, error) { return dir.List(ctx) })
+	if err != nil || c.Life == nil || c.Life.Adopts() {
+		return err
+	}
+	s.state.Path = dir.Path()
+	f, err := dir.File()
+	if err == nil {
+		err = errors.Join(c.Life.Keep(keptSource, f), f.Close())
+	}
+	return err
+}
+
+// entrySize is about what a file takes in a saved listing.
+const entrySize = 80
+
+// list lists an origin, or takes the listing of an earlier daemon.
+func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Listing, error)) (err error) {
+	if c.Life.Adopts() {
+		s.Listing, err = cache.LoadListing(s.state.Listing, origin)
+		return err
+	}
+	s.Listing, err = list()
+	if err == nil && c.Life != nil {
+		s.state = &state{Listing: s.Listing.Save(make([]byte, 0, entrySize*len(s.Listing.Objects)))}
+	}
+	return err
 }
 
 func (s *Dataset) Close() error {
@@ -136,6 +222,12 @@ func (s *Dataset) Beside(ctx context.Context) (stop func()) {
 // A mistake in from or c is a [WrongUse].
 func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note func(string), tracer *trace.Tracer) (s *Dataset, err error) {
 	s = &Dataset{tracer: tracer}
+	if c.Life.Adopts() {
+		s.state = &state{}
+		if err := c.Life.Load(s.state); err != nil {
+			return s, err
+		}
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -145,15 +237,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		return s, WrongUse{errors.New("--decode needs --cache-dir: decoded files are kept there")}
 	}
 	if !IsRemote(from) {
-		dir, err := cache.OpenDir(from, c.MaxOpen)
-		if err != nil {
-			return s, err
-		}
-		s.Name, s.closers = dir.Path(), append(s.closers, dir.Close)
-		if c.Strict {
-			dir.PinChangeTime()
-		}
-		if s.Listing, err = dir.List(ctx); err != nil || c.CacheDir == "" {
+		if err := s.openDir(ctx, from, c); err != nil || c.CacheDir == "" {
 			return s, err
 		}
 		return s, s.keepDecoded(ctx, c, log)
@@ -173,7 +257,8 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	if c.CacheDir == "" {
 		s.Notes = append(s.Notes, "there is no --cache-dir: every read goes over the network, each time again")
 	}
-	if s.Listing, err = origin.List(ctx); err != nil || c.CacheDir == "" {
+	err = s.list(c, origin, func() (*cache.Listing, error) { return origin.List(ctx) })
+	if err != nil || c.CacheDir == "" {
 		return s, err
 	}
 	return s, s.keep(ctx, origin, c, log)

@@ -1,16 +1,19 @@
 package dataset
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
-// CheckPoint makes sure that a directory can be mounted on, or made for it where only its last name is missing: [MakePoint] does
-// that. It notes when the directory hides files.
+// CheckPoint makes sure that a directory can be mounted on, or made for it where only its last name is missing: [Places.MakePoint]
+// does that. It notes when the directory hides files.
 func CheckPoint(point, source string) (notes []string, err error) {
 	info, err := os.Stat(point)
 	if errors.Is(err, os.ErrNotExist) {
@@ -39,22 +42,75 @@ func CheckPoint(point, source string) (notes []string, err error) {
 	return notes, nil
 }
 
-// MakePoint makes the mount point where it is missing. After the mount, remove takes away what was made, if nobody has put
-// anything there since.
-func MakePoint(point string) (remove func(), err error) {
-	switch err := os.Mkdir(point, 0o755); {
-	case errors.Is(err, os.ErrExist):
-		return func() {}, nil
-	case err != nil:
-		return nil, fmt.Errorf("make the mount point: %w", err)
-	}
-	made, err := os.Lstat(point)
-	if err != nil {
-		return nil, err
-	}
-	return func() {
-		if now, err := os.Lstat(point); err == nil && os.SameFile(made, now) {
-			_ = unix.Rmdir(point) // it stays where it is not empty, or mounted on; a file never goes
+// Places are the paths of a mount, absolute: daemons work in another directory than the command that starts the first. They are a
+// [handover.State].
+type Places struct {
+	Source, Point, Log, CacheDir string
+
+	Device, Inode uint64 // of a mount point that was made for the mount; 0 where it was there
+	adopted       bool
+}
+
+var _ handover.State = (*Places)(nil)
+
+// Section implements [handover.State].
+func (*Places) Section() (string, uint32) { return "places", 1 }
+
+// savedPlaces are places as they are saved: a name may be no text.
+type savedPlaces struct {
+	Paths         [4][]byte
+	Device, Inode uint64
+}
+
+// Save implements [handover.State].
+func (p *Places) Save() ([]byte, error) {
+	return json.Marshal(savedPlaces{[4][]byte{[]byte(p.Source), []byte(p.Point), []byte(p.Log), []byte(p.CacheDir)}, p.Device, p.Inode})
+}
+
+// Adopt implements [handover.State].
+func (p *Places) Adopt(section []byte) error {
+	var s savedPlaces
+	err := json.Unmarshal(section, &s)
+	*p = Places{string(s.Paths[0]), string(s.Paths[1]), string(s.Paths[2]), string(s.Paths[3]), s.Device, s.Inode, true}
+	return err
+}
+
+// Absolute makes the paths independent of the working directory.
+func (p *Places) Absolute() error {
+	for _, path := range []*string{&p.Source, &p.Log, &p.CacheDir} {
+		if *path == "" || IsRemote(*path) {
+			continue
 		}
-	}, nil
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return err
+		}
+		*path = abs
+	}
+	return nil
+}
+
+// MakePoint makes the mount point where it is missing. The next daemon leaves it alone: it is mounted on.
+func (p *Places) MakePoint() error {
+	if p.adopted {
+		return nil
+	}
+	switch err := os.Mkdir(p.Point, 0o755); {
+	case errors.Is(err, os.ErrExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("make the mount point: %w", err)
+	}
+	var st unix.Stat_t
+	err := unix.Lstat(p.Point, &st)
+	p.Device, p.Inode = st.Dev, st.Ino
+	return err
+}
+
+// RemovePoint takes away, after the mount, what MakePoint has made, if nobody has put anything there since.
+func (p *Places) RemovePoint() {
+	var st unix.Stat_t
+	if err := unix.Lstat(p.Point, &st); err == nil && p.Inode != 0 && st.Ino == p.Inode && st.Dev == p.Device {
+		_ = unix.Rmdir(p.Point) // it stays where it is not empty, or mounted on; a file never goes
+	}
 }

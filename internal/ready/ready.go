@@ -52,7 +52,8 @@ func New(foreground bool) *Report {
 	if os.Getenv(Env) == "" {
 		return &Report{}
 	}
-	unix.CloseOnExec(descriptor) // the daemon's children must not keep the listener waiting
+	unix.CloseOnExec(descriptor) // the daemon's children must not keep the listener waiting,
+	_ = os.Unsetenv(Env)         // nor take another descriptor for it
 	return &Report{to: os.NewFile(descriptor, "readiness"), notes: !foreground}
 }
 

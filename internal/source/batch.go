@@ -240,6 +240,9 @@ func (b *batch) lend(ctx context.Context, files []*Backing) (opened []*Backing, 
 	failed := map[int]error{} // by place
 	k := 0
 	for found, err := range b.client.Lookup(ctx, paths) {
+		if err != nil && b.client.Gone() { // opened in the mount they are had, where another daemon goes on with it
+			err = fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
+		}
 		if err != nil {
 			return opened, err
 		}

@@ -20,15 +20,17 @@ import (
 // asked for when they are needed, and given back when others need their place (see Descriptors).
 type mountedFile struct {
 	file   *os.File
-	client *connection
 	length int64
 	info   control.FileInfo
 	inline *Backing // the file itself, for bytes that exist only in the mount
 	opener *Opener
 
+	dialing sync.Mutex // held by who makes another connection
+
 	mu      sync.Mutex // guards what follows
-	all     known      // of all its bytes; not known while they are many and no request needed all
-	many    bool       // runs: more than fewRuns
+	client  *connection
+	all     known // of all its bytes; not known while they are many and no request needed all
+	many    bool  // runs: more than fewRuns
 	objects map[uint64]*Backing
 	lent    map[*Backing]bool // those that the daemon was not told to be closed
 }
@@ -179,15 +181,57 @@ func (m *mountedFile) Unshare() []*Backing {
 	return slices.Collect(maps.Keys(all))
 }
 
-// Open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
-// answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
+// connection is that to the daemon which the file has asked last.
+func (m *mountedFile) connection() *connection {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.client
+}
+
+// reconnect makes another connection where the daemon has gone and another goes on with the mount: it keeps the numbers of objects, and
+// what was redeemed is good. It reports whether a question may be asked again.
+func (m *mountedFile) reconnect(ctx context.Context) bool {
+	m.dialing.Lock()
+	defer m.dialing.Unlock()
+	old := m.connection()
+	if !old.Gone() {
+		return true
+	}
+	info, err := control.Info(m.file) // waits for the next daemon
+	if err != nil || info.Epoch != m.info.Epoch || info.Generation != m.info.Generation {
+		return false
+	}
+	fresh, err := m.opener.connect(ctx, m.file.Name(), info.Epoch)
+	if err != nil {
+		return false
+	}
+	m.mu.Lock()
+	m.client = fresh
+	m.mu.Unlock()
+	_ = m.opener.connections.release(old) // nobody is at its other end
+	return true
+}
+
+// Open implements [Lender]. It asks again where a daemon goes while it answers.
 func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
+	for range restarts {
+		if err = m.open(ctx, files); !errors.Is(err, control.ErrStale) || !m.reconnect(ctx) {
+			break
+		}
+		files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return b.FD >= 0 })
+	}
+	return nil, err
+}
+
+// open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
+// answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
+func (m *mountedFile) open(ctx context.Context, files []*Backing) error {
 	slices.SortFunc(files, func(a, b *Backing) int { return cmp.Compare(a.at, b.at) })
 	for len(files) > 0 {
 		before, first := len(files), files[0].at
 		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
 			if err = m.explain(ctx, err); err != nil {
-				return nil, err
+				return err
 			}
 			named := batch.Objects()
 			here := slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return !slices.Contains(named, b.Object) })
@@ -195,7 +239,7 @@ func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Back
 				break
 			}
 			if err := m.redeem(ctx, batch.Ticket, here); err != nil {
-				return nil, err
+				return err
 			}
 			files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return slices.Contains(here, b) })
 			if len(files) == 0 {
@@ -203,13 +247,13 @@ func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Back
 			}
 		}
 		if len(files) == before && m.cached() {
-			return nil, fmt.Errorf("open %s: %w", files[0].Name, ErrMoved)
+			return fmt.Errorf("open %s: %w", files[0].Name, ErrMoved)
 		}
 		if len(files) == before {
-			return nil, fmt.Errorf("open %s: the mount no longer names it at %d", files[0].Name, first)
+			return fmt.Errorf("open %s: the mount no longer names it at %d", files[0].Name, first)
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 // explain says of an error of the daemon's that the daemon has gone.
@@ -224,7 +268,7 @@ func (m *mountedFile) explain(ctx context.Context, err error) error {
 }
 
 func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing) error {
-	got, err := m.client.Redeem(ctx, ticket, objectsOf(files))
+	got, err := m.connection().Redeem(ctx, ticket, objectsOf(files))
 	if m.cached() && (errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EAGAIN)) { // the ticket is old, or there are too many leases
 		return fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
 	}
@@ -244,7 +288,7 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	}
 	m.mu.Unlock()
 	if len(refused) > 0 {
-		m.client.giveBack(ctx, refused)
+		m.connection().giveBack(ctx, refused)
 	}
 	for _, err := range errs {
 		if err != nil {
@@ -287,7 +331,7 @@ func (m *mountedFile) Release(ctx context.Context, files []*Backing) {
 		}
 	}
 	m.mu.Unlock()
-	m.client.giveBack(ctx, done)
+	m.connection().giveBack(ctx, done)
 }
 
 func objectsOf(files []*Backing) []uint64 {
@@ -337,7 +381,7 @@ func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error 
 	return nil
 }
 
-func (m *mountedFile) Daemon() *control.Client { return m.client.Client }
+func (m *mountedFile) Daemon() *control.Client { return m.connection().Client }
 
 func (m *mountedFile) Told() *control.FileInfo { return &m.info }
 

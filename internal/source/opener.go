@@ -80,12 +80,18 @@ func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 	return m, err
 }
 
+// restarts bounds how often one question is asked of daemons that go before they answer, where others go on with their mount.
+const restarts = 3
+
 // connect gives the connection to the daemon that a file of a mount has told its epoch of.
 func (o *Opener) connect(ctx context.Context, name string, epoch control.Epoch) (*connection, error) {
 	if c := o.connections.acquire(epoch, nil); c != nil {
 		return c, nil
 	}
 	client, err := control.DialReader(ctx, name, o.client, o.number)
+	for again := 0; errors.Is(err, control.ErrStale) && again < restarts; again++ { // it went before it answered
+		client, err = control.DialReader(ctx, name, o.client, o.number)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,11 @@ func (s *Status) Metrics() string {
 	for _, errno := range slices.Sorted(maps.Keys(s.Counters.ErrorsByErrno)) {
 		failed.Add(s.Counters.ErrorsByErrno[errno], "errno", errno)
 	}
+	p.Gauge("hbmfs_held", "1 while another daemon would go on with the mount.").Add(s.Handover.Holder != "")
+	p.Counter("hbmfs_handovers_total", "Daemons that went on with the mount of another, by why that had ended.").
+		Add(s.Handover.Crashes, "after", "crash").
+		Add(s.Handover.Count-s.Handover.Crashes, "after", "upgrade")
+	p.Gauge("hbmfs_standstill_seconds", "How long readers waited at the last hand-over.").Add(s.Handover.LastStandstill)
 	s.Control.addTo(&p)
 	if s.Origin != nil {
 		addOrigin(&p, s.Origin)

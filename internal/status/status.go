@@ -27,6 +27,7 @@ type Status struct {
 	Counters    Counters     `json:"counters"`
 	OpenFiles   OpenFiles    `json:"open_files"`
 	Control     Control      `json:"control"`
+	Handover    Handover     `json:"handover"`
 	Origin      *fetch.Stats `json:"origin,omitempty"` // of a remote source
 	Cache       *store.Stats `json:"cache,omitempty"`
 }
@@ -68,6 +69,17 @@ type Counters struct {
 type OpenFiles struct {
 	Passthrough int64 `json:"passthrough"`
 	Daemon      int64 `json:"daemon"`
+}
+
+// Handover says what happens to the mount when its daemon goes.
+type Handover struct {
+	Holder          string  `json:"holder"`        // keeper, systemd, host; "" where the mount ends with its daemon
+	PID             int     `json:"pid,omitempty"` // of the holder
+	Why             string  `json:"why,omitempty"` // nobody holds the mount
+	Count           int64   `json:"count"`         // daemons that took over from another
+	Crashes         int64   `json:"crashes"`       // those whose predecessor had died
+	LastStandstill  float64 `json:"last_standstill_seconds"`
+	WorstStandstill float64 `json:"worst_standstill_seconds"`
 }
 
 // Control is the control channel in the status.

@@ -97,6 +97,12 @@ func writeStatus(t io.Writer, r *Row) {
 	} else if s.Passthrough.Failures > 0 {
 		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, Printable(s.Passthrough.LastErr))
 	}
+	if h := s.Handover; h.Why != "" {
+		fmt.Fprintf(t, "  no holder\t%s: the mount ends with its daemon\n", Printable(h.Why))
+	} else if h.Holder != "" {
+		fmt.Fprintf(t, "  holder\t%s (pid %d); %d daemons went on with the mount, %d after a crash; readers waited %.0f ms, at most %.0f ms\n",
+			h.Holder, h.PID, h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
+	}
 	if c := s.Cache; c != nil {
 		fmt.Fprintf(t, "  cache\t%s of %s, %s in use", size.Decimal(c.Bytes), size.Decimal(c.Limit), size.Decimal(c.Pinned))
 		if second {

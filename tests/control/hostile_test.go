@@ -314,7 +314,7 @@ func TestClientsKilledAtEveryStep(t *testing.T) {
 
 func TestTheDaemonIsKilled(t *testing.T) {
 	source, names, _ := manyFiles(t, 2, 5000)
-	m := mount(t, source)
+	m := mount(t, source, "--no-keeper")
 	f, c := open(t, m.Path(names[0])), dial(t, m)
 	for b, err := range control.Batches(f, 0, math.MaxInt64, true) {
 		must(t, err)

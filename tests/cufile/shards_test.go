@@ -39,7 +39,7 @@ func llmcShard(t *testing.T, tokens int, seed byte) []byte {
 }
 
 // manyShardsView mounts tiny llm.c shards, and gives their one view and its bytes.
-func manyShardsView(t *testing.T) (hbmfs string, m *blackbox.Mount, view string, data []byte) {
+func manyShardsView(t *testing.T, flags ...string) (hbmfs string, m *blackbox.Mount, view string, data []byte) {
 	t.Helper()
 	blackbox.NeedRoot(t)
 	b := blackbox.Given(t)
@@ -52,7 +52,7 @@ func manyShardsView(t *testing.T) (hbmfs string, m *blackbox.Mount, view string,
 			t.Fatal(err)
 		}
 	}
-	m, err := b.Mount(t.Context(), dir, t.TempDir())
+	m, err := b.Mount(t.Context(), dir, t.TempDir(), flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func leases(t *testing.T, m *blackbox.Mount, bound int) (n int) {
 
 // A daemon that goes takes nothing from what is open, and is named where there is no more.
 func TestReadAfterTheDaemonWent(t *testing.T) {
-	_, m, view, data := manyShardsView(t)
+	_, m, view, data := manyShardsView(t, "--no-keeper")
 	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: 16})
 	if err != nil {
 		t.Fatal(err)
@@ -248,6 +248,58 @@ func TestReadAfterTheDaemonWent(t *testing.T) {
 		t.Errorf("read what is not open: %v, want one sentence about the daemon", err)
 	}
 	if err := errors.Join(f.Close(), r.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A daemon that is replaced takes nothing from readers: they ask the next one, for what is not open, too.
+func TestReadAfterAHandover(t *testing.T) {
+	_, m, view, data := manyShardsView(t)
+	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Open(t.Context(), view)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i := range 40 { // more than may be open
+		names = append(names, m.Path(fmt.Sprintf("fineweb_train_%06d.bin", i)))
+	}
+	many, errs := r.OpenMany(t.Context(), names)
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		readSpan(t, f, data, 0, f.Size())
+		text, err := os.ReadFile(m.Path(".hbmfs", "status"))
+		var is struct {
+			PID      int
+			Handover struct{ Holder string }
+		}
+		if err = errors.Join(err, json.Unmarshal(text, &is)); err != nil {
+			t.Fatal(err)
+		}
+		if is.Handover.Holder == "" {
+			t.Skip("nobody holds the mount")
+		}
+		if err := syscall.Kill(is.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		readSpan(t, f, data, 0, f.Size())
+		for i, one := range many {
+			v, err := one.Read(t.Context(), 1024, 20)
+			if err != nil {
+				t.Fatalf("file %d of a batch: %v", i, err)
+			}
+			v.Release()
+		}
+	}
+	for _, one := range many {
+		err = errors.Join(err, one.Close())
+	}
+	if err := errors.Join(err, f.Close(), r.Close()); err != nil {
 		t.Error(err)
 	}
 }

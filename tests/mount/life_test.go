@@ -32,7 +32,7 @@ func TestReadersSurviveTheDaemon(t *testing.T) {
 	source := suite.NewDir(t)
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 	writeFiles(t, source, map[string]string{"shard.bin": string(content), "other.bin": "other"})
-	m := mount(t, source)
+	m := mount(t, source, "--no-keeper")
 	passthrough := status(t, m).Passthrough
 	f, err := os.Open(m.Path("shard.bin"))
 	must(t, err)
@@ -67,7 +67,7 @@ func TestReadersSurviveTheDaemon(t *testing.T) {
 
 func TestUnmountOfADeadMount(t *testing.T) {
 	for _, lazy := range []bool{false, true} {
-		m := mount(t, golden(t, "nanogpt"))
+		m := mount(t, golden(t, "nanogpt"), "--no-keeper")
 		m.kill(t)
 		args := []string{"umount", m.point}
 		if lazy {

@@ -47,7 +47,7 @@ func top(t *testing.T, points ...string) (found []topMount) {
 
 // A daemon that is stopped, or gone, is shown as such, and the mount beside it as it is.
 func TestTopOfAStoppedDaemon(t *testing.T) {
-	well, stopped := mount(t, golden(t, "nanogpt")), mount(t, golden(t, "megatron-merge"))
+	well, stopped := mount(t, golden(t, "nanogpt")), mount(t, golden(t, "megatron-merge"), "--no-keeper")
 	must(t, blackbox.Stop(stopped.pid))
 	resume := func() error { return syscall.Kill(stopped.pid, syscall.SIGCONT) }
 	t.Cleanup(func() { _ = resume() }) // before the mounts are taken away; the test does it, too
@@ -261,7 +261,7 @@ func TestAlerts(t *testing.T) {
 
 // Status says what a mount shows, of any path in it, and ends with 3 where its daemon is gone.
 func TestStatus(t *testing.T) {
-	m := mount(t, golden(t, "nanogpt"))
+	m := mount(t, golden(t, "nanogpt"), "--no-keeper")
 	for _, path := range []string{m.point, m.Path("train.bin"), m.Path(".hbmfs")} {
 		r := run(t, "status", path)
 		for _, want := range []string{m.point + ": ok", "2 files", "tokens u16", "passthrough", m.source} {

@@ -72,7 +72,7 @@ func mount(t *testing.T, source, point string, flags ...string) *mounted {
 	}
 	m := &mounted{point: point, log: filepath.Join(suite.NewDir(t), "log")}
 	var err error
-	m.Mount, err = suite.Mount(t.Context(), source, point, append(flags, "--log-file", m.log)...)
+	m.Mount, err = suite.Mount(t.Context(), source, point, append(flags, "--no-keeper", "--log-file", m.log)...) // here daemons are killed for good
 	must(t, err)
 	m.pid, err = m.DaemonPID()
 	must(t, err)

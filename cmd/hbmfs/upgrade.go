@@ -1,0 +1,45 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/internal/upgrade"
+)
+
+func newUpgradeCommand() *cobra.Command {
+	var asJSON bool
+	q := upgrade.Request{Program: self(), Patience: mountPatience}
+	cmd := &cobra.Command{
+		Use:   "upgrade [MOUNTPOINT...]",
+		Short: "Have running mounts go on with this program",
+		Long: `Have each mount at a MOUNTPOINT go on with this program: its daemon ends, and another takes over what is open, mapped
+and under way. Readers wait for some milliseconds, and see no error.
+
+The new daemon reads the state of the mount before the old one ends. Where it cannot, the mount stays as it is, the
+message says why, and the exit code is 3. --check asks for that alone. A mount is handed over by its keeper, so it takes
+Linux 6.9, root, and a mount without --no-keeper: hbmfs status says who holds a mount.`,
+		Example: "  hbmfs upgrade --check --all\n  hbmfs upgrade /mnt/pile",
+		RunE: func(cmd *cobra.Command, points []string) error {
+			if q.All != (len(points) == 0) {
+				return usageError{errors.New("name mount points, or give --all")}
+			}
+			results, refused, err := q.Run(cmd.Context(), points)
+			if asJSON && err == nil {
+				err = writeJSON(cmd.OutOrStdout(), results)
+			} else if err == nil {
+				err = q.Write(cmd.OutOrStdout(), results)
+			}
+			if refused {
+				err = errors.Join(err, errProblems)
+			}
+			return err
+		},
+		ValidArgsFunction: completeMounts,
+	}
+	cmd.Flags().BoolVar(&q.All, "all", false, "all mounts of this machine")
+	cmd.Flags().BoolVar(&q.Check, "check", false, "change nothing: say whether it could be done")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return cmd
+}

@@ -1,0 +1,202 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/handover"
+)
+
+// handles are the open files, in memory that the next daemon takes over. Each open has a handle of its own, so that a RELEASE that comes
+// twice does nothing the second time, and an OPEN whose answer was lost gets the same handle again.
+type handles struct {
+	file *os.File
+	head *handlesHead
+	slot []handle
+	room *shares
+
+	mu      sync.Mutex // guards the fields below, and who changes a slot
+	free    []uint32   // slots that were used once
+	used    uint32     // slots from here on were never used
+	answers map[uint64]uint32
+}
+
+// handlesHead is the first page of the memory. Its layout, and that of handle, belong to handlesVersion.
+type handlesHead struct {
+	version     uint64
+	lastBacking atomic.Int64 // the last backing id that the kernel gave
+	lastObject  atomic.Int64 // the last number of a backing file that readers past FUSE heard of
+	lives       atomic.Int64 // daemons that took the mount over
+	standstill  atomic.Int64 // ns, at the last hand-over; 0 where it is not known
+	worst       atomic.Int64
+	crashes     atomic.Int64 // of lives
+}
+
+const handlesVersion = 1
+
+// handle is a slot of the table. state makes it valid, and is written last.
+type handle struct {
+	state   atomic.Uint32
+	life    uint32 // counts the uses of the slot
+	node    uint32
+	backing int32
+	request uint64 // the number of the OPEN
+	size    uint32 // of a text
+	uid     uint32 // who opened it
+}
+
+// States of a slot. A file that closes may have lost its backing id already.
+const (
+	handleFree uint32 = iota
+	handleCached
+	handlePassthrough
+	handleClosing
+	handleText
+)
+
+// handlesMax bounds the files that are open at once. Pages of the table that were never used take no memory.
+const (
+	handlesMax  = 4 << 20
+	handlesPage = 4096
+	handlesSize = handlesPage + handlesMax*int(unsafe.Sizeof(handle{}))
+)
+
+// newHandles makes an empty table. It lies in a file in memory also where nobody takes it over: that counts as the pages that are used,
+// however strict the kernel is with memory.
+func newHandles() (*handles, error) {
+	f, err := handover.NewMemory("handles")
+	if err != nil {
+		return nil, err
+	}
+	t := &handles{file: f, room: newShares(handlesMax/2, handlesMax/2, 0)}
+	if err = f.Truncate(int64(handlesSize)); err == nil {
+		err = t.mapped()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make the table of open files: %w", err), f.Close())
+	}
+	t.head.version = handlesVersion
+	return t, nil
+}
+
+// openHandles takes over the table of the daemon before.
+func openHandles(f *os.File) (*handles, error) {
+	info, err := f.Stat()
+	if err != nil || info.Size() != int64(handlesSize) {
+		return nil, errors.Join(fmt.Errorf("%w: the table of open files has another size", handover.ErrRefused), err)
+	}
+	t := &handles{file: f, room: newShares(handlesMax/2, handlesMax/2, 0), answers: map[uint64]uint32{}}
+	if err := t.mapped(); err != nil {
+		return nil, err
+	}
+	if t.head.version != handlesVersion {
+		return nil, fmt.Errorf("%w: the table of open files has version %d, not %d", handover.ErrRefused, t.head.version, handlesVersion)
+	}
+	return t, nil
+}
+
+func (t *handles) mapped() error {
+	p, err := unix.Mmap(int(t.file.Fd()), 0, handlesSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("map the table of open files: %w", err)
+	}
+	t.head = (*handlesHead)(unsafe.Pointer(&p[0]))
+	t.slot = unsafe.Slice((*handle)(unsafe.Pointer(&p[handlesPage])), handlesMax)
+	return nil
+}
+
+// recover goes through the slots that the daemon before has left.
+func (t *handles) recover(each func(h *handle)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	// A slot that was never used has no life. Slots are taken from the lowest on, so a long stretch of such ones is the end.
+	const stretch = 1024
+	for i, unused := uint32(0), 0; i < handlesMax && unused < stretch; i++ {
+		h := &t.slot[i]
+		if h.life == 0 {
+			unused++
+			continue
+		}
+		unused, t.used = 0, i+1
+		if h.state.Load() != handleFree {
+			each(h)
+		}
+		if h.state.Load() == handleFree {
+			t.free = append(t.free, i)
+			continue
+		}
+		t.answers[h.request] = i
+		t.room.book(h.uid, 1)
+	}
+}
+
+func nodeNumber(id uint64) uint32 { return uint32(number(id)) }
+
+// number is what the kernel calls an open file: the slot and its use.
+func (t *handles) number(i uint32) uint64 { return uint64(t.slot[i].life)<<32 | uint64(i) }
+
+// get returns the slot of an open file, nil where it is not open any more.
+func (t *handles) get(number uint64) *handle {
+	i := uint32(number)
+	if i >= handlesMax || t.slot[i].life != uint32(number>>32) || t.slot[i].state.Load() == handleFree {
+		return nil
+	}
+	return &t.slot[i]
+}
+
+// open books a file that a request opens, and returns its handle. ok is false where its user has no room left.
+func (t *handles) open(of *fuse.InHeader, state uint32, backing int32, size int) (number uint64, ok bool) {
+	if !t.room.reserve(of.Uid, 1) {
+		return 0, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := t.used
+	if n := len(t.free); n > 0 {
+		i, t.free = t.free[n-1], t.free[:n-1]
+	} else {
+		t.used++
+	}
+	h := &t.slot[i]
+	h.life = max(h.life+1, 1)
+	h.node, h.backing, h.size, h.uid = nodeNumber(of.NodeId), backing, uint32(size), of.Uid
+	_, h.request = handover.Resent(of.Unique)
+	h.state.Store(state)
+	return t.number(i), true
+}
+
+// answered returns what an OPEN was answered that the kernel sends again, nil where it was not.
+func (t *handles) answered(of *fuse.InHeader) (number uint64, h *handle) {
+	again, request := handover.Resent(of.Unique)
+	if !again {
+		return 0, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, ok := t.answers[request]
+	if !ok || t.slot[i].state.Load() == handleFree || t.slot[i].node != nodeNumber(of.NodeId) {
+		return 0, nil
+	}
+	return t.number(i), &t.slot[i]
+}
+
+// close frees a slot. It does nothing where that is done already.
+func (t *handles) close(number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.get(number)
+	if h == nil {
+		return
+	}
+	delete(t.answers, h.request)
+	t.room.book(h.uid, -1)
+	h.state.Store(handleFree)
+	t.free = append(t.free, uint32(number))
+}

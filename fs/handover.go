@@ -1,0 +1,408 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Names of the files that a holder keeps of a mount, beside the connection to the kernel.
+const (
+	keptHandles = "handles"
+	keptJournal = "journal"
+	keptControl = "control" // the listening socket
+)
+
+// Kinds of records in the journal.
+const (
+	recordGrown  uint32 = iota + 1 // a directory that is filled when it is looked into: node ids follow the order
+	recordTold                     // a view whose size the kernel was told
+	recordView                     // such a view itself
+	recordObject                   // the number of a backing file, which readers past FUSE hold
+)
+
+// told is what was told of a view: its size, -1 where it is absent, and what its bytes are made of.
+type told struct {
+	size int64
+	sum  uint64
+}
+
+// makeBooks makes what the next daemon takes over while this one lives.
+func (m *Mount) makeBooks() (err error) {
+	if m.handles, err = newHandles(); err != nil || m.opt.Life == nil {
+		return err
+	}
+	m.journal, err = handover.NewJournal()
+	m.keepBooks()
+	return err
+}
+
+// keepBooks has what this daemon gives out recorded.
+func (m *Mount) keepBooks() {
+	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
+	m.control.objects.record = func(id uint64, o *layout.Object) {
+		m.handles.head.lastObject.Store(int64(id))
+		if _, evictable := o.Origin.(pinner); evictable { // another segment has another number
+			return
+		}
+		if err := m.journal.Append(recordObject, append(binary.LittleEndian.AppendUint64(nil, id), o.Name...)); err != nil {
+			m.log.Error("readers past FUSE will have to open their files again after this daemon", "error", err)
+		}
+	}
+}
+
+// recordGrown records numbers before the kernel hears of them.
+func (m *Mount) recordGrown(g grown) error {
+	if m.journal == nil {
+		return nil
+	}
+	b := binary.LittleEndian.AppendUint64(nil, uint64(g.dir))
+	b = binary.LittleEndian.AppendUint64(b, uint64(g.first))
+	b = binary.LittleEndian.AppendUint64(b, uint64(g.count))
+	return m.journal.Append(recordGrown, binary.LittleEndian.AppendUint64(b, g.sum))
+}
+
+// recordTold records a view before the kernel hears of it. A view that is not what an earlier daemon told of it is [cache.ErrChanged].
+func (m *Mount) recordTold(n *node, f *layout.File) error {
+	if m.journal == nil {
+		return nil
+	}
+	ino := n.ino
+	now := told{size: -1}
+	if f != nil {
+		now = told{f.Size(), bodySum(&f.Body)}
+	}
+	switch before, ok := m.told[ino]; {
+	case ok && before != now:
+		return fmt.Errorf("the view is not what it was before the daemon was replaced: %w", cache.ErrChanged)
+	case ok:
+		return nil
+	}
+	b := binary.LittleEndian.AppendUint64(nil, ino)
+	b = binary.LittleEndian.AppendUint64(b, uint64(now.size))
+	if err := m.journal.Append(recordTold, binary.LittleEndian.AppendUint64(b, now.sum)); err != nil {
+		return err
+	}
+	return m.recordView(n, f)
+}
+
+// replay takes a record of the daemons before.
+func (m *Mount) replay(kind uint32, record []byte) error {
+	n := len(record) / 8
+	at := func(i int) uint64 { return binary.LittleEndian.Uint64(record[8*i:]) }
+	switch {
+	case kind == recordGrown && n == 4:
+		m.tree.reserve(grown{int(at(0)), int(at(1)), int(at(2)), at(3)})
+	case kind == recordTold && n == 3:
+		m.told[at(0)] = told{int64(at(1)), at(2)}
+	case kind == recordView:
+		m.adoptView(record)
+	case kind == recordObject && n >= 1:
+		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
+	default:
+		return fmt.Errorf("%w: its journal has a record of an unknown kind", handover.ErrRefused)
+	}
+	return nil
+}
+
+// mountState is what never changes of a mount while it lives.
+type mountState struct {
+	mount *Mount
+
+	Init    []byte // the kernel's INIT request, without flags that were not agreed on
+	Reply   []byte // and what it was answered
+	Depth   int
+	Started time.Time
+	Epoch   control.Epoch
+	Nodes   int // of the source, and
+	Sum     uint64
+	Notes   []string
+}
+
+var _ handover.State = (*mountState)(nil)
+
+// Section implements [handover.State].
+func (*mountState) Section() (string, uint32) { return "fs", 1 }
+
+// Save implements [handover.State].
+func (s *mountState) Save() ([]byte, error) { return json.Marshal(s) }
+
+// Adopt implements [handover.State]. It refuses where this program would answer INIT in another way, or number nodes in another way.
+func (s *mountState) Adopt(section []byte) error {
+	if err := json.Unmarshal(section, s); err != nil {
+		return err
+	}
+	m := s.mount
+	m.started, m.depth, m.control.epoch, m.opt.Notes = s.Started, s.Depth, s.Epoch, s.Notes
+	m.prepare()
+	if reply, err := m.answerInit(s.Init); err != nil || !bytes.Equal(reply, s.Reply) {
+		return errors.Join(errors.New("this program would agree on something else with the kernel"), err)
+	}
+	if len(m.tree.nodes) != s.Nodes || sumOf(m.tree.nodes) != s.Sum {
+		return errors.New("this program would number the files of the mount in another way")
+	}
+	return nil
+}
+
+// answerInit returns what go-fuse answers an INIT request of the kernel.
+func (m *Mount) answerInit(init []byte) ([]byte, error) {
+	out := make([]byte, unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.InitOut{}))
+	n, status := fuse.NewProtocolServer(m, m.mountOptions()).HandleRequest([][]byte{init}, [][]byte{out})
+	if !status.Ok() {
+		return nil, fmt.Errorf("answer INIT: %v", status)
+	}
+	return out[:n], nil
+}
+
+// agreed returns the kernel's INIT request without the flags that were not agreed on, so that a newer program cannot take one for agreed.
+func (m *Mount) agreed() (init, reply []byte, err error) {
+	in := *m.server.KernelSettings()
+	raw := func() []byte { return bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&in)), unsafe.Sizeof(in))) }
+	if reply, err = m.answerInit(raw()); err != nil {
+		return nil, nil, err
+	}
+	const inReply = unsafe.Sizeof(fuse.OutHeader{})
+	var out fuse.InitOut
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&out)), unsafe.Sizeof(out)), reply[inReply:])
+	in.Flags, in.Flags2 = out.Flags|in.Flags&fuse.CAP_INIT_EXT, out.Flags2
+	init = raw()
+	reply, err = m.answerInit(init)
+	return init, reply, err
+}
+
+// ErrNoResend says why a mount ends with its daemon.
+var ErrNoResend = errors.New("the kernel cannot send requests again: that came with Linux 6.9")
+
+// Hold has the holder keep the mount from now on. It is called once Ready is closed. states are what the caller leaves to the next
+// daemon. Where nobody can hold the mount, it goes on as ever, and the status says why. end is called once the mount is over.
+func (m *Mount) Hold(ctx context.Context, states ...handover.State) (end func()) {
+	life := m.opt.Life
+	if life == nil {
+		return func() {}
+	}
+	var err error
+	if !life.Adopts() {
+		var s handover.State
+		s, err = m.leave()
+		states = append(states, s)
+	}
+	if err == nil {
+		err = life.Begin(ctx, m.log, states...)
+	}
+	if err != nil {
+		life.Unheld(err)
+		m.log.Warn("the mount ends with this daemon", "reason", err)
+	}
+	return life.End
+}
+
+// leave gives the holder what changes while the mount lives, and returns what does not.
+func (m *Mount) leave() (handover.State, error) {
+	if m.server.KernelSettings().Flags64()&fuse.CAP_HAS_RESEND == 0 {
+		return nil, ErrNoResend
+	}
+	init, reply, err := m.agreed()
+	if err != nil {
+		return nil, err
+	}
+	m.tree.mu.RLock()
+	base := m.tree.nodes[:m.tree.base]
+	m.tree.mu.RUnlock()
+	s := &mountState{
+		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Epoch: m.control.epoch, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
+	}
+	device, err := connectionFile()
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(m.opt.Life.Keep(handover.Device, device), m.opt.Life.Keep(keptHandles, m.handles.file), m.opt.Life.Keep(keptJournal, m.journal.File()), device.Close())
+	if l := m.control.listener; l != nil && err == nil {
+		err = m.opt.Life.Keep(keptControl, l)
+	}
+	return s, err
+}
+
+// connectionFile opens this process's connection to the kernel again, which go-fuse does not tell.
+func connectionFile() (*os.File, error) {
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	for _, name := range fds {
+		if to, _ := os.Readlink(name); to != "/dev/fuse" { // some are closed by now
+			continue
+		}
+		fd, err := strconv.Atoi(filepath.Base(name))
+		if err != nil {
+			return nil, err
+		}
+		if fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			return nil, err
+		}
+		return os.NewFile(uintptr(fd), "/dev/fuse"), nil
+	}
+	return nil, errors.Join(errors.New("the connection to the kernel is not found"), err)
+}
+
+// takeOver goes on with the mount of the daemon before, once that is gone.
+func (m *Mount) takeOver() error {
+	life := m.opt.Life
+	s := &mountState{mount: m}
+	if err := life.Load(s); err != nil {
+		return err
+	}
+	device, books, journal := life.Took(handover.Device), life.Took(keptHandles), life.Took(keptJournal)
+	if device == nil || books == nil || journal == nil {
+		return fmt.Errorf("%w: the holder has not all of its files", handover.ErrRefused)
+	}
+	var err error
+	if m.handles, err = openHandles(books); err != nil {
+		return err
+	}
+	defer func() { _ = device.Close() }() // go-fuse has its own
+	death, err := life.Prepared()
+	if err != nil {
+		return err
+	}
+	m.told = map[uint64]told{}
+	if m.journal, err = handover.OpenJournal(journal, m.replay); err != nil {
+		return err
+	}
+	if m.server, err = m.adoptServer(device, s.Init); err != nil {
+		return fmt.Errorf("go on with the mount at %s: %w", m.point, err)
+	}
+	m.backing.server = m.server
+	touchBuffers(m.server)
+	m.judgePassthrough()
+	m.adoptHandles()
+	m.control.bound.Store(life.Has(keptControl))
+	if err := resend(device); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: it was unmounted, as Serve will see
+		return fmt.Errorf("ask the kernel for what was not answered: %w", err)
+	}
+	life.Goes()
+	head := m.handles.head
+	head.lives.Add(1)
+	if death.How == "crash" {
+		head.crashes.Add(1)
+	}
+	still := int64(death.Since())
+	head.standstill.Store(still)
+	head.worst.Store(max(head.worst.Load(), still))
+	m.log.Info("the mount goes on", "after", death.How, "standstill", time.Duration(still), "daemons", head.lives.Load()+1)
+	return nil
+}
+
+// adoptServer has go-fuse answer on a connection whose INIT was answered. go-fuse reads INIT when it is made, and nothing else
+// before Serve. So it gets the saved INIT from a socket, which then becomes the connection: go-fuse knows its number alone.
+func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make a socket for INIT: %w", err)
+	}
+	defer func() { _ = unix.Close(ends[0]) }() // the answer is known
+	if _, err := unix.Write(ends[0], init); err != nil {
+		return nil, fmt.Errorf("say INIT again: %w", err)
+	}
+	server, err := fuse.NewServer(m, fmt.Sprintf("/dev/fd/%d", ends[1]), m.mountOptions())
+	if err != nil {
+		return nil, err
+	}
+	return server, os.NewSyscallError("dup3", unix.Dup3(int(device.Fd()), ends[1], unix.O_CLOEXEC))
+}
+
+// touchBuffers has go-fuse's buffers be there before the kernel writes a request to them. A thread that is killed takes a request that
+// comes at that moment, and cannot have a page any more: then the kernel would end the request with EIO. The pool is not exported, and
+// TestBuffersAreTouched sees that it is found.
+func touchBuffers(server *fuse.Server) (found bool) {
+	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
+	if !field.IsValid() || field.Type() != reflect.TypeFor[sync.Pool]() {
+		return false
+	}
+	pool := (*sync.Pool)(unsafe.Pointer(field.UnsafeAddr()))
+	untouched := pool.New
+	pool.New = func() any {
+		b := untouched()
+		if p, ok := b.([]byte); ok {
+			const requestMax = 64 << 10 // nothing is written here
+			for i := 0; i < min(len(p), requestMax); i += os.Getpagesize() {
+				p[i] = 0
+			}
+		}
+		return b
+	}
+	return true
+}
+
+// adoptHandles takes over what is open.
+func (m *Mount) adoptHandles() {
+	m.closeLost()
+	m.control.objects.adopt(uint64(m.handles.head.lastObject.Load()), nil)
+	m.keepBooks()
+	m.handles.recover(func(h *handle) {
+		switch h.state.Load() {
+		case handleClosing:
+			_ = m.server.UnregisterBackingFd(h.backing) // the daemon before may have done it
+			h.state.Store(handleFree)
+		case handlePassthrough:
+			m.backing.adopt(int(h.node), h.backing)
+			m.counters.passthroughOpens.Add(1)
+		case handleCached:
+			m.backing.adopt(int(h.node), noBacking)
+			m.counters.cachedOpens.Add(1)
+		}
+	})
+}
+
+// closeLost gives back the backing id that the daemon before got and did not book. The kernel counts them, and one is got at a time. So
+// what lies between the last that was booked and the next is lost.
+func (m *Mount) closeLost() {
+	f, err := handover.NewMemory("probe")
+	if err != nil || m.backing.why() != "" {
+		return
+	}
+	defer func() { _ = f.Close() }() // it is empty
+	next, errno := m.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(f.Fd())})
+	if errno != 0 {
+		return
+	}
+	const most = 1 << 10 // more are no gap: the kernel has begun again
+	last := int32(m.handles.head.lastBacking.Load())
+	for id := last + 1; id < next && next-last < most; id++ {
+		_ = m.server.UnregisterBackingFd(id) // most were never given
+	}
+	_ = m.server.UnregisterBackingFd(next) // it was only asked for
+	m.handles.head.lastBacking.Store(int64(next))
+}
+
+// resend asks the kernel for the requests that were read and not answered (FUSE_NOTIFY_RESEND).
+func resend(device *os.File) error {
+	note := fuse.OutHeader{Length: uint32(unsafe.Sizeof(fuse.OutHeader{})), Status: -fuse.NOTIFY_RESEND}
+	_, err := unix.Write(int(device.Fd()), unsafe.Slice((*byte)(unsafe.Pointer(&note)), unsafe.Sizeof(note)))
+	return err
+}
+
+// handoverStatus says who holds the mount.
+func (m *Mount) handoverStatus() status.Handover {
+	kind, pid, why := m.opt.Life.Holder()
+	h := m.handles.head
+	return status.Handover{
+		Holder: kind, PID: pid, Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(),
+		LastStandstill: time.Duration(h.standstill.Load()).Seconds(), WorstStandstill: time.Duration(h.worst.Load()).Seconds(),
+	}
+}

@@ -1,0 +1,49 @@
+// Package handover keeps a mount alive when its daemon goes: somebody outside, the holder, has the descriptor of /dev/fuse and
+// a small state. While a descriptor of the connection is open anywhere, readers wait and get no error. The next daemon takes
+// both, asks the kernel to send again what was not answered (FUSE_NOTIFY_RESEND, Linux 6.9), and goes on. Upgrade, crash and
+// the out-of-memory killer are one case: the old process is gone, and has said nothing.
+//
+// # Holders
+//
+//   - the keeper: a process that the daemon starts ([Keep] is its work). It starts the next daemon, and swaps daemons on request;
+//   - systemd's descriptor store (FileDescriptorStoreMax= of the unit), where it started the daemon;
+//   - any other program that starts daemons. It uses [Serve], which is the keeper's loop, or speaks the protocol below.
+//
+// A daemon sees them all as a [Life].
+//
+// # The protocol
+//
+// Holder and daemon share a SOCK_SEQPACKET socket, whose number the holder puts into the environment ([Env]). A message is
+// lines of NAME=VALUE, those of sd_notify(3) where it has a word for it, and at most one descriptor.
+//
+//	daemon → holder
+//	FDSTORE=1 FDNAME=x     (descriptor) keep it; an older one of that name goes
+//	FDSTOREREMOVE=1 FDNAME=x
+//	START=argv             (descriptor: the program) how the next daemon is started; a JSON array of words in base64
+//	PREPARED=1             it has read the state, can adopt it, and waits
+//	FAILED=text            it cannot
+//	READY=1                it answers the kernel
+//	STOPPING=1             the mount is over: no other daemon is wanted
+//	holder → daemon
+//	FDNAME=x               (descriptor) from the store, one message each
+//	HELD=1                 these were all
+//	ADOPT=crash|upgrade DIED=n   nobody else serves; n is CLOCK_MONOTONIC at the end of the daemon before, in ns
+//
+// systemd gives descriptors at the start (LISTEN_FDS), and the next daemon adopts at once.
+//
+// # The state
+//
+// What never changes while the mount lives is a snapshot: a sealed memfd of sections, with a version and a checksum. Each part of a
+// daemon declares its section by a [State]. A section, or a format, of an unknown version is refused before anything was changed. What
+// changes is memory that all lives share: a [Journal] of records, and tables that parts map. A holder never reads any of them.
+//
+// # Pitfalls
+//
+// A process may be killed between any two instructions. So a record is written before its consequence can be seen, what is
+// done twice does no harm, and memory that is shared has one word that makes an entry valid, written last. The kernel sends
+// requests again with the top bit of their number set ([Resent]), and the same number otherwise: that is how an open whose answer
+// was lost is told from a second one.
+//
+// A holder that gets no daemon to start, three times or for 30 s, aborts the connection: readers get errors, and never hang. So it does
+// where a hundred daemons in a row crash within a second.
+package handover

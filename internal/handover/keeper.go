@@ -1,0 +1,430 @@
+package handover
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Comm is the name of a keeper's process in /proc, which tells it from the daemon that has the same connection to the kernel.
+const Comm = "hbmfs-keeper"
+
+// How long, and how often, a holder tries to get a daemon before it aborts the connection.
+const (
+	graceTime = 30 * time.Second
+	triesMax  = 3
+
+	shortLife     = time.Second
+	shortLivesMax = 100
+)
+
+// Keep is the work of a keeper: it returns its exit code when the mount is over, or was given up. Descriptor 3 is the socket to the
+// daemon, whose process number is the argument after [KeeperArgument].
+func Keep(args []string) (code int) {
+	if err := keep(args); err != nil {
+		fmt.Fprintf(os.Stderr, "hbmfs: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func keep(args []string) error {
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(10)
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE) // the daemon ends the mount, and says so
+	_ = os.WriteFile("/proc/self/comm", []byte(Comm), 0)                            // else two processes look like the daemon
+	if len(args) != 1 {
+		return errors.New("daemons start a keeper; it is not for people")
+	}
+	pid, err := strconv.Atoi(args[0])
+	if err != nil {
+		return fmt.Errorf("keep a mount: %w", err)
+	}
+	const fromDaemon = 3
+	unix.CloseOnExec(fromDaemon)
+	k := &keeper{store: map[string]int{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
+	if k.now, err = k.find(pid, fromDaemon); err != nil {
+		return err
+	}
+	return k.run()
+}
+
+// leaner gives back the pages of files, this program's above all, that only its start needed: they are most of what a keeper
+// takes, and come back where they are used. It leaves a mapping alone that has a page of its own, as relocation makes them.
+func leaner() {
+	debug.FreeOSMemory()
+	maps, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return // it takes more memory
+	}
+	defer func() { _ = maps.Close() }() // opened for reading: nothing is lost
+	var begin, end uint64
+	for lines := bufio.NewScanner(maps); lines.Scan(); {
+		f := strings.Fields(lines.Text()) // proc_pid_smaps(5): from-to, rights, offset, device, inode, path; then its figures
+		from, to, isRange := strings.Cut(f[0], "-")
+		switch {
+		case isRange:
+			if begin, end = 0, 0; len(f) > 5 && !strings.Contains(f[1], "w") && strings.HasPrefix(f[5], "/") {
+				begin, _ = strconv.ParseUint(from, 16, 64) // the kernel writes hexadecimal numbers
+				end, _ = strconv.ParseUint(to, 16, 64)
+			}
+		case f[0] == "Anonymous:" && f[1] == "0" && begin < end:
+			_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(begin), uintptr(end-begin), unix.MADV_DONTNEED) // advice
+		}
+	}
+}
+
+// keeper holds the descriptors of one mount. One thread does all its work.
+type keeper struct {
+	kind     string
+	store    map[string]int
+	log      io.Writer
+	listener int // for [Upgrade], -1 for none
+
+	argv    []string
+	program int // descriptor of the daemon's program, 0 for none
+
+	now  *daemon // serves, or has died
+	next *daemon // is to serve; nil for none
+
+	died  int64 // when the daemon before went, CLOCK_MONOTONIC; 0 while one serves
+	how   string
+	tries int
+	short int // crashes in a row after less than shortLife
+	ended bool
+	fat   bool // something was done since leaner
+}
+
+// daemon is a process that serves the mount, or will.
+type daemon struct {
+	pid, pidfd int // pidfd is -1 once the process is dead
+	socket     int // -1 once the process has closed it
+	child      *exec.Cmd
+	program    int // descriptor, of one that a request has started; else 0
+	prepared   bool
+	asked      int // the connection of the request, -1 for none
+	check      bool
+	began      time.Time
+}
+
+func (k *keeper) say(format string, args ...any) {
+	fmt.Fprintf(k.log, "time=%s level=WARN msg=%q\n", time.Now().Format("2006-01-02T15:04:05.000Z07:00"), fmt.Sprintf("keeper: "+format, args...))
+}
+
+// find makes a daemon of a process that runs already.
+func (k *keeper) find(pid, socket int) (*daemon, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("keep the mount of process %d: %w", pid, err)
+	}
+	return &daemon{pid: pid, pidfd: pidfd, socket: socket, asked: -1, began: time.Now()}, nil
+}
+
+// run works until the mount is over.
+func (k *keeper) run() error {
+	for !k.ended {
+		k.poll()
+		if err := k.decide(); err != nil {
+			return err
+		}
+	}
+	for name := range k.store {
+		k.forget(name)
+	}
+	return nil // daemons see the end of their sockets
+}
+
+// poll waits for something to happen, and handles it.
+func (k *keeper) poll() {
+	var fds []unix.PollFd
+	var then []func()
+	watch := func(fd int, do func()) {
+		if fd >= 0 {
+			fds, then = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(then, do)
+		}
+	}
+	for _, d := range []*daemon{k.now, k.next} {
+		if d != nil {
+			watch(d.socket, func() { k.hear(d) })
+			watch(d.pidfd, func() { k.bury(d) })
+		}
+	}
+	watch(k.listener, k.request)
+	timeout := -1
+	if k.died != 0 {
+		timeout = int(max(0, graceTime-time.Duration(now()-k.died))/time.Millisecond) + 1
+	}
+	const soon = 500
+	if (k.next != nil || k.fat) && (timeout < 0 || timeout > soon) {
+		timeout = soon
+	}
+	n, err := unix.Poll(fds, timeout)
+	if n == 0 && k.fat && k.next == nil {
+		leaner()
+		k.fat = false
+	}
+	if n <= 0 || err != nil { // an interruption is a turn more
+		return
+	}
+	k.fat = true
+	for i := range fds {
+		if fds[i].Revents != 0 {
+			then[i]()
+		}
+	}
+}
+
+// hear handles a message of a daemon.
+func (k *keeper) hear(d *daemon) {
+	if d.socket < 0 {
+		return
+	}
+	m, err := receive(d.socket)
+	if err != nil {
+		_ = unix.Close(d.socket) // its process ends, or has ended
+		d.socket = -1
+		return
+	}
+	name := m.fields["FDNAME"]
+	switch {
+	case m.fields["FDSTORE"] != "" && m.fd >= 0:
+		k.forget(name)
+		k.store[name], m.fd = m.fd, -1
+	case m.fields["FDSTOREREMOVE"] != "":
+		k.forget(name)
+	case m.fields["START"] != "" && m.fd >= 0:
+		k.learn(&m)
+	case m.fields["PREPARED"] != "":
+		d.prepared = true
+	case m.fields["FAILED"] != "":
+		k.answer(d, "REFUSED="+m.fields["FAILED"])
+		if k.died != 0 {
+			k.say("a daemon could not go on: %s", m.fields["FAILED"])
+		}
+	case m.fields["READY"] != "" && d == k.next:
+		k.serves(d)
+	case m.fields["STOPPING"] != "":
+		k.ended = true
+	}
+	m.close()
+}
+
+// learn is told how the daemon is started.
+func (k *keeper) learn(m *message) {
+	var argv [][]byte
+	high, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 100) // a number that no child's own descriptors take
+	if err != nil || json.Unmarshal([]byte(m.fields["START"]), &argv) != nil {
+		return
+	}
+	if k.program > 0 {
+		_ = unix.Close(k.program) // of the daemon before
+	}
+	k.argv, k.program = nil, high
+	for _, word := range argv {
+		k.argv = append(k.argv, string(word))
+	}
+}
+
+func (k *keeper) forget(name string) {
+	if fd, ok := k.store[name]; ok {
+		_ = unix.Close(fd) // the daemon has its own
+		delete(k.store, name)
+	}
+}
+
+// serves makes the next daemon the one that serves.
+func (k *keeper) serves(d *daemon) {
+	if k.now.socket >= 0 {
+		_ = unix.Close(k.now.socket) // of a process that is dead
+	}
+	k.answer(d, "OK="+strconv.Itoa(d.pid))
+	if d.program > 0 {
+		_ = unix.Close(d.program) // START has brought another
+	}
+	k.now, k.next, k.died, k.tries = d, nil, 0, 0
+}
+
+// bury handles the end of a daemon's process.
+func (k *keeper) bury(d *daemon) {
+	_ = unix.Close(d.pidfd) // of a process that is dead
+	d.pidfd = -1
+	if d.child != nil {
+		_ = d.child.Wait() // how it ended is in its log
+	}
+	for d.socket >= 0 { // its last words
+		k.hear(d)
+	}
+	if d == k.now && k.died == 0 {
+		k.died = now()
+		if k.how = "crash"; k.next != nil {
+			k.how = "upgrade"
+		}
+		if k.short++; time.Since(d.began) > shortLife {
+			k.short = 0
+		}
+	}
+}
+
+// decide does what follows from what has happened.
+func (k *keeper) decide() error {
+	if k.ended {
+		return nil
+	}
+	if k.died != 0 && !k.connected() { // unmounted, or aborted by somebody
+		k.ended = true
+		return nil
+	}
+	if k.next != nil && k.next.pidfd < 0 { // died before it served
+		k.answer(k.next, "REFUSED=it died while it took the state over: see its log")
+		k.drop(k.next)
+		k.next = nil
+	}
+	switch d := k.next; {
+	case d != nil && k.died == 0 && time.Since(d.began) > graceTime:
+		k.answer(d, fmt.Sprintf("REFUSED=it has not read the state within %v", graceTime))
+		k.drop(d)
+		k.next = nil
+	case d != nil && d.prepared && d.check:
+		k.answer(d, "OK=0")
+		k.drop(d)
+		k.next = nil
+	case d != nil && d.prepared && k.died == 0:
+		k.end(k.now)
+		fallthrough
+	case d != nil && d.prepared:
+		d.prepared = false
+		if err := send(d.socket, say("ADOPT="+k.how, "DIED="+strconv.FormatInt(k.died, 10))); err != nil {
+			k.say("the next daemon cannot be reached: %v", err)
+		}
+	case k.died != 0 && time.Duration(now()-k.died) > graceTime, k.died != 0 && d == nil && (k.tries == triesMax || k.short > shortLivesMax):
+		return k.abort()
+	case k.died != 0 && d == nil:
+		k.tries++
+		var err error
+		if k.next, err = k.start(k.program); err != nil {
+			k.say("cannot start a daemon: %v", err)
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// dieTime is how long the end of a daemon is waited for. One that waits in the kernel, for a dead network filesystem for one, does
+// nothing more before it ends.
+const dieTime = 2 * time.Second
+
+// end ends the daemon that serves.
+func (k *keeper) end(d *daemon) {
+	if d.pidfd < 0 {
+		return
+	}
+	k.how, k.died, k.short = "upgrade", now(), 0
+	_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
+	poll := []unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}}
+	for end := time.Now().Add(dieTime); time.Now().Before(end); {
+		if n, _ := unix.Poll(poll, int(time.Until(end)/time.Millisecond)+1); n > 0 {
+			k.bury(d)
+			return
+		}
+	}
+}
+
+// connected tells whether there is still a filesystem behind the connection.
+func (k *keeper) connected() bool {
+	fd, ok := k.store[Device]
+	if !ok {
+		return false
+	}
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	_, err := unix.Poll(poll, 0)
+	return err != nil || poll[0].Revents&unix.POLLERR == 0
+}
+
+// start starts a daemon that takes the mount over.
+func (k *keeper) start(program int) (*daemon, error) {
+	if program <= 0 || len(k.argv) == 0 {
+		return nil, errors.New("the daemon has not said how it is started")
+	}
+	ours, theirs, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	end := os.NewFile(uintptr(theirs), "holder")
+	defer func() { _ = end.Close() }() // the daemon has its own
+	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program), k.argv[1:]...)
+	cmd.Args[0] = k.argv[0]
+	cmd.ExtraFiles = []*os.File{end}
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), Env+"=3 "+k.kind)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	var d *daemon
+	if err == nil {
+		d, err = k.find(cmd.Process.Pid, ours)
+	}
+	if err != nil {
+		_ = unix.Close(ours) // nobody is at the other end
+		return nil, err
+	}
+	d.child = cmd
+	for name, fd := range k.store {
+		err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
+	}
+	if err = errors.Join(err, send(ours, say("HELD=1"))); err != nil {
+		k.say("the next daemon cannot be told: %v", err)
+	}
+	return d, nil
+}
+
+// drop ends a daemon that shall not serve.
+func (k *keeper) drop(d *daemon) {
+	if d == nil {
+		return
+	}
+	if d.pidfd >= 0 {
+		_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
+		_ = d.child.Wait()
+		_ = unix.Close(d.pidfd)
+	}
+	for _, fd := range []int{d.socket, d.asked} {
+		if fd >= 0 {
+			_ = unix.Close(fd) // nobody is at the other end, or it has its answer
+		}
+	}
+	if d.program > 0 {
+		_ = unix.Close(d.program) // opened for this daemon
+	}
+}
+
+// abort ends the connection, so that nobody waits for ever.
+func (k *keeper) abort() error {
+	k.drop(k.next)
+	if fd, ok := k.store[Device]; ok {
+		if number := connectionNumber(fd); number != "" {
+			_ = os.WriteFile("/sys/fs/fuse/connections/"+number+"/abort", []byte("1"), 0) // else the end of this process does it
+		}
+	}
+	return fmt.Errorf("the mount is given up: no daemon went on with it, in %d attempts and %v", k.tries, time.Duration(now()-k.died).Round(time.Millisecond))
+}
+
+// connectionNumber asks the kernel for the number of a connection, "" where it does not tell.
+func connectionNumber(fd int) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd)) // where it cannot be read, it tells nothing
+	_, after, _ := strings.Cut(string(text), "fuse_connection:")
+	line, _, _ := strings.Cut(after, "\n")
+	return strings.TrimSpace(line)
+}

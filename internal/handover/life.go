@@ -1,0 +1,474 @@
+package handover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kinds of holders, as the status names them.
+const (
+	ByKeeper  = "keeper"
+	BySystemd = "systemd"
+	ByHost    = "host" // another program that started the daemon
+)
+
+// Snapshot is the name under which the holder keeps the states.
+const Snapshot = "state"
+
+// Death is the end of the daemon before.
+type Death struct {
+	How string // "crash" or "upgrade"
+	At  int64  // CLOCK_MONOTONIC, ns; 0 where it is not known
+}
+
+// Since returns the time since the death, 0 where it is not known.
+func (d Death) Since() time.Duration {
+	if d.At == 0 {
+		return 0
+	}
+	return time.Duration(now() - d.At)
+}
+
+// Life is one daemon's part in the life of a mount. Its methods are safe for concurrent use, and nil is a daemon that nobody holds.
+type Life struct {
+	kind string
+	log  *slog.Logger
+
+	adopts   bool               // there was a life before
+	sections map[string]section // its snapshot
+
+	mu     sync.Mutex     // guards the fields below
+	socket int            // to the holder, -1 for none
+	notify string         // systemd's socket
+	kept   map[string]int // descriptors of this process
+	pid    int            // of the keeper, 0 where it is not this daemon's child
+	why    string         // nobody holds
+	over   bool
+	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
+}
+
+// KeeperArgument makes this program a keeper: [Keep].
+const KeeperArgument = "keeper"
+
+// Inherited returns the life of a daemon that a holder has started, nil where none has.
+func Inherited() (*Life, error) {
+	if text := os.Getenv(Env); text != "" {
+		number, _, _ := strings.Cut(text, " ")
+		socket, err := strconv.Atoi(number)
+		if err != nil {
+			return nil, fmt.Errorf("%s=%q is not the number of a socket", Env, text)
+		}
+		unix.CloseOnExec(socket)
+		_, kind, _ := strings.Cut(text, " ")
+		l := &Life{kind: kind, socket: socket, kept: map[string]int{}}
+		return l, errors.Join(os.Unsetenv(Env), os.Unsetenv("NOTIFY_SOCKET"), l.takeHeld()) // the holder is told, not another's systemd
+	}
+	if most, err := strconv.Atoi(os.Getenv("FDSTORE")); err == nil && most > 0 && os.Getenv("NOTIFY_SOCKET") != "" {
+		l := &Life{kind: BySystemd, socket: -1, notify: os.Getenv("NOTIFY_SOCKET"), kept: map[string]int{}}
+		return l, l.takeListened()
+	}
+	return nil, nil //nolint:nilnil // a nil Life is a daemon that nobody holds
+}
+
+// New is the life of a daemon that holds itself: [Life.Begin] starts a keeper.
+func New() *Life { return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}} }
+
+// takeHeld takes what the holder has.
+func (l *Life) takeHeld() error {
+	for {
+		m, err := receive(l.socket)
+		switch {
+		case err != nil:
+			return fmt.Errorf("hear the holder of the mount: %w", err)
+		case m.fields["HELD"] != "":
+			return l.readSnapshot()
+		case m.fd < 0:
+			return errors.New("hear the holder of the mount: it sent no descriptor")
+		}
+		l.kept[m.fields["FDNAME"]] = m.fd
+	}
+}
+
+// listenFirst is the first descriptor that systemd gives (SD_LISTEN_FDS_START).
+const listenFirst = 3
+
+// takeListened takes what systemd has in its store: sd_listen_fds_with_names(3).
+func (l *Life) takeListened() error {
+	defer func() {
+		_ = errors.Join(os.Unsetenv("LISTEN_PID"), os.Unsetenv("LISTEN_FDS"), os.Unsetenv("LISTEN_FDNAMES"))
+	}() // not for children
+	count, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+	if err != nil || count <= 0 || os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		return nil //nolint:nilerr // there is nothing: the first life
+	}
+	names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
+	for i := range count {
+		unix.CloseOnExec(listenFirst + i)
+		name := "unknown"
+		if i < len(names) {
+			name = names[i]
+		}
+		l.kept[name] = listenFirst + i
+	}
+	return l.readSnapshot()
+}
+
+// readSnapshot reads the states of the life before.
+func (l *Life) readSnapshot() error {
+	if l.adopts = len(l.kept) > 0; !l.adopts {
+		return nil
+	}
+	f := l.Took(Snapshot)
+	if f == nil {
+		return fmt.Errorf("%w: the holder has none", ErrRefused)
+	}
+	defer func() { _ = f.Close() }() // opened for reading: nothing is lost
+	b, err := read(f)
+	if err == nil {
+		l.sections, err = decode(b)
+	}
+	return err
+}
+
+// Adopts tells whether there was a life before, which this one goes on with.
+func (l *Life) Adopts() bool { return l != nil && l.adopts }
+
+// Load gives a state what the life before has saved.
+func (l *Life) Load(s State) error { return adopt(l.sections, s) }
+
+// Has tells whether the life before has left a file.
+func (l *Life) Has(name string) bool {
+	_, ok := l.kept[name]
+	return ok
+}
+
+// Took opens a file of the life before, nil where it left none of this name. The caller closes it.
+func (l *Life) Took(name string) *os.File {
+	fd, ok := l.kept[name]
+	if !ok {
+		return nil
+	}
+	fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), name)
+}
+
+// Prepared says that the state can be adopted, and waits until nobody else serves.
+func (l *Life) Prepared() (Death, error) {
+	if l.notify != "" {
+		return Death{How: "crash"}, nil
+	}
+	if err := send(l.socket, say("PREPARED=1")); err != nil {
+		return Death{}, err
+	}
+	m, err := receive(l.socket)
+	if err != nil {
+		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
+	}
+	m.close()
+	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
+	return Death{How: m.fields["ADOPT"], At: at}, err
+}
+
+// Goes says that this daemon goes on with the mount: from now on its end is a new one, and no failed attempt.
+func (l *Life) Goes() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.notify == "" { // the report of readiness tells systemd
+		_ = l.tell(say("READY=1")) // a holder that is gone needs no telling
+	}
+}
+
+// Failed tells the holder why there is no next daemon.
+func (l *Life) Failed(err error) {
+	if l != nil && l.socket >= 0 {
+		_ = send(l.socket, say("FAILED="+strings.ReplaceAll(err.Error(), "\n", "; "))) // the holder sees the end, too
+	}
+}
+
+// Keep has the holder keep a file, also across lives. The life keeps a descriptor of its own until [Life.Drop].
+func (l *Life) Keep(name string, f syscall.Conn) error {
+	raw, err := f.SyscallConn() // not Fd, which would have a socket block
+	if err != nil {
+		return fmt.Errorf("keep %s: %w", name, err)
+	}
+	dup := -1
+	dupErr := raw.Control(func(fd uintptr) { dup, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(dupErr, err); err != nil {
+		return fmt.Errorf("keep %s: %w", name, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old, ok := l.kept[name]; ok {
+		_ = unix.Close(old) // the newer one takes its place
+	}
+	l.kept[name] = dup
+	return l.store(name, dup)
+}
+
+// store gives the holder a descriptor. The caller has the lock.
+func (l *Life) store(name string, fd int) error {
+	m := say("FDSTORE=1", "FDNAME="+name).with(fd)
+	if l.notify != "" && name != Device {
+		m.fields["FDPOLL"] = "0" // of the device, systemd may see its end
+	}
+	return l.tell(m)
+}
+
+// tell sends the holder a message, where there is one. The caller has the lock.
+func (l *Life) tell(m message) error {
+	switch {
+	case l.socket >= 0:
+		return send(l.socket, m)
+	case l.notify != "":
+		return notify(l.notify, m)
+	}
+	return nil
+}
+
+// Device is the name of the connection to the kernel.
+const Device = "fuse"
+
+// notify sends a message to systemd. "@name" is an abstract one, as systemd writes it.
+func notify(name string, m message) error {
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("tell systemd: %w", err)
+	}
+	defer func() { _ = unix.Close(socket) }() // all is sent
+	if err := unix.Connect(socket, &unix.SockaddrUnix{Name: name}); err != nil {
+		return fmt.Errorf("tell systemd: %w", err)
+	}
+	return send(socket, m)
+}
+
+// Drop has the holder forget a file.
+func (l *Life) Drop(name string) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if fd, ok := l.kept[name]; ok {
+		_ = unix.Close(fd) // a copy
+		delete(l.kept, name)
+	}
+	_ = l.tell(say("FDSTOREREMOVE=1", "FDNAME="+name)) // a holder that is gone has forgotten it
+}
+
+// Begin says that this daemon answers the kernel. In its first life it gives the holder the states. From now on another daemon
+// comes when this one goes. Where nobody holds yet, Begin starts a keeper; ctx ends the watch over it.
+func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) error {
+	l.log = log
+	if !l.adopts {
+		b, err := encode(states)
+		if err != nil {
+			return err
+		}
+		f, err := sealed(Snapshot, b)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }() // the life has its own
+		if err := l.Keep(Snapshot, f); err != nil {
+			return err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := errors.New("there is no keeper yet")
+	if l.kind != ByKeeper || l.socket >= 0 {
+		err = l.introduce()
+	}
+	if err != nil && l.kind == ByKeeper { // or it has just gone
+		if l.socket >= 0 {
+			_ = unix.Close(l.socket) // of a peer that is gone
+		}
+		err = l.startKeeper()
+	}
+	if err != nil {
+		return err
+	}
+	if l.socket >= 0 {
+		l.left = make(chan struct{})
+		go l.watch(ctx, l.socket) // ends with the holder, or with the life
+	}
+	return nil
+}
+
+// introduce tells a holder all that it must know. The caller has the lock.
+func (l *Life) introduce() error {
+	if l.socket >= 0 {
+		var words [][]byte // a name may be no text
+		for _, word := range os.Args {
+			words = append(words, []byte(word))
+		}
+		args, err := json.Marshal(words)
+		if err != nil {
+			return err
+		}
+		program, err := os.Open("/proc/self/exe")
+		if err != nil {
+			return fmt.Errorf("have this program started again: %w", err)
+		}
+		defer func() { _ = program.Close() }() // the holder has its own
+		if err := l.tell(say("START=" + string(args)).with(int(program.Fd()))); err != nil {
+			return err
+		}
+	}
+	if l.notify != "" {
+		return nil // the report of readiness tells systemd
+	}
+	return l.tell(say("READY=1"))
+}
+
+// startKeeper starts a keeper and gives it everything. The caller has the lock.
+func (l *Life) startKeeper() error {
+	ours, theirs, err := pair()
+	if err != nil {
+		return err
+	}
+	end := os.NewFile(uintptr(theirs), "keeper")
+	defer func() { _ = end.Close() }() // the keeper has its own
+	cmd := exec.Command("/proc/self/exe", KeeperArgument, strconv.Itoa(os.Getpid()))
+	cmd.Args[0] = os.Args[0]
+	cmd.ExtraFiles = []*os.File{end}
+	cmd.Stderr = os.Stderr
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		_ = unix.Close(ours) // nobody is at the other end
+		return fmt.Errorf("start a keeper: %w", err)
+	}
+	l.socket, l.pid = ours, cmd.Process.Pid
+	go func() { _ = cmd.Wait() }() // ends with the keeper, whose end watch sees
+	for name, fd := range l.kept {
+		if err := l.store(name, fd); err != nil {
+			return err
+		}
+	}
+	return l.introduce()
+}
+
+// Between two keepers, and how many may die in a row.
+const (
+	keeperPause = time.Second
+	keepersMax  = 5
+)
+
+// watch waits for the end of the keeper, and starts another.
+func (l *Life) watch(ctx context.Context, socket int) {
+	defer close(l.left)
+	for died := 0; ; {
+		began := time.Now()
+		m, err := receive(socket)
+		m.close()
+		if err == nil {
+			continue // it has nothing to say yet
+		}
+		l.mu.Lock()
+		_ = unix.Close(socket) // of a peer that is gone
+		l.socket = -1
+		if died++; time.Since(began) > time.Minute {
+			died = 1
+		}
+		if l.over || ctx.Err() != nil || l.kind != ByKeeper {
+			l.why = "its holder has gone"
+			l.mu.Unlock()
+			return
+		}
+		err = errors.New("five keepers have died in a row")
+		if died < keepersMax {
+			err = l.startKeeper()
+		}
+		l.why = ""
+		if err != nil {
+			l.why = err.Error()
+		}
+		socket = l.socket
+		l.mu.Unlock()
+		if err != nil {
+			l.log.Error("nobody holds the mount any more: it ends with this daemon", "reason", err)
+			return
+		}
+		l.log.Warn("the keeper was gone: there is another")
+		select {
+		case <-time.After(keeperPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// leaveTime bounds the wait for a holder to let go.
+const leaveTime = time.Second
+
+// End says that the mount is over. It returns once the holder has let go of everything, the source for one.
+func (l *Life) End() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return
+	}
+	l.over = true
+	_ = l.tell(say("STOPPING=1")) // a holder that is gone needs no telling
+	for _, fd := range l.kept {
+		_ = unix.Close(fd) // a copy
+	}
+	clear(l.kept)
+	if l.left == nil {
+		return
+	}
+	l.mu.Unlock()
+	select {
+	case <-l.left:
+	case <-time.After(leaveTime):
+	}
+	l.mu.Lock()
+}
+
+// Unheld says that nobody holds the mount, and why. The life ends with this daemon.
+func (l *Life) Unheld(why error) {
+	l.End()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.socket, l.notify, l.why = -1, "", why.Error()
+}
+
+// Holder returns what holds the mount: a kind and, of a keeper, its process; or why nobody does.
+func (l *Life) Holder() (kind string, pid int, why string) {
+	if l == nil {
+		if os.Geteuid() != 0 {
+			return "", 0, "ordinary users' mounts have no keeper"
+		}
+		return "", 0, "no keeper was wanted"
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.socket < 0 && l.notify == "" {
+		return "", 0, l.why
+	}
+	pid = l.pid
+	if pid == 0 && l.socket >= 0 {
+		if cred, err := unix.GetsockoptUcred(l.socket, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	}
+	return l.kind, pid, ""
+}
