@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -38,6 +37,7 @@ type mountCommand struct {
 	format     string
 	dtype      string
 	selections []string // NAME=FILE
+	selected   dataset.Selections
 	uid, gid   int64
 	umask      string
 	readAhead  size.Amount
@@ -130,9 +130,12 @@ func (c *mountCommand) run(ctx context.Context) error {
 	}
 	life, err := handover.Inherited()
 	if err == nil && life.Adopts() {
-		err = life.Load(&c.places)
+		err = errors.Join(life.Load(&c.places), life.Load(&c.selected))
 		c.source, c.point, c.logFile, c.cache.CacheDir = c.places.Source, c.places.Point, c.places.Log, c.places.CacheDir
 	} else if err == nil {
+		if err = c.selected.Read(c.selections); err != nil {
+			return sourceUse(err)
+		}
 		err = c.checkPlaces(ctx)
 		if err == nil && !c.foreground && os.Getenv(ready.Env) == "" {
 			return c.background(ctx)
@@ -149,7 +152,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 	}
 	report := ready.New(c.foreground)
 	defer report.Close()
-	opt.Life, c.cache.Life = life, life
+	opt.Life, c.cache.Life, opt.Layout.Select = life, life, c.selected.List
 	if err = c.serve(ctx, opt, report); err != nil {
 		life.Failed(err)
 	}
@@ -219,9 +222,6 @@ func (c *mountCommand) mountOptions() (fs.Options, error) {
 	if opt.Layout, err = layoutOptions(c.format, c.dtype); err != nil {
 		return opt, err
 	}
-	if opt.Layout.Select, err = readSelections(c.selections); err != nil {
-		return opt, err
-	}
 	umask, err := strconv.ParseUint(c.umask, 8, 16)
 	if err != nil || umask > 0o777 {
 		return opt, usageError{fmt.Errorf("umask %q is not an octal number up to 777", c.umask)}
@@ -261,25 +261,12 @@ func layoutOptions(format, dtype string) (opt layout.Options, err error) {
 	return opt, nil
 }
 
-// readSelections reads the files of --select.
-func readSelections(given []string) (list []layout.Selection, err error) {
-	for _, g := range given {
-		name, file, ok := strings.Cut(g, "=")
-		if !ok || name == "" || file == "" {
-			return nil, usageError{fmt.Errorf("--select %s: give NAME=FILE", g)}
-		}
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, fmt.Errorf("--select %s: %w", name, err)
-		}
-		documents, err := layout.ParseSelection(f)
-		_ = f.Close() // opened for reading: nothing is lost
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--select %s: %s: %w", name, file, err)}
-		}
-		list = append(list, layout.Selection{Name: name, Documents: documents})
+// sourceUse tells mistakes of the command line from failures.
+func sourceUse(err error) error {
+	if wrong := (dataset.WrongUse{}); errors.As(err, &wrong) {
+		return usageError{err}
 	}
-	return list, nil
+	return err
 }
 
 // serve mounts, reports that the mount is ready, and stays until it is unmounted.
@@ -301,12 +288,9 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	ctx, span := tracer.Start(ctx, "mount")
 	c.cache.MaxOpen = maxOpenFiles()
 	from, err := dataset.Open(ctx, c.source, &c.cache, opt.Log, report.Note, tracer)
-	if wrong := (dataset.WrongUse{}); errors.As(err, &wrong) {
-		err = usageError{err}
-	}
 	if err != nil {
 		span.End("source")
-		return sourceError{err}
+		return sourceError{sourceUse(err)}
 	}
 	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
 	listing := from.Listing
@@ -332,7 +316,7 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	if err := c.stayBehind(out); err != nil {
 		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 	}
-	defer m.Hold(ctx, &c.places, from.State())()
+	defer m.Hold(ctx, &c.places, &c.selected, from.State())()
 	bytes := listing.Bytes()
 	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
 	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)

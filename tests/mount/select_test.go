@@ -1,6 +1,7 @@
 package mount_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"os"
 	"path/filepath"
@@ -33,6 +34,24 @@ func TestSelectedDocuments(t *testing.T) {
 	checkArray(t, views("few/documents.npy"), "<i8", borders)
 	if !checkMegatron(t, views("few/megatron"), want, few) {
 		t.Error("there is no Megatron pair")
+	}
+}
+
+// The next daemon shows the documents that were named at the mount, whatever became of the list.
+func TestASelectionOutlivesItsDaemon(t *testing.T) {
+	list := filepath.Join(suite.NewDir(t), "list")
+	must(t, os.WriteFile(list, []byte("0\n3\n4\n12\n"), 0o600))
+	m := mount(t, golden(t, "megatron"), "--select", "few="+list)
+	m.needHandover(t)
+	name := m.Path(".hbmfs", "views", "few", "tokens.npy")
+	want, err := os.ReadFile(name)
+	must(t, err)
+	must(t, os.Remove(list))
+	m.crash(t)
+	got, err := os.ReadFile(name)
+	must(t, err)
+	if !bytes.Equal(got, want) {
+		t.Errorf("the view has %d bytes after the hand-over and had %d, or other ones", len(got), len(want))
 	}
 }
 
