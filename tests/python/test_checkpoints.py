@@ -552,6 +552,20 @@ def test_several_ranks(folder, nodes):
             assert entry.parts == nodes
 
 
+def too_much(rank, size, folder):
+    """One rank cannot have its memory."""
+    try:
+        Checkpoints(folder, memory=1 << 44 if rank == 1 else 1 << 20)
+    except hbmfs.OutOfMemoryError as err:
+        return str(err)
+    return "opened"
+
+
+def test_all_ranks_hear_of_missing_memory(folder):
+    zero, one = ranks(2, too_much, folder).wait()
+    assert "give the writer less memory" in one and "rank 1 of the group failed: " in zero, (zero, one)
+
+
 def save_some(rank, size, folder, nodes, steps):
     with Checkpoints(directory(folder, rank, nodes, size), None, node_local=True) as ck:
         for step in steps:
