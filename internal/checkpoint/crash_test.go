@@ -81,10 +81,21 @@ func childFiles(dir string) (files []File, err error) {
 	return files, nil
 }
 
+// inMemory gives a directory that is fast to sync, where there is one: TestPowerLoss looks at disks.
+func inMemory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "hbmfs-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return dir
+}
+
 // scene makes the directory that the child works in.
 func scene(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
+	dir := inMemory(t)
 	must(t, os.MkdirAll(filepath.Join(dir, ".step_2.hbmfs.tmp", "sub"), 0o700))
 	must(t, os.WriteFile(filepath.Join(dir, ".step_2.hbmfs.tmp", "sub", "half"), []byte("half"), 0o600))
 	d, err := Begin(t.Context(), filepath.Join(dir, "step_1"), Part{0, 1})

@@ -34,8 +34,8 @@ LOOK = 0.02
 PATIENCE = 20.0
 """Seconds that a staged state may keep others waiting while no thread saves it."""
 
-_staged: weakref.WeakValueDictionary[int, Staging] = weakref.WeakValueDictionary()
-"""Stagings by the addresses of the storages that the staged tensors have."""
+_stagings: weakref.WeakSet[Staging] = weakref.WeakSet()
+"""All that somebody has."""
 
 
 class Staging:
@@ -48,6 +48,7 @@ class Staging:
         self._released = False
         self._snapshot: Snapshot | None = None
         self._left: set[int] = set()
+        self._arena = range(0)
         # The memory that is being copied must not go to another tensor before it is copied.
         self._sources: list[torch.Tensor] | None = list(_tensors(state, set()))
         self._taken.set()
@@ -95,9 +96,10 @@ class Staging:
             weakref.finalize(room, _release, weakref.ref(self), self._snapshot)
             for stretch, there in zip(self._fit, self._snapshot.tensors, strict=True):
                 stretch.copy = torch.from_numpy(np.asarray(_Range(room, there.data_ptr(), stretch.nbytes)))
-                _staged[stretch.copy.untyped_storage().data_ptr()] = self
-        for address in self._left:
-            _staged[address] = self
+            tensors = self._snapshot.tensors
+            self._arena = range(tensors[0].data_ptr(), tensors[-1].data_ptr() + tensors[-1].nbytes)
+        if self._arena or self._left:
+            _stagings.add(self)
         for device in {tensor.device for tensor in self._sources or () if tensor.is_cuda} if self._left else ():
             torch.cuda.current_stream(device).synchronize()  # the thread that writes them has another stream
         with torch.no_grad():
@@ -116,6 +118,11 @@ class Staging:
     def keeps(self, tensor: Any) -> bool:
         """Whether a tensor of the staged state is not in the arena."""
         return isinstance(tensor, torch.Tensor) and _is_plain(tensor) and tensor.untyped_storage().data_ptr() in self._left
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a plain tensor is of the staged state."""
+        address = tensor.untyped_storage().data_ptr()
+        return address in self._arena or address in self._left
 
     def wait(self) -> None:
         """Waits for the copies into the arena."""
@@ -156,11 +163,8 @@ class Staging:
 
 def staging_of(state: Any) -> Staging | None:
     """The staging that a state dict of a planner comes from, if it does."""
-    for tensor in _tensors(state, set()):
-        found = _staged.get(tensor.untyped_storage().data_ptr())
-        if found is not None and not found.ended():
-            return found
-    return None
+    there = [staging for staging in _stagings if not staging.ended()]
+    return next((staging for tensor in _tensors(state, set()) for staging in there if staging.has(tensor)), None) if there else None
 
 
 class _Room:

@@ -32,14 +32,14 @@ try:
 except ModuleNotFoundError as err:
     raise ModuleNotFoundError("hbmfs.dcp_stager stages torch's checkpoints, but torch is not installed: pip install torch", name=err.name) from None
 
-from . import _device
+from . import _device, dcp_writer
 from ._staging import LOOK, PATIENCE, Staging
 from .errors import BusyError, ClosedError, InvalidError, WaitTimeoutError
 from .writer import Writer
 
 COLLECT = 0.5
 """Seconds of waiting for room after which garbage is collected: it may have a staged state. Also those between two looks which saves
-have ended, while the arena has room that is in too many pieces."""
+have ended, while the arena has room that is in too many pieces, and those in which a save begins."""
 
 
 class Staged(dict[Any, Any]):
@@ -65,7 +65,7 @@ class DCPStager:
     writer  a Writer with memory, which stays open; by default one is opened, with
     threads, rate  that write, and the most bytes a second to storage: see Writer
     wait    whether async_save returns when the state is copied; if not, call wait_staged() before tensors change
-    timeout seconds that stage() waits for room; then BusyError
+    timeout seconds that stage() waits for room; then BusyError. So long close() waits for saves, too
     """
 
     def __init__(
@@ -130,11 +130,14 @@ class DCPStager:
         if self._closed:
             return
         self._closed = True
+        begun = time.monotonic()
         for staging in self._alive():
-            if staging.saver() is not None:
-                while not staging.ended():
-                    time.sleep(LOOK)
+            # async_save has returned before its thread has begun.
+            while not staging.ended() and (staging.saver() is not None or time.monotonic() - begun < COLLECT):
+                time.sleep(LOOK)
             staging.release()
+        while dcp_writer.is_saving(self.writer) and time.monotonic() - begun < self._timeout:
+            time.sleep(LOOK)
         if self._own:
             self.writer.close()
 

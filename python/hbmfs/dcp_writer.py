@@ -382,6 +382,12 @@ class DCPWriter(FileSystemWriter):
             self._opened = None
 
 
+def is_saving(writer: Writer) -> bool:
+    """Whether another thread saves with a writer, and has begun a draft that is not published yet."""
+    others = [save._thread for save in list(_saves.values()) if save._given is writer and save._draft is not None]
+    return any(thread is not None and thread is not threading.current_thread() and thread.is_alive() for thread in others)
+
+
 def _absolute(path: str | os.PathLike[str]) -> str:
     """A directory's path, which stays the same when the process goes to another directory."""
     name = os.fspath(path)
