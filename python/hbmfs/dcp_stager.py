@@ -163,7 +163,9 @@ class DCPStager:
             now = time.monotonic()
             savers = {saver for other in earlier if (saver := other.saver()) is not None}
             if now - start > self._timeout:
-                holders = f"the saves on {', '.join(sorted(savers))}: wait for them, or give" if savers else "other snapshots of its writer: release them, or give"
+                holders = (
+                    f"the saves on {', '.join(sorted(savers))}: wait for them, or give" if savers else "other snapshots of its writer: release them, or give"
+                )
                 raise BusyError(f"the stager had no room for {staging.room} bytes within {self._timeout:g} s, since that is held by {holders} it more memory")
             if savers or not earlier:
                 saved = now
