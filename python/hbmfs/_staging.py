@@ -6,6 +6,7 @@ do not fit into the arena stay where they are: a save writes them first, and say
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -72,7 +73,8 @@ class Staging:
             try:
                 self._snapshot = writer.snapshot([stretch.flat() for stretch in self._fit], timeout)
             except OutOfMemoryError as err:
-                warnings.warn(f"hbmfs: training waits until its state is written: {err}", SlowPathWarning, stacklevel=4)
+                with contextlib.suppress(SlowPathWarning):  # where warnings are errors
+                    warnings.warn(f"hbmfs: training waits until its state is written: {err}", SlowPathWarning, stacklevel=4)
                 self._leave(set(self._fit))
         try:
             return self._stage(state)
