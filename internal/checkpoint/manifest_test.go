@@ -89,7 +89,7 @@ func TestManifestsThatLie(t *testing.T) {
 // A small text makes no large list.
 func TestManifestsThatGrow(t *testing.T) {
 	for _, one := range []string{"{},", "0,", "null,"} {
-		text := sealed(`{"hbmfs_checkpoint":1,"name":"n","part":0,"parts":1,"files":[` + strings.Repeat(one, 2*mostFiles) + `{}]}`)
+		text := sealed(`{"hbmfs_checkpoint":1,"name":"n","part":0,"parts":1,"files":[` + strings.Repeat(one, mostFiles) + `{}]}`)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		if _, err := parse(text); err == nil {

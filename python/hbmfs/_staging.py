@@ -6,9 +6,11 @@ do not fit into the arena stay where they are: a save writes them first, and say
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .errors import BusyError, UnavailableError
+from .errors import BusyError, OutOfMemoryError, SlowPathWarning, UnavailableError
 
 if TYPE_CHECKING:
     from .writer import Snapshot, Writer
@@ -33,8 +35,8 @@ LOOK = 0.02
 PATIENCE = 20.0
 """Seconds that a staged state may keep others waiting while no thread saves it."""
 
-_staged: weakref.WeakValueDictionary[int, Staging] = weakref.WeakValueDictionary()
-"""Stagings by the addresses of the storages that the staged tensors have."""
+_stagings: weakref.WeakSet[Staging] = weakref.WeakSet()
+"""All that somebody has."""
 
 
 class Staging:
@@ -47,37 +49,59 @@ class Staging:
         self._released = False
         self._snapshot: Snapshot | None = None
         self._left: set[int] = set()
+        self._arena = range(0)
         # The memory that is being copied must not go to another tensor before it is copied.
         self._sources: list[torch.Tensor] | None = list(_tensors(state, set()))
-        stretches = _stretches(self._sources)
-        fit, room = [], 0
-        for stretch in stretches:
-            size = -(-stretch.nbytes // ALIGNMENT) * ALIGNMENT
-            if writer.fits(room + size):
-                room += size
-                fit.append(stretch)
-            else:
-                self._left.add(stretch.storage.data_ptr())
-        self.room = room
+        self._taken.set()
+        self._fit = _stretches(self._sources)
+        self.room = sum(map(_rounded, self._fit))
         """Bytes of the arena."""
-        self._fit = fit
-        self.left = sum(stretch.nbytes for stretch in stretches) - sum(stretch.nbytes for stretch in fit)
+        self.left = 0
         """Bytes that stay where they are until they are written."""
-        if not self._left:
-            self._taken.set()
+        taken, large = 0, set[_Stretch]()
+        for stretch in self._fit:
+            if writer.fits(taken + _rounded(stretch)):
+                taken += _rounded(stretch)
+            else:
+                large.add(stretch)
+        self._leave(large)
 
-    def begin(self, writer: Writer, state: Any) -> Any:
-        """Begins the copies, and gives the staged state. Room for them must be there."""
+    def begin(self, writer: Writer, state: Any, timeout: float) -> Any:
+        """Begins the copies, and gives the staged state. WaitTimeoutError: there was no room; it may be tried again. Where no memory can
+        be pinned, all of the state stays where it is."""
         if self._fit:
-            self._snapshot = writer.snapshot([stretch.flat() for stretch in self._fit])
+            try:
+                self._snapshot = writer.snapshot([stretch.flat() for stretch in self._fit], timeout)
+            except OutOfMemoryError as err:
+                with contextlib.suppress(SlowPathWarning):  # where warnings are errors
+                    warnings.warn(f"hbmfs: training waits until its state is written: {err}", SlowPathWarning, stacklevel=4)
+                self._leave(set(self._fit))
+        try:
+            return self._stage(state)
+        except BaseException:
+            self.release()
+            raise
+
+    def _leave(self, stretches: set[_Stretch]) -> None:
+        """Has stretches stay where they are."""
+        self._fit = [stretch for stretch in self._fit if stretch not in stretches]
+        self._left |= {stretch.storage.data_ptr() for stretch in stretches}
+        self.left += sum(stretch.nbytes for stretch in stretches)
+        self.room -= sum(_rounded(stretch) for stretch in stretches)
+        if self._left:
+            self._taken.clear()
+
+    def _stage(self, state: Any) -> Any:
+        if self._snapshot is not None:
             room = _Room(self._snapshot)
             # Everything that was staged is forgotten: nobody reads the room any more.
             weakref.finalize(room, _release, weakref.ref(self), self._snapshot)
             for stretch, there in zip(self._fit, self._snapshot.tensors, strict=True):
                 stretch.copy = torch.from_numpy(np.asarray(_Range(room, there.data_ptr(), stretch.nbytes)))
-                _staged[stretch.copy.untyped_storage().data_ptr()] = self
-        for address in self._left:
-            _staged[address] = self
+            tensors = self._snapshot.tensors
+            self._arena = range(tensors[0].data_ptr(), tensors[-1].data_ptr() + tensors[-1].nbytes)
+        if self._arena or self._left:
+            _stagings.add(self)
         for device in {tensor.device for tensor in self._sources or () if tensor.is_cuda} if self._left else ():
             torch.cuda.current_stream(device).synchronize()  # the thread that writes them has another stream
         with torch.no_grad():
@@ -89,13 +113,18 @@ class Staging:
         """Notes that the current thread saves the staged state."""
         self._thread = threading.current_thread()
 
-    def saving(self) -> bool:
-        """Whether a thread saves the staged state."""
-        return self._thread is not None and self._thread.is_alive()
+    def saver(self) -> str | None:
+        """The name of the thread that saves the staged state; None where there is none."""
+        return self._thread.name if self._thread is not None and self._thread.is_alive() else None
 
     def keeps(self, tensor: Any) -> bool:
         """Whether a tensor of the staged state is not in the arena."""
-        return isinstance(tensor, torch.Tensor) and not _is_wrapper(tensor) and tensor.untyped_storage().data_ptr() in self._left
+        return isinstance(tensor, torch.Tensor) and _is_plain(tensor) and tensor.untyped_storage().data_ptr() in self._left
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a plain tensor is of the staged state."""
+        address = tensor.untyped_storage().data_ptr()
+        return address in self._arena or address in self._left
 
     def wait(self) -> None:
         """Waits for the copies into the arena."""
@@ -114,6 +143,7 @@ class Staging:
         start = time.monotonic()
         while not self._taken.wait(LOOK) and not self.ended():
             if self._thread is None and time.monotonic() - start > PATIENCE:
+                self.release()  # its tensors may change from now on
                 raise BusyError(f"{self.left} bytes of the staged state did not fit into the stager's memory, and nobody saves it: save it first")
 
     def ended(self) -> bool:
@@ -135,11 +165,8 @@ class Staging:
 
 def staging_of(state: Any) -> Staging | None:
     """The staging that a state dict of a planner comes from, if it does."""
-    for tensor in _tensors(state, set()):
-        found = _staged.get(tensor.untyped_storage().data_ptr())
-        if found is not None and not found.ended():
-            return found
-    return None
+    there = [staging for staging in _stagings if not staging.ended()]
+    return next((staging for tensor in _tensors(state, set()) for staging in there if staging.has(tensor)), None) if there else None
 
 
 class _Room:
@@ -180,6 +207,11 @@ class _Stretch:
 
     def flat(self) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self._tensor.device).set_(self.storage, self.begin, (self.nbytes,), (1,))
+
+
+def _rounded(stretch: _Stretch) -> int:
+    """The bytes of the arena that a stretch takes."""
+    return -(-stretch.nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -295,6 +327,8 @@ class _Copy:
         if _is_wrapper(tensor):
             inside = {name: self.of(value) for name, value in _inside(tensor)}
             return type(tensor).__tensor_unflatten__(inside, tensor.__tensor_flatten__()[1], tensor.size(), tensor.stride())
+        if tensor.is_meta:
+            return tensor  # DCPWriter names it
         if not _is_plain(tensor):
             return tensor.detach().clone().cpu()
         return self._plain(tensor.detach())
@@ -315,4 +349,4 @@ class _Copy:
 
 def room(state: Any) -> int:
     """The bytes of an arena that a whole state takes."""
-    return sum(-(-stretch.nbytes // ALIGNMENT) * ALIGNMENT for stretch in _stretches(list(_tensors(state, set()))))
+    return sum(map(_rounded, _stretches(list(_tensors(state, set())))))

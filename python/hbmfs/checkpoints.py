@@ -153,14 +153,14 @@ class Checkpoints:
         self._closed = False
         # A handler of a signal reads these two: the main thread counts in one, the threads that save in the other.
         self._begun = self._ended = 0
-        if memory is not None:
-            self._open(memory)
         try:
             # What threads ask of the other ranks while they save, and what calls ask, must not meet.
             self._saves: Any = _ranks.everybody(group)
             self._calls: Any = _ranks.everybody(group)
             self._place = _ranks.place(self._calls, self.directory, node_local)
             self._local = node_local
+            if memory is not None:
+                self._calls.gather(lambda: self._open(memory) and None)
             self._calls.gather(lambda: _publishing.clean(self.directory) if self._place.leader else None)
         except BaseException:
             if self._stager is not None:

@@ -21,6 +21,7 @@ The staged tensors share memory where the state's do. They are DCPWriter's: when
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import weakref
@@ -31,13 +32,14 @@ try:
 except ModuleNotFoundError as err:
     raise ModuleNotFoundError("hbmfs.dcp_stager stages torch's checkpoints, but torch is not installed: pip install torch", name=err.name) from None
 
-from . import _device
+from . import _device, dcp_writer
 from ._staging import LOOK, PATIENCE, Staging
-from .errors import BusyError, ClosedError, InvalidError
+from .errors import BusyError, ClosedError, InvalidError, WaitTimeoutError
 from .writer import Writer
 
 COLLECT = 0.5
-"""Seconds of waiting for room after which garbage is collected: it may have a staged state."""
+"""Seconds of waiting for room after which garbage is collected: it may have a staged state. Also those between two looks which saves
+have ended, while the arena has room that is in too many pieces, and those in which a save begins."""
 
 
 class Staged(dict[Any, Any]):
@@ -48,6 +50,8 @@ class Staged(dict[Any, Any]):
 
     def items(self) -> Any:
         if self.staging is not None:
+            if self.staging.ended():
+                raise ClosedError("this staged state was saved or given up, and other bytes take its place: stage the state again")
             self.staging.note()
             self.staging.wait()
         return super().items()
@@ -61,6 +65,7 @@ class DCPStager:
     writer  a Writer with memory, which stays open; by default one is opened, with
     threads, rate  that write, and the most bytes a second to storage: see Writer
     wait    whether async_save returns when the state is copied; if not, call wait_staged() before tensors change
+    timeout seconds that stage() waits for room; then BusyError. So long close() waits for saves, too
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class DCPStager:
         threads: int | None = None,
         rate: float | None = None,
         wait: bool = True,
+        timeout: float = 1800.0,
     ) -> None:
         if (writer is None) == (memory <= 0):
             raise InvalidError("give DCPStager memory=, the bytes that it may pin, or writer=, a Writer that has memory")
@@ -84,6 +90,7 @@ class DCPStager:
         self.held = 0.0
         """Seconds that the last stage() and wait_staged() held the caller."""
         self._wait = wait
+        self._timeout = timeout
         self._closed = False
         self._last: Staging | None = None
         self._live: list[weakref.ref[Staging]] = []
@@ -96,8 +103,7 @@ class DCPStager:
         if self._last is not None and self._last.left:
             self._last.wait_taken()
         staging = Staging(self.writer, state_dict)
-        self._make_room(staging.room)
-        staged = Staged(staging.begin(self.writer, state_dict))
+        staged = Staged(self._begin(staging, state_dict))
         staged.staging = staging
         self._last = staging
         self._live.append(weakref.ref(staging))
@@ -124,11 +130,14 @@ class DCPStager:
         if self._closed:
             return
         self._closed = True
+        begun = time.monotonic()
         for staging in self._alive():
-            if staging.saving():
-                while not staging.ended():
-                    time.sleep(LOOK)
+            # async_save has returned before its thread has begun.
+            while not staging.ended() and (staging.saver() is not None or time.monotonic() - begun < COLLECT):
+                time.sleep(LOOK)
             staging.release()
+        while dcp_writer.is_saving(self.writer) and time.monotonic() - begun < self._timeout:
+            time.sleep(LOOK)
         if self._own:
             self.writer.close()
 
@@ -142,15 +151,27 @@ class DCPStager:
         self._live = [alive for alive in self._live if (staging := alive()) is not None and not staging.ended()]
         return [staging for alive in self._live if (staging := alive()) is not None]
 
-    def _make_room(self, room: int) -> None:
-        """Waits until earlier saves have given back what a new one takes."""
-        saved, collected = time.monotonic(), False
-        while (earlier := self._alive()) and not self.writer.fits(room + sum(staging.room for staging in earlier)):
-            if any(staging.saving() for staging in earlier):
-                saved = time.monotonic()
-            elif time.monotonic() - saved > PATIENCE:
+    def _begin(self, staging: Staging, state: Any) -> Any:
+        """Begins to copy, as soon as earlier saves have given back what that takes."""
+        start = saved = time.monotonic()
+        collected = False
+        while True:
+            earlier = self._alive()
+            if not earlier or self.writer.fits(staging.room + sum(other.room for other in earlier)):
+                with contextlib.suppress(WaitTimeoutError):
+                    return staging.begin(self.writer, state, COLLECT)
+            now = time.monotonic()
+            savers = {saver for other in earlier if (saver := other.saver()) is not None}
+            if now - start > self._timeout:
+                holders = (
+                    f"the saves on {', '.join(sorted(savers))}: wait for them, or give" if savers else "other snapshots of its writer: release them, or give"
+                )
+                raise BusyError(f"the stager had no room for {staging.room} bytes within {self._timeout:g} s, since that is held by {holders} it more memory")
+            if savers or not earlier:
+                saved = now
+            elif now - saved > PATIENCE:
                 raise BusyError("a state that was staged before has the stager's memory, and nobody saves it: save it, or forget it")
-            elif time.monotonic() - saved > COLLECT and not collected:
+            elif now - saved > COLLECT and not collected:
                 collected = True
                 gc.collect()
             del earlier

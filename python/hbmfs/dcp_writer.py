@@ -56,7 +56,7 @@ from ._dcp_layout import dense, lay
 from ._publishing import Draft
 from ._staging import Staging, staging_of
 from ._transfer import Progress, shower
-from .errors import BusyError, Error, InvalidError, NotFoundError, UnavailableError
+from .errors import BusyError, DeviceError, Error, InvalidError, NotFoundError, UnavailableError
 from .writer import FilePart, OutFile, Writer, WrittenFile
 
 _MINE = "_hbmfs_parts"
@@ -128,7 +128,7 @@ class DCPWriter(FileSystemWriter):
     ) -> None:
         if not hasattr(filesystem, "_StorageWriterTransforms"):
             raise UnavailableError(f"DCPWriter needs the checkpoints of torch 2.7 or later, and this is {torch.__version__}: upgrade torch")
-        super().__init__(path)
+        super().__init__(_absolute(path))
         options: dict[str, Any] = {"method": method, "require": require, "threads": threads, "rate": rate, "memory": memory}
         if writer is not None and options != {"method": "auto", "require": None, "threads": None, "rate": None, "memory": 0}:
             raise InvalidError("method, require, threads, rate and memory are those of the writer that is given: leave them out")
@@ -148,7 +148,7 @@ class DCPWriter(FileSystemWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._end_earlier()
-        super().reset(checkpoint_id)
+        super().reset(None if checkpoint_id is None else _absolute(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
@@ -273,7 +273,7 @@ class DCPWriter(FileSystemWriter):
         return 0 if self._node is None else self._node.number
 
     def _begin(self) -> None:
-        path = os.path.abspath(self.path)
+        path = str(self.path)
         earlier = _saves.get(path)
         if earlier is not None:
             earlier._end_earlier()
@@ -333,6 +333,8 @@ class DCPWriter(FileSystemWriter):
                 staged.append((item, data.getvalue() if isinstance(data, io.BytesIO) else bytes(data)))
             elif staging is not None and staging.keeps(data):
                 waiting.append((item, dense(data)))
+            elif data.device.type not in ("cpu", "cuda"):
+                raise DeviceError(f"tensor {item.index.fqn} is on {data.device}: move it to a GPU or to the host, or leave it out")
             else:
                 staged.append((item, dense(data)))
         results: list[WriteResult] = []
@@ -378,6 +380,20 @@ class DCPWriter(FileSystemWriter):
         if self._opened is not None and self._stager is None:
             self._opened.close()
             self._opened = None
+
+
+def is_saving(writer: Writer) -> bool:
+    """Whether another thread saves with a writer, and has begun a draft that is not published yet."""
+    others = [save._thread for save in list(_saves.values()) if save._given is writer and save._draft is not None]
+    return any(thread is not None and thread is not threading.current_thread() and thread.is_alive() for thread in others)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """A directory's path, which stays the same when the process goes to another directory."""
+    name = os.fspath(path)
+    if "://" in name:
+        raise InvalidError(f"{name} is an address: DCPWriter writes to directories")
+    return os.path.abspath(name)
 
 
 class _Shown:

@@ -150,12 +150,12 @@ class Writer:
         """Whether a snapshot of so many bytes fits into the whole arena. Each tensor of one begins at a multiple of 4096."""
         return -(-nbytes // 4096) * 4096 <= -(-self.memory // 4096) * 4096
 
-    def snapshot(self, tensors: Iterable[Any]) -> Snapshot:
+    def snapshot(self, tensors: Iterable[Any], timeout: float | None = None) -> Snapshot:
         """Starts copying tensors into the arena, behind what is on the caller's current stream.
 
         tensors: contiguous torch tensors, on the GPU or the CPU, NumPy arrays or DeviceArrays. Waits for room that earlier
-        snapshots give back. :class:`TooLargeError` says that there can never be room, :class:`OutOfMemoryError` that the arena
-        could not be pinned.
+        snapshots give back, at most ``timeout`` seconds: then :class:`WaitTimeoutError`. :class:`TooLargeError` says that there can
+        never be room, :class:`OutOfMemoryError` that the arena could not be pinned.
         """
         sources = list(tensors)
         rows = [_memory(data) for data in sources]
@@ -167,7 +167,8 @@ class Writer:
         def begin(slice_ns: int) -> int:
             return self._library.ask("snapshot_begin", self._handle, memory.ctypes.data, len(rows), stream, slice_ns, copies.ctypes.data, room.handle)
 
-        _wait(begin, None)
+        if not _wait(begin, timeout):
+            raise errors.WaitTimeoutError(f"there was no room for {sum(row[1] for row in rows)} bytes after {timeout} s: release earlier snapshots")
         room.keep = sources  # until they are copied
         return Snapshot(room, sources, copies.tolist(), memory["length"].tolist())
 

@@ -323,6 +323,99 @@ class Unpicklable(Damaged):
         return self
 
 
+def test_a_stage_that_fails_half_way(stager):
+    """Its room is free while the exception lives, and so is that of a save that failed while its future is kept."""
+    large = {"x": torch.ones(MEMORY // 4 * 3 // 4)}
+    kept = []
+    for _ in range(3):
+        with pytest.raises(TypeError, match="lock") as caught:
+            stager.stage(large | {"bad": threading.Lock()})
+        kept.append(caught.value)
+    stager.stage(large)
+
+
+def test_room_in_pieces(tmp_path):
+    """A save that failed while its future is kept gives room back to one that waits for it in a row."""
+    quarter = {"x": torch.ones(1 << 18)}
+    with hbmfs.DCPStager(4 << 20, device="cpu") as stager:
+        held, planner = [stager.stage(quarter)], Slow("not now")
+        future = async_save(quarter, tmp_path / "a", stager, planner=planner)
+        held += [stager.stage(quarter), stager.stage(quarter)]
+        del held[0]
+        gc.collect()
+        threading.Timer(0.5, planner.go.set).start()
+        half = stager.stage({"x": torch.ones(1 << 19)})  # the first and the second quarter
+        assert half["x"][-1] == 1
+        with pytest.raises(dcp.api.CheckpointException):
+            future.result()
+
+
+def test_closing_waits_for_saves(tmp_path):
+    """Also for one whose thread has not begun."""
+    for number in range(5):
+        with hbmfs.DCPStager(MEMORY, device="cpu") as stager:
+            async_save(state(number), tmp_path / f"{number}", stager)
+    assert there(tmp_path) == [f"{number}" for number in range(5)]
+
+
+def test_waiting_for_room_has_an_end(tmp_path):
+    large, planner = {"x": torch.ones(MEMORY // 4 * 3 // 4)}, Slow()
+    with hbmfs.DCPStager(MEMORY, device="cpu", timeout=0.3) as stager:
+        future = async_save(large, tmp_path / "a", stager, planner=planner)
+        assert planner.here.wait(10)
+        with pytest.raises(hbmfs.BusyError, match=r"no room for \d+ bytes within 0.3 s.* held by the saves on .*: wait for them, or give"):
+            stager.stage(large)
+        planner.go.set()
+        future.result()
+        with stager.writer.snapshot([large["x"]]), pytest.raises(hbmfs.BusyError, match="held by other snapshots of its writer"):
+            stager.stage(large)
+
+
+def test_memory_that_cannot_be_pinned(tmp_path, stager, monkeypatch):
+    """The state is written while training waits, on this rank as on the others."""
+
+    def none(*_):
+        raise hbmfs.OutOfMemoryError("CUDA pinned 0 bytes: allow the process to lock more (ulimit -l)")
+
+    monkeypatch.setattr(stager.writer, "snapshot", none)
+    saved = state(1)
+    with pytest.warns(hbmfs.SlowPathWarning, match="training waits until its state is written: CUDA pinned 0 bytes"):
+        future = async_save(saved, tmp_path / "a", stager)
+    change(saved)
+    future.result()
+    same(load_both(tmp_path / "a", state(9)), state(1))
+
+
+def test_a_staged_state_is_saved_once(tmp_path, stager):
+    """Later other bytes may be in its memory."""
+    staged = stager.stage(state(1))
+    save(staged, tmp_path / "a", writer=stager.writer)
+    with pytest.raises(hbmfs.ClosedError, match="stage the state again"):
+        save(staged, tmp_path / "b", writer=stager.writer)
+    assert there(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_tensors_without_bytes_are_named(tmp_path, stager, staged):
+    saved = {"model": {"w": torch.empty(3, device="meta")}, "sparse": torch.eye(3).to_sparse()}
+    error = refused(lambda: async_save(saved, tmp_path / "a", stager).result() if staged else save(saved, tmp_path / "a"))
+    assert isinstance(error, hbmfs.DeviceError) and "model.w is on meta" in str(error), error
+    del saved["model"]
+    async_save(saved, tmp_path / "a", stager).result() if staged else save(saved, tmp_path / "a")
+    assert there(tmp_path) == ["a"]
+
+
+def test_a_path_stays_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = hbmfs.DCPWriter("a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    dcp.save(state(1), storage_writer=writer, no_dist=True)
+    assert sorted(os.listdir(tmp_path)) == ["a", "elsewhere"] and not os.listdir(tmp_path / "elsewhere")
+    with pytest.raises(hbmfs.InvalidError, match="is an address"):
+        hbmfs.DCPWriter("s3://bucket/a")
+
+
 @pytest.mark.parametrize("memory", [1 << 20, 4096, 2_500_000])
 def test_a_state_larger_than_the_memory(tmp_path, memory):
     """What does not fit is written before async_save returns, so that it may change."""
@@ -341,7 +434,7 @@ def test_a_state_larger_than_the_memory(tmp_path, memory):
         (tmp_path / "exists").write_text("mine")
         start = time.monotonic()
         future = async_save(state(1), tmp_path / "exists", stager)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15
         with pytest.raises(dcp.api.CheckpointException, match="exists"):
             future.result()
 
@@ -396,4 +489,4 @@ def test_nothing_is_kept(tmp_path, stager):
     async_save(state(1), tmp_path / "a", stager).result()
     stager.stage({})
     gc.collect()
-    assert not dict(_staging._staged) and not [writer for writer in dcp_writer._saves.values() if writer._draft]
+    assert not list(_staging._stagings) and not [writer for writer in dcp_writer._saves.values() if writer._draft]

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import re
 import resource
 import shutil
 import signal
@@ -160,6 +161,8 @@ def test_two_nodes_as_two_directories(tmp_path, background):
     for node in range(2):
         names = sorted(os.listdir(tmp_path / f"node {node}" / "1"))
         assert names == [".hbmfs-manifest.json", ".metadata", *[f"__{rank}_0.distcp" for rank in (2 * node, 2 * node + 1)]]
+    if background:
+        return
     # Files of both nodes, with the metadata of any, are a checkpoint for any ranks.
     for node in range(2):
         whole = tmp_path / f"whole {node}"
@@ -241,36 +244,41 @@ def failing(rank, size, path, kind, who, node):
     return found
 
 
-@pytest.mark.parametrize(
-    ("kind", "who", "error", "reason"),
-    [
-        ("state", 1, "RuntimeError", "damaged"),
-        ("state", 0, "RuntimeError", "damaged"),
-        ("write", 1, "WriteError", "File too large|file too large"),
-        ("write", 0, "WriteError", "File too large|file too large"),
-        ("exists", 0, "ExistsError", "is there|exists|is no checkpoint|not ours|directory"),
-        ("path", 1, "NotFoundError", "give all ranks the same path"),
-        ("nodes", 1, "GroupError", "node_local"),
-    ],
-)
-def test_one_rank_fails(tmp_path, kind, who, error, reason):
-    import re
-
-    for found in ranks(3, failing, tmp_path, kind, who, False).wait():
-        assert isinstance(found, dict), found
-        assert list(found) == [who if kind != "nodes" else 0] and found[next(iter(found))][0] == error, found
-        assert re.search(reason, next(iter(found.values()))[1]), found
+FAILURES = [
+    ("state", 1, "RuntimeError", "damaged"),
+    ("state", 0, "RuntimeError", "damaged"),
+    ("write", 1, "WriteError", "File too large|file too large"),
+    ("write", 0, "WriteError", "File too large|file too large"),
+    ("exists", 0, "ExistsError", "is there|exists|is no checkpoint|not ours|directory"),
+    ("path", 1, "NotFoundError", "give all ranks the same path"),
+    ("nodes", 1, "GroupError", "node_local"),
+]
 
 
-@pytest.mark.parametrize(("kind", "who"), [("state", 3), ("state", 0), ("write", 2)])
-def test_one_rank_of_nodes_fails(tmp_path, kind, who):
-    for node in range(2):
-        (tmp_path / f"{node}").mkdir()
-    for found in ranks(4, failing, tmp_path, kind, who, True).wait():
-        assert isinstance(found, dict), found
-        assert list(found) == [who], found
-    for node in range(2):
-        assert there(tmp_path / f"{node}") == ["a", "b", "c"]
+def failing_in_turn(rank, size, path, cases, node):
+    """One start of processes for all cases."""
+    return [failing(rank, size, path / f"{number}", kind, who, node) for number, (kind, who, *_) in enumerate(cases)]
+
+
+def test_one_rank_fails(tmp_path):
+    for number in range(len(FAILURES)):
+        (tmp_path / f"{number}").mkdir()
+    for all_found in ranks(3, failing_in_turn, tmp_path, FAILURES, False).wait():
+        for found, (kind, who, error, reason) in zip(all_found, FAILURES, strict=True):
+            assert isinstance(found, dict), (kind, who, found)
+            assert list(found) == [who if kind != "nodes" else 0] and found[next(iter(found))][0] == error, (kind, who, found)
+            assert re.search(reason, next(iter(found.values()))[1]), (kind, who, found)
+
+
+def test_one_rank_of_nodes_fails(tmp_path):
+    cases = [("state", 3), ("state", 0), ("write", 2)]
+    places = [tmp_path / f"{number}" / f"{node}" for number in range(len(cases)) for node in range(2)]
+    for place in places:
+        place.mkdir(parents=True)
+    for all_found in ranks(4, failing_in_turn, tmp_path, cases, True).wait():
+        assert [list(found) for found in all_found] == [[who] for _, who in cases], all_found
+    for place in places:
+        assert there(place) == ["a", "b", "c"]
 
 
 def published_later(rank, size, path):
