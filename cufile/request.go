@@ -8,6 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Result says how a request's bytes came: before any widening, by path.
@@ -29,19 +30,26 @@ type Request struct {
 // stay until Done is closed. A request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
 // more: some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
+	check := func() error { return f.check(&to, offsets, length) }
+	return f.begin(ctx, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
+		return f.run(ctx, &to, after, offsets, length)
+	})
+}
+
+// begin starts what run does, once check finds that it can be. after is what mark gave.
+func (f *File) begin(ctx context.Context, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
 	if err := f.enter(); err != nil {
 		return nil, err
 	}
-	q, err := f.begin(ctx, &to, offsets, length)
+	q, err := f.beginEntered(ctx, to, check, run)
 	if err != nil {
 		f.gate.Leave()
 	}
 	return q, err
 }
 
-// begin needs that the file was entered, which the request leaves.
-func (f *File) begin(ctx context.Context, to *Target, offsets []int64, length int64) (*Request, error) {
-	if err := f.check(to, offsets, length); err != nil {
+func (f *File) beginEntered(ctx context.Context, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
+	if err := check(); err != nil {
 		return nil, err
 	}
 	after, err := f.r.mark(to)
@@ -57,7 +65,7 @@ func (f *File) begin(ctx context.Context, to *Target, offsets []int64, length in
 		cancel()
 	}
 	go func() {
-		q.result, q.err = f.run(ctx, to, after, offsets, length)
+		q.result, q.err = run(ctx, after)
 		if err := f.r.unmark(after); q.err == nil {
 			q.err = err
 		}
@@ -101,8 +109,8 @@ func (f *File) ReadInto(ctx context.Context, to Target, offset, n int64) (Result
 }
 
 // moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
-func (f *File) moveTo(ctx context.Context, to crew.Destination, offsets []int64, length int64) (Result, error) {
-	t := &transfer{f: f, offsets: offsets, length: length, to: to, callers: true}
+func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.Span) (Result, error) {
+	t := &transfer{f: f, spans: spans, to: to, callers: true}
 	finished, err := t.run(ctx)
 	if err != nil {
 		f.r.quiet(finished)
@@ -218,7 +226,7 @@ func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets
 		var part Result
 		err := errArena
 		if straight {
-			part, err = f.moveTo(ctx, f.r.destination(where, n*times, after), offsets, length)
+			part, err = f.moveTo(ctx, f.r.destination(where, n*times, after), source.Rows(offsets, length))
 		}
 		if errors.Is(err, errArena) {
 			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {

@@ -159,6 +159,15 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
     return hbmfs_go_gather_begin(file, dst, dst_length, (int64_t *)offsets, count, length, widen, stream, request, why);
 }
 
+int32_t hbmfs_scatter_begin(const hbmfs_handle *files, const int64_t *counts, int64_t count, const int64_t *offsets, const int64_t *lengths,
+                            const int64_t *places, uint64_t dst, int64_t dst_length, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!request || (count > 0 && (!files || !counts || !offsets || !lengths || !places)));
+    *request = 0;
+    return hbmfs_go_scatter_begin((hbmfs_handle *)files, (int64_t *)counts, count, (int64_t *)offsets, (int64_t *)lengths, (int64_t *)places,
+                                  dst, dst_length, stream, request, why);
+}
+
 int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why) {
     REFUSE_FORKED;
     if (result && !KNOWN(result->struct_size, hbmfs_result, reason)) return fail_size(why);

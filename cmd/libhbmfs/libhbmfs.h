@@ -231,6 +231,14 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
+ * Starts reading spans of several files as one request: counts[i] spans of files[i], which is of any reader of dst's device. Span j, of
+ * all, is lengths[j] bytes from offsets[j] on, and goes to dst + places[j]. There the spans must not overlap. Closing one of
+ * the files ends the request with HBMFS_CANCELLED. Its handle stays until hbmfs_wait or hbmfs_cancel ends it.
+ */
+int32_t hbmfs_scatter_begin(const hbmfs_handle *files, const int64_t *counts, int64_t count, const int64_t *offsets, const int64_t *lengths,
+			    const int64_t *places, uint64_t dst, int64_t dst_length, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
+
+/*
  * Waits for a request at most timeout_ns, forever if that is negative, not at all if it is 0. HBMFS_TIMEOUT: it goes
  * on, wait again. Anything else ends the request and its handle: HBMFS_OK means that the bytes are in dst, for the CPU
  * and for any stream; another code that they are not, and that nothing writes to dst any more. result may be NULL.
