@@ -196,6 +196,18 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
     return code ? code : hbmfs_wait(request, -1, result, why);
 }
 
+int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!samples || (count > 0 && (!lengths || !sample)));
+    return hbmfs_go_best_fit((int64_t *)lengths, count, room, sample, samples, why);
+}
+
+int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!count || (k > 0 && !sources) || (room > 0 && !drawn));
+    return hbmfs_go_draw(sources, k, n, end, drawn, room, count, why);
+}
+
 int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_handle *draft, hbmfs_failure *why) {
     REFUSE_FORKED;
     REFUSE_NULL(!path || !draft);

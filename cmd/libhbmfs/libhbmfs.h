@@ -257,6 +257,29 @@ int32_t hbmfs_read(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t 
 int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
 		     int32_t widen, uint64_t stream, hbmfs_result *result, hbmfs_failure *why);
 
+/* ---- orders: loops over samples and documents that cost too much in an interpreter ---- */
+
+/*
+ * Best-fit decreasing: gives each of count pieces of 1 to room tokens the number of a sample of room tokens. samples is how many
+ * there are.
+ */
+int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why);
+
+/* A source of a mixture. Its next sample comes after may - 1 samples at the earliest, and is due as sample due. */
+typedef struct hbmfs_source {
+	int64_t may, due;
+	int64_t then_may, then_due;     /* of the sample after that one */
+	int64_t every;                  /* samples from one to the next, and part/slope of one */
+	uint64_t slope[2], part[2];     /* of 128 bits, the upper half first; slope 0: it gives no further one */
+	uint64_t may_past[2], due_past[2]; /* what then_may and then_due were rounded up by, times slope */
+} hbmfs_source;
+
+/*
+ * Draws at most room samples behind the first n of a mixture: of the sources, at most 256, whose next sample may come, the one that is due
+ * first. It stops behind one of a source that is due next only beyond end, or never. count is how many were drawn.
+ */
+int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why);
+
 /* ---- checkpoints: drafts and verifications have handles ----
  *
  * A checkpoint is a directory of files that is complete or not there. Its files are written into a draft beside it, of mode
