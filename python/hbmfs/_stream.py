@@ -7,18 +7,25 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._queue import Queue
-from ._segments import as_tensors, shifted
+from ._segments import Segments, as_tensors, rows_and_labels, shifted
 from .errors import InvalidError
 
 STATE_VERSION = 1
 NEVER = 1 << 62
 """A position that no run reaches."""
+
+
+class Batch(NamedTuple):
+    """A batch as it is planned."""
+
+    starts: Any  # as the queue takes them
+    segments: Segments | None  # where a batch says where documents begin
 
 
 class Stream:
@@ -122,7 +129,7 @@ class Stream:
 
     def _starts(self, batch: Any) -> Any:
         """What the queue reads for a batch."""
-        return batch
+        return batch.starts
 
     def _told(self) -> bool:
         """Whether a daemon wants to hear of the plan."""
@@ -130,6 +137,8 @@ class Stream:
 
     def _shape(self, batch: Any, plan: Any) -> Any:
         """What a batch is handed out as, which was read by this plan."""
+        if plan.segments is not None:
+            return plan.segments.pack(*rows_and_labels(batch, self.targets))
         if not self.targets:
             return batch
         return {name: shifted(rows) for name, rows in batch.items()} if isinstance(batch, dict) else shifted(batch)
