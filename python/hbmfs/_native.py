@@ -207,7 +207,9 @@ WRITE_PART = np.dtype([("offset", "i8"), ("address", "u8"), ("length", "i8"), ("
 CHUNK = 4 << 20
 
 # hbmfs_source: numbers of 64 bits, and of 128 ones the upper half first.
-SOURCE = np.dtype([(name, "i8") for name in ("may", "due", "then_may", "then_due", "every")] + [(name, "u8", 2) for name in ("slope", "part", "may_past", "due_past")])
+SOURCE = np.dtype(
+    [(name, "i8") for name in ("may", "due", "then_may", "then_due", "every")] + [(name, "u8", 2) for name in ("slope", "part", "may_past", "due_past")]
+)
 
 _pointer = ctypes.POINTER
 _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and takes a Failure last

@@ -39,7 +39,9 @@ class Scatter:
         """Whether this process may use it. An error if one of them is closed."""
         return all([dataset._open() is not None for dataset in self._datasets])
 
-    def begin(self, array: tuple[Any, int, int], room: int, counts: Ints, starts: Ints, lengths: Ints | int, places: Ints, finish: Callable[[Any], Any] | None) -> Request[Any]:
+    def begin(
+        self, array: tuple[Any, int, int], room: int, counts: Ints, starts: Ints, lengths: Ints | int, places: Ints, finish: Callable[[Any], Any] | None
+    ) -> Request[Any]:
         """Starts reading: counts[i] spans of dataset i, from the tokens starts on, so many tokens each, to places of the array's
         `room` tokens. array is of Place.allocate."""
         (value, pointer, stream), size = array, self._datasets[0].dtype.itemsize

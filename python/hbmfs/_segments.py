@@ -66,7 +66,7 @@ class Segments(NamedTuple):
     def batches(self, each: Ints, rows: int) -> list[Segments]:
         """The sequences of batches of so many rows, which have `each` of them."""
         at = np.append(0, np.cumsum(each))[::rows].tolist() if rows else [0]
-        return [Segments(*(field[a:b] for field in self)) for a, b in itertools.pairwise(at)]
+        return [Segments(self.lengths[a:b], self.documents[a:b], self.goes_on[a:b]) for a, b in itertools.pairwise(at)]
 
 
 def _expanded(borders: NDArray[np.int32], documents: Ints, tokens: Any) -> tuple[Any, Any, Any]:
