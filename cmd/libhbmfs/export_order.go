@@ -38,6 +38,35 @@ func hbmfs_go_best_fit(lengths *C.int64_t, n, room C.int64_t, sample, samples *C
 	})
 }
 
+//export hbmfs_go_cut
+func hbmfs_go_cut(borders *C.int64_t, count C.int64_t, starts *C.int64_t, rows, length C.int64_t, each, lengths, documents *C.int64_t, goesOn *C.uint8_t,
+	room C.int64_t, total *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		where, err := list[int64](starts, rows)
+		if err != nil {
+			return err
+		}
+		if count < 0 || room < 0 {
+			return failf(codeInvalid, "arrays of %d and %d elements cannot be", int64(count), int64(room))
+		}
+		many := unsafe.Slice((*int64)(unsafe.Pointer(each)), int(rows))
+		clear(many)
+		c, err := order.NewCut(unsafe.Slice((*int64)(unsafe.Pointer(borders)), int(count)), where, int64(length), many)
+		if err != nil {
+			return &otherwise{codeInvalid, err}
+		}
+		*total = 0
+		for _, n := range many {
+			*total += C.int64_t(n)
+		}
+		if *total <= room {
+			n := int(*total)
+			c.Fill(unsafe.Slice((*int64)(unsafe.Pointer(lengths)), n), unsafe.Slice((*int64)(unsafe.Pointer(documents)), n), unsafe.Slice((*byte)(unsafe.Pointer(goesOn)), n))
+		}
+		return nil
+	})
+}
+
 //export hbmfs_go_draw
 func hbmfs_go_draw(sources *C.hbmfs_source, k, n, end C.int64_t, drawn *C.uint8_t, room C.int64_t, count *C.int64_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {

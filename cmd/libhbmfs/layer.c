@@ -202,6 +202,13 @@ int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int6
     return hbmfs_go_best_fit((int64_t *)lengths, count, room, sample, samples, why);
 }
 
+int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
+                  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!total || (count > 0 && !borders) || (rows > 0 && (!starts || !each)) || (room > 0 && (!lengths || !documents || !goes_on)));
+    return hbmfs_go_cut((int64_t *)borders, count, (int64_t *)starts, rows, length, each, lengths, documents, goes_on, room, total, why);
+}
+
 int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why) {
     REFUSE_FORKED;
     REFUSE_NULL(!count || (k > 0 && !sources) || (room > 0 && !drawn));

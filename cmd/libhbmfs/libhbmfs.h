@@ -265,6 +265,14 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
  */
 int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why);
 
+/*
+ * Says which documents rows of length consecutive tokens hold, which begin at starts. count borders say where each document begins, and
+ * where the last one ends. each[i] is how many documents row i holds, and total is their sum. documents has their numbers, lengths
+ * their tokens in the row, goes_on 1 for those that go on behind it; where total is more than room, call again with so much.
+ */
+int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
+		  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
+
 /* A source of a mixture. Its next sample comes after may - 1 samples at the earliest, and is due as sample due. */
 typedef struct hbmfs_source {
 	int64_t may, due;

@@ -226,6 +226,7 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "gather_begin": [_Handle, _u64, _i64, ctypes.c_void_p, _i64, _i64, _i32, _u64, _pointer(_Handle)],
     "scatter_begin": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 3, _u64, _i64, _u64, _pointer(_Handle)],
     "best_fit": [ctypes.c_void_p, _i64, _i64, ctypes.c_void_p, _pointer(_i64)],
+    "cut": [*[ctypes.c_void_p, _i64] * 2, _i64, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
     "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],
     "wait": [_Handle, _i64, _pointer(Result)],
     "cancel": [_Handle, _i64],

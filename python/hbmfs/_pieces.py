@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class Pieces(NamedTuple):
     def batches(self, rows: int) -> list[Pieces]:
         """Those of batches of so many samples."""
         at = np.append(0, np.cumsum(self.samples))[:: max(1, rows)].tolist()
-        return [self.take(slice(a, b), self.samples[i * rows : (i + 1) * rows]) for i, (a, b) in enumerate(zip(at, at[1:], strict=False))]
+        return [self.take(slice(a, b), self.samples[i * rows : (i + 1) * rows]) for i, (a, b) in enumerate(itertools.pairwise(at))]
 
 
 class Samples:

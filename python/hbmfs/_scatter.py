@@ -37,7 +37,8 @@ class Scatter:
 
     def works(self) -> bool:
         """Whether this process may use it. An error if one of them is closed."""
-        return all([dataset._open() is not None for dataset in self._datasets])
+        files = [dataset._open() for dataset in self._datasets]
+        return None not in files
 
     def begin(
         self, array: tuple[Any, int, int], room: int, counts: Ints, starts: Ints, lengths: Ints | int, places: Ints, finish: Callable[[Any], Any] | None

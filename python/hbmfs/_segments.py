@@ -5,6 +5,7 @@ On the host it is made by NumPy, on a device by torch: numbers for each sequence
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._memory import signed
+from ._native import library
 from .device_array import DeviceArray
 from .errors import InvalidError
 
@@ -63,6 +65,10 @@ class Segments(NamedTuple):
                 fill(labels, document < 0, NO_LABEL)
         return Packed(tokens, borders_there, int(self.lengths.max(initial=0)), position, document, labels, beside)
 
+    def until(self, end: int) -> Segments:
+        """The first so many."""
+        return Segments(self.lengths[:end], self.documents[:end], self.goes_on[:end])
+
     def batches(self, each: Ints, rows: int) -> list[Segments]:
         """The sequences of batches of so many rows, which have `each` of them."""
         at = np.append(0, np.cumsum(each))[::rows].tolist() if rows else [0]
@@ -90,11 +96,28 @@ def _expanded_on_device(borders: NDArray[np.int32], documents: Ints, tokens: Any
 
 
 def of_rows(borders: Ints, starts: Ints, length: int) -> tuple[Segments, Ints]:
-    """The sequences of rows of consecutive tokens, and how many each row has. borders are those of the dataset's documents."""
-    order = np.argsort(starts)  # looked up in order, neighbours share what the processor has of the borders: five times as fast
-    first, count = np.empty_like(starts), np.empty_like(starts)
-    first[order] = np.searchsorted(borders, starts[order], side="right") - 1
-    count[order] = np.searchsorted(borders, starts[order] + length, side="left") - first[order]
+    """The sequences of rows of consecutive tokens, and how many each row has. borders are those of the dataset's documents. A
+    forked child has no library, and does it here."""
+    if library().forked or not len(starts) or not length:
+        return of_rows_here(borders, starts, length)
+    borders, starts = np.ascontiguousarray(borders, np.int64), np.ascontiguousarray(starts, np.int64)
+    each, total = np.empty(len(starts), np.int64), ctypes.c_int64()
+    room = len(starts) * (2 + 2 * length * len(borders) // int(borders[-1] or 1))  # mostly enough
+    while True:
+        lengths, documents, goes_on = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.bool_)
+        library().ask(
+            "cut", borders.ctypes.data, len(borders), starts.ctypes.data, len(starts), length, each.ctypes.data, lengths.ctypes.data,
+            documents.ctypes.data, goes_on.ctypes.data, room, total,
+        )  # fmt: skip
+        if total.value <= room:
+            return Segments(lengths, documents, goes_on).until(total.value), each
+        room = total.value
+
+
+def of_rows_here(borders: Ints, starts: Ints, length: int) -> tuple[Segments, Ints]:
+    """The same by NumPy."""
+    first = np.searchsorted(borders, starts, side="right") - 1
+    count = np.searchsorted(borders, starts + length, side="left") - first
     row = np.repeat(np.arange(len(starts)), count)
     document = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + first[row]
     begin = np.maximum(borders[document], starts[row])

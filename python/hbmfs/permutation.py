@@ -28,6 +28,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 _SHIFT = np.uint64(29)
+_BLOCK = 1 << 13  # numbers whose arrays stay in the processor's cache
 
 
 class Permutation:
@@ -51,7 +52,9 @@ class Permutation:
         k = np.asarray(k, np.int64)
         if k.size and (k.min() < 0 or k.max() >= self.n):
             raise IndexError(f"index out of range: the permutation has {self.n} places, 0 to {self.n - 1}")
-        index = self._turn(k.astype(np.uint64).reshape(-1))
+        index = k.astype(np.uint64).reshape(-1)
+        for i in range(0, len(index), _BLOCK):
+            index[i : i + _BLOCK] = self._turn(index[i : i + _BLOCK])
         outside = np.flatnonzero(index >= self.n)
         while outside.size:
             index[outside] = walked = self._turn(index[outside])
