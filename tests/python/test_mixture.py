@@ -123,6 +123,24 @@ def test_an_order_that_repeats_itself_is_the_one_that_is_drawn():
         assert whole.sources(0, 2000).tolist() == expected
 
 
+@pytest.mark.parametrize("trial", range(60))
+def test_the_library_draws_the_same_as_python(trial):
+    pick = random.Random(trial)
+    k = pick.choice([1, 2, 3, 7, 20, 50])
+    phases = [(0, [exact(float(w)) for w in random_weights(pick, k)])]
+    for _ in range(pick.choice([0, 1, 3])):
+        phases.append((phases[-1][0] + pick.randrange(1, 300), [exact(float(w)) for w in random_weights(pick, k)]))
+    limits = [pick.choice([None, pick.randrange(1, 400)]) for _ in range(k)]
+    drawn = _chairman.lines(phases, limits, [pick.random() < 0.2 for _ in range(k)])
+    ours, theirs = _chairman.Assignment(drawn), _chairman.Assignment(drawn)
+    theirs._some_by_library = theirs._some_here  # as a forked child does it
+    n, end = 0, min(1500, ours.end)
+    while n < end:
+        then = min(end, n + pick.randrange(1, 300))
+        assert ours.sources(n, then).tolist() == theirs.sources(n, then).tolist()
+        n = then
+
+
 # --- the order ------------------------------------------------------------------------------------------------------
 
 
