@@ -31,42 +31,42 @@ type Request struct {
 // more: some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	check := func() error { return f.check(&to, offsets, length) }
-	return f.begin(ctx, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
+	return begin(ctx, []*File{f}, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
 		return f.run(ctx, &to, after, offsets, length)
 	})
 }
 
-// begin starts what run does, once check finds that it can be. after is what mark gave.
-func (f *File) begin(ctx context.Context, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
-	if err := f.enter(); err != nil {
-		return nil, err
+// begin starts what run does with files, once check finds that it can be. after is what mark gave.
+func begin(ctx context.Context, files []*File, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
+	for i, f := range files {
+		if err := f.enter(); err != nil {
+			leave(files[:i])
+			return nil, err
+		}
 	}
-	q, err := f.beginEntered(ctx, to, check, run)
+	r := files[0].r
+	err := check()
+	var after driver.Handle
+	if err == nil {
+		after, err = r.mark(to)
+	}
 	if err != nil {
-		f.gate.Leave()
-	}
-	return q, err
-}
-
-func (f *File) beginEntered(ctx context.Context, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
-	if err := check(); err != nil {
-		return nil, err
-	}
-	after, err := f.r.mark(to)
-	if err != nil {
+		leave(files)
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &Request{cancel: cancel, done: make(chan struct{})}
-	f.mu.Lock()
-	f.requests[q] = true
-	f.mu.Unlock()
-	if f.gate.IsShut() { // meanwhile, by a Close that did not see q
-		cancel()
+	for _, f := range files {
+		f.mu.Lock()
+		f.requests[q] = true
+		f.mu.Unlock()
+		if f.gate.IsShut() { // meanwhile, by a Close that did not see q
+			cancel()
+		}
 	}
 	go func() {
 		q.result, q.err = run(ctx, after)
-		if err := f.r.unmark(after); q.err == nil {
+		if err := r.unmark(after); q.err == nil {
 			q.err = err
 		}
 		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
@@ -74,12 +74,20 @@ func (f *File) beginEntered(ctx context.Context, to *Target, check func() error,
 		}
 		cancel()
 		close(q.done)
-		f.mu.Lock()
-		delete(f.requests, q)
-		f.mu.Unlock()
-		f.gate.Leave()
+		for _, f := range files {
+			f.mu.Lock()
+			delete(f.requests, q)
+			f.mu.Unlock()
+		}
+		leave(files)
 	}()
 	return q, nil
+}
+
+func leave(files []*File) {
+	for _, f := range files {
+		f.gate.Leave()
+	}
 }
 
 // Done is closed when the request has ended and nothing writes to its memory any more.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -13,34 +15,87 @@ import (
 // Placed is N bytes of a file from Offset on, and the byte of the caller's memory that they go To.
 type Placed = source.Span
 
-// BeginScatter starts bringing spans of any length to their places in memory of the caller, where they must not overlap. The
-// rest is as in BeginGather; nothing is widened.
-func (f *File) BeginScatter(ctx context.Context, to Target, spans []Placed) (*Request, error) {
-	check := func() error { return f.checkPlaces(&to, spans) }
-	return f.begin(ctx, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		return f.scatter(ctx, f.r.destination(to.Pointer, to.Length, after), spans)
+// Part is spans of one file.
+type Part struct {
+	File  *File
+	Spans []Placed
+}
+
+// BeginScatter starts bringing spans of any length, of files of one device, to their places in memory of the caller, where they must
+// not overlap. The rest is as in BeginGather; nothing is widened. Closing one of the files ends the request.
+func BeginScatter(ctx context.Context, to Target, parts []Part) (*Request, error) {
+	if len(parts) == 0 {
+		return nil, fmt.Errorf("%w: no file is given", ErrMemory)
+	}
+	files := make([]*File, 0, len(parts))
+	for _, p := range parts {
+		if !slices.Contains(files, p.File) {
+			files = append(files, p.File)
+		}
+	}
+	check := func() error { return checkPlaces(&to, parts) }
+	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
+		return scatterAll(ctx, &to, after, parts)
 	})
 }
 
 // checkPlaces is check for spans with places.
-func (f *File) checkPlaces(to *Target, spans []Placed) error {
+func checkPlaces(to *Target, parts []Part) error {
+	r, some := parts[0].File.r, false
 	if to.Widen != WidenNone {
-		return fmt.Errorf("read %s: %w: spans with places are not widened", f.name, ErrMemory)
+		return fmt.Errorf("%w: spans with places are not widened", ErrMemory)
 	}
-	some := false
-	for _, s := range spans {
-		if err := f.insideOne(s.Offset, s.N); err != nil {
-			return err
+	for _, p := range parts {
+		if p.File.r.opt.Device != r.opt.Device {
+			return fmt.Errorf("read %s: %w: it is of another device's reader than %s", p.File.name, ErrMemory, parts[0].File.name)
 		}
-		if s.To < 0 || s.To > to.Length || s.N > to.Length-s.To {
-			return fmt.Errorf("read %s: %w: %d bytes do not fit at %d of %d", f.name, ErrMemory, s.N, s.To, to.Length)
+		for _, s := range p.Spans {
+			if err := p.File.insideOne(s.Offset, s.N); err != nil {
+				return err
+			}
+			if s.To < 0 || s.To > to.Length || s.N > to.Length-s.To {
+				return fmt.Errorf("read %s: %w: %d bytes do not fit at %d of %d", p.File.name, ErrMemory, s.N, s.To, to.Length)
+			}
+			some = some || s.N > 0
 		}
-		some = some || s.N > 0
 	}
 	if !some {
 		return nil
 	}
-	return f.r.checkMemory(to.Memory)
+	return r.checkMemory(to.Memory)
+}
+
+// scatterAll moves the spans of all files at once. One that fails ends the others. The choice is that of the first bytes.
+func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Part) (total Result, err error) {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	results := make([]Result, len(parts))
+	var wg sync.WaitGroup
+	for i, p := range parts {
+		move := func() {
+			var err error
+			if results[i], err = p.File.scatter(inner, p.File.r.destination(to.Pointer, to.Length, after), p.Spans); err != nil {
+				cancel(err) // which keeps the first reason
+			}
+		}
+		if i < len(parts)-1 {
+			wg.Go(move)
+		} else {
+			move()
+		}
+	}
+	wg.Wait()
+	if err := context.Cause(inner); err != nil {
+		return Result{}, err
+	}
+	total.Choice = results[0].Choice
+	for _, result := range results {
+		if total.Moved.Total() == 0 {
+			total.Choice = result.Choice
+		}
+		total.Moved.Add(result.Moved)
+	}
+	return total, nil
 }
 
 // scatter moves spans, part by part. It returns when nothing writes to the target any more.

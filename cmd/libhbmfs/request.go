@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cufile"
@@ -10,70 +11,8 @@ import (
 
 // request is a read into memory of the caller.
 type request struct {
-	reader *reader
+	readers []*reader // that it is counted for
 	*cufile.Request
-}
-
-// requests are reads of several files, which end together.
-type requests struct {
-	parts []*request
-	done  chan struct{}
-}
-
-// together makes one request of several. One that fails ends the others.
-func together(parts []*request) *requests {
-	q := &requests{parts, make(chan struct{})}
-	go func() {
-		for _, part := range parts {
-			if _, err := part.Result(); err != nil {
-				q.Cancel()
-			}
-		}
-		close(q.done)
-	}()
-	return q
-}
-
-// Cancel asks all of them to end.
-func (q *requests) Cancel() {
-	for _, part := range q.parts {
-		part.Request.Cancel()
-	}
-}
-
-// Done is closed when all of them have ended.
-func (q *requests) Done() <-chan struct{} { return q.done }
-
-// Result waits for all of them. The choice is the first one's.
-func (q *requests) Result() (total cufile.Result, err error) {
-	<-q.done
-	for i, part := range q.parts {
-		result, partErr := part.Result()
-		if err == nil || errors.Is(err, context.Canceled) && partErr != nil { // the reason before those that ended with it
-			err = partErr
-		}
-		if i == 0 {
-			total.Choice = result.Choice
-		}
-		total.Moved.Add(result.Moved)
-	}
-	return total, err
-}
-
-func (q *request) count(result cufile.Result) { q.reader.count(result.Choice) }
-
-func (q *requests) count(cufile.Result) {
-	for _, part := range q.parts {
-		result, _ := part.Result() // nil: count follows a success
-		part.count(result)
-	}
-}
-
-// read is one that somebody waits for.
-type read interface {
-	underWay
-	Result() (cufile.Result, error)
-	count(result cufile.Result)
 }
 
 // underWay is a read or a write.
@@ -91,37 +30,32 @@ func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length
 	if err != nil {
 		return 0, err
 	}
-	return l.add(handle, &request{f.reader, q})
+	return l.add(handle, &request{[]*reader{f.reader}, q})
 }
 
 // scatter begins spans of several files: counts[i] of files[i]. No file owns the request, since it outlives each.
 func (l *library) scatter(files []uint64, counts []int64, to cufile.Target, spans []cufile.Placed) (uint64, error) {
-	parts := make([]*request, 0, len(files))
+	parts, readers := make([]cufile.Part, len(files)), make([]*reader, 0, len(files))
 	for i, handle := range files {
-		if counts[i] == 0 {
-			continue
-		}
 		f, err := find[*file](l, handle)
-		if err == nil {
-			var q *cufile.Request
-			if q, err = f.f.BeginScatter(context.Background(), to, spans[:counts[i]]); err == nil {
-				parts = append(parts, &request{f.reader, q})
-			}
-		}
 		if err != nil {
-			begun := together(parts)
-			begun.Cancel()
-			<-begun.Done()
 			return 0, err
 		}
-		spans = spans[counts[i]:]
+		parts[i], spans = cufile.Part{File: f.f, Spans: spans[:counts[i]]}, spans[counts[i]:]
+		if counts[i] > 0 && !slices.Contains(readers, f.reader) {
+			readers = append(readers, f.reader)
+		}
 	}
-	return l.add(0, together(parts))
+	q, err := cufile.BeginScatter(context.Background(), to, parts)
+	if err != nil {
+		return 0, err
+	}
+	return l.add(0, &request{readers, q})
 }
 
 // waitFor ends the request and its handle, unless it takes longer than timeout.
 func (l *library) waitFor(handle uint64, timeout time.Duration) (cufile.Result, error) {
-	q, err := find[read](l, handle)
+	q, err := find[*request](l, handle)
 	if err != nil {
 		return cufile.Result{}, err
 	}
@@ -130,7 +64,9 @@ func (l *library) waitFor(handle uint64, timeout time.Duration) (cufile.Result, 
 	}
 	result, err := q.Result()
 	if l.remove(handle) && err == nil {
-		q.count(result)
+		for _, r := range q.readers {
+			r.count(result.Choice)
+		}
 	}
 	if errors.Is(err, context.Canceled) {
 		err = failf(codeCancelled, "the request was cancelled, or its file closed, before it was done")

@@ -47,6 +47,8 @@ class Scatter:
         `room` tokens. array is of Place.allocate."""
         (value, pointer, stream), size = array, self._datasets[0].dtype.itemsize
         k, n = len(counts), len(starts)
+        if n == 0:
+            return Request(None, value, finish)
         table = np.empty(k + 3 * n, np.int64)  # one, since asking for an address takes a microsecond
         table[:k] = counts
         offsets, many, where = table[k:].reshape(3, n)
