@@ -25,6 +25,8 @@ Ints = NDArray[np.int64]
 NO_LABEL = -100
 """What torch's cross_entropy leaves out."""
 
+_GROUP, _GROUP_TOKENS = 8, 10 << 20  # batches, and tokens of them, whose numbers are made together on a device: 16 bytes each
+
 
 class Packed(NamedTuple):
     """A batch of samples that hold several documents. Sequences are documents, or parts of them, or padding."""
@@ -52,47 +54,82 @@ class Segments(NamedTuple):
     documents: Ints
     goes_on: NDArray[np.bool_]  # whether the document goes on in the token behind the row's last one
 
-    def pack(self, tokens: Any, labels: Any, beside: dict[str, Any] | None = None) -> Packed:
-        """Puts what they say beside tokens, where these are. labels are those that ignore sequences, or None."""
-        borders = np.zeros(len(self.lengths) + 1, np.int32)
-        np.cumsum(self.lengths, out=borders[1:])
-        expand = _expanded if isinstance(tokens, np.ndarray) else _expanded_on_device
-        borders_there, position, document = expand(borders, self.documents, tokens)
-        if labels is not None and borders[-1]:
-            (last,) = to_device([borders[1:][~self.goes_on] - 1], tokens)  # the places that have no label
-            labels.reshape(-1)[last] = NO_LABEL
-            if (self.documents < 0).any():
-                fill(labels, document < 0, NO_LABEL)
-        return Packed(tokens, borders_there, int(self.lengths.max(initial=0)), position, document, labels, beside)
-
     def until(self, end: int) -> Segments:
         """The first so many."""
         return Segments(self.lengths[:end], self.documents[:end], self.goes_on[:end])
 
-    def batches(self, each: Ints, rows: int) -> list[Segments]:
+    def batches(self, each: Ints, rows: int) -> list[Sequences]:
         """The sequences of batches of so many rows, which have `each` of them."""
-        at = np.append(0, np.cumsum(each))[::rows].tolist() if rows else [0]
-        return [Segments(self.lengths[a:b], self.documents[a:b], self.goes_on[a:b]) for a, b in itertools.pairwise(at)]
+        at = np.append(0, np.cumsum(each))[::rows].tolist() if rows else [0, 0]
+        batches = [Segments(self.lengths[a:b], self.documents[a:b], self.goes_on[a:b]) for a, b in itertools.pairwise(at)]
+        tokens = int(batches[0].lengths.sum()) if batches else 0
+        size = max(1, min(_GROUP, _GROUP_TOKENS // max(1, tokens)))
+        groups = [_Group(batches[i : i + size]) for i in range(0, len(batches), size)]
+        return [Sequences(segments, groups[i // size], i % size) for i, segments in enumerate(batches)]
 
 
-def _expanded(borders: NDArray[np.int32], documents: Ints, tokens: Any) -> tuple[Any, Any, Any]:
+class Sequences(NamedTuple):
+    """The sequences of a batch, one of several that are made together."""
+
+    segments: Segments
+    group: _Group
+    number: int
+
+    def pack(self, tokens: Any, labels: Any, beside: dict[str, Any] | None = None) -> Packed:
+        """Puts what they say beside tokens, where these are. labels are those that ignore sequences, or None."""
+        segments = self.segments
+        borders, position, document = _expanded(segments, tokens) if isinstance(tokens, np.ndarray) else self.group.expanded(self.number, tokens)
+        if labels is not None and len(segments.lengths):
+            (last,) = to_device([np.cumsum(segments.lengths)[~segments.goes_on] - 1], tokens)  # the places that have no label
+            labels.reshape(-1)[last] = NO_LABEL
+            if (segments.documents < 0).any():
+                fill(labels, document < 0, NO_LABEL)
+        return Packed(tokens, borders, int(segments.lengths.max(initial=0)), position, document, labels, beside)
+
+
+def _expanded(segments: Segments, tokens: Any) -> tuple[Any, Any, Any]:
     """cu_seqlens, position_ids and document_ids."""
-    many = np.diff(borders)
-    position = np.arange(borders[-1], dtype=np.int64) - np.repeat(borders[:-1], many)
-    return borders, position.reshape(tokens.shape), np.repeat(documents, many).reshape(tokens.shape)
+    borders = np.append(0, np.cumsum(segments.lengths)).astype(np.int32)
+    position = np.arange(borders[-1], dtype=np.int64) - np.repeat(borders[:-1], segments.lengths)
+    return borders, position.reshape(tokens.shape), np.repeat(segments.documents, segments.lengths).reshape(tokens.shape)
 
 
-def _expanded_on_device(borders: NDArray[np.int32], documents: Ints, tokens: Any) -> tuple[Any, Any, Any]:
-    """The same by few calls, since each takes as long as many tokens: one copy, and five kernels."""
-    import torch
+class _Group:
+    """Batches of one shape. A call on a device takes the CPU as long as the device many tokens, so what is made there is made for
+    several batches at once: by one copy, and five kernels."""
 
-    total, wide, where = int(borders[-1]), documents.nbytes, tokens.device
-    together = torch.from_numpy(np.concatenate([documents.view(np.uint8), borders.view(np.uint8)])).to(where, non_blocking=True)
-    documents_there, borders_there = together[:wide].view(torch.int64), together[wide:].view(torch.int32)
-    place = torch.arange(total, dtype=torch.int32, device=where)
-    sequence = torch.searchsorted(borders_there[1:], place, right=True, out_int32=True)
-    position = torch.sub(place, borders_there.index_select(0, sequence), out=torch.empty(tokens.shape, dtype=torch.int64, device=where).view(-1))
-    return borders_there, position.view(tokens.shape), documents_there.index_select(0, sequence).view(tokens.shape)
+    def __init__(self, batches: list[Segments]) -> None:
+        self._batches = batches
+        self._made: dict[int, tuple[Any, Any, Any]] = {}
+        self._made_by: Any = None
+
+    def expanded(self, number: int, tokens: Any) -> tuple[Any, Any, Any]:
+        """The same where tokens are. What another stream of the device made is made again, since that one may not be done."""
+        import torch
+
+        by = torch.cuda.current_stream(tokens.device) if tokens.is_cuda else None
+        if number not in self._made or self._made_by != by:
+            self._make(number, tokens)
+            self._made_by = by
+        return self._made.pop(number)
+
+    def _make(self, number: int, tokens: Any) -> None:
+        import torch
+
+        batches, total, where = self._batches[number:], tokens.numel(), tokens.device
+        borders = np.append(0, np.cumsum(np.concatenate([b.lengths for b in batches]))).astype(np.int32)
+        own = [np.append(0, np.cumsum(b.lengths)).astype(np.int32) for b in batches]
+        parts = [np.concatenate([b.documents for b in batches]), borders, *own]
+        there = torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts])).to(where, non_blocking=True)
+        documents, borders_there, *own_there = torch.split(there, [part.nbytes for part in parts])
+        begins = borders_there.view(torch.int32)
+        place = torch.arange(total * len(batches), dtype=torch.int32, device=where)
+        sequence = torch.searchsorted(begins[1:], place, right=True, out_int32=True)
+        position = torch.sub(place, begins.index_select(0, sequence), out=torch.empty(len(place), dtype=torch.int64, device=where))
+        document = documents.view(torch.int64).index_select(0, sequence)
+        shape = (len(batches), *tokens.shape)
+        made = zip((o.view(torch.int32) for o in own_there), position.view(shape), document.view(shape), strict=True)
+        self._made = dict(enumerate(made, number))
 
 
 def of_rows(borders: Ints, starts: Ints, length: int) -> tuple[Segments, Ints]:

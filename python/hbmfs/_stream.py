@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._queue import Queue
-from ._segments import Segments, as_tensors, rows_and_labels, shifted
+from ._segments import Sequences, as_tensors, rows_and_labels, shifted
 from .errors import InvalidError
 
 STATE_VERSION = 1
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """A batch as it is planned."""
 
     starts: Any  # as the queue takes them
-    segments: Segments | None  # where a batch says where documents begin
+    segments: Sequences | None  # where a batch says where documents begin
 
 
 class Stream:

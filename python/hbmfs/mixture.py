@@ -35,7 +35,7 @@ from ._chairman import NEVER, Assignment, lines
 from ._joined import Beside, Rows, Shares
 from ._queue import Queue
 from ._samples import Samples
-from ._segments import Ints, Segments, borders_of, merged, of_rows
+from ._segments import Ints, Segments, Sequences, borders_of, merged, of_rows
 from ._stream import STATE_VERSION, Batch, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
 from .part import Aligned, part_of
@@ -176,7 +176,7 @@ class Mixture(Stream):
         self._assigned.forget(self._position - self._began)
         places = positions.reshape(-1) - self._began
         if not places.size:
-            return [Batch(Shares.none(len(self.names)), None if self._borders is None else merged([], 0)[0]) for _ in positions]
+            return [Batch(Shares.none(len(self.names)), None if self._borders is None else merged([], 0)[0].batches(places, 0)[0]) for _ in positions]
         first, end = int(places[0]), int(places[-1]) + 1
         before, drawn = self._assigned.counts(first), self._assigned.sources(first, end)
         mine = drawn[places - first]
@@ -195,7 +195,7 @@ class Mixture(Stream):
         rows = np.argsort(mine, axis=1, kind="stable")
         counts = np.stack([np.count_nonzero(mine == source, axis=1) for source in range(len(self.names))], 1)
         shares = map(Shares, counts, np.take_along_axis(starts.reshape(positions.shape), rows, 1), rows)
-        segments: list[Segments | None] = [None] * steps
+        segments: list[Sequences | None] = [None] * steps
         if self._borders is not None:
             all_segments, each = merged(parts, len(places))
             segments = [*all_segments.batches(each, batch)]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ._packing import best_fit
 from ._pieces import Pieces, Samples
 from ._queue import Queue
-from ._segments import Ints, Packed, Segments, borders_of, fill, next_tokens, rows_and_labels
+from ._segments import Ints, Packed, borders_of, fill, next_tokens, rows_and_labels
 from ._stream import STATE_VERSION, Batch, Stream, at_least
 from .errors import InvalidError
 from .part import part_of, whole_of
@@ -194,8 +194,9 @@ class PackedStream(Stream):
         pieces = Pieces(*(np.concatenate(fields) for fields in zip(*some, strict=True)))
         rows = positions.shape[1]
         if rows == 0:
-            return [Batch(pieces, pieces.segments(self.seq_len)[0])] * len(positions)
-        return [Batch(*both) for both in zip(pieces.batches(rows), Segments.batches(*pieces.segments(self.seq_len), rows), strict=True)]
+            return [Batch(pieces, pieces.segments(self.seq_len)[0].batches(places, 0)[0])] * len(positions)
+        segments, each = pieces.segments(self.seq_len)
+        return [Batch(*both) for both in zip(pieces.batches(rows), segments.batches(each, rows), strict=True)]
 
     def _queue(self) -> Queue:
         self._whole.stats()  # an error if it is closed
@@ -211,7 +212,7 @@ class PackedStream(Stream):
         tokens, _, beside = rows_and_labels(batch, False)
         segments = plan.segments
         assert segments is not None
-        free = bool((segments.documents < 0).any())
+        free = bool((segments.segments.documents < 0).any())
         packed = segments.pack(tokens, next_tokens(tokens) if self.targets else None, beside)
         if free:
             padding = packed.document_ids < 0

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._samples import Samples
-from ._segments import Segments, borders_of, of_rows
+from ._segments import Sequences, borders_of, of_rows
 from ._stream import STATE_VERSION, Batch, Stream, at_least
 from .errors import InvalidError
 
@@ -127,7 +127,7 @@ class TokenStream(Stream):
 
     def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
         starts = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None)
-        segments: list[Segments | None] = [None] * len(positions)
+        segments: list[Sequences | None] = [None] * len(positions)
         if self._borders is not None:
             all_segments, each = of_rows(self._borders, starts, self.seq_len)
             segments = [*all_segments.batches(each, positions.shape[1])]
