@@ -270,6 +270,17 @@ def test_files_of_other_types_on_every_device(opened, tmp_path):
     assert {opened.numpy(b).dtype for b in itertools.islice(hbmfs.Mixture(same, 8, 10), 5)} == {np.dtype(np.uint16)}
 
 
+def test_a_source_that_is_closed_ends_the_batches(opened, tmp_path):
+    for i in range(2):
+        np.save(tmp_path / f"{i}.npy", np.arange(3_000, dtype=np.uint16))
+    datasets = [opened(tmp_path / f"{i}.npy") for i in range(2)]
+    batches = iter(hbmfs.Mixture({str(i): (ds, 1) for i, ds in enumerate(datasets)}, 8, 10, depth=3))
+    assert np.array_equal(np.diff(opened.numpy(next(batches)).astype(int)), np.ones((8, 9)))
+    datasets[1].close()
+    with pytest.raises((hbmfs.ClosedError, hbmfs.CancelledError)):
+        list(itertools.islice(batches, 5))
+
+
 def test_sources_of_a_mount(opened, mount):
     names = ["nanogpt/train", "megatron", "llmc-gpt2", "llmc-llama3", "olmo"]
     mix = hbmfs.Mixture({name: (opened(mount / name), 1) for name in names}, 12, 7, exhausted="drop", drop_last=False, dtype="int64")
