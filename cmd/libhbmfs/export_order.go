@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"math/bits"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/order"
@@ -63,6 +64,31 @@ func hbmfs_go_cut(borders *C.int64_t, count C.int64_t, starts *C.int64_t, rows, 
 			n := int(*total)
 			c.Fill(unsafe.Slice((*int64)(unsafe.Pointer(lengths)), n), unsafe.Slice((*int64)(unsafe.Pointer(documents)), n), unsafe.Slice((*byte)(unsafe.Pointer(goesOn)), n))
 		}
+		return nil
+	})
+}
+
+//export hbmfs_go_permute
+func hbmfs_go_permute(numbers *C.uint64_t, count C.int64_t, n, rows, columns C.uint64_t, keys *C.uint64_t, rounds C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		all, err := list[uint64](numbers, count)
+		if err != nil {
+			return err
+		}
+		each, err := list[uint64](keys, rounds)
+		if err != nil {
+			return err
+		}
+		p := order.Permutation{N: uint64(n), Rows: uint64(rows), Columns: uint64(columns), Keys: each}
+		if high, cells := bits.Mul64(p.Rows, p.Columns); high > 0 || cells < p.N || p.N == 0 {
+			return failf(codeInvalid, "%d numbers are not those of %d rows of %d", p.N, p.Rows, p.Columns)
+		}
+		for _, k := range all {
+			if k >= p.N {
+				return failf(codeInvalid, "%d is not below %d", k, p.N)
+			}
+		}
+		p.Apply(all)
 		return nil
 	})
 }

@@ -209,6 +209,13 @@ int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, 
     return hbmfs_go_cut((int64_t *)borders, count, (int64_t *)starts, rows, length, each, lengths, documents, goes_on, room, total, why);
 }
 
+int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
+                      hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL((count > 0 && !numbers) || (rounds > 0 && !keys));
+    return hbmfs_go_permute(numbers, count, n, rows, columns, (uint64_t *)keys, rounds, why);
+}
+
 int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why) {
     REFUSE_FORKED;
     REFUSE_NULL(!count || (k > 0 && !sources) || (room > 0 && !drawn));

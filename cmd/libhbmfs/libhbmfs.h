@@ -273,6 +273,13 @@ int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int6
 int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
 		  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
 
+/*
+ * Replaces each of count numbers below n by the one in its place of a permutation: a Feistel network over rows times columns, with a
+ * key for each round and cycle walking. python/hbmfs/permutation.py defines it.
+ */
+int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
+		      hbmfs_failure *why);
+
 /* A source of a mixture. Its next sample comes after may - 1 samples at the earliest, and is due as sample due. */
 typedef struct hbmfs_source {
 	int64_t may, due;

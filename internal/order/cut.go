@@ -1,9 +1,6 @@
 package order
 
-import (
-	"fmt"
-	"sync"
-)
+import "fmt"
 
 // Cut says which documents rows of length consecutive tokens hold: where documents begin, and the last one ends, is in
 // borders. python/hbmfs/_segments.py has the same.
@@ -13,9 +10,6 @@ type Cut struct {
 	first           []int64 // of each row: its first document
 	Each            []int64 // of each row: how many it holds
 }
-
-// cutters is how many look up at once: a lookup waits for memory most of its time.
-const cutters, rowsOfCutter = 4, 512
 
 // NewCut finds the documents of each row. Rows must be inside of the tokens.
 func NewCut(borders, starts []int64, length int64, each []int64) (*Cut, error) {
@@ -29,7 +23,7 @@ func NewCut(borders, starts []int64, length int64, each []int64) (*Cut, error) {
 			return nil, fmt.Errorf("a row of %d tokens from %d on, of %d", length, start, end)
 		}
 	}
-	c.eachPart(func(from, to int) {
+	eachPart(len(starts), func(from, to int) {
 		for i := from; i < to; i++ {
 			c.first[i] = c.holds(starts[i])
 			for d := c.first[i]; borders[d] < starts[i]+length; d++ {
@@ -74,14 +68,4 @@ func (c *Cut) Fill(lengths, documents []int64, goesOn []byte) {
 			at++
 		}
 	}
-}
-
-// eachPart calls fn for parts of the rows, at once.
-func (c *Cut) eachPart(fn func(from, to int)) {
-	step := max(rowsOfCutter, (len(c.starts)+cutters-1)/cutters)
-	var wg sync.WaitGroup
-	for from := 0; from < len(c.starts); from += step {
-		wg.Go(func() { fn(from, min(from+step, len(c.starts))) })
-	}
-	wg.Wait()
 }

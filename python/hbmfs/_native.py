@@ -227,6 +227,7 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "scatter_begin": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 3, _u64, _i64, _u64, _pointer(_Handle)],
     "best_fit": [ctypes.c_void_p, _i64, _i64, ctypes.c_void_p, _pointer(_i64)],
     "cut": [*[ctypes.c_void_p, _i64] * 2, _i64, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
+    "permute": [ctypes.c_void_p, _i64, _u64, _u64, _u64, ctypes.c_void_p, _i64],
     "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],
     "wait": [_Handle, _i64, _pointer(Result)],
     "cancel": [_Handle, _i64],

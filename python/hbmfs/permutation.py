@@ -19,6 +19,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._native import library
+
 ROUNDS = 6  # Luby and Rackoff need 4; two more, since small domains mix badly
 LARGEST = 1 << 62
 
@@ -28,7 +30,6 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 _SHIFT = np.uint64(29)
-_BLOCK = 1 << 13  # numbers whose arrays stay in the processor's cache
 
 
 class Permutation:
@@ -53,13 +54,20 @@ class Permutation:
         if k.size and (k.min() < 0 or k.max() >= self.n):
             raise IndexError(f"index out of range: the permutation has {self.n} places, 0 to {self.n - 1}")
         index = k.astype(np.uint64).reshape(-1)
-        for i in range(0, len(index), _BLOCK):
-            index[i : i + _BLOCK] = self._turn(index[i : i + _BLOCK])
+        if library().forked:
+            index = self._here(index)
+        else:
+            library().ask("permute", index.ctypes.data, len(index), self.n, int(self._rows), int(self._columns), self._keys.ctypes.data, ROUNDS)
+        return index.view(np.int64).reshape(k.shape)
+
+    def _here(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The same in a forked child, which has no library."""
+        index = self._turn(index)
         outside = np.flatnonzero(index >= self.n)
         while outside.size:
             index[outside] = walked = self._turn(index[outside])
             outside = outside[walked >= self.n]
-        return index.view(np.int64).reshape(k.shape)
+        return index
 
     def _turn(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Encrypts indices below rows*columns once. Writes into arrays of its own: at these sizes a fresh array costs

@@ -93,6 +93,13 @@ static void orders(void) {
     if (there[0] != 1 || there[1] != 2 || documents[1] != 2 || goes_on[0] || !goes_on[1] || goes_on[2]) DIE("other documents");
     WANT(HBMFS_INVALID, hbmfs_cut(borders, 4, starts, 2, 4, each, there, documents, goes_on, 4, &count, &why));
     WANT(HBMFS_INVALID, hbmfs_cut(borders, 0, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
+    uint64_t numbers[] = {0, 1, 2, 3, 4}, keys[] = {5, 6}, wrong = 5, seen = 0;
+    OK(hbmfs_permute(numbers, 5, 5, 3, 2, keys, 2, &why));
+    for (int i = 0; i < 5; i++) seen |= (uint64_t)1 << numbers[i];
+    if (seen != 31) DIE("no permutation");
+    WANT(HBMFS_INVALID, hbmfs_permute(&wrong, 1, 5, 3, 2, keys, 2, &why));
+    WANT(HBMFS_INVALID, hbmfs_permute(numbers, 5, 7, 3, 2, keys, 2, &why));
+    WANT(HBMFS_INVALID, hbmfs_permute(numbers, 5, 5, 0, 2, keys, 2, &why));
     hbmfs_source sources[] = {{.may = 1, .due = 2, .then_may = 3, .then_due = 4, .every = 2, .slope = {0, 1}}, {.may = 1, .due = 3, .then_may = 3, .then_due = 9}};
     OK(hbmfs_draw(sources, 2, 0, 100, drawn, 9, &count, &why));
     if (count != 2 || drawn[0] != 0 || drawn[1] != 1 || sources[0].may != 3) DIE("%ld were drawn", count);
