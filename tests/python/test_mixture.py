@@ -1,5 +1,6 @@
 """Mixture: each source's share at every prefix, whatever the weights, the schedule, the ranks and the stops."""
 
+import contextlib
 import itertools
 import json
 import random
@@ -268,6 +269,26 @@ def test_files_of_other_types_on_every_device(opened, tmp_path):
     assert all(a.dtype == np.int64 and np.array_equal(a, b) for a, b in zip(got, want, strict=True))
     same = {name: given[name] for name in ("0", "2")}
     assert {opened.numpy(b).dtype for b in itertools.islice(hbmfs.Mixture(same, 8, 10), 5)} == {np.dtype(np.uint16)}
+
+
+def test_sources_of_several_readers_of_one_gpu(gpu, tmp_path):
+    """All of them wait for the caller's stream, which one of them has marked."""
+    tokens = [np.arange(3_000, dtype=np.uint16) + 10_000 * i for i in range(3)]
+    weights = (0.6, 0.3, 0.1)
+    doubles = {str(i): (NumpyDataset(data), w) for i, (data, w) in enumerate(zip(tokens, weights, strict=True))}
+    want = list(itertools.islice(hbmfs.Mixture(doubles, 8, 10), 20))
+    with contextlib.ExitStack() as stack:
+        given = {}
+        for i, data in enumerate(tokens):
+            np.save(tmp_path / f"{i}.npy", data)
+            reader = stack.enter_context(gpu.reader())
+            given[str(i)] = stack.enter_context(hbmfs.open(tmp_path / f"{i}.npy", reader=reader)), weights[i]
+        allocate = type(reader._memory()).allocate
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(type(reader._memory()), "allocate", lambda *a: (*allocate(*a)[:2], 0))
+        got = [batch.to_numpy() for batch in itertools.islice(hbmfs.Mixture(given, 8, 10), 20)]
+        assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+        for dataset, _ in given.values():
+            assert dataset.stats()["reads"] > 0 and sum(dataset.stats()["bytes"].values()) > 0
 
 
 def test_a_source_that_is_closed_ends_the_batches(opened, tmp_path):
