@@ -42,7 +42,7 @@ func TestCuFileWhereOnePieceBecameTwo(t *testing.T) {
 
 // fillGone reads from offset on; the file goes between the plan and the move.
 func (f *File) fillGone(t *testing.T, s *halved, offset int64) (*View, error) {
-	q := &transfer{f: f, offsets: []int64{offset}, length: f.Size() - offset}
+	q := &transfer{f: f, spans: []source.Span{{Offset: offset, N: f.Size() - offset}}}
 	v, err := q.allocate(t.Context())
 	if err != nil {
 		return nil, err

@@ -114,7 +114,7 @@ func TestReadThatCloseOvertook(t *testing.T) {
 	must(t, err)
 	f, err := r.Open(t.Context(), name)
 	must(t, err)
-	q := &transfer{f: f, offsets: []int64{0}, length: int64(len(data))}
+	q := &transfer{f: f, spans: []source.Span{{N: int64(len(data))}}}
 	v, err := q.allocate(t.Context())
 	must(t, err)
 	must(t, r.mapped.Thread.Do(t.Context(), r.releaseGPU))

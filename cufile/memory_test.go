@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // callersMemory is memory as another allocator gives it: with a stretch before and behind that must not change.
@@ -259,7 +260,7 @@ func TestCuFileDoesNotWriteToMemoryOfTheCaller(t *testing.T) {
 	r := newReader(t, smallOptions(fakeLibraries(t), Compat))
 	f := openFileIn(t, r, name)
 	m := newMemory(t, r, int64(len(data)), 0)
-	if _, err := f.moveTo(t.Context(), r.destination(m.Pointer, m.Length, 0), []int64{0}, f.Size()); !errors.Is(err, errArena) {
+	if _, err := f.moveTo(t.Context(), r.destination(m.Pointer, m.Length, 0), []source.Span{{N: f.Size()}}); !errors.Is(err, errArena) {
 		t.Errorf("straight by cuFile: %v, want %v", err, errArena)
 	}
 	m.holds(t, nil, true)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
 )
 
 // Result says how a request's bytes came: before any widening, by path.
@@ -29,36 +30,43 @@ type Request struct {
 // stay until Done is closed. A request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
 // more: some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
-	if err := f.enter(); err != nil {
-		return nil, err
-	}
-	q, err := f.begin(ctx, &to, offsets, length)
-	if err != nil {
-		f.gate.Leave()
-	}
-	return q, err
+	check := func() error { return f.check(&to, offsets, length) }
+	return begin(ctx, []*File{f}, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
+		return f.run(ctx, &to, after, offsets, length)
+	})
 }
 
-// begin needs that the file was entered, which the request leaves.
-func (f *File) begin(ctx context.Context, to *Target, offsets []int64, length int64) (*Request, error) {
-	if err := f.check(to, offsets, length); err != nil {
-		return nil, err
+// begin starts what run does with files, once check finds that it can be. after is what mark gave.
+func begin(ctx context.Context, files []*File, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
+	for i, f := range files {
+		if err := f.enter(); err != nil {
+			leave(files[:i])
+			return nil, err
+		}
 	}
-	after, err := f.r.mark(to)
+	r := files[0].r
+	err := check()
+	var after driver.Handle
+	if err == nil {
+		after, err = r.mark(to)
+	}
 	if err != nil {
+		leave(files)
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &Request{cancel: cancel, done: make(chan struct{})}
-	f.mu.Lock()
-	f.requests[q] = true
-	f.mu.Unlock()
-	if f.gate.IsShut() { // meanwhile, by a Close that did not see q
-		cancel()
+	for _, f := range files {
+		f.mu.Lock()
+		f.requests[q] = true
+		f.mu.Unlock()
+		if f.gate.IsShut() { // meanwhile, by a Close that did not see q
+			cancel()
+		}
 	}
 	go func() {
-		q.result, q.err = f.run(ctx, to, after, offsets, length)
-		if err := f.r.unmark(after); q.err == nil {
+		q.result, q.err = run(ctx, after)
+		if err := r.unmark(after); q.err == nil {
 			q.err = err
 		}
 		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
@@ -66,12 +74,20 @@ func (f *File) begin(ctx context.Context, to *Target, offsets []int64, length in
 		}
 		cancel()
 		close(q.done)
-		f.mu.Lock()
-		delete(f.requests, q)
-		f.mu.Unlock()
-		f.gate.Leave()
+		for _, f := range files {
+			f.mu.Lock()
+			delete(f.requests, q)
+			f.mu.Unlock()
+		}
+		leave(files)
 	}()
 	return q, nil
+}
+
+func leave(files []*File) {
+	for _, f := range files {
+		f.gate.Leave()
+	}
 }
 
 // Done is closed when the request has ended and nothing writes to its memory any more.
@@ -101,8 +117,8 @@ func (f *File) ReadInto(ctx context.Context, to Target, offset, n int64) (Result
 }
 
 // moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
-func (f *File) moveTo(ctx context.Context, to crew.Destination, offsets []int64, length int64) (Result, error) {
-	t := &transfer{f: f, offsets: offsets, length: length, to: to, callers: true}
+func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.Span) (Result, error) {
+	t := &transfer{f: f, spans: spans, to: to, callers: true}
 	finished, err := t.run(ctx)
 	if err != nil {
 		f.r.quiet(finished)
@@ -218,7 +234,7 @@ func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets
 		var part Result
 		err := errArena
 		if straight {
-			part, err = f.moveTo(ctx, f.r.destination(where, n*times, after), offsets, length)
+			part, err = f.moveTo(ctx, f.r.destination(where, n*times, after), source.Rows(offsets, length))
 		}
 		if errors.Is(err, errArena) {
 			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {

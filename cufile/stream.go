@@ -50,8 +50,7 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 			return
 		}
 		result := make(chan fetched, 1)
-		t := &transfer{f: f, offsets: []int64{span.Offset}, length: span.Length}
-		v, err := t.allocate(ctx)
+		t, v, err := f.reserve(ctx, []int64{span.Offset}, span.Length)
 		if err != nil {
 			s.ended = err
 			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}

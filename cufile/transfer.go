@@ -22,8 +22,7 @@ func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
 // Gather brings the spans of length bytes that begin at offsets into memory, one after the other: a [N, length]
 // tensor. Spans may overlap and come in any order.
 func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View, error) {
-	t := &transfer{f: f, offsets: offsets, length: length}
-	v, err := t.allocate(ctx)
+	t, v, err := f.reserve(ctx, offsets, length)
 	if err != nil {
 		return nil, err
 	}
@@ -33,11 +32,24 @@ func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View
 	return v, nil
 }
 
+// reserve checks a request and takes memory of the arena for it. Nothing is under way when it fails.
+func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*transfer, *View, error) {
+	if err := f.inside(offsets, length); err != nil {
+		return nil, nil, err
+	}
+	if arena := f.r.arena.size(); length > 0 && int64(len(offsets)) > arena/length {
+		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
+			f.name, ErrTooLarge, len(offsets), length, arena)
+	}
+	t := &transfer{f: f, spans: source.Rows(offsets, length)}
+	v, err := t.allocate(ctx)
+	return t, v, err
+}
+
 // transfer is a request on its way: where its bytes lie, the path they take, and where they land.
 type transfer struct {
 	f       *File
-	offsets []int64 // of the spans
-	length  int64   // of each span
+	spans   []source.Span
 	to      crew.Destination
 	callers bool // to is not the arena
 
@@ -52,7 +64,12 @@ type transfer struct {
 }
 
 // size is the number of bytes.
-func (t *transfer) size() int64 { return int64(len(t.offsets)) * t.length }
+func (t *transfer) size() (n int64) {
+	for i := range t.spans {
+		n += t.spans[i].N
+	}
+	return n
+}
 
 // lone gives the piece of a transfer that is one piece, in a backing file; nil for others.
 func (t *transfer) lone() *source.Piece {
@@ -65,13 +82,6 @@ func (t *transfer) lone() *source.Piece {
 // allocate finds the bytes and takes memory of the arena for them. Nothing is under way when it fails.
 func (t *transfer) allocate(ctx context.Context) (*View, error) {
 	r := t.f.r
-	if err := t.f.inside(t.offsets, t.length); err != nil {
-		return nil, err
-	}
-	if t.length > 0 && int64(len(t.offsets)) > r.arena.size()/t.length {
-		return nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
-			t.f.name, ErrTooLarge, len(t.offsets), t.length, r.arena.size())
-	}
 	v := &View{r: r, n: t.size()}
 	if err := t.f.retryMoved(ctx, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || v.n == 0 {
 		v.choice = t.choice
@@ -149,7 +159,7 @@ func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) erro
 // locate finds where the bytes lie, and chooses the path of the first group.
 func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	r := t.f.r
-	pieces, err := t.f.pieces(ctx, t.offsets, t.length, inMount)
+	pieces, err := t.f.pieces(ctx, t.spans, inMount)
 	if err != nil {
 		return err
 	}
@@ -313,27 +323,35 @@ func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
 
 // inside refuses spans that the file does not have, with ErrOutOfRange.
 func (f *File) inside(offsets []int64, length int64) error {
-	size := f.Size()
 	if length < 0 {
 		return fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
 	}
 	for _, offset := range offsets {
-		if offset < 0 || offset > size || length > size-offset {
-			return fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, length, offset, size, ErrOutOfRange)
+		if err := f.insideOne(offset, length); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+func (f *File) insideOne(offset, length int64) error {
+	if size := f.Size(); offset < 0 || length < 0 || offset > size || length > size-offset {
+		return fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, length, offset, size, ErrOutOfRange)
+	}
+	return nil
+}
+
 // pieces checks a request and finds where its bytes lie; retryMoved says inMount.
-func (f *File) pieces(ctx context.Context, offsets []int64, length int64, inMount bool) ([]source.Piece, error) {
+func (f *File) pieces(ctx context.Context, spans []source.Span, inMount bool) ([]source.Piece, error) {
 	if f.r.gate.IsShut() {
 		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
 	}
-	if err := f.inside(offsets, length); err != nil {
-		return nil, err
+	for _, s := range spans {
+		if err := f.insideOne(s.Offset, s.N); err != nil {
+			return nil, err
+		}
 	}
-	return source.Pieces(ctx, f.source, offsets, length, inMount)
+	return source.Pieces(ctx, f.source, spans, inMount)
 }
 
 // prefetcher is a source whose daemon can fetch bytes ahead.
@@ -374,7 +392,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 // eachGroup calls fn with the pieces of a span, group by group, while their backing files are open.
 func (f *File) eachGroup(ctx context.Context, s Span, fn func(pieces []source.Piece) error) error {
 	return f.retryMoved(ctx, func(inMount bool) error {
-		pieces, err := f.pieces(ctx, []int64{s.Offset}, s.Length, inMount)
+		pieces, err := f.pieces(ctx, []source.Span{{Offset: s.Offset, N: s.Length}}, inMount)
 		if err != nil {
 			return err
 		}

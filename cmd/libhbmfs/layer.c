@@ -159,6 +159,15 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
     return hbmfs_go_gather_begin(file, dst, dst_length, (int64_t *)offsets, count, length, widen, stream, request, why);
 }
 
+int32_t hbmfs_scatter_begin(const hbmfs_handle *files, const int64_t *counts, int64_t count, const int64_t *offsets, const int64_t *lengths,
+                            const int64_t *places, uint64_t dst, int64_t dst_length, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!request || (count > 0 && (!files || !counts || !offsets || !lengths || !places)));
+    *request = 0;
+    return hbmfs_go_scatter_begin((hbmfs_handle *)files, (int64_t *)counts, count, (int64_t *)offsets, (int64_t *)lengths, (int64_t *)places,
+                                  dst, dst_length, stream, request, why);
+}
+
 int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why) {
     REFUSE_FORKED;
     if (result && !KNOWN(result->struct_size, hbmfs_result, reason)) return fail_size(why);
@@ -185,6 +194,32 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
     hbmfs_handle request;
     int32_t code = hbmfs_gather_begin(file, dst, dst_length, offsets, count, length, widen, stream, &request, why);
     return code ? code : hbmfs_wait(request, -1, result, why);
+}
+
+int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!samples || (count > 0 && (!lengths || !sample)));
+    return hbmfs_go_best_fit((int64_t *)lengths, count, room, sample, samples, why);
+}
+
+int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
+                  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!total || (count > 0 && !borders) || (rows > 0 && (!starts || !each)) || (room > 0 && (!lengths || !documents || !goes_on)));
+    return hbmfs_go_cut((int64_t *)borders, count, (int64_t *)starts, rows, length, each, lengths, documents, goes_on, room, total, why);
+}
+
+int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
+                      hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL((count > 0 && !numbers) || (rounds > 0 && !keys));
+    return hbmfs_go_permute(numbers, count, n, rows, columns, (uint64_t *)keys, rounds, why);
+}
+
+int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!count || (k > 0 && !sources) || (room > 0 && !drawn));
+    return hbmfs_go_draw(sources, k, n, end, drawn, room, count, why);
 }
 
 int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_handle *draft, hbmfs_failure *why) {

@@ -231,6 +231,14 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
+ * Starts reading spans of several files as one request: counts[i] spans of files[i], which is of any reader of dst's device. Span j, of
+ * all, is lengths[j] bytes from offsets[j] on, and goes to dst + places[j]. There the spans must not overlap. Closing one of
+ * the files ends the request with HBMFS_CANCELLED. Its handle stays until hbmfs_wait or hbmfs_cancel ends it.
+ */
+int32_t hbmfs_scatter_begin(const hbmfs_handle *files, const int64_t *counts, int64_t count, const int64_t *offsets, const int64_t *lengths,
+			    const int64_t *places, uint64_t dst, int64_t dst_length, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
+
+/*
  * Waits for a request at most timeout_ns, forever if that is negative, not at all if it is 0. HBMFS_TIMEOUT: it goes
  * on, wait again. Anything else ends the request and its handle: HBMFS_OK means that the bytes are in dst, for the CPU
  * and for any stream; another code that they are not, and that nothing writes to dst any more. result may be NULL.
@@ -248,6 +256,44 @@ int32_t hbmfs_read(hbmfs_handle file, uint64_t dst, int64_t dst_length, int64_t 
 		   hbmfs_result *result, hbmfs_failure *why);
 int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
 		     int32_t widen, uint64_t stream, hbmfs_result *result, hbmfs_failure *why);
+
+/* ---- orders: loops over samples and documents that cost too much in an interpreter ---- */
+
+/*
+ * Best-fit decreasing: gives each of count pieces of 1 to room tokens the number of a sample of room tokens. samples is how many
+ * there are.
+ */
+int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why);
+
+/*
+ * Says which documents rows of length consecutive tokens hold, which begin at starts. count borders say where each document begins, and
+ * where the last one ends. each[i] is how many documents row i holds, and total is their sum. documents has their numbers, lengths
+ * their tokens in the row, goes_on 1 for those that go on behind it; where total is more than room, call again with so much.
+ */
+int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
+		  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
+
+/*
+ * Replaces each of count numbers below n by the one in its place of a permutation: a Feistel network over rows times columns, with a
+ * key for each round and cycle walking. python/hbmfs/permutation.py defines it.
+ */
+int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
+		      hbmfs_failure *why);
+
+/* A source of a mixture. Its next sample comes after may - 1 samples at the earliest, and is due as sample due. */
+typedef struct hbmfs_source {
+	int64_t may, due;
+	int64_t then_may, then_due;     /* of the sample after that one */
+	int64_t every;                  /* samples from one to the next, and part/slope of one */
+	uint64_t slope[2], part[2];     /* of 128 bits, the upper half first; slope 0: it gives no further one */
+	uint64_t may_past[2], due_past[2]; /* what then_may and then_due were rounded up by, times slope */
+} hbmfs_source;
+
+/*
+ * Draws at most room samples behind the first n of a mixture: of the sources, at most 256, whose next sample may come, the one that is due
+ * first. It stops behind one of a source that is due next only beyond end, or never. count is how many were drawn.
+ */
+int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why);
 
 /* ---- checkpoints: drafts and verifications have handles ----
  *

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cufile"
@@ -10,7 +11,7 @@ import (
 
 // request is a read into memory of the caller.
 type request struct {
-	reader *reader
+	readers []*reader // that it is counted for
 	*cufile.Request
 }
 
@@ -29,7 +30,27 @@ func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length
 	if err != nil {
 		return 0, err
 	}
-	return l.add(handle, &request{f.reader, q})
+	return l.add(handle, &request{[]*reader{f.reader}, q})
+}
+
+// scatter begins spans of several files: counts[i] of files[i]. No file owns the request, since it outlives each.
+func (l *library) scatter(files []uint64, counts []int64, to cufile.Target, spans []cufile.Placed) (uint64, error) {
+	parts, readers := make([]cufile.Part, len(files)), make([]*reader, 0, len(files))
+	for i, handle := range files {
+		f, err := find[*file](l, handle)
+		if err != nil {
+			return 0, err
+		}
+		parts[i], spans = cufile.Part{File: f.f, Spans: spans[:counts[i]]}, spans[counts[i]:]
+		if counts[i] > 0 && !slices.Contains(readers, f.reader) {
+			readers = append(readers, f.reader)
+		}
+	}
+	q, err := cufile.BeginScatter(context.Background(), to, parts)
+	if err != nil {
+		return 0, err
+	}
+	return l.add(0, &request{readers, q})
 }
 
 // waitFor ends the request and its handle, unless it takes longer than timeout.
@@ -43,7 +64,9 @@ func (l *library) waitFor(handle uint64, timeout time.Duration) (cufile.Result, 
 	}
 	result, err := q.Result()
 	if l.remove(handle) && err == nil {
-		q.reader.count(result.Choice)
+		for _, r := range q.readers {
+			r.count(result.Choice)
+		}
 	}
 	if errors.Is(err, context.Canceled) {
 		err = failf(codeCancelled, "the request was cancelled, or its file closed, before it was done")

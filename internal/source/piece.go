@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"math"
 	"sort"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -19,28 +19,48 @@ type Piece struct {
 	N      int64
 }
 
-// spans are ranges of a file, of equal length, that land one after the other.
+// Span is a range of a file, and where in the destination it goes.
+type Span struct {
+	Offset int64
+	N      int64
+	To     int64
+}
+
+// Rows are the spans of n bytes that begin at offsets, and land one after the other.
+func Rows(offsets []int64, n int64) []Span {
+	rows := make([]Span, len(offsets))
+	for i, offset := range offsets {
+		rows[i] = Span{offset, n, int64(i) * n}
+	}
+	return rows
+}
+
+// spans are ranges of a file.
 type spans struct {
-	offsets []int64
-	length  int64
-	runs    []Run // ordered; they cover every span
-	files   map[uint64]*Backing
+	list  []Span
+	runs  []Run // ordered; they cover every span
+	files map[uint64]*Backing
 }
 
 // mostPieces bounds the memory of one request's pieces: 40 bytes each.
 const mostPieces = 1 << 22
 
-// Pieces finds where the spans of length bytes that begin at offsets lie now. The spans must be inside the file. With inMount
-// all of them lie in the file of the mount itself. More than 4 Mi pieces are ErrTooLarge.
-func Pieces(ctx context.Context, f File, offsets []int64, length int64, inMount bool) ([]Piece, error) {
-	q := &spans{offsets: offsets, length: length, files: map[uint64]*Backing{}}
-	if length == 0 || len(offsets) == 0 {
+// Pieces finds where spans lie now. The spans must be inside the file. With inMount all of them lie in the file of the mount
+// itself. More than 4 Mi pieces are ErrTooLarge.
+func Pieces(ctx context.Context, f File, list []Span, inMount bool) ([]Piece, error) {
+	q := &spans{list: list, files: map[uint64]*Backing{}}
+	first, last := int64(math.MaxInt64), int64(0)
+	for i := range list {
+		if s := &list[i]; s.N > 0 {
+			first, last = min(first, s.Offset), max(last, s.Offset+s.N)
+		}
+	}
+	if first >= last {
 		return nil, nil
 	}
 	if inMount {
 		q.runs = []Run{{Length: f.Size(), Count: 1, Object: InlineObject}}
 	} else {
-		first, last := slices.Min(offsets), slices.Max(offsets)+length
 		var err error
 		if q.runs, err = f.Runs(ctx, first, last-first); err != nil {
 			return nil, err
@@ -61,8 +81,8 @@ func (q *spans) locate(s File) {
 		need(&q.runs[0])
 		return
 	}
-	for _, offset := range q.offsets {
-		for i := q.find(offset); i < len(q.runs) && q.runs[i].Logical < offset+q.length; i++ {
+	for _, s := range q.list {
+		for i := q.find(s.Offset); i < len(q.runs) && q.runs[i].Logical < s.Offset+s.N; i++ {
 			need(&q.runs[i])
 		}
 	}
@@ -73,10 +93,11 @@ func (q *spans) find(offset int64) int {
 	return sort.Search(len(q.runs), func(i int) bool { return q.runs[i].End() > offset })
 }
 
-// eachPiece calls fn for each piece of the span at offset, which lands at to.
-func (q *spans) eachPiece(offset, to int64, fn func(Piece) error) error {
+// eachPiece calls fn for each piece of a span.
+func (q *spans) eachPiece(s Span, fn func(Piece) error) error {
+	offset, to := s.Offset, s.To
 	i := q.find(offset)
-	for n := q.length; n > 0; {
+	for n := s.N; n > 0; {
 		if i >= len(q.runs) || q.runs[i].Logical > offset {
 			return fmt.Errorf("source: internal error: no run covers offset %d", offset)
 		}
@@ -100,9 +121,9 @@ func (q *spans) eachPiece(offset, to int64, fn func(Piece) error) error {
 
 // pieces cuts the spans where runs, and pieces of runs, end.
 func (q *spans) pieces() ([]Piece, error) {
-	list := make([]Piece, 0, min(len(q.offsets)+len(q.runs), mostPieces))
-	for i, offset := range q.offsets {
-		err := q.eachPiece(offset, int64(i)*q.length, func(p Piece) error {
+	list := make([]Piece, 0, min(len(q.list)+len(q.runs), mostPieces))
+	for _, s := range q.list {
+		err := q.eachPiece(s, func(p Piece) error {
 			if len(list) == mostPieces {
 				return fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, mostPieces)
 			}

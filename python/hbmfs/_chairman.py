@@ -14,15 +14,18 @@ replays nothing. Where a common denominator of the weights is small the order re
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ._native import SOURCE, library
 
 NEVER = 1 << 62
 _FINE = 1 << 40  # parts of a sample to which T is rounded where its slopes change
@@ -160,17 +163,13 @@ class Assignment:
     def _resume(self, n: int, counts: list[int]) -> None:
         self._n, self._counts = n, counts
         self._line = next((p for p, line in enumerate(self._lines) if n < line.end), len(self._lines) - 1)
-        self._ready: list[tuple[int, int]] = []  # (due, source)
-        self._waiting: list[tuple[int, int, int]] = []  # (may come, due, source)
         self._tries = 2  # to find that the order repeats itself
         self._pattern: NDArray[Any] = np.empty(0, self._dtype)
         self._repeats = n  # the order is `pattern` again and again up to here
-        for i in range(self._k):
-            self._enqueue(i)
+        self._next = [self._look_up(i) for i in range(self._k)]  # of each source's next sample: (may come, due)
 
-    def _enqueue(self, i: int) -> None:
-        may = self._reaches(i, False)
-        heappush(self._waiting, (may, self._reaches(i, True), i))
+    def _look_up(self, i: int) -> tuple[int, int]:
+        return self._reaches(i, False), self._reaches(i, True)
 
     def _reaches(self, i: int, due: bool) -> int:
         """The number of samples at which the next one of source i may come, or is due."""
@@ -229,10 +228,43 @@ class Assignment:
         return drawn
 
     def _some(self, count: int) -> NDArray[Any]:
-        """Draws samples of one line."""
-        line, counts, ready, waiting = self._lines[self._line], self._counts, self._ready, self._waiting
-        at, slope, one, begin, end = line.at, line.slope, line.one, line.begin, line.end
+        """Draws samples of one line: by the library, except in a forked child, or of numbers beyond 128 bits."""
+        line = self._lines[self._line]
+        if self._k <= 256 and line.one < 1 << 127 and not library().forked:
+            return self._some_by_library(count, line)
+        return self._some_here(count, line)
+
+    def _some_by_library(self, count: int, line: Line) -> NDArray[Any]:
+        drawn, done = np.empty(count, np.uint8), 0
+        while done < count:
+            sources, some = np.array([self._source(i, line) for i in range(self._k)], SOURCE), ctypes.c_int64()
+            library().ask("draw", sources.ctypes.data, self._k, self._n, line.end, drawn[done:].ctypes.data, count - done, some)
+            new = drawn[done : done + some.value]
+            self._n, done = self._n + len(new), done + len(new)
+            self._counts = [a + b for a, b in zip(self._counts, np.bincount(new, minlength=self._k).tolist(), strict=True)]
+            self._next = list(zip(sources["may"].tolist(), sources["due"].tolist(), strict=True))
+            last = int(new[-1])
+            if not sources[last]["slope"].any() or sources[last]["then_due"] > line.end:  # where the library stops
+                self._next[last] = self._look_up(last)
+        return drawn
+
+    def _source(self, i: int, line: Line) -> tuple[Any, ...]:
+        """A source as hbmfs_draw takes it."""
+        rise, given = line.slope[i], line.one * (self._counts[i] + 1) - line.at[i]
+        every, part = divmod(line.one, rise) if rise else (NEVER, 0)
+        if every >= NEVER >> 1:
+            return (*self._next[i], 0, 0, 0, *[(0, 0)] * 4)
+        may, due = (line.begin - (-x // rise) for x in (given + line.early, given + line.one - line.early))
+        past = (-(given + line.early) % rise, -(given + line.one - line.early) % rise)
+        wide = [(x >> 64, x & (1 << 64) - 1) for x in (rise, part, *past)]
+        return (*self._next[i], min(may, NEVER), min(due, NEVER), every, *wide)
+
+    def _some_here(self, count: int, line: Line) -> NDArray[Any]:
+        counts, at, slope, one, begin, end = self._counts, line.at, line.slope, line.one, line.begin, line.end
         early, late = line.early, line.one - line.early
+        ready: list[tuple[int, int]] = []  # (due, source)
+        waiting = [(may, due, i) for i, (may, due) in enumerate(self._next)]
+        heapify(waiting)
         drawn = []
         for n in range(self._n + 1, self._n + count + 1):
             while waiting and waiting[0][0] <= n:
@@ -249,6 +281,10 @@ class Assignment:
                 else:
                     heappush(waiting, (may, due, i))
             else:
-                self._enqueue(i)
+                heappush(waiting, (*self._look_up(i), i))
         self._n += count
+        for due, i in ready:
+            self._next[i] = (self._n, due)
+        for may, due, i in waiting:
+            self._next[i] = (may, due)
         return np.array(drawn, self._dtype)

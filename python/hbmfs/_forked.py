@@ -10,6 +10,8 @@ from ._closing import unheard
 from .errors import ReadError, StaleError
 from .tokens import Tokens
 
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
 
 class HostFile:
     """The file of a dataset, opened again by this process."""
@@ -23,10 +25,15 @@ class HostFile:
 
     def gather(self, pointer: int, offsets: "np.ndarray[Any, Any]", length: int) -> None:
         """Reads spans of ``length`` bytes one after the other to an address of the host."""
-        room = memoryview((ctypes.c_char * (length * len(offsets))).from_address(pointer)).cast("B")
-        for i, offset in enumerate(offsets.tolist()):
-            self._fill(room[i * length : (i + 1) * length], offset)
-        self.moved += len(room)
+        lengths = np.full(len(offsets), length, np.int64)
+        self.pieces(pointer, length * len(offsets), offsets, lengths, np.arange(len(offsets)) * length)
+
+    def pieces(self, pointer: int, size: int, offsets: Ints, lengths: Ints, places: Ints) -> None:
+        """Reads spans of so many bytes each to places of memory of `size` bytes."""
+        room = memoryview((ctypes.c_char * size).from_address(pointer)).cast("B")
+        for offset, length, place in zip(offsets.tolist(), lengths.tolist(), places.tolist(), strict=True):
+            self._fill(room[place : place + length], offset)
+        self.moved += int(lengths.sum())
         self.reads += 1
 
     def _fill(self, part: memoryview, offset: int) -> None:

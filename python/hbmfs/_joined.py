@@ -5,16 +5,36 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ._scatter import Ints, Scatter
+from .request import Request
 
 if TYPE_CHECKING:
     from .dataset import Dataset
 
-Part = tuple[int, NDArray[np.int64], NDArray[np.int64]]
+Part = tuple[int, Ints, Ints]
 """The number of a dataset, the rows of the batch that it gives (ascending), and the token offset of each of them."""
+
+
+class Shares(NamedTuple):
+    """The rows of a batch by dataset."""
+
+    counts: Ints  # of each dataset
+    starts: Ints  # token offsets: the first dataset's, the second one's, and so on
+    rows: Ints  # where each goes
+
+    @classmethod
+    def none(cls, datasets: int) -> Shares:
+        """Those of an empty batch."""
+        return cls(np.zeros(datasets, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def parts(self) -> list[Part]:
+        """Those of each dataset that has some."""
+        ends = np.cumsum(self.counts).tolist()
+        return [(i, self.rows[a:b], self.starts[a:b]) for i, (a, b) in enumerate(itertools.pairwise([0, *ends])) if a < b]
 
 
 class Joined:
@@ -50,11 +70,17 @@ class Rows:
 
     def __init__(self, datasets: Sequence[Dataset], dtype: np.dtype[Any]) -> None:
         self._datasets, self._dtype = datasets, dtype
+        self._scatter = Scatter.of(datasets)
 
-    def begin_gather(self, starts: Sequence[Part], length: int, *, dtype: Any = None) -> Joined:
-        """Starts reading a batch: rows of `length` tokens."""
+    def begin_gather(self, starts: Shares, length: int, *, dtype: Any = None) -> Joined | Request[Any]:
+        """Starts reading a batch: rows of `length` tokens. Files of one type are read by one request, straight to their rows."""
         place = self._datasets[0].place()
-        parts = starts if place.orders else _stretches(starts)
+        narrow = np.dtype(self._datasets[0].dtype)
+        if self._scatter is not None and (narrow == self._dtype or place.orders) and self._scatter.works():
+            shape = (len(starts.rows), length)
+            finish = None if narrow == self._dtype else lambda batch: place.convert(batch, self._dtype, None)
+            return self._scatter.begin(place.allocate(shape, narrow), shape[0] * length, starts.counts, starts.starts, length, starts.rows * length, finish)
+        parts = starts.parts() if place.orders else _stretches(starts.parts())
         rows = np.concatenate([rows for _, rows, _ in parts]) if parts else np.empty(0, np.int64)
         batch, _, _ = place.allocate((len(rows), length), self._dtype)
         begun: list[Any] = []
@@ -77,7 +103,7 @@ class Beside:
     def __init__(self, rows: dict[str, Rows]) -> None:
         self._rows = rows
 
-    def begin_gather(self, starts: Sequence[Part], length: int, *, dtype: Any = None) -> Joined:
+    def begin_gather(self, starts: Shares, length: int, *, dtype: Any = None) -> Joined:
         """Starts reading a batch, which is a dict."""
         begun: list[Any] = []
         try:

@@ -206,6 +206,11 @@ MEMORY = np.dtype([("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("r
 WRITE_PART = np.dtype([("offset", "i8"), ("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")])
 CHUNK = 4 << 20
 
+# hbmfs_source: numbers of 64 bits, and of 128 ones the upper half first.
+SOURCE = np.dtype(
+    [(name, "i8") for name in ("may", "due", "then_may", "then_due", "every")] + [(name, "u8", 2) for name in ("slope", "part", "may_past", "due_past")]
+)
+
 _pointer = ctypes.POINTER
 _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and takes a Failure last
     "reader_open": [_pointer(ReaderOptions), _pointer(_Handle)],
@@ -219,6 +224,11 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "prefetch": [_Handle, ctypes.c_void_p, ctypes.c_void_p, _i64],
     "read_begin": [_Handle, _u64, _i64, _i64, _i64, _u64, _pointer(_Handle)],
     "gather_begin": [_Handle, _u64, _i64, ctypes.c_void_p, _i64, _i64, _i32, _u64, _pointer(_Handle)],
+    "scatter_begin": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 3, _u64, _i64, _u64, _pointer(_Handle)],
+    "best_fit": [ctypes.c_void_p, _i64, _i64, ctypes.c_void_p, _pointer(_i64)],
+    "cut": [*[ctypes.c_void_p, _i64] * 2, _i64, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
+    "permute": [ctypes.c_void_p, _i64, _u64, _u64, _u64, ctypes.c_void_p, _i64],
+    "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],
     "wait": [_Handle, _i64, _pointer(Result)],
     "cancel": [_Handle, _i64],
     "draft_begin": [ctypes.c_char_p, _i32, _i32, _pointer(_Handle)],

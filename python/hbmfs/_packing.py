@@ -7,14 +7,28 @@ time follows the number of lengths, at most `room`, more than that of the pieces
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 from numpy.typing import NDArray
+
+from ._native import library
 
 Ints = NDArray[np.int64]
 
 
 def best_fit(lengths: Ints, room: int) -> tuple[Ints, int]:
-    """Gives each piece of 1 to `room` tokens the number of a sample of `room` tokens, and the number of samples."""
+    """Gives each piece of 1 to `room` tokens the number of a sample of `room` tokens, and the number of samples. A forked child
+    has no library, and does it here."""
+    if library().forked:
+        return best_fit_here(lengths, room)
+    lengths, sample, samples = np.ascontiguousarray(lengths, np.int64), np.empty(len(lengths), np.int64), ctypes.c_int64()
+    library().ask("best_fit", lengths.ctypes.data, len(lengths), room, sample.ctypes.data, samples)
+    return sample, samples.value
+
+
+def best_fit_here(lengths: Ints, room: int) -> tuple[Ints, int]:
+    """The same in Python."""
     count: list[int] = np.bincount(lengths, minlength=room + 1).tolist()
     free: list[list[tuple[int, int]]] = [[] for _ in range(room + 1)]  # by tokens left: (first sample, how many)
     some = 0  # bit r: free[r] is not empty

@@ -7,18 +7,26 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._queue import Queue
-from ._segments import as_tensors, shifted
+from ._segments import Sequences, as_tensors, rows_and_labels, shifted
 from .errors import InvalidError
 
 STATE_VERSION = 1
 NEVER = 1 << 62
 """A position that no run reaches."""
+_WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once where nobody is told
+
+
+class Batch(NamedTuple):
+    """A batch as it is planned."""
+
+    starts: Any  # as the queue takes them
+    segments: Sequences | None  # where a batch says where documents begin
 
 
 class Stream:
@@ -122,7 +130,7 @@ class Stream:
 
     def _starts(self, batch: Any) -> Any:
         """What the queue reads for a batch."""
-        return batch
+        return batch.starts
 
     def _told(self) -> bool:
         """Whether a daemon wants to hear of the plan."""
@@ -130,6 +138,8 @@ class Stream:
 
     def _shape(self, batch: Any, plan: Any) -> Any:
         """What a batch is handed out as, which was read by this plan."""
+        if plan.segments is not None:
+            return plan.segments.pack(*rows_and_labels(batch, self.targets))
         if not self.targets:
             return batch
         return {name: shifted(rows) for name, rows in batch.items()} if isinstance(batch, dict) else shifted(batch)
@@ -179,25 +189,30 @@ class Stream:
         ahead of it is read."""
         tell = bool(self.ahead and self._told())
         previous: list[Any] = []
-        for window in self._windows(first, stride):
-            if tell:
-                self._tell(window)
+        for window in self._windows(first, stride, tell):
+            if not tell:
+                yield from window
+                continue
+            self._tell(window)
             yield from previous
             previous = window
         yield from previous
 
-    def _windows(self, first: int, stride: int) -> Iterator[list[Any]]:
-        """Yields the same as lists of batches, since computing the order of 16 of them costs hardly more than of one."""
+    def _windows(self, first: int, stride: int, tell: bool) -> Iterator[list[Any]]:
+        """Yields the same as lists of batches, since computing the order of many costs hardly more than of one: `ahead` of them
+        where the daemon is told, otherwise more and more."""
         batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
-        end = None
+        end, size = None, max(1, self.ahead)
+        most = size if tell else max(size, min(_WINDOW, _WINDOW_SAMPLES // self._step))
         while end is None:
-            steps = max(1, self.ahead)
+            steps = size
             end = self._end_by(first + (steps - 1) * stride + self._step)
             if end is not None:
                 steps = min(steps, max(0, (end - self._step - first) // stride + 1))
             if steps:
                 yield self._batches(first + stride * np.arange(steps, dtype=np.int64)[:, None] + batch)
             first += steps * stride
+            size = min(4 * size, most)
         if first < end and not self.drop_last:
             rest = end - first
             mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)

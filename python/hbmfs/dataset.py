@@ -1,5 +1,6 @@
 """A dataset is the tokens of one file, read in batches into the memory of a device."""
 
+import math
 import operator
 import os
 import threading
@@ -12,6 +13,7 @@ from . import _device, _native, errors, tokens
 from ._forked import HostFile
 from ._memory import Host, Place
 from ._queue import Queue
+from ._scatter import Scatter
 from .reader import File, Reader
 from .request import Request
 
@@ -51,6 +53,7 @@ class Dataset:
         self._child: HostFile | None = None  # guarded by _lock
         self._pid = os.getpid()
         self._file: File | None = reader.open_file(found.path) if reader is not None else None
+        self._scatter: Scatter | None = None
 
     def __len__(self) -> int:
         return self._tokens.count
@@ -116,6 +119,27 @@ class Dataset:
         where, length = _starts(starts), _count("length", length)
         return self._begin(where, length, (len(where), length), out, dtype)
 
+    def begin_pieces(self, starts: Any, lengths: Any, places: Any, shape: tuple[int, ...], *, out: Any = None, dtype: Any = None) -> Request[Any]:
+        """Starts reading ``lengths`` tokens from ``starts`` on, each to its place in an array of that shape, and leaves the rest of it
+        as it was. All three are arrays of int64."""
+        file = self._open()
+        self._inside(starts, lengths)
+        wanted, place = self._result_type(dtype), self.place()
+        if wide := wanted != self.dtype:
+            if out is not None:
+                place.accept(out, shape, wanted)
+            array = place.allocate(shape, self.dtype)
+        else:
+            array = place.allocate(shape, wanted) if out is None else (out, *place.accept(out, shape, wanted))
+        finish = (lambda narrow: place.convert(narrow, wanted, out)) if wide else None
+        if file is None:
+            size = self.dtype.itemsize
+            self._forked().pieces(array[1], math.prod(shape) * size, starts * size + self._tokens.offset, lengths * size, places * size)
+            return Request(None, array[0], finish)
+        if self._scatter is None:
+            self._scatter = Scatter([self])
+        return self._scatter.begin(array, math.prod(shape), np.array([len(starts)]), starts, lengths, places, finish)
+
     def queue(self, depth: int) -> Queue:
         """A queue of at most ``depth`` gathers under way, given out in order."""
         self._open()
@@ -125,14 +149,16 @@ class Dataset:
         """Where results are, and how they are made there."""
         return self._reader._memory() if self._open() is not None and self._reader is not None else Host()
 
-    def prefetch(self, starts: Any, length: int) -> None:
-        """Says which spans will be gathered, in their order, so that slow storage can be asked early. It is advice."""
-        where, length = _starts(starts), _count("length", length)
-        self._inside(where, length)
+    def prefetch(self, starts: Any, length: Any) -> None:
+        """Says which spans will be read, in their order, so that slow storage can be asked early. It is advice. length is of all
+        spans, or an array."""
+        where = _starts(starts)
+        lengths = np.broadcast_to(_starts(length) if np.ndim(length) else _count("length", length), where.shape)
+        self._inside(where, lengths)
         file = self._open()
         if file is not None and len(where):
             size = self.dtype.itemsize
-            file.prefetch(where * size + self._tokens.offset, np.full(len(where), length * size, np.int64))
+            file.prefetch(where * size + self._tokens.offset, lengths * size)
 
     def stats(self) -> dict[str, Any]:
         """What was read: ``bytes`` by path, ``reads``, the last ``choice`` and its ``reason``, and what the reader holds.
@@ -244,10 +270,14 @@ class Dataset:
                 self._child = HostFile(self._tokens)
             return self._child
 
-    def _inside(self, where: "np.ndarray[Any, Any]", length: int) -> None:
+    def _inside(self, where: "np.ndarray[Any, Any]", length: Any) -> None:
         if not len(where):
             return
-        first, last = int(where.min()), int(where.max())
+        if isinstance(length, np.ndarray):
+            at = int(np.argmax(where + length))
+            first, last, length = int(where.min()), int(where[at]), int(length[at])
+        else:
+            first, last = int(where.min()), int(where.max())
         if first < 0 or last > len(self) - length:
             wrong = first if first < 0 else last
             room = len(self) - length

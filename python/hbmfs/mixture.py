@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from . import tokens
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
-from ._joined import Beside, Part, Rows
+from ._joined import Beside, Rows, Shares
 from ._queue import Queue
 from ._samples import Samples
-from ._segments import borders_of, merged, of_rows, rows_and_labels
-from ._stream import STATE_VERSION, Stream, at_least
+from ._segments import Ints, Segments, Sequences, borders_of, merged, of_rows
+from ._stream import STATE_VERSION, Batch, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
 from .part import Aligned, part_of
 
@@ -169,49 +169,46 @@ class Mixture(Stream):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[list[Part]]:
-        """For each batch: (source, its rows, their token offsets) of each source in it."""
+    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
         if self._assigned_for != self._began:
             self._assigned.restart(0, [0] * len(self.names))
             self._assigned_for = self._began
         self._assigned.forget(self._position - self._began)
         places = positions.reshape(-1) - self._began
-        out: list[list[Part]] = [[] for _ in positions]
         if not places.size:
-            return out
+            return [Batch(Shares.none(len(self.names)), None if self._borders is None else merged([], 0)[0].batches(places, 0)[0]) for _ in positions]
         first, end = int(places[0]), int(places[-1]) + 1
         before, drawn = self._assigned.counts(first), self._assigned.sources(first, end)
-        mine = np.zeros(end - first, bool)
-        mine[places - first] = True
-        batch = positions.shape[1]
+        mine = drawn[places - first]
+        starts = np.empty(len(places), np.int64)
+        parts: list[tuple[Ints, Segments, Ints]] = []
         for source, samples in enumerate(self._samples):
-            chosen = drawn == source
-            own = np.flatnonzero(chosen & mine)
+            own = np.flatnonzero(mine == source)
             if not len(own):
                 continue
-            given = np.cumsum(chosen)[own] - 1 + before[source] + self._earlier(source)
-            starts = samples.starts(given, self._seeds[source] if self.shuffle else None)
-            at = np.searchsorted(places, own + first)  # in this rank's batches one after another
-            borders = np.searchsorted(at, np.arange(0, positions.size + 1, batch))
-            for i in range(len(positions)):
-                rows = slice(borders[i], borders[i + 1])
-                if rows.start < rows.stop:
-                    out[i].append((source, at[rows] - i * batch, starts[rows]))
-        return out
+            given = np.cumsum(drawn == source)[places[own] - first] - 1 + before[source] + self._earlier(source)
+            starts[own] = samples.starts(given, self._seeds[source] if self.shuffle else None)
+            if self._borders is not None:
+                parts.append((own, *of_rows(self._borders[source], starts[own], self.seq_len)))
+        steps, batch = positions.shape
+        mine = mine.reshape(positions.shape)
+        rows = np.argsort(mine, axis=1, kind="stable")
+        counts = np.stack([np.count_nonzero(mine == source, axis=1) for source in range(len(self.names))], 1)
+        shares = map(Shares, counts, np.take_along_axis(starts.reshape(positions.shape), rows, 1), rows)
+        segments: list[Sequences | None] = [None] * steps
+        if self._borders is not None:
+            all_segments, each = merged(parts, len(places))
+            segments = [*all_segments.batches(each, batch)]
+        return [Batch(*both) for both in zip(shares, segments, strict=True)]
 
-    def _tell(self, window: list[Any]) -> None:
-        for source, dataset in enumerate(self.datasets):
-            if starts := [part[2] for batch in window for part in batch if part[0] == source]:
+    def _tell(self, window: list[Batch]) -> None:
+        parts = [part for batch in window for part in batch.starts.parts()]
+        for number, dataset in enumerate(self.datasets):
+            if starts := [starts for source, _, starts in parts if source == number]:
                 dataset.prefetch(np.concatenate(starts), self._row)
 
     def _told(self) -> bool:
         return any(dataset.stats().get("mounted") for dataset in self.datasets)
-
-    def _shape(self, batch: Any, plan: list[Part]) -> Any:
-        if self._borders is None:
-            return super()._shape(batch, plan)
-        parts = [(rows, *of_rows(self._borders[source], starts, self.seq_len)) for source, rows, starts in plan]
-        return merged(parts).pack(*rows_and_labels(batch, self.targets))
 
     def _queue(self) -> Queue:
         return Queue(self._rows, self.depth)

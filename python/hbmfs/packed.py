@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._packing import best_fit
-from ._pieces import Pieces, span_for
-from ._segments import Ints, Packed, borders_of, next_tokens, rows_and_labels
-from ._stream import STATE_VERSION, Stream, at_least
+from ._pieces import Pieces, Samples
+from ._queue import Queue
+from ._segments import Ints, Packed, borders_of, fill, next_tokens, rows_and_labels
+from ._stream import STATE_VERSION, Batch, Stream, at_least
 from .errors import InvalidError
 from .part import part_of, whole_of
 from .permutation import Permutation
 
 if TYPE_CHECKING:
-    from ._queue import Queue
     from .dataset import Dataset
 
 __all__ = ["Packed", "PackedStream"]
@@ -92,7 +92,7 @@ class PackedStream(Stream):
             raise InvalidError(f"{dataset.path} has no tokens")
         self._of_epoch = -(-self._documents // self.window)
         self._whole, self._begins = whole_of(dataset)
-        self._row = span_for(len(dataset), self._documents, self.seq_len)
+        self._row = self.seq_len
         self._began_with = 0  # the window with which this pass began
         self._windows_known: deque[_Window] = deque([self._pack(0, 0)])
         self._filled = [0, 0]  # tokens, and samples, of windows
@@ -120,7 +120,7 @@ class PackedStream(Stream):
         sample, samples = best_fit(lengths, self.seq_len)
         if self.shuffle and samples:
             sample = Permutation(samples, self.seed, -1 - number)(sample)
-        order = np.argsort(sample, kind="stable")
+        order = np.argsort(sample * len(sample) + np.arange(len(sample)))  # stable, and three times as fast as kind="stable"
         each = np.bincount(sample, minlength=samples)
         pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], each)
         return _Window(number, first, pieces, np.concatenate([[0], np.cumsum(each)]))
@@ -181,7 +181,7 @@ class PackedStream(Stream):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Pieces]:
+    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
         self._forget()
         places = positions.reshape(-1)
         self._reach(int(places[-1]) + 1 if len(places) else 0)
@@ -192,29 +192,33 @@ class PackedStream(Stream):
             which = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
             some.append(window.pieces.take(which, many))
         pieces = Pieces(*(np.concatenate(fields) for fields in zip(*some, strict=True)))
-        size = positions.shape[1]
-        at = np.concatenate([[0], np.cumsum(pieces.samples)])[::size] if size else np.zeros(len(positions) + 1, np.int64)
-        return [pieces.take(slice(at[i], at[i + 1]), pieces.samples[i * size : (i + 1) * size]) for i in range(len(positions))]
+        rows = positions.shape[1]
+        if rows == 0:
+            return [Batch(pieces, pieces.segments(self.seq_len)[0].batches(places, 0)[0])] * len(positions)
+        segments, each = pieces.segments(self.seq_len)
+        return [Batch(*both) for both in zip(pieces.batches(rows), segments.batches(each, rows), strict=True)]
 
     def _queue(self) -> Queue:
-        queue: Queue = self._whole.queue(self.depth)
-        return queue
+        self._whole.stats()  # an error if it is closed
+        return Queue(Samples(self._whole), self.depth)
 
-    def _starts(self, batch: Pieces) -> Ints:
-        return batch.spans(self._row, len(self._whole))
-
-    def _tell(self, window: list[Pieces]) -> None:
-        self._whole.prefetch(np.concatenate([self._starts(plan) for plan in window]), self._row)
+    def _tell(self, window: list[Batch]) -> None:
+        self._whole.prefetch(*(np.concatenate(fields) for fields in zip(*((b.starts.starts, b.starts.lengths) for b in window), strict=True)))
 
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))
 
-    def _shape(self, batch: Any, plan: Pieces) -> Packed:
-        raw, others = (batch, None) if not isinstance(batch, dict) else (next(iter(batch.values())), dict(list(batch.items())[1:]))
-        rows_and_labels(raw, False)
-        places = plan.places(self._row, len(self._whole), self.seq_len)
-        tokens = places.fill(raw, self.pad)
-        beside = others and {name: places.fill(other, 0) for name, other in others.items()}
+    def _shape(self, batch: Any, plan: Batch) -> Packed:
+        tokens, _, beside = rows_and_labels(batch, False)
+        segments = plan.segments
+        assert segments is not None
+        free = bool((segments.segments.documents < 0).any())
+        packed = segments.pack(tokens, next_tokens(tokens) if self.targets else None, beside)
+        if free:
+            padding = packed.document_ids < 0
+            fill(tokens, padding, self.pad)
+            for other in (beside or {}).values():
+                fill(other, padding, 0)
         if beside and self.targets:
-            beside = {name: next_tokens(other) for name, other in beside.items()}
-        return places.segments.pack(tokens, next_tokens(tokens) if self.targets else None, beside)
+            packed = packed._replace(beside={name: next_tokens(other) for name, other in beside.items()})
+        return packed

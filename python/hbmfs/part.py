@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from ._joined import Joined
 from ._memory import Place
-from ._pieces import Pieces, span_for
+from ._pieces import Pieces
 from ._queue import Queue
 from ._segments import Ints, borders_of, of_rows
 from .errors import FormatError, InvalidError
@@ -52,7 +52,6 @@ class Part:
         self.documents: Ints = np.zeros(len(self.numbers) + 1, np.int64)
         np.cumsum(borders[self.numbers + 1] - self.begins, out=self.documents[1:])
         self.digest = hashlib.blake2b(self.numbers.astype("<i8").tobytes(), digest_size=8).hexdigest()
-        self._span = span_for(len(self), len(self.numbers), 1 << 12)
 
     path = property(lambda self: f"a part of {self.whole.path}")
     dtype = property(lambda self: self.whole.dtype)
@@ -84,23 +83,12 @@ class Part:
         pieces = self._pieces(starts, length)
         if len(pieces.starts) == len(starts) and np.all(pieces.samples == 1):
             return self.whole.begin_gather(pieces.starts, length, out=out, dtype=dtype)
-        span, end = self._span, len(self.whole)
-        request = self.whole.begin_gather(pieces.spans(span, end), span, dtype=dtype)
-
-        def put_together(raw: Any) -> Any:
-            if not hasattr(raw, "reshape"):
-                raise InvalidError("rows of several documents are put together on a GPU by torch, which is not installed: install it")
-            rows = pieces.places(span, end, length).fill(raw, 0)
-            if out is None:
-                return rows
-            out[...] = rows
-            return out
-
-        return Joined([request], lambda results: put_together(results[0]))
+        return self.whole.begin_pieces(pieces.starts, pieces.lengths, pieces.places(length), (len(starts), length), out=out, dtype=dtype)
 
     def prefetch(self, starts: Any, length: int) -> None:
         """As of a dataset."""
-        self.whole.prefetch(self._pieces(np.asarray(starts, np.int64), length).spans(self._span, len(self.whole)), self._span)
+        pieces = self._pieces(np.asarray(starts, np.int64), length)
+        self.whole.prefetch(pieces.starts, pieces.lengths)
 
     def _pieces(self, starts: Ints, length: int) -> Pieces:
         if len(starts) and (starts.min() < 0 or starts.max() > len(self) - length):
@@ -148,10 +136,17 @@ class Aligned:
 
     def begin_gather(self, starts: Any, length: int, *, dtype: Any = None) -> Joined:
         """As of a dataset; gives a dict."""
+        return self._begin(dtype, lambda dataset, dtype: dataset.begin_gather(starts, length, dtype=dtype))
+
+    def begin_pieces(self, starts: Any, lengths: Any, places: Any, shape: tuple[int, ...], *, dtype: Any = None) -> Joined:
+        """As of a dataset; gives a dict."""
+        return self._begin(dtype, lambda dataset, dtype: dataset.begin_pieces(starts, lengths, places, shape, dtype=dtype))
+
+    def _begin(self, dtype: Any, begin: Callable[[Any, Any], Any]) -> Joined:
         begun: list[Any] = []
         try:
             for dataset in self.datasets.values():
-                begun.append(dataset.begin_gather(starts, length, dtype=None if begun else dtype))
+                begun.append(begin(dataset, None if begun else dtype))
         except BaseException:
             for request in begun:
                 request.cancel()

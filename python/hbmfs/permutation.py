@@ -19,6 +19,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._native import library
+
 ROUNDS = 6  # Luby and Rackoff need 4; two more, since small domains mix badly
 LARGEST = 1 << 62
 
@@ -51,12 +53,21 @@ class Permutation:
         k = np.asarray(k, np.int64)
         if k.size and (k.min() < 0 or k.max() >= self.n):
             raise IndexError(f"index out of range: the permutation has {self.n} places, 0 to {self.n - 1}")
-        index = self._turn(k.astype(np.uint64).reshape(-1))
+        index = k.astype(np.uint64).reshape(-1)
+        if library().forked:
+            index = self._here(index)
+        else:
+            library().ask("permute", index.ctypes.data, len(index), self.n, int(self._rows), int(self._columns), self._keys.ctypes.data, ROUNDS)
+        return index.view(np.int64).reshape(k.shape)
+
+    def _here(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The same in a forked child, which has no library."""
+        index = self._turn(index)
         outside = np.flatnonzero(index >= self.n)
         while outside.size:
             index[outside] = walked = self._turn(index[outside])
             outside = outside[walked >= self.n]
-        return index.view(np.int64).reshape(k.shape)
+        return index
 
     def _turn(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Encrypts indices below rows*columns once. Writes into arrays of its own: at these sizes a fresh array costs

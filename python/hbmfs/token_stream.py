@@ -40,8 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._samples import Samples
-from ._segments import borders_of, of_rows, rows_and_labels
-from ._stream import STATE_VERSION, Stream, at_least
+from ._segments import Sequences, borders_of, of_rows
+from ._stream import STATE_VERSION, Batch, Stream, at_least
 from .errors import InvalidError
 
 if TYPE_CHECKING:
@@ -125,18 +125,16 @@ class TokenStream(Stream):
             **self._samples.identity(),
         }
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
         starts = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None)
-        return list(starts.reshape(positions.shape))
+        segments: list[Sequences | None] = [None] * len(positions)
+        if self._borders is not None:
+            all_segments, each = of_rows(self._borders, starts, self.seq_len)
+            segments = [*all_segments.batches(each, positions.shape[1])]
+        return [Batch(*batch) for batch in zip(starts.reshape(positions.shape), segments, strict=True)]
 
-    def _tell(self, window: list[NDArray[np.int64]]) -> None:
-        self.dataset.prefetch(np.concatenate(window), self._row)
-
-    def _shape(self, batch: Any, plan: NDArray[np.int64]) -> Any:
-        if self._borders is None:
-            return super()._shape(batch, plan)
-        segments, _ = of_rows(self._borders, plan, self.seq_len)
-        return segments.pack(*rows_and_labels(batch, self.targets))
+    def _tell(self, window: list[Batch]) -> None:
+        self.dataset.prefetch(np.concatenate([batch.starts for batch in window]), self._row)
 
     def _queue(self) -> Queue:
         return self.dataset.queue(self.depth)

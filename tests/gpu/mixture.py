@@ -164,7 +164,7 @@ def measure(options, folder):
             for ours, theirs in itertools.islice(zip(make_stream(), plain[name](), strict=False), 2):
                 assert same(ours, theirs), f"{name}: other tokens than on the host"
             running.append(Loader(name, make_stream, wait))
-        if importlib.util.find_spec("streaming"):
+        if importlib.util.find_spec("streaming") and not os.environ.get("NOMOSAIC"):
             running.append(Loader("MosaicML's Streams, 8 workers", lambda: mosaic(folder, options), wait))
         for _ in range(options.rounds):
             for loader in running:

@@ -53,6 +53,15 @@ class NumpyDataset:
             rows = out
         return _Request(self, rows)
 
+    def begin_pieces(self, starts, lengths, places, shape, *, out=None, dtype=None):
+        self.events.append(("begin", starts.tolist()))
+        self.under_way += 1
+        rows = np.zeros(shape, self.tokens.dtype if dtype is None else dtype) if out is None else out
+        for start, length, place in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
+            assert 0 <= start and start + length <= len(self.tokens), "tokens beyond the end were asked for"
+            rows.reshape(-1)[place : place + length] = self.tokens[start : start + length]
+        return _Request(self, rows)
+
 
 class _Request:
     def __init__(self, dataset, rows):

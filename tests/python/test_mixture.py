@@ -1,5 +1,6 @@
 """Mixture: each source's share at every prefix, whatever the weights, the schedule, the ranks and the stops."""
 
+import contextlib
 import itertools
 import json
 import random
@@ -121,6 +122,24 @@ def test_an_order_that_repeats_itself_is_the_one_that_is_drawn():
             single.restart(n + 1, single.counts(n + 1).tolist())
             single._tries = 0
         assert whole.sources(0, 2000).tolist() == expected
+
+
+@pytest.mark.parametrize("trial", range(60))
+def test_the_library_draws_the_same_as_python(trial):
+    pick = random.Random(trial)
+    k = pick.choice([1, 2, 3, 7, 20, 50])
+    phases = [(0, [exact(float(w)) for w in random_weights(pick, k)])]
+    for _ in range(pick.choice([0, 1, 3])):
+        phases.append((phases[-1][0] + pick.randrange(1, 300), [exact(float(w)) for w in random_weights(pick, k)]))
+    limits = [pick.choice([None, pick.randrange(1, 400)]) for _ in range(k)]
+    drawn = _chairman.lines(phases, limits, [pick.random() < 0.2 for _ in range(k)])
+    ours, theirs = _chairman.Assignment(drawn), _chairman.Assignment(drawn)
+    theirs._some_by_library = theirs._some_here  # as a forked child does it
+    n, end = 0, min(1500, ours.end)
+    while n < end:
+        then = min(end, n + pick.randrange(1, 300))
+        assert ours.sources(n, then).tolist() == theirs.sources(n, then).tolist()
+        n = then
 
 
 # --- the order ------------------------------------------------------------------------------------------------------
@@ -250,6 +269,37 @@ def test_files_of_other_types_on_every_device(opened, tmp_path):
     assert all(a.dtype == np.int64 and np.array_equal(a, b) for a, b in zip(got, want, strict=True))
     same = {name: given[name] for name in ("0", "2")}
     assert {opened.numpy(b).dtype for b in itertools.islice(hbmfs.Mixture(same, 8, 10), 5)} == {np.dtype(np.uint16)}
+
+
+def test_sources_of_several_readers_of_one_gpu(gpu, tmp_path):
+    """All of them wait for the caller's stream, which one of them has marked."""
+    tokens = [np.arange(3_000, dtype=np.uint16) + 10_000 * i for i in range(3)]
+    weights = (0.6, 0.3, 0.1)
+    doubles = {str(i): (NumpyDataset(data), w) for i, (data, w) in enumerate(zip(tokens, weights, strict=True))}
+    want = list(itertools.islice(hbmfs.Mixture(doubles, 8, 10), 20))
+    with contextlib.ExitStack() as stack:
+        given = {}
+        for i, data in enumerate(tokens):
+            np.save(tmp_path / f"{i}.npy", data)
+            reader = stack.enter_context(gpu.reader())
+            given[str(i)] = stack.enter_context(hbmfs.open(tmp_path / f"{i}.npy", reader=reader)), weights[i]
+        allocate = type(reader._memory()).allocate
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(type(reader._memory()), "allocate", lambda *a: (*allocate(*a)[:2], 0))
+        got = [batch.to_numpy() for batch in itertools.islice(hbmfs.Mixture(given, 8, 10), 20)]
+        assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+        for dataset, _ in given.values():
+            assert dataset.stats()["reads"] > 0 and sum(dataset.stats()["bytes"].values()) > 0
+
+
+def test_a_source_that_is_closed_ends_the_batches(opened, tmp_path):
+    for i in range(2):
+        np.save(tmp_path / f"{i}.npy", np.arange(3_000, dtype=np.uint16))
+    datasets = [opened(tmp_path / f"{i}.npy") for i in range(2)]
+    batches = iter(hbmfs.Mixture({str(i): (ds, 1) for i, ds in enumerate(datasets)}, 8, 10, depth=3))
+    assert np.array_equal(np.diff(opened.numpy(next(batches)).astype(int)), np.ones((8, 9)))
+    datasets[1].close()
+    with pytest.raises((hbmfs.ClosedError, hbmfs.CancelledError)):
+        list(itertools.islice(batches, 5))
 
 
 def test_sources_of_a_mount(opened, mount):

@@ -8,7 +8,8 @@ import hbmfs
 import numpy as np
 import pytest
 import torch
-from hbmfs._packing import best_fit
+from hbmfs._packing import best_fit, best_fit_here
+from hbmfs._segments import of_rows, of_rows_here
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
 
@@ -79,6 +80,18 @@ def test_documents_that_nobody_knows():
             make(NumpyDataset(np.zeros(100)))
 
 
+@pytest.mark.parametrize("trial", range(30))
+def test_the_library_finds_the_same_documents_as_numpy(trial):
+    random_ = np.random.default_rng(trial)
+    borders = np.append(0, np.cumsum(random_.integers(0, random_.integers(2, 90), random_.integers(2, 300))))
+    length = int(random_.integers(0, borders[-1] + 1))
+    starts = random_.integers(0, borders[-1] - length + 1, random_.choice([0, 1, 5, 2500]))
+    (found, each), (here, each_here) = of_rows(borders, starts, length), of_rows_here(borders, starts, length)
+    assert np.array_equal(each, each_here)
+    for a, b in zip(found, here, strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
 # --- best-fit -------------------------------------------------------------------------------------------------------
 
 
@@ -101,6 +114,8 @@ def test_best_fit_is_best_fit(trial):
     if trial % 2:
         lengths = np.minimum(room, 1 + (random_.pareto(1, len(lengths)) * 3).astype(np.int64))
     sample, count = best_fit(lengths, room)
+    here, count_here = best_fit_here(lengths, room)  # as a forked child does it
+    assert count == count_here and np.array_equal(sample, here)
     assert sorted(room - np.bincount(sample, weights=lengths, minlength=count)) == one_by_one(lengths, room)
 
 

@@ -68,3 +68,10 @@ def test_sizes_that_cannot_be(n):
 def test_places_that_are_not(place):
     with pytest.raises(IndexError, match="0 to 9"):
         Permutation(10, 0)(place)
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 1000, 99991, 1 << 40, LARGEST])
+def test_a_forked_child_has_the_same_order(n):
+    order = Permutation(n, 3, 7)
+    places = np.random.default_rng(n % 97).integers(0, n, 3000)
+    assert np.array_equal(order(places), order._here(places.astype(np.uint64)).view(np.int64))

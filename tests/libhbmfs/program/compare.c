@@ -47,6 +47,30 @@ static void by_gather(hbmfs_handle file, const struct device *d, struct memory *
     free(got);
 }
 
+// Scatters spans of odd lengths of a file that is given twice, the last one first, with a byte between them.
+static void by_scatter(hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size, uint64_t *random) {
+    enum { SPANS = 37 };
+    hbmfs_handle files[] = {file, file, file}, request;
+    int64_t counts[] = {SPANS / 2, 0, SPANS - SPANS / 2}, offsets[SPANS], lengths[SPANS], places[SPANS], end = 0;
+    for (int i = SPANS - 1; i >= 0; i--) {
+        lengths[i] = next_random(random) % ((size < 900 ? size : 900) + 1);
+        offsets[i] = next_random(random) % (size - lengths[i] + 1);
+        places[i] = end;
+        end += lengths[i] + 1;
+    }
+    OK(hbmfs_scatter_begin(files, counts, 3, offsets, lengths, places, m->at, m->length, HBMFS_NO_STREAM, &request, &why));
+    OK(hbmfs_wait(request, -1, NULL, &why));
+    WANT(HBMFS_CLOSED, hbmfs_wait(request, -1, NULL, &why));
+    char *got = malloc(end);
+    get_bytes(m, d, got, end);
+    for (int i = 0; i < SPANS; i++)
+        if (memcmp(got + places[i], want + offsets[i], lengths[i])) DIE("span %d of %ld at %ld: wrong bytes", i, lengths[i], offsets[i]);
+    free(got);
+    files[2] = 1 << 30; // begun for the first, refused for the last
+    WANT(HBMFS_INVALID, hbmfs_scatter_begin(files, counts, 3, offsets, lengths, places, m->at, m->length, HBMFS_NO_STREAM, &request, &why));
+    if (request) DIE("a handle of what was refused");
+}
+
 static void prefetch(hbmfs_handle file, int64_t size) {
     enum { MOST = 10 };
     int64_t offsets[MOST], lengths[MOST], n = 0, step = size / (MOST - 1) + 1;
@@ -66,6 +90,7 @@ static void compare_file(hbmfs_handle reader, hbmfs_handle file, const struct de
     struct memory m = get_memory(reader, d, size + 37 * 8 * 200 + 8);
     by_read(file, d, &m, want, size, random);
     for (int widen = HBMFS_KEEP; widen <= HBMFS_U32_TO_I64; widen++) by_gather(file, d, &m, want, size, widen, random);
+    by_scatter(file, d, &m, want, size, random);
     prefetch(file, size);
     free_memory(&m, d);
     free(want);

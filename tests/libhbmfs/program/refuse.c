@@ -69,10 +69,47 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 8, 3, 0, &request, &why));
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, -1, 8, HBMFS_KEEP, 0, &request, &why));
     OK(hbmfs_gather(file, 0, 0, NULL, 0, 8, HBMFS_KEEP, 0, NULL, &why)); // nothing is no mistake
+    int64_t one = 1, ten = 10, negative = -1, huge = INT64_MAX;
+    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &negative, 1, &zero, &one, &zero, m->at, m->length, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &huge, 1, &zero, &one, &zero, m->at, m->length, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &one, 1, &zero, &one, &ten, m->at, 10, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &one, 1, NULL, &one, &zero, m->at, 10, 0, &request, &why));
+    WANT(HBMFS_OUT_OF_RANGE, hbmfs_scatter_begin(&file, &one, 1, &size, &one, &zero, m->at, m->length, 0, &request, &why));
+    OK(hbmfs_scatter_begin(&file, &zero, 1, &zero, &one, &zero, 0, 0, 0, &request, &why));
+    OK(hbmfs_wait(request, -1, NULL, &why));
+}
+
+static void orders(void) {
+    int64_t lengths[] = {3, 4, 7, 1}, sample[4], count, zero = 0, borders[] = {0, 2, 2, 7}, starts[] = {1, 4}, each[2], there[4], documents[4];
+    uint8_t goes_on[4], drawn[9];
+    OK(hbmfs_best_fit(lengths, 4, 7, sample, &count, &why));
+    if (count != 3 || sample[0] != sample[1] || sample[2] != 0) DIE("%ld samples", count);
+    WANT(HBMFS_INVALID, hbmfs_best_fit(lengths, 4, 6, sample, &count, &why));
+    WANT(HBMFS_INVALID, hbmfs_best_fit(lengths, -1, 6, sample, &count, &why));
+    WANT(HBMFS_INVALID, hbmfs_best_fit(&zero, 1, 6, sample, &count, &why));
+    OK(hbmfs_cut(borders, 4, starts, 2, 3, each, NULL, NULL, NULL, 0, &count, &why));
+    if (count != 3 || each[0] != 2 || each[1] != 1) DIE("%ld documents", count);
+    OK(hbmfs_cut(borders, 4, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
+    if (there[0] != 1 || there[1] != 2 || documents[1] != 2 || goes_on[0] || !goes_on[1] || goes_on[2]) DIE("other documents");
+    WANT(HBMFS_INVALID, hbmfs_cut(borders, 4, starts, 2, 4, each, there, documents, goes_on, 4, &count, &why));
+    WANT(HBMFS_INVALID, hbmfs_cut(borders, 0, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
+    uint64_t numbers[] = {0, 1, 2, 3, 4}, keys[] = {5, 6}, wrong = 5, seen = 0;
+    OK(hbmfs_permute(numbers, 5, 5, 3, 2, keys, 2, &why));
+    for (int i = 0; i < 5; i++) seen |= (uint64_t)1 << numbers[i];
+    if (seen != 31) DIE("no permutation");
+    WANT(HBMFS_INVALID, hbmfs_permute(&wrong, 1, 5, 3, 2, keys, 2, &why));
+    WANT(HBMFS_INVALID, hbmfs_permute(numbers, 5, 7, 3, 2, keys, 2, &why));
+    WANT(HBMFS_INVALID, hbmfs_permute(numbers, 5, 5, 0, 2, keys, 2, &why));
+    hbmfs_source sources[] = {{.may = 1, .due = 2, .then_may = 3, .then_due = 4, .every = 2, .slope = {0, 1}}, {.may = 1, .due = 3, .then_may = 3, .then_due = 9}};
+    OK(hbmfs_draw(sources, 2, 0, 100, drawn, 9, &count, &why));
+    if (count != 2 || drawn[0] != 0 || drawn[1] != 1 || sources[0].may != 3) DIE("%ld were drawn", count);
+    WANT(HBMFS_INVALID, hbmfs_draw(sources, 0, 0, 100, drawn, 9, &count, &why));
+    WANT(HBMFS_INVALID, hbmfs_draw(sources, 257, 0, 100, drawn, 9, &count, &why));
 }
 
 void errors(const struct device *d, const char *path) {
     options(d);
+    orders();
     hbmfs_handle reader = open_reader(d), file, other;
     WANT(HBMFS_NOT_FOUND, hbmfs_file_open(reader, "/nowhere/at/all", &file, &why));
     WANT(HBMFS_INVALID, hbmfs_file_open(reader, "/tmp", &file, &why));

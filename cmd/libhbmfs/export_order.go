@@ -1,0 +1,110 @@
+package main
+
+/*
+#include "libhbmfs.h"
+*/
+import "C"
+
+import (
+	"math/bits"
+	"unsafe"
+
+	"github.com/hbmfs/hbmfs/internal/order"
+)
+
+// list is an array of C's as it lies there, once its length can be.
+func list[T, U any](p *U, n C.int64_t) ([]T, error) {
+	if n < 0 || n > mostItems {
+		return nil, failf(codeInvalid, "an array of %d elements cannot be", int64(n))
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(p)), int(n)), nil
+}
+
+//export hbmfs_go_best_fit
+func hbmfs_go_best_fit(lengths *C.int64_t, n, room C.int64_t, sample, samples *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		pieces, err := list[int64](lengths, n)
+		if err != nil {
+			return err
+		}
+		if room < 1 || room > mostItems {
+			return failf(codeInvalid, "a sample of %d tokens cannot be", int64(room))
+		}
+		found, err := order.BestFit(pieces, int64(room), unsafe.Slice((*int64)(unsafe.Pointer(sample)), int(n)))
+		*samples = C.int64_t(found)
+		if err != nil {
+			return &otherwise{codeInvalid, err}
+		}
+		return nil
+	})
+}
+
+//export hbmfs_go_cut
+func hbmfs_go_cut(borders *C.int64_t, count C.int64_t, starts *C.int64_t, rows, length C.int64_t, each, lengths, documents *C.int64_t, goesOn *C.uint8_t,
+	room C.int64_t, total *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		where, err := list[int64](starts, rows)
+		if err != nil {
+			return err
+		}
+		if count < 0 || room < 0 {
+			return failf(codeInvalid, "arrays of %d and %d elements cannot be", int64(count), int64(room))
+		}
+		many := unsafe.Slice((*int64)(unsafe.Pointer(each)), int(rows))
+		clear(many)
+		c, err := order.NewCut(unsafe.Slice((*int64)(unsafe.Pointer(borders)), int(count)), where, int64(length), many)
+		if err != nil {
+			return &otherwise{codeInvalid, err}
+		}
+		*total = 0
+		for _, n := range many {
+			*total += C.int64_t(n)
+		}
+		if *total <= room {
+			n := int(*total)
+			c.Fill(unsafe.Slice((*int64)(unsafe.Pointer(lengths)), n), unsafe.Slice((*int64)(unsafe.Pointer(documents)), n), unsafe.Slice((*byte)(unsafe.Pointer(goesOn)), n))
+		}
+		return nil
+	})
+}
+
+//export hbmfs_go_permute
+func hbmfs_go_permute(numbers *C.uint64_t, count C.int64_t, n, rows, columns C.uint64_t, keys *C.uint64_t, rounds C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		all, err := list[uint64](numbers, count)
+		if err != nil {
+			return err
+		}
+		each, err := list[uint64](keys, rounds)
+		if err != nil {
+			return err
+		}
+		p := order.Permutation{N: uint64(n), Rows: uint64(rows), Columns: uint64(columns), Keys: each}
+		if high, cells := bits.Mul64(p.Rows, p.Columns); high > 0 || cells < p.N || p.N == 0 {
+			return failf(codeInvalid, "%d numbers are not those of %d rows of %d", p.N, p.Rows, p.Columns)
+		}
+		for _, k := range all {
+			if k >= p.N {
+				return failf(codeInvalid, "%d is not below %d", k, p.N)
+			}
+		}
+		p.Apply(all)
+		return nil
+	})
+}
+
+//export hbmfs_go_draw
+func hbmfs_go_draw(sources *C.hbmfs_source, k, n, end C.int64_t, drawn *C.uint8_t, room C.int64_t, count *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		if k < 1 || k > 256 {
+			return failf(codeInvalid, "a mixture of %d sources cannot be drawn", int64(k))
+		}
+		out, err := list[byte](drawn, room)
+		if err != nil {
+			return err
+		}
+		// The fields are those of order.Source, in its order.
+		*count = C.int64_t(order.Draw(unsafe.Slice((*order.Source)(unsafe.Pointer(sources)), int(k)), int64(n), int64(end), out))
+		return nil
+	})
+}

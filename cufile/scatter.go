@@ -1,0 +1,195 @@
+package cufile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// Placed is N bytes of a file from Offset on, and the byte of the caller's memory that they go To.
+type Placed = source.Span
+
+// Part is spans of one file.
+type Part struct {
+	File  *File
+	Spans []Placed
+}
+
+// BeginScatter starts bringing spans of any length, of files of one device, to their places in memory of the caller, where they must
+// not overlap. The rest is as in BeginGather; nothing is widened. Closing one of the files ends the request.
+func BeginScatter(ctx context.Context, to Target, parts []Part) (*Request, error) {
+	if len(parts) == 0 {
+		return nil, fmt.Errorf("%w: no file is given", ErrMemory)
+	}
+	files := make([]*File, 0, len(parts))
+	for _, p := range parts {
+		if !slices.Contains(files, p.File) {
+			files = append(files, p.File)
+		}
+	}
+	check := func() error { return checkPlaces(&to, parts) }
+	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
+		return scatterAll(ctx, &to, after, parts)
+	})
+}
+
+// checkPlaces is check for spans with places.
+func checkPlaces(to *Target, parts []Part) error {
+	r, some := parts[0].File.r, false
+	if to.Widen != WidenNone {
+		return fmt.Errorf("%w: spans with places are not widened", ErrMemory)
+	}
+	for _, p := range parts {
+		if p.File.r.opt.Device != r.opt.Device {
+			return fmt.Errorf("read %s: %w: it is of another device's reader than %s", p.File.name, ErrMemory, parts[0].File.name)
+		}
+		for _, s := range p.Spans {
+			if err := p.File.insideOne(s.Offset, s.N); err != nil {
+				return err
+			}
+			if s.To < 0 || s.To > to.Length || s.N > to.Length-s.To {
+				return fmt.Errorf("read %s: %w: %d bytes do not fit at %d of %d", p.File.name, ErrMemory, s.N, s.To, to.Length)
+			}
+			some = some || s.N > 0
+		}
+	}
+	if !some {
+		return nil
+	}
+	return r.checkMemory(to.Memory)
+}
+
+// scatterAll moves the spans of all files at once. One that fails ends the others. The choice is that of the first bytes.
+func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Part) (total Result, err error) {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	results := make([]Result, len(parts))
+	var wg sync.WaitGroup
+	for i, p := range parts {
+		move := func() {
+			var err error
+			if results[i], err = p.File.scatter(inner, p.File.r.destination(to.Pointer, to.Length, after), p.Spans); err != nil {
+				cancel(err) // which keeps the first reason
+			}
+		}
+		if i < len(parts)-1 {
+			wg.Go(move)
+		} else {
+			move()
+		}
+	}
+	wg.Wait()
+	if err := context.Cause(inner); err != nil {
+		return Result{}, err
+	}
+	total.Choice = results[0].Choice
+	for _, result := range results {
+		if total.Moved.Total() == 0 {
+			total.Choice = result.Choice
+		}
+		total.Moved.Add(result.Moved)
+	}
+	return total, nil
+}
+
+// scatter moves spans, part by part. It returns when nothing writes to the target any more.
+func (f *File) scatter(ctx context.Context, to crew.Destination, spans []Placed) (Result, error) {
+	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
+	straight := f.r.opt.Path != Direct && f.r.opt.Path != Compat
+	first := true
+	for part := range parts(spans, bytesMoved) {
+		result, err := Result{}, errArena
+		if straight {
+			result, err = f.moveTo(ctx, to, part)
+		}
+		if errors.Is(err, errArena) {
+			result, err = f.scatterByArena(ctx, &to, part)
+		}
+		if err != nil {
+			return Result{}, err
+		}
+		if first {
+			total.Choice, first = result.Choice, false
+		}
+		total.Moved.Add(result.Moved)
+	}
+	return total, nil
+}
+
+// scatterByArena brings spans into the arena one after the other, and from there to their places.
+func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans []Placed) (total Result, err error) {
+	for part := range parts(spans, f.r.opt.Arena/4) {
+		t := &transfer{f: f, spans: make([]Placed, len(part))}
+		end := int64(0)
+		for i, s := range part {
+			t.spans[i] = Placed{Offset: s.Offset, N: s.N, To: end}
+			end += s.N
+		}
+		v, err := t.allocate(ctx)
+		if err != nil {
+			return Result{}, err
+		}
+		if err := t.fill(ctx, v); err != nil {
+			return Result{}, err
+		}
+		err = f.r.deliverPlaces(ctx, v, to, part)
+		total.Moved.Add(v.Moved())
+		total.Choice = v.Choice()
+		v.Release()
+		if err != nil {
+			return Result{}, err
+		}
+	}
+	return total, nil
+}
+
+// deliverPlaces copies a view, which holds spans one after the other, to their places in HBM. When it returns, also with an
+// error, nothing is under way.
+func (r *Reader) deliverPlaces(ctx context.Context, v *View, to *crew.Destination, spans []Placed) error {
+	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+		s, err := w.Slot()
+		if err != nil {
+			return err
+		}
+		if err := to.Ready(w); err != nil {
+			return err
+		}
+		from := driver.Pointer(v.Pointer())
+		for i := 0; i < len(spans) && err == nil; i++ {
+			err = w.CUDA.CopyWithin(to.HBM+driver.Pointer(spans[i].To), from, spans[i].N, w.Stream)
+			from += driver.Pointer(spans[i].N)
+		}
+		return w.SentReleasing(s, func() {}, err)
+	})
+	r.quiet(finished)
+	return err
+}
+
+// parts cuts spans into parts of at most limit bytes, and leaves empty ones out.
+func parts(spans []Placed, limit int64) func(yield func([]Placed) bool) {
+	return func(yield func([]Placed) bool) {
+		part, size := []Placed(nil), int64(0)
+		for _, s := range spans {
+			for s.N > 0 {
+				n := min(s.N, limit-size)
+				part, size = append(part, Placed{Offset: s.Offset, N: n, To: s.To}), size+n
+				s = Placed{Offset: s.Offset + n, N: s.N - n, To: s.To + n}
+				if size == limit {
+					if !yield(part) {
+						return
+					}
+					part, size = nil, 0
+				}
+			}
+		}
+		if size > 0 {
+			yield(part)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package order
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// TestBestFit compares with the definition: the longest piece first, into the fullest sample that it fits into.
+func TestBestFit(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		room := 1 + random.Int64N(150)
+		lengths := make([]int64, random.IntN(300))
+		for i := range lengths {
+			lengths[i] = 1 + random.Int64N(1+random.Int64N(room))
+		}
+		sample := make([]int64, len(lengths))
+		samples, err := BestFit(lengths, room, sample)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]int64, samples)
+		for i, s := range sample {
+			got[s] += lengths[i]
+		}
+		var want []int64
+		for _, n := range slices.Backward(slices.Sorted(slices.Values(lengths))) {
+			best := -1
+			for i, used := range want {
+				if used+n <= room && (best < 0 || used > want[best]) {
+					best = i
+				}
+			}
+			if best < 0 {
+				best, want = len(want), append(want, 0)
+			}
+			want[best] += n
+		}
+		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Fatalf("%v in %d: %v, want %v", lengths, room, got, want)
+		}
+	}
+	for _, n := range []int64{0, -1, 8} {
+		if _, err := BestFit([]int64{n}, 7, make([]int64, 1)); err == nil {
+			t.Errorf("a piece of %d was packed", n)
+		}
+	}
+}
+
+// TestDraw gives sources a sample each 2, 4 and 4 samples. Python's tests compare real weights.
+func TestDraw(t *testing.T) {
+	one := Wide{0, 1}
+	sources := []Source{
+		{May: 1, Due: 2, ThenMay: 3, ThenDue: 4, Every: 2, Slope: one},
+		{May: 1, Due: 4, ThenMay: 5, ThenDue: 8, Every: 4, Slope: one},
+		{May: 1, Due: 4, ThenMay: 5, ThenDue: 8, Every: 4, Slope: one},
+	}
+	drawn := make([]byte, 20)
+	if n := Draw(sources, 0, 1<<62, drawn); n != 20 || !slices.Equal(drawn[:8], []byte{0, 1, 0, 2, 0, 1, 0, 2}) {
+		t.Fatalf("%d: %v", n, drawn)
+	}
+	// A third more than each sample: what is rounded up grows to more than the slope, across the border of 64 bits.
+	slope := Wide{3, 0}
+	s := Source{May: 1, Due: 1, ThenMay: 2, ThenDue: 2, Every: 1, Slope: slope, Part: Wide{1, 0}, MayPast: Wide{2, 1}, DuePast: Wide{2, 1}}
+	var due []int64
+	for range 6 {
+		due = append(due, s.ThenDue)
+		s.step(&s.ThenDue, &s.DuePast)
+	}
+	if want := []int64{2, 3, 4, 6, 7, 8}; !slices.Equal(due, want) {
+		t.Errorf("due at %v, want %v", due, want)
+	}
+}
+
+// TestCut compares with every token of every row.
+func TestCut(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 100 {
+		borders := []int64{0}
+		for range 1 + random.IntN(50) {
+			borders = append(borders, borders[len(borders)-1]+random.Int64N(9))
+		}
+		end := borders[len(borders)-1]
+		if end == 0 {
+			continue
+		}
+		length := 1 + random.Int64N(end)
+		starts, each := make([]int64, random.IntN(3000)), make([]int64, 3000)
+		for i := range starts {
+			starts[i] = random.Int64N(end - length + 1)
+		}
+		c, err := NewCut(borders, starts, length, each[:len(starts)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		total := int64(0)
+		for _, n := range each[:len(starts)] {
+			total += n
+		}
+		lengths, documents, goesOn := make([]int64, total), make([]int64, total), make([]byte, total)
+		c.Fill(lengths, documents, goesOn)
+		at := 0
+		for i, start := range starts {
+			token := start
+			for range each[i] {
+				d := documents[at]
+				if token < borders[d] || token+lengths[at] > borders[d+1] || (goesOn[at] == 1) != (borders[d+1] > start+length) {
+					t.Fatalf("row %d from %d: %d tokens of document %d", i, start, lengths[at], d)
+				}
+				token, at = token+lengths[at], at+1
+			}
+			if token != start+length {
+				t.Fatalf("row %d ends at %d", i, token)
+			}
+		}
+	}
+	if _, err := NewCut([]int64{0, 5}, []int64{3}, 3, make([]int64, 1)); err == nil {
+		t.Error("a row outside was cut")
+	}
+}
