@@ -154,14 +154,39 @@ func (n *node) killDaemons(daemons ...daemon) {
 	}
 }
 
+// killHeld kills daemons and their keepers at once, as the out-of-memory killer does with a group.
+func (n *node) killHeld() {
+	n.t.Helper()
+	daemons := n.daemons()
+	for _, d := range daemons {
+		_ = syscall.Kill(d.pid, syscall.SIGSTOP) // else it has another keeper
+	}
+	n.killDaemons(n.keepers()...)
+	n.killDaemons(daemons...)
+}
+
 // daemon is a running hbmfs of this node.
 type daemon struct {
 	pid  int
 	args []string
 }
 
-// daemons finds them in /proc.
+// daemons finds those that serve, in /proc.
 func (n *node) daemons() (found []daemon) {
+	n.t.Helper()
+	return slices.DeleteFunc(n.programs(), func(d daemon) bool { return d.isKeeper() })
+}
+
+// keepers finds those that hold mounts.
+func (n *node) keepers() (found []daemon) {
+	n.t.Helper()
+	return slices.DeleteFunc(n.programs(), func(d daemon) bool { return !d.isKeeper() })
+}
+
+func (d daemon) isKeeper() bool { return len(d.args) > 1 && d.args[1] == "keeper" }
+
+// programs finds all processes of hbmfs that belong to this node: they name its directory, or log to a file in it.
+func (n *node) programs() (found []daemon) {
 	n.t.Helper()
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	must(n.t, err)
@@ -172,7 +197,8 @@ func (n *node) daemons() (found []daemon) {
 		}
 		cmdline, err := os.ReadFile(filepath.Join(p, "cmdline"))
 		pid, numErr := strconv.Atoi(filepath.Base(p))
-		if err == nil && numErr == nil && bytes.Contains(cmdline, []byte(n.dir+"/")) {
+		log, _ := os.Readlink(filepath.Join(p, "fd", "2")) // it may have ended
+		if err == nil && numErr == nil && (bytes.Contains(cmdline, []byte(n.dir+"/")) || strings.HasPrefix(log, n.dir+"/")) {
 			found = append(found, daemon{pid, strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")})
 		}
 	}
@@ -208,7 +234,7 @@ func (n *node) leftovers() (left []string) {
 	for _, m := range n.mounts() {
 		left = append(left, "mount "+m)
 	}
-	for _, d := range n.daemons() {
+	for _, d := range n.programs() {
 		left = append(left, fmt.Sprint("daemon ", d.pid, " ", d.args))
 	}
 	for _, dir := range []string{filepath.Join(n.state, "volumes"), filepath.Join(n.kubelet, "pods"), filepath.Join(n.kubelet, "plugins", "kubernetes.io", "csi", driverName)} {
@@ -275,7 +301,7 @@ func (n *node) takeDown() {
 		}
 	}
 	for range 3 { // what was mounted upon another shows when that is gone, and a daemon that was just being started comes up
-		n.killDaemons(n.daemons()...)
+		n.killHeld()
 		for _, m := range n.mounts() {
 			_ = unix.Unmount(m, unix.MNT_DETACH) // the suite reports what stays
 		}

@@ -155,7 +155,7 @@ func (h *Host) launch(ctx context.Context, v *nodeVolume) (*daemon, error) {
 
 // arguments are those of hbmfs mount, without what is mounted where. Where the cache is needed, its directory is made.
 func (h *Host) arguments(spec volume.Spec) ([]string, error) {
-	args := append([]string{"mount", "-f", "--allow-other", "--refuse-local"}, spec.Flags...)
+	args := append([]string{"mount", "-f", "--no-keeper=false", "--allow-other", "--refuse-local"}, spec.Flags...)
 	for _, a := range h.opt.AllowAddress {
 		args = append(args, "--allow-address="+a)
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -31,6 +32,7 @@ type nodeVolume struct {
 	failed string             // why the last start failed, "" when it did not; guarded by mu
 
 	daemon *daemon // guarded by lock
+	died   *daemon // the one before, until another goes on or is started; guarded by lock
 }
 
 func newNodeVolume(h *Host, key string, rec record) *nodeVolume {
@@ -88,14 +90,13 @@ const (
 	logName         = "log"
 )
 
-// start removes the mount of a dead daemon, starts a new one, and shows its mount wherever the old one was seen. The lock
-// must be held.
+// start adopts the daemon that goes on with the mount. Where none does, it removes the mount of the dead daemon, starts a new one,
+// and shows its mount wherever the old one was seen. The lock must be held.
 func (v *nodeVolume) start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	v.host.mu.Lock()
 	v.cancel = cancel
-	v.host.counts.starts++
 	v.host.mu.Unlock()
 	defer func() {
 		v.host.mu.Lock()
@@ -106,6 +107,14 @@ func (v *nodeVolume) start(ctx context.Context) (err error) {
 		}
 		v.host.mu.Unlock()
 	}()
+	if v.takeOver(ctx) {
+		v.died = nil
+		return nil
+	}
+	if ctx.Err() != nil {
+		return status.Error(codes.Unavailable, "the start of the daemon was called off")
+	}
+	v.countStart()
 	if err := v.clear(); err != nil {
 		return err
 	}
@@ -118,6 +127,19 @@ func (v *nodeVolume) start(ctx context.Context) (err error) {
 		return err
 	}
 	return nil
+}
+
+// countStart says that a daemon is started, and that one has died if it has. The lock must be held.
+func (v *nodeVolume) countStart() {
+	h, d := v.host, v.died
+	v.died = nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.counts.starts++
+	if d != nil {
+		h.counts.deaths++
+		h.log.Error("a daemon died and another is started", "volume", v.key, "pid", d.pid, "seconds", time.Since(d.began).Seconds(), "said", v.lastWords(d))
+	}
 }
 
 // kill ends a daemon and its mount, in this order. A thread of the daemon may wait for an answer of the daemon, out of
