@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -67,12 +69,7 @@ func newNode(t *testing.T) *node {
 	n.must(unix.Mount(n.dir, n.dir, "", unix.MS_BIND, ""))
 	t.Cleanup(func() {
 		n.endHost()
-		daemons, _ := (&Host{opt: Options{StateDir: n.state()}}).findDaemons()
-		for _, pids := range daemons {
-			for _, pid := range pids {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-		}
+		n.killHeld()
 		for range 100 { // whatever is left, in both views
 			left, _ := mountinfo.GetMounts(mountinfo.PrefixFilter(top))
 			if len(left) == 0 {
@@ -220,6 +217,33 @@ func (n *node) daemons() []int {
 		all = append(all, pids...)
 	}
 	return all
+}
+
+// keepers are the processes that hold mounts of this node: they write to the logs of its volumes.
+func (n *node) keepers() (all []int) {
+	names, err := filepath.Glob("/proc/[0-9]*/comm")
+	n.must(err)
+	for _, name := range names {
+		comm, _ := os.ReadFile(name)                                        // it may have ended
+		log, _ := os.Readlink(filepath.Join(filepath.Dir(name), "fd", "2")) // it may have ended
+		if string(comm) == handover.Comm+"\n" && strings.HasPrefix(log, n.state()+"/") {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+			n.must(err)
+			all = append(all, pid)
+		}
+	}
+	return all
+}
+
+// killHeld kills all daemons with their keepers, so that no other goes on with their mounts.
+func (n *node) killHeld() {
+	daemons := n.daemons()
+	for _, pid := range daemons {
+		_ = unix.Kill(pid, unix.SIGSTOP) // else it has another keeper
+	}
+	for _, pid := range append(n.keepers(), daemons...) {
+		_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+	}
 }
 
 // clean tells what is left when nothing should be.

@@ -28,7 +28,7 @@ type nodeVolume struct {
 
 	rec    record             // guarded by the host's mu
 	saved  []byte             // the record as it is on disk; guarded by mu
-	cancel context.CancelFunc // of a start that is under way, guarded by mu
+	cancel context.CancelFunc // of the wait for a daemon, guarded by mu
 	failed string             // why the last start failed, "" when it did not; guarded by mu
 
 	daemon *daemon // guarded by lock
@@ -80,7 +80,24 @@ func (v *nodeVolume) serve(ctx context.Context, w volume.Want) error {
 		}
 		v.kill(v.daemon) // somebody took its mount away
 	}
+	if went, err := v.takeOver(ctx); went || err != nil {
+		return err
+	}
 	return v.start(ctx)
+}
+
+// begin says that a daemon is waited for, until end. That can be called off: see acquireToEnd.
+func (v *nodeVolume) begin(ctx context.Context) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	v.host.mu.Lock()
+	defer v.host.mu.Unlock()
+	v.cancel = cancel
+	return ctx, func() {
+		cancel()
+		v.host.mu.Lock()
+		defer v.host.mu.Unlock()
+		v.cancel = nil
+	}
 }
 
 // Files in the directory of a volume: the rights that its daemon reads, and its log.
@@ -90,30 +107,20 @@ const (
 	logName         = "log"
 )
 
-// start adopts the daemon that goes on with the mount. Where none does, it removes the mount of the dead daemon, starts a new one,
-// and shows its mount wherever the old one was seen. The lock must be held.
+// start removes the mount of a dead daemon, starts a new one, and shows its mount wherever the old one was seen. The lock
+// must be held.
 func (v *nodeVolume) start(ctx context.Context) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	v.host.mu.Lock()
-	v.cancel = cancel
-	v.host.mu.Unlock()
+	ctx, end := v.begin(ctx)
+	defer end()
 	defer func() {
 		v.host.mu.Lock()
-		v.cancel, v.failed = nil, ""
+		v.failed = ""
 		if err != nil {
 			v.failed = err.Error()
 			v.host.counts.failedStarts++
 		}
 		v.host.mu.Unlock()
 	}()
-	if v.takeOver(ctx) {
-		v.died = nil
-		return nil
-	}
-	if ctx.Err() != nil {
-		return status.Error(codes.Unavailable, "the start of the daemon was called off")
-	}
 	v.countStart()
 	if err := v.clear(); err != nil {
 		return err
@@ -245,7 +252,11 @@ func (v *nodeVolume) stop() error {
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
-	if d := v.daemon; d.alive() && !d.within(killTime) { // which ends with its filesystem
+	d := v.daemon
+	if !d.alive() { // another may just go on with the mount
+		d = v.host.open(v.server(v.host.ctx, true), v.mount())
+	}
+	if d.alive() && !d.within(killTime) { // which ends with its filesystem
 		d.kill()
 	}
 	v.daemon = nil

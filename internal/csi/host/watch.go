@@ -27,12 +27,16 @@ func (v *nodeVolume) watch(d *daemon) {
 	if err := v.acquire(h.ctx); err != nil {
 		return
 	}
-	mine := v.daemon == d
-	if mine {
+	var again bool
+	if v.daemon == d { // else it was ended
 		v.daemon, v.died = nil, d
+		if again = !h.unused(v); again {
+			went, _ := v.takeOver(h.ctx) // called off: revive sees whether somebody is left
+			again = !went
+		}
 	}
 	v.unlock()
-	if !mine || h.unused(v) { // it was ended
+	if !again {
 		return
 	}
 	soon := 0
@@ -119,8 +123,10 @@ func (v *nodeVolume) recover(pids []int) (start bool) {
 		log.Error("cannot write the record", "error", err)
 	}
 	used := !v.host.unused(v)
-	if used && v.takeOver(v.host.ctx) {
-		return false
+	if used {
+		if went, _ := v.takeOver(v.host.ctx); went { // called off: revive sees whether somebody is left
+			return false
+		}
 	}
 	for _, pid := range pids { // half started, or of a mount that is gone
 		if d := v.host.open(pid, v.mount()); d != nil {
@@ -163,17 +169,20 @@ func (h *Host) open(pid int, point string) *daemon {
 
 // takeOver adopts the daemon that serves the mount, if one does: an earlier host's, or the one that goes on after another. The
 // lock must be held.
-func (v *nodeVolume) takeOver(ctx context.Context) bool {
+func (v *nodeVolume) takeOver(ctx context.Context) (went bool, err error) {
+	ctx, end := v.begin(ctx)
+	defer end()
 	d := v.serving(ctx)
 	if d == nil {
-		return false
+		return false, ctx.Err()
 	}
 	if err := v.adopt(d); err != nil {
 		v.kill(d)
-		return false
+		return false, nil //nolint:nilerr // it did not go: another is started
 	}
+	v.died = nil
 	v.host.log.Info("took over a daemon", "volume", v.key, "pid", d.pid)
-	return true
+	return true, nil
 }
 
 // keeperTime is how long a mount without a daemon may have one that goes on with it: a keeper gives up before.
