@@ -74,6 +74,9 @@ func (c *hostCommand) run(cmd *cobra.Command) error {
 	if err := h.Start(); err != nil {
 		return err
 	}
+	if err := h.Hold(filepath.Join(c.opt.StateDir, holdSocket)); err != nil {
+		return err
+	}
 	server := rpc.NewServer(log, &rpc.Calls{})
 	service := host.Service{Host: h}
 	csi.RegisterIdentityServer(server, service)

@@ -25,6 +25,7 @@ const (
 	defaultState  = "/var/lib/hbmfs"
 	hostSocket    = "host.sock"    // gRPC
 	metricsSocket = "metrics.sock" // HTTP
+	holdSocket    = "hold.sock"    // copies of what keepers have
 )
 
 type pluginCommand struct {
@@ -104,6 +105,7 @@ func (c *pluginCommand) run(cmd *cobra.Command) error {
 	defer func() { _ = host.Close() }() // nothing is lost
 	p := &plugin.Plugin{Name: c.driver, Version: version, NodeID: c.nodeID, MaxVolumes: c.maxVolumes}
 	p.Connect(host)
+	go plugin.Hold(ctx, filepath.Join(c.stateDir, holdSocket))
 	calls := &rpc.Calls{}
 	server := rpc.NewServer(log, calls)
 	csi.RegisterIdentityServer(server, p)

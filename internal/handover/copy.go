@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,6 +25,20 @@ func CopyOf(keeper int) (Copy, error) {
 	}
 	_, c, err := (&Mirror{conn: conn}).Next()
 	return c, err
+}
+
+// HoldTime is how long a process that cannot start daemons holds a mount that nobody serves.
+const HoldTime = graceTime
+
+// Clone makes another copy.
+func (c Copy) Clone() Copy {
+	all := Copy{}
+	for name, fd := range c {
+		if fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err == nil { // what lacks is refused by the daemon
+			all[name] = fd
+		}
+	}
+	return all
 }
 
 // Close forgets the mount.
@@ -47,6 +62,7 @@ func (c Copy) Connected() bool {
 // Offer is the holder of a daemon that was started with socket's other end and [Environment], until it goes on with the mount. No other
 // process may serve the mount, or start a daemon for it. From then on the daemon has a keeper of its own.
 func (c Copy) Offer(socket int) error {
+	_ = unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(graceTime / time.Second)})
 	for name, fd := range c {
 		if err := send(socket, say("FDNAME="+name).with(fd)); err != nil {
 			return err

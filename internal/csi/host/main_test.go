@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +20,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
-	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -219,19 +217,10 @@ func (n *node) daemons() []int {
 	return all
 }
 
-// keepers are the processes that hold mounts of this node: they write to the logs of its volumes.
+// keepers are the processes that hold mounts of this node.
 func (n *node) keepers() (all []int) {
-	names, err := filepath.Glob("/proc/[0-9]*/comm")
+	all, err := keepersBelow(n.state())
 	n.must(err)
-	for _, name := range names {
-		comm, _ := os.ReadFile(name)                                        // it may have ended
-		log, _ := os.Readlink(filepath.Join(filepath.Dir(name), "fd", "2")) // it may have ended
-		if string(comm) == handover.Comm+"\n" && strings.HasPrefix(log, n.state()+"/") {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-			n.must(err)
-			all = append(all, pid)
-		}
-	}
 	return all
 }
 
@@ -251,6 +240,9 @@ func (n *node) clean() {
 	n.Helper()
 	if n.mounted(n.dir) != 0 || n.mounted(n.view) != 0 || len(n.daemons()) != 0 {
 		n.Errorf("%d mounts, %d in the other view and daemons %v are left", n.mounted(n.dir), n.mounted(n.view), n.daemons())
+	}
+	if k := n.keepers(); len(k) != 0 {
+		n.Errorf("keepers %v are left", k)
 	}
 	for _, dir := range []string{filepath.Join(n.state(), "volumes"), n.kubelet("pods")} {
 		for _, f := range n.files(dir) {

@@ -13,11 +13,13 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
 // nodeVolume is a volume that is used on this node.
@@ -121,17 +123,86 @@ func (v *nodeVolume) start(ctx context.Context) (err error) {
 		}
 		v.host.mu.Unlock()
 	}()
+	v.endOthers()
+	if v.resume(ctx) {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return status.Error(codes.Unavailable, "the start of the daemon was called off")
+	}
 	v.countStart()
 	if err := v.clear(); err != nil {
 		return err
 	}
-	d, err := v.host.launch(ctx, v)
+	d, err := v.host.launch(ctx, v, nil)
 	if err != nil {
 		return err
 	}
 	if err := v.adopt(d); err != nil {
 		v.kill(d)
 		return err
+	}
+	return nil
+}
+
+// endOthers ends processes of the mount that do not serve it, or hold it for nobody. The lock must be held.
+func (v *nodeVolume) endOthers() {
+	for range 2 { // a daemon may have started a keeper meanwhile
+		keepers, err := keepersBelow(v.dir())
+		for _, pid := range keepers {
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+		}
+		found, findErr := v.host.findDaemons()
+		for _, pid := range found[v.mount()] {
+			if d := v.host.open(pid, v.mount()); d != nil {
+				d.kill()
+			}
+		}
+		if err = errors.Join(err, findErr); err != nil {
+			v.host.log.Error("cannot look for daemons", "error", err)
+		}
+	}
+}
+
+// resume has a new daemon go on with the mount that died with its keeper, and tells whether it does. The lock must be held.
+func (v *nodeVolume) resume(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, keeperTime)
+	defer cancel()
+	c := v.copy(ctx)
+	if c == nil {
+		return false
+	}
+	defer c.Close()
+	d, err := v.host.launch(ctx, v, c)
+	if err == nil {
+		err = v.adopt(d)
+	}
+	if err != nil {
+		v.host.log.Error("no daemon goes on with the mount of a volume", "volume", v.key, "error", err)
+		return false
+	}
+	v.died = nil
+	v.host.log.Info("another daemon goes on with a mount", "volume", v.key, "pid", d.pid)
+	return true
+}
+
+// copy returns what the keeper of the mount had, nil where the mount is dead. A plugin may have to bring it.
+func (v *nodeVolume) copy(ctx context.Context) handover.Copy {
+	if _, err := v.device(); err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	dead, found := make(chan bool, 1), make(chan handover.Copy, 1)
+	go func() { dead <- mounts.Dead(v.mount()) }()                            // ends with the answer
+	go func() { found <- v.host.held.await(ctx, v.key, handover.HoldTime) }() // ends with ctx
+	select {
+	case <-dead:
+	case c := <-found:
+		if c.Connected() {
+			return c
+		}
+		c.Close()
 	}
 	return nil
 }
@@ -153,6 +224,7 @@ func (v *nodeVolume) countStart() {
 // reach of the signal until there can be none.
 func (v *nodeVolume) kill(d *daemon) {
 	d.signal(syscall.SIGKILL)
+	v.host.held.drop(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		v.host.log.Error("cannot take the mount of a daemon away", "volume", v.key, "error", err)
 	}
@@ -162,6 +234,7 @@ func (v *nodeVolume) kill(d *daemon) {
 // clear removes the mount of a daemon that is gone, so that the next one is not stacked upon it. The copies that pods see
 // stay until a new mount replaces them.
 func (v *nodeVolume) clear() error {
+	v.host.held.drop(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
@@ -194,6 +267,7 @@ func (v *nodeVolume) adopt(d *daemon) error {
 	}
 	v.daemon = d
 	v.host.work.Go(func() { v.watch(d) })
+	v.host.work.Go(v.keepCopy)
 	var targets []string
 	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
 	for _, target := range targets {
@@ -249,6 +323,7 @@ func (v *nodeVolume) show(target string) error {
 
 // stop ends the daemon of a volume that nobody uses. The lock must be held.
 func (v *nodeVolume) stop() error {
+	v.host.held.drop(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}

@@ -212,13 +212,25 @@ func (v *nodeVolume) serving(ctx context.Context) *daemon {
 func (v *nodeVolume) dead(ctx context.Context) (dead, silent bool) {
 	answer := make(chan bool, 1)
 	go func() { answer <- mounts.Dead(v.mount()) }() // ends with the answer
-	select {
-	case dead = <-answer:
-		return dead, false
-	case <-time.After(askTime):
-	case <-ctx.Done():
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(askTime)
+	for {
+		select {
+		case dead = <-answer:
+			return dead, false
+		case <-tick.C: // readers wait also where only the copy of a keeper's descriptors is left
+			keepers, err := keepersBelow(v.dir())
+			found, findErr := v.host.findDaemons()
+			if err == nil && findErr == nil && len(keepers)+len(found[v.mount()]) == 0 {
+				return true, false
+			}
+		case <-late:
+			return false, true
+		case <-ctx.Done():
+			return false, true
+		}
 	}
-	return false, true
 }
 
 // server returns the process that serves the mount, 0 where it is not known. During an upgrade there are two with its name.
