@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -53,11 +54,57 @@ func (p *process) holds(t testing.TB) (count int) {
 	fds, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(p.pid()), "fd", "*"))
 	must(t, err)
 	for _, fd := range fds {
-		if to, _ := os.Readlink(fd); to == "/dev/fuse" { // some are closed by now
+		if isDevice(fd) {
 			count++
 		}
 	}
 	return count
+}
+
+// isDevice tells whether a descriptor in /proc is a connection to the kernel, whose name is another once its container is gone.
+func isDevice(fd string) bool {
+	info, err := os.ReadFile(strings.Replace(fd, "/fd/", "/fdinfo/", 1))
+	to, _ := os.Readlink(fd) // it may be closed by now
+	return to == "/dev/fuse" || err == nil && bytes.Contains(info, []byte("fuse_connection:"))
+}
+
+// nextImage has the next host start another hbmfs: a file of its own.
+func (n *node) nextImage() {
+	n.t.Helper()
+	program, err := os.ReadFile(suite.Path())
+	must(n.t, err)
+	n.image = filepath.Join(n.dir, fmt.Sprint("hbmfs-", n.started))
+	must(n.t, os.WriteFile(n.image, program, 0o755))
+}
+
+// TestNoHostComes has the host's container end for good: what waits for a daemon gets an error in time, and hangs never.
+func TestNoHostComes(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	n := newNode(t)
+	v, view := n.viewVolume("local", 5)
+	p := n.startPod(v, podOptions{})
+	if s := handovers(t, p); s.Holder != "keeper" {
+		t.Skip("no keeper holds the mount: ", s.Why)
+	}
+	if !within(func() bool { return n.plugin.holds(t) == 1 }) {
+		t.Fatal("the plugin does not hold the mount")
+	}
+	n.host.kill()
+	n.killHeld()
+	began := time.Now()
+	a := p.do("read", view)
+	if took := time.Since(began); a.Error == "" || took < 10*time.Second || took > 45*time.Second {
+		t.Errorf("a read without a host ends after %v with %q", took, a.Error)
+	}
+	if count := n.plugin.holds(t); count != 0 {
+		t.Errorf("the plugin still holds %d mounts", count)
+	}
+	n.startHost()
+	n.waitReady()
+	p.soon("read", view)
+	n.stopPod(p)
+	n.unstage(v)
+	n.mustBeClean()
 }
 
 // TestPodsSeeNoHandover has pods read what they have open and mapped at full speed, while each part of the driver is killed and
@@ -102,7 +149,8 @@ func TestPodsSeeNoHandover(t *testing.T) {
 		{"the host is replaced", n.restartHost},
 		{"the host is replaced, and daemons are killed", func() { n.host.kill(); n.killDaemons(n.daemons()...); n.startHost() }},
 		{"the host's container is replaced", func() { n.host.kill(); n.killHeld(); n.startHost() }},
-		{"the host's container ends before it starts", func() { n.killHeld(); n.host.kill(); n.startHost() }},
+		{"the host's image is replaced", func() { n.killHeld(); n.host.kill(); n.nextImage(); n.startHost() }},
+		{"the host's container ends daemons first", func() { n.killHeld(); n.host.kill(); n.startHost() }},
 	}
 	for round := range 2 {
 		for _, f := range faults {
@@ -122,6 +170,11 @@ func TestPodsSeeNoHandover(t *testing.T) {
 				}
 			}
 			t.Logf("round %d, %s: all read on after %v", round, f.name, time.Since(began).Round(time.Millisecond))
+			for _, d := range n.daemons() {
+				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", d.pid)); strings.HasPrefix(f.name, "the host's image") && (err != nil || exe != n.image) {
+					t.Errorf("the daemon is %s after %s, want %s (%v)", exe, f.name, n.image, err)
+				}
+			}
 			if !within(func() bool { return len(n.daemons()) == 2 && len(n.keepers()) == 2 }) {
 				t.Fatalf("after %s there are daemons %v and keepers %v, want two of each", f.name, n.daemons(), n.keepers())
 			}
@@ -132,7 +185,7 @@ func TestPodsSeeNoHandover(t *testing.T) {
 		s := handovers(t, p)
 		a := p.must("end loop", file{})
 		t.Logf("%s: %d MB in %d passes, the longest wait %v; %d hand-overs, %d after crashes, the longest %.0f ms", p.volume.name, a.Bytes>>20, a.Passes, a.Longest, s.Count, s.Crashes, 1000*s.Worst)
-		if a.Errors > 0 || s.Count < int64(2*5) {
+		if a.Errors > 0 || s.Count < int64(2*6) {
 			t.Errorf("a reader of %s has %d errors (%s), after %d hand-overs", p.volume.name, a.Errors, a.Text, s.Count)
 		}
 		q := n.startPod(p.volume, podOptions{})

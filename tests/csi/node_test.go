@@ -31,6 +31,7 @@ type node struct {
 	logs         string
 	disk         string // of the cache, where it has one
 	hostFlags    []string
+	image        string // hbmfs in the image of the host
 	host, plugin *process
 	started      int // processes so far, for the names of their logs
 	mu           sync.Mutex
@@ -47,6 +48,7 @@ func newNode(t testing.TB, hostFlags ...string) *node {
 	n := &node{
 		t: t, dir: dir, state: filepath.Join(dir, "state"), kubelet: filepath.Join(dir, "kubelet"),
 		data: filepath.Join(dir, "data"), logs: filepath.Join(dir, "logs"), hostFlags: hostFlags,
+		image: suite.Path(),
 	}
 	must(t, errors.Join(os.Chmod(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, "")))
 	t.Cleanup(n.takeDown)
@@ -63,7 +65,7 @@ func (n *node) socket() string { return filepath.Join(n.dir, "csi.sock") }
 
 func (n *node) startHost() {
 	n.t.Helper()
-	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", suite.Path(), "--allow-source", n.data, "--allow-address", "127.0.0.1", "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
+	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", n.image, "--allow-source", n.data, "--allow-address", "127.0.0.1", "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
 	n.host = n.start("host", append(args, n.hostFlags...)...)
 }
 
@@ -192,7 +194,7 @@ func (n *node) programs() (found []daemon) {
 	must(n.t, err)
 	for _, p := range processes {
 		exe, err := os.Readlink(filepath.Join(p, "exe"))
-		if err != nil || exe != suite.Path() {
+		if err != nil || (exe != suite.Path() && !strings.HasPrefix(exe, n.dir+"/")) {
 			continue // another's process, or one that has just ended
 		}
 		cmdline, err := os.ReadFile(filepath.Join(p, "cmdline"))
@@ -274,7 +276,7 @@ func (n *node) keptBy(p *process) (kept []string) {
 		if err != nil {
 			continue // closed meanwhile
 		}
-		if target == "/dev/fuse" || strings.Contains(target, "pidfd") || strings.HasPrefix(target, n.kubelet) ||
+		if isDevice(fd) || strings.Contains(target, "pidfd") || strings.HasPrefix(target, n.kubelet) ||
 			strings.HasPrefix(target, filepath.Join(n.state, "volumes")+"/") || strings.HasPrefix(target, "mnt:[") {
 			kept = append(kept, fmt.Sprintf("descriptor %s of the %s", target, p.name))
 		}

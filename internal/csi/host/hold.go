@@ -47,19 +47,18 @@ func (h *held) leave(conn int) {
 	}
 }
 
-// put keeps a copy, unless there is one. It reports whether it did.
-func (h *held) put(key string, c handover.Copy) bool {
+// put keeps a copy, unless there is one.
+func (h *held) put(key string, c handover.Copy) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.copies[key] != nil {
 		c.Close()
-		return false
+		return
 	}
 	h.copies[key] = c
 	h.tell(key, c)
 	close(h.told)
 	h.told = make(chan struct{})
-	return true
 }
 
 // drop forgets a volume, here and in plugins: what is open there would keep its filesystem.
@@ -104,7 +103,7 @@ func (v *nodeVolume) keepCopy() {
 	}
 	const patience = 5 * time.Second
 	var err error
-	for end := time.Now().Add(patience); time.Now().Before(end) && pause.For(h.ctx, 50*time.Millisecond) == nil; { // it may be starting
+	for end := time.Now().Add(patience); time.Now().Before(end) && h.ctx.Err() == nil; _ = pause.For(h.ctx, 200*time.Millisecond) { // it may be starting
 		var keepers []int
 		if keepers, err = keepersBelow(v.dir()); err != nil || len(keepers) != 1 {
 			continue
@@ -192,18 +191,24 @@ func (h *Host) holder(conn int) {
 		if c == nil {
 			continue
 		}
-		h.mu.Lock()
-		_, known := h.volumes[key]
-		h.mu.Unlock()
-		if !known || !c.Connected() {
-			c.Close()
-			h.held.mu.Lock()
-			if h.held.copies[key] == nil {
-				h.held.tell(key, nil)
-			}
-			h.held.mu.Unlock()
-			continue
-		}
+		h.take(key, c)
+	}
+}
+
+// take keeps a copy that a plugin has brought, if its volume is known.
+func (h *Host) take(key string, c handover.Copy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.held.mu.Lock()
+	own := h.held.copies[key] != nil
+	h.held.mu.Unlock()
+	switch {
+	case own:
+		c.Close()
+	case h.volumes[key] == nil || !c.Connected():
+		c.Close()
+		h.held.drop(key)
+	default:
 		h.held.put(key, c)
 	}
 }

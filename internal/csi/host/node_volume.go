@@ -340,6 +340,7 @@ func (v *nodeVolume) stop() error {
 
 // remove removes the directory of the volume, whose mount is gone. The host's mu must be held.
 func (v *nodeVolume) remove() error {
+	v.host.held.drop(v.key) // a plugin may just have brought it
 	if err := mounts.RemoveDir(v.mount()); err != nil {
 		return err
 	}
