@@ -43,7 +43,8 @@ func newPluginCommand() *cobra.Command {
 
 It is two processes on each node. The plugin (this command) is what kubelet talks to: it forwards to the host, keeps no
 state and needs no privilege, so it can be restarted and upgraded at any time. The host (hbmfs-csi host) starts the hbmfs
-daemons and makes the mounts: one daemon for all pods of the node that want the same, started again when it dies.
+daemons and makes the mounts: one daemon for all pods of the node that want the same, started again when it dies. While the
+host is replaced, the plugin holds the mounts.
 
 A volume says what it shows in its attributes. Only source is needed:
 

@@ -224,8 +224,11 @@ func (n *node) keepers() (all []int) {
 	return all
 }
 
-// killHeld kills all daemons with their keepers, so that no other goes on with their mounts.
+// killHeld kills all daemons with their keepers, and forgets what the host has of those, so that no other goes on with their mounts.
 func (n *node) killHeld() {
+	if n.Host != nil {
+		n.held.close()
+	}
 	daemons := n.daemons()
 	for _, pid := range daemons {
 		_ = unix.Kill(pid, unix.SIGSTOP) // else it has another keeper
