@@ -167,6 +167,17 @@ func (n *node) killHeld() {
 	n.killDaemons(daemons...)
 }
 
+// endMounts kills daemons and keepers, and ends their mounts, so that no other daemon can go on with one.
+func (n *node) endMounts() {
+	n.t.Helper()
+	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(n.state, "volumes")))
+	must(n.t, err)
+	for _, m := range found {
+		_ = unix.Unmount(m.Mountpoint, unix.MNT_FORCE) // it is ended also where it is busy and stays
+	}
+	n.killHeld()
+}
+
 // daemon is a running hbmfs of this node.
 type daemon struct {
 	pid  int
@@ -276,7 +287,7 @@ func (n *node) keptBy(p *process) (kept []string) {
 		if err != nil {
 			continue // closed meanwhile
 		}
-		if isDevice(fd) || strings.Contains(target, "pidfd") || strings.HasPrefix(target, n.kubelet) ||
+		if isDevice(fd) || strings.HasPrefix(target, "/memfd:hbmfs") || strings.Contains(target, "pidfd") || strings.HasPrefix(target, n.kubelet) ||
 			strings.HasPrefix(target, filepath.Join(n.state, "volumes")+"/") || strings.HasPrefix(target, "mnt:[") {
 			kept = append(kept, fmt.Sprintf("descriptor %s of the %s", target, p.name))
 		}

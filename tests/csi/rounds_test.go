@@ -129,6 +129,7 @@ func (c *chaos) round(i int) {
 		{5, "kill the plugin in a call", func() { c.during(c.restartPlugin) }},
 		{4, "kill the host in a call", func() { c.during(c.restartHost) }},
 		{3, "kill daemons in a call", func() { c.during(c.killAnyDaemon) }},
+		{2, "end all mounts", c.endMounts},
 		{3, "wrong attributes", c.wrong},
 		{2, "fill the disk", c.fill},
 		{2, "free the disk", c.unfill},
