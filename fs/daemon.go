@@ -82,7 +82,8 @@ func connection(proc string, number int) (serves, told bool) {
 	fds, _ := os.ReadDir(filepath.Join(proc, "fd")) // another user's
 	told = true
 	for _, fd := range fds {
-		if to, err := os.Readlink(filepath.Join(proc, "fd", fd.Name())); err != nil || to != "/dev/fuse" {
+		to, err := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
+		if err != nil || filepath.Base(to) != "fuse" { // "/fuse" where the daemon that opened it was in a container that is gone
 			continue
 		}
 		text, _ := os.ReadFile(filepath.Join(proc, "fdinfo", fd.Name())) // it may be closed by now
@@ -91,7 +92,7 @@ func connection(proc string, number int) (serves, told bool) {
 		if n, err := strconv.Atoi(string(bytes.TrimSpace(line))); found && err == nil && n == number {
 			return true, true
 		}
-		told = told && found
+		told = told && (found || to != "/dev/fuse")
 	}
 	return false, told
 }

@@ -34,8 +34,9 @@ mountPropagation Bidirectional, and hostPID: to replace the mount of a daemon th
 Directories that volumes show must be there at the same path.
 
 SIGTERM ends it and leaves daemons and mounts as they are; the next host goes on with them. Where that is a container, its
-daemons end with it, and the next host mounts their volumes again under the pods: readers of whole files go on meanwhile,
-others get errors. So replace it on drained nodes (updateStrategy OnDelete).
+daemons end with it. The plugin holds their mounts for 30 s then: the next host starts daemons that go on with them, and
+readers wait. Later, before Linux 6.9, or without a plugin the next host mounts the volumes again under the pods: readers of
+whole files go on meanwhile, others get errors.
 
 State, all of it below --state-dir: volumes/KEY/volume.json (what was asked for and who uses it), volumes/KEY/mnt (the mount),
 volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alone).`,
@@ -72,6 +73,9 @@ func (c *hostCommand) run(cmd *cobra.Command) error {
 	}
 	defer func() { _ = h.Close() }() // the lock of the state directory goes with the process
 	if err := h.Start(); err != nil {
+		return err
+	}
+	if err := h.Hold(filepath.Join(c.opt.StateDir, holdSocket)); err != nil {
 		return err
 	}
 	server := rpc.NewServer(log, &rpc.Calls{})

@@ -25,6 +25,7 @@ const (
 	defaultState  = "/var/lib/hbmfs"
 	hostSocket    = "host.sock"    // gRPC
 	metricsSocket = "metrics.sock" // HTTP
+	holdSocket    = "hold.sock"    // copies of what keepers have
 )
 
 type pluginCommand struct {
@@ -42,7 +43,8 @@ func newPluginCommand() *cobra.Command {
 
 It is two processes on each node. The plugin (this command) is what kubelet talks to: it forwards to the host, keeps no
 state and needs no privilege, so it can be restarted and upgraded at any time. The host (hbmfs-csi host) starts the hbmfs
-daemons and makes the mounts: one daemon for all pods of the node that want the same, started again when it dies.
+daemons and makes the mounts: one daemon for all pods of the node that want the same, started again when it dies. While the
+host is replaced, the plugin holds the mounts.
 
 A volume says what it shows in its attributes. Only source is needed:
 
@@ -104,6 +106,7 @@ func (c *pluginCommand) run(cmd *cobra.Command) error {
 	defer func() { _ = host.Close() }() // nothing is lost
 	p := &plugin.Plugin{Name: c.driver, Version: version, NodeID: c.nodeID, MaxVolumes: c.maxVolumes}
 	p.Connect(host)
+	go plugin.Hold(ctx, filepath.Join(c.stateDir, holdSocket))
 	calls := &rpc.Calls{}
 	server := rpc.NewServer(log, calls)
 	csi.RegisterIdentityServer(server, p)

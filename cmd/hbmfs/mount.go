@@ -88,6 +88,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
   hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
   hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
 		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+			c.noKeeper = c.noKeeper || c.foreground && !cmd.Flags().Changed("no-keeper")
 			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
 			for _, o := range c.options {
 				kernel, err := c.applyOptions(o, cmd.Flags())
@@ -101,7 +102,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
-	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, for ordinary users, and before Linux 6.9)")
+	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, where =false has a keeper; for ordinary users, and before Linux 6.9)")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
 	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
@@ -147,7 +148,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 		life.Failed(err)
 		return err
 	}
-	if life == nil && !c.noKeeper && !c.foreground && os.Geteuid() == 0 {
+	if life == nil && !c.noKeeper && os.Geteuid() == 0 {
 		life = handover.New()
 	}
 	report := ready.New(c.foreground)

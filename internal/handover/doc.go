@@ -7,7 +7,9 @@
 //
 //   - the keeper: a process that the daemon starts ([Keep] is its work). It starts the next daemon, and swaps daemons on request;
 //   - systemd's descriptor store (FileDescriptorStoreMax= of the unit), where it started the daemon;
-//   - any other program that starts daemons. It uses [Serve], which is the keeper's loop, or speaks the protocol below.
+//   - any other program that starts daemons, and speaks the protocol below.
+//
+// A [Copy] of what a keeper has is for a process that does not end with it: the host of hbmfs-csi, and its plugin.
 //
 // A daemon sees them all as a [Life].
 //

@@ -55,7 +55,7 @@ func keep(args []string) error {
 	}
 	const fromDaemon = 3
 	unix.CloseOnExec(fromDaemon)
-	k := &keeper{store: map[string]int{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
+	k := &keeper{store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
 	if k.now, err = k.find(pid, fromDaemon); err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func leaner() {
 // keeper holds the descriptors of one mount. One thread does all its work.
 type keeper struct {
 	kind     string
-	store    map[string]int
+	store    Copy
 	log      io.Writer
 	listener int // for [Upgrade], -1 for none
 
@@ -283,7 +283,7 @@ func (k *keeper) decide() error {
 	if k.ended {
 		return nil
 	}
-	if k.died != 0 && !k.connected() { // unmounted, or aborted by somebody
+	if k.died != 0 && !k.store.Connected() { // unmounted, or aborted by somebody
 		k.ended = true
 		return nil
 	}
@@ -340,17 +340,6 @@ func (k *keeper) end(d *daemon) {
 			return
 		}
 	}
-}
-
-// connected tells whether there is still a filesystem behind the connection.
-func (k *keeper) connected() bool {
-	fd, ok := k.store[Device]
-	if !ok {
-		return false
-	}
-	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	_, err := unix.Poll(poll, 0)
-	return err != nil || poll[0].Revents&unix.POLLERR == 0
 }
 
 // start starts a daemon that takes the mount over.

@@ -54,6 +54,12 @@ func (k *keeper) request() {
 	_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}) // it says at once what it wants
 	m, err := receive(conn)
 	switch {
+	case err == nil && m.fields["COPY"] != "":
+		m.close()
+		_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 1}) // the daemon may need this keeper
+		_ = sendCopy(conn, "", k.store)                                                            // who has gone needs no answer
+		_ = unix.Close(conn)
+		return
 	case err != nil || m.fields["UPGRADE"] == "" || m.fd < 0:
 		m.close()
 		refuse("the request makes no sense")
@@ -108,19 +114,32 @@ type refusal struct{ why string }
 func (r *refusal) Error() string { return ErrRefused.Error() + ": " + r.why }
 func (r *refusal) Unwrap() error { return ErrRefused }
 
+// dial connects to a keeper, whose answer may take upgradeTime.
+func dial(keeper int) (conn int, err error) {
+	conn, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	if err = unix.Connect(conn, address(keeper)); err != nil {
+		err = fmt.Errorf("ask the keeper (pid %d): %w", keeper, err)
+	} else if cred, credErr := unix.GetsockoptUcred(conn, unix.SOL_SOCKET, unix.SO_PEERCRED); credErr != nil || int(cred.Pid) != keeper {
+		err = fmt.Errorf("ask the keeper (pid %d): another process answers in its name", keeper)
+	}
+	if err != nil {
+		_ = unix.Close(conn) // nothing was said
+		return -1, err
+	}
+	_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(upgradeTime / time.Second)})
+	return conn, nil
+}
+
 // request asks a keeper once.
 func request(keeper int, name string, check bool) (pid int, err error) {
-	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	conn, err := dial(keeper)
 	if err != nil {
-		return 0, os.NewSyscallError("socket", err)
+		return 0, err
 	}
 	defer func() { _ = unix.Close(conn) }() // the answer has come, or will not
-	if err := unix.Connect(conn, address(keeper)); err != nil {
-		return 0, fmt.Errorf("ask the keeper (pid %d): %w", keeper, err)
-	}
-	if cred, err := unix.GetsockoptUcred(conn, unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil || int(cred.Pid) != keeper {
-		return 0, fmt.Errorf("ask the keeper (pid %d): another process answers in its name", keeper)
-	}
 	program, err := os.Open(name)
 	if err != nil {
 		return 0, err
@@ -130,7 +149,6 @@ func request(keeper int, name string, check bool) (pid int, err error) {
 	if check {
 		want = "check"
 	}
-	_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(upgradeTime / time.Second)})
 	err = send(conn, say("UPGRADE="+want).with(int(program.Fd())))
 	var m message
 	if err == nil {

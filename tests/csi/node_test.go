@@ -31,6 +31,7 @@ type node struct {
 	logs         string
 	disk         string // of the cache, where it has one
 	hostFlags    []string
+	image        string // hbmfs in the image of the host
 	host, plugin *process
 	started      int // processes so far, for the names of their logs
 	mu           sync.Mutex
@@ -47,6 +48,7 @@ func newNode(t testing.TB, hostFlags ...string) *node {
 	n := &node{
 		t: t, dir: dir, state: filepath.Join(dir, "state"), kubelet: filepath.Join(dir, "kubelet"),
 		data: filepath.Join(dir, "data"), logs: filepath.Join(dir, "logs"), hostFlags: hostFlags,
+		image: suite.Path(),
 	}
 	must(t, errors.Join(os.Chmod(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, "")))
 	t.Cleanup(n.takeDown)
@@ -63,7 +65,7 @@ func (n *node) socket() string { return filepath.Join(n.dir, "csi.sock") }
 
 func (n *node) startHost() {
 	n.t.Helper()
-	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", suite.Path(), "--allow-source", n.data, "--allow-address", "127.0.0.1", "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
+	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", n.image, "--allow-source", n.data, "--allow-address", "127.0.0.1", "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
 	n.host = n.start("host", append(args, n.hostFlags...)...)
 }
 
@@ -154,25 +156,62 @@ func (n *node) killDaemons(daemons ...daemon) {
 	}
 }
 
+// killHeld kills daemons and their keepers at once, as the out-of-memory killer does with a group.
+func (n *node) killHeld() {
+	n.t.Helper()
+	daemons := n.daemons()
+	for _, d := range daemons {
+		_ = syscall.Kill(d.pid, syscall.SIGSTOP) // else it has another keeper
+	}
+	n.killDaemons(n.keepers()...)
+	n.killDaemons(daemons...)
+}
+
+// endMounts kills daemons and keepers, and ends their mounts, so that no other daemon can go on with one.
+func (n *node) endMounts() {
+	n.t.Helper()
+	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(n.state, "volumes")))
+	must(n.t, err)
+	for _, m := range found {
+		_ = unix.Unmount(m.Mountpoint, unix.MNT_FORCE) // it is ended also where it is busy and stays
+	}
+	n.killHeld()
+}
+
 // daemon is a running hbmfs of this node.
 type daemon struct {
 	pid  int
 	args []string
 }
 
-// daemons finds them in /proc.
+// daemons finds those that serve, in /proc.
 func (n *node) daemons() (found []daemon) {
+	n.t.Helper()
+	return slices.DeleteFunc(n.programs(), func(d daemon) bool { return d.isKeeper() })
+}
+
+// keepers finds those that hold mounts.
+func (n *node) keepers() (found []daemon) {
+	n.t.Helper()
+	return slices.DeleteFunc(n.programs(), func(d daemon) bool { return !d.isKeeper() })
+}
+
+func (d daemon) isKeeper() bool { return len(d.args) > 1 && d.args[1] == "keeper" }
+
+// programs finds all processes of hbmfs that belong to this node: they name its directory, or log to a file in it.
+func (n *node) programs() (found []daemon) {
 	n.t.Helper()
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	must(n.t, err)
 	for _, p := range processes {
 		exe, err := os.Readlink(filepath.Join(p, "exe"))
-		if err != nil || exe != suite.Path() {
+		if err != nil || (exe != suite.Path() && !strings.HasPrefix(exe, n.dir+"/")) {
 			continue // another's process, or one that has just ended
 		}
 		cmdline, err := os.ReadFile(filepath.Join(p, "cmdline"))
 		pid, numErr := strconv.Atoi(filepath.Base(p))
-		if err == nil && numErr == nil && bytes.Contains(cmdline, []byte(n.dir+"/")) {
+		log, _ := os.Readlink(filepath.Join(p, "fd", "2")) // it may have ended
+		if err == nil && numErr == nil && (bytes.Contains(cmdline, []byte(n.dir+"/")) || strings.HasPrefix(log, n.dir+"/")) {
 			found = append(found, daemon{pid, strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")})
 		}
 	}
@@ -208,7 +247,7 @@ func (n *node) leftovers() (left []string) {
 	for _, m := range n.mounts() {
 		left = append(left, "mount "+m)
 	}
-	for _, d := range n.daemons() {
+	for _, d := range n.programs() {
 		left = append(left, fmt.Sprint("daemon ", d.pid, " ", d.args))
 	}
 	for _, dir := range []string{filepath.Join(n.state, "volumes"), filepath.Join(n.kubelet, "pods"), filepath.Join(n.kubelet, "plugins", "kubernetes.io", "csi", driverName)} {
@@ -248,7 +287,7 @@ func (n *node) keptBy(p *process) (kept []string) {
 		if err != nil {
 			continue // closed meanwhile
 		}
-		if target == "/dev/fuse" || strings.Contains(target, "pidfd") || strings.HasPrefix(target, n.kubelet) ||
+		if isDevice(fd) || strings.HasPrefix(target, "/memfd:hbmfs") || strings.Contains(target, "pidfd") || strings.HasPrefix(target, n.kubelet) ||
 			strings.HasPrefix(target, filepath.Join(n.state, "volumes")+"/") || strings.HasPrefix(target, "mnt:[") {
 			kept = append(kept, fmt.Sprintf("descriptor %s of the %s", target, p.name))
 		}
@@ -275,7 +314,7 @@ func (n *node) takeDown() {
 		}
 	}
 	for range 3 { // what was mounted upon another shows when that is gone, and a daemon that was just being started comes up
-		n.killDaemons(n.daemons()...)
+		n.killHeld()
 		for _, m := range n.mounts() {
 			_ = unix.Unmount(m, unix.MNT_DETACH) // the suite reports what stays
 		}

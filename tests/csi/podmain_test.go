@@ -200,7 +200,14 @@ func (p *program) do(o order, a *answer) (err error) {
 	case "loop":
 		p.content(o.File) // before the clock runs
 		p.loop = &loop{p: p, path: path, file: o.File, stop: make(chan struct{}), ended: make(chan struct{})}
+		p.loop.step = p.loop.pass
 		go p.loop.run()
+	case "loop held": // over a file that stays open and mapped
+		p.content(o.File)
+		p.loop = &loop{p: p, path: path, file: o.File, stop: make(chan struct{}), ended: make(chan struct{})}
+		if p.loop.step, err = p.loop.passHeld(); err == nil {
+			go p.loop.run()
+		}
 	case "loop so far":
 		*a = p.loop.answer()
 	case "end loop":
@@ -291,6 +298,7 @@ type loop struct {
 	path        string
 	file        file
 	stop, ended chan struct{}
+	step        func(last *time.Time) error
 
 	bytes, passes, errors, longest atomic.Int64
 	mu                             sync.Mutex
@@ -306,7 +314,7 @@ func (l *loop) run() {
 			return
 		default:
 		}
-		err := l.pass(&last)
+		err := l.step(&last)
 		var wrong *wrongError
 		if err == nil {
 			l.passes.Add(1)
@@ -337,6 +345,37 @@ func (l *loop) pass(last *time.Time) error {
 		*last = now
 		l.bytes.Add(int64(n))
 	})
+}
+
+// passHeld opens and maps the file, and returns a pass over both that has the kernel ask for every page again.
+func (l *loop) passHeld() (pass func(last *time.Time) error, err error) {
+	in, err := os.Open(l.path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := unix.Mmap(int(in.Fd()), 0, l.file.Size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	forget := func() error {
+		return errors.Join(unix.Madvise(m, unix.MADV_DONTNEED), unix.Fadvise(int(in.Fd()), 0, 0, unix.FADV_DONTNEED))
+	}
+	return func(last *time.Time) error {
+		did := func(n int) {
+			now := time.Now()
+			l.longest.Store(max(l.longest.Load(), int64(now.Sub(*last))))
+			*last = now
+			l.bytes.Add(int64(n))
+		}
+		err := errors.Join(forget(), l.p.readOpen(in, l.file, did), forget())
+		const page = 64 << 10
+		for off := 0; off < len(m) && err == nil; off += page {
+			end := min(off+page, len(m))
+			err = l.p.compare(l.file, m[off:end], off, "a mapping that stays")
+			did(end - off)
+		}
+		return err
+	}, nil
 }
 
 func (l *loop) answer() answer {

@@ -48,7 +48,7 @@ func TestSourceIsGone(t *testing.T) {
 	p, q := n.startPod(v, podOptions{}), n.startPod(v, podOptions{})
 	source := v.attributes["source"]
 	must(t, os.Rename(source, source+".away"))
-	n.killDaemons(n.daemons()...)
+	n.killHeld()
 	var message string
 	abnormal := within(func() bool {
 		r, err := n.stats(v, p.uid)

@@ -64,7 +64,7 @@ func TestUpgrade(t *testing.T) {
 	n.mustBeClean()
 }
 
-// TestDaemonDies kills the daemon of a volume under its pods. Their open files go on as if nothing had been. Files that
+// TestDaemonDies ends the mount of a volume under its pods, as the death of a daemon does that nobody follows. Their open files go on as if nothing had been. Files that
 // they open after the volume was mounted again are there, in pods of either propagation. No mount lies upon another.
 func TestDaemonDies(t *testing.T) {
 	n := newNode(t)
@@ -78,7 +78,7 @@ func TestDaemonDies(t *testing.T) {
 	inPart := file{"shard.bin", files[2].Seed, files[2].Size}
 	for range 3 {
 		part.must("read", inPart)
-		n.killDaemons(n.daemons()...)
+		n.endMounts()
 		for _, p := range pods {
 			p.must("held", files[0])
 		}
@@ -93,6 +93,9 @@ func TestDaemonDies(t *testing.T) {
 			p.must("held", files[0])
 		}
 		part.soon("read", inPart)
+		if s := handovers(t, pods[0]); s.Count != 0 {
+			t.Errorf("%d daemons went on with a mount that had ended", s.Count)
+		}
 		if d := n.daemons(); len(d) != 1 {
 			t.Errorf("%d daemons after one was started again: %v", len(d), d)
 		}
@@ -139,7 +142,7 @@ func TestHostDies(t *testing.T) {
 	}
 	for range 3 { // the numbers of the mounts of one volume become those of another's
 		n.host.kill()
-		n.killDaemons(n.daemons()...)
+		n.killHeld()
 		for _, p := range pods {
 			p.must("held", files[p.volume])
 		}
@@ -168,7 +171,7 @@ func TestPodsGoWhileTheDriverIsDown(t *testing.T) {
 	pods := n.startPods(v, 2)
 	n.plugin.kill()
 	n.host.kill()
-	n.killDaemons(n.daemons()...)
+	n.killHeld()
 	for _, p := range pods {
 		p.kill()
 	}
@@ -221,7 +224,7 @@ func TestReboot(t *testing.T) {
 	for _, p := range pods {
 		p.kill()
 	}
-	n.killDaemons(n.daemons()...)
+	n.killHeld()
 	for _, m := range n.mounts() {
 		must(t, unix.Unmount(m, unix.MNT_DETACH))
 	}

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/ready"
 )
 
@@ -105,8 +106,8 @@ func (h *Host) newDaemon(pid, fd int, child *exec.Cmd) *daemon {
 // logLimit is the size from which the log of a daemon is set aside at its next start.
 const logLimit = 1 << 20
 
-// launch starts the daemon of a volume and returns when its mount is up.
-func (h *Host) launch(ctx context.Context, v *nodeVolume) (*daemon, error) {
+// launch starts the daemon of a volume and returns when its mount is up. With a copy of what a keeper had the daemon goes on with that.
+func (h *Host) launch(ctx context.Context, v *nodeVolume, c handover.Copy) (*daemon, error) {
 	var spec volume.Spec
 	v.with(func(r *record) { spec = r.Spec })
 	if err := h.allowed(ctx, "", spec.Directory()); err != nil { // it may lead somewhere else by now
@@ -135,6 +136,13 @@ func (h *Host) launch(ctx context.Context, v *nodeVolume) (*daemon, error) {
 	cmd.Env = append(environment(os.Environ()), v.rights(spec)...)
 	cmd.Stdout, cmd.Stderr = log, log // not this process's: that may be a pipe, which a daemon must outlive
 	cmd.ExtraFiles = []*os.File{write}
+	if c != nil {
+		end, err := v.offer(c, cmd)
+		if err != nil {
+			return nil, errors.Join(err, write.Close())
+		}
+		defer end()
+	}
 	cmd.Dir = "/"
 	pidfd := -1
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
@@ -153,9 +161,28 @@ func (h *Host) launch(ctx context.Context, v *nodeVolume) (*daemon, error) {
 	return d, v.awaitReady(ctx, d, read)
 }
 
+// offer has a daemon that is about to start take a mount over. end waits until it has, or has ended.
+func (v *nodeVolume) offer(c handover.Copy, cmd *exec.Cmd) (end func(), err error) {
+	ours, theirs, err := handover.Pair()
+	if err != nil {
+		return nil, err
+	}
+	socket := os.NewFile(uintptr(theirs), "holder")
+	cmd.Env = append(cmd.Env, handover.Environment(3+len(cmd.ExtraFiles)))
+	cmd.ExtraFiles = append(cmd.ExtraFiles, socket)
+	offered := make(chan error, 1)
+	go func() { offered <- errors.Join(c.Offer(ours), unix.Close(ours)) }() // ends with the daemon, or when that goes on
+	return func() {
+		_ = socket.Close() // the daemon has its own
+		if err := <-offered; err != nil {
+			v.host.log.Error("a daemon does not take a mount over", "volume", v.key, "error", err)
+		}
+	}, nil
+}
+
 // arguments are those of hbmfs mount, without what is mounted where. Where the cache is needed, its directory is made.
 func (h *Host) arguments(spec volume.Spec) ([]string, error) {
-	args := append([]string{"mount", "-f", "--allow-other", "--refuse-local"}, spec.Flags...)
+	args := append([]string{"mount", "-f", "--no-keeper=false", "--allow-other", "--refuse-local"}, spec.Flags...)
 	for _, a := range h.opt.AllowAddress {
 		args = append(args, "--allow-address="+a)
 	}
@@ -286,6 +313,25 @@ func (h *Host) findDaemons() (map[string][]int, error) {
 		}
 	}
 	return found, nil
+}
+
+// keepersBelow looks for processes that hold mounts. They write to the logs of their daemons, which are below dir.
+func keepersBelow(dir string) (pids []int, err error) {
+	all, err := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range all {
+		log, err := os.Readlink(filepath.Join(proc, "fd/2"))
+		if err != nil || !strings.HasPrefix(log, dir+"/") { // or it has ended
+			continue
+		}
+		line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+		if args := strings.Split(string(line), "\x00"); err != nil || len(args) < 2 || args[1] != handover.KeeperArgument {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
 }
 
 // mountPointOf returns where a process serves a mount, "" where it does not, or is not root's.

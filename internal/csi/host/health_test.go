@@ -94,7 +94,7 @@ func TestADaemonThatCannotStartAgain(t *testing.T) {
 	gone := n.data + "-gone"
 	n.must(n.publish("v", "p"))
 	n.must(unix.Rename(n.data, gone))
-	n.must(unix.Kill(n.daemons()[0], unix.SIGKILL))
+	n.killHeld()
 	n.within("the condition says why", func() bool {
 		c := n.stats("v", "p").GetVolumeCondition()
 		return c.GetAbnormal() && strings.Contains(c.GetMessage(), "cannot be started again") && strings.Contains(c.GetMessage(), n.data)

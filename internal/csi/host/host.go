@@ -31,6 +31,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/internal/trust"
 )
@@ -67,6 +68,7 @@ type Host struct {
 
 	looks singleflight.Group // at directories
 	asker *aside.Asker       // of daemons
+	held  held               // copies of what keepers have
 
 	mu      sync.Mutex
 	volumes map[string]*nodeVolume // by the name of their directory
@@ -106,6 +108,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
 		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
 		asker:   &aside.Asker{Program: opt.HBMFS, Patience: askTime, Life: ctx},
+		held:    held{copies: map[string]handover.Copy{}, holders: map[int]bool{}, told: make(chan struct{})},
 		volumes: map[string]*nodeVolume{}, busy: map[string]func(){}, looking: map[string]int{},
 	}, nil
 }
@@ -132,6 +135,7 @@ func (h *Host) Close() error {
 	h.work.Wait()
 	h.stopWait()
 	h.waits.Wait()
+	h.held.close()
 	return h.lock.Close()
 }
 

@@ -86,9 +86,7 @@ func TestTheNextHostGoesOn(t *testing.T) {
 		t.Errorf("daemons %v, then %v, want the same two", before, d)
 	}
 	n.endHost()
-	for _, pid := range before {
-		n.must(unix.Kill(pid, unix.SIGKILL))
-	}
+	n.killHeld()
 	n.within("the daemons are gone", func() bool { return len(n.daemons()) == 0 })
 	n.startHost()
 	n.within("both are served again", func() bool {
@@ -112,7 +110,7 @@ func TestASourceThatIsRedirected(t *testing.T) {
 	n.must(n.publish("v", "p", "source", source))
 	n.must(os.Rename(source, real))
 	n.must(os.Symlink(outside, source))
-	n.must(unix.Kill(n.daemons()[0], unix.SIGKILL))
+	n.killHeld()
 	n.within("the condition says why it is not served", func() bool {
 		c := n.stats("v", "p").GetVolumeCondition()
 		return c.GetAbnormal() && strings.Contains(c.GetMessage(), "--allow-source")

@@ -67,12 +67,7 @@ func newNode(t *testing.T) *node {
 	n.must(unix.Mount(n.dir, n.dir, "", unix.MS_BIND, ""))
 	t.Cleanup(func() {
 		n.endHost()
-		daemons, _ := (&Host{opt: Options{StateDir: n.state()}}).findDaemons()
-		for _, pids := range daemons {
-			for _, pid := range pids {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-		}
+		n.killHeld()
 		for range 100 { // whatever is left, in both views
 			left, _ := mountinfo.GetMounts(mountinfo.PrefixFilter(top))
 			if len(left) == 0 {
@@ -222,11 +217,35 @@ func (n *node) daemons() []int {
 	return all
 }
 
+// keepers are the processes that hold mounts of this node.
+func (n *node) keepers() (all []int) {
+	all, err := keepersBelow(n.state())
+	n.must(err)
+	return all
+}
+
+// killHeld kills all daemons with their keepers, and forgets what the host has of those, so that no other goes on with their mounts.
+func (n *node) killHeld() {
+	if n.Host != nil {
+		n.held.close()
+	}
+	daemons := n.daemons()
+	for _, pid := range daemons {
+		_ = unix.Kill(pid, unix.SIGSTOP) // else it has another keeper
+	}
+	for _, pid := range append(n.keepers(), daemons...) {
+		_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+	}
+}
+
 // clean tells what is left when nothing should be.
 func (n *node) clean() {
 	n.Helper()
 	if n.mounted(n.dir) != 0 || n.mounted(n.view) != 0 || len(n.daemons()) != 0 {
 		n.Errorf("%d mounts, %d in the other view and daemons %v are left", n.mounted(n.dir), n.mounted(n.view), n.daemons())
+	}
+	if k := n.keepers(); len(k) != 0 {
+		n.Errorf("keepers %v are left", k)
 	}
 	for _, dir := range []string{filepath.Join(n.state(), "volumes"), n.kubelet("pods")} {
 		for _, f := range n.files(dir) {

@@ -66,7 +66,7 @@ func (h *Host) metrics(ctx context.Context) string {
 	}{
 		{"starts", "Daemons that were started.", c.starts},
 		{"failed_starts", "Daemons that did not come up.", c.failedStarts},
-		{"deaths", "Daemons that died while they were used.", c.deaths},
+		{"deaths", "Daemons that died while they were used, and no other went on with the mount.", c.deaths},
 		{"refused_daemons", "Times that a volume was refused since the node has as many daemons as it may.", c.refused},
 		{"replaced_mounts", "Dead mounts that were replaced inside of pods.", c.replaced},
 	} {

@@ -11,12 +11,15 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
 // nodeVolume is a volume that is used on this node.
@@ -27,10 +30,11 @@ type nodeVolume struct {
 
 	rec    record             // guarded by the host's mu
 	saved  []byte             // the record as it is on disk; guarded by mu
-	cancel context.CancelFunc // of a start that is under way, guarded by mu
+	cancel context.CancelFunc // of the wait for a daemon, guarded by mu
 	failed string             // why the last start failed, "" when it did not; guarded by mu
 
 	daemon *daemon // guarded by lock
+	died   *daemon // the one before, until another goes on or is started; guarded by lock
 }
 
 func newNodeVolume(h *Host, key string, rec record) *nodeVolume {
@@ -78,7 +82,24 @@ func (v *nodeVolume) serve(ctx context.Context, w volume.Want) error {
 		}
 		v.kill(v.daemon) // somebody took its mount away
 	}
+	if went, err := v.takeOver(ctx); went || err != nil {
+		return err
+	}
 	return v.start(ctx)
+}
+
+// begin says that a daemon is waited for, until end. That can be called off: see acquireToEnd.
+func (v *nodeVolume) begin(ctx context.Context) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	v.host.mu.Lock()
+	defer v.host.mu.Unlock()
+	v.cancel = cancel
+	return ctx, func() {
+		cancel()
+		v.host.mu.Lock()
+		defer v.host.mu.Unlock()
+		v.cancel = nil
+	}
 }
 
 // Files in the directory of a volume: the rights that its daemon reads, and its log.
@@ -91,25 +112,29 @@ const (
 // start removes the mount of a dead daemon, starts a new one, and shows its mount wherever the old one was seen. The lock
 // must be held.
 func (v *nodeVolume) start(ctx context.Context) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	v.host.mu.Lock()
-	v.cancel = cancel
-	v.host.counts.starts++
-	v.host.mu.Unlock()
+	ctx, end := v.begin(ctx)
+	defer end()
 	defer func() {
 		v.host.mu.Lock()
-		v.cancel, v.failed = nil, ""
+		v.failed = ""
 		if err != nil {
 			v.failed = err.Error()
 			v.host.counts.failedStarts++
 		}
 		v.host.mu.Unlock()
 	}()
+	v.endOthers()
+	if v.resume(ctx) {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return status.Error(codes.Unavailable, "the start of the daemon was called off")
+	}
+	v.countStart()
 	if err := v.clear(); err != nil {
 		return err
 	}
-	d, err := v.host.launch(ctx, v)
+	d, err := v.host.launch(ctx, v, nil)
 	if err != nil {
 		return err
 	}
@@ -120,10 +145,86 @@ func (v *nodeVolume) start(ctx context.Context) (err error) {
 	return nil
 }
 
+// endOthers ends processes of the mount that do not serve it, or hold it for nobody. The lock must be held.
+func (v *nodeVolume) endOthers() {
+	for range 2 { // a daemon may have started a keeper meanwhile
+		keepers, err := keepersBelow(v.dir())
+		for _, pid := range keepers {
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+		}
+		found, findErr := v.host.findDaemons()
+		for _, pid := range found[v.mount()] {
+			if d := v.host.open(pid, v.mount()); d != nil {
+				d.kill()
+			}
+		}
+		if err = errors.Join(err, findErr); err != nil {
+			v.host.log.Error("cannot look for daemons", "error", err)
+		}
+	}
+}
+
+// resume has a new daemon go on with the mount that died with its keeper, and tells whether it does. The lock must be held.
+func (v *nodeVolume) resume(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, keeperTime)
+	defer cancel()
+	c := v.copy(ctx)
+	if c == nil {
+		return false
+	}
+	defer c.Close()
+	d, err := v.host.launch(ctx, v, c)
+	if err == nil {
+		err = v.adopt(d)
+	}
+	if err != nil {
+		v.host.log.Error("no daemon goes on with the mount of a volume", "volume", v.key, "error", err)
+		return false
+	}
+	v.died = nil
+	v.host.log.Info("another daemon goes on with a mount", "volume", v.key, "pid", d.pid)
+	return true
+}
+
+// copy returns what the keeper of the mount had, nil where the mount is dead. A plugin may have to bring it.
+func (v *nodeVolume) copy(ctx context.Context) handover.Copy {
+	if _, err := v.device(); err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	dead, found := make(chan bool, 1), make(chan handover.Copy, 1)
+	go func() { dead <- mounts.Dead(v.mount()) }()                            // ends with the answer
+	go func() { found <- v.host.held.await(ctx, v.key, handover.HoldTime) }() // ends with ctx
+	select {
+	case <-dead:
+	case c := <-found:
+		if c.Connected() {
+			return c
+		}
+		c.Close()
+	}
+	return nil
+}
+
+// countStart says that a daemon is started, and that one has died if it has. The lock must be held.
+func (v *nodeVolume) countStart() {
+	h, d := v.host, v.died
+	v.died = nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.counts.starts++
+	if d != nil {
+		h.counts.deaths++
+		h.log.Error("a daemon died and another is started", "volume", v.key, "pid", d.pid, "seconds", time.Since(d.began).Seconds(), "said", v.lastWords(d))
+	}
+}
+
 // kill ends a daemon and its mount, in this order. A thread of the daemon may wait for an answer of the daemon, out of
 // reach of the signal until there can be none.
 func (v *nodeVolume) kill(d *daemon) {
 	d.signal(syscall.SIGKILL)
+	v.host.held.drop(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		v.host.log.Error("cannot take the mount of a daemon away", "volume", v.key, "error", err)
 	}
@@ -133,6 +234,7 @@ func (v *nodeVolume) kill(d *daemon) {
 // clear removes the mount of a daemon that is gone, so that the next one is not stacked upon it. The copies that pods see
 // stay until a new mount replaces them.
 func (v *nodeVolume) clear() error {
+	v.host.held.drop(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
@@ -165,6 +267,7 @@ func (v *nodeVolume) adopt(d *daemon) error {
 	}
 	v.daemon = d
 	v.host.work.Go(func() { v.watch(d) })
+	v.host.work.Go(v.keepCopy)
 	var targets []string
 	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
 	for _, target := range targets {
@@ -220,10 +323,15 @@ func (v *nodeVolume) show(target string) error {
 
 // stop ends the daemon of a volume that nobody uses. The lock must be held.
 func (v *nodeVolume) stop() error {
+	v.host.held.drop(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
-	if d := v.daemon; d.alive() && !d.within(killTime) { // which ends with its filesystem
+	d := v.daemon
+	if !d.alive() { // another may just go on with the mount
+		d = v.host.open(v.server(v.host.ctx, true), v.mount())
+	}
+	if d.alive() && !d.within(killTime) { // which ends with its filesystem
 		d.kill()
 	}
 	v.daemon = nil
@@ -232,6 +340,7 @@ func (v *nodeVolume) stop() error {
 
 // remove removes the directory of the volume, whose mount is gone. The host's mu must be held.
 func (v *nodeVolume) remove() error {
+	v.host.held.drop(v.key) // a plugin may just have brought it
 	if err := mounts.RemoveDir(v.mount()); err != nil {
 		return err
 	}

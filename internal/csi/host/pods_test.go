@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // namespace is a process with a mount namespace of its own, as a pod's: flags are those of unshare, and script is what the
@@ -71,8 +69,7 @@ func TestPodsSeeTheNextDaemon(t *testing.T) {
 	defer func() { _ = held.Close() }()
 	passthrough := n.passthrough(target)
 	for range 2 {
-		pid := n.daemons()[0]
-		n.must(unix.Kill(pid, unix.SIGKILL))
+		n.killHeld()
 		if passthrough {
 			if _, err := held.ReadAt(make([]byte, 4), 0); err != nil {
 				t.Errorf("a file that is open with passthrough: %v", err)

@@ -22,7 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
 
@@ -60,7 +59,7 @@ func TestRoleOfAPod(t *testing.T) {
 	n.must(publish("p1", "second-token"))
 	before := len(sts.asked())
 	old := n.daemons()[0]
-	n.must(unix.Kill(old, unix.SIGKILL)) // the next one knows no token but that of the file
+	n.killHeld() // the next one knows no token but that of the file
 	n.within("the next daemon serves", func() bool {
 		d := n.daemons()
 		return len(d) == 1 && d[0] != old && n.reads(n.target("p1"), "a.bin")

@@ -12,6 +12,7 @@ import (
 // told has the fields of a mount's status that the host reads. A daemon may be older than the host, so the host reads no
 // others.
 type told struct {
+	PID         int   `json:"pid"`
 	Objects     int64 `json:"objects"`
 	Bytes       int64 `json:"bytes"`
 	Passthrough struct {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,18 +27,18 @@ func (v *nodeVolume) watch(d *daemon) {
 	if err := v.acquire(h.ctx); err != nil {
 		return
 	}
-	mine := v.daemon == d
-	if mine {
-		v.daemon = nil
+	var again bool
+	if v.daemon == d { // else it was ended
+		v.daemon, v.died = nil, d
+		if again = !h.unused(v); again {
+			went, _ := v.takeOver(h.ctx) // called off: revive sees whether somebody is left
+			again = !went
+		}
 	}
 	v.unlock()
-	if !mine || h.unused(v) { // it was ended
+	if !again {
 		return
 	}
-	h.mu.Lock()
-	h.counts.deaths++
-	h.mu.Unlock()
-	h.log.Error("a daemon died and is started again", "volume", v.key, "pid", d.pid, "seconds", time.Since(d.began).Seconds(), "said", v.lastWords(d))
 	soon := 0
 	if time.Since(d.began) < stable {
 		soon = 1
@@ -122,9 +123,10 @@ func (v *nodeVolume) recover(pids []int) (start bool) {
 		log.Error("cannot write the record", "error", err)
 	}
 	used := !v.host.unused(v)
-	if used && len(pids) == 1 && v.takeOver(pids[0]) {
-		log.Info("took over a daemon", "pid", pids[0])
-		return false
+	if used {
+		if went, _ := v.takeOver(v.host.ctx); went { // called off: revive sees whether somebody is left
+			return false
+		}
 	}
 	for _, pid := range pids { // half started, or of a mount that is gone
 		if d := v.host.open(pid, v.mount()); d != nil {
@@ -151,6 +153,9 @@ func (v *nodeVolume) recover(pids []int) (start bool) {
 
 // open names a process that serves a mount, nil where it does not any more.
 func (h *Host) open(pid int, point string) *daemon {
+	if pid == 0 {
+		return nil
+	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil
@@ -162,32 +167,87 @@ func (h *Host) open(pid int, point string) *daemon {
 	return h.newDaemon(pid, fd, nil)
 }
 
-// takeOver adopts a daemon that an earlier host started, if its mount is up.
-func (v *nodeVolume) takeOver(pid int) bool {
-	if _, err := v.device(); err != nil || deadSoon(v.mount()) {
-		return false
-	}
-	d := v.host.open(pid, v.mount())
+// takeOver adopts the daemon that serves the mount, if one does: an earlier host's, or the one that goes on after another. The
+// lock must be held.
+func (v *nodeVolume) takeOver(ctx context.Context) (went bool, err error) {
+	ctx, end := v.begin(ctx)
+	defer end()
+	d := v.serving(ctx)
 	if d == nil {
-		return false
+		return false, ctx.Err()
 	}
 	if err := v.adopt(d); err != nil {
 		v.kill(d)
-		return false
+		return false, nil //nolint:nilerr // it did not go: another is started
 	}
-	return true
+	v.died = nil
+	v.host.log.Info("took over a daemon", "volume", v.key, "pid", d.pid)
+	return true, nil
 }
 
-// deadSoon tells whether the daemon of a mount is gone. A daemon that gives no answer is there, and stopped or stuck.
-func deadSoon(point string) bool {
-	dead := make(chan bool, 1)
-	go func() { dead <- mounts.Dead(point) }() // ends with the answer
-	select {
-	case d := <-dead:
-		return d
-	case <-time.After(askTime):
-		return false
+// keeperTime is how long a mount without a daemon may have one that goes on with it: a keeper gives up before.
+const keeperTime = 40 * time.Second
+
+// serving returns the daemon that serves the mount, nil where it is dead. Where its keeper just starts another one, serving waits.
+func (v *nodeVolume) serving(ctx context.Context) *daemon {
+	ctx, cancel := context.WithTimeout(ctx, keeperTime)
+	defer cancel()
+	for ; ctx.Err() == nil; _ = pause.For(ctx, 20*time.Millisecond) { // the keeper has the next one soon
+		if _, err := v.device(); err != nil {
+			return nil
+		}
+		dead, silent := v.dead(ctx)
+		if dead {
+			return nil
+		}
+		if d := v.host.open(v.server(ctx, silent), v.mount()); d != nil {
+			return d
+		}
 	}
+	return nil
+}
+
+// dead tells whether the mount has neither a daemon nor anybody who holds it. A daemon that gives no answer is there, stopped or
+// stuck, or its keeper starts another.
+func (v *nodeVolume) dead(ctx context.Context) (dead, silent bool) {
+	answer := make(chan bool, 1)
+	go func() { answer <- mounts.Dead(v.mount()) }() // ends with the answer
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(askTime)
+	for {
+		select {
+		case dead = <-answer:
+			return dead, false
+		case <-tick.C: // readers wait also where only the copy of a keeper's descriptors is left
+			keepers, err := keepersBelow(v.dir())
+			found, findErr := v.host.findDaemons()
+			if err == nil && findErr == nil && len(keepers)+len(found[v.mount()]) == 0 {
+				return true, false
+			}
+		case <-late:
+			return false, true
+		case <-ctx.Done():
+			return false, true
+		}
+	}
+}
+
+// server returns the process that serves the mount, 0 where it is not known. During an upgrade there are two with its name.
+func (v *nodeVolume) server(ctx context.Context, silent bool) (pid int) {
+	found, err := v.host.findDaemons()
+	switch pids := found[v.mount()]; {
+	case err != nil:
+		v.host.log.Error("cannot look for daemons", "error", err)
+	case len(pids) == 1:
+		return pids[0]
+	case len(pids) > 1 && !silent:
+		var t told
+		if text, err := v.ask(ctx, "status"); err == nil && json.Unmarshal(text, &t) == nil {
+			return t.PID
+		}
+	}
+	return 0
 }
 
 // again is after how long pods are looked through once more, for those that were being started the first time.

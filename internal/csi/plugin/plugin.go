@@ -1,6 +1,6 @@
-// Package plugin answers kubelet: CSI's Identity and Node services. It keeps nothing and mounts nothing, and forwards to
+// Package plugin answers kubelet: CSI's Identity and Node services. It mounts nothing, and forwards to
 // the host (package csi/host), which does all work on the node. So a plugin can be replaced at any time, under readers at
-// full speed.
+// full speed. While no host is there, it holds the mounts: see [Hold].
 package plugin
 
 import (
