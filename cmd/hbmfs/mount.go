@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/fs"
@@ -88,14 +89,9 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
   hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
   hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
 		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-			c.noKeeper = c.noKeeper || c.foreground && !cmd.Flags().Changed("no-keeper")
 			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
-			for _, o := range c.options {
-				kernel, err := c.applyOptions(o, cmd.Flags())
-				if err != nil {
-					return err
-				}
-				c.kernelOptions = append(c.kernelOptions, kernel...)
+			if err := c.takeOptions(cmd.Flags()); err != nil {
+				return err
 			}
 			return c.run(cmd.Context())
 		},
@@ -117,6 +113,19 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
 	return cmd
+}
+
+// takeOptions applies the words of -o, and what follows from all flags.
+func (c *mountCommand) takeOptions(flags *pflag.FlagSet) error {
+	for _, o := range c.options {
+		kernel, err := c.applyOptions(o, flags)
+		if err != nil {
+			return err
+		}
+		c.kernelOptions = append(c.kernelOptions, kernel...)
+	}
+	c.noKeeper = c.noKeeper || c.foreground && !flags.Changed("no-keeper")
+	return nil
 }
 
 func (c *mountCommand) addLogFlags(cmd *cobra.Command) {
