@@ -99,13 +99,16 @@ func safetensorsAssemble(ctx context.Context, d *directory, members []member) {
 // safetensorsViews is a directory for each file, with a file for each tensor.
 func safetensorsViews(s *Set) []View {
 	var out []View
+	s.mu.RLock() // shards are being resolved
+	defer s.mu.RUnlock()
 	for _, h := range s.Shards {
-		if strings.HasSuffix(h.Objects[0].Name, ".json") {
+		object := h.Objects[0]
+		if strings.HasSuffix(object.Name, ".json") {
 			continue // a missing file: there is only the index that names it
 		}
 		out = append(out, View{
 			Path:    path.Join("tensors", baseOf(h.Name)),
-			Entries: func(ctx context.Context) ([]*File, error) { return tensorFiles(ctx, s.volume.headers, h.Objects[0]) },
+			Entries: func(ctx context.Context) ([]*File, error) { return tensorFiles(ctx, s.volume.headers, object) },
 		})
 	}
 	return out
