@@ -229,7 +229,7 @@ def test_a_daemon_that_dies_between_batches(source, tmp_path, tokens):
     """What the reader holds goes on; what it must ask for is an exception. Nothing hangs."""
     hbmfs_binary, point, log = os.environ["HBMFS_BINARY"], tmp_path / "mnt", tmp_path / "log"
     point.mkdir()
-    subprocess.run([hbmfs_binary, "mount", source / "olmo", point], check=True, timeout=120, stdout=log.open("w"), stderr=subprocess.STDOUT)
+    subprocess.run([hbmfs_binary, "mount", "--no-keeper", source / "olmo", point], check=True, timeout=120, stdout=log.open("w"), stderr=subprocess.STDOUT)
     try:
         ds = hbmfs.open(point)
         want = ds.read(0, len(ds))
