@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // ErrLie says that an answer contradicts its request, or itself. No byte of it is used, and another attempt follows.
@@ -20,6 +21,14 @@ var ErrLie = errors.New("the server contradicts itself")
 type Answer struct {
 	*http.Response
 	Version string // of the object, as the listing has it
+
+	// Ended is told once how the request ended: nil where its bytes came as asked, or nobody wanted more. It may be nil.
+	Ended func(error)
+}
+
+// Check compares the answer with a request for the n bytes of o from off on. [Client] does it with every answer.
+func (r *Answer) Check(o *layout.Object, off, n int64) error {
+	return check(ask{object: o, off: off, n: n}, r)
 }
 
 // check compares an answer with its request. A body may be written into a cache and outlive its server. So neither

@@ -43,6 +43,7 @@ type Options struct {
 	Retrying    func(error)   // is told now and then why attempts are made again, nil for nobody
 	Listing     int64         // bytes of memory that a listing may take, 0 means 1 GiB
 	NoHedging   bool          // never send a second request for a slow first one
+	Share       int64         // bytes: no request crosses a multiple of it; 0 means that any may
 	Trace       *trace.Tracer // has a span for each request, nil for none
 	Guard       *Guard        // of the addresses that are dialled, nil for none
 }
@@ -69,6 +70,12 @@ func New(g Getter, opt Options) *Client {
 // Connections is how many requests may be under way at once.
 func (c *Client) Connections() int { return c.opt.Connections }
 
+// Stall is how long an attempt may bring nothing.
+func (c *Client) Stall() time.Duration { return c.opt.Stall }
+
+// Answered says that the origin is known to be there: one that cannot be reached from now on may come back.
+func (c *Client) Answered() { c.notice.answer() }
+
 // blockSize is how much of a body is read and handed on at a time.
 const blockSize = 256 << 10
 
@@ -82,7 +89,11 @@ func (c *Client) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 	t := newTries(c.opt.Patience)
 	for n > 0 {
 		t.attempt++
-		got, err := c.attempt(ctx, ask{object: o, off: off, n: n, attempt: t.attempt}, buf, sink)
+		want := n
+		if share := c.opt.Share; share > 0 {
+			want = min(n, share-off%share)
+		}
+		got, err := c.attempt(ctx, ask{object: o, off: off, n: want, attempt: t.attempt}, buf, sink)
 		off, n = off+got, n-got
 		t.brought(got)
 		if err == nil {
@@ -127,7 +138,7 @@ func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byt
 	if err != nil {
 		return 0, err
 	}
-	defer r.close()
+	defer func() { r.close(err) }()
 	if r.blind {
 		buf = make([]byte, a.n)
 	}

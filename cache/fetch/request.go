@@ -38,6 +38,8 @@ type request struct {
 	span *trace.Span
 	got  int64 // bytes
 	err  error // why there are not more
+
+	tell func(error) // of the answer, nil where nobody wants to know
 }
 
 // start makes a request and returns once the origin has answered.
@@ -65,7 +67,7 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	c.notice.answer()
 	c.first.observe(time.Since(began))
 	c.stats.latency.observe(time.Since(began))
-	r.body, r.blind = answer.Body, answer.ContentLength < 0
+	r.body, r.blind, r.tell = answer.Body, answer.ContentLength < 0, answer.Ended
 	return r, nil
 }
 
@@ -117,7 +119,14 @@ func (r *request) paced(took time.Duration, n int) error {
 	return nil
 }
 
-func (r *request) close() {
+// close ends the request. err is why it did not bring what it should.
+func (r *request) close(err error) {
+	if r.tell != nil {
+		if sink := (sinkError{}); errors.As(err, &sink) {
+			err = nil // the bytes had come
+		}
+		r.tell(err)
+	}
 	r.timer.Stop()
 	r.cancel(nil)
 	r.span.Int("bytes_received", r.got).End(class(r.err))
@@ -179,7 +188,7 @@ func (g *race) run(ctx context.Context, start func(context.Context) (*request, e
 		case g.answers <- answer{r, err, number}:
 		case <-g.decided:
 			if r != nil {
-				r.close()
+				r.close(nil)
 			}
 		}
 	}()

@@ -20,6 +20,18 @@ type Stats struct {
 	// Latency counts requests by the time to the answer: bucket i holds those of up to Bounds()[i], the last all others.
 	Latency []int64       `json:"latency"`
 	Waited  time.Duration `json:"waited_ns"` // the sum of these times
+
+	Endpoints []Endpoint `json:"endpoints,omitempty"` // of a source that is read through caches, and last the source itself
+}
+
+// Endpoint is what came from one of several servers that give the same objects.
+type Endpoint struct {
+	Name     string `json:"name"`
+	Requests int64  `json:"requests"`
+	Bytes    int64  `json:"bytes"`
+	Failed   int64  `json:"failed"` // requests that it did not answer, or not in time, or not to the end
+	Wrong    int64  `json:"wrong"`  // answers of another version, length or range, of which no byte was taken
+	Out      string `json:"out"`    // why it is passed over now, "" while it is not
 }
 
 type counters struct {

@@ -66,6 +66,19 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 	return o, nil
 }
 
+// Through returns a getter of the same files that asks the server at endpoint, a URL whose path stands before the source's.
+func (o *Origin) Through(endpoint string) (fetch.Getter, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || strings.ContainsAny(endpoint, "?#") {
+		return nil, fmt.Errorf("cache %q: want http://HOST:PORT or https://HOST: %w", endpoint, fs.ErrInvalid)
+	}
+	t, base := *o, *o.base
+	base.Scheme, base.Host = u.Scheme, u.Host
+	base.Path, base.RawPath = strings.TrimSuffix(u.Path, "/")+base.Path, ""
+	t.base = &base
+	return &t, nil
+}
+
 // mostHeader bounds an answer before its body, bytes.
 const mostHeader = 64 << 10
 

@@ -60,18 +60,50 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 	if o.creds, err = s.credentials(o.transport); err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
 	}
+	if o.client, err = o.connect(s); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// connect makes a client of the server that a source names.
+func (o *Origin) connect(s Source) (*minio.Client, error) {
 	lookup := minio.BucketLookupAuto
 	if s.PathStyle {
 		lookup = minio.BucketLookupPath
 	}
 	// MaxRetries 1: the fetch client tries again, and knows how far an attempt came.
-	o.client, err = minio.New(s.Endpoint, &minio.Options{
+	client, err := minio.New(s.Endpoint, &minio.Options{
 		Creds: o.creds, Secure: s.Secure, Region: s.Region, BucketLookup: lookup, Transport: trace.Transport(o.transport), MaxRetries: 1,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
 	}
-	return o, nil
+	return client, nil
+}
+
+// Through returns a getter of the same objects that asks the server at endpoint, a URL. It signs requests as the origin does.
+func (o *Origin) Through(endpoint string) (fetch.Getter, error) {
+	s := o.source
+	if err := s.setEndpoint(endpoint); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	client, err := o.connect(s)
+	if err != nil {
+		return nil, err
+	}
+	return &through{o, client}, nil
+}
+
+// through asks another server for an origin's objects.
+type through struct {
+	*Origin
+	client *minio.Client
+}
+
+// Get implements [fetch.Getter].
+func (t *through) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+	return t.get(ctx, t.client, obj, off, n)
 }
 
 // String is the source, without credentials.
@@ -85,11 +117,15 @@ func (o *Origin) Close() error {
 
 // Get implements [fetch.Getter].
 func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+	return o.get(ctx, o.client, obj, off, n)
+}
+
+func (o *Origin) get(ctx context.Context, client *minio.Client, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	var opt minio.GetObjectOptions
 	if err := errors.Join(opt.SetRange(off, off+n-1), opt.SetMatchETag(obj.Version)); err != nil {
 		return nil, err
 	}
-	core := minio.Core{Client: o.client}
+	core := minio.Core{Client: client}
 	var res *http.Response
 	body, info, _, err := core.GetObject(withAnswer(ctx, &res), o.source.Bucket, o.key(obj.Name), opt)
 	if err != nil {

@@ -20,12 +20,16 @@ type Source struct {
 	Anonymous bool   // requests are not signed
 	Profile   string // of the shared credentials file
 
+	Caches string // URLs of servers that are asked before Endpoint is, with commas between them
+
 	dir string // the directory that names are relative to: empty, or with a slash at its end
 }
 
 // Parse reads s3://BUCKET/PREFIX?KEY=VALUE&...
 //
-//	endpoint    URL of the server; AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS itself
+//	endpoint    URL of the server; AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS itself. Several, with commas
+//	            between them, and where there is an origin: caches before it
+//	origin      URL of the server behind the caches, or "aws"
 //	region      AWS_REGION, AWS_DEFAULT_REGION, or what the server says
 //	path_style  true or false; true where an endpoint is named
 //	anonymous   true: do not sign requests
@@ -47,7 +51,7 @@ func Parse(text string) (Source, error) {
 	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/"), Secure: true}
 	s.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	endpoint := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
-	style := ""
+	style, origin := "", ""
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil { // Query would leave out what it cannot read, such as the endpoint
 		return Source{}, fmt.Errorf("source %q: %w", text, err)
@@ -57,12 +61,14 @@ func Parse(text string) (Source, error) {
 		switch {
 		case len(values) > 1:
 			return Source{}, fmt.Errorf("source %q: option %s is given twice", text, key)
-		case v == "" && slices.Contains([]string{"endpoint", "region", "profile"}, key): // an unset variable, say
+		case v == "" && slices.Contains([]string{"endpoint", "origin", "region", "profile"}, key): // an unset variable, say
 			return Source{}, fmt.Errorf("source %q: option %s has no value", text, key)
 		}
 		switch key {
 		case "endpoint":
 			endpoint = v
+		case "origin":
+			origin = v
 		case "region":
 			s.Region = v
 		case "profile":
@@ -74,8 +80,19 @@ func Parse(text string) (Source, error) {
 				return Source{}, err
 			}
 		default:
-			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, region, path_style, anonymous and profile", text, key)
+			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, origin, region, path_style, anonymous and profile", text, key)
 		}
+	}
+	if origin != "" {
+		s.Caches, endpoint = endpoint, origin
+		if s.Caches == "" {
+			return Source{}, fmt.Errorf("source %q: option origin stands behind caches: name them by endpoint=http://HOST:PORT,http://HOST:PORT", text)
+		}
+	} else if strings.Contains(endpoint, ",") {
+		return Source{}, fmt.Errorf("source %q: several endpoints are caches: name the server behind them by origin=https://HOST, or origin=aws", text)
+	}
+	if origin == "aws" {
+		endpoint = ""
 	}
 	if err := s.setEndpoint(endpoint); err != nil {
 		return Source{}, err

@@ -18,6 +18,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/httporigin"
 	"github.com/hbmfs/hbmfs/cache/s3origin"
+	"github.com/hbmfs/hbmfs/cache/spread"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/handover"
@@ -51,6 +52,7 @@ type Options struct {
 	RefuseLocal bool          // never ask addresses of this machine and of clouds' metadata
 	Allow       []string      // addresses that RefuseLocal allows
 	MaxListing  size.Flag     // bytes that the names of a remote source may take
+	Caches      []string      // URLs of servers that are asked before a remote source is
 
 	Life *handover.Life // of the daemon: a listing that an earlier one made is taken, and none is made. nil: nobody holds the mount
 }
@@ -73,10 +75,8 @@ func (c *Options) guard() (*fetch.Guard, error) {
 // remoteOrigin is a source that is not on this machine.
 type remoteOrigin interface {
 	store.Upstream
-	List(ctx context.Context) (*cache.Listing, error)
+	spread.Upstream
 	Stats() fetch.Stats
-	String() string
-	Close() error
 }
 
 // IsRemote reports whether a source is an address and not a path.
@@ -85,23 +85,40 @@ func IsRemote(source string) bool {
 	return found && scheme != "" && !strings.ContainsAny(scheme, "/.")
 }
 
-func openRemote(source string, opt fetch.Options) (remoteOrigin, error) {
+// openRemote opens a remote source, behind the caches that it names or that stand before it.
+func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin, error) {
+	var up remoteOrigin
 	switch scheme, _, _ := strings.Cut(source, "://"); scheme {
 	case "s3":
 		s, err := s3origin.Parse(source)
 		if err != nil {
 			return nil, WrongUse{err}
 		}
-		return s3origin.Open(s, opt)
+		if s.Caches != "" && len(caches) > 0 {
+			return nil, WrongUse{errors.New("the source names caches, and so does --through: give one of them")}
+		} else if s.Caches != "" {
+			caches = strings.Split(s.Caches, ",")
+		}
+		if up, err = s3origin.Open(s, opt); err != nil {
+			return nil, err
+		}
 	case "http", "https":
 		o, err := httporigin.Open(source, opt)
 		if err != nil {
 			return nil, WrongUse{err}
 		}
-		return o, nil
+		up = o
 	default:
 		return nil, WrongUse{fmt.Errorf("source %q: there are s3://, http:// and https://, and directories", source)}
 	}
+	if len(caches) == 0 {
+		return up, nil
+	}
+	o, err := spread.Open(up, caches, opt)
+	if err != nil {
+		return nil, WrongUse{errors.Join(err, up.Close())}
+	}
+	return o, nil
 }
 
 // Dataset is an opened source, listed.
@@ -249,7 +266,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	if err != nil {
 		return s, err
 	}
-	origin, err := openRemote(from, opt)
+	origin, err := openRemote(from, c.Caches, opt)
 	if err != nil {
 		return s, err
 	}
@@ -258,6 +275,9 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		s.Notes = append(s.Notes, "there is no --cache-dir: every read goes over the network, each time again")
 	}
 	err = s.list(c, origin, func() (*cache.Listing, error) { return origin.List(ctx) })
+	if caches, ok := origin.(*spread.Origin); ok {
+		s.Notes = append(s.Notes, caches.Notes()...)
+	}
 	if err != nil || c.CacheDir == "" {
 		return s, err
 	}

@@ -1,0 +1,168 @@
+package spread
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+const (
+	leastOut  = time.Second      // that a cache is passed over after a failure, doubled by each further one
+	mostOut   = time.Minute      // at most
+	lackOut   = time.Minute      // for an object that it lacks, or has another version of
+	otherOut  = 10 * time.Minute // for a cache whose versions are others
+	mostOther = 10               // objects of another version, one after the other, that say so
+	mostLacks = 10_000           // objects that are remembered as lacking
+)
+
+// errLate says that a cache did not answer in time.
+var errLate = errors.New("it did not answer in time")
+
+// server is a cache, or the origin, and what is known of it.
+type server struct {
+	name   string
+	getter fetch.Getter
+	limit  time.Duration // for an answer; 0 for none
+
+	mu     sync.Mutex // guards what follows
+	stats  fetch.Endpoint
+	out    time.Time // until when it is passed over
+	failed int       // times in a row
+	other  map[string]bool
+	lacks  map[string]time.Time // until when it is passed over for an object
+}
+
+// usable tells whether the server may be asked for an object now.
+func (s *server) usable(object string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if until, lacks := s.lacks[object]; lacks {
+		if now.Before(until) {
+			return false
+		}
+		delete(s.lacks, object)
+	}
+	return !now.Before(s.out)
+}
+
+// get makes a request, whose answer is as asked or an error.
+func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetch.Answer, error) {
+	outer := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(s.limit, func() { cancel(fmt.Errorf("%w: %v", errLate, s.limit)) })
+	if s.limit == 0 {
+		timer.Stop()
+	}
+	s.count(func(e *fetch.Endpoint) { e.Requests++ })
+	a, err := s.getter.Get(ctx, o, off, n)
+	late := !timer.Stop() && s.limit > 0
+	if err == nil {
+		if err = a.Check(o, off, n); err != nil {
+			_ = a.Body.Close() // it is not what was asked for
+		}
+	}
+	if late && outer.Err() == nil {
+		if err == nil {
+			_ = a.Body.Close() // its context has ended
+		}
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		cancel(nil)
+		if outer.Err() == nil { // else nobody waited for it
+			s.judge(o.Name, err)
+		}
+		return nil, err
+	}
+	a.Body = &body{a.Body, s, func() { cancel(nil) }}
+	a.Ended = func(err error) {
+		if outer.Err() == nil || errors.Is(err, fetch.ErrStalled) {
+			s.judge(o.Name, err)
+		}
+	}
+	return a, nil
+}
+
+// body counts what comes.
+type body struct {
+	io.ReadCloser
+	of    *server
+	close func()
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.of.count(func(e *fetch.Endpoint) { e.Bytes += int64(n) })
+	return n, err
+}
+
+func (b *body) Close() error {
+	defer b.close()
+	return b.ReadCloser.Close()
+}
+
+func (s *server) count(add func(*fetch.Endpoint)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	add(&s.stats)
+}
+
+// judge learns from the end of a request for an object.
+func (s *server) judge(object string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		s.failed, s.other, s.stats.Out = 0, nil, ""
+	case errors.Is(err, cache.ErrChanged):
+		s.stats.Wrong++
+		s.lack(object)
+		if s.other == nil {
+			s.other = map[string]bool{}
+		}
+		if s.other[object] = true; len(s.other) >= mostOther {
+			s.other, s.out = nil, time.Now().Add(otherOut)
+			s.stats.Out = fmt.Sprintf("it answered for %d objects with other versions than the source lists", mostOther)
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		s.stats.Failed++
+		s.lack(object)
+	default:
+		if errors.Is(err, fetch.ErrLie) || errors.Is(err, fs.ErrInvalid) {
+			s.stats.Wrong++
+		} else {
+			s.stats.Failed++
+		}
+		s.out, s.stats.Out = time.Now().Add(min(mostOut, leastOut<<min(s.failed, 10))), fmt.Sprintf("%.300v", err)
+		s.failed++
+	}
+}
+
+// lack remembers that an object is not to be had here.
+func (s *server) lack(object string) {
+	if s.lacks == nil || len(s.lacks) >= mostLacks {
+		s.lacks = map[string]time.Time{}
+	}
+	s.lacks[object] = time.Now().Add(lackOut)
+}
+
+// said is what the status shows of the server.
+func (s *server) said() fetch.Endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.stats
+	e.Name = s.name
+	if time.Now().After(s.out) {
+		e.Out = ""
+	}
+	return e
+}

@@ -1,0 +1,181 @@
+package spread
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// share is the part of an object, bytes, that belongs to one cache. All nodes must agree on it.
+const share = 64 << 20
+
+// Upstream is an origin that caches may stand before.
+type Upstream interface {
+	fetch.Getter
+	List(ctx context.Context) (*cache.Listing, error)
+	// Through returns a getter of the same objects that asks the server at endpoint, a URL.
+	Through(endpoint string) (fetch.Getter, error)
+	String() string
+	Close() error
+}
+
+// Origin is an origin that is read through caches. It is safe for concurrent use.
+type Origin struct {
+	*fetch.Client // which asks by Get, and reads
+
+	up     Upstream
+	caches []*server
+	origin *server
+
+	mu    sync.Mutex // guards what follows
+	asked map[place]int
+}
+
+// place is bytes of an object.
+type place struct {
+	object string
+	off, n int64
+}
+
+// Open makes an origin of one and the caches before it. Nothing is asked of them yet.
+func Open(up Upstream, endpoints []string, opt fetch.Options) (*Origin, error) {
+	o := &Origin{up: up, origin: &server{name: up.String(), getter: up}, asked: map[place]int{}}
+	opt.Share = share
+	o.Client = fetch.New(o, opt)
+	for _, endpoint := range endpoints {
+		getter, err := up.Through(endpoint)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(o.caches, func(s *server) bool { return s.name == endpoint }) {
+			return nil, fmt.Errorf("cache %s: it is given twice: %w", endpoint, fs.ErrInvalid)
+		}
+		o.caches = append(o.caches, &server{name: endpoint, getter: getter, limit: o.Stall() / 3})
+	}
+	return o, nil
+}
+
+// Through implements [Upstream]: another row of caches would stand before these.
+func (o *Origin) Through(endpoint string) (fetch.Getter, error) { return o.up.Through(endpoint) }
+
+// String is the origin's name: what is kept of it is the same, whichever way it came.
+func (o *Origin) String() string { return o.up.String() }
+
+// Close ends idle connections.
+func (o *Origin) Close() error { return o.up.Close() }
+
+// List lists the origin, and asks each cache for a byte of ten objects. So one whose versions are others is left out before
+// anybody waits for it.
+func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
+	l, err := o.up.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, obj := range l.Objects {
+		obj.Origin = o
+	}
+	o.Answered()
+	var all sync.WaitGroup
+	for _, s := range o.caches {
+		all.Go(func() { s.probe(ctx, l.Objects) })
+	}
+	all.Wait()
+	return l, ctx.Err()
+}
+
+// probe asks a cache for a byte of ten objects, or of as many as there are.
+func (s *server) probe(ctx context.Context, objects []*layout.Object) {
+	step := max(1, len(objects)/mostOther)
+	for i := 0; i < len(objects) && i < mostOther*step; i += step {
+		if objects[i].Size == 0 || !s.usable(objects[i].Name) {
+			continue
+		}
+		if a, err := s.get(ctx, objects[i], 0, 1); err == nil {
+			_ = a.Body.Close() // the version is known
+			a.Ended(nil)
+		}
+	}
+}
+
+// Notes are what somebody who mounts has to know of the caches: those that are passed over.
+func (o *Origin) Notes() (notes []string) {
+	for _, s := range o.caches {
+		if e := s.said(); e.Out != "" {
+			notes = append(notes, fmt.Sprintf("the cache %s is passed over: %s", e.Name, e.Out))
+		}
+	}
+	return notes
+}
+
+// Stats are those of all requests, and of each server.
+func (o *Origin) Stats() fetch.Stats {
+	stats := o.Client.Stats()
+	for _, s := range append(slices.Clone(o.caches), o.origin) {
+		stats.Endpoints = append(stats.Endpoints, s.said())
+	}
+	return stats
+}
+
+// Get implements [fetch.Getter]. It asks one cache after the other, and then the origin, whose error counts.
+func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+	pass, leave := o.enter(place{obj.Name, off, n})
+	defer leave()
+	for _, s := range o.order(obj.Name, off/share) {
+		if pass > 0 { // another request waits for its answer
+			pass--
+			continue
+		}
+		if !s.usable(obj.Name) {
+			continue
+		}
+		if a, err := s.get(ctx, obj, off, n); err == nil || ctx.Err() != nil {
+			return a, err
+		}
+	}
+	return o.origin.get(ctx, obj, off, n)
+}
+
+// enter tells how many requests for the same bytes have no answer yet. A second one, for a slow first one, goes elsewhere.
+func (o *Origin) enter(p place) (before int, leave func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	before = o.asked[p]
+	o.asked[p]++
+	return before, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.asked[p]--; o.asked[p] == 0 {
+			delete(o.asked, p)
+		}
+	}
+}
+
+// order is the caches in the order in which they are asked for a share of an object (rendezvous hashing).
+func (o *Origin) order(object string, part int64) []*server {
+	key := "\x00" + object + "\x00" + strconv.FormatInt(part, 10)
+	type scored struct {
+		*server
+		score uint64
+	}
+	list := make([]scored, len(o.caches))
+	for i, s := range o.caches {
+		list[i] = scored{s, xxhash.Sum64String(s.name + key)}
+	}
+	slices.SortFunc(list, func(a, b scored) int { return cmp.Or(cmp.Compare(b.score, a.score), strings.Compare(a.name, b.name)) })
+	out := make([]*server, len(list))
+	for i, s := range list {
+		out[i] = s.server
+	}
+	return out
+}
