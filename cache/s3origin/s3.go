@@ -139,6 +139,13 @@ func (o *Origin) get(ctx context.Context, client *minio.Client, obj *layout.Obje
 	return &fetch.Answer{Response: res, Version: strings.Trim(info.ETag, `"`)}, nil
 }
 
+// Dir is the directory that names are relative to, empty or with a slash at its end. Listing finds it, where the source may be
+// one object.
+func (o *Origin) Dir() string { return o.source.dir }
+
+// SetDir has the origin, which was listed before by another process, go on with the directory of that one.
+func (o *Origin) SetDir(dir string) { o.source.dir = dir }
+
 func (o *Origin) key(name string) string { return o.source.dir + name }
 
 // explain gives an error its class: final or worth another attempt.

@@ -69,6 +69,9 @@ func Open(up Upstream, endpoints []string, opt fetch.Options) (*Origin, error) {
 // Through implements [Upstream]: another row of caches would stand before these.
 func (o *Origin) Through(endpoint string) (fetch.Getter, error) { return o.up.Through(endpoint) }
 
+// Upstream is the origin behind the caches.
+func (o *Origin) Upstream() Upstream { return o.up }
+
 // String is the origin's name: what is kept of it is the same, whichever way it came.
 func (o *Origin) String() string { return o.up.String() }
 
@@ -87,21 +90,42 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	}
 	o.Answered()
 	var all sync.WaitGroup
-	for _, s := range o.caches {
-		all.Go(func() { s.probe(ctx, l.Objects) })
+	for s, places := range o.probes(l.Objects) {
+		all.Go(func() { s.probe(ctx, places) })
 	}
 	all.Wait()
 	return l, ctx.Err()
 }
 
-// probe asks a cache for a byte of ten objects, or of as many as there are.
-func (s *server) probe(ctx context.Context, objects []*layout.Object) {
-	step := max(1, len(objects)/mostOther)
-	for i := 0; i < len(objects) && i < mostOther*step; i += step {
-		if objects[i].Size == 0 || !s.usable(objects[i].Name) {
+// probe is a byte of an object.
+type probe struct {
+	object *layout.Object
+	off    int64
+}
+
+// probes chooses objects for each cache, ten where there are as many, from among its own shares: nothing is brought that
+// would not be anyway.
+func (o *Origin) probes(objects []*layout.Object) map[*server][]probe {
+	out := map[*server][]probe{}
+	tries := min(len(objects), 20*mostOther*len(o.caches))
+	for i := range tries {
+		obj := objects[i*len(objects)/tries]
+		for off := int64(0); off < obj.Size && off < int64(len(o.caches))*share; off += share {
+			s := o.order(obj.Name, off/share)[0]
+			if n := len(out[s]); n < mostOther && (n == 0 || out[s][n-1].object != obj) {
+				out[s] = append(out[s], probe{obj, off})
+			}
+		}
+	}
+	return out
+}
+
+func (s *server) probe(ctx context.Context, places []probe) {
+	for _, p := range places {
+		if !s.usable(p.object.Name) {
 			continue
 		}
-		if a, err := s.get(ctx, objects[i], 0, 1); err == nil {
+		if a, err := s.get(ctx, p.object, p.off, 1); err == nil {
 			_ = a.Body.Close() // the version is known
 			a.Ended(nil)
 		}

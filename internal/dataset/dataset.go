@@ -138,7 +138,7 @@ func (s *Dataset) State() handover.State { return s.state }
 
 // state is a listing, as the origin gave it: pinned, and before anything of it was decoded.
 type state struct {
-	Path    string // of a directory
+	Path    string // of a directory; of objects of S3 a slash, and then the directory that their names are relative to
 	Listing []byte
 }
 
@@ -202,13 +202,24 @@ const entrySize = 80
 
 // list lists an origin, or takes the listing of an earlier daemon.
 func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Listing, error)) (err error) {
+	up := any(origin)
+	if caches, ok := origin.(*spread.Origin); ok {
+		up = caches.Upstream()
+	}
+	s3, _ := up.(*s3origin.Origin)
 	if c.Life.Adopts() {
+		if dir, ok := strings.CutPrefix(s.state.Path, "/"); ok && s3 != nil {
+			s3.SetDir(dir)
+		}
 		s.Listing, err = cache.LoadListing(s.state.Listing, origin)
 		return err
 	}
 	s.Listing, err = list()
 	if err == nil && c.Life != nil {
 		s.state = &state{Listing: s.Listing.Save(make([]byte, 0, entrySize*len(s.Listing.Objects)))}
+		if s3 != nil {
+			s.state.Path = "/" + s3.Dir()
+		}
 	}
 	return err
 }

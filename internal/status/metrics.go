@@ -89,6 +89,21 @@ func addOrigin(p *promtext.Page, o *fetch.Stats) {
 	p.Counter("hbmfs_origin_hedges_total", "Second requests for slow first ones.").Add(o.Hedges)
 	p.Counter("hbmfs_origin_failed_total", "Ranges that were given up.").Add(o.Failed)
 	p.Histogram("hbmfs_origin_answer_seconds", "Time until the origin answers a request.", fetch.Bounds(), o.Latency, o.Waited)
+	if len(o.Endpoints) == 0 {
+		return
+	}
+	requests := p.Counter("hbmfs_endpoint_requests_total", "Requests to a cache before the source, or to the source behind caches.")
+	bytes := p.Counter("hbmfs_endpoint_bytes_total", "Bytes that it gave.")
+	failed := p.Counter("hbmfs_endpoint_failed_total", "Requests that it did not answer, or not in time, or not to the end.")
+	wrong := p.Counter("hbmfs_endpoint_wrong_total", "Answers of another version, length or range, of which no byte was taken.")
+	out := p.Gauge("hbmfs_endpoint_out", "1 while it is passed over.")
+	for _, e := range o.Endpoints {
+		requests.Add(e.Requests, "endpoint", e.Name)
+		bytes.Add(e.Bytes, "endpoint", e.Name)
+		failed.Add(e.Failed, "endpoint", e.Name)
+		wrong.Add(e.Wrong, "endpoint", e.Name)
+		out.Add(e.Out != "", "endpoint", e.Name)
+	}
 }
 
 func addCache(p *promtext.Page, c *store.Stats) {

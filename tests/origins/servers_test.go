@@ -47,7 +47,7 @@ func startServers() (err error) {
 		s3, err = startS3(s3server)
 	}
 	if path, look := blackbox.Nginx(); look == nil && err == nil {
-		nginx, err = startNginx(path)
+		nginx, err = startNginx(path, filepath.Join(suite.Dir, "nginx"), nginxConfig)
 	}
 	return err
 }
@@ -214,10 +214,10 @@ http {
 }
 `
 
-func startNginx(path string) (*nginxServer, error) {
-	dir := filepath.Join(suite.Dir, "nginx")
+// startNginx starts nginx below dir with a configuration, whose sockets and root lie there.
+func startNginx(path, dir, config string) (*nginxServer, error) {
 	s := &nginxServer{root: filepath.Join(dir, "root"), socket: filepath.Join(dir, "socket"), log: filepath.Join(dir, "log")}
-	config := strings.NewReplacer("unix:socket", "unix:"+s.socket, "root root", "root "+s.root).Replace(nginxConfig)
+	config = strings.NewReplacer("unix:socket", "unix:"+s.socket, "root root", "root "+s.root).Replace(config)
 	if err := errors.Join(os.MkdirAll(s.root, 0o755), os.Mkdir(filepath.Join(dir, "temp"), 0o700), os.WriteFile(filepath.Join(dir, "nginx.conf"), []byte(config), 0o644)); err != nil {
 		return nil, err
 	}
