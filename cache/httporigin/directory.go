@@ -13,7 +13,7 @@ import (
 
 // directory is the files of a source, by the answers of its server.
 type directory struct {
-	at       *layout.Object // the index
+	from     string // what names them, in words
 	objects  []*layout.Object
 	denied   []cache.Denied
 	problems []layout.Problem
@@ -51,7 +51,7 @@ func (d *directory) misses(failed map[string]error) error {
 		case errors.Is(err, fs.ErrPermission):
 			d.deny(name, err)
 		case errors.Is(err, fs.ErrNotExist):
-			d.problem(name, "is named by %s and cannot be had: %v", d.at.Name, err)
+			d.problem(name, "is named by %s and cannot be had: %v", d.from, err)
 		default:
 			return err
 		}
@@ -81,7 +81,7 @@ func (d *directory) lacks(failed map[string]error, asked int) {
 			d.deny(name, failed[name])
 		}
 	default:
-		d.problem(d.at.Name, "of %d files that are often beside it the server refuses %d, as if they were not there, and they are left out: %v", asked, len(refused), failed[refused[0]])
+		d.problem(d.from, "of %d files that are often beside it the server refuses %d, as if they were not there, and they are left out: %v", asked, len(refused), failed[refused[0]])
 	}
 }
 

@@ -1,8 +1,8 @@
 // Package httporigin reads datasets from web servers that serve ranges: nginx, object stores behind signed or public
 // addresses, artifact servers.
 //
-// A web server lists nothing. So a source is one file, or a directory (with a slash at its end) that has an index, such
-// as the manifest of hbmfs pack or the index.json of MosaicML or LitData. Each file is asked for its size and version
+// A source is one file, or a directory (with a slash at its end) that has an index, such as the manifest of hbmfs pack or the
+// index.json of MosaicML or LitData, or that its server lists in pages of its own. Each file is asked for its size and version
 // (HEAD) when the source is listed.
 //
 // A file is pinned by its ETag, or by its date and size where the server gives none. Every request carries the condition,
@@ -182,9 +182,15 @@ func explain(res *http.Response) error {
 	return fmt.Errorf("the server answers %s", status(res))
 }
 
-// request makes a request for a file below the base. Its name may hold what an address gives a meaning to.
+// request makes a request for a file below the base, or for a directory, whose name ends with a slash. A name may hold what an
+// address gives a meaning to.
 func (o *Origin) request(ctx context.Context, method, name string) (*http.Request, error) {
-	u := o.base.JoinPath(strings.Split(url.PathEscape(name), "%2F")...)
+	dir, isDir := strings.CutSuffix(name, "/")
+	parts := strings.Split(url.PathEscape(dir), "%2F")
+	if isDir {
+		parts[len(parts)-1] += "/"
+	}
+	u := o.base.JoinPath(parts...)
 	if name == "" {
 		u = o.base
 	}

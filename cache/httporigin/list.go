@@ -157,7 +157,7 @@ func eachMember(data []byte, each func(key string, dec *json.Decoder) error, key
 	return nil
 }
 
-// List asks for the index, and for the size and version of every file that it names. A file that is not there becomes
+// List asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
 // a problem; one that may not be read is denied.
 func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if o.only != "" {
@@ -189,10 +189,19 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 		}
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
-	if refused != nil {
+	l, err := o.listByPages(ctx)
+	switch {
+	case err == nil && len(l.Objects) > 0:
+		return l, nil
+	case err == nil:
+		return nil, fmt.Errorf("list %s: the server's listing names no file: %w", o, fs.ErrNotExist)
+	case refused != nil:
 		return nil, fmt.Errorf("list %s: %w", o, refused)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, errNoListing):
+		return nil, fmt.Errorf("list %s: none of %s is there, and the server does not list the directory (%w): name one file, put the dataset's index beside it, or have the server list it (autoindex of nginx)",
+			o, strings.Join(known, ", "), err)
 	}
-	return nil, fmt.Errorf("list %s: a web server lists nothing, and none of %s is there: name one file, or put the dataset's index beside it", o, strings.Join(known, ", "))
+	return nil, fmt.Errorf("list %s: %w", o, err)
 }
 
 // listBy lists the files that an index tells of.
@@ -206,7 +215,7 @@ func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache
 	if x.optional {
 		named, optional = nil, append(named, x.beside...)
 	}
-	d := &directory{at: at, objects: []*layout.Object{at}}
+	d := &directory{from: at.Name, objects: []*layout.Object{at}}
 	found, failed, err := o.ask(ctx, optional)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,213 @@
+package httporigin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+)
+
+const (
+	maxPage  = 64 << 20 // bytes of a page
+	maxDepth = 32       // of directories: links on a server may go in circles
+)
+
+// errNoListing says that a server shows something else where a directory is.
+var errNoListing = errors.New("its page for the directory is no listing as nginx, Apache, lighttpd and Python's http.server make it")
+
+// entries are what a page says of a directory: names of files, and names of directories with a slash at their end.
+type entries []string
+
+// listByPages lists the files that the server's own pages name, in all directories below.
+func (o *Origin) listByPages(ctx context.Context) (*cache.Listing, error) {
+	w := pages{origin: o, all: o.NewListing()}
+	g, inner := errgroup.WithContext(ctx)
+	g.SetLimit(o.Connections())
+	w.group = g
+	g.Go(func() error { return w.dir(inner, "", 0) })
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	d := &directory{from: "the server's listing"}
+	found, failed, err := o.ask(ctx, w.files)
+	if err != nil {
+		return nil, err
+	}
+	d.objects = found
+	if err := d.misses(failed); err != nil {
+		return nil, err
+	}
+	return d.listing(), nil
+}
+
+// pages walks the pages of a server.
+type pages struct {
+	origin *Origin
+	group  *errgroup.Group
+	all    *fetch.Listing
+
+	mu    sync.Mutex // guards what follows
+	files []string
+}
+
+// dir reads the page of a directory, and those below by the group's other members where one is free.
+func (w *pages) dir(ctx context.Context, dir string, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("%w: the directories of the server are more than %d deep: %.200q", fs.ErrInvalid, maxDepth, dir)
+	}
+	names, err := w.origin.page(ctx, dir)
+	if err != nil {
+		if depth > 0 {
+			err = fmt.Errorf("%.200q: %w", dir, err)
+		}
+		return err
+	}
+	for _, name := range names {
+		path := dir + name
+		if err := w.all.Add(path, ""); err != nil {
+			return err
+		}
+		below := strings.HasSuffix(name, "/")
+		switch {
+		case !below:
+			w.mu.Lock()
+			w.files = append(w.files, path)
+			w.mu.Unlock()
+		case w.group.TryGo(func() error { return w.dir(ctx, path, depth+1) }):
+		default:
+			if err := w.dir(ctx, path, depth+1); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// page asks for the page of a directory, whose name is empty or ends with a slash.
+func (o *Origin) page(ctx context.Context, dir string) (names entries, err error) {
+	err = o.Retry(ctx, func(ctx context.Context, alive func()) error {
+		req, err := o.request(ctx, http.MethodGet, dir)
+		if err != nil {
+			return err
+		}
+		res, err := o.do(req)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = res.Body.Close() }() // it was read
+		if res.StatusCode != http.StatusOK {
+			return explain(res)
+		}
+		if err := fetch.Unencoded(res.Header); err != nil {
+			return err
+		}
+		alive()
+		text, err := io.ReadAll(io.LimitReader(res.Body, maxPage+1))
+		if err != nil {
+			return err
+		}
+		if len(text) > maxPage {
+			return fmt.Errorf("%w: the server's listing has more than %d bytes", fs.ErrInvalid, maxPage)
+		}
+		if names, err = entriesOf(text, req.URL); err != nil {
+			return fmt.Errorf("%w: %w", fs.ErrInvalid, err)
+		}
+		return nil
+	})
+	return names, err
+}
+
+// entriesOf reads a page: nginx's JSON (autoindex_format json), or HTML with a link for each entry.
+func entriesOf(text []byte, at *url.URL) (entries, error) {
+	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("[")) {
+		return entriesOfJSON(text)
+	}
+	return entriesOfHTML(text, at)
+}
+
+func entriesOfJSON(text []byte) (names entries, err error) {
+	var list []struct{ Name, Type string }
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, errNoListing
+	}
+	for _, e := range list {
+		name := e.Name
+		switch e.Type {
+		case "directory":
+			name += "/"
+		case "file":
+		default: // a socket, say
+			continue
+		}
+		if !isEntry(name) {
+			return nil, fmt.Errorf("the listing names %.100q, which is no entry of a directory", name)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// entriesOfHTML takes the links of a listing that lead to an entry of the directory itself. Others lead to its parent, or sort it.
+func entriesOfHTML(text []byte, at *url.URL) (names entries, err error) {
+	known, listing := map[string]bool{}, false
+	page := html.NewTokenizer(bytes.NewReader(text))
+	page.SetMaxBuf(1 << 20)
+	for {
+		switch page.Next() {
+		case html.ErrorToken:
+			if err := page.Err(); !errors.Is(err, io.EOF) || !listing {
+				return nil, errNoListing
+			}
+			return names, nil
+		case html.TextToken: // its title comes before the first link
+			said := strings.TrimSpace(string(page.Text()))
+			listing = listing || strings.HasPrefix(said, "Index of ") || strings.HasPrefix(said, "Directory listing for ")
+		case html.StartTagToken:
+			tag, more := page.TagName()
+			for more && atom.Lookup(tag) == atom.A {
+				var key, value []byte
+				if key, value, more = page.TagAttr(); string(key) != "href" {
+					continue
+				}
+				if name := entryAt(at, string(value)); listing && name != "" && !known[name] {
+					known[name] = true
+					names = append(names, name)
+				}
+			}
+		}
+	}
+}
+
+// entryAt is the name of the entry that a link of a directory's page leads to, "" for links that lead elsewhere.
+func entryAt(at *url.URL, link string) string {
+	u, err := at.Parse(link)
+	if err != nil || u.Scheme != at.Scheme || u.Host != at.Host || u.RawQuery != "" || u.Fragment != "" {
+		return ""
+	}
+	name, below := strings.CutPrefix(u.Path, at.Path)
+	if !below || !isEntry(name) {
+		return ""
+	}
+	return name
+}
+
+// isEntry tells whether a name can be one of a file, or with a slash at its end of a directory.
+func isEntry(name string) bool {
+	name = strings.TrimSuffix(name, "/")
+	return fs.ValidPath(name) && name != "." && !strings.Contains(name, "/") && !slices.Contains([]byte(name), 0)
+}
