@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/inspect"
 	"github.com/hbmfs/hbmfs/internal/progress"
@@ -26,6 +25,8 @@ type inspectCommand struct {
 	asJSON bool
 	verify bool
 
+	options dataset.Options
+
 	stdout, stderr io.Writer
 }
 
@@ -39,7 +40,7 @@ func newInspectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect SOURCE",
 		Short: "Say what a dataset is, which views it has, and what is wrong with it",
-		Long: `Recognize the formats of a directory or file, read their indexes in full, and list sets of shards, views, and every
+		Long: `Recognize the formats of a directory, a file or an s3:// or http:// source, read their indexes in full, and list sets of shards, views, and every
 problem found. The exit code is 3 when there are problems.
 
 With --verify the bytes themselves are compared with the checksums of ` + layout.ManifestName + `, which hbmfs pack writes.
@@ -49,7 +50,7 @@ largest power of two that divides every place where tokens begin: 4096 and more 
 
 Formats:
 ` + formats.String(),
-		Example: "  hbmfs inspect /data/pile\n  hbmfs inspect --json /data/pile | jq '.sets[].tokens'\n  hbmfs inspect --verify /data/packed",
+		Example: "  hbmfs inspect /data/pile\n  hbmfs inspect --json /data/pile | jq '.sets[].tokens'\n  hbmfs inspect --verify /data/packed\n  hbmfs inspect s3://bucket/pile",
 		Args:    exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.source, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
@@ -60,6 +61,7 @@ Formats:
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.BoolVar(&c.verify, "verify", false, "read all bytes and compare them with the manifest")
 	addChoice(cmd, &c.format, "format", "", "look for this format only", names...)
+	addRequestFlags(f, &c.options)
 	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ...")
 	return cmd
 }
@@ -69,18 +71,12 @@ func (c *inspectCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if dataset.IsRemote(c.source) {
-		return usageError{fmt.Errorf("%s is not on this machine: mount it (hbmfs mount), and inspect the mount point", c.source)}
-	}
-	dir, err := cache.OpenDir(c.source, maxOpenFiles())
+	source, err := openSource(ctx, c.source, &c.options, c.stderr)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
-	listing, err := dir.List(ctx)
-	if err != nil {
-		return err
-	}
+	defer func() { _ = source.Close() }() // opened for reading: nothing is lost
+	listing := source.Listing
 	result, err := inspect.Dataset(ctx, c.source, listing.Objects, opt, inspect.Options{Verify: c.verify, Progress: c.progress})
 	if err != nil {
 		return err

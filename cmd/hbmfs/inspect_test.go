@@ -40,7 +40,7 @@ func TestInspectMistakes(t *testing.T) {
 	}{
 		{[]string{"--format", "nonsense", dir}, exitUsage, `"nonsense" is none of`},
 		{[]string{"--dtype", "u7", dir}, exitUsage, "u7"},
-		{[]string{"s3://bucket/pile"}, exitUsage, "hbmfs mount"},
+		{[]string{"s3://bucket/pile?endpoint=nowhere"}, exitUsage, "want http://HOST:PORT"},
 		{[]string{filepath.Join(dir, "absent")}, exitFailed, "no such file"},
 		{[]string{"--format", "npy", dir}, exitFailed, "no npy dataset is here"},
 	} {

@@ -125,6 +125,7 @@ func newRootCommand() *cobra.Command {
 		Long: `hbmfs mounts a directory of shards as plain files, at the speed of the disk they lie on, and adds views of them:
 the same tokens as one NumPy array, one flat file, or a Megatron pair, without a byte copied.
 
+  hbmfs ls s3://bucket/pile             which files are there? nothing is mounted
   hbmfs inspect /data/pile              what is this dataset, and is it sound?
   hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
   hbmfs status /mnt/pile                what is mounted there, and is it well?
@@ -146,7 +147,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
-	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newInspectCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
+	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newInspectCommand(), newLsCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
 		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }

@@ -1,6 +1,11 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -18,11 +23,28 @@ func addSourceFlags(f *pflag.FlagSet, c *dataset.Options) {
 	f.BoolVar(&c.Decode, "decode", false, "show zstd files, NAME.zst, decoded as NAME, where their size can be learned; the others stay as they are stored, and the log says why. Needs --cache-dir")
 	f.Var(&c.DecodeScan, "decode-scan", "bytes of a zstd file that may be read to learn its decoded size, if it has several frames or does not say; the size is remembered (default 64MiB)")
 	f.BoolVar(&c.Strict, "strict", false, "files of a directory are also pinned by the time of their last change (ctime): a rewrite whose modification time was put back is seen, and chmod, rename and new links are changes")
-	f.IntVar(&c.Connections, "connections", 16, "requests to a remote source at once")
 	f.BoolVar(&c.RefuseLocal, "refuse-local", false, "never ask loopback, link-local and cloud metadata addresses for a remote source, whatever its name resolves to or its server redirects to; for sources that others name")
 	f.StringArrayVar(&c.Allow, "allow-address", nil, "address, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
-	f.DurationVar(&c.Patience, "patience", 2*time.Minute, "how long a remote source may take for the next MiB of a read, or for a smaller one, before it fails with EIO")
 	f.DurationVar(&c.Wait, "wait", 0, "how long the mount waits for a remote source that is not there yet: a refused connection, an unknown name, a certificate that is not trusted (default: it fails at once; from /etc/fstab: "+fstabWait+")")
+	addRequestFlags(f, c)
+}
+
+// addRequestFlags adds the flags of requests to a remote source.
+func addRequestFlags(f *pflag.FlagSet, c *dataset.Options) {
+	f.IntVar(&c.Connections, "connections", 16, "requests to a remote source at once")
+	f.DurationVar(&c.Patience, "patience", 2*time.Minute, "how long a remote source may take for the next MiB of a read, or for a smaller one, before it fails with EIO")
 	f.StringSliceVar(&c.Caches, "through", nil, "caches that are asked before a remote source, as http://HOST:PORT,http://HOST:PORT: each holds its share")
 	f.Var(&c.MaxListing, "max-listing", "memory that the names of a remote source may take (default 1GiB)")
+}
+
+// openSource opens and lists a source that no mount shows, to be looked at.
+func openSource(ctx context.Context, source string, c *dataset.Options, stderr io.Writer) (*dataset.Dataset, error) {
+	c.MaxOpen = maxOpenFiles()
+	note := func(text string) { fmt.Fprintln(stderr, "hbmfs:", text) }
+	opened, err := dataset.Open(ctx, source, c, slog.New(slog.DiscardHandler), note, nil)
+	var wrong dataset.WrongUse
+	if errors.As(err, &wrong) {
+		return nil, usageError{wrong}
+	}
+	return opened, err
 }
