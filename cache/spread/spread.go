@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -37,21 +38,15 @@ type Origin struct {
 	up     Upstream
 	caches []*server
 	origin *server
-
-	mu    sync.Mutex // guards what follows
-	asked map[place]int
-}
-
-// place is bytes of an object.
-type place struct {
-	object string
-	off, n int64
 }
 
 // Open makes an origin of one and the caches before it. Nothing is asked of them yet.
 func Open(up Upstream, endpoints []string, opt fetch.Options) (*Origin, error) {
-	o := &Origin{up: up, origin: &server{name: up.String(), getter: up}, asked: map[place]int{}}
-	opt.Share = share
+	o := &Origin{up: up, origin: &server{name: up.String(), getter: up}}
+	opt.Share, opt.NoHedging = share, true // a second request would go to the same cache, or have another fetch the same bytes
+	if opt.Stall == 0 {                    // a cache may wait for the origin, and many nodes for the cache
+		opt.Stall = min(30*time.Second, opt.Patience/4)
+	}
 	o.Client = fetch.New(o, opt)
 	for _, endpoint := range endpoints {
 		getter, err := up.Through(endpoint)
@@ -61,7 +56,7 @@ func Open(up Upstream, endpoints []string, opt fetch.Options) (*Origin, error) {
 		if slices.ContainsFunc(o.caches, func(s *server) bool { return s.name == endpoint }) {
 			return nil, fmt.Errorf("cache %s: it is given twice: %w", endpoint, fs.ErrInvalid)
 		}
-		o.caches = append(o.caches, &server{name: endpoint, getter: getter, limit: o.Stall() / 3})
+		o.caches = append(o.caches, &server{name: endpoint, getter: getter, limit: o.Stall() / 2})
 	}
 	return o, nil
 }
@@ -153,13 +148,7 @@ func (o *Origin) Stats() fetch.Stats {
 
 // Get implements [fetch.Getter]. It asks one cache after the other, and then the origin, whose error counts.
 func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
-	pass, leave := o.enter(place{obj.Name, off, n})
-	defer leave()
 	for _, s := range o.order(obj.Name, off/share) {
-		if pass > 0 { // another request waits for its answer
-			pass--
-			continue
-		}
 		if !s.usable(obj.Name) {
 			continue
 		}
@@ -168,21 +157,6 @@ func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fe
 		}
 	}
 	return o.origin.get(ctx, obj, off, n)
-}
-
-// enter tells how many requests for the same bytes have no answer yet. A second one, for a slow first one, goes elsewhere.
-func (o *Origin) enter(p place) (before int, leave func()) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	before = o.asked[p]
-	o.asked[p]++
-	return before, func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if o.asked[p]--; o.asked[p] == 0 {
-			delete(o.asked, p)
-		}
-	}
 }
 
 // order is the caches in the order in which they are asked for a share of an object (rendezvous hashing).

@@ -296,38 +296,6 @@ func TestAllCachesGone(t *testing.T) {
 	})
 }
 
-// TestSecondRequestGoesElsewhere has a cache answer late, while a second request for the same bytes is made.
-func TestSecondRequestGoesElsewhere(t *testing.T) {
-	f := newFake(1000)
-	o := open(t, f)
-	first := o.order(f.objects[0].Name, 0)[0]
-	wait, there := make(chan struct{}), make(chan struct{})
-	f.caches[first.name].do = func(context.Context, *fetch.Answer) error { close(there); <-wait; return nil }
-	var late sync.WaitGroup
-	late.Go(func() {
-		a, err := o.Get(t.Context(), f.objects[0], 0, 10)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		_ = a.Body.Close()
-	})
-	<-there
-	a, err := o.Get(t.Context(), f.objects[0], 0, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = a.Body.Close()
-	close(wait)
-	late.Wait()
-	if n := f.caches[first.name].asks.Load(); n != 2 { // one of the listing
-		t.Errorf("%d requests to the slow cache", n)
-	}
-	if len(o.asked) > 0 {
-		t.Errorf("%v is on the books", o.asked)
-	}
-}
-
 func TestWrongCaches(t *testing.T) {
 	for _, list := range [][]string{{"cache-0"}, {"http://a", "http://a"}} {
 		if _, err := Open(newFake(), list, fetch.Options{}); err == nil {
