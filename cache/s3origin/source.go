@@ -2,6 +2,7 @@ package s3origin
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -83,16 +84,8 @@ func Parse(text string) (Source, error) {
 			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, origin, region, path_style, anonymous and profile", text, key)
 		}
 	}
-	if origin != "" {
-		s.Caches, endpoint = endpoint, origin
-		if s.Caches == "" {
-			return Source{}, fmt.Errorf("source %q: option origin stands behind caches: name them by endpoint=http://HOST:PORT,http://HOST:PORT", text)
-		}
-	} else if strings.Contains(endpoint, ",") {
-		return Source{}, fmt.Errorf("source %q: several endpoints are caches: name the server behind them by origin=https://HOST, or origin=aws", text)
-	}
-	if origin == "aws" {
-		endpoint = ""
+	if endpoint, err = s.setCaches(endpoint, origin); err != nil {
+		return Source{}, fmt.Errorf("source %q: %w", text, err)
 	}
 	if err := s.setEndpoint(endpoint); err != nil {
 		return Source{}, err
@@ -107,6 +100,23 @@ func Parse(text string) (Source, error) {
 		s.dir += "/"
 	}
 	return s, nil
+}
+
+// setCaches takes the option endpoint for caches where there is an origin, and gives the server behind them.
+func (s *Source) setCaches(endpoint, origin string) (server string, err error) {
+	switch {
+	case origin == "" && strings.Contains(endpoint, ","):
+		return "", errors.New("several endpoints are caches: name the server behind them by origin=https://HOST, or origin=aws")
+	case origin == "":
+		return endpoint, nil
+	case endpoint == "":
+		return "", errors.New("option origin stands behind caches: name them by endpoint=http://HOST:PORT,http://HOST:PORT")
+	}
+	s.Caches = endpoint
+	if origin == "aws" {
+		return "", nil
+	}
+	return origin, nil
 }
 
 // setEndpoint takes the URL of a server, empty for AWS.

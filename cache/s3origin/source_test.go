@@ -27,6 +27,13 @@ func TestParse(t *testing.T) {
 			Source{Bucket: "b", Prefix: "with space", Endpoint: "s3.host", Secure: true, dir: "with space/"},
 			"s3://b/with space?endpoint=https://s3.host",
 		},
+		"s3://b/x?endpoint=http://c0:1,http://c1:1&origin=https://s3.host": {
+			nil, Source{Bucket: "b", Prefix: "x", Endpoint: "s3.host", Secure: true, PathStyle: true, Caches: "http://c0:1,http://c1:1", dir: "x/"},
+			"s3://b/x?endpoint=https://s3.host",
+		},
+		"s3://b/x?endpoint=http://c0:1&origin=aws": {
+			nil, Source{Bucket: "b", Prefix: "x", Endpoint: "s3.amazonaws.com", Secure: true, Caches: "http://c0:1", dir: "x/"}, "s3://b/x",
+		},
 	} {
 		t.Run(text, func(t *testing.T) {
 			for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} {
@@ -53,6 +60,8 @@ func TestParseRefuses(t *testing.T) {
 		"s3://b\x7f":                                 "invalid control character",
 		"s3://b?endpoint=http://h;region=r":          "semicolon",
 		"s3://b?endpoint=":                           "endpoint has no value",
+		"s3://b?endpoint=http://h,http://i":          "name the server behind them",
+		"s3://b?origin=http://h":                     "stands behind caches",
 		"s3://b?region=":                             "region has no value",
 		"s3://b?endpoint=http://h&endpoint=http://i": "endpoint is given twice",
 		"s3://b/p#x?endpoint=http://h":               "%23",

@@ -45,7 +45,7 @@ type side struct {
 
 func newFake(sizes ...int64) *fake {
 	f := &fake{data: map[string][]byte{}, caches: map[string]*side{}}
-	f.side.of = f
+	f.of = f
 	for i, size := range sizes {
 		name := fmt.Sprintf("shard-%02d", i)
 		f.objects = append(f.objects, &layout.Object{Name: name, Size: size, Version: `"1"`})
