@@ -141,7 +141,9 @@ func (c *Crew) serve(o Options, index int, up, filled *sync.WaitGroup, ready cha
 		if c.idle != nil && c.idle(w) {
 			continue
 		}
-		w.Drain()
+		if w.settleOldest() { // the jobs of later copies wait no longer than their own, and new ones can begin meanwhile
+			continue
+		}
 		select {
 		case j := <-c.jobs:
 			j.work(w)

@@ -131,9 +131,19 @@ func (w *Worker) Retire() { w.over = true }
 
 // Drain waits for the copies of all slots. Their jobs learn how it went.
 func (w *Worker) Drain() {
-	for i := range w.slots {
-		_ = w.Settle(&w.slots[i])
+	for w.settleOldest() {
 	}
+}
+
+// settleOldest waits for the copy that was started first, and is false where there is none.
+func (w *Worker) settleOldest() bool {
+	for i := range w.slots {
+		if s := &w.slots[(w.next+i)%len(w.slots)]; s.busy {
+			_ = w.Settle(s)
+			return true
+		}
+	}
+	return false
 }
 
 // Destination is memory of the device that bytes go to.
