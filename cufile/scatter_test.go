@@ -30,7 +30,7 @@ func TestScatter(t *testing.T) {
 			}
 			random.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
 			m := newMemory(t, r, int64(len(want)), int64(trial))
-			q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, spans[:len(spans)/3]}, {other, spans[len(spans)/3:]}, {f, nil}})
+			q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, spans[:len(spans)/3]}, {other, spans[len(spans)/3:]}, {f, nil}}, nil)
 			must(t, err)
 			result, err := q.Result()
 			must(t, err)
@@ -52,11 +52,11 @@ func TestScatter(t *testing.T) {
 			{Placed{N: 1, To: -1}, ErrMemory},
 			{Placed{N: 1, To: 1<<63 - 1}, ErrMemory},
 		} {
-			if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, []Placed{c.span}}}); !errors.Is(err, c.want) {
+			if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, []Placed{c.span}}}, nil); !errors.Is(err, c.want) {
 				t.Errorf("%+v: %v, want %v", c.span, err, c.want)
 			}
 		}
-		if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory, Widen: WidenU16ToI64}, []Part{{f, nil}}); !errors.Is(err, ErrMemory) {
+		if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory, Widen: WidenU16ToI64}, []Part{{f, nil}}, nil); !errors.Is(err, ErrMemory) {
 			t.Errorf("widened: %v", err)
 		}
 	})

@@ -40,28 +40,30 @@ func hbmfs_go_best_fit(lengths *C.int64_t, n, room C.int64_t, sample, samples *C
 }
 
 //export hbmfs_go_cut
-func hbmfs_go_cut(borders *C.int64_t, count C.int64_t, starts *C.int64_t, rows, length C.int64_t, each, lengths, documents *C.int64_t, goesOn *C.uint8_t,
-	room C.int64_t, total *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+func hbmfs_go_cut(borders **C.int64_t, counts *C.int64_t, datasets C.int64_t, sources *C.int32_t, starts *C.int64_t, rows, length C.int64_t,
+	each, lengths, documents *C.int64_t, goesOn *C.uint8_t, room C.int64_t, total *C.int64_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
 		where, err := list[int64](starts, rows)
 		if err != nil {
 			return err
 		}
-		if count < 0 || room < 0 {
-			return failf(codeInvalid, "arrays of %d and %d elements cannot be", int64(count), int64(room))
+		many, err := list[int64](counts, datasets)
+		if err != nil {
+			return err
 		}
-		many := unsafe.Slice((*int64)(unsafe.Pointer(each)), int(rows))
-		clear(many)
-		c, err := order.NewCut(unsafe.Slice((*int64)(unsafe.Pointer(borders)), int(count)), where, int64(length), many)
+		all := make([][]int64, len(many))
+		for i, p := range unsafe.Slice(borders, len(many)) {
+			if many[i] < 0 || p == nil && many[i] > 0 {
+				return failf(codeInvalid, "%d borders cannot be", many[i])
+			}
+			all[i] = unsafe.Slice((*int64)(unsafe.Pointer(p)), int(many[i]))
+		}
+		c, err := order.NewCut(all, optional[int32](sources, len(where)), where, int64(length), unsafe.Slice((*int64)(unsafe.Pointer(each)), len(where)))
 		if err != nil {
 			return &otherwise{codeInvalid, err}
 		}
-		*total = 0
-		for _, n := range many {
-			*total += C.int64_t(n)
-		}
-		if *total <= room {
-			n := int(*total)
+		*total = C.int64_t(c.Total)
+		if n := c.Total; n <= int64(room) {
 			c.Fill(unsafe.Slice((*int64)(unsafe.Pointer(lengths)), n), unsafe.Slice((*int64)(unsafe.Pointer(documents)), n), unsafe.Slice((*byte)(unsafe.Pointer(goesOn)), n))
 		}
 		return nil

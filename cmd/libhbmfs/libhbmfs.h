@@ -231,12 +231,41 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
- * Starts reading spans of several files as one request: counts[i] spans of files[i], which is of any reader of dst's device. Span j, of
- * all, is lengths[j] bytes from offsets[j] on, and goes to dst + places[j]. There the spans must not overlap. Closing one of
- * the files ends the request with HBMFS_CANCELLED. Its handle stays until hbmfs_wait or hbmfs_cancel ends it.
+ * A batch: spans of several files, which are of any readers of dst's device, and what is said of their elements. Arrays of begins,
+ * starts, lengths and places count in bytes and elements as they say; nothing of the struct is used after the call of begin.
  */
-int32_t hbmfs_scatter_begin(const hbmfs_handle *files, const int64_t *counts, int64_t count, const int64_t *offsets, const int64_t *lengths,
-			    const int64_t *places, uint64_t dst, int64_t dst_length, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
+typedef struct hbmfs_batch {
+	uint32_t struct_size;
+	int32_t element; /* bytes of an element */
+	const hbmfs_handle *files;
+	const int64_t *begins; /* of each file: bytes before its first element; NULL: none */
+	int64_t file_count;
+
+	int64_t count;          /* spans */
+	const int32_t *sources; /* of each: which of the files; NULL: the first */
+	const int64_t *starts;  /* of each: its first element */
+	const int64_t *lengths; /* of each: elements; NULL: `length` */
+	const int64_t *places;  /* of each: the element of dst that it goes to; NULL: they lie `length` apart. They must not overlap */
+	int64_t length;
+	uint64_t dst;
+	int64_t dst_length; /* bytes */
+	uint64_t stream;
+
+	/* Documents, or parts of them, that the elements of dst are of, one behind the other. */
+	int64_t sequence_count;
+	const int64_t *sequence_lengths; /* elements of each */
+	const int64_t *sequence_documents;
+	int64_t elements;      /* of all sequences, less than 2^31 */
+	uint64_t cu_seqlens;   /* int32[sequence_count + 1]: where each begins, and the end; 0 without sequences: nothing is written */
+	uint64_t position_ids; /* int64[elements]: each element's place in its sequence */
+	uint64_t document_ids; /* int64[elements]: the number of each element's document */
+} hbmfs_batch;
+
+/*
+ * Starts reading a batch, as one request. Closing one of the files ends it with HBMFS_CANCELLED. Its handle stays until hbmfs_wait
+ * or hbmfs_cancel ends it.
+ */
+int32_t hbmfs_batch_begin(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
  * Waits for a request at most timeout_ns, forever if that is negative, not at all if it is 0. HBMFS_TIMEOUT: it goes
@@ -266,12 +295,13 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
 int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why);
 
 /*
- * Says which documents rows of length consecutive tokens hold, which begin at starts. count borders say where each document begins, and
- * where the last one ends. each[i] is how many documents row i holds, and total is their sum. documents has their numbers, lengths
- * their tokens in the row, goes_on 1 for those that go on behind it; where total is more than room, call again with so much.
+ * Says which documents rows of length consecutive tokens hold. Row i begins at token starts[i] of dataset sources[i] (NULL: the first),
+ * whose counts borders say where each of its documents begins, and where the last one ends. each[i] is how many documents row i holds,
+ * and total is their sum. documents has their numbers, lengths their tokens in the row, goes_on 1 for those that go on behind it; where
+ * total is more than room, call again with so much.
  */
-int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
-		  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
+int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t datasets, const int32_t *sources, const int64_t *starts, int64_t rows,
+		  int64_t length, int64_t *each, int64_t *lengths, int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
 
 /*
  * Replaces each of count numbers below n by the one in its place of a permutation: a Feistel network over rows times columns, with a

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ._segments import Ints, Segments
-
-if TYPE_CHECKING:
-    from .request import Request
+from ._scatter import Ints
+from ._segments import Segments
 
 
 class Pieces(NamedTuple):
@@ -20,10 +17,6 @@ class Pieces(NamedTuple):
     lengths: Ints
     documents: Ints
     samples: Ints  # pieces in each sample
-
-    def take(self, which: Any, samples: Ints) -> Pieces:
-        """Some pieces, and how many of them each sample has."""
-        return Pieces(self.starts[which], self.lengths[which], self.documents[which], samples)
 
     def segments(self, room: int) -> tuple[Segments, Ints]:
         """The sequences of samples of `room` tokens, padding included, and how many each sample has."""
@@ -44,20 +37,3 @@ class Pieces(NamedTuple):
         """The tokens in each sample."""
         tokens: Ints = np.diff(np.append(0, np.cumsum(self.lengths))[np.append(0, np.cumsum(self.samples))])
         return tokens
-
-    def batches(self, rows: int) -> list[Pieces]:
-        """Those of batches of so many samples."""
-        at = np.append(0, np.cumsum(self.samples))[:: max(1, rows)].tolist()
-        return [self.take(slice(a, b), self.samples[i * rows : (i + 1) * rows]) for i, (a, b) in enumerate(itertools.pairwise(at))]
-
-
-class Samples:
-    """Begins batches of such samples, as a queue asks for them."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def begin_gather(self, pieces: Pieces, length: int, *, dtype: Any = None) -> Request[Any]:
-        """Starts reading a batch: samples of `length` tokens, where padding is anything."""
-        request: Request[Any] = self._dataset.begin_pieces(pieces.starts, pieces.lengths, pieces.places(length), (len(pieces.samples), length), dtype=dtype)
-        return request

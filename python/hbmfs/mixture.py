@@ -22,6 +22,7 @@ hbmfs.mixture.sources() opens them as Megatron's --data-path or a file names the
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -32,11 +33,12 @@ from numpy.typing import NDArray
 from . import tokens
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
-from ._joined import Beside, Rows, Shares
+from ._joined import Batch, Beside, Rows
 from ._queue import Queue
 from ._samples import Samples
-from ._segments import Ints, Segments, Sequences, borders_of, merged, of_rows
-from ._stream import STATE_VERSION, Batch, Stream, at_least
+from ._scatter import Spans
+from ._segments import Sequences, borders_of, of_rows
+from ._stream import STATE_VERSION, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
 from .part import Aligned, part_of
 
@@ -175,36 +177,33 @@ class Mixture(Stream):
             self._assigned_for = self._began
         self._assigned.forget(self._position - self._began)
         places = positions.reshape(-1) - self._began
-        if not places.size:
-            return [Batch(Shares.none(len(self.names)), None if self._borders is None else merged([], 0)[0].batches(places, 0)[0]) for _ in positions]
-        first, end = int(places[0]), int(places[-1]) + 1
-        before, drawn = self._assigned.counts(first), self._assigned.sources(first, end)
-        mine = drawn[places - first]
-        starts = np.empty(len(places), np.int64)
-        parts: list[tuple[Ints, Segments, Ints]] = []
-        for source, samples in enumerate(self._samples):
-            own = np.flatnonzero(mine == source)
-            if not len(own):
-                continue
-            given = np.cumsum(drawn == source)[places[own] - first] - 1 + before[source] + self._earlier(source)
-            starts[own] = samples.starts(given, self._seeds[source] if self.shuffle else None)
-            if self._borders is not None:
-                parts.append((own, *of_rows(self._borders[source], starts[own], self.seq_len)))
-        steps, batch = positions.shape
-        mine = mine.reshape(positions.shape)
-        rows = np.argsort(mine, axis=1, kind="stable")
-        counts = np.stack([np.count_nonzero(mine == source, axis=1) for source in range(len(self.names))], 1)
-        shares = map(Shares, counts, np.take_along_axis(starts.reshape(positions.shape), rows, 1), rows)
-        segments: list[Sequences | None] = [None] * steps
+        steps, rows = positions.shape
+        starts, sources = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
+        if places.size:
+            first, end = int(places[0]), int(places[-1]) + 1
+            before, drawn = self._assigned.counts(first).tolist(), self._assigned.sources(first, end)
+            sources[:] = drawn[places - first]
+            row = np.full(end - first, -1)  # of each of these samples in this rank's batches
+            row[places - first] = np.arange(len(places))
+            order = np.argsort(drawn, kind="stable")  # the first source's samples, the second one's, and so on
+            ends = np.cumsum(np.bincount(drawn, minlength=len(self._samples))).tolist()
+            for source, (a, b) in enumerate(itertools.pairwise([0, *ends])):
+                own = row[order[a:b]]
+                mine = np.flatnonzero(own >= 0)
+                if len(mine):
+                    given = mine + (before[source] + self._earlier(source))
+                    starts[own[mine]] = self._samples[source].starts(given, self._seeds[source] if self.shuffle else None)
+        sequences: list[Sequences | None] = [None] * steps
         if self._borders is not None:
-            all_segments, each = merged(parts, len(places))
-            segments = [*all_segments.batches(each, batch)]
-        return [Batch(*both) for both in zip(shares, segments, strict=True)]
+            segments, each = of_rows(self._borders, sources, starts, self.seq_len)
+            sequences = [*segments.batches(each, rows, self.seq_len)]
+        each_batch = zip(starts.reshape(positions.shape), sources.reshape(positions.shape), sequences, strict=True)
+        return [Batch(Spans(rows, own, of), said) for own, of, said in each_batch]
 
     def _tell(self, window: list[Batch]) -> None:
-        parts = [part for batch in window for part in batch.starts.parts()]
         for number, dataset in enumerate(self.datasets):
-            if starts := [starts for source, _, starts in parts if source == number]:
+            starts = [batch.spans.starts[batch.spans.of(number)] for batch in window]
+            if any(map(len, starts)):
                 dataset.prefetch(np.concatenate(starts), self._row)
 
     def _told(self) -> bool:

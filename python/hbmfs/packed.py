@@ -17,16 +17,19 @@ With targets=True a batch has labels: the next token of the same document, and -
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._joined import Batch, Rows
 from ._packing import best_fit
-from ._pieces import Pieces, Samples
+from ._pieces import Pieces
 from ._queue import Queue
-from ._segments import Ints, Packed, borders_of, fill, next_tokens, rows_and_labels
-from ._stream import STATE_VERSION, Batch, Stream, at_least
+from ._scatter import Spans
+from ._segments import Packed, Segments, Sequences, borders_of, fill, next_tokens, rows_and_labels
+from ._stream import STATE_VERSION, Stream, at_least
+from .device_array import DeviceArray
 from .errors import InvalidError
 from .part import part_of, whole_of
 from .permutation import Permutation
@@ -37,15 +40,26 @@ if TYPE_CHECKING:
 __all__ = ["Packed", "PackedStream"]
 
 
-class _Window(NamedTuple):
-    number: int
-    first: int  # the position of its first sample
-    pieces: Pieces
-    borders: Ints  # the first piece of each sample, and the end
+class _Window:
+    """Documents that were packed together."""
+
+    def __init__(self, number: int, first: int, pieces: Pieces, room: int) -> None:
+        self.number, self.first, self.room = number, first, room  # first is the position of its first sample
+        self.pieces, self.places = pieces, pieces.places(room)
+        self.segments, each = pieces.segments(room)
+        self._pieces_to, self._segments_to = (np.append(0, np.cumsum(n)) for n in (pieces.samples, each))  # samples' borders in the two
 
     @property
     def end(self) -> int:
         return self.first + len(self.pieces.samples)
+
+    def part(self, first: int, end: int, row: int) -> tuple[list[Any], Segments]:
+        """The samples at these positions as rows of a batch from `row` on: starts, lengths and places of their pieces; and their
+        sequences."""
+        first, end = first - self.first, end - self.first
+        a, b, c, d = (int(to[n]) for to in (self._pieces_to, self._segments_to) for n in (first, end))
+        pieces = [self.pieces.starts[a:b], self.pieces.lengths[a:b], self.places[a:b] + (row - first) * self.room]
+        return pieces, Segments(*(field[c:d] for field in self.segments))
 
 
 class PackedStream(Stream):
@@ -92,6 +106,7 @@ class PackedStream(Stream):
             raise InvalidError(f"{dataset.path} has no tokens")
         self._of_epoch = -(-self._documents // self.window)
         self._whole, self._begins = whole_of(dataset)
+        self._rows = Rows([self._whole], dtype)
         self._row = self.seq_len
         self._began_with = 0  # the window with which this pass began
         self._windows_known: deque[_Window] = deque([self._pack(0, 0)])
@@ -123,7 +138,7 @@ class PackedStream(Stream):
         order = np.argsort(sample * len(sample) + np.arange(len(sample)))  # stable, and three times as fast as kind="stable"
         each = np.bincount(sample, minlength=samples)
         pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], each)
-        return _Window(number, first, pieces, np.concatenate([[0], np.cumsum(each)]))
+        return _Window(number, first, pieces, self.seq_len)
 
     def _reach(self, position: int) -> bool:
         """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
@@ -183,38 +198,38 @@ class PackedStream(Stream):
 
     def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
         self._forget()
-        places = positions.reshape(-1)
-        self._reach(int(places[-1]) + 1 if len(places) else 0)
-        some: list[Pieces] = []
-        for window in self._windows_known:
-            mine = places[(places >= window.first) & (places < window.end)] - window.first
-            many, first = window.pieces.samples[mine], window.borders[mine]
-            which = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
-            some.append(window.pieces.take(which, many))
-        pieces = Pieces(*(np.concatenate(fields) for fields in zip(*some, strict=True)))
-        rows = positions.shape[1]
-        if rows == 0:
-            return [Batch(pieces, pieces.segments(self.seq_len)[0].batches(places, 0)[0])] * len(positions)
-        segments, each = pieces.segments(self.seq_len)
-        return [Batch(*both) for both in zip(pieces.batches(rows), segments.batches(each, rows), strict=True)]
+        self._reach(int(positions[-1, -1]) + 1 if positions.size else 0)
+        return [self._batch(int(own[0]), len(own)) if len(own) else self._batch(self._windows_known[0].first, 0) for own in positions]
+
+    def _batch(self, first: int, rows: int) -> Batch:
+        """The samples from a position on."""
+        parts = [w.part(max(first, w.first), min(first + rows, w.end), max(w.first - first, 0)) for w in self._windows_known if w.first <= first + rows and w.end > first]
+        if len(parts) == 1:
+            ((starts, lengths, places), segments) = parts[0]
+        else:
+            starts, lengths, places = (np.concatenate(fields) for fields in zip(*(pieces for pieces, _ in parts), strict=True))
+            segments = Segments(*(np.concatenate(fields) for fields in zip(*(own for _, own in parts), strict=True)))
+        longest = int(segments.lengths.max(initial=0))
+        return Batch(Spans(rows, starts, None, lengths, places), Sequences((rows, self.seq_len), *segments, longest))
 
     def _queue(self) -> Queue:
         self._whole.stats()  # an error if it is closed
-        return Queue(Samples(self._whole), self.depth)
+        return Queue(self._rows, self.depth)
 
     def _tell(self, window: list[Batch]) -> None:
-        self._whole.prefetch(*(np.concatenate(fields) for fields in zip(*((b.starts.starts, b.starts.lengths) for b in window), strict=True)))
+        self._whole.prefetch(*(np.concatenate(fields) for fields in zip(*((b.spans.starts, b.spans.lengths) for b in window), strict=True)))
 
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))
 
     def _shape(self, batch: Any, plan: Batch) -> Packed:
-        tokens, _, beside = rows_and_labels(batch, False)
-        segments = plan.segments
-        assert segments is not None
-        free = bool((segments.segments.documents < 0).any())
-        packed = segments.pack(tokens, next_tokens(tokens) if self.targets else None, beside)
-        if free:
+        (rows, expanded), sequences = batch, plan.sequences
+        assert sequences is not None
+        tokens, _, beside = rows_and_labels(rows, False)
+        if isinstance(tokens, DeviceArray):
+            raise InvalidError("places that stay free on a GPU are padded by torch, which is not installed: install it")
+        packed = sequences.pack(expanded, tokens, next_tokens(tokens) if self.targets else None, beside)
+        if sequences.padded:
             padding = packed.document_ids < 0
             fill(tokens, padding, self.pad)
             for other in (beside or {}).values():

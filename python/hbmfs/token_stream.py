@@ -39,13 +39,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._joined import Batch, Rows
+from ._queue import Queue
 from ._samples import Samples
+from ._scatter import Spans
 from ._segments import Sequences, borders_of, of_rows
-from ._stream import STATE_VERSION, Batch, Stream, at_least
+from ._stream import STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 
 if TYPE_CHECKING:
-    from ._queue import Queue
     from .dataset import Dataset
 
 
@@ -101,6 +103,7 @@ class TokenStream(Stream):
         self.documents = bool(documents)
         self._borders = borders_of(dataset) if packed else None
         self._samples = Samples(dataset, self.seq_len, self._row, self.documents)
+        self._rows = Rows([dataset], dtype)
         self.samples = self._samples.count
         self.pass_samples = None if self.epochs is None else self.epochs * self.samples
         if self.drop_last and self.pass_samples is not None and self.pass_samples < self._step:
@@ -127,17 +130,19 @@ class TokenStream(Stream):
 
     def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
         starts = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None)
-        segments: list[Sequences | None] = [None] * len(positions)
+        rows = positions.shape[1]
+        sequences: list[Sequences | None] = [None] * len(positions)
         if self._borders is not None:
-            all_segments, each = of_rows(self._borders, starts, self.seq_len)
-            segments = [*all_segments.batches(each, positions.shape[1])]
-        return [Batch(*batch) for batch in zip(starts.reshape(positions.shape), segments, strict=True)]
+            segments, each = of_rows([self._borders], None, starts, self.seq_len)
+            sequences = [*segments.batches(each, rows, self.seq_len)]
+        return [Batch(Spans(rows, own), said) for own, said in zip(starts.reshape(positions.shape), sequences, strict=True)]
 
     def _tell(self, window: list[Batch]) -> None:
-        self.dataset.prefetch(np.concatenate([batch.starts for batch in window]), self._row)
+        self.dataset.prefetch(np.concatenate([batch.spans.starts for batch in window]), self._row)
 
     def _queue(self) -> Queue:
-        return self.dataset.queue(self.depth)
+        self.dataset.stats()  # an error if it is closed
+        return Queue(self._rows, self.depth)
 
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))
