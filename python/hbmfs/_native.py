@@ -283,6 +283,12 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
 }
 
 
+def address(array: Any) -> int:
+    """Where an array of NumPy's lies, sooner than by its ctypes."""
+    where: int = array.__array_interface__["data"][0]
+    return where
+
+
 class Library:
     """The loaded library. ``pid`` is the process that may use it."""
 

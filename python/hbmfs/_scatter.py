@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _native
+from ._native import address
 from .request import Request
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Scatter:
             value = (value, self._expand(batch, sequences))
         file = self._files[0]
         assert file is not None
-        return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._saw, owner=self)
+        return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._ended, owner=self)
 
     def _expand(self, batch: _native.Batch, sequences: Sequences) -> tuple[Any, Any, Any]:
         """Has a request write what sequences say of each token."""
@@ -92,9 +93,3 @@ class Scatter:
         batch.sequence_count, batch.elements = n, sequences.shape[0] * sequences.shape[1]
         batch.sequence_lengths, batch.sequence_documents = address(sequences.lengths), address(sequences.documents)
         return borders, positions, documents
-
-
-def address(array: Any) -> int:
-    """Where an array of NumPy's lies, sooner than by its ctypes."""
-    where: int = array.__array_interface__["data"][0]
-    return where

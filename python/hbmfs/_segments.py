@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._memory import signed
-from ._native import library
-from ._scatter import Ints, address
+from ._native import address, library
+from ._scatter import Ints
 from .device_array import DeviceArray
 from .errors import InvalidError
 
