@@ -72,10 +72,8 @@ func (r *Reader) checkMemory(m Memory) error {
 	if r.cu == nil {
 		return nil
 	}
-	for _, at := range []uintptr{m.Pointer, m.Pointer + uintptr(m.Length) - 1} {
-		if err := r.cu.IsOn(driver.Pointer(at), r.gpu.Device); err != nil {
-			return fmt.Errorf("%w: %#x is no memory of %s (gpu %d): %w", ErrMemory, at, r.gpu.Name, r.gpu.Index, err)
-		}
+	if err := r.cu.IsOn(driver.Pointer(m.Pointer), m.Length, r.gpu.Device); err != nil {
+		return fmt.Errorf("%w: %d bytes are no memory of %s (gpu %d): %w", ErrMemory, m.Length, r.gpu.Name, r.gpu.Index, err)
 	}
 	return nil
 }

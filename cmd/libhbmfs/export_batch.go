@@ -96,16 +96,16 @@ func optional[T, U any](p *U, n int) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(p)), n)
 }
 
-// sequencesOf gives what a batch says of its elements, in memory of Go's; nil where it says nothing.
+// sequencesOf gives what a batch says of its elements, as it lies there; nil where it says nothing.
 func sequencesOf(b *C.hbmfs_batch) (*cufile.Sequences, error) {
 	if b.cu_seqlens == 0 && b.sequence_count == 0 {
 		return nil, nil
 	}
-	lengths, err := array(b.sequence_lengths, b.sequence_count)
+	lengths, err := list[int64](b.sequence_lengths, b.sequence_count)
 	if err != nil {
 		return nil, err
 	}
-	documents, err := array(b.sequence_documents, b.sequence_count)
+	documents, err := list[int64](b.sequence_documents, b.sequence_count)
 	if err != nil {
 		return nil, err
 	}

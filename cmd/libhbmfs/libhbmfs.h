@@ -231,8 +231,8 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
- * A batch: spans of several files, which are of any readers of dst's device, and what is said of their elements. Arrays of begins,
- * starts, lengths and places count in bytes and elements as they say; nothing of the struct is used after the call of begin.
+ * A batch: spans of several files, which are of any readers of dst's device, and what is said of their elements. Arrays are read before
+ * the call of begin returns, but for those of sequences: they must stay until the request has ended.
  */
 typedef struct hbmfs_batch {
 	uint32_t struct_size;

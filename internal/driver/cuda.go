@@ -52,7 +52,7 @@ const (
 	cuStreamWaitEvent
 	cuMemcpyDtoDAsync
 	cuMemcpyDtoH
-	cuPointerGetAttribute
+	cuPointerGetAttributes
 	cudaFunctions // how many
 )
 
@@ -97,7 +97,7 @@ func cudaTable() []function {
 	need(cuStreamWaitEvent, "cuStreamWaitEvent")
 	need(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2")
 	need(cuMemcpyDtoH, "cuMemcpyDtoH_v2")
-	need(cuPointerGetAttribute, "cuPointerGetAttribute")
+	need(cuPointerGetAttributes, "cuPointerGetAttributes")
 	return t
 }
 

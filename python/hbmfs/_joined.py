@@ -74,12 +74,17 @@ class Rows:
     they say of each token: (tokens, (cu_seqlens, position_ids, document_ids))."""
 
     def __init__(self, datasets: Sequence[Any], dtype: Any) -> None:
-        self._datasets, first = datasets, datasets[0]
+        self._datasets, first = list(datasets), datasets[0]
+        self._given = dtype
         self._narrow = first.dtype
         self._dtype = self._narrow if dtype is None else tokens.parse_dtype(dtype)
         self._wide = self._dtype != self._narrow
         self._scatter = Scatter.of(datasets)
         self._writer = self._scatter or _scatter_of(first)  # of what sequences say
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made again of the datasets, which multiprocessing's spawn opens again."""
+        return Rows, (self._datasets, self._given)
 
     def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Joined | Request[Any]:
         """Starts reading a batch: rows of `length` tokens. Files of one type are read by one request, straight to their rows."""

@@ -81,7 +81,8 @@ class Scatter:
             value = (value, self._expand(batch, sequences))
         file = self._files[0]
         assert file is not None
-        return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._ended, owner=self)
+        owner = (self, sequences)  # whose arrays are read while the request is under way
+        return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._ended, owner=owner)
 
     def _expand(self, batch: _native.Batch, sequences: Sequences) -> tuple[Any, Any, Any]:
         """Has a request write what sequences say of each token."""

@@ -118,6 +118,12 @@ def of_rows(borders: Sequence[Ints], sources: NDArray[np.int32] | None, starts: 
         room = total.value
 
 
+def sequences_of(borders: Sequence[Ints], sources: NDArray[np.int32] | None, starts: Ints, rows: int, length: int) -> list[Sequences]:
+    """The sequences of batches of so many rows of consecutive tokens."""
+    segments, each = of_rows(borders, sources, starts, length)
+    return segments.batches(each, rows, length)
+
+
 def of_rows_here(borders: Sequence[Ints], sources: NDArray[np.int32] | None, starts: Ints, length: int) -> tuple[Segments, Ints]:
     """The same by NumPy."""
     if sources is None:

@@ -6,7 +6,7 @@ import itertools
 import operator
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ class Stream:
     """An iterable over batches of samples. A kind of stream says what its samples are:
 
     _identity()         what decides the order: a state of another one is refused
-    _batches(positions) what to read for batches, given the places of their samples in the order of all epochs
+    _batches(positions) begins to plan batches, given the places of their samples in the order of all epochs, and gives a function
+                        that gives what to read for them
     _tell(window)       tells the mount's daemon of such batches
     _queue()            begins their reads, and gives them out in order
     pass_samples        the samples of one iteration from its begin to its end, None if it has none
@@ -113,7 +114,7 @@ class Stream:
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         raise NotImplementedError
 
     def _tell(self, window: list[Batch]) -> None:
@@ -179,18 +180,25 @@ class Stream:
         """Yields what this reader's batches are made of. The daemon is told of a window of them before the window
         ahead of it is read."""
         tell = bool(self.ahead and self._told())
+        windows = self._windows(first, stride, tell)
         previous: list[Batch] = []
-        for window in self._windows(first, stride, tell):
-            if not tell:
+        planned = next(windows, None)
+        while planned is not None:
+            window = planned()
+            if tell:
+                self._tell(window)
+                window, previous, planned = previous, window, next(windows, None)
                 yield from window
                 continue
-            self._tell(window)
-            yield from previous
-            previous = window
+            # The next window is planned while batches of this one are read; the first ones have begun by then.
+            turn = min(self.depth, len(window) - 1)
+            yield from window[:turn]
+            planned = next(windows, None)
+            yield from window[turn:]
         yield from previous
 
-    def _windows(self, first: int, stride: int, tell: bool) -> Iterator[list[Batch]]:
-        """Yields the same as lists of batches, since computing the order of many costs hardly more than of one: `ahead` of them
+    def _windows(self, first: int, stride: int, tell: bool) -> Iterator[Callable[[], list[Batch]]]:
+        """Yields the same as lists of batches that are being planned, since computing the order of many costs hardly more than of one: `ahead` of them
         where the daemon is told, otherwise more and more."""
         batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         end, size = None, max(1, self.ahead)

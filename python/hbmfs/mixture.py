@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import tokens
+from ._ahead import begun
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
 from ._samples import Samples
 from ._scatter import Spans
-from ._segments import Sequences, borders_of, of_rows
+from ._segments import borders_of, sequences_of
 from ._stream import STATE_VERSION, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
 from .part import Aligned, part_of
@@ -171,7 +172,7 @@ class Mixture(Stream):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         if self._assigned_for != self._began:
             self._assigned.restart(0, [0] * len(self.names))
             self._assigned_for = self._began
@@ -193,12 +194,11 @@ class Mixture(Stream):
                 if len(mine):
                     given = mine + (before[source] + self._earlier(source))
                     starts[own[mine]] = self._samples[source].starts(given, self._seeds[source] if self.shuffle else None)
-        sequences: list[Sequences | None] = [None] * steps
-        if self._borders is not None:
-            segments, each = of_rows(self._borders, sources, starts, self.seq_len)
-            sequences = [*segments.batches(each, rows, self.seq_len)]
-        each_batch = zip(starts.reshape(positions.shape), sources.reshape(positions.shape), sequences, strict=True)
-        return [Batch(Spans(rows, own, of), said) for own, of, said in each_batch]
+        each = [*map(Spans, [rows] * steps, starts.reshape(positions.shape), sources.reshape(positions.shape))]
+        if self._borders is None:
+            return lambda: [*map(Batch, each)]
+        said = begun(sequences_of, self._borders, sources, starts, rows, self.seq_len)
+        return lambda: [*map(Batch, each, said())]
 
     def _tell(self, window: list[Batch]) -> None:
         for number, dataset in enumerate(self.datasets):

@@ -17,11 +17,13 @@ With targets=True a batch has labels: the next token of the same document, and -
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._ahead import begun
 from ._joined import Batch, Rows
 from ._packing import best_fit
 from ._pieces import Pieces
@@ -140,14 +142,21 @@ class PackedStream(Stream):
         pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], each)
         return _Window(number, first, pieces, self.seq_len)
 
-    def _reach(self, position: int) -> bool:
-        """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
+    def _more(self, last: _Window, position: int) -> tuple[list[_Window], bool]:
+        """Packs windows behind the last one until they go up to `position`. Says whether they go to the end of the pass."""
+        more: list[_Window] = []
         while True:
-            last = self._windows_known[-1]
             ends = self.epochs is not None and last.number + 1 >= self._began_with + self.epochs * self._of_epoch
             if ends or last.end >= position:
-                return ends
-            self._windows_known.append(self._pack(last.number + 1, last.end))
+                return more, ends
+            last = self._pack(last.number + 1, last.end)
+            more.append(last)
+
+    def _reach(self, position: int) -> bool:
+        """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
+        more, ends = self._more(self._windows_known[-1], position)
+        self._windows_known.extend(more)
+        return ends
 
     def _end_by(self, position: int) -> int | None:
         if self.epochs is None or not self._reach(position):
@@ -196,10 +205,18 @@ class PackedStream(Stream):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         self._forget()
-        self._reach(int(positions[-1, -1]) + 1 if positions.size else 0)
-        return [self._batch(int(own[0]), len(own)) if len(own) else self._batch(self._windows_known[0].first, 0) for own in positions]
+        last = self._windows_known[-1]
+        more = begun(self._more, last, int(positions[-1, -1]) + 1 if positions.size else 0)
+
+        def batches() -> list[Batch]:
+            packed, _ = more()
+            if self._windows_known[-1] is last:
+                self._windows_known.extend(packed)
+            return [self._batch(int(own[0]), len(own)) if len(own) else self._batch(self._windows_known[0].first, 0) for own in positions]
+
+        return batches
 
     def _batch(self, first: int, rows: int) -> Batch:
         """The samples from a position on."""

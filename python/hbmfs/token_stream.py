@@ -34,16 +34,18 @@ where a loader is iterated more than once: new workers would begin where the str
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._ahead import begun
 from ._joined import Batch, Rows
 from ._queue import Queue
 from ._samples import Samples
 from ._scatter import Spans
-from ._segments import Sequences, borders_of, of_rows
+from ._segments import borders_of, sequences_of
 from ._stream import STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 
@@ -128,14 +130,13 @@ class TokenStream(Stream):
             **self._samples.identity(),
         }
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
-        starts = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None)
-        rows = positions.shape[1]
-        sequences: list[Sequences | None] = [None] * len(positions)
-        if self._borders is not None:
-            segments, each = of_rows([self._borders], None, starts, self.seq_len)
-            sequences = [*segments.batches(each, rows, self.seq_len)]
-        return [Batch(Spans(rows, own), said) for own, said in zip(starts.reshape(positions.shape), sequences, strict=True)]
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+        starts, rows = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None), positions.shape[1]
+        each = [Spans(rows, own) for own in starts.reshape(positions.shape)]
+        if self._borders is None:
+            return lambda: [*map(Batch, each)]
+        said = begun(sequences_of, [self._borders], None, starts, rows, self.seq_len)
+        return lambda: [*map(Batch, each, said())]
 
     def _tell(self, window: list[Batch]) -> None:
         self.dataset.prefetch(np.concatenate([batch.spans.starts for batch in window]), self._row)

@@ -296,15 +296,20 @@ CUresult cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t n) {
     return !current ? INVALID_CONTEXT : fits ? OK : INVALID_VALUE;
 }
 
-CUresult cuPointerGetAttribute(void *value, int attribute, uintptr_t p) {
+CUresult cuPointerGetAttributes(unsigned n, const int *attributes, void **values, uintptr_t p) {
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
     int device = inside(hbm, p, 1), host = inside(pinned, p, 1);
+    uintptr_t at = 0, size = 0;
+    for (struct range *r = device ? hbm : pinned; r; r = r->next) if (p - r->at < r->n) { at = r->at; size = r->n; }
     pthread_mutex_unlock(&lock);
-    if (!device && !host) return INVALID_VALUE;
-    if (attribute == 2) *(unsigned *)value = device ? 2 : 1; // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    else if (attribute == 9) *(int *)value = 0;              // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    else return INVALID_VALUE;
+    for (unsigned i = 0; i < n; i++) switch (attributes[i]) {
+    case 2: *(unsigned *)values[i] = device ? 2 : host ? 1 : 0; break; // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA knows no other memory
+    case 9: *(int *)values[i] = device || host ? 0 : -2; break;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    case 11: *(uintptr_t *)values[i] = at; break;                      // CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+    case 12: *(size_t *)values[i] = size; break;                       // CU_POINTER_ATTRIBUTE_RANGE_SIZE
+    default: return INVALID_VALUE;
+    }
     return OK;
 }
 
