@@ -15,7 +15,6 @@ from .request import Request
 
 if TYPE_CHECKING:
     from ._segments import Sequences
-    from .dataset import Dataset
 
 Part = tuple[int, Ints, Ints]
 """The number of a dataset, the rows of the batch that it gives (ascending), and the token offset of each of them."""
@@ -86,20 +85,24 @@ class Rows:
         """Made again of the datasets, which multiprocessing's spawn opens again."""
         return Rows, (self._datasets, self._given)
 
-    def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Joined | Request[Any]:
+    def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Any:
         """Starts reading a batch: rows of `length` tokens. Files of one type are read by one request, straight to their rows."""
         spans, sequences = batch
-        place = self._datasets[0].place() if self._scatter else None
-        alone = len(self._datasets) == 1
-        if self._scatter and place and (not self._wide or (place.orders and not alone)) and self._scatter.works():
-            finish = None
-            if self._wide:
-                finish = (lambda rows: place.convert(rows, self._dtype, None)) if sequences is None else lambda got: (place.convert(got[0], self._dtype, None), got[1])
-            array = place.allocate((spans.rows, length), self._narrow)
-            return self._scatter.begin(array, spans.rows * length, spans, length, sequences, finish)
+        if self._scatter is not None and self._at_once(self._scatter):
+            array = self._datasets[0].place().allocate((spans.rows, length), self._narrow)
+            return self._scatter.begin(array, spans.rows * length, spans, length, sequences, self._widened if self._wide else None)
         if sequences is None:
             return self.gather(spans, length, dtype)
         return Joined.begin([lambda: self.gather(spans, length, dtype), lambda: self.expand(sequences)], tuple)
+
+    def _at_once(self, scatter: Scatter) -> bool:
+        """Whether one request does it. A dataset that is alone widens its tokens by itself."""
+        return scatter.works() and (not self._wide or (len(self._datasets) > 1 and bool(self._datasets[0].place().orders)))
+
+    def _widened(self, got: Any) -> Any:
+        """What a request gave, with tokens of the type that was asked for."""
+        convert = self._datasets[0].place().convert
+        return (convert(got[0], self._dtype, None), got[1]) if isinstance(got, tuple) else convert(got, self._dtype, None)
 
     def expand(self, sequences: Sequences) -> Request[Any]:
         """Starts writing what sequences say of each token."""
@@ -115,20 +118,20 @@ class Rows:
         if len(self._datasets) == 1:
             return self._datasets[0].begin_gather(spans.starts, length, dtype=dtype)
         place = self._datasets[0].place()
-        own = ((i, np.asarray(spans.of(i))) for i in range(len(self._datasets)))
-        parts: list[Part] = [(i, rows, spans.starts[rows]) for i, rows in own if len(rows)]
+        parts: list[Part] = [(i, rows, spans.starts[rows]) for i in range(len(self._datasets)) for rows in [spans.of(i)] if len(rows)]
         if not place.orders:
             parts = _stretches(parts)
         rows = np.concatenate([rows for _, rows, _ in parts]) if parts else np.empty(0, np.int64)
         batch, _, _ = place.allocate(shape, self._dtype)
-        ends = [*itertools.accumulate(len(part) for _, part, _ in parts)]
 
-        def begin(source: int, part: Ints, offsets: Ints, end: int) -> Any:
-            first = end - len(part) if place.orders else int(part[0])
-            return self._datasets[source].begin_gather(offsets, length, out=place.rows(batch, first, first + len(part)), dtype=dtype)
+        def begin(part: Part, end: int) -> Callable[[], Any]:
+            source, own, starts = part
+            first = end - len(own) if place.orders else int(own[0])
+            return lambda: self._datasets[source].begin_gather(starts, length, out=place.rows(batch, first, first + len(own)), dtype=dtype)
 
+        ends = itertools.accumulate(len(own) for _, own, _ in parts)
         ordered = not place.orders or len(parts) < 2
-        return Joined.begin([lambda p=(*part, end): begin(*p) for part, end in zip(parts, ends, strict=True)], lambda _: batch if ordered else place.order(batch, rows))
+        return Joined.begin([*map(begin, parts, ends)], lambda _: batch if ordered else place.order(batch, rows))
 
 
 class Beside:
@@ -138,13 +141,16 @@ class Beside:
         self._rows = rows
 
     def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Joined:
-        """Starts reading a batch, whose tokens are a dict."""
-        first, *others = [lambda rows=rows, t=t: rows.begin_gather(Batch(batch.spans), length, dtype=t) for rows, t in zip(self._rows.values(), itertools.chain([dtype], itertools.repeat(None)), strict=False)]
-        names = list(self._rows)
-        if batch.sequences is None:
-            return Joined.begin([first, *others], lambda got: dict(zip(names, got, strict=True)))
-        sequences, writer = batch.sequences, next(iter(self._rows.values()))
-        return Joined.begin([first, *others, lambda: writer.expand(sequences)], lambda got: (dict(zip(names, got[:-1], strict=True)), got[-1]))
+        """Starts reading a batch, whose tokens are a dict. dtype is of the first name."""
+        names, sequences = list(self._rows), batch.sequences
+
+        def begin(name: str) -> Callable[[], Any]:
+            return lambda: self._rows[name].begin_gather(Batch(batch.spans), length, dtype=dtype if name == names[0] else None)
+
+        begins = [begin(name) for name in names]
+        if sequences is None:
+            return Joined.begin(begins, lambda got: dict(zip(names, got, strict=True)))
+        return Joined.begin([*begins, lambda: self._rows[names[0]].expand(sequences)], lambda got: (dict(zip(names, got[:-1], strict=True)), got[-1]))
 
 
 def _scatter_of(dataset: Any) -> Scatter | None:

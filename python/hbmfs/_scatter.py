@@ -31,9 +31,9 @@ class Spans(NamedTuple):
     lengths: Ints | None = None  # of each span; None: a row is a span
     places: Ints | None = None  # of each span: the token of the batch that it goes to
 
-    def of(self, source: int) -> Ints | slice:
-        """The spans of a dataset."""
-        return slice(None) if self.sources is None else np.flatnonzero(self.sources == source)
+    def of(self, source: int) -> Ints:
+        """The numbers of the spans of a dataset."""
+        return np.arange(len(self.starts)) if self.sources is None else np.flatnonzero(self.sources == source)
 
 
 class Scatter:
@@ -60,7 +60,7 @@ class Scatter:
 
     def works(self) -> bool:
         """Whether this process may use it. An error if one of them is closed."""
-        return all([dataset._open() is not None for dataset in self._datasets])
+        return None not in [dataset._open() for dataset in self._datasets]
 
     def begin(
         self, array: tuple[Any, int, int], room: int, spans: Spans, length: int, sequences: Sequences | None = None, finish: Callable[[Any], Any] | None = None

@@ -53,9 +53,9 @@ class Segments(NamedTuple):
     documents: Ints
     goes_on: NDArray[np.bool_]  # whether the document goes on in the token behind the row's last one
 
-    def until(self, end: int) -> Segments:
-        """The first so many."""
-        return Segments(self.lengths[:end], self.documents[:end], self.goes_on[:end])
+    def part(self, first: int, end: int) -> Segments:
+        """Some of them."""
+        return Segments(self.lengths[first:end], self.documents[first:end], self.goes_on[first:end])
 
     def batches(self, each: Ints, rows: int, length: int) -> list[Sequences]:
         """The sequences of batches of so many rows, which have `each` of them, and `length` tokens."""
@@ -63,8 +63,7 @@ class Segments(NamedTuple):
             return [Sequences((0, length), *self, 0)]
         at = np.append(0, np.cumsum(each))[::rows]
         longest = np.maximum.reduceat(self.lengths, at[:-1]).tolist() if len(at) > 1 else []
-        ranges = itertools.pairwise(at.tolist())
-        return [Sequences((rows, length), self.lengths[a:b], self.documents[a:b], self.goes_on[a:b], n) for (a, b), n in zip(ranges, longest, strict=True)]
+        return [Sequences((rows, length), *self.part(a, b), n) for (a, b), n in zip(itertools.pairwise(at.tolist()), longest, strict=True)]
 
 
 class Sequences(NamedTuple):
@@ -114,7 +113,7 @@ def of_rows(borders: Sequence[Ints], sources: NDArray[np.int32] | None, starts: 
             address(each), address(lengths), address(documents), address(goes_on), room, total,
         )  # fmt: skip
         if total.value <= room:
-            return Segments(lengths, documents, goes_on).until(total.value), each
+            return Segments(lengths, documents, goes_on).part(0, total.value), each
         room = total.value
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._queue import Queue
 from ._joined import Batch
+from ._queue import Queue
 from ._segments import as_tensors, rows_and_labels, shifted
 from .errors import InvalidError
 

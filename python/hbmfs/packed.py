@@ -61,7 +61,7 @@ class _Window:
         first, end = first - self.first, end - self.first
         a, b, c, d = (int(to[n]) for to in (self._pieces_to, self._segments_to) for n in (first, end))
         pieces = [self.pieces.starts[a:b], self.pieces.lengths[a:b], self.places[a:b] + (row - first) * self.room]
-        return pieces, Segments(*(field[c:d] for field in self.segments))
+        return pieces, self.segments.part(c, d)
 
 
 class PackedStream(Stream):
@@ -220,12 +220,10 @@ class PackedStream(Stream):
 
     def _batch(self, first: int, rows: int) -> Batch:
         """The samples from a position on."""
-        parts = [w.part(max(first, w.first), min(first + rows, w.end), max(w.first - first, 0)) for w in self._windows_known if w.first <= first + rows and w.end > first]
-        if len(parts) == 1:
-            ((starts, lengths, places), segments) = parts[0]
-        else:
-            starts, lengths, places = (np.concatenate(fields) for fields in zip(*(pieces for pieces, _ in parts), strict=True))
-            segments = Segments(*(np.concatenate(fields) for fields in zip(*(own for _, own in parts), strict=True)))
+        some = [w for w in self._windows_known if w.first <= first + rows and w.end > first]
+        parts = [w.part(max(first, w.first), min(first + rows, w.end), max(w.first - first, 0)) for w in some]
+        starts, lengths, places = (_joined(fields) for fields in zip(*(pieces for pieces, _ in parts), strict=True))
+        segments = Segments(*(_joined(fields) for fields in zip(*(said for _, said in parts), strict=True)))
         longest = int(segments.lengths.max(initial=0))
         return Batch(Spans(rows, starts, None, lengths, places), Sequences((rows, self.seq_len), *segments, longest))
 
@@ -254,3 +252,7 @@ class PackedStream(Stream):
         if beside and self.targets:
             packed = packed._replace(beside={name: next_tokens(other) for name, other in beside.items()})
         return packed
+
+
+def _joined(arrays: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

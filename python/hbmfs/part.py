@@ -24,7 +24,8 @@ from ._joined import Joined
 from ._memory import Place
 from ._pieces import Pieces
 from ._queue import Queue
-from ._segments import Ints, borders_of, of_rows
+from ._scatter import Ints
+from ._segments import borders_of, of_rows
 from .errors import FormatError, InvalidError
 from .permutation import mixed
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import itertools
-import pickle
 import json
+import pickle
 import random
 import time
 from fractions import Fraction
