@@ -42,14 +42,15 @@ func BeginScatter(ctx context.Context, to Target, parts []Part, sequences *Seque
 		}
 		return sequences.check(parts[0].File.r)
 	}
-	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (result Result, err error) {
+	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
+		where := parts[0].File.r.destination(to.Pointer, to.Length, after)
 		if sequences == nil {
-			return scatterAll(ctx, &to, after, parts)
+			return scatterAll(ctx, where, parts)
 		}
-		written := make(chan error, 1)
-		go func() { written <- sequences.write(ctx, parts[0].File.r, after) }() // waited for
-		result, err = scatterAll(ctx, &to, after, parts)
-		return result, cmp.Or(err, <-written)
+		also := writing{Sequences: sequences, r: parts[0].File.r}
+		where.Also = also.also
+		result, err := scatterAll(ctx, where, parts)
+		return result, cmp.Or(err, also.finish(ctx, after))
 	})
 }
 
@@ -81,9 +82,9 @@ func checkPlaces(to *Target, parts []Part) error {
 
 // scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
 // ends the others. The choice is that of the first bytes.
-func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Part) (total Result, err error) {
+func scatterAll(ctx context.Context, to crew.Destination, parts []Part) (total Result, err error) {
 	if len(parts) > 1 {
-		if total, err = scatterTogether(ctx, to, after, parts); !errors.Is(err, mapped.ErrApart) {
+		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
 			return total, err
 		}
 	}
@@ -94,7 +95,7 @@ func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Pa
 	for i, p := range parts {
 		move := func() {
 			var err error
-			if results[i], err = p.File.scatter(inner, p.File.r.destination(to.Pointer, to.Length, after), p.Spans); err != nil {
+			if results[i], err = p.File.scatter(inner, to, p.Spans); err != nil {
 				cancel(err) // which keeps the first reason
 			}
 		}
@@ -120,7 +121,7 @@ func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Pa
 
 // scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
 // fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
-func scatterTogether(ctx context.Context, to *Target, after driver.Handle, parts []Part) (total Result, err error) {
+func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (total Result, err error) {
 	transfers, shares := make([]*transfer, 0, len(parts)), make([]mapped.Share, 0, len(parts))
 	size := int64(0)
 	for _, p := range parts {
@@ -146,12 +147,10 @@ func scatterTogether(ctx context.Context, to *Target, after driver.Handle, parts
 			return total, mapped.ErrApart
 		}
 	}
-	r := transfers[0].f.r
-	destination := r.destination(to.Pointer, to.Length, after)
-	_, finished, err := mapped.MoveTogether(ctx, &destination, shares)
+	_, finished, err := mapped.MoveTogether(ctx, &to, shares)
 	release(finished, transfers)
 	if err != nil {
-		r.quiet(finished)
+		transfers[0].f.r.quiet(finished)
 		return Result{}, err
 	}
 	for _, t := range transfers {

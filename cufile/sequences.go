@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -54,37 +55,42 @@ func (s *Sequences) check(r *Reader) error {
 	return nil
 }
 
-// write writes what the sequences say. When it returns, also with an error, nothing is under way.
-func (s *Sequences) write(ctx context.Context, r *Reader, after driver.Handle) error {
-	if r.cu == nil {
-		return s.writeHost(ctx, r)
+// writing writes what sequences say: beside the bytes of a request if it can, so that neither waits for the other's thread.
+type writing struct {
+	*Sequences
+	r     *Reader
+	begun atomic.Bool
+}
+
+// also is of a [crew.Destination].
+func (s *writing) also(w *crew.Worker, slot *crew.Slot, used int) error {
+	if tableOf(len(s.Lengths)) > len(slot.Memory)-used || !s.begun.CompareAndSwap(false, true) {
+		return nil
 	}
-	first, at := 0, int64(0) // sequences, and tokens, that are written
-	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		fn, err := r.sequences.Load(r.cu, driver.SequencesKernel)
-		if err != nil {
-			return err
-		}
+	_, err := s.launch(w, slot, used, 0, len(s.Lengths), 0)
+	return err
+}
+
+// finish writes what was not begun. When it returns, also with an error, nothing is under way.
+func (s *writing) finish(ctx context.Context, after driver.Handle) error {
+	if !s.begun.CompareAndSwap(false, true) {
+		return nil
+	}
+	if s.r.cu == nil {
+		return s.writeHost(ctx)
+	}
+	finished, err := s.r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		if err := (&crew.Destination{After: after}).Ready(w); err != nil {
 			return err
 		}
+		first, at := 0, int64(0)
 		for again := true; again; again = first < len(s.Lengths) { // once without sequences, for the end
 			slot, err := w.Slot()
 			if err != nil {
 				return err
 			}
-			n := min(len(s.Lengths)-first, len(slot.Memory)/12-1)
-			borders := slot.Memory[8*n:] // behind the documents
-			for i := range n {
-				binary.NativeEndian.PutUint64(slot.Memory[8*i:], uint64(s.Documents[first+i]))
-				binary.NativeEndian.PutUint32(borders[4*i:], uint32(at))
-				at += s.Lengths[first+i]
-			}
-			binary.NativeEndian.PutUint32(borders[4*n:], uint32(at))
-			begins := driver.Pointer(s.Begins.Pointer) + driver.Pointer(4*first)
-			err = w.CUDA.LaunchSequences(fn, slot.Device()+driver.Pointer(8*n), slot.Device(), uint32(n), begins,
-				driver.Pointer(s.Positions.Pointer), driver.Pointer(s.Numbers.Pointer), w.Stream)
-			if err != nil {
+			n := min(len(s.Lengths)-first, (len(slot.Memory)-tableOf(0))/(tableOf(1)-tableOf(0)))
+			if at, err = s.launch(w, slot, 0, first, n, at); err != nil {
 				return err
 			}
 			if err := w.Sent(slot); err != nil {
@@ -94,12 +100,33 @@ func (s *Sequences) write(ctx context.Context, r *Reader, after driver.Handle) e
 		}
 		return nil
 	})
-	r.quiet(finished)
+	s.r.quiet(finished)
 	return err
 }
 
+// tableOf is the bytes of the kernel's table of n sequences: the documents, and behind them the borders.
+func tableOf(n int) int { return 8*n + 4*(n+1) }
+
+// launch has the kernel write n sequences from the first on, which begin at a token, by a table in a slot. It gives where they end.
+func (s *writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at int64) (end int64, err error) {
+	fn, err := s.r.sequences.Load(w.CUDA, driver.SequencesKernel)
+	if err != nil {
+		return 0, err
+	}
+	documents := slot.Memory[used:]
+	borders := documents[8*n:]
+	for i := range n {
+		binary.NativeEndian.PutUint64(documents[8*i:], uint64(s.Documents[first+i]))
+		binary.NativeEndian.PutUint32(borders[4*i:], uint32(at))
+		at += s.Lengths[first+i]
+	}
+	binary.NativeEndian.PutUint32(borders[4*n:], uint32(at))
+	table, begins := slot.Device()+driver.Pointer(used), driver.Pointer(s.Begins.Pointer)+driver.Pointer(4*first)
+	return at, w.CUDA.LaunchSequences(fn, table+driver.Pointer(8*n), table, uint32(n), begins, driver.Pointer(s.Positions.Pointer), driver.Pointer(s.Numbers.Pointer), w.Stream)
+}
+
 // writeHost shares the sequences among the threads.
-func (s *Sequences) writeHost(ctx context.Context, r *Reader) error {
+func (s *writing) writeHost(ctx context.Context) error {
 	const block = 64
 	begins := numbers[int32](s.Begins, int64(len(s.Lengths))+1)
 	at := int64(0)
@@ -109,7 +136,7 @@ func (s *Sequences) writeHost(ctx context.Context, r *Reader) error {
 	}
 	begins[len(s.Lengths)] = int32(at)
 	positions, documents := numbers[int64](s.Positions, at), numbers[int64](s.Numbers, at)
-	finished, err := r.crew.Run(ctx, r.opt.Threads, int64(len(s.Lengths)+block-1)/block, func(_ *crew.Worker, k int64) error {
+	finished, err := s.r.crew.Run(ctx, s.r.opt.Threads, int64(len(s.Lengths)+block-1)/block, func(_ *crew.Worker, k int64) error {
 		for i := int(k) * block; i < min(int(k+1)*block, len(s.Lengths)); i++ {
 			first := int64(begins[i])
 			for t := first; t < first+s.Lengths[i]; t++ {
@@ -118,7 +145,7 @@ func (s *Sequences) writeHost(ctx context.Context, r *Reader) error {
 		}
 		return nil
 	})
-	r.quiet(finished)
+	s.r.quiet(finished)
 	return err
 }
 

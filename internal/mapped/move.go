@@ -198,7 +198,13 @@ func (m *Mover) launch(w *crew.Worker, to *crew.Destination, g *group, acquire f
 		return err
 	}
 	count := g.write(s.Memory, from, to.HBM)
-	return w.SentReleasing(s, func() { release(used) }, w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream))
+	if to.Also != nil {
+		err = to.Also(w, s, count*pieceEntry)
+	}
+	if err == nil {
+		err = w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
+	}
+	return w.SentReleasing(s, func() { release(used) }, err)
 }
 
 // group is fragments whose windows are list[first:last].
