@@ -122,7 +122,7 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []Part) (total R
 // scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
 // fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
 func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (total Result, err error) {
-	transfers, shares := make([]*transfer, 0, len(parts)), make([]mapped.Share, 0, len(parts))
+	transfers, lots := make([]*transfer, 0, len(parts)), make([]mapped.Lot, 0, len(parts))
 	size := int64(0)
 	for _, p := range parts {
 		t := &transfer{f: p.File, spans: p.Spans}
@@ -136,7 +136,7 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (to
 			return total, mapped.ErrApart
 		}
 		transfers = append(transfers, t)
-		shares = append(shares, mapped.Share{Of: p.File.r.mapped, Pieces: t.groups[0].Pieces})
+		lots = append(lots, mapped.Lot{Of: p.File.r.mapped, Pieces: t.groups[0].Pieces})
 	}
 	if len(transfers) == 0 {
 		return total, mapped.ErrApart
@@ -147,7 +147,7 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (to
 			return total, mapped.ErrApart
 		}
 	}
-	_, finished, err := mapped.MoveTogether(ctx, &to, shares)
+	_, finished, err := mapped.MoveTogether(ctx, &to, lots)
 	release(finished, transfers)
 	if err != nil {
 		transfers[0].f.r.quiet(finished)

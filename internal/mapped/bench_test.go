@@ -41,7 +41,7 @@ func BenchmarkGatherPlan(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		g := &group{fragments: cut([]Share{{m, pieces}}).fragments, last: 64}
+		g := &group{fragments: cut([]Lot{{m, pieces}}).fragments, last: 64}
 		if n := g.write(table, used, 1<<40); n == 0 {
 			b.Fatal("nothing was written")
 		}

@@ -19,7 +19,7 @@ const smallFragment = 256 << 10
 // Move lets the GPU read pieces, and gives their bytes where it succeeds. finished is what [crew.Crew.Run]
 // gives, nil where nothing was begun.
 func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece) (moved int64, finished <-chan struct{}, err error) {
-	p := cut([]Share{{m, pieces}})
+	p := cut([]Lot{{m, pieces}})
 	if len(p.fragments) == 0 {
 		return 0, nil, nil
 	}
@@ -134,13 +134,13 @@ func (p *plan) unshortened() error {
 
 // cut makes fragments of pieces, which end where windows end. Bytes that exist only in the mount have no window: cut leaves
 // them out.
-func cut(shares []Share) *plan {
+func cut(lots []Lot) *plan {
 	n := 0
-	for _, s := range shares {
+	for _, s := range lots {
 		n += len(s.Pieces)
 	}
 	p := &plan{fragments: make([]fragment, 0, n+n/8), files: map[*source.Backing][]int{}}
-	for _, s := range shares {
+	for _, s := range lots {
 		m := s.Of.windows
 		for _, piece := range s.Pieces {
 			if piece.File.Inline {

@@ -8,16 +8,16 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Share is pieces of files of one reader.
-type Share struct {
+// Lot is pieces of files of one reader.
+type Lot struct {
 	Of     *Mover
 	Pieces []source.Piece
 }
 
 // MoveTogether is Move for files of several readers of one GPU, by one launch on the first one's thread. It fails with ErrApart
 // where a window is not registered, or the kernel is not the fastest way.
-func MoveTogether(ctx context.Context, to *crew.Destination, shares []Share) (moved int64, finished <-chan struct{}, err error) {
-	return shares[0].Of.moveRegistered(ctx, to, cut(shares))
+func MoveTogether(ctx context.Context, to *crew.Destination, lots []Lot) (moved int64, finished <-chan struct{}, err error) {
+	return lots[0].Of.moveRegistered(ctx, to, cut(lots))
 }
 
 // moveRegistered moves a plan whose windows are all registered: it needs neither groups nor room.

@@ -20,11 +20,15 @@ class Pieces(NamedTuple):
 
     def segments(self, room: int) -> tuple[Segments, Ints]:
         """The sequences of samples of `room` tokens, padding included, and how many each sample has."""
-        ends = np.cumsum(self.samples)
         padding = room - self._tokens()
-        lengths, documents = np.insert(self.lengths, ends, padding), np.insert(self.documents, ends, -1)
-        some = lengths > 0
-        return Segments(lengths[some], documents[some], np.zeros(int(some.sum()), np.bool_)), self.samples + (padding > 0)
+        some = padding > 0
+        each = self.samples + some
+        last = (np.cumsum(each) - 1)[some]  # where padding goes
+        own = np.ones(int(each.sum()), np.bool_)
+        own[last] = False
+        lengths, documents = np.empty(len(own), np.int64), np.full(len(own), -1)
+        lengths[own], lengths[last], documents[own] = self.lengths, padding[some], self.documents
+        return Segments(lengths, documents, np.zeros(len(own), np.bool_)), each
 
     def places(self, room: int) -> Ints:
         """Where each piece goes, in samples of `room` tokens."""

@@ -136,8 +136,8 @@ class PackedStream(Stream):
         lengths = np.minimum(np.repeat(whole, many) - part * self.seq_len, self.seq_len)
         sample, samples = best_fit(lengths, self.seq_len)
         if self.shuffle and samples:
-            sample = Permutation(samples, self.seed, -1 - number)(sample)
-        order = np.argsort(sample * len(sample) + np.arange(len(sample)))  # stable, and three times as fast as kind="stable"
+            sample = Permutation(samples, self.seed, -1 - number)(np.arange(samples))[sample]
+        order = np.argsort(sample.astype(np.min_scalar_type(samples)), kind="stable")  # of 16 bits it is a radix sort
         each = np.bincount(sample, minlength=samples)
         pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], each)
         return _Window(number, first, pieces, self.seq_len)
