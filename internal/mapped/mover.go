@@ -119,7 +119,7 @@ func (m *Mover) Detach() {
 
 // Registered says whether all windows of pieces are registered.
 func (m *Mover) Registered(pieces []source.Piece) bool {
-	return m.windows.registered(cut([]Lot{{m, pieces}}).list)
+	return cut([]Lot{{m, pieces}}).registered()
 }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].

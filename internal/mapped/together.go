@@ -22,7 +22,7 @@ func MoveTogether(ctx context.Context, to *crew.Destination, lots []Lot) (moved 
 
 // moveRegistered moves a plan whose windows are all registered: it needs neither groups nor room.
 func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *plan) (moved int64, finished <-chan struct{}, err error) {
-	if !p.small() || !m.cu.Launches() || p.entries() > m.table/pieceEntry {
+	if !p.small() || !m.cu.Launches() || p.entries() > m.table/pieceEntry || !p.registered() {
 		return 0, nil, ErrApart
 	}
 	if err := p.unshortened(); err != nil {
@@ -39,6 +39,21 @@ func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *pla
 		return 0, finished, err
 	}
 	return p.total, finished, nil
+}
+
+// registered says whether all windows of a plan are registered.
+func (p *plan) registered() bool {
+	for rest := p.list; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].of == rest[0].of {
+			n++
+		}
+		if !rest[0].of.registered(rest[:n]) {
+			return false
+		}
+		rest = rest[n:]
+	}
+	return true
 }
 
 // borrow gives windows of any reader, and where the GPU of w sees each, if all are registered.
