@@ -196,10 +196,14 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
     return code ? code : hbmfs_wait(request, -1, result, why);
 }
 
-int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why) {
+int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, const int64_t *documents, int64_t count, int64_t room,
+                   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL(!samples || (count > 0 && (!lengths || !sample)));
-    return hbmfs_go_best_fit((int64_t *)lengths, count, room, sample, samples, why);
+    REFUSE_NULL(!packed || (borders_count > 0 && !borders) || (count > 0 && !documents) || (rounds > 0 && !keys));
+    if (!KNOWN(packed->struct_size, hbmfs_packed, sequences_each)) return fail_size(why);
+    REFUSE_NULL(packed->capacity > 0 && (!packed->starts || !packed->lengths || !packed->places || !packed->sequence_lengths || !packed->sequence_documents ||
+                                         !packed->pieces_each || !packed->sequences_each));
+    return hbmfs_go_pack((int64_t *)borders, borders_count, (int64_t *)begins, (int64_t *)documents, count, room, (uint64_t *)keys, rounds, packed, why);
 }
 
 int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t datasets, const int32_t *sources, const int64_t *starts, int64_t rows,

@@ -288,11 +288,24 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
 
 /* ---- orders: loops over samples and documents that cost too much in an interpreter ---- */
 
+/* Documents in samples of room tokens. Arrays are the caller's, of room for so many pieces, and for twice as many sequences. */
+typedef struct hbmfs_packed {
+	uint32_t struct_size;
+	uint32_t reserved;
+	int64_t capacity;                  /* pieces that there is room for; of samples for as many */
+	int64_t pieces, sequences, samples; /* how many there are */
+	int64_t *starts, *lengths, *places; /* of each piece: its first token, its tokens, and where in the samples it goes */
+	int64_t *sequence_lengths, *sequence_documents; /* of each piece, and of the padding behind those of a sample: tokens; document, -1 */
+	int64_t *pieces_each, *sequences_each; /* of each sample: how many it has */
+} hbmfs_packed;
+
 /*
- * Best-fit decreasing: gives each of count pieces of 1 to room tokens the number of a sample of room tokens. samples is how many
- * there are.
+ * Packs count documents into samples of room tokens: best-fit decreasing. Document d has borders[d + 1] - borders[d] tokens, from begins[d]
+ * on (NULL: borders[d]), and one longer than room is cut. Samples come in the order of a permutation by so many keys (see hbmfs_permute; 0:
+ * as they were begun). Where there are more pieces than capacity, nothing but the three numbers is written: call again with so much.
  */
-int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why);
+int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, const int64_t *documents, int64_t count, int64_t room,
+		   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why);
 
 /*
  * Says which documents rows of length consecutive tokens hold. Row i begins at token starts[i] of dataset sources[i] (NULL: the first),

@@ -48,6 +48,62 @@ func TestBestFit(t *testing.T) {
 	}
 }
 
+// TestPack packs documents of all lengths: every token comes once, in the order of its document, and samples are full but for padding.
+func TestPack(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for range 200 {
+		room := 1 + random.Int64N(40)
+		d := Documents{Borders: []int64{0}}
+		for range random.IntN(60) {
+			d.Borders, d.Begins = append(d.Borders, d.Borders[len(d.Borders)-1]+random.Int64N(1+2*room)), append(d.Begins, random.Int64N(1000))
+		}
+		var numbers, keys []int64
+		for n := range d.Begins {
+			numbers = append(numbers, int64(n))
+		}
+		random.Shuffle(len(numbers), func(i, j int) { numbers[i], numbers[j] = numbers[j], numbers[i] })
+		for range random.IntN(2) * 6 {
+			keys = append(keys, random.Int64())
+		}
+		shuffle := make([]uint64, len(keys))
+		for i, key := range keys {
+			shuffle[i] = uint64(key)
+		}
+		p, err := d.Pack(numbers, room, shuffle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		came, k, q := make([]int64, len(d.Begins)), 0, 0
+		for s, n := range p.Pieces {
+			place, end := int64(s)*room, q+int(p.Sequences[s])
+			for range n {
+				doc := p.Numbers[q]
+				if p.Places[k] != place || p.Lengths[k] != p.Tokens[q] || p.Starts[k] < d.Begins[doc] || (p.Starts[k]-d.Begins[doc])%room != 0 {
+					t.Fatalf("piece %d of sample %d: %d tokens from %d to %d, of document %d", k, s, p.Lengths[k], p.Starts[k], p.Places[k], doc)
+				}
+				came[doc], place, k, q = came[doc]+p.Lengths[k], place+p.Lengths[k], k+1, q+1
+			}
+			if q < end && p.Numbers[q] == -1 {
+				place, q = place+p.Tokens[q], q+1
+			}
+			if place != int64(s+1)*room || q != end {
+				t.Fatalf("sample %d of %d tokens ends at %d", s, room, place)
+			}
+		}
+		for doc, n := range came {
+			if n != d.Borders[doc+1]-d.Borders[doc] {
+				t.Fatalf("%d tokens of document %d", n, doc)
+			}
+		}
+	}
+	d := Documents{Borders: []int64{0, 5, 3}}
+	for _, numbers := range [][]int64{{-1}, {2}, {1}} {
+		if _, err := d.Pack(numbers, 7, nil); err == nil {
+			t.Errorf("documents %v were packed", numbers)
+		}
+	}
+}
+
 // TestDraw gives sources a sample each 2, 4 and 4 samples. Python's tests compare real weights.
 func TestDraw(t *testing.T) {
 	one := Wide{0, 1}

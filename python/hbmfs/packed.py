@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from ._ahead import begun
 from ._joined import Batch, Rows
-from ._packing import best_fit
-from ._pieces import Pieces
+from ._packing import Packing, pack
 from ._queue import Queue
 from ._scatter import Spans
 from ._segments import Packed, Segments, Sequences, borders_of, fill, next_tokens, rows_and_labels
@@ -45,23 +44,26 @@ __all__ = ["Packed", "PackedStream"]
 class _Window:
     """Documents that were packed together."""
 
-    def __init__(self, number: int, first: int, pieces: Pieces, room: int) -> None:
-        self.number, self.first, self.room = number, first, room  # first is the position of its first sample
-        self.pieces, self.places = pieces, pieces.places(room)
-        self.segments, each = pieces.segments(room)
-        self._pieces_to, self._segments_to = (np.append(0, np.cumsum(n)) for n in (pieces.samples, each))  # samples' borders in the two
+    def __init__(self, number: int, first: int, packing: Packing, room: int) -> None:
+        self.number, self.first, self.room, self.packing = number, first, room, packing  # first is the position of its first sample
+        self._pieces_to, self._sequences_to = (np.append(0, np.cumsum(n)) for n in (packing.pieces, packing.sequences))  # samples' borders in the two
 
     @property
     def end(self) -> int:
-        return self.first + len(self.pieces.samples)
+        return self.first + len(self.packing.pieces)
+
+    @property
+    def filled(self) -> tuple[int, int]:
+        """Its tokens, and its samples."""
+        return int(self.packing.lengths.sum()), len(self.packing.pieces)
 
     def part(self, first: int, end: int, row: int) -> tuple[list[Any], Segments]:
         """The samples at these positions as rows of a batch from `row` on: starts, lengths and places of their pieces; and their
         sequences."""
         first, end = first - self.first, end - self.first
-        a, b, c, d = (int(to[n]) for to in (self._pieces_to, self._segments_to) for n in (first, end))
-        pieces = [self.pieces.starts[a:b], self.pieces.lengths[a:b], self.places[a:b] + (row - first) * self.room]
-        return pieces, self.segments.part(c, d)
+        a, b, c, d = (int(to[n]) for to in (self._pieces_to, self._sequences_to) for n in (first, end))
+        pieces = [self.packing.starts[a:b], self.packing.lengths[a:b], self.packing.places[a:b] + (row - first) * self.room]
+        return pieces, self.packing.segments.part(c, d)
 
 
 class PackedStream(Stream):
@@ -117,7 +119,7 @@ class PackedStream(Stream):
     @property
     def fill_rate(self) -> float:
         """The part of the samples' tokens that documents fill, of the windows that were packed so far."""
-        known = [(int(w.pieces.lengths.sum()), len(w.pieces.samples)) for w in self._windows_known]
+        known = [w.filled for w in self._windows_known]
         tokens, samples = (sum(n) + old for n, old in zip(zip(*known, strict=True), self._filled, strict=True))
         return float(tokens / (samples * self.seq_len))
 
@@ -128,19 +130,8 @@ class PackedStream(Stream):
         documents = np.arange(at * self.window, min((at + 1) * self.window, self._documents))
         if self.shuffle:
             documents = Permutation(self._documents, self.seed, epoch)(documents)
-        begins = np.asarray(self._begins[documents])
-        whole = np.asarray(self._borders[documents + 1]) - np.asarray(self._borders[documents])
-        many = -(-whole // self.seq_len)
-        part = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)
-        starts = np.repeat(begins, many) + part * self.seq_len
-        lengths = np.minimum(np.repeat(whole, many) - part * self.seq_len, self.seq_len)
-        sample, samples = best_fit(lengths, self.seq_len)
-        if self.shuffle and samples:
-            sample = Permutation(samples, self.seed, -1 - number)(np.arange(samples))[sample]
-        order = np.argsort(sample.astype(np.min_scalar_type(samples)), kind="stable")  # of 16 bits it is a radix sort
-        each = np.bincount(sample, minlength=samples)
-        pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], each)
-        return _Window(number, first, pieces, self.seq_len)
+        packing = pack(self._borders, self._begins, documents, self.seq_len, (self.seed, -1 - number) if self.shuffle else None)
+        return _Window(number, first, packing, self.seq_len)
 
     def _more(self, last: _Window, position: int) -> tuple[list[_Window], bool]:
         """Packs windows behind the last one until they go up to `position`. Says whether they go to the end of the pass."""
@@ -172,7 +163,7 @@ class PackedStream(Stream):
     def _forget(self) -> None:
         while len(self._windows_known) > 1 and self._windows_known[0].end <= self._position:
             gone = self._windows_known.popleft()
-            self._filled = [self._filled[0] + int(gone.pieces.lengths.sum()), self._filled[1] + len(gone.pieces.samples)]
+            self._filled = [old + n for old, n in zip(self._filled, gone.filled, strict=True)]
 
     # --- state ------------------------------------------------------------------------------------------------------
 

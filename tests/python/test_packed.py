@@ -8,7 +8,7 @@ import hbmfs
 import numpy as np
 import pytest
 import torch
-from hbmfs._packing import best_fit, best_fit_here
+from hbmfs._packing import best_fit_here, pack, pack_here
 from hbmfs._segments import of_rows, of_rows_here
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
@@ -115,10 +115,20 @@ def test_best_fit_is_best_fit(trial):
     lengths = random_.integers(1, room + 1, random_.integers(1, 200))
     if trial % 2:
         lengths = np.minimum(room, 1 + (random_.pareto(1, len(lengths)) * 3).astype(np.int64))
-    sample, count = best_fit(lengths, room)
-    here, count_here = best_fit_here(lengths, room)  # as a forked child does it
-    assert count == count_here and np.array_equal(sample, here)
+    sample, count = best_fit_here(lengths, room)
     assert sorted(room - np.bincount(sample, weights=lengths, minlength=count)) == one_by_one(lengths, room)
+
+
+@pytest.mark.parametrize("trial", range(40))
+def test_the_library_packs_as_numpy_does(trial):
+    random_ = np.random.default_rng(trial)
+    room, count = int(random_.integers(1, 80)), int(random_.integers(1, 400))
+    borders = np.append(0, np.cumsum(random_.integers(0, 1 + random_.integers(1, 4 * room + 2), count)))
+    begins = borders[:-1] if trial % 2 else random_.integers(0, 10_000, count)
+    documents = random_.permutation(count)[: random_.integers(0, count + 1)]
+    ours, here = (f(borders, begins, documents, room, (trial, -3) if trial % 3 else None) for f in (pack, pack_here))  # here as in a forked child
+    for a, b in zip((*ours[:3], *ours.segments, *ours[4:]), (*here[:3], *here.segments, *here[4:]), strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
 @pytest.mark.parametrize("trial", range(12))

@@ -98,13 +98,21 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
 }
 
 static void orders(void) {
-    int64_t lengths[] = {3, 4, 7, 1}, sample[4], count, zero = 0, borders[] = {0, 2, 2, 7}, four = 4, starts[] = {1, 4}, each[2], there[4], documents[4];
+    int64_t count, zero = 0, borders[] = {0, 2, 2, 7}, four = 4, starts[] = {1, 4}, each[2], there[4], documents[4];
     uint8_t goes_on[4], drawn[9];
-    OK(hbmfs_best_fit(lengths, 4, 7, sample, &count, &why));
-    if (count != 3 || sample[0] != sample[1] || sample[2] != 0) DIE("%ld samples", count);
-    WANT(HBMFS_INVALID, hbmfs_best_fit(lengths, 4, 6, sample, &count, &why));
-    WANT(HBMFS_INVALID, hbmfs_best_fit(lengths, -1, 6, sample, &count, &why));
-    WANT(HBMFS_INVALID, hbmfs_best_fit(&zero, 1, 6, sample, &count, &why));
+    int64_t of_samples[7][8], packs[] = {0, 3, 7, 14, 15}, numbers_of[] = {0, 1, 2, 3};
+    hbmfs_packed packed = {.struct_size = sizeof packed, .capacity = 4, .starts = of_samples[0], .lengths = of_samples[1], .places = of_samples[2],
+                           .sequence_lengths = of_samples[3], .sequence_documents = of_samples[4], .pieces_each = of_samples[5], .sequences_each = of_samples[6]};
+    OK(hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
+    if (packed.samples != 3 || packed.pieces != 4 || packed.sequences != 5 || packed.starts[0] != 7 || packed.places[2] != 11) DIE("%ld samples", packed.samples);
+    packed.capacity = 3;
+    OK(hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
+    if (packed.pieces != 4) DIE("%ld pieces", packed.pieces);
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 4, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, -1, 7, NULL, 0, &packed, &why));
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, 4, 0, NULL, 0, &packed, &why));
+    packed.starts = NULL;
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
     const int64_t *of = borders;
     int32_t other[] = {0, 1};
     OK(hbmfs_cut(&of, &four, 1, NULL, starts, 2, 3, each, NULL, NULL, NULL, 0, &count, &why));
