@@ -1,7 +1,6 @@
 package cufile
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +49,10 @@ func BeginScatter(ctx context.Context, to Target, parts []Part, sequences *Seque
 		also := writing{Sequences: sequences, r: parts[0].File.r}
 		where.Also = also.also
 		result, err := scatterAll(ctx, where, parts)
-		return result, cmp.Or(err, also.finish(ctx, after))
+		if err == nil {
+			err = also.finish(ctx, after)
+		}
+		return result, err
 	})
 }
 

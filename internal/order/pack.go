@@ -26,19 +26,28 @@ func (d *Documents) Pack(numbers []int64, room int64, keys []uint64) (*Packed, e
 	if room < 1 || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
 		return nil, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), room)
 	}
-	type piece struct{ start, document int64 }
-	pieces, lengths := make([]piece, 0, len(numbers)), make([]int64, 0, len(numbers))
 	for _, n := range numbers {
-		if n < 0 || n >= int64(len(d.Borders)-1) || d.Borders[n+1] < d.Borders[n] {
+		if n < 0 || n >= int64(len(d.Borders)-1) {
 			return nil, fmt.Errorf("document %d is none of %d", n, len(d.Borders)-1)
 		}
-		start := d.Borders[n]
-		if d.Begins != nil {
-			start = d.Begins[n]
+	}
+	begins, tokensOf := make([]int64, len(numbers)), make([]int64, len(numbers))
+	eachPart(len(numbers), func(from, to int) { // each look waits for memory
+		for i, n := range numbers[from:to] {
+			begins[from+i], tokensOf[from+i] = d.Borders[n], d.Borders[n+1]-d.Borders[n]
+			if d.Begins != nil {
+				begins[from+i] = d.Begins[n]
+			}
 		}
-		for left := d.Borders[n+1] - d.Borders[n]; left > 0; left -= room {
-			pieces, lengths = append(pieces, piece{start, n}), append(lengths, min(left, room))
-			start += room
+	})
+	type piece struct{ start, document int64 }
+	pieces, lengths := make([]piece, 0, len(numbers)+len(numbers)/8), make([]int64, 0, len(numbers)+len(numbers)/8)
+	for i, n := range numbers {
+		if tokensOf[i] < 0 {
+			return nil, fmt.Errorf("document %d ends before it begins", n)
+		}
+		for at := int64(0); at < tokensOf[i]; at += room {
+			pieces, lengths = append(pieces, piece{begins[i] + at, n}), append(lengths, min(tokensOf[i]-at, room))
 		}
 	}
 	sample := make([]int64, len(pieces))
