@@ -96,8 +96,8 @@ func TestPack(t *testing.T) {
 			}
 		}
 	}
-	d := Documents{Borders: []int64{0, 5, 3}}
-	for _, numbers := range [][]int64{{-1}, {2}, {1}} {
+	d := Documents{Borders: []int64{0, 5, 1 << 60, 3, 6}}
+	for _, numbers := range [][]int64{{-1}, {4}, {1}, {2}, {0, 3}} {
 		if _, err := d.Pack(numbers, 7, nil); err == nil {
 			t.Errorf("documents %v were packed", numbers)
 		}

@@ -20,35 +20,52 @@ type Packed struct {
 	Pieces, Sequences       []int64 // of each sample: how many it has
 }
 
+// piece is a document, or a part of one that is longer than a sample.
+type piece struct{ start, document, tokens int64 }
+
+// cut gives the pieces of documents, those of numbers, for samples of room tokens.
+func (d *Documents) cut(numbers []int64, room int64) ([]piece, error) {
+	for _, n := range numbers {
+		if n < 0 || n >= int64(len(d.Borders)-1) {
+			return nil, fmt.Errorf("document %d is none of %d", n, len(d.Borders)-1)
+		}
+	}
+	whole := make([]piece, len(numbers))
+	eachPart(len(numbers), func(from, to int) { // each look waits for memory
+		for i, n := range numbers[from:to] {
+			p := piece{d.Borders[n], n, d.Borders[n+1] - d.Borders[n]}
+			if d.Begins != nil {
+				p.start = d.Begins[n]
+			}
+			whole[from+i] = p
+		}
+	})
+	pieces, left := make([]piece, 0, len(whole)+len(whole)/8), d.Borders[len(d.Borders)-1]
+	for _, p := range whole {
+		if p.tokens < 0 || p.tokens > left {
+			return nil, fmt.Errorf("document %d has %d tokens, where %d are left for it", p.document, p.tokens, left)
+		}
+		left -= p.tokens
+		for at := int64(0); at < p.tokens; at += room {
+			pieces = append(pieces, piece{p.start + at, p.document, min(p.tokens-at, room)})
+		}
+	}
+	return pieces, nil
+}
+
 // Pack packs documents, those of numbers, by best-fit. Those longer than room are cut. Samples come in the order that keys shuffle
 // them to; without keys in the order in which they were begun. python/hbmfs/_packing.py has the same.
 func (d *Documents) Pack(numbers []int64, room int64, keys []uint64) (*Packed, error) {
 	if room < 1 || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
 		return nil, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), room)
 	}
-	for _, n := range numbers {
-		if n < 0 || n >= int64(len(d.Borders)-1) {
-			return nil, fmt.Errorf("document %d is none of %d", n, len(d.Borders)-1)
-		}
+	pieces, err := d.cut(numbers, room)
+	if err != nil {
+		return nil, err
 	}
-	begins, tokensOf := make([]int64, len(numbers)), make([]int64, len(numbers))
-	eachPart(len(numbers), func(from, to int) { // each look waits for memory
-		for i, n := range numbers[from:to] {
-			begins[from+i], tokensOf[from+i] = d.Borders[n], d.Borders[n+1]-d.Borders[n]
-			if d.Begins != nil {
-				begins[from+i] = d.Begins[n]
-			}
-		}
-	})
-	type piece struct{ start, document int64 }
-	pieces, lengths := make([]piece, 0, len(numbers)+len(numbers)/8), make([]int64, 0, len(numbers)+len(numbers)/8)
-	for i, n := range numbers {
-		if tokensOf[i] < 0 {
-			return nil, fmt.Errorf("document %d ends before it begins", n)
-		}
-		for at := int64(0); at < tokensOf[i]; at += room {
-			pieces, lengths = append(pieces, piece{begins[i] + at, n}), append(lengths, min(tokensOf[i]-at, room))
-		}
+	lengths := make([]int64, len(pieces))
+	for i := range pieces {
+		lengths[i] = pieces[i].tokens
 	}
 	sample := make([]int64, len(pieces))
 	samples, err := BestFit(lengths, room, sample)
