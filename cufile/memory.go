@@ -36,7 +36,7 @@ var ErrMemory = errors.New("not usable as the destination")
 // destination makes one of n bytes of the caller's memory. after is what mark gave.
 func (r *Reader) destination(at uintptr, n int64, after driver.Handle) crew.Destination {
 	d := crew.Destination{HBM: driver.Pointer(at), After: after}
-	if r.cu == nil { // memory that Go does not know, and which the caller keeps until the request has ended
+	if r.cu == nil && at != 0 { // memory that Go does not know, and which the caller keeps until the request has ended
 		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
 	}
 	return d
@@ -63,7 +63,8 @@ func (f *File) check(to *Target, offsets []int64, length int64) error {
 	return f.r.checkMemory(Memory{to.Pointer, int64(len(offsets)) * length * times})
 }
 
-// checkMemory asks CUDA about the caller's memory: a wrong address would end the process, or the GPU's context.
+// checkMemory refuses memory of the caller that is not there: a wrong address would end the process, or the GPU's context. CUDA
+// knows its own; the thread has the context then.
 func (r *Reader) checkMemory(m Memory) error {
 	if m.Pointer == 0 || m.Pointer > math.MaxInt64-uintptr(m.Length) {
 		return fmt.Errorf("%w: %d bytes at the address %#x cannot be", ErrMemory, m.Length, m.Pointer)
@@ -71,38 +72,50 @@ func (r *Reader) checkMemory(m Memory) error {
 	if r.cu == nil {
 		return nil
 	}
-	return r.cu.Within(r.context, func() error {
-		for _, at := range []uintptr{m.Pointer, m.Pointer + uintptr(m.Length) - 1} {
-			if err := r.cu.IsOn(driver.Pointer(at), r.gpu.Device); err != nil {
-				return fmt.Errorf("%w: %#x is no memory of %s (gpu %d): %w", ErrMemory, at, r.gpu.Name, r.gpu.Index, err)
-			}
-		}
-		return nil
-	})
+	if err := r.cu.IsOn(driver.Pointer(m.Pointer), m.Length, r.gpu.Device); err != nil {
+		return fmt.Errorf("%w: %d bytes are no memory of %s (gpu %d): %w", ErrMemory, m.Length, r.gpu.Name, r.gpu.Index, err)
+	}
+	return nil
 }
 
-// mark makes an event of the work that is on the caller's stream now; 0 where there is nothing to wait for.
+// within runs f on a thread that has the device's context.
+func (r *Reader) within(f func() error) error {
+	if r.cu == nil {
+		return f()
+	}
+	return r.cu.Within(r.context, f)
+}
+
+// mark makes an event of the work that is on the caller's stream now; 0 where there is nothing to wait for. The thread has the
+// context.
 func (r *Reader) mark(to *Target) (event driver.Handle, err error) {
 	if r.cu == nil || to.Stream == nil {
 		return 0, nil
 	}
-	err = r.cu.Within(r.context, func() error {
+	r.mu.Lock()
+	if last := len(r.marks) - 1; last >= 0 {
+		event, r.marks = r.marks[last], r.marks[:last]
+	}
+	r.mu.Unlock()
+	if event == 0 {
 		if event, err = r.cu.NewEvent(); err != nil {
-			return err
+			return 0, err
 		}
-		if err := r.cu.Record(event, driver.Handle(*to.Stream)); err != nil {
-			return errors.Join(fmt.Errorf("mark the caller's stream: %w", err), r.cu.DestroyEvent(event))
-		}
-		return nil
-	})
-	return event, err
+	}
+	if err := r.cu.Record(event, driver.Handle(*to.Stream)); err != nil {
+		return 0, errors.Join(fmt.Errorf("mark the caller's stream: %w", err), r.cu.DestroyEvent(event))
+	}
+	return event, nil
 }
 
-func (r *Reader) unmark(event driver.Handle) error {
+// unmark keeps an event for another request. The streams that were told to wait for it still wait for what it was.
+func (r *Reader) unmark(event driver.Handle) {
 	if event == 0 {
-		return nil
+		return
 	}
-	return r.cu.Within(r.context, func() error { return r.cu.DestroyEvent(event) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.marks = append(r.marks, event)
 }
 
 // Widen converts elements on the device, after they have crossed the link.

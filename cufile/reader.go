@@ -132,6 +132,7 @@ type Reader struct {
 	hbm         driver.Pointer // the arena's memory, aligned to arenaUnit
 	block       driver.Pointer // the allocation that hbm lies in
 	widen       driver.Kernel
+	sequences   driver.Kernel
 	direct      *direct.Mover // nil for the host
 	proofs      *direct.Proofs
 	descriptors *source.Descriptors
@@ -141,6 +142,7 @@ type Reader struct {
 
 	mu      sync.Mutex // guards what follows
 	files   map[*File]bool
+	marks   []driver.Handle // events that no request uses
 	moved   Moved
 	others  int       // readers that the daemon counts, this one included
 	counted time.Time // when it was asked
@@ -375,7 +377,10 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *crew.Worker) error {
 	w.Retire()
-	errs := []error{r.direct.Stop(), r.widen.Unload(r.cu), r.mapped.Discard(w)}
+	errs := []error{r.direct.Stop(), r.widen.Unload(r.cu), r.sequences.Unload(r.cu), r.mapped.Discard(w)}
+	for _, event := range r.marks { // no request is left
+		errs = append(errs, r.cu.DestroyEvent(event))
+	}
 	if r.block != 0 {
 		errs = append(errs, r.cu.Free(r.block))
 		r.block = 0

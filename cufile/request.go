@@ -36,7 +36,7 @@ func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, leng
 	})
 }
 
-// begin starts what run does with files, once check finds that it can be. after is what mark gave.
+// begin starts what run does with files, once check, which has the device's context, finds that it can be. after is what mark gave.
 func begin(ctx context.Context, files []*File, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
 	for i, f := range files {
 		if err := f.enter(); err != nil {
@@ -45,11 +45,13 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, r
 		}
 	}
 	r := files[0].r
-	err := check()
 	var after driver.Handle
-	if err == nil {
-		after, err = r.mark(to)
-	}
+	err := r.within(func() (err error) {
+		if err = check(); err == nil {
+			after, err = r.mark(to)
+		}
+		return err
+	})
 	if err != nil {
 		leave(files)
 		return nil, err
@@ -66,9 +68,7 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, r
 	}
 	go func() {
 		q.result, q.err = run(ctx, after)
-		if err := r.unmark(after); q.err == nil {
-			q.err = err
-		}
+		r.unmark(after)
 		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
 			q.err = ctx.Err()
 		}

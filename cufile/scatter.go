@@ -9,6 +9,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/mapped"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
@@ -22,8 +23,9 @@ type Part struct {
 }
 
 // BeginScatter starts bringing spans of any length, of files of one device, to their places in memory of the caller, where they must
-// not overlap. The rest is as in BeginGather; nothing is widened. Closing one of the files ends the request.
-func BeginScatter(ctx context.Context, to Target, parts []Part) (*Request, error) {
+// not overlap, and writes what sequences say, if they are not nil. The rest is as in BeginGather; nothing is widened. Closing one of
+// the files ends the request.
+func BeginScatter(ctx context.Context, to Target, parts []Part, sequences *Sequences) (*Request, error) {
 	if len(parts) == 0 {
 		return nil, fmt.Errorf("%w: no file is given", ErrMemory)
 	}
@@ -33,9 +35,24 @@ func BeginScatter(ctx context.Context, to Target, parts []Part) (*Request, error
 			files = append(files, p.File)
 		}
 	}
-	check := func() error { return checkPlaces(&to, parts) }
+	check := func() error {
+		if err := checkPlaces(&to, parts); err != nil || sequences == nil {
+			return err
+		}
+		return sequences.check(parts[0].File.r)
+	}
 	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		return scatterAll(ctx, &to, after, parts)
+		where := parts[0].File.r.destination(to.Pointer, to.Length, after)
+		if sequences == nil {
+			return scatterAll(ctx, where, parts)
+		}
+		also := writing{Sequences: sequences, r: parts[0].File.r}
+		where.Also = also.also
+		result, err := scatterAll(ctx, where, parts)
+		if err == nil {
+			err = also.finish(ctx, after)
+		}
+		return result, err
 	})
 }
 
@@ -65,8 +82,14 @@ func checkPlaces(to *Target, parts []Part) error {
 	return r.checkMemory(to.Memory)
 }
 
-// scatterAll moves the spans of all files at once. One that fails ends the others. The choice is that of the first bytes.
-func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Part) (total Result, err error) {
+// scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
+// ends the others. The choice is that of the first bytes.
+func scatterAll(ctx context.Context, to crew.Destination, parts []Part) (total Result, err error) {
+	if len(parts) > 1 {
+		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
+			return total, err
+		}
+	}
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	results := make([]Result, len(parts))
@@ -74,7 +97,7 @@ func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Pa
 	for i, p := range parts {
 		move := func() {
 			var err error
-			if results[i], err = p.File.scatter(inner, p.File.r.destination(to.Pointer, to.Length, after), p.Spans); err != nil {
+			if results[i], err = p.File.scatter(inner, to, p.Spans); err != nil {
 				cancel(err) // which keeps the first reason
 			}
 		}
@@ -96,6 +119,77 @@ func scatterAll(ctx context.Context, to *Target, after driver.Handle, parts []Pa
 		total.Moved.Add(result.Moved)
 	}
 	return total, nil
+}
+
+// scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
+// fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
+func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (total Result, err error) {
+	transfers, lots := make([]*transfer, 0, len(parts)), make([]mapped.Lot, 0, len(parts))
+	size := int64(0)
+	for _, p := range parts {
+		t := &transfer{f: p.File, spans: p.Spans}
+		if t.size() == 0 {
+			continue
+		}
+		if size += t.size(); size > bytesMoved || p.File.r.mapped == nil {
+			return total, mapped.ErrApart
+		}
+		if t.locate(ctx, false) != nil || t.choice.Path != Mapped || len(t.groups) > 1 || t.inline() {
+			return total, mapped.ErrApart
+		}
+		transfers = append(transfers, t)
+		lots = append(lots, mapped.Lot{Of: p.File.r.mapped, Pieces: t.groups[0].Pieces})
+	}
+	if len(transfers) == 0 {
+		return total, mapped.ErrApart
+	}
+	for i, t := range transfers {
+		if !t.hold() {
+			release(nil, transfers[:i])
+			return total, mapped.ErrApart
+		}
+	}
+	_, finished, err := mapped.MoveTogether(ctx, &to, lots)
+	release(finished, transfers)
+	if err != nil {
+		transfers[0].f.r.quiet(finished)
+		return Result{}, err
+	}
+	for _, t := range transfers {
+		moved := Moved{}
+		moved.count(Mapped, t.size())
+		t.f.account(moved, t.choice)
+		total.Moved.Add(moved)
+	}
+	total.Choice = transfers[0].choice
+	return total, nil
+}
+
+// inline says whether bytes of a transfer exist only in the mount.
+func (t *transfer) inline() bool {
+	return slices.ContainsFunc(t.groups[0].Pieces, func(p source.Piece) bool { return p.File.Inline })
+}
+
+// hold keeps the files of a transfer of one group open, if they are.
+func (t *transfer) hold() bool {
+	if t.f.enter() != nil {
+		return false
+	}
+	if t.f.r.descriptors.PinOpen(t.groups[0].Files) {
+		return true
+	}
+	t.f.gate.Leave()
+	return false
+}
+
+// release ends what hold began, once nothing of the job runs any more.
+func release(finished <-chan struct{}, transfers []*transfer) {
+	for _, t := range transfers {
+		t.f.r.after(finished, func() {
+			t.f.r.descriptors.Unpin(t.groups[0].Files)
+			t.f.gate.Leave()
+		})
+	}
 }
 
 // scatter moves spans, part by part. It returns when nothing writes to the target any more.

@@ -2,9 +2,12 @@ package cufile
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"testing"
+	"time"
 )
 
 // TestScatter brings spans of any length, in any order, to places of their own. Bytes between these stay.
@@ -30,7 +33,7 @@ func TestScatter(t *testing.T) {
 			}
 			random.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
 			m := newMemory(t, r, int64(len(want)), int64(trial))
-			q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, spans[:len(spans)/3]}, {other, spans[len(spans)/3:]}, {f, nil}})
+			q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, spans[:len(spans)/3]}, {other, spans[len(spans)/3:]}, {f, nil}}, nil)
 			must(t, err)
 			result, err := q.Result()
 			must(t, err)
@@ -52,12 +55,196 @@ func TestScatter(t *testing.T) {
 			{Placed{N: 1, To: -1}, ErrMemory},
 			{Placed{N: 1, To: 1<<63 - 1}, ErrMemory},
 		} {
-			if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, []Placed{c.span}}}); !errors.Is(err, c.want) {
+			if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, []Placed{c.span}}}, nil); !errors.Is(err, c.want) {
 				t.Errorf("%+v: %v, want %v", c.span, err, c.want)
 			}
 		}
-		if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory, Widen: WidenU16ToI64}, []Part{{f, nil}}); !errors.Is(err, ErrMemory) {
+		if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory, Widen: WidenU16ToI64}, []Part{{f, nil}}, nil); !errors.Is(err, ErrMemory) {
 			t.Errorf("widened: %v", err)
 		}
 	})
+}
+
+// filesOfTwoReaders opens a file in each of two readers of a fake GPU, which give everything back.
+func filesOfTwoReaders(t *testing.T, o Options, size int) (files []*File, datas [][]byte) {
+	t.Helper()
+	var readers []*Reader
+	for i := range 2 {
+		r, err := New(t.Context(), o)
+		must(t, err)
+		name, data := randomFile(t, size, uint64(13+i))
+		f, err := r.Open(t.Context(), name)
+		must(t, err)
+		files, datas, readers = append(files, f), append(datas, data), append(readers, r)
+	}
+	t.Cleanup(func() {
+		for _, r := range readers {
+			must(t, r.Close())
+		}
+		for _, name := range []string{"fake_cuda_violations", "fake_cuda_pinned", "fake_cuda_events"} {
+			if n := ask(t, o.Libraries.CUDA, name); n != 0 {
+				t.Errorf("%s is %d after both were closed", name, n)
+			}
+		}
+	})
+	return files, datas
+}
+
+// TestFilesOfSeveralReadersComeTogether brings files of two readers by one launch, once their windows are registered.
+func TestFilesOfSeveralReadersComeTogether(t *testing.T) {
+	o := smallOptions(fakeLibraries(t), Mapped)
+	files, datas := filesOfTwoReaders(t, o, 600_000)
+	m := newMemory(t, files[0].r, 2*9000, 0)
+	for trial := range 3 {
+		before, want := ask(t, o.Libraries.CUDA, "fake_cuda_launches"), make([]byte, 0, 2*9000)
+		var parts []Part
+		for i, f := range files {
+			spans := make([]Placed, 9)
+			for k := range spans {
+				spans[k] = Placed{Offset: int64(k*66_000 + trial), N: 1000, To: int64(9000*i + 1000*k)}
+				want = append(want, datas[i][spans[k].Offset:][:1000]...)
+			}
+			parts = append(parts, Part{f, spans})
+		}
+		q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+		must(t, err)
+		result, err := q.Result()
+		must(t, err)
+		m.holds(t, want, true)
+		if n := ask(t, o.Libraries.CUDA, "fake_cuda_launches") - before; n == 0 || (trial > 0) != (n == 1) || result.Moved.Mapped != 18_000 {
+			t.Errorf("trial %d: %d launches; %+v", trial, n, result)
+		}
+		for _, f := range files {
+			if moved := f.Moved(); moved.Mapped != int64(trial+1)*9000 {
+				t.Errorf("trial %d: %+v of a file", trial, moved)
+			}
+		}
+	}
+}
+
+// TestReadersUseEachOthersWindows has requests of two readers, together and apart, want more windows than each has room for.
+func TestReadersUseEachOthersWindows(t *testing.T) {
+	o := smallOptions(fakeLibraries(t), Mapped)
+	o.Pinned, o.Window = 512<<10, 64<<10
+	files, datas := filesOfTwoReaders(t, o, 900_000)
+	var wg sync.WaitGroup
+	for g := range 6 {
+		m := newMemory(t, files[0].r, 40*500, 0)
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(g), 1))
+			for range 60 {
+				want, parts := make([]byte, 0, 40*500), []Part{{File: files[g%2]}, {File: files[1-g%2]}}
+				near := random.Int64N(800_000) // so that both happen: windows that are registered, and others
+				for k := range 40 {
+					i, offset := random.IntN(1+g%3)%2, near+random.Int64N(1+int64(g)*15_000)
+					parts[i].Spans = append(parts[i].Spans, Placed{Offset: offset, N: 500, To: int64(500 * k)})
+					want = append(want, datas[(g+i)%2][offset:][:500]...)
+				}
+				q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+				if err == nil {
+					_, err = q.Result()
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if got := m.read()[guard:]; !bytes.Equal(got[:len(want)], want) {
+					t.Error("wrong bytes")
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestSequences has each token's place and document written, for sequences of which some are empty, and for none at all.
+func TestSequences(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 300_000, 17)
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		for _, count := range []int{0, 1, 300, 20_000} { // the last one's table is longer than a slot
+			random := rand.New(rand.NewPCG(uint64(count), 3))
+			s := &Sequences{}
+			begins, positions, numbers := []byte{}, []byte{}, []byte{}
+			for i := range count {
+				n := random.Int64N(9)
+				s.Lengths, s.Documents = append(s.Lengths, n), append(s.Documents, int64(i)-1)
+				begins = binary.NativeEndian.AppendUint32(begins, uint32(s.Tokens))
+				for p := range n {
+					positions = binary.NativeEndian.AppendUint64(positions, uint64(p))
+					numbers = binary.NativeEndian.AppendUint64(numbers, uint64(int64(i)-1))
+				}
+				s.Tokens += n
+			}
+			begins = binary.NativeEndian.AppendUint32(begins, uint32(s.Tokens))
+			tokens := newMemory(t, r, 1000, 0)
+			var made []callersMemory
+			for _, want := range [][]byte{begins, positions, numbers} {
+				made = append(made, newMemory(t, r, int64(len(want)), 0))
+			}
+			s.Begins, s.Positions, s.Numbers = made[0].Memory, made[1].Memory, made[2].Memory
+			q, err := BeginScatter(t.Context(), Target{Memory: tokens.Memory}, []Part{{f, []Placed{{Offset: 7, N: 1000}}}}, s)
+			must(t, err)
+			_, err = q.Result()
+			must(t, err)
+			tokens.holds(t, data[7:1007], isFake(o))
+			for i, want := range [][]byte{begins, positions, numbers} {
+				made[i].holds(t, want, isFake(o))
+			}
+			if count < 300 {
+				continue
+			}
+			for _, wrong := range []func(s *Sequences){
+				func(s *Sequences) { s.Tokens++ },
+				func(s *Sequences) { s.Documents = s.Documents[1:] },
+				func(s *Sequences) { s.Positions.Length-- },
+				func(s *Sequences) { s.Numbers.Pointer += 4 },
+				func(s *Sequences) { s.Begins.Pointer = 0 },
+			} {
+				other := *s
+				wrong(&other)
+				if _, err := BeginScatter(t.Context(), Target{Memory: tokens.Memory}, []Part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
+					t.Errorf("%d sequences: %v", count, err)
+				}
+			}
+		}
+	})
+}
+
+// TestAReaderWaitsForWindowsThatAreLent has a reader need room while a launch of another uses all of its windows.
+func TestAReaderWaitsForWindowsThatAreLent(t *testing.T) {
+	o := smallOptions(fakeLibraries(t), Mapped)
+	o.Pinned, o.Window = 512<<10, 64<<10
+	files, datas := filesOfTwoReaders(t, o, 900_000)
+	m, other := newMemory(t, files[0].r, 9000, 0), newMemory(t, files[0].r, 1000, 0)
+	parts := []Part{{files[0], []Placed{{N: 1000}}}, {File: files[1]}}
+	for k := range int64(8) {
+		parts[1].Spans = append(parts[1].Spans, Placed{Offset: k * 65_536, N: 1000, To: 1000 * (k + 1)})
+	}
+	for _, held := range []bool{false, true} {
+		if held {
+			ask(t, o.Libraries.CUDA, "fake_cuda_hold")
+		}
+		q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+		must(t, err)
+		if held {
+			eventually(t, "nothing is moved", func() bool { return ask(t, o.Libraries.CUDA, "fake_cuda_pending") > 0 })
+			late, err := files[1].BeginGather(t.Context(), Target{Memory: other.Memory}, []int64{700_000}, 1000)
+			must(t, err)
+			select {
+			case <-late.Done():
+				_, err := late.Result()
+				t.Errorf("it came without room: %v", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+			ask(t, o.Libraries.CUDA, "fake_cuda_go_on")
+			_, err = late.Result()
+			must(t, err)
+			other.holds(t, datas[1][700_000:701_000], true)
+		}
+		_, err = q.Result()
+		must(t, err)
+	}
 }

@@ -240,40 +240,6 @@ func hbmfs_go_gather_begin(h C.hbmfs_handle, dst C.uint64_t, room C.int64_t, off
 	})
 }
 
-//export hbmfs_go_scatter_begin
-func hbmfs_go_scatter_begin(files *C.hbmfs_handle, counts *C.int64_t, n C.int64_t, offsets, lengths, places *C.int64_t,
-	dst C.uint64_t, room C.int64_t, stream C.uint64_t, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
-	return answer(why, func() error {
-		each, err := array(counts, n)
-		if err != nil {
-			return err
-		}
-		total := int64(0)
-		for _, count := range each {
-			if count < 0 || count > mostItems-total {
-				return failf(codeInvalid, "%d spans of a file cannot be", count)
-			}
-			total += count
-		}
-		list := make([]cufile.Placed, total)
-		for i := range list {
-			list[i] = cufile.Placed{Offset: int64(at(offsets, i)), N: int64(at(lengths, i)), To: int64(at(places, i))}
-		}
-		handles := make([]uint64, len(each))
-		for i := range handles {
-			handles[i] = uint64(at(files, i))
-		}
-		q, err := lib.scatter(handles, each, target(dst, room, stream), list)
-		*out = C.hbmfs_handle(q)
-		return err
-	})
-}
-
-// at gives an element of an array of C's.
-func at[T any](p *T, i int) T {
-	return *(*T)(unsafe.Add(unsafe.Pointer(p), uintptr(i)*unsafe.Sizeof(*p)))
-}
-
 func target(dst C.uint64_t, room C.int64_t, stream C.uint64_t) cufile.Target {
 	to := cufile.Target{Memory: cufile.Memory{Pointer: uintptr(dst), Length: int64(room)}}
 	if stream != C.HBMFS_NO_STREAM {

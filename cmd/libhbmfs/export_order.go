@@ -20,48 +20,71 @@ func list[T, U any](p *U, n C.int64_t) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(p)), int(n)), nil
 }
 
-//export hbmfs_go_best_fit
-func hbmfs_go_best_fit(lengths *C.int64_t, n, room C.int64_t, sample, samples *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+//export hbmfs_go_pack
+func hbmfs_go_pack(borders *C.int64_t, many C.int64_t, begins, documents *C.int64_t, count, room C.int64_t, keys *C.uint64_t, rounds C.int64_t,
+	out *C.hbmfs_packed, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		pieces, err := list[int64](lengths, n)
+		all, err := list[int64](borders, many)
 		if err != nil {
 			return err
 		}
-		if room < 1 || room > mostItems {
-			return failf(codeInvalid, "a sample of %d tokens cannot be", int64(room))
+		numbers, err := list[int64](documents, count)
+		if err != nil {
+			return err
 		}
-		found, err := order.BestFit(pieces, int64(room), unsafe.Slice((*int64)(unsafe.Pointer(sample)), int(n)))
-		*samples = C.int64_t(found)
+		each, err := list[uint64](keys, rounds)
+		if err != nil {
+			return err
+		}
+		if room < 1 || room > mostItems || out.capacity < 0 {
+			return failf(codeInvalid, "a sample of %d tokens, or room for %d pieces, cannot be", int64(room), int64(out.capacity))
+		}
+		d := order.Documents{Borders: all, Begins: optional[int64](begins, max(len(all)-1, 0))}
+		p, err := d.Pack(numbers, int64(room), each)
 		if err != nil {
 			return &otherwise{codeInvalid, err}
 		}
+		out.pieces, out.sequences, out.samples = C.int64_t(len(p.Starts)), C.int64_t(len(p.Tokens)), C.int64_t(len(p.Pieces))
+		if out.pieces > out.capacity {
+			return nil
+		}
+		give := func(to *C.int64_t, from []int64) { copy(unsafe.Slice((*int64)(unsafe.Pointer(to)), len(from)), from) }
+		give(out.starts, p.Starts)
+		give(out.lengths, p.Lengths)
+		give(out.places, p.Places)
+		give(out.sequence_lengths, p.Tokens)
+		give(out.sequence_documents, p.Numbers)
+		give(out.pieces_each, p.Pieces)
+		give(out.sequences_each, p.Sequences)
 		return nil
 	})
 }
 
 //export hbmfs_go_cut
-func hbmfs_go_cut(borders *C.int64_t, count C.int64_t, starts *C.int64_t, rows, length C.int64_t, each, lengths, documents *C.int64_t, goesOn *C.uint8_t,
-	room C.int64_t, total *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+func hbmfs_go_cut(borders **C.int64_t, counts *C.int64_t, datasets C.int64_t, sources *C.int32_t, starts *C.int64_t, rows, length C.int64_t,
+	each, lengths, documents *C.int64_t, goesOn *C.uint8_t, room C.int64_t, total *C.int64_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
 		where, err := list[int64](starts, rows)
 		if err != nil {
 			return err
 		}
-		if count < 0 || room < 0 {
-			return failf(codeInvalid, "arrays of %d and %d elements cannot be", int64(count), int64(room))
+		many, err := list[int64](counts, datasets)
+		if err != nil {
+			return err
 		}
-		many := unsafe.Slice((*int64)(unsafe.Pointer(each)), int(rows))
-		clear(many)
-		c, err := order.NewCut(unsafe.Slice((*int64)(unsafe.Pointer(borders)), int(count)), where, int64(length), many)
+		all := make([][]int64, len(many))
+		for i, p := range unsafe.Slice(borders, len(many)) {
+			if many[i] < 0 || p == nil && many[i] > 0 {
+				return failf(codeInvalid, "%d borders cannot be", many[i])
+			}
+			all[i] = unsafe.Slice((*int64)(unsafe.Pointer(p)), int(many[i]))
+		}
+		c, err := order.NewCut(all, optional[int32](sources, len(where)), where, int64(length), unsafe.Slice((*int64)(unsafe.Pointer(each)), len(where)))
 		if err != nil {
 			return &otherwise{codeInvalid, err}
 		}
-		*total = 0
-		for _, n := range many {
-			*total += C.int64_t(n)
-		}
-		if *total <= room {
-			n := int(*total)
+		*total = C.int64_t(c.Total)
+		if n := c.Total; n <= int64(room) {
 			c.Fill(unsafe.Slice((*int64)(unsafe.Pointer(lengths)), n), unsafe.Slice((*int64)(unsafe.Pointer(documents)), n), unsafe.Slice((*byte)(unsafe.Pointer(goesOn)), n))
 		}
 		return nil

@@ -159,13 +159,13 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
     return hbmfs_go_gather_begin(file, dst, dst_length, (int64_t *)offsets, count, length, widen, stream, request, why);
 }
 
-int32_t hbmfs_scatter_begin(const hbmfs_handle *files, const int64_t *counts, int64_t count, const int64_t *offsets, const int64_t *lengths,
-                            const int64_t *places, uint64_t dst, int64_t dst_length, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why) {
+int32_t hbmfs_batch_begin(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL(!request || (count > 0 && (!files || !counts || !offsets || !lengths || !places)));
+    REFUSE_NULL(!request || !batch);
+    if (!KNOWN(batch->struct_size, hbmfs_batch, document_ids)) return fail_size(why);
+    REFUSE_NULL(!batch->files || (batch->count > 0 && !batch->starts) || (batch->sequence_count > 0 && (!batch->sequence_lengths || !batch->sequence_documents)));
     *request = 0;
-    return hbmfs_go_scatter_begin((hbmfs_handle *)files, (int64_t *)counts, count, (int64_t *)offsets, (int64_t *)lengths, (int64_t *)places,
-                                  dst, dst_length, stream, request, why);
+    return hbmfs_go_batch_begin((hbmfs_batch *)batch, request, why);
 }
 
 int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why) {
@@ -196,17 +196,21 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
     return code ? code : hbmfs_wait(request, -1, result, why);
 }
 
-int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why) {
+int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, const int64_t *documents, int64_t count, int64_t room,
+                   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL(!samples || (count > 0 && (!lengths || !sample)));
-    return hbmfs_go_best_fit((int64_t *)lengths, count, room, sample, samples, why);
+    REFUSE_NULL(!packed || (borders_count > 0 && !borders) || (count > 0 && !documents) || (rounds > 0 && !keys));
+    if (!KNOWN(packed->struct_size, hbmfs_packed, sequences_each)) return fail_size(why);
+    REFUSE_NULL(packed->capacity > 0 && (!packed->starts || !packed->lengths || !packed->places || !packed->sequence_lengths || !packed->sequence_documents ||
+                                         !packed->pieces_each || !packed->sequences_each));
+    return hbmfs_go_pack((int64_t *)borders, borders_count, (int64_t *)begins, (int64_t *)documents, count, room, (uint64_t *)keys, rounds, packed, why);
 }
 
-int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
-                  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why) {
+int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t datasets, const int32_t *sources, const int64_t *starts, int64_t rows,
+                  int64_t length, int64_t *each, int64_t *lengths, int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL(!total || (count > 0 && !borders) || (rows > 0 && (!starts || !each)) || (room > 0 && (!lengths || !documents || !goes_on)));
-    return hbmfs_go_cut((int64_t *)borders, count, (int64_t *)starts, rows, length, each, lengths, documents, goes_on, room, total, why);
+    REFUSE_NULL(!total || (datasets > 0 && (!borders || !counts)) || (rows > 0 && (!starts || !each)) || (room > 0 && (!lengths || !documents || !goes_on)));
+    return hbmfs_go_cut((int64_t **)borders, (int64_t *)counts, datasets, (int32_t *)sources, (int64_t *)starts, rows, length, each, lengths, documents, goes_on, room, total, why);
 }
 
 int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,

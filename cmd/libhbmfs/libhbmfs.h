@@ -231,12 +231,41 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
- * Starts reading spans of several files as one request: counts[i] spans of files[i], which is of any reader of dst's device. Span j, of
- * all, is lengths[j] bytes from offsets[j] on, and goes to dst + places[j]. There the spans must not overlap. Closing one of
- * the files ends the request with HBMFS_CANCELLED. Its handle stays until hbmfs_wait or hbmfs_cancel ends it.
+ * A batch: spans of several files, which are of any readers of dst's device, and what is said of their elements. Arrays are read before
+ * the call of begin returns, but for those of sequences: they must stay until the request has ended.
  */
-int32_t hbmfs_scatter_begin(const hbmfs_handle *files, const int64_t *counts, int64_t count, const int64_t *offsets, const int64_t *lengths,
-			    const int64_t *places, uint64_t dst, int64_t dst_length, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
+typedef struct hbmfs_batch {
+	uint32_t struct_size;
+	int32_t element; /* bytes of an element */
+	const hbmfs_handle *files;
+	const int64_t *begins; /* of each file: bytes before its first element; NULL: none */
+	int64_t file_count;
+
+	int64_t count;          /* spans */
+	const int32_t *sources; /* of each: which of the files; NULL: the first */
+	const int64_t *starts;  /* of each: its first element */
+	const int64_t *lengths; /* of each: elements; NULL: `length` */
+	const int64_t *places;  /* of each: the element of dst that it goes to; NULL: they lie `length` apart. They must not overlap */
+	int64_t length;
+	uint64_t dst;
+	int64_t dst_length; /* bytes */
+	uint64_t stream;
+
+	/* Documents, or parts of them, that the elements of dst are of, one behind the other. */
+	int64_t sequence_count;
+	const int64_t *sequence_lengths; /* elements of each */
+	const int64_t *sequence_documents;
+	int64_t elements;      /* of all sequences, less than 2^31 */
+	uint64_t cu_seqlens;   /* int32[sequence_count + 1]: where each begins, and the end; 0 without sequences: nothing is written */
+	uint64_t position_ids; /* int64[elements]: each element's place in its sequence */
+	uint64_t document_ids; /* int64[elements]: the number of each element's document */
+} hbmfs_batch;
+
+/*
+ * Starts reading a batch, as one request. Closing one of the files ends it with HBMFS_CANCELLED. Its handle stays until hbmfs_wait
+ * or hbmfs_cancel ends it.
+ */
+int32_t hbmfs_batch_begin(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
  * Waits for a request at most timeout_ns, forever if that is negative, not at all if it is 0. HBMFS_TIMEOUT: it goes
@@ -259,19 +288,33 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
 
 /* ---- orders: loops over samples and documents that cost too much in an interpreter ---- */
 
-/*
- * Best-fit decreasing: gives each of count pieces of 1 to room tokens the number of a sample of room tokens. samples is how many
- * there are.
- */
-int32_t hbmfs_best_fit(const int64_t *lengths, int64_t count, int64_t room, int64_t *sample, int64_t *samples, hbmfs_failure *why);
+/* Documents in samples of room tokens. Arrays are the caller's, of room for so many pieces, and for twice as many sequences. */
+typedef struct hbmfs_packed {
+	uint32_t struct_size;
+	uint32_t reserved;
+	int64_t capacity;                  /* pieces that there is room for; of samples for as many */
+	int64_t pieces, sequences, samples; /* how many there are */
+	int64_t *starts, *lengths, *places; /* of each piece: its first token, its tokens, and where in the samples it goes */
+	int64_t *sequence_lengths, *sequence_documents; /* of each piece, and of the padding behind those of a sample: tokens; document, -1 */
+	int64_t *pieces_each, *sequences_each; /* of each sample: how many it has */
+} hbmfs_packed;
 
 /*
- * Says which documents rows of length consecutive tokens hold, which begin at starts. count borders say where each document begins, and
- * where the last one ends. each[i] is how many documents row i holds, and total is their sum. documents has their numbers, lengths
- * their tokens in the row, goes_on 1 for those that go on behind it; where total is more than room, call again with so much.
+ * Packs count documents into samples of room tokens: best-fit decreasing. Document d has borders[d + 1] - borders[d] tokens, from begins[d]
+ * on (NULL: borders[d]), and one longer than room is cut. Samples come in the order of a permutation by so many keys (see hbmfs_permute; 0:
+ * as they were begun). Where there are more pieces than capacity, nothing but the three numbers is written: call again with so much.
  */
-int32_t hbmfs_cut(const int64_t *borders, int64_t count, const int64_t *starts, int64_t rows, int64_t length, int64_t *each, int64_t *lengths,
-		  int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
+int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, const int64_t *documents, int64_t count, int64_t room,
+		   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why);
+
+/*
+ * Says which documents rows of length consecutive tokens hold. Row i begins at token starts[i] of dataset sources[i] (NULL: the first),
+ * whose counts borders say where each of its documents begins, and where the last one ends. each[i] is how many documents row i holds,
+ * and total is their sum. documents has their numbers, lengths their tokens in the row, goes_on 1 for those that go on behind it; where
+ * total is more than room, call again with so much.
+ */
+int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t datasets, const int32_t *sources, const int64_t *starts, int64_t rows,
+		  int64_t length, int64_t *each, int64_t *lengths, int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
 
 /*
  * Replaces each of count numbers below n by the one in its place of a permutation: a Feistel network over rows times columns, with a

@@ -33,20 +33,21 @@ func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length
 	return l.add(handle, &request{[]*reader{f.reader}, q})
 }
 
-// scatter begins spans of several files: counts[i] of files[i]. No file owns the request, since it outlives each.
-func (l *library) scatter(files []uint64, counts []int64, to cufile.Target, spans []cufile.Placed) (uint64, error) {
+// batch begins spans of several files, those of each, and writes what sequences say, if they are not nil. No file owns the request,
+// since it outlives each.
+func (l *library) batch(files []uint64, to cufile.Target, spans [][]cufile.Placed, sequences *cufile.Sequences) (uint64, error) {
 	parts, readers := make([]cufile.Part, len(files)), make([]*reader, 0, len(files))
 	for i, handle := range files {
 		f, err := find[*file](l, handle)
 		if err != nil {
 			return 0, err
 		}
-		parts[i], spans = cufile.Part{File: f.f, Spans: spans[:counts[i]]}, spans[counts[i]:]
-		if counts[i] > 0 && !slices.Contains(readers, f.reader) {
+		parts[i] = cufile.Part{File: f.f, Spans: spans[i]}
+		if len(spans[i]) > 0 && !slices.Contains(readers, f.reader) {
 			readers = append(readers, f.reader)
 		}
 	}
-	q, err := cufile.BeginScatter(context.Background(), to, parts)
+	q, err := cufile.BeginScatter(context.Background(), to, parts, sequences)
 	if err != nil {
 		return 0, err
 	}

@@ -60,10 +60,8 @@ func (w *Writer) check(m *Memory) error {
 	case w.cu == nil:
 		return fmt.Errorf("%w: %#x is said to be memory of a GPU, and the writer's device is the host", ErrMemory, m.HBM)
 	}
-	for _, at := range []uintptr{m.HBM, m.HBM + uintptr(m.N) - 1} {
-		if err := w.cu.IsOn(driver.Pointer(at), w.gpu.Device); err != nil {
-			return fmt.Errorf("%w: %#x is no memory of %s (gpu %d): %w", ErrMemory, at, w.gpu.Name, w.gpu.Index, err)
-		}
+	if err := w.cu.IsOn(driver.Pointer(m.HBM), m.N, w.gpu.Device); err != nil {
+		return fmt.Errorf("%w: %d bytes are no memory of %s (gpu %d): %w", ErrMemory, m.N, w.gpu.Name, w.gpu.Index, err)
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ func (c *Crew) serve(o Options, index int, up, filled *sync.WaitGroup, ready cha
 		return
 	}
 	for c.mayWork(w) {
-		// Copies are waited for when nothing else is to do: between two jobs the bus must not run empty.
+		// Copies are waited for when nothing else is to do, and a job that comes meanwhile begins: the bus must not run empty.
 		select {
 		case j := <-c.jobs:
 			j.work(w)
@@ -141,7 +141,9 @@ func (c *Crew) serve(o Options, index int, up, filled *sync.WaitGroup, ready cha
 		if c.idle != nil && c.idle(w) {
 			continue
 		}
-		w.Drain()
+		if w.look() {
+			continue
+		}
 		select {
 		case j := <-c.jobs:
 			j.work(w)

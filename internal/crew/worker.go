@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
@@ -30,6 +31,7 @@ type Slot struct {
 	at      int64         // where in it
 	copied  driver.Handle // an event
 	busy    bool          // copied has been recorded and not been waited for
+	sent    time.Time     // when it was recorded
 	owner   *job          // whose copy it is
 	release func()        // runs once the copy has ended; may be nil
 }
@@ -88,8 +90,12 @@ func (w *Worker) Settle(s *Slot) error {
 	if !s.busy {
 		return nil
 	}
+	return s.settled(w.CUDA.Wait(s.copied))
+}
+
+// settled tells a slot's job how its copy has ended.
+func (s *Slot) settled(err error) error {
 	s.busy = false
-	err := w.CUDA.Wait(s.copied)
 	if s.release != nil {
 		s.release()
 		s.release = nil
@@ -104,7 +110,7 @@ func (w *Worker) Sent(s *Slot) error {
 	if err := w.CUDA.Record(s.copied, w.Stream); err != nil {
 		return errors.Join(err, w.CUDA.Synchronize(w.Stream)) // nothing else tells when the copy has ended
 	}
-	s.busy, s.owner = true, w.job
+	s.busy, s.sent, s.owner = true, time.Now(), w.job
 	s.owner.owed.Add(1)
 	return nil
 }
@@ -131,9 +137,33 @@ func (w *Worker) Retire() { w.over = true }
 
 // Drain waits for the copies of all slots. Their jobs learn how it went.
 func (w *Worker) Drain() {
-	for i := range w.slots {
-		_ = w.Settle(&w.slots[i])
+	for s := w.oldest(); s != nil; s = w.oldest() {
+		_ = w.Settle(s)
 	}
+}
+
+// oldest is the slot whose copy was started first; nil where none is under way.
+func (w *Worker) oldest() *Slot {
+	for i := range w.slots {
+		if s := &w.slots[(w.next+i)%len(w.slots)]; s.busy {
+			return s
+		}
+	}
+	return nil
+}
+
+// look settles the oldest copy if it has ended, and else sleeps for a moment. It is false where none is under way.
+func (w *Worker) look() bool {
+	s := w.oldest()
+	if s == nil {
+		return false
+	}
+	if came, err := w.CUDA.Came(s.copied); came || err != nil {
+		_ = s.settled(err)
+	} else {
+		driver.Pause(s.sent)
+	}
+	return true
 }
 
 // Destination is memory of the device that bytes go to.
@@ -141,6 +171,9 @@ type Destination struct {
 	HBM   driver.Pointer // of the first byte, on a GPU
 	Host  []byte         // on the host
 	After driver.Handle  // an event that streams wait for before they write; 0 for none
+
+	// Also, if not nil, starts what else a request writes, by a table that fits into the rest of a slot. It does so once.
+	Also func(w *Worker, s *Slot, used int) error
 }
 
 // Ready has the worker's next copies wait for After.

@@ -52,7 +52,7 @@ const (
 	cuStreamWaitEvent
 	cuMemcpyDtoDAsync
 	cuMemcpyDtoH
-	cuPointerGetAttribute
+	cuPointerGetAttributes
 	cudaFunctions // how many
 )
 
@@ -97,7 +97,7 @@ func cudaTable() []function {
 	need(cuStreamWaitEvent, "cuStreamWaitEvent")
 	need(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2")
 	need(cuMemcpyDtoH, "cuMemcpyDtoH_v2")
-	need(cuPointerGetAttribute, "cuPointerGetAttribute")
+	need(cuPointerGetAttributes, "cuPointerGetAttributes")
 	return t
 }
 
@@ -327,17 +327,28 @@ func (c *CUDA) Record(e, stream Handle) error {
 
 // Wait asks for an event until it has come, and sleeps in between: cuEventSynchronize would burn the CPU.
 func (c *CUDA) Wait(e Handle) error {
-	const least, most = 20 * time.Microsecond, time.Millisecond
-	for began := time.Now(); ; {
-		code := int32(invoke(c.lib.fn[cuEventQuery], uintptr(e)))
-		switch code {
-		case 0:
-			return nil
-		case cudaNotReady:
-			pause := unix.NsecToTimespec(int64(min(max(least, time.Since(began)/8), most)))
-			_ = unix.Nanosleep(&pause, nil) // a signal only makes it ask earlier
-		default:
-			return &CUDAError{"cuEventQuery", int(code), c.errorName(code)}
+	for began := time.Now(); ; Pause(began) {
+		if came, err := c.Came(e); came || err != nil {
+			return err
 		}
 	}
+}
+
+// Came says whether an event has come.
+func (c *CUDA) Came(e Handle) (bool, error) {
+	switch code := int32(invoke(c.lib.fn[cuEventQuery], uintptr(e))); code {
+	case 0:
+		return true, nil
+	case cudaNotReady:
+		return false, nil
+	default:
+		return false, &CUDAError{"cuEventQuery", int(code), c.errorName(code)}
+	}
+}
+
+// Pause sleeps between two questions about what has been waited for since began.
+func Pause(began time.Time) {
+	const least, most = 20 * time.Microsecond, time.Millisecond
+	pause := unix.NsecToTimespec(int64(min(max(least, time.Since(began)/8), most)))
+	_ = unix.Nanosleep(&pause, nil) // a signal only makes it ask earlier
 }

@@ -15,20 +15,27 @@ var gatherPTX string
 //go:embed widen.ptx
 var widenPTX string
 
+//go:embed sequences.ptx
+var sequencesPTX string
+
 // KernelCode names one of our kernels.
 type KernelCode string
 
 // The kernels.
 const (
-	GatherKernel KernelCode = "hbmfs_gather" // gather.cu
-	WidenKernel  KernelCode = "hbmfs_widen"  // widen.cu
+	GatherKernel    KernelCode = "hbmfs_gather"    // gather.cu
+	WidenKernel     KernelCode = "hbmfs_widen"     // widen.cu
+	SequencesKernel KernelCode = "hbmfs_sequences" // sequences.cu
 )
 
 func (k KernelCode) ptx() string {
-	if k == GatherKernel {
+	switch k {
+	case GatherKernel:
 		return gatherPTX
+	case WidenKernel:
+		return widenPTX
 	}
-	return widenPTX
+	return sequencesPTX
 }
 
 // Kernel is a kernel of ours, once it is loaded.
@@ -95,6 +102,18 @@ func (c *CUDA) LaunchWiden(fn Handle, from, to Pointer, count uint64, size uint3
 	const threads, mostBlocks = 256, 4096
 	blocks := min((count+threads-1)/threads, mostBlocks)
 	parameters := [4]unsafe.Pointer{unsafe.Pointer(&from), unsafe.Pointer(&to), unsafe.Pointer(&count), unsafe.Pointer(&size)}
+	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
+		uintptr(unsafe.Pointer(&parameters)), 0)
+	runtime.KeepAlive(&parameters)
+	return err
+}
+
+// LaunchSequences starts hbmfs_sequences(borders, documents, count, begins, positions, numbers) on a stream, see sequences.cu.
+func (c *CUDA) LaunchSequences(fn Handle, borders, documents Pointer, count uint32, begins, positions, numbers Pointer, stream Handle) error {
+	const threads, perWarp, mostBlocks = 256, 32, 4096
+	blocks := min(int64(count)*perWarp/threads+1, mostBlocks)
+	parameters := [6]unsafe.Pointer{unsafe.Pointer(&borders), unsafe.Pointer(&documents), unsafe.Pointer(&count),
+		unsafe.Pointer(&begins), unsafe.Pointer(&positions), unsafe.Pointer(&numbers)}
 	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
 		uintptr(unsafe.Pointer(&parameters)), 0)
 	runtime.KeepAlive(&parameters)

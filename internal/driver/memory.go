@@ -11,26 +11,46 @@ import (
 const (
 	pointerMemoryType    = 2
 	pointerDeviceOrdinal = 9
+	pointerRangeStart    = 11
+	pointerRangeSize     = 12
 	memoryTypeDevice     = 2
 )
 
-// IsOn fails when an address is not memory of a device.
-func (c *CUDA) IsOn(p Pointer, dev int32) error {
-	var kind uint32
-	if err := c.call(cuPointerGetAttribute, "cuPointerGetAttribute", uintptr(unsafe.Pointer(&kind)), pointerMemoryType, uintptr(p)); err != nil {
-		return err
-	}
-	if kind != memoryTypeDevice {
-		return errors.New("it is memory of the host")
-	}
-	var ordinal int32
-	if err := c.call(cuPointerGetAttribute, "cuPointerGetAttribute", uintptr(unsafe.Pointer(&ordinal)), pointerDeviceOrdinal, uintptr(p)); err != nil {
-		return err
-	}
-	if ordinal != dev {
-		return fmt.Errorf("it is memory of gpu %d", ordinal)
+// IsOn fails when n bytes from an address on do not begin and end in memory of a device. It asks once where they lie in one
+// allocation.
+func (c *CUDA) IsOn(p Pointer, n int64, dev int32) error {
+	for _, at := range []Pointer{p, p + Pointer(max(n, 1)) - 1} {
+		end, err := c.endOn(at, dev)
+		if err != nil {
+			return fmt.Errorf("%#x: %w", uint64(at), err)
+		}
+		if end >= p+Pointer(n) {
+			break
+		}
 	}
 	return nil
+}
+
+// endOn gives the end of an allocation on a device.
+func (c *CUDA) endOn(p Pointer, dev int32) (end Pointer, err error) {
+	var kind uint32
+	var ordinal int32
+	var start, size uint64
+	names := [...]int32{pointerMemoryType, pointerDeviceOrdinal, pointerRangeStart, pointerRangeSize}
+	values := [...]unsafe.Pointer{unsafe.Pointer(&kind), unsafe.Pointer(&ordinal), unsafe.Pointer(&start), unsafe.Pointer(&size)}
+	err = c.call(cuPointerGetAttributes, "cuPointerGetAttributes", uintptr(len(names)), uintptr(unsafe.Pointer(&names)), uintptr(unsafe.Pointer(&values)), uintptr(p))
+	runtime.KeepAlive(&values)
+	switch {
+	case err != nil:
+		return 0, err
+	case kind == 0:
+		return 0, errors.New("CUDA does not know it")
+	case kind != memoryTypeDevice:
+		return 0, errors.New("it is memory of the host")
+	case ordinal != dev:
+		return 0, fmt.Errorf("it is memory of gpu %d", ordinal)
+	}
+	return Pointer(start + size), nil
 }
 
 // Within runs f on the calling thread with a context, and leaves the thread as it was: it may be one of the caller's,

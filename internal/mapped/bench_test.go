@@ -34,14 +34,14 @@ func BenchmarkGatherPlan(b *testing.B) {
 	for i := range used {
 		used[i] = driver.Pointer(i) << 27
 	}
+	m := &Mover{windows: &Windows{size: 128 << 20}}
 	b.ReportAllocs()
 	for b.Loop() {
 		pieces, err := source.Pieces(b.Context(), f, source.Rows(offsets, 8192), false)
 		if err != nil {
 			b.Fatal(err)
 		}
-		fragments, _ := cut(pieces, 128<<20)
-		g := &group{fragments: fragments, last: 64}
+		g := &group{fragments: cut([]Lot{{m, pieces}}).fragments, last: 64}
 		if n := g.write(table, used, 1<<40); n == 0 {
 			b.Fatal("nothing was written")
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"slices"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -18,37 +19,37 @@ const smallFragment = 256 << 10
 // Move lets the GPU read pieces, and gives their bytes where it succeeds. finished is what [crew.Crew.Run]
 // gives, nil where nothing was begun.
 func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece) (moved int64, finished <-chan struct{}, err error) {
-	fragments, needed := cut(pieces, m.windows.size)
-	if len(fragments) == 0 {
+	p := cut([]Lot{{m, pieces}})
+	if len(p.fragments) == 0 {
 		return 0, nil, nil
 	}
-	total := int64(0)
-	for i := range fragments {
-		total += fragments[i].n
+	moved, finished, err = m.moveRegistered(ctx, to, p)
+	if !errors.Is(err, ErrApart) {
+		return moved, finished, err
 	}
-	if err := needed.unshortened(); err != nil {
+	if err := p.unshortened(); err != nil {
 		return 0, nil, err
 	}
-	if err := m.windows.expect(needed.list); err != nil {
+	if err := m.windows.expect(p.list); err != nil {
 		return 0, nil, err
 	}
-	if total/int64(len(fragments)) < smallFragment && m.cu.Launches() {
-		finished, err = m.gatherFragments(ctx, to, fragments, needed.list)
+	if p.small() && m.cu.Launches() {
+		finished, err = m.gatherFragments(ctx, to, p)
 	} else {
-		finished, err = m.Thread.Run(ctx, 1, int64(len(fragments)), func(w *crew.Worker, i int64) error {
+		finished, err = m.Thread.Run(ctx, 1, int64(len(p.fragments)), func(w *crew.Worker, i int64) error {
 			if err := to.Ready(w); err != nil {
 				return err
 			}
-			return m.copyFragment(w, &fragments[i], needed.list[fragments[i].window], to.HBM)
+			return m.copyFragment(w, &p.fragments[i], p.list[p.fragments[i].window], to.HBM)
 		})
 	}
 	if err == nil {
-		err = needed.unshortened() // nothing else would tell: bytes that were cut off have become zeros
+		err = p.unshortened() // nothing else would tell: bytes that were cut off have become zeros
 	}
 	if err != nil {
 		return 0, finished, err
 	}
-	return total, finished, nil
+	return p.total, finished, nil
 }
 
 // copyFragment starts a copy. The window stays until the slot that stands for the copy is settled.
@@ -67,7 +68,7 @@ func (m *Mover) copyFragment(w *crew.Worker, p *fragment, r ref, base driver.Poi
 
 // fragment is bytes of one window, and where in the destination they go.
 type fragment struct {
-	window int   // index into needed.list
+	window int   // index into plan.list
 	skip   int64 // in the window
 	to     int64 // in the destination
 	n      int64
@@ -75,40 +76,55 @@ type fragment struct {
 
 // ref names a window of a file.
 type ref struct {
+	of    *Windows
 	file  *source.Backing
 	index int64
 }
 
-// needed is the windows that a request needs, each once. Looking one up costs an array access, since a gather of
-// thousands of samples must be planned in less time than it takes to move them.
-type needed struct {
-	size  int64 // of a window
-	list  []ref
-	files map[*source.Backing][]int // by the window's index in the file: one more than its index in list, 0 for none
-	last  *source.Backing
-	known []int // files[last]
+// plan is what a request moves, and the windows that it needs, each once. Looking one up costs an array access, since a
+// gather of thousands of samples must be planned in less time than it takes to move them.
+type plan struct {
+	fragments []fragment
+	total     int64 // bytes
+	list      []ref
+	files     map[*source.Backing][]int // by the window's index in the file: one more than its index in list, 0 for none
+	last      *source.Backing
+	known     []int // files[last]
 }
 
 // indexOf gives a window's index in the list, where it is put when it is new.
-func (s *needed) indexOf(b *source.Backing, index int64) int {
-	if b != s.last {
-		known, ok := s.files[b]
+func (p *plan) indexOf(m *Windows, b *source.Backing, index int64) int {
+	if b != p.last {
+		known, ok := p.files[b]
 		if !ok {
-			known = make([]int, b.Length/s.size+1)
-			s.files[b] = known
+			known = make([]int, b.Length/m.size+1)
+			p.files[b] = known
 		}
-		s.last, s.known = b, known
+		p.last, p.known = b, known
 	}
-	if s.known[index] == 0 {
-		s.list = append(s.list, ref{b, index})
-		s.known[index] = len(s.list)
+	if p.known[index] == 0 {
+		p.list = append(p.list, ref{m, b, index})
+		p.known[index] = len(p.list)
 	}
-	return s.known[index] - 1
+	return p.known[index] - 1
+}
+
+// small says whether the kernel moves the fragments faster than copy calls do.
+func (p *plan) small() bool {
+	return len(p.fragments) > 0 && p.total/int64(len(p.fragments)) < smallFragment
+}
+
+// entries is how many the kernel's table has.
+func (p *plan) entries() (n int64) {
+	for i := range p.fragments {
+		n += (p.fragments[i].n + launchBytes - 1) / launchBytes
+	}
+	return n
 }
 
 // unshortened fails when one of the files has become shorter than it was when it was opened.
-func (s *needed) unshortened() error {
-	for b := range s.files {
+func (p *plan) unshortened() error {
+	for b := range p.files {
 		if err := b.Unshortened(); err != nil {
 			return err
 		}
@@ -118,21 +134,28 @@ func (s *needed) unshortened() error {
 
 // cut makes fragments of pieces, which end where windows end. Bytes that exist only in the mount have no window: cut leaves
 // them out.
-func cut(pieces []source.Piece, size int64) ([]fragment, *needed) {
-	s := &needed{size: size, files: map[*source.Backing][]int{}}
-	fragments := make([]fragment, 0, len(pieces)+len(pieces)/8)
-	for _, p := range pieces {
-		if p.File.Inline {
-			continue
-		}
-		for p.N > 0 {
-			index := p.Offset / size
-			n := min(p.N, (index+1)*size-p.Offset)
-			fragments = append(fragments, fragment{s.indexOf(p.File, index), p.Offset - index*size, p.To, n})
-			p.Offset, p.To, p.N = p.Offset+n, p.To+n, p.N-n
+func cut(lots []Lot) *plan {
+	n := 0
+	for _, s := range lots {
+		n += len(s.Pieces)
+	}
+	p := &plan{fragments: make([]fragment, 0, n+n/8), files: map[*source.Backing][]int{}}
+	for _, s := range lots {
+		m := s.Of.windows
+		for _, piece := range s.Pieces {
+			if piece.File.Inline {
+				continue
+			}
+			p.total += piece.N
+			for piece.N > 0 {
+				index := piece.Offset / m.size
+				n := min(piece.N, (index+1)*m.size-piece.Offset)
+				p.fragments = append(p.fragments, fragment{p.indexOf(m, piece.File, index), piece.Offset - index*m.size, piece.To, n})
+				piece.Offset, piece.To, piece.N = piece.Offset+n, piece.To+n, piece.N-n
+			}
 		}
 	}
-	return fragments, s
+	return p
 }
 
 const (
@@ -142,24 +165,46 @@ const (
 
 // gatherFragments runs the kernel over fragments. Where their windows exceed groupLimit, it goes by groups: one is moved
 // while the next is registered.
-func (m *Mover) gatherFragments(ctx context.Context, to *crew.Destination, fragments []fragment, list []ref) (<-chan struct{}, error) {
-	groups := m.windows.group(fragments, list)
+func (m *Mover) gatherFragments(ctx context.Context, to *crew.Destination, p *plan) (<-chan struct{}, error) {
+	groups, list := m.windows.group(p.fragments, p.list), p.list
 	return m.Thread.Run(ctx, 1, int64(len(groups)), func(w *crew.Worker, i int64) error {
-		fn, err := m.gather.Load(m.cu, driver.GatherKernel)
-		if err != nil {
-			return err
-		}
-		if err := to.Ready(w); err != nil {
-			return err
-		}
 		g := &groups[i]
+		acquire := func() ([]*window, []driver.Pointer, error) { return m.windows.acquireAll(w, list[g.first:g.last]) }
 		for !g.done() {
-			if err := g.launch(w, m.windows, fn, list[g.first:g.last], to.HBM); err != nil {
+			if err := m.launch(w, to, g, acquire, release); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// launch writes a table of pieces into a slot, which the GPU reads as well, and starts the kernel. A group whose table is
+// longer than a slot takes more than one call.
+func (m *Mover) launch(w *crew.Worker, to *crew.Destination, g *group, acquire func() ([]*window, []driver.Pointer, error), release func([]*window)) error {
+	fn, err := m.gather.Load(m.cu, driver.GatherKernel)
+	if err != nil {
+		return err
+	}
+	s, err := w.Slot()
+	if err != nil {
+		return err
+	}
+	if err := to.Ready(w); err != nil {
+		return err
+	}
+	used, from, err := acquire()
+	if err != nil {
+		return err
+	}
+	count := g.write(s.Memory, from, to.HBM)
+	if to.Also != nil {
+		err = to.Also(w, s, count*pieceEntry)
+	}
+	if err == nil {
+		err = w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
+	}
+	return w.SentReleasing(s, func() { release(used) }, err)
 }
 
 // group is fragments whose windows are list[first:last].
@@ -199,30 +244,6 @@ func (m *Windows) group(fragments []fragment, list []ref) []group {
 		groups[i].fragments, fragments = fragments[:n], fragments[n:]
 	}
 	return groups
-}
-
-// launch writes a table of pieces into a slot, which the GPU reads as well, and launches. A group whose table is
-// longer than a slot takes more than one call.
-func (g *group) launch(w *crew.Worker, m *Windows, fn driver.Handle, list []ref, base driver.Pointer) error {
-	s, err := w.Slot()
-	if err != nil {
-		return err
-	}
-	used, from := make([]*window, 0, len(list)), make([]driver.Pointer, len(list))
-	for i, ref := range list {
-		found, err := m.acquire(w, ref)
-		if err != nil {
-			release(used)
-			return err
-		}
-		used = append(used, found)
-		if from[i], err = m.address(w, found); err != nil {
-			release(used)
-			return err
-		}
-	}
-	count := g.write(s.Memory, from, base)
-	return w.SentReleasing(s, func() { release(used) }, w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream))
 }
 
 func (g *group) done() bool { return g.next == len(g.fragments) }

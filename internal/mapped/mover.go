@@ -19,6 +19,9 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
+// ErrApart says that nothing was moved, since files must be moved one by one.
+var ErrApart = errors.New("mapped: internal error: pieces are to be moved one by one")
+
 // ErrUnmapped says that a file, or a window of it, could not be registered.
 var ErrUnmapped = errors.New("make a file's pages visible to the GPU")
 
@@ -31,6 +34,7 @@ type Mover struct {
 	windows *Windows
 	shared  *Shared // that windows belong to; nil where they are the Mover's own
 	gather  driver.Kernel
+	table   int64 // bytes of a slot, for a kernel's table
 }
 
 // Options configure a Mover.
@@ -47,7 +51,7 @@ type Options struct {
 
 // NewMover starts the thread.
 func NewMover(o Options) (*Mover, error) {
-	m := &Mover{cu: o.CUDA, shared: o.Shared}
+	m := &Mover{cu: o.CUDA, shared: o.Shared, table: o.Slot}
 	if o.Shared != nil {
 		if err := o.Shared.attach(o.CUDA, o.Device); err != nil {
 			return nil, err
@@ -115,8 +119,7 @@ func (m *Mover) Detach() {
 
 // Registered says whether all windows of pieces are registered.
 func (m *Mover) Registered(pieces []source.Piece) bool {
-	_, needed := cut(pieces, m.windows.size)
-	return m.windows.registered(needed.list)
+	return cut([]Lot{{m, pieces}}).registered()
 }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].

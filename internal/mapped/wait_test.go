@@ -58,7 +58,7 @@ func TestUnmappingEndsWithItsContext(t *testing.T) {
 			p, err := source.OpenPlain(fileOf(t, 4096), 1)
 			must(t, err)
 			b := p.Backing(nil)
-			must(t, m.expect([]ref{{b, 0}}))
+			must(t, m.expect([]ref{{m, b, 0}}))
 			f := m.used[b]
 			release := stick(m, f)
 			run := worker(t)

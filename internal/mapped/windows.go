@@ -33,6 +33,7 @@ type Windows struct {
 	files   map[fileKey]*file
 	order   *list.List    // of *window: those that are registered, the most recently used first
 	bytes   int64         // registered, or about to be
+	lent    int           // windows that launches of other readers use
 	changed chan struct{} // closed and replaced when something goes, or is no longer used
 }
 
@@ -152,31 +153,59 @@ func (m *Windows) add(w *crew.Worker, f *file, index int64) (*window, error) {
 	return added, nil
 }
 
+// acquireAll acquires windows, and gives where the GPU of w sees each.
+func (m *Windows) acquireAll(w *crew.Worker, list []ref) (used []*window, from []driver.Pointer, err error) {
+	used, from = make([]*window, 0, len(list)), make([]driver.Pointer, len(list))
+	for i, ref := range list {
+		found, err := m.acquire(w, ref)
+		if err == nil {
+			used = append(used, found)
+			from[i], err = m.address(w, found)
+		}
+		if err != nil {
+			release(used)
+			return nil, nil, err
+		}
+	}
+	return used, from, nil
+}
+
 // release ends the use of windows.
-func release(used []*window) {
-	if len(used) == 0 {
-		return
+func release(used []*window) { end(used, 0) }
+
+// giveBack ends the use of windows that were lent.
+func giveBack(used []*window) { end(used, 1) }
+
+func end(used []*window, lent int) {
+	for len(used) > 0 {
+		m, n := used[0].home, 0
+		m.mu.Lock()
+		for ; n < len(used) && used[n].home == m; n++ {
+			used[n].refs--
+		}
+		m.lent -= lent * n
+		m.notify()
+		m.mu.Unlock()
+		used = used[n:]
 	}
-	m := used[0].home
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, window := range used {
-		window.refs--
-	}
-	m.notify()
 }
 
 // address is where the GPU whose context the worker has sees a window.
 func (m *Windows) address(w *crew.Worker, window *window) (driver.Pointer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, ok := window.addresses[w.Context]
+	return window.address(w)
+}
+
+// address needs mu.
+func (n *window) address(w *crew.Worker) (driver.Pointer, error) {
+	p, ok := n.addresses[w.Context]
 	if ok {
 		return p, nil
 	}
-	p, err := w.CUDA.DeviceAddress(window.memory)
+	p, err := w.CUDA.DeviceAddress(n.memory)
 	if err == nil {
-		window.addresses[w.Context] = p
+		n.addresses[w.Context] = p
 	}
 	return p, err
 }
@@ -201,7 +230,7 @@ func (m *Windows) makeRoom(w *crew.Worker, size int64) error {
 	if err := m.discardOldest(w, size); err != nil || m.bytes+size <= m.limit {
 		return err
 	}
-	if m.readers == 1 {
+	if m.readers == 1 && m.lent == 0 {
 		return fmt.Errorf("mapped: internal error: one request uses %d bytes of windows, %d more do not fit", m.bytes, size)
 	}
 	return m.wait(w, changed)

@@ -53,7 +53,7 @@ func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.expect([]ref{{p.Backing(nil), 0}, {p.Backing(nil), 2}}); err != nil {
+	if err := m.expect([]ref{{m, p.Backing(nil), 0}, {m, p.Backing(nil), 2}}); err != nil {
 		t.Fatal(err)
 	}
 	w := worker(t)
@@ -83,7 +83,7 @@ func TestFillingATruncatedFile(t *testing.T) {
 	if err := os.Truncate(name, 100); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.expect([]ref{{p.Backing(nil), 0}, {p.Backing(nil), 1}}); err != nil {
+	if err := m.expect([]ref{{m, p.Backing(nil), 0}, {m, p.Backing(nil), 1}}); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); len(m.fill.fills) > 0; time.Sleep(time.Millisecond) {

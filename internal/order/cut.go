@@ -2,70 +2,106 @@ package order
 
 import "fmt"
 
-// Cut says which documents rows of length consecutive tokens hold: where documents begin, and the last one ends, is in
-// borders. python/hbmfs/_segments.py has the same.
+// Cut says which documents rows of length consecutive tokens hold. python/hbmfs/_segments.py has the same.
 type Cut struct {
-	borders, starts []int64
-	length          int64
-	first           []int64 // of each row: its first document
-	Each            []int64 // of each row: how many it holds
+	Total int64 // of documents in all rows
+
+	borders [][]int64 // of each dataset: where documents begin, and the last one ends
+	sources []int32   // of each row: its dataset; nil: the first
+	starts  []int64
+	length  int64
+	first   []int64 // of each row: its first document
+	each    []int64 // of each row: how many it holds
 }
 
-// NewCut finds the documents of each row. Rows must be inside of the tokens.
-func NewCut(borders, starts []int64, length int64, each []int64) (*Cut, error) {
-	if len(borders) < 2 || borders[0] != 0 || length < 1 {
-		return nil, fmt.Errorf("%d borders cut no rows of %d tokens", len(borders), length)
+// NewCut finds the documents of each row, and how many each holds. Rows must be inside of the tokens.
+func NewCut(borders [][]int64, sources []int32, starts []int64, length int64, each []int64) (*Cut, error) {
+	c := &Cut{borders: borders, sources: sources, starts: starts, length: length, first: make([]int64, len(starts)), each: each}
+	for _, b := range borders {
+		if len(b) < 2 || b[0] != 0 || length < 1 {
+			return nil, fmt.Errorf("%d borders cut no rows of %d tokens", len(b), length)
+		}
 	}
-	c := &Cut{borders, starts, length, make([]int64, len(starts)), each}
-	end := borders[len(borders)-1]
-	for _, start := range starts {
-		if start < 0 || start > end-length {
-			return nil, fmt.Errorf("a row of %d tokens from %d on, of %d", length, start, end)
+	for i, start := range starts {
+		if k := c.source(i); k < 0 || k >= len(borders) {
+			return nil, fmt.Errorf("a row is of dataset %d, of %d", k, len(borders))
+		}
+		if b := c.of(i); start < 0 || start > b[len(b)-1]-length {
+			return nil, fmt.Errorf("a row of %d tokens from %d on, of %d", length, start, b[len(b)-1])
 		}
 	}
 	eachPart(len(starts), func(from, to int) {
+		c.find(from, to)
 		for i := from; i < to; i++ {
-			c.first[i] = c.holds(starts[i])
-			for d := c.first[i]; borders[d] < starts[i]+length; d++ {
-				if borders[d+1] > borders[d] {
+			each[i] = 0
+			b, end := c.of(i), starts[i]+length
+			for d := c.first[i]; b[d] < end; d++ {
+				if b[d+1] > b[d] {
 					each[i]++
 				}
 			}
 		}
 	})
+	for _, n := range each {
+		c.Total += n
+	}
 	return c, nil
 }
 
-// holds gives the document that holds a token.
-func (c *Cut) holds(token int64) int64 {
-	low, high := int64(0), int64(len(c.borders)-1) // borders[low] <= token < borders[high]
-	for high-low > 1 {
-		middle := (low + high) / 2
-		if c.borders[middle] <= token {
-			low = middle
-		} else {
-			high = middle
+func (c *Cut) source(row int) int {
+	if c.sources == nil {
+		return 0
+	}
+	return int(c.sources[row])
+}
+
+// of gives the borders of a row's dataset.
+func (c *Cut) of(row int) []int64 { return c.borders[c.source(row)] }
+
+// find gives each row the document that holds its first token. It halves the documents of several rows in turn, since each look
+// waits for memory, and those of different rows wait at once.
+func (c *Cut) find(from, to int) {
+	const together = 16
+	for ; from < to; from += together {
+		var left [together]int64 // documents that may hold the token; first is the first of them
+		rows := min(together, to-from)
+		for k := range rows {
+			left[k] = int64(len(c.of(from+k))) - 1
+		}
+		for more := true; more; {
+			more = false
+			for k := range rows {
+				half := left[k] / 2
+				if c.of(from + k)[c.first[from+k]+half] <= c.starts[from+k] {
+					c.first[from+k] += half
+				}
+				left[k] -= half
+				more = more || left[k] > 1
+			}
 		}
 	}
-	return low
 }
 
 // Fill gives the documents of all rows, how much of each a row holds, and whether it goes on behind the row.
 func (c *Cut) Fill(lengths, documents []int64, goesOn []byte) {
-	at := 0
-	for i, start := range c.starts {
-		end := start + c.length
-		for d := c.first[i]; c.borders[d] < end; d++ {
-			if c.borders[d+1] == c.borders[d] {
-				continue
-			}
-			lengths[at] = min(c.borders[d+1], end) - max(c.borders[d], start)
-			documents[at] = d
-			goesOn[at] = 0
-			if c.borders[d+1] > end {
-				goesOn[at] = 1
-			}
-			at++
-		}
+	places, at := make([]int64, len(c.starts)), int64(0)
+	for i, n := range c.each {
+		places[i] = at
+		at += n
 	}
+	eachPart(len(c.starts), func(from, to int) {
+		for i := from; i < to; i++ {
+			at, start, end, b := places[i], c.starts[i], c.starts[i]+c.length, c.of(i)
+			for d := c.first[i]; b[d] < end; d++ {
+				if b[d+1] == b[d] {
+					continue
+				}
+				lengths[at], documents[at], goesOn[at] = min(b[d+1], end)-max(b[d], start), d, 0
+				if b[d+1] > end {
+					goesOn[at] = 1
+				}
+				at++
+			}
+		}
+	})
 }

@@ -48,6 +48,62 @@ func TestBestFit(t *testing.T) {
 	}
 }
 
+// TestPack packs documents of all lengths: every token comes once, in the order of its document, and samples are full but for padding.
+func TestPack(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for range 200 {
+		room := 1 + random.Int64N(40)
+		d := Documents{Borders: []int64{0}}
+		for range random.IntN(60) {
+			d.Borders, d.Begins = append(d.Borders, d.Borders[len(d.Borders)-1]+random.Int64N(1+2*room)), append(d.Begins, random.Int64N(1000))
+		}
+		var numbers, keys []int64
+		for n := range d.Begins {
+			numbers = append(numbers, int64(n))
+		}
+		random.Shuffle(len(numbers), func(i, j int) { numbers[i], numbers[j] = numbers[j], numbers[i] })
+		for range random.IntN(2) * 6 {
+			keys = append(keys, random.Int64())
+		}
+		shuffle := make([]uint64, len(keys))
+		for i, key := range keys {
+			shuffle[i] = uint64(key)
+		}
+		p, err := d.Pack(numbers, room, shuffle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		came, k, q := make([]int64, len(d.Begins)), 0, 0
+		for s, n := range p.Pieces {
+			place, end := int64(s)*room, q+int(p.Sequences[s])
+			for range n {
+				doc := p.Numbers[q]
+				if p.Places[k] != place || p.Lengths[k] != p.Tokens[q] || p.Starts[k] < d.Begins[doc] || (p.Starts[k]-d.Begins[doc])%room != 0 {
+					t.Fatalf("piece %d of sample %d: %d tokens from %d to %d, of document %d", k, s, p.Lengths[k], p.Starts[k], p.Places[k], doc)
+				}
+				came[doc], place, k, q = came[doc]+p.Lengths[k], place+p.Lengths[k], k+1, q+1
+			}
+			if q < end && p.Numbers[q] == -1 {
+				place, q = place+p.Tokens[q], q+1
+			}
+			if place != int64(s+1)*room || q != end {
+				t.Fatalf("sample %d of %d tokens ends at %d", s, room, place)
+			}
+		}
+		for doc, n := range came {
+			if n != d.Borders[doc+1]-d.Borders[doc] {
+				t.Fatalf("%d tokens of document %d", n, doc)
+			}
+		}
+	}
+	d := Documents{Borders: []int64{0, 5, 1 << 60, 3, 6}}
+	for _, numbers := range [][]int64{{-1}, {4}, {1}, {2}, {0, 3}} {
+		if _, err := d.Pack(numbers, 7, nil); err == nil {
+			t.Errorf("documents %v were packed", numbers)
+		}
+	}
+}
+
 // TestDraw gives sources a sample each 2, 4 and 4 samples. Python's tests compare real weights.
 func TestDraw(t *testing.T) {
 	one := Wide{0, 1}
@@ -77,35 +133,48 @@ func TestDraw(t *testing.T) {
 func TestCut(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 100 {
-		borders := []int64{0}
-		for range 1 + random.IntN(50) {
-			borders = append(borders, borders[len(borders)-1]+random.Int64N(9))
+		var borders [][]int64
+		shortest := int64(1 << 62)
+		for range 1 + random.IntN(3) {
+			b := []int64{0}
+			for range 1 + random.IntN(50) {
+				b = append(b, b[len(b)-1]+random.Int64N(9))
+			}
+			borders, shortest = append(borders, b), min(shortest, b[len(b)-1])
 		}
-		end := borders[len(borders)-1]
-		if end == 0 {
+		if shortest == 0 {
 			continue
 		}
-		length := 1 + random.Int64N(end)
-		starts, each := make([]int64, random.IntN(3000)), make([]int64, 3000)
-		for i := range starts {
-			starts[i] = random.Int64N(end - length + 1)
+		length := 1 + random.Int64N(shortest)
+		starts, sources, each := make([]int64, random.IntN(3000)), []int32(nil), make([]int64, 3000)
+		if len(borders) > 1 {
+			sources = make([]int32, len(starts))
 		}
-		c, err := NewCut(borders, starts, length, each[:len(starts)])
+		of := func(row int) []int64 {
+			if sources == nil {
+				return borders[0]
+			}
+			return borders[sources[row]]
+		}
+		for i := range starts {
+			if sources != nil {
+				sources[i] = int32(random.IntN(len(borders)))
+			}
+			b := of(i)
+			starts[i] = random.Int64N(b[len(b)-1] - length + 1)
+		}
+		c, err := NewCut(borders, sources, starts, length, each[:len(starts)])
 		if err != nil {
 			t.Fatal(err)
 		}
-		total := int64(0)
-		for _, n := range each[:len(starts)] {
-			total += n
-		}
-		lengths, documents, goesOn := make([]int64, total), make([]int64, total), make([]byte, total)
+		lengths, documents, goesOn := make([]int64, c.Total), make([]int64, c.Total), make([]byte, c.Total)
 		c.Fill(lengths, documents, goesOn)
 		at := 0
 		for i, start := range starts {
-			token := start
+			token, b := start, of(i)
 			for range each[i] {
 				d := documents[at]
-				if token < borders[d] || token+lengths[at] > borders[d+1] || (goesOn[at] == 1) != (borders[d+1] > start+length) {
+				if token < b[d] || token+lengths[at] > b[d+1] || (goesOn[at] == 1) != (b[d+1] > start+length) {
 					t.Fatalf("row %d from %d: %d tokens of document %d", i, start, lengths[at], d)
 				}
 				token, at = token+lengths[at], at+1
@@ -114,8 +183,16 @@ func TestCut(t *testing.T) {
 				t.Fatalf("row %d ends at %d", i, token)
 			}
 		}
+		if at != len(documents) {
+			t.Fatalf("%d documents, %d of rows", len(documents), at)
+		}
 	}
-	if _, err := NewCut([]int64{0, 5}, []int64{3}, 3, make([]int64, 1)); err == nil {
+	if _, err := NewCut([][]int64{{0, 5}}, nil, []int64{3}, 3, make([]int64, 1)); err == nil {
 		t.Error("a row outside was cut")
+	}
+	for _, source := range []int32{-1, 1} {
+		if _, err := NewCut([][]int64{{0, 5}}, []int32{source}, []int64{1}, 3, make([]int64, 1)); err == nil {
+			t.Errorf("a row of dataset %d was cut", source)
+		}
 	}
 }

@@ -46,7 +46,7 @@ func moved(k, other, size uint64) uint64 {
 }
 
 // atOnce is how many parts are worked on at once, of so many elements at least.
-const atOnce, leastOfPart = 4, 512
+const atOnce, leastOfPart = 8, 512
 
 // eachPart calls fn for parts of n elements, at once.
 func eachPart(n int, fn func(from, to int)) {

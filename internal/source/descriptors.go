@@ -48,7 +48,7 @@ func (h *Descriptors) Share() int {
 // Pin opens files, at most a share and each once, all of one lender. They stay open until Unpin. The caller must hold nothing
 // that another request needs before it can unpin.
 func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
-	if h.pinOpen(files) {
+	if h.PinOpen(files) {
 		return nil
 	}
 	select {
@@ -134,8 +134,8 @@ func (h *Descriptors) isOpen(b *Backing) bool {
 	return b.element != nil
 }
 
-// pinOpen pins files if all of them are open.
-func (h *Descriptors) pinOpen(files []*Backing) bool {
+// PinOpen is Pin, if all of the files are open.
+func (h *Descriptors) PinOpen(files []*Backing) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.waiting {

@@ -1,4 +1,4 @@
-"""Batches whose rows several datasets give: one gather of each of them, and then the rows in their order."""
+"""Batches whose rows one dataset gives, or several: by one request where that can be, else a gather of each of them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._scatter import Ints, Scatter
+from . import tokens
+from ._scatter import Ints, Scatter, Spans
 from .request import Request
 
 if TYPE_CHECKING:
-    from .dataset import Dataset
+    from ._segments import Sequences
 
 Part = tuple[int, Ints, Ints]
 """The number of a dataset, the rows of the batch that it gives (ascending), and the token offset of each of them."""
 
 
-class Shares(NamedTuple):
-    """The rows of a batch by dataset."""
+class Batch(NamedTuple):
+    """A batch as it is planned."""
 
-    counts: Ints  # of each dataset
-    starts: Ints  # token offsets: the first dataset's, the second one's, and so on
-    rows: Ints  # where each goes
-
-    @classmethod
-    def none(cls, datasets: int) -> Shares:
-        """Those of an empty batch."""
-        return cls(np.zeros(datasets, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
-
-    def parts(self) -> list[Part]:
-        """Those of each dataset that has some."""
-        ends = np.cumsum(self.counts).tolist()
-        return [(i, self.rows[a:b], self.starts[a:b]) for i, (a, b) in enumerate(itertools.pairwise([0, *ends])) if a < b]
+    spans: Spans
+    sequences: Sequences | None = None  # where a batch says where documents begin
 
 
 class Joined:
@@ -44,6 +34,19 @@ class Joined:
         self._requests = list(requests)
         self._results: list[Any] = []
         self._finish = finish
+
+    @classmethod
+    def begin(cls, begins: Sequence[Callable[[], Any]], finish: Callable[[list[Any]], Any]) -> Joined:
+        """Begins requests. Where one cannot begin, those before it are cancelled."""
+        begun: list[Any] = []
+        try:
+            for begin in begins:
+                begun.append(begin())
+        except BaseException:
+            for request in begun:
+                request.cancel()
+            raise
+        return cls(begun, finish)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for all of them, and gives what `finish` makes of their results. An error of one of them cancels the others."""
@@ -66,35 +69,69 @@ class Joined:
 
 
 class Rows:
-    """Begins the batches of a mixture, as a queue asks for them. All datasets are on one device."""
+    """Begins the batches of a stream, as a queue asks for them. All datasets are on one device. A batch with sequences comes with what
+    they say of each token: (tokens, (cu_seqlens, position_ids, document_ids))."""
 
-    def __init__(self, datasets: Sequence[Dataset], dtype: np.dtype[Any]) -> None:
-        self._datasets, self._dtype = datasets, dtype
+    def __init__(self, datasets: Sequence[Any], dtype: Any) -> None:
+        self._datasets, first = list(datasets), datasets[0]
+        self._given = dtype
+        self._narrow = first.dtype
+        self._dtype = self._narrow if dtype is None else tokens.parse_dtype(dtype)
+        self._wide = self._dtype != self._narrow
         self._scatter = Scatter.of(datasets)
+        self._writer = self._scatter or _scatter_of(first)  # of what sequences say
 
-    def begin_gather(self, starts: Shares, length: int, *, dtype: Any = None) -> Joined | Request[Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made again of the datasets, which multiprocessing's spawn opens again."""
+        return Rows, (self._datasets, self._given)
+
+    def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Any:
         """Starts reading a batch: rows of `length` tokens. Files of one type are read by one request, straight to their rows."""
+        spans, sequences = batch
+        if self._scatter is not None and self._at_once(self._scatter):
+            array = self._datasets[0].place().allocate((spans.rows, length), self._narrow)
+            return self._scatter.begin(array, spans.rows * length, spans, length, sequences, self._widened if self._wide else None)
+        if sequences is None:
+            return self.gather(spans, length, dtype)
+        return Joined.begin([lambda: self.gather(spans, length, dtype), lambda: self.expand(sequences)], tuple)
+
+    def _at_once(self, scatter: Scatter) -> bool:
+        """Whether one request does it. A dataset that is alone widens its tokens by itself."""
+        return scatter.works() and (not self._wide or (len(self._datasets) > 1 and bool(self._datasets[0].place().orders)))
+
+    def _widened(self, got: Any) -> Any:
+        """What a request gave, with tokens of the type that was asked for."""
+        convert = self._datasets[0].place().convert
+        return (convert(got[0], self._dtype, None), got[1]) if isinstance(got, tuple) else convert(got, self._dtype, None)
+
+    def expand(self, sequences: Sequences) -> Request[Any]:
+        """Starts writing what sequences say of each token."""
+        if self._writer is None or not self._writer.works():
+            return Request(None, sequences.expanded())
+        return self._writer.begin((None, 0, 0), 0, Spans(0, np.empty(0, np.int64)), 0, sequences, lambda got: got[1])
+
+    def gather(self, spans: Spans, length: int, dtype: Any) -> Any:
+        """Starts reading the tokens, by a gather of each dataset."""
+        shape = (spans.rows, length)
+        if spans.lengths is not None:
+            return self._datasets[0].begin_pieces(spans.starts, spans.lengths, spans.places, shape, dtype=dtype)
+        if len(self._datasets) == 1:
+            return self._datasets[0].begin_gather(spans.starts, length, dtype=dtype)
         place = self._datasets[0].place()
-        narrow = np.dtype(self._datasets[0].dtype)
-        if self._scatter is not None and (narrow == self._dtype or place.orders) and self._scatter.works():
-            shape = (len(starts.rows), length)
-            finish = None if narrow == self._dtype else lambda batch: place.convert(batch, self._dtype, None)
-            return self._scatter.begin(place.allocate(shape, narrow), shape[0] * length, starts.counts, starts.starts, length, starts.rows * length, finish)
-        parts = starts.parts() if place.orders else _stretches(starts.parts())
+        parts: list[Part] = [(i, rows, spans.starts[rows]) for i in range(len(self._datasets)) for rows in [spans.of(i)] if len(rows)]
+        if not place.orders:
+            parts = _stretches(parts)
         rows = np.concatenate([rows for _, rows, _ in parts]) if parts else np.empty(0, np.int64)
-        batch, _, _ = place.allocate((len(rows), length), self._dtype)
-        begun: list[Any] = []
-        end = 0
-        try:
-            for source, part, offsets in parts:
-                first, end = (end, end + len(part)) if place.orders else (int(part[0]), int(part[0]) + len(part))
-                begun.append(self._datasets[source].begin_gather(offsets, length, out=place.rows(batch, first, end), dtype=dtype))
-        except BaseException:
-            for request in begun:
-                request.cancel()
-            raise
+        batch, _, _ = place.allocate(shape, self._dtype)
+
+        def begin(part: Part, end: int) -> Callable[[], Any]:
+            source, own, starts = part
+            first = end - len(own) if place.orders else int(own[0])
+            return lambda: self._datasets[source].begin_gather(starts, length, out=place.rows(batch, first, first + len(own)), dtype=dtype)
+
+        ends = itertools.accumulate(len(own) for _, own, _ in parts)
         ordered = not place.orders or len(parts) < 2
-        return Joined(begun, lambda _: batch if ordered else place.order(batch, rows))
+        return Joined.begin([*map(begin, parts, ends)], lambda _: batch if ordered else place.order(batch, rows))
 
 
 class Beside:
@@ -103,17 +140,24 @@ class Beside:
     def __init__(self, rows: dict[str, Rows]) -> None:
         self._rows = rows
 
-    def begin_gather(self, starts: Shares, length: int, *, dtype: Any = None) -> Joined:
-        """Starts reading a batch, which is a dict."""
-        begun: list[Any] = []
-        try:
-            for rows in self._rows.values():
-                begun.append(rows.begin_gather(starts, length, dtype=None if begun else dtype))
-        except BaseException:
-            for request in begun:
-                request.cancel()
-            raise
-        return Joined(begun, lambda batches: dict(zip(self._rows, batches, strict=True)))
+    def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Joined:
+        """Starts reading a batch, whose tokens are a dict. dtype is of the first name."""
+        names, sequences = list(self._rows), batch.sequences
+
+        def begin(name: str) -> Callable[[], Any]:
+            return lambda: self._rows[name].begin_gather(Batch(batch.spans), length, dtype=dtype if name == names[0] else None)
+
+        begins = [begin(name) for name in names]
+        if sequences is None:
+            return Joined.begin(begins, lambda got: dict(zip(names, got, strict=True)))
+        return Joined.begin([*begins, lambda: self._rows[names[0]].expand(sequences)], lambda got: (dict(zip(names, got[:-1], strict=True)), got[-1]))
+
+
+def _scatter_of(dataset: Any) -> Scatter | None:
+    """A Scatter on the device of a part, or of aligned datasets."""
+    while dataset is not None and getattr(dataset, "_file", None) is None:
+        dataset = getattr(dataset, "whole", None) or getattr(dataset, "first", None)
+    return None if dataset is None else Scatter([dataset])
 
 
 def _stretches(parts: Sequence[Part]) -> list[Part]:

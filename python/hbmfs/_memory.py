@@ -3,12 +3,13 @@
 import importlib.util
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from . import _device
-from ._native import NO_STREAM, Library
+from ._native import NO_STREAM, Library, address
 from .device_array import DeviceArray, Memory
 from .errors import DeviceError, DtypeError, InvalidError, OutOfMemoryError
 
@@ -61,7 +62,7 @@ class Host:
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         value = np.empty(shape, dtype)
-        return value, value.ctypes.data, NO_STREAM
+        return value, address(value), NO_STREAM
 
     def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
         if hasattr(out, "data_ptr"):
@@ -100,10 +101,15 @@ class Torch:
         self._torch = torch
         self._index = device
         self._device = torch.device("cuda", device)
+        self._types: dict[Dtype, Any] = {}  # torch's, by NumPy's, which names them slowly
+        self._current: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # as torch's own compiler asks
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
+        kind = self._types.get(dtype)
+        if kind is None:
+            kind = self._types[dtype] = getattr(self._torch, dtype.name)
         try:
-            value = self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device=self._device)
+            value = self._torch.empty(shape, dtype=kind, device=self._device)
         except self._torch.cuda.OutOfMemoryError as err:
             size = math.prod(shape) * dtype.itemsize
             raise OutOfMemoryError(f"cuda:{self._index} has no {size} bytes left: delete tensors, or ask for less at a time") from err
@@ -125,7 +131,7 @@ class Torch:
         return signed(value)[places].view(value.dtype)
 
     def stream(self) -> int:
-        return int(self._torch.cuda.current_stream(self._index).cuda_stream)
+        return self._current(self._index) if self._current else int(self._torch.cuda.current_stream(self._index).cuda_stream)
 
 
 def signed(value: Any) -> Any:

@@ -146,6 +146,41 @@ class Result(_Sized):
     _fields_ = [("struct_size", _u32), ("reserved", _u32), ("moved", Moved), ("path", ctypes.c_char * 16), ("reason", ctypes.c_char * 256)]
 
 
+class Batch(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("element", _i32),
+        ("files", ctypes.c_void_p),
+        ("begins", ctypes.c_void_p),
+        ("file_count", _i64),
+        ("count", _i64),
+        ("sources", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("length", _i64),
+        ("dst", _u64),
+        ("dst_length", _i64),
+        ("stream", _u64),
+        ("sequence_count", _i64),
+        ("sequence_lengths", ctypes.c_void_p),
+        ("sequence_documents", ctypes.c_void_p),
+        ("elements", _i64),
+        ("cu_seqlens", _u64),
+        ("position_ids", _u64),
+        ("document_ids", _u64),
+    ]
+
+
+class PackedSamples(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("reserved", _u32),
+        *[(name, _i64) for name in ("capacity", "pieces", "sequences", "samples")],
+        *[(name, ctypes.c_void_p) for name in ("starts", "lengths", "places", "sequence_lengths", "sequence_documents", "pieces_each", "sequences_each")],
+    ]
+
+
 class WriterOptions(_Sized):
     _fields_ = [
         ("struct_size", _u32),
@@ -224,9 +259,9 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "prefetch": [_Handle, ctypes.c_void_p, ctypes.c_void_p, _i64],
     "read_begin": [_Handle, _u64, _i64, _i64, _i64, _u64, _pointer(_Handle)],
     "gather_begin": [_Handle, _u64, _i64, ctypes.c_void_p, _i64, _i64, _i32, _u64, _pointer(_Handle)],
-    "scatter_begin": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 3, _u64, _i64, _u64, _pointer(_Handle)],
-    "best_fit": [ctypes.c_void_p, _i64, _i64, ctypes.c_void_p, _pointer(_i64)],
-    "cut": [*[ctypes.c_void_p, _i64] * 2, _i64, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
+    "batch_begin": [_pointer(Batch), _pointer(_Handle)],
+    "pack": [ctypes.c_void_p, _i64, *[ctypes.c_void_p] * 2, _i64, _i64, ctypes.c_void_p, _i64, _pointer(PackedSamples)],
+    "cut": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 2, *[_i64] * 2, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
     "permute": [ctypes.c_void_p, _i64, _u64, _u64, _u64, ctypes.c_void_p, _i64],
     "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],
     "wait": [_Handle, _i64, _pointer(Result)],
@@ -255,6 +290,12 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "write_progress": [_Handle, _pointer(_i64)],
     "write_wait": [_Handle, _i64, _pointer(WriteResult), ctypes.c_void_p, _i64],
 }
+
+
+def address(array: Any) -> int:
+    """Where an array of NumPy's lies, sooner than by its ctypes."""
+    where: int = array.__array_interface__["data"][0]
+    return where
 
 
 class Library:

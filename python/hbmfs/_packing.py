@@ -7,28 +7,75 @@ time follows the number of lengths, at most `room`, more than that of the pieces
 
 from __future__ import annotations
 
-import ctypes
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._native import library
+from ._native import PackedSamples, address, library
+from ._pieces import Pieces
+from ._segments import Segments
+from .permutation import Permutation, keys
 
 Ints = NDArray[np.int64]
 
 
-def best_fit(lengths: Ints, room: int) -> tuple[Ints, int]:
-    """Gives each piece of 1 to `room` tokens the number of a sample of `room` tokens, and the number of samples. A forked child
-    has no library, and does it here."""
+class Packing(NamedTuple):
+    """Documents, or parts of them, that fill samples: pieces of one sample after another, and likewise its sequences, which are
+    the pieces and the padding behind them."""
+
+    starts: Ints
+    lengths: Ints
+    places: Ints  # in the samples, one behind the other
+    segments: Segments
+    pieces: Ints  # of each sample
+    sequences: Ints
+
+
+def pack(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: tuple[int, int] | None) -> Packing:
+    """Packs documents into samples of `room` tokens. borders are those of all documents, begins where each begins in the file; shuffle
+    is the seed and the epoch of the samples' order, None for that in which they were begun. A forked child has no library, and
+    does it here."""
     if library().forked:
-        return best_fit_here(lengths, room)
-    lengths, sample, samples = np.ascontiguousarray(lengths, np.int64), np.empty(len(lengths), np.int64), ctypes.c_int64()
-    library().ask("best_fit", lengths.ctypes.data, len(lengths), room, sample.ctypes.data, samples)
-    return sample, samples.value
+        return pack_here(borders, begins, documents, room, shuffle)
+    borders, begins, documents = (np.ascontiguousarray(array, np.int64) for array in (borders, begins, documents))
+    rounds = np.empty(0, np.uint64) if shuffle is None else keys(*shuffle)
+    capacity = len(documents) + 2 * len(documents) * int(borders[-1]) // ((len(borders) - 1) * room) + 64  # mostly enough
+    while True:
+        starts, lengths, places, pieces, sequences = (np.empty(capacity, np.int64) for _ in range(5))
+        tokens, numbers = (np.empty(2 * capacity, np.int64) for _ in range(2))
+        packed = PackedSamples(
+            capacity=capacity, starts=address(starts), lengths=address(lengths), places=address(places), sequence_lengths=address(tokens),
+            sequence_documents=address(numbers), pieces_each=address(pieces), sequences_each=address(sequences),
+        )  # fmt: skip
+        library().ask("pack", address(borders), len(borders), address(begins), address(documents), len(documents), room, address(rounds), len(rounds), packed)
+        if packed.pieces <= capacity:
+            break
+        capacity = packed.pieces
+    n, said, samples = packed.pieces, packed.sequences, packed.samples
+    segments = Segments(tokens[:said], numbers[:said], np.zeros(said, np.bool_))
+    return Packing(starts[:n], lengths[:n], places[:n], segments, pieces[:samples], sequences[:samples])
+
+
+def pack_here(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: tuple[int, int] | None) -> Packing:
+    """The same by NumPy."""
+    first = np.asarray(begins[documents])
+    whole = np.asarray(borders[documents + 1]) - np.asarray(borders[documents])
+    many = -(-whole // room)
+    part = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)
+    starts = np.repeat(first, many) + part * room
+    lengths = np.minimum(np.repeat(whole, many) - part * room, room)
+    sample, samples = best_fit_here(lengths, room)
+    if shuffle is not None and samples:
+        sample = Permutation(samples, *shuffle)(np.arange(samples))[sample]
+    order = np.argsort(sample, kind="stable")
+    pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], np.bincount(sample, minlength=samples))
+    segments, sequences = pieces.segments(room)
+    return Packing(pieces.starts, pieces.lengths, pieces.places(room), segments, pieces.samples, sequences)
 
 
 def best_fit_here(lengths: Ints, room: int) -> tuple[Ints, int]:
-    """The same in Python."""
+    """Gives each piece of 1 to `room` tokens the number of a sample of `room` tokens, and the number of samples."""
     count: list[int] = np.bincount(lengths, minlength=room + 1).tolist()
     free: list[list[tuple[int, int]]] = [[] for _ in range(room + 1)]  # by tokens left: (first sample, how many)
     some = 0  # bit r: free[r] is not empty

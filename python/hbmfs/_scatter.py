@@ -1,19 +1,39 @@
-"""Spans of tokens of one dataset, or of several, to places of one array: one request, however many there are."""
+"""Spans of tokens of one dataset, or of several, to places of one array, and the documents that they are of: one request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _native
+from ._native import address
 from .request import Request
 
 if TYPE_CHECKING:
+    from ._memory import Place
+    from ._segments import Sequences
     from .dataset import Dataset
 
 Ints = NDArray[np.int64]
+
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
+class Spans(NamedTuple):
+    """What the rows of a batch are read from. Arrays are in C order."""
+
+    rows: int
+    starts: Ints  # of each span: its first token
+    sources: NDArray[np.int32] | None = None  # of each span: the number of its dataset; None: the first
+    lengths: Ints | None = None  # of each span; None: a row is a span
+    places: Ints | None = None  # of each span: the token of the batch that it goes to
+
+    def of(self, source: int) -> Ints:
+        """The numbers of the spans of a dataset."""
+        return np.arange(len(self.starts)) if self.sources is None else np.flatnonzero(self.sources == source)
 
 
 class Scatter:
@@ -24,7 +44,10 @@ class Scatter:
         self._files = [dataset._file for dataset in datasets]
         self._handles = np.array([file._handle for file in self._files if file], np.uint64)
         self._begins = np.array([dataset._tokens.offset for dataset in datasets], np.int64)
-        self._pointer, self._headers = self._handles.ctypes.data, bool(self._begins.any())
+        self._size = datasets[0].dtype.itemsize
+        self._batch = bytes(
+            _native.Batch(element=self._size, files=address(self._handles), begins=address(self._begins), file_count=len(datasets)),
+        )
 
     @classmethod
     def of(cls, datasets: Sequence[Any]) -> Scatter | None:
@@ -37,28 +60,37 @@ class Scatter:
 
     def works(self) -> bool:
         """Whether this process may use it. An error if one of them is closed."""
-        files = [dataset._open() for dataset in self._datasets]
-        return None not in files
+        return None not in [dataset._open() for dataset in self._datasets]
 
     def begin(
-        self, array: tuple[Any, int, int], room: int, counts: Ints, starts: Ints, lengths: Ints | int, places: Ints, finish: Callable[[Any], Any] | None
+        self, array: tuple[Any, int, int], room: int, spans: Spans, length: int, sequences: Sequences | None = None, finish: Callable[[Any], Any] | None = None
     ) -> Request[Any]:
-        """Starts reading: counts[i] spans of dataset i, from the tokens starts on, so many tokens each, to places of the array's
-        `room` tokens. array is of Place.allocate."""
-        (value, pointer, stream), size = array, self._datasets[0].dtype.itemsize
-        k, n = len(counts), len(starts)
-        if n == 0:
-            return Request(None, value, finish)
-        table = np.empty(k + 3 * n, np.int64)  # one, since asking for an address takes a microsecond
-        table[:k] = counts
-        offsets, many, where = table[k:].reshape(3, n)
-        np.multiply(starts, size, out=offsets)
-        if self._headers:
-            offsets += np.repeat(self._begins, counts)
-        np.multiply(lengths, size, out=many)
-        np.multiply(places, size, out=where)
-        at = table.ctypes.data
-        arguments = (self._pointer, at, k, at + 8 * k, at + 8 * (k + n), at + 8 * (k + 2 * n), pointer, room * size, stream)
+        """Starts reading spans to the array's `room` tokens; array is of Place.allocate. With sequences, the request gives the array,
+        and what Sequences.expanded() gives."""
+        value, pointer, stream = array
+        batch = _native.Batch.from_buffer_copy(self._batch)
+        if len(spans.starts):
+            batch.count, batch.starts, batch.length = len(spans.starts), address(spans.starts), length
+            batch.dst, batch.dst_length = pointer, room * self._size
+            if spans.sources is not None:
+                batch.sources = address(spans.sources)
+            if spans.lengths is not None:
+                batch.lengths, batch.places = address(spans.lengths), address(spans.places)
+        batch.stream = stream
+        if sequences is not None:
+            value = (value, self._expand(batch, sequences))
         file = self._files[0]
         assert file is not None
-        return Request.begin(file._library, "scatter_begin", arguments, value, finish=finish, ended=file._reader._saw, owner=self)
+        owner = (self, sequences)  # whose arrays are read while the request is under way
+        return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._ended, owner=owner)
+
+    def _expand(self, batch: _native.Batch, sequences: Sequences) -> tuple[Any, Any, Any]:
+        """Has a request write what sequences say of each token."""
+        place: Place = self._datasets[0].place()
+        n = len(sequences.lengths)
+        borders, batch.cu_seqlens, batch.stream = place.allocate((n + 1,), _INT32)
+        positions, batch.position_ids, _ = place.allocate(sequences.shape, _INT64)
+        documents, batch.document_ids, _ = place.allocate(sequences.shape, _INT64)
+        batch.sequence_count, batch.elements = n, sequences.shape[0] * sequences.shape[1]
+        batch.sequence_lengths, batch.sequence_documents = address(sequences.lengths), address(sequences.documents)
+        return borders, positions, documents

@@ -6,14 +6,15 @@ import itertools
 import operator
 import sys
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._joined import Batch
 from ._queue import Queue
-from ._segments import Sequences, as_tensors, rows_and_labels, shifted
+from ._segments import as_tensors, rows_and_labels, shifted
 from .errors import InvalidError
 
 STATE_VERSION = 1
@@ -22,18 +23,12 @@ NEVER = 1 << 62
 _WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once where nobody is told
 
 
-class Batch(NamedTuple):
-    """A batch as it is planned."""
-
-    starts: Any  # as the queue takes them
-    segments: Sequences | None  # where a batch says where documents begin
-
-
 class Stream:
     """An iterable over batches of samples. A kind of stream says what its samples are:
 
     _identity()         what decides the order: a state of another one is refused
-    _batches(positions) what to read for batches, given the places of their samples in the order of all epochs
+    _batches(positions) begins to plan batches, given the places of their samples in the order of all epochs, and gives a function
+                        that gives what to read for them
     _tell(window)       tells the mount's daemon of such batches
     _queue()            begins their reads, and gives them out in order
     pass_samples        the samples of one iteration from its begin to its end, None if it has none
@@ -119,27 +114,24 @@ class Stream:
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Any]:
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         raise NotImplementedError
 
-    def _tell(self, window: list[Any]) -> None:
+    def _tell(self, window: list[Batch]) -> None:
         raise NotImplementedError
 
     def _queue(self) -> Queue:
         raise NotImplementedError
 
-    def _starts(self, batch: Any) -> Any:
-        """What the queue reads for a batch."""
-        return batch.starts
-
     def _told(self) -> bool:
         """Whether a daemon wants to hear of the plan."""
         raise NotImplementedError
 
-    def _shape(self, batch: Any, plan: Any) -> Any:
+    def _shape(self, batch: Any, plan: Batch) -> Any:
         """What a batch is handed out as, which was read by this plan."""
-        if plan.segments is not None:
-            return plan.segments.pack(*rows_and_labels(batch, self.targets))
+        if plan.sequences is not None:
+            rows, expanded = batch
+            return plan.sequences.pack(expanded, *rows_and_labels(rows, self.targets))
         if not self.targets:
             return batch
         return {name: shifted(rows) for name, rows in batch.items()} if isinstance(batch, dict) else shifted(batch)
@@ -158,7 +150,7 @@ class Stream:
         worker, workers = _worker()
         position = self._position
         plan = self._plan(position + worker * self._step, workers * self._step)
-        under_way: deque[Any] = deque()
+        under_way: deque[Batch] = deque()
         with self._queue() as queue:
             self._fill(queue, under_way, plan)
             while under_way:
@@ -175,31 +167,38 @@ class Stream:
             if (end := self._end_by(NEVER)) is not None:
                 self._finish(end)
 
-    def _fill(self, queue: Queue, under_way: deque[Any], plan: Iterator[Any]) -> None:
+    def _fill(self, queue: Queue, under_way: deque[Batch], plan: Iterator[Batch]) -> None:
         for batch in itertools.islice(plan, self.depth - len(queue)):
-            queue.put(self._starts(batch), self._row, dtype=self.dtype)
+            queue.put(batch, self._row, dtype=self.dtype)
             under_way.append(batch)
 
     def _check_unmoved(self, position: int) -> None:
         if self._position != position:
             raise RuntimeError("the stream was moved, by load_state_dict or by another iteration, while this one ran: begin again with iter(stream)")
 
-    def _plan(self, first: int, stride: int) -> Iterator[Any]:
+    def _plan(self, first: int, stride: int) -> Iterator[Batch]:
         """Yields what this reader's batches are made of. The daemon is told of a window of them before the window
         ahead of it is read."""
         tell = bool(self.ahead and self._told())
-        previous: list[Any] = []
-        for window in self._windows(first, stride, tell):
-            if not tell:
+        windows = self._windows(first, stride, tell)
+        previous: list[Batch] = []
+        planned = next(windows, None)
+        while planned is not None:
+            window = planned()
+            if tell:
+                self._tell(window)
+                window, previous, planned = previous, window, next(windows, None)
                 yield from window
                 continue
-            self._tell(window)
-            yield from previous
-            previous = window
+            # The next window is planned while batches of this one are read; the first ones have begun by then.
+            turn = min(self.depth, len(window) - 1)
+            yield from window[:turn]
+            planned = next(windows, None)
+            yield from window[turn:]
         yield from previous
 
-    def _windows(self, first: int, stride: int, tell: bool) -> Iterator[list[Any]]:
-        """Yields the same as lists of batches, since computing the order of many costs hardly more than of one: `ahead` of them
+    def _windows(self, first: int, stride: int, tell: bool) -> Iterator[Callable[[], list[Batch]]]:
+        """Yields the same as lists of batches that are being planned, since computing the order of many costs hardly more than of one: `ahead` of them
         where the daemon is told, otherwise more and more."""
         batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         end, size = None, max(1, self.ahead)

@@ -13,7 +13,7 @@ from . import _device, _native, errors, tokens
 from ._forked import HostFile
 from ._memory import Host, Place
 from ._queue import Queue
-from ._scatter import Scatter
+from ._scatter import Scatter, Spans
 from .reader import File, Reader
 from .request import Request
 
@@ -138,7 +138,7 @@ class Dataset:
             return Request(None, array[0], finish)
         if self._scatter is None:
             self._scatter = Scatter([self])
-        return self._scatter.begin(array, math.prod(shape), np.array([len(starts)]), starts, lengths, places, finish)
+        return self._scatter.begin(array, math.prod(shape), Spans(shape[0], starts, None, lengths, places), 0, finish=finish)
 
     def queue(self, depth: int) -> Queue:
         """A queue of at most ``depth`` gathers under way, given out in order."""

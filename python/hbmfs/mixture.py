@@ -22,7 +22,8 @@ hbmfs.mixture.sources() opens them as Megatron's --data-path or a file names the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import tokens
+from ._ahead import begun
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
-from ._joined import Beside, Rows, Shares
+from ._joined import Batch, Beside, Rows
 from ._queue import Queue
 from ._samples import Samples
-from ._segments import Ints, Segments, Sequences, borders_of, merged, of_rows
-from ._stream import STATE_VERSION, Batch, Stream, at_least
+from ._scatter import Spans
+from ._segments import borders_of, sequences_of
+from ._stream import STATE_VERSION, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
 from .part import Aligned, part_of
 
@@ -169,42 +172,38 @@ class Mixture(Stream):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         if self._assigned_for != self._began:
             self._assigned.restart(0, [0] * len(self.names))
             self._assigned_for = self._began
         self._assigned.forget(self._position - self._began)
         places = positions.reshape(-1) - self._began
-        if not places.size:
-            return [Batch(Shares.none(len(self.names)), None if self._borders is None else merged([], 0)[0].batches(places, 0)[0]) for _ in positions]
-        first, end = int(places[0]), int(places[-1]) + 1
-        before, drawn = self._assigned.counts(first), self._assigned.sources(first, end)
-        mine = drawn[places - first]
-        starts = np.empty(len(places), np.int64)
-        parts: list[tuple[Ints, Segments, Ints]] = []
-        for source, samples in enumerate(self._samples):
-            own = np.flatnonzero(mine == source)
-            if not len(own):
-                continue
-            given = np.cumsum(drawn == source)[places[own] - first] - 1 + before[source] + self._earlier(source)
-            starts[own] = samples.starts(given, self._seeds[source] if self.shuffle else None)
-            if self._borders is not None:
-                parts.append((own, *of_rows(self._borders[source], starts[own], self.seq_len)))
-        steps, batch = positions.shape
-        mine = mine.reshape(positions.shape)
-        rows = np.argsort(mine, axis=1, kind="stable")
-        counts = np.stack([np.count_nonzero(mine == source, axis=1) for source in range(len(self.names))], 1)
-        shares = map(Shares, counts, np.take_along_axis(starts.reshape(positions.shape), rows, 1), rows)
-        segments: list[Sequences | None] = [None] * steps
-        if self._borders is not None:
-            all_segments, each = merged(parts, len(places))
-            segments = [*all_segments.batches(each, batch)]
-        return [Batch(*both) for both in zip(shares, segments, strict=True)]
+        steps, rows = positions.shape
+        starts, sources = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
+        if places.size:
+            first, end = int(places[0]), int(places[-1]) + 1
+            before, drawn = self._assigned.counts(first).tolist(), self._assigned.sources(first, end)
+            sources[:] = drawn[places - first]
+            row = np.full(end - first, -1)  # of each of these samples in this rank's batches
+            row[places - first] = np.arange(len(places))
+            order = np.argsort(drawn, kind="stable")  # the first source's samples, the second one's, and so on
+            ends = np.cumsum(np.bincount(drawn, minlength=len(self._samples))).tolist()
+            for source, (a, b) in enumerate(itertools.pairwise([0, *ends])):
+                own = row[order[a:b]]
+                mine = np.flatnonzero(own >= 0)
+                if len(mine):
+                    given = mine + (before[source] + self._earlier(source))
+                    starts[own[mine]] = self._samples[source].starts(given, self._seeds[source] if self.shuffle else None)
+        each = [*map(Spans, [rows] * steps, starts.reshape(positions.shape), sources.reshape(positions.shape))]
+        if self._borders is None:
+            return lambda: [*map(Batch, each)]
+        said = begun(sequences_of, self._borders, sources, starts, rows, self.seq_len)
+        return lambda: [*map(Batch, each, said())]
 
     def _tell(self, window: list[Batch]) -> None:
-        parts = [part for batch in window for part in batch.starts.parts()]
         for number, dataset in enumerate(self.datasets):
-            if starts := [starts for source, _, starts in parts if source == number]:
+            starts = [batch.spans.starts[batch.spans.of(number)] for batch in window]
+            if any(map(len, starts)):
                 dataset.prefetch(np.concatenate(starts), self._row)
 
     def _told(self) -> bool:

@@ -17,16 +17,20 @@ With targets=True a batch has labels: the next token of the same document, and -
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._packing import best_fit
-from ._pieces import Pieces, Samples
+from ._ahead import begun
+from ._joined import Batch, Rows
+from ._packing import Packing, pack
 from ._queue import Queue
-from ._segments import Ints, Packed, borders_of, fill, next_tokens, rows_and_labels
-from ._stream import STATE_VERSION, Batch, Stream, at_least
+from ._scatter import Spans
+from ._segments import Packed, Segments, Sequences, borders_of, fill, next_tokens, rows_and_labels
+from ._stream import STATE_VERSION, Stream, at_least
+from .device_array import DeviceArray
 from .errors import InvalidError
 from .part import part_of, whole_of
 from .permutation import Permutation
@@ -37,15 +41,29 @@ if TYPE_CHECKING:
 __all__ = ["Packed", "PackedStream"]
 
 
-class _Window(NamedTuple):
-    number: int
-    first: int  # the position of its first sample
-    pieces: Pieces
-    borders: Ints  # the first piece of each sample, and the end
+class _Window:
+    """Documents that were packed together."""
+
+    def __init__(self, number: int, first: int, packing: Packing, room: int) -> None:
+        self.number, self.first, self.room, self.packing = number, first, room, packing  # first is the position of its first sample
+        self._pieces_to, self._sequences_to = (np.append(0, np.cumsum(n)) for n in (packing.pieces, packing.sequences))  # samples' borders in the two
 
     @property
     def end(self) -> int:
-        return self.first + len(self.pieces.samples)
+        return self.first + len(self.packing.pieces)
+
+    @property
+    def filled(self) -> tuple[int, int]:
+        """Its tokens, and its samples."""
+        return int(self.packing.lengths.sum()), len(self.packing.pieces)
+
+    def part(self, first: int, end: int, row: int) -> tuple[list[Any], Segments]:
+        """The samples at these positions as rows of a batch from `row` on: starts, lengths and places of their pieces; and their
+        sequences."""
+        first, end = first - self.first, end - self.first
+        a, b, c, d = (int(to[n]) for to in (self._pieces_to, self._sequences_to) for n in (first, end))
+        pieces = [self.packing.starts[a:b], self.packing.lengths[a:b], self.packing.places[a:b] + (row - first) * self.room]
+        return pieces, self.packing.segments.part(c, d)
 
 
 class PackedStream(Stream):
@@ -92,6 +110,7 @@ class PackedStream(Stream):
             raise InvalidError(f"{dataset.path} has no tokens")
         self._of_epoch = -(-self._documents // self.window)
         self._whole, self._begins = whole_of(dataset)
+        self._rows = Rows([self._whole], dtype)
         self._row = self.seq_len
         self._began_with = 0  # the window with which this pass began
         self._windows_known: deque[_Window] = deque([self._pack(0, 0)])
@@ -100,7 +119,7 @@ class PackedStream(Stream):
     @property
     def fill_rate(self) -> float:
         """The part of the samples' tokens that documents fill, of the windows that were packed so far."""
-        known = [(int(w.pieces.lengths.sum()), len(w.pieces.samples)) for w in self._windows_known]
+        known = [w.filled for w in self._windows_known]
         tokens, samples = (sum(n) + old for n, old in zip(zip(*known, strict=True), self._filled, strict=True))
         return float(tokens / (samples * self.seq_len))
 
@@ -111,28 +130,24 @@ class PackedStream(Stream):
         documents = np.arange(at * self.window, min((at + 1) * self.window, self._documents))
         if self.shuffle:
             documents = Permutation(self._documents, self.seed, epoch)(documents)
-        begins = np.asarray(self._begins[documents])
-        whole = np.asarray(self._borders[documents + 1]) - np.asarray(self._borders[documents])
-        many = -(-whole // self.seq_len)
-        part = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)
-        starts = np.repeat(begins, many) + part * self.seq_len
-        lengths = np.minimum(np.repeat(whole, many) - part * self.seq_len, self.seq_len)
-        sample, samples = best_fit(lengths, self.seq_len)
-        if self.shuffle and samples:
-            sample = Permutation(samples, self.seed, -1 - number)(sample)
-        order = np.argsort(sample * len(sample) + np.arange(len(sample)))  # stable, and three times as fast as kind="stable"
-        each = np.bincount(sample, minlength=samples)
-        pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], each)
-        return _Window(number, first, pieces, np.concatenate([[0], np.cumsum(each)]))
+        packing = pack(self._borders, self._begins, documents, self.seq_len, (self.seed, -1 - number) if self.shuffle else None)
+        return _Window(number, first, packing, self.seq_len)
+
+    def _more(self, last: _Window, position: int) -> tuple[list[_Window], bool]:
+        """Packs windows behind the last one until they go up to `position`. Says whether they go to the end of the pass."""
+        more: list[_Window] = []
+        while True:
+            ends = self.epochs is not None and last.number + 1 >= self._began_with + self.epochs * self._of_epoch
+            if ends or last.end >= position:
+                return more, ends
+            last = self._pack(last.number + 1, last.end)
+            more.append(last)
 
     def _reach(self, position: int) -> bool:
         """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
-        while True:
-            last = self._windows_known[-1]
-            ends = self.epochs is not None and last.number + 1 >= self._began_with + self.epochs * self._of_epoch
-            if ends or last.end >= position:
-                return ends
-            self._windows_known.append(self._pack(last.number + 1, last.end))
+        more, ends = self._more(self._windows_known[-1], position)
+        self._windows_known.extend(more)
+        return ends
 
     def _end_by(self, position: int) -> int | None:
         if self.epochs is None or not self._reach(position):
@@ -148,7 +163,7 @@ class PackedStream(Stream):
     def _forget(self) -> None:
         while len(self._windows_known) > 1 and self._windows_known[0].end <= self._position:
             gone = self._windows_known.popleft()
-            self._filled = [self._filled[0] + int(gone.pieces.lengths.sum()), self._filled[1] + len(gone.pieces.samples)]
+            self._filled = [old + n for old, n in zip(self._filled, gone.filled, strict=True)]
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -181,40 +196,46 @@ class PackedStream(Stream):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         self._forget()
-        places = positions.reshape(-1)
-        self._reach(int(places[-1]) + 1 if len(places) else 0)
-        some: list[Pieces] = []
-        for window in self._windows_known:
-            mine = places[(places >= window.first) & (places < window.end)] - window.first
-            many, first = window.pieces.samples[mine], window.borders[mine]
-            which = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
-            some.append(window.pieces.take(which, many))
-        pieces = Pieces(*(np.concatenate(fields) for fields in zip(*some, strict=True)))
-        rows = positions.shape[1]
-        if rows == 0:
-            return [Batch(pieces, pieces.segments(self.seq_len)[0].batches(places, 0)[0])] * len(positions)
-        segments, each = pieces.segments(self.seq_len)
-        return [Batch(*both) for both in zip(pieces.batches(rows), segments.batches(each, rows), strict=True)]
+        last = self._windows_known[-1]
+        more = begun(self._more, last, int(positions[-1, -1]) + 1 if positions.size else 0)
+
+        def batches() -> list[Batch]:
+            packed, _ = more()
+            if self._windows_known[-1] is last:
+                self._windows_known.extend(packed)
+            return [self._batch(int(own[0]), len(own)) if len(own) else self._batch(self._windows_known[0].first, 0) for own in positions]
+
+        return batches
+
+    def _batch(self, first: int, rows: int) -> Batch:
+        """The samples from a position on."""
+        some = [w for w in self._windows_known if w.first <= first + rows and w.end > first]
+        parts = [w.part(max(first, w.first), min(first + rows, w.end), max(w.first - first, 0)) for w in some]
+        starts, lengths, places = (_joined(fields) for fields in zip(*(pieces for pieces, _ in parts), strict=True))
+        segments = Segments(*(_joined(fields) for fields in zip(*(said for _, said in parts), strict=True)))
+        longest = int(segments.lengths.max(initial=0))
+        return Batch(Spans(rows, starts, None, lengths, places), Sequences((rows, self.seq_len), *segments, longest))
 
     def _queue(self) -> Queue:
         self._whole.stats()  # an error if it is closed
-        return Queue(Samples(self._whole), self.depth)
+        return Queue(self._rows, self.depth)
 
     def _tell(self, window: list[Batch]) -> None:
-        self._whole.prefetch(*(np.concatenate(fields) for fields in zip(*((b.starts.starts, b.starts.lengths) for b in window), strict=True)))
+        self._whole.prefetch(*(np.concatenate(fields) for fields in zip(*((b.spans.starts, b.spans.lengths) for b in window), strict=True)))
 
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))
 
     def _shape(self, batch: Any, plan: Batch) -> Packed:
-        tokens, _, beside = rows_and_labels(batch, False)
-        segments = plan.segments
-        assert segments is not None
-        free = bool((segments.segments.documents < 0).any())
-        packed = segments.pack(tokens, next_tokens(tokens) if self.targets else None, beside)
-        if free:
+        (rows, expanded), sequences = batch, plan.sequences
+        assert sequences is not None
+        tokens, _, beside = rows_and_labels(rows, False)
+        if isinstance(tokens, DeviceArray):
+            raise InvalidError("places that stay free on a GPU are padded by torch, which is not installed: install it")
+        packed = sequences.pack(expanded, tokens, next_tokens(tokens) if self.targets else None, beside)
+        if sequences.padded:
             padding = packed.document_ids < 0
             fill(tokens, padding, self.pad)
             for other in (beside or {}).values():
@@ -222,3 +243,7 @@ class PackedStream(Stream):
         if beside and self.targets:
             packed = packed._replace(beside={name: next_tokens(other) for name, other in beside.items()})
         return packed
+
+
+def _joined(arrays: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -24,7 +24,8 @@ from ._joined import Joined
 from ._memory import Place
 from ._pieces import Pieces
 from ._queue import Queue
-from ._segments import Ints, borders_of, of_rows
+from ._scatter import Ints
+from ._segments import borders_of, of_rows
 from .errors import FormatError, InvalidError
 from .permutation import mixed
 
@@ -93,7 +94,7 @@ class Part:
     def _pieces(self, starts: Ints, length: int) -> Pieces:
         if len(starts) and (starts.min() < 0 or starts.max() > len(self) - length):
             raise InvalidError(f"a row of {length} tokens from {int(starts.max())} on is not inside of {self.path}, which has {len(self)}")
-        segments, each = of_rows(self.documents, starts, length)
+        segments, each = of_rows([self.documents], None, starts, length)
         first = np.cumsum(segments.lengths) - segments.lengths  # in the rows one behind the other
         row = np.repeat(np.arange(len(starts)), each)
         at = starts[row] + first - row * length
@@ -112,21 +113,21 @@ class Aligned:
         if not self.datasets or len({(len(d), d.device) for d in self.datasets.values()}) > 1:
             said = ", ".join(f"{name} has {len(d)} tokens on {d.device}" for name, d in self.datasets.items())
             raise InvalidError(f"the datasets are not aligned: {said or 'there are none'}")
-        self._first = next(iter(self.datasets.values()))
+        self.first = next(iter(self.datasets.values()))
         if len({part_of(d).get("part") for d in self.datasets.values()}) > 1:
             raise InvalidError("the datasets are different parts: take the same documents of each")
-        self.path, self.device, self.dtype = self._first.path, self._first.device, self._first.dtype
-        if isinstance(self._first, Part):
-            self.whole, self.begins, self.digest = Aligned({name: d.whole for name, d in self.datasets.items()}), self._first.begins, self._first.digest
+        self.path, self.device, self.dtype = self.first.path, self.first.device, self.first.dtype
+        if isinstance(self.first, Part):
+            self.whole, self.begins, self.digest = Aligned({name: d.whole for name, d in self.datasets.items()}), self.first.begins, self.first.digest
 
-    documents = property(lambda self: self._first.documents)
+    documents = property(lambda self: self.first.documents)
 
     def __len__(self) -> int:
-        return len(self._first)
+        return len(self.first)
 
     def stats(self) -> dict[str, Any]:
         """Of the first one."""
-        stats: dict[str, Any] = self._first.stats()
+        stats: dict[str, Any] = self.first.stats()
         return stats
 
     def queue(self, depth: int) -> Queue:

@@ -46,8 +46,7 @@ class Permutation:
         rows = math.isqrt(n - 1) + 1
         columns = -(-n // rows)
         self._rows, self._columns = np.uint64(rows), np.uint64(columns)
-        digest = hashlib.blake2b(f"{int(seed)} {int(epoch)}".encode(), digest_size=8 * ROUNDS, person=b"hbmfs order")
-        self._keys = np.frombuffer(digest.digest(), "<u8").astype(np.uint64)
+        self._keys = keys(seed, epoch)
 
     def __call__(self, k: ArrayLike) -> NDArray[np.int64]:
         k = np.asarray(k, np.int64)
@@ -92,6 +91,12 @@ class Permutation:
         np.multiply(y, self._rows, out=y)
         np.add(y, x, out=y)
         return y
+
+
+def keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """The keys of the rounds, which are the same for any n."""
+    digest = hashlib.blake2b(f"{int(seed)} {int(epoch)}".encode(), digest_size=8 * ROUNDS, person=b"hbmfs order")
+    return np.frombuffer(digest.digest(), "<u8").astype(np.uint64)
 
 
 def mixed(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -170,10 +170,15 @@ class Reader:
             self._place = place(self._library, self._handle, self.device)
         return self._place
 
+    @property
+    def _ended(self) -> Callable[[_native.Result], None] | None:
+        """What a request tells how it ended, if anybody wants to know."""
+        return None if self.method == "auto" else self._saw
+
     def _saw(self, result: _native.Result) -> None:
         """Warns when a request took another path than the wished one."""
         path = result.path.decode()
-        if self.method not in ("auto", path):
+        if path != self.method:
             self._note(f"read by {path}: {result.reason.decode(errors='replace')}")
 
     def _note(self, why: str) -> None:
@@ -209,7 +214,7 @@ class File:
         if stream is None:
             stream = self._reader._memory().stream()
         arguments = (self._handle, pointer, length, offset, length, stream)
-        return Request.begin(self._library, "read_begin", arguments, length, ended=self._reader._saw, owner=self)
+        return Request.begin(self._library, "read_begin", arguments, length, ended=self._reader._ended, owner=self)
 
     def stream(self) -> int:
         """The caller's current stream, as gather_into takes it."""
@@ -228,8 +233,8 @@ class File:
         finish: Callable[[T], Any] | None = None,
     ) -> Request[T]:
         """Starts reading spans of ``length`` bytes at ``offsets`` (int64, in C order) one after the other to ``pointer``."""
-        arguments = (self._handle, pointer, room, offsets.ctypes.data, len(offsets), length, widen, stream)
-        return Request.begin(self._library, "gather_begin", arguments, value, finish=finish, ended=self._reader._saw, owner=self)
+        arguments = (self._handle, pointer, room, _native.address(offsets), len(offsets), length, widen, stream)
+        return Request.begin(self._library, "gather_begin", arguments, value, finish=finish, ended=self._reader._ended, owner=self)
 
     def prefetch(self, offsets: Any, lengths: Any) -> None:
         """Says which byte ranges will be read, in their order. It is advice: nothing waits, and nothing may come of it."""

@@ -93,7 +93,7 @@ class Request(Generic[T]):
     def _look(self, seconds: float) -> int:
         """Waits once in the library, and takes note of how the request ended."""
         assert self._library is not None
-        result = Result()
+        result = None if self._ended is None else Result()
         try:
             code = self._library.ask("wait", self._handle, int(seconds * 1e9), result)
         except errors.Error as err:
@@ -101,7 +101,7 @@ class Request(Generic[T]):
             raise
         if code == OK:
             self._handle.value = 0
-            if self._ended is not None:
+            if self._ended is not None and result is not None:
                 self._ended(result)
         return code
 

@@ -34,18 +34,22 @@ where a loader is iterated more than once: new workers would begin where the str
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._ahead import begun
+from ._joined import Batch, Rows
+from ._queue import Queue
 from ._samples import Samples
-from ._segments import Sequences, borders_of, of_rows
-from ._stream import STATE_VERSION, Batch, Stream, at_least
+from ._scatter import Spans
+from ._segments import borders_of, sequences_of
+from ._stream import STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 
 if TYPE_CHECKING:
-    from ._queue import Queue
     from .dataset import Dataset
 
 
@@ -101,6 +105,7 @@ class TokenStream(Stream):
         self.documents = bool(documents)
         self._borders = borders_of(dataset) if packed else None
         self._samples = Samples(dataset, self.seq_len, self._row, self.documents)
+        self._rows = Rows([dataset], dtype)
         self.samples = self._samples.count
         self.pass_samples = None if self.epochs is None else self.epochs * self.samples
         if self.drop_last and self.pass_samples is not None and self.pass_samples < self._step:
@@ -125,19 +130,20 @@ class TokenStream(Stream):
             **self._samples.identity(),
         }
 
-    def _batches(self, positions: NDArray[np.int64]) -> list[Batch]:
-        starts = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None)
-        segments: list[Sequences | None] = [None] * len(positions)
-        if self._borders is not None:
-            all_segments, each = of_rows(self._borders, starts, self.seq_len)
-            segments = [*all_segments.batches(each, positions.shape[1])]
-        return [Batch(*batch) for batch in zip(starts.reshape(positions.shape), segments, strict=True)]
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+        starts, rows = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None), positions.shape[1]
+        each = [Spans(rows, own) for own in starts.reshape(positions.shape)]
+        if self._borders is None:
+            return lambda: [*map(Batch, each)]
+        said = begun(sequences_of, [self._borders], None, starts, rows, self.seq_len)
+        return lambda: [*map(Batch, each, said())]
 
     def _tell(self, window: list[Batch]) -> None:
-        self.dataset.prefetch(np.concatenate([batch.starts for batch in window]), self._row)
+        self.dataset.prefetch(np.concatenate([batch.spans.starts for batch in window]), self._row)
 
     def _queue(self) -> Queue:
-        return self.dataset.queue(self.depth)
+        self.dataset.stats()  # an error if it is closed
+        return Queue(self._rows, self.depth)
 
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))

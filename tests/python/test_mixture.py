@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import pickle
 import random
 import time
 from fractions import Fraction
@@ -289,6 +290,18 @@ def test_sources_of_several_readers_of_one_gpu(gpu, tmp_path):
         assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
         for dataset, _ in given.values():
             assert dataset.stats()["reads"] > 0 and sum(dataset.stats()["bytes"].values()) > 0
+
+
+def test_a_copy_for_a_spawned_worker_goes_on_at_the_same_place(opened, tmp_path):
+    for i in range(2):
+        np.save(tmp_path / f"{i}.npy", np.arange(3_000, dtype=np.uint16) + i)
+    mix = hbmfs.Mixture({str(i): (opened(tmp_path / f"{i}.npy"), 1 + i) for i in range(2)}, 8, 10)
+    next(iter(mix))
+    copy = pickle.loads(pickle.dumps(mix))
+    for a, b in itertools.islice(zip(mix, copy, strict=True), 5):
+        assert np.array_equal(opened.numpy(a), opened.numpy(b))
+    for dataset in copy.datasets:
+        dataset.close()
 
 
 def test_a_source_that_is_closed_ends_the_batches(opened, tmp_path):

@@ -8,7 +8,7 @@ import hbmfs
 import numpy as np
 import pytest
 import torch
-from hbmfs._packing import best_fit, best_fit_here
+from hbmfs._packing import best_fit_here, pack, pack_here
 from hbmfs._segments import of_rows, of_rows_here
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
@@ -83,10 +83,12 @@ def test_documents_that_nobody_knows():
 @pytest.mark.parametrize("trial", range(30))
 def test_the_library_finds_the_same_documents_as_numpy(trial):
     random_ = np.random.default_rng(trial)
-    borders = np.append(0, np.cumsum(random_.integers(0, random_.integers(2, 90), random_.integers(2, 300))))
-    length = int(random_.integers(0, borders[-1] + 1))
-    starts = random_.integers(0, borders[-1] - length + 1, random_.choice([0, 1, 5, 2500]))
-    (found, each), (here, each_here) = of_rows(borders, starts, length), of_rows_here(borders, starts, length)
+    borders = [np.append(0, np.cumsum(random_.integers(0, random_.integers(2, 90), random_.integers(2, 300)))) for _ in range(1 + trial % 3)]
+    shortest = min(int(b[-1]) for b in borders)
+    length = int(random_.integers(0, shortest + 1))
+    starts = random_.integers(0, shortest - length + 1, random_.choice([0, 1, 5, 2500]))
+    sources = random_.integers(0, len(borders), len(starts), np.int32) if trial % 3 else None
+    (found, each), (here, each_here) = of_rows(borders, sources, starts, length), of_rows_here(borders, sources, starts, length)
     assert np.array_equal(each, each_here)
     for a, b in zip(found, here, strict=True):
         assert a.dtype == b.dtype and np.array_equal(a, b)
@@ -113,10 +115,20 @@ def test_best_fit_is_best_fit(trial):
     lengths = random_.integers(1, room + 1, random_.integers(1, 200))
     if trial % 2:
         lengths = np.minimum(room, 1 + (random_.pareto(1, len(lengths)) * 3).astype(np.int64))
-    sample, count = best_fit(lengths, room)
-    here, count_here = best_fit_here(lengths, room)  # as a forked child does it
-    assert count == count_here and np.array_equal(sample, here)
+    sample, count = best_fit_here(lengths, room)
     assert sorted(room - np.bincount(sample, weights=lengths, minlength=count)) == one_by_one(lengths, room)
+
+
+@pytest.mark.parametrize("trial", range(40))
+def test_the_library_packs_as_numpy_does(trial):
+    random_ = np.random.default_rng(trial)
+    room, count = int(random_.integers(1, 80)), int(random_.integers(1, 400))
+    borders = np.append(0, np.cumsum(random_.integers(0, 1 + random_.integers(1, 4 * room + 2), count)))
+    begins = borders[:-1] if trial % 2 else random_.integers(0, 10_000, count)
+    documents = random_.permutation(count)[: random_.integers(0, count + 1)]
+    ours, here = (f(borders, begins, documents, room, (trial, -3) if trial % 3 else None) for f in (pack, pack_here))  # here as in a forked child
+    for a, b in zip((*ours[:3], *ours.segments, *ours[4:]), (*here[:3], *here.segments, *here[4:]), strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
 @pytest.mark.parametrize("trial", range(12))
@@ -204,11 +216,13 @@ def test_every_format_that_knows_documents(opened, mount, expect):
         tokens = np.load(mount / ".hbmfs" / "views" / where / "tokens.npy")
         for make in (hbmfs.PackedStream, lambda *a, **o: hbmfs.TokenStream(*a, packed=True, **o)):
             stream = make(ds, 3, 11, epochs=1, drop_last=False)
-            if ds.device != "cpu":  # of the fake GPU, that torch knows nothing of
+            if ds.device != "cpu" and make is hbmfs.PackedStream:  # of the fake GPU, that torch knows nothing of
                 with pytest.raises(hbmfs.InvalidError, match="torch"):
                     next(iter(stream))
                 continue
-            given = np.concatenate([np.asarray(batch.tokens)[np.asarray(batch.document_ids) >= 0] for batch in stream])
+            batches = [[opened.numpy(field) for field in (b.tokens, b.document_ids, b.position_ids, b.cu_seqlens)] for b in stream]
+            assert all(np.array_equal(np.append(np.flatnonzero(p.reshape(-1) == 0), p.size), cu) for _, _, p, cu in batches)
+            given = np.concatenate([rows[documents >= 0] for rows, documents, _, _ in batches])
             whole = tokens if make is hbmfs.PackedStream else tokens[: len(tokens) // 11 * 11]
             assert np.array_equal(np.sort(given), np.sort(whole)), where
         seen += 1
@@ -229,9 +243,9 @@ def test_torch_makes_the_same(targets):
     ):
         for plan in itertools.islice(stream._plan(0, 4), 8):
             with stream._queue() as queue:
-                queue.put(stream._starts(plan), stream._row)
-                raw = queue.get()
-            ours, theirs = stream._shape(raw, plan), stream._shape(torch.from_numpy(raw), plan)
+                queue.put(plan, stream._row)
+                rows, expanded = queue.get()
+            ours, theirs = stream._shape((rows, expanded), plan), stream._shape((torch.from_numpy(rows), tuple(map(torch.from_numpy, expanded))), plan)
             for name, a, b in zip(ours._fields, ours, theirs, strict=True):
                 assert (a is None and b is None) or (np.array_equal(a, np.asarray(b)) and str(getattr(a, "dtype", int)) in str(getattr(b, "dtype", int))), name
 

@@ -47,27 +47,50 @@ static void by_gather(hbmfs_handle file, const struct device *d, struct memory *
     free(got);
 }
 
-// Scatters spans of odd lengths of a file that is given twice, the last one first, with a byte between them.
-static void by_scatter(hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size, uint64_t *random) {
+// A batch of spans of odd lengths of a file that is given three times, the last one first, with a byte between them, and of sequences
+// of those bytes, two of which are empty.
+static void by_batch(hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size, uint64_t *random) {
     enum { SPANS = 37 };
+    if (!size) return;
     hbmfs_handle files[] = {file, file, file}, request;
-    int64_t counts[] = {SPANS / 2, 0, SPANS - SPANS / 2}, offsets[SPANS], lengths[SPANS], places[SPANS], end = 0;
+    int64_t starts[SPANS], lengths[SPANS], places[SPANS], begins[] = {0, 0, 1}, end = 0;
+    int32_t sources[SPANS];
     for (int i = SPANS - 1; i >= 0; i--) {
-        lengths[i] = next_random(random) % ((size < 900 ? size : 900) + 1);
-        offsets[i] = next_random(random) % (size - lengths[i] + 1);
+        lengths[i] = i == 3 ? 0 : next_random(random) % (size < 900 ? size : 900);
+        starts[i] = next_random(random) % (size - lengths[i]);
         places[i] = end;
+        sources[i] = i % 3;
         end += lengths[i] + 1;
     }
-    OK(hbmfs_scatter_begin(files, counts, 3, offsets, lengths, places, m->at, m->length, HBMFS_NO_STREAM, &request, &why));
+    int64_t tokens = 0, documents[SPANS], sequences[SPANS];
+    for (int i = 0; i < SPANS; i++) sequences[i] = i == 5 ? 0 : 1 + next_random(random) % 5, documents[i] = 7000000000 - i, tokens += sequences[i];
+    int64_t at = (end + 7) / 8 * 8, begin = at + 16 * tokens;
+    hbmfs_batch batch = {
+        .struct_size = sizeof batch, .element = 1, .files = files, .begins = begins, .file_count = 3, .count = SPANS, .sources = sources, .starts = starts,
+        .lengths = lengths, .places = places, .dst = m->at, .dst_length = end, .stream = HBMFS_NO_STREAM, .sequence_count = SPANS,
+        .sequence_lengths = sequences, .sequence_documents = documents, .elements = tokens, .position_ids = m->at + at, .document_ids = m->at + at + 8 * tokens,
+        .cu_seqlens = m->at + begin,
+    };
+    OK(hbmfs_batch_begin(&batch, &request, &why));
     OK(hbmfs_wait(request, -1, NULL, &why));
     WANT(HBMFS_CLOSED, hbmfs_wait(request, -1, NULL, &why));
-    char *got = malloc(end);
-    get_bytes(m, d, got, end);
+    char *got = malloc(begin + 4 * (SPANS + 1));
+    get_bytes(m, d, got, begin + 4 * (SPANS + 1));
     for (int i = 0; i < SPANS; i++)
-        if (memcmp(got + places[i], want + offsets[i], lengths[i])) DIE("span %d of %ld at %ld: wrong bytes", i, lengths[i], offsets[i]);
+        if (memcmp(got + places[i], want + starts[i] + begins[sources[i]], lengths[i])) DIE("span %d of %ld at %ld: wrong bytes", i, lengths[i], starts[i]);
+    int64_t *positions = (int64_t *)(got + at), *numbers = positions + tokens, t = 0;
+    for (int i = 0; i < SPANS; i++) {
+        if (((int32_t *)(got + begin))[i] != t) DIE("sequence %d begins at %d, not %ld", i, ((int32_t *)(got + begin))[i], t);
+        for (int64_t p = 0; p < sequences[i]; p++, t++)
+            if (positions[t] != p || numbers[t] != documents[i]) DIE("token %ld is %ld of document %ld, not %ld of %ld", t, positions[t], numbers[t], p, documents[i]);
+    }
+    if (((int32_t *)(got + begin))[SPANS] != tokens) DIE("the sequences end at %d, not %ld", ((int32_t *)(got + begin))[SPANS], tokens);
     free(got);
+    batch.elements++;
+    WANT(HBMFS_INVALID, hbmfs_batch_begin(&batch, &request, &why));
+    batch.elements--;
     files[2] = 1 << 30; // begun for the first, refused for the last
-    WANT(HBMFS_INVALID, hbmfs_scatter_begin(files, counts, 3, offsets, lengths, places, m->at, m->length, HBMFS_NO_STREAM, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_batch_begin(&batch, &request, &why));
     if (request) DIE("a handle of what was refused");
 }
 
@@ -90,7 +113,7 @@ static void compare_file(hbmfs_handle reader, hbmfs_handle file, const struct de
     struct memory m = get_memory(reader, d, size + 37 * 8 * 200 + 8);
     by_read(file, d, &m, want, size, random);
     for (int widen = HBMFS_KEEP; widen <= HBMFS_U32_TO_I64; widen++) by_gather(file, d, &m, want, size, widen, random);
-    by_scatter(file, d, &m, want, size, random);
+    by_batch(file, d, &m, want, size, random);
     prefetch(file, size);
     free_memory(&m, d);
     free(want);

@@ -69,30 +69,59 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 8, 3, 0, &request, &why));
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, -1, 8, HBMFS_KEEP, 0, &request, &why));
     OK(hbmfs_gather(file, 0, 0, NULL, 0, 8, HBMFS_KEEP, 0, NULL, &why)); // nothing is no mistake
-    int64_t one = 1, ten = 10, negative = -1, huge = INT64_MAX;
-    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &negative, 1, &zero, &one, &zero, m->at, m->length, 0, &request, &why));
-    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &huge, 1, &zero, &one, &zero, m->at, m->length, 0, &request, &why));
-    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &one, 1, &zero, &one, &ten, m->at, 10, 0, &request, &why));
-    WANT(HBMFS_INVALID, hbmfs_scatter_begin(&file, &one, 1, NULL, &one, &zero, m->at, 10, 0, &request, &why));
-    WANT(HBMFS_OUT_OF_RANGE, hbmfs_scatter_begin(&file, &one, 1, &size, &one, &zero, m->at, m->length, 0, &request, &why));
-    OK(hbmfs_scatter_begin(&file, &zero, 1, &zero, &one, &zero, 0, 0, 0, &request, &why));
+    int64_t one = 1, ten = 10, negative = -1, huge = INT64_MAX, sources = 1;
+    hbmfs_batch right = {.struct_size = sizeof right, .element = 1, .files = &file, .file_count = 1, .count = 1, .starts = &zero, .length = 1, .dst = m->at, .dst_length = 10}, batch;
+#define BATCH(code, ...) do { batch = right; __VA_ARGS__; WANT(code, hbmfs_batch_begin(&batch, &request, &why)); } while (0)
+    BATCH(HBMFS_INVALID, batch.struct_size = 8);
+    BATCH(HBMFS_INVALID, batch.files = NULL);
+    BATCH(HBMFS_INVALID, batch.file_count = -1);
+    BATCH(HBMFS_INVALID, batch.file_count = 0);
+    BATCH(HBMFS_INVALID, batch.element = 0);
+    BATCH(HBMFS_INVALID, batch.count = -1);
+    BATCH(HBMFS_INVALID, batch.count = INT64_MAX);
+    BATCH(HBMFS_INVALID, batch.starts = NULL);
+    BATCH(HBMFS_INVALID, batch.sources = (int32_t *)&sources);
+    BATCH(HBMFS_INVALID, batch.places = &ten);
+    BATCH(HBMFS_INVALID, batch.places = &negative);
+    BATCH(HBMFS_INVALID, batch.lengths = &huge);
+    BATCH(HBMFS_INVALID, batch.length = -1);
+    BATCH(HBMFS_INVALID, batch.sequence_count = 1);
+    BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &one, batch.sequence_documents = &one, batch.elements = 1));
+    BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &huge, batch.sequence_documents = &one, batch.elements = 1));
+    BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &negative, batch.sequence_documents = &one, batch.elements = -1));
+    BATCH(HBMFS_OUT_OF_RANGE, batch.starts = &size);
+    BATCH(HBMFS_OUT_OF_RANGE, batch.starts = &huge);
+    BATCH(HBMFS_OUT_OF_RANGE, batch.begins = &negative);
+    batch = right, batch.count = 0, batch.dst = 0;
+    OK(hbmfs_batch_begin(&batch, &request, &why));
     OK(hbmfs_wait(request, -1, NULL, &why));
 }
 
 static void orders(void) {
-    int64_t lengths[] = {3, 4, 7, 1}, sample[4], count, zero = 0, borders[] = {0, 2, 2, 7}, starts[] = {1, 4}, each[2], there[4], documents[4];
+    int64_t count, zero = 0, borders[] = {0, 2, 2, 7}, four = 4, starts[] = {1, 4}, each[2], there[4], documents[4];
     uint8_t goes_on[4], drawn[9];
-    OK(hbmfs_best_fit(lengths, 4, 7, sample, &count, &why));
-    if (count != 3 || sample[0] != sample[1] || sample[2] != 0) DIE("%ld samples", count);
-    WANT(HBMFS_INVALID, hbmfs_best_fit(lengths, 4, 6, sample, &count, &why));
-    WANT(HBMFS_INVALID, hbmfs_best_fit(lengths, -1, 6, sample, &count, &why));
-    WANT(HBMFS_INVALID, hbmfs_best_fit(&zero, 1, 6, sample, &count, &why));
-    OK(hbmfs_cut(borders, 4, starts, 2, 3, each, NULL, NULL, NULL, 0, &count, &why));
+    int64_t of_samples[7][8], packs[] = {0, 3, 7, 14, 15}, numbers_of[] = {0, 1, 2, 3};
+    hbmfs_packed packed = {.struct_size = sizeof packed, .capacity = 4, .starts = of_samples[0], .lengths = of_samples[1], .places = of_samples[2],
+                           .sequence_lengths = of_samples[3], .sequence_documents = of_samples[4], .pieces_each = of_samples[5], .sequences_each = of_samples[6]};
+    OK(hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
+    if (packed.samples != 3 || packed.pieces != 4 || packed.sequences != 5 || packed.starts[0] != 7 || packed.places[2] != 10) DIE("%ld samples", packed.samples);
+    packed.capacity = 3;
+    OK(hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
+    if (packed.pieces != 4) DIE("%ld pieces", packed.pieces);
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 4, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, -1, 7, NULL, 0, &packed, &why));
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, 4, 0, NULL, 0, &packed, &why));
+    packed.starts = NULL;
+    WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
+    const int64_t *of = borders;
+    int32_t other[] = {0, 1};
+    OK(hbmfs_cut(&of, &four, 1, NULL, starts, 2, 3, each, NULL, NULL, NULL, 0, &count, &why));
     if (count != 3 || each[0] != 2 || each[1] != 1) DIE("%ld documents", count);
-    OK(hbmfs_cut(borders, 4, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
+    OK(hbmfs_cut(&of, &four, 1, NULL, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
     if (there[0] != 1 || there[1] != 2 || documents[1] != 2 || goes_on[0] || !goes_on[1] || goes_on[2]) DIE("other documents");
-    WANT(HBMFS_INVALID, hbmfs_cut(borders, 4, starts, 2, 4, each, there, documents, goes_on, 4, &count, &why));
-    WANT(HBMFS_INVALID, hbmfs_cut(borders, 0, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
+    WANT(HBMFS_INVALID, hbmfs_cut(&of, &four, 1, NULL, starts, 2, 4, each, there, documents, goes_on, 4, &count, &why));
+    WANT(HBMFS_INVALID, hbmfs_cut(&of, &zero, 1, NULL, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
+    WANT(HBMFS_INVALID, hbmfs_cut(&of, &four, 1, other, starts, 2, 3, each, there, documents, goes_on, 4, &count, &why));
     uint64_t numbers[] = {0, 1, 2, 3, 4}, keys[] = {5, 6}, wrong = 5, seen = 0;
     OK(hbmfs_permute(numbers, 5, 5, 3, 2, keys, 2, &why));
     for (int i = 0; i < 5; i++) seen |= (uint64_t)1 << numbers[i];

@@ -18,7 +18,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
        ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
 struct range { uintptr_t at; size_t n; int flags; struct range *next; };
-struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN } kind; uintptr_t to, from; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
+struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN, SEQUENCES } kind; uintptr_t to, from, also[3]; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
 struct stream { struct step *head, **tail; int ending; uint64_t queued, done; pthread_t thread; };
 struct event { uint64_t recorded, reached; };
 struct piece { uint64_t src, dst, bytes; };
@@ -70,10 +70,25 @@ static void widen(uintptr_t to, uintptr_t from, size_t n, unsigned size) {
     }
 }
 
+static void sequences(uintptr_t borders, uintptr_t documents, size_t n, const uintptr_t *to) {
+    if (!inside(pinned, borders, 4 * (n + 1)) || !inside(pinned, documents, 8 * n)) { violate("a table that the GPU cannot see"); return; }
+    if (!inside(hbm, to[0], 4 * (n + 1))) { violate("borders that go to what is not HBM"); return; }
+    memcpy((void *)to[0], (void *)borders, 4 * (n + 1));
+    for (size_t i = 0; i < n; i++) {
+        uint32_t first = ((uint32_t *)borders)[i], end = ((uint32_t *)borders)[i + 1];
+        if (first < end && (!inside(hbm, to[1] + 8 * (size_t)first, 8 * (size_t)(end - first)) || !inside(hbm, to[2] + 8 * (size_t)first, 8 * (size_t)(end - first)))) { violate("tokens that are not in HBM"); return; }
+        for (uint32_t t = first; t < end; t++) {
+            ((int64_t *)to[1])[t] = t - first;
+            ((int64_t *)to[2])[t] = ((int64_t *)documents)[i];
+        }
+    }
+}
+
 static void run(struct step *s) {
     switch (s->kind) {
     case AWAIT: while (s->event->reached < s->serial) pthread_cond_wait(&moved, &lock); break;
     case WIDEN: launches++; widen(s->to, s->from, s->n, s->size); break;
+    case SEQUENCES: launches++; sequences(s->from, s->to, s->n, s->also); break;
     case COPY: copies++; copy(s->to, s->from, s->n); break;
     case SIGNAL: if (s->event->reached < s->serial) s->event->reached = s->serial; break;
     case GATHER: {
@@ -281,15 +296,20 @@ CUresult cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t n) {
     return !current ? INVALID_CONTEXT : fits ? OK : INVALID_VALUE;
 }
 
-CUresult cuPointerGetAttribute(void *value, int attribute, uintptr_t p) {
+CUresult cuPointerGetAttributes(unsigned n, const int *attributes, void **values, uintptr_t p) {
     if (!current) return INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
     int device = inside(hbm, p, 1), host = inside(pinned, p, 1);
+    uintptr_t at = 0, size = 0;
+    for (struct range *r = device ? hbm : pinned; r; r = r->next) if (p - r->at < r->n) { at = r->at; size = r->n; }
     pthread_mutex_unlock(&lock);
-    if (!device && !host) return INVALID_VALUE;
-    if (attribute == 2) *(unsigned *)value = device ? 2 : 1; // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    else if (attribute == 9) *(int *)value = 0;              // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    else return INVALID_VALUE;
+    for (unsigned i = 0; i < n; i++) switch (attributes[i]) {
+    case 2: *(unsigned *)values[i] = device ? 2 : host ? 1 : 0; break; // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA knows no other memory
+    case 9: *(int *)values[i] = device || host ? 0 : -2; break;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    case 11: *(uintptr_t *)values[i] = at; break;                      // CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+    case 12: *(size_t *)values[i] = size; break;                       // CU_POINTER_ATTRIBUTE_RANGE_SIZE
+    default: return INVALID_VALUE;
+    }
     return OK;
 }
 
@@ -299,21 +319,32 @@ CUresult cuGetErrorName(CUresult code, const char **name) {
 }
 
 #ifndef WITHOUT_KERNELS
-static char gather_module, widen_module, gather_function, widen_function;
+static struct { const char *name; char module, function; } kernels[] = {{"hbmfs_gather", 0, 0}, {"hbmfs_widen", 0, 0}, {"hbmfs_sequences", 0, 0}};
+enum { GATHER_KERNEL, WIDEN_KERNEL, SEQUENCES_KERNEL, KERNELS };
 CUresult cuModuleLoadData(void **m, const char *image) {
-    *m = strstr(image, ".entry hbmfs_gather") ? &gather_module : strstr(image, ".entry hbmfs_widen") ? &widen_module : NULL;
-    return *m ? OK : INVALID_VALUE;
+    for (int i = 0; i < KERNELS; i++) {
+        char entry[64];
+        snprintf(entry, sizeof entry, ".entry %s(", kernels[i].name);
+        if (strstr(image, entry)) { *m = &kernels[i].module; return OK; }
+    }
+    return INVALID_VALUE;
 }
-CUresult cuModuleUnload(void *m) { return m == &gather_module || m == &widen_module ? OK : INVALID_VALUE; }
+CUresult cuModuleUnload(void *m) {
+    for (int i = 0; i < KERNELS; i++) if (m == &kernels[i].module) return OK;
+    return INVALID_VALUE;
+}
 CUresult cuModuleGetFunction(void **f, void *m, const char *name) {
-    *f = m == &gather_module && !strcmp(name, "hbmfs_gather") ? &gather_function : m == &widen_module && !strcmp(name, "hbmfs_widen") ? &widen_function : NULL;
-    return *f ? OK : NOT_FOUND;
+    for (int i = 0; i < KERNELS; i++) if (m == &kernels[i].module && !strcmp(name, kernels[i].name)) { *f = &kernels[i].function; return OK; }
+    return NOT_FOUND;
 }
 CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, struct stream *s, void **parameters, void **extra) {
     if (!gx || gy != 1 || gz != 1 || bx % 32 || by != 1 || bz != 1 || shared || extra) return INVALID_VALUE;
-    if (f == &widen_function)
+    if (f == &kernels[SEQUENCES_KERNEL].function)
+        return enqueue(s, (struct step){.kind = SEQUENCES, .from = *(uint64_t *)parameters[0], .to = *(uint64_t *)parameters[1], .n = *(uint32_t *)parameters[2],
+            .also = {*(uint64_t *)parameters[3], *(uint64_t *)parameters[4], *(uint64_t *)parameters[5]}});
+    if (f == &kernels[WIDEN_KERNEL].function)
         return enqueue(s, (struct step){.kind = WIDEN, .from = *(uint64_t *)parameters[0], .to = *(uint64_t *)parameters[1], .n = *(uint64_t *)parameters[2], .size = *(uint32_t *)parameters[3]});
-    if (f != &gather_function) return INVALID_VALUE;
+    if (f != &kernels[GATHER_KERNEL].function) return INVALID_VALUE;
     return enqueue(s, (struct step){.kind = GATHER, .from = *(uint64_t *)parameters[0], .n = *(uint32_t *)parameters[1]});
 }
 #endif

@@ -1,0 +1,101 @@
+package mapped
+
+import (
+	"context"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// Lot is pieces of files of one reader.
+type Lot struct {
+	Of     *Mover
+	Pieces []source.Piece
+}
+
+// MoveTogether is Move for files of several readers of one GPU, by one launch on the first one's thread. It fails with ErrApart
+// where a window is not registered, or the kernel is not the fastest way.
+func MoveTogether(ctx context.Context, to *crew.Destination, lots []Lot) (moved int64, finished <-chan struct{}, err error) {
+	return lots[0].Of.moveRegistered(ctx, to, cut(lots))
+}
+
+// moveRegistered moves a plan whose windows are all registered: it needs neither groups nor room.
+func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *plan) (moved int64, finished <-chan struct{}, err error) {
+	if !p.small() || !m.cu.Launches() || p.entries() > m.table/pieceEntry || !p.registered() {
+		return 0, nil, ErrApart
+	}
+	if err := p.unshortened(); err != nil {
+		return 0, nil, err
+	}
+	finished, err = m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+		g := &group{fragments: p.fragments, last: len(p.list)}
+		return m.launch(w, to, g, func() ([]*window, []driver.Pointer, error) { return m.borrow(w, p.list) }, giveBack)
+	})
+	if err == nil {
+		err = p.unshortened() // nothing else would tell: bytes that were cut off have become zeros
+	}
+	if err != nil {
+		return 0, finished, err
+	}
+	return p.total, finished, nil
+}
+
+// registered says whether all windows of a plan are registered.
+func (p *plan) registered() bool {
+	for rest := p.list; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].of == rest[0].of {
+			n++
+		}
+		if !rest[0].of.registered(rest[:n]) {
+			return false
+		}
+		rest = rest[n:]
+	}
+	return true
+}
+
+// borrow gives windows of any reader, and where the GPU of w sees each, if all are registered.
+func (m *Mover) borrow(w *crew.Worker, list []ref) (used []*window, from []driver.Pointer, err error) {
+	used, from = make([]*window, 0, len(list)), make([]driver.Pointer, 0, len(list))
+	for len(used) < len(list) && err == nil {
+		of := list[len(used)].of
+		of.mu.Lock()
+		for _, r := range list[len(used):] {
+			if r.of != of {
+				break
+			}
+			var at driver.Pointer
+			if at, err = of.lend(w, r, of == m.windows, &used); err != nil {
+				break
+			}
+			from = append(from, at)
+		}
+		of.mu.Unlock()
+	}
+	if err != nil {
+		giveBack(used)
+	}
+	return used, from, err
+}
+
+// lend appends a registered window to used. It needs mu.
+func (m *Windows) lend(w *crew.Worker, r ref, own bool, used *[]*window) (at driver.Pointer, err error) {
+	f := m.find(r.file)
+	if f == nil || f.windows[r.index] == nil || f.windows[r.index].element == nil {
+		return 0, ErrApart
+	}
+	found := f.windows[r.index]
+	if at, err = found.address(w); err != nil {
+		return 0, err
+	}
+	if own {
+		f.noteUse(m, w, r.index)
+	}
+	found.refs++
+	m.lent++
+	m.order.MoveToFront(found.element)
+	*used = append(*used, found)
+	return at, nil
+}
