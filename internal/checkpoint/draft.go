@@ -18,10 +18,13 @@ type Draft struct {
 	dir        *os.Root
 	self       *os.File    // dir
 	mode       fs.FileMode // that mkdir gave, and the checkpoint will have
+	volume     *Volume     // nil where anybody may write below the parent
 
-	mu    sync.Mutex // guards what follows
-	lock  *lock
-	ended bool
+	mu     sync.Mutex // guards what follows
+	lock   *lock
+	tree   *os.File // a mount of dir alone, through which files of [Draft.Make] come; nil where there is none
+	frozen *frozen  // nil until Freeze
+	ended  bool
 }
 
 // Begin makes the draft of a checkpoint, and the directory around it where that is missing. Leftovers of this name are removed
@@ -36,31 +39,38 @@ func Begin(ctx context.Context, path string, part Part) (d *Draft, err error) {
 		return nil, err
 	}
 	d = &Draft{path: filepath.Join(in, name), name: name, part: part}
-	defer func() {
-		if err != nil {
-			d.end()
-			err = fmt.Errorf("begin checkpoint %s: %w", d.path, err)
-			d = nil
-		}
-	}()
-	if d.parent, err = openParent(in); err != nil {
-		return d, err
+	if d.parent, err = openParent(in); err == nil {
+		err = d.begin(ctx)
 	}
-	if d.lock, err = take(ctx, d.parent, name); err != nil {
-		return d, err
+	return d.orFailed("begin", err)
+}
+
+// orFailed gives the draft, or why there is none.
+func (d *Draft) orFailed(call string, err error) (*Draft, error) {
+	if err == nil {
+		return d, nil
 	}
-	if err = d.refuseExisting(); err != nil {
-		return d, err
+	d.end()
+	return nil, fmt.Errorf("%s checkpoint %s: %w", call, d.path, err)
+}
+
+func (d *Draft) begin(ctx context.Context) (err error) {
+	if d.lock, err = take(ctx, d.parent, d.name); err != nil {
+		return err
+	}
+	if err := d.refuseExisting(); err != nil {
+		return err
 	}
 	for _, ending := range []string{draftEnding, oldEnding} {
-		if _, err = removeHidden(ctx, d.parent, hidden(name, ending)); err != nil {
-			return d, err
+		if _, err := removeHidden(ctx, d.parent, hidden(d.name, ending)); err != nil {
+			return err
 		}
 	}
-	if err = d.make(); err != nil {
+	if err := d.make(); err != nil {
 		_ = d.parent.Remove(d.base()) // it is empty, or not there
+		return err
 	}
-	return d, err
+	return nil
 }
 
 func (d *Draft) base() string { return hidden(d.name, draftEnding) }
@@ -110,6 +120,14 @@ func (d *Draft) make() (err error) {
 	if err := d.parent.Mkdir(d.base(), 0o777); err != nil {
 		return err
 	}
+	if err := d.open(); err != nil {
+		return err
+	}
+	return d.hide()
+}
+
+// open opens the draft's directory, and says which mode the checkpoint will have.
+func (d *Draft) open() (err error) {
 	if d.dir, err = openDir(d.parent, d.base()); err != nil {
 		return err
 	}
@@ -123,8 +141,10 @@ func (d *Draft) make() (err error) {
 	if err := checkOurs(d.parent, d.base(), info, fs.ModeDir); err != nil {
 		return err
 	}
-	d.mode = info.Mode() & (fs.ModePerm | fs.ModeSetgid)
-	return d.hide()
+	if d.mode = info.Mode() & (fs.ModePerm | fs.ModeSetgid); d.volume != nil {
+		d.mode = info.Mode()&fs.ModeSetgid | 0o777&^d.volume.Umask
+	}
+	return nil
 }
 
 // hide gives the directory the mode of a draft.
@@ -160,11 +180,14 @@ func (d *Draft) Drop() error {
 // end gives all back. mu is held, or nobody else has d.
 func (d *Draft) end() {
 	d.ended = true
+	d.letGo()
 	if d.lock != nil {
 		d.lock.release()
 	}
-	if d.self != nil {
-		_ = d.self.Close() // it was synced where that mattered
+	for _, f := range []*os.File{d.self, d.tree} {
+		if f != nil {
+			_ = f.Close() // it was synced where that mattered
+		}
 	}
 	for _, root := range []*os.Root{d.dir, d.parent} {
 		if root != nil {

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/hbmfs/hbmfs/internal/asuser"
 )
 
 // Endings of the hidden names.
@@ -94,16 +96,22 @@ const nobody = 65534
 
 // device is the filesystem that a file lies on.
 func device(info os.FileInfo) uint64 {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0
-	}
-	return st.Dev
+	dev, _ := identity(info)
+	return dev
 }
 
-// ours tells whether a file belongs to this user.
+// identity is what tells a file from all others that are there.
+func identity(info os.FileInfo) (dev, ino uint64) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0
+	}
+	return st.Dev, st.Ino
+}
+
+// ours tells whether a file belongs to the user as whom this thread acts: see package asuser.
 func ours(info os.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
-	me := uint32(os.Geteuid())
+	me := asuser.FSUID()
 	return ok && (st.Uid == me || me == 0 && st.Uid == nobody)
 }

@@ -21,7 +21,12 @@ func (d *Draft) Publish(ctx context.Context, files []File) error {
 	if d.ended {
 		return fmt.Errorf("publish checkpoint %s: it was published or dropped before: %w", d.path, os.ErrClosed)
 	}
-	if err := d.publish(ctx, files); err != nil {
+	err := d.freeze(ctx)
+	if err == nil {
+		err = d.publish(ctx, files)
+	}
+	if err != nil {
+		d.thaw()
 		return fmt.Errorf("publish checkpoint %s: %w", d.path, err)
 	}
 	d.end()
@@ -55,6 +60,9 @@ func (d *Draft) publish(ctx context.Context, files []File) (err error) {
 		return err
 	}
 	if err := d.self.Sync(); err != nil {
+		return err
+	}
+	if err := d.stillFrozen(); err != nil {
 		return err
 	}
 	there, err = d.rename()
@@ -132,6 +140,9 @@ func (d *Draft) write(text []byte) error {
 		return err
 	}
 	_, err = f.Write(text)
+	if err == nil && d.volume != nil {
+		err = f.Chmod(0o444 &^ d.volume.Umask)
+	}
 	if err == nil {
 		err = f.Sync()
 	}
