@@ -108,12 +108,12 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
-	s.channel.leases.book(s.peer.uid, -int64(s.given))
+	s.channel.leases.Book(s.peer.uid, -int64(s.given))
 	for _, l := range s.leases {
 		l.unpin()
 	}
 	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
-	s.channel.sessions.book(s.peer.uid, -1)
+	s.channel.sessions.Book(s.peer.uid, -1)
 	if s.usage != nil {
 		s.channel.leave(s.usage, s.reader)
 	}
@@ -292,7 +292,7 @@ func (s *session) roomFor(id uint32, n int) error {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
 	case s.given+n > leasesPerSession:
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection leases %d objects, and may lease %d: release some", s.given, leasesPerSession)}
-	case !s.channel.leases.fit(s.peer.uid, int64(n)):
+	case !s.channel.leases.Fit(s.peer.uid, int64(n)):
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user lease as many objects as they may, of %d in all: release some", leasesInAll)}
 	}
 	return nil
@@ -329,7 +329,7 @@ func (s *session) lease(id uint64, o *layout.Object) {
 	}
 	l.given++
 	s.given++
-	s.channel.leases.book(s.peer.uid, 1)
+	s.channel.leases.Book(s.peer.uid, 1)
 }
 
 // unlease is the opposite of lease.
@@ -342,7 +342,7 @@ func (s *session) unlease(objects ...uint64) {
 		}
 	}
 	s.given -= len(objects)
-	s.channel.leases.book(s.peer.uid, -int64(len(objects)))
+	s.channel.leases.Book(s.peer.uid, -int64(len(objects)))
 }
 
 // leased returns an object that the peer was given and has acknowledged, nil for any other.
