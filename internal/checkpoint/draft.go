@@ -18,13 +18,13 @@ type Draft struct {
 	dir        *os.Root
 	self       *os.File    // dir
 	mode       fs.FileMode // that mkdir gave, and the checkpoint will have
-	volume     *Volume     // nil where anybody may write below the parent
+	of         trust
+	owner      *Owner // nil for this user
 
-	mu     sync.Mutex // guards what follows
-	lock   *lock
-	tree   *os.File // a mount of dir alone, through which files of [Draft.Make] come; nil where there is none
-	frozen *frozen  // nil until Freeze
-	ended  bool
+	mu    sync.Mutex // guards what follows
+	lock  *lock
+	past  *past // nil where files are made by their names
+	ended bool
 }
 
 // Begin makes the draft of a checkpoint, and the directory around it where that is missing. Leftovers of this name are removed
@@ -38,39 +38,37 @@ func Begin(ctx context.Context, path string, part Part) (d *Draft, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d = &Draft{path: filepath.Join(in, name), name: name, part: part}
-	if d.parent, err = openParent(in); err == nil {
-		err = d.begin(ctx)
+	d = &Draft{path: filepath.Join(in, name), name: name, part: part, of: ours}
+	defer func() {
+		if err != nil {
+			d.end()
+			err = fmt.Errorf("begin checkpoint %s: %w", d.path, err)
+			d = nil
+		}
+	}()
+	if d.parent, err = openParent(in); err != nil {
+		return d, err
 	}
-	return d.orFailed("begin", err)
+	return d, d.begin(ctx)
 }
 
-// orFailed gives the draft, or why there is none.
-func (d *Draft) orFailed(call string, err error) (*Draft, error) {
-	if err == nil {
-		return d, nil
-	}
-	d.end()
-	return nil, fmt.Errorf("%s checkpoint %s: %w", call, d.path, err)
-}
-
+// begin makes the draft in its parent.
 func (d *Draft) begin(ctx context.Context) (err error) {
-	if d.lock, err = take(ctx, d.parent, d.name); err != nil {
+	if d.lock, err = take(ctx, d.parent, d.name, d.of); err != nil {
 		return err
 	}
-	if err := d.refuseExisting(); err != nil {
+	if err = d.refuseExisting(); err != nil {
 		return err
 	}
 	for _, ending := range []string{draftEnding, oldEnding} {
-		if _, err := removeHidden(ctx, d.parent, hidden(d.name, ending)); err != nil {
+		if _, err = removeHidden(ctx, d.parent, hidden(d.name, ending), d.of); err != nil {
 			return err
 		}
 	}
-	if err := d.make(); err != nil {
+	if err = d.make(); err != nil {
 		_ = d.parent.Remove(d.base()) // it is empty, or not there
-		return err
 	}
-	return nil
+	return err
 }
 
 func (d *Draft) base() string { return hidden(d.name, draftEnding) }
@@ -107,7 +105,7 @@ func (d *Draft) refuseExisting() error {
 	switch {
 	case !isEmpty(d.parent, d.name):
 		return failf(ErrExists, "a directory is there that is not empty, and no checkpoint of hbmfs's: move it away, or choose another name")
-	case !ours(info):
+	case !d.of(info):
 		return failf(ErrExists, "a directory of another user is there: choose another name")
 	case device(info) != device(around):
 		return failf(ErrExists, "a filesystem is mounted there: choose a name below it")
@@ -123,28 +121,29 @@ func (d *Draft) make() (err error) {
 	if err := d.open(); err != nil {
 		return err
 	}
-	return d.hide()
-}
-
-// open opens the draft's directory, and says which mode the checkpoint will have.
-func (d *Draft) open() (err error) {
-	if d.dir, err = openDir(d.parent, d.base()); err != nil {
-		return err
-	}
-	if d.self, err = d.dir.Open("."); err != nil {
-		return err
-	}
 	info, err := d.self.Stat()
 	if err != nil {
 		return err
 	}
-	if err := checkOurs(d.parent, d.base(), info, fs.ModeDir); err != nil {
+	if err := d.of.check(d.parent, d.base(), info, fs.ModeDir); err != nil {
 		return err
 	}
-	if d.mode = info.Mode() & (fs.ModePerm | fs.ModeSetgid); d.volume != nil {
-		d.mode = info.Mode()&fs.ModeSetgid | 0o777&^d.volume.Umask
+	d.mode = info.Mode() & (fs.ModePerm | fs.ModeSetgid)
+	if d.owner != nil {
+		d.mode = d.mode&fs.ModeSetgid | d.owner.Mode&fs.ModePerm
+		if err := d.owner.give(d.self, d.mode&fs.ModeSetgid != 0); err != nil {
+			return err
+		}
 	}
-	return nil
+	return d.hide()
+}
+
+// open opens the draft's directory.
+func (d *Draft) open() (err error) {
+	if d.dir, err = openDir(d.parent, d.base()); err == nil {
+		d.self, err = d.dir.Open(".")
+	}
+	return err
 }
 
 // hide gives the directory the mode of a draft.
@@ -180,14 +179,12 @@ func (d *Draft) Drop() error {
 // end gives all back. mu is held, or nobody else has d.
 func (d *Draft) end() {
 	d.ended = true
-	d.letGo()
+	d.past.end()
 	if d.lock != nil {
 		d.lock.release()
 	}
-	for _, f := range []*os.File{d.self, d.tree} {
-		if f != nil {
-			_ = f.Close() // it was synced where that mattered
-		}
+	if d.self != nil {
+		_ = d.self.Close() // it was synced where that mattered
 	}
 	for _, root := range []*os.Root{d.dir, d.parent} {
 		if root != nil {

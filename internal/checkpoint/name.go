@@ -7,8 +7,6 @@ import (
 	"syscall"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/hbmfs/hbmfs/internal/asuser"
 )
 
 // Endings of the hidden names.
@@ -96,22 +94,34 @@ const nobody = 65534
 
 // device is the filesystem that a file lies on.
 func device(info os.FileInfo) uint64 {
-	dev, _ := identity(info)
-	return dev
-}
-
-// identity is what tells a file from all others that are there.
-func identity(info os.FileInfo) (dev, ino uint64) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return 0, 0
+		return 0
 	}
-	return st.Dev, st.Ino
+	return st.Dev
 }
 
-// ours tells whether a file belongs to the user as whom this thread acts: see package asuser.
+// inode is the number of a file on its filesystem.
+func inode(info os.FileInfo) uint64 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	return st.Ino
+}
+
+// uid is the owner of a file.
+func uid(info os.FileInfo) uint32 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nobody
+	}
+	return st.Uid
+}
+
+// ours tells whether a file belongs to this user.
 func ours(info os.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
-	me := asuser.FSUID()
+	me := uint32(os.Geteuid())
 	return ok && (st.Uid == me || me == 0 && st.Uid == nobody)
 }

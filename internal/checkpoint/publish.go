@@ -21,7 +21,7 @@ func (d *Draft) Publish(ctx context.Context, files []File) error {
 	if d.ended {
 		return fmt.Errorf("publish checkpoint %s: it was published or dropped before: %w", d.path, os.ErrClosed)
 	}
-	err := d.freeze(ctx)
+	err := d.freeze(ctx, files)
 	if err == nil {
 		err = d.publish(ctx, files)
 	}
@@ -33,19 +33,24 @@ func (d *Draft) Publish(ctx context.Context, files []File) error {
 	return nil
 }
 
-func (d *Draft) publish(ctx context.Context, files []File) (err error) {
+func (d *Draft) publish(ctx context.Context, files []File) error {
 	m := &Manifest{Name: d.name, Part: d.part, Created: time.Now().UTC().Truncate(time.Millisecond), Files: files}
 	text, err := m.marshal()
 	if err != nil {
 		return err
 	}
-	dirs, err := d.compare(files)
+	dirs, err := d.compare(files, false)
 	if err != nil {
 		return err
 	}
 	if err := d.sync(ctx, files, dirs); err != nil {
 		return err
 	}
+	return d.finish(text)
+}
+
+// finish gives the draft its manifest and its name. All files are on the disk.
+func (d *Draft) finish(text []byte) (err error) {
 	there := false
 	defer func() {
 		if err != nil && !there { // what cannot be undone here goes with the draft
@@ -62,15 +67,15 @@ func (d *Draft) publish(ctx context.Context, files []File) (err error) {
 	if err := d.self.Sync(); err != nil {
 		return err
 	}
-	if err := d.stillFrozen(); err != nil {
+	if err := d.past.stillFrozen(); err != nil {
 		return err
 	}
 	there, err = d.rename()
 	return err
 }
 
-// compare refuses a draft that has other files than these. It gives the directories in it.
-func (d *Draft) compare(files []File) (dirs []string, err error) {
+// compare refuses a draft that has other files than these, and directories without any where not empty. It gives the directories in it.
+func (d *Draft) compare(files []File, empty bool) (dirs []string, err error) {
 	missing := make(map[string]int64, len(files))
 	needed := map[string]bool{}
 	for _, f := range files {
@@ -83,7 +88,7 @@ func (d *Draft) compare(files []File) (dirs []string, err error) {
 		size, named := missing[name]
 		switch {
 		case name == ManifestName:
-		case info.IsDir() && needed[name]:
+		case info.IsDir() && (empty || needed[name]):
 			dirs = append(dirs, name)
 		case !named || info.IsDir():
 			return failf(ErrInvalid, "%q is in the draft, and not among its files: write it as one of them, or remove it", name)
@@ -140,8 +145,11 @@ func (d *Draft) write(text []byte) error {
 		return err
 	}
 	_, err = f.Write(text)
-	if err == nil && d.volume != nil {
-		err = f.Chmod(0o444 &^ d.volume.Umask)
+	if err == nil && d.owner != nil {
+		err = d.owner.give(f, d.mode&fs.ModeSetgid != 0)
+	}
+	if err == nil && d.past != nil {
+		err = f.Chmod(0o444 & d.mode)
 	}
 	if err == nil {
 		err = f.Sync()

@@ -14,13 +14,16 @@ import (
 	"github.com/hbmfs/hbmfs/internal/asuser"
 )
 
-// volumeIn gives a volume whose drafts are written past FUSE, and its directory.
-func volumeIn(t *testing.T, dir string) Volume {
+// pastDraft begins a draft that is written past FUSE, in a directory.
+func pastDraft(t *testing.T, dir string) *Draft {
 	t.Helper()
-	root, err := os.OpenRoot(dir)
+	h, err := OpenHome(dir)
 	must(t, err)
-	t.Cleanup(func() { must(t, root.Close()) })
-	return Volume{Root: root, Path: "/volume", Umask: 0o027, Past: true}
+	defer func() { must(t, h.Close()) }()
+	d, err := h.Begin(t.Context(), "step_1", Part{Of: 1}, Owner{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Mode: 0o750})
+	must(t, err)
+	must(t, d.Past(nil))
+	return d
 }
 
 // made makes a file of a draft, fills it and links it, and gives what Publish is told of it.
@@ -41,8 +44,7 @@ func made(t *testing.T, d *Draft, name string, data []byte, named bool) File {
 func TestFilesWithoutNamesAreACheckpoint(t *testing.T) {
 	for _, named := range []bool{false, true} {
 		dir := t.TempDir()
-		d, err := BeginIn(t.Context(), volumeIn(t, dir), "step_1", Part{Of: 1})
-		must(t, err)
+		d := pastDraft(t, dir)
 		files := []File{made(t, d, "a", []byte("text"), named), made(t, d, "sub/b", nil, named), made(t, d, "sub/c", make([]byte, 5000), named)}
 		must(t, d.Publish(t.Context(), files))
 		report, err := Verify(t.Context(), filepath.Join(dir, "step_1"), VerifyOptions{})
@@ -95,8 +97,7 @@ func TestNobodyKeepsAPen(t *testing.T) {
 	for what, p := range pens {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()
-			d, err := BeginIn(t.Context(), volumeIn(t, dir), "step_1", Part{Of: 1})
-			must(t, err)
+			d := pastDraft(t, dir)
 			m, err := d.Make("weights", 4096, false)
 			must(t, err)
 			end := p.keep(t, m)
@@ -104,7 +105,7 @@ func TestNobodyKeepsAPen(t *testing.T) {
 			must(t, d.Link(m))
 			files := []File{{"weights", 4096, []uint32{crc32.Checksum(make([]byte, 4096), castagnoli())}}}
 			err = d.Publish(t.Context(), files)
-			if !errors.Is(err, ErrWritten) || !errors.Is(err, unix.EBUSY) || p.name && !strings.Contains(err.Error(), `"weights"`) {
+			if !errors.Is(err, ErrOpen) || p.name && !strings.Contains(err.Error(), `"weights"`) {
 				t.Errorf("while it is kept: %v", err)
 			}
 			if _, err := os.Stat(filepath.Join(dir, "step_1")); err == nil {
@@ -121,13 +122,12 @@ func TestAPenWithoutANameIsSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: only root may mount")
 	}
-	d, err := BeginIn(t.Context(), volumeIn(t, t.TempDir()), "step_1", Part{Of: 1})
-	must(t, err)
+	d := pastDraft(t, t.TempDir())
 	f := made(t, d, "a", []byte("a"), false)
 	m, err := d.Make("b", 4096, false)
 	must(t, err)
-	if err := d.Publish(t.Context(), []File{f}); !errors.Is(err, ErrWritten) {
-		t.Errorf("%v, want ErrWritten", err)
+	if err := d.Publish(t.Context(), []File{f}); !errors.Is(err, ErrOpen) {
+		t.Errorf("%v, want ErrOpen", err)
 	}
 	must(t, errors.Join(m.Pen.Close(), m.Read.Close()))
 	must(t, d.Publish(t.Context(), []File{f}))
@@ -139,19 +139,19 @@ func TestWhatStaysOpenCannotBecomeAPen(t *testing.T) {
 		t.Skip("needs root: only root may mount")
 	}
 	dir := t.TempDir()
-	must(t, os.Chmod(dir, 0o777))
-	v := volumeIn(t, dir)
 	user := asuser.User{UID: 4711, GID: 4711}
-	var d *Draft
-	var reader, place int
-	var files []File
+	h, err := OpenHome(dir)
+	must(t, err)
+	defer func() { must(t, h.Close()) }()
+	d, err := h.Begin(t.Context(), "step_1", Part{Of: 1}, Owner{UID: 4711, GID: 4711, Mode: 0o755})
+	must(t, err)
+	must(t, d.Past(nil))
 	mine, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	must(t, err)
 	defer func() { must(t, unix.Close(mine)) }()
-	must(t, asuser.Do(user, func() (err error) {
-		if d, err = BeginIn(t.Context(), v, "step_1", Part{Of: 1}); err != nil {
-			return err
-		}
+	must(t, os.Chmod(dir, 0o777))
+	var reader, place int
+	must(t, asuser.Do(user, func() error {
 		m, err := d.Make("a", 4096, false)
 		if err != nil {
 			return err
@@ -165,9 +165,9 @@ func TestWhatStaysOpenCannotBecomeAPen(t *testing.T) {
 		if err := unix.Linkat(unix.AT_FDCWD, pathOf(m.Pen), mine, "mine", unix.AT_SYMLINK_FOLLOW); !errors.Is(err, unix.EXDEV) {
 			t.Errorf("a name of the client's own: %v, want EXDEV", err)
 		}
-		files = []File{{"a", 4096, []uint32{crc32.Checksum(make([]byte, 4096), castagnoli())}}}
-		return errors.Join(m.Pen.Close(), d.Link(m), d.Publish(t.Context(), files))
+		return errors.Join(m.Pen.Close(), d.Link(m))
 	}))
+	must(t, d.Publish(t.Context(), []File{{"a", 4096, []uint32{crc32.Checksum(make([]byte, 4096), castagnoli())}}}))
 	defer func() { must(t, errors.Join(unix.Close(reader), unix.Close(place))) }()
 	for _, u := range []asuser.User{user, {Capable: true}} {
 		must(t, asuser.Do(u, func() error {
@@ -201,48 +201,44 @@ func mustDup(t *testing.T, fd int) int {
 	return other
 }
 
-func TestADraftIsResumed(t *testing.T) {
+// Another process goes on with what was kept of a draft: its lock, its mount, and files without names.
+func TestADraftIsAdoptedWithItsFiles(t *testing.T) {
 	dir := t.TempDir()
-	v := volumeIn(t, dir)
-	first, err := BeginIn(t.Context(), v, "step_1", Part{Of: 1})
+	h, err := OpenHome(dir)
 	must(t, err)
+	defer func() { must(t, h.Close()) }()
+	first := pastDraft(t, dir)
 	f := made(t, first, "a", []byte("a"), false)
 	m, err := first.Make("b", 1, false)
 	must(t, err)
-	kept, err := first.Kept()
+	lock, err := first.Lock()
 	must(t, err)
+	var tree *os.File
+	if kept := first.Tree(); kept != nil {
+		tree = os.NewFile(uintptr(mustDup(t, int(kept.Fd()))), "tree")
+	}
 	if _, err := Begin(t.Context(), filepath.Join(dir, "step_1"), Part{Of: 1}); !errors.Is(err, ErrBusy) {
 		t.Errorf("another writer: %v", err)
 	}
-	again := keptAgain(t, kept)
-	d, err := Resume(v, "step_1", Part{Of: 1}, again) // the first one's process would be dead
+	d, err := h.Adopt("step_1", Part{Of: 1}, Owner{Mode: 0o755}, lock) // the first one's process would be dead
 	must(t, err)
+	must(t, d.Past(tree))
 	pen, err := d.Again(m)
 	must(t, err)
 	_, err = pen.WriteAt([]byte("b"), 0)
 	must(t, errors.Join(err, pen.Truncate(1), pen.Close(), m.Pen.Close(), d.Link(m)))
-	another := keptAgain(t, kept)
+	id, err := d.ID()
+	must(t, err)
 	must(t, d.Publish(t.Context(), []File{f, {"b", 1, []uint32{crc32.Checksum([]byte("b"), castagnoli())}}}))
-	if _, err := Resume(v, "step_1", Part{Of: 1}, another); !errors.Is(err, ErrExists) {
-		t.Errorf("once it is published: %v, want ErrExists", err)
+	if found, err := h.Find("step_1"); err != nil || found.ID != id {
+		t.Errorf("published as %+v, %v, want %d", found, err, id)
 	}
-	first.lock.file = nil // the name is another's now
-	first.lock = nil
+	first.lock = nil // the name is another's now
 	first.end()
 }
 
-func keptAgain(t *testing.T, k Kept) Kept {
-	t.Helper()
-	k.Lock = os.NewFile(uintptr(mustDup(t, int(k.Lock.Fd()))), "lock")
-	if k.Tree != nil {
-		k.Tree = os.NewFile(uintptr(mustDup(t, int(k.Tree.Fd()))), "tree")
-	}
-	return k
-}
-
 func TestMakeRefuses(t *testing.T) {
-	d, err := BeginIn(t.Context(), volumeIn(t, t.TempDir()), "step_1", Part{Of: 1})
-	must(t, err)
+	d := pastDraft(t, t.TempDir())
 	defer func() { must(t, d.Drop()) }()
 	for _, name := range []string{"", ".", "..", "../a", "/a", "a/../b", "a//b", "a/", ManifestName, "a\x00b", "a\nb", strings.Repeat("a", 256)} {
 		if m, err := d.Make(name, 1, false); !errors.Is(err, ErrInvalid) {
