@@ -25,8 +25,8 @@ type NewFile struct {
 	Size int64  // bytes
 }
 
-// BeginDraft is BEGIN: a draft, and its first files.
-type BeginDraft struct {
+// Begin is BEGIN: a draft, and its first files.
+type Begin struct {
 	ID          DraftID
 	Part, Parts uint32 // which part of the checkpoint this is, from 0, of how many
 	Umask       uint32 // of the writer
@@ -35,7 +35,7 @@ type BeginDraft struct {
 }
 
 // AppendTo appends the payload.
-func (m *BeginDraft) AppendTo(b []byte) []byte {
+func (m *Begin) AppendTo(b []byte) []byte {
 	b = put32(append(b, m.ID[:]...), m.Part, m.Parts, m.Umask, 0, uint32(len(m.Files)), uint32(len(m.Name)))
 	for i := range m.Files {
 		b = m.Files[i].appendTo(b)
@@ -45,9 +45,9 @@ func (m *BeginDraft) AppendTo(b []byte) []byte {
 }
 
 // ParseBeginDraft reads the payload.
-func ParseBeginDraft(p []byte) (BeginDraft, error) {
+func ParseBegin(p []byte) (Begin, error) {
 	r := reader{rest: p}
-	m := BeginDraft{ID: r.id(), Part: r.u32(), Parts: r.u32(), Umask: r.u32()}
+	m := Begin{ID: r.id(), Part: r.u32(), Parts: r.u32(), Umask: r.u32()}
 	r.zero(4)
 	n, length := r.u32(), r.u32()
 	table := r.newFiles(n)

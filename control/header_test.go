@@ -30,7 +30,7 @@ func TestTheHeaderForC(t *testing.T) {
 	want = AppendStats(want, []Moved{{PathHost, "", 5, 6}})
 	want = (&ReaderCount{7}).AppendTo(want)
 	want = AppendObjectRanges(want, []ObjectRange{{1, Range{2, 3}}})
-	want = (&BeginDraft{ID: DraftID{1}, Part: 2, Parts: 3, Umask: 4}).AppendTo(want)
+	want = (&Begin{ID: DraftID{1}, Part: 2, Parts: 3, Umask: 4}).AppendTo(want)
 	want = (&AddFiles{ID: DraftID{1}}).AppendTo(want)
 	want = (&DraftFiles{1, 2}).AppendTo(want)
 	want = (&Seal{ID: DraftID{1}, File: 2, First: 3}).AppendTo(want)

@@ -49,6 +49,9 @@ func (d *Draft) Tree() *os.File {
 	return d.past.tree
 }
 
+// Directory opens the directory.
+func (h *Home) Directory() (*os.File, error) { return h.root.Open(".") }
+
 // ID is the number of the draft's directory, which the checkpoint keeps: see [Found].
 func (d *Draft) ID() (uint64, error) {
 	info, err := d.dir.Stat(".")
