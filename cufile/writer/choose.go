@@ -63,6 +63,8 @@ func (q *Write) proveDirect(ctx context.Context) (why string, ok bool, err error
 		return "the device is the host", false, nil
 	case q.dir.inMemory():
 		return "the files lie in memory", false, nil
+	case q.dir.past:
+		return "the files are given by a checkpoint volume, and it is proven only on files that are made in a directory", false, nil
 	case len(w.opt.Probe) == 0:
 		return "there is no command to prove it with", false, nil
 	case auto && q.inHBM() < worthProof:
