@@ -26,7 +26,11 @@ func checkpointCode(err error) error {
 	return err
 }
 
+// beginDraft begins a draft: in a checkpoint volume past FUSE, elsewhere as a directory.
 func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) {
+	if inVolume, err := l.beginVolumeDraft(path, part); inVolume != 0 || err != nil {
+		return inVolume, err
+	}
 	d, err := checkpoint.Begin(context.Background(), path, part)
 	if err != nil {
 		return 0, checkpointCode(err)
@@ -36,24 +40,38 @@ func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) 
 
 // publish ends the draft's handle if it succeeds.
 func (l *library) publish(handle uint64, files []checkpoint.File) error {
-	d, err := find[*checkpoint.Draft](l, handle)
+	thing, err := find[any](l, handle)
 	if err != nil {
 		return err
 	}
-	if err := d.Publish(context.Background(), files); err != nil {
-		return checkpointCode(err)
+	switch d := thing.(type) {
+	case *checkpoint.Draft:
+		err = checkpointCode(d.Publish(context.Background(), files))
+	case *volumeDraft:
+		err = d.publish(files)
+	default:
+		err = failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
 	}
-	l.remove(handle)
-	return nil
+	if err == nil {
+		l.remove(handle)
+	}
+	return err
 }
 
 func (l *library) drop(handle uint64) error {
-	d, err := find[*checkpoint.Draft](l, handle)
+	thing, err := find[any](l, handle)
 	if err != nil {
 		return err
 	}
-	l.remove(handle)
-	return checkpointCode(d.Drop())
+	switch d := thing.(type) {
+	case *checkpoint.Draft:
+		l.remove(handle)
+		return checkpointCode(d.Drop())
+	case *volumeDraft:
+		l.remove(handle)
+		return d.end()
+	}
+	return failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
 }
 
 // complete lists the complete checkpoints in a directory.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
 
@@ -29,6 +30,41 @@ func hbmfs_go_draft_begin(path *C.char, part, parts C.int32_t, out *C.hbmfs_hand
 	return answerWriting(why, func() error {
 		d, err := lib.beginDraft(text(path), checkpoint.Part{Index: int(part), Of: int(parts)})
 		*out = C.hbmfs_handle(d)
+		return err
+	})
+}
+
+//export hbmfs_go_draft_attach
+func hbmfs_go_draft_attach(path *C.char, id *C.uint8_t, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
+	return answerWriting(why, func() error {
+		d, err := lib.attachDraft(text(path), control.DraftID(unsafe.Slice((*byte)(unsafe.Pointer(id)), len(control.DraftID{}))))
+		*out = C.hbmfs_handle(d)
+		return err
+	})
+}
+
+//export hbmfs_go_draft_get_info
+func hbmfs_go_draft_get_info(h C.hbmfs_handle, info *C.hbmfs_draft_info, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		id, inVolume, err := lib.draftID(uint64(h))
+		if inVolume {
+			info.in_volume = 1
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(&info.id)), len(id)), id[:])
+		}
+		return err
+	})
+}
+
+//export hbmfs_go_draft_write_begin
+func hbmfs_go_draft_write_begin(h, draft C.hbmfs_handle, files *C.hbmfs_write_file, fileCount C.int64_t, parts *C.hbmfs_write_part, partCount C.int64_t,
+	stream C.uint64_t, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		list, err := planOf(files, fileCount, parts, partCount)
+		if err != nil {
+			return err
+		}
+		q, err := lib.writeDraft(uint64(h), uint64(draft), list, streamOf(stream))
+		*out = C.hbmfs_handle(q)
 		return err
 	})
 }

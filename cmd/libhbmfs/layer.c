@@ -229,6 +229,33 @@ int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_h
     return hbmfs_go_draft_begin((char *)path, part, parts, draft, why);
 }
 
+int32_t hbmfs_draft_attach(const char *path, const uint8_t *id, hbmfs_handle *draft, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !id || !draft);
+    *draft = 0;
+    return hbmfs_go_draft_attach((char *)path, (uint8_t *)id, draft, why);
+}
+
+int32_t hbmfs_draft_get_info(hbmfs_handle draft, hbmfs_draft_info *info, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!info);
+    if (!KNOWN(info->struct_size, hbmfs_draft_info, id)) return fail_size(why);
+    hbmfs_draft_info full = {0};
+    int32_t code = hbmfs_go_draft_get_info(draft, &full, why);
+    if (!code) GIVE(info, full);
+    return code;
+}
+
+int32_t hbmfs_draft_write_begin(hbmfs_handle writer, hbmfs_handle draft, const hbmfs_write_file *files, int64_t file_count,
+                                const hbmfs_write_part *parts, int64_t part_count, uint64_t stream, hbmfs_handle *write, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!write || (file_count > 0 && !files) || (part_count > 0 && !parts));
+    for (int64_t i = 0; i < file_count; i++) REFUSE_NULL(!files[i].name);
+    *write = 0;
+    return hbmfs_go_draft_write_begin(writer, draft, (hbmfs_write_file *)files, file_count, (hbmfs_write_part *)parts, part_count, stream,
+                                      write, why);
+}
+
 int32_t hbmfs_draft_directory(const char *path, char *directory, int64_t room, hbmfs_failure *why) {
     REFUSE_FORKED;
     REFUSE_NULL(!path || !directory);
