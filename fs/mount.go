@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
@@ -47,6 +48,7 @@ type Options struct {
 	Trace      *trace.Tracer  // has spans of recognition and of readers' requests; nil for none
 	Life       *handover.Life // of the daemon, which may go on with a mount; nil where nobody holds the mount
 	Top        Top            // of a mount whose root changes; nil for a dataset
+	Drafts     *drafts.Server // of a checkpoint volume; nil for a dataset
 }
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.

@@ -5,88 +5,35 @@ import (
 	"errors"
 	"math"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/asuser"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
 // asCaller does something with the rights of a request's caller: its fsuid, its fsgid and, where those do not do, its groups. The kernel has asked
-// default_permissions before; the backing filesystem answers for itself here, by quotas, access control lists and owners.
+// default_permissions before, with the caller's capabilities. The backing filesystem answers for itself here, by quotas, access control lists
+// and owners.
 func asCaller(h *fuse.InHeader, do func() error) error {
-	me := uint32(os.Geteuid())
-	switch {
-	case h.Uid == math.MaxUint32 || h.Gid == math.MaxUint32: // of a user namespace that has no such number here
+	if h.Uid == math.MaxUint32 || h.Gid == math.MaxUint32 { // of a user namespace that has no such number here
 		return unix.EOVERFLOW
-	case h.Uid == me && (me != 0 || h.Gid == uint32(os.Getegid())):
-		return do()
-	case me != 0:
-		return unix.EPERM
 	}
-	runtime.LockOSThread()
-	err := asUser(h, nil, do)
+	user := asuser.User{UID: h.Uid, GID: h.Gid, Capable: h.Gid == 0}
+	err := asuser.Do(user, do)
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		if groups := groupsOf(h.Pid); len(groups) > 0 {
-			err = asUser(h, groups, do)
+		if user.Groups = groupsOf(h.Pid); len(user.Groups) > 0 {
+			err = asuser.Do(user, do)
 		}
 	}
-	if fsuid(me) && fsgid(uint32(os.Getegid())) {
-		runtime.UnlockOSThread() // else the thread ends with its goroutine, and its rights with it
+	if errors.Is(err, asuser.ErrOther) {
+		return unix.EPERM
 	}
 	return err
-}
-
-// asUser is asCaller on a thread of its own.
-func asUser(h *fuse.InHeader, groups []uint32, do func() error) error {
-	if groups != nil {
-		own, err := os.Getgroups()
-		if err != nil {
-			return err
-		}
-		mine := make([]uint32, len(own))
-		for i, g := range own {
-			mine[i] = uint32(g)
-		}
-		if err := setGroups(groups); err != nil {
-			return err
-		}
-		defer func() { _ = setGroups(mine) }() // as they were
-	}
-	if !fsgid(h.Gid) || !fsuid(h.Uid) {
-		return unix.EPERM
-	}
-	defer func() { fsuid(uint32(os.Geteuid())); fsgid(uint32(os.Getegid())) }()
-	return do()
-}
-
-// fsuid sets the file system user of this thread, and tells whether it is that.
-func fsuid(uid uint32) bool {
-	_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
-	now, _, _ := unix.RawSyscall(unix.SYS_SETFSUID, math.MaxUint32, 0, 0) // changes nothing
-	return uint32(now) == uid
-}
-
-func fsgid(gid uint32) bool {
-	_, _, _ = unix.RawSyscall(unix.SYS_SETFSGID, uintptr(gid), 0, 0)
-	now, _, _ := unix.RawSyscall(unix.SYS_SETFSGID, math.MaxUint32, 0, 0) // changes nothing
-	return uint32(now) == gid
-}
-
-// setGroups sets the supplementary groups of this thread alone, unlike package syscall.
-func setGroups(groups []uint32) error {
-	var first unsafe.Pointer
-	if len(groups) > 0 {
-		first = unsafe.Pointer(&groups[0])
-	}
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0); errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // groupsOf returns the supplementary groups of a thread, which waits for the answer to its request and so cannot change them.

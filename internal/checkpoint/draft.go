@@ -23,6 +23,7 @@ type Draft struct {
 
 	mu    sync.Mutex // guards what follows
 	lock  *lock
+	past  *past // nil where files are made by their names
 	ended bool
 }
 
@@ -182,6 +183,7 @@ func (d *Draft) Drop() error {
 // end gives all back. mu is held, or nobody else has d.
 func (d *Draft) end() {
 	d.ended = true
+	d.past.end()
 	if d.lock != nil {
 		d.lock.release()
 	}

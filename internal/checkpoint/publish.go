@@ -21,7 +21,12 @@ func (d *Draft) Publish(ctx context.Context, files []File) error {
 	if d.ended {
 		return fmt.Errorf("publish checkpoint %s: it was published or dropped before: %w", d.path, os.ErrClosed)
 	}
-	if err := d.publish(ctx, files); err != nil {
+	err := d.freeze(ctx, files)
+	if err == nil {
+		err = d.publish(ctx, files)
+	}
+	if err != nil {
+		d.thaw()
 		return fmt.Errorf("publish checkpoint %s: %w", d.path, err)
 	}
 	d.end()
@@ -60,6 +65,9 @@ func (d *Draft) finish(text []byte) (err error) {
 		return err
 	}
 	if err := d.self.Sync(); err != nil {
+		return err
+	}
+	if err := d.past.stillFrozen(); err != nil {
 		return err
 	}
 	there, err = d.rename()
@@ -143,6 +151,9 @@ func (d *Draft) write(text []byte) error {
 	_, err = f.Write(text)
 	if err == nil && d.owner != nil {
 		err = d.owner.give(f, d.mode&fs.ModeSetgid != 0)
+	}
+	if err == nil && d.past != nil {
+		err = f.Chmod(0o444 & d.mode)
 	}
 	if err == nil {
 		err = f.Sync()
