@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/fs/checkpoints"
@@ -54,12 +52,11 @@ func (c *mountCommand) open(ctx context.Context, opt *fs.Options, note func(stri
 
 // openCheckpoints opens a directory of checkpoints.
 func (c *mountCommand) openCheckpoints(ctx context.Context, opt *fs.Options) (*mountSource, error) {
-	unix.Umask(0) // the kernel has applied the writer's own
 	v, err := checkpoints.Open(ctx, c.source, checkpoints.Options{MaxOpen: maxOpenFiles(), Log: opt.Log, Life: opt.Life})
 	if err != nil {
 		return nil, err
 	}
-	opt.Source, opt.Top, opt.Notes = v.Path(), v, append(c.notes, v.Notes()...)
+	opt.Source, opt.Top, opt.Drafts, opt.Notes = v.Path(), v, v.Fast(), append(c.notes, v.Notes()...)
 	return &mountSource{
 		listing: v.Listing(),
 		what: func() string {

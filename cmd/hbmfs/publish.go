@@ -94,7 +94,6 @@ func (c *publishCommand) one(ctx context.Context, path string) (bytes int64, err
 	const often = 20 * time.Millisecond
 	cancelled := false
 	for r.State == control.DraftSealing {
-		bytes = max(bytes, r.Total)
 		bar.Set(r.Done, r.Total)
 		verb := control.DraftPoll
 		select {
@@ -109,7 +108,7 @@ func (c *publishCommand) one(ctx context.Context, path string) (bytes int64, err
 	}
 	switch {
 	case r.State == control.DraftPublished:
-		return bytes, nil
+		return r.Total, nil
 	case cancelled:
 		return 0, ctx.Err()
 	case r.Text != "":

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -23,7 +24,10 @@ func asCaller(h *fuse.InHeader, do func() error) error {
 	if h.Uid == math.MaxUint32 || h.Gid == math.MaxUint32 { // of a user namespace that has no such number here
 		return unix.EOVERFLOW
 	}
-	user := asuser.User{UID: h.Uid, GID: h.Gid, Capable: h.Gid == 0}
+	if h.Uid == 0 && h.Gid != 0 && os.Geteuid() == 0 {
+		return asRoot(int(h.Gid), do)
+	}
+	user := asuser.User{UID: h.Uid, GID: h.Gid, Capable: true}
 	err := asuser.Do(user, do)
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		if user.Groups = groupsOf(h.Pid); len(user.Groups) > 0 {
@@ -32,6 +36,20 @@ func asCaller(h *fuse.InHeader, do func() error) error {
 	}
 	if errors.Is(err, asuser.ErrOther) {
 		return unix.EPERM
+	}
+	return err
+}
+
+// asRoot does something as root of another group.
+func asRoot(gid int, do func() error) error {
+	runtime.LockOSThread()
+	before, err := unix.SetfsgidRetGid(gid)
+	if err != nil {
+		return err
+	}
+	err = do()
+	if _, back := unix.SetfsgidRetGid(before); back == nil {
+		runtime.UnlockOSThread() // otherwise the thread ends
 	}
 	return err
 }

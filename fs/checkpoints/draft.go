@@ -35,6 +35,7 @@ type draft struct {
 	changed atomic.Int64 // the last change, ns
 	done    atomic.Int64 // of sealing, bytes
 	total   atomic.Int64
+	sealed  atomic.Int64 // bytes, of a published one
 
 	// The volume's mu guards the fields below.
 	name  string // that it will be published under
@@ -104,7 +105,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 	v.mu.Lock()
 	there := v.drafts[name]
 	v.mu.Unlock()
-	if there != nil {
+	if there != nil || v.fast.Has(name) {
 		return nil, unix.EEXIST
 	}
 	book, err := v.home.Begin(ctx, name, checkpoint.Part{Of: 1}, owner)
@@ -304,15 +305,13 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	}
 	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Progress: func(done, total int64) {
 		d.total.Store(total)
+		d.sealed.Store(total)
 		d.done.Store(done)
 	}}); err != nil {
 		return err
 	}
 	v.over(d)
-	v.opt.Log.Info("published", "checkpoint", name)
-	if v.opt.Published != nil {
-		v.opt.Published(name)
-	}
+	v.tell(name)
 	return nil
 }
 
@@ -420,7 +419,7 @@ func (d *draft) command(verb control.DraftVerb) (r control.DraftReply) {
 	}
 	d.gate.RLock()
 	if d.state == published {
-		r.State, r.Errno, r.Text = control.DraftPublished, 0, ""
+		r.State, r.Errno, r.Text, r.Total = control.DraftPublished, 0, "", d.sealed.Load()
 	}
 	d.gate.RUnlock()
 	return r

@@ -81,13 +81,17 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		return nil, nil, err
 	}
 	defer end()
-	flags := uint64(req.Flags)&(unix.O_ACCMODE|unix.O_EXCL|unix.O_TRUNC) | unix.O_CREAT | unix.O_NONBLOCK
-	if again, _ := handover.Resent(req.Unique); again { // the daemon before may have made it
-		flags &^= unix.O_EXCL
-	}
+	flags := uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC) | unix.O_NONBLOCK
+	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
 	fd := -1
 	err = asCaller(&req.InHeader, func() (err error) {
-		fd, err = beneath(at, name, flags, uint64(req.Mode&0o7777))
+		fd, err = beneath(at, name, flags|unix.O_CREAT|unix.O_EXCL, uint64(req.Mode&0o7777))
+		switch {
+		case err == nil:
+			return v.unmask(at, name, req.Mode)
+		case errors.Is(err, unix.EEXIST) && (again || req.Flags&unix.O_EXCL == 0):
+			fd, err = beneath(at, name, flags, 0)
+		}
 		return err
 	})
 	if err != nil {
@@ -105,6 +109,18 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 	return n, st, err
 }
 
+// unmask gives what was just made the bits that this process's umask took. The kernel has applied the caller's umask.
+func (v *Volume) unmask(at int, name string, mode uint32) error {
+	if mode&v.umask == 0 {
+		return nil
+	}
+	st, err := statx(at, name)
+	if err != nil {
+		return err
+	}
+	return unix.Fchmodat(at, name, mode&0o7777|uint32(st.Mode)&unix.S_ISGID, 0)
+}
+
 // mknod makes a plain file. A checkpoint has no others.
 func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.Statx_t, error) {
 	if kind := req.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != 0 {
@@ -116,7 +132,12 @@ func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
-	err = asCaller(&req.InHeader, func() error { return unix.Mknodat(at, name, unix.S_IFREG|req.Mode&0o7777, 0) })
+	err = asCaller(&req.InHeader, func() error {
+		if err := unix.Mknodat(at, name, unix.S_IFREG|req.Mode&0o7777, 0); err != nil {
+			return err
+		}
+		return v.unmask(at, name, req.Mode)
+	})
 	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.EEXIST) {
 		err = nil
 	}
@@ -133,7 +154,12 @@ func (v *Volume) mkdir(in *node, name string, req *fuse.MkdirIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
-	err = asCaller(&req.InHeader, func() error { return unix.Mkdirat(at, name, req.Mode&0o7777) })
+	err = asCaller(&req.InHeader, func() error {
+		if err := unix.Mkdirat(at, name, req.Mode&0o7777); err != nil {
+			return err
+		}
+		return v.unmask(at, name, req.Mode)
+	})
 	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.EEXIST) {
 		err = nil
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/status"
 )
@@ -45,8 +47,10 @@ type Volume struct {
 	home    *checkpoint.Home
 	self    *os.File // the directory
 	device  uint64
+	umask   uint32 // of this process
 	origin  *cache.Dir
 	inner   *fs.Mount
+	fast    *drafts.Server // has the drafts of writers that go past the kernel
 	removed []string // leftovers, at the start
 	foreign []string
 
@@ -98,6 +102,9 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	if v.self, err = v.origin.File(); err != nil {
 		return v, err
 	}
+	if err = v.serveFast(); err != nil {
+		return v, err
+	}
 	if v.removed, err = v.home.Clean(ctx); err != nil {
 		return v, fmt.Errorf("remove what dead writers left in %s: %w", dir, err)
 	}
@@ -115,16 +122,45 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	return v, err
 }
 
+// serveFast makes the server of drafts that are written past the kernel.
+func (v *Volume) serveFast() (err error) {
+	v.fast, err = drafts.New(drafts.Options{Home: v.home, Log: v.opt.Log, Life: v.opt.Life, Published: v.tell})
+	return err
+}
+
+// Fast is the server of drafts that are written past the kernel, for the control channel.
+func (v *Volume) Fast() *drafts.Server { return v.fast }
+
+// tell says that a checkpoint is there.
+func (v *Volume) tell(name string) {
+	v.opt.Log.Info("published", "checkpoint", name)
+	if v.opt.Published != nil {
+		v.opt.Published(name)
+	}
+}
+
 // look finds what is in the directory and no checkpoint.
 func (v *Volume) look() (err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(v.self.Fd()), &st); err != nil {
 		return err
 	}
-	v.device = st.Dev
+	v.device, v.umask = st.Dev, umask()
 	_, v.foreign, err = v.home.Names()
 	slices.Sort(v.foreign)
 	return err
+}
+
+// umask reads the umask of this process, which no system call does without setting it.
+func umask() uint32 {
+	text, _ := os.ReadFile("/proc/self/status") // it is always there
+	_, after, _ := strings.Cut(string(text), "\nUmask:")
+	line, _, _ := strings.Cut(after, "\n")
+	mask, err := strconv.ParseUint(strings.TrimSpace(line), 8, 32)
+	if err != nil {
+		return 0o777 // every mode is then set
+	}
+	return uint32(mask)
 }
 
 // Listing is the mount's root alone.
@@ -179,6 +215,9 @@ func (v *Volume) End() {
 		all = append(all, d)
 	}
 	v.mu.Unlock()
+	if err := v.fast.Close(); err != nil {
+		v.opt.Log.Error("a draft stays until the next mount", "error", err)
+	}
 	for _, d := range all {
 		v.opt.Log.Warn("a draft ends with the mount, unpublished", "draft", d.shown)
 		if err := d.book.Drop(); err != nil {
@@ -246,6 +285,9 @@ func (v *Volume) Status() *status.Checkpoints {
 	s.Refused = append(s.Refused, v.refused...)
 	for _, d := range v.drafts {
 		s.Drafts = append(s.Drafts, d.status())
+	}
+	for _, d := range v.fast.Drafts() {
+		s.Drafts = append(s.Drafts, status.Draft{Name: d.Name, UID: d.UID, PID: d.PID, Since: d.Began, Open: d.Files - d.Sealed, Total: d.Bytes, Past: true})
 	}
 	slices.SortFunc(s.Drafts, func(a, b status.Draft) int { return strings.Compare(a.Name, b.Name) })
 	return s
@@ -359,6 +401,9 @@ func (v *Volume) reopen() (err error) {
 		return err
 	}
 	if err = v.look(); err != nil {
+		return err
+	}
+	if err = v.serveFast(); err != nil {
 		return err
 	}
 	var all []keptDraft

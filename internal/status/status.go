@@ -46,6 +46,8 @@ type Checkpoints struct {
 type Draft struct {
 	Name    string    `json:"name"` // in the root of the mount
 	UID     uint32    `json:"uid"`
+	PID     int       `json:"pid,omitempty"` // of its writer, where that is known
+	Past    bool      `json:"past"`          // it is written past the kernel, through the control channel
 	Since   time.Time `json:"since"`
 	Idle    float64   `json:"idle_seconds"` // since the last change through the mount
 	Open    int       `json:"open_files"`
