@@ -60,6 +60,7 @@ const (
 	handlePassthrough
 	handleClosing
 	handleText
+	handleOuter // of the filesystem around this one
 )
 
 // handlesMax bounds the files that are open at once. Pages of the table that were never used take no memory.
@@ -154,6 +155,10 @@ func (t *handles) get(number uint64) *handle {
 
 // open books a file that a request opens, and returns its handle. ok is false where its user has no room left.
 func (t *handles) open(of *fuse.InHeader, state uint32, backing int32, size int) (number uint64, ok bool) {
+	return t.openAs(of, nodeNumber(of.NodeId), state, backing, size)
+}
+
+func (t *handles) openAs(of *fuse.InHeader, node, state uint32, backing int32, size int) (number uint64, ok bool) {
 	if !t.room.Reserve(of.Uid, 1) {
 		return 0, false
 	}
@@ -167,7 +172,7 @@ func (t *handles) open(of *fuse.InHeader, state uint32, backing int32, size int)
 	}
 	h := &t.slot[i]
 	h.life = max(h.life+1, 1)
-	h.node, h.backing, h.size, h.uid = nodeNumber(of.NodeId), backing, uint32(size), of.Uid
+	h.node, h.backing, h.size, h.uid = node, backing, uint32(size), of.Uid
 	_, h.request = handover.Resent(of.Unique)
 	h.state.Store(state)
 	return t.number(i), true

@@ -115,7 +115,11 @@ func (d *Draft) refuseExisting() error {
 
 // make makes the draft's directory. mkdir says which mode the checkpoint will have.
 func (d *Draft) make() (err error) {
-	if err := d.parent.Mkdir(d.base(), 0o777); err != nil {
+	perm := fs.FileMode(0o777)
+	if d.owner != nil {
+		perm = 0o700
+	}
+	if err := d.parent.Mkdir(d.base(), perm); err != nil {
 		return err
 	}
 	if err := d.open(); err != nil {

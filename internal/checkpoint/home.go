@@ -131,28 +131,34 @@ func (h *Home) draft(name string, part Part, owner *Owner) (*Draft, error) {
 	return &Draft{path: filepath.Join(h.path, name), name: name, part: part, parent: parent, of: anybody, owner: owner}, nil
 }
 
-// Adopt goes on with a draft of an earlier process, whose lock somebody has kept open.
+// adopt takes the lock, which kept is if that is the draft's, and opens the draft.
+func (d *Draft) adopt(kept *os.File) (err error) {
+	if _, err := d.parent.Lstat(d.base()); err != nil {
+		return err
+	}
+	base := hidden(d.name, lockEnding)
+	if named, err := d.parent.Lstat(base); err == nil && kept != nil {
+		if info, err := kept.Stat(); err == nil && os.SameFile(named, info) {
+			d.lock = &lock{dir: d.parent, base: base, file: kept}
+		}
+	}
+	if d.lock != nil {
+		err = d.lock.sign()
+	} else {
+		d.lock, err = take(context.Background(), d.parent, d.name, d.of)
+	}
+	if err != nil {
+		return err
+	}
+	return d.open()
+}
+
+// Adopt goes on with a draft of an earlier process. kept is its lock, if somebody has kept that open; nil otherwise.
 func (h *Home) Adopt(name string, part Part, owner Owner, kept *os.File) (d *Draft, err error) {
 	if d, err = h.draft(name, part, &owner); err != nil {
 		return nil, err
 	}
-	base := hidden(name, lockEnding)
-	named, err := d.parent.Lstat(base)
-	if err == nil {
-		var info fs.FileInfo
-		if info, err = kept.Stat(); err == nil && !os.SameFile(named, info) {
-			err = failf(ErrForeign, "the lock of %s is another file by now", d.path)
-		}
-	}
-	if err == nil {
-		d.lock = &lock{dir: d.parent, base: base, file: kept}
-		err = d.lock.sign()
-	}
-	if err == nil {
-		err = d.open()
-	}
-	if err != nil {
-		d.lock = nil // it stays with the one who kept it
+	if err = d.adopt(kept); err != nil {
 		d.end()
 		return nil, fmt.Errorf("go on with the draft of %s: %w", d.path, err)
 	}
@@ -186,6 +192,17 @@ func (h *Home) Find(name string) (f Found, err error) {
 	}
 	return Found{ID: inode(info), UID: uid(info), Created: info.ModTime()}, nil
 }
+
+// Open is [Open] of a checkpoint in the directory.
+func (h *Home) Open(name string) (*Checkpoint, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	return openIn(h.root, name)
+}
+
+// Natural compares names as [List] orders them.
+func Natural(a, b string) int { return natural(a, b) }
 
 // List is [List] of the directory.
 func (h *Home) List() ([]Entry, error) { return List(h.root.Name()) }

@@ -140,7 +140,11 @@ func (d *Draft) write(text []byte) error {
 	if err := d.dir.Remove(ManifestName); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := d.dir.OpenFile(ManifestName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	perm := fs.FileMode(0o666)
+	if d.owner != nil { // who may look into the checkpoint
+		perm = d.mode & 0o666
+	}
+	f, err := d.dir.OpenFile(ManifestName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return err
 	}
