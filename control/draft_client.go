@@ -74,13 +74,25 @@ func BeginDraft(ctx context.Context, path string, part, parts int, client string
 	return d, nil
 }
 
-// AttachDraft opens a draft that another process of this user has begun, to write files of it.
-func AttachDraft(ctx context.Context, path string, id DraftID, client string) (*Draft, error) {
+// AttachDraft opens the draft of the checkpoint at path that another process of this user has begun, to write files of it. ENOENT: none
+// has.
+func AttachDraft(ctx context.Context, path, client string) (*Draft, error) {
 	d, err := openDraft(ctx, path, client)
 	if err != nil {
 		return nil, err
 	}
-	d.ID = id
+	m := Begin{Parts: 1, Flags: BeginAttach, Name: filepath.Base(d.Path)}
+	a, err := d.ask(ctx, TypeBegin, TypeDraft, m.AppendTo)
+	var given DraftFiles
+	if err == nil {
+		CloseAll(a.fds)
+		given, err = ParseDraftFiles(a.payload)
+	}
+	if err != nil {
+		_ = d.Close() // nothing has begun
+		return nil, fmt.Errorf("write into checkpoint %s: %w", d.Path, err)
+	}
+	d.ID = given.ID
 	return d, nil
 }
 

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
 
@@ -35,22 +34,35 @@ func hbmfs_go_draft_begin(path *C.char, part, parts C.int32_t, out *C.hbmfs_hand
 }
 
 //export hbmfs_go_draft_attach
-func hbmfs_go_draft_attach(path *C.char, id *C.uint8_t, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
+func hbmfs_go_draft_attach(path *C.char, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
 	return answerWriting(why, func() error {
-		d, err := lib.attachDraft(text(path), control.DraftID(unsafe.Slice((*byte)(unsafe.Pointer(id)), len(control.DraftID{}))))
+		d, err := lib.attachDraft(text(path))
 		*out = C.hbmfs_handle(d)
 		return err
 	})
 }
 
-//export hbmfs_go_draft_get_info
-func hbmfs_go_draft_get_info(h C.hbmfs_handle, info *C.hbmfs_draft_info, why *C.hbmfs_failure) C.int32_t {
+func yes(is bool) C.int32_t {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+//export hbmfs_go_draft_is_in_volume
+func hbmfs_go_draft_is_in_volume(h C.hbmfs_handle, is *C.int32_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		id, inVolume, err := lib.draftID(uint64(h))
-		if inVolume {
-			info.in_volume = 1
-			copy(unsafe.Slice((*byte)(unsafe.Pointer(&info.id)), len(id)), id[:])
-		}
+		in, err := lib.isInVolume(uint64(h))
+		*is = yes(in)
+		return err
+	})
+}
+
+//export hbmfs_go_checkpoint_in_volume
+func hbmfs_go_checkpoint_in_volume(path *C.char, is *C.int32_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		in, err := inVolume(text(path))
+		*is = yes(in)
 		return err
 	})
 }

@@ -229,21 +229,23 @@ int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_h
     return hbmfs_go_draft_begin((char *)path, part, parts, draft, why);
 }
 
-int32_t hbmfs_draft_attach(const char *path, const uint8_t *id, hbmfs_handle *draft, hbmfs_failure *why) {
+int32_t hbmfs_draft_attach(const char *path, hbmfs_handle *draft, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL(!path || !id || !draft);
+    REFUSE_NULL(!path || !draft);
     *draft = 0;
-    return hbmfs_go_draft_attach((char *)path, (uint8_t *)id, draft, why);
+    return hbmfs_go_draft_attach((char *)path, draft, why);
 }
 
-int32_t hbmfs_draft_get_info(hbmfs_handle draft, hbmfs_draft_info *info, hbmfs_failure *why) {
+int32_t hbmfs_draft_is_in_volume(hbmfs_handle draft, int32_t *is, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL(!info);
-    if (!KNOWN(info->struct_size, hbmfs_draft_info, id)) return fail_size(why);
-    hbmfs_draft_info full = {0};
-    int32_t code = hbmfs_go_draft_get_info(draft, &full, why);
-    if (!code) GIVE(info, full);
-    return code;
+    REFUSE_NULL(!is);
+    return hbmfs_go_draft_is_in_volume(draft, is, why);
+}
+
+int32_t hbmfs_checkpoint_in_volume(const char *path, int32_t *is, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !is);
+    return hbmfs_go_checkpoint_in_volume((char *)path, is, why);
 }
 
 int32_t hbmfs_draft_write_begin(hbmfs_handle writer, hbmfs_handle draft, const hbmfs_write_file *files, int64_t file_count,

@@ -302,7 +302,7 @@ int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uin
  * hbmfs_draft_begin of this name removes, and so does hbmfs_checkpoint_clean.
  *
  * In a checkpoint volume (hbmfs mount --checkpoints) a draft is written past FUSE: its files are descriptors that the volume's daemon
- * gives, and nothing of them is left when the process that began it ends. hbmfs_draft_get_info tells it. Such a draft has no directory:
+ * gives, and nothing of them is left when the process that began it ends. Such a draft has no directory:
  * hbmfs_draft_write_begin writes its files, of both kinds. Where path lies in a mount of hbmfs whose daemon cannot be asked, that is
  * HBMFS_UNAVAILABLE.
  *
@@ -322,19 +322,18 @@ typedef struct hbmfs_draft_file {
  */
 int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_handle *draft, hbmfs_failure *why);
 
-typedef struct hbmfs_draft_info {
-	uint32_t struct_size;
-	int32_t in_volume; /* 1: the draft is one of a checkpoint volume */
-	uint8_t id[16];    /* its number there, with which processes of the same user attach; else zeros */
-} hbmfs_draft_info;
+/* Gives 1 to is where the draft is one of a checkpoint volume, 0 where it is a directory. */
+int32_t hbmfs_draft_is_in_volume(hbmfs_handle draft, int32_t *is, hbmfs_failure *why);
 
-int32_t hbmfs_draft_get_info(hbmfs_handle draft, hbmfs_draft_info *info, hbmfs_failure *why);
+/* The same of a checkpoint that may not be there. HBMFS_INVALID: path lies in a volume, and is none of the directories at its top. */
+int32_t hbmfs_checkpoint_in_volume(const char *path, int32_t *is, hbmfs_failure *why);
 
 /*
- * Opens a draft that another process has begun at path, in a checkpoint volume, to write files of it. hbmfs_draft_drop then ends the
- * handle, and the draft stays. HBMFS_NOT_FOUND: path lies in no checkpoint volume.
+ * Opens the draft of the checkpoint at path that another process of this user has begun in a volume, to write files of it.
+ * hbmfs_draft_drop then ends the handle, and the draft stays. HBMFS_NOT_FOUND: path lies in no checkpoint volume. HBMFS_STALE: nobody has
+ * begun it, or it is over.
  */
-int32_t hbmfs_draft_attach(const char *path, const uint8_t *id, hbmfs_handle *draft, hbmfs_failure *why);
+int32_t hbmfs_draft_attach(const char *path, hbmfs_handle *draft, hbmfs_failure *why);
 
 /* The directory of a checkpoint's draft, for any process. room is that of directory, the zero byte too. */
 int32_t hbmfs_draft_directory(const char *path, char *directory, int64_t room, hbmfs_failure *why);

@@ -60,10 +60,10 @@ func (l *library) beginVolumeDraft(path string, part checkpoint.Part) (uint64, e
 }
 
 // attachDraft opens a draft that another process has begun.
-func (l *library) attachDraft(path string, id control.DraftID) (uint64, error) {
-	d, err := control.AttachDraft(context.Background(), path, id, clientName)
+func (l *library) attachDraft(path string) (uint64, error) {
+	d, err := control.AttachDraft(context.Background(), path, clientName)
 	if errors.Is(err, control.ErrNoVolume) {
-		return 0, failf(codeNotFound, "%v: give all ranks the same path", err)
+		return 0, &failure{codeNotFound, err.Error()}
 	}
 	if err != nil {
 		return 0, volumeCode(err)
@@ -71,19 +71,25 @@ func (l *library) attachDraft(path string, id control.DraftID) (uint64, error) {
 	return l.add(0, &volumeDraft{d, false})
 }
 
-// draftID gives the number of a draft in a volume, and false for one in a directory.
-func (l *library) draftID(handle uint64) (id control.DraftID, inVolume bool, err error) {
+// inVolume tells whether a checkpoint would be one of a volume.
+func inVolume(path string) (bool, error) {
+	in, err := control.InVolume(context.Background(), path, clientName)
+	return in, volumeCode(err)
+}
+
+// isInVolume tells whether a draft is one of a volume.
+func (l *library) isInVolume(handle uint64) (bool, error) {
 	thing, err := find[any](l, handle)
 	if err != nil {
-		return id, false, err
+		return false, err
 	}
-	switch d := thing.(type) {
+	switch thing.(type) {
 	case *volumeDraft:
-		return d.ID, true, nil
+		return true, nil
 	case *checkpoint.Draft:
-		return id, false, nil
+		return false, nil
 	}
-	return id, false, failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
+	return false, failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
 }
 
 // publish makes it the checkpoint, if the volume has these files.

@@ -148,6 +148,18 @@ func (s *Server) find(k key) *draft {
 	return s.all[k]
 }
 
+// named gives a user's draft of a name.
+func (s *Server) named(uid uint32, name string) *draft {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.all {
+		if d.user.UID == uid && d.name == name {
+			return d
+		}
+	}
+	return nil
+}
+
 // wasPublished tells whether a draft became a checkpoint lately.
 func (s *Server) wasPublished(k key) bool {
 	s.mu.Lock()
