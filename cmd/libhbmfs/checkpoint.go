@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
@@ -157,5 +160,11 @@ func (l *library) cancelVerify(handle uint64, timeout time.Duration) error {
 }
 
 func removeCheckpoint(path string) error {
+	switch in, err := inVolume(path); {
+	case err != nil:
+		return err
+	case in: // where rmdir takes all of it, at once
+		return os.NewSyscallError("rmdir "+path, unix.Rmdir(path))
+	}
 	return checkpointCode(checkpoint.Remove(context.Background(), path))
 }
