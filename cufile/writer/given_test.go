@@ -109,3 +109,34 @@ func TestGivenFilesThatFail(t *testing.T) {
 		}
 	}
 }
+
+// Direct is proven by one of the files themselves, which is overwritten, and is claimed only then.
+func TestDirectIsProvenOnGivenFiles(t *testing.T) {
+	for moved, want := range map[string]string{"p2p": "", "posix": "POSIX writes"} {
+		t.Run(moved, func(t *testing.T) {
+			t.Setenv("FAKE_CUFILE_MOVED", moved)
+			w := newWriter(t, directOptions(fakeLibraries(t)))
+			root, p := t.TempDir(), pages(t, 5*ChunkSize+100, 1)
+			files := []File{{"a", int64(len(p)), []Part{{0, hbm(t, w, p)}}}, {"b", ChunkSize, nil}}
+			var sealed atomic.Int64
+			given := give(t, root, files, &sealed)
+			if want != "" { // nothing is sealed, which closes what give has open
+				given[0].Open = func() (*os.File, error) { return os.CreateTemp(root, "") }
+			}
+			q, err := w.WriteGiven(root, given, nil)
+			must(t, err)
+			r, err := q.Result()
+			if want != "" {
+				if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), want) || sealed.Load() != 0 {
+					t.Errorf("%v, want one that says %q; %d sealed", err, want, sealed.Load())
+				}
+				return
+			}
+			must(t, err)
+			checkFiles(t, root, []model{{"a", p}, {"b", make([]byte, ChunkSize)}}, r)
+			if r.Choice.Path != Direct || r.Moved.Direct == 0 {
+				t.Errorf("%+v %+v", r.Choice, r.Moved)
+			}
+		})
+	}
+}
