@@ -36,10 +36,10 @@ type Draft struct {
 
 	root, client string
 
-	mu        sync.Mutex // guards what follows
-	conn      *Client
-	epoch     Epoch // of the mount
-	published bool
+	mu     sync.Mutex // guards what follows
+	conn   *Client    // nil between two daemons, and once closed
+	epoch  Epoch      // of the mount
+	closed bool
 }
 
 // InVolume tells whether a checkpoint at path would lie in a checkpoint volume: below its mount, whether it is there or not. It fails where
@@ -239,16 +239,13 @@ func (d *Draft) Publish(ctx context.Context, files int, size int64) error {
 	if _, err := d.ask(ctx, TypePublish, TypeDone, m.AppendTo); err != nil {
 		return fmt.Errorf("publish checkpoint %s: %w", d.Path, err)
 	}
-	d.mu.Lock()
-	d.published = true
-	d.mu.Unlock()
 	return d.Close()
 }
 
 // Drop removes the draft, and ends the connection. A published one stays.
 func (d *Draft) Drop(ctx context.Context) error {
 	d.mu.Lock()
-	over := d.published || d.conn == nil
+	over := d.closed
 	d.mu.Unlock()
 	if over {
 		return nil
@@ -265,7 +262,7 @@ func (d *Draft) Drop(ctx context.Context) error {
 func (d *Draft) Close() error {
 	d.mu.Lock()
 	conn := d.conn
-	d.conn = nil
+	d.conn, d.closed = nil, true
 	d.mu.Unlock()
 	if conn == nil {
 		return nil
@@ -288,11 +285,8 @@ func (d *Draft) ask(ctx context.Context, t, want FrameType, fill func([]byte) []
 		if err == nil {
 			a, err = c.request(ctx, t, want, fill)
 		}
-		if err == nil || !d.mayRetry(err) || time.Now().After(end) {
+		if err == nil || !d.lost(c, err) || time.Now().After(end) {
 			return a, err
-		}
-		if c != nil {
-			d.lost(c)
 		}
 		select {
 		case <-ctx.Done():
@@ -300,12 +294,6 @@ func (d *Draft) ask(ctx context.Context, t, want FrameType, fill func([]byte) []
 		case <-time.After(redialPause):
 		}
 	}
-}
-
-// mayRetry tells whether the daemon has gone, as far as an error says. A mount that has ended has another epoch, or no socket.
-func (d *Draft) mayRetry(err error) bool {
-	var refusal *Refusal
-	return !errors.As(err, &refusal) && (errors.Is(err, ErrStale) || hasClosed(err)) && !errors.Is(err, errOtherMount)
 }
 
 var errOtherMount = errors.New("the volume was mounted again since, and the draft has ended with the mount before: begin it again")
@@ -317,8 +305,8 @@ func (d *Draft) connection(ctx context.Context) (*Client, error) {
 	if d.conn != nil {
 		return d.conn, nil
 	}
-	if d.published {
-		return nil, fmt.Errorf("it was published: %w", os.ErrClosed)
+	if d.closed {
+		return nil, fmt.Errorf("it was published, dropped or closed before: %w", os.ErrClosed)
 	}
 	c, err := dialTrusted(ctx, d.root, d.client)
 	if err != nil {
@@ -331,12 +319,22 @@ func (d *Draft) connection(ctx context.Context) (*Client, error) {
 	return c, nil
 }
 
-// lost forgets a connection whose daemon has gone.
-func (d *Draft) lost(c *Client) {
+// lost forgets a connection whose daemon has gone, as far as an error says, and tells whether that is so. A mount that has ended has
+// another epoch, or no socket.
+func (d *Draft) lost(c *Client, err error) bool {
+	var refusal *Refusal
+	if errors.As(err, &refusal) || errors.Is(err, errOtherMount) {
+		return false
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.conn == c {
+	if c != nil && d.conn != c { // another request has found it
+		return !d.closed
+	}
+	gone := errors.Is(err, ErrStale) || hasClosed(err)
+	if gone && c != nil {
 		d.conn = nil
 		_ = c.Close() // nobody is at the other end
 	}
+	return gone
 }

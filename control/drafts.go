@@ -48,7 +48,7 @@ func (m *Begin) AppendTo(b []byte) []byte {
 	return appendNames(b, m.Files)
 }
 
-// ParseBeginDraft reads the payload.
+// ParseBegin reads the payload.
 func ParseBegin(p []byte) (Begin, error) {
 	r := reader{rest: p}
 	m := Begin{ID: r.id(), Part: r.u32(), Parts: r.u32(), Umask: r.u32(), Flags: r.u32()}
