@@ -133,14 +133,17 @@ func (h *Home) draft(name string, part Part, owner *Owner) (*Draft, error) {
 
 // adopt takes the lock, which kept is if that is the draft's, and opens the draft.
 func (d *Draft) adopt(kept *os.File) (err error) {
-	if _, err := d.parent.Lstat(d.base()); err != nil {
-		return err
-	}
 	base := hidden(d.name, lockEnding)
 	if named, err := d.parent.Lstat(base); err == nil && kept != nil {
 		if info, err := kept.Stat(); err == nil && os.SameFile(named, info) {
 			d.lock = &lock{dir: d.parent, base: base, file: kept}
 		}
+	}
+	if d.lock == nil && kept != nil {
+		_ = kept.Close() // it is another file's by now
+	}
+	if _, err := d.parent.Lstat(d.base()); err != nil {
+		return err
 	}
 	if d.lock != nil {
 		err = d.lock.sign()
@@ -153,7 +156,8 @@ func (d *Draft) adopt(kept *os.File) (err error) {
 	return d.open()
 }
 
-// Adopt goes on with a draft of an earlier process. kept is its lock, if somebody has kept that open; nil otherwise.
+// Adopt goes on with a draft of an earlier process. kept is its lock, if somebody has kept that open, and nil
+// otherwise; it is closed with the draft, and where there is none any more.
 func (h *Home) Adopt(name string, part Part, owner Owner, kept *os.File) (d *Draft, err error) {
 	if d, err = h.draft(name, part, &owner); err != nil {
 		return nil, err
