@@ -140,24 +140,25 @@ func exists(path string) error {
 	return err
 }
 
-// isMount tells whether a path lies in a FUSE filesystem that hbmfs mounted: it has the directory of the control channel at its root.
+// isMount tells whether a path lies in a mount of hbmfs, by the table of mounts.
 func isMount(path string) bool {
 	var st unix.Stat_t
-	var at unix.Statfs_t
-	if unix.Stat(path, &st) != nil || unix.Statfs(path, &at) != nil || at.Type != unix.FUSE_SUPER_MAGIC {
+	if unix.Stat(path, &st) != nil {
 		return false
 	}
-	for mount := st.Dev; ; path = filepath.Dir(path) {
-		if unix.Stat(path, &st) != nil || st.Dev != mount {
-			return false
-		}
-		if unix.Stat(filepath.Join(path, ".hbmfs", "status"), &st) == nil && st.Dev == mount {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false
+	}
+	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	for line := range strings.Lines(string(table)) {
+		before, after, _ := strings.Cut(line, " - ")
+		fields := strings.Fields(before)
+		if len(fields) > 2 && fields[2] == device && strings.HasPrefix(after, "fuse.hbmfs ") {
 			return true
 		}
-		if path == "/" {
-			return false
-		}
 	}
+	return false
 }
 
 // dialTrusted connects to a daemon of root, or of this user: what is written goes to files that it gives.
