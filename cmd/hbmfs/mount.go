@@ -32,22 +32,22 @@ type mountCommand struct {
 	source, point string
 
 	checkpoints bool // SOURCE is a directory of checkpoints, where programs write
-	foreground bool
-	noKeeper   bool
-	allowOther bool
-	showViews  bool
-	format     string
-	dtype      string
-	selections []string // NAME=FILE
-	selected   dataset.Selections
-	uid, gid   int64
-	umask      string
-	readAhead  size.Amount
-	logFile    string
-	logLevel   string
-	options    []string // -o
-	fsName     string   // shown by /proc/mounts instead of the source
-	cache      dataset.Options
+	foreground  bool
+	noKeeper    bool
+	allowOther  bool
+	showViews   bool
+	format      string
+	dtype       string
+	selections  []string // NAME=FILE
+	selected    dataset.Selections
+	uid, gid    int64
+	umask       string
+	readAhead   size.Amount
+	logFile     string
+	logLevel    string
+	options     []string // -o
+	fsName      string   // shown by /proc/mounts instead of the source
+	cache       dataset.Options
 
 	kernelOptions []string
 	notes         []string // of the mount point
@@ -110,6 +110,11 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 			return c.run(cmd.Context())
 		},
 	}
+	c.addFlags(cmd)
+	return cmd
+}
+
+func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.BoolVar(&c.checkpoints, "checkpoints", false, "mount a directory of checkpoints, for programs to write in; see below")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
@@ -127,7 +132,6 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	c.addLogFlags(cmd)
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
-	return cmd
 }
 
 // takeOptions applies the words of -o, and what follows from all flags.
@@ -321,14 +325,13 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		return sourceError{sourceUse(err)}
 	}
 	defer from.close()
-	listing := from.listing
 	opt.Trace = tracer
 	if err := c.places.MakePoint(); err != nil {
 		span.End("mount")
 		return err
 	}
 	defer c.places.RemovePoint()
-	m, err := fs.New(ctx, c.point, listing, opt)
+	m, err := fs.New(ctx, c.point, from.listing, opt)
 	if err == nil {
 		err = from.mounted()
 	}
@@ -348,20 +351,25 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 	}
 	defer m.Hold(ctx, &c.places, &c.selected, from.state())()
-	bytes := listing.Bytes()
-	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
-	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", c.source, c.point, from.what(), time.Since(began).Seconds()))
-	if !c.foreground {
-		tellNotes(ctx, m, report)
-	}
-	report.Close()
+	bytes := from.listing.Bytes()
+	span.Int("files", int64(len(from.listing.Objects))).Int("bytes", bytes).End("")
+	opt.Log.Info("mounted", "source", c.source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
+	c.tellReady(ctx, m, from, report, time.Since(began))
 	err = c.untilUnmounted(m, opt.Log, signals, served)
 	if err == nil {
 		from.ended()
 	}
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
 	return err
+}
+
+// tellReady reports that the mount can be used, and what is soon found wrong with it.
+func (c *mountCommand) tellReady(ctx context.Context, m *fs.Mount, from *mountSource, report *ready.Report, took time.Duration) {
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", c.source, c.point, from.what(), took.Seconds()))
+	if !c.foreground {
+		tellNotes(ctx, m, report)
+	}
+	report.Close()
 }
 
 // keepIdleProcessor raises GOMAXPROCS above the number of threads that wait for requests. go-fuse keeps as many as GOMAXPROCS

@@ -87,16 +87,17 @@ func (d *draft) change() (end func(), err error) {
 func (d *draft) enter(from, to stage) error {
 	d.gate.Lock()
 	defer d.gate.Unlock()
-	switch {
-	case d.state == from:
+	switch d.state {
+	case from:
 		d.state = to
 		return nil
-	case d.state == sealing:
+	case sealing:
 		return unix.EBUSY
-	case d.state == published:
+	case published:
 		return unix.EROFS
+	default:
+		return unix.ESTALE
 	}
-	return unix.ESTALE
 }
 
 // begin makes a draft that the root shows as shown.

@@ -94,10 +94,12 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		}
 		return err
 	})
+	if fd >= 0 {
+		defer func() { _ = unix.Close(fd) }() // nothing was written
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { _ = unix.Close(fd) }() // nothing was written
 	n, st, err := v.foundAt(in, at, name)
 	if err != nil {
 		return nil, nil, err

@@ -51,7 +51,7 @@ type Volume struct {
 	origin  *cache.Dir
 	inner   *fs.Mount
 	fast    *drafts.Server // has the drafts of writers that go past the kernel
-	removed []string // leftovers, at the start
+	removed []string       // leftovers, at the start
 	foreign []string
 
 	mu       sync.Mutex // guards the fields below
