@@ -57,7 +57,7 @@ type key struct {
 	id  control.DraftID
 }
 
-// New makes a Server, which goes on with the drafts of an earlier life.
+// New makes a Server. Where another daemon served before, [Server.Adopt] goes on with its drafts.
 func New(opt Options) (*Server, error) {
 	dir, err := opt.Home.Directory()
 	if err != nil {
@@ -68,7 +68,6 @@ func New(opt Options) (*Server, error) {
 		opt: opt, dir: dir, all: map[key]*draft{},
 		drafts: shares.New(drafts, drafts/2, 1), unnamed: shares.New(unnamed, unnamed/2, 0), files: shares.New(mostFiles, mostFiles/2, 64),
 	}
-	s.adopt()
 	return s, nil
 }
 

@@ -191,6 +191,24 @@ def test_the_daemon_is_killed_at_each_step(volume):
     assert volume.status()["handover"]["count"] >= 4
 
 
+def test_the_daemon_is_upgraded_at_each_step(volume):
+    def upgrade(*flags):
+        subprocess.run([os.environ["HBMFS_BINARY"], "upgrade", *flags, volume.path], check=True, stdout=subprocess.DEVNULL)
+
+    with hbmfs.Writer("cpu") as writer:
+        draft = _publishing.Draft.begin(volume.path / "a")
+        upgrade("--check")
+        upgrade()
+        files = []
+        for name in ("f", "g"):
+            files += draft.write(writer, [hbmfs.OutFile(name, 3, [hbmfs.FilePart(0, name.encode() * 3)])], False).wait().files
+            upgrade()
+        upgrade("--check")
+        draft.publish(files)
+    assert there(volume.path) == ["a"] and (volume.path / "a" / "g").read_bytes() == b"ggg"
+    assert volume.status()["handover"]["count"] == 3
+
+
 def saves(rank, size, path, seconds):
     end, step = time.monotonic() + seconds, 0
     with Checkpoints(path, 3) as ck:
