@@ -27,6 +27,7 @@ func (r *router) lists(id uint64) bool { return isOuter(id) || id == rootID || i
 func (r *router) ReleaseDir(in *fuse.ReleaseIn) {
 	r.v.mu.Lock()
 	defer r.v.mu.Unlock()
+	r.v.entries -= len(r.v.listings[in.Fh])
 	delete(r.v.listings, in.Fh)
 }
 
@@ -53,11 +54,9 @@ func (r *router) list(in *fuse.ReadIn, add func(fuse.DirEntry) bool) fuse.Status
 	if !ok || in.Offset == 0 {
 		var err error
 		if entries, err = r.names(in.NodeId); err != nil {
-			return r.fail("a directory", "list", err)
+			return r.fail("list", err)
 		}
-		r.v.mu.Lock()
-		r.v.listings[in.Fh] = entries
-		r.v.mu.Unlock()
+		r.v.keepListing(in.Fh, entries)
 	}
 	for i := int(in.Offset); i < len(entries); i++ {
 		e := entries[i]
@@ -67,6 +66,18 @@ func (r *router) list(in *fuse.ReadIn, add func(fuse.DirEntry) bool) fuse.Status
 		}
 	}
 	return fuse.OK
+}
+
+// keepListing keeps a listing until its reader closes the directory.
+func (v *Volume) keepListing(handle uint64, entries []fuse.DirEntry) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.entries -= len(v.listings[handle])
+	delete(v.listings, handle)
+	if v.entries+len(entries) <= mostEntries {
+		v.listings[handle] = entries
+		v.entries += len(entries)
+	}
 }
 
 // names lists a directory in the order of its names.
@@ -96,7 +107,7 @@ func (r *router) names(id uint64) (entries []fuse.DirEntry, err error) {
 func (r *router) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(r.v.self.Fd()), &st); err != nil {
-		return r.fail("the root", "look at the disk of", err)
+		return r.fail("look at the disk of", err)
 	}
 	*out = fuse.StatfsOut{
 		Blocks: st.Blocks, Bfree: st.Bfree, Bavail: st.Bavail, Files: st.Files, Ffree: st.Ffree, Bsize: uint32(st.Bsize), NameLen: uint32(st.Namelen), Frsize: uint32(st.Frsize),

@@ -109,8 +109,12 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 	if there != nil || v.fast.Has(name) {
 		return nil, unix.EEXIST
 	}
+	if !v.room.drafts.Reserve(owner.UID, 1) {
+		return nil, fmt.Errorf("there are as many drafts as user %d may have: publish or remove some: %w", owner.UID, unix.EMFILE)
+	}
 	book, err := v.home.Begin(ctx, name, checkpoint.Part{Of: 1}, owner)
 	if err != nil {
+		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
 	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book, dir: -1}
@@ -120,6 +124,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 	}
 	if err != nil {
 		d.detach()
+		v.room.drafts.Book(owner.UID, -1)
 		return nil, errors.Join(err, book.Drop())
 	}
 	return d, nil
@@ -193,6 +198,7 @@ func (v *Volume) over(d *draft) {
 	defer v.mu.Unlock()
 	if v.drafts[d.name] == d {
 		delete(v.drafts, d.name)
+		v.room.drafts.Book(d.owner.UID, -1)
 	}
 	v.mayGo(d.root)
 	if d.lock != "" {
@@ -225,6 +231,7 @@ func (v *Volume) adopt(k keptDraft) {
 		d.changed.Store(time.Now().UnixNano())
 		if err = d.attach(); err == nil {
 			v.drafts[name] = d
+			v.room.drafts.Book(owner.UID, 1)
 			v.put(d.root)
 			err = d.find(d.root, d.dir, "")
 		}

@@ -28,8 +28,9 @@ type node struct {
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int
-	file    int   // O_RDONLY while it is open, -1 otherwise
-	backing int32 // the kernel's number of it for passthrough, 0 for none
+	file    int    // O_RDONLY while it is open, -1 otherwise
+	opener  uint32 // the user whose share that counts for
+	backing int32  // the kernel's number of it for passthrough, 0 for none
 }
 
 // node finds a node by its id.

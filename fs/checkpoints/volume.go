@@ -22,6 +22,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/shares"
 	"github.com/hbmfs/hbmfs/internal/status"
 )
 
@@ -48,6 +49,7 @@ type Volume struct {
 	self    *os.File // the directory
 	device  uint64
 	umask   uint32 // of this process
+	room    room
 	origin  *cache.Dir
 	inner   *fs.Mount
 	fast    *drafts.Server // has the drafts of writers that go past the kernel
@@ -58,9 +60,12 @@ type Volume struct {
 	drafts   map[string]*draft
 	nodes    map[uint64]*node
 	listings map[uint64][]fuse.DirEntry // of open directories
+	entries  int                        // in all of them
 	lastList uint64
 	plain    map[uint64]int // descriptors of files that are open without passthrough
 	refused  []string
+	minute   int64 // of the refusals that were logged last, and how many
+	logged   int
 	lastKept int
 	infos    map[string]info // of published checkpoints
 }
@@ -71,6 +76,29 @@ type info struct {
 }
 
 var _ fs.Top = (*Volume)(nil)
+
+// room is what the drafts of all users may take. A user gets half of each, and less where others have some.
+type room struct {
+	drafts *shares.Shares
+	files  *shares.Shares // that are open: the daemon has a descriptor of each
+}
+
+// Limits of what a volume keeps.
+const (
+	mostDrafts  = 512
+	perDraft    = 8       // descriptors
+	mostEntries = 1 << 20 // of listings: beyond that a directory is listed again for each part that is read
+)
+
+func newRoom() room {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		limit.Cur = 1024 // the default of Linux
+	}
+	files := int64(min(limit.Cur/2, 1<<20))
+	drafts := min(mostDrafts, files/4/perDraft)
+	return room{shares.New(drafts, drafts/2, 1), shares.New(files/2, files/4, 16)}
+}
 
 // Names of what a holder keeps.
 const (
@@ -83,7 +111,7 @@ const (
 func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	v = &Volume{
 		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, plain: map[uint64]int{}, infos: map[string]info{},
-		lastList: uint64(time.Now().UnixNano()),
+		lastList: uint64(time.Now().UnixNano()), room: newRoom(),
 	}
 	defer func() {
 		if err != nil {
@@ -257,6 +285,9 @@ func (v *Volume) draftShown(name string) *draft {
 // refusedMax is how many refusals the status tells.
 const refusedMax = 10
 
+// loggedMax is how many refusals of a minute are logged: users choose the names in them.
+const loggedMax = 60
+
 // refuse notes why something was refused, for the status and the log.
 func (v *Volume) refuse(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
@@ -264,7 +295,11 @@ func (v *Volume) refuse(format string, args ...any) {
 	defer v.mu.Unlock()
 	if i := slices.Index(v.refused, text); i >= 0 {
 		v.refused = slices.Delete(v.refused, i, i+1)
-	} else {
+	} else if now := time.Now().Unix() / 60; v.minute != now || v.logged < loggedMax {
+		if v.minute != now {
+			v.minute, v.logged = now, 0
+		}
+		v.logged++
 		v.opt.Log.Warn("refused", "reason", text)
 	}
 	v.refused = append(v.refused, text)
@@ -435,6 +470,7 @@ func (v *Volume) Begin() error {
 		}
 		n.opens++
 		n.backing = o.Backing
+		// The daemon before had a descriptor of it; this one opens it again where it is asked to.
 	})
 	v.mu.Lock()
 	defer v.mu.Unlock()

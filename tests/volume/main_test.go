@@ -208,6 +208,13 @@ func runChild(verb string, args []string) int {
 		err = os.Rename(args[0], args[1])
 	case "rmdir":
 		err = os.Remove(args[0])
+	case "fill":
+		err = fill(args[0])
+	case "ordinary":
+		if err = ordinary(args[0], args[1], args[2], args[3]); err != nil {
+			fmt.Println(err)
+			return 1
+		}
 	case "list":
 		_, err = os.ReadDir(args[0])
 	case "past": // PATH STEP
