@@ -115,8 +115,16 @@ func openDraft(ctx context.Context, path, client string) (*Draft, error) {
 	}
 	_ = unix.Close(dir) // it was only looked for
 	d := &Draft{Path: path, root: root, client: client}
-	if d.conn, err = dialTrusted(ctx, root, client); err != nil {
-		return nil, err
+	for end := time.Now().Add(redialTime); ; { // a daemon may go as it is greeted
+		if d.conn, err = dialTrusted(ctx, root, client); err == nil {
+			break
+		}
+		if !errors.Is(err, ErrStale) && !hasClosed(err) || time.Now().After(end) {
+			return nil, err
+		}
+		if err := sleep(ctx, redialPause); err != nil {
+			return nil, err
+		}
 	}
 	d.epoch = d.conn.Epoch()
 	real, err := filepath.EvalSymlinks(in)
@@ -289,11 +297,18 @@ func (d *Draft) ask(ctx context.Context, t, want FrameType, fill func([]byte) []
 		if err == nil || !d.lost(c, err) || time.Now().After(end) {
 			return a, err
 		}
-		select {
-		case <-ctx.Done():
-			return response{}, ctx.Err()
-		case <-time.After(redialPause):
+		if err := sleep(ctx, redialPause); err != nil {
+			return response{}, err
 		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
 	}
 }
 
