@@ -53,7 +53,9 @@ type Volume struct {
 	origin  *cache.Dir
 	inner   *fs.Mount
 	fast    *drafts.Server // has the drafts of writers that go past the kernel
-	removed []string       // leftovers, at the start
+	tidying sync.WaitGroup
+	stop    context.CancelFunc // ends tidying; nil where there is nothing to tidy
+	removed []string           // leftovers, at the start
 	foreign []string
 
 	mu       sync.Mutex // guards the fields below
@@ -223,6 +225,10 @@ func (v *Volume) Home() *checkpoint.Home { return v.home }
 // Close closes the volume, once nobody serves it any more.
 func (v *Volume) Close() error {
 	var errs []error
+	if v.stop != nil {
+		v.stop()
+		v.tidying.Wait()
+	}
 	if v.origin != nil {
 		errs = append(errs, v.origin.Close())
 	}
@@ -454,12 +460,28 @@ func (v *Volume) reopen() (err error) {
 	return nil
 }
 
+// tidy ends what a kill has cut short: removals, and drafts that were just begun. Every draft that goes on is locked by now.
+func (v *Volume) tidy() {
+	ctx, cancel := context.WithCancel(context.Background())
+	v.stop = cancel
+	v.tidying.Go(func() { // ends with Close
+		removed, err := v.home.Clean(ctx)
+		for _, path := range removed {
+			v.opt.Log.Info("removed what the daemon before has left", "path", path)
+		}
+		if err != nil && ctx.Err() == nil {
+			v.opt.Log.Error("what the daemon before has left stays until the next mount", "error", err)
+		}
+	})
+}
+
 // Begin takes the open files of the daemon before. It is called before anybody serves the mount.
 func (v *Volume) Begin() error {
 	if !v.inner.Inherited() {
 		return nil
 	}
 	v.fast.Adopt()
+	v.tidy()
 	v.inner.EachBooked(func(_ uint64, o fs.Opened) {
 		v.mu.Lock()
 		defer v.mu.Unlock()
