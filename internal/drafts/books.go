@@ -237,6 +237,7 @@ func (s *Server) resume(k key) (*draft, error) {
 	}
 	s.files.Book(k.uid, int64(len(d.files)))
 	for _, f := range d.files {
+		s.chunks.Book(k.uid, sumsOf(f.Size))
 		if f.unnamed {
 			s.unnamed.Book(k.uid, 1)
 		}

@@ -138,6 +138,10 @@ func (d *draft) addOne(w *control.NewFile, number int, again bool) (*os.File, er
 	if !s.files.Reserve(uid, 1) {
 		return nil, refuse(unix.EAGAIN, "user %d has too many files in drafts (%d), or others need the rest of %d: publish some first", uid, s.files.Of(uid), s.files.Limit())
 	}
+	if !s.chunks.Reserve(uid, sumsOf(w.Size)) {
+		s.files.Book(uid, -1)
+		return nil, refuse(unix.EAGAIN, "file %q of %d bytes is more than user %d may have in drafts: write smaller ones, or publish some first", w.Name, w.Size, uid)
+	}
 	f := &file{unnamed: s.unnamed.Reserve(uid, 1)}
 	var made *checkpoint.Making
 	err := asuser.Do(d.user, func() (err error) {
@@ -156,6 +160,7 @@ func (d *draft) addOne(w *control.NewFile, number int, again bool) (*os.File, er
 	}
 	if err != nil {
 		s.files.Book(uid, -1)
+		s.chunks.Book(uid, -sumsOf(w.Size))
 		if f.unnamed {
 			s.unnamed.Book(uid, -1)
 		}
@@ -280,6 +285,7 @@ func (d *draft) finish() {
 		if f.unnamed {
 			d.server.unnamed.Book(uid, -1)
 		}
+		d.server.chunks.Book(uid, -sumsOf(f.Size))
 	}
 	d.server.files.Book(uid, -int64(len(d.files)))
 	d.books.end(len(d.files))

@@ -155,7 +155,7 @@ func TestHostileRequestsAreRefused(t *testing.T) {
 			t.Errorf("a file of %d bytes is made", size)
 		}
 	}
-	if len(v.server.Drafts()) != 1 || v.server.files.Booked() != 0 {
+	if len(v.server.Drafts()) != 1 || v.server.files.Booked()+v.server.chunks.Booked() != 0 {
 		t.Errorf("%+v, %d files", v.server.Drafts(), v.server.files.Booked())
 	}
 	if _, err := control.AttachDraft(t.Context(), filepath.Join(v.dir, "step_7"), "test"); !errors.Is(err, syscall.ENOENT) {

@@ -68,7 +68,7 @@ func newVolume(t *testing.T, opt volumeOptions) *volume {
 	t.Cleanup(func() {
 		v.stop()
 		must(t, errors.Join(v.server.Close(), home.Close()))
-		if booked := v.server.drafts.Booked() + v.server.files.Booked() + v.server.unnamed.Booked(); booked != 0 {
+		if booked := v.server.drafts.Booked() + v.server.files.Booked() + v.server.unnamed.Booked() + v.server.chunks.Booked(); booked != 0 {
 			t.Errorf("%d are booked in the end", booked)
 		}
 	})

@@ -24,6 +24,7 @@ const (
 	mostDrafts    = 256
 	mostUnnamed   = 1024    // files: beyond that, and where nobody keeps descriptors, files have their names at once
 	mostFiles     = 1 << 17 // in drafts
+	mostChunks    = 1 << 26 // of these files: their sums are kept until they are published
 	mostPublished = 1 << 10 // that are remembered, for a PUBLISH that comes again
 	perDraft      = 12      // descriptors of a draft
 )
@@ -43,6 +44,7 @@ type Server struct {
 	drafts  *shares.Shares
 	unnamed *shares.Shares
 	files   *shares.Shares
+	chunks  *shares.Shares
 	ended   sync.WaitGroup // of watchers
 
 	mu        sync.Mutex // guards what follows
@@ -67,6 +69,7 @@ func New(opt Options) (*Server, error) {
 	s := &Server{
 		opt: opt, dir: dir, all: map[key]*draft{},
 		drafts: shares.New(drafts, drafts/2, 1), unnamed: shares.New(unnamed, unnamed/2, 0), files: shares.New(mostFiles, mostFiles/2, 64),
+		chunks: shares.New(mostChunks, mostChunks/2, 0),
 	}
 	return s, nil
 }

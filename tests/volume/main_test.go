@@ -219,6 +219,8 @@ func runChild(verb string, args []string) int {
 		_, err = os.ReadDir(args[0])
 	case "past": // PATH STEP
 		err = past(args[0], args[1])
+	case "ordinary past": // HBMFS DIRECTORY POINT
+		err = ordinaryPast(args[0], args[1], args[2])
 	case "attach":
 		_, err = control.AttachDraft(context.Background(), args[0], "test")
 	case "changes": // PUBLISHED

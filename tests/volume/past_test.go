@@ -235,3 +235,62 @@ func TestPastOnAFullDisk(t *testing.T) {
 	must(t, writePast(t.Context(), v.Path("step"), func(string) {}))
 	pastIsWhole(t, v, "step")
 }
+
+// TestPastAsAnOrdinaryUser: an ordinary user's daemon cannot mount, and keeps the promises that leases keep.
+func TestPastAsAnOrdinaryUser(t *testing.T) {
+	blackbox.NeedRoot(t)
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		t.Skip("needs fusermount3")
+	}
+	private, err := blackbox.PublicFUSE()
+	must(t, err)
+	defer func() { must(t, private()) }()
+	args := []string{suite.Path()}
+	for range 2 {
+		dir := suite.NewDir(t)
+		must(t, os.Chown(dir, nobody, nobody))
+		args = append(args, dir)
+	}
+	if said := as(t, nobody, nil, "ordinary past", args...); said != "ok" {
+		t.Error(said)
+	}
+	if names := listed(t, args[1]); !slices.Equal(names, []string{"step"}) {
+		t.Errorf("the directory has %q", names)
+	}
+}
+
+// ordinaryPast mounts a volume, and writes into it past FUSE.
+func ordinaryPast(hbmfs, directory, point string) (err error) {
+	if out, err := exec.Command(hbmfs, "mount", "--checkpoints", "--log-file", "/dev/null", directory, point).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	defer func() {
+		if out, umountErr := exec.Command(hbmfs, "umount", point).CombinedOutput(); umountErr != nil {
+			err = errors.Join(err, umountErr, errors.New(string(out)))
+		}
+	}()
+	ctx := context.Background()
+	d, err := control.BeginDraft(ctx, point+"/pen", 0, 1, "test")
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	first, pens, err := d.Add(ctx, control.NewFile{Name: "file", Size: 5})
+	if err != nil {
+		return err
+	}
+	_, err = pens[0].WriteString("bytes")
+	if err := errors.Join(err, pens[0].Truncate(5), d.Seal(ctx, first, sumsOf([]byte("bytes")))); err != nil {
+		return err
+	}
+	if err := d.Publish(ctx, 1, 5); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), `"file"`) {
+		return fmt.Errorf("it is published while it is open: %w", err)
+	}
+	if err := errors.Join(pens[0].Close(), d.Drop(ctx), writePast(ctx, point+"/step", func(string) {})); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(point + "/step/file")
+	if err != nil || string(text) != "bytes" {
+		return fmt.Errorf("it has %q: %w", text, err)
+	}
+	return nil
+}
