@@ -72,6 +72,18 @@ func (m *Mount) child(ctx context.Context, dir int, parent *node, name string) (
 	return n, i, nil
 }
 
+// asNow gives a directory with its permissions as they are now: those of a root that changes are not pinned.
+func (m *Mount) asNow(number int, dir *node) *node {
+	if m.opt.Top == nil || number != rootNumber {
+		return dir
+	}
+	now, err := m.opt.Top.Origin().Root()
+	if err != nil {
+		return &node{} // which lets nobody in
+	}
+	return &node{perm: now.Perm, uid: now.UID, gid: now.GID}
+}
+
 // entryTimeout is how long the kernel may keep a name in a directory.
 func (m *Mount) entryTimeout(dir int) time.Duration {
 	if m.opt.Top != nil && (dir == rootNumber || dir == m.viewsNumber()) {

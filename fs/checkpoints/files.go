@@ -38,7 +38,7 @@ func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, o
 	defer n.use.Unlock()
 	if n.file < 0 {
 		if !v.room.files.Reserve(h.Uid, 1) {
-			v.refuse("open %s: user %d has as many files of drafts open as it may", n.name, h.Uid)
+			v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
 			return unix.ENFILE
 		}
 		fd, err := readOnly(at)

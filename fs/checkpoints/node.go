@@ -246,7 +246,7 @@ func (n *node) children() ([]fuse.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), n.name)
+	f := os.NewFile(uintptr(fd), "a directory of a draft")
 	defer func() { _ = f.Close() }() // opened for reading
 	found, err := f.ReadDir(-1)
 	if err != nil {

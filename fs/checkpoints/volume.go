@@ -141,7 +141,7 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	}
 	if opt.Life != nil {
 		if err = opt.Life.Keep(keptSource, v.self); err == nil {
-			err = v.keep()
+			v.keep()
 		}
 	}
 	if err == nil {
@@ -394,27 +394,29 @@ type keptDraft struct {
 }
 
 // keep gives the holder the drafts. The caller may have mu.
-func (v *Volume) keep() error {
+func (v *Volume) keep() {
 	if v.opt.Life == nil {
-		return nil
+		return
 	}
 	all := []keptDraft{}
 	for _, d := range v.drafts {
 		all = append(all, d.kept())
 	}
 	text, err := json.Marshal(all)
+	var f *os.File
+	if err == nil {
+		f, err = handover.NewMemory(keptDrafts)
+	}
+	if err == nil {
+		_, err = f.Write(text)
+		if err == nil {
+			err = v.opt.Life.Keep(keptDrafts, f)
+		}
+		err = errors.Join(err, f.Close())
+	}
 	if err != nil {
-		return err
+		v.unkept(err)
 	}
-	f, err := handover.NewMemory(keptDrafts)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }() // the life has its own
-	if _, err := f.Write(text); err != nil {
-		return fmt.Errorf("have the drafts kept: %w", err)
-	}
-	return v.opt.Life.Keep(keptDrafts, f)
 }
 
 // reopen takes the volume over from an earlier daemon.
@@ -473,5 +475,6 @@ func (v *Volume) Begin() error {
 	})
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.keep()
+	v.keep()
+	return nil
 }
