@@ -51,6 +51,9 @@ func (s *Status) Metrics() string {
 	if s.Cache != nil {
 		addCache(&p, s.Cache)
 	}
+	if s.Drain != nil {
+		s.Drain.addTo(&p)
+	}
 	return p.String()
 }
 

@@ -30,6 +30,7 @@ type Status struct {
 	Handover    Handover     `json:"handover"`
 	Origin      *fetch.Stats `json:"origin,omitempty"` // of a remote source
 	Cache       *store.Stats `json:"cache,omitempty"`
+	Drain       *Drain       `json:"drain,omitempty"` // of a volume of checkpoints that has a destination
 }
 
 // Passthrough says whether the kernel reads whole files itself, and if not, why.
