@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"log"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -47,16 +48,19 @@ type multipart struct {
 	parts map[int]*object
 }
 
+// environment is that of all tests.
+func environment() map[string]string {
+	return map[string]string{
+		"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "", "AWS_PROFILE": "", "AWS_REGION": "us-east-1",
+		"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_S3": "", "NO_PROXY": "*", "AWS_WEB_IDENTITY_TOKEN_FILE": "",
+	}
+}
+
 func newStore(t testing.TB) *store {
 	s := &store{t: t, objects: map[string]*object{}, uploads: map[string]*multipart{}, parts: map[string]int{}}
 	s.Server = httptest.NewServer(s)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // of connections that it cuts
 	t.Cleanup(s.Close)
-	for name, value := range map[string]string{
-		"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "", "AWS_PROFILE": "", "AWS_REGION": "us-east-1",
-		"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_S3": "", "NO_PROXY": "*", "AWS_WEB_IDENTITY_TOKEN_FILE": "",
-	} {
-		t.Setenv(name, value)
-	}
 	return s
 }
 

@@ -70,12 +70,22 @@ func (s *sending) begin(ctx context.Context, f *checkpoint.File, onlyNew bool) (
 	}
 	u.size = partSize(f.Size, s.d.opt.PartSize)
 	u.parts = make([]s3origin.Stored, (f.Size+u.size-1)/u.size)
+	attempts := 0
 	err := s.d.try(ctx, func(ctx context.Context, _ func()) (err error) {
+		attempts++
 		u.id, err = s.d.bucket.Begin(ctx, u.name, s.d.sums.Load() != sumsMD5)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("begin to store %q: %w", u.name, err)
+	}
+	if attempts > 1 { // the answer to one of them may have been lost
+		ids, err := s.d.bucket.Uploads(ctx, u.name)
+		for _, id := range ids {
+			if err == nil && id != u.id {
+				s.d.abort(ctx, u.name, id)
+			}
+		}
 	}
 	s.j.add(line{Name: u.name, Begun: &begun{ID: u.id, Part: u.size}})
 	return u, nil
