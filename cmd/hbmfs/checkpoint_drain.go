@@ -81,7 +81,7 @@ With --watch it goes on with what is published later, however long the store is 
 is there; the exit code is 3 where a checkpoint is not, and the output says why.
 
 --rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it takes a
-tenth of what they write, at least 32 MiB/s.`,
+twentieth of what they write, at least 16 MiB/s.`,
 		Example: `  hbmfs checkpoint drain /nvme/ckpt s3://models/run-1
   hbmfs checkpoint drain --watch --keep 2 /nvme/ckpt 's3://models/run-1?endpoint=http://minio:9000'
   hbmfs checkpoint drain --status /nvme/ckpt`,

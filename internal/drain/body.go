@@ -31,6 +31,9 @@ type body struct {
 	err     error // of the local side: no other attempt mends it
 }
 
+// paceAt is how many bytes go out at most between two looks at the rate, so that a slow one leaves no connection idle for long.
+const paceAt = 256 << 10
+
 // Read implements [io.Reader].
 func (b *body) Read(p []byte) (int, error) {
 	b.alive()
@@ -42,7 +45,11 @@ func (b *body) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n := copy(p, b.rest)
+	n := min(len(p), len(b.rest), paceAt)
+	if err := b.pace.take(b.ctx, int64(n), b.alive); err != nil {
+		return 0, err
+	}
+	copy(p[:n], b.rest)
 	b.rest = b.rest[n:]
 	return n, nil
 }
@@ -50,9 +57,6 @@ func (b *body) Read(p []byte) (int, error) {
 // next reads a chunk.
 func (b *body) next() error {
 	chunk := b.buf[:min(checkpoint.Chunk, b.end-b.at)]
-	if err := b.pace.take(b.ctx, int64(len(chunk)), b.alive); err != nil {
-		return err
-	}
 	if err := b.reader.readAt(b.file, chunk, b.at); err != nil {
 		b.err = fmt.Errorf("read %q at %d: %w", b.of.Name, b.at, err)
 		return b.err

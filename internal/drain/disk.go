@@ -19,17 +19,18 @@ type disk struct {
 	mu      sync.Mutex // guards what follows
 	looked  time.Time
 	sectors int64
-	writes  float64 // bytes a second, of the last second or two
+	writes  float64 // bytes a second: follows a rise at once, and a fall in a second or two
+	knows   bool    // it has looked twice
 }
 
 const (
-	lookTime = 250 * time.Millisecond
+	lookTime = 100 * time.Millisecond
 	lookSpan = time.Second
 
 	// The default bound: while others write this much a second, the drain takes a fraction of that, but never less than the least.
 	busyFrom   = 16 << 20
-	busyShare  = 0.1
-	busyLeast  = 32 << 20
+	busyShare  = 0.05
+	busyLeast  = 16 << 20
 	blindBound = 256 << 20 // where nobody can tell what is written
 	sectorSize = 512       // of all counts in /sys/block/*/stat, whatever the disk's is
 )
@@ -61,12 +62,12 @@ func (d *disk) bound() int64 {
 	if since := time.Since(d.looked); since >= lookTime {
 		if sectors, ok := written512(d.stat); ok && sectors >= d.sectors {
 			rate := float64((sectors-d.sectors)*sectorSize) / since.Seconds()
-			d.writes += (rate - d.writes) * min(1, since.Seconds()/lookSpan.Seconds())
-			d.sectors = sectors
+			d.writes = max(rate, d.writes+(rate-d.writes)*min(1, since.Seconds()/lookSpan.Seconds()))
+			d.sectors, d.knows = sectors, true
 		}
 		d.looked = time.Now()
 	}
-	if d.writes < busyFrom {
+	if d.knows && d.writes < busyFrom {
 		return 0
 	}
 	return max(busyLeast, int64(d.writes*busyShare))

@@ -18,8 +18,37 @@ const (
 type pace struct {
 	rate func() int64 // bytes a second; 0 or less: no bound
 
-	mu   sync.Mutex // guards next
-	next time.Time  // when the next bytes may go
+	mu     sync.Mutex // guards what follows
+	next   time.Time  // when the next bytes may go
+	active int        // requests that send
+}
+
+// perRequest is the rate from which on one more request is worth it. Servers end connections that bring nothing for some seconds.
+const perRequest = 8 << 20
+
+// enter waits until one more request may send. leave ends it.
+func (p *pace) enter(ctx context.Context) (leave func(), err error) {
+	for !p.entered() {
+		if err := pause.For(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.active--
+	}, nil
+}
+
+func (p *pace) entered() bool {
+	rate := p.rate()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if rate > 0 && p.active > 0 && int64(p.active) >= rate/perRequest {
+		return false
+	}
+	p.active++
+	return true
 }
 
 // take waits until n bytes may go, and calls alive meanwhile.

@@ -209,6 +209,11 @@ func (s *sending) adoptNamed(ctx context.Context, f *checkpoint.File) error {
 func (s *sending) attempt(ctx context.Context, f *checkpoint.File, off, n int64, do func(context.Context, io.Reader, string) (s3origin.Stored, error)) (o s3origin.Stored, err error) {
 	first, end := off/checkpoint.Chunk, (off+n+checkpoint.Chunk-1)/checkpoint.Chunk
 	crc := written(s.d.combiner.of(f.Sums[first:end], n))
+	leave, err := s.d.pace.enter(ctx)
+	if err != nil {
+		return o, context.Cause(ctx)
+	}
+	defer leave()
 	buf := s.chunk()
 	defer s.free(buf)
 	err = s.d.try(ctx, func(ctx context.Context, alive func()) error {

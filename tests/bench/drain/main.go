@@ -142,7 +142,7 @@ func column(all []result, of func(result) float64) (out []float64) {
 	return out
 }
 
-func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
+func median(sorted []float64) float64 { return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2 }
 
 // command is a client's copy to a new place.
 func (b *bench) command(ctx context.Context, name string, flags ...string) *exec.Cmd {

@@ -56,6 +56,7 @@ func (s *sink) close() { _ = s.server.Close() }
 
 // discard reads a body with a buffer that is large enough for the socket.
 type discard struct {
+	sink *sink
 	text []byte
 	full bool
 }
@@ -64,6 +65,7 @@ func (d *discard) Write(p []byte) (int, error) {
 	if !d.full {
 		d.text = append(d.text, p...)
 	}
+	d.sink.bytes.Add(int64(len(p)))
 	return len(p), nil
 }
 
@@ -87,7 +89,7 @@ func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *sink) put(w http.ResponseWriter, r *http.Request, key, upload, number string) {
-	body, buf := &discard{}, make([]byte, 256<<10)
+	body, buf := &discard{sink: s}, make([]byte, 256<<10)
 	if r.ContentLength > mostKept {
 		body.full = true
 	}
@@ -95,7 +97,6 @@ func (s *sink) put(w http.ResponseWriter, r *http.Request, key, upload, number s
 	if err != nil {
 		return
 	}
-	s.bytes.Add(n)
 	sum, etag := r.Header.Get("X-Amz-Checksum-Crc32c"), fmt.Sprintf("%x", md5.Sum(body.text)) // of what is not kept, any will do
 	if sum != "" {
 		w.Header().Set("X-Amz-Checksum-Crc32c", sum)
