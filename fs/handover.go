@@ -38,6 +38,7 @@ const (
 	recordTold                     // a view whose size the kernel was told
 	recordView                     // such a view itself
 	recordObject                   // the number of a backing file, which readers past FUSE hold
+	recordBranch                   // the nodes of a directory in the root that was published
 )
 
 // told is what was told of a view: its size, -1 where it is absent, and what its bytes are made of.
@@ -116,6 +117,8 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 		m.told[at(0)] = told{int64(at(1)), at(2)}
 	case kind == recordView:
 		m.adoptView(record)
+	case kind == recordBranch && n >= 2:
+		return m.branches.replay(m, record)
 	case kind == recordObject && n >= 1:
 		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
 	default:
@@ -166,7 +169,7 @@ func (s *mountState) Adopt(section []byte) error {
 // answerInit returns what go-fuse answers an INIT request of the kernel.
 func (m *Mount) answerInit(init []byte) ([]byte, error) {
 	out := make([]byte, unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.InitOut{}))
-	n, status := fuse.NewProtocolServer(m, m.mountOptions()).HandleRequest([][]byte{init}, [][]byte{out})
+	n, status := fuse.NewProtocolServer(m.around, m.mountOptions()).HandleRequest([][]byte{init}, [][]byte{out})
 	if !status.Ok() {
 		return nil, fmt.Errorf("answer INIT: %v", status)
 	}
@@ -319,7 +322,7 @@ func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) 
 	if _, err := unix.Write(ends[0], init); err != nil {
 		return nil, fmt.Errorf("say INIT again: %w", err)
 	}
-	server, err := fuse.NewServer(m, fmt.Sprintf("/dev/fd/%d", ends[1]), m.mountOptions())
+	server, err := fuse.NewServer(m.around, fmt.Sprintf("/dev/fd/%d", ends[1]), m.mountOptions())
 	if err != nil {
 		return nil, err
 	}
@@ -356,6 +359,7 @@ func (m *Mount) adoptHandles() {
 	m.keepBooks()
 	m.handles.recover(func(h *handle) {
 		switch h.state.Load() {
+		case handleOuter: // Top's own
 		case handleClosing:
 			_ = m.server.UnregisterBackingFd(h.backing) // the daemon before may have done it
 			h.state.Store(handleFree)

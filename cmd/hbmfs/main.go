@@ -148,7 +148,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newInspectCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newPublishCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }
 

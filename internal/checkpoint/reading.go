@@ -52,8 +52,5 @@ func (c *Checkpoint) OpenFile(file *File) (*os.File, error) {
 	return f, nil
 }
 
-// CheckName refuses names that no checkpoint can have.
-func CheckName(name string) error { return checkName(name) }
-
-// Compare orders names as [List] does: numbers in them by their value.
-func Compare(a, b string) int { return natural(a, b) }
+// DrainState is the directory beside the checkpoints where package drain keeps its journals.
+const DrainState = ".hbmfs-drain"

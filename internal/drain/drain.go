@@ -275,7 +275,7 @@ func (d *Drain) next() *item {
 	if len(due) == 0 {
 		return nil
 	}
-	return slices.MinFunc(due, func(a, b *item) int { return checkpoint.Compare(a.name, b.name) })
+	return slices.MinFunc(due, func(a, b *item) int { return checkpoint.Natural(a.name, b.name) })
 }
 
 // one sends a checkpoint, and notes how that ended.

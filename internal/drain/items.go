@@ -87,7 +87,7 @@ func (d *Drain) look() {
 			d.see(name, p)
 		}
 	}
-	slices.SortFunc(drafts, checkpoint.Compare)
+	slices.SortFunc(drafts, checkpoint.Natural)
 	journals, _ := d.state.names()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -260,7 +260,7 @@ func (d *Drain) evict(ctx context.Context) {
 	for _, it := range d.items {
 		all = append(all, it)
 	}
-	slices.SortFunc(all, func(a, b *item) int { return checkpoint.Compare(b.name, a.name) })
+	slices.SortFunc(all, func(a, b *item) int { return checkpoint.Natural(b.name, a.name) })
 	var old []*item
 	for _, it := range all[min(d.opt.Keep, len(all)):] {
 		if it.state == Remote && it.cancel == nil && !time.Now().Before(it.removeAfter) {
@@ -324,6 +324,16 @@ func (d *Drain) stillThere(ctx context.Context, it *item) error {
 	return nil
 }
 
+// State says how a checkpoint stands, and why.
+func (d *Drain) State(name string) (state, why string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if it := d.items[name]; it != nil {
+		return it.state, it.why
+	}
+	return Local, "" // it is looked at soon
+}
+
 // Status says how far everything is.
 func (d *Drain) Status() *status.Drain {
 	s := &status.Drain{
@@ -360,7 +370,7 @@ func (d *Drain) Status() *status.Drain {
 		}
 		s.Checkpoints = append(s.Checkpoints, e)
 	}
-	slices.SortFunc(s.Checkpoints, func(a, b status.DrainEntry) int { return checkpoint.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Checkpoints, func(a, b status.DrainEntry) int { return checkpoint.Natural(a.Name, b.Name) })
 	return s
 }
 

@@ -18,12 +18,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/status"
 )
 
 // StateName is the directory beside the checkpoints that has the journals, and a prefix in the bucket that has what parts of a checkpoint
 // say to each other.
-const StateName = ".hbmfs-drain"
+const StateName = checkpoint.DrainState
 
 const (
 	lockName      = "lock"

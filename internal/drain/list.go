@@ -43,7 +43,7 @@ func List(ctx context.Context, destination string) ([]checkpoint.Entry, error) {
 		g.Go(func() error { return d.entry(ctx, &all[i]) })
 	}
 	err = g.Wait()
-	slices.SortFunc(all, func(a, b checkpoint.Entry) int { return checkpoint.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b checkpoint.Entry) int { return checkpoint.Natural(a.Name, b.Name) })
 	return all, err
 }
 

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -153,6 +155,25 @@ func (l *Life) Has(name string) bool {
 	_, ok := l.kept[name]
 	return ok
 }
+
+// Names lists the files of the life before.
+func (l *Life) Names() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.kept))
+}
+
+// Room is how many files the holder keeps, where that is bounded: systemd closes those beyond.
+func (l *Life) Room() (files int64, bounded bool) {
+	if l == nil || l.notify == "" {
+		return 0, false
+	}
+	files, err := strconv.ParseInt(os.Getenv("FDSTORE"), 10, 64)
+	return max(files-ownFiles, 0), err == nil
+}
+
+// ownFiles is for those of every mount.
+const ownFiles = 8
 
 // Took opens a file of the life before, nil where it left none of this name. The caller closes it.
 func (l *Life) Took(name string) *os.File {

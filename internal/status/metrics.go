@@ -51,8 +51,8 @@ func (s *Status) Metrics() string {
 	if s.Cache != nil {
 		addCache(&p, s.Cache)
 	}
-	if s.Drain != nil {
-		s.Drain.addTo(&p)
+	if s.Checkpoints != nil && s.Checkpoints.Drain != nil {
+		s.Checkpoints.Drain.addTo(&p)
 	}
 	return p.String()
 }
