@@ -185,8 +185,8 @@ func (w *Writer) Uploads(ctx context.Context, name string) (ids []string, err er
 }
 
 // List gives the objects whose names begin with prefix. With delimited it gives those up to the next slash, and the names of the
-// directories there, which end in one.
-func (w *Writer) List(ctx context.Context, prefix string, delimited bool) (objects []Stored, dirs []string, err error) {
+// directories there, which end in one. alive is called for each.
+func (w *Writer) List(ctx context.Context, prefix string, delimited bool, alive func()) (objects []Stored, dirs []string, err error) {
 	listing, owner, full := w.o.NewListing(), false, w.o.key(prefix)
 	opt := minio.ListObjectsOptions{Prefix: full, Recursive: !delimited, MaxKeys: pageKeys, FetchOwner: &owner}
 	for info := range w.o.client.ListObjectsIter(withPages(ctx), w.o.source.Bucket, opt) {
@@ -199,6 +199,7 @@ func (w *Writer) List(ctx context.Context, prefix string, delimited bool) (objec
 		if err := listing.Add(info.Key, info.ETag); err != nil {
 			return nil, nil, err
 		}
+		alive()
 		name := strings.TrimPrefix(info.Key, w.o.source.dir)
 		switch {
 		case delimited && strings.HasSuffix(name, "/") && info.Key != full:

@@ -52,5 +52,8 @@ func (c *Checkpoint) OpenFile(file *File) (*os.File, error) {
 	return f, nil
 }
 
+// Removed tells whether the checkpoint is no longer at its path. What is missing of it is then no damage.
+func (c *Checkpoint) Removed() bool { return c.removed() }
+
 // DrainState is the directory beside the checkpoints where package drain keeps its journals.
 const DrainState = ".hbmfs-drain"

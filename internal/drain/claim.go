@@ -107,8 +107,8 @@ func (d *Drain) refuseFull(ctx context.Context) error {
 	}
 	var objects []s3origin.Stored
 	var dirs []string
-	err := d.try(ctx, func(ctx context.Context, _ func()) (err error) {
-		objects, dirs, err = d.bucket.List(ctx, "", true)
+	err := d.try(ctx, func(ctx context.Context, alive func()) (err error) {
+		objects, dirs, err = d.bucket.List(ctx, "", true, alive)
 		return err
 	})
 	if err != nil {

@@ -362,5 +362,8 @@ func (d *Drain) sendItem(ctx context.Context, it *item) error {
 		_ = j.begin(want) // without a journal there are more questions after a kill
 	}
 	s := &sending{d: d, it: it, c: c, text: text, j: j}
-	return s.send(ctx)
+	if err = s.send(ctx); err != nil && c.Removed() {
+		err = ErrLost
+	}
+	return err
 }

@@ -379,6 +379,6 @@ const statusName = "status"
 // save keeps the status beside the journals, for others to read. Where it cannot, nobody waits for it.
 func (d *Drain) save() {
 	if text, err := json.Marshal(d.Status()); err == nil {
-		_ = d.state.write(statusName, append(text, '\n'))
+		_ = d.state.write(statusName, append(text, '\n'), false) // a sync would have training's writes wait
 	}
 }

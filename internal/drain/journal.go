@@ -105,17 +105,17 @@ func (s *state) name(inode uint64) error {
 		return err
 	}
 	s.volume = v.Volume
-	return s.write(volumeName, text)
+	return s.write(volumeName, text, true)
 }
 
-// write replaces a small file.
-func (s *state) write(name string, text []byte) error {
+// write replaces a small file. One that is not synced may be lost with the power.
+func (s *state) write(name string, text []byte, sync bool) error {
 	f, err := s.root.OpenFile(name+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(text)
-	if err == nil {
+	if err == nil && sync {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {

@@ -24,8 +24,8 @@ func List(ctx context.Context, destination string) ([]checkpoint.Entry, error) {
 	}
 	defer func() { _ = d.Close() }() // it has read only
 	var dirs []string
-	err = d.try(ctx, func(ctx context.Context, _ func()) (err error) {
-		_, dirs, err = d.bucket.List(ctx, "", true)
+	err = d.try(ctx, func(ctx context.Context, alive func()) (err error) {
+		_, dirs, err = d.bucket.List(ctx, "", true, alive)
 		return err
 	})
 	if err != nil {

@@ -325,7 +325,8 @@ func (s *sending) compareManifest(ctx context.Context) error {
 }
 
 func (s *sending) manifest(ctx context.Context) (text []byte, err error) {
-	err = s.d.try(ctx, func(ctx context.Context, _ func()) (err error) {
+	err = s.d.try(ctx, func(ctx context.Context, alive func()) (err error) {
+		defer s.d.keepAlive(alive, slowest(checkpoint.MostManifest))() // it may be large
 		text, err = s.d.bucket.Get(ctx, s.prefix()+checkpoint.ManifestName, checkpoint.MostManifest)
 		return err
 	})
@@ -341,7 +342,8 @@ func (s *sending) isRemote(size int64) {
 func (d *Drain) putSmall(ctx context.Context, name string, text []byte, onlyNew bool) (o s3origin.Stored, err error) {
 	crc, sum := smallSums(text)
 	put := func(onlyNew bool) error {
-		return d.try(ctx, func(ctx context.Context, _ func()) (err error) {
+		return d.try(ctx, func(ctx context.Context, alive func()) (err error) {
+			defer d.keepAlive(alive, slowest(int64(len(text))))() // a manifest may be large
 			given := crc
 			if d.sums.Load() == sumsMD5 {
 				given = ""
@@ -361,8 +363,8 @@ func (d *Drain) putSmall(ctx context.Context, name string, text []byte, onlyNew 
 
 // list gives the objects below a prefix.
 func (d *Drain) list(ctx context.Context, prefix string) (objects []s3origin.Stored, err error) {
-	err = d.try(ctx, func(ctx context.Context, _ func()) (err error) {
-		objects, _, err = d.bucket.List(ctx, prefix, false)
+	err = d.try(ctx, func(ctx context.Context, alive func()) (err error) {
+		objects, _, err = d.bucket.List(ctx, prefix, false, alive)
 		return err
 	})
 	if err != nil {

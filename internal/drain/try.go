@@ -120,10 +120,13 @@ func (d *Drain) worked() {
 // mostWork is how long a server may work on one request without a word. AWS takes minutes to complete a large upload.
 const mostWork = 15 * time.Minute
 
-// keepAlive calls alive for a request whose answer takes long, until stop is called.
-func (d *Drain) keepAlive(alive func()) (stop func()) {
+// slowest is how long so many bytes may be on their way in one request of which nobody sees the progress.
+func slowest(bytes int64) time.Duration { return time.Duration(bytes) * time.Second / (256 << 10) }
+
+// keepAlive calls alive for a request whose answer may take so long, until stop is called.
+func (d *Drain) keepAlive(alive func(), most time.Duration) (stop func()) {
 	every := time.NewTicker(d.opt.stall / 4)
-	end, over := time.Now().Add(mostWork), make(chan struct{})
+	end, over := time.Now().Add(most), make(chan struct{})
 	var once sync.Once
 	go func() { // ends with stop
 		defer every.Stop()

@@ -189,7 +189,7 @@ func (u *upload) complete(ctx context.Context) error {
 	var o s3origin.Stored
 	complete := func(onlyNew bool) error {
 		return u.s.d.try(ctx, func(ctx context.Context, alive func()) (err error) {
-			stop := u.s.d.keepAlive(alive) // servers take minutes for it
+			stop := u.s.d.keepAlive(alive, mostWork) // servers take minutes for it
 			defer stop()
 			o, err = u.s.d.bucket.Complete(ctx, u.name, u.id, u.parts, onlyNew)
 			return err
