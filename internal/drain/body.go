@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,17 @@ type body struct {
 	hash    hash.Hash // of all bytes; nil: nobody asks
 	alive   func()
 	err     error // of the local side: no other attempt mends it
+
+	mu    sync.Mutex // is held while it is read, and guards all above
+	ended bool
+}
+
+// stop ends the body. net/http may still read it after a request that was cancelled has returned; from now on it gets nothing, and
+// the buffer and the file are the caller's again.
+func (b *body) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ended = true
 }
 
 // paceAt is how many bytes go out at most between two looks at the rate, so that a slow one leaves no connection idle for long.
@@ -36,6 +48,11 @@ const paceAt = 256 << 10
 
 // Read implements [io.Reader].
 func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended {
+		return 0, os.ErrClosed
+	}
 	b.alive()
 	if len(b.rest) == 0 {
 		if b.at == b.end {

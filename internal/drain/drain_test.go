@@ -62,7 +62,7 @@ func must(t testing.TB, err error) {
 func fast() Options {
 	return Options{
 		Rate: Unlimited, PartSize: 8 * mib, Connections: 4, Poll: 10 * time.Millisecond, Patience: 20 * time.Second,
-		retryFirst: time.Millisecond, retryMost: 20 * time.Millisecond, stall: 2 * time.Second, failedFirst: 20 * time.Millisecond, failedMost: 50 * time.Millisecond,
+		retryFirst: time.Millisecond, retryMost: 20 * time.Millisecond, stall: 15 * time.Second, failedFirst: 20 * time.Millisecond, failedMost: 50 * time.Millisecond,
 		waitFirst: 5 * time.Millisecond, waitMost: 20 * time.Millisecond,
 	}
 }

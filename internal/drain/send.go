@@ -232,6 +232,7 @@ func (s *sending) attempt(ctx context.Context, f *checkpoint.File, off, n int64,
 			given = ""
 		}
 		o, err = do(ctx, b, given)
+		b.stop()
 		switch {
 		case b.err != nil:
 			return localError{b.err}
