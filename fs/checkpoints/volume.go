@@ -40,6 +40,7 @@ type Options struct {
 	Published func(name string) // called after each publishing; nil for nobody
 	// State tells how a published checkpoint stands, in a word, and why; nil: each is "local".
 	State func(name string) (state, why string)
+	Drain func() *status.Drain // how far checkpoints are on their way to S3; nil: none are
 }
 
 // Volume is the root of a mount of checkpoints, with its drafts. It is safe for concurrent use.
@@ -314,6 +315,9 @@ func (v *Volume) Status() *status.Checkpoints {
 	var disk unix.Statfs_t
 	if err := unix.Fstatfs(int(v.self.Fd()), &disk); err == nil {
 		s.Free = int64(disk.Bavail) * disk.Frsize
+	}
+	if v.opt.Drain != nil {
+		s.Drain = v.opt.Drain()
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
