@@ -465,6 +465,7 @@ func (v *Volume) Begin() error {
 	if !v.inner.Inherited() {
 		return nil
 	}
+	v.fast.Adopt()
 	v.inner.EachBooked(func(_ uint64, o fs.Opened) {
 		v.mu.Lock()
 		defer v.mu.Unlock()

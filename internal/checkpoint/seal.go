@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/asuser"
 	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
@@ -126,7 +127,13 @@ func (d *Draft) leased(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	take := func() error {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+		return err
+	}
+	if err = take(); errors.Is(err, unix.EACCES) && d.owner != nil { // root without CAP_LEASE: the owner may
+		err = asuser.Do(asuser.User{UID: d.owner.UID, GID: d.owner.GID}, take)
+	}
 	switch {
 	case err == nil:
 		return f, nil
