@@ -429,11 +429,10 @@ func (v *Volume) reopen() (err error) {
 	if err := life.Load(s); err != nil {
 		return err
 	}
-	source, drafts := life.Took(keptSource), life.Took(keptDrafts)
-	if source == nil || drafts == nil {
+	source := life.Took(keptSource)
+	if source == nil || !life.Has(keptDrafts) {
 		return fmt.Errorf("%w: the holder has not its directory", handover.ErrRefused)
 	}
-	defer func() { _ = drafts.Close() }() // opened for reading
 	v.self = source
 	if v.home, err = checkpoint.OpenHomeAt(source, s.path); err != nil {
 		return err
@@ -447,23 +446,38 @@ func (v *Volume) reopen() (err error) {
 	if err = v.serveFast(); err != nil {
 		return err
 	}
-	var all []keptDraft
-	if _, err := drafts.Seek(0, 0); err != nil {
+	return nil
+}
+
+// adoptDrafts takes the drafts of the daemon before, once that is gone: it may have begun and ended some while this one started.
+func (v *Volume) adoptDrafts() error {
+	kept := v.opt.Life.Took(keptDrafts)
+	if kept == nil {
+		return fmt.Errorf("%w: the holder has not its drafts", handover.ErrRefused)
+	}
+	defer func() { _ = kept.Close() }() // opened for reading
+	if _, err := kept.Seek(0, 0); err != nil {
 		return err
 	}
-	if err := json.NewDecoder(drafts).Decode(&all); err != nil {
+	var all []keptDraft
+	if err := json.NewDecoder(kept).Decode(&all); err != nil {
 		return fmt.Errorf("%w: the drafts: %w", handover.ErrRefused, err)
 	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	for _, k := range all {
 		v.adopt(k)
 	}
 	return nil
 }
 
-// Begin takes the open files of the daemon before. It is called before anybody serves the mount.
+// Begin takes the drafts and the open files of the daemon before. It is called before anybody serves the mount.
 func (v *Volume) Begin() error {
 	if !v.inner.Inherited() {
 		return nil
+	}
+	if err := v.adoptDrafts(); err != nil {
+		return err
 	}
 	v.fast.Adopt()
 	v.inner.EachBooked(func(_ uint64, o fs.Opened) {
