@@ -342,13 +342,11 @@ func (m *Mount) Book(of *fuse.InHeader, o Opened) (handle uint64, ok bool) {
 	return m.handles.openAs(of, uint32(o.Inode), handleOuter, o.Backing, int(o.Inode>>32))
 }
 
-// Booked returns an open file, ok false where it is not open any more.
-func (m *Mount) Booked(handle uint64) (o Opened, ok bool) {
-	h := m.handles.get(handle)
-	if h == nil || h.state.Load() != handleOuter {
-		return o, false
+// Closing says that the file of the last open of a node is about to be unregistered. The next daemon does it again.
+func (m *Mount) Closing(handle uint64) {
+	if h := m.handles.get(handle); h != nil {
+		h.state.Store(handleClosing)
 	}
-	return h.outer(), true
 }
 
 func (h *handle) outer() Opened {

@@ -56,6 +56,7 @@ type Volume struct {
 	fast    *drafts.Server // has the drafts of writers that go past the kernel
 	removed []string       // leftovers, at the start
 	foreign []string
+	tidying sync.WaitGroup
 
 	mu       sync.Mutex // guards the fields below
 	drafts   map[string]*draft
@@ -63,7 +64,8 @@ type Volume struct {
 	listings map[uint64][]fuse.DirEntry // of open directories
 	entries  int                        // in all of them
 	lastList uint64
-	plain    map[uint64]int // descriptors of files that are open without passthrough
+	handles  map[uint64]*node // of open files
+	plain    map[uint64]int   // descriptors of files that are open without passthrough
 	refused  []string
 	minute   int64 // of the refusals that were logged last, and how many
 	logged   int
@@ -111,7 +113,7 @@ const (
 // removed: their writers are gone with the mount that they wrote through.
 func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	v = &Volume{
-		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, plain: map[uint64]int{}, infos: map[string]info{},
+		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
 		lastList: uint64(time.Now().UnixNano()), room: newRoom(),
 	}
 	defer func() {
@@ -223,6 +225,7 @@ func (v *Volume) Home() *checkpoint.Home { return v.home }
 
 // Close closes the volume, once nobody serves it any more.
 func (v *Volume) Close() error {
+	v.tidying.Wait()
 	var errs []error
 	if v.origin != nil {
 		errs = append(errs, v.origin.Close())
@@ -480,20 +483,60 @@ func (v *Volume) Begin() error {
 		return err
 	}
 	v.fast.Adopt()
-	v.inner.EachBooked(func(_ uint64, o fs.Opened) {
+	removed := map[uint64]*node{} // whose readers and writers go on
+	v.inner.EachBooked(func(handle uint64, o fs.Opened) {
+		n := v.adoptFile(o.Inode)
+		if n == nil && removed[o.Inode] == nil {
+			removed[o.Inode] = &node{ino: o.Inode, file: -1, gone: true}
+		}
+		if n == nil {
+			n = removed[o.Inode]
+		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		n := v.nodes[o.Inode]
-		if n == nil { // it was removed: its readers and writers go on
-			n = &node{ino: o.Inode, file: -1, gone: true}
-			v.put(n)
-		}
+		v.handles[handle] = n
 		n.opens++
 		n.backing = o.Backing
-		// The daemon before had a descriptor of it; this one opens it again where it is asked to.
 	})
 	v.mu.Lock()
-	defer v.mu.Unlock()
 	v.keep()
+	v.mu.Unlock()
+	v.tidying.Go(v.tidy)
 	return nil
+}
+
+// adoptFile opens a file again that the daemon before had open, nil where it has no name any more.
+func (v *Volume) adoptFile(ino uint64) *node {
+	v.mu.Lock()
+	n := v.nodes[ino]
+	v.mu.Unlock()
+	if n == nil || n.isDir {
+		return nil
+	}
+	if n.file >= 0 {
+		return n
+	}
+	at, err := n.at()
+	if err != nil {
+		return n
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	if fd, err := readOnly(at); err == nil {
+		v.mu.Lock()
+		n.file, n.opener = fd, n.draft.owner.UID
+		v.mu.Unlock()
+		v.room.files.Book(n.opener, 1)
+	}
+	return n
+}
+
+// tidy removes what the daemon before was about to remove.
+func (v *Volume) tidy() {
+	removed, err := v.home.Clean(context.Background())
+	for _, path := range removed {
+		v.opt.Log.Info("removed what the daemon before left", "path", path)
+	}
+	if err != nil {
+		v.opt.Log.Error("leftovers stay until the next mount", "error", err)
+	}
 }
