@@ -50,6 +50,11 @@ func codecs() []codec {
 		of("extents in", &ExtentsRequest{ExtentsTicket, 10, 1 << 62, 11}, ParseExtentsRequest),
 		of("extents out", &Batch{ExtentsLast, 1, 2, 3, Ticket{4}, Epoch{5}, 2, extents}, ParseBatch),
 		ofList("prefetch in", []Range{{0, 1}, {5, 1 << 62}}, AppendPrefetch, ParsePrefetch),
+		{"draft ioctl in", AppendDraftRequest(nil, DraftStart), func(p []byte) ([]byte, error) {
+			verb, err := ParseDraftRequest(p)
+			return AppendDraftRequest(nil, verb), err
+		}},
+		of("draft ioctl out", &DraftReply{DraftFailed, 16, 1 << 30, 1 << 40, "file \"a\" is still open"}, ParseDraftReply),
 		of("hello", &Hello{1, 3, 4, "reader 7"}, ParseHello),
 		of("welcome", &Welcome{1, WelcomeReadOnly, Epoch{9}, 100, 1024}, ParseWelcome),
 		of("redeem", &Redeem{Ticket{1}, []uint64{1, 2, 3}}, ParseRedeem),

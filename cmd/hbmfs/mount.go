@@ -31,6 +31,7 @@ import (
 type mountCommand struct {
 	source, point string
 
+	drain       drainFlags
 	checkpoints bool // SOURCE is a directory of checkpoints, where programs write
 	foreground  bool
 	noKeeper    bool
@@ -116,6 +117,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 
 func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
+	c.drain.add(f)
 	f.BoolVar(&c.checkpoints, "checkpoints", false, "mount a directory of checkpoints, for programs to write in; see below")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, where =false has a keeper; for ordinary users, and before Linux 6.9)")
@@ -214,6 +216,9 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 		}
 	}
 	c.notes, err = dataset.CheckPoint(c.point, c.source)
+	if err == nil {
+		err = c.drain.check(c.checkpoints)
+	}
 	if err == nil && c.checkpoints {
 		err = c.checkCheckpoints()
 	}

@@ -38,7 +38,7 @@ func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, o
 	defer n.use.Unlock()
 	if n.file < 0 {
 		if !v.room.files.Reserve(h.Uid, 1) {
-			v.refuse("open %s: user %d has as many files of drafts open as it may", n.name, h.Uid)
+			v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
 			return unix.ENFILE
 		}
 		fd, err := readOnly(at)
@@ -59,6 +59,7 @@ func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, o
 			v.mu.Lock()
 			n.backing = id
 			n.opens++
+			v.handles[fh] = n
 			v.mu.Unlock()
 		}
 	}
@@ -78,8 +79,7 @@ func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, o
 	}
 	if n.backing == 0 {
 		if err := v.plainOpen(fh, n, made, flags); err != nil {
-			v.inner.Unbook(fh)
-			v.closed(n)
+			v.closed(n, fh)
 			return err
 		}
 	}
@@ -111,29 +111,28 @@ func (v *Volume) idle(n *node) {
 	v.mayGo(n)
 }
 
-// closed ends an open. The caller has use.
-func (v *Volume) closed(n *node) {
+// closed ends an open, in an order in which the next daemon can go on anywhere. The caller has use.
+func (v *Volume) closed(n *node, fh uint64) {
 	v.mu.Lock()
+	delete(v.handles, fh)
 	n.opens--
 	last := n.opens == 0
 	backing := n.backing
 	v.mu.Unlock()
+	if last && backing != 0 {
+		v.inner.Closing(fh)
+		v.inner.Unregister(backing)
+	}
+	v.inner.Unbook(fh)
 	if last {
-		if backing != 0 {
-			v.inner.Unregister(backing)
-		}
 		v.idle(n)
 	}
 }
 
 // release ends an open file. The kernel may say it again to the next daemon.
 func (v *Volume) release(fh uint64) {
-	o, ok := v.inner.Booked(fh)
-	if !ok {
-		return
-	}
 	v.mu.Lock()
-	n := v.nodes[o.Inode]
+	n := v.handles[fh]
 	if fd, ok := v.plain[fh]; ok {
 		_ = unix.Close(fd) // each write was answered
 		delete(v.plain, fh)
@@ -141,10 +140,9 @@ func (v *Volume) release(fh uint64) {
 	v.mu.Unlock()
 	if n != nil {
 		n.use.Lock()
-		v.closed(n)
-		n.use.Unlock()
+		defer n.use.Unlock()
+		v.closed(n, fh)
 	}
-	v.inner.Unbook(fh)
 }
 
 // plainOpen opens a file that is open without passthrough.

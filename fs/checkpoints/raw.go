@@ -41,7 +41,7 @@ func told(n *node, st *unix.Statx_t, out *fuse.EntryOut) {
 	out.NodeId, out.Generation = n.ino|outer, n.generation
 	attr(st, &out.Attr)
 	out.SetEntryTimeout(dirTimeout)
-	if n.parent == nil {
+	if n.draft.root == n {
 		out.SetEntryTimeout(0) // the name may soon be a published one's
 	}
 	if n.isDir {
@@ -114,9 +114,6 @@ func (r *router) nodeAttr(n *node, out *fuse.AttrOut) fuse.Status {
 		return r.fail("stat", err)
 	}
 	attr(st, &out.Attr)
-	if n.gone {
-		out.Nlink = 0
-	}
 	if n.isDir {
 		out.SetTimeout(dirTimeout)
 	}
@@ -169,9 +166,7 @@ func (v *Volume) setMode(d *draft, mode uint32) {
 	defer v.mu.Unlock()
 	d.owner.Mode = modeOf(mode)
 	d.book.SetMode(d.owner.Mode)
-	if err := v.keep(); err != nil {
-		v.opt.Log.Error("the next daemon will give a draft its first mode", "draft", d.shown, "error", err)
-	}
+	v.keep()
 }
 
 // modeOf keeps the permissions of a mode.

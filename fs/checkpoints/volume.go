@@ -40,6 +40,7 @@ type Options struct {
 	Published func(name string) // called after each publishing; nil for nobody
 	// State tells how a published checkpoint stands, in a word, and why; nil: each is "local".
 	State func(name string) (state, why string)
+	Drain func() *status.Drain // how far checkpoints are on their way to S3; nil: none are
 }
 
 // Volume is the root of a mount of checkpoints, with its drafts. It is safe for concurrent use.
@@ -53,10 +54,9 @@ type Volume struct {
 	origin  *cache.Dir
 	inner   *fs.Mount
 	fast    *drafts.Server // has the drafts of writers that go past the kernel
-	tidying sync.WaitGroup
-	stop    context.CancelFunc // ends tidying; nil where there is nothing to tidy
-	removed []string           // leftovers, at the start
+	removed []string       // leftovers, at the start
 	foreign []string
+	tidying sync.WaitGroup
 
 	mu       sync.Mutex // guards the fields below
 	drafts   map[string]*draft
@@ -64,7 +64,8 @@ type Volume struct {
 	listings map[uint64][]fuse.DirEntry // of open directories
 	entries  int                        // in all of them
 	lastList uint64
-	plain    map[uint64]int // descriptors of files that are open without passthrough
+	handles  map[uint64]*node // of open files
+	plain    map[uint64]int   // descriptors of files that are open without passthrough
 	refused  []string
 	minute   int64 // of the refusals that were logged last, and how many
 	logged   int
@@ -112,7 +113,7 @@ const (
 // removed: their writers are gone with the mount that they wrote through.
 func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	v = &Volume{
-		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, plain: map[uint64]int{}, infos: map[string]info{},
+		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
 		lastList: uint64(time.Now().UnixNano()), room: newRoom(),
 	}
 	defer func() {
@@ -143,7 +144,7 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	}
 	if opt.Life != nil {
 		if err = opt.Life.Keep(keptSource, v.self); err == nil {
-			err = v.keep()
+			v.keep()
 		}
 	}
 	if err == nil {
@@ -224,11 +225,8 @@ func (v *Volume) Home() *checkpoint.Home { return v.home }
 
 // Close closes the volume, once nobody serves it any more.
 func (v *Volume) Close() error {
+	v.tidying.Wait()
 	var errs []error
-	if v.stop != nil {
-		v.stop()
-		v.tidying.Wait()
-	}
 	if v.origin != nil {
 		errs = append(errs, v.origin.Close())
 	}
@@ -321,6 +319,9 @@ func (v *Volume) Status() *status.Checkpoints {
 	if err := unix.Fstatfs(int(v.self.Fd()), &disk); err == nil {
 		s.Free = int64(disk.Bavail) * disk.Frsize
 	}
+	if v.opt.Drain != nil {
+		s.Drain = v.opt.Drain()
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Refused = append(s.Refused, v.refused...)
@@ -400,27 +401,29 @@ type keptDraft struct {
 }
 
 // keep gives the holder the drafts. The caller may have mu.
-func (v *Volume) keep() error {
+func (v *Volume) keep() {
 	if v.opt.Life == nil {
-		return nil
+		return
 	}
 	all := []keptDraft{}
 	for _, d := range v.drafts {
 		all = append(all, d.kept())
 	}
 	text, err := json.Marshal(all)
+	var f *os.File
+	if err == nil {
+		f, err = handover.NewMemory(keptDrafts)
+	}
+	if err == nil {
+		_, err = f.Write(text)
+		if err == nil {
+			err = v.opt.Life.Keep(keptDrafts, f)
+		}
+		err = errors.Join(err, f.Close())
+	}
 	if err != nil {
-		return err
+		v.unkept(err)
 	}
-	f, err := handover.NewMemory(keptDrafts)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }() // the life has its own
-	if _, err := f.Write(text); err != nil {
-		return fmt.Errorf("have the drafts kept: %w", err)
-	}
-	return v.opt.Life.Keep(keptDrafts, f)
 }
 
 // reopen takes the volume over from an earlier daemon.
@@ -429,11 +432,10 @@ func (v *Volume) reopen() (err error) {
 	if err := life.Load(s); err != nil {
 		return err
 	}
-	source, drafts := life.Took(keptSource), life.Took(keptDrafts)
-	if source == nil || drafts == nil {
+	source := life.Took(keptSource)
+	if source == nil || !life.Has(keptDrafts) {
 		return fmt.Errorf("%w: the holder has not its directory", handover.ErrRefused)
 	}
-	defer func() { _ = drafts.Close() }() // opened for reading
 	v.self = source
 	if v.home, err = checkpoint.OpenHomeAt(source, s.path); err != nil {
 		return err
@@ -447,54 +449,94 @@ func (v *Volume) reopen() (err error) {
 	if err = v.serveFast(); err != nil {
 		return err
 	}
-	var all []keptDraft
-	if _, err := drafts.Seek(0, 0); err != nil {
+	return nil
+}
+
+// adoptDrafts takes the drafts of the daemon before, once that is gone: it may have begun and ended some while this one started.
+func (v *Volume) adoptDrafts() error {
+	kept := v.opt.Life.Took(keptDrafts)
+	if kept == nil {
+		return fmt.Errorf("%w: the holder has not its drafts", handover.ErrRefused)
+	}
+	defer func() { _ = kept.Close() }() // opened for reading
+	if _, err := kept.Seek(0, 0); err != nil {
 		return err
 	}
-	if err := json.NewDecoder(drafts).Decode(&all); err != nil {
+	var all []keptDraft
+	if err := json.NewDecoder(kept).Decode(&all); err != nil {
 		return fmt.Errorf("%w: the drafts: %w", handover.ErrRefused, err)
 	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	for _, k := range all {
 		v.adopt(k)
 	}
 	return nil
 }
 
-// tidy ends what a kill has cut short: removals, and drafts that were just begun. Every draft that goes on is locked by now.
-func (v *Volume) tidy() {
-	ctx, cancel := context.WithCancel(context.Background())
-	v.stop = cancel
-	v.tidying.Go(func() { // ends with Close
-		removed, err := v.home.Clean(ctx)
-		for _, path := range removed {
-			v.opt.Log.Info("removed what the daemon before has left", "path", path)
-		}
-		if err != nil && ctx.Err() == nil {
-			v.opt.Log.Error("what the daemon before has left stays until the next mount", "error", err)
-		}
-	})
-}
-
-// Begin takes the open files of the daemon before. It is called before anybody serves the mount.
+// Begin takes the drafts and the open files of the daemon before. It is called before anybody serves the mount.
 func (v *Volume) Begin() error {
 	if !v.inner.Inherited() {
 		return nil
 	}
+	if err := v.adoptDrafts(); err != nil {
+		return err
+	}
 	v.fast.Adopt()
-	v.tidy()
-	v.inner.EachBooked(func(_ uint64, o fs.Opened) {
+	removed := map[uint64]*node{} // whose readers and writers go on
+	v.inner.EachBooked(func(handle uint64, o fs.Opened) {
+		n := v.adoptFile(o.Inode)
+		if n == nil && removed[o.Inode] == nil {
+			removed[o.Inode] = &node{ino: o.Inode, file: -1, gone: true}
+		}
+		if n == nil {
+			n = removed[o.Inode]
+		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		n := v.nodes[o.Inode]
-		if n == nil { // it was removed: its readers and writers go on
-			n = &node{ino: o.Inode, file: -1, gone: true}
-			v.put(n)
-		}
+		v.handles[handle] = n
 		n.opens++
 		n.backing = o.Backing
-		// The daemon before had a descriptor of it; this one opens it again where it is asked to.
 	})
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.keep()
+	v.keep()
+	v.mu.Unlock()
+	v.tidying.Go(v.tidy)
+	return nil
+}
+
+// adoptFile opens a file again that the daemon before had open, nil where it has no name any more.
+func (v *Volume) adoptFile(ino uint64) *node {
+	v.mu.Lock()
+	n := v.nodes[ino]
+	v.mu.Unlock()
+	if n == nil || n.isDir {
+		return nil
+	}
+	if n.file >= 0 {
+		return n
+	}
+	at, err := n.at()
+	if err != nil {
+		return n
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	if fd, err := readOnly(at); err == nil {
+		v.mu.Lock()
+		n.file, n.opener = fd, n.draft.owner.UID
+		v.mu.Unlock()
+		v.room.files.Book(n.opener, 1)
+	}
+	return n
+}
+
+// tidy removes what the daemon before was about to remove.
+func (v *Volume) tidy() {
+	removed, err := v.home.Clean(context.Background())
+	for _, path := range removed {
+		v.opt.Log.Info("removed what the daemon before left", "path", path)
+	}
+	if err != nil {
+		v.opt.Log.Error("leftovers stay until the next mount", "error", err)
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -212,9 +211,6 @@ func Natural(a, b string) int { return natural(a, b) }
 // List is [List] of the directory.
 func (h *Home) List() ([]Entry, error) { return List(h.root.Name()) }
 
-// ownPrefix begins the names of what hbmfs keeps beside checkpoints.
-const ownPrefix = ".hbmfs-"
-
 // Names gives the names in the directory: of published checkpoints, and of what is neither that nor hbmfs's own.
 func (h *Home) Names() (published, foreign []string, err error) {
 	dir, err := h.root.Open(".")
@@ -226,7 +222,7 @@ func (h *Home) Names() (published, foreign []string, err error) {
 		return nil, nil, err
 	}
 	for _, name := range names {
-		if _, ok := ofHidden(name); ok || strings.HasPrefix(name, ownPrefix) {
+		if _, ok := ofHidden(name); ok || name == DrainState {
 			continue
 		}
 		if _, err := h.Find(name); err == nil {

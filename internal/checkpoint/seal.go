@@ -67,6 +67,9 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 	if err != nil {
 		return err
 	}
+	for i := range files {
+		files[i].Sums = make([]uint32, chunks(files[i].Size))
+	}
 	group, working := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.sync(working, files, dirs) })
 	group.Go(func() error { return d.sum(working, files, opt.Progress) })
@@ -148,7 +151,6 @@ func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total
 	total, done := int64(0), atomic.Int64{}
 	for i := range files {
 		total += files[i].Size
-		files[i].Sums = make([]uint32, chunks(files[i].Size))
 	}
 	read := func(n int64) {
 		if sum := done.Add(n); progress != nil {

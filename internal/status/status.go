@@ -39,7 +39,8 @@ type Checkpoints struct {
 	Free      int64       `json:"free_bytes"` // of its filesystem
 	Drafts    []Draft     `json:"drafts"`
 	Published []Published `json:"published"`
-	Refused   []string    `json:"refused"` // the last refusals, a sentence each: an errno has no room for them
+	Drain     *Drain      `json:"drain,omitempty"` // where checkpoints are copied to S3
+	Refused   []string    `json:"refused"`         // the last refusals, a sentence each: an errno has no room for them
 }
 
 // Draft is a checkpoint that is being written.
