@@ -219,6 +219,46 @@ func (d *Dir) List(ctx context.Context) (*Listing, error) {
 	return l, nil
 }
 
+// ListBelow walks one directory in the root alone, which may have appeared since. Names are relative to the root all the same, and the
+// root is the first of the listing's directories.
+func (d *Dir) ListBelow(ctx context.Context, name string) (*Listing, error) {
+	root, err := d.root.Open(".")
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", d.path, err)
+	}
+	defer func() { _ = root.Close() }() // opened for reading: nothing is lost
+	var st unix.Stat_t
+	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("list %s: %w", d.path, err)
+	}
+	here := d.placeOf(int(root.Fd()), &st)
+	l := &Listing{Dirs: []DirEntry{{"", modTime(&st), here.rights.Perm, st.Uid, st.Gid}}}
+	fd, err := unix.Openat(here.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = d.walk(ctx, l, []place{here}, os.NewFile(uintptr(fd), name), name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", path.Join(d.path, name), err)
+	}
+	l.Check()
+	return l, nil
+}
+
+// Root tells of the directory itself as it is now.
+func (d *Dir) Root() (DirEntry, error) {
+	root, err := d.root.Open(".")
+	if err != nil {
+		return DirEntry{}, fmt.Errorf("look at %s: %w", d.path, err)
+	}
+	defer func() { _ = root.Close() }() // opened for reading: nothing is lost
+	var st unix.Stat_t
+	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+		return DirEntry{}, fmt.Errorf("look at %s: %w", d.path, err)
+	}
+	here := d.placeOf(int(root.Fd()), &st)
+	return DirEntry{"", modTime(&st), here.rights.Perm, st.Uid, st.Gid}, nil
+}
+
 // maxDepth is how many directories deep a listing goes. It bounds the descriptors of a walk, which holds one for each.
 const maxDepth = 1024
 

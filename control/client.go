@@ -408,10 +408,10 @@ func (c *Client) settle(ctx context.Context) error {
 
 // discard drops an answer that nobody waits for any more, and acknowledges it, since its descriptors count until then.
 func (c *Client) discard(ctx context.Context, a response) error {
+	CloseAll(a.fds)
 	if a.header.Type != TypeFDs && a.header.Type != TypeFiles {
 		return nil
 	}
-	CloseAll(a.fds)
 	ack := Ack{ID: a.header.ID}
 	return c.sendLocked(ctx, Header{Version, TypeAck, a.header.ID}, ack.AppendTo)
 }
@@ -443,4 +443,16 @@ func (c *Client) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("the daemon has closed the connection: it was unmounted or restarted: %w", ErrStale)
 	}
 	return err
+}
+
+// request asks for what may come with descriptors that need no acknowledgement. The payload is the caller's own.
+func (c *Client) request(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return response{}, err
+	}
+	defer unlock()
+	a, err := c.askLocked(ctx, t, want, fill)
+	a.payload = append([]byte(nil), a.payload...)
+	return a, err
 }

@@ -21,6 +21,12 @@ const (
 	TypeReaders                       // R -> COUNT: how many readers are connected
 	TypeCount                         //
 	TypeError                         // the frame with this id was refused
+	TypeBegin                         // R -> DRAFT: a draft of a checkpoint, and descriptors of its files
+	TypeAdd                           // R -> DRAFT: more files
+	TypeDraft                         //
+	TypeSeal                          // R -> DONE: checksums of a file
+	TypePublish                       // R -> DONE: the draft becomes the checkpoint
+	TypeDrop                          // R -> DONE: the draft is removed
 )
 
 // Sizes and limits of frames, bytes.

@@ -119,7 +119,13 @@ enum hbmfs_type {
 	HBMFS_DONE,
 	HBMFS_READERS,
 	HBMFS_COUNT,
-	HBMFS_ERROR
+	HBMFS_ERROR,
+	HBMFS_BEGIN,
+	HBMFS_ADD,
+	HBMFS_DRAFT,
+	HBMFS_SEAL,
+	HBMFS_PUBLISH,
+	HBMFS_DROP
 };
 
 struct hbmfs_header {
@@ -140,6 +146,7 @@ struct hbmfs_hello {
 HBMFS_ASSERT(sizeof(struct hbmfs_hello) == 56);
 
 #define HBMFS_WELCOME_READ_ONLY 1u /* opening a descriptor again for writing is EROFS */
+#define HBMFS_WELCOME_DRAFTS    2u /* the mount is a checkpoint volume: BEGIN makes a draft in it */
 
 struct hbmfs_welcome {
 	uint16_t version;
@@ -236,6 +243,64 @@ struct hbmfs_object_range {
 	uint64_t object;
 	uint64_t offset;
 	uint64_t length;
+};
+
+#define HBMFS_MAX_NEW_FILES 64
+#define HBMFS_MAX_SUMS      16000
+#define HBMFS_SUM_CHUNK     (4u << 20) /* bytes that a sum is of */
+
+#define HBMFS_BEGIN_ATTACH 1u /* the draft of this name that another process of the user has begun is wanted */
+
+struct hbmfs_begin { /* behind it the files, the checkpoint's name, the files' names */
+	uint8_t draft[16]; /* drawn at random by the client */
+	uint32_t part;
+	uint32_t parts;
+	uint32_t umask;
+	uint32_t flags;
+	uint32_t files;
+	uint32_t name_length;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_begin) == 40);
+
+struct hbmfs_add { /* behind it the files, their names */
+	uint8_t draft[16];
+	uint32_t files;
+	uint32_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_add) == 24);
+
+struct hbmfs_new_file {
+	uint64_t size;
+	uint32_t name_length;
+	uint32_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_new_file) == 16);
+
+struct hbmfs_draft { /* with it a descriptor of each file */
+	uint8_t draft[16];
+	uint32_t first; /* the number of the first of them */
+	uint32_t files;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_draft) == 24);
+
+struct hbmfs_seal { /* behind it the sums, 32 bits each */
+	uint8_t draft[16];
+	uint32_t file;
+	uint32_t sums;
+	uint64_t first; /* the chunk that the first sum is of */
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_seal) == 32);
+
+struct hbmfs_publish {
+	uint8_t draft[16];
+	uint32_t files; /* all of the draft */
+	uint32_t reserved;
+	uint64_t bytes; /* of them */
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_publish) == 32);
+
+struct hbmfs_drop {
+	uint8_t draft[16];
 };
 
 struct hbmfs_error { /* behind it the text */

@@ -35,13 +35,16 @@ func ParseHello(p []byte) (Hello, error) {
 	return m, r.end()
 }
 
-// WelcomeFlags say what kind of descriptors the daemon gives.
+// WelcomeFlags say what kind of descriptors the daemon gives, and what it can do.
 type WelcomeFlags uint32
 
 // WelcomeReadOnly says that descriptors come through a read-only mount: to open one again for writing is EROFS, for root as
 // well. A process with CAP_SYS_ADMIN in the daemon's mount namespace can still clone that mount and make the clone
 // writable.
 const WelcomeReadOnly WelcomeFlags = 1
+
+// WelcomeDrafts says that the mount is a checkpoint volume: BEGIN makes a draft in it.
+const WelcomeDrafts WelcomeFlags = 2
 
 // Welcome answers HELLO.
 type Welcome struct {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/shares"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -25,9 +26,9 @@ type channel struct {
 	buffers   sync.Pool     // of *[control.MaxFrame]byte
 	answering *turns
 	lingering chan struct{}
-	sessions  *shares // connections
-	leases    *shares
-	names     *shares // of clients, as the status tells them apart
+	sessions  *shares.Shares // connections
+	leases    *shares.Shares
+	names     *shares.Shares // of clients, as the status tells them apart
 	refused   atomic.Int64
 
 	mu         sync.Mutex // guards the fields below
@@ -41,7 +42,7 @@ func newChannel() *channel {
 	sessions, each, answers := descriptorLimits()
 	c := &channel{
 		tickets: newTickets(), prefetch: newPrefetcher(), answering: newTurns(answers), lingering: make(chan struct{}, lingerAtOnce), settled: make(chan struct{}),
-		sessions: newShares(sessions, each, 0), leases: newShares(leasesInAll, leasesInAll/2, leasesAtLeast), names: newShares(usageNames, usageNames/2, 0),
+		sessions: shares.New(sessions, each, 0), leases: shares.New(leasesInAll, leasesInAll/2, leasesAtLeast), names: shares.New(usageNames, usageNames/2, 0),
 		usages: map[client]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first

@@ -22,6 +22,9 @@ type opener interface {
 
 // readOnlyMount returns nil if descriptors come through a read-only mount, or why they do not.
 func (m *Mount) readOnlyMount() error {
+	if m.opt.Top != nil {
+		return m.opt.Top.Origin().ReadOnlyMount()
+	}
 	for _, o := range m.listing.Objects {
 		if l, ok := o.Origin.(interface{ ReadOnlyMount() error }); ok {
 			return l.ReadOnlyMount()
@@ -161,13 +164,14 @@ func (m *Mount) walk(ctx context.Context, path string, p *peer) (*node, int, err
 			return nil, 0, syscall.ELOOP
 		case n.dir == nil:
 			return nil, 0, syscall.ENOTDIR
-		case !p.may(n, 0o1):
+		case !p.may(m.asNow(i, n), 0o1):
 			return nil, 0, syscall.EACCES
 		}
-		if err := m.expand(ctx, n); err != nil {
+		child, number, err := m.child(ctx, i, n, name)
+		if err != nil {
 			return nil, 0, err
 		}
-		if n, i = m.tree.find(n.dir, name); n == nil {
+		if n, i = child, number; n == nil {
 			return nil, 0, syscall.ENOENT
 		}
 	}

@@ -12,14 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/asuser"
 )
 
 // peer is the other end of a connection. The kernel keeps the user and groups that connected: a connection that is handed
 // on keeps them, as an open file does.
 type peer struct {
-	uid, gid uint32
-	groups   []uint32
-	process  *process // where it may have capabilities; else nil
+	uid, gid   uint32
+	groups     []uint32
+	connection syscall.RawConn
+	process    *process // where it may have capabilities; else nil
 }
 
 func peerOf(c *net.UnixConn) (*peer, error) {
@@ -27,7 +29,7 @@ func peerOf(c *net.UnixConn) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{}
+	p := &peer{connection: raw}
 	var optErr error
 	err = raw.Control(func(fd uintptr) {
 		var cred *unix.Ucred
@@ -40,6 +42,22 @@ func peerOf(c *net.UnixConn) (*peer, error) {
 		}
 	})
 	return p, errors.Join(err, optErr)
+}
+
+// user is the peer as the kernel shall see it: root with its capabilities, where it has them.
+func (p *peer) user() asuser.User {
+	p.process.forget()
+	return asuser.User{UID: p.uid, GID: p.gid, Groups: p.groups, Capable: p.process.passesAll()}
+}
+
+// pidfd opens the process that connected (SO_PEERPIDFD, Linux 6.5), nil where the kernel does not tell it.
+func (p *peer) pidfd() (f *os.File) {
+	_ = p.connection.Control(func(fd uintptr) { // one that is closed says nothing
+		if pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
+			f = os.NewFile(uintptr(pidfd), "peer")
+		}
+	})
+	return f
 }
 
 // peerGroups returns the supplementary groups of a peer (SO_PEERGROUPS, Linux 4.13).

@@ -3,11 +3,13 @@ package fs
 import (
 	"context"
 	"sync"
+
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // announcements is a queue of them, bounded for each user. Users with some take turns.
 type announcements struct {
-	room *shares
+	room *shares.Shares
 	some chan struct{} // has a token while there may be one
 
 	mu    sync.Mutex // guards the fields below
@@ -16,12 +18,12 @@ type announcements struct {
 }
 
 func newAnnouncements(limit int64) *announcements {
-	return &announcements{room: newShares(limit, limit/2, 1), some: make(chan struct{}, 1), of: map[uint32][]announcement{}}
+	return &announcements{room: shares.New(limit, limit/2, 1), some: make(chan struct{}, 1), of: map[uint32][]announcement{}}
 }
 
 // add queues an announcement of a user, and reports whether there was room.
 func (q *announcements) add(uid uint32, a announcement) bool {
-	if !q.room.reserve(uid, 1) {
+	if !q.room.Reserve(uid, 1) {
 		return false
 	}
 	q.mu.Lock()
@@ -72,6 +74,6 @@ func (q *announcements) pop() announcement {
 	if len(q.turns) > 0 {
 		q.wake()
 	}
-	q.room.book(uid, -1)
+	q.room.Book(uid, -1)
 	return a
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -59,6 +60,7 @@ type session struct {
 	leases  map[uint64]*lease   // by object
 	given   int                 // descriptors of all leases
 	pending map[uint32][]uint64 // objects of messages that are not yet acknowledged
+	drafts  *drafts.Session     // nil before the first frame of a draft
 }
 
 // newSession admits a connection, or tells the peer why not.
@@ -108,12 +110,15 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
-	s.channel.leases.book(s.peer.uid, -int64(s.given))
+	s.channel.leases.Book(s.peer.uid, -int64(s.given))
 	for _, l := range s.leases {
 		l.unpin()
 	}
+	if s.drafts != nil {
+		s.drafts.End()
+	}
 	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
-	s.channel.sessions.book(s.peer.uid, -1)
+	s.channel.sessions.Book(s.peer.uid, -1)
 	if s.usage != nil {
 		s.channel.leave(s.usage, s.reader)
 	}
@@ -219,7 +224,47 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 		a.header.Type, a.payload = control.TypeCount, count.AppendTo
 		return nil
 	}
+	if drafts.IsDraft(h.Type) {
+		return s.draft(ctx, h.Type, payload, a)
+	}
 	return errProtocol
+}
+
+// draft answers a frame about a draft, in a checkpoint volume.
+func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
+	if s.mount.opt.Drafts == nil {
+		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount shows a dataset, and has no drafts: write checkpoints to a volume (hbmfs mount --checkpoints)"}
+	}
+	if s.drafts == nil {
+		s.drafts = s.mount.opt.Drafts.Session(s.peer.user(), s.peer.pidfd())
+	}
+	if t == control.TypeBegin || t == control.TypeAdd { // their answers have descriptors
+		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+			return err
+		}
+	}
+	said, err := s.drafts.Handle(ctx, t, payload)
+	if err != nil {
+		return err
+	}
+	a.header.Type, a.payload = said.Type, said.Payload
+	a.fds, err = detach(said.Files)
+	return err
+}
+
+// detach gives descriptors of files, and closes the files.
+func detach(files []*os.File) (fds []int, err error) {
+	for _, f := range files {
+		fd, dupErr := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err = errors.Join(err, dupErr, f.Close()); dupErr == nil {
+			fds = append(fds, fd)
+		}
+	}
+	if err != nil {
+		control.CloseAll(fds)
+		return nil, err
+	}
+	return fds, nil
 }
 
 // traced handles a request of a reader as a trace of its own: the connection lasts too long to be one.
@@ -252,6 +297,9 @@ func (s *session) hello(payload []byte, a *answer) error {
 	welcome := control.Welcome{Version: control.Version, Epoch: s.channel.epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
 	if s.mount.readOnlyMount() == nil {
 		welcome.Flags = control.WelcomeReadOnly
+	}
+	if s.mount.opt.Drafts != nil {
+		welcome.Flags |= control.WelcomeDrafts
 	}
 	a.header.Type, a.payload = control.TypeWelcome, welcome.AppendTo
 	return nil
@@ -292,7 +340,7 @@ func (s *session) roomFor(id uint32, n int) error {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
 	case s.given+n > leasesPerSession:
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection leases %d objects, and may lease %d: release some", s.given, leasesPerSession)}
-	case !s.channel.leases.fit(s.peer.uid, int64(n)):
+	case !s.channel.leases.Fit(s.peer.uid, int64(n)):
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user lease as many objects as they may, of %d in all: release some", leasesInAll)}
 	}
 	return nil
@@ -329,7 +377,7 @@ func (s *session) lease(id uint64, o *layout.Object) {
 	}
 	l.given++
 	s.given++
-	s.channel.leases.book(s.peer.uid, 1)
+	s.channel.leases.Book(s.peer.uid, 1)
 }
 
 // unlease is the opposite of lease.
@@ -342,7 +390,7 @@ func (s *session) unlease(objects ...uint64) {
 		}
 	}
 	s.given -= len(objects)
-	s.channel.leases.book(s.peer.uid, -int64(len(objects)))
+	s.channel.leases.Book(s.peer.uid, -int64(len(objects)))
 }
 
 // leased returns an object that the peer was given and has acknowledged, nil for any other.

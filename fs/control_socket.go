@@ -71,10 +71,18 @@ func (m *Mount) listenForReaders(ctx context.Context) (device string, err error)
 		_ = f.Close() // the listener has its own
 	} else {
 		listener, err = m.bindControl(ctx)
+		if m.opt.Top != nil { // it is written
+			return m.heard(info, listener, err)
+		}
 		if sealErr := sealReadOnly(m.point); sealErr != nil && ctx.Err() == nil {
 			m.log.Debug("the superblock stays writable, though nothing in it is", "reason", sealErr)
 		}
 	}
+	return m.heard(info, listener, err)
+}
+
+// heard takes a listener, if there is one.
+func (m *Mount) heard(info *mountinfo.Info, listener net.Listener, err error) (string, error) {
 	if err == nil {
 		m.control.listener = listener.(*net.UnixListener)
 	}

@@ -52,7 +52,7 @@ func (c *channel) join(name string, r readerID) *usage {
 		name = "(unnamed)"
 	}
 	k := client{r.uid, name}
-	if c.usages[k] == nil && !c.names.reserve(r.uid, 1) {
+	if c.usages[k] == nil && !c.names.Reserve(r.uid, 1) {
 		k = client{name: others}
 	}
 	u := c.usages[k]
@@ -141,9 +141,9 @@ func (c *channel) admit(me, uid uint32) *control.Refusal {
 	case me != 0 && uid != me:
 		c.turnAway()
 		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
-	case !c.sessions.reserve(uid, 1):
+	case !c.sessions.Reserve(uid, 1):
 		c.turnAway()
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", c.sessions.each, c.sessions.limit)}
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", c.sessions.Each(), c.sessions.Limit())}
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func (u *usage) status(name string) status.Client {
 
 func (m *Mount) controlStatus() status.Control {
 	c := m.control
-	s := status.Control{Leases: c.leases.booked(), Connections: int(c.sessions.booked()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []status.Client{}}
+	s := status.Control{Leases: c.leases.Booked(), Connections: int(c.sessions.Booked()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []status.Client{}}
 	s.Tickets, s.Issued = c.tickets.counts()
 	if err := m.readOnlyMount(); err != nil {
 		s.WhyNot = err.Error()

@@ -226,7 +226,7 @@ func TestPrefetchNeverWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left := p.queue.room.booked(); left != 63 || len(p.queue.of) != 1 || len(p.queue.of[greedy]) != 63 {
+	if left := p.queue.room.Booked(); left != 63 || len(p.queue.of) != 1 || len(p.queue.of[greedy]) != 63 {
 		t.Errorf("%d announcements are left, of %d users", left, len(p.queue.of))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -415,11 +415,11 @@ func TestWhoIsAdmitted(t *testing.T) {
 	if refusal := c.admit(0, 9); refusal == nil || refusal.Errno != syscall.EAGAIN {
 		t.Errorf("one connection too many: %v", refusal)
 	}
-	if n := c.sessions.booked(); n != sessionsPerUID+3 || c.turnedAway != 3 {
+	if n := c.sessions.Booked(); n != sessionsPerUID+3 || c.turnedAway != 3 {
 		t.Errorf("%d connections in all, %d turned away", n, c.turnedAway)
 	}
 	for range sessionsPerUID {
-		c.sessions.book(9, -1)
+		c.sessions.Book(9, -1)
 	}
 	if refusal := c.admit(0, 9); refusal != nil {
 		t.Errorf("after all have gone: %v", refusal)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // handles are the open files, in memory that the next daemon takes over. Each open has a handle of its own, so that a RELEASE that comes
@@ -20,7 +21,7 @@ type handles struct {
 	file *os.File
 	head *handlesHead
 	slot []handle
-	room *shares
+	room *shares.Shares
 
 	mu      sync.Mutex // guards the fields below, and who changes a slot
 	free    []uint32   // slots that were used once
@@ -59,6 +60,7 @@ const (
 	handlePassthrough
 	handleClosing
 	handleText
+	handleOuter // of the filesystem around this one
 )
 
 // handlesMax bounds the files that are open at once. Pages of the table that were never used take no memory.
@@ -75,7 +77,7 @@ func newHandles() (*handles, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &handles{file: f, room: newShares(handlesMax/2, handlesMax/2, 0)}
+	t := &handles{file: f, room: shares.New(handlesMax/2, handlesMax/2, 0)}
 	if err = f.Truncate(int64(handlesSize)); err == nil {
 		err = t.mapped()
 	}
@@ -92,7 +94,7 @@ func openHandles(f *os.File) (*handles, error) {
 	if err != nil || info.Size() != int64(handlesSize) {
 		return nil, errors.Join(fmt.Errorf("%w: the table of open files has another size", handover.ErrRefused), err)
 	}
-	t := &handles{file: f, room: newShares(handlesMax/2, handlesMax/2, 0), answers: map[uint64]uint32{}}
+	t := &handles{file: f, room: shares.New(handlesMax/2, handlesMax/2, 0), answers: map[uint64]uint32{}}
 	if err := t.mapped(); err != nil {
 		return nil, err
 	}
@@ -133,7 +135,7 @@ func (t *handles) recover(each func(h *handle)) {
 			continue
 		}
 		t.answers[h.request] = i
-		t.room.book(h.uid, 1)
+		t.room.Book(h.uid, 1)
 	}
 }
 
@@ -153,7 +155,11 @@ func (t *handles) get(number uint64) *handle {
 
 // open books a file that a request opens, and returns its handle. ok is false where its user has no room left.
 func (t *handles) open(of *fuse.InHeader, state uint32, backing int32, size int) (number uint64, ok bool) {
-	if !t.room.reserve(of.Uid, 1) {
+	return t.openAs(of, nodeNumber(of.NodeId), state, backing, size)
+}
+
+func (t *handles) openAs(of *fuse.InHeader, node, state uint32, backing int32, size int) (number uint64, ok bool) {
+	if !t.room.Reserve(of.Uid, 1) {
 		return 0, false
 	}
 	t.mu.Lock()
@@ -166,7 +172,7 @@ func (t *handles) open(of *fuse.InHeader, state uint32, backing int32, size int)
 	}
 	h := &t.slot[i]
 	h.life = max(h.life+1, 1)
-	h.node, h.backing, h.size, h.uid = nodeNumber(of.NodeId), backing, uint32(size), of.Uid
+	h.node, h.backing, h.size, h.uid = node, backing, uint32(size), of.Uid
 	_, h.request = handover.Resent(of.Unique)
 	h.state.Store(state)
 	return t.number(i), true
@@ -196,7 +202,7 @@ func (t *handles) close(number uint64) {
 		return
 	}
 	delete(t.answers, h.request)
-	t.room.book(h.uid, -1)
+	t.room.Book(h.uid, -1)
 	h.state.Store(handleFree)
 	t.free = append(t.free, uint32(number))
 }

@@ -38,6 +38,7 @@ const (
 	recordTold                     // a view whose size the kernel was told
 	recordView                     // such a view itself
 	recordObject                   // the number of a backing file, which readers past FUSE hold
+	recordBranch                   // the nodes of a directory in the root that was published
 )
 
 // told is what was told of a view: its size, -1 where it is absent, and what its bytes are made of.
@@ -116,6 +117,8 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 		m.told[at(0)] = told{int64(at(1)), at(2)}
 	case kind == recordView:
 		m.adoptView(record)
+	case kind == recordBranch && n >= 2:
+		return m.branches.replay(m, record)
 	case kind == recordObject && n >= 1:
 		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
 	default:
@@ -166,7 +169,7 @@ func (s *mountState) Adopt(section []byte) error {
 // answerInit returns what go-fuse answers an INIT request of the kernel.
 func (m *Mount) answerInit(init []byte) ([]byte, error) {
 	out := make([]byte, unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.InitOut{}))
-	n, status := fuse.NewProtocolServer(m, m.mountOptions()).HandleRequest([][]byte{init}, [][]byte{out})
+	n, status := fuse.NewProtocolServer(m.around, m.mountOptions()).HandleRequest([][]byte{init}, [][]byte{out})
 	if !status.Ok() {
 		return nil, fmt.Errorf("answer INIT: %v", status)
 	}
@@ -319,7 +322,7 @@ func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) 
 	if _, err := unix.Write(ends[0], init); err != nil {
 		return nil, fmt.Errorf("say INIT again: %w", err)
 	}
-	server, err := fuse.NewServer(m, fmt.Sprintf("/dev/fd/%d", ends[1]), m.mountOptions())
+	server, err := fuse.NewServer(m.around, fmt.Sprintf("/dev/fd/%d", ends[1]), m.mountOptions())
 	if err != nil {
 		return nil, err
 	}
@@ -351,11 +354,13 @@ func touchBuffers(server *fuse.Server) (found bool) {
 
 // adoptHandles takes over what is open.
 func (m *Mount) adoptHandles() {
-	m.closeLost()
 	m.control.objects.adopt(uint64(m.handles.head.lastObject.Load()), nil)
 	m.keepBooks()
+	booked := map[int32]bool{}
 	m.handles.recover(func(h *handle) {
+		booked[h.backing] = true
 		switch h.state.Load() {
+		case handleOuter: // Top's own
 		case handleClosing:
 			_ = m.server.UnregisterBackingFd(h.backing) // the daemon before may have done it
 			h.state.Store(handleFree)
@@ -367,11 +372,12 @@ func (m *Mount) adoptHandles() {
 			m.counters.cachedOpens.Add(1)
 		}
 	})
+	m.closeLost(booked)
 }
 
 // closeLost gives back the backing id that the daemon before got and did not book. The kernel counts them, and one is got at a time. So
-// what lies between the last that was booked and the next is lost.
-func (m *Mount) closeLost() {
+// what lies between the last that was booked and the next is lost, unless an open file has it: that is booked a moment earlier.
+func (m *Mount) closeLost(booked map[int32]bool) {
 	f, err := handover.NewMemory("probe")
 	if err != nil || m.backing.why() != "" {
 		return
@@ -384,7 +390,9 @@ func (m *Mount) closeLost() {
 	const most = 1 << 10 // more are no gap: the kernel has begun again
 	last := int32(m.handles.head.lastBacking.Load())
 	for id := last + 1; id < next && next-last < most; id++ {
-		_ = m.server.UnregisterBackingFd(id) // most were never given
+		if !booked[id] {
+			_ = m.server.UnregisterBackingFd(id) // most were never given
+		}
 	}
 	_ = m.server.UnregisterBackingFd(next) // it was only asked for
 	m.handles.head.lastBacking.Store(int64(next))

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 func TestBuffersAreTouched(t *testing.T) {
@@ -46,8 +47,8 @@ func TestHandlesOutliveADaemon(t *testing.T) {
 			h.state.Store(handleFree)
 		}
 	})
-	if len(found) != 3 || found[3] != 8 || found[4] != 9 || y.room.of[modest] != 2 {
-		t.Errorf("recovered %v, %d of the user", found, y.room.of[modest])
+	if len(found) != 3 || found[3] != 8 || found[4] != 9 || y.room.Of(modest) != 2 {
+		t.Errorf("recovered %v, %d of the user", found, y.room.Of(modest))
 	}
 	for what, n := range map[string]uint64{"a closed file": closed, "one that was closing": closing} {
 		if y.get(n) != nil {
@@ -70,8 +71,8 @@ func TestHandlesOutliveADaemon(t *testing.T) {
 	y.close(cached)
 	y.close(lost)
 	y.close(again)
-	if y.room.booked() != 0 || len(y.answers) != 0 || len(y.free) != 4 {
-		t.Errorf("after the last close %d are booked, %d answers and %d free", y.room.booked(), len(y.answers), len(y.free))
+	if y.room.Booked() != 0 || len(y.answers) != 0 || len(y.free) != 4 {
+		t.Errorf("after the last close %d are booked, %d answers and %d free", y.room.Booked(), len(y.answers), len(y.free))
 	}
 }
 
@@ -81,7 +82,7 @@ func TestHandlesOfAUserAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.room = newShares(1000, 1000, 0)
+	x.room = shares.New(1000, 1000, 0)
 	for range 2000 {
 		x.open(&fuse.InHeader{Caller: fuse.Caller{Owner: fuse.Owner{Uid: greedy}}}, handleCached, 0, 0)
 	}

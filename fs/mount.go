@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
@@ -46,6 +47,8 @@ type Options struct {
 	Log        *slog.Logger
 	Trace      *trace.Tracer  // has spans of recognition and of readers' requests; nil for none
 	Life       *handover.Life // of the daemon, which may go on with a mount; nil where nobody holds the mount
+	Top        Top            // of a mount whose root changes; nil for a dataset
+	Drafts     *drafts.Server // of a checkpoint volume; nil for a dataset
 }
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
@@ -73,6 +76,7 @@ type Mount struct {
 	started time.Time
 	listing *cache.Listing
 	access  *access
+	around  fuse.RawFileSystem // what the kernel talks to: this mount, or Top's filesystem around it
 	root    node
 	tree    *tree
 	server  *fuse.Server
@@ -93,6 +97,7 @@ type Mount struct {
 	texts      texts
 	pipes      pipes
 	failed     failures
+	branches   branches
 	counters   counters
 	control    *channel
 }
@@ -106,6 +111,10 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 		looked: make(chan struct{}),
 	}
 	m.control.prefetch.cache = opt.Remote.Cache
+	m.around = m
+	if opt.Top != nil {
+		m.around = opt.Top.Around(m)
+	}
 	top := listing.Dirs[0]
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
 	m.adopt(&m.root)
@@ -205,7 +214,7 @@ func (m *Mount) afterMount() {
 	for _, note := range m.opt.Notes {
 		m.log.Warn("the mount is not as it might be meant", "note", note)
 	}
-	if len(m.listing.Objects) == 0 {
+	if len(m.listing.Objects) == 0 && m.opt.Top == nil {
 		m.log.Warn("the source has no files", "source", m.opt.Source)
 	}
 	for _, p := range m.listing.Problems {
@@ -276,6 +285,9 @@ func (m *Mount) makeViews(ctx context.Context) error {
 	top, _ := m.tree.find(m.tree.get(rootNumber).dir, ControlName)
 	views, _ := m.tree.find(top.dir, "views")
 	defer m.viewsMade.Store(true)
+	if m.opt.Top != nil { // each branch has its own
+		return nil
+	}
 	return m.expand(ctx, views)
 }
 
@@ -299,6 +311,15 @@ func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
 	return m.volume.Load(), err
 }
 
+// allViews are the views of the whole dataset.
+func (m *Mount) allViews(ctx context.Context) ([]entry, error) {
+	v, err := m.index(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m.viewEntries(v, m.listing, m.access), nil
+}
+
 // controlEntries are the nodes of .hbmfs.
 func (m *Mount) controlEntries() []entry {
 	dir := node{kind: kindDir, perm: m.root.perm, uid: m.root.uid, gid: m.root.gid, modTime: m.started}
@@ -308,13 +329,10 @@ func (m *Mount) controlEntries() []entry {
 	}
 	views := dir
 	dir.hidden = !m.opt.ShowViews
-	views.dir = &directory{expand: func(ctx context.Context) ([]entry, error) {
-		v, err := m.index(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return m.viewEntries(v), nil
-	}}
+	views.dir = &directory{}
+	if m.opt.Top == nil {
+		views.dir.expand = m.allViews
+	}
 	top := make1(ControlName, dir)
 	if me := os.Geteuid(); me != 0 { // the kernel lets only root make a socket where the permissions do not
 		top.node.uid, top.node.perm = uint32(me), dir.perm|0o300

@@ -246,7 +246,7 @@ func (b *backings) register(i, fd int, released func()) *backing {
 		b.lastErr = errno.Error()
 		b.refused[i] = true
 		if errno == syscall.EPERM {
-			b.off = "the kernel wants CAP_SYS_ADMIN in the initial user namespace for passthrough: mount as root outside of containers"
+			b.off = noCapability
 		}
 		discard(fd, released)
 		return nil
@@ -255,6 +255,8 @@ func (b *backings) register(i, fd int, released func()) *backing {
 	b.byNode[i] = &backing{id: id, released: released}
 	return b.byNode[i]
 }
+
+const noCapability = "the kernel wants CAP_SYS_ADMIN in the initial user namespace for passthrough: mount as root outside of containers"
 
 // discard closes a file that is not needed.
 func discard(fd int, released func()) {

@@ -29,11 +29,11 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	case parent.dir == nil:
 		return fuse.Status(syscall.ENOTDIR)
 	}
-	if err := m.expand(ctx, parent); err != nil {
+	child, i, err := m.child(ctx, number(header.NodeId), parent, name)
+	if err != nil {
 		return m.fail(parent, "look up", err)
 	}
-	out.SetEntryTimeout(timeout)
-	child, i := m.tree.find(parent.dir, name)
+	out.SetEntryTimeout(m.entryTimeout(number(header.NodeId)))
 	if child == nil {
 		return fuse.OK
 	}
@@ -46,6 +46,7 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	}
 	if present {
 		m.entry(child, i, out)
+		out.SetEntryTimeout(m.entryTimeout(number(header.NodeId)))
 	}
 	return fuse.OK
 }
@@ -68,7 +69,7 @@ func attrTimeout(n *node) time.Duration {
 // expand makes the children of a directory that is lazy.
 func (m *Mount) expand(ctx context.Context, n *node) error {
 	d := n.dir
-	if d.expand == nil {
+	if d == nil || d.expand == nil {
 		return nil
 	}
 	return d.expanded.do(ctx, func(ctx context.Context) error {
@@ -77,6 +78,7 @@ func (m *Mount) expand(ctx context.Context, n *node) error {
 			return err
 		}
 		g, known, err := m.tree.grow(n, entries)
+		d.grown = g
 		if err != nil || known {
 			return err
 		}

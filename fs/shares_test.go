@@ -10,39 +10,6 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// fill has a user take as much as it gets, and returns how much that is.
-func fill(s *shares, uid uint32) (n int64) {
-	for s.reserve(uid, 1) {
-		n++
-	}
-	return n
-}
-
-func TestSharesLeaveSomethingForOthers(t *testing.T) {
-	s := newShares(1024, 1000, 4)
-	s.me = 0
-	for i, want := range []int64{512, 256, 128, 64, 32, 16, 8, 4, 4, 4, 4} { // in any case the last of them
-		if got := fill(s, greedy+uint32(i)); got != want {
-			t.Errorf("user %d gets %d of what is left, want %d", i, got, want)
-		}
-	}
-	if got := fill(s, 0); got != 1000 {
-		t.Errorf("the daemon's own user gets %d", got)
-	}
-	if s.fit(greedy, 1) || !s.fit(modest+100, 4) || s.fit(modest+100, 5) {
-		t.Error("fit says what take does not do")
-	}
-	if got := s.booked(); got != 1032+1000 {
-		t.Errorf("%d are taken", got)
-	}
-	for uid, n := range s.of {
-		s.book(uid, -n)
-	}
-	if s.booked() != 0 || s.used != 0 || len(s.of) != 0 {
-		t.Errorf("%d of %d users are left when all is given back", s.booked(), len(s.of))
-	}
-}
-
 func TestTurnsOfAUserAreHalfOfAll(t *testing.T) {
 	s := newTurns(8)
 	s.me = 0
@@ -102,8 +69,8 @@ func TestTextsOfAUserAreBounded(t *testing.T) {
 	for _, h := range opened {
 		x.close(h)
 	}
-	if x.bytes.booked() != 0 || len(x.byOpen) != 0 {
-		t.Errorf("%d bytes of closed texts are left", x.bytes.booked())
+	if x.bytes.Booked() != 0 || len(x.byOpen) != 0 {
+		t.Errorf("%d bytes of closed texts are left", x.bytes.Booked())
 	}
 }
 

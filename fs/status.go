@@ -40,6 +40,9 @@ func (m *Mount) status() status.Status {
 		stats := cache.Stats()
 		s.Cache = &stats
 	}
+	if m.opt.Top != nil {
+		s.Checkpoints = m.opt.Top.Status()
+	}
 	s.Counters.ErrorsByErrno, s.Counters.Errors = m.failed.counted()
 	m.backing.mu.Lock()
 	s.Passthrough = status.Passthrough{On: m.backing.off == "", Why: m.backing.off, Failures: m.backing.failures, LastErr: m.backing.lastErr}

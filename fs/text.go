@@ -5,11 +5,13 @@ import (
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // texts are the open status files: each shows its content at the open.
 type texts struct {
-	bytes *shares
+	bytes *shares.Shares
 
 	mu     sync.Mutex // guards the field below
 	byOpen map[uint64]text
@@ -24,12 +26,12 @@ type text struct {
 const textBytes = 64 << 20
 
 func (t *texts) init() {
-	t.byOpen, t.bytes = map[uint64]text{}, newShares(textBytes, textBytes/2, 0)
+	t.byOpen, t.bytes = map[uint64]text{}, shares.New(textBytes, textBytes/2, 0)
 }
 
 // open keeps a text for a user until it is closed, and reports whether there was room.
 func (t *texts) open(handle uint64, uid uint32, content []byte) (ok bool) {
-	if !t.bytes.reserve(uid, int64(len(content))) {
+	if !t.bytes.Reserve(uid, int64(len(content))) {
 		return false
 	}
 	t.mu.Lock()
@@ -42,7 +44,7 @@ func (t *texts) close(handle uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	closed := t.byOpen[handle] // nothing, where nobody read what the daemon before had opened
-	t.bytes.book(closed.uid, -int64(len(closed.content)))
+	t.bytes.Book(closed.uid, -int64(len(closed.content)))
 	delete(t.byOpen, handle)
 }
 

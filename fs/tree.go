@@ -55,6 +55,7 @@ type directory struct {
 	// expand, if set, makes the entries when the directory is first looked into.
 	expand   func(context.Context) ([]entry, error)
 	expanded once
+	grown    grown // what it was filled with
 }
 
 // entry is a node with the slash-separated path at which it is to appear.

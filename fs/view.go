@@ -6,6 +6,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -41,7 +42,7 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 }
 
 // viewEntries makes the nodes of .hbmfs/views. A view is for users who may read all objects behind it.
-func (m *Mount) viewEntries(v *layout.Volume) []entry {
+func (m *Mount) viewEntries(v *layout.Volume, of *cache.Listing, rights *access) []entry {
 	var entries []entry
 	var set *layout.Set // of the view before
 	var shared node     // the attributes that the views of one set share
@@ -49,13 +50,13 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 		view := &v.Views[i]
 		if view.Set != set {
 			set, shared = view.Set, node{modTime: m.started}
-			shared.perm, shared.uid, shared.gid = m.access.of(objectsOfSet(set))
+			shared.perm, shared.uid, shared.gid = rights.of(objectsOfSet(set))
 		}
 		n := shared
 		n.ino = inoOf(".hbmfs/views/"+view.Path, "view")
 		if view.Entries != nil {
 			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // readers of a directory may enter it
-			n.dir = &directory{expand: m.memberEntries(view)}
+			n.dir = &directory{expand: m.memberEntries(view, rights)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
 			n.view.tell = func(f *layout.File) error { return m.recordTold(&n, f) }
@@ -63,19 +64,19 @@ func (m *Mount) viewEntries(v *layout.Volume) []entry {
 		m.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})
 	}
-	return append(entries, m.viewDirs(v)...)
+	return append(entries, m.viewDirs(v, of)...)
 }
 
 // viewDirs makes the directories of the source that hold views, with the source's permissions: a user who may not list one
 // there learns no names here.
-func (m *Mount) viewDirs(v *layout.Volume) (entries []entry) {
+func (m *Mount) viewDirs(v *layout.Volume, of *cache.Listing) (entries []entry) {
 	with := map[string]bool{"": true}
 	for _, s := range v.Sets {
 		for dir := s.Dir; !with[dir]; dir = parent(dir) {
 			with[dir] = true
 		}
 	}
-	for _, d := range m.listing.Dirs[1:] {
+	for _, d := range of.Dirs[1:] {
 		if with[d.Name] {
 			n := node{kind: kindDir, ino: inoOf(d.Name, "dir"), modTime: m.started, perm: d.Perm, uid: d.UID, gid: d.GID}
 			m.adopt(&n)
@@ -86,7 +87,7 @@ func (m *Mount) viewDirs(v *layout.Volume) (entries []entry) {
 }
 
 // memberEntries makes the nodes of a view that is a directory: members of an archive, tensors of a checkpoint.
-func (m *Mount) memberEntries(view *layout.View) func(context.Context) ([]entry, error) {
+func (m *Mount) memberEntries(view *layout.View, rights *access) func(context.Context) ([]entry, error) {
 	return func(ctx context.Context) ([]entry, error) {
 		files, err := view.Entries(ctx)
 		var absent *layout.AbsentError
@@ -99,7 +100,7 @@ func (m *Mount) memberEntries(view *layout.View) func(context.Context) ([]entry,
 		entries := make([]entry, 0, len(files))
 		for _, f := range files {
 			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
-			n.perm, n.uid, n.gid = m.access.of(objectsOfFile(f))
+			n.perm, n.uid, n.gid = rights.of(objectsOfFile(f))
 			m.adopt(&n)
 			entries = append(entries, entry{f.Name, &n})
 		}

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"path"
 	"strings"
 	"unicode"
 
@@ -40,7 +41,10 @@ type Origin struct {
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
-func Open(s Source, opt fetch.Options) (*Origin, error) {
+func Open(s Source, opt fetch.Options) (*Origin, error) { return open(s, opt, 0) }
+
+// open makes an origin whose connections have write buffers of so many bytes, 0 for the usual.
+func open(s Source, opt fetch.Options, buffer int) (*Origin, error) {
 	transport, err := minio.DefaultTransport(s.Secure)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
@@ -55,6 +59,7 @@ func Open(s Source, opt fetch.Options) (*Origin, error) {
 	o.Client = fetch.New(o, opt)
 	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.MaxResponseHeaderBytes = 64 << 10
+	transport.WriteBufferSize = buffer
 	transport.DisableCompression = true // a range of an object is a range of its bytes as stored
 	o.transport = strict{opt.Guard.Transport(transport)}
 	if o.creds, err = s.credentials(o.transport); err != nil {
@@ -244,6 +249,10 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if err := <-done; err != nil {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
+	listed := len(objects)
+	if objects = complete(objects); len(objects) == 0 && listed > 0 {
+		return nil, fmt.Errorf("list %s: checkpoints are drained there, and none is complete yet: %w", o, fs.ErrNotExist)
+	}
 	if len(objects) == 0 {
 		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
 	}
@@ -314,6 +323,7 @@ func (w *walk) page(ctx context.Context, prefix string) (objects []*layout.Objec
 			last = max(last, info.Key) // pages come whole, and in the order of keys
 			switch {
 			case info.Key == prefix: // the marker that some tools make of a directory
+			case path.Base(info.Key) == runState && strings.HasSuffix(info.Key, "/"): // nobody's files
 			case strings.HasSuffix(info.Key, "/"):
 				below = append(below, info.Key)
 			default:

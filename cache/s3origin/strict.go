@@ -33,7 +33,9 @@ func (s strict) RoundTrip(q *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	ranged := q.Header.Get("Range") != ""
-	if ok := res.StatusCode == http.StatusOK || (ranged && res.StatusCode == http.StatusPartialContent); !ok && res.StatusCode/100 == 2 {
+	ok := res.StatusCode == http.StatusOK || (ranged && res.StatusCode == http.StatusPartialContent) ||
+		(q.Method == http.MethodDelete && res.StatusCode == http.StatusNoContent)
+	if !ok && res.StatusCode/100 == 2 {
 		_ = res.Body.Close() // it is no answer
 		return nil, fmt.Errorf("%w: it answers %.80q", fetch.ErrLie, res.Status)
 	}
@@ -52,7 +54,8 @@ func (s strict) RoundTrip(q *http.Request) (*http.Response, error) {
 	if walked != nil && res.StatusCode == http.StatusOK {
 		res.Body = &page{ReadCloser: res.Body, pages: walked}
 	} else {
-		res.Body = &bounded{res.Body, mostBody}
+		most, _ := q.Context().Value(wholeKey{}).(int64)
+		res.Body = &bounded{res.Body, max(most, mostBody)}
 	}
 	return res, nil
 }
@@ -71,6 +74,13 @@ func withAnswer(ctx context.Context, to **http.Response) context.Context {
 	return context.WithValue(ctx, answerKey{}, to)
 }
 
+// wholeKey is the key of how many bytes of an answer a request's context wants at most, where that is more than mostBody.
+type wholeKey struct{}
+
+func withWhole(ctx context.Context, most int64) context.Context {
+	return context.WithValue(ctx, wholeKey{}, most)
+}
+
 // bounded is a body that fails when it has more than left bytes.
 type bounded struct {
 	io.ReadCloser
@@ -83,7 +93,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	}
 	n, err := b.ReadCloser.Read(p)
 	if b.left -= int64(n); b.left < 0 {
-		return 0, fmt.Errorf("%w: the server's answer has more bytes than any has (at most %d are read)", fs.ErrInvalid, mostBody)
+		return 0, fmt.Errorf("%w: the server's answer has more bytes than any has", fs.ErrInvalid)
 	}
 	return n, err
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/dataset"
+	"github.com/hbmfs/hbmfs/internal/drain"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 )
@@ -25,14 +27,14 @@ type checkpointCommand struct {
 func newCheckpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
-		Short: "List checkpoints, verify and remove them, and clean up after dead writers",
+		Short: "List checkpoints, verify and remove them, copy them to S3, and clean up after dead writers",
 		Long: `Look after directories of checkpoints that the Python package wrote. Each checkpoint is a directory that is complete or not
 there: its files are written into a draft beside it, a hidden directory; a manifest with their checksums comes last, and
 then the draft gets the checkpoint's name. A job that is killed leaves a draft, which no reader takes for a checkpoint.
 
 Any program may read the files, and copy or move whole checkpoints. Writers, meanwhile, are not disturbed.`,
 	}
-	addCommands(cmd, newCheckpointListCommand(), newCheckpointVerifyCommand(), newCheckpointRemoveCommand(), newCheckpointCleanCommand())
+	addCommands(cmd, newCheckpointListCommand(), newCheckpointVerifyCommand(), newCheckpointRemoveCommand(), newCheckpointCleanCommand(), newCheckpointDrainCommand())
 	return cmd
 }
 
@@ -56,19 +58,23 @@ func (c *checkpointCommand) bind(cmd *cobra.Command, many bool, run func(context
 func newCheckpointListCommand() *cobra.Command {
 	c := &checkpointCommand{}
 	return c.bind(&cobra.Command{
-		Use:   "ls DIR",
+		Use:   "ls DIR|s3://BUCKET/RUN",
 		Short: "List the checkpoints in a directory, and what is in the works",
-		Long: `List the checkpoints in DIR by their names, numbers in them by value. STATE is one of:
+		Long: `List the checkpoints in DIR, or at the destination of a drain, by their names, numbers in them by value. STATE is one of:
 
   complete  published, and all files are there with their sizes; verify compares the bytes
   damaged   published, and a file is missing or has another size since
-  in work   a living process writes or removes it
+  in work   a living process writes or removes it; at a destination: its manifest has not come yet
   leftover  of a process that died: hbmfs checkpoint clean removes it
 
 PART is counted from 1, where nodes keep parts of a checkpoint on disks of their own.`,
-		Example: "  hbmfs checkpoint ls /nvme/ckpt\n  hbmfs checkpoint ls --json /nvme/ckpt | jq -r '.checkpoints[] | select(.state == \"complete\").path'",
-	}, false, func(context.Context) error {
-		all, err := checkpoint.List(c.paths[0])
+		Example: "  hbmfs checkpoint ls /nvme/ckpt\n  hbmfs checkpoint ls s3://models/run-1\n  hbmfs checkpoint ls --json /nvme/ckpt | jq -r '.checkpoints[] | select(.state == \"complete\").path'",
+	}, false, func(ctx context.Context) error {
+		list := func() ([]checkpoint.Entry, error) { return checkpoint.List(c.paths[0]) }
+		if dataset.IsRemote(c.paths[0]) {
+			list = func() ([]checkpoint.Entry, error) { return drain.List(ctx, c.paths[0]) }
+		}
+		all, err := list()
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/drain"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/release"
 )
@@ -27,8 +28,8 @@ const (
 	exitOK       = 0
 	exitFailed   = 1 // it did not work; the message says why
 	exitUsage    = 2 // the command line is wrong
-	exitProblems = 3 // inspect, check, cache verify, checkpoint verify: it worked, and there are problems
-	exitBusy     = 4 // umount, checkpoint rm: it is in use
+	exitProblems = 3 // inspect, check, cache verify, checkpoint verify and drain: it worked, and there are problems
+	exitBusy     = 4 // umount, checkpoint rm and drain: it is in use
 	exitMissing  = 5 // mount -f: the source does not exist
 	exitDenied   = 6 // mount -f: the source may not be read
 	exitSignal   = 130
@@ -110,7 +111,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errProblems):
 		return exitProblems
-	case errors.Is(err, fs.ErrBusy), errors.Is(err, checkpoint.ErrBusy):
+	case errors.Is(err, fs.ErrBusy), errors.Is(err, checkpoint.ErrBusy), errors.Is(err, drain.ErrBusy):
 		return exitBusy
 	case errors.As(err, &source):
 		return source.exitCode()
@@ -138,7 +139,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs umount /mnt/pile                take it away
   hbmfs upgrade --all                   have running mounts go on with this program
   hbmfs cache ls /nvme/hbmfs            which remote objects are here? stats, verify and rm as well
-  hbmfs checkpoint ls /nvme/ckpt        which checkpoints are complete? verify, rm and clean as well
+  hbmfs checkpoint ls /nvme/ckpt        which checkpoints are complete? verify, drain, rm and clean as well
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards`,
 		Version:       version,
 		SilenceErrors: true,
@@ -148,7 +149,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newInspectCommand(), newLsCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newPublishCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/drain"
 	"github.com/hbmfs/hbmfs/internal/manpage"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -27,12 +28,14 @@ func manual() *manpage.Manual {
 			exit(exitFailed, "it did not work; the message says why"),
 			exit(exitUsage, "the command line is wrong"),
 			exit(exitProblems, "there are problems, which are listed", "inspect", "cache verify", "checkpoint verify"),
+			exit(exitProblems, "a checkpoint is not at the destination; the output says why", "checkpoint drain"),
 			exit(exitProblems, "a line is FAIL, --require is not met, or the file of --deepspeed has errors", "check"),
 			exit(exitProblems, "the file has errors; warnings alone are none", "cufile-json"),
 			exit(exitProblems, "a mount does not answer", "status"),
 			exit(exitProblems, "some bytes lie in no local file", "locate"),
 			exit(exitBusy, "the mount is in use, and stays", "umount"),
 			exit(exitBusy, "a living process works on the checkpoint, which stays", "checkpoint rm"),
+			exit(exitBusy, "another process drains the directory", "checkpoint drain"),
 			exit(exitMissing, "with --foreground: the source does not exist", "mount"),
 			exit(exitDenied, "with --foreground: the source may not be read", "mount"),
 			exit(exitSignal, "interrupted"),
@@ -48,15 +51,16 @@ func manual() *manpage.Manual {
 			item("CACHE/segments", "parts of remote objects, below --cache-dir", "mount", "cache"),
 			item("CHECKPOINT/"+checkpoint.ManifestName, "sizes and checksums of its files, written last", "checkpoint"),
 			item(".CHECKPOINT.hbmfs.tmp", "a draft, beside its checkpoint to be", "checkpoint"),
+			item("DIR/"+drain.StateName, "journals of what is at the destination, the status and the lock of the drain of DIR", "checkpoint drain"),
 			item(layout.ManifestName, "sizes, counts and checksums of the files beside it, which hbmfs pack wrote", "pack", "inspect", "read"),
 			item("/etc/cufile.json", "how cuFile is configured", "check", "cufile-json"),
 		},
 		Environment: []manpage.Item{
 			item("XDG_STATE_HOME", "where an ordinary user's log is, instead of ~/.local/state", "mount"),
-			item("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN", "keys of S3", "mount"),
-			item("AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE", "profile of AWS's files, and where these are", "mount"),
-			item("AWS_REGION, AWS_ENDPOINT_URL_S3", "region and endpoint where the source names none", "mount"),
-			item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "proxies of remote sources", "mount"),
+			item("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN", "keys of S3", "mount", "checkpoint drain"),
+			item("AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE", "profile of AWS's files, and where these are", "mount", "checkpoint drain"),
+			item("AWS_REGION, AWS_ENDPOINT_URL_S3", "region and endpoint where the source names none", "mount", "checkpoint drain"),
+			item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "proxies of remote sources", "mount", "checkpoint drain"),
 			item("OTEL_EXPORTER_OTLP_ENDPOINT", "collector of OpenTelemetry that traces go to; others of OTEL_* count, too", "mount"),
 			item("CUFILE_ENV_PATH_JSON", "cufile.json to use instead of /etc/cufile.json", gpu...),
 		},

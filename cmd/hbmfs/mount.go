@@ -31,22 +31,24 @@ import (
 type mountCommand struct {
 	source, point string
 
-	foreground bool
-	noKeeper   bool
-	allowOther bool
-	showViews  bool
-	format     string
-	dtype      string
-	selections []string // NAME=FILE
-	selected   dataset.Selections
-	uid, gid   int64
-	umask      string
-	readAhead  size.Amount
-	logFile    string
-	logLevel   string
-	options    []string // -o
-	fsName     string   // shown by /proc/mounts instead of the source
-	cache      dataset.Options
+	drain       drainFlags
+	checkpoints bool // SOURCE is a directory of checkpoints, where programs write
+	foreground  bool
+	noKeeper    bool
+	allowOther  bool
+	showViews   bool
+	format      string
+	dtype       string
+	selections  []string // NAME=FILE
+	selected    dataset.Selections
+	uid, gid    int64
+	umask       string
+	readAhead   size.Amount
+	logFile     string
+	logLevel    string
+	options     []string // -o
+	fsName      string   // shown by /proc/mounts instead of the source
+	cache       dataset.Options
 
 	kernelOptions []string
 	notes         []string // of the mount point
@@ -82,12 +84,25 @@ OTEL_EXPORTER_OTLP_ENDPOINT names a collector of OpenTelemetry, traces of the mo
 As root the kernel reads whole files itself (FUSE passthrough, Linux 6.9), so that they are as fast as at the source
 and readers survive the daemon. Ordinary users need fusermount3 (package fuse3), and their reads go through hbmfs.
 
+With --checkpoints SOURCE is a directory of checkpoints on a local disk, and programs write in the mount. A directory that
+is made in its root is a draft: only its user can look into it, and no other mount of SOURCE shows it. It is published, and
+never changes from then on, by one of
+
+  mv MOUNTPOINT/step_100.tmp MOUNTPOINT/step_100   a rename to a name that does not end in .tmp
+  torch.distributed.checkpoint.save                its last step, the rename to .metadata
+  hbmfs publish MOUNTPOINT/step_100                for programs that do neither
+
+Publishing fails, with EBUSY, while a file of the draft is still open for writing. rmdir removes a whole checkpoint. Drafts
+end with the mount; a daemon that is replaced keeps them.
+
 In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install makes it):
 
-  /data/pile  /mnt/pile  fuse.hbmfs  allow_other,nofail  0  0`,
+  /data/pile  /mnt/pile  fuse.hbmfs  allow_other,nofail              0  0
+  /nvme/ckpt  /mnt/ckpt  fuse.hbmfs  checkpoints,allow_other,nofail  0  0`,
 		Example: `  hbmfs mount /data/pile /mnt/pile
   hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
-  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
+  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB
+  hbmfs mount --checkpoints --allow-other /nvme/ckpt /mnt/ckpt`,
 		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
 			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
 			if err := c.takeOptions(cmd.Flags()); err != nil {
@@ -96,7 +111,14 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 			return c.run(cmd.Context())
 		},
 	}
+	c.addFlags(cmd)
+	return cmd
+}
+
+func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
+	c.drain.add(f)
+	f.BoolVar(&c.checkpoints, "checkpoints", false, "mount a directory of checkpoints, for programs to write in; see below")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, where =false has a keeper; for ordinary users, and before Linux 6.9)")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
@@ -112,7 +134,6 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	c.addLogFlags(cmd)
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
-	return cmd
 }
 
 // takeOptions applies the words of -o, and what follows from all flags.
@@ -195,6 +216,12 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 		}
 	}
 	c.notes, err = dataset.CheckPoint(c.point, c.source)
+	if err == nil {
+		err = c.drain.check(c.checkpoints)
+	}
+	if err == nil && c.checkpoints {
+		err = c.checkCheckpoints()
+	}
 	return err
 }
 
@@ -297,20 +324,22 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	defer closeTracer(tracer)
 	ctx, span := tracer.Start(ctx, "mount")
 	c.cache.MaxOpen = maxOpenFiles()
-	from, err := dataset.Open(ctx, c.source, &c.cache, opt.Log, report.Note, tracer)
+	from, err := c.open(ctx, &opt, report.Note, tracer)
 	if err != nil {
 		span.End("source")
 		return sourceError{sourceUse(err)}
 	}
-	defer func() { _ = from.Close() }() // opened for reading: nothing is lost
-	listing := from.Listing
-	opt.Source, opt.Remote, opt.Trace, opt.Notes = from.Name, from.Remote, tracer, append(c.notes, from.Notes...)
+	defer from.close()
+	opt.Trace = tracer
 	if err := c.places.MakePoint(); err != nil {
 		span.End("mount")
 		return err
 	}
 	defer c.places.RemovePoint()
-	m, err := fs.New(ctx, c.point, listing, opt)
+	m, err := fs.New(ctx, c.point, from.listing, opt)
+	if err == nil {
+		err = from.mounted()
+	}
 	if err != nil {
 		span.End("mount")
 		return err
@@ -322,22 +351,30 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		m.Serve(ctx)
 	}()
 	<-m.Ready()
-	defer from.Beside(ctx)()
+	defer from.beside(ctx)()
 	if err := c.stayBehind(out); err != nil {
 		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 	}
-	defer m.Hold(ctx, &c.places, &c.selected, from.State())()
-	bytes := listing.Bytes()
-	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
-	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.Ready(fmt.Sprintf("%s is mounted on %s: %d files, %s, in %.2f s", c.source, c.point, len(listing.Objects), size.Decimal(bytes), time.Since(began).Seconds()))
+	defer m.Hold(ctx, &c.places, &c.selected, from.state())()
+	bytes := from.listing.Bytes()
+	span.Int("files", int64(len(from.listing.Objects))).Int("bytes", bytes).End("")
+	opt.Log.Info("mounted", "source", c.source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
+	c.tellReady(ctx, m, from, report, time.Since(began))
+	err = c.untilUnmounted(m, opt.Log, signals, served)
+	if err == nil {
+		from.ended()
+	}
+	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
+	return err
+}
+
+// tellReady reports that the mount can be used, and what is soon found wrong with it.
+func (c *mountCommand) tellReady(ctx context.Context, m *fs.Mount, from *mountSource, report *ready.Report, took time.Duration) {
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", c.source, c.point, from.what(), took.Seconds()))
 	if !c.foreground {
 		tellNotes(ctx, m, report)
 	}
 	report.Close()
-	err = c.untilUnmounted(m, opt.Log, signals, served)
-	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
-	return err
 }
 
 // keepIdleProcessor raises GOMAXPROCS above the number of threads that wait for requests. go-fuse keeps as many as GOMAXPROCS

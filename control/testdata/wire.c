@@ -20,9 +20,9 @@ int main(void)
 	WRITE(struct hbmfs_extent, {1, 2, 3, 4, 5, 6, HBMFS_EXTENT_MOUNT, 0});
 	WRITE(struct hbmfs_prefetch, {1, 0, 1, {0}});
 	WRITE(struct hbmfs_range, {2, 3});
-	WRITE(struct hbmfs_header, {HBMFS_MAGIC, 1, HBMFS_ERROR, 2, 0});
+	WRITE(struct hbmfs_header, {HBMFS_MAGIC, 1, HBMFS_DROP, 2, 0});
 	WRITE(struct hbmfs_hello, {1, 2, 3, "name"});
-	WRITE(struct hbmfs_welcome, {1, 0, HBMFS_WELCOME_READ_ONLY, {2}, 3, 4});
+	WRITE(struct hbmfs_welcome, {1, 0, HBMFS_WELCOME_DRAFTS, {2}, 3, 4});
 	WRITE(struct hbmfs_redeem, {{1}, 0, 0});
 	WRITE(struct hbmfs_list, {1, 0});
 	WRITE(struct hbmfs_object, {1, 2, 3, 4, -5, 6, -1});
@@ -37,6 +37,12 @@ int main(void)
 	WRITE(struct hbmfs_count, {7, 0});
 	WRITE(struct hbmfs_list, {1, 0});
 	WRITE(struct hbmfs_object_range, {1, 2, 3});
+	WRITE(struct hbmfs_begin, {{1}, 2, 3, 4, HBMFS_BEGIN_ATTACH, 0, 0});
+	WRITE(struct hbmfs_add, {{1}, 0, 0});
+	WRITE(struct hbmfs_draft, {{1}, 2, 3});
+	WRITE(struct hbmfs_seal, {{1}, 2, 0, 3});
+	WRITE(struct hbmfs_publish, {{1}, 2, 0, 3});
+	WRITE(struct hbmfs_drop, {{1}});
 	WRITE(struct hbmfs_error, {11, 0});
 	return 0;
 }

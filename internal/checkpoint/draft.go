@@ -18,9 +18,12 @@ type Draft struct {
 	dir        *os.Root
 	self       *os.File    // dir
 	mode       fs.FileMode // that mkdir gave, and the checkpoint will have
+	of         trust
+	owner      *Owner // nil for this user
 
 	mu    sync.Mutex // guards what follows
 	lock  *lock
+	past  *past // nil where files are made by their names
 	ended bool
 }
 
@@ -35,7 +38,7 @@ func Begin(ctx context.Context, path string, part Part) (d *Draft, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d = &Draft{path: filepath.Join(in, name), name: name, part: part}
+	d = &Draft{path: filepath.Join(in, name), name: name, part: part, of: ours}
 	defer func() {
 		if err != nil {
 			d.end()
@@ -46,21 +49,26 @@ func Begin(ctx context.Context, path string, part Part) (d *Draft, err error) {
 	if d.parent, err = openParent(in); err != nil {
 		return d, err
 	}
-	if d.lock, err = take(ctx, d.parent, name); err != nil {
-		return d, err
+	return d, d.begin(ctx)
+}
+
+// begin makes the draft in its parent.
+func (d *Draft) begin(ctx context.Context) (err error) {
+	if d.lock, err = take(ctx, d.parent, d.name, d.of); err != nil {
+		return err
 	}
 	if err = d.refuseExisting(); err != nil {
-		return d, err
+		return err
 	}
 	for _, ending := range []string{draftEnding, oldEnding} {
-		if _, err = removeHidden(ctx, d.parent, hidden(name, ending)); err != nil {
-			return d, err
+		if _, err = removeHidden(ctx, d.parent, hidden(d.name, ending), d.of); err != nil {
+			return err
 		}
 	}
 	if err = d.make(); err != nil {
 		_ = d.parent.Remove(d.base()) // it is empty, or not there
 	}
-	return d, err
+	return err
 }
 
 func (d *Draft) base() string { return hidden(d.name, draftEnding) }
@@ -97,7 +105,7 @@ func (d *Draft) refuseExisting() error {
 	switch {
 	case !isEmpty(d.parent, d.name):
 		return failf(ErrExists, "a directory is there that is not empty, and no checkpoint of hbmfs's: move it away, or choose another name")
-	case !ours(info):
+	case !d.of(info):
 		return failf(ErrExists, "a directory of another user is there: choose another name")
 	case device(info) != device(around):
 		return failf(ErrExists, "a filesystem is mounted there: choose a name below it")
@@ -107,24 +115,39 @@ func (d *Draft) refuseExisting() error {
 
 // make makes the draft's directory. mkdir says which mode the checkpoint will have.
 func (d *Draft) make() (err error) {
-	if err := d.parent.Mkdir(d.base(), 0o777); err != nil {
+	perm := fs.FileMode(0o777)
+	if d.owner != nil {
+		perm = 0o700
+	}
+	if err := d.parent.Mkdir(d.base(), perm); err != nil {
 		return err
 	}
-	if d.dir, err = openDir(d.parent, d.base()); err != nil {
-		return err
-	}
-	if d.self, err = d.dir.Open("."); err != nil {
+	if err := d.open(); err != nil {
 		return err
 	}
 	info, err := d.self.Stat()
 	if err != nil {
 		return err
 	}
-	if err := checkOurs(d.parent, d.base(), info, fs.ModeDir); err != nil {
+	if err := d.of.check(d.parent, d.base(), info, fs.ModeDir); err != nil {
 		return err
 	}
 	d.mode = info.Mode() & (fs.ModePerm | fs.ModeSetgid)
+	if d.owner != nil {
+		d.mode = d.mode&fs.ModeSetgid | d.owner.Mode&fs.ModePerm
+		if err := d.owner.give(d.self, d.mode&fs.ModeSetgid != 0); err != nil {
+			return err
+		}
+	}
 	return d.hide()
+}
+
+// open opens the draft's directory.
+func (d *Draft) open() (err error) {
+	if d.dir, err = openDir(d.parent, d.base()); err == nil {
+		d.self, err = d.dir.Open(".")
+	}
+	return err
 }
 
 // hide gives the directory the mode of a draft.
@@ -160,6 +183,7 @@ func (d *Draft) Drop() error {
 // end gives all back. mu is held, or nobody else has d.
 func (d *Draft) end() {
 	d.ended = true
+	d.past.end()
 	if d.lock != nil {
 		d.lock.release()
 	}

@@ -12,6 +12,7 @@ var (
 	ErrBusy    = errors.New("in use")           // a living process works on this name
 	ErrForeign = errors.New("not ours")         // a hidden name is a link, another user's, or no directory
 	ErrNone    = errors.New("no checkpoint")    // no manifest is there
+	ErrOpen    = errors.New("open for writing") // a file of a draft is still written, or can be
 	ErrDamaged = errors.New("damaged")          // a manifest or a file is not as it was published
 )
 

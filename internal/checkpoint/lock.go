@@ -28,10 +28,10 @@ const (
 )
 
 // take locks a name. [ErrBusy] says which process has the lock.
-func take(ctx context.Context, dir *os.Root, name string) (*lock, error) {
+func take(ctx context.Context, dir *os.Root, name string, of trust) (*lock, error) {
 	base := hidden(name, lockEnding)
 	for try := 1; ; try++ {
-		l, err := takeOnce(dir, base)
+		l, err := takeOnce(dir, base, of)
 		switch {
 		case err == nil && l != nil:
 			return l, nil
@@ -47,9 +47,9 @@ func take(ctx context.Context, dir *os.Root, name string) (*lock, error) {
 }
 
 // takeOnce gives nil where the lock was removed while it was opened.
-func takeOnce(dir *os.Root, base string) (l *lock, err error) {
+func takeOnce(dir *os.Root, base string, of trust) (l *lock, err error) {
 	if info, err := dir.Lstat(base); err == nil {
-		if err := checkOurs(dir, base, info, 0); err != nil {
+		if err := of.check(dir, base, info, 0); err != nil {
 			return nil, err
 		}
 	}
@@ -66,7 +66,7 @@ func takeOnce(dir *os.Root, base string) (l *lock, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("look at the lock of a checkpoint: %w", err)
 	}
-	if err := checkOurs(dir, base, opened, 0); err != nil {
+	if err := of.check(dir, base, opened, 0); err != nil {
 		return nil, err
 	}
 	switch err := flock(f, unix.LOCK_EX|unix.LOCK_NB); {
@@ -157,8 +157,11 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// checkOurs refuses a hidden file that is of another type, or of another user.
-func checkOurs(dir *os.Root, base string, info fs.FileInfo, want fs.FileMode) error {
+// trust tells whose hidden files are worked on. Names are taken as they are, and no link is followed, in any case.
+type trust func(info fs.FileInfo) bool
+
+// check refuses a hidden file that is of another type, or of a user who is not trusted.
+func (of trust) check(dir *os.Root, base string, info fs.FileInfo, want fs.FileMode) error {
 	path := filepath.Join(dir.Name(), base)
 	what := "regular file"
 	if want == fs.ModeDir {
@@ -169,7 +172,7 @@ func checkOurs(dir *os.Root, base string, info fs.FileInfo, want fs.FileMode) er
 		return failf(ErrForeign, "%s is a link, and is not followed: remove it", path)
 	case info.Mode().Type() != want:
 		return failf(ErrForeign, "%s is no %s, as hbmfs makes it there: remove it", path, what)
-	case !ours(info):
+	case !of(info):
 		return failf(ErrForeign, "%s belongs to another user: choose another name or directory, or be that user", path)
 	}
 	return nil

@@ -101,6 +101,24 @@ func device(info os.FileInfo) uint64 {
 	return st.Dev
 }
 
+// inode is the number of a file on its filesystem.
+func inode(info os.FileInfo) uint64 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	return st.Ino
+}
+
+// uid is the owner of a file.
+func uid(info os.FileInfo) uint32 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nobody
+	}
+	return st.Uid
+}
+
 // ours tells whether a file belongs to this user.
 func ours(info os.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)

@@ -21,26 +21,36 @@ func (d *Draft) Publish(ctx context.Context, files []File) error {
 	if d.ended {
 		return fmt.Errorf("publish checkpoint %s: it was published or dropped before: %w", d.path, os.ErrClosed)
 	}
-	if err := d.publish(ctx, files); err != nil {
+	err := d.freeze(ctx, files)
+	if err == nil {
+		err = d.publish(ctx, files)
+	}
+	if err != nil {
+		d.thaw()
 		return fmt.Errorf("publish checkpoint %s: %w", d.path, err)
 	}
 	d.end()
 	return nil
 }
 
-func (d *Draft) publish(ctx context.Context, files []File) (err error) {
+func (d *Draft) publish(ctx context.Context, files []File) error {
 	m := &Manifest{Name: d.name, Part: d.part, Created: time.Now().UTC().Truncate(time.Millisecond), Files: files}
 	text, err := m.marshal()
 	if err != nil {
 		return err
 	}
-	dirs, err := d.compare(files)
+	dirs, err := d.compare(files, false)
 	if err != nil {
 		return err
 	}
 	if err := d.sync(ctx, files, dirs); err != nil {
 		return err
 	}
+	return d.finish(text)
+}
+
+// finish gives the draft its manifest and its name. All files are on the disk.
+func (d *Draft) finish(text []byte) (err error) {
 	there := false
 	defer func() {
 		if err != nil && !there { // what cannot be undone here goes with the draft
@@ -57,12 +67,15 @@ func (d *Draft) publish(ctx context.Context, files []File) (err error) {
 	if err := d.self.Sync(); err != nil {
 		return err
 	}
+	if err := d.past.stillFrozen(); err != nil {
+		return err
+	}
 	there, err = d.rename()
 	return err
 }
 
-// compare refuses a draft that has other files than these. It gives the directories in it.
-func (d *Draft) compare(files []File) (dirs []string, err error) {
+// compare refuses a draft that has other files than these, and directories without any where not empty. It gives the directories in it.
+func (d *Draft) compare(files []File, empty bool) (dirs []string, err error) {
 	missing := make(map[string]int64, len(files))
 	needed := map[string]bool{}
 	for _, f := range files {
@@ -75,7 +88,7 @@ func (d *Draft) compare(files []File) (dirs []string, err error) {
 		size, named := missing[name]
 		switch {
 		case name == ManifestName:
-		case info.IsDir() && needed[name]:
+		case info.IsDir() && (empty || needed[name]):
 			dirs = append(dirs, name)
 		case !named || info.IsDir():
 			return failf(ErrInvalid, "%q is in the draft, and not among its files: write it as one of them, or remove it", name)
@@ -127,11 +140,21 @@ func (d *Draft) write(text []byte) error {
 	if err := d.dir.Remove(ManifestName); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := d.dir.OpenFile(ManifestName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	perm := fs.FileMode(0o666)
+	if d.owner != nil { // who may look into the checkpoint
+		perm = d.mode & 0o666
+	}
+	f, err := d.dir.OpenFile(ManifestName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(text)
+	if err == nil && d.owner != nil {
+		err = d.owner.give(f, d.mode&fs.ModeSetgid != 0)
+	}
+	if err == nil && d.past != nil {
+		err = f.Chmod(0o444 & d.mode)
+	}
 	if err == nil {
 		err = f.Sync()
 	}

@@ -22,26 +22,26 @@ func Remove(ctx context.Context, path string) error {
 		return fmt.Errorf("remove checkpoint %s: %w", path, err)
 	}
 	defer func() { _ = parent.Close() }() // it was synced where that mattered
-	if err := remove(ctx, parent, name); err != nil {
+	if err := remove(ctx, parent, name, ours, func() {}); err != nil {
 		return fmt.Errorf("remove checkpoint %s: %w", path, err)
 	}
 	return nil
 }
 
-func remove(ctx context.Context, parent *os.Root, name string) error {
-	if err := checkCheckpoint(parent, name); err != nil {
+func remove(ctx context.Context, parent *os.Root, name string, of trust, renamed func()) error {
+	if err := checkCheckpoint(parent, name, of); err != nil {
 		return err
 	}
-	l, err := take(ctx, parent, name)
+	l, err := take(ctx, parent, name, of)
 	if err != nil {
 		return err
 	}
 	defer l.release()
-	if err := checkCheckpoint(parent, name); err != nil { // another process was first
+	if err := checkCheckpoint(parent, name, of); err != nil { // another process was first
 		return err
 	}
 	old := hidden(name, oldEnding)
-	if _, err := removeHidden(ctx, parent, old); err != nil {
+	if _, err := removeHidden(ctx, parent, old, of); err != nil {
 		return err
 	}
 	if err := rename(parent, name, old); err != nil {
@@ -50,16 +50,17 @@ func remove(ctx context.Context, parent *os.Root, name string) error {
 	if err := syncDir(parent, "."); err != nil { // after a power loss half of it could be there
 		return errors.Join(err, rename(parent, old, name))
 	}
+	renamed()
 	return removeAll(ctx, parent, old)
 }
 
 // checkCheckpoint refuses what is no checkpoint, or another user's.
-func checkCheckpoint(parent *os.Root, name string) error {
+func checkCheckpoint(parent *os.Root, name string, of trust) error {
 	info, err := parent.Lstat(name)
 	if err != nil {
 		return err
 	}
-	if err := checkOurs(parent, name, info, os.ModeDir); err != nil {
+	if err := of.check(parent, name, info, os.ModeDir); err != nil {
 		return err
 	}
 	if _, err := parent.Lstat(filepath.Join(name, ManifestName)); err != nil {
@@ -76,6 +77,10 @@ func Clean(ctx context.Context, dir string) (removed []string, err error) {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }() // nothing is lost
+	return cleanAll(ctx, root, names, ours)
+}
+
+func cleanAll(ctx context.Context, root *os.Root, names []string, of trust) (removed []string, err error) {
 	unfinished := map[string]bool{}
 	for _, base := range names {
 		if name, ok := ofHidden(base); ok {
@@ -87,7 +92,7 @@ func Clean(ctx context.Context, dir string) (removed []string, err error) {
 		if err := ctx.Err(); err != nil {
 			return removed, errors.Join(append(failed, err)...)
 		}
-		gone, err := clean(ctx, root, name)
+		gone, err := clean(ctx, root, name, of)
 		for _, base := range gone {
 			removed = append(removed, filepath.Join(root.Name(), base))
 		}
@@ -98,15 +103,15 @@ func Clean(ctx context.Context, dir string) (removed []string, err error) {
 	return removed, errors.Join(failed...)
 }
 
-func clean(ctx context.Context, root *os.Root, name string) (gone []string, err error) {
-	l, err := take(ctx, root, name)
+func clean(ctx context.Context, root *os.Root, name string, of trust) (gone []string, err error) {
+	l, err := take(ctx, root, name, of)
 	if err != nil {
 		return nil, err
 	}
 	defer l.release()
 	for _, ending := range []string{draftEnding, oldEnding} {
 		base := hidden(name, ending)
-		was, err := removeHidden(ctx, root, base)
+		was, err := removeHidden(ctx, root, base, of)
 		if err != nil {
 			return gone, err
 		}

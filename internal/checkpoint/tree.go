@@ -158,13 +158,13 @@ func removeAll(ctx context.Context, dir *os.Root, base string) error {
 }
 
 // removeHidden removes a draft, or what is left of a checkpoint. It tells whether something was there. The name's lock is held.
-func removeHidden(ctx context.Context, dir *os.Root, base string) (bool, error) {
+func removeHidden(ctx context.Context, dir *os.Root, base string, of trust) (bool, error) {
 	info, err := dir.Lstat(base)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err == nil {
-		err = checkOurs(dir, base, info, fs.ModeDir)
+		err = of.check(dir, base, info, fs.ModeDir)
 	}
 	if err == nil {
 		err = removeAll(ctx, dir, base)

@@ -57,8 +57,8 @@ type Options struct {
 	Life *handover.Life // of the daemon: a listing that an earlier one made is taken, and none is made. nil: nobody holds the mount
 }
 
-// guard keeps the daemon away from this machine's own addresses; it is nil where the daemon may ask them.
-func (c *Options) guard() (*fetch.Guard, error) {
+// Guard keeps the daemon away from this machine's own addresses; it is nil where the daemon may ask them.
+func (c *Options) Guard() (*fetch.Guard, error) {
 	switch {
 	case c.RefuseLocal:
 		g, err := fetch.NewGuard(c.Allow)
@@ -305,7 +305,7 @@ func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tr
 	case c.Wait < 0:
 		return opt, WrongUse{fmt.Errorf("--wait %v: want a time such as 2m", c.Wait)}
 	}
-	guard, err := c.guard()
+	guard, err := c.Guard()
 	return fetch.Options{
 		Connections: c.Connections, Patience: c.Patience, Wait: c.Wait, Listing: int64(c.MaxListing), Trace: tracer, Guard: guard,
 		Retrying: func(err error) {

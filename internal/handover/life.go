@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -154,6 +156,25 @@ func (l *Life) Has(name string) bool {
 	return ok
 }
 
+// Names lists the files of the life before.
+func (l *Life) Names() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.kept))
+}
+
+// Room is how many files the holder keeps, where that is bounded: systemd closes those beyond.
+func (l *Life) Room() (files int64, bounded bool) {
+	if l == nil || l.notify == "" {
+		return 0, false
+	}
+	files, err := strconv.ParseInt(os.Getenv("FDSTORE"), 10, 64)
+	return max(files-ownFiles, 0), err == nil
+}
+
+// ownFiles is for those of every mount.
+const ownFiles = 8
+
 // Took opens a file of the life before, nil where it left none of this name. The caller closes it.
 func (l *Life) Took(name string) *os.File {
 	fd, ok := l.kept[name]
@@ -176,12 +197,29 @@ func (l *Life) Prepared() (Death, error) {
 		return Death{}, err
 	}
 	m, err := receive(l.socket)
+	for err == nil && m.fields["ADOPT"] == "" && m.fields["FDNAME"] != "" { // since this daemon has started
+		l.update(m.fields["FDNAME"], m.fd)
+		m, err = receive(l.socket)
+	}
 	if err != nil {
 		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
 	}
 	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
 	return Death{How: m.fields["ADOPT"], At: at}, err
+}
+
+// update takes a file that the daemon before has kept meanwhile, or has forgotten: -1.
+func (l *Life) update(name string, fd int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old, ok := l.kept[name]; ok {
+		_ = unix.Close(old) // the newer one takes its place
+		delete(l.kept, name)
+	}
+	if fd >= 0 {
+		l.kept[name] = fd
+	}
 }
 
 // Goes says that this daemon goes on with the mount: from now on its end is a new one, and no failed attempt.

@@ -51,6 +51,9 @@ func (s *Status) Metrics() string {
 	if s.Cache != nil {
 		addCache(&p, s.Cache)
 	}
+	if s.Checkpoints != nil && s.Checkpoints.Drain != nil {
+		s.Checkpoints.Drain.addTo(&p)
+	}
 	return p.String()
 }
 

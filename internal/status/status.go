@@ -30,6 +30,42 @@ type Status struct {
 	Handover    Handover     `json:"handover"`
 	Origin      *fetch.Stats `json:"origin,omitempty"` // of a remote source
 	Cache       *store.Stats `json:"cache,omitempty"`
+	Checkpoints *Checkpoints `json:"checkpoints,omitempty"` // of a checkpoint volume
+}
+
+// Checkpoints are the drafts of a checkpoint volume, and what is published there.
+type Checkpoints struct {
+	Directory string      `json:"directory"`
+	Free      int64       `json:"free_bytes"` // of its filesystem
+	Drafts    []Draft     `json:"drafts"`
+	Published []Published `json:"published"`
+	Drain     *Drain      `json:"drain,omitempty"` // where checkpoints are copied to S3
+	Refused   []string    `json:"refused"`         // the last refusals, a sentence each: an errno has no room for them
+}
+
+// Draft is a checkpoint that is being written.
+type Draft struct {
+	Name    string    `json:"name"` // in the root of the mount
+	UID     uint32    `json:"uid"`
+	PID     int       `json:"pid,omitempty"` // of its writer, where that is known
+	Past    bool      `json:"past"`          // it is written past the kernel, through the control channel
+	Since   time.Time `json:"since"`
+	Idle    float64   `json:"idle_seconds"` // since the last change through the mount
+	Open    int       `json:"open_files"`
+	Sealing bool      `json:"sealing"` // it is being published
+	Done    int64     `json:"sealed_bytes,omitempty"`
+	Total   int64     `json:"bytes,omitempty"`
+	Refused string    `json:"refused,omitempty"` // why the last attempt to publish it failed
+}
+
+// Published is a checkpoint of the volume.
+type Published struct {
+	Name    string    `json:"name"`
+	State   string    `json:"state"`
+	Why     string    `json:"why,omitempty"`
+	Files   int       `json:"files"`
+	Size    int64     `json:"size"`
+	Created time.Time `json:"created,omitzero"`
 }
 
 // Passthrough says whether the kernel reads whole files itself, and if not, why.

@@ -121,6 +121,9 @@ func writeStatus(t io.Writer, r *Row) {
 		}
 		writeLatency(t, r)
 	}
+	if s.Checkpoints != nil && s.Checkpoints.Drain != nil {
+		writeDrain(t, s.Checkpoints.Drain)
+	}
 	if !s.Control.On && s.Control.Why != "" {
 		fmt.Fprintf(t, "  no control socket\t%s\n", Printable(s.Control.Why))
 	}

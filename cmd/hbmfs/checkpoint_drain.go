@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hbmfs/hbmfs/internal/drain"
+	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/status"
+)
+
+// drainCommand is hbmfs checkpoint drain.
+type drainCommand struct {
+	directory, destination string
+
+	opt            drain.Options
+	rate           drainRate
+	part           size.Flag
+	watch, asJSON  bool
+	status         bool
+	stdout, stderr io.Writer
+}
+
+// drainRate is a rate, or a word.
+type drainRate int64
+
+func (r *drainRate) Set(text string) error {
+	switch text {
+	case "auto":
+		*r = drain.Auto
+		return nil
+	case "none":
+		*r = drain.Unlimited
+		return nil
+	}
+	var n size.Rate
+	if err := n.Set(text); err != nil {
+		return fmt.Errorf("%q is no rate: write it as 500MB/s or 64MiB/s, auto, or none", text)
+	}
+	*r = drainRate(n)
+	return nil
+}
+
+func (r *drainRate) String() string {
+	switch *r {
+	case drain.Auto:
+		return "auto"
+	case drain.Unlimited:
+		return "none"
+	}
+	n := size.Rate(*r)
+	return n.String()
+}
+
+func (*drainRate) Type() string { return "rate" }
+
+func newCheckpointDrainCommand() *cobra.Command {
+	c := &drainCommand{}
+	cmd := &cobra.Command{
+		Use:   "drain DIR s3://BUCKET/RUN",
+		Short: "Copy checkpoints to S3, where other machines can mount them",
+		Long: `Copy the checkpoints of DIR to a place in a bucket. Each becomes the objects RUN/NAME/...; its manifest comes last, and only then a
+mount of s3://BUCKET/RUN, or hbmfs checkpoint ls, shows it there. Nothing there is ever overwritten.
+
+Every 4 MiB is compared with its checksum in the manifest before it goes out, and the server compares what it gets with a CRC-32C. What is
+damaged here is not sent. After a kill, give the same command again: what is there is not sent twice. A journal of it is in
+DIR/.hbmfs-drain, which one process at a time may have.
+
+One directory drains to one place. Nodes that keep parts of a checkpoint on disks of their own all name the same place; the checkpoint
+appears there when all parts have come.
+
+With --watch it goes on with what is published later, however long the store is gone, until it is interrupted. Without, it ends when all
+is there; the exit code is 3 where a checkpoint is not, and the output says why.
+
+--rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it takes a
+twentieth of what they write, at least 16 MiB/s.`,
+		Example: `  hbmfs checkpoint drain /nvme/ckpt s3://models/run-1
+  hbmfs checkpoint drain --watch --keep 2 /nvme/ckpt 's3://models/run-1?endpoint=http://minio:9000'
+  hbmfs checkpoint drain --status /nvme/ckpt`,
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&c.watch, "watch", false, "go on with what is published later")
+	f.Var(&c.rate, "rate-limit", "bytes per second that it reads and sends, such as 500MB/s; auto, or none")
+	f.IntVar(&c.opt.Keep, "keep", 0, "checkpoints that stay in DIR, the newest by the numbers in their names. Older ones are removed when they are at the destination, and never before (default: all)")
+	f.IntVar(&c.opt.Connections, "connections", 16, "requests at once; each takes 4 MiB of memory")
+	f.Var(&c.part, "part-size", "bytes of the parts of multipart uploads (default 32MiB)")
+	f.DurationVar(&c.opt.Patience, "patience", 2*time.Minute, "how long the store may be silent before it gives up, without --watch")
+	f.BoolVar(&c.opt.TakeOver, "take-over", false, "drain to a place that another directory has drained to, which is gone for good. What is complete there stays")
+	f.BoolVar(&c.status, "status", false, "say how far the drain of DIR is, and change nothing")
+	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if c.status {
+			return exactArgs(1)(cmd, args)
+		}
+		return exactArgs(2)(cmd, args)
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c.directory, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
+		if c.status {
+			return onMounts(cmd, args, c.tell)
+		}
+		c.destination = args[1]
+		return onMounts(cmd, args[:1], c.run)
+	}
+	return cmd
+}
+
+// tell prints what the drain of a directory has said last.
+func (c *drainCommand) tell(context.Context) error {
+	s, alive, err := drain.Saved(c.directory)
+	if err != nil {
+		return err
+	}
+	if !alive && !c.asJSON {
+		fmt.Fprintln(c.stdout, "No process drains it now. When the last one ended:")
+	}
+	return c.print(s)
+}
+
+func (c *drainCommand) run(ctx context.Context) error {
+	c.opt.Rate, c.opt.PartSize = int64(c.rate), int64(c.part)
+	if c.watch {
+		c.opt.Patience = 0
+		c.opt.Log = slog.New(slog.NewTextHandler(c.stderr, nil))
+	}
+	d, err := drain.New(c.directory, c.destination, c.opt)
+	if err != nil {
+		return usageError{err}
+	}
+	if c.watch {
+		d.Run(ctx)
+		return errors.Join(c.print(d.Status()), d.Close())
+	}
+	ended := c.draw(d)
+	err = d.Once(ctx)
+	ended()
+	s := d.Status()
+	if err = errors.Join(err, d.Close()); err != nil {
+		return err
+	}
+	if err := c.print(s); err != nil {
+		return err
+	}
+	if s.States.Local+s.States.Draining+s.States.Failed > 0 {
+		return errProblems
+	}
+	return nil
+}
+
+// draw shows how far it is, until the function that it returns is called.
+func (c *drainCommand) draw(d *drain.Drain) (end func()) {
+	bar := progress.New(c.stderr, "draining", 0, true)
+	if bar == nil {
+		return func() {}
+	}
+	stop, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for every := time.NewTicker(200 * time.Millisecond); ; {
+			select {
+			case <-stop:
+				every.Stop()
+				bar.Close()
+				return
+			case <-every.C:
+				var done, total int64
+				for _, e := range d.Status().Checkpoints {
+					done, total = done+e.Done, total+e.Bytes
+				}
+				bar.Set(done, total)
+			}
+		}
+	}()
+	return func() { close(stop); <-over }
+}
+
+func (c *drainCommand) print(s *status.Drain) error {
+	if c.asJSON {
+		return writeJSON(c.stdout, s)
+	}
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "NAME\tSTATE\tPART\tFILES\tSIZE\tTHERE\n")
+	for _, e := range s.Checkpoints {
+		if e.State == drain.Draft {
+			fmt.Fprintf(t, "%s\t%s\t\t\t\t\n", e.Name, e.State)
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", e.Name, e.State, e.Part+1, e.Parts, size.Grouped(int64(e.Files)), size.Decimal(e.Bytes), size.Decimal(e.Done))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, e := range s.Checkpoints {
+		if e.Why != "" {
+			fmt.Fprintf(c.stdout, "%s: %s\n", e.Name, e.Why)
+		}
+	}
+	if s.Trouble != "" {
+		fmt.Fprintf(c.stdout, "%s does not answer as it should since %.0f s: %s\n", s.Destination, s.TroubleFor, s.Trouble)
+	}
+	return nil
+}

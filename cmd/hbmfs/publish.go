@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/checkpoints"
+	"github.com/hbmfs/hbmfs/internal/progress"
+)
+
+// publishCommand is hbmfs publish.
+type publishCommand struct {
+	asJSON         bool
+	stdout, stderr io.Writer
+}
+
+func newPublishCommand() *cobra.Command {
+	c := &publishCommand{}
+	cmd := &cobra.Command{
+		Use:   "publish PATH...",
+		Short: "Publish drafts of a checkpoint volume",
+		Long: `Publish drafts: directories in the root of a mount that hbmfs mount --checkpoints made. A published checkpoint never changes. All its
+files are on the disk, and have checksums. A draft that ends in .tmp loses that ending.
+
+Programs that rename step_100.tmp to step_100, and torch's DCP, publish by themselves. This command is for the others. It says which
+file is still open for writing, or mapped, where that keeps a draft from being published; the exit code is 1 then, and the draft is what it
+was. Ctrl-C stops it, and leaves the draft as it was, too.`,
+		Example: "  hbmfs publish /mnt/ckpt/step_1000",
+		Args:    someArgs("drafts"),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.stdout, c.stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			return onMounts(cmd, args, func(ctx context.Context) error { return c.run(ctx, args) })
+		},
+	}
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+// publishedDraft is the result for one path.
+type publishedDraft struct {
+	Path    string  `json:"path"`
+	Bytes   int64   `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+}
+
+func (c *publishCommand) run(ctx context.Context, paths []string) error {
+	done := []publishedDraft{}
+	var err error
+	for _, path := range paths {
+		began := time.Now()
+		var bytes int64
+		if bytes, err = c.one(ctx, path); err != nil {
+			err = fmt.Errorf("publish %s: %w", path, err)
+			break
+		}
+		p := publishedDraft{strings.TrimSuffix(filepath.Clean(path), checkpoints.Suffix), bytes, time.Since(began).Seconds()}
+		if done = append(done, p); !c.asJSON {
+			fmt.Fprintf(c.stdout, "published %s\n", p.Path)
+		}
+	}
+	if c.asJSON {
+		err = errors.Join(err, writeJSON(c.stdout, map[string]any{"published": done}))
+	}
+	return err
+}
+
+// one publishes a draft, and shows how far it is.
+func (c *publishCommand) one(ctx context.Context, path string) (bytes int64, err error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = dir.Close() }() // opened for reading
+	r, err := askDraft(dir, control.DraftStart)
+	if err != nil {
+		return 0, err
+	}
+	bar := progress.New(c.stderr, "publishing", 0, true)
+	defer bar.Close()
+	const often = 20 * time.Millisecond
+	cancelled := false
+	for r.State == control.DraftSealing {
+		bar.Set(r.Done, r.Total)
+		verb := control.DraftPoll
+		select {
+		case <-time.After(often):
+		case <-ctx.Done():
+			verb, cancelled = control.DraftCancel, true
+			time.Sleep(often)
+		}
+		if r, err = askDraft(dir, verb); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case r.State == control.DraftPublished:
+		return r.Total, nil
+	case cancelled:
+		return 0, ctx.Err()
+	case r.Text != "":
+		return 0, errors.New(r.Text)
+	}
+	return 0, errors.New("the daemon was replaced meanwhile: publish it again")
+}
+
+// askDraft makes the ioctl.
+func askDraft(dir *os.File, verb control.DraftVerb) (control.DraftReply, error) {
+	b := control.AppendDraftRequest(make([]byte, 0, control.DraftSize), verb)
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), uintptr(control.DraftCommand), uintptr(unsafe.Pointer(&b[0])))
+		switch errno {
+		case 0:
+			return control.ParseDraftReply(b)
+		case unix.EINTR:
+		case unix.ENOTTY, unix.EINVAL:
+			return control.DraftReply{}, errors.New("it is no draft: drafts are the directories in the root of a mount of hbmfs mount --checkpoints that are not published yet")
+		case unix.EPERM:
+			return control.DraftReply{}, errors.New("it is another user's draft")
+		default:
+			return control.DraftReply{}, os.NewSyscallError("ioctl DRAFT", errno)
+		}
+	}
+}

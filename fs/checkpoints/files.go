@@ -1,0 +1,300 @@
+package checkpoints
+
+import (
+	"errors"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/fs"
+)
+
+// writes tells whether an open is for writing.
+func writes(flags uint32) bool {
+	return flags&unix.O_ACCMODE != unix.O_RDONLY || flags&unix.O_TRUNC != 0
+}
+
+// openFile opens a file of a draft for a request.
+func (v *Volume) openFile(n *node, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
+	if fh, o, ok := v.inner.Answered(h); ok { // by a daemon whose answer was lost
+		answer(out, fh, o.Backing)
+		return nil
+	}
+	if n.isDir {
+		return unix.EISDIR
+	}
+	at, err := n.at()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	return v.opened(n, at, -1, h, flags, out)
+}
+
+// opened books an open of the file that at names. Permission was asked for by the kernel. made is the descriptor by which the file was made for
+// this open, or -1: it may do what its mode forbids.
+func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
+	n.use.Lock()
+	defer n.use.Unlock()
+	if n.file < 0 {
+		if !v.room.files.Reserve(h.Uid, 1) {
+			v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
+			return unix.ENFILE
+		}
+		fd, err := readOnly(at)
+		if errors.Is(err, unix.EACCES) && made >= 0 { // this process is no root
+			fd, err = unix.FcntlInt(uintptr(made), unix.F_DUPFD_CLOEXEC, 0)
+		}
+		if err != nil {
+			v.room.files.Book(h.Uid, -1)
+			return err
+		}
+		v.mu.Lock()
+		n.file, n.opener = fd, h.Uid
+		v.mu.Unlock()
+	}
+	fh, ok := uint64(0), false
+	book := func(id int32) {
+		if fh, ok = v.inner.Book(h, fs.Opened{Inode: n.ino, Backing: id}); ok {
+			v.mu.Lock()
+			n.backing = id
+			n.opens++
+			v.handles[fh] = n
+			v.mu.Unlock()
+		}
+	}
+	switch {
+	case n.opens > 0: // the kernel refuses to mix ways of opening a file
+		book(n.backing)
+	case !v.inner.Register(n.file, func(id int32) {
+		if book(id); !ok {
+			v.inner.Unregister(id)
+		}
+	}):
+		book(0)
+	}
+	if !ok {
+		v.idle(n)
+		return unix.ENFILE
+	}
+	if n.backing == 0 {
+		if err := v.plainOpen(fh, n, made, flags); err != nil {
+			v.closed(n, fh)
+			return err
+		}
+	}
+	answer(out, fh, n.backing)
+	return nil
+}
+
+func answer(out *fuse.OpenOut, fh uint64, backing int32) {
+	out.Fh, out.BackingID = fh, backing
+	out.OpenFlags = fuse.FOPEN_NOFLUSH
+	if backing != 0 {
+		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH
+	}
+}
+
+// idle closes what a file needs only while it is open. The caller has use.
+func (v *Volume) idle(n *node) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n.opens > 0 {
+		return
+	}
+	if n.file >= 0 {
+		_ = unix.Close(n.file) // opened for reading
+		n.file = -1
+		v.room.files.Book(n.opener, -1)
+	}
+	n.backing = 0
+	v.mayGo(n)
+}
+
+// closed ends an open, in an order in which the next daemon can go on anywhere. The caller has use.
+func (v *Volume) closed(n *node, fh uint64) {
+	v.mu.Lock()
+	delete(v.handles, fh)
+	n.opens--
+	last := n.opens == 0
+	backing := n.backing
+	v.mu.Unlock()
+	if last && backing != 0 {
+		v.inner.Closing(fh)
+		v.inner.Unregister(backing)
+	}
+	v.inner.Unbook(fh)
+	if last {
+		v.idle(n)
+	}
+}
+
+// release ends an open file. The kernel may say it again to the next daemon.
+func (v *Volume) release(fh uint64) {
+	v.mu.Lock()
+	n := v.handles[fh]
+	if fd, ok := v.plain[fh]; ok {
+		_ = unix.Close(fd) // each write was answered
+		delete(v.plain, fh)
+	}
+	v.mu.Unlock()
+	if n != nil {
+		n.use.Lock()
+		defer n.use.Unlock()
+		v.closed(n, fh)
+	}
+}
+
+// plainOpen opens a file that is open without passthrough.
+func (v *Volume) plainOpen(fh uint64, n *node, made int, flags uint32) error {
+	if made < 0 {
+		_, err := v.plainFile(fh, n, flags)
+		return err
+	}
+	fd, err := unix.FcntlInt(uintptr(made), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.plain[fh] = fd
+	return nil
+}
+
+// plainFile returns the descriptor of a file that is open without passthrough. The next daemon opens it again.
+func (v *Volume) plainFile(fh uint64, n *node, flags uint32) (int, error) {
+	v.mu.Lock()
+	fd, ok := v.plain[fh]
+	v.mu.Unlock()
+	if ok {
+		return fd, nil
+	}
+	at, err := n.at()
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	mode := unix.O_RDONLY
+	if writes(flags) {
+		mode = unix.O_RDWR // the kernel may read a page to write a part of it
+	}
+	if fd, err = unix.Open(procPath(at), mode|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
+		return -1, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if other, ok := v.plain[fh]; ok {
+		_ = unix.Close(fd) // another thread was first
+		return other, nil
+	}
+	v.plain[fh] = fd
+	return fd, nil
+}
+
+// writable calls do with a descriptor by which this process may change the file of a node: that of an open file without passthrough, or one
+// of its own.
+func (n *node) writable(fh uint64, do func(fd int) error) error {
+	v := n.draft.v
+	v.mu.Lock()
+	fd, ok := v.plain[fh]
+	if ok {
+		var err error
+		if fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			ok = false
+		}
+	}
+	v.mu.Unlock()
+	if ok {
+		return errors.Join(do(fd), unix.Close(fd))
+	}
+	at, err := n.at()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	if fd, err = unix.Open(procPath(at), unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
+		return err
+	}
+	return errors.Join(do(fd), unix.Close(fd))
+}
+
+// sync has a file or directory written to the disk.
+func (n *node) sync(data bool) error {
+	at, err := n.at()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	fd, err := readOnly(at)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }() // it is synced
+	if data {
+		return unix.Fdatasync(fd)
+	}
+	return unix.Fsync(fd)
+}
+
+// set changes attributes.
+func (n *node) set(in *fuse.SetAttrIn) error {
+	at, err := n.at()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	if size, ok := in.GetSize(); ok {
+		cut := func() error {
+			return n.writable(in.Fh, func(fd int) error { return unix.Ftruncate(fd, int64(size)) })
+		}
+		if in.Valid&fuse.FATTR_FH != 0 { // the descriptor is open for writing, whatever the mode says by now
+			err = cut()
+		} else {
+			err = asCaller(&in.InHeader, func() error { return unix.Truncate(procPath(at), int64(size)) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return setTo(at, in)
+}
+
+// setTo changes attributes of the file that at names.
+func setTo(at int, in *fuse.SetAttrIn) error {
+	return asCaller(&in.InHeader, func() error {
+		uid, gid := -1, -1
+		if u, ok := in.GetUID(); ok {
+			uid = int(u)
+		}
+		if g, ok := in.GetGID(); ok {
+			gid = int(g)
+		}
+		if uid >= 0 || gid >= 0 {
+			if err := unix.Fchownat(at, "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
+				return err
+			}
+		}
+		if mode, ok := in.GetMode(); ok {
+			if err := unix.Chmod(procPath(at), mode&0o7777); err != nil {
+				return err
+			}
+		}
+		if in.Valid&(fuse.FATTR_ATIME|fuse.FATTR_MTIME) == 0 {
+			return nil
+		}
+		times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
+		for i, t := range []struct {
+			set, now uint32
+			sec      uint64
+			nsec     uint32
+		}{{fuse.FATTR_ATIME, fuse.FATTR_ATIME_NOW, in.Atime, in.Atimensec}, {fuse.FATTR_MTIME, fuse.FATTR_MTIME_NOW, in.Mtime, in.Mtimensec}} {
+			switch {
+			case in.Valid&t.now != 0:
+				times[i] = unix.Timespec{Nsec: unix.UTIME_NOW}
+			case in.Valid&t.set != 0:
+				times[i] = unix.Timespec{Sec: int64(t.sec), Nsec: int64(t.nsec)}
+			}
+		}
+		return unix.UtimesNanoAt(unix.AT_FDCWD, procPath(at), times, 0)
+	})
+}

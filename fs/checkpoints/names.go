@@ -1,0 +1,261 @@
+package checkpoints
+
+import (
+	"context"
+	"errors"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/handover"
+)
+
+// hides tells whether a name in a directory is hbmfs's own: a draft that is published has its manifest for a moment.
+func (n *node) hides(name string) bool {
+	return name == checkpoint.ManifestName && n.draft != nil && n.draft.root == n
+}
+
+// inDir opens a directory of a draft to work on its names. A change is begun, and end ends both.
+func (n *node) inDir(names ...string) (at int, end func(), err error) {
+	if !n.isDir {
+		return -1, nil, unix.ENOTDIR
+	}
+	over, err := n.draft.change()
+	if err != nil {
+		return -1, nil, err
+	}
+	for _, name := range names {
+		if n.hides(name) {
+			n.draft.v.refuse("%s/%s: the manifest is hbmfs's own, and no program writes it", n.draft.shown, name)
+			over()
+			return -1, nil, unix.EPERM
+		}
+	}
+	if at, err = n.at(); err != nil {
+		over()
+		return -1, nil, err
+	}
+	return at, func() { _ = unix.Close(at); over() }, nil
+}
+
+// find looks a name up in a directory of a draft.
+func (v *Volume) find(in *node, name string) (*node, *unix.Statx_t, error) {
+	if !in.isDir {
+		return nil, nil, unix.ENOTDIR
+	}
+	if in.hides(name) {
+		return nil, nil, unix.ENOENT
+	}
+	at, err := in.at()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	return v.foundAt(in, at, name)
+}
+
+// foundAt makes the node of a name in a directory that is open.
+func (v *Volume) foundAt(in *node, at int, name string) (*node, *unix.Statx_t, error) {
+	st, err := statx(at, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !ordinary(st) || unix.Mkdev(st.Dev_major, st.Dev_minor) != v.device { // made past the mount; publishing names it
+		return nil, nil, unix.ENOENT
+	}
+	return v.seen(in, name, st), st, nil
+}
+
+// create makes a file, and opens it.
+func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.CreateOut) (*node, *unix.Statx_t, error) {
+	if fh, o, ok := v.inner.Answered(&req.InHeader); ok { // by a daemon whose answer was lost
+		n, st, err := v.find(in, name)
+		if err == nil && n.ino == o.Inode {
+			answer(&out.OpenOut, fh, o.Backing)
+			return n, st, nil
+		}
+	}
+	at, end, err := in.inDir(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer end()
+	flags := uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC) | unix.O_NONBLOCK
+	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
+	fd, made := -1, false
+	err = asCaller(&req.InHeader, func() (err error) {
+		fd, err = beneath(at, name, flags|unix.O_CREAT|unix.O_EXCL, uint64(req.Mode&0o7777))
+		switch {
+		case err == nil:
+			made = true
+			return v.unmask(at, name, req.Mode)
+		case errors.Is(err, unix.EEXIST) && (again || req.Flags&unix.O_EXCL == 0):
+			fd, err = beneath(at, name, flags, 0)
+		}
+		return err
+	})
+	if fd >= 0 {
+		defer func() { _ = unix.Close(fd) }() // nothing was written
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	n, st, err := v.foundAt(in, at, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	pen := -1
+	if made {
+		pen = fd
+	}
+	err = v.opened(n, fd, pen, &req.InHeader, req.Flags, &out.OpenOut)
+	if err != nil {
+		v.forget(n.ino, 1)
+	}
+	return n, st, err
+}
+
+// unmask gives what was just made the bits that this process's umask took. The kernel has applied the caller's umask.
+func (v *Volume) unmask(at int, name string, mode uint32) error {
+	if mode&v.umask == 0 {
+		return nil
+	}
+	st, err := statx(at, name)
+	if err != nil {
+		return err
+	}
+	return unix.Fchmodat(at, name, mode&0o7777|uint32(st.Mode)&unix.S_ISGID, 0)
+}
+
+// mknod makes a plain file. A checkpoint has no others.
+func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.Statx_t, error) {
+	if kind := req.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != 0 {
+		v.refuse("%s in a draft: a checkpoint has regular files alone, no devices, pipes and sockets", name)
+		return nil, nil, unix.EPERM
+	}
+	at, end, err := in.inDir(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer end()
+	err = asCaller(&req.InHeader, func() error {
+		if err := unix.Mknodat(at, name, unix.S_IFREG|req.Mode&0o7777, 0); err != nil {
+			return err
+		}
+		return v.unmask(at, name, req.Mode)
+	})
+	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.EEXIST) {
+		err = nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return v.foundAt(in, at, name)
+}
+
+// mkdir makes a directory in a draft.
+func (v *Volume) mkdir(in *node, name string, req *fuse.MkdirIn) (*node, *unix.Statx_t, error) {
+	at, end, err := in.inDir(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer end()
+	err = asCaller(&req.InHeader, func() error {
+		if err := unix.Mkdirat(at, name, req.Mode&0o7777); err != nil {
+			return err
+		}
+		return v.unmask(at, name, req.Mode)
+	})
+	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.EEXIST) {
+		err = nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return v.foundAt(in, at, name)
+}
+
+// unlink removes a name in a draft. flags are those of unlinkat(2).
+func (v *Volume) unlink(in *node, h *fuse.InHeader, name string, flags int) error {
+	at, end, err := in.inDir(name)
+	if err != nil {
+		return err
+	}
+	defer end()
+	st, err := statx(at, name)
+	if err == nil {
+		err = asCaller(h, func() error { return unix.Unlinkat(at, name, flags) })
+	}
+	if again, _ := handover.Resent(h.Unique); again && errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err == nil && (st.Nlink <= 1 || flags != 0) {
+		v.unnamed(st.Ino, in, name)
+	}
+	return err
+}
+
+// rename renames within a draft. done tells whether that was the end of torch's DCP: then the draft is published.
+func (v *Volume) rename(ctx context.Context, req *fuse.RenameIn, from *node, old string, to *node, name string) error {
+	if from.draft != to.draft || from.draft == nil {
+		return unix.EXDEV
+	}
+	d := from.draft
+	if err := v.renameIn(req, from, old, to, name); err != nil {
+		return err
+	}
+	v.mu.Lock()
+	last := to == d.root && name == Metadata && d.shown == d.name
+	as := d.name
+	v.mu.Unlock()
+	if !last {
+		return nil
+	}
+	err := d.publish(ctx, as)
+	if err != nil { // what the caller hears is true
+		back := fuse.RenameIn{InHeader: req.InHeader, Flags: unix.RENAME_NOREPLACE}
+		back.Unique = 0
+		if undo := v.renameIn(&back, to, name, from, old); undo != nil {
+			v.opt.Log.Error("a rename that could not publish is not undone", "draft", d.shown, "error", undo)
+		}
+	}
+	return err
+}
+
+// renameIn renames, and no more.
+func (v *Volume) renameIn(req *fuse.RenameIn, from *node, old string, to *node, name string) error {
+	at, end, err := from.inDir(old)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if to.hides(name) {
+		v.refuse("%s/%s: the manifest is hbmfs's own, and no program writes it", to.draft.shown, name)
+		return unix.EPERM
+	}
+	into, err := to.at()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(into) }() // opened to name it
+	st, err := statx(at, old)
+	over, overErr := statx(into, name)
+	if err == nil {
+		err = asCaller(&req.InHeader, func() error { return unix.Renameat2(at, old, into, name, uint(req.Flags)) })
+	}
+	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.ENOENT) && overErr == nil && req.Flags == 0 {
+		return nil // the daemon before has done it
+	}
+	if err != nil {
+		return err
+	}
+	switch {
+	case req.Flags&unix.RENAME_EXCHANGE != 0:
+		v.moved(over.Ino, from, old)
+	case overErr == nil && over.Ino != st.Ino && over.Nlink <= 1 || overErr == nil && over.Mode&unix.S_IFMT == unix.S_IFDIR:
+		v.unnamed(over.Ino, to, name)
+	}
+	v.moved(st.Ino, to, name)
+	return nil
+}

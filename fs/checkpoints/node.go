@@ -1,0 +1,265 @@
+package checkpoints
+
+import (
+	"errors"
+	"os"
+	"path"
+	"sync"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// outer is set in the node ids of drafts. The inner mount numbers its nodes from 1.
+const outer = 1 << 62
+
+// node is a file or directory of a draft that the kernel may know.
+type node struct {
+	ino        uint64
+	generation uint64 // tells files apart that have one inode number after the other
+	draft      *draft
+	isDir      bool
+
+	// The volume's mu guards the fields below.
+	parent  *node // nil for the draft itself
+	name    string
+	lookups uint64
+	gone    bool // it has no name any more
+
+	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
+	opens   int
+	file    int    // O_RDONLY while it is open, -1 otherwise
+	opener  uint32 // the user whose share that counts for
+	backing int32  // the kernel's number of it for passthrough, 0 for none
+}
+
+// node finds a node by its id.
+func (v *Volume) node(id uint64) (*node, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n := v.nodes[id&^outer]; n != nil {
+		return n, nil
+	}
+	return nil, unix.ESTALE
+}
+
+// path is where a node lies in its draft.
+func (n *node) path() string {
+	n.draft.v.mu.Lock()
+	defer n.draft.v.mu.Unlock()
+	at := "."
+	for ; n.parent != nil; n = n.parent {
+		at = path.Join(n.name, at)
+	}
+	return at
+}
+
+// beneath opens a path in a directory of a draft. No link is followed, and no other filesystem entered.
+func beneath(dir int, name string, flags uint64, mode uint64) (int, error) {
+	for {
+		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
+			Flags: flags | unix.O_CLOEXEC | unix.O_NOFOLLOW, Mode: mode,
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			return fd, err
+		}
+	}
+}
+
+// statx looks at a name in a directory, or with no name at a descriptor itself.
+func statx(dir int, name string) (*unix.Statx_t, error) {
+	var st unix.Statx_t
+	flags := unix.AT_SYMLINK_NOFOLLOW
+	if name == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	return &st, unix.Statx(dir, name, flags, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st)
+}
+
+// ordinary tells files and directories from links and devices, which somebody may make past the mount.
+func ordinary(st *unix.Statx_t) bool {
+	kind := st.Mode & unix.S_IFMT
+	return (kind == unix.S_IFREG || kind == unix.S_IFDIR) && st.Ino < outer
+}
+
+// generation is made of the time of a file's birth, which stays when a daemon is replaced.
+func generation(st *unix.Statx_t) uint64 {
+	return uint64(st.Btime.Sec)*1e9 + uint64(st.Btime.Nsec) + 1
+}
+
+// at opens a node to name it. It is the file that the kernel means, or an error.
+func (n *node) at() (fd int, err error) {
+	if n.draft == nil {
+		return -1, unix.ESTALE
+	}
+	v := n.draft.v
+	v.mu.Lock()
+	file, gone := n.file, n.gone
+	if file >= 0 {
+		file, err = unix.FcntlInt(uintptr(file), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	v.mu.Unlock()
+	switch {
+	case err != nil:
+		return -1, err
+	case file >= 0:
+		return file, nil
+	case gone:
+		return -1, unix.ESTALE
+	}
+	if fd, err = beneath(n.draft.dir, n.path(), unix.O_PATH, 0); err != nil {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
+			err = unix.ESTALE
+		}
+		return -1, err
+	}
+	st, err := statx(fd, "")
+	if err == nil && st.Ino != n.ino {
+		err = unix.ESTALE
+	}
+	if err != nil {
+		_ = unix.Close(fd) // opened to name it
+		return -1, err
+	}
+	return fd, nil
+}
+
+// stat looks at a node.
+func (n *node) stat() (*unix.Statx_t, error) {
+	fd, err := n.at()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }() // opened to name it
+	return statx(fd, "")
+}
+
+// seen returns the node of a file that was found at a name, and counts it as told.
+func (v *Volume) seen(in *node, name string, st *unix.Statx_t) *node {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n := v.nodes[st.Ino]
+	if n == nil || n.draft != in.draft || n.generation != generation(st) || n.gone {
+		told := uint64(0)
+		if n != nil {
+			told = n.lookups // the kernel forgets by number
+		}
+		n = &node{ino: st.Ino, draft: in.draft, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: told}
+		v.put(n) // whoever has the older file open has its node
+	}
+	n.parent, n.name, n.gone = in, name, false
+	n.lookups++
+	return n
+}
+
+// forget takes back what the kernel was told of a node.
+func (v *Volume) forget(id, count uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n := v.nodes[id&^outer]
+	if n == nil {
+		return
+	}
+	n.lookups -= min(count, n.lookups)
+	v.mayGo(n)
+}
+
+// mayGo takes a node out of the books that nobody knows. The caller has mu.
+func (v *Volume) mayGo(n *node) {
+	if n.lookups > 0 || n.opens > 0 || n.draft != nil && n.draft.root == n && v.drafts[n.draft.name] == n.draft {
+		return
+	}
+	if v.nodes[n.ino] == n {
+		delete(v.nodes, n.ino)
+		n.draft.uncount()
+	}
+}
+
+// put books a node, in place of one that had its number. The caller has mu.
+func (v *Volume) put(n *node) {
+	old := v.nodes[n.ino]
+	v.nodes[n.ino] = n
+	if n.draft != nil {
+		n.draft.nodes++
+	}
+	if old != nil {
+		old.draft.uncount()
+	}
+}
+
+// uncount closes the directory of a draft that is over when nobody knows a file of it any more. The caller has mu.
+func (d *draft) uncount() {
+	if d == nil {
+		return
+	}
+	if d.nodes--; d.nodes == 0 && d.dir >= 0 {
+		_ = unix.Close(d.dir) // opened to name it
+		d.dir = -1
+	}
+}
+
+// unnamed marks a file that lost its name.
+func (v *Volume) unnamed(ino uint64, in *node, name string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n := v.nodes[ino]; n != nil && n.parent == in && n.name == name {
+		n.gone = true
+	}
+}
+
+// moved gives a node another name.
+func (v *Volume) moved(ino uint64, in *node, name string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n := v.nodes[ino]; n != nil {
+		n.parent, n.name, n.gone = in, name, false
+	}
+}
+
+// attr fills in attributes as the backing file has them.
+func attr(st *unix.Statx_t, out *fuse.Attr) {
+	*out = fuse.Attr{
+		Ino: st.Ino, Size: st.Size, Blocks: st.Blocks, Mode: uint32(st.Mode), Nlink: st.Nlink, Owner: fuse.Owner{Uid: st.Uid, Gid: st.Gid}, Blksize: st.Blksize,
+		Atime: uint64(st.Atime.Sec), Atimensec: st.Atime.Nsec, Mtime: uint64(st.Mtime.Sec), Mtimensec: st.Mtime.Nsec, Ctime: uint64(st.Ctime.Sec), Ctimensec: st.Ctime.Nsec,
+	}
+}
+
+// procPath leads to the very file of a descriptor.
+func procPath(fd int) string { return "/proc/self/fd/" + itoa(fd) }
+
+// readOnly opens the file of a descriptor for reading, as this process.
+func readOnly(fd int) (int, error) {
+	return unix.Open(procPath(fd), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+}
+
+// children lists a directory of a draft.
+func (n *node) children() ([]fuse.DirEntry, error) {
+	at, err := n.at()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	fd, err := unix.Open(procPath(at), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "a directory of a draft")
+	defer func() { _ = f.Close() }() // opened for reading
+	found, err := f.ReadDir(-1)
+	if err != nil {
+		return nil, err
+	}
+	entries := make([]fuse.DirEntry, 0, len(found))
+	for _, e := range found {
+		if n.hides(e.Name()) || !e.Type().IsRegular() && !e.IsDir() {
+			continue
+		}
+		mode := uint32(unix.S_IFREG)
+		if e.IsDir() {
+			mode = unix.S_IFDIR
+		}
+		entries = append(entries, fuse.DirEntry{Name: e.Name(), Mode: mode})
+	}
+	return entries, nil
+}

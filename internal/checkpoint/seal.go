@@ -1,0 +1,269 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/internal/pause"
+)
+
+// SealOptions say how a draft of plain files is published.
+type SealOptions struct {
+	Patience time.Duration           // how long a file may still be open for writing: the kernel closes some a moment after close(2)
+	Progress func(done, total int64) // bytes; may be called from several threads at once. nil: nobody asks
+}
+
+// Writing names a file of a draft that somebody can still write: an [ErrOpen].
+type Writing struct{ File string }
+
+func (w *Writing) Error() string {
+	return fmt.Sprintf("file %q is still open for writing, or mapped: close it, then publish again", w.File)
+}
+func (w *Writing) Unwrap() error { return ErrOpen }
+
+// PublishAll publishes whatever files are in the draft, whose writers said neither sizes nor sums. It takes a read lease of each first: the
+// kernel refuses that while anybody can still write the file ([Writing]). The caller sees to it that nobody opens one
+// for writing meanwhile. Then it reads all files for their sums, and publishes as [Draft.Publish] does.
+func (d *Draft) PublishAll(ctx context.Context, opt SealOptions) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return fmt.Errorf("publish checkpoint %s: it was published or dropped before: %w", d.path, os.ErrClosed)
+	}
+	if err := d.publishAll(ctx, opt); err != nil {
+		return fmt.Errorf("publish checkpoint %s: %w", d.path, err)
+	}
+	d.end()
+	return nil
+}
+
+func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
+	files, err := d.files()
+	if err != nil {
+		return err
+	}
+	deadline := time.Now().Add(opt.Patience)
+	for i := range files {
+		if err := d.whenClosed(ctx, files[i].Name, deadline); err != nil {
+			return err
+		}
+	}
+	// Sizes are final now.
+	if files, err = d.files(); err != nil {
+		return err
+	}
+	dirs, err := d.compare(files, true)
+	if err != nil {
+		return err
+	}
+	for i := range files {
+		files[i].Sums = make([]uint32, chunks(files[i].Size))
+	}
+	group, working := errgroup.WithContext(ctx)
+	group.Go(func() error { return d.sync(working, files, dirs) })
+	group.Go(func() error { return d.sum(working, files, opt.Progress) })
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	m := &Manifest{Name: d.name, Part: d.part, Created: time.Now().UTC().Truncate(time.Millisecond), Files: files}
+	text, err := m.marshal()
+	if err != nil {
+		return err
+	}
+	if _, err := d.compare(files, true); err != nil { // somebody works past the volume
+		return err
+	}
+	return d.finish(text)
+}
+
+// files lists the draft's files. It refuses what a checkpoint cannot have.
+func (d *Draft) files() (files []File, err error) {
+	err = walk(d.dir, ".", 0, func(name string, info fs.FileInfo) error {
+		switch {
+		case info.IsDir() || name == ManifestName:
+		case !info.Mode().IsRegular():
+			return failf(ErrInvalid, "%q is no regular file, and a checkpoint has no others: remove it", name)
+		case len(files) == mostFiles:
+			return failf(ErrInvalid, "there are more than %d files", mostFiles)
+		default:
+			files = append(files, File{Name: name, Size: info.Size()})
+		}
+		return nil
+	})
+	return files, err
+}
+
+// whenClosed waits until nobody can write a file.
+func (d *Draft) whenClosed(ctx context.Context, name string, deadline time.Time) error {
+	const again = 5 * time.Millisecond
+	for {
+		f, err := d.leased(name)
+		if err == nil {
+			return f.Close() // and the lease with it
+		}
+		if !errors.Is(err, ErrOpen) || time.Now().After(deadline) {
+			return err
+		}
+		if err := pause.For(ctx, again); err != nil {
+			return err
+		}
+	}
+}
+
+// leased opens a file with a read lease.
+func (d *Draft) leased(name string) (*os.File, error) {
+	f, _, err := openRegular(d.dir, name)
+	if err != nil {
+		return nil, err
+	}
+	take := func() error {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+		return err
+	}
+	if err = take(); errors.Is(err, unix.EACCES) && d.owner != nil { // root without CAP_LEASE: the owner may
+		err = asuser.Do(asuser.User{UID: d.owner.UID, GID: d.owner.GID}, take)
+	}
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, unix.EAGAIN):
+		err = &Writing{name}
+	default:
+		err = fmt.Errorf("take a read lease of %s: %w", filepath.Join(d.Dir(), name), err)
+	}
+	_ = f.Close() // opened for reading
+	return nil, err
+}
+
+// sum computes the sums of files, each under its lease.
+func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total int64)) error {
+	total, done := int64(0), atomic.Int64{}
+	for i := range files {
+		total += files[i].Size
+	}
+	read := func(n int64) {
+		if sum := done.Add(n); progress != nil {
+			progress(sum, total)
+		}
+	}
+	read(0)
+	jobs := make(chan job)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		defer close(jobs)
+		for i := range files {
+			for first, n := int64(0), int64(len(files[i].Sums)); first < n; first += verifyJob {
+				select {
+				case jobs <- job{&files[i], first, min(n, first+verifyJob)}:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		}
+		return nil
+	})
+	for range min(8, runtime.NumCPU()) {
+		group.Go(func() error {
+			buf := make([]byte, verifySlice)
+			for j := range jobs {
+				if err := d.sumChunks(ctx, j, buf, read); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// sumChunks computes the sums of some chunks of a file.
+func (d *Draft) sumChunks(ctx context.Context, j job, buf []byte, read func(int64)) error {
+	f, err := d.leased(j.file.Name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	for chunk := j.first; chunk < j.end; chunk++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		at := chunk * Chunk
+		n := min(Chunk, j.file.Size-at)
+		if j.file.Sums[chunk], err = sumOf(f, at, n, buf); err != nil {
+			return fmt.Errorf("read %q: %w", j.file.Name, err)
+		}
+		read(n)
+	}
+	if held, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0); err != nil || held != unix.F_RDLCK { // somebody opens it past the volume
+		return errors.Join(&Writing{j.file.Name}, err)
+	}
+	return nil
+}
+
+// SetMode sets the mode that the checkpoint will have.
+func (d *Draft) SetMode(mode fs.FileMode) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mode = d.mode&fs.ModeSetgid | mode&fs.ModePerm
+}
+
+// Name is the name that the draft will be published under.
+func (d *Draft) Name() string { return d.name }
+
+// Lock opens the draft's lock again, which is held as long as any descriptor of it is open.
+func (d *Draft) Lock() (*os.File, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return nil, os.ErrClosed
+	}
+	fd, err := unix.FcntlInt(d.lock.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), d.lock.base), nil
+}
+
+// Rename gives a draft another name, under which it will be published. [ErrExists], [ErrBusy]: as of [Begin].
+func (d *Draft) Rename(ctx context.Context, name string) (err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return os.ErrClosed
+	}
+	if err := checkName(name); err != nil {
+		return err
+	}
+	as := &Draft{path: filepath.Join(filepath.Dir(d.path), name), name: name, parent: d.parent, of: d.of}
+	if as.lock, err = take(ctx, d.parent, name, d.of); err != nil {
+		return err
+	}
+	if err = as.refuseExisting(); err == nil {
+		for _, ending := range []string{draftEnding, oldEnding} {
+			if err == nil {
+				_, err = removeHidden(ctx, d.parent, hidden(name, ending), d.of)
+			}
+		}
+	}
+	if err == nil {
+		err = rename(d.parent, d.base(), as.base())
+	}
+	if err != nil {
+		as.lock.release()
+		return fmt.Errorf("rename the draft of %s: %w", d.path, err)
+	}
+	d.lock.release()
+	d.path, d.name, d.lock = as.path, as.name, as.lock
+	return nil
+}

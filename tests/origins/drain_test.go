@@ -1,0 +1,185 @@
+package origins_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// drainedFiles are the files of a checkpoint, by name.
+func drainedFiles(seed byte) map[string][]byte {
+	files := map[string][]byte{}
+	for name, size := range map[string]int{"empty": 0, "config.json": 300, "shards/part": 32 << 20, "shards/large": 40<<20 + 5, ".metadata": 1000} {
+		files[name] = make([]byte, size)
+		_, _ = rand.NewChaCha8([32]byte{seed, byte(size)}).Read(files[name])
+	}
+	return files
+}
+
+// publish makes a checkpoint.
+func publish(t testing.TB, dir, name string, files map[string][]byte) {
+	t.Helper()
+	d, err := checkpoint.Begin(t.Context(), filepath.Join(dir, name), checkpoint.Part{Of: 1})
+	must(t, err)
+	var list []checkpoint.File
+	for file, data := range files {
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(d.Dir(), file)), 0o755))
+		must(t, os.WriteFile(filepath.Join(d.Dir(), file), data, 0o644))
+		f := checkpoint.File{Name: file, Size: int64(len(data))}
+		for chunk := range slices.Chunk(data, checkpoint.Chunk) {
+			f.Sums = append(f.Sums, crc32.Checksum(chunk, crc32.MakeTable(crc32.Castagnoli)))
+		}
+		list = append(list, f)
+	}
+	must(t, d.Publish(t.Context(), list))
+}
+
+// showsCheckpoints compares a mount of a destination with these checkpoints, as readers and hbmfs see them.
+func showsCheckpoints(t *testing.T, m *mounted, want map[string]map[string][]byte) {
+	t.Helper()
+	entries, err := os.ReadDir(m.point)
+	must(t, err)
+	for _, e := range entries {
+		if want[e.Name()] == nil {
+			t.Errorf("the mount shows %s", e.Name())
+		}
+	}
+	all, err := checkpoint.List(m.point)
+	must(t, err)
+	if len(all) != len(want) {
+		t.Errorf("%d checkpoints are listed: %v", len(all), all)
+	}
+	for name, files := range want {
+		for file, data := range files {
+			if got, err := os.ReadFile(m.Path(name, file)); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%s/%s is not what was drained: %v", name, file, err)
+			}
+		}
+		out, err := suite.Output(t.Context(), "checkpoint", "verify", "--json", m.Path(name))
+		if err != nil || !strings.Contains(string(out), `"damaged": 0`) {
+			t.Errorf("hbmfs checkpoint verify %s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// TestDrain drains a directory to a real server, by the command, and mounts what is there.
+func TestDrain(t *testing.T) {
+	needS3(t)
+	blackbox.NeedFUSE(t)
+	p, bucket, dir := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t)
+	to := s3Source(p, bucket+"/run")
+	one, two := drainedFiles(1), drainedFiles(2)
+	publish(t, dir, "step-9", one)
+	publish(t, dir, "step-10", two)
+	for range 2 {
+		out, err := suite.Output(t.Context(), "checkpoint", "drain", "--json", dir, to)
+		must(t, err)
+		var s status.Drain
+		must(t, json.Unmarshal(out, &s))
+		if s.States != (status.DrainStates{Remote: 2}) || s.Pending != 0 {
+			t.Fatalf("the drain says %s", out)
+		}
+	}
+	s3.put(t, bucket, "run/step-11/shards/part", []byte("its manifest never came"))
+	out, err := suite.Output(t.Context(), "checkpoint", "ls", "--json", to)
+	must(t, err)
+	var listed struct{ Checkpoints []checkpoint.Entry }
+	must(t, json.Unmarshal(out, &listed))
+	if c := listed.Checkpoints; len(c) != 3 || c[0].Name != "step-9" || c[1].State != checkpoint.Complete || c[1].Files != len(two) || c[2].State != checkpoint.InWork {
+		t.Errorf("hbmfs checkpoint ls says %s", out)
+	}
+	for _, source := range []string{to, s3Source(p, bucket)} { // and the directory around it
+		m := mount(t, source, "")
+		if source == to {
+			showsCheckpoints(t, m, map[string]map[string][]byte{"step-9": one, "step-10": two})
+		} else if names, err := os.ReadDir(m.Path("run")); err != nil || len(names) != 2 {
+			t.Errorf("the mount of the bucket shows %v, %v", names, err)
+		}
+		m.end(t)
+	}
+	other := suite.NewDir(t)
+	publish(t, other, "step-12", map[string][]byte{"x": []byte("y")})
+	var failed interface{ ExitCode() int }
+	if out, err = suite.Command(t.Context(), "checkpoint", "drain", other, to).CombinedOutput(); !errors.As(err, &failed) || failed.ExitCode() != 3 || !strings.Contains(string(out), "two volumes do not share a place") {
+		t.Errorf("a second directory: %v\n%s", err, out)
+	}
+}
+
+// TestVolumeDrains has plain programs write into a volume that drains and keeps one checkpoint, and kills its daemon.
+func TestVolumeDrains(t *testing.T) {
+	needS3(t)
+	blackbox.NeedRoot(t)
+	p, bucket, dir, point := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t), suite.NewDir(t)
+	to := s3Source(p, bucket+"/run")
+	log := filepath.Join(suite.NewDir(t), "log")
+	v, err := suite.Mount(t.Context(), dir, point, "--checkpoints", "--drain", to, "--keep", "1", "--log-file", log)
+	must(t, err)
+	states := func() map[string]string {
+		text, err := os.ReadFile(v.Path(".hbmfs", "status"))
+		if err != nil {
+			return nil
+		}
+		var s status.Status
+		must(t, json.Unmarshal(text, &s))
+		all := map[string]string{}
+		for _, c := range s.Checkpoints.Published {
+			all[c.Name] = c.State
+		}
+		return all
+	}
+	await := func(want map[string]string) {
+		t.Helper()
+		var got map[string]string
+		if !blackbox.Within(patience, func() bool {
+			got = states()
+			return fmt.Sprint(got) == fmt.Sprint(want)
+		}) {
+			text, _ := os.ReadFile(log)
+			t.Fatalf("the states are %v, want %v\n%s", got, want, text)
+		}
+	}
+	want := map[string]map[string][]byte{}
+	for step := range 4 {
+		name := fmt.Sprintf("step-%d", 9+step)
+		want[name] = drainedFiles(byte(step))
+		for file, data := range want[name] {
+			path := v.Path(name+".tmp", file)
+			must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			must(t, os.WriteFile(path, data, 0o644))
+		}
+		must(t, os.Rename(v.Path(name+".tmp"), v.Path(name)))
+		if step == 2 {
+			pid, err := v.DaemonPID()
+			must(t, err)
+			must(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+		await(map[string]string{name: "remote"}) // and the one before is gone here
+	}
+	if !blackbox.Within(patience, func() bool {
+		text, err := os.ReadFile(v.Path(".hbmfs", "metrics"))
+		return err == nil && strings.Contains(string(text), `hbmfs_drain_checkpoints{state="remote"} 1`)
+	}) {
+		t.Error("the metrics do not say that one checkpoint is here")
+	}
+	if names, err := os.ReadDir(point); err != nil || len(names) != 1 {
+		t.Errorf("the volume shows %v, %v", names, err)
+	}
+	pid, err := v.DaemonPID()
+	must(t, err)
+	v.EndsWell(t, pid, log, patience)
+	m := mount(t, to, "")
+	showsCheckpoints(t, m, want)
+}

@@ -1,0 +1,229 @@
+package volume_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// TestPublishing: the three ways, and what others see before and after.
+func TestPublishing(t *testing.T) {
+	v := mount(t)
+	seen := func(drafts, published []string) {
+		t.Helper()
+		both := append(slices.Clone(drafts), published...)
+		slices.Sort(both)
+		if names := listed(t, v.point); !slices.Equal(names, both) {
+			t.Errorf("the mount lists %q, want %q", names, both)
+		}
+		if names := listed(t, v.Path(".hbmfs", "views")); !slices.Equal(names, published) {
+			t.Errorf("there are views of %q, want %q", names, published)
+		}
+		var plain []string
+		for _, name := range listed(t, v.dir) {
+			if name[0] != '.' {
+				plain = append(plain, name)
+			}
+		}
+		if !slices.Equal(plain, published) {
+			t.Errorf("the directory has %q, want %q", plain, published)
+		}
+	}
+	v.draft(t, "a", map[string]string{"file": "bytes", "sub/file": "below"})
+	seen([]string{"a.tmp"}, nil)
+	if info, err := os.Stat(v.Path("a.tmp")); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("a draft has mode %v, %v", info.Mode(), err)
+	}
+	must(t, v.publish("a"))
+	seen(nil, []string{"a"})
+
+	must(t, os.Mkdir(v.Path("b"), 0o750)) // as DCP does it
+	must(t, os.WriteFile(v.Path("b", "__0_0.distcp"), []byte("tensors"), 0o644))
+	must(t, os.WriteFile(v.Path("b", ".metadata.tmp"), []byte("where"), 0o644))
+	seen([]string{"b"}, []string{"a"})
+	must(t, os.Rename(v.Path("b", ".metadata.tmp"), v.Path("b", ".metadata")))
+	seen(nil, []string{"a", "b"})
+	want(t, "another file", os.WriteFile(v.Path("b", "more"), nil, 0o644), unix.EROFS)
+	if info, err := os.Stat(filepath.Join(v.dir, "b")); err != nil || info.Mode().Perm() != 0o750 {
+		t.Errorf("the published directory has mode %v, %v", info.Mode(), err)
+	}
+
+	must(t, os.Mkdir(v.Path("c"), 0o755))
+	must(t, os.Mkdir(v.Path("c", "empty"), 0o755))
+	must(t, os.WriteFile(v.Path("c", "model.safetensors"), []byte("weights"), 0o600))
+	if code, out, errs := run(t, "publish", v.Path("c")); code != 0 || out != "published "+v.Path("c")+"\n" || errs != "" {
+		t.Errorf("hbmfs publish: %d %q %q", code, out, errs)
+	}
+	seen(nil, []string{"a", "b", "c"})
+	if code, _, errs := run(t, "publish", v.Path("c")); code != 1 || !strings.Contains(errs, "no draft") {
+		t.Errorf("hbmfs publish of a published one: %d %q", code, errs)
+	}
+	if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.dir, "a"), v.Path("b"), v.Path("c")); code != 0 {
+		t.Errorf("verify: %d %s%s", code, out, errs)
+	}
+	// A DCP save inside of NAME.tmp ends with the rename of that, as its writer means it.
+	v.draft(t, "d", map[string]string{".metadata.tmp": "where"})
+	must(t, os.Rename(v.Path("d.tmp", ".metadata.tmp"), v.Path("d.tmp", ".metadata")))
+	seen([]string{"d.tmp"}, []string{"a", "b", "c"})
+	must(t, os.Rename(v.Path("d.tmp"), v.Path("e.tmp")))
+	must(t, os.Rename(v.Path("e.tmp"), v.Path("f")))
+	seen(nil, []string{"a", "b", "c", "f"})
+}
+
+// TestRefusals: what a volume does not take, with a sentence in its status.
+func TestRefusals(t *testing.T) {
+	v := mount(t)
+	v.draft(t, "done", map[string]string{"file": "bytes"})
+	must(t, v.publish("done"))
+	dir := v.draft(t, "step", map[string]string{"file": "bytes", "sub/file": "x"})
+	v.draft(t, "next", map[string]string{"file": "bytes"})
+	for _, c := range []struct {
+		name  string
+		err   error
+		errno unix.Errno
+		says  string
+	}{
+		{"a file in the root", os.WriteFile(v.Path("file"), nil, 0o644), unix.EPERM, "file in the root"},
+		{"a link in the root", os.Symlink("done", v.Path("latest")), unix.EPERM, "no links"},
+		{"a pipe in the root", unix.Mkfifo(v.Path("pipe"), 0o644), unix.EPERM, "pipe in the root"},
+		{"a symbolic link", os.Symlink("/etc/passwd", dir+"/link"), unix.EPERM, "no links"},
+		{"a hard link", os.Link(dir+"/file", dir+"/link"), unix.EPERM, "no links"},
+		{"a hard link out of it", os.Link(dir+"/file", v.Path("next.tmp", "link")), unix.EPERM, "no links"},
+		{"a hard link of a published file", os.Link(v.Path("done", "file"), dir+"/link"), unix.EPERM, ""},
+		{"a pipe", unix.Mkfifo(dir+"/pipe", 0o644), unix.EPERM, "no devices"},
+		{"a device", unix.Mknod(dir+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))), unix.EPERM, "no devices"},
+		{"a socket", unix.Mknod(dir+"/socket", unix.S_IFSOCK|0o666, 0), unix.EPERM, "no devices"},
+		{"a manifest", os.WriteFile(dir+"/.hbmfs-manifest.json", nil, 0o644), unix.EPERM, "manifest"},
+		{"a rename to the manifest", os.Rename(dir+"/file", dir+"/.hbmfs-manifest.json"), unix.EPERM, "manifest"},
+		{"a draft of a published name", os.Mkdir(v.Path("done"), 0o755), unix.EEXIST, ""},
+		{"a draft of a published name, as .tmp", os.Mkdir(v.Path("done.tmp"), 0o755), unix.EEXIST, ""},
+		{"a second draft of a name", os.Mkdir(v.Path("step"), 0o755), unix.EEXIST, ""},
+		{"a rename over a published one", os.Rename(dir, v.Path("done")), unix.EEXIST, "never overwritten"},
+		{"a rename over a draft", os.Rename(dir, v.Path("next.tmp")), unix.EEXIST, ""},
+		{"a rename onto a draft's name", os.Rename(dir, v.Path("next")), unix.EEXIST, ""},
+		{"a rename of a published one", os.Rename(v.Path("done"), v.Path("gone")), unix.EROFS, "never changes"},
+		{"a rename of a file to the root", os.Rename(dir+"/file", v.Path("file")), unix.EXDEV, ""},
+		{"a rename of a directory to the root", os.Rename(dir+"/sub", v.Path("sub")), unix.EXDEV, ""},
+		{"a rename between drafts", os.Rename(dir+"/file", v.Path("next.tmp", "other")), unix.EXDEV, ""},
+		{"a rename into a published one", os.Rename(dir+"/file", v.Path("done", "other")), unix.EXDEV, ""},
+		{"a rename of a draft into another", os.Rename(dir, v.Path("next.tmp", "sub")), unix.EXDEV, ""},
+		{"a name with a dot", os.Mkdir(v.Path(".hidden"), 0o755), unix.EINVAL, "begins with a dot"},
+		{"a rename to a name with a dot", os.Rename(dir, v.Path(".hidden")), unix.EINVAL, "begins with a dot"},
+		{"a name with a control character", os.Mkdir(v.Path("a\nb"), 0o755), unix.EINVAL, "control characters"},
+		{"a long name", os.Mkdir(v.Path(strings.Repeat("n", 250)), 0o755), unix.EINVAL, "longer than"},
+		{"an exchange", unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, v.Path("next.tmp"), unix.RENAME_EXCHANGE), unix.EINVAL, ""},
+		{"rmdir of a draft with files", unix.Rmdir(dir), unix.ENOTEMPTY, ""},
+		{"rmdir of the control directory", unix.Rmdir(v.Path(".hbmfs")), unix.EPERM, ""},
+		{"a file in the control directory", os.WriteFile(v.Path(".hbmfs", "x"), nil, 0o644), unix.EROFS, ""},
+		{"a file in the views", os.WriteFile(v.Path(".hbmfs", "views", "x"), nil, 0o644), unix.EROFS, ""},
+		{"unlink of a draft", unix.Unlink(dir), unix.EISDIR, ""},
+		{"rename without a source", os.Rename(v.Path("none.tmp"), v.Path("none")), unix.ENOENT, ""},
+	} {
+		want(t, c.name, c.err, c.errno)
+		if c.says != "" {
+			logged(t, v, c.says)
+		}
+	}
+	// What somebody makes past the mount is named when it is published.
+	must(t, os.Symlink("/etc/passwd", filepath.Join(v.dir, ".step.hbmfs.tmp", "planted")))
+	want(t, "publish a planted link", v.publish("step"), unix.EINVAL)
+	v.said(t, `"planted" is no regular file`)
+	if _, err := os.ReadFile(dir + "/planted"); err == nil {
+		t.Error("a planted link is followed")
+	}
+	must(t, os.RemoveAll(filepath.Join(v.dir, ".step.hbmfs.tmp", "planted")))
+	must(t, v.publish("step"))
+}
+
+// logged looks into the daemon's log, which has what the status has no room for.
+func logged(t *testing.T, v *volume, words string) {
+	t.Helper()
+	if !blackbox.Within(patience, func() bool {
+		text, err := os.ReadFile(v.log)
+		return err == nil && strings.Contains(string(text), words)
+	}) {
+		t.Errorf("the log does not say %q", words)
+	}
+}
+
+// TestMountRefusals: directories and flags that are of no use.
+func TestMountRefusals(t *testing.T) {
+	blackbox.NeedRoot(t)
+	dir, point := suite.NewDir(t), suite.NewDir(t)
+	must(t, os.Mkdir(dir+"/below", 0o755))
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{dir + "/none", point}, "mkdir -p makes it"},
+		{[]string{dir, dir}, "cannot be mounted on itself"},
+		{[]string{dir, dir + "/below"}, "lies in the directory itself"},
+		{[]string{"s3://bucket/run", point}, "is an address"},
+		{[]string{"--format", "npy", dir, point}, "goes without --format"},
+		{[]string{"/proc/self", point}, "nothing can be written there"},
+	} {
+		code, _, errs := run(t, append([]string{"mount", "--checkpoints"}, c.args...)...)
+		if code == 0 || !strings.Contains(errs, c.says) {
+			t.Errorf("mount %q: %d %q, want %q", c.args, code, errs, c.says)
+		}
+	}
+	// Directories that are no checkpoints are not shown, and not removed; leftovers are removed.
+	must(t, os.WriteFile(dir+"/notes.txt", []byte("mine"), 0o644))
+	must(t, os.Mkdir(dir+"/.old.hbmfs.tmp", 0o700))
+	must(t, os.WriteFile(dir+"/.old.hbmfs.tmp/half", []byte("half"), 0o644))
+	v := mountAt(t, dir)
+	if names := listed(t, v.point); len(names) != 0 {
+		t.Errorf("the mount shows %q", names)
+	}
+	want(t, "a draft of a foreign name", os.Mkdir(v.Path("notes.txt"), 0o755), unix.EEXIST)
+	notes := strings.Join(v.status(t).Notes, "\n")
+	if !strings.Contains(notes, "below, notes.txt") || !strings.Contains(notes, "were removed") {
+		t.Errorf("the notes are %q", notes)
+	}
+	if names := listed(t, dir); !slices.Equal(names, []string{"below", "notes.txt"}) {
+		t.Errorf("the directory has %q", names)
+	}
+}
+
+// TestStatusNamesDrafts: who writes what, since when, with how many files open.
+func TestStatusNamesDrafts(t *testing.T) {
+	v := mount(t)
+	dir := v.draft(t, "step", map[string]string{"file": "bytes"})
+	f, err := os.OpenFile(dir+"/file", os.O_RDWR, 0)
+	must(t, err)
+	s := v.status(t).Checkpoints
+	if len(s.Drafts) != 1 || s.Drafts[0].Name != "step.tmp" || s.Drafts[0].Open != 1 || s.Drafts[0].UID != 0 || s.Drafts[0].Since.IsZero() || s.Free <= 0 {
+		t.Errorf("the status has %+v", s)
+	}
+	must(t, f.Close())
+	must(t, v.publish("step"))
+	s = v.status(t).Checkpoints
+	if len(s.Drafts) != 0 || len(s.Published) != 1 || s.Published[0].Name != "step" || s.Published[0].State != "local" || s.Published[0].Size != 5 || s.Published[0].Files != 1 {
+		t.Errorf("the status has %+v", s)
+	}
+}
+
+// TestUnmountEndsDrafts: drafts end with the mount, and what is published stays.
+func TestUnmountEndsDrafts(t *testing.T) {
+	v := mount(t)
+	v.draft(t, "done", map[string]string{"file": "bytes"})
+	must(t, v.publish("done"))
+	v.draft(t, "half", map[string]string{"file": "bytes"})
+	v.end(t)
+	if names := listed(t, v.dir); !slices.Equal(names, []string{"done"}) {
+		t.Errorf("after the unmount there are %q", names)
+	}
+	again := mountAt(t, v.dir)
+	if text, err := os.ReadFile(again.Path("done", "file")); err != nil || string(text) != "bytes" {
+		t.Errorf("after another mount it has %q, %v", text, err)
+	}
+}
