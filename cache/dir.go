@@ -244,6 +244,21 @@ func (d *Dir) ListBelow(ctx context.Context, name string) (*Listing, error) {
 	return l, nil
 }
 
+// Root tells of the directory itself as it is now.
+func (d *Dir) Root() (DirEntry, error) {
+	root, err := d.root.Open(".")
+	if err != nil {
+		return DirEntry{}, fmt.Errorf("look at %s: %w", d.path, err)
+	}
+	defer func() { _ = root.Close() }() // opened for reading: nothing is lost
+	var st unix.Stat_t
+	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+		return DirEntry{}, fmt.Errorf("look at %s: %w", d.path, err)
+	}
+	here := d.placeOf(int(root.Fd()), &st)
+	return DirEntry{"", modTime(&st), here.rights.Perm, st.Uid, st.Gid}, nil
+}
+
 // maxDepth is how many directories deep a listing goes. It bounds the descriptors of a walk, which holds one for each.
 const maxDepth = 1024
 

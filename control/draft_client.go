@@ -36,10 +36,10 @@ type Draft struct {
 
 	root, client string
 
-	mu        sync.Mutex // guards what follows
-	conn      *Client
-	epoch     Epoch // of the mount
-	published bool
+	mu     sync.Mutex // guards what follows
+	conn   *Client    // nil between two daemons, and once closed
+	epoch  Epoch      // of the mount
+	closed bool
 }
 
 // InVolume tells whether a checkpoint at path would lie in a checkpoint volume: below its mount, whether it is there or not. It fails where
@@ -74,13 +74,25 @@ func BeginDraft(ctx context.Context, path string, part, parts int, client string
 	return d, nil
 }
 
-// AttachDraft opens a draft that another process of this user has begun, to write files of it.
-func AttachDraft(ctx context.Context, path string, id DraftID, client string) (*Draft, error) {
+// AttachDraft opens the draft of the checkpoint at path that another process of this user has begun, to write files of it. ENOENT: none
+// has.
+func AttachDraft(ctx context.Context, path, client string) (*Draft, error) {
 	d, err := openDraft(ctx, path, client)
 	if err != nil {
 		return nil, err
 	}
-	d.ID = id
+	m := Begin{Parts: 1, Flags: BeginAttach, Name: filepath.Base(d.Path)}
+	a, err := d.ask(ctx, TypeBegin, TypeDraft, m.AppendTo)
+	var given DraftFiles
+	if err == nil {
+		CloseAll(a.fds)
+		given, err = ParseDraftFiles(a.payload)
+	}
+	if err != nil {
+		_ = d.Close() // nothing has begun
+		return nil, fmt.Errorf("write into checkpoint %s: %w", d.Path, err)
+	}
+	d.ID = given.ID
 	return d, nil
 }
 
@@ -103,8 +115,16 @@ func openDraft(ctx context.Context, path, client string) (*Draft, error) {
 	}
 	_ = unix.Close(dir) // it was only looked for
 	d := &Draft{Path: path, root: root, client: client}
-	if d.conn, err = dialTrusted(ctx, root, client); err != nil {
-		return nil, err
+	for end := time.Now().Add(redialTime); ; { // a daemon may go as it is greeted
+		if d.conn, err = dialTrusted(ctx, root, client); err == nil {
+			break
+		}
+		if !errors.Is(err, ErrStale) && !hasClosed(err) || time.Now().After(end) {
+			return nil, err
+		}
+		if err := sleep(ctx, redialPause); err != nil {
+			return nil, err
+		}
 	}
 	d.epoch = d.conn.Epoch()
 	real, err := filepath.EvalSymlinks(in)
@@ -128,24 +148,25 @@ func exists(path string) error {
 	return err
 }
 
-// isMount tells whether a path lies in a FUSE filesystem that hbmfs mounted: it has the directory of the control channel at its root.
+// isMount tells whether a path lies in a mount of hbmfs, by the table of mounts.
 func isMount(path string) bool {
 	var st unix.Stat_t
-	var at unix.Statfs_t
-	if unix.Stat(path, &st) != nil || unix.Statfs(path, &at) != nil || at.Type != unix.FUSE_SUPER_MAGIC {
+	if unix.Stat(path, &st) != nil {
 		return false
 	}
-	for mount := st.Dev; ; path = filepath.Dir(path) {
-		if unix.Stat(path, &st) != nil || st.Dev != mount {
-			return false
-		}
-		if unix.Stat(filepath.Join(path, ".hbmfs", "status"), &st) == nil && st.Dev == mount {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false
+	}
+	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	for line := range strings.Lines(string(table)) {
+		before, after, _ := strings.Cut(line, " - ")
+		fields := strings.Fields(before)
+		if len(fields) > 2 && fields[2] == device && strings.HasPrefix(after, "fuse.hbmfs ") {
 			return true
 		}
-		if path == "/" {
-			return false
-		}
 	}
+	return false
 }
 
 // dialTrusted connects to a daemon of root, or of this user: what is written goes to files that it gives.
@@ -227,16 +248,13 @@ func (d *Draft) Publish(ctx context.Context, files int, size int64) error {
 	if _, err := d.ask(ctx, TypePublish, TypeDone, m.AppendTo); err != nil {
 		return fmt.Errorf("publish checkpoint %s: %w", d.Path, err)
 	}
-	d.mu.Lock()
-	d.published = true
-	d.mu.Unlock()
 	return d.Close()
 }
 
 // Drop removes the draft, and ends the connection. A published one stays.
 func (d *Draft) Drop(ctx context.Context) error {
 	d.mu.Lock()
-	over := d.published || d.conn == nil
+	over := d.closed
 	d.mu.Unlock()
 	if over {
 		return nil
@@ -253,7 +271,7 @@ func (d *Draft) Drop(ctx context.Context) error {
 func (d *Draft) Close() error {
 	d.mu.Lock()
 	conn := d.conn
-	d.conn = nil
+	d.conn, d.closed = nil, true
 	d.mu.Unlock()
 	if conn == nil {
 		return nil
@@ -276,24 +294,22 @@ func (d *Draft) ask(ctx context.Context, t, want FrameType, fill func([]byte) []
 		if err == nil {
 			a, err = c.request(ctx, t, want, fill)
 		}
-		if err == nil || !d.mayRetry(err) || time.Now().After(end) {
+		if err == nil || !d.lost(c, err) || time.Now().After(end) {
 			return a, err
 		}
-		if c != nil {
-			d.lost(c)
-		}
-		select {
-		case <-ctx.Done():
-			return response{}, ctx.Err()
-		case <-time.After(redialPause):
+		if err := sleep(ctx, redialPause); err != nil {
+			return response{}, err
 		}
 	}
 }
 
-// mayRetry tells whether the daemon has gone, as far as an error says. A mount that has ended has another epoch, or no socket.
-func (d *Draft) mayRetry(err error) bool {
-	var refusal *Refusal
-	return !errors.As(err, &refusal) && (errors.Is(err, ErrStale) || hasClosed(err)) && !errors.Is(err, errOtherMount)
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }
 
 var errOtherMount = errors.New("the volume was mounted again since, and the draft has ended with the mount before: begin it again")
@@ -305,8 +321,8 @@ func (d *Draft) connection(ctx context.Context) (*Client, error) {
 	if d.conn != nil {
 		return d.conn, nil
 	}
-	if d.published {
-		return nil, fmt.Errorf("it was published: %w", os.ErrClosed)
+	if d.closed {
+		return nil, fmt.Errorf("it was published, dropped or closed before: %w", os.ErrClosed)
 	}
 	c, err := dialTrusted(ctx, d.root, d.client)
 	if err != nil {
@@ -319,12 +335,22 @@ func (d *Draft) connection(ctx context.Context) (*Client, error) {
 	return c, nil
 }
 
-// lost forgets a connection whose daemon has gone.
-func (d *Draft) lost(c *Client) {
+// lost forgets a connection whose daemon has gone, as far as an error says, and tells whether that is so. A mount that has ended has
+// another epoch, or no socket.
+func (d *Draft) lost(c *Client, err error) bool {
+	var refusal *Refusal
+	if errors.As(err, &refusal) || errors.Is(err, errOtherMount) {
+		return false
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.conn == c {
+	if c != nil && d.conn != c { // another request has found it
+		return !d.closed
+	}
+	gone := errors.Is(err, ErrStale) || hasClosed(err)
+	if gone && c != nil {
 		d.conn = nil
 		_ = c.Close() // nobody is at the other end
 	}
+	return gone
 }

@@ -2,9 +2,12 @@ package control
 
 import "math"
 
-// DraftID names a draft, and is the right to write it, for processes of the user who began it. Its first writer draws it at random, so
-// that a BEGIN whose answer was lost can be said again.
+// DraftID names a draft among those of its user. Its first writer draws it at random, so that a BEGIN whose answer was lost can be
+// said again.
 type DraftID [16]byte
+
+// BeginAttach is a flag of BEGIN: the draft of this name that another process of the user has begun is wanted.
+const BeginAttach = 1
 
 // Limits of drafts.
 const (
@@ -30,13 +33,14 @@ type Begin struct {
 	ID          DraftID
 	Part, Parts uint32 // which part of the checkpoint this is, from 0, of how many
 	Umask       uint32 // of the writer
+	Flags       uint32
 	Name        string // of the checkpoint
 	Files       []NewFile
 }
 
 // AppendTo appends the payload.
 func (m *Begin) AppendTo(b []byte) []byte {
-	b = put32(append(b, m.ID[:]...), m.Part, m.Parts, m.Umask, 0, uint32(len(m.Files)), uint32(len(m.Name)))
+	b = put32(append(b, m.ID[:]...), m.Part, m.Parts, m.Umask, m.Flags, uint32(len(m.Files)), uint32(len(m.Name)))
 	for i := range m.Files {
 		b = m.Files[i].appendTo(b)
 	}
@@ -44,20 +48,19 @@ func (m *Begin) AppendTo(b []byte) []byte {
 	return appendNames(b, m.Files)
 }
 
-// ParseBeginDraft reads the payload.
+// ParseBegin reads the payload.
 func ParseBegin(p []byte) (Begin, error) {
 	r := reader{rest: p}
-	m := Begin{ID: r.id(), Part: r.u32(), Parts: r.u32(), Umask: r.u32()}
-	r.zero(4)
+	m := Begin{ID: r.id(), Part: r.u32(), Parts: r.u32(), Umask: r.u32(), Flags: r.u32()}
 	n, length := r.u32(), r.u32()
 	table := r.newFiles(n)
 	m.Name = string(r.bytes(int(min(length, maxName+1))))
 	m.Files = r.names(table)
-	r.bad = r.bad || length > maxName || m.Umask > maxUmask || m.Parts > maxParts
+	r.bad = r.bad || length > maxName || m.Umask > maxUmask || m.Parts > maxParts || m.Flags&^BeginAttach != 0
 	return m, r.end()
 }
 
-// AddFiles is ADD: more files of a draft. Any process of the user who began it may say it, who knows the draft's number.
+// AddFiles is ADD: more files of a draft. Any process of the user who began it may say it.
 type AddFiles struct {
 	ID    DraftID
 	Files []NewFile
@@ -123,17 +126,18 @@ func (r *reader) names(entries []byte) []NewFile {
 
 // DraftFiles is DRAFT: it answers BEGIN and ADD, and a descriptor of each of the files comes with it, in order.
 type DraftFiles struct {
+	ID    DraftID
 	First uint32 // the number of the first of them; the others follow
 	Count uint32
 }
 
 // AppendTo appends the payload.
-func (m *DraftFiles) AppendTo(b []byte) []byte { return put32(b, m.First, m.Count) }
+func (m *DraftFiles) AppendTo(b []byte) []byte { return put32(append(b, m.ID[:]...), m.First, m.Count) }
 
 // ParseDraftFiles reads the payload.
 func ParseDraftFiles(p []byte) (DraftFiles, error) {
 	r := reader{rest: p}
-	m := DraftFiles{r.u32(), r.u32()}
+	m := DraftFiles{r.id(), r.u32(), r.u32()}
 	r.bad = r.bad || m.Count > MaxNewFiles
 	return m, r.end()
 }

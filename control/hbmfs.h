@@ -249,12 +249,14 @@ struct hbmfs_object_range {
 #define HBMFS_MAX_SUMS      16000
 #define HBMFS_SUM_CHUNK     (4u << 20) /* bytes that a sum is of */
 
+#define HBMFS_BEGIN_ATTACH 1u /* the draft of this name that another process of the user has begun is wanted */
+
 struct hbmfs_begin { /* behind it the files, the checkpoint's name, the files' names */
 	uint8_t draft[16]; /* drawn at random by the client */
 	uint32_t part;
 	uint32_t parts;
 	uint32_t umask;
-	uint32_t reserved;
+	uint32_t flags;
 	uint32_t files;
 	uint32_t name_length;
 };
@@ -275,10 +277,11 @@ struct hbmfs_new_file {
 HBMFS_ASSERT(sizeof(struct hbmfs_new_file) == 16);
 
 struct hbmfs_draft { /* with it a descriptor of each file */
+	uint8_t draft[16];
 	uint32_t first; /* the number of the first of them */
 	uint32_t files;
 };
-HBMFS_ASSERT(sizeof(struct hbmfs_draft) == 8);
+HBMFS_ASSERT(sizeof(struct hbmfs_draft) == 24);
 
 struct hbmfs_seal { /* behind it the sums, 32 bits each */
 	uint8_t draft[16];

@@ -50,6 +50,11 @@ func codecs() []codec {
 		of("extents in", &ExtentsRequest{ExtentsTicket, 10, 1 << 62, 11}, ParseExtentsRequest),
 		of("extents out", &Batch{ExtentsLast, 1, 2, 3, Ticket{4}, Epoch{5}, 2, extents}, ParseBatch),
 		ofList("prefetch in", []Range{{0, 1}, {5, 1 << 62}}, AppendPrefetch, ParsePrefetch),
+		{"draft ioctl in", AppendDraftRequest(nil, DraftStart), func(p []byte) ([]byte, error) {
+			verb, err := ParseDraftRequest(p)
+			return AppendDraftRequest(nil, verb), err
+		}},
+		of("draft ioctl out", &DraftReply{DraftFailed, 16, 1 << 30, 1 << 40, "file \"a\" is still open"}, ParseDraftReply),
 		of("hello", &Hello{1, 3, 4, "reader 7"}, ParseHello),
 		of("welcome", &Welcome{1, WelcomeReadOnly, Epoch{9}, 100, 1024}, ParseWelcome),
 		of("redeem", &Redeem{Ticket{1}, []uint64{1, 2, 3}}, ParseRedeem),
@@ -62,9 +67,9 @@ func codecs() []codec {
 		ofList("stats", []Moved{{PathHost, "asked for", 1 << 40, 3}, {PathDirect, "", 0, 0}}, AppendStats, ParseStats),
 		of("count", &ReaderCount{7}, ParseCount),
 		ofList("object ranges", []ObjectRange{{7, Range{1, 2}}}, AppendObjectRanges, ParseObjectRanges),
-		of("begin", &Begin{DraftID{1}, 1, 2, 0o22, "step-7", []NewFile{{"a", 5}, {"sub/b", 1 << 40}}}, ParseBegin),
+		of("begin", &Begin{DraftID{1}, 1, 2, 0o22, BeginAttach, "step-7", []NewFile{{"a", 5}, {"sub/b", 1 << 40}}}, ParseBegin),
 		of("add", &AddFiles{DraftID{1}, []NewFile{{"c", 0}}}, ParseAddFiles),
-		of("draft", &DraftFiles{3, 2}, ParseDraftFiles),
+		of("draft", &DraftFiles{DraftID{1}, 3, 2}, ParseDraftFiles),
 		of("seal", &Seal{DraftID{1}, 3, 16000, []uint32{1, 2, 3}}, ParseSeal),
 		of("publish", &PublishDraft{DraftID{1}, 3, 1 << 40}, ParsePublishDraft),
 		of("drop", &DropDraft{DraftID{1}}, ParseDropDraft),
@@ -168,6 +173,7 @@ func TestHostileMessagesAreRefused(t *testing.T) {
 		"a size of 2^63":         {"add", (&AddFiles{Files: []NewFile{{"a", math.MinInt64}}}).AppendTo(nil)},
 		"a long file name":       {"add", (&AddFiles{Files: []NewFile{{strings.Repeat("a", 4097), 1}}}).AppendTo(nil)},
 		"a umask of all bits":    {"begin", (&Begin{Umask: math.MaxUint32}).AppendTo(nil)},
+		"flags of begin":         {"begin", huge(byName["begin"].sample, 28)},
 		"sums of seal":           {"seal", huge(byName["seal"].sample, 20)},
 		"the last chunk":         {"seal", (&Seal{First: math.MaxUint64}).AppendTo(nil)},
 		"bytes below 0":          {"publish", (&PublishDraft{Bytes: -1}).AppendTo(nil)},

@@ -72,6 +72,18 @@ func (m *Mount) child(ctx context.Context, dir int, parent *node, name string) (
 	return n, i, nil
 }
 
+// asNow gives a directory with its permissions as they are now: those of a root that changes are not pinned.
+func (m *Mount) asNow(number int, dir *node) *node {
+	if m.opt.Top == nil || number != rootNumber {
+		return dir
+	}
+	now, err := m.opt.Top.Origin().Root()
+	if err != nil {
+		return &node{} // which lets nobody in
+	}
+	return &node{perm: now.Perm, uid: now.UID, gid: now.GID}
+}
+
 // entryTimeout is how long the kernel may keep a name in a directory.
 func (m *Mount) entryTimeout(dir int) time.Duration {
 	if m.opt.Top != nil && (dir == rootNumber || dir == m.viewsNumber()) {
@@ -330,13 +342,11 @@ func (m *Mount) Book(of *fuse.InHeader, o Opened) (handle uint64, ok bool) {
 	return m.handles.openAs(of, uint32(o.Inode), handleOuter, o.Backing, int(o.Inode>>32))
 }
 
-// Booked returns an open file, ok false where it is not open any more.
-func (m *Mount) Booked(handle uint64) (o Opened, ok bool) {
-	h := m.handles.get(handle)
-	if h == nil || h.state.Load() != handleOuter {
-		return o, false
+// Closing says that the file of the last open of a node is about to be unregistered. The next daemon does it again.
+func (m *Mount) Closing(handle uint64) {
+	if h := m.handles.get(handle); h != nil {
+		h.state.Store(handleClosing)
 	}
-	return h.outer(), true
 }
 
 func (h *handle) outer() Opened {

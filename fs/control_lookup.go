@@ -164,7 +164,7 @@ func (m *Mount) walk(ctx context.Context, path string, p *peer) (*node, int, err
 			return nil, 0, syscall.ELOOP
 		case n.dir == nil:
 			return nil, 0, syscall.ENOTDIR
-		case !p.may(n, 0o1):
+		case !p.may(m.asNow(i, n), 0o1):
 			return nil, 0, syscall.EACCES
 		}
 		child, number, err := m.child(ctx, i, n, name)

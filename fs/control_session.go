@@ -238,8 +238,10 @@ func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte
 	if s.drafts == nil {
 		s.drafts = s.mount.opt.Drafts.Session(s.peer.user(), s.peer.pidfd())
 	}
-	if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
-		return err
+	if t == control.TypeBegin || t == control.TypeAdd { // their answers have descriptors
+		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+			return err
+		}
 	}
 	said, err := s.drafts.Handle(ctx, t, payload)
 	if err != nil {

@@ -354,10 +354,11 @@ func touchBuffers(server *fuse.Server) (found bool) {
 
 // adoptHandles takes over what is open.
 func (m *Mount) adoptHandles() {
-	m.closeLost()
 	m.control.objects.adopt(uint64(m.handles.head.lastObject.Load()), nil)
 	m.keepBooks()
+	booked := map[int32]bool{}
 	m.handles.recover(func(h *handle) {
+		booked[h.backing] = true
 		switch h.state.Load() {
 		case handleOuter: // Top's own
 		case handleClosing:
@@ -371,11 +372,12 @@ func (m *Mount) adoptHandles() {
 			m.counters.cachedOpens.Add(1)
 		}
 	})
+	m.closeLost(booked)
 }
 
 // closeLost gives back the backing id that the daemon before got and did not book. The kernel counts them, and one is got at a time. So
-// what lies between the last that was booked and the next is lost.
-func (m *Mount) closeLost() {
+// what lies between the last that was booked and the next is lost, unless an open file has it: that is booked a moment earlier.
+func (m *Mount) closeLost(booked map[int32]bool) {
 	f, err := handover.NewMemory("probe")
 	if err != nil || m.backing.why() != "" {
 		return
@@ -388,7 +390,9 @@ func (m *Mount) closeLost() {
 	const most = 1 << 10 // more are no gap: the kernel has begun again
 	last := int32(m.handles.head.lastBacking.Load())
 	for id := last + 1; id < next && next-last < most; id++ {
-		_ = m.server.UnregisterBackingFd(id) // most were never given
+		if !booked[id] {
+			_ = m.server.UnregisterBackingFd(id) // most were never given
+		}
 	}
 	_ = m.server.UnregisterBackingFd(next) // it was only asked for
 	m.handles.head.lastBacking.Store(int64(next))

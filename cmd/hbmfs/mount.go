@@ -114,6 +114,11 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 			return c.run(cmd.Context())
 		},
 	}
+	c.addFlags(cmd)
+	return cmd
+}
+
+func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	c.drain.add(f)
 	f.BoolVar(&c.checkpoints, "checkpoints", false, "mount a directory of checkpoints, for programs to write in; see below")
@@ -132,7 +137,6 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	c.addLogFlags(cmd)
 	addSourceFlags(f, &c.cache)
 	f.StringArrayVarP(&c.options, "options", "o", nil, "options as mount(8) passes them, separated by commas")
-	return cmd
 }
 
 // takeOptions applies the words of -o, and what follows from all flags.
@@ -329,14 +333,13 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		return sourceError{sourceUse(err)}
 	}
 	defer from.close()
-	listing := from.listing
 	opt.Trace = tracer
 	if err := c.places.MakePoint(); err != nil {
 		span.End("mount")
 		return err
 	}
 	defer c.places.RemovePoint()
-	m, err := fs.New(ctx, c.point, listing, opt)
+	m, err := fs.New(ctx, c.point, from.listing, opt)
 	if err == nil {
 		err = from.mounted()
 	}
@@ -356,20 +359,25 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 	}
 	defer m.Hold(ctx, &c.places, &c.selected, from.state())()
-	bytes := listing.Bytes()
-	span.Int("files", int64(len(listing.Objects))).Int("bytes", bytes).End("")
-	opt.Log.Info("mounted", "source", c.source, "files", len(listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
-	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", c.source, c.point, from.what(), time.Since(began).Seconds()))
-	if !c.foreground {
-		tellNotes(ctx, m, report)
-	}
-	report.Close()
+	bytes := from.listing.Bytes()
+	span.Int("files", int64(len(from.listing.Objects))).Int("bytes", bytes).End("")
+	opt.Log.Info("mounted", "source", c.source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", version)
+	c.tellReady(ctx, m, from, report, time.Since(began))
 	err = c.untilUnmounted(m, opt.Log, signals, served)
 	if err == nil {
 		from.ended()
 	}
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
 	return err
+}
+
+// tellReady reports that the mount can be used, and what is soon found wrong with it.
+func (c *mountCommand) tellReady(ctx context.Context, m *fs.Mount, from *mountSource, report *ready.Report, took time.Duration) {
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", c.source, c.point, from.what(), took.Seconds()))
+	if !c.foreground {
+		tellNotes(ctx, m, report)
+	}
+	report.Close()
 }
 
 // keepIdleProcessor raises GOMAXPROCS above the number of threads that wait for requests. go-fuse keeps as many as GOMAXPROCS

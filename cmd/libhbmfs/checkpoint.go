@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
@@ -26,7 +29,11 @@ func checkpointCode(err error) error {
 	return err
 }
 
+// beginDraft begins a draft: in a checkpoint volume past FUSE, elsewhere as a directory.
 func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) {
+	if inVolume, err := l.beginVolumeDraft(path, part); inVolume != 0 || err != nil {
+		return inVolume, err
+	}
 	d, err := checkpoint.Begin(context.Background(), path, part)
 	if err != nil {
 		return 0, checkpointCode(err)
@@ -36,24 +43,38 @@ func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) 
 
 // publish ends the draft's handle if it succeeds.
 func (l *library) publish(handle uint64, files []checkpoint.File) error {
-	d, err := find[*checkpoint.Draft](l, handle)
+	thing, err := find[any](l, handle)
 	if err != nil {
 		return err
 	}
-	if err := d.Publish(context.Background(), files); err != nil {
-		return checkpointCode(err)
+	switch d := thing.(type) {
+	case *checkpoint.Draft:
+		err = checkpointCode(d.Publish(context.Background(), files))
+	case *volumeDraft:
+		err = d.publish(files)
+	default:
+		err = failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
 	}
-	l.remove(handle)
-	return nil
+	if err == nil {
+		l.remove(handle)
+	}
+	return err
 }
 
 func (l *library) drop(handle uint64) error {
-	d, err := find[*checkpoint.Draft](l, handle)
+	thing, err := find[any](l, handle)
 	if err != nil {
 		return err
 	}
-	l.remove(handle)
-	return checkpointCode(d.Drop())
+	switch d := thing.(type) {
+	case *checkpoint.Draft:
+		l.remove(handle)
+		return checkpointCode(d.Drop())
+	case *volumeDraft:
+		l.remove(handle)
+		return d.end()
+	}
+	return failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
 }
 
 // complete lists the complete checkpoints in a directory.
@@ -139,5 +160,11 @@ func (l *library) cancelVerify(handle uint64, timeout time.Duration) error {
 }
 
 func removeCheckpoint(path string) error {
+	switch in, err := inVolume(path); {
+	case err != nil:
+		return err
+	case in: // where rmdir takes all of it, at once
+		return os.NewSyscallError("rmdir "+path, unix.Rmdir(path))
+	}
 	return checkpointCode(checkpoint.Remove(context.Background(), path))
 }

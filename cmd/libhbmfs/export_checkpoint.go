@@ -33,6 +33,54 @@ func hbmfs_go_draft_begin(path *C.char, part, parts C.int32_t, out *C.hbmfs_hand
 	})
 }
 
+//export hbmfs_go_draft_attach
+func hbmfs_go_draft_attach(path *C.char, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
+	return answerWriting(why, func() error {
+		d, err := lib.attachDraft(text(path))
+		*out = C.hbmfs_handle(d)
+		return err
+	})
+}
+
+func yes(is bool) C.int32_t {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+//export hbmfs_go_draft_is_in_volume
+func hbmfs_go_draft_is_in_volume(h C.hbmfs_handle, is *C.int32_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		in, err := lib.isInVolume(uint64(h))
+		*is = yes(in)
+		return err
+	})
+}
+
+//export hbmfs_go_checkpoint_in_volume
+func hbmfs_go_checkpoint_in_volume(path *C.char, is *C.int32_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		in, err := inVolume(text(path))
+		*is = yes(in)
+		return err
+	})
+}
+
+//export hbmfs_go_draft_write_begin
+func hbmfs_go_draft_write_begin(h, draft C.hbmfs_handle, files *C.hbmfs_write_file, fileCount C.int64_t, parts *C.hbmfs_write_part, partCount C.int64_t,
+	stream C.uint64_t, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		list, err := planOf(files, fileCount, parts, partCount)
+		if err != nil {
+			return err
+		}
+		q, err := lib.writeDraft(uint64(h), uint64(draft), list, streamOf(stream))
+		*out = C.hbmfs_handle(q)
+		return err
+	})
+}
+
 //export hbmfs_go_draft_directory
 func hbmfs_go_draft_directory(path *C.char, to *C.char, room C.int64_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {

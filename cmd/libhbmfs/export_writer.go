@@ -150,19 +150,23 @@ func plan(files []C.hbmfs_write_file, parts []C.hbmfs_write_part) ([]writer.File
 	return list, nil
 }
 
+func planOf(files *C.hbmfs_write_file, fileCount C.int64_t, parts *C.hbmfs_write_part, partCount C.int64_t) ([]writer.File, error) {
+	f, err := items(files, fileCount)
+	if err != nil {
+		return nil, err
+	}
+	p, err := items(parts, partCount)
+	if err != nil {
+		return nil, err
+	}
+	return plan(f, p)
+}
+
 //export hbmfs_go_write_begin
 func hbmfs_go_write_begin(h C.hbmfs_handle, directory *C.char, files *C.hbmfs_write_file, fileCount C.int64_t, parts *C.hbmfs_write_part, partCount C.int64_t,
 	stream C.uint64_t, out *C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		f, err := items(files, fileCount)
-		if err != nil {
-			return err
-		}
-		p, err := items(parts, partCount)
-		if err != nil {
-			return err
-		}
-		list, err := plan(f, p)
+		list, err := planOf(files, fileCount, parts, partCount)
 		if err != nil {
 			return err
 		}

@@ -229,6 +229,35 @@ int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_h
     return hbmfs_go_draft_begin((char *)path, part, parts, draft, why);
 }
 
+int32_t hbmfs_draft_attach(const char *path, hbmfs_handle *draft, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !draft);
+    *draft = 0;
+    return hbmfs_go_draft_attach((char *)path, draft, why);
+}
+
+int32_t hbmfs_draft_is_in_volume(hbmfs_handle draft, int32_t *is, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!is);
+    return hbmfs_go_draft_is_in_volume(draft, is, why);
+}
+
+int32_t hbmfs_checkpoint_in_volume(const char *path, int32_t *is, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!path || !is);
+    return hbmfs_go_checkpoint_in_volume((char *)path, is, why);
+}
+
+int32_t hbmfs_draft_write_begin(hbmfs_handle writer, hbmfs_handle draft, const hbmfs_write_file *files, int64_t file_count,
+                                const hbmfs_write_part *parts, int64_t part_count, uint64_t stream, hbmfs_handle *write, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!write || (file_count > 0 && !files) || (part_count > 0 && !parts));
+    for (int64_t i = 0; i < file_count; i++) REFUSE_NULL(!files[i].name);
+    *write = 0;
+    return hbmfs_go_draft_write_begin(writer, draft, (hbmfs_write_file *)files, file_count, (hbmfs_write_part *)parts, part_count, stream,
+                                      write, why);
+}
+
 int32_t hbmfs_draft_directory(const char *path, char *directory, int64_t room, hbmfs_failure *why) {
     REFUSE_FORKED;
     REFUSE_NULL(!path || !directory);

@@ -301,6 +301,11 @@ int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uin
  * 0700, and synced. Publishing writes a manifest with their sizes and sums, and renames the draft. A crash leaves a draft, which the next
  * hbmfs_draft_begin of this name removes, and so does hbmfs_checkpoint_clean.
  *
+ * In a checkpoint volume (hbmfs mount --checkpoints) a draft is written past FUSE: its files are descriptors that the volume's daemon
+ * gives, and nothing of them is left when the process that began it ends. Such a draft has no directory:
+ * hbmfs_draft_write_begin writes its files, of both kinds. Where path lies in a mount of hbmfs whose daemon cannot be asked, that is
+ * HBMFS_UNAVAILABLE.
+ *
  * A call that makes, publishes or removes fails with HBMFS_WRITE (26) and os_errno where the system could not.
  */
 typedef struct hbmfs_draft_file {
@@ -317,12 +322,25 @@ typedef struct hbmfs_draft_file {
  */
 int32_t hbmfs_draft_begin(const char *path, int32_t part, int32_t parts, hbmfs_handle *draft, hbmfs_failure *why);
 
+/* Gives 1 to is where the draft is one of a checkpoint volume, 0 where it is a directory. */
+int32_t hbmfs_draft_is_in_volume(hbmfs_handle draft, int32_t *is, hbmfs_failure *why);
+
+/* The same of a checkpoint that may not be there. HBMFS_INVALID: path lies in a volume, and is none of the directories at its top. */
+int32_t hbmfs_checkpoint_in_volume(const char *path, int32_t *is, hbmfs_failure *why);
+
+/*
+ * Opens the draft of the checkpoint at path that another process of this user has begun in a volume, to write files of it.
+ * hbmfs_draft_drop then ends the handle, and the draft stays. HBMFS_NOT_FOUND: path lies in no checkpoint volume. HBMFS_STALE: nobody has
+ * begun it, or it is over.
+ */
+int32_t hbmfs_draft_attach(const char *path, hbmfs_handle *draft, hbmfs_failure *why);
+
 /* The directory of a checkpoint's draft, for any process. room is that of directory, the zero byte too. */
 int32_t hbmfs_draft_directory(const char *path, char *directory, int64_t room, hbmfs_failure *why);
 
 /*
- * Publishes a draft and ends its handle: the checkpoint is on the disk. files are all that is in the draft's directory. HBMFS_INVALID: the
- * directory has other ones. After an error the checkpoint is not there and the draft stays: try again, or drop it.
+ * Publishes a draft and ends its handle: the checkpoint is on the disk. files are all that is in the draft. HBMFS_INVALID: it
+ * has other ones. HBMFS_BUSY, in a volume: a file is still open for writing, or mapped, in any process; the text names it. After an error the checkpoint is not there and the draft stays: try again, or drop it.
  */
 int32_t hbmfs_draft_publish(hbmfs_handle draft, const hbmfs_draft_file *files, int64_t count, hbmfs_failure *why);
 
@@ -493,6 +511,13 @@ typedef struct hbmfs_write_result {
  */
 int32_t hbmfs_write_begin(hbmfs_handle writer, const char *directory, const hbmfs_write_file *files, int64_t file_count,
 			  const hbmfs_write_part *parts, int64_t part_count, uint64_t stream, hbmfs_handle *write, hbmfs_failure *why);
+
+/*
+ * The same into a draft, whether that is a directory or one of a checkpoint volume. There the files are closed and sealed with their
+ * sums when the write has ended.
+ */
+int32_t hbmfs_draft_write_begin(hbmfs_handle writer, hbmfs_handle draft, const hbmfs_write_file *files, int64_t file_count,
+				const hbmfs_write_part *parts, int64_t part_count, uint64_t stream, hbmfs_handle *write, hbmfs_failure *why);
 
 /* Gives the bytes that are written by now. */
 int32_t hbmfs_write_progress(hbmfs_handle write, int64_t *written, hbmfs_failure *why);

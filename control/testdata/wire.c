@@ -37,9 +37,9 @@ int main(void)
 	WRITE(struct hbmfs_count, {7, 0});
 	WRITE(struct hbmfs_list, {1, 0});
 	WRITE(struct hbmfs_object_range, {1, 2, 3});
-	WRITE(struct hbmfs_begin, {{1}, 2, 3, 4, 0, 0, 0});
+	WRITE(struct hbmfs_begin, {{1}, 2, 3, 4, HBMFS_BEGIN_ATTACH, 0, 0});
 	WRITE(struct hbmfs_add, {{1}, 0, 0});
-	WRITE(struct hbmfs_draft, {1, 2});
+	WRITE(struct hbmfs_draft, {{1}, 2, 3});
 	WRITE(struct hbmfs_seal, {{1}, 2, 0, 3});
 	WRITE(struct hbmfs_publish, {{1}, 2, 0, 3});
 	WRITE(struct hbmfs_drop, {{1}});

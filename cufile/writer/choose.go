@@ -71,7 +71,7 @@ func (q *Write) proveDirect(ctx context.Context) (why string, ok bool, err error
 	if _, nvfs := os.Stat("/proc/driver/nvidia-fs/version"); auto && nvfs != nil && !source.OnNVMe(&source.Backing{Dev: q.dir.dev}) {
 		return "no nvidia-fs, and the files are not on NVMe", false, nil
 	}
-	p, err := w.proofs.ProveWrites(ctx, q.dir.path, q.dir.dev)
+	p, err := q.prove(ctx)
 	if err != nil {
 		return "", false, err
 	}
@@ -82,6 +82,21 @@ func (q *Write) proveDirect(ctx context.Context) (why string, ok bool, err error
 		return err.Error(), false, nil
 	}
 	return p.Why, true, nil
+}
+
+// prove has a probe write: a file of its own in the directory, or the first of the files that are given.
+func (q *Write) prove(ctx context.Context) (direct.Proof, error) {
+	if !q.dir.past {
+		return q.w.proofs.ProveWrites(ctx, q.dir.path, q.dir.dev)
+	}
+	o := q.outputs[0]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	p, err := q.w.proofs.ProveWritesTo(ctx, o.fd, q.dir.dev)
+	if err == nil {
+		err = o.allocate() // the probe has cut it
+	}
+	return p, err
 }
 
 // inHBM gives the bytes of a write that come from the GPU.

@@ -14,6 +14,38 @@ type directory struct {
 	path string
 	kind int64 // of its filesystem: a magic number of statfs(2)
 	dev  uint64
+	past bool // its files are given, and fd is -1
+}
+
+// directoryOf opens the directory of files, or stands for that of given ones.
+func directoryOf(path string, given []Given) (*directory, error) {
+	if given != nil {
+		return &directory{fd: -1, path: path, past: true}, nil
+	}
+	return openDirectory(path)
+}
+
+// look says where given files lie, by one of them.
+func (d *directory) look(o *output) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.open(); err != nil {
+		return err
+	}
+	return d.learn(o.fd, o.path())
+}
+
+func (d *directory) learn(fd int, path string) error {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return &Error{path, "fstatfs", err}
+	}
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &Error{path, "fstat", err}
+	}
+	d.kind, d.dev = fs.Type, st.Dev
+	return nil
 }
 
 func openDirectory(path string) (*directory, error) {
@@ -24,16 +56,17 @@ func openDirectory(path string) (*directory, error) {
 		return nil, &Error{path, "open", err}
 	}
 	d := &directory{fd: fd, path: path}
-	var fs unix.Statfs_t
-	var st unix.Stat_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return nil, errors.Join(&Error{path, "fstatfs", err}, unix.Close(fd))
+	if err := d.learn(fd, path); err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
 	}
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, errors.Join(&Error{path, "fstat", err}, unix.Close(fd))
-	}
-	d.kind, d.dev = fs.Type, st.Dev
 	return d, nil
+}
+
+func (d *directory) close() error {
+	if d.past {
+		return nil
+	}
+	return unix.Close(d.fd)
 }
 
 // inMemory says whether its files have no storage but memory.

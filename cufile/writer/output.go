@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -23,11 +24,13 @@ type output struct {
 	sums   []uint32
 	left   atomic.Int64 // chunks that are not written
 	only   bool         // O_DIRECT is required
-	mapped []byte       // its pages; nil on other paths than Mapped
+	given  func() (*os.File, error)
+	sealed func(sums []uint32) error
+	mapped []byte // its pages; nil on other paths than Mapped
 
 	mu     sync.Mutex // guards what follows
 	state  outputState
-	fd     int
+	fd     int            // of a given file also before it is made
 	err    error          // why it could not be made
 	direct bool           // O_DIRECT is set
 	cuFile *direct.Output // nil unless cuFile writes
@@ -38,7 +41,7 @@ type outputState int
 
 const (
 	unmade outputState = iota
-	open
+	opened
 	over
 )
 
@@ -60,20 +63,47 @@ func (o *output) make(direct bool) error {
 		return o.err
 	}
 	o.state = over
-	fd, err := retried(func() (int, error) {
-		return unix.Openat(o.dir.fd, o.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
-	})
-	if err != nil {
-		o.err = o.failed("open", err)
+	if o.err = o.open(); o.err != nil {
 		return o.err
 	}
-	o.state, o.fd = open, fd
-	if o.err = o.allocate(); o.err == nil && direct {
-		if o.direct, err = setDirect(fd, true); err != nil {
+	o.state = opened
+	if o.given == nil { // a given one has its blocks
+		o.err = o.allocate()
+	}
+	if o.err == nil && direct {
+		var err error
+		if o.direct, err = setDirect(o.fd, true); err != nil {
 			o.err = o.refuse("the filesystem refuses O_DIRECT")
 		}
 	}
 	return o.err
+}
+
+// open opens the file. mu is held.
+func (o *output) open() error {
+	if o.given == nil {
+		fd, err := retried(func() (int, error) {
+			return unix.Openat(o.dir.fd, o.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+		})
+		if err != nil {
+			return o.failed("open", err)
+		}
+		o.fd = fd
+		return nil
+	}
+	if o.fd >= 0 { // it was looked at
+		return nil
+	}
+	f, err := o.given()
+	if err != nil {
+		return fmt.Errorf("write %s: %w", o.path(), err)
+	}
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // f would close it when it is forgotten
+	if err = errors.Join(err, f.Close()); err != nil {
+		return o.failed("fcntl", err)
+	}
+	o.fd = fd
+	return nil
 }
 
 // allocate has the filesystem find all blocks now: a full disk is known before anything is written, and writes do not make the
@@ -212,6 +242,11 @@ func (o *output) wrote() error {
 	if err := unix.Close(fd); err != nil && !errors.Is(err, unix.EINTR) { // NFS tells there that bytes were lost
 		return o.failed("close", err)
 	}
+	if o.sealed != nil {
+		if err := o.sealed(o.sums); err != nil {
+			return fmt.Errorf("write %s: %w", o.path(), err)
+		}
+	}
 	return nil
 }
 
@@ -223,7 +258,7 @@ func (o *output) abandon() {
 		_ = o.cuFile.Close()
 		o.cuFile = nil
 	}
-	if o.state == open {
+	if o.fd >= 0 {
 		_ = unix.Close(o.fd) // the write has failed, and says why
 	}
 	o.state, o.fd = over, -1

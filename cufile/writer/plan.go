@@ -3,6 +3,7 @@ package writer
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sort"
 	"strings"
 	"unsafe"
@@ -20,6 +21,13 @@ type File struct {
 	Parts []Part // disjoint and in order; bytes that no part covers are zeros
 }
 
+// Given is a file that is there, empty or with blocks of zeros: see [Writer.WriteGiven].
+type Given struct {
+	File                                   // its name is for errors
+	Open   func() (*os.File, error)        // for writing; the write closes it
+	Sealed func(sums []uint32) (err error) // is called when the file is on storage and closed; err is the write's
+}
+
 // Part is memory that becomes the bytes of a file from Offset on.
 type Part struct {
 	Offset int64
@@ -29,14 +37,14 @@ type Part struct {
 // ErrPlan says that files cannot be as they were described.
 var ErrPlan = errors.New("cannot be written")
 
-// checkPlan refuses files that cannot be, before anything is made.
-func checkPlan(files []File) error {
+// checkPlan refuses files that cannot be, before anything is made. Names of given files may be paths.
+func checkPlan(files []File, given bool) error {
 	const most = 1 << 46 // bytes of a file
 	seen := make(map[string]bool, len(files))
 	for i := range files {
 		f := &files[i]
 		switch {
-		case f.Name == "" || f.Name == "." || f.Name == ".." || strings.ContainsAny(f.Name, "/\x00"):
+		case f.Name == "" || f.Name == "." || f.Name == ".." || !given && strings.ContainsAny(f.Name, "/\x00"):
 			return fmt.Errorf("file %q %w: give the name of a file in the directory", f.Name, ErrPlan)
 		case seen[f.Name]:
 			return fmt.Errorf("file %q %w: it is there twice", f.Name, ErrPlan)

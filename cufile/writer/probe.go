@@ -18,8 +18,9 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// RunProbe is the body of the command that Options.Probe names. It reads a question from in, writes a file in the directory at
-// descriptor 3 with compat mode off, removes it, and writes a proof to out. It fails when in or out do.
+// RunProbe is the body of the command that Options.Probe names. It reads a question from in, writes a file with compat mode off, and writes
+// a proof to out. The file is one that it makes in the directory at descriptor 3, and removes, or it is descriptor 3 itself. It fails
+// when in or out do.
 func RunProbe(_ context.Context, in io.Reader, out io.Writer) error {
 	var q direct.Question
 	if err := json.NewDecoder(in).Decode(&q); err != nil {
@@ -65,13 +66,16 @@ func (w *Writer) writeAndJudge(directory, name string) (direct.Proof, error) {
 	}); err != nil {
 		return direct.Proof{}, err
 	}
-	written, err := w.Write(directory, []File{{name, int64(len(want)), []Part{{0, Memory{HBM: uintptr(at), N: int64(len(want))}}}}}, nil)
+	path := filepath.Join(directory, name)
+	written, err := w.writeProof(directory, File{name, int64(len(want)), []Part{{0, Memory{HBM: uintptr(at), N: int64(len(want))}}}})
 	if err == nil {
 		_, err = written.Result()
 	}
-	path := filepath.Join(directory, name)
 	got, readErr := os.ReadFile(path)
-	err = errors.Join(err, readErr, unix.Unlink(path), w.crew.Do(ctx, func(*crew.Worker) (err error) {
+	if name != "" {
+		err = errors.Join(err, unix.Unlink(path))
+	}
+	err = errors.Join(err, readErr, w.crew.Do(ctx, func(*crew.Worker) (err error) {
 		if countErr == nil {
 			after, countErr = w.direct.WriteCounts(w.gpu.RawUUID)
 		}
@@ -87,4 +91,14 @@ func (w *Writer) writeAndJudge(directory, name string) (direct.Proof, error) {
 	}
 	verdict, why := direct.Judge(before, after, count, "writes")
 	return direct.Proof{Verdict: verdict, Why: why}, nil
+}
+
+// writeProof writes a file in a directory, or, where it has no name, the file at the path.
+func (w *Writer) writeProof(path string, f File) (*Write, error) {
+	if f.Name != "" {
+		return w.Write(path, []File{f}, nil)
+	}
+	f.Name = "proof"
+	open := func() (*os.File, error) { return os.OpenFile(path, os.O_RDWR, 0) }
+	return w.WriteGiven(path, []Given{{File: f, Open: open}}, nil)
 }

@@ -19,6 +19,11 @@ func (q *Write) run(ctx context.Context) error {
 	if err := q.w.settled(ctx, q); err != nil {
 		return err
 	}
+	if q.dir.past && len(q.outputs) > 0 {
+		if err := q.dir.look(q.outputs[0]); err != nil {
+			return err
+		}
+	}
 	choice, err := q.choose(ctx)
 	if err != nil {
 		return err
@@ -27,7 +32,7 @@ func (q *Write) run(ctx context.Context) error {
 	for _, o := range q.outputs {
 		o.only = q.w.opt.Require && q.w.opt.Path == Staged
 	}
-	if q.dir.inMemory() {
+	if q.dir.inMemory() && !q.dir.past {
 		if err := q.dir.room(q.total); err != nil {
 			return err
 		}

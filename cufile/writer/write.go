@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -60,10 +58,25 @@ type Write struct {
 // is not there is an [Error]. Bytes of the GPU are read after what is on the caller's stream now; nil is none. Memory must stay as
 // it is until Done is closed.
 func (w *Writer) Write(path string, files []File, stream *uintptr) (*Write, error) {
+	return w.startWrite(path, files, nil, stream)
+}
+
+// WriteGiven is Write for files that are given, such as those of a checkpoint volume. All lie on one filesystem. path is what errors call
+// their place. At most a few hundred are open at a time, in their order; each is cut to its size, synced and closed when it is written.
+func (w *Writer) WriteGiven(path string, given []Given, stream *uintptr) (*Write, error) {
+	files := make([]File, len(given))
+	for i := range given {
+		files[i] = given[i].File
+	}
+	return w.startWrite(path, files, given, stream)
+}
+
+// startWrite starts a write of files, of which given has those that are given, if they are.
+func (w *Writer) startWrite(path string, files []File, given []Given, stream *uintptr) (*Write, error) {
 	if !w.gate.Enter() {
 		return nil, fmt.Errorf("write to %s: %w", path, ErrClosed)
 	}
-	q, err := w.begin(path, files, stream)
+	q, err := w.begin(path, files, given, stream)
 	if err != nil {
 		w.gate.Leave()
 	}
@@ -71,8 +84,8 @@ func (w *Writer) Write(path string, files []File, stream *uintptr) (*Write, erro
 }
 
 // begin needs that the gate was entered, which the write leaves.
-func (w *Writer) begin(path string, files []File, stream *uintptr) (*Write, error) {
-	if err := checkPlan(files); err != nil {
+func (w *Writer) begin(path string, files []File, given []Given, stream *uintptr) (*Write, error) {
+	if err := checkPlan(files, given != nil); err != nil {
 		return nil, fmt.Errorf("write to %s: %w", path, err)
 	}
 	if err := w.checkAll(func(yield func(*Memory) bool) {
@@ -86,17 +99,20 @@ func (w *Writer) begin(path string, files []File, stream *uintptr) (*Write, erro
 	}); err != nil {
 		return nil, fmt.Errorf("write to %s: %w", path, err)
 	}
-	dir, err := openDirectory(path)
+	dir, err := directoryOf(path, given)
 	if err != nil {
 		return nil, err
 	}
 	after, err := w.mark(stream)
 	if err != nil {
-		return nil, errors.Join(err, unix.Close(dir.fd))
+		return nil, errors.Join(err, dir.close())
 	}
 	q := &Write{w: w, dir: dir, after: after, began: time.Now(), done: make(chan struct{})}
 	for i := range files {
 		o := newOutput(dir, &files[i])
+		if given != nil {
+			o.given, o.sealed = given[i].Open, given[i].Sealed
+		}
 		q.outputs, q.first = append(q.outputs, o), append(q.first, q.chunks)
 		q.chunks += o.left.Load()
 		q.total += o.size
@@ -119,7 +135,7 @@ func (q *Write) serve(ctx context.Context) {
 	defer q.cancel()
 	err := q.run(ctx)
 	q.abandon()
-	_ = unix.Close(q.dir.fd) // nothing was written to it
+	_ = q.dir.close() // nothing was written to it
 	if unmarked := q.w.unmark(q.after); err == nil {
 		err = unmarked
 	}

@@ -87,16 +87,17 @@ func (d *draft) change() (end func(), err error) {
 func (d *draft) enter(from, to stage) error {
 	d.gate.Lock()
 	defer d.gate.Unlock()
-	switch {
-	case d.state == from:
+	switch d.state {
+	case from:
 		d.state = to
 		return nil
-	case d.state == sealing:
+	case sealing:
 		return unix.EBUSY
-	case d.state == published:
+	case published:
 		return unix.EROFS
+	default:
+		return unix.ESTALE
 	}
-	return unix.ESTALE
 }
 
 // begin makes a draft that the root shows as shown.
@@ -108,8 +109,12 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 	if there != nil || v.fast.Has(name) {
 		return nil, unix.EEXIST
 	}
+	if !v.room.drafts.Reserve(owner.UID, 1) {
+		return nil, fmt.Errorf("there are as many drafts as user %d may have: publish or remove some: %w", owner.UID, unix.EMFILE)
+	}
 	book, err := v.home.Begin(ctx, name, checkpoint.Part{Of: 1}, owner)
 	if err != nil {
+		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
 	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book, dir: -1}
@@ -119,6 +124,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 	}
 	if err != nil {
 		d.detach()
+		v.room.drafts.Book(owner.UID, -1)
 		return nil, errors.Join(err, book.Drop())
 	}
 	return d, nil
@@ -152,30 +158,25 @@ func (v *Volume) add(d *draft) error {
 	if v.drafts[d.name] != nil {
 		return unix.EEXIST
 	}
-	if err := v.keepLock(d); err != nil {
-		return err
-	}
+	v.keepLock(d)
 	v.drafts[d.name] = d
 	if old := v.nodes[d.root.ino]; old != nil {
 		d.root.lookups = old.lookups
 	}
 	v.put(d.root)
-	err := v.keep()
-	if err != nil {
-		delete(v.drafts, d.name)
-		delete(v.nodes, d.root.ino) // detach closes its directory
-	}
-	return err
+	v.keep()
+	return nil
 }
 
 // keepLock has the holder keep a draft's lock.
-func (v *Volume) keepLock(d *draft) error {
+func (v *Volume) keepLock(d *draft) {
 	if v.opt.Life == nil {
-		return nil
+		return
 	}
 	f, err := d.book.Lock()
 	if err != nil {
-		return err
+		v.unkept(err)
+		return
 	}
 	defer func() { _ = f.Close() }() // the life has its own
 	if d.lock != "" {
@@ -183,7 +184,14 @@ func (v *Volume) keepLock(d *draft) error {
 	}
 	v.lastKept++
 	d.lock = fmt.Sprintf("draft%d-%d", os.Getpid(), v.lastKept)
-	return v.opt.Life.Keep(d.lock, f)
+	if err := v.opt.Life.Keep(d.lock, f); err != nil {
+		v.unkept(err)
+	}
+}
+
+// unkept says that the holder has not heard of a change. Where it is gone, the next one is given all there is.
+func (v *Volume) unkept(err error) {
+	v.opt.Log.Warn("the holder of the mount does not keep the drafts as they are now", "error", err)
 }
 
 // over takes a draft out of the books.
@@ -192,14 +200,19 @@ func (v *Volume) over(d *draft) {
 	defer v.mu.Unlock()
 	if v.drafts[d.name] == d {
 		delete(v.drafts, d.name)
+		v.room.drafts.Book(d.owner.UID, -1)
+	}
+	for _, n := range v.nodes {
+		if n.draft == d && n.lookups >= known/2 { // nobody knows how often the kernel was told of it
+			n.lookups = 0
+			v.mayGo(n)
+		}
 	}
 	v.mayGo(d.root)
 	if d.lock != "" {
 		v.opt.Life.Drop(d.lock)
 	}
-	if err := v.keep(); err != nil {
-		v.opt.Log.Error("the next daemon will look for a draft that is over", "draft", d.shown, "error", err)
-	}
+	v.keep()
 }
 
 func (d *draft) kept() keptDraft {
@@ -224,6 +237,7 @@ func (v *Volume) adopt(k keptDraft) {
 		d.changed.Store(time.Now().UnixNano())
 		if err = d.attach(); err == nil {
 			v.drafts[name] = d
+			v.room.drafts.Book(owner.UID, 1)
 			v.put(d.root)
 			err = d.find(d.root, d.dir, "")
 		}
@@ -326,18 +340,16 @@ func (d *draft) rename(ctx context.Context, name, shown string) error {
 	was := d.name
 	if name == was {
 		d.shown = shown
-		err := v.keep()
+		v.keep()
 		v.mu.Unlock()
-		return err
+		return nil
 	}
 	d.name, d.was = name, was
 	v.drafts[name] = d
 	delete(v.drafts, was)
-	err := v.keep() // whoever comes after a kill tries both
+	v.keep() // whoever comes after a kill tries both
 	v.mu.Unlock()
-	if err == nil {
-		err = d.book.Rename(ctx, name)
-	}
+	err := d.book.Rename(ctx, name)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	d.was = ""
@@ -345,10 +357,13 @@ func (d *draft) rename(ctx context.Context, name, shown string) error {
 		d.name = was
 		v.drafts[was] = d
 		delete(v.drafts, name)
-		return errors.Join(err, v.keep())
+		v.keep()
+		return err
 	}
 	d.shown = shown
-	return errors.Join(v.keepLock(d), v.keep())
+	v.keepLock(d)
+	v.keep()
+	return nil
 }
 
 // drop removes an empty draft.

@@ -28,20 +28,29 @@ func (v *Volume) openFile(n *node, h *fuse.InHeader, flags uint32, out *fuse.Ope
 		return err
 	}
 	defer func() { _ = unix.Close(at) }() // opened to name it
-	return v.opened(n, at, h, flags, out)
+	return v.opened(n, at, -1, h, flags, out)
 }
 
-// opened books an open of the file that at names. Permission was asked for by the kernel.
-func (v *Volume) opened(n *node, at int, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
+// opened books an open of the file that at names. Permission was asked for by the kernel. made is the descriptor by which the file was made for
+// this open, or -1: it may do what its mode forbids.
+func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
 	n.use.Lock()
 	defer n.use.Unlock()
 	if n.file < 0 {
+		if !v.room.files.Reserve(h.Uid, 1) {
+			v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
+			return unix.ENFILE
+		}
 		fd, err := readOnly(at)
+		if errors.Is(err, unix.EACCES) && made >= 0 { // this process is no root
+			fd, err = unix.FcntlInt(uintptr(made), unix.F_DUPFD_CLOEXEC, 0)
+		}
 		if err != nil {
+			v.room.files.Book(h.Uid, -1)
 			return err
 		}
 		v.mu.Lock()
-		n.file = fd
+		n.file, n.opener = fd, h.Uid
 		v.mu.Unlock()
 	}
 	fh, ok := uint64(0), false
@@ -50,6 +59,7 @@ func (v *Volume) opened(n *node, at int, h *fuse.InHeader, flags uint32, out *fu
 			v.mu.Lock()
 			n.backing = id
 			n.opens++
+			v.handles[fh] = n
 			v.mu.Unlock()
 		}
 	}
@@ -68,9 +78,8 @@ func (v *Volume) opened(n *node, at int, h *fuse.InHeader, flags uint32, out *fu
 		return unix.ENFILE
 	}
 	if n.backing == 0 {
-		if _, err := v.plainFile(fh, n, flags); err != nil {
-			v.inner.Unbook(fh)
-			v.closed(n)
+		if err := v.plainOpen(fh, n, made, flags); err != nil {
+			v.closed(n, fh)
 			return err
 		}
 	}
@@ -96,34 +105,34 @@ func (v *Volume) idle(n *node) {
 	if n.file >= 0 {
 		_ = unix.Close(n.file) // opened for reading
 		n.file = -1
+		v.room.files.Book(n.opener, -1)
 	}
 	n.backing = 0
 	v.mayGo(n)
 }
 
-// closed ends an open. The caller has use.
-func (v *Volume) closed(n *node) {
+// closed ends an open, in an order in which the next daemon can go on anywhere. The caller has use.
+func (v *Volume) closed(n *node, fh uint64) {
 	v.mu.Lock()
+	delete(v.handles, fh)
 	n.opens--
 	last := n.opens == 0
 	backing := n.backing
 	v.mu.Unlock()
+	if last && backing != 0 {
+		v.inner.Closing(fh)
+		v.inner.Unregister(backing)
+	}
+	v.inner.Unbook(fh)
 	if last {
-		if backing != 0 {
-			v.inner.Unregister(backing)
-		}
 		v.idle(n)
 	}
 }
 
 // release ends an open file. The kernel may say it again to the next daemon.
 func (v *Volume) release(fh uint64) {
-	o, ok := v.inner.Booked(fh)
-	if !ok {
-		return
-	}
 	v.mu.Lock()
-	n := v.nodes[o.Inode]
+	n := v.handles[fh]
 	if fd, ok := v.plain[fh]; ok {
 		_ = unix.Close(fd) // each write was answered
 		delete(v.plain, fh)
@@ -131,10 +140,25 @@ func (v *Volume) release(fh uint64) {
 	v.mu.Unlock()
 	if n != nil {
 		n.use.Lock()
-		v.closed(n)
-		n.use.Unlock()
+		defer n.use.Unlock()
+		v.closed(n, fh)
 	}
-	v.inner.Unbook(fh)
+}
+
+// plainOpen opens a file that is open without passthrough.
+func (v *Volume) plainOpen(fh uint64, n *node, made int, flags uint32) error {
+	if made < 0 {
+		_, err := v.plainFile(fh, n, flags)
+		return err
+	}
+	fd, err := unix.FcntlInt(uintptr(made), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.plain[fh] = fd
+	return nil
 }
 
 // plainFile returns the descriptor of a file that is open without passthrough. The next daemon opens it again.
@@ -167,15 +191,28 @@ func (v *Volume) plainFile(fh uint64, n *node, flags uint32) (int, error) {
 	return fd, nil
 }
 
-// writable opens the file of a node for this process to change it, and calls do.
-func (n *node) writable(do func(fd int) error) error {
+// writable calls do with a descriptor by which this process may change the file of a node: that of an open file without passthrough, or one
+// of its own.
+func (n *node) writable(fh uint64, do func(fd int) error) error {
+	v := n.draft.v
+	v.mu.Lock()
+	fd, ok := v.plain[fh]
+	if ok {
+		var err error
+		if fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			ok = false
+		}
+	}
+	v.mu.Unlock()
+	if ok {
+		return errors.Join(do(fd), unix.Close(fd))
+	}
 	at, err := n.at()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(at) }() // opened to name it
-	fd, err := unix.Open(procPath(at), unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
+	if fd, err = unix.Open(procPath(at), unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
 		return err
 	}
 	return errors.Join(do(fd), unix.Close(fd))
@@ -208,7 +245,7 @@ func (n *node) set(in *fuse.SetAttrIn) error {
 	defer func() { _ = unix.Close(at) }() // opened to name it
 	if size, ok := in.GetSize(); ok {
 		cut := func() error {
-			return n.writable(func(fd int) error { return unix.Ftruncate(fd, int64(size)) })
+			return n.writable(in.Fh, func(fd int) error { return unix.Ftruncate(fd, int64(size)) })
 		}
 		if in.Valid&fuse.FATTR_FH != 0 { // the descriptor is open for writing, whatever the mode says by now
 			err = cut()

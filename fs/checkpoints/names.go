@@ -83,26 +83,33 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 	defer end()
 	flags := uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC) | unix.O_NONBLOCK
 	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
-	fd := -1
+	fd, made := -1, false
 	err = asCaller(&req.InHeader, func() (err error) {
 		fd, err = beneath(at, name, flags|unix.O_CREAT|unix.O_EXCL, uint64(req.Mode&0o7777))
 		switch {
 		case err == nil:
+			made = true
 			return v.unmask(at, name, req.Mode)
 		case errors.Is(err, unix.EEXIST) && (again || req.Flags&unix.O_EXCL == 0):
 			fd, err = beneath(at, name, flags, 0)
 		}
 		return err
 	})
+	if fd >= 0 {
+		defer func() { _ = unix.Close(fd) }() // nothing was written
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { _ = unix.Close(fd) }() // nothing was written
 	n, st, err := v.foundAt(in, at, name)
 	if err != nil {
 		return nil, nil, err
 	}
-	err = v.opened(n, fd, &req.InHeader, req.Flags, &out.OpenOut)
+	pen := -1
+	if made {
+		pen = fd
+	}
+	err = v.opened(n, fd, pen, &req.InHeader, req.Flags, &out.OpenOut)
 	if err != nil {
 		v.forget(n.ino, 1)
 	}

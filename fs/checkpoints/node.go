@@ -28,8 +28,9 @@ type node struct {
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int
-	file    int   // O_RDONLY while it is open, -1 otherwise
-	backing int32 // the kernel's number of it for passthrough, 0 for none
+	file    int    // O_RDONLY while it is open, -1 otherwise
+	opener  uint32 // the user whose share that counts for
+	backing int32  // the kernel's number of it for passthrough, 0 for none
 }
 
 // node finds a node by its id.
@@ -144,10 +145,8 @@ func (v *Volume) seen(in *node, name string, st *unix.Statx_t) *node {
 		if n != nil {
 			told = n.lookups // the kernel forgets by number
 		}
-		if n == nil || n.opens == 0 {
-			v.put(&node{ino: st.Ino, draft: in.draft, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: told})
-			n = v.nodes[st.Ino]
-		}
+		n = &node{ino: st.Ino, draft: in.draft, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: told}
+		v.put(n) // whoever has the older file open has its node
 	}
 	n.parent, n.name, n.gone = in, name, false
 	n.lookups++
@@ -245,7 +244,7 @@ func (n *node) children() ([]fuse.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), n.name)
+	f := os.NewFile(uintptr(fd), "a directory of a draft")
 	defer func() { _ = f.Close() }() // opened for reading
 	found, err := f.ReadDir(-1)
 	if err != nil {

@@ -2,8 +2,6 @@ package checkpoints
 
 import (
 	iofs "io/fs"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -28,12 +26,12 @@ func isOuter(id uint64) bool { return id&outer != 0 }
 // dirTimeout is how long the kernel keeps what it was told of directories of a draft. Files change behind it, by passthrough.
 const dirTimeout = time.Second
 
-// fail makes an errno of an error.
-func (r *router) fail(what, verb string, err error) fuse.Status {
+// fail makes an errno of an error. The log has those of the disk and the daemon, once of a kind.
+func (r *router) fail(verb string, err error) fuse.Status {
 	errno := unix.Errno(errnoOf(err))
 	switch errno {
 	case unix.EIO, unix.ENOSPC, unix.EDQUOT, unix.ENFILE, unix.EMFILE, unix.ENOMEM:
-		r.Log(what, verb, errno, err)
+		r.Log("a file of a draft", verb, errno, err)
 	}
 	return fuse.Status(errno)
 }
@@ -43,7 +41,7 @@ func told(n *node, st *unix.Statx_t, out *fuse.EntryOut) {
 	out.NodeId, out.Generation = n.ino|outer, n.generation
 	attr(st, &out.Attr)
 	out.SetEntryTimeout(dirTimeout)
-	if n.parent == nil {
+	if n.draft.root == n {
 		out.SetEntryTimeout(0) // the name may soon be a published one's
 	}
 	if n.isDir {
@@ -55,7 +53,7 @@ func told(n *node, st *unix.Statx_t, out *fuse.EntryOut) {
 func (r *router) tellDraft(d *draft, out *fuse.EntryOut) fuse.Status {
 	st, err := d.root.stat()
 	if err != nil {
-		return r.fail(d.shown, "look up", err)
+		return r.fail("look up", err)
 	}
 	r.v.mu.Lock()
 	d.root.lookups++
@@ -80,11 +78,11 @@ func (r *router) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, o
 	}
 	in, err := r.v.node(h.NodeId)
 	if err != nil {
-		return r.fail(name, "look up", err)
+		return r.fail("look up", err)
 	}
 	n, st, err := r.v.find(in, name)
 	if err != nil {
-		return r.fail(name, "look up", err)
+		return r.fail("look up", err)
 	}
 	told(n, st, out)
 	return fuse.OK
@@ -105,7 +103,7 @@ func (r *router) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	}
 	n, err := r.v.node(in.NodeId)
 	if err != nil {
-		return r.fail("a draft's file", "stat", err)
+		return r.fail("stat", err)
 	}
 	return r.nodeAttr(n, out)
 }
@@ -113,12 +111,9 @@ func (r *router) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 func (r *router) nodeAttr(n *node, out *fuse.AttrOut) fuse.Status {
 	st, err := n.stat()
 	if err != nil {
-		return r.fail(n.name, "stat", err)
+		return r.fail("stat", err)
 	}
 	attr(st, &out.Attr)
-	if n.gone {
-		out.Nlink = 0
-	}
 	if n.isDir {
 		out.SetTimeout(dirTimeout)
 	}
@@ -128,7 +123,7 @@ func (r *router) nodeAttr(n *node, out *fuse.AttrOut) fuse.Status {
 func (r *router) rootAttr(out *fuse.AttrOut) fuse.Status {
 	st, err := r.v.statRoot()
 	if err != nil {
-		return r.fail("the root", "stat", err)
+		return r.fail("stat", err)
 	}
 	attr(st, &out.Attr)
 	out.Ino = rootID
@@ -140,7 +135,7 @@ func (r *router) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	switch {
 	case in.NodeId == rootID: // of the directory, which has these attributes
 		if err := setTo(int(r.v.self.Fd()), in); err != nil {
-			return r.fail("the root", "change", err)
+			return r.fail("change", err)
 		}
 		return r.rootAttr(out)
 	case !isOuter(in.NodeId):
@@ -148,7 +143,7 @@ func (r *router) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	}
 	n, err := r.v.node(in.NodeId)
 	if err != nil {
-		return r.fail("a draft's file", "change", err)
+		return r.fail("change", err)
 	}
 	end, err := n.draft.change()
 	if err == nil {
@@ -160,7 +155,7 @@ func (r *router) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		err = n.set(in)
 	}
 	if err != nil {
-		return r.fail(n.name, "change", err)
+		return r.fail("change", err)
 	}
 	return r.nodeAttr(n, out)
 }
@@ -171,9 +166,7 @@ func (v *Volume) setMode(d *draft, mode uint32) {
 	defer v.mu.Unlock()
 	d.owner.Mode = modeOf(mode)
 	d.book.SetMode(d.owner.Mode)
-	if err := v.keep(); err != nil {
-		v.opt.Log.Error("the next daemon will give a draft its first mode", "draft", d.shown, "error", err)
-	}
+	v.keep()
 }
 
 // modeOf keeps the permissions of a mode.
@@ -194,11 +187,11 @@ func (r *router) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, ou
 	}
 	dir, err := r.v.node(in.NodeId)
 	if err != nil {
-		return r.fail(name, "make", err)
+		return r.fail("make", err)
 	}
 	n, st, err := r.v.mknod(dir, name, in)
 	if err != nil {
-		return r.fail(name, "make", err)
+		return r.fail("make", err)
 	}
 	told(n, st, out)
 	return fuse.OK
@@ -211,7 +204,7 @@ func (r *router) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, ou
 		defer end()
 		d, err := r.v.mkdirTop(ctx, in, name)
 		if err != nil {
-			return r.fail(name, "begin a draft", err)
+			return r.fail("begin a draft", err)
 		}
 		return r.tellDraft(d, out)
 	case !isOuter(in.NodeId):
@@ -219,11 +212,11 @@ func (r *router) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, ou
 	}
 	dir, err := r.v.node(in.NodeId)
 	if err != nil {
-		return r.fail(name, "make", err)
+		return r.fail("make", err)
 	}
 	n, st, err := r.v.mkdir(dir, name, in)
 	if err != nil {
-		return r.fail(name, "make", err)
+		return r.fail("make", err)
 	}
 	told(n, st, out)
 	return fuse.OK
@@ -244,7 +237,7 @@ func (r *router) unlink(h *fuse.InHeader, name string, flags int) fuse.Status {
 	if err == nil {
 		err = r.v.unlink(dir, h, name, flags)
 	}
-	return r.fail(name, "remove", err)
+	return r.fail("remove", err)
 }
 
 func (r *router) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
@@ -252,7 +245,7 @@ func (r *router) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fu
 	case h.NodeId == rootID && name == fs.ControlName:
 		return fuse.EPERM
 	case h.NodeId == rootID:
-		return r.fail(name, "remove", r.v.rmdirTop(h, name))
+		return r.fail("remove", r.v.rmdirTop(h, name))
 	case !isOuter(h.NodeId):
 		return r.Mount.Rmdir(cancel, h, name)
 	}
@@ -264,7 +257,7 @@ func (r *router) Rename(cancel <-chan struct{}, in *fuse.RenameIn, old, name str
 	defer end()
 	switch {
 	case in.NodeId == rootID && in.Newdir == rootID:
-		return r.fail(old, "rename", r.v.renameTop(ctx, in, old, name))
+		return r.fail("rename", r.v.renameTop(ctx, in, old, name))
 	case isOuter(in.NodeId) != isOuter(in.Newdir):
 		return fuse.EXDEV
 	case !isOuter(in.NodeId):
@@ -272,13 +265,13 @@ func (r *router) Rename(cancel <-chan struct{}, in *fuse.RenameIn, old, name str
 	}
 	from, err := r.v.node(in.NodeId)
 	if err != nil {
-		return r.fail(old, "rename", err)
+		return r.fail("rename", err)
 	}
 	to, err := r.v.node(in.Newdir)
 	if err == nil {
 		err = r.v.rename(ctx, in, from, old, to, name)
 	}
-	return r.fail(old, "rename", err)
+	return r.fail("rename", err)
 }
 
 func (r *router) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
@@ -316,11 +309,11 @@ func (r *router) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	}
 	dir, err := r.v.node(in.NodeId)
 	if err != nil {
-		return r.fail(name, "make", err)
+		return r.fail("make", err)
 	}
 	n, st, err := r.v.create(dir, name, in, out)
 	if err != nil {
-		return r.fail(name, "make", err)
+		return r.fail("make", err)
 	}
 	told(n, st, &out.EntryOut)
 	return fuse.OK
@@ -340,7 +333,7 @@ func (r *router) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if err == nil {
 		err = r.v.openFile(n, &in.InHeader, in.Flags, out)
 	}
-	return r.fail("a draft's file", "open", err)
+	return r.fail("open", err)
 }
 
 func (r *router) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
@@ -369,7 +362,7 @@ func (r *router) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		read += m
 	}
 	if err != nil {
-		return nil, r.fail("a draft's file", "read", err)
+		return nil, r.fail("read", err)
 	}
 	return fuse.ReadResultData(buf[:read]), fuse.OK
 }
@@ -389,7 +382,7 @@ func (r *router) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32
 		written += max(m, 0)
 	}
 	if err != nil && written == 0 {
-		return 0, r.fail("a draft's file", "write", err)
+		return 0, r.fail("write", err)
 	}
 	return uint32(written), fuse.OK
 }
@@ -404,17 +397,17 @@ func (r *router) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) 
 		at, err = n.at()
 	}
 	if err != nil {
-		return r.fail("a draft's file", "seek in", err)
+		return r.fail("seek in", err)
 	}
 	defer func() { _ = unix.Close(at) }() // opened to name it
 	fd, err := readOnly(at)
 	if err != nil {
-		return r.fail("a draft's file", "seek in", err)
+		return r.fail("seek in", err)
 	}
 	defer func() { _ = unix.Close(fd) }() // opened for reading
 	off, err := unix.Seek(fd, int64(in.Offset), int(in.Whence))
 	out.Offset = uint64(off)
-	return r.fail("a draft's file", "seek in", err)
+	return r.fail("seek in", err)
 }
 
 // seekWhole answers for a file without holes, which any file may be said to be.
@@ -443,11 +436,11 @@ func (r *router) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	}
 	if err == nil {
 		defer end()
-		err = n.writable(func(fd int) error {
+		err = n.writable(in.Fh, func(fd int) error {
 			return unix.Fallocate(fd, in.Mode, int64(in.Offset), int64(in.Length))
 		})
 	}
-	return r.fail("a draft's file", "allocate", err)
+	return r.fail("allocate", err)
 }
 
 // Fsync syncs a file. Published ones are on the disk.
@@ -459,7 +452,7 @@ func (r *router) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if err == nil {
 		err = n.sync(in.FsyncFlags&1 != 0)
 	}
-	return r.fail("a draft's file", "sync", err)
+	return r.fail("sync", err)
 }
 
 func (r *router) FsyncDir(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
@@ -470,7 +463,7 @@ func (r *router) FsyncDir(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if err == nil {
 		err = n.sync(false)
 	}
-	return r.fail("a draft's directory", "sync", err)
+	return r.fail("sync", err)
 }
 
 func (r *router) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.OK }
@@ -482,7 +475,7 @@ func (r *router) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, o
 	n, err := r.v.node(in.NodeId)
 	switch {
 	case err != nil:
-		return r.fail("a draft's file", "command", err)
+		return r.fail("command", err)
 	case in.Cmd != control.DraftCommand || n.draft == nil || n.draft.root != n:
 		return fuse.Status(syscall.ENOTTY)
 	case in.Uid != 0 && in.Uid != n.draft.owner.UID:
@@ -495,101 +488,5 @@ func (r *router) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, o
 	}
 	reply := n.draft.command(verb)
 	reply.AppendTo(outbuf[:0])
-	return fuse.OK
-}
-
-// OpenDir opens a directory. The kernel keeps the listing of one that never changes.
-func (r *router) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if !r.lists(in.NodeId) {
-		out.OpenFlags = fuse.FOPEN_CACHE_DIR | fuse.FOPEN_KEEP_CACHE
-		return fuse.OK
-	}
-	r.v.mu.Lock()
-	defer r.v.mu.Unlock()
-	r.v.lastList++
-	out.Fh = r.v.lastList
-	return fuse.OK
-}
-
-// lists tells whether a directory is listed here: the root, that of all views, and those of drafts.
-func (r *router) lists(id uint64) bool { return isOuter(id) || id == rootID || id == r.ViewsID() }
-
-func (r *router) ReleaseDir(in *fuse.ReleaseIn) {
-	r.v.mu.Lock()
-	defer r.v.mu.Unlock()
-	delete(r.v.listings, in.Fh)
-}
-
-func (r *router) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	if !r.lists(in.NodeId) {
-		return r.Mount.ReadDir(cancel, in, out)
-	}
-	return r.list(in, out.AddDirEntry)
-}
-
-// ReadDirPlus gives no attributes of drafts, which change.
-func (r *router) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	if !r.lists(in.NodeId) {
-		return r.Mount.ReadDirPlus(cancel, in, out)
-	}
-	return r.list(in, func(e fuse.DirEntry) bool { return out.AddDirLookupEntry(e) != nil })
-}
-
-// list gives a listing that was made when the reader began.
-func (r *router) list(in *fuse.ReadIn, add func(fuse.DirEntry) bool) fuse.Status {
-	r.v.mu.Lock()
-	entries, ok := r.v.listings[in.Fh]
-	r.v.mu.Unlock()
-	if !ok || in.Offset == 0 {
-		var err error
-		if entries, err = r.names(in.NodeId); err != nil {
-			return r.fail("a directory", "list", err)
-		}
-		r.v.mu.Lock()
-		r.v.listings[in.Fh] = entries
-		r.v.mu.Unlock()
-	}
-	for i := int(in.Offset); i < len(entries); i++ {
-		e := entries[i]
-		e.Off = uint64(i) + 1
-		if !add(e) {
-			break
-		}
-	}
-	return fuse.OK
-}
-
-// names lists a directory in the order of its names.
-func (r *router) names(id uint64) (entries []fuse.DirEntry, err error) {
-	switch {
-	case isOuter(id):
-		n, nodeErr := r.v.node(id)
-		if nodeErr != nil {
-			return nil, nodeErr
-		}
-		entries, err = n.children()
-	case id == rootID:
-		entries, err = r.v.rootNames()
-	default:
-		names, _, namesErr := r.v.home.Names()
-		err = namesErr
-		for _, name := range names {
-			entries = append(entries, fuse.DirEntry{Name: name, Mode: unix.S_IFDIR})
-		}
-	}
-	slices.SortFunc(entries, func(a, b fuse.DirEntry) int { return strings.Compare(a.Name, b.Name) })
-	self := []fuse.DirEntry{{Name: ".", Mode: unix.S_IFDIR}, {Name: "..", Mode: unix.S_IFDIR}}
-	return append(self, entries...), err
-}
-
-// StatFs tells of the directory's filesystem: here something can run full.
-func (r *router) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(r.v.self.Fd()), &st); err != nil {
-		return r.fail("the root", "look at the disk of", err)
-	}
-	*out = fuse.StatfsOut{
-		Blocks: st.Blocks, Bfree: st.Bfree, Bavail: st.Bavail, Files: st.Files, Ffree: st.Ffree, Bsize: uint32(st.Bsize), NameLen: uint32(st.Namelen), Frsize: uint32(st.Frsize),
-	}
 	return fuse.OK
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/shares"
 	"github.com/hbmfs/hbmfs/internal/status"
 )
 
@@ -49,19 +50,25 @@ type Volume struct {
 	self    *os.File // the directory
 	device  uint64
 	umask   uint32 // of this process
+	room    room
 	origin  *cache.Dir
 	inner   *fs.Mount
 	fast    *drafts.Server // has the drafts of writers that go past the kernel
 	removed []string       // leftovers, at the start
 	foreign []string
+	tidying sync.WaitGroup
 
 	mu       sync.Mutex // guards the fields below
 	drafts   map[string]*draft
 	nodes    map[uint64]*node
 	listings map[uint64][]fuse.DirEntry // of open directories
+	entries  int                        // in all of them
 	lastList uint64
-	plain    map[uint64]int // descriptors of files that are open without passthrough
+	handles  map[uint64]*node // of open files
+	plain    map[uint64]int   // descriptors of files that are open without passthrough
 	refused  []string
+	minute   int64 // of the refusals that were logged last, and how many
+	logged   int
 	lastKept int
 	infos    map[string]info // of published checkpoints
 }
@@ -73,6 +80,29 @@ type info struct {
 
 var _ fs.Top = (*Volume)(nil)
 
+// room is what the drafts of all users may take. A user gets half of each, and less where others have some.
+type room struct {
+	drafts *shares.Shares
+	files  *shares.Shares // that are open: the daemon has a descriptor of each
+}
+
+// Limits of what a volume keeps.
+const (
+	mostDrafts  = 512
+	perDraft    = 8       // descriptors
+	mostEntries = 1 << 20 // of listings: beyond that a directory is listed again for each part that is read
+)
+
+func newRoom() room {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		limit.Cur = 1024 // the default of Linux
+	}
+	files := int64(min(limit.Cur/2, 1<<20))
+	drafts := min(mostDrafts, files/4/perDraft)
+	return room{shares.New(drafts, drafts/2, 1), shares.New(files/2, files/4, 16)}
+}
+
 // Names of what a holder keeps.
 const (
 	keptSource = "source"
@@ -83,8 +113,8 @@ const (
 // removed: their writers are gone with the mount that they wrote through.
 func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	v = &Volume{
-		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, plain: map[uint64]int{}, infos: map[string]info{},
-		lastList: uint64(time.Now().UnixNano()),
+		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
+		lastList: uint64(time.Now().UnixNano()), room: newRoom(),
 	}
 	defer func() {
 		if err != nil {
@@ -114,7 +144,7 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	}
 	if opt.Life != nil {
 		if err = opt.Life.Keep(keptSource, v.self); err == nil {
-			err = v.keep()
+			v.keep()
 		}
 	}
 	if err == nil {
@@ -195,6 +225,7 @@ func (v *Volume) Home() *checkpoint.Home { return v.home }
 
 // Close closes the volume, once nobody serves it any more.
 func (v *Volume) Close() error {
+	v.tidying.Wait()
 	var errs []error
 	if v.origin != nil {
 		errs = append(errs, v.origin.Close())
@@ -258,6 +289,9 @@ func (v *Volume) draftShown(name string) *draft {
 // refusedMax is how many refusals the status tells.
 const refusedMax = 10
 
+// loggedMax is how many refusals of a minute are logged: users choose the names in them.
+const loggedMax = 60
+
 // refuse notes why something was refused, for the status and the log.
 func (v *Volume) refuse(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
@@ -265,7 +299,11 @@ func (v *Volume) refuse(format string, args ...any) {
 	defer v.mu.Unlock()
 	if i := slices.Index(v.refused, text); i >= 0 {
 		v.refused = slices.Delete(v.refused, i, i+1)
-	} else {
+	} else if now := time.Now().Unix() / 60; v.minute != now || v.logged < loggedMax {
+		if v.minute != now {
+			v.minute, v.logged = now, 0
+		}
+		v.logged++
 		v.opt.Log.Warn("refused", "reason", text)
 	}
 	v.refused = append(v.refused, text)
@@ -363,27 +401,29 @@ type keptDraft struct {
 }
 
 // keep gives the holder the drafts. The caller may have mu.
-func (v *Volume) keep() error {
+func (v *Volume) keep() {
 	if v.opt.Life == nil {
-		return nil
+		return
 	}
 	all := []keptDraft{}
 	for _, d := range v.drafts {
 		all = append(all, d.kept())
 	}
 	text, err := json.Marshal(all)
+	var f *os.File
+	if err == nil {
+		f, err = handover.NewMemory(keptDrafts)
+	}
+	if err == nil {
+		_, err = f.Write(text)
+		if err == nil {
+			err = v.opt.Life.Keep(keptDrafts, f)
+		}
+		err = errors.Join(err, f.Close())
+	}
 	if err != nil {
-		return err
+		v.unkept(err)
 	}
-	f, err := handover.NewMemory(keptDrafts)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }() // the life has its own
-	if _, err := f.Write(text); err != nil {
-		return fmt.Errorf("have the drafts kept: %w", err)
-	}
-	return v.opt.Life.Keep(keptDrafts, f)
 }
 
 // reopen takes the volume over from an earlier daemon.
@@ -392,11 +432,10 @@ func (v *Volume) reopen() (err error) {
 	if err := life.Load(s); err != nil {
 		return err
 	}
-	source, drafts := life.Took(keptSource), life.Took(keptDrafts)
-	if source == nil || drafts == nil {
+	source := life.Took(keptSource)
+	if source == nil || !life.Has(keptDrafts) {
 		return fmt.Errorf("%w: the holder has not its directory", handover.ErrRefused)
 	}
-	defer func() { _ = drafts.Close() }() // opened for reading
 	v.self = source
 	if v.home, err = checkpoint.OpenHomeAt(source, s.path); err != nil {
 		return err
@@ -410,36 +449,94 @@ func (v *Volume) reopen() (err error) {
 	if err = v.serveFast(); err != nil {
 		return err
 	}
-	var all []keptDraft
-	if _, err := drafts.Seek(0, 0); err != nil {
+	return nil
+}
+
+// adoptDrafts takes the drafts of the daemon before, once that is gone: it may have begun and ended some while this one started.
+func (v *Volume) adoptDrafts() error {
+	kept := v.opt.Life.Took(keptDrafts)
+	if kept == nil {
+		return fmt.Errorf("%w: the holder has not its drafts", handover.ErrRefused)
+	}
+	defer func() { _ = kept.Close() }() // opened for reading
+	if _, err := kept.Seek(0, 0); err != nil {
 		return err
 	}
-	if err := json.NewDecoder(drafts).Decode(&all); err != nil {
+	var all []keptDraft
+	if err := json.NewDecoder(kept).Decode(&all); err != nil {
 		return fmt.Errorf("%w: the drafts: %w", handover.ErrRefused, err)
 	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	for _, k := range all {
 		v.adopt(k)
 	}
 	return nil
 }
 
-// Begin takes the open files of the daemon before. It is called before anybody serves the mount.
+// Begin takes the drafts and the open files of the daemon before. It is called before anybody serves the mount.
 func (v *Volume) Begin() error {
 	if !v.inner.Inherited() {
 		return nil
 	}
-	v.inner.EachBooked(func(_ uint64, o fs.Opened) {
+	if err := v.adoptDrafts(); err != nil {
+		return err
+	}
+	v.fast.Adopt()
+	removed := map[uint64]*node{} // whose readers and writers go on
+	v.inner.EachBooked(func(handle uint64, o fs.Opened) {
+		n := v.adoptFile(o.Inode)
+		if n == nil && removed[o.Inode] == nil {
+			removed[o.Inode] = &node{ino: o.Inode, file: -1, gone: true}
+		}
+		if n == nil {
+			n = removed[o.Inode]
+		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		n := v.nodes[o.Inode]
-		if n == nil { // it was removed: its readers and writers go on
-			n = &node{ino: o.Inode, file: -1, gone: true}
-			v.put(n)
-		}
+		v.handles[handle] = n
 		n.opens++
 		n.backing = o.Backing
 	})
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.keep()
+	v.keep()
+	v.mu.Unlock()
+	v.tidying.Go(v.tidy)
+	return nil
+}
+
+// adoptFile opens a file again that the daemon before had open, nil where it has no name any more.
+func (v *Volume) adoptFile(ino uint64) *node {
+	v.mu.Lock()
+	n := v.nodes[ino]
+	v.mu.Unlock()
+	if n == nil || n.isDir {
+		return nil
+	}
+	if n.file >= 0 {
+		return n
+	}
+	at, err := n.at()
+	if err != nil {
+		return n
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	if fd, err := readOnly(at); err == nil {
+		v.mu.Lock()
+		n.file, n.opener = fd, n.draft.owner.UID
+		v.mu.Unlock()
+		v.room.files.Book(n.opener, 1)
+	}
+	return n
+}
+
+// tidy removes what the daemon before was about to remove.
+func (v *Volume) tidy() {
+	removed, err := v.home.Clean(context.Background())
+	for _, path := range removed {
+		v.opt.Log.Info("removed what the daemon before left", "path", path)
+	}
+	if err != nil {
+		v.opt.Log.Error("leftovers stay until the next mount", "error", err)
+	}
 }

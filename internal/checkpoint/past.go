@@ -8,8 +8,11 @@ import (
 	"math"
 	"os"
 	"path"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 // past is what a draft has whose files are written past FUSE, by descriptors that clients have.
@@ -108,11 +111,15 @@ func (p *past) end() {
 // mostLeases is how many leases a draft holds at once. The other files are read-only, and were looked at.
 const mostLeases = 1024
 
+// closing is how long a file may still be open: a driver may close its own descriptor a moment after its user did.
+const closing = 300 * time.Millisecond
+
 // freeze makes files read-only, and fails with [Writing] where anybody has one open for writing, or maps it so.
 func (d *Draft) freeze(ctx context.Context, files []File) error {
 	if d.past == nil {
 		return nil
 	}
+	end := time.Now().Add(closing)
 	for _, file := range files {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -121,6 +128,9 @@ func (d *Draft) freeze(ctx context.Context, files []File) error {
 			return err
 		}
 		f, err := d.leased(file.Name)
+		for errors.Is(err, ErrOpen) && time.Now().Before(end) && pause.For(ctx, time.Millisecond) == nil {
+			f, err = d.leased(file.Name)
+		}
 		switch {
 		case err != nil:
 			return err

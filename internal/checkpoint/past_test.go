@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -256,4 +257,45 @@ func TestMakeRefuses(t *testing.T) {
 		t.Errorf("a file of another size is linked: %v", err)
 	}
 	must(t, errors.Join(m.Pen.Close(), m.Read.Close()))
+}
+
+// A container may have no CAP_LEASE. Then the lease is taken as the owner.
+func TestALeaseNeedsNoCapability(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: only root has files of others")
+	}
+	dir := t.TempDir()
+	h, err := OpenHome(dir)
+	must(t, err)
+	defer func() { must(t, h.Close()) }()
+	d, err := h.Begin(t.Context(), "step_1", Part{Of: 1}, Owner{UID: 4711, GID: 4711, Mode: 0o755})
+	must(t, err)
+	must(t, d.Past(nil))
+	var f File
+	must(t, asuser.Do(asuser.User{UID: 4711, GID: 4711}, func() error {
+		m, err := d.Make("a", 1, false)
+		if err != nil {
+			return err
+		}
+		f = File{"a", 1, []uint32{crc32.Checksum([]byte("a"), castagnoli())}}
+		_, err = m.Pen.Write([]byte("a"))
+		return errors.Join(err, m.Pen.Truncate(1), m.Pen.Close(), d.Link(m))
+	}))
+	said := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and the thread ends with the goroutine
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		if err := unix.Capget(&head, &caps[0]); err != nil {
+			said <- err
+			return
+		}
+		caps[0].Effective &^= 1 << unix.CAP_LEASE
+		if err := unix.Capset(&head, &caps[0]); err != nil {
+			said <- err
+			return
+		}
+		said <- d.Publish(t.Context(), []File{f})
+	}()
+	must(t, <-said)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/asuser"
 	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
@@ -65,6 +66,9 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 	dirs, err := d.compare(files, true)
 	if err != nil {
 		return err
+	}
+	for i := range files {
+		files[i].Sums = make([]uint32, chunks(files[i].Size))
 	}
 	group, working := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.sync(working, files, dirs) })
@@ -123,7 +127,13 @@ func (d *Draft) leased(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	take := func() error {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+		return err
+	}
+	if err = take(); errors.Is(err, unix.EACCES) && d.owner != nil { // root without CAP_LEASE: the owner may
+		err = asuser.Do(asuser.User{UID: d.owner.UID, GID: d.owner.GID}, take)
+	}
 	switch {
 	case err == nil:
 		return f, nil
@@ -141,7 +151,6 @@ func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total
 	total, done := int64(0), atomic.Int64{}
 	for i := range files {
 		total += files[i].Size
-		files[i].Sums = make([]uint32, chunks(files[i].Size))
 	}
 	read := func(n int64) {
 		if sum := done.Add(n); progress != nil {

@@ -44,7 +44,8 @@ func NewProofs(command []string, l driver.Libraries, device int) *Proofs {
 type Question struct {
 	Libraries driver.Libraries `json:"libraries"`
 	Device    int              `json:"device"`
-	Make      string           `json:"make,omitempty"` // the name of the file to be made and written; empty to read
+	// Make is the name of the file to be made and written. Where it is empty, the descriptor is that of the file to be read or written.
+	Make string `json:"make,omitempty"`
 }
 
 // ProbeFD is the descriptor that the probe reads, after the three standard ones.
@@ -81,6 +82,20 @@ func (k *Proofs) ProveWrites(ctx context.Context, directory string, dev uint64) 
 		q := Question{k.libraries, k.device, ".hbmfs-probe-" + rand.Text()}
 		defer func() { _ = unix.Unlinkat(int(file.Fd()), q.Make, 0) }() // the probe did as a rule
 		return ask(ctx, k.command, q, file)
+	})
+}
+
+// ProveWritesTo is ProveWrites where files are given and no directory is: the probe writes into one of them, which is open for
+// writing, and the caller overwrites all of it.
+func (k *Proofs) ProveWritesTo(ctx context.Context, fd int, dev uint64) (Proof, error) {
+	return k.once(ctx, fileID{dev: dev}, func() Proof {
+		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return Proof{Unknown, err.Error()}
+		}
+		file := os.NewFile(uintptr(own), "a file that is given")
+		defer func() { _ = file.Close() }() // the file is the caller's
+		return ask(ctx, k.command, Question{k.libraries, k.device, ""}, file)
 	})
 }
 

@@ -162,8 +162,9 @@ func (b *books) end(files int) {
 	}
 }
 
-// adopt goes on with the drafts of the daemon before.
-func (s *Server) adopt() {
+// Adopt goes on with the drafts of the daemon before. It is called once that is gone ([handover.Life.Prepared]), and before any session
+// begins.
+func (s *Server) Adopt() {
 	if !s.opt.Life.Adopts() {
 		return
 	}

@@ -2,6 +2,7 @@
 // channel (docs/control-protocol.md).
 //
 //	s, err := drafts.New(drafts.Options{Home: home, Log: log, Life: life, Published: volume.Appear})
+//	s.Adopt()                                       // once the daemon before is gone, if there was one
 //	session := s.Session(user, pidfd)               // one of each connection
 //	a, err := session.Handle(ctx, h.Type, payload)  // of each frame that IsDraft
 //	session.End()

@@ -57,7 +57,7 @@ func TestAPlainDirectoryIsNoVolume(t *testing.T) {
 func TestSeveralProcessesWriteOneDraft(t *testing.T) {
 	v := newVolume(t, volumeOptions{})
 	first := v.begin(t, "step_1")
-	second, err := control.AttachDraft(t.Context(), first.Path, first.ID, "another rank")
+	second, err := control.AttachDraft(t.Context(), first.Path, "another rank")
 	must(t, err)
 	write(t, second, "b", []byte("second"))
 	write(t, first, "a", []byte("first"))
@@ -158,6 +158,9 @@ func TestHostileRequestsAreRefused(t *testing.T) {
 	if len(v.server.Drafts()) != 1 || v.server.files.Booked() != 0 {
 		t.Errorf("%+v, %d files", v.server.Drafts(), v.server.files.Booked())
 	}
+	if _, err := control.AttachDraft(t.Context(), filepath.Join(v.dir, "step_7"), "test"); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a draft that nobody has begun: %v", err)
+	}
 	for what, f := range map[string]func(other *control.Draft) error{
 		"files": func(other *control.Draft) error {
 			_, _, err := other.Add(t.Context(), control.NewFile{Name: "x", Size: 1})
@@ -166,8 +169,9 @@ func TestHostileRequestsAreRefused(t *testing.T) {
 		"sums":    func(other *control.Draft) error { return other.Seal(t.Context(), 0, nil) },
 		"publish": func(other *control.Draft) error { return other.Publish(t.Context(), 0, 0) },
 	} {
-		other, err := control.AttachDraft(t.Context(), d.Path, control.DraftID{1, 2, 3}, "thief")
+		other, err := control.AttachDraft(t.Context(), d.Path, "thief")
 		must(t, err)
+		other.ID = control.DraftID{1, 2, 3}
 		if err := f(other); !errors.Is(err, syscall.ENOENT) {
 			t.Errorf("%s of a draft whose number is guessed: %v", what, err)
 		}

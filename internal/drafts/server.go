@@ -57,7 +57,7 @@ type key struct {
 	id  control.DraftID
 }
 
-// New makes a Server, which goes on with the drafts of an earlier life.
+// New makes a Server. Where another daemon served before, [Server.Adopt] goes on with its drafts.
 func New(opt Options) (*Server, error) {
 	dir, err := opt.Home.Directory()
 	if err != nil {
@@ -68,7 +68,6 @@ func New(opt Options) (*Server, error) {
 		opt: opt, dir: dir, all: map[key]*draft{},
 		drafts: shares.New(drafts, drafts/2, 1), unnamed: shares.New(unnamed, unnamed/2, 0), files: shares.New(mostFiles, mostFiles/2, 64),
 	}
-	s.adopt()
 	return s, nil
 }
 
@@ -146,6 +145,18 @@ func (s *Server) find(k key) *draft {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all[k]
+}
+
+// named gives a user's draft of a name.
+func (s *Server) named(uid uint32, name string) *draft {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.all {
+		if d.user.UID == uid && d.name == name {
+			return d
+		}
+	}
+	return nil
 }
 
 // wasPublished tells whether a draft became a checkpoint lately.

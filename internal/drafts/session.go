@@ -93,6 +93,13 @@ func (c *Session) Handle(ctx context.Context, t control.FrameType, payload []byt
 }
 
 func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {
+	if m.Flags&control.BeginAttach != 0 {
+		d := c.server.named(c.user.UID, m.Name)
+		if d == nil {
+			return Answer{}, refuse(unix.ENOENT, "user %d has no draft of %q to write into: its first writer begins it, on this node", c.user.UID, m.Name)
+		}
+		return d.answer(d.add(m.Files))
+	}
 	d := &draft{
 		key: key{c.user.UID, m.ID}, server: c.server, user: c.user, name: m.Name, part: checkpoint.Part{Index: int(m.Part), Of: int(m.Parts)},
 		umask: m.Umask, began: time.Now(), byName: map[string]int{},
@@ -127,7 +134,7 @@ func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {
 			c.began = append(c.began, d)
 		}
 	}
-	a, err := answerOf(there.add(m.Files))
+	a, err := there.answer(there.add(m.Files))
 	if err != nil && there == d {
 		_, _ = d.drop() // what the files' refusal says matters more
 	}
@@ -172,14 +179,14 @@ func pidOf(fd int) (pid int) {
 	return max(pid, 0)
 }
 
-func answerOf(first uint32, pens []*os.File, err error) (Answer, error) {
-	m := control.DraftFiles{First: first, Count: uint32(len(pens))}
+func (d *draft) answer(first uint32, pens []*os.File, err error) (Answer, error) {
+	m := control.DraftFiles{ID: d.id, First: first, Count: uint32(len(pens))}
 	return Answer{control.TypeDraft, m.AppendTo, pens}, err
 }
 
 func (c *Session) add(m *control.AddFiles) (a Answer, err error) {
 	err = c.of(m.ID, func(d *draft) error {
-		a, err = answerOf(d.add(m.Files))
+		a, err = d.answer(d.add(m.Files))
 		return err
 	})
 	return a, err

@@ -29,6 +29,7 @@
 //	holder → daemon
 //	FDNAME=x               (descriptor) from the store, one message each
 //	HELD=1                 these were all
+//	FDNAME=x               (descriptor) kept since, or with FDSTOREREMOVE=1 forgotten; before ADOPT
 //	ADOPT=crash|upgrade DIED=n   nobody else serves; n is CLOCK_MONOTONIC at the end of the daemon before, in ns
 //
 // systemd gives descriptors at the start (LISTEN_FDS), and the next daemon adopts at once.

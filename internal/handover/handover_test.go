@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -200,4 +201,59 @@ func TestSystemdKeeps(t *testing.T) {
 		t.Errorf("the next life has %q", got.bytes)
 	}
 	must(t, errors.Join(os.NewFile(uintptr(store["table"]), "").Close(), f.Close()))
+}
+
+// What the daemon before keeps and forgets while the next one starts is not lost.
+func TestTheNextDaemonCatchesUp(t *testing.T) {
+	ours, theirs, err := pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() int {
+		f, err := NewMemory("test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		return dup(t, int(f.Fd()))
+	}
+	k := &keeper{log: io.Discard, store: Copy{"old": open(), "new": open(), "newer": open()}}
+	next := &daemon{socket: ours}
+	l := &Life{kind: ByKeeper, socket: theirs, kept: map[string]int{"old": open(), "gone": open(), "newer": open()}}
+	var none *daemon
+	none.misses("nobody starts")
+	for _, name := range []string{"gone", "new", "newer", "gone twice"} {
+		next.misses(name)
+	}
+	k.catchUp(next)
+	if err := send(ours, say("ADOPT=upgrade", "DIED=7")); err != nil {
+		t.Fatal(err)
+	}
+	death, err := l.Prepared()
+	if err != nil || death.How != "upgrade" || death.At != 7 {
+		t.Errorf("%+v, %v", death, err)
+	}
+	if got := l.Names(); !slices.Equal(got, []string{"new", "newer", "old"}) {
+		t.Errorf("it has %q", got)
+	}
+	for _, name := range []string{"new", "newer"} {
+		var want, got unix.Stat_t
+		if err := errors.Join(unix.Fstat(k.store[name], &want), unix.Fstat(l.kept[name], &got)); err != nil || want.Ino != got.Ino {
+			t.Errorf("%s is another file: %v", name, err)
+		}
+	}
+	for _, fds := range []map[string]int{k.store, l.kept, {"a": ours, "b": theirs}} {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+func dup(t *testing.T, fd int) int {
+	t.Helper()
+	other, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return other
 }

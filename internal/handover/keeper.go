@@ -118,6 +118,7 @@ type daemon struct {
 	asked      int // the connection of the request, -1 for none
 	check      bool
 	began      time.Time
+	missed     map[string]bool // names of files that were kept or forgotten since it started
 }
 
 func (k *keeper) say(format string, args ...any) {
@@ -203,8 +204,10 @@ func (k *keeper) hear(d *daemon) {
 	case m.fields["FDSTORE"] != "" && m.fd >= 0:
 		k.forget(name)
 		k.store[name], m.fd = m.fd, -1
+		k.next.misses(name)
 	case m.fields["FDSTOREREMOVE"] != "":
 		k.forget(name)
+		k.next.misses(name)
 	case m.fields["START"] != "" && m.fd >= 0:
 		k.learn(&m)
 	case m.fields["PREPARED"] != "":
@@ -306,6 +309,7 @@ func (k *keeper) decide() error {
 		fallthrough
 	case d != nil && d.prepared:
 		d.prepared = false
+		k.catchUp(d)
 		if err := send(d.socket, say("ADOPT="+k.how, "DIED="+strconv.FormatInt(k.died, 10))); err != nil {
 			k.say("the next daemon cannot be reached: %v", err)
 		}
@@ -320,6 +324,31 @@ func (k *keeper) decide() error {
 		}
 	}
 	return nil
+}
+
+// misses notes that a file was kept or forgotten while a daemon starts, nil for none.
+func (d *daemon) misses(name string) {
+	if d == nil {
+		return
+	}
+	if d.missed == nil {
+		d.missed = map[string]bool{}
+	}
+	d.missed[name] = true
+}
+
+// catchUp tells a daemon what was kept and forgotten since it started.
+func (k *keeper) catchUp(d *daemon) {
+	for name := range d.missed {
+		m := say("FDSTOREREMOVE=1", "FDNAME="+name)
+		if fd, ok := k.store[name]; ok {
+			m = say("FDNAME=" + name).with(fd)
+		}
+		if err := send(d.socket, m); err != nil {
+			k.say("the next daemon cannot be told: %v", err)
+		}
+	}
+	d.missed = nil
 }
 
 // dieTime is how long the end of a daemon is waited for. One that waits in the kernel, for a dead network filesystem for one, does

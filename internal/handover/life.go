@@ -197,12 +197,29 @@ func (l *Life) Prepared() (Death, error) {
 		return Death{}, err
 	}
 	m, err := receive(l.socket)
+	for err == nil && m.fields["ADOPT"] == "" && m.fields["FDNAME"] != "" { // since this daemon has started
+		l.update(m.fields["FDNAME"], m.fd)
+		m, err = receive(l.socket)
+	}
 	if err != nil {
 		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
 	}
 	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
 	return Death{How: m.fields["ADOPT"], At: at}, err
+}
+
+// update takes a file that the daemon before has kept meanwhile, or has forgotten: -1.
+func (l *Life) update(name string, fd int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old, ok := l.kept[name]; ok {
+		_ = unix.Close(old) // the newer one takes its place
+		delete(l.kept, name)
+	}
+	if fd >= 0 {
+		l.kept[name] = fd
+	}
 }
 
 // Goes says that this daemon goes on with the mount: from now on its end is a new one, and no failed attempt.

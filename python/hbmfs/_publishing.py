@@ -1,8 +1,11 @@
 """Checkpoints as directories that are complete or not there: drafts, publishing, listing, verifying.
 
     draft = Draft.begin("/ckpt/step_100")
-    ...                                 # files are written below draft.directory, synced, and summed on the way
-    draft.publish(files)                # each has a name, a size and crc32c, the sums of every 4 MiB
+    written = draft.write(writer, files).wait()   # in this process; in others: Shared.of("/ckpt/step_100").write(...)
+    draft.publish(written.files)                  # of all processes: each has a name, a size and crc32c, the sums of every 4 MiB
+
+Where the path lies in a checkpoint volume (hbmfs mount --checkpoints), the files are written past FUSE, into descriptors that the
+volume's daemon gives: `way` is "volume" then, and "directory" elsewhere. There is no falling back from one to the other.
 
 cmd/libhbmfs/libhbmfs.h says what each call promises; internal/checkpoint does the work.
 """
@@ -13,11 +16,15 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from . import _closing, _native, errors
+
+if TYPE_CHECKING:
+    from ._transfer import Progress
+    from .writer import OutFile, Write, Writer
 
 _SLICE = 0.1  # seconds in the library at a time: Python looks for signals in between
 _PATIENCE = 2.0  # seconds that an interrupted verification waits for its reads
@@ -48,15 +55,65 @@ class Entry:
     created: datetime.datetime
 
 
-class Draft:
-    """A checkpoint that is being written. A draft that is forgotten is dropped."""
+class Shared:
+    """A draft as any process writes files of it, which it or another one has begun.
+
+    way: "directory", or "volume" in a checkpoint volume.
+    directory: the draft's; in a volume it has none, and this is empty.
+    """
 
     def __init__(self, path: str, directory: str, handle: ctypes.c_uint64) -> None:
         self.path = path
         self.directory = directory
         self._library = _native.library()
         self._handle = handle
-        self._end = weakref.finalize(self, self._library.drop, "draft_drop", handle)
+        self._end = weakref.finalize(self, self._library.drop, "draft_drop", handle) if handle.value else None
+
+    @property
+    def way(self) -> str:
+        return "directory" if self.directory else "volume"
+
+    @classmethod
+    def of(cls, path: Any) -> "Shared":
+        """Where to write files of the draft that another process, of this user, has begun at ``path``.
+
+        :class:`NotFoundError`, :class:`StaleError`: none has.
+        """
+        name, handle = os.fspath(path), ctypes.c_uint64()
+        if not in_volume(name):
+            directory = Draft.directory_of(name)
+            if not os.path.isdir(directory):
+                raise errors.NotFoundError(f"there is no draft {directory}: give all ranks the same path, on a shared filesystem, or node_local=True")
+            return cls(name, directory, handle)
+        library = _native.library()
+        try:
+            library.ask("draft_attach", os.fsencode(name), handle)
+        except BaseException:
+            if handle.value:  # an interrupt came after it was made
+                library.drop("draft_drop", handle)
+            raise
+        return cls(name, "", handle)
+
+    def write(self, writer: "Writer", files: "Iterable[OutFile]", progress: "Progress" = None) -> "Write":
+        """Starts writing files, as :meth:`Writer.write` does."""
+        if self.directory:
+            return writer.write(self.directory, files, progress)
+        return writer._begin("draft_write_begin", self._handle, files, progress)
+
+    def leave(self) -> None:
+        """Ends what of() began, and leaves the draft. Of a Draft, it drops that."""
+        if self._end is not None and self._end.detach() is not None:
+            self._library.ask("draft_drop", self._handle)
+
+    def __enter__(self) -> "Shared":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+class Draft(Shared):
+    """A checkpoint that is being written. A draft that is forgotten is dropped."""
 
     @classmethod
     def begin(cls, path: Any, part: tuple[int, int] = (0, 1)) -> "Draft":
@@ -70,19 +127,19 @@ class Draft:
         for number in (which, of):
             if not 0 <= number < 2**31:
                 raise errors.InvalidError(f"part {which} of {of} cannot be: parts are counted from 0")
-        directory = cls.directory_of(path)
-        library, handle = _native.library(), ctypes.c_uint64()
+        library, handle, inside = _native.library(), ctypes.c_uint64(), ctypes.c_int32()
         try:
             library.ask("draft_begin", os.fsencode(name), which, of, handle)
+            library.ask("draft_is_in_volume", handle, inside)
         except BaseException:
             if handle.value:  # an interrupt came after it was made
                 library.drop("draft_drop", handle)
             raise
-        return cls(name, directory, handle)
+        return cls(name, "" if inside.value else cls.directory_of(path), handle)
 
     @staticmethod
     def directory_of(path: Any) -> str:
-        """The directory of a checkpoint's draft, for ranks that write into one that another rank began."""
+        """The directory of a checkpoint's draft, where it has one: outside of checkpoint volumes."""
         room = 2 * 4096
         to = ctypes.create_string_buffer(room)
         _native.library().ask("draft_directory", os.fsencode(os.fspath(path)), to, room)
@@ -99,18 +156,26 @@ class Draft:
         for entry, file, own in zip(table, listed, sums, strict=True):
             entry.name, entry.size, entry.crc32c, entry.sums = os.fsencode(file.name), file.size, own.ctypes.data, len(own)
         self._library.ask("draft_publish", self._handle, table, len(listed))
+        assert self._end is not None
         self._end.detach()
 
     def drop(self) -> None:
         """Removes the draft. A published one stays; dropping twice does nothing."""
-        if self._end.detach() is not None:
-            self._library.ask("draft_drop", self._handle)
+        self.leave()
 
     def __enter__(self) -> "Draft":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.drop()
+
+def in_volume(path: Any) -> bool:
+    """Whether a checkpoint at ``path`` is, or would be, one of a checkpoint volume.
+
+    :class:`InvalidError`: ``path`` lies in one, but checkpoints are the directories at its top. :class:`UnavailableError`: its daemon cannot be
+    asked.
+    """
+    inside = ctypes.c_int32()
+    _native.library().ask("checkpoint_in_volume", os.fsencode(os.fspath(path)), inside)
+    return bool(inside.value)
 
 
 def complete(directory: Any) -> list[Entry]:

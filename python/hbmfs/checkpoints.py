@@ -22,6 +22,9 @@ later ones, from before somebody went back, are not.
 **Nodes with disks of their own.** With node_local=True each node writes what its ranks need, part 2 of 4. latest() is the newest
 step of which all nodes have their part; ranks that see the same directory are a node. The first rank of each looks after it.
 
+**Checkpoint volumes.** Where the directory is a mount of one (hbmfs mount --checkpoints), steps are written past FUSE, and `way` of a Save says so. What
+a killed writer began is gone at once.
+
 **Preemption.** Within on_preemption(), SIGTERM lets the saves that are staged be written, for at most `deadline` seconds, drops what is not
 safe by then, and does what SIGTERM did before: the handler that was there runs, or the process ends (143 for its shell). The
 handler runs between two bytecodes of the main thread, so a call that never returns from C holds it up.
@@ -72,6 +75,8 @@ class Save(Future[str]):
         self.set_running_or_notify_cancel()
         self.step = step
         self.path = path
+        self.way: str | None = None
+        """How this rank's files went, once they have: "directory", or "volume", past FUSE into a checkpoint volume."""
         self.held = 0.0
         """Seconds that save() and wait_staged() held training."""
         self.heard = False
@@ -157,6 +162,7 @@ class Checkpoints:
             # What threads ask of the other ranks while they save, and what calls ask, must not meet.
             self._saves: Any = _ranks.everybody(group)
             self._calls: Any = _ranks.everybody(group)
+            self._calls.gather(lambda: _publishing.in_volume(self.path(0)))  # where no checkpoint can be, that is said before a directory is made
             self._place = _ranks.place(self._calls, self.directory, node_local)
             self._local = node_local
             if memory is not None:
@@ -341,6 +347,7 @@ class Checkpoints:
         node = (self._place.node, self._place.nodes, self._place.leader) if self._local else False
         writer = DCPWriter(save.path, writer=stager.writer, node_local=node, progress=False)
         metadata = self._ask(state_dict_saver.save, staged, storage_writer=writer, process_group=ranks.group, no_dist=ranks.group is None)
+        save.way = writer.way
         if self._local:
             ranks.gather(lambda: writer.publish(metadata))
         self._remove_old(self._complete(ranks), save.step)

@@ -18,6 +18,10 @@ overwritten: ExistsError. When a rank fails, dcp raises CheckpointException on a
 killed, dcp ends by the timeout of its process group; the draft goes with drop(), with the DCPWriter that is forgotten, with the
 next save of the same name in this process, or with the process (`hbmfs checkpoint clean`).
 
+**Checkpoint volumes.** Where the path lies in one (hbmfs mount --checkpoints), all ranks of a node write past FUSE, into descriptors that the
+volume's daemon gives, and `way` is "volume". Nothing of a save is left when its coordinator's process ends. Where the daemon cannot be
+asked, that is the save's exception: it never goes through FUSE instead.
+
 **Nodes with disks of their own.** DCPWriter(path, node_local=True) writes a part on each node: its ranks' files, a .metadata
 that names files of this node wherever they have the tensor, and a manifest, "part 2 of 4". dcp.save publishes the coordinator's
 node; then each rank calls publish with the metadata that dcp.save returned:
@@ -53,7 +57,7 @@ from torch.futures import Future
 
 from . import _dcp_nodes, _device
 from ._dcp_layout import dense, lay
-from ._publishing import Draft
+from ._publishing import Draft, Shared
 from ._staging import Staging, staging_of
 from ._transfer import Progress, shower
 from .errors import BusyError, DeviceError, Error, InvalidError, NotFoundError, UnavailableError
@@ -143,6 +147,8 @@ class DCPWriter(FileSystemWriter):
         self._draft: Draft | None = None
         self._thread: threading.Thread | None = None
         self._coordinator = self._alone = self._dropped = False
+        self.way: str | None = None
+        """How this rank's last files went: "directory", or "volume", past FUSE into a checkpoint volume."""
 
     # What torch calls, in its order.
 
@@ -310,19 +316,19 @@ class DCPWriter(FileSystemWriter):
             raise told from err
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        directory = Draft.directory_of(str(self.path))
-        if not os.path.isdir(directory):
-            raise NotFoundError(f"there is no draft {directory}: give all ranks the same path, on a shared filesystem, or node_local=True")
+        draft = self._draft or Shared.of(str(self.path))
         staging = staging_of(getattr(planner, "state_dict", None))
         try:
-            return self._write_items(plan, planner, directory, staging)
+            return self._write_items(plan, planner, draft, staging)
         finally:
             if staging is not None:
                 staging.release()
+            if draft is not self._draft:
+                draft.leave()
             if self._draft is None:  # whoever has one still writes .metadata
                 self._close()
 
-    def _write_items(self, plan: SavePlan, planner: SavePlanner, directory: str, staging: Staging | None) -> list[WriteResult]:
+    def _write_items(self, plan: SavePlan, planner: SavePlanner, draft: Shared, staging: Staging | None) -> list[WriteResult]:
         if staging is not None:
             staging.wait()
         waiting: list[tuple[WriteItem, bytes | torch.Tensor]] = []
@@ -345,17 +351,18 @@ class DCPWriter(FileSystemWriter):
                 staging.taken()
             for number, items in enumerate(items for items in (waiting, staged) if items):
                 file, places = lay(f"{plan.storage_data.prefix}{number}{filesystem.DEFAULT_SUFFIX}", [data for _, data in items])
-                written += self._write_file(directory, file, shown)
+                written += self._write_file(draft, file, shown)
                 for (item, _), place in zip(items, places, strict=True):
                     results.append(WriteResult(item.index, place.length, _StorageInfo(file.name, place.offset, place.length)))
                 if items is waiting and staging is not None:
                     staging.taken()
         return [*results, _Sums(MetadataIndex(""), 0, None, tuple(written), self._number())]
 
-    def _write_file(self, directory: str, file: OutFile, shown: Any = False) -> list[WrittenFile]:
+    def _write_file(self, draft: Shared, file: OutFile, shown: Any = False) -> list[WrittenFile]:
         device = self._device or next((str(part.data.device) for part in file.parts if isinstance(part.data, torch.Tensor) and part.data.is_cuda), "cpu")
-        write = self._writer(device).write(directory, [file], progress=shown)
-        return list(write.wait().files)
+        written = draft.write(self._writer(device), [file], shown).wait()
+        self.way = written.way
+        return list(written.files)
 
     def _publish(self, metadata: Metadata, part: Published) -> None:
         if self._draft is None:
@@ -365,7 +372,7 @@ class DCPWriter(FileSystemWriter):
         if hasattr(filesystem, "CURRENT_DCP_VERSION"):
             own = dataclasses.replace(own, version=filesystem.CURRENT_DCP_VERSION)
         data = pickle.dumps(own)
-        files = self._write_file(self._draft.directory, OutFile(filesystem._metadata_fn, len(data), [FilePart(0, data)]))
+        files = self._write_file(self._draft, OutFile(filesystem._metadata_fn, len(data), [FilePart(0, data)]))
         self._draft.publish([*part.files, *files])
         self._draft = None
 

@@ -18,6 +18,7 @@ leave its own engine there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from typing import Any
@@ -29,7 +30,7 @@ except ModuleNotFoundError as err:
     raise ModuleNotFoundError(f"hbmfs.deepspeed needs torch and deepspeed: pip install {err.name}", name=err.name) from None
 
 from . import _device, _ranks
-from ._publishing import Draft
+from ._publishing import Draft, Shared
 from ._torch_object import lay_out
 from .writer import FilePart, OutFile, Writer, WrittenFile
 
@@ -73,7 +74,8 @@ class CheckpointEngine(_Base):  # type: ignore[misc]
             self._save_alone(state_dict, where, name)
         elif self._failure is None:
             try:
-                self._files += self._write(state_dict, Draft.directory_of(self._tag), name)
+                with Shared.of(self._tag) if self._draft is None else contextlib.nullcontext(self._draft) as draft:
+                    self._files += self._write(state_dict, draft, name)
             except Exception as err:  # noqa: BLE001 (all ranks raise it)
                 self._failure = err
 
@@ -127,10 +129,11 @@ class CheckpointEngine(_Base):  # type: ignore[misc]
         if draft is not None:
             draft.drop()
 
-    def _write(self, state: Any, directory: str, name: str) -> list[WrittenFile]:
+    def _write(self, state: Any, where: Shared | str, name: str) -> list[WrittenFile]:
         size, parts = lay_out(state)
-        file = OutFile(name, size, [FilePart(at, data) for at, data in parts])
-        return self._writer.write(directory, [file], progress=False).wait().files
+        files = [OutFile(name, size, [FilePart(at, data) for at, data in parts])]
+        write = self._writer.write(where, files, False) if isinstance(where, str) else where.write(self._writer, files, False)
+        return write.wait().files
 
     def _save_alone(self, state: Any, directory: str, name: str) -> None:
         draft = f".{name}.{secrets.token_hex(4)}.hbmfs.tmp"

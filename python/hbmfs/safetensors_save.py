@@ -68,6 +68,8 @@ def save_safetensors(
     progress    None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total) of bytes
     writer      a Writer to write with, which stays open; by default one is made for this call
 
+    Where `directory` is to be one of a checkpoint volume (hbmfs mount --checkpoints), it is written past FUSE; `way` of the answer says it.
+
     Raises ExistsError if the directory is there, BusyError while another process writes it, DtypeError for elements that
     the format does not have, WriteError for what the filesystem says. After any exception nothing is left of it.
     """
@@ -84,7 +86,7 @@ def save_safetensors(
         try:
             if writer is None:
                 writer = stack.enter_context(Writer(_device.name(device), method=method, require=require))
-            written = _write(writer, draft.directory, files, progress)
+            written = _write(writer, draft, files, progress)
             draft.publish(written.files)
         except BaseException:
             draft.drop()
@@ -255,7 +257,7 @@ def _shard(name: str, items: Sequence[_Item], metadata: Mapping[str, str]) -> _F
     return _File(name, len(text).to_bytes(8, "little") + text, ordered)
 
 
-def _write(writer: Writer, directory: str, files: Sequence[_File], progress: Progress) -> Written:
+def _write(writer: Writer, draft: Draft, files: Sequence[_File], progress: Progress) -> Written:
     """Writes all files: those whose tensors lie in memory as they are at once, each of the others by itself."""
     copied = [file for file in files if any(item.strides is not None for item in file.items)]
     batches = [[file for file in files if file not in copied], *([file] for file in copied)]
@@ -264,7 +266,7 @@ def _write(writer: Writer, directory: str, files: Sequence[_File], progress: Pro
     try:
         for batch in batches:
             if batch:
-                part = writer.write(directory, [file.parts() for file in batch], progress=_steps(show)).wait()
+                part = draft.write(writer, [file.parts() for file in batch], _steps(show)).wait()
                 done = part if done is None else _both(done, part)
     finally:
         end()

@@ -72,6 +72,7 @@ class Written(NamedTuple):
     seconds: from the call of write() until all files were synced.
     prepared: of these, the seconds until pages of the files were there and registered with CUDA; "mapped" only.
     released: of these, the seconds in which they were unregistered; likewise.
+    way: "directory", or "volume": the files are a checkpoint volume's, and were written past FUSE.
     """
 
     files: list[WrittenFile]
@@ -81,6 +82,7 @@ class Written(NamedTuple):
     seconds: float
     prepared: float = 0.0
     released: float = 0.0
+    way: str = "directory"
 
 
 class Writer:
@@ -135,6 +137,7 @@ class Writer:
         self._end = weakref.finalize(self, self._library.drop, "writer_close", self._handle)
         self._place: Place | None = None
         self._warned = False
+        self._volume = 0
 
     @property
     def ready(self) -> bool:
@@ -179,8 +182,10 @@ class Writer:
         for, where tqdm is installed and stderr is a terminal; True wherever tqdm is installed; False never. Otherwise it is called
         with the bytes that are written and their total.
         """
+        return self._begin("write_begin", os.fsencode(os.fsdecode(directory)), files, progress)
+
+    def _begin(self, function: str, where: Any, files: Iterable[OutFile], progress: Progress) -> Write:
         listed = list(files)
-        path = os.fsdecode(directory)
         table = (_native.WriteFile * len(listed))()
         for row, file in zip(table, listed, strict=True):
             name = os.fsencode(file.name)
@@ -190,18 +195,20 @@ class Writer:
         parts = [(_whole(part.offset, file.name), *_memory(part.data), 0) for file in listed for part in file.parts]
         array = np.array(parts, _native.WRITE_PART)
         stream = self._stream() if any(part[3] for part in parts) else _native.NO_STREAM
-        arguments = (self._handle, os.fsencode(path), table, len(listed), array.ctypes.data, len(parts), stream)
-        nothing = Written([], {}, "", "", 0.0)  # until it is done
-        write = Write.begin(self._library, "write_begin", arguments, nothing, owner=self, files=listed, progress=progress)
+        arguments = (self._handle, where, table, len(listed), array.ctypes.data, len(parts), stream)
+        nothing = Written([], {}, "", "", 0.0, way="volume" if function == "draft_write_begin" else "directory")  # until it is done
+        write = Write.begin(self._library, function, arguments, nothing, owner=self, files=listed, progress=progress)
         assert isinstance(write, Write)
         return write
 
     def stats(self) -> dict[str, Any]:
-        """Counts writes so far: bytes by path, writes, the last path and why; the bytes of the arena."""
+        """Counts writes so far: bytes by path, and those that went into a checkpoint volume, past FUSE; writes, the last path and why; the
+        bytes of the arena."""
         stats = self._stats()
         return {
             "device": _device.name(self.device),
             "bytes": stats.moved.by_path(),
+            "volume": self._volume,
             "writes": stats.writes,
             "path": stats.path.decode(),
             "reason": stats.reason.decode(errors="replace"),
@@ -247,7 +254,9 @@ class Writer:
         return self._place.stream()
 
     def _saw(self, written: Written) -> None:
-        """Warns, once for a writer, when files took another path than the wished one."""
+        """Counts what went into a volume. Warns, once for a writer, when files took another path than the wished one."""
+        if written.way == "volume":
+            self._volume += sum(written.moved.values())
         if self.method not in ("auto", written.path) and not self._warned:
             self._warned = True
             warnings.warn(f"hbmfs: not {self.method}: written by {written.path}: {written.reason}", errors.SlowPathWarning, stacklevel=4)
@@ -396,7 +405,9 @@ class Write(Request[Written]):
             ends = list(itertools.accumulate(counts, initial=0))
             files = [WrittenFile(*file, tuple(sums[a:b].tolist())) for file, a, b in zip(self._files, ends, ends[1:], strict=False)]
             took, prepared, released = (ns / 1e9 for ns in (result.took_ns, result.prepared_ns, result.released_ns))
-            self._value = Written(files, result.moved.by_path(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released)
+            self._value = Written(
+                files, result.moved.by_path(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released, self._value.way
+            )
             self._owner._saw(self._value)  # type: ignore[attr-defined]
         if self._shown is not None and self.written > before:
             self._shown[0](self._written - before)

@@ -232,3 +232,25 @@ func TestNothingLeaks(t *testing.T) {
 
 // TestCheckpoint publishes, verifies and removes a checkpoint. No device has a part in it.
 func TestCheckpoint(t *testing.T) { run(t, "checkpoint", "-1", "auto", t.TempDir()) }
+
+// TestVolume does it in a checkpoint volume. It needs root, FUSE, and HBMFS_BINARY.
+func TestVolume(t *testing.T) {
+	if os.Getenv("HBMFS_BINARY") == "" {
+		t.Skip("HBMFS_BINARY names no built hbmfs (make test builds it)")
+	}
+	blackbox.NeedRoot(t)
+	binary, err := blackbox.NewBinary(os.Getenv("HBMFS_BINARY"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := binary.Mount(t.Context(), t.TempDir(), t.TempDir(), "--checkpoints")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	run(t, "volume", "-1", "auto", m.Path())
+}

@@ -3,10 +3,12 @@ package volume_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -74,6 +76,50 @@ func TestDraftsSurviveTheDaemon(t *testing.T) {
 	}
 	if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.dir, "step")); code != 0 {
 		t.Errorf("verify: %d %s%s", code, out, errs)
+	}
+}
+
+// TestUpgradesUnderWriters replaces the daemon again and again, while drafts begin, are published and removed.
+func TestUpgradesUnderWriters(t *testing.T) {
+	v := mount(t)
+	f, err := os.Create(v.draft(t, "long", nil) + "/file")
+	must(t, err)
+	stop := make(chan struct{})
+	var writers sync.WaitGroup
+	for w := range 2 {
+		writers.Go(func() {
+			rnd := rand.New(rand.NewPCG(1, uint64(w)))
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := oneCheckpoint(v, fmt.Sprintf("w%d-%d", w, i), rnd); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	const upgrades = 5
+	for range upgrades {
+		if code, out, errs := run(t, "upgrade", v.point); code != 0 {
+			t.Errorf("upgrade: %d %s%s", code, out, errs)
+		}
+		if _, err := f.WriteString("x"); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	writers.Wait()
+	must(t, f.Close())
+	must(t, v.publish("long"))
+	if text, err := os.ReadFile(v.Path("long", "file")); err != nil || len(text) != upgrades {
+		t.Errorf("it has %q, %v", text, err)
+	}
+	if names := listed(t, v.dir); len(names) != 1 || v.status(t).Handover.Count != upgrades {
+		t.Errorf("%q are left, after %d hand-overs", names, v.status(t).Handover.Count)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -207,8 +208,19 @@ func runChild(verb string, args []string) int {
 		err = os.Rename(args[0], args[1])
 	case "rmdir":
 		err = os.Remove(args[0])
+	case "fill":
+		err = fill(args[0])
+	case "ordinary":
+		if err = ordinary(args[0], args[1], args[2], args[3]); err != nil {
+			fmt.Println(err)
+			return 1
+		}
 	case "list":
 		_, err = os.ReadDir(args[0])
+	case "past": // PATH STEP
+		err = past(args[0], args[1])
+	case "attach":
+		_, err = control.AttachDraft(context.Background(), args[0], "test")
 	case "changes": // PUBLISHED
 		for _, c := range changes {
 			if err := c.do(args[0]); err == nil {

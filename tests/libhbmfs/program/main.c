@@ -77,6 +77,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(test, "threads")) threads(&d, argv[6]);
     else if (!strcmp(test, "errors")) errors(&d, argv[6]);
     else if (!strcmp(test, "checkpoint")) checkpoint(&d, argv[6]);
+    else if (!strcmp(test, "volume")) volume(&d, argv[6]);
     else if (!strcmp(test, "cancel")) cancel(&d, argv[6]);
     else if (!strcmp(test, "leaks")) leaks(&d, argv[6], atol(argv[7]));
     else if (!strcmp(test, "forks")) forks(&d, argv[6]);

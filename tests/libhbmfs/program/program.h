@@ -40,6 +40,7 @@ void threads(const struct device *d, const char *file);
 void errors(const struct device *d, const char *file);
 void cancel(const struct device *d, const char *file);
 void checkpoint(const struct device *d, const char *directory);
+void volume(const struct device *d, const char *directory);
 void leaks(const struct device *d, const char *file, long rounds);
 void forks(const struct device *d, const char *file);
 void writes(const struct device *d, const char *source, const char *directory);

@@ -1,0 +1,42 @@
+package volume_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestPrograms: what people save checkpoints with, unmodified. It needs HBMFS_PYTHON, a Python with the packages of tests/requirements.txt. hbmfs's own
+// readers need libhbmfs, too.
+func TestPrograms(t *testing.T) {
+	python := os.Getenv("HBMFS_PYTHON")
+	if python == "" {
+		t.Skip("needs HBMFS_PYTHON")
+	}
+	v := mount(t)
+	package_, err := filepath.Abs("../../python")
+	must(t, err)
+	for _, program := range []string{"torch_save", "dcp", "safetensors", "deepspeed", "transformers", "trainer", "numpy", "shell", "past"} {
+		t.Run(program, func(t *testing.T) {
+			if program == "past" && os.Getenv("HBMFS_LIBRARY") == "" {
+				t.Skip("needs HBMFS_LIBRARY")
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, python, "programs.py", program, v.point)
+			cmd.Env = append(os.Environ(), "HBMFS_PROGRAM="+suite.Path(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+package_+":"+os.Getenv("PYTHONPATH"))
+			out, err := cmd.CombinedOutput()
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			switch last := lines[len(lines)-1]; {
+			case err != nil:
+				t.Errorf("%v\n%s\nrefused: %q", err, out, v.status(t).Checkpoints.Refused)
+			case strings.HasPrefix(last, "skip: "):
+				t.Skip(strings.TrimPrefix(last, "skip: "))
+			}
+		})
+	}
+}
