@@ -95,6 +95,9 @@ never changes from then on, by one of
 Publishing fails, with EBUSY, while a file of the draft is still open for writing. rmdir removes a whole checkpoint. Drafts
 end with the mount; a daemon that is replaced keeps them.
 
+With --drain what is published is copied to S3 in the background, where other machines mount it; hbmfs checkpoint drain --help
+says how. With --keep old checkpoints are removed here once they are there.
+
 In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install makes it):
 
   /data/pile  /mnt/pile  fuse.hbmfs  allow_other,nofail              0  0

@@ -34,6 +34,10 @@ func (v *Volume) mkdirTop(ctx context.Context, req *fuse.MkdirIn, name string) (
 	if err := v.mayChange(&req.InHeader); err != nil {
 		return nil, err
 	}
+	if err := v.roomy(); err != nil {
+		v.refuse("mkdir %s: %v", name, err)
+		return nil, err
+	}
 	d, err := v.begin(ctx, name, checkpoint.Owner{UID: req.Uid, GID: req.Gid, Mode: iofs.FileMode(req.Mode & 0o777)})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		v.refuse("mkdir %s: %v", name, err)

@@ -87,7 +87,13 @@ func takeOnce(dir *os.Root, base string, of trust) (l *lock, err error) {
 		return nil, nil
 	}
 	l = &lock{dir: dir, base: base, file: f}
-	if err := l.sign(); err != nil {
+	if err := l.sign(); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) { // a full disk must not keep checkpoints from being removed
+		err = l.file.Truncate(0)
+		if err != nil {
+			l.release()
+			return nil, fmt.Errorf("write the lock of a checkpoint: %w", err)
+		}
+	} else if err != nil {
 		l.release()
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func TestFaults(t *testing.T) {
 		{"the answer to begin is lost", func(*store) deed { return first(1, "begin", cut(true)) }, ""},
 		{"a part hangs", func(*store) deed { return first(1, "part", hang) }, ""},
 		{"a listing hangs", func(*store) deed { return first(1, "list", hang) }, ""},
-		{"an error in an answer of 200", func(s *store) deed {
+		{"an error in an answer of 200", func(*store) deed {
 			return first(1, "complete", func(_, _ string, w http.ResponseWriter, _ *http.Request) (bool, func(http.ResponseWriter)) {
 				reply(w, "")
 				return true, nil

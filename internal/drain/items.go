@@ -240,9 +240,22 @@ func (d *Drain) discard(ctx context.Context, j *journal) error {
 		}
 	}
 	for name, b := range j.open {
-		d.abort(ctx, name, b.ID)
+		ids := []string{b.ID}
+		if b.ID == "" { // nobody heard the answer
+			err := d.try(ctx, func(ctx context.Context, _ func()) (err error) {
+				ids, err = d.bucket.Uploads(ctx, name)
+				return err
+			})
+			if err != nil && !lasting(err) {
+				return err
+			}
+		}
+		for _, id := range ids {
+			d.abort(ctx, name, id)
+		}
 	}
-	for name := range j.done {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(j.done)), maps.Keys(j.open)) // what was begun may have been carried out
+	for _, name := range names {
 		if err := d.try(ctx, func(ctx context.Context, _ func()) error { return d.bucket.Delete(ctx, name) }); err != nil {
 			return err
 		}

@@ -173,6 +173,7 @@ func (s *sending) putFile(ctx context.Context, f *checkpoint.File, onlyNew bool)
 			return s.d.bucket.Put(ctx, name, body, f.Size, crc, onlyNew)
 		})
 	}
+	s.j.add(line{Name: name, Begun: &begun{}}) // a kill may come before the answer
 	o, err := put(onlyNew)
 	if errors.Is(err, errors.ErrUnsupported) && onlyNew {
 		o, err = put(false)
@@ -200,6 +201,7 @@ func (s *sending) adoptNamed(ctx context.Context, f *checkpoint.File) error {
 	}
 	same, err := s.adopt(ctx, f, o)
 	if err == nil && !same {
+		s.j.add(line{Name: name, Forget: true}) // it is not ours to remove
 		err = fmt.Errorf("%w: object %q came while the file was sent, and has other bytes: another volume may drain to this place", ErrForeign, name)
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -45,6 +46,7 @@ func partSize(size, wish int64) int64 {
 func (s *sending) begin(ctx context.Context, f *checkpoint.File, onlyNew bool) (*upload, error) {
 	u := &upload{s: s, f: f, name: s.name(f), size: partSize(f.Size, s.d.opt.PartSize), onlyNew: onlyNew}
 	b, known := s.j.begun(u.name)
+	known = known && b.ID != ""
 	var ids []string
 	if known {
 		ids, u.size = []string{b.ID}, b.Part
@@ -70,9 +72,12 @@ func (s *sending) begin(ctx context.Context, f *checkpoint.File, onlyNew bool) (
 	}
 	u.size = partSize(f.Size, s.d.opt.PartSize)
 	u.parts = make([]s3origin.Stored, (f.Size+u.size-1)/u.size)
+	s.j.add(line{Name: u.name, Begun: &begun{Part: u.size}}) // a kill may come before the answer
 	attempts := 0
 	err := s.d.try(ctx, func(ctx context.Context, _ func()) (err error) {
 		attempts++
+		ctx, end := linger(ctx)
+		defer end()
 		u.id, err = s.d.bucket.Begin(ctx, u.name, s.d.sums.Load() != sumsMD5)
 		return err
 	})
@@ -89,6 +94,19 @@ func (s *sending) begin(ctx context.Context, f *checkpoint.File, onlyNew bool) (
 	}
 	s.j.add(line{Name: u.name, Begun: &begun{ID: u.id, Part: u.size}})
 	return u, nil
+}
+
+// lingerTime is how long an answer that matters is waited for after nobody wants it any more.
+const lingerTime = 3 * time.Second
+
+// linger gives a context that ends some time after ctx.
+func linger(ctx context.Context) (longer context.Context, end func()) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(lingerTime, cancel)
+		context.AfterFunc(longer, func() { timer.Stop() })
+	})
+	return longer, func() { stop(); cancel() }
 }
 
 // take takes an upload with the parts that are there and right. errAgain: it is not of this file.

@@ -12,8 +12,12 @@ import (
 // drainMost is how many checkpoints that are not at S3 have a line.
 const drainMost = 5
 
-// writeDrain writes how far checkpoints are on their way to S3.
-func writeDrain(t io.Writer, d *status.Drain) {
+// writeDrain writes how far a volume's checkpoints are on their way to S3.
+func writeDrain(t io.Writer, s *status.Status) {
+	if s.Checkpoints == nil || s.Checkpoints.Drain == nil {
+		return
+	}
+	d := s.Checkpoints.Drain
 	n := d.States
 	fmt.Fprintf(t, "  drain\t%s: %d remote, %d draining, %d local, %d failed; %s sent", Printable(d.Destination), n.Remote, n.Draining, n.Local, n.Failed, size.Decimal(d.Sent))
 	if d.Bound > 0 {

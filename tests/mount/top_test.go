@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	told "github.com/hbmfs/hbmfs/internal/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -149,7 +150,8 @@ func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
 	must(t, err)
 	checkMetrics(t, string(text))
 	there := map[string]bool{"hbmfs_up": true, "hbmfs_passthrough_off": true, "hbmfs_csi_host_up": true} // of top, of mounts without passthrough, of hbmfs-csi
-	for _, name := range metricNames(string(text)) {
+	volume := told.Status{Checkpoints: &told.Checkpoints{Drain: &told.Drain{}}}                          // tests/origins has a real one
+	for _, name := range metricNames(string(text) + volume.Metrics()) {
 		there[name] = true
 	}
 	for _, file := range []string{"dashboard.json", "alerts.yml"} {

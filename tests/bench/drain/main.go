@@ -20,6 +20,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -106,7 +107,7 @@ func (b *bench) publish(ctx context.Context) error {
 }
 
 // result is one copy.
-type result struct{ rate, cpu float64 } // bytes a second, seconds a GB
+type result struct{ rate, cpu, memory float64 } // bytes a second, seconds a GB, bytes
 
 func (b *bench) clients(ctx context.Context, rounds int) error {
 	all := map[string][]result{}
@@ -117,7 +118,7 @@ func (b *bench) clients(ctx context.Context, rounds int) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			fmt.Fprintf(os.Stderr, "round %d: %-22s %.2f GB/s, %.2f CPU s/GB\n", i+1, name, r.rate/1e9, r.cpu)
+			fmt.Fprintf(os.Stderr, "round %d: %-22s %.2f GB/s, %.2f CPU s/GB, %.0f MB\n", i+1, name, r.rate/1e9, r.cpu, r.memory/1e6)
 			all[name] = append(all[name], r)
 		}
 	}
@@ -183,6 +184,9 @@ func (b *bench) copy(ctx context.Context, name string) (r result, err error) {
 		return r, fmt.Errorf("it sent %d bytes, the checkpoint has %d", total, want)
 	}
 	r.rate = float64(total) / took.Seconds()
+	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		r.memory = float64(usage.Maxrss) * 1024
+	}
 	r.cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds() / (float64(total) / 1e9)
 	return r, nil
 }
