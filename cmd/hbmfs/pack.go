@@ -13,6 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -56,7 +57,7 @@ func newPackCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Tokenizer == "list" {
-				fmt.Fprintln(cmd.OutOrStdout(), strings.Join(pack.Tokenizers(), "\n"))
+				fmt.Fprintln(cmd.OutOrStdout(), strings.Join(tokenizer.Names(), "\n"))
 				return nil
 			}
 			o.Sources, o.Out = args[:len(args)-1], args[len(args)-1]
@@ -72,7 +73,7 @@ func newPackCommand() *cobra.Command {
 	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: those that look like text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
-	addChoice(cmd, &o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(pack.Tokenizers(), ", ")+"; list prints them (default gpt2)", append(pack.Tokenizers(), "list")...)
+	addChoice(cmd, &o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(tokenizer.Names(), ", ")+"; list prints them (default gpt2)", append(tokenizer.Names(), "list")...)
 	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, none, or auto (<|endoftext|> for text, none for tokens)")
 	f.StringVar(&o.DType, "dtype", "auto", "u16, u32, i32, or auto: u16 if the vocabulary has up to 65536 tokens")
 	f.Var((*size.Count)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")

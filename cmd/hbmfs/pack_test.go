@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/pack"
+	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -127,7 +128,7 @@ func TestPackFlagsReachTheRun(t *testing.T) {
 
 func TestPackListsTokenizers(t *testing.T) {
 	got := runPackLine(t, "--tokenizer", "list")
-	if want := strings.Join(pack.Tokenizers(), "\n") + "\n"; got.code != exitOK || got.stdout != want || got.stderr != "" {
+	if want := strings.Join(tokenizer.Names(), "\n") + "\n"; got.code != exitOK || got.stdout != want || got.stderr != "" {
 		t.Errorf("exit %d, stdout %q, want %q", got.code, got.stdout, want)
 	}
 }

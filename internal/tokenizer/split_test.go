@@ -1,4 +1,4 @@
-package pack
+package tokenizer
 
 import (
 	"fmt"
@@ -28,6 +28,15 @@ func patterns() map[string]*regexp2.Regexp {
 
 func group(pattern string) *regexp2.Regexp {
 	return regexp2.MustCompile("(?:"+pattern+")", regexp2.None)
+}
+
+func newEncoder(t testing.TB, name string) *Encoder {
+	t.Helper()
+	tok, err := Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok.NewEncoder()
 }
 
 // oracle compares an Encoder with the pattern and with the library.
@@ -75,7 +84,7 @@ func (o oracle) check(t *testing.T, text string) {
 		}
 		t.Fatalf("%s: cut into %q, want %q", o.name, pieces[i:min(i+3, len(pieces))], want[i:min(i+3, len(want))])
 	}
-	got, _, err := o.Append(nil, []byte(text))
+	got, _, err := o.Append(nil, []byte(text), false)
 	if err != nil || !slices.Equal(got, tokens) {
 		i := 0
 		for i < min(len(got), len(tokens)) && got[i] == tokens[i] {
@@ -86,7 +95,7 @@ func (o oracle) check(t *testing.T, text string) {
 }
 
 func (o oracle) repaired(t *testing.T, text string) string {
-	got, repaired, err := o.Append(nil, []byte(text))
+	got, repaired, err := o.Append(nil, []byte(text), false)
 	if err != nil || !repaired {
 		t.Fatalf("%s: %q is not repaired (%v)", o.name, text, err)
 	}
@@ -226,7 +235,7 @@ func TestWhereTheLibraryIsWrong(t *testing.T) {
 		for _, piece := range tc.want {
 			want = append(want, oracle{tok, nil}.merge(piece)...)
 		}
-		if got, _, err := tok.Append(nil, []byte(tc.text)); err != nil || !slices.Equal(got, want) {
+		if got, _, err := tok.Append(nil, []byte(tc.text), false); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %q: got %v, want %v (%v)", tc.tokenizer, tc.text, got, want, err)
 		}
 	}
@@ -238,8 +247,8 @@ func TestFullCacheStillGivesTheTokens(t *testing.T) {
 		tok.cache[fmt.Sprint("filler ", i)] = nil
 	}
 	text := []byte("zyzzyvas qwertzuiop zyzzyvas")
-	want, _, _ := newEncoder(t, "gpt2").Append(nil, text)
-	if got, _, _ := tok.Append(nil, text); !slices.Equal(got, want) || len(tok.cache) > 10 {
+	want, _, _ := newEncoder(t, "gpt2").Append(nil, text, false)
+	if got, _, _ := tok.Append(nil, text, false); !slices.Equal(got, want) || len(tok.cache) > 10 {
 		t.Errorf("got %v, want %v, %d pieces are remembered", got, want, len(tok.cache))
 	}
 }

@@ -1,4 +1,4 @@
-package pack
+package tokenizer
 
 import (
 	"fmt"
@@ -6,14 +6,14 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/tiktoken-go/tokenizer"
+	tiktoken "github.com/tiktoken-go/tokenizer"
 )
 
 // vocabulary is the facts about an encoding that tiktoken-go/tokenizer does not tell. The counts are tiktoken's n_vocab
 // (tiktoken_ext/openai_public.py), special tokens and gaps included.
 type vocabulary struct {
 	name     string
-	encoding tokenizer.Encoding
+	encoding tiktoken.Encoding
 	split    splitter
 	size     int64
 	eot      uint32 // <|endoftext|>
@@ -21,17 +21,17 @@ type vocabulary struct {
 
 func vocabularies() []vocabulary {
 	return []vocabulary{
-		{"gpt2", tokenizer.R50kBase, gpt2, 50257, 50256},
-		{"r50k_base", tokenizer.R50kBase, gpt2, 50257, 50256},
-		{"p50k_base", tokenizer.P50kBase, gpt2, 50281, 50256},
-		{"p50k_edit", tokenizer.P50kEdit, gpt2, 50284, 50256},
-		{"cl100k_base", tokenizer.Cl100kBase, cl100k, 100277, 100257},
-		{"o200k_base", tokenizer.O200kBase, o200k, 200019, 199999},
+		{"gpt2", tiktoken.R50kBase, gpt2, 50257, 50256},
+		{"r50k_base", tiktoken.R50kBase, gpt2, 50257, 50256},
+		{"p50k_base", tiktoken.P50kBase, gpt2, 50281, 50256},
+		{"p50k_edit", tiktoken.P50kEdit, gpt2, 50284, 50256},
+		{"cl100k_base", tiktoken.Cl100kBase, cl100k, 100277, 100257},
+		{"o200k_base", tiktoken.O200kBase, o200k, 200019, 199999},
 	}
 }
 
-// Tokenizers returns the names that NewTokenizer knows, the default first.
-func Tokenizers() []string {
+// Names returns the names that Open knows, the default first.
+func Names() []string {
 	var names []string
 	for _, v := range vocabularies() {
 		names = append(names, v.name)
@@ -42,14 +42,14 @@ func Tokenizers() []string {
 // Tokenizer is a vocabulary, ready to use. It may be shared by many goroutines.
 type Tokenizer struct {
 	vocabulary
-	codec  tokenizer.Codec
+	codec  tiktoken.Codec
 	ranks  ranks
 	splits *splits
 }
 
-// NewTokenizer loads a vocabulary, which is part of the program; the empty name means gpt2. It takes about a tenth of
+// Open loads a vocabulary, which is part of the program; the empty name means gpt2. It takes about a tenth of
 // a second.
-func NewTokenizer(name string) (*Tokenizer, error) {
+func Open(name string) (*Tokenizer, error) {
 	if name == "" {
 		name = vocabularies()[0].name
 	}
@@ -57,16 +57,25 @@ func NewTokenizer(name string) (*Tokenizer, error) {
 		if v.name != name {
 			continue
 		}
-		codec, err := tokenizer.Get(v.encoding)
+		codec, err := tiktoken.Get(v.encoding)
 		if err != nil {
 			return nil, fmt.Errorf("load tokenizer %q: %w", name, err)
 		}
 		t := &Tokenizer{v, codec, loadRanks(codec, v.size), newSplits(v.split)}
-		codec.SetErrorMode(tokenizer.ErrorModeReplace)
+		codec.SetErrorMode(tiktoken.ErrorModeReplace)
 		return t, nil
 	}
-	return nil, fmt.Errorf("tokenizer %q is not known: use %s", name, strings.Join(Tokenizers(), ", "))
+	return nil, fmt.Errorf("tokenizer %q is not known: use %s", name, strings.Join(Names(), ", "))
 }
+
+// Name returns the name, as manifests have it.
+func (t *Tokenizer) Name() string { return t.name }
+
+// Size returns a bound: every token is less.
+func (t *Tokenizer) Size() int64 { return t.size }
+
+// EOT returns the token that ends a document, or an error that says why there is none.
+func (t *Tokenizer) EOT() (uint32, error) { return t.eot, nil }
 
 // Bounds of an Encoder's memory: it keeps pieces of up to cachePiece bytes that are not tokens themselves, with their
 // tokens. Text repeats its words, so few pieces need merging. Full, it holds about 10 MiB.
@@ -87,11 +96,12 @@ func (t *Tokenizer) NewEncoder() *Encoder {
 	return &Encoder{t, merger{ranks: t.ranks}, map[string][]uint32{}}
 }
 
-// Append appends the tokens of text to dst. Invalid UTF-8 becomes U+FFFD, and repaired says so.
+// Append appends the tokens of text to dst. Invalid UTF-8 becomes U+FFFD, and repaired says so. The last
+// argument says that text goes on with a document whose parts before it ended where LastCut said.
 //
 // The tokens are those of OpenAI's tiktoken. The library's own Encode is several times slower and not exact. Its
 // generated matchers leave out U+007F, and end \s*[\r\n]+ at the first line end instead of the last.
-func (e *Encoder) Append(dst []uint32, text []byte) (tokens []uint32, repaired bool, err error) {
+func (e *Encoder) Append(dst []uint32, text []byte, _ bool) (tokens []uint32, repaired bool, err error) {
 	if !utf8.Valid(text) {
 		// The library knows which bytes become one U+FFFD together, and tokenizes the repaired text.
 		_, pieces, err := e.codec.Encode(string(text))
