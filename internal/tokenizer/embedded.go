@@ -52,7 +52,7 @@ func Open(name string) (*Tokenizer, error) {
 		}
 	}
 	if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, `/\.`) {
-		return nil, fmt.Errorf("tokenizer %q is not known, and there is no such file: use %s, a model's directory, or its tokenizer.json",
+		return nil, fmt.Errorf("tokenizer %q is none of %s, and no file: name one of these, a model's directory, or its tokenizer.json",
 			name, strings.Join(Names(), ", "))
 	}
 	t, err := openFile(name)
