@@ -81,6 +81,9 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 		if int64(id) != a.ID {
 			return fmt.Errorf("the added token %q has the number %d there, but the tokenizers package gives it %d", a.Content, a.ID, id)
 		}
+		if len(a.Content) > maxToken {
+			return fmt.Errorf("the added token %.20q... has more than %d bytes", a.Content, maxToken)
+		}
 		if a.SingleWord && !a.Special {
 			return fmt.Errorf("the added token %q is for single words, which is not supported", a.Content)
 		}
@@ -96,8 +99,8 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 		for i := range l.normalizer {
 			text = l.normalizer[i].append(nil, text, false, &steps)
 		}
-		if t.content = string(text); t.content == "" || steps < 0 {
-			return fmt.Errorf("the added token %q has no normalized form", a.Content)
+		if t.content = string(text); t.content == "" || len(text) > maxToken || steps < 0 {
+			return fmt.Errorf("the added token %q has no normalized form, or a long one", a.Content)
 		}
 		normalized = append(normalized, t)
 	}
@@ -110,8 +113,13 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 			texts[t.content] = true
 		}
 	}
-	if err := checkSize(l.size); err != nil {
-		return err
+	total := 0
+	for _, t := range slices.Concat(raw, normalized) {
+		total += len(t.content)
+	}
+	if total > maxText || l.size > maxSize {
+		return fmt.Errorf("its added tokens have %d bytes, or numbers up to %d: this program holds %d, and numbers below %d",
+			total, l.size-1, maxText, maxSize)
 	}
 	l.added = [2]*addedTokens{newAddedTokens(raw), newAddedTokens(normalized)}
 	return nil
@@ -124,6 +132,14 @@ func kindOf(raw json.RawMessage) (string, error) {
 	}
 	err := json.Unmarshal(raw, &head)
 	return head.Type, err
+}
+
+// decode reads a part, and refuses one that has keys besides its type and these.
+func decode(raw json.RawMessage, to any, keys ...string) error {
+	if err := json.Unmarshal(raw, to); err != nil {
+		return err
+	}
+	return sameKeys(raw, keys...)
 }
 
 // sameKeys reports whether raw has only the keys that are known, besides its type. What is not known may matter.

@@ -1,9 +1,6 @@
 package tokenizer
 
-import (
-	"fmt"
-	"unicode/utf8"
-)
+import "unicode/utf8"
 
 // Tokenizer is a vocabulary and the way to it, ready to use. It may be shared by many goroutines.
 type Tokenizer struct {
@@ -134,10 +131,13 @@ func (e *Encoder) take(tokens *addedTokens, text []byte, head bool, rest func(te
 }
 
 func (e *Encoder) normalize(text []byte, head bool) {
+	whole := text
 	for i := range e.normalizer {
 		buffer := &e.buffers[i%2]
 		*buffer = e.normalizer[i].append((*buffer)[:0], text, head && e.continued, &e.steps)
-		text = *buffer
+		if text = *buffer; !grows(text, whole, &e.steps) {
+			return
+		}
 	}
 	e.take(e.added[1], text, head, func(text []byte, head bool) { e.split(0, text, head) })
 	for i := range e.buffers {
@@ -255,9 +255,8 @@ const none = ^uint32(0)
 // maxSize bounds vocabularies. The largest that models ship has 262,144 tokens.
 const maxSize = 1 << 24
 
-func checkSize(size int64) error {
-	if size > maxSize {
-		return fmt.Errorf("a token is %d: this program holds those below %d", size-1, maxSize)
-	}
-	return nil
-}
+// maxToken and maxText bound the texts that are looked for at each place of a document: one of them, and all, in bytes.
+const (
+	maxToken = 1 << 10
+	maxText  = 8 << 20
+)
