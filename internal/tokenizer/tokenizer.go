@@ -5,6 +5,7 @@ import "unicode/utf8"
 // Tokenizer is a vocabulary and the way to it, ready to use. It may be shared by many goroutines.
 type Tokenizer struct {
 	name string
+	sum  string // of the file, or empty
 	size int64
 	eot  endOfText
 	ids  func(token string) (uint32, bool)
@@ -35,6 +36,9 @@ func (t *Tokenizer) Name() string { return t.name }
 
 // Size returns a bound: every token is less.
 func (t *Tokenizer) Size() int64 { return t.size }
+
+// SHA256 returns the checksum of the file in hexadecimal digits, or nothing for an embedded vocabulary.
+func (t *Tokenizer) SHA256() string { return t.sum }
 
 // EOT returns the token that ends a document, or an error that says why there is none.
 func (t *Tokenizer) EOT() (uint32, error) { return t.eot.token, t.eot.err }

@@ -19,9 +19,7 @@ OUT = pathlib.Path(__file__).parents[2] / "internal" / "tokenizer" / "testdata"
 
 GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = GPT4.replace(r"\p{N}{1,3}", r"\p{N}")
-QWEN35 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN35 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*"
@@ -35,8 +33,7 @@ GPT4O = (
 DEEPSEEK = [
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 ]
 BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
 POSSESSIVE = r"'(?:s|t)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s+(?!\S)|\s"
@@ -44,18 +41,39 @@ POSSESSIVE = r"'(?:s|t)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]
 MARK = "\u2581"
 
 HARD = [
-    "", " ", "\n", "x \n", "a\n  \n b", "a\n\t\n\tb", "x  \n\n   \n  y", "\r\n\r\n \r x", "a \u00a0\u2003b", "  \u3000x ",
+    "",
+    " ",
+    "\n",
+    "x \n",
+    "a\n  \n b",
+    "a\n\t\n\tb",
+    "x  \n\n   \n  y",
+    "\r\n\r\n \r x",
+    "a \u00a0\u2003b",
+    "  \u3000x ",
     "it's IT'S it'S we'RE they've I'LL he'd 'tis 'sx 'LLx don'\u017ft '\u017f x'\u017f' ''s 'r 'l 're  'm",
-    "1234567 x1y22z333 \u0663\u0664\u0665\u0666 \u2167\u00b2\u00bd 1\u00b22", "CamelCaseHTTPServer iPhone \u01c5abc \u01c5",
-    "\u02b0A \u02b0a A\u02b0B a\u02b0\u02b0B e\u0301A \u0301A \u0301a A\u0301A\u0301 \u0301\u0301", "\u4e2d\u6587\u5b57\u7b26A\u4e2d\u6587B \u3072\u3089\u304c\u306a \u30ab\u30bf\u30ab\u30caABC",
-    "a//b /\n/\r\n x !!!\n\n\n/// ...\r\n", "\u200b\u200d\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 x \U0001f1e9\U0001f1ea\U0001f1eb", "\x00\x01\x7f\x85",
-    "<|endoftext|> <s></s> <unk> <tool> a<tool>b  <left>  c <right>  d\n<0x0A>", "the the  the   the    the", "a" * 70 + " " + "the " * 9, "=-" * 60,
+    "1234567 x1y22z333 \u0663\u0664\u0665\u0666 \u2167\u00b2\u00bd 1\u00b22",
+    "CamelCaseHTTPServer iPhone \u01c5abc \u01c5",
+    "\u02b0A \u02b0a A\u02b0B a\u02b0\u02b0B e\u0301A \u0301A \u0301a A\u0301A\u0301 \u0301\u0301",
+    "\u4e2d\u6587\u5b57\u7b26A\u4e2d\u6587B \u3072\u3089\u304c\u306a \u30ab\u30bf\u30ab\u30caABC",
+    "a//b /\n/\r\n x !!!\n\n\n/// ...\r\n",
+    "\u200b\u200d\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 x \U0001f1e9\U0001f1ea\U0001f1eb",
+    "\x00\x01\x7f\x85",
+    "<|endoftext|> <s></s> <unk> <tool> a<tool>b  <left>  c <right>  d\n<0x0A>",
+    "the the  the   the    the",
+    "a" * 70 + " " + "the " * 9,
+    "=-" * 60,
     "e\u0301\u0327\u0327\u0301 \u1e9b\u0323 \u212b \u2126 \u0958 \uac01 \u1100\u1161\u11a8 \u0344 a\u0315\u0300\u05ae\u0327b \u09c7\u09be",
-    "\u0301" * 40 + "a" + "\u0316\u0301" * 20, "\u1e08\u0301 \U0001e130 \u07fd\u0301 \U00011938 a\u08ca\u0327",  # marks after Unicode 9
+    "\u0301" * 40 + "a" + "\u0316\u0301" * 20,
+    "\u1e08\u0301 \U0001e130 \u07fd\u0301 \U00011938 a\u08ca\u0327",  # marks after Unicode 9
     "\ufb01 \ufb01\u0301 \u00bd \u2460 \ufdfa \u304b\u3099 \u304c \uff76\uff9e e\u0301 E\u0301x \r\n\r\n \t\x0b\u2028 \u0600 ab\u0600 \u0d4e x",
-    "\u0915\u094d\u0937\u093f \u0915\u093c \u0e01\u0e33 \ud55c\uad6d\uc5b4 \u05d0\u05b0", "Hello, World! The quick (brown) fox\u2019s 3.14 \u2014 jumps.", f"{MARK}a {MARK} {MARK}{MARK}b",
+    "\u0915\u094d\u0937\u093f \u0915\u093c \u0e01\u0e33 \ud55c\uad6d\uc5b4 \u05d0\u05b0",
+    "Hello, World! The quick (brown) fox\u2019s 3.14 \u2014 jumps.",
+    f"{MARK}a {MARK} {MARK}{MARK}b",
     "\U00010d50\U00010d70 \u1c89\u1c8a \U0002ebf0\U00016130 \U0001ccf0 \U0001171e \ua7cb \U00013460",  # from Unicode 15.1 and 16
-    "def f(x):\n\tif x >= 10:\n        return x**2  # \u00e9t\u00e9\n\n\n    y = [1, 2,  3]\r\n", "  leading and trailing  ", "\ufeffBOM \ufffd\ufffe x",
+    "def f(x):\n\tif x >= 10:\n        return x**2  # \u00e9t\u00e9\n\n\n    y = [1, 2,  3]\r\n",
+    "  leading and trailing  ",
+    "\ufeffBOM \ufffd\ufffe x",
 ]
 
 
@@ -71,9 +89,7 @@ def byte_bpe():
     t = Tokenizer(models.BPE())
     t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    t.train_from_iterator(
-        training(), trainers.BpeTrainer(vocab_size=900, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False)
-    )
+    t.train_from_iterator(training(), trainers.BpeTrainer(vocab_size=900, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False))
     t.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True)])
     t.add_tokens([AddedToken(" " * n) for n in (3, 2)])
     return json.loads(t.to_str())
@@ -123,15 +139,27 @@ def fields(message):
 def charsmap():
     """What sentencepiece makes of a few rules: those of nmt_nfkc make 240 kB."""
     rules = {"\r": " ", "\n": " ", "\r\n": " ", "\t": " ", "\u00a0": " ", "\u3000": " ", "\u200b": "", "\x01": "", "\ufb01": "fi", "\u00bd": "1\u20442"}
-    rules |= {"e\u0301": "\u00e9", "E\u0301": "\u00c9", "\u2460": "1", "\u304b\u3099": "\u304c", "\uff76\uff9e": "\u30ac", "\uff76": "\u30ab", "\u212b": "\u00c5"}
+    rules |= {
+        "e\u0301": "\u00e9",
+        "E\u0301": "\u00c9",
+        "\u2460": "1",
+        "\u304b\u3099": "\u304c",
+        "\uff76\uff9e": "\u30ac",
+        "\uff76": "\u30ab",
+        "\u212b": "\u00c5",
+    }
     with tempfile.TemporaryDirectory() as tmp:
         tmp = pathlib.Path(tmp)
         lines = ["\t".join(" ".join(f"{ord(c):X}" for c in text) for text in rule) for rule in rules.items()]
         (tmp / "rules.tsv").write_text("\n".join(lines) + "\n")
         (tmp / "text").write_text("\n".join(x.replace("\x00", "") for x in training()))
         sentencepiece.SentencePieceTrainer.train(
-            input=str(tmp / "text"), model_prefix=str(tmp / "m"), vocab_size=300, normalization_rule_tsv=str(tmp / "rules.tsv"),
-            hard_vocab_limit=False, minloglevel=2,
+            input=str(tmp / "text"),
+            model_prefix=str(tmp / "m"),
+            vocab_size=300,
+            normalization_rule_tsv=str(tmp / "rules.tsv"),
+            hard_vocab_limit=False,
+            minloglevel=2,
         )
         model = (tmp / "m.model").read_bytes()
     return next(value for number, spec in fields(model) if number == 3 for inner, value in fields(spec) if inner == 2)
@@ -192,10 +220,14 @@ def variants(unigram, vocabulary):
         "unknown": ("sentence", {"model.byte_fallback": False}),
         "unknowns": ("sentence", {"model.byte_fallback": False, "model.fuse_unk": False}),
         "left-out": ("sentence", {"model.byte_fallback": False, "model.unk_token": None}),
-        "gemma": ("sentence", {
-            "normalizer": space, "added_tokens+": marks,
-            "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
-        }),
+        "gemma": (
+            "sentence",
+            {
+                "normalizer": space,
+                "added_tokens+": marks,
+                "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+            },
+        ),
         "t5": ("unigram", {}),
         "t5-split": ("unigram", {"pre_tokenizer": sequence({"type": "WhitespaceSplit"}, meta)}),
         "t5-new": ("unigram", {"normalizer": {"type": "Sequence", "normalizers": [precompiled, strip, {**runs, "content": MARK}]}}),
