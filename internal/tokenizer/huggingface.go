@@ -46,11 +46,14 @@ func parseHuggingFace(raw []byte, dir string) (*Tokenizer, error) {
 	if !isNull(f.Padding) {
 		return nil, errors.New("the tokenizer.json fills texts up (padding), and packing does not: set it to null")
 	}
-	l := &hfLoader{Tokenizer: &Tokenizer{splits: newSplits(nil)}, vocab: map[string]uint32{}}
+	l := &hfLoader{Tokenizer: &Tokenizer{}, vocab: map[string]uint32{}}
 	for _, step := range []func(huggingFace) error{l.loadNormalizer, l.loadPreTokenizer, l.loadModel, l.loadAdded} {
 		if err := step(f); err != nil {
 			return nil, fmt.Errorf("the tokenizer.json: %w", err)
 		}
+	}
+	if slices.ContainsFunc(l.stages, func(s stage) bool { return s.next != nil }) {
+		l.splits = newSplits(nil)
 	}
 	l.findCuts()
 	l.ids = func(token string) (uint32, bool) { id, ok := l.vocab[token]; return id, ok }

@@ -253,10 +253,18 @@ func TestTekken(t *testing.T) {
 
 // A file of any bytes is loaded or refused; where it is loaded, text becomes tokens below its size.
 func FuzzParse(f *testing.F) {
-	g := readGolden(f)
-	for _, v := range g.Variants {
-		f.Add(v.file(f), "the text, 12 of it")
+	small := `"added_tokens":[{"id":4,"content":"<x>","normalized":true}],"model":{"type":"BPE","byte_fallback":true,"unk_token":"a","vocab":{"a":0,"b":1,"ab":2,"<0x0A>":3},"merges":[["a","b"]]}}`
+	for _, parts := range []string{
+		`"normalizer":null,"pre_tokenizer":null,`,
+		`"normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"_"},{"type":"Replace","pattern":{"String":" "},"content":"_"}]},`,
+		`"normalizer":{"type":"Strip","strip_left":true,"strip_right":true},"pre_tokenizer":{"type":"Metaspace","replacement":"_"},`,
+		`"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"[^a-c\\p{N}]?\\s+(?!b)|a{1,3}"},"behavior":"MergedWithNext","invert":true},{"type":"ByteLevel","add_prefix_space":true}]},`,
+		`"normalizer":{"type":"Precompiled","precompiled_charsmap":"CAAAAAAAAAAAAAAAYQA="},"pre_tokenizer":{"type":"Digits","individual_digits":true},`,
+	} {
+		f.Add([]byte("{"+parts+small), "the text, 12 of ab\n it")
 	}
+	f.Add([]byte(`{"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0],["a",-1.25],["ab",-2e0]]}}`), "ab \u00e9")
+	f.Add([]byte(`{"config":{"pattern":"x","default_vocab_size":3,"default_num_special_tokens":1},"vocab":[{"rank":0,"token_bytes":"YQ=="},{"rank":1,"token_bytes":"Yg=="}]}`), "ab")
 	f.Add([]byte("IQ== 0\nIg== 1\n"), "!")
 	f.Fuzz(func(t *testing.T, raw []byte, text string) {
 		if len(raw) > 1<<17 || len(text) > 1<<10 {
