@@ -94,22 +94,22 @@ type hfPattern struct {
 	Regex  *string
 }
 
-// finder returns what finds p, and the splitter where p is a pattern that is known.
-func (p hfPattern) finder() (finder, splitter, error) {
+// stage returns a stage that finds p, or splits by it where that is known.
+func (p hfPattern) stage() (stage, error) {
 	switch {
 	case p.Regex != nil && p.String == nil:
 		if split := known(*p.Regex); split != nil {
-			return nil, split, nil
+			return stage{next: split}, nil
 		}
 		parsed, err := parsePattern(*p.Regex)
 		if err != nil {
-			return nil, nil, err
+			return stage{}, err
 		}
-		return parsed.find, nil, nil
+		return stage{find: parsed.find, gaps: parsed.gaps()}, nil
 	case p.String != nil && *p.String != "" && p.Regex == nil:
-		return findText(*p.String), nil, nil
+		return stage{find: findText(*p.String)}, nil
 	}
-	return nil, nil, errors.New("its pattern is neither a String nor a Regex, or empty")
+	return stage{}, errors.New("its pattern is neither a String nor a Regex, or empty")
 }
 
 func parseReplace(raw json.RawMessage) (*replacement, error) {
@@ -132,11 +132,12 @@ func parseReplace(raw json.RawMessage) (*replacement, error) {
 		}
 		return r, nil
 	}
-	var err error
-	if r.find, _, err = f.Pattern.finder(); err == nil {
-		r.from = *f.Pattern.String
+	s, err := f.Pattern.stage()
+	if err != nil {
+		return nil, err
 	}
-	return r, err
+	r.from, r.find = *f.Pattern.String, s.find
+	return r, nil
 }
 
 // loadPreTokenizer reads how a text is split.
@@ -244,9 +245,12 @@ func (l *hfLoader) parseSplit(raw json.RawMessage) (stage, error) {
 	if !ok {
 		return stage{}, fmt.Errorf("the behavior %q is not supported", f.Behavior)
 	}
-	find, split, err := f.Pattern.finder()
-	s := stage{find: find, next: split, behavior: how, invert: f.Invert}
-	if split != nil && how != isolated && (how != removed || !f.Invert) { // its matches leave no gap
+	s, err := f.Pattern.stage()
+	s.behavior, s.invert = how, f.Invert
+	if how != isolated && how != removed { // what is merged may lie over any place
+		s.gaps = nil
+	}
+	if s.next != nil && how != isolated && (how != removed || !f.Invert) { // its matches leave no gap
 		return s, fmt.Errorf("the behavior %q of this pattern is not supported", f.Behavior)
 	}
 	if p := f.Pattern.String; p != nil && *p == " " && l.replacesSpaces() { // as in Gemma, where it finds nothing

@@ -157,7 +157,9 @@ func TestHostileTokenizersEnd(t *testing.T) {
 	double := strings.Repeat(`{"type":"Replace","pattern":{"String":"a"},"content":"aa"},`, 15)
 	slow := `{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\p{L}*\\p{L}*\\p{L}*\\p{L}*\\p{L}*1"},"behavior":"Isolated","invert":false},` +
 		`{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`
+	many := strings.ReplaceAll(slow, `\\p{L}*\\p{L}*\\p{L}*\\p{L}*\\p{L}*1`, strings.Repeat("(?:a?b?)?", 100)+"a{400}c")
 	for _, keys := range []map[string]string{
+		{"pre_tokenizer": many},
 		{"normalizer": `{"type":"Sequence","normalizers":[` + strings.TrimSuffix(double, ",") + `]}`},
 		{"pre_tokenizer": slow},
 	} {
