@@ -97,12 +97,7 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 			raw = append(raw, t)
 			continue
 		}
-		steps := 1 << 20
-		text := []byte(a.Content)
-		for i := range l.normalizer {
-			text = l.normalizer[i].append(nil, text, false, &steps)
-		}
-		if t.content = string(text); t.content == "" || len(text) > maxToken || steps < 0 {
+		if t.content = l.normalForm(a.Content); t.content == "" || len(t.content) > maxToken {
 			return fmt.Errorf("the added token %q has no normalized form, or a long one", a.Content)
 		}
 		normalized = append(normalized, t)
@@ -126,6 +121,19 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 	}
 	l.added = [2]*addedTokens{newAddedTokens(raw), newAddedTokens(normalized)}
 	return nil
+}
+
+// normalForm returns what the normalizer makes of the text of an added token, or nothing where that takes too long.
+func (l *hfLoader) normalForm(content string) string {
+	steps := 1 << 20
+	text := []byte(content)
+	for i := range l.normalizer {
+		text = l.normalizer[i].append(nil, text, false, &steps)
+	}
+	if steps < 0 {
+		return ""
+	}
+	return string(text)
 }
 
 // kindOf returns the type of a part.
