@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/pack"
+	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -127,7 +128,7 @@ func TestPackFlagsReachTheRun(t *testing.T) {
 
 func TestPackListsTokenizers(t *testing.T) {
 	got := runPackLine(t, "--tokenizer", "list")
-	if want := strings.Join(pack.Tokenizers(), "\n") + "\n"; got.code != exitOK || got.stdout != want || got.stderr != "" {
+	if want := strings.Join(tokenizer.Names(), "\n") + "\n"; got.code != exitOK || got.stdout != want || got.stderr != "" {
 		t.Errorf("exit %d, stdout %q, want %q", got.code, got.stdout, want)
 	}
 }
@@ -148,7 +149,7 @@ func TestPackMistakes(t *testing.T) {
 		{[]string{"--colour", source, "OUT"}, exitUsage, "unknown flag --colour: hbmfs pack --help lists the flags"},
 		{[]string{"--to", "parquet", source, "OUT"}, exitUsage, `--to: "parquet" is none of megatron, llmc`},
 		{[]string{"--from", "csv", source, "OUT"}, exitUsage, `--from: "csv" is none of auto, text`},
-		{[]string{"--tokenizer", "gpt5", source, "OUT"}, exitUsage, `--tokenizer: "gpt5" is none of gpt2`},
+		{[]string{"--tokenizer", "gpt5", source, "OUT"}, exitUsage, `tokenizer "gpt5" is none of gpt2`},
 		{[]string{"--tokenizer", "gpt2", tokens, "OUT"}, exitUsage, "the source is tokenized already"},
 		{[]string{"--eot", "soon", source, "OUT"}, exitUsage, `eot "soon"`},
 		{[]string{"--document-end", "x", tokens, "OUT"}, exitUsage, `document end "x" is not a token`},

@@ -168,7 +168,7 @@ func TestBomb(t *testing.T) {
 		runtime.GC()
 		var before, now runtime.MemStats
 		runtime.ReadMemStats(&before)
-		s := fileSource{files: []inputFile{{path: path, size: info.Size(), kind: kindOf(name)}}, key: "text", limit: maxDocument}
+		s := fileSource{files: []inputFile{{path: path, size: info.Size(), kind: kindOf(name)}}, key: "text", limit: maxDocument, lastCut: newEncoder(t, "").LastCut}
 		bytes, read := 0, int64(0)
 		err = s.Documents(context.Background(), func(d Document) error {
 			if bytes += len(d.Text); d.Read < read || d.Read > info.Size() {
@@ -189,7 +189,7 @@ func TestBomb(t *testing.T) {
 
 func TestLongLineOfABomb(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"a.jsonl.gz": gzipped(t, `{"text": "`+strings.Repeat("a", 4<<20))})
-	s := fileSource{files: []inputFile{{path: filepath.Join(dir, "a.jsonl.gz"), kind: asJSONL}}, key: "text", limit: 1 << 20}
+	s := fileSource{files: []inputFile{{path: filepath.Join(dir, "a.jsonl.gz"), kind: asJSONL}}, key: "text", limit: 1 << 20, lastCut: newEncoder(t, "").LastCut}
 	err := s.Documents(context.Background(), func(Document) error { return nil })
 	if err == nil || !strings.Contains(err.Error(), "line 1: the line is too long: more than 1048576 bytes") {
 		t.Errorf("got %v", err)
@@ -212,7 +212,7 @@ func TestJSONByContent(t *testing.T) {
 		{what: "lines without the key", content: "{\"body\": \"a\"}\n{\"body\": \"b\"}", err: `a.json: line 1: there is no key "text"`},
 	} {
 		dir := writeFiles(t, map[string]string{"a.json": tc.content})
-		s := fileSource{files: []inputFile{{path: filepath.Join(dir, "a.json"), kind: asJSON}}, key: "text", limit: 300}
+		s := fileSource{files: []inputFile{{path: filepath.Join(dir, "a.json"), kind: asJSON}}, key: "text", limit: 300, lastCut: newEncoder(t, "").LastCut}
 		var got []string
 		whole := true
 		err := s.Documents(context.Background(), func(d Document) error {

@@ -56,7 +56,8 @@ type fileSource struct {
 	skipped int64  // files that are not text
 
 	skippedBytes int64
-	limit        int // bytes: maxDocument, but in tests
+	limit        int                   // bytes: maxDocument, but in tests
+	lastCut      func(text []byte) int // see tokenizer.Tokenizer
 	// mostlyText refuses a source that is mostly something else. Likely it is a dataset in a format that was not
 	// recognized, and the user does not want its README and index packed.
 	mostlyText bool

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -31,8 +32,8 @@ type Options struct {
 	// it each such set is one document.
 	DocumentEnd string
 
-	Tokenizer string // one of Tokenizers; default gpt2; refused with tokens
-	EOT       string // auto, none or a token; auto is the vocabulary's <|endoftext|> for text, none for tokens
+	Tokenizer string // for tokenizer.Open; default gpt2; refused with tokens
+	EOT       string // auto, none, a token or its name; auto is the tokenizer's own for text, none for tokens
 	DType     string // auto, u16, u32 or i32; default auto
 
 	ShardTokens  int64   // default by format; 0 for it
@@ -107,9 +108,9 @@ type plan struct {
 	Options
 	rules     formatRules
 	dtype     layout.DType
-	tokenizer *Tokenizer // nil for tokens
-	eot       []uint32   // added to each document: nothing or one token
-	limit     int64      // tokens of a shard, 0 for one shard
+	tokenizer *tokenizer.Tokenizer // nil for tokens
+	eot       []uint32             // added to each document: nothing or one token
+	limit     int64                // tokens of a shard, 0 for one shard
 }
 
 func newPlan(o *Options, in *input) (*plan, error) {
@@ -139,10 +140,11 @@ func newPlan(o *Options, in *input) (*plan, error) {
 			return nil, errors.New("the source is tokenized already: leave --tokenizer out")
 		}
 	} else {
-		if p.tokenizer, err = NewTokenizer(p.Tokenizer); err != nil {
+		if p.tokenizer, err = tokenizer.Open(p.Tokenizer); err != nil {
 			return nil, err
 		}
-		vocabulary = p.tokenizer.size
+		vocabulary = p.tokenizer.Size()
+		in.files.lastCut = p.tokenizer.LastCut
 	}
 	if p.dtype, err = p.rules.dtypeFor(p.Format, p.DType, vocabulary); err != nil {
 		return nil, err
@@ -157,15 +159,25 @@ func (p *plan) setEOT() error {
 	switch p.EOT {
 	case "", "auto":
 		if p.tokenizer != nil {
-			p.eot = []uint32{p.tokenizer.eot}
+			eot, err := p.tokenizer.EOT()
+			if err != nil {
+				return err
+			}
+			p.eot = []uint32{eot}
 		}
 	case "none":
 	default:
-		v, err := strconv.ParseUint(p.EOT, 10, 32)
-		if err != nil {
-			return fmt.Errorf("eot %q is neither auto nor none nor a token", p.EOT)
+		if v, err := strconv.ParseUint(p.EOT, 10, 32); err == nil {
+			p.eot = []uint32{uint32(v)}
+			return nil
 		}
-		p.eot = []uint32{uint32(v)}
+		if p.tokenizer != nil {
+			if id, ok := p.tokenizer.ID(p.EOT); ok {
+				p.eot = []uint32{id}
+				return nil
+			}
+		}
+		return fmt.Errorf("eot %q is neither auto nor none nor a token", p.EOT)
 	}
 	return nil
 }
@@ -217,7 +229,7 @@ func (p *plan) run(ctx context.Context, out *output, in *input) (Result, error) 
 	}
 	manifest := layout.Manifest{Version: 1, Format: p.Format, DType: p.dtype.String()}
 	if p.tokenizer != nil {
-		manifest.Tokenizer = p.tokenizer.name
+		manifest.Tokenizer = p.tokenizer.Name()
 	}
 	if err := out.publish(ctx, &manifest); err != nil {
 		return Result{}, err
@@ -247,7 +259,7 @@ func (p *plan) pump(ctx context.Context, in *input, w *writer) error {
 	})
 	for range p.Workers {
 		group.Go(func() error {
-			var encoder *Encoder
+			var encoder *tokenizer.Encoder
 			if p.tokenizer != nil {
 				encoder = p.tokenizer.NewEncoder()
 			}
@@ -293,7 +305,7 @@ func (p *plan) produce(ctx context.Context, source Source, work, ordered chan<- 
 				return ctx.Err()
 			}
 		}
-		b = &batch{done: make(chan struct{})}
+		b = &batch{done: make(chan struct{}), goesOn: b.parts[len(b.parts)-1].more}
 		return nil
 	}
 	err := source.Documents(ctx, func(d Document) error {

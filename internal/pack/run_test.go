@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -28,9 +29,9 @@ func runPack(t testing.TB, o Options) (Result, map[string][]byte) {
 	return result, files
 }
 
-func newEncoder(t testing.TB, name string) *Encoder {
+func newEncoder(t testing.TB, name string) *tokenizer.Encoder {
 	t.Helper()
-	tok, err := NewTokenizer(name)
+	tok, err := tokenizer.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,16 +103,16 @@ func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 	text = text[:100<<10]
 	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
 		tok := newEncoder(t, name)
-		whole, _, err := tok.Append(nil, text)
+		whole, _, err := tok.Append(nil, text, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got []uint32
 		parts := 0
-		c := cutter{r: bytes.NewReader(text), piece: 20 << 10, limit: maxDocument, progress: noProgress}
+		c := cutter{r: bytes.NewReader(text), piece: 20 << 10, limit: maxDocument, lastCut: tok.LastCut, progress: noProgress}
 		err = c.parts(func(d Document) error {
 			parts++
-			got, _, err = tok.Append(got, d.Text)
+			got, _, err = tok.Append(got, d.Text, parts > 1)
 			return err
 		})
 		if err != nil || parts < 3 || !reflect.DeepEqual(got, whole) {
@@ -120,58 +121,11 @@ func TestPartsGiveTheTokensOfTheWhole(t *testing.T) {
 	}
 }
 
-func FuzzCut(f *testing.F) {
-	f.Add([]byte("it's 123 4567\r\n\r\n  x\t\ty's  'S z/\n/ é  ю数"), 7)
-	f.Add([]byte("数。\n字!\n/x\n\n'y.\n\u00a0z;\n'll\n\u0301"), 30)
-	var encoders []*Encoder
-	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
-		encoders = append(encoders, newEncoder(f, name))
-	}
-	f.Fuzz(func(t *testing.T, text []byte, at int) {
-		if at < 0 || at > len(text) {
-			return
-		}
-		cut := lastCut(text[:at])
-		for _, tok := range encoders {
-			whole, _, _ := tok.Append(nil, text)
-			parts, _, _ := tok.Append(nil, text[:cut])
-			parts, _, _ = tok.Append(parts, text[cut:])
-			if !reflect.DeepEqual(parts, whole) {
-				t.Fatalf("%s: cut at %d: %v, whole: %v", tok.name, cut, parts, whole)
-			}
-		}
-	})
-}
-
-// Every place where lastCut may cut, in all texts of a few runes that matter to the patterns.
-func TestEveryCut(t *testing.T) {
-	alphabet := []string{" ", "\n", "\r", "/", ".", "'", "s", "A", "1", "字", "\u00a0", "\u0301"}
-	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
-		tok := newEncoder(t, name)
-		for n := range 12 * 12 * 12 * 12 {
-			var text []byte
-			for range 4 {
-				text, n = append(text, alphabet[n%12]...), n/12
-			}
-			cut := lastCut(text)
-			if cut == 0 {
-				continue
-			}
-			whole, _, _ := tok.Append(nil, text)
-			parts, _, _ := tok.Append(nil, text[:cut])
-			parts, _, _ = tok.Append(parts, text[cut:])
-			if !reflect.DeepEqual(parts, whole) {
-				t.Fatalf("%s: %q cut at %d: %v, whole: %v", name, text, cut, parts, whole)
-			}
-		}
-	}
-}
-
 func TestTextWithoutAPlaceToCut(t *testing.T) {
-	c := cutter{r: strings.NewReader("some words " + strings.Repeat("1", 5000)), piece: 100, limit: 1000, progress: noProgress}
+	c := cutter{r: strings.NewReader("some words " + strings.Repeat("1", 5000)), piece: 100, limit: 1000, lastCut: newEncoder(t, "").LastCut, progress: noProgress}
 	var got []string
 	err := c.parts(func(d Document) error { got = append(got, string(d.Text)); return nil })
-	if err == nil || !strings.Contains(err.Error(), "no space follows a letter within 1000 bytes after byte 10 of the text") {
+	if err == nil || !strings.Contains(err.Error(), "no place within 1000 bytes after byte 10 of the text") {
 		t.Errorf("got %v", err)
 	}
 	if !reflect.DeepEqual(got, []string{"some words"}) {
@@ -220,7 +174,7 @@ func TestInvalidUTF8IsReplacedAndCounted(t *testing.T) {
 		t.Errorf("%d documents, %d repaired", result.Documents, result.Repaired)
 	}
 	tok := newEncoder(t, "")
-	want, _, err := tok.Append(nil, []byte("a\ufffdb"))
+	want, _, err := tok.Append(nil, []byte("a\ufffdb"), false)
 	if err != nil {
 		t.Fatal(err)
 	}

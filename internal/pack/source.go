@@ -3,6 +3,8 @@ package pack
 import (
 	"context"
 	"fmt"
+
+	"github.com/hbmfs/hbmfs/internal/tokenizer"
 )
 
 // Document is a document, or a part of one: text, or tokens where the source is tokenized already.
@@ -36,6 +38,7 @@ type batch struct {
 	text   []byte
 	tokens []uint32 // filled by the worker where the source has text
 	parts  []part
+	goesOn bool // the first part goes on with the last document of the batch before
 	read   int64
 
 	repaired int64         // documents, or parts of long ones, with invalid UTF-8
@@ -64,13 +67,13 @@ func (b *batch) full() bool {
 }
 
 // encode tokenizes b's texts in place.
-func (b *batch) encode(e *Encoder) error {
-	start := 0
+func (b *batch) encode(e *tokenizer.Encoder) error {
+	start, goesOn := 0, b.goesOn
 	b.tokens = make([]uint32, 0, len(b.text)/3)
 	for i := range b.parts {
 		text := b.text[start:b.parts[i].end]
 		start = b.parts[i].end
-		tokens, repaired, err := e.Append(b.tokens, text)
+		tokens, repaired, err := e.Append(b.tokens, text, goesOn)
 		if err != nil {
 			return fmt.Errorf("tokenize: %w", err)
 		}
@@ -79,6 +82,7 @@ func (b *batch) encode(e *Encoder) error {
 		}
 		b.tokens = tokens
 		b.parts[i].end = len(tokens)
+		goesOn = b.parts[i].more
 	}
 	b.text = nil
 	return nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -18,7 +17,7 @@ const sniffBytes = 8 << 10
 
 // text yields r, which reads in, as one document.
 func (s *fileSource) text(file inputFile, r io.Reader, in *inputStream, before int64, yield func(Document) error) error {
-	c := cutter{r: r, piece: pieceBytes, limit: s.limit, progress: func() int64 { return before + in.offset() }}
+	c := cutter{r: r, piece: pieceBytes, limit: s.limit, lastCut: s.lastCut, progress: func() int64 { return before + in.offset() }}
 	if file.sniff {
 		head, err := c.peek(sniffBytes)
 		if err != nil {
@@ -47,10 +46,11 @@ func looksLikeText(head []byte) bool {
 // cutter cuts a text into parts that give the same tokens apart as together.
 type cutter struct {
 	r        io.Reader
-	piece    int          // bytes of a part, where there is a place to cut
-	limit    int          // bytes that are searched for one
-	progress func() int64 // gives Document.Read
-	out      int64        // bytes given out
+	piece    int                   // bytes of a part, where there is a place to cut
+	limit    int                   // bytes that are searched for one
+	lastCut  func(text []byte) int // see tokenizer.Tokenizer
+	progress func() int64          // gives Document.Read
+	out      int64                 // bytes given out
 	buf      []byte
 	eof      bool
 }
@@ -86,13 +86,13 @@ func (c *cutter) parts(yield func(Document) error) error {
 		}
 		cut := len(c.buf)
 		if !c.eof {
-			cut = lastCut(c.buf)
+			cut = c.lastCut(c.buf)
 			if cut == 0 && want < c.limit {
 				want = min(2*want, c.limit)
 				continue
 			}
 			if cut == 0 {
-				return fmt.Errorf("no space follows a letter within %d bytes after byte %d of the text, so it cannot be cut for tokenizing",
+				return fmt.Errorf("no place within %d bytes after byte %d of the text is one where it can be cut for tokenizing, such as a space that follows a letter",
 					c.limit, c.out)
 			}
 		}
@@ -106,33 +106,4 @@ func (c *cutter) parts(yield func(Document) error) error {
 		c.buf = c.buf[:copy(c.buf, c.buf[cut:])]
 		want = c.piece
 	}
-}
-
-// lastCut returns the last place where text can be cut, or 0. That is before a white space that follows a letter, or
-// between a lone line end and the next line. No pattern of tiktoken's vocabularies joins these two or looks over them,
-// so every one of them splits there whatever comes before and after.
-func lastCut(text []byte) int {
-	for i := len(text) - 1; i > 0; i-- {
-		switch text[i] {
-		case ' ', '\n', '\r', '\t':
-			if r, _ := utf8.DecodeLastRune(text[:i]); unicode.IsLetter(r) {
-				return i
-			}
-		case '/': // o200k_base joins it to a line end
-		default:
-			if text[i-1] == '\n' && i > 1 && startsWord(text[i:]) {
-				// gpt2 takes the last of several white spaces apart, if something follows.
-				if r, _ := utf8.DecodeLastRune(text[:i-1]); !unicode.IsSpace(r) {
-					return i
-				}
-			}
-		}
-	}
-	return 0
-}
-
-// startsWord reports whether text surely begins with something else than white space.
-func startsWord(text []byte) bool {
-	r, _ := utf8.DecodeRune(text)
-	return utf8.FullRune(text) && !unicode.IsSpace(r)
 }

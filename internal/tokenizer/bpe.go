@@ -1,9 +1,7 @@
-package pack
+package tokenizer
 
 import (
-	"math"
-
-	"github.com/tiktoken-go/tokenizer"
+	tiktoken "github.com/tiktoken-go/tokenizer"
 )
 
 // ranks is a vocabulary: the token of each string of bytes, which is also the order in which pairs are merged.
@@ -11,7 +9,7 @@ type ranks map[string]uint32
 
 // loadRanks takes the vocabulary out of a codec whose error mode is still the one that returns bytes as they are.
 // size bounds the tokens; some below it may be missing, or special.
-func loadRanks(codec tokenizer.Codec, size int64) ranks {
+func loadRanks(codec tiktoken.Codec, size int64) ranks {
 	r := make(ranks, size)
 	for id := range uint(size) {
 		if text, err := codec.Decode([]uint{id}); err == nil { // an error says that there is no such token
@@ -20,9 +18,6 @@ func loadRanks(codec tokenizer.Codec, size int64) ranks {
 	}
 	return r
 }
-
-// none is the rank of a pair that no token joins.
-const none = math.MaxUint32
 
 // keepNodes bounds the memory that is kept from piece to piece.
 const keepNodes = 1 << 16
@@ -54,7 +49,7 @@ func (p mergePair) before(q mergePair) bool {
 // append appends the tokens of piece to dst. It joins the pair with the lowest rank, the first of equals, until no pair
 // is a token. It takes O(n log n) and about 30 bytes for each of piece, so one long piece is no trap.
 func (m *merger) append(dst []uint32, piece string) []uint32 {
-	n := int32(len(piece)) // a source yields no text of 2 GiB, see maxDocument
+	n := int32(len(piece)) // nobody has a text of 2 GiB in one piece
 	m.nodes, m.heap = m.nodes[:0], m.heap[:0]
 	for i := range n + 1 {
 		m.nodes = append(m.nodes, mergeNode{prev: i - 1, next: i + 1, rank: none})

@@ -1,4 +1,4 @@
-package pack
+package tokenizer
 
 import (
 	"bytes"
@@ -33,19 +33,20 @@ func benchText(b testing.TB, limit int) []byte {
 
 // The library's own Encode is the baseline.
 func BenchmarkAppend(b *testing.B) {
+	const pieceBytes = 256 << 10 // what pack gives an Encoder at once
 	text := benchText(b, 2<<20)
 	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
-		tok := newEncoder(b, name)
+		tok, codec := newEncoder(b, name), codecOf(b, name)
 		for what, encode := range map[string]func([]byte) int{
 			"library": func(part []byte) int {
-				ids, _, err := tok.codec.Encode(string(part))
+				ids, _, err := codec.Encode(string(part))
 				if err != nil {
 					b.Fatal(err)
 				}
 				return len(ids)
 			},
-			"pack": func(part []byte) int {
-				ids, _, err := tok.Append(nil, part)
+			"here": func(part []byte) int {
+				ids, _, err := tok.Append(nil, part, false)
 				if err != nil {
 					b.Fatal(err)
 				}
