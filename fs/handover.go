@@ -261,7 +261,7 @@ func connectionFile() (*os.File, error) {
 }
 
 // takeOver goes on with the mount of the daemon before, once that is gone.
-func (m *Mount) takeOver() error {
+func (m *Mount) takeOver(ctx context.Context) error {
 	life := m.opt.Life
 	s := &mountState{mount: m}
 	if err := life.Load(s); err != nil {
@@ -276,12 +276,19 @@ func (m *Mount) takeOver() error {
 		return err
 	}
 	defer func() { _ = device.Close() }() // go-fuse has its own
-	death, err := life.Prepared()
+	m.told, m.journal = map[uint64]told{}, handover.ReadJournal(journal)
+	replay := func() error { return m.journal.Replay(m.replay) }
+	if err := replay(); err != nil {
+		return err
+	}
+	if life.Waits() {
+		m.indexAhead(ctx)
+	}
+	death, err := life.Prepared(ctx, replay)
 	if err != nil {
 		return err
 	}
-	m.told = map[uint64]told{}
-	if m.journal, err = handover.OpenJournal(journal, m.replay); err != nil {
+	if err := errors.Join(replay(), m.journal.Cut()); err != nil {
 		return err
 	}
 	if m.server, err = m.adoptServer(device, s.Init); err != nil {
@@ -306,6 +313,15 @@ func (m *Mount) takeOver() error {
 	head.worst.Store(max(head.worst.Load(), still))
 	m.log.Info("the mount goes on", "after", death.How, "standstill", time.Duration(still), "daemons", head.lives.Load()+1)
 	return nil
+}
+
+// indexAhead recognizes the dataset while another daemon serves, so that views that nobody has looked at need not wait for that. It
+// asks no server: a remote source is recognized when this daemon's turn has come.
+func (m *Mount) indexAhead(ctx context.Context) {
+	if m.opt.Remote.Origin != nil || m.opt.Remote.Cache != nil {
+		return
+	}
+	_, _ = m.index(ctx) // is tried again when it is asked for
 }
 
 // adoptServer has go-fuse answer on a connection whose INIT was answered. go-fuse reads INIT when it is made, and nothing else
@@ -402,7 +418,7 @@ func (m *Mount) handoverStatus() status.Handover {
 	kind, pid, why := m.opt.Life.Holder()
 	h := m.handles.head
 	return status.Handover{
-		Holder: kind, PID: pid, Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(),
+		Holder: kind, PID: pid, Next: m.opt.Life.Next(), Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(),
 		LastStandstill: time.Duration(h.standstill.Load()).Seconds(), WorstStandstill: time.Duration(h.worst.Load()).Seconds(),
 	}
 }

@@ -110,7 +110,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
 	m.adopt(&m.root)
 	if opt.Life.Adopts() {
-		return m, m.takeOver()
+		return m, m.takeOver(ctx)
 	}
 	m.depth = m.stackDepth()
 	if opt.Layout.Format != "" || len(opt.Layout.Select) > 0 {

@@ -33,6 +33,7 @@ type mountCommand struct {
 
 	foreground bool
 	noKeeper   bool
+	noSpare    bool
 	allowOther bool
 	showViews  bool
 	format     string
@@ -99,6 +100,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 	f := cmd.Flags()
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, where =false has a keeper; for ordinary users, and before Linux 6.9)")
+	f.BoolVar(&c.noSpare, "no-spare", false, "have no second daemon wait for its turn: less memory, and longer waits after a crash")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
 	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
@@ -159,6 +161,9 @@ func (c *mountCommand) run(ctx context.Context) error {
 	}
 	if life == nil && !c.noKeeper && os.Geteuid() == 0 {
 		life = handover.New()
+	}
+	if c.noSpare {
+		life.NoSpare()
 	}
 	report := ready.New(c.foreground)
 	defer report.Close()
@@ -293,9 +298,14 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 
+	if life := opt.Life; life.Spare() && c.cache.CacheDir != "" { // two daemons would evict from one cache
+		if _, err := life.Prepared(ctx, func() error { return nil }); err != nil {
+			return err
+		}
+	}
 	tracer := openTracer(opt.Log)
 	defer closeTracer(tracer)
-	ctx, span := tracer.Start(ctx, "mount")
+	ctx, span := tracer.Start(ctx, "mount") // of a spare, with the wait for its turn
 	c.cache.MaxOpen = maxOpenFiles()
 	from, err := dataset.Open(ctx, c.source, &c.cache, opt.Log, report.Note, tracer)
 	if err != nil {
@@ -314,6 +324,9 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	if err != nil {
 		span.End("mount")
 		return err
+	}
+	if opt.Life.Spare() { // it has waited for its turn
+		began = time.Now()
 	}
 	keepIdleProcessor()
 	served := make(chan struct{})

@@ -97,8 +97,9 @@ type keeper struct {
 	argv    []string
 	program int // descriptor of the daemon's program, 0 for none
 
-	now  *daemon // serves, or has died
-	next *daemon // is to serve; nil for none
+	now   *daemon // serves, or has died
+	next  *daemon // is to serve; nil for none
+	spare spare
 
 	died  int64 // when the daemon before went, CLOCK_MONOTONIC; 0 while one serves
 	how   string
@@ -141,6 +142,7 @@ func (k *keeper) run() error {
 			return err
 		}
 	}
+	k.drop(k.spare.daemon)
 	for name := range k.store {
 		k.forget(name)
 	}
@@ -156,7 +158,7 @@ func (k *keeper) poll() {
 			fds, then = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(then, do)
 		}
 	}
-	for _, d := range []*daemon{k.now, k.next} {
+	for _, d := range []*daemon{k.now, k.next, k.spare.daemon} {
 		if d != nil {
 			watch(d.socket, func() { k.hear(d) })
 			watch(d.pidfd, func() { k.bury(d) })
@@ -171,6 +173,7 @@ func (k *keeper) poll() {
 	if (k.next != nil || k.fat) && (timeout < 0 || timeout > soon) {
 		timeout = soon
 	}
+	timeout = k.spare.timeout(timeout)
 	n, err := unix.Poll(fds, timeout)
 	if n == 0 && k.fat && k.next == nil {
 		leaner()
@@ -203,19 +206,24 @@ func (k *keeper) hear(d *daemon) {
 	case m.fields["FDSTORE"] != "" && m.fd >= 0:
 		k.forget(name)
 		k.store[name], m.fd = m.fd, -1
+		k.renewSpare(0)
 	case m.fields["FDSTOREREMOVE"] != "":
 		k.forget(name)
+		k.renewSpare(0)
 	case m.fields["START"] != "" && m.fd >= 0:
 		k.learn(&m)
 	case m.fields["PREPARED"] != "":
 		d.prepared = true
+		k.tellSpare()
 	case m.fields["FAILED"] != "":
 		k.answer(d, "REFUSED="+m.fields["FAILED"])
-		if k.died != 0 {
+		if k.died != 0 || d == k.spare.daemon {
 			k.say("a daemon could not go on: %s", m.fields["FAILED"])
 		}
 	case m.fields["READY"] != "" && d == k.next:
 		k.serves(d)
+	case m.fields["READY"] != "" && d == k.now:
+		k.renewSpare(0)
 	case m.fields["STOPPING"] != "":
 		k.ended = true
 	}
@@ -232,7 +240,7 @@ func (k *keeper) learn(m *message) {
 	if k.program > 0 {
 		_ = unix.Close(k.program) // of the daemon before
 	}
-	k.argv, k.program = nil, high
+	k.argv, k.program, k.spare.wanted = nil, high, m.fields["SPARE"] != ""
 	for _, word := range argv {
 		k.argv = append(k.argv, string(word))
 	}
@@ -254,7 +262,10 @@ func (k *keeper) serves(d *daemon) {
 	if d.program > 0 {
 		_ = unix.Close(d.program) // START has brought another
 	}
+	d.began = time.Now()
 	k.now, k.next, k.died, k.tries = d, nil, 0, 0
+	k.drop(k.spare.daemon) // of the program before: START brings another
+	k.spare.daemon, k.spare.due = nil, time.Time{}
 }
 
 // bury handles the end of a daemon's process.
@@ -292,6 +303,9 @@ func (k *keeper) decide() error {
 		k.drop(k.next)
 		k.next = nil
 	}
+	if err := k.decideSpare(); err != nil {
+		k.say("no daemon waits for its turn: %v", err)
+	}
 	switch d := k.next; {
 	case d != nil && k.died == 0 && time.Since(d.began) > graceTime:
 		k.answer(d, fmt.Sprintf("REFUSED=it has not read the state within %v", graceTime))
@@ -314,7 +328,7 @@ func (k *keeper) decide() error {
 	case k.died != 0 && d == nil:
 		k.tries++
 		var err error
-		if k.next, err = k.start(k.program); err != nil {
+		if k.next, err = k.start(k.program, nil); err != nil {
 			k.say("cannot start a daemon: %v", err)
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -333,17 +347,24 @@ func (k *keeper) end(d *daemon) {
 	}
 	k.how, k.died, k.short = "upgrade", now(), 0
 	_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
-	poll := []unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}}
-	for end := time.Now().Add(dieTime); time.Now().Before(end); {
-		if n, _ := unix.Poll(poll, int(time.Until(end)/time.Millisecond)+1); n > 0 {
-			k.bury(d)
-			return
-		}
+	if ends(d.pidfd) {
+		k.bury(d)
 	}
 }
 
-// start starts a daemon that takes the mount over.
-func (k *keeper) start(program int) (*daemon, error) {
+// ends waits for the end of a process, at most dieTime.
+func ends(pidfd int) bool {
+	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	for end := time.Now().Add(dieTime); time.Now().Before(end); {
+		if n, _ := unix.Poll(poll, int(time.Until(end)/time.Millisecond)+1); n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// start starts a daemon that takes the mount over, with more words for its environment.
+func (k *keeper) start(program int, environment []string) (*daemon, error) {
 	if program <= 0 || len(k.argv) == 0 {
 		return nil, errors.New("the daemon has not said how it is started")
 	}
@@ -358,7 +379,7 @@ func (k *keeper) start(program int) (*daemon, error) {
 	cmd.ExtraFiles = []*os.File{end}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), Env+"=3 "+k.kind)
+	cmd.Env = append(append(os.Environ(), Env+"=3 "+k.kind), environment...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	var d *daemon
@@ -373,7 +394,11 @@ func (k *keeper) start(program int) (*daemon, error) {
 	for name, fd := range k.store {
 		err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
 	}
-	if err = errors.Join(err, send(ours, say("HELD=1"))); err != nil {
+	held := say("HELD=1")
+	if k.died == 0 {
+		held.fields["SERVED"] = "1"
+	}
+	if err = errors.Join(err, send(ours, held)); err != nil {
 		k.say("the next daemon cannot be told: %v", err)
 	}
 	return d, nil
@@ -386,7 +411,9 @@ func (k *keeper) drop(d *daemon) {
 	}
 	if d.pidfd >= 0 {
 		_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
-		_ = d.child.Wait()
+		if ends(d.pidfd) {
+			_ = d.child.Wait()
+		}
 		_ = unix.Close(d.pidfd)
 	}
 	for _, fd := range []int{d.socket, d.asked} {

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,6 +49,9 @@ type Life struct {
 	log  *slog.Logger
 
 	adopts   bool               // there was a life before
+	served   bool               // another daemon serves still
+	spare    bool               // it is the keeper's spare
+	death    *Death             // of the daemon before, once it is heard of
 	sections map[string]section // its snapshot
 
 	mu     sync.Mutex     // guards the fields below
@@ -54,8 +59,10 @@ type Life struct {
 	notify string         // systemd's socket
 	kept   map[string]int // descriptors of this process
 	pid    int            // of the keeper, 0 where it is not this daemon's child
+	next   int            // the process that waits for its turn, 0 for none
 	why    string         // nobody holds
 	over   bool
+	alone  bool          // no spare is wanted
 	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
 }
 
@@ -72,8 +79,11 @@ func Inherited() (*Life, error) {
 		}
 		unix.CloseOnExec(socket)
 		_, kind, _ := strings.Cut(text, " ")
-		l := &Life{kind: kind, socket: socket, kept: map[string]int{}}
-		return l, errors.Join(os.Unsetenv(Env), os.Unsetenv("NOTIFY_SOCKET"), l.takeHeld()) // the holder is told, not another's systemd
+		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, spare: os.Getenv(SpareEnv) != ""}
+		if l.spare {
+			rename(SpareComm)
+		}
+		return l, errors.Join(os.Unsetenv(Env), os.Unsetenv(SpareEnv), os.Unsetenv("NOTIFY_SOCKET"), l.takeHeld()) // the holder is told, not another's systemd
 	}
 	if most, err := strconv.Atoi(os.Getenv("FDSTORE")); err == nil && most > 0 && os.Getenv("NOTIFY_SOCKET") != "" {
 		l := &Life{kind: BySystemd, socket: -1, notify: os.Getenv("NOTIFY_SOCKET"), kept: map[string]int{}}
@@ -93,6 +103,7 @@ func (l *Life) takeHeld() error {
 		case err != nil:
 			return fmt.Errorf("hear the holder of the mount: %w", err)
 		case m.fields["HELD"] != "":
+			l.served = m.fields["SERVED"] != ""
 			return l.readSnapshot()
 		case m.fd < 0:
 			return errors.New("hear the holder of the mount: it sent no descriptor")
@@ -167,21 +178,63 @@ func (l *Life) Took(name string) *os.File {
 	return os.NewFile(uintptr(fd), name)
 }
 
-// Prepared says that the state can be adopted, and waits until nobody else serves.
-func (l *Life) Prepared() (Death, error) {
-	if l.notify != "" {
+// Waits tells whether another daemon serves still, so that there is time until this one's turn.
+func (l *Life) Waits() bool { return l != nil && l.served && l.death == nil }
+
+// Spare tells whether this daemon may wait long for its turn.
+func (l *Life) Spare() bool { return l != nil && l.spare }
+
+// Prepared says that the state can be adopted, and waits until nobody else serves, or until ctx ends. A spare does meanwhile from
+// time to time.
+func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, error) {
+	switch {
+	case l.death != nil:
+		return *l.death, nil
+	case l.notify != "":
 		return Death{How: "crash"}, nil
 	}
 	if err := send(l.socket, say("PREPARED=1")); err != nil {
 		return Death{}, err
+	}
+	if l.spare {
+		debug.FreeOSMemory() // of what was read
+		if err := l.idle(ctx, meanwhile); err != nil {
+			return Death{}, err
+		}
 	}
 	m, err := receive(l.socket)
 	if err != nil {
 		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
 	}
 	m.close()
+	if l.spare {
+		rename(filepath.Base(os.Args[0]))
+	}
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
-	return Death{How: m.fields["ADOPT"], At: at}, err
+	l.death = &Death{How: m.fields["ADOPT"], At: at}
+	return *l.death, err
+}
+
+// idle waits for a message of the holder.
+func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
+	const often = 5 * time.Second
+	defer context.AfterFunc(ctx, func() { _ = unix.Shutdown(l.socket, unix.SHUT_RD) })() // wakes the wait below
+	for poll := []unix.PollFd{{Fd: int32(l.socket), Events: unix.POLLIN}}; ; {
+		n, err := unix.Poll(poll, int(often/time.Millisecond))
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case n > 0:
+			return nil
+		case err == nil:
+			err = meanwhile()
+		case errors.Is(err, unix.EINTR):
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // Goes says that this daemon goes on with the mount: from now on its end is a new one, and no failed attempt.
@@ -326,7 +379,11 @@ func (l *Life) introduce() error {
 			return fmt.Errorf("have this program started again: %w", err)
 		}
 		defer func() { _ = program.Close() }() // the holder has its own
-		if err := l.tell(say("START=" + string(args)).with(int(program.Fd()))); err != nil {
+		start := say("START=" + string(args)).with(int(program.Fd()))
+		if !l.alone {
+			start.fields["SPARE"] = "1"
+		}
+		if err := l.tell(start); err != nil {
 			return err
 		}
 	}
@@ -377,10 +434,13 @@ func (l *Life) watch(ctx context.Context, socket int) {
 		began := time.Now()
 		m, err := receive(socket)
 		m.close()
-		if err == nil {
-			continue // it has nothing to say yet
-		}
 		l.mu.Lock()
+		if err == nil {
+			l.next, _ = strconv.Atoi(m.fields["SPARE"]) // it says nothing else
+			l.mu.Unlock()
+			continue
+		}
+		l.next = 0
 		_ = unix.Close(socket) // of a peer that is gone
 		l.socket = -1
 		if died++; time.Since(began) > time.Minute {
@@ -449,6 +509,23 @@ func (l *Life) Unheld(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.socket, l.notify, l.why = -1, "", why.Error()
+}
+
+// NoSpare has no daemon wait for its turn while this one serves. It is called before [Life.Begin].
+func (l *Life) NoSpare() {
+	if l != nil {
+		l.alone = true
+	}
+}
+
+// Next returns the process that waits for its turn, 0 where none does.
+func (l *Life) Next() int {
+	if l == nil {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next
 }
 
 // Holder returns what holds the mount: a kind and, of a keeper, its process; or why nobody does.

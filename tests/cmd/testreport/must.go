@@ -30,7 +30,7 @@ func parseRequirements(text string) ([]requirement, error) {
 			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
 		}
 		for _, need := range words[2:] {
-			if !slices.Contains([]string{"fuse", "root", "python", "cc", "s3", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm"}, need) {
+			if !slices.Contains([]string{"fuse", "root", "python", "peers", "cc", "s3", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm"}, need) {
 				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
 			}
 		}
@@ -77,6 +77,8 @@ func machineHas(need string) bool {
 		return os.Geteuid() == 0
 	case "python":
 		return os.Getenv("HBMFS_PYTHON") != ""
+	case "peers":
+		return os.Getenv("HBMFS_PEERS") != ""
 	case "s3":
 		return os.Getenv("HBMFS_S3SERVER") != ""
 	case "sanity":
