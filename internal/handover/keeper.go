@@ -55,7 +55,9 @@ func keep(args []string) error {
 	}
 	const fromDaemon = 3
 	unix.CloseOnExec(fromDaemon)
-	k := &keeper{store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
+	runtime.LockOSThread() // whose nice value its children have
+	k := &keeper{nice: niceNow(), store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
+	hurry(os.Getpid())
 	if k.now, err = k.find(pid, fromDaemon); err != nil {
 		return err
 	}
@@ -90,6 +92,7 @@ func leaner() {
 // keeper holds the descriptors of one mount. One thread does all its work.
 type keeper struct {
 	kind     string
+	nice     int // of daemons
 	store    Copy
 	log      io.Writer
 	listener int // for [Upgrade], -1 for none
@@ -113,6 +116,7 @@ type keeper struct {
 type daemon struct {
 	pid, pidfd int // pidfd is -1 once the process is dead
 	socket     int // -1 once the process has closed it
+	sentinel   int // tells of the end of the process's first thread; -1 for none
 	child      *exec.Cmd
 	program    int // descriptor, of one that a request has started; else 0
 	prepared   bool
@@ -131,7 +135,7 @@ func (k *keeper) find(pid, socket int) (*daemon, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep the mount of process %d: %w", pid, err)
 	}
-	return &daemon{pid: pid, pidfd: pidfd, socket: socket, asked: -1, began: time.Now()}, nil
+	return &daemon{pid: pid, pidfd: pidfd, socket: socket, sentinel: -1, asked: -1, began: time.Now()}, nil
 }
 
 // run works until the mount is over.
@@ -162,6 +166,7 @@ func (k *keeper) poll() {
 		if d != nil {
 			watch(d.socket, func() { k.hear(d) })
 			watch(d.pidfd, func() { k.bury(d) })
+			watch(d.sentinel, func() { k.dies(d) })
 		}
 	}
 	watch(k.listener, k.request)
@@ -210,6 +215,9 @@ func (k *keeper) hear(d *daemon) {
 	case m.fields["FDSTOREREMOVE"] != "":
 		k.forget(name)
 		k.renewSpare(0)
+	case m.fields["SENTINEL"] != "":
+		d.forgetSentinel()
+		d.sentinel = watchSentinel(m.fields["SENTINEL"])
 	case m.fields["START"] != "" && m.fd >= 0:
 		k.learn(&m)
 	case m.fields["PREPARED"] != "":
@@ -268,8 +276,28 @@ func (k *keeper) serves(d *daemon) {
 	k.spare.daemon, k.spare.due = nil, time.Time{}
 }
 
+// dies handles the end of a daemon's first thread: the others follow.
+func (k *keeper) dies(d *daemon) {
+	if d.sentinel < 0 || d.pidfd < 0 {
+		return
+	}
+	d.forgetSentinel()
+	hasten(d.pid)
+	if next := k.spare.daemon; next != nil && k.next == nil {
+		hurry(next.pid)
+	}
+}
+
+func (d *daemon) forgetSentinel() {
+	if d.sentinel >= 0 {
+		_ = unix.Close(d.sentinel) // only looked at
+		d.sentinel = -1
+	}
+}
+
 // bury handles the end of a daemon's process.
 func (k *keeper) bury(d *daemon) {
+	d.forgetSentinel()
 	_ = unix.Close(d.pidfd) // of a process that is dead
 	d.pidfd = -1
 	if d.child != nil {
@@ -347,6 +375,8 @@ func (k *keeper) end(d *daemon) {
 	}
 	k.how, k.died, k.short = "upgrade", now(), 0
 	_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
+	hasten(d.pid)
+	hurry(k.next.pid)
 	if ends(d.pidfd) {
 		k.bury(d)
 	}
@@ -381,7 +411,11 @@ func (k *keeper) start(program int, environment []string) (*daemon, error) {
 	cmd.Dir = "/"
 	cmd.Env = append(append(os.Environ(), Env+"=3 "+k.kind), environment...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if k.died == 0 {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, k.nice) // else the daemon hurries from its start
+	}
 	err = cmd.Start()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceMost) // as before
 	var d *daemon
 	if err == nil {
 		d, err = k.find(cmd.Process.Pid, ours)
@@ -394,7 +428,7 @@ func (k *keeper) start(program int, environment []string) (*daemon, error) {
 	for name, fd := range k.store {
 		err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
 	}
-	held := say("HELD=1")
+	held := say("HELD=1", "NICE="+strconv.Itoa(k.nice))
 	if k.died == 0 {
 		held.fields["SERVED"] = "1"
 	}
@@ -416,6 +450,7 @@ func (k *keeper) drop(d *daemon) {
 		}
 		_ = unix.Close(d.pidfd)
 	}
+	d.forgetSentinel()
 	for _, fd := range []int{d.socket, d.asked} {
 		if fd >= 0 {
 			_ = unix.Close(fd) // nobody is at the other end, or it has its answer

@@ -51,6 +51,7 @@ type Life struct {
 	adopts   bool               // there was a life before
 	served   bool               // another daemon serves still
 	spare    bool               // it is the keeper's spare
+	nice     int                // of this process, once it serves
 	death    *Death             // of the daemon before, once it is heard of
 	sections map[string]section // its snapshot
 
@@ -61,6 +62,7 @@ type Life struct {
 	pid    int            // of the keeper, 0 where it is not this daemon's child
 	next   int            // the process that waits for its turn, 0 for none
 	why    string         // nobody holds
+	first  *sentinel // ends before all other threads
 	over   bool
 	alone  bool          // no spare is wanted
 	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
@@ -79,7 +81,7 @@ func Inherited() (*Life, error) {
 		}
 		unix.CloseOnExec(socket)
 		_, kind, _ := strings.Cut(text, " ")
-		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, spare: os.Getenv(SpareEnv) != ""}
+		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != ""}
 		if l.spare {
 			rename(SpareComm)
 		}
@@ -93,7 +95,7 @@ func Inherited() (*Life, error) {
 }
 
 // New is the life of a daemon that holds itself: [Life.Begin] starts a keeper.
-func New() *Life { return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}} }
+func New() *Life { return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}, nice: niceNow()} }
 
 // takeHeld takes what the holder has.
 func (l *Life) takeHeld() error {
@@ -104,6 +106,9 @@ func (l *Life) takeHeld() error {
 			return fmt.Errorf("hear the holder of the mount: %w", err)
 		case m.fields["HELD"] != "":
 			l.served = m.fields["SERVED"] != ""
+			if nice, err := strconv.Atoi(m.fields["NICE"]); err == nil { // an older keeper hurries nobody
+				l.nice = nice
+			}
 			return l.readSnapshot()
 		case m.fd < 0:
 			return errors.New("hear the holder of the mount: it sent no descriptor")
@@ -243,6 +248,10 @@ func (l *Life) Goes() {
 	defer l.mu.Unlock()
 	if l.notify == "" { // the report of readiness tells systemd
 		_ = l.tell(say("READY=1")) // a holder that is gone needs no telling
+	}
+	if l.socket >= 0 {
+		const soon = 200 * time.Millisecond // readers have waited
+		time.AfterFunc(soon, func() { ease(l.nice) })
 	}
 }
 
@@ -386,6 +395,12 @@ func (l *Life) introduce() error {
 		if err := l.tell(start); err != nil {
 			return err
 		}
+		if l.first == nil {
+			l.first = newSentinel()
+		}
+		if err := l.tell(say(l.first.said())); err != nil {
+			return err
+		}
 	}
 	if l.notify != "" {
 		return nil // the report of readiness tells systemd
@@ -399,6 +414,7 @@ func (l *Life) startKeeper() error {
 	if err != nil {
 		return err
 	}
+	ease(l.nice) // the keeper takes this for its daemons
 	end := os.NewFile(uintptr(theirs), "keeper")
 	defer func() { _ = end.Close() }() // the keeper has its own
 	cmd := exec.Command("/proc/self/exe", KeeperArgument, strconv.Itoa(os.Getpid()))
@@ -488,6 +504,7 @@ func (l *Life) End() {
 	}
 	l.over = true
 	_ = l.tell(say("STOPPING=1")) // a holder that is gone needs no telling
+	l.first.relieve()
 	for _, fd := range l.kept {
 		_ = unix.Close(fd) // a copy
 	}
