@@ -168,7 +168,11 @@ func (c *mountCommand) run(ctx context.Context) error {
 	report := ready.New(c.foreground)
 	defer report.Close()
 	opt.Life, c.cache.Life, opt.Layout.Select = life, life, c.selected.List
-	if err = c.serve(ctx, opt, report); err != nil {
+	err = c.serve(ctx, opt, report)
+	if errors.Is(err, handover.ErrNoTurn) {
+		return endedWith(exitFailed) // nobody needs to hear of it
+	}
+	if err != nil {
 		life.Failed(err)
 	}
 	if err != nil && report.Failed(err) && !c.foreground { // the command that started this one says it

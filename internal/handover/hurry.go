@@ -20,6 +20,7 @@ import (
 
 const (
 	niceMost   = -20
+	niceLeast  = 19
 	sentinelOn = 1 // SCHED_FIFO's lowest priority
 )
 

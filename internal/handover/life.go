@@ -62,7 +62,7 @@ type Life struct {
 	pid    int            // of the keeper, 0 where it is not this daemon's child
 	next   int            // the process that waits for its turn, 0 for none
 	why    string         // nobody holds
-	first  *sentinel // ends before all other threads
+	first  *sentinel      // ends before all other threads
 	over   bool
 	alone  bool          // no spare is wanted
 	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
@@ -189,6 +189,9 @@ func (l *Life) Waits() bool { return l != nil && l.served && l.death == nil }
 // Spare tells whether this daemon may wait long for its turn.
 func (l *Life) Spare() bool { return l != nil && l.spare }
 
+// ErrNoTurn ends a spare that is not needed any more, because its keeper has gone or has another, or it was told to end.
+var ErrNoTurn = errors.New("this daemon is not needed")
+
 // Prepared says that the state can be adopted, and waits until nobody else serves, or until ctx ends. A spare does meanwhile from
 // time to time.
 func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, error) {
@@ -208,13 +211,15 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 		}
 	}
 	m, err := receive(l.socket)
-	if err != nil {
+	switch {
+	case err != nil && l.spare:
+		return Death{}, ErrNoTurn
+	case err != nil:
 		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
-	}
-	m.close()
-	if l.spare {
+	case l.spare:
 		rename(filepath.Base(os.Args[0]))
 	}
+	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
 	l.death = &Death{How: m.fields["ADOPT"], At: at}
 	return *l.death, err
@@ -228,7 +233,7 @@ func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
 		n, err := unix.Poll(poll, int(often/time.Millisecond))
 		switch {
 		case ctx.Err() != nil:
-			return ctx.Err()
+			return ErrNoTurn
 		case n > 0:
 			return nil
 		case err == nil:

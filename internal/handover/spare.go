@@ -21,6 +21,7 @@ const (
 	spareStart = 10 * time.Second      // one that takes longer to read the state is not waited for when it is needed
 	sparePause = time.Second           // after the first spare that died; twice as long after each further one
 	sparesMax  = 8                     // that may die in a row
+	spareNice  = 10                    // more than the daemon's nice value, while the spare waits
 )
 
 // spare is what a keeper has of the daemon that waits for its turn.
@@ -82,6 +83,7 @@ func (k *keeper) decideSpare() (err error) {
 			k.drop(d)
 			return nil
 		}
+		hurry(d.pid)
 		k.next = d
 		k.tries++
 	case d == nil && k.died == 0 && k.next == nil && !s.due.IsZero() && time.Now().After(s.due):
@@ -89,7 +91,9 @@ func (k *keeper) decideSpare() (err error) {
 		if s.daemon, err = k.start(k.program, []string{SpareEnv + "=1"}); err != nil {
 			k.renewSpare(sparePause << s.died)
 			s.died = min(s.died+1, sparesMax)
+			return err
 		}
+		niceAll(strconv.Itoa(s.daemon.pid), min(k.nice+spareNice, niceLeast)) // until its turn comes
 	}
 	return err
 }
