@@ -323,10 +323,15 @@ func TestReadersSeeNoHandover(t *testing.T) {
 	blackbox.NeedRoot(t)
 	rounds, files := setting(t, "HBMFS_HANDOVERS", 10), setting(t, "HBMFS_HANDOVER_FILES", 200)
 	source, stream := shardedTokens(t, files, max(1000, 4_000_000/files))
+	megatron := megatronShards(t, filepath.Join(source, "mg"))
 	m := mount(t, source)
 	m.needHandover(t)
 	remote, far := remoteReader(t)
 	readers := append(localReaders(t, m, source, files, stream), far)
+	if r := ringReader(t, m.Path(".hbmfs", "views", "tokens.bin"), stream); r != nil {
+		readers = append(readers, r)
+	}
+	trainers := loaders(t, m.Path(".hbmfs", "views"), stream, megatron)
 	for range setting(t, "HBMFS_HANDOVER_BUSY", 0) {
 		busy := exec.CommandContext(t.Context(), "sh", "-c", "while :; do :; done")
 		busy.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
@@ -369,6 +374,16 @@ func TestReadersSeeNoHandover(t *testing.T) {
 		}
 		if n == 0 {
 			t.Errorf("%s: nothing was read", r.name)
+		}
+	}
+	for _, l := range trainers {
+		n, usual, longest, wrong := l.stop()
+		t.Logf("%-20s %7d reads, usually %9v, longest %9v, %d wrong", l.kind, n, usual.Round(time.Microsecond), longest.Round(time.Microsecond), len(wrong))
+		for _, text := range wrong {
+			t.Errorf("%s: %s", l.kind, text)
+		}
+		if n == 0 {
+			t.Errorf("%s: nothing was read", l.kind)
 		}
 	}
 	slices.Sort(still)
