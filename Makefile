@@ -65,6 +65,10 @@ demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source t
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
+# Packages are tested one more at once than there are CPUs, since many tests wait, and the longest come first.
+AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+LONGEST  = ./tests/python ./tests/mount ./tests/origins ./cufile ./tests/csi ./tests/control
+
 test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
@@ -78,7 +82,7 @@ test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
-	  $(if $(filter 1,$(RACE)),-race) ./...
+	  $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
 
 # What has the packages that others train with lies in these packages of tests. Its names have Peers in them.
 test-peers: build lib ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
