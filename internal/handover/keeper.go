@@ -123,6 +123,7 @@ type daemon struct {
 	asked      int // the connection of the request, -1 for none
 	check      bool
 	began      time.Time
+	turn       time.Time // of a spare that shall serve; zero for others
 }
 
 func (k *keeper) say(format string, args ...any) {
@@ -329,6 +330,11 @@ func (k *keeper) decide() error {
 	if k.next != nil && k.next.pidfd < 0 { // died before it served
 		k.answer(k.next, "REFUSED=it died while it took the state over: see its log")
 		k.drop(k.next)
+		k.next = nil
+	}
+	if d := k.next; d != nil && !d.turn.IsZero() && time.Since(d.turn) > spareTurn {
+		k.say("the daemon that waited for its turn does not take it: another is started")
+		k.drop(d)
 		k.next = nil
 	}
 	if err := k.decideSpare(); err != nil {

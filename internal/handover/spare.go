@@ -1,7 +1,9 @@
 package handover
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"time"
@@ -19,6 +21,7 @@ const SpareComm = "hbmfs-spare"
 const (
 	spareDelay = 20 * time.Millisecond // after a daemon began to serve: readers that waited come first
 	spareStart = 10 * time.Second      // one that takes longer to read the state is not waited for when it is needed
+	spareTurn  = 3 * time.Second       // one that does not serve then is stuck, and another daemon is started
 	sparePause = time.Second           // after the first spare that died; twice as long after each further one
 	sparesMax  = 8                     // that may die in a row
 	spareNice  = 10                    // more than the daemon's nice value, while the spare waits
@@ -79,12 +82,12 @@ func (k *keeper) decideSpare() (err error) {
 		k.tellSpare()
 	case d != nil && k.died != 0 && k.next == nil:
 		s.daemon, s.due = nil, time.Time{}
-		if !d.prepared && time.Since(d.began) > spareStart {
+		if !d.prepared && time.Since(d.began) > spareStart || stopped(d.pid) {
 			k.drop(d)
 			return nil
 		}
 		hurry(d.pid)
-		k.next = d
+		k.next, d.turn = d, time.Now()
 		k.tries++
 	case d == nil && k.died == 0 && k.next == nil && !s.due.IsZero() && time.Now().After(s.due):
 		s.due = time.Time{}
@@ -96,6 +99,13 @@ func (k *keeper) decideSpare() (err error) {
 		niceAll(strconv.Itoa(s.daemon.pid), min(k.nice+spareNice, niceLeast)) // until its turn comes
 	}
 	return err
+}
+
+// stopped tells whether a signal keeps a process from running.
+func stopped(pid int) bool {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have ended
+	_, after, _ := bytes.Cut(stat, []byte(") "))
+	return bytes.HasPrefix(after, []byte("T"))
 }
 
 // rename gives this process its name in /proc.

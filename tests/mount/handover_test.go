@@ -51,6 +51,7 @@ type handoverStatus struct {
 	Handover struct {
 		Holder          string
 		PID             int
+		Next            int `json:"next_pid"`
 		Why             string
 		Count, Crashes  int64
 		LastStandstill  float64 `json:"last_standstill_seconds"`
