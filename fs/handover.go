@@ -288,6 +288,9 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !m.handles.claim(death.PID) {
+		return life.Taken()
+	}
 	if err := errors.Join(replay(), m.journal.Cut()); err != nil {
 		return err
 	}

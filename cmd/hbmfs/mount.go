@@ -155,6 +155,9 @@ func (c *mountCommand) run(ctx context.Context) error {
 		c.places = dataset.Places{Source: c.source, Point: c.point, Log: c.logFile, CacheDir: c.cache.CacheDir}
 		err = errors.Join(err, c.places.Absolute())
 	}
+	if errors.Is(err, handover.ErrNoTurn) {
+		return endedWith(exitFailed) // nobody needs to hear of it
+	}
 	if err != nil {
 		life.Failed(err)
 		return err

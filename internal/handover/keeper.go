@@ -32,7 +32,8 @@ const (
 )
 
 // Keep is the work of a keeper: it returns its exit code when the mount is over, or was given up. Descriptor 3 is the socket to the
-// daemon, whose process number is the argument after [KeeperArgument].
+// daemon, whose process number is the argument after [KeeperArgument]. Another argument is the process of a keeper that this one
+// relieves, and descriptor 4 a socket to it.
 func Keep(args []string) (code int) {
 	if err := keep(args); err != nil {
 		fmt.Fprintf(os.Stderr, "hbmfs: %v\n", err)
@@ -46,20 +47,29 @@ func keep(args []string) error {
 	debug.SetGCPercent(10)
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE) // the daemon ends the mount, and says so
 	_ = os.WriteFile("/proc/self/comm", []byte(Comm), 0)                            // else two processes look like the daemon
-	if len(args) != 1 {
+	if len(args) != 1 && len(args) != 2 {
 		return errors.New("daemons start a keeper; it is not for people")
 	}
 	pid, err := strconv.Atoi(args[0])
 	if err != nil {
 		return fmt.Errorf("keep a mount: %w", err)
 	}
-	const fromDaemon = 3
+	const fromDaemon, fromBefore = 3, 4
 	unix.CloseOnExec(fromDaemon)
 	runtime.LockOSThread() // whose nice value its children have
 	k := &keeper{nice: niceNow(), store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
 	hurry(os.Getpid())
 	if k.now, err = k.find(pid, fromDaemon); err != nil {
 		return err
+	}
+	if len(args) > 1 {
+		before, err := strconv.Atoi(args[1])
+		if err == nil {
+			err = k.relieve(before, fromBefore)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return k.run()
 }
@@ -99,6 +109,9 @@ type keeper struct {
 
 	argv    []string
 	program int // descriptor of the daemon's program, 0 for none
+
+	relieves bool    // it was started to relieve another
+	before   *before // has the duty of this keeper still; nil where this one has it
 
 	now   *daemon // serves, or has died
 	next  *daemon // is to serve; nil for none
@@ -171,12 +184,16 @@ func (k *keeper) poll() {
 		}
 	}
 	watch(k.listener, k.request)
+	if b := k.before; b != nil {
+		watch(b.socket, k.hearBefore)
+		watch(b.pidfd, k.takeDuty)
+	}
 	timeout := -1
 	if k.died != 0 {
 		timeout = int(max(0, graceTime-time.Duration(now()-k.died))/time.Millisecond) + 1
 	}
 	const soon = 500
-	if (k.next != nil || k.fat) && (timeout < 0 || timeout > soon) {
+	if (k.next != nil || k.before != nil || k.fat) && (timeout < 0 || timeout > soon) {
 		timeout = soon
 	}
 	timeout = k.spare.timeout(timeout)
@@ -232,8 +249,15 @@ func (k *keeper) hear(d *daemon) {
 	case m.fields["READY"] != "" && d == k.next:
 		k.serves(d)
 	case m.fields["READY"] != "" && d == k.now:
-		k.renewSpare(0)
-	case m.fields["STOPPING"] != "":
+		if k.before == nil {
+			k.renewSpare(0)
+		}
+		if k.relieves {
+			_ = send(d.socket, say("KEEPS=1")) // a daemon that has died needs no telling
+		}
+	case m.fields["RETIRE"] != "" && m.fd >= 0:
+		k.retire(d, &m)
+	case m.fields["STOPPING"] != "", m.fields["TAKEN"] != "":
 		k.ended = true
 	}
 	m.close()
@@ -321,6 +345,10 @@ func (k *keeper) bury(d *daemon) {
 // decide does what follows from what has happened.
 func (k *keeper) decide() error {
 	if k.ended {
+		return nil
+	}
+	if k.before != nil {
+		k.idle()
 		return nil
 	}
 	if k.died != 0 && !k.store.Connected() { // unmounted, or aborted by somebody
@@ -435,6 +463,7 @@ func (k *keeper) start(program int, environment []string) (*daemon, error) {
 		err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
 	}
 	held := say("HELD=1", "NICE="+strconv.Itoa(k.nice))
+	held.fields["DAEMON"] = strconv.Itoa(k.now.pid)
 	if k.died == 0 {
 		held.fields["SERVED"] = "1"
 	}

@@ -33,6 +33,7 @@ const Snapshot = "state"
 type Death struct {
 	How string // "crash" or "upgrade"
 	At  int64  // CLOCK_MONOTONIC, ns; 0 where it is not known
+	PID int    // of the daemon before; 0 where it is not known
 }
 
 // Since returns the time since the death, 0 where it is not known.
@@ -52,6 +53,7 @@ type Life struct {
 	served   bool               // another daemon serves still
 	spare    bool               // it is the keeper's spare
 	nice     int                // of this process, once it serves
+	before   int                // the process of the daemon before, 0 where it is not known
 	death    *Death             // of the daemon before, once it is heard of
 	sections map[string]section // its snapshot
 
@@ -65,6 +67,7 @@ type Life struct {
 	first  *sentinel      // ends before all other threads
 	over   bool
 	alone  bool          // no spare is wanted
+	renews bool          // another keeper is about to relieve the one of the daemon before
 	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
 }
 
@@ -102,10 +105,13 @@ func (l *Life) takeHeld() error {
 	for {
 		m, err := receive(l.socket)
 		switch {
+		case err != nil && l.spare:
+			return ErrNoTurn
 		case err != nil:
 			return fmt.Errorf("hear the holder of the mount: %w", err)
 		case m.fields["HELD"] != "":
 			l.served = m.fields["SERVED"] != ""
+			l.before, _ = strconv.Atoi(m.fields["DAEMON"])               // an older keeper does not tell
 			if nice, err := strconv.Atoi(m.fields["NICE"]); err == nil { // an older keeper hurries nobody
 				l.nice = nice
 			}
@@ -201,7 +207,9 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	case l.notify != "":
 		return Death{How: "crash"}, nil
 	}
-	if err := send(l.socket, say("PREPARED=1")); err != nil {
+	if err := send(l.socket, say("PREPARED=1")); err != nil && l.spare {
+		return Death{}, ErrNoTurn
+	} else if err != nil {
 		return Death{}, err
 	}
 	if l.spare {
@@ -212,6 +220,10 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	}
 	m, err := receive(l.socket)
 	switch {
+	case err != nil && l.orphaned():
+		rename(filepath.Base(os.Args[0]))
+		l.death = &Death{How: "crash", At: now(), PID: l.before}
+		return *l.death, nil
 	case err != nil && l.spare:
 		return Death{}, ErrNoTurn
 	case err != nil:
@@ -221,8 +233,14 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	}
 	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
-	l.death = &Death{How: m.fields["ADOPT"], At: at}
+	l.death = &Death{How: m.fields["ADOPT"], At: at, PID: l.before}
 	return *l.death, err
+}
+
+// Taken says that another daemon has gone on with the mount, which has a keeper of its own.
+func (l *Life) Taken() error {
+	_ = send(l.socket, say("TAKEN=1")) // a holder that has gone needs no telling
+	return ErrNoTurn
 }
 
 // idle waits for a message of the holder.
@@ -357,6 +375,7 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.renews = l.kind == ByKeeper && l.death != nil && l.death.How == "upgrade"
 	err := errors.New("there is no keeper yet")
 	if l.kind != ByKeeper || l.socket >= 0 {
 		err = l.introduce()
@@ -365,10 +384,18 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 		if l.socket >= 0 {
 			_ = unix.Close(l.socket) // of a peer that is gone
 		}
-		err = l.startKeeper()
+		l.renews = false
+		err = l.startKeeper("", nil)
 	}
 	if err != nil {
 		return err
+	}
+	if l.renews {
+		l.renews = false
+		if err := l.renewKeeper(); err != nil {
+			log.Warn("the keeper of the daemon before goes on", "reason", err)
+			_ = l.introduce() // it is told of this program again, and to have a spare; one that has died is replaced by watch
+		}
 	}
 	if l.socket >= 0 {
 		l.left = make(chan struct{})
@@ -394,7 +421,7 @@ func (l *Life) introduce() error {
 		}
 		defer func() { _ = program.Close() }() // the holder has its own
 		start := say("START=" + string(args)).with(int(program.Fd()))
-		if !l.alone {
+		if !l.alone && !l.renews {
 			start.fields["SPARE"] = "1"
 		}
 		if err := l.tell(start); err != nil {
@@ -413,8 +440,9 @@ func (l *Life) introduce() error {
 	return l.tell(say("READY=1"))
 }
 
-// startKeeper starts a keeper and gives it everything. The caller has the lock.
-func (l *Life) startKeeper() error {
+// startKeeper starts a keeper and gives it everything. before and duty are of the keeper that it relieves, "" for none. The caller has
+// the lock.
+func (l *Life) startKeeper(before string, duty *os.File) error {
 	ours, theirs, err := pair()
 	if err != nil {
 		return err
@@ -425,6 +453,9 @@ func (l *Life) startKeeper() error {
 	cmd := exec.Command("/proc/self/exe", KeeperArgument, strconv.Itoa(os.Getpid()))
 	cmd.Args[0] = os.Args[0]
 	cmd.ExtraFiles = []*os.File{end}
+	if before != "" {
+		cmd.Args, cmd.ExtraFiles = append(cmd.Args, before), append(cmd.ExtraFiles, duty)
+	}
 	cmd.Stderr = os.Stderr
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -474,7 +505,7 @@ func (l *Life) watch(ctx context.Context, socket int) {
 		}
 		err = errors.New("five keepers have died in a row")
 		if died < keepersMax {
-			err = l.startKeeper()
+			err = l.startKeeper("", nil)
 		}
 		l.why = ""
 		if err != nil {

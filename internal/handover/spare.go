@@ -51,7 +51,7 @@ func (s *spare) timeout(most int) int {
 func (k *keeper) renewSpare(after time.Duration) {
 	k.drop(k.spare.daemon)
 	k.spare.daemon, k.spare.due = nil, time.Now().Add(max(after, spareDelay))
-	if !k.spare.wanted {
+	if !k.spare.wanted || k.before != nil {
 		k.spare.due = time.Time{}
 	}
 }

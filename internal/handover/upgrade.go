@@ -64,7 +64,7 @@ func (k *keeper) request() {
 		m.close()
 		refuse("the request makes no sense")
 		return
-	case k.next != nil || k.died != 0:
+	case k.next != nil || k.died != 0 || k.before != nil:
 		m.close()
 		refuse(underWay)
 		return
