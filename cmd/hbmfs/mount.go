@@ -299,16 +299,13 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	}
 	defer closeLog()
 	opt.Log = c.newLog(out)
-
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 
-	if life := opt.Life; life.Spare() && c.cache.CacheDir != "" { // two daemons would evict from one cache
-		if _, err := life.Prepared(ctx, func() error { return nil }); err != nil {
-			return err
-		}
+	if err := c.awaitTurn(ctx, opt.Life); err != nil {
+		return err
 	}
 	tracer := openTracer(opt.Log)
 	defer closeTracer(tracer)
@@ -332,8 +329,8 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 		span.End("mount")
 		return err
 	}
-	if opt.Life.Spare() { // it has waited for its turn
-		began = time.Now()
+	if opt.Life.Spare() {
+		began = time.Now() // it has waited for its turn
 	}
 	keepIdleProcessor()
 	served := make(chan struct{})
@@ -357,6 +354,15 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	report.Close()
 	err = c.untilUnmounted(m, opt.Log, signals, served)
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
+	return err
+}
+
+// awaitTurn has a spare wait before it opens a cache: two daemons of one mount would each evict what the other keeps.
+func (c *mountCommand) awaitTurn(ctx context.Context, life *handover.Life) error {
+	if !life.Spare() || c.cache.CacheDir == "" {
+		return nil
+	}
+	_, err := life.Prepared(ctx, func() error { return nil })
 	return err
 }
 
