@@ -150,6 +150,17 @@ func (t *handles) recover(each func(h *handle)) {
 	}
 }
 
+// each goes through the open files.
+func (t *handles) each(do func(h *handle)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.used {
+		if h := &t.slot[i]; h.state.Load() != handleFree {
+			do(h)
+		}
+	}
+}
+
 func nodeNumber(id uint64) uint32 { return uint32(number(id)) }
 
 // number is what the kernel calls an open file: the slot and its use.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ const (
 	keptHandles = "handles"
 	keptJournal = "journal"
 	keptControl = "control" // the listening socket
+	keptPlans   = "plans"   // what readers said that they will read
 )
 
 // Kinds of records in the journal.
@@ -53,6 +55,9 @@ func (m *Mount) makeBooks() (err error) {
 	}
 	m.journal, err = handover.NewJournal()
 	m.keepBooks()
+	if err == nil && m.opt.Remote.Cache != nil {
+		m.plans, err = newPlansBook()
+	}
 	return err
 }
 
@@ -235,6 +240,9 @@ func (m *Mount) leave() (handover.State, error) {
 		return nil, err
 	}
 	err = errors.Join(m.opt.Life.Keep(handover.Device, device), m.opt.Life.Keep(keptHandles, m.handles.file), m.opt.Life.Keep(keptJournal, m.journal.File()), device.Close())
+	if m.plans != nil && err == nil {
+		err = m.opt.Life.Keep(keptPlans, m.plans.file)
+	}
 	if l := m.control.listener; l != nil && err == nil {
 		err = m.opt.Life.Keep(keptControl, l)
 	}
@@ -282,7 +290,7 @@ func (m *Mount) takeOver(ctx context.Context) error {
 		return err
 	}
 	if life.Waits() {
-		m.indexAhead(ctx)
+		go m.indexAhead(ctx) // ends by itself, or with ctx; Serve waits for what it does
 	}
 	death, err := life.Prepared(ctx, replay)
 	if err != nil {
@@ -306,6 +314,7 @@ func (m *Mount) takeOver(ctx context.Context) error {
 		return fmt.Errorf("ask the kernel for what was not answered: %w", err)
 	}
 	life.Goes()
+	m.goOnWithPlans(life.Took(keptPlans))
 	head := m.handles.head
 	head.lives.Add(1)
 	if death.How == "crash" {
@@ -325,6 +334,9 @@ func (m *Mount) indexAhead(ctx context.Context) {
 		return
 	}
 	_, _ = m.index(ctx) // is tried again when it is asked for
+	if m.opt.Life.Waits() {
+		debug.FreeOSMemory() // of what that took
+	}
 }
 
 // adoptServer has go-fuse answer on a connection whose INIT was answered. go-fuse reads INIT when it is made, and nothing else

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -49,13 +50,13 @@ type Life struct {
 	kind string
 	log  *slog.Logger
 
-	adopts   bool               // there was a life before
-	served   bool               // another daemon serves still
-	spare    bool               // it is the keeper's spare
-	nice     int                // of this process, once it serves
-	before   int                // the process of the daemon before, 0 where it is not known
-	death    *Death             // of the daemon before, once it is heard of
-	sections map[string]section // its snapshot
+	adopts   bool                  // there was a life before
+	served   bool                  // another daemon serves still
+	spare    bool                  // it is the keeper's spare
+	nice     int                   // of this process, once it serves
+	before   int                   // the process of the daemon before, 0 where it is not known
+	death    atomic.Pointer[Death] // of the daemon before, once it is heard of
+	sections map[string]section    // its snapshot
 
 	mu     sync.Mutex     // guards the fields below
 	socket int            // to the holder, -1 for none
@@ -190,7 +191,7 @@ func (l *Life) Took(name string) *os.File {
 }
 
 // Waits tells whether another daemon serves still, so that there is time until this one's turn.
-func (l *Life) Waits() bool { return l != nil && l.served && l.death == nil }
+func (l *Life) Waits() bool { return l != nil && l.served && l.death.Load() == nil }
 
 // Spare tells whether this daemon may wait long for its turn.
 func (l *Life) Spare() bool { return l != nil && l.spare }
@@ -202,8 +203,8 @@ var ErrNoTurn = errors.New("this daemon is not needed")
 // time to time.
 func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, error) {
 	switch {
-	case l.death != nil:
-		return *l.death, nil
+	case l.death.Load() != nil:
+		return *l.death.Load(), nil
 	case l.notify != "":
 		return Death{How: "crash"}, nil
 	}
@@ -222,8 +223,9 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	switch {
 	case err != nil && l.orphaned():
 		rename(filepath.Base(os.Args[0]))
-		l.death = &Death{How: "crash", At: now(), PID: l.before}
-		return *l.death, nil
+		death := Death{How: "crash", At: now(), PID: l.before}
+		l.death.Store(&death)
+		return death, nil
 	case err != nil && l.spare:
 		return Death{}, ErrNoTurn
 	case err != nil:
@@ -233,8 +235,9 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	}
 	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
-	l.death = &Death{How: m.fields["ADOPT"], At: at, PID: l.before}
-	return *l.death, err
+	death := Death{How: m.fields["ADOPT"], At: at, PID: l.before}
+	l.death.Store(&death)
+	return death, err
 }
 
 // Taken says that another daemon has gone on with the mount, which has a keeper of its own.
@@ -375,7 +378,8 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.renews = l.kind == ByKeeper && l.death != nil && l.death.How == "upgrade"
+	death := l.death.Load()
+	l.renews = l.kind == ByKeeper && death != nil && death.How == "upgrade"
 	err := errors.New("there is no keeper yet")
 	if l.kind != ByKeeper || l.socket >= 0 {
 		err = l.introduce()
