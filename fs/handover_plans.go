@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/handover"
-	"github.com/hbmfs/hbmfs/internal/pause"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -84,7 +83,14 @@ func (m *Mount) savePlans(ctx context.Context) {
 	if m.plans == nil {
 		return
 	}
-	for pause.For(ctx, plansOften) == nil {
+	often := time.NewTicker(plansOften)
+	defer often.Stop()
+	for {
+		select {
+		case <-often.C:
+		case <-ctx.Done():
+			return
+		}
 		var b []byte
 		m.opt.Remote.Cache.Planned(func(reader any, runs []layout.Run) { b = m.appendPlan(b, reader, runs) })
 		if err := m.plans.save(b); err != nil {
@@ -106,11 +112,11 @@ func (m *Mount) appendPlan(b []byte, reader any, runs []layout.Run) []byte {
 	i, count := 0, 0
 	for _, run := range runs {
 		if run.Object != of {
-			found := false
-			if i, found = m.listing.Index(run.Object.Name); !found || m.listing.Objects[i] != run.Object {
+			at, found := m.listing.Index(run.Object.Name)
+			if !found || m.listing.Objects[at] != run.Object {
 				continue
 			}
-			of = run.Object
+			of, i = run.Object, at
 		}
 		if len(b)+len(p) > plansMax-1<<10 {
 			break
