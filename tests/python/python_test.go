@@ -16,7 +16,7 @@ import (
 )
 
 // patience bounds one run of pytest or pip. Nothing that works comes near it.
-const patience = 14 * time.Minute
+const patience = 9 * time.Minute
 
 // TestPythonPackage needs FUSE, a C compiler, HBMFS_BINARY (a built hbmfs) and HBMFS_PYTHON (a Python with the packages
 // of tests/requirements.txt). `make test` provides them. PYTEST_ARGS are given to pytest.
