@@ -24,6 +24,7 @@ STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags
 LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/release.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
+PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
 SANITY  = $(CACHE)/csi-sanity
 K8SCHECK = $(CACHE)/k8scheck
@@ -33,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test test-minio test-gpu lint bench soak-handover bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test test-peers test-minio test-gpu lint bench soak-handover bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -64,7 +65,11 @@ demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source t
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
-test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real readers and servers
+# Packages are tested one more at once than there are CPUs, since many tests wait, and the longest come first.
+AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+LONGEST  = ./tests/python ./tests/mount ./tests/origins ./cufile ./tests/csi ./tests/control
+
+test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
 	$(GO) vet ./...
@@ -77,7 +82,15 @@ test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
-	  $(if $(filter 1,$(RACE)),-race) ./...
+	  $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
+
+# What has the packages that others train with lies in these packages of tests. Its names have Peers in them.
+test-peers: build lib ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
+	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
+	@tests/venv.sh $(PEERS) $(VENV)
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
+	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip_peers.txt \
+	  $(if $(filter 1,$(RACE)),-race) -run Peers ./tests/loaders ./tests/python
 
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, 3 minutes; 7 with torch)
 	@mkdir -p $(CACHE)
@@ -148,10 +161,13 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
 
 soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them while they take over (5 minutes)
-	@tools/need.sh fuse
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 \
+	@tools/need.sh fuse python
+	@tests/venv.sh $(PEERS) $(VENV)
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 \
+	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestNextDaemonIsKilled|TestBackingFilesComeBack' ./tests/mount
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 \
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 \
+	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/mount
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)

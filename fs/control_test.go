@@ -270,6 +270,12 @@ type planned struct {
 
 func (*planned) Stats() store.Stats { return store.Stats{} }
 func (p *planned) EndPlan(r any)    { delete(p.runs, r) }
+
+func (p *planned) Planned(each func(any, []layout.Run)) {
+	for r, runs := range p.runs {
+		each(r, runs)
+	}
+}
 func (p *planned) Plan(r any, runs []layout.Run) bool {
 	p.runs[r] = append(p.runs[r], runs...)
 	return true

@@ -97,11 +97,11 @@ func connection(proc string, number int) (serves, told bool) {
 	return false, told
 }
 
-// holds tells whether a process keeps connections to the kernel for daemons, and serves none itself: a keeper, the host of
-// hbmfs-csi, or systemd.
+// holds tells whether a process keeps connections to the kernel for daemons, and serves none itself: a keeper, a daemon that waits for
+// its turn, the host of hbmfs-csi, or systemd.
 func holds(proc string) bool {
 	comm, _ := os.ReadFile(filepath.Join(proc, "comm")) // it may have ended
-	return slices.Contains([]string{handover.Comm, "hbmfs-csi", "systemd"}, strings.TrimSpace(string(comm)))
+	return slices.Contains([]string{handover.Comm, handover.SpareComm, "hbmfs-csi", "systemd"}, strings.TrimSpace(string(comm)))
 }
 
 // FindKeeper finds the process that keeps a mount when its daemon goes, 0 where none can be seen from here.

@@ -38,6 +38,7 @@ type handlesHead struct {
 	standstill  atomic.Int64 // ns, at the last hand-over; 0 where it is not known
 	worst       atomic.Int64
 	crashes     atomic.Int64 // of lives
+	owner       atomic.Int64 // the process that serves, 0 where it is not known
 }
 
 const handlesVersion = 1
@@ -85,7 +86,19 @@ func newHandles() (*handles, error) {
 		return nil, errors.Join(fmt.Errorf("make the table of open files: %w", err), f.Close())
 	}
 	t.head.version = handlesVersion
+	t.head.owner.Store(int64(os.Getpid()))
 	return t, nil
+}
+
+// claim makes this process the one that serves after another, of which 0 says that it is not known. It is false where a third one was
+// faster, and lives.
+func (t *handles) claim(before int) bool {
+	me, owner := int64(os.Getpid()), t.head.owner.Load()
+	if before == 0 {
+		t.head.owner.Store(me)
+		return true
+	}
+	return (owner == 0 || owner == int64(before) || handover.Dying(int(owner))) && t.head.owner.CompareAndSwap(owner, me)
 }
 
 // openHandles takes over the table of the daemon before.
@@ -136,6 +149,17 @@ func (t *handles) recover(each func(h *handle)) {
 		}
 		t.answers[h.request] = i
 		t.room.Book(h.uid, 1)
+	}
+}
+
+// each goes through the open files.
+func (t *handles) each(do func(h *handle)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.used {
+		if h := &t.slot[i]; h.state.Load() != handleFree {
+			do(h)
+		}
 	}
 }
 

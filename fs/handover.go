@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ const (
 	keptHandles = "handles"
 	keptJournal = "journal"
 	keptControl = "control" // the listening socket
+	keptPlans   = "plans"   // what readers said that they will read
 )
 
 // Kinds of records in the journal.
@@ -54,6 +56,9 @@ func (m *Mount) makeBooks() (err error) {
 	}
 	m.journal, err = handover.NewJournal()
 	m.keepBooks()
+	if err == nil && m.opt.Remote.Cache != nil {
+		m.plans, err = newPlansBook()
+	}
 	return err
 }
 
@@ -238,6 +243,9 @@ func (m *Mount) leave() (handover.State, error) {
 		return nil, err
 	}
 	err = errors.Join(m.opt.Life.Keep(handover.Device, device), m.opt.Life.Keep(keptHandles, m.handles.file), m.opt.Life.Keep(keptJournal, m.journal.File()), device.Close())
+	if m.plans != nil && err == nil {
+		err = m.opt.Life.Keep(keptPlans, m.plans.file)
+	}
 	if l := m.control.listener; l != nil && err == nil {
 		err = m.opt.Life.Keep(keptControl, l)
 	}
@@ -264,7 +272,7 @@ func connectionFile() (*os.File, error) {
 }
 
 // takeOver goes on with the mount of the daemon before, once that is gone.
-func (m *Mount) takeOver() error {
+func (m *Mount) takeOver(ctx context.Context) error {
 	life := m.opt.Life
 	s := &mountState{mount: m}
 	if err := life.Load(s); err != nil {
@@ -279,12 +287,22 @@ func (m *Mount) takeOver() error {
 		return err
 	}
 	defer func() { _ = device.Close() }() // go-fuse has its own
-	death, err := life.Prepared()
+	m.told, m.journal = map[uint64]told{}, handover.ReadJournal(journal)
+	replay := func() error { return m.journal.Replay(m.replay) }
+	if err := replay(); err != nil {
+		return err
+	}
+	if life.Waits() {
+		go m.indexAhead(ctx) // ends by itself, or with ctx; Serve waits for what it does
+	}
+	death, err := life.Prepared(ctx, replay)
 	if err != nil {
 		return err
 	}
-	m.told = map[uint64]told{}
-	if m.journal, err = handover.OpenJournal(journal, m.replay); err != nil {
+	if !m.handles.claim(death.PID) {
+		return life.Taken()
+	}
+	if err := errors.Join(replay(), m.journal.Cut()); err != nil {
 		return err
 	}
 	if m.server, err = m.adoptServer(device, s.Init); err != nil {
@@ -299,6 +317,7 @@ func (m *Mount) takeOver() error {
 		return fmt.Errorf("ask the kernel for what was not answered: %w", err)
 	}
 	life.Goes()
+	m.goOnWithPlans(life.Took(keptPlans))
 	head := m.handles.head
 	head.lives.Add(1)
 	if death.How == "crash" {
@@ -309,6 +328,18 @@ func (m *Mount) takeOver() error {
 	head.worst.Store(max(head.worst.Load(), still))
 	m.log.Info("the mount goes on", "after", death.How, "standstill", time.Duration(still), "daemons", head.lives.Load()+1)
 	return nil
+}
+
+// indexAhead recognizes the dataset while another daemon serves, so that views that nobody has looked at need not wait for that. It
+// asks no server: a remote source is recognized when this daemon's turn has come.
+func (m *Mount) indexAhead(ctx context.Context) {
+	if m.opt.Remote.Origin != nil || m.opt.Remote.Cache != nil {
+		return
+	}
+	_, _ = m.index(ctx) // is tried again when it is asked for
+	if m.opt.Life.Waits() {
+		debug.FreeOSMemory() // of what that took
+	}
 }
 
 // adoptServer has go-fuse answer on a connection whose INIT was answered. go-fuse reads INIT when it is made, and nothing else
@@ -410,7 +441,7 @@ func (m *Mount) handoverStatus() status.Handover {
 	kind, pid, why := m.opt.Life.Holder()
 	h := m.handles.head
 	return status.Handover{
-		Holder: kind, PID: pid, Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(),
+		Holder: kind, PID: pid, Next: m.opt.Life.Next(), Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(),
 		LastStandstill: time.Duration(h.standstill.Load()).Seconds(), WorstStandstill: time.Duration(h.worst.Load()).Seconds(),
 	}
 }

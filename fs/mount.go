@@ -64,6 +64,8 @@ type Cache interface {
 	Plan(reader any, runs []layout.Run) bool
 	// EndPlan forgets a reader's plan.
 	EndPlan(reader any)
+	// Planned gives each reader's plan: the runs that are still to be read. It may be called while others plan, and each calls nothing.
+	Planned(each func(reader any, runs []layout.Run))
 }
 
 // Mount is a mounted dataset.
@@ -91,6 +93,7 @@ type Mount struct {
 	backing    backings
 	handles    *handles
 	journal    *handover.Journal // nil where nobody holds the mount
+	plans      *plansBook        // nil where nobody holds the mount, or nothing is planned
 	told       map[uint64]told   // views that earlier daemons have told of, by inode number
 	savedViews atomic.Int64      // bytes
 	depth      int               // see stackDepth
@@ -119,7 +122,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
 	m.adopt(&m.root)
 	if opt.Life.Adopts() {
-		return m, m.takeOver()
+		return m, m.takeOver(ctx)
 	}
 	m.depth = m.stackDepth()
 	if opt.Layout.Format != "" || len(opt.Layout.Select) > 0 {
@@ -271,12 +274,18 @@ func (m *Mount) Serve(ctx context.Context) {
 		defer close(channel)
 		m.serveControl(ctx)
 	}()
+	planned := make(chan struct{})
+	go func() { // ended by cancel, awaited below
+		defer close(planned)
+		m.savePlans(ctx)
+	}()
 	m.server.Serve()
 	<-roomy
 	m.pipes.close()
 	cancel()
 	<-indexed
 	<-channel
+	<-planned
 }
 
 // makeViews recognizes the dataset and makes the directories of its views, so that the first look into them does not wait

@@ -1,21 +1,25 @@
 #!/bin/sh
-# Makes the Python environment of the real readers in DIR, or returns at once when DIR already is what
-# requirements.txt asks for.
+# Makes the Python environment of the tests in DIR, or returns at once when DIR already is what requirements.txt asks for. With OVER,
+# it makes that of the real readers: what requirements-peers.txt asks for, over the environment in OVER, which it makes first.
 #
-#   tests/venv.sh DIR
+#   tests/venv.sh DIR [OVER]
 #
 # PYTHON names the interpreter (python3; 3.11 to 3.13). The packages come from pip's configured index. No GPU library
 # is installed: see below. A CPU-only torch from another index is taken when pip is configured to prefer it.
 set -eu
 
-if [ $# -ne 1 ]; then
-	echo "usage: $0 DIR" >&2
+if [ $# -lt 1 ] || [ $# -gt 2 ]; then
+	echo "usage: $0 DIR [OVER]" >&2
 	exit 2
 fi
 dir=$1
+over=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
-stamp=$(cat "$here/requirements.txt" "$here/venv.sh" | cksum)
+list=requirements.txt
+[ -z "$over" ] || list=requirements-peers.txt
+stamp=$(cat "$here/requirements.txt" "$here/$list" "$here/venv.sh" | cksum)
+[ -z "$over" ] || "$0" "$over"
 
 if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ] && "$dir/bin/python" -c ''; then
 	exit 0
@@ -25,19 +29,22 @@ fi
 	echo "$0: $python is no Python 3.11, 3.12 or 3.13: name one in PYTHON" >&2
 	exit 1
 }
-echo "making the Python environment of the real readers in $dir (about 1.3 GB to download)" >&2
+echo "making the Python environment in $dir ($([ -n "$over" ] && echo "about 300 MB" || echo "about 1 GB") to download)" >&2
 if [ -e "$dir" ] && [ ! -e "$dir/pyvenv.cfg" ]; then
 	echo "$0: $dir is there and is no Python environment: remove it first" >&2
 	exit 1
 fi
 rm -rf "$dir"
 "$python" -m venv "$dir"
-"$here/../tools/retry.sh" "$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile -r "$here/requirements.txt"
+site_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+site=$(site_of "$dir")
+# A line of a .pth file that is a directory would leave out the .pth files in it.
+[ -z "$over" ] || echo "import site; site.addsitedir('$(site_of "$(cd "$over" && pwd)")')" >"$site/over.pth"
+"$here/../tools/retry.sh" "$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile -r "$here/$list"
 
 # torch's wheel for x86 Linux is linked with the CUDA libraries, which its metadata asks for as 3 GB of further
 # wheels. Nothing calls into them without a GPU, but the loader wants files of these names: give it a library that is
 # already loaded, and have torch bind its functions when they are first called instead of all at import.
-site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 if [ -e "$site/torch/lib/libtorch_cuda.so" ]; then
 	for lib in libcublas.so.12 libcublasLt.so.12 libcudnn.so.9 libcufft.so.11 libcurand.so.10 libcusolver.so.11 \
 		libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvshmem_host.so.3; do

@@ -40,6 +40,22 @@ func (s *Store) Plan(reader any, runs []layout.Run) bool {
 	return taken
 }
 
+// Planned gives each reader's plan: the runs that are still to be read, in order.
+func (s *Store) Planned(each func(reader any, runs []layout.Run)) {
+	l := &s.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for reader, p := range l.plans.of {
+		runs := make([]layout.Run, 0, len(p.reads))
+		for _, u := range p.reads {
+			if u != nil {
+				runs = append(runs, layout.Run{Object: u.object, Offset: u.from, Length: u.to - u.from, Stride: u.to - u.from, Count: 1})
+			}
+		}
+		each(reader, runs)
+	}
+}
+
 // EndPlan forgets a reader's plan.
 func (s *Store) EndPlan(reader any) { s.ledger.endPlan(reader) }
 

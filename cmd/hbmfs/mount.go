@@ -35,6 +35,7 @@ type mountCommand struct {
 	checkpoints bool // SOURCE is a directory of checkpoints, where programs write
 	foreground  bool
 	noKeeper    bool
+	noSpare     bool
 	allowOther  bool
 	showViews   bool
 	format      string
@@ -124,6 +125,7 @@ func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&c.checkpoints, "checkpoints", false, "mount a directory of checkpoints, for programs to write in; see below")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, where =false has a keeper; for ordinary users, and before Linux 6.9)")
+	f.BoolVar(&c.noSpare, "no-spare", false, "have no second daemon wait for its turn: less memory, and longer waits after a crash")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.showViews, "show-views", false, "list .hbmfs in the root of the mount")
 	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
@@ -177,6 +179,9 @@ func (c *mountCommand) run(ctx context.Context) error {
 		c.places = dataset.Places{Source: c.source, Point: c.point, Log: c.logFile, CacheDir: c.cache.CacheDir}
 		err = errors.Join(err, c.places.Absolute())
 	}
+	if errors.Is(err, handover.ErrNoTurn) {
+		return endedWith(exitFailed) // nobody needs to hear of it
+	}
 	if err != nil {
 		life.Failed(err)
 		return err
@@ -184,10 +189,17 @@ func (c *mountCommand) run(ctx context.Context) error {
 	if life == nil && !c.noKeeper && os.Geteuid() == 0 {
 		life = handover.New()
 	}
+	if c.noSpare || c.checkpoints { // of a volume the state changes with each draft
+		life.NoSpare()
+	}
 	report := ready.New(c.foreground)
 	defer report.Close()
 	opt.Life, c.cache.Life, opt.Layout.Select = life, life, c.selected.List
-	if err = c.serve(ctx, opt, report); err != nil {
+	err = c.serve(ctx, opt, report)
+	if errors.Is(err, handover.ErrNoTurn) {
+		return endedWith(exitFailed) // nobody needs to hear of it
+	}
+	if err != nil {
 		life.Failed(err)
 	}
 	if err != nil && report.Failed(err) && !c.foreground { // the command that started this one says it
@@ -317,15 +329,17 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	}
 	defer closeLog()
 	opt.Log = c.newLog(out)
-
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 
+	if err := c.awaitTurn(ctx, opt.Life); err != nil {
+		return err
+	}
 	tracer := openTracer(opt.Log)
 	defer closeTracer(tracer)
-	ctx, span := tracer.Start(ctx, "mount")
+	ctx, span := tracer.Start(ctx, "mount") // of a spare, with the wait for its turn
 	c.cache.MaxOpen = maxOpenFiles()
 	from, err := c.open(ctx, &opt, report.Note, tracer)
 	if err != nil {
@@ -346,6 +360,9 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	if err != nil {
 		span.End("mount")
 		return err
+	}
+	if opt.Life.Spare() {
+		began = time.Now() // it has waited for its turn
 	}
 	keepIdleProcessor()
 	served := make(chan struct{})
@@ -378,6 +395,15 @@ func (c *mountCommand) tellReady(ctx context.Context, m *fs.Mount, from *mountSo
 		tellNotes(ctx, m, report)
 	}
 	report.Close()
+}
+
+// awaitTurn has a spare wait before it opens a cache: two daemons of one mount would each evict what the other keeps.
+func (c *mountCommand) awaitTurn(ctx context.Context, life *handover.Life) error {
+	if !life.Spare() || c.cache.CacheDir == "" {
+		return nil
+	}
+	_, err := life.Prepared(ctx, func() error { return nil })
+	return err
 }
 
 // keepIdleProcessor raises GOMAXPROCS above the number of threads that wait for requests. go-fuse keeps as many as GOMAXPROCS

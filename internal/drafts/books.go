@@ -207,7 +207,9 @@ func (s *Server) resume(k key) (*draft, error) {
 	}
 	var start begun
 	var err error
-	if d.books.journal, err = handover.OpenJournal(journal, func(kind uint32, record []byte) error { return d.replay(kind, record, &start) }); err != nil {
+	d.books.journal = handover.ReadJournal(journal)
+	err = d.books.journal.Replay(func(kind uint32, record []byte) error { return d.replay(kind, record, &start) })
+	if err = errors.Join(err, d.books.journal.Cut()); err != nil {
 		closeAll([]*os.File{journal, lock})
 		return d, err
 	}

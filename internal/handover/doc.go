@@ -21,14 +21,21 @@
 //	daemon → holder
 //	FDSTORE=1 FDNAME=x     (descriptor) keep it; an older one of that name goes
 //	FDSTOREREMOVE=1 FDNAME=x
-//	START=argv             (descriptor: the program) how the next daemon is started; a JSON array of words in base64
+//	START=argv             (descriptor: the program) how the next daemon is started; a JSON array of words in base64; with SPARE=1 one
+//	                       is started at once, and waits for its turn
 //	PREPARED=1             it has read the state, can adopt it, and waits
 //	FAILED=text            it cannot
 //	READY=1                it answers the kernel
+//	SENTINEL=tid           the thread that ends first when it is killed
+//	RETIRE=1               (descriptor) another keeper relieves this one
+//	TAKEN=1                another daemon has gone on with the mount by itself, and has a keeper of its own
 //	STOPPING=1             the mount is over: no other daemon is wanted
 //	holder → daemon
 //	FDNAME=x               (descriptor) from the store, one message each
-//	HELD=1                 these were all
+//	HELD=1                 these were all; DAEMON=pid is the process that serves or did, SERVED=1 where it does still, NICE=n what its
+//	                       nice value is
+//	KEEPS=1                a new keeper has all that it must know
+//	SPARE=pid              that daemon waits for its turn
 //	FDNAME=x               (descriptor) kept since, or with FDSTOREREMOVE=1 forgotten; before ADOPT
 //	ADOPT=crash|upgrade DIED=n   nobody else serves; n is CLOCK_MONOTONIC at the end of the daemon before, in ns
 //

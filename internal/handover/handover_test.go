@@ -108,12 +108,11 @@ func TestJournalEndsWhereItWasCut(t *testing.T) {
 		_, err = f.Write(all[:cut])
 		must(t, err)
 		var got []string
-		again, err := OpenJournal(f, func(_ uint32, record []byte) error { got = append(got, string(record)); return nil })
-		must(t, err)
+		again := ReadJournal(f)
+		must(t, errors.Join(again.Replay(func(_ uint32, record []byte) error { got = append(got, string(record)); return nil }), again.Cut()))
 		must(t, again.Append(3, nil))
 		var kinds []uint32
-		_, err = OpenJournal(f, func(kind uint32, _ []byte) error { kinds = append(kinds, kind); return nil })
-		must(t, err)
+		must(t, ReadJournal(f).Replay(func(kind uint32, _ []byte) error { kinds = append(kinds, kind); return nil }))
 		if len(got) != 1 || got[0] != "one" || len(kinds) != 2 || kinds[1] != 3 {
 			t.Errorf("cut at %d: %q, and then %v", cut, got, kinds)
 		}
@@ -229,7 +228,7 @@ func TestTheNextDaemonCatchesUp(t *testing.T) {
 	if err := send(ours, say("ADOPT=upgrade", "DIED=7")); err != nil {
 		t.Fatal(err)
 	}
-	death, err := l.Prepared()
+	death, err := l.Prepared(t.Context(), func() error { return nil })
 	if err != nil || death.How != "upgrade" || death.At != 7 {
 		t.Errorf("%+v, %v", death, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 )
@@ -29,24 +30,34 @@ func NewJournal() (*Journal, error) {
 	return &Journal{file: f}, err
 }
 
-// OpenJournal takes a journal over. It gives each record to replay, up to the first that is not whole.
-func OpenJournal(f *os.File, replay func(kind uint32, record []byte) error) (*Journal, error) {
-	b, err := read(f)
+// ReadJournal takes a journal over. [Journal.Replay] gives what is in it.
+func ReadJournal(f *os.File) *Journal { return &Journal{file: f} }
+
+// Replay gives each record that was not given yet to replay, up to the first that is not whole. The journal may be one that another
+// daemon still appends to.
+func (j *Journal) Replay(replay func(kind uint32, record []byte) error) error {
+	info, err := j.file.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("read the journal: %w", err)
+		return fmt.Errorf("read the journal: %w", err)
 	}
-	j := &Journal{file: f}
+	b := make([]byte, max(0, info.Size()-j.end))
+	if _, err := j.file.ReadAt(b, j.end); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read the journal: %w", err)
+	}
 	for {
-		kind, record := nextRecord(b[j.end:])
+		kind, record := nextRecord(b)
 		if record == nil {
-			return j, f.Truncate(j.end)
+			return nil
 		}
 		if err := replay(kind, record); err != nil {
-			return nil, err
+			return err
 		}
-		j.end += recordHead + int64(len(record))
+		b, j.end = b[recordHead+len(record):], j.end+recordHead+int64(len(record))
 	}
 }
+
+// Cut takes away a record that is not whole. Nobody else may append any more.
+func (j *Journal) Cut() error { return j.file.Truncate(j.end) }
 
 // nextRecord returns the first record, nil where it is not whole.
 func nextRecord(b []byte) (kind uint32, record []byte) {

@@ -32,7 +32,8 @@ const (
 )
 
 // Keep is the work of a keeper: it returns its exit code when the mount is over, or was given up. Descriptor 3 is the socket to the
-// daemon, whose process number is the argument after [KeeperArgument].
+// daemon, whose process number is the argument after [KeeperArgument]. Another argument is the process of a keeper that this one
+// relieves, and descriptor 4 a socket to it.
 func Keep(args []string) (code int) {
 	if err := keep(args); err != nil {
 		fmt.Fprintf(os.Stderr, "hbmfs: %v\n", err)
@@ -46,18 +47,29 @@ func keep(args []string) error {
 	debug.SetGCPercent(10)
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE) // the daemon ends the mount, and says so
 	_ = os.WriteFile("/proc/self/comm", []byte(Comm), 0)                            // else two processes look like the daemon
-	if len(args) != 1 {
+	if len(args) != 1 && len(args) != 2 {
 		return errors.New("daemons start a keeper; it is not for people")
 	}
 	pid, err := strconv.Atoi(args[0])
 	if err != nil {
 		return fmt.Errorf("keep a mount: %w", err)
 	}
-	const fromDaemon = 3
+	const fromDaemon, fromBefore = 3, 4
 	unix.CloseOnExec(fromDaemon)
-	k := &keeper{store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
+	runtime.LockOSThread() // whose nice value its children have
+	k := &keeper{nice: niceNow(), store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
+	hurry(os.Getpid())
 	if k.now, err = k.find(pid, fromDaemon); err != nil {
 		return err
+	}
+	if len(args) > 1 {
+		before, err := strconv.Atoi(args[1])
+		if err == nil {
+			err = k.relieve(before, fromBefore)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return k.run()
 }
@@ -90,6 +102,7 @@ func leaner() {
 // keeper holds the descriptors of one mount. One thread does all its work.
 type keeper struct {
 	kind     string
+	nice     int // of daemons
 	store    Copy
 	log      io.Writer
 	listener int // for [Upgrade], -1 for none
@@ -97,8 +110,12 @@ type keeper struct {
 	argv    []string
 	program int // descriptor of the daemon's program, 0 for none
 
-	now  *daemon // serves, or has died
-	next *daemon // is to serve; nil for none
+	relieves bool    // it was started to relieve another
+	before   *before // has the duty of this keeper still; nil where this one has it
+
+	now   *daemon // serves, or has died
+	next  *daemon // is to serve; nil for none
+	spare spare
 
 	died  int64 // when the daemon before went, CLOCK_MONOTONIC; 0 while one serves
 	how   string
@@ -112,6 +129,7 @@ type keeper struct {
 type daemon struct {
 	pid, pidfd int // pidfd is -1 once the process is dead
 	socket     int // -1 once the process has closed it
+	sentinel   int // tells of the end of the process's first thread; -1 for none
 	child      *exec.Cmd
 	program    int // descriptor, of one that a request has started; else 0
 	prepared   bool
@@ -119,6 +137,7 @@ type daemon struct {
 	check      bool
 	began      time.Time
 	missed     map[string]bool // names of files that were kept or forgotten since it started
+	turn       time.Time       // of a spare that shall serve; zero for others
 }
 
 func (k *keeper) say(format string, args ...any) {
@@ -131,7 +150,7 @@ func (k *keeper) find(pid, socket int) (*daemon, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep the mount of process %d: %w", pid, err)
 	}
-	return &daemon{pid: pid, pidfd: pidfd, socket: socket, asked: -1, began: time.Now()}, nil
+	return &daemon{pid: pid, pidfd: pidfd, socket: socket, sentinel: -1, asked: -1, began: time.Now()}, nil
 }
 
 // run works until the mount is over.
@@ -142,6 +161,7 @@ func (k *keeper) run() error {
 			return err
 		}
 	}
+	k.drop(k.spare.daemon)
 	for name := range k.store {
 		k.forget(name)
 	}
@@ -157,21 +177,27 @@ func (k *keeper) poll() {
 			fds, then = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(then, do)
 		}
 	}
-	for _, d := range []*daemon{k.now, k.next} {
+	for _, d := range []*daemon{k.now, k.next, k.spare.daemon} {
 		if d != nil {
 			watch(d.socket, func() { k.hear(d) })
 			watch(d.pidfd, func() { k.bury(d) })
+			watch(d.sentinel, func() { k.dies(d) })
 		}
 	}
 	watch(k.listener, k.request)
+	if b := k.before; b != nil {
+		watch(b.socket, k.hearBefore)
+		watch(b.pidfd, k.takeDuty)
+	}
 	timeout := -1
 	if k.died != 0 {
 		timeout = int(max(0, graceTime-time.Duration(now()-k.died))/time.Millisecond) + 1
 	}
 	const soon = 500
-	if (k.next != nil || k.fat) && (timeout < 0 || timeout > soon) {
+	if (k.next != nil || k.before != nil || k.fat) && (timeout < 0 || timeout > soon) {
 		timeout = soon
 	}
+	timeout = k.spare.timeout(timeout)
 	n, err := unix.Poll(fds, timeout)
 	if n == 0 && k.fat && k.next == nil {
 		leaner()
@@ -205,21 +231,36 @@ func (k *keeper) hear(d *daemon) {
 		k.forget(name)
 		k.store[name], m.fd = m.fd, -1
 		k.next.misses(name)
+		k.renewSpare(0)
 	case m.fields["FDSTOREREMOVE"] != "":
 		k.forget(name)
 		k.next.misses(name)
+		k.renewSpare(0)
+	case m.fields["SENTINEL"] != "":
+		d.forgetSentinel()
+		d.sentinel = watchSentinel(m.fields["SENTINEL"])
 	case m.fields["START"] != "" && m.fd >= 0:
 		k.learn(&m)
 	case m.fields["PREPARED"] != "":
 		d.prepared = true
+		k.tellSpare()
 	case m.fields["FAILED"] != "":
 		k.answer(d, "REFUSED="+m.fields["FAILED"])
-		if k.died != 0 {
+		if k.died != 0 || d == k.spare.daemon {
 			k.say("a daemon could not go on: %s", m.fields["FAILED"])
 		}
 	case m.fields["READY"] != "" && d == k.next:
 		k.serves(d)
-	case m.fields["STOPPING"] != "":
+	case m.fields["READY"] != "" && d == k.now:
+		if k.before == nil {
+			k.renewSpare(0)
+		}
+		if k.relieves {
+			_ = send(d.socket, say("KEEPS=1")) // a daemon that has died needs no telling
+		}
+	case m.fields["RETIRE"] != "" && m.fd >= 0:
+		k.retire(d, &m)
+	case m.fields["STOPPING"] != "", m.fields["TAKEN"] != "":
 		k.ended = true
 	}
 	m.close()
@@ -235,7 +276,7 @@ func (k *keeper) learn(m *message) {
 	if k.program > 0 {
 		_ = unix.Close(k.program) // of the daemon before
 	}
-	k.argv, k.program = nil, high
+	k.argv, k.program, k.spare.wanted = nil, high, m.fields["SPARE"] != ""
 	for _, word := range argv {
 		k.argv = append(k.argv, string(word))
 	}
@@ -257,11 +298,34 @@ func (k *keeper) serves(d *daemon) {
 	if d.program > 0 {
 		_ = unix.Close(d.program) // START has brought another
 	}
+	d.began = time.Now()
 	k.now, k.next, k.died, k.tries = d, nil, 0, 0
+	k.drop(k.spare.daemon) // of the program before: START brings another
+	k.spare.daemon, k.spare.due = nil, time.Time{}
+}
+
+// dies handles the end of a daemon's first thread: the others follow.
+func (k *keeper) dies(d *daemon) {
+	if d.sentinel < 0 || d.pidfd < 0 {
+		return
+	}
+	d.forgetSentinel()
+	hasten(d.pid)
+	if next := k.spare.daemon; next != nil && k.next == nil {
+		hurry(next.pid)
+	}
+}
+
+func (d *daemon) forgetSentinel() {
+	if d.sentinel >= 0 {
+		_ = unix.Close(d.sentinel) // only looked at
+		d.sentinel = -1
+	}
 }
 
 // bury handles the end of a daemon's process.
 func (k *keeper) bury(d *daemon) {
+	d.forgetSentinel()
 	_ = unix.Close(d.pidfd) // of a process that is dead
 	d.pidfd = -1
 	if d.child != nil {
@@ -286,6 +350,10 @@ func (k *keeper) decide() error {
 	if k.ended {
 		return nil
 	}
+	if k.before != nil {
+		k.idle()
+		return nil
+	}
 	if k.died != 0 && !k.store.Connected() { // unmounted, or aborted by somebody
 		k.ended = true
 		return nil
@@ -294,6 +362,14 @@ func (k *keeper) decide() error {
 		k.answer(k.next, "REFUSED=it died while it took the state over: see its log")
 		k.drop(k.next)
 		k.next = nil
+	}
+	if d := k.next; d != nil && !d.turn.IsZero() && time.Since(d.turn) > spareTurn {
+		k.say("the daemon that waited for its turn does not take it: another is started")
+		k.drop(d)
+		k.next = nil
+	}
+	if err := k.decideSpare(); err != nil {
+		k.say("no daemon waits for its turn: %v", err)
 	}
 	switch d := k.next; {
 	case d != nil && k.died == 0 && time.Since(d.began) > graceTime:
@@ -318,7 +394,7 @@ func (k *keeper) decide() error {
 	case k.died != 0 && d == nil:
 		k.tries++
 		var err error
-		if k.next, err = k.start(k.program); err != nil {
+		if k.next, err = k.start(k.program, nil); err != nil {
 			k.say("cannot start a daemon: %v", err)
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -362,17 +438,26 @@ func (k *keeper) end(d *daemon) {
 	}
 	k.how, k.died, k.short = "upgrade", now(), 0
 	_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
-	poll := []unix.PollFd{{Fd: int32(d.pidfd), Events: unix.POLLIN}}
-	for end := time.Now().Add(dieTime); time.Now().Before(end); {
-		if n, _ := unix.Poll(poll, int(time.Until(end)/time.Millisecond)+1); n > 0 {
-			k.bury(d)
-			return
-		}
+	hasten(d.pid)
+	hurry(k.next.pid)
+	if ends(d.pidfd) {
+		k.bury(d)
 	}
 }
 
-// start starts a daemon that takes the mount over.
-func (k *keeper) start(program int) (*daemon, error) {
+// ends waits for the end of a process, at most dieTime.
+func ends(pidfd int) bool {
+	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	for end := time.Now().Add(dieTime); time.Now().Before(end); {
+		if n, _ := unix.Poll(poll, int(time.Until(end)/time.Millisecond)+1); n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// start starts a daemon that takes the mount over, with more words for its environment.
+func (k *keeper) start(program int, environment []string) (*daemon, error) {
 	if program <= 0 || len(k.argv) == 0 {
 		return nil, errors.New("the daemon has not said how it is started")
 	}
@@ -387,9 +472,13 @@ func (k *keeper) start(program int) (*daemon, error) {
 	cmd.ExtraFiles = []*os.File{end}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), Env+"=3 "+k.kind)
+	cmd.Env = append(append(os.Environ(), Env+"=3 "+k.kind), environment...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if k.died == 0 {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, k.nice) // else the daemon hurries from its start
+	}
 	err = cmd.Start()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceMost) // as before
 	var d *daemon
 	if err == nil {
 		d, err = k.find(cmd.Process.Pid, ours)
@@ -402,7 +491,12 @@ func (k *keeper) start(program int) (*daemon, error) {
 	for name, fd := range k.store {
 		err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
 	}
-	if err = errors.Join(err, send(ours, say("HELD=1"))); err != nil {
+	held := say("HELD=1", "NICE="+strconv.Itoa(k.nice))
+	held.fields["DAEMON"] = strconv.Itoa(k.now.pid)
+	if k.died == 0 {
+		held.fields["SERVED"] = "1"
+	}
+	if err = errors.Join(err, send(ours, held)); err != nil {
 		k.say("the next daemon cannot be told: %v", err)
 	}
 	return d, nil
@@ -415,9 +509,12 @@ func (k *keeper) drop(d *daemon) {
 	}
 	if d.pidfd >= 0 {
 		_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
-		_ = d.child.Wait()
+		if ends(d.pidfd) {
+			_ = d.child.Wait()
+		}
 		_ = unix.Close(d.pidfd)
 	}
+	d.forgetSentinel()
 	for _, fd := range []int{d.socket, d.asked} {
 		if fd >= 0 {
 			_ = unix.Close(fd) // nobody is at the other end, or it has its answer

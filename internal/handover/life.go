@@ -9,10 +9,13 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,6 +36,7 @@ const Snapshot = "state"
 type Death struct {
 	How string // "crash" or "upgrade"
 	At  int64  // CLOCK_MONOTONIC, ns; 0 where it is not known
+	PID int    // of the daemon before; 0 where it is not known
 }
 
 // Since returns the time since the death, 0 where it is not known.
@@ -48,16 +52,25 @@ type Life struct {
 	kind string
 	log  *slog.Logger
 
-	adopts   bool               // there was a life before
-	sections map[string]section // its snapshot
+	adopts   bool                  // there was a life before
+	served   bool                  // another daemon serves still
+	spare    bool                  // it is the keeper's spare
+	nice     int                   // of this process, once it serves
+	before   int                   // the process of the daemon before, 0 where it is not known
+	death    atomic.Pointer[Death] // of the daemon before, once it is heard of
+	sections map[string]section    // its snapshot
 
 	mu     sync.Mutex     // guards the fields below
 	socket int            // to the holder, -1 for none
 	notify string         // systemd's socket
 	kept   map[string]int // descriptors of this process
 	pid    int            // of the keeper, 0 where it is not this daemon's child
+	next   int            // the process that waits for its turn, 0 for none
 	why    string         // nobody holds
+	first  *sentinel      // ends before all other threads
 	over   bool
+	alone  bool          // no spare is wanted
+	renews bool          // another keeper is about to relieve the one of the daemon before
 	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
 }
 
@@ -74,8 +87,11 @@ func Inherited() (*Life, error) {
 		}
 		unix.CloseOnExec(socket)
 		_, kind, _ := strings.Cut(text, " ")
-		l := &Life{kind: kind, socket: socket, kept: map[string]int{}}
-		return l, errors.Join(os.Unsetenv(Env), os.Unsetenv("NOTIFY_SOCKET"), l.takeHeld()) // the holder is told, not another's systemd
+		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != ""}
+		if l.spare {
+			rename(SpareComm)
+		}
+		return l, errors.Join(os.Unsetenv(Env), os.Unsetenv(SpareEnv), os.Unsetenv("NOTIFY_SOCKET"), l.takeHeld()) // the holder is told, not another's systemd
 	}
 	if most, err := strconv.Atoi(os.Getenv("FDSTORE")); err == nil && most > 0 && os.Getenv("NOTIFY_SOCKET") != "" {
 		l := &Life{kind: BySystemd, socket: -1, notify: os.Getenv("NOTIFY_SOCKET"), kept: map[string]int{}}
@@ -85,16 +101,23 @@ func Inherited() (*Life, error) {
 }
 
 // New is the life of a daemon that holds itself: [Life.Begin] starts a keeper.
-func New() *Life { return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}} }
+func New() *Life { return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}, nice: niceNow()} }
 
 // takeHeld takes what the holder has.
 func (l *Life) takeHeld() error {
 	for {
 		m, err := receive(l.socket)
 		switch {
+		case err != nil && l.spare:
+			return ErrNoTurn
 		case err != nil:
 			return fmt.Errorf("hear the holder of the mount: %w", err)
 		case m.fields["HELD"] != "":
+			l.served = m.fields["SERVED"] != ""
+			l.before, _ = strconv.Atoi(m.fields["DAEMON"])               // an older keeper does not tell
+			if nice, err := strconv.Atoi(m.fields["NICE"]); err == nil { // an older keeper hurries nobody
+				l.nice = nice
+			}
 			return l.readSnapshot()
 		case m.fd < 0:
 			return errors.New("hear the holder of the mount: it sent no descriptor")
@@ -188,25 +211,86 @@ func (l *Life) Took(name string) *os.File {
 	return os.NewFile(uintptr(fd), name)
 }
 
-// Prepared says that the state can be adopted, and waits until nobody else serves.
-func (l *Life) Prepared() (Death, error) {
-	if l.notify != "" {
+// Waits tells whether another daemon serves still, so that there is time until this one's turn.
+func (l *Life) Waits() bool { return l != nil && l.served && l.death.Load() == nil }
+
+// Spare tells whether this daemon may wait long for its turn.
+func (l *Life) Spare() bool { return l != nil && l.spare }
+
+// ErrNoTurn ends a spare that is not needed any more, because its keeper has gone or has another, or it was told to end.
+var ErrNoTurn = errors.New("this daemon is not needed")
+
+// Prepared says that the state can be adopted, and waits until nobody else serves, or until ctx ends. A spare does meanwhile from
+// time to time.
+func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, error) {
+	switch {
+	case l.death.Load() != nil:
+		return *l.death.Load(), nil
+	case l.notify != "":
 		return Death{How: "crash"}, nil
 	}
-	if err := send(l.socket, say("PREPARED=1")); err != nil {
+	if err := send(l.socket, say("PREPARED=1")); err != nil && l.spare {
+		return Death{}, ErrNoTurn
+	} else if err != nil {
 		return Death{}, err
+	}
+	if l.spare {
+		debug.FreeOSMemory() // of what was read
+		if err := l.idle(ctx, meanwhile); err != nil {
+			return Death{}, err
+		}
 	}
 	m, err := receive(l.socket)
 	for err == nil && m.fields["ADOPT"] == "" && m.fields["FDNAME"] != "" { // since this daemon has started
 		l.update(m.fields["FDNAME"], m.fd)
 		m, err = receive(l.socket)
 	}
-	if err != nil {
+	switch {
+	case err != nil && l.orphaned():
+		rename(filepath.Base(os.Args[0]))
+		death := Death{How: "crash", At: now(), PID: l.before}
+		l.death.Store(&death)
+		return death, nil
+	case err != nil && l.spare:
+		return Death{}, ErrNoTurn
+	case err != nil:
 		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
+	case l.spare:
+		rename(filepath.Base(os.Args[0]))
 	}
 	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
-	return Death{How: m.fields["ADOPT"], At: at}, err
+	death := Death{How: m.fields["ADOPT"], At: at, PID: l.before}
+	l.death.Store(&death)
+	return death, err
+}
+
+// Taken says that another daemon has gone on with the mount, which has a keeper of its own.
+func (l *Life) Taken() error {
+	_ = send(l.socket, say("TAKEN=1")) // a holder that has gone needs no telling
+	return ErrNoTurn
+}
+
+// idle waits for a message of the holder.
+func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
+	const often = 5 * time.Second
+	defer context.AfterFunc(ctx, func() { _ = unix.Shutdown(l.socket, unix.SHUT_RD) })() // wakes the wait below
+	for poll := []unix.PollFd{{Fd: int32(l.socket), Events: unix.POLLIN}}; ; {
+		n, err := unix.Poll(poll, int(often/time.Millisecond))
+		switch {
+		case ctx.Err() != nil:
+			return ErrNoTurn
+		case n > 0:
+			return nil
+		case err == nil:
+			err = meanwhile()
+		case errors.Is(err, unix.EINTR):
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // update takes a file that the daemon before has kept meanwhile, or has forgotten: -1.
@@ -228,6 +312,10 @@ func (l *Life) Goes() {
 	defer l.mu.Unlock()
 	if l.notify == "" { // the report of readiness tells systemd
 		_ = l.tell(say("READY=1")) // a holder that is gone needs no telling
+	}
+	if l.socket >= 0 {
+		const soon = 200 * time.Millisecond // readers have waited
+		time.AfterFunc(soon, func() { ease(l.nice) })
 	}
 }
 
@@ -328,6 +416,8 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	death := l.death.Load()
+	l.renews = l.kind == ByKeeper && death != nil && death.How == "upgrade"
 	err := errors.New("there is no keeper yet")
 	if l.kind != ByKeeper || l.socket >= 0 {
 		err = l.introduce()
@@ -336,10 +426,18 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 		if l.socket >= 0 {
 			_ = unix.Close(l.socket) // of a peer that is gone
 		}
-		err = l.startKeeper()
+		l.renews = false
+		err = l.startKeeper("", nil)
 	}
 	if err != nil {
 		return err
+	}
+	if l.renews {
+		l.renews = false
+		if err := l.renewKeeper(); err != nil {
+			log.Warn("the keeper of the daemon before goes on", "reason", err)
+			_ = l.introduce() // it is told of this program again, and to have a spare; one that has died is replaced by watch
+		}
 	}
 	if l.socket >= 0 {
 		l.left = make(chan struct{})
@@ -364,7 +462,17 @@ func (l *Life) introduce() error {
 			return fmt.Errorf("have this program started again: %w", err)
 		}
 		defer func() { _ = program.Close() }() // the holder has its own
-		if err := l.tell(say("START=" + string(args)).with(int(program.Fd()))); err != nil {
+		start := say("START=" + string(args)).with(int(program.Fd()))
+		if !l.alone && !l.renews {
+			start.fields["SPARE"] = "1"
+		}
+		if err := l.tell(start); err != nil {
+			return err
+		}
+		if l.first == nil {
+			l.first = newSentinel()
+		}
+		if err := l.tell(say(l.first.said())); err != nil {
 			return err
 		}
 	}
@@ -374,17 +482,22 @@ func (l *Life) introduce() error {
 	return l.tell(say("READY=1"))
 }
 
-// startKeeper starts a keeper and gives it everything. The caller has the lock.
-func (l *Life) startKeeper() error {
+// startKeeper starts a keeper and gives it everything. before and duty are of the keeper that it relieves, "" for none. The caller has
+// the lock.
+func (l *Life) startKeeper(before string, duty *os.File) error {
 	ours, theirs, err := pair()
 	if err != nil {
 		return err
 	}
+	ease(l.nice) // the keeper takes this for its daemons
 	end := os.NewFile(uintptr(theirs), "keeper")
 	defer func() { _ = end.Close() }() // the keeper has its own
 	cmd := exec.Command("/proc/self/exe", KeeperArgument, strconv.Itoa(os.Getpid()))
 	cmd.Args[0] = os.Args[0]
 	cmd.ExtraFiles = []*os.File{end}
+	if before != "" {
+		cmd.Args, cmd.ExtraFiles = append(cmd.Args, before), append(cmd.ExtraFiles, duty)
+	}
 	cmd.Stderr = os.Stderr
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -415,10 +528,13 @@ func (l *Life) watch(ctx context.Context, socket int) {
 		began := time.Now()
 		m, err := receive(socket)
 		m.close()
-		if err == nil {
-			continue // it has nothing to say yet
-		}
 		l.mu.Lock()
+		if err == nil {
+			l.next, _ = strconv.Atoi(m.fields["SPARE"]) // it says nothing else
+			l.mu.Unlock()
+			continue
+		}
+		l.next = 0
 		_ = unix.Close(socket) // of a peer that is gone
 		l.socket = -1
 		if died++; time.Since(began) > time.Minute {
@@ -431,7 +547,7 @@ func (l *Life) watch(ctx context.Context, socket int) {
 		}
 		err = errors.New("five keepers have died in a row")
 		if died < keepersMax {
-			err = l.startKeeper()
+			err = l.startKeeper("", nil)
 		}
 		l.why = ""
 		if err != nil {
@@ -466,6 +582,7 @@ func (l *Life) End() {
 	}
 	l.over = true
 	_ = l.tell(say("STOPPING=1")) // a holder that is gone needs no telling
+	l.first.relieve()
 	for _, fd := range l.kept {
 		_ = unix.Close(fd) // a copy
 	}
@@ -487,6 +604,23 @@ func (l *Life) Unheld(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.socket, l.notify, l.why = -1, "", why.Error()
+}
+
+// NoSpare has no daemon wait for its turn while this one serves. It is called before [Life.Begin].
+func (l *Life) NoSpare() {
+	if l != nil {
+		l.alone = true
+	}
+}
+
+// Next returns the process that waits for its turn, 0 where none does.
+func (l *Life) Next() int {
+	if l == nil {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next
 }
 
 // Holder returns what holds the mount: a kind and, of a keeper, its process; or why nobody does.

@@ -64,7 +64,7 @@ func (k *keeper) request() {
 		m.close()
 		refuse("the request makes no sense")
 		return
-	case k.next != nil || k.died != 0:
+	case k.next != nil || k.died != 0 || k.before != nil:
 		m.close()
 		refuse(underWay)
 		return
@@ -72,7 +72,7 @@ func (k *keeper) request() {
 	program, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 100)
 	m.close()
 	if err == nil {
-		k.next, err = k.start(program)
+		k.next, err = k.start(program, nil)
 	}
 	if err != nil {
 		refuse(err.Error())

@@ -109,11 +109,12 @@ type OpenFiles struct {
 
 // Handover says what happens to the mount when its daemon goes.
 type Handover struct {
-	Holder          string  `json:"holder"`        // keeper, systemd, host; "" where the mount ends with its daemon
-	PID             int     `json:"pid,omitempty"` // of the holder
-	Why             string  `json:"why,omitempty"` // nobody holds the mount
-	Count           int64   `json:"count"`         // daemons that took over from another
-	Crashes         int64   `json:"crashes"`       // those whose predecessor had died
+	Holder          string  `json:"holder"`             // keeper, systemd, host; "" where the mount ends with its daemon
+	PID             int     `json:"pid,omitempty"`      // of the holder
+	Next            int     `json:"next_pid,omitempty"` // the daemon that waits for its turn; 0: none is started yet
+	Why             string  `json:"why,omitempty"`      // nobody holds the mount
+	Count           int64   `json:"count"`              // daemons that took over from another
+	Crashes         int64   `json:"crashes"`            // those whose predecessor had died
 	LastStandstill  float64 `json:"last_standstill_seconds"`
 	WorstStandstill float64 `json:"worst_standstill_seconds"`
 }

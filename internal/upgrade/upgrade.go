@@ -86,7 +86,13 @@ func (r *Request) ask(ctx context.Context, mount *mountinfo.Info) (pid int, err 
 		return handover.Upgrade(ctx, keeper, running, r.Check)
 	}
 	s := r.status(ctx, mount.Mountpoint)
+	keeper := 0
+	if s == nil {
+		keeper = fs.FindKeeper(mount) // it may only have been starting
+	}
 	switch {
+	case keeper != 0:
+		return handover.Upgrade(ctx, keeper, running, r.Check)
 	case s != nil && s.Handover.Holder == handover.ByKeeper: // the kernel does not tell its connections
 		return handover.Upgrade(ctx, s.Handover.PID, running, r.Check)
 	case s == nil:

@@ -34,6 +34,8 @@ type chaos struct {
 	files   map[*volume][]file // those of each source differ from those of all others
 	pods    []*pod
 	counts  map[string]int
+	errors  [2]int   // of the pods that read all the time
+	last    []string // rounds
 }
 
 // TestRandomRounds does what happens on a node in a year in random order: pods come and go and read, and the plugin, the
@@ -148,6 +150,13 @@ func (c *chaos) round(i int) {
 			if took := time.Since(began); took > 5*time.Second {
 				c.t.Logf("round %d: %s took %v", i, w.name, took)
 			}
+			for k, p := range c.pods[:2] {
+				if now := p.must("loop so far", file{}).Errors; now > c.errors[k] {
+					c.t.Logf("round %d: %s, after %q: reader %d had %d errors more, of %s", i, w.name, c.last, k, now-c.errors[k], p.volume.name)
+					c.errors[k] = now
+				}
+			}
+			c.last = append(c.last[max(0, len(c.last)-2):], fmt.Sprintf("%s %v ago", w.name, time.Since(began).Round(time.Millisecond)))
 			return
 		}
 	}

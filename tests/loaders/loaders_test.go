@@ -14,12 +14,12 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// TestRealReaders needs FUSE, HBMFS_BINARY (a built hbmfs) and HBMFS_PYTHON (a Python with the packages of
-// tests/requirements.txt). `make test` provides all three.
-func TestRealReaders(t *testing.T) {
-	python := os.Getenv("HBMFS_PYTHON")
+// TestPeersRead needs FUSE, HBMFS_BINARY (a built hbmfs) and HBMFS_PEERS (a Python with the packages of
+// tests/requirements-peers.txt). `make test-peers` provides all three.
+func TestPeersRead(t *testing.T) {
+	python := os.Getenv("HBMFS_PEERS")
 	if python == "" {
-		t.Skip("HBMFS_PYTHON names no Python with the real readers (make test makes one)")
+		t.Skip("HBMFS_PEERS names no Python with the real readers: make test-peers makes one")
 	}
 	if os.Getenv("HBMFS_BINARY") == "" {
 		t.Skip("HBMFS_BINARY names no built hbmfs (make test builds it)")

@@ -7,14 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -29,7 +32,8 @@ import (
 )
 
 // A long run is HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=100000 go test -run TestReadersSeeNoHandover ./tests/mount: so many crashes, as many
-// upgrades, so many files.
+// upgrades, so many files. HBMFS_HANDOVER_PAUSE is how many milliseconds a daemon serves at most (150), HBMFS_HANDOVER_BUSY how many processes
+// do nothing but take time of the CPUs.
 func setting(t *testing.T, name string, usual int) int {
 	t.Helper()
 	text := os.Getenv(name)
@@ -47,6 +51,7 @@ type handoverStatus struct {
 	Handover struct {
 		Holder          string
 		PID             int
+		Next            int `json:"next_pid"`
 		Why             string
 		Count, Crashes  int64
 		LastStandstill  float64 `json:"last_standstill_seconds"`
@@ -319,10 +324,22 @@ func TestReadersSeeNoHandover(t *testing.T) {
 	blackbox.NeedRoot(t)
 	rounds, files := setting(t, "HBMFS_HANDOVERS", 10), setting(t, "HBMFS_HANDOVER_FILES", 200)
 	source, stream := shardedTokens(t, files, max(1000, 4_000_000/files))
+	megatron := megatronShards(t, filepath.Join(source, "mg"))
 	m := mount(t, source)
 	m.needHandover(t)
 	remote, far := remoteReader(t)
 	readers := append(localReaders(t, m, source, files, stream), far)
+	if r := ringReader(t, m.Path(".hbmfs", "views", "tokens.bin"), stream); r != nil {
+		readers = append(readers, r)
+	}
+	trainers := loaders(t, m.Path(".hbmfs", "views"), stream, megatron)
+	for range setting(t, "HBMFS_HANDOVER_BUSY", 0) {
+		busy := exec.CommandContext(t.Context(), "sh", "-c", "while :; do :; done")
+		busy.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+		must(t, busy.Start())
+		t.Cleanup(func() { _ = busy.Wait() }) // it is killed by the end of the context
+	}
+	pause := setting(t, "HBMFS_HANDOVER_PAUSE", 150)
 	stop := make(chan struct{})
 	var running sync.WaitGroup
 	for i, r := range readers {
@@ -330,11 +347,19 @@ func TestReadersSeeNoHandover(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(7, 7))
 	var still []float64
+	var answered []time.Duration // after a crash, by the next daemon
 	for range rounds {
-		for _, goes := range []func(*mounted, *testing.T){(*mounted).crash, (*mounted).upgrade} {
+		for how, goes := range []func(*mounted, *testing.T){(*mounted).crash, (*mounted).upgrade} {
 			for _, of := range []*mounted{m, remote} {
-				time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
+				time.Sleep(time.Duration(random.IntN(pause)) * time.Millisecond)
 				goes(of, t)
+				began := time.Now()
+				if _, err := os.Stat(of.Path("absent" + strconv.Itoa(random.IntN(1<<30)))); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("a name that is absent: %v", err)
+				}
+				if how == 0 { // an upgrade has waited for the next daemon
+					answered = append(answered, time.Since(began))
+				}
 			}
 			still = append(still, m.handover(t).Handover.LastStandstill, remote.handover(t).Handover.LastStandstill)
 		}
@@ -352,7 +377,19 @@ func TestReadersSeeNoHandover(t *testing.T) {
 			t.Errorf("%s: nothing was read", r.name)
 		}
 	}
+	for _, l := range trainers {
+		n, usual, longest, wrong := l.stop()
+		t.Logf("%-20s %7d reads, usually %9v, longest %9v, %d wrong", l.kind, n, usual.Round(time.Microsecond), longest.Round(time.Microsecond), len(wrong))
+		for _, text := range wrong {
+			t.Errorf("%s: %s", l.kind, text)
+		}
+		if n == 0 {
+			t.Errorf("%s: nothing was read", l.kind)
+		}
+	}
 	slices.Sort(still)
+	slices.Sort(answered)
+	t.Logf("a question after a crash was answered after %v in the middle, %v at most", answered[len(answered)/2], answered[len(answered)-1])
 	t.Logf("%d hand-overs; readers waited %.1f ms in the middle, %.1f ms at most", len(still), 1000*still[len(still)/2], 1000*still[len(still)-1])
 	for _, of := range []*mounted{m, remote} {
 		s := of.handover(t)
@@ -365,42 +402,43 @@ func TestReadersSeeNoHandover(t *testing.T) {
 // Every format's files and views are the same in the next daemon: their bytes, times and inode numbers.
 func TestFormatsOutliveADaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
-	for name := range goldens(t) {
-		t.Run(name, func(t *testing.T) {
-			m := mount(t, golden(t, name), "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB", "--show-views")
-			m.needHandover(t)
-			sums := func() map[string]string {
-				all := map[string]string{}
-				must(t, filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
-					if err != nil || !d.Type().IsRegular() || filepath.Dir(path) == m.Path(".hbmfs") { // what differs by itself
-						return err
-					}
-					f, err := os.Open(path)
-					if err != nil {
-						return err
-					}
-					dropped(f)
-					content, err := io.ReadAll(f)
-					info, statErr := f.Stat()
-					all[path] = fmt.Sprintf("%s %v %v", hexSum(content), info.ModTime(), info.Sys().(*syscall.Stat_t).Ino)
-					return errors.Join(err, statErr, f.Close())
-				}))
-				return all
+	m := mount(t, testdata, "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB", "--show-views")
+	m.needHandover(t)
+	sums := func() map[string]string {
+		all := map[string]string{}
+		must(t, filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() || filepath.Dir(path) == m.Path(".hbmfs") { // what differs by itself
+				return err
 			}
-			before := sums()
-			for life, goes := range []func(*testing.T){m.crash, m.upgrade, m.crash} {
-				goes(t)
-				after := sums()
-				for path, sum := range before {
-					if after[path] != sum {
-						t.Errorf("life %d: %s is %s, was %s", life, path, after[path], sum)
-					}
-				}
-				if len(after) != len(before) {
-					t.Errorf("life %d: %d files, there were %d", life, len(after), len(before))
-				}
+			f, err := os.Open(path)
+			if err != nil {
+				return err
 			}
-			m.pid = m.handover(t).PID
-		})
+			dropped(f)
+			content, err := io.ReadAll(f)
+			info, statErr := f.Stat()
+			all[path] = fmt.Sprintf("%s %v %v", hexSum(content), info.ModTime(), info.Sys().(*syscall.Stat_t).Ino)
+			return errors.Join(err, statErr, f.Close())
+		}))
+		return all
 	}
+	before := sums()
+	for name := range goldens(t) {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(before)), func(path string) bool { return strings.HasPrefix(path, m.Path(name)+"/") }) {
+			t.Errorf("nothing of %s was read", name)
+		}
+	}
+	for life, goes := range []func(*testing.T){m.crash, m.upgrade, m.crash} {
+		goes(t)
+		after := sums()
+		for path, sum := range before {
+			if after[path] != sum {
+				t.Errorf("life %d: %s is %s, was %s", life, path, after[path], sum)
+			}
+		}
+		if len(after) != len(before) {
+			t.Errorf("life %d: %d files, there were %d", life, len(after), len(before))
+		}
+	}
+	m.pid = m.handover(t).PID
 }

@@ -20,8 +20,21 @@ const patience = 9 * time.Minute
 
 // TestPythonPackage needs FUSE, a C compiler, HBMFS_BINARY (a built hbmfs) and HBMFS_PYTHON (a Python with the packages
 // of tests/requirements.txt). `make test` provides them. PYTEST_ARGS are given to pytest.
-func TestPythonPackage(t *testing.T) {
-	python := needPython(t)
+func TestPythonPackage(t *testing.T) { pytest(t, needPython(t), "--ignore=peers", ".") }
+
+// TestPythonPackageBesidePeers runs the tests in peers, which need the packages that others train with: HBMFS_PEERS names a Python
+// with those of tests/requirements-peers.txt, too. `make test-peers` provides it.
+func TestPythonPackageBesidePeers(t *testing.T) {
+	python := os.Getenv("HBMFS_PEERS")
+	if python == "" {
+		t.Skip("HBMFS_PEERS names no Python with the packages of others: make test-peers makes one")
+	}
+	pytest(t, python, "peers")
+}
+
+// pytest runs pytest over what args name, beside a mount of the golden datasets.
+func pytest(t *testing.T, python string, args ...string) {
+	t.Helper()
 	if os.Getenv("HBMFS_BINARY") == "" {
 		t.Skip("HBMFS_BINARY names no built hbmfs (make test builds it)")
 	}
@@ -43,7 +56,7 @@ func TestPythonPackage(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	args := append([]string{"-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=8", "."}, strings.Fields(os.Getenv("PYTEST_ARGS"))...)
+	args = append(append([]string{"-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=8"}, args...), strings.Fields(os.Getenv("PYTEST_ARGS"))...)
 	out := run(t, append(environment(t, library),
 		"PYTHONPATH="+absolute(t, "../../python"),
 		"HBMFS_TEST_SOURCE="+source,

@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 from hbmfs import _chairman
 from numpy_dataset import NumpyDataset
-from test_megatron import write
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
 SEQ_LEN = 3
 SHIFT = 20
@@ -360,24 +357,6 @@ def test_inside_of_a_loader():
         again = StatefulDataLoader(mixture([50, 60], [0.3, 0.7], exhausted="drop"), batch_size=None, num_workers=workers)
         again.load_state_dict(loader.state_dict())
         assert found + [batch.tolist() for batch in again] == expected
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_files_in_the_workers_of_a_loader(tmp_path, workers):
-    """Forked workers read by themselves."""
-    torch = pytest.importorskip("torch")
-    for i in range(2):
-        write(tmp_path / f"{i}", np.uint16, [[n] for n in np.random.default_rng(i).integers(1, 40, 60)])
-    with hbmfs.open(tmp_path / "0.bin", dtype="uint16") as a, hbmfs.open(tmp_path / "1.bin", dtype="uint16") as b:
-
-        def streams():
-            yield hbmfs.Mixture({"a": (a, 0.7), "b": (b.subset(documents=range(1, 60, 2)), 0.3)}, 4, 16, exhausted="drop", packed=True)
-            yield hbmfs.PackedStream(a.subset(documents=range(0, 60, 3)), 2, 16, epochs=2)
-
-        for stream, again in zip(streams(), streams(), strict=True):
-            loaded = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=workers)
-            found, want = ([np.asarray(batch.tokens).tolist() for batch in batches] for batches in (loaded, again))
-            assert found == want and len(want) > 5
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

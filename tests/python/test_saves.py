@@ -1,7 +1,6 @@
-"""save_safetensors, read by the safetensors package, by Transformers and by load_safetensors, and files of torch.save."""
+"""save_safetensors, read by the safetensors package and by load_safetensors, and files of torch.save."""
 
 import io
-import json
 import os
 import sys
 
@@ -16,15 +15,6 @@ from hbmfs._torch_object import lay_out
 from test_weights import DTYPES, random_model, random_tensor, same
 
 PAGE = 4096
-
-
-def small_llama():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=130, tie_word_embeddings=True
-    )
-    torch.manual_seed(3)
-    return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
 
 
 def by_name(tensors):
@@ -46,31 +36,6 @@ def test_packed_halves_of_bytes(tmp_path):
     data = torch.randint(0, 256, (6, 4), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     hbmfs.save_safetensors({"x": data}, tmp_path / "model")
     same(safetensors.torch.load_file(tmp_path / "model" / "model.safetensors"), {"x": data})
-
-
-def test_random_models_in_files(tmp_path):
-    """The files and the index are those of huggingface_hub, whatever the sizes are."""
-    from huggingface_hub import split_torch_state_dict_into_shards
-
-    random = np.random.default_rng(5)
-    for round in range(15):
-        generator = torch.Generator().manual_seed(round)
-        model = {
-            f"{random.integers(1000)}.{i}": random_tensor(
-                generator, tuple(random.integers(1, 90, random.integers(0, 3)).tolist()), DTYPES[random.integers(len(DTYPES))]
-            )
-            for i in range(int(random.integers(1, 40)))
-        }
-        path, most = tmp_path / f"{round}", int(random.integers(1, 30_000))
-        hbmfs.save_safetensors(model, path, shard_size=most)
-        expected = split_torch_state_dict_into_shards(model, max_shard_size=most)
-        found = {file.name: set(safetensors.torch.load_file(file)) for file in path.glob("*.safetensors")}
-        assert found == {name: set(tensors) for name, tensors in expected.filename_to_tensors.items()}
-        if expected.is_sharded:
-            index = json.loads((path / "model.safetensors.index.json").read_text())
-            assert index["metadata"]["total_size"] == expected.metadata["total_size"]
-            assert index["weight_map"] == expected.tensor_to_filename
-        same(by_name(hbmfs.load_safetensors(path, "cpu")), by_name(model))
 
 
 def test_where_bytes_lie(tmp_path):
@@ -189,18 +154,6 @@ def test_progress_and_interrupts(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         hbmfs.save_safetensors(model, tmp_path / "other", progress=stop)
     assert os.listdir(tmp_path) == ["model"]
-
-
-@pytest.mark.parametrize("shard_size", [safetensors_save.SHARD, 40_000])
-def test_transformers_loads_the_directory(tmp_path, shard_size):
-    transformers = pytest.importorskip("transformers")
-    model = small_llama()
-    extra = {"config.json": model.config.to_json_string().encode()}
-    hbmfs.save_safetensors(model.state_dict(), tmp_path / "llama", shard_size=shard_size, extra=extra)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.bfloat16)
-    same(by_name(loaded.state_dict()), by_name(model.state_dict()))
-    assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
-    assert not os.path.exists(tmp_path / "llama" / "pytorch_model.bin") and (tmp_path / "llama" / "config.json").stat().st_size == len(extra["config.json"])
 
 
 def written(obj):

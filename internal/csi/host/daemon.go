@@ -182,7 +182,7 @@ func (v *nodeVolume) offer(c handover.Copy, cmd *exec.Cmd) (end func(), err erro
 
 // arguments are those of hbmfs mount, without what is mounted where. Where the cache is needed, its directory is made.
 func (h *Host) arguments(spec volume.Spec) ([]string, error) {
-	args := append([]string{"mount", "-f", "--no-keeper=false", "--allow-other", "--refuse-local"}, spec.Flags...)
+	args := append([]string{"mount", "-f", "--no-keeper=false", "--no-spare", "--allow-other", "--refuse-local"}, spec.Flags...)
 	for _, a := range h.opt.AllowAddress {
 		args = append(args, "--allow-address="+a)
 	}

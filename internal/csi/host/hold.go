@@ -101,9 +101,11 @@ func (v *nodeVolume) keepCopy() {
 	if has {
 		return
 	}
-	const patience = 5 * time.Second
+	const patience, most = 5 * time.Second, 200 * time.Millisecond
 	var err error
-	for end := time.Now().Add(patience); time.Now().Before(end) && h.ctx.Err() == nil; _ = pause.For(h.ctx, 200*time.Millisecond) { // it may be starting
+	wait := 5 * time.Millisecond                                                                                    // until there is a copy, the mount ends with its keeper
+	for end := time.Now().Add(patience); time.Now().Before(end) && h.ctx.Err() == nil; _ = pause.For(h.ctx, wait) { // it may be starting
+		wait = min(2*wait, most)
 		var keepers []int
 		if keepers, err = keepersBelow(v.dir()); err != nil || len(keepers) != 1 {
 			continue

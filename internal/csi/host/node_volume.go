@@ -123,9 +123,15 @@ func (v *nodeVolume) start(ctx context.Context) (err error) {
 		}
 		v.host.mu.Unlock()
 	}()
-	v.endOthers()
-	if v.resume(ctx) {
-		return nil
+	for range resumesMax {
+		v.endOthers()
+		went, again := v.resume(ctx)
+		if went {
+			return nil
+		}
+		if !again || ctx.Err() != nil {
+			break
+		}
 	}
 	if ctx.Err() != nil {
 		return status.Error(codes.Unavailable, "the start of the daemon was called off")
@@ -164,13 +170,17 @@ func (v *nodeVolume) endOthers() {
 	}
 }
 
-// resume has a new daemon go on with the mount that died with its keeper, and tells whether it does. The lock must be held.
-func (v *nodeVolume) resume(ctx context.Context) bool {
+// resumesMax is how many daemons may die while they go on with a mount, as those of a keeper.
+const resumesMax = 3
+
+// resume has a new daemon go on with the mount that died with its keeper, and tells whether it does, and else whether another one could. The
+// lock must be held.
+func (v *nodeVolume) resume(ctx context.Context) (went, again bool) {
 	ctx, cancel := context.WithTimeout(ctx, keeperTime)
 	defer cancel()
 	c := v.copy(ctx)
 	if c == nil {
-		return false
+		return false, false
 	}
 	defer c.Close()
 	d, err := v.host.launch(ctx, v, c)
@@ -179,11 +189,11 @@ func (v *nodeVolume) resume(ctx context.Context) bool {
 	}
 	if err != nil {
 		v.host.log.Error("no daemon goes on with the mount of a volume", "volume", v.key, "error", err)
-		return false
+		return false, true
 	}
 	v.died = nil
 	v.host.log.Info("another daemon goes on with a mount", "volume", v.key, "pid", d.pid)
-	return true
+	return true, false
 }
 
 // copy returns what the keeper of the mount had, nil where the mount is dead. A plugin may have to bring it.

@@ -21,15 +21,17 @@ func Hold(ctx context.Context, socket string) {
 		}
 	}
 	defer forget()
-	for began := time.Now(); ; {
+	const least, most = 5 * time.Millisecond, 100 * time.Millisecond
+	wait := least // until a host has the copies, they end with this plugin
+	for began := time.Now(); ; wait = min(2*wait, most) {
 		if conn, err := connect(socket); err == nil {
 			exchange(ctx, conn, copies)
-			began = time.Now()
+			began, wait = time.Now(), least
 		}
 		if time.Since(began) > handover.HoldTime {
 			forget()
 		}
-		if pause.For(ctx, 100*time.Millisecond) != nil {
+		if pause.For(ctx, wait) != nil {
 			return
 		}
 	}

@@ -30,7 +30,7 @@ func parseRequirements(text string) ([]requirement, error) {
 			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
 		}
 		for _, need := range words[2:] {
-			if !slices.Contains([]string{"fuse", "root", "python", "cc", "s3", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm"}, need) {
+			if !slices.Contains([]string{"fuse", "root", "python", "peers", "cc", "s3", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm", "handover"}, need) {
 				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
 			}
 		}
@@ -77,6 +77,8 @@ func machineHas(need string) bool {
 		return os.Geteuid() == 0
 	case "python":
 		return os.Getenv("HBMFS_PYTHON") != ""
+	case "peers":
+		return os.Getenv("HBMFS_PEERS") != ""
 	case "s3":
 		return os.Getenv("HBMFS_S3SERVER") != ""
 	case "sanity":
@@ -91,6 +93,8 @@ func machineHas(need string) bool {
 	case "dpkg", "rpm":
 		_, err := exec.LookPath(need)
 		return err == nil
+	case "handover":
+		return linux(6, 9)
 	case "strace":
 		return blackbox.CanInject() == nil
 	case "cc":
@@ -98,4 +102,14 @@ func machineHas(need string) bool {
 		return err == nil
 	}
 	return false
+}
+
+// linux tells whether the kernel is of a version or a later one.
+func linux(major, minor int) bool {
+	text, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	var has [2]int
+	if _, scanErr := fmt.Sscanf(string(text), "%d.%d", &has[0], &has[1]); err != nil || scanErr != nil {
+		return false
+	}
+	return slices.Compare(has[:], []int{major, minor}) >= 0
 }

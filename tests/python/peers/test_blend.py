@@ -7,6 +7,7 @@ import warnings
 import hbmfs
 import numpy as np
 import pytest
+import torch
 from test_megatron import write
 
 with warnings.catch_warnings():
@@ -110,3 +111,20 @@ def test_shares_beside_megatrons_blended_dataset(weights):
         a, b, share = np.cumsum(ours == source), np.cumsum(index == source), weight * np.arange(1, size + 1)
         assert np.abs(a - b).max() <= 2
         assert np.abs(a - share).max() < 1 < 1.1 + np.abs(b - share).max()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_in_the_workers_of_a_loader(tmp_path, workers):
+    """Forked workers read by themselves."""
+    for i in range(2):
+        write(tmp_path / f"{i}", np.uint16, [[n] for n in np.random.default_rng(i).integers(1, 40, 60)])
+    with hbmfs.open(tmp_path / "0.bin", dtype="uint16") as a, hbmfs.open(tmp_path / "1.bin", dtype="uint16") as b:
+
+        def streams():
+            yield hbmfs.Mixture({"a": (a, 0.7), "b": (b.subset(documents=range(1, 60, 2)), 0.3)}, 4, 16, exhausted="drop", packed=True)
+            yield hbmfs.PackedStream(a.subset(documents=range(0, 60, 3)), 2, 16, epochs=2)
+
+        for stream, again in zip(streams(), streams(), strict=True):
+            loaded = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=workers)
+            found, want = ([np.asarray(batch.tokens).tolist() for batch in batches] for batches in (loaded, again))
+            assert found == want and len(want) > 5

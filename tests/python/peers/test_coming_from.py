@@ -13,7 +13,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tensors")]
-DOC = Path(__file__).resolve().parents[2] / "docs/coming-from.md"
+DOC = Path(__file__).resolve().parents[3] / "docs/coming-from.md"
 
 
 @pytest.fixture

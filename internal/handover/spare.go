@@ -1,0 +1,112 @@
+package handover
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+)
+
+// A spare is a daemon that is started while another serves. It reads the state and waits for its turn, so that after a crash nobody waits
+// for a program to start. It costs memory, which docs/handover.md names.
+
+// SpareEnv tells a daemon that it is the spare.
+const SpareEnv = "HBMFS_SPARE"
+
+// SpareComm is the name of a spare's process in /proc until it serves, which tells it from the daemon that serves.
+const SpareComm = "hbmfs-spare"
+
+const (
+	spareDelay = 20 * time.Millisecond // after a daemon began to serve: readers that waited come first
+	spareStart = 10 * time.Second      // one that takes longer to read the state is not waited for when it is needed
+	spareTurn  = 3 * time.Second       // one that does not serve then is stuck, and another daemon is started
+	sparePause = time.Second           // after the first spare that died; twice as long after each further one
+	sparesMax  = 8                     // that may die in a row
+	spareNice  = 10                    // more than the daemon's nice value, while the spare waits
+)
+
+// spare is what a keeper has of the daemon that waits for its turn.
+type spare struct {
+	daemon *daemon   // nil for none
+	wanted bool      // by the daemon that serves
+	due    time.Time // when one is to be started; zero for never
+	died   int       // in a row
+}
+
+// timeout shortens a time to wait, in milliseconds, to when a spare is due.
+func (s *spare) timeout(most int) int {
+	if s.daemon != nil || s.due.IsZero() {
+		return most
+	}
+	left := int(max(0, time.Until(s.due))/time.Millisecond) + 1
+	if most < 0 {
+		return left
+	}
+	return min(most, left)
+}
+
+// renewSpare has a spare started after a time. One that is there does not know what has changed, and goes.
+func (k *keeper) renewSpare(after time.Duration) {
+	k.drop(k.spare.daemon)
+	k.spare.daemon, k.spare.due = nil, time.Now().Add(max(after, spareDelay))
+	if !k.spare.wanted || k.before != nil {
+		k.spare.due = time.Time{}
+	}
+}
+
+// tellSpare tells the daemon that serves which process waits for its turn, for its status.
+func (k *keeper) tellSpare() {
+	pid := 0
+	if d := k.spare.daemon; d != nil && d.prepared {
+		pid = d.pid
+	}
+	if k.now.socket >= 0 {
+		_ = send(k.now.socket, say("SPARE="+strconv.Itoa(pid))) // a daemon that has gone needs no telling
+	}
+}
+
+// decideSpare starts the spare, and has it take its turn.
+func (k *keeper) decideSpare() (err error) {
+	s := &k.spare
+	switch d := s.daemon; {
+	case d != nil && d.pidfd < 0: // killed, or it has failed
+		if time.Since(d.began) > time.Minute {
+			s.died = 0
+		}
+		if s.died++; s.died >= sparesMax {
+			s.wanted, err = false, errors.New("eight have died in a row")
+		}
+		k.renewSpare(sparePause << s.died)
+		k.tellSpare()
+	case d != nil && k.died != 0 && k.next == nil:
+		s.daemon, s.due = nil, time.Time{}
+		if !d.prepared && time.Since(d.began) > spareStart || stopped(d.pid) {
+			k.drop(d)
+			return nil
+		}
+		hurry(d.pid)
+		k.next, d.turn = d, time.Now()
+		k.tries++
+	case d == nil && k.died == 0 && k.next == nil && !s.due.IsZero() && time.Now().After(s.due):
+		s.due = time.Time{}
+		if s.daemon, err = k.start(k.program, []string{SpareEnv + "=1"}); err != nil {
+			k.renewSpare(sparePause << s.died)
+			s.died = min(s.died+1, sparesMax)
+			return err
+		}
+		niceAll(strconv.Itoa(s.daemon.pid), min(k.nice+spareNice, niceLeast)) // until its turn comes
+	}
+	return err
+}
+
+// stopped tells whether a signal keeps a process from running.
+func stopped(pid int) bool {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have ended
+	_, after, _ := bytes.Cut(stat, []byte(") "))
+	return bytes.HasPrefix(after, []byte("T"))
+}
+
+// rename gives this process its name in /proc.
+func rename(comm string) { _ = os.WriteFile("/proc/self/comm", []byte(comm), 0) } // it is for people and for hbmfs umount

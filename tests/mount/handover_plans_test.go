@@ -1,0 +1,65 @@
+package mount_test
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// What a reader said that it will read is fetched by the next daemon, in order, and what it has read is not asked for again.
+func TestPlansOutliveADaemon(t *testing.T) {
+	blackbox.NeedRoot(t)
+	const segments = 96
+	source, of := suite.NewDir(t), make([]byte, segments<<20)
+	_, err := rand.NewChaCha8([32]byte{1}).Read(of)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(source, "far.bin"), of, 0o644))
+	files := http.FileServer(http.Dir(source))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(400 * time.Millisecond) // so that the plan takes longer than a daemon lives
+		files.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	m := mount(t, server.URL+"/far.bin", "--cache-dir", suite.NewDir(t), "--cache-segment", "1MiB", "--cache-size", "200MiB", "--cache-min-free=1MiB")
+	m.needHandover(t)
+	f, err := os.Open(m.Path("far.bin"))
+	must(t, err)
+	order := rand.New(rand.NewPCG(1, 2)).Perm(segments)
+	var ranges []control.Range
+	for _, i := range order {
+		ranges = append(ranges, control.Range{Offset: int64(i) << 20, Length: 1 << 20})
+	}
+	must(t, control.Prefetch(f, ranges...))
+	got := make([]byte, 1<<20)
+	for _, i := range order[:4] {
+		_, err := f.ReadAt(got, int64(i)<<20)
+		must(t, err)
+	}
+	time.Sleep(400 * time.Millisecond) // longer than between two saves
+	there := cacheStatus(t, m).Segments
+	m.crash(t)
+	if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= segments }) {
+		t.Errorf("%d of %d segments are there, %d were when the daemon went", cacheStatus(t, m).Segments, segments, there)
+	}
+	t.Logf("%d of %d segments were there when the daemon went", there, segments)
+	if there == segments {
+		t.Error("the daemon has fetched all before it was killed")
+	}
+	for _, i := range order {
+		_, err := f.ReadAt(got, int64(i)<<20)
+		must(t, err)
+		if !bytes.Equal(got, of[i<<20:][:1<<20]) {
+			t.Errorf("segment %d has wrong bytes", i)
+		}
+	}
+	m.pid = m.handover(t).PID
+	must(t, f.Close())
+}
