@@ -72,9 +72,9 @@ func newPackCommand() *cobra.Command {
 		Short:   "Tokenize text, or rewrite a token dataset, into shards of any format",
 		Long:    packLong,
 		Example: packExample,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			if o.Tokenizer != "list" && len(args) < 2 {
-				return usageError{errors.New("pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT, or hbmfs pack --join OUT PART...")}
+				return usageError{errors.New("pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT; or: hbmfs pack --join OUT PART... (all parts)")}
 			}
 			return nil
 		},
@@ -158,6 +158,10 @@ func (p *packFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	var wrong *pack.OptionError
 	if errors.As(err, &wrong) {
 		return usageError{err}
+	}
+	var kept *pack.KeptError
+	if errors.As(err, &kept) && errors.Is(err, context.Canceled) { // main says no more than that
+		fmt.Fprintln(stderr, kept.Kept())
 	}
 	if err != nil {
 		return err

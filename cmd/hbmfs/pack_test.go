@@ -95,7 +95,7 @@ func TestPackJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &keys); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "held_out", "repaired", "seconds", "shards", "skipped", "tokenizer", "tokens"}
+	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "held_out", "left_out", "repaired", "seconds", "shards", "skipped", "skipped_bytes", "tokenizer", "tokens"}
 	if names := slices.Sorted(maps.Keys(keys)); !slices.Equal(names, want) { // scripts depend on them
 		t.Errorf("keys %v, want %v", names, want)
 	}
@@ -214,7 +214,9 @@ func TestPackWarns(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 	}
 	got = runPackLine(t, dir, filepath.Join(t.TempDir(), "out"))
-	if want := "2 files do not look like text and were left out, --include takes them\n"; got.code != exitOK || got.stderr != want {
+	want := "left out: " + dir + "/a.txt: it is not UTF-8: 1 of its first 17 bytes are not. Name it, or use --include, and they are replaced\n" +
+		"left out: " + dir + "/b.bin: it is no text: byte 0 is NUL\n"
+	if got.code != exitOK || got.stderr != want {
 		t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 	}
 }

@@ -71,7 +71,7 @@ func (r *reader) parquet(ctx context.Context, f content, from Position) error {
 	rows := int64(0) // before the group
 	for g := range file.Groups {
 		start := file.Groups[g].Start
-		if start < r.span.From && !(r.span.From == 0) || start >= r.span.To || int64(g) < from.At {
+		if start < r.span.From || start >= r.span.To || int64(g) < from.At {
 			rows += file.Groups[g].Rows
 			continue
 		}
@@ -94,17 +94,16 @@ func (r *reader) parquet(ctx context.Context, f content, from Position) error {
 
 // columnWriter makes blocks of the values of a row group.
 type columnWriter struct {
-	r             *reader
-	column        *parquet.Column
-	group         int64
-	before        int64 // rows of the file before the group
-	skip          int64 // rows of the group that are known
-	rows          int64 // of the group so far
-	raw           []byte
-	tokens        []uint32
-	ends          []int
-	first         int64 // row of the block
-	blocks, bytes int
+	r      *reader
+	column *parquet.Column
+	group  int64
+	before int64 // rows of the file before the group
+	skip   int64 // rows of the group that are known
+	rows   int64 // of the group so far
+	raw    []byte
+	tokens []uint32
+	ends   []int
+	first  int64 // row of the block
 }
 
 func (w *columnWriter) value(v parquet.Value) error {

@@ -74,7 +74,6 @@ func (c *localContent) close() error { return c.Close() }
 // it in order.
 type remoteContent struct {
 	ctx    context.Context
-	beside bool // in a directory with Parquet or Arrow files
 	object *layout.Object
 	at     int64 // where ahead begins
 	ahead  []byte

@@ -28,65 +28,53 @@ func newGzip(in *bufio.Reader) (*gzipReader, error) {
 	return g, g.header()
 }
 
+// headerReader reads the bytes of a header, and sums them. After an error it gives zeros.
+type headerReader struct {
+	in  *bufio.Reader
+	crc hash.Hash32
+	err error
+}
+
+func (h *headerReader) next() byte {
+	if h.err != nil {
+		return 0
+	}
+	b, err := h.in.ReadByte()
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	h.err = err
+	h.crc.Write([]byte{b})
+	return b
+}
+
+func (h *headerReader) number() int { low := int(h.next()); return low | int(h.next())<<8 }
+
 // header reads a member's header, and begins with what it holds.
 func (g *gzipReader) header() error {
-	crc := crc32.NewIEEE()
-	next := func() (byte, error) {
-		b, err := g.in.ReadByte()
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		crc.Write([]byte{b})
-		return b, err
-	}
+	h := &headerReader{in: g.in, crc: crc32.NewIEEE()}
 	var head [10]byte
 	for i := range head {
-		b, err := next()
-		if err != nil {
-			return err
-		}
-		head[i] = b
-	}
-	if string(head[:3]) != gzipMagic || head[3]&0xe0 != 0 {
-		return errGzip
+		head[i] = h.next()
 	}
 	flags := head[3]
+	if h.err == nil && (string(head[:3]) != gzipMagic || flags&0xe0 != 0) {
+		return errGzip
+	}
 	if flags&4 != 0 { // FEXTRA
-		low, err := next()
-		if err != nil {
-			return err
-		}
-		high, err := next()
-		for n := int(high)<<8 | int(low); n > 0 && err == nil; n-- {
-			_, err = next()
-		}
-		if err != nil {
-			return err
+		for n := h.number(); n > 0 && h.err == nil; n-- {
+			h.next()
 		}
 	}
 	for _, flag := range []byte{8, 16} { // FNAME, FCOMMENT
-		for flags&flag != 0 {
-			b, err := next()
-			if err != nil {
-				return err
-			}
-			if b == 0 {
-				break
-			}
+		for flags&flag != 0 && h.next() != 0 {
 		}
 	}
-	if want := uint16(crc.Sum32()); flags&2 != 0 { // FHCRC
-		low, err := next()
-		if err != nil {
-			return err
-		}
-		high, err := next()
-		if err != nil {
-			return err
-		}
-		if uint16(high)<<8|uint16(low) != want {
-			return errGzip
-		}
+	if want := int(uint16(h.crc.Sum32())); flags&2 != 0 && h.number() != want && h.err == nil { // FHCRC
+		return errGzip
+	}
+	if h.err != nil {
+		return h.err
 	}
 	g.sum.Reset()
 	g.size = 0

@@ -105,7 +105,7 @@ func scanEnd(line []byte, i int) int {
 	if i >= len(line) {
 		return -1
 	}
-	end := 0
+	var end int
 	switch line[i] {
 	case '"':
 		end, _ = stringEnd(line, i)

@@ -19,9 +19,8 @@ func (r *reader) lines(ctx context.Context, in io.Reader, from Position, end int
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		raw, cut := next, 0
-		var err error
-		if raw, cut, more, err = fillLines(in, raw, r.corpus.limit); err != nil {
+		raw, cut, goesOn, err := fillLines(in, next, r.corpus.limit)
+		if more = goesOn; err != nil {
 			return fmt.Errorf("%s: %w", lineName(from, int64(bytes.Count(raw[:cut], []byte("\n")))), explainLong(err, r.corpus.limit))
 		}
 		if end >= 0 && from.At+int64(cut) >= end { // the line that begins before end is the last one

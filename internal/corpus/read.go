@@ -59,7 +59,7 @@ func (r *reader) open(ctx context.Context, from Position) error {
 // read finds what the file is, and reads it as that.
 func (r *reader) read(ctx context.Context, f content, from Position) error {
 	head := make([]byte, min(sniffBytes, r.file.Size))
-	if n, err := f.ReadAt(head, 0); err != nil && !(errors.Is(err, io.EOF) && n == len(head)) {
+	if n, err := f.ReadAt(head, 0); n < len(head) {
 		return err
 	}
 	switch {
@@ -220,7 +220,7 @@ func (c *Corpus) Readable(ctx context.Context, name string) (bool, error) {
 	}
 	defer file.close() //nolint:errcheck // only read
 	head := make([]byte, min(sniffBytes, f.Size))
-	if n, err := file.ReadAt(head, 0); err != nil && !(errors.Is(err, io.EOF) && n == len(head)) {
+	if n, err := file.ReadAt(head, 0); n < len(head) {
 		return false, err
 	}
 	if isParquet(head) {

@@ -105,4 +105,3 @@ func TestProgressCountsStoredBytes(t *testing.T) {
 		t.Errorf("the last call says %d, the result %d, want %d", last, result.BytesRead, stored)
 	}
 }
-

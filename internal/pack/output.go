@@ -82,8 +82,12 @@ func (o *output) acquire() (err error) {
 		return errors.Join(fmt.Errorf("another pack writes into %s now", o.dir), o.lock.Close())
 	}
 	// A filesystem without locks has to do without.
-	o.prefix = fmt.Sprintf("%s%d-%d-", tempPrefix, os.Getpid(), time.Now().UnixNano())
+	o.newPrefix()
 	return nil
+}
+
+func (o *output) newPrefix() {
+	o.prefix = fmt.Sprintf("%s%d-%d-", tempPrefix, os.Getpid(), time.Now().UnixNano())
 }
 
 // close ends the lock.

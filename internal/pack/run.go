@@ -160,7 +160,7 @@ func (p *plan) execute(ctx context.Context, in *input) (Result, error) {
 	result, err := p.run(ctx, out, in, w)
 	if err != nil {
 		if w.leaveState() {
-			return Result{}, fmt.Errorf("%w. %d documents are packed, and kept in %s: the same command goes on there, and --restart begins anew", err, w.seen, p.Out)
+			return Result{}, &KeptError{err, w.seen, p.Out}
 		}
 		if undone := out.abort(); undone != nil {
 			err = fmt.Errorf("%w; %w", err, undone)
@@ -170,6 +170,23 @@ func (p *plan) execute(ctx context.Context, in *input) (Result, error) {
 	result.Seconds = w.before + time.Since(start).Seconds()
 	return result, nil
 }
+
+// KeptError is the error of a run that left its state.
+type KeptError struct {
+	Err       error
+	Documents int64 // that need not be packed again
+	Out       string
+}
+
+func (e *KeptError) Error() string { return e.Err.Error() + ". " + e.Kept() }
+
+// Kept is the sentence that says so.
+func (e *KeptError) Kept() string {
+	return fmt.Sprintf("%d documents are packed and kept in %s: the same command goes on there, and --restart begins anew", e.Documents, e.Out)
+}
+
+// Unwrap returns why the run ended.
+func (e *KeptError) Unwrap() error { return e.Err }
 
 // plan is Options, checked and completed.
 type plan struct {

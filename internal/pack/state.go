@@ -352,5 +352,8 @@ func (o *output) forget() error {
 	if err := os.Remove(filepath.Join(o.dir, stateName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return o.removeTemps(func(string) bool { return true })
+	o.prefix, o.saved = tempPrefix, false // nobody else writes here: the directory is locked
+	err := o.removeTemps(func(name string) bool { return strings.HasSuffix(name, ".tmp") })
+	o.newPrefix()
+	return err
 }

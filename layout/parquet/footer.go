@@ -88,7 +88,6 @@ type element struct {
 	children   int64
 	converted  int64 // -1 for none
 	logical    int
-	bits       int64 // of an integer
 	unsigned   bool
 }
 
@@ -155,7 +154,7 @@ func (f *File) parse(footer []byte) error {
 	if len(f.tree) == 0 {
 		return fmt.Errorf("%w: it has no schema", ErrBroken)
 	}
-	rest, err := f.walk(f.tree[1:], f.tree[0].children, nil, Column{}, nil)
+	rest, err := f.walk(f.tree[1:], f.tree[0].children, nil, Column{})
 	if err != nil {
 		return err
 	}
@@ -284,7 +283,7 @@ func readChunk(t *thrift, kind byte) chunk {
 }
 
 // walk makes columns of n subtrees at the start of tree, and returns what follows them.
-func (f *File) walk(tree []element, n int64, path []string, above Column, group *element) ([]element, error) {
+func (f *File) walk(tree []element, n int64, path []string, above Column) ([]element, error) {
 	for ; n > 0; n-- {
 		if len(tree) == 0 || len(path) > maxThriftDepth {
 			return nil, fmt.Errorf("%w: its schema is cut off, or nested more than %d deep", ErrBroken, maxThriftDepth)
@@ -302,7 +301,7 @@ func (f *File) walk(tree []element, n int64, path []string, above Column, group 
 		}
 		if e.children > 0 {
 			var err error
-			if tree, err = f.walk(tree, e.children, c.Path, c, &e); err != nil {
+			if tree, err = f.walk(tree, e.children, c.Path, c); err != nil {
 				return nil, err
 			}
 			continue
