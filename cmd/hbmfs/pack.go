@@ -40,6 +40,10 @@ Formats, and where their tokens start:
   npy       {name}_00000.npy                        byte 4096
   mds       index.json and shard.00000.mds          a multiple of 4096, for the first sample of each shard
 
+A tokenizer is one of the vocabularies that are part of the program, or what a model ships: its tokenizer.json, Mistral's
+tekken.json, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens are those of the
+tokenizers and tiktoken packages; what a file asks that this program cannot do exactly is an error.
+
 The same input gives the same bytes, whatever the number of workers. An error or Ctrl-C leaves nothing behind, but for a
 run of more than --save-every: its state stays in OUT, and the same command goes on there. So it does after a kill.
 
@@ -51,6 +55,7 @@ hbmfs-manifest.json, beside the shards, holds sizes, counts and checksums: hbmfs
 const packExample = `  hbmfs pack corpus/ out/
   hbmfs pack --to nanogpt --val-fraction 0.0005 web.jsonl out/
   hbmfs pack --to mds --sample-tokens 2048 --tokenizer cl100k_base 'web/*.parquet' out/
+  hbmfs pack --tokenizer models/Llama-3-8B web.jsonl out/
   hbmfs pack --to npy megatron-dataset/ out/
   hbmfs pack --part 3/16 s3://crawl/2026/ parts/3    # one of 16 jobs, 0 to 15
   hbmfs pack --join out/ parts/*`
@@ -99,8 +104,9 @@ func newPackCommand() *cobra.Command {
 	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: all that hold text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
-	addChoice(cmd, &o.Tokenizer, "tokenizer", "", "vocabulary for text: "+strings.Join(tokenizer.Names(), ", ")+"; list prints them (default gpt2)", append(tokenizer.Names(), "list")...)
-	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, none, or auto (<|endoftext|> for text, none for tokens)")
+	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
+	_ = cmd.RegisterFlagCompletionFunc("tokenizer", cobra.FixedCompletions(append(tokenizer.Names(), "list"), cobra.ShellCompDirectiveDefault)) // the flag exists
+	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, the name of a token such as '<|endoftext|>', none, or auto (the tokenizer's own for text, none for tokens)")
 	f.StringVar(&o.DType, "dtype", "auto", "u16, u32, i32, or auto: u16 if the vocabulary has up to 65536 tokens")
 	f.Var((*size.Count)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
 	f.Var((*size.Count)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")

@@ -149,7 +149,7 @@ func TestPackMistakes(t *testing.T) {
 		{[]string{"--colour", source, "OUT"}, exitUsage, "unknown flag --colour: hbmfs pack --help lists the flags"},
 		{[]string{"--to", "parquet", source, "OUT"}, exitUsage, `--to: "parquet" is none of megatron, llmc`},
 		{[]string{"--from", "csv", source, "OUT"}, exitUsage, `--from: "csv" is none of auto, text`},
-		{[]string{"--tokenizer", "gpt5", source, "OUT"}, exitUsage, `--tokenizer: "gpt5" is none of gpt2`},
+		{[]string{"--tokenizer", "gpt5", source, "OUT"}, exitUsage, `tokenizer "gpt5" is none of gpt2`},
 		{[]string{"--tokenizer", "gpt2", tokens, "OUT"}, exitUsage, "the source is tokenized already"},
 		{[]string{"--eot", "soon", source, "OUT"}, exitUsage, `eot "soon"`},
 		{[]string{"--document-end", "x", tokens, "OUT"}, exitUsage, `document end "x" is not a token`},

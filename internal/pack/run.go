@@ -33,7 +33,7 @@ type Options struct {
 	DocumentEnd string
 
 	Tokenizer string // for tokenizer.Open; default gpt2; refused with tokens
-	EOT       string // auto, none or a token; auto is the vocabulary's <|endoftext|> for text, none for tokens
+	EOT       string // auto, none, a token or its name; auto is the tokenizer's own for text, none for tokens
 	DType     string // auto, u16, u32 or i32; default auto
 
 	ShardTokens  int64   // default by format; 0 for it
@@ -265,11 +265,17 @@ func (p *plan) setEOT() error {
 		}
 	case "none":
 	default:
-		v, err := strconv.ParseUint(p.EOT, 10, 32)
-		if err != nil {
-			return fmt.Errorf("eot %q is neither auto nor none nor a token", p.EOT)
+		if v, err := strconv.ParseUint(p.EOT, 10, 32); err == nil {
+			p.eot = []uint32{uint32(v)}
+			return nil
 		}
-		p.eot = []uint32{uint32(v)}
+		if p.tokenizer != nil {
+			if id, ok := p.tokenizer.ID(p.EOT); ok {
+				p.eot = []uint32{id}
+				return nil
+			}
+		}
+		return fmt.Errorf("eot %q is neither auto nor none nor a token", p.EOT)
 	}
 	return nil
 }

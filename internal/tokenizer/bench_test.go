@@ -36,10 +36,10 @@ func BenchmarkAppend(b *testing.B) {
 	const pieceBytes = 256 << 10 // what pack gives an Encoder at once
 	text := benchText(b, 2<<20)
 	for _, name := range []string{"gpt2", "cl100k_base", "o200k_base"} {
-		tok := newEncoder(b, name)
+		tok, codec := newEncoder(b, name), codecOf(b, name)
 		for what, encode := range map[string]func([]byte) int{
 			"library": func(part []byte) int {
-				ids, _, err := tok.codec.Encode(string(part))
+				ids, _, err := codec.Encode(string(part))
 				if err != nil {
 					b.Fatal(err)
 				}

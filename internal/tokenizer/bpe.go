@@ -1,8 +1,6 @@
 package tokenizer
 
 import (
-	"math"
-
 	tiktoken "github.com/tiktoken-go/tokenizer"
 )
 
@@ -20,9 +18,6 @@ func loadRanks(codec tiktoken.Codec, size int64) ranks {
 	}
 	return r
 }
-
-// none is the rank of a pair that no token joins.
-const none = math.MaxUint32
 
 // keepNodes bounds the memory that is kept from piece to piece.
 const keepNodes = 1 << 16

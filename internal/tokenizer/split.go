@@ -23,42 +23,56 @@ const (
 	isUpper                     // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
 	isLower                     // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 	isOther                     // [^\s\p{L}\p{N}]
+	isMark                      // \p{M}
 )
 
+// classOf returns the classes of the runes of a general category, but for white space.
+func classOf(category string) class {
+	switch category {
+	case "Lu", "Lt":
+		return isLetter | isUpper
+	case "Ll":
+		return isLetter | isLower
+	case "Lm", "Lo":
+		return isLetter | isUpper | isLower
+	case "Mn", "Mc", "Me":
+		return isOther | isMark | isUpper | isLower
+	case "Nd", "Nl", "No":
+		return isNumber
+	}
+	return isOther
+}
+
 func classify(r rune) class {
-	var c class
 	switch {
 	case r == '\r' || r == '\n':
 		return isSpace | isNewline
 	case unicode.IsSpace(r):
 		return isSpace
-	case unicode.IsLetter(r):
-		c = isLetter
-	case unicode.IsNumber(r):
-		return isNumber
-	default:
-		c = isOther
 	}
-	either := unicode.In(r, unicode.Lm, unicode.Lo, unicode.M)
-	if either || unicode.In(r, unicode.Lu, unicode.Lt) {
-		c |= isUpper
-	}
-	if either || unicode.Is(unicode.Ll, r) {
-		c |= isLower
-	}
-	return c
+	return classOf(category(r))
 }
 
 // splits cuts texts. It is not changed after newSplits.
 type splits struct {
-	classes [1 << 16]class // of the runes of the Basic Multilingual Plane
+	classes [tabled]class
 	next    splitter
 }
 
 func newSplits(next splitter) *splits {
 	s := &splits{next: next}
-	for r := range s.classes {
-		s.classes[r] = classify(rune(r))
+	names := categoryNames()
+	of := make([]class, len(names))
+	for i, name := range names {
+		of[i] = classOf(name)
+	}
+	for r, c := range categories() {
+		s.classes[r] = of[c]
+	}
+	for r := range rune(tabled) {
+		if unicode.IsSpace(r) {
+			s.classes[r] = classify(r)
+		}
 	}
 	return s
 }
@@ -106,46 +120,63 @@ func gpt2(s *splits, text []byte, i int) int {
 	return s.blank(text, i, false)
 }
 
-// cl100k is the pattern of cl100k_base:
+// cl100k is the pattern of cl100k_base, where digits is 3:
 //
 //	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-func cl100k(s *splits, text []byte, i int) int {
-	if n := contraction(text[i:], true); n > 0 {
-		return i + n
+//
+// With marks, [\p{L}\p{M}]+ is in the place of \p{L}+, and [^\s\p{L}\p{M}\p{N}] in that of [^\s\p{L}\p{N}].
+func cl100k(digits int, marks bool) splitter {
+	word, other := isLetter, isOther
+	if marks {
+		word |= isMark
 	}
-	c, n := s.at(text, i)
-	if c&isLetter != 0 {
-		return s.run(text, i+n, isLetter)
-	}
-	if c&(isNewline|isNumber) == 0 {
-		if end := s.run(text, i+n, isLetter); end > i+n {
-			return end
+	return func(s *splits, text []byte, i int) int {
+		if text[i] == '\'' {
+			if n := contraction(text[i:], true); n > 0 {
+				return i + n
+			}
 		}
+		c, n := s.at(text, i)
+		if c&isLetter != 0 {
+			return s.run(text, i+n, word)
+		}
+		if c&(isNewline|isNumber) == 0 {
+			if end := s.run(text, i+n, word); end > i+n || c&word != 0 {
+				return end
+			}
+		}
+		return s.rest(text, i, digits, other, word&isMark, 0)
 	}
-	return s.rest(text, i, 0)
 }
 
-// o200k is the pattern of o200k_base:
+// o200k is the pattern of o200k_base, where short is set and digits is 3:
 //
 //	[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
 //	[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
 //	\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
-func o200k(s *splits, text []byte, i int) int {
-	prefix := i // where a word begins that has the rune at i before it
-	if c, n := s.at(text, i); c&(isLetter|isNumber|isNewline) == 0 {
-		prefix = i + n
-	}
-	for _, word := range []func(*splits, []byte, int) int{lowerWord, upperWord} {
-		for from := prefix; ; from = i { // a regular expression gives the optional rune back last
-			if end := word(s, text, from); end > from {
-				return end + contraction(text[end:], true)
-			}
-			if from == i {
-				break
+//
+// Mistral's Tekken has no contractions, and \p{N} alone.
+func o200k(digits int, short bool) splitter {
+	return func(s *splits, text []byte, i int) int {
+		prefix := i // where a word begins that has the rune at i before it
+		if c, n := s.at(text, i); c&(isLetter|isNumber|isNewline) == 0 {
+			prefix = i + n
+		}
+		for _, word := range [...]func(*splits, []byte, int) int{lowerWord, upperWord} {
+			for from := prefix; ; from = i { // a regular expression gives the optional rune back last
+				if end := word(s, text, from); end > from {
+					if short {
+						end += contraction(text[end:], true)
+					}
+					return end
+				}
+				if from == i {
+					break
+				}
 			}
 		}
+		return s.rest(text, i, digits, isOther, 0, '/')
 	}
-	return s.rest(text, i, '/')
 }
 
 // lowerWord returns the end of [upper]*[lower]+ at text[from], or 0. Marks and most scripts are both upper and lower.
@@ -177,16 +208,19 @@ func upperWord(s *splits, text []byte, from int) int {
 	return s.run(text, i, isLower)
 }
 
-// rest is the common part of cl100k and o200k. It tries \p{N}{1,3}, ?[^\s\p{L}\p{N}]+ with a space before it and line
-// ends or the byte also after it, \s*[\r\n]+, and blank. The text at i is no letter.
-func (s *splits) rest(text []byte, i int, also byte) int {
+// rest is the common part of cl100k and o200k. It tries \p{N}{1,digits}, ?[^\s\p{L}\p{N}]+ with a space before it and
+// line ends or the byte also after it, \s*[\r\n]+, and blank. The text at i is no letter. The class but is in none of the
+// second.
+func (s *splits) rest(text []byte, i, digits int, other, but class, also byte) int {
 	c, n := s.at(text, i)
 	if c&isNumber != 0 {
 		end := i + n
-		for range 2 {
-			if c, n := s.at(text, end); c&isNumber != 0 {
-				end += n
+		for range digits - 1 {
+			c, n := s.at(text, end)
+			if c&isNumber == 0 {
+				break
 			}
+			end += n
 		}
 		return end
 	}
@@ -194,13 +228,24 @@ func (s *splits) rest(text []byte, i int, also byte) int {
 	if text[i] == ' ' {
 		from++
 	}
-	if end := s.run(text, from, isOther); end > from {
+	if end := s.runBut(text, from, other, but); end > from {
 		for end < len(text) && (text[end] == '\r' || text[end] == '\n' || also != 0 && text[end] == also) {
 			end++
 		}
 		return end
 	}
 	return s.blank(text, i, true)
+}
+
+// runBut is run, up to a rune of the class but.
+func (s *splits) runBut(text []byte, i int, want, but class) int {
+	for {
+		c, n := s.at(text, i)
+		if c&want == 0 || c&but != 0 {
+			return i
+		}
+		i += n
+	}
 }
 
 // blank returns the end of the piece of white space at text[i]. Where lines is set, \s*[\r\n]+ comes first: up to the
@@ -255,4 +300,32 @@ func contraction(text []byte, fold bool) int {
 		}
 	}
 	return 0
+}
+
+// known returns the splitter of a pattern that models ship, or nil. It is checked against the pattern by tests.
+func known(pattern string) splitter {
+	const (
+		blanks = `|\s*[\r\n]+|\s+(?!\S)|\s+`
+		short  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)`
+		lower  = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+`
+		upper  = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*`
+		signs  = `| ?[^\s\p{L}\p{N}]+[\r\n]*` + blanks
+		slash  = `| ?[^\s\p{L}\p{N}]+[\r\n/]*` + blanks
+		words  = short + `|[^\r\n\p{L}\p{N}]?\p{L}+`
+	)
+	switch pattern {
+	case `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:
+		return gpt2
+	case words + `|\p{N}{1,3}` + signs: // GPT-4, Llama 3
+		return cl100k(3, false)
+	case words + `|\p{N}` + signs: // Qwen 2 and 3
+		return cl100k(1, false)
+	case short + `|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*` + blanks: // Qwen 3.5
+		return cl100k(1, true)
+	case lower + short + `?|` + upper + short + `?|\p{N}{1,3}` + slash: // GPT-4o, Llama 4
+		return o200k(3, true)
+	case lower + `|` + upper + `|\p{N}` + slash: // Tekken
+		return o200k(1, false)
+	}
+	return nil
 }

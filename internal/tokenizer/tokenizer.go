@@ -2,83 +2,57 @@ package tokenizer
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"unicode/utf8"
-
-	tiktoken "github.com/tiktoken-go/tokenizer"
 )
 
-// vocabulary is the facts about an encoding that tiktoken-go/tokenizer does not tell. The counts are tiktoken's n_vocab
-// (tiktoken_ext/openai_public.py), special tokens and gaps included.
-type vocabulary struct {
-	name     string
-	encoding tiktoken.Encoding
-	split    splitter
-	size     int64
-	eot      uint32 // <|endoftext|>
-}
-
-func vocabularies() []vocabulary {
-	return []vocabulary{
-		{"gpt2", tiktoken.R50kBase, gpt2, 50257, 50256},
-		{"r50k_base", tiktoken.R50kBase, gpt2, 50257, 50256},
-		{"p50k_base", tiktoken.P50kBase, gpt2, 50281, 50256},
-		{"p50k_edit", tiktoken.P50kEdit, gpt2, 50284, 50256},
-		{"cl100k_base", tiktoken.Cl100kBase, cl100k, 100277, 100257},
-		{"o200k_base", tiktoken.O200kBase, o200k, 200019, 199999},
-	}
-}
-
-// Names returns the names that Open knows, the default first.
-func Names() []string {
-	var names []string
-	for _, v := range vocabularies() {
-		names = append(names, v.name)
-	}
-	return names
-}
-
-// Tokenizer is a vocabulary, ready to use. It may be shared by many goroutines.
+// Tokenizer is a vocabulary and the way to it, ready to use. It may be shared by many goroutines.
 type Tokenizer struct {
-	vocabulary
-	codec  tiktoken.Codec
-	ranks  ranks
-	splits *splits
+	name string
+	size int64
+	eot  endOfText
+	ids  func(token string) (uint32, bool)
+
+	added      [2]*addedTokens // found in the text as it is, and in normalized text; nil for none
+	normalizer []normalizer
+	stages     []stage
+	splits     *splits // for known patterns
+	model      model
+	cuts       cuts
 }
 
-// Open loads a vocabulary, which is part of the program; the empty name means gpt2. It takes about a tenth of
-// a second.
-func Open(name string) (*Tokenizer, error) {
-	if name == "" {
-		name = vocabularies()[0].name
-	}
-	for _, v := range vocabularies() {
-		if v.name != name {
-			continue
-		}
-		codec, err := tiktoken.Get(v.encoding)
-		if err != nil {
-			return nil, fmt.Errorf("load tokenizer %q: %w", name, err)
-		}
-		t := &Tokenizer{v, codec, loadRanks(codec, v.size), newSplits(v.split)}
-		codec.SetErrorMode(tiktoken.ErrorModeReplace)
-		return t, nil
-	}
-	return nil, fmt.Errorf("tokenizer %q is not known: use %s", name, strings.Join(Names(), ", "))
+// model is one of the three.
+type model struct {
+	ranks   ranks // of bytes, as tiktoken has them
+	merges  *merges
+	unigram *unigram
 }
 
-// Name returns the name, as manifests have it.
+// endOfText is the token that ends a document, or why there is none.
+type endOfText struct {
+	token uint32
+	err   error
+}
+
+// Name returns the name, as manifests have it: that of an embedded vocabulary, of a file, or of a model's directory.
 func (t *Tokenizer) Name() string { return t.name }
 
 // Size returns a bound: every token is less.
 func (t *Tokenizer) Size() int64 { return t.size }
 
 // EOT returns the token that ends a document, or an error that says why there is none.
-func (t *Tokenizer) EOT() (uint32, error) { return t.eot, nil }
+func (t *Tokenizer) EOT() (uint32, error) { return t.eot.token, t.eot.err }
 
-// Bounds of an Encoder's memory: it keeps pieces of up to cachePiece bytes that are not tokens themselves, with their
-// tokens. Text repeats its words, so few pieces need merging. Full, it holds about 10 MiB.
+// ID returns the token whose name is content, such as <|endoftext|>. The name of a token that stands for text is the
+// file's own notation of it.
+func (t *Tokenizer) ID(content string) (uint32, bool) {
+	if t.ids == nil {
+		return 0, false
+	}
+	return t.ids(content)
+}
+
+// Bounds of an Encoder's memory: it keeps pieces of up to cachePiece bytes, with their tokens. Text repeats its words, so
+// few pieces need merging. Full, it holds about 10 MiB.
 const (
 	cachePieces = 1 << 15
 	cachePiece  = 64
@@ -87,51 +61,203 @@ const (
 // Encoder turns text into tokens. One goroutine uses it.
 type Encoder struct {
 	*Tokenizer
-	merger merger
-	cache  map[string][]uint32
+	merger  merger
+	pairs   pairMerger
+	unigram unigramEncoder
+	cache   map[string][]uint32
+	kept    []uint32 // what cache's values are cut from
+
+	dst       []uint32
+	err       error
+	steps     int
+	continued bool
+	buffers   [2][]byte // for normalizers
+	scratch   [][]byte  // for stages that change text
+	repair    []byte
 }
 
 // NewEncoder returns an Encoder of t's vocabulary.
 func (t *Tokenizer) NewEncoder() *Encoder {
-	return &Encoder{t, merger{ranks: t.ranks}, map[string][]uint32{}}
+	e := &Encoder{Tokenizer: t, cache: map[string][]uint32{}, scratch: make([][]byte, len(t.stages))}
+	e.merger.ranks, e.pairs.merges, e.unigram.unigram = t.model.ranks, t.model.merges, t.model.unigram
+	return e
 }
 
-// Append appends the tokens of text to dst. Invalid UTF-8 becomes U+FFFD, and repaired says so. The last
-// argument says that text goes on with a document whose parts before it ended where LastCut said.
+// Append appends the tokens of text to dst. Invalid UTF-8 becomes U+FFFD, and repaired says so. continued says that text
+// goes on with a document whose parts before it ended where LastCut said.
 //
-// The tokens are those of OpenAI's tiktoken. The library's own Encode is several times slower and not exact. Its
-// generated matchers leave out U+007F, and end \s*[\r\n]+ at the first line end instead of the last.
-func (e *Encoder) Append(dst []uint32, text []byte, _ bool) (tokens []uint32, repaired bool, err error) {
+// The tokens of embedded vocabularies and rank files are those of OpenAI's tiktoken (encode_ordinary). Those of a
+// tokenizer.json are the tokenizers package's, with encode_special_tokens and without add_special_tokens: what looks like
+// a special token is ordinary text, and none is added.
+func (e *Encoder) Append(dst []uint32, text []byte, continued bool) (tokens []uint32, repaired bool, err error) {
 	if !utf8.Valid(text) {
-		// The library knows which bytes become one U+FFFD together, and tokenizes the repaired text.
-		_, pieces, err := e.codec.Encode(string(text))
-		if err != nil {
-			return dst, true, err
-		}
-		text, repaired = []byte(strings.Join(pieces, "")), true
+		e.repair = repairUTF8(e.repair[:0], text)
+		text, repaired = e.repair, true
 	}
-	for i := 0; i < len(text); {
-		end := e.splits.next(e.splits, text, i)
-		dst = e.piece(dst, text[i:end])
-		i = end
+	const free = 1 << 20
+	e.dst, e.err, e.continued, e.steps = dst, nil, continued, free+matchSteps*len(text)
+	e.take(e.added[0], text, true, e.normalize)
+	tokens, e.dst = e.dst, nil
+	if e.err == nil && e.steps < 0 {
+		e.err = errSteps
 	}
-	return dst, repaired, nil
+	if cap(e.repair) > keepNodes {
+		e.repair = nil
+	}
+	if e.err != nil {
+		return dst, repaired, e.err
+	}
+	return tokens, repaired, nil
 }
 
-func (e *Encoder) piece(dst []uint32, piece []byte) []uint32 {
-	if id, ok := e.ranks[string(piece)]; ok {
-		return append(dst, id)
+// take takes added tokens out of text, and gives what lies around them to rest. head says that text is at the start of
+// what Append was given.
+func (e *Encoder) take(tokens *addedTokens, text []byte, head bool, rest func(text []byte, head bool)) {
+	if tokens == nil {
+		rest(text, head)
+		return
+	}
+	for scan, from := 0, 0; ; {
+		m, ok := tokens.next(text, scan, from)
+		if !ok {
+			if from < len(text) {
+				rest(text[from:], head && from == 0)
+			}
+			return
+		}
+		if from < m.start {
+			rest(text[from:m.start], head && from == 0)
+		}
+		e.dst = append(e.dst, m.id)
+		scan, from = m.scan, m.end
+	}
+}
+
+func (e *Encoder) normalize(text []byte, head bool) {
+	for i := range e.normalizer {
+		buffer := &e.buffers[i%2]
+		*buffer = e.normalizer[i].append((*buffer)[:0], text, head && e.continued, &e.steps)
+		text = *buffer
+	}
+	e.take(e.added[1], text, head, func(text []byte, head bool) { e.split(0, text, head) })
+	for i := range e.buffers {
+		if cap(e.buffers[i]) > 16*keepNodes {
+			e.buffers[i] = nil
+		}
+	}
+}
+
+// split gives text to the stages of the pre-tokenizer from level on, and its pieces to the model.
+func (e *Encoder) split(level int, text []byte, head bool) {
+	if e.err != nil || len(text) == 0 {
+		return
+	}
+	if level < len(e.stages) {
+		e.stages[level].split(e, level, text, head)
+		return
+	}
+	if m := e.model.merges; m != nil && m.borders != nil {
+		m.pieces(text, e.piece)
+		return
+	}
+	e.piece(text)
+}
+
+// piece appends the tokens of a piece.
+func (e *Encoder) piece(piece []byte) {
+	if e.model.merges == nil && e.model.unigram == nil {
+		if id, ok := e.model.ranks[string(piece)]; ok {
+			e.dst = append(e.dst, id)
+			return
+		}
+	} else if e.model.merges != nil && e.model.merges.whole != nil {
+		if id, ok := e.model.merges.whole[string(piece)]; ok {
+			e.dst = append(e.dst, id)
+			return
+		}
 	}
 	if tokens, ok := e.cache[string(piece)]; ok {
-		return append(dst, tokens...)
+		e.dst = append(e.dst, tokens...)
+		return
 	}
-	text, start := string(piece), len(dst)
-	dst = e.merger.append(dst, text)
-	if len(text) <= cachePiece {
-		if len(e.cache) >= cachePieces {
-			clear(e.cache)
+	start := len(e.dst)
+	switch {
+	case e.model.merges != nil:
+		e.dst = e.pairs.append(e.dst, piece)
+	case e.model.unigram != nil:
+		e.dst, e.err = e.unigram.append(e.dst, piece)
+	default:
+		e.dst = e.merger.append(e.dst, string(piece))
+	}
+	if len(piece) <= cachePiece && e.err == nil {
+		e.remember(piece, e.dst[start:])
+	}
+}
+
+// remember keeps the tokens of a piece.
+func (e *Encoder) remember(piece []byte, tokens []uint32) {
+	const block = 1 << 12
+	if len(e.cache) >= cachePieces {
+		clear(e.cache)
+		e.kept = nil
+	}
+	if cap(e.kept)-len(e.kept) < len(tokens) {
+		e.kept = make([]uint32, 0, max(block, len(tokens)))
+	}
+	n := len(e.kept)
+	e.kept = append(e.kept, tokens...)
+	e.cache[string(piece)] = e.kept[n:len(e.kept):len(e.kept)]
+}
+
+// repairUTF8 appends text to dst, with U+FFFD in the place of what is no UTF-8: one for each longest start of a rune, as
+// Unicode 3.9 says and Rust and Python do.
+func repairUTF8(dst, text []byte) []byte {
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRune(text[i:])
+		if r != utf8.RuneError || n > 1 {
+			dst = append(dst, text[i:i+n]...)
+			i += n
+			continue
 		}
-		e.cache[text] = slices.Clone(dst[start:])
+		dst = append(dst, "\ufffd"...)
+		i += badLength(text[i:])
 	}
 	return dst
+}
+
+// badLength returns how many bytes of the start of text, which is no rune, are the longest start of one, or 1.
+func badLength(text []byte) int {
+	n := 1
+	for n < min(len(text), utf8.UTFMax) && startsRune(text[:n+1]) {
+		n++
+	}
+	return n
+}
+
+// startsRune reports whether more bytes would make text a rune.
+func startsRune(text []byte) bool {
+	var whole [utf8.UTFMax]byte
+	n := copy(whole[:], text)
+	for _, fill := range [...]byte{0x80, 0xbf} {
+		for i := n; i < len(whole); i++ {
+			whole[i] = fill
+		}
+		if r, size := utf8.DecodeRune(whole[:]); r != utf8.RuneError && size > n {
+			return true
+		}
+	}
+	return false
+}
+
+// none is the rank or the token where there is none.
+const none = ^uint32(0)
+
+// maxSize bounds vocabularies. The largest that models ship has 262,144 tokens.
+const maxSize = 1 << 24
+
+func checkSize(size int64) error {
+	if size > maxSize {
+		return fmt.Errorf("a token is %d: this program holds those below %d", size-1, maxSize)
+	}
+	return nil
 }
