@@ -85,6 +85,20 @@ func (p *plan) writePart(ctx context.Context, out *output, in *input, r Result) 
 	return f.finish(ctx)
 }
 
+// packedPart returns the result of this very part where it is complete already: who starts jobs again need not look.
+func (p *plan) packedPart(in *input) *Result {
+	q, err := readPart(p.Out)
+	if err != nil || q.Index != p.Part.Index || q.Of != p.Part.Of {
+		return nil
+	}
+	options := p.settings()
+	options[len(options)-1].Value = ""
+	if (&state{Version: stateVersion, Options: q.Options, Inputs: q.Inputs}).matches(options, in.inputs(false)) != "" {
+		return nil
+	}
+	return &q.Result
+}
+
 // readPart reads a part's description and checks its files' sizes against its manifest.
 func readPart(dir string) (*partFile, error) {
 	data, err := os.ReadFile(filepath.Join(dir, partName))
@@ -118,13 +132,31 @@ func readPart(dir string) (*partFile, error) {
 	return p, nil
 }
 
+// globs replaces patterns by what they match, where a shell has not.
+func globs(sources []string) (out []string, err error) {
+	for _, source := range sources {
+		names := []string{source}
+		if _, err := os.Lstat(source); errors.Is(err, os.ErrNotExist) && strings.ContainsAny(source, "*?[") {
+			if names, err = filepath.Glob(source); err != nil || len(names) == 0 {
+				return nil, fmt.Errorf("open part: nothing matches %q", source)
+			}
+		}
+		out = append(out, names...)
+	}
+	return out, nil
+}
+
 // joinInput checks that the sources are all parts of one run, and sets the options to that run's.
 func joinInput(ctx context.Context, o *Options) (*input, []*partFile, error) {
 	parts := []*partFile(nil)
 	dirs := []string(nil)
 	var first *partFile
 	var firstDir string
-	for _, dir := range o.Sources {
+	sources, err := globs(o.Sources)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, dir := range sources {
 		p, err := readPart(dir)
 		if err != nil {
 			return nil, nil, err

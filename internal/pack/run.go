@@ -145,6 +145,9 @@ func (p *plan) execute(ctx context.Context, in *input) (Result, error) {
 	start := time.Now()
 	settings := p.settings()
 	if p.Part.Of > 0 {
+		if r := p.packedPart(in); r != nil && !p.Force {
+			return *r, nil
+		}
 		p = p.forPart()
 	}
 	out, err := newOutput(p.Out, p.Force)
@@ -341,6 +344,7 @@ func (p *plan) run(ctx context.Context, out *output, in *input, w *writer) (Resu
 	}
 	result := w.result
 	result.BytesRead = in.total
+	result.Format, result.DType, result.Tokenizer = manifest.Format, manifest.DType, manifest.Tokenizer
 	if p.final != nil {
 		for _, f := range out.done {
 			result.Tokens += f.sums.Tokens
@@ -353,7 +357,6 @@ func (p *plan) run(ctx context.Context, out *output, in *input, w *writer) (Resu
 	if err := out.publish(ctx, &manifest); err != nil {
 		return Result{}, err
 	}
-	result.Format, result.DType, result.Tokenizer = manifest.Format, manifest.DType, manifest.Tokenizer
 	result.Tokens, result.Documents = manifest.Tokens, manifest.Documents
 	result.DroppedTokens = w.mds.dropped
 	if result.LeftOut == nil {

@@ -265,11 +265,16 @@ func TestPartsJoinedAreOneRun(t *testing.T) {
 			for i := range n {
 				p := o
 				p.Part, p.Out, p.Workers = Part{i, n}, filepath.Join(t.TempDir(), "part"), i%3+1
-				if _, err := Run(t.Context(), p); err != nil {
+				first, err := Run(t.Context(), p)
+				if err != nil {
 					t.Fatalf("%s, part %d of %d: %v", what, i, n, err)
+				}
+				if again, err := Run(t.Context(), p); err != nil || again.Tokens != first.Tokens || again.Documents != first.Documents {
+					t.Errorf("%s, part %d of %d, which is complete: %+v, %v", what, i, n, again, err)
 				}
 				parts = append([]string{p.Out}, parts...)
 			}
+			parts[0] = parts[0][:len(parts[0])-1] + "?" // a pattern that no shell has seen
 			out := filepath.Join(t.TempDir(), "out")
 			result, err := Join(t.Context(), Options{Sources: parts, Out: out, Index: memoryIndex})
 			if err != nil {
