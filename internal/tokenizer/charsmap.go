@@ -1,8 +1,10 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"unicode/utf8"
 )
 
@@ -32,6 +34,11 @@ func newCharsmap(raw []byte) (*charsmap, error) {
 	}
 	if !utf8.Valid(c.blob) {
 		return nil, errors.New("the texts of a precompiled_charsmap are not UTF-8")
+	}
+	for text := range bytes.SplitSeq(c.blob, []byte{0}) {
+		if len(text) > maxReplacement {
+			return nil, fmt.Errorf("a text of a precompiled_charsmap has more than %d bytes", maxReplacement)
+		}
 	}
 	for b := range c.ascii {
 		if to, ok := c.lookup([]byte{byte(b)}); ok {
@@ -78,9 +85,9 @@ func (c *charsmap) lookup(key []byte) ([]byte, bool) {
 }
 
 // append appends the normalized text to dst.
-func (c *charsmap) append(dst, text []byte) []byte {
+func (c *charsmap) append(dst, text []byte, steps *int) []byte {
 	const longest = 5
-	for i := 0; i < len(text); {
+	for i := 0; i < len(text) && grows(dst, text, steps); {
 		b := text[i]
 		if b < utf8.RuneSelf && b != '\r' && (i+1 == len(text) || text[i+1] < utf8.RuneSelf) {
 			if to := c.ascii[b]; to != nil {

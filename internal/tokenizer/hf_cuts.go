@@ -1,7 +1,7 @@
 package tokenizer
 
 import (
-	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -78,7 +78,7 @@ func (c *cuts) added(tokens []addedToken) {
 	for _, t := range tokens {
 		c.join(t.content)
 		last, _ := utf8.DecodeLastRuneInString(t.content)
-		if t.rstrip && !strings.ContainsRune(" \n\t", last) {
+		if t.rstrip && unicode.IsLetter(last) {
 			c.letterSpace = false
 		}
 		if t.lstrip {

@@ -271,10 +271,13 @@ func (l *hfLoader) loadUnigram(m *hfModel) error {
 		return fmt.Errorf("its vocab has %d tokens", len(vocab))
 	}
 	u := &unigram{ids: make(map[string]uint32, len(vocab)), scores: make([]float64, len(vocab)), unk: none}
-	tokens := make([]string, len(vocab))
+	tokens, total := make([]string, len(vocab)), 0
 	for i, entry := range vocab {
 		if err := json.Unmarshal(entry[0], &tokens[i]); err != nil {
 			return fmt.Errorf("the token %d: %w", i, err)
+		}
+		if total += len(tokens[i]); len(tokens[i]) > maxToken || total > maxText {
+			return fmt.Errorf("the token %d, %.20q..., has more than %d bytes, or all have more than %d", i, tokens[i], maxToken, maxText)
 		}
 		score, err := parseScore(string(entry[1]))
 		if err != nil {
@@ -284,11 +287,8 @@ func (l *hfLoader) loadUnigram(m *hfModel) error {
 		if i == 0 || score < u.worst {
 			u.worst = score
 		}
-		u.ids[tokens[i]] = uint32(i)
+		u.ids[tokens[i]] = uint32(i) // the last, where a token is there twice
 		l.vocab[tokens[i]] = uint32(i)
-	}
-	if len(l.vocab) != len(vocab) {
-		return errors.New("a token is there twice")
 	}
 	if m.UnkID != nil {
 		if *m.UnkID < 0 || *m.UnkID >= int64(len(vocab)) {

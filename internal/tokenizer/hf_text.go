@@ -10,7 +10,7 @@ import (
 )
 
 // maxParts bounds the parts of a normalizer or a pre-tokenizer, and how deep they are nested.
-const maxParts = 32
+const maxParts = 16
 
 // spaceRuns is the one regular expression that models ship in a Replace.
 const spaceRuns = " {2,}"
@@ -55,7 +55,7 @@ func (l *hfLoader) addNormalizer(raw json.RawMessage, depth int) error {
 		var prepend struct {
 			Text string `json:"prepend"`
 		}
-		err = errors.Join(json.Unmarshal(raw, &prepend), sameKeys(raw, "prepend"))
+		err = decode(raw, &prepend, "prepend")
 		if n.prepend = prepend.Text; n.prepend == "" {
 			return err
 		}
@@ -64,7 +64,7 @@ func (l *hfLoader) addNormalizer(raw json.RawMessage, depth int) error {
 			Left  bool `json:"strip_left"`
 			Right bool `json:"strip_right"`
 		}
-		err = errors.Join(json.Unmarshal(raw, &s), sameKeys(raw, "strip_left", "strip_right"))
+		err = decode(raw, &s, "strip_left", "strip_right")
 		n.strip = &strip{s.Left, s.Right}
 	case "Replace":
 		n.replace, err = parseReplace(raw)
@@ -72,11 +72,14 @@ func (l *hfLoader) addNormalizer(raw json.RawMessage, depth int) error {
 		var p struct {
 			Map []byte `json:"precompiled_charsmap"`
 		}
-		if err = errors.Join(json.Unmarshal(raw, &p), sameKeys(raw, "precompiled_charsmap")); err == nil {
+		if err = decode(raw, &p, "precompiled_charsmap"); err == nil {
 			n.charmap, err = newCharsmap(p.Map)
 		}
 	default:
 		return fmt.Errorf("%q is not supported: NFC, Prepend, Replace, Strip, Precompiled and Sequence are", kind)
+	}
+	if err == nil && (len(n.prepend) > maxReplacement || n.replace != nil && len(n.replace.to) > maxReplacement) {
+		err = fmt.Errorf("its text has more than %d bytes", maxReplacement)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", kind, err)
@@ -91,22 +94,22 @@ type hfPattern struct {
 	Regex  *string
 }
 
-// finder returns what finds p, and the splitter where p is a pattern that is known.
-func (p hfPattern) finder() (finder, splitter, error) {
+// stage returns a stage that finds p, or splits by it where that is known.
+func (p hfPattern) stage() (stage, error) {
 	switch {
 	case p.Regex != nil && p.String == nil:
 		if split := known(*p.Regex); split != nil {
-			return nil, split, nil
+			return stage{next: split}, nil
 		}
 		parsed, err := parsePattern(*p.Regex)
 		if err != nil {
-			return nil, nil, err
+			return stage{}, err
 		}
-		return parsed.find, nil, nil
+		return stage{find: parsed.find, gaps: parsed.gaps()}, nil
 	case p.String != nil && *p.String != "" && p.Regex == nil:
-		return findText(*p.String), nil, nil
+		return stage{find: findText(*p.String)}, nil
 	}
-	return nil, nil, errors.New("its pattern is neither a String nor a Regex, or empty")
+	return stage{}, errors.New("its pattern is neither a String nor a Regex, or empty")
 }
 
 func parseReplace(raw json.RawMessage) (*replacement, error) {
@@ -114,7 +117,7 @@ func parseReplace(raw json.RawMessage) (*replacement, error) {
 		Pattern hfPattern `json:"pattern"`
 		Content string    `json:"content"`
 	}
-	if err := errors.Join(json.Unmarshal(raw, &f), sameKeys(raw, "pattern", "content")); err != nil {
+	if err := decode(raw, &f, "pattern", "content"); err != nil {
 		return nil, err
 	}
 	r := &replacement{to: f.Content}
@@ -129,11 +132,12 @@ func parseReplace(raw json.RawMessage) (*replacement, error) {
 		}
 		return r, nil
 	}
-	var err error
-	if r.find, _, err = f.Pattern.finder(); err == nil {
-		r.from = *f.Pattern.String
+	s, err := f.Pattern.stage()
+	if err != nil {
+		return nil, err
 	}
-	return r, err
+	r.from, r.find = *f.Pattern.String, s.find
+	return r, nil
 }
 
 // loadPreTokenizer reads how a text is split.
@@ -183,7 +187,7 @@ func (l *hfLoader) addStage(raw json.RawMessage, depth int) error {
 		var digits struct {
 			Individual bool `json:"individual_digits"`
 		}
-		err = errors.Join(json.Unmarshal(raw, &digits), sameKeys(raw, "individual_digits"))
+		err = decode(raw, &digits, "individual_digits")
 		s = stage{find: findRunes(isNumeric), behavior: contiguous, gaps: &gaps{letterSpace: true}}
 		if digits.Individual {
 			s.behavior = isolated
@@ -210,7 +214,7 @@ func parseByteLevel(raw json.RawMessage) (stage, error) {
 		Regex  *bool `json:"use_regex"`
 		Trim   *bool `json:"trim_offsets"`
 	}
-	err := errors.Join(json.Unmarshal(raw, &f), sameKeys(raw, "add_prefix_space", "use_regex", "trim_offsets"))
+	err := decode(raw, &f, "add_prefix_space", "use_regex", "trim_offsets")
 	if err == nil && f.Prefix == nil {
 		err = errors.New("add_prefix_space is missing")
 	}
@@ -230,7 +234,7 @@ func (l *hfLoader) parseSplit(raw json.RawMessage) (stage, error) {
 		Behavior string    `json:"behavior"`
 		Invert   bool      `json:"invert"`
 	}
-	if err := errors.Join(json.Unmarshal(raw, &f), sameKeys(raw, "pattern", "behavior", "invert")); err != nil {
+	if err := decode(raw, &f, "pattern", "behavior", "invert"); err != nil {
 		return stage{}, err
 	}
 	behaviors := map[string]behavior{
@@ -241,9 +245,12 @@ func (l *hfLoader) parseSplit(raw json.RawMessage) (stage, error) {
 	if !ok {
 		return stage{}, fmt.Errorf("the behavior %q is not supported", f.Behavior)
 	}
-	find, split, err := f.Pattern.finder()
-	s := stage{find: find, next: split, behavior: how, invert: f.Invert}
-	if split != nil && how != isolated && (how != removed || !f.Invert) { // its matches leave no gap
+	s, err := f.Pattern.stage()
+	s.behavior, s.invert = how, f.Invert
+	if how != isolated && how != removed { // what is merged may lie over any place
+		s.gaps = nil
+	}
+	if s.next != nil && how != isolated && (how != removed || !f.Invert) { // its matches leave no gap
 		return s, fmt.Errorf("the behavior %q of this pattern is not supported", f.Behavior)
 	}
 	if p := f.Pattern.String; p != nil && *p == " " && l.replacesSpaces() { // as in Gemma, where it finds nothing
@@ -268,7 +275,7 @@ func (l *hfLoader) parseMetaspace(raw json.RawMessage) (*metaspace, error) {
 		Scheme      string `json:"prepend_scheme"`
 		Split       *bool  `json:"split"`
 	}
-	err := errors.Join(json.Unmarshal(raw, &f), sameKeys(raw, "replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep"))
+	err := decode(raw, &f, "replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep")
 	if err != nil {
 		return nil, err
 	}

@@ -46,11 +46,14 @@ func parseHuggingFace(raw []byte, dir string) (*Tokenizer, error) {
 	if !isNull(f.Padding) {
 		return nil, errors.New("the tokenizer.json fills texts up (padding), and packing does not: set it to null")
 	}
-	l := &hfLoader{Tokenizer: &Tokenizer{splits: newSplits(nil)}, vocab: map[string]uint32{}}
+	l := &hfLoader{Tokenizer: &Tokenizer{}, vocab: map[string]uint32{}}
 	for _, step := range []func(huggingFace) error{l.loadNormalizer, l.loadPreTokenizer, l.loadModel, l.loadAdded} {
 		if err := step(f); err != nil {
 			return nil, fmt.Errorf("the tokenizer.json: %w", err)
 		}
+	}
+	if slices.ContainsFunc(l.stages, func(s stage) bool { return s.next != nil }) {
+		l.splits = newSplits(nil)
 	}
 	l.findCuts()
 	l.ids = func(token string) (uint32, bool) { id, ok := l.vocab[token]; return id, ok }
@@ -81,6 +84,9 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 		if int64(id) != a.ID {
 			return fmt.Errorf("the added token %q has the number %d there, but the tokenizers package gives it %d", a.Content, a.ID, id)
 		}
+		if len(a.Content) > maxToken {
+			return fmt.Errorf("the added token %.20q... has more than %d bytes", a.Content, maxToken)
+		}
 		if a.SingleWord && !a.Special {
 			return fmt.Errorf("the added token %q is for single words, which is not supported", a.Content)
 		}
@@ -91,13 +97,8 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 			raw = append(raw, t)
 			continue
 		}
-		steps := 1 << 20
-		text := []byte(a.Content)
-		for i := range l.normalizer {
-			text = l.normalizer[i].append(nil, text, false, &steps)
-		}
-		if t.content = string(text); t.content == "" || steps < 0 {
-			return fmt.Errorf("the added token %q has no normalized form", a.Content)
+		if t.content = l.normalForm(a.Content); t.content == "" || len(t.content) > maxToken {
+			return fmt.Errorf("the added token %q has no normalized form, or a long one", a.Content)
 		}
 		normalized = append(normalized, t)
 	}
@@ -110,11 +111,29 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 			texts[t.content] = true
 		}
 	}
-	if err := checkSize(l.size); err != nil {
-		return err
+	total := 0
+	for _, t := range slices.Concat(raw, normalized) {
+		total += len(t.content)
+	}
+	if total > maxText || l.size > maxSize {
+		return fmt.Errorf("its added tokens have %d bytes, or numbers up to %d: this program holds %d, and numbers below %d",
+			total, l.size-1, maxText, maxSize)
 	}
 	l.added = [2]*addedTokens{newAddedTokens(raw), newAddedTokens(normalized)}
 	return nil
+}
+
+// normalForm returns what the normalizer makes of the text of an added token, or nothing where that takes too long.
+func (l *hfLoader) normalForm(content string) string {
+	steps := 1 << 20
+	text := []byte(content)
+	for i := range l.normalizer {
+		text = l.normalizer[i].append(nil, text, false, &steps)
+	}
+	if steps < 0 {
+		return ""
+	}
+	return string(text)
 }
 
 // kindOf returns the type of a part.
@@ -124,6 +143,14 @@ func kindOf(raw json.RawMessage) (string, error) {
 	}
 	err := json.Unmarshal(raw, &head)
 	return head.Type, err
+}
+
+// decode reads a part, and refuses one that has keys besides its type and these.
+func decode(raw json.RawMessage, to any, keys ...string) error {
+	if err := json.Unmarshal(raw, to); err != nil {
+		return err
+	}
+	return sameKeys(raw, keys...)
 }
 
 // sameKeys reports whether raw has only the keys that are known, besides its type. What is not known may matter.

@@ -39,17 +39,30 @@ func (n *normalizer) append(dst, text []byte, continued bool, steps *int) []byte
 	case n.nfc != nil:
 		return n.nfc.append(dst, text)
 	case n.charmap != nil:
-		return n.charmap.append(dst, text)
+		return n.charmap.append(dst, text, steps)
 	case len(text) > 0 && !continued:
 		dst = append(dst, n.prepend...)
 	}
 	return append(dst, text...)
 }
 
+// maxReplacement bounds a text that is put in the place of another, in bytes.
+const maxReplacement = 256
+
+// grows reports whether dst, made of text, is not much longer than that. If it is, no steps are left.
+func grows(dst, text []byte, steps *int) bool {
+	const times, free = 16, 1 << 20
+	if len(dst) > times*len(text)+free {
+		*steps = -1
+		return false
+	}
+	return *steps >= 0
+}
+
 func (r *replacement) append(dst, text []byte, steps *int) []byte {
 	if len(r.from) == 1 {
 		from := r.from[0]
-		for {
+		for whole := text; grows(dst, whole, steps); {
 			i := bytes.IndexByte(text, from)
 			if i < 0 {
 				return append(dst, text...)
@@ -57,8 +70,9 @@ func (r *replacement) append(dst, text []byte, steps *int) []byte {
 			dst = append(append(dst, text[:i]...), r.to...)
 			text = text[i+1:]
 		}
+		return dst
 	}
-	for i := 0; i < len(text); {
+	for i := 0; i < len(text) && grows(dst, text, steps); {
 		start, end := r.find(text, i, steps)
 		dst = append(dst, text[i:start]...)
 		if end > start {

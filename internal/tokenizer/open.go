@@ -2,6 +2,8 @@ package tokenizer
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,7 +39,8 @@ func openFile(path string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.name = fileName(file)
+	sum := sha256.Sum256(raw)
+	t.name, t.sum = fileName(file), hex.EncodeToString(sum[:])
 	return t, nil
 }
 

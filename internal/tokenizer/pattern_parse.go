@@ -12,8 +12,8 @@ import (
 
 // Bounds of a pattern. The longest that a model ships has 500 bytes and 30 sets.
 const (
-	maxPattern = 8 << 10
-	maxSets    = 200
+	maxPattern = 2 << 10
+	maxSets    = 40
 	maxNesting = 20
 )
 

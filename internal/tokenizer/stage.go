@@ -19,7 +19,7 @@ type stage struct {
 }
 
 // gaps is what is known of find's matches before a blank that follows a letter: none lies over that place or depends on what
-// comes after it, if letterSpace is set; and one begins there, if splits is.
+// comes after it, if letterSpace is set; and one begins there, or ends, if splits is.
 type gaps struct{ letterSpace, splits bool }
 
 // finder returns the first match at text[i] or after it, which is not empty; start is len(text) where there is none.

@@ -1,13 +1,11 @@
 package tokenizer
 
-import (
-	"fmt"
-	"unicode/utf8"
-)
+import "unicode/utf8"
 
 // Tokenizer is a vocabulary and the way to it, ready to use. It may be shared by many goroutines.
 type Tokenizer struct {
 	name string
+	sum  string // of the file, or empty
 	size int64
 	eot  endOfText
 	ids  func(token string) (uint32, bool)
@@ -38,6 +36,9 @@ func (t *Tokenizer) Name() string { return t.name }
 
 // Size returns a bound: every token is less.
 func (t *Tokenizer) Size() int64 { return t.size }
+
+// SHA256 returns the checksum of the file in hexadecimal digits, or nothing for an embedded vocabulary.
+func (t *Tokenizer) SHA256() string { return t.sum }
 
 // EOT returns the token that ends a document, or an error that says why there is none.
 func (t *Tokenizer) EOT() (uint32, error) { return t.eot.token, t.eot.err }
@@ -134,10 +135,13 @@ func (e *Encoder) take(tokens *addedTokens, text []byte, head bool, rest func(te
 }
 
 func (e *Encoder) normalize(text []byte, head bool) {
+	whole := text
 	for i := range e.normalizer {
 		buffer := &e.buffers[i%2]
 		*buffer = e.normalizer[i].append((*buffer)[:0], text, head && e.continued, &e.steps)
-		text = *buffer
+		if text = *buffer; !grows(text, whole, &e.steps) {
+			return
+		}
 	}
 	e.take(e.added[1], text, head, func(text []byte, head bool) { e.split(0, text, head) })
 	for i := range e.buffers {
@@ -255,9 +259,8 @@ const none = ^uint32(0)
 // maxSize bounds vocabularies. The largest that models ship has 262,144 tokens.
 const maxSize = 1 << 24
 
-func checkSize(size int64) error {
-	if size > maxSize {
-		return fmt.Errorf("a token is %d: this program holds those below %d", size-1, maxSize)
-	}
-	return nil
-}
+// maxToken and maxText bound the texts that are looked for at each place of a document: one of them, and all, in bytes.
+const (
+	maxToken = 1 << 10
+	maxText  = 8 << 20
+)
