@@ -73,7 +73,7 @@ func (p *plan) settings() []setting {
 	o := &p.Options
 	tokens := ""
 	if p.tokenizer != nil {
-		tokens = p.tokenizer.Name()
+		tokens = strings.TrimSpace(p.tokenizer.Name() + " " + p.tokenizer.SHA256())
 	}
 	part := ""
 	if o.Part.Of > 0 {
