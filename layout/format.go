@@ -22,11 +22,18 @@ type format struct {
 func allFormats() []format {
 	return []format{
 		{"safetensors", "safetensors checkpoints: a JSON header, then tensors; each tensor is a file of its own in a view", safetensorsProbe, safetensorsAssemble},
+		{"gguf", "GGUF weights of llama.cpp: each tensor is a file of its own in a view", ggufProbe, ggufAssemble},
+		{"parquet", "Parquet: no views, but hbmfs pack reads its columns of texts and of tokens", parquetProbe, parquetAssemble},
+		{"packed", "TinyLlama's and litgpt's PackedDataset (LITPKDS): a 24-byte header, then tokens", packedProbe, headedAssemble("the format does not say where documents begin: hbmfs pack can find them by their end-of-text token")},
 		{"arrow", "Arrow IPC streams and files, as Hugging Face datasets are saved: a column of integer lists is the tokens", arrowProbe, arrowAssemble},
 		{"webdataset", "WebDataset and other tar archives (ustar, pax, GNU): each member is a file of its own in a view", webdatasetProbe, webdatasetAssemble},
 		{"npy", "NumPy arrays: .npy versions 1 to 3, arrays of integers are tokens", npyProbe, npyAssemble},
+		{"fairseq", "fairseq's MMIDIDX: a .bin of tokens with an .idx that has no documents", fairseqProbe, fairseqAssemble},
 		{"megatron", "Megatron-LM, NeMo and GPT-NeoX: a .bin of tokens, or pieces of it, with its .idx", megatronProbe, megatronAssemble},
 		{"llmc", "llm.c, modded-nanogpt and NeMo Automodel shards: a 1024-byte header, then tokens", llmcProbe, llmcAssemble},
+		{"llmc-eval", "llm.c's evaluation file of questions and answers: no views", evalProbe, namedAssemble},
+		{"records", "TFRecord, ArrayRecord and Riegeli: no views", recordProbe, namedAssemble},
+		{"pbin", "Modalities' .pbin: a 12-byte header, then tokens", pbinProbe, headedAssemble("the documents are listed in a pickle behind the tokens, which is not read: hbmfs pack can find them by their end-of-text token")},
 		{"mds", "MosaicML Streaming: MDS shards, named by index.json", jsonIndexProbe("shards"), mdsAssemble},
 		{"litdata", "Lightning LitData: chunks of tokens or items, named by index.json", jsonIndexProbe("chunks"), litdataAssemble},
 		{"datatrove", "datatrove and nanotron: .ds tokens with .ds.index and .ds.metadata", datatroveProbe, datatroveAssemble},

@@ -21,6 +21,7 @@ type arrowColumn struct {
 	width        int   // bytes of an offset: 4 or 8; 0 for lists of fixed size
 	fixed        int64 // integers of a list of fixed size
 	node, buffer int64 // the first ones of the column
+	text         int   // bytes of an offset of texts, 0 where they are none
 }
 
 // The members of the union Type that a reader must tell apart to know a column's buffers.
@@ -74,7 +75,7 @@ func parseArrowSchema(message []byte) (*arrowSchema, error) {
 		c := arrowColumn{name: field.text(0), node: before.nodes, buffer: before.buffers}
 		c.describe(field)
 		if before.lost {
-			c.list = false
+			c.list, c.text = false, 0
 			c.kind += " (behind a union or view, where its buffers cannot be found)"
 		}
 		s.columns = append(s.columns, c)
@@ -116,6 +117,10 @@ func (c *arrowColumn) describe(field flatTable) {
 		c.width = 8
 	case arrowFixedSizeList:
 		c.fixed = field.table(3).number(0, 4, 0)
+	case arrowUtf8:
+		c.text = 4
+	case arrowLargeUtf8:
+		c.text = 8
 	default:
 		return
 	}

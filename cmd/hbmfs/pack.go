@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
@@ -18,12 +21,17 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-const packLong = `Pack writes shards of tokens from text, JSONL, or a dataset that is tokenized already.
+const packLong = `Pack writes shards of tokens from texts, or from a dataset that is tokenized already.
 
-A SOURCE is a file or a directory. In a directory every file that looks like text is one document. Every line of a
-.jsonl or .ndjson file is one, or of a .json file that holds an object a line. Hidden files are left out. Files that
-gzip or zstd compressed are unpacked first. A directory whose bytes are mostly a dataset that hbmfs can read
-gives that dataset's documents. OUT is a directory, made if need be.
+A SOURCE is a file, a directory, a glob, or an address: s3://BUCKET/PREFIX, https://HOST/FILE. Pack knows files by their
+content:
+  text                 one document
+  JSON Lines           a document a line, under --text-key
+  a JSON array         a document an object, under --text-key
+  Parquet, Arrow       a document a row, in the column --text-key; Arrow includes Hugging Face's save_to_disk
+  token datasets       their documents: any format that hbmfs inspect knows; lists of tokens in Parquet
+Each may be compressed by gzip, zstd, bzip2 or xz. All else is never tokenized: a file that is named is refused, and in a
+directory it is left out and counted. Hidden files and links are left out, and text beside Parquet or Arrow files.
 
 Formats, and where their tokens start:
   megatron  {name}_text_document.bin and .idx       byte 0
@@ -36,27 +44,42 @@ A tokenizer is one of the vocabularies that are part of the program, or what a m
 tekken.json, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens are those of the
 tokenizers and tiktoken packages; what a file asks that this program cannot do exactly is an error.
 
-The same input gives the same bytes, whatever the number of workers. Nothing is left behind on an error or Ctrl-C.
+The same input gives the same bytes, whatever the number of workers. An error or Ctrl-C leaves nothing behind, but for a
+run of more than --save-every: its state stays in OUT, and the same command goes on there. So it does after a kill.
+
+Several machines share the work by --part: each packs one part into a directory of its own, and --join makes of all
+parts what one run would have made. Parts are cut by the sizes of the sources' files, which must be the same everywhere.
+
 hbmfs-manifest.json, beside the shards, holds sizes, counts and checksums: hbmfs inspect --verify checks them.`
 
 const packExample = `  hbmfs pack corpus/ out/
   hbmfs pack --to nanogpt --val-fraction 0.0005 web.jsonl out/
-  hbmfs pack --to mds --sample-tokens 2048 --tokenizer cl100k_base corpus/ out/
+  hbmfs pack --to mds --sample-tokens 2048 --tokenizer cl100k_base 'web/*.parquet' out/
   hbmfs pack --tokenizer models/Llama-3-8B web.jsonl out/
-  hbmfs pack --to npy megatron-dataset/ out/`
+  hbmfs pack --to npy megatron-dataset/ out/
+  hbmfs pack --part 3/16 s3://crawl/2026/ parts/3    # one of 16 jobs, 0 to 15
+  hbmfs pack --join out/ parts/*`
+
+// packFlags are the flags of hbmfs pack.
+type packFlags struct {
+	options pack.Options
+	part    string
+	join    bool
+	asJSON  bool
+}
 
 // newPackCommand returns `hbmfs pack`.
 func newPackCommand() *cobra.Command {
-	var o pack.Options
-	var asJSON bool
+	var p packFlags
+	o := &p.options
 	cmd := &cobra.Command{
-		Use:     "pack SOURCE... OUT",
+		Use:     "pack SOURCE... OUT\n  hbmfs pack --join OUT PART...",
 		Short:   "Tokenize text, or rewrite a token dataset, into shards of any format",
 		Long:    packLong,
 		Example: packExample,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			if o.Tokenizer != "list" && len(args) < 2 {
-				return usageError{fmt.Errorf("pack needs at least one source and the output directory: usage: %s", cmd.UseLine())}
+				return usageError{errors.New("pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT; or: hbmfs pack --join OUT PART... (all parts)")}
 			}
 			return nil
 		},
@@ -65,17 +88,20 @@ func newPackCommand() *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout(), strings.Join(tokenizer.Names(), "\n"))
 				return nil
 			}
-			o.Sources, o.Out = args[:len(args)-1], args[len(args)-1]
+			if err := p.arrange(cmd, args); err != nil {
+				return usageError{err}
+			}
 			return onMounts(cmd, args, func(ctx context.Context) error {
-				return runPack(ctx, o, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+				return p.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			})
 		},
 	}
 	f := cmd.Flags()
 	addChoice(cmd, &o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "), pack.Formats()...)
 	addChoice(cmd, &o.From, "from", "auto", "kind of the sources: auto, text, jsonl, tokens", "auto", "text", "jsonl", "tokens")
-	f.StringVar(&o.TextKey, "text-key", "text", "key of the text in a line of JSONL")
-	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: those that look like text)")
+	f.StringVar(&o.TextKey, "text-key", "text", "key of JSON, or column of Parquet and Arrow, that holds the text; with dots in nested columns")
+	f.StringVar(&o.TextKey, "column", "text", "the same as --text-key")
+	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: all that hold text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
 	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
@@ -88,27 +114,87 @@ func newPackCommand() *cobra.Command {
 	f.StringVar(&o.Name, "name", "data", "how file names start")
 	f.IntVar(&o.Workers, "workers", 0, "tokenizing goroutines (default: one per CPU)")
 	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty; replaces the dataset of an earlier pack there")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	f.StringVar(&p.part, "part", "", "pack part `I/N` of the sources, with I from 0 to N-1, for --join")
+	f.BoolVar(&p.join, "join", false, "make one dataset, OUT, of the parts of all N; their options are those of the parts")
+	f.BoolVar(&o.Restart, "restart", false, "begin anew where an interrupted pack left its state")
+	f.DurationVar(&o.SaveEvery, "save-every", 20*time.Second, "how often to save the state with which an interrupted pack goes on")
+	f.BoolVar(&p.asJSON, "json", false, "print the result as JSON")
 	return cmd
 }
 
-func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io.Writer) error {
-	datasets := &datasetIndexer{}
+// arrange makes options of flags and arguments.
+func (p *packFlags) arrange(cmd *cobra.Command, args []string) error {
+	o := &p.options
+	o.Sources, o.Out = args[:len(args)-1], args[len(args)-1]
+	if cmd.Flags().Changed("part") {
+		part, err := pack.ParsePart(p.part)
+		if err != nil {
+			return fmt.Errorf("--part: %w", err)
+		}
+		o.Part = part
+	}
+	if o.SaveEvery <= 0 {
+		return fmt.Errorf("--save-every %v: want a time such as 20s", o.SaveEvery)
+	}
+	if !p.join {
+		return nil
+	}
+	o.Sources, o.Out = args[1:], args[0]
+	for _, name := range []string{"to", "from", "text-key", "column", "include", "set", "document-end", "tokenizer", "eot", "dtype", "shard-tokens", "sample-tokens", "val-fraction", "name", "part"} {
+		if cmd.Flags().Changed(name) {
+			return fmt.Errorf("--%s was said when the parts were packed: leave it out with --join", name)
+		}
+	}
+	return nil
+}
+
+func (p *packFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
+	o := p.options
+	datasets := &datasetIndexer{stderr: stderr}
 	defer datasets.close()
-	o.Index = datasets.index
+	o.Index, o.Objects = datasets.index, datasets.objects
 	bar := progress.New(stderr, "packing", -1, true)
 	o.Progress = bar.Set
-	result, err := pack.Run(ctx, o)
+	pack1, began := pack.Run, time.Now()
+	if p.join {
+		pack1 = pack.Join
+	}
+	result, err := pack1(ctx, o)
 	bar.Close()
 	var wrong *pack.OptionError
 	if errors.As(err, &wrong) {
 		return usageError{err}
 	}
+	var kept *pack.KeptError
+	if errors.As(err, &kept) && errors.Is(err, context.Canceled) { // main says no more than that
+		fmt.Fprintln(stderr, kept.Kept())
+	}
 	if err != nil {
 		return err
 	}
+	warnPacked(stderr, &o, &result)
+	if result.Tokenizer == "" { // the source was a dataset
+		datasets.warn(stderr)
+	}
+	if p.asJSON {
+		return writeJSON(stdout, result)
+	}
+	rate := ""
+	if s := time.Since(began).Seconds(); s >= 1 && result.Seconds < s+1 { // one run, long enough to tell
+		rate = fmt.Sprintf(", %.1f MB/s, %.2f M tokens/s", float64(result.BytesRead)/1e6/s, float64(result.Tokens)/1e6/s)
+	}
+	fmt.Fprintf(stdout, "%s: %d tokens (%s) of %d documents in %d shards, %.1f s%s\n",
+		o.Out, result.Tokens, result.DType, result.Documents, len(result.Shards), result.Seconds, rate)
+	return nil
+}
+
+// warnPacked says what the output lacks, and why.
+func warnPacked(stderr io.Writer, o *pack.Options, result *pack.Result) {
 	if result.Repaired > 0 {
 		fmt.Fprintf(stderr, "warning: invalid UTF-8 in %d documents was replaced by U+FFFD\n", result.Repaired)
+	}
+	if result.Empty > 0 {
+		fmt.Fprintf(stderr, "%d documents are empty and were left out\n", result.Empty)
 	}
 	if o.ValFraction > 0 && result.HeldOut == 0 {
 		fmt.Fprintf(stderr, "warning: %v of %d documents is less than one: there is no validation split\n", o.ValFraction, result.Documents)
@@ -116,29 +202,54 @@ func runPack(ctx context.Context, o pack.Options, asJSON bool, stdout, stderr io
 	if result.DroppedTokens > 0 {
 		fmt.Fprintf(stderr, "warning: the last %d tokens fill no sample and were left out\n", result.DroppedTokens)
 	}
-	if result.Skipped > 0 {
-		fmt.Fprintf(stderr, "%d files do not look like text and were left out, --include takes them\n", result.Skipped)
+	for _, l := range result.LeftOut {
+		also := ""
+		if l.Files > 1 {
+			also = fmt.Sprintf(", and %d files like it", l.Files-1)
+		}
+		fmt.Fprintf(stderr, "left out: %s%s: %s\n", top.Printable(l.Example), also, l.Reason)
 	}
-	if result.Tokenizer == "" { // the source was a dataset
-		datasets.warn(stderr)
-	}
-	if asJSON {
-		return writeJSON(stdout, result)
-	}
-	fmt.Fprintf(stdout, "%s: %d tokens (%s) of %d documents in %d shards, %.1f s\n",
-		o.Out, result.Tokens, result.DType, result.Documents, len(result.Shards), result.Seconds)
-	return nil
 }
 
 // datasetIndexer opens directories as datasets and keeps them open until close.
 type datasetIndexer struct {
+	stderr  io.Writer
 	dirs    []*cache.Dir
+	remote  []*dataset.Dataset
 	leftOut []layout.Problem
 	volumes []*layout.Volume
 }
 
+// objects lists an address.
+func (x *datasetIndexer) objects(ctx context.Context, source string) ([]*layout.Object, error) {
+	opt := &dataset.Options{Connections: 16, Patience: 2 * time.Minute, MaxOpen: 64}
+	log := slog.New(slog.DiscardHandler)
+	d, err := dataset.Open(ctx, source, opt, log, func(note string) { fmt.Fprintln(x.stderr, note) }, nil)
+	var wrong dataset.WrongUse
+	if errors.As(err, &wrong) {
+		return nil, &pack.OptionError{Err: err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	x.remote = append(x.remote, d)
+	x.leftOut = append(x.leftOut, d.Listing.Problems...)
+	return d.Listing.Objects, nil
+}
+
 func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume, error) {
 	const maxOpen = 64
+	if dataset.IsRemote(path) {
+		objects, err := x.objects(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		volume, err := layout.Index(ctx, objects, layout.Options{})
+		if err == nil {
+			x.volumes = append(x.volumes, volume)
+		}
+		return volume, err
+	}
 	dir, err := cache.OpenDir(path, maxOpen)
 	if err != nil {
 		return nil, err
@@ -174,5 +285,8 @@ func (x *datasetIndexer) warn(w io.Writer) {
 func (x *datasetIndexer) close() {
 	for _, d := range x.dirs {
 		d.Close() //nolint:errcheck // all that was read has been read
+	}
+	for _, d := range x.remote {
+		d.Close() //nolint:errcheck // the same
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,7 +97,7 @@ func TestPackJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &keys); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "held_out", "repaired", "seconds", "shards", "skipped", "tokenizer", "tokens"}
+	want := []string{"bytes_read", "documents", "dropped_tokens", "dtype", "empty", "files", "format", "held_out", "left_out", "repaired", "seconds", "shards", "skipped", "skipped_bytes", "tokenizer", "tokens"}
 	if names := slices.Sorted(maps.Keys(keys)); !slices.Equal(names, want) { // scripts depend on them
 		t.Errorf("keys %v, want %v", names, want)
 	}
@@ -214,7 +216,9 @@ func TestPackWarns(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 	}
 	got = runPackLine(t, dir, filepath.Join(t.TempDir(), "out"))
-	if want := "2 files do not look like text and were left out, --include takes them\n"; got.code != exitOK || got.stderr != want {
+	want := "left out: " + dir + "/a.txt: it is not UTF-8: 1 of its first 17 bytes are not. Name it, or use --include, and they are replaced\n" +
+		"left out: " + dir + "/b.bin: it is no text: byte 0 is NUL\n"
+	if got.code != exitOK || got.stderr != want {
 		t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, want)
 	}
 }
@@ -244,6 +248,72 @@ func TestPackVerifies(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		if code := run(context.Background(), []string{"hbmfs", "inspect", "--verify", out}, &stdout, &stderr); code != exitOK {
 			t.Errorf("%s: inspect --verify ends with %d: %s%s", format, code, stdout.String(), stderr.String())
+		}
+	}
+}
+
+// A source may be an address: its bytes are those of the file beside it.
+func TestPackOverHTTP(t *testing.T) {
+	dir := t.TempDir()
+	lines := strings.Repeat("{\"text\": \"a document of the web\"}\n", 50_000)
+	if err := os.WriteFile(filepath.Join(dir, "web.jsonl"), []byte(lines), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.FileServer(http.Dir(dir)))
+	defer server.Close()
+	local, remote := filepath.Join(t.TempDir(), "out"), filepath.Join(t.TempDir(), "out")
+	if got := runPackLine(t, filepath.Join(dir, "web.jsonl"), local); got.code != exitOK {
+		t.Fatal(got.stderr)
+	}
+	if got := runPackLine(t, server.URL+"/web.jsonl", remote); got.code != exitOK {
+		t.Fatal(got.stderr)
+	}
+	for _, name := range namesIn(t, local) {
+		want, err := os.ReadFile(filepath.Join(local, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(filepath.Join(remote, name)); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes, want %d (%v)", name, len(got), len(want), err)
+		}
+	}
+	got := runPackLine(t, server.URL+"/none.jsonl", filepath.Join(t.TempDir(), "out"))
+	if got.code != exitFailed || !strings.Contains(got.stderr, "none.jsonl") {
+		t.Errorf("a missing file: exit %d, %s", got.code, got.stderr)
+	}
+	if got := runPackLine(t, "ftp://host/file", filepath.Join(t.TempDir(), "out")); got.code != exitUsage || !strings.Contains(got.stderr, "there are s3://, http:// and https://") {
+		t.Errorf("ftp: exit %d, %s", got.code, got.stderr)
+	}
+}
+
+func TestPackPartAndJoin(t *testing.T) {
+	source, top := packSource(t), t.TempDir()
+	one := filepath.Join(top, "one")
+	if got := runPackLine(t, "--to", "npy", source, one); got.code != exitOK {
+		t.Fatal(got.stderr)
+	}
+	for _, part := range []string{"1", "0"} {
+		if got := runPackLine(t, "--to", "npy", "--part", part+"/2", source, filepath.Join(top, "parts", part)); got.code != exitOK {
+			t.Fatal(got.stderr)
+		}
+	}
+	joined := filepath.Join(top, "joined")
+	if got := runPackLine(t, "--join", joined, filepath.Join(top, "parts", "1"), filepath.Join(top, "parts", "0")); got.code != exitOK || !strings.Contains(got.stdout, "of 7 documents in 1 shards") {
+		t.Fatalf("%s%s", got.stdout, got.stderr)
+	}
+	for _, name := range namesIn(t, one) {
+		want, _ := os.ReadFile(filepath.Join(one, name))
+		if got, err := os.ReadFile(filepath.Join(joined, name)); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s differs (%v)", name, err)
+		}
+	}
+	for want, args := range map[string][]string{
+		"--part: \"2/2\" is no part: write I/N, with I from 0 to N-1": {"--part", "2/2", source, filepath.Join(top, "x")},
+		"--to was said when the parts were packed: leave it out":      {"--join", "--to", "mds", filepath.Join(top, "x"), one},
+		"--save-every 0s: want a time such as 20s":                    {"--save-every", "0s", source, filepath.Join(top, "x")},
+	} {
+		if got := runPackLine(t, args...); got.code != exitUsage || !strings.Contains(got.stderr, want) {
+			t.Errorf("%v: exit %d, %s", args, got.code, got.stderr)
 		}
 	}
 }

@@ -5,13 +5,17 @@
 //
 //	result, err := pack.Run(ctx, pack.Options{Sources: []string{"corpus"}, Out: "out", Format: pack.Megatron})
 //
-// Files may be compressed by gzip or zstd, which their magic says; they are decompressed as they are read. A [Source]
-// yields documents. A worker pool tokenizes them in batches whose borders depend on the input alone. One goroutine
-// writes the batches in order, so the number of workers does not change the bytes. Memory is bounded by workers times
-// the batch size; no writer holds a shard.
+// Package corpus gives the documents of the sources in blocks. Readers read several lanes of the sources side by side,
+// and workers parse and tokenize their batches; one goroutine writes them in order. So neither the number of workers nor
+// the borders of batches change the bytes. Memory is bounded by the lanes, the workers and the longest document; no
+// writer holds a shard.
+//
+// A run that takes long saves its state now and then: a position between two documents, and how long each file was, after
+// it was synced. The next run with the same options and sources cuts the files to that and goes on. [Options.Part] writes
+// one share of the documents as a dataset of its own, and [Join] makes of all shares what one run writes.
 //
 // Every file is written under a temporary name in the output directory, checksummed and fsynced. The files get their
-// names when all are complete, the manifest last. An error or a cancelled context therefore leaves nothing behind. A
+// names when all are complete, the manifest last. An error or a cancelled context therefore leaves nothing behind, or the state. A
 // dataset that is replaced is moved aside before and removed after that, so one of the two can always be made whole.
 // The run does so itself when a rename fails, and the next one when it was killed.
 //

@@ -1,111 +1,30 @@
 package pack
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/hbmfs/hbmfs/internal/corpus"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// input is the sources of Options, once they are understood.
+// input is the sources of Options, once they are understood: a corpus, or documents that are tokens.
 type input struct {
-	source     Source
-	files      *fileSource // source, where it is text
-	total      int64       // bytes
-	tokens     bool        // the source is tokenized already
-	vocabulary int64       // of tokens: no token is this or more, as far as their type says
-}
-
-// skipped returns how many files were left out. It is right once the source has ended.
-func (in *input) skipped() int64 {
-	if in.files == nil {
-		return 0
-	}
-	return in.files.skipped
-}
-
-// inputFile is a file to read, as it was found.
-type inputFile struct {
-	path  string
-	size  int64 // as it is stored
-	kind  kind
-	sniff bool // skip it unless it looks like text
-}
-
-// kind is how a file is read.
-type kind int
-
-const (
-	asText  kind = iota // one document
-	asJSONL             // a document a line
-	asJSON              // either, as its content says
-)
-
-// fileSource yields the documents of files, in order. The goroutine that runs Documents owns it until that returns.
-type fileSource struct {
-	files   []inputFile
-	key     string // of JSONL
-	skipped int64  // files that are not text
-
-	skippedBytes int64
-	limit        int                   // bytes: maxDocument, but in tests
-	lastCut      func(text []byte) int // see tokenizer.Tokenizer
-	// mostlyText refuses a source that is mostly something else. Likely it is a dataset in a format that was not
+	corpus     *corpus.Corpus
+	spans      []corpus.Span // of the corpus
+	source     Source        // where there is no corpus
+	total      int64         // bytes
+	tokens     bool          // the source is tokenized already
+	vocabulary int64         // of tokens: no token is this or more, as far as their type says
+	// mostlyText refuses sources that are mostly something else. Likely they are a dataset in a format that was not
 	// recognized, and the user does not want its README and index packed.
 	mostlyText bool
-}
-
-// Documents implements [Source].
-func (s *fileSource) Documents(ctx context.Context, yield func(Document) error) error {
-	before := int64(0)
-	for _, file := range s.files {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := s.file(ctx, file, before, yield); err != nil {
-			return err
-		}
-		before += file.size
-	}
-	if s.mostlyText && s.skippedBytes > before/2 {
-		return fmt.Errorf("%d of the sources' %d bytes are neither text nor tokens that this program can read: say with --from what they are, or with --include which files to pack",
-			s.skippedBytes, before)
-	}
-	return nil
-}
-
-// file yields the documents of one file.
-func (s *fileSource) file(ctx context.Context, file inputFile, before int64, yield func(Document) error) error {
-	in, err := openStream(file.path)
-	if err != nil {
-		return fmt.Errorf("read %s: %w", file.path, err)
-	}
-	defer in.close()
-	passed := error(nil) // an error of yield is not about this file
-	pass := func(d Document) error {
-		passed = yield(d)
-		return passed
-	}
-	switch file.kind {
-	case asJSONL:
-		err = s.jsonl(ctx, bufio.NewReaderSize(in, lineBuffer), in, before, pass)
-	case asJSON:
-		err = s.json(ctx, file, in, before, pass)
-	default:
-		err = s.text(file, in, in, before, pass)
-	}
-	if err == nil || passed != nil {
-		return passed
-	}
-	return fmt.Errorf("read %s: %w", file.path, err)
 }
 
 // checkInput checks the options that say what the sources are.
@@ -139,180 +58,102 @@ func (o *Options) documentEnd() (int64, error) {
 	return int64(end), nil
 }
 
-// openInput finds what the sources are, by options that checkInput has passed. It reads no document.
-func openInput(ctx context.Context, o *Options) (*input, error) {
-	f := &finder{options: o, files: fileSource{key: o.TextKey, limit: maxDocument}}
-	if f.files.key == "" {
-		f.files.key = "text"
-	}
-	var err error
-	if f.out, err = filepath.Abs(o.Out); err != nil {
+// openInput finds what the sources are, by options that checkInput has passed. It reads no document. cut is a
+// tokenizer's, which is opened only where there is text.
+func openInput(ctx context.Context, o *Options, cut func(text []byte) int) (*input, error) {
+	out, err := filepath.Abs(o.Out)
+	if err != nil {
 		return nil, fmt.Errorf("find the output directory: %w", err)
 	}
+	c := corpus.New(corpus.Options{From: o.From, Key: o.TextKey, Include: o.Include, Exclude: out, Objects: o.Objects, Cut: cut})
+	var sets []tokenSet
 	for _, source := range o.Sources {
-		if err := f.add(ctx, source); err != nil {
+		set, err := o.tokensOf(ctx, source, c)
+		switch {
+		case err != nil:
 			return nil, err
+		case set != nil:
+			sets = append(sets, *set)
+		case o.From == "tokens":
+			return nil, fmt.Errorf("%s holds no tokens that this program can read", source)
+		default:
+			if err := c.Add(ctx, source); err != nil {
+				return nil, err
+			}
 		}
 	}
-	if len(f.sets) > 0 && len(f.files.files) > 0 {
+	switch {
+	case len(sets) > 0 && len(c.Files) > 0:
 		return nil, errors.New("some sources are text and some are tokens: pack them one after the other, or say what they are with --from")
+	case len(sets) > 0 && o.Part.Of > 0:
+		return nil, &OptionError{errors.New("--part is for sources that are tokenized: these are tokens already")}
+	case len(sets) > 0:
+		return newTokenInput(sets, o)
 	}
-	if len(f.sets) > 0 {
-		return newTokenInput(f.sets, o)
+	in := &input{corpus: c, mostlyText: (o.From == "" || o.From == "auto") && len(o.Include) == 0, spans: c.Part(0, 1)}
+	if o.Part.Of > 0 {
+		in.spans = c.Part(o.Part.Index, o.Part.Of)
 	}
-	f.files.mostlyText = o.From == "" || o.From == "auto"
-	in := &input{source: &f.files, files: &f.files}
-	for _, file := range f.files.files {
-		in.total += file.size
+	for _, s := range in.spans {
+		in.total += s.To - s.From
 	}
-	return in, nil
+	if in.tokens, err = c.Tokens(ctx); in.tokens {
+		in.vocabulary, err = vocabularyOf(layout.I64)
+	}
+	return in, err
 }
 
-// finder collects what the sources hold.
-type finder struct {
-	options *Options
-	out     string // absolute; a source may hold it, and it is never read
-	files   fileSource
-	sets    []tokenSet
-}
-
-func (f *finder) add(ctx context.Context, source string) error {
-	info, err := os.Stat(source)
-	if err != nil {
-		return fmt.Errorf("open source: %w", err)
-	}
-	from := f.options.From
-	auto := from == "" || from == "auto"
-	if from == "tokens" || (auto && (info.IsDir() || kindOf(source) != asJSONL && isBinary(source))) {
-		set, err := f.findTokens(ctx, source, info)
-		if err != nil {
-			return err
-		}
-		if set != nil {
-			f.sets = append(f.sets, *set)
-			return nil
-		}
-	}
-	if from == "tokens" {
-		return fmt.Errorf("%s holds no tokens that this program can read", source)
-	}
-	if !info.IsDir() {
-		f.files.files = append(f.files.files, inputFile{path: source, size: info.Size(), kind: f.kindOf(source)})
-		return nil
-	}
-	return f.walk(ctx, source)
-}
-
-// walk adds the files below dir, in lexical order. Names that begin with a dot and symlinks are left out, but dir may
-// be either.
-func (f *finder) walk(ctx context.Context, dir string) error {
-	root := dir + string(filepath.Separator) // so that WalkDir follows dir itself
-	return filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil {
-			return fmt.Errorf("list %s: %w", dir, err)
-		}
-		if name != root && strings.HasPrefix(d.Name(), ".") {
-			if d.IsDir() {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		if d.IsDir() {
-			if abs, err := filepath.Abs(name); err == nil && abs == f.out && name != root {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		rel, err := filepath.Rel(dir, name)
-		if err != nil {
-			return fmt.Errorf("list %s: %w", dir, err)
-		}
-		if !d.Type().IsRegular() || !f.included(filepath.ToSlash(rel)) {
-			return nil
-		}
-		info, err := d.Info()
-		if err != nil {
-			return fmt.Errorf("list %s: %w", dir, err)
-		}
-		kind := f.kindOf(name)
-		f.files.files = append(f.files.files, inputFile{
-			path: name, size: info.Size(), kind: kind, sniff: kind != asJSONL && len(f.options.Include) == 0})
-		return nil
-	})
-}
-
-func (f *finder) included(rel string) bool {
-	for _, glob := range f.options.Include {
-		name := path.Base(rel)
-		if strings.Contains(glob, "/") {
-			name = rel
-		}
-		if ok, _ := path.Match(glob, name); ok { // the globs have been checked
-			return true
-		}
-	}
-	return len(f.options.Include) == 0
-}
-
-func (f *finder) kindOf(name string) kind {
-	switch f.options.From {
-	case "jsonl":
-		return asJSONL
-	case "text":
-		return asText
-	}
-	return kindOf(name)
-}
-
-func kindOf(name string) kind {
-	switch contentExt(name) {
-	case ".jsonl", ".ndjson":
-		return asJSONL
-	case ".json":
-		return asJSON
-	}
-	return asText
-}
-
-// isBinary reports whether a file does not look like text. One that cannot be read fails where it is read.
-func isBinary(name string) bool {
-	in, err := openStream(name)
-	if err != nil {
-		return false
-	}
-	defer in.close()
-	c := cutter{r: in} // peek needs no limit
-	head, err := c.peek(sniffBytes)
-	return err == nil && !looksLikeText(head)
-}
-
-// findTokens returns the token set that source holds, or nil. Without --from tokens, a directory counts as tokens only
-// if most of its bytes are. A source tree with a test vector is still text.
-func (f *finder) findTokens(ctx context.Context, source string, info fs.FileInfo) (*tokenSet, error) {
-	if f.options.Index == nil {
+// tokensOf returns the tokens that a source holds, or nil.
+func (o *Options) tokensOf(ctx context.Context, source string, c *corpus.Corpus) (*tokenSet, error) {
+	if o.From != "" && o.From != "auto" && o.From != "tokens" {
 		return nil, nil
 	}
-	dir, only := source, ""
-	if !info.IsDir() {
-		dir, only = filepath.Dir(source), filepath.Base(source)
+	if corpus.IsRemote(source) {
+		if o.From != "tokens" {
+			return nil, nil
+		}
+		return o.findTokens(ctx, source, "")
 	}
-	volume, err := f.options.Index(ctx, dir)
+	info, err := os.Stat(source)
+	if err != nil {
+		return nil, nil // a glob, or what Add explains
+	}
+	if info.IsDir() {
+		return o.findTokens(ctx, source, "")
+	}
+	if o.From != "tokens" {
+		readable, err := c.Readable(ctx, source)
+		if err != nil || readable {
+			return nil, nil // Add reads it, and says why it cannot
+		}
+	}
+	return o.findTokens(ctx, filepath.Dir(source), filepath.Base(source))
+}
+
+// findTokens returns the token set that a directory holds, or only one file of it, or nil. Without --from tokens, a
+// directory counts as tokens only if most of its bytes are. A source tree with a test vector is still text.
+func (o *Options) findTokens(ctx context.Context, dir, only string) (*tokenSet, error) {
+	if o.Index == nil {
+		return nil, nil
+	}
+	source := filepath.Join(dir, only)
+	if only == "" {
+		source = dir
+	}
+	volume, err := o.Index(ctx, dir)
 	if err != nil {
 		return nil, fmt.Errorf("open source: %w", err)
 	}
 	var found []tokenSet
 	var names []string
 	var all, inSets int64
-	for _, o := range volume.Objects {
-		if path.Base(o.Name) != layout.ManifestName { // which is longer than a small dataset
-			all += o.Size
+	for _, f := range volume.Objects {
+		if path.Base(f.Name) != layout.ManifestName { // which is longer than a small dataset
+			all += f.Size
 		}
 	}
 	for _, s := range volume.Sets {
-		if s.DType == layout.DTypeUnknown || s.NoTokens != "" || (f.options.Set != "" && f.options.Set != s.ViewDir()) {
+		if s.DType == layout.DTypeUnknown || s.NoTokens != "" || (o.Set != "" && o.Set != s.ViewDir()) {
 			continue
 		}
 		t := tokenSet{source: source, set: s, shards: shardsNamed(s, only)}
@@ -324,7 +165,7 @@ func (f *finder) findTokens(ctx context.Context, source string, info fs.FileInfo
 			inSets += h.Bytes()
 		}
 	}
-	if f.options.From != "tokens" && only == "" && inSets <= all/2 {
+	if o.From != "tokens" && only == "" && inSets <= all/2 {
 		return nil, nil
 	}
 	switch len(found) {

@@ -185,6 +185,11 @@ func (m *mds) endDocument() error {
 	return nil
 }
 
+func (m *mds) save() (*shardState, error) {
+	files, err := saveFiles(m.file, m.scratch)
+	return &shardState{Files: files, Ends: m.ends, FirstHead: m.firstHead}, err
+}
+
 func (m *mds) finish(ctx context.Context) error {
 	defer m.scratch.discard()
 	samples := m.scratch.size

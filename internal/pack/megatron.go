@@ -116,3 +116,8 @@ func (m *megatron) writeArray(ctx context.Context, n int64, element func(i int64
 	}
 	return nil
 }
+
+func (m *megatron) save() (*shardState, error) {
+	files, err := saveFiles(m.flat.file, m.idx, m.lengths)
+	return &shardState{Files: files}, err
+}

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -25,12 +27,26 @@ type output struct {
 	done    []*outFile   // complete and synced, in the order in which they were finished
 	swaps   bool         // publish has begun to give names, and is not through
 	before  func() error // see swap
+
+	prefix string   // of the names of temporary files
+	lock   *os.File // the directory, locked
+	saved  bool     // a state file tells of this run
+	trash  []string // scratch files that the state file may name; they go when it is saved again
 }
+
+// tempPrefix begins the names of temporary files. noFollow keeps from following a link in the place of one.
+const (
+	tempPrefix = ".hbmfs-pack-"
+	noFollow   = syscall.O_NOFOLLOW
+)
 
 // newOutput makes dir if need be and refuses one that holds anything, unless force is set.
 func newOutput(dir string, force bool) (*output, error) {
 	o := &output{dir: dir, open: map[*outFile]bool{}}
 	entries, err := os.ReadDir(dir)
+	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == stateName }) { // an interrupted run, which goes on
+		entries = slices.DeleteFunc(entries, isTemp)
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		o.made = missingDirs(dir)
@@ -44,13 +60,50 @@ func newOutput(dir string, force bool) (*output, error) {
 	case len(entries) > 0 && !force:
 		return nil, fmt.Errorf("%s is not empty: choose another directory, or use --force to write into it", dir)
 	}
-	if err := o.settle(); err != nil { // of a run that was killed
+	if err := o.acquire(); err != nil {
 		return nil, err
+	}
+	if err := o.settle(); err != nil { // of a run that was killed
+		return nil, errors.Join(err, o.lock.Close())
 	}
 	if o.earlier, err = readEarlier(dir); err != nil {
-		return nil, err
+		return nil, errors.Join(err, o.lock.Close())
 	}
 	return o, nil
+}
+
+// acquire locks the directory, so that no two runs take each other's state for theirs.
+func (o *output) acquire() (err error) {
+	if o.lock, err = os.Open(o.dir); err != nil {
+		return fmt.Errorf("open the output directory: %w", err)
+	}
+	err = syscall.Flock(int(o.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return errors.Join(fmt.Errorf("another pack writes into %s now", o.dir), o.lock.Close())
+	}
+	// A filesystem without locks has to do without.
+	o.newPrefix()
+	return nil
+}
+
+func (o *output) newPrefix() {
+	o.prefix = fmt.Sprintf("%s%d-%d-", tempPrefix, os.Getpid(), time.Now().UnixNano())
+}
+
+// close ends the lock.
+func (o *output) close() { o.lock.Close() } //nolint:errcheck // a directory
+
+// isTemp reports whether a directory's entry is of a run that is not complete.
+func isTemp(e fs.DirEntry) bool {
+	return e.Name() == stateName || strings.HasPrefix(e.Name(), tempPrefix) && strings.HasSuffix(e.Name(), ".tmp")
+}
+
+// keep closes the files and leaves them to the next run.
+func (o *output) keep() {
+	for f := range o.open {
+		f.f.Close() //nolint:errcheck // the state file says how much of it counts, which was synced
+	}
+	o.open = map[*outFile]bool{}
 }
 
 // missingDirs returns the directories that are to be made for dir, the deepest first.
@@ -77,13 +130,17 @@ func (o *output) create(name string) (*outFile, error) {
 	if info, err := os.Lstat(filepath.Join(o.dir, name)); err == nil && !o.replaceable(name, info) {
 		return nil, fmt.Errorf("%q in %s is there and no earlier pack wrote it: move it away, or choose another directory", name, o.dir)
 	}
-	f, err := os.CreateTemp(o.dir, ".hbmfs-pack-*.tmp")
+	f, err := os.CreateTemp(o.dir, o.prefix+"*.tmp")
 	if err != nil {
 		return nil, fmt.Errorf("create %q: %w", name, err)
 	}
-	of := &outFile{out: o, f: f, w: bufio.NewWriterSize(f, 1<<20), sums: layout.ManifestFile{Name: name}}
+	of := o.newFile(f, fileState{Sums: layout.ManifestFile{Name: name}})
 	o.open[of] = true
 	return of, nil
+}
+
+func (o *output) newFile(f *os.File, s fileState) *outFile {
+	return &outFile{out: o, f: f, w: bufio.NewWriterSize(f, 1<<20), size: s.Size, sums: s.Sums}
 }
 
 func (f *outFile) Write(p []byte) (int, error) {
@@ -133,8 +190,32 @@ func (f *outFile) finish(ctx context.Context) error {
 // discard closes and removes a scratch file.
 func (f *outFile) discard() {
 	delete(f.out.open, f)
-	f.f.Close()           //nolint:errcheck // nobody reads it again
-	os.Remove(f.f.Name()) //nolint:errcheck // one that is left cannot be told from a crash's, and does no harm
+	f.f.Close() //nolint:errcheck // nobody reads it again
+	f.out.trash = append(f.out.trash, f.f.Name())
+	if !f.out.saved {
+		f.out.empty()
+	}
+}
+
+// empty removes the scratch files that nobody needs again.
+func (o *output) empty() {
+	for _, name := range o.trash {
+		os.Remove(name) //nolint:errcheck // one that is left cannot be told from a crash's, and does no harm
+	}
+	o.trash = nil
+}
+
+// end removes the state file: what it tells of is complete, or goes.
+func (o *output) end() error {
+	if !o.saved {
+		return nil
+	}
+	o.saved = false
+	o.empty()
+	if err := os.Remove(filepath.Join(o.dir, stateName)); err != nil {
+		return fmt.Errorf("remove the state: %w", err)
+	}
+	return syncDir(o.dir)
 }
 
 // abort removes every file of this run, and the directories that it made. An error says what remains.
@@ -146,6 +227,7 @@ func (o *output) abort() error {
 	if o.swaps {
 		err = o.settle()
 	}
+	err = errors.Join(err, o.end())
 	for _, f := range o.done {
 		os.Remove(f.f.Name()) //nolint:errcheck // the run's own error is what the user needs
 	}
@@ -195,6 +277,9 @@ func (o *output) publish(ctx context.Context, m *layout.Manifest) error {
 		if err := syncDir(filepath.Dir(dir)); err != nil {
 			return err
 		}
+	}
+	if err := o.end(); err != nil {
+		return err
 	}
 	return o.swap()
 }

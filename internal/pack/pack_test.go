@@ -58,13 +58,13 @@ func readDir(t testing.TB, dir string) map[string][]byte {
 // listed is a Source of documents that are tokens already.
 type listed [][]uint32
 
-func (l listed) Documents(ctx context.Context, yield func(Document) error) error {
+func (l listed) Documents(ctx context.Context, yield func(Document, int64) error) error {
 	for _, d := range l {
 		half := len(d) / 2 // in two parts, so that every writer meets documents that come in pieces
-		if err := yield(Document{Tokens: d[:half], More: true}); err != nil {
+		if err := yield(Document{Tokens: d[:half], More: true}, 0); err != nil {
 			return err
 		}
-		if err := yield(Document{Tokens: d[half:]}); err != nil {
+		if err := yield(Document{Tokens: d[half:], Continued: true}, 0); err != nil {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
@@ -89,7 +89,12 @@ func packTokens(t testing.TB, o Options, docs [][]uint32, vocabulary int64) (Res
 	if err != nil {
 		return Result{}, nil, err
 	}
-	result, err := p.run(context.Background(), out, in)
+	defer out.close()
+	w := p.newWriter(out)
+	if err := w.begin(false); err != nil {
+		return Result{}, nil, err
+	}
+	result, err := p.run(context.Background(), out, in, w)
 	if err != nil {
 		if undone := out.abort(); undone != nil {
 			t.Error(undone)

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -22,8 +20,10 @@ type Options struct {
 	Format  string   // one of Formats; default Megatron
 
 	From    string   // auto, text, jsonl or tokens; default auto, which tells by content, and JSONL by its name
-	TextKey string   // of JSONL; default "text"
-	Include []string // globs on the base name, or on the path below the source where they hold a slash; default: files that look like text
+	TextKey string   // the key of JSON or the column that holds the text; default "text"
+	Include []string // globs on the base name, or on the path below the source where they hold a slash; default: all that is text
+	// Objects lists a source that is an address, whose objects are read until Run returns. nil: there are none.
+	Objects func(ctx context.Context, source string) ([]*layout.Object, error)
 	// Index recognizes the datasets in a directory. It is called for sources that may hold tokens, and the volume is
 	// read until Run returns; nil means that there are none.
 	Index func(ctx context.Context, dir string) (*layout.Volume, error)
@@ -42,6 +42,10 @@ type Options struct {
 	Name         string  // starts file names; default "data"
 	Workers      int     // default GOMAXPROCS
 	Force        bool    // write into a directory that is not empty
+	Part         Part    // write one part of several, for Join; the zero value writes the whole
+	Restart      bool    // begin anew where an interrupted run left its state
+	// SaveEvery is how often the state is saved with which the next run goes on; default 20 s.
+	SaveEvery time.Duration
 
 	// Progress is called from one goroutine, after each batch, with bytes of the source.
 	Progress func(done, total int64)
@@ -49,20 +53,54 @@ type Options struct {
 
 // Result counts and names the output of a run.
 type Result struct {
-	Format        string   `json:"format"`
-	DType         string   `json:"dtype"`
-	Tokenizer     string   `json:"tokenizer"` // empty where the source was tokenized already
-	Tokens        int64    `json:"tokens"`
-	Documents     int64    `json:"documents"`      // that have tokens; with MDS's fixed samples, the ones that end in a shard
-	Empty         int64    `json:"empty"`          // documents without a token, which were left out
-	Repaired      int64    `json:"repaired"`       // documents, or parts of long ones, whose invalid UTF-8 became U+FFFD
-	Skipped       int64    `json:"skipped"`        // files of directories that are not text
-	DroppedTokens int64    `json:"dropped_tokens"` // of a last, incomplete sample
-	HeldOut       int64    `json:"held_out"`       // documents of the validation split
-	BytesRead     int64    `json:"bytes_read"`
-	Shards        []string `json:"shards"` // files with tokens, by name
-	Files         []string `json:"files"`  // all files, by name
-	Seconds       float64  `json:"seconds"`
+	Format        string    `json:"format"`
+	DType         string    `json:"dtype"`
+	Tokenizer     string    `json:"tokenizer"` // empty where the source was tokenized already
+	Tokens        int64     `json:"tokens"`
+	Documents     int64     `json:"documents"`      // that have tokens; with MDS's fixed samples, the ones that end in a shard
+	Empty         int64     `json:"empty"`          // documents without a token, which were left out
+	Repaired      int64     `json:"repaired"`       // documents whose invalid UTF-8 became U+FFFD
+	Skipped       int64     `json:"skipped"`        // files that were left out
+	SkippedBytes  int64     `json:"skipped_bytes"`  // of these
+	LeftOut       []LeftOut `json:"left_out"`       // why, each reason once
+	DroppedTokens int64     `json:"dropped_tokens"` // of a last, incomplete sample
+	HeldOut       int64     `json:"held_out"`       // documents of the validation split
+	BytesRead     int64     `json:"bytes_read"`
+	Shards        []string  `json:"shards"` // files with tokens, by name
+	Files         []string  `json:"files"`  // all files, by name
+	Seconds       float64   `json:"seconds"`
+}
+
+// LeftOut is a reason for which files were left out.
+type LeftOut struct {
+	Reason  string `json:"reason"` // of the example
+	Example string `json:"example"`
+	Files   int64  `json:"files"`
+	Bytes   int64  `json:"bytes"`
+}
+
+// leave counts files that were left out.
+func (r *Result) leave(l LeftOut) {
+	r.Skipped += l.Files
+	r.SkippedBytes += l.Bytes
+	kind, _, _ := strings.Cut(l.Reason, ": ")
+	for i := range r.LeftOut {
+		if of, _, _ := strings.Cut(r.LeftOut[i].Reason, ": "); of == kind {
+			r.LeftOut[i].Files += l.Files
+			r.LeftOut[i].Bytes += l.Bytes
+			return
+		}
+	}
+	r.LeftOut = append(r.LeftOut, l)
+}
+
+// add counts what another part left out.
+func (r *Result) add(part Result) {
+	r.Empty += part.Empty
+	r.Repaired += part.Repaired
+	for _, l := range part.LeftOut {
+		r.leave(l)
+	}
 }
 
 // OptionError says that the options are wrong, or do not go together or with the sources.
@@ -75,33 +113,83 @@ func (e *OptionError) Unwrap() error { return e.Err }
 
 // Run packs o.Sources into o.Out. On an error, which includes ctx's, o.Out is left as it was; where that cannot be
 // done the error says so, and names what remains. After a kill the next run with Force leaves it so before it begins.
+//
+// A run that took longer than SaveEvery leaves its state instead, with the files that are not complete. The next run of
+// the same options goes on there, and the bytes are those of a run that nobody stopped.
 func Run(ctx context.Context, o Options) (Result, error) {
-	start := time.Now()
 	if err := checkInput(&o); err != nil {
 		return Result{}, &OptionError{err}
 	}
-	in, err := openInput(ctx, &o)
+	var p *plan
+	in, err := openInput(ctx, &o, func(text []byte) int { return p.tokenizer.LastCut(text) })
 	if err != nil {
 		return Result{}, err
 	}
-	plan, err := newPlan(&o, in)
+	if p, err = newPlan(&o, in); err != nil {
+		return Result{}, &OptionError{err}
+	}
+	return p.execute(ctx, in)
+}
+
+// execute runs a plan whose tokens are there. tokenizer is the name of the one that made them.
+func execute(ctx context.Context, o *Options, in *input, tokenizer string) (Result, error) {
+	p, err := newPlan(o, in)
 	if err != nil {
 		return Result{}, &OptionError{err}
 	}
-	out, err := newOutput(o.Out, o.Force)
+	p.tokens = tokenizer
+	return p.execute(ctx, in)
+}
+
+func (p *plan) execute(ctx context.Context, in *input) (Result, error) {
+	start := time.Now()
+	settings := p.settings()
+	if p.Part.Of > 0 {
+		if r := p.packedPart(in); r != nil && !p.Force {
+			return *r, nil
+		}
+		p = p.forPart()
+	}
+	out, err := newOutput(p.Out, p.Force)
 	if err != nil {
 		return Result{}, err
 	}
-	result, err := plan.run(ctx, out, in)
+	defer out.close()
+	w := p.newWriter(out)
+	w.settings, w.inputs, w.began = settings, in.inputs(true), start
+	if err := w.begin(p.Restart); err != nil {
+		return Result{}, err
+	}
+	result, err := p.run(ctx, out, in, w)
 	if err != nil {
+		if w.leaveState() {
+			return Result{}, &KeptError{err, w.seen, p.Out}
+		}
 		if undone := out.abort(); undone != nil {
 			err = fmt.Errorf("%w; %w", err, undone)
 		}
 		return Result{}, err
 	}
-	result.Seconds = time.Since(start).Seconds()
+	result.Seconds = w.before + time.Since(start).Seconds()
 	return result, nil
 }
+
+// KeptError is the error of a run that left its state.
+type KeptError struct {
+	Err       error
+	Documents int64 // that need not be packed again
+	Out       string
+}
+
+func (e *KeptError) Error() string { return e.Err.Error() + ". " + e.Kept() }
+
+// Kept is the sentence that says so.
+func (e *KeptError) Kept() string {
+	return fmt.Sprintf("%d documents are packed and kept in %s: the same command goes on there, and --restart begins anew", e.Documents, e.Out)
+}
+
+// Unwrap returns why the run ended.
+func (e *KeptError) Unwrap() error { return e.Err }
 
 // plan is Options, checked and completed.
 type plan struct {
@@ -109,8 +197,22 @@ type plan struct {
 	rules     formatRules
 	dtype     layout.DType
 	tokenizer *tokenizer.Tokenizer // nil for tokens
+	tokens    string               // the name of the tokenizer that made them, where it is known
 	eot       []uint32             // added to each document: nothing or one token
 	limit     int64                // tokens of a shard, 0 for one shard
+	final     *plan                // of the whole, where this one is a part's
+}
+
+// forPart is the plan that writes a part: its documents as one shard of Megatron's format, which a join reads again.
+func (p *plan) forPart() *plan {
+	q := *p
+	q.final = p
+	q.Format, q.Name, q.limit, q.SampleTokens, q.ValFraction = Megatron, "part", 0, 0, 0
+	q.rules, _ = rulesOf(Megatron)
+	if q.dtype != layout.U16 {
+		q.dtype = layout.I32
+	}
+	return &q
 }
 
 func newPlan(o *Options, in *input) (*plan, error) {
@@ -144,7 +246,6 @@ func newPlan(o *Options, in *input) (*plan, error) {
 			return nil, err
 		}
 		vocabulary = p.tokenizer.Size()
-		in.files.lastCut = p.tokenizer.LastCut
 	}
 	if p.dtype, err = p.rules.dtypeFor(p.Format, p.DType, vocabulary); err != nil {
 		return nil, err
@@ -218,26 +319,49 @@ func (p *plan) setSizes() error {
 	return nil
 }
 
+// mostlyBinary is the error of sources that are mostly no text.
+func mostlyBinary(bytes, of int64) error {
+	return fmt.Errorf("%d of the sources' %d bytes are neither text nor tokens that this program can read: say with --from what they are, or with --include which files to pack",
+		bytes, of)
+}
+
 // run writes everything and publishes it.
-func (p *plan) run(ctx context.Context, out *output, in *input) (Result, error) {
-	w := p.newWriter(out)
+func (p *plan) run(ctx context.Context, out *output, in *input, w *writer) (Result, error) {
 	if err := p.pump(ctx, in, w); err != nil {
 		return Result{}, err
+	}
+	w.clean = false // a state is as good as the one before, or not at all
+	if in.mostlyText && p.final == nil && w.result.SkippedBytes > in.total/2 {
+		w.mayLeave = false
+		return Result{}, mostlyBinary(w.result.SkippedBytes, in.total)
 	}
 	if err := w.close(ctx); err != nil {
 		return Result{}, err
 	}
-	manifest := layout.Manifest{Version: 1, Format: p.Format, DType: p.dtype.String()}
+	manifest := layout.Manifest{Version: 1, Format: p.Format, DType: p.dtype.String(), Tokenizer: p.tokens}
 	if p.tokenizer != nil {
 		manifest.Tokenizer = p.tokenizer.Name()
+	}
+	result := w.result
+	result.BytesRead = in.total
+	result.Format, result.DType, result.Tokenizer = manifest.Format, manifest.DType, manifest.Tokenizer
+	if p.final != nil {
+		for _, f := range out.done {
+			result.Tokens += f.sums.Tokens
+			result.Documents += f.sums.Documents
+		}
+		if err := p.final.writePart(ctx, out, in, result); err != nil {
+			return Result{}, err
+		}
 	}
 	if err := out.publish(ctx, &manifest); err != nil {
 		return Result{}, err
 	}
-	result := w.result
-	result.Format, result.DType, result.Tokenizer = manifest.Format, manifest.DType, manifest.Tokenizer
 	result.Tokens, result.Documents = manifest.Tokens, manifest.Documents
-	result.DroppedTokens, result.Skipped, result.BytesRead = w.mds.dropped, in.skipped(), in.total
+	result.DroppedTokens = w.mds.dropped
+	if result.LeftOut == nil {
+		result.LeftOut = []LeftOut{}
+	}
 	for _, f := range manifest.Files {
 		result.Files = append(result.Files, f.Name)
 		if f.Tokens > 0 {
@@ -245,78 +369,4 @@ func (p *plan) run(ctx context.Context, out *output, in *input) (Result, error) 
 		}
 	}
 	return result, nil
-}
-
-// pump runs the source, the workers and the writer until the source has ended or one of them fails.
-func (p *plan) pump(ctx context.Context, in *input, w *writer) error {
-	group, ctx := errgroup.WithContext(ctx)
-	work := make(chan *batch)
-	ordered := make(chan *batch, 2*p.Workers) // bounds the batches in flight
-	group.Go(func() error {
-		defer close(ordered)
-		defer close(work)
-		return p.produce(ctx, in.source, work, ordered)
-	})
-	for range p.Workers {
-		group.Go(func() error {
-			var encoder *tokenizer.Encoder
-			if p.tokenizer != nil {
-				encoder = p.tokenizer.NewEncoder()
-			}
-			for b := range work {
-				if encoder != nil {
-					b.err = b.encode(encoder)
-				}
-				close(b.done)
-			}
-			return nil
-		})
-	}
-	group.Go(func() error {
-		for b := range ordered {
-			select {
-			case <-b.done:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if b.err != nil {
-				return b.err
-			}
-			if err := w.batch(ctx, b); err != nil {
-				return err
-			}
-			if p.Progress != nil {
-				p.Progress(b.read, in.total)
-			}
-		}
-		return ctx.Err()
-	})
-	return group.Wait()
-}
-
-// produce cuts the source's documents into batches and queues each for the writer, in order, and for a worker.
-func (p *plan) produce(ctx context.Context, source Source, work, ordered chan<- *batch) error {
-	b := &batch{done: make(chan struct{})}
-	send := func() error {
-		for _, queue := range []chan<- *batch{ordered, work} {
-			select {
-			case queue <- b:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		b = &batch{done: make(chan struct{}), goesOn: b.parts[len(b.parts)-1].more}
-		return nil
-	}
-	err := source.Documents(ctx, func(d Document) error {
-		b.add(d)
-		if b.full() {
-			return send()
-		}
-		return nil
-	})
-	if err != nil || len(b.parts) == 0 {
-		return err
-	}
-	return send()
 }

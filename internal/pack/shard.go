@@ -14,6 +14,8 @@ type shard interface {
 	// full reports whether no further document should go into this shard, whatever its token count.
 	full() bool
 	finish(ctx context.Context) error
+	// save syncs what was written, and says how to go on. It is called between two documents.
+	save() (*shardState, error)
 }
 
 // stream is a sequence of shards of one split. It decides where shards end: exactly after limit tokens where documents
@@ -129,4 +131,9 @@ func (f *flat) finish(ctx context.Context) error {
 		}
 	}
 	return f.file.finish(ctx)
+}
+
+func (f *flat) save() (*shardState, error) {
+	files, err := saveFiles(f.file)
+	return &shardState{Files: files}, err
 }

@@ -4,27 +4,19 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/hbmfs/hbmfs/internal/corpus"
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
 )
 
-// Document is a document, or a part of one: text, or tokens where the source is tokenized already.
-type Document struct {
-	Text   []byte   // valid until yield returns
-	Tokens []uint32 // valid until yield returns
-	More   bool     // the document goes on in the next Document; such a text may be tokenized on its own
-	// Repaired says that the source replaced invalid UTF-8. The tokenizer finds the rest.
-	Repaired bool
-	Read     int64 // bytes of the source that this and everything before it took, for progress
-}
+// Document is a document, or a part of one.
+type Document = corpus.Document
 
-// Source yields documents in an order that never changes.
+// Source yields documents in an order that never changes, with the bytes of the source that they and everything before
+// them took.
 type Source interface {
 	// Documents calls yield for every document until yield or ctx gives an error, which it returns.
-	Documents(ctx context.Context, yield func(Document) error) error
+	Documents(ctx context.Context, yield func(d Document, read int64) error) error
 }
-
-// maxDocument bounds a text that offers no place to cut it, and a line of JSONL. 64 MiB.
-const maxDocument = 64 << 20
 
 // batchBytes and batchDocuments bound what one worker takes at once. They fix the borders of batches, so they must
 // not depend on the number of workers.
@@ -33,57 +25,78 @@ const (
 	batchDocuments = 4096
 )
 
-// batch is a run of documents that one worker tokenizes: texts end to end, or tokens.
+// batch is documents that one worker parses and tokenizes.
 type batch struct {
-	text   []byte
-	tokens []uint32 // filled by the worker where the source has text
-	parts  []part
-	goesOn bool // the first part goes on with the last document of the batch before
-	read   int64
+	blocks  []*corpus.Block // to be parsed by a worker
+	tokens  []uint32
+	parts   []part
+	leftOut []*corpus.LeftOut
+	read    int64            // bytes of the source up to here
+	next    *corpus.Position // behind the batch, nil where nobody can begin
+	bytes   int64            // of memory, before it is tokenized
 
-	repaired int64         // documents, or parts of long ones, with invalid UTF-8
-	done     chan struct{} // closed when a worker is through
-	err      error
+	done chan struct{} // closed when a worker is through
+	err  error
 }
 
 // part is one Document of a batch.
 type part struct {
-	end  int // of its bytes in text or, once they are there, of its tokens in tokens
-	more bool
+	end      int // of its tokens in tokens
+	more     bool
+	repaired bool
 }
 
-func (b *batch) add(d Document) {
-	b.text = append(b.text, d.Text...)
+func newBatch() *batch { return &batch{done: make(chan struct{})} }
+
+// add takes a document that is tokenized already.
+func (b *batch) add(d Document, read int64) {
 	b.tokens = append(b.tokens, d.Tokens...)
-	b.parts = append(b.parts, part{len(b.text) + len(b.tokens), d.More}) // one of them is empty
-	b.read = d.Read
-	if d.Repaired {
-		b.repaired++
+	b.parts = append(b.parts, part{len(b.tokens), d.More, d.Repaired})
+	b.read = read
+}
+
+// addBlock takes a block.
+func (b *batch) addBlock(block *corpus.Block, before int64) {
+	if block.LeftOut != nil {
+		b.leftOut = append(b.leftOut, block.LeftOut)
+	}
+	b.blocks = append(b.blocks, block)
+	b.bytes += int64(block.Bytes())
+	b.read = before + block.Read
+	b.next = nil
+	if !block.Next.In {
+		b.next = &block.Next
 	}
 }
 
 func (b *batch) full() bool {
-	return len(b.text)+4*len(b.tokens) >= batchBytes || len(b.parts) >= batchDocuments
+	return b.bytes >= batchBytes || 4*len(b.tokens) >= batchBytes || len(b.parts) >= batchDocuments || len(b.blocks) >= batchDocuments
 }
 
-// encode tokenizes b's texts in place.
-func (b *batch) encode(e *tokenizer.Encoder) error {
-	start, goesOn := 0, b.goesOn
-	b.tokens = make([]uint32, 0, len(b.text)/3)
-	for i := range b.parts {
-		text := b.text[start:b.parts[i].end]
-		start = b.parts[i].end
-		tokens, repaired, err := e.Append(b.tokens, text, goesOn)
+// parse turns the blocks into tokens.
+func (b *batch) parse(e *tokenizer.Encoder) error {
+	for i, block := range b.blocks {
+		err := block.Documents(func(d Document) error {
+			repaired := d.Repaired
+			if d.Tokens != nil || e == nil {
+				b.tokens = append(b.tokens, d.Tokens...)
+			} else {
+				if b.tokens == nil {
+					b.tokens = make([]uint32, 0, b.bytes/3)
+				}
+				tokens, invalid, err := e.Append(b.tokens, d.Text, d.Continued)
+				if err != nil {
+					return fmt.Errorf("tokenize: %w", err)
+				}
+				b.tokens, repaired = tokens, repaired || invalid
+			}
+			b.parts = append(b.parts, part{len(b.tokens), d.More, repaired})
+			return nil
+		})
 		if err != nil {
-			return fmt.Errorf("tokenize: %w", err)
+			return err
 		}
-		if repaired {
-			b.repaired++
-		}
-		b.tokens = tokens
-		b.parts[i].end = len(tokens)
-		goesOn = b.parts[i].more
+		b.blocks[i] = nil
 	}
-	b.text = nil
 	return nil
 }

@@ -52,6 +52,7 @@ func replacement(t *testing.T, dir string, before func() error, killed bool) err
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer o.close()
 	for _, name := range []string{"same.npy", "new.npy"} {
 		f, err := o.create(name)
 		if err != nil {
@@ -82,6 +83,7 @@ func earlierDataset(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer o.close()
 	for _, name := range []string{"same.npy", "old.npy"} {
 		f, err := o.create(name)
 		if err != nil {

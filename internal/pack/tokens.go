@@ -62,7 +62,7 @@ func vocabularyOf(d layout.DType) (int64, error) {
 }
 
 // Documents implements [Source].
-func (s *tokenSource) Documents(ctx context.Context, yield func(Document) error) error {
+func (s *tokenSource) Documents(ctx context.Context, yield func(Document, int64) error) error {
 	for _, t := range s.sets {
 		if err := t.set.Resolve(ctx); err != nil {
 			return fmt.Errorf("read %s: %w", t.source, err)
@@ -87,7 +87,7 @@ func (s *tokenSource) Documents(ctx context.Context, yield func(Document) error)
 }
 
 // indexed yields a shard's documents by its index.
-func (s *tokenSource) indexed(ctx context.Context, d layout.DType, h *layout.Shard, yield func(Document) error) error {
+func (s *tokenSource) indexed(ctx context.Context, d layout.DType, h *layout.Shard, yield func(Document, int64) error) error {
 	const atOnce = 1 << 12
 	n := h.Index.Documents()
 	for first := int64(0); first < n; first += atOnce {
@@ -111,7 +111,7 @@ func (s *tokenSource) indexed(ctx context.Context, d layout.DType, h *layout.Sha
 // run yields the tokens [from, to) of a shard as one document, or as several that end with the token end. more says
 // that the last one goes on.
 func (s *tokenSource) run(ctx context.Context, d layout.DType, h *layout.Shard, from, to int64, more bool, end int64,
-	yield func(Document) error,
+	yield func(Document, int64) error,
 ) error {
 	const atOnce = 1 << 16 // tokens
 	width := int64(d.Size())
@@ -136,7 +136,7 @@ func (s *tokenSource) run(ctx context.Context, d layout.DType, h *layout.Shard, 
 			if i < 0 {
 				break
 			}
-			if err := yield(Document{Tokens: ids[:i+1], Read: s.read}); err != nil {
+			if err := yield(Document{Tokens: ids[:i+1]}, s.read); err != nil {
 				return err
 			}
 			ids, s.open = ids[i+1:], false
@@ -146,7 +146,7 @@ func (s *tokenSource) run(ctx context.Context, d layout.DType, h *layout.Shard, 
 			return nil // the last document has ended with its token, there is no empty one after it
 		}
 		s.open = (s.open || len(ids) > 0) && (!last || more)
-		if err := yield(Document{Tokens: ids, More: !last || more, Read: s.read}); err != nil || last {
+		if err := yield(Document{Tokens: ids, More: !last || more}, s.read); err != nil || last {
 			return err
 		}
 	}

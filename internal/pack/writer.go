@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
+
+	"github.com/hbmfs/hbmfs/internal/corpus"
 )
 
 // writer splits documents into training and validation and hands them to the streams. One goroutine uses it.
@@ -17,6 +20,19 @@ type writer struct {
 	out    *output
 	seen   int64 // documents that have ended
 	result Result
+
+	repaired bool // the current document was
+
+	// Of the state that is saved, see state.go.
+	settings []setting
+	inputs   string
+	at       corpus.Position // behind the last batch
+	read     int64
+	began    time.Time
+	saved    time.Time
+	before   float64 // seconds that earlier runs took
+	clean    bool    // everything before at is written, and nothing else
+	mayLeave bool
 }
 
 func (p *plan) newWriter(out *output) *writer {
@@ -63,23 +79,84 @@ func (w *writer) pick() *stream {
 	return w.train
 }
 
+// saveEvery is how often the state is saved, where the options do not say.
+const saveEvery = 20 * time.Second
+
+// begin goes on with an interrupted run, or begins anew.
+func (w *writer) begin(restart bool) error {
+	s, err := readState(w.out.dir)
+	if s != nil {
+		w.out.prefix = s.Prefix
+	}
+	if restart {
+		if err := w.out.forget(); err != nil {
+			return fmt.Errorf("remove the state of the interrupted pack: %w", err)
+		}
+		s, err = nil, nil
+	}
+	if err != nil {
+		return err
+	}
+	w.saved, w.clean, w.mayLeave = w.began, true, true
+	if s == nil {
+		return nil
+	}
+	if why := s.matches(w.settings, w.inputs); why != "" {
+		return fmt.Errorf("an interrupted pack is in %s, and this one cannot go on with it: %s. Repeat its command, or use --restart to begin anew", w.out.dir, why)
+	}
+	w.out.saved = true
+	return w.resume(s)
+}
+
+// leaveState reports whether the state of a run that failed is kept, and brings it up to date where that can be done.
+func (w *writer) leaveState() bool {
+	if !w.out.saved || !w.mayLeave {
+		return false
+	}
+	if w.clean && w.save() != nil {
+		return true // the state before is as good
+	}
+	w.out.keep()
+	return true
+}
+
 // batch writes a tokenized batch.
 func (w *writer) batch(ctx context.Context, b *batch) error {
-	w.result.Repaired += b.repaired
+	w.clean = false
+	for _, l := range b.leftOut {
+		w.result.leave(LeftOut{l.Reason, l.Name, 1, l.Size})
+	}
 	start := 0
 	for _, part := range b.parts {
 		if err := w.cur.write(ctx, b.tokens[start:part.end]); err != nil {
 			return err
 		}
 		start = part.end
+		w.repaired = w.repaired || part.repaired
 		if part.more {
 			continue
+		}
+		if w.repaired {
+			w.result.Repaired++
+			w.repaired = false
 		}
 		if err := w.endDocument(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
+	if b.next == nil {
+		return nil
+	}
+	w.at, w.read, w.clean = *b.next, b.read, true
+	every := w.plan.SaveEvery
+	if every <= 0 {
+		every = saveEvery
+	}
+	if time.Since(w.saved) < every {
+		return nil
+	}
+	w.saved = time.Now()
+	return w.save()
 }
 
 func (w *writer) endDocument(ctx context.Context) error {
@@ -107,7 +184,11 @@ func (w *writer) close(ctx context.Context) error {
 			return err
 		}
 	}
+	if w.plan.final != nil {
+		return nil // a part may be empty
+	}
 	if w.seen == 0 {
+		w.mayLeave = false
 		return errors.New("the sources hold no documents with tokens: nothing was written")
 	}
 	if w.plan.Format != MDS {

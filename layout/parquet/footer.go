@@ -1,0 +1,370 @@
+// Package parquet reads columns of texts and of token lists out of Parquet files: their footers, their pages, and
+// values in the encodings that writers use. Source of all numbers: apache/parquet-format, parquet.thrift, Encodings.md.
+//
+// It is written for files that nobody vouches for. No count or size is used before it was compared with the bytes that
+// are there, and a page of more than [MaxPage] bytes is refused. The known libraries believe the counts in a footer:
+// one kilobyte makes them ask for a terabyte.
+package parquet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Magic is how a file begins and ends.
+const Magic = "PAR1"
+
+// MaxPage bounds a page, decompressed, and a footer. 256 MiB.
+const MaxPage = 256 << 20
+
+// ErrBroken says that a file is no whole Parquet file.
+var ErrBroken = errors.New("the Parquet file is broken")
+
+// ErrUnread says that a file is well, and this package does not read it.
+var ErrUnread = errors.New("this Parquet file is not read")
+
+// The physical types.
+const (
+	typeBoolean = iota
+	typeInt32
+	typeInt64
+	typeInt96
+	typeFloat
+	typeDouble
+	typeBytes
+	typeFixed
+)
+
+// File is the footer of a file.
+type File struct {
+	Rows    int64
+	Columns []Column // the leaves
+	Groups  []Group
+
+	r    io.ReaderAt
+	size int64
+	tree []element
+}
+
+// Column is a leaf of the schema.
+type Column struct {
+	Path   []string
+	Kind   string // for people: "text", "binary", "i32", "list of i64"
+	Text   bool   // texts, or bytes that nobody calls anything else
+	Tokens bool   // lists of integers
+
+	physical       int
+	maxDef, maxRep int
+}
+
+// Name is the column's path with dots.
+func (c *Column) Name() string { return strings.Join(c.Path, ".") }
+
+// Group is a row group.
+type Group struct {
+	Rows  int64
+	Start int64 // in the file
+
+	chunks []chunk
+}
+
+// chunk is a column of a row group.
+type chunk struct {
+	codec        int64
+	values       int64
+	start, bytes int64
+	elsewhere    bool // in another file
+	encrypted    bool
+}
+
+// element is an entry of the schema, which is a tree in depth-first order.
+type element struct {
+	name       string
+	physical   int
+	repetition int64 // 0 required, 1 optional, 2 repeated
+	children   int64
+	converted  int64 // -1 for none
+	logical    int
+	unsigned   bool
+}
+
+// Open reads the footer.
+func Open(r io.ReaderAt, size int64) (*File, error) {
+	var tail [8]byte
+	if size < 12 {
+		return nil, fmt.Errorf("%w: it has %d bytes", ErrBroken, size)
+	}
+	if err := readFull(r, tail[:], size-8); err != nil {
+		return nil, err
+	}
+	switch string(tail[4:]) {
+	case Magic:
+	case "PARE":
+		return nil, fmt.Errorf("%w: its footer is encrypted", ErrUnread)
+	default:
+		return nil, fmt.Errorf("%w: it does not end with %s, so it is cut off or still written", ErrBroken, Magic)
+	}
+	n := int64(binary.LittleEndian.Uint32(tail[:]))
+	if n > size-12 || n > MaxPage {
+		return nil, fmt.Errorf("%w: its footer is said to have %d bytes, the file has %d", ErrBroken, n, size)
+	}
+	footer := make([]byte, n)
+	if err := readFull(r, footer, size-8-n); err != nil {
+		return nil, err
+	}
+	f := &File{r: r, size: size}
+	if err := f.parse(footer); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func readFull(r io.ReaderAt, p []byte, off int64) error {
+	n, err := r.ReadAt(p, off)
+	switch {
+	case n == len(p):
+		return nil
+	case err == nil || errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read %d bytes at %d: %w", len(p), off, err)
+}
+
+func (f *File) parse(footer []byte) error {
+	t := &thrift{buf: footer}
+	t.fields(thriftStruct, func(id int, kind byte) bool {
+		switch id {
+		case 2:
+			t.list(kind, func(kind byte) { f.tree = append(f.tree, readElement(t, kind)) })
+		case 3:
+			f.Rows = t.number(kind)
+		case 4:
+			t.list(kind, func(kind byte) { f.Groups = append(f.Groups, readGroup(t, kind)) })
+		default:
+			return false
+		}
+		return true
+	})
+	if t.err != nil {
+		return fmt.Errorf("%w: %w", ErrBroken, t.err)
+	}
+	if len(f.tree) == 0 {
+		return fmt.Errorf("%w: it has no schema", ErrBroken)
+	}
+	rest, err := f.walk(f.tree[1:], f.tree[0].children, nil, Column{})
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return fmt.Errorf("%w: %d elements of the schema belong to no column", ErrBroken, len(rest))
+	}
+	return f.check()
+}
+
+// check compares the row groups with the schema and the file.
+func (f *File) check() error {
+	rows := int64(0)
+	for i := range f.Groups {
+		g := &f.Groups[i]
+		if len(g.chunks) != len(f.Columns) {
+			return fmt.Errorf("%w: row group %d has %d columns, the schema %d", ErrBroken, i, len(g.chunks), len(f.Columns))
+		}
+		g.Start = f.size
+		for _, c := range g.chunks {
+			if g.Rows == 0 {
+				break // writers put its columns anywhere
+			}
+			if c.start < 4 || c.bytes < 0 || c.start > f.size-c.bytes || c.values < 0 {
+				return fmt.Errorf("%w: row group %d has a column of %d bytes at %d, the file has %d", ErrBroken, i, c.bytes, c.start, f.size)
+			}
+			g.Start = min(g.Start, c.start)
+		}
+		if g.Rows < 0 || rows > f.Rows-g.Rows {
+			return fmt.Errorf("%w: its row groups have more than its %d rows", ErrBroken, f.Rows)
+		}
+		rows += g.Rows
+	}
+	if rows != f.Rows {
+		return fmt.Errorf("%w: its row groups have %d rows, the file %d", ErrBroken, rows, f.Rows)
+	}
+	return nil
+}
+
+func readElement(t *thrift, kind byte) element {
+	e := element{physical: -1, converted: -1}
+	t.fields(kind, func(id int, kind byte) bool {
+		switch id {
+		case 1:
+			e.physical = int(t.number(kind))
+		case 3:
+			e.repetition = t.number(kind)
+		case 4:
+			e.name = string(t.bytes(kind))
+		case 5:
+			e.children = t.number(kind)
+		case 6:
+			e.converted = t.number(kind)
+		case 10:
+			t.fields(kind, func(id int, kind byte) bool {
+				e.logical = id
+				if id != 10 { // an integer has a width and a sign
+					return false
+				}
+				t.fields(kind, func(id int, kind byte) bool {
+					if id == 2 {
+						e.unsigned = kind == thriftFalse
+					}
+					return false
+				})
+				return true
+			})
+		default:
+			return false
+		}
+		return true
+	})
+	return e
+}
+
+func readGroup(t *thrift, kind byte) Group {
+	g := Group{}
+	t.fields(kind, func(id int, kind byte) bool {
+		switch id {
+		case 1:
+			t.list(kind, func(kind byte) { g.chunks = append(g.chunks, readChunk(t, kind)) })
+		case 3:
+			g.Rows = t.number(kind)
+		default:
+			return false
+		}
+		return true
+	})
+	return g
+}
+
+func readChunk(t *thrift, kind byte) chunk {
+	c := chunk{encrypted: true} // the metadata says otherwise
+	dictionary := int64(0)
+	t.fields(kind, func(id int, kind byte) bool {
+		switch id {
+		case 1:
+			c.elsewhere = len(t.bytes(kind)) > 0
+		case 3:
+			c.encrypted = false
+			t.fields(kind, func(id int, kind byte) bool {
+				switch id {
+				case 4:
+					c.codec = t.number(kind)
+				case 5:
+					c.values = t.number(kind)
+				case 7:
+					c.bytes = t.number(kind)
+				case 9:
+					c.start = t.number(kind)
+				case 11:
+					dictionary = t.number(kind)
+				default:
+					return false
+				}
+				return true
+			})
+		default:
+			return false
+		}
+		return true
+	})
+	if dictionary > 0 && dictionary < c.start { // some writers put a wrong one behind it
+		c.start = dictionary
+	}
+	return c
+}
+
+// walk makes columns of n subtrees at the start of tree, and returns what follows them.
+func (f *File) walk(tree []element, n int64, path []string, above Column) ([]element, error) {
+	for ; n > 0; n-- {
+		if len(tree) == 0 || len(path) > maxThriftDepth {
+			return nil, fmt.Errorf("%w: its schema is cut off, or nested more than %d deep", ErrBroken, maxThriftDepth)
+		}
+		e := tree[0]
+		tree = tree[1:]
+		c := above
+		c.Path = append(path[:len(path):len(path)], e.name)
+		switch e.repetition {
+		case 1:
+			c.maxDef++
+		case 2:
+			c.maxDef++
+			c.maxRep++
+		}
+		if e.children > 0 {
+			var err error
+			if tree, err = f.walk(tree, e.children, c.Path, c); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		c.physical = e.physical
+		c.describe(e)
+		f.Columns = append(f.Columns, c)
+	}
+	return tree, nil
+}
+
+// describe says what a leaf holds. A binary column without an annotation may hold text: older writers give none.
+func (c *Column) describe(e element) {
+	const utf8, json, enum, jsonType, stringType, enumType = 0, 19, 4, 12, 1, 4
+	switch c.physical {
+	case typeBytes:
+		switch {
+		case e.converted == utf8 || e.logical == stringType, e.converted == json || e.logical == jsonType, e.converted == enum || e.logical == enumType:
+			c.Kind, c.Text = "text", true
+		case e.converted < 0 && e.logical == 0:
+			c.Kind, c.Text = "binary", true
+		default:
+			c.Kind = "bytes of another meaning"
+		}
+	case typeInt32, typeInt64:
+		c.Kind, c.Tokens = "i32", c.maxRep == 1
+		if c.physical == typeInt64 {
+			c.Kind = "i64"
+		}
+		if e.logical != 0 && e.logical != 10 {
+			c.Kind, c.Tokens = "date or time", false
+		}
+	case typeFloat, typeDouble:
+		c.Kind = "float"
+	case typeBoolean:
+		c.Kind = "bool"
+	default:
+		c.Kind = "bytes of a fixed length"
+	}
+	if c.maxRep > 0 {
+		c.Kind = strings.Repeat("list of ", c.maxRep) + c.Kind
+		c.Text = false
+	}
+}
+
+// Find returns the index of the column that people call name: its path with dots, or the list of that name. why says
+// what is wrong with the name.
+func (f *File) Find(name string) (index int, why string) {
+	var below, all []string
+	for i := range f.Columns {
+		c := &f.Columns[i]
+		if c.Name() == name || c.Tokens && c.Path[0] == name {
+			return i, ""
+		}
+		if strings.HasPrefix(c.Name(), name+".") {
+			below = append(below, fmt.Sprintf("%q is %s", c.Name(), c.Kind))
+		}
+		if len(all) < 20 {
+			all = append(all, fmt.Sprintf("%.60q is %s", c.Name(), c.Kind))
+		}
+	}
+	if len(below) > 0 {
+		return -1, fmt.Sprintf("column %q is nested, and has no texts of its own: %s", name, strings.Join(below[:min(len(below), 20)], ", "))
+	}
+	return -1, fmt.Sprintf("there is no column %q, name the one that holds the text with --text-key: %s", name, strings.Join(all, ", "))
+}

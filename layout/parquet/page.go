@@ -1,0 +1,280 @@
+package parquet
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"sync"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/snappy"
+	"github.com/klauspost/compress/zstd"
+)
+
+// maxPageHeader bounds the header of a page, which has statistics: two values, as a rule cut short.
+const maxPageHeader = 16 << 20
+
+// The types of pages.
+const (
+	pageData       = 0
+	pageIndex      = 1
+	pageDictionary = 2
+	pageDataV2     = 3
+)
+
+// pageHeader is the header of a page.
+type pageHeader struct {
+	kind               int64
+	plain, stored      int64 // bytes
+	crc                int64 // -1 for none
+	values             int64
+	encoding           int64
+	defBytes, repBytes int64 // of a page of version 2
+	isPlain            bool  // the values of version 2 are not compressed
+}
+
+// pages reads the pages of one chunk.
+type pages struct {
+	file   *File
+	column *Column
+	chunk  *chunk
+	in     *bufio.Reader
+	left   int64 // bytes of the chunk
+	raw    []byte
+	plain  []byte
+}
+
+// next reads a page: its header, and its bytes as they are stored. It gives io.EOF behind the last.
+func (p *pages) next() (*pageHeader, []byte, error) {
+	if p.left <= 0 {
+		return nil, nil, io.EOF
+	}
+	h, n, err := p.header()
+	if err != nil {
+		return nil, nil, err
+	}
+	p.left -= n
+	switch {
+	case h.plain < 0 || h.stored < 0 || h.values < 0 || h.stored > p.left:
+		return nil, nil, fmt.Errorf("%w: a page of column %q has %d bytes, %d follow", ErrBroken, p.column.Name(), h.stored, p.left)
+	case h.plain > MaxPage || h.stored > MaxPage:
+		return nil, nil, fmt.Errorf("%w: a page of column %q has %d bytes, at most %d are read: write it with smaller pages", ErrUnread,
+			p.column.Name(), max(h.plain, h.stored), MaxPage)
+	}
+	if int64(cap(p.raw)) < h.stored {
+		p.raw = make([]byte, h.stored)
+	}
+	p.raw = p.raw[:h.stored]
+	if _, err := io.ReadFull(p.in, p.raw); err != nil {
+		return nil, nil, err
+	}
+	p.left -= h.stored
+	if h.crc >= 0 && int64(crc32.ChecksumIEEE(p.raw)) != h.crc {
+		return nil, nil, fmt.Errorf("%w: a page of column %q has another checksum than its header says", ErrBroken, p.column.Name())
+	}
+	return h, p.raw, nil
+}
+
+// header reads a page's header, whose length nobody tells.
+func (p *pages) header() (*pageHeader, int64, error) {
+	for n := 64; ; n *= 4 {
+		n = int(min(int64(n), p.left))
+		head, err := p.in.Peek(min(n, p.in.Size()))
+		if n > p.in.Size() { // of a value as statistics
+			p.in = bufio.NewReaderSize(p.in, n)
+			head, err = p.in.Peek(n)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		t := &thrift{buf: head}
+		h := readPageHeader(t)
+		if t.err == nil {
+			_, err := p.in.Discard(t.at)
+			return h, int64(t.at), err
+		}
+		if int64(n) == p.left || n >= maxPageHeader {
+			return nil, 0, fmt.Errorf("%w: the header of a page of column %q: %w", ErrBroken, p.column.Name(), t.err)
+		}
+	}
+}
+
+func readPageHeader(t *thrift) *pageHeader {
+	h := &pageHeader{kind: -1, crc: -1}
+	t.fields(thriftStruct, func(id int, kind byte) bool {
+		switch id {
+		case 1:
+			h.kind = t.number(kind)
+		case 2:
+			h.plain = t.number(kind)
+		case 3:
+			h.stored = t.number(kind)
+		case 4:
+			h.crc = int64(uint32(t.number(kind)))
+		case 5, 7: // of a data page, of a dictionary
+			t.fields(kind, func(id int, kind byte) bool {
+				switch id {
+				case 1:
+					h.values = t.number(kind)
+				case 2:
+					h.encoding = t.number(kind)
+				default:
+					return false
+				}
+				return true
+			})
+		case 8:
+			t.fields(kind, func(id int, kind byte) bool {
+				switch id {
+				case 1:
+					h.values = t.number(kind)
+				case 4:
+					h.encoding = t.number(kind)
+				case 5:
+					h.defBytes = t.number(kind)
+				case 6:
+					h.repBytes = t.number(kind)
+				case 7:
+					h.isPlain = kind == thriftFalse
+					return true
+				default:
+					return false
+				}
+				return true
+			})
+		default:
+			return false
+		}
+		return true
+	})
+	return h
+}
+
+// decompress returns n bytes, which are valid until the next call.
+func (p *pages) decompress(raw []byte, n int64) ([]byte, error) {
+	if p.chunk.codec == 0 {
+		if int64(len(raw)) != n {
+			return nil, fmt.Errorf("%w: a page of column %q has %d bytes, its header says %d", ErrBroken, p.column.Name(), len(raw), n)
+		}
+		return raw, nil
+	}
+	if int64(cap(p.plain)) < n {
+		p.plain = make([]byte, 0, n)
+	}
+	var err error
+	out := p.plain[:0]
+	switch p.chunk.codec {
+	case 1:
+		var size int
+		if size, err = snappy.DecodedLen(raw); err == nil && int64(size) == n {
+			out, err = snappy.Decode(p.plain[:n], raw)
+		}
+	case 2:
+		var z *gzip.Reader
+		if z, err = gzip.NewReader(bytes.NewReader(raw)); err == nil {
+			w := bytes.NewBuffer(out)
+			_, err = io.Copy(w, io.LimitReader(z, n+1))
+			out = w.Bytes()
+		}
+	case 6:
+		var z *zstd.Decoder
+		if z, err = decoder(); err == nil {
+			out, err = z.DecodeAll(raw, out)
+			decoders.Put(z)
+		}
+	case 7:
+		out, err = lz4Block(out, raw, int(n))
+	default:
+		names := map[int64]string{3: "LZO", 4: "Brotli", 5: "Hadoop's LZ4"}
+		return nil, fmt.Errorf("%w: column %q is compressed by %s: write it with zstd or snappy", ErrUnread, p.column.Name(), names[p.chunk.codec])
+	}
+	if err == nil && int64(len(out)) != n {
+		err = fmt.Errorf("%d bytes come out, the header says %d", len(out), n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: decompress a page of column %q: %w", ErrBroken, p.column.Name(), err)
+	}
+	return out, nil
+}
+
+// decoders are kept: each takes long to make.
+var decoders sync.Pool //nolint:gochecknoglobals // a pool, as in the standard library
+
+func decoder() (*zstd.Decoder, error) {
+	if z, ok := decoders.Get().(*zstd.Decoder); ok {
+		return z, nil
+	}
+	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(MaxPage), zstd.WithDecoderLowmem(true))
+}
+
+var errLZ4 = errors.New("broken LZ4 block")
+
+// lz4Block decompresses a block of at most n bytes (lz4, doc/lz4_Block_format.md).
+func lz4Block(dst, src []byte, n int) ([]byte, error) {
+	length := func(l int) (int, bool) {
+		for more := l == 15; more; src = src[1:] {
+			if len(src) == 0 || l > n {
+				return 0, false
+			}
+			l += int(src[0])
+			more = src[0] == 255
+		}
+		return l, true
+	}
+	for len(src) > 0 {
+		token := src[0]
+		src = src[1:]
+		literals, ok := length(int(token >> 4))
+		if !ok || literals > len(src) || literals > n-len(dst) {
+			return dst, errLZ4
+		}
+		dst = append(dst, src[:literals]...)
+		if src = src[literals:]; len(src) == 0 {
+			return dst, nil
+		}
+		if len(src) < 2 {
+			return dst, errLZ4
+		}
+		offset := int(src[0]) | int(src[1])<<8
+		src = src[2:]
+		match, ok := length(int(token & 15))
+		if match += 4; !ok || offset == 0 || offset > len(dst) || match > n-len(dst) {
+			return dst, errLZ4
+		}
+		for range match {
+			dst = append(dst, dst[len(dst)-offset])
+		}
+	}
+	return dst, nil
+}
+
+// newPages begins to read a chunk.
+func (f *File) newPages(ctx context.Context, group, column int) (*pages, error) {
+	c := &f.Groups[group].chunks[column]
+	name := f.Columns[column].Name()
+	switch {
+	case c.elsewhere:
+		return nil, fmt.Errorf("%w: column %q lies in another file", ErrUnread, name)
+	case c.encrypted:
+		return nil, fmt.Errorf("%w: column %q is encrypted", ErrUnread, name)
+	}
+	in := io.NewSectionReader(cancelReaderAt{ctx, f.r}, c.start, c.bytes)
+	return &pages{file: f, column: &f.Columns[column], chunk: c, in: bufio.NewReaderSize(in, 256<<10), left: c.bytes}, nil
+}
+
+// cancelReaderAt ends a long read when ctx does.
+type cancelReaderAt struct {
+	ctx context.Context
+	r   io.ReaderAt
+}
+
+func (c cancelReaderAt) ReadAt(p []byte, off int64) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.ReadAt(p, off)
+}

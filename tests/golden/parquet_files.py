@@ -1,0 +1,61 @@
+"""Writes layout/parquet/testdata with pyarrow: the encodings, compressions and page versions that writers choose.
+
+    python tests/golden/parquet_files.py layout/parquet/testdata
+
+Row i of 100 has the text "document i é..." (null where i % 10 == 3), and the tokens i, i+1, ... of i % 5 numbers.
+"""
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS = 100
+
+
+def table() -> pa.Table:
+    texts = [None if i % 10 == 3 else f"document {i} " + "é" * (i % 7) for i in range(ROWS)]
+    tokens = [list(range(i, i + i % 5)) for i in range(ROWS)]
+    return pa.table(
+        {
+            "id": pa.array(range(ROWS), pa.int64()),
+            "text": pa.array(texts, pa.string()),
+            "raw": pa.array([t.encode() if t else b"" for t in texts], pa.binary()),
+            "image": pa.array([b"\x00\xff"] * ROWS, pa.binary()),
+            "meta": pa.array([{"source": f"s{i}", "n": i} for i in range(ROWS)], pa.struct([("source", pa.string()), ("n", pa.int32())])),
+            "input_ids": pa.array(tokens, pa.list_(pa.int32())),
+            "wide": pa.array(tokens, pa.list_(pa.int64())),
+            "words": pa.array([["a", "b"]] * ROWS, pa.list_(pa.string())),
+        }
+    )
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    t = table()
+    delta = {"text": "DELTA_LENGTH_BYTE_ARRAY", "raw": "DELTA_BYTE_ARRAY", "meta.source": "DELTA_BYTE_ARRAY", "id": "DELTA_BINARY_PACKED",
+             "input_ids.list.element": "DELTA_BINARY_PACKED", "wide.list.element": "DELTA_BINARY_PACKED"}
+    for name, options in {
+        "plain": {"compression": "none", "use_dictionary": False},
+        "dictionary": {"compression": "snappy"},
+        "groups": {"compression": "zstd", "row_group_size": 7, "data_page_version": "2.0"},
+        "gzip": {"compression": "gzip", "data_page_size": 64, "write_page_checksum": True},
+        "lz4": {"compression": "lz4", "use_dictionary": False, "data_page_version": "2.0"},
+        "delta": {"compression": "zstd", "use_dictionary": False, "column_encoding": delta},
+        "brotli": {"compression": "brotli"},
+    }.items():
+        pq.write_table(t, out / f"{name}.parquet", **options)
+    pq.write_table(t.slice(0, 0), out / "empty.parquet")
+    text = t.select(["id", "text", "input_ids"])
+    with pa.OSFile(str(out / "stream.arrow"), "wb") as f, pa.ipc.new_stream(f, text.schema) as w:
+        w.write_table(text, max_chunksize=9)
+    with pa.OSFile(str(out / "file.arrow"), "wb") as f, pa.ipc.new_file(f, text.schema) as w:
+        w.write_table(text, max_chunksize=30)
+    with pa.OSFile(str(out / "compressed.arrow"), "wb") as f, pa.ipc.new_stream(f, text.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as w:
+        w.write_table(text)
+
+
+if __name__ == "__main__":
+    main()
