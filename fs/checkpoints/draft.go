@@ -168,6 +168,12 @@ func (v *Volume) add(d *draft) error {
 	return nil
 }
 
+// lockPrefix begins the names of locks among the kept files.
+const lockPrefix = "lock-of-draft-"
+
+// isLock tells a lock's name.
+func isLock(name string) bool { return strings.HasPrefix(name, lockPrefix) }
+
 // keepLock has the holder keep a draft's lock.
 func (v *Volume) keepLock(d *draft) {
 	if v.opt.Life == nil {
@@ -183,7 +189,7 @@ func (v *Volume) keepLock(d *draft) {
 		v.opt.Life.Drop(d.lock)
 	}
 	v.lastKept++
-	d.lock = fmt.Sprintf("draft%d-%d", os.Getpid(), v.lastKept)
+	d.lock = fmt.Sprintf("%s%d-%d", lockPrefix, os.Getpid(), v.lastKept)
 	if err := v.opt.Life.Keep(d.lock, f); err != nil {
 		v.unkept(err)
 	}
