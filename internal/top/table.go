@@ -121,9 +121,7 @@ func writeStatus(t io.Writer, r *Row) {
 		}
 		writeLatency(t, r)
 	}
-	if s.Checkpoints != nil && s.Checkpoints.Drain != nil {
-		writeDrain(t, s.Checkpoints.Drain)
-	}
+	writeCheckpoints(t, s.Checkpoints)
 	if !s.Control.On && s.Control.Why != "" {
 		fmt.Fprintf(t, "  no control socket\t%s\n", Printable(s.Control.Why))
 	}
