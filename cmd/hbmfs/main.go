@@ -140,6 +140,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs upgrade --all                   have running mounts go on with this program
   hbmfs cache ls /nvme/hbmfs            which remote objects are here? stats, verify and rm as well
   hbmfs checkpoint ls /nvme/ckpt        which checkpoints are complete? verify, drain, rm and clean as well
+  hbmfs publish /mnt/ckpt/step_100      this draft of a checkpoint volume never changes any more
   hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards`,
 		Version:       version,
 		SilenceErrors: true,

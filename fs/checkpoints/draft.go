@@ -168,6 +168,12 @@ func (v *Volume) add(d *draft) error {
 	return nil
 }
 
+// lockPrefix begins the names of locks among the kept files.
+const lockPrefix = "lock-of-draft-"
+
+// isLock tells a lock's name.
+func isLock(name string) bool { return strings.HasPrefix(name, lockPrefix) }
+
 // keepLock has the holder keep a draft's lock.
 func (v *Volume) keepLock(d *draft) {
 	if v.opt.Life == nil {
@@ -183,7 +189,7 @@ func (v *Volume) keepLock(d *draft) {
 		v.opt.Life.Drop(d.lock)
 	}
 	v.lastKept++
-	d.lock = fmt.Sprintf("draft%d-%d", os.Getpid(), v.lastKept)
+	d.lock = fmt.Sprintf("%s%d-%d", lockPrefix, os.Getpid(), v.lastKept)
 	if err := v.opt.Life.Keep(d.lock, f); err != nil {
 		v.unkept(err)
 	}
@@ -308,10 +314,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 		d.total.Store(0)
 		_ = d.enter(sealing, to) // nobody else leaves this stage
 		if err != nil {
-			v.mu.Lock()
-			d.why = err.Error()
-			v.mu.Unlock()
-			v.refuse("%s was not published: %v", d.shown, err)
+			v.unpublished(d, err)
 		}
 	}()
 	if err := d.rename(ctx, name, d.shown); err != nil {
@@ -327,6 +330,22 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	v.over(d)
 	v.tell(name)
 	return nil
+}
+
+// unpublished notes why a draft was not published. Everybody reads the status: it names a file only where everybody may list the checkpoint.
+func (v *Volume) unpublished(d *draft, err error) {
+	why := err.Error()
+	if d.owner.Mode&0o005 != 0o005 {
+		v.opt.Log.Warn("a draft was not published", "draft", d.shown, "error", err)
+		why = unix.Errno(errnoOf(err)).Error() + ": hbmfs publish says more"
+		if errors.Is(err, checkpoint.ErrOpen) {
+			why = "a file is still open for writing, or mapped: hbmfs publish says which"
+		}
+	}
+	v.mu.Lock()
+	d.why = why
+	v.mu.Unlock()
+	v.refuse("%s was not published: %s", d.shown, why)
 }
 
 // rename gives the draft another name to be published under, and in the root.

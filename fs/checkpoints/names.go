@@ -131,7 +131,7 @@ func (v *Volume) unmask(at int, name string, mode uint32) error {
 // mknod makes a plain file. A checkpoint has no others.
 func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.Statx_t, error) {
 	if kind := req.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != 0 {
-		v.refuse("%s in a draft: a checkpoint has regular files alone, no devices, pipes and sockets", name)
+		v.refuse("a special file in %s: a checkpoint has regular files alone, no devices, pipes and sockets", in.draft.shown)
 		return nil, nil, unix.EPERM
 	}
 	at, end, err := in.inDir(name)

@@ -278,18 +278,18 @@ func (r *router) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out 
 	if !isOuter(in.NodeId) && in.NodeId != rootID {
 		return r.Mount.Link(cancel, in, name, out)
 	}
-	return r.noLinks(name)
+	return r.noLinks()
 }
 
 func (r *router) Symlink(cancel <-chan struct{}, h *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
 	if !isOuter(h.NodeId) && h.NodeId != rootID {
 		return r.Mount.Symlink(cancel, h, target, name, out)
 	}
-	return r.noLinks(name)
+	return r.noLinks()
 }
 
-func (r *router) noLinks(name string) fuse.Status {
-	r.v.refuse("%s: a checkpoint has no links: copy the file", name)
+func (r *router) noLinks() fuse.Status {
+	r.v.refuse("a link: a checkpoint has no links: copy the file")
 	return fuse.EPERM
 }
 

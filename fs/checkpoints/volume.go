@@ -468,10 +468,25 @@ func (v *Volume) adoptDrafts() error {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.unlock(all)
 	for _, k := range all {
 		v.adopt(k)
 	}
 	return nil
+}
+
+// unlock lets go of locks that the daemon before had kept, and whose drafts it had not told of yet: it was killed between.
+func (v *Volume) unlock(told []keptDraft) {
+	for _, name := range v.opt.Life.Names() {
+		if !isLock(name) || slices.ContainsFunc(told, func(k keptDraft) bool { return k.Lock == name }) {
+			continue
+		}
+		if f := v.opt.Life.Took(name); f != nil {
+			_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // the holder's descriptor is the same
+			_ = f.Close()                             // nothing was written
+		}
+		v.opt.Life.Drop(name)
+	}
 }
 
 // Begin takes the drafts and the open files of the daemon before. It is called before anybody serves the mount.

@@ -175,6 +175,8 @@ func (l *Life) Load(s State) error { return adopt(l.sections, s) }
 
 // Has tells whether the life before has left a file.
 func (l *Life) Has(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	_, ok := l.kept[name]
 	return ok
 }
@@ -200,6 +202,8 @@ const ownFiles = 8
 
 // Took opens a file of the life before, nil where it left none of this name. The caller closes it.
 func (l *Life) Took(name string) *os.File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	fd, ok := l.kept[name]
 	if !ok {
 		return nil

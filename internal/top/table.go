@@ -122,6 +122,7 @@ func writeStatus(t io.Writer, r *Row) {
 		writeLatency(t, r)
 	}
 	writeDrain(t, s)
+	writeCheckpoints(t, s.Checkpoints)
 	if !s.Control.On && s.Control.Why != "" {
 		fmt.Fprintf(t, "  no control socket\t%s\n", Printable(s.Control.Why))
 	}

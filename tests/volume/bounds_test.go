@@ -65,15 +65,15 @@ func TestOrdinaryUser(t *testing.T) {
 // ordinary mounts a volume of DIRECTORY at POINT, does the POSIX cases there and in PLAIN, and tries to keep a pen.
 func ordinary(hbmfs, directory, point, plain string) (err error) {
 	log := plain + "/log"
-	if out, err := os.Create(plain + "/said"); err != nil {
+	out, err := os.Create(plain + "/said") // a pipe would be the daemon's, too
+	if err != nil {
 		return err
-	} else {
-		cmd := exec.Command(hbmfs, "mount", "--checkpoints", "--log-file", log, directory, point)
-		cmd.Stdout, cmd.Stderr = out, out
-		if err := errors.Join(cmd.Run(), out.Close()); err != nil {
-			said, _ := os.ReadFile(plain + "/said")
-			return fmt.Errorf("%w: %s", err, said)
-		}
+	}
+	cmd := exec.Command(hbmfs, "mount", "--checkpoints", "--log-file", log, directory, point)
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := errors.Join(cmd.Run(), out.Close()); err != nil {
+		said, _ := os.ReadFile(plain + "/said")
+		return fmt.Errorf("%w: %s", err, said)
 	}
 	defer func() {
 		if out, umountErr := exec.Command(hbmfs, "umount", point).CombinedOutput(); umountErr != nil {

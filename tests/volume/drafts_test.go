@@ -204,12 +204,34 @@ func TestStatusNamesDrafts(t *testing.T) {
 	if len(s.Drafts) != 1 || s.Drafts[0].Name != "step.tmp" || s.Drafts[0].Open != 1 || s.Drafts[0].UID != 0 || s.Drafts[0].Since.IsZero() || s.Free <= 0 {
 		t.Errorf("the status has %+v", s)
 	}
+	if code, out, errs := run(t, "status", v.point); code != 0 || !strings.Contains(out, "0 published, 0 B; 1 drafts") || !strings.Contains(out, "step.tmp of user 0, since") {
+		t.Errorf("hbmfs status: %d %s%s", code, out, errs)
+	}
 	must(t, f.Close())
 	must(t, v.publish("step"))
 	s = v.status(t).Checkpoints
 	if len(s.Drafts) != 0 || len(s.Published) != 1 || s.Published[0].Name != "step" || s.Published[0].State != "local" || s.Published[0].Size != 5 || s.Published[0].Files != 1 {
 		t.Errorf("the status has %+v", s)
 	}
+}
+
+// TestStatusKeepsSecrets: names in a draft that stays private are not in the status, which everybody reads.
+func TestStatusKeepsSecrets(t *testing.T) {
+	v := mount(t)
+	dir := v.Path("private.tmp")
+	must(t, os.Mkdir(dir, 0o700))
+	f, err := os.Create(dir + "/secret-name")
+	must(t, err)
+	want(t, "publish", v.publish("private"), unix.EBUSY)
+	if _, _, errs := run(t, "publish", dir); !strings.Contains(errs, `"secret-name" is still open`) {
+		t.Errorf("hbmfs publish says %q", errs)
+	}
+	text, err := os.ReadFile(v.Path(".hbmfs", "status"))
+	if err != nil || strings.Contains(string(text), "secret-name") || !strings.Contains(string(text), "hbmfs publish says which") {
+		t.Errorf("the status has %s, %v", text, err)
+	}
+	must(t, f.Close())
+	must(t, v.publish("private"))
 }
 
 // TestUnmountEndsDrafts: drafts end with the mount, and what is published stays.

@@ -11,7 +11,7 @@ from pathlib import Path
 os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 warnings.filterwarnings("ignore")
 
-import torch  # noqa: E402
+import torch
 
 
 def tensors(seed=0):
