@@ -36,18 +36,9 @@ type Source struct {
 //	anonymous   true: do not sign requests
 //	profile     of ~/.aws/credentials; AWS_PROFILE
 func Parse(text string) (Source, error) {
-	u, err := url.Parse(text)
+	u, err := parseURL(text)
 	if err != nil {
-		return Source{}, fmt.Errorf("source %q: %w", text, err)
-	}
-	if u.Scheme != "s3" || u.Host == "" {
-		return Source{}, fmt.Errorf("source %q: want s3://BUCKET/PREFIX", text)
-	}
-	if u.User != nil {
-		return Source{}, fmt.Errorf("source s3://%s: credentials do not belong in a source, where everybody sees them: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Host)
-	}
-	if strings.Contains(text, "#") { // the rest would be no part of the path, nor an option
-		return Source{}, fmt.Errorf("source %q: write the # as %%23", text)
+		return Source{}, fmt.Errorf("source %w", err)
 	}
 	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/"), Secure: true}
 	s.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
@@ -100,6 +91,22 @@ func Parse(text string) (Source, error) {
 		s.dir += "/"
 	}
 	return s, nil
+}
+
+// parseURL reads the address of a source.
+func parseURL(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%q: %w", text, err)
+	case u.Scheme != "s3" || u.Host == "":
+		return nil, fmt.Errorf("%q: want s3://BUCKET/PREFIX", text)
+	case u.User != nil:
+		return nil, fmt.Errorf("s3://%s: credentials do not belong in a source, where everybody sees them: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Host)
+	case strings.Contains(text, "#"): // the rest would be no part of the path, nor an option
+		return nil, fmt.Errorf("%q: write the # as %%23", text)
+	}
+	return u, nil
 }
 
 // setCaches takes the option endpoint for caches where there is an origin, and gives the server behind them.

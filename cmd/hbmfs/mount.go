@@ -348,15 +348,8 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	}
 	defer from.close()
 	opt.Trace = tracer
-	if err := c.places.MakePoint(); err != nil {
-		span.End("mount")
-		return err
-	}
 	defer c.places.RemovePoint()
-	m, err := fs.New(ctx, c.point, from.listing, opt)
-	if err == nil {
-		err = from.mounted()
-	}
+	m, err := c.begin(ctx, from, opt)
 	if err != nil {
 		span.End("mount")
 		return err
@@ -386,6 +379,18 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	}
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
 	return err
+}
+
+// begin makes the mount of a source.
+func (c *mountCommand) begin(ctx context.Context, from *mountSource, opt fs.Options) (*fs.Mount, error) {
+	if err := c.places.MakePoint(); err != nil {
+		return nil, err
+	}
+	m, err := fs.New(ctx, c.point, from.listing, opt)
+	if err != nil {
+		return nil, err
+	}
+	return m, from.mounted()
 }
 
 // tellReady reports that the mount can be used, and what is soon found wrong with it.

@@ -13,11 +13,7 @@ import (
 const drainMost = 5
 
 // writeDrain writes how far a volume's checkpoints are on their way to S3.
-func writeDrain(t io.Writer, s *status.Status) {
-	if s.Checkpoints == nil || s.Checkpoints.Drain == nil {
-		return
-	}
-	d := s.Checkpoints.Drain
+func writeDrain(t io.Writer, d *status.Drain) {
 	n := d.States
 	fmt.Fprintf(t, "  drain\t%s: %d remote, %d draining, %d local, %d failed; %s sent", Printable(d.Destination), n.Remote, n.Draining, n.Local, n.Failed, size.Decimal(d.Sent))
 	if d.Bound > 0 {

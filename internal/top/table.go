@@ -113,15 +113,7 @@ func writeStatus(t io.Writer, r *Row) {
 			fmt.Fprintf(t, "  cache is sick\t%s\n", Printable(c.Why))
 		}
 	}
-	if o := s.Origin; o != nil {
-		if second {
-			fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, size.Decimal(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
-		} else {
-			fmt.Fprintf(t, "  origin\t%s requests, %s; %d retried, %d stalled, %d given up\n", size.Grouped(o.Requests), size.Decimal(o.Bytes), o.Retries, o.Stalls, o.Failed)
-		}
-		writeLatency(t, r)
-	}
-	writeDrain(t, s)
+	writeOrigin(t, r)
 	writeCheckpoints(t, s.Checkpoints)
 	if !s.Control.On && s.Control.Why != "" {
 		fmt.Fprintf(t, "  no control socket\t%s\n", Printable(s.Control.Why))
@@ -159,6 +151,27 @@ func errnoText(byErrno map[string]int64) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// writeOrigin writes what was asked of a remote source, and of the caches before it.
+func writeOrigin(t io.Writer, r *Row) {
+	o := r.Told.Origin
+	if o == nil {
+		return
+	}
+	if rate := r.Rates; rate != nil {
+		fmt.Fprintf(t, "  origin\t%.0f requests/s, %s/s; since the mount %d retried, %d stalled, %d given up\n", rate.OriginRequests, size.Decimal(int64(rate.OriginBytes)), o.Retries, o.Stalls, o.Failed)
+	} else {
+		fmt.Fprintf(t, "  origin\t%s requests, %s; %d retried, %d stalled, %d given up\n", size.Grouped(o.Requests), size.Decimal(o.Bytes), o.Retries, o.Stalls, o.Failed)
+	}
+	for _, e := range o.Endpoints {
+		fmt.Fprintf(t, "  \t%s: %s requests, %s; %d failed, %d wrong", Printable(e.Name), size.Grouped(e.Requests), size.Decimal(e.Bytes), e.Failed, e.Wrong)
+		if e.Out != "" {
+			fmt.Fprintf(t, "; passed over: %s", Printable(e.Out))
+		}
+		fmt.Fprintln(t)
+	}
+	writeLatency(t, r)
 }
 
 // writeLatency writes how long answers of the origin take, and the histogram since the mount.
