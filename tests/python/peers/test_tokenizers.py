@@ -13,7 +13,7 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 TESTDATA = ROOT / "internal" / "tokenizer" / "testdata"
 
 MEGABYTES = 2
