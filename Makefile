@@ -90,7 +90,7 @@ test-peers: build lib ## Run the real readers and writers: Megatron, DeepSpeed, 
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip_peers.txt \
-	  $(if $(filter 1,$(RACE)),-race) -run Peers ./tests/loaders ./tests/python
+	  $(if $(filter 1,$(RACE)),-race) -run Peers ./tests/loaders ./tests/python ./tests/volume
 
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, 3 minutes; 7 with torch)
 	@mkdir -p $(CACHE)

@@ -46,7 +46,7 @@ func killAt(t *testing.T, at int, after bool, sizes map[string]int) {
 	cmd.Env = append(os.Environ(), childEnv+"="+dir+"\n"+s.url("run"))
 	var seen atomic.Int64
 	var step atomic.Value
-	killed := make(chan struct{})
+	started, killed := make(chan struct{}), make(chan struct{})
 	s.set(func() {
 		s.before = func(op, key string, _ http.ResponseWriter, _ *http.Request) (bool, func(http.ResponseWriter)) {
 			if seen.Add(1) != int64(at) {
@@ -58,7 +58,7 @@ func killAt(t *testing.T, at int, after bool, sizes map[string]int) {
 				}
 			}
 			step.Store(op + " " + key)
-			kill := func() { _ = cmd.Process.Kill(); _ = cmd.Wait(); close(killed) }
+			kill := func() { <-started; _ = cmd.Process.Kill(); _ = cmd.Wait(); close(killed) }
 			if !after {
 				kill()
 				return true, nil
@@ -67,6 +67,7 @@ func killAt(t *testing.T, at int, after bool, sizes map[string]int) {
 		}
 	})
 	must(t, cmd.Start())
+	close(started)
 	select {
 	case <-killed:
 	case <-time.After(30 * time.Second):

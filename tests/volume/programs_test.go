@@ -13,14 +13,25 @@ import (
 // TestPrograms: what people save checkpoints with, unmodified. It needs HBMFS_PYTHON, a Python with the packages of tests/requirements.txt. hbmfs's own
 // readers need libhbmfs, too.
 func TestPrograms(t *testing.T) {
-	python := os.Getenv("HBMFS_PYTHON")
+	runPrograms(t, "HBMFS_PYTHON", "torch_save", "dcp", "safetensors", "numpy", "shell", "past")
+}
+
+// TestPeersPrograms are those of make test-peers.
+func TestPeersPrograms(t *testing.T) {
+	runPrograms(t, "HBMFS_PEERS", "deepspeed", "transformers", "trainer")
+}
+
+// runPrograms runs programs of programs.py by the Python that a variable names.
+func runPrograms(t *testing.T, variable string, programs ...string) {
+	t.Helper()
+	python := os.Getenv(variable)
 	if python == "" {
-		t.Skip("needs HBMFS_PYTHON")
+		t.Skip("needs ", variable)
 	}
 	v := mount(t)
 	package_, err := filepath.Abs("../../python")
 	must(t, err)
-	for _, program := range []string{"torch_save", "dcp", "safetensors", "deepspeed", "transformers", "trainer", "numpy", "shell", "past"} {
+	for _, program := range programs {
 		t.Run(program, func(t *testing.T) {
 			if program == "past" && os.Getenv("HBMFS_LIBRARY") == "" {
 				t.Skip("needs HBMFS_LIBRARY")
