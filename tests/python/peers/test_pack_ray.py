@@ -5,8 +5,10 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -69,8 +71,9 @@ def test_peer_ray_with_a_killed_worker(tmp_path, corpus):
                 return
             time.sleep(0.005)
 
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _temp_dir=None)
+    short = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets have 107 bytes at most
     try:
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, _temp_dir=short)
         killer = threading.Thread(target=kill)
         killer.start()
         example().pack([str(corpus)], str(tmp_path / "out"), PARTS, hbmfs=HBMFS,
@@ -78,6 +81,7 @@ def test_peer_ray_with_a_killed_worker(tmp_path, corpus):
         killer.join()
     finally:
         ray.shutdown()
+        shutil.rmtree(short, ignore_errors=True)  # its processes may end a moment later
     assert killed, "no worker was killed while it packed"
     names = sorted(p.name for p in alone.iterdir())
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == names
