@@ -39,14 +39,15 @@ func TestPlansOutliveADaemon(t *testing.T) {
 	}
 	must(t, control.Prefetch(f, ranges...))
 	got := make([]byte, 1<<20)
-	for _, i := range order[:4] {
+	const read = 4 // a kill may come before their segments are published, and no plan has them any more
+	for _, i := range order[:read] {
 		_, err := f.ReadAt(got, int64(i)<<20)
 		must(t, err)
 	}
 	time.Sleep(400 * time.Millisecond) // longer than between two saves
 	there := cacheStatus(t, m).Segments
 	m.crash(t)
-	if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= segments }) {
+	if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= segments-read }) {
 		t.Errorf("%d of %d segments are there, %d were when the daemon went", cacheStatus(t, m).Segments, segments, there)
 	}
 	t.Logf("%d of %d segments were there when the daemon went", there, segments)
