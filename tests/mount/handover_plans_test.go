@@ -39,15 +39,18 @@ func TestPlansOutliveADaemon(t *testing.T) {
 	}
 	must(t, control.Prefetch(f, ranges...))
 	got := make([]byte, 1<<20)
-	const read = 4 // a kill may come before their segments are published, and no plan has them any more
-	for _, i := range order[:read] {
+	for _, i := range order[:4] {
 		_, err := f.ReadAt(got, int64(i)<<20)
 		must(t, err)
+		// No plan has it any more, so a kill before it is published would take it.
+		if !blackbox.Within(patience, func() bool { return local(t, f, int64(i)<<20, 1<<20) }) {
+			t.Fatalf("segment %d was read and is not published", i)
+		}
 	}
 	time.Sleep(400 * time.Millisecond) // longer than between two saves
 	there := cacheStatus(t, m).Segments
 	m.crash(t)
-	if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= segments-read }) {
+	if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= segments }) {
 		t.Errorf("%d of %d segments are there, %d were when the daemon went", cacheStatus(t, m).Segments, segments, there)
 	}
 	t.Logf("%d of %d segments were there when the daemon went", there, segments)
@@ -63,4 +66,18 @@ func TestPlansOutliveADaemon(t *testing.T) {
 	}
 	m.pid = m.handover(t).PID
 	must(t, f.Close())
+}
+
+// local tells whether bytes of a file lie in published segments.
+func local(t *testing.T, f *os.File, offset, n int64) bool {
+	t.Helper()
+	for batch, err := range control.Batches(f, offset, n, false) {
+		must(t, err)
+		for _, e := range batch.Extents {
+			if e.Flags&control.ExtentPending != 0 {
+				return false
+			}
+		}
+	}
+	return true
 }
