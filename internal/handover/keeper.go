@@ -1,7 +1,6 @@
 package handover
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,31 +71,6 @@ func keep(args []string) error {
 		}
 	}
 	return k.run()
-}
-
-// leaner gives back the pages of files, this program's above all, that only its start needed: they are most of what a keeper
-// takes, and come back where they are used. It leaves a mapping alone that has a page of its own, as relocation makes them.
-func leaner() {
-	debug.FreeOSMemory()
-	maps, err := os.Open("/proc/self/smaps")
-	if err != nil {
-		return // it takes more memory
-	}
-	defer func() { _ = maps.Close() }() // opened for reading: nothing is lost
-	var begin, end uint64
-	for lines := bufio.NewScanner(maps); lines.Scan(); {
-		f := strings.Fields(lines.Text()) // proc_pid_smaps(5): from-to, rights, offset, device, inode, path; then its figures
-		from, to, isRange := strings.Cut(f[0], "-")
-		switch {
-		case isRange:
-			if begin, end = 0, 0; len(f) > 5 && !strings.Contains(f[1], "w") && strings.HasPrefix(f[5], "/") {
-				begin, _ = strconv.ParseUint(from, 16, 64) // the kernel writes hexadecimal numbers
-				end, _ = strconv.ParseUint(to, 16, 64)
-			}
-		case f[0] == "Anonymous:" && f[1] == "0" && begin < end:
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(begin), uintptr(end-begin), unix.MADV_DONTNEED) // advice
-		}
-	}
 }
 
 // keeper holds the descriptors of one mount. One thread does all its work.
@@ -400,31 +374,6 @@ func (k *keeper) decide() error {
 		}
 	}
 	return nil
-}
-
-// misses notes that a file was kept or forgotten while a daemon starts, nil for none.
-func (d *daemon) misses(name string) {
-	if d == nil {
-		return
-	}
-	if d.missed == nil {
-		d.missed = map[string]bool{}
-	}
-	d.missed[name] = true
-}
-
-// catchUp tells a daemon what was kept and forgotten since it started.
-func (k *keeper) catchUp(d *daemon) {
-	for name := range d.missed {
-		m := say("FDSTOREREMOVE=1", "FDNAME="+name)
-		if fd, ok := k.store[name]; ok {
-			m = say("FDNAME=" + name).with(fd)
-		}
-		if err := send(d.socket, m); err != nil {
-			k.say("the next daemon cannot be told: %v", err)
-		}
-	}
-	d.missed = nil
 }
 
 // dieTime is how long the end of a daemon is waited for. One that waits in the kernel, for a dead network filesystem for one, does

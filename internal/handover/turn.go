@@ -1,0 +1,130 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Waits tells whether another daemon serves still, so that there is time until this one's turn.
+func (l *Life) Waits() bool { return l != nil && l.served && l.death.Load() == nil }
+
+// Spare tells whether this daemon may wait long for its turn.
+func (l *Life) Spare() bool { return l != nil && l.spare }
+
+// ErrNoTurn ends a spare that is not needed any more, because its keeper has gone or has another, or it was told to end.
+var ErrNoTurn = errors.New("this daemon is not needed")
+
+// Prepared says that the state can be adopted, and waits until nobody else serves, or until ctx ends. A spare does meanwhile from
+// time to time.
+func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, error) {
+	switch {
+	case l.death.Load() != nil:
+		return *l.death.Load(), nil
+	case l.notify != "":
+		return Death{How: "crash"}, nil
+	}
+	if err := send(l.socket, say("PREPARED=1")); err != nil && l.spare {
+		return Death{}, ErrNoTurn
+	} else if err != nil {
+		return Death{}, err
+	}
+	if l.spare {
+		debug.FreeOSMemory() // of what was read
+		if err := l.idle(ctx, meanwhile); err != nil {
+			return Death{}, err
+		}
+	}
+	m, err := receive(l.socket)
+	for err == nil && m.fields["ADOPT"] == "" && m.fields["FDNAME"] != "" { // since this daemon has started
+		l.update(m.fields["FDNAME"], m.fd)
+		m, err = receive(l.socket)
+	}
+	switch {
+	case err != nil && l.orphaned():
+		rename(filepath.Base(os.Args[0]))
+		death := Death{How: "crash", At: now(), PID: l.before}
+		l.death.Store(&death)
+		return death, nil
+	case err != nil && l.spare:
+		return Death{}, ErrNoTurn
+	case err != nil:
+		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
+	case l.spare:
+		rename(filepath.Base(os.Args[0]))
+	}
+	m.close()
+	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
+	death := Death{How: m.fields["ADOPT"], At: at, PID: l.before}
+	l.death.Store(&death)
+	return death, err
+}
+
+// Taken says that another daemon has gone on with the mount, which has a keeper of its own.
+func (l *Life) Taken() error {
+	_ = send(l.socket, say("TAKEN=1")) // a holder that has gone needs no telling
+	return ErrNoTurn
+}
+
+// idle waits for a message of the holder.
+func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
+	const often = 5 * time.Second
+	defer context.AfterFunc(ctx, func() { _ = unix.Shutdown(l.socket, unix.SHUT_RD) })() // wakes the wait below
+	for poll := []unix.PollFd{{Fd: int32(l.socket), Events: unix.POLLIN}}; ; {
+		n, err := unix.Poll(poll, int(often/time.Millisecond))
+		switch {
+		case ctx.Err() != nil:
+			return ErrNoTurn
+		case n > 0:
+			return nil
+		case err == nil:
+			err = meanwhile()
+		case errors.Is(err, unix.EINTR):
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// update takes a file that the daemon before has kept meanwhile, or has forgotten: -1.
+func (l *Life) update(name string, fd int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old, ok := l.kept[name]; ok {
+		_ = unix.Close(old) // the newer one takes its place
+		delete(l.kept, name)
+	}
+	if fd >= 0 {
+		l.kept[name] = fd
+	}
+}
+
+// Goes says that this daemon goes on with the mount: from now on its end is a new one, and no failed attempt.
+func (l *Life) Goes() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.notify == "" { // the report of readiness tells systemd
+		_ = l.tell(say("READY=1")) // a holder that is gone needs no telling
+	}
+	if l.socket >= 0 {
+		const soon = 200 * time.Millisecond // readers have waited
+		time.AfterFunc(soon, func() { ease(l.nice) })
+	}
+}
+
+// Failed tells the holder why there is no next daemon.
+func (l *Life) Failed(err error) {
+	if l != nil && l.socket >= 0 {
+		_ = send(l.socket, say("FAILED="+strings.ReplaceAll(err.Error(), "\n", "; "))) // the holder sees the end, too
+	}
+}
