@@ -21,7 +21,7 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 	}
 	const most = 256 << 20
 	size := min(most, r.arena.size()/4/arenaUnit*arenaUnit)
-	at, err := r.arena.alloc(ctx, size)
+	at, err := r.reserve(ctx, size)
 	if err != nil {
 		return 0, err
 	}
@@ -76,7 +76,7 @@ func (f *File) Plain(ctx context.Context, offset, n int64) error {
 	}
 	const block = 16 << 20
 	size := min(block, n)
-	at, err := f.r.arena.alloc(ctx, size)
+	at, err := f.r.reserve(ctx, size)
 	if err != nil {
 		return err
 	}

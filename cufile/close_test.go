@@ -32,6 +32,9 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r, err := New(t.Context(), o)
 				must(t, err)
+				at, err := r.reserve(t.Context(), 1)
+				must(t, err)
+				r.arena.free(at, 1)
 				ended := make(chan error, 1)
 				go func() {
 					_, err := c.crew(r).Run(context.Background(), 1, 1, func(*crew.Worker, int64) error {

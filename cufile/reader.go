@@ -28,7 +28,7 @@ type Options struct {
 	Path    Path  // empty means Auto
 	Threads int   // 0 means as many as copy fastest, which is measured while they do, 16 at most
 	Slot    int64 // bytes that a thread moves at a time, 0 means 2 MiB; each pins three of them
-	Arena   int64 // bytes of memory for views, 0 means 1 GiB (256 MiB on the host)
+	Arena   int64 // bytes of memory for views, taken at the first one, 0 means 1 GiB (256 MiB on the host)
 
 	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations
 	// that are kept, 0 means a quarter of the RAM, at most 16 GiB; it is no less than two windows.
@@ -129,8 +129,9 @@ type Reader struct {
 	context     driver.Handle
 	arena       *arena
 	host        []byte         // the arena's memory, for the host
-	hbm         driver.Pointer // the arena's memory, aligned to arenaUnit
-	block       driver.Pointer // the allocation that hbm lies in
+	growing     sync.Mutex     // while reserve allocates; guards what follows, which stay once they are set
+	hbm         driver.Pointer // the arena's memory on a GPU, aligned to arenaUnit
+	block       driver.Pointer // the allocation that hbm lies in, 0 before the first use
 	widen       driver.Kernel
 	sequences   driver.Kernel
 	direct      *direct.Mover // nil for the host
@@ -153,7 +154,7 @@ type Reader struct {
 	ended  bool       // Close has given back all that it could
 }
 
-// New prepares a device: threads, pinned memory, the arena.
+// New prepares a device: threads and pinned memory.
 func New(_ context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
@@ -219,17 +220,42 @@ func (r *Reader) startGPU() (err error) {
 	mover := make(chan error, 1)
 	go func() { mover <- r.startMover() }()
 	err = r.crew.Do(context.Background(), func(*crew.Worker) error {
-		if r.block, err = cu.Alloc(r.opt.Arena + arenaUnit); err != nil {
-			free, total, infoErr := cu.MemInfo()
-			if infoErr != nil {
-				return err
-			}
-			return fmt.Errorf("arena of %d bytes on %s, which has %d of %d bytes free: %w", r.opt.Arena, r.gpu.Name, free, total, err)
+		if _, total, err := cu.MemInfo(); err != nil || uint64(r.opt.Arena) <= total {
+			return err
 		}
-		r.hbm = driver.Pointer(driver.RoundUp(int64(r.block), arenaUnit))
-		return nil
+		return r.allocate() // which tells why it cannot
 	})
 	return errors.Join(<-mover, err)
+}
+
+// reserve takes n bytes of the arena, until it is told that they are free. Its memory on a GPU is allocated when it is first
+// wanted: a reader that only writes into memory of its callers never has any.
+func (r *Reader) reserve(ctx context.Context, n int64) (at int64, err error) {
+	if at, err = r.arena.alloc(ctx, n); err != nil || r.cu == nil {
+		return at, err
+	}
+	r.growing.Lock()
+	defer r.growing.Unlock()
+	if r.block != 0 {
+		return at, nil
+	}
+	if err = r.crew.Do(context.WithoutCancel(ctx), func(*crew.Worker) error { return r.allocate() }); err != nil {
+		r.arena.free(at, n)
+	}
+	return at, err
+}
+
+// allocate runs on a thread with the context.
+func (r *Reader) allocate() (err error) {
+	if r.block, err = r.cu.Alloc(r.opt.Arena + arenaUnit); err != nil {
+		free, total, infoErr := r.cu.MemInfo()
+		if infoErr != nil {
+			return err
+		}
+		return fmt.Errorf("arena of %d bytes on %s, which has %d of %d bytes free: %w", r.opt.Arena, r.gpu.Name, free, total, err)
+	}
+	r.hbm = driver.Pointer(driver.RoundUp(int64(r.block), arenaUnit))
+	return nil
 }
 
 // startMover starts the thread that registers, with windows of its own or shared ones.

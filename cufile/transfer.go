@@ -91,7 +91,7 @@ func (t *transfer) allocate(ctx context.Context) (*View, error) {
 		t.envelope, t.skew = true, p.Offset%driver.PageSize
 	}
 	reserved := driver.RoundUp(t.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
-	at, err := r.arena.alloc(ctx, reserved)
+	at, err := r.reserve(ctx, reserved)
 	if err != nil {
 		return nil, err
 	}
