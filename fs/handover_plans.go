@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/varint"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -91,23 +92,23 @@ func (m *Mount) savePlans(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		var b []byte
-		m.opt.Remote.Cache.Planned(func(reader any, runs []layout.Run) { b = m.appendPlan(b, reader, runs) })
-		if err := m.plans.save(b); err != nil {
+		var w varint.Writer
+		m.opt.Remote.Cache.Planned(func(reader any, runs []layout.Run) { m.recordPlan(&w, reader, runs) })
+		if err := m.plans.save(w.B); err != nil {
 			m.log.Warn("what readers have planned ends with this daemon", "error", err)
 			return
 		}
 	}
 }
 
-// appendPlan writes the plan for a file as varints: its node, its user, how many runs, and of each the object and the range.
-func (m *Mount) appendPlan(b []byte, reader any, runs []layout.Run) []byte {
+// recordPlan writes the plan for a file: its node, its user, how many runs, and of each the object and the range.
+func (m *Mount) recordPlan(w *varint.Writer, reader any, runs []layout.Run) {
 	r, ok := reader.(planner)
 	node, isFile := r.by.(int)
 	if !ok || !isFile || len(runs) == 0 {
-		return b
+		return
 	}
-	var p []byte
+	var p varint.Writer
 	var of *layout.Object // of place i, as most runs are of the object of the run before
 	i, count := 0, 0
 	for _, run := range runs {
@@ -118,18 +119,14 @@ func (m *Mount) appendPlan(b []byte, reader any, runs []layout.Run) []byte {
 			}
 			of, i = run.Object, at
 		}
-		if len(b)+len(p) > plansMax-1<<10 {
+		if len(w.B)+len(p.B) > plansMax-1<<10 {
 			break
 		}
-		for _, v := range []uint64{uint64(i), uint64(run.Offset), uint64(run.Length)} {
-			p = binary.AppendUvarint(p, v)
-		}
+		p.Uint(uint64(i), uint64(run.Offset), uint64(run.Length))
 		count++
 	}
-	for _, v := range []uint64{uint64(node), uint64(r.uid), uint64(count)} {
-		b = binary.AppendUvarint(b, v)
-	}
-	return append(b, p...)
+	w.Uint(uint64(node), uint64(r.uid), uint64(count))
+	w.B = append(w.B, p.B...)
 }
 
 // goOnWithPlans plans again what an earlier daemon has saved, of files that are open. f is nil where that saved nothing.
@@ -140,12 +137,12 @@ func (m *Mount) goOnWithPlans(f *os.File) {
 	m.plans = &plansBook{file: f}
 	open := map[int]bool{}
 	m.handles.each(func(h *handle) { open[int(h.node)] = true })
-	for r := (viewReader{b: m.plans.load()}); len(r.b) > 0 && !r.failed; {
-		node, user, count := int(r.uint()), uint32(r.uint()), r.uint()
+	for r := (varint.Reader{B: m.plans.load()}); len(r.B) > 0 && !r.Short; {
+		node, user, count := int(r.Uint()), uint32(r.Uint()), r.Uint()
 		var runs []layout.Run
 		for range count {
-			i, from, length := r.uint(), int64(r.uint()), int64(r.uint())
-			if r.failed || i >= uint64(len(m.listing.Objects)) {
+			i, from, length := r.Uint(), int64(r.Uint()), int64(r.Uint())
+			if r.Short || i >= uint64(len(m.listing.Objects)) {
 				return
 			}
 			if o := m.listing.Objects[i]; from >= 0 && length > 0 && from <= o.Size-length {

@@ -23,7 +23,7 @@ func savingMount() (*Mount, *node, *layout.File) {
 
 func TestSavedViewComesBack(t *testing.T) {
 	m, n, f := savingMount()
-	b, ok := m.appendView(nil, n, f)
+	b, ok := m.viewRecord(n, f)
 	if !ok {
 		t.Fatal("it cannot be saved")
 	}
@@ -50,14 +50,14 @@ func TestSavedViewComesBack(t *testing.T) {
 		t.Error("a view that is not what was told is taken")
 	}
 	f.Body.Add(layout.Bytes("elsewhere", make([]byte, 10)), 0, 10)
-	if _, ok := m.appendView(nil, n, f); ok {
+	if _, ok := m.viewRecord(n, f); ok {
 		t.Error("a view of a file that is not listed is saved")
 	}
 }
 
 func FuzzSavedView(f *testing.F) {
 	m, n, file := savingMount()
-	b, _ := m.appendView(nil, n, file)
+	b, _ := m.viewRecord(n, file)
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if got := m.savedView(b); got != nil && (got.view.file.Size() != file.Size() || got.ino != n.ino) {

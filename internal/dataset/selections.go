@@ -1,13 +1,13 @@
 package dataset
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/varint"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -41,51 +41,36 @@ func (s *Selections) Read(given []string) error {
 // Section implements [handover.State].
 func (*Selections) Section() (string, uint32) { return "selections", 1 }
 
-// Save implements [handover.State]: for each the length of its name, the name, how many documents, and the steps from one to the next.
-func (s *Selections) Save() (b []byte, err error) {
+// Save implements [handover.State]: for each the name, how many documents, and the steps from one to the next.
+func (s *Selections) Save() ([]byte, error) {
+	var w varint.Writer
 	for _, sel := range s.List {
-		b = append(binary.AppendUvarint(b, uint64(len(sel.Name))), sel.Name...)
-		b = binary.AppendUvarint(b, uint64(len(sel.Documents)))
+		w.Text(sel.Name)
+		w.Uint(uint64(len(sel.Documents)))
 		last := int64(0)
 		for _, d := range sel.Documents {
-			b = binary.AppendUvarint(b, uint64(d-last))
+			w.Uint(uint64(d - last))
 			last = d
 		}
 	}
-	return b, nil
+	return w.B, nil
 }
 
 // Adopt implements [handover.State].
 func (s *Selections) Adopt(section []byte) error {
-	cut := errors.New("it is cut short")
-	number := func() (uint64, bool) {
-		v, n := binary.Uvarint(section)
-		section = section[max(n, 0):]
-		return v, n > 0
-	}
 	s.List = nil
-	for len(section) > 0 {
-		length, ok := number()
-		if !ok || length > uint64(len(section)) {
-			return cut
-		}
-		sel := layout.Selection{Name: string(section[:length])}
-		section = section[length:]
-		count, ok := number()
-		if !ok || count > uint64(len(section)) { // a document takes a byte at least
-			return cut
-		}
-		sel.Documents = make([]int64, count)
+	r := varint.Reader{B: section}
+	for len(r.B) > 0 {
+		sel := layout.Selection{Name: r.Text(), Documents: make([]int64, r.Count())}
 		at := int64(0)
 		for i := range sel.Documents {
-			step, ok := number()
-			if !ok {
-				return cut
-			}
-			at += int64(step)
+			at += int64(r.Uint())
 			sel.Documents[i] = at
 		}
 		s.List = append(s.List, sel)
+	}
+	if r.Short {
+		return errors.New("it is cut short")
 	}
 	return nil
 }
