@@ -37,6 +37,11 @@ def mount():
     return _named("HBMFS_TEST_MOUNT")
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
 @pytest.fixture(scope="session")
 def fakes():
     return _named("HBMFS_TEST_FAKES")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hbmfs import _publishing
 from hbmfs.checkpoints import Checkpoints
-from test_checkpoints import LONG, RATE, folder  # noqa: F401 (a fixture)
+from test_checkpoints_ended import LONG, RATE
 from test_dcp_group import local, ranks, same
 
 
