@@ -25,7 +25,6 @@ type draft struct {
 	owner checkpoint.Owner
 	since time.Time
 	book  *checkpoint.Draft
-	dir   int // O_PATH, of its directory: it stays when that gets its name
 	root  *node
 
 	// gate is held by changes for reading. Whoever changes state holds it for writing.
@@ -36,8 +35,10 @@ type draft struct {
 	done    atomic.Int64 // of sealing, bytes
 	total   atomic.Int64
 	sealed  atomic.Int64 // bytes, of a published one
+	told    atomic.Int64 // when the kernel was last told of its name, ns
 
 	// The volume's mu guards the fields below.
+	dir   *place // its directory, also once that has its name; nil when nobody knows it any more
 	name  string // that it will be published under
 	was   string // while it is renamed
 	shown string // in the root
@@ -117,7 +118,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
-	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book, dir: -1}
+	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book}
 	d.changed.Store(d.since.UnixNano())
 	if err = d.attach(); err == nil {
 		err = v.add(d)
@@ -131,13 +132,14 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 }
 
 // attach opens the draft's directory, and makes the node of it.
-func (d *draft) attach() (err error) {
+func (d *draft) attach() error {
 	base := checkpoint.DraftBase(d.name)
-	if d.dir, err = unix.Openat(int(d.v.self.Fd()), base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
-		d.dir = -1
+	fd, err := unix.Openat(int(d.v.self.Fd()), base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
 		return err
 	}
-	st, err := statx(d.dir, "")
+	d.dir = &place{v: d.v, fd: fd, users: 1}
+	st, err := statx(fd, "")
 	if err != nil {
 		return err
 	}
@@ -145,9 +147,11 @@ func (d *draft) attach() (err error) {
 	return nil
 }
 
+// detach lets the draft's directory go. The caller has mu, or nobody else knows the draft.
 func (d *draft) detach() {
-	if d.dir >= 0 {
-		_ = unix.Close(d.dir) // opened to name it
+	if d.dir != nil {
+		d.dir.leave()
+		d.dir = nil
 	}
 }
 
@@ -239,13 +243,14 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
 			continue
 		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, since: k.Since, book: book, dir: -1, lock: k.Lock}
+		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, since: k.Since, book: book, lock: k.Lock}
 		d.changed.Store(time.Now().UnixNano())
+		d.told.Store(time.Now().UnixNano()) // perhaps, by the daemon before
 		if err = d.attach(); err == nil {
 			v.drafts[name] = d
 			v.room.drafts.Book(owner.UID, 1)
 			v.put(d.root)
-			err = d.find(d.root, d.dir, "")
+			err = d.find(d.root, d.dir.fd, "")
 		}
 		if err != nil {
 			v.opt.Log.Error("a draft is not wholly found again", "draft", d.shown, "error", err)
@@ -328,8 +333,15 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 		return err
 	}
 	v.over(d)
+	d.settle()
 	v.tell(name)
 	return nil
+}
+
+// settle waits until the kernel asks again for the name that the draft had: from then on it is the checkpoint's.
+func (d *draft) settle() {
+	const ticks = 20 * time.Millisecond // the kernel counts in ticks of up to 10 ms
+	time.Sleep(time.Until(time.Unix(0, d.told.Load()).Add(draftTimeout + ticks)))
 }
 
 // unpublished notes why a draft was not published. Everybody reads the status: it names a file only where everybody may list the checkpoint.
@@ -390,7 +402,12 @@ func (d *draft) drop() error {
 	if err := d.enter(open, dropped); err != nil {
 		return err
 	}
-	fd, err := beneath(d.dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	top, err := d.top()
+	if err != nil {
+		return errors.Join(err, d.enter(dropped, open))
+	}
+	defer top.end()
+	fd, err := beneath(top.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return errors.Join(err, d.enter(dropped, open))
 	}

@@ -26,6 +26,9 @@ func isOuter(id uint64) bool { return id&outer != 0 }
 // dirTimeout is how long the kernel keeps what it was told of directories of a draft. Files change behind it, by passthrough.
 const dirTimeout = time.Second
 
+// draftTimeout is how long the kernel keeps the name of a draft, which may soon be a published one's: see [draft.settle].
+const draftTimeout = 50 * time.Millisecond
+
 // fail makes an errno of an error. The log has those of the disk and the daemon, once of a kind.
 func (r *router) fail(verb string, err error) fuse.Status {
 	errno := unix.Errno(errnoOf(err))
@@ -42,7 +45,8 @@ func told(n *node, st *unix.Statx_t, out *fuse.EntryOut) {
 	attr(st, &out.Attr)
 	out.SetEntryTimeout(dirTimeout)
 	if n.draft.root == n {
-		out.SetEntryTimeout(0) // the name may soon be a published one's
+		out.SetEntryTimeout(draftTimeout)
+		n.draft.told.Store(time.Now().UnixNano())
 	}
 	if n.isDir {
 		out.SetAttrTimeout(dirTimeout)
@@ -392,15 +396,15 @@ func (r *router) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) 
 		return r.seekWhole(in, out)
 	}
 	n, err := r.v.node(in.NodeId)
-	var at int
+	var at *place
 	if err == nil {
 		at, err = n.at()
 	}
 	if err != nil {
 		return r.fail("seek in", err)
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	fd, err := readOnly(at)
+	defer at.end()
+	fd, err := readOnly(at.fd)
 	if err != nil {
 		return r.fail("seek in", err)
 	}

@@ -10,12 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/asuser"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
 // statRoot looks at the directory.
 func (v *Volume) statRoot() (*unix.Statx_t, error) { return statx(int(v.self.Fd()), "") }
+
+// asCaller does something with the rights of a request's caller. The kernel has asked default_permissions before, with the caller's
+// capabilities. The backing filesystem answers for itself here, by quotas, access control lists and owners.
+func asCaller(h *fuse.InHeader, do func() error) error { return asuser.Caller(h.Uid, h.Gid, h.Pid, do) }
 
 // mayChange asks the kernel whether a caller may make and remove names in the directory. Its mode alone does not say that.
 func (v *Volume) mayChange(h *fuse.InHeader) error {
@@ -156,7 +161,7 @@ func errnoOf(err error) uint32 {
 		return uint32(unix.EEXIST)
 	case errors.Is(err, checkpoint.ErrInvalid):
 		return uint32(unix.EINVAL)
-	case errors.Is(err, checkpoint.ErrForeign), errors.Is(err, checkpoint.ErrNone):
+	case errors.Is(err, checkpoint.ErrForeign), errors.Is(err, checkpoint.ErrNone), errors.Is(err, asuser.ErrOther):
 		return uint32(unix.EPERM)
 	case errors.Is(err, context.Canceled):
 		return uint32(unix.EINTR)

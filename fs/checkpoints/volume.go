@@ -61,6 +61,7 @@ type Volume struct {
 	mu       sync.Mutex // guards the fields below
 	drafts   map[string]*draft
 	nodes    map[uint64]*node
+	placed   []*node                    // directories that stay open, the oldest first
 	listings map[uint64][]fuse.DirEntry // of open directories
 	entries  int                        // in all of them
 	lastList uint64
@@ -535,8 +536,8 @@ func (v *Volume) adoptFile(ino uint64) *node {
 	if err != nil {
 		return n
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	if fd, err := readOnly(at); err == nil {
+	defer at.end()
+	if fd, err := readOnly(at.fd); err == nil {
 		v.mu.Lock()
 		n.file, n.opener = fd, n.draft.owner.UID
 		v.mu.Unlock()
