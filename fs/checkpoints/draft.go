@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	iofs "io/fs"
 	"os"
-	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/status"
 )
 
 // draft is a checkpoint that is being written through the mount.
@@ -172,38 +169,6 @@ func (v *Volume) add(d *draft) error {
 	return nil
 }
 
-// lockPrefix begins the names of locks among the kept files.
-const lockPrefix = "lock-of-draft-"
-
-// isLock tells a lock's name.
-func isLock(name string) bool { return strings.HasPrefix(name, lockPrefix) }
-
-// keepLock has the holder keep a draft's lock.
-func (v *Volume) keepLock(d *draft) {
-	if v.opt.Life == nil {
-		return
-	}
-	f, err := d.book.Lock()
-	if err != nil {
-		v.unkept(err)
-		return
-	}
-	defer func() { _ = f.Close() }() // the life has its own
-	if d.lock != "" {
-		v.opt.Life.Drop(d.lock)
-	}
-	v.lastKept++
-	d.lock = fmt.Sprintf("%s%d-%d", lockPrefix, os.Getpid(), v.lastKept)
-	if err := v.opt.Life.Keep(d.lock, f); err != nil {
-		v.unkept(err)
-	}
-}
-
-// unkept says that the holder has not heard of a change. Where it is gone, the next one is given all there is.
-func (v *Volume) unkept(err error) {
-	v.opt.Log.Warn("the holder of the mount does not keep the drafts as they are now", "error", err)
-}
-
 // over takes a draft out of the books.
 func (v *Volume) over(d *draft) {
 	v.mu.Lock()
@@ -223,83 +188,6 @@ func (v *Volume) over(d *draft) {
 		v.opt.Life.Drop(d.lock)
 	}
 	v.keep()
-}
-
-func (d *draft) kept() keptDraft {
-	return keptDraft{
-		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock,
-	}
-}
-
-// adopt takes a draft of an earlier daemon. One that is not there any more was published or dropped just before that ended.
-func (v *Volume) adopt(k keptDraft) {
-	owner := checkpoint.Owner{UID: k.UID, GID: k.GID, Mode: iofs.FileMode(k.Mode)}
-	for _, name := range []string{k.Name, k.Was} {
-		if name == "" {
-			continue
-		}
-		book, err := v.home.Adopt(name, checkpoint.Part{Of: 1}, owner, v.opt.Life.Took(k.Lock))
-		if err != nil {
-			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
-			continue
-		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, since: k.Since, book: book, lock: k.Lock}
-		d.changed.Store(time.Now().UnixNano())
-		d.told.Store(time.Now().UnixNano()) // perhaps, by the daemon before
-		if err = d.attach(); err == nil {
-			v.drafts[name] = d
-			v.room.drafts.Book(owner.UID, 1)
-			v.put(d.root)
-			err = d.find(d.root, d.dir.fd, "")
-		}
-		if err != nil {
-			v.opt.Log.Error("a draft is not wholly found again", "draft", d.shown, "error", err)
-		}
-		return
-	}
-	v.opt.Life.Drop(k.Lock)
-}
-
-// known is the count of lookups of a node that an earlier daemon may have told the kernel of: it is kept as long as its draft.
-const known = 1 << 40
-
-// find makes nodes of all that is in a draft.
-func (d *draft) find(in *node, dir int, at string) error {
-	in.lookups = known
-	fd, err := beneath(dir, path.Join(".", at), unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), at)
-	names, err := f.Readdirnames(-1)
-	defer func() { _ = f.Close() }() // opened for reading
-	for _, name := range names {
-		st, err := statx(fd, name)
-		if err != nil || !ordinary(st) {
-			continue
-		}
-		n := &node{ino: st.Ino, draft: d, parent: in, name: name, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: known}
-		d.v.put(n)
-		if n.isDir {
-			if err := d.find(n, dir, path.Join(at, name)); err != nil {
-				return err
-			}
-		}
-	}
-	return err
-}
-
-func (d *draft) status() status.Draft {
-	s := status.Draft{
-		Name: d.shown, UID: d.owner.UID, Since: d.since, Idle: time.Since(time.Unix(0, d.changed.Load())).Seconds(), Done: d.done.Load(), Total: d.total.Load(), Refused: d.why,
-	}
-	s.Sealing = s.Total > 0 && s.Done < s.Total
-	for _, n := range d.v.nodes {
-		if n.draft == d && !n.isDir {
-			s.Open += n.opens
-		}
-	}
-	return s
 }
 
 // publish publishes the draft under a name. After an error it is what it was.
@@ -342,22 +230,6 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 func (d *draft) settle() {
 	const ticks = 20 * time.Millisecond // the kernel counts in ticks of up to 10 ms
 	time.Sleep(time.Until(time.Unix(0, d.told.Load()).Add(draftTimeout + ticks)))
-}
-
-// unpublished notes why a draft was not published. Everybody reads the status: it names a file only where everybody may list the checkpoint.
-func (v *Volume) unpublished(d *draft, err error) {
-	why := err.Error()
-	if d.owner.Mode&0o005 != 0o005 {
-		v.opt.Log.Warn("a draft was not published", "draft", d.shown, "error", err)
-		why = unix.Errno(errnoOf(err)).Error() + ": hbmfs publish says more"
-		if errors.Is(err, checkpoint.ErrOpen) {
-			why = "a file is still open for writing, or mapped: hbmfs publish says which"
-		}
-	}
-	v.mu.Lock()
-	d.why = why
-	v.mu.Unlock()
-	v.refuse("%s was not published: %s", d.shown, why)
 }
 
 // rename gives the draft another name to be published under, and in the root.

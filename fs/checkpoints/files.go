@@ -91,7 +91,7 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 	switch {
 	case n.opens > 0: // the kernel refuses to mix ways of opening a file
 		book(n.backing)
-	case !v.inner.Register(n.file, func(id int32) {
+	case n.draft == v.side || !v.inner.Register(n.file, func(id int32) {
 		if book(id); !ok {
 			v.inner.Unregister(id)
 		}
@@ -269,6 +269,9 @@ func (n *node) set(in *fuse.SetAttrIn) error {
 	}
 	defer at.end()
 	if size, ok := in.GetSize(); ok {
+		if err := n.fits(size); err != nil {
+			return err
+		}
 		cut := func() error {
 			return n.writable(in.Fh, func(fd int) error { return unix.Ftruncate(fd, int64(size)) })
 		}

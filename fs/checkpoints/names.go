@@ -91,7 +91,7 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 	o := &opening{at: -1}
 	err = asCaller(&req.InHeader, func() (err error) {
 		flags, made := unix.O_RDONLY|unix.O_NONBLOCK, readable
-		if v.inner.Passthrough() != "" {
+		if in.draft == v.side || v.inner.Passthrough() != "" {
 			flags, made = int(req.Flags)&unix.O_ACCMODE|unix.O_NONBLOCK, writable
 		}
 		o.at, err = beneath(at, name, uint64(flags|unix.O_CREAT|unix.O_EXCL), uint64(req.Mode&0o7777))

@@ -91,6 +91,9 @@ func (v *Volume) renameTop(ctx context.Context, req *fuse.RenameIn, old, name st
 	if name == fs.ControlName || old == fs.ControlName {
 		return unix.EPERM
 	}
+	if err := v.renameSide(old, name); err != nil {
+		return err
+	}
 	base := strings.TrimSuffix(name, Suffix)
 	d := v.draftShown(old)
 	id, err := v.Published(base)
@@ -131,12 +134,13 @@ func (v *Volume) renameTop(ctx context.Context, req *fuse.RenameIn, old, name st
 	return d.rename(ctx, base, name)
 }
 
-// rootNames lists the root: what is published, and the drafts.
+// rootNames lists the root: what is published, the drafts, and the side files.
 func (v *Volume) rootNames() ([]fuse.DirEntry, error) {
 	names, _, err := v.home.Names()
 	if err != nil {
 		return nil, err
 	}
+	side := v.sideNames()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	entries := make([]fuse.DirEntry, 0, len(names)+len(v.drafts))
@@ -146,7 +150,7 @@ func (v *Volume) rootNames() ([]fuse.DirEntry, error) {
 	for _, d := range v.drafts {
 		entries = append(entries, fuse.DirEntry{Name: d.shown, Mode: unix.S_IFDIR})
 	}
-	return entries, nil
+	return append(entries, side...), nil
 }
 
 // errnoOf is the one place where an error of this package becomes an errno.
