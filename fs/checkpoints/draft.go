@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	iofs "io/fs"
 	"os"
-	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/status"
 )
 
 // draft is a checkpoint that is being written through the mount.
@@ -25,7 +22,6 @@ type draft struct {
 	owner checkpoint.Owner
 	since time.Time
 	book  *checkpoint.Draft
-	dir   int // O_PATH, of its directory: it stays when that gets its name
 	root  *node
 
 	// gate is held by changes for reading. Whoever changes state holds it for writing.
@@ -36,8 +32,10 @@ type draft struct {
 	done    atomic.Int64 // of sealing, bytes
 	total   atomic.Int64
 	sealed  atomic.Int64 // bytes, of a published one
+	told    atomic.Int64 // when the kernel was last told of its name, ns
 
 	// The volume's mu guards the fields below.
+	dir   *place // its directory, also once that has its name; nil when nobody knows it any more
 	name  string // that it will be published under
 	was   string // while it is renamed
 	shown string // in the root
@@ -117,7 +115,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
-	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book, dir: -1}
+	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book}
 	d.changed.Store(d.since.UnixNano())
 	if err = d.attach(); err == nil {
 		err = v.add(d)
@@ -131,13 +129,14 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 }
 
 // attach opens the draft's directory, and makes the node of it.
-func (d *draft) attach() (err error) {
+func (d *draft) attach() error {
 	base := checkpoint.DraftBase(d.name)
-	if d.dir, err = unix.Openat(int(d.v.self.Fd()), base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
-		d.dir = -1
+	fd, err := unix.Openat(int(d.v.self.Fd()), base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
 		return err
 	}
-	st, err := statx(d.dir, "")
+	d.dir = &place{v: d.v, fd: fd, users: 1}
+	st, err := statx(fd, "")
 	if err != nil {
 		return err
 	}
@@ -145,9 +144,11 @@ func (d *draft) attach() (err error) {
 	return nil
 }
 
+// detach lets the draft's directory go. The caller has mu, or nobody else knows the draft.
 func (d *draft) detach() {
-	if d.dir >= 0 {
-		_ = unix.Close(d.dir) // opened to name it
+	if d.dir != nil {
+		d.dir.leave()
+		d.dir = nil
 	}
 }
 
@@ -166,38 +167,6 @@ func (v *Volume) add(d *draft) error {
 	v.put(d.root)
 	v.keep()
 	return nil
-}
-
-// lockPrefix begins the names of locks among the kept files.
-const lockPrefix = "lock-of-draft-"
-
-// isLock tells a lock's name.
-func isLock(name string) bool { return strings.HasPrefix(name, lockPrefix) }
-
-// keepLock has the holder keep a draft's lock.
-func (v *Volume) keepLock(d *draft) {
-	if v.opt.Life == nil {
-		return
-	}
-	f, err := d.book.Lock()
-	if err != nil {
-		v.unkept(err)
-		return
-	}
-	defer func() { _ = f.Close() }() // the life has its own
-	if d.lock != "" {
-		v.opt.Life.Drop(d.lock)
-	}
-	v.lastKept++
-	d.lock = fmt.Sprintf("%s%d-%d", lockPrefix, os.Getpid(), v.lastKept)
-	if err := v.opt.Life.Keep(d.lock, f); err != nil {
-		v.unkept(err)
-	}
-}
-
-// unkept says that the holder has not heard of a change. Where it is gone, the next one is given all there is.
-func (v *Volume) unkept(err error) {
-	v.opt.Log.Warn("the holder of the mount does not keep the drafts as they are now", "error", err)
 }
 
 // over takes a draft out of the books.
@@ -219,82 +188,6 @@ func (v *Volume) over(d *draft) {
 		v.opt.Life.Drop(d.lock)
 	}
 	v.keep()
-}
-
-func (d *draft) kept() keptDraft {
-	return keptDraft{
-		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock,
-	}
-}
-
-// adopt takes a draft of an earlier daemon. One that is not there any more was published or dropped just before that ended.
-func (v *Volume) adopt(k keptDraft) {
-	owner := checkpoint.Owner{UID: k.UID, GID: k.GID, Mode: iofs.FileMode(k.Mode)}
-	for _, name := range []string{k.Name, k.Was} {
-		if name == "" {
-			continue
-		}
-		book, err := v.home.Adopt(name, checkpoint.Part{Of: 1}, owner, v.opt.Life.Took(k.Lock))
-		if err != nil {
-			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
-			continue
-		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, since: k.Since, book: book, dir: -1, lock: k.Lock}
-		d.changed.Store(time.Now().UnixNano())
-		if err = d.attach(); err == nil {
-			v.drafts[name] = d
-			v.room.drafts.Book(owner.UID, 1)
-			v.put(d.root)
-			err = d.find(d.root, d.dir, "")
-		}
-		if err != nil {
-			v.opt.Log.Error("a draft is not wholly found again", "draft", d.shown, "error", err)
-		}
-		return
-	}
-	v.opt.Life.Drop(k.Lock)
-}
-
-// known is the count of lookups of a node that an earlier daemon may have told the kernel of: it is kept as long as its draft.
-const known = 1 << 40
-
-// find makes nodes of all that is in a draft.
-func (d *draft) find(in *node, dir int, at string) error {
-	in.lookups = known
-	fd, err := beneath(dir, path.Join(".", at), unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), at)
-	names, err := f.Readdirnames(-1)
-	defer func() { _ = f.Close() }() // opened for reading
-	for _, name := range names {
-		st, err := statx(fd, name)
-		if err != nil || !ordinary(st) {
-			continue
-		}
-		n := &node{ino: st.Ino, draft: d, parent: in, name: name, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: known}
-		d.v.put(n)
-		if n.isDir {
-			if err := d.find(n, dir, path.Join(at, name)); err != nil {
-				return err
-			}
-		}
-	}
-	return err
-}
-
-func (d *draft) status() status.Draft {
-	s := status.Draft{
-		Name: d.shown, UID: d.owner.UID, Since: d.since, Idle: time.Since(time.Unix(0, d.changed.Load())).Seconds(), Done: d.done.Load(), Total: d.total.Load(), Refused: d.why,
-	}
-	s.Sealing = s.Total > 0 && s.Done < s.Total
-	for _, n := range d.v.nodes {
-		if n.draft == d && !n.isDir {
-			s.Open += n.opens
-		}
-	}
-	return s
 }
 
 // publish publishes the draft under a name. After an error it is what it was.
@@ -328,24 +221,15 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 		return err
 	}
 	v.over(d)
+	d.settle()
 	v.tell(name)
 	return nil
 }
 
-// unpublished notes why a draft was not published. Everybody reads the status: it names a file only where everybody may list the checkpoint.
-func (v *Volume) unpublished(d *draft, err error) {
-	why := err.Error()
-	if d.owner.Mode&0o005 != 0o005 {
-		v.opt.Log.Warn("a draft was not published", "draft", d.shown, "error", err)
-		why = unix.Errno(errnoOf(err)).Error() + ": hbmfs publish says more"
-		if errors.Is(err, checkpoint.ErrOpen) {
-			why = "a file is still open for writing, or mapped: hbmfs publish says which"
-		}
-	}
-	v.mu.Lock()
-	d.why = why
-	v.mu.Unlock()
-	v.refuse("%s was not published: %s", d.shown, why)
+// settle waits until the kernel asks again for the name that the draft had: from then on it is the checkpoint's.
+func (d *draft) settle() {
+	const ticks = 20 * time.Millisecond // the kernel counts in ticks of up to 10 ms
+	time.Sleep(time.Until(time.Unix(0, d.told.Load()).Add(draftTimeout + ticks)))
 }
 
 // rename gives the draft another name to be published under, and in the root.
@@ -390,7 +274,12 @@ func (d *draft) drop() error {
 	if err := d.enter(open, dropped); err != nil {
 		return err
 	}
-	fd, err := beneath(d.dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	top, err := d.top()
+	if err != nil {
+		return errors.Join(err, d.enter(dropped, open))
+	}
+	defer top.end()
+	fd, err := beneath(top.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return errors.Join(err, d.enter(dropped, open))
 	}

@@ -27,13 +27,41 @@ func (v *Volume) openFile(n *node, h *fuse.InHeader, flags uint32, out *fuse.Ope
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	return v.opened(n, at, -1, h, flags, out)
+	defer at.end()
+	return v.opened(n, &opening{at: at.fd}, h, flags, out)
 }
 
-// opened books an open of the file that at names. Permission was asked for by the kernel. made is the descriptor by which the file was made for
-// this open, or -1: it may do what its mode forbids.
-func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
+// opening is a descriptor of a file that is being opened.
+type opening struct {
+	at    int    // names the file
+	made  making // for this open
+	taken bool   // at is the node's file now
+}
+
+// making tells whether the file was made for an open, by a descriptor that may do what its mode forbids.
+type making uint8
+
+const (
+	found    making = iota
+	readable        // made, by a descriptor for reading
+	writable        // made, by one as the program has asked for
+)
+
+// file opens the file for reading.
+func (o *opening) file() (fd int, err error) {
+	if o.made == readable {
+		o.taken = true
+		return o.at, nil
+	}
+	fd, err = readOnly(o.at)
+	if errors.Is(err, unix.EACCES) && o.made == writable { // this process is no root
+		return unix.FcntlInt(uintptr(o.at), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	return fd, err
+}
+
+// opened books an open. Permission was asked for by the kernel.
+func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
 	n.use.Lock()
 	defer n.use.Unlock()
 	if n.file < 0 {
@@ -41,10 +69,7 @@ func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, o
 			v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
 			return unix.ENFILE
 		}
-		fd, err := readOnly(at)
-		if errors.Is(err, unix.EACCES) && made >= 0 { // this process is no root
-			fd, err = unix.FcntlInt(uintptr(made), unix.F_DUPFD_CLOEXEC, 0)
-		}
+		fd, err := o.file()
 		if err != nil {
 			v.room.files.Book(h.Uid, -1)
 			return err
@@ -66,7 +91,7 @@ func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, o
 	switch {
 	case n.opens > 0: // the kernel refuses to mix ways of opening a file
 		book(n.backing)
-	case !v.inner.Register(n.file, func(id int32) {
+	case n.draft == v.side || !v.inner.Register(n.file, func(id int32) {
 		if book(id); !ok {
 			v.inner.Unregister(id)
 		}
@@ -78,7 +103,7 @@ func (v *Volume) opened(n *node, at, made int, h *fuse.InHeader, flags uint32, o
 		return unix.ENFILE
 	}
 	if n.backing == 0 {
-		if err := v.plainOpen(fh, n, made, flags); err != nil {
+		if err := v.plainOpen(fh, n, o, flags); err != nil {
 			v.closed(n, fh)
 			return err
 		}
@@ -146,12 +171,12 @@ func (v *Volume) release(fh uint64) {
 }
 
 // plainOpen opens a file that is open without passthrough.
-func (v *Volume) plainOpen(fh uint64, n *node, made int, flags uint32) error {
-	if made < 0 {
+func (v *Volume) plainOpen(fh uint64, n *node, o *opening, flags uint32) error {
+	if o.made != writable {
 		_, err := v.plainFile(fh, n, flags)
 		return err
 	}
-	fd, err := unix.FcntlInt(uintptr(made), unix.F_DUPFD_CLOEXEC, 0)
+	fd, err := unix.FcntlInt(uintptr(o.at), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -173,12 +198,12 @@ func (v *Volume) plainFile(fh uint64, n *node, flags uint32) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
+	defer at.end()
 	mode := unix.O_RDONLY
 	if writes(flags) {
 		mode = unix.O_RDWR // the kernel may read a page to write a part of it
 	}
-	if fd, err = unix.Open(procPath(at), mode|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
+	if fd, err = unix.Open(procPath(at.fd), mode|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
 		return -1, err
 	}
 	v.mu.Lock()
@@ -211,8 +236,8 @@ func (n *node) writable(fh uint64, do func(fd int) error) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	if fd, err = unix.Open(procPath(at), unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
+	defer at.end()
+	if fd, err = unix.Open(procPath(at.fd), unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
 		return err
 	}
 	return errors.Join(do(fd), unix.Close(fd))
@@ -224,8 +249,8 @@ func (n *node) sync(data bool) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	fd, err := readOnly(at)
+	defer at.end()
+	fd, err := readOnly(at.fd)
 	if err != nil {
 		return err
 	}
@@ -242,21 +267,24 @@ func (n *node) set(in *fuse.SetAttrIn) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
+	defer at.end()
 	if size, ok := in.GetSize(); ok {
+		if err := n.fits(size); err != nil {
+			return err
+		}
 		cut := func() error {
 			return n.writable(in.Fh, func(fd int) error { return unix.Ftruncate(fd, int64(size)) })
 		}
 		if in.Valid&fuse.FATTR_FH != 0 { // the descriptor is open for writing, whatever the mode says by now
 			err = cut()
 		} else {
-			err = asCaller(&in.InHeader, func() error { return unix.Truncate(procPath(at), int64(size)) })
+			err = asCaller(&in.InHeader, func() error { return unix.Truncate(procPath(at.fd), int64(size)) })
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return setTo(at, in)
+	return setTo(at.fd, in)
 }
 
 // setTo changes attributes of the file that at names.

@@ -32,11 +32,12 @@ func (n *node) inDir(names ...string) (at int, end func(), err error) {
 			return -1, nil, unix.EPERM
 		}
 	}
-	if at, err = n.at(); err != nil {
+	p, err := n.at()
+	if err != nil {
 		over()
 		return -1, nil, err
 	}
-	return at, func() { _ = unix.Close(at); over() }, nil
+	return p.fd, func() { p.end(); over() }, nil
 }
 
 // find looks a name up in a directory of a draft.
@@ -51,8 +52,8 @@ func (v *Volume) find(in *node, name string) (*node, *unix.Statx_t, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	return v.foundAt(in, at, name)
+	defer at.end()
+	return v.foundAt(in, at.fd, name)
 }
 
 // foundAt makes the node of a name in a directory that is open.
@@ -61,6 +62,11 @@ func (v *Volume) foundAt(in *node, at int, name string) (*node, *unix.Statx_t, e
 	if err != nil {
 		return nil, nil, err
 	}
+	return v.known(in, name, st)
+}
+
+// known makes the node of a file that was found at a name.
+func (v *Volume) known(in *node, name string, st *unix.Statx_t) (*node, *unix.Statx_t, error) {
 	if !ordinary(st) || unix.Mkdev(st.Dev_major, st.Dev_minor) != v.device { // made past the mount; publishing names it
 		return nil, nil, unix.ENOENT
 	}
@@ -81,36 +87,43 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		return nil, nil, err
 	}
 	defer end()
-	flags := uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC) | unix.O_NONBLOCK
 	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
-	fd, made := -1, false
+	o := &opening{at: -1}
 	err = asCaller(&req.InHeader, func() (err error) {
-		fd, err = beneath(at, name, flags|unix.O_CREAT|unix.O_EXCL, uint64(req.Mode&0o7777))
+		flags, made := unix.O_RDONLY|unix.O_NONBLOCK, readable
+		if in.draft == v.side || v.inner.Passthrough() != "" {
+			flags, made = int(req.Flags)&unix.O_ACCMODE|unix.O_NONBLOCK, writable
+		}
+		o.at, err = beneath(at, name, uint64(flags|unix.O_CREAT|unix.O_EXCL), uint64(req.Mode&0o7777))
 		switch {
 		case err == nil:
-			made = true
+			o.made = made
 			return v.unmask(at, name, req.Mode)
 		case errors.Is(err, unix.EEXIST) && (again || req.Flags&unix.O_EXCL == 0):
-			fd, err = beneath(at, name, flags, 0)
+			o.at, err = beneath(at, name, uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC)|unix.O_NONBLOCK, 0)
 		}
 		return err
 	})
-	if fd >= 0 {
-		defer func() { _ = unix.Close(fd) }() // nothing was written
-	}
+	defer func() {
+		if o.at >= 0 && !o.taken {
+			_ = unix.Close(o.at) // nothing was written
+		}
+	}()
 	if err != nil {
 		return nil, nil, err
 	}
-	n, st, err := v.foundAt(in, at, name)
+	st, err := statx(o.at, "")
 	if err != nil {
 		return nil, nil, err
 	}
-	pen := -1
-	if made {
-		pen = fd
-	}
-	err = v.opened(n, fd, pen, &req.InHeader, req.Flags, &out.OpenOut)
+	n, _, err := v.known(in, name, st)
 	if err != nil {
+		return nil, nil, err
+	}
+	if o.made != found {
+		out.SetAttrTimeout(dirTimeout) // until it is written: the kernel then forgets them itself
+	}
+	if err = v.opened(n, o, &req.InHeader, req.Flags, &out.OpenOut); err != nil {
 		v.forget(n.ino, 1)
 	}
 	return n, st, err
@@ -238,11 +251,11 @@ func (v *Volume) renameIn(req *fuse.RenameIn, from *node, old string, to *node, 
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(into) }() // opened to name it
+	defer into.end()
 	st, err := statx(at, old)
-	over, overErr := statx(into, name)
+	over, overErr := statx(into.fd, name)
 	if err == nil {
-		err = asCaller(&req.InHeader, func() error { return unix.Renameat2(at, old, into, name, uint(req.Flags)) })
+		err = asCaller(&req.InHeader, func() error { return unix.Renameat2(at, old, into.fd, name, uint(req.Flags)) })
 	}
 	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.ENOENT) && overErr == nil && req.Flags == 0 {
 		return nil // the daemon before has done it

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	"strconv"
 	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -24,7 +25,8 @@ type node struct {
 	parent  *node // nil for the draft itself
 	name    string
 	lookups uint64
-	gone    bool // it has no name any more
+	gone    bool   // it has no name any more
+	place   *place // of a directory that was used lately
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int
@@ -88,51 +90,14 @@ func generation(st *unix.Statx_t) uint64 {
 	return uint64(st.Btime.Sec)*1e9 + uint64(st.Btime.Nsec) + 1
 }
 
-// at opens a node to name it. It is the file that the kernel means, or an error.
-func (n *node) at() (fd int, err error) {
-	if n.draft == nil {
-		return -1, unix.ESTALE
-	}
-	v := n.draft.v
-	v.mu.Lock()
-	file, gone := n.file, n.gone
-	if file >= 0 {
-		file, err = unix.FcntlInt(uintptr(file), unix.F_DUPFD_CLOEXEC, 0)
-	}
-	v.mu.Unlock()
-	switch {
-	case err != nil:
-		return -1, err
-	case file >= 0:
-		return file, nil
-	case gone:
-		return -1, unix.ESTALE
-	}
-	if fd, err = beneath(n.draft.dir, n.path(), unix.O_PATH, 0); err != nil {
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-			err = unix.ESTALE
-		}
-		return -1, err
-	}
-	st, err := statx(fd, "")
-	if err == nil && st.Ino != n.ino {
-		err = unix.ESTALE
-	}
-	if err != nil {
-		_ = unix.Close(fd) // opened to name it
-		return -1, err
-	}
-	return fd, nil
-}
-
 // stat looks at a node.
 func (n *node) stat() (*unix.Statx_t, error) {
-	fd, err := n.at()
+	at, err := n.at()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = unix.Close(fd) }() // opened to name it
-	return statx(fd, "")
+	defer at.end()
+	return statx(at.fd, "")
 }
 
 // seen returns the node of a file that was found at a name, and counts it as told.
@@ -172,6 +137,7 @@ func (v *Volume) mayGo(n *node) {
 	}
 	if v.nodes[n.ino] == n {
 		delete(v.nodes, n.ino)
+		v.unplace(n)
 		n.draft.uncount()
 	}
 }
@@ -184,6 +150,7 @@ func (v *Volume) put(n *node) {
 		n.draft.nodes++
 	}
 	if old != nil {
+		v.unplace(old)
 		old.draft.uncount()
 	}
 }
@@ -193,9 +160,8 @@ func (d *draft) uncount() {
 	if d == nil {
 		return
 	}
-	if d.nodes--; d.nodes == 0 && d.dir >= 0 {
-		_ = unix.Close(d.dir) // opened to name it
-		d.dir = -1
+	if d.nodes--; d.nodes == 0 {
+		d.detach()
 	}
 }
 
@@ -226,7 +192,7 @@ func attr(st *unix.Statx_t, out *fuse.Attr) {
 }
 
 // procPath leads to the very file of a descriptor.
-func procPath(fd int) string { return "/proc/self/fd/" + itoa(fd) }
+func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // readOnly opens the file of a descriptor for reading, as this process.
 func readOnly(fd int) (int, error) {
@@ -239,8 +205,8 @@ func (n *node) children() ([]fuse.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	fd, err := unix.Open(procPath(at), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	defer at.end()
+	fd, err := unix.Open(procPath(at.fd), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -26,6 +26,9 @@ func isOuter(id uint64) bool { return id&outer != 0 }
 // dirTimeout is how long the kernel keeps what it was told of directories of a draft. Files change behind it, by passthrough.
 const dirTimeout = time.Second
 
+// draftTimeout is how long the kernel keeps the name of a draft, which may soon be a published one's: see [draft.settle].
+const draftTimeout = 50 * time.Millisecond
+
 // fail makes an errno of an error. The log has those of the disk and the daemon, once of a kind.
 func (r *router) fail(verb string, err error) fuse.Status {
 	errno := unix.Errno(errnoOf(err))
@@ -42,7 +45,8 @@ func told(n *node, st *unix.Statx_t, out *fuse.EntryOut) {
 	attr(st, &out.Attr)
 	out.SetEntryTimeout(dirTimeout)
 	if n.draft.root == n {
-		out.SetEntryTimeout(0) // the name may soon be a published one's
+		out.SetEntryTimeout(draftTimeout)
+		n.draft.told.Store(time.Now().UnixNano())
 	}
 	if n.isDir {
 		out.SetAttrTimeout(dirTimeout)
@@ -70,7 +74,7 @@ func (r *router) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, o
 			}
 			status := r.Mount.Lookup(cancel, h, name, out)
 			if status == fuse.OK && out.NodeId == 0 { // it may be there the next moment
-				return fuse.ENOENT
+				return r.lookupSide(name, out)
 			}
 			return status
 		}
@@ -172,20 +176,11 @@ func (v *Volume) setMode(d *draft, mode uint32) {
 // modeOf keeps the permissions of a mode.
 func modeOf(mode uint32) iofs.FileMode { return iofs.FileMode(mode & 0o777) }
 
-// noFiles refuses what is no directory in the root.
-func (r *router) noFiles(name string) fuse.Status {
-	r.v.refuse("%s in the root: a checkpoint volume has directories there, each a checkpoint: make one, and write into it", name)
-	return fuse.EPERM
-}
-
 func (r *router) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
-	switch {
-	case in.NodeId == rootID:
-		return r.noFiles(name)
-	case !isOuter(in.NodeId):
+	if in.NodeId != rootID && !isOuter(in.NodeId) {
 		return r.Mount.Mknod(cancel, in, name, out)
 	}
-	dir, err := r.v.node(in.NodeId)
+	dir, err := r.inRoot(in.NodeId, name)
 	if err != nil {
 		return r.fail("make", err)
 	}
@@ -224,6 +219,8 @@ func (r *router) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, ou
 
 func (r *router) Unlink(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
 	switch {
+	case h.NodeId == rootID && isSide(name):
+		return r.fail("remove", r.v.unlink(r.v.side.root, h, name, 0))
 	case h.NodeId == rootID:
 		return fuse.Status(syscall.EISDIR)
 	case !isOuter(h.NodeId):
@@ -301,13 +298,10 @@ func (r *router) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 }
 
 func (r *router) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	switch {
-	case in.NodeId == rootID:
-		return r.noFiles(name)
-	case !isOuter(in.NodeId):
+	if in.NodeId != rootID && !isOuter(in.NodeId) {
 		return r.Mount.Create(cancel, in, name, out)
 	}
-	dir, err := r.v.node(in.NodeId)
+	dir, err := r.inRoot(in.NodeId, name)
 	if err != nil {
 		return r.fail("make", err)
 	}
@@ -373,6 +367,9 @@ func (r *router) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32
 	}
 	n, err := r.v.node(in.NodeId)
 	fd, written := -1, 0
+	if err == nil {
+		err = n.fits(in.Offset + uint64(len(data)))
+	}
 	if err == nil { // whoever has it open for writing keeps the draft from being published
 		fd, err = r.v.plainFile(in.Fh, n, in.Flags|unix.O_RDWR)
 	}
@@ -392,15 +389,15 @@ func (r *router) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) 
 		return r.seekWhole(in, out)
 	}
 	n, err := r.v.node(in.NodeId)
-	var at int
+	var at *place
 	if err == nil {
 		at, err = n.at()
 	}
 	if err != nil {
 		return r.fail("seek in", err)
 	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	fd, err := readOnly(at)
+	defer at.end()
+	fd, err := readOnly(at.fd)
 	if err != nil {
 		return r.fail("seek in", err)
 	}
@@ -436,6 +433,9 @@ func (r *router) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	}
 	if err == nil {
 		defer end()
+		err = n.fits(in.Offset + in.Length)
+	}
+	if err == nil {
 		err = n.writable(in.Fh, func(fd int) error {
 			return unix.Fallocate(fd, in.Mode, int64(in.Offset), int64(in.Length))
 		})

@@ -10,12 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/asuser"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
 // statRoot looks at the directory.
 func (v *Volume) statRoot() (*unix.Statx_t, error) { return statx(int(v.self.Fd()), "") }
+
+// asCaller does something with the rights of a request's caller. The kernel has asked default_permissions before, with the caller's
+// capabilities. The backing filesystem answers for itself here, by quotas, access control lists and owners.
+func asCaller(h *fuse.InHeader, do func() error) error { return asuser.Caller(h.Uid, h.Gid, h.Pid, do) }
 
 // mayChange asks the kernel whether a caller may make and remove names in the directory. Its mode alone does not say that.
 func (v *Volume) mayChange(h *fuse.InHeader) error {
@@ -86,6 +91,9 @@ func (v *Volume) renameTop(ctx context.Context, req *fuse.RenameIn, old, name st
 	if name == fs.ControlName || old == fs.ControlName {
 		return unix.EPERM
 	}
+	if err := v.renameSide(old, name); err != nil {
+		return err
+	}
 	base := strings.TrimSuffix(name, Suffix)
 	d := v.draftShown(old)
 	id, err := v.Published(base)
@@ -126,12 +134,13 @@ func (v *Volume) renameTop(ctx context.Context, req *fuse.RenameIn, old, name st
 	return d.rename(ctx, base, name)
 }
 
-// rootNames lists the root: what is published, and the drafts.
+// rootNames lists the root: what is published, the drafts, and the side files.
 func (v *Volume) rootNames() ([]fuse.DirEntry, error) {
 	names, _, err := v.home.Names()
 	if err != nil {
 		return nil, err
 	}
+	side := v.sideNames()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	entries := make([]fuse.DirEntry, 0, len(names)+len(v.drafts))
@@ -141,7 +150,7 @@ func (v *Volume) rootNames() ([]fuse.DirEntry, error) {
 	for _, d := range v.drafts {
 		entries = append(entries, fuse.DirEntry{Name: d.shown, Mode: unix.S_IFDIR})
 	}
-	return entries, nil
+	return append(entries, side...), nil
 }
 
 // errnoOf is the one place where an error of this package becomes an errno.
@@ -156,7 +165,7 @@ func errnoOf(err error) uint32 {
 		return uint32(unix.EEXIST)
 	case errors.Is(err, checkpoint.ErrInvalid):
 		return uint32(unix.EINVAL)
-	case errors.Is(err, checkpoint.ErrForeign), errors.Is(err, checkpoint.ErrNone):
+	case errors.Is(err, checkpoint.ErrForeign), errors.Is(err, checkpoint.ErrNone), errors.Is(err, asuser.ErrOther):
 		return uint32(unix.EPERM)
 	case errors.Is(err, context.Canceled):
 		return uint32(unix.EINTR)

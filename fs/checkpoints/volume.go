@@ -2,7 +2,6 @@ package checkpoints
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	iofs "io/fs"
@@ -22,7 +21,6 @@ import (
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
-	"github.com/hbmfs/hbmfs/internal/shares"
 	"github.com/hbmfs/hbmfs/internal/status"
 )
 
@@ -53,6 +51,7 @@ type Volume struct {
 	room    room
 	origin  *cache.Dir
 	inner   *fs.Mount
+	side    *draft         // has the side files
 	fast    *drafts.Server // has the drafts of writers that go past the kernel
 	removed []string       // leftovers, at the start
 	foreign []string
@@ -61,6 +60,7 @@ type Volume struct {
 	mu       sync.Mutex // guards the fields below
 	drafts   map[string]*draft
 	nodes    map[uint64]*node
+	placed   []*node                    // directories that stay open, the oldest first
 	listings map[uint64][]fuse.DirEntry // of open directories
 	entries  int                        // in all of them
 	lastList uint64
@@ -73,41 +73,7 @@ type Volume struct {
 	infos    map[string]info // of published checkpoints
 }
 
-type info struct {
-	id uint64
-	is status.Published
-}
-
 var _ fs.Top = (*Volume)(nil)
-
-// room is what the drafts of all users may take. A user gets half of each, and less where others have some.
-type room struct {
-	drafts *shares.Shares
-	files  *shares.Shares // that are open: the daemon has a descriptor of each
-}
-
-// Limits of what a volume keeps.
-const (
-	mostDrafts  = 512
-	perDraft    = 8       // descriptors
-	mostEntries = 1 << 20 // of listings: beyond that a directory is listed again for each part that is read
-)
-
-func newRoom() room {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		limit.Cur = 1024 // the default of Linux
-	}
-	files := int64(min(limit.Cur/2, 1<<20))
-	drafts := min(mostDrafts, files/4/perDraft)
-	return room{shares.New(drafts, drafts/2, 1), shares.New(files/2, files/4, 16)}
-}
-
-// Names of what a holder keeps.
-const (
-	keptSource = "source"
-	keptDrafts = "drafts"
-)
 
 // Open opens a directory of checkpoints, or goes on with what an earlier daemon has left of its drafts. Otherwise drafts that nobody works on are
 // removed: their writers are gone with the mount that they wrote through.
@@ -162,14 +128,6 @@ func (v *Volume) serveFast() (err error) {
 // Fast is the server of drafts that are written past the kernel, for the control channel.
 func (v *Volume) Fast() *drafts.Server { return v.fast }
 
-// tell says that a checkpoint is there.
-func (v *Volume) tell(name string) {
-	v.opt.Log.Info("published", "checkpoint", name)
-	if v.opt.Published != nil {
-		v.opt.Published(name)
-	}
-}
-
 // look finds what is in the directory and no checkpoint.
 func (v *Volume) look() (err error) {
 	var st unix.Stat_t
@@ -178,8 +136,9 @@ func (v *Volume) look() (err error) {
 	}
 	v.device, v.umask = st.Dev, umask()
 	_, v.foreign, err = v.home.Names()
+	v.foreign = slices.DeleteFunc(v.foreign, func(name string) bool { return v.sideFile(name) != nil })
 	slices.Sort(v.foreign)
-	return err
+	return errors.Join(err, v.openSide())
 }
 
 // umask reads the umask of this process, which no system call does without setting it.
@@ -201,20 +160,6 @@ func (v *Volume) Listing() *cache.Listing {
 		st = &unix.Statx_t{Mode: 0o755}
 	}
 	return &cache.Listing{Dirs: []cache.DirEntry{{ModTime: time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)), Perm: st.Mode & 0o777, UID: st.Uid, GID: st.Gid}}}
-}
-
-// Notes are surprises for the user, one line each.
-func (v *Volume) Notes() (notes []string) {
-	if n := len(v.removed); n > 0 {
-		notes = append(notes, fmt.Sprintf("%d drafts and other leftovers of writers that are gone were removed, %s for one", n, v.removed[0]))
-	}
-	if n := len(v.foreign); n > 0 {
-		notes = append(notes, fmt.Sprintf("%d names in %s are no checkpoints of hbmfs's, and are not shown: %s", n, v.home.Path(), strings.Join(v.foreign[:min(n, 5)], ", ")))
-	}
-	if v.inner != nil && v.inner.Passthrough() != "" {
-		notes = append(notes, "drafts are written through the daemon, slower than the disk: "+v.inner.Passthrough())
-	}
-	return notes
 }
 
 // Path is the directory's path.
@@ -286,272 +231,11 @@ func (v *Volume) draftShown(name string) *draft {
 	return nil
 }
 
-// refusedMax is how many refusals the status tells.
-const refusedMax = 10
-
-// loggedMax is how many refusals of a minute are logged: users choose the names in them.
-const loggedMax = 60
-
-// refuse notes why something was refused, for the status and the log.
-func (v *Volume) refuse(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if i := slices.Index(v.refused, text); i >= 0 {
-		v.refused = slices.Delete(v.refused, i, i+1)
-	} else if now := time.Now().Unix() / 60; v.minute != now || v.logged < loggedMax {
-		if v.minute != now {
-			v.minute, v.logged = now, 0
+// Remove removes a published checkpoint, whoever owns it: one that is somewhere else by now.
+func (v *Volume) Remove(ctx context.Context, name string) error {
+	return v.home.Remove(ctx, name, func() {
+		if v.inner != nil {
+			v.inner.DropBranch(name)
 		}
-		v.logged++
-		v.opt.Log.Warn("refused", "reason", text)
-	}
-	v.refused = append(v.refused, text)
-	if len(v.refused) > refusedMax {
-		v.refused = v.refused[1:]
-	}
-}
-
-// Status implements [fs.Top].
-func (v *Volume) Status() *status.Checkpoints {
-	s := &status.Checkpoints{Directory: v.home.Path(), Drafts: []status.Draft{}, Published: v.published(), Refused: []string{}}
-	var disk unix.Statfs_t
-	if err := unix.Fstatfs(int(v.self.Fd()), &disk); err == nil {
-		s.Free = int64(disk.Bavail) * disk.Frsize
-	}
-	if v.opt.Drain != nil {
-		s.Drain = v.opt.Drain()
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	s.Refused = append(s.Refused, v.refused...)
-	for _, d := range v.drafts {
-		s.Drafts = append(s.Drafts, d.status())
-	}
-	for _, d := range v.fast.Drafts() {
-		s.Drafts = append(s.Drafts, status.Draft{Name: d.Name, UID: d.UID, PID: d.PID, Since: d.Began, Open: d.Files - d.Sealed, Total: d.Bytes, Past: true})
-	}
-	slices.SortFunc(s.Drafts, func(a, b status.Draft) int { return strings.Compare(a.Name, b.Name) })
-	return s
-}
-
-// published tells of all checkpoints. A manifest is read once.
-func (v *Volume) published() []status.Published {
-	names, _, err := v.home.Names()
-	all := make([]status.Published, 0, len(names))
-	if err != nil {
-		return all
-	}
-	slices.SortFunc(names, checkpoint.Natural)
-	is := make(map[string]info, len(names))
-	for _, name := range names {
-		id, err := v.Published(name)
-		if err != nil || id == 0 {
-			continue
-		}
-		v.mu.Lock()
-		p, known := v.infos[name]
-		v.mu.Unlock()
-		if !known || p.id != id {
-			p = info{id, status.Published{Name: name, State: "damaged"}}
-			if c, err := v.home.Open(name); err != nil {
-				p.is.Why = err.Error()
-			} else {
-				p.is = status.Published{Name: name, State: "local", Files: len(c.Manifest.Files), Size: c.Manifest.Size(), Created: c.Manifest.Created}
-				_ = c.Close() // opened for reading
-			}
-		}
-		is[name] = p
-		if v.opt.State != nil && p.is.State == "local" {
-			p.is.State, p.is.Why = v.opt.State(name)
-		}
-		all = append(all, p.is)
-	}
-	v.mu.Lock()
-	v.infos = is
-	v.mu.Unlock()
-	return all
-}
-
-// State is what the next daemon takes of the volume: a [handover.State].
-func (v *Volume) State() handover.State { return &volumeState{path: v.home.Path()} }
-
-// volumeState is the path of the directory. Its drafts change, so they are kept apart.
-type volumeState struct{ path string }
-
-// Section implements [handover.State].
-func (*volumeState) Section() (string, uint32) { return "checkpoints", 1 }
-
-// Save implements [handover.State].
-func (s *volumeState) Save() ([]byte, error) { return []byte(s.path), nil }
-
-// Adopt implements [handover.State].
-func (s *volumeState) Adopt(section []byte) error {
-	s.path = string(section)
-	return nil
-}
-
-// keptDraft is a draft as the holder has it.
-type keptDraft struct {
-	Name, Was, Shown string // Was: while it is renamed
-	UID, GID         uint32
-	Mode             uint32
-	Since            time.Time
-	Lock             string // name of its lock among the files that are kept
-}
-
-// keep gives the holder the drafts. The caller may have mu.
-func (v *Volume) keep() {
-	if v.opt.Life == nil {
-		return
-	}
-	all := []keptDraft{}
-	for _, d := range v.drafts {
-		all = append(all, d.kept())
-	}
-	text, err := json.Marshal(all)
-	var f *os.File
-	if err == nil {
-		f, err = handover.NewMemory(keptDrafts)
-	}
-	if err == nil {
-		_, err = f.Write(text)
-		if err == nil {
-			err = v.opt.Life.Keep(keptDrafts, f)
-		}
-		err = errors.Join(err, f.Close())
-	}
-	if err != nil {
-		v.unkept(err)
-	}
-}
-
-// reopen takes the volume over from an earlier daemon.
-func (v *Volume) reopen() (err error) {
-	life, s := v.opt.Life, &volumeState{}
-	if err := life.Load(s); err != nil {
-		return err
-	}
-	source := life.Took(keptSource)
-	if source == nil || !life.Has(keptDrafts) {
-		return fmt.Errorf("%w: the holder has not its directory", handover.ErrRefused)
-	}
-	v.self = source
-	if v.home, err = checkpoint.OpenHomeAt(source, s.path); err != nil {
-		return err
-	}
-	if v.origin, err = cache.OpenDirAt(source, s.path, v.opt.MaxOpen); err != nil {
-		return err
-	}
-	if err = v.look(); err != nil {
-		return err
-	}
-	if err = v.serveFast(); err != nil {
-		return err
-	}
-	return nil
-}
-
-// adoptDrafts takes the drafts of the daemon before, once that is gone: it may have begun and ended some while this one started.
-func (v *Volume) adoptDrafts() error {
-	kept := v.opt.Life.Took(keptDrafts)
-	if kept == nil {
-		return fmt.Errorf("%w: the holder has not its drafts", handover.ErrRefused)
-	}
-	defer func() { _ = kept.Close() }() // opened for reading
-	if _, err := kept.Seek(0, 0); err != nil {
-		return err
-	}
-	var all []keptDraft
-	if err := json.NewDecoder(kept).Decode(&all); err != nil {
-		return fmt.Errorf("%w: the drafts: %w", handover.ErrRefused, err)
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.unlock(all)
-	for _, k := range all {
-		v.adopt(k)
-	}
-	return nil
-}
-
-// unlock lets go of locks that the daemon before had kept, and whose drafts it had not told of yet: it was killed between.
-func (v *Volume) unlock(told []keptDraft) {
-	for _, name := range v.opt.Life.Names() {
-		if !isLock(name) || slices.ContainsFunc(told, func(k keptDraft) bool { return k.Lock == name }) {
-			continue
-		}
-		if f := v.opt.Life.Took(name); f != nil {
-			_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // the holder's descriptor is the same
-			_ = f.Close()                             // nothing was written
-		}
-		v.opt.Life.Drop(name)
-	}
-}
-
-// Begin takes the drafts and the open files of the daemon before. It is called before anybody serves the mount.
-func (v *Volume) Begin() error {
-	if !v.inner.Inherited() {
-		return nil
-	}
-	if err := v.adoptDrafts(); err != nil {
-		return err
-	}
-	v.fast.Adopt()
-	removed := map[uint64]*node{} // whose readers and writers go on
-	v.inner.EachBooked(func(handle uint64, o fs.Opened) {
-		n := v.adoptFile(o.Inode)
-		if n == nil && removed[o.Inode] == nil {
-			removed[o.Inode] = &node{ino: o.Inode, file: -1, gone: true}
-		}
-		if n == nil {
-			n = removed[o.Inode]
-		}
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.handles[handle] = n
-		n.opens++
-		n.backing = o.Backing
 	})
-	v.mu.Lock()
-	v.keep()
-	v.mu.Unlock()
-	v.tidying.Go(v.tidy)
-	return nil
-}
-
-// adoptFile opens a file again that the daemon before had open, nil where it has no name any more.
-func (v *Volume) adoptFile(ino uint64) *node {
-	v.mu.Lock()
-	n := v.nodes[ino]
-	v.mu.Unlock()
-	if n == nil || n.isDir {
-		return nil
-	}
-	if n.file >= 0 {
-		return n
-	}
-	at, err := n.at()
-	if err != nil {
-		return n
-	}
-	defer func() { _ = unix.Close(at) }() // opened to name it
-	if fd, err := readOnly(at); err == nil {
-		v.mu.Lock()
-		n.file, n.opener = fd, n.draft.owner.UID
-		v.mu.Unlock()
-		v.room.files.Book(n.opener, 1)
-	}
-	return n
-}
-
-// tidy removes what the daemon before was about to remove.
-func (v *Volume) tidy() {
-	removed, err := v.home.Clean(context.Background())
-	for _, path := range removed {
-		v.opt.Log.Info("removed what the daemon before left", "path", path)
-	}
-	if err != nil {
-		v.opt.Log.Error("leftovers stay until the next mount", "error", err)
-	}
 }

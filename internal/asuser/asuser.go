@@ -8,13 +8,15 @@
 // The thread has the user's fsuid, fsgid and supplementary groups. The kernel takes the capabilities of files from it with the fsuid,
 // and Do takes CAP_SYS_RESOURCE, too: whoever has that passes quotas and the blocks that a filesystem reserves.
 //
-// Pitfalls. f runs on one locked thread: a goroutine that it starts has the daemon's rights. A user's capabilities count only where
-// [User.Capable] says so, so root of a container has what modes grant to root.
+// Pitfalls. f runs on the caller's thread, which is locked meanwhile: a goroutine that it starts has the daemon's rights. A user's
+// capabilities count only where [User.Capable] says so, so root of a container has what modes grant to root. A thread that does not get
+// the daemon's rights back ends the process: nothing else would keep it from doing others' work with a user's rights.
 package asuser
 
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -27,7 +29,7 @@ import (
 type User struct {
 	UID, GID uint32
 	Groups   []uint32 // supplementary
-	Capable  bool     // root who has all capabilities of files: nothing is taken from this thread
+	Capable  bool     // root who has all capabilities of files: nothing but the group changes
 }
 
 // ErrOther says that this process may not act as another user.
@@ -37,32 +39,36 @@ var ErrOther = errors.New("only root may act as another user")
 func Do(u User, f func() error) error {
 	me := os.Geteuid()
 	switch {
+	case u.UID == math.MaxUint32 || u.GID == math.MaxUint32: // of a user namespace that has no such number here
+		return fmt.Errorf("act as a user without a number: %w", unix.EOVERFLOW)
 	case me != 0 && uint32(me) == u.UID:
-		return f()
-	case me == 0 && u.UID == 0 && u.Capable:
 		return f()
 	case me != 0:
 		return fmt.Errorf("act as user %d: %w", u.UID, ErrOther)
+	case u.UID == 0 && u.Capable && uint32(os.Getegid()) == u.GID:
+		return f()
 	}
-	done := make(chan error)
-	go func() { // ends with f
-		runtime.LockOSThread()
-		before, err := take(u)
-		if err != nil {
-			done <- fmt.Errorf("act as user %d: %w", u.UID, err)
-			return // and the thread with it: it is locked
+	runtime.LockOSThread()
+	before, err := take(u)
+	if err == nil {
+		defer before.giveBack()
+		return f()
+	}
+	before.giveBack()
+	return fmt.Errorf("act as user %d: %w", u.UID, err)
+}
+
+// Caller runs f with the rights of a thread that waits for an answer of this process, so its groups stay as they are. They are asked for
+// where the user and the group alone do not do: f then runs again. Root has all capabilities of files.
+func Caller(uid, gid, thread uint32, f func() error) error {
+	u := User{UID: uid, GID: gid, Capable: true}
+	err := Do(u, f)
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		if u.Groups = groupsOf(thread); len(u.Groups) > 0 {
+			err = Do(u, f)
 		}
-		var ran error
-		defer func() {
-			if before.restore() == nil {
-				runtime.UnlockOSThread() // otherwise the thread ends
-			}
-			done <- ran
-		}()
-		ran = errors.New("asuser: internal error: f has not returned")
-		ran = f()
-	}()
-	return <-done
+	}
+	return err
 }
 
 // FSUID is the user as whom this thread makes files and opens them: outside of [Do], the process's effective user.
@@ -74,34 +80,49 @@ func FSUID() uint32 {
 // rights are those of a thread.
 type rights struct {
 	groups []uint32
-	caps   [2]unix.CapUserData
+	caps   *[2]unix.CapUserData // nil: they have not changed
 }
 
-// take gives this thread a user's rights, and returns those that it had.
+// take gives this thread a user's rights, and returns those that it had, also where it fails.
 func take(u User) (before rights, err error) {
+	if u.UID == 0 && u.Capable {
+		return before, setFS(0, u.GID)
+	}
 	if before.groups, err = groups(); err != nil {
 		return before, err
 	}
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capget(&head, &before.caps[0]); err != nil {
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&head, &caps[0]); err != nil {
 		return before, fmt.Errorf("read the thread's capabilities: %w", err)
 	}
-	if err := setGroups(u.Groups); err != nil {
-		return before, err
+	had := caps
+	before.caps = &had
+	if !slices.Equal(before.groups, u.Groups) {
+		if err := setGroups(u.Groups); err != nil {
+			return before, err
+		}
 	}
 	if err := setFS(u.UID, u.GID); err != nil {
 		return before, err
 	}
-	now := before.caps
-	if err := unix.Capget(&head, &now[0]); err != nil {
-		return before, fmt.Errorf("read the thread's capabilities: %w", err)
-	}
-	now[0].Effective &^= fileCapabilities
-	now[unix.CAP_MAC_OVERRIDE>>5].Effective &^= 1 << (unix.CAP_MAC_OVERRIDE & 31)
-	if err := unix.Capset(&head, &now[0]); err != nil {
+	caps[0].Effective &^= fileCapabilities
+	caps[unix.CAP_MAC_OVERRIDE>>5].Effective &^= 1 << (unix.CAP_MAC_OVERRIDE & 31)
+	if err := unix.Capset(&head, &caps[0]); err != nil {
 		return before, fmt.Errorf("give up capabilities: %w", err)
 	}
 	return before, nil
+}
+
+// giveBack gives the thread the daemon's rights.
+func (r *rights) giveBack() {
+	if err := r.restore(); err != nil {
+		go func() { // nobody recovers from it here
+			panic(fmt.Sprintf("asuser: internal error: a thread keeps a user's rights: %v", err))
+		}()
+		select {}
+	}
+	runtime.UnlockOSThread()
 }
 
 // fileCapabilities pass checks of files. The kernel takes them with the fsuid where that is not root's; a peer that is root of a
@@ -110,9 +131,16 @@ const fileCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.
 	1<<unix.CAP_FSETID | 1<<unix.CAP_LINUX_IMMUTABLE | 1<<unix.CAP_MKNOD | 1<<unix.CAP_SYS_RESOURCE | 1<<unix.CAP_LEASE
 
 func (r *rights) restore() error {
-	fsErr := setFS(uint32(os.Geteuid()), uint32(os.Getegid()))
+	err := setFS(uint32(os.Geteuid()), uint32(os.Getegid()))
+	if r.caps == nil {
+		return err
+	}
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	return errors.Join(fsErr, unix.Capset(&head, &r.caps[0]), setGroups(r.groups))
+	err = errors.Join(err, unix.Capset(&head, &r.caps[0]))
+	if now, groupsErr := groups(); groupsErr != nil || !slices.Equal(now, r.groups) {
+		err = errors.Join(err, groupsErr, setGroups(r.groups))
+	}
+	return err
 }
 
 // setFS sets the fsuid and the fsgid, which return no error: so they are read again.

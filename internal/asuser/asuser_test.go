@@ -2,6 +2,7 @@ package asuser
 
 import (
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -102,6 +103,60 @@ func TestThreadsHaveTheirRightsBack(t *testing.T) {
 	all.Wait()
 	if list, err := groups(); err != nil || len(list) != len(mustGroups(t)) {
 		t.Errorf("groups are %v, %v", list, err)
+	}
+}
+
+// TestCallersGroupsCountLast: a caller's supplementary groups are asked for where nothing else does, and root keeps all that root may.
+func TestCallersGroupsCountLast(t *testing.T) {
+	needRoot(t)
+	ran := 0
+	as := func() error {
+		ran++
+		list, err := groups()
+		if err != nil {
+			return err
+		}
+		if FSUID() != 4711 || ran == 1 && len(list) > 0 {
+			t.Errorf("run %d as %d of %v", ran, FSUID(), list)
+		}
+		return unix.EACCES
+	}
+	mine := mustGroups(t)
+	if err := Caller(4711, 4712, uint32(os.Getpid()), as); !errors.Is(err, unix.EACCES) {
+		t.Error(err)
+	}
+	if want := min(1+len(mine), 2); ran != want {
+		t.Errorf("it ran %d times, want %d", ran, want)
+	}
+	err := Caller(0, 4712, 0, func() error {
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		if err := unix.Capget(&head, &caps[0]); err != nil {
+			return err
+		}
+		if gid, _ := unix.SetfsgidRetGid(-1); gid != 4712 || caps[0].Effective&(1<<unix.CAP_CHOWN) == 0 {
+			t.Errorf("root of a group has the group %d and the capabilities %#x", gid, caps[0].Effective)
+		}
+		return nil
+	})
+	if gid, _ := unix.SetfsgidRetGid(-1); err != nil || gid != os.Getegid() {
+		t.Errorf("root is of group %d afterwards: %v", gid, err)
+	}
+	for _, u := range []User{{UID: math.MaxUint32}, {GID: math.MaxUint32}} {
+		if err := Do(u, func() error { return nil }); !errors.Is(err, unix.EOVERFLOW) {
+			t.Errorf("a user without a number: %v", err)
+		}
+	}
+}
+
+func TestAPanicGivesBack(t *testing.T) {
+	needRoot(t)
+	func() {
+		defer func() { _ = recover() }()
+		_ = Do(User{UID: 4711, GID: 4711}, func() error { panic("test") })
+	}()
+	if FSUID() != 0 {
+		t.Errorf("the caller has become %d", FSUID())
 	}
 }
 

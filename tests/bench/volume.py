@@ -97,7 +97,7 @@ KINDS = {
     "write": plain,
     "write and fsync": synced,
     "mapped writes": mapped,
-    "2,000 files of 16 KiB": small,
+    "2000 files of 16 KiB": small,
     "torch.save": torch_save,
     "safetensors save_file": safetensors,
     "DCP FileSystemWriter": dcp,

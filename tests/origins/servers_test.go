@@ -278,3 +278,17 @@ func toServer(address string) *http.Transport {
 		DisableCompression: true, MaxIdleConnsPerHost: 64,
 	}
 }
+
+// parts counts the parts that have arrived of an object that is being uploaded.
+func (s *s3Server) parts(t testing.TB, bucket, name string) (n int) {
+	t.Helper()
+	core := minio.Core{Client: s.client}
+	all, err := core.ListMultipartUploads(t.Context(), bucket, name, "", "", "", 100)
+	must(t, err)
+	for _, u := range all.Uploads {
+		parts, err := core.ListObjectParts(t.Context(), bucket, name, u.UploadID, 0, 1000)
+		must(t, err)
+		n += len(parts.ObjectParts)
+	}
+	return n
+}

@@ -1,6 +1,7 @@
 package volume_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,6 +81,35 @@ func TestPublishing(t *testing.T) {
 }
 
 // TestRefusals: what a volume does not take, with a sentence in its status.
+// TestNameIsTheCheckpoints: from the moment that a draft is published, its name leads to the checkpoint alone, however lately the kernel was told of
+// the draft.
+func TestNameIsTheCheckpoints(t *testing.T) {
+	v := mount(t)
+	inode := func(path string) uint64 {
+		var st unix.Stat_t
+		must(t, unix.Stat(path, &st))
+		return st.Ino
+	}
+	for i := range 6 {
+		renamed := fmt.Sprintf("renamed-%d", i)
+		draft := v.draft(t, renamed, map[string]string{"file": "bytes"})
+		was := inode(draft)
+		must(t, v.publish(renamed))
+		if now := inode(v.Path(renamed)); now == was {
+			t.Errorf("after the rename the name is still the draft's")
+		}
+		saved := v.Path(fmt.Sprintf("saved-%d", i))
+		must(t, os.Mkdir(saved, 0o755))
+		must(t, os.WriteFile(saved+"/.metadata.tmp", []byte("bytes"), 0o644))
+		was = inode(saved)
+		must(t, os.Rename(saved+"/.metadata.tmp", saved+"/.metadata"))
+		if now := inode(saved); now == was {
+			t.Errorf("after torch's DCP the name is still the draft's")
+		}
+		want(t, "write what is published", os.WriteFile(saved+"/.metadata", nil, 0o644), unix.EROFS)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	v := mount(t)
 	v.draft(t, "done", map[string]string{"file": "bytes"})

@@ -22,6 +22,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
 )
 
 // patience bounds every wait of these tests.
@@ -39,6 +40,7 @@ func TestMain(m *testing.M) {
 	if verb := os.Getenv(childVerb); verb != "" {
 		os.Exit(runChild(verb, os.Args[1:]))
 	}
+	powerloss.ServeChild()
 	os.Exit(blackbox.Main("volume", &suite, m.Run))
 }
 

@@ -1,22 +1,36 @@
 package checkpoints
 
 import (
-	"context"
 	"fmt"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/shares"
 	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// Remove removes a published checkpoint, whoever owns it: one that is somewhere else by now.
-func (v *Volume) Remove(ctx context.Context, name string) error {
-	return v.home.Remove(ctx, name, func() {
-		if v.inner != nil {
-			v.inner.DropBranch(name)
-		}
-	})
+// room is what the drafts of all users may take. A user gets half of each, and less where others have some.
+type room struct {
+	drafts *shares.Shares
+	files  *shares.Shares // that are open: the daemon has a descriptor of each
 }
+
+func newRoom() room {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		limit.Cur = 1024 // the default of Linux
+	}
+	files := int64(min(limit.Cur/2, 1<<20))
+	drafts := min(mostDrafts, files/4/perDraft)
+	return room{shares.New(drafts, drafts/2, 1), shares.New(files/2, files/4, 16)}
+}
+
+// Limits of what a volume keeps.
+const (
+	mostDrafts  = 512
+	perDraft    = 8       // descriptors
+	mostEntries = 1 << 20 // of listings: beyond that a directory is listed again for each part that is read
+)
 
 // No draft is begun where less of a disk is free than this part of it: at least leastBytes, at most mostBytes.
 const (
