@@ -277,7 +277,7 @@ func (v *nodeVolume) adopt(d *daemon) error {
 	}
 	v.daemon = d
 	v.host.work.Go(func() { v.watch(d) })
-	v.host.work.Go(v.keepCopy)
+	v.host.work.Go(func() { v.keepCopy(d) })
 	var targets []string
 	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
 	for _, target := range targets {
