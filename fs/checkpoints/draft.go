@@ -16,6 +16,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/container"
 	"github.com/hbmfs/hbmfs/internal/status"
 )
 
@@ -23,6 +24,7 @@ import (
 type draft struct {
 	v     *Volume
 	owner checkpoint.Owner
+	home  container.ID // it ends with that; "" for the mount
 	since time.Time
 	book  *checkpoint.Draft
 	dir   int // O_PATH, of its directory: it stays when that gets its name
@@ -101,7 +103,7 @@ func (d *draft) enter(from, to stage) error {
 }
 
 // begin makes a draft that the root shows as shown.
-func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner) (*draft, error) {
+func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner, home container.ID) (*draft, error) {
 	name := strings.TrimSuffix(shown, Suffix)
 	v.mu.Lock()
 	there := v.drafts[name]
@@ -117,7 +119,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
-	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book, dir: -1}
+	d := &draft{v: v, name: name, shown: shown, owner: owner, home: home, since: time.Now(), book: book, dir: -1}
 	d.changed.Store(d.since.UnixNano())
 	if err = d.attach(); err == nil {
 		err = v.add(d)
@@ -127,6 +129,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, errors.Join(err, book.Drop())
 	}
+	d.await()
 	return d, nil
 }
 
@@ -223,7 +226,7 @@ func (v *Volume) over(d *draft) {
 
 func (d *draft) kept() keptDraft {
 	return keptDraft{
-		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock,
+		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock, Home: d.home,
 	}
 }
 
@@ -239,7 +242,7 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
 			continue
 		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, since: k.Since, book: book, dir: -1, lock: k.Lock}
+		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, since: k.Since, book: book, dir: -1, lock: k.Lock}
 		d.changed.Store(time.Now().UnixNano())
 		if err = d.attach(); err == nil {
 			v.drafts[name] = d
@@ -250,6 +253,7 @@ func (v *Volume) adopt(k keptDraft) {
 		if err != nil {
 			v.opt.Log.Error("a draft is not wholly found again", "draft", d.shown, "error", err)
 		}
+		d.await()
 		return
 	}
 	v.opt.Life.Drop(k.Lock)

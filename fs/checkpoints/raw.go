@@ -486,6 +486,9 @@ func (r *router) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, o
 	if err != nil {
 		return fuse.EINVAL
 	}
+	if err := r.v.mayWrite(int(in.Pid)); err != nil {
+		return r.fail("command", err)
+	}
 	reply := n.draft.command(verb)
 	reply.AppendTo(outbuf[:0])
 	return fuse.OK

@@ -20,6 +20,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/container"
 	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/shares"
@@ -39,24 +40,26 @@ type Options struct {
 	Life      *handover.Life
 	Published func(name string) // called after each publishing; nil for nobody
 	// State tells how a published checkpoint stands, in a word, and why; nil: each is "local".
-	State func(name string) (state, why string)
-	Drain func() *status.Drain // how far checkpoints are on their way to S3; nil: none are
+	State      func(name string) (state, why string)
+	Drain      func() *status.Drain // how far checkpoints are on their way to S3; nil: none are
+	Containers bool                 // a draft ends with the container in which it was begun, and not with the mount alone
 }
 
 // Volume is the root of a mount of checkpoints, with its drafts. It is safe for concurrent use.
 type Volume struct {
-	opt     Options
-	home    *checkpoint.Home
-	self    *os.File // the directory
-	device  uint64
-	umask   uint32 // of this process
-	room    room
-	origin  *cache.Dir
-	inner   *fs.Mount
-	fast    *drafts.Server // has the drafts of writers that go past the kernel
-	removed []string       // leftovers, at the start
-	foreign []string
-	tidying sync.WaitGroup
+	opt        Options
+	home       *checkpoint.Home
+	self       *os.File // the directory
+	device     uint64
+	umask      uint32 // of this process
+	room       room
+	origin     *cache.Dir
+	inner      *fs.Mount
+	fast       *drafts.Server // has the drafts of writers that go past the kernel
+	removed    []string       // leftovers, at the start
+	foreign    []string
+	tidying    sync.WaitGroup
+	containers containers
 
 	mu       sync.Mutex // guards the fields below
 	drafts   map[string]*draft
@@ -121,6 +124,9 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 			err = errors.Join(err, v.Close())
 		}
 	}()
+	if err = v.openContainers(); err != nil {
+		return v, err
+	}
 	if opt.Life.Adopts() {
 		return v, v.reopen()
 	}
@@ -155,7 +161,7 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 
 // serveFast makes the server of drafts that are written past the kernel.
 func (v *Volume) serveFast() (err error) {
-	v.fast, err = drafts.New(drafts.Options{Home: v.home, Log: v.opt.Log, Life: v.opt.Life, Published: v.tell})
+	v.fast, err = drafts.New(drafts.Options{Home: v.home, Log: v.opt.Log, Life: v.opt.Life, Published: v.tell, MayWrite: v.mayWrite})
 	return err
 }
 
@@ -225,6 +231,7 @@ func (v *Volume) Home() *checkpoint.Home { return v.home }
 
 // Close closes the volume, once nobody serves it any more.
 func (v *Volume) Close() error {
+	v.containers.end()
 	v.tidying.Wait()
 	var errs []error
 	if v.origin != nil {
@@ -241,6 +248,7 @@ func (v *Volume) Close() error {
 
 // End removes the drafts, when the mount is over. What cannot be removed goes at the next mount.
 func (v *Volume) End() {
+	v.containers.end()
 	v.mu.Lock()
 	all := make([]*draft, 0, len(v.drafts))
 	for _, d := range v.drafts {
@@ -397,7 +405,8 @@ type keptDraft struct {
 	UID, GID         uint32
 	Mode             uint32
 	Since            time.Time
-	Lock             string // name of its lock among the files that are kept
+	Lock             string       // name of its lock among the files that are kept
+	Home             container.ID `json:",omitempty"`
 }
 
 // keep gives the holder the drafts. The caller may have mu.

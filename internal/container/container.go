@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -172,13 +171,17 @@ func awaitProcess(ctx context.Context, pidfd *os.File) error {
 	return err
 }
 
-// Visible makes sure that the kernel shows the containers of all processes to this one.
+// Visible makes sure that the kernel shows the containers of other processes to this one.
 func Visible() error {
-	_, err := Of(1)
-	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%w (CAP_SYS_PTRACE is needed)", err)
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return os.NewSyscallError("capget", err)
 	}
-	return err
+	if sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		return errors.New("the kernel does not show the mount namespaces of others to this process: it needs CAP_SYS_PTRACE")
+	}
+	return nil
 }
 
 // OnlyReads tells whether a process has a filesystem mounted, and everywhere read-only. The numbers are its device.
