@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -73,7 +74,7 @@ func (d *draft) await() {
 		return
 	}
 	c.waits.Go(func() { // ends with the container, or the volume
-		err := d.home.Await(c.ctx)
+		err := d.watch.Await(c.ctx)
 		if err == nil {
 			err = d.abandon(c.ctx)
 		}
@@ -81,6 +82,17 @@ func (d *draft) await() {
 			d.v.opt.Log.Error("a draft stays until the mount ends, although its container may have ended", "draft", d.name, "error", err)
 		}
 	})
+}
+
+// settled finds a draft by its name in the root. Where its container may just have ended, settled waits until the draft is gone, or
+// stays: a pod that takes another's place shall not meet its drafts.
+func (v *Volume) settled(name string) *draft {
+	for end := time.Now().Add(patience); ; time.Sleep(patience / 200) {
+		d := v.draftShown(name)
+		if d == nil || !d.watch.Doubtful() || time.Now().After(end) {
+			return d
+		}
+	}
 }
 
 // abandon removes a draft whose container has ended. One that is just being published may become a checkpoint.

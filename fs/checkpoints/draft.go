@@ -24,7 +24,8 @@ import (
 type draft struct {
 	v     *Volume
 	owner checkpoint.Owner
-	home  container.ID // it ends with that; "" for the mount
+	home  container.ID     // it ends with that; "" for the mount
+	watch *container.Watch // of that
 	since time.Time
 	book  *checkpoint.Draft
 	dir   int // O_PATH, of its directory: it stays when that gets its name
@@ -119,7 +120,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
-	d := &draft{v: v, name: name, shown: shown, owner: owner, home: home, since: time.Now(), book: book, dir: -1}
+	d := &draft{v: v, name: name, shown: shown, owner: owner, home: home, watch: container.NewWatch(home), since: time.Now(), book: book, dir: -1}
 	d.changed.Store(d.since.UnixNano())
 	if err = d.attach(); err == nil {
 		err = v.add(d)
@@ -242,7 +243,7 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
 			continue
 		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, since: k.Since, book: book, dir: -1, lock: k.Lock}
+		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, dir: -1, lock: k.Lock}
 		d.changed.Store(time.Now().UnixNano())
 		if err = d.attach(); err == nil {
 			v.drafts[name] = d

@@ -65,7 +65,7 @@ func (r *router) tellDraft(d *draft, out *fuse.EntryOut) fuse.Status {
 func (r *router) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if !isOuter(h.NodeId) {
 		if h.NodeId == rootID && name != fs.ControlName {
-			if d := r.v.draftShown(name); d != nil {
+			if d := r.v.settled(name); d != nil {
 				return r.tellDraft(d, out)
 			}
 			status := r.Mount.Lookup(cancel, h, name, out)

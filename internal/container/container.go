@@ -2,7 +2,8 @@
 // mount namespace: a program reaches a mount by no other way.
 //
 //	c, err := container.Of(thread)   // the thread waits meanwhile, for instance for the answer to a FUSE request
-//	err = c.Await(ctx)               // nil once its last process has ended
+//	w := container.NewWatch(c)
+//	err = w.Await(ctx)               // nil once its last process has ended
 //	ro, err := container.OnlyReads(pid, major, minor)
 //
 // Nothing asks a container runtime, or reads names of control groups: the kernel alone knows. It has to show all processes: root needs
@@ -18,6 +19,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -68,10 +71,27 @@ const (
 	lookPause = 20 * time.Millisecond
 )
 
+// Watch waits for the end of a container. Its methods may be called at once.
+type Watch struct {
+	id ID
+
+	mu    sync.Mutex      // guards what follows
+	known syscall.RawConn // a process of it; nil where none is known
+	lost  bool            // the last that was known has ended
+}
+
+// NewWatch makes a watch, which waits in [Watch.Await] alone.
+func NewWatch(id ID) *Watch { return &Watch{id: id} }
+
 // Await waits for the end of the container. An error says that ctx has ended before, or that nobody can tell.
-func (c ID) Await(ctx context.Context) error {
+func (w *Watch) Await(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			w.set(nil, false)
+		}
+	}()
 	for missed := 0; missed < looks; {
-		pidfd, err := c.process()
+		pidfd, err := w.id.process()
 		switch {
 		case err != nil:
 			return err
@@ -80,13 +100,37 @@ func (c ID) Await(ctx context.Context) error {
 			err = pause.For(ctx, lookPause)
 		default:
 			missed = 0
-			err = awaitProcess(ctx, pidfd)
+			err = w.awaitProcess(ctx, pidfd)
+			_ = pidfd.Close() // it was only asked
 		}
 		if err != nil {
 			return err
 		}
 	}
+	w.set(nil, true)
 	return nil
+}
+
+func (w *Watch) set(known syscall.RawConn, lost bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.known, w.lost = known, lost
+}
+
+// Doubtful tells whether the container has ended, or may have: the process that was known of it has, and nobody has looked for another.
+func (w *Watch) Doubtful() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ended := w.lost
+	if w.known != nil {
+		_ = w.known.Control(func(fd uintptr) { ended = hasEnded(fd) }) // it stays open as long as it is known
+	}
+	return ended
+}
+
+func hasEnded(pidfd uintptr) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
 }
 
 // process opens a process of the container, nil where there is none. The first one that is found is mostly that which was there first.
@@ -153,18 +197,16 @@ func numbers(dir string) (all []int, err error) {
 	return all, err
 }
 
-// awaitProcess waits for the end of a process, and closes its descriptor.
-func awaitProcess(ctx context.Context, pidfd *os.File) error {
-	defer func() { _ = pidfd.Close() }() // it was only asked
+// awaitProcess waits for the end of a process.
+func (w *Watch) awaitProcess(ctx context.Context, pidfd *os.File) error {
 	defer context.AfterFunc(ctx, func() { _ = pidfd.SetReadDeadline(time.Unix(1, 0)) })()
 	raw, err := pidfd.SyscallConn()
 	if err != nil {
 		return err
 	}
-	err = raw.Read(func(fd uintptr) bool {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return err == nil && n > 0
-	})
+	w.set(raw, false)
+	defer w.set(nil, true)
+	err = raw.Read(hasEnded)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -51,12 +51,15 @@ func TestEndOfAContainer(t *testing.T) {
 	if self, err := Self(); err != nil || self == id || self == "" {
 		t.Fatalf("the container is %s and this one %s, %v", id, self, err)
 	}
-	over := make(chan error, 1)
-	go func() { over <- id.Await(t.Context()) }()
+	over, w := make(chan error, 1), NewWatch(id)
+	go func() { over <- w.Await(t.Context()) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if err := id.Await(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := NewWatch(id).Await(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a container that lives: %v", err)
+	}
+	if w.Doubtful() {
+		t.Error("there is doubt of a container that lives")
 	}
 	pids, err := numbers("/proc")
 	if err != nil {
@@ -89,7 +92,10 @@ func TestEndOfAContainer(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("nobody noticed the end of the container")
 	}
-	if err := id.Await(t.Context()); err != nil {
+	if !w.Doubtful() {
+		t.Error("there is no doubt of a container that is over")
+	}
+	if err := NewWatch(id).Await(t.Context()); err != nil {
 		t.Fatalf("a container that is over: %v", err)
 	}
 }
