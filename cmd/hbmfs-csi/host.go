@@ -7,11 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/csi/host"
+	"github.com/hbmfs/hbmfs/internal/csi/place"
 	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 	"github.com/hbmfs/hbmfs/internal/size"
 )
@@ -39,7 +42,10 @@ readers wait. Later, before Linux 6.9, or without a plugin the next host mounts 
 whole files go on meanwhile, others get errors.
 
 State, all of it below --state-dir: volumes/KEY/volume.json (what was asked for and who uses it), volumes/KEY/mnt (the mount),
-volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alone).`,
+volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alone).
+
+A checkpoint volume whose last pod has left keeps its daemon until all that is published is at its destination, or until
+--drain-patience has passed without a success.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
 	}
@@ -52,6 +58,8 @@ volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alon
 	f.StringVar(&c.opt.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory: nothing is mounted for pods anywhere else")
 	f.StringVar(&c.opt.HBMFS, "hbmfs", "", "the hbmfs program (default: beside this one, or on the PATH)")
 	f.StringArrayVar(&c.opt.AllowSource, "allow-source", nil, "directory of this node below which volumes may show directories; may be given again (default: none)")
+	f.StringArrayVar(&c.opt.AllowCheckpoints, "allow-checkpoints", nil, "directory of a local disk of this node below which checkpoint volumes may lie, inline ones below the name of their namespace there; may be given again (default: none)")
+	f.DurationVar(&c.opt.DrainPatience, "drain-patience", time.Hour, "how long a checkpoint volume that no pod uses any more goes on with a drain that gets nothing to its destination")
 	f.StringArrayVar(&c.opt.AllowAddress, "allow-address", nil, "loopback, link-local or metadata address of this node, or prefix such as 127.0.0.0/8, at which volumes may have their source; may be given again (default: none)")
 	c.log.add(cmd)
 	return cmd
@@ -138,9 +146,23 @@ func (c *hostCommand) settle() error {
 	if c.opt.CacheDir == "" {
 		c.opt.CacheDir = filepath.Join(c.opt.StateDir, "cache")
 	}
-	for _, dir := range append([]string{c.opt.KubeletDir, c.opt.CacheDir}, c.opt.AllowSource...) {
+	for _, dir := range slices.Concat([]string{c.opt.KubeletDir, c.opt.CacheDir}, c.opt.AllowSource, c.opt.AllowCheckpoints) {
 		if !filepath.IsAbs(dir) {
-			return fmt.Errorf("%q: --kubelet-dir, --cache-dir and --allow-source want absolute paths", dir)
+			return fmt.Errorf("%q: --kubelet-dir, --cache-dir, --allow-source and --allow-checkpoints want absolute paths", dir)
+		}
+	}
+	return c.checkCheckpoints()
+}
+
+// checkCheckpoints refuses directories of checkpoints that have something else in them.
+func (c *hostCommand) checkCheckpoints() error {
+	for i, dir := range c.opt.AllowCheckpoints {
+		dir = filepath.Clean(dir)
+		c.opt.AllowCheckpoints[i] = dir
+		for _, other := range []string{c.opt.StateDir, c.opt.KubeletDir, c.opt.CacheDir} {
+			if place.Overlap(dir, other) {
+				return fmt.Errorf("--allow-checkpoints %s: programs write there, and %s is this driver's or kubelet's: name a directory beside it", dir, other)
+			}
 		}
 	}
 	return nil

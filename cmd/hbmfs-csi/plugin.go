@@ -56,6 +56,12 @@ A volume says what it shows in its attributes. Only source is needed:
   authentication  auto, anonymous, secret (access keys in a Kubernetes secret) or pod (the token of the pod's service account)
   roleArn         the role that the token is exchanged for
 
+A checkpoint volume is one where programs write, in a directory of the node (below hbmfs-csi host --allow-checkpoints):
+
+  checkpoints     true
+  drain           s3://BUCKET/RUN where published checkpoints are copied to; its rights are those of a source
+  keep, drainRate checkpoints that stay on the node, once newer ones are at the destination; as in 500MB/s
+
 Keys of the secret: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one.`,
 		Example: `  hbmfs-csi host --allow-source /data &
   hbmfs-csi --endpoint unix:///csi/csi.sock --node-id $NODE_NAME`,

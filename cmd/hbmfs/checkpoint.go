@@ -163,16 +163,24 @@ hbmfs checkpoint clean removes the rest if this is interrupted. Directories that
 
 func newCheckpointCleanCommand() *cobra.Command {
 	c := &checkpointCommand{}
-	return c.bind(&cobra.Command{
+	var all bool
+	cmd := c.bind(&cobra.Command{
 		Use:   "clean DIR",
 		Short: "Remove what dead writers left",
 		Long: `Remove from DIR the drafts of processes that died, and what is left of checkpoints whose removal was interrupted. Checkpoints,
-other files, and what living processes or other users work on stay; hbmfs checkpoint ls shows them.`,
+other files, and what living processes or other users work on stay; hbmfs checkpoint ls shows them. With --all-users root does it for
+every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 		Example: "  hbmfs checkpoint clean /nvme/ckpt",
 	}, false, func(ctx context.Context) error {
-		removed, err := checkpoint.Clean(ctx, c.paths[0])
+		clean := checkpoint.Clean
+		if all {
+			clean = checkpoint.CleanAll
+		}
+		removed, err := clean(ctx, c.paths[0])
 		return errors.Join(err, c.printRemoved(removed))
 	})
+	cmd.Flags().BoolVar(&all, "all-users", false, "also what writers of other users left; root only")
+	return cmd
 }
 
 func (c *checkpointCommand) printRemoved(paths []string) error {

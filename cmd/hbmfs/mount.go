@@ -33,6 +33,7 @@ type mountCommand struct {
 
 	drain       drainFlags
 	checkpoints bool // SOURCE is a directory of checkpoints, where programs write
+	draftLife   string
 	foreground  bool
 	noKeeper    bool
 	noSpare     bool
@@ -94,7 +95,8 @@ never changes from then on, by one of
   hbmfs publish MOUNTPOINT/step_100                for programs that do neither
 
 Publishing fails, with EBUSY, while a file of the draft is still open for writing. rmdir removes a whole checkpoint. Drafts
-end with the mount; a daemon that is replaced keeps them.
+end with the mount; a daemon that is replaced keeps them. With --draft-life container one that was begun in a container ends
+with the last process of that container, as far as the daemon's own container is another.
 
 With --drain what is published is copied to S3 in the background, where other machines mount it; hbmfs checkpoint drain --help
 says how. With --keep old checkpoints are removed here once they are there.
@@ -123,6 +125,7 @@ func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	c.drain.add(f)
 	f.BoolVar(&c.checkpoints, "checkpoints", false, "mount a directory of checkpoints, for programs to write in; see below")
+	addChoice(cmd, &c.draftLife, "draft-life", lifeMount, "with --checkpoints: what unpublished drafts end with, the mount or the container in which they were begun", lifeMount, lifeContainer)
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.noKeeper, "no-keeper", false, "let the mount end with its daemon (default in the foreground, where =false has a keeper; for ordinary users, and before Linux 6.9)")
 	f.BoolVar(&c.noSpare, "no-spare", false, "have no second daemon wait for its turn: less memory, and longer waits after a crash")
@@ -236,6 +239,8 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 	}
 	if err == nil && c.checkpoints {
 		err = c.checkCheckpoints()
+	} else if err == nil && c.draftLife != lifeMount {
+		err = usageError{errors.New("--draft-life is about drafts, which a mount with --checkpoints has: give both")}
 	}
 	return err
 }

@@ -57,7 +57,7 @@ func (c *mountCommand) open(ctx context.Context, opt *fs.Options, note func(stri
 // openCheckpoints opens a directory of checkpoints.
 func (c *mountCommand) openCheckpoints(ctx context.Context, opt *fs.Options) (*mountSource, error) {
 	var v *checkpoints.Volume
-	use := checkpoints.Options{MaxOpen: maxOpenFiles(), Log: opt.Log, Life: opt.Life}
+	use := checkpoints.Options{MaxOpen: maxOpenFiles(), Log: opt.Log, Life: opt.Life, Containers: c.draftLife == lifeContainer}
 	to, err := c.openDrain(opt.Log, func(ctx context.Context, path string) error { return v.Remove(ctx, filepath.Base(path)) })
 	if err != nil {
 		return nil, err
@@ -84,6 +84,12 @@ func (c *mountCommand) openCheckpoints(ctx context.Context, opt *fs.Options) (*m
 		close:   func() { _ = v.Close() }, // nothing is lost
 	}, nil
 }
+
+// What drafts end with.
+const (
+	lifeMount     = "mount"
+	lifeContainer = "container"
+)
 
 // openDrain makes what copies checkpoints to --drain, nil where nothing does. Nothing is asked of the destination yet.
 func (c *mountCommand) openDrain(log *slog.Logger, remove func(context.Context, string) error) (*drain.Drain, error) {

@@ -14,12 +14,15 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/container"
 )
 
 // draft is a checkpoint that is being written through the mount.
 type draft struct {
 	v     *Volume
 	owner checkpoint.Owner
+	home  container.ID     // it ends with that; "" for the mount
+	watch *container.Watch // of that
 	since time.Time
 	book  *checkpoint.Draft
 	root  *node
@@ -99,7 +102,7 @@ func (d *draft) enter(from, to stage) error {
 }
 
 // begin makes a draft that the root shows as shown.
-func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner) (*draft, error) {
+func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner, home container.ID) (*draft, error) {
 	name := strings.TrimSuffix(shown, Suffix)
 	v.mu.Lock()
 	there := v.drafts[name]
@@ -115,7 +118,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
-	d := &draft{v: v, name: name, shown: shown, owner: owner, since: time.Now(), book: book}
+	d := &draft{v: v, name: name, shown: shown, owner: owner, home: home, watch: container.NewWatch(home), since: time.Now(), book: book}
 	d.changed.Store(d.since.UnixNano())
 	if err = d.attach(); err == nil {
 		err = v.add(d)
@@ -125,6 +128,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, errors.Join(err, book.Drop())
 	}
+	d.await()
 	return d, nil
 }
 

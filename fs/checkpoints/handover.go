@@ -17,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/container"
 	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
@@ -50,7 +51,8 @@ type keptDraft struct {
 	UID, GID         uint32
 	Mode             uint32
 	Since            time.Time
-	Lock             string // name of its lock among the files that are kept
+	Lock             string       // name of its lock among the files that are kept
+	Home             container.ID `json:",omitempty"`
 }
 
 // keep gives the holder the drafts. The caller may have mu.
@@ -244,7 +246,7 @@ func (v *Volume) unkept(err error) {
 
 func (d *draft) kept() keptDraft {
 	return keptDraft{
-		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock,
+		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock, Home: d.home,
 	}
 }
 
@@ -260,7 +262,7 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
 			continue
 		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, since: k.Since, book: book, lock: k.Lock}
+		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, lock: k.Lock}
 		d.changed.Store(time.Now().UnixNano())
 		d.told.Store(time.Now().UnixNano()) // perhaps, by the daemon before
 		if err = d.attach(); err == nil {
@@ -272,6 +274,7 @@ func (v *Volume) adopt(k keptDraft) {
 		if err != nil {
 			v.opt.Log.Error("a draft is not wholly found again", "draft", d.shown, "error", err)
 		}
+		d.await()
 		return
 	}
 	v.opt.Life.Drop(k.Lock)

@@ -69,7 +69,7 @@ func (r *router) tellDraft(d *draft, out *fuse.EntryOut) fuse.Status {
 func (r *router) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if !isOuter(h.NodeId) {
 		if h.NodeId == rootID && name != fs.ControlName {
-			if d := r.v.draftShown(name); d != nil {
+			if d := r.v.settled(name); d != nil {
 				return r.tellDraft(d, out)
 			}
 			status := r.Mount.Lookup(cancel, h, name, out)
@@ -485,6 +485,9 @@ func (r *router) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, o
 	verb, err := control.ParseDraftRequest(inbuf)
 	if err != nil {
 		return fuse.EINVAL
+	}
+	if err := r.v.mayWrite(int(in.Pid)); err != nil {
+		return r.fail("command", err)
 	}
 	reply := n.draft.command(verb)
 	reply.AppendTo(outbuf[:0])

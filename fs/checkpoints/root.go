@@ -43,7 +43,12 @@ func (v *Volume) mkdirTop(ctx context.Context, req *fuse.MkdirIn, name string) (
 		v.refuse("mkdir %s: %v", name, err)
 		return nil, err
 	}
-	d, err := v.begin(ctx, name, checkpoint.Owner{UID: req.Uid, GID: req.Gid, Mode: iofs.FileMode(req.Mode & 0o777)})
+	home, err := v.containers.of(&req.InHeader)
+	if err != nil {
+		v.refuse("mkdir %s: %v", name, err)
+		return nil, err
+	}
+	d, err := v.begin(ctx, name, checkpoint.Owner{UID: req.Uid, GID: req.Gid, Mode: iofs.FileMode(req.Mode & 0o777)}, home)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		v.refuse("mkdir %s: %v", name, err)
 	}

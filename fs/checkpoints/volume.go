@@ -37,25 +37,27 @@ type Options struct {
 	Life      *handover.Life
 	Published func(name string) // called after each publishing; nil for nobody
 	// State tells how a published checkpoint stands, in a word, and why; nil: each is "local".
-	State func(name string) (state, why string)
-	Drain func() *status.Drain // how far checkpoints are on their way to S3; nil: none are
+	State      func(name string) (state, why string)
+	Drain      func() *status.Drain // how far checkpoints are on their way to S3; nil: none are
+	Containers bool                 // a draft ends with the container in which it was begun, and not with the mount alone
 }
 
 // Volume is the root of a mount of checkpoints, with its drafts. It is safe for concurrent use.
 type Volume struct {
-	opt     Options
-	home    *checkpoint.Home
-	self    *os.File // the directory
-	device  uint64
-	umask   uint32 // of this process
-	room    room
-	origin  *cache.Dir
-	inner   *fs.Mount
-	side    *draft         // has the side files
-	fast    *drafts.Server // has the drafts of writers that go past the kernel
-	removed []string       // leftovers, at the start
-	foreign []string
-	tidying sync.WaitGroup
+	opt        Options
+	home       *checkpoint.Home
+	self       *os.File // the directory
+	device     uint64
+	umask      uint32 // of this process
+	room       room
+	origin     *cache.Dir
+	inner      *fs.Mount
+	side       *draft         // has the side files
+	fast       *drafts.Server // has the drafts of writers that go past the kernel
+	removed    []string       // leftovers, at the start
+	foreign    []string
+	tidying    sync.WaitGroup
+	containers containers
 
 	mu       sync.Mutex // guards the fields below
 	drafts   map[string]*draft
@@ -87,6 +89,9 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 			err = errors.Join(err, v.Close())
 		}
 	}()
+	if err = v.openContainers(); err != nil {
+		return v, err
+	}
 	if opt.Life.Adopts() {
 		return v, v.reopen()
 	}
@@ -121,7 +126,7 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 
 // serveFast makes the server of drafts that are written past the kernel.
 func (v *Volume) serveFast() (err error) {
-	v.fast, err = drafts.New(drafts.Options{Home: v.home, Log: v.opt.Log, Life: v.opt.Life, Published: v.tell})
+	v.fast, err = drafts.New(drafts.Options{Home: v.home, Log: v.opt.Log, Life: v.opt.Life, Published: v.tell, MayWrite: v.mayWrite})
 	return err
 }
 
@@ -170,6 +175,7 @@ func (v *Volume) Home() *checkpoint.Home { return v.home }
 
 // Close closes the volume, once nobody serves it any more.
 func (v *Volume) Close() error {
+	v.containers.end()
 	v.tidying.Wait()
 	var errs []error
 	if v.origin != nil {
@@ -186,6 +192,7 @@ func (v *Volume) Close() error {
 
 // End removes the drafts, when the mount is over. What cannot be removed goes at the next mount.
 func (v *Volume) End() {
+	v.containers.end()
 	v.mu.Lock()
 	all := make([]*draft, 0, len(v.drafts))
 	for _, d := range v.drafts {

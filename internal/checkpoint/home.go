@@ -243,6 +243,23 @@ func (h *Home) Remove(ctx context.Context, name string, renamed func()) error {
 	return nil
 }
 
+// CleanAll is [Clean] of all users' leftovers, by root.
+func CleanAll(ctx context.Context, dir string) (removed []string, err error) {
+	if os.Geteuid() != 0 {
+		return nil, failf(ErrInvalid, "what other users left is removed by root alone")
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	h, err := openHome(abs, abs)
+	if err != nil {
+		return nil, err
+	}
+	removed, err = h.Clean(ctx)
+	return removed, errors.Join(err, h.Close())
+}
+
 // Clean is [Clean], of any user's leftovers.
 func (h *Home) Clean(ctx context.Context) (removed []string, err error) {
 	dir, err := h.root.Open(".")

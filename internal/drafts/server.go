@@ -33,8 +33,9 @@ const (
 type Options struct {
 	Home      *checkpoint.Home
 	Log       *slog.Logger
-	Life      *handover.Life    // of the daemon; nil where nobody holds the mount
-	Published func(name string) // is called once a checkpoint is there; nil: nobody wants to know
+	Life      *handover.Life      // of the daemon; nil where nobody holds the mount
+	Published func(name string)   // is called once a checkpoint is there; nil: nobody wants to know
+	MayWrite  func(pid int) error // of a client that wants to make files; nil: all may
 }
 
 // Server has the drafts of one volume.

@@ -21,6 +21,7 @@ type Session struct {
 	user   asuser.User
 	pidfd  *os.File // nil where the kernel tells none
 	began  []*draft // that end with the connection
+	writes bool     // it may
 }
 
 // Answer is what a client is told: a frame, with open files that the caller closes.
@@ -58,12 +59,16 @@ func (c *Session) Handle(ctx context.Context, t control.FrameType, payload []byt
 	case control.TypeBegin:
 		var m control.Begin
 		if m, parsed = control.ParseBegin(payload); parsed == nil {
-			a, failed = c.begin(ctx, &m)
+			if failed = c.mayWrite(); failed == nil {
+				a, failed = c.begin(ctx, &m)
+			}
 		}
 	case control.TypeAdd:
 		var m control.AddFiles
 		if m, parsed = control.ParseAddFiles(payload); parsed == nil {
-			a, failed = c.add(&m)
+			if failed = c.mayWrite(); failed == nil {
+				a, failed = c.add(&m)
+			}
 		}
 	case control.TypeSeal:
 		var m control.Seal
@@ -90,6 +95,24 @@ func (c *Session) Handle(ctx context.Context, t control.FrameType, payload []byt
 		return Answer{}, refusalOf(failed)
 	}
 	return a, nil
+}
+
+// mayWrite asks whether the client may make files, until it may. Another process could get its number once it has ended, so it must
+// live afterwards.
+func (c *Session) mayWrite() error {
+	if c.server.opt.MayWrite == nil || c.writes {
+		return nil
+	}
+	pid := 0
+	if c.pidfd != nil {
+		pid = pidOf(int(c.pidfd.Fd()))
+	}
+	err := c.server.opt.MayWrite(pid)
+	if err == nil && pid != 0 && pidOf(int(c.pidfd.Fd())) != pid {
+		err = refuse(unix.ESRCH, "process %d, which connected, has ended", pid)
+	}
+	c.writes = err == nil
+	return err
 }
 
 func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {

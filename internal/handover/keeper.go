@@ -97,6 +97,7 @@ type keeper struct {
 	short int // crashes in a row after less than shortLife
 	ended bool
 	fat   bool // something was done since leaner
+	following
 }
 
 // daemon is a process that serves the mount, or will.
@@ -159,6 +160,7 @@ func (k *keeper) poll() {
 		}
 	}
 	watch(k.listener, k.request)
+	k.watchFollowers(watch)
 	if b := k.before; b != nil {
 		watch(b.socket, k.hearBefore)
 		watch(b.pidfd, k.takeDuty)
@@ -206,10 +208,12 @@ func (k *keeper) hear(d *daemon) {
 		k.store[name], m.fd = m.fd, -1
 		k.next.misses(name)
 		k.renewSpare(0)
+		k.changed()
 	case m.fields["FDSTOREREMOVE"] != "":
 		k.forget(name)
 		k.next.misses(name)
 		k.renewSpare(0)
+		k.changed()
 	case m.fields["SENTINEL"] != "":
 		d.forgetSentinel()
 		d.sentinel = watchSentinel(m.fields["SENTINEL"])
@@ -226,6 +230,7 @@ func (k *keeper) hear(d *daemon) {
 	case m.fields["READY"] != "" && d == k.next:
 		k.serves(d)
 	case m.fields["READY"] != "" && d == k.now:
+		k.whole = true
 		if k.before == nil {
 			k.renewSpare(0)
 		}

@@ -56,9 +56,7 @@ func (k *keeper) request() {
 	switch {
 	case err == nil && m.fields["COPY"] != "":
 		m.close()
-		_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 1}) // the daemon may need this keeper
-		_ = sendCopy(conn, "", k.store)                                                            // who has gone needs no answer
-		_ = unix.Close(conn)
+		k.copies(conn, m.fields["FOLLOW"] != "")
 		return
 	case err != nil || m.fields["UPGRADE"] == "" || m.fd < 0:
 		m.close()

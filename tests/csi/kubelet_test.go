@@ -30,6 +30,8 @@ type volume struct {
 	secrets    map[string]string
 	fsGroup    string
 	staged     bool
+	writes     bool // it is a checkpoint volume, which is mounted read-only where readOnly says so
+	readOnly   bool
 }
 
 // client calls the plugin as kubelet does: over a connection of its own for each call.
@@ -85,6 +87,9 @@ func (v *volume) capability() *csi.VolumeCapability {
 	if v.inline {
 		mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER // what kubelet says of all inline volumes
 	}
+	if v.writes && !v.inline {
+		mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	}
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{VolumeMountGroup: v.fsGroup}},
@@ -136,7 +141,7 @@ func (n *node) stage(v *volume) {
 // publishRequest is what kubelet asks for a pod, with what podInfoOnMount adds.
 func (n *node) publishRequest(v *volume, pod string) *csi.NodePublishVolumeRequest {
 	r := &csi.NodePublishVolumeRequest{
-		VolumeId: v.id(pod), TargetPath: n.targetPath(v, pod), VolumeCapability: v.capability(), Readonly: !v.inline, Secrets: v.secrets,
+		VolumeId: v.id(pod), TargetPath: n.targetPath(v, pod), VolumeCapability: v.capability(), Readonly: v.readOnly || !v.inline && !v.writes, Secrets: v.secrets,
 		VolumeContext: map[string]string{
 			"csi.storage.k8s.io/pod.name": "pod-" + pod, "csi.storage.k8s.io/pod.namespace": "default", "csi.storage.k8s.io/pod.uid": pod,
 			"csi.storage.k8s.io/serviceAccount.name": "trainer", "csi.storage.k8s.io/ephemeral": fmt.Sprint(v.inline),
@@ -250,6 +255,7 @@ func code(err error) codes.Code {
 type podOptions struct {
 	propagate bool   // mountPropagation: HostToContainer, instead of None
 	subPath   string // what of the volume is mounted
+	ordinary  bool   // the pod has no user namespace: user 1000, whom the pod's fsGroup makes a member of a group
 }
 
 // startPod does all that kubelet does for a pod with one volume, and starts it.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -58,6 +59,8 @@ type podSpec struct {
 	Program   string // of the pod
 	HBMFS     string // the hbmfs in its image
 	ID        int    // the user and group on the host that the pod's user is
+	Writable  bool
+	Group     int // without a user namespace: a group of the pod's user; -1 with one
 }
 
 // runPod starts a pod as a container runtime does.
@@ -68,8 +71,13 @@ func (n *node) runPod(uid string, v *volume, opt podOptions) *pod {
 	var id int
 	_, err := fmt.Sscanf(uid, "pod-%d", &id)
 	must(n.t, err)
+	group := -1
+	if opt.ordinary {
+		group, _ = strconv.Atoi(v.fsGroup) // none is 0
+	}
 	spec, err := json.Marshal(podSpec{
 		Root: root, Volume: filepath.Join(n.targetPath(v, uid), opt.subPath), Propagate: opt.propagate, Program: podProgram, HBMFS: suite.Path(), ID: 100_000 + id,
+		Writable: v.writes, Group: group,
 	})
 	must(n.t, err)
 	p := &pod{n: n, uid: uid, volume: v, cmd: exec.Command(podProgram, string(spec)), stderr: &bytes.Buffer{}}

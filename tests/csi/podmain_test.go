@@ -19,6 +19,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 // podRole in the environment makes this program a part of a pod.
@@ -53,6 +55,12 @@ func containerRuntime(text string) error {
 	program := exec.Command("/bin/pod")
 	program.Env = []string{podRole + "=program", "GORACE=atexit_sleep_ms=20"}
 	program.Stdin, program.Stdout, program.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if spec.Group >= 0 {
+		program.SysProcAttr = &syscall.SysProcAttr{
+			Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: inPod, Gid: inPod, Groups: []uint32{uint32(spec.Group)}},
+		}
+		return program.Run()
+	}
 	ids := []syscall.SysProcIDMap{{ContainerID: inPod, HostID: spec.ID, Size: 1}}
 	program.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true, Pdeathsig: syscall.SIGKILL,
@@ -80,9 +88,11 @@ func enterRoot(spec *podSpec) error {
 	err = errors.Join(
 		unix.Mount(spec.Volume, in("data"), "", unix.MS_BIND|unix.MS_REC, ""),
 		unix.Mount("", in("data"), "", propagation|unix.MS_REC, ""),
-		unix.Mount("", in("data"), "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""),
 		unix.Mount("none", in("proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
 	)
+	if !spec.Writable {
+		err = errors.Join(err, unix.Mount("", in("data"), "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""))
+	}
 	for from, to := range map[string]string{spec.Program: "bin/pod", spec.HBMFS: "bin/hbmfs", "/dev/null": "dev/null"} {
 		err = errors.Join(err, os.WriteFile(in(to), nil, 0o644), unix.Mount(from, in(to), "", unix.MS_BIND, ""))
 	}
@@ -117,6 +127,7 @@ type program struct {
 	contents map[file][]byte // guarded by mu
 	held     *held
 	loop     *loop
+	draft    *control.Draft
 }
 
 func obey() error {
@@ -215,6 +226,9 @@ func (p *program) do(o order, a *answer) (err error) {
 		<-p.loop.ended
 		*a = p.loop.answer()
 	default:
+		if known, done := p.checkpoint(o, path); known {
+			return done
+		}
 		err = fmt.Errorf("unknown order %q", o.Do)
 	}
 	return err

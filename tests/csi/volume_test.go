@@ -50,7 +50,7 @@ func (v *volume) inlined(name string) *volume {
 	attributes := maps.Clone(v.attributes)
 	delete(attributes, "cacheSize")
 	delete(attributes, "cacheMinFree")
-	return &volume{name: name, inline: true, attributes: attributes, secrets: v.secrets, fsGroup: v.fsGroup}
+	return &volume{name: name, inline: true, attributes: attributes, secrets: v.secrets, fsGroup: v.fsGroup, writes: v.writes}
 }
 
 func groupOf(t testing.TB, path string) uint32 {

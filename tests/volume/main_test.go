@@ -223,6 +223,13 @@ func runChild(verb string, args []string) int {
 		err = past(args[0], args[1])
 	case "ordinary past": // HBMFS DIRECTORY POINT
 		err = ordinaryPast(args[0], args[1], args[2])
+	case "begin": // PATH
+		var d *control.Draft
+		if d, err = control.BeginDraft(context.Background(), args[0], 0, 1, "test"); err == nil {
+			err = d.Drop(context.Background())
+		} else {
+			fmt.Println(err)
+		}
 	case "attach":
 		_, err = control.AttachDraft(context.Background(), args[0], "test")
 	case "changes": // PUBLISHED

@@ -110,7 +110,7 @@ const logLimit = 1 << 20
 func (h *Host) launch(ctx context.Context, v *nodeVolume, c handover.Copy) (*daemon, error) {
 	var spec volume.Spec
 	v.with(func(r *record) { spec = r.Spec })
-	if err := h.allowed(ctx, "", spec.Directory()); err != nil { // it may lead somewhere else by now
+	if err := h.allowed(ctx, spec, "", false); err != nil { // it may lead somewhere else by now
 		return nil, err
 	}
 	log, err := v.openLog()
@@ -185,6 +185,13 @@ func (h *Host) arguments(spec volume.Spec) ([]string, error) {
 	args := append([]string{"mount", "-f", "--no-keeper=false", "--no-spare", "--allow-other", "--refuse-local"}, spec.Flags...)
 	for _, a := range h.opt.AllowAddress {
 		args = append(args, "--allow-address="+a)
+	}
+	if spec.Checkpoints {
+		args = append(args, "--checkpoints", "--draft-life=container")
+		if spec.Drain != "" {
+			args = append(args, "--drain="+spec.Destination())
+		}
+		return args, nil
 	}
 	if !spec.Cached() {
 		return args, nil

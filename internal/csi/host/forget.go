@@ -16,6 +16,9 @@ func (v *nodeVolume) forget() error {
 		for _, target := range targets {
 			delete(r.Published, target)
 		}
+		if len(targets) > 0 {
+			r.mayLinger() // nobody knows what is left to drain
+		}
 	}); err != nil {
 		return err
 	}

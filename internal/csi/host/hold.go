@@ -55,6 +55,19 @@ func (h *held) put(key string, c handover.Copy) {
 		c.Close()
 		return
 	}
+	h.set(key, c)
+}
+
+// replace keeps a copy in place of the one before.
+func (h *held) replace(key string, c handover.Copy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.copies[key].Close()
+	h.set(key, c)
+}
+
+// set keeps a copy, and tells all plugins. The lock must be held.
+func (h *held) set(key string, c handover.Copy) {
 	h.copies[key] = c
 	h.tell(key, c)
 	close(h.told)
@@ -92,43 +105,93 @@ func (h *held) await(ctx context.Context, key string, limit time.Duration) hando
 	}
 }
 
-// keepCopy gets a copy of what the keeper of a volume's daemon has. It goes on beside other work: a daemon that is never replaced needs none.
-func (v *nodeVolume) keepCopy() {
-	h := v.host
-	h.held.mu.Lock()
-	has := h.held.copies[v.key] != nil // a mount that ended took its copy along
-	h.held.mu.Unlock()
-	if has {
-		return
-	}
-	const patience, most = 5 * time.Second, 200 * time.Millisecond
-	var err error
-	wait := 5 * time.Millisecond                                                                                    // until there is a copy, the mount ends with its keeper
-	for end := time.Now().Add(patience); time.Now().Before(end) && h.ctx.Err() == nil; _ = pause.For(h.ctx, wait) { // it may be starting
-		wait = min(2*wait, most)
-		var keepers []int
-		if keepers, err = keepersBelow(v.dir()); err != nil || len(keepers) != 1 {
-			continue
+// Between two attempts to follow a keeper. Until there is a copy, the mount ends with the keeper.
+const (
+	followFirst = 5 * time.Millisecond
+	followMost  = 30 * time.Second
+	steady      = time.Second // of a keeper that was followed: its daemon has another soon
+)
+
+// calm is how long after a change a keeper is asked again: changes come in groups.
+const calm = 20 * time.Millisecond
+
+// keepCopy has a copy of what the keeper of a daemon has, as long as that lives. It goes on beside other work.
+func (v *nodeVolume) keepCopy(d *daemon) {
+	ctx, stop := context.WithCancel(v.host.ctx)
+	defer stop()
+	v.host.work.Go(func() { // ends with the daemon, or with this work
+		select {
+		case <-d.done:
+			stop()
+		case <-ctx.Done():
 		}
-		var c handover.Copy
-		if c, err = handover.CopyOf(keepers[0]); err != nil {
-			continue
-		}
-		if v.acquire(h.ctx) != nil {
-			c.Close()
+	})
+	said := false
+	for wait := followFirst; ; wait = min(2*wait, followMost) {
+		began := time.Now()
+		err := v.follow(ctx, d)
+		if ctx.Err() != nil {
 			return
 		}
-		defer v.unlock()
-		if v.daemon.alive() && c.Connected() { // else it has ended meanwhile
-			h.held.put(v.key, c)
-		} else {
-			c.Close()
+		if time.Since(began) > steady {
+			wait = followFirst
 		}
-		return
+		if !said && wait > time.Second {
+			said = true
+			v.host.log.Info("the mount of a volume ends with this container, or loses its latest drafts then", "volume", v.key, "error", err)
+		}
+		if pause.For(ctx, wait) != nil {
+			return
+		}
 	}
-	if h.ctx.Err() == nil {
-		h.log.Info("the mount of a volume ends with this container", "volume", v.key, "error", err)
+}
+
+// errKeepers says that the host cannot tell which keeper a daemon has: it may be starting, or be replaced.
+var errKeepers = errors.New("the daemon has no keeper, or two")
+
+// follow keeps copies of what the keeper of a daemon has, until that keeper ends.
+func (v *nodeVolume) follow(ctx context.Context, d *daemon) error {
+	keepers, err := keepersBelow(v.dir())
+	if err == nil && len(keepers) != 1 {
+		err = errKeepers
 	}
+	if err != nil {
+		return err
+	}
+	f, c, err := handover.Follow(keepers[0])
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for {
+		if err := v.keep(ctx, d, c); err != nil {
+			return err
+		}
+		if err := f.Changed(ctx); err != nil {
+			return err
+		}
+		if err := pause.For(ctx, calm); err != nil {
+			return err
+		}
+		if c, err = handover.CopyOf(keepers[0]); err != nil {
+			return err
+		}
+	}
+}
+
+// keep keeps a copy, if the daemon still serves what it is of.
+func (v *nodeVolume) keep(ctx context.Context, d *daemon, c handover.Copy) error {
+	if err := v.acquire(ctx); err != nil {
+		c.Close()
+		return err
+	}
+	defer v.unlock()
+	if v.daemon != d || !d.alive() || !c.Connected() {
+		c.Close()
+		return errKeepers
+	}
+	v.host.held.replace(v.key, c)
+	return nil
 }
 
 // Hold listens for plugins that hold copies, on a socket for root alone. It goes on until the host is closed.

@@ -46,9 +46,12 @@ type Options struct {
 	KubeletDir     string   // nothing is mounted or removed outside it
 	HBMFS          string   // the program
 	AllowSource    []string // directories whose content volumes may show
-	AllowAddress   []string // of this node's own, prefixes too, where volumes may have their source
-	Helper         []string // a command that calls mounts.Inside
-	Log            *slog.Logger
+	// AllowCheckpoints are directories below which checkpoint volumes may lie.
+	AllowCheckpoints []string
+	DrainPatience    time.Duration // how long the daemon of a volume that nobody uses goes on without a success of its drain
+	AllowAddress     []string      // of this node's own, prefixes too, where volumes may have their source
+	Helper           []string      // a command that calls mounts.Inside
+	Log              *slog.Logger
 }
 
 // Host is the keeper of a node's daemons.
@@ -199,6 +202,13 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 		}
 	}
 	if v == nil {
+		if err := h.meets(w); err != nil {
+			return nil, err
+		}
+	} else if err := v.rec.sameGroup(u.pod); err != nil {
+		return nil, err
+	}
+	if v == nil {
 		v = newNodeVolume(h, w.Key(), record{Spec: w.Spec})
 		for n := 2; h.volumes[v.key] != nil; n++ { // a volume whose credentials changed has the name of its first ones
 			v.key = fmt.Sprintf("%s-%d", w.Key(), n)
@@ -209,6 +219,7 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 		h.volumes[v.key] = v
 	}
 	u.add(&v.rec)
+	v.rec.Draining = false
 	return v, v.save()
 }
 
@@ -235,18 +246,18 @@ func (h *Host) end(ctx context.Context, v *nodeVolume) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.volumes[v.key] != v || !v.rec.idle() { // somebody came meanwhile
+	if h.volumes[v.key] != v || !v.rec.over() { // somebody came meanwhile
 		return nil
 	}
 	delete(h.volumes, v.key)
 	return v.remove()
 }
 
-// unused tells whether a volume is still known and has no users.
+// unused tells whether a volume is still known, has no users, and need not linger.
 func (h *Host) unused(v *nodeVolume) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.volumes[v.key] == v && v.rec.idle()
+	return h.volumes[v.key] == v && v.rec.over()
 }
 
 // staged and published find the volume that has a volume id staged, or a target published. They need mu.
@@ -291,21 +302,18 @@ func (h *Host) want(ctx context.Context, r volume.Request) (volume.Want, error) 
 			return w, fmt.Errorf("read the credentials that the volume was staged with: %w", err)
 		}
 	}
-	return w, h.allowed(ctx, r.Attributes[volume.PodNamespace], w.Directory())
+	return w, h.allowed(ctx, w.Spec, r.Attributes[volume.PodNamespace], r.Inline())
 }
 
-// allowed refuses directories that volumes may not show. A look waits for the directory's filesystem, whose server may be
+// lookOnce looks at a directory for all who want to know the same. A look waits for the directory's filesystem, whose server may be
 // gone. No caller waits longer than ctx.
-func (h *Host) allowed(ctx context.Context, namespace, dir string) error {
-	if dir == "" {
-		return nil
-	}
-	found := h.looks.DoChan(dir, func() (any, error) { // one waits there, however often kubelet asks
+func (h *Host) lookOnce(ctx context.Context, namespace, name string, look func() error) error {
+	found := h.looks.DoChan(name, func() (any, error) { // one waits there, however often kubelet asks
 		if err := h.beginLook(namespace); err != nil {
 			return nil, err
 		}
 		defer h.endLook(namespace)
-		return nil, h.look(dir)
+		return nil, look()
 	})
 	select {
 	case r := <-found:
@@ -315,7 +323,7 @@ func (h *Host) allowed(ctx context.Context, namespace, dir string) error {
 	}
 }
 
-// look is the work of allowed.
+// look refuses directories that volumes may not show.
 func (h *Host) look(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {

@@ -277,7 +277,7 @@ func (v *nodeVolume) adopt(d *daemon) error {
 	}
 	v.daemon = d
 	v.host.work.Go(func() { v.watch(d) })
-	v.host.work.Go(v.keepCopy)
+	v.host.work.Go(func() { v.keepCopy(d) })
 	var targets []string
 	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
 	for _, target := range targets {
@@ -320,7 +320,12 @@ func (v *nodeVolume) show(target string) error {
 			return err
 		}
 	}
-	tree, err := mounts.Clone(v.mount(), "", device)
+	writable := false
+	v.with(func(r *record) {
+		p, ok := r.Published[target]
+		writable = ok && r.Spec.Checkpoints && !p.ReadOnly
+	})
+	tree, err := mounts.Clone(v.mount(), "", device, writable)
 	if err != nil {
 		return err
 	}
@@ -341,10 +346,17 @@ func (v *nodeVolume) stop() error {
 	if !d.alive() { // another may just go on with the mount
 		d = v.host.open(v.server(v.host.ctx, true), v.mount())
 	}
-	if d.alive() && !d.within(killTime) { // which ends with its filesystem
+	limit := killTime
+	v.with(func(r *record) {
+		if r.Spec.Checkpoints {
+			limit = dropTime
+		}
+	})
+	if d.alive() && !d.within(limit) { // which ends with its filesystem
 		d.kill()
 	}
 	v.daemon = nil
+	v.clean()
 	return nil
 }
 

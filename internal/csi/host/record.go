@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
@@ -15,6 +17,7 @@ type record struct {
 	Spec      volume.Spec       `json:"spec"`
 	Staged    map[string]string `json:"staged,omitempty"`    // volume ids and their staging paths
 	Published map[string]pod    `json:"published,omitempty"` // targets
+	Draining  bool              `json:"draining,omitempty"`  // nobody uses it, and it lingers
 }
 
 // pod is the user of a target.
@@ -23,6 +26,22 @@ type pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"pod,omitempty"`
 	Identity  string `json:"identity,omitempty"` // that it was last published with
+
+	ReadOnly bool   `json:"read_only,omitempty"` // of a checkpoint volume
+	Group    string `json:"group,omitempty"`     // with which the pod writes there; "" for none
+}
+
+// someUser names a user of a volume.
+func (r *record) someUser() string {
+	for _, target := range slices.Sorted(maps.Keys(r.Published)) {
+		if p := r.Published[target]; p.Name != "" {
+			return "pod " + p.Namespace + "/" + p.Name
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(r.Staged)) {
+		return "volume " + id
+	}
+	return "a pod"
 }
 
 func (r *record) idle() bool { return len(r.Staged)+len(r.Published) == 0 }

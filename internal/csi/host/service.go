@@ -40,20 +40,23 @@ func incomplete(id, kind, path string) error {
 	return nil
 }
 
-// checkCapability refuses capabilities that a read-only filesystem cannot have. Volumes are read-only in every access
-// mode; kubelet sends SINGLE_NODE_WRITER for inline volumes, and for claims that say nothing better.
-func checkCapability(c *csi.VolumeCapability) (group string, err error) {
-	modes := []csi.VolumeCapability_AccessMode_Mode{
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
-	}
+// readerModes are the access modes in which nobody writes.
+func readerModes() []csi.VolumeCapability_AccessMode_Mode {
+	return []csi.VolumeCapability_AccessMode_Mode{csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY}
+}
+
+// checkCapability refuses capabilities that a volume cannot have. Datasets are read-only in every access mode; kubelet sends
+// SINGLE_NODE_WRITER for inline volumes, and for claims that say nothing better. A checkpoint volume has every mode: on each node it
+// has a directory of its own.
+func checkCapability(c *csi.VolumeCapability, checkpoints bool) (group string, err error) {
+	modes := append(readerModes(), csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 	mode := c.GetAccessMode().GetMode()
 	switch {
 	case c == nil:
 		return "", missing("volume capability")
 	case c.GetBlock() != nil:
 		return "", status.Error(codes.InvalidArgument, "volumeMode Block: a dataset is files, use volumeMode Filesystem")
-	case !slices.Contains(modes, mode):
+	case !slices.Contains(modes, mode) && (!checkpoints || mode == csi.VolumeCapability_AccessMode_UNKNOWN):
 		return "", status.Errorf(codes.InvalidArgument, "access mode %s: datasets are read-only, use ReadOnlyMany", mode)
 	case c.GetMount().GetFsType() != "":
 		return "", status.Errorf(codes.InvalidArgument, "fsType %q: there is nothing to format, leave it out", c.GetMount().GetFsType())
@@ -69,12 +72,14 @@ func (s Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err := incomplete(id, "staging target path", path); err != nil {
 		return nil, err
 	}
-	group, err := checkCapability(req.GetVolumeCapability())
-	if err != nil {
+	r := volume.Request{ID: id, Attributes: req.GetVolumeContext(), Secrets: req.GetSecrets(), Staging: true}
+	var err error
+	if r.MountGroup, err = checkCapability(req.GetVolumeCapability(), r.Checkpoints()); err != nil {
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, s.do(ctx, "volume "+id, func(ctx context.Context) error {
-		w, err := s.want(ctx, volume.Request{ID: id, Attributes: req.GetVolumeContext(), Secrets: req.GetSecrets(), MountGroup: group, Staging: true})
+		w, err := s.want(ctx, r)
+		w.Group = ""                                // the pods say it
 		if err != nil || w.Auth == volume.AuthPod { // which is served with the token of a pod
 			return err
 		}
@@ -103,6 +108,7 @@ func (h *Host) stage(ctx context.Context, w volume.Want, id, path string) error 
 // use is one use of a volume: how it is recorded, and seen.
 type use struct {
 	namespace string // of the pod, "" for a staged volume
+	pod       pod
 	add, drop func(*record)
 	show      func(*nodeVolume) error
 	hide      func() error
@@ -128,6 +134,9 @@ func (h *Host) serve(ctx context.Context, v *nodeVolume, w volume.Want, show fun
 		return err
 	}
 	defer v.unlock()
+	if err := h.makeDirectory(w); err != nil {
+		return err
+	}
 	if err := v.serve(ctx, w); err != nil {
 		return err
 	}
@@ -157,8 +166,10 @@ func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err := incomplete(id, "target path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	group, err := checkCapability(req.GetVolumeCapability())
-	if err != nil {
+	attributes := req.GetVolumeContext()
+	r := volume.Request{ID: id, Attributes: attributes, Secrets: req.GetSecrets()}
+	var err error
+	if r.MountGroup, err = checkCapability(req.GetVolumeCapability(), r.Checkpoints()); err != nil {
 		return nil, err
 	}
 	target, err := s.checkTarget(req.GetTargetPath())
@@ -168,13 +179,20 @@ func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err := checkPlace(target); err != nil {
 		return nil, err
 	}
-	attributes := req.GetVolumeContext()
 	return &csi.NodePublishVolumeResponse{}, s.do(ctx, "target "+target, func(ctx context.Context) error {
-		w, err := s.want(ctx, volume.Request{ID: id, Attributes: attributes, Secrets: req.GetSecrets(), MountGroup: group})
+		w, err := s.want(ctx, r)
 		if err != nil {
 			return err
 		}
-		return s.publish(ctx, w, target, pod{id, attributes[volume.PodNamespace], attributes[volume.PodName], w.Identity})
+		p := pod{VolumeID: id, Namespace: attributes[volume.PodNamespace], Name: attributes[volume.PodName], Identity: w.Identity}
+		if w.Checkpoints {
+			p.ReadOnly = req.GetReadonly() || slices.Contains(readerModes(), req.GetVolumeCapability().GetAccessMode().GetMode())
+		}
+		if p.ReadOnly {
+			w.Group = ""
+		}
+		p.Group = w.Group
+		return s.publish(ctx, w, target, p)
 	})
 }
 
@@ -184,7 +202,7 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 	old, was := h.published(target)
 	switch {
 	case old == nil:
-	case was.VolumeID != p.VolumeID || !old.rec.Spec.Same(w.Spec):
+	case was.VolumeID != p.VolumeID || !old.rec.Spec.Same(w.Spec) || was.ReadOnly != p.ReadOnly:
 		h.mu.Unlock()
 		return status.Errorf(codes.AlreadyExists, "target path %s shows volume %s, or this one with other attributes: unpublish it first", target, was.VolumeID)
 	case w.Identity == was.Identity && old.rec.hasPod(func(p pod) bool { return p.Identity == old.rec.Spec.Identity }):
@@ -196,8 +214,8 @@ func (h *Host) publish(ctx context.Context, w volume.Want, target string, p pod)
 	}
 	h.mu.Unlock()
 	return h.use(ctx, w, old, use{
-		namespace: p.Namespace,
-		add:       func(r *record) { r.publish(target, p) }, drop: func(r *record) { delete(r.Published, target) },
+		namespace: p.Namespace, pod: p,
+		add: func(r *record) { r.publish(target, p) }, drop: func(r *record) { delete(r.Published, target) },
 		show: func(v *nodeVolume) error { return v.show(target) }, hide: func() error { return hide(target) },
 	})
 }

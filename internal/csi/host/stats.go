@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -23,6 +24,48 @@ type told struct {
 		Sick bool   `json:"sick"`
 		Why  string `json:"why"`
 	} `json:"cache"`
+	Checkpoints *struct {
+		Free      int64 `json:"free_bytes"`
+		Published []struct {
+			Size int64 `json:"size"`
+		} `json:"published"`
+		Drain *struct {
+			Destination string `json:"destination"`
+			Trouble     string `json:"trouble"`
+			States      struct {
+				Failed int64 `json:"failed"`
+			} `json:"states"`
+		} `json:"drain"`
+	} `json:"checkpoints"`
+}
+
+// usage is how full a volume is, as df shows it. A dataset cannot run full.
+func (t *told) usage() []*csi.VolumeUsage {
+	if t.Checkpoints == nil {
+		return []*csi.VolumeUsage{
+			{Unit: csi.VolumeUsage_BYTES, Total: t.Bytes, Available: t.Bytes},
+			{Unit: csi.VolumeUsage_INODES, Total: t.Objects, Available: t.Objects},
+		}
+	}
+	used := int64(0)
+	for _, p := range t.Checkpoints.Published {
+		used += p.Size
+	}
+	return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: used + t.Checkpoints.Free, Available: t.Checkpoints.Free, Used: used}}
+}
+
+// drain says what is wrong with the drain, and is empty where nothing is.
+func (t *told) drain() string {
+	if t.Checkpoints == nil || t.Checkpoints.Drain == nil {
+		return ""
+	}
+	switch d := t.Checkpoints.Drain; {
+	case d.States.Failed > 0:
+		return fmt.Sprintf("%d checkpoints are not at %s: hbmfs status says why", d.States.Failed, d.Destination)
+	case d.Trouble != "":
+		return fmt.Sprintf("the drain to %s is tried again: %s", d.Destination, d.Trouble)
+	}
+	return ""
 }
 
 // NodeGetVolumeStats returns the size of the dataset, and whether it can be read.
@@ -49,14 +92,13 @@ func (s Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 		condition = &csi.VolumeCondition{Abnormal: true, Message: s.why(v, err)}
 	case t.Cache != nil && t.Cache.Sick:
 		condition = &csi.VolumeCondition{Abnormal: true, Message: "the cache's disk failed and is left alone for a while, so bytes come from the source: " + t.Cache.Why}
+	case t.drain() != "":
+		condition = &csi.VolumeCondition{Abnormal: true, Message: t.drain()}
 	case !t.Passthrough.On:
 		condition.Message = "the volume is served, without passthrough: " + t.Passthrough.Why
 	}
 	return &csi.NodeGetVolumeStatsResponse{
-		Usage: []*csi.VolumeUsage{
-			{Unit: csi.VolumeUsage_BYTES, Total: t.Bytes, Available: t.Bytes}, // as df shows it: a dataset cannot run full
-			{Unit: csi.VolumeUsage_INODES, Total: t.Objects, Available: t.Objects},
-		},
+		Usage:           t.usage(),
 		VolumeCondition: condition,
 	}, nil
 }

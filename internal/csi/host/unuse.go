@@ -18,7 +18,16 @@ func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	}
 	err = u.hide()
 	if err == nil {
-		err = v.update(u.drop)
+		lives := locked && v.daemon.alive()
+		err = v.update(func(r *record) {
+			u.drop(r)
+			if lives {
+				r.mayLinger()
+			}
+		})
+	}
+	if err == nil && v.lingers() {
+		h.work.Go(v.linger)
 	}
 	if locked {
 		v.unlock()

@@ -108,6 +108,9 @@ func (h *Host) Start() error {
 		h.work.Go(func() {
 			again := v.recover(running[v.mount()])
 			v.unlock()
+			if v.lingers() {
+				h.work.Go(v.linger)
+			}
 			if again {
 				v.revive(h.ctx, 0)
 			}
@@ -142,7 +145,7 @@ func (v *nodeVolume) recover(pids []int) (start bool) {
 	}
 	v.host.mu.Lock()
 	defer v.host.mu.Unlock()
-	if v.rec.idle() {
+	if v.rec.over() {
 		delete(v.host.volumes, v.key)
 		if err := v.remove(); err != nil {
 			log.Error("cannot remove an unused volume", "error", err)
@@ -270,6 +273,8 @@ func (v *nodeVolume) replaceInPods() {
 // replaceDead replaces the volume's dead mounts wherever they are seen. The lock must be held.
 func (v *nodeVolume) replaceDead() {
 	h := v.host
+	var writable bool
+	v.with(func(r *record) { writable = r.Spec.Checkpoints })
 	device, err := v.device()
 	var namespaces []mounts.Namespace
 	if err == nil {
@@ -280,7 +285,7 @@ func (v *nodeVolume) replaceDead() {
 		return
 	}
 	for _, ns := range namespaces {
-		n, err := mounts.ReplaceIn(h.ctx, ns, v.mount(), device, h.opt.Helper)
+		n, err := mounts.ReplaceIn(h.ctx, ns, v.mount(), device, writable, h.opt.Helper)
 		if err != nil {
 			h.log.Error("cannot replace a dead mount in a pod", "volume", v.key, "pid", ns.PID, "error", err)
 		}

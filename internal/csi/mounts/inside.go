@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +29,8 @@ import (
 type Place struct {
 	Path string `json:"path"`
 	Root string `json:"root"` // the part of the mount that is seen there
+
+	Writable bool `json:"writable,omitempty"`
 }
 
 // Namespace is a mount namespace, by a process in it, with the places where it has dead mounts.
@@ -81,7 +84,7 @@ func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {
 	var places []Place
 	for _, m := range uncovered(all) {
 		if wanted(m) {
-			places = append(places, Place{m.Mountpoint, m.Root})
+			places = append(places, Place{m.Mountpoint, m.Root, !slices.Contains(strings.Split(m.Options, ","), "ro")})
 		}
 	}
 	return places, nil
@@ -91,8 +94,9 @@ func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {
 const insideTime = 10 * time.Second
 
 // ReplaceIn replaces dead mounts in a namespace by the mount at path, whose device this is. helper is a command that calls
-// [Inside]. It returns how many places were replaced.
-func ReplaceIn(ctx context.Context, ns Namespace, path, device string, helper []string) (replaced int, err error) {
+// [Inside]. Where the volume may be written to, a place that was writable is so again. ReplaceIn returns how many places were
+// replaced.
+func ReplaceIn(ctx context.Context, ns Namespace, path, device string, writable bool, helper []string) (replaced int, err error) {
 	entry, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", ns.PID))
 	if err != nil {
 		return 0, nil // it has ended
@@ -101,7 +105,7 @@ func ReplaceIn(ctx context.Context, ns Namespace, path, device string, helper []
 	files := []*os.File{entry}
 	var places []Place
 	for _, p := range ns.Places {
-		tree, treeErr := Clone(path, p.Root, device)
+		tree, treeErr := Clone(path, p.Root, device, writable && p.Writable)
 		if treeErr != nil { // a part of the volume that is gone
 			err = errors.Join(err, treeErr)
 			continue

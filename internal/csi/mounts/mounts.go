@@ -99,9 +99,9 @@ func detach(path string, flags int) error {
 // Tree is a copy of a mount that is attached nowhere yet.
 type Tree struct{ fd int }
 
-// Clone copies the mount at path, or what is at root in it, for somewhere else: read-only, private, without device files
-// and set-user-id programs. The mount must have this device: where it just went, the directory below is nobody's dataset.
-func Clone(path, root, device string) (*Tree, error) {
+// Clone copies the mount at path, or what is at root in it, for somewhere else: private, without device files and
+// set-user-id programs, and read-only unless it is to be writable. The mount must have this device: where it just went, the directory below is nobody's dataset.
+func Clone(path, root, device string, writable bool) (*Tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, filepath.Join(path, root), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
 		return nil, fmt.Errorf("copy the mount %s: %w", filepath.Join(path, root), err)
@@ -111,10 +111,13 @@ func Clone(path, root, device string) (*Tree, error) {
 		_ = unix.Close(fd) // the copy goes with it
 		return nil, errors.Join(fmt.Errorf("copy the mount %s: it is gone", path), err)
 	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID, Propagation: unix.MS_PRIVATE}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID, Propagation: unix.MS_PRIVATE}
+	if !writable {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		_ = unix.Close(fd) // the copy goes with it
-		return nil, fmt.Errorf("make the copy of %s read-only: %w", path, err)
+		return nil, fmt.Errorf("set the options of the copy of %s: %w", path, err)
 	}
 	return &Tree{fd}, nil
 }

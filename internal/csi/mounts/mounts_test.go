@@ -15,7 +15,7 @@ const table = `1 0 8:1 / / rw - ext4 /dev/sda rw
 20 1 0:50 / /v ro - fuse.hbmfs hbmfs-csi:1:a ro
 19 20 0:51 / /v ro - fuse.hbmfs hbmfs-csi:1:a ro
 21 1 0:50 / /pod\040one ro - fuse.hbmfs hbmfs-csi:1:a ro
-22 1 0:50 /sub /sub ro - fuse.hbmfs hbmfs-csi:1:a ro
+22 1 0:50 /sub /sub rw - fuse.hbmfs hbmfs-csi:1:a ro
 23 22 0:60 / /sub/tmp rw - tmpfs tmpfs rw
 24 1 0:52 / /other ro - fuse.hbmfs hbmfs-csi:1:b ro
 25 1 0:50 / /state/mnt ro - fuse.hbmfs hbmfs-csi:1:a ro
@@ -28,7 +28,7 @@ func TestDeadMountsOfAVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := placesIn(proc, dead("hbmfs-csi:1:a", "0:51", "/state/mnt"))
-	want := []Place{{"/pod one", "/"}, {"/sub", "/sub"}}
+	want := []Place{{"/pod one", "/", false}, {"/sub", "/sub", true}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, %v, want %v", got, err, want)
 	}

@@ -71,12 +71,16 @@ func options() map[string]option {
 		"gid":          {flag: "gid", check: number(0, 1<<32-2)},
 		"umask":        {flag: "umask", check: octal},
 		"showViews":    {flag: "show-views", check: oneOf("true", "false")},
+		"keep":         {flag: "keep", check: number(1, 1<<20)},
+		"drainRate":    {flag: "drain-rate", check: rate},
 		"logLevel":     {flag: "log-level", check: oneOf("debug", "info", "warn", "error")},
 	}
 }
 
 // others are the attributes that are no flags.
-func others() []string { return []string{"source", "authentication", "roleArn"} }
+func others() []string {
+	return []string{"source", "authentication", "roleArn", checkpoints, drain}
+}
 
 // Parse makes a want of a request. Its errors are of gRPC, name the attribute or key that is wrong, and show no secret.
 func Parse(r Request) (Want, error) {
@@ -94,7 +98,10 @@ func Parse(r Request) (Want, error) {
 		}
 	}
 	w := Want{Spec: Spec{Source: values["source"]}}
-	if err := cmp.Or(checkSource(w.Source), checkOwner(r, w.Spec), checkShare(r), mergeGroup(values, r.MountGroup)); err != nil {
+	if err := cmp.Or(checkSource(w.Source), w.settleCheckpoints(r, values)); err != nil {
+		return Want{}, err
+	}
+	if err := cmp.Or(checkOwner(r, w.Spec), checkShare(r), mergeGroup(values, r)); err != nil {
 		return Want{}, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
@@ -105,7 +112,7 @@ func Parse(r Request) (Want, error) {
 		if why := o.check(values[name]); why != "" {
 			return Want{}, invalid("volume attribute %s=%q: %s", name, values[name], why)
 		}
-		if o.remote && w.Directory() != "" {
+		if o.remote && w.Asked() == "" {
 			return Want{}, invalid("volume attribute %s contradicts source: %s is a directory, which is asked nothing", name, w.Source)
 		}
 		if name == "showViews" && values[name] == "false" {
@@ -150,9 +157,10 @@ func checkShare(r Request) error {
 	return nil
 }
 
-// mergeGroup makes the group that the pod wants (fsGroup) the gid of the volume.
-func mergeGroup(values map[string]string, group string) error {
-	if group == "" {
+// mergeGroup makes the group that the pod wants (fsGroup) the gid of a dataset's files.
+func mergeGroup(values map[string]string, r Request) error {
+	group := r.MountGroup
+	if group == "" || r.Checkpoints() {
 		return nil
 	}
 	if why := number(0, 1<<32-2)(group); why != "" {
@@ -173,52 +181,68 @@ func checkSource(source string) error {
 	if source == "" {
 		return invalid("volume attribute source is missing: %s", want)
 	}
-	if len(source) > maxSource {
-		return invalid("volume attribute source has %d bytes, and may have %d", len(source), maxSource)
+	if !filepath.IsAbs(source) {
+		return checkAddress("source", source, want)
 	}
-	if strings.ContainsFunc(source, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return invalid("volume attribute source has a control character in it: %s", want)
+	if err := checkText("source", source, want); err != nil {
+		return err
 	}
-	if filepath.IsAbs(source) {
-		if filepath.Clean(source) != strings.TrimSuffix(source, "/") && source != "/" {
-			return invalid("volume attribute source=%q: write it without ., .. and double slashes", source)
-		}
-		return nil
+	if filepath.Clean(source) != strings.TrimSuffix(source, "/") && source != "/" {
+		return invalid("volume attribute source=%q: write it without ., .. and double slashes", source)
 	}
-	u, err := url.Parse(source)
+	return nil
+}
+
+// checkText refuses what no path and no address is.
+func checkText(attribute, text, want string) error {
+	if len(text) > maxSource {
+		return invalid("volume attribute %s has %d bytes, and may have %d", attribute, len(text), maxSource)
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return invalid("volume attribute %s has a control character in it: %s", attribute, want)
+	}
+	return nil
+}
+
+// checkAddress refuses what is no address of a source, or of another attribute.
+func checkAddress(attribute, address, want string) error {
+	if err := checkText(attribute, address, want); err != nil {
+		return err
+	}
+	u, err := url.Parse(address)
 	if err != nil { // whose text would show what may be a password
-		return invalid("volume attribute source is no address: %s", want)
+		return invalid("volume attribute %s is no address: %s", attribute, want)
 	}
 	switch {
 	case u.Host == "" || !slices.Contains([]string{"s3", "http", "https"}, u.Scheme):
-		return invalid("volume attribute source=%q: %s", u.Redacted(), want)
+		return invalid("volume attribute %s=%q: %s", attribute, u.Redacted(), want)
 	case u.User != nil:
-		return invalid("volume attribute source has credentials in it, where everybody sees them: put them into a secret")
+		return invalid("volume attribute %s has credentials in it, where everybody sees them: put them into a secret", attribute)
 	case u.Scheme != "s3" && u.RawQuery != "":
-		return invalid("volume attribute source has a query, which may sign the address and would be seen by everybody: leave it out")
-	case strings.Contains(source, "#"):
-		return invalid("volume attribute source has a # in it, which ends an address: write it as %%23")
+		return invalid("volume attribute %s has a query, which may sign the address and would be seen by everybody: leave it out", attribute)
+	case strings.Contains(address, "#"):
+		return invalid("volume attribute %s has a # in it, which ends an address: write it as %%23", attribute)
 	}
-	return checkQuery(u.RawQuery)
+	return checkQuery(attribute, u.RawQuery)
 }
 
-// checkQuery refuses options of an s3:// source that hbmfs would not take: with one that gets lost, another server is asked.
-func checkQuery(text string) error {
+// checkQuery refuses options of an s3:// address that hbmfs would not take: with one that gets lost, another server is asked.
+func checkQuery(attribute, text string) error {
 	query, err := url.ParseQuery(text)
 	if err != nil {
-		return invalid("volume attribute source has a query that cannot be read (%v): want KEY=VALUE&KEY=VALUE", err)
+		return invalid("volume attribute %s has a query that cannot be read (%v): want KEY=VALUE&KEY=VALUE", attribute, err)
 	}
 	known := []string{"endpoint", "region", "path_style"}
 	for _, key := range slices.Sorted(maps.Keys(query)) {
 		switch values := query[key]; {
 		case key == "profile", key == "anonymous":
-			return invalid("volume attribute source: use the attribute authentication, and not profile or anonymous in the address")
+			return invalid("volume attribute %s: use the attribute authentication, and not profile or anonymous in the address", attribute)
 		case !slices.Contains(known, key):
-			return invalid("volume attribute source: option %q is not known: there are %s", key, strings.Join(known, ", "))
+			return invalid("volume attribute %s: option %q is not known: there are %s", attribute, key, strings.Join(known, ", "))
 		case len(values) > 1:
-			return invalid("volume attribute source: option %s is given twice", key)
+			return invalid("volume attribute %s: option %s is given twice", attribute, key)
 		case values[0] == "" && key != "path_style":
-			return invalid("volume attribute source: option %s has no value", key)
+			return invalid("volume attribute %s: option %s has no value", attribute, key)
 		}
 	}
 	return nil
@@ -244,7 +268,11 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 		}
 	}
 	switch {
-	case how != AuthAnonymous && !strings.HasPrefix(w.Source, "s3://"):
+	case w.Drain != "" && how == AuthAnonymous && values["authentication"] != AuthAnonymous:
+		return invalid("volume attribute drain needs rights to write there: name a secret, or roleArn; or say authentication: anonymous")
+	case w.Checkpoints && how != AuthAnonymous && w.Drain == "":
+		return invalid("volume attributes authentication, roleArn and secrets are for the drain of a checkpoint volume, and this one has none: leave them out")
+	case how != AuthAnonymous && !strings.HasPrefix(w.Asked(), "s3://"):
 		return invalid("volume attributes authentication, roleArn and secrets are for s3:// sources, and source is %s: leave them out", w.Source)
 	case how != AuthPod && role != "":
 		return invalid("volume attribute roleArn contradicts authentication=%s: a role is taken with the pod's token", how)

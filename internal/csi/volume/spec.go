@@ -31,6 +31,9 @@ type Spec struct {
 	Auth     string   `json:"auth"`
 	RoleARN  string   `json:"role_arn,omitempty"`
 	Identity string   `json:"identity,omitempty"` // a hash of the credentials; "" where everybody may ask
+
+	Checkpoints bool   `json:"checkpoints,omitempty"` // Source is a directory where programs write checkpoints
+	Drain       string `json:"drain,omitempty"`       // where published ones are copied to
 }
 
 // Key names the spec: equal specs have equal keys.
@@ -58,14 +61,16 @@ func (s Spec) Directory() string {
 }
 
 // Address is the source as hbmfs mount takes it. Nobody who asks anonymously gets the rights of the node.
-func (s Spec) Address() string {
-	if s.Auth != AuthAnonymous || !strings.HasPrefix(s.Source, "s3://") {
-		return s.Source
+func (s Spec) Address() string { return s.anonymous(s.Source) }
+
+func (s Spec) anonymous(address string) string {
+	if s.Auth != AuthAnonymous || !strings.HasPrefix(address, "s3://") {
+		return address
 	}
-	if strings.Contains(s.Source, "?") {
-		return s.Source + "&anonymous=true" // nothing of it is read here, so nothing gets lost
+	if strings.Contains(address, "?") {
+		return address + "&anonymous=true" // nothing of it is read here, so nothing gets lost
 	}
-	return s.Source + "?anonymous=true"
+	return address + "?anonymous=true"
 }
 
 // Cached tells whether the daemon keeps bytes in the cache directory: those of remote sources, and decoded shards of a
@@ -91,6 +96,7 @@ type Want struct {
 	Spec
 	Credentials []byte // an AWS credentials file, for AuthSecret
 	Token       []byte // of a service account, for AuthPod
+	Group       string // that a checkpoint volume's directory shall have; "" for the one it has
 }
 
 // Identity is a hash of strings, in which each stands for itself.

@@ -1,0 +1,163 @@
+// Package place has the directories of a node where checkpoint volumes may lie.
+//
+//	err := place.Check(allowed, dir, namespace)   // before anything is recorded: nothing is changed
+//	err = place.Make(allowed, dir, group)         // before its daemon starts
+//	if place.Overlap(a, b) { ... }                // two volumes cannot have these at once
+//
+// An administrator names directories, such as /nvme/ckpt, and volumes lie below them. An inline volume, which any user may
+// describe, lies below the directory of its pod's namespace, as in /nvme/ckpt/NAMESPACE/run-1. What is missing is made. No link
+// is followed, and no directory is one of another volume's checkpoints.
+package place
+
+import (
+	"errors"
+	"io/fs"
+	"net/url"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Names that a checkpoint and a volume that drains have in their directories: checkpoint.ManifestName and DrainState of
+// internal/checkpoint, which belong to what is on the disk and so never change.
+const (
+	manifest   = ".hbmfs-manifest.json"
+	drainState = ".hbmfs-drain"
+)
+
+func refuse(code codes.Code, dir, format string, args ...any) error {
+	return status.Errorf(code, "volume attribute source=%s: "+format, append([]any{dir}, args...)...)
+}
+
+// Check refuses a directory that no checkpoint volume may have. namespace is that of the pod of an inline volume, "" for an
+// administrator's volume.
+func Check(allowed []string, dir, namespace string) error {
+	return walk(allowed, dir, namespace, false, func(int) error { return nil })
+}
+
+// Make makes the directory, where it is missing, and gives it to a group as Kubernetes does with fsGroup: the group may write,
+// and what is made there is the group's. An empty group leaves all as it is.
+func Make(allowed []string, dir, group string) error {
+	return walk(allowed, dir, "", true, func(fd int) error {
+		if group == "" {
+			return nil
+		}
+		gid, err := strconv.ParseUint(group, 10, 32)
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		const wanted = unix.S_ISGID | 0o070
+		if st.Gid != uint32(gid) {
+			if err := unix.Fchown(fd, -1, int(gid)); err != nil { // which may take S_ISGID away
+				return err
+			}
+		} else if st.Mode&wanted == wanted {
+			return nil
+		}
+		return unix.Fchmod(fd, st.Mode&0o7777|wanted)
+	})
+}
+
+// walk goes from the allowed directory down to dir, and calls do with it.
+func walk(allowed []string, dir, namespace string, creates bool, do func(fd int) error) error {
+	top, names := within(allowed, dir)
+	if top == "" {
+		return refuse(codes.FailedPrecondition, dir, "checkpoint volumes lie below the directories of hbmfs-csi host --allow-checkpoints only, and this is not below one of %q", allowed)
+	}
+	if namespace != "" && (len(names) < 2 || names[0] != namespace) {
+		return refuse(codes.FailedPrecondition, dir, "an inline checkpoint volume lies below its namespace's directory: write %s, or use a persistent volume", filepath.Join(top, namespace, "NAME"))
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, ".") {
+			return refuse(codes.InvalidArgument, dir, "%s begins with a dot, as names do that are hbmfs's own: choose another", name)
+		}
+	}
+	at, err := unix.Open(top, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return refuse(codes.FailedPrecondition, dir, "%s cannot be opened on this node: %v", top, err)
+	}
+	defer func() { _ = unix.Close(at) }() // opened to name it
+	for i, name := range names {
+		next, err := enter(at, name, creates)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !creates:
+			return nil
+		case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
+			return refuse(codes.FailedPrecondition, dir, "%s is no directory, or a link, which is not followed", name)
+		case err != nil:
+			return refuse(codes.FailedPrecondition, dir, "%s: %v", name, err)
+		}
+		_ = unix.Close(at) // opened to name it
+		at = next
+		switch last := i == len(names)-1; {
+		case has(at, manifest):
+			return refuse(codes.FailedPrecondition, dir, "%s is a published checkpoint, in which nothing changes: name another directory", name)
+		case !last && has(at, drainState):
+			return refuse(codes.FailedPrecondition, dir, "it lies in %s, which is a checkpoint volume's directory: name one beside it", name)
+		}
+	}
+	if err := do(at); err != nil {
+		return refuse(codes.FailedPrecondition, dir, "it cannot be given to the pod's fsGroup: %v", err)
+	}
+	return nil
+}
+
+// enter opens a directory in another, and makes it if it may.
+func enter(at int, name string, creates bool) (int, error) {
+	how := &unix.OpenHow{Flags: unix.O_DIRECTORY | unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NOFOLLOW, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+	fd, err := unix.Openat2(at, name, how)
+	if creates && errors.Is(err, fs.ErrNotExist) {
+		if err = unix.Mkdirat(at, name, 0o755); err == nil || errors.Is(err, fs.ErrExist) {
+			fd, err = unix.Openat2(at, name, how)
+		}
+	}
+	return fd, err
+}
+
+func has(dir int, name string) bool {
+	var st unix.Stat_t
+	return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
+}
+
+// within finds the allowed directory that dir is below, the deepest, and the names from there.
+func within(allowed []string, dir string) (top string, names []string) {
+	for _, a := range allowed {
+		rel, err := filepath.Rel(a, dir)
+		if err == nil && rel != "." && filepath.IsLocal(rel) && len(a) > len(top) {
+			top, names = a, strings.Split(rel, "/")
+		}
+	}
+	return top, names
+}
+
+// Overlap tells whether one of two directories, or destinations of drains, is the other or lies in it. Both are as people write them,
+// without links.
+func Overlap(a, b string) bool {
+	a, b = strings.TrimSuffix(a, "/")+"/", strings.TrimSuffix(b, "/")+"/"
+	return strings.HasPrefix(a, b) || strings.HasPrefix(b, a)
+}
+
+// SameDestination tells whether two drains would meet: in one bucket of one server, with one run in the other.
+func SameDestination(a, b string) bool {
+	return a != "" && b != "" && server(a) == server(b) && Overlap(bucket(a), bucket(b))
+}
+
+func bucket(address string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(address, "s3://"), "?")
+	return path.Clean(name)
+}
+
+func server(address string) string {
+	_, query, _ := strings.Cut(address, "?")
+	options, _ := url.ParseQuery(query) // it was checked
+	return strings.TrimSuffix(options.Get("endpoint"), "/")
+}
