@@ -29,6 +29,14 @@ const (
 	TypeDrop                          // R -> DONE: the draft is removed
 )
 
+// Frames of what is brought onto this machine.
+const (
+	TypeRecord  FrameType = iota + 35 // R -> TOUCHES: what was read, in order
+	TypeTouches                       //
+	TypeBring                         // R -> BROUGHT: what others have read is to come, or how much of it is here
+	TypeBrought                       //
+)
+
 // Sizes and limits of frames, bytes.
 const (
 	HeaderSize = 16

@@ -128,6 +128,13 @@ enum hbmfs_type {
 	HBMFS_DROP
 };
 
+enum hbmfs_type_of_the_cache {
+	HBMFS_RECORD = 35,
+	HBMFS_TOUCHES,
+	HBMFS_BRING,
+	HBMFS_BROUGHT
+};
+
 struct hbmfs_header {
 	uint32_t magic;
 	uint16_t version;

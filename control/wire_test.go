@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // codec is a message of the protocol: reencode parses it and writes what was understood.
@@ -44,6 +45,7 @@ func ofList[T any](name string, sample []T, add func([]byte, []T) []byte, parse 
 func codecs() []codec {
 	extents := []Extent{{0, 128, 0, 0, 128, 1, ExtentMount}, {128, 512, 1024, 7, 600, 9, 0}}
 	objects := []Object{{7, 1 << 40, 2, 3, -1, 0, 0}, {8, 0, 0, 0, 0, syscall.ESTALE, -1}}
+	touches := Touches{[]Touched{{"a/b", `"v"`, 100}, {"c", "", 5}}, []Touch{{1, Range{0, 5}}, {0, Range{64, 36}}}}
 	addNames := func(b []byte, n []Named) []byte { b, _ = AppendNames(b, n); return b }
 	return []codec{
 		of("info", &FileInfo{InfoMount | InfoBypass, 1 << 40, 3, 2, -1, 128, 5, 77, Epoch{1}}, ParseFileInfo),
@@ -73,6 +75,10 @@ func codecs() []codec {
 		of("seal", &Seal{DraftID{1}, 3, 16000, []uint32{1, 2, 3}}, ParseSeal),
 		of("publish", &PublishDraft{DraftID{1}, 3, 1 << 40}, ParsePublishDraft),
 		of("drop", &DropDraft{DraftID{1}}, ParseDropDraft),
+		of("ask record", &AskRecord{RecordOwn, 7}, ParseAskRecord),
+		of("record part", &RecordPart{time.Unix(5, 6), 3, 9, true, touches}, ParseRecordPart),
+		of("bring", &Bring{true, touches}, ParseBring),
+		of("brought", &Brought{9, 5, 4, 1 << 40, []syscall.Errno{0, syscall.ESTALE}}, ParseBrought),
 		of("error", &Refusal{syscall.EAGAIN, "no"}, ParseRefusal),
 		{"frame", AppendFrame(nil, Header{1, TypeAck, 9}, (&Ack{1, 2}).AppendTo), func(p []byte) ([]byte, error) {
 			h, payload, err := ParseFrame(p)

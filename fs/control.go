@@ -29,6 +29,7 @@ type channel struct {
 	sessions  *shares.Shares // connections
 	leases    *shares.Shares
 	names     *shares.Shares // of clients, as the status tells them apart
+	records   *shares.Shares // that connections have begun
 	refused   atomic.Int64
 
 	mu         sync.Mutex // guards the fields below
@@ -43,7 +44,8 @@ func newChannel() *channel {
 	c := &channel{
 		tickets: newTickets(), prefetch: newPrefetcher(), answering: newTurns(answers), lingering: make(chan struct{}, lingerAtOnce), settled: make(chan struct{}),
 		sessions: shares.New(sessions, each, 0), leases: shares.New(leasesInAll, leasesInAll/2, leasesAtLeast), names: shares.New(usageNames, usageNames/2, 0),
-		usages: map[client]*usage{}, readers: map[readerID]int{},
+		records: shares.New(recordsAtOnce, recordsAtOnce/2, 0),
+		usages:  map[client]*usage{}, readers: map[readerID]int{},
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
 	c.objects.init()

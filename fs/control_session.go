@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/layout"
@@ -61,6 +62,9 @@ type session struct {
 	given   int                 // descriptors of all leases
 	pending map[uint32][]uint64 // objects of messages that are not yet acknowledged
 	drafts  *drafts.Session     // nil before the first frame of a draft
+
+	record    *store.Record // that the connection has begun, or nil
+	recordEnd func()
 }
 
 // newSession admits a connection, or tells the peer why not.
@@ -117,6 +121,7 @@ func (s *session) end() {
 	if s.drafts != nil {
 		s.drafts.End()
 	}
+	s.endRecord()
 	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
 	s.channel.sessions.Book(s.peer.uid, -1)
 	if s.usage != nil {
@@ -216,6 +221,10 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 		return err
 	case control.TypePrefetch:
 		return s.prefetch(payload, a)
+	case control.TypeRecord:
+		return s.touches(ctx, payload, a)
+	case control.TypeBring:
+		return s.bring(ctx, payload, a)
 	case control.TypeReaders:
 		if len(payload) > 0 {
 			return errProtocol

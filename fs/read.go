@@ -38,6 +38,7 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 		m.counters.splicedBytes.Add(size)
 		return res, fuse.OK
 	}
+	m.touched(body, off, size)
 	if _, err := readBody(ctx, body, buf[:size], off); err != nil {
 		return nil, m.fail(n, "read", err)
 	}

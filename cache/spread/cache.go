@@ -21,6 +21,7 @@ const (
 	otherOut  = 10 * time.Minute // for a cache whose versions are others
 	mostOther = 10               // objects of another version, one after the other, that say so
 	mostLacks = 10_000           // objects that are remembered as lacking
+	firstTime = 3 * time.Second  // for the first answer of a cache: somebody waits for the mount meanwhile
 )
 
 // errLate says that a cache did not answer in time.
@@ -33,6 +34,7 @@ type server struct {
 	limit  time.Duration // for an answer; 0 for none
 
 	mu     sync.Mutex // guards what follows
+	came   bool       // an answer, ever
 	stats  fetch.Endpoint
 	out    time.Time // until when it is passed over
 	failed int       // times in a row
@@ -58,13 +60,14 @@ func (s *server) usable(object string) bool {
 func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetch.Answer, error) {
 	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(s.limit, func() { cancel(fmt.Errorf("%w: %v", errLate, s.limit)) })
-	if s.limit == 0 {
+	limit := s.patience()
+	timer := time.AfterFunc(limit, func() { cancel(fmt.Errorf("%w: %v", errLate, limit)) })
+	if limit == 0 {
 		timer.Stop()
 	}
 	s.count(func(e *fetch.Endpoint) { e.Requests++ })
 	a, err := s.getter.Get(ctx, o, off, n)
-	late := !timer.Stop() && s.limit > 0
+	late := !timer.Stop() && limit > 0
 	if err == nil {
 		if err = a.Check(o, off, n); err != nil {
 			_ = a.Body.Close() // it is not what was asked for
@@ -83,6 +86,9 @@ func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetc
 		}
 		return nil, err
 	}
+	s.mu.Lock()
+	s.came = true
+	s.mu.Unlock()
 	a.Body = &body{a.Body, s, func() { cancel(nil) }}
 	a.Ended = func(err error) {
 		if outer.Err() == nil || errors.Is(err, fetch.ErrStalled) {
@@ -90,6 +96,16 @@ func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetc
 		}
 	}
 	return a, nil
+}
+
+// patience is how long an answer may take. A cache that never answered is more likely gone than busy.
+func (s *server) patience() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.came {
+		return s.limit
+	}
+	return min(s.limit, firstTime)
 }
 
 // body counts what comes.

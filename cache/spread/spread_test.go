@@ -279,6 +279,49 @@ func TestOtherVersions(t *testing.T) {
 	}
 }
 
+// TestAHungCacheDelaysNoMount has one cache of two hang from the beginning: the listing names it soon, and reads do not wait for it.
+func TestAHungCacheDelaysNoMount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sizes []int64
+		for i := range 40 {
+			sizes = append(sizes, int64(1000+i))
+		}
+		f := newFake(sizes...)
+		_, _ = f.Through("http://b")
+		hangs := func(ctx context.Context, _ *fetch.Answer) error { <-ctx.Done(); return ctx.Err() }
+		f.caches["http://b"].do = hangs
+		began := time.Now()
+		o := open(t, f)
+		if took := time.Since(began); took > firstTime {
+			t.Errorf("the listing took %v", took)
+		}
+		if notes := o.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "http://b is passed over: it did not answer in time: 3s") {
+			t.Errorf("%q", notes)
+		}
+		began = time.Now()
+		readAll(t, o, f)
+		if took := time.Since(began); took > 5*firstTime { // it is tried again, each time later
+			t.Errorf("40 objects took %v", took)
+		}
+		f.caches["http://b"].do = nil
+		time.Sleep(2 * mostOut)
+		readAll(t, o, f)
+		f.caches["http://b"].do = func(ctx context.Context, _ *fetch.Answer) error { // it is busy, and known to be there
+			select {
+			case <-time.After(2 * firstTime):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		failed := o.Stats().Endpoints[1].Failed
+		readAll(t, o, f)
+		if now := o.Stats().Endpoints[1].Failed; now != failed {
+			t.Errorf("a busy cache is passed over %d times", now-failed)
+		}
+	})
+}
+
 // TestAllCachesGone leaves the origin, whose errors count.
 func TestAllCachesGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

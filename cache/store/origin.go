@@ -240,6 +240,9 @@ func (x *Origin) Lies(o *layout.Object, off int64) (segment *layout.Object, at, 
 		defer x.store.ledger.unpin(e)
 		if _, fill := x.store.ledger.look(e); fill == nil {
 			if seg, err := x.store.published(e); err == nil {
+				if e.lies.Load() == nil {
+					e.lies.Store(&place{x, g})
+				}
 				return seg, off - g.start, g.end() - off
 			}
 		}

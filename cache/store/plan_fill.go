@@ -11,9 +11,23 @@ import (
 
 // Plan adds to the plan of a reader, any comparable value, the runs that it will read next. Their objects were added
 // here, by any origin. They are fetched in that order, each from its own origin. Plan reports whether there was room to
-// remember them.
+// remember them. They count as read in records.
 func (s *Store) Plan(reader any, runs []layout.Run) bool {
-	var reads []*planned
+	reads := s.readsOf(runs)
+	taken := s.plan(reader, reads)
+	if taken {
+		for _, u := range reads {
+			s.touched(u.origin.file(u.object), u.origin.segment(u.object, u.start))
+		}
+	}
+	return taken
+}
+
+// Bring is [Store.Plan] for what others have read: it counts as read by nobody.
+func (s *Store) Bring(reader any, runs []layout.Run) bool { return s.plan(reader, s.readsOf(runs)) }
+
+// readsOf cuts runs where segments end, as far as a plan has room for the reads.
+func (s *Store) readsOf(runs []layout.Run) (reads []*planned) {
 	for _, r := range runs {
 		x, ok := r.Object.Origin.(*Origin)
 		if !ok || x.store != s {
@@ -33,6 +47,10 @@ func (s *Store) Plan(reader any, runs []layout.Run) bool {
 			}
 		}
 	}
+	return reads
+}
+
+func (s *Store) plan(reader any, reads []*planned) bool {
 	taken, start := s.ledger.plan(reader, reads, time.Now())
 	if start {
 		s.wg.Go(s.fillPlanned)
@@ -66,6 +84,7 @@ func (x *Origin) WasRead(o *layout.Object, off, n int64) {
 	f.ahead(off, min(o.Size, off+n), x.store.mostAhead()) // so that it goes on in order where the local bytes end
 	for end := min(o.Size, off+n); off < end; {
 		g := x.segment(o, off)
+		x.store.touched(f, g)
 		x.store.ledger.wasRead(keyOf(f.identity, g.index), off, min(end, g.end()))
 		off = g.end()
 	}

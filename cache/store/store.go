@@ -48,13 +48,14 @@ const (
 
 // Store is a cache directory. It is safe for concurrent use.
 type Store struct {
-	path   string
-	opt    Options
-	dir    *cache.Dir // the published segments
-	fd     int        // the same directory
-	ledger ledger
-	health health
-	stats  counters
+	path    string
+	opt     Options
+	dir     *cache.Dir // the published segments
+	fd      int        // the same directory
+	ledger  ledger
+	health  health
+	stats   counters
+	records records
 
 	ctx    context.Context // of fetches, which outlive the reads that began them
 	cancel context.CancelFunc
@@ -80,6 +81,7 @@ func Open(path string, opt Options) (*Store, error) {
 		return nil, fmt.Errorf("open the cache: %w", err)
 	}
 	s.ledger.init(s.opt.Size)
+	s.records.init()
 	s.health.log = s.opt.Log
 	if s.fd, err = unix.Open(s.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
 		err = s.scan()
@@ -171,6 +173,9 @@ func (s *Store) closeFiles() error {
 	}
 	return s.dir.Close()
 }
+
+// Limit is how many bytes segments may take.
+func (s *Store) Limit() int64 { return s.opt.Size }
 
 // Path returns the directory of the published segments.
 func (s *Store) Path() string { return s.path }

@@ -41,6 +41,7 @@ func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, relea
 	}
 	s := x.store
 	s.ledger.unplan(e.key)
+	s.touched(f, g) // the kernel reads where nobody sees it
 	release = sync.OnceFunc(func() { s.ledger.unpin(e) })
 	if fd, err = s.openEntry(ctx, e); err != nil {
 		release()

@@ -20,6 +20,9 @@ type warmCommand struct {
 	paths  []string
 	rate   size.Rate
 	asJSON bool
+	record string        // a file
+	length time.Duration // of the record; 0: what was read before
+	replay string        // a file
 
 	stdout, stderr io.Writer
 }
@@ -27,7 +30,7 @@ type warmCommand struct {
 func newWarmCommand() *cobra.Command {
 	c := &warmCommand{}
 	cmd := &cobra.Command{
-		Use:   "warm PATH...",
+		Use:   "warm PATH... | --record FILE MOUNTPOINT | --replay FILE MOUNTPOINT",
 		Short: "Bring files of a mount onto this machine before they are read",
 		Long: `Bring files of a mount, and all files below directories of it, onto this machine: bytes of a remote source into the
 mount's cache, bytes of local files into the kernel's page cache, as far as there is memory for them.
@@ -41,17 +44,72 @@ cache: then it is too small, or full of segments that readers have open (see .hb
   fetched   came now
   left      did not stay in the cache
   advised   the kernel was asked to read ahead
-  in_mount  are made by the mount, or have no cache to be brought into`,
-		Example: "  hbmfs warm /mnt/pile\n  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy",
-		Args:    someArgs("files or directories to warm"),
+  in_mount  are made by the mount, or have no cache to be brought into
+
+--record FILE saves what was read of a mount with a cache, in the order of the first reads, since its daemon began.
+With --for the record begins now; it ends after that time, or with Ctrl-C. --replay FILE brings that into another mount of the same
+dataset, in that order, before the next job reads it. In a job script:
+
+  hbmfs warm --replay pile.record /mnt/pile      before the job
+  hbmfs warm --record pile.record /mnt/pile      after it
+
+A record has segments of the cache (hbmfs mount --cache-segment), so a sample that was read brings its segment. What the kernel had in
+its page cache is not seen to be read, and a replay counts as no read. A replay leaves out files that have another version now, that
+the user may not read, and what the cache has no room for; it fails where something else did not come. With --json it prints bytes:
+
+  local          were in the cache before
+  fetched        came now
+  left           did not come
+  beyond         have no room in the cache
+  other_version  are of files that have another version now
+  missing        are of files that are not there
+  denied         are of files that this user may not read
+  not_cached     are of files that the cache does not keep`,
+		Example: `  hbmfs warm /mnt/pile
+  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy
+  hbmfs warm --record pile.record --for 10m /mnt/pile
+  hbmfs warm --replay pile.record /mnt/pile`,
+		Args: someArgs("files or directories to warm"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.paths, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return onMounts(cmd, args, c.run)
+			if err := c.check(); err != nil {
+				return err
+			}
+			return onMounts(cmd, args, c.work())
 		},
 	}
+	cmd.Flags().StringVar(&c.record, "record", "", "save here what was read of the mount, in order")
+	cmd.Flags().DurationVar(&c.length, "for", 0, "with --record: record what is read from now on, for so long or until Ctrl-C, as in 10m")
+	cmd.Flags().StringVar(&c.replay, "replay", "", "bring what this record has, in its order")
 	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, as in 500MB/s (default: as fast as they come)")
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	return cmd
+}
+
+func (c *warmCommand) check() error {
+	switch {
+	case c.record != "" && c.replay != "":
+		return usageError{errors.New("--record and --replay exclude each other")}
+	case c.record+c.replay != "" && len(c.paths) != 1:
+		return usageError{fmt.Errorf("a record is of one mount, not of %d: name its mount point", len(c.paths))}
+	case c.length != 0 && c.record == "":
+		return usageError{errors.New("--for belongs to --record FILE")}
+	case c.length < 0:
+		return usageError{errors.New("--for is a time above zero, as in 10m")}
+	case c.record != "" && c.rate > 0:
+		return usageError{errors.New("--rate-limit does not belong to --record, which reads nothing")}
+	}
+	return nil
+}
+
+func (c *warmCommand) work() func(ctx context.Context) error {
+	switch {
+	case c.record != "":
+		return c.runRecord
+	case c.replay != "":
+		return c.runReplay
+	}
+	return c.run
 }
 
 func (c *warmCommand) run(ctx context.Context) error {

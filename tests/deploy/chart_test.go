@@ -16,11 +16,15 @@ func TestChart(t *testing.T) {
 	values := files(t, filepath.Join(chart, "ci", "*.yaml"))
 	said := output(t, true, k8scheck, append([]string{"chart", chart}, values...)...)
 	for _, name := range append(values, "own values") {
-		if !strings.Contains(said, "with "+name+": ServiceAccount hbmfs, DaemonSet hbmfs-host, DaemonSet hbmfs-plugin, CSIDriver csi.hbmfs.io") {
+		caches := ""
+		if base := filepath.Base(name); base == "everything.yaml" || base == "caches.yaml" {
+			caches = "ConfigMap hbmfs-caches, DaemonSet hbmfs-caches, "
+		}
+		if !strings.Contains(said, "with "+name+": ServiceAccount hbmfs, "+caches+"DaemonSet hbmfs-host, DaemonSet hbmfs-plugin, CSIDriver csi.hbmfs.io") {
 			t.Errorf("nothing came of %s:\n%s", name, said)
 		}
 	}
-	if !strings.Contains(said, "everything.yaml: ServiceAccount hbmfs, DaemonSet hbmfs-host, DaemonSet hbmfs-plugin, CSIDriver csi.hbmfs.io, PodMonitor hbmfs") {
+	if !strings.Contains(said, "everything.yaml: ServiceAccount hbmfs, ConfigMap hbmfs-caches, DaemonSet hbmfs-caches, DaemonSet hbmfs-host, DaemonSet hbmfs-plugin, CSIDriver csi.hbmfs.io, PodMonitor hbmfs") {
 		t.Errorf("no PodMonitor with everything.yaml:\n%s", said)
 	}
 }
@@ -69,6 +73,7 @@ func TestChartRefusesBadValues(t *testing.T) {
 	for file, reason := range map[string]string{
 		"misspelt.yaml": "additional properties 'cachedir' not allowed", "relative-path.yaml": "at '/stateDir'",
 		"path-that-is-yaml.yaml": "at '/cacheDir'", "free-in-percent.yaml": "at '/cacheMinFree'", "tag-that-moves.yaml": "at '/image/tag'", "monitor-without-port.yaml": "set metrics.port",
+		"caches-without-origin.yaml": "at '/caches/origin'", "caches-with-a-path.yaml": "at '/caches/origin'", "cache-on-no-disk.yaml": "at '/caches/dir'",
 	} {
 		if !regexp.MustCompile(regexp.QuoteMeta(file) + ": refused: .*" + regexp.QuoteMeta(reason)).MatchString(said) {
 			t.Errorf("%s was not refused because of %q:\n%s", file, reason, said)
