@@ -126,7 +126,7 @@ func TestHandoversLeaveNothing(t *testing.T) {
 	for i, r := range readers {
 		running.Go(func() {
 			debug.SetPanicOnFault(true)
-			for random := rand.New(rand.NewPCG(uint64(i), 3)); ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+			for random := rand.New(rand.NewPCG(uint64(i), 3)); ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
 				gate.RLock()
 				if err := r.step(random); err != nil {
 					t.Errorf("%s: %v", r.name, err)
