@@ -144,7 +144,7 @@ func parseTekken(raw []byte) (*Tokenizer, error) {
 	t := rankTokenizer("", r, split)
 	t.size = f.Config.Size
 	t.special(named)
-	t.noSpecialText = errors.New("Mistral's library never finds special tokens in texts: leave them as they are, or name a tokenizer.json")
+	t.noSpecialText = errors.New("a tekken.json is for Mistral's library, which never finds special tokens in texts: leave them as they are, or name a tokenizer.json")
 	begin, ok := named["<s>"]
 	if t.bos.token = begin; !ok {
 		t.bos.err = errors.New("the tekken.json names no <s>: say with --bos which token begins a document, or none")
