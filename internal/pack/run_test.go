@@ -59,7 +59,6 @@ func TestKnownTokens(t *testing.T) {
 	}
 }
 
-// corpus is a directory with nested, hidden, binary and empty files, JSONL, and a text of several parts.
 // What goes around documents goes around each that has tokens, in every format, and names in texts are tokens where they are asked for.
 func TestTokensAroundDocuments(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"a.jsonl": `{"text": "a<|endoftext|>"}` + "\n" + `{"text": ""}` + "\n" + `{"text": "a"}` + "\n"})
@@ -96,6 +95,7 @@ func TestTokensAroundDocuments(t *testing.T) {
 	}
 }
 
+// sampleCorpus is a directory with nested, hidden, binary and empty files, JSONL, and a text of several parts.
 func sampleCorpus(t testing.TB) string {
 	var long strings.Builder
 	for i := 0; long.Len() < 600<<10; i++ {
