@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"math"
 	"os"
 	"sync"
 	"syscall"
@@ -55,9 +56,19 @@ func (p *pipes) make() {
 	for range p.made / 2 {
 		p.free <- struct{}{}
 	}
+	syscall.ForkLock.RLock() // no process is started meanwhile
+	defer syscall.ForkLock.RUnlock()
 	for _, pair := range made {
 		splice.Done(pair)
 	}
+	inheritNothing()
+}
+
+// inheritNothing has processes that are started get no descriptor that they are not given. Package splice opens /dev/null without
+// O_CLOEXEC. Keepers and daemons start each other, so each upgrade would add one.
+func inheritNothing() {
+	const afterStandard = 3
+	_ = unix.CloseRange(afterStandard, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before Linux 5.11, which has no hand-overs either
 }
 
 // makeRoom makes the kernel grow the table of descriptors for all pipes. The table grows in steps, and each waits for all

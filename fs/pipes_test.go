@@ -2,10 +2,13 @@ package fs
 
 import (
 	"bytes"
+	"os"
+	"strconv"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/hanwen/go-fuse/v2/splice"
+	"golang.org/x/sys/unix"
 )
 
 // More reads than there are pipes for are copied, and no pipe is made for them or lost.
@@ -43,6 +46,29 @@ func TestPipesAreAsManyAsWereMade(t *testing.T) {
 	if p.get(1) != nil {
 		// A pipe after the end would never be closed.
 		t.Error("a pipe is to be had after the end")
+	}
+}
+
+// No process that is started inherits what package splice opens: keepers and daemons start each other for years.
+func TestPipesAreNotInherited(t *testing.T) {
+	var p pipes
+	pair := p.get(1)
+	if pair == nil {
+		t.Skip("needs pipes that can grow")
+	}
+	p.put(pair)
+	defer p.close()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		number, _ := strconv.Atoi(fd.Name()) // a number
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err != nil || number <= unix.Stderr {
+			continue // what listed them has been closed
+		} else if flags, err := unix.FcntlInt(uintptr(number), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("a process that is started gets descriptor %d, %s", number, to)
+		}
 	}
 }
 

@@ -30,7 +30,7 @@ func allFormats() []format {
 		{"npy", "NumPy arrays: .npy versions 1 to 3, arrays of integers are tokens", npyProbe, npyAssemble},
 		{"fairseq", "fairseq's MMIDIDX: a .bin of tokens with an .idx that has no documents", fairseqProbe, fairseqAssemble},
 		{"megatron", "Megatron-LM, NeMo and GPT-NeoX: a .bin of tokens, or pieces of it, with its .idx", megatronProbe, megatronAssemble},
-		{"llmc", "llm.c, modded-nanogpt and NeMo Automodel shards: a 1024-byte header, then tokens", llmcProbe, llmcAssemble},
+		{"llmc", "llm.c, modded-nanogpt and NeMo Automodel shards: a 1024-byte header, then tokens; documents from Automodel's .bos.idx", llmcProbe, llmcAssemble},
 		{"llmc-eval", "llm.c's evaluation file of questions and answers: no views", evalProbe, namedAssemble},
 		{"records", "TFRecord, ArrayRecord and Riegeli: no views", recordProbe, namedAssemble},
 		{"pbin", "Modalities' .pbin: a 12-byte header, then tokens", pbinProbe, headedAssemble("the documents are listed in a pickle behind the tokens, which is not read: hbmfs pack can find them by their end-of-text token")},

@@ -77,9 +77,12 @@ func llmcAssemble(_ context.Context, d *directory, members []member) {
 			if len(shards) == 0 {
 				continue
 			}
+			listed := d.listBOS(shards, dtype)
 			set := d.add(split, dtype, shards)
 			set.Notes = append(set.Notes, variant)
-			set.NoDocuments = "the format does not say where documents begin: hbmfs pack can find them by their end-of-text token"
+			if !listed {
+				set.NoDocuments = "the format does not say where documents begin: hbmfs pack can find them by their end-of-text token"
+			}
 		}
 	}
 }

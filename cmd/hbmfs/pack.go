@@ -42,7 +42,9 @@ Formats, and where their tokens start:
 
 A tokenizer is one of the vocabularies that are part of the program, or what a model ships: its tokenizer.json, Mistral's
 tekken.json, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens are those of the
-tokenizers and tiktoken packages; what a file asks that this program cannot do exactly is an error.
+tokenizers and tiktoken packages; what a file asks that this program cannot do exactly is an error. Without other flags
+they are those of tokenizers' encode with encode_special_tokens and without add_special_tokens, and then --eot; with
+--add-special-tokens --special-text those of its plain encode.
 
 The same input gives the same bytes, whatever the number of workers. An error or Ctrl-C leaves nothing behind, but for a
 run of more than --save-every: its state stays in OUT, and the same command goes on there. So it does after a kill.
@@ -107,6 +109,9 @@ func newPackCommand() *cobra.Command {
 	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
 	_ = cmd.RegisterFlagCompletionFunc("tokenizer", cobra.FixedCompletions(append(tokenizer.Names(), "list"), cobra.ShellCompDirectiveDefault)) // the flag exists
 	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, the name of a token such as '<|endoftext|>', none, or auto (the tokenizer's own for text, none for tokens)")
+	f.StringVar(&o.BOS, "bos", "none", "`TOKEN` added before each document: a number, a name, none, or auto (the tokenizer's own)")
+	f.BoolVar(&o.AddSpecial, "add-special-tokens", false, "add around each document what the tokenizer.json adds to a text (its post_processor), instead of --bos and --eot auto")
+	f.BoolVar(&o.SpecialText, "special-text", false, "names of special tokens in a text, such as '<|im_start|>', are these tokens; without it they are ordinary text")
 	f.StringVar(&o.DType, "dtype", "auto", "u16, u32, i32, or auto: u16 if the vocabulary has up to 65536 tokens")
 	f.Var((*size.Count)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
 	f.Var((*size.Count)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")
@@ -140,7 +145,7 @@ func (p *packFlags) arrange(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	o.Sources, o.Out = args[1:], args[0]
-	for _, name := range []string{"to", "from", "text-key", "column", "include", "set", "document-end", "tokenizer", "eot", "dtype", "shard-tokens", "sample-tokens", "val-fraction", "name", "part"} {
+	for _, name := range []string{"to", "from", "text-key", "column", "include", "set", "document-end", "tokenizer", "eot", "bos", "add-special-tokens", "special-text", "dtype", "shard-tokens", "sample-tokens", "val-fraction", "name", "part"} {
 		if cmd.Flags().Changed(name) {
 			return fmt.Errorf("--%s was said when the parts were packed: leave it out with --join", name)
 		}

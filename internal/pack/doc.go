@@ -20,5 +20,6 @@
 // The run does so itself when a rename fails, and the next one when it was killed.
 //
 // Pitfalls: the checksum pass reads every shard once more after it was written. Invalid UTF-8 becomes U+FFFD, as in
-// tiktoken, and is counted in [Result]. A text like <|endoftext|> inside a document is ordinary text, never the token.
+// tiktoken, and is counted in [Result]. A text like <|endoftext|> inside a document is ordinary text, and the token only with
+// [Options.SpecialText].
 package pack

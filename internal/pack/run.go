@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,7 +35,13 @@ type Options struct {
 
 	Tokenizer string // for tokenizer.Open; default gpt2; refused with tokens
 	EOT       string // auto, none, a token or its name; auto is the tokenizer's own for text, none for tokens
-	DType     string // auto, u16, u32 or i32; default auto
+	BOS       string // the same, of what begins a document; default none
+	// AddSpecial puts around each document what the tokenizer.json adds to a text (its post_processor). EOT is none then, where it is
+	// auto, and BOS is refused.
+	AddSpecial bool
+	// SpecialText makes the names of special tokens in a text these tokens. Else they are ordinary text.
+	SpecialText bool
+	DType       string // auto, u16, u32 or i32; default auto
 
 	ShardTokens  int64   // default by format; 0 for it
 	SampleTokens int64   // MDS only: samples of this many tokens instead of one per document
@@ -198,7 +205,7 @@ type plan struct {
 	dtype     layout.DType
 	tokenizer *tokenizer.Tokenizer // nil for tokens
 	tokens    string               // the name of the tokenizer that made them, where it is known
-	eot       []uint32             // added to each document: nothing or one token
+	bos, eot  []uint32             // added to each document, before and after it
 	limit     int64                // tokens of a shard, 0 for one shard
 	final     *plan                // of the whole, where this one is a part's
 }
@@ -238,49 +245,76 @@ func newPlan(o *Options, in *input) (*plan, error) {
 	}
 	vocabulary := in.vocabulary
 	if in.tokens {
-		if p.Tokenizer != "" {
-			return nil, errors.New("the source is tokenized already: leave --tokenizer out")
+		if p.Tokenizer != "" || p.AddSpecial || p.SpecialText {
+			return nil, errors.New("the source is tokenized already: leave --tokenizer, --add-special-tokens and --special-text out")
 		}
 	} else {
 		if p.tokenizer, err = tokenizer.Open(p.Tokenizer); err != nil {
 			return nil, err
+		}
+		if p.SpecialText {
+			if p.tokenizer, err = p.tokenizer.WithSpecialText(); err != nil {
+				return nil, fmt.Errorf("find special tokens in texts: %w", err)
+			}
 		}
 		vocabulary = p.tokenizer.Size()
 	}
 	if p.dtype, err = p.rules.dtypeFor(p.Format, p.DType, vocabulary); err != nil {
 		return nil, err
 	}
-	if err := p.setEOT(); err != nil {
+	if err := p.setAround(); err != nil {
 		return nil, err
 	}
 	return p, p.setSizes()
 }
 
-func (p *plan) setEOT() error {
-	switch p.EOT {
-	case "", "auto":
-		if p.tokenizer != nil {
-			eot, err := p.tokenizer.EOT()
-			if err != nil {
-				return err
-			}
-			p.eot = []uint32{eot}
-		}
-	case "none":
-	default:
-		if v, err := strconv.ParseUint(p.EOT, 10, 32); err == nil {
-			p.eot = []uint32{uint32(v)}
-			return nil
-		}
-		if p.tokenizer != nil {
-			if id, ok := p.tokenizer.ID(p.EOT); ok {
-				p.eot = []uint32{id}
-				return nil
-			}
-		}
-		return fmt.Errorf("eot %q is neither auto nor none nor a token", p.EOT)
+// setAround decides what goes before and after each document.
+func (p *plan) setAround() (err error) {
+	bos, eot := p.BOS, p.EOT
+	if bos == "" {
+		bos = "none"
 	}
-	return nil
+	if p.AddSpecial {
+		if bos != "none" {
+			return errors.New("--add-special-tokens says what begins a document, and so does --bos: leave one of them out")
+		}
+		if p.bos, p.eot, err = p.tokenizer.Around(); err != nil {
+			return err
+		}
+		if eot == "" || eot == "auto" {
+			eot = "none"
+		}
+	}
+	begin, err := p.boundary("bos", bos, (*tokenizer.Tokenizer).BOS)
+	if err != nil {
+		return err
+	}
+	end, err := p.boundary("eot", eot, (*tokenizer.Tokenizer).EOT)
+	p.bos, p.eot = slices.Concat(p.bos, begin), slices.Concat(p.eot, end)
+	return err
+}
+
+// boundary returns the tokens that a flag asks for: none or one. own is what the tokenizer has.
+func (p *plan) boundary(flag, asked string, own func(*tokenizer.Tokenizer) (uint32, error)) ([]uint32, error) {
+	switch asked {
+	case "", "auto":
+		if p.tokenizer == nil {
+			return nil, nil
+		}
+		id, err := own(p.tokenizer)
+		return []uint32{id}, err
+	case "none":
+		return nil, nil
+	}
+	if v, err := strconv.ParseUint(asked, 10, 32); err == nil {
+		return []uint32{uint32(v)}, nil
+	}
+	if p.tokenizer != nil {
+		if id, ok := p.tokenizer.ID(asked); ok {
+			return []uint32{id}, nil
+		}
+	}
+	return nil, fmt.Errorf("%s %q is neither auto nor none nor a token", flag, asked)
 }
 
 // setSizes checks the sizes that were asked for against the format and fills in the default shard size.

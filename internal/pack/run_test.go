@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,7 +59,43 @@ func TestKnownTokens(t *testing.T) {
 	}
 }
 
-// corpus is a directory with nested, hidden, binary and empty files, JSONL, and a text of several parts.
+// What goes around documents goes around each that has tokens, in every format, and names in texts are tokens where they are asked for.
+func TestTokensAroundDocuments(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"a.jsonl": `{"text": "a<|endoftext|>"}` + "\n" + `{"text": ""}` + "\n" + `{"text": "a"}` + "\n"})
+	a := newEncoder(t, "gpt2")
+	letter, _, err := a.Append(nil, []byte("a"), false)
+	if err != nil || len(letter) != 1 {
+		t.Fatal(letter, err)
+	}
+	of := func(o Options) []uint32 {
+		o.Sources, o.Format, o.DType = []string{dir}, NPY, "u16"
+		result, files := runPack(t, o)
+		if result.Empty != 1 {
+			t.Errorf("%+v: %d empty documents", o, result.Empty)
+		}
+		return array(files["data_00000.npy"][npyData:], 2)
+	}
+	if got, want := of(Options{BOS: "7", SpecialText: true, EOT: "<|endoftext|>"}), []uint32{7, letter[0], 50256, 50256, 7, letter[0], 50256}; !slices.Equal(got, want) {
+		t.Errorf("%d, want %d", got, want)
+	}
+	if got := of(Options{BOS: "7", EOT: "none"}); len(got) < 8 || slices.Contains(got, 50256) || got[len(got)-2] != 7 {
+		t.Errorf("without special tokens in texts: %d", got)
+	}
+	for want, o := range map[string]Options{
+		"say it with --bos":              {BOS: "auto"},
+		"only a tokenizer.json":          {AddSpecial: true},
+		"leave one of them out":          {AddSpecial: true, BOS: "7"},
+		`bos "<s>" is neither auto nor `: {BOS: "<s>"},
+	} {
+		o.Sources, o.Out = []string{dir}, t.TempDir()
+		var wrong *OptionError
+		if _, err := Run(t.Context(), o); !errors.As(err, &wrong) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", o, err, want)
+		}
+	}
+}
+
+// sampleCorpus is a directory with nested, hidden, binary and empty files, JSONL, and a text of several parts.
 func sampleCorpus(t testing.TB) string {
 	var long strings.Builder
 	for i := 0; long.Len() < 600<<10; i++ {

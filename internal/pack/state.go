@@ -83,7 +83,8 @@ func (p *plan) settings() []setting {
 		{"--to", p.Format}, {"--dtype", p.dtype.String()}, {"--tokenizer", tokens}, {"--eot", fmt.Sprint(p.eot)},
 		{"--from", o.From}, {"--text-key", o.TextKey}, {"--include", strings.Join(o.Include, " ")},
 		{"--shard-tokens", fmt.Sprint(p.limit)}, {"--sample-tokens", fmt.Sprint(o.SampleTokens)},
-		{"--val-fraction", fmt.Sprint(o.ValFraction)}, {"--name", p.Name}, {"--part", part},
+		{"--val-fraction", fmt.Sprint(o.ValFraction)}, {"--name", p.Name},
+		{"--bos", fmt.Sprint(p.bos)}, {"--special-text", fmt.Sprint(o.SpecialText)}, {"--part", part},
 	}
 }
 

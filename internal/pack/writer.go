@@ -128,7 +128,13 @@ func (w *writer) batch(ctx context.Context, b *batch) error {
 	}
 	start := 0
 	for _, part := range b.parts {
-		if err := w.cur.write(ctx, b.tokens[start:part.end]); err != nil {
+		tokens := b.tokens[start:part.end]
+		if len(tokens) > 0 && w.cur.inDoc == 0 {
+			if err := w.cur.write(ctx, w.plan.bos); err != nil {
+				return err
+			}
+		}
+		if err := w.cur.write(ctx, tokens); err != nil {
 			return err
 		}
 		start = part.end

@@ -11,6 +11,7 @@ type addedToken struct {
 	content        string
 	lstrip, rstrip bool
 	special        bool // its text in a document is ordinary text
+	singleWord     bool // it counts only between blanks, which is not supported
 }
 
 // addedTokens finds added tokens: of those that begin first, the longest.

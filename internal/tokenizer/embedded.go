@@ -68,8 +68,8 @@ func (v vocabulary) open() (*Tokenizer, error) {
 		return nil, fmt.Errorf("load tokenizer %q: %w", v.name, err)
 	}
 	t := rankTokenizer(v.name, loadRanks(codec, v.size), v.split)
-	t.size, t.eot.token = v.size, v.eot
-	t.ids = func(token string) (uint32, bool) { return v.eot, token == "<|endoftext|>" }
+	t.size, t.eot.token, t.bos.err = v.size, v.eot, errNoBOS
+	t.special(openaiSpecial(v.name))
 	return t, nil
 }
 

@@ -7,8 +7,7 @@ import (
 	"slices"
 )
 
-// huggingFace is a tokenizer.json: what of it this program reads. Decoders are for tokens that become text, and
-// post-processors only add special tokens, so both are left out.
+// huggingFace is a tokenizer.json: what of it this program reads. Decoders are for tokens that become text.
 type huggingFace struct {
 	Truncation  json.RawMessage `json:"truncation"`
 	Padding     json.RawMessage `json:"padding"`
@@ -16,6 +15,7 @@ type huggingFace struct {
 	Normalizer  json.RawMessage `json:"normalizer"`
 	PreTokenize json.RawMessage `json:"pre_tokenizer"`
 	Model       json.RawMessage `json:"model"`
+	After       json.RawMessage `json:"post_processor"`
 }
 
 type hfAdded struct {
@@ -57,7 +57,8 @@ func parseHuggingFace(raw []byte, dir string) (*Tokenizer, error) {
 	}
 	l.findCuts()
 	l.ids = func(token string) (uint32, bool) { id, ok := l.vocab[token]; return id, ok }
-	l.eot = findEOT(dir, l.vocab, f.Added)
+	l.bos, l.eot = findBoundary(beginning(), dir, l.vocab, f.Added), findBoundary(ending(), dir, l.vocab, f.Added)
+	l.around = parseAround(f.After, 0)
 	return l.Tokenizer, nil
 }
 
@@ -92,7 +93,7 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 		}
 		l.size = max(l.size, int64(id)+1)
 		l.vocab[a.Content] = id
-		t := addedToken{id, a.Content, a.Lstrip, a.Rstrip, a.Special}
+		t := addedToken{id, a.Content, a.Lstrip, a.Rstrip, a.Special, a.SingleWord}
 		if !a.Normalized {
 			raw = append(raw, t)
 			continue
@@ -119,6 +120,7 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 		return fmt.Errorf("its added tokens have %d bytes, or numbers up to %d: this program holds %d, and numbers below %d",
 			total, l.size-1, maxText, maxSize)
 	}
+	l.lists = [2][]addedToken{raw, normalized}
 	l.added = [2]*addedTokens{newAddedTokens(raw), newAddedTokens(normalized)}
 	return nil
 }

@@ -18,22 +18,23 @@ type rankFile struct {
 	size  int64
 	eot   uint32
 	named map[string]uint32
+	bos   string // a name of named, or empty
 }
 
 // rankFiles are the lists that are known: OpenAI's, with the checksums of tiktoken (tiktoken_ext/openai_public.py), and
 // those of Llama 3 and 4 (llama_models).
 func rankFiles() []rankFile {
-	openai := func(id uint32) map[string]uint32 { return map[string]uint32{"<|endoftext|>": id} }
+	const begin = "<|begin_of_text|>"
 	llama := func(first uint32) map[string]uint32 {
-		return map[string]uint32{"<|begin_of_text|>": first, "<|end_of_text|>": first + 1}
+		return map[string]uint32{begin: first, "<|end_of_text|>": first + 1}
 	}
 	return []rankFile{
-		{"306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", gpt2, 50257, 50256, openai(50256)},
-		{"94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", gpt2, 50281, 50256, openai(50256)},
-		{"223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", cl100k(3, false), 100277, 100257, openai(100257)},
-		{"446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", o200k(3, true), 200019, 199999, openai(199999)},
-		{"82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55", cl100k(3, false), 128256, 128001, llama(128000)},
-		{"d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed", o200k(3, true), 201136, 200001, llama(200000)},
+		{"306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", gpt2, 50257, 50256, openaiSpecial("r50k_base"), ""},
+		{"94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", gpt2, 50281, 50256, openaiSpecial("p50k_base"), ""},
+		{"223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", cl100k(3, false), 100277, 100257, openaiSpecial("cl100k_base"), ""},
+		{"446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", o200k(3, true), 200019, 199999, openaiSpecial("o200k_base"), ""},
+		{"82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55", cl100k(3, false), 128256, 128001, llama(128000), begin},
+		{"d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed", o200k(3, true), 201136, 200001, llama(200000), begin},
 	}
 }
 
@@ -80,7 +81,13 @@ func parseRanks(raw []byte) (*Tokenizer, error) {
 		}
 		t := rankTokenizer("", r, known.split)
 		t.size, t.eot.token = known.size, known.eot
-		t.ids = func(token string) (uint32, bool) { id, ok := known.named[token]; return id, ok }
+		t.special(known.named)
+		t.bos.token = known.named[known.bos]
+		if known.bos == "" {
+			t.bos.err = errNoBOS
+			return t, nil
+		}
+		t.noSpecialText = errors.New("a rank file of Llama does not list its special tokens: name the model's tokenizer.json to find them in texts")
 		return t, nil
 	}
 	return nil, errors.New("the list of ranks is none of OpenAI's and Llama's, and it does not say by which pattern text is split: " +
@@ -136,7 +143,12 @@ func parseTekken(raw []byte) (*Tokenizer, error) {
 	}
 	t := rankTokenizer("", r, split)
 	t.size = f.Config.Size
-	t.ids = func(token string) (uint32, bool) { id, ok := named[token]; return id, ok }
+	t.special(named)
+	t.noSpecialText = errors.New("a tekken.json is for Mistral's library, which never finds special tokens in texts: leave them as they are, or name a tokenizer.json")
+	begin, ok := named["<s>"]
+	if t.bos.token = begin; !ok {
+		t.bos.err = errors.New("the tekken.json names no <s>: say with --bos which token begins a document, or none")
+	}
 	end, ok := named["</s>"]
 	if t.eot.token = end; !ok {
 		t.eot.err = errors.New("the tekken.json names no </s>: say with --eot which token ends a document, or none")

@@ -4,18 +4,22 @@ import "unicode/utf8"
 
 // Tokenizer is a vocabulary and the way to it, ready to use. It may be shared by many goroutines.
 type Tokenizer struct {
-	name string
-	sum  string // of the file, or empty
-	size int64
-	eot  endOfText
-	ids  func(token string) (uint32, bool)
+	name     string
+	sum      string // of the file, or empty
+	size     int64
+	bos, eot boundary
+	around   around
+	ids      func(token string) (uint32, bool)
 
-	added      [2]*addedTokens // found in the text as it is, and in normalized text; nil for none
+	lists      [2][]addedToken // of tokens that are found in the text as it is, and in normalized text
+	added      [2]*addedTokens // what finds them; nil for none
 	normalizer []normalizer
 	stages     []stage
 	splits     *splits // for known patterns
 	model      model
 	cuts       cuts
+
+	noSpecialText error // why WithSpecialText has none
 }
 
 // model is one of the three.
@@ -23,12 +27,6 @@ type model struct {
 	ranks   ranks // of bytes, as tiktoken has them
 	merges  *merges
 	unigram *unigram
-}
-
-// endOfText is the token that ends a document, or why there is none.
-type endOfText struct {
-	token uint32
-	err   error
 }
 
 // Name returns the name, as manifests have it: that of an embedded vocabulary, of a file, or of a model's directory.
@@ -39,9 +37,6 @@ func (t *Tokenizer) Size() int64 { return t.size }
 
 // SHA256 returns the checksum of the file in hexadecimal digits, or nothing for an embedded vocabulary.
 func (t *Tokenizer) SHA256() string { return t.sum }
-
-// EOT returns the token that ends a document, or an error that says why there is none.
-func (t *Tokenizer) EOT() (uint32, error) { return t.eot.token, t.eot.err }
 
 // ID returns the token whose name is content, such as <|endoftext|>. The name of a token that stands for text is the
 // file's own notation of it.
@@ -89,7 +84,7 @@ func (t *Tokenizer) NewEncoder() *Encoder {
 //
 // The tokens of embedded vocabularies and rank files are those of OpenAI's tiktoken (encode_ordinary). Those of a
 // tokenizer.json are the tokenizers package's, with encode_special_tokens and without add_special_tokens: what looks like
-// a special token is ordinary text, and none is added.
+// a special token is ordinary text, and none is added. [Tokenizer.WithSpecialText] changes the first.
 func (e *Encoder) Append(dst []uint32, text []byte, continued bool) (tokens []uint32, repaired bool, err error) {
 	if !utf8.Valid(text) {
 		e.repair = repairUTF8(e.repair[:0], text)

@@ -2,6 +2,7 @@ package mount_test
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -14,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// What a reader said that it will read is fetched by the next daemon, in order, and what it has read is not asked for again.
+// What a reader past FUSE said that it will read is fetched by the next daemon, in order, and what it has read is not asked for again.
 func TestPlansOutliveADaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
 	const segments = 96
@@ -38,11 +40,15 @@ func TestPlansOutliveADaemon(t *testing.T) {
 	// Else the kernel reads a little of the segments behind these ahead, and what was read of a segment nobody asks for again.
 	must(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM))
 	order := rand.New(rand.NewPCG(1, 2)).Perm(segments)
-	var ranges []control.Range
+	var spans []cufile.Span
 	for _, i := range order {
-		ranges = append(ranges, control.Range{Offset: int64(i) << 20, Length: 1 << 20})
+		spans = append(spans, cufile.Span{Offset: int64(i) << 20, Length: 1 << 20})
 	}
-	must(t, control.Prefetch(f, ranges...))
+	reader, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice})
+	must(t, err)
+	planned, err := reader.Open(t.Context(), f.Name())
+	must(t, err)
+	must(t, planned.Prefetch(t.Context(), spans))
 	got := make([]byte, 1<<20)
 	for _, i := range order[:4] {
 		_, err := f.ReadAt(got, int64(i)<<20)
@@ -75,7 +81,7 @@ func TestPlansOutliveADaemon(t *testing.T) {
 		}
 	}
 	m.pid = m.handover(t).PID
-	must(t, f.Close())
+	must(t, errors.Join(f.Close(), planned.Close(), reader.Close()))
 }
 
 // local tells whether bytes of a file lie in published segments.
