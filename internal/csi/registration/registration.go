@@ -7,9 +7,7 @@ package registration
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -70,10 +68,6 @@ func (r *Registration) offer(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	self, err := os.Lstat(socket)
-	if err != nil {
-		return false, errors.Join(err, l.Close())
-	}
 	answers := &service{Registration: r, refused: make(chan struct{}, 1)}
 	server := rpc.NewServer(r.Log, r.Calls)
 	kubelet.RegisterRegistrationServer(server, answers)
@@ -86,21 +80,8 @@ func (r *Registration) offer(ctx context.Context) (again bool, err error) {
 	case err = <-served:
 	}
 	r.registered.Store(false)
-	err = errors.Join(err, remove(socket, self))
-	stop(server)
+	stop(server) // and the socket goes
 	return again, err
-}
-
-// remove takes a socket away, and so the driver from kubelet, unless the socket there is a later plugin's.
-func remove(socket string, self fs.FileInfo) error {
-	found, err := os.Lstat(socket)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(found, self) {
-		return nil
-	}
-	if err == nil {
-		err = os.Remove(socket)
-	}
-	return err
 }
 
 func stop(server *grpc.Server) {
