@@ -142,6 +142,13 @@ spec:
   volumeName: %[1]s
   resources: {requests: {storage: 1Ti}}
 `, name, lines.String(), secret))
+	c.await(t, "claim "+name+" is bound", func() error {
+		var claim struct{ Status struct{ Phase string } }
+		if err := c.api("GET", "/api/v1/namespaces/train/persistentvolumeclaims/"+name, nil, &claim); err != nil || claim.Status.Phase != "Bound" {
+			return fmt.Errorf("phase %s, %v", claim.Status.Phase, err)
+		}
+		return nil
+	})
 }
 
 // sum is the hash of a file of a dataset as it lies at its source.
@@ -196,7 +203,13 @@ func TestVolumes(t *testing.T) {
 		p := c.create(t, "train", v.name, v.volume, v.file)
 		first := c.started(t, p)
 		want, read := sum(t, filepath.Join(v.at, v.file)), p.do(t, "hash", v.file)
-		past := p.do(t, "past", v.file)
+		var past answer
+		c.await(t, "the cache has all of "+v.file, func() error {
+			if past = p.do(t, "past", v.file); past.Past != size {
+				return fmt.Errorf("%d bytes past FUSE", past.Past)
+			}
+			return nil
+		})
 		if read.SHA256 != want || past.SHA256 != want || read.Bytes != size || past.Past != size {
 			t.Errorf("%s: read %v, past FUSE %v, want %s", v.name, read, past, want)
 		}

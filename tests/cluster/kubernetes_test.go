@@ -85,7 +85,7 @@ func (c *cluster) start() error {
 			"--service-account-signing-key-file=" + c.at("key.pem"), "--kubelet-preferred-address-types=InternalIP",
 		},
 		{
-			"kube-controller-manager", "--kubeconfig=" + c.at("manager.conf"), "--leader-elect=false",
+			"kube-controller-manager", "--kubeconfig=" + c.at("manager.conf"), "--leader-elect=false", "--use-service-account-credentials=true",
 			"--service-account-private-key-file=" + c.at("key.pem"), "--root-ca-file=" + c.at("certs", "apiserver.crt"),
 		},
 		{"kube-scheduler", "--kubeconfig=" + c.at("scheduler.conf"), "--leader-elect=false"},

@@ -69,14 +69,3 @@ func daemons() (found []processOf) {
 	}
 	return found
 }
-
-// mountsBelow are hbmfs's mounts below a directory.
-func mountsBelow(dir string) (found []string) {
-	mounts, _ := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { // of this process
-		return m.FSType != "fuse.hbmfs" || !strings.HasPrefix(m.Mountpoint, dir), false
-	})
-	for _, m := range mounts {
-		found = append(found, m.Mountpoint)
-	}
-	return found
-}

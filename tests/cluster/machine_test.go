@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,6 +47,7 @@ func (c *cluster) enter() error {
 		}
 	}
 	err := errors.Join(
+		leaveMounts(),
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""),
 		unix.Mount("none", "/var/lib", "tmpfs", 0, "mode=755"),
 		unix.Mount("none", "/run", "tmpfs", 0, "mode=755"),
@@ -55,6 +57,15 @@ func (c *cluster) enter() error {
 		err = errors.Join(err, os.Mkdir(c.at(name), 0o755), os.MkdirAll(at, 0o755), unix.Mount(c.at(name), at, "", unix.MS_BIND, ""))
 	}
 	return errors.Join(err, c.mountGroups(), c.fakeSysctls(), c.network())
+}
+
+// leaveMounts takes the machine's own FUSE mounts out of this namespace, which would keep them in use.
+func leaveMounts() error {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.FSType, "fuse"), false })
+	for _, m := range mounts {
+		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
+	}
+	return err
 }
 
 // mountGroups shows the cluster's own control groups where kubelet looks, as the roots of their hierarchies.

@@ -221,9 +221,12 @@ func (c *cluster) ready(t testing.TB, image string) error {
 // clean waits until nothing of hbmfs's volumes is left: no mount, no daemon or keeper, no directory of kubelet's or the host's.
 func (c *cluster) clean(t testing.TB) {
 	t.Helper()
-	var left []string
+	var left, last []string
+	began := time.Now()
+	defer func() { t.Logf("clean after %.1f s; at last %v was left", time.Since(began).Seconds(), last) }()
 	if !blackbox.Within(patience, func() bool {
 		if left = c.leftovers(); len(left) > 0 {
+			last = left
 			time.Sleep(200 * time.Millisecond)
 		}
 		return len(left) == 0
