@@ -145,7 +145,7 @@ spec:
 	c.await(t, "claim "+name+" is bound", func() error {
 		var claim struct{ Status struct{ Phase string } }
 		if err := c.api("GET", "/api/v1/namespaces/train/persistentvolumeclaims/"+name, nil, &claim); err != nil || claim.Status.Phase != "Bound" {
-			return fmt.Errorf("phase %s, %v", claim.Status.Phase, err)
+			return errors.Join(err, fmt.Errorf("its phase is %q", claim.Status.Phase))
 		}
 		return nil
 	})

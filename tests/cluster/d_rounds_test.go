@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"syscall"
@@ -141,7 +142,7 @@ func (x *chaos) killPod() string {
 	}
 	x.await(x.t, "kubelet sees the death of "+r.name, func() error {
 		if err := x.api("GET", r.path(), nil, &s); err != nil || s.Status.Phase != "Failed" {
-			return fmt.Errorf("phase %s, %v", s.Status.Phase, err)
+			return errors.Join(err, fmt.Errorf("its phase is %q", s.Status.Phase))
 		}
 		return nil
 	})

@@ -8,17 +8,43 @@ import (
 	"testing"
 )
 
-// The chart is upgraded to another version under readers, and then removed: nothing of it is left but its directories of state.
+// upgrade changes a release as its documentation says, and waits until its plugin is replaced.
+func (c *cluster) upgrade(t testing.TB, values ...string) {
+	t.Helper()
+	chart, err := filepath.Abs("../../deploy/helm/hbmfs")
+	must(t, err)
+	args := []string{"helm", "upgrade", "hbmfs", chart, "--namespace", "hbmfs", "--reset-then-reuse-values"}
+	for _, v := range values {
+		args = append(args, "--set", v)
+	}
+	c.tool(t, "", args...)
+	c.tool(t, "", "kubectl", "-n", "hbmfs", "rollout", "status", "daemonset/hbmfs-plugin", "--timeout="+patience.String())
+}
+
+// containers counts those of the plugin's pod, as many as there were to be.
+func (c *cluster) containers(t testing.TB, want int) {
+	t.Helper()
+	c.await(t, fmt.Sprint("the plugin's pod has containers: ", want), func() error {
+		if found := c.partOf(t, "plugin"); len(found) != 1 || len(found[0].Status.ContainerStatuses) != want {
+			return fmt.Errorf("pods: %v", found)
+		}
+		return c.ready(t, "")
+	})
+}
+
+// The chart is upgraded under readers: to sidecars, as earlier versions had them, and then from these to another version without. Then it
+// is removed, and nothing of it is left but its directories of state. The sidecars are stand-ins: nothing here comes from a registry.
 func TestUpgradeAndRemoval(t *testing.T) {
 	c := need(t)
 	c.await(t, "the driver is ready", func() error { return c.ready(t, ":0.2.0") })
-	chart, err := filepath.Abs("../../deploy/helm/hbmfs")
-	must(t, err)
 	all := c.readers(t, "upgraded")
 	c.goOn(t, "their start", all)
 	host := c.partOf(t, "host")[0].Metadata.UID
-	c.tool(t, "", "helm", "upgrade", "hbmfs", chart, "--namespace", "hbmfs", "--reset-then-reuse-values", "--set", "image.tag=0.2.0-next")
-	c.tool(t, "", "kubectl", "-n", "hbmfs", "rollout", "status", "daemonset/hbmfs-plugin", "--timeout="+patience.String())
+	c.upgrade(t, "sidecars.enabled=true", "sidecars.registrar.image="+podImage, "sidecars.livenessProbe.image="+podImage)
+	c.containers(t, 3)
+	c.goOn(t, "the plugin got sidecars", all)
+	c.upgrade(t, "sidecars.enabled=false", "image.tag=0.2.0-next")
+	c.containers(t, 1)
 	if c.partOf(t, "host")[0].Metadata.UID != host {
 		t.Error("the upgrade replaced the host by itself")
 	}
@@ -45,7 +71,7 @@ func (c *cluster) removed() (left error) {
 		Spec struct{ Drivers []struct{ Name string } }
 	}
 	if err := c.api("GET", "/apis/storage.k8s.io/v1/csinodes/node-1", nil, &csi); err != nil || len(csi.Spec.Drivers) > 0 {
-		left = errors.Join(left, fmt.Errorf("kubelet knows %v, %v", csi.Spec.Drivers, err))
+		left = errors.Join(left, err, fmt.Errorf("kubelet knows %v", csi.Spec.Drivers))
 	}
 	for _, path := range []string{"/api/v1/namespaces/hbmfs/pods", "/apis/apps/v1/namespaces/hbmfs/daemonsets", "/apis/storage.k8s.io/v1/csidrivers"} {
 		var list struct {

@@ -108,7 +108,7 @@ func outside() (code int, err error) {
 	case err = <-ended:
 	case s := <-signals:
 		_ = cmd.Process.Kill() // unshare, and so all in its namespaces
-		<-ended
+		_ = <-ended            // it was killed
 		err = fmt.Errorf("ended by %v; the cluster is taken away", s)
 	}
 	if dir := os.Getenv("HBMFS_CLUSTER_LOGS"); dir != "" {

@@ -201,7 +201,7 @@ func (c *cluster) ready(t testing.TB, image string) error {
 			return fmt.Errorf("%d pods of the %s", len(found), part)
 		}
 		for _, s := range found[0].Status.ContainerStatuses {
-			if !s.Ready || !strings.HasSuffix(s.Image, image) {
+			if !s.Ready || s.Name == part && !strings.HasSuffix(s.Image, image) {
 				return fmt.Errorf("%s of %s: ready %v, %v, image %s", s.Name, part, s.Ready, s.State, s.Image)
 			}
 		}

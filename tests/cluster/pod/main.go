@@ -5,6 +5,7 @@
 //	pod write DIR SIZE NAME...       make files whose bytes follow from their names
 //	pod serve [FILE]                 read FILE's first byte at once, then do what is asked at :8080
 //	pod eat MIB                      use memory
+//	pod --csi-address=...            what node-driver-registrar and livenessprobe do
 //
 // GET /do?what=hash|past|hold|held|loop|so-far|who&file=NAME answers in JSON. A byte that is not the file's is "wrong".
 package main
@@ -46,6 +47,8 @@ func run(args []string) error {
 		return write(args[1], args[2], args[3:])
 	case verb == "eat" && len(args) == 2:
 		return eat(args[1])
+	case strings.HasPrefix(verb, "--csi-address="):
+		return sidecar(args)
 	case verb == "serve":
 		return serve(strings.Join(args[1:], ""))
 	}
