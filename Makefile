@@ -34,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test test-peers test-minio test-gpu lint bench soak-handover bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -152,6 +152,40 @@ $(MINIO): tests/origins/minio/go.mod tests/origins/minio/go.sum | go
 test-minio: build $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) nginx strace
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) $(GO) test -count=1 $(if $(filter 1,$(RACE)),-race) ./tests/origins
+
+# A cluster of one node: Kubernetes' programs in one, Helm, and images of hbmfs in two versions and of what its pods run. None of it is
+# part of make test: the programs take a quarter of an hour and 1 GB of the Go cache to build.
+CLUSTER ?= $(CACHE)/cluster
+K8S      = $(shell sed -n 's|^require k8s.io/kubernetes ||p; s|^	k8s.io/kubernetes ||p' tests/cluster/kubernetes/go.mod)
+K8SMINOR = $(word 2,$(subst ., ,$(K8S)))
+HELM     = $(shell sed -n 's|^require helm.sh/helm/v4 ||p' tests/cluster/helm/go.mod)
+
+$(CLUSTER)/kubernetes: $(wildcard tests/cluster/kubernetes/*) | go
+	@mkdir -p $(CLUSTER)
+	@echo "building Kubernetes $(K8S), once (5 minutes of two CPUs)"
+	tools/retry.sh $(GO) -C tests/cluster/kubernetes mod download
+	CGO_ENABLED=0 $(GO) -C tests/cluster/kubernetes build -trimpath -buildvcs=false -ldflags '-s -w \
+	  -X k8s.io/component-base/version.gitVersion=$(K8S) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=$(K8SMINOR)' \
+	  -o $(abspath $@) .
+
+$(CLUSTER)/helm: $(wildcard tests/cluster/helm/*) | go
+	@mkdir -p $(CLUSTER)
+	@echo "building Helm, once (2 minutes)"
+	tools/retry.sh $(GO) -C tests/cluster/helm mod download
+	CGO_ENABLED=0 $(GO) -C tests/cluster/helm build -trimpath -buildvcs=false -ldflags '-s -w -X helm.sh/helm/v4/internal/version.version=$(HELM)' \
+	  -o $(abspath $@) helm.sh/helm/v4/cmd/helm
+
+cluster-images: go $(IMAGER) $(S3)
+	@mkdir -p $(CLUSTER)/pods
+	for version in 0.2.0 0.2.0-next; do \
+	  $(RELEASE) ARCH=$(ARCH) VERSION=v$$version tools/dist/image.sh ghcr.io/hbmfs/hbmfs:$$version $(CLUSTER)/hbmfs-$$version.tar || exit; done
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CLUSTER)/pods/pod ./tests/cluster/pod
+	SOURCE_DATE_EPOCH=0 $(IMAGER) --programs pod --name hbmfs.test/pod:1 --out $(CLUSTER)/pod.tar $(ARCH)=$(CLUSTER)/pods
+	cp $(S3) $(CLUSTER)/pods/
+
+test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images ## Run the chart in a cluster of Kubernetes that this machine becomes, as root (half an hour; 15 minutes more the first time)
+	@tools/need.sh fuse cluster
+	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse

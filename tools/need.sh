@@ -1,7 +1,7 @@
 #!/bin/sh
 # need.sh NEED...: makes sure that this machine has what a make target needs.
 # Needs: go (the one that go.mod asks for), fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with
-# venv), nginx, strace, rpm.
+# venv), nginx, strace, rpm, cluster (containerd, runc, CNI's plugins).
 # What is missing is installed when this is root on a Debian-like system; else the command to run is named.
 set -eu
 
@@ -37,6 +37,10 @@ for need in "$@"; do
         ;;
     strace)
         command -v strace >/dev/null || missing="$missing strace"
+        ;;
+    cluster)
+        command -v containerd >/dev/null && command -v runc >/dev/null && [ -x /usr/lib/cni/bridge ] && command -v ip >/dev/null ||
+            missing="$missing containerd runc containernetworking-plugins iproute2"
         ;;
     *)
         echo "need.sh: unknown need $need" >&2

@@ -99,7 +99,7 @@ func (c *hostCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	log.Info("the host answers", "state", c.opt.StateDir, "hbmfs", c.opt.HBMFS, "version", version)
-	return serve(ctx, server, listener, h, at)
+	return serve(ctx, answers(server, listener), page(at, h))
 }
 
 // settle fills in flags that were not given, and makes paths those of the mount table.

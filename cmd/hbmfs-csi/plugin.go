@@ -1,21 +1,17 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	"github.com/hbmfs/hbmfs/internal/csi/plugin"
+	"github.com/hbmfs/hbmfs/internal/csi/registration"
 	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 )
 
@@ -29,9 +25,10 @@ const (
 )
 
 type pluginCommand struct {
-	endpoint, nodeID, stateDir, driver, metrics string
-	maxVolumes                                  int64
-	log                                         logFlags
+	endpoint, nodeID, stateDir, driver, register, health, metrics string
+
+	maxVolumes int64
+	log        logFlags
 }
 
 func newPluginCommand() *cobra.Command {
@@ -45,6 +42,10 @@ It is two processes on each node. The plugin (this command) is what kubelet talk
 state and needs no privilege, so it can be restarted and upgraded at any time. The host (hbmfs-csi host) starts the hbmfs
 daemons and makes the mounts: one daemon for all pods of the node that want the same, started again when it dies. While the
 host is replaced, the plugin holds the mounts.
+
+With --register the plugin makes itself known to kubelet: --endpoint is then the path that kubelet sees, too. At --health-address
+kubelet's probes find /healthz (plugin and host answer) and /readyz (and kubelet knows the driver). Without the two,
+node-driver-registrar and livenessprobe of Kubernetes do that work.
 
 A volume says what it shows in its attributes. Only source is needed:
 
@@ -64,7 +65,8 @@ A checkpoint volume is one where programs write, in a directory of the node (bel
 
 Keys of the secret: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one.`,
 		Example: `  hbmfs-csi host --allow-source /data &
-  hbmfs-csi --endpoint unix:///csi/csi.sock --node-id $NODE_NAME`,
+  hbmfs-csi --endpoint unix:///var/lib/kubelet/plugins/csi.hbmfs.io/csi.sock --register /var/lib/kubelet/plugins_registry \
+    --node-id $NODE_NAME`,
 		Version:       version,
 		Args:          cobra.NoArgs,
 		SilenceErrors: true,
@@ -72,10 +74,12 @@ Keys of the secret: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TO
 		RunE:          func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "socket that kubelet talks to, as in unix:///csi/csi.sock (default: $CSI_ENDPOINT)")
+	f.StringVar(&c.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "socket that kubelet talks to, as in unix:///var/lib/kubelet/plugins/csi.hbmfs.io/csi.sock (default: $CSI_ENDPOINT)")
 	f.StringVar(&c.nodeID, "node-id", os.Getenv("NODE_ID"), "name of this node (default: $NODE_ID)")
 	f.StringVar(&c.stateDir, "state-dir", defaultState, "directory of the host, whose socket is in it")
 	f.StringVar(&c.driver, "driver-name", defaultDriver, "name of the CSI driver")
+	f.StringVar(&c.register, "register", "", "kubelet's directory plugins_registry, where the plugin makes itself known (default: nowhere)")
+	f.StringVar(&c.health, "health-address", "", "where kubelet's probes find /healthz and /readyz, as in :9808 (default: nowhere)")
 	f.StringVar(&c.metrics, "metrics-address", ":9809", `where Prometheus finds /metrics, "" for nowhere`)
 	f.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that the scheduler may put on this node (0: any number)")
 	c.log.add(cmd)
@@ -121,37 +125,26 @@ func (c *pluginCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	var at net.Listener
-	if c.metrics != "" {
-		if at, err = (&net.ListenConfig{}).Listen(ctx, "tcp", c.metrics); err != nil {
-			return fmt.Errorf("listen for Prometheus: %w", err)
-		}
+	parts := []part{answers(server, listener)}
+	metrics, err := shows(ctx, c.metrics, "Prometheus", plugin.Metrics(filepath.Join(c.stateDir, metricsSocket), calls))
+	if err != nil {
+		return err
+	}
+	r := &registration.Registration{Driver: c.driver, Endpoint: socket, Directory: c.register, Calls: calls, Log: log}
+	self, err := rpc.Dial(socket, "the plugin does not answer at its own socket")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = self.Close() }() // nothing is lost
+	health, err := shows(ctx, c.health, "kubelet's probes", plugin.Health(csi.NewIdentityClient(self), func() bool {
+		return c.register == "" || r.Registered()
+	}))
+	if err != nil {
+		return err
+	}
+	if parts = append(parts, metrics, health); c.register != "" {
+		parts = append(parts, r.Run)
 	}
 	log.Info("the plugin answers", "endpoint", c.endpoint, "node", c.nodeID, "driver", c.driver, "version", version)
-	return serve(ctx, server, listener, plugin.Metrics(filepath.Join(c.stateDir, metricsSocket), calls), at)
-}
-
-// headerTime is how long a client of the metrics may take for its request.
-const headerTime = 10 * time.Second
-
-// callTime is how long calls that are under way have when the process is asked to end. Their work goes on in the host.
-const callTime = 5 * time.Second
-
-// serve answers calls, and shows the page of metrics at an address that is not nil, until ctx ends or one of the two fails.
-func serve(ctx context.Context, server *grpc.Server, calls net.Listener, metrics http.Handler, at net.Listener) (err error) {
-	failed := make(chan error, 2)
-	page := &http.Server{Handler: metrics, ReadHeaderTimeout: headerTime}
-	defer func() { _ = page.Close() }() // a scrape that is under way is lost
-	if at != nil {
-		go func() { failed <- page.Serve(at) }() // ends with the page
-	}
-	go func() { failed <- server.Serve(calls) }() // ends with the server
-	select {
-	case <-ctx.Done():
-	case err = <-failed:
-	}
-	timer := time.AfterFunc(callTime, server.Stop)
-	defer timer.Stop()
-	server.GracefulStop()
-	return err
+	return serve(ctx, parts...)
 }

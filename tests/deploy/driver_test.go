@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -80,7 +83,8 @@ func TestPluginNeedsNoPrivilege(t *testing.T) {
 	t.Cleanup(func() { takeAway(t, dir) })
 	state, kubelet, source := filepath.Join(dir, "state"), filepath.Join(dir, "kubelet"), filepath.Join(dir, "source")
 	target := filepath.Join(kubelet, "pods", "1", "volumes", "kubernetes.io~csi", "data", "mount")
-	for _, path := range []string{state, source, filepath.Dir(target), filepath.Join(dir, "csi")} {
+	registry := filepath.Join(kubelet, "plugins_registry")
+	for _, path := range []string{state, source, filepath.Dir(target), registry} {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -88,16 +92,69 @@ func TestPluginNeedsNoPrivilege(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(source, "data.bin"), []byte("as it is"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	paths := strings.NewReplacer("/var/lib/hbmfs", state, "/var/lib/kubelet", kubelet, "/csi/", dir+"/csi/", "$(NODE_ID)", "node", ":9809", "127.0.0.1:0")
+	health := freeAddress(t)
+	paths := strings.NewReplacer("/var/lib/hbmfs", state, "/var/lib/kubelet", kubelet, "$(NODE_ID)", "node", ":9809", "127.0.0.1:0", ":9808", health)
 	start(t, exec.Command(program, append([]string{"host", "--hbmfs", hbmfs.Path(), "--allow-source", source}, args(t, "host", paths)...)...))
 	start(t, exec.Command("unshare", append([]string{"--mount", "--propagation", "slave", "sh", "-c", unprivileged, "sh", state, program}, args(t, "plugin", paths)...)...))
 
-	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "csi", "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+register(t, registry, health), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }() // nothing is lost
 	publish(t, csi.NewIdentityClient(conn), csi.NewNodeClient(conn), source, target)
+}
+
+// freeAddress is one at which nobody listens yet.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }() // for the plugin
+	return l.Addr().String()
+}
+
+// register does what kubelet does with a driver that is new to it, and returns the path of its CSI socket. The plugin is ready then, and
+// not before.
+func register(t *testing.T, registry, health string) string {
+	t.Helper()
+	socket := filepath.Join(registry, "csi.hbmfs.io-reg.sock")
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }() // nothing is lost
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	client := pluginregistration.NewRegistrationClient(conn)
+	var info *pluginregistration.PluginInfo
+	if !blackbox.Within(patience, func() bool {
+		info, err = client.GetInfo(ctx, &pluginregistration.InfoRequest{})
+		return err == nil
+	}) {
+		t.Fatalf("the plugin does not make itself known: %v", err)
+	}
+	if info.GetType() != pluginregistration.CSIPlugin || info.GetName() != "csi.hbmfs.io" {
+		t.Errorf("kubelet hears of %v", info)
+	}
+	answers := func(path string, want int) func() bool {
+		return func() bool {
+			r, err := http.Get("http://" + health + path)
+			return err == nil && r.Body.Close() == nil && r.StatusCode == want
+		}
+	}
+	if !blackbox.Within(patience, answers("/healthz", http.StatusOK)) || !answers("/readyz", http.StatusServiceUnavailable)() {
+		t.Error("before kubelet knows the driver, the plugin should be healthy and not ready")
+	}
+	if _, err := client.NotifyRegistrationStatus(ctx, &pluginregistration.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	if !answers("/readyz", http.StatusOK)() {
+		t.Error("kubelet knows the driver, and the plugin is not ready")
+	}
+	return info.GetEndpoint()
 }
 
 // publish does with a volume what kubelet does with one of a pod.

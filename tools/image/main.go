@@ -3,6 +3,7 @@
 //
 //	image --name ghcr.io/hbmfs/hbmfs:0.2.0 --out image.tar amd64=DIR arm64=DIR      each DIR holds hbmfs and hbmfs-csi
 //	image --name registry.example.com/hbmfs:0.2.0 --push amd64=DIR arm64=DIR        with the credentials of docker login
+//	image --programs pod --name hbmfs.test/pod:1 --out pod.tar amd64=DIR             of other programs; the last one is started
 //
 // The file is an OCI layout, which podman, containerd and Docker with containerd's store load. Its manifest.json is what other
 // Dockers read, which know no index: they get the first architecture under the name, each other one under NAME-ARCH.
@@ -48,6 +49,7 @@ func run(args []string) error {
 	flags := flag.NewFlagSet("image", flag.ExitOnError)
 	full := flags.String("name", "", "name and tag of the image")
 	out := flags.String("out", "", "file to write")
+	programs := flags.String("programs", "hbmfs,hbmfs-csi", "programs of each directory that are in the image; it starts the last one")
 	push := flags.Bool("push", false, "push it to the registry of its name")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -72,7 +74,7 @@ func run(args []string) error {
 		if !ok {
 			return fmt.Errorf("%q: want ARCH=DIR", arg)
 		}
-		image, err := build(dir, arch, ref.TagStr(), made)
+		image, err := build(dir, arch, ref.TagStr(), strings.Split(*programs, ","), made)
 		if err != nil {
 			return err
 		}
@@ -99,8 +101,8 @@ func run(args []string) error {
 }
 
 // build makes the image of one architecture.
-func build(dir, arch, version string, made time.Time) (v1.Image, error) {
-	content, err := layer(dir, made)
+func build(dir, arch, version string, programs []string, made time.Time) (v1.Image, error) {
+	content, err := layer(dir, programs, made)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +123,7 @@ func build(dir, arch, version string, made time.Time) (v1.Image, error) {
 	config.Architecture, config.OS, config.Created = arch, "linux", v1.Time{Time: made}
 	// No User: the host mounts filesystems, and the plugin opens sockets that are root's.
 	config.Config = v1.Config{
-		Entrypoint: []string{"hbmfs-csi"},
+		Entrypoint: programs[len(programs)-1:],
 		Env:        []string{"PATH=/usr/bin"},
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "hbmfs",
@@ -135,7 +137,7 @@ func build(dir, arch, version string, made time.Time) (v1.Image, error) {
 }
 
 // layer is all that is in the image: no shell, no C library, no package manager.
-func layer(dir string, made time.Time) ([]byte, error) {
+func layer(dir string, programs []string, made time.Time) ([]byte, error) {
 	var certificates bytes.Buffer
 	for root := range bundle.Roots() {
 		if err := pem.Encode(&certificates, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}); err != nil {
@@ -152,7 +154,7 @@ func layer(dir string, made time.Time) ([]byte, error) {
 	if err := add(w, "etc/ssl/certs/ca-certificates.crt", 0o644, certificates.Bytes(), made); err != nil {
 		return nil, err
 	}
-	for _, program := range []string{"hbmfs", "hbmfs-csi"} {
+	for _, program := range programs {
 		content, err := os.ReadFile(filepath.Join(dir, program))
 		if err != nil {
 			return nil, err

@@ -26,7 +26,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Listen listens on a socket of the file system, for root alone. The socket of an earlier process is removed.
+// Listen listens on a socket of the file system, for root alone. The socket of an earlier process is removed. Close removes the
+// socket, unless it is a later process's by then.
 func Listen(socket string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", socket, err)
@@ -41,8 +42,35 @@ func Listen(socket string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", socket, err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // the next process may be listening there by then
-	return l, os.Chmod(socket, 0o600)
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // Close knows better
+	own, err := os.Lstat(socket)
+	if err == nil {
+		err = os.Chmod(socket, 0o600)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", socket, err), l.Close())
+	}
+	return &listener{Listener: l, socket: socket, own: own}, nil
+}
+
+// listener is a socket of the file system.
+type listener struct {
+	net.Listener
+	socket string
+	own    fs.FileInfo
+	close  sync.Once
+	err    error
+}
+
+// Close ends listening. Until then the socket has its inode, whose number nothing else gets, and so only the first call looks.
+func (l *listener) Close() error {
+	l.close.Do(func() {
+		if found, err := os.Lstat(l.socket); err == nil && os.SameFile(found, l.own) {
+			l.err = os.Remove(l.socket)
+		}
+		l.err = errors.Join(l.err, l.Listener.Close())
+	})
+	return l.err
 }
 
 // refuseDescriptors has the kernel refuse descriptors that peers would send along (Linux 6.16). The receiver has to close

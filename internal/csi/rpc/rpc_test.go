@@ -133,3 +133,31 @@ func TestDescriptorsAreRefused(t *testing.T) {
 		t.Errorf("a descriptor is sent: %v, want EPERM", err)
 	}
 }
+
+// Close takes the process's own socket away, and no other.
+func TestCloseRemovesOwnSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	first, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := func() bool { _, err := os.Lstat(socket); return err == nil }
+	if err := first.Close(); err != nil || !there() {
+		t.Errorf("the first took the second one's socket away, or failed: %v", err)
+	}
+	if err := second.Close(); err != nil || there() {
+		t.Errorf("the second left its socket, or failed: %v", err)
+	}
+	third, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = third.Close() }() // of a test that ends
+	if err := errors.Join(first.Close(), second.Close()); err != nil || !there() {
+		t.Errorf("closed twice: %v", err)
+	}
+}

@@ -10,6 +10,11 @@ app.kubernetes.io/name: hbmfs
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Where kubelet finds the plugin's socket. */}}
+{{- define "hbmfs.socketDir" -}}
+{{ .Values.kubeletDir }}/plugins/{{ include "hbmfs.driver" . }}
+{{- end }}
+
 {{- define "hbmfs.cacheDir" -}}
 {{ .Values.cacheDir | default (printf "%s/cache" .Values.stateDir) }}
 {{- end }}
