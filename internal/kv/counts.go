@@ -130,3 +130,29 @@ func (s *Store) Directory() string { return s.opt.Directory }
 
 // Limits are those of the tiers, bytes. Memory is 0 where there is none.
 func (s *Store) Limits() (memory, disk int64) { return s.opt.Memory, s.opt.Size }
+
+// Entry is a namespace as a directory lists it.
+type Entry struct {
+	ID        uint64 // the same as long as the namespace lives
+	Name      string
+	Mode      uint32 // permission bits
+	UID, GID  uint32
+	Allocated int64 // bytes of the disk
+	Used      time.Time
+}
+
+// Entries lists all namespaces, those that were made last at the end.
+func (s *Store) Entries() []Entry {
+	all := s.all()
+	entries := make([]Entry, len(all))
+	for i, sp := range all {
+		e := &entries[i]
+		e.ID, e.Name = sp.meta.ID, sp.name
+		e.Mode, e.UID, e.GID = sp.attributes()
+		sp.mu.Lock()
+		d := sp.disk()
+		e.Allocated, e.Used = int64(len(d.shelves))*d.cost(), sp.used
+		sp.mu.Unlock()
+	}
+	return entries
+}

@@ -6,13 +6,15 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// roomFor makes the slabs of a namespace longer, where the limits have room for that, before n blocks are reserved: memory's first.
-func (s *Store) roomFor(sp *Space, n int64) {
+// roomFor makes the slabs of a namespace longer, where the limits have room for that, before n blocks are reserved: memory's first. It tells whether
+// so many slots are free, which others may have taken by the time when the lock is held.
+func (s *Store) roomFor(sp *Space, n int64) bool {
 	for _, t := range sp.tiers {
 		if s.roomFor1(t, n) {
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // roomFor1 makes a slab longer until n slots are free. It tells whether they are.
@@ -20,22 +22,13 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 	sp := t.space
 	for {
 		sp.mu.Lock()
-		enough := t.free.n >= n
-		none := len(t.shelves) == 0
-		if enough || t.growing || t.down() {
-			sp.mu.Unlock()
+		enough, none, down := t.free.n >= n, len(t.shelves) == 0, t.down()
+		asked := time.Since(t.asked) < askPause
+		sp.mu.Unlock()
+		if enough || down {
 			return enough
 		}
-		t.growing = true
-		sp.mu.Unlock()
-		grown, err := t.extend()
-		sp.mu.Lock()
-		t.growing = false
-		if err != nil {
-			t.failed(err)
-		}
-		sp.mu.Unlock()
-		switch {
+		switch grown, err := t.grow(n); {
 		case err != nil:
 			s.once(err.Error(), "the slab of namespace %q cannot grow: %v", sp.name, err)
 			return false
@@ -44,14 +37,48 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 			if !s.balance(t) {
 				return false
 			}
+		case asked:
+			return false
 		default:
-			select {
-			case s.grow <- t:
-			default: // it evicts, and asks again
-			}
+			s.ask(t)
 			return false
 		}
 	}
+}
+
+// askPause is how often a tier asks for what others have.
+const askPause = time.Second
+
+// ask has the mover look whether another namespace has a region to spare.
+func (s *Store) ask(t *tier) {
+	t.space.mu.Lock()
+	t.asked = time.Now()
+	t.space.mu.Unlock()
+	select {
+	case s.grow <- t:
+	default: // it evicts, and asks again
+	}
+}
+
+// grow makes a slab longer by a region, unless n slots are free by now.
+func (t *tier) grow(n int64) (bool, error) {
+	t.extending.Lock()
+	defer t.extending.Unlock()
+	t.space.mu.Lock()
+	if t.free.n >= n {
+		t.space.mu.Unlock()
+		return true, nil
+	}
+	t.growing = true
+	t.space.mu.Unlock()
+	grown, err := t.extend()
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	t.growing = false
+	if err != nil {
+		t.failed(err)
+	}
+	return grown, err
 }
 
 // once notes a failure for the status, and not again.
@@ -107,19 +134,6 @@ func (s *Store) balance(t *tier) bool {
 		continue
 	}
 	from.space.mu.Unlock()
-	t.space.mu.Lock()
-	if t.growing {
-		t.space.mu.Unlock()
-		return false
-	}
-	t.growing = true
-	t.space.mu.Unlock()
-	grown, err := t.extend()
-	t.space.mu.Lock()
-	defer t.space.mu.Unlock()
-	t.growing = false
-	if err != nil {
-		t.failed(err)
-	}
-	return grown
+	grown, err := t.grow(1)
+	return grown && err == nil
 }

@@ -100,6 +100,11 @@ func New(opt Options) (*Store, error) {
 		_ = s.dir.Close() // opened for reading
 		return nil, errors.Join(fmt.Errorf("%s is no directory", path), err)
 	}
+	if opt.Life.Adopts() {
+		if err := opt.Life.Load(s.State()); err != nil {
+			return nil, errors.Join(err, s.dir.Close())
+		}
+	}
 	return s, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"hash/maphash"
 	"os"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -70,12 +71,14 @@ type tier struct {
 	perRegion   int64 // slots
 	seed        maphash.Seed
 
-	growing bool // somebody makes a region
-	shelves []*shelf
-	table   table
-	free    list
-	queue   list   // of blocks: the newest first
-	hand    uint32 // of SIEVE
+	extending sync.Mutex // held while a region is made; before the Space's lock
+	growing   bool       // that is under way
+	asked     time.Time  // for what other namespaces have
+	shelves   []*shelf
+	table     table
+	free      list
+	queue     list   // of blocks: the newest first
+	hand      uint32 // of SIEVE
 
 	bytes                            int64 // of blocks
 	hits, evictions, copied, dropped uint64

@@ -149,10 +149,9 @@ type booking struct {
 // reserve answers KV_RESERVE.
 func (c *Session) reserve(sp *Space, blocks []control.KVBlock) []control.KVSlot {
 	sp.intact()
-	c.store.roomFor(sp, int64(len(blocks)))
 	out := make([]control.KVSlot, len(blocks))
 	got := make([]booking, len(blocks))
-	sp.mu.Lock()
+	sp.lockWithRoom(int64(len(blocks)))
 	sp.used = time.Now()
 	for i := range blocks {
 		out[i], got[i] = c.reserveOne(sp, &blocks[i])
@@ -177,6 +176,18 @@ func (c *Session) reserve(sp *Space, blocks []control.KVBlock) []control.KVSlot 
 		out[i] = c.give(sp, b, failed[i])
 	}
 	return out
+}
+
+// lockWithRoom takes the lock, with n slots of a tier free where the limits have room for that.
+func (sp *Space) lockWithRoom(n int64) {
+	for tries := 0; ; tries++ {
+		may := sp.store.roomFor(sp, n)
+		sp.mu.Lock()
+		if !may || tries == 8 || sp.tiers[0].free.n >= n || sp.disk().free.n >= n {
+			return
+		}
+		sp.mu.Unlock() // others were faster
+	}
 }
 
 // reserveOne finds a slot for a block. The lock is held.
