@@ -38,29 +38,25 @@ func (sp *Space) addCounts(c *control.KVCounts) {
 
 // Info is a namespace as the status shows it.
 type Info struct {
-	Name           string
-	Mode           uint32
-	UID, GID       uint32
-	Block, Slot    int64
-	Open           int // connections
-	Used           time.Time
-	Counts         control.KVCounts
-	Broken         uint64 // how often a slab was cut or grown
-	Stuck          int64  // slots that are not used again before the next mount
-	MemoryFault    string // the last one
-	DiskFault      string
-	DiskDown       bool // it is not written, since that has failed a moment ago
-	MemorySurvives bool
+	Name        string
+	Mode        uint32
+	UID, GID    uint32
+	Block, Slot int64
+	Open        int // connections
+	Used        time.Time
+	Counts      control.KVCounts
+	Broken      uint64 // how often a slab was cut or grown
+	Stuck       int64  // slots that are not used again before the next mount
+	MemoryFault string // the last one
+	DiskFault   string
+	DiskDown    bool // it is not written, since that has failed a moment ago
 }
 
 // Namespaces lists all namespaces, by name.
 func (s *Store) Namespaces() []Info {
 	var list []Info
-	kept := s.kept()
 	for _, sp := range s.all() {
-		i := sp.info()
-		i.MemorySurvives = kept
-		list = append(list, i)
+		list = append(list, sp.info())
 	}
 	slices.SortFunc(list, func(a, b Info) int { return cmp.Compare(a.Name, b.Name) })
 	return list

@@ -341,8 +341,8 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// kept tells whether somebody keeps the memory tier over the daemon's end.
-func (s *Store) kept() bool {
+// Kept tells whether somebody keeps the memory tier over the daemon's end.
+func (s *Store) Kept() bool {
 	if s.opt.Life == nil {
 		return false
 	}

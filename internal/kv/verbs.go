@@ -370,7 +370,7 @@ func (t *tier) survives() control.KVSurvival {
 	switch {
 	case t.kind == control.KVDisk:
 		return control.KVOnDisk
-	case t.space.store.kept():
+	case t.space.store.Kept():
 		return control.KVHeld
 	}
 	return control.KVNothing
