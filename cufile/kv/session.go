@@ -66,6 +66,13 @@ func (s *Store) connection(ctx context.Context) (*session, error) {
 	}
 	s.counts.connections++
 	s.now = now
+	for _, t := range now.tiers {
+		t.hold()
+		s.warming.Go(func() { // ends with the Store, or once all is prepared
+			t.warm(s.life)
+			_ = t.drop() // the memory is the daemon's
+		})
+	}
 	return now, nil
 }
 

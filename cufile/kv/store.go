@@ -84,6 +84,9 @@ type Store struct {
 	sums       bool
 	redial     time.Duration
 	gate       crew.Gate
+	life       context.Context // ends with Close
+	end        context.CancelFunc
+	warming    sync.WaitGroup
 
 	mu         sync.Mutex // guards what follows
 	now        *session   // nil between two daemons, and once closed
@@ -108,8 +111,10 @@ func Open(ctx context.Context, path, namespace string, o Options) (*Store, error
 		return nil, err
 	}
 	s := &Store{opt: o, root: root, name: namespace, threads: o.Threads, sums: o.Sums, redial: o.redial, requests: map[*Request]bool{}}
+	s.life, s.end = context.WithCancel(context.Background())
 	if o.Device != HostDevice {
 		if s.gpu, err = newGPU(&o); err != nil {
+			s.end()
 			return nil, err
 		}
 	}
@@ -143,6 +148,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	left := s.gate.Shut()
+	s.end()
 	s.mu.Lock()
 	s.closed = true
 	for q := range s.requests {
@@ -152,6 +158,7 @@ func (s *Store) Close() error {
 	if err := crew.Await(left); err != nil {
 		return fmt.Errorf("close the store: %w; close it again then", err)
 	}
+	s.warming.Wait() // a step of it is milliseconds
 	s.mu.Lock()
 	sessions := []*session{s.now, s.before}
 	s.now, s.before = nil, nil

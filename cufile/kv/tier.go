@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -131,6 +132,17 @@ func (t *tier) prepare(offset int64) bool {
 		t.pinned += int64(len(part))
 	}
 	return r.registered
+}
+
+// warm prepares the regions that the file has by now, so that requests need not.
+func (t *tier) warm(ctx context.Context) {
+	var st unix.Stat_t
+	if t.memory == nil || unix.Fstat(int(t.file.Fd()), &st) != nil {
+		return
+	}
+	for at := int64(0); at+t.region <= st.Size && at < t.bytes && ctx.Err() == nil; at += t.region {
+		t.prepare(at)
+	}
 }
 
 // inside says whether n bytes at a slot are the tier's, and whole in one region.

@@ -51,6 +51,15 @@ class KVOutcome(enum.IntEnum):
 _OUTCOMES = tuple(KVOutcome)
 
 
+class HostMemory:
+    """``length`` bytes at an address of the host, as a block or a part of one. Whoever gives it keeps the memory."""
+
+    __slots__ = ("address", "length")
+
+    def __init__(self, address: int, length: int) -> None:
+        self.address, self.length = address, length
+
+
 class KVResult(NamedTuple):
     """What a request did.
 
@@ -305,6 +314,8 @@ def _rows(blocks: Any, count: int, writes: bool) -> tuple[list[tuple[int, int, i
 
 def _place(data: Any, writes: bool) -> tuple[int, int, int]:
     """The address of data, its bytes, and whether it is on a GPU."""
+    if isinstance(data, HostMemory):
+        return data.address, data.length, 0
     if writes and not hasattr(data, "data_ptr"):
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8) if not hasattr(data, "__cuda_array_interface__") else None
         if array is not None and not array.flags.writeable:

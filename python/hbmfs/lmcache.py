@@ -72,7 +72,9 @@ class KVVolumeAdapter(L2AdapterInterface):  # type: ignore[misc, unused-ignore]
         super().__init__()
         unknown = config.keys() - set(_PARAMETERS)
         if unknown or "mount" not in config or "namespace" not in config:
-            raise ValueError(f"adapter_params of hbmfs are mount, namespace, and at will {', '.join(_PARAMETERS[2:])}; not {', '.join(sorted(unknown)) or 'fewer'}")
+            raise ValueError(
+                f"adapter_params of hbmfs are mount, namespace, and at will {', '.join(_PARAMETERS[2:])}; not {', '.join(sorted(unknown)) or 'fewer'}"
+            )
         self._store = KVStore(client="lmcache", **config)
         self._notifiers = {name: create_event_notifier() for name in ("store", "lookup", "load")}
         self._lock = threading.Lock()  # guards what follows
@@ -176,7 +178,14 @@ class KVVolumeAdapter(L2AdapterInterface):  # type: ignore[misc, unused-ignore]
         """What the store has done, and the locks that are held."""
         with self._lock:
             locks, tasks = sum(map(len, self._pins.values())), sum(map(len, self._tasks.values()))
-        return {"is_healthy": not self._closed, "type": "KVVolumeAdapter", "namespace": self._store.namespace, "locks": locks, "tasks": tasks, **self._store.stats()}
+        return {
+            "is_healthy": not self._closed,
+            "type": "KVVolumeAdapter",
+            "namespace": self._store.namespace,
+            "locks": locks,
+            "tasks": tasks,
+            **self._store.stats(),
+        }
 
     def close(self) -> None:
         """Ends all requests, and gives up all locks."""
