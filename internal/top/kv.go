@@ -79,6 +79,6 @@ func writeNamespace(t io.Writer, n *status.Namespace, memory bool) {
 		}
 	}
 	if n.Dropped+n.Broken > 0 || n.Unusable > 0 {
-		fmt.Fprintf(t, "  \tDAMAGE: %d blocks dropped, slabs cut or grown %d times, %d slots are not used before the next mount\n", n.Dropped, n.Broken, n.Unusable)
+		fmt.Fprintf(t, "  \tDAMAGE: %d blocks dropped, slabs cut or grown %d times, %d slots are not used now, since the index could not be written\n", n.Dropped, n.Broken, n.Unusable)
 	}
 }

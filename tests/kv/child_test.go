@@ -253,11 +253,17 @@ func (c *child) take(ctx context.Context, keys []string, own bool) error {
 	for _, k := range keys {
 		raw = append(raw, []byte(k))
 	}
-	_, err := c.Remove(ctx, raw...)
-	if err == nil && own {
-		err = c.note("-", keys...)
+	done, err := c.Remove(ctx, raw...)
+	if err != nil || !own {
+		return err
 	}
-	return err
+	var gone []string
+	for i, d := range done {
+		if d.Errno != syscall.EIO { // of a disk that is ill
+			gone = append(gone, keys[i])
+		}
+	}
+	return c.note("-", gone...)
 }
 
 // pin holds blocks for a while.

@@ -182,13 +182,17 @@ func (e *engine) put(ctx context.Context, keys ...string) (stored []string, surv
 	if err != nil {
 		return nil, nil, err
 	}
+	kept := stored[:0]
 	for i, a := range answers {
-		if a.Errno != 0 {
+		switch a.Errno {
+		case 0:
+			kept, survives = append(kept, stored[i]), append(survives, a.Survives)
+		case syscall.EIO: // of a disk that is ill
+		default:
 			return nil, nil, fmt.Errorf("commit %s: %w", stored[i], a.Errno)
 		}
-		survives = append(survives, a.Survives)
 	}
-	return stored, survives, nil
+	return kept, survives, nil
 }
 
 // errWrong says that a block has other bytes than its key's.

@@ -69,7 +69,7 @@ func operationsOf(workers []*worker) (sum uint64) {
 // volume all blocks have room; in the second most are evicted.
 func TestRandomOperations(t *testing.T) {
 	want := uint64(0)
-	lasts := 4 * time.Second
+	lasts := 2 * time.Second
 	if text := os.Getenv(longEnv); text != "" {
 		var err error
 		want, err = strconv.ParseUint(text, 10, 64)
@@ -101,7 +101,7 @@ func TestRandomOperations(t *testing.T) {
 				workers[i].end(t)
 				workers[i].start(t, v, r.Uint64(), 100, c.keeps, c.block)
 				killed++
-				if killed%8 == 0 {
+				if killed%4 == 0 {
 					v.kill(t)
 					daemons++
 				}
@@ -119,7 +119,10 @@ func TestRandomOperations(t *testing.T) {
 }
 
 // isWhole tests that no slot is lost once all clients have ended: without blocks all regions can be given back.
-func (v *volume) isWhole(t testing.TB) {
+func (v *volume) isWhole(t testing.TB) { t.Helper(); v.isWholeAfter(t, false) }
+
+// isWholeAfter tests that, where calls of the daemon may have failed.
+func (v *volume) isWholeAfter(t testing.TB, faults bool) {
 	t.Helper()
 	var s *status.KV
 	if !blackbox.Within(patience, func() bool {
@@ -128,7 +131,7 @@ func (v *volume) isWhole(t testing.TB) {
 	}) {
 		t.Errorf("%d processes hold something still: %+v", s.Holding, s)
 	}
-	if n := s.Namespaces[0]; n.Unusable > 0 || n.Dropped > 0 || n.Broken > 0 || len(s.Notes) > 0 {
+	if n := s.Namespaces[0]; !faults && (n.Unusable > 0 || n.Dropped > 0 || n.Broken > 0 || len(s.Notes) > 0) {
 		t.Errorf("%+v, %v", n, s.Notes)
 	}
 	e, err := connect(context.Background(), v.point, "model", 0, control.KVWrite)
