@@ -63,7 +63,25 @@ func newMountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   mountName + " SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
-		Long: `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
+		Long:  mountHelp,
+		Example: `  hbmfs mount /data/pile /mnt/pile
+  hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
+  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB
+  hbmfs mount --checkpoints --allow-other /nvme/ckpt /mnt/ckpt
+  hbmfs mount --kv --size 200GiB --memory 32GiB --allow-other /nvme/kv /mnt/kv`,
+		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
+			if err := c.takeOptions(cmd.Flags()); err != nil {
+				return err
+			}
+			return c.run(cmd.Context())
+		},
+	}
+	c.addFlags(cmd)
+	return cmd
+}
+
+const mountHelp = `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
 behind; with -f it stays in the foreground. A MOUNTPOINT that is missing is made, and goes with the mount.
 
 SOURCE is a directory, or an address: s3://BUCKET/PREFIX (?endpoint=http://HOST:PORT&region=...), or
@@ -107,23 +125,7 @@ In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install 
 
   /data/pile  /mnt/pile  fuse.hbmfs  allow_other,nofail              0  0
   /nvme/ckpt  /mnt/ckpt  fuse.hbmfs  checkpoints,allow_other,nofail  0  0
-  /nvme/kv    /mnt/kv    fuse.hbmfs  kv,size=200GiB,allow_other,nofail  0  0`,
-		Example: `  hbmfs mount /data/pile /mnt/pile
-  hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
-  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB
-  hbmfs mount --checkpoints --allow-other /nvme/ckpt /mnt/ckpt
-  hbmfs mount --kv --size 200GiB --memory 32GiB --allow-other /nvme/kv /mnt/kv`,
-		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
-			if err := c.takeOptions(cmd.Flags()); err != nil {
-				return err
-			}
-			return c.run(cmd.Context())
-		},
-	}
-	c.addFlags(cmd)
-	return cmd
-}
+  /nvme/kv    /mnt/kv    fuse.hbmfs  kv,size=200GiB,allow_other,nofail  0  0`
 
 func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()

@@ -49,7 +49,7 @@ func (c *mountCommand) checkKV() error {
 		return usageError{errors.New("--memory: want at least 1MiB, or none")}
 	}
 	if free := memoryFree(); free > 0 && int64(k.memory) > free {
-		return fmt.Errorf("--memory %s is more than this machine has free (%s): name less", size.Binary(int64(k.memory)), size.Binary(free))
+		return fmt.Errorf("--memory %s is more than this machine has free (%s): name less", size.Binary(int64(k.memory)), size.Decimal(free))
 	}
 	return c.checkVolume("--kv", "blocks are", "namespaces have the owners who made them")
 }

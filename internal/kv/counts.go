@@ -46,7 +46,7 @@ type Info struct {
 	Used        time.Time
 	Counts      control.KVCounts
 	Broken      uint64 // how often a slab was cut or grown
-	Stuck       int64  // slots that are not used again before the next mount
+	Stuck       int64  // slots that are not used now, since their records could not be written
 	MemoryFault string // the last one
 	DiskFault   string
 	DiskDown    bool // it is not written, since that has failed a moment ago
@@ -70,7 +70,7 @@ func (sp *Space) info() Info {
 	defer sp.mu.Unlock()
 	i.Open, i.Used, i.Broken = sp.opened, sp.used, sp.broken
 	for _, t := range sp.tiers {
-		i.Stuck += t.stuck
+		i.Stuck += int64(len(t.stranded))
 		switch {
 		case t.fault == nil:
 		case t.kind == control.KVMemory:

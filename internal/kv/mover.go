@@ -39,8 +39,43 @@ func (s *Store) Run(ctx context.Context) {
 		}
 		for _, sp := range s.all() {
 			sp.intact()
+			sp.mend()
 			if s.memory != nil {
 				sp.writeBack(ctx, buffer)
+			}
+		}
+	}
+}
+
+// mendAtOnce is how many slots are tried again at a time.
+const mendAtOnce = 256
+
+// mend tries again to zero records, so that a disk that was ill for a while costs no slots.
+func (sp *Space) mend() {
+	for _, t := range sp.tiers {
+		sp.mu.Lock()
+		n := min(len(t.stranded), mendAtOnce)
+		if t.down() {
+			n = 0
+		}
+		tried := t.stranded[:n:n]
+		t.stranded = t.stranded[n:]
+		sp.mu.Unlock()
+		for i, n := range tried {
+			err := t.zero(n)
+			sp.mu.Lock()
+			switch {
+			case err != nil:
+				t.failed(err)
+				t.stranded = append(t.stranded, tried[i:]...)
+			case t.at(n).state == stuck:
+				t.setFree(n)
+			default: // it was removed, and has a hold
+				t.letGo(n)
+			}
+			sp.mu.Unlock()
+			if err != nil {
+				break
 			}
 		}
 	}
@@ -196,14 +231,14 @@ func (sp *Space) move(c *copying, buffer []byte) {
 			good, zeroed = false, false
 		}
 	}
-	sp.erase(sp.settle(c, key, good, zeroed, writeErr, readErr))
+	sp.erase(sp.settle(c, good, zeroed, writeErr, readErr))
 	if damaged || readErr != nil {
 		sp.dropBlock(c.from, c.src, key, damaged)
 	}
 }
 
 // settle ends a copy. It gives the slot whose record is to be zeroed again.
-func (sp *Space) settle(c *copying, key []byte, good, zeroed bool, writeErr, readErr error) (hidden []booking) {
+func (sp *Space) settle(c *copying, good, zeroed bool, writeErr, readErr error) (hidden []booking) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	if writeErr != nil {
@@ -223,10 +258,8 @@ func (sp *Space) settle(c *copying, key []byte, good, zeroed bool, writeErr, rea
 		}
 	case zeroed:
 		c.to.unreserve(c.dst)
-	default: // what its record says is not known
-		c.to.table.remove(c.to.hash(key), c.dst)
-		c.to.at(c.dst).state = stuck
-		c.to.stuck++
+	default:
+		c.to.strand(c.dst)
 	}
 	c.from.letGo(c.src)
 	return hidden

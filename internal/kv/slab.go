@@ -3,9 +3,7 @@ package kv
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -197,104 +195,6 @@ func (t *tier) shrink() bool {
 		return false
 	}
 	t.budget.give(t.cost())
-	return true
-}
-
-// load reads the indexes of a namespace.
-func (sp *Space) load() error {
-	for _, t := range sp.tiers {
-		regions := sp.has
-		if t.kind == control.KVMemory {
-			slab, err := t.slab.Stat()
-			if err != nil {
-				return err
-			}
-			index, err := t.index.Stat()
-			if err != nil {
-				return err
-			}
-			regions = min(slab.Size()/t.regionBytes(), index.Size()/t.indexBytes())
-		}
-		t.budget.used += regions * t.cost()
-		if err := t.load(regions); err != nil {
-			return fmt.Errorf("read the index of namespace %q: %w", sp.name, err)
-		}
-		if err := errors.Join(t.index.Truncate(regions*t.indexBytes()), t.slab.Truncate(regions*t.regionBytes())); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// load reads the index of a tier.
-func (t *tier) load(regions int64) error {
-	if err := t.table.fit(int(regions * t.perRegion)); err != nil {
-		return err
-	}
-	const some = 8192 // records
-	b := make([]byte, some*recordSize)
-	var bad []uint32
-	for range regions {
-		s, err := newShelf(int(t.perRegion))
-		if err != nil {
-			return err
-		}
-		first := t.slots()
-		t.shelves = append(t.shelves, s)
-		for n := first; n < t.slots(); n += some {
-			part := b[:min(some, t.slots()-n)*recordSize]
-			if _, err := t.index.ReadAt(part, t.recordAt(uint32(n))); err != nil && !errors.Is(err, io.EOF) {
-				return err
-			}
-			for i := range len(part) / recordSize {
-				if !t.take1(uint32(n)+uint32(i), part[i*recordSize:(i+1)*recordSize]) {
-					bad = append(bad, uint32(n)+uint32(i))
-				}
-			}
-		}
-	}
-	for n := t.slots() - 1; n >= 0; n-- {
-		if t.at(uint32(n)).state == free {
-			t.push(&t.free, uint32(n))
-		}
-	}
-	t.dropped += uint64(len(bad))
-	slices.Sort(bad)
-	for _, n := range bad {
-		if err := t.zero(n); err != nil {
-			return err
-		}
-	}
-	if len(bad) > 0 {
-		t.space.store.note("%d records of namespace %q are damaged, or speak of a block twice: these blocks are dropped", len(bad), t.space.name)
-	}
-	return nil
-}
-
-// take1 takes the record of a slot. false: it is not whole, or speaks of a key that a newer one has.
-func (t *tier) take1(n uint32, p []byte) bool {
-	if isEmpty(p) {
-		return true
-	}
-	r, ok := parseRecord(p, t.space.meta.ID, n, t.space.meta.Block)
-	if !ok {
-		return false
-	}
-	if serial := &t.space.store.serial; r.serial >= serial.Load() {
-		serial.Store(r.serial + 1)
-	}
-	h := t.hash(r.key)
-	if _, twice := t.find(h, r.key); twice {
-		return false
-	}
-	s := t.at(n)
-	s.length, s.crc = r.length, r.crc
-	if r.hasCRC {
-		s.bits = hasCRC
-	}
-	t.setKey(n, r.key)
-	t.table.insert(h, n)
-	t.show(n)
 	return true
 }
 

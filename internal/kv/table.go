@@ -15,11 +15,17 @@ type table struct {
 	used  int
 }
 
+// hugeFrom is how large memory is that huge pages pay for.
+const hugeFrom = 8 << 20
+
 // memoryFor maps n bytes that are zero and outside of Go's heap.
 func memoryFor(n int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, max(n, 1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("make memory for the index: %w", err)
+	}
+	if n >= hugeFrom {
+		_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // lookups are faster where the kernel has huge pages
 	}
 	return b, nil
 }

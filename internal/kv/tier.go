@@ -17,7 +17,7 @@ const (
 	reserved // given to a client, or the mover, to be written; its key is in the table
 	ready    // it has a block
 	gone     // its block was removed while somebody held it
-	stuck    // its record could not be zeroed: it is not used again before the next mount
+	stuck    // what its record says is not known: it could not be written
 )
 
 // Bits of slots.
@@ -83,7 +83,7 @@ type tier struct {
 	bytes                            int64 // of blocks
 	hits, evictions, copied, dropped uint64
 	faults                           uint64
-	stuck                            int64
+	stranded                         []uint32 // slots whose records have to be zeroed before they are used again, which has failed
 	fault                            error // the last one
 	faulted                          time.Time
 }
@@ -208,6 +208,13 @@ func (t *tier) hide(n uint32) {
 func (t *tier) unreserve(n uint32) {
 	t.table.remove(t.hash(t.key(n)), n)
 	t.setFree(n)
+}
+
+// strand keeps a reserved slot from being used, whose record could not be written: it may say anything.
+func (t *tier) strand(n uint32) {
+	t.table.remove(t.hash(t.key(n)), n)
+	t.at(n).state = stuck
+	t.stranded = append(t.stranded, n)
 }
 
 // letGo ends one hold of a slot.

@@ -273,9 +273,7 @@ func (c *Session) give(sp *Space, b booking, failed error) control.KVSlot {
 	t, n := b.tier, b.slot
 	if failed != nil {
 		t.failed(failed)
-		t.table.remove(t.hash(t.key(n)), n)
-		t.at(n).state = stuck
-		t.stuck++
+		t.strand(n)
 		return control.KVSlot{Errno: unix.EIO}
 	}
 	token, errno := c.grant(t, n, reservation)
@@ -348,9 +346,7 @@ func (c *Session) finish(sp *Space, token uint64, h *hold, failed error) control
 	c.store.forget(c.owner, token)
 	if failed != nil {
 		t.failed(failed)
-		t.table.remove(t.hash(t.key(n)), n)
-		t.at(n).state = stuck // what its record says is not known
-		t.stuck++
+		t.strand(n)
 		return control.KVDone{Errno: unix.EIO}
 	}
 	t.show(n)
@@ -406,6 +402,7 @@ func (c *Session) drop(sp *Space, tokens []uint64, suspect bool) []control.KVDon
 func (c *Session) remove(sp *Space, keys [][]byte) []control.KVDone {
 	out := make([]control.KVDone, len(keys))
 	var hidden []booking
+	var of []int // which key each is of
 	sp.mu.Lock()
 	for i, key := range keys {
 		out[i].Errno = unix.ENOENT
@@ -413,18 +410,20 @@ func (c *Session) remove(sp *Space, keys [][]byte) []control.KVDone {
 			if n, ok := t.find(t.hash(key), key); ok && t.at(n).state == ready {
 				t.hide(n)
 				t.at(n).holds++ // until its record is zeroed
-				hidden = append(hidden, booking{tier: t, slot: n})
+				hidden, of = append(hidden, booking{tier: t, slot: n}), append(of, i)
 				out[i].Errno = 0
 			}
 		}
 	}
 	sp.mu.Unlock()
-	sp.erase(hidden)
+	for _, i := range sp.erase(hidden) {
+		out[of[i]].Errno = unix.EIO // it is found no more, and may be again after a kill
+	}
 	return out
 }
 
-// erase zeroes the records of slots that are hidden and held for that, and lets them go.
-func (sp *Space) erase(hidden []booking) {
+// erase zeroes the records of slots that are hidden and held for that, and lets them go. It gives the places of those that it could not.
+func (sp *Space) erase(hidden []booking) (left []int) {
 	for at := 0; at < len(hidden); at += 1024 {
 		part := hidden[at:min(at+1024, len(hidden))]
 		failed := make([]error, len(part))
@@ -437,11 +436,13 @@ func (sp *Space) erase(hidden []booking) {
 				b.tier.letGo(b.slot)
 				continue
 			}
-			b.tier.failed(failed[i]) // its hold stays for ever: it is not used again
-			b.tier.stuck++
+			b.tier.failed(failed[i])
+			b.tier.stranded = append(b.tier.stranded, b.slot) // with its hold
+			left = append(left, at+i)
 		}
 		sp.mu.Unlock()
 	}
+	return left
 }
 
 // clear removes all blocks.

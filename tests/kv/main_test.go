@@ -27,9 +27,6 @@ import (
 // patience bounds every wait of these tests.
 const patience = 40 * time.Second
 
-// nobody is the ordinary user of these tests.
-const nobody = 65534
-
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
@@ -144,7 +141,7 @@ func (v *volume) connect(t testing.TB, name string, block int64) *engine {
 	return e
 }
 
-func (e *engine) close() error { return errors.Join(e.Namespace.Close(), e.client.Close()) }
+func (e *engine) close() error { return errors.Join(e.Close(), e.client.Close()) }
 
 func castagnoli(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
 
@@ -185,13 +182,17 @@ func (e *engine) put(ctx context.Context, keys ...string) (stored []string, surv
 	if err != nil {
 		return nil, nil, err
 	}
+	kept := stored[:0]
 	for i, a := range answers {
-		if a.Errno != 0 {
+		switch a.Errno {
+		case 0:
+			kept, survives = append(kept, stored[i]), append(survives, a.Survives)
+		case syscall.EIO: // of a disk that is ill
+		default:
 			return nil, nil, fmt.Errorf("commit %s: %w", stored[i], a.Errno)
 		}
-		survives = append(survives, a.Survives)
 	}
-	return stored, survives, nil
+	return kept, survives, nil
 }
 
 // errWrong says that a block has other bytes than its key's.

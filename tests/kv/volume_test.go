@@ -35,7 +35,7 @@ func TestBothTiersSurviveAKill(t *testing.T) {
 	v.kill(t)
 	c, err := control.Dial(t.Context(), v.point, "again")
 	must(t, err)
-	must(t, c.AttachKV(t.Context(), e.KVSpace.Client))
+	must(t, c.AttachKV(t.Context(), e.Client))
 	n, err := c.OpenKV(t.Context(), control.KVOpen{Name: "model", Flags: control.KVWrite})
 	must(t, err)
 	again := &engine{c, n}
