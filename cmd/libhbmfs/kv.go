@@ -15,7 +15,7 @@ import (
 
 // kvCode gives the errors of a KV store their codes.
 func kvCode(err error) error {
-	code := codeOK
+	var code code
 	switch {
 	case err == nil:
 		return nil
