@@ -116,7 +116,7 @@ func openDraft(ctx context.Context, path, client string) (*Draft, error) {
 	_ = unix.Close(dir) // it was only looked for
 	d := &Draft{Path: path, root: root, client: client}
 	for end := time.Now().Add(redialTime); ; { // a daemon may go as it is greeted
-		if d.conn, err = dialTrusted(ctx, root, client); err == nil {
+		if d.conn, err = DialTrusted(ctx, root, client); err == nil {
 			break
 		}
 		if !errors.Is(err, ErrStale) && !hasClosed(err) || time.Now().After(end) {
@@ -169,8 +169,8 @@ func isMount(path string) bool {
 	return false
 }
 
-// dialTrusted connects to a daemon of root, or of this user: what is written goes to files that it gives.
-func dialTrusted(ctx context.Context, root, client string) (*Client, error) {
+// DialTrusted is [Dial] for a daemon of root, or of this user: what is written goes to files that it gives.
+func DialTrusted(ctx context.Context, root, client string) (*Client, error) {
 	c, err := Dial(ctx, root, client)
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func dialTrusted(ctx context.Context, root, client string) (*Client, error) {
 	var cred *unix.Ucred
 	credErr := c.line.raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(credErr, err); err == nil && cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		err = fmt.Errorf("the daemon of %s is user %d's: checkpoints are written for a daemon of root or of your own: %w", root, cred.Uid, syscall.EPERM)
+		err = fmt.Errorf("the daemon of %s is user %d's: files for writing are taken from a daemon of root or of your own only: %w", root, cred.Uid, syscall.EPERM)
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -324,7 +324,7 @@ func (d *Draft) connection(ctx context.Context) (*Client, error) {
 	if d.closed {
 		return nil, fmt.Errorf("it was published, dropped or closed before: %w", os.ErrClosed)
 	}
-	c, err := dialTrusted(ctx, d.root, d.client)
+	c, err := DialTrusted(ctx, d.root, d.client)
 	if err != nil {
 		return nil, err
 	}

@@ -5,36 +5,46 @@ type FrameType uint16
 
 // The frames. R marks those that the daemon answers, with the type behind the arrow or with ERROR.
 const (
-	TypeHello    FrameType = iota + 1 // R -> WELCOME; the first frame of a connection
-	TypeWelcome                       //
-	TypeRedeem                        // R -> FDS: descriptors for a ticket
-	TypeFDs                           //
-	TypeAck                           // FDS or FILES has arrived, with this many descriptors
-	TypeRelease                       // these objects are no longer in use
-	TypeLookup                        // R -> FILES: extents of many files, and descriptors
-	TypeFiles                         //
-	TypeName                          // R -> NAMES: the names of objects at the source
-	TypeNames                         //
-	TypeStats                         // how much the client moved, by path and reason
-	TypePrefetch                      // R -> DONE: ranges of leased objects will be read
-	TypeDone                          //
-	TypeReaders                       // R -> COUNT: how many readers are connected
-	TypeCount                         //
-	TypeError                         // the frame with this id was refused
-	TypeBegin                         // R -> DRAFT: a draft of a checkpoint, and descriptors of its files
-	TypeAdd                           // R -> DRAFT: more files
-	TypeDraft                         //
-	TypeSeal                          // R -> DONE: checksums of a file
-	TypePublish                       // R -> DONE: the draft becomes the checkpoint
-	TypeDrop                          // R -> DONE: the draft is removed
-)
-
-// Frames of what is brought onto this machine.
-const (
-	TypeRecord  FrameType = iota + 35 // R -> TOUCHES: what was read, in order
-	TypeTouches                       //
-	TypeBring                         // R -> BROUGHT: what others have read is to come, or how much of it is here
-	TypeBrought                       //
+	TypeHello      FrameType = iota + 1 // R -> WELCOME; the first frame of a connection
+	TypeWelcome                         //
+	TypeRedeem                          // R -> FDS: descriptors for a ticket
+	TypeFDs                             //
+	TypeAck                             // FDS or FILES has arrived, with this many descriptors
+	TypeRelease                         // these objects are no longer in use
+	TypeLookup                          // R -> FILES: extents of many files, and descriptors
+	TypeFiles                           //
+	TypeName                            // R -> NAMES: the names of objects at the source
+	TypeNames                           //
+	TypeStats                           // how much the client moved, by path and reason
+	TypePrefetch                        // R -> DONE: ranges of leased objects will be read
+	TypeDone                            //
+	TypeReaders                         // R -> COUNT: how many readers are connected
+	TypeCount                           //
+	TypeError                           // the frame with this id was refused
+	TypeBegin                           // R -> DRAFT: a draft of a checkpoint, and descriptors of its files
+	TypeAdd                             // R -> DRAFT: more files
+	TypeDraft                           //
+	TypeSeal                            // R -> DONE: checksums of a file
+	TypePublish                         // R -> DONE: the draft becomes the checkpoint
+	TypeDrop                            // R -> DONE: the draft is removed
+	TypeKVOpen                          // R -> KV_SPACE: a namespace of a KV volume, and descriptors of its tiers
+	TypeKVSpace                         //
+	TypeKVLookup                        // R -> KV_SLOTS: where the blocks of keys lie
+	TypeKVSlots                         //
+	TypeKVReserve                       // R -> KV_SLOTS: where blocks shall lie
+	TypeKVCommit                        // R -> KV_DONE: these blocks are written
+	TypeKVDone                          //
+	TypeKVRelease                       // R -> KV_DONE: pins end, reservations are given up
+	TypeKVRemove                        // R -> KV_DONE: blocks are removed
+	TypeKVStat                          // R -> KV_COUNTS
+	TypeKVCounts                        //
+	TypeKVAttach                        // R -> DONE: what another connection of the process holds
+	TypeKVVerify                        // R -> KV_VERIFIED: blocks are compared with their checksums
+	TypeKVVerified                      //
+	TypeRecord                          // R -> TOUCHES: what was read, in order
+	TypeTouches                         //
+	TypeBring                           // R -> BROUGHT: what others have read is to come, or how much of it is here
+	TypeBrought                         //
 )
 
 // Sizes and limits of frames, bytes.

@@ -125,11 +125,22 @@ enum hbmfs_type {
 	HBMFS_DRAFT,
 	HBMFS_SEAL,
 	HBMFS_PUBLISH,
-	HBMFS_DROP
-};
-
-enum hbmfs_type_of_the_cache {
-	HBMFS_RECORD = 35,
+	HBMFS_DROP,
+	HBMFS_KV_OPEN,
+	HBMFS_KV_SPACE,
+	HBMFS_KV_LOOKUP,
+	HBMFS_KV_SLOTS,
+	HBMFS_KV_RESERVE,
+	HBMFS_KV_COMMIT,
+	HBMFS_KV_DONE,
+	HBMFS_KV_RELEASE,
+	HBMFS_KV_REMOVE,
+	HBMFS_KV_STAT,
+	HBMFS_KV_COUNTS,
+	HBMFS_KV_ATTACH,
+	HBMFS_KV_VERIFY,
+	HBMFS_KV_VERIFIED,
+	HBMFS_RECORD,
 	HBMFS_TOUCHES,
 	HBMFS_BRING,
 	HBMFS_BROUGHT
@@ -154,6 +165,7 @@ HBMFS_ASSERT(sizeof(struct hbmfs_hello) == 56);
 
 #define HBMFS_WELCOME_READ_ONLY 1u /* opening a descriptor again for writing is EROFS */
 #define HBMFS_WELCOME_DRAFTS    2u /* the mount is a checkpoint volume: BEGIN makes a draft in it */
+#define HBMFS_WELCOME_KV        4u /* the mount is a KV volume: KV_OPEN opens a namespace of it */
 
 struct hbmfs_welcome {
 	uint16_t version;
@@ -172,7 +184,7 @@ struct hbmfs_redeem { /* REDEEM and NAME; behind it count objects of 64 bits */
 };
 HBMFS_ASSERT(sizeof(struct hbmfs_redeem) == 24);
 
-struct hbmfs_list { /* begins FDS, RELEASE, NAMES, STATS and PREFETCH */
+struct hbmfs_list { /* begins FDS, RELEASE, NAMES, STATS, PREFETCH, KV_SLOTS and KV_DONE */
 	uint32_t count;
 	uint32_t reserved;
 };
@@ -309,6 +321,146 @@ HBMFS_ASSERT(sizeof(struct hbmfs_publish) == 32);
 struct hbmfs_drop {
 	uint8_t draft[16];
 };
+
+#define HBMFS_MAX_KV_KEYS  1024
+#define HBMFS_MAX_KV_KEY   64          /* bytes of a key */
+#define HBMFS_MAX_KV_NAME  128         /* bytes of a namespace's name */
+#define HBMFS_MAX_KV_BLOCK (1u << 30)  /* bytes of a block */
+#define HBMFS_MAX_KV_TIERS 2
+
+#define HBMFS_KV_CREATE 1u /* make the namespace where there is none */
+#define HBMFS_KV_WRITE  2u /* to reserve, commit and remove; descriptors can write */
+
+struct hbmfs_kv_open { /* behind it the name */
+	uint64_t block_bytes; /* 0: as the namespace has it */
+	uint32_t mode;
+	uint32_t flags;
+	uint32_t name_length;
+	uint32_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_open) == 24);
+
+struct hbmfs_kv_space { /* behind it the tiers; with it a descriptor of each */
+	uint32_t space;
+	uint32_t mode;
+	uint64_t client; /* for KV_ATTACH */
+	uint64_t block_bytes;
+	uint64_t slot_bytes;
+	uint32_t tiers;
+	uint32_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_space) == 40);
+
+#define HBMFS_KV_MEMORY 1u
+#define HBMFS_KV_DISK   2u
+
+struct hbmfs_kv_tier {
+	uint32_t kind;
+	int32_t fd;      /* place among the message's descriptors */
+	uint64_t bytes;  /* that its file may grow to */
+	uint64_t region; /* bytes by which it grows */
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_tier) == 24);
+
+#define HBMFS_KV_PIN     1u /* of LOOKUP: what is found stays until it is released */
+#define HBMFS_KV_ALL     1u /* of REMOVE without keys: all blocks */
+#define HBMFS_KV_SUSPECT 1u /* of RELEASE: the bytes do not match, or could not be written */
+
+struct hbmfs_kv_batch { /* begins LOOKUP, REMOVE, RESERVE, COMMIT and RELEASE */
+	uint32_t space;
+	uint32_t flags;
+	uint32_t count;
+	uint32_t reserved;
+}; /* LOOKUP, REMOVE: count lengths of 32 bits, the keys. RESERVE: count blocks, the keys. COMMIT: stored. RELEASE: tokens of 64 bits */
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_batch) == 16);
+
+struct hbmfs_kv_block {
+	uint32_t key_length;
+	uint32_t length; /* of the block */
+};
+
+#define HBMFS_KV_HAS_CRC 1u
+
+struct hbmfs_kv_slot { /* KV_SLOTS is a list of these */
+	uint32_t error;
+	uint32_t tier;
+	uint64_t slot; /* at slot * slot_bytes of the tier's file */
+	uint32_t length;
+	uint32_t crc; /* CRC-32C of the bytes */
+	uint32_t flags;
+	uint32_t reserved;
+	uint64_t token;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_slot) == 40);
+
+struct hbmfs_kv_stored {
+	uint64_t token;
+	uint32_t crc;
+	uint32_t flags;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_stored) == 16);
+
+#define HBMFS_KV_ON_DISK 1u /* it survives a kill of the daemon, and another mount */
+#define HBMFS_KV_HELD    2u /* it survives a kill of the daemon: another process keeps the memory */
+#define HBMFS_KV_NOTHING 3u /* it ends with the daemon */
+
+struct hbmfs_kv_done { /* KV_DONE is a list of these */
+	uint32_t error;
+	uint32_t survives; /* of COMMIT */
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_done) == 8);
+
+struct hbmfs_kv_stat {
+	uint32_t space; /* 0: all */
+	uint32_t reserved;
+};
+
+struct hbmfs_kv_tier_counts {
+	uint64_t limit;
+	uint64_t allocated;
+	uint64_t blocks;
+	uint64_t bytes;
+	uint64_t hits;
+	uint64_t evictions;
+	uint64_t copied;
+	uint64_t faults;
+};
+
+struct hbmfs_kv_counts {
+	uint64_t hits;
+	uint64_t misses;
+	uint64_t stored;
+	uint64_t exists;
+	uint64_t refused;
+	uint64_t pins;
+	uint64_t reservations;
+	uint64_t dropped;
+	struct hbmfs_kv_tier_counts memory;
+	struct hbmfs_kv_tier_counts disk;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_counts) == 192);
+
+struct hbmfs_kv_attach {
+	uint64_t client;
+};
+
+struct hbmfs_kv_verify {
+	uint32_t space;
+	uint32_t reserved;
+	uint64_t cursor; /* 0 at first */
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_verify) == 16);
+
+struct hbmfs_kv_verified {
+	uint64_t cursor; /* of the next request; 0: that was all */
+	uint64_t slots;
+	uint64_t at;
+	uint64_t blocks;
+	uint64_t bytes;
+	uint64_t unknown; /* blocks without a checksum */
+	uint64_t damaged; /* blocks that are gone now */
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_verified) == 56);
 
 struct hbmfs_error { /* behind it the text */
 	uint32_t error;

@@ -46,6 +46,9 @@ const WelcomeReadOnly WelcomeFlags = 1
 // WelcomeDrafts says that the mount is a checkpoint volume: BEGIN makes a draft in it.
 const WelcomeDrafts WelcomeFlags = 2
 
+// WelcomeKV says that the mount is a KV volume: KV_OPEN opens a namespace of it.
+const WelcomeKV WelcomeFlags = 4
+
 // Welcome answers HELLO.
 type Welcome struct {
 	Version   uint16 // that the connection speaks

@@ -14,6 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/drafts"
+	"github.com/hbmfs/hbmfs/internal/kv"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -62,6 +63,7 @@ type session struct {
 	given   int                 // descriptors of all leases
 	pending map[uint32][]uint64 // objects of messages that are not yet acknowledged
 	drafts  *drafts.Session     // nil before the first frame of a draft
+	kv      *kv.Session         // nil before the first frame of a KV volume
 
 	record    *store.Record // that the connection has begun, or nil
 	recordEnd func()
@@ -120,6 +122,9 @@ func (s *session) end() {
 	}
 	if s.drafts != nil {
 		s.drafts.End()
+	}
+	if s.kv != nil {
+		s.kv.End()
 	}
 	s.endRecord()
 	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
@@ -236,44 +241,10 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	if drafts.IsDraft(h.Type) {
 		return s.draft(ctx, h.Type, payload, a)
 	}
+	if kv.IsKV(h.Type) {
+		return s.block(ctx, h.Type, payload, a)
+	}
 	return errProtocol
-}
-
-// draft answers a frame about a draft, in a checkpoint volume.
-func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
-	if s.mount.opt.Drafts == nil {
-		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount shows a dataset, and has no drafts: write checkpoints to a volume (hbmfs mount --checkpoints)"}
-	}
-	if s.drafts == nil {
-		s.drafts = s.mount.opt.Drafts.Session(s.peer.user(), s.peer.pidfd())
-	}
-	if t == control.TypeBegin || t == control.TypeAdd { // their answers have descriptors
-		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
-			return err
-		}
-	}
-	said, err := s.drafts.Handle(ctx, t, payload)
-	if err != nil {
-		return err
-	}
-	a.header.Type, a.payload = said.Type, said.Payload
-	a.fds, err = detach(said.Files)
-	return err
-}
-
-// detach gives descriptors of files, and closes the files.
-func detach(files []*os.File) (fds []int, err error) {
-	for _, f := range files {
-		fd, dupErr := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		if err = errors.Join(err, dupErr, f.Close()); dupErr == nil {
-			fds = append(fds, fd)
-		}
-	}
-	if err != nil {
-		control.CloseAll(fds)
-		return nil, err
-	}
-	return fds, nil
 }
 
 // traced handles a request of a reader as a trace of its own: the connection lasts too long to be one.
@@ -309,6 +280,9 @@ func (s *session) hello(payload []byte, a *answer) error {
 	}
 	if s.mount.opt.Drafts != nil {
 		welcome.Flags |= control.WelcomeDrafts
+	}
+	if s.mount.opt.KV != nil {
+		welcome.Flags |= control.WelcomeKV
 	}
 	a.header.Type, a.payload = control.TypeWelcome, welcome.AppendTo
 	return nil

@@ -21,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/drafts"
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/kv"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -49,6 +50,10 @@ type Options struct {
 	Life       *handover.Life // of the daemon, which may go on with a mount; nil where nobody holds the mount
 	Top        Top            // of a mount whose root changes; nil for a dataset
 	Drafts     *drafts.Server // of a checkpoint volume; nil for a dataset
+	KV         *kv.Store      // of a KV volume; nil for a dataset
+
+	// Around makes the filesystem that the kernel talks to, around the mount's, where Top is nil; nil: the mount's itself.
+	Around func(inner *Mount) fuse.RawFileSystem
 }
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
@@ -117,6 +122,8 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	m.around = m
 	if opt.Top != nil {
 		m.around = opt.Top.Around(m)
+	} else if opt.Around != nil {
+		m.around = opt.Around(m)
 	}
 	top := listing.Dirs[0]
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
@@ -217,7 +224,7 @@ func (m *Mount) afterMount() {
 	for _, note := range m.opt.Notes {
 		m.log.Warn("the mount is not as it might be meant", "note", note)
 	}
-	if len(m.listing.Objects) == 0 && m.opt.Top == nil {
+	if len(m.listing.Objects) == 0 && m.opt.Top == nil && m.opt.KV == nil {
 		m.log.Warn("the source has no files", "source", m.opt.Source)
 	}
 	for _, p := range m.listing.Problems {

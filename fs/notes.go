@@ -59,7 +59,7 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 	for _, note := range m.opt.Notes {
 		n.add(note)
 	}
-	if len(m.listing.Objects) == 0 && m.opt.Top == nil {
+	if len(m.listing.Objects) == 0 && m.opt.Top == nil && m.opt.KV == nil {
 		n.add(m.opt.Source + " has no files: is the path right, and the right filesystem mounted there?")
 	}
 	if denied := m.listing.Denied; len(denied) > 0 && told(denied[0].Name) {

@@ -43,6 +43,9 @@ func (m *Mount) status() status.Status {
 	if m.opt.Top != nil {
 		s.Checkpoints = m.opt.Top.Status()
 	}
+	if m.opt.KV != nil {
+		s.KV = kvStatus(m.opt.KV)
+	}
 	s.Counters.ErrorsByErrno, s.Counters.Errors = m.failed.counted()
 	m.backing.mu.Lock()
 	s.Passthrough = status.Passthrough{On: m.backing.off == "", Why: m.backing.off, Failures: m.backing.failures, LastErr: m.backing.lastErr}

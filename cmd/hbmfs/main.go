@@ -28,7 +28,7 @@ const (
 	exitOK       = 0
 	exitFailed   = 1 // it did not work; the message says why
 	exitUsage    = 2 // the command line is wrong
-	exitProblems = 3 // inspect, check, cache verify, checkpoint verify and drain: it worked, and there are problems
+	exitProblems = 3 // inspect, check, cache verify, kv verify, checkpoint verify and drain: it worked, and there are problems
 	exitBusy     = 4 // umount, checkpoint rm and drain: it is in use
 	exitMissing  = 5 // mount -f: the source does not exist
 	exitDenied   = 6 // mount -f: the source may not be read
@@ -150,7 +150,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newInspectCommand(), newLsCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newPublishCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
+		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newKVCommand(), newPublishCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
 	return root
 }
 

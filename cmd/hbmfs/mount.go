@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -32,6 +31,7 @@ type mountCommand struct {
 	source, point string
 
 	drain       drainFlags
+	kv          kvFlags
 	checkpoints bool // SOURCE is a directory of checkpoints, where programs write
 	draftLife   string
 	foreground  bool
@@ -64,7 +64,25 @@ func newMountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   mountName + " SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
-		Long: `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
+		Long:  mountHelp,
+		Example: `  hbmfs mount /data/pile /mnt/pile
+  hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
+  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB
+  hbmfs mount --checkpoints --allow-other /nvme/ckpt /mnt/ckpt
+  hbmfs mount --kv --size 200GiB --memory 32GiB --allow-other /nvme/kv /mnt/kv`,
+		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
+			if err := c.takeOptions(cmd.Flags()); err != nil {
+				return err
+			}
+			return c.run(cmd.Context())
+		},
+	}
+	c.addFlags(cmd)
+	return cmd
+}
+
+const mountHelp = `Mount SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon
 behind; with -f it stays in the foreground. A MOUNTPOINT that is missing is made, and goes with the mount.
 
 SOURCE is a directory, or an address: s3://BUCKET/PREFIX (?endpoint=http://HOST:PORT&region=...), or
@@ -101,29 +119,20 @@ with the last process of that container, as far as the daemon's own container is
 With --drain what is published is copied to S3 in the background, where other machines mount it; hbmfs checkpoint drain --help
 says how. With --keep old checkpoints are removed here once they are there.
 
+With --kv SOURCE is a directory on a local disk where engines keep blocks of their KV caches, in slots of preallocated files that they
+write and read past FUSE: --size bytes there, and before it --memory bytes of memory. Neither limit is ever passed; what was not used
+for the longest time goes. Namespaces of the volume are the entries of MOUNTPOINT; hbmfs kv --help has more.
+
 In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install makes it):
 
   /data/pile  /mnt/pile  fuse.hbmfs  allow_other,nofail              0  0
-  /nvme/ckpt  /mnt/ckpt  fuse.hbmfs  checkpoints,allow_other,nofail  0  0`,
-		Example: `  hbmfs mount /data/pile /mnt/pile
-  hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
-  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB
-  hbmfs mount --checkpoints --allow-other /nvme/ckpt /mnt/ckpt`,
-		Args: exactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
-			c.source, c.point, c.stdout, c.stderr = args[0], args[1], cmd.OutOrStdout(), cmd.ErrOrStderr()
-			if err := c.takeOptions(cmd.Flags()); err != nil {
-				return err
-			}
-			return c.run(cmd.Context())
-		},
-	}
-	c.addFlags(cmd)
-	return cmd
-}
+  /nvme/ckpt  /mnt/ckpt  fuse.hbmfs  checkpoints,allow_other,nofail  0  0
+  /nvme/kv    /mnt/kv    fuse.hbmfs  kv,size=200GiB,allow_other,nofail  0  0`
 
 func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	c.drain.add(f)
+	c.kv.add(f)
 	f.BoolVar(&c.checkpoints, "checkpoints", false, "mount a directory of checkpoints, for programs to write in; see below")
 	addChoice(cmd, &c.draftLife, "draft-life", lifeMount, "with --checkpoints: what unpublished drafts end with, the mount or the container in which they were begun", lifeMount, lifeContainer)
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
@@ -192,7 +201,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 	if life == nil && !c.noKeeper && os.Geteuid() == 0 {
 		life = handover.New()
 	}
-	if c.noSpare || c.checkpoints { // of a volume the state changes with each draft
+	if c.noSpare || c.checkpoints || c.kv.on { // of a volume the state changes with each draft or block
 		life.NoSpare()
 	}
 	report := ready.New(c.foreground)
@@ -237,8 +246,11 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 	if err == nil {
 		err = c.drain.check(c.checkpoints)
 	}
+	if err == nil {
+		err = c.checkKV()
+	}
 	if err == nil && c.checkpoints {
-		err = c.checkCheckpoints()
+		err = c.checkVolume("--checkpoints", "drafts are", "files have the owners who wrote them")
 	} else if err == nil && c.draftLife != lifeMount {
 		err = usageError{errors.New("--draft-life is about drafts, which a mount with --checkpoints has: give both")}
 	}
@@ -461,46 +473,4 @@ func maxOpenFiles() int {
 		return 128
 	}
 	return int(min(limit.Cur/2, 4096))
-}
-
-func (c *mountCommand) openLog() (out io.Writer, closeLog func(), err error) {
-	name := c.logFile
-	if name == "" {
-		if c.foreground {
-			return os.Stderr, func() {}, nil
-		}
-		if name = defaultLogFile(); name == "" {
-			return nil, nil, errors.New("there is no place for the log, since neither HOME nor XDG_STATE_HOME is set: name a file with --log-file")
-		}
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			return nil, nil, fmt.Errorf("make the log's directory (or name a file with --log-file): %w", err)
-		}
-	}
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open the log: %w", err)
-	}
-	return f, func() { _ = f.Close() }, nil // a log line that is lost here has nowhere to be reported
-}
-
-func (c *mountCommand) newLog(out io.Writer) *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(c.logLevel)) // it is one of the words that --log-level takes
-	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level})).With("mount", c.point)
-}
-
-// defaultLogFile is where a daemon logs that was not told where, "" where there is no place that is its user's own.
-func defaultLogFile() string {
-	if os.Geteuid() == 0 {
-		return "/var/log/hbmfs.log"
-	}
-	state := os.Getenv("XDG_STATE_HOME")
-	if state == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return ""
-		}
-		state = filepath.Join(home, ".local", "state")
-	}
-	return filepath.Join(state, "hbmfs", "hbmfs.log")
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/trace"
 )
 
-// mountSource is what a mount shows: a dataset, or a directory of checkpoints.
+// mountSource is what a mount shows: a dataset, a directory of checkpoints, or a KV volume.
 type mountSource struct {
 	listing *cache.Listing
 	what    func() string                // in a few words
@@ -35,6 +35,9 @@ type mountSource struct {
 func (c *mountCommand) open(ctx context.Context, opt *fs.Options, note func(string), tracer *trace.Tracer) (*mountSource, error) {
 	if c.checkpoints {
 		return c.openCheckpoints(ctx, opt)
+	}
+	if c.kv.on {
+		return c.openKV(opt)
 	}
 	from, err := dataset.Open(ctx, c.source, &c.cache, opt.Log, note, tracer)
 	if err != nil {
@@ -152,31 +155,31 @@ func (d *drainFlags) check(checkpoints bool) error {
 	return nil
 }
 
-// checkCheckpoints refuses a source and flags that are of no use for checkpoints.
-func (c *mountCommand) checkCheckpoints() error {
+// checkVolume refuses a source and flags that are of no use for a volume that programs write to. what are written, and owners says why files have theirs.
+func (c *mountCommand) checkVolume(flag, what, owners string) error {
 	if dataset.IsRemote(c.source) {
-		return usageError{fmt.Errorf("--checkpoints: %s is an address, and drafts are written to a local disk: name a directory", c.source)}
+		return usageError{fmt.Errorf("%s: %s is an address, and %s written to a local disk: name a directory", flag, c.source, what)}
 	}
 	if c.format != "" || len(c.selections) > 0 || c.cache.CacheDir != "" || c.uid >= 0 || c.gid >= 0 {
-		return usageError{errors.New("--checkpoints goes without --format, --select, --cache-dir, --uid and --gid: files have the owners who wrote them")}
+		return usageError{fmt.Errorf("%s goes without --format, --select, --cache-dir, --uid and --gid: %s", flag, owners)}
 	}
 	source, err := os.Stat(c.source)
 	if err != nil {
-		return fmt.Errorf("open the checkpoint directory (mkdir -p makes it): %w", err)
+		return fmt.Errorf("open the directory of %s (mkdir -p makes it): %w", flag, err)
 	}
 	if !source.IsDir() {
-		return fmt.Errorf("--checkpoints: %s is no directory", c.source)
+		return fmt.Errorf("%s: %s is no directory", flag, c.source)
 	}
 	point, err := os.Stat(c.point)
 	if err == nil && os.SameFile(source, point) {
-		return fmt.Errorf("--checkpoints: %s cannot be mounted on itself: name another mount point", c.source)
+		return fmt.Errorf("%s: %s cannot be mounted on itself: name another mount point", flag, c.source)
 	}
 	abs, err := filepath.Abs(c.source)
 	if err != nil {
 		return err
 	}
 	if rel, err := filepath.Rel(abs, c.point); err == nil && filepath.IsLocal(rel) {
-		return fmt.Errorf("--checkpoints: the mount point %s lies in the directory itself: name one outside", c.point)
+		return fmt.Errorf("%s: the mount point %s lies in the directory itself: name one outside", flag, c.point)
 	}
 	return nil
 }

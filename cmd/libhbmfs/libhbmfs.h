@@ -18,7 +18,7 @@
  *
  * Rules that hold everywhere:
  *
- * - Every function but hbmfs_abi, hbmfs_version and hbmfs_code_name returns an hbmfs_code, HBMFS_OK or why not, and
+ * - Every function but hbmfs_abi, hbmfs_version and those whose name ends in _name returns an hbmfs_code, HBMFS_OK or why not, and
  *   fills `why` when it fails. why may be NULL. It is the caller's, so that no thread sees another's error. Text is
  *   UTF-8, one sentence, always ended by a zero byte.
  * - Every function may be called from any thread at any time, also on one handle at once.
@@ -49,7 +49,7 @@ extern "C" {
 
 #define HBMFS_ABI 2 /* hbmfs_abi() must give this */
 
-typedef uint64_t hbmfs_handle; /* of a reader, file, request, draft, verification, piece of memory, writer, snapshot or write */
+typedef uint64_t hbmfs_handle; /* of a reader, file, request, draft, verification, piece of memory, writer, snapshot, write or store */
 
 /* Results. Numbers are never given another meaning; there may be more of them in later versions. */
 typedef enum {
@@ -571,6 +571,129 @@ int32_t hbmfs_write_progress(hbmfs_handle write, int64_t *written, hbmfs_failure
  */
 int32_t hbmfs_write_wait(hbmfs_handle write, int64_t timeout_ns, hbmfs_write_result *result, uint32_t *sums, int64_t sum_count,
 			 hbmfs_failure *why);
+
+/* ---- KV volumes: blocks by key, that leave a GPU and come back ----
+ *
+ * A store is one namespace of a volume (hbmfs mount --kv), for one device. Requests take many blocks at once. A block that is not there,
+ * or for which there is no room, is an outcome and no error: docs/kv-engines.md.
+ *
+ *	hbmfs_kv_options o = {.struct_size = sizeof o, .device = 0, .mount = "/mnt/kv", .namespace_ = "llama-8b-fp8", .block_bytes = 2 << 20,
+ *			      .flags = HBMFS_KV_CREATE | HBMFS_KV_WRITE};
+ *	hbmfs_kv_open(&o, &store, &why);
+ *	hbmfs_kv_batch b = {.struct_size = sizeof b, .count = n, .keys = keys, .key_lengths = lengths, .parts = memory, .part_count = n,
+ *			    .stream = stream};
+ *	hbmfs_kv_put_begin(store, &b, &request, &why);
+ *	hbmfs_kv_wait(request, -1, NULL, outcomes, NULL, n, &why);   // or hbmfs_cancel
+ */
+#define HBMFS_KV_CREATE 1u /* make the namespace where there is none */
+#define HBMFS_KV_WRITE 2u  /* to put and to remove */
+#define HBMFS_KV_SUMS 4u   /* puts sum the bytes (CRC-32C), gets compare blocks that have a sum */
+
+typedef struct hbmfs_kv_options {
+	uint32_t struct_size;
+	int32_t device;         /* CUDA's index, 0 the first; HBMFS_HOST */
+	const char *mount;      /* a path in the volume */
+	const char *namespace_; /* its name: of one model, layout and dtype */
+	int64_t block_bytes;    /* the most that a block has; 0: as the namespace has it */
+	uint32_t flags;         /* HBMFS_KV_CREATE, HBMFS_KV_WRITE, HBMFS_KV_SUMS */
+	uint32_t mode;          /* permission bits of a namespace that this makes; 0: 0600 */
+	int32_t threads;        /* that copy; 0: 4, but on the host no more than there are CPUs */
+	int32_t reserved;
+	const char *client;     /* the name by which the mount's status shows this store; NULL: "libhbmfs" */
+	const char *libcuda;    /* NULL: the system's */
+} hbmfs_kv_options;
+
+/* What became of one block or key. */
+typedef enum {
+	HBMFS_KV_DONE = 0,       /* it was stored, loaded, found, pinned, unpinned or removed */
+	HBMFS_KV_MISSING = 1,    /* it is not there */
+	HBMFS_KV_PRESENT = 2,    /* of a put: it was there before */
+	HBMFS_KV_BUSY = 3,       /* of a put: another request is writing it */
+	HBMFS_KV_NO_ROOM = 4,    /* of a put: nothing can be evicted now */
+	HBMFS_KV_OVER_LIMIT = 5, /* this user holds as much as one user may */
+	HBMFS_KV_LENGTH = 6,     /* of a get: the block has another length than the memory */
+	HBMFS_KV_DAMAGED = 7,    /* of a get: its bytes are not those that were stored */
+	HBMFS_KV_LOST = 8,       /* of a put: its reservation ended with the daemon, each time */
+	HBMFS_KV_FAILED = 9,     /* its tier could not be read or written */
+	HBMFS_KV_UNDONE = 10     /* the request ended before its turn */
+} hbmfs_kv_outcome;
+
+/* Blocks, or keys alone, or tokens alone. Arrays are read before begin returns. */
+typedef struct hbmfs_kv_batch {
+	uint32_t struct_size;
+	int32_t eventfd;            /* gets 1 added once the request has ended; 0: none */
+	int64_t count;
+	const uint8_t *keys;        /* one behind the other */
+	const int32_t *key_lengths; /* bytes of each, 1 to 64 */
+	const hbmfs_memory *parts;  /* memory of all blocks, see writers; a block's bytes are its parts, one behind the other */
+	const int64_t *part_counts; /* of each block; NULL: one */
+	int64_t part_count;         /* of all */
+	uint64_t stream;            /* see reading into memory of the caller */
+	const uint64_t *tokens;     /* of hbmfs_kv_unpin_begin */
+} hbmfs_kv_batch;
+
+/* Bytes of blocks, by the path that they took, and by the tier of their slots. */
+typedef struct hbmfs_kv_moved {
+	int64_t mapped; /* between the GPU and slots that are registered with CUDA */
+	int64_t staged; /* through pinned memory */
+	int64_t host;   /* by the CPU */
+	int64_t memory, disk;
+} hbmfs_kv_moved;
+
+typedef struct hbmfs_kv_result {
+	uint32_t struct_size;
+	uint32_t reserved;
+	int64_t done; /* outcomes that are HBMFS_KV_DONE */
+	hbmfs_kv_moved moved;
+} hbmfs_kv_result;
+
+typedef struct hbmfs_kv_stats {
+	uint32_t struct_size;
+	uint32_t reserved;
+	int64_t block_bytes;
+	hbmfs_kv_moved put, get;          /* since the store was opened */
+	int64_t stored, present, refused; /* blocks of puts */
+	int64_t loaded, missing, damaged; /* blocks of gets */
+	int64_t requests;                 /* under way */
+	int64_t connections;              /* to daemons, one after the other */
+	int64_t pinned_bytes;             /* of the memory tier, registered with CUDA */
+} hbmfs_kv_stats;
+
+/*
+ * HBMFS_NOT_FOUND: there is no such namespace, and HBMFS_KV_CREATE is not set. HBMFS_INVALID: it has blocks of another size. HBMFS_PERMISSION:
+ * its mode keeps this user out. HBMFS_UNAVAILABLE: mount lies in no KV volume, or its daemon cannot be asked.
+ */
+int32_t hbmfs_kv_open(const hbmfs_kv_options *options, hbmfs_handle *store, hbmfs_failure *why);
+
+/*
+ * Start a request. Memory must stay as it is, or is written to, until it has ended. End it by hbmfs_kv_wait or hbmfs_cancel. A daemon that is
+ * replaced meanwhile is no error: the request goes on with the next one.
+ */
+int32_t hbmfs_kv_put_begin(hbmfs_handle store, const hbmfs_kv_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
+int32_t hbmfs_kv_get_begin(hbmfs_handle store, const hbmfs_kv_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
+int32_t hbmfs_kv_contains_begin(hbmfs_handle store, const hbmfs_kv_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
+
+/* Pins blocks: they are not evicted until they are unpinned by their tokens, or this process ends. */
+int32_t hbmfs_kv_pin_begin(hbmfs_handle store, const hbmfs_kv_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
+int32_t hbmfs_kv_unpin_begin(hbmfs_handle store, const hbmfs_kv_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
+
+/* A block that is pinned is found no more, and goes with its last pin. */
+int32_t hbmfs_kv_remove_begin(hbmfs_handle store, const hbmfs_kv_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
+
+/*
+ * Waits as hbmfs_wait does. outcomes gets an hbmfs_kv_outcome for each of the first count blocks, also after an error; tokens those of pins, 0
+ * for others. result, outcomes and tokens may be NULL.
+ */
+int32_t hbmfs_kv_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_kv_result *result, int32_t *outcomes, uint64_t *tokens, int64_t count,
+		      hbmfs_failure *why);
+
+/* Removes all blocks of the namespace, whoever stored them. */
+int32_t hbmfs_kv_clear(hbmfs_handle store, hbmfs_failure *why);
+int32_t hbmfs_kv_get_stats(hbmfs_handle store, hbmfs_kv_stats *stats, hbmfs_failure *why);
+
+/* Cancels its requests and waits for them. HBMFS_TIMEOUT: as of readers. */
+int32_t hbmfs_kv_close(hbmfs_handle store, hbmfs_failure *why);
+const char *hbmfs_kv_outcome_name(int32_t outcome); /* such as "no room"; not to be freed */
 
 #ifdef __cplusplus
 }

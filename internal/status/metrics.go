@@ -54,6 +54,9 @@ func (s *Status) Metrics() string {
 	if s.Checkpoints != nil && s.Checkpoints.Drain != nil {
 		s.Checkpoints.Drain.addTo(&p)
 	}
+	if s.KV != nil {
+		s.KV.addTo(&p)
+	}
 	return p.String()
 }
 

@@ -31,6 +31,7 @@ type Status struct {
 	Origin      *fetch.Stats `json:"origin,omitempty"` // of a remote source
 	Cache       *store.Stats `json:"cache,omitempty"`
 	Checkpoints *Checkpoints `json:"checkpoints,omitempty"` // of a checkpoint volume
+	KV          *KV          `json:"kv,omitempty"`          // of a KV volume
 }
 
 // Checkpoints are the drafts of a checkpoint volume, and what is published there.

@@ -115,6 +115,7 @@ func writeStatus(t io.Writer, r *Row) {
 	}
 	writeOrigin(t, r)
 	writeCheckpoints(t, s.Checkpoints)
+	WriteKV(t, s.KV, false)
 	if !s.Control.On && s.Control.Why != "" {
 		fmt.Fprintf(t, "  no control socket\t%s\n", Printable(s.Control.Why))
 	}

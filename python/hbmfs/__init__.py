@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .dcp import DCPReader
     from .dcp_stager import DCPStager
     from .dcp_writer import DCPWriter
+    from .kv import KVOutcome, KVResult, KVStore
     from .mixture import Mixture
     from .packed import Packed, PackedStream
     from .part import Aligned, Part
@@ -64,6 +65,9 @@ _LATER = {
     "DCPReader": "dcp",
     "DCPStager": "dcp_stager",
     "DCPWriter": "dcp_writer",
+    "KVOutcome": "kv",
+    "KVResult": "kv",
+    "KVStore": "kv",
     "Mixture": "mixture",
     "Packed": "packed",
     "PackedStream": "packed",
@@ -100,6 +104,9 @@ __all__ = [
     "GroupError",
     "InternalError",
     "InvalidError",
+    "KVOutcome",
+    "KVResult",
+    "KVStore",
     "LibraryError",
     "Mixture",
     "NotFoundError",

@@ -236,6 +236,64 @@ class WriteResult(_Sized):
     ]
 
 
+KV_CREATE, KV_WRITE, KV_SUMS = 1, 2, 4
+
+
+class KVOptions(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("device", _i32),
+        ("mount", ctypes.c_char_p),
+        ("namespace_", ctypes.c_char_p),
+        ("block_bytes", _i64),
+        ("flags", _u32),
+        ("mode", _u32),
+        ("threads", _i32),
+        ("reserved", _i32),
+        ("client", ctypes.c_char_p),
+        ("libcuda", ctypes.c_char_p),
+    ]
+
+
+class KVBatch(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("eventfd", _i32),
+        ("count", _i64),
+        ("keys", ctypes.c_void_p),
+        ("key_lengths", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("part_counts", ctypes.c_void_p),
+        ("part_count", _i64),
+        ("stream", _u64),
+        ("tokens", ctypes.c_void_p),
+    ]
+
+
+class KVMoved(ctypes.Structure):
+    """Bytes of blocks by path and by tier."""
+
+    _fields_ = [("mapped", _i64), ("staged", _i64), ("host", _i64), ("memory", _i64), ("disk", _i64)]
+
+    def by_name(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("mapped", "staged", "host", "memory", "disk") if getattr(self, name)}
+
+
+class KVResult(_Sized):
+    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("done", _i64), ("moved", KVMoved)]
+
+
+class KVStats(_Sized):
+    _fields_ = [
+        ("struct_size", _u32),
+        ("reserved", _u32),
+        ("block_bytes", _i64),
+        ("put", KVMoved),
+        ("get", KVMoved),
+        *[(name, _i64) for name in ("stored", "present", "refused", "loaded", "missing", "damaged", "requests", "connections", "pinned_bytes")],
+    ]
+
+
 # hbmfs_memory and hbmfs_write_part as NumPy has them, in arrays of many.
 MEMORY = np.dtype([("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")])
 WRITE_PART = np.dtype([("offset", "i8"), ("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")])
@@ -292,6 +350,12 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "snapshot_release": [_Handle],
     "write_begin": [_Handle, ctypes.c_char_p, _pointer(WriteFile), _i64, ctypes.c_void_p, _i64, _u64, _pointer(_Handle)],
     "write_progress": [_Handle, _pointer(_i64)],
+    "kv_open": [_pointer(KVOptions), _pointer(_Handle)],
+    **{f"kv_{verb}_begin": [_Handle, _pointer(KVBatch), _pointer(_Handle)] for verb in ("put", "get", "contains", "pin", "unpin", "remove")},
+    "kv_wait": [_Handle, _i64, _pointer(KVResult), *[ctypes.c_void_p] * 2, _i64],
+    "kv_clear": [_Handle],
+    "kv_get_stats": [_Handle, _pointer(KVStats)],
+    "kv_close": [_Handle],
     "write_wait": [_Handle, _i64, _pointer(WriteResult), ctypes.c_void_p, _i64],
 }
 

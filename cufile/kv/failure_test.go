@@ -1,0 +1,256 @@
+package kv
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
+)
+
+var small = kvtest.Options{BlockBytes: 200_000, Memory: 10, Region: 5}
+
+// once does something before the first frame of a type, and has it answered or not.
+func (b *bed) once(t control.FrameType, answer bool, do func()) {
+	var done atomic.Bool
+	b.daemon.Before(func(got control.FrameType) bool {
+		if got == t && done.CompareAndSwap(false, true) {
+			do()
+			return answer
+		}
+		return true
+	})
+}
+
+func TestRequestsGoOnWithTheNextDaemon(t *testing.T) {
+	for _, frame := range []control.FrameType{control.TypeKVReserve, control.TypeKVCommit, control.TypeKVLookup, control.TypeKVRelease} {
+		for name, end := range map[string]func(d *kvtest.Daemon){
+			"that knows all": (*kvtest.Daemon).Cut, "that knows no tokens": (*kvtest.Daemon).Forget, "of another mount": (*kvtest.Daemon).Remount,
+		} {
+			t.Run(fmt.Sprintf("frame %d, %s", frame, name), func(t *testing.T) {
+				b := open(t, "host", small, Options{Sums: true})
+				blocks, data, _ := b.blocks(false, 1, sizes...)
+				b.once(frame, false, func() { end(b.daemon) })
+				b.want(b.put(blocks).Outcomes, all(Done, len(blocks))...)
+				fresh, look := b.empty(data, blocks)
+				b.want(b.get(fresh).Outcomes, all(Done, len(blocks))...)
+				b.same(data, look)
+				if n := b.daemon.Held(); n != 0 {
+					t.Errorf("%d pins and reservations are held, want none", n)
+				}
+				if st := b.Stats(); st.Connections < 2 || st.Stored != int64(len(blocks)) || st.Loaded != int64(len(blocks)) {
+					t.Errorf("stats are %+v", st)
+				}
+			})
+		}
+	}
+}
+
+// A slot may get other bytes once a pin has ended, and what was read of it is nothing then.
+func TestBytesWhosePinEndedAreReadAgain(t *testing.T) {
+	each(t, small, Options{}, func(b *bed) {
+		blocks, data, _ := b.blocks(false, 1, 200_000)
+		b.put(blocks)
+		b.once(control.TypeKVRelease, true, func() {
+			must(b.t, b.daemon.Damage(string(blocks[0].Key))) // as another block's bytes would
+			must(b.t, b.daemon.Damage(string(blocks[0].Key)))
+			b.daemon.Forget()
+		})
+		fresh, look := b.empty(data, blocks)
+		b.want(b.get(fresh).Outcomes, Done)
+		b.same(data, look)
+		if n := b.daemon.Asked(control.TypeKVLookup); n < 2 {
+			b.t.Errorf("%d lookups, want two", n)
+		}
+	})
+}
+
+func TestDamageIsFoundBySums(t *testing.T) {
+	each(t, small, Options{Sums: true}, func(b *bed) {
+		blocks, data, _ := b.blocks(false, 1, 70_000, 200_000)
+		b.put(blocks)
+		must(b.t, b.daemon.Damage(string(blocks[1].Key)))
+		fresh, look := b.empty(data, blocks)
+		b.want(b.get(fresh).Outcomes, Done, Damaged)
+		b.same(data[:1], look)
+		b.want(b.get(fresh).Outcomes, Done, Missing) // the daemon has dropped it
+		if n := b.daemon.Held(); n != 0 {
+			b.t.Errorf("%d pins are held, want none", n)
+		}
+	})
+}
+
+func TestASlabThatWasCutIsNoBlock(t *testing.T) {
+	for _, d := range []kvtest.Options{small, {BlockBytes: 200_000, Disk: 10}} {
+		b := open(t, "host", d, Options{})
+		blocks, data, _ := b.blocks(false, 1, 70_000, 200_000)
+		b.put(blocks)
+		must(t, b.daemon.Truncate(0, 4096*49))
+		fresh, look := b.empty(data, blocks)
+		b.want(b.get(fresh).Outcomes, Done, Failed)
+		b.same(data[:1], look)
+		if n := b.daemon.Held(); n != 0 {
+			t.Errorf("%d pins are held, want none", n)
+		}
+	}
+}
+
+func TestMoreThanThereIsRoom(t *testing.T) {
+	each(t, kvtest.Options{BlockBytes: 4096, Memory: 3, Disk: 2}, Options{}, func(b *bed) {
+		blocks, _, _ := b.blocks(false, 1, 4096, 4095, 4094, 4093, 4092, 4091)
+		r := b.put(blocks)
+		b.want(r.Outcomes, Done, Done, Done, Done, Done, NoRoom)
+		if r.Moved.Memory != 4096+4095+4094 || r.Moved.Disk != 4093+4092 {
+			b.t.Errorf("moved %+v", r.Moved)
+		}
+		if r.Survives[0] != control.KVNothing || r.Survives[5] != 0 {
+			b.t.Errorf("survives %v", r.Survives)
+		}
+	})
+}
+
+func TestBlocksOfAnotherLengthAreNotLoaded(t *testing.T) {
+	b := open(t, "host", small, Options{})
+	blocks, _, _ := b.blocks(false, 1, 5000)
+	b.put(blocks)
+	q, err := b.Get([]Block{{Key: blocks[0].Key, Parts: []Memory{{Host: make([]byte, 4999)}}}}, nil, nil)
+	must(t, err)
+	r, err := q.Result()
+	must(t, err)
+	b.want(r.Outcomes, Length)
+}
+
+func TestWhatMakesNoSenseIsRefused(t *testing.T) {
+	each(t, small, Options{}, func(b *bed) {
+		one := []Memory{{Host: []byte{1}}}
+		for _, block := range []Block{
+			{Key: nil, Parts: one}, {Key: make([]byte, 65), Parts: one}, {Key: []byte("k")}, {Key: []byte("k"), Parts: []Memory{{Host: make([]byte, 200_001)}}},
+			{Key: []byte("k"), Parts: []Memory{{HBM: 4096, N: 8}}}, {Key: []byte("k"), Parts: []Memory{{HBM: 4096, N: -8}}},
+		} {
+			if _, err := b.Put([]Block{block}, nil, nil); !errors.Is(err, ErrBlock) && !errors.Is(err, ErrMemory) {
+				b.t.Errorf("%+v: %v", block, err)
+			}
+		}
+		if _, err := b.Contains([][]byte{{}}, nil); !errors.Is(err, ErrBlock) {
+			b.t.Error(err)
+		}
+	})
+}
+
+func TestMemoryThatIsNotThereIsAnError(t *testing.T) {
+	b := open(t, "host", small, Options{})
+	bad := HostMemory(8192, 5000)
+	q, err := b.Put([]Block{{Key: []byte("k"), Parts: []Memory{bad}}}, nil, nil)
+	must(t, err)
+	if _, err := q.Result(); !errors.Is(err, ErrMemory) {
+		t.Fatal(err)
+	}
+	if n := b.daemon.Held(); n != 0 {
+		t.Errorf("%d reservations are held, want none", n)
+	}
+	blocks, _, _ := b.blocks(false, 1, 5000)
+	b.put(blocks)
+	q, err = b.Get([]Block{{Key: blocks[0].Key, Parts: []Memory{bad}}}, nil, nil)
+	must(t, err)
+	if _, err := q.Result(); !errors.Is(err, ErrMemory) {
+		t.Fatal(err)
+	}
+}
+
+func TestAnotherStoreMayOnlyRead(t *testing.T) {
+	b := open(t, "host", small, Options{})
+	blocks, data, _ := b.blocks(false, 1, 5000, 200_000)
+	b.put(blocks)
+	reader, err := Open(context.Background(), b.root, "test", Options{Device: HostDevice})
+	must(t, err)
+	defer func() { must(t, reader.Close()) }()
+	if _, err := reader.Put(blocks, nil, nil); !errors.Is(err, ErrReadOnly) {
+		t.Error(err)
+	}
+	fresh, look := b.empty(data, blocks)
+	q, err := reader.Get(fresh, nil, nil)
+	must(t, err)
+	r, err := q.Result()
+	must(t, err)
+	b.want(r.Outcomes, Done, Done)
+	b.same(data, look)
+	if _, err := Open(context.Background(), b.root, "test", Options{Device: HostDevice, BlockBytes: 77}); !errors.Is(err, syscall.EINVAL) {
+		t.Error(err)
+	}
+}
+
+func TestPinsAreKeptUntilTheyAreGivenUp(t *testing.T) {
+	b := open(t, "host", small, Options{})
+	blocks, _, _ := b.blocks(false, 1, 5000)
+	b.put(blocks)
+	q, err := b.Pin([][]byte{blocks[0].Key, []byte("none")}, nil)
+	must(t, err)
+	r, err := q.Result()
+	must(t, err)
+	b.want(r.Outcomes, Done, Missing)
+	if n := b.daemon.Held(); n != 1 || r.Tokens[0] == 0 || r.Tokens[1] != 0 {
+		t.Fatalf("%d pins, tokens %v", n, r.Tokens)
+	}
+	b.daemon.Cut()
+	q, err = b.Unpin(r.Tokens[:1], nil)
+	must(t, err)
+	r, err = q.Result()
+	must(t, err)
+	b.want(r.Outcomes, Done)
+	if n := b.daemon.Held(); n != 0 {
+		t.Errorf("%d pins are held, want none", n)
+	}
+}
+
+func TestARequestCanBeCancelled(t *testing.T) {
+	b := open(t, "host", small, Options{})
+	held := make(chan struct{})
+	b.once(control.TypeKVCommit, false, func() { <-held })
+	blocks, _, _ := b.blocks(false, 1, 5000)
+	told := make(chan struct{})
+	q, err := b.Put(blocks, nil, func() { close(told) })
+	must(t, err)
+	for b.daemon.Asked(control.TypeKVCommit) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	q.Cancel()
+	close(held)
+	if _, err := q.Result(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	<-told
+	if n := b.daemon.Held(); n != 0 {
+		t.Errorf("%d reservations are held, want none", n)
+	}
+}
+
+func TestManyBlocks(t *testing.T) {
+	const n = 2500
+	each(t, kvtest.Options{BlockBytes: 512, Memory: n, Region: 500}, Options{Sums: true}, func(b *bed) {
+		p := noise(n*500, 8)
+		m, _ := b.memory(p)
+		back, look := b.memory(make([]byte, n*500))
+		var blocks, fresh []Block
+		for i := range int64(n) {
+			key := fmt.Appendf(nil, "key %d", i)
+			blocks = append(blocks, Block{Key: key, Parts: []Memory{m.part(i*500, 500)}})
+			fresh = append(fresh, Block{Key: key, Parts: []Memory{back.part(i*500, 200), back.part(i*500+200, 300)}})
+		}
+		b.want(b.put(blocks).Outcomes, all(Done, n)...)
+		r := b.get(fresh)
+		b.want(r.Outcomes, all(Done, n)...)
+		if !bytes.Equal(look(), p) {
+			b.t.Fatal("other bytes came back")
+		}
+		want := map[string]int64{"host": r.Moved.Host, "gpu": r.Moved.Mapped, "gpu without registration": r.Moved.Staged}[b.on]
+		if want != n*500 || r.Moved.Memory != n*500 {
+			b.t.Errorf("moved %+v", r.Moved)
+		}
+	})
+}

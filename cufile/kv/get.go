@@ -1,0 +1,126 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// Get starts loading blocks into memory, after what is on the caller's stream now; nil is none. A block is loaded where it has as many
+// bytes as its memory. Other memory may have been written to, and holds nothing of use.
+func (s *Store) Get(blocks []Block, stream *uintptr, ended func()) (*Request, error) {
+	return s.begin(get, len(blocks), stream, ended, func() error { return s.check(blocks) }, func(ctx context.Context, q *Request) error {
+		return q.parts(ctx, blocks, func(ctx context.Context, first int, part []Block) error {
+			left := make([]int, len(part))
+			for i := range left {
+				left[i] = i
+			}
+			var err error
+			for range attempts {
+				if left, err = q.get(ctx, first, part, left); err != nil || len(left) == 0 {
+					return err
+				}
+			}
+			for _, i := range left {
+				q.set(first+i, Missing)
+			}
+			return nil
+		})
+	})
+}
+
+// get loads blocks of a part, and gives those to begin again: whose pins ended before their bytes were read.
+func (q *Request) get(ctx context.Context, first int, part []Block, which []int) (again []int, err error) {
+	s := q.s
+	keys := make([][]byte, len(which))
+	for i, at := range which {
+		keys[i] = part[at].Key
+	}
+	var slots []control.KVSlot
+	on, err := s.ask(ctx, nil, func(n *control.Namespace) error {
+		slots, err = n.Lookup(ctx, keys, true)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("get: %w", err)
+	}
+	tiers, release, err := on.hold(s)
+	if errors.Is(err, errRestarted) {
+		return which, nil
+	}
+	defer release()
+	var jobs []*job
+	var tokens, unused []uint64
+	for i, at := range which {
+		slot := &slots[i]
+		if slot.Errno != 0 {
+			q.set(first+at, outcomeOf(slot.Errno))
+			continue
+		}
+		tokens = append(tokens, slot.Token)
+		if int64(slot.Length) != part[at].size {
+			q.set(first+at, Length)
+			unused = append(unused, slot.Token)
+			continue
+		}
+		j, jobErr := q.jobOf(on, tiers, &part[at], at, slot)
+		if jobErr != nil {
+			err = jobErr
+			continue
+		}
+		j.sums, j.want = s.sums && slot.Flags&control.KVHasCRC != 0, slot.CRC
+		jobs = append(jobs, j)
+	}
+	if err == nil {
+		err = s.copyAll(ctx, jobs, true, q.after)
+	}
+	if err != nil {
+		s.giveUp(on, 0, tokens)
+		return nil, fmt.Errorf("get: %w", err)
+	}
+	return q.release(ctx, on, first, jobs, unused)
+}
+
+// release ends the pins of blocks that were loaded. Only its answer says that they are good.
+func (q *Request) release(ctx context.Context, on *session, first int, jobs []*job, unused []uint64) (again []int, err error) {
+	var suspect []uint64
+	var good []*job
+	tokens := unused
+	for _, j := range jobs {
+		switch {
+		case j.err != nil:
+			q.set(first+j.index, Failed)
+			suspect = append(suspect, j.token)
+		case j.sums && j.crc != j.want:
+			q.set(first+j.index, Damaged)
+			suspect = append(suspect, j.token)
+		default:
+			good = append(good, j)
+			tokens = append(tokens, j.token)
+		}
+	}
+	q.s.giveUp(on, control.KVSuspect, suspect)
+	if len(tokens) == 0 {
+		return nil, nil
+	}
+	var done []control.KVDone
+	_, err = q.s.ask(ctx, on, func(n *control.Namespace) error {
+		done, err = n.Release(ctx, 0, tokens...)
+		return err
+	})
+	if err != nil && !errors.Is(err, errRestarted) {
+		q.s.giveUp(on, 0, tokens)
+		return nil, fmt.Errorf("get: %w", err)
+	}
+	for i, j := range good {
+		if err != nil || done[len(unused)+i].Errno != 0 {
+			again = append(again, j.index)
+			continue
+		}
+		q.set(first+j.index, Done)
+		q.moved(j)
+	}
+	return again, nil
+}

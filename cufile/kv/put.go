@@ -1,0 +1,161 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// attempts is how often a part of a request is begun again because its daemon was replaced by one that knows nothing of it.
+const attempts = 4
+
+// Put starts storing blocks. Bytes of the GPU are read after what is on the caller's stream now; nil is none. Memory must stay as it is
+// until Done is closed. Blocks that make no sense are refused at once, with ErrBlock or ErrMemory. ended, if not nil, is called once
+// Done is closed.
+func (s *Store) Put(blocks []Block, stream *uintptr, ended func()) (*Request, error) {
+	check := func() error {
+		if !s.opt.Write {
+			return fmt.Errorf("put: %w", ErrReadOnly)
+		}
+		return s.check(blocks)
+	}
+	return s.begin(put, len(blocks), stream, ended, check, func(ctx context.Context, q *Request) error {
+		q.result.Survives = make([]control.KVSurvival, len(blocks))
+		return q.parts(ctx, blocks, func(ctx context.Context, first int, part []Block) error {
+			left := make([]int, len(part))
+			for i := range left {
+				left[i] = i
+			}
+			var err error
+			for range attempts {
+				if left, err = q.put(ctx, first, part, left); err != nil || len(left) == 0 {
+					return err
+				}
+			}
+			for _, i := range left {
+				q.set(first+i, Lost)
+			}
+			return nil
+		})
+	})
+}
+
+// put stores blocks of a part, and gives those to begin again.
+func (q *Request) put(ctx context.Context, first int, part []Block, which []int) (again []int, err error) {
+	s := q.s
+	wanted := make([]control.KVBlock, len(which))
+	for i, at := range which {
+		wanted[i] = control.KVBlock{Key: part[at].Key, Length: uint32(part[at].size)}
+	}
+	var slots []control.KVSlot
+	on, err := s.ask(ctx, nil, func(n *control.Namespace) error {
+		slots, err = n.Reserve(ctx, wanted)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("put: %w", err)
+	}
+	tiers, release, err := on.hold(s)
+	if errors.Is(err, errRestarted) {
+		return which, nil
+	}
+	defer release()
+	var jobs []*job
+	var tokens []uint64
+	for i, at := range which {
+		if slots[i].Errno != 0 {
+			q.set(first+at, outcomeOf(slots[i].Errno))
+			continue
+		}
+		tokens = append(tokens, slots[i].Token)
+		j, jobErr := q.jobOf(on, tiers, &part[at], at, &slots[i])
+		if jobErr != nil {
+			err = jobErr
+			continue
+		}
+		j.sums = s.sums
+		jobs = append(jobs, j)
+	}
+	if err == nil {
+		err = s.copyAll(ctx, jobs, false, q.after)
+	}
+	if err != nil {
+		s.giveUp(on, 0, tokens)
+		return nil, fmt.Errorf("put: %w", err)
+	}
+	return q.commit(ctx, on, first, jobs)
+}
+
+// commit has blocks found whose bytes are in their slots, and gives those whose reservations were gone.
+func (q *Request) commit(ctx context.Context, on *session, first int, jobs []*job) (again []int, err error) {
+	var stored []control.KVStored
+	var good []*job
+	var bad []uint64
+	for _, j := range jobs {
+		if j.err != nil {
+			q.set(first+j.index, Failed)
+			bad = append(bad, j.token)
+			continue
+		}
+		good = append(good, j)
+		m := control.KVStored{Token: j.token}
+		if j.sums {
+			m.CRC, m.Flags = j.crc, control.KVHasCRC
+		}
+		stored = append(stored, m)
+	}
+	q.s.giveUp(on, control.KVSuspect, bad)
+	if len(stored) == 0 {
+		return nil, nil
+	}
+	var done []control.KVDone
+	_, err = q.s.ask(ctx, on, func(n *control.Namespace) error {
+		done, err = n.Commit(ctx, stored)
+		return err
+	})
+	switch {
+	case errors.Is(err, errRestarted):
+		for _, j := range good {
+			again = append(again, j.index)
+		}
+		return again, nil
+	case err != nil:
+		tokens := make([]uint64, len(stored))
+		for i := range stored {
+			tokens[i] = stored[i].Token
+		}
+		q.s.giveUp(on, 0, tokens)
+		return nil, fmt.Errorf("put: %w", err)
+	}
+	for i, j := range good {
+		switch done[i].Errno {
+		case 0:
+			q.set(first+j.index, Done)
+			q.moved(j)
+			q.mu.Lock()
+			q.result.Survives[first+j.index] = done[i].Survives
+			q.mu.Unlock()
+		case 2: // ENOENT: the daemon forgot it, or has committed it and could not say so
+			again = append(again, j.index)
+		default:
+			q.set(first+j.index, Failed)
+		}
+	}
+	return again, nil
+}
+
+// giveUp ends pins or reservations that nobody needs. It is for after an error, which says what matters; what is left ends with
+// the process.
+func (s *Store) giveUp(on *session, flags uint32, tokens []uint64) {
+	if len(tokens) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.redial)
+	defer cancel()
+	_, _ = s.ask(ctx, on, func(n *control.Namespace) error {
+		_, err := n.Release(ctx, flags, tokens...)
+		return err
+	})
+}

@@ -1,0 +1,214 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/driver"
+)
+
+// Result says what a request did.
+type Result struct {
+	Outcomes []Outcome            // of each block or key, in order
+	Tokens   []uint64             // of a Pin: of each key that is Done; else nil
+	Survives []control.KVSurvival // of a Put: of each block that is Done, what it survives; else nil
+	Moved    Moved
+}
+
+type kind int
+
+const (
+	put kind = iota
+	get
+	other
+)
+
+// Request is blocks that are being moved, or keys that are asked for.
+type Request struct {
+	s      *Store
+	kind   kind
+	after  driver.Handle // an event of the caller's stream; 0 for none
+	cancel context.CancelFunc
+	done   chan struct{}
+	ended  func()
+
+	mu     sync.Mutex // guards result until done is closed
+	result Result
+	err    error
+}
+
+// How much of a request is one part: what the daemon gives slots for at a time. Two parts are on their way at once, so that the
+// link does not stand still while the daemon answers.
+const (
+	partBlocks  = 512
+	partBytes   = 256 << 20
+	partsAtOnce = 2
+)
+
+// begin starts a request of n keys. ended, if not nil, runs once Done is closed.
+func (s *Store) begin(k kind, n int, stream *uintptr, ended func(), check func() error, run func(ctx context.Context, q *Request) error) (*Request, error) {
+	if !s.gate.Enter() {
+		return nil, fmt.Errorf("%w: the store was closed", ErrClosed)
+	}
+	var after driver.Handle
+	err := s.within(check)
+	if err == nil {
+		after, err = s.mark(stream)
+	}
+	if err != nil {
+		s.gate.Leave()
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	q := &Request{s: s, kind: k, after: after, cancel: cancel, done: make(chan struct{}), ended: ended}
+	q.result.Outcomes = make([]Outcome, n)
+	for i := range q.result.Outcomes {
+		q.result.Outcomes[i] = Undone
+	}
+	s.mu.Lock()
+	s.requests[q] = true
+	if s.closed { // meanwhile, by a Close that did not see q
+		cancel()
+	}
+	s.mu.Unlock()
+	go q.serve(ctx, run)
+	return q, nil
+}
+
+func (s *Store) within(f func() error) error {
+	if s.gpu == nil {
+		return f()
+	}
+	return s.gpu.within(f)
+}
+
+func (q *Request) serve(ctx context.Context, run func(ctx context.Context, q *Request) error) {
+	defer q.s.gate.Leave()
+	q.err = run(ctx, q)
+	if q.err != nil && ctx.Err() != nil {
+		q.err = ctx.Err()
+	}
+	q.cancel()
+	q.s.unmark(q.after)
+	q.s.account(q)
+	q.s.mu.Lock()
+	delete(q.s.requests, q)
+	q.s.mu.Unlock()
+	close(q.done)
+	if q.ended != nil {
+		q.ended()
+	}
+}
+
+// Done is closed when the request has ended and nothing uses its memory any more.
+func (q *Request) Done() <-chan struct{} { return q.done }
+
+// Cancel asks the request to end. It may have been done by then.
+func (q *Request) Cancel() { q.cancel() }
+
+// Result waits for the request. With an error, outcomes other than Undone are true nevertheless.
+func (q *Request) Result() (Result, error) {
+	<-q.done
+	return q.result, q.err
+}
+
+func (q *Request) set(i int, o Outcome) {
+	q.mu.Lock()
+	q.result.Outcomes[i] = o
+	q.mu.Unlock()
+}
+
+func (q *Request) moved(j *job) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n, m := j.block.size, &q.result.Moved
+	switch j.path {
+	case Mapped:
+		m.Mapped += n
+	case Staged:
+		m.Staged += n
+	case Host:
+		m.Host += n
+	}
+	if j.tier.kind == control.KVMemory {
+		m.Memory += n
+	} else {
+		m.Disk += n
+	}
+}
+
+// parts runs f over blocks, some at a time.
+func (q *Request) parts(ctx context.Context, blocks []Block, f func(ctx context.Context, first int, blocks []Block) error) error {
+	type part struct{ first, end int }
+	var list []part
+	for first := 0; first < len(blocks); {
+		end, size := first, int64(0)
+		for end < len(blocks) && end-first < partBlocks && (end == first || size+blocks[end].size <= partBytes) {
+			size += blocks[end].size
+			end++
+		}
+		list = append(list, part{first, end})
+		first = end
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var next atomic.Int64
+	var once sync.Once
+	var first error
+	work := func() {
+		for i := next.Add(1) - 1; i < int64(len(list)); i = next.Add(1) - 1 {
+			err := ctx.Err()
+			if err == nil {
+				err = f(ctx, list[i].first, blocks[list[i].first:list[i].end])
+			}
+			if err != nil {
+				once.Do(func() { first = err })
+				cancel()
+				return
+			}
+		}
+	}
+	var all sync.WaitGroup
+	for range min(partsAtOnce, len(list)) - 1 {
+		all.Go(work)
+	}
+	work()
+	all.Wait()
+	return first
+}
+
+// outcomeOf says what an errno of the daemon means.
+func outcomeOf(errno syscall.Errno) Outcome {
+	switch errno {
+	case 0:
+		return Done
+	case syscall.ENOENT:
+		return Missing
+	case syscall.EEXIST:
+		return Present
+	case syscall.EBUSY:
+		return Busy
+	case syscall.ENOSPC:
+		return NoRoom
+	case syscall.EDQUOT:
+		return OverLimit
+	}
+	return Failed
+}
+
+// errSlot says that the daemon gave a slot that its tiers do not have.
+var errSlot = errors.New("the daemon gave a slot outside of its tiers: report this")
+
+// jobOf makes the job of a slot.
+func (q *Request) jobOf(n *session, tiers []*tier, b *Block, index int, slot *control.KVSlot) (*job, error) {
+	slotBytes := n.space.SlotBytes
+	if int(slot.Tier) >= len(tiers) || !tiers[slot.Tier].inside(slot.Slot, slotBytes, b.size) {
+		return nil, fmt.Errorf("%w: slot %d of tier %d", errSlot, slot.Slot, slot.Tier)
+	}
+	return &job{block: b, index: index, tier: tiers[slot.Tier], offset: int64(slot.Slot) * slotBytes, token: slot.Token}, nil
+}

@@ -1,0 +1,71 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// draft answers a frame about a draft, in a checkpoint volume.
+func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
+	if s.mount.opt.Drafts == nil {
+		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount shows a dataset, and has no drafts: write checkpoints to a volume (hbmfs mount --checkpoints)"}
+	}
+	if s.drafts == nil {
+		s.drafts = s.mount.opt.Drafts.Session(s.peer.user(), s.peer.pidfd())
+	}
+	if t == control.TypeBegin || t == control.TypeAdd { // their answers have descriptors
+		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+			return err
+		}
+	}
+	said, err := s.drafts.Handle(ctx, t, payload)
+	if err != nil {
+		return err
+	}
+	a.header.Type, a.payload = said.Type, said.Payload
+	a.fds, err = detach(said.Files)
+	return err
+}
+
+// block answers a frame about blocks, in a KV volume.
+func (s *session) block(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
+	if s.mount.opt.KV == nil {
+		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount keeps no blocks of a KV cache: mount a volume for them (hbmfs mount --kv)"}
+	}
+	if s.kv == nil {
+		s.kv = s.mount.opt.KV.Session(s.peer.user(), s.peer.pidfd())
+	}
+	if t == control.TypeKVOpen { // its answer has descriptors
+		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+			return err
+		}
+	}
+	said, err := s.kv.Handle(ctx, t, payload)
+	if err != nil {
+		return err
+	}
+	a.header.Type, a.payload = said.Type, said.Payload
+	a.fds, err = detach(said.Files)
+	return err
+}
+
+// detach gives descriptors of files, and closes the files.
+func detach(files []*os.File) (fds []int, err error) {
+	for _, f := range files {
+		fd, dupErr := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err = errors.Join(err, dupErr, f.Close()); dupErr == nil {
+			fds = append(fds, fd)
+		}
+	}
+	if err != nil {
+		control.CloseAll(fds)
+		return nil, err
+	}
+	return fds, nil
+}

@@ -1,0 +1,58 @@
+package kv
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// budget is the limit of a tier, in bytes, that all namespaces share. A disk's is a file, too: what no slab has yet is allocated there, so that
+// nobody else fills the disk meanwhile.
+type budget struct {
+	limit int64
+	rest  *os.File // nil for memory
+
+	mu   sync.Mutex // guards what follows
+	used int64
+}
+
+// take books n bytes, and gives them back to the filesystem, for a slab to have them the next moment.
+func (b *budget) take(n int64) (bool, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used+n > b.limit {
+		return false, nil
+	}
+	if b.rest != nil {
+		if err := b.rest.Truncate(max(b.limit-b.used-n, 0)); err != nil {
+			return false, fmt.Errorf("make room for a slab: %w", err)
+		}
+	}
+	b.used += n
+	return true, nil
+}
+
+// give gives n bytes back, which no slab has any more.
+func (b *budget) give(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used -= n
+	_ = b.fill() // whoever has taken the room keeps it: the next slab says so
+}
+
+// fill allocates what no slab has. The lock is held.
+func (b *budget) fill() error {
+	if b.rest == nil || b.limit <= b.used {
+		return nil
+	}
+	return unix.Fallocate(int(b.rest.Fd()), 0, 0, b.limit-b.used)
+}
+
+// booked is what is used.
+func (b *budget) booked() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.used
+}

@@ -1,0 +1,223 @@
+package kv
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// owner is a process that has the volume open, and what it holds. It lasts as long as a connection of it, or as the process where it holds something.
+type owner struct {
+	id    uint64 // the number that the client knows it by
+	uid   uint32
+	pid   int
+	pidfd *os.File // nil where the kernel does not tell the process: all ends with the connection
+
+	mu       sync.Mutex // guards what follows
+	holds    map[uint64]*hold
+	orphans  map[place]uint64 // reservations that connections made which have ended
+	sessions int
+	over     bool
+}
+
+// place is a slot of a tier.
+type place struct {
+	tier *tier
+	slot uint32
+}
+
+// keptOwner begins the names of the processes' descriptors that the holder of the mount keeps.
+const keptOwner = "kv-owner-"
+
+func (o *owner) kept() string {
+	return keptOwner + strconv.FormatUint(uint64(o.uid), 10) + "-" + strconv.FormatUint(o.id, 16)
+}
+
+// parseOwner reads such a name.
+func parseOwner(name string) (uid uint32, id uint64, ok bool) {
+	rest, ok := strings.CutPrefix(name, keptOwner)
+	user, number, found := strings.Cut(rest, "-")
+	u, userErr := strconv.ParseUint(user, 10, 32)
+	id, err := strconv.ParseUint(number, 16, 64)
+	return uint32(u), id, ok && found && userErr == nil && err == nil
+}
+
+// nonblocking gives a descriptor that the runtime waits for without a thread.
+func nonblocking(pidfd *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(pidfd.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("watch a process: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "client"), nil
+}
+
+// pidOf reads the number of a process: 0 where it is of another PID namespace, or gone.
+func pidOf(pidfd *os.File) (pid int) {
+	f, err := os.Open("/proc/self/fdinfo/" + strconv.Itoa(int(pidfd.Fd())))
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if text, ok := strings.CutPrefix(lines.Text(), "Pid:"); ok {
+			_, _ = fmt.Sscan(text, &pid) // 0 where it is none
+		}
+	}
+	return max(pid, 0)
+}
+
+// sameProcess tells whether two descriptors are of one process: by their inodes (Linux 6.9), and by its number on older kernels.
+func sameProcess(a, b *os.File) bool {
+	var x, y unix.Stat_t
+	if unix.Fstat(int(a.Fd()), &x) != nil || unix.Fstat(int(b.Fd()), &y) != nil {
+		return false
+	}
+	pid := pidOf(a)
+	return x.Dev == y.Dev && x.Ino == y.Ino && pid == pidOf(b) && (pid != 0 || pidfsMagic(a))
+}
+
+// pidfsMagic tells whether inodes name processes.
+func pidfsMagic(f *os.File) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(f.Fd()), &st) == nil && st.Type == 0x50494446 // PID_FS_MAGIC
+}
+
+// newOwner makes the owner of a session's process.
+func (s *Store) newOwner(uid uint32, pidfd *os.File) (*owner, error) {
+	o := &owner{id: newID(), uid: uid, holds: map[uint64]*hold{}, orphans: map[place]uint64{}, sessions: 1}
+	if pidfd != nil {
+		var err error
+		if o.pidfd, err = nonblocking(pidfd); err != nil {
+			return nil, err
+		}
+		o.pid = pidOf(o.pidfd)
+		if s.opt.Life != nil {
+			if err := s.opt.Life.Keep(o.kept(), o.pidfd); err != nil {
+				return nil, errors.Join(err, o.pidfd.Close())
+			}
+		}
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil, refuse(unix.ESHUTDOWN, "the mount ends")
+	}
+	s.owners[o.id] = o
+	s.mu.Unlock()
+	s.watch(o)
+	return o, nil
+}
+
+// watch ends what an owner holds once its process ends.
+func (s *Store) watch(o *owner) {
+	if o.pidfd == nil {
+		return
+	}
+	raw, err := o.pidfd.SyscallConn()
+	if err != nil {
+		return // it is over
+	}
+	s.ended.Go(func() { // ends with the process, or the owner
+		if raw.Read(func(fd uintptr) bool {
+			poll := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, _ := unix.Poll(poll[:], 0) // it does not wait
+			return n > 0
+		}) == nil {
+			s.end(o)
+		}
+	})
+}
+
+// leave ends a session of an owner. Without its process it ends; and so it does where it holds nothing.
+func (s *Store) leave(c *Session) {
+	o := c.owner
+	o.mu.Lock()
+	for token, h := range o.holds {
+		if h.session == c && h.kind == reservation {
+			o.orphans[place{h.tier, h.slot}] = token
+		}
+	}
+	o.sessions--
+	over := o.sessions == 0 && (o.pidfd == nil || len(o.holds) == 0)
+	o.mu.Unlock()
+	if over {
+		s.end(o)
+	}
+}
+
+// end gives back all that an owner holds.
+func (s *Store) end(o *owner) {
+	o.mu.Lock()
+	if o.over {
+		o.mu.Unlock()
+		return
+	}
+	o.over = true
+	tokens := make([]uint64, 0, len(o.holds))
+	for token := range o.holds {
+		tokens = append(tokens, token)
+	}
+	o.mu.Unlock()
+	for _, token := range tokens {
+		if h, busy := o.find(token); h != nil && !busy {
+			h.space.mu.Lock()
+			s.release(o, token)
+			h.space.mu.Unlock()
+		}
+	}
+	if o.pidfd != nil {
+		s.opt.Life.Drop(o.kept())
+		_ = o.pidfd.Close() // it was only asked
+	}
+	s.mu.Lock()
+	delete(s.owners, o.id)
+	s.mu.Unlock()
+}
+
+// find gives a hold, nil where there is none of that token.
+func (o *owner) find(token uint64) (h *hold, busy bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if h = o.holds[token]; h != nil {
+		busy = h.busy
+	}
+	return h, busy
+}
+
+// adoptOwners goes on with the processes that the daemon before served.
+func (s *Store) adoptOwners() map[uint64]*owner {
+	owners := map[uint64]*owner{}
+	life := s.opt.Life
+	for _, name := range life.Names() {
+		uid, id, ok := parseOwner(name)
+		if !ok {
+			continue
+		}
+		f := life.Took(name)
+		if f == nil {
+			continue
+		}
+		pidfd, err := nonblocking(f)
+		_ = f.Close() // the holder has its own
+		if err != nil {
+			s.note("a process is not watched, and what it held is given back: %v", err)
+			life.Drop(name)
+			continue
+		}
+		o := &owner{id: id, uid: uid, pid: pidOf(pidfd), pidfd: pidfd, holds: map[uint64]*hold{}, orphans: map[place]uint64{}}
+		owners[id] = o
+		s.mu.Lock()
+		s.owners[id] = o
+		s.mu.Unlock()
+	}
+	return owners
+}

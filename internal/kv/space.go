@@ -1,0 +1,364 @@
+package kv
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"hash/maphash"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/asuser"
+)
+
+// Space is a namespace.
+type Space struct {
+	store  *Store
+	name   string
+	number uint32
+	meta   meta
+	dir    *os.File
+	rights *os.File // the file whose owner and mode say who may use the namespace, and which has its meta
+	has    int64    // regions of the disk tier, when it was opened
+
+	mu                                    sync.Mutex // guards what follows
+	tiers                                 []*tier    // memory first, where there is some; the slice never changes
+	opened                                int        // by sessions
+	used                                  time.Time
+	hits, misses, stored, exists, refused uint64
+	pins, reservations                    int64
+	broken                                uint64 // slabs that were found cut or grown
+}
+
+// meta is what a namespace's file says of it.
+type meta struct {
+	Version int    `json:"version"`
+	ID      uint64 `json:"id"` // records of another namespace of the name have another
+	Block   int64  `json:"block_bytes"`
+	Slot    int64  `json:"slot_bytes"`
+	Disk    int64  `json:"disk_region"`   // slots
+	Memory  int64  `json:"memory_region"` // slots
+	Boot    string `json:"boot"`          // of the machine, when it was mounted last
+	Ended   bool   `json:"ended"`         // and it was unmounted in order
+}
+
+const metaVersion = 1
+
+// Files of a namespace's directory.
+const (
+	slabName  = "slab"
+	indexName = "index"
+	metaName  = "space"
+)
+
+// encode writes a meta with its checksum.
+func (m *meta) encode() []byte {
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic("kv: internal error: " + err.Error())
+	}
+	return fmt.Appendf(b, "\n%08x\n", crc32.Checksum(b, castagnoli()))
+}
+
+// parseMeta reads a meta.
+func parseMeta(b []byte) (m meta, ok bool) {
+	text, sum, found := bytes.Cut(b, []byte("\n"))
+	if !found || strings.TrimSuffix(string(sum), "\n") != fmt.Sprintf("%08x", crc32.Checksum(text, castagnoli())) || json.Unmarshal(text, &m) != nil {
+		return m, false
+	}
+	good := m.Version == metaVersion && m.Block > 0 && m.Block <= control.MaxKVBlock && m.Slot >= m.Block && m.Slot%4096 == 0 && m.Slot <= control.MaxKVBlock+4096
+	return m, good && m.Disk > 0 && m.Disk < 1<<32 && m.Memory >= 0 && m.Memory < 1<<32 && m.ID != 0
+}
+
+// bootID names this boot of the machine.
+func bootID() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // it is always there
+	return strings.TrimSpace(string(b))
+}
+
+// save writes the meta, for the next mount.
+func (sp *Space) save() error {
+	b := sp.meta.encode()
+	_, err := sp.rights.WriteAt(b, 0)
+	if err == nil {
+		err = sp.rights.Truncate(int64(len(b)))
+	}
+	if err == nil {
+		err = sp.rights.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", sp.rights.Name(), err)
+	}
+	return nil
+}
+
+// disk is the disk tier.
+func (sp *Space) disk() *tier { return sp.tiers[len(sp.tiers)-1] }
+
+// memory is the memory tier, nil where there is none.
+func (sp *Space) memory() *tier {
+	if len(sp.tiers) < 2 {
+		return nil
+	}
+	return sp.tiers[0]
+}
+
+// regionOf gives how many slots a region of a tier has: a 64th of the tier's limit, and at least one.
+func regionOf(limit, slot int64) int64 { return min(max(limit/64/slot, 1), max(512<<20/slot, 1)) }
+
+// newSpace makes the namespace of a name.
+func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err error) {
+	slot := (m.BlockBytes + 4095) &^ 4095
+	sp = &Space{store: s, name: m.Name, used: time.Now()}
+	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: regionOf(s.opt.Memory, slot), Boot: bootID()}
+	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
+		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
+	}
+	if err := unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700); err != nil {
+		return nil, fmt.Errorf("make namespace %q: %w", m.Name, err)
+	}
+	if sp.dir, err = openAt(s.dir, m.Name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			sp.discard()
+		}
+	}()
+	if sp.rights, err = openAt(sp.dir, metaName, unix.O_RDWR|unix.O_CREAT); err != nil {
+		return sp, err
+	}
+	if err = sp.rights.Chown(int(user.UID), int(user.GID)); err != nil && os.Geteuid() == 0 {
+		return sp, err
+	}
+	if err = sp.rights.Chmod(os.FileMode(m.Mode)); err != nil {
+		return sp, err
+	}
+	if err = sp.openTiers(); err != nil {
+		return sp, err
+	}
+	if err = errors.Join(sp.disk().slab.Truncate(0), sp.disk().index.Truncate(0)); err != nil {
+		return sp, err
+	}
+	return sp, sp.save()
+}
+
+// ours tells whether a directory has files of a namespace alone.
+func (sp *Space) ours() bool {
+	entries, err := os.ReadDir(sp.path())
+	for _, e := range entries {
+		if name := e.Name(); name != metaName && name != indexName && name != slabName {
+			return false
+		}
+	}
+	return err == nil
+}
+
+// path is the namespace's directory.
+func (sp *Space) path() string { return filepath.Join(sp.store.opt.Directory, sp.name) }
+
+// discard removes a namespace that nobody uses, with its files.
+func (sp *Space) discard() {
+	for _, t := range sp.tiers {
+		t.close()
+	}
+	for _, name := range []string{metaName, indexName, slabName} {
+		_ = unix.Unlinkat(int(sp.dir.Fd()), name, 0) // what stays is found at the next mount
+	}
+	_ = unix.Unlinkat(int(sp.store.dir.Fd()), sp.name, unix.AT_REMOVEDIR)
+	if sp.rights != nil {
+		_ = sp.rights.Close() // it is gone
+	}
+	_ = sp.dir.Close() // opened for reading
+}
+
+// openTiers opens the files of a namespace, or makes them.
+func (sp *Space) openTiers() (err error) {
+	s := sp.store
+	if s.memory != nil {
+		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed()}
+		sp.tiers = append(sp.tiers, t)
+		if err := t.openMemory(); err != nil {
+			return err
+		}
+	}
+	t := &tier{kind: control.KVDisk, space: sp, budget: s.disk, slotBytes: sp.meta.Slot, perRegion: sp.meta.Disk, seed: maphash.MakeSeed()}
+	sp.tiers = append(sp.tiers, t)
+	if t.slab, err = openAt(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err != nil {
+		return err
+	}
+	t.index, err = openAt(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT)
+	return err
+}
+
+// openSpace opens a namespace that the directory has. nil: it could not be used, and is gone.
+func (s *Store) openSpace(name string) (sp *Space, err error) {
+	sp = &Space{store: s, name: name, used: time.Now()}
+	if sp.dir, err = openAt(s.dir, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		return nil, err
+	}
+	if sp.rights, err = openAt(sp.dir, metaName, unix.O_RDWR); err != nil {
+		_ = sp.dir.Close() // opened for reading
+		if !errors.Is(err, unix.ENOENT) {
+			return nil, err
+		}
+		if unix.Unlinkat(int(s.dir.Fd()), name, unix.AT_REMOVEDIR) != nil { // a kill leaves an empty one
+			s.note("%s is no namespace, and is left alone", sp.path())
+		}
+		return nil, nil //nolint:nilnil // there is none, which is no error
+	}
+	text := make([]byte, 4096)
+	n, _ := sp.rights.ReadAt(text, 0) // what is cut short has no checksum
+	var ok bool
+	if sp.meta, ok = parseMeta(text[:n]); !ok {
+		if !sp.ours() {
+			return nil, errors.Join(fmt.Errorf("%s is no namespace of hbmfs's, and has a file %q: name a directory that the volume has for itself", sp.path(), metaName), sp.rights.Close(), sp.dir.Close())
+		}
+		s.note("namespace %q begins anew: %s is damaged, or of a newer hbmfs", name, sp.rights.Name())
+		sp.discard()
+		return nil, nil //nolint:nilnil // likewise
+	}
+	if err := sp.trust(); err != nil {
+		return nil, err
+	}
+	if s.memory != nil && sp.meta.Memory == 0 {
+		sp.meta.Memory = regionOf(s.opt.Memory, sp.meta.Slot)
+	}
+	if s.memory != nil && !s.opt.Life.Adopts() {
+		sp.meta.Memory = regionOf(s.opt.Memory, sp.meta.Slot)
+	}
+	if err := sp.openTiers(); err != nil {
+		return nil, err
+	}
+	if err := sp.measure(); err != nil {
+		return nil, err
+	}
+	sp.meta.Boot, sp.meta.Ended = bootID(), false
+	return sp, sp.save()
+}
+
+// trust removes a slab whose bytes cannot be relied upon: of a machine that has crashed since, or one that processes of an earlier mount still write.
+func (sp *Space) trust() error {
+	if sp.store.opt.Life.Adopts() {
+		return nil
+	}
+	why := ""
+	if !sp.meta.Ended && sp.meta.Boot != bootID() {
+		why = "the machine has crashed since it was mounted last, and not all bytes may be on the disk"
+	} else if sp.written() {
+		why = "a process of an earlier mount still has its slab open for writing"
+	}
+	if why == "" {
+		return nil
+	}
+	sp.store.note("namespace %q begins anew: %s", sp.name, why)
+	for _, name := range []string{indexName, slabName} {
+		f, err := openAt(sp.dir, name, unix.O_RDWR)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(f.Truncate(0), f.Close(), unix.Unlinkat(int(sp.dir.Fd()), name, 0))
+		}
+		if err != nil {
+			return fmt.Errorf("begin namespace %q anew: %w", sp.name, err)
+		}
+	}
+	sp.meta.ID = newID()
+	return nil
+}
+
+// written tells whether some process can write the slab, after those of an earlier mount had time to see that it has ended. A read lease is what the kernel
+// refuses then.
+func (sp *Space) written() bool {
+	f, err := openAt(sp.dir, slabName, unix.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	for end := time.Now().Add(sp.store.opt.LeaseTime); ; time.Sleep(20 * time.Millisecond) {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+		if !errors.Is(err, unix.EAGAIN) { // a filesystem without leases says so
+			_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+			return false
+		}
+		if time.Now().After(end) {
+			return true
+		}
+	}
+}
+
+// measure finds how many regions the files of the disk tier have, and makes them as long.
+func (sp *Space) measure() error {
+	t := sp.disk()
+	slab, err := t.slab.Stat()
+	if err != nil {
+		return err
+	}
+	index, err := t.index.Stat()
+	if err != nil {
+		return err
+	}
+	sp.has = min(slab.Size()/t.regionBytes(), index.Size()/t.indexBytes())
+	if slab.Size() != sp.has*t.regionBytes() || index.Size() != sp.has*t.indexBytes() {
+		if slab.Size() > t.regionBytes()*(sp.has+1) || slab.Size() < index.Size()/t.indexBytes()*t.regionBytes() { // a kill leaves a region more in either
+			sp.broken++
+			sp.store.note("the slab of namespace %q was cut or grown behind the volume: %d bytes, and %d in its index; blocks beyond are dropped", sp.name, slab.Size(), index.Size()/t.indexBytes()*t.regionBytes())
+		}
+		return errors.Join(t.index.Truncate(sp.has*t.indexBytes()), t.slab.Truncate(sp.has*t.regionBytes()))
+	}
+	return nil
+}
+
+// close syncs the namespace, for the next mount.
+func (sp *Space) close() error {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	t := sp.disk()
+	err := errors.Join(t.slab.Sync(), t.index.Sync())
+	if err == nil {
+		sp.meta.Ended = true
+		err = sp.save()
+	}
+	for _, t := range sp.tiers {
+		t.close()
+	}
+	return errors.Join(err, sp.rights.Close(), sp.dir.Close())
+}
+
+// may asks the kernel whether a user may read the namespace, or write it too.
+func (sp *Space) may(user asuser.User, write bool) error {
+	mode, verb := uint32(unix.R_OK), "read"
+	if write {
+		mode, verb = unix.R_OK|unix.W_OK, "write"
+	}
+	return asuser.Do(user, func() error {
+		if err := unix.Faccessat2(int(sp.rights.Fd()), "", mode, unix.AT_EMPTY_PATH|unix.AT_EACCESS); err != nil {
+			return refuse(unix.EACCES, "user %d may not %s namespace %q: its mode says who may", user.UID, verb, sp.name)
+		}
+		return nil
+	})
+}
+
+// mode gives the permission bits of the namespace.
+func (sp *Space) mode() uint32 {
+	mode, _, _ := sp.attributes()
+	return mode
+}
+
+// attributes give the permission bits of the namespace, and whose it is.
+func (sp *Space) attributes() (mode, uid, gid uint32) {
+	var st unix.Stat_t
+	if unix.Fstat(int(sp.rights.Fd()), &st) != nil {
+		return 0, 0, 0
+	}
+	return st.Mode & 0o777, st.Uid, st.Gid
+}

@@ -1,0 +1,212 @@
+"""LMCache's and SGLang's second levels in a KV volume, by their own code.
+
+LMCache is the real package: its plugin type makes the adapter, its benchmark of such adapters runs, and its eventfds are polled. Of SGLang the
+interface, the configuration and the factory of storage backends are the real ones. Its host pools need kernels that CPUs lack: a pool of the
+same layouts stands for them.
+"""
+
+import argparse
+import importlib.util
+import json
+import select
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from lmcache.cli.commands.bench.l2_adapter_bench.data import create_l1_memory_desc, make_memory_objects, make_object_keys
+from lmcache.cli.main import main
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+from lmcache.v1.platform import consume_fd
+from test_kv import Volume
+
+CHUNK = 64 << 10
+PATIENCE = 60_000  # milliseconds
+
+
+@pytest.fixture
+def volume(tmp_path):
+    volume = Volume(tmp_path)
+    yield volume
+    volume.unmount()
+
+
+def specification(volume, **more):
+    parameters = {"mount": str(volume.path), "namespace": "lmcache", "block_bytes": CHUNK, **more}
+    return json.dumps({"type": "plugin", "module_path": "hbmfs.lmcache", "class_name": "KVVolumeAdapter", "adapter_params": parameters})
+
+
+class Engine:
+    """Asks an adapter as LMCache's controllers do."""
+
+    def __init__(self, volume, **more):
+        self.buffer = torch.zeros(64 * CHUNK, dtype=torch.uint8)
+        config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[specification(volume, **more)]))
+        self.adapter = create_l2_adapter(config.adapters[0], l1_memory_desc=create_l1_memory_desc(self.buffer))
+        self.poller = select.poll()
+        for fd in (self.adapter.get_store_event_fd(), self.adapter.get_lookup_and_lock_event_fd(), self.adapter.get_load_event_fd()):
+            self.poller.register(fd, select.POLLIN)
+
+    def objects(self, n, first=0, size=CHUNK):
+        return make_memory_objects(self.buffer, n, size, first * CHUNK, fill_offset=first)
+
+    def until(self, fd, result):
+        while True:
+            value = result()
+            if value:
+                return value
+            for ready, _ in self.poller.poll(PATIENCE):
+                assert ready == fd
+                consume_fd(ready)
+
+    def store(self, keys, objects):
+        task = self.adapter.submit_store_task(keys, objects)
+        return self.until(self.adapter.get_store_event_fd(), self.adapter.pop_completed_store_tasks)[task]
+
+    def lock(self, keys):
+        task = self.adapter.submit_lookup_and_lock_task(keys, {})
+        return self.bits(keys, self.until(self.adapter.get_lookup_and_lock_event_fd(), lambda: self.some(self.adapter.query_lookup_and_lock_result(task))))
+
+    def load(self, keys, objects):
+        task = self.adapter.submit_load_task(keys, objects)
+        return self.bits(keys, self.until(self.adapter.get_load_event_fd(), lambda: self.some(self.adapter.query_load_result(task))))
+
+    @staticmethod
+    def some(bitmap):
+        return None if bitmap is None else (bitmap,)
+
+    @staticmethod
+    def bits(keys, found):
+        return [found[0].test(i) for i in range(len(keys))]
+
+
+def test_lmcache(volume):
+    engine = Engine(volume)
+    keys, objects = make_object_keys(8), engine.objects(8)
+    result = engine.store(keys, objects)
+    assert result.is_successful() and result.bytes_transferred() == 8 * CHUNK
+    result = engine.store(keys, objects)
+    assert result.is_successful() and result.bytes_transferred() == 0
+    assert engine.lock([*keys[:2], *make_object_keys(1, key_offset=99)]) == [True, True, False]
+    assert engine.adapter.report_status()["locks"] == 2
+    loaded = engine.objects(9, first=20)
+    assert engine.load([*keys, *make_object_keys(1, key_offset=99)], loaded) == [True] * 8 + [False]
+    assert all(torch.equal(a.raw_data, b.raw_data) for a, b in zip(objects, loaded[:8], strict=True))
+    engine.adapter.submit_unlock(keys[:2])
+    assert engine.adapter.report_status()["locks"] == 0
+    engine.adapter.delete(keys[:3])
+    assert engine.lock(keys) == [False] * 3 + [True] * 5
+    volume.kill()
+    assert engine.load(keys[3:], engine.objects(5, first=40)) == [True] * 5
+    engine.adapter.close()
+
+
+def test_lmcache_chunks_that_do_not_fit(volume):
+    engine = Engine(volume, block_bytes=CHUNK // 2)
+    assert not engine.store(make_object_keys(1), engine.objects(1)).is_successful()
+    engine.adapter.close()
+    with pytest.raises(ValueError, match="not colour"):
+        Engine(volume, colour="red")
+
+
+def test_lmcache_two_keys_are_never_one():
+    from hbmfs.lmcache import block_key
+    from lmcache.v1.distributed.api import ObjectKey
+
+    keys = [ObjectKey(b"ab", "m", 1), ObjectKey(b"a", "m", 1), ObjectKey(b"ab", "m", 2), ObjectKey(b"ab", "m", 1, 1), ObjectKey(b"ab", "m", 1, 0, "s"), ObjectKey(b"ab", "ms", 1)]
+    assert len({block_key(key) for key in keys}) == len(keys) and {len(block_key(key)) for key in keys} == {32}
+
+
+def test_lmcache_benchmark(volume, capsys):
+    """lmcache bench l2, which compares what it loads with what it stored."""
+    arguments = ["--num-keys", "16", "--data-size-kb", "64", "--rounds", "3", "--in-flight", "2", "--lookup-max-hit-rate", "0.5", "--no-skip-verify"]
+    main(["bench", "l2", "--l2-adapter", specification(volume), *arguments])
+    said = capsys.readouterr().out
+    assert "All 32 keys data verified OK" in said and "TIMEOUT" not in said
+
+
+@pytest.fixture(scope="module")
+def hicache():
+    """SGLang's modules of storage backends, without its packages' own initialization, which needs kernels."""
+    root = importlib.util.find_spec("sglang").submodule_search_locations[0]
+    for name, path in (("sglang", root), ("sglang.srt", f"{root}/srt")):
+        if name not in sys.modules:
+            module = types.ModuleType(name)
+            module.__path__ = [path]
+            sys.modules[name] = module
+    from sglang.srt.mem_cache import hicache_storage
+    from sglang.srt.mem_cache.storage import StorageBackendFactory
+
+    return hicache_storage, StorageBackendFactory
+
+
+class HostPool:
+    """A pool of tokens on the host: of the layout "layer_first", [2, layer, token, head], or "page_first", [2, token, layer, head]."""
+
+    def __init__(self, layout, tokens=64, layers=3, width=40, page=8):
+        self.layout, self.page_size = layout, page
+        self.layers, self.width = layers, width
+        self.buffer = torch.zeros((2, layers, tokens, width) if layout == "layer_first" else (2, tokens, layers, width), dtype=torch.bfloat16)
+
+    def get_dummy_flat_data_page(self):
+        return torch.zeros(2 * self.page_size * self.layers * self.width, dtype=torch.bfloat16)
+
+    def page(self, index):
+        rows = slice(index, index + self.page_size)
+        return self.buffer[:, :, rows] if self.layout == "layer_first" else self.buffer[:, rows]
+
+    def get_page_buffer_meta(self, indices):
+        views = []
+        for index in indices.tolist()[:: self.page_size]:
+            page = self.page(index)
+            views += [page[kind, layer] for layer in range(self.layers) for kind in range(2)] if self.layout == "layer_first" else [page[0], page[1]]
+        assert all(view.is_contiguous() for view in views)
+        return [view.data_ptr() for view in views], [view.numel() * view.element_size() for view in views]
+
+
+def backend(hicache, volume, pool, rank=0, mla=False):
+    storage, factory = hicache
+    extra = {"backend_name": "hbmfs", "module_path": "hbmfs.sglang", "class_name": "KVVolumeStorage", "interface_v1": 1, "mount": str(volume.path), "namespace": "sglang"}
+    config = storage.HiCacheStorageConfig(
+        tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=mla, enable_storage_metrics=False,
+        is_page_first_layout=pool.layout == "page_first", model_name="org/model", extra_config=extra,
+    )  # fmt: skip
+    made = factory.create_backend("dynamic", config, pool)
+    made.register_mem_pool_host(pool)
+    made.on_host_pools_registered()
+    return made
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_sglang(volume, hicache, layout):
+    pool = HostPool(layout)
+    storage = backend(hicache, volume, pool)
+    keys = [f"{i:064x}" for i in range(4)]
+    pool.buffer[:] = torch.from_numpy(np.random.default_rng(1).random(pool.buffer.shape)).to(torch.bfloat16)
+    pages = [pool.page(i * 8).clone() for i in range(8)]
+    assert storage.batch_exists(keys) == 0
+    assert storage.batch_set_v1(keys, torch.arange(32)) == [True] * 4
+    assert storage.batch_set_v1(keys, torch.arange(32)) == [True] * 4
+    assert storage.batch_exists([*keys[:2], "none", keys[3]]) == 2 and storage.exists(keys[3])
+    assert storage.batch_get_v1([keys[2], "none", keys[0]], torch.arange(40, 64)) == [True, False, True]
+    assert torch.equal(pool.page(40), pages[2]) and torch.equal(pool.page(56), pages[0])
+    target = pool.get_dummy_flat_data_page()
+    assert storage.set("flat", pages[7].flatten()) and torch.equal(storage.get("flat", target), pages[7].flatten())
+    assert storage.batch_get(["none", "flat"], [pool.get_dummy_flat_data_page(), target])[0] is None
+    other = backend(hicache, volume, pool, rank=1)
+    assert other.batch_exists(keys) == 0  # it holds other heads of these pages
+    other.close()
+    storage.clear()
+    assert storage.batch_exists(keys) == 0
+    storage.close()
+    storage.close()
+
+
+def test_sglang_ranks_of_mla_share_pages(volume, hicache):
+    pool = HostPool("page_first")
+    first, second = (backend(hicache, volume, pool, rank, mla=True) for rank in range(2))
+    assert first.batch_set_v1(["a"], torch.arange(8)) == [True] and second.exists("a")
+    first.close()
+    second.close()
