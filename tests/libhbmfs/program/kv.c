@@ -119,6 +119,7 @@ void kv(const struct device *d, const char *mount) {
     OK(hbmfs_kv_get_stats(store, &stats, &why));
     if (stats.stored != BLOCKS || stats.loaded != BLOCKS + 1 || stats.block_bytes != LONGEST || stats.connections != 1) DIE("stats are wrong");
     OK(hbmfs_kv_close(store, &why));
+    b.count = 1;
     WANT(HBMFS_CLOSED, hbmfs_kv_put_begin(store, &b, &request, &why));
     close(fd);
     free_memory(&device, d);
