@@ -117,7 +117,9 @@ def show(result):
     for name, peer in (("put", "pinned out"), ("get", "pinned in"), ("both", "pinned both")):
         rates = [rate for rate, _ in result["rates"][name]]
         rate, cpu = medians[name]
-        print(f"  {name:5} {rate:6.1f} GB/s ({min(rates):.1f} to {max(rates):.1f}), {rate / medians[peer][0]:.2f} of {peer} at {medians[peer][0]:.1f}; CPU {cpu:.3f} s/GB")
+        print(
+            f"  {name:5} {rate:6.1f} GB/s ({min(rates):.1f} to {max(rates):.1f}), {rate / medians[peer][0]:.2f} of {peer} at {medians[peer][0]:.1f}; CPU {cpu:.3f} s/GB"
+        )
 
 
 def main():
