@@ -231,8 +231,8 @@ func TestARequestCanBeCancelled(t *testing.T) {
 }
 
 func TestManyBlocks(t *testing.T) {
-	const n = 2500
-	each(t, kvtest.Options{BlockBytes: 512, Memory: n, Region: 500}, Options{Sums: true}, func(b *bed) {
+	const n = 1200
+	each(t, kvtest.Options{BlockBytes: 512, Memory: n, Region: 300}, Options{Sums: true}, func(b *bed) {
 		p := noise(n*500, 8)
 		m, _ := b.memory(p)
 		back, look := b.memory(make([]byte, n*500))
