@@ -254,3 +254,26 @@ func TestManyBlocks(t *testing.T) {
 		}
 	})
 }
+
+// Many requests find at once that the daemon has gone: the first of them closes the connection that the others wait on.
+func TestManyRequestsGoOnTogether(t *testing.T) {
+	b := open(t, "host", kvtest.Options{BlockBytes: 4096, Memory: 400}, Options{})
+	for round := range 10 {
+		var all []*Request
+		for i := range 30 {
+			q, err := b.Put([]Block{{Key: fmt.Appendf(nil, "%d-%d", round, i), Parts: []Memory{{Host: noise(4096, byte(i))}}}}, nil, nil)
+			must(t, err)
+			all = append(all, q)
+			if i == 15 {
+				b.daemon.Cut()
+			}
+		}
+		for _, q := range all {
+			r, err := q.Result()
+			must(t, err)
+			if r.Outcomes[0] != Done && r.Outcomes[0] != Busy { // busy: the answer to its reservation was lost
+				t.Fatalf("a block is %v", r.Outcomes[0])
+			}
+		}
+	}
+}

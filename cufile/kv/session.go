@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"time"
 
@@ -157,7 +158,8 @@ func (s *Store) lost(now *session, err error) bool {
 	if errors.As(err, &refusal) {
 		return false
 	}
-	if !errors.Is(err, control.ErrStale) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+	gone := errors.Is(err, control.ErrStale) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
+	if !gone && !errors.Is(err, os.ErrClosed) { // closed by another request that has found it
 		return false
 	}
 	s.mu.Lock()
