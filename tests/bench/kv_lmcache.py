@@ -1,11 +1,11 @@
-"""LMCache's second level in a KV volume beside its own backends, by LMCache's own benchmark (lmcache bench l2), in turn.
+"""LMCache's second level in a KV volume beside its backend `fs`, by LMCache's own benchmark (lmcache bench l2), in turn.
 
     hbmfs mount --kv --size 4GiB --memory 1GiB DIRECTORY MOUNTPOINT
-    python tests/bench/kv_lmcache.py MOUNTPOINT OTHER_DIRECTORY [--kib 64,256,1024,2048] [--rounds 20] [--repeats 3] [--beside fs,raw_block]
+    python tests/bench/kv_lmcache.py MOUNTPOINT OTHER_DIRECTORY [--kib 64,256,1024,2048] [--rounds 20] [--repeats 3] [--sums]
 
-OTHER_DIRECTORY is on the same disk, for the other backends; what lies there is removed. Each repeat runs all adapters, the order turned around every
+OTHER_DIRECTORY is on the same disk, for `fs`; what lies in OTHER_DIRECTORY/fs is removed. Each repeat runs both adapters, the order turned around every
 time; a first one is not counted: it brings the volume's memory. It prints milliseconds of a batch (p50 and p99 of all rounds of all repeats) and the ratio
-of the others' p50 to ours. torch gets one thread: its threads spin after each fill of a buffer, on the CPUs that adapters need.
+of the p50 of `fs` to ours. torch gets one thread: its threads spin after each fill of a buffer, on the CPUs that adapters need.
 """
 
 import os
@@ -35,11 +35,7 @@ def adapter(name, options, kib):
     where = Path(options.directory) / name
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
-    if name == "fs":
-        return {"type": "fs", "base_path": str(where)}
-    with open(where / "slab", "wb") as f:
-        os.posix_fallocate(f.fileno(), 0, 2 << 30)
-    return {"type": "raw_block", "device_path": str(where / "slab"), "slot_bytes": (kib << 10) + 4096, "use_odirect": False, "meta_total_bytes": 64 << 20}
+    return {"type": "fs", "base_path": str(where)}
 
 
 def rounds(said, warmup):
@@ -80,13 +76,12 @@ def parse():
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=8, help="rounds that are not counted: a process has pages to map at first")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--beside", default="fs")
     parser.add_argument("--sums", action="store_true")
     return parser.parse_args()
 
 
 def compare(options):
-    names = ["hbmfs", *options.beside.split(",")]
+    names = ["hbmfs", "fs"]
     print(
         f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs; batches of {options.keys} blocks; milliseconds, p50 and p99 of {options.rounds * options.repeats}"
     )
