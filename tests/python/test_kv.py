@@ -18,11 +18,11 @@ BLOCK = 200_000
 
 
 class Volume:
-    def __init__(self, folder):
+    def __init__(self, folder, size="64MiB"):
         self.source, self.path = folder / "source", folder / "mnt"
         self.source.mkdir()
         self.path.mkdir()
-        command = [os.environ["HBMFS_BINARY"], "mount", "--kv", "--size", "20MiB", "--memory", "8MiB", self.source, self.path]
+        command = [os.environ["HBMFS_BINARY"], "mount", "--kv", "--size", size, "--memory", "8MiB", self.source, self.path]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def status(self):
@@ -106,9 +106,16 @@ def test_a_store_of_a_gpu(volume, gpu):
         del row, rows
 
 
-def test_it_is_bounded(volume):
+@pytest.fixture
+def little(tmp_path):
+    volume = Volume(tmp_path, "20MiB")
+    yield volume
+    volume.unmount()
+
+
+def test_it_is_bounded(little):
     """More than the volume has: what is pinned stays, and each block that is there is right."""
-    with hbmfs.KVStore(volume.path, "bounded", BLOCK) as store:
+    with hbmfs.KVStore(little.path, "bounded", BLOCK) as store:
         data = noise(180, 1000).repeat(200, axis=1)
         assert all(store.put_many(keys(5), data[:5]).result(60).done)
         pins = store.pin_many(keys(5)).result(60)
