@@ -166,7 +166,6 @@ func (s *Store) copyHost(ctx context.Context, jobs []*job, in bool) error {
 			part := *j
 			part.block = &Block{Parts: j.block.pieces(at, n), size: n}
 			part.offset += at
-			part.index = j.index
 			pieces = append(pieces, &part)
 		}
 	}

@@ -231,8 +231,8 @@ func TestARequestCanBeCancelled(t *testing.T) {
 }
 
 func TestManyBlocks(t *testing.T) {
-	const n = 2500
-	each(t, kvtest.Options{BlockBytes: 512, Memory: n, Region: 500}, Options{Sums: true}, func(b *bed) {
+	const n = 1200
+	each(t, kvtest.Options{BlockBytes: 512, Memory: n, Region: 300}, Options{Sums: true}, func(b *bed) {
 		p := noise(n*500, 8)
 		m, _ := b.memory(p)
 		back, look := b.memory(make([]byte, n*500))
@@ -253,4 +253,27 @@ func TestManyBlocks(t *testing.T) {
 			b.t.Errorf("moved %+v", r.Moved)
 		}
 	})
+}
+
+// Many requests find at once that the daemon has gone: the first of them closes the connection that the others wait on.
+func TestManyRequestsGoOnTogether(t *testing.T) {
+	b := open(t, "host", kvtest.Options{BlockBytes: 4096, Memory: 400}, Options{})
+	for round := range 10 {
+		var all []*Request
+		for i := range 30 {
+			q, err := b.Put([]Block{{Key: fmt.Appendf(nil, "%d-%d", round, i), Parts: []Memory{{Host: noise(4096, byte(i))}}}}, nil, nil)
+			must(t, err)
+			all = append(all, q)
+			if i == 15 {
+				b.daemon.Cut()
+			}
+		}
+		for _, q := range all {
+			r, err := q.Result()
+			must(t, err)
+			if r.Outcomes[0] != Done && r.Outcomes[0] != Busy { // busy: the answer to its reservation was lost
+				t.Fatalf("a block is %v", r.Outcomes[0])
+			}
+		}
+	}
 }

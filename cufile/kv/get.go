@@ -40,7 +40,9 @@ func (q *Request) get(ctx context.Context, first int, part []Block, which []int)
 	}
 	var slots []control.KVSlot
 	on, err := s.ask(ctx, nil, func(n *control.Namespace) error {
-		slots, err = n.Lookup(ctx, keys, true)
+		settled, cancel := s.settled(ctx)
+		defer cancel()
+		slots, err = n.Lookup(settled, keys, true)
 		return err
 	})
 	if err != nil {

@@ -72,7 +72,9 @@ func (s *Store) keys(keys [][]byte, ended func(), run func(ctx context.Context, 
 func (q *Request) lookup(ctx context.Context, keys [][]byte, pin bool) error {
 	var slots []control.KVSlot
 	_, err := q.s.ask(ctx, nil, func(n *control.Namespace) (err error) {
-		slots, err = n.Lookup(ctx, keys, pin)
+		settled, cancel := q.s.settled(ctx)
+		defer cancel()
+		slots, err = n.Lookup(settled, keys, pin)
 		return err
 	})
 	if err != nil {

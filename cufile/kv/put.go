@@ -51,7 +51,9 @@ func (q *Request) put(ctx context.Context, first int, part []Block, which []int)
 	}
 	var slots []control.KVSlot
 	on, err := s.ask(ctx, nil, func(n *control.Namespace) error {
-		slots, err = n.Reserve(ctx, wanted)
+		settled, cancel := s.settled(ctx)
+		defer cancel()
+		slots, err = n.Reserve(settled, wanted)
 		return err
 	})
 	if err != nil {

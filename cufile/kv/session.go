@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"time"
 
@@ -47,6 +48,11 @@ func (s *Store) ask(ctx context.Context, on *session, f func(n *control.Namespac
 		case <-time.After(redialPause):
 		}
 	}
+}
+
+// settled gives a context for a verb whose answer has tokens: it must come, though the request be cancelled, or nobody could give them up.
+func (s *Store) settled(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), s.redial)
 }
 
 // connection gives the session, or makes another.
@@ -109,7 +115,9 @@ func (s *Store) open(ctx context.Context, client *control.Client) (*session, err
 		s.before.drop()
 		s.before = nil
 	}
-	s.blockBytes = space.BlockBytes
+	if s.blockBytes == 0 { // of the first session, before there are requests
+		s.blockBytes = space.BlockBytes
+	}
 	return now, nil
 }
 
@@ -123,7 +131,7 @@ func (s *Store) takeTiers(now *session) error {
 			_ = file.Close() // another one is open
 			continue
 		}
-		t, err := newTier(file, given, s.opt.Write, s.gpu)
+		t, err := newTier(file, given, now.space.SlotBytes, s.opt.Write, s.gpu)
 		if err != nil {
 			now.drop()
 			for _, f := range now.space.Files[i:] {
@@ -150,7 +158,8 @@ func (s *Store) lost(now *session, err error) bool {
 	if errors.As(err, &refusal) {
 		return false
 	}
-	if !errors.Is(err, control.ErrStale) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+	gone := errors.Is(err, control.ErrStale) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
+	if !gone && !errors.Is(err, os.ErrClosed) { // closed by another request that has found it
 		return false
 	}
 	s.mu.Lock()

@@ -37,14 +37,14 @@ type region struct {
 }
 
 // newTier takes a descriptor over.
-func newTier(f *os.File, t control.KVTier, writes bool, g *gpu) (*tier, error) {
+func newTier(f *os.File, t control.KVTier, slotBytes int64, writes bool, g *gpu) (*tier, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("fstat of a tier: %w", err)
 	}
 	n := &tier{kind: t.Kind, file: f, dev: st.Dev, ino: st.Ino, bytes: t.Bytes, region: t.Region, writes: writes, gpu: g, users: 1}
-	if t.Region <= 0 || t.Bytes < 0 || t.Region%driver.PageSize != 0 {
-		return nil, fmt.Errorf("a tier of %d bytes in regions of %d cannot be", t.Bytes, t.Region)
+	if t.Region <= 0 || t.Bytes < 0 || t.Region%slotBytes != 0 {
+		return nil, fmt.Errorf("a tier of %d bytes in regions of %d with slots of %d cannot be", t.Bytes, t.Region, slotBytes)
 	}
 	if t.Kind != control.KVMemory || t.Bytes == 0 {
 		return n, nil

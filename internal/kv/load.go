@@ -124,7 +124,7 @@ func (t *tier) enter(r int64, l *loaded) (bad []uint32) {
 	for _, i := range l.bad {
 		bad = append(bad, first+i)
 	}
-	for i := int64(t.perRegion) - 1; i >= 0; i-- {
+	for i := t.perRegion - 1; i >= 0; i-- {
 		n := first + uint32(i)
 		if t.at(n).state != ready {
 			t.setFree(n)

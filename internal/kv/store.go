@@ -280,25 +280,37 @@ func (s *Store) allocateRest() error {
 	}
 	s.disk.mu.Lock()
 	defer s.disk.mu.Unlock()
-	if err := s.disk.rest.Truncate(max(s.disk.limit-s.disk.used, 0)); err != nil {
+	want := max(s.disk.limit-s.disk.used, 0)
+	was, err := s.disk.rest.Stat()
+	if err != nil {
 		return err
 	}
-	err := s.disk.fill()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(s.dir.Fd()), &st); err != nil {
+		return err
+	}
+	if left := int64(st.Bavail) * st.Bsize; want-was.Size() > left { // to try it would fill the disk for a moment
+		return s.noRoom(want-was.Size(), left, unix.ENOSPC)
+	}
+	if err = s.disk.rest.Truncate(want); err == nil {
+		err = s.disk.fill()
+	}
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
+	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG):
 		_ = s.disk.rest.Truncate(0) // what was allocated would be in the way of others
-		var st unix.Statfs_t
-		left := ""
-		if unix.Fstatfs(int(s.dir.Fd()), &st) == nil {
-			left = fmt.Sprintf(": its filesystem has %s free, of which --size wants %s", size.Decimal(int64(st.Bavail)*st.Bsize), size.Decimal(s.disk.limit-s.disk.used))
-		}
-		return fmt.Errorf("allocate the disk tier in %s%s: name a smaller --size, or make room: %w", s.opt.Directory, left, err)
+		return s.noRoom(want, int64(st.Bavail)*st.Bsize, err)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
 		return fmt.Errorf("allocate the disk tier in %s: its filesystem cannot allocate files ahead (fallocate): use ext4 or XFS: %w", s.opt.Directory, err)
 	}
 	return fmt.Errorf("allocate the disk tier in %s: %w", s.opt.Directory, err)
+}
+
+// noRoom says that the disk has no room for --size.
+func (s *Store) noRoom(want, left int64, err error) error {
+	return fmt.Errorf("allocate the disk tier in %s: its filesystem has %s free, of which --size wants %s: name a smaller --size, or make room: %w",
+		s.opt.Directory, size.Decimal(left), size.Decimal(want), err)
 }
 
 // space gives a namespace by its number, nil where there is none.

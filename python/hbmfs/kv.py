@@ -358,10 +358,11 @@ class _Ends:
             os.eventfd_read(self._fd)
             with self._lock:
                 calls = list(self._calls.items())
-                if self._over and not calls:
-                    return
             for future, (call, give) in calls:
                 self._look(future, call, give)
+            with self._lock:
+                if self._over and not self._calls:
+                    return
 
     def _look(self, future: Future[Any], call: KVCall, give: Callable[[KVResult], Any]) -> None:
         result: KVResult | None = None

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
@@ -253,4 +254,24 @@ func TestVolume(t *testing.T) {
 		}
 	})
 	run(t, "volume", "-1", "auto", m.Path())
+}
+
+// TestKV stores blocks in a KV volume, whose daemon a stand-in is: no mount is needed.
+func TestKV(t *testing.T) {
+	for name, device := range map[string]string{"host": "-1", "gpu": "0"} {
+		t.Run(name, func(t *testing.T) {
+			o := kvtest.Options{Dir: t.TempDir(), BlockBytes: 100_000, Memory: 30, Disk: 20, Region: 10}
+			daemon, err := kvtest.Start(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			run(t, "kv", device, "auto", o.Dir)
+			if err := daemon.Close(); err != nil {
+				t.Error(err)
+			}
+			if n := daemon.Held(); n != 0 {
+				t.Errorf("%d pins and reservations are held, want none", n)
+			}
+		})
+	}
 }

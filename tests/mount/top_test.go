@@ -149,8 +149,8 @@ func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
 	text, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
 	must(t, err)
 	checkMetrics(t, string(text))
-	there := map[string]bool{"hbmfs_up": true, "hbmfs_passthrough_off": true, "hbmfs_csi_host_up": true} // of top, of mounts without passthrough, of hbmfs-csi
-	volume := told.Status{Checkpoints: &told.Checkpoints{Drain: &told.Drain{}}}                          // tests/origins has a real one
+	there := map[string]bool{"hbmfs_up": true, "hbmfs_passthrough_off": true, "hbmfs_csi_host_up": true}                             // of top, of mounts without passthrough, of hbmfs-csi
+	volume := told.Status{Checkpoints: &told.Checkpoints{Drain: &told.Drain{}}, KV: &told.KV{Namespaces: make([]told.Namespace, 1)}} // tests/origins and tests/kv have real ones
 	for _, name := range metricNames(string(text) + volume.Metrics()) {
 		there[name] = true
 	}

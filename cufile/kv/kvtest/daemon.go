@@ -273,19 +273,24 @@ func (d *Daemon) answer(t control.FrameType, p []byte) (answer control.FrameType
 		return control.TypeDone, nil, nil, nil
 	case control.TypeKVLookup:
 		m, err := control.ParseKVKeys(p)
-		return control.TypeKVSlots, nil, func(b []byte) []byte { return control.AppendKVSlots(b, d.lookup(&m)) }, err
+		answers := d.lookup(&m)
+		return control.TypeKVSlots, nil, func(b []byte) []byte { return control.AppendKVSlots(b, answers) }, err
 	case control.TypeKVReserve:
 		m, err := control.ParseKVReserve(p)
-		return control.TypeKVSlots, nil, func(b []byte) []byte { return control.AppendKVSlots(b, d.reserve(&m)) }, err
+		answers := d.reserve(&m)
+		return control.TypeKVSlots, nil, func(b []byte) []byte { return control.AppendKVSlots(b, answers) }, err
 	case control.TypeKVCommit:
 		m, err := control.ParseKVCommit(p)
-		return control.TypeKVDone, nil, func(b []byte) []byte { return control.AppendKVDone(b, d.commit(&m)) }, err
+		answers := d.commit(&m)
+		return control.TypeKVDone, nil, func(b []byte) []byte { return control.AppendKVDone(b, answers) }, err
 	case control.TypeKVRelease:
 		m, err := control.ParseKVRelease(p)
-		return control.TypeKVDone, nil, func(b []byte) []byte { return control.AppendKVDone(b, d.release(&m)) }, err
+		answers := d.release(&m)
+		return control.TypeKVDone, nil, func(b []byte) []byte { return control.AppendKVDone(b, answers) }, err
 	case control.TypeKVRemove:
 		m, err := control.ParseKVKeys(p)
-		return control.TypeKVDone, nil, func(b []byte) []byte { return control.AppendKVDone(b, d.remove(&m)) }, err
+		answers := d.remove(&m)
+		return control.TypeKVDone, nil, func(b []byte) []byte { return control.AppendKVDone(b, answers) }, err
 	}
 	return 0, nil, nil, syscall.EPROTO
 }

@@ -21,6 +21,12 @@ _Static_assert(sizeof(hbmfs_write_file) == 24, "hbmfs_write_file");
 _Static_assert(sizeof(hbmfs_write_part) == 32, "hbmfs_write_part");
 _Static_assert(sizeof(hbmfs_write_result) == 336, "hbmfs_write_result");
 
+_Static_assert(sizeof(hbmfs_kv_options) == 64, "hbmfs_kv_options");
+_Static_assert(sizeof(hbmfs_kv_batch) == 72, "hbmfs_kv_batch");
+_Static_assert(sizeof(hbmfs_kv_moved) == 40, "hbmfs_kv_moved");
+_Static_assert(sizeof(hbmfs_kv_result) == 56, "hbmfs_kv_result");
+_Static_assert(sizeof(hbmfs_kv_stats) == 168, "hbmfs_kv_stats");
+
 hbmfs_handle open_reader(const struct device *d) {
     hbmfs_reader_options o = {.struct_size = sizeof o, .device = d->index, .method = d->method, .threads = 3,
                               .arena_bytes = 4 << 20, .slot_bytes = 64 << 10, .libcuda = d->libcuda, .libcufile = d->libcufile};
@@ -82,6 +88,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(test, "leaks")) leaks(&d, argv[6], atol(argv[7]));
     else if (!strcmp(test, "forks")) forks(&d, argv[6]);
     else if (!strcmp(test, "writes")) writes(&d, argv[6], argv[7]);
+    else if (!strcmp(test, "kv")) kv(&d, argv[6]);
     else DIE("there is no test %s", test);
     return 0;
 }

@@ -44,6 +44,7 @@ void volume(const struct device *d, const char *directory);
 void leaks(const struct device *d, const char *file, long rounds);
 void forks(const struct device *d, const char *file);
 void writes(const struct device *d, const char *source, const char *directory);
+void kv(const struct device *d, const char *mount);
 void signals(const struct device *d, const char *file);
 
 #endif

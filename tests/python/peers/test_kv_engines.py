@@ -115,7 +115,14 @@ def test_lmcache_two_keys_are_never_one():
     from hbmfs.lmcache import block_key
     from lmcache.v1.distributed.api import ObjectKey
 
-    keys = [ObjectKey(b"ab", "m", 1), ObjectKey(b"a", "m", 1), ObjectKey(b"ab", "m", 2), ObjectKey(b"ab", "m", 1, 1), ObjectKey(b"ab", "m", 1, 0, "s"), ObjectKey(b"ab", "ms", 1)]
+    keys = [
+        ObjectKey(b"ab", "m", 1),
+        ObjectKey(b"a", "m", 1),
+        ObjectKey(b"ab", "m", 2),
+        ObjectKey(b"ab", "m", 1, 1),
+        ObjectKey(b"ab", "m", 1, 0, "s"),
+        ObjectKey(b"ab", "ms", 1),
+    ]
     assert len({block_key(key) for key in keys}) == len(keys) and {len(block_key(key)) for key in keys} == {32}
 
 
@@ -168,7 +175,14 @@ class HostPool:
 
 def backend(hicache, volume, pool, rank=0, mla=False):
     storage, factory = hicache
-    extra = {"backend_name": "hbmfs", "module_path": "hbmfs.sglang", "class_name": "KVVolumeStorage", "interface_v1": 1, "mount": str(volume.path), "namespace": "sglang"}
+    extra = {
+        "backend_name": "hbmfs",
+        "module_path": "hbmfs.sglang",
+        "class_name": "KVVolumeStorage",
+        "interface_v1": 1,
+        "mount": str(volume.path),
+        "namespace": "sglang",
+    }
     config = storage.HiCacheStorageConfig(
         tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=mla, enable_storage_metrics=False,
         is_page_first_layout=pool.layout == "page_first", model_name="org/model", extra_config=extra,
