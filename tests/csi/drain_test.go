@@ -139,3 +139,25 @@ func TestCheckpointsDrain(t *testing.T) {
 		t.Error("a draft was drained")
 	}
 }
+
+// TestADrainGivesUp: a volume that no pod uses any more ends although its store never answers, and nothing is lost.
+func TestADrainGivesUp(t *testing.T) {
+	s := newBucketServer(t)
+	n := newNode(t, "--drain-patience=2s")
+	s.shut.Store(true)
+	v := n.drainedVolume(s, "run", "run-1")
+	p := n.startPod(v, podOptions{ordinary: true})
+	p.must("begin", step("one"))
+	p.must("publish", step("one"))
+	n.stopPod(p)
+	n.unstage(v)
+	n.mustBeClean()
+	s.shut.Store(false)
+	q := n.startPod(v, podOptions{ordinary: true})
+	if !within(func() bool { return s.has("run-1", step("one")) }) {
+		t.Error("the next pod's daemon does not drain what was left")
+	}
+	n.stopPod(q)
+	n.unstage(v)
+	n.mustBeClean()
+}
