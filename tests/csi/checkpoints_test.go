@@ -98,6 +98,16 @@ func TestCheckpointVolumes(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(v.attributes["source"], f.Name)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a checkpoint that was removed is there: %v", err)
 	}
+	n.endMounts() // pods get another mount in place of the dead one: writable where that was, and nowhere else
+	for i, p := range []*pod{a, b} {
+		again := step([]string{"3-again", "4-again"}[i])
+		p.soon("begin", again)
+		p.must("publish", again)
+		for _, q := range []*pod{reads, alsoReads} {
+			q.soon("read", shardOf(again))
+			q.must("change", again)
+		}
+	}
 	n.stopPods([]*pod{a, b, reads, alsoReads})
 	n.unstage(v)
 	n.mustBeClean()
