@@ -52,6 +52,7 @@ func (n *node) drafts(v *volume) (found []string) {
 // TestCheckpointVolumes has pods of one node write, publish and read checkpoints: by plain programs and past the kernel, with fsGroup, and
 // beside pods that only read. They share a daemon.
 func TestCheckpointVolumes(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
 	n := newNode(t)
 	v := n.checkpointVolume("run")
 	w := v.inlined("run-too")
@@ -121,6 +122,7 @@ func TestCheckpointVolumes(t *testing.T) {
 // TestDraftsOfPodsThatDied kills pods with drafts, while each part of the driver is killed and replaced: drafts of a pod that died are gone, and
 // those of others, and what was published, stay.
 func TestDraftsOfPodsThatDied(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
 	n := newNode(t)
 	v := n.checkpointVolume("run")
 	stays := n.startPod(v, podOptions{ordinary: true})
@@ -233,6 +235,7 @@ func (n *node) forgetPod(p *pod) {
 
 // TestCheckpointVolumesThatAreRefused: hostile and wrong attributes, directories of other namespaces, volumes that would meet.
 func TestCheckpointVolumesThatAreRefused(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
 	n := newNode(t)
 	in := func(name string) string { return filepath.Join(n.checkpoints, name) }
 	must(t, errors.Join(os.Mkdir(in("default"), 0o755), os.Symlink("/etc", in("default/link")), os.MkdirAll(in("plain"), 0o755)))
@@ -296,6 +299,7 @@ func TestCheckpointVolumesThatAreRefused(t *testing.T) {
 
 // TestCheckpointVolumeOnAFullDisk: a pod gets the disk's error, its draft goes with it, and others publish once there is room.
 func TestCheckpointVolumeOnAFullDisk(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
 	n := newNode(t)
 	must(t, os.MkdirAll(filepath.Join(n.checkpoints, "default"), 0o755))
 	must(t, unix.Mount("none", n.checkpoints, "tmpfs", 0, "size=24m,mode=755"))

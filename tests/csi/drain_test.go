@@ -94,6 +94,7 @@ func (n *node) drainedVolume(s *bucketServer, name, run string) *volume {
 // TestCheckpointsDrain: what pods publish goes to S3, also after the last pod has left, and over kills of each part. Two volumes do not
 // drain to one place.
 func TestCheckpointsDrain(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
 	s := newBucketServer(t)
 	n := newNode(t)
 	v := n.drainedVolume(s, "run", "run-1")
@@ -142,6 +143,7 @@ func TestCheckpointsDrain(t *testing.T) {
 
 // TestADrainGivesUp: a volume that no pod uses any more ends although its store never answers, and nothing is lost.
 func TestADrainGivesUp(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
 	s := newBucketServer(t)
 	n := newNode(t, "--drain-patience=2s")
 	s.shut.Store(true)
