@@ -84,10 +84,13 @@ func (d *draft) await() {
 	})
 }
 
+// settleTime bounds the time in which a container's end is found out. It is milliseconds where the CPUs are not very busy.
+const settleTime = 10 * time.Second
+
 // settled finds a draft by its name in the root. Where its container may just have ended, settled waits until the draft is gone, or
 // stays: a pod that takes another's place shall not meet its drafts.
 func (v *Volume) settled(name string) *draft {
-	for end := time.Now().Add(patience); ; time.Sleep(patience / 200) {
+	for end := time.Now().Add(settleTime); ; time.Sleep(settleTime / 1000) {
 		d := v.draftShown(name)
 		if d == nil || !d.watch.Doubtful() || time.Now().After(end) {
 			return d

@@ -15,6 +15,9 @@
 // The number of a node is the inode number of its file, with [outer] set: the next daemon finds all nodes again by a walk. The kernel asks
 // default_permissions before it asks us, and what is made or changed is done with the caller's own fsuid, fsgid and groups.
 //
+// With [Options.Containers] a draft ends with the container in which it was begun (package container), as when a pod dies that shares the volume
+// with others. Such a volume takes no drafts from a process that has it mounted read-only: control socket and ioctls pass by that option.
+//
 // Pitfalls. ENOSYS to FSYNC, FALLOCATE or OPENDIR switches them off for the whole mount. The kernel closes the backing file of a
 // passthrough open a moment after close(2), so a lease is asked for with patience.
 package checkpoints

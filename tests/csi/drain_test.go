@@ -94,6 +94,7 @@ func (n *node) drainedVolume(s *bucketServer, name, run string) *volume {
 // TestCheckpointsDrain: what pods publish goes to S3, also after the last pod has left, and over kills of each part. Two volumes do not
 // drain to one place.
 func TestCheckpointsDrain(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
 	s := newBucketServer(t)
 	n := newNode(t)
 	v := n.drainedVolume(s, "run", "run-1")
@@ -138,4 +139,27 @@ func TestCheckpointsDrain(t *testing.T) {
 	if s.has("run-1", step("never")) {
 		t.Error("a draft was drained")
 	}
+}
+
+// TestADrainGivesUp: a volume that no pod uses any more ends although its store never answers, and nothing is lost.
+func TestADrainGivesUp(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
+	s := newBucketServer(t)
+	n := newNode(t, "--drain-patience=2s")
+	s.shut.Store(true)
+	v := n.drainedVolume(s, "run", "run-1")
+	p := n.startPod(v, podOptions{ordinary: true})
+	p.must("begin", step("one"))
+	p.must("publish", step("one"))
+	n.stopPod(p)
+	n.unstage(v)
+	n.mustBeClean()
+	s.shut.Store(false)
+	q := n.startPod(v, podOptions{ordinary: true})
+	if !within(func() bool { return s.has("run-1", step("one")) }) {
+		t.Error("the next pod's daemon does not drain what was left")
+	}
+	n.stopPod(q)
+	n.unstage(v)
+	n.mustBeClean()
 }

@@ -68,7 +68,7 @@ func TestVolumesOfExamples(t *testing.T) {
 		})
 	}
 	want := []string{page}
-	for _, name := range []string{"training-job.yaml", "s3-volume.yaml", "s3-role.yaml", "node-directory.yaml", "cufile-configmap.yaml"} {
+	for _, name := range []string{"training-job.yaml", "s3-volume.yaml", "s3-role.yaml", "node-directory.yaml", "cufile-configmap.yaml", "checkpoint-volume.yaml"} {
 		want = append(want, deploy("examples", name))
 	}
 	slices.Sort(want)

@@ -46,7 +46,7 @@ func (h *Host) meets(w volume.Want) error {
 		if !s.Checkpoints {
 			continue
 		}
-		what := ""
+		var what string
 		switch {
 		case place.Overlap(s.Source, w.Source):
 			what = "the directory " + s.Source
