@@ -220,7 +220,7 @@ func (r *router) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, ou
 func (r *router) Unlink(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
 	switch {
 	case h.NodeId == rootID && isSide(name):
-		return r.fail("remove", r.v.unlink(r.v.side.root, h, name, 0))
+		return r.fail("remove", r.v.removeSide(h, name))
 	case h.NodeId == rootID:
 		return fuse.Status(syscall.EISDIR)
 	case !isOuter(h.NodeId):
