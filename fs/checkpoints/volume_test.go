@@ -124,8 +124,8 @@ func TestStages(t *testing.T) {
 			entered := make(chan error)
 			go func() { entered <- d.enter(open, sealing) }() // awaited below
 			select {
-			case <-entered:
-				t.Error("a draft is sealed while it changes")
+			case err := <-entered:
+				t.Fatalf("a draft is sealed while it changes: %v", err)
 			case <-time.After(20 * time.Millisecond):
 			}
 			end()
