@@ -34,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -203,6 +203,11 @@ soak-handover: build ## Replace daemons under readers, 200 times with 1,000 file
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/mount
+
+soak-volume: build ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
+	@tools/need.sh fuse strace
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/volume
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/volume
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse

@@ -8,6 +8,8 @@
 // this package serves. On disk it is the hidden draft of package checkpoint, so that nobody else takes it for a checkpoint. A draft is published by
 // a rename to a name without [Suffix], by the rename to [Metadata] in it that ends torch's DCP, or by the ioctl that hbmfs publish makes.
 //
+// Some files that training frameworks keep in the root are written through the daemon, and may be replaced: see side.go.
+//
 // A file of a draft is opened with FUSE passthrough: the kernel reads and writes the backing file itself. The daemon gives the kernel
 // read-only descriptors alone, so that nothing but an open of a program counts as a writer. Publishing closes the draft for changes first, and
 // then takes a read lease of each file, which the kernel refuses while anybody can write it.

@@ -232,8 +232,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 
 // settle waits until the kernel asks again for the name that the draft had: from then on it is the checkpoint's.
 func (d *draft) settle() {
-	const ticks = 20 * time.Millisecond // the kernel counts in ticks of up to 10 ms
-	time.Sleep(time.Until(time.Unix(0, d.told.Load()).Add(draftTimeout + ticks)))
+	time.Sleep(time.Until(time.Unix(0, d.told.Load()).Add(draftForgotten)))
 }
 
 // rename gives the draft another name to be published under, and in the root.

@@ -29,6 +29,9 @@ const dirTimeout = time.Second
 // draftTimeout is how long the kernel keeps the name of a draft, which may soon be a published one's: see [draft.settle].
 const draftTimeout = 50 * time.Millisecond
 
+// draftForgotten is when the kernel has done so: it counts in ticks of up to 10 ms.
+const draftForgotten = draftTimeout + 20*time.Millisecond
+
 // fail makes an errno of an error. The log has those of the disk and the daemon, once of a kind.
 func (r *router) fail(verb string, err error) fuse.Status {
 	errno := unix.Errno(errnoOf(err))
@@ -220,7 +223,7 @@ func (r *router) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, ou
 func (r *router) Unlink(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
 	switch {
 	case h.NodeId == rootID && isSide(name):
-		return r.fail("remove", r.v.unlink(r.v.side.root, h, name, 0))
+		return r.fail("remove", r.v.removeSide(h, name))
 	case h.NodeId == rootID:
 		return fuse.Status(syscall.EISDIR)
 	case !isOuter(h.NodeId):

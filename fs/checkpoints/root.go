@@ -5,6 +5,7 @@ import (
 	"errors"
 	iofs "io/fs"
 	"strings"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -106,6 +107,7 @@ func (v *Volume) renameTop(ctx context.Context, req *fuse.RenameIn, old, name st
 	case err != nil:
 		return err
 	case d == nil && again && id != 0: // the daemon before has published it
+		time.Sleep(draftForgotten) // it may have told of the draft until then
 		return nil
 	case d == nil:
 		if was, _ := v.Published(old); was != 0 {

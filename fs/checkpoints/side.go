@@ -13,7 +13,7 @@ import (
 
 // sideFiles are the names of side files: DeepSpeed's, and Megatron's trackers.
 func sideFiles() []string {
-	return []string{"latest", "latest_universal", "zero_to_fp32.py", "latest_checkpointed_iteration.txt", "latest_wandb_artifact_path.txt"}
+	return []string{"latest", "latest_universal", "zero_to_fp32.py", "zero_to_torch.py", "latest_checkpointed_iteration.txt", "latest_wandb_artifact_path.txt"}
 }
 
 func isSide(name string) bool { return slices.Contains(sideFiles(), name) }
@@ -88,6 +88,15 @@ func (r *router) inRoot(id uint64, name string) (*node, error) {
 	}
 	r.v.refuse("%s in the root: a checkpoint volume has directories there, each a checkpoint: make one, and write into it", name)
 	return nil, unix.EPERM
+}
+
+// removeSide removes a side file, for its owner and root, as it is with checkpoints.
+func (v *Volume) removeSide(h *fuse.InHeader, name string) error {
+	if st := v.sideFile(name); st != nil && h.Uid != 0 && h.Uid != st.Uid {
+		v.refuse("rm %s: it belongs to user %d", name, st.Uid)
+		return unix.EPERM
+	}
+	return v.unlink(v.side.root, h, name, 0)
 }
 
 // fits refuses what would make a side file too large.

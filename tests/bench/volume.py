@@ -1,10 +1,11 @@
 """How fast programs write into a draft of a checkpoint volume, beside the directory below, in turn.
 
     hbmfs mount --checkpoints DIRECTORY MOUNTPOINT
-    python tests/bench/volume.py DIRECTORY MOUNTPOINT [--gigabytes 1] [--rounds 7] [--only torch.save,dcp]
+    python tests/bench/volume.py DIRECTORY MOUNTPOINT [--gigabytes 1] [--rounds 7] [--only torch.save,dcp] [--beside NAME=DIRECTORY]
 
-Each round does each kind of work in both places, the order turned around every time, and removes what it wrote. It prints medians, ranges and
-the ratio: 1 is as fast as the directory. Nothing is published but where a line says so.
+Each round does each kind of work in all places, the order turned around every time, and removes what it wrote. It prints medians, ranges and
+the ratio: 1 is as fast as the directory. Nothing is published but where a line says so. --beside names another filesystem, such as that of
+tests/bench/loopback or libfuse's passthrough_ll: what FUSE itself costs.
 """
 
 import argparse
@@ -121,28 +122,32 @@ def main():
     p.add_argument("--gigabytes", type=float, default=1)
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--only", default="", help="kinds, separated by commas: " + ", ".join(KINDS))
+    p.add_argument("--beside", action="append", default=[], metavar="NAME=DIRECTORY", help="another filesystem to measure in turn")
     args = p.parse_args()
     size = int(args.gigabytes * 1e9) >> 20 << 20
-    below, draft = args.directory / ".bench-of-the-directory", args.mount / "bench.tmp"
+    places = {"directory": args.directory / ".bench-of-the-directory", "draft": args.mount / "bench.tmp"}
+    places |= {name: Path(path) / ".bench" for name, path in (beside.split("=", 1) for beside in args.beside)}
     print(f"{args.rounds} rounds of {size / 1e9:.2f} GB, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; seconds: median (lowest to highest)")
-    below.mkdir()
-    draft.mkdir()
+    for place in places.values():
+        place.mkdir()
     try:
-        for name, kind in KINDS.items():
-            if args.only and name not in args.only.split(","):
+        for kind, make in KINDS.items():
+            if args.only and kind not in args.only.split(","):
                 continue
-            work, times = kind(size), ([], [])
-            for place in (below, draft):  # not counted: imports, first pages
+            work, times = make(size), {name: [] for name in places}
+            for place in places.values():  # not counted: imports, first pages
                 timed(work, place / "warm")
             for i in range(args.rounds):
-                for which in (0, 1) if i % 2 == 0 else (1, 0):
-                    times[which].append(timed(work, (below, draft)[which] / f"round{i}"))
-            a, b = (statistics.median(t) for t in times)
-            span = [f"{statistics.median(t):.3f} ({min(t):.3f} to {max(t):.3f})" for t in times]
-            print(f"{name:24} directory {span[0]:28} draft {span[1]:28} speed {a / b:.2f} of the directory's, load {os.getloadavg()[0]:.1f}", flush=True)
+                for name in list(places)[:: 1 if i % 2 == 0 else -1]:
+                    times[name].append(timed(work, places[name] / f"round{i}"))
+            line = f"{kind:24}"
+            for name, t in times.items():
+                ratio = statistics.median(times["directory"]) / statistics.median(t)
+                line += f" {name} {statistics.median(t):.3f} ({min(t):.3f} to {max(t):.3f})" + (f", {ratio:.2f} of the speed;" if t is not times["directory"] else ";")
+            print(f"{line} load {os.getloadavg()[0]:.1f}", flush=True)
     finally:
-        shutil.rmtree(below, ignore_errors=True)
-        shutil.rmtree(draft, ignore_errors=True)
+        for place in places.values():
+            shutil.rmtree(place, ignore_errors=True)
 
 
 if __name__ == "__main__":

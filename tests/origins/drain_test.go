@@ -209,7 +209,7 @@ func TestDrainGoesOnThroughUpgrades(t *testing.T) {
 	if os.Getenv("HBMFS_MINIO") != "" {
 		upgrades = 2
 	}
-	files := map[string][]byte{"config.json": []byte("{}"), "shards/part": make([]byte, 33<<20), "shards/large": make([]byte, (upgrades+1)<<25+1)} // in parts of 32 MiB
+	files := map[string][]byte{"config.json": []byte("{}"), "shards/part": make([]byte, 1<<20), "shards/large": make([]byte, (upgrades+1)<<25+1)} // in parts of 32 MiB
 	_, _ = rand.NewChaCha8([32]byte{7}).Read(files["shards/large"])
 	for file, data := range files {
 		path := v.Path("step-1.tmp", file)

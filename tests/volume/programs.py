@@ -91,11 +91,13 @@ def deepspeed(mount):
     engine.backward(engine(torch.randn(2, 80).bfloat16()).float().pow(2).mean())
     engine.step()
     before = {name: value.clone() for name, value in engine.module.state_dict().items()}
-    assert engine.save_checkpoint(mount / "deepspeed", tag="one", client_state={"note": 1})
-    publish(mount / "deepspeed")
+    # Beside the tag's directory it writes latest, and its script, into the root.
+    assert engine.save_checkpoint(mount, tag="one", client_state={"note": 1})
+    publish(mount / "one")
+    assert (mount / "latest").read_text() == "one" and (mount / "zero_to_fp32.py").stat().st_size > 0
     engine.backward(engine(torch.randn(2, 80).bfloat16()).float().pow(2).mean())
     engine.step()
-    path, client = engine.load_checkpoint(mount / "deepspeed")
+    path, client = engine.load_checkpoint(mount)
     assert path is not None and client["note"] == 1
     same(before, engine.module.state_dict())
 

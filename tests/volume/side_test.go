@@ -65,6 +65,12 @@ func TestSideFiles(t *testing.T) {
 	if said := as(t, other, nil, "write", v.Path("latest_universal"), "other"); said != "EACCES" {
 		t.Errorf("somebody else writes: %s", said)
 	}
+	if said := as(t, other, nil, "rmdir", v.Path("latest_universal")); said != "EPERM" {
+		t.Errorf("somebody else removes: %s", said)
+	}
+	if said := as(t, nobody, nil, "rmdir", v.Path("latest_universal")); said != "ok" {
+		t.Errorf("its owner removes: %s", said)
+	}
 	v.end(t)
 	again := mountAt(t, v.dir)
 	if text, err := os.ReadFile(again.Path("latest_checkpointed_iteration.txt")); err != nil || string(text) != "2" {

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +21,8 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// TestSoak writes, publishes, reads, verifies and removes checkpoints for HBMFS_SOAK (10 s otherwise), while the daemon is killed now and then.
+// TestSoak writes, publishes, reads, verifies and removes checkpoints for HBMFS_SOAK (10 s otherwise), while the daemon is killed at random: mostly after
+// a second or two, at times after a minute. Neither daemons nor their keeper may grow.
 func TestSoak(t *testing.T) {
 	v := mount(t)
 	length := 10 * time.Second
@@ -42,18 +45,35 @@ func TestSoak(t *testing.T) {
 					t.Errorf("seed %d, writer %d, checkpoint %d: %v", seed, w, i, err)
 					return
 				}
+				if w == 0 { // as DeepSpeed does
+					latest, tag := v.Path("latest"), fmt.Sprint("step ", i)
+					err := os.WriteFile(latest, []byte(tag), 0o644)
+					if text, readErr := os.ReadFile(latest); err != nil || readErr != nil || string(text) != tag {
+						t.Errorf("latest has %q: %v", text, errors.Join(err, readErr))
+					}
+				}
 				map[string]*atomic.Int64{"published": &published, "dropped": &dropped, "busy": &busy}[outcome].Add(1)
 			}
 		})
 	}
+	var sizes []footprint
 	for time.Now().Before(end) && !t.Failed() {
-		time.Sleep(min(time.Until(end), 500*time.Millisecond+time.Duration(rand.Int64N(int64(2*time.Second)))))
+		life := 500*time.Millisecond + time.Duration(rand.Int64N(int64(2*time.Second)))
+		if length > 5*time.Minute && rand.IntN(20) == 0 {
+			life = time.Minute
+		}
+		for over := time.Now().Add(min(time.Until(end), life)); time.Now().Before(over) && !t.Failed(); {
+			time.Sleep(min(time.Until(over), 5*time.Second))
+			sizes = append(sizes, v.footprint(t))
+		}
 		if time.Now().Before(end) {
 			v.kill(t)
 			kills.Add(1)
 		}
 	}
 	workers.Wait()
+	flat(t, sizes)
+	want(t, "remove the side file", os.Remove(v.Path("latest")), 0)
 	t.Logf("published %d, dropped %d, refused and then published %d, daemons killed %d", published.Load(), dropped.Load(), busy.Load(), kills.Load())
 	if names := listed(t, v.point); len(names) != 0 {
 		t.Errorf("%q are left", names)
@@ -68,6 +88,47 @@ func TestSoak(t *testing.T) {
 	}
 	if after := descriptors(t, v); after > before+40 {
 		t.Errorf("the daemon has %d open files, and had %d", after, before)
+	}
+}
+
+// footprint is what a daemon and its keeper take: memory in kB, open files.
+type footprint [4]int
+
+// footprint measures both. What has just been killed has none.
+func (v *volume) footprint(t *testing.T) (f footprint) {
+	s := v.status(t)
+	for i, pid := range []int{s.PID, s.Handover.PID} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		files, filesErr := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if _, after, ok := strings.Cut(string(text), "\nVmRSS:"); ok && err == nil && filesErr == nil {
+			_, _ = fmt.Sscan(after, &f[2*i])
+			f[2*i+1] = len(files)
+		}
+	}
+	return f
+}
+
+// flat compares the second quarter of a soak with its last.
+func flat(t *testing.T, all []footprint) {
+	t.Helper()
+	median := func(part []footprint, i int) int {
+		var values []int
+		for _, f := range part {
+			values = append(values, f[i])
+		}
+		slices.Sort(values)
+		return values[len(values)/2]
+	}
+	n := len(all)
+	if n < 8 {
+		return
+	}
+	for i, name := range []string{"the daemon's memory, kB", "the daemon's open files", "its keeper's memory, kB", "its keeper's open files"} {
+		early, late := median(all[n/4:n/2], i), median(all[3*n/4:], i)
+		t.Logf("%s: %d in the second quarter, %d in the last", name, early, late)
+		if late > early+early/2+8 {
+			t.Errorf("%s grows from %d to %d", name, early, late)
+		}
 	}
 }
 

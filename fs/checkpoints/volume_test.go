@@ -1,0 +1,198 @@
+package checkpoints
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
+)
+
+// newVolume opens a volume that nobody has mounted.
+func newVolume(t *testing.T, log io.Writer) *Volume {
+	t.Helper()
+	v, err := Open(t.Context(), t.TempDir(), Options{MaxOpen: 8, Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		v.End()
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v
+}
+
+// newDraft begins a draft with directories in it.
+func newDraft(t *testing.T, v *Volume, name string, dirs int) *draft {
+	t.Helper()
+	d, err := v.begin(t.Context(), name, checkpoint.Owner{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Mode: 0o755})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range dirs {
+		if err := os.Mkdir(filepath.Join(v.Path(), checkpoint.DraftBase(d.name), fmt.Sprint(i)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// TestPlacesAreBounded: the directories that were used last stay open, and no more; what somebody uses stays open in any case.
+func TestPlacesAreBounded(t *testing.T) {
+	v := newVolume(t, io.Discard)
+	before := openFiles(t)
+	d := newDraft(t, v, "step.tmp", 3*mostPlaces)
+	nodes := make([]*node, 3*mostPlaces)
+	var first *place
+	for i := range nodes {
+		n, _, err := v.find(d.root, fmt.Sprint(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := n.at()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if nodes[i] = n; i == 0 {
+			first = p
+		} else {
+			p.end()
+		}
+	}
+	if n := len(v.placed); n != mostPlaces || nodes[0].place != nil || nodes[len(nodes)-1].place == nil {
+		t.Errorf("%d directories are open, want the last %d", n, mostPlaces)
+	}
+	if st, err := statx(first.fd, ""); err != nil || st.Ino != nodes[0].ino {
+		t.Errorf("one that is used was closed: %v", err)
+	}
+	first.end()
+	last := nodes[len(nodes)-1]
+	at := filepath.Join(v.Path(), checkpoint.DraftBase("step"))
+	if err := os.Rename(filepath.Join(at, last.name), filepath.Join(at, "moved")); err != nil { // past the mount
+		t.Fatal(err)
+	}
+	if st, err := last.stat(); err != nil || st.Ino != last.ino {
+		t.Errorf("a directory that was moved past the mount: %v", err)
+	}
+	if _, err := nodes[0].stat(); err != nil {
+		t.Errorf("one that was closed: %v", err)
+	}
+	v.unnamed(last.ino, d.root, last.name)
+	if _, err := last.stat(); !errors.Is(err, unix.ESTALE) {
+		t.Errorf("one that has no name any more: %v", err)
+	}
+	for _, n := range nodes {
+		v.forget(n.ino|outer, 1)
+	}
+	if len(v.placed) != 0 || openFiles(t) > before+8 { // those of the draft
+		t.Errorf("%d directories and %d files are open after the kernel has forgotten all", len(v.placed), openFiles(t)-before)
+	}
+}
+
+// TestStages: who may change a draft, and which stages follow one another.
+func TestStages(t *testing.T) {
+	for state, errno := range map[stage]error{open: nil, sealing: unix.EBUSY, published: unix.EROFS, dropped: unix.ESTALE} {
+		d := &draft{state: state}
+		end, err := d.change()
+		if !errors.Is(err, errno) {
+			t.Errorf("a change in stage %d: %v", state, err)
+		}
+		if err == nil {
+			entered := make(chan error)
+			go func() { entered <- d.enter(open, sealing) }() // awaited below
+			select {
+			case err := <-entered:
+				t.Fatalf("a draft is sealed while it changes: %v", err)
+			case <-time.After(20 * time.Millisecond):
+			}
+			end()
+			if err := <-entered; err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		if err := d.enter(open, sealing); !errors.Is(err, errno) {
+			t.Errorf("seal in stage %d: %v", state, err)
+		}
+	}
+	var none *draft
+	if _, err := none.change(); !errors.Is(err, unix.ESTALE) {
+		t.Errorf("a change of what is over: %v", err)
+	}
+}
+
+// TestSettles: whoever publishes waits until the kernel asks for the name again, and not where it asks anyway.
+func TestSettles(t *testing.T) {
+	d := &draft{}
+	for _, ago := range []time.Duration{0, time.Hour} {
+		d.told.Store(time.Now().Add(-ago).UnixNano())
+		began := time.Now()
+		d.settle()
+		if took := time.Since(began); ago == 0 && took < draftTimeout || ago > 0 && took > 10*time.Second {
+			t.Errorf("told %v ago, it waits %v", ago, took)
+		}
+	}
+}
+
+// TestRefusalsAreBounded: users choose the names in them.
+func TestRefusalsAreBounded(t *testing.T) {
+	var log strings.Builder
+	v := newVolume(t, &log)
+	for i := range 3 * loggedMax {
+		v.refuse("mkdir %d", i)
+		v.refuse("again and again")
+	}
+	if n := len(v.refused); n != refusedMax || !slices.Contains(v.refused, "again and again") || !slices.Contains(v.refused, fmt.Sprintf("mkdir %d", 3*loggedMax-1)) {
+		t.Errorf("the status tells %q", v.refused)
+	}
+	if n := strings.Count(log.String(), "msg=refused"); n > 2*loggedMax { // the minute may have changed
+		t.Errorf("the log has %d refusals", n)
+	}
+}
+
+// TestListingsAreBounded: what open directories keep is limited for all of them together.
+func TestListingsAreBounded(t *testing.T) {
+	v := newVolume(t, io.Discard)
+	half := make([]fuse.DirEntry, mostEntries/2+1)
+	for handle := range uint64(3) {
+		v.keepListing(handle, half)
+	}
+	v.keepListing(0, half[:1]) // it is listed anew
+	if v.entries != 1 || len(v.listings) != 1 {
+		t.Errorf("%d entries of %d listings are kept", v.entries, len(v.listings))
+	}
+}
+
+func TestErrorsAreErrnos(t *testing.T) {
+	for errno, err := range map[unix.Errno]error{
+		0: nil, unix.EBUSY: checkpoint.ErrOpen, unix.EEXIST: checkpoint.ErrExists, unix.EINVAL: checkpoint.ErrInvalid, unix.EINTR: context.Canceled,
+		unix.EPERM: asuser.ErrOther, unix.EFBIG: fmt.Errorf("too large: %w", unix.EFBIG), unix.EIO: errors.New("any other"),
+	} {
+		if got := errnoOf(err); unix.Errno(got) != errno {
+			t.Errorf("%v is %v", err, unix.Errno(got))
+		}
+	}
+}
