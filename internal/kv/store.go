@@ -30,7 +30,7 @@ type Options struct {
 	Log       *slog.Logger
 	Life      *handover.Life // of the daemon; nil where nobody holds the mount
 
-	// LeaseTime is how long processes of an earlier mount have to close the slabs; 0: 5 s.
+	// LeaseTime is how long the daemon and the processes of an earlier mount have to go; 0: 5 s.
 	LeaseTime time.Duration
 }
 
@@ -124,7 +124,7 @@ func (s *Store) Load() (err error) {
 	if s.lock, err = s.openFile(lockName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return err
 	}
-	if err = flock(s.lock, 2*time.Second); err != nil {
+	if err = flock(s.lock, s.opt.LeaseTime); err != nil {
 		return fmt.Errorf("use %s for a KV volume: %w", s.opt.Directory, err)
 	}
 	if s.disk.rest, err = s.openFile(restName, unix.O_RDWR|unix.O_CREAT); err != nil {

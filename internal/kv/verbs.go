@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// grant makes a hold of a slot. The namespace's lock is held. It fails where the user holds its share, or its process has ended.
+// grant makes a hold of a slot. The namespace's lock is held. It fails where users hold their share, or the process has ended.
 func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Errno) {
 	s, o := c.store, c.owner
 	if !s.held.Reserve(o.uid, t.slotBytes) {
@@ -23,9 +23,8 @@ func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Err
 	token = s.newToken()
 	h := &hold{space: t.space, tier: t, slot: n, kind: k, session: c}
 	o.mu.Lock()
-	over := o.over
+	over := o.over || !s.table.add(token, o.id, h, t.key(n), t.at(n).length)
 	if !over {
-		s.table.add(token, o.id, h, t.key(n), t.at(n).length)
 		o.holds[token] = h
 	}
 	o.mu.Unlock()
@@ -366,7 +365,7 @@ func (t *tier) survives() control.KVSurvival {
 	switch {
 	case t.kind == control.KVDisk:
 		return control.KVOnDisk
-	case t.space.store.Kept():
+	case t.space.store.Kept() && !t.unkept:
 		return control.KVHeld
 	}
 	return control.KVNothing

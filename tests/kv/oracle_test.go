@@ -105,7 +105,7 @@ func TestRandomOperations(t *testing.T) {
 					v.kill(t)
 					daemons++
 				}
-				if s := v.status(t).KV; s.Namespaces != nil && len(s.Namespaces) > 0 && int64(s.Namespaces[0].Memory.Allocated) > memory {
+				if s := v.status(t).KV; len(s.Namespaces) > 0 && int64(s.Namespaces[0].Memory.Allocated) > memory {
 					t.Fatalf("%d bytes of memory are taken, the limit is %d", s.Namespaces[0].Memory.Allocated, memory)
 				}
 			}
