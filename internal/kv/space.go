@@ -29,6 +29,10 @@ type Space struct {
 	rights *os.File // the file whose owner and mode say who may use the namespace, and which has its meta
 	has    int64    // regions of the disk tier, when it was opened
 
+	// settling is held while the mover says in which tiers a block is, and while blocks are removed: otherwise a kill could leave a record of
+	// one that was removed. Before mu.
+	settling sync.Mutex
+
 	mu                                    sync.Mutex // guards what follows
 	tiers                                 []*tier    // memory first, where there is some; the slice never changes
 	opened                                int        // by sessions

@@ -323,6 +323,13 @@ func (s *Store) space(number uint32) *Space {
 	return s.number[number-1]
 }
 
+// processes tells how many processes have the volume open, or hold something.
+func (s *Store) processes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.owners)
+}
+
 // all gives all namespaces.
 func (s *Store) all() []*Space {
 	s.mu.Lock()

@@ -402,6 +402,7 @@ func (c *Session) remove(sp *Space, keys [][]byte) []control.KVDone {
 	out := make([]control.KVDone, len(keys))
 	var hidden []booking
 	var of []int // which key each is of
+	sp.settling.Lock()
 	sp.mu.Lock()
 	for i, key := range keys {
 		out[i].Errno = unix.ENOENT
@@ -415,6 +416,7 @@ func (c *Session) remove(sp *Space, keys [][]byte) []control.KVDone {
 		}
 	}
 	sp.mu.Unlock()
+	sp.settling.Unlock()
 	for _, i := range sp.erase(hidden) {
 		out[of[i]].Errno = unix.EIO // it is found no more, and may be again after a kill
 	}
@@ -448,6 +450,7 @@ func (sp *Space) erase(hidden []booking) (left []int) {
 func (sp *Space) clear() {
 	for {
 		var hidden []booking
+		sp.settling.Lock()
 		sp.mu.Lock()
 		for _, t := range sp.tiers {
 			for len(hidden) < 4096 && t.queue.tail != 0 {
@@ -458,15 +461,17 @@ func (sp *Space) clear() {
 			}
 		}
 		sp.mu.Unlock()
+		sp.settling.Unlock()
 		if len(hidden) == 0 {
 			break
 		}
 		sp.erase(hidden)
 	}
+	alone := sp.store.processes() <= 1 // or another one may have registered memory with CUDA
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for _, t := range sp.tiers { // what it does not need is others'
-		for (t.kind == control.KVDisk || sp.opened <= 1) && t.shrink() {
+		for (t.kind == control.KVDisk || alone && sp.opened <= 1) && t.shrink() {
 			continue
 		}
 	}
