@@ -60,7 +60,9 @@ type Store struct {
 	stop   context.Context // ends with Close
 	cancel context.CancelFunc
 	noted  sync.Map // what was logged once
-	sparse bool     // tests of large indexes allocate nothing
+
+	patience time.Time // until then processes of an earlier mount may go
+	sparse   bool      // tests of large indexes allocate nothing
 
 	making sync.Mutex // held while a namespace is made
 
@@ -124,6 +126,7 @@ func (s *Store) Load() (err error) {
 	if s.lock, err = s.openFile(lockName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return err
 	}
+	s.patience = time.Now().Add(s.opt.LeaseTime)
 	if err = flock(s.lock, s.opt.LeaseTime); err != nil {
 		return fmt.Errorf("use %s for a KV volume: %w", s.opt.Directory, err)
 	}
