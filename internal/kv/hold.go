@@ -47,6 +47,7 @@ type holdTable struct {
 
 const (
 	entrySize = 128
+	entries   = 2 * mostHolds // the user of the daemon has a share apart, and each user a few in any case
 	entryKey  = 40
 	keptHolds = "kv-holds"
 )
@@ -62,14 +63,14 @@ func (s *Store) openHolds() (h *holdTable, err error) {
 		if h.file, err = handover.NewMemory("kv-holds"); err != nil {
 			return nil, err
 		}
-		if err = h.file.Truncate(mostHolds * entrySize); err == nil && life != nil {
+		if err = h.file.Truncate(entries * entrySize); err == nil && life != nil {
 			err = life.Keep(keptHolds, h.file)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	h.memory, err = unix.Mmap(int(h.file.Fd()), 0, mostHolds*entrySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	h.memory, err = unix.Mmap(int(h.file.Fd()), 0, entries*entrySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map the table of holds: %w", err)
 	}
@@ -87,16 +88,26 @@ func (h *holdTable) token(n int32) *uint64 {
 	return (*uint64)(unsafe.Pointer(&h.memory[int(n)*entrySize]))
 }
 
-// add writes an entry.
-func (h *holdTable) add(token, owner uint64, o *hold, key []byte, length uint32) {
+// take finds a free entry.
+func (h *holdTable) take() (n int32, ok bool) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	if last := len(h.free) - 1; last >= 0 {
-		o.entry, h.free = h.free[last], h.free[:last]
-	} else {
-		o.entry = h.next // there is room: the shares of users are less
-		h.next++
+		n, h.free = h.free[last], h.free[:last]
+		return n, true
 	}
-	h.mu.Unlock()
+	if h.next == entries {
+		return 0, false
+	}
+	h.next++
+	return h.next - 1, true
+}
+
+// add writes an entry, where there is room for one.
+func (h *holdTable) add(token, owner uint64, o *hold, key []byte, length uint32) (ok bool) {
+	if o.entry, ok = h.take(); !ok {
+		return false
+	}
 	e := h.memory[int(o.entry)*entrySize : (int(o.entry)+1)*entrySize]
 	binary.LittleEndian.PutUint64(e[8:], owner)
 	binary.LittleEndian.PutUint64(e[16:], o.space.meta.ID)
@@ -105,6 +116,7 @@ func (h *holdTable) add(token, owner uint64, o *hold, key []byte, length uint32)
 	e[32], e[33], e[34] = byte(o.tier.kind), byte(o.kind), byte(len(key))
 	copy(e[entryKey:], key)
 	atomic.StoreUint64(h.token(o.entry), token)
+	return true
 }
 
 // remove frees an entry.
@@ -126,8 +138,8 @@ type entry struct {
 
 // each gives all entries, and finds those that are free.
 func (h *holdTable) each(f func(n int32, e entry) (keep bool)) {
-	h.next = mostHolds
-	for n := int32(mostHolds - 1); n >= 0; n-- {
+	h.next = entries
+	for n := int32(entries - 1); n >= 0; n-- {
 		p := h.memory[int(n)*entrySize : (int(n)+1)*entrySize]
 		token := atomic.LoadUint64(h.token(n))
 		if token != 0 {

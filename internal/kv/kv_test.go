@@ -348,7 +348,7 @@ func TestMemoryIsWrittenBackAndPromoted(t *testing.T) {
 	v := open(t, t.TempDir(), 64<<20, 4<<20)
 	c := v.connect("model", 4096)
 	defer c.close()
-	keys := keysOf(0, 4000)
+	keys := keysOf(0, 2000)
 	for at := 0; at < len(keys); at += 100 {
 		for _, e := range c.put(4096, keys[at:at+100]...) {
 			if e != 0 {
@@ -380,7 +380,7 @@ func TestOtherMountsAndBlockSizesAreRefused(t *testing.T) {
 	v := open(t, t.TempDir(), 8<<20, 0)
 	c := v.connect("model", 4096)
 	defer c.close()
-	other, err := New(Options{Directory: v.opt.Directory, Size: 8 << 20, Log: v.opt.Log})
+	other, err := New(Options{Directory: v.opt.Directory, Size: 8 << 20, Log: v.opt.Log, LeaseTime: time.Millisecond})
 	c.must(err)
 	if err := other.Load(); !errors.Is(err, ErrUsed) {
 		t.Errorf("a second mount: %v", err)
@@ -415,4 +415,61 @@ func TestASlabThatIsStillWrittenIsNotUsedAgain(t *testing.T) {
 	for _, f := range c.files {
 		_ = f.Close()
 	}
+}
+
+func TestASmallerLimitCutsTheLargest(t *testing.T) {
+	dir := t.TempDir()
+	v := open(t, dir, 16<<20, 0)
+	c := v.connect("model", 4096)
+	for i := range 36 {
+		c.put(4096, keysOf(i*100, 100)...)
+	}
+	c.close()
+	v.stop()
+	v = open(t, dir, 8<<20, 0)
+	c = v.connect("model", 4096)
+	defer c.close()
+	i := v.Namespaces()[0]
+	if i.Counts.Disk.Allocated > 8<<20 || i.Counts.Disk.Blocks == 0 || len(v.Notes()) == 0 {
+		t.Errorf("%+v, %v", i.Counts.Disk, v.Notes())
+	}
+	found := 0
+	for _, k := range keysOf(0, 3600) {
+		if c.get(k) != nil {
+			found++
+		}
+	}
+	if found != int(i.Counts.Disk.Blocks) {
+		t.Errorf("%d blocks are found, of %d", found, i.Counts.Disk.Blocks)
+	}
+}
+
+func TestAnotherNamespaceGetsRoom(t *testing.T) {
+	v := open(t, t.TempDir(), 8<<20, 4<<20)
+	c := v.connect("old", 4096)
+	for i := range 30 {
+		c.put(4096, keysOf(i*100, 100)...)
+	}
+	d := v.connect("new", 8192)
+	defer d.close()
+	allocated := func() (old, fresh uint64) {
+		all := v.Namespaces()
+		return all[1].Counts.Disk.Allocated, all[0].Counts.Disk.Allocated
+	}
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		for i := range 5 {
+			d.put(8192, keysOf(i*100, 50)...)
+		}
+		old, fresh := allocated()
+		if fresh*3 > old {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the namespace that was first has %d bytes of the disk, the other %d", old, fresh)
+		}
+	}
+	if c.put(4096, "one more")[0] != 0 || c.get("one more") == nil {
+		t.Error("the namespace that was first has no room any more")
+	}
+	c.close()
 }

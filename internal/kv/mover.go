@@ -212,6 +212,7 @@ func (sp *Space) move(c *copying, buffer []byte) {
 	good := readErr == nil && writeErr == nil && !damaged
 
 	var p [recordSize]byte
+	sp.settling.Lock()
 	sp.mu.Lock()
 	key := bytes.Clone(c.to.key(c.dst))
 	if c.from.at(c.src).state != ready { // it was removed meanwhile
@@ -231,7 +232,9 @@ func (sp *Space) move(c *copying, buffer []byte) {
 			good, zeroed = false, false
 		}
 	}
-	sp.erase(sp.settle(c, good, zeroed, writeErr, readErr))
+	hidden := sp.settle(c, good, zeroed, writeErr, readErr)
+	sp.settling.Unlock()
+	sp.erase(hidden)
 	if damaged || readErr != nil {
 		sp.dropBlock(c.from, c.src, key, damaged)
 	}

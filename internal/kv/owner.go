@@ -100,6 +100,9 @@ func (s *Store) newOwner(uid uint32, pidfd *os.File) (*owner, error) {
 			return nil, err
 		}
 		o.pid = pidOf(o.pidfd)
+		if room, bounded := s.opt.Life.Room(); bounded && int64(len(s.opt.Life.Names())) >= room {
+			return nil, errors.Join(refuse(unix.EAGAIN, "the holder of the mount has no room for another process: raise FileDescriptorStoreMax="), o.pidfd.Close())
+		}
 		if s.opt.Life != nil {
 			if err := s.opt.Life.Keep(o.kept(), o.pidfd); err != nil {
 				return nil, errors.Join(err, o.pidfd.Close())

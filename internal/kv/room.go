@@ -47,7 +47,7 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 }
 
 // askPause is how often a tier asks for what others have.
-const askPause = time.Second
+const askPause = 200 * time.Millisecond
 
 // ask has the mover look whether another namespace has a region to spare.
 func (s *Store) ask(t *tier) {

@@ -74,11 +74,11 @@ func (c *Session) Handle(ctx context.Context, t control.FrameType, payload []byt
 		return handle(payload, control.ParseKVStat, c.stat)
 	case control.TypeKVLookup:
 		return handle(payload, control.ParseKVKeys, func(m *control.KVKeys) (Answer, error) {
-			return slots(c.in(m.Space, false, func(sp *Space) []control.KVSlot { return c.lookup(sp, m.Keys, m.Flags&control.KVPin != 0) }))
+			return slots(inSpace(c, m.Space, false, func(sp *Space) []control.KVSlot { return c.lookup(sp, m.Keys, m.Flags&control.KVPin != 0) }))
 		})
 	case control.TypeKVReserve:
 		return handle(payload, control.ParseKVReserve, func(m *control.KVReserve) (Answer, error) {
-			return slots(c.in(m.Space, true, func(sp *Space) []control.KVSlot { return c.reserve(sp, m.Blocks) }))
+			return slots(inSpace(c, m.Space, true, func(sp *Space) []control.KVSlot { return c.reserve(sp, m.Blocks) }))
 		})
 	case control.TypeKVCommit:
 		return handle(payload, control.ParseKVCommit, func(m *control.KVCommit) (Answer, error) {
@@ -129,11 +129,6 @@ func done(d []control.KVDone, err error) (Answer, error) {
 	return Answer{Type: control.TypeKVDone, Payload: func(b []byte) []byte { return control.AppendKVDone(b, d) }}, err
 }
 
-// in calls f with a namespace that this connection has opened.
-func (c *Session) in(number uint32, write bool, f func(*Space) []control.KVSlot) ([]control.KVSlot, error) {
-	return inSpace(c, number, write, f)
-}
-
 // inSpace calls f with a namespace that a connection has opened.
 func inSpace[A any](c *Session, number uint32, write bool, f func(*Space) A) (a A, err error) {
 	may, open := c.opened[number]
@@ -149,7 +144,7 @@ func inSpace[A any](c *Session, number uint32, write bool, f func(*Space) A) (a 
 // open answers KV_OPEN.
 func (c *Session) open(m *control.KVOpen) (a Answer, err error) {
 	if !goodName(m.Name) {
-		return a, refuse(unix.EINVAL, "%q cannot be a namespace's name: use letters, digits and . _ - + = @ : , and begin with none of them that is a dot", m.Name)
+		return a, refuse(unix.EINVAL, "%q cannot be a namespace's name: use letters, digits and ._-+=@:, and no dot at the beginning", m.Name)
 	}
 	sp, err := c.store.find(m, c.user)
 	if err != nil {

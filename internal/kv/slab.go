@@ -17,6 +17,9 @@ func (t *tier) kept(part string) string {
 	return "kv-" + strconv.FormatUint(t.space.meta.ID, 16) + "-" + part
 }
 
+// memoryFiles is how many files of a memory tier the holder keeps.
+const memoryFiles = 3
+
 // openMemory opens the files of a memory tier that a daemon before has left, or makes them.
 func (t *tier) openMemory() (err error) {
 	life := t.space.store.opt.Life
@@ -33,6 +36,10 @@ func (t *tier) openMemory() (err error) {
 		return err
 	}
 	if life == nil {
+		return nil
+	}
+	if room, bounded := life.Room(); bounded && int64(len(life.Names()))+memoryFiles > room/2 {
+		t.unkept = true // the holder would close them
 		return nil
 	}
 	err = errors.Join(life.Keep(t.kept(slabName), t.slab), life.Keep(t.kept(indexName), t.index))

@@ -29,6 +29,10 @@ type Space struct {
 	rights *os.File // the file whose owner and mode say who may use the namespace, and which has its meta
 	has    int64    // regions of the disk tier, when it was opened
 
+	// settling is held while the mover says in which tiers a block is, and while blocks are removed: otherwise a kill could leave a record of
+	// one that was removed. Before mu.
+	settling sync.Mutex
+
 	mu                                    sync.Mutex // guards what follows
 	tiers                                 []*tier    // memory first, where there is some; the slice never changes
 	opened                                int        // by sessions
@@ -229,9 +233,6 @@ func (s *Store) openSpace(name string) (sp *Space, err error) {
 	if err := sp.trust(); err != nil {
 		return nil, err
 	}
-	if s.memory != nil && sp.meta.Memory == 0 {
-		sp.meta.Memory = regionOf(s.opt.Memory, sp.meta.Slot)
-	}
 	if s.memory != nil && !s.opt.Life.Adopts() {
 		sp.meta.Memory = regionOf(s.opt.Memory, sp.meta.Slot)
 	}
@@ -284,13 +285,13 @@ func (sp *Space) written() bool {
 		return false
 	}
 	defer func() { _ = f.Close() }() // opened for reading
-	for end := time.Now().Add(sp.store.opt.LeaseTime); ; time.Sleep(20 * time.Millisecond) {
+	for ; ; time.Sleep(20 * time.Millisecond) {
 		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 		if !errors.Is(err, unix.EAGAIN) { // a filesystem without leases says so
 			_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 			return false
 		}
-		if time.Now().After(end) {
+		if time.Now().After(sp.store.patience) {
 			return true
 		}
 	}
@@ -309,7 +310,7 @@ func (sp *Space) measure() error {
 	}
 	sp.has = min(slab.Size()/t.regionBytes(), index.Size()/t.indexBytes())
 	if slab.Size() != sp.has*t.regionBytes() || index.Size() != sp.has*t.indexBytes() {
-		if slab.Size() > t.regionBytes()*(sp.has+1) || slab.Size() < index.Size()/t.indexBytes()*t.regionBytes() { // a kill leaves a region more in either
+		if slab.Size() > t.regionBytes()*(sp.has+1) || slab.Size() < (index.Size()/t.indexBytes()-1)*t.regionBytes() { // a kill leaves a region more in either
 			sp.broken++
 			sp.store.note("the slab of namespace %q was cut or grown behind the volume: %d bytes, and %d in its index; blocks beyond are dropped", sp.name, slab.Size(), index.Size()/t.indexBytes()*t.regionBytes())
 		}

@@ -30,7 +30,7 @@ type Options struct {
 	Log       *slog.Logger
 	Life      *handover.Life // of the daemon; nil where nobody holds the mount
 
-	// LeaseTime is how long processes of an earlier mount have to close the slabs; 0: 5 s.
+	// LeaseTime is how long the daemon and the processes of an earlier mount have to go; 0: 5 s.
 	LeaseTime time.Duration
 }
 
@@ -60,7 +60,9 @@ type Store struct {
 	stop   context.Context // ends with Close
 	cancel context.CancelFunc
 	noted  sync.Map // what was logged once
-	sparse bool     // tests of large indexes allocate nothing
+
+	patience time.Time // until then processes of an earlier mount may go
+	sparse   bool      // tests of large indexes allocate nothing
 
 	making sync.Mutex // held while a namespace is made
 
@@ -124,7 +126,8 @@ func (s *Store) Load() (err error) {
 	if s.lock, err = s.openFile(lockName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return err
 	}
-	if err = flock(s.lock, 2*time.Second); err != nil {
+	s.patience = time.Now().Add(s.opt.LeaseTime)
+	if err = flock(s.lock, s.opt.LeaseTime); err != nil {
 		return fmt.Errorf("use %s for a KV volume: %w", s.opt.Directory, err)
 	}
 	if s.disk.rest, err = s.openFile(restName, unix.O_RDWR|unix.O_CREAT); err != nil {
@@ -321,6 +324,13 @@ func (s *Store) space(number uint32) *Space {
 		return nil
 	}
 	return s.number[number-1]
+}
+
+// processes tells how many processes have the volume open, or hold something.
+func (s *Store) processes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.owners)
 }
 
 // all gives all namespaces.

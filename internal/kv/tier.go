@@ -67,6 +67,7 @@ type tier struct {
 	budget      *budget
 	slab, index *os.File
 	shown       *os.File // the slab as clients without the right to write get it; nil: the slab itself
+	unkept      bool     // of memory: the holder has no room for its files
 	slotBytes   int64
 	perRegion   int64 // slots
 	seed        maphash.Seed
@@ -84,7 +85,7 @@ type tier struct {
 	hits, evictions, copied, dropped uint64
 	faults                           uint64
 	stranded                         []uint32 // slots whose records have to be zeroed before they are used again, which has failed
-	fault                            error // the last one
+	fault                            error    // the last one
 	faulted                          time.Time
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// grant makes a hold of a slot. The namespace's lock is held. It fails where the user holds its share, or its process has ended.
+// grant makes a hold of a slot. The namespace's lock is held. It fails where users hold their share, or the process has ended.
 func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Errno) {
 	s, o := c.store, c.owner
 	if !s.held.Reserve(o.uid, t.slotBytes) {
@@ -23,9 +23,8 @@ func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Err
 	token = s.newToken()
 	h := &hold{space: t.space, tier: t, slot: n, kind: k, session: c}
 	o.mu.Lock()
-	over := o.over
+	over := o.over || !s.table.add(token, o.id, h, t.key(n), t.at(n).length)
 	if !over {
-		s.table.add(token, o.id, h, t.key(n), t.at(n).length)
 		o.holds[token] = h
 	}
 	o.mu.Unlock()
@@ -366,7 +365,7 @@ func (t *tier) survives() control.KVSurvival {
 	switch {
 	case t.kind == control.KVDisk:
 		return control.KVOnDisk
-	case t.space.store.Kept():
+	case t.space.store.Kept() && !t.unkept:
 		return control.KVHeld
 	}
 	return control.KVNothing
@@ -403,6 +402,7 @@ func (c *Session) remove(sp *Space, keys [][]byte) []control.KVDone {
 	out := make([]control.KVDone, len(keys))
 	var hidden []booking
 	var of []int // which key each is of
+	sp.settling.Lock()
 	sp.mu.Lock()
 	for i, key := range keys {
 		out[i].Errno = unix.ENOENT
@@ -416,6 +416,7 @@ func (c *Session) remove(sp *Space, keys [][]byte) []control.KVDone {
 		}
 	}
 	sp.mu.Unlock()
+	sp.settling.Unlock()
 	for _, i := range sp.erase(hidden) {
 		out[of[i]].Errno = unix.EIO // it is found no more, and may be again after a kill
 	}
@@ -449,6 +450,7 @@ func (sp *Space) erase(hidden []booking) (left []int) {
 func (sp *Space) clear() {
 	for {
 		var hidden []booking
+		sp.settling.Lock()
 		sp.mu.Lock()
 		for _, t := range sp.tiers {
 			for len(hidden) < 4096 && t.queue.tail != 0 {
@@ -459,15 +461,17 @@ func (sp *Space) clear() {
 			}
 		}
 		sp.mu.Unlock()
+		sp.settling.Unlock()
 		if len(hidden) == 0 {
 			break
 		}
 		sp.erase(hidden)
 	}
+	alone := sp.store.processes() <= 1 // or another one may have registered memory with CUDA
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for _, t := range sp.tiers { // what it does not need is others'
-		for (t.kind == control.KVDisk || sp.opened <= 1) && t.shrink() {
+		for (t.kind == control.KVDisk || alone && sp.opened <= 1) && t.shrink() {
 			continue
 		}
 	}

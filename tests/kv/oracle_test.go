@@ -91,7 +91,7 @@ func TestRandomOperations(t *testing.T) {
 				workers[i].start(t, v, r.Uint64(), 100, c.keeps, c.block)
 			}
 			killed, daemons, began := 0, 0, time.Now()
-			for end := began.Add(lasts); time.Now().Before(end) && (want == 0 || operationsOf(workers) < want/2); {
+			for end := began.Add(lasts); (time.Now().Before(end) || daemons == 0) && (want == 0 || operationsOf(workers) < want/2); {
 				time.Sleep(time.Duration(50+r.IntN(200)) * time.Millisecond)
 				if got := taken(v.dir); got > c.size {
 					t.Fatalf("%d bytes are on the disk, the limit is %d", got, c.size)
@@ -105,7 +105,7 @@ func TestRandomOperations(t *testing.T) {
 					v.kill(t)
 					daemons++
 				}
-				if s := v.status(t).KV; s.Namespaces != nil && len(s.Namespaces) > 0 && int64(s.Namespaces[0].Memory.Allocated) > memory {
+				if s := v.status(t).KV; len(s.Namespaces) > 0 && int64(s.Namespaces[0].Memory.Allocated) > memory {
 					t.Fatalf("%d bytes of memory are taken, the limit is %d", s.Namespaces[0].Memory.Allocated, memory)
 				}
 			}
