@@ -156,9 +156,9 @@ test-minio: build $(MINIO) ## Test remote sources against MinIO, too (4 minutes 
 # A cluster of one node: Kubernetes' programs in one, Helm, and images of hbmfs in two versions and of what its pods run. None of it is
 # part of make test: the programs take a quarter of an hour and 1 GB of the Go cache to build.
 CLUSTER ?= $(CACHE)/cluster
-K8S      = $(shell sed -n 's|^require k8s.io/kubernetes ||p; s|^	k8s.io/kubernetes ||p' tests/cluster/kubernetes/go.mod)
+K8S      = $(shell sed -n 's|^	k8s.io/kubernetes ||p' tests/cluster/kubernetes/go.mod)
 K8SMINOR = $(word 2,$(subst ., ,$(K8S)))
-HELM     = $(shell sed -n 's|^require helm.sh/helm/v4 ||p' tests/cluster/helm/go.mod)
+HELM     = $(word 2,$(shell grep '^	helm.sh/helm/v4 ' tests/cluster/helm/go.mod))
 
 $(CLUSTER)/kubernetes: $(wildcard tests/cluster/kubernetes/*) | go
 	@mkdir -p $(CLUSTER)

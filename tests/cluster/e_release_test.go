@@ -78,7 +78,7 @@ func (c *cluster) removed() (left error) {
 			Items []struct{ Metadata struct{ Name string } }
 		}
 		if err := c.api("GET", path, nil, &list); err != nil || len(list.Items) > 0 {
-			left = errors.Join(left, fmt.Errorf("%s: %v, %v", path, list.Items, err))
+			left = errors.Join(left, err, fmt.Errorf("%s: %v", path, list.Items))
 		}
 	}
 	for _, text := range c.leftovers() {

@@ -32,7 +32,7 @@ const (
 )
 
 // patience bounds every wait. Nothing that works waits for its end.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 // node is the only one of the cluster. TestMain makes it.
 var node *cluster
@@ -102,13 +102,16 @@ func outside() (code int, err error) {
 	if err := cmd.Start(); err != nil {
 		return 1, err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // ends with the namespaces
+	ended := make(chan struct{})
+	go func() { // ends with the namespaces
+		defer close(ended)
+		err = cmd.Wait()
+	}()
 	select {
-	case err = <-ended:
+	case <-ended:
 	case s := <-signals:
 		_ = cmd.Process.Kill() // unshare, and so all in its namespaces
-		_ = <-ended            // it was killed
+		<-ended
 		err = fmt.Errorf("ended by %v; the cluster is taken away", s)
 	}
 	if dir := os.Getenv("HBMFS_CLUSTER_LOGS"); dir != "" {

@@ -215,7 +215,10 @@ func (h *Host) Hold(socket string) error {
 	}
 	context.AfterFunc(h.ctx, func() { _ = unix.Shutdown(listener, unix.SHUT_RDWR) }) // which ends accept
 	h.work.Go(func() {
-		defer func() { _ = unix.Close(listener) }() // nobody is served any more
+		defer func() {
+			_ = unix.Close(listener) // nobody is served any more
+			_ = os.Remove(socket)    // no other host's: this one still has the lock of the directory
+		}()
 		for {
 			conn, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 			switch {
