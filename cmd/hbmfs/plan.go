@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/plan"
 	"github.com/hbmfs/hbmfs/internal/size"
@@ -91,7 +92,11 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 			return c.run(cmd.Context())
 		},
 	}
-	f := cmd.Flags()
+	c.flags(cmd.Flags(), &example)
+	return cmd
+}
+
+func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
 	f.StringArrayVar(&c.calibrate, "calibrate", nil, "a result of hbmfs bench --json; may be given again")
 	f.Var(&c.epoch, "epoch", "size of a dataset that is read from storage, such as 2TB")
 	f.Var(&c.checkpoint, "checkpoint", "size of a checkpoint that is written each half hour")
@@ -100,11 +105,10 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.html, "html", "", "write a page with charts here, and print nothing")
-	f.BoolVar(&example, "example", false, "print a description with every key, to edit")
+	f.BoolVar(example, "example", false, "print a description with every key, to edit")
 	c.fanOut.flags(f)
 	f.StringVar(&c.sys, "sys", "/sys", "where sysfs is")
 	_ = f.MarkHidden("sys") // for tests: the flag exists
-	return cmd
 }
 
 func oneDescription(_ *cobra.Command, args []string) error {

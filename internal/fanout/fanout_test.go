@@ -20,9 +20,9 @@ func TestBounds(t *testing.T) {
 		"origin alone":      {Cluster{8, 4 << 30, 100e6, 1e9, 1e9}, 0, "origin", 0.02},
 		"one node":          {Cluster{1, 4 << 30, 1e9, 1e9, 100e6}, 4, "node", 0.02},
 		"the origin, once":  {Cluster{8, 4 << 30, 100e6, 1e9, 1e9}, 2, "origin", 0.3},
-		"one cache":         {Cluster{20, 100 << 30, 1e9, 1e9, 1e9}, 1, "caches", 0.02},
-		"the nodes":         {Cluster{16, 1 << 40, 1e10, 1e10, 1e9}, 8, "node", 0.1},
-		"some shares twice": {Cluster{40, 100 << 30, 1e9, 1e9, 1e9}, 8, "caches", 0.6},
+		"one cache":         {Cluster{20, 16 << 30, 1e9, 1e9, 1e9}, 1, "caches", 0.02},
+		"the nodes":         {Cluster{16, 32 << 30, 1e10, 1e10, 1e9}, 8, "node", 0.1},
+		"some shares twice": {Cluster{40, 16 << 30, 1e9, 1e9, 1e9}, 8, "caches", 0.6},
 	} {
 		row := c.row(c.caches)
 		if row.Binds != c.binds {
@@ -42,7 +42,7 @@ func TestBounds(t *testing.T) {
 
 // TestInStep has all nodes read in the same order: they ask few caches at a time, so it takes longer than where each begins elsewhere.
 func TestInStep(t *testing.T) {
-	c := Cluster{64, 1 << 40, 1e10, 1e9, 1e9}
+	c := Cluster{64, 16 << 30, 1e10, 1e9, 1e9}
 	inStep, err := c.simulate(t.Context(), 32, false)
 	if err != nil {
 		t.Fatal(err)
@@ -57,11 +57,11 @@ func TestInStep(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	r, err := Build(t.Context(), Cluster{1000, 2e12, 1.25e9, 2e9, 1e9})
+	r, err := Build(t.Context(), Cluster{20, 2e9, 1.25e9, 2e9, 1e9})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Rows[0].Caches != 0 || !near(r.Rows[0].Time, 1000*2e12/1.25e9, 1e-9) || r.Rows[0].FromHere != 1000 {
+	if r.Rows[0].Caches != 0 || !near(r.Rows[0].Time, 20*2e9/1.25e9, 1e-9) || r.Rows[0].FromHere != 20 {
 		t.Errorf("without caches: %+v", r.Rows[0])
 	}
 	flagged := 0
