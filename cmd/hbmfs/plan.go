@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/plan"
 	"github.com/hbmfs/hbmfs/internal/size"
@@ -25,6 +26,7 @@ type planCommand struct {
 	asJSON     bool
 	html       string
 	sys        string
+	fanOut     fanOut
 
 	stdin  io.Reader
 	stdout io.Writer
@@ -53,6 +55,11 @@ Every result is a range: low with all assumptions low, high with all high. The p
   plain      one thread for each GPU reads, then copies: a program without hbmfs
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
+--fan-out is about something else: how long many nodes take that read one dataset from one origin at once, and how many caches
+before it they need (docs/many-nodes.md). It has the time to the last node by calculation, and by a simulation of nodes that all
+read in the same order, and of nodes that each begin elsewhere. The rates are yours to give: 10 Gb/s for the origin and for a cache
+are assumed, and 765 MB/s for a node.
+
 Calibrated on one and two H200s, the model met four and eight within 15%. docs/planning.md says what it leaves out.`,
 		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs, on any machine
   hbmfs plan                                          this node, if it has GPUs
@@ -60,6 +67,8 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
   hbmfs plan --example > node.yaml                    a description to edit
   hbmfs plan node.yaml --html report.html             charts, for the screen and for paper
   hbmfs plan node.yaml --here                         this node beside those that you think of buying
+
+  hbmfs plan --fan-out 100,1000 --epoch 2TB --origin-rate 5GB/s --cache-rate 3GB/s   how many caches do so many nodes need?
 
   hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
   hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
@@ -74,10 +83,20 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 			if len(args) == 1 {
 				c.file = args[0]
 			}
+			if fansOut, err := c.fansOut(cmd.Flags()); fansOut || err != nil {
+				if err == nil {
+					err = c.runFanOut(cmd.Context())
+				}
+				return err
+			}
 			return c.run(cmd.Context())
 		},
 	}
-	f := cmd.Flags()
+	c.flags(cmd.Flags(), &example)
+	return cmd
+}
+
+func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
 	f.StringArrayVar(&c.calibrate, "calibrate", nil, "a result of hbmfs bench --json; may be given again")
 	f.Var(&c.epoch, "epoch", "size of a dataset that is read from storage, such as 2TB")
 	f.Var(&c.checkpoint, "checkpoint", "size of a checkpoint that is written each half hour")
@@ -86,10 +105,10 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
 	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.html, "html", "", "write a page with charts here, and print nothing")
-	f.BoolVar(&example, "example", false, "print a description with every key, to edit")
+	f.BoolVar(example, "example", false, "print a description with every key, to edit")
+	c.fanOut.flags(f)
 	f.StringVar(&c.sys, "sys", "/sys", "where sysfs is")
 	_ = f.MarkHidden("sys") // for tests: the flag exists
-	return cmd
 }
 
 func oneDescription(_ *cobra.Command, args []string) error {

@@ -42,6 +42,7 @@ type bench struct {
 	rate          float64
 	staggered     bool
 	netns, replay bool
+	alone         bool
 	nodeCache     string
 
 	sums    []uint64 // of the files
@@ -79,6 +80,7 @@ func (b *bench) flags() (dir *string) {
 	pflag.BoolVar(&b.staggered, "staggered", false, "have each node begin with another file")
 	pflag.BoolVar(&b.netns, "netns", false, "give each node and cache a network namespace (needs root)")
 	pflag.BoolVar(&b.replay, "replay", false, "measure a replay instead")
+	pflag.BoolVar(&b.alone, "alone", false, "only the round without caches, which builds before --through can run, too")
 	pflag.StringVar(&b.nodeCache, "node-cache", "", "--cache-size of each node (default: as much as it reads)")
 	dir = pflag.String("dir", "", "where everything is put (default: the temporary directory)")
 	pflag.Parse()
@@ -130,7 +132,9 @@ func run(ctx context.Context) (err error) {
 func (b *bench) rounds(ctx context.Context) error {
 	fmt.Printf("%d nodes, %.2f GB, origin %.0f MB/s and %v\n\n| | origin sent, of the dataset | time | of no caches | errors | wrong answers | failed requests |\n|---|---|---|---|---|---|---|\n", b.nodes, float64(b.size)/1e9, b.rate/1e6, b.latency)
 	list := []*round{{name: "no caches"}, {name: fmt.Sprintf("%d caches", b.caches), caches: b.caches}, {name: "one of them killed at half", caches: b.caches, kill: true}}
-	if b.rclone == "" {
+	if b.alone {
+		list = list[:1]
+	} else if b.rclone == "" {
 		list = append(list, &round{name: "one more, which lies", caches: b.caches, liar: true})
 	}
 	var base time.Duration
