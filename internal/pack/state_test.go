@@ -60,7 +60,7 @@ func TestInterruptedRunGoesOn(t *testing.T) {
 					cancel()
 				}
 			}
-			result, err := Run(ctx, o)
+			result, err := run(ctx, o)
 			var kept *KeptError
 			switch {
 			case err == nil:
@@ -117,7 +117,7 @@ func TestKilledRunGoesOn(t *testing.T) {
 			batches++
 			copyDir(t, o.Out, filepath.Join(top, fmt.Sprint(batches)), strings.Repeat("x", batches))
 		}
-		if _, err := Run(t.Context(), o); err != nil {
+		if _, err := run(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
 		o.Progress = nil
@@ -145,7 +145,7 @@ func interrupted(t *testing.T, o Options) Options {
 		}
 	}
 	var kept *KeptError
-	if _, err := Run(ctx, o); !errors.As(err, &kept) {
+	if _, err := run(ctx, o); !errors.As(err, &kept) {
 		t.Fatalf("nothing is kept: %v", err)
 	}
 	o.Progress = nil
@@ -170,7 +170,7 @@ func TestOtherOptionsDoNotGoOn(t *testing.T) {
 	} {
 		other := o
 		change(&other)
-		_, err := Run(t.Context(), other)
+		_, err := run(t.Context(), other)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "use --restart to begin anew") {
 			t.Errorf("got %v, want %s", err, want)
 		}
@@ -188,7 +188,7 @@ func TestChangedSourceDoesNotGoOn(t *testing.T) {
 	if err := os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the sources are others, or have changed since") {
+	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the sources are others, or have changed since") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -214,7 +214,7 @@ func TestDamagedState(t *testing.T) {
 		if err := damage(o.Out, temps[0]); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 		o.Restart = true
@@ -232,10 +232,10 @@ func TestOneRunAtATime(t *testing.T) {
 		o := o
 		o.Progress, o.Force = nil, true
 		if other == nil {
-			_, other = Run(t.Context(), o)
+			_, other = run(t.Context(), o)
 		}
 	}
-	if _, err := Run(t.Context(), o); err != nil {
+	if _, err := run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	if other == nil || other.Error() != "another pack writes into "+o.Out+" now" {
@@ -249,7 +249,7 @@ func TestFailureKeepsTheState(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := Options{Sources: []string{dir}, Out: filepath.Join(t.TempDir(), "out"), SaveEvery: 1}
-	_, err := Run(t.Context(), o)
+	_, err := run(t.Context(), o)
 	if err == nil || !strings.HasSuffix(err.Error(), fmt.Sprintf(`c.jsonl: line 1: the value of "text" is not a string. 5002 documents are packed and kept in %s: the same command goes on there, and --restart begins anew`, o.Out)) {
 		t.Errorf("got %v", err)
 	}
@@ -267,11 +267,11 @@ func TestPartsJoinedAreOneRun(t *testing.T) {
 			for i := range n {
 				p := o
 				p.Part, p.Out, p.Workers = Part{i, n}, filepath.Join(t.TempDir(), "part"), i%3+1
-				first, err := Run(t.Context(), p)
+				first, err := run(t.Context(), p)
 				if err != nil {
 					t.Fatalf("%s, part %d of %d: %v", what, i, n, err)
 				}
-				if again, err := Run(t.Context(), p); err != nil || again.Tokens != first.Tokens || again.Documents != first.Documents {
+				if again, err := run(t.Context(), p); err != nil || again.Tokens != first.Tokens || again.Documents != first.Documents {
 					t.Errorf("%s, part %d of %d, which is complete: %+v, %v", what, i, n, again, err)
 				}
 				parts = append([]string{p.Out}, parts...)
@@ -299,7 +299,7 @@ func TestPartsThatDoNotFit(t *testing.T) {
 		if change != nil {
 			change(&o)
 		}
-		if _, err := Run(t.Context(), o); err != nil {
+		if _, err := run(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
 		return o.Out
