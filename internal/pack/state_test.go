@@ -18,7 +18,7 @@ func resumable(t testing.TB) map[string]Options {
 	t.Helper()
 	dir := sampleCorpus(t)
 	for i := range 6 {
-		lines := strings.Repeat(fmt.Sprintf("{\"text\": \"document of file %d\"}\n", i), 7000)
+		lines := strings.Repeat(fmt.Sprintf("{\"text\": \"document of file %d\"}\n", i), 4200) // a batch of each file is full, and one is not
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("x%d.jsonl", i)), []byte(lines), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -49,38 +49,46 @@ func same(t testing.TB, what string, got, want map[string][]byte) {
 
 func TestInterruptedRunGoesOn(t *testing.T) {
 	for what, o := range resumable(t) {
-		wantResult, want := runPack(t, o)
-		o.Out, o.SaveEvery = filepath.Join(t.TempDir(), "out"), 1
-		runs := 0
-		for done := false; !done && runs < 20; runs++ {
-			ctx, cancel := context.WithCancel(t.Context())
-			batches := 0
-			o.Progress = func(int64, int64) {
-				if batches++; batches == 4 { // the long text has three
-					cancel()
-				}
-			}
-			result, err := run(ctx, o)
-			var kept *KeptError
-			switch {
-			case err == nil:
-				done = true
-				result.Seconds, wantResult.Seconds = 0, 0
-				if !reflect.DeepEqual(result, wantResult) {
-					t.Errorf("%s: result %+v, want %+v", what, result, wantResult)
-				}
-			case !errors.Is(err, context.Canceled):
-				t.Fatalf("%s: %v", what, err)
-			case !errors.As(err, &kept) || !strings.Contains(err.Error(), "the same command goes on there, and --restart begins anew"):
-				t.Fatalf("%s: nothing was kept: %v", what, err)
-			}
-			cancel()
-		}
-		if runs < 2 || runs == 20 {
-			t.Errorf("%s: %d runs", what, runs)
-		}
-		same(t, what, readDir(t, o.Out), want)
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // most of the time is the disk's
+			interruptOften(t, o)
+		})
 	}
+}
+
+// interruptOften runs o until it is done, stopped after every fourth batch.
+func interruptOften(t *testing.T, o Options) {
+	wantResult, want := runPack(t, o)
+	o.Out, o.SaveEvery = filepath.Join(t.TempDir(), "out"), 1
+	runs := 0
+	for done := false; !done && runs < 20; runs++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		batches := 0
+		o.Progress = func(int64, int64) {
+			if batches++; batches == 4 { // the long text has three
+				cancel()
+			}
+		}
+		result, err := run(ctx, o)
+		var kept *KeptError
+		switch {
+		case err == nil:
+			done = true
+			result.Seconds, wantResult.Seconds = 0, 0
+			if !reflect.DeepEqual(result, wantResult) {
+				t.Errorf("result %+v, want %+v", result, wantResult)
+			}
+		case !errors.Is(err, context.Canceled):
+			t.Fatal(err)
+		case !errors.As(err, &kept) || !strings.Contains(err.Error(), "the same command goes on there, and --restart begins anew"):
+			t.Fatalf("nothing was kept: %v", err)
+		}
+		cancel()
+	}
+	if runs < 2 || runs == 20 {
+		t.Errorf("%d runs", runs)
+	}
+	same(t, "interrupted", readDir(t, o.Out), want)
 }
 
 // copyDir copies what a kill would leave: files that may have more than what was synced.
@@ -109,26 +117,29 @@ func copyDir(t testing.TB, from, to string, more string) {
 
 func TestKilledRunGoesOn(t *testing.T) {
 	for what, o := range resumable(t) {
-		_, want := runPack(t, o)
-		top := t.TempDir()
-		o.Out, o.SaveEvery = filepath.Join(top, "out"), 1
-		batches := 0
-		o.Progress = func(int64, int64) { // as if it was killed after this batch
-			batches++
-			copyDir(t, o.Out, filepath.Join(top, fmt.Sprint(batches)), strings.Repeat("x", batches))
-		}
-		if _, err := run(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
-		o.Progress = nil
-		if batches < 4 {
-			t.Errorf("%s: %d batches", what, batches)
-		}
-		for i := 2; i < batches; i += 5 {
-			o.Out = filepath.Join(top, fmt.Sprint(i+1))
-			_, got := runPack(t, o)
-			same(t, fmt.Sprintf("%s, killed after batch %d", what, i+1), got, want)
-		}
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // as above
+			_, want := runPack(t, o)
+			top := t.TempDir()
+			o.Out, o.SaveEvery = filepath.Join(top, "out"), 1
+			batches := 0
+			o.Progress = func(int64, int64) { // as if it was killed after this batch
+				batches++
+				copyDir(t, o.Out, filepath.Join(top, fmt.Sprint(batches)), strings.Repeat("x", batches))
+			}
+			if _, err := run(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			o.Progress = nil
+			if batches < 4 {
+				t.Errorf("%d batches", batches)
+			}
+			for i := 2; i < batches; i += 5 {
+				o.Out = filepath.Join(top, fmt.Sprint(i+1))
+				_, got := runPack(t, o)
+				same(t, fmt.Sprintf("killed after batch %d", i+1), got, want)
+			}
+		})
 	}
 }
 
