@@ -78,7 +78,7 @@ func TestTruncatedSourceNamesFileAndOffset(t *testing.T) {
 	cut := len(lines) - 5
 	dir := writeFiles(t, map[string]string{"a.jsonl.gz": lines[:cut]})
 	out := filepath.Join(t.TempDir(), "out")
-	_, err := Run(context.Background(), Options{Sources: []string{dir}, Out: out})
+	_, err := run(context.Background(), Options{Sources: []string{dir}, Out: out})
 	want := fmt.Sprintf("read %s: line 1001: the gzip stream is cut off at byte %d of the file", filepath.Join(dir, "a.jsonl.gz"), cut)
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)

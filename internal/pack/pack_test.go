@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -19,7 +20,16 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	const memory, room = "/dev/shm", 1 << 30
+	var st syscall.Statfs_t
+	if syscall.Statfs(memory, &st) == nil && int64(st.Bavail)*st.Bsize > room { // these tests sync thousands of files
+		if err := os.Setenv("TMPDIR", memory); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // writeFiles makes a directory of files by name.
 func writeFiles(t testing.TB, files map[string]string) string {

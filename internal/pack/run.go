@@ -56,6 +56,8 @@ type Options struct {
 
 	// Progress is called from one goroutine, after each batch, with bytes of the source.
 	Progress func(done, total int64)
+
+	open func(name string) (*tokenizer.Tokenizer, error) // for tests, which open the same often; default tokenizer.Open
 }
 
 // Result counts and names the output of a run.
@@ -249,7 +251,11 @@ func newPlan(o *Options, in *input) (*plan, error) {
 			return nil, errors.New("the source is tokenized already: leave --tokenizer, --add-special-tokens and --special-text out")
 		}
 	} else {
-		if p.tokenizer, err = tokenizer.Open(p.Tokenizer); err != nil {
+		open := tokenizer.Open
+		if p.open != nil {
+			open = p.open
+		}
+		if p.tokenizer, err = open(p.Tokenizer); err != nil {
 			return nil, err
 		}
 		if p.SpecialText {

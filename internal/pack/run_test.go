@@ -10,18 +10,37 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
+// opened are the embedded tokenizers that tests share, by name: to open one takes a second under the race detector.
+var opened sync.Map
+
+// run is Run with a tokenizer that may be shared.
+func run(ctx context.Context, o Options) (Result, error) {
+	o.open = func(name string) (*tokenizer.Tokenizer, error) {
+		if t, ok := opened.Load(name); ok {
+			return t.(*tokenizer.Tokenizer), nil
+		}
+		t, err := tokenizer.Open(name)
+		if err == nil {
+			opened.Store(name, t)
+		}
+		return t, err
+	}
+	return Run(ctx, o)
+}
+
 func runPack(t testing.TB, o Options) (Result, map[string][]byte) {
 	t.Helper()
 	if o.Out == "" {
 		o.Out = filepath.Join(t.TempDir(), "out")
 	}
-	result, err := Run(context.Background(), o)
+	result, err := run(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,6 +55,7 @@ func newEncoder(t testing.TB, name string) *tokenizer.Encoder {
 	if err != nil {
 		t.Fatal(err)
 	}
+	opened.Store(name, tok)
 	return tok.NewEncoder()
 }
 
@@ -89,7 +109,7 @@ func TestTokensAroundDocuments(t *testing.T) {
 	} {
 		o.Sources, o.Out = []string{dir}, t.TempDir()
 		var wrong *OptionError
-		if _, err := Run(t.Context(), o); !errors.As(err, &wrong) || !strings.Contains(err.Error(), want) {
+		if _, err := run(t.Context(), o); !errors.As(err, &wrong) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
 		}
 	}
@@ -140,7 +160,7 @@ func TestHostileJSONL(t *testing.T) {
 	} {
 		dir := writeFiles(t, map[string]string{"a.jsonl": "{\"text\": \"fine\"}\n" + tc.line + "\n"})
 		out := filepath.Join(t.TempDir(), "out")
-		_, err := Run(context.Background(), Options{Sources: []string{dir}, Out: out})
+		_, err := run(context.Background(), Options{Sources: []string{dir}, Out: out})
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: got %.300v, want %q", tc.name, err, tc.want)
 		}
@@ -174,7 +194,7 @@ func TestNothingToPack(t *testing.T) {
 	} {
 		for _, format := range Formats() {
 			out := filepath.Join(t.TempDir(), "out")
-			_, err := Run(context.Background(), Options{Sources: []string{writeFiles(t, files)}, Out: out, Format: format})
+			_, err := run(context.Background(), Options{Sources: []string{writeFiles(t, files)}, Out: out, Format: format})
 			if err == nil || !strings.Contains(err.Error(), "hold no documents") {
 				t.Errorf("%s: got %v", name, err)
 			}
@@ -188,7 +208,7 @@ func TestNothingToPack(t *testing.T) {
 func TestMostlyBinarySourceIsRefused(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"README": "text", "shard": strings.Repeat("\x00", 100)})
 	o := Options{Sources: []string{dir}, Out: filepath.Join(t.TempDir(), "out")}
-	_, err := Run(context.Background(), o)
+	_, err := run(context.Background(), o)
 	if err == nil || !strings.Contains(err.Error(), "100 of the sources' 104 bytes are neither text nor tokens") || len(readDir(t, o.Out)) > 0 {
 		t.Errorf("got %v", err)
 	}
@@ -210,7 +230,7 @@ func TestInclude(t *testing.T) {
 			t.Errorf("%v: %d documents, want %d", tc.globs, result.Documents, tc.want)
 		}
 	}
-	if _, err := Run(context.Background(), Options{Sources: []string{dir}, Include: []string{"["}, Out: t.TempDir()}); err == nil {
+	if _, err := run(context.Background(), Options{Sources: []string{dir}, Include: []string{"["}, Out: t.TempDir()}); err == nil {
 		t.Error("a broken glob is taken")
 	}
 }
@@ -230,7 +250,7 @@ func TestCancelLeavesNothing(t *testing.T) {
 				cancel()
 			}
 		}
-		if _, err := Run(ctx, o); !errors.Is(err, context.Canceled) {
+		if _, err := run(ctx, o); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: got %v", format, err)
 		}
 		cancel()
@@ -244,14 +264,14 @@ func TestCancelLeavesNothing(t *testing.T) {
 func TestFailureLeavesNoDirectories(t *testing.T) {
 	top := writeFiles(t, map[string]string{"mine": "keep"})
 	o := Options{Sources: []string{writeFiles(t, map[string]string{"a.txt": ""})}, Out: filepath.Join(top, "a", "b", "c")}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "nothing was written") {
+	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "nothing was written") {
 		t.Errorf("nothing to pack: got %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(top, "a")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a directory is left behind: %v", err)
 	}
 	o.Sources = []string{writeFiles(t, map[string]string{"a.txt": "text"})}
-	if _, err := Run(t.Context(), o); err != nil {
+	if _, err := run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	if files := readDir(t, o.Out); len(files) != 3 {
@@ -263,16 +283,16 @@ func TestForce(t *testing.T) {
 	src := writeFiles(t, map[string]string{"a.txt": strings.Repeat("some words ", 100)})
 	out := writeFiles(t, map[string]string{"mine": "keep"})
 	o := Options{Sources: []string{src}, Out: out, Format: NPY, ShardTokens: 50}
-	if _, err := Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "is not empty") {
+	if _, err := run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "is not empty") {
 		t.Errorf("not empty: got %v", err)
 	}
 	o.Force = true
-	first, err := Run(context.Background(), o)
+	first, err := run(context.Background(), o)
 	if err != nil || len(first.Shards) < 3 {
 		t.Fatalf("%d shards, %v", len(first.Shards), err)
 	}
 	o.ShardTokens = 0 // one shard: those of the run before must go, or a loader would read them as well
-	if _, err := Run(context.Background(), o); err != nil {
+	if _, err := run(context.Background(), o); err != nil {
 		t.Fatal(err)
 	}
 	files := readDir(t, out)
@@ -283,7 +303,7 @@ func TestForce(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(out, "train.bin"), []byte("theirs"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "no earlier pack wrote it") {
+	if _, err := run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "no earlier pack wrote it") {
 		t.Errorf("somebody else's file: got %v", err)
 	}
 	if files := readDir(t, out); string(files["train.bin"]) != "theirs" || files["data_00000.npy"] == nil {
@@ -293,7 +313,7 @@ func TestForce(t *testing.T) {
 
 func TestOutputInsideTheSource(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"a.txt": "text", "out/b.txt": "older"})
-	result, err := Run(context.Background(), Options{Sources: []string{dir}, Out: filepath.Join(dir, "out"), Force: true})
+	result, err := run(context.Background(), Options{Sources: []string{dir}, Out: filepath.Join(dir, "out"), Force: true})
 	if err != nil || result.Documents != 1 {
 		t.Errorf("%d documents, want only the one outside the output (%v)", result.Documents, err)
 	}
@@ -360,7 +380,7 @@ func TestPackTokensAgain(t *testing.T) {
 	if result, files := runPack(t, o); !bytes.Equal(files["train.bin"], llmc["data_train_000001.bin"][1024:]) || result.Tokens != 10000 {
 		t.Error("one shard gives other tokens")
 	}
-	if _, err := Run(context.Background(), Options{Sources: []string{first, writeFiles(t, map[string]string{"a": "b"})},
+	if _, err := run(context.Background(), Options{Sources: []string{first, writeFiles(t, map[string]string{"a": "b"})},
 		Index: memoryIndex, Out: filepath.Join(t.TempDir(), "x")}); err == nil || !strings.Contains(err.Error(), "some are tokens") {
 		t.Errorf("text and tokens: got %v", err)
 	}

@@ -18,7 +18,7 @@ func resumable(t testing.TB) map[string]Options {
 	t.Helper()
 	dir := sampleCorpus(t)
 	for i := range 6 {
-		lines := strings.Repeat(fmt.Sprintf("{\"text\": \"document of file %d\"}\n", i), 7000)
+		lines := strings.Repeat(fmt.Sprintf("{\"text\": \"document of file %d\"}\n", i), 4200) // a batch of each file is full, and one is not
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("x%d.jsonl", i)), []byte(lines), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -49,38 +49,46 @@ func same(t testing.TB, what string, got, want map[string][]byte) {
 
 func TestInterruptedRunGoesOn(t *testing.T) {
 	for what, o := range resumable(t) {
-		wantResult, want := runPack(t, o)
-		o.Out, o.SaveEvery = filepath.Join(t.TempDir(), "out"), 1
-		runs := 0
-		for done := false; !done && runs < 20; runs++ {
-			ctx, cancel := context.WithCancel(t.Context())
-			batches := 0
-			o.Progress = func(int64, int64) {
-				if batches++; batches == 4 { // the long text has three
-					cancel()
-				}
-			}
-			result, err := Run(ctx, o)
-			var kept *KeptError
-			switch {
-			case err == nil:
-				done = true
-				result.Seconds, wantResult.Seconds = 0, 0
-				if !reflect.DeepEqual(result, wantResult) {
-					t.Errorf("%s: result %+v, want %+v", what, result, wantResult)
-				}
-			case !errors.Is(err, context.Canceled):
-				t.Fatalf("%s: %v", what, err)
-			case !errors.As(err, &kept) || !strings.Contains(err.Error(), "the same command goes on there, and --restart begins anew"):
-				t.Fatalf("%s: nothing was kept: %v", what, err)
-			}
-			cancel()
-		}
-		if runs < 2 || runs == 20 {
-			t.Errorf("%s: %d runs", what, runs)
-		}
-		same(t, what, readDir(t, o.Out), want)
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // most of the time is the disk's
+			interruptOften(t, o)
+		})
 	}
+}
+
+// interruptOften runs o until it is done, stopped after every fourth batch.
+func interruptOften(t *testing.T, o Options) {
+	wantResult, want := runPack(t, o)
+	o.Out, o.SaveEvery = filepath.Join(t.TempDir(), "out"), 1
+	runs := 0
+	for done := false; !done && runs < 20; runs++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		batches := 0
+		o.Progress = func(int64, int64) {
+			if batches++; batches == 4 { // the long text has three
+				cancel()
+			}
+		}
+		result, err := run(ctx, o)
+		var kept *KeptError
+		switch {
+		case err == nil:
+			done = true
+			result.Seconds, wantResult.Seconds = 0, 0
+			if !reflect.DeepEqual(result, wantResult) {
+				t.Errorf("result %+v, want %+v", result, wantResult)
+			}
+		case !errors.Is(err, context.Canceled):
+			t.Fatal(err)
+		case !errors.As(err, &kept) || !strings.Contains(err.Error(), "the same command goes on there, and --restart begins anew"):
+			t.Fatalf("nothing was kept: %v", err)
+		}
+		cancel()
+	}
+	if runs < 2 || runs == 20 {
+		t.Errorf("%d runs", runs)
+	}
+	same(t, "interrupted", readDir(t, o.Out), want)
 }
 
 // copyDir copies what a kill would leave: files that may have more than what was synced.
@@ -109,26 +117,29 @@ func copyDir(t testing.TB, from, to string, more string) {
 
 func TestKilledRunGoesOn(t *testing.T) {
 	for what, o := range resumable(t) {
-		_, want := runPack(t, o)
-		top := t.TempDir()
-		o.Out, o.SaveEvery = filepath.Join(top, "out"), 1
-		batches := 0
-		o.Progress = func(int64, int64) { // as if it was killed after this batch
-			batches++
-			copyDir(t, o.Out, filepath.Join(top, fmt.Sprint(batches)), strings.Repeat("x", batches))
-		}
-		if _, err := Run(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
-		o.Progress = nil
-		if batches < 4 {
-			t.Errorf("%s: %d batches", what, batches)
-		}
-		for i := 2; i < batches; i += 5 {
-			o.Out = filepath.Join(top, fmt.Sprint(i+1))
-			_, got := runPack(t, o)
-			same(t, fmt.Sprintf("%s, killed after batch %d", what, i+1), got, want)
-		}
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // as above
+			_, want := runPack(t, o)
+			top := t.TempDir()
+			o.Out, o.SaveEvery = filepath.Join(top, "out"), 1
+			batches := 0
+			o.Progress = func(int64, int64) { // as if it was killed after this batch
+				batches++
+				copyDir(t, o.Out, filepath.Join(top, fmt.Sprint(batches)), strings.Repeat("x", batches))
+			}
+			if _, err := run(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			o.Progress = nil
+			if batches < 4 {
+				t.Errorf("%d batches", batches)
+			}
+			for i := 2; i < batches; i += 5 {
+				o.Out = filepath.Join(top, fmt.Sprint(i+1))
+				_, got := runPack(t, o)
+				same(t, fmt.Sprintf("killed after batch %d", i+1), got, want)
+			}
+		})
 	}
 }
 
@@ -145,7 +156,7 @@ func interrupted(t *testing.T, o Options) Options {
 		}
 	}
 	var kept *KeptError
-	if _, err := Run(ctx, o); !errors.As(err, &kept) {
+	if _, err := run(ctx, o); !errors.As(err, &kept) {
 		t.Fatalf("nothing is kept: %v", err)
 	}
 	o.Progress = nil
@@ -170,7 +181,7 @@ func TestOtherOptionsDoNotGoOn(t *testing.T) {
 	} {
 		other := o
 		change(&other)
-		_, err := Run(t.Context(), other)
+		_, err := run(t.Context(), other)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "use --restart to begin anew") {
 			t.Errorf("got %v, want %s", err, want)
 		}
@@ -188,7 +199,7 @@ func TestChangedSourceDoesNotGoOn(t *testing.T) {
 	if err := os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the sources are others, or have changed since") {
+	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the sources are others, or have changed since") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -214,7 +225,7 @@ func TestDamagedState(t *testing.T) {
 		if err := damage(o.Out, temps[0]); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 		o.Restart = true
@@ -232,10 +243,10 @@ func TestOneRunAtATime(t *testing.T) {
 		o := o
 		o.Progress, o.Force = nil, true
 		if other == nil {
-			_, other = Run(t.Context(), o)
+			_, other = run(t.Context(), o)
 		}
 	}
-	if _, err := Run(t.Context(), o); err != nil {
+	if _, err := run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	if other == nil || other.Error() != "another pack writes into "+o.Out+" now" {
@@ -249,7 +260,7 @@ func TestFailureKeepsTheState(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := Options{Sources: []string{dir}, Out: filepath.Join(t.TempDir(), "out"), SaveEvery: 1}
-	_, err := Run(t.Context(), o)
+	_, err := run(t.Context(), o)
 	if err == nil || !strings.HasSuffix(err.Error(), fmt.Sprintf(`c.jsonl: line 1: the value of "text" is not a string. 5002 documents are packed and kept in %s: the same command goes on there, and --restart begins anew`, o.Out)) {
 		t.Errorf("got %v", err)
 	}
@@ -267,11 +278,11 @@ func TestPartsJoinedAreOneRun(t *testing.T) {
 			for i := range n {
 				p := o
 				p.Part, p.Out, p.Workers = Part{i, n}, filepath.Join(t.TempDir(), "part"), i%3+1
-				first, err := Run(t.Context(), p)
+				first, err := run(t.Context(), p)
 				if err != nil {
 					t.Fatalf("%s, part %d of %d: %v", what, i, n, err)
 				}
-				if again, err := Run(t.Context(), p); err != nil || again.Tokens != first.Tokens || again.Documents != first.Documents {
+				if again, err := run(t.Context(), p); err != nil || again.Tokens != first.Tokens || again.Documents != first.Documents {
 					t.Errorf("%s, part %d of %d, which is complete: %+v, %v", what, i, n, again, err)
 				}
 				parts = append([]string{p.Out}, parts...)
@@ -299,7 +310,7 @@ func TestPartsThatDoNotFit(t *testing.T) {
 		if change != nil {
 			change(&o)
 		}
-		if _, err := Run(t.Context(), o); err != nil {
+		if _, err := run(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
 		return o.Out

@@ -26,7 +26,7 @@ func TestForceFailsAtARename(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), `publish "next_00001.npy"`) {
+	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), `publish "next_00001.npy"`) {
 		t.Errorf("got %v", err)
 	}
 	if err := os.Remove(taken); err != nil {
@@ -206,20 +206,20 @@ func TestAfterAKill(t *testing.T) {
 		}
 	}
 	o := Options{Sources: []string{writeFiles(t, map[string]string{"a.txt": "text"})}, Out: dir}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "a pack was stopped in "+dir) {
+	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "a pack was stopped in "+dir) {
 		t.Errorf("without --force: got %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "old.npy"), []byte("theirs"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	o.Force = true
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), `"old.npy" has been taken meanwhile`) {
+	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), `"old.npy" has been taken meanwhile`) {
 		t.Errorf("a taken name: got %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "old.npy")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err != nil {
+	if _, err := run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	if got := contents(t, dir); len(got) != 4 || got["mine"] != "keep" || got["data_text_document.bin"] == "" {

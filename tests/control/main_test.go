@@ -57,7 +57,7 @@ func mount(t testing.TB, source string, flags ...string) *mounted {
 	blackbox.NeedRoot(t)
 	m := &mounted{source: source, log: filepath.Join(suite.NewDir(t), "log")}
 	var err error
-	m.Mount, err = suite.Mount(t.Context(), source, suite.NewDir(t), append(flags, "--allow-other", "--log-file", m.log)...)
+	m.Mount, err = suite.Mount(t.Context(), source, suite.NewDir(t), append(flags, "--no-spare", "--allow-other", "--log-file", m.log)...)
 	must(t, err)
 	m.follow(t)
 	// Recognizing formats opens files; afterwards their number says something.
