@@ -39,7 +39,7 @@ func newVolume(t *testing.T, log io.Writer) *Volume {
 // newDraft begins a draft with directories in it.
 func newDraft(t *testing.T, v *Volume, name string, dirs int) *draft {
 	t.Helper()
-	d, err := v.begin(t.Context(), name, checkpoint.Owner{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Mode: 0o755})
+	d, err := v.begin(t.Context(), name, checkpoint.Owner{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Mode: 0o755}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
