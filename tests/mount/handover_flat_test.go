@@ -145,8 +145,8 @@ func TestHandoversLeaveNothing(t *testing.T) {
 			known := m.waitForSpare(t, 0)
 			if k == round%5 {
 				m.crash(t)
-			} else {
-				m.upgrade(t)
+			} else if _, err := suite.Output(t.Context(), "upgrade", m.point); err != nil { // m.upgrade leaves the test a little memory
+				t.Error(err)
 			}
 			m.waitForSpare(t, known)
 			time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
