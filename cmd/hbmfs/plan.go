@@ -77,23 +77,26 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.stdin, c.stdout = cmd.InOrStdin(), cmd.OutOrStdout()
 			if example {
-				_, err := c.stdout.Write(plan.Example)
-				return err
+				return c.printExample()
 			}
 			if len(args) == 1 {
 				c.file = args[0]
 			}
-			if fansOut, err := c.fansOut(cmd.Flags()); fansOut || err != nil {
-				if err == nil {
-					err = c.runFanOut(cmd.Context())
-				}
+			if fansOut, err := c.fansOut(cmd.Flags()); err != nil {
 				return err
+			} else if fansOut {
+				return c.runFanOut(cmd.Context())
 			}
 			return c.run(cmd.Context())
 		},
 	}
 	c.flags(cmd.Flags(), &example)
 	return cmd
+}
+
+func (c *planCommand) printExample() error {
+	_, err := c.stdout.Write(plan.Example)
+	return err
 }
 
 func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
