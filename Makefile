@@ -67,7 +67,7 @@ demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source t
 
 # Packages are tested one more at once than there are CPUs, since many tests wait, and the longest come first.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
-LONGEST  = ./tests/python ./tests/mount ./tests/origins ./cufile ./tests/csi ./tests/control
+LONGEST  = ./tests/python ./tests/mount ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
 
 test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
