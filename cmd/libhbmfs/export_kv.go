@@ -112,7 +112,7 @@ func hbmfs_go_kv_begin(h C.hbmfs_handle, what C.int32_t, b *C.hbmfs_kv_batch, ou
 	})
 }
 
-// The verbs, as layer.c has them.
+// The verbs, as layer_kv.c has them.
 const (
 	kvPut int32 = iota
 	kvGet
