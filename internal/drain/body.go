@@ -58,6 +58,9 @@ func (b *body) Read(p []byte) (int, error) {
 		if b.at == b.end {
 			return 0, io.EOF
 		}
+		if err := context.Cause(b.ctx); err != nil { // the request may go on a little longer, once all is sent
+			return 0, err
+		}
 		if err := b.next(); err != nil {
 			return 0, err
 		}

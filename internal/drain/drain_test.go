@@ -343,15 +343,22 @@ func TestWatch(t *testing.T) {
 	must(t, checkpoint.Remove(t.Context(), filepath.Join(dir, "step-3")))
 	wait(t, d, "step-3", func(state string) bool { return state == "" })
 	s.set(func() { s.before = nil })
+	left := ""
+	defer func() {
+		if t.Failed() {
+			t.Logf("what stays: %s", left)
+		}
+	}()
 	until(t, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		left = fmt.Sprintf("%d uploads", len(s.uploads))
 		for key := range s.objects {
 			if strings.HasPrefix(key, "run/step-3/") {
-				return false
+				left += " " + key
 			}
 		}
-		return len(s.uploads) == 0
+		return left == "0 uploads"
 	})
 }
 

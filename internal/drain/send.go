@@ -233,7 +233,9 @@ func (s *sending) attempt(ctx context.Context, f *checkpoint.File, off, n int64,
 		if mode == sumsMD5 {
 			given = ""
 		}
-		o, err = do(ctx, b, given)
+		request, end := settled(ctx)
+		defer end()
+		o, err = do(request, b, given)
 		b.stop()
 		switch {
 		case b.err != nil:

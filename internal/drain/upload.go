@@ -109,6 +109,19 @@ func linger(ctx context.Context) (longer context.Context, end func()) {
 	return longer, func() { stop(); cancel() }
 }
 
+// settled is linger for a request that stores something: what a server does after nobody listens would come after the objects of a checkpoint that was
+// removed are taken away, and stay. One that has stalled ends at once.
+func settled(ctx context.Context) (_ context.Context, end func()) {
+	longer, over := linger(ctx)
+	stalled, cancel := context.WithCancelCause(longer)
+	stop := context.AfterFunc(ctx, func() {
+		if err := context.Cause(ctx); errors.Is(err, fetch.ErrStalled) {
+			cancel(err)
+		}
+	})
+	return stalled, func() { stop(); cancel(nil); over() }
+}
+
 // take takes an upload with the parts that are there and right. errAgain: it is not of this file.
 func (u *upload) take(ctx context.Context, id string) error {
 	if u.size < checkpoint.Chunk || u.size%checkpoint.Chunk != 0 || (u.f.Size+u.size-1)/u.size > mostParts {
@@ -209,6 +222,8 @@ func (u *upload) complete(ctx context.Context) error {
 		return u.s.d.try(ctx, func(ctx context.Context, alive func()) (err error) {
 			stop := u.s.d.keepAlive(alive, mostWork) // servers take minutes for it
 			defer stop()
+			ctx, end := settled(ctx)
+			defer end()
 			o, err = u.s.d.bucket.Complete(ctx, u.name, u.id, u.parts, onlyNew)
 			return err
 		})

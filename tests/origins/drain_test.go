@@ -230,13 +230,13 @@ func TestDrainGoesOnThroughUpgrades(t *testing.T) {
 		}
 		before, err := v.DaemonPID()
 		must(t, err)
-		up.more(1)
 		if out, err := suite.Command(t.Context(), "upgrade", point).CombinedOutput(); err != nil {
 			t.Fatalf("hbmfs upgrade: %v: %s", err, out)
 		}
 		if now, err := v.DaemonPID(); err != nil || now == before {
 			t.Errorf("the daemon is still %d, %v", now, err)
 		}
+		up.more(1) // now: a part that was on its way when its daemon ended is sent again, and rightly
 	}
 	up.more(5)
 	var states status.Drain
