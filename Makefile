@@ -84,13 +84,14 @@ test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
 	  $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
 
-# What has the packages that others train with lies in these packages of tests. Its names have Peers in them.
+# What has the packages that others train with lies in these packages of tests. Its names have Peers in them. They run one after the
+# other, since MosaicML Streaming has the same names in /dev/shm in each process.
 test-peers: build lib ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
 	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip_peers.txt \
-	  $(if $(filter 1,$(RACE)),-race) -run Peers ./tests/loaders ./tests/python ./tests/volume
+	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume
 
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, 3 minutes; 7 with torch)
 	@mkdir -p $(CACHE)

@@ -54,12 +54,12 @@ class Engine:
 
     def until(self, fd, result):
         while True:
+            for ready, _ in self.poller.poll(PATIENCE):  # first: an event that nobody takes would be the next task's
+                assert ready == fd
+                consume_fd(ready)
             value = result()
             if value:
                 return value
-            for ready, _ in self.poller.poll(PATIENCE):
-                assert ready == fd
-                consume_fd(ready)
 
     def store(self, keys, objects):
         task = self.adapter.submit_store_task(keys, objects)
