@@ -12,22 +12,7 @@ import (
 // bytes as its memory. Other memory may have been written to, and holds nothing of use.
 func (s *Store) Get(blocks []Block, stream *uintptr, ended func()) (*Request, error) {
 	return s.begin(get, len(blocks), stream, ended, func() error { return s.check(blocks) }, func(ctx context.Context, q *Request) error {
-		return q.parts(ctx, blocks, func(ctx context.Context, first int, part []Block) error {
-			left := make([]int, len(part))
-			for i := range left {
-				left[i] = i
-			}
-			var err error
-			for range attempts {
-				if left, err = q.get(ctx, first, part, left); err != nil || len(left) == 0 {
-					return err
-				}
-			}
-			for _, i := range left {
-				q.set(first+i, Missing)
-			}
-			return nil
-		})
+		return q.parts(ctx, blocks, Missing, q.get)
 	})
 }
 

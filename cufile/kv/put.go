@@ -8,9 +8,6 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// attempts is how often a part of a request is begun again because its daemon was replaced by one that knows nothing of it.
-const attempts = 4
-
 // Put starts storing blocks. Bytes of the GPU are read after what is on the caller's stream now; nil is none. Memory must stay as it is
 // until Done is closed. Blocks that make no sense are refused at once, with ErrBlock or ErrMemory. ended, if not nil, is called once
 // Done is closed.
@@ -23,22 +20,7 @@ func (s *Store) Put(blocks []Block, stream *uintptr, ended func()) (*Request, er
 	}
 	return s.begin(put, len(blocks), stream, ended, check, func(ctx context.Context, q *Request) error {
 		q.result.Survives = make([]control.KVSurvival, len(blocks))
-		return q.parts(ctx, blocks, func(ctx context.Context, first int, part []Block) error {
-			left := make([]int, len(part))
-			for i := range left {
-				left[i] = i
-			}
-			var err error
-			for range attempts {
-				if left, err = q.put(ctx, first, part, left); err != nil || len(left) == 0 {
-					return err
-				}
-			}
-			for _, i := range left {
-				q.set(first+i, Lost)
-			}
-			return nil
-		})
+		return q.parts(ctx, blocks, Lost, q.put)
 	})
 }
 

@@ -142,8 +142,31 @@ func (q *Request) moved(j *job) {
 	}
 }
 
-// parts runs f over blocks, some at a time.
-func (q *Request) parts(ctx context.Context, blocks []Block, f func(ctx context.Context, first int, blocks []Block) error) error {
+// attempt moves those blocks of a part, the first of which has place first in the request, and gives those to begin again.
+type attempt func(ctx context.Context, first int, part []Block, which []int) (again []int, err error)
+
+// attempts is how often a part of a request is begun again because its daemon was replaced by one that knows nothing of it.
+const attempts = 4
+
+// part moves a part of a request. lost is what becomes of blocks whose last attempt was in vain, too.
+func (q *Request) part(ctx context.Context, first int, part []Block, lost Outcome, try attempt) (err error) {
+	left := make([]int, len(part))
+	for i := range left {
+		left[i] = i
+	}
+	for range attempts {
+		if left, err = try(ctx, first, part, left); err != nil || len(left) == 0 {
+			return err
+		}
+	}
+	for _, i := range left {
+		q.set(first+i, lost)
+	}
+	return nil
+}
+
+// parts runs try over blocks, some at a time.
+func (q *Request) parts(ctx context.Context, blocks []Block, lost Outcome, try attempt) error {
 	type part struct{ first, end int }
 	var list []part
 	for first := 0; first < len(blocks); {
@@ -164,7 +187,7 @@ func (q *Request) parts(ctx context.Context, blocks []Block, f func(ctx context.
 		for i := next.Add(1) - 1; i < int64(len(list)); i = next.Add(1) - 1 {
 			err := ctx.Err()
 			if err == nil {
-				err = f(ctx, list[i].first, blocks[list[i].first:list[i].end])
+				err = q.part(ctx, list[i].first, blocks[list[i].first:list[i].end], lost, try)
 			}
 			if err != nil {
 				once.Do(func() { first = err })

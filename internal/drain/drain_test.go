@@ -362,27 +362,6 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-func wait(t testing.TB, d *Drain, name string, is func(string) bool) {
-	t.Helper()
-	last := ""
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if last = states(d)[name]; is(last) {
-			return
-		}
-	}
-	t.Fatalf("%s is %q", name, last)
-}
-
-func until(t testing.TB, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("it does not become so")
-}
-
 // TestParts has three nodes with a part each.
 func TestParts(t *testing.T) {
 	s := newStore(t)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -42,4 +43,25 @@ func child(dir, to string) {
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+func wait(t testing.TB, d *Drain, name string, is func(string) bool) {
+	t.Helper()
+	last := ""
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if last = states(d)[name]; is(last) {
+			return
+		}
+	}
+	t.Fatalf("%s is %q", name, last)
+}
+
+func until(t testing.TB, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if is() {
+			return
+		}
+	}
+	t.Fatal("it does not become so")
 }
