@@ -145,18 +145,26 @@ func (c *warmCommand) run(ctx context.Context) error {
 
 func printWarm(out io.Writer, d *warm.Summary) {
 	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", size.Grouped(int64(d.Files)), size.Decimal(d.Bytes), d.Seconds)
-	for _, line := range []struct {
-		n    int64
-		what string
-	}{
+	printBytes(out, []bytesOf{
 		{d.Local, "were in the cache already"},
 		{d.Fetched, "were fetched, at " + size.Decimal(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
 		{d.Left, "are not in the cache"},
 		{d.Advised, "lie in local files: the kernel was asked to read them into its page cache"},
 		{d.InMount, "are made by the mount, or have no cache to be brought into (hbmfs mount --cache-dir)"},
-	} {
-		if line.n > 0 {
-			fmt.Fprintf(out, "  %s %s\n", size.Decimal(line.n), line.what)
+	})
+}
+
+// bytesOf is a part of what a command brought, or did not.
+type bytesOf struct {
+	n    int64
+	what string
+}
+
+// printBytes prints a line for each part that there is.
+func printBytes(out io.Writer, parts []bytesOf) {
+	for _, p := range parts {
+		if p.n > 0 {
+			fmt.Fprintf(out, "  %s %s\n", size.Decimal(p.n), p.what)
 		}
 	}
 }

@@ -77,10 +77,7 @@ func (c *warmCommand) runReplay(ctx context.Context) error {
 
 func (c *warmCommand) printReplay(d *touched.Summary) {
 	fmt.Fprintf(c.stdout, "%s segments, %s, in %.1f s\n", size.Grouped(int64(d.Segments)), size.Decimal(d.Bytes), d.Seconds)
-	for _, line := range []struct {
-		n    int64
-		what string
-	}{
+	printBytes(c.stdout, []bytesOf{
 		{d.Local, "were in the cache already"},
 		{d.Fetched, "were fetched, at " + size.Decimal(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
 		{d.Left, "did not come"},
@@ -89,9 +86,5 @@ func (c *warmCommand) printReplay(d *touched.Summary) {
 		{d.Missing, "are of files that are not there"},
 		{d.Denied, "are of files that you may not read"},
 		{d.Unkept, "are of files that the cache does not keep"},
-	} {
-		if line.n > 0 {
-			fmt.Fprintf(c.stdout, "  %s %s\n", size.Decimal(line.n), line.what)
-		}
-	}
+	})
 }
