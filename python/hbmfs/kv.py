@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _device, _native, errors
 from ._memory import Place, place
@@ -262,11 +263,10 @@ class KVCall:
             raise errors.InvalidError("a key must be bytes, 1 to 64 of them") from err
         batch.keys, batch.key_lengths = ctypes.cast(ctypes.c_char_p(joined), ctypes.c_void_p), lengths.ctypes.data
         if verb in ("put", "get"):
-            rows, counts = _rows(blocks, len(keys), verb == "get")
-            parts = np.array(rows, _native.MEMORY)
+            parts, counts = _parts(blocks, len(keys), verb == "get")
             batch.parts, batch.part_count = parts.ctypes.data, len(parts)
             batch.part_counts = None if counts is None else counts.ctypes.data
-            batch.stream = store._stream(any(row[2] for row in rows))
+            batch.stream = store._stream(bool(parts["on_device"].any()))
         given = np.array(tokens, np.uint64)
         batch.tokens = given.ctypes.data
         self._library.ask(f"kv_{verb}_begin", store._handle, batch, self._handle)
@@ -296,20 +296,28 @@ class KVCall:
         return KVResult(tuple(map(_OUTCOMES.__getitem__, outcomes.tolist())), result.moved.by_name(), () if tokens is None else tuple(tokens.tolist()))
 
 
-def _rows(blocks: Any, count: int, writes: bool) -> tuple[list[tuple[int, int, int, int]], np.ndarray[Any, np.dtype[np.int64]] | None]:
+def _parts(blocks: Any, count: int, writes: bool) -> tuple[NDArray[np.void], NDArray[np.int64] | None]:
     """The memory of blocks, and how many parts each has where that is not one."""
     if hasattr(blocks, "data_ptr") or isinstance(blocks, np.ndarray):
         if len(blocks.shape) == 0 or blocks.shape[0] != count:
             raise errors.InvalidError(f"blocks have shape {tuple(blocks.shape)}, and there are {count} keys: give [{count}, ...]")
         address, size, on_device = _place(blocks, writes)
         each = size // max(count, 1)
-        return [(address + i * each, each, on_device, 0) for i in range(count)], None
+        return _memories(address + np.arange(count, dtype=np.uint64) * np.uint64(each), each, on_device), None
     if len(blocks) != count:
         raise errors.InvalidError(f"there are {len(blocks)} blocks and {count} keys")
-    if not any(isinstance(block, (list, tuple)) for block in blocks):
-        return [(*_place(block, writes), 0) for block in blocks], None
-    listed = [list(block) if isinstance(block, (list, tuple)) else [block] for block in blocks]
-    return [(*_place(part, writes), 0) for parts in listed for part in parts], np.fromiter(map(len, listed), np.int64, count)
+    counts = None
+    if any(isinstance(block, (list, tuple)) for block in blocks):
+        listed = [list(block) if isinstance(block, (list, tuple)) else [block] for block in blocks]
+        blocks, counts = [part for parts in listed for part in parts], np.fromiter(map(len, listed), np.int64, count)
+    flat = (number for block in blocks for number in _place(block, writes))
+    return _memories(*np.fromiter(flat, np.uint64, 3 * len(blocks)).reshape(-1, 3).T), counts
+
+
+def _memories(addresses: Any, lengths: Any, on_device: Any) -> NDArray[np.void]:
+    parts = np.zeros(len(addresses), _native.MEMORY)
+    parts["address"], parts["length"], parts["on_device"] = addresses, lengths, on_device
+    return parts
 
 
 def _place(data: Any, writes: bool) -> tuple[int, int, int]:
