@@ -333,6 +333,33 @@ func TestGatherOnKeptMappingsLaunchesTheKernel(t *testing.T) {
 	}
 }
 
+func TestGatherOfLargeSamplesBeginsCopiesTogether(t *testing.T) {
+	l := fakeLibraries(t)
+	name, data := randomFile(t, 1<<20, 11)
+	o := smallOptions(l, Mapped)
+	o.Window = 1 << 20 // the end of a window is the end of a copy
+	f := openFileIn(t, newReader(t, o), name)
+	const length = 100_000
+	var want []byte
+	starts := []int64{1, 200_000, 700_001}
+	for _, start := range starts {
+		want = append(want, data[start:start+length]...)
+	}
+	for range 3 {
+		v, err := f.Gather(t.Context(), starts, length)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(content(t, v), want) {
+			t.Error("wrong bytes")
+		}
+		v.Release()
+	}
+	if launches, calls := ask(t, l.CUDA, "fake_cuda_launches"), ask(t, l.CUDA, "fake_cuda_batches"); launches != 0 || calls != 3 {
+		t.Errorf("%d launches, %d calls that began several copies; want 0 and 3", launches, calls)
+	}
+}
+
 func TestBaselines(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {
 		name, _ := randomFile(t, 1<<20, 12)

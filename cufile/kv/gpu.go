@@ -16,10 +16,6 @@ const slotBytes = 4 << 20
 // stepBytes is what one step of a mapped copy moves at most; a worker has three under way.
 const stepBytes = 8 << 20
 
-// smallFragment is the average size under which one launch of the kernel beats a copy call for each fragment, as internal/mapped
-// found it for reads.
-const smallFragment = 256 << 10
-
 // pieceEntry is the bytes of a piece in the kernel's table, launchBytes the most of one piece: see internal/driver/gather.cu.
 const (
 	pieceEntry  = 24
@@ -117,7 +113,7 @@ func (g *gpu) move(ctx context.Context, list []fragment, in bool, after driver.H
 	for i := range list {
 		total += int64(len(list[i].slot))
 	}
-	small := total/int64(len(list)) < smallFragment && g.cu.Launches()
+	small := total/int64(len(list)) < g.cu.SmallPieces()
 	steps := cut(list, small)
 	finished, err := g.crew.Run(ctx, g.workers, int64(len(steps)), func(w *crew.Worker, i int64) error {
 		slot, err := w.Slot()
@@ -162,19 +158,15 @@ func cut(list []fragment, small bool) (steps [][]fragment) {
 }
 
 func copyEach(w *crew.Worker, list []fragment, in bool) error {
+	var copies driver.Copies
 	for i := range list {
-		f := &list[i]
-		var err error
+		to, from := driver.Address(list[i].slot), list[i].hbm
 		if in {
-			err = w.CUDA.CopyIn(f.hbm, f.slot, w.Stream)
-		} else {
-			err = w.CUDA.CopyOut(f.slot, f.hbm, w.Stream)
+			to, from = from, to
 		}
-		if err != nil {
-			return err
-		}
+		copies.Add(to, from, int64(len(list[i].slot)))
 	}
-	return nil
+	return w.CUDA.CopyAll(&copies, in, w.Stream)
 }
 
 // launch writes a table of pieces into a slot, which the GPU reads as well, and starts the kernel that copies them.

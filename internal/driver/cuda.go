@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -53,6 +54,8 @@ const (
 	cuMemcpyDtoDAsync
 	cuMemcpyDtoH
 	cuPointerGetAttributes
+	cuMemcpyBatchAsync
+	cuMemcpyBatchAsyncOld
 	cudaFunctions // how many
 )
 
@@ -98,6 +101,8 @@ func cudaTable() []function {
 	need(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2")
 	need(cuMemcpyDtoH, "cuMemcpyDtoH_v2")
 	need(cuPointerGetAttributes, "cuPointerGetAttributes")
+	may(cuMemcpyBatchAsync, "cuMemcpyBatchAsync_v2")
+	may(cuMemcpyBatchAsyncOld, "cuMemcpyBatchAsync") // of CUDA 12.8, which later drivers have, too
 	return t
 }
 
@@ -107,6 +112,7 @@ const (
 	cudaNoDevice      = 100
 	cudaInvalidDevice = 101
 	cudaNotReady      = 600
+	cudaNotSupported  = 801
 	cudaSystemBusy    = 802 // CUDA_ERROR_SYSTEM_NOT_READY
 )
 
@@ -141,8 +147,9 @@ func (e *CUDAError) Error() string {
 // CUDA is libcuda. Its methods fail with *CUDAError. But for init and the device queries, they need a thread with a
 // current context.
 type CUDA struct {
-	lib     *library
-	version int // 1000*major + 10*minor, of the CUDA version that the driver supports
+	lib       *library
+	unbatched atomic.Bool // the driver has cuMemcpyBatchAsync, and refuses it
+	version   int         // 1000*major + 10*minor, of the CUDA version that the driver supports
 }
 
 // LoadCUDA loads libcuda and initializes it.

@@ -12,9 +12,12 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// smallFragment is the average size under which one launch of the kernel beats a copy call for each fragment. A call costs
-// microseconds, in which PCIe moves some 100 KB.
-const smallFragment = 256 << 10
+// largeFragment is the average size from which each fragment is moved as soon as its window is registered. Smaller ones wait for each
+// other: one call moves many of them.
+const largeFragment = 1 << 20
+
+// callBytes is what one call copies at most: a request that is cancelled waits for it.
+const callBytes = 64 << 20
 
 // Move lets the GPU read pieces, and gives their bytes where it succeeds. finished is what [crew.Crew.Run]
 // gives, nil where nothing was begun.
@@ -33,7 +36,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 	if err := m.windows.expect(p.list); err != nil {
 		return 0, nil, err
 	}
-	if p.small() && m.cu.Launches() {
+	if p.mean() < largeFragment {
 		finished, err = m.gatherFragments(ctx, to, p)
 	} else {
 		finished, err = m.Thread.Run(ctx, 1, int64(len(p.fragments)), func(w *crew.Worker, i int64) error {
@@ -109,10 +112,8 @@ func (p *plan) indexOf(m *Windows, b *source.Backing, index int64) int {
 	return p.known[index] - 1
 }
 
-// small says whether the kernel moves the fragments faster than copy calls do.
-func (p *plan) small() bool {
-	return len(p.fragments) > 0 && p.total/int64(len(p.fragments)) < smallFragment
-}
+// mean is the average size of fragments.
+func (p *plan) mean() int64 { return p.total / int64(max(len(p.fragments), 1)) }
 
 // entries is how many the kernel's table has.
 func (p *plan) entries() (n int64) {
@@ -163,29 +164,29 @@ const (
 	launchBytes = 32 << 10 // more of one fragment is cut, so that no warp works long after the others
 )
 
-// gatherFragments runs the kernel over fragments. Where their windows exceed groupLimit, it goes by groups: one is moved
+// gatherFragments moves many fragments by each call. Where their windows exceed groupLimit, it goes by groups: one is moved
 // while the next is registered.
 func (m *Mover) gatherFragments(ctx context.Context, to *crew.Destination, p *plan) (<-chan struct{}, error) {
-	groups, list := m.windows.group(p.fragments, p.list), p.list
+	groups, list, kernel := m.windows.group(p.fragments, p.list), p.list, p.mean() < m.cu.SmallPieces()
 	return m.Thread.Run(ctx, 1, int64(len(groups)), func(w *crew.Worker, i int64) error {
 		g := &groups[i]
 		acquire := func() ([]*window, []driver.Pointer, error) { return m.windows.acquireAll(w, list[g.first:g.last]) }
-		for !g.done() {
-			if err := m.launch(w, to, g, acquire, release); err != nil {
-				return err
-			}
-		}
-		return nil
+		return m.moveGroup(w, to, g, kernel, acquire, release)
 	})
 }
 
-// launch writes a table of pieces into a slot, which the GPU reads as well, and starts the kernel. A group whose table is
-// longer than a slot takes more than one call.
-func (m *Mover) launch(w *crew.Worker, to *crew.Destination, g *group, acquire func() ([]*window, []driver.Pointer, error), release func([]*window)) error {
-	fn, err := m.gather.Load(m.cu, driver.GatherKernel)
-	if err != nil {
-		return err
+// moveGroup starts moving a group, by as many calls as that takes.
+func (m *Mover) moveGroup(w *crew.Worker, to *crew.Destination, g *group, kernel bool, acquire func() ([]*window, []driver.Pointer, error), release func([]*window)) error {
+	for !g.done() {
+		if err := m.moveSome(w, to, g, kernel, acquire, release); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// moveSome starts the kernel over a table of pieces, which it writes into a slot that the GPU reads as well; or copies.
+func (m *Mover) moveSome(w *crew.Worker, to *crew.Destination, g *group, kernel bool, acquire func() ([]*window, []driver.Pointer, error), release func([]*window)) error {
 	s, err := w.Slot()
 	if err != nil {
 		return err
@@ -197,14 +198,29 @@ func (m *Mover) launch(w *crew.Worker, to *crew.Destination, g *group, acquire f
 	if err != nil {
 		return err
 	}
-	count := g.write(s.Memory, from, to.HBM)
+	count := 0
+	if kernel {
+		count = g.write(s.Memory, from, to.HBM)
+	}
 	if to.Also != nil {
 		err = to.Also(w, s, count*pieceEntry)
 	}
 	if err == nil {
-		err = w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
+		err = m.start(w, s, g, count, from, to.HBM)
 	}
 	return w.SentReleasing(s, func() { release(used) }, err)
+}
+
+// start starts the kernel over a table of count pieces in a slot, or copies of the fragments that come next.
+func (m *Mover) start(w *crew.Worker, s *crew.Slot, g *group, count int, from []driver.Pointer, base driver.Pointer) error {
+	if count == 0 {
+		return w.CUDA.CopyAll(g.copies(from, base), true, w.Stream)
+	}
+	fn, err := m.gather.Load(m.cu, driver.GatherKernel)
+	if err != nil {
+		return err
+	}
+	return w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
 }
 
 // group is fragments whose windows are list[first:last].
@@ -247,6 +263,21 @@ func (m *Windows) group(fragments []fragment, list []ref) []group {
 }
 
 func (g *group) done() bool { return g.next == len(g.fragments) }
+
+// copies gives copies of the fragments from g.next on, as many as one call makes.
+func (g *group) copies(windows []driver.Pointer, base driver.Pointer) *driver.Copies {
+	list := &driver.Copies{}
+	for left := int64(callBytes); g.next < len(g.fragments) && left > 0; {
+		p := &g.fragments[g.next]
+		n := min(p.n-g.skip, left)
+		list.Add(base+driver.Pointer(p.to+g.skip), windows[p.window-g.first]+driver.Pointer(p.skip+g.skip), n)
+		left -= n
+		if g.skip += n; g.skip == p.n {
+			g.next, g.skip = g.next+1, 0
+		}
+	}
+	return list
+}
 
 // write fills a table with entries for the fragments from g.next on, whose windows the GPU sees at windows, and gives how
 // many it wrote.

@@ -15,14 +15,15 @@ type Lot struct {
 }
 
 // MoveTogether is Move for files of several readers of one GPU, by one launch on the first one's thread. It fails with ErrApart
-// where a window is not registered, or the kernel is not the fastest way.
+// where a window is not registered.
 func MoveTogether(ctx context.Context, to *crew.Destination, lots []Lot) (moved int64, finished <-chan struct{}, err error) {
 	return lots[0].Of.moveRegistered(ctx, to, cut(lots))
 }
 
 // moveRegistered moves a plan whose windows are all registered: it needs neither groups nor room.
 func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *plan) (moved int64, finished <-chan struct{}, err error) {
-	if !p.small() || !m.cu.Launches() || p.entries() > m.table/pieceEntry || !p.registered() {
+	kernel := p.mean() < m.cu.SmallPieces()
+	if kernel && p.entries() > m.table/pieceEntry || !p.registered() {
 		return 0, nil, ErrApart
 	}
 	if err := p.unshortened(); err != nil {
@@ -30,7 +31,7 @@ func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *pla
 	}
 	finished, err = m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		g := &group{fragments: p.fragments, last: len(p.list)}
-		return m.launch(w, to, g, func() ([]*window, []driver.Pointer, error) { return m.borrow(w, p.list) }, giveBack)
+		return m.moveGroup(w, to, g, kernel, func() ([]*window, []driver.Pointer, error) { return m.borrow(w, p.list) }, giveBack)
 	})
 	if err == nil {
 		err = p.unshortened() // nothing else would tell: bytes that were cut off have become zeros

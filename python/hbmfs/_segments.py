@@ -85,16 +85,18 @@ class Sequences(NamedTuple):
         """Puts what they say of each token beside the tokens. labels are those that ignore sequences, or None."""
         borders, position, document = expanded
         if labels is not None and len(self.lengths):
-            (last,) = to_device([np.cumsum(self.lengths)[~self.goes_on] - 1], tokens)  # the places that have no label
-            labels.reshape(-1)[last] = NO_LABEL
-            if self.padded:
-                fill(labels, document < 0, NO_LABEL)
+            fill(labels, np.append((np.cumsum(self.lengths) - 1)[~self.goes_on], self.padding()), NO_LABEL)
         return Packed(tokens, borders, self.longest, position, document, labels, beside)
 
-    @property
-    def padded(self) -> bool:
-        """Whether some tokens are of no document."""
-        return bool((self.documents < 0).any())
+    def padding(self) -> Ints:
+        """The places of tokens that are of no document."""
+        own = np.flatnonzero(self.documents < 0)
+        if not len(own):
+            return own
+        lengths = self.lengths[own]
+        skipped = np.cumsum(self.lengths)[own] - np.cumsum(lengths)
+        places: Ints = np.repeat(skipped, lengths) + np.arange(int(lengths.sum()))
+        return places
 
 
 def of_rows(borders: Sequence[Ints], sources: NDArray[np.int32] | None, starts: Ints, length: int) -> tuple[Segments, Ints]:
@@ -194,23 +196,18 @@ def as_tensors(batch: Any) -> Any:
 # --- NumPy on the host, torch on a device --------------------------------------------------------------------------
 
 
-def to_device(arrays: list[Ints], like: Any) -> list[Any]:
-    """The arrays where `like` is: by one copy, since each takes its time."""
-    if isinstance(like, np.ndarray):
-        return list(arrays)
+def fill(values: Any, places: Ints, value: int) -> None:
+    """Sets the elements of a batch at some places to a value, which wraps around in signed numbers."""
+    if not len(places):
+        return
+    if isinstance(values, np.ndarray):
+        values.reshape(-1)[places] = value
+        return
     import torch
 
-    together = torch.from_numpy(np.concatenate(arrays)).to(like.device, non_blocking=True)
-    return list(torch.split(together, [len(array) for array in arrays]))
-
-
-def fill(values: Any, where: Any, value: int) -> None:
-    """values[where] = value, which wraps around in signed numbers."""
-    if isinstance(values, np.ndarray):
-        values[where] = value
-        return
-    moved = signed(values)
-    moved.masked_fill_(where, int(np.array(value).astype(str(moved.dtype).removeprefix("torch."))))
+    moved = signed(values).view(-1)
+    where = torch.from_numpy(places).to(values.device, non_blocking=True)
+    moved.index_fill_(0, where, int(np.array(value).astype(str(moved.dtype).removeprefix("torch."))))
 
 
 def next_tokens(tokens: Any) -> Any:

@@ -235,11 +235,9 @@ class PackedStream(Stream):
         if isinstance(tokens, DeviceArray):
             raise InvalidError("places that stay free on a GPU are padded by torch, which is not installed: install it")
         packed = sequences.pack(expanded, tokens, next_tokens(tokens) if self.targets else None, beside)
-        if sequences.padded:
-            padding = packed.document_ids < 0
-            fill(tokens, padding, self.pad)
-            for other in (beside or {}).values():
-                fill(other, padding, 0)
+        padding = sequences.padding()
+        for values, value in ((tokens, self.pad), *((other, 0) for other in (beside or {}).values())):
+            fill(values, padding, value)
         if beside and self.targets:
             packed = packed._replace(beside={name: next_tokens(other) for name, other in beside.items()})
         return packed

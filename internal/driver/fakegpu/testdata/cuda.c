@@ -4,6 +4,7 @@
 //   FAKE_CUDA_DEVICES   GPUs (1)
 //   FAKE_CUDA_MEMORY    bytes of HBM (1 GiB)
 //   FAKE_CUDA_PINNABLE  bytes that can be registered (no limit)
+//   FAKE_CUDA_NO_BATCH  copies begin one by one
 //   FAKE_CUDA_DELAY_US  how late a stream runs each of its steps (50)
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -15,7 +16,7 @@
 
 typedef int CUresult;
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
 
 struct range { uintptr_t at; size_t n; int flags; struct range *next; };
 struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN, SEQUENCES } kind; uintptr_t to, from, also[3]; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
@@ -27,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static struct range *hbm, *pinned;
 static size_t hbm_used, pinned_now, pinned_peak;
-static uint64_t violations, launches, copies;
+static uint64_t violations, launches, copies, batches;
 static uint64_t events, pending;
 static int initialized, retained, held;
 static volatile int no_record; // cuEventRecord fails
@@ -279,6 +280,27 @@ CUresult cuEventQuery(struct event *e) {
 CUresult cuMemcpyHtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
 CUresult cuMemcpyDtoHAsync_v2(uintptr_t to, uintptr_t from, size_t n, struct stream *s) { return enqueue(s, (struct step){.kind = COPY, .to = to, .from = from, .n = n}); }
 
+struct attributes { unsigned order; int hints[4]; unsigned flags; };
+
+static CUresult batch(const uintptr_t *to, const uintptr_t *from, const size_t *n, size_t count, const struct attributes *a, const size_t *first, size_t kinds, struct stream *s) {
+    if (number("FAKE_CUDA_NO_BATCH", 0)) return NOT_SUPPORTED;
+    if (!count || kinds != 1 || *first || a->order != 1 || a->flags || !s) return INVALID_VALUE;
+    CUresult result = OK;
+    for (size_t i = 0; i < count && result == OK; i++) result = enqueue(s, (struct step){.kind = COPY, .to = to[i], .from = from[i], .n = n[i]});
+    if (result == OK) __sync_fetch_and_add(&batches, 1);
+    return result;
+}
+#ifndef WITHOUT_KERNELS
+CUresult cuMemcpyBatchAsync_v2(uintptr_t *to, uintptr_t *from, size_t *n, size_t count, struct attributes *a, size_t *first, size_t kinds, struct stream *s) {
+    return batch(to, from, n, count, a, first, kinds, s);
+}
+#else
+CUresult cuMemcpyBatchAsync(uintptr_t *to, uintptr_t *from, size_t *n, size_t count, struct attributes *a, size_t *first, size_t kinds, size_t *failed, struct stream *s) {
+    *failed = 0;
+    return batch(to, from, n, count, a, first, kinds, s);
+}
+#endif
+
 CUresult cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t n) {
     pthread_mutex_lock(&lock);
     int fits = inside(hbm, to, n);
@@ -352,6 +374,7 @@ CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned
 // What tests ask.
 uint64_t fake_cuda_violations(void) { return violations; }
 uint64_t fake_cuda_launches(void) { return launches; }
+uint64_t fake_cuda_batches(void) { return batches; } // calls that began several copies
 uint64_t fake_cuda_pinned(void) { return pinned_now; }
 uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
 uint64_t fake_cuda_hbm(void) { return hbm_used; }
