@@ -178,27 +178,29 @@ class Mixture(Stream):
             self._assigned_for = self._began
         self._assigned.forget(self._position - self._began)
         places = positions.reshape(-1) - self._began
-        steps, rows = positions.shape
+        first, end = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
+        given = self._assigned.counts(first).tolist()
+        drawn = self._assigned.sources(first, end)
+        before = [n + self._earlier(source) for source, n in enumerate(given)]
+        return begun(self._planned, positions.shape, places - first, drawn, before)
+
+    def _planned(self, shape: tuple[int, int], places: NDArray[np.int64], drawn: NDArray[Any], before: list[int]) -> list[Batch]:
+        """The batches of samples at places of some that were drawn, before which the sources had given so many."""
         starts, sources = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
-        if places.size:
-            first, end = int(places[0]), int(places[-1]) + 1
-            before, drawn = self._assigned.counts(first).tolist(), self._assigned.sources(first, end)
-            sources[:] = drawn[places - first]
-            row = np.full(end - first, -1)  # of each of these samples in this rank's batches
-            row[places - first] = np.arange(len(places))
-            order = np.argsort(drawn, kind="stable")  # the first source's samples, the second one's, and so on
-            ends = np.cumsum(np.bincount(drawn, minlength=len(self._samples))).tolist()
-            for source, (a, b) in enumerate(itertools.pairwise([0, *ends])):
-                own = row[order[a:b]]
-                mine = np.flatnonzero(own >= 0)
-                if len(mine):
-                    given = mine + (before[source] + self._earlier(source))
-                    starts[own[mine]] = self._samples[source].starts(given, self._seeds[source] if self.shuffle else None)
-        each = [*map(Spans, [rows] * steps, starts.reshape(positions.shape), sources.reshape(positions.shape))]
+        sources[:] = drawn[places]
+        row = np.full(len(drawn), -1)  # of each of these samples in this rank's batches
+        row[places] = np.arange(len(places))
+        order = np.argsort(drawn, kind="stable")  # the first source's samples, the second one's, and so on
+        ends = np.cumsum(np.bincount(drawn, minlength=len(self._samples))).tolist()
+        for source, (a, b) in enumerate(itertools.pairwise([0, *ends])):
+            own = row[order[a:b]]
+            mine = np.flatnonzero(own >= 0)
+            if len(mine):
+                starts[own[mine]] = self._samples[source].starts(mine + before[source], self._seeds[source] if self.shuffle else None)
+        each = map(Spans, [shape[1]] * shape[0], starts.reshape(shape), sources.reshape(shape))
         if self._borders is None:
-            return lambda: [*map(Batch, each)]
-        said = begun(sequences_of, self._borders, sources, starts, rows, self.seq_len)
-        return lambda: [*map(Batch, each, said())]
+            return [*map(Batch, each)]
+        return [*map(Batch, each, sequences_of(self._borders, sources, starts, shape[1], self.seq_len))]
 
     def _tell(self, window: list[Batch]) -> None:
         for number, dataset in enumerate(self.datasets):
