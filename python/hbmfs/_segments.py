@@ -57,6 +57,16 @@ class Segments(NamedTuple):
         """Some of them."""
         return Segments(self.lengths[first:end], self.documents[first:end], self.goes_on[first:end])
 
+    def padding(self) -> Ints:
+        """The places of tokens that are of no document."""
+        own = np.flatnonzero(self.documents < 0)
+        if not len(own):
+            return own
+        lengths = self.lengths[own]
+        skipped = np.cumsum(self.lengths)[own] - np.cumsum(lengths)
+        places: Ints = np.repeat(skipped, lengths) + np.arange(int(lengths.sum()))
+        return places
+
     def batches(self, each: Ints, rows: int, length: int) -> list[Sequences]:
         """The sequences of batches of so many rows, which have `each` of them, and `length` tokens."""
         if not rows:
@@ -74,6 +84,7 @@ class Sequences(NamedTuple):
     documents: Ints
     goes_on: NDArray[np.bool_]
     longest: int
+    padding: Ints = np.empty(0, np.int64)  # the places of tokens that are of no document
 
     def expanded(self) -> tuple[Any, Any, Any]:
         """cu_seqlens, position_ids and document_ids, as the library writes them."""
@@ -85,18 +96,8 @@ class Sequences(NamedTuple):
         """Puts what they say of each token beside the tokens. labels are those that ignore sequences, or None."""
         borders, position, document = expanded
         if labels is not None and len(self.lengths):
-            fill(labels, np.append((np.cumsum(self.lengths) - 1)[~self.goes_on], self.padding()), NO_LABEL)
+            fill(labels, np.append((np.cumsum(self.lengths) - 1)[~self.goes_on], self.padding), NO_LABEL)
         return Packed(tokens, borders, self.longest, position, document, labels, beside)
-
-    def padding(self) -> Ints:
-        """The places of tokens that are of no document."""
-        own = np.flatnonzero(self.documents < 0)
-        if not len(own):
-            return own
-        lengths = self.lengths[own]
-        skipped = np.cumsum(self.lengths)[own] - np.cumsum(lengths)
-        places: Ints = np.repeat(skipped, lengths) + np.arange(int(lengths.sum()))
-        return places
 
 
 def of_rows(borders: Sequence[Ints], sources: NDArray[np.int32] | None, starts: Ints, length: int) -> tuple[Segments, Ints]:

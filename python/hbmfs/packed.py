@@ -47,6 +47,7 @@ class _Window:
     def __init__(self, number: int, first: int, packing: Packing, room: int) -> None:
         self.number, self.first, self.room, self.packing = number, first, room, packing  # first is the position of its first sample
         self._pieces_to, self._sequences_to = (np.append(0, np.cumsum(n)) for n in (packing.pieces, packing.sequences))  # samples' borders in the two
+        self._padding = packing.segments.padding()
 
     @property
     def end(self) -> int:
@@ -58,11 +59,13 @@ class _Window:
         return int(self.packing.lengths.sum()), len(self.packing.pieces)
 
     def part(self, first: int, end: int, row: int) -> tuple[list[Any], Segments]:
-        """The samples at these positions as rows of a batch from `row` on: starts, lengths and places of their pieces; and their
-        sequences."""
+        """The samples at these positions as rows of a batch from `row` on: starts, lengths and places of their pieces, and the places of
+        padding; and their sequences."""
         first, end = first - self.first, end - self.first
         a, b, c, d = (int(to[n]) for to in (self._pieces_to, self._sequences_to) for n in (first, end))
-        pieces = [self.packing.starts[a:b], self.packing.lengths[a:b], self.packing.places[a:b] + (row - first) * self.room]
+        free = self._padding[slice(*np.searchsorted(self._padding, (first * self.room, end * self.room)))]
+        moved = (row - first) * self.room
+        pieces = [self.packing.starts[a:b], self.packing.lengths[a:b], self.packing.places[a:b] + moved, free + moved]
         return pieces, self.packing.segments.part(c, d)
 
 
@@ -213,10 +216,10 @@ class PackedStream(Stream):
         """The samples from a position on."""
         some = [w for w in self._windows_known if w.first <= first + rows and w.end > first]
         parts = [w.part(max(first, w.first), min(first + rows, w.end), max(w.first - first, 0)) for w in some]
-        starts, lengths, places = (_joined(fields) for fields in zip(*(pieces for pieces, _ in parts), strict=True))
+        starts, lengths, places, padding = (_joined(fields) for fields in zip(*(pieces for pieces, _ in parts), strict=True))
         segments = Segments(*(_joined(fields) for fields in zip(*(said for _, said in parts), strict=True)))
         longest = int(segments.lengths.max(initial=0))
-        return Batch(Spans(rows, starts, None, lengths, places), Sequences((rows, self.seq_len), *segments, longest))
+        return Batch(Spans(rows, starts, None, lengths, places), Sequences((rows, self.seq_len), *segments, longest, padding))
 
     def _queue(self) -> Queue:
         self._whole.stats()  # an error if it is closed
@@ -235,9 +238,8 @@ class PackedStream(Stream):
         if isinstance(tokens, DeviceArray):
             raise InvalidError("places that stay free on a GPU are padded by torch, which is not installed: install it")
         packed = sequences.pack(expanded, tokens, next_tokens(tokens) if self.targets else None, beside)
-        padding = sequences.padding()
         for values, value in ((tokens, self.pad), *((other, 0) for other in (beside or {}).values())):
-            fill(values, padding, value)
+            fill(values, sequences.padding, value)
         if beside and self.targets:
             packed = packed._replace(beside={name: next_tokens(other) for name, other in beside.items()})
         return packed
