@@ -14,7 +14,7 @@ import (
 
 // largeFragment is the average size from which each fragment is moved as soon as its window is registered. Smaller ones wait for each
 // other: one call moves many of them.
-const largeFragment = 1 << 20
+const largeFragment = 2 << 20
 
 // callBytes is what one call copies at most: a request that is cancelled waits for it.
 const callBytes = 64 << 20

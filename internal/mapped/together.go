@@ -15,7 +15,7 @@ type Lot struct {
 }
 
 // MoveTogether is Move for files of several readers of one GPU, by one launch on the first one's thread. It fails with ErrApart
-// where a window is not registered.
+// where a window is not registered, or the fragments are large.
 func MoveTogether(ctx context.Context, to *crew.Destination, lots []Lot) (moved int64, finished <-chan struct{}, err error) {
 	return lots[0].Of.moveRegistered(ctx, to, cut(lots))
 }
@@ -23,7 +23,7 @@ func MoveTogether(ctx context.Context, to *crew.Destination, lots []Lot) (moved 
 // moveRegistered moves a plan whose windows are all registered: it needs neither groups nor room.
 func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *plan) (moved int64, finished <-chan struct{}, err error) {
 	kernel := p.mean() < m.cu.SmallPieces()
-	if kernel && p.entries() > m.table/pieceEntry || !p.registered() {
+	if p.mean() >= largeFragment || kernel && p.entries() > m.table/pieceEntry || !p.registered() {
 		return 0, nil, ErrApart
 	}
 	if err := p.unshortened(); err != nil {

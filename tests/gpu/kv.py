@@ -4,7 +4,7 @@
     kv.py --mount /mnt/kv [--gb 16] [--block 2097152,262144] [--rounds 5] [--json FILE] [--cpu]
 
 For each size of blocks it puts a set of them, gets it back into other memory, and does both at once; then it copies as many bytes between HBM and
-pinned memory, out, in, and both at once. All blocks are compared. It prints GB/s, the ratio to the pinned copies, and CPU seconds a GB of this
+pinned memory, 8 MiB at a time: out, in, and both at once. All blocks are compared. Each size wants a volume that was just mounted. It prints GB/s, the ratio to the pinned copies, and CPU seconds a GB of this
 process (the daemon moves no bytes). --cpu does the same on host memory with a memcpy for a copy, to check the script where there is no GPU.
 The first round brings and registers the volume's memory, and is not counted.
 """
@@ -35,8 +35,8 @@ class Device:
     def pinned(self, n):
         return torch.empty(n, dtype=torch.uint8, pin_memory=not self.cpu)
 
-    def copy(self, which, to, source, step):
-        """Copies in pieces of a block, on a stream of its own."""
+    def copy(self, which, to, source, step=8 << 20):
+        """Copies on a stream of its own."""
         if self.cpu:
             to.copy_(source)
             return
@@ -75,7 +75,7 @@ def measure(device, options, block):
     with hbmfs.KVStore(options.mount, f"bench-{block}", block, device=device.device, sums=options.sums) as store:
         for round in range(options.rounds + 1):
             names = [b"%d-%d" % (round % 2, i) for i in range(n)]
-            store.clear()
+            store.remove_many([b"%d-%d" % (1 - round % 2, i) for i in range(n)]).result()
             put = timed(device, lambda: whole(store.put_many(names, data)))
             back.zero_()
             get = timed(device, lambda: whole(store.get_many(names, back)))
@@ -87,9 +87,9 @@ def measure(device, options, block):
             )
             flat, out = data.view(-1)[: size // 2], back.view(-1)[: size // 2]
             copies = [
-                timed(device, lambda: device.copy(0, host[0], flat, block)),
-                timed(device, lambda: device.copy(1, out, host[0], block)),
-                timed(device, lambda: both(lambda: device.copy(0, host[1], flat, block), lambda: device.copy(1, out, host[0], block))),
+                timed(device, lambda: device.copy(0, host[0], flat)),
+                timed(device, lambda: device.copy(1, out, host[0])),
+                timed(device, lambda: both(lambda: device.copy(0, host[1], flat), lambda: device.copy(1, out, host[0]))),
             ]
             if round:
                 for name, took, moved in [("put", put, size), ("get", get, size), ("both", at_once, size)]:
