@@ -21,6 +21,7 @@ type tier struct {
 	dev, ino uint64
 	bytes    int64
 	region   int64
+	cuts     uint64
 	writes   bool
 	gpu      *gpu   // nil on the host
 	memory   []byte // the mapping; nil of a disk tier
@@ -42,7 +43,7 @@ func newTier(f *os.File, t control.KVTier, slotBytes int64, writes bool, g *gpu)
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("fstat of a tier: %w", err)
 	}
-	n := &tier{kind: t.Kind, file: f, dev: st.Dev, ino: st.Ino, bytes: t.Bytes, region: t.Region, writes: writes, gpu: g, users: 1}
+	n := &tier{kind: t.Kind, file: f, dev: st.Dev, ino: st.Ino, bytes: t.Bytes, region: t.Region, cuts: t.Cuts, writes: writes, gpu: g, users: 1}
 	if t.Region <= 0 || t.Bytes < 0 || t.Region%slotBytes != 0 {
 		return nil, fmt.Errorf("a tier of %d bytes in regions of %d with slots of %d cannot be", t.Bytes, t.Region, slotBytes)
 	}
@@ -61,11 +62,11 @@ func newTier(f *os.File, t control.KVTier, slotBytes int64, writes bool, g *gpu)
 	return n, nil
 }
 
-// is says whether a descriptor is the tier's file.
+// is says whether a descriptor is the tier's file, whose regions are those that were prepared.
 func (t *tier) is(f *os.File, given control.KVTier) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Dev == t.dev && st.Ino == t.ino &&
-		given.Kind == t.kind && given.Bytes == t.bytes && given.Region == t.region
+		given.Kind == t.kind && given.Bytes == t.bytes && given.Region == t.region && given.Cuts == t.cuts
 }
 
 func (t *tier) hold() {

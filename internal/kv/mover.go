@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"sync"
 	"time"
 )
 
@@ -21,6 +22,9 @@ const moverPause = 200 * time.Millisecond
 
 // Run copies blocks between the tiers, and makes slabs longer, until ctx ends. One copy is under way at a time: readers and writers come first.
 func (s *Store) Run(ctx context.Context) {
+	var beside sync.WaitGroup
+	beside.Go(func() { s.extend(ctx) })
+	defer beside.Wait()
 	tick := time.NewTicker(moverPause)
 	defer tick.Stop()
 	buffer := make([]byte, 1<<20)
@@ -33,13 +37,11 @@ func (s *Store) Run(ctx context.Context) {
 		case w := <-s.wanted:
 			w.space.promote(w.key, buffer)
 			continue
-		case t := <-s.grow:
-			s.balance(t)
-			continue
 		}
 		for _, sp := range s.all() {
 			sp.intact()
 			sp.mend()
+			sp.rest()
 			if s.memory != nil {
 				sp.writeBack(ctx, buffer)
 			}
@@ -89,10 +91,10 @@ func (s *Store) wake() {
 	}
 }
 
-// low tells whether few slots of the memory tier are free. The lock is held.
+// low tells whether few slots of the memory tier are free, and it cannot be made longer. The lock is held.
 func (sp *Space) low() bool {
 	m := sp.memory()
-	return m != nil && m.free.n < m.reserveOf()
+	return m != nil && m.free.n < m.reserveOf() && !m.budget.has(m.cost())
 }
 
 // reserveOf is how many slots of the memory tier shall be free, or have their blocks on the disk, too.

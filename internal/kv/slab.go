@@ -190,6 +190,9 @@ func (t *tier) shrink() bool {
 			t.unlink(&t.free, uint32(n))
 		}
 	}
+	if t.cuts != nil { // clients that come back map the file anew, and register it again
+		*t.cuts++
+	}
 	shelves := len(t.shelves) - 1
 	unmap(t.shelves[shelves].memory)
 	t.shelves = t.shelves[:shelves]

@@ -104,6 +104,24 @@ func (sp *Space) save() error {
 	return nil
 }
 
+// open says what the tiers are. fresh: for a connection that has not opened the namespace before. From now on its memory stays where it is.
+func (sp *Space) open(fresh bool) (tiers []control.KVTier) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if fresh {
+		sp.opened++
+		sp.used = time.Now()
+	}
+	for i, t := range sp.tiers {
+		given := control.KVTier{Kind: t.kind, FD: int32(i), Bytes: t.budget.limit / t.cost() * t.regionBytes(), Region: t.regionBytes()}
+		if t.cuts != nil {
+			given.Cuts = *t.cuts
+		}
+		tiers = append(tiers, given)
+	}
+	return tiers
+}
+
 // disk is the disk tier.
 func (sp *Space) disk() *tier { return sp.tiers[len(sp.tiers)-1] }
 
@@ -188,7 +206,7 @@ func (sp *Space) discard() {
 func (sp *Space) openTiers() (err error) {
 	s := sp.store
 	if s.memory != nil {
-		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed()}
+		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed(), cuts: s.table.cuts(sp.meta.ID)}
 		sp.tiers = append(sp.tiers, t)
 		if err := t.openMemory(); err != nil {
 			return err
