@@ -50,6 +50,7 @@ type Info struct {
 	MemoryFault string // the last one
 	DiskFault   string
 	DiskDown    bool // it is not written, since that has failed a moment ago
+	Huge        bool // the memory tier gets huge pages where the kernel has some
 }
 
 // Namespaces lists all namespaces, by name.
@@ -71,6 +72,7 @@ func (sp *Space) info() Info {
 	i.Open, i.Used, i.Broken = sp.opened, sp.used, sp.broken
 	for _, t := range sp.tiers {
 		i.Stuck += int64(len(t.stranded))
+		i.Huge = i.Huge || t.huge
 		switch {
 		case t.fault == nil:
 		case t.kind == control.KVMemory:

@@ -62,7 +62,7 @@ func TestClearKeepsMemoryThatIsOpen(t *testing.T) {
 	if now := v.memoryOf("model"); now != was || c.cuts() != cuts {
 		t.Errorf("memory of %d bytes is %d after a clear, cut %d times", was, now, c.cuts()-cuts)
 	}
-	if i := v.Namespaces()[0]; i.Counts.Memory.Blocks != 0 || i.Counts.Disk.Allocated != 0 {
+	if i := v.Namespaces()[0]; i.Counts.Memory.Blocks != 0 {
 		t.Errorf("%+v", i.Counts)
 	}
 	c.put(4096, keysOf(0, 100)...)
@@ -217,5 +217,29 @@ func TestCutsAreCountedOverLives(t *testing.T) {
 	}
 	if *next.cuts(1) == *next.cuts(2) {
 		t.Error("counts without a cell are no number of their own")
+	}
+}
+
+// TestHugePagesTakeNoMoreThanTheLimit: regions of whole huge pages get these, where the kernel has them, and others do not.
+func TestHugePagesTakeNoMoreThanTheLimit(t *testing.T) {
+	slab, _, err := tmpfsSlab(true)
+	supported := err == nil && hasHuge(slab)
+	for _, memory := range []int64{4 << 20, 256 << 20} {
+		v := open(t, t.TempDir(), 16<<20, memory)
+		c := v.connect("model", 8<<10)
+		c.put(8<<10, keysOf(0, 10)...)
+		m := c.space.memory()
+		if want := supported && memory > 128<<20; m.huge != want || v.Namespaces()[0].Huge != want || m.huge && m.regionBytes()%hugePage != 0 {
+			t.Errorf("memory of %d bytes in regions of %d has huge pages: %v, want %v", memory, m.regionBytes(), m.huge, want)
+		}
+		var st unix.Stat_t
+		c.must(unix.Fstat(int(m.slab.Fd()), &st))
+		if st.Blocks*512 > st.Size {
+			t.Errorf("%d bytes are taken, of a file of %d", st.Blocks*512, st.Size)
+		}
+		c.close()
+	}
+	if slab != nil {
+		_ = slab.Close() // it was only asked
 	}
 }

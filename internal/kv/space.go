@@ -136,11 +136,23 @@ func (sp *Space) memory() *tier {
 // regionOf gives how many slots a region of a tier has: a 64th of the tier's limit, and at least one.
 func regionOf(limit, slot int64) int64 { return min(max(limit/64/slot, 1), max(512<<20/slot, 1)) }
 
+// memoryRegionOf is regionOf for memory: of whole huge pages, where a region is that large.
+func memoryRegionOf(limit, slot int64) int64 {
+	n := regionOf(limit, slot)
+	whole := int64(1) // slots that are whole huge pages
+	for ; whole*slot%hugePage != 0; whole *= 2 {
+	}
+	if n >= whole {
+		n -= n % whole
+	}
+	return n
+}
+
 // newSpace makes the namespace of a name.
 func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err error) {
 	slot := (m.BlockBytes + 4095) &^ 4095
 	sp = &Space{store: s, name: m.Name, used: time.Now()}
-	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: regionOf(s.opt.Memory, slot), Boot: bootID()}
+	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot), Boot: bootID()}
 	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
 		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
 	}
@@ -252,7 +264,7 @@ func (s *Store) openSpace(name string) (sp *Space, err error) {
 		return nil, err
 	}
 	if s.memory != nil && !s.opt.Life.Adopts() {
-		sp.meta.Memory = regionOf(s.opt.Memory, sp.meta.Slot)
+		sp.meta.Memory = memoryRegionOf(s.opt.Memory, sp.meta.Slot)
 	}
 	if err := sp.openTiers(); err != nil {
 		return nil, err

@@ -69,6 +69,7 @@ type tier struct {
 	shown       *os.File // the slab as clients without the right to write get it; nil: the slab itself
 	cuts        *uint64  // of memory: how often regions went, over all lives of the mount. The Space's lock guards it
 	unkept      bool     // of memory: the holder has no room for its files
+	huge        bool     // of memory: the kernel gives it huge pages where it has some
 	slotBytes   int64
 	perRegion   int64 // slots
 	seed        maphash.Seed

@@ -52,6 +52,7 @@ type KVTier struct {
 	Copied    uint64 `json:"copied_bytes"` // from the other tier
 	Faults    uint64 `json:"faults"`
 	Fault     string `json:"fault,omitempty"` // the last one
+	Pages     string `json:"pages,omitempty"` // of memory: "huge" where the kernel gives huge pages as long as it has some, or "small"
 	Down      bool   `json:"down"`            // it is left alone for a moment after a fault: the other tier goes on
 }
 
