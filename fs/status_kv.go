@@ -26,6 +26,9 @@ func kvStatus(s *kv.Store) *status.KV {
 		if n.Memory.Pages = "small"; i.Huge {
 			n.Memory.Pages = "huge"
 		}
+		if n.Disk.IO, n.Disk.IOReason = "direct", i.Buffered; i.Buffered != "" {
+			n.Disk.IO = "buffered"
+		}
 		k.Namespaces = append(k.Namespaces, n)
 	}
 	holders, all := s.Holders(mostHolders)

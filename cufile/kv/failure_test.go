@@ -87,7 +87,7 @@ func TestDamageIsFoundBySums(t *testing.T) {
 }
 
 func TestASlabThatWasCutIsNoBlock(t *testing.T) {
-	for _, d := range []kvtest.Options{small, {BlockBytes: 200_000, Disk: 10}} {
+	for _, d := range []kvtest.Options{small, {BlockBytes: 200_000, Disk: 10}, {BlockBytes: 200_000, Disk: 10, Direct: true}} {
 		b := open(t, "host", d, Options{})
 		blocks, data, _ := b.blocks(false, 1, 70_000, 200_000)
 		b.put(blocks)

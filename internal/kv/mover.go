@@ -9,6 +9,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // wish is a block of the disk that is found again and again, and would be in memory.
@@ -27,7 +29,9 @@ func (s *Store) Run(ctx context.Context) {
 	defer beside.Wait()
 	tick := time.NewTicker(moverPause)
 	defer tick.Stop()
-	buffer := make([]byte, 1<<20)
+	b := uncached.Take()
+	defer uncached.Give(b)
+	buffer := b.Bytes
 	for {
 		select {
 		case <-ctx.Done():
@@ -275,15 +279,14 @@ func copyBlock(c *copying, buffer []byte) (sum uint32, readErr, writeErr error) 
 	from, to := int64(c.src)*c.from.slotBytes, int64(c.dst)*c.to.slotBytes
 	for at := int64(0); at < int64(c.length); {
 		part := buffer[:min(int64(len(buffer)), int64(c.length)-at)]
-		n, err := c.from.slab.ReadAt(part, from+at)
-		if n < len(part) {
+		if err := c.from.read(part, from+at); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
 			return 0, fmt.Errorf("read a block: %w", err), nil
 		}
 		sum = crc32.Update(sum, castagnoli(), part)
-		if _, err := c.to.slab.WriteAt(part, to+at); err != nil {
+		if err := c.to.write(part, to+at); err != nil {
 			return 0, nil, fmt.Errorf("write a block: %w", err)
 		}
 		at += int64(len(part))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // Space is a namespace.
@@ -116,6 +117,9 @@ func (sp *Space) open(fresh bool) (tiers []control.KVTier) {
 		given := control.KVTier{Kind: t.kind, FD: int32(i), Bytes: t.budget.limit / t.cost() * t.regionBytes(), Region: t.regionBytes()}
 		if t.cuts != nil {
 			given.Cuts = *t.cuts
+		}
+		if t.io != nil && sp.store.opt.Buffered == "" {
+			given.Flags = control.KVDirect
 		}
 		tiers = append(tiers, given)
 	}
@@ -229,8 +233,19 @@ func (sp *Space) openTiers() (err error) {
 	if t.slab, err = openAt(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return err
 	}
-	t.index, err = openAt(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT)
-	return err
+	if t.index, err = openAt(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT); err != nil {
+		return err
+	}
+	slots, err := again(t.slab, unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	if s.opt.Buffered != "" {
+		t.io = uncached.Through(slots, s.opt.Buffered)
+	} else {
+		t.io = uncached.Open(slots)
+	}
+	return nil
 }
 
 // openSpace opens a namespace that the directory has. nil: it could not be used, and is gone.

@@ -27,6 +27,7 @@ type Options struct {
 	Directory string // the disk tier's
 	Size      int64  // bytes that it may take, with its indexes
 	Memory    int64  // bytes of the memory tier; 0: there is none
+	Buffered  string // why the disk tier is read and written through the page cache; empty: past it, where its filesystem allows that
 	Log       *slog.Logger
 	Life      *handover.Life // of the daemon; nil where nobody holds the mount
 

@@ -58,8 +58,13 @@ func WriteKV(t io.Writer, k *status.KV, all bool) {
 
 // how says what a tier is made of.
 func how(t *status.KVTier) string {
-	if t.Pages != "" {
+	switch {
+	case t.Pages != "":
 		return " in " + t.Pages + " pages"
+	case t.IOReason != "":
+		return ", through the page cache, since " + Printable(t.IOReason)
+	case t.IO != "":
+		return ", past the page cache"
 	}
 	return ""
 }

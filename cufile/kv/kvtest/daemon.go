@@ -26,6 +26,7 @@ type Options struct {
 	Memory     int64 // slots of the memory tier
 	Disk       int64 // slots of the disk tier
 	Region     int64 // slots of a region; 0: all of a tier
+	Direct     bool  // the disk tier is read and written past the page cache
 }
 
 // Daemon answers clients until it is closed.
@@ -84,6 +85,9 @@ func Start(o Options) (*Daemon, error) {
 			file = os.NewFile(uintptr(fd), "memory")
 		} else {
 			var err error
+			if o.Direct {
+				t.Flags = control.KVDirect
+			}
 			if file, err = os.CreateTemp(o.Dir, "slab-"); err != nil {
 				return nil, err
 			}
