@@ -37,6 +37,8 @@ type Client struct {
 	lookups chan struct{}       // has one token: its owner may look up and use shared
 	shared  map[uint64]*Backing // by object, of Lookup
 
+	tokens atomic.Uint64 // the highest that came, in a KV volume
+
 	closed sync.Once
 	gone   atomic.Bool // the daemon has closed the connection
 }

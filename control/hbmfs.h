@@ -359,8 +359,13 @@ struct hbmfs_kv_tier {
 	int32_t fd;      /* place among the message's descriptors */
 	uint64_t bytes;  /* that its file may grow to */
 	uint64_t region; /* bytes by which it grows */
+	uint64_t cuts;   /* how often regions went: map the file anew where it is another number */
+	uint32_t flags;
+	uint32_t reserved;
 };
-HBMFS_ASSERT(sizeof(struct hbmfs_kv_tier) == 24);
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_tier) == 40);
+
+#define HBMFS_KV_DIRECT 1u /* of a tier: read and write its slots past the page cache, where the filesystem allows that */
 
 #define HBMFS_KV_PIN     1u /* of LOOKUP: what is found stays until it is released */
 #define HBMFS_KV_ALL     1u /* of REMOVE without keys: all blocks */
@@ -442,7 +447,9 @@ HBMFS_ASSERT(sizeof(struct hbmfs_kv_counts) == 192);
 
 struct hbmfs_kv_attach {
 	uint64_t client;
+	uint64_t seen; /* the highest token that came; UINT64_MAX: none is given back */
 };
+HBMFS_ASSERT(sizeof(struct hbmfs_kv_attach) == 16);
 
 struct hbmfs_kv_verify {
 	uint32_t space;

@@ -9,7 +9,7 @@ const (
 	MaxKVName    = 128     // bytes of a namespace's name
 	MaxKVBlock   = 1 << 30 // bytes of a block
 	MaxKVTiers   = 2       // of a namespace
-	kvTierSize   = 24
+	kvTierSize   = 40
 	kvSlotSize   = 40
 	kvCommitSize = 16
 	kvDoneSize   = 8
@@ -61,10 +61,18 @@ const (
 // KVTier is a tier of a namespace.
 type KVTier struct {
 	Kind   KVTierKind
-	FD     int32 // place among the message's descriptors
-	Bytes  int64 // that its file may grow to
-	Region int64 // bytes by which it grows; a multiple of the slot's
+	FD     int32  // place among the message's descriptors
+	Bytes  int64  // that its file may grow to
+	Region int64  // bytes by which it grows; a multiple of the slot's
+	Cuts   uint64 // how often regions of the file went, of memory: who registered it before does so anew where this is another number
+	Flags  KVTierFlags
 }
+
+// KVTierFlags say how a tier is used.
+type KVTierFlags uint32
+
+// KVDirect is a flag of the disk tier: the volume would have its slots read and written past the page cache (O_DIRECT), where its filesystem allows that.
+const KVDirect KVTierFlags = 1
 
 // KVSpace is KV_SPACE: it answers KV_OPEN, and a descriptor of each tier comes with it.
 type KVSpace struct {
@@ -81,7 +89,8 @@ func (m *KVSpace) AppendTo(b []byte) []byte {
 	b = put64(put32(b, m.Space, m.Mode), m.Client, uint64(m.BlockBytes), uint64(m.SlotBytes))
 	b = put32(b, uint32(len(m.Tiers)), 0)
 	for _, t := range m.Tiers {
-		b = put64(put32(b, uint32(t.Kind), uint32(t.FD)), uint64(t.Bytes), uint64(t.Region))
+		b = put64(put32(b, uint32(t.Kind), uint32(t.FD)), uint64(t.Bytes), uint64(t.Region), t.Cuts)
+		b = put32(b, uint32(t.Flags), 0)
 	}
 	return b
 }
@@ -94,8 +103,9 @@ func ParseKVSpace(p []byte) (KVSpace, error) {
 	r.zero(4)
 	m.Tiers = make([]KVTier, n)
 	for i := range m.Tiers {
-		t := KVTier{Kind: KVTierKind(r.u32()), FD: int32(r.u32()), Bytes: r.i64(), Region: r.i64()}
-		r.bad = r.bad || t.FD < 0 || int(t.FD) >= n || (t.Kind != KVMemory && t.Kind != KVDisk)
+		t := KVTier{Kind: KVTierKind(r.u32()), FD: int32(r.u32()), Bytes: r.i64(), Region: r.i64(), Cuts: r.u64(), Flags: KVTierFlags(r.u32())}
+		r.zero(4)
+		r.bad = r.bad || t.FD < 0 || int(t.FD) >= n || (t.Kind != KVMemory && t.Kind != KVDisk) || t.Flags&^KVDirect != 0
 		m.Tiers[i] = t
 	}
 	r.bad = r.bad || m.BlockBytes > m.SlotBytes

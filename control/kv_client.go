@@ -69,7 +69,8 @@ func (n *Namespace) Close() error {
 	return errors.Join(errs...)
 }
 
-// Lookup tells where the blocks of keys lie. pin: those that are found stay there until they are released.
+// Lookup tells where the blocks of keys lie. pin: those that are found stay there until they are released. With an error, what it gives was
+// pinned nevertheless; of an answer that did not come, what was pinned is given back by [Client.AttachKV] of the next connection.
 func (n *Namespace) Lookup(ctx context.Context, keys [][]byte, pin bool) ([]KVSlot, error) {
 	m := KVKeys{Space: n.Space}
 	if pin {
@@ -77,16 +78,16 @@ func (n *Namespace) Lookup(ctx context.Context, keys [][]byte, pin bool) ([]KVSl
 	}
 	return inFrames(keys, keySize, func(part [][]byte) ([]KVSlot, error) {
 		m.Keys = part
-		return kvAsk(ctx, n.c, "look up keys", TypeKVLookup, TypeKVSlots, len(part), m.AppendTo, ParseKVSlots)
+		return n.c.askSlots(ctx, "look up keys", TypeKVLookup, len(part), m.AppendTo)
 	})
 }
 
-// Reserve gives slots for blocks that are going to be stored.
+// Reserve gives slots for blocks that are going to be stored. Of errors, see [Namespace.Lookup].
 func (n *Namespace) Reserve(ctx context.Context, blocks []KVBlock) ([]KVSlot, error) {
 	m := KVReserve{Space: n.Space}
 	return inFrames(blocks, func(b KVBlock) int { return 8 + len(b.Key) }, func(part []KVBlock) ([]KVSlot, error) {
 		m.Blocks = part
-		return kvAsk(ctx, n.c, "reserve slots", TypeKVReserve, TypeKVSlots, len(part), m.AppendTo, ParseKVSlots)
+		return n.c.askSlots(ctx, "reserve slots", TypeKVReserve, len(part), m.AppendTo)
 	})
 }
 
@@ -144,13 +145,34 @@ func (c *Client) StatKV(ctx context.Context, space uint32) (KVCounts, error) {
 	return ParseKVCounts(a.payload)
 }
 
-// AttachKV goes on with what another connection of this process holds: client is the number that its KV_SPACE had. ENOENT: the daemon does not know it.
-func (c *Client) AttachKV(ctx context.Context, client uint64) error {
-	m := KVAttach{client}
+// Seen is the highest token that came, also on the connections that this one goes on with.
+func (c *Client) Seen() uint64 { return c.tokens.Load() }
+
+// AttachKV goes on with what an earlier connection of this process holds: client is the number that its KV_SPACE had, seen its [Client.Seen]. What the
+// daemon gave it later is given back, and it is given nothing more. ENOENT: the daemon does not know it.
+func (c *Client) AttachKV(ctx context.Context, client, seen uint64) error {
+	m := KVAttach{client, seen}
+	if seen != KVKeep {
+		c.sawToken(seen)
+	}
 	if _, err := c.ask(ctx, TypeKVAttach, TypeDone, m.AppendTo); err != nil {
 		return fmt.Errorf("go on with the pins of an earlier connection: %w", err)
 	}
 	return nil
+}
+
+func (c *Client) sawToken(token uint64) {
+	for was := c.tokens.Load(); was < token && !c.tokens.CompareAndSwap(was, token); was = c.tokens.Load() {
+	}
+}
+
+// askSlots is kvAsk for KV_SLOTS, whose tokens it notes.
+func (c *Client) askSlots(ctx context.Context, what string, t FrameType, n int, fill func([]byte) []byte) ([]KVSlot, error) {
+	slots, err := kvAsk(ctx, c, what, t, TypeKVSlots, n, fill, ParseKVSlots)
+	for i := range slots {
+		c.sawToken(slots[i].Token)
+	}
+	return slots, err
 }
 
 func keySize(key []byte) int { return 4 + len(key) }

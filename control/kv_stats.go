@@ -1,5 +1,7 @@
 package control
 
+import "math"
+
 // KVStat is KV_STAT: counts of a namespace, or of all with space 0.
 type KVStat struct{ Space uint32 }
 
@@ -59,16 +61,22 @@ func ParseKVCounts(p []byte) (KVCounts, error) {
 	return m, r.end()
 }
 
-// KVAttach is KV_ATTACH: this connection goes on with what another connection of the same process holds.
-type KVAttach struct{ Client uint64 }
+// KVAttach is KV_ATTACH: this connection goes on with what an earlier connection of the same process holds, which is given nothing more.
+type KVAttach struct {
+	Client uint64
+	Seen   uint64 // the highest token that the process was given: what has a higher one is given back. [KVKeep]: nothing is
+}
+
+// KVKeep is a KVAttach.Seen: nothing is given back.
+const KVKeep = math.MaxUint64
 
 // AppendTo appends the payload.
-func (m *KVAttach) AppendTo(b []byte) []byte { return put64(b, m.Client) }
+func (m *KVAttach) AppendTo(b []byte) []byte { return put64(b, m.Client, m.Seen) }
 
 // ParseKVAttach reads the payload.
 func ParseKVAttach(p []byte) (KVAttach, error) {
 	r := reader{rest: p}
-	m := KVAttach{r.u64()}
+	m := KVAttach{r.u64(), r.u64()}
 	return m, r.end()
 }
 

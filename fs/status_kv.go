@@ -23,6 +23,12 @@ func kvStatus(s *kv.Store) *status.KV {
 			Dropped: c.Dropped, Broken: i.Broken, Unusable: i.Stuck, Memory: kvTier(&c.Memory), Disk: kvTier(&c.Disk),
 		}
 		n.Memory.Fault, n.Disk.Fault, n.Disk.Down = i.MemoryFault, i.DiskFault, i.DiskDown
+		if n.Memory.Pages = "small"; i.Huge {
+			n.Memory.Pages = "huge"
+		}
+		if n.Disk.IO, n.Disk.IOReason = "direct", i.Buffered; i.Buffered != "" {
+			n.Disk.IO = "buffered"
+		}
 		k.Namespaces = append(k.Namespaces, n)
 	}
 	holders, all := s.Holders(mostHolders)

@@ -246,7 +246,8 @@ func newKVClearCommand() *cobra.Command {
 		Use:   "clear MOUNT NAMESPACE...",
 		Short: "Remove all blocks of namespaces of a KV volume",
 		Long: `Remove all blocks of the namespaces that are named, or of --all, from the KV volume at MOUNT. It asks nothing: engines compute the blocks again. Blocks
-that somebody has pinned are found no more, and go when the last pin goes. What the namespaces took of the disk is free for others.
+that somebody has pinned are found no more, and go when the last pin goes. What the namespaces took of the disk is free for others; what they took of
+memory is, once no engine has them open.
 
 It needs the right to write the namespaces. The names stay.`,
 		Example: "  hbmfs kv clear /mnt/kv llama-8b\n  hbmfs kv clear --all /mnt/kv",

@@ -195,6 +195,8 @@ func hbmfs_go_kv_stats(h C.hbmfs_handle, stats *C.hbmfs_kv_stats, why *C.hbmfs_f
 		stats.stored, stats.present, stats.refused = C.int64_t(st.Stored), C.int64_t(st.Present), C.int64_t(st.Refused)
 		stats.loaded, stats.missing, stats.damaged = C.int64_t(st.Loaded), C.int64_t(st.Missing), C.int64_t(st.Damaged)
 		stats.requests, stats.connections, stats.pinned_bytes = C.int64_t(st.Requests), C.int64_t(st.Connections), C.int64_t(st.PinnedBytes)
+		stats.direct_bytes = C.int64_t(st.Put.Direct + st.Get.Direct)
+		put(stats.buffered[:], st.Buffered)
 		return nil
 	})
 }

@@ -657,6 +657,8 @@ typedef struct hbmfs_kv_stats {
 	int64_t requests;                 /* under way */
 	int64_t connections;              /* to daemons, one after the other */
 	int64_t pinned_bytes;             /* of the memory tier, registered with CUDA */
+	int64_t direct_bytes;             /* of puts and gets of the disk tier: past the page cache */
+	char buffered[192];               /* why blocks of the disk tier go through the page cache; "" where they do not */
 } hbmfs_kv_stats;
 
 /*

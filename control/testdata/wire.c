@@ -46,7 +46,7 @@ int main(void)
 	WRITE(struct hbmfs_header, {HBMFS_MAGIC, 1, HBMFS_KV_VERIFIED, 2, 0});
 	WRITE(struct hbmfs_kv_open, {1, 2, HBMFS_KV_CREATE | HBMFS_KV_WRITE, 0, 0});
 	WRITE(struct hbmfs_kv_space, {1, 2, 3, 4, 5, 1, 0});
-	WRITE(struct hbmfs_kv_tier, {HBMFS_KV_DISK, 0, 2, 3});
+	WRITE(struct hbmfs_kv_tier, {HBMFS_KV_DISK, 0, 2, 3, 4, HBMFS_KV_DIRECT, 0});
 	WRITE(struct hbmfs_kv_batch, {1, HBMFS_KV_PIN, 0, 0});
 	WRITE(struct hbmfs_kv_batch, {1, 0, 0, 0});
 	WRITE(struct hbmfs_list, {1, 0});
@@ -59,7 +59,7 @@ int main(void)
 	WRITE(struct hbmfs_kv_done, {1, HBMFS_KV_HELD});
 	WRITE(struct hbmfs_kv_stat, {1, 0});
 	WRITE(struct hbmfs_kv_counts, {1, 2, 3, 4, 5, 6, 7, 8, {1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 5, 6, 7, 8}});
-	WRITE(struct hbmfs_kv_attach, {1});
+	WRITE(struct hbmfs_kv_attach, {1, 2});
 	WRITE(struct hbmfs_kv_verify, {1, 0, 2});
 	WRITE(struct hbmfs_kv_verified, {1, 2, 3, 4, 5, 6, 7});
 	WRITE(struct hbmfs_error, {11, 0});

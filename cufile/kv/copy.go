@@ -13,6 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // job is a block on its way to or from its slot.
@@ -183,6 +184,10 @@ func (s *Store) copyHost(ctx context.Context, jobs []*job, in bool) error {
 }
 
 func (j *job) copyHost(in bool) {
+	if len(j.block.Parts) > 1 && j.tier.direct() {
+		j.err = j.copyGathered(in)
+		return
+	}
 	at := j.offset
 	for i := range j.block.Parts {
 		p := j.block.Parts[i].Host
@@ -191,6 +196,34 @@ func (j *job) copyHost(in bool) {
 		}
 		at += int64(len(p))
 	}
+}
+
+// copyGathered copies a block of several parts by few large calls: past the page cache each of them is one of the disk's.
+func (j *job) copyGathered(in bool) error {
+	b := uncached.Take()
+	defer uncached.Give(b)
+	for at := int64(0); at < j.block.size; at += uncached.Chunk {
+		p := b.Bytes[:min(uncached.Chunk, j.block.size-at)]
+		rest := p
+		if in {
+			if err := j.tier.read(p, j.offset+at); err != nil {
+				return err
+			}
+		}
+		for _, m := range j.block.pieces(at, int64(len(p))) {
+			copySlot(rest[:len(m.Host)], m.Host, in)
+			rest = rest[len(m.Host):]
+		}
+		if j.sums {
+			j.crc = update(j.crc, p)
+		}
+		if !in {
+			if err := j.tier.write(p, j.offset+at); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // copyPart copies, and sums what is in the CPU's cache yet.

@@ -87,7 +87,7 @@ func TestDamageIsFoundBySums(t *testing.T) {
 }
 
 func TestASlabThatWasCutIsNoBlock(t *testing.T) {
-	for _, d := range []kvtest.Options{small, {BlockBytes: 200_000, Disk: 10}} {
+	for _, d := range []kvtest.Options{small, {BlockBytes: 200_000, Disk: 10}, {BlockBytes: 200_000, Disk: 10, Direct: true}} {
 		b := open(t, "host", d, Options{})
 		blocks, data, _ := b.blocks(false, 1, 70_000, 200_000)
 		b.put(blocks)
@@ -271,9 +271,88 @@ func TestManyRequestsGoOnTogether(t *testing.T) {
 		for _, q := range all {
 			r, err := q.Result()
 			must(t, err)
-			if r.Outcomes[0] != Done && r.Outcomes[0] != Busy { // busy: the answer to its reservation was lost
+			if r.Outcomes[0] != Done {
 				t.Fatalf("a block is %v", r.Outcomes[0])
 			}
 		}
 	}
+}
+
+// What an answer gave that did not come is given back by the next connection.
+func TestLostAnswersHoldNothing(t *testing.T) {
+	each(t, small, Options{}, func(b *bed) {
+		blocks, data, _ := b.blocks(false, 1, sizes...)
+		b.daemon.Mute(control.TypeKVReserve)
+		b.want(b.put(blocks).Outcomes, all(Done, len(blocks))...)
+		fresh, look := b.empty(data, blocks)
+		b.daemon.Mute(control.TypeKVLookup)
+		b.want(b.get(fresh).Outcomes, all(Done, len(blocks))...)
+		b.same(data, look)
+		if n := b.daemon.Held(); n != 0 || b.Stats().Connections != 3 {
+			b.t.Errorf("%d pins and reservations are held, want none; %d connections, want 3", n, b.Stats().Connections)
+		}
+		q, err := b.Pin([][]byte{blocks[0].Key}, nil)
+		must(b.t, err)
+		r, err := q.Result()
+		must(b.t, err)
+		b.daemon.Mute(control.TypeKVLookup)
+		b.get(fresh)
+		if n := b.daemon.Held(); n != 1 {
+			b.t.Errorf("%d pins are held, want the one that was seen", n)
+		}
+		q, err = b.Unpin(r.Tokens, nil)
+		must(b.t, err)
+		_, err = q.Result()
+		must(b.t, err)
+	})
+}
+
+// What a request could not give up, since no daemon answered, the next connection gives up.
+func TestWhatIsNotNeededIsGivenUpLater(t *testing.T) {
+	b := open(t, "host", small, Options{redial: 50 * time.Millisecond})
+	blocks, _, _ := b.blocks(false, 1, 5000)
+	b.put(blocks)
+	b.daemon.Before(func(t control.FrameType) bool { return t != control.TypeKVRelease }) // which is never answered
+	q, err := b.Get([]Block{{Key: blocks[0].Key, Parts: []Memory{HostMemory(8192, 5000)}}}, nil, nil)
+	must(t, err)
+	if _, err := q.Result(); !errors.Is(err, ErrMemory) {
+		t.Fatal(err)
+	}
+	if n := b.daemon.Held(); n != 1 {
+		t.Fatalf("%d pins are held, want one", n)
+	}
+	b.daemon.Before(nil)
+	b.daemon.Cut()
+	fresh, _ := b.empty([][]byte{make([]byte, 5000)}, blocks)
+	b.want(b.get(fresh).Outcomes, Done)
+	if n := b.daemon.Held(); n != 0 {
+		t.Errorf("%d pins are held, want none", n)
+	}
+}
+
+// The daemon took memory back while this process had no connection: its mapping and its registration are of pages that nobody reads.
+func TestMemoryThatWentIsMappedAnew(t *testing.T) {
+	each(t, small, Options{}, func(b *bed) {
+		blocks, data, _ := b.blocks(false, 1, sizes...)
+		b.put(blocks)
+		look := func() *tier {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.now.tiers[0]
+		}
+		first := look()
+		b.daemon.Cut()
+		fresh, bytes := b.empty(data, blocks)
+		b.want(b.get(fresh).Outcomes, all(Done, len(blocks))...)
+		if look() != first {
+			b.t.Error("memory that stayed was mapped anew")
+		}
+		b.daemon.Recut()
+		b.daemon.Cut()
+		b.want(b.get(fresh).Outcomes, all(Done, len(blocks))...)
+		b.same(data, bytes)
+		if look() == first {
+			b.t.Error("memory that went is used still")
+		}
+	})
 }

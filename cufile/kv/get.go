@@ -23,12 +23,8 @@ func (q *Request) get(ctx context.Context, first int, part []Block, which []int)
 	for i, at := range which {
 		keys[i] = part[at].Key
 	}
-	var slots []control.KVSlot
-	on, err := s.ask(ctx, nil, func(n *control.Namespace) error {
-		settled, cancel := s.settled(ctx)
-		defer cancel()
-		slots, err = n.Lookup(settled, keys, true)
-		return err
+	slots, on, err := s.slots(ctx, func(ctx context.Context, n *control.Namespace) ([]control.KVSlot, error) {
+		return n.Lookup(ctx, keys, true)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("get: %w", err)

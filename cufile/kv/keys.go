@@ -70,12 +70,8 @@ func (s *Store) keys(keys [][]byte, ended func(), run func(ctx context.Context, 
 }
 
 func (q *Request) lookup(ctx context.Context, keys [][]byte, pin bool) error {
-	var slots []control.KVSlot
-	_, err := q.s.ask(ctx, nil, func(n *control.Namespace) (err error) {
-		settled, cancel := q.s.settled(ctx)
-		defer cancel()
-		slots, err = n.Lookup(settled, keys, pin)
-		return err
+	slots, _, err := q.s.slots(ctx, func(ctx context.Context, n *control.Namespace) ([]control.KVSlot, error) {
+		return n.Lookup(ctx, keys, pin)
 	})
 	if err != nil {
 		return fmt.Errorf("look up: %w", err)

@@ -225,9 +225,10 @@ var sizes = []int{1, 4095, 4096, 70_000, 200_000, 65_536, 199_999}
 
 func TestBlocksComeBack(t *testing.T) {
 	for _, sums := range []bool{false, true} {
-		for _, tiers := range [][2]int64{{20, 0}, {0, 20}, {5, 15}} {
+		for _, tiers := range [][3]int64{{20, 0, 0}, {0, 20, 0}, {0, 20, 1}, {5, 15, 0}, {5, 15, 1}} {
 			t.Run(fmt.Sprintf("sums %v, slots %v", sums, tiers), func(t *testing.T) {
-				each(t, kvtest.Options{BlockBytes: 200_000, Memory: tiers[0], Disk: tiers[1], Region: 5}, Options{Sums: sums}, func(b *bed) {
+				d := kvtest.Options{BlockBytes: 200_000, Memory: tiers[0], Disk: tiers[1], Region: 5, Direct: tiers[2] > 0}
+				each(t, d, Options{Sums: sums}, func(b *bed) {
 					for _, mixed := range []bool{false, true} {
 						blocks, data, _ := b.blocks(mixed, 3, sizes...)
 						b.want(b.put(blocks).Outcomes, all(Done, len(blocks))...)
@@ -249,6 +250,14 @@ func TestBlocksComeBack(t *testing.T) {
 					}
 					if n := b.daemon.Held(); n != 0 {
 						t.Errorf("%d pins and reservations are held, want none", n)
+					}
+					st := b.Stats()
+					want := st.Put.Disk
+					if st.Buffered != "" {
+						want = 0
+					}
+					if st.Put.Direct != want || tiers[1] > 0 && !d.Direct && st.Buffered == "" {
+						t.Errorf("stats are %+v", st)
 					}
 				})
 			})

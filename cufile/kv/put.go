@@ -31,12 +31,8 @@ func (q *Request) put(ctx context.Context, first int, part []Block, which []int)
 	for i, at := range which {
 		wanted[i] = control.KVBlock{Key: part[at].Key, Length: uint32(part[at].size)}
 	}
-	var slots []control.KVSlot
-	on, err := s.ask(ctx, nil, func(n *control.Namespace) error {
-		settled, cancel := s.settled(ctx)
-		defer cancel()
-		slots, err = n.Reserve(settled, wanted)
-		return err
+	slots, on, err := s.slots(ctx, func(ctx context.Context, n *control.Namespace) ([]control.KVSlot, error) {
+		return n.Reserve(ctx, wanted)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("put: %w", err)
@@ -131,15 +127,18 @@ func (q *Request) commit(ctx context.Context, on *session, first int, jobs []*jo
 }
 
 // giveUp ends pins or reservations that nobody needs. It is for after an error, which says what matters; what is left ends with
-// the process.
+// the next connection, or the process.
 func (s *Store) giveUp(on *session, flags uint32, tokens []uint64) {
 	if len(tokens) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.redial)
 	defer cancel()
-	_, _ = s.ask(ctx, on, func(n *control.Namespace) error {
+	_, err := s.ask(ctx, on, func(n *control.Namespace) error {
 		_, err := n.Release(ctx, flags, tokens...)
 		return err
 	})
+	if err != nil && !errors.Is(err, errRestarted) {
+		s.abandon(tokens)
+	}
 }

@@ -139,6 +139,9 @@ func (q *Request) moved(j *job) {
 		m.Memory += n
 	} else {
 		m.Disk += n
+		if j.tier.direct() {
+			m.Direct += n
+		}
 	}
 }
 

@@ -50,9 +50,38 @@ func (s *Store) ask(ctx context.Context, on *session, f func(n *control.Namespac
 	}
 }
 
-// settled gives a context for a verb whose answer has tokens: it must come, though the request be cancelled, or nobody could give them up.
-func (s *Store) settled(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), s.redial)
+// slots asks for slots with tokens. Its answer is waited for though the request be cancelled; where none comes, the connection ends, and the next one has
+// the daemon give back what was in it.
+func (s *Store) slots(ctx context.Context, f func(ctx context.Context, n *control.Namespace) ([]control.KVSlot, error)) (slots []control.KVSlot, on *session, err error) {
+	on, err = s.ask(ctx, nil, func(n *control.Namespace) error {
+		settled, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.redial)
+		defer cancel()
+		slots, err = f(settled, n)
+		if err != nil {
+			s.abandon(tokensOf(slots)) // of the frames before the one that failed
+		}
+		if err != nil && settled.Err() != nil {
+			return fmt.Errorf("%w: %w", err, control.ErrStale)
+		}
+		return err
+	})
+	return slots, on, err
+}
+
+func tokensOf(slots []control.KVSlot) (tokens []uint64) {
+	for i := range slots {
+		if slots[i].Token != 0 {
+			tokens = append(tokens, slots[i].Token)
+		}
+	}
+	return tokens
+}
+
+// abandon notes tokens that nobody needs, and that the daemon could not be told of.
+func (s *Store) abandon(tokens []uint64) {
+	s.mu.Lock()
+	s.unneeded = append(s.unneeded, tokens...)
+	s.mu.Unlock()
 }
 
 // connection gives the session, or makes another.
@@ -89,7 +118,7 @@ func (s *Store) open(ctx context.Context, client *control.Client) (*session, err
 		s.before = nil
 	}
 	if s.before != nil {
-		if err := client.AttachKV(ctx, s.before.space.Client); err != nil && !errors.Is(err, syscall.ENOENT) {
+		if err := client.AttachKV(ctx, s.before.space.Client, s.before.client.Seen()); err != nil && !errors.Is(err, syscall.ENOENT) {
 			return nil, err
 		}
 	}
@@ -110,6 +139,13 @@ func (s *Store) open(ctx context.Context, client *control.Client) (*session, err
 	now := &session{client: client, space: space, epoch: client.Epoch()}
 	if err := s.takeTiers(now); err != nil {
 		return nil, err
+	}
+	if len(s.unneeded) > 0 {
+		if _, err := space.Release(ctx, 0, s.unneeded...); err != nil { // those that another daemon gave are none
+			now.drop()
+			return nil, err
+		}
+		s.unneeded = nil
 	}
 	if s.before != nil {
 		s.before.drop()

@@ -14,6 +14,7 @@ const (
 type Moved struct {
 	Mapped, Staged, Host int64
 	Memory, Disk         int64
+	Direct               int64 // of Disk, past the page cache
 }
 
 func (m *Moved) add(o Moved) {
@@ -22,18 +23,20 @@ func (m *Moved) add(o Moved) {
 	m.Host += o.Host
 	m.Memory += o.Memory
 	m.Disk += o.Disk
+	m.Direct += o.Direct
 }
 
 // Stats are what a Store has done since it was opened.
 type Stats struct {
 	Put, Get        Moved
-	Stored, Present int64 // blocks of puts that were stored; that were there before
-	Refused         int64 // blocks of puts that were not stored
-	Loaded, Missing int64 // blocks of gets
-	Damaged         int64 // blocks of gets whose bytes did not match their sums
-	Requests        int64 // under way
-	Connections     int64 // to daemons, one after the other
-	PinnedBytes     int64 // of the memory tier, registered with CUDA now
+	Stored, Present int64  // blocks of puts that were stored; that were there before
+	Refused         int64  // blocks of puts that were not stored
+	Loaded, Missing int64  // blocks of gets
+	Damaged         int64  // blocks of gets whose bytes did not match their sums
+	Requests        int64  // under way
+	Connections     int64  // to daemons, one after the other
+	PinnedBytes     int64  // of the memory tier, registered with CUDA now
+	Buffered        string // why blocks of the disk tier go through the page cache; empty where they do not
 }
 
 type counts struct {
@@ -52,6 +55,9 @@ func (s *Store) Stats() Stats {
 			t.mu.Lock()
 			st.PinnedBytes += t.pinned
 			t.mu.Unlock()
+			if t.disk != nil {
+				st.Buffered = t.disk.Buffered()
+			}
 		}
 	}
 	return st

@@ -92,6 +92,7 @@ type Store struct {
 	now        *session   // nil between two daemons, and once closed
 	before     *session   // whose daemon has gone; its tiers may be those of the next
 	blockBytes int64
+	unneeded   []uint64 // tokens to release on the next connection
 	closed     bool
 	requests   map[*Request]bool
 	counts     counts

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // tier is one file of a namespace, of as many connections as the daemon gives it on. A memory tier is mapped as a whole, which may be
@@ -21,9 +22,11 @@ type tier struct {
 	dev, ino uint64
 	bytes    int64
 	region   int64
+	cuts     uint64
 	writes   bool
-	gpu      *gpu   // nil on the host
-	memory   []byte // the mapping; nil of a disk tier
+	gpu      *gpu           // nil on the host
+	memory   []byte         // the mapping; nil of a disk tier
+	disk     *uncached.File // nil of a memory tier
 
 	mu      sync.Mutex // guards what follows
 	users   int        // connections and requests
@@ -42,11 +45,17 @@ func newTier(f *os.File, t control.KVTier, slotBytes int64, writes bool, g *gpu)
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("fstat of a tier: %w", err)
 	}
-	n := &tier{kind: t.Kind, file: f, dev: st.Dev, ino: st.Ino, bytes: t.Bytes, region: t.Region, writes: writes, gpu: g, users: 1}
+	n := &tier{kind: t.Kind, file: f, dev: st.Dev, ino: st.Ino, bytes: t.Bytes, region: t.Region, cuts: t.Cuts, writes: writes, gpu: g, users: 1}
 	if t.Region <= 0 || t.Bytes < 0 || t.Region%slotBytes != 0 {
 		return nil, fmt.Errorf("a tier of %d bytes in regions of %d with slots of %d cannot be", t.Bytes, t.Region, slotBytes)
 	}
-	if t.Kind != control.KVMemory || t.Bytes == 0 {
+	if t.Kind != control.KVMemory {
+		if n.disk = uncached.Through(f, "the volume was mounted so: without --memory, or with --disk-io buffered"); t.Flags&control.KVDirect != 0 {
+			n.disk = uncached.Open(f)
+		}
+		return n, nil
+	}
+	if t.Bytes == 0 {
 		return n, nil
 	}
 	n.regions = make([]region, (t.Bytes+t.Region-1)/t.Region)
@@ -61,11 +70,11 @@ func newTier(f *os.File, t control.KVTier, slotBytes int64, writes bool, g *gpu)
 	return n, nil
 }
 
-// is says whether a descriptor is the tier's file.
+// is says whether a descriptor is the tier's file, whose regions are those that were prepared.
 func (t *tier) is(f *os.File, given control.KVTier) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Dev == t.dev && st.Ino == t.ino &&
-		given.Kind == t.kind && given.Bytes == t.bytes && given.Region == t.region
+		given.Kind == t.kind && given.Bytes == t.bytes && given.Region == t.region && given.Cuts == t.cuts
 }
 
 func (t *tier) hold() {
@@ -153,14 +162,16 @@ func (t *tier) inside(slot uint64, slotBytes int64, n int64) bool {
 // slot gives the mapped memory at an offset.
 func (t *tier) slot(offset, n int64) []byte { return t.memory[offset : offset+n : offset+n] }
 
+// direct tells whether slots are read and written past the page cache.
+func (t *tier) direct() bool { return t.disk != nil && t.disk.Buffered() == "" }
+
 // write copies bytes to an offset of a tier, past which they stay in the daemon's hands.
 func (t *tier) write(p []byte, offset int64) error {
 	if t.memory != nil {
 		copy(t.slot(offset, int64(len(p))), p)
 		return nil
 	}
-	_, err := t.file.WriteAt(p, offset)
-	return err
+	return t.disk.WriteAt(p, offset)
 }
 
 func (t *tier) read(p []byte, offset int64) error {
@@ -168,6 +179,5 @@ func (t *tier) read(p []byte, offset int64) error {
 		copy(p, t.slot(offset, int64(len(p))))
 		return nil
 	}
-	_, err := t.file.ReadAt(p, offset)
-	return err
+	return t.disk.ReadAt(p, offset)
 }

@@ -50,9 +50,9 @@ func (b *budget) fill() error {
 	return unix.Fallocate(int(b.rest.Fd()), 0, 0, b.limit-b.used)
 }
 
-// booked is what is used.
-func (b *budget) booked() int64 {
+// has tells whether n bytes are left.
+func (b *budget) has(n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.used
+	return b.used+n <= b.limit
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // intact looks whether the files of a namespace are as long as they were made. Blocks beyond the end of one that was cut are dropped, and it is made as
@@ -114,7 +115,7 @@ func (t *tier) sumOf(n uint32, length int64, buffer []byte) (uint32, error) {
 	sum := uint32(0)
 	for at := int64(0); at < length; {
 		part := buffer[:min(int64(len(buffer)), length-at)]
-		if k, err := t.slab.ReadAt(part, int64(n)*t.slotBytes+at); k < len(part) {
+		if err := t.read(part, int64(n)*t.slotBytes+at); err != nil {
 			return 0, fmt.Errorf("read a block: %w", err)
 		}
 		sum = crc32.Update(sum, castagnoli(), part)
@@ -132,7 +133,9 @@ func (sp *Space) inspect(t *tier, n uint32) {
 	var sum uint32
 	var err error
 	if s.bits&hasCRC != 0 && s.state == ready {
-		sum, err = t.sumOf(n, int64(s.length), make([]byte, 256<<10))
+		b := uncached.Take()
+		sum, err = t.sumOf(n, int64(s.length), b.Bytes)
+		uncached.Give(b)
 	}
 	if s.bits&hasCRC != 0 && s.state == ready && (err != nil || sum != s.crc) {
 		sp.dropBlock(t, n, key, err == nil)
@@ -173,7 +176,8 @@ const (
 // verify answers KV_VERIFY. A cursor is the number of a slot, counted through all tiers.
 func (sp *Space) verify(ctx context.Context, cursor uint64) (v control.KVVerified) {
 	sp.intact()
-	buffer := make([]byte, 1<<20)
+	b := uncached.Take()
+	defer uncached.Give(b)
 	at := cursor
 	for ; at-cursor < verifySlots && v.Bytes < verifyBytes && ctx.Err() == nil; at++ {
 		sp.mu.Lock()
@@ -204,7 +208,7 @@ func (sp *Space) verify(ctx context.Context, cursor uint64) (v control.KVVerifie
 		s.holds++
 		key, length, crc := bytes.Clone(t.key(uint32(n))), int64(s.length), s.crc
 		sp.mu.Unlock()
-		sum, err := t.sumOf(uint32(n), length, buffer)
+		sum, err := t.sumOf(uint32(n), length, b.Bytes)
 		v.Blocks++
 		v.Bytes += uint64(length)
 		if err != nil || sum != crc {

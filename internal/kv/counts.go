@@ -49,7 +49,9 @@ type Info struct {
 	Stuck       int64  // slots that are not used now, since their records could not be written
 	MemoryFault string // the last one
 	DiskFault   string
-	DiskDown    bool // it is not written, since that has failed a moment ago
+	DiskDown    bool   // it is not written, since that has failed a moment ago
+	Buffered    string // why this daemon reads and writes the disk tier through the page cache; empty where it does not
+	Huge        bool   // the memory tier gets huge pages where the kernel has some
 }
 
 // Namespaces lists all namespaces, by name.
@@ -71,6 +73,10 @@ func (sp *Space) info() Info {
 	i.Open, i.Used, i.Broken = sp.opened, sp.used, sp.broken
 	for _, t := range sp.tiers {
 		i.Stuck += int64(len(t.stranded))
+		i.Huge = i.Huge || t.huge
+		if t.io != nil {
+			i.Buffered = t.io.Buffered()
+		}
 		switch {
 		case t.fault == nil:
 		case t.kind == control.KVMemory:

@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +36,8 @@ type hold struct {
 }
 
 // holdTable is what the next daemon has to know of holds: memory that all lives share. An entry, little-endian: token (u64, written last; 0: it is
-// free), owner, namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key.
+// free), owner, namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key. Behind the entries is a cell for
+// each namespace: its number (u64), and how often its memory tier was cut (u64).
 type holdTable struct {
 	file   *os.File
 	memory []byte
@@ -49,6 +51,9 @@ const (
 	entrySize = 128
 	entries   = 2 * mostHolds // the user of the daemon has a share apart, and each user a few in any case
 	entryKey  = 40
+	cutsAt    = entries * entrySize
+	cutsSize  = 16
+	tableSize = cutsAt + mostSpaces*cutsSize
 	keptHolds = "kv-holds"
 )
 
@@ -63,14 +68,17 @@ func (s *Store) openHolds() (h *holdTable, err error) {
 		if h.file, err = handover.NewMemory("kv-holds"); err != nil {
 			return nil, err
 		}
-		if err = h.file.Truncate(entries * entrySize); err == nil && life != nil {
+		if life != nil {
 			err = life.Keep(keptHolds, h.file)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	h.memory, err = unix.Mmap(int(h.file.Fd()), 0, entries*entrySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err = h.file.Truncate(tableSize); err != nil {
+		return nil, err
+	}
+	h.memory, err = unix.Mmap(int(h.file.Fd()), 0, tableSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map the table of holds: %w", err)
 	}
@@ -86,6 +94,23 @@ func (h *holdTable) close() {
 
 func (h *holdTable) token(n int32) *uint64 {
 	return (*uint64)(unsafe.Pointer(&h.memory[int(n)*entrySize]))
+}
+
+// cuts gives the cell that counts how often the memory tier of a namespace was cut. Without room it counts from a number that no client has seen.
+func (h *holdTable) cuts(id uint64) *uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for at := cutsAt; at < tableSize; at += cutsSize {
+		of := (*uint64)(unsafe.Pointer(&h.memory[at]))
+		if *of == 0 {
+			*of = id
+		}
+		if *of == id {
+			return (*uint64)(unsafe.Pointer(&h.memory[at+8]))
+		}
+	}
+	n := newID()
+	return &n
 }
 
 // take finds a free entry.
@@ -166,6 +191,9 @@ func (s *Store) adoptHolds() {
 		return
 	}
 	owners := s.adoptOwners()
+	s.mu.Lock()
+	s.await = time.Now().Add(awaitTime)
+	s.mu.Unlock()
 	byID := map[uint64]*Space{}
 	for _, sp := range s.all() {
 		byID[sp.meta.ID] = sp

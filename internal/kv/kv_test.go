@@ -280,7 +280,7 @@ func TestHoldsEndWithTheirConnectionsProcess(t *testing.T) {
 	id := c.owner.id
 	c.close() // its process lives
 	d := &client{Session: v.Session(me(), selfPidfd(t)), t: t}
-	if _, err := d.attach(&control.KVAttach{Client: id}); err != nil {
+	if _, err := d.attach(&control.KVAttach{Client: id, Seen: r.Token}); err != nil {
 		t.Fatal(err)
 	}
 	d.must(d.openSpace(control.KVOpen{Name: "model", Flags: control.KVWrite}))

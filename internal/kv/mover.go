@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"sync"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // wish is a block of the disk that is found again and again, and would be in memory.
@@ -21,9 +24,14 @@ const moverPause = 200 * time.Millisecond
 
 // Run copies blocks between the tiers, and makes slabs longer, until ctx ends. One copy is under way at a time: readers and writers come first.
 func (s *Store) Run(ctx context.Context) {
+	var beside sync.WaitGroup
+	beside.Go(func() { s.extend(ctx) })
+	defer beside.Wait()
 	tick := time.NewTicker(moverPause)
 	defer tick.Stop()
-	buffer := make([]byte, 1<<20)
+	b := uncached.Take()
+	defer uncached.Give(b)
+	buffer := b.Bytes
 	for {
 		select {
 		case <-ctx.Done():
@@ -33,13 +41,11 @@ func (s *Store) Run(ctx context.Context) {
 		case w := <-s.wanted:
 			w.space.promote(w.key, buffer)
 			continue
-		case t := <-s.grow:
-			s.balance(t)
-			continue
 		}
 		for _, sp := range s.all() {
 			sp.intact()
 			sp.mend()
+			sp.rest()
 			if s.memory != nil {
 				sp.writeBack(ctx, buffer)
 			}
@@ -89,10 +95,10 @@ func (s *Store) wake() {
 	}
 }
 
-// low tells whether few slots of the memory tier are free. The lock is held.
+// low tells whether few slots of the memory tier are free, and it cannot be made longer. The lock is held.
 func (sp *Space) low() bool {
 	m := sp.memory()
-	return m != nil && m.free.n < m.reserveOf()
+	return m != nil && m.free.n < m.reserveOf() && !m.budget.has(m.cost())
 }
 
 // reserveOf is how many slots of the memory tier shall be free, or have their blocks on the disk, too.
@@ -273,15 +279,14 @@ func copyBlock(c *copying, buffer []byte) (sum uint32, readErr, writeErr error) 
 	from, to := int64(c.src)*c.from.slotBytes, int64(c.dst)*c.to.slotBytes
 	for at := int64(0); at < int64(c.length); {
 		part := buffer[:min(int64(len(buffer)), int64(c.length)-at)]
-		n, err := c.from.slab.ReadAt(part, from+at)
-		if n < len(part) {
+		if err := c.from.read(part, from+at); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
 			return 0, fmt.Errorf("read a block: %w", err), nil
 		}
 		sum = crc32.Update(sum, castagnoli(), part)
-		if _, err := c.to.slab.WriteAt(part, to+at); err != nil {
+		if err := c.to.write(part, to+at); err != nil {
 			return 0, nil, fmt.Errorf("write a block: %w", err)
 		}
 		at += int64(len(part))

@@ -23,7 +23,25 @@ type owner struct {
 	holds    map[uint64]*hold
 	orphans  map[place]uint64 // reservations that connections made which have ended
 	sessions int
+	latest   *Session // that goes on with what the others held: these are given nothing more. nil: of a daemon before
 	over     bool
+}
+
+// attach makes a session the one that goes on, and gives the tokens beyond those that the process has seen: answers that had them were lost.
+func (o *owner) attach(c *Session, seen uint64) (lost []uint64, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.over {
+		return nil, false
+	}
+	o.sessions++
+	o.latest, c.owner = c, o
+	for token := range o.holds {
+		if token > seen {
+			lost = append(lost, token)
+		}
+	}
+	return lost, true
 }
 
 // place is a slot of a tier.
@@ -92,11 +110,11 @@ func pidfsMagic(f *os.File) bool {
 }
 
 // newOwner makes the owner of a session's process.
-func (s *Store) newOwner(uid uint32, pidfd *os.File) (*owner, error) {
-	o := &owner{id: newID(), uid: uid, holds: map[uint64]*hold{}, orphans: map[place]uint64{}, sessions: 1}
-	if pidfd != nil {
+func (s *Store) newOwner(c *Session) (*owner, error) {
+	o := &owner{id: newID(), uid: c.user.UID, holds: map[uint64]*hold{}, orphans: map[place]uint64{}, sessions: 1, latest: c}
+	if c.pidfd != nil {
 		var err error
-		if o.pidfd, err = nonblocking(pidfd); err != nil {
+		if o.pidfd, err = nonblocking(c.pidfd); err != nil {
 			return nil, err
 		}
 		o.pid = pidOf(o.pidfd)
@@ -183,6 +201,7 @@ func (s *Store) end(o *owner) {
 	}
 	s.mu.Lock()
 	delete(s.owners, o.id)
+	delete(s.away, o.id)
 	s.mu.Unlock()
 }
 
@@ -219,7 +238,7 @@ func (s *Store) adoptOwners() map[uint64]*owner {
 		o := &owner{id: id, uid: uid, pid: pidOf(pidfd), pidfd: pidfd, holds: map[uint64]*hold{}, orphans: map[place]uint64{}}
 		owners[id] = o
 		s.mu.Lock()
-		s.owners[id] = o
+		s.owners[id], s.away[id] = o, true
 		s.mu.Unlock()
 	}
 	return owners

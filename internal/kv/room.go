@@ -1,6 +1,9 @@
 package kv
 
 import (
+	"cmp"
+	"context"
+	"slices"
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
@@ -33,14 +36,16 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 			s.once(err.Error(), "the slab of namespace %q cannot grow: %v", sp.name, err)
 			return false
 		case grown:
-		case none:
+		case none || !asked && t.kind == control.KVMemory: // of memory only what nobody uses is taken, which takes milliseconds
 			if !s.balance(t) {
+				t.pause()
 				return false
 			}
 		case asked:
 			return false
 		default:
-			s.ask(t)
+			t.pause()
+			s.later(t)
 			return false
 		}
 	}
@@ -49,14 +54,39 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 // askPause is how often a tier asks for what others have.
 const askPause = 200 * time.Millisecond
 
-// ask has the mover look whether another namespace has a region to spare.
-func (s *Store) ask(t *tier) {
+// pause notes that others have nothing to spare, or are asked by now.
+func (t *tier) pause() {
 	t.space.mu.Lock()
 	t.asked = time.Now()
 	t.space.mu.Unlock()
+}
+
+// later has [Store.extend] make a slab longer.
+func (s *Store) later(t *tier) {
 	select {
 	case s.grow <- t:
-	default: // it evicts, and asks again
+	default: // it is asked again
+	}
+}
+
+// short tells whether the next reservation may wait for a region of memory, whose pages the kernel zeroes. The lock is held.
+func (t *tier) short() bool {
+	return t != nil && t.free.n < t.perRegion/2 && !t.growing && !t.down() && t.budget.has(t.cost())
+}
+
+// extend makes slabs longer, until ctx ends: of memory ahead of those who need it, of the disk by what another namespace has to spare.
+func (s *Store) extend(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case t := <-s.grow:
+			if t.kind == control.KVDisk {
+				s.balance(t)
+			} else if _, err := t.grow(t.perRegion); err != nil {
+				s.once(err.Error(), "the slab of namespace %q cannot grow: %v", t.space.name, err)
+			}
+		}
 	}
 }
 
@@ -88,20 +118,48 @@ func (s *Store) once(key, format string, args ...any) {
 	}
 }
 
-// How long a namespace is used by nobody before others may have what it has.
+// How long others wait for what a namespace has.
 const (
-	idleTime       = 10 * time.Minute
-	idleMemoryTime = time.Minute // and no connection has it open
+	idleTime  = 10 * time.Minute // of the disk: nobody uses it
+	awaitTime = time.Minute      // of memory: processes come back after their daemon's end
 )
 
+// unused tells whether nobody can have the memory of the namespace registered with CUDA. The lock is held.
+func (sp *Space) unused() bool { return sp.opened == 0 && !sp.store.awaits() }
+
+// rest gives memory that has no blocks back to the machine, once no connection has the namespace open.
+func (sp *Space) rest() {
+	for gave := sp.memory() != nil; gave; {
+		sp.mu.Lock() // others wait for it no longer than one region takes
+		m := sp.memory()
+		gave = m.queue.n == 0 && sp.unused() && m.shrink()
+		sp.mu.Unlock()
+	}
+}
+
 // balance takes regions from another namespace, and makes a slab longer by one: from one that nobody has used for long, or else from the largest, as long as that
-// stays larger.
+// stays larger. Memory is taken wholly, from namespaces that no connection has open.
 func (s *Store) balance(t *tier) bool {
-	var from *tier
+	for _, from := range s.spare(t) {
+		from.space.mu.Lock()
+		for !t.budget.has(t.cost()) && (from.kind == control.KVDisk || from.space.unused()) && from.shrink() {
+			continue
+		}
+		from.space.mu.Unlock()
+		if t.budget.has(t.cost()) {
+			grown, err := t.grow(1)
+			return grown && err == nil
+		}
+	}
+	return false
+}
+
+// spare finds the tiers that have regions for another one, those first that shall give them.
+func (s *Store) spare(t *tier) (from []*tier) {
 	t.space.mu.Lock()
 	mine := int64(len(t.shelves)) * t.cost()
 	t.space.mu.Unlock()
-	var best int64
+	score := map[*tier]int64{}
 	for _, sp := range s.all() {
 		if sp == t.space {
 			continue
@@ -113,27 +171,19 @@ func (s *Store) balance(t *tier) bool {
 		}
 		idle := time.Since(sp.used)
 		has := int64(len(d.shelves)) * d.cost()
-		score := has
+		score[d] = has
 		fits := has-d.cost() >= mine+t.cost()
-		if idle > idleTime { // before all others, the one that nobody used for the longest time
-			score, fits = has+int64(idle/time.Second)<<40, has > 0
+		if idle > idleTime || t.kind == control.KVMemory { // before all others, the one that nobody used for the longest time
+			score[d], fits = has+int64(idle/time.Second)<<40, has > 0
 		}
-		if t.kind == control.KVMemory && (sp.opened > 0 || idle < idleMemoryTime) { // clients may have registered it
+		if t.kind == control.KVMemory && !sp.unused() {
 			fits = false
 		}
 		sp.mu.Unlock()
-		if fits && score > best {
-			from, best = d, score
+		if fits {
+			from = append(from, d)
 		}
 	}
-	if from == nil {
-		return false
-	}
-	from.space.mu.Lock()
-	for from.shrink() && t.budget.booked()+t.cost() > t.budget.limit {
-		continue
-	}
-	from.space.mu.Unlock()
-	grown, err := t.grow(1)
-	return grown && err == nil
+	slices.SortFunc(from, func(a, b *tier) int { return cmp.Compare(score[b], score[a]) })
+	return from
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -158,12 +157,12 @@ func (c *Session) open(m *control.KVOpen) (a Answer, err error) {
 		return a, refuse(unix.EINVAL, "namespace %q has blocks of %d bytes, and not of %d: open it so, or use another name", m.Name, sp.meta.Block, m.BlockBytes)
 	}
 	if c.owner == nil {
-		if c.owner, err = c.store.newOwner(c.user.UID, c.pidfd); err != nil {
+		if c.owner, err = c.store.newOwner(c); err != nil {
 			return a, err
 		}
 	}
 	answer := control.KVSpace{Space: sp.number, Mode: sp.mode(), Client: c.owner.id, BlockBytes: sp.meta.Block, SlotBytes: sp.meta.Slot}
-	for i, t := range sp.tiers {
+	for _, t := range sp.tiers {
 		f, err := t.give(write)
 		if err != nil {
 			for _, f := range a.Files {
@@ -172,16 +171,10 @@ func (c *Session) open(m *control.KVOpen) (a Answer, err error) {
 			return Answer{}, err
 		}
 		a.Files = append(a.Files, f)
-		answer.Tiers = append(answer.Tiers, control.KVTier{Kind: t.kind, FD: int32(i), Bytes: t.budget.limit / t.cost() * t.regionBytes(), Region: t.regionBytes()})
 	}
 	before, again := c.opened[sp.number]
-	if !again {
-		sp.mu.Lock()
-		sp.opened++
-		sp.used = time.Now()
-		sp.mu.Unlock()
-	}
 	c.opened[sp.number] = write || before
+	answer.Tiers = sp.open(!again)
 	a.Type, a.Payload = control.TypeKVSpace, answer.AppendTo
 	return a, nil
 }
@@ -235,13 +228,20 @@ func (c *Session) attach(m *control.KVAttach) (a Answer, err error) {
 	if c.owner != nil {
 		return a, refuse(unix.EINVAL, "this connection has opened a namespace already: attach first")
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.over {
+	lost, ok := o.attach(c, m.Seen)
+	if !ok {
 		return a, refuse(unix.ENOENT, "no process holds anything under this number")
 	}
-	o.sessions++
-	c.owner = o
+	s.mu.Lock()
+	delete(s.away, o.id)
+	s.mu.Unlock()
+	for _, token := range lost {
+		if h, busy := o.find(token); h != nil && !busy {
+			h.space.mu.Lock()
+			s.release(o, token)
+			h.space.mu.Unlock()
+		}
+	}
 	return Answer{Type: control.TypeDone}, nil
 }
 

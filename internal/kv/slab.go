@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -27,11 +29,13 @@ func (t *tier) openMemory() (err error) {
 		t.slab, t.index, t.shown = life.Took(t.kept(slabName)), life.Took(t.kept(indexName)), life.Took(t.kept("shown"))
 	}
 	if t.slab != nil && t.index != nil {
+		t.huge = hasHuge(t.slab)
 		return nil
 	}
-	if t.slab, t.shown, err = memorySlab(); err != nil {
+	if t.slab, t.shown, err = memorySlab(t.regionBytes()%hugePage == 0); err != nil {
 		return err
 	}
+	t.huge = hasHuge(t.slab)
 	if t.index, err = handover.NewMemory("kv-index"); err != nil {
 		return err
 	}
@@ -49,10 +53,26 @@ func (t *tier) openMemory() (err error) {
 	return err
 }
 
-// memorySlab makes a file in memory. Where this process may, it lies on a tmpfs of its own, of which a read-only mount shows it to clients that may
+// hugePage is what a region of memory must be a multiple of, so that huge pages take no more than the limit.
+const hugePage = 2 << 20
+
+// hasHuge asks the kernel whether a file in memory gets huge pages.
+func hasHuge(f *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Blksize == hugePage
+}
+
+// memorySlab makes a file in memory, of huge pages where the kernel has them: they need no reservation, and are made, registered and given back many
+// times faster. Where this process may, it lies on a tmpfs of its own, of which a read-only mount shows it to clients that may
 // not write: root cannot open that again for writing. Otherwise it is a memfd that only this user can open.
-func memorySlab() (slab, shown *os.File, err error) {
-	if slab, shown, err = tmpfsSlab(); err == nil {
+func memorySlab(huge bool) (slab, shown *os.File, err error) {
+	if huge {
+		slab, shown, err = tmpfsSlab(huge)
+	}
+	if slab == nil { // a kernel without huge pages knows no such option
+		slab, shown, err = tmpfsSlab(false)
+	}
+	if err == nil {
 		return slab, shown, nil
 	}
 	if slab, err = handover.NewMemory("kv-slab"); err != nil {
@@ -62,13 +82,16 @@ func memorySlab() (slab, shown *os.File, err error) {
 }
 
 // tmpfsSlab makes a file on a tmpfs that no path leads to.
-func tmpfsSlab() (slab, shown *os.File, err error) {
+func tmpfsSlab(huge bool) (slab, shown *os.File, err error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { _ = unix.Close(fs) }() // the mount has the filesystem
 	err = errors.Join(unix.FsconfigSetString(fs, "size", "0"), unix.FsconfigSetString(fs, "mode", "0700"))
+	if huge {
+		err = errors.Join(err, unix.FsconfigSetString(fs, "huge", "always"))
+	}
 	if err == nil {
 		err = unix.FsconfigCreate(fs)
 	}
@@ -147,6 +170,9 @@ func (t *tier) extend() (bool, error) {
 	if err == nil {
 		err = allocate(t.slab, regions*t.regionBytes(), t.regionBytes())
 	}
+	if err == nil && t.huge {
+		populate(t.slab, regions*t.regionBytes(), t.regionBytes())
+	}
 	var s *shelf
 	if err == nil {
 		s, err = newShelf(int(t.perRegion))
@@ -169,6 +195,26 @@ func (t *tier) extend() (bool, error) {
 	return true, nil
 }
 
+// populate has the kernel zero the pages of a region by several threads. Otherwise the client that registers the region waits for one.
+func populate(f *os.File, at, n int64) {
+	b, err := unix.Mmap(int(f.Fd()), at, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return // the client does it
+	}
+	var threads sync.WaitGroup
+	part := max(n/int64(min(populators, runtime.NumCPU()))/hugePage, 1) * hugePage
+	for from := int64(0); from < n; from += part {
+		threads.Go(func() {
+			_ = unix.Madvise(b[from:min(from+part, n)], unix.MADV_POPULATE_WRITE) // likewise
+		})
+	}
+	threads.Wait()
+	unmap(b)
+}
+
+// populators is how many threads zero a region.
+const populators = 4
+
 func allocate(f *os.File, at, n int64) error { return unix.Fallocate(int(f.Fd()), 0, at, n) }
 
 // shrink gives the last region back, unless somebody holds a slot of it. The lock is held.
@@ -189,6 +235,9 @@ func (t *tier) shrink() bool {
 		} else {
 			t.unlink(&t.free, uint32(n))
 		}
+	}
+	if t.cuts != nil { // clients that come back map the file anew, and register it again
+		*t.cuts++
 	}
 	shelves := len(t.shelves) - 1
 	unmap(t.shelves[shelves].memory)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // Space is a namespace.
@@ -104,6 +105,27 @@ func (sp *Space) save() error {
 	return nil
 }
 
+// open says what the tiers are. fresh: for a connection that has not opened the namespace before. From now on its memory stays where it is.
+func (sp *Space) open(fresh bool) (tiers []control.KVTier) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if fresh {
+		sp.opened++
+		sp.used = time.Now()
+	}
+	for i, t := range sp.tiers {
+		given := control.KVTier{Kind: t.kind, FD: int32(i), Bytes: t.budget.limit / t.cost() * t.regionBytes(), Region: t.regionBytes()}
+		if t.cuts != nil {
+			given.Cuts = *t.cuts
+		}
+		if t.io != nil && sp.store.opt.Buffered == "" {
+			given.Flags = control.KVDirect
+		}
+		tiers = append(tiers, given)
+	}
+	return tiers
+}
+
 // disk is the disk tier.
 func (sp *Space) disk() *tier { return sp.tiers[len(sp.tiers)-1] }
 
@@ -118,11 +140,23 @@ func (sp *Space) memory() *tier {
 // regionOf gives how many slots a region of a tier has: a 64th of the tier's limit, and at least one.
 func regionOf(limit, slot int64) int64 { return min(max(limit/64/slot, 1), max(512<<20/slot, 1)) }
 
+// memoryRegionOf is regionOf for memory: of whole huge pages, where a region is that large.
+func memoryRegionOf(limit, slot int64) int64 {
+	n := regionOf(limit, slot)
+	whole := int64(1) // slots that are whole huge pages
+	for ; whole*slot%hugePage != 0; whole *= 2 {
+	}
+	if n >= whole {
+		n -= n % whole
+	}
+	return n
+}
+
 // newSpace makes the namespace of a name.
 func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err error) {
 	slot := (m.BlockBytes + 4095) &^ 4095
 	sp = &Space{store: s, name: m.Name, used: time.Now()}
-	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: regionOf(s.opt.Memory, slot), Boot: bootID()}
+	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot), Boot: bootID()}
 	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
 		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
 	}
@@ -188,7 +222,7 @@ func (sp *Space) discard() {
 func (sp *Space) openTiers() (err error) {
 	s := sp.store
 	if s.memory != nil {
-		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed()}
+		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed(), cuts: s.table.cuts(sp.meta.ID)}
 		sp.tiers = append(sp.tiers, t)
 		if err := t.openMemory(); err != nil {
 			return err
@@ -199,8 +233,19 @@ func (sp *Space) openTiers() (err error) {
 	if t.slab, err = openAt(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return err
 	}
-	t.index, err = openAt(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT)
-	return err
+	if t.index, err = openAt(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT); err != nil {
+		return err
+	}
+	slots, err := again(t.slab, unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	if s.opt.Buffered != "" {
+		t.io = uncached.Through(slots, s.opt.Buffered)
+	} else {
+		t.io = uncached.Open(slots)
+	}
+	return nil
 }
 
 // openSpace opens a namespace that the directory has. nil: it could not be used, and is gone.
@@ -234,7 +279,7 @@ func (s *Store) openSpace(name string) (sp *Space, err error) {
 		return nil, err
 	}
 	if s.memory != nil && !s.opt.Life.Adopts() {
-		sp.meta.Memory = regionOf(s.opt.Memory, sp.meta.Slot)
+		sp.meta.Memory = memoryRegionOf(s.opt.Memory, sp.meta.Slot)
 	}
 	if err := sp.openTiers(); err != nil {
 		return nil, err

@@ -27,6 +27,7 @@ type Options struct {
 	Directory string // the disk tier's
 	Size      int64  // bytes that it may take, with its indexes
 	Memory    int64  // bytes of the memory tier; 0: there is none
+	Buffered  string // why the disk tier is read and written through the page cache; empty: past it, where its filesystem allows that
 	Log       *slog.Logger
 	Life      *handover.Life // of the daemon; nil where nobody holds the mount
 
@@ -55,7 +56,7 @@ type Store struct {
 	token  atomic.Uint64
 	kick   chan struct{}   // the mover has work
 	wanted chan wish       // blocks that are found again and again on the disk
-	grow   chan *tier      // tiers that evict, and would have another region
+	grow   chan *tier      // tiers that would have another region
 	ended  sync.WaitGroup  // of watchers
 	stop   context.Context // ends with Close
 	cancel context.CancelFunc
@@ -70,6 +71,8 @@ type Store struct {
 	spaces map[string]*Space
 	number []*Space // by number, from 1
 	owners map[uint64]*owner
+	await  time.Time       // until then processes come back that the daemon before served
+	away   map[uint64]bool // those that have not
 	notes  []string
 	ready  bool
 	closed bool
@@ -84,6 +87,7 @@ func New(opt Options) (*Store, error) {
 	s := &Store{
 		opt: opt, disk: &budget{limit: opt.Size}, held: shares.New(total/4*3, total/2, 0), count: shares.New(mostHolds, mostHolds/2, 64),
 		kick: make(chan struct{}, 1), wanted: make(chan wish, 1024), grow: make(chan *tier, 64), spaces: map[string]*Space{}, owners: map[uint64]*owner{},
+		away: map[uint64]bool{},
 	}
 	s.stop, s.cancel = context.WithCancel(context.Background())
 	if opt.Memory > 0 {
@@ -326,11 +330,11 @@ func (s *Store) space(number uint32) *Space {
 	return s.number[number-1]
 }
 
-// processes tells how many processes have the volume open, or hold something.
-func (s *Store) processes() int {
+// awaits tells whether a process that the daemon before served, and that has not come back yet, may have memory registered with CUDA.
+func (s *Store) awaits() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.owners)
+	return len(s.away) > 0 && time.Now().Before(s.await)
 }
 
 // all gives all namespaces.

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/uncached"
 )
 
 // States of slots.
@@ -66,8 +67,11 @@ type tier struct {
 	space       *Space
 	budget      *budget
 	slab, index *os.File
-	shown       *os.File // the slab as clients without the right to write get it; nil: the slab itself
-	unkept      bool     // of memory: the holder has no room for its files
+	io          *uncached.File // of the disk: the slab, for its slots
+	shown       *os.File       // the slab as clients without the right to write get it; nil: the slab itself
+	cuts        *uint64        // of memory: how often regions went, over all lives of the mount. The Space's lock guards it
+	unkept      bool           // of memory: the holder has no room for its files
+	huge        bool           // of memory: the kernel gives it huge pages where it has some
 	slotBytes   int64
 	perRegion   int64 // slots
 	seed        maphash.Seed
@@ -270,6 +274,23 @@ func (t *tier) take(most int64, may func(n uint32) bool) (n uint32, old, ok bool
 	return n, ok, ok
 }
 
+// read fills p with what a slot has.
+func (t *tier) read(p []byte, at int64) error {
+	if t.io != nil {
+		return t.io.ReadAt(p, at)
+	}
+	_, err := t.slab.ReadAt(p, at)
+	return err
+}
+
+func (t *tier) write(p []byte, at int64) error {
+	if t.io != nil {
+		return t.io.WriteAt(p, at)
+	}
+	_, err := t.slab.WriteAt(p, at)
+	return err
+}
+
 // close frees what the tier has in memory, and closes its files.
 func (t *tier) close() {
 	for _, s := range t.shelves {
@@ -277,6 +298,9 @@ func (t *tier) close() {
 	}
 	t.shelves = nil
 	t.table.close()
+	if t.io != nil {
+		_ = t.io.Close() // as below
+	}
 	for _, f := range []*os.File{t.slab, t.index, t.shown} {
 		if f != nil {
 			_ = f.Close() // what matters was synced before

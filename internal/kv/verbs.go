@@ -10,7 +10,8 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// grant makes a hold of a slot. The namespace's lock is held. It fails where users hold their share, or the process has ended.
+// grant makes a hold of a slot. The namespace's lock is held. It fails where users hold their share, the process has ended, or goes on with
+// another connection.
 func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Errno) {
 	s, o := c.store, c.owner
 	if !s.held.Reserve(o.uid, t.slotBytes) {
@@ -23,15 +24,19 @@ func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Err
 	token = s.newToken()
 	h := &hold{space: t.space, tier: t, slot: n, kind: k, session: c}
 	o.mu.Lock()
-	over := o.over || !s.table.add(token, o.id, h, t.key(n), t.at(n).length)
-	if !over {
+	switch {
+	case o.latest != c:
+		errno = unix.ESTALE
+	case o.over || !s.table.add(token, o.id, h, t.key(n), t.at(n).length):
+		errno = unix.EDQUOT
+	default:
 		o.holds[token] = h
 	}
 	o.mu.Unlock()
-	if over {
+	if errno != 0 {
 		s.held.Book(o.uid, -t.slotBytes)
 		s.count.Book(o.uid, -1)
-		return 0, unix.EDQUOT
+		return 0, errno
 	}
 	if k == pin {
 		t.at(n).holds++
@@ -155,10 +160,13 @@ func (c *Session) reserve(sp *Space, blocks []control.KVBlock) []control.KVSlot 
 	for i := range blocks {
 		out[i], got[i] = c.reserveOne(sp, &blocks[i])
 	}
-	low := sp.low()
+	low, short := sp.low(), sp.memory().short()
 	sp.mu.Unlock()
 	if low {
 		c.store.wake()
+	}
+	if short {
+		c.store.later(sp.memory())
 	}
 	failed := make([]error, len(blocks))
 	for i, b := range got {
@@ -224,7 +232,7 @@ func (c *Session) orphan(t *tier, n uint32) uint64 {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
 	token := c.owner.orphans[place{t, n}]
-	if h := c.owner.holds[token]; h != nil && !h.busy {
+	if h := c.owner.holds[token]; h != nil && !h.busy && c.owner.latest == c {
 		delete(c.owner.orphans, place{t, n})
 		h.session = c
 		return token
@@ -446,7 +454,7 @@ func (sp *Space) erase(hidden []booking) (left []int) {
 	return left
 }
 
-// clear removes all blocks.
+// clear removes all blocks. Regions of the disk go at once.
 func (sp *Space) clear() {
 	for {
 		var hidden []booking
@@ -467,12 +475,9 @@ func (sp *Space) clear() {
 		}
 		sp.erase(hidden)
 	}
-	alone := sp.store.processes() <= 1 // or another one may have registered memory with CUDA
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	for _, t := range sp.tiers { // what it does not need is others'
-		for (t.kind == control.KVDisk || alone && sp.opened <= 1) && t.shrink() {
-			continue
-		}
+	for sp.disk().shrink() { // what it does not need is others'. Memory may be registered with CUDA: see [Space.rest]
+		continue
 	}
 }

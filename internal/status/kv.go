@@ -51,8 +51,11 @@ type KVTier struct {
 	Evictions uint64 `json:"evictions"`
 	Copied    uint64 `json:"copied_bytes"` // from the other tier
 	Faults    uint64 `json:"faults"`
-	Fault     string `json:"fault,omitempty"` // the last one
-	Down      bool   `json:"down"`            // it is left alone for a moment after a fault: the other tier goes on
+	Fault     string `json:"fault,omitempty"`     // the last one
+	Pages     string `json:"pages,omitempty"`     // of memory: "huge" where the kernel gives huge pages as long as it has some, or "small"
+	IO        string `json:"io,omitempty"`        // of the disk: "direct", past the page cache, or "buffered"
+	IOReason  string `json:"io_reason,omitempty"` // why it is buffered
+	Down      bool   `json:"down"`                // it is left alone for a moment after a fault: the other tier goes on
 }
 
 // KVHolder is a process that has pins or reservations.

@@ -56,6 +56,19 @@ func WriteKV(t io.Writer, k *status.KV, all bool) {
 	}
 }
 
+// how says what a tier is made of.
+func how(t *status.KVTier) string {
+	switch {
+	case t.Pages != "":
+		return " in " + t.Pages + " pages"
+	case t.IOReason != "":
+		return ", through the page cache, since " + Printable(t.IOReason)
+	case t.IO != "":
+		return ", past the page cache"
+	}
+	return ""
+}
+
 // writeNamespace writes a namespace.
 func writeNamespace(t io.Writer, n *status.Namespace, memory bool) {
 	fmt.Fprintf(t, "  namespace\t%s: blocks of %s, %s found (%s in memory, %s on the disk, %s not), %s stored, %s there before, %s without room; %d pins, %d reservations; used %s\n",
@@ -68,8 +81,8 @@ func writeNamespace(t io.Writer, n *status.Namespace, memory bool) {
 		if tier.word == "memory" && !memory {
 			continue
 		}
-		fmt.Fprintf(t, "  \t%s: %s blocks, %s; %s allocated; %s evicted; %s copied to it\n", tier.word, size.Grouped(int64(tier.Blocks)), size.Binary(int64(tier.Bytes)),
-			size.Binary(int64(tier.Allocated)), size.Grouped(int64(tier.Evictions)), size.Binary(int64(tier.Copied)))
+		fmt.Fprintf(t, "  \t%s: %s blocks, %s; %s allocated%s; %s evicted; %s copied to it\n", tier.word, size.Grouped(int64(tier.Blocks)), size.Binary(int64(tier.Bytes)),
+			size.Binary(int64(tier.Allocated)), how(tier.KVTier), size.Grouped(int64(tier.Evictions)), size.Binary(int64(tier.Copied)))
 		if tier.Fault != "" {
 			state := "the last failure"
 			if tier.Down {

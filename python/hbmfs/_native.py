@@ -290,7 +290,8 @@ class KVStats(_Sized):
         ("block_bytes", _i64),
         ("put", KVMoved),
         ("get", KVMoved),
-        *[(name, _i64) for name in ("stored", "present", "refused", "loaded", "missing", "damaged", "requests", "connections", "pinned_bytes")],
+        *[(name, _i64) for name in ("stored", "present", "refused", "loaded", "missing", "damaged", "requests", "connections", "pinned_bytes", "direct_bytes")],
+        ("buffered", ctypes.c_char * 192),
     ]
 
 

@@ -177,7 +177,8 @@ class KVStore:
         """Counts since the store was opened.
 
         put, get: bytes by path and by tier. stored, present, refused: blocks of puts. loaded, missing, damaged: blocks of gets. requests: under
-        way. connections: to daemons, one after the other. pinned: bytes of the memory tier that are registered with CUDA.
+        way. connections: to daemons, one after the other. pinned: bytes of the memory tier that are registered with CUDA. direct: bytes of the disk
+        tier that went past the page cache. buffered: why blocks of the disk tier go through it, "" where they do not.
         """
         stats = self._stats()
         numbers = {name: getattr(stats, name) for name in ("stored", "present", "refused", "loaded", "missing", "damaged", "requests", "connections")}
@@ -187,6 +188,8 @@ class KVStore:
             "get": stats.get.by_name(),
             **numbers,
             "pinned": stats.pinned_bytes,
+            "direct": stats.direct_bytes,
+            "buffered": stats.buffered.decode(),
         }
 
     @property

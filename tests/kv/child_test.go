@@ -4,16 +4,19 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/status"
 )
 
 // childVerb is the environment variable that makes the test binary a client of its own. Its value is what the client is told: see child.
@@ -81,7 +84,7 @@ func (c *child) run(ctx context.Context) (err error) {
 	so := make([]byte, 8)
 	_, _ = c.count.ReadAt(so, 0) // the first process finds none
 	c.ops = binary.LittleEndian.Uint64(so)
-	if err := c.dial(ctx, 0); err != nil {
+	if err := c.dial(ctx, 0, 0); err != nil {
 		return err
 	}
 	over := make(chan struct{})
@@ -99,9 +102,9 @@ func (c *child) run(ctx context.Context) (err error) {
 			if !lost(err) {
 				return err
 			}
-			client := c.Client
+			client, seen := c.Client, c.client.Seen()
 			_ = c.close() // its daemon is gone
-			if err := c.dial(ctx, client); err != nil {
+			if err := c.dial(ctx, client, seen); err != nil {
 				return err
 			}
 		}
@@ -114,11 +117,11 @@ func lost(err error) bool {
 }
 
 // dial connects, and goes on with what this process holds.
-func (c *child) dial(ctx context.Context, before uint64) error {
+func (c *child) dial(ctx context.Context, before, seen uint64) error {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		conn, err := control.Dial(ctx, c.Root, "oracle")
 		if err == nil && before != 0 {
-			if attachErr := conn.AttachKV(ctx, before); errors.Is(attachErr, syscall.ENOENT) { // it held nothing
+			if attachErr := conn.AttachKV(ctx, before, seen); errors.Is(attachErr, syscall.ENOENT) { // it held nothing
 				before, c.pins, c.half = 0, nil, nil
 			} else if attachErr != nil {
 				err = errors.Join(attachErr, conn.Close())
@@ -127,8 +130,17 @@ func (c *child) dial(ctx context.Context, before uint64) error {
 		if err == nil {
 			var n *control.Namespace
 			if n, err = conn.OpenKV(ctx, control.KVOpen{Name: "model", BlockBytes: c.Block, Mode: 0o600, Flags: control.KVCreate | control.KVWrite}); err == nil {
-				c.engine = &engine{conn, n}
-				return nil
+				known := c.engine
+				c.engine = newEngine(conn, n)
+				if before != 0 {
+					c.tokens = known.tokens
+					err = c.settle(ctx)
+				}
+				if err == nil || !lost(err) {
+					return err
+				}
+				before, seen = c.Client, conn.Seen()
+				_ = c.close() // its daemon is gone, too
 			}
 			_ = conn.Close() // it is of no use
 		}
@@ -136,6 +148,39 @@ func (c *child) dial(ctx context.Context, before uint64) error {
 			return fmt.Errorf("connect: %w", err)
 		}
 	}
+}
+
+// settle gives back what operations held that ended with their connection. The daemon must know of nothing more than this client does then: what answers
+// gave that did not come is given back.
+func (c *child) settle(ctx context.Context) error {
+	kept := slices.Clone(c.half)
+	for _, h := range c.pins {
+		kept = append(kept, h.token)
+	}
+	var over []uint64
+	for token := range c.tokens {
+		if !slices.Contains(kept, token) {
+			over = append(over, token)
+		}
+	}
+	if _, err := c.Release(ctx, 0, over...); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(c.Root, ".hbmfs", "status"))
+	s := status.Status{}
+	if err != nil || json.Unmarshal(text, &s) != nil || s.KV == nil {
+		return nil // its daemon is being replaced: the next one is asked
+	}
+	holds := 0
+	for _, h := range s.KV.Holders {
+		if h.PID == os.Getpid() {
+			holds = h.Holds
+		}
+	}
+	if holds != len(kept) {
+		return fmt.Errorf("%d pins and reservations are held after an attachment, and %d are known", holds, len(kept))
+	}
+	return nil
 }
 
 // replay reads what the process before has done. A line is + or - and a key, with ? before what had not been answered.

@@ -119,6 +119,48 @@ func taken(dir string) (sum int64) {
 type engine struct {
 	client *control.Client
 	*control.Namespace
+	tokens map[uint64]bool // that it was given, and that were not taken back
+}
+
+func newEngine(c *control.Client, n *control.Namespace) *engine {
+	return &engine{c, n, map[uint64]bool{}}
+}
+
+// given notes tokens that came.
+func (e *engine) given(slots []control.KVSlot) {
+	for _, s := range slots {
+		if s.Token != 0 {
+			e.tokens[s.Token] = true
+		}
+	}
+}
+
+func (e *engine) Lookup(ctx context.Context, keys [][]byte, pin bool) ([]control.KVSlot, error) {
+	slots, err := e.Namespace.Lookup(ctx, keys, pin)
+	e.given(slots)
+	return slots, err
+}
+
+func (e *engine) Reserve(ctx context.Context, blocks []control.KVBlock) ([]control.KVSlot, error) {
+	slots, err := e.Namespace.Reserve(ctx, blocks)
+	e.given(slots)
+	return slots, err
+}
+
+func (e *engine) Commit(ctx context.Context, stored []control.KVStored) ([]control.KVDone, error) {
+	done, err := e.Namespace.Commit(ctx, stored)
+	for i := range done {
+		delete(e.tokens, stored[i].Token)
+	}
+	return done, err
+}
+
+func (e *engine) Release(ctx context.Context, flags uint32, tokens ...uint64) ([]control.KVDone, error) {
+	done, err := e.Namespace.Release(ctx, flags, tokens...)
+	for i := range done {
+		delete(e.tokens, tokens[i])
+	}
+	return done, err
 }
 
 func connect(ctx context.Context, root, name string, block int64, flags control.KVOpenFlags) (*engine, error) {
@@ -130,13 +172,26 @@ func connect(ctx context.Context, root, name string, block int64, flags control.
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	return &engine{c, n}, nil
+	return newEngine(c, n), nil
 }
 
 func (v *volume) connect(t testing.TB, name string, block int64) *engine {
 	t.Helper()
 	e, err := connect(t.Context(), v.point, name, block, control.KVCreate|control.KVWrite)
 	must(t, err)
+	t.Cleanup(func() { _ = e.close() })
+	return e
+}
+
+// attach goes on with what an engine of this process holds, whose daemon was killed.
+func (v *volume) attach(t testing.TB, before *engine, name string) *engine {
+	t.Helper()
+	c, err := control.Dial(t.Context(), v.point, "again")
+	must(t, err)
+	must(t, c.AttachKV(t.Context(), before.Client, before.client.Seen()))
+	n, err := c.OpenKV(t.Context(), control.KVOpen{Name: name, Flags: control.KVWrite})
+	must(t, err)
+	e := newEngine(c, n)
 	t.Cleanup(func() { _ = e.close() })
 	return e
 }

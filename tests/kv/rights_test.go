@@ -250,6 +250,8 @@ func TestMountRefusals(t *testing.T) {
 	for args, want := range map[string]string{
 		"--kv":                              "--kv needs --size",
 		"--size 1GiB":                       "belong to --kv",
+		"--disk-io direct":                  "belong to --kv",
+		"--kv --size 8MiB --disk-io fast":   "want direct or buffered",
 		"--kv --size 1000TiB":               "name a smaller --size",
 		"--kv --size 8MiB --memory 1000TiB": "more than this machine has free",
 		"--kv --checkpoints --size 8MiB":    "different volumes",

@@ -33,22 +33,16 @@ func TestBothTiersSurviveAKill(t *testing.T) {
 	reserved, err := e.Reserve(t.Context(), []control.KVBlock{{Key: []byte("half"), Length: 5}})
 	must(t, err)
 	v.kill(t)
-	c, err := control.Dial(t.Context(), v.point, "again")
-	must(t, err)
-	must(t, c.AttachKV(t.Context(), e.Client))
-	n, err := c.OpenKV(t.Context(), control.KVOpen{Name: "model", Flags: control.KVWrite})
-	must(t, err)
-	again := &engine{c, n}
-	defer func() { must(t, again.close()) }()
+	again := v.attach(t, e, "model")
 	found, err := again.get(t.Context(), keys...)
 	must(t, err)
 	if len(found) != len(keys) {
 		t.Errorf("%d of %d blocks survive", len(found), len(keys))
 	}
-	if done, err := n.Release(t.Context(), 0, pinned[0].Token); err != nil || done[0].Errno != 0 {
+	if done, err := again.Release(t.Context(), 0, pinned[0].Token); err != nil || done[0].Errno != 0 {
 		t.Errorf("the pin: %v, %v", done, err)
 	}
-	if done, err := n.Commit(t.Context(), []control.KVStored{{Token: reserved[0].Token}}); err != nil || done[0].Errno != 0 {
+	if done, err := again.Commit(t.Context(), []control.KVStored{{Token: reserved[0].Token}}); err != nil || done[0].Errno != 0 {
 		t.Errorf("the reservation: %v, %v", done, err)
 	}
 	if s := v.status(t).KV; s.Holding != 0 || !s.MemoryHeld || s.Namespaces[0].Pins != 0 {

@@ -154,10 +154,14 @@ func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
 	for _, name := range metricNames(string(text) + volume.Metrics()) {
 		there[name] = true
 	}
+	asked := map[string]bool{}
 	for _, file := range []string{"dashboard.json", "alerts.yml"} {
 		text, err := os.ReadFile(observability(file))
 		must(t, err)
 		names := metricNames(string(text))
+		for _, name := range names {
+			asked[name] = true
+		}
 		if len(names) < 10 {
 			t.Errorf("%s asks for %d metrics only", file, len(names))
 		}
@@ -165,6 +169,11 @@ func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
 			if !there[name] {
 				t.Errorf("%s asks for %s, which no mount has", file, name)
 			}
+		}
+	}
+	for _, name := range metricNames(volume.Metrics()) {
+		if strings.HasPrefix(name, "hbmfs_kv_") && !asked[name] && name != "hbmfs_kv_blocks" && name != "hbmfs_kv_memory_held" { // hbmfs kv stats has these
+			t.Errorf("neither the dashboard nor an alert asks for %s", name)
 		}
 	}
 }

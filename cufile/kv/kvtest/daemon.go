@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +26,7 @@ type Options struct {
 	Memory     int64 // slots of the memory tier
 	Disk       int64 // slots of the disk tier
 	Region     int64 // slots of a region; 0: all of a tier
+	Direct     bool  // the disk tier is read and written past the page cache
 }
 
 // Daemon answers clients until it is closed.
@@ -44,6 +46,7 @@ type Daemon struct {
 	last   uint64
 	closed bool
 	before func(t control.FrameType) bool
+	mute   control.FrameType
 	asked  map[control.FrameType]int
 
 	all sync.WaitGroup
@@ -82,6 +85,9 @@ func Start(o Options) (*Daemon, error) {
 			file = os.NewFile(uintptr(fd), "memory")
 		} else {
 			var err error
+			if o.Direct {
+				t.Flags = control.KVDirect
+			}
 			if file, err = os.CreateTemp(o.Dir, "slab-"); err != nil {
 				return nil, err
 			}
@@ -174,6 +180,21 @@ func (d *Daemon) Remount() {
 	d.Forget()
 }
 
+// Mute has the next frame of a type done and not answered: its connection ends then, as a hand-over ends it.
+func (d *Daemon) Mute(t control.FrameType) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mute = t
+}
+
+// Recut tells clients that come from now on that regions of the memory tier went.
+func (d *Daemon) Recut() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tiers = slices.Clone(d.tiers)
+	d.tiers[0].Cuts++
+}
+
 // Before has f called before a frame is answered; where it is false, no answer comes.
 func (d *Daemon) Before(f func(t control.FrameType) bool) {
 	d.mu.Lock()
@@ -247,6 +268,10 @@ func (d *Daemon) serve(c *control.Conn) {
 		} else if err != nil {
 			return
 		}
+		if d.muted(h.Type) {
+			control.CloseAll(fds)
+			return
+		}
 		frame := control.AppendFrame(nil, control.Header{Version: control.Version, Type: t, ID: h.ID}, fill)
 		if len(fds) > 0 {
 			err = c.SendNow(frame, fds)
@@ -260,6 +285,17 @@ func (d *Daemon) serve(c *control.Conn) {
 	}
 }
 
+// muted tells whether a frame is the one that is not answered.
+func (d *Daemon) muted(t control.FrameType) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mute != t {
+		return false
+	}
+	d.mute = 0
+	return true
+}
+
 func (d *Daemon) answer(t control.FrameType, p []byte) (answer control.FrameType, fds []int, fill func([]byte) []byte, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -270,7 +306,17 @@ func (d *Daemon) answer(t control.FrameType, p []byte) (answer control.FrameType
 	case control.TypeKVOpen:
 		return d.open(p)
 	case control.TypeKVAttach:
-		return control.TypeDone, nil, nil, nil
+		m, err := control.ParseKVAttach(p)
+		for token, b := range d.tokens {
+			if token <= m.Seen {
+				continue
+			}
+			delete(d.tokens, token)
+			if !b.committed {
+				d.drop(b)
+			}
+		}
+		return control.TypeDone, nil, nil, err
 	case control.TypeKVLookup:
 		m, err := control.ParseKVKeys(p)
 		answers := d.lookup(&m)
