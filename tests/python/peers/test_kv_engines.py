@@ -1,6 +1,7 @@
 """LMCache's and SGLang's second levels in a KV volume, by their own code.
 
-LMCache is the real package: its plugin type makes the adapter, its benchmark of such adapters runs, and its eventfds are polled. Of SGLang the
+LMCache is the real package: its plugin type makes the adapter, its storage manager and controllers store and load by it, and its benchmark of
+such adapters runs. Of SGLang the
 interface, the configuration and the factory of storage backends are the real ones. Its host pools need kernels that CPUs lack: a pool of the
 same layouts stands for them.
 """
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import select
 import sys
+import time
 import types
 from unittest.mock import MagicMock
 
@@ -18,8 +20,11 @@ import pytest
 import torch
 from lmcache.cli.commands.bench.l2_adapter_bench.data import create_l1_memory_desc, make_memory_objects, make_object_keys
 from lmcache.cli.main import main
+from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, PrefetchTaskSpec
+from lmcache.v1.distributed.config import parse_args
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.platform import consume_fd
 from test_kv import Volume
 
@@ -133,6 +138,64 @@ def test_lmcache_benchmark(volume, capsys):
     main(["bench", "l2", "--l2-adapter", specification(volume), *arguments])
     said = capsys.readouterr().out
     assert "All 32 keys data verified OK" in said and "TIMEOUT" not in said
+
+
+class Server:
+    """LMCache's storage manager, as its server makes it of its command line, with its own controllers of stores and loads."""
+
+    def __init__(self, volume, **more):
+        config = parse_args(["--l1-size-gb", "0.03", "--eviction-policy", "LRU", "--l2-adapter", specification(volume, **more)])
+        config.l1_manager_config.memory_config.shm_name = ""  # several in one process
+        self.manager = StorageManager(config)
+        self.layout = MemoryLayoutDesc([torch.Size([CHUNK])], [torch.uint8])
+
+    def write(self, keys, seed):
+        objects = self.manager.reserve_write(keys, self.layout)
+        for i, key in enumerate(keys):
+            objects[key].raw_data[:] = torch.from_numpy(np.random.default_rng(seed + i).integers(0, 256, CHUNK, np.uint8))
+        self.manager.finish_write(keys)
+
+    def prefetch(self, keys):
+        """Which keys are in L1 then, and the bytes of those."""
+        handle = self.manager.submit_prefetch_task(PrefetchTaskSpec([GroupedObjectKeys(keys, 0, self.layout)]))
+        assert self.manager.wait_prefetch_status(handle, PATIENCE / 1000)
+        found = self.manager.query_prefetch_status(handle).hit_cells[0]
+        hits = [key for i, key in enumerate(keys) if found.test(i)]
+        with self.manager.read_prefetched_results(hits) as objects:
+            loaded = [each.raw_data.clone() for each in objects or []]
+        self.manager.finish_read_prefetched(hits)
+        return [key in hits for key in keys], loaded
+
+    def until(self, done):
+        end = time.monotonic() + PATIENCE / 1000
+        while not done(self.manager.report_status()["l2_adapters"][0]):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def close(self):
+        self.manager.close()
+
+
+def test_lmcache_server(volume):
+    """One server of LMCache stores chunks, which another one on the same host finds and loads, also after the daemon was killed."""
+    first = Server(volume)
+    keys = make_object_keys(12)
+    first.write(keys, seed=5)
+    first.until(lambda status: status["stored"] == 12 and status["tasks"] == 0)
+    second = Server(volume)
+    hits, loaded = second.prefetch([*keys, *make_object_keys(2, key_offset=99)])
+    assert hits == [True] * 12 + [False] * 2
+    assert all(torch.equal(chunk, torch.from_numpy(np.random.default_rng(5 + i).integers(0, 256, CHUNK, np.uint8))) for i, chunk in enumerate(loaded))
+    second.until(lambda status: status["locks"] == 0)
+    volume.kill()
+    first.close()
+    more = make_object_keys(4, key_offset=50)
+    second.write(more, seed=50)
+    second.until(lambda status: status["stored"] == 4 and status["tasks"] == 0)
+    third = Server(volume)
+    assert third.prefetch([*keys, *more])[0] == [True] * 16
+    third.close()
+    second.close()
 
 
 @pytest.fixture(scope="module")
