@@ -46,13 +46,11 @@ func (h *Host) memoryFor(w volume.Want, namespace string) error {
 	case namespace != "" && w.Memory > share:
 		return status.Errorf(codes.FailedPrecondition, "volume attribute memory=%s: the pods of one namespace may take half of the %s that KV volumes of this node may take of memory %s, so that others get theirs: name less, or use a persistent volume", size.Binary(w.Memory), size.Binary(limit), names)
 	case namespace != "" && its > share:
-		h.counts.refused++
 		return status.Errorf(codes.ResourceExhausted, "the pods of namespace %s would take %s of this node's memory for KV volumes, and may take half of %s %s, so that others get theirs: give volumes of one directory the same attributes, so that they share one, or name less", namespace, size.Binary(its), size.Binary(limit), names)
 	case taken > limit && unused != nil:
 		h.endLinger(unused)
 		return status.Errorf(codes.Unavailable, "the memory is that of a KV volume that nobody uses any more, %s, which just ends: try again", unused.rec.Spec.Source)
 	case taken > limit:
-		h.counts.refused++
 		return status.Errorf(codes.ResourceExhausted, "KV volumes would take %s of this node's memory, and may take %s %s: name less, have the pod run on another node, or raise that", size.Binary(taken), size.Binary(limit), names)
 	}
 	return nil
