@@ -7,6 +7,7 @@ package namespaces
 
 import (
 	"fmt"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,9 +22,12 @@ import (
 
 // View shows the namespaces of a store.
 type View struct {
-	store *kv.Store
-	inner *fs.Mount // nil before Around
+	store  *kv.Store
+	device func() (device, error) // of the mount; nil before Around
 }
+
+// device is the number of a filesystem.
+type device struct{ major, minor uint32 }
 
 // New makes the view of a store, which need not be loaded yet.
 func New(store *kv.Store) *View { return &View{store: store} }
@@ -40,7 +44,10 @@ func (v *View) Listing() *cache.Listing {
 
 // Around makes the filesystem that the kernel talks to.
 func (v *View) Around(inner *fs.Mount) fuse.RawFileSystem {
-	v.inner = inner
+	v.device = sync.OnceValues(func() (device, error) {
+		major, minor, err := container.Device(inner.Point())
+		return device{major, minor}, err
+	})
 	return &router{inner, v.store}
 }
 
@@ -50,11 +57,11 @@ func (v *View) MayWrite(pid int) error {
 	if pid == 0 {
 		return nil
 	}
-	major, minor, err := container.Device(v.inner.Point())
+	its, err := v.device()
 	if err != nil {
 		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, err)
 	}
-	switch writes, err := container.Writes(pid, major, minor); {
+	switch writes, err := container.Writes(pid, its.major, its.minor); {
 	case err != nil:
 		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, err)
 	case !writes:

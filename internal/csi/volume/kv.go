@@ -22,7 +22,7 @@ const (
 // keepTime is how long a KV volume stays once no pod uses it any more, where it does not say: about what a serving pod takes to start again.
 const keepTime = 10 * time.Minute
 
-// Bounds of what a KV volume may ask for: hbmfs mount takes no less, and a volume that stays longer belongs to an administrator's pod.
+// Bounds of what a KV volume may ask for. hbmfs mount takes no smaller tier.
 const (
 	leastTier = 1 << 20
 	mostKept  = 24 * time.Hour
