@@ -19,6 +19,7 @@ import (
 // on keeps them, as an open file does.
 type peer struct {
 	uid, gid   uint32
+	pid        int // of the process that connected; 0 where it is of a PID namespace that cannot be seen from here
 	groups     []uint32
 	connection syscall.RawConn
 	process    *process // where it may have capabilities; else nil
@@ -36,7 +37,7 @@ func peerOf(c *net.UnixConn) (*peer, error) {
 		if cred, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); optErr != nil {
 			return
 		}
-		p.uid, p.gid = cred.Uid, cred.Gid
+		p.uid, p.gid, p.pid = cred.Uid, cred.Gid, int(cred.Pid)
 		if p.groups, optErr = peerGroups(fd); optErr == nil && p.uid == 0 {
 			p.process = &process{connection: raw, pid: int(cred.Pid)}
 		}
@@ -58,6 +59,18 @@ func (p *peer) pidfd() (f *os.File) {
 		}
 	})
 	return f
+}
+
+// lives tells whether the process that connected lives. It is true where the kernel does not tell.
+func (p *peer) lives() bool {
+	pidfd := p.pidfd()
+	if pidfd == nil {
+		return true
+	}
+	defer func() { _ = pidfd.Close() }() // it was only asked
+	poll := [1]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll[:], 0)
+	return err == nil && n == 0
 }
 
 // peerGroups returns the supplementary groups of a peer (SO_PEERGROUPS, Linux 4.13).

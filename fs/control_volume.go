@@ -3,12 +3,15 @@ package fs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/kv"
 )
 
 // draft answers a frame about a draft, in a checkpoint volume.
@@ -42,6 +45,9 @@ func (s *session) block(ctx context.Context, t control.FrameType, payload []byte
 		s.kv = s.mount.opt.KV.Session(s.peer.user(), s.peer.pidfd())
 	}
 	if t == control.TypeKVOpen { // its answer has descriptors
+		if err := s.mayChange(payload); err != nil {
+			return err
+		}
 		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
 			return err
 		}
@@ -53,6 +59,26 @@ func (s *session) block(ctx context.Context, t control.FrameType, payload []byte
 	a.header.Type, a.payload = said.Type, said.Payload
 	a.fds, err = detach(said.Files)
 	return err
+}
+
+// mayChange refuses to open a namespace for writing, or to make one, where the peer's process may not change the volume.
+func (s *session) mayChange(payload []byte) error {
+	opt := &s.mount.opt
+	m, err := control.ParseKVOpen(payload)
+	if err != nil || opt.MayWrite == nil {
+		return nil //nolint:nilerr // the session says what is wrong with it
+	}
+	isNew := !slices.ContainsFunc(opt.KV.Entries(), func(e kv.Entry) bool { return e.Name == m.Name })
+	if m.Flags&control.KVWrite == 0 && (m.Flags&control.KVCreate == 0 || !isNew) {
+		return nil
+	}
+	if err := opt.MayWrite(s.peer.pid); err != nil {
+		return &control.Refusal{Errno: syscall.EACCES, Text: err.Error()}
+	}
+	if !s.peer.lives() { // another process may have got its number meanwhile
+		return &control.Refusal{Errno: syscall.ESRCH, Text: fmt.Sprintf("process %d, which connected, has ended", s.peer.pid)}
+	}
+	return nil
 }
 
 // detach gives descriptors of files, and closes the files.

@@ -52,6 +52,9 @@ type Options struct {
 	Drafts     *drafts.Server // of a checkpoint volume; nil for a dataset
 	KV         *kv.Store      // of a KV volume; nil for a dataset
 
+	// MayWrite refuses a process that may not change a KV volume, whatever the modes of namespaces say; nil: the modes alone decide.
+	MayWrite func(pid int) error
+
 	// Around makes the filesystem that the kernel talks to, around the mount's, where Top is nil; nil: the mount's itself.
 	Around func(inner *Mount) fuse.RawFileSystem
 }

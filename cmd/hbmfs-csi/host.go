@@ -20,9 +20,10 @@ import (
 )
 
 type hostCommand struct {
-	opt     host.Options
-	minFree size.Flag
-	log     logFlags
+	opt      host.Options
+	minFree  size.Flag
+	kvMemory size.Amount
+	log      logFlags
 }
 
 func newHostCommand() *cobra.Command {
@@ -45,7 +46,8 @@ State, all of it below --state-dir: volumes/KEY/volume.json (what was asked for 
 volumes/KEY/log (of its daemon), volumes/KEY/credentials or token (for root alone).
 
 A checkpoint volume whose last pod has left keeps its daemon until all that is published is at its destination, or until
---drain-patience has passed without a success.`,
+--drain-patience has passed without a success. A KV volume keeps it, and so its memory, for the time of its attribute keepFor, unless
+another volume needs its directory or its memory. Memory of KV volumes is this process's container's: --kv-memory bounds it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
 	}
@@ -59,6 +61,9 @@ A checkpoint volume whose last pod has left keeps its daemon until all that is p
 	f.StringVar(&c.opt.HBMFS, "hbmfs", "", "the hbmfs program (default: beside this one, or on the PATH)")
 	f.StringArrayVar(&c.opt.AllowSource, "allow-source", nil, "directory of this node below which volumes may show directories; may be given again (default: none)")
 	f.StringArrayVar(&c.opt.AllowCheckpoints, "allow-checkpoints", nil, "directory of a local disk of this node below which checkpoint volumes may lie, inline ones below the name of their namespace there; may be given again (default: none)")
+	f.StringArrayVar(&c.opt.AllowKV, "allow-kv", nil, "directory of a local disk of this node below which KV volumes may lie, inline ones below the name of their namespace there; may be given again (default: none)")
+	f.Var(&c.kvMemory, "kv-memory", "memory that all KV volumes of this node together may take, as in 64GiB, the inline ones of one namespace half of it (default: none, so that KV volumes are on the disk alone)")
+	f.Lookup("kv-memory").DefValue = ""
 	f.DurationVar(&c.opt.DrainPatience, "drain-patience", time.Hour, "how long a checkpoint volume that no pod uses any more goes on with a drain that gets nothing to its destination")
 	f.StringArrayVar(&c.opt.AllowAddress, "allow-address", nil, "loopback, link-local or metadata address of this node, or prefix such as 127.0.0.0/8, at which volumes may have their source; may be given again (default: none)")
 	c.log.add(cmd)
@@ -107,7 +112,10 @@ func (c *hostCommand) settle() error {
 	if c.opt.MaxDaemons < 0 || c.opt.MaxOfNamespace < 0 {
 		return errors.New("--max-daemons and --max-daemons-per-namespace cannot be negative: 0 is no limit")
 	}
-	c.opt.CacheMinFree = int64(c.minFree)
+	if c.kvMemory < 0 {
+		return errors.New("--kv-memory cannot be negative: 0 is none")
+	}
+	c.opt.CacheMinFree, c.opt.KVMemory = int64(c.minFree), int64(c.kvMemory)
 	for _, a := range c.opt.AllowAddress {
 		_, err := netip.ParseAddr(a)
 		if _, prefixErr := netip.ParsePrefix(a); err != nil && prefixErr != nil {
@@ -146,22 +154,30 @@ func (c *hostCommand) settle() error {
 	if c.opt.CacheDir == "" {
 		c.opt.CacheDir = filepath.Join(c.opt.StateDir, "cache")
 	}
-	for _, dir := range slices.Concat([]string{c.opt.KubeletDir, c.opt.CacheDir}, c.opt.AllowSource, c.opt.AllowCheckpoints) {
+	for _, dir := range slices.Concat([]string{c.opt.KubeletDir, c.opt.CacheDir}, c.opt.AllowSource, c.opt.AllowCheckpoints, c.opt.AllowKV) {
 		if !filepath.IsAbs(dir) {
-			return fmt.Errorf("%q: --kubelet-dir, --cache-dir, --allow-source and --allow-checkpoints want absolute paths", dir)
+			return fmt.Errorf("%q: --kubelet-dir, --cache-dir, --allow-source, --allow-checkpoints and --allow-kv want absolute paths", dir)
 		}
 	}
-	return c.checkCheckpoints()
+	return c.checkWritten()
 }
 
-// checkCheckpoints refuses directories of checkpoints that have something else in them.
-func (c *hostCommand) checkCheckpoints() error {
-	for i, dir := range c.opt.AllowCheckpoints {
-		dir = filepath.Clean(dir)
-		c.opt.AllowCheckpoints[i] = dir
-		for _, other := range []string{c.opt.StateDir, c.opt.KubeletDir, c.opt.CacheDir} {
+// checkWritten refuses directories of checkpoint volumes and KV volumes that have something else in them.
+func (c *hostCommand) checkWritten() error {
+	for flag, dirs := range map[string][]string{"--allow-checkpoints": c.opt.AllowCheckpoints, "--allow-kv": c.opt.AllowKV} {
+		for i, dir := range dirs {
+			dirs[i] = filepath.Clean(dir)
+			for _, other := range []string{c.opt.StateDir, c.opt.KubeletDir, c.opt.CacheDir} {
+				if place.Overlap(dirs[i], other) {
+					return fmt.Errorf("%s %s: programs write there, and %s is this driver's or kubelet's: name a directory beside it", flag, dir, other)
+				}
+			}
+		}
+	}
+	for _, dir := range c.opt.AllowKV {
+		for _, other := range slices.Concat(c.opt.AllowCheckpoints, c.opt.AllowSource) {
 			if place.Overlap(dir, other) {
-				return fmt.Errorf("--allow-checkpoints %s: programs write there, and %s is this driver's or kubelet's: name a directory beside it", dir, other)
+				return fmt.Errorf("--allow-kv %s: a KV volume has its directory for itself, and other volumes may show %s: name a directory beside it", dir, other)
 			}
 		}
 	}

@@ -47,7 +47,7 @@ With --register the plugin makes itself known to kubelet: --endpoint is then the
 kubelet's probes find /healthz (plugin and host answer) and /readyz (and kubelet knows the driver). Without the two,
 node-driver-registrar and livenessprobe of Kubernetes do that work.
 
-A volume says what it shows in its attributes. Only source is needed:
+A volume says what it shows in its attributes. Only source is needed, but for KV volumes:
 
   source          an absolute directory of the node (below hbmfs-csi host --allow-source), s3://BUCKET/PREFIX, http(s)://HOST/PATH
   format, dtype   when the dataset is not recognized by itself
@@ -62,6 +62,13 @@ A checkpoint volume is one where programs write, in a directory of the node (bel
   checkpoints     true
   drain           s3://BUCKET/RUN where published checkpoints are copied to; its rights are those of a source
   keep, drainRate checkpoints that stay on the node, once newer ones are at the destination; as in 500MB/s
+
+A KV volume keeps blocks of engines' KV caches, in a directory of the node (below hbmfs-csi host --allow-kv), and has no source:
+
+  kv              the directory
+  size            bytes of its disk that the blocks may take, as in 200GiB; they are allocated at once
+  memory          bytes of memory that they may take before, as in 32GiB (of hbmfs-csi host --kv-memory); none is no memory tier
+  keepFor         how long the volume stays once no pod has it, with its memory, as in 10m, which is the default; 0 is not at all
 
 Keys of the secret: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one.`,
 		Example: `  hbmfs-csi host --allow-source /data &

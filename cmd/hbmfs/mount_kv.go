@@ -107,7 +107,7 @@ func (c *mountCommand) openKV(opt *fs.Options) (*mountSource, error) {
 		mounted = func() error { return nil }
 	}
 	v := namespaces.New(s)
-	opt.Source, opt.KV, opt.Around, opt.Notes = s.Directory(), s, v.Around, c.notes
+	opt.Source, opt.KV, opt.Around, opt.MayWrite, opt.Notes = s.Directory(), s, v.Around, v.MayWrite, c.notes
 	return &mountSource{
 		listing: v.Listing(),
 		what: func() string {

@@ -124,14 +124,8 @@ type device struct{ major, minor uint32 }
 
 // findDevice finds the mount's. No request is made of this daemon.
 func (v *Volume) findDevice() (device, error) {
-	fd, err := unix.Open(v.inner.Point(), unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return device{}, err
-	}
-	defer func() { _ = unix.Close(fd) }() // opened to name it
-	var st unix.Statx_t
-	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
-	return device{st.Dev_major, st.Dev_minor}, err
+	major, minor, err := container.Device(v.inner.Point())
+	return device{major, minor}, err
 }
 
 // mayWrite refuses a process of a container that has the mount read-only: the kernel lets it reach the control socket and ioctls all the

@@ -2,10 +2,12 @@
 // blocks, and whose st_blocks say what it takes of the disk. Blocks themselves never pass the mount: the control channel has them (internal/kv).
 //
 //	v := namespaces.New(store)
-//	m, err := fs.New(ctx, point, v.Listing(), fs.Options{KV: store, Around: v.Around, ...})
+//	m, err := fs.New(ctx, point, v.Listing(), fs.Options{KV: store, Around: v.Around, MayWrite: v.MayWrite, ...})
 package namespaces
 
 import (
+	"fmt"
+	"sync"
 	"syscall"
 	"time"
 
@@ -14,14 +16,21 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/container"
 	"github.com/hbmfs/hbmfs/internal/kv"
 )
 
 // View shows the namespaces of a store.
-type View struct{ store *kv.Store }
+type View struct {
+	store  *kv.Store
+	device func() (device, error) // of the mount; nil before Around
+}
+
+// device is the number of a filesystem.
+type device struct{ major, minor uint32 }
 
 // New makes the view of a store, which need not be loaded yet.
-func New(store *kv.Store) *View { return &View{store} }
+func New(store *kv.Store) *View { return &View{store: store} }
 
 // Listing is the mount's root alone: the directory of the disk tier has its owner and mode.
 func (v *View) Listing() *cache.Listing {
@@ -34,7 +43,32 @@ func (v *View) Listing() *cache.Listing {
 }
 
 // Around makes the filesystem that the kernel talks to.
-func (v *View) Around(inner *fs.Mount) fuse.RawFileSystem { return &router{inner, v.store} }
+func (v *View) Around(inner *fs.Mount) fuse.RawFileSystem {
+	v.device = sync.OnceValues(func() (device, error) {
+		major, minor, err := container.Device(inner.Point())
+		return device{major, minor}, err
+	})
+	return &router{inner, v.store}
+}
+
+// MayWrite refuses a process that has the volume mounted read-only, as a pod has it with readOnly: the kernel lets it reach the control
+// socket all the same. Of a process in a PID namespace that cannot be seen from here, 0, nobody can tell.
+func (v *View) MayWrite(pid int) error {
+	if pid == 0 {
+		return nil
+	}
+	its, err := v.device()
+	if err != nil {
+		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, err)
+	}
+	switch writes, err := container.Writes(pid, its.major, its.minor); {
+	case err != nil:
+		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, err)
+	case !writes:
+		return fmt.Errorf("process %d has this volume mounted read-only: namespaces can be read there, and neither written nor made", pid)
+	}
+	return nil
+}
 
 // router answers for namespaces, and leaves the rest to the inner mount.
 type router struct {

@@ -115,8 +115,14 @@ func TestOnlyReads(t *testing.T) {
 		if ro, err := OnlyReads(cmd.Process.Pid, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || ro != want {
 			t.Errorf("%s: %v, %v", script, ro, err)
 		}
+		if rw, err := Writes(cmd.Process.Pid, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || rw == want {
+			t.Errorf("%s: writes: %v, %v", script, rw, err)
+		}
 		if ro, err := OnlyReads(cmd.Process.Pid, 4000, 4000); err != nil || ro {
 			t.Errorf("a filesystem that is not there: %v, %v", ro, err)
+		}
+		if rw, err := Writes(cmd.Process.Pid, 4000, 4000); err != nil || rw {
+			t.Errorf("a filesystem that is not there: writes: %v, %v", rw, err)
 		}
 	}
 	if _, err := OnlyReads(1<<30, 1, 1); err == nil {

@@ -30,7 +30,7 @@ type volume struct {
 	secrets    map[string]string
 	fsGroup    string
 	staged     bool
-	writes     bool // it is a checkpoint volume, which is mounted read-only where readOnly says so
+	writes     bool // pods change it; it is mounted read-only where readOnly says so
 	readOnly   bool
 }
 

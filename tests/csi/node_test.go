@@ -29,6 +29,7 @@ type node struct {
 	kubelet      string
 	data         string // directories that volumes may have as their source
 	checkpoints  string // below which checkpoint volumes lie
+	blocks       string // below which KV volumes lie
 	logs         string
 	disk         string // of the cache, where it has one
 	hostFlags    []string
@@ -48,12 +49,12 @@ func newNode(t testing.TB, hostFlags ...string) *node {
 	must(t, err)
 	n := &node{
 		t: t, dir: dir, state: filepath.Join(dir, "state"), kubelet: filepath.Join(dir, "kubelet"),
-		data: filepath.Join(dir, "data"), checkpoints: filepath.Join(dir, "checkpoints"), logs: filepath.Join(dir, "logs"), hostFlags: hostFlags,
+		data: filepath.Join(dir, "data"), checkpoints: filepath.Join(dir, "checkpoints"), blocks: filepath.Join(dir, "blocks"), logs: filepath.Join(dir, "logs"), hostFlags: hostFlags,
 		image: suite.Path(),
 	}
 	must(t, errors.Join(os.Chmod(dir, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, "")))
 	t.Cleanup(n.takeDown)
-	for _, d := range []string{n.state, n.kubelet, n.data, n.checkpoints, n.logs, filepath.Join(n.kubelet, "pods"), filepath.Join(n.kubelet, "plugins")} {
+	for _, d := range []string{n.state, n.kubelet, n.data, n.checkpoints, n.blocks, n.logs, filepath.Join(n.kubelet, "pods"), filepath.Join(n.kubelet, "plugins")} {
 		must(t, os.Mkdir(d, 0o755))
 	}
 	n.startHost()
@@ -66,7 +67,7 @@ func (n *node) socket() string { return filepath.Join(n.dir, "csi.sock") }
 
 func (n *node) startHost() {
 	n.t.Helper()
-	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", n.image, "--allow-source", n.data, "--allow-checkpoints", n.checkpoints, "--allow-address", "127.0.0.1", "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
+	args := []string{csiProgram, "host", "--state-dir", n.state, "--kubelet-dir", n.kubelet, "--hbmfs", n.image, "--allow-source", n.data, "--allow-checkpoints", n.checkpoints, "--allow-kv", n.blocks, "--kv-memory", "64MiB", "--allow-address", "127.0.0.1", "--cache-min-free", "1MiB", "--log-level", "debug"} // however full this machine's disk is
 	n.host = n.start("host", append(args, n.hostFlags...)...)
 }
 

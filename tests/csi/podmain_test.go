@@ -128,10 +128,11 @@ type program struct {
 	held     *held
 	loop     *loop
 	draft    *control.Draft
+	engine   engine
 }
 
 func obey() error {
-	p := &program{contents: map[file][]byte{}}
+	p := &program{contents: map[file][]byte{}, engine: engine{pins: map[string]uint64{}}}
 	orders, said := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var o order
@@ -227,6 +228,9 @@ func (p *program) do(o order, a *answer) (err error) {
 		*a = p.loop.answer()
 	default:
 		if known, done := p.checkpoint(o, path); known {
+			return done
+		}
+		if known, done := p.kv(o, a); known {
 			return done
 		}
 		err = fmt.Errorf("unknown order %q", o.Do)

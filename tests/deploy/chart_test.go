@@ -72,7 +72,7 @@ func TestChartRefusesBadValues(t *testing.T) {
 	said := output(t, true, k8scheck, append([]string{"refused", chart}, bad...)...)
 	for file, reason := range map[string]string{
 		"misspelt.yaml": "additional properties 'cachedir' not allowed", "relative-path.yaml": "at '/stateDir'",
-		"path-that-is-yaml.yaml": "at '/cacheDir'", "free-in-percent.yaml": "at '/cacheMinFree'", "tag-that-moves.yaml": "at '/image/tag'", "monitor-without-port.yaml": "set metrics.port",
+		"path-that-is-yaml.yaml": "at '/cacheDir'", "free-in-percent.yaml": "at '/cacheMinFree'", "kv-memory-of-kubernetes.yaml": "at '/kvMemory'", "kv-with-a-slash.yaml": "at '/kvDirs/0'", "tag-that-moves.yaml": "at '/image/tag'", "monitor-without-port.yaml": "set metrics.port",
 		"caches-without-origin.yaml": "at '/caches/origin'", "caches-with-a-path.yaml": "at '/caches/origin'", "cache-on-no-disk.yaml": "at '/caches/dir'",
 	} {
 		if !regexp.MustCompile(regexp.QuoteMeta(file) + ": refused: .*" + regexp.QuoteMeta(reason)).MatchString(said) {
@@ -140,13 +140,13 @@ func TestPodSecurity(t *testing.T) {
 	k8scheck := given(t, "HBMFS_K8SCHECK")
 	examples := files(t, deploy("examples", "*.yaml"))
 	said := output(t, true, k8scheck, append([]string{"security", "restricted"}, examples...)...)
-	for _, pod := range []string{"Pod reader-of-a-directory", "Pod reader-with-a-role", "Pod reader", "Job save", "Pod reader-of-checkpoints", "Job train", "Job pack", "Job pack-join"} {
+	for _, pod := range []string{"Pod reader-of-a-directory", "Pod reader-with-a-role", "Pod reader", "Job save", "Pod reader-of-checkpoints", "Deployment serve", "Pod serve-alone", "Job train", "Job pack", "Job pack-join"} {
 		if !strings.Contains(said, pod+": restricted: admitted\n") {
 			t.Errorf("%s is not admitted:\n%s", pod, said)
 		}
 	}
 	// libcufile wants udev's database of the node; that is all.
-	if !strings.Contains(said, "Pod check: restricted: forbidden: restricted volume types\n") || strings.Count(said, "\n") != 9 {
+	if !strings.Contains(said, "Pod check: restricted: forbidden: restricted volume types\n") || strings.Count(said, "\n") != 11 {
 		t.Errorf("other pods, or other reasons:\n%s", said)
 	}
 	manifest := deploy("kubernetes", "hbmfs.yaml")

@@ -68,7 +68,7 @@ func TestVolumesOfExamples(t *testing.T) {
 		})
 	}
 	want := []string{page}
-	for _, name := range []string{"training-job.yaml", "s3-volume.yaml", "s3-role.yaml", "node-directory.yaml", "cufile-configmap.yaml", "checkpoint-volume.yaml"} {
+	for _, name := range []string{"training-job.yaml", "s3-volume.yaml", "s3-role.yaml", "node-directory.yaml", "cufile-configmap.yaml", "checkpoint-volume.yaml", "kv-volume.yaml"} {
 		want = append(want, deploy("examples", name))
 	}
 	slices.Sort(want)
@@ -103,33 +103,54 @@ func TestCuFileOfExamples(t *testing.T) {
 
 // The training job's program runs, on a CPU, over a mount.
 func TestTrainingJobRuns(t *testing.T) {
-	python, library := given(t, "HBMFS_PYTHON"), given(t, "HBMFS_LIBRARY")
-	blackbox.NeedFUSE(t)
-	hbmfs := blackbox.Given(t)
-	source, point, program := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "train.py")
+	source := t.TempDir()
 	if err := os.WriteFile(filepath.Join(source, "tokens.npy"), tokens(t, 200_000), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(program, []byte(script(t, "training-job.yaml", "train.py")), 0o600); err != nil {
+	// 200,000 tokens are 48 samples of 4,096, six batches of eight.
+	if out := runsOver(t, source, script(t, "training-job.yaml", "train.py"), nil, ""); !strings.Contains(out, "6 steps on cpu") {
+		t.Error(out)
+	}
+}
+
+// The serving pods' program runs, on a CPU, over a KV volume.
+func TestServingPodRuns(t *testing.T) {
+	blackbox.NeedRoot(t)
+	if out := runsOver(t, t.TempDir(), script(t, "kv-volume.yaml", "serve.py"), []string{"--kv", "--size", "32MiB"}, "once"); !strings.Contains(out, "0 of 8 blocks") {
+		t.Error(out)
+	}
+}
+
+// runsOver runs an example's program over a mount of a directory, and returns what it printed.
+func runsOver(t *testing.T, source, text string, flags []string, argument string) string {
+	t.Helper()
+	python, library := given(t, "HBMFS_PYTHON"), given(t, "HBMFS_LIBRARY")
+	blackbox.NeedFUSE(t)
+	program := filepath.Join(t.TempDir(), "example.py")
+	if err := os.WriteFile(program, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	mount, err := hbmfs.Mount(t.Context(), source, point, "--log-file", filepath.Join(t.TempDir(), "log"))
+	mount, err := blackbox.Given(t).Mount(t.Context(), source, t.TempDir(), append(flags, "--log-file", filepath.Join(t.TempDir(), "log"))...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	defer func() {
 		if err := mount.Close(); err != nil {
 			t.Error(err)
 		}
-	})
-	cmd := exec.CommandContext(t.Context(), python, program, mount.Path())
+	}()
+	args := []string{program, mount.Path()}
+	if argument != "" {
+		args = append(args, argument)
+	}
+	cmd := exec.CommandContext(t.Context(), python, args...)
 	cmd.Env = append(os.Environ(), "RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "CUDA_VISIBLE_DEVICES=",
 		"PYTHONPATH="+filepath.Join("..", "..", "python"), "HBMFS_LIBRARY="+library)
 	out, err := cmd.CombinedOutput()
-	// 200,000 tokens are 48 samples of 4,096, six batches of eight.
-	if err != nil || !strings.Contains(string(out), "6 steps on cpu") {
+	if err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
+	return string(out)
 }
 
 // tokens is a NumPy file of n 16-bit tokens.

@@ -113,6 +113,9 @@ func (h *Host) launch(ctx context.Context, v *nodeVolume, c handover.Copy) (*dae
 	if err := h.allowed(ctx, spec, "", false); err != nil { // it may lead somewhere else by now
 		return nil, err
 	}
+	if err := h.diskFor(spec); err != nil {
+		return nil, err
+	}
 	log, err := v.openLog()
 	if err != nil {
 		return nil, err
@@ -192,6 +195,9 @@ func (h *Host) arguments(spec volume.Spec) ([]string, error) {
 			args = append(args, "--drain="+spec.Destination())
 		}
 		return args, nil
+	}
+	if spec.KV {
+		return append(args, "--kv", "--size="+strconv.FormatInt(spec.Size, 10), "--memory="+strconv.FormatInt(spec.Memory, 10)), nil
 	}
 	if !spec.Cached() {
 		return args, nil

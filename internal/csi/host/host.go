@@ -12,6 +12,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,8 +47,10 @@ type Options struct {
 	KubeletDir     string   // nothing is mounted or removed outside it
 	HBMFS          string   // the program
 	AllowSource    []string // directories whose content volumes may show
-	// AllowCheckpoints are directories below which checkpoint volumes may lie.
+	// AllowCheckpoints and AllowKV are directories below which checkpoint volumes and KV volumes may lie.
 	AllowCheckpoints []string
+	AllowKV          []string
+	KVMemory         int64         // bytes of memory that all KV volumes together may take
 	DrainPatience    time.Duration // how long the daemon of a volume that nobody uses goes on without a success of its drain
 	AllowAddress     []string      // of this node's own, prefixes too, where volumes may have their source
 	Helper           []string      // a command that calls mounts.Inside
@@ -202,7 +205,7 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 		}
 	}
 	if v == nil {
-		if err := h.meets(w); err != nil {
+		if err := cmp.Or(h.meets(w), h.memoryFor(w, u.namespace)); err != nil {
 			return nil, err
 		}
 	} else if err := v.rec.sameGroup(u.pod); err != nil {
@@ -219,7 +222,7 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 		h.volumes[v.key] = v
 	}
 	u.add(&v.rec)
-	v.rec.Draining = false
+	v.rec.noLinger()
 	return v, v.save()
 }
 

@@ -7,8 +7,9 @@ import (
 	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
-// The last pod of a volume that drains may leave before its last checkpoint is at the destination. The volume then lingers: its daemon goes
-// on without users until all is remote, or until it gets nothing there for DrainPatience. The record says so, so that the next host goes on.
+// A volume lingers where its daemon goes on without users. The last pod of a volume that drains may leave before its last checkpoint is at
+// the destination: it lingers until all is remote, or until it gets nothing there for DrainPatience. A KV volume lingers for a time that it
+// says, so that a serving pod that is started again finds its blocks in memory. The record says so, and the next host goes on.
 
 const (
 	lingerTick  = time.Second // between two questions how far the drain is
@@ -16,17 +17,31 @@ const (
 )
 
 // over tells whether nobody uses the volume, and it need not linger.
-func (r *record) over() bool { return r.idle() && !r.Draining }
+func (r *record) over() bool { return r.idle() && !r.lingering() }
+
+// lingering tells whether the volume lingers, or would if nobody used it.
+func (r *record) lingering() bool { return r.Draining || !r.Kept.IsZero() }
 
 // mayLinger notes that a volume lingers whose last use has just ended. It needs mu.
-func (r *record) mayLinger() { r.Draining = r.idle() && r.Spec.Drain != "" }
+func (r *record) mayLinger() {
+	r.noLinger()
+	if !r.idle() {
+		return
+	}
+	if r.Draining = r.Spec.Drain != ""; r.Spec.KeepFor > 0 {
+		r.Kept = time.Now().Add(r.Spec.KeepFor).Round(0)
+	}
+}
 
-// endDrain has a volume that lingers end. It needs mu.
-func (h *Host) endDrain(v *nodeVolume) {
-	if !v.rec.Draining {
+// noLinger notes that a volume does not linger. It needs mu.
+func (r *record) noLinger() { r.Draining, r.Kept = false, time.Time{} }
+
+// endLinger has a volume that lingers end. It needs mu.
+func (h *Host) endLinger(v *nodeVolume) {
+	if !v.rec.lingering() {
 		return // it ends already
 	}
-	v.rec.Draining = false
+	v.rec.noLinger()
 	h.work.Go(func() { h.endQuietly(v) })
 }
 
@@ -38,18 +53,58 @@ func (h *Host) endQuietly(v *nodeVolume) {
 
 // lingers tells whether a volume lingers.
 func (v *nodeVolume) lingers() (does bool) {
-	v.with(func(r *record) { does = r.idle() && r.Draining })
+	v.with(func(r *record) { does = r.idle() && r.lingering() })
 	return does
 }
 
-// linger ends a volume that nobody uses when its drain has nothing left to do.
+// linger waits until a volume that nobody uses need not linger any more, and ends it.
 func (v *nodeVolume) linger() {
-	h, quiet := v.host, 0
-	progress, since := drained{}, time.Now()
+	var drains bool
+	v.with(func(r *record) { drains = r.Spec.Drain != "" })
+	over := v.keeps
+	if drains {
+		over = v.drains()
+	}
 	for v.lingers() {
-		if pause.For(h.ctx, lingerTick) != nil {
+		if pause.For(v.host.ctx, lingerTick) != nil {
 			return // the next host goes on
 		}
+		if over() {
+			v.endLingering()
+			return
+		}
+	}
+}
+
+// endLingering ends a volume, unless somebody uses it again.
+func (v *nodeVolume) endLingering() {
+	ended := false
+	if err := v.update(func(r *record) {
+		if ended = r.idle() && r.lingering(); ended {
+			r.noLinger()
+		}
+	}); err != nil {
+		v.host.log.Error("cannot write the record", "volume", v.key, "error", err)
+	}
+	if ended {
+		v.host.endQuietly(v)
+	}
+}
+
+// keeps tells whether the time of a KV volume that nobody uses is over. A clock that was set back keeps it no longer than it says.
+func (v *nodeVolume) keeps() (over bool) {
+	v.with(func(r *record) {
+		left := time.Until(r.Kept)
+		over = !r.Kept.IsZero() && (left <= 0 || left > r.Spec.KeepFor)
+	})
+	return over
+}
+
+// drains gives a function that tells whether the drain of a volume that nobody uses has nothing left to do, or gives up.
+func (v *nodeVolume) drains() (over func() bool) {
+	h, quiet := v.host, 0
+	progress, since := drained{}, time.Now()
+	return func() bool {
 		now, known := v.drained()
 		switch {
 		case known && now.left == 0:
@@ -61,24 +116,10 @@ func (v *nodeVolume) linger() {
 			progress, since = now, time.Now()
 		}
 		gaveUp := time.Since(since) > h.opt.DrainPatience
-		if quiet < lingerQuiet && !gaveUp {
-			continue
-		}
-		if gaveUp {
+		if gaveUp && quiet < lingerQuiet {
 			h.log.Error("a volume ends although its drain has not sent all: the next pod that uses it on this node goes on", "volume", v.key, "bytes", progress.left, "patience", h.opt.DrainPatience)
 		}
-		ended := false
-		if err := v.update(func(r *record) {
-			if ended = r.idle() && r.Draining; ended {
-				r.Draining = false
-			}
-		}); err != nil {
-			h.log.Error("cannot write the record", "volume", v.key, "error", err)
-		}
-		if ended {
-			h.endQuietly(v)
-		}
-		return
+		return quiet >= lingerQuiet || gaveUp
 	}
 }
 

@@ -323,7 +323,7 @@ func (v *nodeVolume) show(target string) error {
 	writable := false
 	v.with(func(r *record) {
 		p, ok := r.Published[target]
-		writable = ok && r.Spec.Checkpoints && !p.ReadOnly
+		writable = ok && r.Spec.Written() && !p.ReadOnly
 	})
 	tree, err := mounts.Clone(v.mount(), "", device, writable)
 	if err != nil {
@@ -348,7 +348,7 @@ func (v *nodeVolume) stop() error {
 	}
 	limit := killTime
 	v.with(func(r *record) {
-		if r.Spec.Checkpoints {
+		if r.Spec.Written() {
 			limit = dropTime
 		}
 	})

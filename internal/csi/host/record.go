@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
@@ -17,7 +18,8 @@ type record struct {
 	Spec      volume.Spec       `json:"spec"`
 	Staged    map[string]string `json:"staged,omitempty"`    // volume ids and their staging paths
 	Published map[string]pod    `json:"published,omitempty"` // targets
-	Draining  bool              `json:"draining,omitempty"`  // nobody uses it, and it lingers
+	Draining  bool              `json:"draining,omitempty"`  // nobody uses it, and it lingers until all is drained
+	Kept      time.Time         `json:"kept,omitzero"`       // nobody uses it, and it lingers until then
 }
 
 // pod is the user of a target.
@@ -27,7 +29,7 @@ type pod struct {
 	Name      string `json:"pod,omitempty"`
 	Identity  string `json:"identity,omitempty"` // that it was last published with
 
-	ReadOnly bool   `json:"read_only,omitempty"` // of a checkpoint volume
+	ReadOnly bool   `json:"read_only,omitempty"` // of a volume that others change
 	Group    string `json:"group,omitempty"`     // with which the pod writes there; "" for none
 }
 

@@ -46,9 +46,9 @@ func readerModes() []csi.VolumeCapability_AccessMode_Mode {
 }
 
 // checkCapability refuses capabilities that a volume cannot have. Datasets are read-only in every access mode; kubelet sends
-// SINGLE_NODE_WRITER for inline volumes, and for claims that say nothing better. A checkpoint volume has every mode: on each node it
-// has a directory of its own.
-func checkCapability(c *csi.VolumeCapability, checkpoints bool) (group string, err error) {
+// SINGLE_NODE_WRITER for inline volumes, and for claims that say nothing better. A volume that pods change has every mode: on each node
+// it has a directory of its own.
+func checkCapability(c *csi.VolumeCapability, written bool) (group string, err error) {
 	modes := append(readerModes(), csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 	mode := c.GetAccessMode().GetMode()
 	switch {
@@ -56,7 +56,7 @@ func checkCapability(c *csi.VolumeCapability, checkpoints bool) (group string, e
 		return "", missing("volume capability")
 	case c.GetBlock() != nil:
 		return "", status.Error(codes.InvalidArgument, "volumeMode Block: a dataset is files, use volumeMode Filesystem")
-	case !slices.Contains(modes, mode) && (!checkpoints || mode == csi.VolumeCapability_AccessMode_UNKNOWN):
+	case !slices.Contains(modes, mode) && (!written || mode == csi.VolumeCapability_AccessMode_UNKNOWN):
 		return "", status.Errorf(codes.InvalidArgument, "access mode %s: datasets are read-only, use ReadOnlyMany", mode)
 	case c.GetMount().GetFsType() != "":
 		return "", status.Errorf(codes.InvalidArgument, "fsType %q: there is nothing to format, leave it out", c.GetMount().GetFsType())
@@ -74,7 +74,7 @@ func (s Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	}
 	r := volume.Request{ID: id, Attributes: req.GetVolumeContext(), Secrets: req.GetSecrets(), Staging: true}
 	var err error
-	if r.MountGroup, err = checkCapability(req.GetVolumeCapability(), r.Checkpoints()); err != nil {
+	if r.MountGroup, err = checkCapability(req.GetVolumeCapability(), r.Written()); err != nil {
 		return nil, err
 	}
 	return &csi.NodeStageVolumeResponse{}, s.do(ctx, "volume "+id, func(ctx context.Context) error {
@@ -169,7 +169,7 @@ func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	attributes := req.GetVolumeContext()
 	r := volume.Request{ID: id, Attributes: attributes, Secrets: req.GetSecrets()}
 	var err error
-	if r.MountGroup, err = checkCapability(req.GetVolumeCapability(), r.Checkpoints()); err != nil {
+	if r.MountGroup, err = checkCapability(req.GetVolumeCapability(), r.Written()); err != nil {
 		return nil, err
 	}
 	target, err := s.checkTarget(req.GetTargetPath())
@@ -185,7 +185,7 @@ func (s Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return err
 		}
 		p := pod{VolumeID: id, Namespace: attributes[volume.PodNamespace], Name: attributes[volume.PodName], Identity: w.Identity}
-		if w.Checkpoints {
+		if w.Written() {
 			p.ReadOnly = req.GetReadonly() || slices.Contains(readerModes(), req.GetVolumeCapability().GetAccessMode().GetMode())
 		}
 		if p.ReadOnly {

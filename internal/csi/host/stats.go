@@ -37,10 +37,28 @@ type told struct {
 			} `json:"states"`
 		} `json:"drain"`
 	} `json:"checkpoints"`
+	KV *struct {
+		Limit      int64 `json:"disk_limit_bytes"`
+		Namespaces []struct {
+			Name string `json:"name"`
+			Disk struct {
+				Allocated int64  `json:"allocated_bytes"`
+				Fault     string `json:"fault"`
+				Down      bool   `json:"down"`
+			} `json:"disk"`
+		} `json:"namespaces"`
+	} `json:"kv"`
 }
 
 // usage is how full a volume is, as df shows it. A dataset cannot run full.
 func (t *told) usage() []*csi.VolumeUsage {
+	if t.KV != nil {
+		used := int64(0)
+		for _, n := range t.KV.Namespaces {
+			used += n.Disk.Allocated
+		}
+		return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: t.KV.Limit, Available: max(t.KV.Limit-used, 0), Used: used}}
+	}
 	if t.Checkpoints == nil {
 		return []*csi.VolumeUsage{
 			{Unit: csi.VolumeUsage_BYTES, Total: t.Bytes, Available: t.Bytes},
@@ -64,6 +82,19 @@ func (t *told) drain() string {
 		return fmt.Sprintf("%d checkpoints are not at %s: hbmfs status says why", d.States.Failed, d.Destination)
 	case d.Trouble != "":
 		return fmt.Sprintf("the drain to %s is tried again: %s", d.Destination, d.Trouble)
+	}
+	return ""
+}
+
+// diskFault says why blocks of a KV volume do not go to the disk, and is empty where they do.
+func (t *told) diskFault() string {
+	if t.KV == nil {
+		return ""
+	}
+	for _, n := range t.KV.Namespaces {
+		if n.Disk.Down {
+			return fmt.Sprintf("the disk of namespace %s failed and is left alone for a moment, so blocks are in memory alone: %s", n.Name, n.Disk.Fault)
+		}
 	}
 	return ""
 }
@@ -94,7 +125,9 @@ func (s Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 		condition = &csi.VolumeCondition{Abnormal: true, Message: "the cache's disk failed and is left alone for a while, so bytes come from the source: " + t.Cache.Why}
 	case t.drain() != "":
 		condition = &csi.VolumeCondition{Abnormal: true, Message: t.drain()}
-	case !t.Passthrough.On:
+	case t.diskFault() != "":
+		condition = &csi.VolumeCondition{Abnormal: true, Message: t.diskFault()}
+	case !t.Passthrough.On && t.KV == nil: // which has no files
 		condition.Message = "the volume is served, without passthrough: " + t.Passthrough.Why
 	}
 	return &csi.NodeGetVolumeStatsResponse{

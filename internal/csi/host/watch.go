@@ -274,7 +274,7 @@ func (v *nodeVolume) replaceInPods() {
 func (v *nodeVolume) replaceDead() {
 	h := v.host
 	var writable bool
-	v.with(func(r *record) { writable = r.Spec.Checkpoints })
+	v.with(func(r *record) { writable = r.Spec.Written() })
 	device, err := v.device()
 	var namespaces []mounts.Namespace
 	if err == nil {

@@ -1,12 +1,13 @@
-// Package place has the directories of a node where checkpoint volumes may lie.
+// Package place has the directories of a node where volumes may lie that pods change: checkpoint volumes and KV volumes.
 //
-//	err := place.Check(allowed, dir, namespace)   // before anything is recorded: nothing is changed
-//	err = place.Make(allowed, dir, group)         // before its daemon starts
+//	p := place.Checkpoints(allowed)               // or place.KV(allowed)
+//	err := p.Check(dir, namespace)                // before anything is recorded: nothing is changed
+//	err = p.Make(dir, group)                      // before its daemon starts
 //	if place.Overlap(a, b) { ... }                // two volumes cannot have these at once
 //
 // An administrator names directories, such as /nvme/ckpt, and volumes lie below them. An inline volume, which any user may
 // describe, lies below the directory of its pod's namespace, as in /nvme/ckpt/NAMESPACE/run-1. What is missing is made. No link
-// is followed, and no directory is one of another volume's checkpoints.
+// is followed, and no directory is one of another volume's checkpoints or namespaces.
 package place
 
 import (
@@ -23,27 +24,43 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Names that a checkpoint and a volume that drains have in their directories: checkpoint.ManifestName and DrainState of
-// internal/checkpoint, which belong to what is on the disk and so never change.
+// Names that a checkpoint, a volume that drains and a KV volume have in their directories: checkpoint.ManifestName and DrainState of
+// internal/checkpoint, and the lock of internal/kv, which belong to what is on the disk and so never change.
 const (
 	manifest   = ".hbmfs-manifest.json"
 	drainState = ".hbmfs-drain"
+	kvLock     = ".hbmfs-kv.lock"
 )
 
-func refuse(code codes.Code, dir, format string, args ...any) error {
-	return status.Errorf(code, "volume attribute source=%s: "+format, append([]any{dir}, args...)...)
+// Places are the directories of a node below which volumes of one kind lie.
+type Places struct {
+	allowed               []string
+	attribute, kind, flag string // as a refusal names them
+	mark                  string // a name in the directory of such a volume
 }
 
-// Check refuses a directory that no checkpoint volume may have. namespace is that of the pod of an inline volume, "" for an
+// Checkpoints are the places of checkpoint volumes.
+func Checkpoints(allowed []string) Places {
+	return Places{allowed, "source", "checkpoint volume", "--allow-checkpoints", drainState}
+}
+
+// KV are the places of KV volumes.
+func KV(allowed []string) Places { return Places{allowed, "kv", "KV volume", "--allow-kv", kvLock} }
+
+func (p *Places) refuse(code codes.Code, dir, format string, args ...any) error {
+	return status.Errorf(code, "volume attribute "+p.attribute+"=%s: "+format, append([]any{dir}, args...)...)
+}
+
+// Check refuses a directory that no volume of the kind may have. namespace is that of the pod of an inline volume, "" for an
 // administrator's volume.
-func Check(allowed []string, dir, namespace string) error {
-	return walk(allowed, dir, namespace, false, func(int) error { return nil })
+func (p *Places) Check(dir, namespace string) error {
+	return p.walk(dir, namespace, false, func(int) error { return nil })
 }
 
 // Make makes the directory, where it is missing, and gives it to a group as Kubernetes does with fsGroup: the group may write,
 // and what is made there is the group's. An empty group leaves all as it is.
-func Make(allowed []string, dir, group string) error {
-	return walk(allowed, dir, "", true, func(fd int) error {
+func (p *Places) Make(dir, group string) error {
+	return p.walk(dir, "", true, func(fd int) error {
 		if group == "" {
 			return nil
 		}
@@ -68,22 +85,22 @@ func Make(allowed []string, dir, group string) error {
 }
 
 // walk goes from the allowed directory down to dir, and calls do with it.
-func walk(allowed []string, dir, namespace string, creates bool, do func(fd int) error) error {
-	top, names := within(allowed, dir)
+func (p *Places) walk(dir, namespace string, creates bool, do func(fd int) error) error {
+	top, names := within(p.allowed, dir)
 	if top == "" {
-		return refuse(codes.FailedPrecondition, dir, "checkpoint volumes lie below the directories of hbmfs-csi host --allow-checkpoints only, and this is not below one of %q", allowed)
+		return p.refuse(codes.FailedPrecondition, dir, "%ss lie below the directories of hbmfs-csi host %s only, and this is not below one of %q", p.kind, p.flag, p.allowed)
 	}
 	if namespace != "" && (len(names) < 2 || names[0] != namespace) {
-		return refuse(codes.FailedPrecondition, dir, "an inline checkpoint volume lies below its namespace's directory: write %s, or use a persistent volume", filepath.Join(top, namespace, "NAME"))
+		return p.refuse(codes.FailedPrecondition, dir, "an inline %s lies below its namespace's directory: write %s, or use a persistent volume", p.kind, filepath.Join(top, namespace, "NAME"))
 	}
 	for _, name := range names {
 		if strings.HasPrefix(name, ".") {
-			return refuse(codes.InvalidArgument, dir, "%s begins with a dot, as names do that are hbmfs's own: choose another", name)
+			return p.refuse(codes.InvalidArgument, dir, "%s begins with a dot, as names do that are hbmfs's own: choose another", name)
 		}
 	}
 	at, err := unix.Open(top, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return refuse(codes.FailedPrecondition, dir, "%s cannot be opened on this node: %v", top, err)
+		return p.refuse(codes.FailedPrecondition, dir, "%s cannot be opened on this node: %v", top, err)
 	}
 	defer func() { _ = unix.Close(at) }() // opened to name it
 	for i, name := range names {
@@ -92,21 +109,21 @@ func walk(allowed []string, dir, namespace string, creates bool, do func(fd int)
 		case errors.Is(err, fs.ErrNotExist) && !creates:
 			return nil
 		case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
-			return refuse(codes.FailedPrecondition, dir, "%s is no directory, or a link, which is not followed", name)
+			return p.refuse(codes.FailedPrecondition, dir, "%s is no directory, or a link, which is not followed", name)
 		case err != nil:
-			return refuse(codes.FailedPrecondition, dir, "%s: %v", name, err)
+			return p.refuse(codes.FailedPrecondition, dir, "%s: %v", name, err)
 		}
 		_ = unix.Close(at) // opened to name it
 		at = next
 		switch last := i == len(names)-1; {
 		case has(at, manifest):
-			return refuse(codes.FailedPrecondition, dir, "%s is a published checkpoint, in which nothing changes: name another directory", name)
-		case !last && has(at, drainState):
-			return refuse(codes.FailedPrecondition, dir, "it lies in %s, which is a checkpoint volume's directory: name one beside it", name)
+			return p.refuse(codes.FailedPrecondition, dir, "%s is a published checkpoint, in which nothing changes: name another directory", name)
+		case !last && has(at, p.mark):
+			return p.refuse(codes.FailedPrecondition, dir, "it lies in %s, which is a %s's directory: name one beside it", name, p.kind)
 		}
 	}
 	if err := do(at); err != nil {
-		return refuse(codes.FailedPrecondition, dir, "it cannot be given to the pod's fsGroup: %v", err)
+		return p.refuse(codes.FailedPrecondition, dir, "it cannot be given to the pod's fsGroup: %v", err)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package place
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/kv"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -33,7 +35,7 @@ func TestCheck(t *testing.T) {
 		os.MkdirAll(in("plain/step-1"), 0o755), os.WriteFile(in("plain/step-1/"+manifest), nil, 0o644),
 		os.Symlink(outside, in("team/link")), os.WriteFile(in("team/file"), nil, 0o644), os.MkdirAll(in("nested/top"), 0o755),
 	))
-	allowed := []string{top, in("nested/top")}
+	places := Checkpoints([]string{top, in("nested/top")})
 	for _, c := range []struct{ dir, namespace, want string }{
 		{in("team/new"), "team", ""},
 		{in("team/new/deeper"), "team", ""},
@@ -59,7 +61,7 @@ func TestCheck(t *testing.T) {
 		{in("team/run/step-1/x"), "team", "checkpoint"},
 		{in("team/run/new"), "team", "a checkpoint volume's directory"},
 	} {
-		err := Check(allowed, c.dir, c.namespace)
+		err := places.Check(c.dir, c.namespace)
 		if c.want == "" && err != nil || c.want != "" && !strings.Contains(status.Convert(err).Message(), c.want) {
 			t.Errorf("%s of %q: %v, want %q", c.dir, c.namespace, err, c.want)
 		}
@@ -80,18 +82,19 @@ func TestMake(t *testing.T) {
 		must(t, unix.Stat(dir, &st))
 		return st
 	}
-	must(t, Make([]string{top}, dir, ""))
+	places := Checkpoints([]string{top})
+	must(t, places.Make(dir, ""))
 	if st := stat(); st.Mode != unix.S_IFDIR|0o755 || st.Gid != 0 {
 		t.Errorf("without a group the directory has mode %o and group %d", st.Mode, st.Gid)
 	}
 	for _, group := range []string{"2000", "2000", "3000"} {
-		must(t, Make([]string{top}, dir, group))
+		must(t, places.Make(dir, group))
 		if st := stat(); st.Mode != unix.S_IFDIR|unix.S_ISGID|0o775 || st.Uid != 0 || (st.Gid != 2000) != (group == "3000") {
 			t.Errorf("for group %s the directory has mode %o, user %d and group %d", group, st.Mode, st.Uid, st.Gid)
 		}
 	}
 	must(t, os.Chmod(dir, 0o700))
-	must(t, Make([]string{top}, dir, "3000"))
+	must(t, places.Make(dir, "3000"))
 	if st := stat(); st.Mode != unix.S_IFDIR|unix.S_ISGID|0o770 {
 		t.Errorf("a directory that others could not read has mode %o", st.Mode)
 	}
@@ -101,7 +104,7 @@ func TestMake(t *testing.T) {
 		t.Errorf("the directory around it has mode %o and group %d", around.Mode, around.Gid)
 	}
 	must(t, os.Symlink("/etc", filepath.Join(top, "link")))
-	if err := Make([]string{top}, filepath.Join(top, "link", "hbmfs-test"), ""); err == nil {
+	if err := places.Make(filepath.Join(top, "link", "hbmfs-test"), ""); err == nil {
 		t.Error("a link was followed")
 	}
 }
@@ -125,6 +128,31 @@ func TestMeeting(t *testing.T) {
 	} {
 		if SameDestination(c.a, c.b) != c.want {
 			t.Errorf("SameDestination(%s, %s) is %v", c.a, c.b, !c.want)
+		}
+	}
+}
+
+func TestKV(t *testing.T) {
+	top := t.TempDir()
+	in := func(name string) string { return filepath.Join(top, name) }
+	s, err := kv.New(kv.Options{Directory: top, Size: 1 << 20, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	must(t, errors.Join(s.Load(), s.Close()))
+	if _, err := os.Stat(in(kvLock)); err != nil {
+		t.Error("names on the disk are others by now")
+	}
+	must(t, errors.Join(os.MkdirAll(in("team/llama/fp8"), 0o755), os.Rename(in(kvLock), in("team/llama/"+kvLock))))
+	places := KV([]string{top})
+	for _, c := range []struct{ dir, namespace, want string }{
+		{in("team/llama"), "team", ""},
+		{in("team/new"), "team", ""},
+		{in("team/llama/fp8"), "team", "a KV volume's directory"},
+		{in("other/x"), "team", "an inline KV volume lies below its namespace's directory: write " + in("team/NAME")},
+		{"/etc", "", "volume attribute kv=/etc: KV volumes lie below the directories of hbmfs-csi host --allow-kv only"},
+	} {
+		err := places.Check(c.dir, c.namespace)
+		if c.want == "" && err != nil || c.want != "" && !strings.Contains(status.Convert(err).Message(), c.want) {
+			t.Errorf("%s of %q: %v, want %q", c.dir, c.namespace, err, c.want)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func (w *Want) settleCheckpoints(r Request, values map[string]string) error {
 	if why := oneOf("true", "false")(values[checkpoints]); values[checkpoints] != "" && why != "" {
 		return invalid("volume attribute checkpoints=%q: %s", values[checkpoints], why)
 	}
-	known, group := checkpointOptions(), r.MountGroup
+	known := checkpointOptions()
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		drains, mayHave := known[name]
 		_, isOption := options()[name]
@@ -52,12 +52,8 @@ func (w *Want) settleCheckpoints(r Request, values map[string]string) error {
 	if w.Directory() == "" {
 		return invalid("volume attribute source=%s: drafts are written to a disk of the node: name a directory", w.Source)
 	}
-	if why := number(0, 1<<32-2)(group); group != "" && why != "" {
-		return invalid("the volume mount group %q: %s", group, why)
-	}
-	w.Group = group
-	if w.Drain == "" {
-		return nil
+	if err := w.settleGroup(r.MountGroup); err != nil || w.Drain == "" {
+		return err
 	}
 	const want = "want s3://BUCKET/RUN"
 	if !strings.HasPrefix(w.Drain, "s3://") {

@@ -79,7 +79,7 @@ func options() map[string]option {
 
 // others are the attributes that are no flags.
 func others() []string {
-	return []string{"source", "authentication", "roleArn", checkpoints, drain}
+	return []string{"source", "authentication", "roleArn", checkpoints, drain, kvDirectory, kvSize, kvMemory, keepFor}
 }
 
 // Parse makes a want of a request. Its errors are of gRPC, name the attribute or key that is wrong, and show no secret.
@@ -98,8 +98,13 @@ func Parse(r Request) (Want, error) {
 		}
 	}
 	w := Want{Spec: Spec{Source: values["source"]}}
-	if err := cmp.Or(checkSource(w.Source), w.settleCheckpoints(r, values)); err != nil {
+	if err := w.settleKV(r, values); err != nil {
 		return Want{}, err
+	}
+	if !w.KV {
+		if err := cmp.Or(checkSource(w.Source), w.settleCheckpoints(r, values)); err != nil {
+			return Want{}, err
+		}
 	}
 	if err := cmp.Or(checkOwner(r, w.Spec), checkShare(r), mergeGroup(values, r)); err != nil {
 		return Want{}, err
@@ -160,7 +165,7 @@ func checkShare(r Request) error {
 // mergeGroup makes the group that the pod wants (fsGroup) the gid of a dataset's files.
 func mergeGroup(values map[string]string, r Request) error {
 	group := r.MountGroup
-	if group == "" || r.Checkpoints() {
+	if group == "" || r.Written() {
 		return nil
 	}
 	if why := number(0, 1<<32-2)(group); why != "" {
@@ -184,11 +189,16 @@ func checkSource(source string) error {
 	if !filepath.IsAbs(source) {
 		return checkAddress("source", source, want)
 	}
-	if err := checkText("source", source, want); err != nil {
+	return checkDirectory("source", source, want)
+}
+
+// checkDirectory refuses what is no directory's path, or not the shortest.
+func checkDirectory(attribute, dir, want string) error {
+	if err := checkText(attribute, dir, want); err != nil {
 		return err
 	}
-	if filepath.Clean(source) != strings.TrimSuffix(source, "/") && source != "/" {
-		return invalid("volume attribute source=%q: write it without ., .. and double slashes", source)
+	if filepath.Clean(dir) != strings.TrimSuffix(dir, "/") && dir != "/" {
+		return invalid("volume attribute %s=%q: write it without ., .. and double slashes", attribute, dir)
 	}
 	return nil
 }
@@ -270,6 +280,8 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 	switch {
 	case w.Drain != "" && how == AuthAnonymous && values["authentication"] != AuthAnonymous:
 		return invalid("volume attribute drain needs rights to write there: name a secret, or roleArn; or say authentication: anonymous")
+	case w.KV && how != AuthAnonymous:
+		return invalid("a secret is for sources and drains, and a KV volume has neither: leave it out")
 	case w.Checkpoints && how != AuthAnonymous && w.Drain == "":
 		return invalid("volume attributes authentication, roleArn and secrets are for the drain of a checkpoint volume, and this one has none: leave them out")
 	case how != AuthAnonymous && !strings.HasPrefix(w.Asked(), "s3://"):

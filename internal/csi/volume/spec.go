@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hbmfs/hbmfs/internal/size"
 )
@@ -34,6 +35,11 @@ type Spec struct {
 
 	Checkpoints bool   `json:"checkpoints,omitempty"` // Source is a directory where programs write checkpoints
 	Drain       string `json:"drain,omitempty"`       // where published ones are copied to
+
+	KV      bool          `json:"kv,omitempty"`       // Source is a directory where engines keep blocks of KV caches
+	Size    int64         `json:"size,omitempty"`     // bytes that they may take of its disk
+	Memory  int64         `json:"memory,omitempty"`   // bytes of memory that they may take
+	KeepFor time.Duration `json:"keep_for,omitempty"` // how long the volume stays once no pod uses it any more
 }
 
 // Key names the spec: equal specs have equal keys.
@@ -96,7 +102,7 @@ type Want struct {
 	Spec
 	Credentials []byte // an AWS credentials file, for AuthSecret
 	Token       []byte // of a service account, for AuthPod
-	Group       string // that a checkpoint volume's directory shall have; "" for the one it has
+	Group       string // that the directory of a volume shall have which pods change; "" for the one it has
 }
 
 // Identity is a hash of strings, in which each stands for itself.

@@ -18,6 +18,8 @@ func checkObject(_ string, object runtime.Object) (problems error) {
 	switch o := object.(type) {
 	case *appsv1.DaemonSet:
 		problems = checkSelector(o.Spec.Selector, o.Spec.Template.Labels)
+	case *appsv1.Deployment:
+		problems = checkSelector(o.Spec.Selector, o.Spec.Template.Labels)
 	case *batchv1.Job:
 		if p := o.Spec.Template.Spec.RestartPolicy; p != corev1.RestartPolicyNever && p != corev1.RestartPolicyOnFailure {
 			problems = fmt.Errorf("restartPolicy %q: a Job takes Never or OnFailure", p)

@@ -62,6 +62,8 @@ func podOf(object runtime.Object) (*metav1.ObjectMeta, *corev1.PodSpec) {
 		return &o.ObjectMeta, &o.Spec
 	case *appsv1.DaemonSet:
 		return &o.Spec.Template.ObjectMeta, &o.Spec.Template.Spec
+	case *appsv1.Deployment:
+		return &o.Spec.Template.ObjectMeta, &o.Spec.Template.Spec
 	case *batchv1.Job:
 		return &o.Spec.Template.ObjectMeta, &o.Spec.Template.Spec
 	}

@@ -1,6 +1,7 @@
 """LMCache's and SGLang's second levels in a KV volume, by their own code.
 
-LMCache is the real package: its plugin type makes the adapter, its benchmark of such adapters runs, and its eventfds are polled. Of SGLang the
+LMCache is the real package: its plugin type makes the adapter, its storage manager and controllers store and load by it, and its benchmark of
+such adapters runs. Of SGLang the
 interface, the configuration and the factory of storage backends are the real ones. Its host pools need kernels that CPUs lack: a pool of the
 same layouts stands for them.
 """
@@ -10,15 +11,20 @@ import importlib.util
 import json
 import select
 import sys
+import time
 import types
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from lmcache.cli.commands.bench.l2_adapter_bench.data import create_l1_memory_desc, make_memory_objects, make_object_keys
 from lmcache.cli.main import main
+from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, PrefetchTaskSpec
+from lmcache.v1.distributed.config import parse_args
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.platform import consume_fd
 from test_kv import Volume
 
@@ -134,6 +140,64 @@ def test_lmcache_benchmark(volume, capsys):
     assert "All 32 keys data verified OK" in said and "TIMEOUT" not in said
 
 
+class Server:
+    """LMCache's storage manager, as its server makes it of its command line, with its own controllers of stores and loads."""
+
+    def __init__(self, volume, **more):
+        config = parse_args(["--l1-size-gb", "0.03", "--eviction-policy", "LRU", "--l2-adapter", specification(volume, **more)])
+        config.l1_manager_config.memory_config.shm_name = ""  # several in one process
+        self.manager = StorageManager(config)
+        self.layout = MemoryLayoutDesc([torch.Size([CHUNK])], [torch.uint8])
+
+    def write(self, keys, seed):
+        objects = self.manager.reserve_write(keys, self.layout)
+        for i, key in enumerate(keys):
+            objects[key].raw_data[:] = torch.from_numpy(np.random.default_rng(seed + i).integers(0, 256, CHUNK, np.uint8))
+        self.manager.finish_write(keys)
+
+    def prefetch(self, keys):
+        """Which keys are in L1 then, and the bytes of those."""
+        handle = self.manager.submit_prefetch_task(PrefetchTaskSpec([GroupedObjectKeys(keys, 0, self.layout)]))
+        assert self.manager.wait_prefetch_status(handle, PATIENCE / 1000)
+        found = self.manager.query_prefetch_status(handle).hit_cells[0]
+        hits = [key for i, key in enumerate(keys) if found.test(i)]
+        with self.manager.read_prefetched_results(hits) as objects:
+            loaded = [each.raw_data.clone() for each in objects or []]
+        self.manager.finish_read_prefetched(hits)
+        return [key in hits for key in keys], loaded
+
+    def until(self, done):
+        end = time.monotonic() + PATIENCE / 1000
+        while not done(self.manager.report_status()["l2_adapters"][0]):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def close(self):
+        self.manager.close()
+
+
+def test_lmcache_server(volume):
+    """One server of LMCache stores chunks, which another one on the same host finds and loads, also after the daemon was killed."""
+    first = Server(volume)
+    keys = make_object_keys(12)
+    first.write(keys, seed=5)
+    first.until(lambda status: status["stored"] == 12 and status["tasks"] == 0)
+    second = Server(volume)
+    hits, loaded = second.prefetch([*keys, *make_object_keys(2, key_offset=99)])
+    assert hits == [True] * 12 + [False] * 2
+    assert all(torch.equal(chunk, torch.from_numpy(np.random.default_rng(5 + i).integers(0, 256, CHUNK, np.uint8))) for i, chunk in enumerate(loaded))
+    second.until(lambda status: status["locks"] == 0)
+    volume.kill()
+    first.close()
+    more = make_object_keys(4, key_offset=50)
+    second.write(more, seed=50)
+    second.until(lambda status: status["stored"] == 4 and status["tasks"] == 0)
+    third = Server(volume)
+    assert third.prefetch([*keys, *more])[0] == [True] * 16
+    third.close()
+    second.close()
+
+
 @pytest.fixture(scope="module")
 def hicache():
     """SGLang's modules of storage backends, without its packages' own initialization, which needs kernels."""
@@ -160,6 +224,9 @@ class HostPool:
     def get_dummy_flat_data_page(self):
         return torch.zeros(2 * self.page_size * self.layers * self.width, dtype=torch.bfloat16)
 
+    def get_data_page(self, index, flat=True):
+        return self.page(index).flatten()
+
     def page(self, index):
         rows = slice(index, index + self.page_size)
         return self.buffer[:, :, rows] if self.layout == "layer_first" else self.buffer[:, rows]
@@ -173,7 +240,7 @@ class HostPool:
         return [view.data_ptr() for view in views], [view.numel() * view.element_size() for view in views]
 
 
-def backend(hicache, volume, pool, rank=0, mla=False):
+def backend(hicache, volume, pool, rank=0, mla=False, **more):
     storage, factory = hicache
     extra = {
         "backend_name": "hbmfs",
@@ -182,6 +249,7 @@ def backend(hicache, volume, pool, rank=0, mla=False):
         "interface_v1": 1,
         "mount": str(volume.path),
         "namespace": "sglang",
+        **more,
     }
     config = storage.HiCacheStorageConfig(
         tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=mla, enable_storage_metrics=False,
@@ -224,3 +292,168 @@ def test_sglang_ranks_of_mla_share_pages(volume, hicache):
     assert first.batch_set_v1(["a"], torch.arange(8)) == [True] and second.exists("a")
     first.close()
     second.close()
+
+
+def keys_of(n, first=0):
+    return [f"{i:064x}" for i in range(first, first + n)]
+
+
+class StatePool:
+    """A pool of one state for each page, as Mamba's: its pages have no memory that it could name, or, page by page, one piece of each of two."""
+
+    page_size = 1
+
+    def __init__(self, layout, slots=16, width=24):
+        self.layout = layout
+        self.states, self.convolutions = (torch.zeros(slots, n, dtype=torch.float32) for n in (width, 5))
+
+    def get_page_buffer_meta(self, indices):
+        if self.layout != "page_first":
+            raise ValueError(f"zero-copy requires page_first layout, got {self.layout}")
+        rows = [row for i in indices.tolist() for row in (self.states[i], self.convolutions[i])]
+        return [row.data_ptr() for row in rows], [row.numel() * row.element_size() for row in rows]
+
+    def get_dummy_flat_data_page(self):
+        return torch.zeros(self.states.shape[1] + self.convolutions.shape[1])
+
+    def get_data_page(self, index, flat=True):
+        return torch.cat([self.states[index], self.convolutions[index]])
+
+    def set_from_flat_data_page(self, index, page):
+        self.states[index], self.convolutions[index] = page.split([self.states.shape[1], self.convolutions.shape[1]])
+
+    def fill(self, seed):
+        for i, buffer in enumerate((self.states, self.convolutions)):
+            buffer[:] = torch.from_numpy(np.random.default_rng(seed + i).random(buffer.shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_sglang_pools_beside(volume, hicache, layout):
+    """Pages of two pools go and come in one batch, each in a namespace of its own."""
+    storage, _ = hicache
+    pool, states = HostPool("page_first"), StatePool(layout)
+    made = backend(hicache, volume, pool)
+    made.register_mem_host_pool_v2(pool, storage.PoolName.KV)
+    made.register_mem_host_pool_v2(states, storage.PoolName.MAMBA)
+    made.on_host_pools_registered()
+    pool.buffer[:] = torch.from_numpy(np.random.default_rng(1).random(pool.buffer.shape)).to(torch.bfloat16)
+    states.fill(2)
+    wanted, page = states.get_data_page(2), pool.page(8).clone()
+
+    def transfers(keys, of_kv, of_states):
+        return [
+            storage.PoolTransfer(storage.PoolName.KV, host_indices=of_kv, keys=keys),
+            storage.PoolTransfer(storage.PoolName.MAMBA, host_indices=of_states, keys=keys[-1:], hit_policy=storage.PoolHitPolicy.TRAILING_PAGES),
+        ]
+
+    keys = keys_of(3)
+    assert made.batch_set_v2(transfers(keys, torch.arange(24), torch.tensor([2]))) == {"kv": [True] * 3, "mamba": [True]}
+    found = made.batch_exists_v2([*keys, *keys_of(1, 9)], transfers(keys, None, None)[1:])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages, found.extra_pool_hit_pages) == (3, [3], {"kv": 3, "mamba": 3})
+    assert made.batch_get_v2(transfers(keys, torch.arange(32, 56), torch.tensor([7]))) == {"kv": [True] * 3, "mamba": [True]}
+    assert torch.equal(pool.page(40), page) and torch.equal(states.get_data_page(7), wanted)
+    assert made.batch_get_v2(transfers(keys_of(2, 5), torch.arange(16), torch.tensor([8]))) == {"kv": [False] * 2, "mamba": [False]}
+    assert made.batch_set_v2(transfers(keys, torch.arange(5), torch.tensor([2])))["kv"] == [False] * 3  # fewer indices than pages have
+    assert made.batch_set_v2([storage.PoolTransfer(storage.PoolName.SWA, torch.arange(1), keys=keys[:1])]) == {"swa": [False]}
+    volume.kill()
+    assert made.batch_get_v2(transfers(keys, torch.arange(24), torch.tensor([9])))["mamba"] == [True]
+    made.clear()
+    assert made.batch_exists_v2(keys, transfers(keys, None, None)[1:]).kv_hit_pages == 0
+    made.close()
+
+
+def test_sglang_finds_what_its_own_storage_finds(volume, hicache, tmp_path, monkeypatch):
+    """batch_exists_v2 against SGLang's storage of files: random pages of three pools, under both policies."""
+    storage, _ = hicache
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "files"))
+    evictor = types.ModuleType("lru_file_evictor")  # the real one needs kernels, and has nothing to evict here
+    evictor.LRUFileEvictor = MagicMock()
+    monkeypatch.setitem(sys.modules, "sglang.srt.mem_cache.storage.file.lru_file_evictor", evictor)
+    names = (storage.PoolName.MAMBA, storage.PoolName.INDEXER)
+    random = np.random.default_rng(3)
+    for mla in (False, True):
+        pool, others = HostPool("page_first", width=40 + 8 * mla), {name: StatePool("page_first") for name in names}
+        made = backend(hicache, volume, pool, mla=mla, namespace=f"oracle-{mla}")
+        oracle = storage.HiCacheFile(made._config)
+        for each in (made, oracle):
+            for name in names:
+                each.register_mem_host_pool_v2(others[name], name)
+        keys = keys_of(12, 100 * mla)
+        for name in names:
+            kept = [key for key in keys if random.random() < 0.7]
+            transfer = storage.PoolTransfer(name, torch.arange(len(kept)), keys=kept)
+            assert made.batch_set_v2([transfer]) == oracle.batch_set_v2([transfer]) == {name: [True] * len(kept)}
+        kv = keys[: 7 + 3 * mla]
+        assert made.batch_set_v1(kv, torch.zeros(8 * len(kv), dtype=torch.int64)) == [True] * len(kv)
+        assert oracle.batch_set(kv, [pool.get_dummy_flat_data_page() for _ in kv])
+        for _ in range(20):
+            first = int(random.integers(0, 4))
+            asked = [
+                storage.PoolTransfer(name, keys=keys[: int(random.integers(0, 4))], hit_policy=policy)
+                for name in names
+                for policy in [(storage.PoolHitPolicy.ALL_PAGES, storage.PoolHitPolicy.TRAILING_PAGES)[int(random.integers(0, 2))]]
+            ]
+            got, want = made.batch_exists_v2(keys[first:], asked), oracle.batch_exists_v2(keys[first:], asked)
+            assert (got.kv_hit_pages, got.restorable_prefix_pages) == (want.kv_hit_pages, want.restorable_prefix_pages)
+            assert got.extra_pool_hit_pages.items() >= want.extra_pool_hit_pages.items()  # it asks no further where nothing is left
+        made.close()
+
+
+def test_sglang_a_policy_that_is_not_known_gates_nothing(volume, hicache):
+    storage, _ = hicache
+    made = backend(hicache, volume, HostPool("page_first"))
+    made.register_mem_host_pool_v2(StatePool("page_first"), storage.PoolName.MAMBA)
+    assert made.batch_set_v1(keys_of(2), torch.arange(16)) == [True] * 2
+    transfer = storage.PoolTransfer(storage.PoolName.MAMBA, keys=keys_of(2), hit_policy=storage.PoolHitPolicy.BLOCK_GROUPS, block_pages=2, group_pages=1)
+    found = made.batch_exists_v2(keys_of(2), [transfer])
+    assert found.kv_hit_pages == 2 and "mamba" not in found.extra_pool_hit_pages
+    made.close()
+
+
+def test_sglang_which_ranks_share(volume, hicache):
+    """Ranks of an MLA model share pages of the KV pool and of indexers, and have Mamba states and drafts with heads of their own."""
+    storage, _ = hicache
+
+    class Drafts(StatePool):
+        pass
+
+    class MLATokenToKVPoolHost(StatePool):
+        pass
+
+    shared = {storage.PoolName.INDEXER: StatePool("page_first"), storage.PoolName.DRAFT_SWA: MLATokenToKVPoolHost("page_first")}
+    own = {storage.PoolName.MAMBA: StatePool("page_first"), storage.PoolName.DRAFT: Drafts("page_first")}
+    ranks = [backend(hicache, volume, HostPool("page_first"), rank, mla=True) for rank in range(2)]
+    for made in ranks:
+        for name, pool in {**shared, **own}.items():
+            made.register_mem_host_pool_v2(pool, name)
+    for name in {**shared, **own}:
+        transfer = storage.PoolTransfer(name, torch.arange(1), keys=["a"])
+        assert ranks[0].batch_set_v2([transfer]) == {name: [True]}
+        assert ranks[1].batch_get_v2([transfer]) == {name: [name in shared]}, name
+    for made in ranks:
+        made.close()
+
+
+def test_sglang_a_pool_without_memory(volume, hicache):
+    """The KV pool of some models is a name alone: the pools beside it have all of a page."""
+    storage, _ = hicache
+    pool, states = HostPool("page_first"), StatePool("page_first")
+    pool.kv_buffer = None
+    made = backend(hicache, volume, pool)
+    made.register_mem_host_pool_v2(states, storage.PoolName.DEEPSEEK_V4_C4)
+    keys = keys_of(4)
+    assert made.batch_set_v1(keys, torch.arange(32)) == made.batch_get_v1(keys, torch.arange(32)) == [True] * 4
+    assert made.batch_set_v2([storage.PoolTransfer(storage.PoolName.DEEPSEEK_V4_C4, torch.arange(3), keys=keys[:3])]) == {"deepseek_v4_c4": [True] * 3}
+    assert made.batch_exists_v2(keys, [storage.PoolTransfer(storage.PoolName.DEEPSEEK_V4_C4)]).kv_hit_pages == 3
+    made.close()
+
+
+def test_sglang_orders_of_bytes_are_never_mixed(volume, hicache):
+    """A page in pieces of a layout is not found by an engine of another layout, or by one that stores flat pages."""
+    pool = HostPool("layer_first")
+    pieces = backend(hicache, volume, pool)
+    assert pieces.batch_set_v1(["a"], torch.arange(8)) == [True] and pieces.exists("a")
+    for other in (backend(hicache, volume, HostPool("page_first")), backend(hicache, volume, pool, interface_v1=0)):
+        assert not other.exists("a") and other.batch_get(["a"], [pool.get_dummy_flat_data_page()]) == [None]
+        other.close()
+    pieces.close()

@@ -13,8 +13,24 @@ import (
 )
 
 // A checkpoint volume is one daemon for all pods that write and read there. Drafts end with the containers that began them: the daemon
-// sees that by itself, whatever has become of kubelet, the plugin and this host. What is left to do here is the directory, and what must
-// not meet.
+// sees that by itself, whatever has become of kubelet, the plugin and this host. So it is with a KV volume, and what its pods' processes
+// hold. What is left to do here is the directory, and what must not meet.
+
+// places are where volumes lie that pods change, as this one.
+func (h *Host) places(s volume.Spec) place.Places {
+	if s.KV {
+		return place.KV(h.opt.AllowKV)
+	}
+	return place.Checkpoints(h.opt.AllowCheckpoints)
+}
+
+// kind names what a volume is that pods change.
+func kind(s volume.Spec) string {
+	if s.KV {
+		return "KV volume"
+	}
+	return "checkpoint volume"
+}
 
 // allowed refuses directories of the node that a volume may not have. namespace is that of the pod, and inline says that the pod
 // describes the volume.
@@ -23,27 +39,28 @@ func (h *Host) allowed(ctx context.Context, s volume.Spec, namespace string, inl
 	if dir == "" {
 		return nil
 	}
-	if !s.Checkpoints {
+	if !s.Written() {
 		return h.lookOnce(ctx, namespace, dir, func() error { return h.look(dir) })
 	}
 	within := ""
 	if inline {
 		if within = namespace; within == "" {
-			return status.Error(codes.FailedPrecondition, "an inline checkpoint volume needs to know the pod's namespace: set podInfoOnMount in the CSIDriver object")
+			return status.Errorf(codes.FailedPrecondition, "an inline %s needs to know the pod's namespace: set podInfoOnMount in the CSIDriver object", kind(s))
 		}
 	}
-	return h.lookOnce(ctx, namespace, "checkpoints of "+within+" "+dir, func() error { return place.Check(h.opt.AllowCheckpoints, dir, within) })
+	places := h.places(s)
+	return h.lookOnce(ctx, namespace, kind(s)+" of "+within+" "+dir, func() error { return places.Check(dir, within) })
 }
 
-// meets refuses a checkpoint volume whose directory or destination another one has. One that nobody uses any more goes on with its drain
-// until then, and ends now. It needs mu.
+// meets refuses a volume whose directory or destination another one has. One that lingers, since nobody uses it any more, ends then. It
+// needs mu.
 func (h *Host) meets(w volume.Want) error {
-	if !w.Checkpoints {
+	if !w.Written() {
 		return nil
 	}
 	for _, v := range h.volumes {
 		s := v.rec.Spec
-		if !s.Checkpoints {
+		if !s.Written() {
 			continue
 		}
 		var what string
@@ -56,11 +73,11 @@ func (h *Host) meets(w volume.Want) error {
 			continue
 		}
 		if v.rec.idle() {
-			h.endDrain(v)
-			return status.Errorf(codes.Unavailable, "%s is that of a checkpoint volume that just ends: try again", what)
+			h.endLinger(v)
+			return status.Errorf(codes.Unavailable, "%s is that of a %s that just ends: try again", what, kind(s))
 		}
 		h.counts.refused++
-		return status.Errorf(codes.FailedPrecondition, "%s is that of another checkpoint volume, which %s has: two volumes do not share a directory or a destination; pods share a volume whose attributes and rights are all equal", what, v.rec.someUser())
+		return status.Errorf(codes.FailedPrecondition, "%s is that of another %s, which %s has: two volumes do not share a directory or a destination; pods share a volume whose attributes and rights are all equal", what, kind(s), v.rec.someUser())
 	}
 	return nil
 }
@@ -69,21 +86,22 @@ func (h *Host) meets(w volume.Want) error {
 func (r *record) sameGroup(p pod) error {
 	for _, other := range r.Published {
 		if p.Group != "" && other.Group != "" && other.Group != p.Group {
-			return status.Errorf(codes.FailedPrecondition, "the pod's fsGroup is %s, and pod %s/%s writes to this checkpoint volume with fsGroup %s: give both one group, or mount it with readOnly: true", p.Group, other.Namespace, other.Name, other.Group)
+			return status.Errorf(codes.FailedPrecondition, "the pod's fsGroup is %s, and pod %s/%s writes to this %s with fsGroup %s: give both one group, or mount it with readOnly: true", p.Group, other.Namespace, other.Name, kind(r.Spec), other.Group)
 		}
 	}
 	return nil
 }
 
-// makeDirectory makes the directory of a checkpoint volume, and gives it to the group of a pod that writes there.
+// makeDirectory makes the directory of a volume, and gives it to the group of a pod that writes there.
 func (h *Host) makeDirectory(w volume.Want) error {
-	if !w.Checkpoints {
+	if !w.Written() {
 		return nil
 	}
-	return place.Make(h.opt.AllowCheckpoints, w.Source, w.Group)
+	places := h.places(w.Spec)
+	return places.Make(w.Source, w.Group)
 }
 
-// dropTime is how long a daemon may take to remove drafts, which may be large, when its mount is over.
+// dropTime is how long a daemon may take to remove drafts, which may be large, when its mount is over, or to have blocks on the disk.
 const dropTime = time.Minute
 
 // clean removes drafts that the daemon of a checkpoint volume left: it was killed, or took too long. Nobody serves the volume any
