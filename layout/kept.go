@@ -7,8 +7,9 @@ import (
 	"sync"
 )
 
-// maxKept bounds what a volume keeps of what it has decoded, in bytes. What is larger is kept alone.
-const maxKept = 64 << 20
+// maxKept bounds what a volume keeps of what it has decoded, in bytes. Beside that it keeps one value of more than half of it, so that
+// a large page does not push out what is needed to read on in it.
+const maxKept = 256 << 20
 
 // kept is what was decoded lately, the most recently used first. Of several readers that want the same one decodes it.
 type kept struct {
@@ -16,6 +17,7 @@ type kept struct {
 	entries map[keptKey]*keptEntry
 	recent  *list.List // of *keptEntry that are there
 	bytes   int64      // of those
+	large   *keptEntry // beside them
 }
 
 // keptKey names what is kept: a part of one shard.
@@ -31,7 +33,7 @@ type keptEntry struct {
 	value any // valid once done is closed, as err
 	err   error
 	bytes int64
-	place *list.Element // nil until it is there
+	place *list.Element // among the recent ones
 }
 
 func newKept() *kept { return &kept{entries: map[keptKey]*keptEntry{}, recent: list.New()} }
@@ -76,9 +78,16 @@ func (k *kept) add(e *keptEntry) {
 		delete(k.entries, e.key)
 		return
 	}
+	if e.bytes > maxKept/2 {
+		if k.large != nil {
+			delete(k.entries, k.large.key)
+		}
+		k.large = e
+		return
+	}
 	e.place = k.recent.PushFront(e)
 	k.bytes += e.bytes
-	for k.bytes > maxKept && k.recent.Len() > 1 {
+	for k.bytes > maxKept {
 		last := k.recent.Remove(k.recent.Back()).(*keptEntry)
 		delete(k.entries, last.key)
 		k.bytes -= last.bytes

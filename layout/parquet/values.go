@@ -166,28 +166,32 @@ func (v *values) cut(plain []byte) (reps, defs *hybrid, body []byte, err error) 
 
 func width(most int) int { return bits.Len(uint(most)) }
 
-// merge yields the entries of a page: its values, and its nulls where the levels say so.
-func (v *values) merge(h *pageHeader, reps, defs *hybrid, body []byte, yield func(Value) error) error {
-	var d *decoded
-	var indices *hybrid
+// body returns the values of a page, or the dictionary and the indices of them.
+func (v *values) body(h *pageHeader, body []byte) (d *decoded, indices *hybrid, err error) {
 	switch h.encoding {
 	case encPlainDictionary, encRLEDictionary:
 		if v.dictionary == nil {
-			return v.broken("a page has no dictionary")
+			return nil, nil, v.broken("a page has no dictionary")
 		}
 		d = v.dictionary
 		indices = newHybrid(nil, 0)
 		if len(body) > 0 {
 			if body[0] > 32 {
-				return v.broken("the indices of a page have %d bits", body[0])
+				return nil, nil, v.broken("the indices of a page have %d bits", body[0])
 			}
 			indices = newHybrid(body[1:], int(body[0]))
 		}
 	default:
-		var err error
-		if d, err = v.decode(body, h.encoding, h.values); err != nil {
-			return err
-		}
+		d, err = v.decode(body, h.encoding, h.values)
+	}
+	return d, indices, err
+}
+
+// merge yields the entries of a page: its values, and its nulls where the levels say so.
+func (v *values) merge(h *pageHeader, reps, defs *hybrid, body []byte, yield func(Value) error) error {
+	d, indices, err := v.body(h, body)
+	if err != nil {
+		return err
 	}
 	at := 0
 	for range h.values {
@@ -249,7 +253,7 @@ func (v *values) decode(body []byte, encoding, n int64) (*decoded, error) {
 		}
 		for i := range numbers {
 			if v.column.physical == typeInt32 {
-				numbers[i] = int64(int32(numbers[i]))
+				numbers[i] = v.column.of32(uint32(numbers[i]))
 			}
 		}
 		return &decoded{numbers: numbers}, nil
@@ -269,11 +273,19 @@ func (v *values) numberBytes() int {
 	return 8
 }
 
+// of32 returns the number that four bytes are.
+func (c *Column) of32(n uint32) int64 {
+	if c.unsigned && c.bits == 32 {
+		return int64(n)
+	}
+	return int64(int32(n))
+}
+
 func (v *values) plainNumbers(body []byte, n int64) []int64 {
 	numbers := make([]int64, min(n, int64(len(body)/v.numberBytes())))
 	for i := range numbers {
 		if v.numberBytes() == 4 {
-			numbers[i] = int64(int32(binary.LittleEndian.Uint32(body[4*i:])))
+			numbers[i] = v.column.of32(binary.LittleEndian.Uint32(body[4*i:]))
 		} else {
 			numbers[i] = int64(binary.LittleEndian.Uint64(body[8*i:]))
 		}

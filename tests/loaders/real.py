@@ -228,6 +228,21 @@ def arrow(in_memory):
     return read
 
 
+def parquet(path, entry, scratch):
+    import pyarrow.parquet
+
+    for shard in shard_paths(path, entry):
+        yield from pyarrow.parquet.read_table(shard, memory_map=True).to_pylist()
+
+
+def parquet_loaded(path, entry, scratch):
+    import datasets
+
+    for shard in shard_paths(path, entry):
+        cache = Path(scratch, shard.name)
+        yield from datasets.load_dataset("parquet", data_files=str(shard), split="train", cache_dir=str(cache))
+
+
 def webdataset(path, entry, scratch):
     import webdataset as wds
 
@@ -285,6 +300,7 @@ READERS = {
     "litdata-compressed": [("litdata.StreamingDataset copied", litdata_copied)],
     "npy": [("numpy.load mmap", npy("r")), ("numpy.load", npy(None))],
     "arrow": [("datasets.load_from_disk", arrow(False)), ("datasets.load_from_disk in memory", arrow(True))],
+    "parquet": [("pyarrow.parquet", parquet), ("datasets.load_dataset", parquet_loaded)],
     "webdataset": WEBDATASET,
     "safetensors": [("safetensors.safe_open", safetensors_mapped), ("safetensors.load_file", safetensors_loaded)],
 }
@@ -337,6 +353,10 @@ def parts_of(path, entry, scratch):
     elif kind == "arrow":
         for sample in arrow(False)(path, entry, scratch):
             yield np.array(sample["input_ids"], entry["dtype"]), [0, len(sample["input_ids"])]
+    elif kind == "parquet":
+        for sample in parquet(path, entry, scratch):
+            tokens = np.array(sample["input_ids"] or [], entry["dtype"])
+            yield tokens, [0, len(tokens)]
     elif kind == "litdata":
         blocks = litdata(path, dict(entry, block_size=1), scratch)  # of one token, so that no tail is lost
         for shard in shard_paths(path, entry):  # the reader knows no items; the writer says where they lie
