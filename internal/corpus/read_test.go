@@ -267,7 +267,7 @@ func TestTextBesideColumns(t *testing.T) {
 func TestTokensThatAreNull(t *testing.T) {
 	c := corpusOf(t, Options{}, filepath.Join("..", "..", "layout", "parquet", "testdata", "holes.parquet"))
 	c.opt.Key, c.tokens = "holes", true
-	if _, err := readAll(t, c); err == nil || !strings.Contains(err.Error(), `row 1 of column "holes" has an element that is null, which is no token`) {
+	if _, err := readAll(t, c); err == nil || !strings.Contains(err.Error(), `row 1 of column "holes.list.element" has an element that is null, which is no token`) {
 		t.Errorf("got %v", err)
 	}
 }
