@@ -42,6 +42,12 @@ func viewOf(v *Volume, base string) string {
 	return "none"
 }
 
+func TestGoldenOfOtherProjects(t *testing.T) {
+	for _, dataset := range []string{"fairseq", "packed", "pbin"} {
+		checkGoldenViews(t, checkGolden(t, dataset), dataset)
+	}
+}
+
 func TestFairseq(t *testing.T) {
 	v, s := oneSet(t, fairseqFiles())
 	if s.Format != "fairseq" || s.DType != U16 || s.Shards[0].Tokens != 5 || s.Shards[0].Documents != 2 {
