@@ -23,7 +23,7 @@ func allFormats() []format {
 	return []format{
 		{"safetensors", "safetensors checkpoints: a JSON header, then tensors; each tensor is a file of its own in a view", safetensorsProbe, safetensorsAssemble},
 		{"gguf", "GGUF weights of llama.cpp: each tensor is a file of its own in a view", ggufProbe, ggufAssemble},
-		{"parquet", "Parquet: no views, but hbmfs pack reads its columns of texts and of tokens", parquetProbe, parquetAssemble},
+		{"parquet", "Parquet: a column of integer lists is the tokens; hbmfs pack reads columns of texts", parquetProbe, parquetAssemble},
 		{"packed", "TinyLlama's and litgpt's PackedDataset (LITPKDS): a 24-byte header, then tokens", packedProbe, headedAssemble("the format does not say where documents begin: hbmfs pack can find them by their end-of-text token")},
 		{"arrow", "Arrow IPC streams and files, as Hugging Face datasets are saved: a column of integer lists is the tokens", arrowProbe, arrowAssemble},
 		{"webdataset", "WebDataset and other tar archives (ustar, pax, GNU): each member is a file of its own in a view", webdatasetProbe, webdatasetAssemble},

@@ -210,13 +210,13 @@ func (s *arrowSchema) tokens() (*arrowColumn, string) {
 		}
 		if c.list {
 			only = c
-			lists = append(lists, fmt.Sprintf("%.40q", c.name))
+			lists = append(lists, c.name)
 		}
 	}
 	if s.bigEndian {
 		return nil, "the numbers are big-endian: write the dataset on a little-endian machine"
 	}
-	for _, name := range []string{"input_ids", "tokens", "token_ids"} {
+	for _, name := range tokenColumns() {
 		for i := range s.columns {
 			if c := &s.columns[i]; c.list && c.name == name {
 				return c, ""
@@ -229,8 +229,19 @@ func (s *arrowSchema) tokens() (*arrowColumn, string) {
 	case 1:
 		return only, ""
 	}
-	return nil, fmt.Sprintf("several columns hold lists of integers and none is called input_ids, tokens or token_ids: %s",
-		strings.Join(lists[:min(len(lists), 10)], ", "))
+	return nil, severalLists(lists)
+}
+
+// tokenColumns are the names under which loaders look for lists of tokens.
+func tokenColumns() []string { return []string{"input_ids", "tokens", "token_ids"} }
+
+// severalLists says that it is not clear which of some columns holds the tokens.
+func severalLists(names []string) string {
+	var quoted []string
+	for _, name := range names[:min(len(names), 10)] {
+		quoted = append(quoted, fmt.Sprintf("%.40q", name))
+	}
+	return "several columns hold lists of integers and none is called input_ids, tokens or token_ids: " + strings.Join(quoted, ", ")
 }
 
 // signature tells streams of different columns apart.

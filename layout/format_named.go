@@ -4,12 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"hash/crc32"
-	"strings"
-
-	"github.com/hbmfs/hbmfs/layout/parquet"
 )
 
 // Some formats hold no tokens that lie in the file as they are. They are known by name, so that people hear what can be
@@ -54,64 +49,4 @@ func recordProbe(o *Object, head []byte) any {
 		return nil
 	}
 	return named{"TFRecord: read it through the mount with TensorFlow or Grain. Its records are protocol buffers, so there is no view"}
-}
-
-// parquetHead is a file that begins as Parquet does.
-type parquetHead struct{}
-
-func parquetProbe(_ *Object, head []byte) any {
-	if !bytes.HasPrefix(head, []byte(parquet.Magic)) {
-		return nil
-	}
-	return parquetHead{}
-}
-
-// parquetAssemble makes one set of a directory's files. Their footers are read when the set is resolved.
-func parquetAssemble(_ context.Context, d *directory, members []member) {
-	var shards []*Shard
-	abouts := make([]string, len(members)) // each written by its own shard's resolve
-	for i, m := range members {
-		s := newShard(m.object)
-		s.resolve = func(ctx context.Context, h *Shard) error {
-			f, err := parquet.Open(m.object.Reader(ctx), m.object.Size)
-			if errors.Is(err, parquet.ErrBroken) || errors.Is(err, parquet.ErrUnread) {
-				return corruptf(m.object, 0, "%v", err)
-			}
-			if err != nil {
-				return err
-			}
-			h.Samples, abouts[i] = f.Rows, parquetAbout(f)
-			return nil
-		}
-		shards = append(shards, s)
-	}
-	set := d.add("", DTypeUnknown, shards)
-	set.NoTokens = "the pages of a Parquet file have headers and are compressed: hbmfs pack reads its columns of texts and of tokens"
-	set.summarize = func(s *Set) {
-		for _, about := range abouts {
-			if about != "" {
-				s.note(about)
-			}
-		}
-	}
-}
-
-// parquetAbout says what can be done with the columns.
-func parquetAbout(f *parquet.File) string {
-	var texts, tokens []string
-	for i := range f.Columns {
-		switch c := &f.Columns[i]; {
-		case c.Tokens && len(tokens) < 5:
-			tokens = append(tokens, fmt.Sprintf("%.40q", c.Path[0]))
-		case c.Kind == "text" && len(texts) < 5:
-			texts = append(texts, fmt.Sprintf("%.40q", c.Name()))
-		}
-	}
-	switch {
-	case len(tokens) > 0:
-		return "hbmfs pack --text-key reads the tokens in column " + strings.Join(tokens, ", ")
-	case len(texts) > 0:
-		return "hbmfs pack --text-key tokenizes the texts in column " + strings.Join(texts, ", ")
-	}
-	return "no column holds texts or lists of integers"
 }

@@ -337,10 +337,13 @@ func (h *Shard) Bytes() int64 {
 }
 
 // Alignment returns the largest power of two that divides every place where tokens lie contiguously: see
-// [Body.Alignment]. It is 0 while no place is known.
+// [Body.Alignment]. It is 0 while no place is known, and where tokens are decoded.
 func (s *Set) Alignment() int64 {
 	least := int64(0)
 	for _, h := range s.Shards {
+		if slices.ContainsFunc(h.Data.runs, func(r Run) bool { return r.Object.Synthesized() }) {
+			return 0
+		}
 		if a := h.Data.Alignment(); h.Data.Size() > 0 && (least == 0 || a < least) {
 			least = a
 		}

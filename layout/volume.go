@@ -30,6 +30,7 @@ type Volume struct {
 	Views   []View
 
 	headers  headerBudget
+	decoded  *kept
 	mu       sync.Mutex
 	problems []Problem
 }
@@ -92,7 +93,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 	if !slices.IsSortedFunc(objects, byName) { // a listing of package cache is
 		objects = slices.SortedFunc(slices.Values(objects), byName)
 	}
-	v := &Volume{Objects: objects, headers: newHeaderBudget()}
+	v := &Volume{Objects: objects, headers: newHeaderBudget(), decoded: newKept()}
 	probed, err := probe(ctx, v, formats)
 	if err != nil {
 		return nil, err

@@ -42,6 +42,11 @@ site=$(site_of "$dir")
 [ -z "$over" ] || echo "import site; site.addsitedir('$(site_of "$(cd "$over" && pwd)")')" >"$site/over.pth"
 "$here/../tools/retry.sh" "$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile -r "$here/$list"
 
+# fairseq's last wheels are for older Pythons, and its package cannot be imported by this one: tests/loaders/projects.py takes its reader
+# alone, which is plain Python.
+[ -z "$over" ] || "$here/../tools/retry.sh" "$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile \
+	--target "$site" --platform manylinux1_x86_64 --implementation cp --python-version 3.8 --only-binary :all: fairseq==0.12.2
+
 # torch's wheel for x86 Linux is linked with the CUDA libraries, which its metadata asks for as 3 GB of further
 # wheels. Nothing calls into them without a GPU, but the loader wants files of these names: give it a library that is
 # already loaded, and have torch bind its functions when they are first called instead of all at import.

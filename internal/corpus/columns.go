@@ -113,10 +113,13 @@ func (w *columnWriter) value(v parquet.Value) error {
 		}
 		w.rows++
 	}
+	row := w.before + w.rows
+	if v.Hole {
+		return fmt.Errorf("row %d of column %q has an element that is null, which is no token", row, w.column.Name())
+	}
 	if w.rows <= w.skip || v.Null {
 		return nil
 	}
-	row := w.before + w.rows
 	if w.column.Tokens {
 		if v.Number < 0 || v.Number > math.MaxUint32 {
 			return fmt.Errorf("row %d of column %q: %d is no token", row, w.column.Name(), v.Number)

@@ -264,6 +264,14 @@ func TestTextBesideColumns(t *testing.T) {
 	}
 }
 
+func TestTokensThatAreNull(t *testing.T) {
+	c := corpusOf(t, Options{}, filepath.Join("..", "..", "layout", "parquet", "testdata", "holes.parquet"))
+	c.opt.Key, c.tokens = "holes", true
+	if _, err := readAll(t, c); err == nil || !strings.Contains(err.Error(), `row 1 of column "holes.list.element" has an element that is null, which is no token`) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestChangedFile(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"a.txt": "some text"})
 	c := corpusOf(t, Options{}, dir)

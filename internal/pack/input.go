@@ -131,7 +131,8 @@ func (o *Options) tokensOf(ctx context.Context, source string, c *corpus.Corpus)
 }
 
 // findTokens returns the token set that a directory holds, or only one file of it, or nil. Without --from tokens, a
-// directory counts as tokens only if most of its bytes are. A source tree with a test vector is still text.
+// directory counts as tokens only if most of its bytes are. A source tree with a test vector is still text. Parquet is left to
+// package corpus, which can begin in the middle, and takes another column by its name.
 func (o *Options) findTokens(ctx context.Context, dir, only string) (*tokenSet, error) {
 	if o.Index == nil {
 		return nil, nil
@@ -153,6 +154,9 @@ func (o *Options) findTokens(ctx context.Context, dir, only string) (*tokenSet, 
 		}
 	}
 	for _, s := range volume.Sets {
+		if s.Format == "parquet" && o.From != "tokens" {
+			continue
+		}
 		if s.DType == layout.DTypeUnknown || s.NoTokens != "" || (o.Set != "" && o.Set != s.ViewDir()) {
 			continue
 		}

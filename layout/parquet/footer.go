@@ -52,12 +52,15 @@ type File struct {
 // Column is a leaf of the schema.
 type Column struct {
 	Path   []string
-	Kind   string // for people: "text", "binary", "i32", "list of i64"
+	Kind   string // for people: "text", "binary", "i32", "list of u16"
 	Text   bool   // texts, or bytes that nobody calls anything else
 	Tokens bool   // lists of integers
 
 	physical       int
 	maxDef, maxRep int
+	listDef        int // from here on the definition levels are of elements, below of lists that are empty or null
+	bits           int // of an integer, as it is annotated
+	unsigned       bool
 }
 
 // Name is the column's path with dots.
@@ -76,7 +79,9 @@ type chunk struct {
 	codec        int64
 	values       int64
 	start, bytes int64
-	elsewhere    bool // in another file
+	encodings    int64   // a bit for each that its pages have
+	defs         []int64 // how many values have each definition level, as the writer says; nil for unsaid
+	elsewhere    bool    // in another file
 	encrypted    bool
 }
 
@@ -88,28 +93,15 @@ type element struct {
 	children   int64
 	converted  int64 // -1 for none
 	logical    int
+	bits       int64 // of an integer, 0 for unsaid
 	unsigned   bool
 }
 
 // Open reads the footer.
 func Open(r io.ReaderAt, size int64) (*File, error) {
-	var tail [8]byte
-	if size < 12 {
-		return nil, fmt.Errorf("%w: it has %d bytes", ErrBroken, size)
-	}
-	if err := readFull(r, tail[:], size-8); err != nil {
+	n, err := FooterSize(r, size)
+	if err != nil {
 		return nil, err
-	}
-	switch string(tail[4:]) {
-	case Magic:
-	case "PARE":
-		return nil, fmt.Errorf("%w: its footer is encrypted", ErrUnread)
-	default:
-		return nil, fmt.Errorf("%w: it does not end with %s, so it is cut off or still written", ErrBroken, Magic)
-	}
-	n := int64(binary.LittleEndian.Uint32(tail[:]))
-	if n > size-12 || n > MaxPage {
-		return nil, fmt.Errorf("%w: its footer is said to have %d bytes, the file has %d", ErrBroken, n, size)
 	}
 	footer := make([]byte, n)
 	if err := readFull(r, footer, size-8-n); err != nil {
@@ -120,6 +112,29 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// FooterSize returns how many bytes the footer has, compared with the file's size.
+func FooterSize(r io.ReaderAt, size int64) (int64, error) {
+	var tail [8]byte
+	if size < 12 {
+		return 0, fmt.Errorf("%w: it has %d bytes", ErrBroken, size)
+	}
+	if err := readFull(r, tail[:], size-8); err != nil {
+		return 0, err
+	}
+	switch string(tail[4:]) {
+	case Magic:
+	case "PARE":
+		return 0, fmt.Errorf("%w: its footer is encrypted", ErrUnread)
+	default:
+		return 0, fmt.Errorf("%w: it does not end with %s, so it is cut off or still written", ErrBroken, Magic)
+	}
+	n := int64(binary.LittleEndian.Uint32(tail[:]))
+	if n > size-12 || n > MaxPage {
+		return 0, fmt.Errorf("%w: its footer is said to have %d bytes, the file has %d", ErrBroken, n, size)
+	}
+	return n, nil
 }
 
 func readFull(r io.ReaderAt, p []byte, off int64) error {
@@ -214,7 +229,11 @@ func readElement(t *thrift, kind byte) element {
 					return false
 				}
 				t.fields(kind, func(id int, kind byte) bool {
-					if id == 2 {
+					switch id {
+					case 1:
+						e.bits = t.number(kind)
+						return true
+					case 2:
 						e.unsigned = kind == thriftFalse
 					}
 					return false
@@ -256,6 +275,8 @@ func readChunk(t *thrift, kind byte) chunk {
 			c.encrypted = false
 			t.fields(kind, func(id int, kind byte) bool {
 				switch id {
+				case 2:
+					t.list(kind, func(kind byte) { c.encodings |= 1 << (t.number(kind) & 63) })
 				case 4:
 					c.codec = t.number(kind)
 				case 5:
@@ -266,6 +287,8 @@ func readChunk(t *thrift, kind byte) chunk {
 					c.start = t.number(kind)
 				case 11:
 					dictionary = t.number(kind)
+				case 16:
+					c.defs = readHistogram(t, kind)
 				default:
 					return false
 				}
@@ -280,6 +303,18 @@ func readChunk(t *thrift, kind byte) chunk {
 		c.start = dictionary
 	}
 	return c
+}
+
+// readHistogram reads how many values have each definition level, out of a chunk's statistics of sizes.
+func readHistogram(t *thrift, kind byte) (defs []int64) {
+	t.fields(kind, func(id int, kind byte) bool {
+		if id != 3 {
+			return false
+		}
+		t.list(kind, func(kind byte) { defs = append(defs, t.number(kind)) })
+		return true
+	})
+	return defs
 }
 
 // walk makes columns of n subtrees at the start of tree, and returns what follows them.
@@ -298,6 +333,7 @@ func (f *File) walk(tree []element, n int64, path []string, above Column) ([]ele
 		case 2:
 			c.maxDef++
 			c.maxRep++
+			c.listDef = c.maxDef
 		}
 		if e.children > 0 {
 			var err error
@@ -327,10 +363,8 @@ func (c *Column) describe(e element) {
 			c.Kind = "bytes of another meaning"
 		}
 	case typeInt32, typeInt64:
-		c.Kind, c.Tokens = "i32", c.maxRep == 1
-		if c.physical == typeInt64 {
-			c.Kind = "i64"
-		}
+		c.integer(e)
+		c.Tokens = c.maxRep == 1
 		if e.logical != 0 && e.logical != 10 {
 			c.Kind, c.Tokens = "date or time", false
 		}
@@ -344,6 +378,30 @@ func (c *Column) describe(e element) {
 	if c.maxRep > 0 {
 		c.Kind = strings.Repeat("list of ", c.maxRep) + c.Kind
 		c.Text = false
+	}
+}
+
+// integer says what integers a leaf holds: those of the physical type, or narrower ones that an annotation promises.
+func (c *Column) integer(e element) {
+	const unsigned8, signed8, signed64 = 11, 15, 18 // converted types: in each kind 8, 16, 32 and 64 bits
+	c.bits = 32
+	if c.physical == typeInt64 {
+		c.bits = 64
+	}
+	bits, unsigned := e.bits, e.unsigned
+	if e.logical == 0 && e.converted >= unsigned8 && e.converted <= signed64 {
+		unsigned = e.converted < signed8
+		bits = 8 << ((e.converted - unsigned8) % 4)
+	}
+	switch bits {
+	case 8, 16, 32, 64:
+		if int(bits) <= c.bits {
+			c.bits, c.unsigned = int(bits), unsigned
+		}
+	}
+	c.Kind = fmt.Sprintf("i%d", c.bits)
+	if c.unsigned {
+		c.Kind = fmt.Sprintf("u%d", c.bits)
 	}
 }
 

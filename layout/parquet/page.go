@@ -26,6 +26,15 @@ const (
 	pageDataV2     = 3
 )
 
+// The compressions that are read.
+const (
+	codecNone   = 0
+	codecSnappy = 1
+	codecGzip   = 2
+	codecZstd   = 6
+	codecLZ4    = 7
+)
+
 // pageHeader is the header of a page.
 type pageHeader struct {
 	kind               int64
@@ -39,7 +48,6 @@ type pageHeader struct {
 
 // pages reads the pages of one chunk.
 type pages struct {
-	file   *File
 	column *Column
 	chunk  *chunk
 	in     *bufio.Reader
@@ -58,12 +66,8 @@ func (p *pages) next() (*pageHeader, []byte, error) {
 		return nil, nil, err
 	}
 	p.left -= n
-	switch {
-	case h.plain < 0 || h.stored < 0 || h.values < 0 || h.stored > p.left:
-		return nil, nil, fmt.Errorf("%w: a page of column %q has %d bytes, %d follow", ErrBroken, p.column.Name(), h.stored, p.left)
-	case h.plain > MaxPage || h.stored > MaxPage:
-		return nil, nil, fmt.Errorf("%w: a page of column %q has %d bytes, at most %d are read: write it with smaller pages", ErrUnread,
-			p.column.Name(), max(h.plain, h.stored), MaxPage)
+	if err := p.check(h); err != nil {
+		return nil, nil, err
 	}
 	if int64(cap(p.raw)) < h.stored {
 		p.raw = make([]byte, h.stored)
@@ -73,10 +77,27 @@ func (p *pages) next() (*pageHeader, []byte, error) {
 		return nil, nil, err
 	}
 	p.left -= h.stored
-	if h.crc >= 0 && int64(crc32.ChecksumIEEE(p.raw)) != h.crc {
-		return nil, nil, fmt.Errorf("%w: a page of column %q has another checksum than its header says", ErrBroken, p.column.Name())
+	return h, p.raw, p.sum(h, p.raw)
+}
+
+// check compares the sizes in a header with the bytes that follow it.
+func (p *pages) check(h *pageHeader) error {
+	switch {
+	case h.plain < 0 || h.stored < 0 || h.values < 0 || h.stored > p.left:
+		return fmt.Errorf("%w: a page of column %q has %d bytes, %d follow", ErrBroken, p.column.Name(), h.stored, p.left)
+	case h.plain > MaxPage || h.stored > MaxPage:
+		return fmt.Errorf("%w: a page of column %q has %d bytes, at most %d are read: write it with smaller pages", ErrUnread,
+			p.column.Name(), max(h.plain, h.stored), MaxPage)
 	}
-	return h, p.raw, nil
+	return nil
+}
+
+// sum compares a page with the checksum in its header, if that has one.
+func (p *pages) sum(h *pageHeader, raw []byte) error {
+	if h.crc >= 0 && int64(crc32.ChecksumIEEE(raw)) != h.crc {
+		return fmt.Errorf("%w: a page of column %q has another checksum than its header says", ErrBroken, p.column.Name())
+	}
+	return nil
 }
 
 // header reads a page's header, whose length nobody tells.
@@ -156,7 +177,7 @@ func readPageHeader(t *thrift) *pageHeader {
 
 // decompress returns n bytes, which are valid until the next call.
 func (p *pages) decompress(raw []byte, n int64) ([]byte, error) {
-	if p.chunk.codec == 0 {
+	if p.chunk.codec == codecNone {
 		if int64(len(raw)) != n {
 			return nil, fmt.Errorf("%w: a page of column %q has %d bytes, its header says %d", ErrBroken, p.column.Name(), len(raw), n)
 		}
@@ -168,29 +189,28 @@ func (p *pages) decompress(raw []byte, n int64) ([]byte, error) {
 	var err error
 	out := p.plain[:0]
 	switch p.chunk.codec {
-	case 1:
+	case codecSnappy:
 		var size int
 		if size, err = snappy.DecodedLen(raw); err == nil && int64(size) == n {
 			out, err = snappy.Decode(p.plain[:n], raw)
 		}
-	case 2:
+	case codecGzip:
 		var z *gzip.Reader
 		if z, err = gzip.NewReader(bytes.NewReader(raw)); err == nil {
 			w := bytes.NewBuffer(out)
 			_, err = io.Copy(w, io.LimitReader(z, n+1))
 			out = w.Bytes()
 		}
-	case 6:
+	case codecZstd:
 		var z *zstd.Decoder
 		if z, err = decoder(); err == nil {
 			out, err = z.DecodeAll(raw, out)
 			decoders.Put(z)
 		}
-	case 7:
+	case codecLZ4:
 		out, err = lz4Block(out, raw, int(n))
 	default:
-		names := map[int64]string{3: "LZO", 4: "Brotli", 5: "Hadoop's LZ4"}
-		return nil, fmt.Errorf("%w: column %q is compressed by %s: write it with zstd or snappy", ErrUnread, p.column.Name(), names[p.chunk.codec])
+		return nil, p.chunk.unknownCodec(p.column)
 	}
 	if err == nil && int64(len(out)) != n {
 		err = fmt.Errorf("%d bytes come out, the header says %d", len(out), n)
@@ -255,15 +275,31 @@ func lz4Block(dst, src []byte, n int) ([]byte, error) {
 // newPages begins to read a chunk.
 func (f *File) newPages(ctx context.Context, group, column int) (*pages, error) {
 	c := &f.Groups[group].chunks[column]
-	name := f.Columns[column].Name()
-	switch {
-	case c.elsewhere:
-		return nil, fmt.Errorf("%w: column %q lies in another file", ErrUnread, name)
-	case c.encrypted:
-		return nil, fmt.Errorf("%w: column %q is encrypted", ErrUnread, name)
+	if err := c.readable(&f.Columns[column]); err != nil {
+		return nil, err
 	}
 	in := io.NewSectionReader(cancelReaderAt{ctx, f.r}, c.start, c.bytes)
-	return &pages{file: f, column: &f.Columns[column], chunk: c, in: bufio.NewReaderSize(in, 256<<10), left: c.bytes}, nil
+	return &pages{column: &f.Columns[column], chunk: c, in: bufio.NewReaderSize(in, 256<<10), left: c.bytes}, nil
+}
+
+// readable says why a chunk cannot be read.
+func (c *chunk) readable(column *Column) error {
+	switch {
+	case c.elsewhere:
+		return fmt.Errorf("%w: column %q lies in another file", ErrUnread, column.Name())
+	case c.encrypted:
+		return fmt.Errorf("%w: column %q is encrypted", ErrUnread, column.Name())
+	}
+	return nil
+}
+
+func (c *chunk) unknownCodec(column *Column) error {
+	names := map[int64]string{3: "LZO", 4: "Brotli", 5: "Hadoop's LZ4"}
+	name, known := names[c.codec]
+	if !known {
+		name = fmt.Sprintf("codec %d", c.codec)
+	}
+	return fmt.Errorf("%w: column %q is compressed by %s: write it with zstd or snappy", ErrUnread, column.Name(), name)
 }
 
 // cancelReaderAt ends a long read when ctx does.

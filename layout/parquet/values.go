@@ -14,17 +14,20 @@ const (
 	encPlain            = 0
 	encPlainDictionary  = 2
 	encRLE              = 3
+	encBitPacked        = 4
 	encDelta            = 5
 	encDeltaLengthBytes = 6
 	encDeltaBytes       = 7
 	encRLEDictionary    = 8
+	encByteStreamSplit  = 9
 )
 
 // Value is one entry of a column.
 type Value struct {
 	Bytes  []byte // of a text; valid until the next value
 	Number int64
-	Null   bool // no text, or a list without elements
+	Null   bool // no text, no element, or a list without elements
+	Hole   bool // an element of a list that is null
 	First  bool // of a row
 }
 
@@ -137,7 +140,13 @@ func (v *values) levels(h *pageHeader, raw []byte) (reps, defs *hybrid, body []b
 	if body, err = v.decompress(raw, h.plain); err != nil {
 		return nil, nil, nil, err
 	}
-	cut := func(most int) *hybrid {
+	return v.cut(body)
+}
+
+// cut splits the bytes of a page of version 1 into levels and values.
+func (v *values) cut(plain []byte) (reps, defs *hybrid, body []byte, err error) {
+	body = plain
+	one := func(most int) *hybrid {
 		if most == 0 {
 			return newHybrid(nil, 0)
 		}
@@ -150,35 +159,39 @@ func (v *values) levels(h *pageHeader, raw []byte) (reps, defs *hybrid, body []b
 		body = body[4+n:]
 		return newHybrid(levels, width(most))
 	}
-	reps = cut(c.maxRep)
-	defs = cut(c.maxDef)
+	reps = one(v.column.maxRep)
+	defs = one(v.column.maxDef)
 	return reps, defs, body, err
 }
 
 func width(most int) int { return bits.Len(uint(most)) }
 
-// merge yields the entries of a page: its values, and its nulls where the levels say so.
-func (v *values) merge(h *pageHeader, reps, defs *hybrid, body []byte, yield func(Value) error) error {
-	var d *decoded
-	var indices *hybrid
+// body returns the values of a page, or the dictionary and the indices of them.
+func (v *values) body(h *pageHeader, body []byte) (d *decoded, indices *hybrid, err error) {
 	switch h.encoding {
 	case encPlainDictionary, encRLEDictionary:
 		if v.dictionary == nil {
-			return v.broken("a page has no dictionary")
+			return nil, nil, v.broken("a page has no dictionary")
 		}
 		d = v.dictionary
 		indices = newHybrid(nil, 0)
 		if len(body) > 0 {
 			if body[0] > 32 {
-				return v.broken("the indices of a page have %d bits", body[0])
+				return nil, nil, v.broken("the indices of a page have %d bits", body[0])
 			}
 			indices = newHybrid(body[1:], int(body[0]))
 		}
 	default:
-		var err error
-		if d, err = v.decode(body, h.encoding, h.values); err != nil {
-			return err
-		}
+		d, err = v.decode(body, h.encoding, h.values)
+	}
+	return d, indices, err
+}
+
+// merge yields the entries of a page: its values, and its nulls where the levels say so.
+func (v *values) merge(h *pageHeader, reps, defs *hybrid, body []byte, yield func(Value) error) error {
+	d, indices, err := v.body(h, body)
+	if err != nil {
+		return err
 	}
 	at := 0
 	for range h.values {
@@ -188,6 +201,7 @@ func (v *values) merge(h *pageHeader, reps, defs *hybrid, body []byte, yield fun
 			return v.broken("the levels of a page are cut off or too large")
 		}
 		value := Value{First: rep == 0, Null: def < uint32(v.column.maxDef)}
+		value.Hole = value.Null && v.column.maxRep > 0 && def >= uint32(v.column.listDef)
 		v.seen++
 		if value.First {
 			v.rows++
@@ -216,6 +230,7 @@ func (v *values) merge(h *pageHeader, reps, defs *hybrid, body []byte, yield fun
 // decode decodes up to n values.
 func (v *values) decode(body []byte, encoding, n int64) (*decoded, error) {
 	isText := v.column.physical == typeBytes
+	isNumber := v.column.physical == typeInt32 || v.column.physical == typeInt64
 	switch {
 	case isText && encoding == encPlain:
 		return v.plainBytes(body, n)
@@ -227,32 +242,68 @@ func (v *values) decode(body []byte, encoding, n int64) (*decoded, error) {
 		return v.cutBytes(rest, lengths)
 	case isText && encoding == encDeltaBytes:
 		return v.deltaBytes(body, n)
-	case v.column.physical == typeInt32 && encoding == encPlain:
-		d := &decoded{numbers: []int64{}}
-		for ; len(body) >= 4 && int64(len(d.numbers)) < n; body = body[4:] {
-			d.numbers = append(d.numbers, int64(int32(binary.LittleEndian.Uint32(body))))
-		}
-		return d, nil
-	case v.column.physical == typeInt64 && encoding == encPlain:
-		d := &decoded{numbers: []int64{}}
-		for ; len(body) >= 8 && int64(len(d.numbers)) < n; body = body[8:] {
-			d.numbers = append(d.numbers, int64(binary.LittleEndian.Uint64(body)))
-		}
-		return d, nil
-	case !isText && encoding == encDelta:
+	case isNumber && encoding == encPlain:
+		return &decoded{numbers: v.plainNumbers(body, n)}, nil
+	case isNumber && encoding == encByteStreamSplit:
+		return &decoded{numbers: v.plainNumbers(v.joined(body), n)}, nil
+	case isNumber && encoding == encDelta:
 		numbers, _, err := deltas(body, n)
 		if err != nil {
 			return nil, fmt.Errorf("column %q: %w", v.column.Name(), err)
 		}
 		for i := range numbers {
 			if v.column.physical == typeInt32 {
-				numbers[i] = int64(int32(numbers[i]))
+				numbers[i] = v.column.of32(uint32(numbers[i]))
 			}
 		}
 		return &decoded{numbers: numbers}, nil
 	}
-	return nil, fmt.Errorf("%w: column %q has encoding %d, which is not known for %s: write it with plain or dictionary encoding", ErrUnread,
-		v.column.Name(), encoding, v.column.Kind)
+	return nil, v.column.unknownEncoding(encoding)
+}
+
+func (c *Column) unknownEncoding(encoding int64) error {
+	return fmt.Errorf("%w: column %q has encoding %d, which is not known for %s: write it with plain or dictionary encoding", ErrUnread, c.Name(), encoding, c.Kind)
+}
+
+// numberBytes is the bytes of an integer in the plain encoding.
+func (v *values) numberBytes() int {
+	if v.column.physical == typeInt32 {
+		return 4
+	}
+	return 8
+}
+
+// of32 returns the number that four bytes are.
+func (c *Column) of32(n uint32) int64 {
+	if c.unsigned && c.bits == 32 {
+		return int64(n)
+	}
+	return int64(int32(n))
+}
+
+func (v *values) plainNumbers(body []byte, n int64) []int64 {
+	numbers := make([]int64, min(n, int64(len(body)/v.numberBytes())))
+	for i := range numbers {
+		if v.numberBytes() == 4 {
+			numbers[i] = v.column.of32(binary.LittleEndian.Uint32(body[4*i:]))
+		} else {
+			numbers[i] = int64(binary.LittleEndian.Uint64(body[8*i:]))
+		}
+	}
+	return numbers
+}
+
+// joined puts the bytes of values side by side that BYTE_STREAM_SPLIT has in streams: the first bytes of all, the second ones, ...
+func (v *values) joined(body []byte) []byte {
+	w := v.numberBytes()
+	n := len(body) / w
+	out := make([]byte, n*w)
+	for k := range w {
+		for i, b := range body[k*n : (k+1)*n] {
+			out[i*w+k] = b
+		}
+	}
+	return out
 }
 
 func (v *values) plainBytes(body []byte, n int64) (*decoded, error) {
@@ -310,141 +361,4 @@ func (v *values) deltaBytes(body []byte, n int64) (*decoded, error) {
 		d.ends = append(d.ends, int32(len(d.bytes)))
 	}
 	return d, nil
-}
-
-// maxDeltas bounds the values of a page in this encoding, which can make much of nothing.
-const maxDeltas = 1 << 25
-
-var errDelta = fmt.Errorf("%w: the delta encoding of a page", ErrBroken)
-
-// deltas decodes up to n integers of DELTA_BINARY_PACKED, and returns what follows them.
-func deltas(body []byte, n int64) ([]int64, []byte, error) {
-	next := func() uint64 {
-		v, k := binary.Uvarint(body)
-		if k <= 0 {
-			body = nil
-			return 0
-		}
-		body = body[k:]
-		return v
-	}
-	zigzag := func() int64 { v := next(); return int64(v>>1) ^ -int64(v&1) }
-	if len(body) == 0 {
-		return []int64{}, nil, errDelta
-	}
-	block, minis, total := next(), next(), next()
-	value := zigzag()
-	if total > maxDeltas {
-		return nil, nil, fmt.Errorf("%w: a page has %d values, at most %d are read: write it with smaller pages", ErrUnread, total, maxDeltas)
-	}
-	if body == nil || minis == 0 || minis > 1<<10 || block%minis != 0 || block/minis%32 != 0 || block > 1<<16 || block == 0 || total > uint64(n) {
-		return nil, nil, errDelta
-	}
-	out := make([]int64, 0, min(total, 1<<16))
-	if total > 0 {
-		out = append(out, value)
-	}
-	for uint64(len(out)) < total {
-		least := zigzag()
-		if uint64(len(body)) < minis {
-			return nil, nil, errDelta
-		}
-		widths := body[:minis]
-		body = body[minis:]
-		for _, w := range widths {
-			if uint64(len(out)) >= total {
-				break // writers leave out what is not needed
-			}
-			size := int(block / minis * uint64(w) / 8)
-			if w > 64 || size > len(body) {
-				return nil, nil, errDelta
-			}
-			packed := body[:size]
-			body = body[size:]
-			for i := uint64(0); i < block/minis && uint64(len(out)) < total; i++ {
-				value += least + int64(unpack(packed, i*uint64(w), uint(w)))
-				out = append(out, value)
-			}
-		}
-	}
-	return out, body, nil
-}
-
-// unpack returns w bits from bit at on.
-func unpack(packed []byte, at uint64, w uint) uint64 {
-	v := uint64(0)
-	for i := uint(0); i < w; {
-		b := uint64(packed[(at+uint64(i))/8]) >> ((at + uint64(i)) % 8)
-		v |= b << i
-		i += 8 - uint((at+uint64(i))%8)
-	}
-	if w < 64 {
-		v &= 1<<w - 1
-	}
-	return v
-}
-
-// hybrid decodes the encoding of levels and indices: runs, and groups of eight that are packed.
-type hybrid struct {
-	src    []byte
-	width  int
-	run    uint64 // values that are left of a run
-	value  uint32
-	packed []byte // or of a pack
-	at     uint64 // bits of it
-	left   uint64
-}
-
-// newHybrid gives zeros for ever where width is 0.
-func newHybrid(src []byte, width int) *hybrid { return &hybrid{src: src, width: width} }
-
-func (h *hybrid) next() (uint32, bool) {
-	if h.width == 0 {
-		return 0, true
-	}
-	for h.run == 0 && h.left == 0 {
-		if !h.begin() {
-			return 0, false
-		}
-	}
-	if h.run > 0 {
-		h.run--
-		return h.value, true
-	}
-	h.left--
-	v := unpack(h.packed, h.at, uint(h.width))
-	h.at += uint64(h.width)
-	return uint32(v), true
-}
-
-// begin reads the head of a run or pack.
-func (h *hybrid) begin() bool {
-	head, n := binary.Uvarint(h.src)
-	if n <= 0 {
-		return false
-	}
-	h.src = h.src[n:]
-	if head&1 == 0 {
-		size := (h.width + 7) / 8
-		if len(h.src) < size {
-			return false
-		}
-		h.value = 0
-		for i := range size {
-			h.value |= uint32(h.src[i]) << (8 * i)
-		}
-		h.src, h.run = h.src[size:], head>>1
-		return true
-	}
-	size := head >> 1 * uint64(h.width)
-	if head>>1 > uint64(len(h.src)) || size > uint64(len(h.src)) {
-		// A last pack may be cut short: its values that are there count.
-		if head>>1 > 1<<32 {
-			return false
-		}
-		size = uint64(len(h.src))
-	}
-	h.packed, h.src, h.at = h.src[:size], h.src[size:], 0
-	h.left = min(head>>1*8, size*8/uint64(h.width))
-	return h.left > 0
 }

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "readers"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "loaders"))
 
 import megatron_files  # noqa: E402,F401
 import real  # noqa: E402
@@ -32,7 +32,7 @@ def expectation(golden, entry):
         path = shutil.copytree(golden, Path(scratch, "dataset"))
         samples = list(real.READERS[entry["reader"]][0][1](path, entry, scratch))
     entry["shards"] = sum(len(split["files"]) for split in entry["splits"].values())
-    if entry["format"] in ("mds", "litdata", "arrow", "webdataset") and "block_size" not in entry:
+    if entry["format"] in ("mds", "litdata", "arrow", "parquet", "webdataset") and "block_size" not in entry:
         entry["samples"] = len(samples)
     if not entry["dtype"]:
         return

@@ -48,6 +48,14 @@ def main() -> None:
     }.items():
         pq.write_table(t, out / f"{name}.parquet", **options)
     pq.write_table(t.slice(0, 0), out / "empty.parquet")
+    holes = pa.array([[1, None, 3]] * 9, pa.list_(pa.int32()))
+    pq.write_table(pa.table({"holes": holes}), out / "holes.parquet")
+    pq.write_table(pa.table({"holes": holes, "more": holes}), out / "two.parquet")
+    split = pa.array([list(range(i, i + 1000)) for i in range(3)], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"split": split, "text": ["a", "b", "c"]}), out / "split.parquet", compression="none", use_dictionary=False,
+                   column_encoding={"split.list.element": "BYTE_STREAM_SPLIT"}, data_page_size=500, write_batch_size=64)
+    struct = pa.array([{"ids": [i, i + 1]} for i in range(9)], pa.struct([("ids", pa.large_list(pa.uint32()))]))
+    pq.write_table(pa.table({"tokens": struct, "lists": pa.array([[[1]]] * 9, pa.list_(pa.list_(pa.int32())))}), out / "struct.parquet")
     text = t.select(["id", "text", "input_ids"])
     with pa.OSFile(str(out / "stream.arrow"), "wb") as f, pa.ipc.new_stream(f, text.schema) as w:
         w.write_table(text, max_chunksize=9)

@@ -1,4 +1,4 @@
-"""Arrow, WebDataset and plain tar, safetensors."""
+"""Arrow, Parquet, WebDataset and plain tar, safetensors."""
 
 import io
 import json
@@ -33,6 +33,40 @@ def arrow_text(out):
 
     columns = {"text": [f"document {i}: " + "naïve café " * (i % 5) for i in range(20)]}
     return write_arrow(out, columns, {"text": datasets.Value("string")})
+
+
+@dataset("parquet", "parquet", "int32")
+def parquet(out):
+    """As datasets writes what is pushed to a hub: dictionaries, Snappy, a shard in several row groups."""
+    import datasets
+
+    features = datasets.Features({"input_ids": datasets.List(datasets.Value("int32")), "text": datasets.Value("string")})
+    splits = {"train": ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"], "validation": ["validation-00000-of-00001.parquet"]}
+    for split, names in splits.items():
+        for name in names:
+            ids = [doc.tolist() for doc in documents(72 + len(name) + int(name[-18]), 30, "i4", longest=40)]
+            columns = {"input_ids": ids, "text": [f"document {i}" for i in range(len(ids))]}
+            datasets.Dataset.from_dict(columns, features=features).to_parquet(str(out / name), batch_size=11)
+    return splits
+
+
+@dataset("parquet-plain", "parquet", "uint16")
+def parquet_plain(out):
+    """Rows that are empty and null, types that Parquet widens, pages of both versions, of which some are plain."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [doc.tolist() for doc in documents(75, 60, "u2", longest=40)]
+    rows[3], rows[59] = [], None
+    for i, options in enumerate(
+        [
+            {"compression": "none", "use_dictionary": False},
+            {"compression": "zstd", "data_page_version": "2.0", "row_group_size": 7, "write_page_checksum": True},
+            {"compression": "gzip", "use_dictionary": False, "column_encoding": {"input_ids.list.element": "DELTA_BINARY_PACKED"}, "data_page_size": 100},
+        ]
+    ):
+        pq.write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.uint16()))}), out / f"part-{i}.parquet", **options)
+    return one("part-0.parquet", "part-1.parquet", "part-2.parquet")
 
 
 @dataset("webdataset", "webdataset")

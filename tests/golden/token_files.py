@@ -3,8 +3,12 @@
 import csv
 import gzip
 import io
+import pickle
+import struct
 
 import numpy as np
+import projects
+import torch
 from registry import dataset, documents, one
 
 
@@ -85,10 +89,44 @@ def automodel_u16(out):
     return one("shard_000000.bin")
 
 
-@dataset("automodel-u32", "llmc", "uint32", reader="llmc-u32")
+@dataset("automodel-u32", "llmc", "uint32", reader="automodel-u32")
 def automodel_u32(out):
     write_llmc(out / "shard_000000.bin", 278895051, 1, np.concatenate([*documents(37, 20, "u4")]), 4)
     return one("shard_000000.bin")
+
+
+@dataset("fairseq", "fairseq", "uint16")
+def fairseq(out):
+    writer = projects.fairseq().MMapIndexedDatasetBuilder
+    for i, split in enumerate(("train", "valid")):
+        builder = writer(str(out / f"{split}.bin"), dtype=np.uint16)
+        for doc in documents(38 + i, 20):
+            builder.add_item(torch.from_numpy(doc.astype(np.int64)))
+        builder.finalize(str(out / f"{split}.idx"))
+    return {"train": ["train.bin"], "valid": ["valid.bin"]}
+
+
+@dataset("pbin", "pbin", "uint16")
+def pbin(out):
+    """As Modalities' dataloader/create_packed_data.py (PackedDataGenerator) writes."""
+    docs = [*documents(40, 30)]
+    ends = np.cumsum([2 * len(doc) for doc in docs]).tolist()
+    index = [(end - 2 * len(doc), 2 * len(doc)) for end, doc in zip(ends, docs)]
+    header = ends[-1].to_bytes(8, "little") + (2).to_bytes(4, "little")
+    (out / "data.pbin").write_bytes(header + np.concatenate(docs).tobytes() + pickle.dumps(index))
+    return one("data.pbin")
+
+
+@dataset("packed", "packed", "int32")
+def packed(out):
+    """As TinyLlama's lit_gpt/packed_dataset.py (PackedDatasetBuilder) writes: chunks of whole blocks, the last one filled up with a separator."""
+    tokens, chunk = np.concatenate([*documents(47, 60, "i4")]), 32 * 16
+    names = [f"train_{i:010d}.bin" for i in range(-(-len(tokens) // chunk))]
+    for i, name in enumerate(names):
+        part = np.full(chunk, 2, np.int32)
+        part[: len(tokens[i * chunk :][:chunk])] = tokens[i * chunk :][:chunk]
+        (out / name).write_bytes(b"LITPKDS" + struct.pack("<QBQ", 1, 4, chunk) + part.tobytes())
+    return one(*names)
 
 
 def write_npy(path, array, version):

@@ -23,6 +23,7 @@ warnings.filterwarnings("ignore")
 logging.getLogger("megatron").setLevel(logging.ERROR)
 
 import numpy as np  # noqa: E402
+import projects  # noqa: E402
 
 
 def preload():
@@ -164,6 +165,51 @@ def modded(path, entry, scratch):
         yield tokens
 
 
+def automodel(path, entry, scratch):
+    """NeMo Automodel's shards and samples of them. Its reader makes samples of i64."""
+    reader = projects.automodel()
+    for shard in shard_paths(path, entry):
+        yield reader.load_bin_shard(shard).numpy()
+        for sample in reader.NanogptDataset([shard], seq_len=37)._process_file_tokens(str(shard), False, 0, None):
+            yield sample
+
+
+def fairseq(path, entry, scratch):
+    reader = projects.fairseq()
+    for shard in shard_paths(path, entry):
+        dataset = reader.make_dataset(str(shard.with_suffix("")), "mmap")
+        yield dataset.sizes.copy()
+        for i in range(len(dataset)):
+            yield dataset[i].numpy().astype(entry["dtype"])
+
+
+def pbin(path, entry, scratch):
+    """Modalities' documents, and its blocks over the borders of documents."""
+    reader = projects.modalities()
+    for shard in shard_paths(path, entry):
+        for documents in (
+            reader.PackedMemMapDatasetBase(shard, sample_key="x"),
+            reader.PackedMemMapDatasetContinuous(shard, sample_key="x", block_size=33, reuse_last_target=True),
+        ):
+            yield len(documents)
+            for i in range(len(documents)):
+                yield documents[i]["x"].astype(entry["dtype"])
+
+
+def packed(path, entry, scratch):
+    """As TinyLlama's lit_gpt/packed_dataset.py (PackedDatasetIterator) does: a header, then blocks out of a memory map."""
+    for shard in shard_paths(path, entry):
+        with open(shard, "rb") as f:
+            assert f.read(7) == b"LITPKDS"
+            assert struct.unpack("<Q", f.read(8)) == (1,)
+            (code,) = struct.unpack("<B", f.read(1))
+            (chunk,) = struct.unpack("<Q", f.read(8))
+        assert {4: "int32", 8: "uint16"}[code] == entry["dtype"]
+        buffer = memoryview(np.memmap(shard, mode="r", order="C", offset=24))
+        for block in range(chunk // 32):
+            yield np.frombuffer(buffer, dtype=entry["dtype"], count=32, offset=block * 32 * np.dtype(entry["dtype"]).itemsize)
+
+
 def npy(mode):
     def read(path, entry, scratch):
         for shard in shard_paths(path, entry):
@@ -228,6 +274,21 @@ def arrow(in_memory):
     return read
 
 
+def parquet(path, entry, scratch):
+    import pyarrow.parquet
+
+    for shard in shard_paths(path, entry):
+        yield from pyarrow.parquet.read_table(shard, memory_map=True).to_pylist()
+
+
+def parquet_loaded(path, entry, scratch):
+    import datasets
+
+    for shard in shard_paths(path, entry):
+        cache = Path(scratch, shard.name)
+        yield from datasets.load_dataset("parquet", data_files=str(shard), split="train", cache_dir=str(cache))
+
+
 def webdataset(path, entry, scratch):
     import webdataset as wds
 
@@ -277,14 +338,19 @@ READERS = {
     "megatron-pieces": [("megatron.IndexedDataset joined", megatron_pieces)],
     "raw": [MEMMAP, ("open-seek-read", raw_windows)],
     "datatrove": [MEMMAP, ("datatrove.DatatroveFileDataset", datatrove)],
-    "llmc": [("llm.c loader", llmc), ("modded-nanogpt loader", modded)],
+    "llmc": [("llm.c loader", llmc), ("modded-nanogpt loader", modded), ("nemo_automodel.NanogptDataset", automodel)],
     "llmc-u32": [("llm.c loader", llmc)],
+    "automodel-u32": [("llm.c loader", llmc), ("nemo_automodel.NanogptDataset", automodel)],
+    "fairseq": [("fairseq.MMapIndexedDataset", fairseq)],
+    "pbin": [("modalities.PackedMemMapDataset", pbin)],
+    "packed": [("TinyLlama's PackedDataset", packed)],
     "mds": MDS,
     "mds-compressed": MDS[2:],
     "litdata": [("litdata.StreamingDataset", litdata)],
     "litdata-compressed": [("litdata.StreamingDataset copied", litdata_copied)],
     "npy": [("numpy.load mmap", npy("r")), ("numpy.load", npy(None))],
     "arrow": [("datasets.load_from_disk", arrow(False)), ("datasets.load_from_disk in memory", arrow(True))],
+    "parquet": [("pyarrow.parquet", parquet), ("datasets.load_dataset", parquet_loaded)],
     "webdataset": WEBDATASET,
     "safetensors": [("safetensors.safe_open", safetensors_mapped), ("safetensors.load_file", safetensors_loaded)],
 }
@@ -323,9 +389,20 @@ def parts_of(path, entry, scratch):
     elif kind == "raw" or kind == "datatrove":
         for shard in shard_paths(path, entry):
             yield np.memmap(shard, dtype=entry["dtype"], mode="r"), sidecar_starts(shard)
-    elif kind in ("llmc", "llmc-u32"):
+    elif kind in ("llmc", "llmc-u32", "automodel-u32"):
         for header, tokens in pairs(llmc(path, entry, scratch)):
             yield tokens, None
+    elif kind == "fairseq":
+        read = fairseq(path, entry, scratch)
+        for sizes in read:
+            yield np.concatenate([next(read) for _ in sizes]), np.cumsum([0, *sizes])
+    elif kind == "pbin":
+        reader = projects.modalities()
+        for shard in shard_paths(path, entry):
+            data = reader.EmbeddedStreamData(shard).data
+            yield np.frombuffer(data, entry["dtype"]), None
+    elif kind == "packed":
+        yield np.concatenate([*packed(path, entry, scratch)]), None
     elif kind == "npy":
         for shard in shard_paths(path, entry):
             yield np.load(shard).ravel(), None
@@ -337,6 +414,10 @@ def parts_of(path, entry, scratch):
     elif kind == "arrow":
         for sample in arrow(False)(path, entry, scratch):
             yield np.array(sample["input_ids"], entry["dtype"]), [0, len(sample["input_ids"])]
+    elif kind == "parquet":
+        for sample in parquet(path, entry, scratch):
+            tokens = np.array(sample["input_ids"] or [], entry["dtype"])
+            yield tokens, [0, len(tokens)]
     elif kind == "litdata":
         blocks = litdata(path, dict(entry, block_size=1), scratch)  # of one token, so that no tail is lost
         for shard in shard_paths(path, entry):  # the reader knows no items; the writer says where they lie

@@ -1,0 +1,200 @@
+package layout
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hbmfs/hbmfs/layout/parquet"
+)
+
+// parquetHead is a file that begins as Parquet does.
+type parquetHead struct{}
+
+func parquetProbe(_ *Object, head []byte) any {
+	if !bytes.HasPrefix(head, []byte(parquet.Magic)) {
+		return nil
+	}
+	return parquetHead{}
+}
+
+// parquetLooks bounds how many footers of a directory are read before its sets are formed, to find one that is sound.
+const parquetLooks = 8
+
+// parquetAssemble makes a set of each split of a directory whose files have a column of tokens, and one set of a directory whose
+// files have none. The first file that is sound speaks for all: the other footers are read when the set is resolved.
+func parquetAssemble(ctx context.Context, d *directory, members []member) {
+	type group struct {
+		split string
+		of    []member
+		first *parquetTokens
+		why   string
+	}
+	var groups []group
+	none := true
+	for split, of := range bySplit(members) {
+		first, why := parquetFirst(ctx, d, of)
+		groups = append(groups, group{split, of, first, why})
+		none = none && first == nil
+	}
+	if none {
+		parquetSet(d, "", members, nil, groups[0].why)
+		return
+	}
+	for _, g := range groups {
+		parquetSet(d, g.split, g.of, g.first, g.why)
+	}
+}
+
+// parquetFirst returns the column of tokens in the first sound file, or says why there is none.
+func parquetFirst(ctx context.Context, d *directory, members []member) (*parquetTokens, string) {
+	for _, m := range members[:min(len(members), parquetLooks)] {
+		f, err := parquetOpen(ctx, d.volume, m.object)
+		if err != nil {
+			continue
+		}
+		index, why := parquetColumn(f)
+		if why != "" {
+			return nil, why
+		}
+		c := f.TokenColumn(index)
+		return &parquetTokens{f.Columns[index].Path[0], parquetDType(c), f.Columns[index].Kind}, ""
+	}
+	return nil, "no file can be read"
+}
+
+// parquetTokens is the column in which the files of a set have their tokens.
+type parquetTokens struct {
+	name  string
+	dtype DType
+	kind  string
+}
+
+// parquetOpen reads a footer.
+func parquetOpen(ctx context.Context, v *Volume, o *Object) (*parquet.File, error) {
+	n, err := parquet.FooterSize(o.Reader(ctx), o.Size)
+	if err != nil {
+		return nil, err
+	}
+	giveBack, err := v.headers.take(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	defer giveBack()
+	return parquet.Open(o.Reader(ctx), o.Size)
+}
+
+// parquetColumn returns the index of the column that holds the tokens, or says why there is none. It has the name that loaders
+// expect, or is the only list of integers. A list is all that there is below a column of the table.
+func parquetColumn(f *parquet.File) (int, string) {
+	leaves := map[string]int{}
+	for i := range f.Columns {
+		leaves[f.Columns[i].Path[0]]++
+	}
+	var lists []int
+	var names, all []string
+	for i := range f.Columns {
+		c := &f.Columns[i]
+		if c.Tokens && leaves[c.Path[0]] == 1 {
+			lists, names = append(lists, i), append(names, c.Path[0])
+		}
+		if len(all) < 10 {
+			all = append(all, fmt.Sprintf("%.40q is %s", c.Name(), c.Kind))
+		}
+	}
+	for _, name := range tokenColumns() {
+		if i := slices.Index(names, name); i >= 0 {
+			return lists[i], ""
+		}
+	}
+	switch len(lists) {
+	case 0:
+		return -1, "no column holds lists of integers: " + strings.Join(all, ", ")
+	case 1:
+		return lists[0], ""
+	}
+	return -1, severalLists(names)
+}
+
+// parquetDType is the type of a column's tokens.
+func parquetDType(c *parquet.TokenColumn) DType {
+	bits, unsigned := c.Integer()
+	sign := "i"
+	if unsigned {
+		sign = "u"
+	}
+	d, _ := ParseDType(fmt.Sprint(sign, bits)) // it gives DTypeUnknown beside its error
+	return d
+}
+
+// parquetSet adds a set of files that have their tokens in a column, or none for the reason why.
+func parquetSet(d *directory, split string, members []member, column *parquetTokens, why string) {
+	var shards []*Shard
+	abouts := make([]string, len(members)) // each written by its own shard's resolve
+	for i, m := range members {
+		s := newShard(m.object)
+		x := &parquetShard{object: m.object, volume: d.volume}
+		s.resolve = func(ctx context.Context, h *Shard) error {
+			f, err := parquetOpen(ctx, d.volume, m.object)
+			if errors.Is(err, parquet.ErrBroken) || errors.Is(err, parquet.ErrUnread) {
+				return corruptf(m.object, 0, "%v", err)
+			}
+			if err != nil {
+				return err
+			}
+			h.Samples, abouts[i] = f.Rows, parquetTexts(f)
+			if column == nil {
+				return nil
+			}
+			return parquetError(m.object, x.resolve(ctx, h, f, column))
+		}
+		s.check = func(ctx context.Context, h *Shard) error {
+			if h.NoTokens != "" {
+				return nil
+			}
+			return parquetError(m.object, x.check(ctx))
+		}
+		shards = append(shards, s)
+	}
+	if column == nil {
+		d.add(split, DTypeUnknown, shards).NoTokens = why
+	} else {
+		d.add(split, column.dtype, shards).note(fmt.Sprintf("the tokens are the column %.80q, %s", column.name, column.kind))
+	}
+	set := d.volume.Sets[len(d.volume.Sets)-1]
+	set.summarize = func(s *Set) {
+		for _, about := range abouts {
+			if about != "" {
+				s.note(about)
+			}
+		}
+	}
+}
+
+// parquetError says what an error of package parquet means for a shard: it is broken, or its tokens make no stream.
+func parquetError(o *Object, err error) error {
+	switch {
+	case errors.Is(err, parquet.ErrBroken):
+		return corruptf(o, 0, "%v", err)
+	case errors.Is(err, parquet.ErrUnread), errors.Is(err, parquet.ErrHoles):
+		return absent("%v", err)
+	}
+	return err
+}
+
+// parquetTexts says what can be done with columns of texts.
+func parquetTexts(f *parquet.File) string {
+	var texts []string
+	for i := range f.Columns {
+		if c := &f.Columns[i]; c.Kind == "text" && len(texts) < 5 {
+			texts = append(texts, fmt.Sprintf("%.40q", c.Name()))
+		}
+	}
+	if len(texts) == 0 {
+		return ""
+	}
+	return "hbmfs pack --text-key tokenizes the texts in column " + strings.Join(texts, ", ")
+}
