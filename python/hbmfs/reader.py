@@ -128,7 +128,7 @@ class Reader:
         self._library.ask("reader_get_stats", self._handle, stats)
         return {
             "device": _device.name(self.device),
-            "bytes": stats.moved.by_path(),
+            "bytes": stats.moved.by_name(),
             "reads": stats.reads,
             "path": stats.path.decode(),
             "reason": stats.reason.decode(errors="replace"),
@@ -246,7 +246,7 @@ class File:
     def stats(self) -> dict[str, Any]:
         """Bytes of this file so far by path, whether it is of a mount, and why it is read through the mount if it is."""
         info = self._info()
-        return {"bytes": info.moved.by_path(), "mounted": bool(info.mounted), "runs": info.runs, "note": info.note.decode(errors="replace")}
+        return {"bytes": info.moved.by_name(), "mounted": bool(info.mounted), "runs": info.runs, "note": info.note.decode(errors="replace")}
 
     def close(self) -> None:
         """Cancels its requests and closes the file. WaitTimeoutError as of the reader."""

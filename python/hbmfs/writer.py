@@ -207,7 +207,7 @@ class Writer:
         stats = self._stats()
         return {
             "device": _device.name(self.device),
-            "bytes": stats.moved.by_path(),
+            "bytes": stats.moved.by_name(),
             "volume": self._volume,
             "writes": stats.writes,
             "path": stats.path.decode(),
@@ -406,7 +406,7 @@ class Write(Request[Written]):
             files = [WrittenFile(*file, tuple(sums[a:b].tolist())) for file, a, b in zip(self._files, ends, ends[1:], strict=False)]
             took, prepared, released = (ns / 1e9 for ns in (result.took_ns, result.prepared_ns, result.released_ns))
             self._value = Written(
-                files, result.moved.by_path(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released, self._value.way
+                files, result.moved.by_name(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released, self._value.way
             )
             self._owner._saw(self._value)  # type: ignore[attr-defined]
         if self._shown is not None and self.written > before:
