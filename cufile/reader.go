@@ -154,8 +154,8 @@ type Reader struct {
 	ended  bool       // Close has given back all that it could
 }
 
-// New prepares a device: threads and pinned memory.
-func New(_ context.Context, opt Options) (*Reader, error) {
+// New prepares a device: threads and pinned memory. Where ctx ends meanwhile, it gives back what it has and returns ctx's error.
+func New(ctx context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
 	}
@@ -166,37 +166,45 @@ func New(_ context.Context, opt Options) (*Reader, error) {
 	}
 	r.descriptors = source.NewDescriptors(files, r.letGo)
 	r.opener = source.NewOpener(opt.Client, r.descriptors)
-	if opt.Device == HostDevice {
-		if opt.Path != Auto && opt.Path != Host {
-			return nil, fmt.Errorf("%w: %s needs a GPU and the device is the host", ErrUnavailable, opt.Path)
-		}
-		return r, r.startHost()
-	}
-	if opt.Path == Host {
-		return nil, fmt.Errorf("%w: host ends in host memory and the device is gpu %d", ErrUnavailable, opt.Device)
-	}
-	if err := r.startGPU(); err != nil {
+	if err := r.start(ctx); err != nil {
 		return nil, errors.Join(err, r.release())
 	}
-	if opt.Path == Direct || opt.Path == Compat {
+	return r, nil
+}
+
+// start looks between its steps whether ctx has ended: a call into a library cannot be interrupted.
+func (r *Reader) start(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	switch host := r.opt.Device == HostDevice; {
+	case host && r.opt.Path != Auto && r.opt.Path != Host:
+		return fmt.Errorf("%w: %s needs a GPU and the device is the host", ErrUnavailable, r.opt.Path)
+	case host:
+		return errors.Join(r.startHost(), ctx.Err())
+	case r.opt.Path == Host:
+		return fmt.Errorf("%w: host ends in host memory and the device is gpu %d", ErrUnavailable, r.opt.Device)
+	}
+	if err := r.startGPU(ctx); err != nil {
+		return err
+	}
+	if r.opt.Path == Direct || r.opt.Path == Compat {
 		if err := r.direct.Start(); err != nil {
-			return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnavailable, opt.Path, err), r.release())
+			return fmt.Errorf("%w: %s: %w", ErrUnavailable, r.opt.Path, err)
 		}
 	}
-	return r, nil
+	return ctx.Err()
 }
 
 func (r *Reader) startHost() (err error) {
 	if r.host, err = unix.Mmap(-1, 0, int(r.opt.Arena), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return fmt.Errorf("allocate %d bytes of host memory: %w", r.opt.Arena, err)
 	}
-	if r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads}); err != nil {
-		return errors.Join(err, r.release())
-	}
-	return nil
+	r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads})
+	return err
 }
 
-func (r *Reader) startGPU() (err error) {
+func (r *Reader) startGPU(ctx context.Context) (err error) {
 	cu, err := driver.LoadCUDA(r.opt.Libraries.CUDA)
 	if err != nil {
 		return err
@@ -211,15 +219,21 @@ func (r *Reader) startGPU() (err error) {
 		return err
 	}
 	r.cu = cu
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	r.crew, err = crew.New(crew.Options{CUDA: cu, Context: r.context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(r.gpu.NUMA)})
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
 	}
 	r.direct = direct.New(direct.Options{Crew: r.crew, Threads: r.opt.Threads, Library: r.opt.Libraries.CuFile, Compat: r.opt.Path == Compat})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	// Beside the crew the mover would take longer than after it: both bring pages and register them.
 	mover := make(chan error, 1)
 	go func() { mover <- r.startMover() }()
-	err = r.crew.Do(context.Background(), func(*crew.Worker) error {
+	err = r.crew.Do(context.WithoutCancel(ctx), func(*crew.Worker) error {
 		if _, total, err := cu.MemInfo(); err != nil || uint64(r.opt.Arena) <= total {
 			return err
 		}

@@ -414,3 +414,44 @@ func TestPathThatIsNotThereIsAnError(t *testing.T) {
 		})
 	}
 }
+
+// endsLater is a context that ends when it has been asked a number of times.
+type endsLater struct {
+	context.Context
+	left int
+}
+
+func (c *endsLater) Err() error {
+	if c.left--; c.left < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestNewEndsWithItsContext has the context end at every step: New gives everything back.
+func TestNewEndsWithItsContext(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		steps := 0
+		for ; ; steps++ {
+			r, err := New(&endsLater{t.Context(), steps}, o)
+			if err == nil {
+				must(t, r.Close())
+				break
+			}
+			if r != nil || !errors.Is(err, context.Canceled) {
+				t.Fatalf("step %d: %v", steps, err)
+			}
+			if o.Libraries.CUDA == "" {
+				continue
+			}
+			for _, name := range []string{"fake_cuda_violations", "fake_cuda_pinned", "fake_cuda_hbm", "fake_cuda_retained"} {
+				if n := ask(t, o.Libraries.CUDA, name); n != 0 {
+					t.Errorf("step %d: %s is %d", steps, name, n)
+				}
+			}
+		}
+		if steps < 2 || o.Device != HostDevice && steps < 4 {
+			t.Errorf("it looked %d times", steps)
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -213,38 +214,55 @@ func TestSequences(t *testing.T) {
 	})
 }
 
-// TestAReaderWaitsForWindowsThatAreLent has a reader need room while a launch of another uses all of its windows.
+// TestAReaderWaitsForWindowsThatAreLent has a reader need room while one launch of another reader uses all of its windows.
 func TestAReaderWaitsForWindowsThatAreLent(t *testing.T) {
 	o := smallOptions(fakeLibraries(t), Mapped)
 	o.Pinned, o.Window = 512<<10, 64<<10
 	files, datas := filesOfTwoReaders(t, o, 900_000)
 	m, other := newMemory(t, files[0].r, 9000, 0), newMemory(t, files[0].r, 1000, 0)
-	parts := []Part{{files[0], []Placed{{N: 1000}}}, {File: files[1]}}
-	for k := range int64(8) {
-		parts[1].Spans = append(parts[1].Spans, Placed{Offset: k * 65_536, N: 1000, To: 1000 * (k + 1)})
-	}
-	for _, held := range []bool{false, true} {
-		if held {
-			ask(t, o.Libraries.CUDA, "fake_cuda_hold")
-		}
-		q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+	gather := func(f *File, at int64) {
+		t.Helper()
+		q, err := f.BeginGather(t.Context(), Target{Memory: other.Memory}, []int64{at}, 1000)
 		must(t, err)
-		if held {
-			eventually(t, "nothing is moved", func() bool { return ask(t, o.Libraries.CUDA, "fake_cuda_pending") > 0 })
-			late, err := files[1].BeginGather(t.Context(), Target{Memory: other.Memory}, []int64{700_000}, 1000)
-			must(t, err)
-			select {
-			case <-late.Done():
-				_, err := late.Result()
-				t.Errorf("it came without room: %v", err)
-			case <-time.After(50 * time.Millisecond):
-			}
-			ask(t, o.Libraries.CUDA, "fake_cuda_go_on")
-			_, err = late.Result()
-			must(t, err)
-			other.holds(t, datas[1][700_000:701_000], true)
-		}
 		_, err = q.Result()
 		must(t, err)
+	}
+	gather(files[0], 0)
+	parts := []Part{{files[0], []Placed{{N: 1000}}}, {File: files[1]}}
+	for k := range int64(8) { // not in order: for a reader that reads on, older windows would go
+		window := (3*k + 1) % 8 * 65_536
+		gather(files[1], window)
+		parts[1].Spans = append(parts[1].Spans, Placed{Offset: window, N: 1000, To: 1000 * (k + 1)})
+	}
+	launches := ask(t, o.Libraries.CUDA, "fake_cuda_launches")
+	ask(t, o.Libraries.CUDA, "fake_cuda_hold")
+	together, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+	must(t, err)
+	eventually(t, "nothing is moved", func() bool { return ask(t, o.Libraries.CUDA, "fake_cuda_pending") > 0 })
+	late, err := files[1].BeginGather(t.Context(), Target{Memory: other.Memory}, []int64{700_000}, 1000)
+	must(t, err)
+	eventually(t, "it waits for room, or ends", func() bool {
+		select {
+		case <-late.Done():
+			return true
+		default: // nothing else tells that it waits
+			stacks := make([]byte, 1<<20)
+			return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("mapped.(*Windows).makeRoom("))
+		}
+	})
+	select {
+	case <-late.Done():
+		_, err := late.Result()
+		t.Errorf("it came without room: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	ask(t, o.Libraries.CUDA, "fake_cuda_go_on")
+	_, err = late.Result()
+	must(t, err)
+	other.holds(t, datas[1][700_000:701_000], true)
+	_, err = together.Result()
+	must(t, err)
+	if n := ask(t, o.Libraries.CUDA, "fake_cuda_launches") - launches; n != 2 {
+		t.Errorf("%d launches, want one for both readers and one for the late request", n)
 	}
 }

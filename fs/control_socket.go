@@ -67,6 +67,7 @@ func (m *Mount) listenForReaders(ctx context.Context) (device string, err error)
 		if f == nil {
 			return "", errors.New("the daemon before had none")
 		}
+		_ = unix.Listen(int(f.Fd()), backlog) // from now on the kernel names this process to its peers: see DaemonOf
 		listener, err = net.FileListener(f)
 		_ = f.Close() // the listener has its own
 	} else {
@@ -104,6 +105,9 @@ func sealReadOnly(point string) error {
 	return unix.FsconfigReconfigure(fd)
 }
 
+// backlog is how many connections may wait until the daemon accepts them.
+const backlog = 128
+
 // bindControl binds the socket inside the mount.
 //
 // A bound socket keeps the mount busy through which it was bound. So the helper binds it through a mount that nobody else
@@ -126,7 +130,6 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, error) {
 		return nil, err
 	}
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) // kernels before Linux 6.16 do not know it: see endTime
-	const backlog = 128
 	if err := unix.Listen(fd, backlog); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", socketName, err)
 	}

@@ -21,8 +21,9 @@ import (
 type Daemon struct {
 	PID int
 
-	pidfd   int
-	certain bool // the kernel says that it serves this mount
+	pidfd     int
+	certain   bool // the kernel says that it serves this mount
+	elsewhere bool // PID is its number in a PID namespace that is not seen from here
 }
 
 // ErrUntold says that this kernel does not tell which process serves which FUSE mount.
@@ -54,7 +55,7 @@ func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
 			_ = unix.Close(pidfd) // opened to name it
 			continue
 		}
-		return &Daemon{pid, pidfd, true}, nil
+		return &Daemon{PID: pid, pidfd: pidfd, certain: true}, nil
 	}
 	if untold {
 		return nil, ErrUntold
@@ -73,7 +74,54 @@ func DaemonByPID(pid int) *Daemon {
 		_ = unix.Close(pidfd) // opened to name it
 		return nil
 	}
-	return &Daemon{pid, pidfd, false}
+	return &Daemon{PID: pid, pidfd: pidfd}
+}
+
+// DaemonOf finds the process that listens on the control socket of the mount at a path, in whatever PID namespace it lives. told is
+// its number there, as the mount's status has it. It is nil where the kernel does not tell (before Linux 6.5), and where there is no
+// socket. The daemon must just have answered: the way to the socket leads through the mount.
+func DaemonOf(path string, told int) *Daemon {
+	dir, err := unix.Open(filepath.Join(path, ControlName), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = unix.Close(dir) }() // opened to name it
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing is asked on it
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, socketName)}); err != nil {
+		return nil
+	}
+	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err != nil {
+		return nil
+	}
+	d := &Daemon{PID: told, pidfd: pidfd, certain: true, elsewhere: true}
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", pidfd)) // without it the number is not known here
+	_, after, _ := bytes.Cut(text, []byte("Pid:"))
+	line, _, _ := bytes.Cut(after, []byte("\n"))
+	if here, err := strconv.Atoi(string(bytes.TrimSpace(line))); err == nil && here > 0 {
+		d.PID, d.elsewhere = here, false
+	}
+	return d
+}
+
+// String names the process.
+func (d *Daemon) String() string {
+	if d.elsewhere {
+		return fmt.Sprintf("pid %d in another PID namespace", d.PID)
+	}
+	return fmt.Sprintf("pid %d", d.PID)
+}
+
+// Command is what somebody types to send it a signal, such as KILL.
+func (d *Daemon) Command(signal string) string {
+	if d.elsewhere {
+		return fmt.Sprintf("kill -%s %d in its PID namespace", signal, d.PID)
+	}
+	return fmt.Sprintf("kill -%s %d", signal, d.PID)
 }
 
 // connection tells whether a process serves the FUSE connection of this number, and false for told where it serves one whose
@@ -139,6 +187,9 @@ func (d *Daemon) Ended(ctx context.Context) bool {
 
 // Stopped tells whether a signal, or a debugger, keeps the daemon from running.
 func (d *Daemon) Stopped() bool {
+	if d.elsewhere {
+		return false // nobody tells
+	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.PID))
 	_, after, _ := bytes.Cut(stat, []byte(") "))
 	return err == nil && (bytes.HasPrefix(after, []byte("T")) || bytes.HasPrefix(after, []byte("t")))
@@ -149,10 +200,14 @@ func (d *Daemon) Kill() error {
 	if !d.certain {
 		return nil
 	}
-	if err := unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("end the daemon (pid %d): %w", d.PID, err)
+	err := unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0)
+	switch {
+	case err == nil || errors.Is(err, unix.ESRCH):
+		return nil
+	case d.elsewhere && errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("the daemon (%v) cannot be ended from here: %s ends it", d, d.Command("KILL"))
 	}
-	return nil
+	return fmt.Errorf("end the daemon (%v): %w", d, err)
 }
 
 // ShownBy finds a process in another mount namespace that still shows the filesystem of a mount, 0 where none can be seen.

@@ -87,17 +87,21 @@ func (d *directory) tokenFiles(members []member, told map[*Object]DType) []membe
 	return out
 }
 
+// MaxTokensManifest is the most bytes of a manifest that tells dtypes: one of several terabytes of tokens.
+const MaxTokensManifest = 64 << 20
+
 // manifested gives the dtypes of the headerless files that hbmfs pack wrote here, as its manifest has them. A manifest that cannot
 // be read tells nothing: --verify says what is wrong with it.
 func (d *directory) manifested(ctx context.Context) map[*Object]DType {
-	const most = 64 << 20 // of several terabytes of tokens
-	o := d.sibling(ManifestName)
-	if o == nil || o.Size > most {
-		return nil
-	}
-	data := make([]byte, o.Size)
-	if n, _ := o.ReadAt(ctx, data, 0); int64(n) < o.Size {
-		return nil
+	data := d.opt.Manifest
+	if o := d.sibling(ManifestName); o != nil {
+		if o.Size > MaxTokensManifest {
+			return nil
+		}
+		data = make([]byte, o.Size)
+		if n, _ := o.ReadAt(ctx, data, 0); int64(n) < o.Size {
+			return nil
+		}
 	}
 	m, err := ParseManifest(data)
 	if err != nil || m.Format != "nanogpt" {

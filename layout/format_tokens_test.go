@@ -281,4 +281,9 @@ func TestTokensToldByTheManifest(t *testing.T) {
 			t.Errorf("%s: sets %+v, want one of %v that says %q", name, v.Sets, c.want, c.note)
 		}
 	}
+	// One file is the source: the manifest beside it is an option.
+	v, err := Index(t.Context(), files{"train.bin": zeros}.objects(), Options{Manifest: manifest("u32", 4096)})
+	if err != nil || len(v.Sets) != 1 || v.Sets[0].DType != U32 {
+		t.Errorf("one file: %v, sets %+v", err, v.Sets)
+	}
 }

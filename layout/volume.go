@@ -19,6 +19,8 @@ type Options struct {
 	Format string
 	// DType is the element type of headerless token files, which carry none. Unset: it is found by looking at the values.
 	DType DType
+	// Manifest is the file [ManifestName] beside a source that is one file: objects have none of it then. May be nil.
+	Manifest []byte
 	// Select adds views of some documents.
 	Select []Selection
 }

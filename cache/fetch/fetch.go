@@ -54,7 +54,7 @@ type Client struct {
 	opt    Options
 	turns  chan struct{} // one for each request under way
 	notice notice
-	first  firstByte
+	first  FirstByte
 	stats  counters
 }
 

@@ -65,7 +65,7 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 		return nil, err
 	}
 	c.notice.answer()
-	c.first.observe(time.Since(began))
+	c.first.Observe(time.Since(began))
 	c.stats.latency.observe(time.Since(began))
 	r.body, r.blind, r.tell = answer.Body, answer.ContentLength < 0, answer.Ended
 	return r, nil
@@ -136,7 +136,7 @@ func (r *request) close(err error) {
 // open makes a request, and a second one when the first takes far longer to answer than they do as a rule. The first
 // answer wins, and the other request is ended.
 func (c *Client) open(ctx context.Context, a ask) (*request, error) {
-	patience, ok := c.first.slow()
+	patience, ok := c.first.Slow()
 	if !ok || c.opt.NoHedging {
 		return c.start(ctx, a)
 	}

@@ -30,6 +30,7 @@ type Endpoint struct {
 	Requests int64  `json:"requests"`
 	Bytes    int64  `json:"bytes"`
 	Failed   int64  `json:"failed"` // requests that it did not answer, or not in time, or not to the end
+	Late     int64  `json:"late"`   // requests that another one answered, since it took far longer than it does as a rule
 	Wrong    int64  `json:"wrong"`  // answers of another version, length or range, of which no byte was taken
 	Out      string `json:"out"`    // why it is passed over now, "" while it is not
 }
@@ -87,15 +88,16 @@ func (h *histogram) observe(d time.Duration) {
 	h.sum.Add(int64(d))
 }
 
-// firstByte learns how long answers take as a rule: a moving mean and deviation, as TCP does for its retransmission
+// FirstByte learns how long answers take as a rule: a moving mean and deviation, as TCP does for its retransmission
 // timer (RFC 6298).
-type firstByte struct {
+type FirstByte struct {
 	mu        sync.Mutex
 	seen      int
 	mean, dev float64 // seconds
 }
 
-func (f *firstByte) observe(d time.Duration) {
+// Observe takes an answer in.
+func (f *FirstByte) Observe(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.seen++
@@ -108,8 +110,8 @@ func (f *firstByte) observe(d time.Duration) {
 	f.mean += (x - f.mean) / 8
 }
 
-// slow is how long to wait for an answer before it is late, once enough answers were seen to tell.
-func (f *firstByte) slow() (time.Duration, bool) {
+// Slow is how long to wait for an answer before it is late, once enough answers were seen to tell.
+func (f *FirstByte) Slow() (time.Duration, bool) {
 	const enough, least = 16, 100 * time.Millisecond
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -32,12 +32,13 @@ type server struct {
 	name   string
 	getter fetch.Getter
 	limit  time.Duration // for an answer; 0 for none
+	first  fetch.FirstByte
 
 	mu     sync.Mutex // guards what follows
 	came   bool       // an answer, ever
 	stats  fetch.Endpoint
 	out    time.Time // until when it is passed over
-	failed int       // times in a row
+	failed int       // times in a row, late ones among them
 	other  map[string]bool
 	lacks  map[string]time.Time // until when it is passed over for an object
 }
@@ -66,6 +67,7 @@ func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetc
 		timer.Stop()
 	}
 	s.count(func(e *fetch.Endpoint) { e.Requests++ })
+	began := time.Now()
 	a, err := s.getter.Get(ctx, o, off, n)
 	late := !timer.Stop() && limit > 0
 	if err == nil {
@@ -86,6 +88,7 @@ func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetc
 		}
 		return nil, err
 	}
+	s.first.Observe(time.Since(began))
 	s.mu.Lock()
 	s.came = true
 	s.mu.Unlock()
@@ -106,6 +109,29 @@ func (s *server) patience() time.Duration {
 		return s.limit
 	}
 	return min(s.limit, firstTime)
+}
+
+// soon is how long an answer may take before another server is asked beside: longer than answers of this one take as a rule.
+func (s *server) soon() time.Duration {
+	limit := s.patience()
+	if usual, known := s.first.Slow(); known {
+		return min(limit, max(usual, firstTime))
+	}
+	return max(limit/2, min(limit, firstTime))
+}
+
+// wasLate passes the server over after another one had to answer for it. It may be busy: that is no failure.
+func (s *server) wasLate(waited time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.Late++
+	s.passOver(fmt.Sprintf("an answer took longer than %v, and another server gave the bytes", waited))
+}
+
+// passOver leaves the server out for a while, each time for longer. It needs mu.
+func (s *server) passOver(why string) {
+	s.out, s.stats.Out = time.Now().Add(min(mostOut, leastOut<<min(s.failed, 10))), why
+	s.failed++
 }
 
 // body counts what comes.
@@ -158,8 +184,7 @@ func (s *server) judge(object string, err error) {
 		} else {
 			s.stats.Failed++
 		}
-		s.out, s.stats.Out = time.Now().Add(min(mostOut, leastOut<<min(s.failed, 10))), fmt.Sprintf("%.300v", err)
-		s.failed++
+		s.passOver(fmt.Sprintf("%.300v", err))
 	}
 }
 

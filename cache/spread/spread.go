@@ -146,19 +146,6 @@ func (o *Origin) Stats() fetch.Stats {
 	return stats
 }
 
-// Get implements [fetch.Getter]. It asks one cache after the other, and then the origin, whose error counts.
-func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
-	for _, s := range o.order(obj.Name, off/share) {
-		if !s.usable(obj.Name) {
-			continue
-		}
-		if a, err := s.get(ctx, obj, off, n); err == nil || ctx.Err() != nil {
-			return a, err
-		}
-	}
-	return o.origin.get(ctx, obj, off, n)
-}
-
 // order is the caches in the order in which they are asked for a share of an object (rendezvous hashing).
 func (o *Origin) order(object string, part int64) []*server {
 	key := "\x00" + object + "\x00" + strconv.FormatInt(part, 10)

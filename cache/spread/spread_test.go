@@ -322,6 +322,87 @@ func TestAHungCacheDelaysNoMount(t *testing.T) {
 	})
 }
 
+// TestACacheThatHangsLaterIsLeft has caches hang that have answered before: a read asks the next server soon, and others do not wait again.
+func TestACacheThatHangsLaterIsLeft(t *testing.T) {
+	for name, hung := range map[string][]string{"one": {"http://b"}, "both": two} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var sizes []int64
+				for i := range 60 {
+					sizes = append(sizes, int64(1000+i))
+				}
+				f := newFake(sizes...)
+				o := open(t, f)
+				readAll(t, o, f)
+				for _, at := range hung {
+					f.caches[at].do = func(ctx context.Context, _ *fetch.Answer) error { <-ctx.Done(); return ctx.Err() }
+				}
+				began, origin := time.Now(), f.asks.Load()
+				readAll(t, o, f)
+				if took, most := time.Since(began), time.Duration(5*len(hung))*firstTime; took < firstTime || took > most { // they are tried again, each time later
+					t.Errorf("60 objects took %v, want at most %v", took, most)
+				}
+				if asked := f.asks.Load() > origin; asked != (len(hung) == 2) {
+					t.Errorf("the origin was asked: %v", asked)
+				}
+				e := o.Stats().Endpoints
+				if notes := o.Notes(); e[1].Late == 0 || e[1].Failed > 0 || len(notes) == 0 || !strings.Contains(notes[len(notes)-1], "http://b is passed over: an answer took longer than 3s") {
+					t.Errorf("%q, %+v", notes, e)
+				}
+				if e[2].Late+e[2].Failed > 0 || (e[0].Late > 0) != (len(hung) == 2) {
+					t.Errorf("others are blamed: %+v", e)
+				}
+				for _, at := range hung {
+					f.caches[at].do = nil
+				}
+				time.Sleep(2 * mostOut)
+				before := f.caches["http://b"].asks.Load()
+				readAll(t, o, f)
+				if f.caches["http://b"].asks.Load() == before || len(o.Notes()) > 0 {
+					t.Errorf("it is not asked again: %q", o.Notes())
+				}
+			})
+		})
+	}
+}
+
+// TestTheFirstAnswerCounts has a cache answer after the next server was asked, and before that answers, or after that has failed.
+func TestTheFirstAnswerCounts(t *testing.T) {
+	for name, c := range map[string]func(ctx context.Context, _ *fetch.Answer) error{
+		"the next one hangs": func(ctx context.Context, _ *fetch.Answer) error { <-ctx.Done(); return ctx.Err() },
+		"the next one fails": func(context.Context, *fetch.Answer) error { return syscall.ECONNREFUSED },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake(10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
+				o := open(t, f)
+				for range 3 {
+					readAll(t, o, f)
+				}
+				f.do = c
+				for _, at := range two {
+					f.caches[at].do = func(ctx context.Context, _ *fetch.Answer) error {
+						select {
+						case <-time.After(7 * time.Second): // the other cache is asked after 3 s, and the origin after 6 s
+							return nil
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+					}
+				}
+				began := time.Now()
+				p := make([]byte, 10)
+				if _, err := o.ReadAt(t.Context(), f.objects[0], p, 0); err != nil || !bytes.Equal(p, f.data["shard-00"]) || time.Since(began) != 7*time.Second {
+					t.Errorf("%q after %v: %v", p, time.Since(began), err)
+				}
+				if e := o.Stats().Endpoints; e[0].Late+e[1].Late != 1 || e[0].Failed+e[1].Failed > 0 {
+					t.Errorf("caches are blamed: %+v", e)
+				}
+			})
+		})
+	}
+}
+
 // TestAllCachesGone leaves the origin, whose errors count.
 func TestAllCachesGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -71,6 +71,7 @@ func (c *inspectCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	opt.Manifest = inspect.Manifest(c.source)
 	source, err := openSource(ctx, c.source, &c.options, c.stderr)
 	if err != nil {
 		return err

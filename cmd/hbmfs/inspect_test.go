@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // TestInspectJSONHasLists wants a list, and never null, where nothing is in it: jq and other programs go through it.
@@ -62,5 +64,32 @@ func TestInspectIsHarmlessForTerminals(t *testing.T) {
 	code := run(context.Background(), []string{"hbmfs", "inspect", dir}, &stdout, &stderr)
 	if code != exitProblems || !strings.Contains(stdout.String(), "?[31mred.npy") || strings.Contains(stdout.String()+stderr.String(), "\x1b") {
 		t.Errorf("exit code %d: %q %q", code, stdout.String(), stderr.String())
+	}
+}
+
+// TestInspectReadsTheTypeOfOneFile inspects one file that hbmfs pack wrote: the manifest beside it has the type. Without it, and where it is of
+// another file, the values tell.
+func TestInspectReadsTheTypeOfOneFile(t *testing.T) {
+	dir := t.TempDir()
+	for _, dtype := range []string{"u16", "u32"} {
+		out := filepath.Join(dir, dtype)
+		if p := runPackLine(t, "--to", "nanogpt", "--dtype", dtype, packSource(t), out); p.code != exitOK {
+			t.Fatalf("%+v", p)
+		}
+		manifest := filepath.Join(out, layout.ManifestName)
+		for _, c := range []struct{ says, then string }{
+			{"the dtype is that of hbmfs-manifest.json", `"size": 1`},
+			{"the dtype was inferred from values", "{"},
+			{"the dtype was inferred from values", ""},
+		} {
+			var stdout, stderr bytes.Buffer
+			code := run(context.Background(), []string{"hbmfs", "inspect", filepath.Join(out, "train.bin")}, &stdout, &stderr)
+			if code != exitOK || !strings.Contains(stdout.String(), c.says) || !strings.Contains(stdout.String(), " "+dtype+" ") {
+				t.Errorf("%s: exit code %d, want that %s:\n%s%s", dtype, code, c.says, stdout.String(), stderr.String())
+			}
+			if err := os.WriteFile(manifest, []byte(c.then), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

@@ -80,7 +80,7 @@ func (c *umountCommand) run(ctx context.Context) error {
 		return err
 	}
 	if at := place.Elsewhere(); at != "" && !c.force {
-		fmt.Fprintf(c.stderr, "hbmfs: the mount that was at %s is at %s as well, and its daemon (pid %d) goes on\n", place.Path, at, daemon.PID)
+		fmt.Fprintf(c.stderr, "hbmfs: the mount that was at %s is at %s as well, and its daemon (%v) goes on\n", place.Path, at, daemon)
 		return nil
 	}
 	return c.await(ctx, place, daemon)
@@ -114,25 +114,25 @@ func (c *umountCommand) await(ctx context.Context, place *fs.Place, daemon *fs.D
 	if c.lazy {
 		limit = lazyTime
 	}
-	began, pid := time.Now(), daemon.PID
+	began := time.Now()
 	for !endsWithin(ctx, daemon, lazyTime) {
 		switch other := fs.ShownBy(place.On); {
 		case ctx.Err() != nil:
-			return fmt.Errorf("%w: %s is unmounted, but its daemon (pid %d) has not ended", errInterrupted, place.Path, pid)
+			return fmt.Errorf("%w: %s is unmounted, but its daemon (%v) has not ended", errInterrupted, place.Path, daemon)
 		case daemon.Stopped() && c.lazy:
-			fmt.Fprintf(c.stderr, "hbmfs: %s is out of the tree, but its daemon (pid %d) is stopped: kill -CONT %d lets it end, kill -KILL %d ends it\n", place.Path, pid, pid, pid)
+			fmt.Fprintf(c.stderr, "hbmfs: %s is out of the tree, but its daemon (%v) is stopped: %s lets it end, %s ends it\n", place.Path, daemon, daemon.Command("CONT"), daemon.Command("KILL"))
 			return nil
 		case daemon.Stopped():
-			return fmt.Errorf("%s is unmounted, but its daemon (pid %d) is stopped and cannot end: kill -CONT %d lets it end, kill -KILL %d ends it", place.Path, pid, pid, pid)
+			return fmt.Errorf("%s is unmounted, but its daemon (%v) is stopped and cannot end: %s lets it end, %s ends it", place.Path, daemon, daemon.Command("CONT"), daemon.Command("KILL"))
 		case other != 0 && !c.force:
-			fmt.Fprintf(c.stderr, "hbmfs: %s is unmounted here, but its daemon (pid %d) goes on: the mount namespace of process %d has the mount as well\n", place.Path, pid, other)
+			fmt.Fprintf(c.stderr, "hbmfs: %s is unmounted here, but its daemon (%v) goes on: the mount namespace of process %d has the mount as well\n", place.Path, daemon, other)
 			return nil
 		case time.Since(began) < limit:
 		case c.lazy:
-			fmt.Fprintf(c.stderr, "hbmfs: %s is out of the tree; its daemon (pid %d) ends with the last open file, and if it is stuck, by kill -KILL %d\n", place.Path, pid, pid)
+			fmt.Fprintf(c.stderr, "hbmfs: %s is out of the tree; its daemon (%v) ends with the last open file, and if it is stuck, by %s\n", place.Path, daemon, daemon.Command("KILL"))
 			return nil
 		default:
-			return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %v: kill -KILL %d ends it", place.Path, pid, endTime, pid)
+			return fmt.Errorf("%s is unmounted, but its daemon (%v) has not ended within %v: %s ends it", place.Path, daemon, endTime, daemon.Command("KILL"))
 		}
 	}
 	return nil
@@ -144,11 +144,11 @@ func endsWithin(ctx context.Context, daemon *fs.Daemon, limit time.Duration) boo
 	return daemon.Ended(ctx)
 }
 
-// findDaemon finds the process that serves a mount, nil where it cannot be seen from here. A daemon that the kernel does not
-// tell has to be asked itself.
+// findDaemon finds the process that serves a mount, nil where nobody tells. A daemon that the kernel does not tell, or that lives in another
+// PID namespace, has to be asked itself.
 func findDaemon(ctx context.Context, place *fs.Place) (*fs.Daemon, error) {
 	daemon, err := fs.FindDaemon(place.On)
-	if !errors.Is(err, fs.ErrUntold) {
+	if daemon != nil || err != nil && !errors.Is(err, fs.ErrUntold) {
 		return daemon, err
 	}
 	a := askOnce(ctx, filepath.Join(place.Path, fs.ControlName, "status"))
@@ -156,5 +156,11 @@ func findDaemon(ctx context.Context, place *fs.Place) (*fs.Daemon, error) {
 	if a.State != aside.OK || json.Unmarshal(a.Text, &told) != nil || told.PID <= 0 {
 		return nil, ctx.Err()
 	}
-	return fs.DaemonByPID(told.PID), ctx.Err()
+	if err != nil {
+		daemon = fs.DaemonByPID(told.PID)
+	}
+	if daemon == nil {
+		daemon = fs.DaemonOf(place.Path, told.PID)
+	}
+	return daemon, ctx.Err()
 }

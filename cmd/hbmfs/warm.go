@@ -47,7 +47,8 @@ cache: then it is too small, or full of segments that readers have open (see .hb
   in_mount  are made by the mount, or have no cache to be brought into
 
 --record FILE saves what was read of a mount with a cache, in the order of the first reads, since its daemon began.
-With --for the record begins now; it ends after that time, or with Ctrl-C. --replay FILE brings that into another mount of the same
+With --for the record begins now; it ends after that time, or with Ctrl-C. Where another daemon goes on with the mount, the record goes on with
+it, and the command says that it has a gap. --replay FILE brings that into another mount of the same
 dataset, in that order, before the next job reads it. In a job script:
 
   hbmfs warm --replay pile.record /mnt/pile      before the job

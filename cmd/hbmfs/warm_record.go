@@ -16,7 +16,11 @@ func (c *warmCommand) runRecord(ctx context.Context) error {
 	var r *touched.Record
 	var err error
 	if c.length > 0 {
-		r, err = touched.Watch(ctx, c.paths[0], c.length, func() {
+		r, err = touched.Watch(ctx, c.paths[0], c.length, func(again bool) {
+			if again {
+				fmt.Fprintf(c.stderr, "hbmfs: another daemon goes on with %s: recording on\n", c.paths[0])
+				return
+			}
 			fmt.Fprintf(c.stderr, "hbmfs: recording for %v, or until Ctrl-C\n", c.length)
 		})
 	} else {
@@ -28,6 +32,10 @@ func (c *warmCommand) runRecord(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if r.Gaps > 0 {
+		fmt.Fprintf(c.stderr, "hbmfs: the record has a gap for each daemon of %s that ended meanwhile, %d in all: of what was read in the last second before, and until the next one served. The record ends at %s\n",
+			c.paths[0], r.Gaps, r.Until.Format("2006-01-02 15:04:05"))
+	}
 	if c.asJSON {
 		return writeJSON(c.stdout, struct {
 			Segments int       `json:"segments"`
@@ -35,11 +43,12 @@ func (c *warmCommand) runRecord(ctx context.Context) error {
 			Bytes    int64     `json:"bytes"`
 			Since    time.Time `json:"since"`
 			Complete bool      `json:"complete"`
-		}{len(r.Touches), len(r.Files), r.Bytes(), r.Since, r.Complete})
+			Gaps     int       `json:"gaps"`
+		}{len(r.Touches), len(r.Files), r.Bytes(), r.Since, r.Complete, r.Gaps})
 	}
 	fmt.Fprintf(c.stdout, "%s segments of %s files, %s, read since %s\n", size.Grouped(int64(len(r.Touches))), size.Grouped(int64(len(r.Files))),
 		size.Decimal(r.Bytes()), r.Since.Format("2006-01-02 15:04:05"))
-	if !r.Complete {
+	if !r.Complete && r.Gaps == 0 {
 		fmt.Fprintf(c.stderr, "hbmfs: more was read than a record has room for: it has the first %s segments\n", size.Grouped(int64(len(r.Touches))))
 	}
 	return nil

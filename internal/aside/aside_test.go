@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -101,6 +103,51 @@ echo '{"state": "ok", "text": "eWVz"}'
 	if _, err := os.Stat(filepath.Join(dir, "wrong")); err == nil {
 		t.Error("two questions were put at once")
 	}
+}
+
+// TestAskersShareAnAnswer has callers ask at once whose questions, one after the other, would take longer than any may: two questions serve all,
+// since none takes an answer that was under way before it asked. Another file of the mount is another question.
+func TestAskersShareAnAnswer(t *testing.T) {
+	dir := t.TempDir()
+	program := script(t, `echo "$3" >>`+dir+`/asked
+while [ ! -e `+dir+`/released ]; do sleep 0.02; done
+echo '{"state": "ok", "text": "eWVz"}'
+`)
+	asked := func() []string {
+		text, _ := os.ReadFile(filepath.Join(dir, "asked")) // nobody has asked yet
+		return strings.Fields(string(text))
+	}
+	k := Asker{Program: program, Patience: time.Minute}
+	var all sync.WaitGroup
+	ask := func(name string) {
+		all.Go(func() {
+			if a := k.Ask(t.Context(), "mount", name); a.State != OK || string(a.Text) != "yes" {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+	ask("status")
+	for deadline := time.Now().Add(time.Minute); len(asked()) == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	}
+	for range 20 {
+		ask("status")
+	}
+	ask("metrics")
+	for deadline := time.Now().Add(time.Minute); waiting() < 21 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	}
+	if err := os.WriteFile(filepath.Join(dir, "released"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	all.Wait()
+	if got := asked(); len(got) < 3 || len(got) > 11 || !slices.Contains(got, "metrics") { // three, but for callers that the machine lets wait
+		t.Errorf("asked %q, want the status twice, and the metrics once", got)
+	}
+}
+
+// waiting is how many calls wait for a question.
+func waiting() int {
+	stacks := make([]byte, 1<<20)
+	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "(*Asker).Ask(") - 1
 }
 
 func TestReadFile(t *testing.T) {

@@ -22,30 +22,33 @@ type Asker struct {
 
 // question is one that is put.
 type question struct {
-	since time.Time
-	ended chan struct{} // closed with its process
+	name   string
+	since  time.Time
+	ended  chan struct{} // closed with its process
+	answer Answer        // valid once ended is closed
 }
 
-// Ask has a process read the file name, of a mount that key stands for. It returns when the mount has answered, when the question
-// is late, or shortly after ctx has ended.
+// Ask has a process read the file name, of a mount that key stands for. It returns when the mount has answered, when a question is late, or
+// shortly after ctx has ended. Callers that ask for the same at once share an answer: however many they are, they wait for two at most.
 func (k *Asker) Ask(ctx context.Context, key, name string) Answer {
-	ctx, cancel := context.WithTimeout(ctx, k.Patience)
-	defer cancel()
-	for {
+	for began := time.Now(); ; {
 		k.mu.Lock()
 		q := k.open[key]
 		if q == nil {
-			q = &question{since: time.Now(), ended: make(chan struct{})}
+			q = &question{name: name, since: time.Now(), ended: make(chan struct{})}
 			if k.open == nil {
 				k.open = map[string]*question{}
 			}
 			k.open[key] = q
 			k.mu.Unlock()
-			return k.put(ctx, key, name, q)
+			return k.put(ctx, key, q)
 		}
 		k.mu.Unlock()
 		select {
 		case <-q.ended:
+			if q.name == name && q.since.After(began) && q.answer.State != Silent { // else its own caller may have left
+				return q.answer
+			}
 			continue
 		case <-time.After(k.Patience - time.Since(q.since)):
 		case <-ctx.Done():
@@ -64,14 +67,17 @@ func (k *Asker) Late(key string) time.Duration {
 	return 0
 }
 
-func (k *Asker) put(ctx context.Context, key, name string, q *question) Answer {
+func (k *Asker) put(ctx context.Context, key string, q *question) Answer {
+	ctx, cancel := context.WithTimeout(ctx, k.Patience)
+	defer cancel()
 	life := ctx
 	if k.Life != nil {
 		life = k.Life
 	}
 	got := make(chan Answer, 1)
 	go func() { // ends with the process, which a stuck daemon can delay
-		a := k.run(life, name)
+		a := k.run(life, q.name)
+		q.answer = a
 		k.mu.Lock()
 		delete(k.open, key)
 		k.mu.Unlock()

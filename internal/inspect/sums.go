@@ -26,23 +26,42 @@ func (s *Sums) None() string {
 	return fmt.Sprintf("what was read holds no whole block of %d bytes, of which %s has checksums", s.block, layout.ManifestName)
 }
 
+// Manifest gives the manifest beside a source that is one file of this machine, nil where there is none that can be used.
+func Manifest(source string) []byte {
+	if info, err := os.Stat(source); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	_, data, err := beside(source, layout.MaxTokensManifest)
+	if err != nil {
+		return nil // --verify says what is wrong with it
+	}
+	return data
+}
+
+// beside reads the manifest beside a file. It is nil where there is none.
+func beside(name string, most int64) (path string, data []byte, err error) {
+	path = filepath.Join(filepath.Dir(name), layout.ManifestName)
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return path, nil, nil
+	case err != nil:
+		return path, nil, err
+	case info.Size() > most || !info.Mode().IsRegular():
+		return path, nil, fmt.Errorf("%s has %d bytes, at most %d of a regular file are read", path, info.Size(), most)
+	}
+	data, err = os.ReadFile(path)
+	return path, data, err
+}
+
 // SumsOf finds the checksums of a file in the manifest beside it.
 func SumsOf(name string, size int64) (*Sums, error) {
-	manifestPath := filepath.Join(filepath.Dir(name), layout.ManifestName)
-	const most = 1 << 30
-	info, err := os.Stat(manifestPath)
-	if errors.Is(err, os.ErrNotExist) {
+	manifestPath, data, err := beside(name, 1<<30)
+	if err != nil {
+		return nil, err
+	}
+	if data == nil {
 		return &Sums{absent: "no " + layout.ManifestName + " lies beside it"}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > most {
-		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", manifestPath, info.Size(), most)
-	}
-	data, err := os.ReadFile(manifestPath)
-	if err != nil {
-		return nil, err
 	}
 	m, err := layout.ParseManifest(data)
 	if err != nil {

@@ -101,12 +101,14 @@ func addOrigin(p *promtext.Page, o *fetch.Stats) {
 	requests := p.Counter("hbmfs_endpoint_requests_total", "Requests to a cache before the source, or to the source behind caches.")
 	bytes := p.Counter("hbmfs_endpoint_bytes_total", "Bytes that it gave.")
 	failed := p.Counter("hbmfs_endpoint_failed_total", "Requests that it did not answer, or not in time, or not to the end.")
+	late := p.Counter("hbmfs_endpoint_late_total", "Requests that another server answered, since it took far longer than it does as a rule.")
 	wrong := p.Counter("hbmfs_endpoint_wrong_total", "Answers of another version, length or range, of which no byte was taken.")
 	out := p.Gauge("hbmfs_endpoint_out", "1 while it is passed over.")
 	for _, e := range o.Endpoints {
 		requests.Add(e.Requests, "endpoint", e.Name)
 		bytes.Add(e.Bytes, "endpoint", e.Name)
 		failed.Add(e.Failed, "endpoint", e.Name)
+		late.Add(e.Late, "endpoint", e.Name)
 		wrong.Add(e.Wrong, "endpoint", e.Name)
 		out.Add(e.Out != "", "endpoint", e.Name)
 	}

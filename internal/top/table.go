@@ -166,7 +166,7 @@ func writeOrigin(t io.Writer, r *Row) {
 		fmt.Fprintf(t, "  origin\t%s requests, %s; %d retried, %d stalled, %d given up\n", size.Grouped(o.Requests), size.Decimal(o.Bytes), o.Retries, o.Stalls, o.Failed)
 	}
 	for _, e := range o.Endpoints {
-		fmt.Fprintf(t, "  \t%s: %s requests, %s; %d failed, %d wrong", Printable(e.Name), size.Grouped(e.Requests), size.Decimal(e.Bytes), e.Failed, e.Wrong)
+		fmt.Fprintf(t, "  \t%s: %s requests, %s; %d failed, %d late, %d wrong", Printable(e.Name), size.Grouped(e.Requests), size.Decimal(e.Bytes), e.Failed, e.Late, e.Wrong)
 		if e.Out != "" {
 			fmt.Fprintf(t, "; passed over: %s", Printable(e.Out))
 		}

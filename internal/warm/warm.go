@@ -31,9 +31,10 @@ const (
 
 // Warmer brings files onto this machine.
 type Warmer struct {
-	rate  int64 // bytes per second, 0 for no limit
-	files []string
-	moved func(n int64) // hears of bytes as they are looked at or come
+	rate   int64 // bytes per second, 0 for no limit
+	files  []string
+	moved  func(n int64) // hears of bytes as they are looked at or come
+	shards shards        // of the mount that was looked at last
 
 	mu     sync.Mutex // guards what follows, and calls of moved
 	done   Summary
@@ -74,6 +75,7 @@ func (w *Warmer) Run(ctx context.Context) error {
 	group, inner := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer close(units)
+		defer w.shards.close()
 		for _, path := range w.files {
 			if err := w.look(inner, path, units); err != nil {
 				return fmt.Errorf("warm %s: %w", path, err)
@@ -125,9 +127,13 @@ func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error
 			return ctx.Err()
 		}
 	}
-	for batch, err := range control.Batches(f, 0, info.Size, false) {
+	mixed := info.Flags&control.InfoCached != 0 && info.Runs > 1 // perhaps: of shards that lie here, and of some that the cache brings
+	for batch, err := range control.Batches(f, 0, info.Size, mixed) {
 		if err != nil {
 			return err
+		}
+		if mixed {
+			w.shards.learn(ctx, path, &batch)
 		}
 		for _, e := range batch.Extents {
 			n := e.Length * e.Count
@@ -142,7 +148,7 @@ func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error
 				next.n += n
 			case e.Flags&control.ExtentMount != 0:
 				w.count(&w.done.InMount, n)
-			case info.Flags&control.InfoCached != 0:
+			case info.Flags&control.InfoCached != 0 && !(mixed && w.shards.local(e.Object)):
 				w.count(&w.done.Local, n)
 			default:
 				if err := w.advise(ctx, f, e.Logical, n); err != nil {

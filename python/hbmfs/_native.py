@@ -47,12 +47,19 @@ _Handle = ctypes.c_uint64
 _i32, _i64, _u32, _u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
 
 
+# Fields that several structs have.
+_CHOICE = [("path", ctypes.c_char * 16), ("reason", ctypes.c_char * 256)]
+_PROGRAMS = [(name, ctypes.c_char_p) for name in ("libcuda", "libcufile", "libnvml", "hbmfs")]
+
+
 class Failure(ctypes.Structure):
     _fields_ = [("code", _i32), ("os_errno", _i32), ("text", ctypes.c_char * 512)]
 
 
 class _Sized(ctypes.Structure):
-    """A struct that begins with its size, so that a newer library knows how much of it there is."""
+    """A struct that begins with its size, so that a newer library knows how much of it there is. Classes add fields."""
+
+    _fields_ = [("struct_size", _u32)]
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(struct_size=ctypes.sizeof(self), **fields)
@@ -60,7 +67,6 @@ class _Sized(ctypes.Structure):
 
 class ReaderOptions(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("device", _i32),
         ("method", ctypes.c_char_p),
         ("require", ctypes.c_char_p),
@@ -71,17 +77,13 @@ class ReaderOptions(_Sized):
         ("slot_bytes", _i64),
         ("reuse", _i32),
         ("reserved", _i32),
-        ("libcuda", ctypes.c_char_p),
-        ("libcufile", ctypes.c_char_p),
-        ("libnvml", ctypes.c_char_p),
-        ("hbmfs", ctypes.c_char_p),
+        *_PROGRAMS,
         ("client", ctypes.c_char_p),
     ]
 
 
 class ReaderInfo(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("device", _i32),
         ("name", ctypes.c_char * 128),
         ("uuid", ctypes.c_char * 64),
@@ -92,13 +94,16 @@ class ReaderInfo(_Sized):
     ]
 
 
-class Moved(ctypes.Structure):
+class _Counts(ctypes.Structure):
+    def by_name(self) -> dict[str, int]:
+        """Those that are not 0."""
+        return {name: getattr(self, name) for name, *_ in self._fields_ if getattr(self, name)}
+
+
+class Moved(_Counts):
     """Bytes by the path that they took."""
 
-    _fields_ = [("direct", _i64), ("mapped", _i64), ("staged", _i64), ("compat", _i64), ("host", _i64)]
-
-    def by_path(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("direct", "mapped", "staged", "compat", "host") if getattr(self, name)}
+    _fields_ = [(name, _i64) for name in ("direct", "mapped", "staged", "compat", "host")]
 
 
 class DraftFile(ctypes.Structure):
@@ -110,26 +115,23 @@ class CheckpointInfo(ctypes.Structure):
 
 
 class Verified(_Sized):
-    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("done", _i64), ("total", _i64), ("files", _i64), ("damaged", _i64)]
+    _fields_ = [("reserved", _u32), ("done", _i64), ("total", _i64), ("files", _i64), ("damaged", _i64)]
 
 
 class ReaderStats(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("files", _i32),
         ("requests", _i32),
         ("reserved", _i32),
         ("moved", Moved),
         ("pinned_bytes", _i64),
         ("reads", _i64),
-        ("path", ctypes.c_char * 16),
-        ("reason", ctypes.c_char * 256),
+        *_CHOICE,
     ]
 
 
 class FileInfo(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("mounted", _u32),
         ("size", _i64),
         ("dtype", _u32),
@@ -143,12 +145,11 @@ class FileInfo(_Sized):
 
 
 class Result(_Sized):
-    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("moved", Moved), ("path", ctypes.c_char * 16), ("reason", ctypes.c_char * 256)]
+    _fields_ = [("reserved", _u32), ("moved", Moved), *_CHOICE]
 
 
 class Batch(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("element", _i32),
         ("files", ctypes.c_void_p),
         ("begins", ctypes.c_void_p),
@@ -174,7 +175,6 @@ class Batch(_Sized):
 
 class PackedSamples(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("reserved", _u32),
         *[(name, _i64) for name in ("capacity", "pieces", "sequences", "samples")],
         *[(name, ctypes.c_void_p) for name in ("starts", "lengths", "places", "sequence_lengths", "sequence_documents", "pieces_each", "sequences_each")],
@@ -183,7 +183,6 @@ class PackedSamples(_Sized):
 
 class WriterOptions(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("device", _i32),
         ("method", ctypes.c_char_p),
         ("require", ctypes.c_char_p),
@@ -191,31 +190,23 @@ class WriterOptions(_Sized):
         ("reserved", _i32),
         ("arena_bytes", _i64),
         ("rate", _i64),
-        ("libcuda", ctypes.c_char_p),
-        ("libcufile", ctypes.c_char_p),
-        ("libnvml", ctypes.c_char_p),
-        ("hbmfs", ctypes.c_char_p),
+        *_PROGRAMS,
     ]
 
 
-class WrittenBytes(ctypes.Structure):
+class WrittenBytes(_Counts):
     """Bytes of files by the path that they took."""
 
-    _fields_ = [("direct", _i64), ("mapped", _i64), ("staged", _i64), ("buffered", _i64)]
-
-    def by_path(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("direct", "mapped", "staged", "buffered") if getattr(self, name)}
+    _fields_ = [(name, _i64) for name in ("direct", "mapped", "staged", "buffered")]
 
 
 class WriterStats(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("ready", _i32),
         ("arena_bytes", _i64),
         ("moved", WrittenBytes),
         ("writes", _i64),
-        ("path", ctypes.c_char * 16),
-        ("reason", ctypes.c_char * 256),
+        *_CHOICE,
     ]
 
 
@@ -225,14 +216,12 @@ class WriteFile(ctypes.Structure):
 
 class WriteResult(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("reserved", _u32),
         ("moved", WrittenBytes),
         ("took_ns", _i64),
         ("prepared_ns", _i64),
         ("released_ns", _i64),
-        ("path", ctypes.c_char * 16),
-        ("reason", ctypes.c_char * 256),
+        *_CHOICE,
     ]
 
 
@@ -241,7 +230,6 @@ KV_CREATE, KV_WRITE, KV_SUMS = 1, 2, 4
 
 class KVOptions(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("device", _i32),
         ("mount", ctypes.c_char_p),
         ("namespace_", ctypes.c_char_p),
@@ -257,7 +245,6 @@ class KVOptions(_Sized):
 
 class KVBatch(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("eventfd", _i32),
         ("count", _i64),
         ("keys", ctypes.c_void_p),
@@ -270,22 +257,18 @@ class KVBatch(_Sized):
     ]
 
 
-class KVMoved(ctypes.Structure):
+class KVMoved(_Counts):
     """Bytes of blocks by path and by tier."""
 
-    _fields_ = [("mapped", _i64), ("staged", _i64), ("host", _i64), ("memory", _i64), ("disk", _i64)]
-
-    def by_name(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("mapped", "staged", "host", "memory", "disk") if getattr(self, name)}
+    _fields_ = [(name, _i64) for name in ("mapped", "staged", "host", "memory", "disk")]
 
 
 class KVResult(_Sized):
-    _fields_ = [("struct_size", _u32), ("reserved", _u32), ("done", _i64), ("moved", KVMoved)]
+    _fields_ = [("reserved", _u32), ("done", _i64), ("moved", KVMoved)]
 
 
 class KVStats(_Sized):
     _fields_ = [
-        ("struct_size", _u32),
         ("reserved", _u32),
         ("block_bytes", _i64),
         ("put", KVMoved),
@@ -296,8 +279,8 @@ class KVStats(_Sized):
 
 
 # hbmfs_memory and hbmfs_write_part as NumPy has them, in arrays of many.
-MEMORY = np.dtype([("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")])
-WRITE_PART = np.dtype([("offset", "i8"), ("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")])
+_MEMORY = [("address", "u8"), ("length", "i8"), ("on_device", "i4"), ("reserved", "i4")]
+MEMORY, WRITE_PART = np.dtype(_MEMORY), np.dtype([("offset", "i8"), *_MEMORY])
 CHUNK = 4 << 20
 
 # hbmfs_source: numbers of 64 bits, and of 128 ones the upper half first.

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _device, _native, errors
+from ._handle import Owner
 from ._memory import Place, place
-from .reader import _check, _closes, _opened, _path
+from .reader import _check, _path
 from .writer import _memory
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class KVResult(NamedTuple):
         return [outcome in (KVOutcome.DONE, KVOutcome.PRESENT, KVOutcome.BUSY) for outcome in self.outcomes]
 
 
-class KVStore:
+class KVStore(Owner):
     """A namespace of a KV volume, for one device. It may be used from many threads at once.
 
     mount: a path in the volume.
@@ -117,7 +118,6 @@ class KVStore:
         client: str = "hbmfs.KVStore",
         libraries: dict[str, str] | None = None,
     ) -> None:
-        self._closed = False
         self.device = _device.parse(device)
         self.namespace = namespace
         for name, number in (("block_bytes", block_bytes or 0), ("threads", threads or 0), ("mode", mode)):
@@ -128,11 +128,7 @@ class KVStore:
             flags=create * _native.KV_CREATE | write * _native.KV_WRITE | sums * _native.KV_SUMS, mode=mode, threads=threads or 0,
             client=_path(client), libcuda=_path((libraries or {}).get("cuda")),
         )  # fmt: skip
-        self._library = _native.library()
-        if self._library.forked:
-            raise errors.ForkedError(_native.FORKED)
-        self._handle = _opened(self._library, "kv_open", "kv_close", options)
-        self._end = weakref.finalize(self, self._library.drop, "kv_close", self._handle)
+        self._open("kv", options)
         self._place: Place | None = None
         self._ends = _Ends(self._library)
         weakref.finalize(self, self._ends.close).atexit = False
@@ -192,27 +188,13 @@ class KVStore:
             "buffered": stats.buffered.decode(),
         }
 
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._closed
-
     def close(self) -> None:
         """Cancels requests, waits for them, and gives everything back. Blocks stay in the volume.
 
         :class:`WaitTimeoutError`: a call into the kernel or the driver hangs, so that memory must stay. Close it again later.
         """
-        self._closed = True
-        if self._end.alive:
-            _closes(self._library, "kv_close", self._handle)
-            self._end.detach()
+        super().close()
         self._ends.close()
-
-    def __enter__(self) -> KVStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<hbmfs.KVStore {self.namespace} {_device.name(self.device)}{' closed' if self._closed else ''}>"

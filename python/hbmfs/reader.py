@@ -9,32 +9,28 @@ make one to share it between several, or to read bytes into memory of your own::
         file.read_into(x.data_ptr(), 0, file.size).wait()
 """
 
-import contextlib
 import ctypes
 import operator
 import os
 import sysconfig
 import threading
-import time
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from . import _device, _native, errors
+from ._handle import Owner, opened
 from ._memory import Place, place
 from .request import Request
 
 _METHODS = ("auto", "direct", "mapped", "staged", "compat", "host")
 
-_CLOSING = 30.0  # seconds that closing asks again: the library waits five at a time, so that Ctrl-C works in between
-
 T = TypeVar("T")
 
 
-class Reader:
+class Reader(Owner):
     """Reads files into the memory of one device. It may be used from many threads at once.
 
     method: "auto", or the path that is wished for: "direct", "mapped", "staged", "compat", "host". Where it does not
@@ -64,7 +60,6 @@ class Reader:
         libraries: dict[str, str] | None = None,
         command: str | None = None,
     ) -> None:
-        self._closed = False
         self.device = _device.parse(device)
         for path in (method, require):
             if path is not None and path not in _METHODS:
@@ -85,11 +80,7 @@ class Reader:
             libcuda=_path(libraries.get("cuda")), libcufile=_path(libraries.get("cufile")), libnvml=_path(libraries.get("nvml")),
             hbmfs=_path(command or _installed()), client=b"hbmfs.py",
         )  # fmt: skip
-        self._library = _native.library()
-        if self._library.forked:
-            raise errors.ForkedError(_native.FORKED)
-        self._handle = _opened(self._library, "reader_open", "reader_close", options)
-        self._end = weakref.finalize(self, self._library.drop, "reader_close", self._handle)
+        self._open("reader", options)
         self._warned = threading.Lock()  # held for ever once the warning was given
         self._place: Place | None = None
         self._note(self.info()["note"])
@@ -97,7 +88,7 @@ class Reader:
     def open_file(self, path: Any) -> "File":
         """Opens a file of a mount, whose bytes are then read from where they really lie, or any other."""
         name = os.fspath(path)
-        handle = _opened(self._library, "file_open", "file_close", self._handle, os.fsencode(name))
+        handle = opened(self._library, "file_open", "file_close", self._handle, os.fsencode(name))
         return File(self, name, handle)
 
     def open_many(self, paths: Sequence[Any]) -> "list[File]":
@@ -128,7 +119,7 @@ class Reader:
         self._library.ask("reader_get_stats", self._handle, stats)
         return {
             "device": _device.name(self.device),
-            "bytes": stats.moved.by_path(),
+            "bytes": stats.moved.by_name(),
             "reads": stats.reads,
             "path": stats.path.decode(),
             "reason": stats.reason.decode(errors="replace"),
@@ -137,26 +128,12 @@ class Reader:
             "requests": stats.requests,
         }
 
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._closed
-
     def close(self) -> None:
         """Closes its files, cancels their requests, and gives everything back. Arrays stay.
 
         :class:`WaitTimeoutError`: a read hangs in the kernel or the driver, so that its memory must stay. Close it again later.
         """
-        self._closed = True
-        if self._end.alive:
-            _closes(self._library, "reader_close", self._handle)
-            self._end.detach()
-
-    def __enter__(self) -> "Reader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opens another one like it, for multiprocessing's spawn."""
@@ -188,15 +165,13 @@ class Reader:
             warnings.warn(f"hbmfs: not {asked}: {why}", errors.SlowPathWarning, stacklevel=4)
 
 
-class File:
+class File(Owner):
     """An open file of a :class:`Reader`. It may be used from many threads at once."""
 
     def __init__(self, reader: Reader, path: str, handle: int) -> None:
         self.path = path
         self._reader = reader
-        self._library = reader._library
-        self._handle = handle
-        self._end = weakref.finalize(self, self._library.drop, "file_close", handle)
+        self._own("file", reader._library, handle)
         self._end.atexit = False  # the reader's end closes it
         info = self._info()
         self.size: int = info.size
@@ -246,19 +221,11 @@ class File:
     def stats(self) -> dict[str, Any]:
         """Bytes of this file so far by path, whether it is of a mount, and why it is read through the mount if it is."""
         info = self._info()
-        return {"bytes": info.moved.by_path(), "mounted": bool(info.mounted), "runs": info.runs, "note": info.note.decode(errors="replace")}
+        return {"bytes": info.moved.by_name(), "mounted": bool(info.mounted), "runs": info.runs, "note": info.note.decode(errors="replace")}
 
     def close(self) -> None:
         """Cancels its requests and closes the file. WaitTimeoutError as of the reader."""
-        if self._end.alive:
-            _closes(self._library, "file_close", self._handle)
-            self._end.detach()
-
-    def __enter__(self) -> "File":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def _info(self) -> _native.FileInfo:
         info = _native.FileInfo()
@@ -297,52 +264,3 @@ def _installed() -> str | None:
 
 def _path(name: str | None) -> bytes | None:
     return os.fsencode(name) if name else None
-
-
-def _closes(library: _native.Library, name: str, handle: int) -> None:
-    """Closes a handle. A forked child has none, and closing a reader has closed its files."""
-    if library.forked:
-        return
-    end = time.monotonic() + _CLOSING
-    with contextlib.suppress(errors.ClosedError):
-        while library.ask(name, handle) == _native.TIMEOUT:
-            if time.monotonic() >= end:
-                raise errors.WaitTimeoutError("a read in the kernel or the driver is slow or hung, and its memory must stay: close it again later")
-
-
-def _opened(library: _native.Library, name: str, close: str, *arguments: Any) -> int:
-    """Calls a function that opens something, which may take seconds, so that Ctrl-C works meanwhile.
-
-    Signals wake the main thread only between calls, so the call is made on another one. If the caller is interrupted
-    that thread closes the handle that it then has.
-    """
-    handle = ctypes.c_uint64()
-    failed: list[BaseException] = []
-    done, turn = threading.Event(), threading.Lock()
-    abandoned = False
-
-    def run() -> None:
-        try:
-            library.ask(name, *arguments, handle)
-        except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
-            failed.append(err)
-        with turn:
-            done.set()
-            if abandoned and handle.value:
-                library.drop(close, handle.value)
-
-    thread = threading.Thread(target=run, name="hbmfs-open", daemon=True)
-    thread.start()
-    try:
-        while not done.wait(1):
-            pass
-    except BaseException:
-        with turn:
-            abandoned = True
-            if done.is_set() and handle.value:
-                library.drop(close, handle.value)
-        raise
-    thread.join()
-    if failed:
-        raise failed[0]
-    return handle.value

@@ -22,16 +22,16 @@ import os
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from . import _device, _native, errors
+from ._handle import Owner
 from ._memory import Place, place
 from .device_array import DeviceArray
-from .reader import _check, _closes, _installed, _opened, _path
+from .reader import _check, _installed, _path
 from .request import Request
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Written(NamedTuple):
     way: str = "directory"
 
 
-class Writer:
+class Writer(Owner):
     """Writes memory of one device, and of the host, to files. It may be used from many threads at once.
 
     method: "auto", or the path that is wished for: "direct", "mapped", "staged", "buffered". Where it does not work another
@@ -111,7 +111,6 @@ class Writer:
         libraries: dict[str, str] | None = None,
         command: str | None = None,
     ) -> None:
-        self._closed = False
         self.device = _device.parse(device)
         for path in (method, require):
             if path is not None and path not in _METHODS:
@@ -130,11 +129,7 @@ class Writer:
             libcuda=_path(libraries.get("cuda")), libcufile=_path(libraries.get("cufile")), libnvml=_path(libraries.get("nvml")),
             hbmfs=_path(command or _installed()),
         )  # fmt: skip
-        self._library = _native.library()
-        if self._library.forked:
-            raise errors.ForkedError(_native.FORKED)
-        self._handle = _opened(self._library, "writer_open", "writer_close", options)
-        self._end = weakref.finalize(self, self._library.drop, "writer_close", self._handle)
+        self._open("writer", options)
         self._place: Place | None = None
         self._warned = False
         self._volume = 0
@@ -207,7 +202,7 @@ class Writer:
         stats = self._stats()
         return {
             "device": _device.name(self.device),
-            "bytes": stats.moved.by_path(),
+            "bytes": stats.moved.by_name(),
             "volume": self._volume,
             "writes": stats.writes,
             "path": stats.path.decode(),
@@ -216,26 +211,12 @@ class Writer:
             "ready": bool(stats.ready),
         }
 
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._closed
-
     def close(self) -> None:
         """Cancels its writes, waits for them, and gives everything back. Tensors of snapshots stay until they are released.
 
         :class:`WaitTimeoutError`: a call into the kernel or the driver hangs, so that memory must stay. Close it again later.
         """
-        self._closed = True
-        if self._end.alive:
-            _closes(self._library, "writer_close", self._handle)
-            self._end.detach()
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         return f"<hbmfs.Writer {_device.name(self.device)} method={self.method}{' closed' if self._closed else ''}>"
@@ -406,7 +387,7 @@ class Write(Request[Written]):
             files = [WrittenFile(*file, tuple(sums[a:b].tolist())) for file, a, b in zip(self._files, ends, ends[1:], strict=False)]
             took, prepared, released = (ns / 1e9 for ns in (result.took_ns, result.prepared_ns, result.released_ns))
             self._value = Written(
-                files, result.moved.by_path(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released, self._value.way
+                files, result.moved.by_name(), result.path.decode(), result.reason.decode(errors="replace"), took, prepared, released, self._value.way
             )
             self._owner._saw(self._value)  # type: ignore[attr-defined]
         if self._shown is not None and self.written > before:

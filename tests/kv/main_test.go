@@ -7,14 +7,12 @@ package kv_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -72,18 +70,12 @@ func (v *volume) mount(t testing.TB) {
 // end unmounts. The volume's daemon must end.
 func (v *volume) end(t testing.TB) {
 	t.Helper()
-	if mounted, err := blackbox.IsMounted(v.point); err != nil || !mounted {
-		return
-	}
-	v.EndsWell(t, v.status(t).PID, v.log, patience)
+	v.EndsWellYet(t, v.log, patience)
 }
 
 func (v *volume) status(t testing.TB) *status.Status {
 	t.Helper()
-	text, err := os.ReadFile(v.Path(".hbmfs", "status"))
-	must(t, err)
-	s := &status.Status{}
-	must(t, json.Unmarshal(text, s))
+	s := v.Status(t)
 	if s.KV == nil {
 		t.Fatal("the status has no KV volume")
 	}
@@ -93,14 +85,7 @@ func (v *volume) status(t testing.TB) *status.Status {
 // kill ends the daemon, and waits until the next one serves.
 func (v *volume) kill(t testing.TB) {
 	t.Helper()
-	pid := v.status(t).PID
-	must(t, syscall.Kill(pid, syscall.SIGKILL))
-	if !blackbox.Within(patience, func() bool {
-		text, err := os.ReadFile(v.Path(".hbmfs", "status"))
-		return err == nil && !strings.Contains(string(text), fmt.Sprintf(`"pid": %d,`, pid))
-	}) {
-		t.Fatal("no other daemon goes on")
-	}
+	v.Replace(t, patience)
 }
 
 // taken is what the directory takes of its disk.

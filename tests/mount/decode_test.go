@@ -214,6 +214,50 @@ func TestDamagedShard(t *testing.T) {
 	}
 }
 
+// TestWarmAViewOfDecodedAndOtherShards counts, of one view, what the cache has, and what lies at the source.
+func TestWarmAViewOfDecodedAndOtherShards(t *testing.T) {
+	blackbox.NeedFUSE(t)
+	source := suite.NewDir(t)
+	must(t, os.CopyFS(source, os.DirFS(golden(t, "mds-zstd"))))
+	var index map[string]any
+	text, err := os.ReadFile(filepath.Join(source, "index.json"))
+	must(t, err)
+	must(t, json.Unmarshal(text, &index))
+	first := index["shards"].([]any)[0].(map[string]any) // is stored as it is
+	first["compression"], first["zip_data"] = nil, nil
+	text, err = json.Marshal(index)
+	must(t, err)
+	r, err := zstd.NewReader(nil)
+	must(t, err)
+	defer r.Close()
+	coded, err := os.ReadFile(filepath.Join(source, "shard.00000.mds.zstd"))
+	must(t, err)
+	plain, err := r.DecodeAll(coded, nil)
+	must(t, err)
+	writeFiles(t, source, map[string]string{"index.json": string(text), "shard.00000.mds": string(plain)})
+	must(t, os.Remove(filepath.Join(source, "shard.00000.mds.zstd")))
+
+	m := mount(t, source, "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB")
+	var shards []struct {
+		Name   string
+		Tokens int64
+	}
+	text, err = os.ReadFile(m.Path(".hbmfs", "views", "shards.json"))
+	must(t, err)
+	must(t, json.Unmarshal(text, &shards))
+	if len(shards) != 3 {
+		t.Fatalf("%+v", shards)
+	}
+	here, decoded := 4*shards[0].Tokens, 4*(shards[1].Tokens+shards[2].Tokens)
+	view := m.Path(".hbmfs", "views", "tokens.bin")
+	for round := range 2 {
+		got := parsed[warmed](t, "warm", "--json", view)
+		if got.Advised != here || got.Local+got.Fetched != decoded || got.Left != 0 || round > 0 && got.Fetched > 0 {
+			t.Errorf("%+v, want %d bytes of local files and %d of the cache", got, here, decoded)
+		}
+	}
+}
+
 // TestFilesInZstd mounts zstd files of a directory as what they decode to.
 func TestFilesInZstd(t *testing.T) {
 	blackbox.NeedFUSE(t)

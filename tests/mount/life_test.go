@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -77,6 +78,38 @@ func TestUnmountOfADeadMount(t *testing.T) {
 			t.Errorf("%q of a dead mount: exit code %d: %s", args[:len(args)-1], r.code, r.stderr)
 		}
 		wantMounted(t, m.point, false)
+	}
+}
+
+// TestUnmountFromAnotherPIDNamespace takes a mount away where its daemon has no number: the command returns when it has ended, also that of
+// a later life.
+func TestUnmountFromAnotherPIDNamespace(t *testing.T) {
+	blackbox.NeedRoot(t)
+	if _, err := exec.LookPath("unshare"); err != nil {
+		t.Skip("needs unshare: ", err)
+	}
+	for _, killed := range []bool{false, true} {
+		dir := suite.NewDir(t) // what is mounted and unmounted below is so in both mount namespaces
+		must(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+		must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+		point := filepath.Join(dir, "point")
+		must(t, os.Mkdir(point, 0o755))
+		m := mountOn(t, golden(t, "nanogpt"), point)
+		pid := m.pid
+		if killed {
+			must(t, unix.Kill(pid, unix.SIGKILL))
+			var err error
+			if !blackbox.Within(patience, func() bool { m.pid, err = m.DaemonPID(); return err == nil && m.pid != pid }) {
+				t.Skip("no daemon goes on with the mount of another here")
+			}
+			pid = m.pid
+		}
+		r := runCommand(t, exec.Command("unshare", "--pid", "--fork", "--mount", "--propagation", "unchanged", "--mount-proc", suite.Path(), "umount", point))
+		if ended := blackbox.Ended(pid); r.code != 0 || r.stderr != "" || !ended {
+			t.Errorf("killed before: %v: exit code %d: %s; the daemon has ended: %v", killed, r.code, r.stderr, ended)
+		}
+		wantMounted(t, point, false)
 	}
 }
 

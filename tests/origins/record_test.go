@@ -1,6 +1,7 @@
 package origins_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -165,6 +166,66 @@ func TestRecordUntilInterrupted(t *testing.T) {
 	must(t, err)
 	if len(r.Files) != 1 || r.Files[0].Name != "b.bin" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A record goes on with the next daemon of the mount: it has what was read of both, says that it has a gap, and is replayed.
+func TestRecordGoesOnWithTheNextDaemon(t *testing.T) {
+	blackbox.NeedRoot(t)
+	s := newHTTPSite(t)
+	files := map[string][]byte{"a.bin": tokens(1000), "b.bin": tokens(2000)}
+	s.putAll(t, files)
+	m := &mounted{point: suite.NewDir(t), log: filepath.Join(suite.NewDir(t), "log")}
+	var err error
+	m.Mount, err = suite.Mount(t.Context(), s.source, m.point, "--log-file", m.log, "--cache-dir", suite.NewDir(t), segmentFlag)
+	must(t, err)
+	m.pid, err = m.DaemonPID()
+	must(t, err)
+	t.Cleanup(func() { m.end(t) })
+	record := filepath.Join(suite.NewDir(t), "pile.record")
+	cmd := exec.CommandContext(t.Context(), suite.Path(), "warm", "--record", record, "--for", "1h", m.Path())
+	pipe, err := cmd.StderrPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	lines := make(chan string, 10)
+	go func() { // ends with the process
+		defer close(lines)
+		for each := bufio.NewScanner(pipe); each.Scan(); {
+			lines <- each.Text()
+		}
+	}()
+	says := func(want string) {
+		t.Helper()
+		select {
+		case line := <-lines:
+			if !strings.Contains(line, want) {
+				t.Fatalf("it says %q, want %q", line, want)
+			}
+		case <-time.After(patience):
+			t.Fatalf("it does not say %q", want)
+		}
+	}
+	says("recording for 1h")
+	before := m.pid
+	must(t, syscall.Kill(before, syscall.SIGKILL))
+	if !blackbox.Within(patience, func() bool { m.pid, err = m.DaemonPID(); return err == nil && m.pid != before }) {
+		_ = cmd.Process.Kill()
+		t.Skip("no daemon goes on with the mount of another here")
+	}
+	says("recording on")
+	readAt(t, m, files, "b.bin", 0)
+	must(t, cmd.Process.Signal(syscall.SIGINT))
+	says("the record has a gap")
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("interrupted: %v", err)
+	}
+	r, err := touched.Load(record)
+	must(t, err)
+	if len(r.Files) != 1 || r.Files[0].Name != "b.bin" || r.Gaps != 1 || r.Complete {
+		t.Errorf("%+v", r)
+	}
+	if sum := warm(t, "--replay", record, m.Path()); sum.Local != int64(len(files["b.bin"])) {
+		t.Errorf("replayed: %+v", sum)
 	}
 }
 

@@ -9,7 +9,7 @@ import hbmfs
 import numpy as np
 import pytest
 from hbmfs._native import TIMEOUT
-from hbmfs.reader import _opened
+from hbmfs._handle import opened
 
 PATIENCE = 60  # seconds; nothing that works waits for its end
 
@@ -100,7 +100,7 @@ class HangingLibrary:
 
 def test_closing_says_what_hangs(tokens, monkeypatch):
     """It must not say that nothing writes any more as long as something may. Closing again does it."""
-    monkeypatch.setattr("hbmfs.reader._CLOSING", 0.0)
+    monkeypatch.setattr("hbmfs._handle._CLOSING", 0.0)
     with hbmfs.Reader("cpu") as reader, reader.open_file(tokens[0]) as file:
         ds = hbmfs.open(tokens[0])
         library = HangingLibrary(reader._library)
@@ -165,7 +165,7 @@ def test_interrupted_open():
     library = SlowLibrary()
     thread = interrupt_when(library.asked.is_set)
     with pytest.raises(KeyboardInterrupt):
-        _opened(library, "reader_open", "reader_close")
+        opened(library, "reader_open", "reader_close")
     thread.join()
     assert library.dropped == []
     library.go_on.set()

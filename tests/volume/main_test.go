@@ -6,7 +6,6 @@ package volume_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -72,18 +71,12 @@ func mountAt(t testing.TB, dir string, flags ...string) *volume {
 // end unmounts. The volume's daemon must end.
 func (v *volume) end(t testing.TB) {
 	t.Helper()
-	if mounted, err := blackbox.IsMounted(v.point); err != nil || !mounted {
-		return
-	}
-	v.EndsWell(t, v.pid(t), v.log, patience)
+	v.EndsWellYet(t, v.log, patience)
 }
 
 func (v *volume) status(t testing.TB) *status.Status {
 	t.Helper()
-	text, err := os.ReadFile(v.Path(".hbmfs", "status"))
-	must(t, err)
-	s := &status.Status{}
-	must(t, json.Unmarshal(text, s))
+	s := v.Status(t)
 	if s.Checkpoints == nil {
 		t.Fatal("the status has no checkpoints")
 	}
@@ -125,14 +118,7 @@ func (v *volume) draft(t testing.TB, name string, files map[string]string) strin
 // kill ends the daemon, and waits until the next one serves.
 func (v *volume) kill(t testing.TB) {
 	t.Helper()
-	pid := v.pid(t)
-	must(t, syscall.Kill(pid, syscall.SIGKILL))
-	if !blackbox.Within(patience, func() bool {
-		text, err := os.ReadFile(v.Path(".hbmfs", "status"))
-		return err == nil && !strings.Contains(string(text), fmt.Sprintf(`"pid": %d,`, pid))
-	}) {
-		t.Fatal("no other daemon goes on")
-	}
+	v.Replace(t, patience)
 }
 
 // listed gives the names in a directory.

@@ -36,6 +36,7 @@ func (n *node) stats(id, pod string) *csi.NodeGetVolumeStatsResponse {
 // last pod.
 func TestADaemonThatIsStuck(t *testing.T) {
 	n := newNode(t)
+	n.asker.Patience = patience // until the daemon is stuck: on a busy machine an answer may take long
 	n.write("a.bin", "some tokens")
 	n.must(n.publish("v", "p", "csi.storage.k8s.io/pod.name", `the "pod"`, "csi.storage.k8s.io/pod.namespace", "team"))
 	n.within("a sound volume is called so", func() bool {
