@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -98,6 +100,36 @@ func (c *cluster) awaitDrafts(t testing.TB, dir string, count int, after string)
 	c.await(t, fmt.Sprintf("%d drafts are there after %s", count, after), func() error {
 		if found := drafts(t, dir); len(found) != count {
 			return fmt.Errorf("there are %v", found)
+		}
+		return nil
+	})
+	return time.Since(began)
+}
+
+// awaitHeld waits until the plugin holds a draft, and says how long: a draft of this moment ends with the container of the host, where its
+// daemon and its keeper are.
+func (c *cluster) awaitHeld(t testing.TB, dir, name string) time.Duration {
+	t.Helper()
+	began := time.Now()
+	c.await(t, "the plugin holds the draft "+name, func() error {
+		var lock unix.Stat_t
+		if err := unix.Stat(filepath.Join(dir, "."+name+".hbmfs.lock"), &lock); err != nil {
+			return err
+		}
+		locked, told := false, false
+		for _, pid := range processesOf(c.partOf(t, "plugin")[0]) {
+			fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid)) // of a pattern that is one
+			for _, fd := range fds {
+				var st unix.Stat_t
+				locked = locked || unix.Stat(fd, &st) == nil && st.Dev == lock.Dev && st.Ino == lock.Ino
+				if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:hbmfs") { // it may be closed by now
+					text, _ := os.ReadFile(fd)
+					told = told || strings.Contains(string(text), `"Name":"`+name+`"`)
+				}
+			}
+		}
+		if !locked || !told {
+			return fmt.Errorf("it has the lock: %v, the record: %v", locked, told)
 		}
 		return nil
 	})
@@ -245,6 +277,8 @@ func TestDraftsOfPods(t *testing.T) {
 		p.do(t, "publish", done)
 		p.do(t, "begin", "draft") // of the pod before nothing is left
 		p.do(t, "begin-past", "past")
+		c.awaitHeld(t, dir, "draft")
+		c.awaitHeld(t, dir, "past")
 		fault.do()
 		ready()
 		c.soon(t, p, "see", shardOf("draft.tmp"))

@@ -36,18 +36,21 @@ func TestRandomFaults(t *testing.T) {
 	for range 4 {
 		x.add()
 	}
+	var held []time.Duration
 	for i := range count {
 		began, name, way := time.Now(), fmt.Sprint("round-", i+1), []string{"", "-past"}[i%2]
 		x.writer.do(t, "begin"+way, name)
+		held = append(held, c.awaitHeld(t, x.rounds(), name))
 		what := x.round()
+		t.Logf("round %d: %s", i+1, what)
 		x.ready()
 		x.check()
 		x.writer.do(t, "publish"+way, name)
 		reads(t, x.rounds(), name, x.writer)
 		x.writer.do(t, "remove", name)
-		t.Logf("round %d: %s; all reads well after %.1f s", i+1, what, time.Since(began).Seconds())
+		t.Logf("round %d: all reads and saves well after %.1f s", i+1, time.Since(began).Seconds())
 	}
-	t.Logf("open files that a fault ended: %d", x.again)
+	t.Logf("open files that a fault ended: %d; until the plugin held a draft: %s", x.again, spread(held))
 	c.remove(t, x.writer)
 	for _, r := range x.readers {
 		c.remove(t, r.pod)
