@@ -159,15 +159,15 @@ test-minio: build $(MINIO) ## Test remote sources against MinIO, too (4 minutes 
 CLUSTER ?= $(CACHE)/cluster
 K8S      = $(shell sed -n 's|^	k8s.io/kubernetes ||p' tests/cluster/kubernetes/go.mod)
 K8SMINOR = $(word 2,$(subst ., ,$(K8S)))
+K8SX     = -X k8s.io/component-base/version.git
 HELM     = $(word 2,$(shell grep '^	helm.sh/helm/v4 ' tests/cluster/helm/go.mod))
 
 $(CLUSTER)/kubernetes: $(wildcard tests/cluster/kubernetes/*) | go
 	@mkdir -p $(CLUSTER)
 	@echo "building Kubernetes $(K8S), once (5 minutes of two CPUs)"
 	tools/retry.sh $(GO) -C tests/cluster/kubernetes mod download
-	CGO_ENABLED=0 $(GO) -C tests/cluster/kubernetes build -trimpath -buildvcs=false -ldflags '-s -w \
-	  -X k8s.io/component-base/version.gitVersion=$(K8S) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=$(K8SMINOR)' \
-	  -o $(abspath $@) .
+	CGO_ENABLED=0 $(GO) -C tests/cluster/kubernetes build -trimpath -buildvcs=false \
+	  -ldflags '-s -w $(K8SX)Version=$(K8S) $(K8SX)Major=1 $(K8SX)Minor=$(K8SMINOR)' -o $(abspath $@) .
 
 $(CLUSTER)/helm: $(wildcard tests/cluster/helm/*) | go
 	@mkdir -p $(CLUSTER)
@@ -184,9 +184,20 @@ cluster-images: go $(IMAGER) $(S3)
 	SOURCE_DATE_EPOCH=0 $(IMAGER) --programs pod --name hbmfs.test/pod:1 --out $(CLUSTER)/pod.tar $(ARCH)=$(CLUSTER)/pods
 	cp $(S3) $(CLUSTER)/pods/
 
-test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images ## Run the chart in a cluster of Kubernetes that this machine becomes, as root (half an hour; 15 minutes more the first time)
+# The upgrade begins with the chart and the programs of an earlier commit, the last one whose chart needed sidecars. Sources without git's
+# history go without.
+EARLIER ?= 5a6c20a
+FORMER   = $(if $(shell git cat-file -e $(EARLIER)^{commit} 2>/dev/null && echo there),$(CLUSTER)/$(EARLIER))
+
+$(CLUSTER)/$(EARLIER)/bin/image.tar: | go
+	rm -rf $(CLUSTER)/$(EARLIER)
+	mkdir -p $(CLUSTER)/$(EARLIER)
+	git archive $(EARLIER) | tar -x -C $(CLUSTER)/$(EARLIER)
+	$(MAKE) -C $(CLUSTER)/$(EARLIER) image ARCH=$(ARCH) VERSION=v0.1.0-earlier IMAGE=ghcr.io/hbmfs/hbmfs:0.1.0-earlier
+
+test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER),$(FORMER)/bin/image.tar) ## Run the chart in a cluster of Kubernetes that this machine becomes, as root (half an hour; 15 minutes more the first time)
 	@tools/need.sh fuse cluster
-	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
+	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse

@@ -45,7 +45,7 @@ func (c *cluster) install() {
 	for _, step := range [][]string{
 		{"kubernetes", "kubectl", "apply", "-f", filepath.Join(repository, "deploy", "kubernetes", "namespace.yaml")},
 		{"helm", "install", "hbmfs", filepath.Join(repository, "deploy", "helm", "hbmfs"), "--namespace", "hbmfs",
-			"--set", "sourceDirs={" + c.at("data") + "}", "--set", "cacheMinFree=64MiB"},
+			"--set", "sourceDirs={" + c.at("data") + "}", "--set", "checkpointDirs={" + c.at("checkpoints") + "}", "--set", "cacheMinFree=64MiB"},
 		{"kubernetes", "kubectl", "create", "namespace", "train"},
 		{"kubernetes", "kubectl", "label", "namespace", "train", "pod-security.kubernetes.io/enforce=restricted"},
 		{"kubernetes", "kubectl", "-n", "train", "create", "secret", "generic", "keys",
@@ -57,7 +57,7 @@ func (c *cluster) install() {
 			c.failed = errors.Join(c.failed, fmt.Errorf("%v: %w: %s", step, err, out))
 		}
 	}
-	c.failed = errors.Join(c.failed, c.datasets(), c.serveS3())
+	c.failed = errors.Join(c.failed, c.datasets(), c.startS3())
 }
 
 // datasets are a directory of the node and a bucket: data and remote, whose files differ by their names.
@@ -75,27 +75,34 @@ func (c *cluster) datasets() (err error) {
 	return err
 }
 
-// serveS3 starts versitygw over the buckets.
-func (c *cluster) serveS3() error {
-	cmd := exec.Command(c.program("pods/s3server"), "-root", c.at("buckets"), "-meta", c.at("meta"), "-socket", address+":9000")
-	cmd.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+accessKey, "AWS_SECRET_ACCESS_KEY="+secretKey)
-	cmd.Stderr = os.Stderr
-	var err error
-	if c.s3, err = cmd.StdinPipe(); err != nil { // it ends with its standard input
+// s3Server is the address of versitygw over the buckets, and what a source or a destination there needs.
+const s3Server = "?endpoint=http://" + address + ":9000&region=us-east-1"
+
+// startS3 starts versitygw over the buckets.
+func (c *cluster) startS3() error {
+	c.s3 = exec.Command(c.program("pods/s3server"), "-root", c.at("buckets"), "-meta", c.at("meta"), "-socket", address+":9000")
+	c.s3.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+accessKey, "AWS_SECRET_ACCESS_KEY="+secretKey)
+	c.s3.Stderr = os.Stderr
+	if _, err := c.s3.StdinPipe(); err != nil { // it ends with its standard input
 		return err
 	}
-	out, err := cmd.StdoutPipe()
+	out, err := c.s3.StdoutPipe()
 	if err != nil {
 		return err
 	}
-	if err := cmd.Start(); err != nil {
+	if err := c.s3.Start(); err != nil {
 		return err
 	}
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil { // it says no more
 		return fmt.Errorf("the S3 server says %q: %w", line, err)
 	}
-	go func() { _, _ = io.Copy(io.Discard, out) }() // ends with the server
 	return nil
+}
+
+// killS3 has the store be gone.
+func (c *cluster) killS3() {
+	_ = c.s3.Process.Kill() // it runs until here
+	_ = c.s3.Wait()         // killed, which is its error
 }
 
 // Sources of volumes.
@@ -104,7 +111,7 @@ func (c *cluster) local() map[string]string {
 }
 
 func (c *cluster) remote() map[string]string {
-	return map[string]string{"source": "s3://datasets/corpus?endpoint=http://" + address + ":9000&region=us-east-1", "authentication": "secret"}
+	return map[string]string{"source": "s3://datasets/corpus" + s3Server, "authentication": "secret"}
 }
 
 // persistent makes a volume and its claim as administrators do.
@@ -114,7 +121,10 @@ func (c *cluster) persistent(t testing.TB, name string, attributes map[string]st
 	for key, value := range attributes {
 		fmt.Fprintf(&lines, "      %s: %q\n", key, value)
 	}
-	secret := ""
+	secret, mode, readOnly := "", "ReadOnlyMany", true
+	if attributes["checkpoints"] != "" {
+		mode, readOnly = "ReadWriteMany", false
+	}
 	if attributes["authentication"] == "secret" {
 		secret = "    nodeStageSecretRef: {namespace: train, name: keys}\n    nodePublishSecretRef: {namespace: train, name: keys}\n"
 	}
@@ -122,7 +132,7 @@ func (c *cluster) persistent(t testing.TB, name string, attributes map[string]st
 kind: PersistentVolume
 metadata: {name: %[1]s}
 spec:
-  accessModes: [ReadOnlyMany]
+  accessModes: [%[4]s]
   capacity: {storage: 1Ti}
   storageClassName: ""
   persistentVolumeReclaimPolicy: Retain
@@ -130,18 +140,18 @@ spec:
   csi:
     driver: csi.hbmfs.io
     volumeHandle: %[1]s
-    readOnly: true
+    readOnly: %[5]t
     volumeAttributes:
 %[2]s%[3]s---
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: %[1]s, namespace: train}
 spec:
-  accessModes: [ReadOnlyMany]
+  accessModes: [%[4]s]
   storageClassName: ""
   volumeName: %[1]s
   resources: {requests: {storage: 1Ti}}
-`, name, lines.String(), secret))
+`, name, lines.String(), secret, mode, readOnly))
 	c.await(t, "claim "+name+" is bound", func() error {
 		var claim struct{ Status struct{ Phase string } }
 		if err := c.api("GET", "/api/v1/namespaces/train/persistentvolumeclaims/"+name, nil, &claim); err != nil || claim.Status.Phase != "Bound" {

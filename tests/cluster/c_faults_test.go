@@ -108,6 +108,15 @@ func (c *cluster) killPart(t testing.TB, part string) (how string) {
 	return "the " + part + " was killed"
 }
 
+// killPrograms kills all keepers, or all daemons, whose spares end with them.
+func killPrograms(keepers bool) {
+	for _, p := range programs() {
+		if p.isKeeper() == keepers {
+			_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended
+		}
+	}
+}
+
 // deletePart deletes the pod of a part of hbmfs, and waits for another.
 func (c *cluster) deletePart(t testing.TB, part string) {
 	t.Helper()
@@ -135,18 +144,8 @@ func TestReplacedUnderReaders(t *testing.T) {
 	}{
 		{"the plugin's pod was deleted", func() { c.deletePart(t, "plugin") }},
 		{"the plugin was killed", func() { c.killPart(t, "plugin") }},
-		{"every daemon was killed", func() {
-			for _, d := range daemons() {
-				_ = syscall.Kill(d.pid, syscall.SIGKILL) // a spare ends with its daemon
-			}
-		}},
-		{"every keeper was killed", func() {
-			for _, p := range programs() {
-				if p.isKeeper() {
-					_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended
-				}
-			}
-		}},
+		{"every daemon was killed", func() { killPrograms(false) }},
+		{"every keeper was killed", func() { killPrograms(true) }},
 		{"the host's pod was deleted", func() { c.deletePart(t, "host") }},
 		{"the host was killed", func() { c.killPart(t, "host") }},
 		{"kubelet was killed", func() { must(t, c.processes["kubelet"].restart()) }},

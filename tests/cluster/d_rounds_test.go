@@ -15,12 +15,14 @@ type chaos struct {
 	t       *testing.T
 	random  *rand.Rand
 	readers []reader
-	number  int // of the next pod
-	again   int // readers whose open files a fault ended
+	writer  *pod // which saves a checkpoint in every round
+	number  int  // of the next pod
+	again   int  // readers whose open files a fault ended
 }
 
 // Random faults: plugin, host, daemons, keepers, kubelet and pods are killed or deleted, volumes come and go. No byte is ever wrong, all that
-// failed works again, and nothing is left in the end. HBMFS_CLUSTER_ROUNDS makes more, HBMFS_CLUSTER_SEED the same again.
+// failed works again, a draft of every round is published after it, and nothing is left in the end. HBMFS_CLUSTER_ROUNDS makes more,
+// HBMFS_CLUSTER_SEED the same again.
 func TestRandomFaults(t *testing.T) {
 	c := need(t)
 	seed, count := fromEnv(t, "HBMFS_CLUSTER_SEED", int(time.Now().UnixNano()%1_000_000)), fromEnv(t, "HBMFS_CLUSTER_ROUNDS", 50)
@@ -29,22 +31,35 @@ func TestRandomFaults(t *testing.T) {
 	x.ready()
 	c.persistent(t, "local", c.local())
 	c.persistent(t, "remote", c.remote())
+	c.persistent(t, "rounds", c.checkpoints("rounds"))
+	x.writer = c.saver(t, "random-saver", writes(claimed("rounds")))
 	for range 4 {
 		x.add()
 	}
+	var held []time.Duration
 	for i := range count {
-		began := time.Now()
+		began, name, way := time.Now(), fmt.Sprint("round-", i+1), []string{"", "-past"}[i%2]
+		x.writer.do(t, "begin"+way, name)
+		held = append(held, c.awaitHeld(t, x.rounds(), name))
 		what := x.round()
+		t.Logf("round %d: %s", i+1, what)
 		x.ready()
 		x.check()
-		t.Logf("round %d: %s; all reads well after %.1f s", i+1, what, time.Since(began).Seconds())
+		x.writer.do(t, "publish"+way, name)
+		reads(t, x.rounds(), name, x.writer)
+		x.writer.do(t, "remove", name)
+		t.Logf("round %d: all reads and saves well after %.1f s", i+1, time.Since(began).Seconds())
 	}
-	t.Logf("open files that a fault ended: %d", x.again)
+	t.Logf("open files that a fault ended: %d; until the plugin held a draft: %s", x.again, spread(held))
+	c.remove(t, x.writer)
 	for _, r := range x.readers {
 		c.remove(t, r.pod)
 	}
 	c.clean(t)
 }
+
+// rounds is the directory of the checkpoint volume.
+func (x *chaos) rounds() string { return x.at("checkpoints", "train", "rounds") }
 
 func (x *chaos) ready() {
 	x.t.Helper()
@@ -97,7 +112,7 @@ func (x *chaos) killOne(keepers bool) {
 // round does one random thing, and says what.
 func (x *chaos) round() string {
 	x.t.Helper()
-	switch x.random.IntN(10) {
+	switch x.random.IntN(11) {
 	case 0:
 		return x.killPart(x.t, "plugin")
 	case 1:
@@ -123,6 +138,8 @@ func (x *chaos) round() string {
 		return x.killPod()
 	case 8:
 		return x.newVolume()
+	case 9:
+		return x.killSaver()
 	}
 	r := x.drop()
 	must(x.t, x.api("DELETE", r.path()+"?gracePeriodSeconds=0", nil, nil))
@@ -149,6 +166,19 @@ func (x *chaos) killPod() string {
 	x.remove(x.t, r.pod)
 	x.add()
 	return "a pod was killed, and another made"
+}
+
+// killSaver kills a pod that saves: its draft goes, and that of the other pod stays.
+func (x *chaos) killSaver() string {
+	x.t.Helper()
+	x.number++
+	p := x.saver(x.t, fmt.Sprint("random-dies-", x.number), writes(claimed("rounds")))
+	p.do(x.t, "begin", "draft")
+	p.do(x.t, "begin-past", "draft-past")
+	x.kill(x.t, p)
+	x.awaitDrafts(x.t, x.rounds(), 1, "the pod died")
+	x.remove(x.t, p)
+	return "a pod with two drafts was killed"
 }
 
 // newVolume makes a volume, has a pod read it, and deletes all of it.

@@ -54,7 +54,42 @@ func TestUpgradeAndRemoval(t *testing.T) {
 	c.goOn(t, "the host was upgraded", all)
 	c.remove(t, pods(all)...)
 	c.clean(t)
+	c.uninstall(t)
+}
 
+// The chart and the programs of an earlier commit are upgraded to these under readers, after what the test above has removed.
+// HBMFS_CLUSTER_EARLIER has both.
+func TestUpgradeFromEarlier(t *testing.T) {
+	earlier := os.Getenv("HBMFS_CLUSTER_EARLIER")
+	if earlier == "" {
+		t.Skip("git has no earlier commit here: make test-cluster EARLIER=COMMIT names one")
+	}
+	c := need(t)
+	const tag, next = "0.1.0-earlier", "0.2.0"
+	must(t, c.importImage(filepath.Join(earlier, "bin", "image.tar")))
+	c.tool(t, "", "helm", "install", "hbmfs", filepath.Join(earlier, "deploy", "helm", "hbmfs"), "--namespace", "hbmfs", "--set", "image.tag="+tag,
+		"--set", "sourceDirs={"+c.at("data")+"}", "--set", "cacheMinFree=64MiB",
+		"--set", "sidecars.registrar.image="+podImage, "--set", "sidecars.livenessProbe.image="+podImage)
+	c.containers(t, 3)
+	all := c.readers(t, "earlier")
+	c.goOn(t, "their start", all)
+	c.upgrade(t, "image.tag="+next, "checkpointDirs={"+c.at("checkpoints")+"}")
+	c.containers(t, 1)
+	c.goOn(t, "the plugin was upgraded", all)
+	c.deletePart(t, "host")
+	c.await(t, "all of it is this version", func() error { return c.ready(t, ":"+next) })
+	c.goOn(t, "the host was upgraded", all)
+	p := c.saver(t, "saves-after-upgrade", writes(inline(c.checkpoints("upgraded"), "")))
+	p.do(t, "begin", "step-1")
+	p.do(t, "publish", "step-1")
+	c.remove(t, append(pods(all), p)...)
+	c.clean(t)
+	c.uninstall(t)
+}
+
+// uninstall removes the chart, and waits until nothing of it is left.
+func (c *cluster) uninstall(t testing.TB) {
+	t.Helper()
 	c.tool(t, "", "helm", "uninstall", "hbmfs", "--namespace", "hbmfs", "--wait")
 	c.await(t, "nothing is left", func() error { return c.removed() })
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -45,6 +46,7 @@ state = "/run/containerd"
 
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
+featureGates: {CSIVolumeHealth: true}
 cgroupDriver: cgroupfs
 failCgroupV1: false
 failSwapOn: false
@@ -146,19 +148,21 @@ func (c *cluster) configure() error {
 }
 
 // importImages gives containerd the images of hbmfs and of the pods: nothing is pulled.
-func (c *cluster) importImages() error {
+func (c *cluster) importImages() (err error) {
 	for _, name := range []string{"pod.tar", "hbmfs-0.2.0.tar", "hbmfs-0.2.0-next.tar"} {
-		if err := c.until("containerd imports "+name, func() error {
-			out, err := exec.Command("ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", c.program(name)).CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("%w: %s", err, out)
-			}
-			return nil
-		}); err != nil {
-			return err
-		}
+		err = errors.Join(err, c.importImage(c.program(name)))
 	}
-	return nil
+	return err
+}
+
+func (c *cluster) importImage(path string) error {
+	return c.until("containerd imports "+path, func() error {
+		out, err := exec.Command("ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", path).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 }
 
 // until waits for something, for a limited time. A program of the cluster that ends by itself is told of.

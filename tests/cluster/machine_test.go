@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,8 +25,8 @@ type cluster struct {
 	work     string // directory of all that is written
 
 	processes map[string]*process
-	s3        io.WriteCloser // standard input of the S3 server
-	failed    error          // of the installation
+	s3        *exec.Cmd // the S3 server
+	failed    error     // of the installation
 }
 
 // at is a path below the directory of all that is written.
@@ -40,8 +39,8 @@ func (c *cluster) program(name string) string { return filepath.Join(c.programs,
 
 // enter makes the namespaces a machine: mounts that are shared, as Kubernetes wants them, directories of its own, and a network.
 func (c *cluster) enter() error {
-	own := map[string]string{"/var/lib/kubelet": "kubelet", "/var/lib/hbmfs": "hbmfs", "/var/log": "log"}
-	for _, name := range []string{"logs", "data", "cni", "sysctl", "buckets", "meta"} {
+	own := map[string]string{"/var/lib/kubelet": "kubelet", "/var/lib/hbmfs": "hbmfs", "/var/log": "logs/node"}
+	for _, name := range []string{"logs", "data", "cni", "sysctl", "buckets", "meta", "checkpoints"} {
 		if err := os.Mkdir(c.at(name), 0o755); err != nil {
 			return err
 		}

@@ -39,6 +39,26 @@ func claimed(name string) object {
 	return object{"name": "data", "persistentVolumeClaim": object{"claimName": name, "readOnly": true}}
 }
 
+// writes is a volume for a pod that writes there: inline or claimed.
+func writes(volume object) object {
+	for _, kind := range []string{"csi", "persistentVolumeClaim"} {
+		if v, ok := volume[kind].(object); ok {
+			v["readOnly"] = false
+		}
+	}
+	return volume
+}
+
+// isReadOnly tells whether a pod can only read a volume.
+func isReadOnly(volume object) bool {
+	for _, kind := range []string{"csi", "persistentVolumeClaim"} {
+		if v, ok := volume[kind].(object); ok {
+			return v["readOnly"] != false
+		}
+	}
+	return true
+}
+
 // podObject is a pod of an ordinary user's with one volume, which the Pod Security Standard "restricted" admits.
 func podObject(name string, volume object, args ...string) object {
 	list := make([]any, len(args))
@@ -53,7 +73,7 @@ func podObject(name string, volume object, args ...string) object {
 			"containers": []any{object{
 				"name": "pod", "image": podImage, "imagePullPolicy": "Never", "args": list,
 				"securityContext": object{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": object{"drop": []any{"ALL"}}},
-				"volumeMounts":    []any{object{"name": "data", "mountPath": "/data", "readOnly": true}},
+				"volumeMounts":    []any{object{"name": "data", "mountPath": "/data", "readOnly": isReadOnly(volume)}},
 			}},
 			"volumes": []any{volume},
 		},

@@ -7,7 +7,8 @@
 //	pod eat MIB                      use memory
 //	pod --csi-address=...            what node-driver-registrar and livenessprobe do
 //
-// GET /do?what=hash|past|hold|held|loop|so-far|who&file=NAME answers in JSON. A byte that is not the file's is "wrong".
+// GET /do?what=hash|past|hold|held|loop|so-far|who&file=NAME answers in JSON. A byte that is not the file's is "wrong". In a checkpoint volume
+// what=begin|publish|begin-past|publish-past|remove|change|see|list|owner is done with the checkpoint or path NAME.
 package main
 
 import (
@@ -27,6 +28,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 func main() {
@@ -128,6 +131,8 @@ type server struct {
 	first int64 // nanoseconds of the clock when the first byte was there
 	held  *held
 	loop  *loop
+
+	drafts map[string]*control.Draft // those that were begun past the kernel
 }
 
 func serve(first string) error {
@@ -204,7 +209,10 @@ func (s *server) do(what, file string, a *answer) (err error) {
 	case "so-far":
 		s.loop.answer(a)
 	default:
-		err = fmt.Errorf("unknown order %q", what)
+		known, done := s.checkpoint(what, file, a)
+		if err = done; !known {
+			err = fmt.Errorf("unknown order %q", what)
+		}
 	}
 	return err
 }
