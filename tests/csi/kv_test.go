@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -113,6 +114,14 @@ func TestKVVolumes(t *testing.T) {
 	a.must("put", block("fp8/never"))
 	if r, err := n.stats(v, a.uid); err != nil || r.GetVolumeCondition().GetAbnormal() || r.GetUsage()[0].GetTotal() != 8<<20 {
 		t.Errorf("%v, %v", r, err)
+	}
+	mounts, err := filepath.Glob(filepath.Join(n.state, "volumes", "*", "mnt"))
+	must(t, err)
+	if out, err := exec.Command(suite.Path(), append([]string{"kv", "clear", "--all"}, mounts...)...).CombinedOutput(); err != nil { // on the node
+		t.Errorf("hbmfs kv clear: %v: %s", err, out)
+	}
+	if said := a.do("get", block("fp8/one")).Error; !strings.Contains(said, "no such file") {
+		t.Errorf("a block that was cleared: %q", said)
 	}
 	n.stopPods([]*pod{a, b, reads, other})
 	n.unstage(v)
