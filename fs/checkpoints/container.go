@@ -129,7 +129,7 @@ func (v *Volume) findDevice() (device, error) {
 }
 
 // mayWrite refuses a process of a container that has the mount read-only: the kernel lets it reach the control socket and ioctls all the
-// same.
+// same, also after it left the mount behind in a mount namespace of its own.
 func (v *Volume) mayWrite(pid int) error {
 	if !v.containers.on {
 		return nil
@@ -138,11 +138,11 @@ func (v *Volume) mayWrite(pid int) error {
 	if err != nil {
 		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, err)
 	}
-	only, err := container.OnlyReads(pid, its.major, its.minor)
+	writes, err := container.Writes(pid, its.major, its.minor)
 	switch {
 	case err != nil:
 		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, errors.Join(err, unix.EPERM))
-	case only:
+	case !writes:
 		return fmt.Errorf("process %d has this volume mounted read-only: %w", pid, unix.EROFS)
 	}
 	return nil

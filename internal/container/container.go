@@ -4,7 +4,6 @@
 //	c, err := container.Of(thread)   // the thread waits meanwhile, for instance for the answer to a FUSE request
 //	w := container.NewWatch(c)
 //	err = w.Await(ctx)               // nil once its last process has ended
-//	ro, err := container.OnlyReads(pid, major, minor)
 //	rw, err := container.Writes(pid, major, minor)
 //
 // Nothing asks a container runtime, or reads names of control groups: the kernel alone knows. It has to show all processes: root needs
@@ -227,37 +226,20 @@ func Visible() error {
 	return nil
 }
 
-// OnlyReads tells whether a process has a filesystem mounted, and everywhere read-only. The numbers are its device.
-func OnlyReads(pid int, major, minor uint32) (bool, error) {
-	places, writable, err := mountsOf(pid, major, minor)
-	return places > 0 && writable == 0, err
-}
-
 // Writes tells whether a process has a filesystem mounted somewhere where it may write. The numbers are its device.
 func Writes(pid int, major, minor uint32) (bool, error) {
-	_, writable, err := mountsOf(pid, major, minor)
-	return writable > 0, err
-}
-
-// mountsOf counts the mounts of a filesystem that a process has, and those of them that are not read-only.
-func mountsOf(pid int, major, minor uint32) (places, writable int, err error) {
 	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "mountinfo"))
 	if err != nil {
-		return 0, 0, fmt.Errorf("look at the mounts of process %d: %w", pid, err)
+		return false, fmt.Errorf("look at the mounts of process %d: %w", pid, err)
 	}
 	defer func() { _ = f.Close() }() // opened for reading
 	its, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
 		return m.Major != int(major) || m.Minor != int(minor), false
 	})
 	if err != nil {
-		return 0, 0, fmt.Errorf("read the mounts of process %d: %w", pid, err)
+		return false, fmt.Errorf("read the mounts of process %d: %w", pid, err)
 	}
-	for _, m := range its {
-		if !slices.Contains(strings.Split(m.Options, ","), "ro") {
-			writable++
-		}
-	}
-	return len(its), writable, nil
+	return slices.ContainsFunc(its, func(m *mountinfo.Info) bool { return !slices.Contains(strings.Split(m.Options, ","), "ro") }), nil
 }
 
 // Device returns the numbers of the filesystem at a path. Nothing is asked of the server of that filesystem.

@@ -399,6 +399,24 @@ func TestOtherMountsAndBlockSizesAreRefused(t *testing.T) {
 	}
 }
 
+func TestANamespaceHasTheGroupThatItsDirectoryHandsOn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root gives files to other groups")
+	}
+	for mode, want := range map[os.FileMode]uint32{0o770: uint32(os.Getegid()), 0o770 | os.ModeSetgid: 4321} {
+		dir := t.TempDir()
+		if err := errors.Join(os.Chown(dir, -1, 4321), os.Chmod(dir, mode)); err != nil {
+			t.Fatal(err)
+		}
+		v := open(t, dir, 1<<20, 0)
+		v.connect("ns", 4096).close()
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(dir, "ns", metaName), &st); err != nil || st.Gid != want {
+			t.Errorf("in a directory with mode %v: group %d, want %d (%v)", mode, st.Gid, want, err)
+		}
+	}
+}
+
 func TestASlabThatIsStillWrittenIsNotUsedAgain(t *testing.T) {
 	dir := t.TempDir()
 	v := open(t, dir, 8<<20, 0)

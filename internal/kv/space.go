@@ -174,7 +174,11 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 	if sp.rights, err = openAt(sp.dir, metaName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return sp, err
 	}
-	if err = sp.rights.Chown(int(user.UID), int(user.GID)); err != nil && os.Geteuid() == 0 {
+	gid, err := s.groupOf(user)
+	if err != nil {
+		return sp, err
+	}
+	if err = sp.rights.Chown(int(user.UID), int(gid)); err != nil && os.Geteuid() == 0 {
 		return sp, err
 	}
 	if err = sp.rights.Chmod(os.FileMode(m.Mode)); err != nil {
@@ -187,6 +191,19 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 		return sp, err
 	}
 	return sp, sp.save()
+}
+
+// groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as a pod's fsGroup
+// has it.
+func (s *Store) groupOf(user asuser.User) (uint32, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(s.dir.Fd()), &st); err != nil {
+		return 0, os.NewSyscallError("fstat", err)
+	}
+	if st.Mode&unix.S_ISGID != 0 {
+		return st.Gid, nil
+	}
+	return user.GID, nil
 }
 
 // ours tells whether a directory has files of a namespace alone.

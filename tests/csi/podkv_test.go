@@ -18,6 +18,7 @@ const blockBytes = 64 << 10
 // engine is what a pod's program has of a KV volume.
 type engine struct {
 	client uint64 // by which the daemon knows the process
+	seen   uint64 // the highest token that it has been given
 	conn   *control.Client
 	open   map[string]*control.Namespace // by name, and " to read"
 	pins   map[string]uint64             // by the block's name
@@ -75,7 +76,7 @@ func (e *engine) namespace(ctx context.Context, name string, write bool) (n *con
 		}
 		e.open = map[string]*control.Namespace{}
 		if e.client != 0 {
-			if err := e.conn.AttachKV(ctx, e.client); err != nil && !errors.Is(err, unix.ENOENT) {
+			if err := e.conn.AttachKV(ctx, e.client, e.seen); err != nil && !errors.Is(err, unix.ENOENT) {
 				return nil, err
 			}
 		}
@@ -95,6 +96,7 @@ func (e *engine) disconnect() {
 		_ = n.Close() // its slots stay
 	}
 	_ = e.conn.Close() // it is broken
+	e.seen = e.conn.Seen()
 	e.conn, e.open = nil, nil
 }
 
