@@ -344,10 +344,16 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
 }
 
 
+_NOTHING = ctypes.c_char * 0
+
+
 def address(array: Any) -> int:
-    """Where an array of NumPy's lies, sooner than by its ctypes."""
-    where: int = array.__array_interface__["data"][0]
-    return where
+    """Where an array of NumPy's lies."""
+    try:
+        return ctypes.addressof(_NOTHING.from_buffer(array))  # a fifth of the time of the other ways
+    except TypeError:  # it has gaps, or nobody may write to it
+        where: int = array.__array_interface__["data"][0]
+        return where
 
 
 class Library:
