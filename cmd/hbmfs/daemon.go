@@ -16,6 +16,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/ready"
 	"github.com/hbmfs/hbmfs/internal/top"
 )
@@ -70,15 +71,18 @@ func (c *mountCommand) background(ctx context.Context) error {
 	wrote, readErr := io.ReadAll(io.NewSectionReader(words, 0, wordsMax))
 	switch {
 	case ctx.Err() != nil && state == ready.Mounted:
-		return errors.Join(fmt.Errorf("%w: the mount is taken away again", errInterrupted), c.clearKilled(how))
+		return errors.Join(fmt.Errorf("%w: the mount is taken away again", onmount.ErrInterrupted), c.clearKilled(how))
 	case ctx.Err() != nil:
-		return errors.Join(errInterrupted, c.clearKilled(how))
+		return errors.Join(onmount.ErrInterrupted, c.clearKilled(how))
 	case err == nil:
 		_, _ = c.stderr.Write(wrote) // the error stands without it
 		return errors.New(text)
 	}
 	return c.died(how, wrote, errors.Join(readErr, c.keepWords(wrote)))
 }
+
+// orderlyTime is how long an interrupted daemon may take to clean up.
+const orderlyTime = 3 * time.Second
 
 // endOfDaemon waits for the end of a daemon that makes no mount, and returns how it ended, nil where it has not in time.
 func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {

@@ -21,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/ready"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
@@ -192,7 +193,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 		err = errors.Join(err, c.places.Absolute())
 	}
 	if errors.Is(err, handover.ErrNoTurn) {
-		return endedWith(exitFailed) // nobody needs to hear of it
+		return onmount.Ended(exitFailed) // nobody needs to hear of it
 	}
 	if err != nil {
 		life.Failed(err)
@@ -209,13 +210,13 @@ func (c *mountCommand) run(ctx context.Context) error {
 	opt.Life, c.cache.Life, opt.Layout.Select = life, life, c.selected.List
 	err = c.serve(ctx, opt, report)
 	if errors.Is(err, handover.ErrNoTurn) {
-		return endedWith(exitFailed) // nobody needs to hear of it
+		return onmount.Ended(exitFailed) // nobody needs to hear of it
 	}
 	if err != nil {
 		life.Failed(err)
 	}
 	if err != nil && report.Failed(err) && !c.foreground { // the command that started this one says it
-		return endedWith(exitCode(err))
+		return onmount.Ended(exitCode(err))
 	}
 	return err
 }
@@ -234,9 +235,9 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 		}
 	}
 	if os.Getenv(ready.Env) == "" { // the command that started this one has asked
-		mounts, err := mountsOf([]string{c.source, c.point})
+		mounts, err := onmount.Mounts([]string{c.source, c.point})
 		if err == nil {
-			err = awaitAnswers(ctx, mounts, c.stderr)
+			err = onmount.Await(ctx, mounts, c.stderr)
 		}
 		if err != nil {
 			return err
@@ -260,7 +261,7 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
 // go on.
 func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
-	switch a := askOnce(ctx, place.Path); {
+	switch a := onmount.Ask(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case a.State == aside.Silent:
@@ -271,7 +272,7 @@ func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
 		if daemon != nil {
 			defer daemon.Close()
 		}
-		return fmt.Errorf("%s is an hbmfs mount already, and %s: hbmfs umount --force %s takes it away", c.point, silence(place, daemon), c.point)
+		return fmt.Errorf("%s is an hbmfs mount already, and %s: hbmfs umount --force %s takes it away", c.point, onmount.Silence(place, daemon), c.point)
 	case a.State != aside.Dead:
 		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", c.point, c.point)
 	}
