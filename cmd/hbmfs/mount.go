@@ -19,6 +19,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/background"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/onmount"
@@ -187,7 +188,7 @@ func (c *mountCommand) run(ctx context.Context) error {
 		}
 		err = c.checkPlaces(ctx)
 		if err == nil && !c.foreground && os.Getenv(ready.Env) == "" {
-			return c.background(ctx)
+			return (&background.Start{Point: c.point, LogName: c.logName(), Log: c.openLog, Stdout: c.stdout, Stderr: c.stderr}).Run(ctx)
 		}
 		c.places = dataset.Places{Source: c.source, Point: c.point, Log: c.logFile, CacheDir: c.cache.CacheDir}
 		err = errors.Join(err, c.places.Absolute())
@@ -383,8 +384,10 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	}()
 	<-m.Ready()
 	defer from.beside(ctx)()
-	if err := c.stayBehind(out); err != nil {
-		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
+	if !c.foreground {
+		if err := background.StayBehind(out); err != nil {
+			opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
+		}
 	}
 	defer m.Hold(ctx, &c.places, &c.selected, from.state())()
 	bytes := from.listing.Bytes()
@@ -415,7 +418,7 @@ func (c *mountCommand) begin(ctx context.Context, from *mountSource, opt fs.Opti
 func (c *mountCommand) tellReady(ctx context.Context, m *fs.Mount, from *mountSource, report *ready.Report, took time.Duration) {
 	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", c.source, c.point, from.what(), took.Seconds()))
 	if !c.foreground {
-		tellNotes(ctx, m, report)
+		background.TellNotes(ctx, m, report)
 	}
 	report.Close()
 }
