@@ -195,7 +195,7 @@ $(CLUSTER)/$(EARLIER)/bin/image.tar: | go
 	git archive $(EARLIER) | tar -x -C $(CLUSTER)/$(EARLIER)
 	$(MAKE) -C $(CLUSTER)/$(EARLIER) image ARCH=$(ARCH) VERSION=v0.1.0-earlier IMAGE=ghcr.io/hbmfs/hbmfs:0.1.0-earlier
 
-test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER),$(FORMER)/bin/image.tar) ## Run the chart in a cluster of Kubernetes that this machine becomes, as root (half an hour; 15 minutes more the first time)
+test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER),$(FORMER)/bin/image.tar) ## Run the chart in a cluster of Kubernetes that this machine becomes, as root (20 minutes; 15 more the first time)
 	@tools/need.sh fuse cluster
 	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 

@@ -144,6 +144,13 @@ func (c *Client) ReadOnly() bool { return c.welcome.Flags&WelcomeReadOnly != 0 }
 // Gone reports whether a request has found that the daemon has closed the connection. Nothing can be asked on it again.
 func (c *Client) Gone() bool { return c.gone.Load() }
 
+// HungUp asks the kernel whether the daemon has closed the connection.
+func (c *Client) HungUp() bool {
+	hung := false
+	err := c.line.use(func(fd int) { hung = ready(fd, 0, 0) }) // without events it looks for POLLHUP and POLLERR alone
+	return hung || err != nil
+}
+
 // Close ends the connection and with it all leases. Files that were redeemed stay open. A lookup must not be going on.
 func (c *Client) Close() error {
 	var err error

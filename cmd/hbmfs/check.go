@@ -16,6 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/check/live"
 	"github.com/hbmfs/hbmfs/internal/cufilejson"
 	"github.com/hbmfs/hbmfs/internal/deepspeed"
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/where"
 )
 
@@ -210,7 +211,7 @@ func (c *checkCommand) save(s *check.Snapshot) error {
 // snapshot gets the facts: of this machine, of a tree or of a recording.
 func (c *checkCommand) snapshot(ctx context.Context) (*check.Snapshot, error) {
 	if c.root == "" {
-		m := live.Machine{Path: c.path, GPU: c.gpu, Timeout: c.timeout, Libraries: c.libraries, Aside: []string{self(), asideName}, Probe: []string{self(), probeName}}
+		m := live.Machine{Path: c.path, GPU: c.gpu, Timeout: c.timeout, Libraries: c.libraries, Aside: []string{onmount.Self(), asideName}, Probe: []string{onmount.Self(), probeName}}
 		return m.Facts(ctx)
 	}
 	info, err := os.Stat(c.root)

@@ -17,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/drain"
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/release"
 )
 
@@ -67,7 +68,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	if err != nil {
 		if errors.Is(err, context.Canceled) {
-			err = errInterrupted
+			err = onmount.ErrInterrupted
 		}
 		if message := err.Error(); message != "" {
 			fmt.Fprintf(stderr, "hbmfs: %s\n", message)
@@ -95,17 +96,14 @@ func (e sourceError) exitCode() int {
 // errProblems ends inspect and check when there are problems, which they have printed.
 var errProblems = errors.New("")
 
-// errInterrupted ends a command that SIGINT or SIGTERM stopped.
-var errInterrupted = errors.New("interrupted")
-
 func exitCode(err error) int {
 	var usage usageError
 	var source sourceError
-	var ended endedWith
+	var ended onmount.Ended
 	switch {
 	case errors.As(err, &ended):
 		return int(ended)
-	case errors.Is(err, errInterrupted):
+	case errors.Is(err, onmount.ErrInterrupted):
 		return exitSignal
 	case errors.As(err, &usage):
 		return exitUsage

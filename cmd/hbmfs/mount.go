@@ -19,8 +19,10 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/background"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/ready"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
@@ -186,13 +188,13 @@ func (c *mountCommand) run(ctx context.Context) error {
 		}
 		err = c.checkPlaces(ctx)
 		if err == nil && !c.foreground && os.Getenv(ready.Env) == "" {
-			return c.background(ctx)
+			return (&background.Start{Point: c.point, LogName: c.logName(), Log: c.openLog, Stdout: c.stdout, Stderr: c.stderr}).Run(ctx)
 		}
 		c.places = dataset.Places{Source: c.source, Point: c.point, Log: c.logFile, CacheDir: c.cache.CacheDir}
 		err = errors.Join(err, c.places.Absolute())
 	}
 	if errors.Is(err, handover.ErrNoTurn) {
-		return endedWith(exitFailed) // nobody needs to hear of it
+		return onmount.Ended(exitFailed) // nobody needs to hear of it
 	}
 	if err != nil {
 		life.Failed(err)
@@ -209,13 +211,13 @@ func (c *mountCommand) run(ctx context.Context) error {
 	opt.Life, c.cache.Life, opt.Layout.Select = life, life, c.selected.List
 	err = c.serve(ctx, opt, report)
 	if errors.Is(err, handover.ErrNoTurn) {
-		return endedWith(exitFailed) // nobody needs to hear of it
+		return onmount.Ended(exitFailed) // nobody needs to hear of it
 	}
 	if err != nil {
 		life.Failed(err)
 	}
 	if err != nil && report.Failed(err) && !c.foreground { // the command that started this one says it
-		return endedWith(exitCode(err))
+		return onmount.Ended(exitCode(err))
 	}
 	return err
 }
@@ -234,9 +236,9 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 		}
 	}
 	if os.Getenv(ready.Env) == "" { // the command that started this one has asked
-		mounts, err := mountsOf([]string{c.source, c.point})
+		mounts, err := onmount.Mounts([]string{c.source, c.point})
 		if err == nil {
-			err = awaitAnswers(ctx, mounts, c.stderr)
+			err = onmount.Await(ctx, mounts, c.stderr)
 		}
 		if err != nil {
 			return err
@@ -260,7 +262,7 @@ func (c *mountCommand) checkPlaces(ctx context.Context) error {
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
 // go on.
 func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
-	switch a := askOnce(ctx, place.Path); {
+	switch a := onmount.Ask(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case a.State == aside.Silent:
@@ -271,7 +273,7 @@ func (c *mountCommand) clearDead(ctx context.Context, place *fs.Place) error {
 		if daemon != nil {
 			defer daemon.Close()
 		}
-		return fmt.Errorf("%s is an hbmfs mount already, and %s: hbmfs umount --force %s takes it away", c.point, silence(place, daemon), c.point)
+		return fmt.Errorf("%s is an hbmfs mount already, and %s: hbmfs umount --force %s takes it away", c.point, onmount.Silence(place, daemon), c.point)
 	case a.State != aside.Dead:
 		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", c.point, c.point)
 	}
@@ -382,8 +384,10 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	}()
 	<-m.Ready()
 	defer from.beside(ctx)()
-	if err := c.stayBehind(out); err != nil {
-		opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
+	if !c.foreground {
+		if err := background.StayBehind(out); err != nil {
+			opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
+		}
 	}
 	defer m.Hold(ctx, &c.places, &c.selected, from.state())()
 	bytes := from.listing.Bytes()
@@ -414,7 +418,7 @@ func (c *mountCommand) begin(ctx context.Context, from *mountSource, opt fs.Opti
 func (c *mountCommand) tellReady(ctx context.Context, m *fs.Mount, from *mountSource, report *ready.Report, took time.Duration) {
 	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", c.source, c.point, from.what(), took.Seconds()))
 	if !c.foreground {
-		tellNotes(ctx, m, report)
+		background.TellNotes(ctx, m, report)
 	}
 	report.Close()
 }

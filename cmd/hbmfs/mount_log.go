@@ -50,3 +50,10 @@ func defaultLogFile() string {
 	}
 	return filepath.Join(state, "hbmfs", "hbmfs.log")
 }
+
+func (c *mountCommand) logName() string {
+	if c.logFile != "" {
+		return c.logFile
+	}
+	return defaultLogFile()
+}

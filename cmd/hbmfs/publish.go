@@ -5,18 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
-	"unsafe"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/fs/checkpoints"
 	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/publish"
 )
 
 // publishCommand is hbmfs publish.
@@ -80,58 +77,7 @@ func (c *publishCommand) run(ctx context.Context, paths []string) error {
 
 // one publishes a draft, and shows how far it is.
 func (c *publishCommand) one(ctx context.Context, path string) (bytes int64, err error) {
-	dir, err := os.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = dir.Close() }() // opened for reading
-	r, err := askDraft(dir, control.DraftStart)
-	if err != nil {
-		return 0, err
-	}
 	bar := progress.New(c.stderr, "publishing", 0, true)
 	defer bar.Close()
-	const often = 20 * time.Millisecond
-	cancelled := false
-	for r.State == control.DraftSealing {
-		bar.Set(r.Done, r.Total)
-		verb := control.DraftPoll
-		select {
-		case <-time.After(often):
-		case <-ctx.Done():
-			verb, cancelled = control.DraftCancel, true
-			time.Sleep(often)
-		}
-		if r, err = askDraft(dir, verb); err != nil {
-			return 0, err
-		}
-	}
-	switch {
-	case r.State == control.DraftPublished:
-		return r.Total, nil
-	case cancelled:
-		return 0, ctx.Err()
-	case r.Text != "":
-		return 0, errors.New(r.Text)
-	}
-	return 0, errors.New("the daemon was replaced meanwhile: publish it again")
-}
-
-// askDraft makes the ioctl.
-func askDraft(dir *os.File, verb control.DraftVerb) (control.DraftReply, error) {
-	b := control.AppendDraftRequest(make([]byte, 0, control.DraftSize), verb)
-	for {
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), uintptr(control.DraftCommand), uintptr(unsafe.Pointer(&b[0])))
-		switch errno {
-		case 0:
-			return control.ParseDraftReply(b)
-		case unix.EINTR:
-		case unix.ENOTTY, unix.EINVAL:
-			return control.DraftReply{}, errors.New("it is no draft: drafts are the directories in the root of a mount of hbmfs mount --checkpoints that are not published yet")
-		case unix.EPERM:
-			return control.DraftReply{}, errors.New("it is another user's draft")
-		default:
-			return control.DraftReply{}, os.NewSyscallError("ioctl DRAFT", errno)
-		}
-	}
+	return publish.Draft(ctx, path, bar.Set)
 }

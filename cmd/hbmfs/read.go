@@ -2,24 +2,20 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/cufile/writer"
-	"github.com/hbmfs/hbmfs/internal/inspect"
 	"github.com/hbmfs/hbmfs/internal/progress"
+	"github.com/hbmfs/hbmfs/internal/readback"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -140,71 +136,22 @@ func newProbeCommand() *cobra.Command {
 	}
 }
 
-// readResult is the result, and the JSON that --json prints.
-type readResult struct {
-	File     string        `json:"file"`
-	Bytes    int64         `json:"bytes"`
-	SHA256   string        `json:"sha256"`
-	Seconds  float64       `json:"seconds"` // of moving and hashing
-	Paths    cufile.Moved  `json:"paths"`   // bytes by path
-	Choice   cufile.Choice `json:"choice"`  // of the last part
-	GPU      *cufile.GPU   `json:"gpu,omitempty"`
-	Verified int64         `json:"verified"` // bytes that were compared with the manifest
-
-	unverified string // why none were
-}
-
-// A part of a file, how many are under way at once, and how many files are open.
-const (
-	readSpan  = 32 << 20
-	readDepth = 4
-	readFiles = 256
-)
-
-func (c *readCommand) run(ctx context.Context) (err error) {
+func (c *readCommand) run(ctx context.Context) error {
 	opt, err := c.options()
 	if err != nil {
 		return err
 	}
-	opt.Arena = (readDepth + 1) * (readSpan + 64<<10) // and a unit for unaligned bytes
-	r, err := cufile.New(ctx, opt)
-	if err != nil {
-		return c.device.explain(err)
+	want := readback.Options{Reader: opt, Offset: int64(c.offset), Length: int64(c.length), Progress: c.progress}
+	err = readback.Files(ctx, c.names, want, c.print)
+	if errors.Is(err, readback.ErrOutside) {
+		return usageError{err}
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	for names := range slices.Chunk(c.names, readFiles) {
-		if err := c.readAll(ctx, r, names); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.device.explain(err)
 }
 
-func (c *readCommand) readAll(ctx context.Context, r *cufile.Reader, names []string) (err error) {
-	files, errs := r.OpenMany(ctx, names)
-	defer func() {
-		for _, f := range files {
-			if f != nil {
-				err = errors.Join(err, f.Close())
-			}
-		}
-	}()
-	for i, f := range files {
-		if errs[i] != nil {
-			return c.device.explain(errs[i])
-		}
-		result, err := c.move(ctx, f, names[i])
-		if err != nil {
-			return err
-		}
-		if gpu := r.GPU(); gpu.UUID != "" {
-			result.GPU = &gpu
-		}
-		if err := c.print(result); err != nil {
-			return err
-		}
-	}
-	return nil
+func (c *readCommand) progress(total int64) (add func(int64), end func()) {
+	bar := progress.New(c.stderr, "reading", total, true)
+	return bar.Add, bar.Close
 }
 
 // options settles the meaning of --path and --require together.
@@ -229,61 +176,7 @@ func (d *deviceFlags) explain(err error) error {
 	return err
 }
 
-// move streams the range through the device's memory and hashes the bytes that come back.
-func (c *readCommand) move(ctx context.Context, f *cufile.File, name string) (*readResult, error) {
-	offset, length := int64(c.offset), int64(c.length)
-	if offset < 0 || offset > f.Size() || length < -1 || length > f.Size()-offset {
-		return nil, usageError{fmt.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), offset, length)}
-	}
-	if length < 0 {
-		length = f.Size() - offset
-	}
-	sums, err := inspect.SumsOf(name, f.Size())
-	if err != nil {
-		return nil, err
-	}
-	var plan []cufile.Span
-	for at := offset; at < offset+length; {
-		// Parts end where the checksums' blocks do, so that whole blocks can be compared.
-		n := min(readSpan-at%readSpan, offset+length-at)
-		plan = append(plan, cufile.Span{Offset: at, Length: n})
-		at += n
-	}
-	bar := progress.New(c.stderr, "reading", length, true)
-	defer bar.Close()
-	start := time.Now()
-	stream := f.Stream(ctx, plan, readDepth)
-	defer stream.Close()
-	hash := sha256.New()
-	result := &readResult{File: name, Bytes: length, unverified: sums.None()}
-	buffer := make([]byte, min(readSpan, length))
-	for _, part := range plan {
-		v, err := stream.Next(ctx)
-		if err != nil {
-			return nil, err
-		}
-		data := buffer[:part.Length]
-		err = v.CopyTo(ctx, data, 0)
-		result.Choice = v.Choice()
-		v.Release()
-		if err != nil {
-			return nil, err
-		}
-		hash.Write(data)
-		n, err := sums.Check(part.Offset, data)
-		if err != nil {
-			return nil, fmt.Errorf("verify %s: %w", name, err)
-		}
-		result.Verified += n
-		bar.Add(part.Length)
-	}
-	result.Seconds = time.Since(start).Seconds()
-	result.SHA256 = hex.EncodeToString(hash.Sum(nil))
-	result.Paths = f.Moved()
-	return result, nil
-}
-
-func (c *readCommand) print(r *readResult) error {
+func (c *readCommand) print(r *readback.Result) error {
 	if c.asJSON {
 		return writeJSON(c.stdout, r)
 	}
@@ -302,7 +195,7 @@ func (c *readCommand) print(r *readResult) error {
 	}
 	fmt.Fprintf(c.stdout, "sha256    %s\n", r.SHA256)
 	if r.Verified == 0 {
-		fmt.Fprintf(c.stdout, "verified  nothing: %s\n", r.unverified)
+		fmt.Fprintf(c.stdout, "verified  nothing: %s\n", r.Unverified)
 		return nil
 	}
 	fmt.Fprintf(c.stdout, "verified  %d bytes against %s\n", r.Verified, layout.ManifestName)

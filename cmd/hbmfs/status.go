@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/top"
 )
 
@@ -39,7 +40,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and the exit co
 		ValidArgsFunction: completeMounts,
 	}
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
-	cmd.Flags().DurationVar(&c.patience, "timeout", mountPatience, "how long a mount may take to answer")
+	cmd.Flags().DurationVar(&c.patience, "timeout", onmount.Patience, "how long a mount may take to answer")
 	return cmd
 }
 
@@ -51,12 +52,12 @@ func completeMounts(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 
 func (c *statusCommand) rows(ctx context.Context) ([]top.Row, error) {
 	if len(c.paths) == 0 {
-		samples, err := top.NewSampler(self(), "status", c.patience).Sample(ctx)
+		samples, err := top.NewSampler(onmount.Self(), "status", c.patience).Sample(ctx)
 		return top.Rows(samples, nil), err
 	}
 	var rows []top.Row
 	for _, path := range c.paths {
-		row, err := top.StatusOf(ctx, self(), path, c.patience)
+		row, err := top.StatusOf(ctx, onmount.Self(), path, c.patience)
 		if err != nil {
 			return nil, err
 		}

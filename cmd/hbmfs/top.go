@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/top"
 )
 
@@ -86,7 +87,7 @@ func (c *topCommand) run(ctx context.Context) error {
 	}
 	switch {
 	case c.asMetrics:
-		samples, err := top.NewSampler(self(), "metrics", c.patience).Sample(ctx)
+		samples, err := top.NewSampler(onmount.Self(), "metrics", c.patience).Sample(ctx)
 		if err != nil {
 			return err
 		}
@@ -94,7 +95,7 @@ func (c *topCommand) run(ctx context.Context) error {
 	case c.once:
 		return c.onceRows(ctx)
 	case isTerminal(c.stdin) && isTerminal(c.stdout):
-		screen := &top.Screen{Sampler: top.NewSampler(self(), "status", c.patience), Interval: c.interval, By: c.by}
+		screen := &top.Screen{Sampler: top.NewSampler(onmount.Self(), "status", c.patience), Interval: c.interval, By: c.by}
 		return screen.Run(ctx, c.stdin.(*os.File), c.stdout.(*os.File)) // terminals are files
 	}
 	return c.tables(ctx)
@@ -126,7 +127,7 @@ func (c *topCommand) first(ctx context.Context, s *top.Sampler, before []top.Row
 }
 
 func (c *topCommand) onceRows(ctx context.Context) error {
-	s := top.NewSampler(self(), "status", c.patience)
+	s := top.NewSampler(onmount.Self(), "status", c.patience)
 	rows, err := c.first(ctx, s, nil)
 	if err != nil {
 		return err
@@ -142,7 +143,7 @@ func (c *topCommand) onceRows(ctx context.Context) error {
 
 // tables writes a table at every interval until ctx ends.
 func (c *topCommand) tables(ctx context.Context) error {
-	s := top.NewSampler(self(), "status", c.patience)
+	s := top.NewSampler(onmount.Self(), "status", c.patience)
 	rows, err := c.first(ctx, s, nil)
 	for err == nil {
 		if err := c.write(rows, false); err != nil {

@@ -5,12 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/upgrade"
 )
 
 func newUpgradeCommand() *cobra.Command {
 	var asJSON bool
-	q := upgrade.Request{Program: self(), Patience: mountPatience}
+	q := upgrade.Request{Program: onmount.Self(), Patience: onmount.Patience}
 	cmd := &cobra.Command{
 		Use:   "upgrade [MOUNTPOINT...]",
 		Short: "Have running mounts go on with this program",

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/warm"
@@ -126,7 +127,7 @@ func (c *warmCommand) run(ctx context.Context) error {
 	select {
 	case err = <-over:
 	case <-ctx.Done(): // a read that waits for a source cannot be called off: it ends with this process
-		err = errInterrupted
+		err = onmount.ErrInterrupted
 	}
 	bar.Close()
 	done := w.Summary()

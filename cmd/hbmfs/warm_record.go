@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/touched"
@@ -68,7 +69,7 @@ func (c *warmCommand) runReplay(ctx context.Context) error {
 	select {
 	case err = <-over:
 	case <-ctx.Done(): // a question to a daemon that does not answer ends with this process
-		err = errInterrupted
+		err = onmount.ErrInterrupted
 	}
 	bar.Close()
 	done := p.Summary()

@@ -200,8 +200,8 @@ func (j *job) copyHost(in bool) {
 
 // copyGathered copies a block of several parts by few large calls: past the page cache each of them is one of the disk's.
 func (j *job) copyGathered(in bool) error {
-	b := uncached.Take()
-	defer uncached.Give(b)
+	b := j.tier.disk.Take()
+	defer j.tier.disk.Give(b)
 	for at := int64(0); at < j.block.size; at += uncached.Chunk {
 		p := b.Bytes[:min(uncached.Chunk, j.block.size-at)]
 		rest := p

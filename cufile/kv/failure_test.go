@@ -356,3 +356,16 @@ func TestMemoryThatWentIsMappedAnew(t *testing.T) {
 		}
 	})
 }
+
+// A store that asks nothing goes to the next daemon by itself: others would be given the memory that it has registered.
+func TestAnIdleStoreComesBack(t *testing.T) {
+	b := open(t, "host", small, Options{look: time.Millisecond})
+	for want := int64(2); want < 5; want++ {
+		b.daemon.Cut()
+		for end := time.Now().Add(time.Minute); b.Stats().Connections < want; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d connections, want %d", b.Stats().Connections, want)
+			}
+		}
+	}
+}

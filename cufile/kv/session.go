@@ -23,6 +23,7 @@ type session struct {
 const (
 	redialTime  = 40 * time.Second
 	redialPause = 50 * time.Millisecond
+	lookPause   = time.Second
 )
 
 // errRestarted says that the volume was mounted again: what the earlier daemon gave is void.
@@ -46,6 +47,34 @@ func (s *Store) ask(ctx context.Context, on *session, f func(n *control.Namespac
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(redialPause):
+		}
+	}
+}
+
+// comeBack finds the next daemon while no request asks for it, until the Store is closed. Memory that this process has registered is given to nobody else then,
+// and what lost answers gave comes back.
+func (s *Store) comeBack() {
+	tick := time.NewTicker(s.opt.look)
+	defer tick.Stop()
+	var lost time.Time // when; zero where the daemon is there, or was waited for in vain
+	for {
+		select {
+		case <-s.life.Done():
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		now := s.now
+		s.mu.Unlock()
+		if now != nil && now.client.HungUp() && s.lost(now, control.ErrStale) {
+			now, lost = nil, time.Now()
+		}
+		if now != nil || lost.IsZero() {
+			lost = time.Time{}
+			continue
+		}
+		if _, err := s.connection(s.life); err == nil || time.Since(lost) > s.redial {
+			lost = time.Time{}
 		}
 	}
 }

@@ -39,6 +39,7 @@ type Options struct {
 
 	slot   int64         // bytes of a pinned slot; for tests
 	redial time.Duration // how long the next daemon is waited for; for tests
+	look   time.Duration // how often a store that asks nothing looks whether its daemon is there; for tests
 }
 
 func (o *Options) setDefaults() error {
@@ -59,6 +60,9 @@ func (o *Options) setDefaults() error {
 	}
 	if o.redial == 0 {
 		o.redial = redialTime
+	}
+	if o.look == 0 {
+		o.look = lookPause
 	}
 	switch {
 	case o.Threads < 1 || o.Threads > 256:
@@ -122,6 +126,7 @@ func Open(ctx context.Context, path, namespace string, o Options) (*Store, error
 	if _, err := s.ask(ctx, nil, func(*control.Namespace) error { return nil }); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	s.warming.Go(s.comeBack)
 	return s, nil
 }
 
@@ -159,7 +164,7 @@ func (s *Store) Close() error {
 	if err := crew.Await(left); err != nil {
 		return fmt.Errorf("close the store: %w; close it again then", err)
 	}
-	s.warming.Wait() // a step of it is milliseconds
+	s.warming.Wait() // life has ended, and a step is milliseconds
 	s.mu.Lock()
 	sessions := []*session{s.now, s.before}
 	s.now, s.before = nil, nil

@@ -133,9 +133,7 @@ func (sp *Space) inspect(t *tier, n uint32) {
 	var sum uint32
 	var err error
 	if s.bits&hasCRC != 0 && s.state == ready {
-		b := uncached.Take()
-		sum, err = t.sumOf(n, int64(s.length), b.Bytes)
-		uncached.Give(b)
+		sum, err = t.sumOf(n, int64(s.length), uncached.NewBuffer().Bytes)
 	}
 	if s.bits&hasCRC != 0 && s.state == ready && (err != nil || sum != s.crc) {
 		sp.dropBlock(t, n, key, err == nil)
@@ -176,8 +174,7 @@ const (
 // verify answers KV_VERIFY. A cursor is the number of a slot, counted through all tiers.
 func (sp *Space) verify(ctx context.Context, cursor uint64) (v control.KVVerified) {
 	sp.intact()
-	b := uncached.Take()
-	defer uncached.Give(b)
+	buffer := uncached.NewBuffer().Bytes
 	at := cursor
 	for ; at-cursor < verifySlots && v.Bytes < verifyBytes && ctx.Err() == nil; at++ {
 		sp.mu.Lock()
@@ -208,7 +205,7 @@ func (sp *Space) verify(ctx context.Context, cursor uint64) (v control.KVVerifie
 		s.holds++
 		key, length, crc := bytes.Clone(t.key(uint32(n))), int64(s.length), s.crc
 		sp.mu.Unlock()
-		sum, err := t.sumOf(uint32(n), length, b.Bytes)
+		sum, err := t.sumOf(uint32(n), length, buffer)
 		v.Blocks++
 		v.Bytes += uint64(length)
 		if err != nil || sum != crc {

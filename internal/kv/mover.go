@@ -29,9 +29,7 @@ func (s *Store) Run(ctx context.Context) {
 	defer beside.Wait()
 	tick := time.NewTicker(moverPause)
 	defer tick.Stop()
-	b := uncached.Take()
-	defer uncached.Give(b)
-	buffer := b.Bytes
+	buffer := uncached.NewBuffer().Bytes
 	for {
 		select {
 		case <-ctx.Done():

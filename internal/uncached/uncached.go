@@ -14,7 +14,6 @@ package uncached
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -34,6 +33,7 @@ type File struct {
 	file     *os.File
 	memory   uintptr // the alignment of memory that the device reaches
 	buffered atomic.Pointer[string]
+	buffers  sync.Pool // of *Buffer
 }
 
 // Open takes a file over, whose description nobody else uses.
@@ -128,8 +128,8 @@ func (u *File) moveDirect(p []byte, at int64, write bool) error {
 	if len(p) == 0 {
 		return nil
 	}
-	b := Take()
-	defer Give(b)
+	b := u.Take()
+	defer u.Give(b)
 	for len(p) > 0 {
 		n := min(len(p), Chunk)
 		padded := b.Bytes[:(n+Align-1)&^(Align-1)]
@@ -151,22 +151,20 @@ func (u *File) moveDirect(p []byte, at int64, write bool) error {
 // Buffer is Chunk bytes of aligned memory.
 type Buffer struct{ Bytes []byte }
 
-var buffers = sync.Pool{New: func() any {
+// NewBuffer makes one.
+func NewBuffer() *Buffer {
 	b := make([]byte, Chunk+Align)
 	skip := -uintptr(unsafe.Pointer(&b[0])) % Align
 	return &Buffer{b[skip : skip+Chunk : skip+Chunk]}
-}}
-
-// Take gives a buffer.
-func Take() *Buffer {
-	b, ok := buffers.Get().(*Buffer)
-	if !ok {
-		panic("uncached: internal error: the pool has something else")
-	}
-	return b
 }
 
-// Give gives it back.
-func Give(b *Buffer) { buffers.Put(b) }
+// Take gives a buffer, for Give to take back.
+func (u *File) Take() *Buffer {
+	if b, ok := u.buffers.Get().(*Buffer); ok {
+		return b
+	}
+	return NewBuffer()
+}
 
-var _ io.Closer = (*File)(nil)
+// Give takes a buffer back.
+func (u *File) Give(b *Buffer) { u.buffers.Put(b) }

@@ -115,18 +115,7 @@ func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error
 		w.cached = append(w.cached, path)
 		w.mu.Unlock()
 	}
-	next := unit{path: path}
-	send := func() error {
-		if next.n == 0 {
-			return nil
-		}
-		select {
-		case units <- next:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	missing := gathering{next: unit{path: path}, to: units}
 	mixed := info.Flags&control.InfoCached != 0 && info.Runs > 1 // perhaps: of shards that lie here, and of some that the cache brings
 	for batch, err := range control.Batches(f, 0, info.Size, mixed) {
 		if err != nil {
@@ -139,16 +128,12 @@ func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error
 			n := e.Length * e.Count
 			switch {
 			case e.Flags&control.ExtentPending != 0:
-				if next.offset+next.n != e.Logical || next.n+n > warmUnit {
-					if err := send(); err != nil {
-						return err
-					}
-					next.offset, next.n = e.Logical, 0
+				if err := missing.add(ctx, e.Logical, n); err != nil {
+					return err
 				}
-				next.n += n
 			case e.Flags&control.ExtentMount != 0:
 				w.count(&w.done.InMount, n)
-			case info.Flags&control.InfoCached != 0 && !(mixed && w.shards.local(e.Object)):
+			case info.Flags&control.InfoCached != 0 && (!mixed || !w.shards.local(e.Object)):
 				w.count(&w.done.Local, n)
 			default:
 				if err := w.advise(ctx, f, e.Logical, n); err != nil {
@@ -157,7 +142,36 @@ func (w *Warmer) look(ctx context.Context, path string, units chan<- unit) error
 			}
 		}
 	}
-	return send()
+	return missing.send(ctx)
+}
+
+// gathering makes units of consecutive missing bytes.
+type gathering struct {
+	next unit
+	to   chan<- unit
+}
+
+func (g *gathering) add(ctx context.Context, offset, n int64) error {
+	if g.next.offset+g.next.n != offset || g.next.n+n > warmUnit {
+		if err := g.send(ctx); err != nil {
+			return err
+		}
+		g.next.offset, g.next.n = offset, 0
+	}
+	g.next.n += n
+	return nil
+}
+
+func (g *gathering) send(ctx context.Context) error {
+	if g.next.n == 0 {
+		return nil
+	}
+	select {
+	case g.to <- g.next:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // advise has the kernel read local files ahead.

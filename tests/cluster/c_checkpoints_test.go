@@ -277,15 +277,14 @@ func TestDraftsOfPods(t *testing.T) {
 		p.do(t, "publish", done)
 		p.do(t, "begin", "draft") // of the pod before nothing is left
 		p.do(t, "begin-past", "past")
-		c.awaitHeld(t, dir, "draft")
-		c.awaitHeld(t, dir, "past")
+		held := c.awaitHeld(t, dir, "draft") + c.awaitHeld(t, dir, "past")
 		fault.do()
 		ready()
 		c.soon(t, p, "see", shardOf("draft.tmp"))
 		c.awaitDrafts(t, dir, 4, fault.name)
 		fault.end(p)
 		took := c.awaitDrafts(t, dir, 2, fault.name+" and the pod died")
-		t.Logf("%s: drafts of the pod that died are gone after %.1f s", fault.name, took.Seconds())
+		t.Logf("%s: the plugin held the drafts after %.1f s, and those of the pod that died are gone after %.1f s", fault.name, held.Seconds(), took.Seconds())
 		c.remove(t, p)
 		reads(t, dir, done, stays)
 	}
@@ -297,8 +296,12 @@ func TestDraftsOfPods(t *testing.T) {
 	stays.do(t, "begin", "left")
 	c.remove(t, stays)
 	c.clean(t)
-	if left := drafts(t, dir); len(left) > 0 {
-		t.Errorf("drafts are left after the last pod: %v", left)
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") || strings.HasPrefix(e.Name(), "left") {
+			t.Errorf("after the last pod there is %s", e.Name())
+		}
 	}
 }
 
@@ -421,4 +424,49 @@ func (c *cluster) readDrained(t testing.TB) {
 	}
 	c.remove(t, p)
 	c.clean(t)
+}
+
+// A draft of the moment in which the host's container ends is either published as a whole, or its writer gets an error, nothing of it is left,
+// and its name is free.
+func TestDraftsOfTheLastMoment(t *testing.T) {
+	c := need(t)
+	ready := func() { c.await(t, "the driver is ready", func() error { return c.ready(t, "") }) }
+	ready()
+	dir := c.at("checkpoints", "train", "moment")
+	p := c.saver(t, "moment", writes(inline(c.checkpoints("moment"), "")))
+	for i, way := range []string{"", "-past", "", "-past"} {
+		name := fmt.Sprint("step-", i)
+		killPrograms(false) // the host has only begun to follow the next daemon
+		killPrograms(true)
+		c.soon(t, p, "begin"+way, name)
+		pids := processesOf(c.partOf(t, "host")[0])
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+		c.await(t, "the host's end is seen", func() error { return c.hostSeen(t, pids) })
+		ready()
+		c.soon(t, p, "list", "")
+		_, err := p.try("publish"+way, name)
+		t.Logf("%s%s: %v", name, way, err)
+		c.awaitDrafts(t, dir, 0, "the host's end")
+		if err != nil {
+			p.do(t, "begin"+way, name)
+			p.do(t, "publish"+way, name)
+		}
+		reads(t, dir, name, p)
+		c.deletePart(t, "host") // whose container would wait before its next start
+		ready()
+	}
+	c.remove(t, p)
+	c.clean(t)
+}
+
+// hostSeen says whether kubelet has started the host's container again.
+func (c *cluster) hostSeen(t testing.TB, before []int) error {
+	t.Helper()
+	now := processesOf(c.partOf(t, "host")[0])
+	if len(now) == 0 || slices.Contains(now, before[0]) {
+		return fmt.Errorf("it has the processes %v, and had %v", now, before)
+	}
+	return nil
 }

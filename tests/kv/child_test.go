@@ -153,13 +153,16 @@ func (c *child) dial(ctx context.Context, before, seen uint64) error {
 // settle gives back what operations held that ended with their connection. The daemon must know of nothing more than this client does then: what answers
 // gave that did not come is given back.
 func (c *child) settle(ctx context.Context) error {
-	kept := slices.Clone(c.half)
+	kept := map[uint64]bool{}
+	for _, token := range c.half { // one that was reserved before the attachment and after it is there twice
+		kept[token] = true
+	}
 	for _, h := range c.pins {
-		kept = append(kept, h.token)
+		kept[h.token] = true
 	}
 	var over []uint64
 	for token := range c.tokens {
-		if !slices.Contains(kept, token) {
+		if !kept[token] {
 			over = append(over, token)
 		}
 	}

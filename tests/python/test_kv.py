@@ -57,7 +57,7 @@ def keys(n, prefix=b"key"):
     return [prefix + b"%d" % i for i in range(n)]
 
 
-def test_blocks_come_back(store):
+def test_blocks_come_back(volume, store):
     data = noise(8, BLOCK)
     result = store.put_many(keys(8), data).result(60)
     assert result.outcomes == (KVOutcome.DONE,) * 8 and result.moved["host"] == data.nbytes and all(result.there)
@@ -73,6 +73,8 @@ def test_blocks_come_back(store):
     assert store.contains_many(keys(8)).result(60) == [False] * 8
     stats = store.stats()
     assert (stats["stored"], stats["present"], stats["loaded"], stats["missing"], stats["requests"]) == (8, 8, 11, 1, 0)
+    disk = next(n["disk"] for n in volume.status()["kv"]["namespaces"] if n["name"] == store.namespace)
+    assert stats["buffered"] == disk.get("io_reason", "") and (disk["io"] == "direct") == (not stats["buffered"]) and stats["direct"] >= 0
     assert store.contains_many([]).result(60) == []
 
 

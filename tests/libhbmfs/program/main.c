@@ -25,7 +25,7 @@ _Static_assert(sizeof(hbmfs_kv_options) == 64, "hbmfs_kv_options");
 _Static_assert(sizeof(hbmfs_kv_batch) == 72, "hbmfs_kv_batch");
 _Static_assert(sizeof(hbmfs_kv_moved) == 40, "hbmfs_kv_moved");
 _Static_assert(sizeof(hbmfs_kv_result) == 56, "hbmfs_kv_result");
-_Static_assert(sizeof(hbmfs_kv_stats) == 168, "hbmfs_kv_stats");
+_Static_assert(sizeof(hbmfs_kv_stats) == 368, "hbmfs_kv_stats");
 
 hbmfs_handle open_reader(const struct device *d) {
     hbmfs_reader_options o = {.struct_size = sizeof o, .device = d->index, .method = d->method, .threads = 3,

@@ -1,4 +1,8 @@
-package main
+// Package onmount does the work of commands on files of mounts. A process that waits for a stuck daemon may wait where no signal reaches, so
+// such work has a process of its own, which can be left behind: Ctrl-C ends the command all the same.
+//
+//	err := onmount.Do(ctx, paths, stderr, work) // in main's process or in one that it starts
+package onmount
 
 import (
 	"context"
@@ -11,46 +15,45 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 )
 
-// onMountEnv marks the process that does the work of a command on a mount.
-const onMountEnv = "HBMFS_ON_MOUNT"
+// env marks the process that does the work of a command on a mount.
+const env = "HBMFS_ON_MOUNT"
 
-// mountPatience is how long the daemon of a mount may take to answer before that is said. It needs milliseconds.
-const mountPatience = 2 * time.Second
+// Patience is how long the daemon of a mount may take to answer before that is said. It needs milliseconds.
+const Patience = 2 * time.Second
 
-// endedWith is the exit code of a process that did the work of this one, and has said why.
-type endedWith int
+// ErrInterrupted says that a signal ended the work.
+var ErrInterrupted = errors.New("interrupted")
 
-func (endedWith) Error() string { return "" }
+// Ended is the exit code of a process that did the work of this one, and has said why.
+type Ended int
 
-// onMounts does the work of a command on paths. Where one lies in a mount of hbmfs, a process of its own does it: a process that waits
-// for a stuck daemon may wait where no signal reaches, and Ctrl-C must end the command all the same.
-func onMounts(cmd *cobra.Command, paths []string, work func(ctx context.Context) error) error {
-	ctx := cmd.Context()
-	if os.Getenv(onMountEnv) != "" {
+func (Ended) Error() string { return "" }
+
+// Do does the work of a command on paths. Where one lies in a mount of hbmfs, this program is started again for it, with the same arguments.
+func Do(ctx context.Context, paths []string, stderr io.Writer, work func(ctx context.Context) error) error {
+	if os.Getenv(env) != "" {
 		return work(ctx)
 	}
-	mounts, err := mountsOf(paths)
+	mounts, err := Mounts(paths)
 	if err != nil {
 		return err
 	}
 	if len(mounts) == 0 {
 		return work(ctx)
 	}
-	if err := awaitAnswers(ctx, mounts, cmd.ErrOrStderr()); err != nil {
+	if err := Await(ctx, mounts, stderr); err != nil {
 		return err
 	}
 	return again(ctx)
 }
 
-// mountsOf finds the hbmfs mounts that paths lie in, each once.
-func mountsOf(paths []string) (mounts []*fs.Place, err error) {
+// Mounts finds the hbmfs mounts that paths lie in, each once.
+func Mounts(paths []string) (mounts []*fs.Place, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
 		if dataset.IsRemote(path) {
@@ -70,24 +73,14 @@ func mountsOf(paths []string) (mounts []*fs.Place, err error) {
 	return mounts, nil
 }
 
-// newFileAsideCommand is the command that an asker runs.
-func newFileAsideCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    aside.FileCommand,
-		Hidden: true, // not for people
-		Args:   exactArgs(1),
-		RunE:   func(cmd *cobra.Command, args []string) error { return aside.ReadFile(args[0], cmd.OutOrStdout()) },
-	}
-}
-
-// askOnce asks a mount for a file, once, and leaves a process behind that is stuck.
-func askOnce(ctx context.Context, name string) aside.Answer {
-	asker := aside.Asker{Program: self(), Patience: mountPatience}
+// Ask asks a mount for a file, once, and leaves a process behind that is stuck.
+func Ask(ctx context.Context, name string) aside.Answer {
+	asker := aside.Asker{Program: Self(), Patience: Patience}
 	return asker.Ask(ctx, name, name)
 }
 
-// self is this program's file.
-func self() string {
+// Self is this program's file.
+func Self() string {
 	path, err := os.Executable()
 	if err != nil {
 		return os.Args[0] // /proc is not mounted: nothing of this will work
@@ -95,15 +88,15 @@ func self() string {
 	return path
 }
 
-// awaitAnswers returns when the daemons of all mounts have answered. It says of which it waits for.
-func awaitAnswers(ctx context.Context, mounts []*fs.Place, stderr io.Writer) error {
-	asker := aside.Asker{Program: self(), Patience: forever}
+// Await returns when the daemons of all mounts have answered. It says of which it waits for.
+func Await(ctx context.Context, mounts []*fs.Place, stderr io.Writer) error {
+	asker := aside.Asker{Program: Self(), Patience: forever}
 	asked := make([]chan aside.Answer, len(mounts))
 	for i, m := range mounts {
 		asked[i] = make(chan aside.Answer, 1)
 		go func() { asked[i] <- asker.Ask(ctx, m.Path, m.Path) }() // ends with ctx
 	}
-	said := time.After(mountPatience)
+	said := time.After(Patience)
 	for i := 0; i < len(mounts); {
 		point := mounts[i].Path
 		select {
@@ -117,7 +110,7 @@ func awaitAnswers(ctx context.Context, mounts []*fs.Place, stderr io.Writer) err
 			if err != nil && !errors.Is(err, fs.ErrUntold) {
 				return err
 			}
-			fmt.Fprintf(stderr, "hbmfs: waiting, since %s; hbmfs umount --force %s ends the mount for all that use it\n", silence(mounts[i], daemon), point)
+			fmt.Fprintf(stderr, "hbmfs: waiting, since %s; hbmfs umount --force %s ends the mount for all that use it\n", Silence(mounts[i], daemon), point)
 			if daemon != nil {
 				daemon.Close()
 			}
@@ -131,8 +124,8 @@ func awaitAnswers(ctx context.Context, mounts []*fs.Place, stderr io.Writer) err
 // forever is the patience of a question that only its context ends.
 const forever = 1000 * time.Hour
 
-// silence says that the daemon of a mount does not answer, as far as it is known why.
-func silence(place *fs.Place, daemon *fs.Daemon) string {
+// Silence says that the daemon of a mount does not answer, as far as it is known why.
+func Silence(place *fs.Place, daemon *fs.Daemon) string {
 	switch {
 	case daemon == nil:
 		return fmt.Sprintf("the daemon of %s does not answer", place.Path)
@@ -154,7 +147,7 @@ func again(ctx context.Context) error {
 	}
 	child := exec.Command(self, os.Args[1:]...)
 	child.Args[0] = os.Args[0]
-	child.Env = append(os.Environ(), onMountEnv+"=1")
+	child.Env = append(os.Environ(), env+"=1")
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
 	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	runtime.LockOSThread() // Pdeathsig means the end of the thread
@@ -174,14 +167,14 @@ func again(ctx context.Context) error {
 		select {
 		case err := <-ended:
 			if end.signal == syscall.SIGKILL {
-				return errInterrupted
+				return ErrInterrupted
 			}
 			return endOf(child, err)
 		case <-time.After(end.within):
 		case <-ctx.Done():
 		}
 	}
-	return fmt.Errorf("%w: process %d waits for a daemon that does not answer, and is left behind", errInterrupted, child.Process.Pid)
+	return fmt.Errorf("%w: process %d waits for a daemon that does not answer, and is left behind", ErrInterrupted, child.Process.Pid)
 }
 
 // endOf makes the end of the process that did the work the end of this one.
@@ -193,7 +186,7 @@ func endOf(child *exec.Cmd, err error) error {
 	case !errors.As(err, &exit):
 		return err
 	case exit.ExitCode() >= 0:
-		return endedWith(exit.ExitCode())
+		return Ended(exit.ExitCode())
 	}
 	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return fmt.Errorf("process %d, which did the work, was ended by a signal: %v", child.Process.Pid, status.Signal())

@@ -1,4 +1,8 @@
-package main
+// Package background starts a mount that stays when its command has returned.
+//
+// The command runs [Start.Run], which starts this program again, as the daemon, and hears whether its mount is ready. The daemon calls
+// [TellNotes] and [StayBehind] once it is.
+package background
 
 import (
 	"bufio"
@@ -16,13 +20,22 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/aside"
+	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/ready"
 	"github.com/hbmfs/hbmfs/internal/top"
 )
 
-// background starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
+// Start starts a daemon.
+type Start struct {
+	Point          string // of its mount
+	LogName        string
+	Log            func() (log io.Writer, closeLog func(), err error) // opens it
+	Stdout, Stderr io.Writer
+}
+
+// Run starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
 // in a session of its own.
-func (c *mountCommand) background(ctx context.Context) error {
+func (s *Start) Run(ctx context.Context) error {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return err
@@ -59,26 +72,29 @@ func (c *mountCommand) background(ctx context.Context) error {
 	})
 	defer stays()
 	said := bufio.NewReader(read)
-	state, text, err := ready.Listen(said, c.showNote)
+	state, text, err := ready.Listen(said, s.showNote)
 	if state == ready.Mounted && stays() {
-		_, _ = io.Copy(c.stderr, io.NewSectionReader(words, 0, wordsMax)) // the mount is there without it
-		fmt.Fprintf(c.stdout, "%s\n", text)
-		c.hearNotes(ctx, read, said)
+		_, _ = io.Copy(s.Stderr, io.NewSectionReader(words, 0, wordsMax)) // the mount is there without it
+		fmt.Fprintf(s.Stdout, "%s\n", text)
+		s.hearNotes(ctx, read, said)
 		return daemon.Process.Release()
 	}
 	how := endOfDaemon(daemon)
 	wrote, readErr := io.ReadAll(io.NewSectionReader(words, 0, wordsMax))
 	switch {
 	case ctx.Err() != nil && state == ready.Mounted:
-		return errors.Join(fmt.Errorf("%w: the mount is taken away again", errInterrupted), c.clearKilled(how))
+		return errors.Join(fmt.Errorf("%w: the mount is taken away again", onmount.ErrInterrupted), s.clearKilled(how))
 	case ctx.Err() != nil:
-		return errors.Join(errInterrupted, c.clearKilled(how))
+		return errors.Join(onmount.ErrInterrupted, s.clearKilled(how))
 	case err == nil:
-		_, _ = c.stderr.Write(wrote) // the error stands without it
+		_, _ = s.Stderr.Write(wrote) // the error stands without it
 		return errors.New(text)
 	}
-	return c.died(how, wrote, errors.Join(readErr, c.keepWords(wrote)))
+	return s.died(how, wrote, errors.Join(readErr, s.keepWords(wrote)))
 }
+
+// orderlyTime is how long an interrupted daemon may take to clean up.
+const orderlyTime = 3 * time.Second
 
 // endOfDaemon waits for the end of a daemon that makes no mount, and returns how it ended, nil where it has not in time.
 func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
@@ -96,16 +112,16 @@ func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
 }
 
 // clearKilled takes away the mount of a daemon that had to be killed.
-func (c *mountCommand) clearKilled(state *os.ProcessState) error {
-	place, err := fs.Locate(c.point)
+func (s *Start) clearKilled(state *os.ProcessState) error {
+	place, err := fs.Locate(s.Point)
 	if err != nil || !place.HBMFS() || state == nil || state.Exited() {
 		return err
 	}
-	return fs.Detach(c.point)
+	return fs.Detach(s.Point)
 }
 
 // died says how a daemon ended that did not say why. The log has all its words.
-func (c *mountCommand) died(state *os.ProcessState, said []byte, logErr error) error {
+func (s *Start) died(state *os.ProcessState, said []byte, logErr error) error {
 	how := "it does not end"
 	if state != nil {
 		how = state.String()
@@ -116,18 +132,18 @@ func (c *mountCommand) died(state *os.ProcessState, said []byte, logErr error) e
 	if first, _, _ := strings.Cut(string(said), "\n"); first != "" {
 		how += ": " + first
 	}
-	return errors.Join(fmt.Errorf("the daemon died before the mount was ready (%s): see %s", how, c.logName()), logErr)
+	return errors.Join(fmt.Errorf("the daemon died before the mount was ready (%s): see %s", how, s.LogName), logErr)
 }
 
 // wordsMax bounds the words of a daemon that dies early: of a panic, the goroutines that matter.
 const wordsMax = 64 << 10
 
 // keepWords puts the last words of a daemon where it would have logged.
-func (c *mountCommand) keepWords(said []byte) error {
+func (s *Start) keepWords(said []byte) error {
 	if len(said) == 0 {
 		return nil
 	}
-	out, closeLog, err := c.openLog()
+	out, closeLog, err := s.Log()
 	if err != nil {
 		return err
 	}
@@ -141,19 +157,19 @@ func (c *mountCommand) keepWords(said []byte) error {
 const noteTime = 120 * time.Millisecond
 
 // showNote shows a note of the daemon.
-func (c *mountCommand) showNote(text string) {
-	fmt.Fprintf(c.stderr, "hbmfs: %s\n", top.Printable(text))
+func (s *Start) showNote(text string) {
+	fmt.Fprintf(s.Stderr, "hbmfs: %s\n", top.Printable(text))
 }
 
 // hearNotes shows what the daemon finds wrong with a mount that is ready, within noteTime.
-func (c *mountCommand) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
+func (s *Start) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
 	_ = read.SetReadDeadline(time.Now().Add(noteTime + aside.Grace)) // a pipe has deadlines
 	defer context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Unix(1, 0)) })()
-	_, _, _ = ready.Listen(from, c.showNote) // there is none after "ready", but the end
+	_, _, _ = ready.Listen(from, s.showNote) // there is none after "ready", but the end
 }
 
-// tellNotes reports what the daemon finds wrong with a mount that is ready, within noteTime.
-func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
+// TellNotes reports what the daemon finds wrong with a mount that is ready, within noteTime.
+func TellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 	soon := time.NewTimer(noteTime)
 	defer soon.Stop()
 	whole := false
@@ -171,12 +187,9 @@ func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 	}
 }
 
-// stayBehind makes the daemon independent of the command that started it. A panic, and whatever else goes to standard error
+// StayBehind makes the daemon independent of the command that started it. A panic, and whatever else goes to standard error
 // from now on, is in the log.
-func (c *mountCommand) stayBehind(out io.Writer) error {
-	if c.foreground {
-		return nil
-	}
+func StayBehind(out io.Writer) error {
 	log, ok := out.(*os.File)
 	if !ok {
 		return errors.New("the log is no file")
@@ -187,11 +200,4 @@ func (c *mountCommand) stayBehind(out io.Writer) error {
 		}
 	}
 	return os.Chdir("/") // all that was named by a relative path is open
-}
-
-func (c *mountCommand) logName() string {
-	if c.logFile != "" {
-		return c.logFile
-	}
-	return defaultLogFile()
 }
