@@ -20,10 +20,12 @@ func (sp *Space) intact() {
 		if t.length() {
 			continue
 		}
+		sp.evicting.RLock()
 		sp.mu.Lock()
 		hidden := t.repair()
 		sp.mu.Unlock()
 		sp.erase(hidden)
+		sp.evicting.RUnlock()
 	}
 }
 
@@ -145,6 +147,7 @@ func (sp *Space) inspect(t *tier, n uint32) {
 
 // dropBlock drops a block whose bytes are not what they were, or cannot be read, if it is there still.
 func (sp *Space) dropBlock(t *tier, n uint32, key []byte, damaged bool) {
+	sp.evicting.RLock()
 	sp.mu.Lock()
 	var hidden []booking
 	if int64(n) < t.slots() && t.at(n).state == ready && bytes.Equal(t.key(n), key) {
@@ -155,6 +158,7 @@ func (sp *Space) dropBlock(t *tier, n uint32, key []byte, damaged bool) {
 	}
 	sp.mu.Unlock()
 	sp.erase(hidden)
+	sp.evicting.RUnlock()
 	if len(hidden) == 0 {
 		return
 	}

@@ -1,6 +1,9 @@
 package kv
 
 import (
+	"context"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -241,5 +244,54 @@ func TestHugePagesTakeNoMoreThanTheLimit(t *testing.T) {
 	}
 	if slab != nil {
 		_ = slab.Close() // it was only asked
+	}
+}
+
+// TestNoRecordOutlivesItsBlock: where the mover has taken the slots of blocks that it evicted, their records are zeroed, though no copy has begun. A key that
+// is removed then, and not found, would come back after a kill. Who removes one waits for that.
+func TestNoRecordOutlivesItsBlock(t *testing.T) {
+	v := open(t, t.TempDir(), 2<<20, 1<<20)
+	c := v.connect("model", 4096)
+	defer c.close()
+	for at := range 20 {
+		c.put(4096, keysOf(at*100, 100)...)
+	}
+	sp, d := c.space, c.space.disk()
+	evicted := 0
+	for at := 0; evicted == 0 && at < 100; at++ { // the mover of the volume may have been faster
+		c.put(4096, keysOf(10_000+at*16, 16)...)
+		batch := sp.dirty()
+		for _, m := range batch {
+			p := make([]byte, recordSize)
+			_, err := d.index.ReadAt(p, d.recordAt(m.dst))
+			c.must(err)
+			if !isEmpty(p) {
+				t.Fatalf("slot %d has a record still", m.dst)
+			}
+			evicted++
+		}
+		for i := range batch {
+			sp.move(&batch[i], make([]byte, 1<<20))
+		}
+	}
+	if evicted == 0 {
+		t.Error("nothing was chosen")
+	}
+	sp.evicting.RLock() // as who has hidden a block, and not zeroed its record
+	var answered atomic.Bool
+	over := make(chan struct{})
+	go func() {
+		c.remove(sp, [][]byte{[]byte("nobody has it")})
+		answered.Store(true)
+		close(over)
+	}()
+	time.Sleep(20 * time.Millisecond) // enough for a wrong answer on a machine that is idle
+	if answered.Load() {
+		t.Error("a removal was answered before the records of blocks were zeroed that are hidden")
+	}
+	sp.evicting.RUnlock()
+	<-over
+	if r := sp.verify(context.Background(), 0); r.Damaged != 0 || slices.ContainsFunc(v.Namespaces(), func(i Info) bool { return i.Counts.Dropped > 0 }) {
+		t.Errorf("%+v", r)
 	}
 }

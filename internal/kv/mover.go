@@ -106,7 +106,7 @@ func (t *tier) reserveOf() int64 { return max(t.slots()/8, min(t.slots(), 16)) }
 type copying struct {
 	from, to *tier
 	src, dst uint32
-	old      bool // the record of dst has to be zeroed
+	failed   error // why the record of dst could not be zeroed
 	length   uint32
 	crc      uint32
 	known    bool
@@ -136,7 +136,20 @@ func (sp *Space) writeBack(ctx context.Context, buffer []byte) {
 const atOnce = 16
 
 // dirty finds blocks that the memory tier evicts next, and that the disk has not, and takes slots there.
-func (sp *Space) dirty() (batch []copying) {
+func (sp *Space) dirty() []copying {
+	sp.evicting.RLock()
+	defer sp.evicting.RUnlock()
+	batch, old := sp.chooseDirty()
+	for i := range batch {
+		if old[i] {
+			batch[i].failed = batch[i].to.zero(batch[i].dst)
+		}
+	}
+	return batch
+}
+
+// chooseDirty tells as well whose records of dst are to be zeroed.
+func (sp *Space) chooseDirty() (batch []copying, old []bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	m, d := sp.memory(), sp.disk()
@@ -162,51 +175,59 @@ func (sp *Space) dirty() (batch []copying) {
 			}
 			continue
 		}
-		dn, old, ok := d.take(mostSteps, nil)
+		dn, was, ok := d.take(mostSteps, nil)
 		if !ok {
-			return batch
+			return batch, old
 		}
 		d.reserve(dn, h, key, s.length)
 		s.holds++
-		batch = append(batch, copying{from: m, to: d, src: n, dst: dn, old: old, length: s.length, crc: s.crc, known: s.bits&hasCRC != 0})
+		old = append(old, was)
+		batch = append(batch, copying{from: m, to: d, src: n, dst: dn, length: s.length, crc: s.crc, known: s.bits&hasCRC != 0})
 		have++
 	}
-	return batch
+	return batch, old
 }
 
 // promote copies a block of the disk to memory, where it is found sooner.
 func (sp *Space) promote(key, buffer []byte) {
-	sp.mu.Lock()
-	m, d := sp.memory(), sp.disk()
-	if m == nil {
-		sp.mu.Unlock()
+	if sp.memory() == nil {
 		return
 	}
+	sp.evicting.RLock()
+	c, old, ok := sp.choose(key)
+	if ok && old {
+		c.failed = c.to.zero(c.dst)
+	}
+	sp.evicting.RUnlock()
+	if ok {
+		sp.move(&c, buffer)
+	}
+}
+
+// choose takes a slot of memory for a block of the disk, and tells whether its record is to be zeroed.
+func (sp *Space) choose(key []byte) (c copying, old, ok bool) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	m, d := sp.memory(), sp.disk()
 	n, ok := d.find(d.hash(key), key)
 	h := m.hash(key)
 	if _, there := m.find(h, key); there || !ok || d.at(n).state != ready {
-		sp.mu.Unlock()
-		return
+		return c, false, false
 	}
 	to, old, ok := m.take(cleanSteps, sp.saved)
 	if !ok {
-		sp.mu.Unlock()
-		return
+		return c, false, false
 	}
 	s := d.at(n)
 	m.reserve(to, h, key, s.length)
 	s.holds++
-	c := copying{from: d, to: m, src: n, dst: to, old: old, length: s.length, crc: s.crc, known: s.bits&hasCRC != 0}
-	sp.mu.Unlock()
-	sp.move(&c, buffer)
+	return copying{from: d, to: m, src: n, dst: to, length: s.length, crc: s.crc, known: s.bits&hasCRC != 0}, old, true
 }
 
 // move copies a block, and then has it found in its other tier, too.
 func (sp *Space) move(c *copying, buffer []byte) {
-	var readErr, writeErr error
-	if c.old {
-		writeErr = c.to.zero(c.dst)
-	}
+	var readErr error
+	writeErr := c.failed
 	zeroed := writeErr == nil
 	sum := uint32(0)
 	if writeErr == nil {

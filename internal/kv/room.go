@@ -37,7 +37,7 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 			return false
 		case grown:
 		case none || !asked && t.kind == control.KVMemory: // of memory only what nobody uses is taken, which takes milliseconds
-			if !s.balance(t) {
+			if !s.takeFrom(t) {
 				t.pause()
 				return false
 			}
@@ -152,6 +152,34 @@ func (s *Store) balance(t *tier) bool {
 		}
 	}
 	return false
+}
+
+// How long a reservation waits for the mover, whose copies hold blocks for milliseconds.
+const (
+	moverTries = 50
+	moverStep  = 2 * time.Millisecond
+)
+
+// takeFrom is balance for a client that waits. Where only the mover holds blocks of the memory that is to be taken, it waits for that: otherwise the blocks of a
+// whole batch went to the disk.
+func (s *Store) takeFrom(t *tier) bool {
+	for range moverTries {
+		if s.balance(t) {
+			return true
+		}
+		if t.kind != control.KVMemory || !slices.ContainsFunc(s.spare(t), (*tier).unheld) {
+			return false
+		}
+		time.Sleep(moverStep)
+	}
+	return false
+}
+
+// unheld tells whether no process holds a slot of the namespace.
+func (t *tier) unheld() bool {
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	return t.space.pins+t.space.reservations == 0
 }
 
 // spare finds the tiers that have regions for another one, those first that shall give them.

@@ -34,6 +34,10 @@ type Space struct {
 	// one that was removed. Before mu.
 	settling sync.Mutex
 
+	// evicting is held (shared) from the time when a block is hidden, until its record is zeroed. Who removes keys waits for that before it answers: a kill could
+	// bring back one that was evicted just before, and was not found. Before mu.
+	evicting sync.RWMutex
+
 	mu                                    sync.Mutex // guards what follows
 	tiers                                 []*tier    // memory first, where there is some; the slice never changes
 	opened                                int        // by sessions

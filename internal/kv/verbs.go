@@ -174,6 +174,7 @@ func (c *Session) reserve(sp *Space, blocks []control.KVBlock) []control.KVSlot 
 			failed[i] = b.tier.zero(b.slot)
 		}
 	}
+	sp.evicting.RUnlock()
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for i, b := range got {
@@ -185,15 +186,17 @@ func (c *Session) reserve(sp *Space, blocks []control.KVBlock) []control.KVSlot 
 	return out
 }
 
-// lockWithRoom takes the lock, with n slots of a tier free where the limits have room for that.
+// lockWithRoom takes the lock, and evicting, with n slots of a tier free where the limits have room for that.
 func (sp *Space) lockWithRoom(n int64) {
 	for tries := 0; ; tries++ {
 		may := sp.store.roomFor(sp, n)
+		sp.evicting.RLock()
 		sp.mu.Lock()
 		if !may || tries == 8 || sp.tiers[0].free.n >= n || sp.disk().free.n >= n {
 			return
 		}
 		sp.mu.Unlock() // others were faster
+		sp.evicting.RUnlock()
 	}
 }
 
@@ -428,7 +431,14 @@ func (c *Session) remove(sp *Space, keys [][]byte) []control.KVDone {
 	for _, i := range sp.erase(hidden) {
 		out[of[i]].Errno = unix.EIO // it is found no more, and may be again after a kill
 	}
+	sp.evicted()
 	return out
+}
+
+// evicted waits until the records of all blocks are zeroed that were hidden before.
+func (sp *Space) evicted() {
+	sp.evicting.Lock()
+	defer sp.evicting.Unlock() // nothing is to be done
 }
 
 // erase zeroes the records of slots that are hidden and held for that, and lets them go. It gives the places of those that it could not.
@@ -475,6 +485,7 @@ func (sp *Space) clear() {
 		}
 		sp.erase(hidden)
 	}
+	sp.evicted()
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for sp.disk().shrink() { // what it does not need is others'. Memory may be registered with CUDA: see [Space.rest]

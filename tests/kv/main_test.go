@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -88,15 +89,24 @@ func (v *volume) kill(t testing.TB) {
 	v.Replace(t, patience)
 }
 
-// taken is what the directory takes of its disk.
+// taken is what the directory takes of its disk. A slab that grows takes what another file had: both are looked at until nothing changes meanwhile.
 func taken(dir string) (sum int64) {
-	_ = filepath.Walk(dir, func(path string, _ os.FileInfo, err error) error {
-		var st syscall.Stat_t
-		if err == nil && syscall.Lstat(path, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG {
-			sum += st.Blocks * 512
+	var files map[string]int64
+	for range 100 {
+		before := files
+		files, sum = map[string]int64{}, 0
+		_ = filepath.Walk(dir, func(path string, _ os.FileInfo, err error) error {
+			var st syscall.Stat_t
+			if err == nil && syscall.Lstat(path, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG {
+				files[path] = st.Blocks * 512
+				sum += files[path]
+			}
+			return nil
+		})
+		if maps.Equal(before, files) {
+			break
 		}
-		return nil
-	})
+	}
 	return sum
 }
 
