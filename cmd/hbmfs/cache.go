@@ -1,21 +1,17 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"slices"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/cachedir"
 	"github.com/hbmfs/hbmfs/internal/size"
 )
 
@@ -46,7 +42,7 @@ func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c.dir, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
 		return onMounts(cmd, args, func(ctx context.Context) error {
-			s, err := c.open()
+			s, err := cachedir.Open(c.dir)
 			if err != nil {
 				return err
 			}
@@ -56,33 +52,8 @@ func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store
 	return cmd
 }
 
-// open opens a cache that is there: opening alone would make one.
-func (c *cacheCommand) open() (*store.Store, error) {
-	info, err := os.Stat(filepath.Join(c.dir, "segments"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w: only the user who made a cache, and root, may look into it", err)
-	}
-	if err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("%s is no cache directory, it has no folder segments: name the directory that hbmfs mount has as --cache-dir", c.dir)
-	}
-	return store.Open(c.dir, store.Options{})
-}
-
 func (c *cacheCommand) printJSON(value any) error {
 	return writeJSON(c.stdout, value)
-}
-
-// segments lists the segments of a cache, ordered by source, object and place.
-func segments(ctx context.Context, s *store.Store) ([]store.Segment, error) {
-	all := []store.Segment{}
-	err := s.Segments(ctx, false, func(g store.Segment) error {
-		all = append(all, g)
-		return nil
-	})
-	slices.SortFunc(all, func(a, b store.Segment) int {
-		return cmp.Or(cmp.Compare(a.Source, b.Source), cmp.Compare(a.Object, b.Object), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Offset, b.Offset))
-	})
-	return all, err
 }
 
 func newCacheListCommand() *cobra.Command {
@@ -94,7 +65,7 @@ func newCacheListCommand() *cobra.Command {
 a line for each version. --json lists the segments.`,
 		Example: "  hbmfs cache ls /nvme/hbmfs\n  hbmfs cache ls --json /nvme/hbmfs | jq '.segments[].object'",
 	}, func(ctx context.Context, s *store.Store) error {
-		all, err := segments(ctx, s)
+		all, err := cachedir.List(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -132,27 +103,6 @@ func (c *cacheCommand) printObjects(all []store.Segment) error {
 	return t.Flush()
 }
 
-// cacheSource sums up the segments of one source.
-type cacheSource struct {
-	Source   string `json:"source"`
-	Objects  int    `json:"objects"`
-	Segments int    `json:"segments"`
-	Bytes    int64  `json:"bytes"`
-}
-
-// cacheTotals is the output of hbmfs cache stats.
-type cacheTotals struct {
-	Directory string        `json:"directory"`
-	Segments  int           `json:"segments"`
-	Bytes     int64         `json:"bytes"`
-	Damaged   int           `json:"damaged"` // segments whose header is; verify looks at all bytes
-	Oldest    *time.Time    `json:"oldest,omitempty"`
-	Newest    *time.Time    `json:"newest,omitempty"`
-	DiskSize  int64         `json:"disk_size"`
-	DiskFree  int64         `json:"disk_free"`
-	Sources   []cacheSource `json:"sources"`
-}
-
 func newCacheStatsCommand() *cobra.Command {
 	c := &cacheCommand{}
 	return c.bind(&cobra.Command{
@@ -162,59 +112,22 @@ func newCacheStatsCommand() *cobra.Command {
 are in its .hbmfs/status.`,
 		Example: "  hbmfs cache stats /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
-		all, err := segments(ctx, s)
+		all, err := cachedir.List(ctx, s)
 		if err != nil {
 			return err
 		}
-		totals, err := totalsOf(c.dir, all)
+		totals, err := cachedir.TotalsOf(c.dir, all)
 		if err != nil {
 			return err
 		}
 		if c.asJSON {
 			return c.printJSON(totals)
 		}
-		return totals.print(c.stdout)
+		return printTotals(c.stdout, totals)
 	})
 }
 
-// totalsOf sums ordered segments up.
-func totalsOf(dir string, all []store.Segment) (*cacheTotals, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return nil, fmt.Errorf("ask for the free space of %s: %w", dir, err)
-	}
-	totals := &cacheTotals{Directory: dir, Segments: len(all), DiskSize: int64(st.Blocks) * st.Bsize, DiskFree: int64(st.Bavail) * st.Bsize, Sources: []cacheSource{}}
-	object := ""
-	for i := range all {
-		g := &all[i]
-		totals.Bytes += g.Bytes
-		if totals.Oldest == nil || g.Written.Before(*totals.Oldest) {
-			totals.Oldest = &g.Written
-		}
-		if totals.Newest == nil || g.Written.After(*totals.Newest) {
-			totals.Newest = &g.Written
-		}
-		if g.Damage != "" {
-			totals.Damaged++
-			continue
-		}
-		k := len(totals.Sources) - 1
-		if k < 0 || totals.Sources[k].Source != g.Source {
-			totals.Sources = append(totals.Sources, cacheSource{Source: g.Source})
-			k, object = k+1, ""
-		}
-		from := &totals.Sources[k]
-		if from.Segments == 0 || g.Object != object {
-			from.Objects++
-			object = g.Object
-		}
-		from.Segments++
-		from.Bytes += g.Bytes
-	}
-	return totals, nil
-}
-
-func (t *cacheTotals) print(w io.Writer) error {
+func printTotals(w io.Writer, t *cachedir.Totals) error {
 	fmt.Fprintf(w, "%s: %s in %s segments; the disk has %s, %s free\n", t.Directory, size.Decimal(t.Bytes), size.Grouped(int64(t.Segments)), size.Decimal(t.DiskSize), size.Decimal(t.DiskFree))
 	if t.Oldest != nil {
 		fmt.Fprintf(w, "written from %s to %s\n", t.Oldest.Format(time.DateTime), t.Newest.Format(time.DateTime))

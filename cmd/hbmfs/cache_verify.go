@@ -4,26 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/cachedir"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 )
-
-// cacheVerification is the result of hbmfs cache verify.
-type cacheVerification struct {
-	Directory string          `json:"directory"`
-	Segments  int             `json:"segments"`
-	Bytes     int64           `json:"bytes"`
-	Seconds   float64         `json:"seconds"`
-	Damaged   []store.Segment `json:"damaged"`
-	Removed   int             `json:"removed"`
-}
 
 func newCacheVerifyCommand() *cobra.Command {
 	c, remove := &cacheCommand{}, false
@@ -34,14 +22,17 @@ func newCacheVerifyCommand() *cobra.Command {
 segment is damaged, also if --remove took it out: a mount fetches it again when it is read.`,
 		Example: "  hbmfs cache verify /nvme/hbmfs\n  hbmfs cache verify --remove --json /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
-		found, err := c.verify(ctx, s, remove)
+		found, err := cachedir.Verify(ctx, c.dir, s, remove, func(total int64) (add func(int64), end func()) {
+			bar := progress.New(c.stderr, "verifying", total, true)
+			return bar.Add, bar.Close
+		})
 		if err != nil {
 			return err
 		}
 		if c.asJSON {
 			err = c.printJSON(found)
 		} else {
-			found.print(c)
+			c.printVerification(found)
 		}
 		if err == nil && len(found.Damaged) > 0 {
 			err = errProblems
@@ -52,34 +43,7 @@ segment is damaged, also if --remove took it out: a mount fetches it again when 
 	return cmd
 }
 
-func (c *cacheCommand) verify(ctx context.Context, s *store.Store, remove bool) (*cacheVerification, error) {
-	total := int64(0)
-	if err := s.Segments(ctx, false, func(g store.Segment) error { total += g.Bytes; return nil }); err != nil {
-		return nil, err
-	}
-	bar := progress.New(c.stderr, "verifying", total, true)
-	defer bar.Close()
-	began := time.Now()
-	found := &cacheVerification{Directory: c.dir, Damaged: []store.Segment{}}
-	err := s.Segments(ctx, true, func(g store.Segment) error {
-		bar.Add(g.Bytes)
-		found.Segments++
-		found.Bytes += g.Bytes
-		if g.Damage == "" {
-			return nil
-		}
-		found.Damaged = append(found.Damaged, g)
-		if !remove {
-			return nil
-		}
-		found.Removed++
-		return s.Remove(g.File)
-	})
-	found.Seconds = time.Since(began).Seconds()
-	return found, err
-}
-
-func (v *cacheVerification) print(c *cacheCommand) {
+func (c *cacheCommand) printVerification(v *cachedir.Verification) {
 	rate := size.Decimal(int64(float64(v.Bytes) / max(v.Seconds, 1e-6)))
 	fmt.Fprintf(c.stdout, "%s: %s in %s segments, read at %s/s, %d damaged, %d of them removed\n", v.Directory, size.Decimal(v.Bytes), size.Grouped(int64(v.Segments)), rate, len(v.Damaged), v.Removed)
 	for _, g := range v.Damaged {
@@ -89,13 +53,6 @@ func (v *cacheVerification) print(c *cacheCommand) {
 		}
 		fmt.Fprintf(c.stdout, "  %s (%s): %s\n", g.File, what, g.Damage)
 	}
-}
-
-// cacheRemoval is the result of hbmfs cache rm.
-type cacheRemoval struct {
-	Directory string `json:"directory"`
-	Segments  int    `json:"segments"`
-	Bytes     int64  `json:"bytes"`
 }
 
 func newCacheRemoveCommand() *cobra.Command {
@@ -111,21 +68,7 @@ asks nothing: mounts fetch removed bytes again. Space is free once no reader has
 In a pattern * stands for any characters, / among them, and ? for one. Where both are given, both must fit.`,
 		Example: "  hbmfs cache rm --source 's3://bucket/pile*' /nvme/hbmfs\n  hbmfs cache rm --object 'train/*' /nvme/hbmfs\n  hbmfs cache rm --all /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
-		done := cacheRemoval{Directory: c.dir}
-		fits := func(g *store.Segment) bool {
-			return all || g.Damage == "" && (source == "" || glob(source).MatchString(g.Source)) && (object == "" || glob(object).MatchString(g.Object))
-		}
-		err := s.Segments(ctx, false, func(g store.Segment) error {
-			if !fits(&g) {
-				return nil
-			}
-			if err := s.Remove(g.File); err != nil {
-				return err
-			}
-			done.Segments++
-			done.Bytes += g.Bytes
-			return nil
-		})
+		done, err := cachedir.Remove(ctx, c.dir, s, cachedir.Choice{Source: source, Object: object, All: all})
 		if c.asJSON {
 			return errors.Join(c.printJSON(done), err)
 		}
@@ -143,11 +86,4 @@ In a pattern * stands for any characters, / among them, and ? for one. Where bot
 		return nil
 	}
 	return cmd
-}
-
-// glob makes a pattern of * and ?, which match / as well.
-func glob(pattern string) *regexp.Regexp {
-	quoted := regexp.QuoteMeta(pattern)
-	quoted = strings.ReplaceAll(strings.ReplaceAll(quoted, `\*`, `.*`), `\?`, `.`)
-	return regexp.MustCompile(`(?s)\A` + quoted + `\z`)
 }
