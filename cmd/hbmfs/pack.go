@@ -106,7 +106,7 @@ func newPackCommand() *cobra.Command {
 	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: all that hold text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
-	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
+	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json, sentencepiece or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
 	_ = cmd.RegisterFlagCompletionFunc("tokenizer", cobra.FixedCompletions(append(tokenizer.Names(), "list"), cobra.ShellCompDirectiveDefault)) // the flag exists
 	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, the name of a token such as '<|endoftext|>', none, or auto (the tokenizer's own for text, none for tokens)")
 	f.StringVar(&o.BOS, "bos", "none", "`TOKEN` added before each document: a number, a name, none, or auto (the tokenizer's own)")
