@@ -41,10 +41,10 @@ Formats, and where their tokens start:
   mds       index.json and shard.00000.mds          a multiple of 4096, for the first sample of each shard
 
 A tokenizer is one of the vocabularies that are part of the program, or what a model ships: its tokenizer.json, Mistral's
-tekken.json, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens are those of the
-tokenizers and tiktoken packages; what a file asks that this program cannot do exactly is an error. Without other flags
-they are those of tokenizers' encode with encode_special_tokens and without add_special_tokens, and then --eot; with
---add-special-tokens --special-text those of its plain encode.
+tekken.json, a sentencepiece model, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens
+are those of the tokenizers, sentencepiece and tiktoken packages; what a file asks that this program cannot do exactly is
+an error. Without other flags they are those of tokenizers' encode with encode_special_tokens and without
+add_special_tokens, and then --eot; with --add-special-tokens --special-text those of its plain encode.
 
 The same input gives the same bytes, whatever the number of workers. An error or Ctrl-C leaves nothing behind, but for a
 run of more than --save-every: its state stays in OUT, and the same command goes on there. So it does after a kill.
@@ -106,7 +106,7 @@ func newPackCommand() *cobra.Command {
 	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: all that hold text)")
 	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
-	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
+	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json, sentencepiece or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
 	_ = cmd.RegisterFlagCompletionFunc("tokenizer", cobra.FixedCompletions(append(tokenizer.Names(), "list"), cobra.ShellCompDirectiveDefault)) // the flag exists
 	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, the name of a token such as '<|endoftext|>', none, or auto (the tokenizer's own for text, none for tokens)")
 	f.StringVar(&o.BOS, "bos", "none", "`TOKEN` added before each document: a number, a name, none, or auto (the tokenizer's own)")

@@ -48,10 +48,12 @@ func newCharsmap(raw []byte) (*charsmap, error) {
 	return c, nil
 }
 
+// trieOffset is where the children of a unit lie, relative to it.
+func trieOffset(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
+
 // lookup returns what replaces the shortest prefix of key that is in c.
 func (c *charsmap) lookup(key []byte) ([]byte, bool) {
-	offset := func(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
-	at := offset(c.units[0])
+	at := trieOffset(c.units[0])
 	for _, b := range key {
 		if b == 0 {
 			break
@@ -64,7 +66,7 @@ func (c *charsmap) lookup(key []byte) ([]byte, bool) {
 		if unit&(1<<31|0xff) != uint32(b) {
 			return nil, false
 		}
-		at ^= offset(unit)
+		at ^= trieOffset(unit)
 		if unit>>8&1 == 0 {
 			continue
 		}

@@ -11,6 +11,8 @@ type normalizer struct {
 	strip   *strip
 	nfc     *composer
 	charmap *charsmap
+
+	sentence *sentenceNormalizer
 }
 
 type strip struct{ left, right bool }
@@ -40,6 +42,8 @@ func (n *normalizer) append(dst, text []byte, continued bool, steps *int) []byte
 		return n.nfc.append(dst, text)
 	case n.charmap != nil:
 		return n.charmap.append(dst, text, steps)
+	case n.sentence != nil:
+		return n.sentence.append(dst, text, continued, steps)
 	case len(text) > 0 && !continued:
 		dst = append(dst, n.prepend...)
 	}

@@ -17,7 +17,9 @@ import (
 const maxFile = 64 << 20
 
 // fileNames are what a model's directory may hold, the best first.
-func fileNames() []string { return []string{"tokenizer.json", "tekken.json", "tokenizer.model"} }
+func fileNames() []string {
+	return []string{"tokenizer.json", "tekken.json", "tokenizer.model", "spiece.model"}
+}
 
 // openFile loads the tokenizer of a file or a directory.
 func openFile(path string) (*Tokenizer, error) {
@@ -133,8 +135,7 @@ func parse(raw []byte, dir string) (*Tokenizer, error) {
 	case isRankFile(trimmed):
 		return parseRanks(raw)
 	case raw[0] == 0x0a: // the first field of its messages
-		return nil, errors.New("the file looks like a sentencepiece model, which is not read: name the model's tokenizer.json " +
-			"(transformers writes one: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(OTHER))")
+		return parseSentencePiece(raw)
 	}
-	return nil, errors.New("the file is neither a tokenizer.json, nor a tekken.json, nor a list of ranks as tiktoken has it")
+	return nil, errors.New("the file is neither a tokenizer.json, nor a tekken.json, nor a sentencepiece model, nor a list of ranks as tiktoken has it")
 }

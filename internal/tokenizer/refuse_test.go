@@ -127,7 +127,7 @@ func TestFilesThatAreNone(t *testing.T) {
 		"json":      {`{"a": 1}`, "neither a tokenizer.json, which has a model"},
 		"cut":       {`{"model": {`, "not whole JSON"},
 		"deep":      {`{"model":` + strings.Repeat("[", 1<<20), "not whole JSON"},
-		"sp.model":  {"\n\x0e\n\x05<unk>", "looks like a sentencepiece model"},
+		"sp.model":  {"\n\x0e\n\x05<unk>", "looks like a sentencepiece model, and is broken or cut off"},
 		"ranks":     {"IQ== 0\nIg== 1\n", "none of OpenAI's and Llama's"},
 		"tekken":    {`{"config":{"default_vocab_size":10},"vocab":[]}`, "lists 0"},
 		"tekken2":   {`{"config":{"default_vocab_size":1,"pattern":"x"},"vocab":[{"rank":0,"token_bytes":"YQ=="}]}`, "does not know"},

@@ -22,11 +22,12 @@ type Tokenizer struct {
 	noSpecialText error // why WithSpecialText has none
 }
 
-// model is one of the three.
+// model is one of the four.
 type model struct {
-	ranks   ranks // of bytes, as tiktoken has them
-	merges  *merges
-	unigram *unigram
+	ranks    ranks // of bytes, as tiktoken has them
+	merges   *merges
+	unigram  *unigram         // of a tokenizer.json
+	sentence *sentenceUnigram // of sentencepiece
 }
 
 // Name returns the name, as manifests have it: that of an embedded vocabulary, of a file, or of a model's directory.
@@ -57,11 +58,12 @@ const (
 // Encoder turns text into tokens. One goroutine uses it.
 type Encoder struct {
 	*Tokenizer
-	merger  merger
-	pairs   pairMerger
-	unigram unigramEncoder
-	cache   map[string][]uint32
-	kept    []uint32 // what cache's values are cut from
+	merger   merger
+	pairs    pairMerger
+	unigram  unigramEncoder
+	sentence sentenceEncoder
+	cache    map[string][]uint32
+	kept     []uint32 // what cache's values are cut from
 
 	dst       []uint32
 	err       error
@@ -76,6 +78,7 @@ type Encoder struct {
 func (t *Tokenizer) NewEncoder() *Encoder {
 	e := &Encoder{Tokenizer: t, cache: map[string][]uint32{}, scratch: make([][]byte, len(t.stages))}
 	e.merger.ranks, e.pairs.merges, e.unigram.unigram = t.model.ranks, t.model.merges, t.model.unigram
+	e.sentence.sentenceUnigram = t.model.sentence
 	return e
 }
 
@@ -84,7 +87,8 @@ func (t *Tokenizer) NewEncoder() *Encoder {
 //
 // The tokens of embedded vocabularies and rank files are those of OpenAI's tiktoken (encode_ordinary). Those of a
 // tokenizer.json are the tokenizers package's, with encode_special_tokens and without add_special_tokens: what looks like
-// a special token is ordinary text, and none is added. [Tokenizer.WithSpecialText] changes the first.
+// a special token is ordinary text, and none is added. [Tokenizer.WithSpecialText] changes the first. Those of a
+// sentencepiece model are the ones of that package's encode.
 func (e *Encoder) Append(dst []uint32, text []byte, continued bool) (tokens []uint32, repaired bool, err error) {
 	if !utf8.Valid(text) {
 		e.repair = repairUTF8(e.repair[:0], text)
@@ -164,6 +168,10 @@ func (e *Encoder) split(level int, text []byte, head bool) {
 
 // piece appends the tokens of a piece.
 func (e *Encoder) piece(piece []byte) {
+	if e.model.sentence != nil {
+		e.dst = e.sentence.append(e.dst, piece)
+		return
+	}
 	if e.model.merges == nil && e.model.unigram == nil {
 		if id, ok := e.model.ranks[string(piece)]; ok {
 			e.dst = append(e.dst, id)

@@ -273,20 +273,11 @@ func readChunk(t *thrift, kind byte) chunk {
 			c.elsewhere = len(t.bytes(kind)) > 0
 		case 3:
 			c.encrypted = false
-			t.fields(kind, func(id int, kind byte) bool {
+			numbers := map[int]*int64{4: &c.codec, 5: &c.values, 7: &c.bytes, 9: &c.start, 11: &dictionary}
+			t.numbers(kind, numbers, func(id int, kind byte) bool {
 				switch id {
 				case 2:
 					t.list(kind, func(kind byte) { c.encodings |= 1 << (t.number(kind) & 63) })
-				case 4:
-					c.codec = t.number(kind)
-				case 5:
-					c.values = t.number(kind)
-				case 7:
-					c.bytes = t.number(kind)
-				case 9:
-					c.start = t.number(kind)
-				case 11:
-					dictionary = t.number(kind)
 				case 16:
 					c.defs = readHistogram(t, kind)
 				default:

@@ -125,53 +125,28 @@ func (p *pages) header() (*pageHeader, int64, error) {
 }
 
 func readPageHeader(t *thrift) *pageHeader {
+	const none = 1 << 32 // no checksum is that
 	h := &pageHeader{kind: -1, crc: -1}
-	t.fields(thriftStruct, func(id int, kind byte) bool {
+	crc := int64(none)
+	t.numbers(thriftStruct, map[int]*int64{1: &h.kind, 2: &h.plain, 3: &h.stored, 4: &crc}, func(id int, kind byte) bool {
 		switch id {
-		case 1:
-			h.kind = t.number(kind)
-		case 2:
-			h.plain = t.number(kind)
-		case 3:
-			h.stored = t.number(kind)
-		case 4:
-			h.crc = int64(uint32(t.number(kind)))
 		case 5, 7: // of a data page, of a dictionary
-			t.fields(kind, func(id int, kind byte) bool {
-				switch id {
-				case 1:
-					h.values = t.number(kind)
-				case 2:
-					h.encoding = t.number(kind)
-				default:
-					return false
-				}
-				return true
-			})
+			t.numbers(kind, map[int]*int64{1: &h.values, 2: &h.encoding}, nil)
 		case 8:
-			t.fields(kind, func(id int, kind byte) bool {
-				switch id {
-				case 1:
-					h.values = t.number(kind)
-				case 4:
-					h.encoding = t.number(kind)
-				case 5:
-					h.defBytes = t.number(kind)
-				case 6:
-					h.repBytes = t.number(kind)
-				case 7:
+			t.numbers(kind, map[int]*int64{1: &h.values, 4: &h.encoding, 5: &h.defBytes, 6: &h.repBytes}, func(id int, kind byte) bool {
+				if id == 7 {
 					h.isPlain = kind == thriftFalse
-					return true
-				default:
-					return false
 				}
-				return true
+				return id == 7
 			})
 		default:
 			return false
 		}
 		return true
 	})
+	if crc != none {
+		h.crc = int64(uint32(crc))
+	}
 	return h
 }
 

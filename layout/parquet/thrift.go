@@ -118,6 +118,17 @@ func (t *thrift) fields(kind byte, each func(id int, kind byte) bool) {
 	}
 }
 
+// numbers reads a struct, the integers among its fields by their ids. The other fields are for each, or skipped where that is nil.
+func (t *thrift) numbers(kind byte, into map[int]*int64, each func(id int, kind byte) bool) {
+	t.fields(kind, func(id int, kind byte) bool {
+		if to := into[id]; to != nil {
+			*to = t.number(kind)
+			return true
+		}
+		return each != nil && each(id, kind)
+	})
+}
+
 // list calls each for every element of a list, of which there are at most as many as bytes.
 func (t *thrift) list(kind byte, each func(kind byte)) {
 	if kind != thriftList && kind != thriftSet {

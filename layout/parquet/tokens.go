@@ -64,7 +64,9 @@ func (f *File) TokenColumn(index int) *TokenColumn {
 	for _, g := range f.Groups {
 		one := TokenGroup{Rows: g.Rows, Tokens: -1, chunk: g.chunks[index]}
 		one.Stored = one.chunk.codec == codecNone
-		one.Tokens = c.column.promised(&one.chunk)
+		if one.Tokens = c.column.promised(&one.chunk); g.Rows == 0 {
+			one.Tokens = 0
+		}
 		one.chunk.defs = nil
 		c.Groups = append(c.Groups, one)
 	}
