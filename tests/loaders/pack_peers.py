@@ -100,6 +100,7 @@ def by_map(sources: list[Path], tokenizer: str, out: Path) -> None:
     datasets.disable_progress_bars()
 
     def tokenize(batch: dict) -> dict:
+        encoder.encode_special_tokens = True  # which does not come along into a process
         return {"ids": [[*e.ids, end] for e in encoder.encode_batch_fast(batch["text"])]}
 
     kind = "parquet" if sources[0].suffix == ".parquet" else "json"
