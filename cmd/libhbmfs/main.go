@@ -8,20 +8,10 @@
 // [library] is the table of handles, and readers, files and requests know how to end what they began.
 package main
 
-import (
-	"runtime"
-
-	"github.com/hbmfs/hbmfs/internal/release"
-)
+import "github.com/hbmfs/hbmfs/internal/release"
 
 // version is that of the whole release.
 var version = release.Version()
-
-// ballast is counted as live memory and never touched, so it takes none. Without it the heap has 2 MB, the collector runs for each two
-// megabytes of garbage, and stops all threads for that: on an H200 400 times a second, which took a quarter of the rate of small batches.
-var ballast = make([]byte, 32<<20)
-
-func init() { runtime.KeepAlive(&ballast) }
 
 // main is never called: a C library has none.
 func main() {}
