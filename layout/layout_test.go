@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -240,5 +241,21 @@ func TestSplitOf(t *testing.T) {
 		if got := splitOf(name); got != want {
 			t.Errorf("splitOf(%q) = %q, want %q", name, got, want)
 		}
+	}
+}
+
+func TestObjectsThatNoFormatLooksIntoAreToldBesideShards(t *testing.T) {
+	f := golden(t, "nanogpt")
+	f["train_2.bin"], f["notes.txt"], f["other/train_3.bin"] = f["train.bin"], []byte("text"), f["train.bin"]
+	objects := f.objects()
+	for _, o := range objects {
+		o.Whole = o.Name == "train_2.bin" || o.Name == "notes.txt" || o.Name == "other/train_3.bin"
+	}
+	v, err := Index(t.Context(), objects, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := v.Problems(); len(v.Sets) == 0 || len(p) != 1 || p[0].Object != "train_2.bin" || !strings.Contains(p[0].Detail, "no view has it") {
+		t.Errorf("%d sets, problems %v", len(v.Sets), p)
 	}
 }

@@ -106,6 +106,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 			return nil, err
 		}
 	}
+	x.missing()
 	if opt.Format != "" && opt.Format != "raw" && len(v.Sets) == 0 {
 		return nil, fmt.Errorf("no %s dataset is here%s", opt.Format, x.firstProblem())
 	}
@@ -186,6 +187,23 @@ func (x *indexer) assemble(ctx context.Context, f *format, number int) error {
 		f.assemble(ctx, d, groups[i])
 	}
 	return nil
+}
+
+// missing tells of objects that no format looked into, beside shards with their extension: views without them would look complete.
+func (x *indexer) missing() {
+	type kind struct{ dir, extension string }
+	of := func(name string) kind { return kind{dirOf(name), path.Ext(name)} }
+	shards := map[kind]bool{}
+	for _, s := range x.volume.Sets {
+		for _, shard := range s.Shards {
+			shards[of(shard.Name)] = true
+		}
+	}
+	for i, o := range x.volume.Objects {
+		if o.Whole && !x.claimed[i] && shards[of(o.Name)] {
+			x.volume.problem(o, 0, "no view has it: it is decoded as a whole, so formats are not looked for in it; store it uncompressed, or with a seek table")
+		}
+	}
 }
 
 func (x *indexer) firstProblem() string {
