@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 import statistics
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -132,11 +133,13 @@ def trainer(size):
     width = math.isqrt(size // (12 * 12 * 12)) // 8 * 8  # 12 layers of 12 squares, and 12 bytes for each weight: FP32 and two moments
     config = transformers.GPT2Config(n_layer=12, n_head=8, n_embd=width, vocab_size=128, n_positions=16)
     data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}]
+    made = tempfile.TemporaryDirectory()  # the Trainer makes its directory
     arguments = transformers.TrainingArguments(
-        output_dir="/nowhere", max_steps=1, save_strategy="no", per_device_train_batch_size=1, report_to=[], use_cpu=True, disable_tqdm=True
+        output_dir=made.name, max_steps=1, save_strategy="no", per_device_train_batch_size=1, report_to=[], use_cpu=True, disable_tqdm=True
     )
     it = transformers.Trainer(model=transformers.GPT2LMHeadModel(config), args=arguments, train_dataset=data)
     it.train()
+    made.cleanup()
 
     def work(where):
         arguments.output_dir = str(where)
