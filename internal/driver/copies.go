@@ -19,9 +19,6 @@ func (l *Copies) Add(to, from Pointer, n int64) {
 // Len is how many copies the list has.
 func (l *Copies) Len() int { return len(l.bytes) }
 
-// Clear empties the list, which keeps its room.
-func (l *Copies) Clear() { l.to, l.from, l.bytes = l.to[:0], l.from[:0], l.bytes[:0] }
-
 // Address is the address of registered memory as Copies takes it.
 func Address(memory []byte) Pointer {
 	return Pointer(uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
