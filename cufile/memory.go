@@ -72,7 +72,7 @@ func (r *Reader) checkMemory(m Memory) error {
 	if r.cu == nil {
 		return nil
 	}
-	if err := r.cu.IsOn(driver.Pointer(m.Pointer), m.Length, r.gpu.Device); err != nil {
+	if err := r.cu.IsOn(driver.Pointer(m.Pointer), m.Length, r.gpu.Device, nil); err != nil {
 		return fmt.Errorf("%w: %d bytes are no memory of %s (gpu %d): %w", ErrMemory, m.Length, r.gpu.Name, r.gpu.Index, err)
 	}
 	return nil

@@ -76,6 +76,7 @@ var (
 
 // check measures blocks and asks CUDA about memory of the GPU: a wrong address would end its context.
 func (s *Store) check(blocks []Block) error {
+	var known driver.Allocation
 	for i := range blocks {
 		b := &blocks[i]
 		if len(b.Key) == 0 || len(b.Key) > control.MaxKVKey {
@@ -84,7 +85,7 @@ func (s *Store) check(blocks []Block) error {
 		b.size, b.hbm = 0, false
 		for j := range b.Parts {
 			m := &b.Parts[j]
-			if err := s.checkMemory(m); err != nil {
+			if err := s.checkMemory(m, &known); err != nil {
 				return err
 			}
 			b.size += m.size()
@@ -97,7 +98,7 @@ func (s *Store) check(blocks []Block) error {
 	return nil
 }
 
-func (s *Store) checkMemory(m *Memory) error {
+func (s *Store) checkMemory(m *Memory, known *driver.Allocation) error {
 	switch {
 	case m.Host != nil || m.N == 0:
 		return nil
@@ -106,7 +107,7 @@ func (s *Store) checkMemory(m *Memory) error {
 	case s.gpu == nil:
 		return fmt.Errorf("%w: %#x is said to be memory of a GPU, and the store's device is the host", ErrMemory, m.HBM)
 	}
-	if err := s.gpu.cu.IsOn(driver.Pointer(m.HBM), m.N, s.gpu.info.Device); err != nil {
+	if err := s.gpu.cu.IsOn(driver.Pointer(m.HBM), m.N, s.gpu.info.Device, known); err != nil {
 		return fmt.Errorf("%w: %d bytes are no memory of %s (gpu %d): %w", ErrMemory, m.N, s.gpu.info.Name, s.gpu.info.Index, err)
 	}
 	return nil

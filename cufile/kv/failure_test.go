@@ -230,6 +230,35 @@ func TestARequestCanBeCancelled(t *testing.T) {
 	}
 }
 
+// Parts of a request wait for their turn with slots that the daemon gave.
+func TestACancelledRequestGivesUpWhatWaits(t *testing.T) {
+	const n = 2 * partsAtOnce * partBlocks
+	b := open(t, "host", kvtest.Options{BlockBytes: 512, Memory: n}, Options{})
+	m, _ := b.memory(noise(512, 1))
+	blocks := make([]Block, n)
+	for i := range blocks {
+		blocks[i] = Block{Key: fmt.Appendf(nil, "key %d", i), Parts: []Memory{m}}
+	}
+	stands := make(chan struct{})
+	b.once(control.TypeKVReserve, true, func() { <-stands })
+	q, err := b.Put(blocks, nil, nil)
+	must(t, err)
+	for range movesAtOnce {
+		q.moving <- struct{}{}
+	}
+	close(stands)
+	for b.daemon.Asked(control.TypeKVReserve)-b.daemon.Asked(control.TypeKVCommit) < partsAtOnce {
+		time.Sleep(time.Millisecond)
+	}
+	q.Cancel()
+	if _, err := q.Result(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if n := b.daemon.Held(); n != 0 {
+		t.Errorf("%d reservations are held, want none", n)
+	}
+}
+
 func TestManyBlocks(t *testing.T) {
 	const n = 1200
 	each(t, kvtest.Options{BlockBytes: 512, Memory: n, Region: 300}, Options{Sums: true}, func(b *bed) {

@@ -57,7 +57,7 @@ func (q *Request) get(ctx context.Context, first int, part []Block, which []int)
 		jobs = append(jobs, j)
 	}
 	if err == nil {
-		err = s.copyAll(ctx, jobs, true, q.after)
+		err = q.move(ctx, jobs, true)
 	}
 	if err != nil {
 		s.giveUp(on, 0, tokens)

@@ -59,7 +59,7 @@ func (q *Request) put(ctx context.Context, first int, part []Block, which []int)
 		jobs = append(jobs, j)
 	}
 	if err == nil {
-		err = s.copyAll(ctx, jobs, false, q.after)
+		err = q.move(ctx, jobs, false)
 	}
 	if err != nil {
 		s.giveUp(on, 0, tokens)

@@ -36,18 +36,20 @@ type Request struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	ended  func()
+	moving chan struct{} // has room for the parts that are copied at once
 
 	mu     sync.Mutex // guards result until done is closed
 	result Result
 	err    error
 }
 
-// How much of a request is one part: what the daemon gives slots for at a time. Two parts are on their way at once, so that the
-// link does not stand still while the daemon answers.
+// How much of a request is one part: what the daemon gives slots for at a time. The daemon is asked about two parts while the bytes of two others are on
+// their way, so that the link does not stand still. Of more the copies would take turns.
 const (
-	partBlocks  = 512
+	partBlocks  = 256
 	partBytes   = 256 << 20
-	partsAtOnce = 2
+	partsAtOnce = 4
+	movesAtOnce = 2
 )
 
 // begin starts a request of n keys. ended, if not nil, runs once Done is closed.
@@ -65,7 +67,7 @@ func (s *Store) begin(k kind, n int, stream *uintptr, ended func(), check func()
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	q := &Request{s: s, kind: k, after: after, cancel: cancel, done: make(chan struct{}), ended: ended}
+	q := &Request{s: s, kind: k, after: after, cancel: cancel, done: make(chan struct{}), ended: ended, moving: make(chan struct{}, movesAtOnce)}
 	q.result.Outcomes = make([]Outcome, n)
 	for i := range q.result.Outcomes {
 		q.result.Outcomes[i] = Undone
@@ -206,6 +208,17 @@ func (q *Request) parts(ctx context.Context, blocks []Block, lost Outcome, try a
 	work()
 	all.Wait()
 	return first
+}
+
+// move copies the bytes of a part, once it is its turn.
+func (q *Request) move(ctx context.Context, jobs []*job, in bool) error {
+	select {
+	case q.moving <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-q.moving }()
+	return q.s.copyAll(ctx, jobs, in, q.after)
 }
 
 // outcomeOf says what an errno of the daemon means.

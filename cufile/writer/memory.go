@@ -51,7 +51,7 @@ func (m *Memory) onPage() bool {
 var ErrMemory = errors.New("not usable as memory to be written")
 
 // check asks CUDA about memory of the GPU: a wrong address would end its context.
-func (w *Writer) check(m *Memory) error {
+func (w *Writer) check(m *Memory, known *driver.Allocation) error {
 	switch {
 	case m.Host != nil || m.N == 0:
 		return nil
@@ -60,7 +60,7 @@ func (w *Writer) check(m *Memory) error {
 	case w.cu == nil:
 		return fmt.Errorf("%w: %#x is said to be memory of a GPU, and the writer's device is the host", ErrMemory, m.HBM)
 	}
-	if err := w.cu.IsOn(driver.Pointer(m.HBM), m.N, w.gpu.Device); err != nil {
+	if err := w.cu.IsOn(driver.Pointer(m.HBM), m.N, w.gpu.Device, known); err != nil {
 		return fmt.Errorf("%w: %d bytes are no memory of %s (gpu %d): %w", ErrMemory, m.N, w.gpu.Name, w.gpu.Index, err)
 	}
 	return nil
@@ -69,8 +69,9 @@ func (w *Writer) check(m *Memory) error {
 // checkAll checks many, with the GPU's context.
 func (w *Writer) checkAll(list func(yield func(*Memory) bool)) (err error) {
 	return w.within(func() error {
+		var known driver.Allocation
 		for m := range list {
-			if err := w.check(m); err != nil {
+			if err := w.check(m, &known); err != nil {
 				return err
 			}
 		}

@@ -16,23 +16,33 @@ const (
 	memoryTypeDevice     = 2
 )
 
-// IsOn fails when n bytes from an address on do not begin and end in memory of a device. It asks once where they lie in one
-// allocation.
-func (c *CUDA) IsOn(p Pointer, n int64, dev int32) error {
-	for _, at := range []Pointer{p, p + Pointer(max(n, 1)) - 1} {
-		end, err := c.endOn(at, dev)
+// Allocation is memory of a device that CUDA was asked about, so that it is asked once for many parts of one.
+type Allocation struct {
+	first, end Pointer
+}
+
+// IsOn fails when n bytes from an address on do not begin and end in memory of a device. known is the allocation that was
+// found last, about which CUDA is not asked again; nil: there is none.
+func (c *CUDA) IsOn(p Pointer, n int64, dev int32, known *Allocation) error {
+	if known == nil {
+		known = &Allocation{}
+	}
+	last := p + Pointer(max(n, 1)) - 1
+	for _, at := range []Pointer{p, last} {
+		if at >= known.first && at < known.end {
+			continue
+		}
+		found, err := c.allocation(at, dev)
 		if err != nil {
 			return fmt.Errorf("%#x: %w", uint64(at), err)
 		}
-		if end >= p+Pointer(n) {
-			break
-		}
+		*known = found
 	}
 	return nil
 }
 
-// endOn gives the end of an allocation on a device.
-func (c *CUDA) endOn(p Pointer, dev int32) (end Pointer, err error) {
+// allocation gives the memory of a device that an address lies in.
+func (c *CUDA) allocation(p Pointer, dev int32) (a Allocation, err error) {
 	var kind uint32
 	var ordinal int32
 	var start, size uint64
@@ -42,15 +52,15 @@ func (c *CUDA) endOn(p Pointer, dev int32) (end Pointer, err error) {
 	runtime.KeepAlive(&values)
 	switch {
 	case err != nil:
-		return 0, err
+		return a, err
 	case kind == 0:
-		return 0, errors.New("CUDA does not know it")
+		return a, errors.New("CUDA does not know it")
 	case kind != memoryTypeDevice:
-		return 0, errors.New("it is memory of the host")
+		return a, errors.New("it is memory of the host")
 	case ordinal != dev:
-		return 0, fmt.Errorf("it is memory of gpu %d", ordinal)
+		return a, fmt.Errorf("it is memory of gpu %d", ordinal)
 	}
-	return Pointer(start + size), nil
+	return Allocation{Pointer(start), Pointer(start + size)}, nil
 }
 
 // Within runs f on the calling thread with a context, and leaves the thread as it was: it may be one of the caller's,

@@ -77,7 +77,8 @@ class KVResult(NamedTuple):
     @property
     def done(self) -> list[bool]:
         """Which blocks were stored, loaded, found, pinned or removed. One that was there before a put is not."""
-        return [outcome == KVOutcome.DONE for outcome in self.outcomes]
+        done = KVOutcome.DONE
+        return [outcome is done for outcome in self.outcomes]
 
     @property
     def there(self) -> list[bool]:
