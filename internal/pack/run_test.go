@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -108,7 +109,7 @@ func TestTokensAroundDocuments(t *testing.T) {
 		`bos "<s>" is neither auto nor `: {BOS: "<s>"},
 	} {
 		o.Sources, o.Out = []string{dir}, t.TempDir()
-		var wrong *OptionError
+		var wrong usage.Error
 		if _, err := run(t.Context(), o); !errors.As(err, &wrong) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
 		}
