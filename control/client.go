@@ -329,7 +329,7 @@ func (c *Client) tell(ctx context.Context, t FrameType, fill func([]byte) []byte
 	return c.sendLocked(ctx, Header{Version, t, c.nextID}, fill)
 }
 
-// ask sends a request whose answer brings no descriptors. The payload is the caller's own.
+// ask sends a request. Descriptors that its answer brings need no acknowledgement. The payload is the caller's own.
 func (c *Client) ask(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
 	unlock, err := c.lock(ctx)
 	if err != nil {
@@ -452,16 +452,4 @@ func (c *Client) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("the daemon has closed the connection: it was unmounted or restarted: %w", ErrStale)
 	}
 	return err
-}
-
-// request asks for what may come with descriptors that need no acknowledgement. The payload is the caller's own.
-func (c *Client) request(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
-	unlock, err := c.lock(ctx)
-	if err != nil {
-		return response{}, err
-	}
-	defer unlock()
-	a, err := c.askLocked(ctx, t, want, fill)
-	a.payload = append([]byte(nil), a.payload...)
-	return a, err
 }

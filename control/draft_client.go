@@ -292,7 +292,7 @@ func (d *Draft) ask(ctx context.Context, t, want FrameType, fill func([]byte) []
 		c, err := d.connection(ctx)
 		var a response
 		if err == nil {
-			a, err = c.request(ctx, t, want, fill)
+			a, err = c.ask(ctx, t, want, fill)
 		}
 		if err == nil || !d.lost(c, err) || time.Now().After(end) {
 			return a, err

@@ -26,7 +26,7 @@ type Namespace struct {
 // OpenKV opens a namespace. ENOENT: there is none, and [KVCreate] is not set; EINVAL: it has blocks of another size; EACCES: its mode keeps this user
 // out; EROFS: the mount is no KV volume.
 func (c *Client) OpenKV(ctx context.Context, m KVOpen) (*Namespace, error) {
-	a, err := c.request(ctx, TypeKVOpen, TypeKVSpace, m.AppendTo)
+	a, err := c.ask(ctx, TypeKVOpen, TypeKVSpace, m.AppendTo)
 	n := &Namespace{c: c}
 	if err == nil {
 		n.KVSpace, err = ParseKVSpace(a.payload)

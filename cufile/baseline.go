@@ -20,7 +20,7 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 		return 0, fmt.Errorf("%w: the host has no such copy", ErrUnavailable)
 	}
 	const most = 256 << 20
-	size := min(most, r.arena.size()/4/arenaUnit*arenaUnit)
+	size := min(most, r.arena.bytes/4/arenaUnit*arenaUnit)
 	at, err := r.reserve(ctx, size)
 	if err != nil {
 		return 0, err

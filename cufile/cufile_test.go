@@ -103,7 +103,7 @@ func TestShortReadsAreContinued(t *testing.T) {
 
 func TestOldLibcufile(t *testing.T) {
 	l := fakeLibraries(t)
-	l.CuFile = fake(t, fakegpu.OldCuFile)
+	l.CuFile = fakes.Copy(t, fakegpu.OldCuFile)
 	file, _ := randomFile(t, 50_000, 3)
 	f := openFileIn(t, newReader(t, smallOptions(l, Compat)), file)
 	v, err := f.Read(t.Context(), 0, 50_000)

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -17,11 +15,10 @@ import (
 // probeArgument makes the test binary the probe of Options.Probe.
 const probeArgument = "run-cufile-probe"
 
-// The fakes, compiled once; noFakes says why they could not be.
-var (
-	fakeFolder string
-	noFakes    string
-)
+var fakes = fakegpu.Set{
+	Libraries: []string{fakegpu.CUDA, fakegpu.CUDAWithoutKernels, fakegpu.CuFile, fakegpu.OldCuFile, fakegpu.NVML},
+	Load:      func(library string) error { _, err := driver.LoadCUDA(library); return err },
+}
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == probeArgument {
@@ -31,56 +28,12 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "hbmfs-fakes-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer func() { _ = os.RemoveAll(dir) }()
-		fakeFolder = dir
-		if noFakes = whyNoFakes(); noFakes == "" {
-			if err := fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CUDAWithoutKernels, fakegpu.CuFile, fakegpu.OldCuFile, fakegpu.NVML); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				return 1
-			}
-		}
-		return m.Run()
-	}())
-}
-
-// whyNoFakes says what this machine or build lacks for the fakes, empty where nothing.
-func whyNoFakes() string {
-	if _, err := exec.LookPath("cc"); err != nil {
-		return "the fake GPU libraries need a C compiler: " + err.Error()
-	}
-	if _, err := driver.LoadCUDA("libc.so.6"); err != nil && !strings.Contains(err.Error(), "too old or another library") {
-		return err.Error() // a build that loads no library
-	}
-	return ""
-}
-
-// fake copies a compiled fake to a name of its own, so that every test gets a fresh one in a process that never
-// unloads a library.
-func fake(t testing.TB, name string) string {
-	t.Helper()
-	if noFakes != "" {
-		t.Skip(noFakes)
-	}
-	data, err := os.ReadFile(filepath.Join(fakeFolder, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	os.Exit(fakes.Run(m))
 }
 
 func fakeLibraries(t testing.TB) driver.Libraries {
 	t.Helper()
-	return driver.Libraries{CUDA: fake(t, fakegpu.CUDA), CuFile: fake(t, fakegpu.CuFile), NVML: fake(t, fakegpu.NVML)}
+	return driver.Libraries{CUDA: fakes.Copy(t, fakegpu.CUDA), CuFile: fakes.Copy(t, fakegpu.CuFile), NVML: fakes.Copy(t, fakegpu.NVML)}
 }
 
 // ask calls one of a fake's functions that take nothing and give a number.

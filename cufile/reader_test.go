@@ -304,7 +304,7 @@ func TestCheckSeesEveryByte(t *testing.T) {
 
 func TestWithoutKernelsGatherCopies(t *testing.T) {
 	l := fakeLibraries(t)
-	l.CUDA = fake(t, fakegpu.CUDAWithoutKernels)
+	l.CUDA = fakes.Copy(t, fakegpu.CUDAWithoutKernels)
 	name, data := randomFile(t, 1<<20, 9)
 	f := openFileIn(t, newReader(t, smallOptions(l, Mapped)), name)
 	v, err := f.Gather(t.Context(), []int64{5, 500_000, 262_140}, 100)

@@ -2,7 +2,6 @@ package cufile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 
@@ -32,7 +31,12 @@ type Request struct {
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	check := func() error { return f.check(&to, offsets, length) }
 	return begin(ctx, []*File{f}, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		return f.run(ctx, &to, after, offsets, length)
+		_, times, err := to.Widen.sizes()
+		if err != nil {
+			return Result{}, err
+		}
+		where := f.r.destination(to.Pointer, int64(len(offsets))*length*times, after)
+		return f.scatter(ctx, where, to.Widen, source.Rows(offsets, length))
 	})
 }
 
@@ -127,64 +131,63 @@ func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.S
 	return Result{t.moved, t.choice}, nil
 }
 
-// moveByArena brings spans into the arena and from there to memory of the caller, widened on the way.
-func (f *File) moveByArena(ctx context.Context, to *crew.Destination, widen Widen, offsets []int64, length int64) (Result, error) {
-	v, err := f.Gather(ctx, offsets, length)
+// deliver copies a view, which holds spans one after the other, to their places in memory of the caller, widened on the way. When it
+// returns, also with an error, nothing is under way.
+func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen, spans []Placed) error {
+	_, times, err := widen.sizes()
 	if err != nil {
-		return Result{}, err
+		return err
 	}
-	defer v.Release()
-	if err := f.r.deliver(ctx, v, to, widen); err != nil {
-		return Result{}, err
-	}
-	return Result{v.Moved(), v.Choice()}, nil
-}
-
-// deliver copies a view to memory of the caller. When it returns, also with an error, nothing is under way.
-func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
 	if r.cu == nil {
-		return r.deliverHost(ctx, v, to, widen)
+		from := v.Bytes()
+		for _, s := range spans {
+			if err := r.deliverHost(ctx, to.Host[s.To*times:], from[:s.N], widen, times); err != nil {
+				return err
+			}
+			from = from[s.N:]
+		}
+		return nil
 	}
 	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		s, err := w.Slot()
+		slot, err := w.Slot()
 		if err != nil {
 			return err
 		}
 		if err := to.Ready(w); err != nil {
 			return err
 		}
-		if widen == WidenNone {
-			err = w.CUDA.CopyWithin(to.HBM, driver.Pointer(v.Pointer()), v.Len(), w.Stream)
-		} else {
-			err = launchWiden(w, &r.widen, widen, driver.Pointer(v.Pointer()), to.HBM, v.Len())
+		from := driver.Pointer(v.Pointer())
+		for _, s := range spans {
+			at := to.HBM + driver.Pointer(s.To*times)
+			if widen == WidenNone {
+				err = w.CUDA.CopyWithin(at, from, s.N, w.Stream)
+			} else {
+				err = launchWiden(w, &r.widen, widen, from, at, s.N)
+			}
+			if err != nil {
+				return err
+			}
+			from += driver.Pointer(s.N)
 		}
-		if err != nil {
-			return err
-		}
-		return w.Sent(s)
+		return w.Sent(slot)
 	})
 	r.quiet(finished)
 	return err
 }
 
 // deliverHost shares the copy among the threads.
-func (r *Reader) deliverHost(ctx context.Context, v *View, to *crew.Destination, widen Widen) error {
+func (r *Reader) deliverHost(ctx context.Context, to, from []byte, widen Widen, times int64) error {
 	const block = 1 << 20
-	_, times, err := widen.sizes()
-	if err != nil {
-		return err
-	}
-	from := v.Bytes()
-	finished, err := r.crew.Run(ctx, r.opt.Threads, (v.Len()+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
+	n := int64(len(from))
+	finished, err := r.crew.Run(ctx, r.opt.Threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
 		// An address without memory must not end the process.
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 		defer func() {
 			if fault := recover(); fault != nil {
-				err = fmt.Errorf("%w: write to %#x: %v", ErrMemory, to.HBM, fault)
+				err = fmt.Errorf("%w: write to %p: %v", ErrMemory, to, fault)
 			}
 		}()
-		part := from[i*block : min((i+1)*block, v.Len())]
-		widen.copy(to.Host[i*block*times:], part)
+		widen.copy(to[i*block*times:], from[i*block:min((i+1)*block, n)])
 		return nil
 	})
 	r.quiet(finished)
@@ -194,68 +197,3 @@ func (r *Reader) deliverHost(ctx context.Context, v *View, to *crew.Destination,
 // bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus
 // does not notice the border.
 const bytesMoved = 512 << 20
-
-// eachPart cuts spans into parts of at most limit bytes and gives each with its place in the destination.
-func eachPart(offsets []int64, length, limit int64, fn func(offsets []int64, length, at int64) error) error {
-	if length <= limit {
-		rows := int(limit / length)
-		for i := 0; i < len(offsets); i += rows {
-			if err := fn(offsets[i:min(i+rows, len(offsets))], length, int64(i)*length); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for i, offset := range offsets {
-		for at := int64(0); at < length; at += limit {
-			if err := fn([]int64{offset + at}, min(limit, length-at), int64(i)*length+at); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// run moves the parts of a request one after the other. It returns when nothing writes to the target any more.
-func (f *File) run(ctx context.Context, to *Target, after driver.Handle, offsets []int64, length int64) (Result, error) {
-	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	if length == 0 || len(offsets) == 0 {
-		return total, nil
-	}
-	_, times, err := to.Widen.sizes()
-	if err != nil {
-		return Result{}, err
-	}
-	straight := times == 1 && f.r.opt.Path != Direct && f.r.opt.Path != Compat
-	first := true
-	move := func(offsets []int64, length, at int64) error {
-		n := int64(len(offsets)) * length
-		where := to.Pointer + uintptr(at*times)
-		var part Result
-		err := errArena
-		if straight {
-			part, err = f.moveTo(ctx, f.r.destination(where, n*times, after), source.Rows(offsets, length))
-		}
-		if errors.Is(err, errArena) {
-			err = eachPart(offsets, length, f.r.opt.Arena/4, func(offsets []int64, length, skip int64) error {
-				inner := f.r.destination(where+uintptr(skip*times), int64(len(offsets))*length*times, after)
-				some, err := f.moveByArena(ctx, &inner, to.Widen, offsets, length)
-				part.Moved.Add(some.Moved)
-				part.Choice = some.Choice
-				return err
-			})
-		}
-		if err != nil {
-			return err
-		}
-		if first {
-			total.Choice, first = part.Choice, false
-		}
-		total.Moved.Add(part.Moved)
-		return nil
-	}
-	if err := eachPart(offsets, length, bytesMoved, move); err != nil {
-		return Result{}, err
-	}
-	return total, nil
-}

@@ -97,7 +97,7 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []Part) (total R
 	for i, p := range parts {
 		move := func() {
 			var err error
-			if results[i], err = p.File.scatter(inner, to, p.Spans); err != nil {
+			if results[i], err = p.File.scatter(inner, to, WidenNone, p.Spans); err != nil {
 				cancel(err) // which keeps the first reason
 			}
 		}
@@ -192,10 +192,10 @@ func release(finished <-chan struct{}, transfers []*transfer) {
 	}
 }
 
-// scatter moves spans, part by part. It returns when nothing writes to the target any more.
-func (f *File) scatter(ctx context.Context, to crew.Destination, spans []Placed) (Result, error) {
+// scatter moves spans to their places, part by part, widened on the way. It returns when nothing writes to the target any more.
+func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, spans []Placed) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	straight := f.r.opt.Path != Direct && f.r.opt.Path != Compat
+	straight := widen == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
 	first := true
 	for part := range parts(spans, bytesMoved) {
 		result, err := Result{}, errArena
@@ -203,7 +203,7 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, spans []Placed)
 			result, err = f.moveTo(ctx, to, part)
 		}
 		if errors.Is(err, errArena) {
-			result, err = f.scatterByArena(ctx, &to, part)
+			result, err = f.scatterByArena(ctx, &to, widen, part)
 		}
 		if err != nil {
 			return Result{}, err
@@ -217,13 +217,19 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, spans []Placed)
 }
 
 // scatterByArena brings spans into the arena one after the other, and from there to their places.
-func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans []Placed) (total Result, err error) {
+func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen Widen, spans []Placed) (total Result, err error) {
 	for part := range parts(spans, f.r.opt.Arena/4) {
 		t := &transfer{f: f, spans: make([]Placed, len(part))}
+		var places []Placed // of what lies together there as well
 		end := int64(0)
 		for i, s := range part {
 			t.spans[i] = Placed{Offset: s.Offset, N: s.N, To: end}
 			end += s.N
+			if last := len(places) - 1; last >= 0 && places[last].To+places[last].N == s.To {
+				places[last].N += s.N
+			} else {
+				places = append(places, s)
+			}
 		}
 		v, err := t.allocate(ctx)
 		if err != nil {
@@ -232,7 +238,7 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans [
 		if err := t.fill(ctx, v); err != nil {
 			return Result{}, err
 		}
-		err = f.r.deliverPlaces(ctx, v, to, part)
+		err = f.r.deliver(ctx, v, to, widen, places)
 		total.Moved.Add(v.Moved())
 		total.Choice = v.Choice()
 		v.Release()
@@ -243,32 +249,10 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans [
 	return total, nil
 }
 
-// deliverPlaces copies a view, which holds spans one after the other, to their places in HBM. When it returns, also with an
-// error, nothing is under way.
-func (r *Reader) deliverPlaces(ctx context.Context, v *View, to *crew.Destination, spans []Placed) error {
-	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		s, err := w.Slot()
-		if err != nil {
-			return err
-		}
-		if err := to.Ready(w); err != nil {
-			return err
-		}
-		from := driver.Pointer(v.Pointer())
-		for i := 0; i < len(spans) && err == nil; i++ {
-			err = w.CUDA.CopyWithin(to.HBM+driver.Pointer(spans[i].To), from, spans[i].N, w.Stream)
-			from += driver.Pointer(spans[i].N)
-		}
-		return w.SentReleasing(s, func() {}, err)
-	})
-	r.quiet(finished)
-	return err
-}
-
 // parts cuts spans into parts of at most limit bytes, and leaves empty ones out.
 func parts(spans []Placed, limit int64) func(yield func([]Placed) bool) {
 	return func(yield func([]Placed) bool) {
-		part, size := []Placed(nil), int64(0)
+		part, size := make([]Placed, 0, len(spans)), int64(0)
 		for _, s := range spans {
 			for s.N > 0 {
 				n := min(s.N, limit-size)

@@ -37,7 +37,7 @@ func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*tra
 	if err := f.inside(offsets, length); err != nil {
 		return nil, nil, err
 	}
-	if arena := f.r.arena.size(); length > 0 && int64(len(offsets)) > arena/length {
+	if arena := f.r.arena.bytes; length > 0 && int64(len(offsets)) > arena/length {
 		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
 			f.name, ErrTooLarge, len(offsets), length, arena)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/room"
 )
 
 // View is bytes of a file in the device's memory. Release gives the memory back.
@@ -118,36 +119,32 @@ func (v *View) Check(ctx context.Context, block int64, verify func(offset int64,
 // arenaUnit is what the arena allocates in: the GPU's page (nvidia-fs pins HBM in units of it).
 const arenaUnit = 64 << 10
 
-// arena allocates consecutive 64 KiB units of one block of memory.
+// arena allocates units of one block of memory.
 type arena struct {
-	mu    sync.Mutex
-	used  []bool        // by unit
+	bytes int64
+
+	mu    sync.Mutex // guards what follows
+	room  room.Room
 	freed chan struct{} // closed and replaced at every release
 }
 
 func newArena(size int64) *arena {
-	return &arena{used: make([]bool, size/arenaUnit), freed: make(chan struct{})}
+	return &arena{bytes: size, room: room.New(size), freed: make(chan struct{})}
 }
-
-func (a *arena) size() int64 { return int64(len(a.used)) * arenaUnit }
 
 // alloc finds n bytes and gives their offset. When the arena is full it waits for a release.
 func (a *arena) alloc(ctx context.Context, n int64) (int64, error) {
-	if n > a.size() {
-		return 0, fmt.Errorf("%w: %d bytes at once do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger", ErrTooLarge, n, a.size())
+	if n > a.bytes {
+		return 0, fmt.Errorf("%w: %d bytes at once do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger", ErrTooLarge, n, a.bytes)
 	}
-	units := int((n + arenaUnit - 1) / arenaUnit)
 	for {
 		a.mu.Lock()
-		if first := a.find(units); first >= 0 {
-			for i := range units {
-				a.used[first+i] = true
-			}
-			a.mu.Unlock()
-			return int64(first) * arenaUnit, nil
-		}
+		at, ok := a.room.Take(driver.RoundUp(n, arenaUnit))
 		freed := a.freed
 		a.mu.Unlock()
+		if ok {
+			return at, nil
+		}
 		select {
 		case <-freed:
 		case <-ctx.Done():
@@ -156,31 +153,11 @@ func (a *arena) alloc(ctx context.Context, n int64) (int64, error) {
 	}
 }
 
-// find gives the first of so many consecutive free units, -1 when there is none. The caller holds mu.
-func (a *arena) find(units int) int {
-	run := 0
-	for i, used := range a.used {
-		if used {
-			run = 0
-			continue
-		}
-		if run++; run >= units {
-			return i - run + 1
-		}
-	}
-	if units == 0 {
-		return 0
-	}
-	return -1
-}
-
 // free gives back what alloc gave.
-func (a *arena) free(offset, n int64) {
+func (a *arena) free(at, n int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := offset / arenaUnit; i < (offset+n+arenaUnit-1)/arenaUnit; i++ {
-		a.used[i] = false
-	}
+	a.room.Give(at, driver.RoundUp(n, arenaUnit))
 	close(a.freed)
 	a.freed = make(chan struct{})
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"path"
 )
 
 // A GGUF file is a header, key-value pairs, the places of its tensors, and the tensors. Source: ggml-org/ggml,
@@ -17,14 +16,11 @@ const (
 	maxGGUFString = 64 << 10
 )
 
-// ggufHead says why a file cannot be read, "" where it can.
-type ggufHead struct{ bad string }
-
 func ggufProbe(o *Object, head []byte) any {
 	if !bytes.HasPrefix(head, []byte(ggufMagic)) || len(head) < 24 {
 		return nil
 	}
-	h := ggufHead{}
+	h := tensorHead{}
 	version := binary.LittleEndian.Uint32(head[4:])
 	tensors, pairs := binary.LittleEndian.Uint64(head[8:]), binary.LittleEndian.Uint64(head[16:])
 	switch {
@@ -40,73 +36,26 @@ func ggufProbe(o *Object, head []byte) any {
 
 // ggufAssemble makes one set of a directory's files.
 func ggufAssemble(_ context.Context, d *directory, members []member) {
-	var shards []*Shard
-	counts := make([]int, len(members)) // each written by its own shard's resolve
-	for i, m := range members {
-		h := newShard(m.object)
-		if bad := m.head.(ggufHead).bad; bad != "" {
-			d.problem(m.object, 0, "%s", bad)
-			h.Bad = bad
+	set := d.addTensors(members, nil, func(ctx context.Context, o *Object) (int, error) {
+		tensors, err := ggufRead(ctx, o)
+		return len(tensors), err
+	})
+	set.entries = func(s *Set) (out []View) {
+		for _, h := range s.Shards {
+			out = append(out, tensorView(h, ggufFiles))
 		}
-		h.resolve = func(ctx context.Context, h *Shard) error {
-			if h.Bad != "" {
-				return nil
-			}
-			tensors, err := ggufRead(ctx, m.object)
-			counts[i] = len(tensors)
-			return err
-		}
-		shards = append(shards, h)
-	}
-	set := d.add("", DTypeUnknown, shards)
-	set.entries = ggufViews
-	set.summarize = func(s *Set) {
-		total := 0
-		for _, n := range counts {
-			total += n
-		}
-		s.Notes = append(s.Notes, fmt.Sprintf("%d tensors", total))
+		return out
 	}
 }
 
-// ggufViews is a directory for each file, with a file for each tensor.
-func ggufViews(s *Set) []View {
-	var out []View
-	for _, h := range s.Shards {
-		object := h.Objects[0]
-		out = append(out, View{
-			Path:    path.Join("tensors", baseOf(h.Name)),
-			Entries: func(ctx context.Context) ([]*File, error) { return ggufFiles(ctx, object) },
-		})
-	}
-	return out
-}
-
-// ggufFiles makes a file of each tensor: .npy where NumPy knows the type, else .bin, its blocks alone.
-func ggufFiles(ctx context.Context, o *Object) ([]*File, error) {
+// ggufFiles makes a file of each tensor; a .bin has its blocks.
+func ggufFiles(ctx context.Context, o *Object) (files []*File, err error) {
 	tensors, err := ggufRead(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	var out []*File
 	for i := range tensors {
 		t := &tensors[i]
-		name, err := tensorFileName(t.name)
-		if err != nil {
-			continue
-		}
-		f := &File{Name: name + ".bin", ModTime: o.ModTime, DType: t.kind.dtype, Tokens: -1}
-		if d := t.kind.dtype; d != DTypeUnknown {
-			f.Tokens = (t.end - t.begin) / int64(d.Size())
-			if d.NumPy() != "" && numpyShape(t.shape, int64(d.Size())) {
-				f.Body.addWhole(Inline(NPYHeader(d, t.shape...)))
-				f.Name = name + ".npy"
-			}
-		}
-		f.Body.Add(o, t.begin, t.end-t.begin)
-		out = append(out, f)
+		files = addTensor(files, o, t.name, t.kind.dtype, t.shape, t.begin, t.end)
 	}
-	return out, nil
+	return files, err
 }
 
 // ggufTensor is a tensor, and where it lies in the file.

@@ -200,7 +200,7 @@ func TestGGUF(t *testing.T) {
 	}
 	for n := range len(data) { // cut off anywhere
 		o := Bytes("model.gguf", data[:n])
-		if h, ok := ggufProbe(o, data[:min(n, 4096)]).(ggufHead); ok && h.bad == "" {
+		if h, ok := ggufProbe(o, data[:min(n, 4096)]).(tensorHead); ok && h.bad == "" {
 			if _, err := ggufRead(t.Context(), o); err == nil && n < len(data)-56 {
 				t.Errorf("%d of %d bytes: no error", n, len(data))
 			}

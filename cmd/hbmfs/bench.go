@@ -3,30 +3,28 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/bench"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // benchCommand is hbmfs bench.
 type benchCommand struct {
+	printer
 	device  deviceFlags
 	measure bench.Options
 	threads int
-	asJSON  bool
 
 	block, sample, align, slot, window, length size.Flag
-
-	stdout, stderr io.Writer
 }
 
 func newBenchCommand() *cobra.Command {
 	c := &benchCommand{block: 64 << 20, sample: 8 << 10, align: 2, slot: 2 << 20, window: 128 << 20, length: 1 << 50}
-	cmd := &cobra.Command{
+	cmd := c.work(&cobra.Command{
 		Use:   "bench FILE",
 		Short: "Measure every path from a file into GPU memory, beside a plain read and copy",
 		Long: `Read a file by each path, in three ways, for a while each:
@@ -47,12 +45,7 @@ cache and brings it back in huge pages first. --cold measures reading past the p
 turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
 			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin\n  hbmfs bench --cold --length 4GiB shard.bin",
-		Args: exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c.measure.File, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return onMounts(cmd, args, c.run)
-		},
-	}
+	}, exactArgs(1), c.run)
 	f := cmd.Flags()
 	c.device.add(cmd)
 	f.StringSliceVar(&c.measure.Paths, "paths", nil, "staged, mapped (or one of its ways: kept, moving, first), compat, direct, host (default staged,mapped; host with --to host)")
@@ -73,24 +66,19 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 	f.BoolVar(&c.measure.Refill, "refill", false, "drop the file from the page cache and bring it back in huge pages first")
 	f.BoolVar(&c.measure.Cold, "cold", false, "measure reading a file that is not in the page cache")
 	f.IntVar(&c.measure.Rounds, "rounds", 3, "turns of --cold")
-	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	return cmd
 }
 
-func (c *benchCommand) run(ctx context.Context) error {
+func (c *benchCommand) run(ctx context.Context, paths []string) error {
+	c.measure.File = paths[0]
 	if err := c.settle(); err != nil {
-		return usageError{err}
+		return usage.Error{Err: err}
 	}
 	result, err := c.measure.Measure(ctx)
 	if err != nil {
 		return c.device.explain(err)
 	}
-	if c.asJSON {
-		err = writeJSON(c.stdout, result)
-	} else {
-		c.print(result)
-	}
-	return errors.Join(err, result.Nothing())
+	return errors.Join(c.print(result, func() { c.write(result) }), result.Nothing())
 }
 
 // settle reads the flags.

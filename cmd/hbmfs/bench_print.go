@@ -7,7 +7,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/bench"
 )
 
-func (c *benchCommand) print(r *bench.Result) {
+func (c *benchCommand) write(r *bench.Result) {
 	for _, g := range r.GPUs {
 		fmt.Fprintf(c.stdout, "gpu %d   %s, PCI %s, NUMA node %d\n", g.Index, g.Name, g.PCI, g.NUMA)
 	}

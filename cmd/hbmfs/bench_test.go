@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,10 +26,9 @@ func TestBenchNeedsAFile(t *testing.T) {
 		{[]string{"--block", "64KiB", "--length", "32KiB", small}, "--block"},
 		{[]string{"--block", "64KiB", "--sample", "2MiB", "--samples", "4", small}, "--sample"},
 	} {
-		var stdout, stderr bytes.Buffer
-		code := run(context.Background(), append([]string{"hbmfs", "bench", "--to", "host"}, c.args...), &stdout, &stderr)
-		if code != exitFailed || !strings.Contains(stderr.String(), c.says) || stdout.Len() > 0 {
-			t.Errorf("%q: exit code %d, %q and %q, want %d and %q", c.args, code, stdout.String(), stderr.String(), exitFailed, c.says)
+		code, stdout, stderr := said(append([]string{"bench", "--to", "host"}, c.args...)...)
+		if code != exitFailed || !strings.Contains(stderr, c.says) || stdout != "" {
+			t.Errorf("%q: exit code %d, %q and %q, want %d and %q", c.args, code, stdout, stderr, exitFailed, c.says)
 		}
 	}
 }

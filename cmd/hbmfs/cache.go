@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,13 +11,13 @@ import (
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/cachedir"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
-// cacheCommand has the fields of all commands below hbmfs cache. Mounts may use the directory meanwhile.
+// cacheCommand is one of the commands below hbmfs cache. Mounts may use the directory meanwhile.
 type cacheCommand struct {
-	dir            string
-	asJSON         bool
-	stdout, stderr io.Writer
+	printer
+	dir string
 }
 
 func newCacheCommand() *cobra.Command {
@@ -37,23 +35,14 @@ A cache has segments: parts of objects of at most --cache-segment bytes, each wi
 
 // bind gives a command below hbmfs cache its argument, its flag and its work.
 func (c *cacheCommand) bind(cmd *cobra.Command, run func(context.Context, *store.Store) error) *cobra.Command {
-	cmd.Args = exactArgs(1)
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c.dir, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
-		return onMounts(cmd, args, func(ctx context.Context) error {
-			s, err := cachedir.Open(c.dir)
-			if err != nil {
-				return err
-			}
-			return errors.Join(run(ctx, s), s.Close())
-		})
-	}
-	return cmd
-}
-
-func (c *cacheCommand) printJSON(value any) error {
-	return writeJSON(c.stdout, value)
+	return c.work(cmd, exactArgs(1), func(ctx context.Context, paths []string) error {
+		c.dir = paths[0]
+		s, err := cachedir.Open(c.dir)
+		if err != nil {
+			return err
+		}
+		return errors.Join(run(ctx, s), s.Close())
+	})
 }
 
 func newCacheListCommand() *cobra.Command {
@@ -69,20 +58,14 @@ a line for each version. --json lists the segments.`,
 		if err != nil {
 			return err
 		}
-		if c.asJSON {
-			return c.printJSON(struct {
-				Directory string          `json:"directory"`
-				Segments  []store.Segment `json:"segments"`
-			}{c.dir, all})
-		}
-		return c.printObjects(all)
+		return c.print(map[string]any{"directory": c.dir, "segments": all}, func() { c.printObjects(all) })
 	})
 }
 
 // printObjects sums segments up by object. They are ordered.
-func (c *cacheCommand) printObjects(all []store.Segment) error {
-	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprint(t, "SOURCE\tOBJECT\tSEGMENTS\tCACHED\tSIZE\t\n")
+func (c *cacheCommand) printObjects(all []store.Segment) {
+	t := c.table("SOURCE\tOBJECT\tSEGMENTS\tCACHED\tSIZE\t")
+	defer t.Flush()
 	for len(all) > 0 {
 		first, n, bytes := all[0], 0, int64(0)
 		for n < len(all) && all[n].Source == first.Source && all[n].Object == first.Object && all[n].Version == first.Version {
@@ -100,7 +83,6 @@ func (c *cacheCommand) printObjects(all []store.Segment) error {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", first.Source, first.Object, n, size.Decimal(bytes), size.Decimal(first.Size), part)
 	}
-	return t.Flush()
 }
 
 func newCacheStatsCommand() *cobra.Command {
@@ -120,29 +102,85 @@ are in its .hbmfs/status.`,
 		if err != nil {
 			return err
 		}
-		if c.asJSON {
-			return c.printJSON(totals)
-		}
-		return printTotals(c.stdout, totals)
+		return c.print(totals, func() { c.printTotals(totals) })
 	})
 }
 
-func printTotals(w io.Writer, t *cachedir.Totals) error {
-	fmt.Fprintf(w, "%s: %s in %s segments; the disk has %s, %s free\n", t.Directory, size.Decimal(t.Bytes), size.Grouped(int64(t.Segments)), size.Decimal(t.DiskSize), size.Decimal(t.DiskFree))
+func (c *cacheCommand) printTotals(t *cachedir.Totals) {
+	fmt.Fprintf(c.stdout, "%s: %s in %s segments; the disk has %s, %s free\n", t.Directory, size.Decimal(t.Bytes), size.Grouped(int64(t.Segments)), size.Decimal(t.DiskSize), size.Decimal(t.DiskFree))
 	if t.Oldest != nil {
-		fmt.Fprintf(w, "written from %s to %s\n", t.Oldest.Format(time.DateTime), t.Newest.Format(time.DateTime))
+		fmt.Fprintf(c.stdout, "written from %s to %s\n", t.Oldest.Format(time.DateTime), t.Newest.Format(time.DateTime))
 	}
 	if t.Damaged > 0 {
-		fmt.Fprintf(w, "%d segments are damaged: hbmfs cache verify --remove %s\n", t.Damaged, t.Directory)
+		fmt.Fprintf(c.stdout, "%d segments are damaged: hbmfs cache verify --remove %s\n", t.Damaged, t.Directory)
 	}
 	if len(t.Sources) == 0 {
-		return nil
+		return
 	}
-	fmt.Fprintln(w)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "SOURCE\tOBJECTS\tSEGMENTS\tCACHED\n")
+	fmt.Fprintln(c.stdout)
+	table := c.table("SOURCE\tOBJECTS\tSEGMENTS\tCACHED")
+	defer table.Flush()
 	for _, s := range t.Sources {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Source, size.Grouped(int64(s.Objects)), size.Grouped(int64(s.Segments)), size.Decimal(s.Bytes))
 	}
-	return table.Flush()
+}
+
+func newCacheVerifyCommand() *cobra.Command {
+	c, remove := &cacheCommand{}, false
+	cmd := c.bind(&cobra.Command{
+		Use:   "verify DIR",
+		Short: "Compare all bytes of a cache with their checksums",
+		Long: `Read all of the cache DIR and compare it with the checksums that were made as the bytes came. The exit code is 3 when a
+segment is damaged, also if --remove took it out: a mount fetches it again when it is read.`,
+		Example: "  hbmfs cache verify /nvme/hbmfs\n  hbmfs cache verify --remove --json /nvme/hbmfs",
+	}, func(ctx context.Context, s *store.Store) error {
+		found, err := cachedir.Verify(ctx, c.dir, s, remove, c.bar)
+		if err != nil {
+			return err
+		}
+		return problems(c.print(found, func() { c.printVerification(found) }), len(found.Damaged) > 0)
+	})
+	cmd.Flags().BoolVar(&remove, "remove", false, "take damaged segments out")
+	return cmd
+}
+
+func (c *cacheCommand) printVerification(v *cachedir.Verification) {
+	rate := perSecond(v.Bytes, v.Seconds)
+	fmt.Fprintf(c.stdout, "%s: %s in %s segments, read at %s, %d damaged, %d of them removed\n", v.Directory, size.Decimal(v.Bytes), size.Grouped(int64(v.Segments)), rate, len(v.Damaged), v.Removed)
+	for _, g := range v.Damaged {
+		what := "unknown object"
+		if g.Object != "" {
+			what = fmt.Sprintf("%s of %s from byte %d on", g.Object, g.Source, g.Offset)
+		}
+		fmt.Fprintf(c.stdout, "  %s (%s): %s\n", g.File, what, g.Damage)
+	}
+}
+
+func newCacheRemoveCommand() *cobra.Command {
+	c, which := &cacheCommand{}, cachedir.Choice{}
+	cmd := c.bind(&cobra.Command{
+		Use:   "rm DIR",
+		Short: "Take sources or objects out of a cache",
+		Long: `Take the sources and objects that --source and --object name out of the cache DIR, or --all, and say how much that was. It
+asks nothing: mounts fetch removed bytes again. Space is free once no reader has a removed segment open.
+
+In a pattern * stands for any characters, / among them, and ? for one. Where both are given, both must fit.`,
+		Example: "  hbmfs cache rm --source 's3://bucket/pile*' /nvme/hbmfs\n  hbmfs cache rm --object 'train/*' /nvme/hbmfs\n  hbmfs cache rm --all /nvme/hbmfs",
+	}, func(ctx context.Context, s *store.Store) error {
+		done, err := cachedir.Remove(ctx, c.dir, s, which)
+		return errors.Join(c.print(done, func() {
+			fmt.Fprintf(c.stdout, "%s: freed %s in %s segments\n", c.dir, size.Decimal(done.Bytes), size.Grouped(int64(done.Segments)))
+		}), err)
+	})
+	f := cmd.Flags()
+	f.StringVar(&which.Source, "source", "", "pattern of sources, as hbmfs cache ls shows them")
+	f.StringVar(&which.Object, "object", "", "pattern of objects")
+	f.BoolVar(&which.All, "all", false, "everything, damaged segments too")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if which.All == (which.Source != "" || which.Object != "") {
+			return usage.Errorf("name the segments to remove: --source, --object or both, or --all")
+		}
+		return nil
+	}
+	return cmd
 }

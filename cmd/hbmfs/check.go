@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,26 +15,53 @@ import (
 	"github.com/hbmfs/hbmfs/internal/cufilejson"
 	"github.com/hbmfs/hbmfs/internal/deepspeed"
 	"github.com/hbmfs/hbmfs/internal/onmount"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/internal/where"
 )
 
-// asideName is the hidden command that puts questions which may hang, in a process that can be left behind.
-const asideName = "check-aside"
+// machineFlags say which machine is looked at: this one, a recording, or a copy.
+type machineFlags struct {
+	path      string // of data; "" to judge the machine alone
+	gpu       int
+	root      string
+	timeout   time.Duration
+	libraries cufile.Libraries
+}
+
+// snapshot gets the facts: of this machine, of a tree or of a recording.
+func (m *machineFlags) snapshot(ctx context.Context) (*check.Snapshot, error) {
+	if m.root != "" {
+		return check.Open(m.root)
+	}
+	self := onmount.Self()
+	here := live.Machine{Path: m.path, GPU: m.gpu, Timeout: m.timeout, Libraries: m.libraries, Aside: []string{self, asideName}, Probe: []string{self, probeName}}
+	return here.Facts(ctx)
+}
+
+// judge judges the facts. Where path is empty, they are of one path already.
+func (m *machineFlags) judge(of *check.Machine) *check.Report {
+	if m.root == "" {
+		return check.Judge(of, "", m.gpu)
+	}
+	return check.Judge(of, m.path, m.gpu)
+}
+
+// checkGPU refuses what is no number of a GPU.
+func (m *machineFlags) checkGPU() error {
+	if m.gpu < 0 {
+		return usage.Errorf("--gpu must be 0 or more, not %d", m.gpu)
+	}
+	return nil
+}
 
 // checkCommand is hbmfs check.
 type checkCommand struct {
-	path      string // "" to judge the machine alone
-	gpu       int
+	printer
+	machineFlags
 	require   string
-	root      string
 	record    string
 	deepspeed string // a configuration of DeepSpeed to look at instead
-	asJSON    bool
-	timeout   time.Duration
-	libraries cufile.Libraries
-
-	stdin          io.Reader
-	stdout, stderr io.Writer
+	stdin     io.Reader
 }
 
 // checkHelp teaches the needs of GPUDirect Storage. docs/gpudirect.md has each at length.
@@ -86,68 +111,50 @@ func newCheckCommand() *cobra.Command {
 		Short:   "Say whether reads of a file go straight into the GPU, and if not, why and what to do",
 		Long:    checkHelp,
 		Example: "  hbmfs check /data/pile/train_000001.bin\n  hbmfs check --require direct --gpu 3 /mnt/pile\n  hbmfs check --record facts.tar.zst /data/pile\n  hbmfs check --root facts.tar.zst\n  hbmfs check --deepspeed ds_config.json",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usageError{fmt.Errorf("at most 1 argument, the PATH, not %d", len(args))}
-			}
-			return nil
-		},
+		Args:    atMostOne("the PATH"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				c.path = args[0]
-			}
-			c.stdin, c.stdout, c.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+			c.from(cmd)
+			c.path, c.stdin = strings.Join(args, ""), cmd.InOrStdin()
 			return c.run(cmd.Context())
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.gpu, "gpu", 0, "the GPU that bytes should go to, as nvidia-smi counts them")
 	addChoice(cmd, &c.require, "require", "", "fail unless reads take this path or a better one: direct or staged", check.Direct, check.Staged)
-	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	c.takeJSON(cmd)
 	f.StringVar(&c.root, "root", "", "judge a recording, or a directory that is a copy of a machine, instead of this one")
 	f.StringVar(&c.record, "record", "", "write the facts to this file, a tar.zst")
 	f.StringVar(&c.deepspeed, "deepspeed", "", "check the section aio and the nvme_path of this configuration of DeepSpeed, - for stdin, instead of the machine")
 	f.DurationVar(&c.timeout, "timeout", 0, "how long the driver, PATH and the read may each take (default 1s, and 10s for a read that may be direct)")
-	f.StringVar(&c.libraries.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
-	f.StringVar(&c.libraries.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
-	f.StringVar(&c.libraries.NVML, "libnvml", "", "the NVML library, instead of the system's")
+	addLibraryFlags(f, &c.libraries)
 	return cmd
 }
 
 func (c *checkCommand) run(ctx context.Context) error {
 	if c.deepspeed != "" {
 		if c.path != "" || c.require != "" || c.root != "" || c.record != "" {
-			return usageError{errors.New("--deepspeed checks a file alone: leave PATH, --require, --root and --record out")}
+			return usage.Errorf("--deepspeed checks a file alone: leave PATH, --require, --root and --record out")
 		}
 		return c.lintDeepSpeed()
 	}
 	if c.require == check.Direct && c.path == "" && c.root == "" {
-		return usageError{errors.New("--require direct needs a PATH: it is proven file by file")}
+		return usage.Errorf("--require direct needs a PATH: it is proven file by file")
 	}
-	if c.gpu < 0 {
-		return usageError{fmt.Errorf("--gpu must be 0 or more, not %d", c.gpu)}
+	if err := c.checkGPU(); err != nil {
+		return err
 	}
 	s, err := c.snapshot(ctx)
 	if err != nil {
 		return err
 	}
 	if c.record != "" {
-		if err := c.save(s); err != nil {
+		if err := s.Save(c.record); err != nil {
 			return err
 		}
+		fmt.Fprintf(c.stderr, "recorded in %s; look before you send it: tar --zstd -tvf %s\n", c.record, c.record)
 	}
-	judged := ""
-	if c.root != "" {
-		judged = c.path
-	}
-	report := check.Judge(check.Read(s), judged, c.gpu)
-	if err := c.print(report); err != nil {
-		return err
-	}
-	if report.Failed() || !c.met(report.Verdict.Path) {
-		return errProblems
-	}
-	return nil
+	report := c.judge(check.Read(s))
+	return problems(c.print(report, func() { report.Print(c.stdout) }), report.Failed() || !c.met(report.Verdict.Path))
 }
 
 func (c *checkCommand) lintDeepSpeed() error {
@@ -156,20 +163,15 @@ func (c *checkCommand) lintDeepSpeed() error {
 		return err
 	}
 	result := cufilejson.Result{Findings: deepspeed.Lint(text, where.Filesystem)}
-	if c.asJSON {
-		err = writeJSON(c.stdout, lintJSON{c.deepspeed, result.Errors(), append([]cufilejson.Finding{}, result.Findings...), ""})
-	} else {
+	err = c.print(lintJSON(c.deepspeed, &result), func() {
 		for _, f := range result.Findings {
 			fmt.Fprintf(c.stdout, "%s:%s\n", c.deepspeed, f)
 		}
 		if len(result.Findings) == 0 {
 			fmt.Fprintf(c.stdout, "%s: nothing is wrong\n", c.deepspeed)
 		}
-	}
-	if err == nil && result.Errors() > 0 {
-		err = errProblems
-	}
-	return err
+	})
+	return problems(err, result.Errors() > 0)
 }
 
 // met says whether a path is the one that --require asks for. Reads that may be direct are staged at least.
@@ -181,67 +183,4 @@ func (c *checkCommand) met(path string) bool {
 		return path != check.Host
 	}
 	return true
-}
-
-func (c *checkCommand) print(r *check.Report) error {
-	if !c.asJSON {
-		r.Print(c.stdout)
-		return nil
-	}
-	return writeJSON(c.stdout, r)
-}
-
-// save writes a recording, whole or not at all.
-func (c *checkCommand) save(s *check.Snapshot) error {
-	f, err := os.CreateTemp(filepath.Dir(c.record), ".hbmfs-check-*")
-	if err != nil {
-		return err
-	}
-	err = errors.Join(s.Record(f), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), c.record)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	fmt.Fprintf(c.stderr, "recorded in %s; look before you send it: tar --zstd -tvf %s\n", c.record, c.record)
-	return nil
-}
-
-// snapshot gets the facts: of this machine, of a tree or of a recording.
-func (c *checkCommand) snapshot(ctx context.Context) (*check.Snapshot, error) {
-	if c.root == "" {
-		m := live.Machine{Path: c.path, GPU: c.gpu, Timeout: c.timeout, Libraries: c.libraries, Aside: []string{onmount.Self(), asideName}, Probe: []string{onmount.Self(), probeName}}
-		return m.Facts(ctx)
-	}
-	info, err := os.Stat(c.root)
-	if err != nil {
-		return nil, err
-	}
-	if info.IsDir() {
-		root, err := os.OpenRoot(c.root)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = root.Close() }() // opened for reading
-		return check.CaptureTree(root.FS())
-	}
-	f, err := os.Open(c.root)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // opened for reading
-	return check.Load(f)
-}
-
-// newAsideCommand is the command that package live runs.
-func newAsideCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    asideName,
-		Hidden: true, // not for people
-		Args:   cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return live.Aside(cmd.Context(), args, cmd.OutOrStdout())
-		},
-	}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,12 +15,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/size"
 )
 
-// checkpointCommand has the fields of all commands below hbmfs checkpoint.
-type checkpointCommand struct {
-	paths          []string
-	asJSON         bool
-	stdout, stderr io.Writer
-}
+// checkpointCommand is one of the commands below hbmfs checkpoint.
+type checkpointCommand struct{ printer }
 
 func newCheckpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -38,21 +32,10 @@ Any program may read the files, and copy or move whole checkpoints. Writers, mea
 	return cmd
 }
 
-// bind gives a command below hbmfs checkpoint its arguments, its flag and its work.
-func (c *checkpointCommand) bind(cmd *cobra.Command, many bool, run func(context.Context) error) *cobra.Command {
-	cmd.Args = exactArgs(1)
-	if many {
-		cmd.Args = someArgs("checkpoints")
-	}
-	cmd.ValidArgsFunction = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return nil, cobra.ShellCompDirectiveFilterDirs
-	}
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c.paths, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
-		return onMounts(cmd, args, run)
-	}
-	return cmd
+// bind gives a command below hbmfs checkpoint its arguments, which a shell completes, its flag and its work.
+func (c *checkpointCommand) bind(cmd *cobra.Command, args cobra.PositionalArgs, run func(ctx context.Context, paths []string) error) *cobra.Command {
+	cmd.ValidArgsFunction = completeDirectories
+	return c.work(cmd, args, run)
 }
 
 func newCheckpointListCommand() *cobra.Command {
@@ -69,28 +52,26 @@ func newCheckpointListCommand() *cobra.Command {
 
 PART is counted from 1, where nodes keep parts of a checkpoint on disks of their own.`,
 		Example: "  hbmfs checkpoint ls /nvme/ckpt\n  hbmfs checkpoint ls s3://models/run-1\n  hbmfs checkpoint ls --json /nvme/ckpt | jq -r '.checkpoints[] | select(.state == \"complete\").path'",
-	}, false, func(ctx context.Context) error {
-		list := func() ([]checkpoint.Entry, error) { return checkpoint.List(c.paths[0]) }
-		if dataset.IsRemote(c.paths[0]) {
-			list = func() ([]checkpoint.Entry, error) { return drain.List(ctx, c.paths[0]) }
+	}, exactArgs(1), func(ctx context.Context, paths []string) error {
+		list := func() ([]checkpoint.Entry, error) { return checkpoint.List(paths[0]) }
+		if dataset.IsRemote(paths[0]) {
+			list = func() ([]checkpoint.Entry, error) { return drain.List(ctx, paths[0]) }
 		}
 		all, err := list()
 		if err != nil {
 			return err
 		}
-		if c.asJSON {
-			return writeJSON(c.stdout, map[string]any{"directory": c.paths[0], "checkpoints": all})
-		}
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprint(t, "NAME\tSTATE\tPART\tFILES\tSIZE\tCREATED\n")
-		for _, e := range all {
-			if e.State != checkpoint.Complete {
-				fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", e.Name, e.State, e.Why)
-				continue
+		return c.print(map[string]any{"directory": paths[0], "checkpoints": all}, func() {
+			t := c.table("NAME\tSTATE\tPART\tFILES\tSIZE\tCREATED")
+			defer t.Flush()
+			for _, e := range all {
+				if e.State != checkpoint.Complete {
+					fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", e.Name, e.State, e.Why)
+					continue
+				}
+				fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", e.Name, e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
 			}
-			fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", e.Name, e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
-		}
-		return t.Flush()
+		})
 	})
 }
 
@@ -102,14 +83,14 @@ func newCheckpointVerifyCommand() *cobra.Command {
 		Long: `Read all files of the checkpoints and compare them with their manifests: sizes, and the CRC-32C of every 4 MiB. Each line of
 damage names the file, the chunk, its place and both checksums. The exit code is 3 when something is damaged.`,
 		Example: "  hbmfs checkpoint verify /nvme/ckpt/step_1000\n  hbmfs checkpoint verify --json /nvme/ckpt/*",
-	}, true, func(ctx context.Context) error { return c.verify(ctx, threads) })
+	}, someArgs("checkpoints"), func(ctx context.Context, paths []string) error { return c.verify(ctx, paths, threads) })
 	cmd.Flags().IntVar(&threads, "threads", 0, "`threads` that read (default: one for each CPU, at most 8)")
 	return cmd
 }
 
-func (c *checkpointCommand) verify(ctx context.Context, threads int) error {
+func (c *checkpointCommand) verify(ctx context.Context, paths []string, threads int) (err error) {
 	all, damaged := []*checkpoint.Report{}, 0
-	for _, path := range c.paths {
+	for _, path := range paths {
 		bar := progress.New(c.stderr, "verifying", 0, true)
 		r, err := checkpoint.Verify(ctx, path, checkpoint.VerifyOptions{Threads: threads, Progress: bar.Set})
 		bar.Close()
@@ -122,19 +103,13 @@ func (c *checkpointCommand) verify(ctx context.Context, threads int) error {
 		}
 	}
 	if c.asJSON {
-		if err := writeJSON(c.stdout, all); err != nil {
-			return err
-		}
+		err = writeJSON(c.stdout, all)
 	}
-	if damaged > 0 {
-		return errProblems
-	}
-	return nil
+	return problems(err, damaged > 0)
 }
 
 func (c *checkpointCommand) printReport(r *checkpoint.Report) {
-	rate := size.Decimal(int64(float64(r.Bytes) / max(r.Seconds, 1e-6)))
-	fmt.Fprintf(c.stdout, "%s: %s in %s files are right, read at %s/s, %d damaged\n", r.Path, size.Decimal(r.Bytes), size.Grouped(int64(r.Files)), rate, r.Damaged)
+	fmt.Fprintf(c.stdout, "%s: %s in %s files are right, read at %s, %d damaged\n", r.Path, size.Decimal(r.Bytes), size.Grouped(int64(r.Files)), perSecond(r.Bytes, r.Seconds), r.Damaged)
 	for i := range r.Damage {
 		fmt.Fprintf(c.stdout, "  %s\n", r.Damage[i].String())
 	}
@@ -151,13 +126,13 @@ func newCheckpointRemoveCommand() *cobra.Command {
 		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half one, and
 hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay.`,
 		Example: "  hbmfs checkpoint rm /nvme/ckpt/step_900",
-	}, true, func(ctx context.Context) error {
-		for i, path := range c.paths {
+	}, someArgs("checkpoints"), func(ctx context.Context, paths []string) error {
+		for i, path := range paths {
 			if err := checkpoint.Remove(ctx, path); err != nil {
-				return errors.Join(err, c.printRemoved(c.paths[:i]))
+				return errors.Join(err, c.printRemoved(paths[:i]))
 			}
 		}
-		return c.printRemoved(c.paths)
+		return c.printRemoved(paths)
 	})
 }
 
@@ -171,12 +146,12 @@ func newCheckpointCleanCommand() *cobra.Command {
 other files, and what living processes or other users work on stay; hbmfs checkpoint ls shows them. With --all-users root does it for
 every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 		Example: "  hbmfs checkpoint clean /nvme/ckpt",
-	}, false, func(ctx context.Context) error {
+	}, exactArgs(1), func(ctx context.Context, paths []string) error {
 		clean := checkpoint.Clean
 		if all {
 			clean = checkpoint.CleanAll
 		}
-		removed, err := clean(ctx, c.paths[0])
+		removed, err := clean(ctx, paths[0])
 		return errors.Join(err, c.printRemoved(removed))
 	})
 	cmd.Flags().BoolVar(&all, "all-users", false, "also what writers of other users left; root only")
@@ -184,11 +159,9 @@ every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 }
 
 func (c *checkpointCommand) printRemoved(paths []string) error {
-	if c.asJSON {
-		return writeJSON(c.stdout, map[string][]string{"removed": append([]string{}, paths...)})
-	}
-	for _, path := range paths {
-		fmt.Fprintf(c.stdout, "removed %s\n", path)
-	}
-	return nil
+	return c.print(map[string][]string{"removed": append([]string{}, paths...)}, func() {
+		for _, path := range paths {
+			fmt.Fprintf(c.stdout, "removed %s\n", path)
+		}
+	})
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,18 +13,17 @@ import (
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // drainCommand is hbmfs checkpoint drain.
 type drainCommand struct {
 	directory, destination string
 
-	opt            drain.Options
-	rate           drainRate
-	part           size.Flag
-	watch, asJSON  bool
-	status         bool
-	stdout, stderr io.Writer
+	opt           drain.Options
+	part          size.Flag
+	watch, status bool
+	printer
 }
 
 // drainRate is a rate, or a word.
@@ -94,14 +91,14 @@ twentieth of what they write, at least 16 MiB/s.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&c.watch, "watch", false, "go on with what is published later")
-	f.Var(&c.rate, "rate-limit", "bytes per second that it reads and sends, such as 500MB/s; auto, or none")
+	f.Var((*drainRate)(&c.opt.Rate), "rate-limit", "bytes per second that it reads and sends, such as 500MB/s; auto, or none")
 	f.IntVar(&c.opt.Keep, "keep", 0, "checkpoints that stay in DIR, the newest by the numbers in their names. Older ones are removed when they are at the destination, and never before (default: all)")
 	f.IntVar(&c.opt.Connections, "connections", 16, "requests at once; each takes 4 MiB of memory")
 	f.Var(&c.part, "part-size", "bytes of the parts of multipart uploads (default 32MiB)")
 	f.DurationVar(&c.opt.Patience, "patience", 2*time.Minute, "how long the store may be silent before it gives up, without --watch")
 	f.BoolVar(&c.opt.TakeOver, "take-over", false, "drain to a place that another directory has drained to, which is gone for good. What is complete there stays")
 	f.BoolVar(&c.status, "status", false, "say how far the drain of DIR is, and change nothing")
-	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	c.takeJSON(cmd)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if c.status {
 			return exactArgs(1)(cmd, args)
@@ -109,12 +106,11 @@ twentieth of what they write, at least 16 MiB/s.`,
 		return exactArgs(2)(cmd, args)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c.directory, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
-		if c.status {
-			return onMounts(cmd, args, c.tell)
+		if c.directory = args[0]; c.status {
+			return c.onMounts(cmd, args, c.tell)
 		}
 		c.destination = args[1]
-		return onMounts(cmd, args[:1], c.run)
+		return c.onMounts(cmd, args[:1], c.run)
 	}
 	return cmd
 }
@@ -128,22 +124,22 @@ func (c *drainCommand) tell(context.Context) error {
 	if !alive && !c.asJSON {
 		fmt.Fprintln(c.stdout, "No process drains it now. When the last one ended:")
 	}
-	return c.print(s)
+	return c.say(s)
 }
 
 func (c *drainCommand) run(ctx context.Context) error {
-	c.opt.Rate, c.opt.PartSize = int64(c.rate), int64(c.part)
+	c.opt.PartSize = int64(c.part)
 	if c.watch {
 		c.opt.Patience = 0
 		c.opt.Log = slog.New(slog.NewTextHandler(c.stderr, nil))
 	}
 	d, err := drain.New(c.directory, c.destination, c.opt)
 	if err != nil {
-		return usageError{err}
+		return usage.Error{Err: err}
 	}
 	if c.watch {
 		d.Run(ctx)
-		return errors.Join(c.print(d.Status()), d.Close())
+		return errors.Join(c.say(d.Status()), d.Close())
 	}
 	ended := c.draw(d)
 	err = d.Once(ctx)
@@ -152,13 +148,7 @@ func (c *drainCommand) run(ctx context.Context) error {
 	if err = errors.Join(err, d.Close()); err != nil {
 		return err
 	}
-	if err := c.print(s); err != nil {
-		return err
-	}
-	if s.States.Local+s.States.Draining+s.States.Failed > 0 {
-		return errProblems
-	}
-	return nil
+	return problems(c.say(s), s.States.Local+s.States.Draining+s.States.Failed > 0)
 }
 
 // draw shows how far it is, until the function that it returns is called.
@@ -188,12 +178,12 @@ func (c *drainCommand) draw(d *drain.Drain) (end func()) {
 	return func() { close(stop); <-over }
 }
 
-func (c *drainCommand) print(s *status.Drain) error {
-	if c.asJSON {
-		return writeJSON(c.stdout, s)
-	}
-	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprint(t, "NAME\tSTATE\tPART\tFILES\tSIZE\tTHERE\n")
+func (c *drainCommand) say(s *status.Drain) error {
+	return c.print(s, func() { c.write(s) })
+}
+
+func (c *drainCommand) write(s *status.Drain) {
+	t := c.table("NAME\tSTATE\tPART\tFILES\tSIZE\tTHERE")
 	for _, e := range s.Checkpoints {
 		if e.State == drain.Draft {
 			fmt.Fprintf(t, "%s\t%s\t\t\t\t\n", e.Name, e.State)
@@ -201,9 +191,7 @@ func (c *drainCommand) print(s *status.Drain) error {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", e.Name, e.State, e.Part+1, e.Parts, size.Grouped(int64(e.Files)), size.Decimal(e.Bytes), size.Decimal(e.Done))
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	t.Flush()
 	for _, e := range s.Checkpoints {
 		if e.Why != "" {
 			fmt.Fprintf(c.stdout, "%s: %s\n", e.Name, e.Why)
@@ -212,5 +200,4 @@ func (c *drainCommand) print(s *status.Drain) error {
 	if s.Trouble != "" {
 		fmt.Fprintf(c.stdout, "%s does not answer as it should since %.0f s: %s\n", s.Destination, s.TroubleFor, s.Trouble)
 	}
-	return nil
 }

@@ -2,27 +2,30 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/check"
 	"github.com/hbmfs/hbmfs/internal/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // cufileJSONCommand is hbmfs cufile-json.
 type cufileJSONCommand struct {
-	checkCommand        // how facts of the machine are got
-	workload     string // read, checkpoint or weights
-	lint         string // a file to check instead, "-" for stdin
-	fixed        bool
-	output       string
-	aboutGPU     bool // --gpu was given
-
+	printer
+	machineFlags
+	workload string // read, checkpoint or weights
+	lint     string // a file to check instead, "-" for stdin
+	require  string
+	fixed    bool
+	output   string
+	aboutGPU bool // --gpu was given
+	stdin    io.Reader
 }
 
 const cufileJSONHelp = `cufile.json configures NVIDIA's cuFile (GPUDirect Storage). It is /etc/cufile.json, or the file that CUFILE_ENV_PATH_JSON names.
@@ -47,18 +50,10 @@ func newCuFileJSONCommand() *cobra.Command {
 		Long:  cufileJSONHelp,
 		Example: "  hbmfs cufile-json --for weights --gpu 0 /data/pile > cufile.json\n" +
 			"  hbmfs cufile-json --lint /etc/cufile.json\n  hbmfs cufile-json --lint old.json --fixed > new.json",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usageError{fmt.Errorf("at most 1 argument, the PATH of the data, not %d", len(args))}
-			}
-			return nil
-		},
+		Args: atMostOne("the PATH of the data"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				c.path = args[0]
-			}
-			c.stdin, c.stdout, c.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-			c.aboutGPU = cmd.Flags().Changed("gpu")
+			c.from(cmd)
+			c.path, c.stdin, c.aboutGPU = strings.Join(args, ""), cmd.InOrStdin(), cmd.Flags().Changed("gpu")
 			return c.run(cmd.Context())
 		},
 	}
@@ -75,13 +70,14 @@ func newCuFileJSONCommand() *cobra.Command {
 }
 
 func (c *cufileJSONCommand) run(ctx context.Context) error {
+	if err := c.checkGPU(); err != nil {
+		return err
+	}
 	switch {
-	case c.gpu < 0:
-		return usageError{fmt.Errorf("--gpu must be 0 or more, not %d", c.gpu)}
 	case c.lint == "" && (c.fixed || c.asJSON || c.require != ""):
-		return usageError{errors.New("--fixed, --json and --require go with --lint FILE")}
+		return usage.Errorf("--fixed, --json and --require go with --lint FILE")
 	case c.fixed && c.asJSON:
-		return usageError{errors.New("--fixed and --json both want stdout; give one")}
+		return usage.Errorf("--fixed and --json both want stdout; give one")
 	}
 	if c.lint != "" {
 		return c.runLint(ctx)
@@ -116,11 +112,7 @@ func (c *cufileJSONCommand) write(ctx context.Context) ([]byte, error) {
 		node.GPU, node.HBM = fmt.Sprintf("GPU %d, %s", c.gpu, m.GPUs[c.gpu].Name), m.GPUs[c.gpu].HBM
 	}
 	node.P2PDMA = m.NVFS == "" && m.P2PDMA == check.Yes && m.Driver != ""
-	judged := ""
-	if c.root != "" {
-		judged = c.path
-	}
-	verdict := check.Judge(m, judged, c.gpu).Verdict
+	verdict := c.judge(m).Verdict
 	if verdict.Path == check.Staged || verdict.Path == check.Host {
 		node.Blocked = verdict.Reason
 	}
@@ -148,13 +140,7 @@ func (c *cufileJSONCommand) runLint(ctx context.Context) error {
 		}
 	}
 	result := cufilejson.Lint(text, opts)
-	if err := c.report(result); err != nil {
-		return err
-	}
-	if result.Errors() > 0 {
-		return errProblems
-	}
-	return nil
+	return problems(c.report(result), result.Errors() > 0)
 }
 
 // readConfiguration reads a file, - for stdin, or as much of it as says that it is too large.
@@ -172,16 +158,18 @@ func readConfiguration(stdin io.Reader, name string, most int64) ([]byte, error)
 }
 
 // lintJSON is the JSON of a configuration that was checked.
-type lintJSON struct {
-	File     string               `json:"file"`
-	Errors   int                  `json:"errors"`
-	Findings []cufilejson.Finding `json:"findings"`
-	Fixed    string               `json:"fixed,omitempty"`
+func lintJSON(file string, r *cufilejson.Result) any {
+	return struct {
+		File     string               `json:"file"`
+		Errors   int                  `json:"errors"`
+		Findings []cufilejson.Finding `json:"findings"`
+		Fixed    string               `json:"fixed,omitempty"`
+	}{file, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)}
 }
 
 func (c *cufileJSONCommand) report(r cufilejson.Result) error {
 	if c.asJSON {
-		return writeJSON(c.stdout, lintJSON{c.lint, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)})
+		return writeJSON(c.stdout, lintJSON(c.lint, &r))
 	}
 	list := c.stdout
 	if c.fixed {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -12,14 +10,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/cufilejson"
 )
-
-// cufileJSON runs a command line and gives its exit code and output.
-func cufileJSON(t *testing.T, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	code = run(context.Background(), append([]string{"hbmfs", "cufile-json"}, args...), &out, &errs)
-	return code, out.String(), errs.String()
-}
 
 func TestCuFileJSONLint(t *testing.T) {
 	dir := t.TempDir()
@@ -54,14 +44,14 @@ func TestCuFileJSONLint(t *testing.T) {
 		{"two paths", []string{"a", "b"}, exitUsage, "", "at most 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			code, stdout, stderr := cufileJSON(t, c.args...)
+			code, stdout, stderr := said(append([]string{"cufile-json"}, c.args...)...)
 			if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
 				t.Errorf("exit %d, want %d; stdout\n%s\nstderr\n%s", code, c.code, stdout, stderr)
 			}
 		})
 	}
 
-	code, stdout, _ := cufileJSON(t, "--lint", bad, "--json")
+	code, stdout, _ := said("cufile-json", "--lint", bad, "--json")
 	var result struct {
 		Errors   int                  `json:"errors"`
 		Findings []cufilejson.Finding `json:"findings"`
@@ -90,7 +80,7 @@ func TestCuFileJSONWrites(t *testing.T) {
 		}
 	}
 	file := filepath.Join(root, "cufile.json")
-	if code, _, stderr := cufileJSON(t, "--root", root, "--for", "weights", "--output", file); code != exitOK {
+	if code, _, stderr := said("cufile-json", "--root", root, "--for", "weights", "--output", file); code != exitOK {
 		t.Fatalf("exit %d: %s", code, stderr)
 	}
 	text, err := os.ReadFile(file)
@@ -101,10 +91,10 @@ func TestCuFileJSONWrites(t *testing.T) {
 	if !strings.Contains(string(text), h200) {
 		t.Errorf("no %s in\n%s", h200, text)
 	}
-	if code, stdout, stderr := cufileJSON(t, "--root", root, "--gpu", "0", "--lint", file); code != exitOK || !strings.Contains(stdout, "nothing is wrong") {
+	if code, stdout, stderr := said("cufile-json", "--root", root, "--gpu", "0", "--lint", file); code != exitOK || !strings.Contains(stdout, "nothing is wrong") {
 		t.Errorf("exit %d: %s%s", code, stdout, stderr)
 	}
-	if code, _, stderr := cufileJSON(t, "--root", root, "--gpu", "1", "--lint", file); code != exitFailed || !strings.Contains(stderr, "no GPU 1") {
+	if code, _, stderr := said("cufile-json", "--root", root, "--gpu", "1", "--lint", file); code != exitFailed || !strings.Contains(stderr, "no GPU 1") {
 		t.Errorf("a GPU that is not there: exit %d: %s", code, stderr)
 	}
 }

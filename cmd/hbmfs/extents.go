@@ -4,10 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"os"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -17,15 +16,11 @@ import (
 )
 
 // extentsCommand is hbmfs extents.
-type extentsCommand struct {
-	file   string
-	asJSON bool
-	stdout io.Writer
-}
+type extentsCommand struct{ printer }
 
 func newExtentsCommand() *cobra.Command {
 	c := &extentsCommand{}
-	cmd := &cobra.Command{
+	cmd := c.work(&cobra.Command{
 		Use:   "extents FILE",
 		Short: "Say where the bytes of a file in a mount lie",
 		Long: `Ask the daemon where every byte of FILE lies, over the control channel that GPU readers use. FILE is in a mount of
@@ -37,18 +32,13 @@ The table shows equal pieces at equal distances in one line. --json lists each p
 
   {"size": 1034, "extents": [{"logical": 0, "length": 128, "path": "", "offset": 0, "flags": ["inline"]}, ...]}`,
 		Example: "  hbmfs extents /mnt/pile/.hbmfs/views/tokens.npy\n  hbmfs extents --json /mnt/pile/train.bin | jq '.extents[0]'",
-		Args:    exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c.file, c.stdout = args[0], cmd.OutOrStdout()
-			return onMounts(cmd, args, c.run)
-		},
-	}
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON, piece by piece")
+	}, exactArgs(1), c.run)
+	cmd.Flags().Lookup("json").Usage = "print the result as JSON, piece by piece"
 	return cmd
 }
 
-func (c *extentsCommand) run(ctx context.Context) error {
-	f, err := os.Open(c.file)
+func (c *extentsCommand) run(ctx context.Context, paths []string) error {
+	f, err := os.Open(paths[0])
 	if err != nil {
 		return err
 	}
@@ -61,16 +51,12 @@ func (c *extentsCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !c.asJSON {
+		c.printTable(paths[0], info, extents)
+		return nil
+	}
 	out := bufio.NewWriter(c.stdout)
-	if c.asJSON {
-		err = writeExtentsJSON(out, info.Size, extents)
-	} else {
-		err = writeExtentsTable(out, c.file, info, extents)
-	}
-	if err != nil {
-		return err
-	}
-	return out.Flush()
+	return errors.Join(writeExtentsJSON(out, info.Size, extents), out.Flush())
 }
 
 // writeExtentsJSON writes piece by piece: a regular view can have many millions.
@@ -99,14 +85,14 @@ func writeExtentsJSON(w *bufio.Writer, size int64, extents []where.Extent) error
 	return err
 }
 
-func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents []where.Extent) error {
+func (c *extentsCommand) printTable(file string, info control.FileInfo, extents []where.Extent) {
 	pieces := int64(0)
 	for _, e := range extents {
 		pieces += e.Count
 	}
-	fmt.Fprintf(w, "%s: %s, %s pieces in %s extents, alignment %d\n\n", file, size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(t, "LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH\n")
+	fmt.Fprintf(c.stdout, "%s: %s, %s pieces in %s extents, alignment %d\n\n", file, size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
+	t := c.table("LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH")
+	defer t.Flush()
 	for _, e := range extents {
 		path, offset, stride := e.Name, size.Grouped(e.Offset), "-"
 		switch {
@@ -120,5 +106,4 @@ func writeExtentsTable(w io.Writer, file string, info control.FileInfo, extents 
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(e.Logical), size.Grouped(e.Length), size.Grouped(e.Count), offset, stride, path)
 	}
-	return t.Flush()
 }

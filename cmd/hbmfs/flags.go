@@ -9,7 +9,55 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/suggest"
+	"github.com/hbmfs/hbmfs/internal/top"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
+
+// exactArgs is for commands that take n arguments.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return usage.Errorf("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// someArgs is for commands that take one thing or more.
+func someArgs(things string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usage.Errorf("name the %s: usage: %s", things, cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// atMostOne is for commands that take one thing or none.
+func atMostOne(thing string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return usage.Errorf("at most 1 argument, %s, not %d", thing, len(args))
+		}
+		return nil
+	}
+}
+
+// hidden is a command that this program gives itself, and not people.
+func hidden(name string, args cobra.PositionalArgs, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	return &cobra.Command{Use: name, Hidden: true, Args: args, RunE: run}
+}
+
+// completeDirectories offers a shell directories.
+func completeDirectories(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+// completeMounts offers a shell the mount points of hbmfs.
+func completeMounts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	points, _ := top.Points() // a shell has no room for errors
+	return points, cobra.ShellCompDirectiveNoFileComp
+}
 
 // choice is a flag that takes one of a few words.
 type choice struct {
@@ -57,7 +105,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	case errors.As(err, &wrong):
 		err = fmt.Errorf("--%s: %w", wrong.GetFlag().Name, wrongValue(wrong.GetFlag(), wrong.GetValue(), wrong.Unwrap()))
 	}
-	return usageError{err}
+	return usage.Error{Err: err}
 }
 
 // wrongValue is err. For a flag of one of Go's own types it names the values that the flag takes.
@@ -98,7 +146,7 @@ func addCommands(cmd *cobra.Command, below ...*cobra.Command) {
 		if said == "" {
 			said = fmt.Sprintf(": %s --help lists the commands", cmd.CommandPath())
 		}
-		return usageError{fmt.Errorf("unknown command %q%s", cmd.CommandPath()+" "+args[0], said)}
+		return usage.Errorf("unknown command %q%s", cmd.CommandPath()+" "+args[0], said)
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }

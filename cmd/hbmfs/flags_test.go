@@ -102,9 +102,8 @@ func TestCompletion(t *testing.T) {
 
 func TestTopUsage(t *testing.T) {
 	for _, args := range [][]string{{"--json"}, {"--metrics"}, {"--once", "--json", "--metrics"}, {"--interval", "0s"}, {"--sort", "luck"}, {"more"}} {
-		var said strings.Builder
-		if code := run(context.Background(), append([]string{"hbmfs", "top"}, args...), &said, &said); code != exitUsage {
-			t.Errorf("top %q: exit code %d, want %d: %s", args, code, exitUsage, &said)
+		if code, stdout, stderr := said(append([]string{"top"}, args...)...); code != exitUsage {
+			t.Errorf("top %q: exit code %d, want %d: %s%s", args, code, exitUsage, stdout, stderr)
 		}
 	}
 }

@@ -11,52 +11,48 @@ import (
 	"github.com/hbmfs/hbmfs/internal/top"
 )
 
-// printInspection writes the result for people: a table of the sets, their notes and views, then the problems.
-func printInspection(w io.Writer, r *inspect.Report) error {
+// write prints the result for people: a table of the sets, their notes and views, then the problems.
+func (c *inspectCommand) write(r *inspect.Report) {
+	w := c.stdout
 	fmt.Fprintf(w, "%s: %s files, %s", top.Printable(r.Source), size.Grouped(int64(r.Objects)), size.Decimal(r.Bytes))
 	if r.Raw > 0 {
 		fmt.Fprintf(w, " (%s files of no recognized format, served as they are)", size.Grouped(int64(r.Raw)))
 	}
 	fmt.Fprint(w, "\n")
 	if len(r.Sets) > 0 {
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprint(t, "\nSET\tFORMAT\tDTYPE\tSHARDS\tTOKENS\tDOCUMENTS\tSAMPLES\tSIZE\tALIGN\n")
+		t := c.table("\nSET\tFORMAT\tDTYPE\tSHARDS\tTOKENS\tDOCUMENTS\tSAMPLES\tSIZE\tALIGN")
 		for _, s := range r.Sets {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", top.Printable(placeOf(&s)), s.Format, known(s.DType.String()), size.Grouped(int64(len(s.Shards))),
 				size.Grouped(s.Tokens), size.Grouped(s.Documents), size.Grouped(s.Samples), size.Decimal(s.Bytes), alignment(s.Alignment))
 		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
+		t.Flush()
 	}
 	for _, s := range r.Sets {
-		if err := printSet(w, &s); err != nil {
-			return err
-		}
+		printSet(w, &s)
 	}
 	if r.Verified != nil {
 		fmt.Fprintf(w, "\nverified: %s files, %s read and compared with the manifest\n", size.Grouped(int64(r.Verified.Files)), size.Decimal(r.Verified.Bytes))
 	}
 	if len(r.Problems) == 0 {
-		_, err := fmt.Fprint(w, "\nno problems found\n")
-		return err
+		fmt.Fprint(w, "\nno problems found\n")
+		return
 	}
 	fmt.Fprintf(w, "\n%s problems:\n", size.Grouped(int64(len(r.Problems))))
 	for _, p := range r.Problems {
 		fmt.Fprintf(w, "  %s\n", top.Printable(p.String()))
 	}
-	return nil
 }
 
-func printSet(w io.Writer, s *inspect.Set) error {
+func printSet(w io.Writer, s *inspect.Set) {
 	if len(s.Notes) == 0 && len(s.Views) == 0 {
-		return nil
+		return
 	}
 	fmt.Fprintf(w, "\n%s (%s)\n", top.Printable(placeOf(s)), s.Format)
 	for _, note := range s.Notes {
 		fmt.Fprintf(w, "  note: %s\n", top.Printable(note))
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	defer t.Flush()
 	for _, v := range s.Views {
 		switch {
 		case v.Absent != "":
@@ -67,7 +63,6 @@ func printSet(w io.Writer, s *inspect.Set) error {
 			fmt.Fprintf(t, "  view %s\t%s\n", top.Printable(v.Path), size.Decimal(v.Size))
 		}
 	}
-	return t.Flush()
 }
 
 // placeOf is the place of a set: its directory, and its split where there are several.

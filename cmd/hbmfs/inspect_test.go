@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -19,16 +17,16 @@ func TestInspectJSONHasLists(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, source := range []string{dir, "../../tests/testdata/npy"} {
-		var stdout, stderr bytes.Buffer
-		if code := run(context.Background(), []string{"hbmfs", "inspect", "--json", source}, &stdout, &stderr); code != exitOK {
-			t.Fatalf("%s: exit code %d: %s", source, code, stderr.String())
+		code, stdout, stderr := said("inspect", "--json", source)
+		if code != exitOK {
+			t.Fatalf("%s: exit code %d: %s", source, code, stderr)
 		}
 		var got map[string]json.RawMessage
-		if err := json.Unmarshal(stdout.Bytes(), &got); err != nil {
+		if err := json.Unmarshal([]byte(stdout), &got); err != nil {
 			t.Fatal(err)
 		}
-		if string(got["problems"]) != "[]" || strings.Contains(stdout.String(), "null") {
-			t.Errorf("%s: the problems are %s, want an empty list and null nowhere:\n%s", source, got["problems"], stdout.String())
+		if string(got["problems"]) != "[]" || strings.Contains(stdout, "null") {
+			t.Errorf("%s: the problems are %s, want an empty list and null nowhere:\n%s", source, got["problems"], stdout)
 		}
 	}
 }
@@ -46,10 +44,9 @@ func TestInspectMistakes(t *testing.T) {
 		{[]string{filepath.Join(dir, "absent")}, exitFailed, "no such file"},
 		{[]string{"--format", "npy", dir}, exitFailed, "no npy dataset is here"},
 	} {
-		var stdout, stderr bytes.Buffer
-		code := run(context.Background(), append([]string{"hbmfs", "inspect"}, c.args...), &stdout, &stderr)
-		if code != c.code || !strings.Contains(stderr.String(), c.says) {
-			t.Errorf("%q: exit code %d and %q, want %d and %q", c.args, code, stderr.String(), c.code, c.says)
+		code, _, stderr := said(append([]string{"inspect"}, c.args...)...)
+		if code != c.code || !strings.Contains(stderr, c.says) {
+			t.Errorf("%q: exit code %d and %q, want %d and %q", c.args, code, stderr, c.code, c.says)
 		}
 	}
 }
@@ -60,10 +57,9 @@ func TestInspectIsHarmlessForTerminals(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "\x1b[31mred.npy"), []byte("\x93NUMPY\x01\x00"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	var stdout, stderr bytes.Buffer
-	code := run(context.Background(), []string{"hbmfs", "inspect", dir}, &stdout, &stderr)
-	if code != exitProblems || !strings.Contains(stdout.String(), "?[31mred.npy") || strings.Contains(stdout.String()+stderr.String(), "\x1b") {
-		t.Errorf("exit code %d: %q %q", code, stdout.String(), stderr.String())
+	code, stdout, stderr := said("inspect", dir)
+	if code != exitProblems || !strings.Contains(stdout, "?[31mred.npy") || strings.Contains(stdout+stderr, "\x1b") {
+		t.Errorf("exit code %d: %q %q", code, stdout, stderr)
 	}
 }
 
@@ -82,10 +78,9 @@ func TestInspectReadsTheTypeOfOneFile(t *testing.T) {
 			{"the dtype was inferred from values", "{"},
 			{"the dtype was inferred from values", ""},
 		} {
-			var stdout, stderr bytes.Buffer
-			code := run(context.Background(), []string{"hbmfs", "inspect", filepath.Join(out, "train.bin")}, &stdout, &stderr)
-			if code != exitOK || !strings.Contains(stdout.String(), c.says) || !strings.Contains(stdout.String(), " "+dtype+" ") {
-				t.Errorf("%s: exit code %d, want that %s:\n%s%s", dtype, code, c.says, stdout.String(), stderr.String())
+			code, stdout, stderr := said("inspect", filepath.Join(out, "train.bin"))
+			if code != exitOK || !strings.Contains(stdout, c.says) || !strings.Contains(stdout, " "+dtype+" ") {
+				t.Errorf("%s: exit code %d, want that %s:\n%s%s", dtype, code, c.says, stdout, stderr)
 			}
 			if err := os.WriteFile(manifest, []byte(c.then), 0o644); err != nil {
 				t.Fatal(err)

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -13,15 +11,11 @@ import (
 )
 
 // locateCommand is hbmfs locate.
-type locateCommand struct {
-	file   string
-	asJSON bool
-	stdout io.Writer
-}
+type locateCommand struct{ printer }
 
 func newLocateCommand() *cobra.Command {
 	c := &locateCommand{}
-	cmd := &cobra.Command{
+	return c.work(&cobra.Command{
 		Use:   "locate FILE",
 		Short: "Name the backing files of a file in a mount, for programs that call cuFile themselves",
 		Long: `Name the files of this machine that the bytes of FILE lie in, and where in them. FILE is in a mount of hbmfs. A program that
@@ -34,43 +28,32 @@ inode are the same.
 Bytes of a remote source lie in segments of the mount's cache, which may be evicted while no reader has them open. hbmfs
 counts no bytes that are read so.`,
 		Example: "  hbmfs locate /mnt/pile/train.bin\n  hbmfs locate --json /mnt/pile/train.bin | jq -r .whole",
-		Args:    exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c.file, c.stdout = args[0], cmd.OutOrStdout()
-			return onMounts(cmd, args, c.run)
-		},
-	}
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
-	return cmd
+	}, exactArgs(1), c.run)
 }
 
-func (c *locateCommand) run(ctx context.Context) error {
-	l, err := where.Locate(ctx, c.file)
+func (c *locateCommand) run(ctx context.Context, paths []string) error {
+	l, err := where.Locate(ctx, paths[0])
 	if err != nil {
 		return err
 	}
-	switch {
-	case c.asJSON:
-		err = writeJSON(c.stdout, l)
-	case l.Whole != "":
-		_, err = fmt.Fprintln(c.stdout, l.Whole)
-	default:
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprint(t, "OFFSET\tLENGTH\tCOUNT\tAT\tSTRIDE\tPATH\n")
-		for _, r := range l.Runs {
-			at, stride, path := size.Grouped(r.At), "-", r.Path
-			if r.Why != "" {
-				at, path = "-", "("+r.Why+")"
-			}
-			if r.Count > 1 {
-				stride = size.Grouped(r.Stride)
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(r.Offset), size.Grouped(r.Length), size.Grouped(r.Count), at, stride, path)
+	return problems(c.print(l, func() { c.write(l) }), !l.Local)
+}
+
+func (c *locateCommand) write(l *where.Location) {
+	if l.Whole != "" {
+		fmt.Fprintln(c.stdout, l.Whole)
+		return
+	}
+	t := c.table("OFFSET\tLENGTH\tCOUNT\tAT\tSTRIDE\tPATH")
+	defer t.Flush()
+	for _, r := range l.Runs {
+		at, stride, path := size.Grouped(r.At), "-", r.Path
+		if r.Why != "" {
+			at, path = "-", "("+r.Why+")"
 		}
-		err = t.Flush()
+		if r.Count > 1 {
+			stride = size.Grouped(r.Stride)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(r.Offset), size.Grouped(r.Length), size.Grouped(r.Count), at, stride, path)
 	}
-	if err == nil && !l.Local {
-		return errProblems
-	}
-	return err
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,16 +14,13 @@ import (
 
 // lsCommand is hbmfs ls.
 type lsCommand struct {
-	source  string
-	asJSON  bool
+	printer
 	options dataset.Options
-
-	stdout, stderr io.Writer
 }
 
 func newLsCommand() *cobra.Command {
 	c := &lsCommand{}
-	cmd := &cobra.Command{
+	cmd := c.work(&cobra.Command{
 		Use:   "ls SOURCE",
 		Short: "List the files of a source without mounting it: their sizes, dates and names",
 		Long: `List the files that a mount of SOURCE would show: size in bytes, date of the last change, name. SOURCE is a directory, s3://BUCKET/PREFIX
@@ -32,15 +28,8 @@ or http(s)://HOST/DIRECTORY/, as of hbmfs mount. No byte of a file is read.
 
 Files that a mount would leave out, or that may not be read, are named with the reason, and the exit code is 3.`,
 		Example: "  hbmfs ls s3://bucket/pile\n  hbmfs ls https://host/pile/\n  hbmfs ls --json s3://bucket/pile | jq '[.files[].size] | add'",
-		Args:    exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c.source, c.stdout, c.stderr = args[0], cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return onMounts(cmd, args, c.run)
-		},
-	}
-	f := cmd.Flags()
-	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
-	addRequestFlags(f, &c.options)
+	}, exactArgs(1), c.run)
+	addRequestFlags(cmd.Flags(), &c.options)
 	return cmd
 }
 
@@ -58,8 +47,8 @@ type sourceFile struct {
 	Version  string    `json:"version"`
 }
 
-func (c *lsCommand) run(ctx context.Context) error {
-	source, err := openSource(ctx, c.source, &c.options, c.stderr)
+func (c *lsCommand) run(ctx context.Context, paths []string) error {
+	source, err := openSource(ctx, paths[0], &c.options, c.stderr)
 	if err != nil {
 		return err
 	}
@@ -68,20 +57,10 @@ func (c *lsCommand) run(ctx context.Context) error {
 	for _, o := range source.Listing.Objects {
 		all.Files = append(all.Files, sourceFile{o.Name, o.Size, o.ModTime, o.Version})
 	}
-	if c.asJSON {
-		if err := writeJSON(c.stdout, all); err != nil {
-			return err
-		}
-	} else {
-		c.print(all)
-	}
-	if len(all.Problems) > 0 {
-		return errProblems
-	}
-	return nil
+	return problems(c.print(all, func() { c.write(all) }), len(all.Problems) > 0)
 }
 
-func (c *lsCommand) print(all sourceFiles) {
+func (c *lsCommand) write(all sourceFiles) {
 	for _, f := range all.Files {
 		modified := "-"
 		if !f.Modified.IsZero() {

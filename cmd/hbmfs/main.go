@@ -15,10 +15,12 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/daemon"
 	"github.com/hbmfs/hbmfs/internal/drain"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/release"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // version is that of the whole release.
@@ -78,41 +80,28 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// sourceError is the error of opening the source of a mount.
-type sourceError struct{ error }
-
-func (e sourceError) Unwrap() error { return e.error }
-
-func (e sourceError) exitCode() int {
-	switch {
-	case errors.Is(e, os.ErrNotExist):
-		return exitMissing
-	case errors.Is(e, os.ErrPermission):
-		return exitDenied
-	}
-	return exitFailed
-}
-
 // errProblems ends inspect and check when there are problems, which they have printed.
 var errProblems = errors.New("")
 
 func exitCode(err error) int {
-	var usage usageError
-	var source sourceError
+	var wrong usage.Error
+	var source daemon.SourceError
 	var ended onmount.Ended
-	switch {
+	switch opening := errors.As(err, &source); {
 	case errors.As(err, &ended):
 		return int(ended)
 	case errors.Is(err, onmount.ErrInterrupted):
 		return exitSignal
-	case errors.As(err, &usage):
+	case errors.As(err, &wrong):
 		return exitUsage
 	case errors.Is(err, errProblems):
 		return exitProblems
 	case errors.Is(err, fs.ErrBusy), errors.Is(err, checkpoint.ErrBusy), errors.Is(err, drain.ErrBusy):
 		return exitBusy
-	case errors.As(err, &source):
-		return source.exitCode()
+	case opening && errors.Is(err, os.ErrNotExist):
+		return exitMissing
+	case opening && errors.Is(err, os.ErrPermission):
+		return exitDenied
 	}
 	return exitFailed
 }
@@ -147,8 +136,10 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
-	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newInspectCommand(), newLsCommand(), newExtentsCommand(), newLocateCommand(), newPackCommand(),
-		newReadCommand(), newBenchCommand(), newPlanCommand(), newProbeCommand(), newBindCommand(), newWarmCommand(), newCacheCommand(), newCheckpointCommand(), newKVCommand(), newPublishCommand(), newCheckCommand(), newCuFileJSONCommand(), newAsideCommand(), newTopCommand(), newStatusCommand(), newVersionCommand(), newFileAsideCommand(), newManCommand(root))
+	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newStatusCommand(), newTopCommand(), newLsCommand(), newInspectCommand(),
+		newExtentsCommand(), newLocateCommand(), newReadCommand(), newBenchCommand(), newPlanCommand(), newCheckCommand(), newCuFileJSONCommand(), newWarmCommand(),
+		newCacheCommand(), newCheckpointCommand(), newPublishCommand(), newKVCommand(), newPackCommand(), newVersionCommand(), newManCommand(root))
+	addHidden(root)
 	return root
 }
 

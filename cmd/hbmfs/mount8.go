@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/suggest"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // mountName is the name of the command that mounts.
@@ -64,12 +65,12 @@ func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kerne
 			kernel = append(kernel, name)
 		case "fsname":
 			if value == "" {
-				return nil, usageError{fmt.Errorf("option -o fsname needs a value")}
+				return nil, usage.Errorf("option -o fsname needs a value")
 			}
-			c.fsName = value
+			c.Options.Name = value
 		default:
 			if err := setFlag(flags, name, value, hasValue); err != nil {
-				return nil, usageError{fmt.Errorf("option -o %s: %w", o, err)}
+				return nil, usage.Errorf("option -o %s: %w", o, err)
 			}
 		}
 	}

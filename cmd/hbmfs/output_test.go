@@ -44,10 +44,9 @@ func TestBenchOfNothing(t *testing.T) {
 		paths, flag string
 		code        int
 	}{{"direct", "--json", exitFailed}, {"direct", "--refill=false", exitFailed}, {"direct,host", "--json", exitOK}} {
-		var stdout, stderr bytes.Buffer
-		code := run(context.Background(), []string{"hbmfs", "bench", "--to", "host", "--paths", c.paths, c.flag, "--modes", "sequential", "--seconds", "0.01", "--block", "4KiB", "--sample", "1KiB", file}, &stdout, &stderr)
-		if code != c.code || !strings.Contains(stdout.String(), "direct needs a GPU") || (code == exitFailed) != strings.Contains(stderr.String(), "no path could be measured") {
-			t.Errorf("%s: exit code %d, want %d: %s%s", c.paths, code, c.code, stdout.String(), stderr.String())
+		code, stdout, stderr := said("bench", "--to", "host", "--paths", c.paths, c.flag, "--modes", "sequential", "--seconds", "0.01", "--block", "4KiB", "--sample", "1KiB", file)
+		if code != c.code || !strings.Contains(stdout, "direct needs a GPU") || (code == exitFailed) != strings.Contains(stderr, "no path could be measured") {
+			t.Errorf("%s: exit code %d, want %d: %s%s", c.paths, code, c.code, stdout, stderr)
 		}
 	}
 }

@@ -5,19 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/internal/top"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -64,10 +63,10 @@ const packExample = `  hbmfs pack corpus/ out/
 
 // packFlags are the flags of hbmfs pack.
 type packFlags struct {
+	printer
 	options pack.Options
 	part    string
 	join    bool
-	asJSON  bool
 }
 
 // newPackCommand returns `hbmfs pack`.
@@ -81,7 +80,7 @@ func newPackCommand() *cobra.Command {
 		Example: packExample,
 		Args: func(_ *cobra.Command, args []string) error {
 			if o.Tokenizer != "list" && len(args) < 2 {
-				return usageError{errors.New("pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT; or: hbmfs pack --join OUT PART... (all parts)")}
+				return usage.Errorf("pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT; or: hbmfs pack --join OUT PART... (all parts)")
 			}
 			return nil
 		},
@@ -91,11 +90,9 @@ func newPackCommand() *cobra.Command {
 				return nil
 			}
 			if err := p.arrange(cmd, args); err != nil {
-				return usageError{err}
+				return usage.Error{Err: err}
 			}
-			return onMounts(cmd, args, func(ctx context.Context) error {
-				return p.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
-			})
+			return p.onMounts(cmd, args, p.run)
 		},
 	}
 	f := cmd.Flags()
@@ -123,7 +120,7 @@ func newPackCommand() *cobra.Command {
 	f.BoolVar(&p.join, "join", false, "make one dataset, OUT, of the parts of all N; their options are those of the parts")
 	f.BoolVar(&o.Restart, "restart", false, "begin anew where an interrupted pack left its state")
 	f.DurationVar(&o.SaveEvery, "save-every", 20*time.Second, "how often to save the state with which an interrupted pack goes on")
-	f.BoolVar(&p.asJSON, "json", false, "print the result as JSON")
+	p.takeJSON(cmd)
 	return cmd
 }
 
@@ -153,44 +150,50 @@ func (p *packFlags) arrange(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func (p *packFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
+func (p *packFlags) run(ctx context.Context) error {
 	o := p.options
-	datasets := &datasetIndexer{stderr: stderr}
-	defer datasets.close()
-	o.Index, o.Objects = datasets.index, datasets.objects
-	bar := progress.New(stderr, "packing", -1, true)
+	datasets := &dataset.Many{Note: func(note string) { fmt.Fprintln(p.stderr, note) }}
+	defer func() { _ = datasets.Close() }() // all that was read has been read
+	o.Index, o.Objects = datasets.Index, datasets.Objects
+	bar := progress.New(p.stderr, "packing", -1, true)
 	o.Progress = bar.Set
-	pack1, began := pack.Run, time.Now()
+	run, began := pack.Run, time.Now()
 	if p.join {
-		pack1 = pack.Join
+		run = pack.Join
 	}
-	result, err := pack1(ctx, o)
+	result, err := run(ctx, o)
 	bar.Close()
-	var wrong *pack.OptionError
-	if errors.As(err, &wrong) {
-		return usageError{err}
-	}
 	var kept *pack.KeptError
 	if errors.As(err, &kept) && errors.Is(err, context.Canceled) { // main says no more than that
-		fmt.Fprintln(stderr, kept.Kept())
+		fmt.Fprintln(p.stderr, kept.Kept())
 	}
 	if err != nil {
 		return err
 	}
-	warnPacked(stderr, &o, &result)
+	warnPacked(p.stderr, &o, &result)
 	if result.Tokenizer == "" { // the source was a dataset
-		datasets.warn(stderr)
+		p.warnLeftOut(datasets.Problems())
 	}
-	if p.asJSON {
-		return writeJSON(stdout, result)
+	return p.print(result, func() {
+		rate := ""
+		if s := time.Since(began).Seconds(); s >= 1 && result.Seconds < s+1 { // one run, long enough to tell
+			rate = fmt.Sprintf(", %.1f MB/s, %.2f M tokens/s", float64(result.BytesRead)/1e6/s, float64(result.Tokens)/1e6/s)
+		}
+		fmt.Fprintf(p.stdout, "%s: %d tokens (%s) of %d documents in %d shards, %.1f s%s\n",
+			o.Out, result.Tokens, result.DType, result.Documents, len(result.Shards), result.Seconds, rate)
+	})
+}
+
+// warnLeftOut names the problems of the datasets: files that were left out of them were not packed.
+func (p *packFlags) warnLeftOut(problems []layout.Problem) {
+	const most = 10
+	for i, one := range problems {
+		if i == most {
+			fmt.Fprintf(p.stderr, "warning: and %d more: hbmfs inspect lists them\n", len(problems)-most)
+			return
+		}
+		fmt.Fprintf(p.stderr, "warning: %s: %s\n", top.Printable(one.Object), top.Printable(one.Detail))
 	}
-	rate := ""
-	if s := time.Since(began).Seconds(); s >= 1 && result.Seconds < s+1 { // one run, long enough to tell
-		rate = fmt.Sprintf(", %.1f MB/s, %.2f M tokens/s", float64(result.BytesRead)/1e6/s, float64(result.Tokens)/1e6/s)
-	}
-	fmt.Fprintf(stdout, "%s: %d tokens (%s) of %d documents in %d shards, %.1f s%s\n",
-		o.Out, result.Tokens, result.DType, result.Documents, len(result.Shards), result.Seconds, rate)
-	return nil
 }
 
 // warnPacked says what the output lacks, and why.
@@ -213,85 +216,5 @@ func warnPacked(stderr io.Writer, o *pack.Options, result *pack.Result) {
 			also = fmt.Sprintf(", and %d files like it", l.Files-1)
 		}
 		fmt.Fprintf(stderr, "left out: %s%s: %s\n", top.Printable(l.Example), also, l.Reason)
-	}
-}
-
-// datasetIndexer opens directories as datasets and keeps them open until close.
-type datasetIndexer struct {
-	stderr  io.Writer
-	dirs    []*cache.Dir
-	remote  []*dataset.Dataset
-	leftOut []layout.Problem
-	volumes []*layout.Volume
-}
-
-// objects lists an address.
-func (x *datasetIndexer) objects(ctx context.Context, source string) ([]*layout.Object, error) {
-	opt := &dataset.Options{Connections: 16, Patience: 2 * time.Minute, MaxOpen: 64}
-	log := slog.New(slog.DiscardHandler)
-	d, err := dataset.Open(ctx, source, opt, log, func(note string) { fmt.Fprintln(x.stderr, note) }, nil)
-	var wrong dataset.WrongUse
-	if errors.As(err, &wrong) {
-		return nil, &pack.OptionError{Err: err}
-	}
-	if err != nil {
-		return nil, err
-	}
-	x.remote = append(x.remote, d)
-	x.leftOut = append(x.leftOut, d.Listing.Problems...)
-	return d.Listing.Objects, nil
-}
-
-func (x *datasetIndexer) index(ctx context.Context, path string) (*layout.Volume, error) {
-	const maxOpen = 64
-	if dataset.IsRemote(path) {
-		objects, err := x.objects(ctx, path)
-		if err != nil {
-			return nil, err
-		}
-		volume, err := layout.Index(ctx, objects, layout.Options{})
-		if err == nil {
-			x.volumes = append(x.volumes, volume)
-		}
-		return volume, err
-	}
-	dir, err := cache.OpenDir(path, maxOpen)
-	if err != nil {
-		return nil, err
-	}
-	x.dirs = append(x.dirs, dir)
-	listing, err := dir.List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	volume, err := layout.Index(ctx, listing.Objects, layout.Options{})
-	if err == nil {
-		x.leftOut, x.volumes = append(x.leftOut, listing.Problems...), append(x.volumes, volume)
-	}
-	return volume, err
-}
-
-// warn names the problems of the datasets: files that were left out of them were not packed.
-func (x *datasetIndexer) warn(w io.Writer) {
-	const most = 10
-	problems := x.leftOut
-	for _, v := range x.volumes {
-		problems = append(problems, v.Problems()...)
-	}
-	for i, p := range problems {
-		if i == most {
-			fmt.Fprintf(w, "warning: and %d more: hbmfs inspect lists them\n", len(problems)-most)
-			return
-		}
-		fmt.Fprintf(w, "warning: %s: %s\n", top.Printable(p.Object), top.Printable(p.Detail))
-	}
-}
-
-func (x *datasetIndexer) close() {
-	for _, d := range x.dirs {
-		d.Close() //nolint:errcheck // all that was read has been read
-	}
-	for _, d := range x.remote {
-		d.Close() //nolint:errcheck // the same
 	}
 }

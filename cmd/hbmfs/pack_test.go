@@ -26,9 +26,8 @@ type packed struct {
 
 func runPackLine(t *testing.T, args ...string) packed {
 	t.Helper()
-	var stdout, stderr bytes.Buffer
-	code := run(context.Background(), append([]string{"hbmfs", "pack"}, args...), &stdout, &stderr)
-	return packed{code, stdout.String(), stderr.String()}
+	code, stdout, stderr := said(append([]string{"pack"}, args...)...)
+	return packed{code, stdout, stderr}
 }
 
 // packSource makes a directory of two texts and five lines of JSONL.
@@ -245,9 +244,8 @@ func TestPackVerifies(t *testing.T) {
 		if got := runPackLine(t, "--to", format, source, out); got.code != exitOK {
 			t.Fatalf("%s: %s", format, got.stderr)
 		}
-		var stdout, stderr bytes.Buffer
-		if code := run(context.Background(), []string{"hbmfs", "inspect", "--verify", out}, &stdout, &stderr); code != exitOK {
-			t.Errorf("%s: inspect --verify ends with %d: %s%s", format, code, stdout.String(), stderr.String())
+		if code, stdout, stderr := said("inspect", "--verify", out); code != exitOK {
+			t.Errorf("%s: inspect --verify ends with %d: %s%s", format, code, stdout, stderr)
 		}
 	}
 }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/plan"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // planCommand is hbmfs plan.
@@ -23,13 +25,11 @@ type planCommand struct {
 	checkpoint size.Flag
 	weights    size.Flag
 	price      float64
-	asJSON     bool
 	html       string
 	sys        string
 	fanOut     fanOut
-
-	stdin  io.Reader
-	stdout io.Writer
+	stdin      io.Reader
+	printer
 }
 
 func newPlanCommand() *cobra.Command {
@@ -73,15 +73,14 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
   hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
   hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
   hbmfs plan node.yaml --calibrate 1x4.json --calibrate 2x8.json`,
-		Args: oneDescription,
+		Args: atMostOne("one description (several nodes go in one file)"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.stdin, c.stdout = cmd.InOrStdin(), cmd.OutOrStdout()
-			if example {
-				return c.printExample()
+			c.from(cmd)
+			if c.stdin = cmd.InOrStdin(); example {
+				_, err := c.stdout.Write(plan.Example)
+				return err
 			}
-			if len(args) == 1 {
-				c.file = args[0]
-			}
+			c.file = strings.Join(args, "")
 			if fansOut, err := c.fansOut(cmd.Flags()); err != nil {
 				return err
 			} else if fansOut {
@@ -90,13 +89,9 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 			return c.run(cmd.Context())
 		},
 	}
+	c.takeJSON(cmd)
 	c.flags(cmd.Flags(), &example)
 	return cmd
-}
-
-func (c *planCommand) printExample() error {
-	_, err := c.stdout.Write(plan.Example)
-	return err
 }
 
 func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
@@ -106,7 +101,6 @@ func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
 	f.Var(&c.weights, "weights", "size of weights that are read from storage")
 	f.Float64Var(&c.price, "price", 0, "price of the node for an hour, where the description has none")
 	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
-	f.BoolVar(&c.asJSON, "json", false, "print the result as JSON")
 	f.StringVar(&c.html, "html", "", "write a page with charts here, and print nothing")
 	f.BoolVar(example, "example", false, "print a description with every key, to edit")
 	c.fanOut.flags(f)
@@ -114,16 +108,9 @@ func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
 	_ = f.MarkHidden("sys") // for tests: the flag exists
 }
 
-func oneDescription(_ *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return usageError{fmt.Errorf("give one description, not %d: several nodes go in one file", len(args))}
-	}
-	return nil
-}
-
 func (c *planCommand) run(ctx context.Context) error {
 	if c.asJSON && c.html != "" {
-		return usageError{errors.New("--json and --html exclude each other")}
+		return usage.Errorf("--json and --html exclude each other")
 	}
 	d, err := c.describe()
 	if err != nil {
@@ -146,14 +133,10 @@ func (c *planCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case c.html != "":
+	if c.html != "" {
 		return c.writePage(report)
-	case c.asJSON:
-		return writeJSON(c.stdout, report)
 	}
-	report.Print(c.stdout)
-	return nil
+	return c.print(report, func() { report.Print(c.stdout) })
 }
 
 // describe gives the nodes: of the file, or this one. A file may hold jobs only.
@@ -201,7 +184,7 @@ func (c *planCommand) jobs() ([]plan.Job, error) {
 		}
 	}
 	if !(c.price >= 0 && c.price <= 1e6) {
-		return nil, usageError{errors.New("--price is 0 to 1000000 an hour")}
+		return nil, usage.Errorf("--price is 0 to 1000000 an hour")
 	}
 	return jobs, nil
 }

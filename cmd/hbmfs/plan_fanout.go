@@ -2,15 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"text/tabwriter"
 
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/fanout"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // fanOut is the part of hbmfs plan about many nodes and one dataset.
@@ -38,21 +36,21 @@ func (c *planCommand) fansOut(flags *pflag.FlagSet) (bool, error) {
 	if len(c.fanOut.nodes) == 0 {
 		for _, name := range []string{"origin-rate", "cache-rate", "node-rate"} {
 			if flags.Changed(name) {
-				return false, usageError{fmt.Errorf("--%s belongs to --fan-out", name)}
+				return false, usage.Errorf("--%s belongs to --fan-out", name)
 			}
 		}
 		return false, nil
 	}
 	if c.epoch == 0 {
-		return false, usageError{errors.New("--fan-out needs the size of the dataset: --epoch 2TB")}
+		return false, usage.Errorf("--fan-out needs the size of the dataset: --epoch 2TB")
 	}
 	for _, name := range []string{"calibrate", "checkpoint", "weights", "price", "here", "html"} {
 		if flags.Changed(name) {
-			return false, usageError{fmt.Errorf("--%s and --fan-out exclude each other: --fan-out is about the network alone", name)}
+			return false, usage.Errorf("--%s and --fan-out exclude each other: --fan-out is about the network alone", name)
 		}
 	}
 	if c.file != "" {
-		return false, usageError{errors.New("--fan-out takes no description of nodes: it is about the network alone")}
+		return false, usage.Errorf("--fan-out takes no description of nodes: it is about the network alone")
 	}
 	return true, nil
 }
@@ -63,34 +61,30 @@ func (c *planCommand) runFanOut(ctx context.Context) error {
 		r, err := fanout.Build(ctx, fanout.Cluster{Nodes: n, Size: int64(c.epoch), Origin: float64(c.fanOut.origin), Cache: float64(c.fanOut.cache), Node: float64(c.fanOut.node)})
 		if err != nil {
 			if ctx.Err() == nil {
-				err = usageError{err}
+				err = usage.Error{Err: err}
 			}
 			return err
 		}
 		reports = append(reports, r)
 	}
-	if c.asJSON {
-		return writeJSON(c.stdout, struct {
-			Version int              `json:"version"` // of this structure
-			FanOut  []*fanout.Report `json:"fan_out"`
-		}{1, reports})
-	}
-	for i, r := range reports {
-		if i > 0 {
-			fmt.Fprintln(c.stdout)
+	return c.print(struct {
+		Version int              `json:"version"` // of this structure
+		FanOut  []*fanout.Report `json:"fan_out"`
+	}{1, reports}, func() {
+		for i, r := range reports {
+			if i > 0 {
+				fmt.Fprintln(c.stdout)
+			}
+			c.printFanOut(r)
 		}
-		if err := printFanOut(c.stdout, r); err != nil {
-			return err
-		}
-	}
-	return nil
+	})
 }
 
-func printFanOut(out io.Writer, r *fanout.Report) error {
+func (c *planCommand) printFanOut(r *fanout.Report) {
 	rate := func(n float64) string { return size.Decimal(int64(n)) + "/s" }
-	fmt.Fprintf(out, "%s nodes read %s at once; the origin sends %s, a cache %s, and a node takes %s\n", size.Grouped(int64(r.Nodes)), size.Decimal(r.Size), rate(r.Origin), rate(r.Cache), rate(r.Node))
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "CACHES\tORIGIN SENDS\tA CACHE KEEPS\tAND SENDS\tTO THE LAST NODE\tBINDS\tSIMULATED: IN STEP\tEACH ELSEWHERE\t")
+	fmt.Fprintf(c.stdout, "%s nodes read %s at once; the origin sends %s, a cache %s, and a node takes %s\n", size.Grouped(int64(r.Nodes)), size.Decimal(r.Size), rate(r.Origin), rate(r.Cache), rate(r.Node))
+	w := c.table("CACHES\tORIGIN SENDS\tA CACHE KEEPS\tAND SENDS\tTO THE LAST NODE\tBINDS\tSIMULATED: IN STEP\tEACH ELSEWHERE\t")
+	defer w.Flush()
 	for _, row := range r.Rows {
 		keeps, sends, mark := "-", "-", ""
 		if row.Caches > 0 {
@@ -101,7 +95,6 @@ func printFanOut(out io.Writer, r *fanout.Report) error {
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", row.Caches, size.Decimal(int64(row.FromHere*float64(r.Size))), keeps, sends, longTime(row.Time), row.Binds, longTime(row.InStep), longTime(row.Elsewhere), mark)
 	}
-	return w.Flush()
 }
 
 // longTime is a time in the unit that people would use.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -14,9 +13,8 @@ import (
 
 func runPlanLine(t *testing.T, args ...string) packed {
 	t.Helper()
-	var stdout, stderr bytes.Buffer
-	code := run(context.Background(), append([]string{"hbmfs", "plan"}, args...), &stdout, &stderr)
-	return packed{code, stdout.String(), stderr.String()}
+	code, stdout, stderr := said(append([]string{"plan"}, args...)...)
+	return packed{code, stdout, stderr}
 }
 
 func writeFile(t *testing.T, name, text string) string {

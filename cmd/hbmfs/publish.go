@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"strings"
 	"time"
@@ -17,14 +16,11 @@ import (
 )
 
 // publishCommand is hbmfs publish.
-type publishCommand struct {
-	asJSON         bool
-	stdout, stderr io.Writer
-}
+type publishCommand struct{ printer }
 
 func newPublishCommand() *cobra.Command {
 	c := &publishCommand{}
-	cmd := &cobra.Command{
+	return c.work(&cobra.Command{
 		Use:   "publish PATH...",
 		Short: "Publish drafts of a checkpoint volume",
 		Long: `Publish drafts: directories in the root of a mount that hbmfs mount --checkpoints made. A published checkpoint never changes. All its
@@ -33,18 +29,9 @@ files are on the disk, and have checksums. A draft that ends in .tmp loses that 
 Programs that rename step_100.tmp to step_100, and torch's DCP, publish by themselves. This command is for the others. It says which
 file is still open for writing, or mapped, where that keeps a draft from being published; the exit code is 1 then, and the draft is what it
 was. Ctrl-C stops it, and leaves the draft as it was, too.`,
-		Example: "  hbmfs publish /mnt/ckpt/step_1000",
-		Args:    someArgs("drafts"),
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveFilterDirs
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c.stdout, c.stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return onMounts(cmd, args, func(ctx context.Context) error { return c.run(ctx, args) })
-		},
-	}
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
-	return cmd
+		Example:           "  hbmfs publish /mnt/ckpt/step_1000",
+		ValidArgsFunction: completeDirectories,
+	}, someArgs("drafts"), c.run)
 }
 
 // publishedDraft is the result for one path.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -39,12 +38,7 @@ func addRequestFlags(f *pflag.FlagSet, c *dataset.Options) {
 
 // openSource opens and lists a source that no mount shows, to be looked at.
 func openSource(ctx context.Context, source string, c *dataset.Options, stderr io.Writer) (*dataset.Dataset, error) {
-	c.MaxOpen = maxOpenFiles()
+	c.MaxOpen = dataset.MaxOpenFiles()
 	note := func(text string) { fmt.Fprintln(stderr, "hbmfs:", text) }
-	opened, err := dataset.Open(ctx, source, c, slog.New(slog.DiscardHandler), note, nil)
-	var wrong dataset.WrongUse
-	if errors.As(err, &wrong) {
-		return nil, usageError{wrong}
-	}
-	return opened, err
+	return dataset.Open(ctx, source, c, slog.New(slog.DiscardHandler), note, nil)
 }

@@ -2,9 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,14 +11,13 @@ import (
 	"github.com/hbmfs/hbmfs/internal/aside"
 	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/top"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // statusCommand is hbmfs status.
 type statusCommand struct {
-	paths    []string
-	asJSON   bool
+	printer
 	patience time.Duration
-	stdout   io.Writer
 }
 
 func newStatusCommand() *cobra.Command {
@@ -34,29 +32,43 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and the exit co
 .hbmfs/status of the mount. hbmfs top shows rates.`,
 		Example: "  hbmfs status /mnt/pile\n  hbmfs status --json /mnt/pile | jq '.mounts[].status.notes'",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.paths, c.stdout = args, cmd.OutOrStdout()
-			return c.run(cmd.Context())
+			c.from(cmd)
+			return c.run(cmd.Context(), args)
 		},
 		ValidArgsFunction: completeMounts,
 	}
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	c.takeJSON(cmd)
 	cmd.Flags().DurationVar(&c.patience, "timeout", onmount.Patience, "how long a mount may take to answer")
 	return cmd
 }
 
-// completeMounts offers a shell the mount points of hbmfs.
-func completeMounts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	points, _ := top.Points() // a shell has no room for errors
-	return points, cobra.ShellCompDirectiveNoFileComp
+func (c *statusCommand) run(ctx context.Context, paths []string) error {
+	if c.patience <= 0 {
+		return usage.Errorf("--timeout must be more than nothing")
+	}
+	rows, err := c.rows(ctx, paths)
+	if err != nil {
+		return err
+	}
+	err = c.print(mountRows{time.Now(), rows}, func() {
+		if len(rows) == 0 {
+			fmt.Fprintln(c.stdout, noMounts)
+		}
+		for i := range rows {
+			_ = top.WriteStatus(c.stdout, &rows[i]) // [output] remembers it
+		}
+	})
+	return problems(err, slices.ContainsFunc(rows, func(r top.Row) bool { return r.State != aside.OK }))
 }
 
-func (c *statusCommand) rows(ctx context.Context) ([]top.Row, error) {
-	if len(c.paths) == 0 {
+// rows are those of the mounts that paths lie in, or of all.
+func (c *statusCommand) rows(ctx context.Context, paths []string) ([]top.Row, error) {
+	if len(paths) == 0 {
 		samples, err := top.NewSampler(onmount.Self(), "status", c.patience).Sample(ctx)
 		return top.Rows(samples, nil), err
 	}
 	var rows []top.Row
-	for _, path := range c.paths {
+	for _, path := range paths {
 		row, err := top.StatusOf(ctx, onmount.Self(), path, c.patience)
 		if err != nil {
 			return nil, err
@@ -64,28 +76,4 @@ func (c *statusCommand) rows(ctx context.Context) ([]top.Row, error) {
 		rows = append(rows, *row)
 	}
 	return rows, nil
-}
-
-func (c *statusCommand) run(ctx context.Context) error {
-	if c.patience <= 0 {
-		return usageError{errors.New("--timeout must be more than nothing")}
-	}
-	rows, err := c.rows(ctx)
-	if err != nil {
-		return err
-	}
-	if c.asJSON {
-		err = writeJSON(c.stdout, topJSON{time.Now(), rows})
-	} else if len(rows) == 0 {
-		fmt.Fprintln(c.stdout, noMounts)
-	}
-	for i := range rows {
-		if !c.asJSON && err == nil {
-			err = top.WriteStatus(c.stdout, &rows[i])
-		}
-		if rows[i].State != aside.OK {
-			err = errors.Join(err, errProblems)
-		}
-	}
-	return err
 }

@@ -14,16 +14,16 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/top"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // topCommand is hbmfs top.
 type topCommand struct {
-	once, asJSON, asMetrics bool
-	interval, patience      time.Duration
-	by                      string
-
-	stdin  io.Reader
-	stdout io.Writer
+	printer
+	once, asMetrics    bool
+	interval, patience time.Duration
+	by                 string
+	stdin              io.Reader
 }
 
 func newTopCommand() *cobra.Command {
@@ -46,7 +46,8 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
   hbmfs top --once --metrics > /var/lib/prometheus/node-exporter/hbmfs.prom.new`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.stdin, c.stdout = cmd.InOrStdin(), cmd.OutOrStdout()
+			c.from(cmd)
+			c.stdin = cmd.InOrStdin()
 			return c.run(cmd.Context())
 		},
 	}
@@ -60,8 +61,8 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 	return cmd
 }
 
-// topJSON is the output of --json.
-type topJSON struct {
+// mountRows is the JSON of hbmfs top and status.
+type mountRows struct {
 	Time   time.Time `json:"time"`
 	Mounts []top.Row `json:"mounts"`
 }
@@ -83,7 +84,7 @@ func (c *topCommand) check() error {
 
 func (c *topCommand) run(ctx context.Context) error {
 	if err := c.check(); err != nil {
-		return usageError{err}
+		return usage.Error{Err: err}
 	}
 	switch {
 	case c.asMetrics:
@@ -92,9 +93,7 @@ func (c *topCommand) run(ctx context.Context) error {
 			return err
 		}
 		return top.WriteMetrics(c.stdout, samples)
-	case c.once:
-		return c.onceRows(ctx)
-	case isTerminal(c.stdin) && isTerminal(c.stdout):
+	case !c.once && isTerminal(c.stdin) && isTerminal(c.stdout):
 		screen := &top.Screen{Sampler: top.NewSampler(onmount.Self(), "status", c.patience), Interval: c.interval, By: c.by}
 		return screen.Run(ctx, c.stdin.(*os.File), c.stdout.(*os.File)) // terminals are files
 	}
@@ -106,65 +105,44 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// next waits for the interval and samples again.
-func (c *topCommand) next(ctx context.Context, s *top.Sampler, before []top.Row) ([]top.Row, error) {
-	select {
-	case <-time.After(c.interval):
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	return c.first(ctx, s, before)
-}
-
-func (c *topCommand) first(ctx context.Context, s *top.Sampler, before []top.Row) ([]top.Row, error) {
-	samples, err := s.Sample(ctx)
-	if err != nil {
-		return nil, err
-	}
-	rows := top.Rows(samples, before)
-	top.Sort(rows, c.by)
-	return rows, nil
-}
-
-func (c *topCommand) onceRows(ctx context.Context) error {
-	s := top.NewSampler(onmount.Self(), "status", c.patience)
-	rows, err := c.first(ctx, s, nil)
-	if err != nil {
-		return err
-	}
-	if rows, err = c.next(ctx, s, rows); err != nil {
-		return err
-	}
-	if c.asJSON {
-		return writeJSON(c.stdout, topJSON{time.Now(), rows})
-	}
-	return c.write(rows, true)
-}
-
-// tables writes a table at every interval until ctx ends.
+// tables writes a table at every interval until ctx ends, or the second one alone, with its details.
 func (c *topCommand) tables(ctx context.Context) error {
 	s := top.NewSampler(onmount.Self(), "status", c.patience)
-	rows, err := c.first(ctx, s, nil)
-	for err == nil {
-		if err := c.write(rows, false); err != nil {
+	var rows []top.Row
+	for round := 1; ; round++ {
+		samples, err := s.Sample(ctx)
+		if err != nil {
 			return err
 		}
-		rows, err = c.next(ctx, s, rows)
+		rows = top.Rows(samples, rows)
+		top.Sort(rows, c.by)
+		switch {
+		case c.once && round == 2:
+			return c.print(mountRows{time.Now(), rows}, func() { _ = c.write(rows) }) // [output] remembers it
+		case !c.once:
+			if err := c.write(rows); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-time.After(c.interval):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	return err
 }
 
-func (c *topCommand) write(rows []top.Row, details bool) error {
+func (c *topCommand) write(rows []top.Row) error {
 	if len(rows) == 0 {
 		fmt.Fprintln(c.stdout, noMounts)
 		return nil
 	}
 	err := top.WriteTable(c.stdout, rows)
-	for i := 0; details && err == nil && i < len(rows); i++ {
+	for i := 0; c.once && err == nil && i < len(rows); i++ {
 		fmt.Fprintln(c.stdout)
 		err = top.WriteDetails(c.stdout, &rows[i])
 	}
-	if !details {
+	if !c.once {
 		fmt.Fprintln(c.stdout)
 	}
 	return err

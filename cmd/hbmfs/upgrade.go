@@ -7,10 +7,11 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/upgrade"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 func newUpgradeCommand() *cobra.Command {
-	var asJSON bool
+	var p printer
 	q := upgrade.Request{Program: onmount.Self(), Patience: onmount.Patience}
 	cmd := &cobra.Command{
 		Use:   "upgrade [MOUNTPOINT...]",
@@ -24,13 +25,12 @@ Linux 6.9, root, and a mount without --no-keeper: hbmfs status says who holds a 
 		Example: "  hbmfs upgrade --check --all\n  hbmfs upgrade /mnt/pile",
 		RunE: func(cmd *cobra.Command, points []string) error {
 			if q.All != (len(points) == 0) {
-				return usageError{errors.New("name mount points, or give --all")}
+				return usage.Errorf("name mount points, or give --all")
 			}
+			p.from(cmd)
 			results, refused, err := q.Run(cmd.Context(), points)
-			if asJSON && err == nil {
-				err = writeJSON(cmd.OutOrStdout(), results)
-			} else if err == nil {
-				err = q.Write(cmd.OutOrStdout(), results)
+			if err == nil {
+				err = p.print(results, func() { q.Write(p.stdout, results) })
 			}
 			if refused {
 				err = errors.Join(err, errProblems)
@@ -41,6 +41,6 @@ Linux 6.9, root, and a mount without --no-keeper: hbmfs status says who holds a 
 	}
 	cmd.Flags().BoolVar(&q.All, "all", false, "all mounts of this machine")
 	cmd.Flags().BoolVar(&q.Check, "check", false, "change nothing: say whether it could be done")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	p.takeJSON(cmd)
 	return cmd
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,21 +10,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/onmount"
-	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/internal/warm"
 )
 
 // warmCommand is hbmfs warm.
 type warmCommand struct {
-	paths  []string
+	printer
 	rate   size.Rate
-	asJSON bool
 	record string        // a file
 	length time.Duration // of the record; 0: what was read before
 	replay string        // a file
-
-	stdout, stderr io.Writer
 }
 
 func newWarmCommand() *cobra.Command {
@@ -73,83 +69,79 @@ the user may not read, and what the cache has no room for; it fails where someth
   hbmfs warm --replay pile.record /mnt/pile`,
 		Args: someArgs("files or directories to warm"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.paths, c.stdout, c.stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
-			if err := c.check(); err != nil {
+			if err := c.check(len(args)); err != nil {
 				return err
 			}
-			return onMounts(cmd, args, c.work())
+			return c.onMounts(cmd, args, func(ctx context.Context) error { return c.run(ctx, args) })
 		},
 	}
 	cmd.Flags().StringVar(&c.record, "record", "", "save here what was read of the mount, in order")
 	cmd.Flags().DurationVar(&c.length, "for", 0, "with --record: record what is read from now on, for so long or until Ctrl-C, as in 10m")
 	cmd.Flags().StringVar(&c.replay, "replay", "", "bring what this record has, in its order")
 	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, as in 500MB/s (default: as fast as they come)")
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the result as JSON")
+	c.takeJSON(cmd)
 	return cmd
 }
 
-func (c *warmCommand) check() error {
+func (c *warmCommand) check(paths int) error {
 	switch {
 	case c.record != "" && c.replay != "":
-		return usageError{errors.New("--record and --replay exclude each other")}
-	case c.record+c.replay != "" && len(c.paths) != 1:
-		return usageError{fmt.Errorf("a record is of one mount, not of %d: name its mount point", len(c.paths))}
+		return usage.Errorf("--record and --replay exclude each other")
+	case c.record+c.replay != "" && paths != 1:
+		return usage.Errorf("a record is of one mount, not of %d: name its mount point", paths)
 	case c.length != 0 && c.record == "":
-		return usageError{errors.New("--for belongs to --record FILE")}
+		return usage.Errorf("--for belongs to --record FILE")
 	case c.length < 0:
-		return usageError{errors.New("--for is a time above zero, as in 10m")}
+		return usage.Errorf("--for is a time above zero, as in 10m")
 	case c.record != "" && c.rate > 0:
-		return usageError{errors.New("--rate-limit does not belong to --record, which reads nothing")}
+		return usage.Errorf("--rate-limit does not belong to --record, which reads nothing")
 	}
 	return nil
 }
 
-func (c *warmCommand) work() func(ctx context.Context) error {
+func (c *warmCommand) run(ctx context.Context, paths []string) error {
 	switch {
 	case c.record != "":
-		return c.runRecord
+		return c.runRecord(ctx, paths[0])
 	case c.replay != "":
-		return c.runReplay
+		return c.runReplay(ctx, paths[0])
 	}
-	return c.run
-}
-
-func (c *warmCommand) run(ctx context.Context) error {
 	began := time.Now()
-	files, total, err := warm.FilesBelow(ctx, c.paths)
+	files, total, err := warm.FilesBelow(ctx, paths)
 	if err != nil {
 		return err
 	}
-	bar := progress.New(c.stderr, "warming", total, true)
-	w := warm.New(files, total, int64(c.rate), bar.Add)
-	over := make(chan error, 1)
-	go func() { over <- w.Run(ctx) }()
-	select {
-	case err = <-over:
-	case <-ctx.Done(): // a read that waits for a source cannot be called off: it ends with this process
-		err = onmount.ErrInterrupted
-	}
-	bar.Close()
+	add, end := c.bar("warming", total, true)
+	w := warm.New(files, total, int64(c.rate), add)
+	err = untilInterrupted(ctx, w.Run)
+	end()
 	done := w.Summary()
 	done.Seconds = time.Since(began).Seconds()
-	if c.asJSON {
-		out, jsonErr := json.MarshalIndent(done, "", "  ")
-		fmt.Fprintf(c.stdout, "%s\n", out)
-		err = errors.Join(err, jsonErr)
-	} else {
-		printWarm(c.stdout, &done)
-	}
+	err = errors.Join(err, c.print(done, func() { printWarm(c.stdout, &done) }))
 	if err == nil && done.Left > 0 {
 		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of segments (then warm the shards); .hbmfs/status of the mount says more", size.Decimal(done.Left))
 	}
 	return err
 }
 
+// untilInterrupted runs work until it is over, or ctx is: a read that waits for a source, or for a daemon, cannot be called off, and ends with
+// this process.
+func untilInterrupted(ctx context.Context, work func(context.Context) error) error {
+	over := make(chan error, 1)
+	go func() { over <- work(ctx) }()
+	select {
+	case err := <-over:
+		return err
+	case <-ctx.Done():
+		return onmount.ErrInterrupted
+	}
+}
+
 func printWarm(out io.Writer, d *warm.Summary) {
 	fmt.Fprintf(out, "%s files, %s, in %.1f s\n", size.Grouped(int64(d.Files)), size.Decimal(d.Bytes), d.Seconds)
 	printBytes(out, []bytesOf{
 		{d.Local, "were in the cache already"},
-		{d.Fetched, "were fetched, at " + size.Decimal(int64(float64(d.Fetched)/max(d.Seconds, 1e-6))) + "/s"},
+		{d.Fetched, "were fetched, at " + perSecond(d.Fetched, d.Seconds)},
 		{d.Left, "are not in the cache"},
 		{d.Advised, "lie in local files: the kernel was asked to read them into its page cache"},
 		{d.InMount, "are made by the mount, or have no cache to be brought into (hbmfs mount --cache-dir)"},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/room"
 )
 
 // arena is memory for snapshots. Its pages come, and are registered with CUDA, in the background, from the first on: a copy waits
@@ -32,7 +33,7 @@ type arena struct {
 	ready  chan struct{} // closed when all is pinned, or failed to be
 
 	mu      sync.Mutex // guards what follows
-	room    room
+	room    room.Room
 	pinned  int64         // bytes from the first on that copies may go to
 	err     error         // why there are not more
 	changed chan struct{} // closed and replaced when one of them changes
@@ -59,7 +60,7 @@ func newArena(cu *driver.CUDA, context driver.Handle, size, piece int64, threads
 	}
 	skip := int64(-uintptr(unsafe.Pointer(unsafe.SliceData(whole))) % hugePage)
 	a := &arena{memory: whole[skip : skip+size : skip+size], whole: whole, cu: cu, context: context, piece: piece,
-		quit: make(chan struct{}), gone: make(chan struct{}), ready: make(chan struct{}), changed: make(chan struct{}), room: newRoom(size)}
+		quit: make(chan struct{}), gone: make(chan struct{}), ready: make(chan struct{}), changed: make(chan struct{}), room: room.New(size)}
 	_ = unix.Madvise(a.memory, unix.MADV_HUGEPAGE) // small ones do, too
 	a.filled = make([]atomic.Int64, (size+piece-1)/piece)
 	a.fills = make(chan struct{}, 1)
@@ -166,7 +167,7 @@ func (a *arena) take(ctx context.Context, n int64) (at int64, err error) {
 			err = ErrClosed
 		}
 		if !held && err == nil {
-			if at, held = a.room.take(n); held {
+			if at, held = a.room.Take(n); held {
 				a.users++
 			}
 		}
@@ -193,7 +194,7 @@ func (a *arena) take(ctx context.Context, n int64) (at int64, err error) {
 // give gives room back. After close the memory goes with the last of it.
 func (a *arena) give(at, n int64) (err error) {
 	a.update(func() {
-		a.room.give(at, driver.RoundUp(n, driver.PageSize))
+		a.room.Give(at, driver.RoundUp(n, driver.PageSize))
 		if a.users--; a.closed && a.users == 0 {
 			err = unix.Munmap(a.whole)
 		}

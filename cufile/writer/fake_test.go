@@ -4,9 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -15,11 +12,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 )
 
-// The fakes, compiled once; noFakes says why they could not be.
-var (
-	fakeFolder string
-	noFakes    string
-)
+var fakes = fakegpu.Set{
+	Libraries: []string{fakegpu.CUDA, fakegpu.CuFile},
+	Load:      func(library string) error { _, err := driver.LoadCUDA(library); return err },
+}
 
 // probeArgument makes the test binary the probe of Options.Probe.
 const probeArgument = "run-write-probe"
@@ -36,51 +32,12 @@ func TestMain(m *testing.M) {
 		fmt.Println(writeTwo(Path(os.Args[2]), os.Args[3]))
 		os.Exit(0)
 	}
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "hbmfs-fakes-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer func() { _ = os.RemoveAll(dir) }()
-		fakeFolder = dir
-		if noFakes = whyNoFakes(); noFakes == "" {
-			if err := fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CuFile); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				return 1
-			}
-		}
-		return m.Run()
-	}())
-}
-
-// whyNoFakes says what this machine or build lacks for the fakes, empty where nothing.
-func whyNoFakes() string {
-	if _, err := exec.LookPath("cc"); err != nil {
-		return "the fake GPU libraries need a C compiler: " + err.Error()
-	}
-	if _, err := driver.LoadCUDA("libc.so.6"); err != nil && !strings.Contains(err.Error(), "too old or another library") {
-		return err.Error() // a build that loads no library
-	}
-	return ""
-}
-
-// fake copies a compiled fake to a name of its own, so that every test gets a fresh one.
-func fake(t testing.TB, name string) string {
-	t.Helper()
-	if noFakes != "" {
-		t.Skip(noFakes)
-	}
-	data, err := os.ReadFile(filepath.Join(fakeFolder, name))
-	must(t, err)
-	path := filepath.Join(t.TempDir(), name)
-	must(t, os.WriteFile(path, data, 0o755))
-	return path
+	os.Exit(fakes.Run(m))
 }
 
 func fakeLibraries(t testing.TB) driver.Libraries {
 	t.Helper()
-	return driver.Libraries{CUDA: fake(t, fakegpu.CUDA), CuFile: fake(t, fakegpu.CuFile)}
+	return driver.Libraries{CUDA: fakes.Copy(t, fakegpu.CUDA), CuFile: fakes.Copy(t, fakegpu.CuFile)}
 }
 
 // ask calls one of a fake's functions that take nothing and give a number.

@@ -113,12 +113,12 @@ type Verification struct {
 }
 
 // Verify compares all bytes of a cache with their checksums, and takes damaged segments out if it shall.
-func Verify(ctx context.Context, dir string, s *store.Store, remove bool, progress func(total int64) (add func(int64), end func())) (*Verification, error) {
+func Verify(ctx context.Context, dir string, s *store.Store, remove bool, progress func(doing string, total int64, bytes bool) (add func(int64), end func())) (*Verification, error) {
 	total := int64(0)
 	if err := s.Segments(ctx, false, func(g store.Segment) error { total += g.Bytes; return nil }); err != nil {
 		return nil, err
 	}
-	add, end := progress(total)
+	add, end := progress("verifying", total, true)
 	defer end()
 	began := time.Now()
 	found := &Verification{Directory: dir, Damaged: []store.Segment{}}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -22,6 +24,44 @@ const (
 
 // errTooMuch says that a tree or a recording holds more than a machine's facts do.
 var errTooMuch = errors.New("there is too much in it for the facts of one machine: give hbmfs check a tree or a recording that hbmfs made")
+
+// Open loads a recording, or captures a directory that is a copy of a machine.
+func Open(path string) (*Snapshot, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.IsDir() {
+		root, err := os.OpenRoot(path)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = root.Close() }() // opened for reading
+		return CaptureTree(root.FS())
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	return Load(f)
+}
+
+// Save records the snapshot in a file, whole or not at all.
+func (s *Snapshot) Save(name string) error {
+	f, err := os.CreateTemp(filepath.Dir(name), ".hbmfs-check-*")
+	if err != nil {
+		return err
+	}
+	err = errors.Join(s.Record(f), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
 
 // Record writes the snapshot as tar.zst, byte for byte the same for the same snapshot.
 func (s *Snapshot) Record(w io.Writer) error {

@@ -15,25 +15,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func writeFiles(t testing.TB, files map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for name, content := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
 
 func lastCut(t testing.TB, name string) func([]byte) int {
 	t.Helper()
@@ -149,7 +135,7 @@ func TestKindsByContent(t *testing.T) {
 		if tc.name == "" {
 			tc.name = "a.json"
 		}
-		dir := writeFiles(t, map[string]string{tc.name: tc.content})
+		dir := corpustest.Dir(t, map[string]string{tc.name: tc.content})
 		c := corpusOf(t, Options{}, filepath.Join(dir, tc.name))
 		c.limit = 300
 		got, err := readAll(t, c)
@@ -199,10 +185,10 @@ func TestRefusals(t *testing.T) {
 		"nul":       {"a\x00b", "it is no text: byte 1 is NUL"},
 		"controls":  {"abc" + strings.Repeat("\x01", 9), "it is no text: 9 of its first 12 bytes are control characters"},
 		"invalid":   {"abc" + strings.Repeat("\xff", 9), "it is no text: 9 of its first 12 bytes are not UTF-8"},
-		"z.gz":      {gzipped(t, "a\x00b"), "it is no text: byte 1 is NUL"},
-		"p.gz":      {gzipped(t, "PAR1"), "it is a compressed Parquet or Arrow file: decompress it first"},
+		"z.gz":      {corpustest.Gzip(t, "a\x00b"), "it is no text: byte 1 is NUL"},
+		"p.gz":      {corpustest.Gzip(t, "PAR1"), "it is a compressed Parquet or Arrow file: decompress it first"},
 	} {
-		dir := writeFiles(t, map[string]string{name: tc.content})
+		dir := corpustest.Dir(t, map[string]string{name: tc.content})
 		path := filepath.Join(dir, name)
 		_, err := readAll(t, corpusOf(t, Options{}, path))
 		want := "read " + path + ": " + tc.want + ". Pack reads text, JSON Lines, JSON arrays, Parquet, Arrow and token datasets"
@@ -221,7 +207,7 @@ func TestRefusals(t *testing.T) {
 // Words that are also a magic are text.
 func TestProseThatBeginsLikeAFile(t *testing.T) {
 	for _, text := range []string{"MZ is a magic", "ID3 tags", "RIFF", "ORC stands for", "BZh9 is bzip2's", "GIF89a", "PAREIL", "GGUF files", "fLaC"} {
-		dir := writeFiles(t, map[string]string{"a.txt": text})
+		dir := corpustest.Dir(t, map[string]string{"a.txt": text})
 		if got, err := readAll(t, corpusOf(t, Options{}, dir)); err != nil || !slices.Equal(got.docs, []string{text}) {
 			t.Errorf("%q: got %q, %q left out, %v", text, got.docs, got.leftOut, err)
 		}
@@ -229,7 +215,7 @@ func TestProseThatBeginsLikeAFile(t *testing.T) {
 }
 
 func TestInvalidUTF8(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.txt": "some text\xff"})
+	dir := corpustest.Dir(t, map[string]string{"a.txt": "some text\xff"})
 	got, err := readAll(t, corpusOf(t, Options{}, dir))
 	if want := "a.txt: it is not UTF-8: 1 of its first 10 bytes are not. Name it, or use --include, and they are replaced"; err != nil || !slices.Equal(got.leftOut, []string{want}) {
 		t.Errorf("found: %q, %v", got.leftOut, err)
@@ -242,7 +228,7 @@ func TestInvalidUTF8(t *testing.T) {
 }
 
 func TestTextThatEndsInABinary(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"run.sh": strings.Repeat("some words ", sniffBytes) + "\x00\x01"})
+	dir := corpustest.Dir(t, map[string]string{"run.sh": strings.Repeat("some words ", sniffBytes) + "\x00\x01"})
 	_, err := readAll(t, corpusOf(t, Options{}, dir))
 	if want := fmt.Sprintf("byte %d of the text is NUL, so it is no text", 11*sniffBytes); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v", err)
@@ -250,7 +236,7 @@ func TestTextThatEndsInABinary(t *testing.T) {
 }
 
 func TestTextBesideColumns(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"README.md": "a card", "a.jsonl": "{\"text\": \"a\"}\n"})
+	dir := corpustest.Dir(t, map[string]string{"README.md": "a card", "a.jsonl": "{\"text\": \"a\"}\n"})
 	data, err := os.ReadFile(filepath.Join("..", "..", "layout", "parquet", "testdata", "plain.parquet"))
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +259,7 @@ func TestTokensThatAreNull(t *testing.T) {
 }
 
 func TestChangedFile(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.txt": "some text"})
+	dir := corpustest.Dir(t, map[string]string{"a.txt": "some text"})
 	c := corpusOf(t, Options{}, dir)
 	if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte("another text"), 0o644); err != nil {
 		t.Fatal(err)
@@ -284,7 +270,7 @@ func TestChangedFile(t *testing.T) {
 }
 
 func TestGlobs(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.txt": "a", "b.txt": "b", "c.md": "c", "sub.txt/d": "d"})
+	dir := corpustest.Dir(t, map[string]string{"a.txt": "a", "b.txt": "b", "c.md": "c", "sub.txt/d": "d"})
 	got, err := readAll(t, corpusOf(t, Options{}, filepath.Join(dir, "*.txt")))
 	if err != nil || !slices.Equal(got.docs, []string{"a", "b", "d"}) {
 		t.Errorf("got %q, %v", got.docs, err)
@@ -304,9 +290,9 @@ func samples(t testing.TB) string {
 		fmt.Fprintf(&array, ",\n {\"text\": \"element %d %s\"}", i, strings.Repeat("word ", i%70))
 		fmt.Fprintf(&text, "a text of %d lines\n", i)
 	}
-	dir := writeFiles(t, map[string]string{
-		"a.jsonl": lines.String(), "b.jsonl.gz": gzipped(t, lines.String()), "c.json": "[" + array.String()[1:] + "]",
-		"d.txt": strings.Repeat(text.String(), 8), "e.txt": "", "f.bin": "\x00", "g.txt.zst": zstded(t, "small"), "h.txt": "last", "i.txt": "",
+	dir := corpustest.Dir(t, map[string]string{
+		"a.jsonl": lines.String(), "b.jsonl.gz": corpustest.Gzip(t, lines.String()), "c.json": "[" + array.String()[1:] + "]",
+		"d.txt": strings.Repeat(text.String(), 8), "e.txt": "", "f.bin": "\x00", "g.txt.zst": corpustest.Zstd(t, "small"), "h.txt": "last", "i.txt": "",
 	})
 	for _, name := range []string{"plain.parquet", "groups.parquet", "stream.arrow"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "layout", "parquet", "testdata", name))
@@ -368,7 +354,7 @@ func TestEveryPositionGivesTheRest(t *testing.T) {
 // A part begins within a line, whose number it does not know.
 func TestErrorInAPart(t *testing.T) {
 	text := strings.Repeat("{\"text\": \"a\"}\n", 100) + "{\n"
-	c := corpusOf(t, Options{}, filepath.Join(writeFiles(t, map[string]string{"a.jsonl": text}), "a.jsonl"))
+	c := corpusOf(t, Options{}, filepath.Join(corpustest.Dir(t, map[string]string{"a.jsonl": text}), "a.jsonl"))
 	_, err := readSpans(t.Context(), c, c.Part(1, 2), Position{})
 	if err == nil || !strings.Contains(err.Error(), "the line 49 lines behind byte 714: not a JSON object") {
 		t.Errorf("got %v", err)
@@ -379,10 +365,10 @@ func TestErrorInAPart(t *testing.T) {
 func TestBomb(t *testing.T) {
 	const size = 64 << 20
 	for name, content := range map[string]string{
-		"a.txt": zstded(t, strings.Repeat("word ", size/5)), "b.jsonl": zstded(t, strings.Repeat(strings.Repeat(" ", 4095)+"\n", size/4096)),
-		"c.jsonl": gzipped(t, strings.Repeat("{\"text\": \"a\"}\n", size/14)),
+		"a.txt": corpustest.Zstd(t, strings.Repeat("word ", size/5)), "b.jsonl": corpustest.Zstd(t, strings.Repeat(strings.Repeat(" ", 4095)+"\n", size/4096)),
+		"c.jsonl": corpustest.Gzip(t, strings.Repeat("{\"text\": \"a\"}\n", size/14)),
 	} {
-		path := filepath.Join(writeFiles(t, map[string]string{name: content}), name)
+		path := filepath.Join(corpustest.Dir(t, map[string]string{name: content}), name)
 		c := corpusOf(t, Options{}, path)
 		runtime.GC()
 		var before, now runtime.MemStats
@@ -406,7 +392,7 @@ func TestBomb(t *testing.T) {
 }
 
 func TestLongLineOfABomb(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.jsonl.gz": gzipped(t, `{"text": "`+strings.Repeat("a", 4<<20))})
+	dir := corpustest.Dir(t, map[string]string{"a.jsonl.gz": corpustest.Gzip(t, `{"text": "`+strings.Repeat("a", 4<<20))})
 	c := corpusOf(t, Options{}, filepath.Join(dir, "a.jsonl.gz"))
 	c.limit = 1 << 20
 	if _, err := readAll(t, c); err == nil || !strings.Contains(err.Error(), "line 1: the line is too long: more than 1048576 bytes") {
@@ -417,7 +403,7 @@ func TestLongLineOfABomb(t *testing.T) {
 func TestLineLimit(t *testing.T) {
 	for length, ok := range map[int]bool{999: true, 1000: false} {
 		line := `{"text": "` + strings.Repeat("x", length-12) + `"}` + "\n"
-		c := corpusOf(t, Options{}, filepath.Join(writeFiles(t, map[string]string{"a.jsonl": "\n" + line}), "a.jsonl"))
+		c := corpusOf(t, Options{}, filepath.Join(corpustest.Dir(t, map[string]string{"a.jsonl": "\n" + line}), "a.jsonl"))
 		c.limit = 1000
 		_, err := readAll(t, c)
 		if ok != (err == nil) || (err != nil && !strings.Contains(err.Error(), "line 2: the line is too long: more than 1000 bytes")) {

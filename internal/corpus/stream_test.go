@@ -2,7 +2,6 @@ package corpus
 
 import (
 	"bytes"
-	"compress/gzip"
 	"fmt"
 	"io"
 	"os"
@@ -12,31 +11,9 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
 )
-
-func gzipped(t testing.TB, text string) string {
-	t.Helper()
-	var out bytes.Buffer
-	w := gzip.NewWriter(&out)
-	w.Name, w.Extra = "a name", []byte("more") // so that there are more places to end in
-	if _, err := io.WriteString(w, text); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.String()
-}
-
-func zstded(t testing.TB, text string) string {
-	t.Helper()
-	w, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close() //nolint:errcheck // EncodeAll leaves nothing to write
-	return string(w.EncodeAll([]byte(text), nil))
-}
 
 // read returns what a file of that name and content decompresses to.
 func read(name, content string) (string, error) {
@@ -53,7 +30,7 @@ func read(name, content string) (string, error) {
 // bzip2 1.0, of the text in the tests below.
 func compressed(t testing.TB, text string) map[string]string {
 	t.Helper()
-	out := map[string]string{"a.gz": gzipped(t, text), "a.zst": zstded(t, text)}
+	out := map[string]string{"a.gz": corpustest.Gzip(t, text), "a.zst": corpustest.Zstd(t, text)}
 	for _, name := range []string{"text.xz", "text.bz2"} {
 		data, err := os.ReadFile(filepath.Join("testdata", name))
 		if err != nil {
@@ -122,7 +99,7 @@ func TestZstdWindow(t *testing.T) {
 
 // What is no whole zstd stream is an error; what is one comes out as DecodeAll gives it.
 func FuzzZstd(f *testing.F) {
-	whole := zstded(f, "some text, some text")
+	whole := corpustest.Zstd(f, "some text, some text")
 	for _, seed := range []string{whole, whole + whole, whole[:10], zstdMagic + "\x00\x88\x11\x00\x00hi"} {
 		f.Add([]byte(seed))
 	}

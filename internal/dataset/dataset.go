@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/decode"
 	"github.com/hbmfs/hbmfs/cache/fetch"
@@ -25,13 +27,9 @@ import (
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/trace"
 	"github.com/hbmfs/hbmfs/internal/trust"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
-
-// WrongUse is an error in the request: nothing was tried.
-type WrongUse struct{ error }
-
-func (u WrongUse) Unwrap() error { return u.error }
 
 // Options say how a source is opened, and where the bytes of a remote one are kept.
 type Options struct {
@@ -44,7 +42,7 @@ type Options struct {
 	DecodeScan size.Flag // bytes of such a file that may be read to learn its size
 
 	Strict  bool // pin files by the time of their last change as well
-	MaxOpen int  // files that are open at once
+	MaxOpen int  // files that are open at once, such as [MaxOpenFiles]
 
 	Connections int
 	Patience    time.Duration // for the next MiB of a read
@@ -57,17 +55,27 @@ type Options struct {
 	Life *handover.Life // of the daemon: a listing that an earlier one made is taken, and none is made. nil: nobody holds the mount
 }
 
+// MaxOpenFiles is how many backing files may stay open: half of what the process may have, since pipes, the kernel's connection and
+// the log need some too.
+func MaxOpenFiles() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 128
+	}
+	return int(min(limit.Cur/2, 4096))
+}
+
 // Guard keeps the daemon away from this machine's own addresses; it is nil where the daemon may ask them.
 func (c *Options) Guard() (*fetch.Guard, error) {
 	switch {
 	case c.RefuseLocal:
 		g, err := fetch.NewGuard(c.Allow)
 		if err != nil {
-			return nil, WrongUse{fmt.Errorf("--allow-address: %w", err)}
+			return nil, usage.Errorf("--allow-address: %w", err)
 		}
 		return g, nil
 	case len(c.Allow) > 0:
-		return nil, WrongUse{errors.New("--allow-address allows what --refuse-local refuses: give both, or neither")}
+		return nil, usage.Errorf("--allow-address allows what --refuse-local refuses: give both, or neither")
 	}
 	return nil, nil
 }
@@ -92,10 +100,10 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 	case "s3":
 		s, err := s3origin.Parse(source)
 		if err != nil {
-			return nil, WrongUse{err}
+			return nil, usage.Error{Err: err}
 		}
 		if s.Caches != "" && len(caches) > 0 {
-			return nil, WrongUse{errors.New("the source names caches, and so does --through: give one of them")}
+			return nil, usage.Errorf("the source names caches, and so does --through: give one of them")
 		} else if s.Caches != "" {
 			caches = strings.Split(s.Caches, ",")
 		}
@@ -105,18 +113,18 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 	case "http", "https":
 		o, err := httporigin.Open(source, opt)
 		if err != nil {
-			return nil, WrongUse{err}
+			return nil, usage.Error{Err: err}
 		}
 		up = o
 	default:
-		return nil, WrongUse{fmt.Errorf("source %q: there are s3://, http:// and https://, and directories", source)}
+		return nil, usage.Errorf("source %q: there are s3://, http:// and https://, and directories", source)
 	}
 	if len(caches) == 0 {
 		return up, nil
 	}
 	o, err := spread.Open(up, caches, opt)
 	if err != nil {
-		return nil, WrongUse{errors.Join(err, up.Close())}
+		return nil, usage.Error{Err: errors.Join(err, up.Close())}
 	}
 	return o, nil
 }
@@ -232,22 +240,15 @@ func (s *Dataset) Close() error {
 	return errors.Join(errs...)
 }
 
-// Beside runs what a source needs beside its mount, until the function that it returns is called.
-func (s *Dataset) Beside(ctx context.Context) (stop func()) {
-	if s.serve == nil {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
+// Serve runs what a source needs beside its mount, until ctx ends.
+func (s *Dataset) Serve(ctx context.Context) {
+	if s.serve != nil {
 		s.serve(ctx)
-	}()
-	return func() { cancel(); <-over }
+	}
 }
 
 // Open opens and lists a directory, or a remote source and its cache. note hears why that takes long, and the log later.
-// A mistake in from or c is a [WrongUse].
+// A mistake in from or c is a [usage.Error].
 func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note func(string), tracer *trace.Tracer) (s *Dataset, err error) {
 	s = &Dataset{tracer: tracer}
 	if c.Life.Adopts() {
@@ -262,7 +263,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		}
 	}()
 	if c.Decode && c.CacheDir == "" {
-		return s, WrongUse{errors.New("--decode needs --cache-dir: decoded files are kept there")}
+		return s, usage.Errorf("--decode needs --cache-dir: decoded files are kept there")
 	}
 	if !IsRemote(from) {
 		if err := s.openDir(ctx, from, c); err != nil || c.CacheDir == "" {
@@ -271,7 +272,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		return s, s.keepDecoded(ctx, c, log)
 	}
 	if c.Strict {
-		return s, WrongUse{fmt.Errorf("--strict is for directories: objects of %s are pinned by their ETag", from)}
+		return s, usage.Errorf("--strict is for directories: objects of %s are pinned by their ETag", from)
 	}
 	opt, err := c.requests(log, note, tracer)
 	if err != nil {
@@ -299,11 +300,11 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tracer) (opt fetch.Options, err error) {
 	switch {
 	case c.Connections < 1:
-		return opt, WrongUse{fmt.Errorf("--connections %d: at least one is needed", c.Connections)}
+		return opt, usage.Errorf("--connections %d: at least one is needed", c.Connections)
 	case c.Patience <= 0:
-		return opt, WrongUse{fmt.Errorf("--patience %v: want a time such as 2m", c.Patience)}
+		return opt, usage.Errorf("--patience %v: want a time such as 2m", c.Patience)
 	case c.Wait < 0:
-		return opt, WrongUse{fmt.Errorf("--wait %v: want a time such as 2m", c.Wait)}
+		return opt, usage.Errorf("--wait %v: want a time such as 2m", c.Wait)
 	}
 	guard, err := c.Guard()
 	return fetch.Options{

@@ -1,58 +1,31 @@
 package pack
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
-	"github.com/klauspost/compress/zstd"
+	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
 )
-
-func gzipped(t testing.TB, text string) string {
-	t.Helper()
-	var out bytes.Buffer
-	w := gzip.NewWriter(&out)
-	w.Name, w.Extra = "a name", []byte("more") // so that there are more places to end in
-	if _, err := io.WriteString(w, text); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.String()
-}
-
-func zstded(t testing.TB, text string) string {
-	t.Helper()
-	w, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close() //nolint:errcheck // EncodeAll leaves nothing to write
-	return string(w.EncodeAll([]byte(text), nil))
-}
 
 func TestCompressedGivesTheSameBytes(t *testing.T) {
 	lines := "{\"text\": \"one document\"}\n{\"text\": \"and another\"}\n"
-	_, want := runPack(t, Options{Sources: []string{writeFiles(t, map[string]string{"a.jsonl": lines, "b.txt": "plain text", "c.json": lines})}})
+	_, want := runPack(t, Options{Sources: []string{corpustest.Dir(t, map[string]string{"a.jsonl": lines, "b.txt": "plain text", "c.json": lines})}})
 	skipped := "\x5a\x2a\x4d\x18\x03\x00\x00\x00xyz"
 	for what, files := range map[string]map[string]string{
-		"gzip":             {"a.jsonl.gz": gzipped(t, lines), "b.txt.gz": gzipped(t, "plain text"), "c.json.gz": gzipped(t, lines)},
-		"zstd":             {"a.jsonl.zst": zstded(t, lines), "b.txt.zst": zstded(t, "plain text"), "c.json.zst": zstded(t, lines)},
-		"other names":      {"a.ndjson": gzipped(t, lines), "b": zstded(t, "plain text"), "c.JSON.zstd": zstded(t, lines)},
+		"gzip":             {"a.jsonl.gz": corpustest.Gzip(t, lines), "b.txt.gz": corpustest.Gzip(t, "plain text"), "c.json.gz": corpustest.Gzip(t, lines)},
+		"zstd":             {"a.jsonl.zst": corpustest.Zstd(t, lines), "b.txt.zst": corpustest.Zstd(t, "plain text"), "c.json.zst": corpustest.Zstd(t, lines)},
+		"other names":      {"a.ndjson": corpustest.Gzip(t, lines), "b": corpustest.Zstd(t, "plain text"), "c.JSON.zstd": corpustest.Zstd(t, lines)},
 		"plain, so named":  {"a.jsonl.gz": lines, "b.zst": "plain text", "c.json.gz": lines},
-		"the other format": {"a.jsonl.gz": zstded(t, lines), "b.gz": zstded(t, "plain text"), "c.json.zst": gzipped(t, lines)},
-		"in two members":   {"a.jsonl.gz": gzipped(t, lines[:30]) + gzipped(t, lines[30:]), "b.zst": zstded(t, "plain ") + skipped + zstded(t, "text"), "c.json": lines},
-		"skipped first":    {"a.jsonl.zst": skipped + zstded(t, lines), "b.gz": gzipped(t, "") + gzipped(t, "plain text"), "c.json": lines},
+		"the other format": {"a.jsonl.gz": corpustest.Zstd(t, lines), "b.gz": corpustest.Zstd(t, "plain text"), "c.json.zst": corpustest.Gzip(t, lines)},
+		"in two members":   {"a.jsonl.gz": corpustest.Gzip(t, lines[:30]) + corpustest.Gzip(t, lines[30:]), "b.zst": corpustest.Zstd(t, "plain ") + skipped + corpustest.Zstd(t, "text"), "c.json": lines},
+		"skipped first":    {"a.jsonl.zst": skipped + corpustest.Zstd(t, lines), "b.gz": corpustest.Gzip(t, "") + corpustest.Gzip(t, "plain text"), "c.json": lines},
 	} {
-		dir := writeFiles(t, files)
+		dir := corpustest.Dir(t, files)
 		if _, got := runPack(t, Options{Sources: []string{dir}}); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: the directory gives other bytes", what)
 		}
@@ -67,16 +40,16 @@ func TestCompressedGivesTheSameBytes(t *testing.T) {
 }
 
 func TestCompressedBinariesAreSkipped(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.txt": strings.Repeat("text ", 100), "b.gz": gzipped(t, "\x00\x01"), "c.tar.zst": zstded(t, "name\x00\x00")})
+	dir := corpustest.Dir(t, map[string]string{"a.txt": strings.Repeat("text ", 100), "b.gz": corpustest.Gzip(t, "\x00\x01"), "c.tar.zst": corpustest.Zstd(t, "name\x00\x00")})
 	if result, _ := runPack(t, Options{Sources: []string{dir}}); result.Documents != 1 || result.Skipped != 2 {
 		t.Errorf("%d documents, %d skipped", result.Documents, result.Skipped)
 	}
 }
 
 func TestTruncatedSourceNamesFileAndOffset(t *testing.T) {
-	lines := gzipped(t, strings.Repeat("{\"text\": \"a document\"}\n", 1000))
+	lines := corpustest.Gzip(t, strings.Repeat("{\"text\": \"a document\"}\n", 1000))
 	cut := len(lines) - 5
-	dir := writeFiles(t, map[string]string{"a.jsonl.gz": lines[:cut]})
+	dir := corpustest.Dir(t, map[string]string{"a.jsonl.gz": lines[:cut]})
 	out := filepath.Join(t.TempDir(), "out")
 	_, err := run(context.Background(), Options{Sources: []string{dir}, Out: out})
 	want := fmt.Sprintf("read %s: line 1001: the gzip stream is cut off at byte %d of the file", filepath.Join(dir, "a.jsonl.gz"), cut)
@@ -89,7 +62,7 @@ func TestTruncatedSourceNamesFileAndOffset(t *testing.T) {
 }
 
 func TestProgressCountsStoredBytes(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.txt.gz": gzipped(t, strings.Repeat("some words ", 200_000)), "b.txt": strings.Repeat("more words ", 50_000)})
+	dir := corpustest.Dir(t, map[string]string{"a.txt.gz": corpustest.Gzip(t, strings.Repeat("some words ", 200_000)), "b.txt": strings.Repeat("more words ", 50_000)})
 	stored := int64(0)
 	for _, data := range readDir(t, dir) {
 		stored += int64(len(data))

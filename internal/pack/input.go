@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/hbmfs/hbmfs/internal/corpus"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -86,7 +87,7 @@ func openInput(ctx context.Context, o *Options, cut func(text []byte) int) (*inp
 	case len(sets) > 0 && len(c.Files) > 0:
 		return nil, errors.New("some sources are text and some are tokens: pack them one after the other, or say what they are with --from")
 	case len(sets) > 0 && o.Part.Of > 0:
-		return nil, &OptionError{errors.New("--part is for sources that are tokenized: these are tokens already")}
+		return nil, usage.Errorf("--part is for sources that are tokenized: these are tokens already")
 	case len(sets) > 0:
 		return newTokenInput(sets, o)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -112,22 +113,14 @@ func (r *Result) add(part Result) {
 	}
 }
 
-// OptionError says that the options are wrong, or do not go together or with the sources.
-type OptionError struct{ Err error }
-
-func (e *OptionError) Error() string { return e.Err.Error() }
-
-// Unwrap returns what is wrong.
-func (e *OptionError) Unwrap() error { return e.Err }
-
-// Run packs o.Sources into o.Out. On an error, which includes ctx's, o.Out is left as it was; where that cannot be
+// Run packs o.Sources into o.Out. Options that are wrong, or do not go together or with the sources, are a [usage.Error]. On an error, which includes ctx's, o.Out is left as it was; where that cannot be
 // done the error says so, and names what remains. After a kill the next run with Force leaves it so before it begins.
 //
 // A run that took longer than SaveEvery leaves its state instead, with the files that are not complete. The next run of
 // the same options goes on there, and the bytes are those of a run that nobody stopped.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if err := checkInput(&o); err != nil {
-		return Result{}, &OptionError{err}
+		return Result{}, usage.Error{Err: err}
 	}
 	var p *plan
 	in, err := openInput(ctx, &o, func(text []byte) int { return p.tokenizer.LastCut(text) })
@@ -135,7 +128,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	if p, err = newPlan(&o, in); err != nil {
-		return Result{}, &OptionError{err}
+		return Result{}, usage.Error{Err: err}
 	}
 	return p.execute(ctx, in)
 }
@@ -144,7 +137,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 func execute(ctx context.Context, o *Options, in *input, tokenizer string) (Result, error) {
 	p, err := newPlan(o, in)
 	if err != nil {
-		return Result{}, &OptionError{err}
+		return Result{}, usage.Error{Err: err}
 	}
 	p.tokens = tokenizer
 	return p.execute(ctx, in)

@@ -13,7 +13,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -61,7 +63,7 @@ func newEncoder(t testing.TB, name string) *tokenizer.Encoder {
 
 // The tokens of these words are OpenAI's (tiktoken, r50k_base, cl100k_base and o200k_base).
 func TestKnownTokens(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.txt": "hello world"})
+	dir := corpustest.Dir(t, map[string]string{"a.txt": "hello world"})
 	for _, tc := range []struct {
 		tokenizer string
 		want      []uint32
@@ -81,7 +83,7 @@ func TestKnownTokens(t *testing.T) {
 
 // What goes around documents goes around each that has tokens, in every format, and names in texts are tokens where they are asked for.
 func TestTokensAroundDocuments(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.jsonl": `{"text": "a<|endoftext|>"}` + "\n" + `{"text": ""}` + "\n" + `{"text": "a"}` + "\n"})
+	dir := corpustest.Dir(t, map[string]string{"a.jsonl": `{"text": "a<|endoftext|>"}` + "\n" + `{"text": ""}` + "\n" + `{"text": "a"}` + "\n"})
 	a := newEncoder(t, "gpt2")
 	letter, _, err := a.Append(nil, []byte("a"), false)
 	if err != nil || len(letter) != 1 {
@@ -108,7 +110,7 @@ func TestTokensAroundDocuments(t *testing.T) {
 		`bos "<s>" is neither auto nor `: {BOS: "<s>"},
 	} {
 		o.Sources, o.Out = []string{dir}, t.TempDir()
-		var wrong *OptionError
+		var wrong usage.Error
 		if _, err := run(t.Context(), o); !errors.As(err, &wrong) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
 		}
@@ -125,7 +127,7 @@ func sampleCorpus(t testing.TB) string {
 	for i := range 5000 {
 		fmt.Fprintf(&lines, "{\"id\": %d, \"text\": \"document %d \\u00e9\"}\n", i, i)
 	}
-	return writeFiles(t, map[string]string{
+	return corpustest.Dir(t, map[string]string{
 		"a.txt": "first", "b/long.txt": long.String(), "b/c.jsonl": lines.String() + "\n  \n", "d.bin": "a\x00b", "empty.md": "",
 		".git/config": "hidden", "z.txt": "last",
 	})
@@ -158,7 +160,7 @@ func TestHostileJSONL(t *testing.T) {
 		{"a number", `{"text": 5}`, `line 2: the value of "text" is not a string`},
 		{"deep", strings.Repeat("[", 1<<20), "line 2: not a JSON object"},
 	} {
-		dir := writeFiles(t, map[string]string{"a.jsonl": "{\"text\": \"fine\"}\n" + tc.line + "\n"})
+		dir := corpustest.Dir(t, map[string]string{"a.jsonl": "{\"text\": \"fine\"}\n" + tc.line + "\n"})
 		out := filepath.Join(t.TempDir(), "out")
 		_, err := run(context.Background(), Options{Sources: []string{dir}, Out: out})
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -171,7 +173,7 @@ func TestHostileJSONL(t *testing.T) {
 }
 
 func TestInvalidUTF8IsReplacedAndCounted(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.jsonl": "{\"text\": \"a\xffb\"}\n{\"text\": \"plain\"}", "b.txt": "ok", "c/d.txt": "a\xff b"})
+	dir := corpustest.Dir(t, map[string]string{"a.jsonl": "{\"text\": \"a\xffb\"}\n{\"text\": \"plain\"}", "b.txt": "ok", "c/d.txt": "a\xff b"})
 	result, files := runPack(t, Options{Sources: []string{filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "c", "d.txt")},
 		From: "auto", Include: []string{"*"}})
 	if result.Repaired != 2 || result.Documents != 3 {
@@ -194,7 +196,7 @@ func TestNothingToPack(t *testing.T) {
 	} {
 		for _, format := range Formats() {
 			out := filepath.Join(t.TempDir(), "out")
-			_, err := run(context.Background(), Options{Sources: []string{writeFiles(t, files)}, Out: out, Format: format})
+			_, err := run(context.Background(), Options{Sources: []string{corpustest.Dir(t, files)}, Out: out, Format: format})
 			if err == nil || !strings.Contains(err.Error(), "hold no documents") {
 				t.Errorf("%s: got %v", name, err)
 			}
@@ -206,7 +208,7 @@ func TestNothingToPack(t *testing.T) {
 }
 
 func TestMostlyBinarySourceIsRefused(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"README": "text", "shard": strings.Repeat("\x00", 100)})
+	dir := corpustest.Dir(t, map[string]string{"README": "text", "shard": strings.Repeat("\x00", 100)})
 	o := Options{Sources: []string{dir}, Out: filepath.Join(t.TempDir(), "out")}
 	_, err := run(context.Background(), o)
 	if err == nil || !strings.Contains(err.Error(), "100 of the sources' 104 bytes are neither text nor tokens") || len(readDir(t, o.Out)) > 0 {
@@ -219,7 +221,7 @@ func TestMostlyBinarySourceIsRefused(t *testing.T) {
 }
 
 func TestInclude(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.go": "a", "a.txt": "b", "sub/b.go": "c", "sub/c.bin": "x\x00y"})
+	dir := corpustest.Dir(t, map[string]string{"a.go": "a", "a.txt": "b", "sub/b.go": "c", "sub/c.bin": "x\x00y"})
 	for _, tc := range []struct {
 		globs []string
 		want  int64
@@ -238,7 +240,7 @@ func TestInclude(t *testing.T) {
 func TestCancelLeavesNothing(t *testing.T) {
 	dir := sampleCorpus(t)
 	for _, format := range Formats() {
-		out := writeFiles(t, map[string]string{"mine": "keep"})
+		out := corpustest.Dir(t, map[string]string{"mine": "keep"})
 		ctx, cancel := context.WithCancel(context.Background())
 		o := Options{Sources: []string{dir}, Out: out, Format: format, Force: true, Workers: 2}
 		if format != NanoGPT {
@@ -262,15 +264,15 @@ func TestCancelLeavesNothing(t *testing.T) {
 
 // TestFailureLeavesNoDirectories has an output whose parents are made, too.
 func TestFailureLeavesNoDirectories(t *testing.T) {
-	top := writeFiles(t, map[string]string{"mine": "keep"})
-	o := Options{Sources: []string{writeFiles(t, map[string]string{"a.txt": ""})}, Out: filepath.Join(top, "a", "b", "c")}
+	top := corpustest.Dir(t, map[string]string{"mine": "keep"})
+	o := Options{Sources: []string{corpustest.Dir(t, map[string]string{"a.txt": ""})}, Out: filepath.Join(top, "a", "b", "c")}
 	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "nothing was written") {
 		t.Errorf("nothing to pack: got %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(top, "a")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a directory is left behind: %v", err)
 	}
-	o.Sources = []string{writeFiles(t, map[string]string{"a.txt": "text"})}
+	o.Sources = []string{corpustest.Dir(t, map[string]string{"a.txt": "text"})}
 	if _, err := run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
@@ -280,8 +282,8 @@ func TestFailureLeavesNoDirectories(t *testing.T) {
 }
 
 func TestForce(t *testing.T) {
-	src := writeFiles(t, map[string]string{"a.txt": strings.Repeat("some words ", 100)})
-	out := writeFiles(t, map[string]string{"mine": "keep"})
+	src := corpustest.Dir(t, map[string]string{"a.txt": strings.Repeat("some words ", 100)})
+	out := corpustest.Dir(t, map[string]string{"mine": "keep"})
 	o := Options{Sources: []string{src}, Out: out, Format: NPY, ShardTokens: 50}
 	if _, err := run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "is not empty") {
 		t.Errorf("not empty: got %v", err)
@@ -312,7 +314,7 @@ func TestForce(t *testing.T) {
 }
 
 func TestOutputInsideTheSource(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.txt": "text", "out/b.txt": "older"})
+	dir := corpustest.Dir(t, map[string]string{"a.txt": "text", "out/b.txt": "older"})
 	result, err := run(context.Background(), Options{Sources: []string{dir}, Out: filepath.Join(dir, "out"), Force: true})
 	if err != nil || result.Documents != 1 {
 		t.Errorf("%d documents, want only the one outside the output (%v)", result.Documents, err)
@@ -320,7 +322,7 @@ func TestOutputInsideTheSource(t *testing.T) {
 }
 
 func TestLinks(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"real/a.txt": "text", "other.txt": "not below it"})
+	dir := corpustest.Dir(t, map[string]string{"real/a.txt": "text", "other.txt": "not below it"})
 	for link, target := range map[string]string{"link": "real", "real/b.txt": "../other.txt", ".hidden": "real"} {
 		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
 			t.Fatal(err)
@@ -380,7 +382,7 @@ func TestPackTokensAgain(t *testing.T) {
 	if result, files := runPack(t, o); !bytes.Equal(files["train.bin"], llmc["data_train_000001.bin"][1024:]) || result.Tokens != 10000 {
 		t.Error("one shard gives other tokens")
 	}
-	if _, err := run(context.Background(), Options{Sources: []string{first, writeFiles(t, map[string]string{"a": "b"})},
+	if _, err := run(context.Background(), Options{Sources: []string{first, corpustest.Dir(t, map[string]string{"a": "b"})},
 		Index: memoryIndex, Out: filepath.Join(t.TempDir(), "x")}); err == nil || !strings.Contains(err.Error(), "some are tokens") {
 		t.Errorf("text and tokens: got %v", err)
 	}

@@ -10,12 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
 // TestForceFailsAtARename has a name that is taken when the new files get theirs.
 func TestForceFailsAtARename(t *testing.T) {
-	src := writeFiles(t, map[string]string{"a.txt": strings.Repeat("some words ", 100)})
+	src := corpustest.Dir(t, map[string]string{"a.txt": strings.Repeat("some words ", 100)})
 	out := filepath.Join(t.TempDir(), "out")
 	o := Options{Sources: []string{src}, Out: out, Format: NPY, ShardTokens: 50}
 	_, earlier := runPack(t, o)
@@ -44,6 +45,23 @@ func names(files map[string][]byte) (out []string) {
 	return out
 }
 
+// create writes files of a text.
+func create(t *testing.T, o *output, text string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		f, err := o.create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.finish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // replacement writes two files, of which one has an earlier file's name and size, and gives them the earlier dataset's
 // place. before is asked before every change; killed says that nobody cleans up.
 func replacement(t *testing.T, dir string, before func() error, killed bool) error {
@@ -53,18 +71,7 @@ func replacement(t *testing.T, dir string, before func() error, killed bool) err
 		t.Fatal(err)
 	}
 	defer o.close()
-	for _, name := range []string{"same.npy", "new.npy"} {
-		f, err := o.create(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.Write([]byte("new")); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.finish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
+	create(t, o, "new", "same.npy", "new.npy")
 	o.before = before
 	err = o.publish(t.Context(), &layout.Manifest{Version: 1, Format: NPY, DType: "u16"})
 	if err != nil && !killed {
@@ -78,24 +85,13 @@ func replacement(t *testing.T, dir string, before func() error, killed bool) err
 // earlierDataset makes a directory with a dataset of two files and somebody's file.
 func earlierDataset(t *testing.T) string {
 	t.Helper()
-	dir := writeFiles(t, map[string]string{"mine": "keep"})
+	dir := corpustest.Dir(t, map[string]string{"mine": "keep"})
 	o, err := newOutput(dir, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer o.close()
-	for _, name := range []string{"same.npy", "old.npy"} {
-		f, err := o.create(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.Write([]byte("old")); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.finish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
+	create(t, o, "old", "same.npy", "old.npy")
 	if err := o.publish(t.Context(), &layout.Manifest{Version: 1, Format: NPY, DType: "u16"}); err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +201,7 @@ func TestAfterAKill(t *testing.T) {
 			t.Fatal("no kill came after a new name")
 		}
 	}
-	o := Options{Sources: []string{writeFiles(t, map[string]string{"a.txt": "text"})}, Out: dir}
+	o := Options{Sources: []string{corpustest.Dir(t, map[string]string{"a.txt": "text"})}, Out: dir}
 	if _, err := run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "a pack was stopped in "+dir) {
 		t.Errorf("without --force: got %v", err)
 	}

@@ -13,17 +13,15 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/inspect"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
-
-// ErrOutside says that a range does not lie in its file.
-var ErrOutside = errors.New("is not inside")
 
 // Options say what is read, and how.
 type Options struct {
 	Reader   cufile.Options // the arena's size is settled here
 	Offset   int64
 	Length   int64 // -1 for all
-	Progress func(total int64) (add func(int64), end func())
+	Progress func(doing string, total int64, bytes bool) (add func(int64), end func())
 }
 
 // Result is that of one file, and the JSON of hbmfs read.
@@ -47,7 +45,7 @@ const (
 	most  = 256
 )
 
-// Files reads files one after the other, and gives each result to each.
+// Files reads files one after the other, and gives each result to each. A range that does not lie in its file is a [usage.Error].
 func Files(ctx context.Context, names []string, o Options, each func(*Result) error) (err error) {
 	o.Reader.Arena = (depth + 1) * (span + 64<<10) // and a unit for unaligned bytes
 	r, err := cufile.New(ctx, o.Reader)
@@ -94,7 +92,7 @@ func (o *Options) some(ctx context.Context, r *cufile.Reader, names []string, ea
 func (o *Options) move(ctx context.Context, f *cufile.File, name string) (*Result, error) {
 	offset, length := o.Offset, o.Length
 	if offset < 0 || offset > f.Size() || length < -1 || length > f.Size()-offset {
-		return nil, fmt.Errorf("%s has %d bytes: --offset %d --length %d %w", name, f.Size(), offset, length, ErrOutside)
+		return nil, usage.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), offset, length)
 	}
 	if length < 0 {
 		length = f.Size() - offset
@@ -110,7 +108,7 @@ func (o *Options) move(ctx context.Context, f *cufile.File, name string) (*Resul
 		plan = append(plan, cufile.Span{Offset: at, Length: n})
 		at += n
 	}
-	add, end := o.Progress(length)
+	add, end := o.Progress("reading", length, true)
 	defer end()
 	start := time.Now()
 	stream := f.Stream(ctx, plan, depth)

@@ -102,7 +102,7 @@ func (h *Descriptors) admit(ctx context.Context, files []*Backing) error {
 		return nil
 	}
 	h.mu.Lock()
-	var victims, admitted, over []*Backing
+	var admitted, over []*Backing
 	for _, b := range files {
 		if b.dropped || len(admitted) == h.limit-h.inUse {
 			over = append(over, b)
@@ -110,15 +110,7 @@ func (h *Descriptors) admit(ctx context.Context, files []*Backing) error {
 			admitted = append(admitted, b)
 		}
 	}
-	for e := h.order.Back(); e != nil && h.order.Len()+len(admitted) > h.limit; {
-		b := e.Value.(*Backing)
-		e = e.Prev()
-		if b.pins == 0 {
-			h.order.Remove(b.element)
-			b.element = nil
-			victims = append(victims, b)
-		}
-	}
+	victims := h.evict(len(admitted))
 	for _, b := range admitted {
 		b.element = h.order.PushFront(b)
 	}
@@ -198,7 +190,13 @@ func (h *Descriptors) reserve(ctx context.Context, files []*Backing) (victims, m
 		}
 	}
 	h.pinAll(files)
-	for e := h.order.Back(); e != nil && h.order.Len()+len(missing) > h.limit; {
+	victims = h.evict(len(missing))
+	return victims, missing, nil
+}
+
+// evict takes the files out that were used the longest ago, so that there is room for n more as far as possible. The caller holds mu.
+func (h *Descriptors) evict(n int) (victims []*Backing) {
+	for e := h.order.Back(); e != nil && h.order.Len()+n > h.limit; {
 		b := e.Value.(*Backing)
 		e = e.Prev()
 		if b.pins == 0 {
@@ -207,7 +205,7 @@ func (h *Descriptors) reserve(ctx context.Context, files []*Backing) (victims, m
 			victims = append(victims, b)
 		}
 	}
-	return victims, missing, nil
+	return victims
 }
 
 // Unpin ends the use of files.

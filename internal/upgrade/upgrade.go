@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -117,18 +116,15 @@ func (r *Request) status(ctx context.Context, point string) *status.Status {
 }
 
 // Write says what became of mounts, a line for each.
-func (r *Request) Write(to io.Writer, results []Result) error {
-	var lines strings.Builder
+func (r *Request) Write(to io.Writer, results []Result) {
 	for _, one := range results {
 		switch {
 		case one.Refused != "":
-			fmt.Fprintf(&lines, "%s: not upgraded: %s\n", one.Mount, one.Refused)
+			fmt.Fprintf(to, "%s: not upgraded: %s\n", one.Mount, one.Refused)
 		case r.Check:
-			fmt.Fprintf(&lines, "%s: this program can go on with it\n", one.Mount)
+			fmt.Fprintf(to, "%s: this program can go on with it\n", one.Mount)
 		default:
-			fmt.Fprintf(&lines, "%s: served by %s (pid %d), readers waited %.0f ms\n", one.Mount, one.Version, one.PID, 1000*one.Standstill)
+			fmt.Fprintf(to, "%s: served by %s (pid %d), readers waited %.0f ms\n", one.Mount, one.Version, one.PID, 1000*one.Standstill)
 		}
 	}
-	_, err := io.WriteString(to, lines.String())
-	return err
 }

@@ -3,29 +3,15 @@ package main
 import (
 	"bytes"
 	"crypto/sha256"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
 )
 
-func writeFiles(t *testing.T, files map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for name, content := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
 func TestPickSources(t *testing.T) {
-	tree := writeFiles(t, map[string]string{
+	tree := corpustest.Dir(t, map[string]string{
 		"a/a.go": "12345", "a/deep/b.go": "67890", "big/c.go": strings.Repeat("x", 100), "cmd/d.go": "1", "e/e.go": "12", "f/f.txt": "12",
 	})
 	dirs, total, err := pickSources(tree, 20)
@@ -44,7 +30,7 @@ func TestPickSources(t *testing.T) {
 }
 
 func TestHashFilesIsOfTheConcatenation(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"1": "abc", "2": "de"})
+	dir := corpustest.Dir(t, map[string]string{"1": "abc", "2": "de"})
 	got, err := hashFiles(t.Context(), filepath.Join(dir, "1"), filepath.Join(dir, "2"))
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +44,7 @@ func TestHashView(t *testing.T) {
 	const good = "{'descr': '<u2', 'fortran_order': False, 'shape': (2,), }"
 	v1 := "\x93NUMPY\x01\x00" + string([]byte{byte(len(good)), 0}) + good
 	v2 := "\x93NUMPY\x02\x00" + string([]byte{byte(len(good)), 0, 0, 0}) + good
-	dir := writeFiles(t, map[string]string{
+	dir := corpustest.Dir(t, map[string]string{
 		"v1": v1 + "\x01\x02\x03\x04", "v2": v2 + "\x01\x02\x03\x04", "short": v1 + "\x01\x02", "not": "0123456789abcdef",
 		"huge": "\x93NUMPY\x02\x00\xff\xff\xff\xff",
 	})

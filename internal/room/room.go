@@ -1,14 +1,16 @@
-package writer
+// Package room says which bytes of an arena are free. It has no lock: its arena has one.
+package room
 
-// room is which bytes of an arena are free: ranges in order, none next to another.
-type room struct{ free []span }
+// Room is what is free: ranges in order, none next to another.
+type Room struct{ free []span }
 
 type span struct{ at, n int64 }
 
-func newRoom(n int64) room { return room{[]span{{0, n}}} }
+// New has n bytes, all free.
+func New(n int64) Room { return Room{[]span{{0, n}}} }
 
-// take gives the first n bytes that are free in a row.
-func (r *room) take(n int64) (int64, bool) {
+// Take gives the place of the first n bytes that are free in a row, if there are any.
+func (r *Room) Take(n int64) (at int64, ok bool) {
 	if n == 0 {
 		return 0, true
 	}
@@ -26,8 +28,8 @@ func (r *room) take(n int64) (int64, bool) {
 	return 0, false
 }
 
-// give takes bytes back.
-func (r *room) give(at, n int64) {
+// Give takes back what Take gave.
+func (r *Room) Give(at, n int64) {
 	if n == 0 {
 		return
 	}

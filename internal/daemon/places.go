@@ -1,4 +1,4 @@
-package dataset
+package daemon
 
 import (
 	"encoding/json"
@@ -9,12 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/handover"
 )
 
-// CheckPoint makes sure that a directory can be mounted on, or made for it where only its last name is missing: [Places.MakePoint]
+// checkPoint makes sure that a directory can be mounted on, or made for it where only its last name is missing: [places.makePoint]
 // does that. It notes when the directory hides files.
-func CheckPoint(point, source string) (notes []string, err error) {
+func checkPoint(point, source string) (notes []string, err error) {
 	info, err := os.Stat(point)
 	if errors.Is(err, os.ErrNotExist) {
 		if _, err := os.Stat(filepath.Dir(point)); errors.Is(err, os.ErrNotExist) {
@@ -42,19 +43,43 @@ func CheckPoint(point, source string) (notes []string, err error) {
 	return notes, nil
 }
 
-// Places are the paths of a mount, absolute: daemons work in another directory than the command that starts the first. They are a
+// checkApart makes sure that the directory of a volume is one, and that it and the mount point hide nothing of each other. flag is the
+// volume's.
+func checkApart(flag, source, point string) error {
+	dir, err := os.Stat(source)
+	if err != nil {
+		return fmt.Errorf("open the directory of %s (mkdir -p makes it): %w", flag, err)
+	}
+	if !dir.IsDir() {
+		return fmt.Errorf("%s: %s is no directory", flag, source)
+	}
+	on, err := os.Stat(point)
+	if err == nil && os.SameFile(dir, on) {
+		return fmt.Errorf("%s: %s cannot be mounted on itself: name another mount point", flag, source)
+	}
+	abs, err := filepath.Abs(source)
+	if err != nil {
+		return err
+	}
+	if rel, err := filepath.Rel(abs, point); err == nil && filepath.IsLocal(rel) {
+		return fmt.Errorf("%s: the mount point %s lies in the directory itself: name one outside", flag, point)
+	}
+	return nil
+}
+
+// places are the paths of a mount, absolute: daemons work in another directory than the command that starts the first. They are a
 // [handover.State].
-type Places struct {
+type places struct {
 	Source, Point, Log, CacheDir string
 
 	Device, Inode uint64 // of a mount point that was made for the mount; 0 where it was there
 	adopted       bool
 }
 
-var _ handover.State = (*Places)(nil)
+var _ handover.State = (*places)(nil)
 
 // Section implements [handover.State].
-func (*Places) Section() (string, uint32) { return "places", 1 }
+func (*places) Section() (string, uint32) { return "places", 1 }
 
 // savedPlaces are places as they are saved: a name may be no text.
 type savedPlaces struct {
@@ -63,22 +88,22 @@ type savedPlaces struct {
 }
 
 // Save implements [handover.State].
-func (p *Places) Save() ([]byte, error) {
+func (p *places) Save() ([]byte, error) {
 	return json.Marshal(savedPlaces{[4][]byte{[]byte(p.Source), []byte(p.Point), []byte(p.Log), []byte(p.CacheDir)}, p.Device, p.Inode})
 }
 
 // Adopt implements [handover.State].
-func (p *Places) Adopt(section []byte) error {
+func (p *places) Adopt(section []byte) error {
 	var s savedPlaces
 	err := json.Unmarshal(section, &s)
-	*p = Places{string(s.Paths[0]), string(s.Paths[1]), string(s.Paths[2]), string(s.Paths[3]), s.Device, s.Inode, true}
+	*p = places{string(s.Paths[0]), string(s.Paths[1]), string(s.Paths[2]), string(s.Paths[3]), s.Device, s.Inode, true}
 	return err
 }
 
-// Absolute makes the paths independent of the working directory.
-func (p *Places) Absolute() error {
+// absolute makes the paths independent of the working directory.
+func (p *places) absolute() error {
 	for _, path := range []*string{&p.Source, &p.Log, &p.CacheDir} {
-		if *path == "" || IsRemote(*path) {
+		if *path == "" || dataset.IsRemote(*path) {
 			continue
 		}
 		abs, err := filepath.Abs(*path)
@@ -90,8 +115,8 @@ func (p *Places) Absolute() error {
 	return nil
 }
 
-// MakePoint makes the mount point where it is missing. The next daemon leaves it alone: it is mounted on.
-func (p *Places) MakePoint() error {
+// makePoint makes the mount point where it is missing. The next daemon leaves it alone: it is mounted on.
+func (p *places) makePoint() error {
 	if p.adopted {
 		return nil
 	}
@@ -107,8 +132,8 @@ func (p *Places) MakePoint() error {
 	return err
 }
 
-// RemovePoint takes away, after the mount, what MakePoint has made, if nobody has put anything there since.
-func (p *Places) RemovePoint() {
+// removePoint takes away, after the mount, what makePoint has made, if nobody has put anything there since.
+func (p *places) removePoint() {
 	var st unix.Stat_t
 	if err := unix.Lstat(p.Point, &st); err == nil && p.Inode != 0 && st.Ino == p.Inode && st.Dev == p.Device {
 		_ = unix.Rmdir(p.Point) // it stays where it is not empty, or mounted on; a file never goes

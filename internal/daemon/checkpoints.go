@@ -1,0 +1,95 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/fs/checkpoints"
+	"github.com/hbmfs/hbmfs/internal/dataset"
+	"github.com/hbmfs/hbmfs/internal/drain"
+	"github.com/hbmfs/hbmfs/internal/usage"
+)
+
+// Checkpoints say that the source is a directory of checkpoints, where programs write.
+type Checkpoints struct {
+	On         bool
+	Containers bool // drafts end with the container in which they were begun, and not with the mount
+
+	Drain    string // where to what is published is copied, s3://BUCKET/RUN
+	Keep     int    // checkpoints that stay on the disk; 0 for all
+	Rate     int64  // of the drain, as [drain.Options] has it
+	TakeOver bool   // the place belonged to another directory, which is gone
+}
+
+// check refuses what a volume of checkpoints cannot be made of, and flags that are of no use without one.
+func (c *Checkpoints) check(m *Mount) error {
+	switch {
+	case c.Drain != "" && !c.On:
+		return usage.Errorf("--drain copies the checkpoints of a mount with --checkpoints: give both, or hbmfs checkpoint drain without a mount")
+	case c.Drain == "" && (c.Keep != 0 || c.Rate != drain.Auto || c.TakeOver):
+		return usage.Errorf("--keep, --drain-rate and --drain-take-over belong to --drain: give that, too")
+	case c.Keep < 0:
+		return usage.Errorf("--keep %d: want a number of checkpoints", c.Keep)
+	case c.On:
+		return m.checkVolume("--checkpoints", "drafts are", "files have the owners who wrote them")
+	case c.Containers:
+		return usage.Errorf("--draft-life is about drafts, which a mount with --checkpoints has: give both")
+	}
+	return nil
+}
+
+// openCheckpoints opens a directory of checkpoints.
+func (m *Mount) openCheckpoints(ctx context.Context, opt *fs.Options) (*source, error) {
+	var v *checkpoints.Volume
+	use := checkpoints.Options{MaxOpen: dataset.MaxOpenFiles(), Log: opt.Log, Life: opt.Life, Containers: m.Checkpoints.Containers}
+	to, err := m.openDrain(opt.Log, func(ctx context.Context, path string) error { return v.Remove(ctx, filepath.Base(path)) })
+	if err != nil {
+		return nil, err
+	}
+	var run func(context.Context)
+	if to != nil {
+		use.Published, use.State, use.Drain = to.Published, to.State, to.Status
+		run = func(ctx context.Context) {
+			to.Run(ctx)
+			_ = to.Close() // its journals were written
+		}
+	}
+	if v, err = checkpoints.Open(ctx, m.Source, use); err != nil {
+		return nil, err
+	}
+	opt.Source, opt.Top, opt.Drafts, opt.Notes = v.Path(), v, v.Fast(), append(m.notes, v.Notes()...)
+	return &source{
+		listing: v.Listing(),
+		what: func() string {
+			published, _, _ := v.Home().Names() // it is but a number
+			return fmt.Sprintf("%d checkpoints", len(published))
+		},
+		mounted: v.Begin,
+		run:     run,
+		state:   v.State,
+		ended:   v.End,
+		close:   func() { _ = v.Close() }, // nothing is lost
+	}, nil
+}
+
+// openDrain makes what copies checkpoints to the destination, nil where nothing does. Nothing is asked of the destination yet.
+func (m *Mount) openDrain(log *slog.Logger, remove func(context.Context, string) error) (*drain.Drain, error) {
+	c := &m.Checkpoints
+	if c.Drain == "" {
+		return nil, nil
+	}
+	guard, err := m.Dataset.Guard()
+	if err != nil {
+		return nil, err
+	}
+	d, err := drain.New(m.Source, c.Drain, drain.Options{
+		Rate: c.Rate, Keep: c.Keep, Connections: m.Dataset.Connections, TakeOver: c.TakeOver, Log: log, Guard: guard, Remove: remove,
+	})
+	if err != nil {
+		return nil, usage.Errorf("--drain: %w", err)
+	}
+	return d, nil
+}
