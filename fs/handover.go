@@ -441,7 +441,7 @@ func (m *Mount) handoverStatus() status.Handover {
 	kind, pid, why := m.opt.Life.Holder()
 	h := m.handles.head
 	return status.Handover{
-		Holder: kind, PID: pid, Next: m.opt.Life.Next(), Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(),
+		Holder: kind, PID: pid, Next: m.opt.Life.Next(), Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(), Uncopied: m.opt.Life.Missed(),
 		LastStandstill: time.Duration(h.standstill.Load()).Seconds(), WorstStandstill: time.Duration(h.worst.Load()).Seconds(),
 	}
 }

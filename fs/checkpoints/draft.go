@@ -129,6 +129,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		return nil, errors.Join(err, book.Drop())
 	}
 	d.await()
+	v.opt.Life.Settle(ctx)
 	return d, nil
 }
 
@@ -255,6 +256,7 @@ func (d *draft) rename(ctx context.Context, name, shown string) error {
 	delete(v.drafts, was)
 	v.keep() // whoever comes after a kill tries both
 	v.mu.Unlock()
+	v.opt.Life.Settle(ctx)
 	err := d.book.Rename(ctx, name)
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -270,6 +272,17 @@ func (d *draft) rename(ctx context.Context, name, shown string) error {
 	v.keepLock(d)
 	v.keep()
 	return nil
+}
+
+// setMode sets the mode that the draft will have as a checkpoint.
+func (d *draft) setMode(ctx context.Context, mode uint32) {
+	v := d.v
+	v.mu.Lock()
+	d.owner.Mode = modeOf(mode)
+	d.book.SetMode(d.owner.Mode)
+	v.keep()
+	v.mu.Unlock()
+	v.opt.Life.Settle(ctx)
 }
 
 // drop removes an empty draft.

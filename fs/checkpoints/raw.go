@@ -156,7 +156,9 @@ func (r *router) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	if err == nil {
 		defer end()
 		if mode, ok := in.GetMode(); ok && n.draft.root == n { // it stays a draft, and gets the mode when it is published
-			r.v.setMode(n.draft, mode)
+			ctx, stop := fs.Request(cancel, &in.InHeader)
+			n.draft.setMode(ctx, mode)
+			stop()
 			in.Valid &^= fuse.FATTR_MODE
 		}
 		err = n.set(in)
@@ -165,15 +167,6 @@ func (r *router) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		return r.fail("change", err)
 	}
 	return r.nodeAttr(n, out)
-}
-
-// setMode sets the mode that a draft will have as a checkpoint.
-func (v *Volume) setMode(d *draft, mode uint32) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	d.owner.Mode = modeOf(mode)
-	d.book.SetMode(d.owner.Mode)
-	v.keep()
 }
 
 // modeOf keeps the permissions of a mode.

@@ -67,7 +67,7 @@ func (c *Session) Handle(ctx context.Context, t control.FrameType, payload []byt
 		var m control.AddFiles
 		if m, parsed = control.ParseAddFiles(payload); parsed == nil {
 			if failed = c.mayWrite(); failed == nil {
-				a, failed = c.add(&m)
+				a, failed = c.add(ctx, &m)
 			}
 		}
 	case control.TypeSeal:
@@ -121,7 +121,7 @@ func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {
 		if d == nil {
 			return Answer{}, refuse(unix.ENOENT, "user %d has no draft of %q to write into: its first writer begins it, on this node", c.user.UID, m.Name)
 		}
-		return d.answer(d.add(m.Files))
+		return c.into(ctx, d, m.Files)
 	}
 	d := &draft{
 		key: key{c.user.UID, m.ID}, server: c.server, user: c.user, name: m.Name, part: checkpoint.Part{Index: int(m.Part), Of: int(m.Parts)},
@@ -160,6 +160,9 @@ func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {
 	a, err := there.answer(there.add(m.Files))
 	if err != nil && there == d {
 		_, _ = d.drop() // what the files' refusal says matters more
+	}
+	if err == nil {
+		c.server.opt.Life.Settle(ctx)
 	}
 	return a, err
 }
@@ -207,11 +210,20 @@ func (d *draft) answer(first uint32, pens []*os.File, err error) (Answer, error)
 	return Answer{control.TypeDraft, m.AppendTo, pens}, err
 }
 
-func (c *Session) add(m *control.AddFiles) (a Answer, err error) {
+func (c *Session) add(ctx context.Context, m *control.AddFiles) (a Answer, err error) {
 	err = c.of(m.ID, func(d *draft) error {
-		a, err = d.answer(d.add(m.Files))
+		a, err = c.into(ctx, d, m.Files)
 		return err
 	})
+	return a, err
+}
+
+// into makes files of a draft, which the next daemon has even where the holder of the mount ends with this one.
+func (c *Session) into(ctx context.Context, d *draft, files []control.NewFile) (Answer, error) {
+	a, err := d.answer(d.add(files))
+	if err == nil && len(files) > 0 {
+		c.server.opt.Life.Settle(ctx)
+	}
 	return a, err
 }
 

@@ -3,7 +3,9 @@ package handover
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,18 +15,24 @@ import (
 // daemon and keeper are dead. So it is for a process that shares no fate with them, and its owner bounds the time.
 type Copy map[string]int
 
-// CopyOf asks a keeper for a copy.
-func CopyOf(keeper int) (Copy, error) {
+// copyOf asks a keeper for a copy. asked: what its daemon has asked for ahead of it.
+func copyOf(keeper int) (c Copy, asked string, err error) {
 	conn, err := dial(keeper)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer func() { _ = unix.Close(conn) }() // the answer has come, or will not
-	if err := send(conn, say("COPY=1")); err != nil {
-		return nil, err
+	return askCopy(conn)
+}
+
+// askCopy asks on a connection.
+func askCopy(conn int, words ...string) (c Copy, asked string, err error) {
+	if err := send(conn, say(append(words, "COPY=1")...)); err != nil {
+		return nil, "", err
 	}
-	_, c, err := (&Mirror{conn: conn}).Next()
-	return c, err
+	m := &Mirror{conn: conn}
+	_, c, err = m.Next()
+	return c, m.asked, err
 }
 
 // HoldTime is how long a process that cannot start daemons holds a mount that nobody serves.
@@ -57,6 +65,14 @@ func (c Copy) Connected() bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	_, err := unix.Poll(poll, 0)
 	return err != nil || poll[0].Revents&unix.POLLERR == 0
+}
+
+// connectionNumber asks the kernel for the number of a connection, "" where it does not tell.
+func connectionNumber(fd int) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd)) // where it cannot be read, it tells nothing
+	_, after, _ := strings.Cut(string(text), "fuse_connection:")
+	line, _, _ := strings.Cut(after, "\n")
+	return strings.TrimSpace(line)
 }
 
 // Offer is the holder of a daemon that was started with socket's other end and [Environment], until it goes on with the mount. No other
@@ -101,6 +117,7 @@ func Pair() (ours, theirs int, err error) { return pair() }
 type Mirror struct {
 	conn  int
 	parts map[string]Copy // whose end has not come
+	asked string          // for the copy that came last: see settle.go
 }
 
 // NewMirror makes a mirror of a SOCK_SEQPACKET socket. The mirror does not close it.
@@ -109,7 +126,8 @@ func NewMirror(conn int) *Mirror { return &Mirror{conn: conn} }
 // Send tells of a mount; a nil copy says that the mount is over.
 func (m *Mirror) Send(mount string, c Copy) error { return sendCopy(m.conn, mount, c) }
 
-func sendCopy(conn int, mount string, c Copy) error {
+// sendCopy sends a copy. words are for its end.
+func sendCopy(conn int, mount string, c Copy, words ...string) error {
 	for name, fd := range c {
 		if err := send(conn, say("MOUNT="+mount, "FDNAME="+name).with(fd)); err != nil {
 			return err
@@ -119,7 +137,7 @@ func sendCopy(conn int, mount string, c Copy) error {
 	if c == nil {
 		end = "GONE=1"
 	}
-	return send(conn, say("MOUNT="+mount, end))
+	return send(conn, say(append(words, "MOUNT="+mount, end)...))
 }
 
 // Next waits for a mount that is told of. The caller closes the copy, which is nil where the mount is over. The end is an error.
@@ -141,6 +159,7 @@ func (m *Mirror) Next() (mount string, c Copy, err error) {
 			said.close()
 			c := m.parts[mount]
 			delete(m.parts, mount)
+			m.asked = said.fields["SETTLE"]
 			return mount, c, nil
 		case said.fd >= 0:
 			if m.parts == nil {

@@ -30,12 +30,14 @@
 //	RETIRE=1               (descriptor) another keeper relieves this one
 //	TAKEN=1                another daemon has gone on with the mount by itself, and has a keeper of its own
 //	STOPPING=1             the mount is over: no other daemon is wanted
+//	SETTLE=n               say SETTLED=n once copies have all that was told before
 //	holder → daemon
 //	FDNAME=x               (descriptor) from the store, one message each
 //	HELD=1                 these were all; DAEMON=pid is the process that serves or did, SERVED=1 where it does still, NICE=n what its
 //	                       nice value is
 //	KEEPS=1                a new keeper has all that it must know
 //	SPARE=pid              that daemon waits for its turn
+//	SETTLED=n              the answer to SETTLE
 //	FDNAME=x               (descriptor) kept since, or with FDSTOREREMOVE=1 forgotten; before ADOPT
 //	ADOPT=crash|upgrade DIED=n   nobody else serves; n is CLOCK_MONOTONIC at the end of the daemon before, in ns
 //

@@ -9,37 +9,69 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follower hears of changes in what a keeper has.
-type Follower struct{ conn *os.File }
+// Follower has copies of what a keeper has, and hears of changes.
+type Follower struct {
+	keeper int
+	conn   *os.File
+	first  Copy   // until it is given
+	asked  string // for that: see settle.go
+}
 
-// Follow is [CopyOf], and hears of changes from then on. A keeper of an older program ends the connection instead.
-func Follow(keeper int) (*Follower, Copy, error) {
+// Follow asks a keeper for a copy, and hears of changes from then on. A keeper of an older program ends the connection instead.
+func Follow(keeper int) (*Follower, error) {
 	conn, err := dial(keeper)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	err = send(conn, say("COPY=1", "FOLLOW=1"))
-	var c Copy
-	if err == nil {
-		_, c, err = (&Mirror{conn: conn}).Next()
-	}
+	c, asked, err := askCopy(conn, "FOLLOW=1")
 	if err == nil {
 		err = unix.SetNonblock(conn, true) // so that no thread waits
 	}
 	if err != nil {
 		c.Close()
 		_ = unix.Close(conn) // the answer will not come
-		return nil, nil, err
+		return nil, err
 	}
-	return &Follower{os.NewFile(uintptr(conn), "a keeper")}, c, nil
+	return &Follower{keeper, os.NewFile(uintptr(conn), "a keeper"), c, asked}, nil
 }
 
-// Changed waits until the keeper has something else than it had. An error says that it has ended, or ctx has; then nothing more is heard.
-func (f *Follower) Changed(ctx context.Context) error {
+// Copy gives a copy, which the caller closes. Where settled is not nil, the caller calls it once the copy is where it shall be: a client of the
+// daemon waits for that.
+func (f *Follower) Copy() (c Copy, settled func(), err error) {
+	if c = f.first; c != nil {
+		f.first = nil
+		return c, f.settled(f.asked), nil
+	}
+	c, asked, err := copyOf(f.keeper)
+	return c, f.settled(asked), err
+}
+
+// Changed waits until the keeper has something else than it had. Changes come in groups, so it waits for more until the keeper was calm for a
+// time; a client that waits for a copy ends that. An error says that the keeper has ended, or ctx has; then nothing more is heard.
+func (f *Follower) Changed(ctx context.Context, calm time.Duration) error {
 	defer context.AfterFunc(ctx, func() { _ = f.conn.SetReadDeadline(time.Unix(1, 0)) })()
+	asks, err := f.hear()
+	if err == nil && !asks {
+		err = f.conn.SetReadDeadline(time.Now().Add(calm))
+		for err == nil && !asks {
+			asks, err = f.hear()
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
+		}
+		err = errors.Join(err, f.conn.SetReadDeadline(time.Time{}))
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// hear waits for words of the keeper, and takes all there are. It tells whether a client waits for a copy.
+func (f *Follower) hear() (asks bool, err error) {
 	raw, err := f.conn.SyscallConn()
 	if err != nil {
-		return err
+		return false, err
 	}
 	heard := false
 	var got error
@@ -54,22 +86,23 @@ func (f *Follower) Changed(ctx context.Context) error {
 				return !errors.Is(got, unix.EAGAIN)
 			}
 			m.close()
-			heard = true
+			heard, asks = true, asks || m.fields["SETTLE"] != ""
 		}
 	})
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return errors.Join(err, got)
+	return asks, errors.Join(err, got)
 }
 
 // Close ends it.
-func (f *Follower) Close() { _ = f.conn.Close() }
+func (f *Follower) Close() {
+	f.first.Close()
+	_ = f.conn.Close()
+}
 
 // following is what a keeper knows of those who want copies.
 type following struct {
-	whole     bool  // the daemon has told all it had
-	followers []int // connections of those who hear of changes
+	whole     bool   // the daemon has told all it had
+	followers []int  // connections of those who hear of changes
+	asked     string // the last question of the daemon: see settle.go
 }
 
 // mostFollowers is how many processes a keeper tells of changes.
@@ -82,7 +115,7 @@ func (k *keeper) copies(conn int, follows bool) {
 	switch {
 	case !k.whole:
 		_ = send(conn, say("REFUSED=it is being told of the mount: try again")) // who has gone needs no answer
-	case sendCopy(conn, "", k.store) == nil && follows && len(k.followers) < mostFollowers:
+	case sendCopy(conn, "", k.store, "SETTLE="+k.asked) == nil && follows && len(k.followers) < mostFollowers:
 		k.followers = append(k.followers, conn)
 		return
 	}
@@ -90,21 +123,21 @@ func (k *keeper) copies(conn int, follows bool) {
 }
 
 // changed tells followers that this keeper has something else by now. One that has not read that yet needs no more words.
-func (k *keeper) changed() {
+func (k *keeper) changed(words ...string) {
 	for _, conn := range k.followers {
-		m := say("CHANGED=1")
+		m := say(append(words, "CHANGED=1")...)
 		_ = unix.Sendmsg(conn, m.text(), nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 	}
 }
 
-// watchFollowers has connections watched on which nobody says anything.
+// watchFollowers has the connections of followers watched.
 func (k *keeper) watchFollowers(watch func(fd int, do func())) {
 	for _, conn := range k.followers {
-		watch(conn, func() { k.unfollow(conn) })
+		watch(conn, func() { k.hearFollower(conn) })
 	}
 }
 
-// unfollow forgets a follower that has gone, or says what makes no sense.
+// unfollow forgets a follower.
 func (k *keeper) unfollow(conn int) {
 	for i, c := range k.followers {
 		if c == conn {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,34 +53,35 @@ func TestFollowAKeeper(t *testing.T) {
 		}
 	}
 	orders <- add(Device)
-	if c, err := CopyOf(os.Getpid()); err == nil {
+	if c, _, err := copyOf(os.Getpid()); err == nil {
 		t.Errorf("a keeper that has not been told all gives %v", c)
 	}
 	orders <- func() { k.whole = true }
-	f, c, err := Follow(os.Getpid())
+	f, err := Follow(os.Getpid())
 	must(t, err)
-	if len(c) != 1 {
+	c, settled, err := f.Copy()
+	must(t, err)
+	if len(c) != 1 || settled != nil {
 		t.Errorf("the copy is %v", c)
 	}
 	c.Close()
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := f.Changed(gone); err == nil {
+	if err := f.Changed(gone, 0); err == nil {
 		t.Error("a change was heard of that there was not")
 	}
 	f.Close()
-	f, c, err = Follow(os.Getpid())
+	f, err = Follow(os.Getpid())
 	must(t, err)
-	c.Close()
 	for i := range 2000 { // more than the connection takes, and nobody listens
 		if i == 0 {
 			orders <- add("another")
 		} else if i%100 == 0 {
-			orders <- k.changed
+			orders <- func() { k.changed() }
 		}
 	}
-	must(t, f.Changed(t.Context()))
-	c, err = CopyOf(os.Getpid())
+	must(t, f.Changed(t.Context(), time.Millisecond))
+	c, _, err = copyOf(os.Getpid())
 	must(t, err)
 	if len(c) != 2 {
 		t.Errorf("after a change the copy is %v", c)
@@ -87,7 +89,7 @@ func TestFollowAKeeper(t *testing.T) {
 	c.Close()
 	orders <- func() { k.unfollow(k.followers[len(k.followers)-1]) }
 	for err = nil; err == nil; {
-		err = f.Changed(t.Context())
+		err = f.Changed(t.Context(), 0)
 	}
 	f.Close()
 	close(orders)

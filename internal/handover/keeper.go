@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -237,6 +236,8 @@ func (k *keeper) hear(d *daemon) {
 		if k.relieves {
 			_ = send(d.socket, say("KEEPS=1")) // a daemon that has died needs no telling
 		}
+	case m.fields["SETTLE"] != "":
+		k.settle(d, m.fields["SETTLE"])
 	case m.fields["RETIRE"] != "" && m.fd >= 0:
 		k.retire(d, &m)
 	case m.fields["STOPPING"] != "", m.fields["TAKEN"] != "":
@@ -488,12 +489,4 @@ func (k *keeper) abort() error {
 		}
 	}
 	return fmt.Errorf("the mount is given up: no daemon went on with it, in %d attempts and %v", k.tries, time.Duration(now()-k.died).Round(time.Millisecond))
-}
-
-// connectionNumber asks the kernel for the number of a connection, "" where it does not tell.
-func connectionNumber(fd int) string {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd)) // where it cannot be read, it tells nothing
-	_, after, _ := strings.Cut(string(text), "fuse_connection:")
-	line, _, _ := strings.Cut(after, "\n")
-	return strings.TrimSpace(line)
 }

@@ -68,6 +68,7 @@ type Life struct {
 	alone  bool          // no spare is wanted
 	renews bool          // another keeper is about to relieve the one of the daemon before
 	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
+	settling
 }
 
 // KeeperArgument makes this program a keeper: [Keep].
@@ -83,7 +84,7 @@ func Inherited() (*Life, error) {
 		}
 		unix.CloseOnExec(socket)
 		_, kind, _ := strings.Cut(text, " ")
-		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != ""}
+		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != "", settling: newSettling()}
 		if l.spare {
 			rename(SpareComm)
 		}
@@ -97,7 +98,9 @@ func Inherited() (*Life, error) {
 }
 
 // New is the life of a daemon that holds itself: [Life.Begin] starts a keeper.
-func New() *Life { return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}, nice: niceNow()} }
+func New() *Life {
+	return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}, nice: niceNow(), settling: newSettling()}
+}
 
 // takeHeld takes what the holder has.
 func (l *Life) takeHeld() error {
@@ -252,7 +255,11 @@ func (l *Life) introduce() error {
 	if l.notify != "" {
 		return nil // the report of readiness tells systemd
 	}
-	return l.tell(say("READY=1"))
+	if err := l.tell(say("READY=1")); err != nil {
+		return err
+	}
+	l.ask()
+	return nil
 }
 
 // startKeeper starts a keeper and gives it everything. before and duty are of the keeper that it relieves, "" for none. The caller has
@@ -297,10 +304,14 @@ const (
 // watch waits for the end of the keeper, and starts another.
 func (l *Life) watch(ctx context.Context, socket int) {
 	defer close(l.left)
+	began := time.Now()
 	for died := 0; ; {
-		began := time.Now()
 		m, err := receive(socket)
 		m.close()
+		if number := m.fields["SETTLED"]; number != "" {
+			l.hearSettled(number)
+			continue
+		}
 		l.mu.Lock()
 		if err == nil {
 			l.next, _ = strconv.Atoi(m.fields["SPARE"]) // it says nothing else
@@ -326,7 +337,7 @@ func (l *Life) watch(ctx context.Context, socket int) {
 		if err != nil {
 			l.why = err.Error()
 		}
-		socket = l.socket
+		socket, began = l.socket, time.Now()
 		l.mu.Unlock()
 		if err != nil {
 			l.log.Error("nobody holds the mount any more: it ends with this daemon", "reason", err)

@@ -43,6 +43,7 @@ func (s *Status) Metrics() string {
 	p.Counter("hbmfs_handovers_total", "Daemons that went on with the mount of another, by why that had ended.").
 		Add(s.Handover.Crashes, "after", "crash").
 		Add(s.Handover.Count-s.Handover.Crashes, "after", "upgrade")
+	p.Counter("hbmfs_uncopied_total", "Changes of drafts that went on without a copy outside of the daemon's container.").Add(s.Handover.Uncopied)
 	p.Gauge("hbmfs_standstill_seconds", "How long readers waited at the last hand-over.").Add(s.Handover.LastStandstill)
 	s.Control.addTo(&p)
 	if s.Origin != nil {

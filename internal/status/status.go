@@ -116,6 +116,7 @@ type Handover struct {
 	Why             string  `json:"why,omitempty"`      // nobody holds the mount
 	Count           int64   `json:"count"`              // daemons that took over from another
 	Crashes         int64   `json:"crashes"`            // those whose predecessor had died
+	Uncopied        int64   `json:"uncopied"`           // changes of drafts that went on without a copy outside of the daemon's container
 	LastStandstill  float64 `json:"last_standstill_seconds"`
 	WorstStandstill float64 `json:"worst_standstill_seconds"`
 }

@@ -182,6 +182,70 @@ func TestDraftsOfPodsThatDied(t *testing.T) {
 	}
 }
 
+// TestDraftsThatWereJustBegun ends the host's container, with daemon and keeper, in the moment after a draft was begun or renamed: the plugin has it, and
+// its writer goes on. So it is where another part of the driver was replaced just before.
+func TestDraftsThatWereJustBegun(t *testing.T) {
+	t.Parallel() // beside TestNoHostComes, which waits
+	n := newNode(t)
+	v := n.checkpointVolume("run")
+	p := n.startPod(v, podOptions{ordinary: true})
+	if s := handovers(t, p); s.Holder != "keeper" {
+		t.Skip("no keeper holds the mount: ", s.Why)
+	}
+	whole := 0
+	for _, before := range []struct {
+		name string
+		do   func()
+	}{
+		{"nothing", func() { n.awaitHeld(v) }},
+		{"the daemon was killed", func() { n.killDaemons(n.daemons()...) }},
+		{"daemon and keeper were killed", n.killHeld},
+		{"the keeper was killed", func() { n.killDaemons(n.keepers()...) }},
+	} {
+		for _, way := range []string{"", " past"} {
+			said := n.uncopied()
+			before.do()
+			f := step(strings.ReplaceAll(before.name+way, " ", "-"))
+			p.soon("just begin"+way, f)
+			n.host.kill()
+			n.killHeld()
+			n.startHost()
+			n.waitReady()
+			if a := p.do("fill"+way, f); a.Error == "" {
+				p.must("publish"+way, f)
+				p.must("read", shardOf(f))
+				whole++
+			} else if n.uncopied() == said {
+				t.Errorf("after %s, begin%s: %s", before.name, way, a.Error)
+			} else {
+				t.Logf("after %s, begin%s did not wait longer for a copy: %s", before.name, way, a.Error)
+			}
+			if !within(func() bool { return len(n.drafts(v)) == 0 }) {
+				t.Fatalf("after %s drafts %v are left", before.name, n.drafts(v))
+			}
+		}
+	}
+	if whole == 0 {
+		t.Error("no draft went on")
+	}
+	n.stopPod(p)
+	n.unstage(v)
+	n.mustBeClean()
+}
+
+// uncopied counts how often daemons have said that there was no copy of a draft in time.
+func (n *node) uncopied() (count int) {
+	n.t.Helper()
+	logs, err := filepath.Glob(filepath.Join(n.state, "volumes", "*", "log*"))
+	must(n.t, err)
+	for _, name := range logs {
+		text, err := os.ReadFile(name)
+		must(n.t, err)
+		count += strings.Count(string(text), "there is no copy of it outside in time")
+	}
+	return count
+}
+
 // awaitHeld waits until the plugin holds the mount with all drafts of a volume, as the keeper has them by now.
 func (n *node) awaitHeld(v *volume) {
 	n.t.Helper()

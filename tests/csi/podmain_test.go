@@ -128,6 +128,8 @@ type program struct {
 	held     *held
 	loop     *loop
 	draft    *control.Draft
+	first    uint32     // number of the draft's file
+	pens     []*os.File // of that
 	engine   engine
 }
 

@@ -21,7 +21,14 @@ const shard = "shard.bin"
 func (p *program) checkpoint(o order, path string) (known bool, err error) {
 	switch o.Do {
 	case "begin": // through the kernel
-		return true, begin(path+".tmp", content(o.File))
+		if err := begin(path + ".tmp"); err != nil {
+			return true, err
+		}
+		return true, fill(path+".tmp", content(o.File))
+	case "just begin":
+		return true, begin(path + ".tmp")
+	case "fill":
+		return true, fill(path+".tmp", content(o.File))
 	case "publish":
 		return true, os.Rename(path+".tmp", path)
 	case "publish by hbmfs":
@@ -31,7 +38,14 @@ func (p *program) checkpoint(o order, path string) (known bool, err error) {
 		}
 		return true, err
 	case "begin past": // past the kernel
-		return true, p.beginPast(path, content(o.File))
+		if err := p.beginPast(path, o.File.Size); err != nil {
+			return true, err
+		}
+		return true, p.fillPast(content(o.File))
+	case "just begin past":
+		return true, p.beginPast(path, o.File.Size)
+	case "fill past":
+		return true, p.fillPast(content(o.File))
 	case "publish past":
 		return true, p.draft.Publish(context.Background(), 1, int64(o.File.Size))
 	case "remove":
@@ -51,10 +65,10 @@ func (p *program) checkpoint(o order, path string) (known bool, err error) {
 	return false, nil
 }
 
-func begin(path string, data []byte) error {
-	if err := os.Mkdir(path, 0o755); err != nil {
-		return err
-	}
+func begin(path string) error { return os.Mkdir(path, 0o755) }
+
+// fill writes a draft that has begun.
+func fill(path string, data []byte) error {
 	f, err := os.Create(filepath.Join(path, shard))
 	if err != nil {
 		return err
@@ -63,25 +77,28 @@ func begin(path string, data []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// beginPast writes a draft that waits to be published.
-func (p *program) beginPast(path string, data []byte) (err error) {
+// beginPast begins a draft, and makes its file.
+func (p *program) beginPast(path string, size int) (err error) {
 	ctx := context.Background()
 	if p.draft, err = control.BeginDraft(ctx, path, 0, 1, "pod"); err != nil {
 		return err
 	}
-	first, pens, err := p.draft.Add(ctx, control.NewFile{Name: shard, Size: int64(len(data))})
-	if err != nil {
-		return err
-	}
-	_, err = pens[0].WriteAt(data, 0)
-	if err = errors.Join(err, pens[0].Truncate(int64(len(data))), pens[0].Sync(), pens[0].Close()); err != nil {
+	p.first, p.pens, err = p.draft.Add(ctx, control.NewFile{Name: shard, Size: int64(size)})
+	return err
+}
+
+// fillPast writes the file of that draft, which then waits to be published.
+func (p *program) fillPast(data []byte) error {
+	pen := p.pens[0]
+	_, err := pen.WriteAt(data, 0)
+	if err = errors.Join(err, pen.Truncate(int64(len(data))), pen.Sync(), pen.Close()); err != nil {
 		return err
 	}
 	var sums []uint32
 	for at := 0; at < len(data); at += control.SumChunk {
 		sums = append(sums, crc32.Checksum(data[at:min(at+control.SumChunk, len(data))], crc32.MakeTable(crc32.Castagnoli)))
 	}
-	return p.draft.Seal(ctx, first, sums)
+	return p.draft.Seal(context.Background(), p.first, sums)
 }
 
 // change tells of each way that changed something.

@@ -136,7 +136,7 @@ func (h *Host) launch(ctx context.Context, v *nodeVolume, c handover.Copy) (*dae
 		return nil, err
 	}
 	cmd := exec.Command(h.opt.HBMFS, append(args, "-o", "fsname="+v.name(), "--", spec.Address(), v.mount())...)
-	cmd.Env = append(environment(os.Environ()), v.rights(spec)...)
+	cmd.Env = append(append(environment(os.Environ()), v.rights(spec)...), handover.CopiedEnv+"=1")
 	cmd.Stdout, cmd.Stderr = log, log // not this process's: that may be a pipe, which a daemon must outlive
 	cmd.ExtraFiles = []*os.File{write}
 	if c != nil {

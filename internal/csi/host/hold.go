@@ -23,8 +23,9 @@ import (
 type held struct {
 	mu      sync.Mutex
 	copies  map[string]handover.Copy
-	holders map[int]bool  // connections of plugins
-	told    chan struct{} // closed, and made anew, when a plugin has told of a mount
+	serves  map[string]*daemon // whose keeper is followed
+	holders map[int]bool       // connections of plugins
+	told    chan struct{}      // closed, and made anew, when a plugin has told of a mount
 }
 
 // sendTime bounds the time in which a plugin must take what it is told.
@@ -58,12 +59,32 @@ func (h *held) put(key string, c handover.Copy) {
 	h.set(key, c)
 }
 
-// replace keeps a copy in place of the one before.
-func (h *held) replace(key string, c handover.Copy) {
+// replace keeps a copy in place of the one before, if the daemon still serves what it is of.
+func (h *held) replace(key string, d *daemon, c handover.Copy) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.serves[key] != d || !d.alive() || !c.Connected() {
+		c.Close()
+		return false
+	}
 	h.copies[key].Close()
 	h.set(key, c)
+	return true
+}
+
+// serve says which daemon serves a volume from now on.
+func (h *held) serve(key string, d *daemon) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.serves[key] = d
+}
+
+// end forgets a volume whose mount ends: no copy of it comes any more.
+func (h *held) end(key string) {
+	h.mu.Lock()
+	delete(h.serves, key)
+	h.mu.Unlock()
+	h.drop(key)
 }
 
 // set keeps a copy, and tells all plugins. The lock must be held.
@@ -108,11 +129,13 @@ func (h *held) await(ctx context.Context, key string, limit time.Duration) hando
 // Between two attempts to follow a keeper. Until there is a copy, the mount ends with the keeper.
 const (
 	followFirst = 5 * time.Millisecond
+	followSoon  = 50 * time.Millisecond // at most, while a keeper may be starting: clients wait
 	followMost  = 30 * time.Second
+	starting    = 5 * time.Second
 	steady      = time.Second // of a keeper that was followed: its daemon has another soon
 )
 
-// calm is how long after a change a keeper is asked again: changes come in groups.
+// calm is how long after changes a keeper is asked again, unless a client waits for that: changes come in groups.
 const calm = 20 * time.Millisecond
 
 // keepCopy has a copy of what the keeper of a daemon has, as long as that lives. It goes on beside other work.
@@ -127,14 +150,17 @@ func (v *nodeVolume) keepCopy(d *daemon) {
 		}
 	})
 	said := false
-	for wait := followFirst; ; wait = min(2*wait, followMost) {
+	for wait, first := followFirst, time.Now(); ; wait = min(2*wait, followMost) {
 		began := time.Now()
 		err := v.follow(ctx, d)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) > steady {
-			wait = followFirst
+			wait, first = followFirst, time.Now()
+		}
+		if time.Since(first) < starting {
+			wait = min(wait, followSoon)
 		}
 		if !said && wait > time.Second {
 			said = true
@@ -158,40 +184,26 @@ func (v *nodeVolume) follow(ctx context.Context, d *daemon) error {
 	if err != nil {
 		return err
 	}
-	f, c, err := handover.Follow(keepers[0])
+	f, err := handover.Follow(keepers[0])
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	for {
-		if err := v.keep(ctx, d, c); err != nil {
+		c, settled, err := f.Copy()
+		if err != nil {
 			return err
 		}
-		if err := f.Changed(ctx); err != nil {
-			return err
+		if !v.host.held.replace(v.key, d, c) {
+			return errKeepers
 		}
-		if err := pause.For(ctx, calm); err != nil {
-			return err
+		if settled != nil { // plugins have been sent the copy, and get it also where this host ends now
+			settled()
 		}
-		if c, err = handover.CopyOf(keepers[0]); err != nil {
+		if err := f.Changed(ctx, calm); err != nil {
 			return err
 		}
 	}
-}
-
-// keep keeps a copy, if the daemon still serves what it is of.
-func (v *nodeVolume) keep(ctx context.Context, d *daemon, c handover.Copy) error {
-	if err := v.acquire(ctx); err != nil {
-		c.Close()
-		return err
-	}
-	defer v.unlock()
-	if v.daemon != d || !d.alive() || !c.Connected() {
-		c.Close()
-		return errKeepers
-	}
-	v.host.held.replace(v.key, c)
-	return nil
 }
 
 // Hold listens for plugins that hold copies, on a socket for root alone. It goes on until the host is closed.

@@ -114,7 +114,7 @@ func New(ctx context.Context, opt Options) (*Host, error) {
 		opt: opt, log: opt.Log, ctx: ctx, stop: stop, lock: lock, waiting: waiting, stopWait: stopWait,
 		prefix:  "hbmfs-csi:" + volume.Identity(opt.StateDir)[:8] + ":", // there may be two drivers on a node
 		asker:   &aside.Asker{Program: opt.HBMFS, Patience: askTime, Life: ctx},
-		held:    held{copies: map[string]handover.Copy{}, holders: map[int]bool{}, told: make(chan struct{})},
+		held:    held{copies: map[string]handover.Copy{}, serves: map[string]*daemon{}, holders: map[int]bool{}, told: make(chan struct{})},
 		volumes: map[string]*nodeVolume{}, busy: map[string]func(){}, looking: map[string]int{},
 	}, nil
 }

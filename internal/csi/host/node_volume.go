@@ -234,7 +234,7 @@ func (v *nodeVolume) countStart() {
 // reach of the signal until there can be none.
 func (v *nodeVolume) kill(d *daemon) {
 	d.signal(syscall.SIGKILL)
-	v.host.held.drop(v.key)
+	v.host.held.end(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		v.host.log.Error("cannot take the mount of a daemon away", "volume", v.key, "error", err)
 	}
@@ -244,7 +244,7 @@ func (v *nodeVolume) kill(d *daemon) {
 // clear removes the mount of a daemon that is gone, so that the next one is not stacked upon it. The copies that pods see
 // stay until a new mount replaces them.
 func (v *nodeVolume) clear() error {
-	v.host.held.drop(v.key)
+	v.host.held.end(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
 		return err
 	}
@@ -276,6 +276,7 @@ func (v *nodeVolume) adopt(d *daemon) error {
 		return err
 	}
 	v.daemon = d
+	v.host.held.serve(v.key, d)
 	v.host.work.Go(func() { v.watch(d) })
 	v.host.work.Go(func() { v.keepCopy(d) })
 	var targets []string
@@ -338,8 +339,9 @@ func (v *nodeVolume) show(target string) error {
 
 // stop ends the daemon of a volume that nobody uses. The lock must be held.
 func (v *nodeVolume) stop() error {
-	v.host.held.drop(v.key)
+	v.host.held.end(v.key)
 	if err := mounts.Abort(v.mount()); err != nil {
+		v.host.held.serve(v.key, v.daemon) // it goes on
 		return err
 	}
 	d := v.daemon
@@ -362,7 +364,7 @@ func (v *nodeVolume) stop() error {
 
 // remove removes the directory of the volume, whose mount is gone. The host's mu must be held.
 func (v *nodeVolume) remove() error {
-	v.host.held.drop(v.key) // a plugin may just have brought it
+	v.host.held.end(v.key) // a plugin may just have brought it
 	if err := mounts.RemoveDir(v.mount()); err != nil {
 		return err
 	}
