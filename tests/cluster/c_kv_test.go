@@ -181,12 +181,12 @@ func (c *cluster) uid(t testing.TB, p *pod) string {
 func (c *cluster) awaitHolds(t testing.TB, namespace string, want uint64) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("%d pins and reservations", want), func() error {
-		found, _ := filepath.Glob("/var/lib/hbmfs/volumes/*/mnt/.hbmfs/status") // of a pattern that is one
+		found, _ := filepath.Glob("/var/lib/hbmfs/volumes/*/mnt") // of a pattern that is one
 		if len(found) != 1 {
 			return fmt.Errorf("the volumes are %v", found)
 		}
 		var s status.Status
-		text, err := os.ReadFile(found[0])
+		text, err := os.ReadFile(filepath.Join(found[0], ".hbmfs", "status"))
 		if err = errors.Join(err, json.Unmarshal(text, &s)); err != nil || s.KV == nil {
 			return errors.Join(err, errors.New("that is no KV volume"))
 		}
