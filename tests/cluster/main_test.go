@@ -32,7 +32,7 @@ const (
 )
 
 // patience bounds every wait. Nothing that works waits for its end.
-const patience = 20 * time.Second
+const patience = 4 * time.Minute
 
 // node is the only one of the cluster. TestMain makes it.
 var node *cluster
