@@ -180,7 +180,7 @@ cluster-images: go $(IMAGER) $(S3)
 	@mkdir -p $(CLUSTER)/pods
 	for version in 0.2.0 0.2.0-next; do \
 	  $(RELEASE) ARCH=$(ARCH) VERSION=v$$version tools/dist/image.sh ghcr.io/hbmfs/hbmfs:$$version $(CLUSTER)/hbmfs-$$version.tar || exit; done
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CLUSTER)/pods/pod ./tests/cluster/pod
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -tags nogpu -o $(CLUSTER)/pods/pod ./tests/cluster/pod
 	SOURCE_DATE_EPOCH=0 $(IMAGER) --programs pod --name hbmfs.test/pod:1 --out $(CLUSTER)/pod.tar $(ARCH)=$(CLUSTER)/pods
 	cp $(S3) $(CLUSTER)/pods/
 

@@ -45,7 +45,8 @@ func (c *cluster) install() {
 	for _, step := range [][]string{
 		{"kubernetes", "kubectl", "apply", "-f", filepath.Join(repository, "deploy", "kubernetes", "namespace.yaml")},
 		{"helm", "install", "hbmfs", filepath.Join(repository, "deploy", "helm", "hbmfs"), "--namespace", "hbmfs",
-			"--set", "sourceDirs={" + c.at("data") + "}", "--set", "checkpointDirs={" + c.at("checkpoints") + "}", "--set", "cacheMinFree=64MiB"},
+			"--set", "sourceDirs={" + c.at("data") + "}", "--set", "checkpointDirs={" + c.at("checkpoints") + "}", "--set", "cacheMinFree=64MiB",
+			"--set", "kvDirs={" + c.at("kv") + "}", "--set", "kvMemory=64MiB"},
 		{"kubernetes", "kubectl", "create", "namespace", "train"},
 		{"kubernetes", "kubectl", "label", "namespace", "train", "pod-security.kubernetes.io/enforce=restricted"},
 		{"kubernetes", "kubectl", "-n", "train", "create", "secret", "generic", "keys",
@@ -122,7 +123,7 @@ func (c *cluster) persistent(t testing.TB, name string, attributes map[string]st
 		fmt.Fprintf(&lines, "      %s: %q\n", key, value)
 	}
 	secret, mode, readOnly := "", "ReadOnlyMany", true
-	if attributes["checkpoints"] != "" {
+	if attributes["checkpoints"] != "" || attributes["kv"] != "" {
 		mode, readOnly = "ReadWriteMany", false
 	}
 	if attributes["authentication"] == "secret" {

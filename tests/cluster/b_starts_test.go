@@ -122,7 +122,17 @@ func podMemory(t testing.TB, c *cluster, p *pod) int64 {
 }
 
 // groupMemory is what a pod's control groups have, without page cache.
-func groupMemory(t testing.TB, uid string) (n int64) {
+func groupMemory(t testing.TB, uid string) int64 {
+	t.Helper()
+	n := groupStat(t, uid, "total_rss")
+	if n == 0 {
+		t.Errorf("pod %s has no memory", uid)
+	}
+	return n
+}
+
+// groupStat is a number of memory.stat, in all control groups of a pod.
+func groupStat(t testing.TB, uid, name string) (n int64) {
 	t.Helper()
 	found, err := filepath.Glob("/sys/fs/cgroup/memory/kubepods/*/pod" + uid + "/memory.stat")
 	if err == nil && len(found) == 0 { // guaranteed pods
@@ -133,15 +143,15 @@ func groupMemory(t testing.TB, uid string) (n int64) {
 		text, err := os.ReadFile(file)
 		must(t, err)
 		for line := range strings.Lines(string(text)) {
-			if value, ok := strings.CutPrefix(strings.TrimSpace(line), "total_rss "); ok {
-				rss, err := strconv.ParseInt(value, 10, 64)
+			if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+" "); ok {
+				bytes, err := strconv.ParseInt(value, 10, 64)
 				must(t, err)
-				n += rss
+				n += bytes
 			}
 		}
 	}
-	if n == 0 {
-		t.Errorf("pod %s has no memory in %v", uid, found)
+	if len(found) == 0 {
+		t.Errorf("pod %s has no control group of memory", uid)
 	}
 	return n
 }

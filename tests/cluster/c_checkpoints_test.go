@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// fsGroup is that of all pods with a checkpoint volume.
+// fsGroup is that of pods whose volumes are written to.
 const fsGroup = 2000
 
 // checkpoints are the attributes of a checkpoint volume. pairs are more of them.
@@ -31,7 +31,7 @@ func (c *cluster) checkpoints(name string, pairs ...string) map[string]string {
 // shardOf is the file of a checkpoint.
 func shardOf(name string) string { return name + "/shard.bin" }
 
-// saver starts a pod of an ordinary user's with a checkpoint volume. change changes its specification.
+// saver starts a pod of an ordinary user's with a volume that pods write to. change changes its specification.
 func (c *cluster) saver(t testing.TB, name string, volume object, change ...func(spec object)) *pod {
 	t.Helper()
 	body := podObject(name, volume, "serve")
@@ -218,15 +218,15 @@ func TestCheckpointVolume(t *testing.T) {
 }
 
 // volumeStats waits until kubelet says how full a pod's volume is.
-func (c *cluster) volumeStats(t testing.TB, p *pod) {
+func (c *cluster) volumeStats(t testing.TB, p *pod) (used, capacity int64) {
 	t.Helper()
 	c.await(t, "kubelet has statistics of the volume", func() error {
 		var summary struct {
 			Pods []struct {
 				PodRef  struct{ Name string }
 				Volumes []struct {
-					Name                      string
-					UsedBytes, AvailableBytes int64
+					Name                                     string
+					UsedBytes, AvailableBytes, CapacityBytes int64
 				} `json:"volume"`
 			}
 		}
@@ -237,12 +237,14 @@ func (c *cluster) volumeStats(t testing.TB, p *pod) {
 			for _, v := range q.Volumes {
 				if q.PodRef.Name == p.name && v.Name == "data" && v.UsedBytes > 0 {
 					t.Logf("kubelet: the volume of %s uses %d bytes, and %d are free", p.name, v.UsedBytes, v.AvailableBytes)
+					used, capacity = v.UsedBytes, v.CapacityBytes
 					return nil
 				}
 			}
 		}
 		return fmt.Errorf("none in %v", summary)
 	})
+	return used, capacity
 }
 
 // Drafts of a pod that is killed, deleted by force or started again are gone, whatever part of the driver ends beside it. Those of another

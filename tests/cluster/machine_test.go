@@ -40,7 +40,7 @@ func (c *cluster) program(name string) string { return filepath.Join(c.programs,
 // enter makes the namespaces a machine: mounts that are shared, as Kubernetes wants them, directories of its own, and a network.
 func (c *cluster) enter() error {
 	own := map[string]string{"/var/lib/kubelet": "kubelet", "/var/lib/hbmfs": "hbmfs", "/var/log": "logs/node"}
-	for _, name := range []string{"logs", "data", "cni", "sysctl", "buckets", "meta", "checkpoints"} {
+	for _, name := range []string{"logs", "data", "cni", "sysctl", "buckets", "meta", "checkpoints", "kv"} {
 		if err := os.Mkdir(c.at(name), 0o755); err != nil {
 			return err
 		}

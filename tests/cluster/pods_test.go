@@ -144,6 +144,7 @@ type answer struct {
 	Error, Wrong, SHA256                        string
 	Bytes, Past, First, Passes, Errors, Longest int64
 	Facts                                       []string
+	Blocks                                      map[string]int64
 }
 
 // try asks a pod to do something.

@@ -8,7 +8,8 @@
 //	pod --csi-address=...            what node-driver-registrar and livenessprobe do
 //
 // GET /do?what=hash|past|hold|held|loop|so-far|who&file=NAME answers in JSON. A byte that is not the file's is "wrong". In a checkpoint volume
-// what=begin|publish|begin-past|publish-past|remove|change|see|list|owner is done with the checkpoint or path NAME.
+// what=begin|publish|begin-past|publish-past|remove|change|see|list|owner is done with the checkpoint or path NAME. In a KV volume
+// what=kv-put|kv-get|kv-pin|kv-unpin|kv-half|kv-loop is done with blocks whose keys begin with the last part of NAME, a namespace is the first.
 package main
 
 import (
@@ -132,11 +133,12 @@ type server struct {
 	held  *held
 	loop  *loop
 
-	drafts map[string]*control.Draft // those that were begun past the kernel
+	drafts  map[string]*control.Draft // those that were begun past the kernel
+	engines map[string]*engine        // of KV namespaces
 }
 
 func serve(first string) error {
-	s := &server{}
+	s := &server{engines: map[string]*engine{}}
 	if first != "" {
 		in, err := os.Open(filepath.Join(root, first))
 		if err != nil {
@@ -186,6 +188,8 @@ type answer struct {
 	Errors  int64    `json:"errors"`  // of a loop
 	Longest int64    `json:"longest"` // nanoseconds between two reads of a loop
 	Facts   []string `json:"facts"`   // of the process
+
+	Blocks map[string]int64 `json:"blocks"` // of a KV volume: how many, by what became of them, and by tier
 }
 
 func (s *server) do(what, file string, a *answer) (err error) {
@@ -210,6 +214,9 @@ func (s *server) do(what, file string, a *answer) (err error) {
 		s.loop.answer(a)
 	default:
 		known, done := s.checkpoint(what, file, a)
+		if !known {
+			known, done = s.kv(what, file, a)
+		}
 		if err = done; !known {
 			err = fmt.Errorf("unknown order %q", what)
 		}

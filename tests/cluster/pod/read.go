@@ -192,27 +192,40 @@ func (h *held) close() {
 	_ = h.file.Close() // opened for reading
 }
 
-// loop reads a file that stays open and mapped, again and again, and looks at the clock.
+// loop does something again and again, and looks at the clock.
 type loop struct {
-	held                           *held
 	passes, bytes, errors, longest atomic.Int64
 	wrong, first                   atomic.Pointer[string]
 }
 
+// startLoop reads a file that stays open and mapped.
 func startLoop(path, name string) (*loop, error) {
 	h, err := hold(path, name)
 	if err != nil {
 		return nil, err
 	}
-	l := &loop{held: h}
-	go l.run(name) // as long as the pod lives
-	return l, nil
+	return again(func(did func(n int)) error { return h.pass(name, did) }), nil
 }
 
-func (l *loop) run(name string) {
+// again starts a loop, which ends with the pod. A pass tells of each step that it did.
+func again(pass func(did func(n int)) error) *loop {
+	l := &loop{}
+	go l.run(pass)
+	return l
+}
+
+func (l *loop) run(pass func(did func(n int)) error) {
 	last := time.Now()
+	did := func(n int) {
+		now := time.Now()
+		l.longest.Store(max(l.longest.Load(), int64(now.Sub(last))))
+		last = now
+		l.bytes.Add(int64(n))
+	}
 	for {
-		err := l.pass(name, &last)
+		err := pass(did)
+		time.Sleep(20 * time.Millisecond) // it rests now and then: a node has many pods
+		did(0)
 		if err == nil {
 			l.passes.Add(1)
 			continue
@@ -228,15 +241,8 @@ func (l *loop) run(name string) {
 	}
 }
 
-// pass has the kernel ask for every page again, of the open file and of the mapping. It rests now and then: a node has many pods.
-func (l *loop) pass(name string, last *time.Time) error {
-	did := func(n int) {
-		now := time.Now()
-		l.longest.Store(max(l.longest.Load(), int64(now.Sub(*last))))
-		*last = now
-		l.bytes.Add(int64(n))
-	}
-	h := l.held
+// pass has the kernel ask for every page again, of the open file and of the mapping.
+func (h *held) pass(name string, did func(n int)) error {
 	forget := func() error {
 		return errors.Join(unix.Madvise(h.mapping, unix.MADV_DONTNEED), unix.Fadvise(int(h.file.Fd()), 0, 0, unix.FADV_DONTNEED))
 	}
@@ -250,8 +256,6 @@ func (l *loop) pass(name string, last *time.Time) error {
 	if err == nil {
 		_, err = h.bypass(name, func(p []byte) { did(len(p)) })
 	}
-	time.Sleep(20 * time.Millisecond)
-	did(0)
 	return err
 }
 
