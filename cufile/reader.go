@@ -1,6 +1,7 @@
 package cufile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,27 +60,17 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() error {
-	if o.Path == "" {
-		o.Path = Auto
-	}
-	if o.Client == "" {
-		o.Client = "hbmfs reader"
-	}
+	o.Path, o.Client = cmp.Or(o.Path, Auto), cmp.Or(o.Client, "hbmfs reader")
+	o.Slot, o.Window = cmp.Or(o.Slot, 2<<20), cmp.Or(o.Window, 128<<20)
 	if o.Threads == 0 {
 		o.adapt = true
 		o.Threads = crew.MostThreads(runtime.NumCPU(), o.Readers)
-	}
-	if o.Slot == 0 {
-		o.Slot = 2 << 20
 	}
 	if o.Arena == 0 {
 		o.Arena = 1 << 30
 		if o.Device == HostDevice {
 			o.Arena = 256 << 20
 		}
-	}
-	if o.Window == 0 {
-		o.Window = 128 << 20
 	}
 	if o.Pinned == 0 {
 		o.Pinned = 16 << 30

@@ -252,7 +252,7 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen W
 // parts cuts spans into parts of at most limit bytes, and leaves empty ones out.
 func parts(spans []Placed, limit int64) func(yield func([]Placed) bool) {
 	return func(yield func([]Placed) bool) {
-		part, size := make([]Placed, 0, len(spans)), int64(0)
+		part, size := []Placed(nil), int64(0)
 		for _, s := range spans {
 			for s.N > 0 {
 				n := min(s.N, limit-size)

@@ -37,10 +37,15 @@ Without --lint, one is written for this machine and --for a workload, each value
   checkpoint   large files are written and read
   weights      large files are read once, as fast as they come
 
-With --lint FILE, that file is checked: syntax as cuFile understands it, keys that are unknown, misspelt or in a wrong
-section, numbers and booleans in quotes, bytes where KB are meant, values out of range or not a multiple of 64 KB or
-4 KB, keys that are there twice, settings that contradict each other or do nothing. --gpu N also compares with the
-memory of that GPU, and PATH with the filesystem of the data. --require direct wants reads that never fall back to the CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.`
+With --lint FILE, that file is checked. The list names
+
+  syntax   that cuFile does not understand
+  keys     that are unknown, misspelt, in a wrong section, or there twice
+  values   in quotes, out of range, no multiple of 64 KB or 4 KB, or in bytes where KB are meant
+  settings that contradict each other or do nothing
+
+--gpu N also compares with the memory of that GPU, and PATH with the filesystem of the data. --require direct wants reads that never fall
+back to the CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.`
 
 func newCuFileJSONCommand() *cobra.Command {
 	c := &cufileJSONCommand{}

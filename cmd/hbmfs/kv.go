@@ -52,8 +52,8 @@ func newKVListCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "ls MOUNT",
 		Short: "List the namespaces of a KV volume",
-		Long: `List the namespaces of the KV volume at MOUNT: whose they are and who may use them, how large a block is, how many blocks memory and disk have and
-what they take there, how many keys of a hundred were found since the daemon began, and when somebody used them last.`,
+		Long: `List the namespaces of the KV volume at MOUNT: whose they are, who may use them, and how large a block is. MEMORY and DISK say what they take there,
+BLOCKS how many blocks they have. HITS says how many keys of a hundred were found since the daemon began, and USED when somebody used them last.`,
 		Example: "  hbmfs kv ls /mnt/kv\n  hbmfs kv ls --json /mnt/kv | jq -r '.namespaces[].name'",
 	}, exactArgs(1), func(_ context.Context, v *kvadmin.Volume, _ string) error {
 		return c.print(v.KV, func() {
@@ -73,9 +73,9 @@ func newKVStatsCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "stats MOUNT [NAMESPACE...]",
 		Short: "Count hits, evictions and pins of a KV volume",
-		Long: `Print the counts of namespaces of the KV volume at MOUNT, of all where none is named: keys that were found, by tier, and not found; blocks that were
-stored, that were there already, and for which there was no room; evictions, bytes that were copied between the tiers, failures; and the processes
-that hold pins and reservations. Counts begin anew with each daemon.`,
+		Long: `Print the counts of the namespaces that are named, or of all, of the KV volume at MOUNT. They are of keys that were found, by tier, and not found; of
+blocks that were stored, that were there already, and for which there was no room; and of evictions, of bytes that were copied between the tiers,
+and of failures. It names the processes that hold pins and reservations. Counts begin anew with each daemon.`,
 		Example: "  hbmfs kv stats /mnt/kv\n  hbmfs kv stats --json /mnt/kv llama-8b",
 	}, someArgs("mounts"), func(_ context.Context, v *kvadmin.Volume, _ string) error {
 		return c.print(v.KV, func() {
@@ -91,8 +91,8 @@ func newKVVerifyCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "verify MOUNT [NAMESPACE...]",
 		Short: "Compare blocks of a KV volume with their checksums",
-		Long: `Have the daemon read all blocks of namespaces of the KV volume at MOUNT, of all where none is named, and compare them with the checksums that engines
-gave (CRC-32C). A block that does not match is dropped. Blocks without a checksum are counted. Engines go on meanwhile.
+		Long: `Have the daemon of MOUNT read all blocks of the namespaces that are named, or of all, and compare them with the checksums that engines gave
+(CRC-32C). A block that does not match is dropped. Blocks without a checksum are counted. Engines go on meanwhile.
 
 It needs the right to write the namespaces. The exit code is 3 when something was damaged. Ctrl-C stops it.`,
 		Example: "  hbmfs kv verify /mnt/kv\n  hbmfs kv verify --json /mnt/kv llama-8b",

@@ -110,7 +110,7 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "hbmfs",
 		Short: "Mount sharded, tokenized datasets as plain files",
-		Long: `hbmfs mounts a directory of shards as plain files, at the speed of the disk they lie on, and adds views of them:
+		Long: `hbmfs mounts a directory of shards as plain files, at the speed of the disk they lie on. It adds views of them:
 the same tokens as one NumPy array, one flat file, or a Megatron pair, without a byte copied.
 
   hbmfs ls s3://bucket/pile             which files are there? nothing is mounted

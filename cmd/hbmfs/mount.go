@@ -88,9 +88,9 @@ with the last process of that container, as far as the daemon's own container is
 With --drain what is published is copied to S3 in the background, where other machines mount it; hbmfs checkpoint drain --help
 says how. With --keep old checkpoints are removed here once they are there.
 
-With --kv SOURCE is a directory on a local disk where engines keep blocks of their KV caches, in slots of preallocated files that they
-write and read past FUSE: --size bytes there, and before it --memory bytes of memory. Neither limit is ever passed; what was not used
-for the longest time goes. Namespaces of the volume are the entries of MOUNTPOINT; hbmfs kv --help has more.
+With --kv SOURCE is a directory on a local disk where engines keep blocks of their KV caches. They write and read these past FUSE, in
+slots of preallocated files: --size bytes there, and before it --memory bytes of memory. Neither limit is ever passed; what was not
+used for the longest time goes. Namespaces of the volume are the entries of MOUNTPOINT; hbmfs kv --help has more.
 
 In /etc/fstab, with a link /sbin/mount.fuse.hbmfs to this program (make install makes it):
 

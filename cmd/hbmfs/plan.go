@@ -56,8 +56,8 @@ Every result is a range: low with all assumptions low, high with all high. The p
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
 --fan-out is about something else: how long many nodes take that read one dataset from one origin at once, and how many caches
-before it they need (docs/many-nodes.md). It has the time to the last node by calculation, and by a simulation of nodes that all
-read in the same order, and of nodes that each begin elsewhere. The rates are yours to give: 10 Gb/s for the origin and for a cache
+before it they need (docs/many-nodes.md). The time to the last node comes by calculation, and by two simulations:
+in one all nodes read in the same order, in the other each begins elsewhere. The rates are yours to give: 10 Gb/s for the origin and for a cache
 are assumed, and 765 MB/s for a node.
 
 Calibrated on one and two H200s, the model met four and eight within 15%. docs/planning.md says what it leaves out.`,

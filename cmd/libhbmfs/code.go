@@ -56,6 +56,14 @@ type otherwise struct {
 func (o *otherwise) Error() string { return o.err.Error() }
 func (o *otherwise) Unwrap() error { return o.err }
 
+// internally makes an error without a code one of hbmfs's own.
+func internally(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &otherwise{codeInternal, err}
+}
+
 // CUDA results (cuda.h).
 const (
 	cudaOutOfMemory   = 2

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/hbmfs/hbmfs/cufile"
 )
 
 // library is the table of handles. A handle is a number that is given out once. So a closed handle and a number that never
@@ -97,6 +100,24 @@ func find[T any](l *library, handle uint64) (T, error) {
 		return zero, failf(codeClosed, "handle %d is closed", handle)
 	}
 	return zero, failf(codeInvalid, "%d is no handle of this library", handle)
+}
+
+// closeThing closes a thing and gives its handle up. Where a call hangs, the handle stays.
+func closeThing[T any](l *library, handle uint64, what string, close func(T) error) error {
+	thing, err := find[T](l, handle)
+	if err != nil {
+		return err
+	}
+	if err = close(thing); errors.Is(err, cufile.ErrUnderWay) {
+		return err
+	}
+	if !l.remove(handle) { // another call did
+		return failf(codeClosed, "handle %d is closed", handle)
+	}
+	if err != nil {
+		return fmt.Errorf("close the %s: %w", what, err)
+	}
+	return nil
 }
 
 // wait waits for a channel: at most timeout, forever if that is negative.

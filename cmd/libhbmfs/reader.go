@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"sync"
 
@@ -101,20 +100,7 @@ func (l *library) readerStats(handle uint64) (s readerStats, err error) {
 
 // closeReader closes a reader with all that was opened through it. Where a call hangs, the handles stay.
 func (l *library) closeReader(handle uint64) error {
-	r, err := find[*reader](l, handle)
-	if err != nil {
-		return err
-	}
-	if err = r.r.Close(); errors.Is(err, cufile.ErrUnderWay) {
-		return err
-	}
-	if !l.remove(handle) { // another call did
-		return failf(codeClosed, "handle %d is closed", handle)
-	}
-	if err != nil {
-		return &otherwise{codeInternal, fmt.Errorf("close the reader: %w", err)}
-	}
-	return nil
+	return internally(closeThing(l, handle, "reader", func(r *reader) error { return r.r.Close() }))
 }
 
 // file is a cufile.File and its reader.
@@ -137,20 +123,7 @@ func (l *library) openFile(handle uint64, path string) (uint64, error) {
 
 // closeFile closes a file with its requests. Where one hangs, the handles stay.
 func (l *library) closeFile(handle uint64) error {
-	f, err := find[*file](l, handle)
-	if err != nil {
-		return err
-	}
-	if err = f.f.Close(); errors.Is(err, cufile.ErrUnderWay) {
-		return err
-	}
-	if !l.remove(handle) { // another call did
-		return failf(codeClosed, "handle %d is closed", handle)
-	}
-	if err != nil {
-		return fmt.Errorf("close the file: %w", err)
-	}
-	return nil
+	return closeThing(l, handle, "file", func(f *file) error { return f.f.Close() })
 }
 
 // fileInfo is hbmfs_file_info.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"time"
 
@@ -60,20 +59,7 @@ func (l *library) waitReady(handle uint64, timeout time.Duration) error {
 
 // closeWriter closes a writer with its writes. Where a call hangs, the handles stay.
 func (l *library) closeWriter(handle uint64) error {
-	w, err := find[*writer.Writer](l, handle)
-	if err != nil {
-		return err
-	}
-	if err = w.Close(); errors.Is(err, writer.ErrUnderWay) {
-		return err
-	}
-	if !l.remove(handle) { // another call did
-		return failf(codeClosed, "handle %d is closed", handle)
-	}
-	if err != nil {
-		return &otherwise{codeInternal, fmt.Errorf("close the writer: %w", err)}
-	}
-	return nil
+	return internally(closeThing(l, handle, "writer", (*writer.Writer).Close))
 }
 
 // snapshot starts one. Its handle does not go with the writer's: the copies may still be read.

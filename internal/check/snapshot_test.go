@@ -30,6 +30,34 @@ func everything() fixture {
 	return f
 }
 
+// A recording is there whole, or nothing is.
+func TestSave(t *testing.T) {
+	dir := t.TempDir()
+	file, want := filepath.Join(dir, "facts.tar.zst"), everything().capture(t)
+	if err := want.Save(file); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Open(file); err != nil || !reflect.DeepEqual(Read(got), Read(want)) {
+		t.Errorf("it is not what was saved, or %v", err)
+	}
+	taken := filepath.Join(dir, "taken")
+	if err := os.MkdirAll(filepath.Join(taken, "full"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := want.Save(taken); err == nil {
+		t.Error("it took the place of a directory")
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 2 {
+		t.Errorf("%v, %v are there, want the recording and the directory", err, names)
+	}
+	if got, err := Open(taken); err != nil || len(got.entries) != 1 {
+		t.Errorf("an empty tree: %+v, %v", got, err)
+	}
+	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
 func TestRecordingsHaveNoSecrets(t *testing.T) {
 	var recording bytes.Buffer
 	if err := everything().capture(t).Record(&recording); err != nil {
