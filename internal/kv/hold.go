@@ -36,8 +36,9 @@ type hold struct {
 }
 
 // holdTable is what the next daemon has to know of holds: memory that all lives share. An entry, little-endian: token (u64, written last; 0: it is
-// free), owner, namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key. Behind the entries is a cell for
-// each namespace: its number (u64), and how often its memory tier was cut (u64).
+// free), owner, namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key, and of the owner's process the
+// inode of its descriptors (u64; 0: the kernel has none), the user and the number (u32 each). Behind the entries is a cell for each namespace: its
+// number (u64), and how often its memory tier was cut (u64).
 type holdTable struct {
 	file   *os.File
 	memory []byte
@@ -51,6 +52,7 @@ const (
 	entrySize = 128
 	entries   = 2 * mostHolds // the user of the daemon has a share apart, and each user a few in any case
 	entryKey  = 40
+	entryOf   = entryKey + control.MaxKVKey
 	cutsAt    = entries * entrySize
 	cutsSize  = 16
 	tableSize = cutsAt + mostSpaces*cutsSize
@@ -129,17 +131,20 @@ func (h *holdTable) take() (n int32, ok bool) {
 }
 
 // add writes an entry, where there is room for one.
-func (h *holdTable) add(token, owner uint64, o *hold, key []byte, length uint32) (ok bool) {
+func (h *holdTable) add(token uint64, by *owner, o *hold, key []byte, length uint32) (ok bool) {
 	if o.entry, ok = h.take(); !ok {
 		return false
 	}
 	e := h.memory[int(o.entry)*entrySize : (int(o.entry)+1)*entrySize]
-	binary.LittleEndian.PutUint64(e[8:], owner)
+	binary.LittleEndian.PutUint64(e[8:], by.id)
 	binary.LittleEndian.PutUint64(e[16:], o.space.meta.ID)
 	binary.LittleEndian.PutUint32(e[24:], o.slot)
 	binary.LittleEndian.PutUint32(e[28:], length)
 	e[32], e[33], e[34] = byte(o.tier.kind), byte(o.kind), byte(len(key))
 	copy(e[entryKey:], key)
+	binary.LittleEndian.PutUint64(e[entryOf:], by.inode)
+	binary.LittleEndian.PutUint32(e[entryOf+8:], by.uid)
+	binary.LittleEndian.PutUint32(e[entryOf+12:], uint32(by.pid))
 	atomic.StoreUint64(h.token(o.entry), token)
 	return true
 }
@@ -159,6 +164,8 @@ type entry struct {
 	tier                control.KVTierKind
 	kind                kind
 	key                 []byte
+	inode               uint64 // of the owner's process
+	uid, pid            uint32
 }
 
 // each gives all entries, and finds those that are free.
@@ -171,6 +178,7 @@ func (h *holdTable) each(f func(n int32, e entry) (keep bool)) {
 			e := entry{
 				token, binary.LittleEndian.Uint64(p[8:]), binary.LittleEndian.Uint64(p[16:]), binary.LittleEndian.Uint32(p[24:]), binary.LittleEndian.Uint32(p[28:]),
 				control.KVTierKind(p[32]), kind(p[33]), p[entryKey : entryKey+min(int(p[34]), control.MaxKVKey)],
+				binary.LittleEndian.Uint64(p[entryOf:]), binary.LittleEndian.Uint32(p[entryOf+8:]), binary.LittleEndian.Uint32(p[entryOf+12:]),
 			}
 			if f(n, e) {
 				continue
@@ -200,6 +208,11 @@ func (s *Store) adoptHolds() {
 	}
 	s.table.each(func(n int32, e entry) bool {
 		o, sp := owners[e.owner], byID[e.space]
+		if o == nil {
+			if o = s.missedOwner(&e); o != nil {
+				owners[o.id] = o
+			}
+		}
 		if o == nil || sp == nil {
 			return false
 		}

@@ -18,6 +18,7 @@ type owner struct {
 	uid   uint32
 	pid   int
 	pidfd *os.File // nil where the kernel does not tell the process: all ends with the connection
+	inode uint64   // of pidfd: see inodeOf
 
 	mu       sync.Mutex // guards what follows
 	holds    map[uint64]*hold
@@ -109,6 +110,15 @@ func pidfsMagic(f *os.File) bool {
 	return unix.Fstatfs(int(f.Fd()), &st) == nil && st.Type == 0x50494446 // PID_FS_MAGIC
 }
 
+// inodeOf names a process as long as the machine runs. It is 0 before Linux 6.9.
+func inodeOf(pidfd *os.File) uint64 {
+	var st unix.Stat_t
+	if !pidfsMagic(pidfd) || unix.Fstat(int(pidfd.Fd()), &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
 // newOwner makes the owner of a session's process.
 func (s *Store) newOwner(c *Session) (*owner, error) {
 	o := &owner{id: newID(), uid: c.user.UID, holds: map[uint64]*hold{}, orphans: map[place]uint64{}, sessions: 1, latest: c}
@@ -117,7 +127,7 @@ func (s *Store) newOwner(c *Session) (*owner, error) {
 		if o.pidfd, err = nonblocking(c.pidfd); err != nil {
 			return nil, err
 		}
-		o.pid = pidOf(o.pidfd)
+		o.pid, o.inode = pidOf(o.pidfd), inodeOf(o.pidfd)
 		if room, bounded := s.opt.Life.Room(); bounded && int64(len(s.opt.Life.Names())) >= room {
 			return nil, errors.Join(refuse(unix.EAGAIN, "the holder of the mount has no room for another process: raise FileDescriptorStoreMax="), o.pidfd.Close())
 		}
@@ -228,18 +238,51 @@ func (s *Store) adoptOwners() map[uint64]*owner {
 		if f == nil {
 			continue
 		}
-		pidfd, err := nonblocking(f)
-		_ = f.Close() // the holder has its own
-		if err != nil {
-			s.note("a process is not watched, and what it held is given back: %v", err)
+		if o := s.adoptOwner(uid, id, f); o != nil {
+			owners[id] = o
+		} else {
 			life.Drop(name)
-			continue
 		}
-		o := &owner{id: id, uid: uid, pid: pidOf(pidfd), pidfd: pidfd, holds: map[uint64]*hold{}, orphans: map[place]uint64{}}
-		owners[id] = o
-		s.mu.Lock()
-		s.owners[id], s.away[id] = o, true
-		s.mu.Unlock()
 	}
 	return owners
+}
+
+// adoptOwner goes on with a process that the daemon before served.
+func (s *Store) adoptOwner(uid uint32, id uint64, f *os.File) *owner {
+	pidfd, err := nonblocking(f)
+	_ = f.Close() // the owner has its own
+	if err != nil {
+		s.note("a process is not watched, and what it held is given back: %v", err)
+		return nil
+	}
+	o := &owner{id: id, uid: uid, pid: pidOf(pidfd), pidfd: pidfd, inode: inodeOf(pidfd), holds: map[uint64]*hold{}, orphans: map[place]uint64{}}
+	s.mu.Lock()
+	s.owners[id], s.away[id] = o, true
+	s.mu.Unlock()
+	return o
+}
+
+// missedOwner finds the process of a hold that the holder of the mount does not have. It came in the last moment before the daemon and its keeper
+// ended, and may be writing to its slots, which nobody else gets then. nil: it has ended.
+func (s *Store) missedOwner(e *entry) *owner {
+	if e.inode == 0 {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(int(e.pid), 0)
+	if err != nil {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), "client")
+	if inodeOf(f) != e.inode { // another process has its number by now
+		_ = f.Close() // it was only asked
+		return nil
+	}
+	o := s.adoptOwner(e.uid, e.owner, f)
+	if o == nil {
+		return nil
+	}
+	if err := s.opt.Life.Keep(o.kept(), o.pidfd); err != nil {
+		s.note("the holder of the mount does not keep a process: %v", err)
+	}
+	return o
 }

@@ -27,7 +27,7 @@ func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Err
 	switch {
 	case o.latest != c:
 		errno = unix.ESTALE
-	case o.over || !s.table.add(token, o.id, h, t.key(n), t.at(n).length):
+	case o.over || !s.table.add(token, o, h, t.key(n), t.at(n).length):
 		errno = unix.EDQUOT
 	default:
 		o.holds[token] = h

@@ -140,10 +140,10 @@ func (c *cluster) awaitMemory(t testing.TB, before int64) {
 	})
 }
 
-// fill has a pod store three times what its volume takes, another one look for all of it, and compares what the volume takes with its limits.
+// fill has a pod store twice what its volume takes, another one look for all of it, and compares what the volume takes with its limits.
 func (c *cluster) fill(t testing.TB, puts, gets *pod, before int64) {
 	t.Helper()
-	const batches = 3 * kvSize / (batch * blockBytes)
+	const batches = 2 * kvSize / (batch * blockBytes)
 	stored, found := map[string]int64{}, map[string]int64{}
 	for _, pass := range []struct {
 		p    *pod
@@ -297,6 +297,43 @@ func TestKVVolumeOverFaults(t *testing.T) {
 	}
 	c.remove(t, append(dead, pods(all)...)...)
 	c.clean(t)
+}
+
+// A pod that has just come holds its slots over the end of all of the host's container, though only its keeper knew the pod: what the pod writes
+// afterwards is in no block of another pod's.
+func TestKVVolumeOfTheLastMoment(t *testing.T) {
+	c := need(t)
+	ready := func() { c.await(t, "the driver is ready", func() error { return c.ready(t, "") }) }
+	ready()
+	attributes := c.kv("moment", "0")
+	stays := c.saver(t, "kv-waits", writes(inline(attributes, "")))
+	blocks(t, stays, "kv-put", "fp8/all", "done")
+	c.awaitKnown(t, stays)
+	late := c.saver(t, "kv-late", writes(inline(attributes, "")), of(1001, fsGroup))
+	pids := processesOf(c.partOf(t, "host")[0])
+	began := time.Now()
+	late.do(t, "kv-half", "fp8/late")
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+	}
+	t.Logf("all of the host's container was killed %v after the pod was told to reserve slots", time.Since(began))
+	c.await(t, "the host's end is seen", func() error { return c.hostSeen(t, pids) })
+	ready()
+	c.awaitHolds(t, "fp8", batch)
+	const batches = (kvSize + kvMemory) / (batch * blockBytes)
+	for i := range batches { // all other slots
+		c.soon(t, stays, "kv-put", fmt.Sprint("fp8/others-", i))
+	}
+	late.do(t, "kv-rest", "fp8/late")
+	for i := range batches {
+		stays.do(t, "kv-get", fmt.Sprint("fp8/others-", i))
+	}
+	c.kill(t, late)
+	c.awaitHolds(t, "fp8", 0)
+	c.remove(t, late, stays)
+	c.clean(t)
+	c.deletePart(t, "host") // whose container would wait before its next start
+	ready()
 }
 
 // A KV volume stays for a time after its last pod: the next one finds blocks in memory, over the end of the host. A volume with other attributes

@@ -148,6 +148,7 @@ func TestKVVolumesOverFaults(t *testing.T) {
 		{"keepers", func() { n.killDaemons(n.keepers()...) }, func() {}},
 		{"the plugin", n.restartPlugin, n.restartPlugin},
 		{"the host", n.restartHost, n.restartHost},
+		{"the host's container at once", func() { n.host.kill(); n.killHeld(); n.startHost() }, func() {}}, // nobody else has the process yet
 		{"the host's container before", func() { n.awaitBlocks(2); n.host.kill(); n.killHeld(); n.startHost() }, func() {}},
 		{"the host's container after", func() { n.awaitBlocks(2) }, func() { n.host.kill(); n.killHeld(); n.startHost() }},
 		{"the host's image", func() { n.awaitBlocks(2); n.killHeld(); n.host.kill(); n.nextImage(); n.startHost() }, func() {}},
@@ -159,6 +160,7 @@ func TestKVVolumesOverFaults(t *testing.T) {
 		p.must("reserve", block("fp8/half"))
 		c.before()
 		n.waitReady()
+		mustHold(stays, 3)
 		p.kill()
 		c.after()
 		n.waitReady()

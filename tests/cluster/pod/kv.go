@@ -21,7 +21,8 @@ const (
 // engine is what the pod has of a namespace.
 type engine struct {
 	store  *kv.Store
-	tokens []uint64 // of pins
+	tokens []uint64       // of pins
+	rest   []func() error // writes what half has left
 }
 
 // kv does what an engine does with a batch, which file names: NAMESPACE/NAME. known is false for other orders.
@@ -48,7 +49,11 @@ func (s *server) kv(what, file string, a *answer) (known bool, err error) {
 	case "unpin": // what was pinned last
 		a.Blocks, err = count(e.store.Unpin(e.tokens, nil))
 	case "half":
-		err = half(space, name)
+		err = e.half(space, name)
+	case "rest": // of all halves
+		for _, write := range e.rest {
+			err = errors.Join(err, write())
+		}
 	case "loop":
 		s.loop = again(e.pass(name))
 	default:
@@ -137,8 +142,8 @@ func (e *engine) pin(name string) (map[string]int64, error) {
 	return found, err
 }
 
-// half reserves the slots of a batch and writes half of each, as an engine has done that dies then.
-func half(space, name string) error {
+// half reserves the slots of a batch and writes half of each, as an engine has done that dies then, or that waits for its CPU.
+func (e *engine) half(space, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	client, err := control.Dial(ctx, root, "pod") // it stays until the process dies
@@ -157,15 +162,19 @@ func half(space, name string) error {
 	if err != nil {
 		return err
 	}
-	content := make([]byte, blockBytes/2)
 	for i, slot := range slots {
 		if slot.Errno != 0 {
 			return fmt.Errorf("reserve %s: %w", blocks[i].Key, slot.Errno)
 		}
+		content, at := make([]byte, blockBytes), int64(slot.Slot)*n.SlotBytes
 		fill(content, string(blocks[i].Key), 0)
-		if _, err := n.Files[slot.Tier].WriteAt(content, int64(slot.Slot)*n.SlotBytes); err != nil {
+		if _, err := n.Files[slot.Tier].WriteAt(content[:blockBytes/2], at); err != nil {
 			return err
 		}
+		e.rest = append(e.rest, func() error {
+			_, err := n.Files[slot.Tier].WriteAt(content[blockBytes/2:], at+blockBytes/2)
+			return err
+		})
 	}
 	return nil
 }

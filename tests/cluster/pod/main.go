@@ -9,7 +9,7 @@
 //
 // GET /do?what=hash|past|hold|held|loop|so-far|who&file=NAME answers in JSON. A byte that is not the file's is "wrong". In a checkpoint volume
 // what=begin|publish|begin-past|publish-past|remove|change|see|list|owner is done with the checkpoint or path NAME. In a KV volume
-// what=kv-put|kv-get|kv-pin|kv-unpin|kv-half|kv-loop is done with blocks whose keys begin with the last part of NAME, a namespace is the first.
+// what=kv-put|kv-get|kv-pin|kv-unpin|kv-half|kv-rest|kv-loop is done with blocks whose keys begin with the last part of NAME, a namespace is the first.
 package main
 
 import (
