@@ -35,18 +35,20 @@ func BeginScatter(ctx context.Context, to Target, parts []Part, sequences *Seque
 			files = append(files, p.File)
 		}
 	}
+	r, padded := parts[0].File.r, Memory{}
 	check := func() error {
-		if err := checkPlaces(&to, parts); err != nil || sequences == nil {
-			return err
+		err := checkPlaces(&to, parts)
+		if err == nil && sequences != nil {
+			padded, err = sequences.check(r, to.Memory)
 		}
-		return sequences.check(parts[0].File.r)
+		return err
 	}
 	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		where := parts[0].File.r.destination(to.Pointer, to.Length, after)
+		where := r.destination(to.Pointer, to.Length, after)
 		if sequences == nil {
 			return scatterAll(ctx, where, parts)
 		}
-		also := writing{Sequences: sequences, r: parts[0].File.r}
+		also := writing{Sequences: sequences, r: r, padded: padded}
 		where.Also = also.also
 		result, err := scatterAll(ctx, where, parts)
 		if err == nil {
@@ -66,10 +68,11 @@ func checkPlaces(to *Target, parts []Part) error {
 		if p.File.r.opt.Device != r.opt.Device {
 			return fmt.Errorf("read %s: %w: it is of another device's reader than %s", p.File.name, ErrMemory, parts[0].File.name)
 		}
-		for _, s := range p.Spans {
-			if err := p.File.insideOne(s.Offset, s.N); err != nil {
-				return err
-			}
+		if err := p.File.insideAll(p.Spans); err != nil {
+			return err
+		}
+		for i := range p.Spans {
+			s := &p.Spans[i]
 			if s.To < 0 || s.To > to.Length || s.N > to.Length-s.To {
 				return fmt.Errorf("read %s: %w: %d bytes do not fit at %d of %d", p.File.name, ErrMemory, s.N, s.To, to.Length)
 			}
@@ -134,7 +137,7 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (to
 		if size += t.size(); size > bytesMoved || p.File.r.mapped == nil {
 			return total, mapped.ErrApart
 		}
-		if t.locate(ctx, false) != nil || t.choice.Path != Mapped || len(t.groups) > 1 || t.inline() {
+		if t.locate(ctx, false) != nil || t.choice.Path != Mapped || len(t.groups) > 1 || slices.ContainsFunc(t.groups[0].Pieces, inline) {
 			return total, mapped.ErrApart
 		}
 		transfers = append(transfers, t)
@@ -165,10 +168,8 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (to
 	return total, nil
 }
 
-// inline says whether bytes of a transfer exist only in the mount.
-func (t *transfer) inline() bool {
-	return slices.ContainsFunc(t.groups[0].Pieces, func(p source.Piece) bool { return p.File.Inline })
-}
+// inline says whether the bytes of a piece exist only in the mount.
+func inline(p source.Piece) bool { return p.File.Inline }
 
 // hold keeps the files of a transfer of one group open, if they are.
 func (t *transfer) hold() bool {
@@ -252,6 +253,10 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen W
 // parts cuts spans into parts of at most limit bytes, and leaves empty ones out.
 func parts(spans []Placed, limit int64) func(yield func([]Placed) bool) {
 	return func(yield func([]Placed) bool) {
+		if within(spans, limit) {
+			yield(spans)
+			return
+		}
 		part, size := []Placed(nil), int64(0)
 		for _, s := range spans {
 			for s.N > 0 {
@@ -270,4 +275,14 @@ func parts(spans []Placed, limit int64) func(yield func([]Placed) bool) {
 			yield(part)
 		}
 	}
+}
+
+// within says whether spans, of which there are some, and none is empty, are one part.
+func within(spans []Placed, limit int64) bool {
+	for i := range spans {
+		if limit -= spans[i].N; limit < 0 || spans[i].N == 0 {
+			return false
+		}
+	}
+	return len(spans) > 0
 }

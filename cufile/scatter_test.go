@@ -214,6 +214,56 @@ func TestSequences(t *testing.T) {
 	})
 }
 
+// TestPadding has spans with padding between them, of tokens of each size, with what is said of tokens and without.
+func TestPadding(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 300_000, 18)
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		for trial, element := range []int64{1, 2, 4, 8, 2} {
+			random := rand.New(rand.NewPCG(uint64(trial), 4))
+			s := &Sequences{Element: element, Pad: 0x8182838485868788}
+			pad := binary.NativeEndian.AppendUint64(nil, s.Pad)[:element]
+			var spans []Placed
+			var want []byte
+			for i := range []int{1, 9, 700, 20_000, 700}[trial] { // a table of 20,000 is longer than a slot
+				n, document := random.Int64N(9), int64(i)
+				if i%3 == 0 {
+					document = -1 - int64(i)
+					want = append(want, bytes.Repeat(pad, int(n))...)
+				} else {
+					offset := random.Int64N(f.Size() - n*element)
+					spans = append(spans, Placed{Offset: offset, N: n * element, To: int64(len(want))})
+					want = append(want, data[offset:offset+n*element]...)
+				}
+				s.Lengths, s.Documents, s.Tokens = append(s.Lengths, n), append(s.Documents, document), s.Tokens+n
+			}
+			if trial%2 == 0 {
+				s.Begins, s.Positions, s.Numbers = newMemory(t, r, 4*int64(len(s.Lengths)+1), 0).Memory, newMemory(t, r, 8*s.Tokens, 0).Memory, newMemory(t, r, 8*s.Tokens, 0).Memory
+			}
+			m := newMemory(t, r, int64(len(want)), 0)
+			q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, spans}}, s)
+			must(t, err)
+			_, err = q.Result()
+			must(t, err)
+			m.holds(t, want, isFake(o))
+			for _, wrong := range []func(s *Sequences, to *Memory){
+				func(s *Sequences, _ *Memory) { s.Element = 3 },
+				func(s *Sequences, _ *Memory) { s.Element, s.Begins = 0, Memory{} },
+				func(_ *Sequences, to *Memory) { to.Length-- },
+				func(_ *Sequences, to *Memory) { to.Pointer = 0 },
+			} {
+				other, to := *s, m.Memory
+				if wrong(&other, &to); s.Tokens > 0 {
+					if _, err := BeginScatter(t.Context(), Target{Memory: to}, []Part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
+						t.Errorf("trial %d: %v", trial, err)
+					}
+				}
+			}
+		}
+	})
+}
+
 // TestAReaderWaitsForWindowsThatAreLent has a reader need room while one launch of another reader uses all of its windows.
 func TestAReaderWaitsForWindowsThatAreLent(t *testing.T) {
 	o := smallOptions(fakeLibraries(t), Mapped)

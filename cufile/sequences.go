@@ -13,53 +13,74 @@ import (
 )
 
 // Sequences are the documents of a batch of tokens, or parts of them, one behind the other. A request writes what attention of
-// variable lengths needs of them to memory of the caller. The slices must stay until the request is done.
+// variable lengths needs of them to memory of the caller, and pads its target. The slices must stay until the request is done.
 type Sequences struct {
 	Lengths   []int64 // tokens of each, 2^31-1 in all at most
-	Documents []int64 // the number of each one's document
+	Documents []int64 // the number of each one's document; below 0 it is padding
 
 	Tokens    int64  // that Positions and Numbers are for: all that Lengths say
-	Begins    Memory // int32: where each begins, and the end
+	Begins    Memory // int32: where each begins, and the end; zero: none of these three is written, only padding
 	Positions Memory // int64: each token's place in its sequence
 	Numbers   Memory // int64: the number of each token's document
+
+	// Padding in the target becomes Pad, of Element bytes for a token: 1, 2, 4 or 8. With 0 it stays as it is.
+	Element int64
+	Pad     uint64
 }
 
-// check refuses sequences that cannot be. The thread has the device's context.
-func (s *Sequences) check(r *Reader) error {
+// check refuses sequences that cannot be, and gives the target where it is to be padded. The thread has the device's context.
+func (s *Sequences) check(r *Reader, to Memory) (padded Memory, err error) {
 	if len(s.Documents) != len(s.Lengths) {
-		return fmt.Errorf("%w: %d sequences are of %d documents", ErrMemory, len(s.Lengths), len(s.Documents))
+		return padded, fmt.Errorf("%w: %d sequences are of %d documents", ErrMemory, len(s.Lengths), len(s.Documents))
 	}
-	left := s.Tokens
-	for _, n := range s.Lengths {
+	left, first := s.Tokens, int64(0)
+	for i, n := range s.Lengths {
 		if n < 0 || n > left {
-			return fmt.Errorf("%w: the sequences have other than %d tokens", ErrMemory, s.Tokens)
+			return padded, fmt.Errorf("%w: the sequences have other than %d tokens", ErrMemory, s.Tokens)
 		}
 		left -= n
+		first = min(first, s.Documents[i])
 	}
 	if left != 0 || s.Tokens > math.MaxInt32 {
-		return fmt.Errorf("%w: the sequences have other than %d tokens, or too many", ErrMemory, s.Tokens)
+		return padded, fmt.Errorf("%w: the sequences have other than %d tokens, or too many", ErrMemory, s.Tokens)
 	}
-	for _, m := range []struct {
+	type array struct {
 		Memory
 		element, count int64
-	}{{s.Begins, 4, int64(len(s.Lengths)) + 1}, {s.Positions, 8, s.Tokens}, {s.Numbers, 8, s.Tokens}} {
+	}
+	var arrays []array
+	if s.Begins != (Memory{}) {
+		arrays = []array{{s.Begins, 4, int64(len(s.Lengths)) + 1}, {s.Positions, 8, s.Tokens}, {s.Numbers, 8, s.Tokens}}
+	}
+	if first < 0 && s.Element != 0 {
+		if s.Element != 1 && s.Element != 2 && s.Element != 4 && s.Element != 8 {
+			return padded, fmt.Errorf("%w: elements of %d bytes are not padded", ErrMemory, s.Element)
+		}
+		padded = to
+		arrays = append(arrays, array{to, s.Element, s.Tokens})
+	}
+	if len(arrays) == 0 {
+		return padded, fmt.Errorf("%w: there is none for what %d sequences say", ErrMemory, len(s.Lengths))
+	}
+	for _, m := range arrays {
 		if m.Length < m.element*m.count || m.Pointer%uintptr(m.element) != 0 {
-			return fmt.Errorf("%w: %d bytes at %#x do not hold %d numbers of %d", ErrMemory, m.Length, m.Pointer, m.count, m.element)
+			return padded, fmt.Errorf("%w: %d bytes at %#x do not hold %d numbers of %d", ErrMemory, m.Length, m.Pointer, m.count, m.element)
 		}
 		if m.count > 0 {
 			if err := r.checkMemory(Memory{m.Pointer, m.element * m.count}); err != nil {
-				return err
+				return padded, err
 			}
 		}
 	}
-	return nil
+	return padded, nil
 }
 
 // writing writes what sequences say: beside the bytes of a request if it can, so that neither waits for the other's thread.
 type writing struct {
 	*Sequences
-	r     *Reader
-	begun atomic.Bool
+	r      *Reader
+	padded Memory // where padding is; zero: there is none
+	begun  atomic.Bool
 }
 
 // also is of a [crew.Destination].
@@ -121,32 +142,56 @@ func (s *writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at
 		at += s.Lengths[first+i]
 	}
 	binary.NativeEndian.PutUint32(borders[4*n:], uint32(at))
-	table, begins := slot.Device()+driver.Pointer(used), driver.Pointer(s.Begins.Pointer)+driver.Pointer(4*first)
-	return at, w.CUDA.LaunchSequences(fn, table+driver.Pointer(8*n), table, uint32(n), begins, driver.Pointer(s.Positions.Pointer), driver.Pointer(s.Numbers.Pointer), w.Stream)
+	table, where := slot.Device()+driver.Pointer(used), driver.SequencesMemory{
+		Positions: driver.Pointer(s.Positions.Pointer), Numbers: driver.Pointer(s.Numbers.Pointer),
+		Target: driver.Pointer(s.padded.Pointer), Element: uint32(s.Element), Pad: s.Pad,
+	}
+	if s.Begins.Pointer != 0 {
+		where.Begins = driver.Pointer(s.Begins.Pointer) + driver.Pointer(4*first)
+	}
+	return at, w.CUDA.LaunchSequences(fn, table+driver.Pointer(8*n), table, uint32(n), &where, w.Stream)
 }
 
 // writeHost shares the sequences among the threads.
 func (s *writing) writeHost(ctx context.Context) error {
 	const block = 64
-	begins := numbers[int32](s.Begins, int64(len(s.Lengths))+1)
-	at := int64(0)
+	borders, many := make([]int64, len(s.Lengths)+1), int64(len(s.Lengths))
 	for i, n := range s.Lengths {
-		begins[i] = int32(at)
-		at += n
+		borders[i+1] = borders[i] + n
 	}
-	begins[len(s.Lengths)] = int32(at)
-	positions, documents := numbers[int64](s.Positions, at), numbers[int64](s.Numbers, at)
-	finished, err := s.r.crew.Run(ctx, s.r.opt.Threads, int64(len(s.Lengths)+block-1)/block, func(_ *crew.Worker, k int64) error {
-		for i := int(k) * block; i < min(int(k+1)*block, len(s.Lengths)); i++ {
-			first := int64(begins[i])
-			for t := first; t < first+s.Lengths[i]; t++ {
-				positions[t], documents[t] = t-first, s.Documents[i]
+	finished, err := s.r.crew.Run(ctx, s.r.opt.Threads, many/block+1, func(_ *crew.Worker, k int64) error {
+		from, to := k*block, min((k+1)*block, many)
+		if s.Begins.Pointer != 0 {
+			begins, positions, documents := numbers[int32](s.Begins, many+1), numbers[int64](s.Positions, s.Tokens), numbers[int64](s.Numbers, s.Tokens)
+			for i := from; i < to; i++ {
+				first := borders[i]
+				begins[i] = int32(first)
+				for t := first; t < borders[i+1]; t++ {
+					positions[t], documents[t] = t-first, s.Documents[i]
+				}
+			}
+			if k == many/block {
+				begins[many] = int32(borders[many])
+			}
+		}
+		for i := from; i < to && s.padded.Pointer != 0; i++ {
+			if s.Documents[i] < 0 {
+				s.padHost(borders[i], borders[i+1])
 			}
 		}
 		return nil
 	})
 	s.r.quiet(finished)
 	return err
+}
+
+// padHost pads from a token to another one.
+func (s *writing) padHost(from, to int64) {
+	pad := binary.LittleEndian.AppendUint64(nil, s.Pad)[:s.Element]
+	room := numbers[byte](s.padded, s.Tokens*s.Element)
+	for t := from; t < to; t++ {
+		copy(room[t*s.Element:], pad)
+	}
 }
 
 // numbers is the memory of the host as an array.

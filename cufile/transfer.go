@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -255,16 +256,18 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 		return t.stage(ctx, pieces)
 	}
 	// Bytes that exist only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
-	var here, inline []source.Piece
-	for _, p := range pieces {
-		if p.File.Inline {
-			inline = append(inline, p)
-		} else {
-			here = append(here, p)
+	here := pieces
+	if slices.ContainsFunc(pieces, inline) {
+		var mount []source.Piece
+		here = nil
+		for _, p := range pieces {
+			if inline(p) {
+				mount = append(mount, p)
+			} else {
+				here = append(here, p)
+			}
 		}
-	}
-	if len(inline) > 0 {
-		if finished, err = t.stage(ctx, inline); err != nil {
+		if finished, err = t.stage(ctx, mount); err != nil {
 			return finished, err
 		}
 	}
@@ -335,8 +338,15 @@ func (f *File) inside(offsets []int64, length int64) error {
 }
 
 func (f *File) insideOne(offset, length int64) error {
-	if size := f.Size(); offset < 0 || length < 0 || offset > size || length > size-offset {
-		return fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, length, offset, size, ErrOutOfRange)
+	return f.insideAll([]source.Span{{Offset: offset, N: length}})
+}
+
+func (f *File) insideAll(spans []source.Span) error {
+	size := f.Size()
+	for i := range spans {
+		if s := &spans[i]; s.Offset < 0 || s.N < 0 || s.Offset > size || s.N > size-s.Offset {
+			return fmt.Errorf("read %s: %d bytes at %d are not inside its %d: %w", f.name, s.N, s.Offset, size, ErrOutOfRange)
+		}
 	}
 	return nil
 }
@@ -346,10 +356,8 @@ func (f *File) pieces(ctx context.Context, spans []source.Span, inMount bool) ([
 	if f.r.gate.IsShut() {
 		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
 	}
-	for _, s := range spans {
-		if err := f.insideOne(s.Offset, s.N); err != nil {
-			return nil, err
-		}
+	if err := f.insideAll(spans); err != nil {
+		return nil, err
 	}
 	return source.Pieces(ctx, f.source, spans, inMount)
 }

@@ -36,6 +36,9 @@ func hbmfs_go_batch_begin(b *C.hbmfs_batch, out *C.hbmfs_handle, why *C.hbmfs_fa
 // mostBytes bounds sums of two offsets.
 const mostBytes = math.MaxInt64 / 4
 
+// unread is the start of a span of which nothing is read.
+const unread = -1
+
 // spansOf gives the spans of each file, in bytes.
 func spansOf(b *C.hbmfs_batch, files int) ([][]cufile.Placed, error) {
 	starts, err := list[int64](b.starts, b.count)
@@ -62,8 +65,9 @@ func spansOf(b *C.hbmfs_batch, files int) ([][]cufile.Placed, error) {
 			parts[k], all = all[:0:n], all[n:]
 		}
 	}
+	end := int64(0) // of the span before
 	for i, start := range starts {
-		k, n, place, begin := int32(0), length, int64(i)*length, int64(0)
+		k, n, place, begin := int32(0), length, end, int64(0)
 		if sources != nil {
 			k = sources[i]
 		}
@@ -77,13 +81,15 @@ func spansOf(b *C.hbmfs_batch, files int) ([][]cufile.Placed, error) {
 			begin = begins[k]
 		}
 		const most = mostBytes / 16
-		if start < 0 || start > most || begin < 0 || begin > mostBytes {
+		if start < unread || start > most || begin < 0 || begin > mostBytes {
 			return nil, failf(codeOutOfRange, "a span from element %d on is not inside any file", start)
 		}
 		if n < 0 || n > most || place < 0 || place > most {
 			return nil, failf(codeInvalid, "a span of %d elements to element %d of the memory cannot be", n, place)
 		}
-		parts[k] = append(parts[k], cufile.Placed{Offset: begin + start*element, N: n * element, To: place * element})
+		if end = place + n; start != unread {
+			parts[k] = append(parts[k], cufile.Placed{Offset: begin + start*element, N: n * element, To: place * element})
+		}
 	}
 	return parts, nil
 }
@@ -113,10 +119,14 @@ func sequencesOf(b *C.hbmfs_batch) (*cufile.Sequences, error) {
 	if n < 0 || n > math.MaxInt32 {
 		return nil, failf(codeInvalid, "sequences of %d elements cannot be", n)
 	}
-	return &cufile.Sequences{
-		Lengths: lengths, Documents: documents, Tokens: n,
-		Begins:    cufile.Memory{Pointer: uintptr(b.cu_seqlens), Length: 4 * (int64(len(lengths)) + 1)},
-		Positions: cufile.Memory{Pointer: uintptr(b.position_ids), Length: 8 * n},
-		Numbers:   cufile.Memory{Pointer: uintptr(b.document_ids), Length: 8 * n},
-	}, nil
+	s := &cufile.Sequences{Lengths: lengths, Documents: documents, Tokens: n, Pad: uint64(b.pad)}
+	if b.dst != 0 {
+		s.Element = int64(b.element)
+	}
+	if b.cu_seqlens != 0 {
+		s.Begins = cufile.Memory{Pointer: uintptr(b.cu_seqlens), Length: 4 * (int64(len(lengths)) + 1)}
+		s.Positions = cufile.Memory{Pointer: uintptr(b.position_ids), Length: 8 * n}
+		s.Numbers = cufile.Memory{Pointer: uintptr(b.document_ids), Length: 8 * n}
+	}
+	return s, nil
 }

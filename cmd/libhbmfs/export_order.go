@@ -37,25 +37,19 @@ func hbmfs_go_pack(borders *C.int64_t, many C.int64_t, begins, documents *C.int6
 			return err
 		}
 		if room < 1 || room > mostItems || out.capacity < 0 {
-			return failf(codeInvalid, "a sample of %d tokens, or room for %d pieces, cannot be", int64(room), int64(out.capacity))
+			return failf(codeInvalid, "a sample of %d tokens, or room for %d sequences, cannot be", int64(room), int64(out.capacity))
 		}
 		d := order.Documents{Borders: all, Begins: optional[int64](begins, max(len(all)-1, 0))}
 		p, err := d.Pack(numbers, int64(room), each)
 		if err != nil {
 			return &otherwise{codeInvalid, err}
 		}
-		out.pieces, out.sequences, out.samples = C.int64_t(len(p.Starts)), C.int64_t(len(p.Tokens)), C.int64_t(len(p.Pieces))
-		if out.pieces > out.capacity {
-			return nil
+		out.sequences, out.samples = C.int64_t(p.Sequences), C.int64_t(len(p.Each))
+		if out.sequences <= out.capacity {
+			room := func(to *C.int64_t, n int64) []int64 { return unsafe.Slice((*int64)(unsafe.Pointer(to)), n) }
+			p.Fill(room(out.starts, p.Sequences), room(out.lengths, p.Sequences), room(out.documents, p.Sequences))
+			copy(room(out.each, int64(len(p.Each))), p.Each)
 		}
-		give := func(to *C.int64_t, from []int64) { copy(unsafe.Slice((*int64)(unsafe.Pointer(to)), len(from)), from) }
-		give(out.starts, p.Starts)
-		give(out.lengths, p.Lengths)
-		give(out.places, p.Places)
-		give(out.sequence_lengths, p.Tokens)
-		give(out.sequence_documents, p.Numbers)
-		give(out.pieces_each, p.Pieces)
-		give(out.sequences_each, p.Sequences)
 		return nil
 	})
 }

@@ -144,7 +144,7 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 int32_t hbmfs_batch_begin(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_failure *why) {
     REFUSE_FORKED;
     REFUSE_NULL(!request || !batch);
-    if (!KNOWN(batch->struct_size, hbmfs_batch, document_ids)) return hbmfs_fail_size(why);
+    if (!KNOWN(batch->struct_size, hbmfs_batch, pad)) return hbmfs_fail_size(why);
     REFUSE_NULL(!batch->files || (batch->count > 0 && !batch->starts) || (batch->sequence_count > 0 && (!batch->sequence_lengths || !batch->sequence_documents)));
     *request = 0;
     return hbmfs_go_batch_begin((hbmfs_batch *)batch, request, why);
@@ -182,9 +182,8 @@ int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t 
                    const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why) {
     REFUSE_FORKED;
     REFUSE_NULL(!packed || (borders_count > 0 && !borders) || (count > 0 && !documents) || (rounds > 0 && !keys));
-    if (!KNOWN(packed->struct_size, hbmfs_packed, sequences_each)) return hbmfs_fail_size(why);
-    REFUSE_NULL(packed->capacity > 0 && (!packed->starts || !packed->lengths || !packed->places || !packed->sequence_lengths || !packed->sequence_documents ||
-                                         !packed->pieces_each || !packed->sequences_each));
+    if (!KNOWN(packed->struct_size, hbmfs_packed, each)) return hbmfs_fail_size(why);
+    REFUSE_NULL(packed->capacity > 0 && (!packed->starts || !packed->lengths || !packed->documents || !packed->each));
     return hbmfs_go_pack((int64_t *)borders, borders_count, (int64_t *)begins, (int64_t *)documents, count, room, (uint64_t *)keys, rounds, packed, why);
 }
 

@@ -243,9 +243,9 @@ typedef struct hbmfs_batch {
 
 	int64_t count;          /* spans */
 	const int32_t *sources; /* of each: which of the files; NULL: the first */
-	const int64_t *starts;  /* of each: its first element */
+	const int64_t *starts;  /* of each: its first element; -1: nothing is read, and what is there stays */
 	const int64_t *lengths; /* of each: elements; NULL: `length` */
-	const int64_t *places;  /* of each: the element of dst that it goes to; NULL: they lie `length` apart. They must not overlap */
+	const int64_t *places;  /* of each: the element of dst that it goes to; NULL: one behind the other. They must not overlap */
 	int64_t length;
 	uint64_t dst;
 	int64_t dst_length; /* bytes */
@@ -256,9 +256,10 @@ typedef struct hbmfs_batch {
 	const int64_t *sequence_lengths; /* elements of each */
 	const int64_t *sequence_documents;
 	int64_t elements;      /* of all sequences, less than 2^31 */
-	uint64_t cu_seqlens;   /* int32[sequence_count + 1]: where each begins, and the end; 0 without sequences: nothing is written */
+	uint64_t cu_seqlens;   /* int32[sequence_count + 1]: where each begins, and the end; 0: none of these three is written, only padding */
 	uint64_t position_ids; /* int64[elements]: each element's place in its sequence */
 	uint64_t document_ids; /* int64[elements]: the number of each element's document */
+	uint64_t pad;          /* elements of dst that are of a document below 0 (padding) become this, as far as their 1, 2, 4 or 8 bytes go */
 } hbmfs_batch;
 
 /*
@@ -288,21 +289,20 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
 
 /* ---- orders: loops over samples and documents that cost too much in an interpreter ---- */
 
-/* Documents in samples of room tokens. Arrays are the caller's, of room for so many pieces, and for twice as many sequences. */
+/* Documents in samples of room tokens: the sequences of one sample after another. Arrays are the caller's. */
 typedef struct hbmfs_packed {
 	uint32_t struct_size;
 	uint32_t reserved;
-	int64_t capacity;                  /* pieces that there is room for; of samples for as many */
-	int64_t pieces, sequences, samples; /* how many there are */
-	int64_t *starts, *lengths, *places; /* of each piece: its first token, its tokens, and where in the samples it goes */
-	int64_t *sequence_lengths, *sequence_documents; /* of each piece, and of the padding behind those of a sample: tokens; document, -1 */
-	int64_t *pieces_each, *sequences_each; /* of each sample: how many it has */
+	int64_t capacity;           /* sequences that there is room for; of samples for as many */
+	int64_t sequences, samples; /* how many there are */
+	int64_t *starts, *lengths, *documents; /* of each document in a sample: its first token, its tokens, its number; of padding: -1, tokens, -1 */
+	int64_t *each;                         /* of each sample: how many sequences it has */
 } hbmfs_packed;
 
 /*
  * Packs count documents into samples of room tokens: best-fit decreasing. Document d has borders[d + 1] - borders[d] tokens, from begins[d]
  * on (NULL: borders[d]), and one longer than room is cut. Samples come in the order of a permutation by so many keys (see hbmfs_permute; 0:
- * as they were begun). Where there are more pieces than capacity, nothing but the three numbers is written: call again with so much.
+ * as they were begun). Where there are more sequences than capacity, nothing but the two numbers is written: call again with so much.
  */
 int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, const int64_t *documents, int64_t count, int64_t room,
 		   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why);

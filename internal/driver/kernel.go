@@ -108,12 +108,22 @@ func (c *CUDA) LaunchWiden(fn Handle, from, to Pointer, count uint64, size uint3
 	return err
 }
 
-// LaunchSequences starts hbmfs_sequences(borders, documents, count, begins, positions, numbers) on a stream, see sequences.cu.
-func (c *CUDA) LaunchSequences(fn Handle, borders, documents Pointer, count uint32, begins, positions, numbers Pointer, stream Handle) error {
+// SequencesMemory is where hbmfs_sequences writes. What is 0 is not written.
+type SequencesMemory struct {
+	Begins, Positions, Numbers Pointer // all three, or none
+
+	Target  Pointer // of tokens, of which padding becomes Pad
+	Element uint32  // bytes of a token
+	Pad     uint64
+}
+
+// LaunchSequences starts hbmfs_sequences(borders, documents, count, begins, positions, numbers, target, element, pad) on a stream, see
+// sequences.cu.
+func (c *CUDA) LaunchSequences(fn Handle, borders, documents Pointer, count uint32, to *SequencesMemory, stream Handle) error {
 	const threads, perWarp, mostBlocks = 256, 32, 4096
 	blocks := min(int64(count)*perWarp/threads+1, mostBlocks)
-	parameters := [6]unsafe.Pointer{unsafe.Pointer(&borders), unsafe.Pointer(&documents), unsafe.Pointer(&count),
-		unsafe.Pointer(&begins), unsafe.Pointer(&positions), unsafe.Pointer(&numbers)}
+	parameters := [9]unsafe.Pointer{unsafe.Pointer(&borders), unsafe.Pointer(&documents), unsafe.Pointer(&count), unsafe.Pointer(&to.Begins),
+		unsafe.Pointer(&to.Positions), unsafe.Pointer(&to.Numbers), unsafe.Pointer(&to.Target), unsafe.Pointer(&to.Element), unsafe.Pointer(&to.Pad)}
 	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
 		uintptr(unsafe.Pointer(&parameters)), 0)
 	runtime.KeepAlive(&parameters)

@@ -119,7 +119,17 @@ func (m *Mover) Detach() {
 
 // Registered says whether all windows of pieces are registered.
 func (m *Mover) Registered(pieces []source.Piece) bool {
-	return cut([]Lot{{m, pieces}}).registered()
+	p := &plan{files: map[*source.Backing][]int{}}
+	for i := range pieces {
+		piece := &pieces[i]
+		if piece.File.Inline {
+			continue
+		}
+		for at := piece.Offset / m.windows.size; at*m.windows.size < piece.Offset+piece.N; at++ {
+			p.indexOf(m.windows, piece.File, at)
+		}
+	}
+	return p.registered()
 }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].

@@ -73,22 +73,29 @@ func TestPack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		came, k, q := make([]int64, len(d.Begins)), 0, 0
-		for s, n := range p.Pieces {
-			place, end := int64(s)*room, q+int(p.Sequences[s])
-			for range n {
-				doc := p.Numbers[q]
-				if p.Places[k] != place || p.Lengths[k] != p.Tokens[q] || p.Starts[k] < d.Begins[doc] || (p.Starts[k]-d.Begins[doc])%room != 0 {
-					t.Fatalf("piece %d of sample %d: %d tokens from %d to %d, of document %d", k, s, p.Lengths[k], p.Starts[k], p.Places[k], doc)
+		starts, lengths, documents := make([]int64, p.Sequences), make([]int64, p.Sequences), make([]int64, p.Sequences)
+		p.Fill(starts, lengths, documents)
+		came, q := make([]int64, len(d.Begins)), 0
+		for s, n := range p.Each {
+			tokens := int64(0)
+			for i := range n {
+				doc := documents[q]
+				switch {
+				case lengths[q] < 1 || doc < 0 && (starts[q] != -1 || i != n-1):
+					t.Fatalf("sequence %d of sample %d: %d tokens from %d on, of document %d", i, s, lengths[q], starts[q], doc)
+				case doc >= 0 && (starts[q] < d.Begins[doc] || (starts[q]-d.Begins[doc])%room != 0):
+					t.Fatalf("sequence %d of sample %d: %d tokens from %d on, of document %d", i, s, lengths[q], starts[q], doc)
+				case doc >= 0:
+					came[doc] += lengths[q]
 				}
-				came[doc], place, k, q = came[doc]+p.Lengths[k], place+p.Lengths[k], k+1, q+1
+				tokens, q = tokens+lengths[q], q+1
 			}
-			if q < end && p.Numbers[q] == -1 {
-				place, q = place+p.Tokens[q], q+1
+			if tokens != room {
+				t.Fatalf("sample %d of %d tokens has %d", s, room, tokens)
 			}
-			if place != int64(s+1)*room || q != end {
-				t.Fatalf("sample %d of %d tokens ends at %d", s, room, place)
-			}
+		}
+		if q != len(starts) {
+			t.Fatalf("%d sequences, %d of samples", len(starts), q)
 		}
 		for doc, n := range came {
 			if n != d.Borders[doc+1]-d.Borders[doc] {

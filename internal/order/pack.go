@@ -12,102 +12,130 @@ type Documents struct {
 	Begins  []int64 // nil: at the borders
 }
 
-// Packed are documents, or parts of them, in samples of room tokens: pieces of one sample after another, and likewise its sequences,
-// which are the pieces and the padding behind them, of document -1.
-type Packed struct {
-	Starts, Lengths, Places []int64 // of each piece: its first token in the file, its tokens, and where in the samples it goes
-	Tokens, Numbers         []int64 // of each sequence: its tokens, and its document
-	Pieces, Sequences       []int64 // of each sample: how many it has
+// Packing is documents, or parts of them, in samples of room tokens.
+type Packing struct {
+	Sequences int64   // of all samples: pieces, and the padding behind those of a sample
+	Each      []int64 // of each sample: how many sequences it has
+
+	room   int64
+	pieces []piece
+	order  []int64 // the numbers of pieces, one sample after another
+	free   []int64 // tokens of padding of each sample
 }
 
 // piece is a document, or a part of one that is longer than a sample.
-type piece struct{ start, document, tokens int64 }
+type piece struct{ start, tokens, document int64 }
 
-// cut gives the pieces of documents, those of numbers, for samples of room tokens.
-func (d *Documents) cut(numbers []int64, room int64) ([]piece, error) {
+// cut gives the pieces of documents, those of numbers, for samples of room tokens, and how many tokens each has.
+func (d *Documents) cut(numbers []int64, room int64) (pieces []piece, lengths []int64, err error) {
 	for _, n := range numbers {
 		if n < 0 || n >= int64(len(d.Borders)-1) {
-			return nil, fmt.Errorf("document %d is none of %d", n, len(d.Borders)-1)
+			return nil, nil, fmt.Errorf("document %d is none of %d", n, len(d.Borders)-1)
 		}
+	}
+	begins := d.Begins
+	if begins == nil {
+		begins = d.Borders
 	}
 	whole := make([]piece, len(numbers))
 	eachPart(len(numbers), func(from, to int) { // each look waits for memory
 		for i, n := range numbers[from:to] {
-			p := piece{d.Borders[n], n, d.Borders[n+1] - d.Borders[n]}
-			if d.Begins != nil {
-				p.start = d.Begins[n]
-			}
-			whole[from+i] = p
+			whole[from+i] = piece{begins[n], d.Borders[n+1] - d.Borders[n], n}
 		}
 	})
-	pieces, left := make([]piece, 0, len(whole)+len(whole)/8), d.Borders[len(d.Borders)-1]
-	for _, p := range whole {
-		if p.tokens < 0 || p.tokens > left {
-			return nil, fmt.Errorf("document %d has %d tokens, where %d are left for it", p.document, p.tokens, left)
+	count, left := int64(0), d.Borders[len(d.Borders)-1]
+	for i := range whole {
+		n := whole[i].tokens
+		if n < 0 || n > left {
+			return nil, nil, fmt.Errorf("document %d has %d tokens, where %d are left for it", whole[i].document, n, left)
 		}
-		left -= p.tokens
-		for at := int64(0); at < p.tokens; at += room {
-			pieces = append(pieces, piece{p.start + at, p.document, min(p.tokens-at, room)})
+		left -= n
+		if count++; n > room || n == 0 {
+			count += (n+room-1)/room - 1
 		}
 	}
-	return pieces, nil
+	pieces, lengths = make([]piece, 0, count), make([]int64, 0, count)
+	for _, p := range whole {
+		for ; p.tokens > 0; p.start, p.tokens = p.start+room, p.tokens-room {
+			n := min(p.tokens, room)
+			pieces, lengths = append(pieces, piece{p.start, n, p.document}), append(lengths, n)
+		}
+	}
+	return pieces, lengths, nil
 }
 
 // Pack packs documents, those of numbers, by best-fit. Those longer than room are cut. Samples come in the order that keys shuffle
 // them to; without keys in the order in which they were begun. python/hbmfs/_packing.py has the same.
-func (d *Documents) Pack(numbers []int64, room int64, keys []uint64) (*Packed, error) {
+func (d *Documents) Pack(numbers []int64, room int64, keys []uint64) (*Packing, error) {
 	if room < 1 || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
 		return nil, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), room)
 	}
-	pieces, err := d.cut(numbers, room)
+	pieces, lengths, err := d.cut(numbers, room)
 	if err != nil {
 		return nil, err
-	}
-	lengths := make([]int64, len(pieces))
-	for i := range pieces {
-		lengths[i] = pieces[i].tokens
 	}
 	sample := make([]int64, len(pieces))
 	samples, err := BestFit(lengths, room, sample)
 	if err != nil {
 		return nil, err
 	}
-	order := shuffled(samples, keys)
-	p := &Packed{Pieces: make([]int64, samples), Sequences: make([]int64, samples)}
-	tokens := make([]int64, samples)
+	p := &Packing{Each: make([]int64, samples), room: room, pieces: pieces, order: make([]int64, len(pieces)), free: make([]int64, samples)}
+	for s := range p.free {
+		p.free[s] = room
+	}
+	shuffle := shuffled(samples, keys)
 	for i, begun := range sample {
-		s := int64(order[begun])
+		s := int64(shuffle[begun])
 		sample[i] = s
-		p.Pieces[s]++
-		tokens[s] += lengths[i]
+		p.Each[s]++
+		p.free[s] -= lengths[i]
 	}
-	at, said := make([]int64, samples), make([]int64, samples) // where the next piece, and sequence, of each sample go
-	all, sequences := int64(0), int64(0)
-	for s, n := range p.Pieces {
-		at[s], said[s] = all, sequences
-		if p.Sequences[s] = n; tokens[s] < room {
-			p.Sequences[s]++
-		}
-		all, sequences = all+n, sequences+p.Sequences[s]
-	}
-	p.Starts, p.Lengths, p.Places = make([]int64, all), make([]int64, all), make([]int64, all)
-	p.Tokens, p.Numbers = make([]int64, sequences), make([]int64, sequences)
-	free := make([]int64, samples) // where the next piece goes
-	for s := range free {
-		free[s] = int64(s) * room
-	}
+	next := starts(p.Each) // where the next piece of each sample goes
 	for i, s := range sample {
-		k, q := at[s], said[s]
-		p.Starts[k], p.Lengths[k], p.Places[k] = pieces[i].start, lengths[i], free[s]
-		p.Tokens[q], p.Numbers[q] = lengths[i], pieces[i].document
-		at[s], said[s], free[s] = k+1, q+1, free[s]+lengths[i]
+		p.order[next[s]] = int64(i)
+		next[s]++
 	}
-	for s, n := range tokens {
-		if n < room {
-			p.Tokens[said[s]], p.Numbers[said[s]] = room-n, -1
+	for s, n := range p.free {
+		if n > 0 {
+			p.Each[s]++
 		}
+		p.Sequences += p.Each[s]
 	}
 	return p, nil
+}
+
+// Fill gives the sequences of one sample after another: the first token in the file, the tokens, and the document of each. Of padding,
+// the first token and the document are -1.
+func (p *Packing) Fill(first, tokens, documents []int64) {
+	begins := starts(p.Each)
+	padded := make([]int64, len(p.Each)) // samples before each that have padding
+	for s := 1; s < len(padded); s++ {
+		padded[s] = padded[s-1] + min(p.free[s-1], 1)
+	}
+	eachPart(len(p.Each), func(from, to int) { // each look at a piece waits for memory
+		for s := from; s < to; s++ {
+			k, end := begins[s], begins[s]+p.Each[s]
+			if n := p.free[s]; n > 0 {
+				end--
+				first[end], tokens[end], documents[end] = -1, n, -1
+			}
+			for _, i := range p.order[k-padded[s] : end-padded[s]] {
+				one := &p.pieces[i]
+				first[k], tokens[k], documents[k] = one.start, one.tokens, one.document
+				k++
+			}
+		}
+	})
+}
+
+// starts says where each of some ranges begins, which lie one behind the other and are so long.
+func starts(lengths []int64) []int64 {
+	list, at := make([]int64, len(lengths)), int64(0)
+	for i, n := range lengths {
+		list[i] = at
+		at += n
+	}
+	return list
 }
 
 // shuffled is the numbers below n in the order of a [Permutation], by these keys; as they are without keys.

@@ -121,6 +121,9 @@ func (q *spans) eachPiece(s Span, fn func(Piece) error) error {
 
 // pieces cuts the spans where runs, and pieces of runs, end.
 func (q *spans) pieces() ([]Piece, error) {
+	if r := &q.runs[0]; len(q.runs) == 1 && r.Count == 1 && len(q.list) <= mostPieces {
+		return q.whole(r)
+	}
 	list := make([]Piece, 0, min(len(q.list)+len(q.runs), mostPieces))
 	for _, s := range q.list {
 		err := q.eachPiece(s, func(p Piece) error {
@@ -133,6 +136,22 @@ func (q *spans) pieces() ([]Piece, error) {
 		if err != nil {
 			return nil, err
 		}
+	}
+	return list, nil
+}
+
+// whole makes a piece of each span, where all of them lie in one run of one piece: a plain file as a rule.
+func (q *spans) whole(r *Run) ([]Piece, error) {
+	file, list := q.files[r.Object], make([]Piece, 0, len(q.list))
+	for i := range q.list {
+		s := &q.list[i]
+		if s.N == 0 {
+			continue
+		}
+		if s.Offset < r.Logical || s.Offset+s.N > r.End() {
+			return nil, fmt.Errorf("source: internal error: no run covers offset %d", s.Offset)
+		}
+		list = append(list, Piece{file, s.Offset - r.Logical + r.Offset, s.To, s.N})
 	}
 	return list, nil
 }

@@ -25,15 +25,16 @@ class HostFile:
 
     def gather(self, pointer: int, offsets: "np.ndarray[Any, Any]", length: int) -> None:
         """Reads spans of ``length`` bytes one after the other to an address of the host."""
-        lengths = np.full(len(offsets), length, np.int64)
-        self.pieces(pointer, length * len(offsets), offsets, lengths, np.arange(len(offsets)) * length)
+        self.pieces(pointer, length * len(offsets), offsets, np.full(len(offsets), length, np.int64))
 
-    def pieces(self, pointer: int, size: int, offsets: Ints, lengths: Ints, places: Ints) -> None:
-        """Reads spans of so many bytes each to places of memory of `size` bytes."""
+    def pieces(self, pointer: int, size: int, offsets: Ints, lengths: Ints) -> None:
+        """Reads spans of so many bytes each, one behind the other, to memory of `size` bytes. What begins before 0 is left out."""
         room = memoryview((ctypes.c_char * size).from_address(pointer)).cast("B")
-        for offset, length, place in zip(offsets.tolist(), lengths.tolist(), places.tolist(), strict=True):
-            self._fill(room[place : place + length], offset)
-        self.moved += int(lengths.sum())
+        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+            if offset >= 0:
+                self._fill(room[:length], offset)
+                self.moved += length
+            room = room[length:]
         self.reads += 1
 
     def _fill(self, part: memoryview, offset: int) -> None:

@@ -114,7 +114,7 @@ class Rows:
         """Starts reading the tokens, by a gather of each dataset."""
         shape = (spans.rows, length)
         if spans.lengths is not None:
-            return self._datasets[0].begin_pieces(spans.starts, spans.lengths, spans.places, shape, dtype=dtype)
+            return self._datasets[0].begin_pieces(spans.starts, spans.lengths, shape, pad=spans.pad or 0, dtype=dtype)
         if len(self._datasets) == 1:
             return self._datasets[0].begin_gather(spans.starts, length, dtype=dtype)
         place = self._datasets[0].place()

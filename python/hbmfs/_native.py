@@ -170,14 +170,15 @@ class Batch(_Sized):
         ("cu_seqlens", _u64),
         ("position_ids", _u64),
         ("document_ids", _u64),
+        ("pad", _u64),
     ]
 
 
 class PackedSamples(_Sized):
     _fields_ = [
         ("reserved", _u32),
-        *[(name, _i64) for name in ("capacity", "pieces", "sequences", "samples")],
-        *[(name, ctypes.c_void_p) for name in ("starts", "lengths", "places", "sequence_lengths", "sequence_documents", "pieces_each", "sequences_each")],
+        *[(name, _i64) for name in ("capacity", "sequences", "samples")],
+        *[(name, ctypes.c_void_p) for name in ("starts", "lengths", "documents", "each")],
     ]
 
 

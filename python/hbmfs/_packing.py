@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._native import PackedSamples, address, library
-from ._pieces import Pieces
 from ._segments import Segments
 from .permutation import Permutation, keys
 
@@ -21,15 +20,11 @@ Ints = NDArray[np.int64]
 
 
 class Packing(NamedTuple):
-    """Documents, or parts of them, that fill samples: pieces of one sample after another, and likewise its sequences, which are
-    the pieces and the padding behind them."""
+    """Documents, or parts of them, in samples: the sequences of one sample after another, which are these and the padding behind them."""
 
-    starts: Ints
-    lengths: Ints
-    places: Ints  # in the samples, one behind the other
+    starts: Ints  # of each sequence: its first token; -1 for padding
     segments: Segments
-    pieces: Ints  # of each sample
-    sequences: Ints
+    each: Ints  # of each sample: how many sequences it has
 
 
 def pack(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: tuple[int, int] | None) -> Packing:
@@ -40,21 +35,14 @@ def pack(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: tuple
         return pack_here(borders, begins, documents, room, shuffle)
     borders, begins, documents = (np.ascontiguousarray(array, np.int64) for array in (borders, begins, documents))
     rounds = np.empty(0, np.uint64) if shuffle is None else keys(*shuffle)
-    capacity = len(documents) + 2 * len(documents) * int(borders[-1]) // ((len(borders) - 1) * room) + 64  # mostly enough
-    while True:
-        starts, lengths, places, pieces, sequences = (np.empty(capacity, np.int64) for _ in range(5))
-        tokens, numbers = (np.empty(2 * capacity, np.int64) for _ in range(2))
-        packed = PackedSamples(
-            capacity=capacity, starts=address(starts), lengths=address(lengths), places=address(places), sequence_lengths=address(tokens),
-            sequence_documents=address(numbers), pieces_each=address(pieces), sequences_each=address(sequences),
-        )  # fmt: skip
+    packed = PackedSamples(sequences=len(documents) + 2 * len(documents) * int(borders[-1]) // ((len(borders) - 1) * room) + 64)  # mostly enough
+    while packed.sequences > packed.capacity:
+        starts, lengths, numbers, each = arrays = [np.empty(packed.sequences, np.int64) for _ in range(4)]
+        packed.capacity = packed.sequences
+        packed.starts, packed.lengths, packed.documents, packed.each = map(address, arrays)
         library().ask("pack", address(borders), len(borders), address(begins), address(documents), len(documents), room, address(rounds), len(rounds), packed)
-        if packed.pieces <= capacity:
-            break
-        capacity = packed.pieces
-    n, said, samples = packed.pieces, packed.sequences, packed.samples
-    segments = Segments(tokens[:said], numbers[:said], np.zeros(said, np.bool_))
-    return Packing(starts[:n], lengths[:n], places[:n], segments, pieces[:samples], sequences[:samples])
+    n = packed.sequences
+    return Packing(starts[:n], Segments(lengths[:n], numbers[:n], np.zeros(n, np.bool_)), each[: packed.samples])
 
 
 def pack_here(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: tuple[int, int] | None) -> Packing:
@@ -63,15 +51,18 @@ def pack_here(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: 
     whole = np.asarray(borders[documents + 1]) - np.asarray(borders[documents])
     many = -(-whole // room)
     part = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)
-    starts = np.repeat(first, many) + part * room
     lengths = np.minimum(np.repeat(whole, many) - part * room, room)
     sample, samples = best_fit_here(lengths, room)
     if shuffle is not None and samples:
         sample = Permutation(samples, *shuffle)(np.arange(samples))[sample]
+    free = room - np.bincount(sample, weights=lengths, minlength=samples).astype(np.int64)
+    padded = np.flatnonzero(free)
+    sample = np.append(sample, padded)  # behind the pieces of each sample comes its padding
     order = np.argsort(sample, kind="stable")
-    pieces = Pieces(starts[order], lengths[order], np.repeat(documents, many)[order], np.bincount(sample, minlength=samples))
-    segments, sequences = pieces.segments(room)
-    return Packing(pieces.starts, pieces.lengths, pieces.places(room), segments, pieces.samples, sequences)
+    starts = np.append(np.repeat(first, many) + part * room, np.full(len(padded), -1))[order]
+    numbers = np.append(np.repeat(documents, many), np.full(len(padded), -1))[order]
+    segments = Segments(np.append(lengths, free[padded])[order], numbers, np.zeros(len(order), np.bool_))
+    return Packing(starts, segments, np.bincount(sample, minlength=samples))
 
 
 def best_fit_here(lengths: Ints, room: int) -> tuple[Ints, int]:

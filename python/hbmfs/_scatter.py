@@ -1,4 +1,4 @@
-"""Spans of tokens of one dataset, or of several, to places of one array, and the documents that they are of: one request."""
+"""Spans of tokens of one dataset, or of several, to one array, and the documents that they are of: one request."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Spans(NamedTuple):
     rows: int
     starts: Ints  # of each span: its first token
     sources: NDArray[np.int32] | None = None  # of each span: the number of its dataset; None: the first
-    lengths: Ints | None = None  # of each span; None: a row is a span
-    places: Ints | None = None  # of each span: the token of the batch that it goes to
+    lengths: Ints | None = None  # of each span, which lie one behind the other in the batch; None: a row is a span
+    pad: int | None = None  # spans that begin at -1 are not read: they become this token; None: they stay as they are
 
     def of(self, source: int) -> Ints:
         """The numbers of the spans of a dataset."""
@@ -44,9 +44,9 @@ class Scatter:
         self._files = [dataset._file for dataset in datasets]
         self._handles = np.array([file._handle for file in self._files if file], np.uint64)
         self._begins = np.array([dataset._tokens.offset for dataset in datasets], np.int64)
-        self._size = datasets[0].dtype.itemsize
+        self._dtype = datasets[0].dtype
         self._batch = bytes(
-            _native.Batch(element=self._size, files=address(self._handles), begins=address(self._begins), file_count=len(datasets)),
+            _native.Batch(element=self._dtype.itemsize, files=address(self._handles), begins=address(self._begins), file_count=len(datasets)),
         )
 
     @classmethod
@@ -71,17 +71,20 @@ class Scatter:
         batch = _native.Batch.from_buffer_copy(self._batch)
         if len(spans.starts):
             batch.count, batch.starts, batch.length = len(spans.starts), address(spans.starts), length
-            batch.dst, batch.dst_length = pointer, room * self._size
+            batch.dst, batch.dst_length = pointer, room * self._dtype.itemsize
             if spans.sources is not None:
                 batch.sources = address(spans.sources)
             if spans.lengths is not None:
-                batch.lengths, batch.places = address(spans.lengths), address(spans.places)
+                batch.lengths = address(spans.lengths)
+            if spans.pad is not None:
+                batch.pad = int.from_bytes(np.array(spans.pad, self._dtype).tobytes(), "little")
+                batch.sequence_count, batch.sequence_lengths, batch.sequence_documents, batch.elements = batch.count, batch.lengths, batch.starts, room
         batch.stream = stream
         if sequences is not None:
             value = (value, self._expand(batch, sequences))
         file = self._files[0]
         assert file is not None
-        owner = (self, sequences)  # whose arrays are read while the request is under way
+        owner = (self, spans, sequences)  # whose arrays are read while the request is under way
         return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._ended, owner=owner)
 
     def _expand(self, batch: _native.Batch, sequences: Sequences) -> tuple[Any, Any, Any]:

@@ -57,16 +57,6 @@ class Segments(NamedTuple):
         """Some of them."""
         return Segments(self.lengths[first:end], self.documents[first:end], self.goes_on[first:end])
 
-    def padding(self) -> Ints:
-        """The places of tokens that are of no document."""
-        own = np.flatnonzero(self.documents < 0)
-        if not len(own):
-            return own
-        lengths = self.lengths[own]
-        skipped = np.cumsum(self.lengths)[own] - np.cumsum(lengths)
-        places: Ints = np.repeat(skipped, lengths) + np.arange(int(lengths.sum()))
-        return places
-
     def batches(self, each: Ints, rows: int, length: int) -> list[Sequences]:
         """The sequences of batches of so many rows, which have `each` of them, and `length` tokens."""
         if not rows:
@@ -84,7 +74,6 @@ class Sequences(NamedTuple):
     documents: Ints
     goes_on: NDArray[np.bool_]
     longest: int
-    padding: Ints = np.empty(0, np.int64)  # the places of tokens that are of no document
 
     def expanded(self) -> tuple[Any, Any, Any]:
         """cu_seqlens, position_ids and document_ids, as the library writes them."""
@@ -96,7 +85,8 @@ class Sequences(NamedTuple):
         """Puts what they say of each token beside the tokens. labels are those that ignore sequences, or None."""
         borders, position, document = expanded
         if labels is not None and len(self.lengths):
-            fill(labels, np.append((np.cumsum(self.lengths) - 1)[~self.goes_on], self.padding), NO_LABEL)
+            last = (np.cumsum(self.lengths) - 1)[~self.goes_on]
+            fill(labels, np.append(last, tokens_of(self.lengths, self.documents < 0)), NO_LABEL)
         return Packed(tokens, borders, self.longest, position, document, labels, beside)
 
 
@@ -149,6 +139,14 @@ def _of_one(borders: Ints, starts: Ints, length: int) -> tuple[Segments, Ints]:
     return segments, np.bincount(row[some], minlength=len(starts))
 
 
+def tokens_of(lengths: Ints, some: NDArray[np.bool_]) -> Ints:
+    """The places of the tokens of some spans, of those of so many tokens that lie one behind the other."""
+    own = lengths[some]
+    skipped = np.cumsum(lengths)[some] - np.cumsum(own)
+    places: Ints = np.repeat(skipped, own) + np.arange(int(own.sum()))
+    return places
+
+
 def borders_of(dataset: Dataset) -> Ints:
     """Where the documents of a dataset begin, and the end."""
     if dataset.documents is None:
@@ -173,12 +171,16 @@ def rows_and_labels(batch: Any, targets: bool) -> tuple[Any, Any, dict[str, Any]
 
 def shifted(batch: Any) -> tuple[Any, Any]:
     """Splits rows of seq_len + 1 tokens into inputs and targets. Copies, since a loss does targets.view(-1)."""
-    if isinstance(batch, DeviceArray):
-        raise InvalidError("targets=True splits batches on a GPU with torch, which is not installed: install it, or leave targets out")
+    _refuse_bare(batch)
     x, y = batch[:, :-1], batch[:, 1:]
     if isinstance(batch, np.ndarray):
         return np.ascontiguousarray(x), np.ascontiguousarray(y)
     return x.contiguous(), y.contiguous()
+
+
+def _refuse_bare(batch: Any) -> None:
+    if isinstance(batch, DeviceArray):
+        raise InvalidError("targets=True makes labels on a GPU with torch, which is not installed: install it, or leave targets out")
 
 
 def as_tensors(batch: Any) -> Any:
@@ -213,6 +215,7 @@ def fill(values: Any, places: Ints, value: int) -> None:
 
 def next_tokens(tokens: Any) -> Any:
     """The token behind each one."""
+    _refuse_bare(tokens)
     if isinstance(tokens, np.ndarray):
         return np.roll(tokens.astype(np.int64).reshape(-1), -1).reshape(tokens.shape)
     return tokens.long().view(-1).roll(-1).view(tokens.shape)

@@ -14,6 +14,7 @@ from ._forked import HostFile
 from ._memory import Host, Place
 from ._queue import Queue
 from ._scatter import Scatter, Spans
+from ._segments import fill, tokens_of
 from .reader import File, Reader
 from .request import Request
 
@@ -119,11 +120,12 @@ class Dataset:
         where, length = _starts(starts), _count("length", length)
         return self._begin(where, length, (len(where), length), out, dtype)
 
-    def begin_pieces(self, starts: Any, lengths: Any, places: Any, shape: tuple[int, ...], *, out: Any = None, dtype: Any = None) -> Request[Any]:
-        """Starts reading ``lengths`` tokens from ``starts`` on, each to its place in an array of that shape, and leaves the rest of it
-        as it was. All three are arrays of int64."""
+    def begin_pieces(self, starts: Any, lengths: Any, shape: tuple[int, ...], *, pad: int = 0, out: Any = None, dtype: Any = None) -> Request[Any]:
+        """Starts reading ``lengths`` tokens from ``starts`` on, one behind the other, to an array of that shape. From -1 on nothing is read:
+        these tokens become ``pad``. Both are arrays of int64."""
         file = self._open()
-        self._inside(starts, lengths)
+        read = starts != -1
+        self._inside(starts[read], lengths[read])
         wanted, place = self._result_type(dtype), self.place()
         if wide := wanted != self.dtype:
             if out is not None:
@@ -131,14 +133,23 @@ class Dataset:
             array = place.allocate(shape, self.dtype)
         else:
             array = place.allocate(shape, wanted) if out is None else (out, *place.accept(out, shape, wanted))
-        finish = (lambda narrow: place.convert(narrow, wanted, out)) if wide else None
+        padding = tokens_of(lengths, ~read)
+        late = wide or file is None  # else the library pads
+
+        def finish(value: Any) -> Any:
+            value = place.convert(value, wanted, out) if wide else value
+            if late:
+                fill(value, padding, pad)
+            return value
+
         if file is None:
             size = self.dtype.itemsize
-            self._forked().pieces(array[1], math.prod(shape) * size, starts * size + self._tokens.offset, lengths * size, places * size)
+            self._forked().pieces(array[1], math.prod(shape) * size, np.where(read, starts * size + self._tokens.offset, -1), lengths * size)
             return Request(None, array[0], finish)
         if self._scatter is None:
             self._scatter = Scatter([self])
-        return self._scatter.begin(array, math.prod(shape), Spans(shape[0], starts, None, lengths, places), 0, finish=finish)
+        spans = Spans(shape[0], starts, None, lengths, pad if len(padding) and not late else None)
+        return self._scatter.begin(array, math.prod(shape), spans, 0, finish=finish)
 
     def queue(self, depth: int) -> Queue:
         """A queue of at most ``depth`` gathers under way, given out in order."""

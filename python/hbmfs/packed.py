@@ -17,7 +17,7 @@ With targets=True a batch has labels: the next token of the same document, and -
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,13 +27,13 @@ from ._ahead import begun
 from ._joined import Batch, Rows
 from ._packing import Packing, pack
 from ._queue import Queue
-from ._scatter import Spans
-from ._segments import Packed, Segments, Sequences, borders_of, fill, next_tokens, rows_and_labels
-from ._stream import STATE_VERSION, Stream, at_least
-from .device_array import DeviceArray
+from ._scatter import Ints, Spans
+from ._segments import Packed, Segments, Sequences, borders_of, next_tokens, rows_and_labels
+from ._stream import NEVER, STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 from .part import part_of, whole_of
 from .permutation import Permutation
+from .tokens import parse_dtype
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -44,29 +44,21 @@ __all__ = ["Packed", "PackedStream"]
 class _Window:
     """Documents that were packed together."""
 
-    def __init__(self, number: int, first: int, packing: Packing, room: int) -> None:
-        self.number, self.first, self.room, self.packing = number, first, room, packing  # first is the position of its first sample
-        self._pieces_to, self._sequences_to = (np.append(0, np.cumsum(n)) for n in (packing.pieces, packing.sequences))  # samples' borders in the two
-        self._padding = packing.segments.padding()
+    def __init__(self, number: int, first: int, packing: Packing) -> None:
+        self.number, self.first = number, first  # the position of its first sample
+        self.samples = len(packing.each)
+        self.tokens = int(packing.segments.lengths.sum(where=packing.starts >= 0))
+        self._packing = packing
+        self._borders = np.append(0, np.cumsum(packing.each))  # of the samples, in sequences
 
     @property
     def end(self) -> int:
-        return self.first + len(self.packing.pieces)
+        return self.first + self.samples
 
-    @property
-    def filled(self) -> tuple[int, int]:
-        """Its tokens, and its samples."""
-        return int(self.packing.lengths.sum()), len(self.packing.pieces)
-
-    def part(self, first: int, end: int, row: int) -> tuple[list[Any], Segments]:
-        """The samples at these positions as rows of a batch from `row` on: starts, lengths and places of their pieces, and the places of
-        padding; and their sequences."""
-        first, end = first - self.first, end - self.first
-        a, b, c, d = (int(to[n]) for to in (self._pieces_to, self._sequences_to) for n in (first, end))
-        free = self._padding[slice(*np.searchsorted(self._padding, (first * self.room, end * self.room)))]
-        moved = (row - first) * self.room
-        pieces = [self.packing.starts[a:b], self.packing.lengths[a:b], self.packing.places[a:b] + moved, free + moved]
-        return pieces, self.packing.segments.part(c, d)
+    def part(self, first: int, end: int) -> tuple[Ints, Segments]:
+        """The samples at these positions: where their sequences begin in the file, and the sequences."""
+        a, b = self._borders[[max(first, self.first) - self.first, min(end, self.end) - self.first]].tolist()
+        return self._packing.starts[a:b], self._packing.segments.part(a, b)
 
 
 class PackedStream(Stream):
@@ -114,59 +106,63 @@ class PackedStream(Stream):
         self._of_epoch = -(-self._documents // self.window)
         self._whole, self._begins = whole_of(dataset)
         self._rows = Rows([self._whole], dtype)
+        given = self._whole.dtype if dtype is None else parse_dtype(dtype)
+        if given.kind in "iu" and not np.iinfo(given).min <= pad <= np.iinfo(given).max:
+            raise InvalidError(f"pad is {pad}, which no {given} is: give a token")
         self._row = self.seq_len
         self._began_with = 0  # the window with which this pass began
-        self._windows_known: deque[_Window] = deque([self._pack(0, 0)])
-        self._filled = [0, 0]  # tokens, and samples, of windows
+        self._known: deque[_Window] = deque([_Window(0, 0, self._pack(0))])
+        self._gone = (0, 0)  # tokens, and samples, of windows that were forgotten
 
     @property
     def fill_rate(self) -> float:
         """The part of the samples' tokens that documents fill, of the windows that were packed so far."""
-        known = [w.filled for w in self._windows_known]
-        tokens, samples = (sum(n) + old for n, old in zip(zip(*known, strict=True), self._filled, strict=True))
+        tokens, samples = (old + sum(n) for old, n in zip(self._gone, zip(*((w.tokens, w.samples) for w in self._known), strict=True), strict=True))
         return float(tokens / (samples * self.seq_len))
 
     # --- windows ----------------------------------------------------------------------------------------------------
 
-    def _pack(self, number: int, first: int) -> _Window:
+    def _pack(self, number: int) -> Packing:
+        """A window's documents in samples."""
         epoch, at = divmod(number, self._of_epoch)
         documents = np.arange(at * self.window, min((at + 1) * self.window, self._documents))
         if self.shuffle:
             documents = Permutation(self._documents, self.seed, epoch)(documents)
-        packing = pack(self._borders, self._begins, documents, self.seq_len, (self.seed, -1 - number) if self.shuffle else None)
-        return _Window(number, first, packing, self.seq_len)
+        return pack(self._borders, self._begins, documents, self.seq_len, (self.seed, -1 - number) if self.shuffle else None)
 
-    def _more(self, last: _Window, position: int) -> tuple[list[_Window], bool]:
-        """Packs windows behind the last one until they go up to `position`. Says whether they go to the end of the pass."""
-        more: list[_Window] = []
-        while True:
-            ends = self.epochs is not None and last.number + 1 >= self._began_with + self.epochs * self._of_epoch
-            if ends or last.end >= position:
-                return more, ends
-            last = self._pack(last.number + 1, last.end)
-            more.append(last)
+    def _more(self, known: list[_Window], position: int) -> tuple[list[_Window], bool]:
+        """Packs windows behind those that are known until they go up to `position`. Says whether they go to the end of the pass."""
+        windows, end = list(known), NEVER if self.epochs is None else self._began_with + self.epochs * self._of_epoch
+        while (number := windows[-1].number + 1) < end and windows[-1].end < position:
+            # Where one window is not enough, as far as those before it tell, the next one is packed at the same time.
+            two = number + 1 < end and windows[-1].end + max(w.samples for w in windows) < position
+            second = begun(self._pack, number + 1) if two else None
+            windows.append(_Window(number, windows[-1].end, self._pack(number)))
+            if second:
+                windows.append(_Window(number + 1, windows[-1].end, second()))
+        return windows[len(known) :], number >= end
 
     def _reach(self, position: int) -> bool:
         """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
-        more, ends = self._more(self._windows_known[-1], position)
-        self._windows_known.extend(more)
+        more, ends = self._more(list(self._known), position)
+        self._known.extend(more)
         return ends
 
     def _end_by(self, position: int) -> int | None:
         if self.epochs is None or not self._reach(position):
             return None
-        end = self._windows_known[-1].end
+        end = self._known[-1].end
         return end if end <= position else None
 
     def _finish(self, end: int) -> None:
         super()._finish(end)
-        self._began_with = self._windows_known[-1].number + 1
+        self._began_with = self._known[-1].number + 1
         self._reach(end + 1)
 
     def _forget(self) -> None:
-        while len(self._windows_known) > 1 and self._windows_known[0].end <= self._position:
-            gone = self._windows_known.popleft()
-            self._filled = [old + n for old, n in zip(self._filled, gone.filled, strict=True)]
+        while len(self._known) > 1 and self._known[0].end <= self._position:
+            window = self._known.popleft()
+            self._gone = (self._gone[0] + window.tokens, self._gone[1] + window.samples)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -184,49 +180,56 @@ class PackedStream(Stream):
 
     def state_dict(self) -> dict[str, Any]:
         self._reach(self._position)
-        window = next(w for w in self._windows_known if self._position <= w.end)
+        window = next(w for w in self._known if self._position <= w.end)
         return {**super().state_dict(), "packed": [window.number, window.first, self._began_with]}
 
     def _accept(self, state: dict[str, Any], consumed: int, began: int) -> None:
         packed = state.get("packed")
         if not (isinstance(packed, list) and len(packed) == 3 and all(isinstance(n, int) and n >= 0 for n in packed)):
             raise InvalidError(f"the state says that window {packed!r} comes next: it was not made by state_dict()")
-        window = self._pack(packed[0], packed[1])
+        window = _Window(packed[0], packed[1], self._pack(packed[0]))
         if not window.first <= consumed <= window.end:
             raise InvalidError(f"the state stands at sample {consumed}, but its window has {window.first} to {window.end}: it is of other documents")
         self._began_with = packed[2]
-        self._windows_known, self._filled = deque([window]), [0, 0]
+        self._known, self._gone = deque([window]), (0, 0)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         self._forget()
-        last = self._windows_known[-1]
-        more = begun(self._more, last, int(positions[-1, -1]) + 1 if positions.size else 0)
+        known = list(self._known)
+        planned = begun(self._planned, known, positions)
 
         def batches() -> list[Batch]:
-            packed, _ = more()
-            if self._windows_known[-1] is last:
-                self._windows_known.extend(packed)
-            return [self._batch(int(own[0]), len(own)) if len(own) else self._batch(self._windows_known[0].first, 0) for own in positions]
+            more, made = planned()
+            if self._known[-1] is known[-1]:
+                self._known.extend(more)
+            return made
 
         return batches
 
-    def _batch(self, first: int, rows: int) -> Batch:
+    def _planned(self, known: list[_Window], positions: NDArray[np.int64]) -> tuple[list[_Window], list[Batch]]:
+        """The windows that are packed for samples at these positions, and the batches."""
+        more, _ = self._more(known, int(positions[-1, -1]) + 1 if positions.size else 0)
+        windows = known + more
+        return more, [self._batch(windows, int(own[0]) if len(own) else windows[0].first, len(own)) for own in positions]
+
+    def _batch(self, windows: list[_Window], first: int, rows: int) -> Batch:
         """The samples from a position on."""
-        some = [w for w in self._windows_known if w.first <= first + rows and w.end > first]
-        parts = [w.part(max(first, w.first), min(first + rows, w.end), max(w.first - first, 0)) for w in some]
-        starts, lengths, places, padding = (_joined(fields) for fields in zip(*(pieces for pieces, _ in parts), strict=True))
-        segments = Segments(*(_joined(fields) for fields in zip(*(said for _, said in parts), strict=True)))
+        parts = [w.part(first, first + rows) for w in windows if w.first < first + max(rows, 1) and w.end > first]
+        starts = _joined([starts for starts, _ in parts])
+        segments = Segments(*map(_joined, zip(*(segments for _, segments in parts), strict=True)))
         longest = int(segments.lengths.max(initial=0))
-        return Batch(Spans(rows, starts, None, lengths, places), Sequences((rows, self.seq_len), *segments, longest, padding))
+        return Batch(Spans(rows, starts, None, segments.lengths, self.pad), Sequences((rows, self.seq_len), *segments, longest))
 
     def _queue(self) -> Queue:
         self._whole.stats()  # an error if it is closed
         return Queue(self._rows, self.depth)
 
     def _tell(self, window: list[Batch]) -> None:
-        self._whole.prefetch(*(np.concatenate(fields) for fields in zip(*((b.spans.starts, b.spans.lengths) for b in window), strict=True)))
+        starts = np.concatenate([batch.spans.starts for batch in window])
+        lengths = np.concatenate([batch.spans.lengths for batch in window])
+        self._whole.prefetch(starts[starts >= 0], lengths[starts >= 0])
 
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))
@@ -235,15 +238,10 @@ class PackedStream(Stream):
         (rows, expanded), sequences = batch, plan.sequences
         assert sequences is not None
         tokens, _, beside = rows_and_labels(rows, False)
-        if isinstance(tokens, DeviceArray):
-            raise InvalidError("places that stay free on a GPU are padded by torch, which is not installed: install it")
-        packed = sequences.pack(expanded, tokens, next_tokens(tokens) if self.targets else None, beside)
-        for values, value in ((tokens, self.pad), *((other, 0) for other in (beside or {}).values())):
-            fill(values, sequences.padding, value)
-        if beside and self.targets:
-            packed = packed._replace(beside={name: next_tokens(other) for name, other in beside.items()})
-        return packed
+        if not self.targets:
+            return sequences.pack(expanded, tokens, None, beside)
+        return sequences.pack(expanded, tokens, next_tokens(tokens), beside and {name: next_tokens(other) for name, other in beside.items()})
 
 
-def _joined(arrays: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

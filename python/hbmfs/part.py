@@ -22,7 +22,6 @@ import numpy as np
 
 from ._joined import Joined
 from ._memory import Place
-from ._pieces import Pieces
 from ._queue import Queue
 from ._scatter import Ints
 from ._segments import borders_of, of_rows
@@ -81,24 +80,24 @@ class Part:
     def begin_gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Any:
         """As of a dataset. Rows that lie within a document each are read as they are; others are put together on the device."""
         starts = np.asarray(starts, np.int64)
-        pieces = self._pieces(starts, length)
-        if len(pieces.starts) == len(starts) and np.all(pieces.samples == 1):
-            return self.whole.begin_gather(pieces.starts, length, out=out, dtype=dtype)
-        return self.whole.begin_pieces(pieces.starts, pieces.lengths, pieces.places(length), (len(starts), length), out=out, dtype=dtype)
+        pieces, lengths = self._pieces(starts, length)
+        if len(pieces) == len(starts) and length:
+            return self.whole.begin_gather(pieces, length, out=out, dtype=dtype)
+        return self.whole.begin_pieces(pieces, lengths, (len(starts), length), out=out, dtype=dtype)
 
     def prefetch(self, starts: Any, length: int) -> None:
         """As of a dataset."""
-        pieces = self._pieces(np.asarray(starts, np.int64), length)
-        self.whole.prefetch(pieces.starts, pieces.lengths)
+        self.whole.prefetch(*self._pieces(np.asarray(starts, np.int64), length))
 
-    def _pieces(self, starts: Ints, length: int) -> Pieces:
+    def _pieces(self, starts: Ints, length: int) -> tuple[Ints, Ints]:
+        """Where the pieces of documents begin in the file that rows hold, and their tokens."""
         if len(starts) and (starts.min() < 0 or starts.max() > len(self) - length):
             raise InvalidError(f"a row of {length} tokens from {int(starts.max())} on is not inside of {self.path}, which has {len(self)}")
         segments, each = of_rows([self.documents], None, starts, length)
         first = np.cumsum(segments.lengths) - segments.lengths  # in the rows one behind the other
         row = np.repeat(np.arange(len(starts)), each)
         at = starts[row] + first - row * length
-        return Pieces(self.begins[segments.documents] + at - self.documents[segments.documents], segments.lengths, segments.documents, each)
+        return self.begins[segments.documents] + at - self.documents[segments.documents], segments.lengths
 
     def __repr__(self) -> str:
         return f"<hbmfs.Part {len(self.numbers)} documents, {len(self)} tokens of {self.whole!r}>"
@@ -137,17 +136,17 @@ class Aligned:
 
     def begin_gather(self, starts: Any, length: int, *, dtype: Any = None) -> Joined:
         """As of a dataset; gives a dict."""
-        return self._begin(dtype, lambda dataset, dtype: dataset.begin_gather(starts, length, dtype=dtype))
+        return self._begin(lambda dataset, **options: dataset.begin_gather(starts, length, **options), dtype=dtype)
 
-    def begin_pieces(self, starts: Any, lengths: Any, places: Any, shape: tuple[int, ...], *, dtype: Any = None) -> Joined:
-        """As of a dataset; gives a dict."""
-        return self._begin(dtype, lambda dataset, dtype: dataset.begin_pieces(starts, lengths, places, shape, dtype=dtype))
+    def begin_pieces(self, starts: Any, lengths: Any, shape: tuple[int, ...], *, pad: int = 0, dtype: Any = None) -> Joined:
+        """As of a dataset; gives a dict. pad is of the first one, 0 of the others."""
+        return self._begin(lambda dataset, **options: dataset.begin_pieces(starts, lengths, shape, **options), pad=pad, dtype=dtype)
 
-    def _begin(self, dtype: Any, begin: Callable[[Any, Any], Any]) -> Joined:
+    def _begin(self, begin: Callable[..., Any], **of_first: Any) -> Joined:
         begun: list[Any] = []
         try:
             for dataset in self.datasets.values():
-                begun.append(begin(dataset, None if begun else dtype))
+                begun.append(begin(dataset, **({} if begun else of_first)))
         except BaseException:
             for request in begun:
                 request.cancel()

@@ -53,13 +53,16 @@ class NumpyDataset:
             rows = out
         return _Request(self, rows)
 
-    def begin_pieces(self, starts, lengths, places, shape, *, out=None, dtype=None):
-        self.events.append(("begin", starts.tolist()))
+    def begin_pieces(self, starts, lengths, shape, *, pad=0, out=None, dtype=None):
+        self.events.append(("begin", starts[starts != -1].tolist()))
         self.under_way += 1
-        rows = np.zeros(shape, self.tokens.dtype if dtype is None else dtype) if out is None else out
-        for start, length, place in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
-            assert 0 <= start and start + length <= len(self.tokens), "tokens beyond the end were asked for"
-            rows.reshape(-1)[place : place + length] = self.tokens[start : start + length]
+        rows = np.empty(shape, self.tokens.dtype if dtype is None else dtype) if out is None else out
+        place = 0
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            assert start == -1 or (0 <= start and start + length <= len(self.tokens)), "tokens beyond the end were asked for"
+            rows.reshape(-1)[place : place + length] = pad if start == -1 else self.tokens[start : start + length]
+            place += length
+        assert place == rows.size, "tokens are neither read nor padded"
         return _Request(self, rows)
 
 

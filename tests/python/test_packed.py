@@ -127,7 +127,7 @@ def test_the_library_packs_as_numpy_does(trial):
     begins = borders[:-1] if trial % 2 else random_.integers(0, 10_000, count)
     documents = random_.permutation(count)[: random_.integers(0, count + 1)]
     ours, here = (f(borders, begins, documents, room, (trial, -3) if trial % 3 else None) for f in (pack, pack_here))  # here as in a forked child
-    for a, b in zip((*ours[:3], *ours.segments, *ours[4:]), (*here[:3], *here.segments, *here[4:]), strict=True):
+    for a, b in zip((ours.starts, *ours.segments, ours.each), (here.starts, *here.segments, here.each), strict=True):
         assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
@@ -161,6 +161,10 @@ def test_padding_is_the_token_that_was_asked_for():
         ds = NumpyDataset(np.zeros(30, dtype), np.array([0, 9, 18, 30]))
         for batch in hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False, pad=pad):
             assert np.array_equal(batch.tokens == pad, batch.document_ids < 0)
+        with pytest.raises(hbmfs.InvalidError, match="no uint"):
+            hbmfs.PackedStream(ds, 2, 16, pad=-1)
+    batches = [*hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False, pad=-1, dtype="int64")]
+    assert batches and all(np.array_equal(batch.tokens == -1, batch.document_ids < 0) for batch in batches)
 
 
 @pytest.mark.parametrize("trial", range(25))
@@ -214,19 +218,36 @@ def test_every_format_that_knows_documents(opened, mount, expect):
             continue
         ds = opened(mount / where)
         tokens = np.load(mount / ".hbmfs" / "views" / where / "tokens.npy")
-        for make in (hbmfs.PackedStream, lambda *a, **o: hbmfs.TokenStream(*a, packed=True, **o)):
+        for make in (lambda *a, **o: hbmfs.PackedStream(*a, pad=3, **o), lambda *a, **o: hbmfs.TokenStream(*a, packed=True, **o)):
             stream = make(ds, 3, 11, epochs=1, drop_last=False)
-            if ds.device != "cpu" and make is hbmfs.PackedStream:  # of the fake GPU, that torch knows nothing of
-                with pytest.raises(hbmfs.InvalidError, match="torch"):
-                    next(iter(stream))
-                continue
             batches = [[opened.numpy(field) for field in (b.tokens, b.document_ids, b.position_ids, b.cu_seqlens)] for b in stream]
             assert all(np.array_equal(np.append(np.flatnonzero(p.reshape(-1) == 0), p.size), cu) for _, _, p, cu in batches)
             given = np.concatenate([rows[documents >= 0] for rows, documents, _, _ in batches])
-            whole = tokens if make is hbmfs.PackedStream else tokens[: len(tokens) // 11 * 11]
+            assert all(np.all(rows[documents < 0] == 3) for rows, documents, _, _ in batches)
+            whole = tokens if isinstance(stream, hbmfs.PackedStream) else tokens[: len(tokens) // 11 * 11]
             assert np.array_equal(np.sort(given), np.sort(whole)), where
         seen += 1
     assert seen >= 10
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.float64])
+def test_pieces_and_padding(opened, tmp_path, kind):
+    tokens = (np.arange(1000) % 251).astype(kind)
+    np.save(tmp_path / "tokens.npy", tokens)
+    ds = opened(tmp_path / "tokens.npy")
+    both = hbmfs.Aligned({"one": ds, "two": ds})
+    starts, lengths = np.array([3, -1, 900, -1, 5]), np.array([7, 2, 100, 10, 1])
+    want = np.concatenate([np.full(n, 9, kind) if a < 0 else tokens[a : a + n] for a, n in zip(starts, lengths, strict=True)]).reshape(4, 30)
+    assert np.array_equal(opened.numpy(ds.begin_pieces(starts, lengths, (4, 30), pad=9).wait()), want)
+    assert np.array_equal(opened.numpy(ds.begin_pieces(starts[:1], lengths[:1], (7,), pad=9).wait()), want.reshape(-1)[:7])
+    got = both.begin_pieces(starts, lengths, (4, 30), pad=9).wait()
+    assert np.array_equal(opened.numpy(got["one"]), want) and np.count_nonzero(opened.numpy(got["two"]) != want) == 12
+    for wrong in ((np.array([-2, 0]), np.array([1, 1])), (np.array([-1, 1000]), np.array([1, 1]))):
+        with pytest.raises(hbmfs.OutOfRangeError):
+            ds.begin_pieces(*wrong, (2,))
+    if ds.device == "cpu" and kind != np.float64:
+        wide, free = ds.begin_pieces(starts, lengths, (4, 30), pad=-100, dtype="int64").wait(), np.repeat(starts < 0, lengths).reshape(4, 30)
+        assert np.array_equal(wide, np.where(free, -100, want.astype(np.int64)))
 
 
 @pytest.mark.parametrize("targets", [False, True])

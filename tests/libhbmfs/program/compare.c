@@ -94,6 +94,35 @@ static void by_batch(hbmfs_handle file, const struct device *d, struct memory *m
     if (request) DIE("a handle of what was refused");
 }
 
+// Spans one behind the other, of which every third is padding, of elements of 1 to 8 bytes.
+static void by_padding(hbmfs_handle file, const struct device *d, struct memory *m, const char *want, int64_t size, uint64_t *random) {
+    enum { SPANS = 30 };
+    for (int64_t element = 1; element <= 8 && size >= element; element *= 2) {
+        int64_t starts[SPANS], lengths[SPANS], elements = 0;
+        for (int i = 0; i < SPANS; i++) {
+            int64_t most = size / element < 100 ? size / element : 100;
+            lengths[i] = next_random(random) % (most + 1);
+            starts[i] = i % 3 ? (int64_t)(next_random(random) % (size / element - lengths[i] + 1)) : -1;
+            elements += lengths[i];
+        }
+        const char pad[] = "\x81\x02\x83\x04\x85\x06\x87\x08";
+        hbmfs_handle request;
+        hbmfs_batch batch = {
+            .struct_size = sizeof batch, .element = element, .files = &file, .file_count = 1, .count = SPANS, .starts = starts, .lengths = lengths, .dst = m->at,
+            .dst_length = elements * element, .stream = HBMFS_NO_STREAM, .sequence_count = SPANS, .sequence_lengths = lengths, .sequence_documents = starts,
+            .elements = elements, .pad = 0x0887068504830281,
+        };
+        OK(hbmfs_batch_begin(&batch, &request, &why));
+        OK(hbmfs_wait(request, -1, NULL, &why));
+        char *got = malloc(elements * element + 1), *at = got;
+        get_bytes(m, d, got, elements * element);
+        for (int i = 0; i < SPANS; at += lengths[i++] * element)
+            for (int64_t k = 0; k < lengths[i]; k++)
+                if (memcmp(at + k * element, starts[i] < 0 ? pad : want + (starts[i] + k) * element, element)) DIE("element %ld of span %d from %ld, of %ld bytes", k, i, starts[i], element);
+        free(got);
+    }
+}
+
 static void prefetch(hbmfs_handle file, int64_t size) {
     enum { MOST = 10 };
     int64_t offsets[MOST], lengths[MOST], n = 0, step = size / (MOST - 1) + 1;
@@ -114,6 +143,7 @@ static void compare_file(hbmfs_handle reader, hbmfs_handle file, const struct de
     by_read(file, d, &m, want, size, random);
     for (int widen = HBMFS_KEEP; widen <= HBMFS_U32_TO_I64; widen++) by_gather(file, d, &m, want, size, widen, random);
     by_batch(file, d, &m, want, size, random);
+    by_padding(file, d, &m, want, size, random);
     prefetch(file, size);
     free_memory(&m, d);
     free(want);

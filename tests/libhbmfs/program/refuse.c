@@ -89,6 +89,9 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &one, batch.sequence_documents = &one, batch.elements = 1));
     BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &huge, batch.sequence_documents = &one, batch.elements = 1));
     BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &negative, batch.sequence_documents = &one, batch.elements = -1));
+    BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &one, batch.sequence_documents = &negative, batch.elements = 1, batch.element = 3));
+    BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &one, batch.sequence_documents = &negative, batch.elements = 1, batch.dst = 0));
+    BATCH(HBMFS_OUT_OF_RANGE, (negative = -2, batch.starts = &negative));
     BATCH(HBMFS_OUT_OF_RANGE, batch.starts = &size);
     BATCH(HBMFS_OUT_OF_RANGE, batch.starts = &huge);
     BATCH(HBMFS_OUT_OF_RANGE, batch.begins = &negative);
@@ -100,14 +103,16 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
 static void orders(void) {
     int64_t count, zero = 0, borders[] = {0, 2, 2, 7}, four = 4, starts[] = {1, 4}, each[2], there[4], documents[4];
     uint8_t goes_on[4], drawn[9];
-    int64_t of_samples[7][8], packs[] = {0, 3, 7, 14, 15}, numbers_of[] = {0, 1, 2, 3};
-    hbmfs_packed packed = {.struct_size = sizeof packed, .capacity = 4, .starts = of_samples[0], .lengths = of_samples[1], .places = of_samples[2],
-                           .sequence_lengths = of_samples[3], .sequence_documents = of_samples[4], .pieces_each = of_samples[5], .sequences_each = of_samples[6]};
+    int64_t of_samples[4][8] = {{0}}, packs[] = {0, 3, 7, 14, 15}, numbers_of[] = {0, 1, 2, 3};
+    hbmfs_packed packed = {.struct_size = sizeof packed, .capacity = 5, .starts = of_samples[0], .lengths = of_samples[1], .documents = of_samples[2], .each = of_samples[3]};
     OK(hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
-    if (packed.samples != 3 || packed.pieces != 4 || packed.sequences != 5 || packed.starts[0] != 7 || packed.places[2] != 10) DIE("%ld samples", packed.samples);
-    packed.capacity = 3;
+    const int64_t want[4][5] = {{7, 0, 3, 14, -1}, {7, 3, 4, 1, 6}, {2, 0, 1, 3, -1}, {1, 2, 2}};
+    if (packed.samples != 3 || packed.sequences != 5) DIE("%ld samples, %ld sequences", packed.samples, packed.sequences);
+    for (int i = 0; i < 4; i++)
+        if (memcmp(of_samples[i], want[i], 8 * (i < 3 ? 5 : 3))) DIE("array %d of the samples begins with %ld", i, of_samples[i][0]);
+    packed.capacity = 4, of_samples[0][0] = 99;
     OK(hbmfs_pack(packs, 5, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
-    if (packed.pieces != 4) DIE("%ld pieces", packed.pieces);
+    if (packed.sequences != 5 || of_samples[0][0] != 99) DIE("%ld sequences", packed.sequences);
     WANT(HBMFS_INVALID, hbmfs_pack(packs, 4, NULL, numbers_of, 4, 7, NULL, 0, &packed, &why));
     WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, -1, 7, NULL, 0, &packed, &why));
     WANT(HBMFS_INVALID, hbmfs_pack(packs, 5, NULL, numbers_of, 4, 0, NULL, 0, &packed, &why));

@@ -19,7 +19,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
        ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
 
 struct range { uintptr_t at; size_t n; int flags; struct range *next; };
-struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN, SEQUENCES } kind; uintptr_t to, from, also[3]; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
+struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN, SEQUENCES } kind; uintptr_t to, from, also[6]; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
 struct stream { struct step *head, **tail; int ending; uint64_t queued, done; pthread_t thread; };
 struct event { uint64_t recorded, reached; };
 struct piece { uint64_t src, dst, bytes; };
@@ -73,15 +73,21 @@ static void widen(uintptr_t to, uintptr_t from, size_t n, unsigned size) {
 
 static void sequences(uintptr_t borders, uintptr_t documents, size_t n, const uintptr_t *to) {
     if (!inside(pinned, borders, 4 * (n + 1)) || !inside(pinned, documents, 8 * n)) { violate("a table that the GPU cannot see"); return; }
-    if (!inside(hbm, to[0], 4 * (n + 1))) { violate("borders that go to what is not HBM"); return; }
-    memcpy((void *)to[0], (void *)borders, 4 * (n + 1));
+    uintptr_t begins = to[0], positions = to[1], numbers = to[2], target = to[3], element = to[4], pad = to[5];
+    if (begins && !inside(hbm, begins, 4 * (n + 1))) { violate("borders that go to what is not HBM"); return; }
+    if (begins) memcpy((void *)begins, (void *)borders, 4 * (n + 1));
     for (size_t i = 0; i < n; i++) {
         uint32_t first = ((uint32_t *)borders)[i], end = ((uint32_t *)borders)[i + 1];
-        if (first < end && (!inside(hbm, to[1] + 8 * (size_t)first, 8 * (size_t)(end - first)) || !inside(hbm, to[2] + 8 * (size_t)first, 8 * (size_t)(end - first)))) { violate("tokens that are not in HBM"); return; }
-        for (uint32_t t = first; t < end; t++) {
-            ((int64_t *)to[1])[t] = t - first;
-            ((int64_t *)to[2])[t] = ((int64_t *)documents)[i];
+        int64_t document = ((int64_t *)documents)[i];
+        size_t many = end - first;
+        if (first < end && begins && (!inside(hbm, positions + 8 * (size_t)first, 8 * many) || !inside(hbm, numbers + 8 * (size_t)first, 8 * many))) { violate("tokens that are not in HBM"); return; }
+        for (uint32_t t = first; begins && t < end; t++) {
+            ((int64_t *)positions)[t] = t - first;
+            ((int64_t *)numbers)[t] = document;
         }
+        if (!target || document >= 0 || first == end) continue;
+        if ((element != 1 && element != 2 && element != 4 && element != 8) || target % element || !inside(hbm, target + element * first, element * many)) { violate("padding that is not in HBM"); return; }
+        for (uint32_t t = first; t < end; t++) memcpy((void *)(target + element * t), &pad, element); // little-endian
     }
 }
 
@@ -363,7 +369,7 @@ CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned
     if (!gx || gy != 1 || gz != 1 || bx % 32 || by != 1 || bz != 1 || shared || extra) return INVALID_VALUE;
     if (f == &kernels[SEQUENCES_KERNEL].function)
         return enqueue(s, (struct step){.kind = SEQUENCES, .from = *(uint64_t *)parameters[0], .to = *(uint64_t *)parameters[1], .n = *(uint32_t *)parameters[2],
-            .also = {*(uint64_t *)parameters[3], *(uint64_t *)parameters[4], *(uint64_t *)parameters[5]}});
+            .also = {*(uint64_t *)parameters[3], *(uint64_t *)parameters[4], *(uint64_t *)parameters[5], *(uint64_t *)parameters[6], *(uint32_t *)parameters[7], *(uint64_t *)parameters[8]}});
     if (f == &kernels[WIDEN_KERNEL].function)
         return enqueue(s, (struct step){.kind = WIDEN, .from = *(uint64_t *)parameters[0], .to = *(uint64_t *)parameters[1], .n = *(uint64_t *)parameters[2], .size = *(uint32_t *)parameters[3]});
     if (f != &kernels[GATHER_KERNEL].function) return INVALID_VALUE;
