@@ -133,7 +133,7 @@ func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.S
 
 // deliver copies a view, which holds spans one after the other, to their places in memory of the caller, widened on the way. When it
 // returns, also with an error, nothing is under way.
-func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen, spans []Placed) error {
+func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen, spans []source.Span) error {
 	_, times, err := widen.sizes()
 	if err != nil {
 		return err

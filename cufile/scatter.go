@@ -3,91 +3,23 @@ package cufile
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Placed is N bytes of a file from Offset on, and the byte of the caller's memory that they go To.
-type Placed = source.Span
-
-// Part is spans of one file.
-type Part struct {
-	File  *File
-	Spans []Placed
-}
-
-// BeginScatter starts bringing spans of any length, of files of one device, to their places in memory of the caller, where they must
-// not overlap, and writes what sequences say, if they are not nil. The rest is as in BeginGather; nothing is widened. Closing one of
-// the files ends the request.
-func BeginScatter(ctx context.Context, to Target, parts []Part, sequences *Sequences) (*Request, error) {
-	if len(parts) == 0 {
-		return nil, fmt.Errorf("%w: no file is given", ErrMemory)
-	}
-	files := make([]*File, 0, len(parts))
-	for _, p := range parts {
-		if !slices.Contains(files, p.File) {
-			files = append(files, p.File)
-		}
-	}
-	r, padded := parts[0].File.r, Memory{}
-	check := func() error {
-		err := checkPlaces(&to, parts)
-		if err == nil && sequences != nil {
-			padded, err = sequences.check(r, to.Memory)
-		}
-		return err
-	}
-	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		where := r.destination(to.Pointer, to.Length, after)
-		if sequences == nil {
-			return scatterAll(ctx, where, parts)
-		}
-		also := writing{Sequences: sequences, r: r, padded: padded}
-		where.Also = also.also
-		result, err := scatterAll(ctx, where, parts)
-		if err == nil {
-			err = also.finish(ctx, after)
-		}
-		return result, err
-	})
-}
-
-// checkPlaces is check for spans with places.
-func checkPlaces(to *Target, parts []Part) error {
-	r, some := parts[0].File.r, false
-	if to.Widen != WidenNone {
-		return fmt.Errorf("%w: spans with places are not widened", ErrMemory)
-	}
-	for _, p := range parts {
-		if p.File.r.opt.Device != r.opt.Device {
-			return fmt.Errorf("read %s: %w: it is of another device's reader than %s", p.File.name, ErrMemory, parts[0].File.name)
-		}
-		if err := p.File.insideAll(p.Spans); err != nil {
-			return err
-		}
-		for i := range p.Spans {
-			s := &p.Spans[i]
-			if s.To < 0 || s.To > to.Length || s.N > to.Length-s.To {
-				return fmt.Errorf("read %s: %w: %d bytes do not fit at %d of %d", p.File.name, ErrMemory, s.N, s.To, to.Length)
-			}
-			some = some || s.N > 0
-		}
-	}
-	if !some {
-		return nil
-	}
-	return r.checkMemory(to.Memory)
+// part is spans of one file.
+type part struct {
+	file  *File
+	spans []source.Span
 }
 
 // scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
 // ends the others. The choice is that of the first bytes.
-func scatterAll(ctx context.Context, to crew.Destination, parts []Part) (total Result, err error) {
+func scatterAll(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
 	if len(parts) > 1 {
 		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
 			return total, err
@@ -100,7 +32,7 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []Part) (total R
 	for i, p := range parts {
 		move := func() {
 			var err error
-			if results[i], err = p.File.scatter(inner, to, WidenNone, p.Spans); err != nil {
+			if results[i], err = p.file.scatter(inner, to, WidenNone, p.spans); err != nil {
 				cancel(err) // which keeps the first reason
 			}
 		}
@@ -126,22 +58,22 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []Part) (total R
 
 // scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
 // fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
-func scatterTogether(ctx context.Context, to crew.Destination, parts []Part) (total Result, err error) {
+func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
 	transfers, lots := make([]*transfer, 0, len(parts)), make([]mapped.Lot, 0, len(parts))
 	size := int64(0)
 	for _, p := range parts {
-		t := &transfer{f: p.File, spans: p.Spans}
+		t := &transfer{f: p.file, spans: p.spans}
 		if t.size() == 0 {
 			continue
 		}
-		if size += t.size(); size > bytesMoved || p.File.r.mapped == nil {
+		if size += t.size(); size > bytesMoved || p.file.r.mapped == nil {
 			return total, mapped.ErrApart
 		}
 		if t.locate(ctx, false) != nil || t.choice.Path != Mapped || len(t.groups) > 1 || slices.ContainsFunc(t.groups[0].Pieces, inline) {
 			return total, mapped.ErrApart
 		}
 		transfers = append(transfers, t)
-		lots = append(lots, mapped.Lot{Of: p.File.r.mapped, Pieces: t.groups[0].Pieces})
+		lots = append(lots, mapped.Lot{Of: p.file.r.mapped, Pieces: t.groups[0].Pieces})
 	}
 	if len(transfers) == 0 {
 		return total, mapped.ErrApart
@@ -194,7 +126,7 @@ func release(finished <-chan struct{}, transfers []*transfer) {
 }
 
 // scatter moves spans to their places, part by part, widened on the way. It returns when nothing writes to the target any more.
-func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, spans []Placed) (Result, error) {
+func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, spans []source.Span) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
 	straight := widen == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
 	first := true
@@ -218,13 +150,13 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, sp
 }
 
 // scatterByArena brings spans into the arena one after the other, and from there to their places.
-func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen Widen, spans []Placed) (total Result, err error) {
+func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen Widen, spans []source.Span) (total Result, err error) {
 	for part := range parts(spans, f.r.opt.Arena/4) {
-		t := &transfer{f: f, spans: make([]Placed, len(part))}
-		var places []Placed // of what lies together there as well
+		t := &transfer{f: f, spans: make([]source.Span, len(part))}
+		var places []source.Span // of what lies together there as well
 		end := int64(0)
 		for i, s := range part {
-			t.spans[i] = Placed{Offset: s.Offset, N: s.N, To: end}
+			t.spans[i] = source.Span{Offset: s.Offset, N: s.N, To: end}
 			end += s.N
 			if last := len(places) - 1; last >= 0 && places[last].To+places[last].N == s.To {
 				places[last].N += s.N
@@ -251,18 +183,18 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen W
 }
 
 // parts cuts spans into parts of at most limit bytes, and leaves empty ones out.
-func parts(spans []Placed, limit int64) func(yield func([]Placed) bool) {
-	return func(yield func([]Placed) bool) {
+func parts(spans []source.Span, limit int64) func(yield func([]source.Span) bool) {
+	return func(yield func([]source.Span) bool) {
 		if within(spans, limit) {
 			yield(spans)
 			return
 		}
-		part, size := []Placed(nil), int64(0)
+		part, size := []source.Span(nil), int64(0)
 		for _, s := range spans {
 			for s.N > 0 {
 				n := min(s.N, limit-size)
-				part, size = append(part, Placed{Offset: s.Offset, N: n, To: s.To}), size+n
-				s = Placed{Offset: s.Offset + n, N: s.N - n, To: s.To + n}
+				part, size = append(part, source.Span{Offset: s.Offset, N: n, To: s.To}), size+n
+				s = source.Span{Offset: s.Offset + n, N: s.N - n, To: s.To + n}
 				if size == limit {
 					if !yield(part) {
 						return
@@ -278,7 +210,7 @@ func parts(spans []Placed, limit int64) func(yield func([]Placed) bool) {
 }
 
 // within says whether spans, of which there are some, and none is empty, are one part.
-func within(spans []Placed, limit int64) bool {
+func within(spans []source.Span, limit int64) bool {
 	for i := range spans {
 		if limit -= spans[i].N; limit < 0 || spans[i].N == 0 {
 			return false

@@ -2,6 +2,7 @@ package cufile
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
@@ -9,7 +10,21 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/source"
 )
+
+// beginParts begins a batch of spans of bytes, those of each part.
+func beginParts(ctx context.Context, to Target, parts []part, sequences *Sequences) (*Request, error) {
+	b := &Batch{Element: 1}
+	for k, p := range parts {
+		b.Files = append(b.Files, p.file)
+		for _, s := range p.spans {
+			b.Sources, b.Starts, b.Lengths, b.Places = append(b.Sources, int32(k)), append(b.Starts, s.Offset), append(b.Lengths, s.N), append(b.Places, s.To)
+		}
+	}
+	return BeginBatch(ctx, to, b, sequences)
+}
 
 // TestScatter brings spans of any length, in any order, to places of their own. Bytes between these stay.
 func TestScatter(t *testing.T) {
@@ -23,18 +38,18 @@ func TestScatter(t *testing.T) {
 			gap = 1
 		}
 		for trial := range 8 {
-			var spans []Placed
+			var spans []source.Span
 			want, moved := bytes.Repeat([]byte{0xDB}, 1<<20), int64(0) // more than a quarter of the arena
 			for at := int64(0); at < int64(len(want)); at += gap {
 				n := min(random.Int64N(2<<(4+2*trial)), int64(len(want))-at)
 				offset := random.Int64N(f.Size() - n)
 				copy(want[at:], data[offset:offset+n])
-				spans = append(spans, Placed{Offset: offset, N: n, To: at})
+				spans = append(spans, source.Span{Offset: offset, N: n, To: at})
 				at, moved = at+n, moved+n
 			}
 			random.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
 			m := newMemory(t, r, int64(len(want)), int64(trial))
-			q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, spans[:len(spans)/3]}, {other, spans[len(spans)/3:]}, {f, nil}}, nil)
+			q, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{f, spans[:len(spans)/3]}, {other, spans[len(spans)/3:]}, {f, nil}}, nil)
 			must(t, err)
 			result, err := q.Result()
 			must(t, err)
@@ -45,22 +60,22 @@ func TestScatter(t *testing.T) {
 		}
 		m := newMemory(t, r, 100, 0)
 		for _, c := range []struct {
-			span Placed
+			span source.Span
 			want error
 		}{
-			{Placed{Offset: -1, N: 1}, ErrOutOfRange},
-			{Placed{Offset: f.Size(), N: 1}, ErrOutOfRange},
-			{Placed{N: -1}, ErrOutOfRange},
-			{Placed{N: 101}, ErrMemory},
-			{Placed{N: 1, To: 100}, ErrMemory},
-			{Placed{N: 1, To: -1}, ErrMemory},
-			{Placed{N: 1, To: 1<<63 - 1}, ErrMemory},
+			{source.Span{Offset: -2, N: 1}, ErrOutOfRange},
+			{source.Span{Offset: f.Size(), N: 1}, ErrOutOfRange},
+			{source.Span{N: -1}, ErrMemory},
+			{source.Span{N: 101}, ErrMemory},
+			{source.Span{N: 1, To: 100}, ErrMemory},
+			{source.Span{N: 1, To: -1}, ErrMemory},
+			{source.Span{N: 1, To: 1<<63 - 1}, ErrMemory},
 		} {
-			if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, []Placed{c.span}}}, nil); !errors.Is(err, c.want) {
+			if _, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{f, []source.Span{c.span}}}, nil); !errors.Is(err, c.want) {
 				t.Errorf("%+v: %v, want %v", c.span, err, c.want)
 			}
 		}
-		if _, err := BeginScatter(t.Context(), Target{Memory: m.Memory, Widen: WidenU16ToI64}, []Part{{f, nil}}, nil); !errors.Is(err, ErrMemory) {
+		if _, err := beginParts(t.Context(), Target{Memory: m.Memory, Widen: WidenU16ToI64}, []part{{f, nil}}, nil); !errors.Is(err, ErrMemory) {
 			t.Errorf("widened: %v", err)
 		}
 	})
@@ -98,16 +113,16 @@ func TestFilesOfSeveralReadersComeTogether(t *testing.T) {
 	m := newMemory(t, files[0].r, 2*9000, 0)
 	for trial := range 3 {
 		before, want := ask(t, o.Libraries.CUDA, "fake_cuda_launches"), make([]byte, 0, 2*9000)
-		var parts []Part
+		var parts []part
 		for i, f := range files {
-			spans := make([]Placed, 9)
+			spans := make([]source.Span, 9)
 			for k := range spans {
-				spans[k] = Placed{Offset: int64(k*66_000 + trial), N: 1000, To: int64(9000*i + 1000*k)}
+				spans[k] = source.Span{Offset: int64(k*66_000 + trial), N: 1000, To: int64(9000*i + 1000*k)}
 				want = append(want, datas[i][spans[k].Offset:][:1000]...)
 			}
-			parts = append(parts, Part{f, spans})
+			parts = append(parts, part{f, spans})
 		}
-		q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+		q, err := beginParts(t.Context(), Target{Memory: m.Memory}, parts, nil)
 		must(t, err)
 		result, err := q.Result()
 		must(t, err)
@@ -134,14 +149,14 @@ func TestReadersUseEachOthersWindows(t *testing.T) {
 		wg.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(g), 1))
 			for range 60 {
-				want, parts := make([]byte, 0, 40*500), []Part{{File: files[g%2]}, {File: files[1-g%2]}}
+				want, parts := make([]byte, 0, 40*500), []part{{file: files[g%2]}, {file: files[1-g%2]}}
 				near := random.Int64N(800_000) // so that both happen: windows that are registered, and others
 				for k := range 40 {
 					i, offset := random.IntN(1+g%3)%2, near+random.Int64N(1+int64(g)*15_000)
-					parts[i].Spans = append(parts[i].Spans, Placed{Offset: offset, N: 500, To: int64(500 * k)})
+					parts[i].spans = append(parts[i].spans, source.Span{Offset: offset, N: 500, To: int64(500 * k)})
 					want = append(want, datas[(g+i)%2][offset:][:500]...)
 				}
-				q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+				q, err := beginParts(t.Context(), Target{Memory: m.Memory}, parts, nil)
 				if err == nil {
 					_, err = q.Result()
 				}
@@ -186,7 +201,7 @@ func TestSequences(t *testing.T) {
 				made = append(made, newMemory(t, r, int64(len(want)), 0))
 			}
 			s.Begins, s.Positions, s.Numbers = made[0].Memory, made[1].Memory, made[2].Memory
-			q, err := BeginScatter(t.Context(), Target{Memory: tokens.Memory}, []Part{{f, []Placed{{Offset: 7, N: 1000}}}}, s)
+			q, err := beginParts(t.Context(), Target{Memory: tokens.Memory}, []part{{f, []source.Span{{Offset: 7, N: 1000}}}}, s)
 			must(t, err)
 			_, err = q.Result()
 			must(t, err)
@@ -206,7 +221,7 @@ func TestSequences(t *testing.T) {
 			} {
 				other := *s
 				wrong(&other)
-				if _, err := BeginScatter(t.Context(), Target{Memory: tokens.Memory}, []Part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
+				if _, err := beginParts(t.Context(), Target{Memory: tokens.Memory}, []part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
 					t.Errorf("%d sequences: %v", count, err)
 				}
 			}
@@ -224,7 +239,7 @@ func TestPadding(t *testing.T) {
 			random := rand.New(rand.NewPCG(uint64(trial), 4))
 			s := &Sequences{Element: element, Pad: 0x8182838485868788}
 			pad := binary.NativeEndian.AppendUint64(nil, s.Pad)[:element]
-			var spans []Placed
+			var spans []source.Span
 			var want []byte
 			for i := range []int{1, 9, 700, 20_000, 700}[trial] { // a table of 20,000 is longer than a slot
 				n, document := random.Int64N(9), int64(i)
@@ -233,7 +248,7 @@ func TestPadding(t *testing.T) {
 					want = append(want, bytes.Repeat(pad, int(n))...)
 				} else {
 					offset := random.Int64N(f.Size() - n*element)
-					spans = append(spans, Placed{Offset: offset, N: n * element, To: int64(len(want))})
+					spans = append(spans, source.Span{Offset: offset, N: n * element, To: int64(len(want))})
 					want = append(want, data[offset:offset+n*element]...)
 				}
 				s.Lengths, s.Documents, s.Tokens = append(s.Lengths, n), append(s.Documents, document), s.Tokens+n
@@ -242,7 +257,7 @@ func TestPadding(t *testing.T) {
 				s.Begins, s.Positions, s.Numbers = newMemory(t, r, 4*int64(len(s.Lengths)+1), 0).Memory, newMemory(t, r, 8*s.Tokens, 0).Memory, newMemory(t, r, 8*s.Tokens, 0).Memory
 			}
 			m := newMemory(t, r, int64(len(want)), 0)
-			q, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, []Part{{f, spans}}, s)
+			q, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{f, spans}}, s)
 			must(t, err)
 			_, err = q.Result()
 			must(t, err)
@@ -255,7 +270,7 @@ func TestPadding(t *testing.T) {
 			} {
 				other, to := *s, m.Memory
 				if wrong(&other, &to); s.Tokens > 0 {
-					if _, err := BeginScatter(t.Context(), Target{Memory: to}, []Part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
+					if _, err := beginParts(t.Context(), Target{Memory: to}, []part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
 						t.Errorf("trial %d: %v", trial, err)
 					}
 				}
@@ -278,15 +293,15 @@ func TestAReaderWaitsForWindowsThatAreLent(t *testing.T) {
 		must(t, err)
 	}
 	gather(files[0], 0)
-	parts := []Part{{files[0], []Placed{{N: 1000}}}, {File: files[1]}}
+	parts := []part{{files[0], []source.Span{{N: 1000}}}, {file: files[1]}}
 	for k := range int64(8) { // not in order: for a reader that reads on, older windows would go
 		window := (3*k + 1) % 8 * 65_536
 		gather(files[1], window)
-		parts[1].Spans = append(parts[1].Spans, Placed{Offset: window, N: 1000, To: 1000 * (k + 1)})
+		parts[1].spans = append(parts[1].spans, source.Span{Offset: window, N: 1000, To: 1000 * (k + 1)})
 	}
 	launches := ask(t, o.Libraries.CUDA, "fake_cuda_launches")
 	ask(t, o.Libraries.CUDA, "fake_cuda_hold")
-	together, err := BeginScatter(t.Context(), Target{Memory: m.Memory}, parts, nil)
+	together, err := beginParts(t.Context(), Target{Memory: m.Memory}, parts, nil)
 	must(t, err)
 	eventually(t, "nothing is moved", func() bool { return ask(t, o.Libraries.CUDA, "fake_cuda_pending") > 0 })
 	late, err := files[1].BeginGather(t.Context(), Target{Memory: other.Memory}, []int64{700_000}, 1000)

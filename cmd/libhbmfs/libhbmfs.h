@@ -27,8 +27,8 @@
  * - There are no callbacks. Closing a reader closes its files, and closing a file cancels its requests and waits for
  *   them; so does a writer of its writes. After HBMFS_OK nothing runs, and nothing uses the caller's memory. HBMFS_TIMEOUT says that a call did not
  *   end within five seconds: the memory must stay, and the caller closes again later.
- * - Arrays and strings that go in are copied before the function returns; memory that bytes go to, or are written from,
- *   must stay until the request or write has ended.
+ * - Arrays and strings that go in are copied before the function returns, but for those of an hbmfs_batch. These, and memory that bytes
+ *   go to, or are written from, must stay until the request or write has ended.
  * - A struct with struct_size: the caller sets it to sizeof before the call. Later versions only add at its end; fields
  *   that are not there count as zero. Reserved fields must be zero.
  * - A process that forks: in the child every function returns HBMFS_FORKED at once, also those that close, since
@@ -231,8 +231,8 @@ int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, 
 			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);
 
 /*
- * A batch: spans of several files, which are of any readers of dst's device, and what is said of their elements. Arrays are read before
- * the call of begin returns, but for those of sequences: they must stay until the request has ended.
+ * A batch: spans of several files, which are of any readers of dst's device, and what is said of their elements. The arrays
+ * must stay until the request has ended.
  */
 typedef struct hbmfs_batch {
 	uint32_t struct_size;

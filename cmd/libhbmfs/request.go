@@ -33,21 +33,20 @@ func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length
 	return l.add(handle, &request{[]*reader{f.reader}, q})
 }
 
-// batch begins spans of several files, those of each, and writes what sequences say, if they are not nil. No file owns the request,
-// since it outlives each.
-func (l *library) batch(files []uint64, to cufile.Target, spans [][]cufile.Placed, sequences *cufile.Sequences) (uint64, error) {
-	parts, readers := make([]cufile.Part, len(files)), make([]*reader, 0, len(files))
+// batch begins a batch of files, and writes what sequences say, if they are not nil. No file owns the request, since it outlives each.
+func (l *library) batch(files []uint64, to cufile.Target, b *cufile.Batch, sequences *cufile.Sequences) (uint64, error) {
+	var readers []*reader // that something may be read by
 	for i, handle := range files {
 		f, err := find[*file](l, handle)
 		if err != nil {
 			return 0, err
 		}
-		parts[i] = cufile.Part{File: f.f, Spans: spans[i]}
-		if len(spans[i]) > 0 && !slices.Contains(readers, f.reader) {
+		b.Files = append(b.Files, f.f)
+		if !slices.Contains(readers, f.reader) && (b.Sources == nil && i == 0 && len(b.Starts) > 0 || slices.Contains(b.Sources, int32(i))) {
 			readers = append(readers, f.reader)
 		}
 	}
-	q, err := cufile.BeginScatter(context.Background(), to, parts, sequences)
+	q, err := cufile.BeginBatch(context.Background(), to, b, sequences)
 	if err != nil {
 		return 0, err
 	}

@@ -6,7 +6,7 @@
 Three sources of tokens with Megatron's index are made below DIR (a temporary folder by default) and stay in the page cache; each
 takes `gib`. Documents have a log-normal length. Every loader is checked against NumPy on the host first, and prefaulted; then each
 has a turn of so many seconds, round after round (A B C A B C), so that what changes over time changes all of them. The base is
-TokenStream on the first source. Times of first batches are from the start of a process, on a mount of so many shards.
+TokenStream on the first source. CPU for a batch is that of the thread that takes it, of the busiest other thread, and of all. Times of first batches are from the start of a process, on a mount of so many shards.
 
 --device cpu tries it without a GPU: --device cpu --gib 0.05 --rows 16 --length 513 --seconds 0.2.
 """
@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -92,6 +93,15 @@ def mosaic(folder, options):
         yield batch["tokens"].to(options.device, non_blocking=True)
 
 
+def cpu():
+    """Milliseconds of CPU so far: of all threads together, and of each that there is."""
+    each = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            each[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e6
+    return 1000 * time.process_time(), each
+
+
 class Loader:
     """A stream that goes on from turn to turn, and its rates."""
 
@@ -105,7 +115,7 @@ class Loader:
         self.first = time.perf_counter() - began
 
     def turn(self, seconds):
-        done, began, cpu = 0, time.perf_counter(), time.thread_time()
+        done, began, (all_before, before) = 0, time.perf_counter(), cpu()
         while time.perf_counter() - began < seconds:
             batch = next(self.batches)
             del batch
@@ -114,7 +124,10 @@ class Loader:
                 self.wait()
         self.wait()
         self.rates.append(done / (time.perf_counter() - began))
-        self.cpu.append((time.thread_time() - cpu) / done)
+        all_after, after = cpu()
+        spent = {thread: now - before.get(thread, 0) for thread, now in after.items()}
+        own = spent.pop(threading.get_native_id())
+        self.cpu.append([n / done for n in (own, max(spent.values()), all_after - all_before)])
 
 
 def same(a, b):
@@ -170,14 +183,16 @@ def measure(options, folder):
             for loader in running:
                 loader.turn(options.seconds)
         base = statistics.median(running[0].rates)
-        table = [f"| {rows} x {length:,}, {device} | batches/s, median (least to most) | of TokenStream | ms of CPU for a batch | first, s |", "|---|---|---|---|---|"]
+        cpus = "ms of CPU for a batch: its thread, the busiest other, all"
+        table = [f"| {rows} x {length:,}, {device} | batches/s, median (least to most) | of TokenStream | {cpus} | first, s |", "|---|---|---|---|---|"]
         result = {}
         for loader in running:
             rate = statistics.median(loader.rates)
             ratio = statistics.median(a / b for a, b in zip(loader.rates, running[0].rates, strict=True))
-            cpu = 1000 * statistics.median(loader.cpu)
-            table.append(f"| {loader.name} | {rate:,.1f} ({min(loader.rates):,.1f} to {max(loader.rates):,.1f}) | {ratio:.2f} | {cpu:.3f} | {loader.first:.3f} |")
-            result[loader.name] = {"rates": loader.rates, "ratio": ratio, "cpu_ms": cpu, "first": loader.first}
+            spent = [statistics.median(n) for n in zip(*loader.cpu, strict=True)]
+            least, most, cpus = min(loader.rates), max(loader.rates), ", ".join(f"{n:.3f}" for n in spent)
+            table.append(f"| {loader.name} | {rate:,.1f} ({least:,.1f} to {most:,.1f}) | {ratio:.2f} | {cpus} | {loader.first:.3f} |")
+            result[loader.name] = {"rates": loader.rates, "ratio": ratio, "cpu_ms": spent, "first": loader.first}
         fill = next(loader.stream.fill_rate for loader in running if "best-fit" in loader.name)
         print("\n".join(table), f"\n\nBest-fit fills {fill:.5f} of the samples. TokenStream moves {base * rows * length * 2 / 1e9:.2f} GB/s.", flush=True)
         for name, dataset in sources.items():

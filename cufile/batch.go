@@ -1,0 +1,185 @@
+package cufile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// Batch is spans of elements, of files of one device. The slices must stay until the request is done.
+type Batch struct {
+	Files   []*File
+	Begins  []int64 // of each file: bytes before its first element; nil: none
+	Element int64   // bytes
+
+	Sources []int32 // of each span: the number of its file; nil: the first
+	Starts  []int64 // of each: its first element; Unread: nothing is read, and what is there stays
+	Lengths []int64 // of each: elements; nil: Length
+	Places  []int64 // of each: the element of the memory that it goes to; nil: one behind the other. They must not overlap
+	Length  int64
+}
+
+// Unread is the start of a span of which nothing is read.
+const Unread = -1
+
+// mostElement bounds the bytes of an element.
+const mostElement = 16
+
+// BeginBatch starts bringing the spans of a batch to memory of the caller, and writes what sequences say, if they are not nil. The rest
+// is as in BeginGather; nothing is widened. Closing one of the files ends the request.
+func BeginBatch(ctx context.Context, to Target, b *Batch, sequences *Sequences) (*Request, error) {
+	if len(b.Files) == 0 {
+		return nil, fmt.Errorf("%w: no file is given", ErrMemory)
+	}
+	files := make([]*File, 0, len(b.Files))
+	for _, f := range b.Files {
+		if !slices.Contains(files, f) {
+			files = append(files, f)
+		}
+	}
+	r, padded := files[0].r, Memory{}
+	check := func() error {
+		err := b.check(&to)
+		if err == nil && sequences != nil {
+			padded, err = sequences.check(r, to.Memory)
+		}
+		return err
+	}
+	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
+		where := r.destination(to.Pointer, to.Length, after)
+		parts, err := b.parts(&to)
+		if err != nil {
+			return Result{}, err
+		}
+		if sequences == nil {
+			return scatterAll(ctx, where, parts)
+		}
+		also := writing{Sequences: sequences, r: r, padded: padded}
+		where.Also = also.also
+		result, err := scatterAll(ctx, where, parts)
+		if err == nil {
+			err = also.finish(ctx, after)
+		}
+		return result, err
+	})
+}
+
+// check refuses a batch that cannot be, before anything is written.
+func (b *Batch) check(to *Target) error {
+	r, n := b.Files[0].r, len(b.Starts)
+	switch {
+	case to.Widen != WidenNone:
+		return fmt.Errorf("%w: a batch is not widened", ErrMemory)
+	case b.Element < 1 || b.Element > mostElement:
+		return fmt.Errorf("%w: elements of %d bytes cannot be", ErrMemory, b.Element)
+	case b.Begins != nil && len(b.Begins) != len(b.Files), b.Sources != nil && len(b.Sources) != n, b.Lengths != nil && len(b.Lengths) != n, b.Places != nil && len(b.Places) != n:
+		return fmt.Errorf("%w: the arrays of %d spans of %d files have other lengths", ErrMemory, n, len(b.Files))
+	}
+	for _, f := range b.Files {
+		if f.r.opt.Device != r.opt.Device {
+			return fmt.Errorf("read %s: %w: it is of another device's reader than %s", f.name, ErrMemory, b.Files[0].name)
+		}
+	}
+	for _, k := range b.Sources {
+		if k < 0 || int(k) >= len(b.Files) {
+			return fmt.Errorf("%w: a span is of file %d, of %d", ErrMemory, k, len(b.Files))
+		}
+	}
+	some := b.fits(to)
+	if !some {
+		var err error
+		if some, err = b.each(to, nil); err != nil || !some {
+			return err
+		}
+	}
+	return r.checkMemory(to.Memory)
+}
+
+// fits says whether there is something to move, and all spans are inside of their file and of the memory. It is for those of one file, one
+// behind the other, and false for others. The caller's thread waits for it; each takes twice as long.
+func (b *Batch) fits(to *Target) bool {
+	if b.Sources != nil || b.Places != nil || b.Lengths == nil {
+		return false
+	}
+	limit, left, wrong := b.limit(0), to.Length/b.Element, int64(0)
+	room, starts := left, b.Starts[:len(b.Lengths)]
+	for i, n := range b.Lengths {
+		start := starts[i]
+		left -= n
+		wrong |= n | left | (start - Unread) | (limit - n - start) // below 0 if one of them is
+	}
+	return wrong >= 0 && left < room
+}
+
+// parts gives the spans of each file, in bytes.
+func (b *Batch) parts(to *Target) ([]part, error) {
+	list, all := make([]part, len(b.Files)), make([]source.Span, len(b.Starts))
+	counts := make([]int, len(b.Files))
+	for _, k := range b.Sources {
+		counts[k]++
+	}
+	if b.Sources == nil {
+		counts[0] = len(all)
+	}
+	for k, f := range b.Files {
+		list[k], all = part{f, all[:0:counts[k]]}, all[counts[k]:]
+	}
+	_, err := b.each(to, list)
+	return list, err
+}
+
+// each refuses spans that are not inside of their file, or of the memory, and appends the others to those of their file, if list is not
+// nil. It says whether there is something to read.
+func (b *Batch) each(to *Target, list []part) (some bool, err error) {
+	limits, room := make([]int64, len(b.Files)), to.Length/b.Element
+	for k := range limits {
+		limits[k] = b.limit(k)
+	}
+	sources, lengths, places := b.Sources, b.Lengths, b.Places
+	k, n, end, limit := int32(0), b.Length, int64(0), limits[0]
+	for i, start := range b.Starts {
+		place := end
+		if sources != nil {
+			k = sources[i]
+			limit = limits[k]
+		}
+		if lengths != nil {
+			n = lengths[i]
+		}
+		if places != nil {
+			place = places[i]
+		}
+		if n < 0 || place < 0 || place > room-n {
+			return false, fmt.Errorf("read %s: %w: %d elements do not fit at %d of %d", b.Files[k].name, ErrMemory, n, place, room)
+		}
+		if start != Unread && (start < 0 || start > limit-n) {
+			return false, fmt.Errorf("read %s: %d elements from element %d on are not inside of it: %w", b.Files[k].name, n, start, ErrOutOfRange)
+		}
+		if end = place + n; start == Unread || n == 0 {
+			continue
+		}
+		if some = true; list != nil {
+			list[k].spans = append(list[k].spans, source.Span{Offset: b.begin(int(k)) + start*b.Element, N: n * b.Element, To: place * b.Element})
+		}
+	}
+	return some, nil
+}
+
+// limit is how many elements a file has; -1 where it begins behind its end.
+func (b *Batch) limit(k int) int64 {
+	if begin, size := b.begin(k), b.Files[k].Size(); begin >= 0 && begin <= size {
+		return (size - begin) / b.Element
+	}
+	return -1
+}
+
+// begin is how many bytes a file has before its first element.
+func (b *Batch) begin(k int) int64 {
+	if b.Begins == nil {
+		return 0
+	}
+	return b.Begins[k]
+}

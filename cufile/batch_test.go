@@ -1,0 +1,76 @@
+package cufile
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// TestBatchOfOneFile brings elements of a file that begins with something else, one span behind the other. What is not read stays.
+func TestBatchOfOneFile(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		const element, begin = 2, 3
+		name, data := randomFile(t, 301_234, 19)
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		random := rand.New(rand.NewPCG(19, 2))
+		elements := (f.Size() - begin) / element
+		var want []byte
+		b := Batch{Files: []*File{f}, Begins: []int64{begin}, Element: element}
+		for i := range 500 {
+			n := random.Int64N(200)
+			start := random.Int64N(elements - n + 1)
+			if i%7 == 0 && isFake(o) { // whose memory begins as 0xDB
+				start = Unread
+				want = append(want, bytes.Repeat([]byte{0xDB}, int(n)*element)...)
+			} else {
+				at := begin + start*element
+				want = append(want, data[at:at+n*element]...)
+			}
+			b.Starts, b.Lengths = append(b.Starts, start), append(b.Lengths, n)
+		}
+		m := newMemory(t, r, int64(len(want)), 0)
+		q, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, &b, nil)
+		must(t, err)
+		_, err = q.Result()
+		must(t, err)
+		m.holds(t, want, isFake(o))
+		for _, c := range []struct {
+			start, n int64
+			want     error
+		}{
+			{Unread - 1, 1, ErrOutOfRange},
+			{elements, 1, ErrOutOfRange},
+			{elements - 9, 10, ErrOutOfRange},
+			{math.MaxInt64, 1, ErrOutOfRange},
+			{math.MinInt64, 1, ErrOutOfRange},
+			{0, -1, ErrMemory},
+			{0, math.MaxInt64, ErrMemory},
+			{0, math.MinInt64, ErrMemory},
+			{Unread, 101, ErrMemory},
+		} {
+			wrong := Batch{Files: b.Files, Begins: b.Begins, Element: element, Starts: []int64{0, c.start, 0}, Lengths: []int64{1, c.n, 1}}
+			if _, err := BeginBatch(t.Context(), Target{Memory: Memory{m.Pointer, 200}}, &wrong, nil); !errors.Is(err, c.want) {
+				t.Errorf("%d elements from %d on: %v, want %v", c.n, c.start, err, c.want)
+			}
+		}
+		for _, wrong := range []func(b *Batch){
+			func(b *Batch) { b.Element = 0 },
+			func(b *Batch) { b.Begins = []int64{-1} },
+			func(b *Batch) { b.Begins = []int64{f.Size() + 1} },
+			func(b *Batch) { b.Begins = nil; b.Element = f.Size() },
+			func(b *Batch) { b.Lengths = b.Lengths[1:] },
+			func(b *Batch) { b.Places = b.Lengths[1:] },
+			func(b *Batch) { b.Sources = make([]int32, 1) },
+			func(b *Batch) { b.Files = nil },
+		} {
+			other := b
+			wrong(&other)
+			if _, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, &other, nil); err == nil {
+				t.Errorf("%+v was begun", other)
+			}
+		}
+	})
+}
