@@ -52,35 +52,39 @@ func (m *Mount) Run(ctx context.Context) error {
 		err = errors.Join(life.Load(&m.places), life.Load(&m.selected))
 		m.Source, m.Point, m.LogFile, m.Dataset.CacheDir = m.places.Source, m.places.Point, m.places.Log, m.places.CacheDir
 	} else if err == nil {
-		if err = m.selected.Read(m.Select); err != nil {
-			return err
+		if err = m.selected.Read(m.Select); err == nil {
+			err = m.check(ctx)
 		}
-		err = m.check(ctx)
 		if err == nil && !m.Foreground && os.Getenv(ready.Env) == "" {
 			return (&background.Start{Point: m.Point, LogName: m.logName(), Log: m.openLog, Stdout: m.Stdout, Stderr: m.Stderr}).Run(ctx)
 		}
 		m.places = places{Source: m.Source, Point: m.Point, Log: m.LogFile, CacheDir: m.Dataset.CacheDir}
 		err = errors.Join(err, m.places.absolute())
 	}
-	if err == nil && life == nil && !m.NoKeeper && os.Geteuid() == 0 {
+	if err != nil {
+		return m.failed(life, &ready.Report{}, err)
+	}
+	if life == nil && !m.NoKeeper && os.Geteuid() == 0 {
 		life = handover.New()
 	}
-	var report *ready.Report // nobody who has checked the places waits for one
-	if err == nil {
-		if m.NoSpare || m.Checkpoints.On || m.KV.On { // of a volume the state changes with each draft or block
-			life.NoSpare()
-		}
-		report = ready.New(m.Foreground)
-		defer report.Close()
-		err = m.serve(ctx, life, report)
+	if m.NoSpare || m.Checkpoints.On || m.KV.On { // of a volume the state changes with each draft or block
+		life.NoSpare()
 	}
+	report := ready.New(m.Foreground)
+	defer report.Close()
+	if err := m.serve(ctx, life, report); err != nil {
+		return m.failed(life, report, err)
+	}
+	return nil
+}
+
+// failed tells why the mount failed: the holder of the mount, and the command that started this daemon.
+func (m *Mount) failed(life *handover.Life, report *ready.Report, err error) error {
 	if errors.Is(err, handover.ErrNoTurn) {
 		return onmount.Ended(m.ExitCode(err)) // nobody needs to hear of it
 	}
-	if err != nil {
-		life.Failed(err)
-	}
-	if err != nil && report != nil && report.Failed(err) && !m.Foreground { // the command that started this one says it
+	life.Failed(err)
+	if report.Failed(err) && !m.Foreground { // that command says it
 		return onmount.Ended(m.ExitCode(err))
 	}
 	return err
