@@ -83,15 +83,8 @@ func (b *Batch) check(to *Target) error {
 			return fmt.Errorf("read %s: %w: it is of another device's reader than %s", f.name, ErrMemory, b.Files[0].name)
 		}
 	}
-	for _, k := range b.Sources {
-		if k < 0 || int(k) >= len(b.Files) {
-			return fmt.Errorf("%w: a span is of file %d, of %d", ErrMemory, k, len(b.Files))
-		}
-	}
-	some := b.fits(to)
-	if !some {
-		var err error
-		if some, err = b.each(to, nil); err != nil || !some {
+	if !b.fits(to) {
+		if some, err := b.each(to, nil); err != nil || !some {
 			return err
 		}
 	}
@@ -119,7 +112,9 @@ func (b *Batch) parts(to *Target) ([]part, error) {
 	list, all := make([]part, len(b.Files)), make([]source.Span, len(b.Starts))
 	counts := make([]int, len(b.Files))
 	for _, k := range b.Sources {
-		counts[k]++
+		if k >= 0 && int(k) < len(counts) { // else it was changed meanwhile, which each will find
+			counts[k]++
+		}
 	}
 	if b.Sources == nil {
 		counts[0] = len(all)
@@ -143,7 +138,9 @@ func (b *Batch) each(to *Target, list []part) (some bool, err error) {
 	for i, start := range b.Starts {
 		place := end
 		if sources != nil {
-			k = sources[i]
+			if k = sources[i]; k < 0 || int(k) >= len(limits) {
+				return false, fmt.Errorf("%w: a span is of file %d, of %d", ErrMemory, k, len(limits))
+			}
 			limit = limits[k]
 		}
 		if lengths != nil {

@@ -77,7 +77,7 @@ class Scatter:
             if spans.lengths is not None:
                 batch.lengths = address(spans.lengths)
             if spans.pad is not None:
-                batch.pad = int.from_bytes(np.array(spans.pad, self._dtype).tobytes(), "little")
+                batch.pad = int.from_bytes(np.array(spans.pad, self._dtype).tobytes(), "little") if spans.pad else 0
                 batch.sequence_count, batch.sequence_lengths, batch.sequence_documents, batch.elements = batch.count, batch.lengths, batch.starts, room
         batch.stream = stream
         if sequences is not None:
