@@ -54,24 +54,30 @@ static __device__ __forceinline__ void store(uint4 *to, u64 s, u64 first, u64 wo
     if (s >= first && s - first < words) to[s - first] = shifted(v, next, shift);
 }
 
+// Writes those of up to 15 bytes, one a lane, that begin at byte `at` of the source and lie in its 32 words from `base` on, which the lanes hold in v.
+// All lanes must call it.
+static __device__ __forceinline__ void store_edge(u8 *to, u64 at, u64 count, u64 base, uint4 v, u32 lane) {
+    if (!count || at / 16 > base + 31 || (at + count - 1) / 16 < base) return; // the same for all lanes
+    u64 byte = at + lane, word = byte / 16 - base;
+    uint4 w = from_lane(v, (u32)word & 31);
+    u32 low = byte & 4 ? w.y : w.x, high = byte & 4 ? w.w : w.z;
+    if (lane < count && word < 32) to[lane] = (u8)((byte & 8 ? high : low) >> (byte & 3) * 8);
+}
+
 static __device__ void copy_piece(u64 src, u64 dst, u64 bytes, u32 lane) {
-    // Head: up to the first 16-byte boundary of the destination.
+    // Head: up to the first 16-byte boundary of the destination. Body: whole 16-byte words of the destination, each shifted out of two words of
+    // the source. Tail: fewer than 16 bytes.
     u64 head = (16 - (dst & 15)) & 15;
     if (head > bytes) head = bytes;
-    if (lane < head) ((u8 *)dst)[lane] = ((const volatile u8 *)src)[lane];
-    src += head;
-    dst += head;
-    bytes -= head;
+    u64 words = (bytes - head) / 16, tail = (bytes - head) % 16;
 
-    // Body: whole 16-byte words of the destination, each shifted out of two words of the source. Reading begins at a
-    // line's start, so word s of the source feeds word s - first of the destination. The lines read are those that
-    // hold bytes of the piece, so nothing outside its pages is touched.
-    u64 words = bytes / 16;
+    // Reading begins at a line's start, and no word is read twice, so that head and tail cost no transfer of their own. The words read are those
+    // that hold bytes of the piece, so nothing outside its pages is touched. Word s of the source feeds word s - first of the destination.
     const uint4 *from = (const uint4 *)(src & ~127ull);
-    uint4 *to = (uint4 *)dst;
-    u32 shift = (u32)(src & 15);
-    u64 first = (src & 127) / 16;
-    u64 readable = words ? first + words + (shift ? 1 : 0) : 0;
+    uint4 *to = (uint4 *)(dst + head);
+    u64 skip = src & 127, first = (skip + head) / 16, last = skip + head + words * 16;
+    u32 shift = (u32)((skip + head) & 15);
+    u64 readable = bytes ? (skip + bytes + 15) / 16 : 0;
     const int depth = 4;
     uint4 carry = make_uint4(0, 0, 0, 0); // of the words before base, whose last needs the one at base
     for (u64 base = 0; base < readable; base += 32 * depth) {
@@ -82,17 +88,18 @@ static __device__ void copy_piece(u64 src, u64 dst, u64 bytes, u32 lane) {
             lo[d] = make_uint4(0, 0, 0, 0);
             if (at < readable) lo[d] = fetch(from + at);
         }
-        if (base) store(to, base - 32 + lane, first, words, carry, lo[0], shift, lane);
+        if (base)
+            store(to, base - 32 + lane, first, words, carry, lo[0], shift, lane);
+        else
+            store_edge((u8 *)dst, skip, head, 0, lo[0], lane);
 #pragma unroll
         for (int d = 0; d + 1 < depth; d++) store(to, base + 32 * d + lane, first, words, lo[d], lo[d + 1], shift, lane);
+#pragma unroll
+        for (int d = 0; d < depth; d++) store_edge((u8 *)(to + words), last, tail, base + 32 * d, lo[d], lane);
         carry = lo[depth - 1];
         if (base + 32 * depth >= readable)
             store(to, base + 32 * (depth - 1) + lane, first, words, carry, make_uint4(0, 0, 0, 0), shift, lane);
     }
-
-    // Tail: fewer than 16 bytes.
-    u64 done = words * 16;
-    if (lane < bytes - done) ((u8 *)dst)[done + lane] = ((const volatile u8 *)src)[done + lane];
 }
 
 // Any grid of whole warps works; count is the number of pieces.
