@@ -110,6 +110,7 @@ type Mount struct {
 	failed     failures
 	branches   branches
 	counters   counters
+	yields     yields
 	control    *channel
 }
 
