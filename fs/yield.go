@@ -19,7 +19,7 @@ type yields struct {
 	last sync.Pool // of *time.Time: one for each processor, or nearly
 }
 
-// yield lets other goroutines run if it is time for that. The caller has nobody wait for it.
+// yield lets other goroutines run if it is time for that. Nobody should be waiting for the caller.
 func (y *yields) yield() {
 	if y.due(time.Now()) {
 		runtime.Gosched()

@@ -34,7 +34,7 @@ type Processors struct {
 	sleep *time.Timer
 }
 
-// New returns an error where this process may not keep processors awake.
+// New returns an error where this process may not keep processors awake. To know that it does so for a moment.
 func New() (*Processors, error) { return at(device) }
 
 func at(device string) (*Processors, error) {
