@@ -61,7 +61,7 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 	case err != nil:
 		return -1, at, fmt.Errorf("open %q: %w", o.Name, err)
 	}
-	if at, err = d.stampOf(fd); err == nil && at.version() != o.Version {
+	if at, err = d.stampOf(fd); err == nil && !at.is(o.Version) {
 		err = changed(o, "it is version "+at.version()+", listed as "+o.Version)
 	}
 	if err == nil { // io_uring, in whose hands a client may put it, takes the flag to heart

@@ -40,14 +40,24 @@ func (d *Dir) stampOf(fd int) (stamp, error) {
 }
 
 // version is the stamp as [layout.Object] holds it.
-func (s stamp) version() string {
-	v := strconv.AppendUint(make([]byte, 0, 96), s.ino, 10)
+func (s stamp) version() string { return string(s.append(make([]byte, 0, versionMax))) }
+
+// is compares without making a string: each open of a file does.
+func (s stamp) is(version string) bool {
+	return string(s.append(make([]byte, 0, versionMax))) == version
+}
+
+// versionMax is the length of the longest version: six numbers of 64 bits, with signs, and what stands between them.
+const versionMax = 6*20 + 5
+
+func (s stamp) append(v []byte) []byte {
+	v = strconv.AppendUint(v, s.ino, 10)
 	v = strconv.AppendInt(append(v, '-'), s.size, 10)
 	v = appendTime(append(v, '-'), s.mtime)
 	if s.ctime != (unix.Timespec{}) {
 		v = appendTime(append(v, '-'), s.ctime)
 	}
-	return string(v)
+	return v
 }
 
 func appendTime(v []byte, t unix.Timespec) []byte {

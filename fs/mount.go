@@ -55,6 +55,8 @@ type Options struct {
 	// MayWrite refuses a process that may not change a KV volume, whatever the modes of namespaces say; nil: the modes alone decide.
 	MayWrite func(pid int) error
 
+	Opened func() // is told of each open, and must return at once; nil: nobody
+
 	// Around makes the filesystem that the kernel talks to, around the mount's, where Top is nil; nil: the mount's itself.
 	Around func(inner *Mount) fuse.RawFileSystem
 }
@@ -110,6 +112,7 @@ type Mount struct {
 	failed     failures
 	branches   branches
 	counters   counters
+	yields     yields
 	control    *channel
 }
 

@@ -28,6 +28,9 @@ const (
 
 // Open opens a file: passthrough if the kernel can read the source itself, through its page cache otherwise.
 func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if m.opt.Opened != nil {
+		m.opt.Opened()
+	}
 	i := number(in.NodeId)
 	ctx := newRequest(cancel, &in.InHeader)
 	defer ctx.end()
@@ -51,12 +54,12 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	default:
 		return fuse.EINVAL
 	}
-	body, err := n.body(ctx)
+	o, err := n.whole(ctx)
 	if err != nil {
 		return m.fail(n, "open", err)
 	}
 	fd, release := -1, func() {} // of the one local file that has all bytes
-	if o := body.Whole(); o != nil {
+	if o != nil {
 		switch origin := o.Origin.(type) {
 		case local:
 			fd, err = origin.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
@@ -124,6 +127,7 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 		m.counters.cachedCloses.Add(1)
 	}
 	m.handles.close(in.Fh)
+	m.yields.yield() // nobody waits for this answer
 }
 
 // body returns where the bytes of a file lie.
@@ -141,6 +145,18 @@ func (n *node) body(ctx context.Context) (*layout.Body, error) {
 		return nil, &layout.AbsentError{Why: "the view is not there"}
 	}
 	return &file.Body, nil
+}
+
+// whole returns the object that a file is from its first byte to its last, nil where it is anything else.
+func (n *node) whole(ctx context.Context) (*layout.Object, error) {
+	if n.kind == kindObject && n.object.Size > 0 { // as the body would say, without making one
+		return n.object, nil
+	}
+	body, err := n.body(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return body.Whole(), nil
 }
 
 // noBacking is the backing id of a file that is read through this process.
