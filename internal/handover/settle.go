@@ -71,7 +71,7 @@ func (l *Life) settle(ctx context.Context, most time.Duration) {
 		if ctx.Err() != nil {
 			return
 		}
-		if overdue && l.settled < number {
+		if overdue && l.settled < number && !l.late {
 			l.late = true
 			l.say("what is begun now may end with the container of this daemon: there is no copy of it outside in time", "patience", most)
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,8 +15,13 @@ type budget struct {
 	limit int64
 	rest  *os.File // nil for memory
 
+	// idle is a hint, of memory: a namespace that nobody uses has some.
+	idle atomic.Bool
+
 	mu   sync.Mutex // guards what follows
 	used int64
+	rung uint64        // how often others may have had more to spare than before
+	bell chan struct{} // closed when that is so again; nil: nobody listens
 }
 
 // take books n bytes, and gives them back to the filesystem, for a slab to have them the next moment.
@@ -39,7 +45,43 @@ func (b *budget) give(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.used -= n
-	_ = b.fill() // whoever has taken the room keeps it: the next slab says so
+	_ = b.fill()       // whoever has taken the room keeps it: the next slab says so
+	if b.rest == nil { // of a disk, regions go one at a time
+		b.wake()
+	}
+}
+
+// ring says that others may have more to spare than before.
+func (b *budget) ring() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.wake()
+}
+
+// wake tells those who listen. The lock is held.
+func (b *budget) wake() {
+	b.rung++
+	if b.bell != nil {
+		close(b.bell)
+		b.bell = nil
+	}
+}
+
+// listen tells how often the bell has rung, and gives a channel that is closed when it rings again.
+func (b *budget) listen() (rung uint64, bell <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.bell == nil {
+		b.bell = make(chan struct{})
+	}
+	return b.rung, b.bell
+}
+
+// rings tells how often the bell has rung.
+func (b *budget) rings() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.rung
 }
 
 // fill allocates what no slab has. The lock is held.

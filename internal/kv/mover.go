@@ -116,7 +116,7 @@ type copying struct {
 func (sp *Space) writeBack(ctx context.Context, buffer []byte) {
 	for ctx.Err() == nil {
 		sp.mu.Lock()
-		low := sp.low() && !sp.disk().down()
+		low := sp.low() && !sp.disk().down() && sp.waits == 0
 		sp.mu.Unlock()
 		if !low {
 			return
@@ -127,9 +127,23 @@ func (sp *Space) writeBack(ctx context.Context, buffer []byte) {
 			return
 		}
 		for i := range batch {
-			sp.move(&batch[i], buffer)
+			if sp.yields() {
+				sp.giveUp(&batch[i])
+			} else {
+				sp.move(&batch[i], buffer)
+			}
 		}
 	}
+}
+
+// giveUp ends a copy that has not begun.
+func (sp *Space) giveUp(c *copying) { _ = sp.settle(c, false, c.failed == nil, c.failed, nil) } // what was not shown need not be hidden
+
+// yields tells whether others wait for the memory of the namespace, which nobody uses.
+func (sp *Space) yields() bool {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return sp.waits > 0 && sp.opened == 0
 }
 
 // atOnce is how many blocks are chosen at a time for the disk.

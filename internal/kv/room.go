@@ -26,7 +26,8 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 	for {
 		sp.mu.Lock()
 		enough, none, down := t.free.n >= n, len(t.shelves) == 0, t.down()
-		asked := time.Since(t.asked) < askPause
+		rung := t.budget.rings()
+		asked := time.Since(t.asked) < askPause && t.rung == rung
 		sp.mu.Unlock()
 		if enough || down {
 			return enough
@@ -37,27 +38,27 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 			return false
 		case grown:
 		case none || !asked && t.kind == control.KVMemory: // of memory only what nobody uses is taken, which takes milliseconds
-			if !s.takeFrom(t) {
-				t.pause()
+			if !s.takeFrom(t, n) {
+				t.pause(rung)
 				return false
 			}
 		case asked:
 			return false
 		default:
-			t.pause()
+			t.pause(rung)
 			s.later(t)
 			return false
 		}
 	}
 }
 
-// askPause is how often a tier asks for what others have.
+// askPause is how often a tier asks for what others have, unless the budget's bell rings.
 const askPause = 200 * time.Millisecond
 
-// pause notes that others have nothing to spare, or are asked by now.
-func (t *tier) pause() {
+// pause notes that others have nothing to spare, or are asked by now. rung is the budget's, from before they were asked.
+func (t *tier) pause(rung uint64) {
 	t.space.mu.Lock()
-	t.asked = time.Now()
+	t.asked, t.rung = time.Now(), rung
 	t.space.mu.Unlock()
 }
 
@@ -71,7 +72,7 @@ func (s *Store) later(t *tier) {
 
 // short tells whether the next reservation may wait for a region of memory, whose pages the kernel zeroes. The lock is held.
 func (t *tier) short() bool {
-	return t != nil && t.free.n < t.perRegion/2 && !t.growing && !t.down() && t.budget.has(t.cost())
+	return t != nil && t.free.n < t.perRegion/2 && !t.growing && !t.down() && (t.budget.has(t.cost()) || t.budget.idle.Load())
 }
 
 // extend makes slabs longer, until ctx ends: of memory ahead of those who need it, of the disk by what another namespace has to spare.
@@ -82,9 +83,9 @@ func (s *Store) extend(ctx context.Context) {
 			return
 		case t := <-s.grow:
 			if t.kind == control.KVDisk {
-				s.balance(t)
-			} else if _, err := t.grow(t.perRegion); err != nil {
-				s.once(err.Error(), "the slab of namespace %q cannot grow: %v", t.space.name, err)
+				s.balance(t, t.cost())
+			} else {
+				s.roomFor1(t, t.perRegion)
 			}
 		}
 	}
@@ -133,54 +134,93 @@ func (sp *Space) rest() {
 		sp.mu.Lock() // others wait for it no longer than one region takes
 		m := sp.memory()
 		gave = m.queue.n == 0 && sp.unused() && m.shrink()
+		if len(m.shelves) > 0 && sp.unused() && m.unheld() {
+			m.budget.idle.Store(true)
+		}
 		sp.mu.Unlock()
 	}
 }
 
-// balance takes regions from another namespace, and makes a slab longer by one: from one that nobody has used for long, or else from the largest, as long as that
-// stays larger. Memory is taken wholly, from namespaces that no connection has open.
-func (s *Store) balance(t *tier) bool {
+// balance takes regions from other namespaces until so many bytes are free, and makes a slab longer by one: from one that nobody has used for long, or else from the
+// largest, as long as that stays larger. Memory is taken wholly, from namespaces that no connection has open.
+func (s *Store) balance(t *tier, bytes int64) bool {
 	for _, from := range s.spare(t) {
-		from.space.mu.Lock()
-		for !t.budget.has(t.cost()) && (from.kind == control.KVDisk || from.space.unused()) && from.shrink() {
+		for !t.budget.has(bytes) && from.giveRegion() {
 			continue
 		}
-		from.space.mu.Unlock()
-		if t.budget.has(t.cost()) {
-			grown, err := t.grow(1)
-			return grown && err == nil
-		}
 	}
-	return false
+	if !t.budget.has(t.cost()) {
+		return false
+	}
+	t.space.mu.Lock()
+	n := t.free.n + 1
+	t.space.mu.Unlock()
+	grown, err := t.grow(n)
+	return grown && err == nil
 }
 
-// How long a reservation waits for the mover, whose copies hold blocks for milliseconds.
-const (
-	moverTries = 50
-	moverStep  = 2 * time.Millisecond
-)
+// giveRegion gives a region that others want.
+func (t *tier) giveRegion() bool {
+	t.space.mu.Lock() // others wait for it no longer than one region takes
+	defer t.space.mu.Unlock()
+	return (t.kind == control.KVDisk || t.space.unused()) && t.shrink()
+}
 
-// takeFrom is balance for a client that waits. Where only the mover holds blocks of the memory that is to be taken, it waits for that: otherwise the blocks of a
-// whole batch went to the disk.
-func (s *Store) takeFrom(t *tier) bool {
-	for range moverTries {
-		if s.balance(t) {
+// spareTime bounds how long a reservation waits for the mover, whose copies of single blocks take milliseconds.
+const spareTime = 250 * time.Millisecond
+
+// takeFrom has other namespaces give what n slots need, and makes a slab longer by a region of it. Where only the mover holds blocks of memory that nobody uses, the
+// mover lets go, and takeFrom waits for that: otherwise blocks that are in use would go to the disk.
+func (s *Store) takeFrom(t *tier, n int64) bool {
+	if t.kind == control.KVDisk {
+		return s.balance(t, t.cost())
+	}
+	ctx, cancel := context.WithTimeout(s.stop, spareTime)
+	defer cancel()
+	for {
+		_, bell := t.budget.listen()
+		if s.balance(t, t.missing(n)) {
 			return true
 		}
-		if t.kind != control.KVMemory || !slices.ContainsFunc(s.spare(t), (*tier).unheld) {
+		spare := slices.DeleteFunc(s.spare(t), func(from *tier) bool { return !from.await(1) })
+		if len(spare) == 0 {
+			t.budget.idle.Store(false)
 			return false
 		}
-		time.Sleep(moverStep)
+		select {
+		case <-bell:
+		case <-ctx.Done():
+		}
+		for _, from := range spare {
+			from.await(-1)
+		}
+		if ctx.Err() != nil {
+			return false
+		}
 	}
-	return false
 }
 
-// unheld tells whether no process holds a slot of the namespace.
-func (t *tier) unheld() bool {
+// missing is what the regions take that a tier has not for n slots, and at least one of them.
+func (t *tier) missing(n int64) int64 {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
-	return t.space.pins+t.space.reservations == 0
+	return min(max((n-t.free.n+t.perRegion-1)/t.perRegion, 1)*t.cost(), t.budget.limit)
 }
+
+// await notes that one more waits for the memory of a namespace that nobody uses, or with -1 one less. It does nothing where a process holds a slot, and says so:
+// nobody knows for how long.
+func (t *tier) await(one int) bool {
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	if one > 0 && !t.unheld() {
+		return false
+	}
+	t.space.waits += one
+	return true
+}
+
+// unheld tells whether no process holds a slot of the namespace. The lock is held.
+func (t *tier) unheld() bool { return t.space.pins+t.space.reservations == 0 }
 
 // spare finds the tiers that have regions for another one, those first that shall give them.
 func (s *Store) spare(t *tier) (from []*tier) {

@@ -39,10 +39,7 @@ func (s *Store) Session(user asuser.User, pidfd *os.File) *Session {
 func (c *Session) End() {
 	c.over.Store(true)
 	for number := range c.opened {
-		sp := c.store.space(number)
-		sp.mu.Lock()
-		sp.opened--
-		sp.mu.Unlock()
+		c.store.space(number).left()
 	}
 	if c.owner != nil {
 		c.store.leave(c)

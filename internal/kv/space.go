@@ -41,6 +41,7 @@ type Space struct {
 	mu                                    sync.Mutex // guards what follows
 	tiers                                 []*tier    // memory first, where there is some; the slice never changes
 	opened                                int        // by sessions
+	waits                                 int        // reservations of others that want the memory of this namespace, which nobody uses
 	used                                  time.Time
 	hits, misses, stored, exists, refused uint64
 	pins, reservations                    int64
@@ -128,6 +129,17 @@ func (sp *Space) open(fresh bool) (tiers []control.KVTier) {
 		tiers = append(tiers, given)
 	}
 	return tiers
+}
+
+// left says that a connection has ended which had the namespace open. Without another one its memory is others'.
+func (sp *Space) left() {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.opened--
+	if m := sp.memory(); m != nil && len(m.shelves) > 0 && sp.opened == 0 {
+		m.budget.idle.Store(true)
+		m.spared()
+	}
 }
 
 // disk is the disk tier.

@@ -78,7 +78,8 @@ type tier struct {
 
 	extending sync.Mutex // held while a region is made; before the Space's lock
 	growing   bool       // that is under way
-	asked     time.Time  // for what other namespaces have
+	asked     time.Time  // for what other namespaces have, in vain
+	rung      uint64     // the budget's, by then
 	shelves   []*shelf
 	table     table
 	free      list
@@ -213,6 +214,7 @@ func (t *tier) hide(n uint32) {
 func (t *tier) unreserve(n uint32) {
 	t.table.remove(t.hash(t.key(n)), n)
 	t.setFree(n)
+	t.spared()
 }
 
 // strand keeps a reserved slot from being used, whose record could not be written: it may say anything.
@@ -227,6 +229,14 @@ func (t *tier) letGo(n uint32) {
 	s := t.at(n)
 	if s.holds--; s.holds == 0 && s.state == gone {
 		t.setFree(n)
+	}
+	t.spared()
+}
+
+// spared says of memory that nobody uses that less of it is held: who waits for it looks again. The lock is held.
+func (t *tier) spared() {
+	if t.kind == control.KVMemory && t.space.opened == 0 {
+		t.budget.ring()
 	}
 }
 

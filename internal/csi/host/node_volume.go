@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -32,6 +33,8 @@ type nodeVolume struct {
 	saved  []byte             // the record as it is on disk; guarded by mu
 	cancel context.CancelFunc // of the wait for a daemon, guarded by mu
 	failed string             // why the last start failed, "" when it did not; guarded by mu
+
+	showing sync.Mutex // held while a daemon that comes up is shown to a pod, and while a use is hidden
 
 	daemon *daemon // guarded by lock
 	died   *daemon // the one before, until another goes on or is started; guarded by lock
@@ -279,19 +282,30 @@ func (v *nodeVolume) adopt(d *daemon) error {
 	v.host.held.serve(v.key, d)
 	v.host.work.Go(func() { v.watch(d) })
 	v.host.work.Go(func() { v.keepCopy(d) })
+	v.showAgain()
+	v.replaceInPods()
+	return nil
+}
+
+// showAgain shows the volume to its pods. The lock must be held.
+func (v *nodeVolume) showAgain() {
 	var targets []string
 	v.with(func(r *record) { targets = slices.Sorted(maps.Keys(r.Published)) })
 	for _, target := range targets {
-		err := v.show(target)
-		if !v.has(target) { // the pod left meanwhile: see unuse
-			err = hide(target)
-		}
-		if err != nil {
+		if err := v.showStill(target); err != nil {
 			v.host.log.Error("cannot show the volume to a pod again", "volume", v.key, "target", target, "error", err)
 		}
 	}
-	v.replaceInPods()
-	return nil
+}
+
+// showStill shows the volume to a pod, unless that has left meanwhile: see unuse.
+func (v *nodeVolume) showStill(target string) error {
+	v.showing.Lock()
+	defer v.showing.Unlock()
+	if !v.has(target) {
+		return nil
+	}
+	return v.show(target)
 }
 
 // has tells whether a target still shows the volume, or waits for that.

@@ -9,14 +9,14 @@ import (
 
 // unuse ends a use, and the volume with its last one. The use is hidden first: if the host is killed before it is
 // dropped, the next call does both. A start that others wait for as well may have the volume's lock, and hang for as long
-// as the source does. The use is ended beside it then: adopt hides a target again that it has shown since, and so does
-// unuse.
+// as the source does. The use is ended beside it then: unuse hides a target again that adopt has shown meanwhile, and
+// adopt shows none whose use has ended.
 func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	locked, err := v.acquireToEnd(ctx, 1)
 	if err != nil {
 		return err
 	}
-	err = u.hide()
+	err = v.hide(u)
 	if err == nil {
 		lives := locked && v.daemon.alive()
 		err = v.update(func(r *record) {
@@ -32,12 +32,19 @@ func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	if locked {
 		v.unlock()
 	} else if err == nil {
-		err = u.hide()
+		err = v.hide(u)
 	}
 	if err != nil || !h.unused(v) {
 		return err
 	}
 	return h.end(ctx, v)
+}
+
+// hide ends how a use is seen.
+func (v *nodeVolume) hide(u use) error {
+	v.showing.Lock()
+	defer v.showing.Unlock()
+	return u.hide()
 }
 
 // endTick is how often a use that ends looks whether a start has the volume's lock.

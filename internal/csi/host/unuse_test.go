@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -56,4 +57,47 @@ func TestPodsLeaveWhileADaemonStartsAgain(t *testing.T) {
 	}
 	n.must(n.unpublish("v", "stays"))
 	n.within("all of it is gone", func() bool { return n.mounted(n.kubelet("")) == 0 && len(n.daemons()) == 0 })
+}
+
+// TestAPodThatLeavesStaysAway has a pod leave while a daemon comes up: once it has left, it does not see the volume for a moment.
+func TestAPodThatLeavesStaysAway(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.must(n.publish("v", "stays"))
+	n.must(n.publish("v", "gone"))
+	target := n.target("gone")
+	n.mu.Lock()
+	v, _ := n.published(target)
+	n.mu.Unlock()
+	n.must(v.acquire(t.Context())) // as a start does that others wait for
+	_, end := v.begin(t.Context())
+	n.must(n.unpublish("v", "gone"))
+	over, seen := make(chan struct{}), make(chan int)
+	go func() {
+		count := 0
+		for {
+			select {
+			case <-over:
+				seen <- count
+				return
+			default:
+				if !missingPath(target) {
+					count++
+				}
+			}
+		}
+	}()
+	var err error
+	for range 20 {
+		err = errors.Join(err, v.showStill(target))
+	}
+	close(over)
+	n.must(err)
+	if count := <-seen; count > 0 {
+		t.Errorf("a pod that has left sees the volume %d times", count)
+	}
+	end()
+	v.unlock()
+	n.must(n.unpublish("v", "stays"))
+	n.clean()
 }
