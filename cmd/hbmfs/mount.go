@@ -367,8 +367,10 @@ func (c *mountCommand) serve(ctx context.Context, opt fs.Options, report *ready.
 	}
 	defer from.close()
 	opt.Trace = tracer
-	defer c.places.RemovePoint()
 	m, err := c.begin(ctx, from, opt)
+	if err == nil || m == nil && !opt.Life.Adopts() { // otherwise the mount is there, and a look at it waits for this daemon
+		defer c.places.RemovePoint()
+	}
 	if err != nil {
 		span.End("mount")
 		return err
