@@ -45,8 +45,10 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 		return SourceError{err}
 	}
 	defer from.close()
-	defer m.places.removePoint()
 	mount, err := m.begin(ctx, from, opt)
+	if err == nil || mount == nil && !life.Adopts() { // otherwise the mount is there, and a look at it waits for this daemon
+		defer m.places.removePoint()
+	}
 	if err != nil {
 		span.End("mount")
 		return err

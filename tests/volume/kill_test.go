@@ -221,6 +221,42 @@ func TestBothDie(t *testing.T) {
 	}
 }
 
+// TestNextDaemonCannotGoOn: the next daemon refuses what the one before has left, as that of another version may. It ends at once, with the mount,
+// and does not wait for its own answers.
+func TestNextDaemonCannotGoOn(t *testing.T) {
+	v := mount(t)
+	s := v.status(t)
+	if s.Handover.Holder != "keeper" {
+		t.Skip("no keeper holds the mount here: ", s.Handover.Why)
+	}
+	v.draft(t, "done", map[string]string{"file": "bytes"})
+	must(t, v.publish("done")) // the kernel knows nothing of the root any more
+	fds, err := filepath.Glob("/proc/" + itoa(s.Handover.PID) + "/fd/*")
+	must(t, err)
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:hbmfs-handles") {
+			info, err := os.Stat(fd)
+			must(t, err)
+			must(t, os.Truncate(fd, info.Size()+4096))
+		}
+	}
+	must(t, syscall.Kill(s.PID, syscall.SIGKILL))
+	ended := make(chan error, 1)
+	go func() { // which hangs where the test fails
+		_, err := os.ReadDir(v.point)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.ENOTCONN) {
+			t.Errorf("a look at the mount: %v", err)
+		}
+	case <-time.After(patience / 2): // of which the keeper would take all
+		t.Fatal("the next daemon does not end")
+	}
+	must(t, blackbox.Detach(v.point))
+}
+
 // TestWriterDies: what a killed writer left open does not keep its draft, and another program may go on with it.
 func TestWriterDies(t *testing.T) {
 	v := mount(t)
