@@ -126,8 +126,8 @@ func (b *Batch) parts(to *Target) ([]part, error) {
 	return list, err
 }
 
-// each refuses spans that are not inside of their file, or of the memory, and appends the others to those of their file, if list is not
-// nil. It says whether there is something to read.
+// each refuses spans that are not inside of their file, or of the memory. With a list it appends the others to those of their file. It says whether
+// there is something to read.
 func (b *Batch) each(to *Target, list []part) (some bool, err error) {
 	limits, room := make([]int64, len(b.Files)), to.Length/b.Element
 	for k := range limits {

@@ -14,7 +14,7 @@ const yieldEvery = 2 * time.Millisecond
 //
 // While requests come, a loop of go-fuse leaves its processor by system calls only, which the scheduler does not count. After
 // 10 ms its monitor takes the loop for a goroutine that lets nobody else run. It interrupts the loop, and looks every 20 us
-// for the next 4 ms: on a small machine that is an eighth of the daemon's CPU time for opening and closing small files.
+// for the next 4 ms. On a small machine that is an eighth of the CPU time that opening and closing small files takes.
 type yields struct {
 	last sync.Pool // of *time.Time: one for each processor, or nearly
 }

@@ -36,8 +36,8 @@ type hold struct {
 }
 
 // holdTable is what the next daemon has to know of holds: memory that all lives share. An entry, little-endian: token (u64, written last; 0: it is
-// free), owner, namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key, and of the owner's process the
-// inode of its descriptors (u64; 0: the kernel has none), the user and the number (u32 each). Behind the entries is a cell for each namespace: its
+// free), owner, namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key. Of the owner's process follow
+// the inode of its descriptors (u64; 0: the kernel has none), the user and the number (u32 each). Behind the entries is a cell for each namespace: its
 // number (u64), and how often its memory tier was cut (u64).
 type holdTable struct {
 	file   *os.File

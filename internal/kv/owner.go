@@ -263,7 +263,7 @@ func (s *Store) adoptOwner(uid uint32, id uint64, f *os.File) *owner {
 }
 
 // missedOwner finds the process of a hold that the holder of the mount does not have. It came in the last moment before the daemon and its keeper
-// ended, and may be writing to its slots, which nobody else gets then. nil: it has ended.
+// ended. It may be writing to its slots, which nobody else gets then. nil: it has ended.
 func (s *Store) missedOwner(e *entry) *owner {
 	if e.inode == 0 {
 		return nil

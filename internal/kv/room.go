@@ -141,8 +141,8 @@ func (sp *Space) rest() {
 	}
 }
 
-// balance takes regions from other namespaces until so many bytes are free, and makes a slab longer by one: from one that nobody has used for long, or else from the
-// largest, as long as that stays larger. Memory is taken wholly, from namespaces that no connection has open.
+// balance takes regions from other namespaces until so many bytes are free, and makes a slab longer by one. They come from a namespace that nobody has used for long,
+// or else from the largest, as long as that stays larger. Memory is taken wholly, from namespaces that no connection has open.
 func (s *Store) balance(t *tier, bytes int64) bool {
 	for _, from := range s.spare(t) {
 		for !t.budget.has(bytes) && from.giveRegion() {
@@ -170,7 +170,7 @@ func (t *tier) giveRegion() bool {
 const spareTime = 250 * time.Millisecond
 
 // takeFrom has other namespaces give what n slots need, and makes a slab longer by a region of it. Where only the mover holds blocks of memory that nobody uses, the
-// mover lets go, and takeFrom waits for that: otherwise blocks that are in use would go to the disk.
+// mover lets go, and takeFrom waits for that. Otherwise blocks that are in use would go to the disk.
 func (s *Store) takeFrom(t *tier, n int64) bool {
 	if t.kind == control.KVDisk {
 		return s.balance(t, t.cost())

@@ -299,7 +299,7 @@ func TestKVVolumeOverFaults(t *testing.T) {
 	c.clean(t)
 }
 
-// A pod that has just come holds its slots over the end of all of the host's container, though only its keeper knew the pod: what the pod writes
+// A pod that has just come holds its slots over the end of all of the host's container, though only its keeper knew the pod. What the pod writes
 // afterwards is in no block of another pod's.
 func TestKVVolumeOfTheLastMoment(t *testing.T) {
 	c := need(t)

@@ -182,7 +182,7 @@ func TestDraftsOfPodsThatDied(t *testing.T) {
 	}
 }
 
-// TestDraftsThatWereJustBegun ends the host's container, with daemon and keeper, in the moment after a draft was begun or renamed: the plugin has it, and
+// TestDraftsThatWereJustBegun ends the host's container, with daemon and keeper, in the moment after a draft was begun or renamed. The plugin has it, and
 // its writer goes on. So it is where another part of the driver was replaced just before.
 func TestDraftsThatWereJustBegun(t *testing.T) {
 	t.Parallel() // beside TestNoHostComes, which waits

@@ -4,7 +4,7 @@
     kv.py --mount /mnt/kv [--gb 16] [--block 2097152,262144] [--rounds 5] [--json FILE] [--cpu]
 
 For each size of blocks it puts a set of them, gets it back into other memory, and does both at once; then it copies as many bytes between HBM and
-pinned memory, 8 MiB at a time: out, in, and both at once. All blocks are compared. Each size wants a volume that was just mounted. It prints GB/s, the ratio to the pinned copies, and CPU seconds a GB of this
+pinned memory, 8 MiB at a time: out, in, and both at once. All blocks are compared. It prints GB/s, the ratio to the pinned copies, and CPU seconds a GB of this
 process (the daemon moves no bytes). --cpu does the same on host memory with a memcpy for a copy, to check the script where there is no GPU.
 The first round brings and registers the volume's memory, and is not counted.
 """
