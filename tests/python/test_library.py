@@ -1,6 +1,8 @@
 """Where the library is loaded from: never from where somebody else could have put one."""
 
 import os
+import subprocess
+import sys
 
 import hbmfs
 import pytest
@@ -53,3 +55,15 @@ def test_the_command_is_that_of_the_environment(tmp_path, monkeypatch):
     assert reader._installed() is None  # so that the library looks in PATH
     (tmp_path / "hbmfs").touch(mode=0o755)
     assert reader._installed() == str(tmp_path / "hbmfs")
+
+
+def test_descriptors_of_the_runtime_come_with_the_library():
+    code = """
+import os
+from hbmfs import _native
+def kept(): return sorted(link for fd in os.listdir("/proc/self/fd") if "anon_inode" in (link := os.path.realpath(f"/proc/self/fd/{fd}")))
+assert not kept(), kept()
+_native.library()._dll.hbmfs_version()  # its runtime starts beside the loading, and a call waits for it
+assert len(kept()) == 2, kept()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
