@@ -124,8 +124,8 @@ func (c *warmCommand) run(ctx context.Context, paths []string) error {
 	return err
 }
 
-// untilInterrupted runs work until it is over, or ctx is: a read that waits for a source, or for a daemon, cannot be called off, and ends with
-// this process.
+// untilInterrupted runs work until it is over, or ctx is. A read that waits for a source, or for a daemon, cannot be called off: it ends with this
+// process.
 func untilInterrupted(ctx context.Context, work func(context.Context) error) error {
 	over := make(chan error, 1)
 	go func() { over <- work(ctx) }()

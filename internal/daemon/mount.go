@@ -153,8 +153,8 @@ func (m *Mount) clearDead(ctx context.Context, place *fs.Place) error {
 	return nil
 }
 
-// checkVolume refuses a source and flags that are of no use for a volume that programs write to. what are written, and owners says why files
-// have theirs.
+// checkVolume refuses a source and flags that are of no use for a volume that programs write to. what names what is written, and owners says why
+// files have theirs.
 func (m *Mount) checkVolume(flag, what, owners string) error {
 	if dataset.IsRemote(m.Source) {
 		return usage.Errorf("%s: %s is an address, and %s written to a local disk: name a directory", flag, m.Source, what)

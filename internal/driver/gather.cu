@@ -54,7 +54,7 @@ static __device__ __forceinline__ void store(uint4 *to, u64 s, u64 first, u64 wo
     if (s >= first && s - first < words) to[s - first] = shifted(v, next, shift);
 }
 
-// Writes up to 15 bytes, one a lane, that begin at byte `at` of the source: as many as lie in the 32 words from `base` on, which the lanes hold in v.
+// Writes up to 15 bytes, one a lane, that begin at byte `at` of the source. Those count that lie in the 32 words from `base` on, which the lanes hold in v.
 // All lanes must call it.
 static __device__ __forceinline__ void store_edge(u8 *to, u64 at, u64 count, u64 base, uint4 v, u32 lane) {
     if (!count || at / 16 > base + 31 || (at + count - 1) / 16 < base) return; // the same for all lanes

@@ -28,7 +28,7 @@
 //
 // A *hold* is a pin or a reservation: a slot with a hold is not evicted, moved or given to anybody else. A hold belongs to an *owner*, the process that
 // connected, and ends with it. Tokens name holds, and are never used twice. Where somebody keeps the mount over the daemon's end, holds lie in
-// memory that all lives share, and the holder keeps the processes' descriptors: a copy by DMA goes on while the daemon is replaced. Of a process that
+// memory that all lives share, and the holder keeps the processes' descriptors. A copy by DMA goes on while the daemon is replaced. Of a process that
 // the holder's copy is too old for, the memory says enough to find it.
 //
 // A slab that processes of an earlier mount can still write (by F_SETLEASE, the kernel's own answer) is not used again: their writes could land
