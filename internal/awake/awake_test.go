@@ -25,15 +25,22 @@ func await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-func TestProcessorsAreAwakeWhileMuchIsUsed(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "cpu_dma_latency")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
+// processors are those of a device that is a plain file.
+func processors(t *testing.T) (p *Processors, path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "cpu_dma_latency")
+	err := os.WriteFile(path, nil, 0o600)
+	if err == nil {
+		p, err = at(path)
 	}
-	p, err := at(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return p, path
+}
+
+func TestProcessorsAreAwakeWhileMuchIsUsed(t *testing.T) {
+	p, path := processors(t)
 	if wish, err := os.ReadFile(path); err != nil || string(wish) != "\x00\x00\x00\x00" {
 		t.Errorf("the device got %q (%v), want a 0 of 32 bits", wish, err)
 	}
@@ -57,14 +64,7 @@ func TestProcessorsAreAwakeWhileMuchIsUsed(t *testing.T) {
 }
 
 func TestUsesThatAreRareWakeNobody(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "cpu_dma_latency")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p, err := at(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p, _ := processors(t)
 	await(t, "sleep without a use", func() bool { return !p.held() })
 	now := time.Now()
 	for range 10 {
