@@ -42,6 +42,9 @@ func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, leng
 
 // begin starts what run does with files, once check, which has the device's context, finds that it can be. after is what mark gave.
 func begin(ctx context.Context, files []*File, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
+	if to.Length < 0 {
+		return nil, fmt.Errorf("%w: it cannot have %d bytes", ErrMemory, to.Length)
+	}
 	for i, f := range files {
 		if err := f.enter(); err != nil {
 			leave(files[:i])

@@ -68,6 +68,7 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 9, HBMFS_U16_TO_I64, 0, &request, &why));
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 8, 3, 0, &request, &why));
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, -1, 8, HBMFS_KEEP, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, -1, &zero, 0, 8, HBMFS_KEEP, 0, &request, &why));
     OK(hbmfs_gather(file, 0, 0, NULL, 0, 8, HBMFS_KEEP, 0, NULL, &why)); // nothing is no mistake
     int64_t one = 1, ten = 10, negative = -1, huge = INT64_MAX, sources = 1;
     hbmfs_batch right = {.struct_size = sizeof right, .element = 1, .files = &file, .file_count = 1, .count = 1, .starts = &zero, .length = 1, .dst = m->at, .dst_length = 10}, batch;
@@ -85,6 +86,7 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     BATCH(HBMFS_INVALID, batch.places = &negative);
     BATCH(HBMFS_INVALID, batch.lengths = &huge);
     BATCH(HBMFS_INVALID, batch.length = -1);
+    BATCH(HBMFS_INVALID, (batch.count = 0, batch.dst_length = -1));
     BATCH(HBMFS_INVALID, batch.sequence_count = 1);
     BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &one, batch.sequence_documents = &one, batch.elements = 1));
     BATCH(HBMFS_INVALID, (batch.sequence_count = 1, batch.sequence_lengths = &huge, batch.sequence_documents = &one, batch.elements = 1));
