@@ -33,6 +33,7 @@ func (m *Mount) serveControl(ctx context.Context) {
 	defer parts.Wait()
 	parts.Go(func() { m.control.prefetch.run(ctx) })
 	device, err := m.listenForReaders(ctx)
+	m.judgeFrozen()
 	close(m.control.settled)
 	if err != nil {
 		m.control.disable(err.Error())

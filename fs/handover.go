@@ -144,6 +144,7 @@ type mountState struct {
 	Nodes   int // of the source, and
 	Sum     uint64
 	Notes   []string
+	Frozen  bool
 }
 
 var _ handover.State = (*mountState)(nil)
@@ -160,7 +161,7 @@ func (s *mountState) Adopt(section []byte) error {
 		return err
 	}
 	m := s.mount
-	m.started, m.depth, m.control.epoch, m.opt.Notes = s.Started, s.Depth, s.Epoch, s.Notes
+	m.started, m.depth, m.control.epoch, m.opt.Notes, m.opt.Frozen = s.Started, s.Depth, s.Epoch, s.Notes, s.Frozen
 	m.prepare()
 	if reply, err := m.answerInit(s.Init); err != nil || !bytes.Equal(reply, s.Reply) {
 		return errors.Join(errors.New("this program would agree on something else with the kernel"), err)
@@ -237,6 +238,7 @@ func (m *Mount) leave() (handover.State, error) {
 	m.tree.mu.RUnlock()
 	s := &mountState{
 		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Epoch: m.control.epoch, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
+		Frozen: m.opt.Frozen,
 	}
 	device, err := connectionFile()
 	if err != nil {

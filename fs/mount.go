@@ -40,6 +40,7 @@ type Options struct {
 	UID, GID   *uint32        // owner of all files; nil: as at the origin
 	Umask      uint16         // permission bits to take away
 	ReadAhead  int            // bytes that the kernel may read ahead on files without passthrough; 0: the kernel's default
+	Frozen     bool           // files stay as they are: the kernel opens them itself, and keeps their bytes
 	Extra      []string       // further mount options for the kernel or fusermount3
 	Helper     []string       // a command that calls Bind with the argument added to it
 	Remote     Remote         // of a remote source
@@ -99,6 +100,7 @@ type Mount struct {
 
 	looked       chan struct{}          // closed when look is over
 	unrecognized atomic.Pointer[string] // why
+	unfrozen     atomic.Pointer[string] // why not, where Options.Frozen asks for it; valid once Ready is closed
 
 	backing    backings
 	handles    *handles

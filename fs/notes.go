@@ -59,6 +59,9 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 	for _, note := range m.opt.Notes {
 		n.add(note)
 	}
+	if why := m.unfrozen.Load(); why != nil {
+		n.add(*why)
+	}
 	if len(m.listing.Objects) == 0 && m.opt.Top == nil && m.opt.KV == nil {
 		n.add(m.opt.Source + " has no files: is the path right, and the right filesystem mounted there?")
 	}

@@ -38,8 +38,8 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	if n == nil {
 		return status
 	}
-	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY || in.Flags&syscall.O_TRUNC != 0 {
-		return erofs
+	if status := m.mayOpen(ctx, n, in.Flags); status != fuse.OK {
+		return status
 	}
 	if fh, h := m.handles.answered(&in.InHeader); h != nil { // by a daemon whose answer was lost
 		opened(out, fh, h.state.Load(), h.backing)
@@ -94,6 +94,20 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	return fuse.OK
 }
 
+// mayOpen returns OK where this process is to open a file, and otherwise what the kernel is told.
+func (m *Mount) mayOpen(ctx context.Context, n *node, flags uint32) fuse.Status {
+	if flags&syscall.O_ACCMODE != syscall.O_RDONLY || flags&syscall.O_TRUNC != 0 {
+		return erofs
+	}
+	switch itself, err := m.opensItself(ctx); {
+	case err != nil:
+		return m.fail(n, "open", err)
+	case itself:
+		return fuse.ENOSYS
+	}
+	return fuse.OK
+}
+
 // opened fills in the answer to an OPEN.
 func opened(out *fuse.OpenOut, fh uint64, state uint32, backing int32) {
 	out.Fh = fh
@@ -106,6 +120,9 @@ func opened(out *fuse.OpenOut, fh uint64, state uint32, backing int32) {
 		out.OpenFlags, out.BackingID = openCached, noBacking
 	}
 }
+
+// Flush is not needed: nothing is written. After one ENOSYS the kernel closes files without it.
+func (m *Mount) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
 
 // Release ends an open file.
 func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {

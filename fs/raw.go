@@ -33,9 +33,17 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	if err != nil {
 		return m.fail(parent, "look up", err)
 	}
-	out.SetEntryTimeout(m.entryTimeout(number(header.NodeId)))
+	kept := m.entryTimeout(number(header.NodeId))
+	out.SetEntryTimeout(kept)
 	if child == nil {
 		return fuse.OK
+	}
+	if child.kind == kindText && m.opt.Frozen {
+		var ok bool
+		if child, i, ok = m.snapshot(child, header); !ok { // nobody needs so many at a time
+			return fuse.Status(syscall.EMFILE)
+		}
+		kept = 0
 	}
 	if child.kind == kindSocket && !m.control.bound.Load() {
 		return fuse.ENOENT // and not a miss to keep: it will be there
@@ -46,7 +54,7 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	}
 	if present {
 		m.entry(child, i, out)
-		out.SetEntryTimeout(m.entryTimeout(number(header.NodeId)))
+		out.SetEntryTimeout(kept)
 	}
 	return fuse.OK
 }
@@ -96,6 +104,9 @@ func (m *Mount) node(ctx context.Context, id uint64) (*node, fuse.Status) {
 }
 
 func (m *Mount) nodeNumber(ctx context.Context, i int) (*node, error) {
+	if i >= firstSnapshot {
+		return m.texts.snapshot(i), nil
+	}
 	n, of := m.tree.at(i)
 	if n != nil || of < 0 {
 		return n, nil
@@ -186,7 +197,7 @@ func (m *Mount) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.D
 			}
 		}
 		slot := out.AddDirLookupEntry(e)
-		if slot != nil && n != nil {
+		if slot != nil && n != nil && (n.kind != kindText || !m.opt.Frozen) {
 			slot.Attr = attr
 			m.entry(n, i, slot)
 		}
@@ -243,8 +254,12 @@ func (n *node) fileType() uint32 {
 	return syscall.S_IFREG
 }
 
-// Forget has nothing to do: nodes stay as long as the mount.
-func (m *Mount) Forget(uint64, uint64) {}
+// Forget ends the nodes of texts that were looked up in a frozen mount. Other nodes stay as long as the mount.
+func (m *Mount) Forget(id, _ uint64) {
+	if i := number(id); i >= firstSnapshot {
+		m.texts.forget(i)
+	}
+}
 
 // StatFs says how large the dataset is, in bytes and files. None of it counts as used: nothing here can run full, and monitors
 // of disks alert on what is.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
@@ -21,6 +22,8 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 		return nil, status
 	case n.kind == kindText:
 		return m.readText(n, in)
+	case n.kind == kindDenied: // a frozen mount hears of it here
+		return nil, m.fail(n, "read", syscall.EACCES)
 	case n.kind != kindObject && n.kind != kindView:
 		return nil, fuse.EBADF
 	}

@@ -13,8 +13,10 @@ import (
 type texts struct {
 	bytes *shares.Shares
 
-	mu     sync.Mutex // guards the field below
-	byOpen map[uint64]text
+	mu        sync.Mutex // guards the fields below
+	byOpen    map[uint64]text
+	snapshots map[int]snapshot // of a frozen mount, by number
+	shown     uint32           // how many there were
 }
 
 type text struct {
@@ -26,7 +28,7 @@ type text struct {
 const textBytes = 64 << 20
 
 func (t *texts) init() {
-	t.byOpen, t.bytes = map[uint64]text{}, shares.New(textBytes, textBytes/2, 0)
+	t.byOpen, t.snapshots, t.bytes = map[uint64]text{}, map[int]snapshot{}, shares.New(textBytes, textBytes/2, 0)
 }
 
 // open keeps a text for a user until it is closed, and reports whether there was room.
@@ -75,6 +77,11 @@ func (m *Mount) openText(n *node, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Statu
 // readText reads an open text. One that the daemon before had opened is made anew for a reader that begins; a reader that has read it to
 // its end finds the end, and one in the middle is told that the rest is gone.
 func (m *Mount) readText(n *node, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
+	if number(in.NodeId) >= firstSnapshot {
+		content := n.text()
+		content = content[min(in.Offset, uint64(len(content))):]
+		return copied(content[:min(int(in.Size), len(content))]), fuse.OK
+	}
 	res, ok := m.texts.read(in.Fh, int64(in.Offset), int(in.Size))
 	if ok {
 		return res, fuse.OK

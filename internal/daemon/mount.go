@@ -96,6 +96,9 @@ func (m *Mount) check(ctx context.Context) error {
 	if err := m.checkPoint(ctx); err != nil {
 		return err
 	}
+	if m.Options.Frozen && (m.Checkpoints.On || m.KV.On || m.Dataset.Strict || m.Dataset.CacheDir != "" || dataset.IsRemote(m.Source)) {
+		return usage.Errorf("--frozen is for a directory that is mounted as it is: give no address, --checkpoints, --kv, --cache-dir or --strict with it")
+	}
 	if err := m.Checkpoints.check(m); err != nil {
 		return err
 	}

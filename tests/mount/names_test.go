@@ -120,6 +120,12 @@ func TestSpecialFilesAreLeftOut(t *testing.T) {
 // A user who may not read a file at the source may not read it in the mount, wherever the mount shows it.
 func TestPermissionsForOthers(t *testing.T) {
 	blackbox.NeedRoot(t)
+	t.Run("asked", func(t *testing.T) { checkPermissionsForOthers(t) })
+	t.Run("frozen", func(t *testing.T) { checkPermissionsForOthers(t, "--frozen") })
+}
+
+func checkPermissionsForOthers(t *testing.T, flags ...string) {
+	t.Helper()
 	source := suite.NewDir(t)
 	golden := golden(t, "llmc-gpt2")
 	shard, err := os.ReadFile(filepath.Join(golden, "edu_fineweb_train_000001.bin"))
@@ -132,7 +138,7 @@ func TestPermissionsForOthers(t *testing.T) {
 	} {
 		must(t, os.Chmod(filepath.Join(source, name), perm))
 	}
-	m := mount(t, source, "--allow-other")
+	m := mount(t, source, append(flags, "--allow-other")...)
 	for name, want := range map[string]string{
 		"open/shard.bin":                  "ok",
 		".hbmfs/status":                   "ok",

@@ -40,6 +40,9 @@ const (
 	audience       = "sts.amazonaws.com"
 )
 
+// frozen is the attribute of a volume whose files are not asked for again once they are read.
+const frozen = "frozen"
+
 // Inline tells whether the volume is one of the pod itself.
 func (r Request) Inline() bool { return r.Attributes[ephemeral] == "true" }
 
@@ -71,6 +74,7 @@ func options() map[string]option {
 		"gid":          {flag: "gid", check: number(0, 1<<32-2)},
 		"umask":        {flag: "umask", check: octal},
 		"showViews":    {flag: "show-views", check: oneOf("true", "false")},
+		frozen:         {flag: "frozen", check: oneOf("true", "false")},
 		"keep":         {flag: "keep", check: number(1, 1<<20)},
 		"drainRate":    {flag: "drain-rate", check: rate},
 		"logLevel":     {flag: "log-level", check: oneOf("debug", "info", "warn", "error")},
@@ -120,8 +124,11 @@ func Parse(r Request) (Want, error) {
 		if o.remote && w.Asked() == "" {
 			return Want{}, invalid("volume attribute %s contradicts source: %s is a directory, which is asked nothing", name, w.Source)
 		}
-		if name == "showViews" && values[name] == "false" {
+		if (name == "showViews" || name == frozen) && values[name] == "false" {
 			continue // as without it
+		}
+		if name == frozen && w.Directory() == "" {
+			return Want{}, invalid("volume attribute %s contradicts source: %s is no directory", name, w.Source)
 		}
 		w.Flags = append(w.Flags, "--"+o.flag+"="+values[name])
 	}
@@ -133,6 +140,9 @@ func Parse(r Request) (Want, error) {
 func checkOwner(r Request, s Spec) error {
 	if !r.Inline() || s.Directory() == "" {
 		return nil
+	}
+	if r.Attributes[frozen] == "true" { // nobody could take a pod's right to read away
+		return invalid("volume attribute %s is not for an inline volume: use a persistent one", frozen)
 	}
 	for _, name := range []string{"uid", "gid"} {
 		if _, ok := r.Attributes[name]; ok {

@@ -41,7 +41,7 @@ func TestParse(t *testing.T) {
 		"an inline directory":   {Request{Attributes: attributes("/d", "umask", "027", ephemeral, "true"), MountGroup: "9"}, Spec{Source: "/d", Auth: AuthAnonymous, Flags: []string{"--gid=9", "--umask=027"}}},
 		"what kubelet adds":     {Request{Attributes: attributes("https://h/p/", PodName, "p", PodNamespace, "n", tokens, someTokens)}, Spec{Source: "https://h/p/", Auth: AuthAnonymous}},
 		"the pod's group":       {Request{Attributes: attributes("/d"), MountGroup: "2000"}, Spec{Source: "/d", Auth: AuthAnonymous, Flags: []string{"--gid=2000"}}},
-		"the default said":      {Request{Attributes: attributes("/d", "showViews", "false", "authentication", "anonymous")}, Spec{Source: "/d", Auth: AuthAnonymous}},
+		"the default said":      {Request{Attributes: attributes("/d", "showViews", "false", "frozen", "false", "authentication", "anonymous")}, Spec{Source: "/d", Auth: AuthAnonymous}},
 		"a role before the pod": {Request{Attributes: attributes("s3://b", "roleArn", "arn:aws:iam::1:role/r"), Staging: true}, Spec{Source: "s3://b", Auth: AuthPod, RoleARN: "arn:aws:iam::1:role/r"}},
 		"staged with a secret":  {Request{Attributes: attributes("s3://b"), StagedAuth: AuthSecret}, Spec{Source: "s3://b", Auth: AuthSecret}},
 	} {
@@ -91,6 +91,8 @@ func TestParseRefuses(t *testing.T) {
 		"two groups":             {Request{Attributes: attributes("/d", "gid", "1"), MountGroup: "2"}, "gid fsGroup"},
 		"inline, owner":          {Request{Attributes: attributes("/d", "uid", "1000", ephemeral, "true")}, "uid inline"},
 		"inline, group":          {Request{Attributes: attributes("/d", "gid", "1000", ephemeral, "true")}, "gid inline"},
+		"inline, frozen":         {Request{Attributes: attributes("/d", "frozen", "true", ephemeral, "true")}, "frozen inline persistent"},
+		"frozen, address":        {Request{Attributes: attributes("s3://b", "frozen", "true")}, "frozen source"},
 		"inline, cache":          {Request{Attributes: attributes("s3://b", "cacheSize", "1TiB", ephemeral, "true")}, "cacheSize inline persistent"},
 		"inline, free":           {Request{Attributes: attributes("s3://b", "cacheMinFree", "1TiB", ephemeral, "true")}, "cacheMinFree inline persistent"},
 		"inline, requests":       {Request{Attributes: attributes("s3://b", "connections", "257", ephemeral, "true")}, "connections inline 256"},
