@@ -134,6 +134,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(flagError)
+	root.PersistentPreRunE = noneEmpty
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newStatusCommand(), newTopCommand(), newLsCommand(), newInspectCommand(),
