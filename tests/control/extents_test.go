@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
@@ -128,6 +129,16 @@ func TestExtentsCommandForPeople(t *testing.T) {
 			t.Errorf("the table lacks %q:\n%s", part, out)
 		}
 	}
+	var said strings.Builder
+	command := suite.Command(limited(t), "extents", view)
+	read, write, err := os.Pipe()
+	must(t, err)
+	must(t, read.Close())
+	command.Stdout, command.Stderr = write, &said
+	if _ = command.Run(); command.ProcessState.ExitCode() != 128+int(syscall.SIGPIPE) || said.Len() > 0 { // as a shell says of a program behind | head
+		t.Errorf("nobody reads the output: %v, %q", command.ProcessState, said.String())
+	}
+	must(t, write.Close())
 	for path, part := range map[string]string{"../testdata/expect.json": "not a data file of an hbmfs mount", m.Path("none"): "no such file"} {
 		if _, err := suite.Output(limited(t), "extents", path); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("extents of %s: %v, want %q", path, err, part)
