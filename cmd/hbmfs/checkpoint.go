@@ -13,6 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/drain"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // checkpointCommand is one of the commands below hbmfs checkpoint.
@@ -66,10 +67,10 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 			defer t.Flush()
 			for _, e := range all {
 				if e.State != checkpoint.Complete {
-					fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", e.Name, e.State, e.Why)
+					fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", top.Printable(e.Name), e.State, top.Printable(e.Why))
 					continue
 				}
-				fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", e.Name, e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
+				fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", top.Printable(e.Name), e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
 			}
 		})
 	})
@@ -109,9 +110,9 @@ func (c *checkpointCommand) verify(ctx context.Context, paths []string, threads 
 }
 
 func (c *checkpointCommand) printReport(r *checkpoint.Report) {
-	fmt.Fprintf(c.stdout, "%s: %s in %s files are right, read at %s, %d damaged\n", r.Path, size.Decimal(r.Bytes), size.Grouped(int64(r.Files)), perSecond(r.Bytes, r.Seconds), r.Damaged)
+	fmt.Fprintf(c.stdout, "%s: %s files, of which %s are right, read at %s, %d damaged\n", r.Path, size.Grouped(int64(r.Files)), size.Decimal(r.Bytes), perSecond(r.Bytes, r.Seconds), r.Damaged)
 	for i := range r.Damage {
-		fmt.Fprintf(c.stdout, "  %s\n", r.Damage[i].String())
+		fmt.Fprintf(c.stdout, "  %s\n", top.Printable(r.Damage[i].String()))
 	}
 	if more := r.Damaged - len(r.Damage); more > 0 {
 		fmt.Fprintf(c.stdout, "  and %d more\n", more)

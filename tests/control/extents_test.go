@@ -145,3 +145,15 @@ func TestExtentsCommandForPeople(t *testing.T) {
 		}
 	}
 }
+
+// Names of files are others' words, and a terminal obeys some characters.
+func TestExtentsCommandShowsNamesAsTheyPrint(t *testing.T) {
+	source := suite.NewDir(t)
+	must(t, os.WriteFile(filepath.Join(source, "a\n\x1b[2Jb"), []byte("some text"), 0o644))
+	m := mount(t, source)
+	out, err := suite.Output(limited(t), "extents", m.Path("a\n\x1b[2Jb"))
+	must(t, err)
+	if said := string(out); strings.Count(said, "a??[2Jb") != 2 || strings.Contains(said, "\x1b") {
+		t.Errorf("%q", said)
+	}
+}
