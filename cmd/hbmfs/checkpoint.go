@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/drain"
@@ -125,16 +128,33 @@ func newCheckpointRemoveCommand() *cobra.Command {
 		Use:   "rm PATH...",
 		Short: "Remove checkpoints, so that none is ever half there",
 		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half one, and
-hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay.`,
+hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay. In a checkpoint volume
+it does as rmdir.`,
 		Example: "  hbmfs checkpoint rm /nvme/ckpt/step_900",
 	}, someArgs("checkpoints"), func(ctx context.Context, paths []string) error {
 		for i, path := range paths {
-			if err := checkpoint.Remove(ctx, path); err != nil {
+			if err := removeCheckpoint(ctx, path); err != nil {
 				return errors.Join(err, c.printRemoved(paths[:i]))
 			}
 		}
 		return c.printRemoved(paths)
 	})
+}
+
+// removeCheckpoint removes a checkpoint of a directory, or of a checkpoint volume: its daemon removes it as a whole, and nobody else can.
+func removeCheckpoint(ctx context.Context, path string) error {
+	place, err := fs.Locate(path)
+	if err != nil {
+		return err
+	}
+	err = checkpoint.Remove(ctx, path)
+	if place.Over == nil || !errors.Is(err, os.ErrPermission) {
+		return err
+	}
+	if err := unix.Rmdir(path); err != nil {
+		return fmt.Errorf("remove checkpoint %s: rmdir: %w", path, err)
+	}
+	return nil
 }
 
 func newCheckpointCleanCommand() *cobra.Command {
@@ -153,6 +173,9 @@ every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 			clean = checkpoint.CleanAll
 		}
 		removed, err := clean(ctx, paths[0])
+		if err == nil && len(removed) == 0 && !c.asJSON {
+			fmt.Fprintln(c.stdout, "nothing is there to remove")
+		}
 		return errors.Join(err, c.printRemoved(removed))
 	})
 	cmd.Flags().BoolVar(&all, "all-users", false, "also what writers of other users left; root only")
