@@ -71,6 +71,9 @@ func (m *Mount) Run(ctx context.Context) error {
 	if m.NoSpare || m.Checkpoints.On || m.KV.On { // of a volume the state changes with each draft or block
 		life.NoSpare()
 	}
+	if !life.Spare() {
+		handover.Rename(handover.DaemonComm)
+	}
 	report := ready.New(m.Foreground)
 	defer report.Close()
 	if err := m.serve(ctx, life, report); err != nil {
