@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -209,13 +208,4 @@ func (c *planCommand) calibration() (*plan.Calibration, error) {
 	return plan.Calibrate(results)
 }
 
-func (c *planCommand) writePage(r *plan.Report) error {
-	f, err := os.Create(c.html)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(r.WriteHTML(f), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", c.html, err)
-	}
-	return nil
-}
+func (c *planCommand) writePage(r *plan.Report) error { return replaceFile(c.html, r.WriteHTML) }
