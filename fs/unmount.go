@@ -112,7 +112,7 @@ func uses(point string) ([]use, error) {
 	var found []use
 	for _, p := range procs {
 		pid, err := strconv.Atoi(p.Name())
-		if err != nil {
+		if err != nil || pid == os.Getpid() { // this one has its working directory of a shell, which is named
 			continue
 		}
 		if how := useOf(filepath.Join("/proc", p.Name()), info); how != "" {

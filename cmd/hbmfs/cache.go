@@ -11,6 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/cachedir"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
@@ -81,7 +82,7 @@ func (c *cacheCommand) printObjects(all []store.Segment) {
 		if first.Size > 0 {
 			part = 100 * float64(bytes) / float64(first.Size)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", first.Source, first.Object, n, size.Decimal(bytes), size.Decimal(first.Size), part)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", top.Printable(first.Source), top.Printable(first.Object), n, size.Decimal(bytes), size.Decimal(first.Size), part)
 	}
 }
 
@@ -121,7 +122,7 @@ func (c *cacheCommand) printTotals(t *cachedir.Totals) {
 	table := c.table("SOURCE\tOBJECTS\tSEGMENTS\tCACHED")
 	defer table.Flush()
 	for _, s := range t.Sources {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Source, size.Grouped(int64(s.Objects)), size.Grouped(int64(s.Segments)), size.Decimal(s.Bytes))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", top.Printable(s.Source), size.Grouped(int64(s.Objects)), size.Grouped(int64(s.Segments)), size.Decimal(s.Bytes))
 	}
 }
 
@@ -150,7 +151,7 @@ func (c *cacheCommand) printVerification(v *cachedir.Verification) {
 	for _, g := range v.Damaged {
 		what := "unknown object"
 		if g.Object != "" {
-			what = fmt.Sprintf("%s of %s from byte %d on", g.Object, g.Source, g.Offset)
+			what = top.Printable(fmt.Sprintf("%s of %s from byte %d on", g.Object, g.Source, g.Offset))
 		}
 		fmt.Fprintf(c.stdout, "  %s (%s): %s\n", g.File, what, g.Damage)
 	}

@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/dataset"
 	"github.com/hbmfs/hbmfs/internal/drain"
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/top"
 )
 
 // checkpointCommand is one of the commands below hbmfs checkpoint.
@@ -66,10 +70,10 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 			defer t.Flush()
 			for _, e := range all {
 				if e.State != checkpoint.Complete {
-					fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", e.Name, e.State, e.Why)
+					fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", top.Printable(e.Name), e.State, top.Printable(e.Why))
 					continue
 				}
-				fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", e.Name, e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
+				fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", top.Printable(e.Name), e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
 			}
 		})
 	})
@@ -109,9 +113,9 @@ func (c *checkpointCommand) verify(ctx context.Context, paths []string, threads 
 }
 
 func (c *checkpointCommand) printReport(r *checkpoint.Report) {
-	fmt.Fprintf(c.stdout, "%s: %s in %s files are right, read at %s, %d damaged\n", r.Path, size.Decimal(r.Bytes), size.Grouped(int64(r.Files)), perSecond(r.Bytes, r.Seconds), r.Damaged)
+	fmt.Fprintf(c.stdout, "%s: %s files, of which %s are right, read at %s, %d damaged\n", r.Path, size.Grouped(int64(r.Files)), size.Decimal(r.Bytes), perSecond(r.Bytes, r.Seconds), r.Damaged)
 	for i := range r.Damage {
-		fmt.Fprintf(c.stdout, "  %s\n", r.Damage[i].String())
+		fmt.Fprintf(c.stdout, "  %s\n", top.Printable(r.Damage[i].String()))
 	}
 	if more := r.Damaged - len(r.Damage); more > 0 {
 		fmt.Fprintf(c.stdout, "  and %d more\n", more)
@@ -124,16 +128,33 @@ func newCheckpointRemoveCommand() *cobra.Command {
 		Use:   "rm PATH...",
 		Short: "Remove checkpoints, so that none is ever half there",
 		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half one, and
-hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay.`,
+hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay. In a checkpoint volume
+it does as rmdir.`,
 		Example: "  hbmfs checkpoint rm /nvme/ckpt/step_900",
 	}, someArgs("checkpoints"), func(ctx context.Context, paths []string) error {
 		for i, path := range paths {
-			if err := checkpoint.Remove(ctx, path); err != nil {
+			if err := removeCheckpoint(ctx, path); err != nil {
 				return errors.Join(err, c.printRemoved(paths[:i]))
 			}
 		}
 		return c.printRemoved(paths)
 	})
+}
+
+// removeCheckpoint removes a checkpoint of a directory, or of a checkpoint volume: its daemon removes it as a whole, and nobody else can.
+func removeCheckpoint(ctx context.Context, path string) error {
+	place, err := fs.Locate(path)
+	if err != nil {
+		return err
+	}
+	err = checkpoint.Remove(ctx, path)
+	if place.Over == nil || !errors.Is(err, os.ErrPermission) {
+		return err
+	}
+	if err := unix.Rmdir(path); err != nil {
+		return fmt.Errorf("remove checkpoint %s: rmdir: %w", path, err)
+	}
+	return nil
 }
 
 func newCheckpointCleanCommand() *cobra.Command {
@@ -152,6 +173,9 @@ every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 			clean = checkpoint.CleanAll
 		}
 		removed, err := clean(ctx, paths[0])
+		if err == nil && len(removed) == 0 && !c.asJSON {
+			fmt.Fprintln(c.stdout, "nothing is there to remove")
+		}
 		return errors.Join(err, c.printRemoved(removed))
 	})
 	cmd.Flags().BoolVar(&all, "all-users", false, "also what writers of other users left; root only")

@@ -59,7 +59,7 @@ func TestCheckpointCommands(t *testing.T) {
 		{[]string{"ls", at("none")}, exitFailed, []string{"no such file"}},
 		{[]string{"ls"}, exitUsage, []string{"it takes 1 arguments"}},
 		{[]string{"verify"}, exitUsage, []string{"name the checkpoints"}},
-		{[]string{"verify", at("step_9")}, exitOK, []string{"step_9: 4 B in 1 files are right", "0 damaged"}},
+		{[]string{"verify", at("step_9")}, exitOK, []string{"step_9: 1 files, of which 4 B are right", "0 damaged"}},
 		{[]string{"verify", at("step_9"), at("step_10")}, exitProblems, []string{"1 damaged\n  file \"weights\", chunk 0, 3 bytes from 0 on: crc32c is 06416707, b833f1cf was published"}},
 		{[]string{"verify", at("step_11")}, exitProblems, []string{"it has 5 bytes, 6 were published"}},
 		{[]string{"verify", at("step_12")}, exitProblems, []string{"its end or its checksum is not what was published"}},

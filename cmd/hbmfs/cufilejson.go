@@ -96,11 +96,14 @@ func (c *cufileJSONCommand) run(ctx context.Context) error {
 
 // emit writes a cufile.json to where it was asked for.
 func (c *cufileJSONCommand) emit(text []byte) error {
-	if c.output != "" {
-		return os.WriteFile(c.output, text, 0o644)
+	write := func(w io.Writer) error {
+		_, err := w.Write(text)
+		return err
 	}
-	_, err := c.stdout.Write(text)
-	return err
+	if c.output != "" {
+		return replaceFile(c.output, write)
+	}
+	return write(c.stdout)
 }
 
 func (c *cufileJSONCommand) write(ctx context.Context) ([]byte, error) {

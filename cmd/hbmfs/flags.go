@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,6 +13,14 @@ import (
 	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/hbmfs/hbmfs/internal/usage"
 )
+
+// noneEmpty refuses an argument without a character. It mostly is a variable that is not set, and as a path it would be the working directory.
+func noneEmpty(cmd *cobra.Command, args []string) error {
+	if i := slices.Index(args, ""); i >= 0 && !cmd.Hidden { // the shell completes empty words
+		return usage.Errorf("argument %d is empty: is a variable not set? usage: %s", i+1, strings.ReplaceAll(cmd.UseLine(), "\n  ", "; or: "))
+	}
+	return nil
+}
 
 // exactArgs is for commands that take n arguments.
 func exactArgs(n int) cobra.PositionalArgs {

@@ -55,6 +55,17 @@ func TestMistakesGetASuggestion(t *testing.T) {
 	}
 }
 
+// An empty argument is no path: it would be the working directory.
+func TestEmptyArguments(t *testing.T) {
+	for _, args := range [][]string{{"mount", "/data", ""}, {"mount", "", "/mnt"}, {"umount", ""}, {"pack", "", "out"}, {"inspect", ""}, {"warm", "a", ""},
+		{"checkpoint", "rm", ""}, {"cache", "ls", ""}, {"kv", "clear", "/mnt", ""}, {"check", ""}} {
+		code, stdout, stderr := said(args...)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, "is empty: is a variable not set?") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("hbmfs %q: exit code %d, %q and %q", args, code, stdout, stderr)
+		}
+	}
+}
+
 // Every flag of bytes takes every way to write a size.
 func TestSizesAreReadEverywhere(t *testing.T) {
 	flags := map[string][]string{

@@ -103,6 +103,9 @@ It needs the right to write the namespaces. The exit code is 3 when something wa
 		}
 		damaged := false
 		err = c.print(map[string]any{"mount": mount, "namespaces": all}, func() {
+			if len(all) == 0 {
+				fmt.Fprintf(c.stdout, "%s has no namespaces\n", mount)
+			}
 			for _, n := range all {
 				fmt.Fprintf(c.stdout, "%s: %s in %s blocks, read at %s, %d damaged and dropped, %s without a checksum\n", n.Namespace, size.Decimal(int64(n.Bytes)), size.Grouped(int64(n.Blocks)),
 					perSecond(int64(n.Bytes), n.Seconds), n.Damaged, size.Grouped(int64(n.Unknown)))

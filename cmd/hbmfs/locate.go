@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/top"
 	"github.com/hbmfs/hbmfs/internal/where"
 )
 
@@ -54,6 +55,6 @@ func (c *locateCommand) write(l *where.Location) {
 		if r.Count > 1 {
 			stride = size.Grouped(r.Stride)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(r.Offset), size.Grouped(r.Length), size.Grouped(r.Count), at, stride, path)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(r.Offset), size.Grouped(r.Length), size.Grouped(r.Count), at, stride, top.Printable(path))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
@@ -65,7 +66,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
-	if lost := out.failed(); lost != nil && (err == nil || errors.Is(err, errProblems)) && cmd.Name() != mountName { // the mount is there, though nothing could be printed
+	if lost := out.failed(); lost != nil && (err == nil || errors.Is(err, errProblems)) && (cmd.Name() != mountName || cmd.Flags().Changed("help")) { // the mount is there, though nothing could be printed
 		err = fmt.Errorf("print the result: %w", lost)
 	}
 	if err != nil {
@@ -134,13 +135,32 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(flagError)
-	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd)) })
+	root.PersistentPreRunE = noneEmpty
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd, columns(cmd.OutOrStdout())))
+	})
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newStatusCommand(), newTopCommand(), newLsCommand(), newInspectCommand(),
 		newExtentsCommand(), newLocateCommand(), newReadCommand(), newBenchCommand(), newPlanCommand(), newCheckCommand(), newCuFileJSONCommand(), newWarmCommand(),
 		newCacheCommand(), newCheckpointCommand(), newPublishCommand(), newKVCommand(), newPackCommand(), newVersionCommand(), newManCommand(root))
 	addHidden(root)
 	return root
+}
+
+// widest is how many columns help takes at most: longer lines are hard to read.
+const widest = 120
+
+// columns is how wide the terminal is that out is, as far as help takes it; 0 where out is none.
+func columns(out io.Writer) int {
+	f, ok := out.(*os.File)
+	if !ok {
+		return 0
+	}
+	wide, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return min(wide, widest)
 }
 
 func newVersionCommand() *cobra.Command {

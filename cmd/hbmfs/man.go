@@ -21,6 +21,7 @@ func manual() *manpage.Manual {
 		return manpage.Item{Term: term, Text: text, Of: of}
 	}
 	gpu := []string{"read", "bench", "check", "cufile-json"}
+	remote := []string{"mount", "ls", "inspect", "pack", "checkpoint ls", "checkpoint drain"}
 	return &manpage.Manual{
 		Version: version,
 		Exit: []manpage.Item{
@@ -32,6 +33,8 @@ func manual() *manpage.Manual {
 			exit(exitProblems, "a line is FAIL, --require is not met, or the file of --deepspeed has errors", "check"),
 			exit(exitProblems, "the file has errors; warnings alone are none", "cufile-json"),
 			exit(exitProblems, "a mount does not answer", "status"),
+			exit(exitProblems, "a mount would leave files out, or could not read them; they are named", "ls"),
+			exit(exitProblems, "a mount was not upgraded; the output says why", "upgrade"),
 			exit(exitProblems, "some bytes lie in no local file", "locate"),
 			exit(exitBusy, "the mount is in use, and stays", "umount"),
 			exit(exitBusy, "a living process works on the checkpoint, which stays", "checkpoint rm"),
@@ -58,10 +61,10 @@ func manual() *manpage.Manual {
 		},
 		Environment: []manpage.Item{
 			item("XDG_STATE_HOME", "where an ordinary user's log is, instead of ~/.local/state", "mount"),
-			item("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN", "keys of S3", "mount", "checkpoint drain"),
-			item("AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE", "profile of AWS's files, and where these are", "mount", "checkpoint drain"),
-			item("AWS_REGION, AWS_ENDPOINT_URL_S3", "region and endpoint where the source names none", "mount", "checkpoint drain"),
-			item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "proxies of remote sources", "mount", "checkpoint drain"),
+			item("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN", "keys of S3", remote...),
+			item("AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE", "profile of AWS's files, and where these are", remote...),
+			item("AWS_REGION, AWS_ENDPOINT_URL_S3", "region and endpoint where the source names none", remote...),
+			item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "proxies of remote sources", remote...),
 			item("OTEL_EXPORTER_OTLP_ENDPOINT", "collector of OpenTelemetry that traces go to; others of OTEL_* count, too", "mount"),
 			item("CUFILE_ENV_PATH_JSON", "cufile.json to use instead of /etc/cufile.json", gpu...),
 		},

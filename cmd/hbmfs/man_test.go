@@ -39,6 +39,7 @@ func TestHelpHasExitCodes(t *testing.T) {
 	for line, want := range map[string]string{
 		"--help": "  4    umount: the mount is in use, and stays", "help umount": "  4    the mount is in use", "umount --help": "Exit status:", "inspect --help": "there are problems, which are listed",
 		"mount --help": "Environment:\n  XDG_STATE_HOME", "check --help": "a line is FAIL",
+		"ls --help": "would leave files out", "upgrade --help": "was not upgraded", "inspect -h": "AWS_PROFILE", "pack -h": "hbmfs pack SOURCE... OUT [flags]\n  hbmfs pack --join OUT PART... [flags]\n",
 	} {
 		code, stdout, stderr := said(strings.Fields(line)...)
 		if code != exitOK || stderr != "" || !strings.Contains(stdout, want) {

@@ -74,7 +74,7 @@ func newPackCommand() *cobra.Command {
 	var p packFlags
 	o := &p.options
 	cmd := &cobra.Command{
-		Use:     "pack SOURCE... OUT\n  hbmfs pack --join OUT PART...",
+		Use:     "pack SOURCE... OUT [flags]\n  hbmfs pack --join OUT PART... [flags]",
 		Short:   "Tokenize text, or rewrite a token dataset, into shards of any format",
 		Long:    packLong,
 		Example: packExample,

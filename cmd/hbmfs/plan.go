@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -95,7 +94,7 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/p
 }
 
 func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
-	f.StringArrayVar(&c.calibrate, "calibrate", nil, "a result of hbmfs bench --json; may be given again")
+	f.StringArrayVar(&c.calibrate, "calibrate", nil, "`file` with a result of hbmfs bench --json; may be given again")
 	f.Var(&c.epoch, "epoch", "size of a dataset that is read from storage, such as 2TB")
 	f.Var(&c.checkpoint, "checkpoint", "size of a checkpoint that is written each half hour")
 	f.Var(&c.weights, "weights", "size of weights that are read from storage")
@@ -209,13 +208,4 @@ func (c *planCommand) calibration() (*plan.Calibration, error) {
 	return plan.Calibrate(results)
 }
 
-func (c *planCommand) writePage(r *plan.Report) error {
-	f, err := os.Create(c.html)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(r.WriteHTML(f), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", c.html, err)
-	}
-	return nil
-}
+func (c *planCommand) writePage(r *plan.Report) error { return replaceFile(c.html, r.WriteHTML) }

@@ -23,7 +23,7 @@ func addSourceFlags(f *pflag.FlagSet, c *dataset.Options) {
 	f.Var(&c.DecodeScan, "decode-scan", "bytes of a zstd file that may be read to learn its decoded size, if it has several frames or does not say; the size is remembered (default 64MiB)")
 	f.BoolVar(&c.Strict, "strict", false, "files of a directory are also pinned by the time of their last change (ctime): a rewrite whose modification time was put back is seen, and chmod, rename and new links are changes")
 	f.BoolVar(&c.RefuseLocal, "refuse-local", false, "never ask loopback, link-local and cloud metadata addresses for a remote source, whatever its name resolves to or its server redirects to; for sources that others name")
-	f.StringArrayVar(&c.Allow, "allow-address", nil, "address, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
+	f.StringArrayVar(&c.Allow, "allow-address", nil, "`address`, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
 	f.DurationVar(&c.Wait, "wait", 0, "how long the mount waits for a remote source that is not there yet: a refused connection, an unknown name, a certificate that is not trusted (default: it fails at once; from /etc/fstab: "+fstabWait+")")
 	addRequestFlags(f, c)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/usage"
@@ -117,7 +118,17 @@ func (c *warmCommand) run(ctx context.Context, paths []string) error {
 	end()
 	done := w.Summary()
 	done.Seconds = time.Since(began).Seconds()
-	err = errors.Join(err, c.print(done, func() { printWarm(c.stdout, &done) }))
+	switch {
+	case errors.Is(err, control.ErrNotHBMFS):
+		err = fmt.Errorf("%w: name files or directories of a mount, which hbmfs status lists", err)
+	case errors.Is(err, onmount.ErrInterrupted) && !c.asJSON:
+		fmt.Fprintln(c.stderr, "what came stays in the cache: the same command goes on there")
+	}
+	err = errors.Join(err, c.print(done, func() {
+		if err == nil { // otherwise the sums are of a part
+			printWarm(c.stdout, &done)
+		}
+	}))
 	if err == nil && done.Left > 0 {
 		return fmt.Errorf("%s did not stay in the cache: it is too small, its room is in use, or a view has only parts of segments (then warm the shards); .hbmfs/status of the mount says more", size.Decimal(done.Left))
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/onmount"
 	"github.com/hbmfs/hbmfs/internal/ready"
 	"github.com/hbmfs/hbmfs/internal/top"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // Start starts a daemon.
@@ -31,6 +32,7 @@ type Start struct {
 	LogName        string
 	Log            func() (log io.Writer, closeLog func(), err error) // opens it
 	Stdout, Stderr io.Writer
+	Mistake        int // exit code of a daemon whose command line is wrong
 }
 
 // Run starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
@@ -88,6 +90,9 @@ func (s *Start) Run(ctx context.Context) error {
 		return errors.Join(onmount.ErrInterrupted, s.clearKilled(how))
 	case err == nil:
 		_, _ = s.Stderr.Write(wrote) // the error stands without it
+		if how != nil && how.ExitCode() == s.Mistake {
+			return usage.Error{Err: errors.New(text)}
+		}
 		return errors.New(text)
 	}
 	return s.died(how, wrote, errors.Join(readErr, s.keepWords(wrote)))

@@ -9,12 +9,14 @@ import (
 func (j *judge) judgeKernel() {
 	m := j.m
 	version := parseVersion(m.Kernel)
-	newer := m.newerKernel()
+	newer, otherKernel := m.newerKernel(), m.onHost("boot a kernel that was built with CONFIG_PCI_P2PDMA=y, or use nvidia-fs")
 	switch {
 	case m.Kernel == "":
 		j.unknown(inKernel, "version", "/proc/sys/kernel/osrelease is not there", "")
 	case !version.atLeast(5, 4):
 		j.add(finding{Finding{inKernel, "version", Fail, "Linux " + m.Kernel, "nvidia-fs needs Linux 5.4 or later, PCI P2PDMA 6.2 or later", newer}, rankKernel, both, false, false})
+	case version.atLeast(6, 17) && m.P2PDMA == No:
+		j.ok(inKernel, "version", "Linux %s (nvidia-fs needs DOCA 3.3 or later on 6.17 and later)", m.Kernel)
 	case version.atLeast(6, 17):
 		j.ok(inKernel, "version", "Linux %s (nvidia-fs needs DOCA 3.3 or later on 6.17 and later; PCI P2PDMA is the simpler way)", m.Kernel)
 	default:
@@ -32,7 +34,7 @@ func (j *judge) judgeKernel() {
 	case m.P2PDMA == Unsure && version.atLeast(6, 2):
 		j.unknown(inKernel, "PCI P2PDMA", "neither the kernel's settings nor its symbols can be read here", m.onHost("grep CONFIG_PCI_P2PDMA /boot/config-$(uname -r)"))
 	case version.atLeast(6, 2):
-		j.add(finding{Finding{inKernel, "PCI P2PDMA", Fail, "CONFIG_PCI_P2PDMA is not set", "drives cannot address GPUs without nvidia-fs", newer}, rankModule, p2p, false, false})
+		j.add(finding{Finding{inKernel, "PCI P2PDMA", Fail, "CONFIG_PCI_P2PDMA is not set", "drives cannot address GPUs without nvidia-fs", otherKernel}, rankModule, p2p, false, false})
 	case m.Kernel != "" && version.atLeast(5, 4):
 		j.add(finding{Finding{inKernel, "PCI P2PDMA", Fail, "Linux " + m.Kernel, "it needs Linux 6.2 or later with CONFIG_PCI_P2PDMA", newer}, rankModule, p2p, false, false})
 	}

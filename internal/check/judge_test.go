@@ -251,6 +251,24 @@ func cloned(f fixture) map[string]string {
 	return c
 }
 
+// A kernel that is new enough, and was built without an option, needs another build and no newer one.
+func TestKernelWithoutP2PDMA(t *testing.T) {
+	for release, want := range map[string]string{"6.18.44-fc": "CONFIG_PCI_P2PDMA=y", "5.15.0-60-generic": "reboot"} {
+		machine := server().withoutNVFS(false).withoutP2P().without(ownProof)
+		machine["proc/sys/kernel/osrelease"], machine["boot/config-"+release] = release, "# CONFIG_PCI_P2PDMA is not set"
+		r := Judge(Read(machine.capture(t)), "", 0)
+		i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Name == "PCI P2PDMA" })
+		if i < 0 || !strings.Contains(r.Findings[i].Fix, want) {
+			t.Errorf("Linux %s: %+v", release, r.Findings)
+		}
+		for _, f := range r.Findings {
+			if f.Name == "version" && strings.Contains(f.Found, "simpler way") {
+				t.Errorf("Linux %s: %+v", release, f)
+			}
+		}
+	}
+}
+
 // TestMachines judges every machine as a copied tree, and again from its recording: both must say the same.
 func TestMachines(t *testing.T) {
 	for _, c := range machineCases() {

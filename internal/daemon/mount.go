@@ -57,7 +57,7 @@ func (m *Mount) Run(ctx context.Context) error {
 			err = m.check(ctx)
 		}
 		if err == nil && !m.Foreground && os.Getenv(ready.Env) == "" {
-			return (&background.Start{Point: m.Point, LogName: m.logName(), Log: m.openLog, Stdout: m.Stdout, Stderr: m.Stderr}).Run(ctx)
+			return (&background.Start{Point: m.Point, LogName: m.logName(), Log: m.openLog, Stdout: m.Stdout, Stderr: m.Stderr, Mistake: m.ExitCode(usage.Error{})}).Run(ctx)
 		}
 		m.places = places{Source: m.Source, Point: m.Point, Log: m.LogFile, CacheDir: m.Dataset.CacheDir}
 		err = errors.Join(err, m.places.absolute())
@@ -70,6 +70,9 @@ func (m *Mount) Run(ctx context.Context) error {
 	}
 	if m.NoSpare || m.Checkpoints.On || m.KV.On { // of a volume the state changes with each draft or block
 		life.NoSpare()
+	}
+	if !life.Spare() {
+		handover.Rename(handover.DaemonComm)
 	}
 	report := ready.New(m.Foreground)
 	defer report.Close()

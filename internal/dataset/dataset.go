@@ -247,6 +247,22 @@ func (s *Dataset) Serve(ctx context.Context) {
 	}
 }
 
+// idle names flags that do nothing for a source.
+func (c *Options) idle(from string) (notes []string) {
+	for _, f := range []struct {
+		flag  string
+		given bool
+	}{{"--cache-size", c.CacheSize > 0}, {"--cache-segment", c.Segment > 0}, {"--cache-min-free", c.MinFree > 0}, {"--cache-scrub", c.Scrub > 0}} {
+		if f.given && c.CacheDir == "" {
+			notes = append(notes, f.flag+" has no effect without --cache-dir")
+		}
+	}
+	if len(c.Caches) > 0 && !IsRemote(from) {
+		notes = append(notes, "--through has no effect: "+from+" is a directory, and is asked itself")
+	}
+	return notes
+}
+
 // Open opens and lists a directory, or a remote source and its cache. note hears why that takes long, and the log later.
 // A mistake in from or c is a [usage.Error].
 func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note func(string), tracer *trace.Tracer) (s *Dataset, err error) {
@@ -265,6 +281,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	if c.Decode && c.CacheDir == "" {
 		return s, usage.Errorf("--decode needs --cache-dir: decoded files are kept there")
 	}
+	s.Notes = append(s.Notes, c.idle(from)...)
 	if !IsRemote(from) {
 		if err := s.openDir(ctx, from, c); err != nil || c.CacheDir == "" {
 			return s, err

@@ -86,7 +86,7 @@ func Inherited() (*Life, error) {
 		_, kind, _ := strings.Cut(text, " ")
 		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != "", settling: newSettling()}
 		if l.spare {
-			rename(SpareComm)
+			Rename(SpareComm)
 		}
 		return l, errors.Join(os.Unsetenv(Env), os.Unsetenv(SpareEnv), os.Unsetenv("NOTIFY_SOCKET"), l.takeHeld()) // the holder is told, not another's systemd
 	}

@@ -108,5 +108,9 @@ func stopped(pid int) bool {
 	return bytes.HasPrefix(after, []byte("T"))
 }
 
-// rename gives this process its name in /proc.
-func rename(comm string) { _ = os.WriteFile("/proc/self/comm", []byte(comm), 0) } // it is for people and for hbmfs umount
+// DaemonComm is the name of a daemon that serves in /proc, and so in ps, top and what the kernel says of processes that it ends. Daemons
+// are started by a link or a descriptor of the program, from which the kernel would take the name.
+const DaemonComm = "hbmfs"
+
+// Rename gives this process its name in /proc.
+func Rename(comm string) { _ = os.WriteFile("/proc/self/comm", []byte(comm), 0) } // it is for people and for hbmfs umount

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -50,7 +48,7 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	}
 	switch {
 	case err != nil && l.orphaned():
-		rename(filepath.Base(os.Args[0]))
+		Rename(DaemonComm)
 		death := Death{How: "crash", At: now(), PID: l.before}
 		l.death.Store(&death)
 		return death, nil
@@ -59,7 +57,7 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	case err != nil:
 		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
 	case l.spare:
-		rename(filepath.Base(os.Args[0]))
+		Rename(DaemonComm)
 	}
 	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)

@@ -67,14 +67,19 @@ func (i *Item) of(cmd *cobra.Command) bool {
 	return false
 }
 
-// Help is what --help prints.
-func (m *Manual) Help(cmd *cobra.Command) string {
+// Help is what --help prints, on a terminal of so many columns; 0 leaves lines as they were written.
+func (m *Manual) Help(cmd *cobra.Command, columns int) string {
 	var b strings.Builder
-	about := cmd.Long
+	about, usage := cmd.Long, cmd.UsageString()
 	if about == "" {
 		about = cmd.Short
 	}
-	fmt.Fprintf(&b, "%s\n\n%s", strings.TrimSpace(about), cmd.UsageString())
+	if columns > 0 {
+		about = reflow(about, columns)
+		flags := cmd.LocalFlags()
+		usage = strings.Replace(usage, strings.TrimSpace(flags.FlagUsages()), strings.TrimSpace(flags.FlagUsagesWrapped(columns)), 1)
+	}
+	fmt.Fprintf(&b, "%s\n\n%s", strings.TrimSpace(about), usage)
 	for _, s := range m.sections(cmd) {
 		if !cmd.HasParent() && s.title != "Exit status" {
 			continue // the first screen is short
@@ -85,7 +90,7 @@ func (m *Manual) Help(cmd *cobra.Command) string {
 			wide = max(wide, len(i.Term))
 		}
 		for _, i := range s.items {
-			fmt.Fprintf(&b, "  %-*s  %s\n", wide, i.Term, i.Text)
+			fmt.Fprintf(&b, "  %-*s  %s\n", wide, i.Term, wrap(i.Text, wide+4, columns))
 		}
 	}
 	return b.String()
@@ -119,12 +124,18 @@ func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.Command
 
 // usages are the lines of a synopsis.
 func usages(cmd *cobra.Command) (lines []string) {
+	add := func(c *cobra.Command) {
+		for line := range strings.Lines(c.UseLine()) { // some commands have two ways
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
 	if !cmd.HasSubCommands() {
-		return []string{cmd.UseLine()}
+		add(cmd)
+		return lines
 	}
 	for _, c := range commands(cmd)[1:] {
 		if c.Parent() == cmd {
-			lines = append(lines, c.UseLine())
+			add(c)
 		}
 	}
 	return lines

@@ -49,3 +49,38 @@ func TestItemsAreOfTheirCommands(t *testing.T) {
 		}
 	}
 }
+
+// On a terminal no line is longer than it is wide, but for tables and examples; elsewhere lines stay as they were written.
+func TestHelpFitsTheTerminal(t *testing.T) {
+	root := &cobra.Command{Use: "hbmfs"}
+	cmd := &cobra.Command{Use: "read FILE", Run: func(*cobra.Command, []string) {}, Long: "Some words that are " + strings.Repeat("longer ", 30) + "than it:\n\n  a  " + strings.Repeat("table ", 30)}
+	cmd.Flags().Bool("flag", false, strings.Repeat("says more ", 20))
+	root.AddCommand(cmd)
+	m := &Manual{Exit: []Item{{"0", strings.Repeat("done ", 40), nil}}}
+	table := "  a  " + strings.Repeat("table ", 29) + "table"
+	for _, columns := range []int{50, 80, 120} {
+		got := m.Help(cmd, columns)
+		for line := range strings.Lines(got) {
+			if line = strings.TrimRight(line, " \n"); len(line) > columns && line != table {
+				t.Errorf("in %d columns a line has %d: %q", columns, len(line), line)
+			}
+		}
+		if words := strings.Join(strings.Fields(got), " "); words != strings.Join(strings.Fields(m.Help(cmd, 0)), " ") {
+			t.Errorf("in %d columns help has other words: %s", columns, got)
+		}
+	}
+	if got := m.Help(cmd, 0); !strings.Contains(got, cmd.Long[:200]) {
+		t.Errorf("no terminal: %s", got)
+	}
+	if got := wrap("a bc def", 2, 10); got != "a bc def" { // less than a text gets at least
+		t.Errorf("%q", got)
+	}
+}
+
+// A command that is used in two ways has two lines.
+func TestTwoUsages(t *testing.T) {
+	cmd := &cobra.Command{Use: "pack IN OUT [flags]\n  pack --join OUT [flags]", Run: func(*cobra.Command, []string) {}}
+	if got := usages(cmd); !reflect.DeepEqual(got, []string{"pack IN OUT [flags]", "pack --join OUT [flags]"}) {
+		t.Errorf("%q", got)
+	}
+}

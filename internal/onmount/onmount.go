@@ -189,6 +189,9 @@ func endOf(child *exec.Cmd, err error) error {
 		return Ended(exit.ExitCode())
 	}
 	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		if status.Signal() == syscall.SIGPIPE {
+			return Ended(128 + int(syscall.SIGPIPE)) // nobody reads the output on, as behind | head: this process would have ended as silently
+		}
 		return fmt.Errorf("process %d, which did the work, was ended by a signal: %v", child.Process.Pid, status.Signal())
 	}
 	return err

@@ -60,7 +60,7 @@ from ._staging import Staging, room
 from .dcp import DCPReader
 from .dcp_stager import DCPStager
 from .dcp_writer import DCPWriter
-from .errors import ClosedError, Error, GroupError, InvalidError, NotFoundError, WaitTimeoutError
+from .errors import AccessError, ClosedError, Error, GroupError, InvalidError, NotFoundError, WaitTimeoutError
 from .writer import Writer
 
 LOOK = 0.02
@@ -110,7 +110,7 @@ class Save(Future[str]):
 
 
 class Checkpoints:
-    """The checkpoints of a job in one directory, which is made if it is not there.
+    """The checkpoints of a job in one directory, which is made if it is not there. In a mount that shows a dataset they are only read.
 
     keep        how many of them; None: all
     memory      bytes of host memory to pin for the states of this rank. None: what the first state needs, when it is saved. Twice
@@ -162,12 +162,12 @@ class Checkpoints:
             # What threads ask of the other ranks while they save, and what calls ask, must not meet.
             self._saves: Any = _ranks.everybody(group)
             self._calls: Any = _ranks.everybody(group)
-            self._calls.gather(lambda: _publishing.in_volume(self.path(0)))  # where no checkpoint can be, that is said before a directory is made
+            written = all(self._calls.gather(self._may_save))
             self._place = _ranks.place(self._calls, self.directory, node_local)
             self._local = node_local
             if memory is not None:
                 self._calls.gather(lambda: self._open(memory) and None)
-            self._calls.gather(lambda: _publishing.clean(self.directory) if self._place.leader else None)
+            self._calls.gather(lambda: _publishing.clean(self.directory) if written and self._place.leader else None)
         except BaseException:
             if self._stager is not None:
                 self._close_stager()
@@ -293,6 +293,19 @@ class Checkpoints:
                 signal.signal(number, before)
 
     # How it is done.
+
+    def _may_save(self) -> bool:
+        """Whether steps can be written here. In a mount that shows a dataset, such as what was drained to S3, those that are there are read.
+
+        Where no checkpoint can be, that is said before a directory is made.
+        """
+        try:
+            _publishing.in_volume(self.path(0))
+        except AccessError:
+            if not os.path.isdir(self.directory):
+                raise
+            return False  # a save says why
+        return True
 
     def _open(self, memory: int) -> DCPStager:
         self._stager = DCPStager(writer=Writer(self._device, memory=memory, **self._options), wait=False)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
@@ -128,9 +129,31 @@ func TestExtentsCommandForPeople(t *testing.T) {
 			t.Errorf("the table lacks %q:\n%s", part, out)
 		}
 	}
+	var said strings.Builder
+	command := suite.Command(limited(t), "extents", view)
+	read, write, err := os.Pipe()
+	must(t, err)
+	must(t, read.Close())
+	command.Stdout, command.Stderr = write, &said
+	if _ = command.Run(); command.ProcessState.ExitCode() != 128+int(syscall.SIGPIPE) || said.Len() > 0 { // as a shell says of a program behind | head
+		t.Errorf("nobody reads the output: %v, %q", command.ProcessState, said.String())
+	}
+	must(t, write.Close())
 	for path, part := range map[string]string{"../testdata/expect.json": "not a data file of an hbmfs mount", m.Path("none"): "no such file"} {
 		if _, err := suite.Output(limited(t), "extents", path); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("extents of %s: %v, want %q", path, err, part)
 		}
+	}
+}
+
+// Names of files are others' words, and a terminal obeys some characters.
+func TestExtentsCommandShowsNamesAsTheyPrint(t *testing.T) {
+	source := suite.NewDir(t)
+	must(t, os.WriteFile(filepath.Join(source, "a\n\x1b[2Jb"), []byte("some text"), 0o644))
+	m := mount(t, source)
+	out, err := suite.Output(limited(t), "extents", m.Path("a\n\x1b[2Jb"))
+	must(t, err)
+	if said := string(out); strings.Count(said, "a??[2Jb") != 2 || strings.Contains(said, "\x1b") {
+		t.Errorf("%q", said)
 	}
 }

@@ -164,6 +164,9 @@ func TestWarmARemoteDataset(t *testing.T) {
 	if r := run(t, "warm", m.point); r.code != 0 || !strings.Contains(r.stdout, "were in the cache already") {
 		t.Errorf("%+v", r)
 	}
+	if r := run(t, "warm", "../testdata/nanogpt"); r.code != 1 || r.stdout != "" || !strings.Contains(r.stderr, "name files or directories of a mount") {
+		t.Errorf("files of no mount: %+v", r)
+	}
 }
 
 // TestWarmMoreThanTheCacheHolds fails, and says how much did not stay.

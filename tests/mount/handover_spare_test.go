@@ -33,6 +33,9 @@ func comm(pid int) string {
 // The daemon that waits for its turn takes it after a crash. Then it is an ordinary process, and another one waits.
 func TestSpareTakesItsTurn(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)
+	if got := comm(m.pid); got != handover.DaemonComm {
+		t.Errorf("the first daemon is called %q", got)
+	}
 	for range 3 {
 		spare := m.waitForSpare(t, 0)
 		if got := comm(spare); got != handover.SpareComm {
@@ -43,7 +46,7 @@ func TestSpareTakesItsTurn(t *testing.T) {
 			t.Errorf("after a crash there is %+v, want process %d", s, spare)
 		}
 		m.pid = spare
-		if got := comm(spare); got == handover.SpareComm {
+		if got := comm(spare); got != handover.DaemonComm {
 			t.Errorf("the daemon that serves is called %q", got)
 		}
 		if !blackbox.Within(patience, func() bool { return ordinary(t, spare) }) {

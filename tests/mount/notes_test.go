@@ -94,6 +94,8 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 		"an empty source":  {suite.NewDir(t), suite.NewDir(t), nil, "has no files"},
 		"a full directory": {sound, full, nil, `"forgotten.txt"`},
 		"a useless cache":  {sound, suite.NewDir(t), []string{"--cache-dir", suite.NewDir(t)}, "--cache-dir is not used"},
+		"a size of none":   {sound, suite.NewDir(t), []string{"--cache-size", "1GiB"}, "--cache-size has no effect without --cache-dir"},
+		"a useless way":    {sound, suite.NewDir(t), []string{"--through", "http://cache:1"}, "--through has no effect"},
 		"no cache":         {shard.URL + "/shard.dat", suite.NewDir(t), nil, "there is no --cache-dir"},
 	} {
 		said, notes := noted(t, c.source, c.point, c.flags...)

@@ -1,6 +1,7 @@
 """Checkpoints: what is saved, found, kept and removed, alone and with ranks of gloo, and what is left by those that are killed."""
 
 import os
+import subprocess
 import threading
 import warnings
 
@@ -267,6 +268,25 @@ def test_two_writers_of_one_step(folder, monkeypatch):
         hold.set()
         first.wait(60)
         assert loaded(two) == 1
+
+
+def test_a_mount_that_nobody_can_write_is_read(folder, tmp_path):
+    """As of a place in S3 that checkpoints were drained to."""
+    with Checkpoints(folder) as ck:
+        for step in (1, 2):
+            ck.save(step, state(step)).wait(60)
+    (folder / ".step-3.hbmfs.tmp").mkdir()
+    point = tmp_path / "mnt"
+    subprocess.run([os.environ["HBMFS_BINARY"], "mount", folder, point], check=True, stdout=subprocess.DEVNULL)
+    try:
+        with Checkpoints(point) as ck:
+            assert ck.steps() == [1, 2] and loaded(ck) == 2 and loaded(ck, 1) == 1
+            with pytest.warns(RuntimeWarning, match="step 3 was not saved"):
+                assert isinstance(ck.save(3, state(3)).exception(60), hbmfs.AccessError)
+        with pytest.raises(hbmfs.AccessError, match="shows a dataset"):
+            Checkpoints(point / "missing")
+    finally:
+        subprocess.run([os.environ["HBMFS_BINARY"], "unmount", point], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_bad_arguments(folder):

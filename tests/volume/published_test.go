@@ -313,6 +313,18 @@ func TestRemoval(t *testing.T) {
 	// As shutil.rmtree(ignore_errors=True) does, with which trainers rotate checkpoints.
 	_ = os.Remove(v.Path("step", "file"))
 	must(t, syscall.Rmdir(v.Path("step")))
+	v.draft(t, "step", map[string]string{"file": "and again"})
+	must(t, v.publish("step"))
+	v.draft(t, "next", map[string]string{"file": "a draft"})
+	if code, out, said := run(t, "checkpoint", "rm", v.Path("next.tmp")); code != 1 || !strings.Contains(said, "is no checkpoint") {
+		t.Errorf("checkpoint rm of a draft: exit code %d, %s%s", code, out, said)
+	}
+	if code, out, said := run(t, "checkpoint", "rm", v.Path("step")); code != 0 || out != "removed "+v.Path("step")+"\n" {
+		t.Errorf("checkpoint rm: exit code %d, %s%s", code, out, said)
+	}
+	if names := strings.Join(listed(t, v.dir), " "); strings.Contains(names, "step") || !strings.Contains(names, "next") {
+		t.Errorf("%q are left", names)
+	}
 }
 
 // TestOthersOfTheMachine: each user has drafts of their own, with their own rights.
