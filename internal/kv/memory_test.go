@@ -295,3 +295,35 @@ func TestNoRecordOutlivesItsBlock(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// TestALostReservationIsCommittedMeanwhile: the connection before commits what the next one gives back. One of them wins.
+func TestALostReservationIsCommittedMeanwhile(t *testing.T) {
+	v := open(t, t.TempDir(), 4<<20, 0)
+	c := v.connect("model", 4096)
+	token := c.reserve(c.space, []control.KVBlock{{Key: []byte("a"), Length: 1}})[0].Token
+	var d *client
+	attached := make(chan struct{})
+	c.space.mu.Lock()
+	go func() {
+		defer close(attached)
+		d = v.attachTo(c, 0)
+	}()
+	until(t, "nobody attaches", func() bool {
+		c.owner.mu.Lock()
+		defer c.owner.mu.Unlock()
+		return c.owner.latest != c.Session
+	})
+	time.Sleep(50 * time.Millisecond) // it has found the reservation, and waits for the lock
+	h, errno := c.begin(c.space, token)
+	c.space.mu.Unlock()
+	if errno == 0 {
+		time.Sleep(50 * time.Millisecond) // it has the lock
+		c.space.mu.Lock()
+		c.finish(c.space, token, h, nil)
+		c.space.mu.Unlock()
+	}
+	<-attached
+	v.sound()
+	d.close()
+	c.close()
+}

@@ -28,11 +28,12 @@ type owner struct {
 	over     bool
 }
 
-// attach makes a session the one that goes on, and gives the tokens beyond those that the process has seen: answers that had them were lost.
+// attach makes a session of the process the one that goes on, and gives the tokens beyond those that the process has seen: answers that had them
+// were lost.
 func (o *owner) attach(c *Session, seen uint64) (lost []uint64, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.over {
+	if o.over || !sameProcess(o.pidfd, c.pidfd) { // pidfd is open as long as it is not over
 		return nil, false
 	}
 	o.sessions++
@@ -178,33 +179,34 @@ func (s *Store) leave(c *Session) {
 		}
 	}
 	o.sessions--
-	over := o.sessions == 0 && (o.pidfd == nil || len(o.holds) == 0)
+	over := !o.over && o.sessions == 0 && (o.pidfd == nil || len(o.holds) == 0)
+	o.over = o.over || over // no connection goes on with it meanwhile
 	o.mu.Unlock()
 	if over {
-		s.end(o)
+		s.bury(o)
 	}
 }
 
 // end gives back all that an owner holds.
 func (s *Store) end(o *owner) {
 	o.mu.Lock()
-	if o.over {
-		o.mu.Unlock()
-		return
-	}
+	over := o.over
 	o.over = true
+	o.mu.Unlock()
+	if !over {
+		s.bury(o)
+	}
+}
+
+// bury gives back all that an owner holds which is over.
+func (s *Store) bury(o *owner) {
+	o.mu.Lock()
 	tokens := make([]uint64, 0, len(o.holds))
 	for token := range o.holds {
 		tokens = append(tokens, token)
 	}
 	o.mu.Unlock()
-	for _, token := range tokens {
-		if h, busy := o.find(token); h != nil && !busy {
-			h.space.mu.Lock()
-			s.release(o, token)
-			h.space.mu.Unlock()
-		}
-	}
+	s.giveBack(o, tokens)
 	if o.pidfd != nil {
 		s.opt.Life.Drop(o.kept())
 		_ = o.pidfd.Close() // it was only asked
@@ -213,6 +215,21 @@ func (s *Store) end(o *owner) {
 	delete(s.owners, o.id)
 	delete(s.away, o.id)
 	s.mu.Unlock()
+}
+
+// giveBack ends holds, but those of which a COMMIT is under way.
+func (s *Store) giveBack(o *owner, tokens []uint64) {
+	for _, token := range tokens {
+		h, _ := o.find(token)
+		if h == nil {
+			continue
+		}
+		h.space.mu.Lock()
+		if _, busy := o.find(token); !busy { // a COMMIT begins with the lock
+			s.release(o, token)
+		}
+		h.space.mu.Unlock()
+	}
 }
 
 // find gives a hold, nil where there is none of that token.
