@@ -10,6 +10,9 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // owner is a process that has the volume open, and what it holds. It lasts as long as a connection of it, or as the process where it holds something.
@@ -120,8 +123,37 @@ func inodeOf(pidfd *os.File) uint64 {
 	return st.Ino
 }
 
+// mostOwners bounds the owners of all users.
+const mostOwners = 4096
+
+// ownersOf bounds owners by the descriptors of this process, and of systemd's store where that keeps them. One that holds something stays when its
+// connection ends.
+func ownersOf(life *handover.Life) *shares.Shares {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		limit.Cur = 1024 // the default of Linux
+	}
+	n := min(mostOwners, int64(min(limit.Cur, 1<<20))/16) // each takes two
+	if room, bounded := life.Room(); bounded {
+		n = min(n, room/2)
+	}
+	return shares.New(n, n/2, 1)
+}
+
 // newOwner makes the owner of a session's process.
 func (s *Store) newOwner(c *Session) (*owner, error) {
+	if !s.owning.Reserve(c.user.UID, 1) {
+		return nil, refuse(unix.EDQUOT, "user %d has the volume open %d times, or holds blocks since, and gets no more: end some of these processes",
+			c.user.UID, s.owning.Of(c.user.UID))
+	}
+	o, err := s.makeOwner(c)
+	if err != nil {
+		s.owning.Book(c.user.UID, -1)
+	}
+	return o, err
+}
+
+func (s *Store) makeOwner(c *Session) (*owner, error) {
 	o := &owner{id: newID(), uid: c.user.UID, holds: map[uint64]*hold{}, orphans: map[place]uint64{}, sessions: 1, latest: c}
 	if c.pidfd != nil {
 		var err error
@@ -215,6 +247,7 @@ func (s *Store) bury(o *owner) {
 	delete(s.owners, o.id)
 	delete(s.away, o.id)
 	s.mu.Unlock()
+	s.owning.Book(o.uid, -1)
 }
 
 // giveBack ends holds, but those of which a COMMIT is under way.
@@ -276,6 +309,7 @@ func (s *Store) adoptOwner(uid uint32, id uint64, f *os.File) *owner {
 	s.mu.Lock()
 	s.owners[id], s.away[id] = o, true
 	s.mu.Unlock()
+	s.owning.Book(uid, 1)
 	return o
 }
 
