@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"sync"
 	"unsafe"
 
@@ -36,7 +37,7 @@ var ErrMemory = errors.New("not usable as the destination")
 // destination makes one of n bytes of the caller's memory. after is what mark gave.
 func (r *Reader) destination(at uintptr, n int64, after driver.Handle) crew.Destination {
 	d := crew.Destination{HBM: driver.Pointer(at), After: after}
-	if r.cu == nil && at != 0 { // memory that Go does not know, and which the caller keeps until the request has ended
+	if r.cu == nil && (Memory{at, n}).canBe() { // memory that Go does not know, and which the caller keeps until the request has ended
 		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
 	}
 	return d
@@ -63,10 +64,24 @@ func (f *File) check(to *Target, offsets []int64, length int64) error {
 	return f.r.checkMemory(Memory{to.Pointer, int64(len(offsets)) * length * times})
 }
 
+// canBe says whether there can be memory, of a length that is not negative.
+func (m Memory) canBe() bool { return m.Pointer != 0 && m.Pointer <= math.MaxInt64-uintptr(m.Length) }
+
+// onFault gives a function to defer: an address without memory must not end the process.
+func onFault(err *error) func() {
+	before := debug.SetPanicOnFault(true)
+	return func() {
+		debug.SetPanicOnFault(before)
+		if fault := recover(); fault != nil {
+			*err = fmt.Errorf("%w: %v", ErrMemory, fault)
+		}
+	}
+}
+
 // checkMemory refuses memory of the caller that is not there: a wrong address would end the process, or the GPU's context. CUDA
 // knows its own; the thread has the context then.
 func (r *Reader) checkMemory(m Memory) error {
-	if m.Pointer == 0 || m.Pointer > math.MaxInt64-uintptr(m.Length) {
+	if !m.canBe() {
 		return fmt.Errorf("%w: %d bytes at the address %#x cannot be", ErrMemory, m.Length, m.Pointer)
 	}
 	if r.cu == nil {

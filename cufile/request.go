@@ -3,7 +3,6 @@ package cufile
 import (
 	"context"
 	"fmt"
-	"runtime/debug"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -183,13 +182,7 @@ func (r *Reader) deliverHost(ctx context.Context, to, from []byte, widen Widen, 
 	const block = 1 << 20
 	n := int64(len(from))
 	finished, err := r.crew.Run(ctx, r.opt.Threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
-		// An address without memory must not end the process.
-		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-		defer func() {
-			if fault := recover(); fault != nil {
-				err = fmt.Errorf("%w: write to %p: %v", ErrMemory, to, fault)
-			}
-		}()
+		defer onFault(&err)()
 		widen.copy(to[i*block*times:], from[i*block:min((i+1)*block, n)])
 		return nil
 	})

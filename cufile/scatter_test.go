@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -223,6 +224,12 @@ func TestSequences(t *testing.T) {
 				wrong(&other)
 				if _, err := beginParts(t.Context(), Target{Memory: tokens.Memory}, []part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
 					t.Errorf("%d sequences: %v", count, err)
+				}
+			}
+			for _, length := range []int64{-1, 9, math.MaxInt64} { // the arrays are changed behind the check
+				s.Lengths[count-1] = length
+				if err := (&writing{Sequences: s, r: r}).finish(t.Context(), 0); !errors.Is(err, ErrMemory) {
+					t.Errorf("%d sequences, the last of %d tokens: %v", count, length, err)
 				}
 			}
 		}

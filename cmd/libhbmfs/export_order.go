@@ -97,7 +97,7 @@ func hbmfs_go_permute(numbers *C.uint64_t, count C.int64_t, n, rows, columns C.u
 			return err
 		}
 		p := order.Permutation{N: uint64(n), Rows: uint64(rows), Columns: uint64(columns), Keys: each}
-		if high, cells := bits.Mul64(p.Rows, p.Columns); high > 0 || cells < p.N || p.N == 0 {
+		if high, cells := bits.Mul64(p.Rows, p.Columns); high > 0 || cells < p.N || p.N == 0 || cells-p.N >= p.Rows { // with more cells it would walk for long
 			return failf(codeInvalid, "%d numbers are not those of %d rows of %d", p.N, p.Rows, p.Columns)
 		}
 		for _, k := range all {

@@ -2,6 +2,8 @@ package kv
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -10,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // until waits for a condition with patience.
@@ -293,5 +297,71 @@ func TestNoRecordOutlivesItsBlock(t *testing.T) {
 	<-over
 	if r := sp.verify(context.Background(), 0); r.Damaged != 0 || slices.ContainsFunc(v.Namespaces(), func(i Info) bool { return i.Counts.Dropped > 0 }) {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestALostReservationIsCommittedMeanwhile: the connection before commits what the next one gives back. One of them wins.
+func TestALostReservationIsCommittedMeanwhile(t *testing.T) {
+	v := open(t, t.TempDir(), 4<<20, 0)
+	c := v.connect("model", 4096)
+	token := c.reserve(c.space, []control.KVBlock{{Key: []byte("a"), Length: 1}})[0].Token
+	var d *client
+	attached := make(chan struct{})
+	c.space.mu.Lock()
+	go func() {
+		defer close(attached)
+		d = v.attachTo(c, 0)
+	}()
+	until(t, "nobody attaches", func() bool {
+		c.owner.mu.Lock()
+		defer c.owner.mu.Unlock()
+		return c.owner.latest != c.Session
+	})
+	time.Sleep(50 * time.Millisecond) // it has found the reservation, and waits for the lock
+	h, errno := c.begin(c.space, token)
+	c.space.mu.Unlock()
+	if errno == 0 {
+		time.Sleep(50 * time.Millisecond) // it has the lock
+		c.space.mu.Lock()
+		c.finish(c.space, token, h, nil)
+		c.space.mu.Unlock()
+	}
+	<-attached
+	v.sound()
+	d.close()
+	c.close()
+}
+
+// TestAUserLeavesProcessesToOthers: what a process holds is watched when its connection has ended, by descriptors of the daemon.
+func TestAUserLeavesProcessesToOthers(t *testing.T) {
+	v := open(t, t.TempDir(), 4<<20, 0)
+	v.owning = shares.New(16, 8, 1)
+	c := v.connect("model", 4096)
+	defer c.close()
+	c.put(4096, "a")
+	greedy := me()
+	greedy.UID += 1000
+	var last error
+	for range 20 {
+		g := &client{Session: v.Session(greedy, selfPidfd(t)), t: t}
+		if g.owner, last = v.newOwner(g.Session); last == nil {
+			if s := g.lookup(c.space, [][]byte{[]byte("a")}, true)[0]; s.Errno != 0 {
+				t.Fatal(s.Errno)
+			}
+		}
+		g.close()
+	}
+	if refusal := new(control.Refusal); !errors.As(last, &refusal) || refusal.Errno != unix.EDQUOT {
+		t.Errorf("20 owners of one user: %v", last)
+	}
+	modest := v.Session(asuser.User{UID: greedy.UID + 1}, selfPidfd(t))
+	if _, err := v.newOwner(modest); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	for _, o := range slices.Collect(maps.Values(v.owners)) {
+		v.end(o)
+	}
+	if n := v.owning.Booked(); n != 0 {
+		t.Errorf("%d owners are booked, and there is none", n)
 	}
 }

@@ -10,6 +10,9 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // owner is a process that has the volume open, and what it holds. It lasts as long as a connection of it, or as the process where it holds something.
@@ -28,11 +31,12 @@ type owner struct {
 	over     bool
 }
 
-// attach makes a session the one that goes on, and gives the tokens beyond those that the process has seen: answers that had them were lost.
+// attach makes a session of the process the one that goes on, and gives the tokens beyond those that the process has seen: answers that had them
+// were lost.
 func (o *owner) attach(c *Session, seen uint64) (lost []uint64, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.over {
+	if o.over || !sameProcess(o.pidfd, c.pidfd) { // pidfd is open as long as it is not over
 		return nil, false
 	}
 	o.sessions++
@@ -119,8 +123,37 @@ func inodeOf(pidfd *os.File) uint64 {
 	return st.Ino
 }
 
+// mostOwners bounds the owners of all users.
+const mostOwners = 4096
+
+// ownersOf bounds owners by the descriptors of this process, and of systemd's store where that keeps them. One that holds something stays when its
+// connection ends.
+func ownersOf(life *handover.Life) *shares.Shares {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		limit.Cur = 1024 // the default of Linux
+	}
+	n := min(mostOwners, int64(min(limit.Cur, 1<<20))/16) // each takes two
+	if room, bounded := life.Room(); bounded {
+		n = min(n, room/2)
+	}
+	return shares.New(n, n/2, 1)
+}
+
 // newOwner makes the owner of a session's process.
 func (s *Store) newOwner(c *Session) (*owner, error) {
+	if !s.owning.Reserve(c.user.UID, 1) {
+		return nil, refuse(unix.EDQUOT, "user %d has the volume open %d times, or holds blocks since, and gets no more: end some of these processes",
+			c.user.UID, s.owning.Of(c.user.UID))
+	}
+	o, err := s.makeOwner(c)
+	if err != nil {
+		s.owning.Book(c.user.UID, -1)
+	}
+	return o, err
+}
+
+func (s *Store) makeOwner(c *Session) (*owner, error) {
 	o := &owner{id: newID(), uid: c.user.UID, holds: map[uint64]*hold{}, orphans: map[place]uint64{}, sessions: 1, latest: c}
 	if c.pidfd != nil {
 		var err error
@@ -178,33 +211,34 @@ func (s *Store) leave(c *Session) {
 		}
 	}
 	o.sessions--
-	over := o.sessions == 0 && (o.pidfd == nil || len(o.holds) == 0)
+	over := !o.over && o.sessions == 0 && (o.pidfd == nil || len(o.holds) == 0)
+	o.over = o.over || over // no connection goes on with it meanwhile
 	o.mu.Unlock()
 	if over {
-		s.end(o)
+		s.bury(o)
 	}
 }
 
 // end gives back all that an owner holds.
 func (s *Store) end(o *owner) {
 	o.mu.Lock()
-	if o.over {
-		o.mu.Unlock()
-		return
-	}
+	over := o.over
 	o.over = true
+	o.mu.Unlock()
+	if !over {
+		s.bury(o)
+	}
+}
+
+// bury gives back all that an owner holds which is over.
+func (s *Store) bury(o *owner) {
+	o.mu.Lock()
 	tokens := make([]uint64, 0, len(o.holds))
 	for token := range o.holds {
 		tokens = append(tokens, token)
 	}
 	o.mu.Unlock()
-	for _, token := range tokens {
-		if h, busy := o.find(token); h != nil && !busy {
-			h.space.mu.Lock()
-			s.release(o, token)
-			h.space.mu.Unlock()
-		}
-	}
+	s.giveBack(o, tokens)
 	if o.pidfd != nil {
 		s.opt.Life.Drop(o.kept())
 		_ = o.pidfd.Close() // it was only asked
@@ -213,6 +247,22 @@ func (s *Store) end(o *owner) {
 	delete(s.owners, o.id)
 	delete(s.away, o.id)
 	s.mu.Unlock()
+	s.owning.Book(o.uid, -1)
+}
+
+// giveBack ends holds, but those of which a COMMIT is under way.
+func (s *Store) giveBack(o *owner, tokens []uint64) {
+	for _, token := range tokens {
+		h, _ := o.find(token)
+		if h == nil {
+			continue
+		}
+		h.space.mu.Lock()
+		if _, busy := o.find(token); !busy { // a COMMIT begins with the lock
+			s.release(o, token)
+		}
+		h.space.mu.Unlock()
+	}
 }
 
 // find gives a hold, nil where there is none of that token.
@@ -259,6 +309,7 @@ func (s *Store) adoptOwner(uid uint32, id uint64, f *os.File) *owner {
 	s.mu.Lock()
 	s.owners[id], s.away[id] = o, true
 	s.mu.Unlock()
+	s.owning.Book(uid, 1)
 	return o
 }
 

@@ -219,26 +219,20 @@ func (c *Session) attach(m *control.KVAttach) (a Answer, err error) {
 	s.mu.Lock()
 	o := s.owners[m.Client]
 	s.mu.Unlock()
-	if o == nil || o.uid != c.user.UID || o.pidfd == nil || c.pidfd == nil || !sameProcess(o.pidfd, c.pidfd) {
-		return a, refuse(unix.ENOENT, "no process holds anything under this number, or it is another one")
+	if o == nil || o.uid != c.user.UID || o.pidfd == nil || c.pidfd == nil {
+		return a, refuse(unix.ENOENT, "no process holds anything under this number")
 	}
 	if c.owner != nil {
 		return a, refuse(unix.EINVAL, "this connection has opened a namespace already: attach first")
 	}
 	lost, ok := o.attach(c, m.Seen)
 	if !ok {
-		return a, refuse(unix.ENOENT, "no process holds anything under this number")
+		return a, refuse(unix.ENOENT, "no process holds anything under this number, or it is another one")
 	}
 	s.mu.Lock()
 	delete(s.away, o.id)
 	s.mu.Unlock()
-	for _, token := range lost {
-		if h, busy := o.find(token); h != nil && !busy {
-			h.space.mu.Lock()
-			s.release(o, token)
-			h.space.mu.Unlock()
-		}
-	}
+	s.giveBack(o, lost)
 	return Answer{Type: control.TypeDone}, nil
 }
 

@@ -51,6 +51,7 @@ type Store struct {
 	disk   *budget
 	held   *shares.Shares // bytes of slots that users hold
 	count  *shares.Shares // holds
+	owning *shares.Shares // owners
 	table  *holdTable
 	serial atomic.Uint64 // of records
 	token  atomic.Uint64
@@ -85,7 +86,7 @@ func New(opt Options) (*Store, error) {
 	}
 	total := opt.Size + opt.Memory
 	s := &Store{
-		opt: opt, disk: &budget{limit: opt.Size}, held: shares.New(total/4*3, total/2, 0), count: shares.New(mostHolds, mostHolds/2, 64),
+		opt: opt, disk: &budget{limit: opt.Size}, held: shares.New(total/4*3, total/2, 0), count: shares.New(mostHolds, mostHolds/2, 64), owning: ownersOf(opt.Life),
 		kick: make(chan struct{}, 1), wanted: make(chan wish, 1024), grow: make(chan *tier, 64), spaces: map[string]*Space{}, owners: map[uint64]*owner{},
 		away: map[uint64]bool{},
 	}

@@ -18,7 +18,7 @@ type Cut struct {
 func NewCut(borders [][]int64, sources []int32, starts []int64, length int64, each []int64) (*Cut, error) {
 	c := &Cut{borders: borders, sources: sources, starts: starts, length: length, first: make([]int64, len(starts)), each: each}
 	for _, b := range borders {
-		if len(b) < 2 || b[0] != 0 || length < 1 {
+		if len(b) < 2 || b[0] != 0 || b[len(b)-1] < 0 || length < 1 {
 			return nil, fmt.Errorf("%d borders cut no rows of %d tokens", len(b), length)
 		}
 	}

@@ -1,6 +1,7 @@
 package order
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -103,6 +104,12 @@ func TestPack(t *testing.T) {
 			}
 		}
 	}
+	for _, tokens := range []int64{1 << 40, math.MaxInt64} {
+		d := Documents{Borders: []int64{0, tokens}}
+		if _, err := d.Pack([]int64{0}, 2, nil); err == nil {
+			t.Errorf("a document of %d tokens was packed into samples of 2", tokens)
+		}
+	}
 	d := Documents{Borders: []int64{0, 5, 1 << 60, 3, 6}}
 	for _, numbers := range [][]int64{{-1}, {4}, {1}, {2}, {0, 3}} {
 		if _, err := d.Pack(numbers, 7, nil); err == nil {
@@ -197,6 +204,21 @@ func TestCut(t *testing.T) {
 	if _, err := NewCut([][]int64{{0, 5}}, nil, []int64{3}, 3, make([]int64, 1)); err == nil {
 		t.Error("a row outside was cut")
 	}
+	if _, err := NewCut([][]int64{{0, math.MinInt64}}, nil, []int64{0}, 1, make([]int64, 1)); err == nil {
+		t.Error("rows of fewer than no tokens were cut")
+	}
+	c, err := NewCut([][]int64{{0, 2, 5}}, nil, []int64{1}, 3, make([]int64, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("arrays that are too short were filled")
+			}
+		}()
+		c.Fill(nil, nil, nil)
+	}()
 	for _, source := range []int32{-1, 1} {
 		if _, err := NewCut([][]int64{{0, 5}}, []int32{source}, []int64{1}, 3, make([]int64, 1)); err == nil {
 			t.Errorf("a row of dataset %d was cut", source)

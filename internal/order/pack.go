@@ -26,6 +26,9 @@ type Packing struct {
 // piece is a document, or a part of one that is longer than a sample.
 type piece struct{ start, tokens, document int64 }
 
+// mostPieces bounds the memory of a packing.
+const mostPieces = 1 << 28
+
 // cut gives the pieces of documents, those of numbers, for samples of room tokens, and how many tokens each has.
 func (d *Documents) cut(numbers []int64, room int64) (pieces []piece, lengths []int64, err error) {
 	for _, n := range numbers {
@@ -50,9 +53,14 @@ func (d *Documents) cut(numbers []int64, room int64) (pieces []piece, lengths []
 			return nil, nil, fmt.Errorf("document %d has %d tokens, where %d are left for it", whole[i].document, n, left)
 		}
 		left -= n
-		if count++; n > room || n == 0 {
-			count += (n+room-1)/room - 1
+		if count++; n > room {
+			count += (n - 1) / room
+		} else if n == 0 {
+			count--
 		}
+	}
+	if count > mostPieces {
+		return nil, nil, fmt.Errorf("%d documents are %d pieces of %d tokens: pack fewer at a time, or into longer samples", len(numbers), count, room)
 	}
 	pieces, lengths = make([]piece, 0, count), make([]int64, 0, count)
 	for _, p := range whole {

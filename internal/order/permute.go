@@ -1,6 +1,10 @@
 package order
 
-import "sync"
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
 
 // Permutation is the Feistel permutation of python/hbmfs/permutation.py, of the numbers below N.
 type Permutation struct {
@@ -48,12 +52,23 @@ func moved(k, other, size uint64) uint64 {
 // atOnce is how many parts are worked on at once, of so many elements at least.
 const atOnce, leastOfPart = 8, 512
 
-// eachPart calls fn for parts of n elements, at once.
+// eachPart calls fn for parts of n elements, at once. A panic of one is the caller's, who may have changed the arrays meanwhile.
 func eachPart(n int, fn func(from, to int)) {
 	step := max(leastOfPart, (n+atOnce-1)/atOnce)
 	var wg sync.WaitGroup
+	var wrong atomic.Value
 	for from := 0; from < n; from += step {
-		wg.Go(func() { fn(from, min(from+step, n)) })
+		wg.Go(func() {
+			defer func() {
+				if p := recover(); p != nil {
+					wrong.CompareAndSwap(nil, fmt.Sprint(p))
+				}
+			}()
+			fn(from, min(from+step, n))
+		})
 	}
 	wg.Wait()
+	if p := wrong.Load(); p != nil {
+		panic(p)
+	}
 }

@@ -68,7 +68,7 @@ def lines(weights: Sequence[tuple[int, Sequence[Fraction]]], limits: Sequence[in
     while n < NEVER:
         while phase + 1 < len(weights) and weights[phase + 1][0] <= n:
             phase += 1
-        border = weights[phase + 1][0] if phase + 1 < len(weights) else NEVER
+        border = min(weights[phase + 1][0], NEVER) if phase + 1 < len(weights) else NEVER
         share = _shares(weights[phase][1], at, limits)
         if share is None or _stopped(at, limits, stops):
             break

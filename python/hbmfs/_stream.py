@@ -6,7 +6,7 @@ import itertools
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ class Stream:
         """Goes on where `state` was taken, by a stream of any rank, world size and batch size. A state of another
         dataset, sample length or order is an InvalidError."""
         for name, ours in self._identity().items():
-            if name not in state:
+            if not isinstance(state, Mapping) or name not in state:
                 raise InvalidError(f"the state has no {name!r}: it was not made by {type(self).__name__}.state_dict()")
             if state[name] != ours:
                 raise InvalidError(
@@ -104,7 +104,7 @@ class Stream:
                     "resume with the same dataset and options (rank, world_size and batch_size may differ)"
                 )
         consumed, began = state.get("consumed"), state.get("began")
-        if not (isinstance(consumed, int) and isinstance(began, int) and 0 <= began <= consumed):
+        if not (isinstance(consumed, int) and isinstance(began, int) and 0 <= began <= consumed < NEVER):
             raise InvalidError(f"the state counts {consumed!r} consumed samples since {began!r}: it was not made by state_dict()")
         self._accept(state, consumed, began)
         self._position, self._began = consumed, began

@@ -264,7 +264,7 @@ def _exact(name: str, weight: Weight) -> Fraction:
     """A weight as the number that it prints as, so that 0.1 is a tenth."""
     try:
         exact = Fraction(weight if isinstance(weight, (int, str, Fraction)) else repr(float(weight)))
-    except (TypeError, ValueError) as err:
+    except (TypeError, ValueError, ZeroDivisionError) as err:
         raise InvalidError(f"the weight of {name} is {weight!r}: give a number that is not negative") from err
     if exact < 0:
         raise InvalidError(f"the weight of {name} is {weight!r}: give a number that is not negative")

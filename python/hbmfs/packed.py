@@ -107,7 +107,7 @@ class PackedStream(Stream):
         self._whole, self._begins = whole_of(dataset)
         self._rows = Rows([self._whole], dtype)
         given = self._whole.dtype if dtype is None else parse_dtype(dtype)
-        if given.kind in "iu" and not np.iinfo(given).min <= pad <= np.iinfo(given).max:
+        if given.kind in "iu" and not (isinstance(pad, (int, np.integer)) and np.iinfo(given).min <= pad <= np.iinfo(given).max):
             raise InvalidError(f"pad is {pad}, which no {given} is: give a token")
         self._row = self.seq_len
         self._began_with = 0  # the window with which this pass began
@@ -118,7 +118,7 @@ class PackedStream(Stream):
     def fill_rate(self) -> float:
         """The part of the samples' tokens that documents fill, of the windows that were packed so far."""
         tokens, samples = (old + sum(n) for old, n in zip(self._gone, zip(*((w.tokens, w.samples) for w in self._known), strict=True), strict=True))
-        return float(tokens / (samples * self.seq_len))
+        return float(tokens / (samples * self.seq_len)) if samples else 1.0  # a window may have only documents without tokens
 
     # --- windows ----------------------------------------------------------------------------------------------------
 

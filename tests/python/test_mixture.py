@@ -368,6 +368,7 @@ def test_inside_of_a_loader():
         ({"weights": [-1, 1]}, "weight of s0 is -1"),
         ({"weights": [float("nan"), 1]}, "weight of s0 is nan"),
         ({"weights": ["x", 1]}, "weight of s0"),
+        ({"weights": ["1/0", 1]}, "weight of s0 is '1/0'"),
         ({"weights": [0, 0]}, "all weights are 0"),
         ({"exhausted": "again"}, "repeat, stop, drop"),
         ({"exhausted": {"s9": "drop"}}, "no source"),
@@ -383,6 +384,12 @@ def test_options_that_make_no_sense(options, message):
     options = {"counts": [20, 20], "weights": [1, 1], **options}
     with pytest.raises(hbmfs.InvalidError, match=message):
         mixture(**options)
+
+
+@pytest.mark.parametrize("at", [2**62, 2**63 - 1, 2**63, 2**64 + 5, 10**30])
+def test_a_schedule_of_samples_that_never_come(at):
+    later = mixture([20, 20], [3, 1], schedule=[(at, {"s0": 0})])
+    assert sources(itertools.islice(later, 9)) == sources(itertools.islice(mixture([20, 20], [3, 1]), 9))
 
 
 @pytest.mark.parametrize(

@@ -156,13 +156,23 @@ def test_the_fill_rate():
     assert abs(free / (free + borders[-1]) - (1 - stream.fill_rate)) < 1e-9
 
 
+@pytest.mark.parametrize("lengths", [[0, 0, 5, 9], [0] * 9 + [30] + [0] * 9])
+def test_windows_without_tokens(lengths):
+    borders = np.append(0, np.cumsum(lengths))
+    options = {"window": 1, "epochs": 2, "shuffle": False, "drop_last": False}
+    stream = hbmfs.PackedStream(NumpyDataset(np.arange(borders[-1], dtype=np.uint16), borders), 2, 8, **options)
+    assert stream.fill_rate == 1
+    assert sorted(t for batch in stream for _, first, n in check(batch, borders) for t in range(first, first + n)) == sorted(list(range(borders[-1])) * 2)
+
+
 def test_padding_is_the_token_that_was_asked_for():
     for dtype, pad in ((np.uint16, 65535), (np.uint32, 7)):
         ds = NumpyDataset(np.zeros(30, dtype), np.array([0, 9, 18, 30]))
         for batch in hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False, pad=pad):
             assert np.array_equal(batch.tokens == pad, batch.document_ids < 0)
-        with pytest.raises(hbmfs.InvalidError, match="no uint"):
-            hbmfs.PackedStream(ds, 2, 16, pad=-1)
+        for wrong in (-1, 1.5):
+            with pytest.raises(hbmfs.InvalidError, match="no uint"):
+                hbmfs.PackedStream(ds, 2, 16, pad=wrong)
     batches = [*hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False, pad=-1, dtype="int64")]
     assert batches and all(np.array_equal(batch.tokens == -1, batch.document_ids < 0) for batch in batches)
 

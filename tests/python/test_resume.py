@@ -168,6 +168,7 @@ def test_states_of_another_order_are_refused(other, name):
         lambda state: state.pop("consumed"),
         lambda state: state.update(consumed=-1),
         lambda state: state.update(consumed="5"),
+        lambda state: state.update(consumed=2**63),
         lambda state: state.update(began=1),
         lambda state: state.pop("began"),
         lambda state: state.update(version=2),
@@ -179,6 +180,9 @@ def test_states_that_are_none(damage):
     damage(state)
     with pytest.raises(ValueError, match="state"):
         stream.load_state_dict(state)
+    for other in (None, [], 5):
+        with pytest.raises(ValueError, match="state"):
+            stream.load_state_dict(other)
 
 
 def test_a_pass_that_another_world_size_cannot_fill_ends():

@@ -136,6 +136,7 @@ static void orders(void) {
     WANT(HBMFS_INVALID, hbmfs_permute(&wrong, 1, 5, 3, 2, keys, 2, &why));
     WANT(HBMFS_INVALID, hbmfs_permute(numbers, 5, 7, 3, 2, keys, 2, &why));
     WANT(HBMFS_INVALID, hbmfs_permute(numbers, 5, 5, 0, 2, keys, 2, &why));
+    WANT(HBMFS_INVALID, hbmfs_permute(numbers, 5, 5, 1 << 30, 1 << 30, keys, 2, &why));
     hbmfs_source sources[] = {{.may = 1, .due = 2, .then_may = 3, .then_due = 4, .every = 2, .slope = {0, 1}}, {.may = 1, .due = 3, .then_may = 3, .then_due = 9}};
     OK(hbmfs_draw(sources, 2, 0, 100, drawn, 9, &count, &why));
     if (count != 2 || drawn[0] != 0 || drawn[1] != 1 || sources[0].may != 3) DIE("%ld were drawn", count);
