@@ -71,11 +71,11 @@ Every 4 MiB is compared with its checksum in the manifest before it goes out, an
 damaged here is not sent. After a kill, give the same command again: what is there is not sent twice. A journal of it is in
 DIR/.hbmfs-drain, which one process at a time may have.
 
-One directory drains to one place. Nodes that keep parts of a checkpoint on disks of their own all name the same place; the checkpoint
-appears there when all parts have come.
+A place is of one directory: another one is refused there. Nodes that keep parts of a checkpoint on disks of their own all name the
+same place; the checkpoint appears there when all parts have come.
 
-With --watch it goes on with what is published later, however long the store is gone, until it is interrupted. Without, it ends when all
-is there; the exit code is 3 where a checkpoint is not, and the output says why.
+With --watch it goes on with what is published later, however long the store is gone, until it is interrupted: then the exit code is 0.
+Without, it ends when all is there; the exit code is 3 where a checkpoint is not, and the output says why.
 
 --rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it takes a
 twentieth of what they write, at least 16 MiB/s.`,

@@ -14,7 +14,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
-// noneEmpty refuses an argument without a character. It mostly is a variable that is not set, and as a path it would be the working directory.
+// noneEmpty refuses an argument without a character. It mostly is a variable that is not set.
+// As a path it would be the working directory.
 func noneEmpty(cmd *cobra.Command, args []string) error {
 	if i := slices.Index(args, ""); i >= 0 && !cmd.Hidden { // the shell completes empty words
 		return usage.Errorf("argument %d is empty: is a variable not set? usage: %s", i+1, strings.ReplaceAll(cmd.UseLine(), "\n  ", "; or: "))

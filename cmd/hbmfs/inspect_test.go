@@ -31,6 +31,17 @@ func TestInspectJSONHasLists(t *testing.T) {
 	}
 }
 
+// All files of a dataset that hbmfs pack has just written are known to it.
+func TestInspectKnowsWhatPackWrote(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "out")
+	if code, _, stderr := said("pack", "inspect_test.go", out); code != exitOK {
+		t.Fatal(stderr)
+	}
+	if code, stdout, stderr := said("inspect", out); code != exitOK || strings.Contains(stdout, "no recognized format") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+}
+
 func TestInspectMistakes(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {

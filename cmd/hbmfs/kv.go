@@ -53,7 +53,8 @@ func newKVListCommand() *cobra.Command {
 		Use:   "ls MOUNT",
 		Short: "List the namespaces of a KV volume",
 		Long: `List the namespaces of the KV volume at MOUNT: whose they are, who may use them, and how large a block is. MEMORY and DISK say what they take there,
-BLOCKS how many blocks they have. HITS says how many keys of a hundred were found since the daemon began, and USED when somebody used them last.`,
+BLOCKS how many blocks lie there: a block that is in memory and on the disk counts twice. HITS says how many keys of a hundred were found
+since the daemon began, and USED when somebody used them last.`,
 		Example: "  hbmfs kv ls /mnt/kv\n  hbmfs kv ls --json /mnt/kv | jq -r '.namespaces[].name'",
 	}, exactArgs(1), func(_ context.Context, v *kvadmin.Volume, _ string) error {
 		return c.print(v.KV, func() {
@@ -92,7 +93,8 @@ func newKVVerifyCommand() *cobra.Command {
 		Use:   "verify MOUNT [NAMESPACE...]",
 		Short: "Compare blocks of a KV volume with their checksums",
 		Long: `Have the daemon of MOUNT read all blocks of the namespaces that are named, or of all, and compare them with the checksums that engines gave
-(CRC-32C). A block that does not match is dropped. Blocks without a checksum are counted. Engines go on meanwhile.
+(CRC-32C). A block that does not match is dropped. Blocks without a checksum are counted. A block that is in memory and on the disk is compared in
+both, and counts twice. Engines go on meanwhile.
 
 It needs the right to write the namespaces. The exit code is 3 when something was damaged. Ctrl-C stops it.`,
 		Example: "  hbmfs kv verify /mnt/kv\n  hbmfs kv verify --json /mnt/kv llama-8b",

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,7 +17,7 @@ type Report struct {
 	Source   string           `json:"source"`
 	Objects  int              `json:"objects"`
 	Bytes    int64            `json:"bytes"`
-	Raw      int              `json:"raw"` // objects of no recognized format, served as they are
+	Raw      int              `json:"raw"` // objects of no recognized format but hbmfs-manifest.json, served as they are
 	Sets     []Set            `json:"sets"`
 	Problems []layout.Problem `json:"problems"`
 	Verified *Verification    `json:"verified,omitempty"`
@@ -101,7 +102,11 @@ func (opt *Options) inspect(ctx context.Context, source string, v *layout.Volume
 			}
 		}
 	}
-	r.Raw = len(v.Objects) - len(used)
+	for _, o := range v.Objects {
+		if !used[o] && path.Base(o.Name) != layout.ManifestName { // which says what the others are
+			r.Raw++
+		}
+	}
 	add, end := opt.Progress("checking indexes", int64(shards), false)
 	defer end()
 	for _, s := range v.Sets {

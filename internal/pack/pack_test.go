@@ -413,6 +413,8 @@ func TestRefusedOptions(t *testing.T) {
 		{Options{SpecialText: true}, "tokenized already"},
 		{Options{AddSpecial: true}, "tokenized already"},
 		{Options{Name: "../x"}, "cannot start a file name"},
+		{Options{Name: "two\nlines"}, "cannot start a file name"},
+		{Options{Name: strings.Repeat("x", 201)}, "200 leave room"},
 		{Options{Tokenizer: "gpt2"}, "tokenized already"},
 		{Options{ShardTokens: -1}, "must not be negative"},
 	} {

@@ -130,6 +130,7 @@ func readPart(dir string) (*partFile, error) {
 			return nil, fmt.Errorf("part %s: %s has %d bytes, its manifest says %d: make the part again", dir, f.Name, info.Size(), f.Size)
 		}
 	}
+	p.Result.name(m) // the part was described before its files had names
 	return p, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/hbmfs/hbmfs/internal/tokenizer"
 	"github.com/hbmfs/hbmfs/internal/usage"
@@ -217,6 +218,9 @@ func (p *plan) forPart() *plan {
 	return &q
 }
 
+// nameMax bounds a name, since files have 255 bytes: a run would find that out in the end.
+const nameMax = 200
+
 func newPlan(o *Options, in *input) (*plan, error) {
 	p := &plan{Options: *o}
 	if p.Format == "" {
@@ -225,8 +229,11 @@ func newPlan(o *Options, in *input) (*plan, error) {
 	if p.Name == "" {
 		p.Name = "data"
 	}
-	if strings.ContainsAny(p.Name, "/\\\x00") || strings.HasPrefix(p.Name, ".") {
+	if strings.ContainsAny(p.Name, "/\\") || strings.ContainsFunc(p.Name, unicode.IsControl) || strings.HasPrefix(p.Name, ".") {
 		return nil, fmt.Errorf("name %q cannot start a file name", p.Name)
+	}
+	if len(p.Name) > nameMax {
+		return nil, fmt.Errorf("name %.20q... has %d bytes: %d leave room for the end of a file's name", p.Name, len(p.Name), nameMax)
 	}
 	switch {
 	case p.Workers < 0:
@@ -392,14 +399,20 @@ func (p *plan) run(ctx context.Context, out *output, in *input, w *writer) (Resu
 	}
 	result.Tokens, result.Documents = manifest.Tokens, manifest.Documents
 	result.DroppedTokens = w.mds.dropped
-	if result.LeftOut == nil {
-		result.LeftOut = []LeftOut{}
+	result.name(&manifest)
+	return result, nil
+}
+
+// name names the files that a manifest has, and leaves no list out.
+func (r *Result) name(m *layout.Manifest) {
+	r.Files, r.Shards = nil, nil
+	if r.LeftOut == nil {
+		r.LeftOut = []LeftOut{}
 	}
-	for _, f := range manifest.Files {
-		result.Files = append(result.Files, f.Name)
+	for _, f := range m.Files {
+		r.Files = append(r.Files, f.Name)
 		if f.Tokens > 0 {
-			result.Shards = append(result.Shards, f.Name)
+			r.Shards = append(r.Shards, f.Name)
 		}
 	}
-	return result, nil
 }

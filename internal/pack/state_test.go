@@ -302,6 +302,19 @@ func TestPartsJoinedAreOneRun(t *testing.T) {
 	}
 }
 
+// A part that is packed already is left as it is, and its result is that of the run that packed it.
+func TestPartIsThereAlready(t *testing.T) {
+	o := Options{Sources: []string{sampleCorpus(t)}, Part: Part{0, 2}, Out: filepath.Join(t.TempDir(), "part")}
+	first, err := run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := run(t.Context(), o)
+	if first.Seconds, again.Seconds = 0, 0; err != nil || len(again.Shards) == 0 || !reflect.DeepEqual(first, again) {
+		t.Errorf("%+v, %v, want %+v", again, err, first)
+	}
+}
+
 func TestPartsThatDoNotFit(t *testing.T) {
 	dir := sampleCorpus(t)
 	part := func(i, n int, change func(o *Options)) string {

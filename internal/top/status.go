@@ -54,11 +54,14 @@ func WriteStatus(w io.Writer, r *Row) error {
 		fmt.Fprintf(t, "  error\t%s\n", Printable(r.Error))
 	}
 	if s := r.Told; s != nil {
-		recognized := fmt.Sprintf("%d views, hbmfs %s", s.Views, Printable(s.Version))
+		fmt.Fprintf(t, "  program\thbmfs %s\n", Printable(s.Version))
+		recognized := fmt.Sprintf("up to %d views", s.Views) // one is built when it is asked for, and may turn out to be absent
 		if s.Indexing {
 			recognized = "being recognized"
 		}
-		fmt.Fprintf(t, "  dataset\t%s files, %s; %s\n", size.Grouped(int64(s.Objects)), size.Decimal(s.Bytes), recognized)
+		if s.Checkpoints == nil && s.KV == nil { // volumes have lines of their own
+			fmt.Fprintf(t, "  dataset\t%s files, %s; %s\n", size.Grouped(int64(s.Objects)), size.Decimal(s.Bytes), recognized)
+		}
 		for i, set := range s.Sets {
 			if i == setsMost {
 				fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(s.Sets)-i)

@@ -234,7 +234,7 @@ func TestStatusNamesDrafts(t *testing.T) {
 	if len(s.Drafts) != 1 || s.Drafts[0].Name != "step.tmp" || s.Drafts[0].Open != 1 || s.Drafts[0].UID != 0 || s.Drafts[0].Since.IsZero() || s.Free <= 0 {
 		t.Errorf("the status has %+v", s)
 	}
-	if code, out, errs := run(t, "status", v.point); code != 0 || !strings.Contains(out, "0 published, 0 B; 1 drafts") || !strings.Contains(out, "step.tmp of user 0, since") {
+	if code, out, errs := run(t, "status", v.point); code != 0 || !strings.Contains(out, "0 published, 0 B; 1 drafts") || !strings.Contains(out, "step.tmp of user 0, since") || strings.Contains(out, "0 files,") {
 		t.Errorf("hbmfs status: %d %s%s", code, out, errs)
 	}
 	must(t, f.Close())
