@@ -24,7 +24,7 @@ type Namespace struct {
 }
 
 // OpenKV opens a namespace. ENOENT: there is none, and [KVCreate] is not set; EINVAL: it has blocks of another size; EACCES: its mode keeps this user
-// out; EROFS: the mount is no KV volume.
+// out; EROFS: the mount is no KV volume, or this process has it read-only.
 func (c *Client) OpenKV(ctx context.Context, m KVOpen) (*Namespace, error) {
 	a, err := c.ask(ctx, TypeKVOpen, TypeKVSpace, m.AppendTo)
 	n := &Namespace{c: c}

@@ -75,6 +75,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		{wrap(&cufile.CUDAError{Code: 700}), codeInternal, 0},
 		{&fs.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}, codeNotFound, syscall.ENOENT},
 		{wrap(syscall.EACCES), codePermission, syscall.EACCES},
+		{wrap(syscall.EROFS), codePermission, syscall.EROFS},
 		{wrap(syscall.ESTALE), codeStale, syscall.ESTALE},
 		{wrap(syscall.ENOMEM), codeOutOfMemory, syscall.ENOMEM},
 		{wrap(syscall.EIO), codeIO, syscall.EIO},
