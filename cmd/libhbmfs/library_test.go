@@ -89,6 +89,19 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 	}
 }
 
+// TestCodesOfKVVolumes: a mount that keeps no blocks is told from one that is read-only here.
+func TestCodesOfKVVolumes(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want code
+	}{{control.ErrNoKV, codeUnavailable}, {control.ErrNoSocket, codeUnavailable}, {syscall.EROFS, codePermission}, {syscall.EACCES, codePermission}, {syscall.EINVAL, codeInvalid}} {
+		err := &otherwise{codeInvalid, kvCode(fmt.Errorf("open: %w", c.err))}
+		if got, _ := codeOf(err); got != c.want {
+			t.Errorf("%v: code %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
 func TestClipKeepsCharactersWhole(t *testing.T) {
 	for _, c := range []struct {
 		text string
