@@ -23,9 +23,15 @@ type Namespace struct {
 	c     *Client
 }
 
+// ErrNoKV says that a mount keeps no blocks.
+var ErrNoKV = errors.New("the mount is no KV volume: hbmfs mount --kv makes one")
+
 // OpenKV opens a namespace. ENOENT: there is none, and [KVCreate] is not set; EINVAL: it has blocks of another size; EACCES: its mode keeps this user
-// out; EROFS: the mount is no KV volume.
+// out; EROFS: this process has the volume mounted read-only. [ErrNoKV]: it is no KV volume.
 func (c *Client) OpenKV(ctx context.Context, m KVOpen) (*Namespace, error) {
+	if c.welcome.Flags&WelcomeKV == 0 {
+		return nil, fmt.Errorf("open namespace %q: %w", m.Name, ErrNoKV)
+	}
 	a, err := c.ask(ctx, TypeKVOpen, TypeKVSpace, m.AppendTo)
 	n := &Namespace{c: c}
 	if err == nil {

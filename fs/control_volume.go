@@ -73,7 +73,9 @@ func (s *session) mayChange(payload []byte) error {
 		return nil
 	}
 	if err := opt.MayWrite(s.peer.pid); err != nil {
-		return &control.Refusal{Errno: syscall.EACCES, Text: err.Error()}
+		errno := syscall.EACCES
+		_ = errors.As(err, &errno)
+		return &control.Refusal{Errno: errno, Text: err.Error()}
 	}
 	if !s.peer.lives() { // another process may have got its number meanwhile
 		return &control.Refusal{Errno: syscall.ESRCH, Text: fmt.Sprintf("process %d, which connected, has ended", s.peer.pid)}

@@ -126,7 +126,7 @@ func codeOfErrno(errno syscall.Errno) code {
 	switch errno {
 	case syscall.ENOENT, syscall.ENOTDIR:
 		return codeNotFound
-	case syscall.EACCES, syscall.EPERM:
+	case syscall.EACCES, syscall.EPERM, syscall.EROFS:
 		return codePermission
 	case syscall.ESTALE, syscall.ENOTCONN, syscall.ECONNABORTED:
 		return codeStale

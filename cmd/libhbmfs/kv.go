@@ -23,7 +23,7 @@ func kvCode(err error) error {
 		code = codeInvalid
 	case errors.Is(err, kv.ErrReadOnly):
 		code = codePermission
-	case errors.Is(err, control.ErrNoSocket), errors.Is(err, syscall.EROFS):
+	case errors.Is(err, control.ErrNoSocket), errors.Is(err, control.ErrNoKV):
 		code = codeUnavailable
 	case errors.Is(err, context.Canceled):
 		return failf(codeCancelled, "the request was cancelled, or its store closed, before it was done")
@@ -35,8 +35,8 @@ func kvCode(err error) error {
 
 func (l *library) openKV(path, namespace string, o kv.Options) (uint64, error) {
 	s, err := kv.Open(context.Background(), path, namespace, o)
-	if errors.Is(err, syscall.EROFS) {
-		err = fmt.Errorf("%s is no KV volume (hbmfs mount --kv): %w", path, err)
+	if errors.Is(err, control.ErrNoKV) {
+		err = fmt.Errorf("%s: %w", path, err)
 	}
 	if err != nil {
 		return 0, &otherwise{codeInvalid, kvCode(err)}

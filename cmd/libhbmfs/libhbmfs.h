@@ -663,7 +663,7 @@ typedef struct hbmfs_kv_stats {
 
 /*
  * HBMFS_NOT_FOUND: there is no such namespace, and HBMFS_KV_CREATE is not set. HBMFS_INVALID: it has blocks of another size. HBMFS_PERMISSION:
- * its mode keeps this user out. HBMFS_UNAVAILABLE: mount lies in no KV volume, or its daemon cannot be asked.
+ * its mode keeps this user out, or this process would write and has the volume mounted read-only. HBMFS_UNAVAILABLE: mount lies in no KV volume, or its daemon cannot be asked.
  */
 int32_t hbmfs_kv_open(const hbmfs_kv_options *options, hbmfs_handle *store, hbmfs_failure *why);
 

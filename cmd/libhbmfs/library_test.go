@@ -75,6 +75,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		{wrap(&cufile.CUDAError{Code: 700}), codeInternal, 0},
 		{&fs.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}, codeNotFound, syscall.ENOENT},
 		{wrap(syscall.EACCES), codePermission, syscall.EACCES},
+		{wrap(syscall.EROFS), codePermission, syscall.EROFS},
 		{wrap(syscall.ESTALE), codeStale, syscall.ESTALE},
 		{wrap(syscall.ENOMEM), codeOutOfMemory, syscall.ENOMEM},
 		{wrap(syscall.EIO), codeIO, syscall.EIO},
@@ -84,6 +85,19 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 	} {
 		if got, errno := codeOf(c.err); got != c.want || errno != c.errno {
 			t.Errorf("%v: code %d, errno %d, want %d, %d", c.err, got, errno, c.want, c.errno)
+		}
+	}
+}
+
+// TestCodesOfKVVolumes: a mount that keeps no blocks is told from one that is read-only here.
+func TestCodesOfKVVolumes(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want code
+	}{{control.ErrNoKV, codeUnavailable}, {control.ErrNoSocket, codeUnavailable}, {syscall.EROFS, codePermission}, {syscall.EACCES, codePermission}, {syscall.EINVAL, codeInvalid}} {
+		err := &otherwise{codeInvalid, kvCode(fmt.Errorf("open: %w", c.err))}
+		if got, _ := codeOf(err); got != c.want {
+			t.Errorf("%v: code %d, want %d", c.err, got, c.want)
 		}
 	}
 }

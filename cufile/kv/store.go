@@ -106,7 +106,7 @@ type Store struct {
 }
 
 // Open connects to the daemon of the mount that path lies in, and opens a namespace. It fails with an errno: ENOENT, there is no such
-// namespace and Create is not set; EINVAL, its blocks have another size; EACCES; EROFS, the mount is no KV volume.
+// namespace and Create is not set; EINVAL, its blocks have another size; EACCES; EROFS, it is mounted read-only here; [control.ErrNoKV].
 func Open(ctx context.Context, path, namespace string, o Options) (*Store, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err

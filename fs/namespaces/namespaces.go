@@ -65,7 +65,7 @@ func (v *View) MayWrite(pid int) error {
 	case err != nil:
 		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, err)
 	case !writes:
-		return fmt.Errorf("process %d has this volume mounted read-only: namespaces can be read there, and neither written nor made", pid)
+		return fmt.Errorf("process %d has this volume mounted read-only: namespaces can be read there, and neither written nor made: %w", pid, unix.EROFS)
 	}
 	return nil
 }

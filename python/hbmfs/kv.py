@@ -101,7 +101,7 @@ class KVStore(Owner):
     libraries: another file to load "cuda" from.
 
     :class:`NotFoundError`: there is no such namespace, and create is False. :class:`InvalidError`: it has blocks of another size.
-    :class:`AccessError`: its mode keeps this user out. :class:`UnavailableError`: mount lies in no KV volume.
+    :class:`AccessError`: its mode keeps this user out, or the volume is mounted read-only here. :class:`UnavailableError`: mount lies in no KV volume.
     """
 
     def __init__(

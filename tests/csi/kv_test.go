@@ -73,7 +73,7 @@ func TestKVVolumes(t *testing.T) {
 	if d := n.daemons(); len(d) != 1 {
 		t.Errorf("pods of one KV volume have %d daemons: %v", len(d), d)
 	}
-	if said := reads.do("put", block("fp8/early")).Error; !strings.Contains(said, "read-only") {
+	if said := reads.do("put", block("fp8/early")).Error; !strings.Contains(said, "read-only file system") {
 		t.Errorf("a pod that reads has made a namespace: %q", said)
 	}
 	if said := other.do("put", block("its/own")).Error; !strings.Contains(said, "its mode says") {
@@ -90,7 +90,7 @@ func TestKVVolumes(t *testing.T) {
 	}
 	reads.must("fetch", block("fp8/one"))
 	for _, verb := range []string{"put", "get"} { // which opens to write
-		if said := reads.do(verb, block("fp8/one")).Error; !strings.Contains(said, "read-only") {
+		if said := reads.do(verb, block("fp8/one")).Error; !strings.Contains(said, "read-only file system") {
 			t.Errorf("%s by a pod that reads: %q", verb, said)
 		}
 	}

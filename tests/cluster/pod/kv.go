@@ -68,7 +68,7 @@ func openEngine(space string) (*engine, error) {
 	defer cancel()
 	o := kv.Options{Device: kv.HostDevice, BlockBytes: blockBytes, Create: true, Write: true, Mode: 0o660, Client: "pod"}
 	store, err := kv.Open(ctx, root, space, o)
-	if errors.Is(err, syscall.EACCES) { // it may read, perhaps
+	if errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EROFS) { // it may read, perhaps
 		o.Create, o.Write = false, false
 		if reads, readErr := kv.Open(ctx, root, space, o); readErr == nil {
 			store, err = reads, nil
