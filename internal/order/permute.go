@@ -1,6 +1,9 @@
 package order
 
-import "sync"
+import (
+	"math"
+	"sync"
+)
 
 // Permutation is the Feistel permutation of python/hbmfs/permutation.py, of the numbers below N.
 type Permutation struct {
@@ -10,28 +13,58 @@ type Permutation struct {
 
 // Apply replaces each number of list, which is below N, by the one in its place.
 func (p *Permutation) Apply(list []uint64) {
-	eachPart(len(list), func(from, to int) {
-		for i := from; i < to; i++ {
-			k := p.turn(list[i])
-			for k >= p.N {
-				k = p.turn(k)
-			}
-			list[i] = k
+	eachPart(len(list), func(from, to int) { p.apply(list[from:to]) })
+}
+
+func (p *Permutation) apply(list []uint64) {
+	for i, k := range list {
+		for k = p.turn(k); k >= p.N; {
+			k = p.turn(k)
 		}
-	})
+		list[i] = k
+	}
+}
+
+// permutationOf is the permutation of the numbers below n by some keys; without keys they stay as they are.
+func permutationOf(n uint64, keys []uint64) *Permutation {
+	p := &Permutation{N: n, Keys: keys}
+	p.Rows = uint64(math.Sqrt(float64(n)))
+	for p.Rows*p.Rows < n {
+		p.Rows++
+	}
+	for p.Rows > 1 && (p.Rows-1)*(p.Rows-1) >= n {
+		p.Rows--
+	}
+	p.Columns = (n + p.Rows - 1) / max(p.Rows, 1)
+	return p
+}
+
+// fill gives the numbers in consecutive places.
+func (p *Permutation) fill(list []uint64, first uint64) {
+	for i := range list {
+		list[i] = first + uint64(i)
+	}
+	if len(p.Keys) > 0 {
+		p.apply(list)
+	}
 }
 
 // turn encrypts a number below Rows times Columns once.
 func (p *Permutation) turn(k uint64) uint64 {
-	y, x := k/p.Rows, k%p.Rows
-	for round, key := range p.Keys {
-		if round%2 == 0 {
-			x = moved(x, y+key, p.Rows)
-		} else {
-			y = moved(y, x+key, p.Columns)
-		}
+	return p.rounds(k/p.Rows, k%p.Rows)
+}
+
+func (p *Permutation) rounds(y, x uint64) uint64 {
+	keys, rows, columns := p.Keys, p.Rows, p.Columns
+	for len(keys) > 1 {
+		x = moved(x, y+keys[0], rows)
+		y = moved(y, x+keys[1], columns)
+		keys = keys[2:]
 	}
-	return y*p.Rows + x
+	if len(keys) > 0 {
+		x = moved(x, y+keys[0], rows)
+	}
+	return y*rows + x
 }
 
 // moved adds a hash of other to k, modulo size.

@@ -32,7 +32,6 @@ from ._segments import Packed, Segments, Sequences, borders_of, next_tokens, row
 from ._stream import NEVER, STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 from .part import part_of, whole_of
-from .permutation import Permutation
 from .tokens import parse_dtype
 
 if TYPE_CHECKING:
@@ -46,10 +45,9 @@ class _Window:
 
     def __init__(self, number: int, first: int, packing: Packing) -> None:
         self.number, self.first = number, first  # the position of its first sample
-        self.samples = len(packing.each)
+        self.samples = len(packing.borders) - 1
         self.tokens = int(packing.segments.lengths.sum(where=packing.starts >= 0))
         self._packing = packing
-        self._borders = np.append(0, np.cumsum(packing.each))  # of the samples, in sequences
 
     @property
     def end(self) -> int:
@@ -57,7 +55,8 @@ class _Window:
 
     def part(self, first: int, end: int) -> tuple[Ints, Segments]:
         """The samples at these positions: where their sequences begin in the file, and the sequences."""
-        a, b = self._borders[[max(first, self.first) - self.first, min(end, self.end) - self.first]].tolist()
+        borders = self._packing.borders
+        a, b = int(borders[max(first, self.first) - self.first]), int(borders[min(end, self.end) - self.first])
         return self._packing.starts[a:b], self._packing.segments.part(a, b)
 
 
@@ -125,10 +124,8 @@ class PackedStream(Stream):
     def _pack(self, number: int) -> Packing:
         """A window's documents in samples."""
         epoch, at = divmod(number, self._of_epoch)
-        documents = np.arange(at * self.window, min((at + 1) * self.window, self._documents))
-        if self.shuffle:
-            documents = Permutation(self._documents, self.seed, epoch)(documents)
-        return pack(self._borders, self._begins, documents, self.seq_len, (self.seed, -1 - number) if self.shuffle else None)
+        places = range(at * self.window, min((at + 1) * self.window, self._documents))
+        return pack(self._borders, self._begins, places, self.seq_len, (self.seed, epoch, -1 - number) if self.shuffle else None)
 
     def _more(self, known: list[_Window], position: int) -> tuple[list[_Window], bool]:
         """Packs windows behind those that are known until they go up to `position`. Says whether they go to the end of the pass."""
