@@ -45,11 +45,11 @@ func hbmfs_go_pack(borders *C.int64_t, many C.int64_t, begins *C.int64_t, first,
 			p = new(order.Packer)
 		}
 		defer lib.packers.Put(p)
-		sequences, samples, err := p.Pack(&d, &w, &to)
+		found, err := p.Pack(&d, &w, &to)
 		if err != nil {
 			return &otherwise{codeInvalid, err}
 		}
-		out.sequences, out.samples = C.int64_t(sequences), C.int64_t(samples)
+		out.sequences, out.samples, out.tokens = C.int64_t(found.Sequences), C.int64_t(found.Samples), C.int64_t(found.Tokens)
 		return nil
 	})
 }

@@ -295,6 +295,7 @@ typedef struct hbmfs_packed {
 	uint32_t reserved;
 	int64_t capacity;           /* sequences that there is room for */
 	int64_t sequences, samples; /* how many there are; may be, where that is more than capacity */
+	int64_t tokens;             /* of the documents in all samples */
 	int64_t *starts, *lengths, *documents; /* of each document in a sample: its first token, its tokens, its number; of padding: -1, tokens, -1 */
 	int64_t *borders;                      /* samples + 1 of capacity + 1: how many sequences come before each sample, and in all */
 } hbmfs_packed;
@@ -303,7 +304,7 @@ typedef struct hbmfs_packed {
  * Packs a window of documents into samples of room tokens: best-fit decreasing. Document d has borders[d + 1] - borders[d] tokens, from
  * begins[d] on (NULL: borders[d]), and one longer than room is cut. The window is count places from first on of a permutation of all documents
  * by so many keys (see hbmfs_permute). Samples come in the order of a permutation by as many further keys. With rounds 0 documents come as
- * they are numbered, and samples as they were begun. Where sequences is more than capacity, nothing else is written: call again with so much.
+ * they are numbered, and samples as they were begun. Where sequences is more than capacity, no array is written: call again with so much.
  */
 int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, int64_t first, int64_t count, int64_t room,
 		   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why);

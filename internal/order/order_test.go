@@ -12,14 +12,14 @@ func packed(t *testing.T, p *Packer, d *Documents, w *Window) *Samples {
 	t.Helper()
 	for n, tries := int64(len(d.Borders))/2, 0; ; tries++ {
 		to := &Samples{make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n+1)}
-		sequences, samples, err := p.Pack(d, w, to)
+		found, err := p.Pack(d, w, to)
 		if err != nil || tries > 2 {
-			t.Fatalf("%d sequences, in room for %d: %v", sequences, n, err)
+			t.Fatalf("%+v, in room for %d sequences: %v", found, n, err)
 		}
-		if sequences <= n {
-			return &Samples{to.Starts[:sequences], to.Lengths[:sequences], to.Documents[:sequences], to.Borders[:samples+1]}
+		if k := found.Sequences; k <= n {
+			return &Samples{to.Starts[:k], to.Lengths[:k], to.Documents[:k], to.Borders[:found.Samples+1]}
 		}
-		n = sequences
+		n = found.Sequences
 	}
 }
 
@@ -84,13 +84,13 @@ func TestPack(t *testing.T) {
 		{-1, 1, 7, nil, nil}, {0, 5, 7, nil, nil}, {4, 1, 7, nil, nil}, {1, -1, 7, nil, nil}, {1 << 62, 1 << 62, 7, nil, nil}, {1, 1, 7, nil, nil}, {2, 1, 7, nil, nil},
 		{0, 1, 0, nil, nil}, {0, 1, 1 << 40, nil, nil},
 	} {
-		if _, _, err := p.Pack(&d, &w, &to); err == nil {
+		if _, err := p.Pack(&d, &w, &to); err == nil {
 			t.Errorf("%+v was packed", w)
 		}
 	}
 	d.Borders = []int64{0, math.MaxInt64}
-	if n, _, err := p.Pack(&d, &Window{0, 1, 1, nil, nil}, &to); err != nil || n <= 9 {
-		t.Errorf("%d sequences, %v", n, err)
+	if n, err := p.Pack(&d, &Window{0, 1, 1, nil, nil}, &to); err != nil || n.Sequences <= 9 {
+		t.Errorf("%+v, %v", n, err)
 	}
 }
 

@@ -27,6 +27,9 @@ type Samples struct {
 	Borders                    []int64 // of each sample: how many sequences come before it; and of all of them
 }
 
+// Counts says how many there are in all samples. Tokens are those of documents.
+type Counts struct{ Sequences, Samples, Tokens int64 }
+
 // Packer packs windows, and keeps its memory from one to the next.
 type Packer struct {
 	whole  []document
@@ -42,37 +45,36 @@ type document struct{ start, number, tokens int64 }
 // Sums of these two are numbers of 32 bits.
 const mostRoom, mostPieces = 1 << 30, 1<<30 - 1
 
-// Pack packs a window by best-fit, and says how many sequences there are in how many samples. Documents longer than a sample are cut.
-// Where that is more than to has room for, nothing is written, and there may be fewer.
+// Pack packs a window by best-fit. Documents longer than a sample are cut. Where there are more sequences than there is room for, nothing is
+// written, and there may be fewer than it says.
 // python/hbmfs/_packing.py has the same.
-func (p *Packer) Pack(d *Documents, w *Window, to *Samples) (sequences, samples int64, err error) {
+func (p *Packer) Pack(d *Documents, w *Window, to *Samples) (n Counts, err error) {
 	if w.Room < 1 || w.Room > mostRoom || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
-		return 0, 0, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), w.Room)
+		return n, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), w.Room)
 	}
 	most := int64(min(len(to.Starts), mostPieces))
-	pieces, err := p.cut(d, w, most)
+	pieces, tokens, err := p.cut(d, w, most)
 	if err != nil || pieces > most {
-		return 2 * min(pieces, math.MaxInt64/2), 0, err
+		return Counts{Sequences: 2 * min(pieces, math.MaxInt64/2)}, err
 	}
 	p.fits.fit(p.count, int(pieces), int32(w.Room))
-	samples = int64(len(p.fits.samples))
-	sequences = pieces
+	n = Counts{pieces, int64(len(p.fits.samples)), tokens}
 	for _, s := range p.fits.samples {
 		if s.left > 0 {
-			sequences++
+			n.Sequences++
 		}
 	}
-	if sequences <= most && len(to.Borders) > 0 {
+	if n.Sequences <= most && len(to.Borders) > 0 {
 		p.fill(w, to)
 	}
-	return sequences, samples, nil
+	return n, nil
 }
 
 // cut finds the window's documents, and counts their pieces.
-func (p *Packer) cut(d *Documents, w *Window, most int64) (pieces int64, err error) {
+func (p *Packer) cut(d *Documents, w *Window, most int64) (pieces, tokens int64, err error) {
 	all := int64(len(d.Borders) - 1)
 	if w.First < 0 || w.Count < 0 || w.Count > all || w.First > all-w.Count {
-		return 0, fmt.Errorf("%d documents from %d on are not among %d", w.Count, w.First, all)
+		return 0, 0, fmt.Errorf("%d documents from %d on are not among %d", w.Count, w.First, all)
 	}
 	begins := d.Begins
 	if begins == nil {
@@ -92,12 +94,11 @@ func (p *Packer) cut(d *Documents, w *Window, most int64) (pieces int64, err err
 			}
 		}
 	})
-	left := d.Borders[all]
 	for _, one := range p.whole {
-		if one.tokens < 0 || one.tokens > left {
-			return 0, fmt.Errorf("document %d has %d tokens, where %d are left for it", one.number, one.tokens, left)
+		if left := d.Borders[all] - tokens; one.tokens < 0 || one.tokens > left {
+			return 0, 0, fmt.Errorf("document %d has %d tokens, where %d are left for it", one.number, one.tokens, left)
 		}
-		left -= one.tokens
+		tokens += one.tokens
 		full, rest := int64(0), one.tokens
 		if rest > w.Room {
 			full, rest = rest/w.Room, rest%w.Room
@@ -108,7 +109,7 @@ func (p *Packer) cut(d *Documents, w *Window, most int64) (pieces int64, err err
 		p.count[w.Room] += int32(full)
 		p.count[rest] += int32(min(rest, 1))
 	}
-	return pieces, nil
+	return pieces, tokens, nil
 }
 
 // fill writes the sequences of all samples, in their order.

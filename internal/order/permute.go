@@ -85,8 +85,10 @@ const atOnce, leastOfPart = 8, 512
 func eachPart(n int, fn func(from, to int)) {
 	step := max(leastOfPart, (n+atOnce-1)/atOnce)
 	var wg sync.WaitGroup
-	for from := 0; from < n; from += step {
-		wg.Go(func() { fn(from, min(from+step, n)) })
+	last := max(n-1, 0) / step * step
+	for from := 0; from < last; from += step {
+		wg.Go(func() { fn(from, from+step) })
 	}
+	fn(last, n)
 	wg.Wait()
 }

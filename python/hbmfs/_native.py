@@ -177,7 +177,7 @@ class Batch(_Sized):
 class PackedSamples(_Sized):
     _fields_ = [
         ("reserved", _u32),
-        *[(name, _i64) for name in ("capacity", "sequences", "samples")],
+        *[(name, _i64) for name in ("capacity", "sequences", "samples", "tokens")],
         *[(name, ctypes.c_void_p) for name in ("starts", "lengths", "documents", "borders")],
     ]
 

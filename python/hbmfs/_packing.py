@@ -25,6 +25,7 @@ class Packing(NamedTuple):
     starts: Ints  # of each sequence: its first token; -1 for padding
     segments: Segments
     borders: Ints  # of each sample: how many sequences come before it; and in all
+    tokens: int  # of documents
 
 
 def pack(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[int, int, int] | None) -> Packing:
@@ -44,7 +45,7 @@ def pack(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[i
         packed.starts, packed.lengths, packed.documents, packed.borders = map(address, (starts, lengths, documents, of_samples))
         library().ask("pack", address(borders), len(borders), address(begins), window.start, many, room, address(rounds), len(rounds) // 2, packed)
     n = packed.sequences
-    return Packing(starts[:n], Segments(lengths[:n], documents[:n], np.zeros(n, np.bool_)), of_samples[: packed.samples + 1])
+    return Packing(starts[:n], Segments(lengths[:n], documents[:n], np.zeros(n, np.bool_)), of_samples[: packed.samples + 1], packed.tokens)
 
 
 def pack_here(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[int, int, int] | None) -> Packing:
@@ -67,7 +68,7 @@ def pack_here(borders: Ints, begins: Ints, window: range, room: int, shuffle: tu
     starts = np.append(np.repeat(first, many) + part * room, np.full(len(padded), -1))[order]
     numbers = np.append(np.repeat(documents, many), np.full(len(padded), -1))[order]
     segments = Segments(np.append(lengths, free[padded])[order], numbers, np.zeros(len(order), np.bool_))
-    return Packing(starts, segments, np.append(0, np.cumsum(np.bincount(sample, minlength=samples))))
+    return Packing(starts, segments, np.append(0, np.cumsum(np.bincount(sample, minlength=samples))), int(whole.sum()))
 
 
 def best_fit_here(lengths: Ints, room: int) -> tuple[Ints, int]:

@@ -46,7 +46,7 @@ class _Window:
     def __init__(self, number: int, first: int, packing: Packing) -> None:
         self.number, self.first = number, first  # the position of its first sample
         self.samples = len(packing.borders) - 1
-        self.tokens = int(packing.segments.lengths.sum(where=packing.starts >= 0))
+        self.tokens = packing.tokens
         self._packing = packing
 
     @property

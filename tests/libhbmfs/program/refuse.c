@@ -109,7 +109,7 @@ static void orders(void) {
     hbmfs_packed packed = {.struct_size = sizeof packed, .capacity = 5, .starts = of_samples[0], .lengths = of_samples[1], .documents = of_samples[2], .borders = of_samples[3]};
     OK(hbmfs_pack(packs, 5, NULL, 0, 4, 7, NULL, 0, &packed, &why));
     const int64_t want[4][5] = {{7, 0, 3, 14, -1}, {7, 3, 4, 1, 6}, {2, 0, 1, 3, -1}, {0, 1, 3, 5}};
-    if (packed.samples != 3 || packed.sequences != 5) DIE("%ld samples, %ld sequences", packed.samples, packed.sequences);
+    if (packed.samples != 3 || packed.sequences != 5 || packed.tokens != 15) DIE("%ld samples, %ld sequences", packed.samples, packed.sequences);
     for (int i = 0; i < 4; i++)
         if (memcmp(of_samples[i], want[i], 8 * (i < 3 ? 5 : 4))) DIE("array %d of the samples begins with %ld", i, of_samples[i][0]);
     packed.capacity = 4, of_samples[0][0] = 99;
