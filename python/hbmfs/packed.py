@@ -17,7 +17,7 @@ With targets=True a batch has labels: the next token of the same document, and -
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,8 +214,10 @@ class PackedStream(Stream):
     def _batch(self, windows: list[_Window], first: int, rows: int) -> Batch:
         """The samples from a position on."""
         parts = [w.part(first, first + rows) for w in windows if w.first < first + max(rows, 1) and w.end > first]
-        starts = _joined([starts for starts, _ in parts])
-        segments = Segments(*map(_joined, zip(*(segments for _, segments in parts), strict=True)))
+        starts, segments = parts[0]
+        if len(parts) > 1:
+            starts = np.concatenate([starts for starts, _ in parts])
+            segments = Segments(*map(np.concatenate, zip(*(segments for _, segments in parts), strict=True)))
         longest = int(segments.lengths.max(initial=0))
         return Batch(Spans(rows, starts, None, segments.lengths, self.pad), Sequences((rows, self.seq_len), *segments, longest))
 
@@ -238,7 +240,3 @@ class PackedStream(Stream):
         if not self.targets:
             return sequences.pack(expanded, tokens, None, beside)
         return sequences.pack(expanded, tokens, next_tokens(tokens), beside and {name: next_tokens(other) for name, other in beside.items()})
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
