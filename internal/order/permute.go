@@ -13,16 +13,15 @@ type Permutation struct {
 
 // Apply replaces each number of list, which is below N, by the one in its place.
 func (p *Permutation) Apply(list []uint64) {
-	eachPart(len(list), func(from, to int) { p.apply(list[from:to]) })
-}
-
-func (p *Permutation) apply(list []uint64) {
-	for i, k := range list {
-		for k = p.turn(k); k >= p.N; {
-			k = p.turn(k)
+	eachPart(len(list), func(from, to int) {
+		for i := from; i < to; i++ {
+			k := p.turn(list[i])
+			for k >= p.N {
+				k = p.turn(k)
+			}
+			list[i] = k
 		}
-		list[i] = k
-	}
+	})
 }
 
 // permutationOf is the permutation of the numbers below n by some keys; without keys they stay as they are.
@@ -39,22 +38,27 @@ func permutationOf(n uint64, keys []uint64) *Permutation {
 	return p
 }
 
-// fill gives the numbers in consecutive places.
+// fill gives the numbers in consecutive places, without a division for each.
 func (p *Permutation) fill(list []uint64, first uint64) {
+	y, x := first/max(p.Rows, 1), first%max(p.Rows, 1)
 	for i := range list {
-		list[i] = first + uint64(i)
-	}
-	if len(p.Keys) > 0 {
-		p.apply(list)
+		k := p.encrypted(y, x)
+		for k >= p.N {
+			k = p.turn(k)
+		}
+		list[i] = k
+		if x++; x == p.Rows {
+			y, x = y+1, 0
+		}
 	}
 }
 
 // turn encrypts a number below Rows times Columns once.
 func (p *Permutation) turn(k uint64) uint64 {
-	return p.rounds(k/p.Rows, k%p.Rows)
+	return p.encrypted(k/p.Rows, k%p.Rows)
 }
 
-func (p *Permutation) rounds(y, x uint64) uint64 {
+func (p *Permutation) encrypted(y, x uint64) uint64 {
 	keys, rows, columns := p.Keys, p.Rows, p.Columns
 	for len(keys) > 1 {
 		x = moved(x, y+keys[0], rows)
