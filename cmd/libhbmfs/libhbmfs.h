@@ -293,11 +293,11 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
 typedef struct hbmfs_packed {
 	uint32_t struct_size;
 	uint32_t reserved;
-	int64_t capacity;           /* sequences that there is room for */
-	int64_t sequences, samples; /* how many there are; may be, where that is more than capacity */
-	int64_t tokens;             /* of the documents in all samples */
+	int64_t capacity;           /* sequences that there is room for, of borders for one more */
+	int64_t sequences, samples; /* how many there are; where that is more than capacity, there may be fewer sequences */
+	int64_t tokens;             /* of the documents */
 	int64_t *starts, *lengths, *documents; /* of each document in a sample: its first token, its tokens, its number; of padding: -1, tokens, -1 */
-	int64_t *borders;                      /* samples + 1 of capacity + 1: how many sequences come before each sample, and in all */
+	int64_t *borders;                      /* how many sequences come before each sample, and in all */
 } hbmfs_packed;
 
 /*

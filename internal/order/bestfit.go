@@ -5,9 +5,9 @@ import "math/bits"
 // bestFit is best-fit decreasing: the longest piece goes first, into the fullest sample that it still fits into. python/hbmfs/_packing.py
 // explains it, and gives the same. It keeps its memory from one packing to the next.
 type bestFit struct {
-	count  []int32 // of pieces, by length: 1 to room tokens; its own copy is not needed behind fit
+	count  []int32 // of pieces, by length: 1 to room tokens
 	groups []group
-	free   []int32  // by tokens left: the last group with so many, as its place behind groups[0]; 0: none
+	free   []int32  // by tokens left: the last group with so many, by its place in groups; 0: none
 	some   []uint64 // bit r: free[r] is not 0
 
 	placed  []int32 // of each piece, the longest first: its sample

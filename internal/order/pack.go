@@ -27,7 +27,7 @@ type Samples struct {
 	Borders                    []int64 // of each sample: how many sequences come before it; and of all of them
 }
 
-// Counts says how many there are in all samples. Tokens are those of documents.
+// Counts says how many there are. Tokens are those of documents.
 type Counts struct{ Sequences, Samples, Tokens int64 }
 
 // Packer packs windows, and keeps its memory from one to the next.
@@ -35,19 +35,18 @@ type Packer struct {
 	whole  []document
 	count  []int32 // of pieces, which are documents or parts of longer ones, by tokens
 	fits   bestFit
-	next   []int32 // of each length: the next piece among all, the longest first
-	places []int32 // of each sample, as it was begun: where its next sequence goes
-	final  []uint64
+	final  []uint64 // of each sample, as they were begun: its place among all
+	places []int32  // likewise: where its next sequence goes
+	next   []int32  // of each number of tokens: its next piece among all, the longest first
 }
 
 type document struct{ start, number, tokens int64 }
 
 // Sums of these two are numbers of 32 bits.
-const mostRoom, mostPieces = 1 << 30, 1<<30 - 1
+const mostRoom, mostPieces = 1 << 28, 1 << 30
 
 // Pack packs a window by best-fit. Documents longer than a sample are cut. Where there are more sequences than there is room for, nothing is
-// written, and there may be fewer than it says.
-// python/hbmfs/_packing.py has the same.
+// written, and there may be fewer than Pack says. python/hbmfs/_packing.py has the same.
 func (p *Packer) Pack(d *Documents, w *Window, to *Samples) (n Counts, err error) {
 	if w.Room < 1 || w.Room > mostRoom || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
 		return n, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), w.Room)
