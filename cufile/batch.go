@@ -50,17 +50,25 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, sequences *Sequences) 
 	}
 	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
 		where := r.destination(to.Pointer, to.Length, after)
-		parts, err := b.parts(&to)
+		spans, _ := r.spans.Get().(*[]source.Span)
+		if spans == nil {
+			spans = new([]source.Span)
+		}
+		*spans = slices.Grow((*spans)[:0], len(b.Starts))
+		parts, err := b.parts(&to, *spans)
 		if err != nil {
 			return Result{}, err
 		}
-		if sequences == nil {
-			return scatterAll(ctx, where, parts)
-		}
 		also := writing{Sequences: sequences, r: r, padded: padded}
-		where.Also = also.also
+		if sequences != nil {
+			where.Also = also.also
+		}
 		result, err := scatterAll(ctx, where, parts)
-		if err == nil {
+		if err != nil {
+			return Result{}, err
+		}
+		r.spans.Put(spans) // nothing of the request is under way
+		if sequences != nil {
 			err = also.finish(ctx, after)
 		}
 		return result, err
@@ -107,9 +115,9 @@ func (b *Batch) fits(to *Target) bool {
 	return wrong >= 0 && left < room
 }
 
-// parts gives the spans of each file, in bytes.
-func (b *Batch) parts(to *Target) ([]part, error) {
-	list, all := make([]part, len(b.Files)), make([]source.Span, len(b.Starts))
+// parts gives the spans of each file, in bytes. They go to all, which has room for as many as there are.
+func (b *Batch) parts(to *Target, all []source.Span) ([]part, error) {
+	list := make([]part, len(b.Files))
 	counts := make([]int, len(b.Files))
 	for _, k := range b.Sources {
 		if k >= 0 && int(k) < len(counts) { // else it was changed meanwhile, which each will find
@@ -117,10 +125,10 @@ func (b *Batch) parts(to *Target) ([]part, error) {
 		}
 	}
 	if b.Sources == nil {
-		counts[0] = len(all)
+		counts[0] = len(b.Starts)
 	}
 	for k, f := range b.Files {
-		list[k], all = part{f, all[:0:counts[k]]}, all[counts[k]:]
+		list[k], all = part{f, all[:0:counts[k]]}, all[counts[k]:counts[k]]
 	}
 	_, err := b.each(to, list)
 	return list, err

@@ -131,6 +131,7 @@ type Reader struct {
 	opener      *source.Opener
 	gate        crew.Gate      // of calls that open files or allocate
 	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
+	spans       sync.Pool      // of *[]source.Span: those of batches that have ended
 
 	mu      sync.Mutex // guards what follows
 	files   map[*File]bool

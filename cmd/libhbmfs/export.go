@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"slices"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -21,9 +22,11 @@ type border struct {
 	// ballast counts as live memory and is never touched, so it takes none. Without it the heap has 2 MB, and the collector runs for each two
 	// megabytes of garbage, and stops all threads for that: 400 times a second on an H200, which took a quarter of the rate of small batches.
 	ballast []byte
+
+	packers sync.Pool // of *order.Packer: each has megabytes, which a pack of its own would leave to the collector
 }
 
-var lib = border{newLibrary(), C.CString(version), make([]byte, 32<<20)} //nolint:gochecknoglobals // a C library has no other place for its handles
+var lib = border{library: newLibrary(), version: C.CString(version), ballast: make([]byte, 32<<20)} //nolint:gochecknoglobals // a C library has no other place for its handles
 
 // answer runs f, and puts its error where the caller wants it. Nothing of Go's may unwind into C.
 func answer(why *C.hbmfs_failure, f func() error) (result C.int32_t) {

@@ -21,35 +21,35 @@ func list[T, U any](p *U, n C.int64_t) ([]T, error) {
 }
 
 //export hbmfs_go_pack
-func hbmfs_go_pack(borders *C.int64_t, many C.int64_t, begins, documents *C.int64_t, count, room C.int64_t, keys *C.uint64_t, rounds C.int64_t,
+func hbmfs_go_pack(borders *C.int64_t, many C.int64_t, begins *C.int64_t, first, count, room C.int64_t, keys *C.uint64_t, rounds C.int64_t,
 	out *C.hbmfs_packed, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
 		all, err := list[int64](borders, many)
 		if err != nil {
 			return err
 		}
-		numbers, err := list[int64](documents, count)
+		if out.capacity < 0 || out.capacity >= mostItems || rounds < 0 || rounds > mostItems/2 {
+			return failf(codeInvalid, "room for %d sequences, or keys of %d rounds, cannot be", int64(out.capacity), int64(rounds))
+		}
+		each, err := list[uint64](keys, 2*rounds)
 		if err != nil {
 			return err
-		}
-		each, err := list[uint64](keys, rounds)
-		if err != nil {
-			return err
-		}
-		if room < 1 || room > mostItems || out.capacity < 0 {
-			return failf(codeInvalid, "a sample of %d tokens, or room for %d sequences, cannot be", int64(room), int64(out.capacity))
 		}
 		d := order.Documents{Borders: all, Begins: optional[int64](begins, max(len(all)-1, 0))}
-		p, err := d.Pack(numbers, int64(room), each)
+		w := order.Window{First: int64(first), Count: int64(count), Room: int64(room), Order: each[:rounds], Shuffle: each[rounds:]}
+		n := int(out.capacity)
+		to := order.Samples{Starts: optional[int64](out.starts, n), Lengths: optional[int64](out.lengths, n), Documents: optional[int64](out.documents, n)}
+		to.Borders = optional[int64](out.borders, n+1)
+		p, _ := lib.packers.Get().(*order.Packer)
+		if p == nil {
+			p = new(order.Packer)
+		}
+		defer lib.packers.Put(p)
+		found, err := p.Pack(&d, &w, &to)
 		if err != nil {
 			return &otherwise{codeInvalid, err}
 		}
-		out.sequences, out.samples = C.int64_t(p.Sequences), C.int64_t(len(p.Each))
-		if out.sequences <= out.capacity {
-			room := func(to *C.int64_t, n int64) []int64 { return unsafe.Slice((*int64)(unsafe.Pointer(to)), n) }
-			p.Fill(room(out.starts, p.Sequences), room(out.lengths, p.Sequences), room(out.documents, p.Sequences))
-			copy(room(out.each, int64(len(p.Each))), p.Each)
-		}
+		out.sequences, out.samples, out.tokens = C.int64_t(found.Sequences), C.int64_t(found.Samples), C.int64_t(found.Tokens)
 		return nil
 	})
 }

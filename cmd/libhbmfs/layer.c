@@ -178,13 +178,13 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
     return code ? code : hbmfs_wait(request, -1, result, why);
 }
 
-int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, const int64_t *documents, int64_t count, int64_t room,
+int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, int64_t first, int64_t count, int64_t room,
                    const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL(!packed || (borders_count > 0 && !borders) || (count > 0 && !documents) || (rounds > 0 && !keys));
-    if (!KNOWN(packed->struct_size, hbmfs_packed, each)) return hbmfs_fail_size(why);
-    REFUSE_NULL(packed->capacity > 0 && (!packed->starts || !packed->lengths || !packed->documents || !packed->each));
-    return hbmfs_go_pack((int64_t *)borders, borders_count, (int64_t *)begins, (int64_t *)documents, count, room, (uint64_t *)keys, rounds, packed, why);
+    REFUSE_NULL(!packed || (borders_count > 0 && !borders) || (rounds > 0 && !keys));
+    if (!KNOWN(packed->struct_size, hbmfs_packed, borders)) return hbmfs_fail_size(why);
+    REFUSE_NULL(packed->capacity > 0 && (!packed->starts || !packed->lengths || !packed->documents || !packed->borders));
+    return hbmfs_go_pack((int64_t *)borders, borders_count, (int64_t *)begins, first, count, room, (uint64_t *)keys, rounds, packed, why);
 }
 
 int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t datasets, const int32_t *sources, const int64_t *starts, int64_t rows,

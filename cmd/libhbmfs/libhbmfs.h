@@ -293,18 +293,20 @@ int32_t hbmfs_gather(hbmfs_handle file, uint64_t dst, int64_t dst_length, const 
 typedef struct hbmfs_packed {
 	uint32_t struct_size;
 	uint32_t reserved;
-	int64_t capacity;           /* sequences that there is room for; of samples for as many */
-	int64_t sequences, samples; /* how many there are */
+	int64_t capacity;           /* sequences that there is room for, of borders for one more */
+	int64_t sequences, samples; /* how many there are; where that is more than capacity, there may be fewer sequences */
+	int64_t tokens;             /* of the documents */
 	int64_t *starts, *lengths, *documents; /* of each document in a sample: its first token, its tokens, its number; of padding: -1, tokens, -1 */
-	int64_t *each;                         /* of each sample: how many sequences it has */
+	int64_t *borders;                      /* how many sequences come before each sample, and in all */
 } hbmfs_packed;
 
 /*
- * Packs count documents into samples of room tokens: best-fit decreasing. Document d has borders[d + 1] - borders[d] tokens, from begins[d]
- * on (NULL: borders[d]), and one longer than room is cut. Samples come in the order of a permutation by so many keys (see hbmfs_permute; 0:
- * as they were begun). Where there are more sequences than capacity, nothing but the two numbers is written: call again with so much.
+ * Packs a window of documents into samples of room tokens: best-fit decreasing. Document d has borders[d + 1] - borders[d] tokens, from
+ * begins[d] on (NULL: borders[d]), and one longer than room is cut. The window is count places from first on of a permutation of all documents
+ * by so many keys (see hbmfs_permute). Samples come in the order of a permutation by as many further keys. With rounds 0 documents come as
+ * they are numbered, and samples as they were begun. Where sequences is more than capacity, no array is written: call again with so much.
  */
-int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, const int64_t *documents, int64_t count, int64_t room,
+int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, int64_t first, int64_t count, int64_t room,
 		   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why);
 
 /*

@@ -52,7 +52,15 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 	if err != nil {
 		return 0, finished, err
 	}
-	return p.total, finished, nil
+	return m.end(p), finished, nil
+}
+
+// end keeps the memory of a plan of which nothing is under way, and gives its bytes.
+func (m *Mover) end(p *plan) (total int64) {
+	total = p.total
+	*p = plan{fragments: p.fragments[:0]}
+	m.ended.Put(p)
+	return total
 }
 
 // copyFragment starts a copy. The window stays until the slot that stands for the copy is settled.
@@ -140,7 +148,11 @@ func cut(lots []Lot) *plan {
 	for _, s := range lots {
 		n += len(s.Pieces)
 	}
-	p := &plan{fragments: make([]fragment, 0, n+n/8), files: map[*source.Backing][]int{}}
+	p, _ := lots[0].Of.ended.Get().(*plan)
+	if p == nil {
+		p = new(plan)
+	}
+	p.fragments, p.files = slices.Grow(p.fragments, n+n/8), map[*source.Backing][]int{}
 	for _, s := range lots {
 		m := s.Of.windows
 		for _, piece := range s.Pieces {

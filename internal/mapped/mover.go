@@ -11,6 +11,7 @@ package mapped
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -35,6 +36,8 @@ type Mover struct {
 	shared  *Shared // that windows belong to; nil where they are the Mover's own
 	gather  driver.Kernel
 	table   int64 // bytes of a slot, for a kernel's table
+
+	ended sync.Pool // of *plan: their fragments are most of what a request would leave to the garbage collector
 }
 
 // Options configure a Mover.

@@ -39,7 +39,7 @@ func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *pla
 	if err != nil {
 		return 0, finished, err
 	}
-	return p.total, finished, nil
+	return m.end(p), finished, nil
 }
 
 // registered says whether all windows of a plan are registered.

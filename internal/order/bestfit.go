@@ -1,102 +1,104 @@
 package order
 
-import (
-	"fmt"
-	"math/bits"
-)
+import "math/bits"
 
-// BestFit gives each piece of 1 to room tokens the number of a sample of room tokens, by best-fit decreasing, and the number of
-// samples. python/hbmfs/_packing.py explains it, and gives the same.
-func BestFit(lengths []int64, room int64, sample []int64) (samples int64, err error) {
-	p := packing{count: make([]int64, room+1), free: make([][]group, room+1), some: make([]uint64, room/64+1), sample: sample, order: make([]int64, len(lengths))}
-	for _, n := range lengths {
-		if n < 1 || n > room {
-			return 0, fmt.Errorf("a piece of %d tokens, where samples have %d", n, room)
-		}
-		p.count[n]++
-	}
-	begin, end := make([]int64, room+1), int64(0) // of each length in order, the longest first
-	for n := room; n > 0; n-- {
-		begin[n], end = end, end+p.count[n]
-	}
-	for i, n := range lengths {
-		p.order[begin[n]] = int64(i)
-		begin[n]++
-	}
-	for n := room; n > 0; n-- {
-		p.placeAll(n, room)
-	}
-	return p.samples, nil
+// bestFit is best-fit decreasing: the longest piece goes first, into the fullest sample that it still fits into. python/hbmfs/_packing.py
+// explains it, and gives the same. It keeps its memory from one packing to the next.
+type bestFit struct {
+	count  []int32 // of pieces, by length: 1 to room tokens
+	groups []group
+	free   []int32  // by tokens left: the last group with so many, by its place in groups; 0: none
+	some   []uint64 // bit r: free[r] is not 0
+
+	placed  []int32 // of each piece, the longest first: its sample
+	samples []sample
 }
 
 // group is samples with one history.
-type group struct{ first, many int64 }
+type group struct{ first, many, next int32 }
 
-type packing struct {
-	count   []int64   // of pieces, by length
-	free    [][]group // by tokens left
-	some    []uint64  // bit r: free[r] is not empty
-	samples int64
+// sample is one that was begun: how many pieces it has, and how many tokens are left.
+type sample struct{ pieces, left int32 }
 
-	order  []int64 // pieces that are not placed yet, the longest first
-	sample []int64 // of each piece
+// fit places pieces, of which there are count by length, in samples of room tokens.
+func (f *bestFit) fit(count []int32, pieces int, room int32) {
+	f.count, f.groups, f.samples = count, append(f.groups[:0], group{}), f.samples[:0]
+	f.free, f.some, f.placed = roomFor(f.free, int(room)+1), roomFor(f.some, int(room)/64+1), roomFor(f.placed, pieces)[:0]
+	clear(f.free)
+	clear(f.some)
+	for n := room; n > 0; n-- {
+		f.placeAll(n, room)
+	}
 }
 
 // placeAll places the pieces of one length.
-func (p *packing) placeAll(length, room int64) {
-	for rest := p.count[length]; rest > 0; {
-		left, g := p.take(length)
+func (f *bestFit) placeAll(length, room int32) {
+	for rest := f.count[length]; rest > 0; {
+		left, g := f.take(length)
 		if left == 0 {
-			many := (rest + room/length - 1) / (room / length)
-			left, g = room, group{p.samples, many}
-			p.samples += many
+			left, g = room, group{first: int32(len(f.samples)), many: (rest + room/length - 1) / (room / length)}
+			for range g.many {
+				f.samples = append(f.samples, sample{left: room})
+			}
 		}
 		each := left / length
 		if filled := min(g.many, rest/each); filled > 0 {
-			p.place(filled*each, g.first, each)
-			p.put(left-each*length, group{g.first, filled})
+			f.place(g.first, filled, each, length)
+			f.put(left-each*length, group{first: g.first, many: filled})
 			rest -= filled * each
-			g = group{g.first + filled, g.many - filled}
+			g.first, g.many = g.first+filled, g.many-filled
 		}
 		if rest > 0 && g.many > 0 { // too few for one more full sample
-			p.place(rest, g.first, rest)
-			p.put(left-rest*length, group{g.first, 1})
-			rest, g = 0, group{g.first + 1, g.many - 1}
+			f.place(g.first, 1, rest, length)
+			f.put(left-rest*length, group{first: g.first, many: 1})
+			rest, g.first, g.many = 0, g.first+1, g.many-1
 		}
-		p.put(left, g)
+		f.put(left, g)
 	}
 }
 
-// place puts the next pieces into samples from first on, so many into each.
-func (p *packing) place(pieces, first, each int64) {
-	for i, piece := range p.order[:pieces] {
-		p.sample[piece] = first + int64(i)/each
+// place puts the next pieces into many samples from first on, so many into each.
+func (f *bestFit) place(first, many, each, length int32) {
+	for s := first; s < first+many; s++ {
+		f.samples[s].pieces += each
+		f.samples[s].left -= each * length
+		for range each {
+			f.placed = append(f.placed, s)
+		}
 	}
-	p.order = p.order[pieces:]
 }
 
-func (p *packing) put(left int64, g group) {
+func (f *bestFit) put(left int32, g group) {
 	if left > 0 && g.many > 0 {
-		p.free[left] = append(p.free[left], g)
-		p.some[left/64] |= 1 << (left % 64)
+		g.next = f.free[left]
+		f.free[left] = int32(len(f.groups))
+		f.groups = append(f.groups, g)
+		f.some[left/64] |= 1 << (left % 64)
 	}
 }
 
 // take gives samples with the fewest tokens left that a piece fits into; left is 0 where there are none.
-func (p *packing) take(length int64) (left int64, g group) {
+func (f *bestFit) take(length int32) (left int32, g group) {
 	word := length / 64
-	found := p.some[word] >> (length % 64) << (length % 64)
+	found := f.some[word] >> (length % 64) << (length % 64)
 	for found == 0 {
-		if word++; word == int64(len(p.some)) {
+		if word++; int(word) == len(f.some) {
 			return 0, group{}
 		}
-		found = p.some[word]
+		found = f.some[word]
 	}
-	left = word*64 + int64(bits.TrailingZeros64(found))
-	last := len(p.free[left]) - 1
-	g, p.free[left] = p.free[left][last], p.free[left][:last]
-	if last == 0 {
-		p.some[left/64] &^= 1 << (left % 64)
+	left = word*64 + int32(bits.TrailingZeros64(found))
+	g = f.groups[f.free[left]]
+	if f.free[left] = g.next; g.next == 0 {
+		f.some[left/64] &^= 1 << (left % 64)
 	}
 	return left, g
+}
+
+// roomFor gives n elements, in the same memory where that is enough. What they are is not said.
+func roomFor[T any](list []T, n int) []T {
+	if cap(list) < n {
+		return make([]T, n, n+n/8)
+	}
+	return list[:n]
 }

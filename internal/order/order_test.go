@@ -7,23 +7,41 @@ import (
 	"testing"
 )
 
+// packed packs, and gives the samples. It begins with room for too few sequences.
+func packed(t *testing.T, p *Packer, d *Documents, w *Window) *Samples {
+	t.Helper()
+	for n, tries := int64(len(d.Borders))/2, 0; ; tries++ {
+		to := &Samples{make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n+1)}
+		found, err := p.Pack(d, w, to)
+		if err != nil || tries > 2 {
+			t.Fatalf("%+v, in room for %d sequences: %v", found, n, err)
+		}
+		if k := found.Sequences; k <= n {
+			return &Samples{to.Starts[:k], to.Lengths[:k], to.Documents[:k], to.Borders[:found.Samples+1]}
+		}
+		n = found.Sequences
+	}
+}
+
 // TestBestFit compares with the definition: the longest piece first, into the fullest sample that it fits into.
 func TestBestFit(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
+	random, p := rand.New(rand.NewPCG(1, 2)), new(Packer)
 	for range 200 {
 		room := 1 + random.Int64N(150)
-		lengths := make([]int64, random.IntN(300))
+		lengths, d := make([]int64, random.IntN(300)), Documents{Borders: []int64{0}}
 		for i := range lengths {
 			lengths[i] = 1 + random.Int64N(1+random.Int64N(room))
+			d.Borders = append(d.Borders, d.Borders[i]+lengths[i])
 		}
-		sample := make([]int64, len(lengths))
-		samples, err := BestFit(lengths, room, sample)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := make([]int64, samples)
-		for i, s := range sample {
-			got[s] += lengths[i]
+		samples := packed(t, p, &d, &Window{Count: int64(len(lengths)), Room: room})
+		var got []int64
+		for s, end := range samples.Borders[1:] {
+			got = append(got, 0)
+			for k := samples.Borders[s]; k < end; k++ {
+				if samples.Documents[k] >= 0 {
+					got[s] += samples.Lengths[k]
+				}
+			}
 		}
 		var want []int64
 		for _, n := range slices.Backward(slices.Sorted(slices.Values(lengths))) {
@@ -42,79 +60,82 @@ func TestBestFit(t *testing.T) {
 			t.Fatalf("%v in %d: %v, want %v", lengths, room, got, want)
 		}
 	}
-	for _, n := range []int64{0, -1, 8} {
-		if _, err := BestFit([]int64{n}, 7, make([]int64, 1)); err == nil {
-			t.Errorf("a piece of %d was packed", n)
-		}
-	}
 }
 
 // TestPack packs documents of all lengths: every token comes once, in the order of its document, and samples are full but for padding.
 func TestPack(t *testing.T) {
-	random := rand.New(rand.NewPCG(5, 6))
-	for range 200 {
-		room := 1 + random.Int64N(40)
+	random, p := rand.New(rand.NewPCG(5, 6)), new(Packer)
+	for range 300 {
 		d := Documents{Borders: []int64{0}}
-		for range random.IntN(60) {
-			d.Borders, d.Begins = append(d.Borders, d.Borders[len(d.Borders)-1]+random.Int64N(1+2*room)), append(d.Begins, random.Int64N(1000))
+		w := Window{Room: 1 + random.Int64N(40)}
+		for range random.IntN(60) + random.IntN(2)*random.IntN(3000) {
+			d.Borders, d.Begins = append(d.Borders, d.Borders[len(d.Borders)-1]+random.Int64N(1+2*w.Room)), append(d.Begins, random.Int64N(1000))
 		}
-		var numbers, keys []int64
-		for n := range d.Begins {
-			numbers = append(numbers, int64(n))
-		}
-		random.Shuffle(len(numbers), func(i, j int) { numbers[i], numbers[j] = numbers[j], numbers[i] })
+		w.First = random.Int64N(int64(len(d.Borders)))
+		w.Count = random.Int64N(int64(len(d.Borders)) - w.First)
 		for range random.IntN(2) * 6 {
-			keys = append(keys, random.Int64())
+			w.Order, w.Shuffle = append(w.Order, random.Uint64()), append(w.Shuffle, random.Uint64())
 		}
-		shuffle := make([]uint64, len(keys))
-		for i, key := range keys {
-			shuffle[i] = uint64(key)
-		}
-		p, err := d.Pack(numbers, room, shuffle)
-		if err != nil {
-			t.Fatal(err)
-		}
-		starts, lengths, documents := make([]int64, p.Sequences), make([]int64, p.Sequences), make([]int64, p.Sequences)
-		p.Fill(starts, lengths, documents)
-		came, q := make([]int64, len(d.Begins)), 0
-		for s, n := range p.Each {
-			tokens := int64(0)
-			for i := range n {
-				doc := documents[q]
-				switch {
-				case lengths[q] < 1 || doc < 0 && (starts[q] != -1 || i != n-1):
-					t.Fatalf("sequence %d of sample %d: %d tokens from %d on, of document %d", i, s, lengths[q], starts[q], doc)
-				case doc >= 0 && (starts[q] < d.Begins[doc] || (starts[q]-d.Begins[doc])%room != 0):
-					t.Fatalf("sequence %d of sample %d: %d tokens from %d on, of document %d", i, s, lengths[q], starts[q], doc)
-				case doc >= 0:
-					came[doc] += lengths[q]
-				}
-				tokens, q = tokens+lengths[q], q+1
-			}
-			if tokens != room {
-				t.Fatalf("sample %d of %d tokens has %d", s, room, tokens)
-			}
-		}
-		if q != len(starts) {
-			t.Fatalf("%d sequences, %d of samples", len(starts), q)
-		}
-		for doc, n := range came {
-			if n != d.Borders[doc+1]-d.Borders[doc] {
-				t.Fatalf("%d tokens of document %d", n, doc)
-			}
-		}
-	}
-	for _, tokens := range []int64{1 << 40, math.MaxInt64} {
-		d := Documents{Borders: []int64{0, tokens}}
-		if _, err := d.Pack([]int64{0}, 2, nil); err == nil {
-			t.Errorf("a document of %d tokens was packed into samples of 2", tokens)
-		}
+		packs(t, &d, &w, packed(t, p, &d, &w))
 	}
 	d := Documents{Borders: []int64{0, 5, 1 << 60, 3, 6}}
-	for _, numbers := range [][]int64{{-1}, {4}, {1}, {2}, {0, 3}} {
-		if _, err := d.Pack(numbers, 7, nil); err == nil {
-			t.Errorf("documents %v were packed", numbers)
+	to := Samples{make([]int64, 9), make([]int64, 9), make([]int64, 9), make([]int64, 10)}
+	for _, w := range []Window{
+		{-1, 1, 7, nil, nil}, {0, 5, 7, nil, nil}, {4, 1, 7, nil, nil}, {1, -1, 7, nil, nil}, {1 << 62, 1 << 62, 7, nil, nil}, {1, 1, 7, nil, nil}, {2, 1, 7, nil, nil},
+		{0, 1, 0, nil, nil}, {0, 1, 1 << 40, nil, nil},
+	} {
+		if _, err := p.Pack(&d, &w, &to); err == nil {
+			t.Errorf("%+v was packed", w)
 		}
+	}
+	d.Borders = []int64{0, mostPieces}
+	if n, err := p.Pack(&d, &Window{0, 1, 1, nil, nil}, &to); err != nil || n.Sequences <= 9 {
+		t.Errorf("%+v, %v", n, err)
+	}
+	for _, tokens := range []int64{mostPieces + 1, 1 << 40, math.MaxInt64} {
+		d.Borders = []int64{0, tokens}
+		if _, err := p.Pack(&d, &Window{0, 1, 1, nil, nil}, &to); err == nil {
+			t.Errorf("a document of %d tokens was packed into samples of 1", tokens)
+		}
+	}
+}
+
+// packs finds in samples every token of the documents of a window once.
+func packs(t *testing.T, d *Documents, w *Window, samples *Samples) {
+	t.Helper()
+	numbers := make([]uint64, w.Count)
+	permutationOf(uint64(len(d.Begins)), w.Order).fill(numbers, uint64(w.First))
+	came, q := map[int64]int64{}, 0
+	for s, end := range samples.Borders[1:] {
+		tokens := int64(0)
+		for ; q < int(end); q++ {
+			start, n, doc := samples.Starts[q], samples.Lengths[q], samples.Documents[q]
+			switch {
+			case n < 1 || doc < 0 && (start != -1 || q != int(end)-1):
+				t.Fatalf("sequence %d of sample %d: %d tokens from %d on, of document %d", q, s, n, start, doc)
+			case doc >= 0 && (start < d.Begins[doc] || (start-d.Begins[doc])%w.Room != 0):
+				t.Fatalf("sequence %d of sample %d: %d tokens from %d on, of document %d", q, s, n, start, doc)
+			case doc >= 0:
+				came[doc] += n
+			}
+			tokens += n
+		}
+		if tokens != w.Room {
+			t.Fatalf("sample %d of %d tokens has %d", s, w.Room, tokens)
+		}
+	}
+	if q != len(samples.Starts) {
+		t.Fatalf("%d sequences, %d of samples", len(samples.Starts), q)
+	}
+	for _, n := range numbers {
+		if doc := int64(n); came[doc] != d.Borders[doc+1]-d.Borders[doc] {
+			t.Fatalf("%d tokens of document %d", came[doc], doc)
+		} else {
+			delete(came, doc)
+		}
+	}
+	for doc, n := range came {
+		t.Fatalf("%d tokens of document %d, which is of another window", n, doc)
 	}
 }
 

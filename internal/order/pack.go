@@ -1,9 +1,6 @@
 package order
 
-import (
-	"fmt"
-	"math"
-)
+import "fmt"
 
 // Documents are those of a dataset, or of a part of one: document d has the tokens from Borders[d] to Borders[d+1] of it, which begin
 // at token Begins[d] of a file.
@@ -12,156 +9,149 @@ type Documents struct {
 	Begins  []int64 // nil: at the borders
 }
 
-// Packing is documents, or parts of them, in samples of room tokens.
-type Packing struct {
-	Sequences int64   // of all samples: pieces, and the padding behind those of a sample
-	Each      []int64 // of each sample: how many sequences it has
-
-	room   int64
-	pieces []piece
-	order  []int64 // the numbers of pieces, one sample after another
-	free   []int64 // tokens of padding of each sample
+// Window says which documents are packed together: those in Count places from First on.
+type Window struct {
+	First, Count int64
+	Room         int64    // tokens of a sample
+	Order        []uint64 // keys of the [Permutation] of all documents; none: as they are numbered
+	Shuffle      []uint64 // and of that of the window's samples; none: as they were begun
 }
 
-// piece is a document, or a part of one that is longer than a sample.
-type piece struct{ start, tokens, document int64 }
+// Samples is where a packing goes: the sequences of one sample after another, which are documents, parts of them, and the padding behind
+// those of a sample. All but Borders have room for as many sequences, Borders for one more.
+type Samples struct {
+	Starts, Lengths, Documents []int64 // of each sequence: its first token in the file, its tokens, its document; of padding -1, tokens, -1
+	Borders                    []int64 // of each sample: how many sequences come before it; and of all of them
+}
 
-// mostPieces bounds the memory of a packing.
-const mostPieces = 1 << 28
+// Counts says how many there are. Tokens are those of documents.
+type Counts struct{ Sequences, Samples, Tokens int64 }
 
-// cut gives the pieces of documents, those of numbers, for samples of room tokens, and how many tokens each has.
-func (d *Documents) cut(numbers []int64, room int64) (pieces []piece, lengths []int64, err error) {
-	for _, n := range numbers {
-		if n < 0 || n >= int64(len(d.Borders)-1) {
-			return nil, nil, fmt.Errorf("document %d is none of %d", n, len(d.Borders)-1)
+// Packer packs windows, and keeps its memory from one to the next.
+type Packer struct {
+	whole  []document
+	count  []int32 // of pieces, which are documents or parts of longer ones, by tokens
+	fits   bestFit
+	final  []uint64 // of each sample, as they were begun: its place among all
+	places []int32  // likewise: where its next sequence goes
+	next   []int32  // of each number of tokens: its next piece among all, the longest first
+}
+
+type document struct{ start, number, tokens int64 }
+
+// mostRoom and mostPieces bound the memory of a packing. Their sums are numbers of 32 bits.
+const mostRoom, mostPieces = 1 << 28, 1 << 28
+
+// Pack packs a window by best-fit. Documents longer than a sample are cut. Where there are more sequences than there is room for, nothing is
+// written, and there may be fewer than Pack says. python/hbmfs/_packing.py has the same.
+func (p *Packer) Pack(d *Documents, w *Window, to *Samples) (n Counts, err error) {
+	if w.Room < 1 || w.Room > mostRoom || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
+		return n, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), w.Room)
+	}
+	most := int64(min(len(to.Starts), mostPieces))
+	pieces, tokens, err := p.cut(d, w, most)
+	switch {
+	case err != nil:
+		return n, err
+	case pieces > mostPieces:
+		return n, fmt.Errorf("%d documents are %d pieces of %d tokens: pack fewer at a time, or into longer samples", w.Count, pieces, w.Room)
+	case pieces > most:
+		return Counts{Sequences: 2 * pieces}, nil
+	}
+	p.fits.fit(p.count, int(pieces), int32(w.Room))
+	n = Counts{pieces, int64(len(p.fits.samples)), tokens}
+	for _, s := range p.fits.samples {
+		if s.left > 0 {
+			n.Sequences++
 		}
+	}
+	if n.Sequences <= most && len(to.Borders) > 0 {
+		p.fill(w, to)
+	}
+	return n, nil
+}
+
+// cut finds the window's documents, and counts their pieces.
+func (p *Packer) cut(d *Documents, w *Window, most int64) (pieces, tokens int64, err error) {
+	all := int64(len(d.Borders) - 1)
+	if w.First < 0 || w.Count < 0 || w.Count > all || w.First > all-w.Count {
+		return 0, 0, fmt.Errorf("%d documents from %d on are not among %d", w.Count, w.First, all)
 	}
 	begins := d.Begins
 	if begins == nil {
 		begins = d.Borders
 	}
-	whole := make([]piece, len(numbers))
-	eachPart(len(numbers), func(from, to int) { // each look waits for memory
-		for i, n := range numbers[from:to] {
-			whole[from+i] = piece{begins[n], d.Borders[n+1] - d.Borders[n], n}
-		}
-	})
-	count, left := int64(0), d.Borders[len(d.Borders)-1]
-	for i := range whole {
-		n := whole[i].tokens
-		if n < 0 || n > left {
-			return nil, nil, fmt.Errorf("document %d has %d tokens, where %d are left for it", whole[i].document, n, left)
-		}
-		left -= n
-		if count++; n > room {
-			count += (n - 1) / room
-		} else if n == 0 {
-			count--
-		}
-	}
-	if count > mostPieces {
-		return nil, nil, fmt.Errorf("%d documents are %d pieces of %d tokens: pack fewer at a time, or into longer samples", len(numbers), count, room)
-	}
-	pieces, lengths = make([]piece, 0, count), make([]int64, 0, count)
-	for _, p := range whole {
-		for ; p.tokens > 0; p.start, p.tokens = p.start+room, p.tokens-room {
-			n := min(p.tokens, room)
-			pieces, lengths = append(pieces, piece{p.start, n, p.document}), append(lengths, n)
-		}
-	}
-	return pieces, lengths, nil
-}
-
-// Pack packs documents, those of numbers, by best-fit. Those longer than room are cut. Samples come in the order that keys shuffle
-// them to; without keys in the order in which they were begun. python/hbmfs/_packing.py has the same.
-func (d *Documents) Pack(numbers []int64, room int64, keys []uint64) (*Packing, error) {
-	if room < 1 || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
-		return nil, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), room)
-	}
-	pieces, lengths, err := d.cut(numbers, room)
-	if err != nil {
-		return nil, err
-	}
-	sample := make([]int64, len(pieces))
-	samples, err := BestFit(lengths, room, sample)
-	if err != nil {
-		return nil, err
-	}
-	p := &Packing{Each: make([]int64, samples), room: room, pieces: pieces, order: make([]int64, len(pieces)), free: make([]int64, samples)}
-	for s := range p.free {
-		p.free[s] = room
-	}
-	shuffle := shuffled(samples, keys)
-	for i, begun := range sample {
-		s := int64(shuffle[begun])
-		sample[i] = s
-		p.Each[s]++
-		p.free[s] -= lengths[i]
-	}
-	next := starts(p.Each) // where the next piece of each sample goes
-	for i, s := range sample {
-		p.order[next[s]] = int64(i)
-		next[s]++
-	}
-	for s, n := range p.free {
-		if n > 0 {
-			p.Each[s]++
-		}
-		p.Sequences += p.Each[s]
-	}
-	return p, nil
-}
-
-// Fill gives the sequences of one sample after another: the first token in the file, the tokens, and the document of each. Of padding,
-// the first token and the document are -1.
-func (p *Packing) Fill(first, tokens, documents []int64) {
-	begins := starts(p.Each)
-	padded := make([]int64, len(p.Each)) // samples before each that have padding
-	for s := 1; s < len(padded); s++ {
-		padded[s] = padded[s-1] + min(p.free[s-1], 1)
-	}
-	eachPart(len(p.Each), func(from, to int) { // each look at a piece waits for memory
-		for s := from; s < to; s++ {
-			k, end := begins[s], begins[s]+p.Each[s]
-			if n := p.free[s]; n > 0 {
-				end--
-				first[end], tokens[end], documents[end] = -1, n, -1
-			}
-			for _, i := range p.order[k-padded[s] : end-padded[s]] {
-				one := &p.pieces[i]
-				first[k], tokens[k], documents[k] = one.start, one.tokens, one.document
-				k++
+	p.count = roomFor(p.count, int(w.Room)+1)
+	clear(p.count)
+	order := permutationOf(uint64(all), w.Order)
+	p.whole = roomFor(p.whole, int(w.Count))
+	eachPart(len(p.whole), func(from, to int) {
+		var numbers [256]uint64 // at once: each look at borders waits for memory, and none for the others
+		for ; from < to; from += len(numbers) {
+			block := numbers[:min(len(numbers), to-from)]
+			order.fill(block, uint64(w.First)+uint64(from))
+			for i, n := range block {
+				p.whole[from+i] = document{begins[n], int64(n), d.Borders[n+1] - d.Borders[n]}
 			}
 		}
 	})
+	for _, one := range p.whole {
+		if left := d.Borders[all] - tokens; one.tokens < 0 || one.tokens > left {
+			return 0, 0, fmt.Errorf("document %d has %d tokens, where %d are left for it", one.number, one.tokens, left)
+		}
+		tokens += one.tokens
+		full, rest := int64(0), one.tokens
+		if rest > w.Room {
+			full, rest = rest/w.Room, rest%w.Room
+		}
+		if pieces += full + min(rest, 1); pieces > most {
+			continue // where full is more than a number of 32 bits
+		}
+		p.count[w.Room] += int32(full)
+		p.count[rest] += int32(min(rest, 1))
+	}
+	return pieces, tokens, nil
 }
 
-// starts says where each of some ranges begins, which lie one behind the other and are so long.
-func starts(lengths []int64) []int64 {
-	list, at := make([]int64, len(lengths)), int64(0)
-	for i, n := range lengths {
-		list[i] = at
-		at += n
-	}
-	return list
-}
-
-// shuffled is the numbers below n in the order of a [Permutation], by these keys; as they are without keys.
-func shuffled(n int64, keys []uint64) []uint64 {
-	list := make([]uint64, n)
-	for i := range list {
-		list[i] = uint64(i)
-	}
-	if len(keys) > 0 && n > 0 {
-		rows := uint64(math.Sqrt(float64(n)))
-		for rows*rows < uint64(n) {
-			rows++
+// fill writes the sequences of all samples, in their order.
+func (p *Packer) fill(w *Window, to *Samples) {
+	begun := p.fits.samples
+	p.final = roomFor(p.final, len(begun))
+	permutationOf(uint64(len(begun)), w.Shuffle).fill(p.final, 0)
+	for s, place := range p.final {
+		n := int64(begun[s].pieces)
+		if begun[s].left > 0 {
+			n++
 		}
-		for rows > 1 && (rows-1)*(rows-1) >= uint64(n) {
-			rows--
-		}
-		p := Permutation{N: uint64(n), Rows: rows, Columns: (uint64(n) + rows - 1) / rows, Keys: keys}
-		p.Apply(list)
+		to.Borders[place+1] = n
 	}
-	return list
+	to.Borders[0] = 0
+	for s := range begun {
+		to.Borders[s+1] += to.Borders[s]
+	}
+	p.places = roomFor(p.places, len(begun))
+	for s, place := range p.final {
+		p.places[s] = int32(to.Borders[place])
+	}
+	p.next = roomFor(p.next, len(p.count))
+	at := int32(0)
+	for n := len(p.count) - 1; n >= 0; n-- {
+		p.next[n] = at
+		at += p.count[n]
+	}
+	for _, one := range p.whole {
+		for start, left := one.start, one.tokens; left > 0; start, left = start+w.Room, left-w.Room {
+			n := min(left, w.Room)
+			next := &p.next[n]
+			k := &p.places[p.fits.placed[*next]]
+			to.Starts[*k], to.Lengths[*k], to.Documents[*k] = start, n, one.number
+			*next++
+			*k++
+		}
+	}
+	for s, k := range p.places {
+		if left := begun[s].left; left > 0 {
+			to.Starts[k], to.Lengths[k], to.Documents[k] = -1, int64(left), -1
+		}
+	}
 }

@@ -2,6 +2,7 @@ package order
 
 import (
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 )
@@ -25,17 +26,51 @@ func (p *Permutation) Apply(list []uint64) {
 	})
 }
 
-// turn encrypts a number below Rows times Columns once.
-func (p *Permutation) turn(k uint64) uint64 {
-	y, x := k/p.Rows, k%p.Rows
-	for round, key := range p.Keys {
-		if round%2 == 0 {
-			x = moved(x, y+key, p.Rows)
-		} else {
-			y = moved(y, x+key, p.Columns)
+// permutationOf is the permutation of the numbers below n by some keys; without keys they stay as they are.
+func permutationOf(n uint64, keys []uint64) *Permutation {
+	p := &Permutation{N: n, Keys: keys}
+	p.Rows = uint64(math.Sqrt(float64(n)))
+	for p.Rows*p.Rows < n {
+		p.Rows++
+	}
+	for p.Rows > 1 && (p.Rows-1)*(p.Rows-1) >= n {
+		p.Rows--
+	}
+	p.Columns = (n + p.Rows - 1) / max(p.Rows, 1)
+	return p
+}
+
+// fill gives the numbers in consecutive places, without a division for each.
+func (p *Permutation) fill(list []uint64, first uint64) {
+	y, x := first/max(p.Rows, 1), first%max(p.Rows, 1)
+	for i := range list {
+		k := p.encrypted(y, x)
+		for k >= p.N {
+			k = p.turn(k)
+		}
+		list[i] = k
+		if x++; x == p.Rows {
+			y, x = y+1, 0
 		}
 	}
-	return y*p.Rows + x
+}
+
+// turn encrypts a number below Rows times Columns once.
+func (p *Permutation) turn(k uint64) uint64 {
+	return p.encrypted(k/p.Rows, k%p.Rows)
+}
+
+func (p *Permutation) encrypted(y, x uint64) uint64 {
+	keys, rows, columns := p.Keys, p.Rows, p.Columns
+	for len(keys) > 1 {
+		x = moved(x, y+keys[0], rows)
+		y = moved(y, x+keys[1], columns)
+		keys = keys[2:]
+	}
+	if len(keys) > 0 {
+		x = moved(x, y+keys[0], rows)
+	}
+	return y*rows + x
 }
 
 // moved adds a hash of other to k, modulo size.
@@ -57,16 +92,19 @@ func eachPart(n int, fn func(from, to int)) {
 	step := max(leastOfPart, (n+atOnce-1)/atOnce)
 	var wg sync.WaitGroup
 	var wrong atomic.Value
-	for from := 0; from < n; from += step {
-		wg.Go(func() {
-			defer func() {
-				if p := recover(); p != nil {
-					wrong.CompareAndSwap(nil, fmt.Sprint(p))
-				}
-			}()
-			fn(from, min(from+step, n))
-		})
+	part := func(from, to int) {
+		defer func() {
+			if p := recover(); p != nil {
+				wrong.CompareAndSwap(nil, fmt.Sprint(p))
+			}
+		}()
+		fn(from, to)
 	}
+	last := max(n-1, 0) / step * step
+	for from := 0; from < last; from += step {
+		wg.Go(func() { part(from, from+step) })
+	}
+	part(last, n)
 	wg.Wait()
 	if p := wrong.Load(); p != nil {
 		panic(p)

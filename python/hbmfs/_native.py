@@ -177,8 +177,8 @@ class Batch(_Sized):
 class PackedSamples(_Sized):
     _fields_ = [
         ("reserved", _u32),
-        *[(name, _i64) for name in ("capacity", "sequences", "samples")],
-        *[(name, ctypes.c_void_p) for name in ("starts", "lengths", "documents", "each")],
+        *[(name, _i64) for name in ("capacity", "sequences", "samples", "tokens")],
+        *[(name, ctypes.c_void_p) for name in ("starts", "lengths", "documents", "borders")],
     ]
 
 
@@ -303,7 +303,7 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "read_begin": [_Handle, _u64, _i64, _i64, _i64, _u64, _pointer(_Handle)],
     "gather_begin": [_Handle, _u64, _i64, ctypes.c_void_p, _i64, _i64, _i32, _u64, _pointer(_Handle)],
     "batch_begin": [_pointer(Batch), _pointer(_Handle)],
-    "pack": [ctypes.c_void_p, _i64, *[ctypes.c_void_p] * 2, _i64, _i64, ctypes.c_void_p, _i64, _pointer(PackedSamples)],
+    "pack": [ctypes.c_void_p, _i64, ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(PackedSamples)],
     "cut": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 2, *[_i64] * 2, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
     "permute": [ctypes.c_void_p, _i64, _u64, _u64, _u64, ctypes.c_void_p, _i64],
     "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],

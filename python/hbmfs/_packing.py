@@ -24,29 +24,35 @@ class Packing(NamedTuple):
 
     starts: Ints  # of each sequence: its first token; -1 for padding
     segments: Segments
-    each: Ints  # of each sample: how many sequences it has
+    borders: Ints  # of each sample: how many sequences come before it; and in all
+    tokens: int  # of documents
 
 
-def pack(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: tuple[int, int] | None) -> Packing:
-    """Packs documents into samples of `room` tokens. borders are those of all documents, begins where each begins in the file; shuffle
-    is the seed and the epoch of the samples' order, None for that in which they were begun. A forked child has no library, and
-    does it here."""
+def pack(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[int, int, int] | None) -> Packing:
+    """Packs documents into samples of `room` tokens. borders are those of all documents, begins where each begins in the file, window the
+    places of those that are packed. shuffle is the seed, the epoch of the documents' order, and that of the samples'; None: documents come
+    as they are numbered, and samples as they were begun. A forked child has no library, and does it here."""
     if library().forked:
-        return pack_here(borders, begins, documents, room, shuffle)
-    borders, begins, documents = (np.ascontiguousarray(array, np.int64) for array in (borders, begins, documents))
-    rounds = np.empty(0, np.uint64) if shuffle is None else keys(*shuffle)
-    packed = PackedSamples(sequences=len(documents) + 2 * len(documents) * int(borders[-1]) // ((len(borders) - 1) * room) + 64)  # mostly enough
+        return pack_here(borders, begins, window, room, shuffle)
+    borders, begins = np.ascontiguousarray(borders, np.int64), np.ascontiguousarray(begins, np.int64)
+    rounds = np.empty(0, np.uint64) if shuffle is None else np.concatenate([keys(shuffle[0], epoch) for epoch in shuffle[1:]])
+    many = len(window)
+    packed = PackedSamples(sequences=many + 2 * many * int(borders[-1]) // ((len(borders) - 1) * room) + 64)  # mostly enough
     while packed.sequences > packed.capacity:
-        starts, lengths, numbers, each = arrays = [np.empty(packed.sequences, np.int64) for _ in range(4)]
-        packed.capacity = packed.sequences
-        packed.starts, packed.lengths, packed.documents, packed.each = map(address, arrays)
-        library().ask("pack", address(borders), len(borders), address(begins), address(documents), len(documents), room, address(rounds), len(rounds), packed)
+        n = packed.capacity = packed.sequences
+        whole = np.empty(4 * n + 1, np.int64)
+        starts, lengths, documents, of_samples = whole[:n], whole[n : 2 * n], whole[2 * n : 3 * n], whole[3 * n :]
+        packed.starts, packed.lengths, packed.documents, packed.borders = map(address, (starts, lengths, documents, of_samples))
+        library().ask("pack", address(borders), len(borders), address(begins), window.start, many, room, address(rounds), len(rounds) // 2, packed)
     n = packed.sequences
-    return Packing(starts[:n], Segments(lengths[:n], numbers[:n], np.zeros(n, np.bool_)), each[: packed.samples])
+    return Packing(starts[:n], Segments(lengths[:n], documents[:n], np.zeros(n, np.bool_)), of_samples[: packed.samples + 1], packed.tokens)
 
 
-def pack_here(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: tuple[int, int] | None) -> Packing:
+def pack_here(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[int, int, int] | None) -> Packing:
     """The same by NumPy."""
+    documents = np.arange(window.start, window.stop)
+    if shuffle is not None and len(window):
+        documents = Permutation(len(borders) - 1, *shuffle[:2])(documents)
     first = np.asarray(begins[documents])
     whole = np.asarray(borders[documents + 1]) - np.asarray(borders[documents])
     many = -(-whole // room)
@@ -54,7 +60,7 @@ def pack_here(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: 
     lengths = np.minimum(np.repeat(whole, many) - part * room, room)
     sample, samples = best_fit_here(lengths, room)
     if shuffle is not None and samples:
-        sample = Permutation(samples, *shuffle)(np.arange(samples))[sample]
+        sample = Permutation(samples, shuffle[0], shuffle[2])(np.arange(samples))[sample]
     free = room - np.bincount(sample, weights=lengths, minlength=samples).astype(np.int64)
     padded = np.flatnonzero(free)
     sample = np.append(sample, padded)  # behind the pieces of each sample comes its padding
@@ -62,7 +68,7 @@ def pack_here(borders: Ints, begins: Ints, documents: Ints, room: int, shuffle: 
     starts = np.append(np.repeat(first, many) + part * room, np.full(len(padded), -1))[order]
     numbers = np.append(np.repeat(documents, many), np.full(len(padded), -1))[order]
     segments = Segments(np.append(lengths, free[padded])[order], numbers, np.zeros(len(order), np.bool_))
-    return Packing(starts, segments, np.bincount(sample, minlength=samples))
+    return Packing(starts, segments, np.append(0, np.cumsum(np.bincount(sample, minlength=samples))), int(whole.sum()))
 
 
 def best_fit_here(lengths: Ints, room: int) -> tuple[Ints, int]:

@@ -17,7 +17,7 @@ With targets=True a batch has labels: the next token of the same document, and -
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from ._segments import Packed, Segments, Sequences, borders_of, next_tokens, row
 from ._stream import NEVER, STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 from .part import part_of, whole_of
-from .permutation import Permutation
 from .tokens import parse_dtype
 
 if TYPE_CHECKING:
@@ -46,10 +45,9 @@ class _Window:
 
     def __init__(self, number: int, first: int, packing: Packing) -> None:
         self.number, self.first = number, first  # the position of its first sample
-        self.samples = len(packing.each)
-        self.tokens = int(packing.segments.lengths.sum(where=packing.starts >= 0))
+        self.samples = len(packing.borders) - 1
+        self.tokens = packing.tokens
         self._packing = packing
-        self._borders = np.append(0, np.cumsum(packing.each))  # of the samples, in sequences
 
     @property
     def end(self) -> int:
@@ -57,7 +55,8 @@ class _Window:
 
     def part(self, first: int, end: int) -> tuple[Ints, Segments]:
         """The samples at these positions: where their sequences begin in the file, and the sequences."""
-        a, b = self._borders[[max(first, self.first) - self.first, min(end, self.end) - self.first]].tolist()
+        borders = self._packing.borders
+        a, b = int(borders[max(first, self.first) - self.first]), int(borders[min(end, self.end) - self.first])
         return self._packing.starts[a:b], self._packing.segments.part(a, b)
 
 
@@ -125,10 +124,8 @@ class PackedStream(Stream):
     def _pack(self, number: int) -> Packing:
         """A window's documents in samples."""
         epoch, at = divmod(number, self._of_epoch)
-        documents = np.arange(at * self.window, min((at + 1) * self.window, self._documents))
-        if self.shuffle:
-            documents = Permutation(self._documents, self.seed, epoch)(documents)
-        return pack(self._borders, self._begins, documents, self.seq_len, (self.seed, -1 - number) if self.shuffle else None)
+        places = range(at * self.window, min((at + 1) * self.window, self._documents))
+        return pack(self._borders, self._begins, places, self.seq_len, (self.seed, epoch, -1 - number) if self.shuffle else None)
 
     def _more(self, known: list[_Window], position: int) -> tuple[list[_Window], bool]:
         """Packs windows behind those that are known until they go up to `position`. Says whether they go to the end of the pass."""
@@ -217,8 +214,10 @@ class PackedStream(Stream):
     def _batch(self, windows: list[_Window], first: int, rows: int) -> Batch:
         """The samples from a position on."""
         parts = [w.part(first, first + rows) for w in windows if w.first < first + max(rows, 1) and w.end > first]
-        starts = _joined([starts for starts, _ in parts])
-        segments = Segments(*map(_joined, zip(*(segments for _, segments in parts), strict=True)))
+        starts, segments = parts[0]
+        if len(parts) > 1:
+            starts = np.concatenate([starts for starts, _ in parts])
+            segments = Segments(*map(np.concatenate, zip(*(segments for _, segments in parts), strict=True)))
         longest = int(segments.lengths.max(initial=0))
         return Batch(Spans(rows, starts, None, segments.lengths, self.pad), Sequences((rows, self.seq_len), *segments, longest))
 
@@ -241,7 +240,3 @@ class PackedStream(Stream):
         if not self.targets:
             return sequences.pack(expanded, tokens, None, beside)
         return sequences.pack(expanded, tokens, next_tokens(tokens), beside and {name: next_tokens(other) for name, other in beside.items()})
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
