@@ -1,5 +1,6 @@
 """Which device a caller means: "cpu", "cuda", "cuda:1", an index, or a torch.device."""
 
+import importlib
 import re
 import sys
 from typing import Any
@@ -32,8 +33,13 @@ def name(device: int) -> str:
     return "cpu" if device == CPU else f"cuda:{device}"
 
 
+def imported_torch() -> Any:
+    """Returns torch, None where nobody has imported it. It waits for another thread that imports it: half of it would be missing."""
+    return importlib.import_module("torch") if "torch" in sys.modules else None
+
+
 def _current() -> int:
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     if torch is not None and torch.cuda.is_initialized():
         return int(torch.cuda.current_device())
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._device import imported_torch
 from ._joined import Batch
 from ._queue import Queue
 from ._segments import as_tensors, rows_and_labels, shifted
@@ -58,7 +59,7 @@ class Stream:
         self._row = self.seq_len + self.targets
         self._position = self._began = 0  # the sample to come, and the one that this pass began with
         self.tensors = torch_is_imported() if tensors is None else bool(tensors)
-        if torch := sys.modules.get("torch"):
+        if torch := imported_torch():
             # DataLoader asks by isinstance whether to iterate; IterableDataset is an abstract base class. Not a base
             # of ours, since importing torch takes seconds that a reader on the CPU need not spend.
             torch.utils.data.IterableDataset.register(type(self))
@@ -233,7 +234,7 @@ def torch_is_imported() -> bool:
 
 def _distributed() -> int:
     """Returns how many ranks torch.distributed runs, 1 where nobody has begun it."""
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 1
     return int(torch.distributed.get_world_size())
@@ -241,6 +242,6 @@ def _distributed() -> int:
 
 def _worker() -> tuple[int, int]:
     """Returns which of how many DataLoader workers this process is: (0, 1) outside of one."""
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     info = torch.utils.data.get_worker_info() if torch else None
     return (info.id, info.num_workers) if info else (0, 1)

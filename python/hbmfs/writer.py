@@ -441,7 +441,7 @@ def _copies(room: _Room, sources: list[Any], addresses: list[int], lengths: list
     filled = [(address, address + length) for address, length in zip(addresses, lengths, strict=True) if length]
     first = filled[0][0] if filled else 0
     whole = np.asarray(_Buffer(room, first, filled[-1][1] - first)) if filled else np.empty(0, np.uint8)
-    torch = sys.modules.get("torch")
+    torch = _device.imported_torch()
     flat = torch.from_numpy(whole) if torch is not None else None
     copies: list[Any] = []
     for source, address, length in zip(sources, addresses, lengths, strict=True):

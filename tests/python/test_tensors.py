@@ -78,3 +78,18 @@ def test_rows_come_into_their_order_as_on_the_host(dtype):
     ordered = place.order(torch.from_numpy(value.copy()), rows)
     assert np.array_equal(ordered.numpy(), _memory.Host().order(value, rows)) and ordered.numpy().dtype == dtype
     assert np.array_equal(place.rows(torch.from_numpy(value), 2, 4).numpy(), value[2:4])
+
+
+def test_torch_that_another_thread_is_importing(tmp_path):
+    (tmp_path / "torch.py").write_text("import builtins, time\nbuiltins.begun.set()\ntime.sleep(0.3)\nwhole = True\n")
+    program = """
+import builtins, threading
+from hbmfs._device import imported_torch
+assert imported_torch() is None
+builtins.begun = threading.Event()
+threading.Thread(target=__import__, args=["torch"]).start()
+builtins.begun.wait()
+assert imported_torch().whole
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})
