@@ -68,11 +68,14 @@ func newSuite(name string) (*Suite, error) {
 }
 
 // Program puts a program of cmd where an ordinary user can run it: the one that a variable of the environment names, or one
-// that is built. Under the race detector it is always built, with it.
+// that is built. Under the race detector the variable's name ends in _RACE: a program without the detector does not do.
 func (s *Suite) Program(name, variable string) (path string, err error) {
 	path = filepath.Join(s.Dir, name)
+	if Race {
+		variable += "_RACE"
+	}
 	given := os.Getenv(variable)
-	if Race || given == "" {
+	if given == "" {
 		return path, Build(name, path)
 	}
 	program, err := os.ReadFile(given)
