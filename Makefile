@@ -34,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -89,18 +89,21 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt \
 	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
 
-test-programs: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
-	@mkdir -p $(CACHE)/race
+testreport: go
+	@mkdir -p $(CACHE)
 	$(STATIC) -o $(CACHE)/testreport ./tests/cmd/testreport
+
+test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
+	@mkdir -p $(CACHE)/race
 	$(if $(filter 1,$(RACE)),$(GO) build -race -buildvcs=false -ldflags '-s -w' -o $(CACHE)/race/ ./cmd/hbmfs ./cmd/hbmfs-csi)
 
 # What has the packages that others train with lies in these packages of tests. Its names have Peers in them. They run one after the
 # other, since MosaicML Streaming has the same names in /dev/shm in each process.
-test-peers: build lib ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
+test-peers: build lib testreport ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
 	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
-	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip_peers.txt \
+	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt \
 	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume
 
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, 3 minutes; 7 with torch)
