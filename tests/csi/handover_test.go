@@ -107,7 +107,7 @@ func TestNoHostComes(t *testing.T) {
 	n.mustBeClean()
 }
 
-// TestPodsSeeNoHandover has pods read what they have open and mapped all the time, while each part of the driver is killed and
+// TestPodsSeeNoHandover has pods read what they have open and mapped at full speed, while each part of the driver is killed and
 // upgraded, alone and with others: no read fails, and no byte is wrong.
 func TestPodsSeeNoHandover(t *testing.T) {
 	n := newNode(t)

@@ -15,7 +15,7 @@ import (
 // test logs; one that tests other things at the same time may not give the reader a CPU for longer than that.
 const stall = 5 * time.Second
 
-// TestUpgrade replaces the plugin, and then the host, under readers that read all the time.
+// TestUpgrade replaces the plugin, and then the host, under readers at full speed.
 func TestUpgrade(t *testing.T) {
 	n := newNode(t)
 	key := s3Key{"AKIDUPGRADE", "secret/of/the/upgrade", ""}
