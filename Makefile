@@ -34,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,32 +65,45 @@ demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source t
 	@tools/need.sh fuse
 	$(GO) run ./tests/demo --hbmfs bin/hbmfs
 
-# Packages are tested one more at once than there are CPUs, since many tests wait, and the longest come first.
-AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+# Packages are tested two more at once than there are CPUs, since many tests wait, and the longest come first. Each further way of
+# building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
+# and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
+AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
 LONGEST  = ./tests/python ./tests/mount ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
 
-test: build $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image) ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
+# The Python environment is downloaded while programs are built. make -n would carry out a line that has MAKE in it.
+BUILT = $(MAKE) --no-print-directory test-programs
+
+test: go ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
-	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true)
-	$(GO) vet ./...
 	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
 	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
+	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true) & venv=$$!; $(BUILT); built=$$?; wait $$venv && exit $$built
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
-	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) \
+	  HBMFS_BINARY_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs)) HBMFS_CSI_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs-csi)) \
+	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) GORACE="$(or $(GORACE),atexit_sleep_ms=100)" \
 	  HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
-	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip.txt \
-	  $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
+	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt \
+	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
+
+testreport: go
+	@mkdir -p $(CACHE)
+	$(STATIC) -o $(CACHE)/testreport ./tests/cmd/testreport
+
+test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
+	@mkdir -p $(CACHE)/race
+	$(if $(filter 1,$(RACE)),$(GO) build -race -buildvcs=false -ldflags '-s -w' -o $(CACHE)/race/ ./cmd/hbmfs ./cmd/hbmfs-csi)
 
 # What has the packages that others train with lies in these packages of tests. Its names have Peers in them. They run one after the
 # other, since MosaicML Streaming has the same names in /dev/shm in each process.
-test-peers: build lib ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
+test-peers: build lib testreport ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
 	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
-	  $(GO) run ./tests/cmd/testreport --must-not-skip tests/must_not_skip_peers.txt \
+	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt \
 	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume
 
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, 3 minutes; 7 with torch)
@@ -209,10 +222,10 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them while they take over (8 minutes)
 	@tools/need.sh fuse python
 	@tests/venv.sh $(PEERS) $(VENV)
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 \
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack' ./tests/mount
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 \
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/mount
 

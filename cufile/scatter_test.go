@@ -29,6 +29,7 @@ func beginParts(ctx context.Context, to Target, parts []part, sequences *Sequenc
 
 // TestScatter brings spans of any length, in any order, to places of their own. Bytes between these stay.
 func TestScatter(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DELAY_US", "5") // a hundred thousand small copies
 	everyPath(t, func(t *testing.T, o Options) {
 		name, data := randomFile(t, 1<<20+301_234, 12)
 		r := newReader(t, o)

@@ -119,6 +119,7 @@ func fakeMover(t *testing.T, shared *Shared) (*Mover, crew.Destination) {
 // TestAForgottenFileHoldsNobodyUp forgets a file while its page tables are being filled, which does not end. That fails, and
 // other files are read all the same.
 func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
+	t.Parallel() // it waits for crew.ClosePatience
 	m, to := fakeMover(t, nil)
 	move := func() source.File {
 		p, err := source.OpenPlain(fileOf(t, 300_000), 1)
@@ -145,6 +146,7 @@ func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
 // TestClosingWaitsForFillingNoLongerThanItSays has the thread that fills page tables hang. Closing fails in time, and ends
 // well once the thread has come back.
 func TestClosingWaitsForFillingNoLongerThanItSays(t *testing.T) {
+	t.Parallel() // it waits for crew.ClosePatience
 	m, _ := fakeMover(t, nil)
 	s, err := NewShared(1, 256<<10, 1<<20)
 	must(t, err)

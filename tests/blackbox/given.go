@@ -52,7 +52,7 @@ func NeedRoot(t testing.TB) {
 
 // Build builds a program of cmd at path, under the race detector with it. It is for tests of this module.
 func Build(program, path string) error {
-	args := []string{"build", "-buildvcs=false", "-o", path}
+	args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", path}
 	if Race {
 		args = append(args, "-race")
 	}

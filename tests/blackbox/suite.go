@@ -68,11 +68,14 @@ func newSuite(name string) (*Suite, error) {
 }
 
 // Program puts a program of cmd where an ordinary user can run it: the one that a variable of the environment names, or one
-// that is built. Under the race detector it is always built, with it.
+// that is built. Under the race detector the variable's name ends in _RACE: a program without the detector does not do.
 func (s *Suite) Program(name, variable string) (path string, err error) {
 	path = filepath.Join(s.Dir, name)
+	if Race {
+		variable += "_RACE"
+	}
 	given := os.Getenv(variable)
-	if Race || given == "" {
+	if given == "" {
 		return path, Build(name, path)
 	}
 	program, err := os.ReadFile(given)
@@ -199,14 +202,17 @@ func allStopped(pid int) bool {
 	return err == nil && len(stats) > 0
 }
 
-// Within waits until ok, for a limited time.
+// Within waits until ok, for a limited time. It asks ever less often, since many ok are costly: after 10 ms at first, in the end after 50.
 func Within(limit time.Duration, ok func() bool) bool {
-	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+	began := time.Now()
+	for {
 		if ok() {
 			return true
 		}
-		if time.Now().After(end) {
+		waited := time.Since(began)
+		if waited > limit {
 			return false
 		}
+		time.Sleep(min(10*time.Millisecond+waited/20, 50*time.Millisecond))
 	}
 }

@@ -24,7 +24,7 @@ import (
 // patience bounds one run of the program. Nothing that works comes near it.
 const patience = 5 * time.Minute
 
-// built is the program and the fakes, built once.
+// built is the program, with the library that HBMFS_LIBRARY names or one that is built here, and the fakes: all built once.
 type built struct {
 	program, cuda, cufile string
 }
@@ -35,9 +35,14 @@ var build = sync.OnceValues(func() (built, error) {
 		return built{}, err
 	}
 	b := built{filepath.Join(dir, "program"), filepath.Join(dir, fakegpu.CUDA), filepath.Join(dir, fakegpu.CuFile)}
-	library := filepath.Join(dir, "libhbmfs.so")
-	lib := exec.Command("go", "build", "-buildvcs=false", "-buildmode=c-shared", "-tags", "nonvml,netgo,osusergo", "-o", library, "../../cmd/libhbmfs")
-	lib.Env = append(os.Environ(), "CGO_ENABLED=1")
+	var steps []*exec.Cmd
+	library := os.Getenv("HBMFS_LIBRARY")
+	if library == "" {
+		library = filepath.Join(dir, "libhbmfs.so")
+		lib := exec.Command("go", "build", "-buildvcs=false", "-buildmode=c-shared", "-tags", "nonvml,netgo,osusergo", "-o", library, "../../cmd/libhbmfs")
+		lib.Env = append(os.Environ(), "CGO_ENABLED=1")
+		steps = append(steps, lib)
+	}
 	sources, err := filepath.Glob("program/*.c")
 	if err != nil {
 		return built{}, err
@@ -47,9 +52,7 @@ var build = sync.OnceValues(func() (built, error) {
 	if err := fakegpu.Compile(dir, fakegpu.CUDA, fakegpu.CuFile); err != nil {
 		return b, err
 	}
-	for _, cmd := range []*exec.Cmd{
-		lib, exec.Command("cc", append(program, library, "-Wl,-rpath,"+dir, "-ldl")...),
-	} {
+	for _, cmd := range append(steps, exec.Command("cc", append(program, library, "-Wl,-rpath,"+filepath.Dir(library), "-ldl")...)) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return b, fmt.Errorf("%s: %w\n%s", cmd, err, out)
 		}

@@ -67,9 +67,9 @@ func mountOfTwo(t *testing.T) (m *mounted, keeper int, stop func() *reader) {
 		_, err := f.ReadAt(p, int64(off))
 		return errors.Join(err, equal(p, stream[off:off+1000], "a view", int64(off)))
 	}}
-	over := make(chan struct{})
+	over, rest := make(chan struct{}), restOf(t)
 	var running sync.WaitGroup
-	running.Go(func() { r.run(over, 1) })
+	running.Go(func() { r.run(over, 1, rest) })
 	ended := false
 	stop = func() *reader {
 		if !ended {
