@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/control"
@@ -291,8 +292,10 @@ func (s *Store) parallel(ctx context.Context, jobs []*job, do func(j *job)) erro
 
 func (s *Store) guarded(j *job, do func(j *job)) (err error) {
 	defer s.recoverFault(j, &err)()
-	do(j)
-	return nil
+	if do(j); errors.Is(j.err, syscall.EFAULT) { // the caller's memory, and no fault of the tier
+		err, j.err = fmt.Errorf("%w: %w", ErrMemory, j.err), nil
+	}
+	return err
 }
 
 // recoverFault gives a function to defer: an address without memory must not end the process. Where it is the tier's, that was cut.

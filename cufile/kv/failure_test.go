@@ -336,6 +336,26 @@ func TestLostAnswersHoldNothing(t *testing.T) {
 	})
 }
 
+// The kernel finds memory that is not there where a disk's blocks are read and written without a copy. It is no fault of the disk.
+func TestMemoryThatIsNotThereIsNoFaultOfTheDisk(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		b := open(t, "host", kvtest.Options{BlockBytes: 200_000, Disk: 20, Region: 5, Direct: direct}, Options{})
+		bad := HostMemory(8192, 8192)
+		q, err := b.Put([]Block{{Key: []byte("k"), Parts: []Memory{bad}}}, nil, nil)
+		must(t, err)
+		if result, err := q.Result(); !errors.Is(err, ErrMemory) {
+			t.Errorf("put, direct %t: %v, %v", direct, result, err)
+		}
+		blocks, _, _ := b.blocks(false, 1, 8192)
+		b.put(blocks)
+		q, err = b.Get([]Block{{Key: blocks[0].Key, Parts: []Memory{bad}}}, nil, nil)
+		must(t, err)
+		if result, err := q.Result(); !errors.Is(err, ErrMemory) {
+			t.Errorf("get, direct %t: %v, %v", direct, result, err)
+		}
+	}
+}
+
 // What a request could not give up, since no daemon answered, the next connection gives up.
 func TestWhatIsNotNeededIsGivenUpLater(t *testing.T) {
 	b := open(t, "host", small, Options{redial: 50 * time.Millisecond})
