@@ -330,7 +330,7 @@ func (m *mounted) upgrade(t *testing.T) {
 // Readers of every kind see no error, no wrong byte and no SIGBUS while daemons crash and are upgraded at random moments.
 func TestReadersSeeNoHandover(t *testing.T) {
 	blackbox.NeedRoot(t)
-	rounds, files := setting(t, "HBMFS_HANDOVERS", 6), setting(t, "HBMFS_HANDOVER_FILES", 200)
+	rounds, files := setting(t, "HBMFS_HANDOVERS", 10), setting(t, "HBMFS_HANDOVER_FILES", 200)
 	source, stream := shardedTokens(t, files, max(1000, 4_000_000/files))
 	megatron := megatronShards(t, filepath.Join(source, "mg"))
 	m := mount(t, source)
