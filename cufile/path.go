@@ -2,13 +2,13 @@ package cufile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"slices"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
@@ -47,7 +47,8 @@ type Choice struct {
 var (
 	ErrClosed      = crew.ErrClosed
 	ErrUnderWay    = crew.ErrUnderWay
-	ErrOutOfRange  = errors.New("out of range") // bytes that a file, a view or memory does not have
+	ErrMemory      = crew.ErrMemory       // memory of the caller cannot be written to as was asked
+	ErrOutOfRange  = device.ErrOutOfRange // bytes that a file, a view or memory does not have
 	ErrTooLarge    = source.ErrTooLarge
 	ErrUnavailable = source.ErrUnavailable
 	ErrShort       = source.ErrShort

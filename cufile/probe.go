@@ -116,7 +116,7 @@ func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most 
 		if err = f.r.direct.StartCounting(); err != nil {
 			return err
 		}
-		before, err = f.r.direct.ReadCounts(f.r.gpu.RawUUID)
+		before, err = f.r.direct.ReadCounts(f.r.device.GPU.RawUUID)
 		return err
 	}
 	countErr := f.r.crew.Do(ctx, func(*crew.Worker) error { return count0() })
@@ -139,7 +139,7 @@ func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most 
 		return Proof{Verdict: Unknown, Why: "it reads with compat mode off, but " + countErr.Error()}, nil
 	}
 	if err := f.r.crew.Do(ctx, func(*crew.Worker) (err error) {
-		after, err = f.r.direct.ReadCounts(f.r.gpu.RawUUID)
+		after, err = f.r.direct.ReadCounts(f.r.device.GPU.RawUUID)
 		return err
 	}); err != nil {
 		return Proof{}, err

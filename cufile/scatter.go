@@ -126,9 +126,9 @@ func release(finished <-chan struct{}, transfers []*transfer) {
 }
 
 // scatter moves spans to their places, part by part, widened on the way. It returns when nothing writes to the target any more.
-func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, spans []source.Span) (Result, error) {
+func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spans []source.Span) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	straight := widen == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
+	straight := kind == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
 	first := true
 	for part := range parts(spans, bytesMoved) {
 		result, err := Result{}, errArena
@@ -136,7 +136,7 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, sp
 			result, err = f.moveTo(ctx, to, part)
 		}
 		if errors.Is(err, errArena) {
-			result, err = f.scatterByArena(ctx, &to, widen, part)
+			result, err = f.scatterByArena(ctx, &to, kind, part)
 		}
 		if err != nil {
 			return Result{}, err
@@ -150,7 +150,7 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, sp
 }
 
 // scatterByArena brings spans into the arena one after the other, and from there to their places.
-func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen Widen, spans []source.Span) (total Result, err error) {
+func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Widen, spans []source.Span) (total Result, err error) {
 	for part := range parts(spans, f.r.opt.Arena/4) {
 		t := &transfer{f: f, spans: make([]source.Span, len(part))}
 		var places []source.Span // of what lies together there as well
@@ -171,7 +171,7 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen W
 		if err := t.fill(ctx, v); err != nil {
 			return Result{}, err
 		}
-		err = f.r.deliver(ctx, v, to, widen, places)
+		err = f.r.widen.Move(ctx, to, kind, v.destination(), places)
 		total.Moved.Add(v.Moved())
 		total.Choice = v.Choice()
 		v.Release()

@@ -38,7 +38,7 @@ func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*tra
 	if err := f.inside(offsets, length); err != nil {
 		return nil, nil, err
 	}
-	if arena := f.r.arena.bytes; length > 0 && int64(len(offsets)) > arena/length {
+	if arena := f.r.arena.Size(); length > 0 && int64(len(offsets)) > arena/length {
 		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
 			f.name, ErrTooLarge, len(offsets), length, arena)
 	}
@@ -92,15 +92,12 @@ func (t *transfer) allocate(ctx context.Context) (*View, error) {
 		t.envelope, t.skew = true, p.Offset%driver.PageSize
 	}
 	reserved := driver.RoundUp(t.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
-	at, err := r.reserve(ctx, reserved)
+	at, err := r.arena.Reserve(ctx, reserved)
 	if err != nil {
 		return nil, err
 	}
 	v.at, v.reserved, v.skew = at, reserved, t.skew
-	t.to = crew.Destination{HBM: r.hbm + driver.Pointer(at+t.skew)}
-	if r.cu == nil {
-		t.to.Host = r.host[at:]
-	}
+	t.to = *v.destination()
 	return v, nil
 }
 
@@ -288,23 +285,24 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 	return nil, fmt.Errorf("cufile: internal error: path %q was chosen", path)
 }
 
-// quiet waits until nothing of a job writes any more; nil is none. A job that a closed Reader never began does not end.
+// stage moves pieces by way of memory of the host.
+func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan struct{}, error) {
+	r, path := t.f.r, Staged
+	if r.device.CUDA == nil {
+		path = Host
+	}
+	n, finished, err := r.staged.Move(ctx, &t.to, pieces, t.cold, func() int { return t.f.readers(ctx) })
+	t.moved.count(path, n)
+	return finished, err
+}
+
+// quiet waits until nothing of a job writes any more; nil is none.
 func (r *Reader) quiet(finished <-chan struct{}) {
-	if finished == nil {
-		return
+	crews := []*crew.Crew{r.crew}
+	if r.mapped != nil {
+		crews = append(crews, r.mapped.Thread)
 	}
-	select {
-	case <-finished:
-		return
-	case <-r.crew.Gone():
-	}
-	if r.mapped == nil {
-		return
-	}
-	select {
-	case <-finished:
-	case <-r.mapped.Thread.Gone():
-	}
+	crew.Quiet(finished, crews...)
 }
 
 // after calls giveBack once nothing of a job runs any more: at once as a rule, and else when the last thread has come back
@@ -330,15 +328,11 @@ func (f *File) inside(offsets []int64, length int64) error {
 		return fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
 	}
 	for _, offset := range offsets {
-		if err := f.insideOne(offset, length); err != nil {
+		if err := f.insideAll([]source.Span{{Offset: offset, N: length}}); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (f *File) insideOne(offset, length int64) error {
-	return f.insideAll([]source.Span{{Offset: offset, N: length}})
 }
 
 func (f *File) insideAll(spans []source.Span) error {

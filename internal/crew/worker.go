@@ -166,6 +166,9 @@ func (w *Worker) look() bool {
 	return true
 }
 
+// ErrMemory says that memory of the caller cannot be written to as was asked.
+var ErrMemory = errors.New("not usable as the destination")
+
 // Destination is memory of the device that bytes go to.
 type Destination struct {
 	HBM   driver.Pointer // of the first byte, on a GPU
