@@ -52,12 +52,10 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, r
 	}
 	r := files[0].r
 	var after driver.Handle
-	err := r.device.Within(func() (err error) {
-		if err = check(); err == nil {
-			after, err = r.device.Mark(to.Stream)
-		}
-		return err
-	})
+	err := r.device.Within(check)
+	if err == nil {
+		after, err = r.device.Mark(to.Stream)
+	}
 	if err != nil {
 		leave(files)
 		return nil, err

@@ -56,13 +56,13 @@ func (w *Writer) writeAndJudge(directory, name string) (direct.Proof, error) {
 	var countErr error
 	ctx := context.Background()
 	if err := w.crew.Do(ctx, func(*crew.Worker) (err error) {
-		if at, err = w.cu.Alloc(int64(len(want))); err != nil {
+		if at, err = w.device.CUDA.Alloc(int64(len(want))); err != nil {
 			return err
 		}
 		if countErr = w.direct.StartCounting(); countErr == nil {
-			before, countErr = w.direct.WriteCounts(w.gpu.RawUUID)
+			before, countErr = w.direct.WriteCounts(w.device.GPU.RawUUID)
 		}
-		return w.cu.CopyPageable(at, want)
+		return w.device.CUDA.CopyPageable(at, want)
 	}); err != nil {
 		return direct.Proof{}, err
 	}
@@ -77,9 +77,9 @@ func (w *Writer) writeAndJudge(directory, name string) (direct.Proof, error) {
 	}
 	err = errors.Join(err, readErr, w.crew.Do(ctx, func(*crew.Worker) (err error) {
 		if countErr == nil {
-			after, countErr = w.direct.WriteCounts(w.gpu.RawUUID)
+			after, countErr = w.direct.WriteCounts(w.device.GPU.RawUUID)
 		}
-		return w.cu.Free(at)
+		return w.device.CUDA.Free(at)
 	}))
 	switch {
 	case err != nil:

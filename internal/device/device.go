@@ -62,8 +62,7 @@ func (d *Device) Within(f func() error) error {
 	return d.CUDA.Within(d.Context, f)
 }
 
-// Mark makes an event of the work that is on the caller's stream now; 0 where there is nothing to wait for: on the host, or where
-// stream is nil. The thread has the context.
+// Mark makes an event of the work that is on a stream now; 0 where there is nothing to wait for: on the host, or where stream is nil.
 func (d *Device) Mark(stream *uintptr) (event driver.Handle, err error) {
 	if d.CUDA == nil || stream == nil {
 		return 0, nil
@@ -73,13 +72,19 @@ func (d *Device) Mark(stream *uintptr) (event driver.Handle, err error) {
 		event, d.marks = d.marks[last], d.marks[:last]
 	}
 	d.mu.Unlock()
-	if event == 0 {
-		if event, err = d.CUDA.NewEvent(); err != nil {
-			return 0, err
+	err = d.Within(func() error {
+		if event == 0 {
+			if event, err = d.CUDA.NewEvent(); err != nil {
+				return err
+			}
 		}
-	}
-	if err := d.CUDA.Record(event, driver.Handle(*stream)); err != nil {
-		return 0, errors.Join(fmt.Errorf("mark the caller's stream: %w", err), d.CUDA.DestroyEvent(event))
+		if err := d.CUDA.Record(event, driver.Handle(*stream)); err != nil {
+			return errors.Join(fmt.Errorf("mark the caller's stream: %w", err), d.CUDA.DestroyEvent(event))
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
 	}
 	return event, nil
 }
