@@ -3,7 +3,6 @@ package cufile
 import (
 	"context"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 
@@ -64,9 +63,6 @@ const warm = 0.9
 // the page cache.
 const fewCPUs = 4
 
-// worthProof is the size from which Auto spends the second that it takes to prove Direct.
-const worthProof = 64 << 20
-
 // choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
 // reason stand in parentheses, and details after a semicolon: see kindOf.
 func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
@@ -114,38 +110,4 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 		return Choice{Mapped, fmt.Sprintf("%s, and there are few CPUs (%d)", once, cpus)}, false, nil
 	}
 	return Choice{Staged, once + "; " + why}, false, nil
-}
-
-// autoDirect says whether Direct is proven for the files of a request, and why not.
-func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why string, ok bool, err error) {
-	if len(f.r.opt.Probe) == 0 {
-		return "direct: there is no command to prove it with", false, nil
-	}
-	_, nvfs := os.Stat("/proc/driver/nvidia-fs/version")
-	seen := map[*source.Backing]bool{}
-	for i := range pieces {
-		b := pieces[i].File
-		if seen[b] || b.Inline {
-			continue
-		}
-		seen[b] = true
-		if nvfs != nil && !source.OnNVMe(b) {
-			return "direct: no nvidia-fs, and the file is not on NVMe", false, nil
-		}
-		if b.Length < worthProof {
-			return "direct: the file is too small to be worth a proof", false, nil
-		}
-		p, err := f.r.proofs.Prove(ctx, b)
-		if err != nil {
-			return "", false, err
-		}
-		if p.Verdict != Proven {
-			return "direct: " + p.Why, false, nil
-		}
-		why = p.Why
-	}
-	if err := f.r.direct.Start(); err != nil {
-		return "direct: " + err.Error(), false, nil
-	}
-	return why, len(seen) > 0, nil
 }

@@ -79,13 +79,13 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (to
 		return total, mapped.ErrApart
 	}
 	for i, t := range transfers {
-		if !t.hold() {
-			release(nil, transfers[:i])
+		if err := t.holdOpen(); err != nil {
+			dropAll(transfers[:i], nil)
 			return total, mapped.ErrApart
 		}
 	}
 	_, finished, err := mapped.MoveTogether(ctx, &to, lots)
-	release(finished, transfers)
+	dropAll(transfers, finished)
 	if err != nil {
 		transfers[0].f.r.quiet(finished)
 		return Result{}, err
@@ -103,25 +103,20 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (to
 // inline says whether the bytes of a piece exist only in the mount.
 func inline(p source.Piece) bool { return p.File.Inline }
 
-// hold keeps the files of a transfer of one group open, if they are.
-func (t *transfer) hold() bool {
-	if t.f.enter() != nil {
-		return false
-	}
-	if t.f.r.descriptors.PinOpen(t.groups[0].Files) {
-		return true
-	}
-	t.f.gate.Leave()
-	return false
+// holdOpen is hold for a transfer of one group, if its files are open.
+func (t *transfer) holdOpen() error {
+	g := &t.groups[0]
+	return t.hold(g, func() error {
+		if !t.f.r.descriptors.PinOpen(g.Files) {
+			return mapped.ErrApart
+		}
+		return nil
+	})
 }
 
-// release ends what hold began, once nothing of the job runs any more.
-func release(finished <-chan struct{}, transfers []*transfer) {
+func dropAll(transfers []*transfer, finished <-chan struct{}) {
 	for _, t := range transfers {
-		t.f.r.after(finished, func() {
-			t.f.r.descriptors.Unpin(t.groups[0].Files)
-			t.f.gate.Leave()
-		})
+		t.drop(&t.groups[0], finished)
 	}
 }
 

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
@@ -169,13 +166,11 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	source.Announce(ctx, t.f.source, r.descriptors, pieces)
 	// Files are not pinned while a request waits for memory: a request that has memory may wait for descriptors.
 	t.groups = source.Split(pieces, r.descriptors.Share())
-	if err := r.descriptors.Pin(ctx, t.groups[0].Files); err != nil {
+	return r.descriptors.Pinned(ctx, t.groups[0].Files, func() error {
+		t.choice, t.cold, err = t.f.choose(ctx, t.groups[0].Pieces)
+		t.choice.Why += t.f.remark(inMount)
 		return err
-	}
-	t.choice, t.cold, err = t.f.choose(ctx, t.groups[0].Pieces)
-	r.descriptors.Unpin(t.groups[0].Files)
-	t.choice.Why += t.f.remark(inMount)
-	return err
+	})
 }
 
 // remark completes the reason of a choice.
@@ -206,25 +201,37 @@ func (t *transfer) moveGroups(ctx context.Context) (finished <-chan struct{}, er
 
 // moveGroup moves one group, by a choice of its own if choose is set.
 func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
-	f := t.f
-	if err := f.enter(); err != nil {
-		return nil, err
-	}
-	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-		f.gate.Leave()
+	if err := t.hold(g, func() error { return t.f.r.descriptors.Pin(ctx, g.Files) }); err != nil {
 		return nil, err
 	}
 	if choose {
-		t.choice, t.cold, err = f.choose(ctx, g.Pieces)
+		t.choice, t.cold, err = t.f.choose(ctx, g.Pieces)
 	}
 	if err == nil {
 		finished, err = t.moveAsChosen(ctx, g.Pieces)
 	}
-	f.r.after(finished, func() {
-		f.r.descriptors.Unpin(g.Files)
-		f.gate.Leave()
-	})
+	t.drop(g, finished)
 	return finished, err
+}
+
+// hold keeps the files of a group, which pin opens, until drop.
+func (t *transfer) hold(g *source.Group, pin func() error) error {
+	if err := t.f.enter(); err != nil {
+		return err
+	}
+	err := pin()
+	if err != nil {
+		t.f.gate.Leave()
+	}
+	return err
+}
+
+// drop ends what hold began, once nothing of the job runs any more.
+func (t *transfer) drop(g *source.Group, finished <-chan struct{}) {
+	t.f.r.after(finished, func() {
+		t.f.r.descriptors.Unpin(g.Files)
+		t.f.gate.Leave()
+	})
 }
 
 // moveAsChosen moves pieces, and stages them where Auto chose to map files that CUDA does not register: the driver, the
@@ -354,71 +361,4 @@ func (f *File) pieces(ctx context.Context, spans []source.Span, inMount bool) ([
 		return nil, err
 	}
 	return source.Pieces(ctx, f.source, spans, inMount)
-}
-
-// prefetcher is a source whose daemon can fetch bytes ahead.
-type prefetcher interface {
-	Prefetch(ctx context.Context, ranges []control.Range) error
-}
-
-// Prefetch says which spans will be read soon, in this order: the mount brings them into the page cache, or the kernel
-// does where the file is in none. It does not wait for that, and may do nothing where there is too much to do already.
-func (f *File) Prefetch(ctx context.Context, spans []Span) error {
-	for _, s := range spans {
-		if err := f.inside([]int64{s.Offset}, s.Length); err != nil {
-			return fmt.Errorf("prefetch: %w", err)
-		}
-	}
-	if err := f.enter(); err != nil {
-		return err
-	}
-	defer f.gate.Leave()
-	if p, ok := f.source.(prefetcher); ok {
-		ranges := make([]control.Range, len(spans))
-		for i, s := range spans {
-			ranges[i] = control.Range{Offset: s.Offset, Length: s.Length}
-		}
-		return p.Prefetch(ctx, ranges)
-	}
-	for _, s := range spans {
-		if s.Length == 0 {
-			continue
-		}
-		if err := f.eachGroup(ctx, s, func(pieces []source.Piece) error { return advise(ctx, pieces) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// eachGroup calls fn with the pieces of a span, group by group, while their backing files are open.
-func (f *File) eachGroup(ctx context.Context, s Span, fn func(pieces []source.Piece) error) error {
-	return f.retryMoved(ctx, func(inMount bool) error {
-		pieces, err := f.pieces(ctx, []source.Span{{Offset: s.Offset, N: s.Length}}, inMount)
-		if err != nil {
-			return err
-		}
-		for _, g := range source.Split(pieces, f.r.descriptors.Share()) {
-			if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-				return err
-			}
-			err := fn(g.Pieces)
-			f.r.descriptors.Unpin(g.Files)
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// advise tells the kernel about pieces.
-func advise(ctx context.Context, pieces []source.Piece) error {
-	for i := range pieces {
-		p := &pieces[i]
-		if err := unix.Fadvise(p.File.FD, p.Offset, p.N, unix.FADV_WILLNEED); err != nil {
-			return fmt.Errorf("prefetch %s: %w", p.File.Name, err)
-		}
-	}
-	return ctx.Err()
 }
