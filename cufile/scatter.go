@@ -105,9 +105,8 @@ func inline(p source.Piece) bool { return p.File.Inline }
 
 // holdOpen is hold for a transfer of one group, if its files are open.
 func (t *transfer) holdOpen() error {
-	g := &t.groups[0]
-	return t.hold(g, func() error {
-		if !t.f.r.descriptors.PinOpen(g.Files) {
+	return t.f.hold(func() error {
+		if !t.f.r.descriptors.PinOpen(t.groups[0].Files) {
 			return mapped.ErrApart
 		}
 		return nil
@@ -116,7 +115,7 @@ func (t *transfer) holdOpen() error {
 
 func dropAll(transfers []*transfer, finished <-chan struct{}) {
 	for _, t := range transfers {
-		t.drop(&t.groups[0], finished)
+		t.f.drop(t.groups[0].Files, finished)
 	}
 }
 

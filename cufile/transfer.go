@@ -201,7 +201,7 @@ func (t *transfer) moveGroups(ctx context.Context) (finished <-chan struct{}, er
 
 // moveGroup moves one group, by a choice of its own if choose is set.
 func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
-	if err := t.hold(g, func() error { return t.f.r.descriptors.Pin(ctx, g.Files) }); err != nil {
+	if err := t.f.hold(func() error { return t.f.r.descriptors.Pin(ctx, g.Files) }); err != nil {
 		return nil, err
 	}
 	if choose {
@@ -210,27 +210,27 @@ func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) 
 	if err == nil {
 		finished, err = t.moveAsChosen(ctx, g.Pieces)
 	}
-	t.drop(g, finished)
+	t.f.drop(g.Files, finished)
 	return finished, err
 }
 
-// hold keeps the files of a group, which pin opens, until drop.
-func (t *transfer) hold(g *source.Group, pin func() error) error {
-	if err := t.f.enter(); err != nil {
+// hold keeps the File open, and backing files that pin opens, until drop.
+func (f *File) hold(pin func() error) error {
+	if err := f.enter(); err != nil {
 		return err
 	}
 	err := pin()
 	if err != nil {
-		t.f.gate.Leave()
+		f.gate.Leave()
 	}
 	return err
 }
 
 // drop ends what hold began, once nothing of the job runs any more.
-func (t *transfer) drop(g *source.Group, finished <-chan struct{}) {
-	t.f.r.after(finished, func() {
-		t.f.r.descriptors.Unpin(g.Files)
-		t.f.gate.Leave()
+func (f *File) drop(files []*source.Backing, finished <-chan struct{}) {
+	f.r.after(finished, func() {
+		f.r.descriptors.Unpin(files)
+		f.gate.Leave()
 	})
 }
 
