@@ -15,6 +15,14 @@ type Result struct {
 	Choice Choice // of the first part, where the request was moved in parts
 }
 
+// add adds the next part.
+func (s *Result) add(next Result) {
+	if s.Moved.Total() == 0 {
+		s.Choice = next.Choice
+	}
+	s.Moved.Add(next.Moved)
+}
+
 // Request is a read into memory of the caller that is under way.
 type Request struct {
 	cancel context.CancelFunc
@@ -130,7 +138,3 @@ func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.S
 	}
 	return Result{t.moved, t.choice}, nil
 }
-
-// bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus
-// does not notice the border.
-const bytesMoved = 512 << 20

@@ -11,6 +11,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
+// bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus
+// does not notice the border.
+const bytesMoved = 512 << 20
+
 // part is spans of one file.
 type part struct {
 	file  *File
@@ -46,12 +50,8 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []part) (total R
 	if err := context.Cause(inner); err != nil {
 		return Result{}, err
 	}
-	total.Choice = results[0].Choice
 	for _, result := range results {
-		if total.Moved.Total() == 0 {
-			total.Choice = result.Choice
-		}
-		total.Moved.Add(result.Moved)
+		total.add(result)
 	}
 	return total, nil
 }
@@ -94,9 +94,8 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (to
 		moved := Moved{}
 		moved.count(Mapped, t.size())
 		t.f.account(moved, t.choice)
-		total.Moved.Add(moved)
+		total.add(Result{moved, t.choice})
 	}
-	total.Choice = transfers[0].choice
 	return total, nil
 }
 
@@ -123,7 +122,6 @@ func dropAll(transfers []*transfer, finished <-chan struct{}) {
 func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spans []source.Span) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
 	straight := kind == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
-	first := true
 	for part := range parts(spans, bytesMoved) {
 		result, err := Result{}, errArena
 		if straight {
@@ -135,10 +133,7 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spa
 		if err != nil {
 			return Result{}, err
 		}
-		if first {
-			total.Choice, first = result.Choice, false
-		}
-		total.Moved.Add(result.Moved)
+		total.add(result)
 	}
 	return total, nil
 }
@@ -166,8 +161,7 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Wi
 			return Result{}, err
 		}
 		err = f.r.widen.Move(ctx, to, kind, v.destination(), places)
-		total.Moved.Add(v.Moved())
-		total.Choice = v.Choice()
+		total.add(Result{v.Moved(), v.Choice()})
 		v.Release()
 		if err != nil {
 			return Result{}, err
