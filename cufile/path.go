@@ -64,7 +64,7 @@ const warm = 0.9
 const fewCPUs = 4
 
 // choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
-// reason stand in parentheses, and details after a semicolon: see kindOf.
+// reason stand in parentheses, and details after a semicolon: see package tally.
 func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
 	o := &f.r.opt
 	switch {

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/sequences"
 	"github.com/hbmfs/hbmfs/internal/source"
 	"github.com/hbmfs/hbmfs/internal/staged"
+	"github.com/hbmfs/hbmfs/internal/tally"
 	"github.com/hbmfs/hbmfs/internal/widen"
 )
 
@@ -128,14 +128,13 @@ type Reader struct {
 	proofs      *direct.Proofs
 	descriptors *source.Descriptors
 	opener      *source.Opener
+	others      tally.Readers
 	gate        crew.Gate      // of calls that open files or allocate
 	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
 
-	mu      sync.Mutex // guards what follows
-	files   map[*File]bool
-	moved   Moved
-	others  int       // readers that the daemon counts, this one included
-	counted time.Time // when it was asked
+	mu    sync.Mutex // guards what follows
+	files map[*File]bool
+	moved Moved
 
 	ending sync.Mutex // one closes at a time; guards what follows
 	over   bool       // releaseGPU has ended
