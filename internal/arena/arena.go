@@ -49,8 +49,8 @@ type Arena struct {
 	freed chan struct{} // closed and replaced at every Free
 }
 
-// New takes memory of the host. Of a GPU it only looks whether there is so much: it is allocated when it is first wanted, and a
-// reader that only writes into memory of its callers never has any.
+// New takes memory of the host. Of a GPU it only looks whether there is so much. HBM is allocated when it is first wanted: a reader that
+// only writes into memory of its callers never has any.
 func New(ctx context.Context, o Options) (*Arena, error) {
 	a := &Arena{opt: o, room: room.New(o.Bytes), freed: make(chan struct{})}
 	if cu := o.Device.CUDA; cu != nil {

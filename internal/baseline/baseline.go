@@ -1,5 +1,5 @@
-// Package baseline measures what the paths into a GPU are compared with: the fastest copy that there is, and what a program does that
-// knows nothing of GPUs.
+// Package baseline has two measures for the paths into a GPU: the fastest copy that there is, and the read of a program that knows
+// nothing of GPUs.
 package baseline
 
 import (

@@ -1,4 +1,4 @@
-// Package device is a GPU as a reader, a writer or a store has it, or the host: its context, memory of callers there, and what is on their
+// Package device is a GPU as a reader, a writer or a store has it, or the host: its context, memory of callers there, and marks on their
 // streams.
 //
 //	d, err := device.Open(0, libraries)
@@ -62,7 +62,7 @@ func (d *Device) Within(f func() error) error {
 	return d.CUDA.Within(d.Context, f)
 }
 
-// Mark makes an event of the work that is on a stream now; 0 where there is nothing to wait for: on the host, or where stream is nil.
+// Mark makes an event of the work that is on a stream now. It gives 0 on the host, or where stream is nil: there is nothing to wait for.
 func (d *Device) Mark(stream *uintptr) (event driver.Handle, err error) {
 	if d.CUDA == nil || stream == nil {
 		return 0, nil

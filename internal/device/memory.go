@@ -15,8 +15,8 @@ type Memory struct {
 	Length  int64
 }
 
-// Has fails where memory is not there. CUDA knows its own: the thread has the context then. Of the host nobody does. known is that of
-// [driver.CUDA.IsOn].
+// Has fails where memory is not there. CUDA knows its own, and is asked on a thread that has the context. On the host the address alone is
+// looked at. known is that of [driver.CUDA.IsOn].
 func (d *Device) Has(m Memory, known *driver.Allocation) error {
 	if m.Length < 0 || m.Pointer == 0 || m.Pointer > math.MaxInt64-uintptr(m.Length) {
 		return fmt.Errorf("%d bytes at the address %#x cannot be", m.Length, m.Pointer)

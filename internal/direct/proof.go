@@ -167,8 +167,8 @@ func ask(ctx context.Context, command []string, q Question, file *os.File) Proof
 	return p
 }
 
-// Answer is the other side, in the probe: prove tells of the file at [ProbeFD], and any error of it means that the path does not work
-// here. Answer fails when in or out do.
+// Answer is the probe's side: it reads a question from in, and writes to out the proof that prove gives of the file at [ProbeFD]. Any
+// error of prove means that the path does not work here. Answer fails when in or out do.
 func Answer(in io.Reader, out io.Writer, prove func(q Question) (Proof, error)) error {
 	var q Question
 	if err := json.NewDecoder(in).Decode(&q); err != nil {

@@ -1,5 +1,5 @@
-// Package sequences writes what attention of variable lengths needs of a batch of packed documents to memory of the caller: where each
-// begins, positions, numbers of documents, and padding.
+// Package sequences writes the arrays of attention of variable lengths for a batch of packed documents to memory of the caller: where
+// each begins, positions, numbers of documents, and padding.
 package sequences
 
 import (

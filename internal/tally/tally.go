@@ -1,5 +1,5 @@
-// Package tally is what a reader tells the daemon of a mount, and what it asks: how many bytes went by which path and why, and how many
-// readers there are. It does either once a second at most, beside the reads. A daemon that hangs, or is gone, fails none.
+// Package tally tells the daemon of a mount how many bytes a reader moved by which path, and why. It asks the daemon how many readers
+// there are. It does either once a second at most, beside the reads. A daemon that hangs, or is gone, fails no read.
 package tally
 
 import (
