@@ -74,3 +74,35 @@ func TestBatchOfOneFile(t *testing.T) {
 		}
 	})
 }
+
+// TestBatchWithoutMemory gives addresses on the host where there is none: an error, which ends no process.
+func TestBatchWithoutMemory(t *testing.T) {
+	name, _ := randomFile(t, 1000, 20)
+	r := newReader(t, Options{Device: HostDevice})
+	f := openFileIn(t, r, name)
+	none := Batch{Files: []*File{f}, Element: 1}
+	unread := Batch{Files: none.Files, Element: 1, Starts: []int64{Unread}, Places: []int64{0}, Length: 5}
+	for _, c := range []struct {
+		at  uintptr
+		n   int64
+		b   *Batch
+		bad bool // also where nothing is to move
+	}{
+		{math.MaxUint, 100, &none, false},
+		{math.MaxUint, 100, &unread, false},
+		{1 << 62, math.MaxInt64, &unread, false},
+		{4096, 8000, &none, true},
+		{1 << 50, 8000, &none, true},
+	} {
+		m := Memory{Pointer: c.at, Length: c.n}
+		var s *Sequences
+		if c.bad {
+			s = &Sequences{Lengths: []int64{3, 997}, Documents: []int64{1, 2}, Tokens: 1000, Begins: m, Positions: m, Numbers: m}
+		}
+		q, err := BeginBatch(t.Context(), Target{Memory: m}, c.b, s)
+		must(t, err)
+		if _, err = q.Result(); errors.Is(err, ErrMemory) != c.bad {
+			t.Errorf("%d bytes at %#x: %v", c.n, c.at, err)
+		}
+	}
+}

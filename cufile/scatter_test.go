@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/sequences"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
@@ -224,6 +226,16 @@ func TestSequences(t *testing.T) {
 				if _, err := beginParts(t.Context(), Target{Memory: tokens.Memory}, []part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
 					t.Errorf("%d sequences: %v", count, err)
 				}
+			}
+			for _, length := range []int64{-1, 9, math.MaxInt64} { // the arrays are changed behind the check
+				var also *sequences.Writing
+				must(t, r.device.Within(func() (err error) { also, err = r.sequences.Prepare(s, tokens.Memory); return err }))
+				last := s.Lengths[count-1]
+				s.Lengths[count-1] = length
+				if err := also.Finish(t.Context(), 0); !errors.Is(err, ErrMemory) {
+					t.Errorf("%d sequences, the last of %d tokens: %v", count, length, err)
+				}
+				s.Lengths[count-1] = last
 			}
 		}
 	})

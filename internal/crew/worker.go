@@ -3,6 +3,8 @@ package crew
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -168,6 +170,17 @@ func (w *Worker) look() bool {
 
 // ErrMemory says that memory of the caller cannot be written to as was asked.
 var ErrMemory = errors.New("not usable as the destination")
+
+// OnFault gives a function to defer: an address without memory must not end the process.
+func OnFault(err *error) func() {
+	before := debug.SetPanicOnFault(true)
+	return func() {
+		debug.SetPanicOnFault(before)
+		if fault := recover(); fault != nil {
+			*err = fmt.Errorf("%w: %v", ErrMemory, fault)
+		}
+	}
+}
 
 // Destination is memory of the device that bytes go to.
 type Destination struct {

@@ -111,6 +111,9 @@ func (r *Writer) check(s *Sequences, to device.Memory) (padded device.Memory, er
 	return padded, nil
 }
 
+// errChanged is of lengths that were others when they were checked.
+var errChanged = fmt.Errorf("%w: the sequences were changed while they were read", crew.ErrMemory)
+
 // Also is of a [crew.Destination]: it writes beside the bytes of a request if it can, so that neither waits for the other's thread.
 func (s *Writing) Also(w *crew.Worker, slot *crew.Slot, used int) error {
 	if tableOf(len(s.Lengths)) > len(slot.Memory)-used || !s.begun.CompareAndSwap(false, true) {
@@ -164,10 +167,16 @@ func (s *Writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at
 	}
 	documents := slot.Memory[used:]
 	borders := documents[8*n:]
+	wrong := int64(0)
 	for i := range n {
 		binary.NativeEndian.PutUint64(documents[8*i:], uint64(s.Documents[first+i]))
 		binary.NativeEndian.PutUint32(borders[4*i:], uint32(at))
-		at += s.Lengths[first+i]
+		length := s.Lengths[first+i]
+		at += length
+		wrong |= length | at | (s.Tokens - at) // below 0 if one of them is
+	}
+	if wrong < 0 {
+		return 0, errChanged
 	}
 	binary.NativeEndian.PutUint32(borders[4*n:], uint32(at))
 	table, where := slot.Device()+driver.Pointer(used), driver.SequencesMemory{
@@ -183,11 +192,17 @@ func (s *Writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at
 // writeHost shares the sequences among the threads.
 func (s *Writing) writeHost(ctx context.Context) error {
 	const block = 64
-	borders, many := make([]int64, len(s.Lengths)+1), int64(len(s.Lengths))
+	borders, many, wrong := make([]int64, len(s.Lengths)+1), int64(len(s.Lengths)), int64(0)
 	for i, n := range s.Lengths {
-		borders[i+1] = borders[i] + n
+		end := borders[i] + n
+		borders[i+1] = end
+		wrong |= n | end | (s.Tokens - end) // as in launch
 	}
-	finished, err := s.r.crew.Run(ctx, s.r.threads, many/block+1, func(_ *crew.Worker, k int64) error {
+	if wrong < 0 {
+		return errChanged
+	}
+	finished, err := s.r.crew.Run(ctx, s.r.threads, many/block+1, func(_ *crew.Worker, k int64) (err error) {
+		defer crew.OnFault(&err)()
 		from, to := k*block, min((k+1)*block, many)
 		if s.Begins.Pointer != 0 {
 			begins, positions, documents := numbers[int32](s.Begins, many+1), numbers[int64](s.Positions, s.Tokens), numbers[int64](s.Numbers, s.Tokens)

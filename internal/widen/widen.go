@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"runtime/debug"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -130,13 +129,7 @@ func (m *Mover) moveHost(ctx context.Context, to, from []byte, kind Kind, times 
 	const block = 1 << 20
 	n := int64(len(from))
 	finished, err := m.crew.Run(ctx, m.threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
-		// An address without memory must not end the process.
-		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-		defer func() {
-			if fault := recover(); fault != nil {
-				err = fmt.Errorf("%w: write to %p: %v", crew.ErrMemory, to, fault)
-			}
-		}()
+		defer crew.OnFault(&err)()
 		kind.copy(to[i*block*times:], from[i*block:min((i+1)*block, n)])
 		return nil
 	})
