@@ -4,9 +4,12 @@ import (
 	"context"
 	"os"
 
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
+	"github.com/hbmfs/hbmfs/internal/sequences"
+	"github.com/hbmfs/hbmfs/internal/widen"
 )
 
 // The types of the packages below that callers see.
@@ -23,6 +26,21 @@ type (
 	Proof = direct.Proof
 	// Verdict is a probe's finding about a path.
 	Verdict = direct.Verdict
+	// Memory is memory of the caller on the Reader's device.
+	Memory = device.Memory
+	// Allocation is memory of a GPU for callers without an allocator of their own. It outlives the Reader.
+	Allocation = device.Allocation
+	// Widen converts elements on the device, after they have crossed the link.
+	Widen = widen.Kind
+	// Sequences are the documents of a batch of tokens, for [BeginBatch].
+	Sequences = sequences.Sequences
+)
+
+// The widenings. Elements are unsigned and little-endian.
+const (
+	WidenNone     = widen.None
+	WidenU16ToI64 = widen.U16ToI64 // each 2 bytes become 8
+	WidenU32ToI64 = widen.U32ToI64 // each 4 bytes become 8
 )
 
 // The verdicts.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/sequences"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
@@ -28,9 +29,9 @@ const Unread = -1
 // mostElement bounds the bytes of an element.
 const mostElement = 16
 
-// BeginBatch starts bringing the spans of a batch to memory of the caller, and writes what sequences say, if they are not nil. The rest
+// BeginBatch starts bringing the spans of a batch to memory of the caller, and writes what the sequences say, if they are not nil. The rest
 // is as in BeginGather; nothing is widened. Closing one of the files ends the request.
-func BeginBatch(ctx context.Context, to Target, b *Batch, sequences *Sequences) (*Request, error) {
+func BeginBatch(ctx context.Context, to Target, b *Batch, s *Sequences) (*Request, error) {
 	if len(b.Files) == 0 {
 		return nil, fmt.Errorf("%w: no file is given", ErrMemory)
 	}
@@ -40,11 +41,12 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, sequences *Sequences) 
 			files = append(files, f)
 		}
 	}
-	r, padded := files[0].r, Memory{}
+	r := files[0].r
+	var also *sequences.Writing
 	check := func() error {
 		err := b.check(&to)
-		if err == nil && sequences != nil {
-			padded, err = sequences.check(r, to.Memory)
+		if err == nil && s != nil {
+			also, err = r.sequences.Prepare(s, to.Memory)
 		}
 		return err
 	}
@@ -59,17 +61,16 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, sequences *Sequences) 
 		if err != nil {
 			return Result{}, err
 		}
-		also := writing{Sequences: sequences, r: r, padded: padded}
-		if sequences != nil {
-			where.Also = also.also
+		if also != nil {
+			where.Also = also.Also
 		}
 		result, err := scatterAll(ctx, where, parts)
 		if err != nil {
 			return Result{}, err
 		}
 		r.spans.Put(spans) // nothing of the request is under way
-		if sequences != nil {
-			err = also.finish(ctx, after)
+		if also != nil {
+			err = also.Finish(ctx, after)
 		}
 		return result, err
 	})

@@ -52,7 +52,7 @@ func TestBatchOfOneFile(t *testing.T) {
 			{Unread, 101, ErrMemory},
 		} {
 			wrong := Batch{Files: b.Files, Begins: b.Begins, Element: element, Starts: []int64{0, c.start, 0}, Lengths: []int64{1, c.n, 1}}
-			if _, err := BeginBatch(t.Context(), Target{Memory: Memory{m.Pointer, 200}}, &wrong, nil); !errors.Is(err, c.want) {
+			if _, err := BeginBatch(t.Context(), Target{Memory: Memory{Pointer: m.Pointer, Length: 200}}, &wrong, nil); !errors.Is(err, c.want) {
 				t.Errorf("%d elements from %d on: %v, want %v", c.n, c.start, err, c.want)
 			}
 		}
@@ -94,7 +94,7 @@ func TestBatchWithoutMemory(t *testing.T) {
 		{4096, 8000, &none, true},
 		{1 << 50, 8000, &none, true},
 	} {
-		m := Memory{c.at, c.n}
+		m := Memory{Pointer: c.at, Length: c.n}
 		var s *Sequences
 		if c.bad {
 			s = &Sequences{Lengths: []int64{3, 997}, Documents: []int64{1, 2}, Tokens: 1000, Begins: m, Positions: m, Numbers: m}

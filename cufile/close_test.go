@@ -32,9 +32,9 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r, err := New(t.Context(), o)
 				must(t, err)
-				at, err := r.reserve(t.Context(), 1)
+				at, err := r.arena.Reserve(t.Context(), 1)
 				must(t, err)
-				r.arena.free(at, 1)
+				r.arena.Free(at, 1)
 				ended := make(chan error, 1)
 				go func() {
 					_, err := c.crew(r).Run(context.Background(), 1, 1, func(*crew.Worker, int64) error {
@@ -49,7 +49,7 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 					if !errors.Is(err, ErrUnderWay) || !strings.Contains(err.Error(), "close it again then") || strings.Contains(err.Error(), "process") {
 						t.Errorf("close %d: %v, want that something is under way", i+1, err)
 					}
-					if r.host == nil && r.block == 0 {
+					if r.arena.Host(0) == nil && r.arena.HBM(0) == 0 {
 						t.Errorf("close %d: the memory was given back", i+1)
 					}
 				}
@@ -57,7 +57,7 @@ func TestCloseWhileSomethingIsUnderWay(t *testing.T) {
 					must(t, r.Close())
 				}
 				must(t, <-ended)
-				if r.host != nil || r.context != 0 {
+				if r.arena.Host(0) != nil || r.device.Context != 0 {
 					t.Error("it was not given back")
 				}
 			})

@@ -138,14 +138,14 @@ func TestHangInLibcufileEndsWithTheContext(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	// The thread is lost, the memory it may write to stays taken, and the others go on.
-	if n, err := r.arena.alloc(t.Context(), o.Arena-1<<20); err != nil {
+	if n, err := r.arena.Reserve(t.Context(), o.Arena-1<<20); err != nil {
 		t.Error(err)
 	} else {
-		r.arena.free(n, o.Arena-1<<20)
+		r.arena.Free(n, o.Arena-1<<20)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := r.arena.alloc(ctx, o.Arena); err == nil {
+	if _, err := r.arena.Reserve(ctx, o.Arena); err == nil {
 		t.Error("memory that the hung call may still write to was handed out")
 	}
 }

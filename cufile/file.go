@@ -10,6 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/internal/tally"
 )
 
 // File is an open file. Its methods may be called from many goroutines at once.
@@ -17,13 +18,13 @@ type File struct {
 	r      *Reader
 	name   string
 	source source.File
-	note   string    // why the file is not read from where its bytes lie
+	note   string // why the file is not read from where its bytes lie
+	tally  tally.Tally
 	gate   crew.Gate // of calls that use its backing files
 	once   sync.Once // gives it back
 
 	mu       sync.Mutex // guards what follows
 	moved    Moved
-	tally    tally
 	requests map[*Request]bool // that are under way
 }
 
@@ -102,10 +103,7 @@ func (f *File) release() error {
 	errs := []error{f.r.forget(leaving)}
 	f.r.descriptors.Drop(leaving)
 	if s, ok := f.source.(connected); ok {
-		f.mu.Lock()
-		list := f.tally.drain()
-		f.mu.Unlock()
-		report(s, list)
+		tally.Report(s.Daemon, f.tally.Rest())
 	}
 	errs = append(errs, f.source.Close())
 	f.r.mu.Lock()

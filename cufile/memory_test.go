@@ -30,7 +30,7 @@ const guard = 64
 func newMemory(t testing.TB, r *Reader, n, skew int64) callersMemory {
 	t.Helper()
 	whole := n + 2*guard + skew
-	if r.cu == nil {
+	if r.device.CUDA == nil {
 		data, err := unix.Mmap(-1, 0, int(whole), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			t.Fatal(err)
@@ -38,7 +38,7 @@ func newMemory(t testing.TB, r *Reader, n, skew int64) callersMemory {
 		t.Cleanup(func() { _ = unix.Munmap(data) })
 		copy(data, bytes.Repeat([]byte{0xDB}, len(data)))
 		at := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
-		return callersMemory{Memory{at + guard + uintptr(skew), n}, func() []byte { return data[skew:] }}
+		return callersMemory{Memory{Pointer: at + guard + uintptr(skew), Length: n}, func() []byte { return data[skew:] }}
 	}
 	a, err := r.Alloc(whole)
 	if err != nil {
@@ -49,7 +49,7 @@ func newMemory(t testing.TB, r *Reader, n, skew int64) callersMemory {
 			t.Error(err)
 		}
 	})
-	return callersMemory{Memory{a.Memory().Pointer + guard + uintptr(skew), n}, func() []byte {
+	return callersMemory{Memory{Pointer: a.Memory().Pointer + guard + uintptr(skew), Length: n}, func() []byte {
 		p := make([]byte, whole-skew)
 		if err := a.CopyTo(p, skew); err != nil {
 			t.Fatal(err)
@@ -132,7 +132,7 @@ func TestGatherIntoWidens(t *testing.T) {
 		f := openFileIn(t, r, name)
 		random := rand.New(rand.NewPCG(12, 4))
 		for _, kind := range []Widen{WidenNone, WidenU16ToI64, WidenU32ToI64} {
-			element, times, err := kind.sizes()
+			element, times, err := kind.Sizes()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -215,18 +215,18 @@ func TestMemoryThatCannotBe(t *testing.T) {
 			length  int64
 			want    error
 		}{
-			{"too little room", Target{Memory: Memory{m.Pointer, 99}}, []int64{0}, 100, ErrMemory},
-			{"room for one of two", Target{Memory: Memory{m.Pointer, 199}}, []int64{0, 0}, 100, ErrMemory},
-			{"no room for what is widened", Target{Memory: Memory{m.Pointer, 399}, Widen: WidenU16ToI64}, []int64{0}, 100, ErrMemory},
+			{"too little room", Target{Memory: Memory{Pointer: m.Pointer, Length: 99}}, []int64{0}, 100, ErrMemory},
+			{"room for one of two", Target{Memory: Memory{Pointer: m.Pointer, Length: 199}}, []int64{0, 0}, 100, ErrMemory},
+			{"no room for what is widened", Target{Memory: Memory{Pointer: m.Pointer, Length: 399}, Widen: WidenU16ToI64}, []int64{0}, 100, ErrMemory},
 			{"half an element", Target{Memory: m.Memory, Widen: WidenU16ToI64}, []int64{0}, 101, ErrMemory},
-			{"unaligned and widened", Target{Memory: Memory{m.Pointer + 4, 7000}, Widen: WidenU32ToI64}, []int64{0}, 100, ErrMemory},
+			{"unaligned and widened", Target{Memory: Memory{Pointer: m.Pointer + 4, Length: 7000}, Widen: WidenU32ToI64}, []int64{0}, 100, ErrMemory},
 			{"an unknown widening", Target{Memory: m.Memory, Widen: 9}, []int64{0}, 100, ErrMemory},
-			{"no address", Target{Memory: Memory{0, 100}}, []int64{0}, 100, ErrMemory},
-			{"an address beyond all", Target{Memory: Memory{^uintptr(0) - 50, 100}}, []int64{0}, 100, ErrMemory},
+			{"no address", Target{Memory: Memory{Pointer: 0, Length: 100}}, []int64{0}, 100, ErrMemory},
+			{"an address beyond all", Target{Memory: Memory{Pointer: ^uintptr(0) - 50, Length: 100}}, []int64{0}, 100, ErrMemory},
 			{"before the file", Target{Memory: m.Memory}, []int64{0, -1}, 100, ErrOutOfRange},
 			{"behind the file", Target{Memory: m.Memory}, []int64{9901}, 100, ErrOutOfRange},
 			{"a negative length", Target{Memory: m.Memory}, []int64{0}, -1, ErrOutOfRange},
-			{"memory of the host", Target{Memory: Memory{uintptr(unsafe.Pointer(&ordinary[0])), 100}}, []int64{0}, 100, ErrMemory},
+			{"memory of the host", Target{Memory: Memory{Pointer: uintptr(unsafe.Pointer(&ordinary[0])), Length: 100}}, []int64{0}, 100, ErrMemory},
 		} {
 			if o.Device == HostDevice && c.what == "memory of the host" {
 				continue
@@ -247,7 +247,7 @@ func TestHostMemoryThatIsNone(t *testing.T) {
 	f := openFileIn(t, newReader(t, o), name)
 	const nothing = 4096 // the first pages are never mapped
 	for _, kind := range []Widen{WidenNone, WidenU16ToI64} {
-		if _, err := f.ReadInto(t.Context(), Target{Memory: Memory{nothing, 1 << 20}, Widen: kind}, 0, 1000); err == nil {
+		if _, err := f.ReadInto(t.Context(), Target{Memory: Memory{Pointer: nothing, Length: 1 << 20}, Widen: kind}, 0, 1000); err == nil {
 			t.Errorf("widening %d: no error", kind)
 		}
 	}
@@ -279,16 +279,16 @@ func TestWritesWaitForTheCallersStream(t *testing.T) {
 		r := newReader(t, o)
 		f := openFileIn(t, r, name)
 		var stream driver.Handle
-		must(t, r.cu.Within(r.context, func() (err error) { stream, err = r.cu.NewStream(); return err }))
-		defer func() { must(t, r.cu.Within(r.context, func() error { return r.cu.DestroyStream(stream) })) }()
+		must(t, r.device.Within(func() (err error) { stream, err = r.device.CUDA.NewStream(); return err }))
+		defer func() { must(t, r.device.Within(func() error { return r.device.CUDA.DestroyStream(stream) })) }()
 		m := newMemory(t, r, int64(len(data)), 0)
 		other := newMemory(t, r, int64(len(data)), 0)
 		for _, s := range []uintptr{uintptr(stream), 0} {
 			// The caller's stream still writes the memory when the read begins: copies that are slow, since each
 			// step of the fake is. Whoever does not wait for them finds their bytes at the end.
-			must(t, r.cu.Within(r.context, func() (err error) {
+			must(t, r.device.Within(func() (err error) {
 				for range 20 {
-					err = errors.Join(err, r.cu.CopyWithin(driver.Pointer(m.Pointer), driver.Pointer(other.Pointer), m.Length, driver.Handle(s)))
+					err = errors.Join(err, r.device.CUDA.CopyWithin(driver.Pointer(m.Pointer), driver.Pointer(other.Pointer), m.Length, driver.Handle(s)))
 				}
 				return err
 			}))

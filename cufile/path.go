@@ -2,13 +2,12 @@ package cufile
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
@@ -47,7 +46,8 @@ type Choice struct {
 var (
 	ErrClosed      = crew.ErrClosed
 	ErrUnderWay    = crew.ErrUnderWay
-	ErrOutOfRange  = errors.New("out of range") // bytes that a file, a view or memory does not have
+	ErrMemory      = crew.ErrMemory       // memory of the caller cannot be written to as was asked
+	ErrOutOfRange  = device.ErrOutOfRange // bytes that a file, a view or memory does not have
 	ErrTooLarge    = source.ErrTooLarge
 	ErrUnavailable = source.ErrUnavailable
 	ErrShort       = source.ErrShort
@@ -63,11 +63,8 @@ const warm = 0.9
 // the page cache.
 const fewCPUs = 4
 
-// worthProof is the size from which Auto spends the second that it takes to prove Direct.
-const worthProof = 64 << 20
-
 // choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
-// reason stand in parentheses, and details after a semicolon: see kindOf.
+// reason stand in parentheses, and details after a semicolon: see package tally.
 func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
 	o := &f.r.opt
 	switch {
@@ -113,38 +110,4 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 		return Choice{Mapped, fmt.Sprintf("%s, and there are few CPUs (%d)", once, cpus)}, false, nil
 	}
 	return Choice{Staged, once + "; " + why}, false, nil
-}
-
-// autoDirect says whether Direct is proven for the files of a request, and why not.
-func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why string, ok bool, err error) {
-	if len(f.r.opt.Probe) == 0 {
-		return "direct: there is no command to prove it with", false, nil
-	}
-	_, nvfs := os.Stat("/proc/driver/nvidia-fs/version")
-	seen := map[*source.Backing]bool{}
-	for i := range pieces {
-		b := pieces[i].File
-		if seen[b] || b.Inline {
-			continue
-		}
-		seen[b] = true
-		if nvfs != nil && !source.OnNVMe(b) {
-			return "direct: no nvidia-fs, and the file is not on NVMe", false, nil
-		}
-		if b.Length < worthProof {
-			return "direct: the file is too small to be worth a proof", false, nil
-		}
-		p, err := f.r.proofs.Prove(ctx, b)
-		if err != nil {
-			return "", false, err
-		}
-		if p.Verdict != Proven {
-			return "direct: " + p.Why, false, nil
-		}
-		why = p.Why
-	}
-	if err := f.r.direct.Start(); err != nil {
-		return "direct: " + err.Error(), false, nil
-	}
-	return why, len(seen) > 0, nil
 }

@@ -3,7 +3,6 @@ package cufile
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,75 +13,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// proveDirect fails unless Direct is proven for every object of the file that is on this machine. Objects that
-// are read through the mount are proven by that read.
-func (f *File) proveDirect(ctx context.Context) error {
-	return f.retryMoved(ctx, func(inMount bool) error {
-		if inMount {
-			return nil
-		}
-		runs, err := f.source.Runs(ctx, 0, f.Size())
-		if err != nil {
-			return err
-		}
-		seen := map[uint64]bool{}
-		for i := range runs {
-			if r := &runs[i]; !seen[r.Object] && r.Length > 0 {
-				seen[r.Object] = true
-				if err := f.proveLent(ctx, f.source.Backing(r)); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-}
-
-// proveLent opens a file for as long as the proof takes.
-func (f *File) proveLent(ctx context.Context, b *source.Backing) error {
-	if b.Inline {
-		return nil
-	}
-	var lent []*source.Backing
-	if b.Lender != nil {
-		lent = append(lent, b)
-	}
-	if err := f.r.descriptors.Pin(ctx, lent); err != nil {
-		return err
-	}
-	defer f.r.descriptors.Unpin(lent)
-	return f.r.proofs.Want(ctx, b)
-}
-
-// proveCached proves Direct for files of a cache that a request needs: they may be younger than the File.
-func (f *File) proveCached(ctx context.Context, pieces []source.Piece) error {
-	seen := map[*source.Backing]bool{}
-	for i := range pieces {
-		if b := pieces[i].File; b.Cached && !seen[b] {
-			seen[b] = true
-			if err := f.r.proofs.Want(ctx, b); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 // RunProbe is the body of the command that Options.Probe names. It reads a question from in, reads the file at
 // descriptor 3 with compat mode off, and writes a Proof to out. It fails when in or out do.
 func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
-	var q direct.Question
-	if err := json.NewDecoder(in).Decode(&q); err != nil {
-		return fmt.Errorf("read the probe's question: %w", err)
-	}
-	p, err := strictRead(ctx, q)
-	if err != nil {
-		p = Proof{Verdict: Refuted, Why: err.Error()}
-		if errors.Is(err, driver.ErrStatsUnknown) {
-			p.Verdict = Unknown
-		}
-	}
-	return json.NewEncoder(out).Encode(p)
+	return direct.Answer(in, out, func(q direct.Question) (Proof, error) { return strictRead(ctx, q) })
 }
 
 // strictRead reads aligned blocks of the file through cuFile with compat mode off, compares them with what the kernel
@@ -116,7 +50,7 @@ func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most 
 		if err = f.r.direct.StartCounting(); err != nil {
 			return err
 		}
-		before, err = f.r.direct.ReadCounts(f.r.gpu.RawUUID)
+		before, err = f.r.direct.ReadCounts(f.r.device.GPU.RawUUID)
 		return err
 	}
 	countErr := f.r.crew.Do(ctx, func(*crew.Worker) error { return count0() })
@@ -139,7 +73,7 @@ func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most 
 		return Proof{Verdict: Unknown, Why: "it reads with compat mode off, but " + countErr.Error()}, nil
 	}
 	if err := f.r.crew.Do(ctx, func(*crew.Worker) (err error) {
-		after, err = f.r.direct.ReadCounts(f.r.gpu.RawUUID)
+		after, err = f.r.direct.ReadCounts(f.r.device.GPU.RawUUID)
 		return err
 	}); err != nil {
 		return Proof{}, err

@@ -9,15 +9,20 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/arena"
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
+	"github.com/hbmfs/hbmfs/internal/sequences"
 	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/internal/staged"
+	"github.com/hbmfs/hbmfs/internal/tally"
+	"github.com/hbmfs/hbmfs/internal/widen"
 )
 
 // HostDevice is an Options.Device: host memory instead of a GPU's.
@@ -92,7 +97,7 @@ func (o *Options) setDefaults() error {
 	o.Readers = max(o.Readers, 1)
 	const most = 1 << 46
 	for _, n := range []int64{o.Slot, o.Arena, o.Window, o.Pinned} {
-		if n < arenaUnit || n > most {
+		if n < arena.Unit || n > most {
 			return fmt.Errorf("slot, arena, window and pinned are sizes from 64 KiB on, not %d", n)
 		}
 	}
@@ -103,7 +108,7 @@ func (o *Options) setDefaults() error {
 		return fmt.Errorf("device must be a GPU's index, or -1 for the host, not %d", o.Device)
 	}
 	o.Slot = driver.RoundUp(o.Slot, driver.PageSize)
-	o.Arena = driver.RoundUp(o.Arena, arenaUnit)
+	o.Arena = driver.RoundUp(o.Arena, arena.Unit)
 	o.Window = driver.RoundUp(o.Window, driver.PageSize)
 	o.Pinned = max(o.Pinned, 2*o.Window)
 	return nil
@@ -112,33 +117,25 @@ func (o *Options) setDefaults() error {
 // Reader reads files into one device's memory. Its methods may be called from many goroutines at once.
 type Reader struct {
 	opt         Options
-	gpu         driver.GPU // zero for the host
+	device      *device.Device
 	crew        *crew.Crew
-	pace        *crew.Pace    // of its threads while they stage; nil where Options say how many they are, and for the host
+	arena       *arena.Arena
+	staged      *staged.Mover
 	mapped      *mapped.Mover // nil for the host
-	cu          *driver.CUDA  // nil for the host
-	context     driver.Handle
-	arena       *arena
-	host        []byte         // the arena's memory, for the host
-	growing     sync.Mutex     // while reserve allocates; guards what follows, which stay once they are set
-	hbm         driver.Pointer // the arena's memory on a GPU, aligned to arenaUnit
-	block       driver.Pointer // the allocation that hbm lies in, 0 before the first use
-	widen       driver.Kernel
-	sequences   driver.Kernel
 	direct      *direct.Mover // nil for the host
+	widen       *widen.Mover
+	sequences   *sequences.Writer
 	proofs      *direct.Proofs
 	descriptors *source.Descriptors
 	opener      *source.Opener
+	others      tally.Readers
 	gate        crew.Gate      // of calls that open files or allocate
 	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
 	spans       sync.Pool      // of *[]source.Span: those of batches that have ended
 
-	mu      sync.Mutex // guards what follows
-	files   map[*File]bool
-	marks   []driver.Handle // events that no request uses
-	moved   Moved
-	others  int       // readers that the daemon counts, this one included
-	counted time.Time // when it was asked
+	mu    sync.Mutex // guards what follows
+	files map[*File]bool
+	moved Moved
 
 	ending sync.Mutex // one closes at a time; guards what follows
 	over   bool       // releaseGPU has ended
@@ -151,7 +148,7 @@ func New(ctx context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
 	}
-	r := &Reader{opt: opt, files: map[*File]bool{}, arena: newArena(opt.Arena), proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
+	r := &Reader{opt: opt, files: map[*File]bool{}, device: &device.Device{}, proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
 	files := opt.Descriptors
 	if opt.Device != HostDevice {
 		files /= 2
@@ -173,7 +170,7 @@ func (r *Reader) start(ctx context.Context) error {
 	case host && r.opt.Path != Auto && r.opt.Path != Host:
 		return fmt.Errorf("%w: %s needs a GPU and the device is the host", ErrUnavailable, r.opt.Path)
 	case host:
-		return errors.Join(r.startHost(), ctx.Err())
+		return errors.Join(r.startHost(ctx), ctx.Err())
 	case r.opt.Path == Host:
 		return fmt.Errorf("%w: host ends in host memory and the device is gpu %d", ErrUnavailable, r.opt.Device)
 	}
@@ -188,35 +185,25 @@ func (r *Reader) start(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (r *Reader) startHost() (err error) {
-	if r.host, err = unix.Mmap(-1, 0, int(r.opt.Arena), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
-		return fmt.Errorf("allocate %d bytes of host memory: %w", r.opt.Arena, err)
+func (r *Reader) startHost(ctx context.Context) (err error) {
+	if r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads}); err != nil {
+		return err
 	}
-	r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads})
-	return err
+	return r.startOnCrew(ctx)
 }
 
-func (r *Reader) startGPU(ctx context.Context) (err error) {
-	cu, err := driver.LoadCUDA(r.opt.Libraries.CUDA)
+func (r *Reader) startGPU(ctx context.Context) error {
+	d, err := device.Open(r.opt.Device, r.opt.Libraries)
 	if err != nil {
 		return err
 	}
-	if r.opt.adapt {
-		r.pace = crew.NewPace(r.opt.Threads, r.opt.Readers)
-	}
-	if r.gpu, err = driver.Describe(cu, r.opt.Libraries, r.opt.Device); err != nil {
-		return err
-	}
-	if r.context, err = cu.RetainPrimary(r.gpu.Device); err != nil {
-		return err
-	}
-	r.cu = cu
+	r.device = d
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.crew, err = crew.New(crew.Options{CUDA: cu, Context: r.context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(r.gpu.NUMA)})
+	r.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(d.GPU.NUMA)})
 	if err != nil {
-		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, r.gpu.Name, err)
+		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, d.GPU.Name, err)
 	}
 	r.direct = direct.New(direct.Options{Crew: r.crew, Threads: r.opt.Threads, Library: r.opt.Libraries.CuFile, Compat: r.opt.Path == Compat})
 	if err := ctx.Err(); err != nil {
@@ -225,55 +212,30 @@ func (r *Reader) startGPU(ctx context.Context) (err error) {
 	// Beside the crew the mover would take longer than after it: both bring pages and register them.
 	mover := make(chan error, 1)
 	go func() { mover <- r.startMover() }()
-	err = r.crew.Do(context.WithoutCancel(ctx), func(*crew.Worker) error {
-		if _, total, err := cu.MemInfo(); err != nil || uint64(r.opt.Arena) <= total {
-			return err
-		}
-		return r.allocate() // which tells why it cannot
-	})
+	err = r.startOnCrew(ctx)
 	return errors.Join(<-mover, err)
 }
 
-// reserve takes n bytes of the arena, until it is told that they are free. Its memory on a GPU is allocated when it is first
-// wanted: a reader that only writes into memory of its callers never has any.
-func (r *Reader) reserve(ctx context.Context, n int64) (at int64, err error) {
-	if at, err = r.arena.alloc(ctx, n); err != nil || r.cu == nil {
-		return at, err
-	}
-	r.growing.Lock()
-	defer r.growing.Unlock()
-	if r.block != 0 {
-		return at, nil
-	}
-	if err = r.crew.Do(context.WithoutCancel(ctx), func(*crew.Worker) error { return r.allocate() }); err != nil {
-		r.arena.free(at, n)
-	}
-	return at, err
-}
-
-// allocate runs on a thread with the context.
-func (r *Reader) allocate() (err error) {
-	if r.block, err = r.cu.Alloc(r.opt.Arena + arenaUnit); err != nil {
-		free, total, infoErr := r.cu.MemInfo()
-		if infoErr != nil {
-			return err
-		}
-		return fmt.Errorf("arena of %d bytes on %s, which has %d of %d bytes free: %w", r.opt.Arena, r.gpu.Name, free, total, err)
-	}
-	r.hbm = driver.Pointer(driver.RoundUp(int64(r.block), arenaUnit))
-	return nil
+// startOnCrew makes what works by the crew's threads.
+func (r *Reader) startOnCrew(ctx context.Context) (err error) {
+	o := &r.opt
+	r.staged = staged.New(staged.Options{Crew: r.crew, Host: o.Device == HostDevice, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
+	r.widen = widen.New(r.crew, o.Threads)
+	r.sequences = sequences.New(r.device, r.crew, o.Threads)
+	r.arena, err = arena.New(ctx, arena.Options{Device: r.device, Crew: r.crew, Threads: o.Threads, Step: o.Slot, Bytes: o.Arena})
+	return err
 }
 
 // startMover starts the thread that registers, with windows of its own or shared ones.
 func (r *Reader) startMover() (err error) {
 	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
-	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.cu, Context: r.context, Device: r.gpu.Device, Near: driver.NearCPUs(r.gpu.NUMA),
+	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.device.CUDA, Context: r.device.Context, Device: r.device.GPU.Device, Near: driver.NearCPUs(r.device.GPU.NUMA),
 		Slot: min(r.opt.Slot, table), Window: r.opt.Window, Pinned: r.opt.Pinned, Shared: r.opt.Share})
 	return err
 }
 
 // GPU describes the device; it is zero for the host.
-func (r *Reader) GPU() driver.GPU { return r.gpu }
+func (r *Reader) GPU() driver.GPU { return r.device.GPU }
 
 // Moved gives all bytes moved so far.
 func (r *Reader) Moved() Moved {
@@ -356,23 +318,18 @@ func (r *Reader) release() error {
 		}
 	}
 	r.stuck.Wait()
-	if r.host != nil {
-		errs = append(errs, unix.Munmap(r.host))
-		r.host = nil
+	if r.arena != nil { // that of a GPU has gone with what else is the GPU's
+		errs = append(errs, r.arena.Close())
 	}
 	if r.mapped != nil {
 		r.mapped.Detach()
 	}
-	if r.context != 0 {
-		errs = append(errs, r.cu.ReleasePrimary(r.gpu.Device))
-		r.context = 0
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, r.device.Close())...)
 }
 
 // forget drops the handles and mappings of files that are about to be closed.
 func (r *Reader) forget(files []*source.Backing) error {
-	if r.cu == nil {
+	if r.mapped == nil {
 		return nil
 	}
 	return r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
@@ -387,7 +344,7 @@ func (r *Reader) forget(files []*source.Backing) error {
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
-	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.cu == nil || !b.Cached && !r.direct.Knows(b) })
+	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.mapped == nil || !b.Cached && !r.direct.Knows(b) })
 	if len(files) == 0 {
 		return nil
 	}
@@ -409,13 +366,5 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *crew.Worker) error {
 	w.Retire()
-	errs := []error{r.direct.Stop(), r.widen.Unload(r.cu), r.sequences.Unload(r.cu), r.mapped.Discard(w)}
-	for _, event := range r.marks { // no request is left
-		errs = append(errs, r.cu.DestroyEvent(event))
-	}
-	if r.block != 0 {
-		errs = append(errs, r.cu.Free(r.block))
-		r.block = 0
-	}
-	return errors.Join(errs...)
+	return errors.Join(r.direct.Stop(), r.widen.Unload(w.CUDA), r.sequences.Unload(w.CUDA), r.mapped.Discard(w), r.arena.Close())
 }

@@ -2,11 +2,9 @@ package cufile
 
 import (
 	"context"
-	"strings"
-	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/tally"
 )
 
 // Moved counts bytes by the path that they took. Bytes that exist only in the mount, such as a synthesized header,
@@ -49,20 +47,6 @@ func (m *Moved) count(p Path, n int64) {
 // connected is a source that has a daemon to talk to.
 type connected interface{ Daemon() *control.Client }
 
-// tally counts the bytes that a File has moved since its last report to the daemon.
-type tally struct {
-	moved map[tallyKey]control.Moved
-	said  time.Time
-}
-
-type tallyKey struct {
-	path   control.Path
-	reason string
-}
-
-// tellEvery is the time between two reports to the daemon, and between two questions how many readers there are.
-const tellEvery = time.Second
-
 // account counts the bytes that a request moved. The daemon hears of them, for its status.
 func (f *File) account(m Moved, c Choice) {
 	f.r.mu.Lock()
@@ -70,24 +54,15 @@ func (f *File) account(m Moved, c Choice) {
 	f.r.mu.Unlock()
 	f.mu.Lock()
 	f.moved.Add(m)
-	s, ok := f.source.(connected)
-	var list []control.Moved
-	if ok {
-		f.tally.add(m, c)
-		if time.Since(f.tally.said) >= tellEvery {
-			list = f.tally.drain()
-		}
-	}
 	f.mu.Unlock()
-	if ok {
-		report(s, list)
+	if s, ok := f.source.(connected); ok {
+		m.tell(&f.tally, c)
+		tally.Report(s.Daemon, f.tally.Due())
 	}
 }
 
-func (t *tally) add(m Moved, c Choice) {
-	if t.moved == nil {
-		t.moved = map[tallyKey]control.Moved{}
-	}
+// tell adds the bytes of one request.
+func (m Moved) tell(t *tally.Tally, c Choice) {
 	for _, p := range []struct {
 		path  Path
 		wire  control.Path
@@ -99,66 +74,19 @@ func (t *tally) add(m Moved, c Choice) {
 		if p.bytes == 0 {
 			continue
 		}
-		key := tallyKey{p.wire, "it exists only in the mount, or its files had a choice of their own"}
+		why := "it exists only in the mount, or its files had a choice of their own"
 		if p.path == c.Path {
-			key.reason = kindOf(c.Why)
+			why = c.Why
 		}
-		sum := t.moved[key]
-		t.moved[key] = control.Moved{Path: key.path, Reason: key.reason, Bytes: sum.Bytes + p.bytes, Reads: sum.Reads + 1}
+		t.Add(p.wire, why, p.bytes)
 	}
-}
-
-func (t *tally) drain() (list []control.Moved) {
-	for _, sum := range t.moved {
-		list = append(list, sum)
-	}
-	clear(t.moved)
-	t.said = time.Now()
-	return list
-}
-
-// kindOf cuts a reason at its semicolon, and takes out the figures, which stand in parentheses.
-func kindOf(why string) string {
-	why, _, _ = strings.Cut(why, ";")
-	for {
-		before, rest, found := strings.Cut(why, " (")
-		_, after, closed := strings.Cut(rest, ")")
-		if !found || !closed {
-			return why
-		}
-		why = before + after
-	}
-}
-
-// report tells the daemon which bytes were moved. That the daemon may be gone by now is no reason for a reader to fail.
-func report(s connected, list []control.Moved) {
-	if len(list) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), crew.Grace)
-	defer cancel()
-	_ = s.Daemon().ReportStats(ctx, list...)
 }
 
 // readers is how many share the machine: as many as the caller said, or more where the daemon counts more.
 func (f *File) readers(ctx context.Context) int {
-	r := f.r
-	s, ok := f.source.(connected)
-	r.mu.Lock()
-	known, due := r.others, ok && time.Since(r.counted) >= tellEvery
-	if due {
-		r.counted = time.Now()
+	var daemon func() *control.Client
+	if s, ok := f.source.(connected); ok {
+		daemon = s.Daemon
 	}
-	r.mu.Unlock()
-	if due {
-		ctx, cancel := context.WithTimeout(ctx, crew.Grace) // a daemon that hangs delays no read of open files
-		defer cancel()
-		if n, err := s.Daemon().Readers(ctx); err == nil { // else it is as it was
-			known = n
-			r.mu.Lock()
-			r.others = n
-			r.mu.Unlock()
-		}
-	}
-	return max(known, r.opt.Readers)
+	return max(f.r.others.Count(ctx, daemon), f.r.opt.Readers)
 }

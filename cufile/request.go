@@ -15,6 +15,14 @@ type Result struct {
 	Choice Choice // of the first part, where the request was moved in parts
 }
 
+// add adds the next part.
+func (s *Result) add(next Result) {
+	if s.Moved.Total() == 0 {
+		s.Choice = next.Choice
+	}
+	s.Moved.Add(next.Moved)
+}
+
 // Request is a read into memory of the caller that is under way.
 type Request struct {
 	cancel context.CancelFunc
@@ -30,7 +38,7 @@ type Request struct {
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	check := func() error { return f.check(&to, offsets, length) }
 	return begin(ctx, []*File{f}, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		_, times, err := to.Widen.sizes()
+		_, times, err := to.Widen.Sizes()
 		if err != nil {
 			return Result{}, err
 		}
@@ -39,7 +47,7 @@ func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, leng
 	})
 }
 
-// begin starts what run does with files, once check, which has the device's context, finds that it can be. after is what mark gave.
+// begin starts what run does with files, once check, which has the device's context, finds that it can be. after is what [device.Device.Mark] gave.
 func begin(ctx context.Context, files []*File, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
 	if to.Length < 0 {
 		return nil, fmt.Errorf("%w: it cannot have %d bytes", ErrMemory, to.Length)
@@ -52,12 +60,10 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, r
 	}
 	r := files[0].r
 	var after driver.Handle
-	err := r.within(func() (err error) {
-		if err = check(); err == nil {
-			after, err = r.mark(to)
-		}
-		return err
-	})
+	err := r.device.Within(check)
+	if err == nil {
+		after, err = r.device.Mark(to.Stream)
+	}
 	if err != nil {
 		leave(files)
 		return nil, err
@@ -74,7 +80,7 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, r
 	}
 	go func() {
 		q.result, q.err = run(ctx, after)
-		r.unmark(after)
+		r.device.Unmark(after)
 		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
 			q.err = ctx.Err()
 		}
@@ -132,64 +138,3 @@ func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.S
 	}
 	return Result{t.moved, t.choice}, nil
 }
-
-// deliver copies a view, which holds spans one after the other, to their places in memory of the caller, widened on the way. When it
-// returns, also with an error, nothing is under way.
-func (r *Reader) deliver(ctx context.Context, v *View, to *crew.Destination, widen Widen, spans []source.Span) error {
-	_, times, err := widen.sizes()
-	if err != nil {
-		return err
-	}
-	if r.cu == nil {
-		from := v.Bytes()
-		for _, s := range spans {
-			if err := r.deliverHost(ctx, to.Host[s.To*times:], from[:s.N], widen, times); err != nil {
-				return err
-			}
-			from = from[s.N:]
-		}
-		return nil
-	}
-	finished, err := r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		slot, err := w.Slot()
-		if err != nil {
-			return err
-		}
-		if err := to.Ready(w); err != nil {
-			return err
-		}
-		from := driver.Pointer(v.Pointer())
-		for _, s := range spans {
-			at := to.HBM + driver.Pointer(s.To*times)
-			if widen == WidenNone {
-				err = w.CUDA.CopyWithin(at, from, s.N, w.Stream)
-			} else {
-				err = launchWiden(w, &r.widen, widen, from, at, s.N)
-			}
-			if err != nil {
-				return err
-			}
-			from += driver.Pointer(s.N)
-		}
-		return w.Sent(slot)
-	})
-	r.quiet(finished)
-	return err
-}
-
-// deliverHost shares the copy among the threads.
-func (r *Reader) deliverHost(ctx context.Context, to, from []byte, widen Widen, times int64) error {
-	const block = 1 << 20
-	n := int64(len(from))
-	finished, err := r.crew.Run(ctx, r.opt.Threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
-		defer onFault(&err)()
-		widen.copy(to[i*block*times:], from[i*block:min((i+1)*block, n)])
-		return nil
-	})
-	r.quiet(finished)
-	return err
-}
-
-// bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus
-// does not notice the border.
-const bytesMoved = 512 << 20

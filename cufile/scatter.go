@@ -11,6 +11,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
+// bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus
+// does not notice the border.
+const bytesMoved = 512 << 20
+
 // part is spans of one file.
 type part struct {
 	file  *File
@@ -46,12 +50,8 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []part) (total R
 	if err := context.Cause(inner); err != nil {
 		return Result{}, err
 	}
-	total.Choice = results[0].Choice
 	for _, result := range results {
-		if total.Moved.Total() == 0 {
-			total.Choice = result.Choice
-		}
-		total.Moved.Add(result.Moved)
+		total.add(result)
 	}
 	return total, nil
 }
@@ -79,13 +79,13 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (to
 		return total, mapped.ErrApart
 	}
 	for i, t := range transfers {
-		if !t.hold() {
-			release(nil, transfers[:i])
+		if err := t.holdOpen(); err != nil {
+			dropAll(transfers[:i], nil)
 			return total, mapped.ErrApart
 		}
 	}
 	_, finished, err := mapped.MoveTogether(ctx, &to, lots)
-	release(finished, transfers)
+	dropAll(transfers, finished)
 	if err != nil {
 		transfers[0].f.r.quiet(finished)
 		return Result{}, err
@@ -94,63 +94,52 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (to
 		moved := Moved{}
 		moved.count(Mapped, t.size())
 		t.f.account(moved, t.choice)
-		total.Moved.Add(moved)
+		total.add(Result{moved, t.choice})
 	}
-	total.Choice = transfers[0].choice
 	return total, nil
 }
 
 // inline says whether the bytes of a piece exist only in the mount.
 func inline(p source.Piece) bool { return p.File.Inline }
 
-// hold keeps the files of a transfer of one group open, if they are.
-func (t *transfer) hold() bool {
-	if t.f.enter() != nil {
-		return false
-	}
-	if t.f.r.descriptors.PinOpen(t.groups[0].Files) {
-		return true
-	}
-	t.f.gate.Leave()
-	return false
+// holdOpen is hold for a transfer of one group, if its files are open.
+func (t *transfer) holdOpen() error {
+	return t.f.hold(func() error {
+		if !t.f.r.descriptors.PinOpen(t.groups[0].Files) {
+			return mapped.ErrApart
+		}
+		return nil
+	})
 }
 
-// release ends what hold began, once nothing of the job runs any more.
-func release(finished <-chan struct{}, transfers []*transfer) {
+func dropAll(transfers []*transfer, finished <-chan struct{}) {
 	for _, t := range transfers {
-		t.f.r.after(finished, func() {
-			t.f.r.descriptors.Unpin(t.groups[0].Files)
-			t.f.gate.Leave()
-		})
+		t.f.drop(t.groups[0].Files, finished)
 	}
 }
 
 // scatter moves spans to their places, part by part, widened on the way. It returns when nothing writes to the target any more.
-func (f *File) scatter(ctx context.Context, to crew.Destination, widen Widen, spans []source.Span) (Result, error) {
+func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spans []source.Span) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	straight := widen == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
-	first := true
+	straight := kind == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
 	for part := range parts(spans, bytesMoved) {
 		result, err := Result{}, errArena
 		if straight {
 			result, err = f.moveTo(ctx, to, part)
 		}
 		if errors.Is(err, errArena) {
-			result, err = f.scatterByArena(ctx, &to, widen, part)
+			result, err = f.scatterByArena(ctx, &to, kind, part)
 		}
 		if err != nil {
 			return Result{}, err
 		}
-		if first {
-			total.Choice, first = result.Choice, false
-		}
-		total.Moved.Add(result.Moved)
+		total.add(result)
 	}
 	return total, nil
 }
 
 // scatterByArena brings spans into the arena one after the other, and from there to their places.
-func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen Widen, spans []source.Span) (total Result, err error) {
+func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Widen, spans []source.Span) (total Result, err error) {
 	for part := range parts(spans, f.r.opt.Arena/4) {
 		t := &transfer{f: f, spans: make([]source.Span, len(part))}
 		var places []source.Span // of what lies together there as well
@@ -171,9 +160,8 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, widen W
 		if err := t.fill(ctx, v); err != nil {
 			return Result{}, err
 		}
-		err = f.r.deliver(ctx, v, to, widen, places)
-		total.Moved.Add(v.Moved())
-		total.Choice = v.Choice()
+		err = f.r.widen.Move(ctx, to, kind, v.destination(), places)
+		total.add(Result{v.Moved(), v.Choice()})
 		v.Release()
 		if err != nil {
 			return Result{}, err

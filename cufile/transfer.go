@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
@@ -38,7 +35,7 @@ func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*tra
 	if err := f.inside(offsets, length); err != nil {
 		return nil, nil, err
 	}
-	if arena := f.r.arena.bytes; length > 0 && int64(len(offsets)) > arena/length {
+	if arena := f.r.arena.Size(); length > 0 && int64(len(offsets)) > arena/length {
 		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
 			f.name, ErrTooLarge, len(offsets), length, arena)
 	}
@@ -92,15 +89,12 @@ func (t *transfer) allocate(ctx context.Context) (*View, error) {
 		t.envelope, t.skew = true, p.Offset%driver.PageSize
 	}
 	reserved := driver.RoundUp(t.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
-	at, err := r.reserve(ctx, reserved)
+	at, err := r.arena.Reserve(ctx, reserved)
 	if err != nil {
 		return nil, err
 	}
 	v.at, v.reserved, v.skew = at, reserved, t.skew
-	t.to = crew.Destination{HBM: r.hbm + driver.Pointer(at+t.skew)}
-	if r.cu == nil {
-		t.to.Host = r.host[at:]
-	}
+	t.to = *v.destination()
 	return v, nil
 }
 
@@ -172,13 +166,11 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	source.Announce(ctx, t.f.source, r.descriptors, pieces)
 	// Files are not pinned while a request waits for memory: a request that has memory may wait for descriptors.
 	t.groups = source.Split(pieces, r.descriptors.Share())
-	if err := r.descriptors.Pin(ctx, t.groups[0].Files); err != nil {
+	return r.descriptors.Pinned(ctx, t.groups[0].Files, func() error {
+		t.choice, t.cold, err = t.f.choose(ctx, t.groups[0].Pieces)
+		t.choice.Why += t.f.remark(inMount)
 		return err
-	}
-	t.choice, t.cold, err = t.f.choose(ctx, t.groups[0].Pieces)
-	r.descriptors.Unpin(t.groups[0].Files)
-	t.choice.Why += t.f.remark(inMount)
-	return err
+	})
 }
 
 // remark completes the reason of a choice.
@@ -209,25 +201,37 @@ func (t *transfer) moveGroups(ctx context.Context) (finished <-chan struct{}, er
 
 // moveGroup moves one group, by a choice of its own if choose is set.
 func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
-	f := t.f
-	if err := f.enter(); err != nil {
-		return nil, err
-	}
-	if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-		f.gate.Leave()
+	if err := t.f.hold(func() error { return t.f.r.descriptors.Pin(ctx, g.Files) }); err != nil {
 		return nil, err
 	}
 	if choose {
-		t.choice, t.cold, err = f.choose(ctx, g.Pieces)
+		t.choice, t.cold, err = t.f.choose(ctx, g.Pieces)
 	}
 	if err == nil {
 		finished, err = t.moveAsChosen(ctx, g.Pieces)
 	}
+	t.f.drop(g.Files, finished)
+	return finished, err
+}
+
+// hold keeps the File open, and backing files that pin opens, until drop.
+func (f *File) hold(pin func() error) error {
+	if err := f.enter(); err != nil {
+		return err
+	}
+	err := pin()
+	if err != nil {
+		f.gate.Leave()
+	}
+	return err
+}
+
+// drop ends what hold began, once nothing of the job runs any more.
+func (f *File) drop(files []*source.Backing, finished <-chan struct{}) {
 	f.r.after(finished, func() {
-		f.r.descriptors.Unpin(g.Files)
+		f.r.descriptors.Unpin(files)
 		f.gate.Leave()
 	})
-	return finished, err
 }
 
 // moveAsChosen moves pieces, and stages them where Auto chose to map files that CUDA does not register: the driver, the
@@ -288,23 +292,24 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 	return nil, fmt.Errorf("cufile: internal error: path %q was chosen", path)
 }
 
-// quiet waits until nothing of a job writes any more; nil is none. A job that a closed Reader never began does not end.
+// stage moves pieces by way of memory of the host.
+func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan struct{}, error) {
+	r, path := t.f.r, Staged
+	if r.device.CUDA == nil {
+		path = Host
+	}
+	n, finished, err := r.staged.Move(ctx, &t.to, pieces, t.cold, func() int { return t.f.readers(ctx) })
+	t.moved.count(path, n)
+	return finished, err
+}
+
+// quiet waits until nothing of a job writes any more; nil is none.
 func (r *Reader) quiet(finished <-chan struct{}) {
-	if finished == nil {
-		return
+	crews := []*crew.Crew{r.crew}
+	if r.mapped != nil {
+		crews = append(crews, r.mapped.Thread)
 	}
-	select {
-	case <-finished:
-		return
-	case <-r.crew.Gone():
-	}
-	if r.mapped == nil {
-		return
-	}
-	select {
-	case <-finished:
-	case <-r.mapped.Thread.Gone():
-	}
+	crew.Quiet(finished, crews...)
 }
 
 // after calls giveBack once nothing of a job runs any more: at once as a rule, and else when the last thread has come back
@@ -330,15 +335,11 @@ func (f *File) inside(offsets []int64, length int64) error {
 		return fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
 	}
 	for _, offset := range offsets {
-		if err := f.insideOne(offset, length); err != nil {
+		if err := f.insideAll([]source.Span{{Offset: offset, N: length}}); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (f *File) insideOne(offset, length int64) error {
-	return f.insideAll([]source.Span{{Offset: offset, N: length}})
 }
 
 func (f *File) insideAll(spans []source.Span) error {
@@ -360,71 +361,4 @@ func (f *File) pieces(ctx context.Context, spans []source.Span, inMount bool) ([
 		return nil, err
 	}
 	return source.Pieces(ctx, f.source, spans, inMount)
-}
-
-// prefetcher is a source whose daemon can fetch bytes ahead.
-type prefetcher interface {
-	Prefetch(ctx context.Context, ranges []control.Range) error
-}
-
-// Prefetch says which spans will be read soon, in this order: the mount brings them into the page cache, or the kernel
-// does where the file is in none. It does not wait for that, and may do nothing where there is too much to do already.
-func (f *File) Prefetch(ctx context.Context, spans []Span) error {
-	for _, s := range spans {
-		if err := f.inside([]int64{s.Offset}, s.Length); err != nil {
-			return fmt.Errorf("prefetch: %w", err)
-		}
-	}
-	if err := f.enter(); err != nil {
-		return err
-	}
-	defer f.gate.Leave()
-	if p, ok := f.source.(prefetcher); ok {
-		ranges := make([]control.Range, len(spans))
-		for i, s := range spans {
-			ranges[i] = control.Range{Offset: s.Offset, Length: s.Length}
-		}
-		return p.Prefetch(ctx, ranges)
-	}
-	for _, s := range spans {
-		if s.Length == 0 {
-			continue
-		}
-		if err := f.eachGroup(ctx, s, func(pieces []source.Piece) error { return advise(ctx, pieces) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// eachGroup calls fn with the pieces of a span, group by group, while their backing files are open.
-func (f *File) eachGroup(ctx context.Context, s Span, fn func(pieces []source.Piece) error) error {
-	return f.retryMoved(ctx, func(inMount bool) error {
-		pieces, err := f.pieces(ctx, []source.Span{{Offset: s.Offset, N: s.Length}}, inMount)
-		if err != nil {
-			return err
-		}
-		for _, g := range source.Split(pieces, f.r.descriptors.Share()) {
-			if err := f.r.descriptors.Pin(ctx, g.Files); err != nil {
-				return err
-			}
-			err := fn(g.Pieces)
-			f.r.descriptors.Unpin(g.Files)
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// advise tells the kernel about pieces.
-func advise(ctx context.Context, pieces []source.Piece) error {
-	for i := range pieces {
-		p := &pieces[i]
-		if err := unix.Fadvise(p.File.FD, p.Offset, p.N, unix.FADV_WILLNEED); err != nil {
-			return fmt.Errorf("prefetch %s: %w", p.File.Name, err)
-		}
-	}
-	return ctx.Err()
 }

@@ -75,11 +75,9 @@ func kvBlocks(b *C.hbmfs_kv_batch) ([]kv.Block, error) {
 	}
 	memory := make([]kv.Memory, len(parts))
 	for i := range parts {
-		m, err := memoryOf(&parts[i])
-		if err != nil {
+		if memory[i], err = memoryOf(&parts[i]); err != nil {
 			return nil, err
 		}
-		memory[i] = kv.Memory(m)
 	}
 	blocks := make([]kv.Block, len(keys))
 	for i := range blocks {

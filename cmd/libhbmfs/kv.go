@@ -46,20 +46,7 @@ func (l *library) openKV(path, namespace string, o kv.Options) (uint64, error) {
 
 // closeKV closes a store with its requests. Where a call hangs, the handles stay.
 func (l *library) closeKV(handle uint64) error {
-	s, err := find[*kv.Store](l, handle)
-	if err != nil {
-		return err
-	}
-	if err = s.Close(); errors.Is(err, kv.ErrUnderWay) {
-		return err
-	}
-	if !l.remove(handle) { // another call did
-		return failf(codeClosed, "handle %d is closed", handle)
-	}
-	if err != nil {
-		return &otherwise{codeInternal, fmt.Errorf("close the store: %w", err)}
-	}
-	return nil
+	return internally(closeThing(l, handle, "store", (*kv.Store).Close))
 }
 
 // beginKV begins a request of a store. An eventfd above 0 gets 1 added when it has ended.

@@ -3,34 +3,14 @@ package kv
 import (
 	"errors"
 	"fmt"
-	"math"
-	"unsafe"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
-// Memory is consecutive bytes: Host, or N bytes of the Store's GPU at HBM.
-type Memory struct {
-	Host []byte
-	HBM  uintptr
-	N    int64 // counts where Host is nil
-}
-
-func (m *Memory) size() int64 {
-	if m.Host != nil {
-		return int64(len(m.Host))
-	}
-	return m.N
-}
-
-// part gives n of its bytes, from skip on.
-func (m *Memory) part(skip, n int64) Memory {
-	if m.Host != nil {
-		return Memory{Host: m.Host[skip : skip+n]}
-	}
-	return Memory{HBM: m.HBM + uintptr(skip), N: n}
-}
+// Memory is consecutive bytes of the host, or of the Store's GPU.
+type Memory = device.Bytes
 
 // Block is a key, and the memory that its bytes come from or go to: one part behind the other.
 type Block struct {
@@ -85,10 +65,10 @@ func (s *Store) check(blocks []Block) error {
 		b.size, b.hbm = 0, false
 		for j := range b.Parts {
 			m := &b.Parts[j]
-			if err := s.checkMemory(m, &known); err != nil {
-				return err
+			if err := s.device.HasBytes(m, &known); err != nil {
+				return fmt.Errorf("%w: %w", ErrMemory, err)
 			}
-			b.size += m.size()
+			b.size += m.Size()
 			b.hbm = b.hbm || m.Host == nil && m.N > 0
 		}
 		if b.size <= 0 || b.size > s.blockBytes {
@@ -98,40 +78,17 @@ func (s *Store) check(blocks []Block) error {
 	return nil
 }
 
-func (s *Store) checkMemory(m *Memory, known *driver.Allocation) error {
-	switch {
-	case m.Host != nil || m.N == 0:
-		return nil
-	case m.N < 0 || m.HBM == 0 || m.HBM > math.MaxInt64-uintptr(m.N):
-		return fmt.Errorf("%w: %d bytes at the address %#x cannot be", ErrMemory, m.N, m.HBM)
-	case s.gpu == nil:
-		return fmt.Errorf("%w: %#x is said to be memory of a GPU, and the store's device is the host", ErrMemory, m.HBM)
-	}
-	if err := s.gpu.cu.IsOn(driver.Pointer(m.HBM), m.N, s.gpu.info.Device, known); err != nil {
-		return fmt.Errorf("%w: %d bytes are no memory of %s (gpu %d): %w", ErrMemory, m.N, s.gpu.info.Name, s.gpu.info.Index, err)
-	}
-	return nil
-}
-
 // pieces gives the memory of bytes [at, at+n) of a block.
 func (b *Block) pieces(at, n int64) (list []Memory) {
 	for i := range b.Parts {
-		size := b.Parts[i].size()
+		size := b.Parts[i].Size()
 		if at < size && n > 0 {
 			m := min(n, size-at)
-			list = append(list, b.Parts[i].part(at, m))
+			list = append(list, b.Parts[i].Part(at, m))
 			at, n = at+m, n-m
 		}
 		at -= size
 		at = max(at, 0)
 	}
 	return list
-}
-
-// HostMemory is n bytes at an address of the host that Go does not know.
-func HostMemory(at uintptr, n int64) Memory {
-	if n <= 0 {
-		return Memory{N: n}
-	}
-	return Memory{Host: unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)}
 }

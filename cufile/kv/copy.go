@@ -64,7 +64,7 @@ func (s *Store) copyAll(ctx context.Context, jobs []*job, in bool, after driver.
 		}
 	}
 	if after != 0 && (len(host) > 0 || len(mapped) > 0 && hasHost(mapped) || len(staged) > 0) { // memory of the host may be what the stream writes to
-		if err := s.gpu.within(func() error { return s.gpu.cu.Wait(after) }); err != nil {
+		if err := s.gpu.Within(func() error { return s.gpu.CUDA.Wait(after) }); err != nil {
 			return err
 		}
 	}
@@ -98,7 +98,7 @@ func (s *Store) fragments(list []fragment, j *job) []fragment {
 		if m.Host == nil && m.N > 0 {
 			list = join(list, driver.Pointer(m.HBM), j.tier, at, m.N)
 		}
-		at += m.size()
+		at += m.Size()
 	}
 	return list
 }
@@ -116,9 +116,9 @@ func (s *Store) copyMapped(ctx context.Context, jobs []*job, list []fragment, in
 		for i := range j.block.Parts {
 			m := &j.block.Parts[i]
 			if m.Host != nil {
-				copySlot(j.tier.slot(at, m.size()), m.Host, in)
+				copySlot(j.tier.slot(at, m.Size()), m.Host, in)
 			}
-			at += m.size()
+			at += m.Size()
 		}
 		if j.sums {
 			j.crc = update(0, j.tier.slot(j.offset, j.block.size))

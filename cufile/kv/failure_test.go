@@ -12,6 +12,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
+	"github.com/hbmfs/hbmfs/internal/device"
 )
 
 var small = kvtest.Options{BlockBytes: 200_000, Memory: 10, Region: 5}
@@ -145,7 +146,7 @@ func TestWhatMakesNoSenseIsRefused(t *testing.T) {
 
 func TestMemoryThatIsNotThereIsAnError(t *testing.T) {
 	b := open(t, "host", small, Options{})
-	bad := HostMemory(8192, 5000)
+	bad := device.OfHost(8192, 5000)
 	q, err := b.Put([]Block{{Key: []byte("k"), Parts: []Memory{bad}}}, nil, nil)
 	must(t, err)
 	if _, err := q.Result(); !errors.Is(err, ErrMemory) {
@@ -268,8 +269,8 @@ func TestManyBlocks(t *testing.T) {
 		var blocks, fresh []Block
 		for i := range int64(n) {
 			key := fmt.Appendf(nil, "key %d", i)
-			blocks = append(blocks, Block{Key: key, Parts: []Memory{m.part(i*500, 500)}})
-			fresh = append(fresh, Block{Key: key, Parts: []Memory{back.part(i*500, 200), back.part(i*500+200, 300)}})
+			blocks = append(blocks, Block{Key: key, Parts: []Memory{m.Part(i*500, 500)}})
+			fresh = append(fresh, Block{Key: key, Parts: []Memory{back.Part(i*500, 200), back.Part(i*500+200, 300)}})
 		}
 		b.want(b.put(blocks).Outcomes, all(Done, n)...)
 		r := b.get(fresh)
@@ -340,7 +341,7 @@ func TestLostAnswersHoldNothing(t *testing.T) {
 func TestMemoryThatIsNotThereIsNoFaultOfTheDisk(t *testing.T) {
 	for _, direct := range []bool{false, true} {
 		b := open(t, "host", kvtest.Options{BlockBytes: 200_000, Disk: 20, Region: 5, Direct: direct}, Options{})
-		bad := HostMemory(8192, 8192)
+		bad := device.OfHost(8192, 8192)
 		q, err := b.Put([]Block{{Key: []byte("k"), Parts: []Memory{bad}}}, nil, nil)
 		must(t, err)
 		if result, err := q.Result(); !errors.Is(err, ErrMemory) {
@@ -362,7 +363,7 @@ func TestWhatIsNotNeededIsGivenUpLater(t *testing.T) {
 	blocks, _, _ := b.blocks(false, 1, 5000)
 	b.put(blocks)
 	b.daemon.Before(func(t control.FrameType) bool { return t != control.TypeKVRelease }) // which is never answered
-	q, err := b.Get([]Block{{Key: blocks[0].Key, Parts: []Memory{HostMemory(8192, 5000)}}}, nil, nil)
+	q, err := b.Get([]Block{{Key: blocks[0].Key, Parts: []Memory{device.OfHost(8192, 5000)}}}, nil, nil)
 	must(t, err)
 	if _, err := q.Result(); !errors.Is(err, ErrMemory) {
 		t.Fatal(err)

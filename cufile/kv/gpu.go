@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -22,67 +23,30 @@ const (
 	launchBytes = 32 << 10
 )
 
-// gpu is the device of a Store, and the threads that copy.
+// gpu is the GPU of a Store, and the threads that copy.
 type gpu struct {
-	info    driver.GPU
-	cu      *driver.CUDA
-	context driver.Handle
+	*device.Device
 	crew    *crew.Crew
 	workers int // of the crew, that one part of a request uses: puts and gets go at once
 	kernel  driver.Kernel
 }
 
-func newGPU(o *Options) (*gpu, error) {
-	cu, err := driver.LoadCUDA(o.Libraries.CUDA)
+func newGPU(d *device.Device, o *Options) (*gpu, error) {
+	g := &gpu{Device: d, workers: max(1, o.Threads/2)}
+	var err error
+	g.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: o.Threads, SlotSize: o.slot, Near: driver.NearCPUs(d.GPU.NUMA)})
 	if err != nil {
-		return nil, err
-	}
-	g := &gpu{cu: cu, workers: max(1, o.Threads/2)}
-	if g.info, err = driver.Describe(cu, o.Libraries, o.Device); err != nil {
-		return nil, err
-	}
-	if g.context, err = cu.RetainPrimary(g.info.Device); err != nil {
-		return nil, err
-	}
-	g.crew, err = crew.New(crew.Options{CUDA: cu, Context: g.context, Threads: o.Threads, SlotSize: o.slot, Near: driver.NearCPUs(g.info.NUMA)})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%d bytes of host memory for each of %d threads: %w", crew.SlotsPerWorker*o.slot, o.Threads, err), cu.ReleasePrimary(g.info.Device))
+		return nil, fmt.Errorf("%d bytes of host memory for each of %d threads: %w", crew.SlotsPerWorker*o.slot, o.Threads, err)
 	}
 	return g, nil
 }
-
-func (g *gpu) within(f func() error) error { return g.cu.Within(g.context, f) }
 
 // close may be called again after ErrUnderWay.
 func (g *gpu) close() error {
 	if err := g.crew.Close(); err != nil {
 		return err
 	}
-	return errors.Join(g.within(func() error { return g.kernel.Unload(g.cu) }), g.cu.ReleasePrimary(g.info.Device))
-}
-
-// mark makes an event of the work that is on the caller's stream now; 0 where there is nothing to wait for.
-func (s *Store) mark(stream *uintptr) (event driver.Handle, err error) {
-	g := s.gpu
-	if g == nil || stream == nil {
-		return 0, nil
-	}
-	err = g.within(func() error {
-		if event, err = g.cu.NewEvent(); err != nil {
-			return err
-		}
-		if err := g.cu.Record(event, driver.Handle(*stream)); err != nil {
-			return errors.Join(fmt.Errorf("mark the caller's stream: %w", err), g.cu.DestroyEvent(event))
-		}
-		return nil
-	})
-	return event, err
-}
-
-func (s *Store) unmark(event driver.Handle) {
-	if event != 0 {
-		_ = s.gpu.within(func() error { return s.gpu.cu.DestroyEvent(event) }) // nothing waits for it any more
-	}
+	return g.Within(func() error { return g.kernel.Unload(g.CUDA) })
 }
 
 // fragment is bytes of the GPU and of registered memory, one of which is copied to the other.
@@ -113,7 +77,7 @@ func (g *gpu) move(ctx context.Context, list []fragment, in bool, after driver.H
 	for i := range list {
 		total += int64(len(list[i].slot))
 	}
-	small := total/int64(len(list)) < g.cu.SmallPieces()
+	small := total/int64(len(list)) < g.CUDA.SmallPieces()
 	steps := cut(list, small)
 	finished, err := g.crew.Run(ctx, g.workers, int64(len(steps)), func(w *crew.Worker, i int64) error {
 		slot, err := w.Slot()
@@ -171,7 +135,7 @@ func copyEach(w *crew.Worker, list []fragment, in bool) error {
 
 // launch writes a table of pieces into a slot, which the GPU reads as well, and starts the kernel that copies them.
 func (g *gpu) launch(w *crew.Worker, slot *crew.Slot, list []fragment, in bool) error {
-	fn, err := g.kernel.Load(g.cu, driver.GatherKernel)
+	fn, err := g.kernel.Load(g.CUDA, driver.GatherKernel)
 	if err != nil {
 		return err
 	}
@@ -180,16 +144,16 @@ func (g *gpu) launch(w *crew.Worker, slot *crew.Slot, list []fragment, in bool) 
 		if count == 0 {
 			return nil
 		}
-		return g.cu.LaunchGather(fn, slot.Device(), uint32(count), w.Stream)
+		return g.CUDA.LaunchGather(fn, slot.Device(), uint32(count), w.Stream)
 	}
 	for i := range list {
-		at, err := g.cu.DeviceAddress(list[i].slot)
+		at, err := g.CUDA.DeviceAddress(list[i].slot)
 		if err != nil {
 			return err
 		}
 		for skip := int64(0); skip < int64(len(list[i].slot)); skip += launchBytes {
 			if len(table) < pieceEntry { // the table must not change before the kernel has read it
-				if err := errors.Join(flush(), g.cu.Synchronize(w.Stream)); err != nil {
+				if err := errors.Join(flush(), g.CUDA.Synchronize(w.Stream)); err != nil {
 					return err
 				}
 				count, table = 0, slot.Memory
@@ -231,7 +195,7 @@ func stagedGet(w *crew.Worker, j *job, after driver.Handle) error {
 		}
 		sent := false
 		for _, m := range pieces {
-			n := m.size()
+			n := m.Size()
 			if m.Host != nil {
 				copy(m.Host, p[:n])
 			} else if err := w.CUDA.CopyIn(driver.Pointer(m.HBM), p[:n], w.Stream); err != nil {
@@ -272,7 +236,7 @@ func eachChunk(w *crew.Worker, j *job, after driver.Handle, do func(slot *crew.S
 func gather(w *crew.Worker, slot *crew.Slot, p []byte, pieces []Memory) error {
 	sent := false
 	for _, m := range pieces {
-		n := m.size()
+		n := m.Size()
 		if m.Host != nil {
 			copy(p, m.Host)
 		} else if err := w.CUDA.CopyOut(p[:n], driver.Pointer(m.HBM), w.Stream); err != nil {

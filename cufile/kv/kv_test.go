@@ -121,16 +121,16 @@ func (b *bed) memory(p []byte) (Memory, func() []byte) {
 	}
 	g := b.gpu
 	var at driver.Pointer
-	must(b.t, g.within(func() (err error) {
-		if at, err = g.cu.Alloc(int64(len(p))); err != nil {
+	must(b.t, g.Within(func() (err error) {
+		if at, err = g.CUDA.Alloc(int64(len(p))); err != nil {
 			return err
 		}
-		return g.cu.CopyPageable(at, p)
+		return g.CUDA.CopyPageable(at, p)
 	}))
-	b.t.Cleanup(func() { must(b.t, g.within(func() error { return g.cu.Free(at) })) })
+	b.t.Cleanup(func() { must(b.t, g.Within(func() error { return g.CUDA.Free(at) })) })
 	return Memory{HBM: uintptr(at), N: int64(len(p))}, func() []byte {
 		p := make([]byte, len(p))
-		must(b.t, g.within(func() error { return g.cu.CopyBack(p, at) }))
+		must(b.t, g.Within(func() error { return g.CUDA.CopyBack(p, at) }))
 		return p
 	}
 }

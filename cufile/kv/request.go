@@ -58,9 +58,9 @@ func (s *Store) begin(k kind, n int, stream *uintptr, ended func(), check func()
 		return nil, fmt.Errorf("%w: the store was closed", ErrClosed)
 	}
 	var after driver.Handle
-	err := s.within(check)
+	err := s.device.Within(check)
 	if err == nil {
-		after, err = s.mark(stream)
+		after, err = s.device.Mark(stream)
 	}
 	if err != nil {
 		s.gate.Leave()
@@ -82,13 +82,6 @@ func (s *Store) begin(k kind, n int, stream *uintptr, ended func(), check func()
 	return q, nil
 }
 
-func (s *Store) within(f func() error) error {
-	if s.gpu == nil {
-		return f()
-	}
-	return s.gpu.within(f)
-}
-
 func (q *Request) serve(ctx context.Context, run func(ctx context.Context, q *Request) error) {
 	defer q.s.gate.Leave()
 	q.err = run(ctx, q)
@@ -96,7 +89,7 @@ func (q *Request) serve(ctx context.Context, run func(ctx context.Context, q *Re
 		q.err = ctx.Err()
 	}
 	q.cancel()
-	q.s.unmark(q.after)
+	q.s.device.Unmark(q.after)
 	q.s.account(q)
 	q.s.mu.Lock()
 	delete(q.s.requests, q)

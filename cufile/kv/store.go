@@ -10,6 +10,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -83,6 +84,7 @@ func (o *Options) setDefaults() error {
 type Store struct {
 	opt        Options
 	root, name string
+	device     *device.Device
 	gpu        *gpu // nil for the host
 	threads    int
 	sums       bool
@@ -117,11 +119,14 @@ func Open(ctx context.Context, path, namespace string, o Options) (*Store, error
 	}
 	s := &Store{opt: o, root: root, name: namespace, threads: o.Threads, sums: o.Sums, redial: o.redial, requests: map[*Request]bool{}}
 	s.life, s.end = context.WithCancel(context.Background())
-	if o.Device != HostDevice {
-		if s.gpu, err = newGPU(&o); err != nil {
-			s.end()
-			return nil, err
+	if s.device, err = device.Open(o.Device, o.Libraries); err == nil && o.Device != HostDevice {
+		if s.gpu, err = newGPU(s.device, &o); err != nil {
+			err = errors.Join(err, s.device.Close())
 		}
+	}
+	if err != nil {
+		s.end()
+		return nil, err
 	}
 	if _, err := s.ask(ctx, nil, func(*control.Namespace) error { return nil }); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -135,14 +140,6 @@ func (s *Store) BlockBytes() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.blockBytes
-}
-
-// GPU describes the device; it is zero for the host.
-func (s *Store) GPU() driver.GPU {
-	if s.gpu == nil {
-		return driver.GPU{}
-	}
-	return s.gpu.info
 }
 
 // Close cancels all requests, waits for them, and gives everything back. It fails with ErrUnderWay where a call into the system or a
@@ -187,5 +184,5 @@ func (s *Store) Close() error {
 		errs = append(errs, err)
 	}
 	s.ended = true
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.device.Close())...)
 }

@@ -95,7 +95,7 @@ func (t *tier) drop() error {
 	var errs []error
 	for i := range t.regions {
 		if t.regions[i].registered {
-			errs = append(errs, t.gpu.within(func() error { return t.gpu.cu.Unregister(t.part(i)) }))
+			errs = append(errs, t.gpu.Within(func() error { return t.gpu.CUDA.Unregister(t.part(i)) }))
 		}
 	}
 	if t.memory != nil {
@@ -136,7 +136,7 @@ func (t *tier) prepare(offset int64) bool {
 	if !t.writes {
 		flags |= driver.HostReadOnly
 	}
-	if t.gpu.within(func() error { return t.gpu.cu.Register(part, flags) }) == nil {
+	if t.gpu.Within(func() error { return t.gpu.CUDA.Register(part, flags) }) == nil {
 		r.registered = true
 		t.pinned += int64(len(part))
 	}

@@ -59,7 +59,7 @@ func (q *Write) proveDirect(ctx context.Context) (why string, ok bool, err error
 	switch {
 	case w.opt.proving:
 		return "to be proven", true, nil
-	case w.cu == nil:
+	case w.device.CUDA == nil:
 		return "the device is the host", false, nil
 	case q.dir.inMemory():
 		return "the files lie in memory", false, nil

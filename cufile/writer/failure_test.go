@@ -408,8 +408,8 @@ func TestGPUThatIsLost(t *testing.T) {
 	m := Memory{HBM: 0, N: 1 << 20}
 	p := pages(t, 1<<20, 1)
 	var at uint64
-	must(t, w.cu.Within(w.context, func() error {
-		a, err := w.cu.Alloc(1 << 20)
+	must(t, w.device.Within(func() error {
+		a, err := w.device.CUDA.Alloc(1 << 20)
 		at = uint64(a)
 		return err
 	}))

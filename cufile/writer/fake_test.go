@@ -91,13 +91,13 @@ func hbm(t testing.TB, w *Writer, p []byte) Memory {
 		return Memory{}
 	}
 	var at driver.Pointer
-	must(t, w.cu.Within(w.context, func() (err error) {
-		if at, err = w.cu.Alloc(int64(len(p))); err != nil {
+	must(t, w.device.Within(func() (err error) {
+		if at, err = w.device.CUDA.Alloc(int64(len(p))); err != nil {
 			return err
 		}
-		return w.cu.CopyPageable(at, p)
+		return w.device.CUDA.CopyPageable(at, p)
 	}))
-	cu, context := w.cu, w.context
+	cu, context := w.device.CUDA, w.device.Context
 	t.Cleanup(func() { must(t, cu.Within(context, func() error { return cu.Free(at) })) })
 	return Memory{HBM: uintptr(at), N: int64(len(p))}
 }

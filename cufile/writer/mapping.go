@@ -67,10 +67,10 @@ func (m *mapping) bring(ctx context.Context) error {
 			return v.of.failed("madvise", unix.ENOSPC)
 		case err != nil:
 			return fmt.Errorf("%w: %w", errUnmapped, v.of.failed("madvise", err))
-		case m.w.cu == nil:
+		case m.w.device.CUDA == nil:
 			return nil
 		}
-		if err := m.w.cu.Register(v.memory, driver.HostPortable|driver.HostDeviceMap); err != nil {
+		if err := m.w.device.CUDA.Register(v.memory, driver.HostPortable|driver.HostDeviceMap); err != nil {
 			return fmt.Errorf("%w: %w", errUnmapped, err)
 		}
 		v.registered = true
@@ -81,7 +81,7 @@ func (m *mapping) bring(ctx context.Context) error {
 // each does something with all windows, on several threads, with the GPU's context.
 func (m *mapping) each(ctx context.Context, do func(v *window) error) error {
 	return parallel(ctx, m.w.opt.Threads, int64(len(m.windows)), func(i int64) error {
-		return m.w.within(func() error { return do(&m.windows[i]) })
+		return m.w.device.Within(func() error { return do(&m.windows[i]) })
 	})
 }
 
@@ -92,7 +92,7 @@ func (m *mapping) close() error {
 	var errs []error // guarded by mu
 	_ = m.each(context.Background(), func(v *window) (err error) {
 		if v.registered {
-			v.registered, err = false, m.w.cu.Unregister(v.memory)
+			v.registered, err = false, m.w.device.CUDA.Unregister(v.memory)
 		}
 		err = errors.Join(err, unix.Madvise(v.memory, unix.MADV_DONTNEED))
 		mu.Lock()

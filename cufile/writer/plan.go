@@ -55,7 +55,7 @@ func checkPlan(files []File, given bool) error {
 		end := int64(0)
 		for j := range f.Parts {
 			p := &f.Parts[j]
-			n := p.size()
+			n := p.Size()
 			if p.Offset < end || n < 0 || p.Offset > f.Size || n > f.Size-p.Offset {
 				return fmt.Errorf("file %q %w: part %d, %d bytes at %d, overlaps the one before or is not inside its %d bytes", f.Name, ErrPlan, j, n, p.Offset, f.Size)
 			}
@@ -70,7 +70,7 @@ func checkPlan(files []File, given bool) error {
 func join(parts []Part) []Part {
 	joined := make([]Part, 0, len(parts))
 	for _, p := range parts {
-		if p.size() == 0 {
+		if p.Size() == 0 {
 			continue
 		}
 		if last := len(joined) - 1; last >= 0 && follows(&joined[last], &p) {
@@ -84,7 +84,7 @@ func join(parts []Part) []Part {
 }
 
 func follows(a, b *Part) bool {
-	if a.Host == nil || b.Host == nil || a.Offset+a.size() != b.Offset {
+	if a.Host == nil || b.Host == nil || a.Offset+a.Size() != b.Offset {
 		return false
 	}
 	return unsafe.Add(unsafe.Pointer(unsafe.SliceData(a.Host)), len(a.Host)) == unsafe.Pointer(unsafe.SliceData(b.Host))
@@ -110,20 +110,20 @@ type piece struct {
 // pieces gives the memory that a chunk is made of.
 func (c *chunk) pieces() []piece {
 	parts := c.of.parts
-	first := sort.Search(len(parts), func(i int) bool { return parts[i].Offset+parts[i].size() > c.offset })
+	first := sort.Search(len(parts), func(i int) bool { return parts[i].Offset+parts[i].Size() > c.offset })
 	var list []piece
 	for i := first; i < len(parts) && parts[i].Offset < c.offset+c.n; i++ {
 		p := &parts[i]
 		skip := max(c.offset-p.Offset, 0)
 		to := max(p.Offset-c.offset, 0)
-		list = append(list, piece{p.from(skip, min(p.size()-skip, c.n-to)), to})
+		list = append(list, piece{p.Part(skip, min(p.Size()-skip, c.n-to)), to})
 	}
 	return list
 }
 
 // whole gives the memory of a chunk that is whole pages, and lies in one piece, from the beginning of a page on.
 func (c *chunk) whole(pieces []piece) (Memory, bool) {
-	if len(pieces) != 1 || pieces[0].size() != c.n || c.n%driver.PageSize != 0 || !pieces[0].onPage() {
+	if len(pieces) != 1 || pieces[0].Size() != c.n || c.n%driver.PageSize != 0 || !onPage(&pieces[0].Memory) {
 		return Memory{}, false
 	}
 	return pieces[0].Memory, true

@@ -3,7 +3,6 @@ package writer
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,18 +21,7 @@ import (
 // a proof to out. The file is one that it makes in the directory at descriptor 3, and removes, or it is descriptor 3 itself. It fails
 // when in or out do.
 func RunProbe(_ context.Context, in io.Reader, out io.Writer) error {
-	var q direct.Question
-	if err := json.NewDecoder(in).Decode(&q); err != nil {
-		return fmt.Errorf("read the probe's question: %w", err)
-	}
-	p, err := strictWrite(q)
-	if err != nil {
-		p = direct.Proof{Verdict: direct.Refuted, Why: err.Error()}
-		if errors.Is(err, driver.ErrStatsUnknown) {
-			p.Verdict = direct.Unknown
-		}
-	}
-	return json.NewEncoder(out).Encode(p)
+	return direct.Answer(in, out, strictWrite)
 }
 
 // strictWrite writes chunks of HBM through cuFile with compat mode off, compares what the kernel then reads, and judges cuFile's own
@@ -56,13 +44,13 @@ func (w *Writer) writeAndJudge(directory, name string) (direct.Proof, error) {
 	var countErr error
 	ctx := context.Background()
 	if err := w.crew.Do(ctx, func(*crew.Worker) (err error) {
-		if at, err = w.cu.Alloc(int64(len(want))); err != nil {
+		if at, err = w.device.CUDA.Alloc(int64(len(want))); err != nil {
 			return err
 		}
 		if countErr = w.direct.StartCounting(); countErr == nil {
-			before, countErr = w.direct.WriteCounts(w.gpu.RawUUID)
+			before, countErr = w.direct.WriteCounts(w.device.GPU.RawUUID)
 		}
-		return w.cu.CopyPageable(at, want)
+		return w.device.CUDA.CopyPageable(at, want)
 	}); err != nil {
 		return direct.Proof{}, err
 	}
@@ -77,9 +65,9 @@ func (w *Writer) writeAndJudge(directory, name string) (direct.Proof, error) {
 	}
 	err = errors.Join(err, readErr, w.crew.Do(ctx, func(*crew.Worker) (err error) {
 		if countErr == nil {
-			after, countErr = w.direct.WriteCounts(w.gpu.RawUUID)
+			after, countErr = w.direct.WriteCounts(w.device.GPU.RawUUID)
 		}
-		return w.cu.Free(at)
+		return w.device.CUDA.Free(at)
 	}))
 	switch {
 	case err != nil:

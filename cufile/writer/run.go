@@ -133,10 +133,7 @@ func (q *Write) writeUpTo(ctx context.Context, end int64) error {
 		})
 	}
 	turns.Wait()
-	select {
-	case <-inside.Shut():
-	case <-q.w.crew.Gone():
-	}
+	crew.Quiet(inside.Shut(), q.w.crew)
 	err := context.Cause(ctx)
 	if errors.Is(err, crew.ErrClosed) {
 		err = ErrClosed

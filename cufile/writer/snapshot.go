@@ -55,7 +55,7 @@ func (w *Writer) snapshot(ctx context.Context, list []Memory, stream *uintptr) (
 	began := time.Now()
 	s := &Snapshot{w: w, done: make(chan struct{})}
 	for i := range list {
-		s.n += driver.RoundUp(list[i].size(), driver.PageSize)
+		s.n += driver.RoundUp(list[i].Size(), driver.PageSize)
 	}
 	ctx, cancel := w.untilShut(ctx)
 	defer cancel()
@@ -68,7 +68,7 @@ func (w *Writer) snapshot(ctx context.Context, list []Memory, stream *uintptr) (
 	}
 	at := s.at
 	for i := range list {
-		n := list[i].size()
+		n := list[i].Size()
 		s.Copies = append(s.Copies, w.arena.bytes(at, n))
 		at += driver.RoundUp(n, driver.PageSize)
 	}
@@ -88,37 +88,35 @@ func (w *Writer) snapshot(ctx context.Context, list []Memory, stream *uintptr) (
 
 // copyOut starts the copies out of HBM. after is an event of the caller's stream, copied one of the last copy.
 func (w *Writer) copyOut(list []Memory, s *Snapshot, stream *uintptr) (copied, after driver.Handle, err error) {
-	if w.cu == nil {
+	if w.device.CUDA == nil {
 		return 0, 0, nil
 	}
-	if after, err = w.mark(stream); err != nil {
+	if after, err = w.device.Mark(stream); err != nil {
 		return 0, 0, err
 	}
 	w.copying.Lock() // the stream's work must not mix with that of another snapshot
 	defer w.copying.Unlock()
-	err = w.cu.Within(w.context, func() error {
+	err = w.device.Within(func() error {
 		if after != 0 {
-			if err := w.cu.StreamWait(w.stream, after); err != nil {
+			if err := w.device.CUDA.StreamWait(w.stream, after); err != nil {
 				return err
 			}
 		}
 		for i := range list {
 			if list[i].Host == nil {
 				if err := w.copyPieces(s.Copies[i], driver.Pointer(list[i].HBM)); err != nil {
-					return errors.Join(err, w.cu.Synchronize(w.stream))
+					return errors.Join(err, w.device.CUDA.Synchronize(w.stream))
 				}
 			}
 		}
-		if copied, err = w.cu.NewEvent(); err != nil {
-			return errors.Join(err, w.cu.Synchronize(w.stream))
-		}
-		if err := w.cu.Record(copied, w.stream); err != nil {
-			return errors.Join(err, w.cu.Synchronize(w.stream), w.cu.DestroyEvent(copied))
+		if copied, err = w.device.Mark((*uintptr)(&w.stream)); err != nil {
+			return errors.Join(err, w.device.CUDA.Synchronize(w.stream))
 		}
 		return nil
 	})
 	if err != nil {
-		return 0, 0, errors.Join(err, w.unmark(after))
+		w.device.Unmark(after)
+		return 0, 0, err
 	}
 	return copied, after, nil
 }
@@ -127,7 +125,7 @@ func (w *Writer) copyOut(list []Memory, s *Snapshot, stream *uintptr) (copied, a
 func (w *Writer) copyPieces(to []byte, from driver.Pointer) error {
 	for len(to) > 0 {
 		n := min(int64(len(to)), w.arena.toBorder(to))
-		if err := w.cu.CopyOut(to[:n], from, w.stream); err != nil {
+		if err := w.device.CUDA.CopyOut(to[:n], from, w.stream); err != nil {
 			return err
 		}
 		to, from = to[n:], from+driver.Pointer(n)
@@ -141,7 +139,7 @@ func (w *Writer) copied(list []Memory, s *Snapshot, copied, after driver.Handle)
 		if event == 0 {
 			return nil
 		}
-		return w.cu.Within(w.context, func() error { return w.cu.Wait(event) })
+		return w.device.Within(func() error { return w.device.CUDA.Wait(event) })
 	}
 	// Memory of the host may be what the caller's stream writes to.
 	err := wait(after)
@@ -150,7 +148,10 @@ func (w *Writer) copied(list []Memory, s *Snapshot, copied, after driver.Handle)
 			err = fmt.Errorf("snapshot: %w", err)
 		}
 	}
-	return errors.Join(err, wait(copied), w.unmark(copied), w.unmark(after))
+	err = errors.Join(err, wait(copied))
+	w.device.Unmark(copied)
+	w.device.Unmark(after)
+	return err
 }
 
 // copyHost copies memory of the host by several threads.

@@ -57,10 +57,10 @@ func TestSnapshotsAreBehindTheStream(t *testing.T) {
 	before, after := pages(t, 1<<20, 1), pages(t, 1<<20, 2)
 	from, to := hbm(t, w, after), hbm(t, w, before)
 	var stream driver.Handle
-	must(t, w.cu.Within(w.context, func() (err error) { stream, err = w.cu.NewStream(); return err }))
+	must(t, w.device.Within(func() (err error) { stream, err = w.device.CUDA.NewStream(); return err }))
 	ask(t, o.Libraries.CUDA, "fake_cuda_hold")
-	must(t, w.cu.Within(w.context, func() error {
-		return w.cu.CopyWithin(driver.Pointer(to.HBM), driver.Pointer(from.HBM), to.N, stream)
+	must(t, w.device.Within(func() error {
+		return w.device.CUDA.CopyWithin(driver.Pointer(to.HBM), driver.Pointer(from.HBM), to.N, stream)
 	}))
 	at := uintptr(stream)
 	s, err := w.Snapshot(t.Context(), []Memory{to}, &at)
@@ -81,7 +81,7 @@ func TestSnapshotsAreBehindTheStream(t *testing.T) {
 	}
 	checkFiles(t, dir, []model{{"a", after}, {"b", after}}, r)
 	must(t, s.Release())
-	must(t, w.cu.Within(w.context, func() error { return w.cu.DestroyStream(stream) }))
+	must(t, w.device.Within(func() error { return w.device.CUDA.DestroyStream(stream) }))
 }
 
 // TestSnapshotsWaitForRoom, and give up with their context or with the writer.

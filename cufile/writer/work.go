@@ -110,7 +110,7 @@ func gather(w *crew.Worker, s *crew.Slot, to []byte, pieces []piece) error {
 	for i := range pieces {
 		p := &pieces[i]
 		clear(to[at:p.to])
-		at = p.to + p.size()
+		at = p.to + p.Size()
 		if p.Host != nil {
 			copy(to[p.to:at], p.Host)
 			continue

@@ -103,7 +103,7 @@ func (w *Writer) begin(path string, files []File, given []Given, stream *uintptr
 	if err != nil {
 		return nil, err
 	}
-	after, err := w.mark(stream)
+	after, err := w.device.Mark(stream)
 	if err != nil {
 		return nil, errors.Join(err, dir.close())
 	}
@@ -136,9 +136,7 @@ func (q *Write) serve(ctx context.Context) {
 	err := q.run(ctx)
 	q.abandon()
 	_ = q.dir.close() // nothing was written to it
-	if unmarked := q.w.unmark(q.after); err == nil {
-		err = unmarked
-	}
+	q.w.device.Unmark(q.after)
 	if err != nil && ctx.Err() != nil { // it may be that the writer was closed
 		err = ctx.Err()
 	}
@@ -155,7 +153,7 @@ func (q *Write) abandon() {
 		}
 		return nil
 	}
-	if q.w.within(all) != nil { // cuFile wants the context, which a GPU that failed does not give
+	if q.w.device.Within(all) != nil { // cuFile wants the context, which a GPU that failed does not give
 		_ = all() // it gives no error
 	}
 }

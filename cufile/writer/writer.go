@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
@@ -63,9 +64,7 @@ func (o *Options) setDefaults() error {
 // Writer writes memory of one device, and of the host, to files. Its methods may be called from many goroutines at once.
 type Writer struct {
 	opt     Options
-	gpu     driver.GPU   // zero for the host
-	cu      *driver.CUDA // nil for the host
-	context driver.Handle
+	device  *device.Device
 	crew    *crew.Crew
 	direct  *direct.Mover  // nil for the host
 	proofs  *direct.Proofs // of Direct
@@ -115,46 +114,28 @@ func New(opt Options) (*Writer, error) {
 }
 
 func (w *Writer) start() (err error) {
+	if w.device, err = device.Open(w.opt.Device, w.opt.Libraries); err != nil {
+		return err
+	}
 	o := crew.Options{Threads: w.opt.Threads, SlotSize: ChunkSize}
-	if w.opt.Device != HostDevice {
-		if err := w.startGPU(); err != nil {
+	if w.device.CUDA != nil {
+		if err := w.device.Within(func() error { w.stream, err = w.device.CUDA.NewStream(); return err }); err != nil {
 			return err
 		}
-		o.CUDA, o.Context, o.Near = w.cu, w.context, driver.NearCPUs(w.gpu.NUMA)
+		o.CUDA, o.Context, o.Near = w.device.CUDA, w.device.Context, driver.NearCPUs(w.device.GPU.NUMA)
 	}
 	if w.crew, err = crew.New(o); err != nil {
 		return fmt.Errorf("%d bytes of host memory for each of %d threads: %w", crew.SlotsPerWorker*o.SlotSize, o.Threads, err)
 	}
-	if w.cu != nil {
+	if w.device.CUDA != nil {
 		w.direct = direct.New(direct.Options{Crew: w.crew, Threads: w.opt.Threads, Library: w.opt.Libraries.CuFile})
 		w.proofs = direct.NewProofs(w.opt.Probe, w.opt.Libraries, w.opt.Device)
 	}
 	if w.opt.Arena > 0 {
-		w.arena, err = newArena(w.cu, w.context, w.opt.Arena, w.opt.piece, w.opt.Threads, o.Near)
+		w.arena, err = newArena(w.device.CUDA, w.device.Context, w.opt.Arena, w.opt.piece, w.opt.Threads, o.Near)
 	}
 	return err
 }
-
-func (w *Writer) startGPU() (err error) {
-	cu, err := driver.LoadCUDA(w.opt.Libraries.CUDA)
-	if err != nil {
-		return err
-	}
-	if w.gpu, err = driver.Describe(cu, w.opt.Libraries, w.opt.Device); err != nil {
-		return err
-	}
-	if w.context, err = cu.RetainPrimary(w.gpu.Device); err != nil {
-		return err
-	}
-	w.cu = cu
-	return cu.Within(w.context, func() error {
-		w.stream, err = cu.NewStream()
-		return err
-	})
-}
-
-// GPU describes the device; it is zero for the host.
-func (w *Writer) GPU() driver.GPU { return w.gpu }
 
 // Arena is the bytes of memory for snapshots.
 func (w *Writer) Arena() int64 {
@@ -297,12 +278,11 @@ func (w *Writer) release() error {
 		errs = append(errs, err)
 	}
 	if w.stream != 0 {
-		errs = append(errs, w.cu.Within(w.context, func() error { return w.cu.DestroyStream(w.stream) }))
+		errs = append(errs, w.device.Within(func() error { return w.device.CUDA.DestroyStream(w.stream) }))
 		w.stream = 0
 	}
-	if w.context != 0 {
-		errs = append(errs, w.cu.ReleasePrimary(w.gpu.Device))
-		w.context = 0
+	if w.device != nil {
+		errs = append(errs, w.device.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -116,3 +116,18 @@ func (c *Crew) Close() error {
 	})
 	return Await(c.gone)
 }
+
+// Quiet waits until nothing of a job of one of the crews writes any more; nil is none. A job that a closed crew never began does not
+// end.
+func Quiet(finished <-chan struct{}, crews ...*Crew) {
+	if finished == nil {
+		return
+	}
+	for _, c := range crews {
+		select {
+		case <-finished:
+			return
+		case <-c.gone:
+		}
+	}
+}

@@ -235,9 +235,6 @@ func (c *Crew) Do(ctx context.Context, f func(w *Worker) error) error {
 	return err
 }
 
-// Gone is closed when all workers have ended.
-func (c *Crew) Gone() <-chan struct{} { return c.gone }
-
 // job is n steps that any worker may run, in any order.
 type job struct {
 	ctx      context.Context

@@ -3,6 +3,8 @@ package crew
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -164,6 +166,20 @@ func (w *Worker) look() bool {
 		driver.Pause(s.sent)
 	}
 	return true
+}
+
+// ErrMemory says that memory of the caller cannot be written to as was asked.
+var ErrMemory = errors.New("not usable as the destination")
+
+// OnFault gives a function to defer: an address without memory must not end the process.
+func OnFault(err *error) func() {
+	before := debug.SetPanicOnFault(true)
+	return func() {
+		debug.SetPanicOnFault(before)
+		if fault := recover(); fault != nil {
+			*err = fmt.Errorf("%w: %v", ErrMemory, fault)
+		}
+	}
 }
 
 // Destination is memory of the device that bytes go to.

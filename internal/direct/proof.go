@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -163,4 +165,21 @@ func ask(ctx context.Context, command []string, q Question, file *os.File) Proof
 		return Proof{Unknown, "the probe answered nothing that can be read"}
 	}
 	return p
+}
+
+// Answer is the probe's side: it reads a question from in, and writes to out the proof that prove gives of the file at [ProbeFD]. Any
+// error of prove means that the path does not work here. Answer fails when in or out do.
+func Answer(in io.Reader, out io.Writer, prove func(q Question) (Proof, error)) error {
+	var q Question
+	if err := json.NewDecoder(in).Decode(&q); err != nil {
+		return fmt.Errorf("read the probe's question: %w", err)
+	}
+	p, err := prove(q)
+	if err != nil {
+		p = Proof{Refuted, err.Error()}
+		if errors.Is(err, driver.ErrStatsUnknown) {
+			p.Verdict = Unknown
+		}
+	}
+	return json.NewEncoder(out).Encode(p)
 }

@@ -119,6 +119,15 @@ func (h *Descriptors) admit(ctx context.Context, files []*Backing) error {
 	return h.closeFiles(ctx, victims)
 }
 
+// Pinned runs f while files are open, see Pin.
+func (h *Descriptors) Pinned(ctx context.Context, files []*Backing, f func() error) error {
+	if err := h.Pin(ctx, files); err != nil {
+		return err
+	}
+	defer h.Unpin(files)
+	return f()
+}
+
 // isOpen says whether a file is open, at this moment.
 func (h *Descriptors) isOpen(b *Backing) bool {
 	h.mu.Lock()

@@ -1,4 +1,6 @@
-package cufile
+// Package sequences writes the arrays of attention of variable lengths for a batch of packed documents to memory of the caller: where
+// each begins, positions, numbers of documents, and padding.
+package sequences
 
 import (
 	"context"
@@ -9,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/driver"
 )
 
@@ -18,57 +21,90 @@ type Sequences struct {
 	Lengths   []int64 // tokens of each, 2^31-1 in all at most
 	Documents []int64 // the number of each one's document; below 0 it is padding
 
-	Tokens    int64  // that Positions and Numbers are for: all that Lengths say
-	Begins    Memory // int32: where each begins, and the end; zero: none of these three is written, only padding
-	Positions Memory // int64: each token's place in its sequence
-	Numbers   Memory // int64: the number of each token's document
+	Tokens    int64         // that Positions and Numbers are for: all that Lengths say
+	Begins    device.Memory // int32: where each begins, and the end; zero: none of these three is written, only padding
+	Positions device.Memory // int64: each token's place in its sequence
+	Numbers   device.Memory // int64: the number of each token's document
 
 	// Padding in the target becomes Pad, of Element bytes for a token: 1, 2, 4 or 8. With 0 it stays as it is.
 	Element int64
 	Pad     uint64
 }
 
-// check refuses sequences that cannot be, and gives the target where it is to be padded. The thread has the device's context.
-func (s *Sequences) check(r *Reader, to Memory) (padded Memory, err error) {
+// Writer is a reader's use of its device.
+type Writer struct {
+	device  *device.Device
+	crew    *crew.Crew
+	threads int // that share the work on the host
+	kernel  driver.Kernel
+}
+
+// New makes a Writer, which has so many of a crew's threads.
+func New(d *device.Device, c *crew.Crew, threads int) *Writer {
+	return &Writer{device: d, crew: c, threads: threads}
+}
+
+// Unload gives the kernel back. The thread has the context.
+func (r *Writer) Unload(cu *driver.CUDA) error { return r.kernel.Unload(cu) }
+
+// Writing writes what sequences say, once.
+type Writing struct {
+	*Sequences
+	r      *Writer
+	padded device.Memory // where padding is; zero: there is none
+	begun  atomic.Bool
+}
+
+// Prepare refuses sequences that cannot be written, or padded in the target. The thread has the context.
+func (r *Writer) Prepare(s *Sequences, target device.Memory) (*Writing, error) {
+	padded, err := r.check(s, target)
+	if err != nil {
+		return nil, err
+	}
+	return &Writing{Sequences: s, r: r, padded: padded}, nil
+}
+
+// check gives the target where it is to be padded.
+func (r *Writer) check(s *Sequences, to device.Memory) (padded device.Memory, err error) {
 	if len(s.Documents) != len(s.Lengths) {
-		return padded, fmt.Errorf("%w: %d sequences are of %d documents", ErrMemory, len(s.Lengths), len(s.Documents))
+		return padded, fmt.Errorf("%w: %d sequences are of %d documents", crew.ErrMemory, len(s.Lengths), len(s.Documents))
 	}
 	left, first := s.Tokens, int64(0)
 	for i, n := range s.Lengths {
 		if n < 0 || n > left {
-			return padded, fmt.Errorf("%w: the sequences have other than %d tokens", ErrMemory, s.Tokens)
+			return padded, fmt.Errorf("%w: the sequences have other than %d tokens", crew.ErrMemory, s.Tokens)
 		}
 		left -= n
 		first = min(first, s.Documents[i])
 	}
 	if left != 0 || s.Tokens > math.MaxInt32 {
-		return padded, fmt.Errorf("%w: the sequences have other than %d tokens, or too many", ErrMemory, s.Tokens)
+		return padded, fmt.Errorf("%w: the sequences have other than %d tokens, or too many", crew.ErrMemory, s.Tokens)
 	}
 	type array struct {
-		Memory
+		device.Memory
 		element, count int64
 	}
 	var arrays []array
-	if s.Begins != (Memory{}) {
+	if s.Begins != (device.Memory{}) {
 		arrays = []array{{s.Begins, 4, int64(len(s.Lengths)) + 1}, {s.Positions, 8, s.Tokens}, {s.Numbers, 8, s.Tokens}}
 	}
 	if first < 0 && s.Element != 0 {
 		if s.Element != 1 && s.Element != 2 && s.Element != 4 && s.Element != 8 {
-			return padded, fmt.Errorf("%w: elements of %d bytes are not padded", ErrMemory, s.Element)
+			return padded, fmt.Errorf("%w: elements of %d bytes are not padded", crew.ErrMemory, s.Element)
 		}
 		padded = to
 		arrays = append(arrays, array{to, s.Element, s.Tokens})
 	}
 	if len(arrays) == 0 {
-		return padded, fmt.Errorf("%w: there is none for what %d sequences say", ErrMemory, len(s.Lengths))
+		return padded, fmt.Errorf("%w: there is none for what %d sequences say", crew.ErrMemory, len(s.Lengths))
 	}
 	for _, m := range arrays {
 		if m.Length < m.element*m.count || m.Pointer%uintptr(m.element) != 0 {
-			return padded, fmt.Errorf("%w: %d bytes at %#x do not hold %d numbers of %d", ErrMemory, m.Length, m.Pointer, m.count, m.element)
+			return padded, fmt.Errorf("%w: %d bytes at %#x do not hold %d numbers of %d", crew.ErrMemory, m.Length, m.Pointer, m.count, m.element)
 		}
 		if m.count > 0 {
-			if err := r.checkMemory(Memory{m.Pointer, m.element * m.count}); err != nil {
-				return padded, err
+			if err := r.device.Has(device.Memory{Pointer: m.Pointer, Length: m.element * m.count}, nil); err != nil {
+				return padded, fmt.Errorf("%w: %w", crew.ErrMemory, err)
 			}
 		}
 	}
@@ -76,18 +112,10 @@ func (s *Sequences) check(r *Reader, to Memory) (padded Memory, err error) {
 }
 
 // errChanged is of lengths that were others when they were checked.
-var errChanged = fmt.Errorf("%w: the sequences were changed while they were read", ErrMemory)
+var errChanged = fmt.Errorf("%w: the sequences were changed while they were read", crew.ErrMemory)
 
-// writing writes what sequences say: beside the bytes of a request if it can, so that neither waits for the other's thread.
-type writing struct {
-	*Sequences
-	r      *Reader
-	padded Memory // where padding is; zero: there is none
-	begun  atomic.Bool
-}
-
-// also is of a [crew.Destination].
-func (s *writing) also(w *crew.Worker, slot *crew.Slot, used int) error {
+// Also is of a [crew.Destination]: it writes beside the bytes of a request if it can, so that neither waits for the other's thread.
+func (s *Writing) Also(w *crew.Worker, slot *crew.Slot, used int) error {
 	if tableOf(len(s.Lengths)) > len(slot.Memory)-used || !s.begun.CompareAndSwap(false, true) {
 		return nil
 	}
@@ -95,12 +123,12 @@ func (s *writing) also(w *crew.Worker, slot *crew.Slot, used int) error {
 	return err
 }
 
-// finish writes what was not begun. When it returns, also with an error, nothing is under way.
-func (s *writing) finish(ctx context.Context, after driver.Handle) error {
+// Finish writes what was not begun, behind an event. When it returns, also with an error, nothing is under way.
+func (s *Writing) Finish(ctx context.Context, after driver.Handle) error {
 	if !s.begun.CompareAndSwap(false, true) {
 		return nil
 	}
-	if s.r.cu == nil {
+	if s.r.device.CUDA == nil {
 		return s.writeHost(ctx)
 	}
 	finished, err := s.r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
@@ -124,7 +152,7 @@ func (s *writing) finish(ctx context.Context, after driver.Handle) error {
 		}
 		return nil
 	})
-	s.r.quiet(finished)
+	crew.Quiet(finished, s.r.crew)
 	return err
 }
 
@@ -132,8 +160,8 @@ func (s *writing) finish(ctx context.Context, after driver.Handle) error {
 func tableOf(n int) int { return 8*n + 4*(n+1) }
 
 // launch has the kernel write n sequences from the first on, which begin at a token, by a table in a slot. It gives where they end.
-func (s *writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at int64) (end int64, err error) {
-	fn, err := s.r.sequences.Load(w.CUDA, driver.SequencesKernel)
+func (s *Writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at int64) (end int64, err error) {
+	fn, err := s.r.kernel.Load(w.CUDA, driver.SequencesKernel)
 	if err != nil {
 		return 0, err
 	}
@@ -162,7 +190,7 @@ func (s *writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at
 }
 
 // writeHost shares the sequences among the threads.
-func (s *writing) writeHost(ctx context.Context) error {
+func (s *Writing) writeHost(ctx context.Context) error {
 	const block = 64
 	borders, many, wrong := make([]int64, len(s.Lengths)+1), int64(len(s.Lengths)), int64(0)
 	for i, n := range s.Lengths {
@@ -173,8 +201,8 @@ func (s *writing) writeHost(ctx context.Context) error {
 	if wrong < 0 {
 		return errChanged
 	}
-	finished, err := s.r.crew.Run(ctx, s.r.opt.Threads, many/block+1, func(_ *crew.Worker, k int64) (err error) {
-		defer onFault(&err)()
+	finished, err := s.r.crew.Run(ctx, s.r.threads, many/block+1, func(_ *crew.Worker, k int64) (err error) {
+		defer crew.OnFault(&err)()
 		from, to := k*block, min((k+1)*block, many)
 		if s.Begins.Pointer != 0 {
 			begins, positions, documents := numbers[int32](s.Begins, many+1), numbers[int64](s.Positions, s.Tokens), numbers[int64](s.Numbers, s.Tokens)
@@ -196,12 +224,12 @@ func (s *writing) writeHost(ctx context.Context) error {
 		}
 		return nil
 	})
-	s.r.quiet(finished)
+	crew.Quiet(finished, s.r.crew)
 	return err
 }
 
 // padHost pads from a token to another one.
-func (s *writing) padHost(from, to int64) {
+func (s *Writing) padHost(from, to int64) {
 	pad := binary.LittleEndian.AppendUint64(nil, s.Pad)[:s.Element]
 	room := numbers[byte](s.padded, s.Tokens*s.Element)
 	for t := from; t < to; t++ {
@@ -210,6 +238,6 @@ func (s *writing) padHost(from, to int64) {
 }
 
 // numbers is the memory of the host as an array.
-func numbers[T any](m Memory, n int64) []T {
+func numbers[T any](m device.Memory, n int64) []T {
 	return unsafe.Slice((*T)(*(*unsafe.Pointer)(unsafe.Pointer(&m.Pointer))), n)
 }

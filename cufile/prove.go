@@ -1,0 +1,95 @@
+package cufile
+
+import (
+	"context"
+	"os"
+
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// worthProof is the size from which Auto spends the second that it takes to prove Direct.
+const worthProof = 64 << 20
+
+// autoDirect says whether Direct is proven for the files of a request, and why not.
+func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why string, ok bool, err error) {
+	if len(f.r.opt.Probe) == 0 {
+		return "direct: there is no command to prove it with", false, nil
+	}
+	_, nvfs := os.Stat("/proc/driver/nvidia-fs/version")
+	seen := map[*source.Backing]bool{}
+	for i := range pieces {
+		b := pieces[i].File
+		if seen[b] || b.Inline {
+			continue
+		}
+		seen[b] = true
+		if nvfs != nil && !source.OnNVMe(b) {
+			return "direct: no nvidia-fs, and the file is not on NVMe", false, nil
+		}
+		if b.Length < worthProof {
+			return "direct: the file is too small to be worth a proof", false, nil
+		}
+		p, err := f.r.proofs.Prove(ctx, b)
+		if err != nil {
+			return "", false, err
+		}
+		if p.Verdict != Proven {
+			return "direct: " + p.Why, false, nil
+		}
+		why = p.Why
+	}
+	if err := f.r.direct.Start(); err != nil {
+		return "direct: " + err.Error(), false, nil
+	}
+	return why, len(seen) > 0, nil
+}
+
+// proveDirect fails unless Direct is proven for every object of the file that is on this machine. Objects that
+// are read through the mount are proven by that read.
+func (f *File) proveDirect(ctx context.Context) error {
+	return f.retryMoved(ctx, func(inMount bool) error {
+		if inMount {
+			return nil
+		}
+		runs, err := f.source.Runs(ctx, 0, f.Size())
+		if err != nil {
+			return err
+		}
+		seen := map[uint64]bool{}
+		for i := range runs {
+			if r := &runs[i]; !seen[r.Object] && r.Length > 0 {
+				seen[r.Object] = true
+				if err := f.proveLent(ctx, f.source.Backing(r)); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// proveLent opens a file for as long as the proof takes.
+func (f *File) proveLent(ctx context.Context, b *source.Backing) error {
+	if b.Inline {
+		return nil
+	}
+	var lent []*source.Backing
+	if b.Lender != nil {
+		lent = append(lent, b)
+	}
+	return f.r.descriptors.Pinned(ctx, lent, func() error { return f.r.proofs.Want(ctx, b) })
+}
+
+// proveCached proves Direct for files of a cache that a request needs: they may be younger than the File.
+func (f *File) proveCached(ctx context.Context, pieces []source.Piece) error {
+	seen := map[*source.Backing]bool{}
+	for i := range pieces {
+		if b := pieces[i].File; b.Cached && !seen[b] {
+			seen[b] = true
+			if err := f.r.proofs.Want(ctx, b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

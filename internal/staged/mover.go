@@ -1,0 +1,99 @@
+// Package staged moves bytes of files by pread: into pinned memory that is copied to the GPU while the next chunk is read, or, on the
+// host, into the destination.
+//
+// A [Mover] belongs to one reader. On a GPU it finds how many threads copy fastest while they do, unless it is told.
+package staged
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/internal/source"
+)
+
+// Options configure a Mover.
+type Options struct {
+	Crew    *crew.Crew
+	Host    bool // the destination is the host
+	Threads int
+	Slot    int64 // most bytes that a thread moves at a time
+	Adapt   bool  // Threads is the most of them: see crew.Pace
+	Readers int   // that share the machine, where nobody has counted them yet
+}
+
+// Mover is a reader's use of its threads.
+type Mover struct {
+	opt  Options
+	pace *crew.Pace // nil where Threads says how many they are, and for the host
+}
+
+// New makes a Mover.
+func New(o Options) *Mover {
+	m := &Mover{opt: o}
+	if o.Adapt && !o.Host {
+		m.pace = crew.NewPace(o.Threads, o.Readers)
+	}
+	return m
+}
+
+// Move reads pieces, and gives their bytes where it succeeds. cold says that they are not in the page cache; readers counts those that
+// share the machine. finished is what [crew.Crew.Run] gives.
+func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, finished <-chan struct{}, err error) {
+	for _, p := range pieces {
+		moved += p.N
+	}
+	threads := m.opt.Threads
+	if m.pace != nil {
+		threads = m.pace.Limit(crew.MostThreads(runtime.NumCPU(), readers()))
+		m.opt.Crew.Allow(threads)
+	}
+	chunks := source.Cut(pieces, m.chunkSize(moved, threads))
+	finished, err = m.opt.Crew.Run(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
+		if m.opt.Host {
+			return chunks[i].Read(to.Host[chunks[i].To:])
+		}
+		if err := to.Ready(w); err != nil {
+			return err
+		}
+		return m.stage(w, to, &chunks[i], cold)
+	})
+	if err != nil {
+		return 0, finished, err
+	}
+	return moved, finished, nil
+}
+
+// chunkSize gives each of so many threads something to do, without making chunks that cost more than they carry.
+func (m *Mover) chunkSize(total int64, threads int) int64 {
+	const least = 256 << 10
+	return min(m.opt.Slot, max(least, driver.RoundUp(total/int64(threads), driver.PageSize)))
+}
+
+// stage moves one chunk through the next slot.
+func (m *Mover) stage(w *crew.Worker, to *crew.Destination, c *source.Chunk, cold bool) error {
+	began := time.Now()
+	s, err := w.Slot()
+	if err != nil {
+		return err
+	}
+	free := time.Now()
+	skew := int64(0)
+	if len(c.Pieces) == 1 && cold {
+		skew, err = c.Pieces[0].ReadDirect(s.Memory)
+	} else {
+		err = c.Read(s.Memory)
+	}
+	if err != nil {
+		return err
+	}
+	if err := w.CUDA.CopyIn(to.HBM+driver.Pointer(c.To), s.Memory[skew:skew+c.N], w.Stream); err != nil {
+		return err
+	}
+	if m.pace != nil {
+		m.opt.Crew.Allow(m.pace.Moved(c.N, time.Since(free), free.Sub(began)))
+	}
+	return w.Sent(s)
+}
