@@ -64,8 +64,13 @@ func (f *File) check(to *Target, offsets []int64, length int64) error {
 	return f.r.checkMemory(Memory{to.Pointer, int64(len(offsets)) * length * times})
 }
 
+// firstPage is where nobody has memory. Go's runtime ends a process that has a pointer there.
+const firstPage = 4096
+
 // canBe says whether there can be memory, of a length that is not negative.
-func (m Memory) canBe() bool { return m.Pointer != 0 && m.Pointer <= math.MaxInt64-uintptr(m.Length) }
+func (m Memory) canBe() bool {
+	return m.Pointer >= firstPage && m.Pointer <= math.MaxInt64-uintptr(m.Length)
+}
 
 // onFault gives a function to defer: an address without memory must not end the process.
 func onFault(err *error) func() {

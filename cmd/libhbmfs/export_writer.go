@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"math"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/cufile"
@@ -57,11 +58,14 @@ func hbmfs_go_writer_close(h C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error { return lib.closeWriter(uint64(h)) })
 }
 
+// firstPage is where nobody has memory. Go's runtime ends a process that has a pointer there.
+const firstPage = 4096
+
 func memoryOf(m *C.hbmfs_memory) (writer.Memory, error) {
 	switch {
 	case m.reserved != 0:
 		return writer.Memory{}, failf(codeInvalid, "a reserved field is not 0")
-	case m.length < 0 || (m.length > 0 && m.address == 0):
+	case m.length < 0 || m.length > 0 && (m.address < firstPage || uint64(m.address) > uint64(math.MaxInt64-int64(m.length))):
 		return writer.Memory{}, failf(codeInvalid, "%d bytes at the address %#x cannot be", int64(m.length), uint64(m.address))
 	case m.on_device != 0:
 		return writer.Memory{HBM: uintptr(m.address), N: int64(m.length)}, nil
