@@ -23,7 +23,7 @@ type Target struct {
 // destination makes one of n bytes of the caller's memory. after is what [device.Device.Mark] gave.
 func (r *Reader) destination(at uintptr, n int64, after driver.Handle) crew.Destination {
 	d := crew.Destination{HBM: driver.Pointer(at), After: after}
-	if r.device.CUDA == nil && r.device.Has(Memory{Pointer: at, Length: n}, nil) == nil { // memory that Go does not know, and which the caller keeps until the request has ended
+	if r.device.CUDA == nil && (Memory{Pointer: at, Length: n}).CanBe() { // memory that Go does not know, and which the caller keeps until the request has ended
 		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
 	}
 	return d

@@ -61,7 +61,7 @@ func memoryOf(m *C.hbmfs_memory) (writer.Memory, error) {
 	switch {
 	case m.reserved != 0:
 		return writer.Memory{}, failf(codeInvalid, "a reserved field is not 0")
-	case m.length < 0 || (m.length > 0 && m.address == 0):
+	case m.length != 0 && !(cufile.Memory{Pointer: uintptr(m.address), Length: int64(m.length)}).CanBe():
 		return writer.Memory{}, failf(codeInvalid, "%d bytes at the address %#x cannot be", int64(m.length), uint64(m.address))
 	case m.on_device != 0:
 		return writer.Memory{HBM: uintptr(m.address), N: int64(m.length)}, nil

@@ -15,10 +15,18 @@ type Memory struct {
 	Length  int64
 }
 
+// firstPage is where nobody has memory. Go's runtime ends a process that has a pointer there.
+const firstPage = 4096
+
+// CanBe says whether there can be memory, by its address alone.
+func (m Memory) CanBe() bool {
+	return m.Length >= 0 && m.Pointer >= firstPage && m.Pointer <= math.MaxInt64-uintptr(m.Length)
+}
+
 // Has fails where memory is not there. CUDA knows its own, and is asked on a thread that has the context. On the host the address alone is
 // looked at. known is that of [driver.CUDA.IsOn].
 func (d *Device) Has(m Memory, known *driver.Allocation) error {
-	if m.Length < 0 || m.Pointer == 0 || m.Pointer > math.MaxInt64-uintptr(m.Length) {
+	if !m.CanBe() {
 		return fmt.Errorf("%d bytes at the address %#x cannot be", m.Length, m.Pointer)
 	}
 	if d.CUDA == nil {

@@ -26,7 +26,10 @@ class Samples:
                 raise InvalidError(f"{dataset.path} has no document borders: open a dataset that has, or pass documents=False")
             self._borders = np.asarray(dataset.documents, np.int64)
             self._first = np.zeros(len(self._borders), np.int64)  # the number of each document's first sample, and the end
-            np.cumsum(np.maximum(0, np.diff(self._borders) - (row - seq_len)) // seq_len, out=self._first[1:])
+            tokens = np.diff(self._borders)
+            if tokens.min(initial=0) < 0:
+                raise InvalidError(f"the documents of {dataset.path} do not lie one behind the other")
+            np.cumsum(np.maximum(0, tokens - (row - seq_len)) // seq_len, out=self._first[1:])
             self.count = int(self._first[-1])
         else:
             self.count = max(0, len(dataset) - (row - seq_len)) // seq_len

@@ -354,6 +354,12 @@ def test_documents_that_are_all_too_short():
         hbmfs.TokenStream(ds, 1, 6, documents=True)
 
 
+def test_documents_that_overlap():
+    ds = NumpyDataset(np.zeros(100), np.array([0, 50, 20, 100]))
+    with pytest.raises(ValueError, match="one behind the other"):
+        hbmfs.TokenStream(ds, 1, 6, documents=True)
+
+
 def test_a_closed_dataset_is_an_error_of_its_own(token_file):
     ds = token_file(np.arange(100, dtype=np.uint16))
     stream = hbmfs.TokenStream(ds, 2, 10)

@@ -97,6 +97,7 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     BATCH(HBMFS_OUT_OF_RANGE, batch.starts = &size);
     BATCH(HBMFS_OUT_OF_RANGE, batch.starts = &huge);
     BATCH(HBMFS_OUT_OF_RANGE, batch.begins = &negative);
+    BATCH(HBMFS_INVALID, batch.dst = 1);
     batch = right, batch.count = 0, batch.dst = 0;
     OK(hbmfs_batch_begin(&batch, &request, &why));
     OK(hbmfs_wait(request, -1, NULL, &why));

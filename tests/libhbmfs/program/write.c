@@ -57,6 +57,8 @@ static void refusals(const struct device *d, hbmfs_handle writer, const char *di
     hbmfs_memory large = {m.address, (int64_t)1 << 40, 0, 0};
     WANT(HBMFS_TOO_LARGE, hbmfs_snapshot_begin(writer, &large, 1, 0, 0, &copy, &h, &why));
     WANT(HBMFS_INVALID, hbmfs_snapshot_begin(writer, NULL, 1, 0, 0, &copy, &h, &why));
+    hbmfs_memory nowhere[] = {{.address = 1, .length = 8}, {.address = UINT64_MAX, .length = 8}, {.address = m.address, .length = INT64_MAX}};
+    for (int i = 0; i < 3; i++) WANT(HBMFS_INVALID, hbmfs_snapshot_begin(writer, &nowhere[i], 1, 0, 0, &copy, &h, &why));
     WANT(HBMFS_INVALID, hbmfs_snapshot_release(writer, &why));
 }
 
