@@ -3,7 +3,9 @@ package kv
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -364,4 +366,34 @@ func TestAUserLeavesProcessesToOthers(t *testing.T) {
 	if n := v.owning.Booked(); n != 0 {
 		t.Errorf("%d owners are booked, and there is none", n)
 	}
+}
+
+// TestAUserLeavesNamespacesToOthers: whoever may write the directory could take all that a volume has.
+func TestAUserLeavesNamespacesToOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to act as other users")
+	}
+	dir := t.TempDir()
+	must := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.Chmod(dir, 0o777)) //nolint:gosec // others make namespaces here
+	v := open(t, dir, 64<<20, 0)
+	makeSpace := func(uid uint32, name string) error {
+		c := &client{Session: v.Session(asuser.User{UID: uid, GID: uid}, selfPidfd(t)), t: t}
+		defer c.close()
+		return c.openSpace(control.KVOpen{Name: name, BlockBytes: 4096, Mode: 0o600, Flags: control.KVCreate | control.KVWrite})
+	}
+	var refused error
+	made := 0
+	for ; refused == nil && made <= mostSpaces; made++ {
+		refused = makeSpace(1000, fmt.Sprint("greedy", made))
+	}
+	if refusal := new(control.Refusal); !errors.As(refused, &refusal) || refusal.Errno != unix.EDQUOT {
+		t.Errorf("after %d namespaces: %v", made, refused)
+	}
+	must(makeSpace(1001, "modest"))
+	must(makeSpace(0, "roots"))
 }

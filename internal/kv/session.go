@@ -11,6 +11,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // Session is one connection of a client. Its methods are called by one goroutine at a time.
@@ -201,6 +202,9 @@ func (s *Store) find(m *control.KVOpen, user asuser.User) (*Space, error) {
 	if err != nil {
 		return nil, refuse(unix.EACCES, "user %d may make no namespace in %s: its mode says who may", user.UID, s.opt.Directory)
 	}
+	if !s.mayMake(user.UID) {
+		return nil, refuse(unix.EDQUOT, "user %d has as many namespaces as one may have of the volume's %d: remove some of them", user.UID, mostSpaces)
+	}
 	if ok, err := s.disk.take(ownRoom); err != nil || !ok {
 		return nil, errors.Join(refuse(unix.ENOSPC, "the disk tier has no room for another namespace: remove blocks of others"), err)
 	}
@@ -211,6 +215,16 @@ func (s *Store) find(m *control.KVOpen, user asuser.User) (*Space, error) {
 	s.add(sp)
 	s.opt.Log.Info("a namespace is made", "namespace", m.Name, "block_bytes", m.BlockBytes, "user", user.UID)
 	return sp, nil
+}
+
+// mayMake reports whether a user has room for another namespace, beside those of other users. The kernel says whose each is now.
+func (s *Store) mayMake(uid uint32) bool {
+	owned := shares.New(mostSpaces, mostSpaces/2, 1)
+	for _, sp := range s.all() {
+		_, of, _ := sp.attributes()
+		owned.Book(of, 1)
+	}
+	return owned.Fit(uid, 1)
 }
 
 // attach answers KV_ATTACH.
