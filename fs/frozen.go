@@ -13,8 +13,8 @@ import (
 // no end of an open. Two things follow:
 //
 //   - The superblock is read-only. Otherwise a program could open a file for writing, and change pages that others read.
-//   - A status file is a new node at each look-up, since the kernel would go on showing the bytes that it read first. Such a node ends
-//     with its daemon: a read of one that the next daemon is asked for gives ESTALE.
+//   - A status file is a new node at each look-up, since the kernel would go on showing the bytes that it read first. It ends with its
+//     daemon: the next one answers a read of it with ESTALE.
 
 // judgeFrozen asks the kernel whether the superblock is read-only. This daemon has sealed it, or the one before.
 func (m *Mount) judgeFrozen() {

@@ -1,5 +1,5 @@
-// Package baseline has two measures for the paths into a GPU: the fastest copy that there is, and the read of a program that knows
-// nothing of GPUs.
+// Package baseline has two measures for the paths into a GPU. One is the fastest copy that there is, the other the read of a program that
+// knows nothing of GPUs.
 package baseline
 
 import (

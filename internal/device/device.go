@@ -1,5 +1,5 @@
-// Package device is a GPU as a reader, a writer or a store has it, or the host: its context, memory of callers there, and marks on their
-// streams.
+// Package device is a GPU as a reader, a writer or a store has it, or the host. It has the context, looks at memory of callers there, and
+// puts marks on their streams.
 //
 //	d, err := device.Open(0, libraries)
 //	err = d.Within(func() error { return d.Has(memory, nil) })

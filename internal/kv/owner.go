@@ -31,8 +31,8 @@ type owner struct {
 	over     bool
 }
 
-// attach makes a session of the process the one that goes on, and gives the tokens beyond those that the process has seen: answers that had them
-// were lost.
+// attach makes a session of the process the one that goes on. It gives the tokens beyond those that the process has seen: answers that had
+// them were lost.
 func (o *owner) attach(c *Session, seen uint64) (lost []uint64, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

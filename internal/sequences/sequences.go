@@ -1,4 +1,4 @@
-// Package sequences writes the arrays of attention of variable lengths for a batch of packed documents to memory of the caller: where
+// Package sequences writes what variable-length attention needs for a batch of packed documents to memory of the caller. That is where
 // each begins, positions, numbers of documents, and padding.
 package sequences
 

@@ -1,5 +1,5 @@
-// Package staged moves bytes of files by pread: into pinned memory that is copied to the GPU while the next chunk is read, or, on the
-// host, into the destination.
+// Package staged moves bytes of files by pread. They go into pinned memory, which is copied to the GPU while the next chunk is read. On
+// the host they go into the destination.
 //
 // A [Mover] belongs to one reader. On a GPU it finds how many threads copy fastest while they do, unless it is told.
 package staged
@@ -39,7 +39,7 @@ func New(o Options) *Mover {
 	return m
 }
 
-// Move reads pieces, and gives their bytes where it succeeds. cold says that they are not in the page cache; readers counts those that
+// Move reads pieces, and gives their bytes where it succeeds. cold says that they are not in the page cache. readers counts those that
 // share the machine. finished is what [crew.Crew.Run] gives.
 func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, finished <-chan struct{}, err error) {
 	for _, p := range pieces {

@@ -151,8 +151,8 @@ func fakes(t *testing.T) string {
 	return dir
 }
 
-// environment is this process's. Python keeps its bytecode in a folder of its own: not in the tree, but hundreds of processes import
-// torch, which takes a second of CPU more without.
+// environment is this process's. Python keeps its bytecode outside of the tree: hundreds of processes import torch, and each would
+// take a second of CPU more without.
 func environment(t *testing.T, library string) []string {
 	t.Helper()
 	return append(os.Environ(), "HBMFS_LIBRARY="+library, "PYTHONDONTWRITEBYTECODE=", "PYTHONPYCACHEPREFIX="+t.TempDir(), "TMPDIR="+t.TempDir())
