@@ -177,16 +177,18 @@ func (t *tier) extend() (bool, error) {
 	if err == nil {
 		s, err = newShelf(int(t.perRegion))
 	}
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	if err == nil {
+		if err = t.table.fit(int(t.slots() + t.perRegion)); err != nil {
+			unmap(s.memory)
+		}
+	}
 	if err != nil {
 		_ = t.index.Truncate(regions * t.indexBytes()) // it is found at the next mount
 		_ = t.slab.Truncate(regions * t.regionBytes())
 		t.budget.give(t.cost())
 		return false, fmt.Errorf("make a slab longer: %w", err)
-	}
-	t.space.mu.Lock()
-	defer t.space.mu.Unlock()
-	if err := t.table.fit(int(t.slots() + t.perRegion)); err != nil {
-		return false, err
 	}
 	t.shelves = append(t.shelves, s)
 	for n := t.slots() - 1; n >= regions*t.perRegion; n-- {
