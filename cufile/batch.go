@@ -30,7 +30,8 @@ const Unread = -1
 const mostElement = 16
 
 // BeginBatch starts bringing the spans of a batch to memory of the caller, and writes what the sequences say, if they are not nil. The rest
-// is as in BeginGather; nothing is widened. Closing one of the files ends the request.
+// is as in BeginGather; nothing is widened. Closing one of the files ends the request. Spans and sequences that cannot be may be an error of
+// the request.
 func BeginBatch(ctx context.Context, to Target, b *Batch, s *Sequences) (*Request, error) {
 	if len(b.Files) == 0 {
 		return nil, fmt.Errorf("%w: no file is given", ErrMemory)
@@ -62,6 +63,9 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, s *Sequences) (*Reques
 			return Result{}, err
 		}
 		if also != nil {
+			if err := also.Check(); err != nil {
+				return Result{}, err
+			}
 			where.Also = also.Also
 		}
 		result, err := scatterAll(ctx, where, parts)
@@ -92,32 +96,43 @@ func (b *Batch) check(to *Target) error {
 			return fmt.Errorf("read %s: %w: it is of another device's reader than %s", f.name, ErrMemory, b.Files[0].name)
 		}
 	}
-	if !b.fits(to) {
-		if some, err := b.each(to, nil); err != nil || !some {
-			return err
+	if b.behind() {
+		if n == 0 {
+			return nil
 		}
+	} else if some, err := b.each(to, nil); err != nil || !some {
+		return err
 	}
 	return r.checkMemory(to.Memory)
 }
 
-// fits says whether there is something to move, and all spans are inside of their file and of the memory. It is for those of one file, one
-// behind the other, and false for others. The caller's thread waits for it; each takes twice as long.
-func (b *Batch) fits(to *Target) bool {
-	if b.Sources != nil || b.Places != nil || b.Lengths == nil {
-		return false
-	}
-	limit, left, wrong := b.limit(0), to.Length/b.Element, int64(0)
+// behind says whether spans are of one file, and lie one behind the other. The request looks at these: it would cost the caller's thread as much as
+// all else that a begin does.
+func (b *Batch) behind() bool { return b.Sources == nil && b.Places == nil && b.Lengths != nil }
+
+// spans appends those of a batch that are one behind the other, in bytes. It gives false where some are not inside of their file and of the
+// memory; each takes three times as long, and says which.
+func (b *Batch) spans(to *Target, list []source.Span) ([]source.Span, bool) {
+	limit, begin, left, wrong := b.limit(0), b.begin(0), to.Length/b.Element, int64(0)
 	room, starts := left, b.Starts[:len(b.Lengths)]
 	for i, n := range b.Lengths {
 		start := starts[i]
+		if start >= 0 && n > 0 {
+			list = append(list, source.Span{Offset: begin + start*b.Element, N: n * b.Element, To: (room - left) * b.Element})
+		}
 		left -= n
 		wrong |= n | left | (start - Unread) | (limit - n - start) // below 0 if one of them is
 	}
-	return wrong >= 0 && left < room
+	return list, wrong >= 0
 }
 
 // parts gives the spans of each file, in bytes. They go to all, which has room for as many as there are.
 func (b *Batch) parts(to *Target, all []source.Span) ([]part, error) {
+	if b.behind() {
+		if spans, ok := b.spans(to, all); ok {
+			return []part{{b.Files[0], spans}}, nil
+		}
+	}
 	list := make([]part, len(b.Files))
 	counts := make([]int, len(b.Files))
 	for _, k := range b.Sources {

@@ -52,7 +52,7 @@ func TestBatchOfOneFile(t *testing.T) {
 			{Unread, 101, ErrMemory},
 		} {
 			wrong := Batch{Files: b.Files, Begins: b.Begins, Element: element, Starts: []int64{0, c.start, 0}, Lengths: []int64{1, c.n, 1}}
-			if _, err := BeginBatch(t.Context(), Target{Memory: Memory{Pointer: m.Pointer, Length: 200}}, &wrong, nil); !errors.Is(err, c.want) {
+			if err := brought(t, Target{Memory: Memory{Pointer: m.Pointer, Length: 200}}, &wrong); !errors.Is(err, c.want) {
 				t.Errorf("%d elements from %d on: %v, want %v", c.n, c.start, err, c.want)
 			}
 		}
@@ -68,11 +68,21 @@ func TestBatchOfOneFile(t *testing.T) {
 		} {
 			other := b
 			wrong(&other)
-			if _, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, &other, nil); err == nil {
-				t.Errorf("%+v was begun", other)
+			if err := brought(t, Target{Memory: m.Memory}, &other); err == nil {
+				t.Errorf("%+v was read", other)
 			}
 		}
 	})
+}
+
+// brought gives the error of a batch, of its begin or of the request.
+func brought(t *testing.T, to Target, b *Batch) error {
+	t.Helper()
+	q, err := BeginBatch(t.Context(), to, b, nil)
+	if err == nil {
+		_, err = q.Result()
+	}
+	return err
 }
 
 // TestBatchWithoutMemory gives addresses on the host where there is none: an error, which ends no process.

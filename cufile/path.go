@@ -65,8 +65,9 @@ const fewCPUs = 4
 
 // choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
 // reason stand in parentheses, and details after a semicolon: see package tally.
-func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
-	o := &f.r.opt
+func (t *transfer) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
+	f, o := t.f, &t.f.r.opt
+	t.plan = nil
 	switch {
 	case o.Device == HostDevice:
 		return Choice{Host, "the device is the host"}, false, nil
@@ -84,9 +85,12 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 	if err != nil || ok {
 		return Choice{Direct, why}, false, err
 	}
-	if f.r.mapped.Registered(pieces) {
+	plan := f.r.mapped.Plan(pieces)
+	if plan.Registered() {
+		t.plan = plan
 		return Choice{Mapped, "its pages are registered with the GPU already"}, false, nil
 	}
+	plan.End()
 	fraction, known := source.Resident(pieces)
 	if !known {
 		return Choice{Staged, "the kernel does not say what is in the page cache; " + why}, false, nil

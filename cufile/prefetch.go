@@ -48,7 +48,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 // eachGroup calls fn with the pieces of a span, group by group, while their backing files are open.
 func (f *File) eachGroup(ctx context.Context, s Span, fn func(pieces []source.Piece) error) error {
 	return f.retryMoved(ctx, func(inMount bool) error {
-		pieces, err := f.pieces(ctx, []source.Span{{Offset: s.Offset, N: s.Length}}, inMount)
+		pieces, err := f.pieces(ctx, []source.Span{{Offset: s.Offset, N: s.Length}}, nil, inMount)
 		if err != nil {
 			return err
 		}

@@ -130,11 +130,17 @@ func (f *File) ReadInto(ctx context.Context, to Target, offset, n int64) (Result
 
 // moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
 func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.Span) (Result, error) {
-	t := &transfer{f: f, spans: spans, to: to, callers: true}
+	room, _ := f.r.pieces.Get().(*[]source.Piece)
+	if room == nil {
+		room = new([]source.Piece)
+	}
+	t := &transfer{f: f, spans: spans, to: to, callers: true, room: *room}
 	finished, err := t.run(ctx)
 	if err != nil {
 		f.r.quiet(finished)
 		return Result{}, err
 	}
+	*room = t.room
+	f.r.pieces.Put(room) // nothing of the request is under way
 	return Result{t.moved, t.choice}, nil
 }

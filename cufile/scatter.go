@@ -59,7 +59,7 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []part) (total R
 // scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
 // fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
 func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	transfers, lots := make([]*transfer, 0, len(parts)), make([]mapped.Lot, 0, len(parts))
+	transfers, plans := make([]*transfer, 0, len(parts)), make([]*mapped.Plan, 0, len(parts))
 	size := int64(0)
 	for _, p := range parts {
 		t := &transfer{f: p.file, spans: p.spans}
@@ -73,7 +73,10 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (to
 			return total, mapped.ErrApart
 		}
 		transfers = append(transfers, t)
-		lots = append(lots, mapped.Lot{Of: p.file.r.mapped, Pieces: t.groups[0].Pieces})
+		if t.plan == nil {
+			t.plan = p.file.r.mapped.Plan(t.groups[0].Pieces)
+		}
+		plans = append(plans, t.plan)
 	}
 	if len(transfers) == 0 {
 		return total, mapped.ErrApart
@@ -84,7 +87,7 @@ func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (to
 			return total, mapped.ErrApart
 		}
 	}
-	_, finished, err := mapped.MoveTogether(ctx, &to, lots)
+	_, finished, err := mapped.MoveTogether(ctx, &to, plans)
 	dropAll(transfers, finished)
 	if err != nil {
 		transfers[0].f.r.quiet(finished)

@@ -28,6 +28,16 @@ func beginParts(ctx context.Context, to Target, parts []part, sequences *Sequenc
 	return BeginBatch(ctx, to, b, sequences)
 }
 
+// sequencesErr gives the error of a request without spans, of its begin or of its end.
+func sequencesErr(t *testing.T, f *File, to Memory, s *Sequences) error {
+	t.Helper()
+	q, err := beginParts(t.Context(), Target{Memory: to}, []part{{f, nil}}, s)
+	if err == nil {
+		_, err = q.Result()
+	}
+	return err
+}
+
 // TestScatter brings spans of any length, in any order, to places of their own. Bytes between these stay.
 func TestScatter(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {
@@ -223,7 +233,7 @@ func TestSequences(t *testing.T) {
 			} {
 				other := *s
 				wrong(&other)
-				if _, err := beginParts(t.Context(), Target{Memory: tokens.Memory}, []part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
+				if err := sequencesErr(t, f, tokens.Memory, &other); !errors.Is(err, ErrMemory) {
 					t.Errorf("%d sequences: %v", count, err)
 				}
 			}
@@ -282,7 +292,7 @@ func TestPadding(t *testing.T) {
 			} {
 				other, to := *s, m.Memory
 				if wrong(&other, &to); s.Tokens > 0 {
-					if _, err := beginParts(t.Context(), Target{Memory: to}, []part{{f, nil}}, &other); !errors.Is(err, ErrMemory) {
+					if err := sequencesErr(t, f, to, &other); !errors.Is(err, ErrMemory) {
 						t.Errorf("trial %d: %v", trial, err)
 					}
 				}

@@ -204,7 +204,9 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 			continue // one request is no order
 		}
 		b := f.source.Unshare()[0]
-		until(t, "the window after the last one", func() bool { return r.mapped.Registered([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}}) })
+		until(t, "the window after the last one", func() bool {
+			return r.mapped.Plan([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}}).Registered()
+		})
 		if r.PinnedBytes() > o.Pinned {
 			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)
 		}

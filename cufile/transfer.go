@@ -51,10 +51,12 @@ type transfer struct {
 	to      crew.Destination
 	callers bool // to is not the arena
 
-	located bool // what follows is known, and no byte was moved by it
+	located bool           // what follows is known, and no byte was moved by it
+	room    []source.Piece // memory of the groups' pieces
 	groups  []source.Group
-	choice  Choice // of the group that was moved last; of the first one in the end
-	cold    bool   // its bytes are not in the page cache
+	choice  Choice       // of the group that was moved last; of the first one in the end
+	cold    bool         // its bytes are not in the page cache
+	plan    *mapped.Plan // of its pieces, where that was needed for the choice
 
 	skew     int64 // of the first byte in its page, where an envelope was reserved
 	envelope bool  // the one piece is read as the aligned pages around it
@@ -154,10 +156,11 @@ func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) erro
 // locate finds where the bytes lie, and chooses the path of the first group.
 func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	r := t.f.r
-	pieces, err := t.f.pieces(ctx, t.spans, inMount)
+	pieces, err := t.f.pieces(ctx, t.spans, t.room, inMount)
 	if err != nil {
 		return err
 	}
+	t.room = pieces
 	t.located = true
 	if len(pieces) == 0 {
 		t.choice = Choice{r.opt.Path, "there is nothing to move"}
@@ -167,7 +170,7 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 	// Files are not pinned while a request waits for memory: a request that has memory may wait for descriptors.
 	t.groups = source.Split(pieces, r.descriptors.Share())
 	return r.descriptors.Pinned(ctx, t.groups[0].Files, func() error {
-		t.choice, t.cold, err = t.f.choose(ctx, t.groups[0].Pieces)
+		t.choice, t.cold, err = t.choose(ctx, t.groups[0].Pieces)
 		t.choice.Why += t.f.remark(inMount)
 		return err
 	})
@@ -205,7 +208,7 @@ func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) 
 		return nil, err
 	}
 	if choose {
-		t.choice, t.cold, err = t.f.choose(ctx, g.Pieces)
+		t.choice, t.cold, err = t.choose(ctx, g.Pieces)
 	}
 	if err == nil {
 		finished, err = t.moveAsChosen(ctx, g.Pieces)
@@ -277,7 +280,11 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 	}
 	switch path {
 	case Mapped:
-		n, finished, err := t.f.r.mapped.Move(ctx, &t.to, here)
+		plan := t.plan
+		if t.plan = nil; plan == nil {
+			plan = t.f.r.mapped.Plan(here)
+		}
+		n, finished, err := plan.Move(ctx, &t.to)
 		t.moved.count(Mapped, n)
 		return finished, err
 	case Direct, Compat:
@@ -353,12 +360,12 @@ func (f *File) insideAll(spans []source.Span) error {
 }
 
 // pieces checks a request and finds where its bytes lie; retryMoved says inMount.
-func (f *File) pieces(ctx context.Context, spans []source.Span, inMount bool) ([]source.Piece, error) {
+func (f *File) pieces(ctx context.Context, spans []source.Span, room []source.Piece, inMount bool) ([]source.Piece, error) {
 	if f.r.gate.IsShut() {
 		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
 	}
 	if err := f.insideAll(spans); err != nil {
 		return nil, err
 	}
-	return source.Pieces(ctx, f.source, spans, inMount)
+	return source.Pieces(ctx, f.source, spans, room, inMount)
 }

@@ -264,7 +264,7 @@ typedef struct hbmfs_batch {
 
 /*
  * Starts reading a batch, as one request. Closing one of the files ends it with HBMFS_CANCELLED. Its handle stays until hbmfs_wait
- * or hbmfs_cancel ends it.
+ * or hbmfs_cancel ends it. Spans and sequences that cannot be are an error of this call, or of hbmfs_wait.
  */
 int32_t hbmfs_batch_begin(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
 

@@ -17,12 +17,14 @@ type Worker struct {
 	Context driver.Handle // current on the thread
 	Stream  driver.Handle // of its copies
 
-	index int
-	done  *atomic.Int64 // of its crew
-	job   *job          // that it works on
-	over  bool          // the memory of jobs was given back: those that come are too late
-	slots []Slot
-	next  int
+	beside  driver.Handle // a second stream, once it is needed
+	started driver.Handle // an event: what was started there
+	index   int
+	done    *atomic.Int64 // of its crew
+	job     *job          // that it works on
+	over    bool          // the memory of jobs was given back: those that come are too late
+	slots   []Slot
+	next    int
 }
 
 // Slot is memory, pinned where there is a GPU, and the copy that last used it.
@@ -74,6 +76,11 @@ func (w *Worker) stop() {
 	if w.Stream != 0 {
 		_ = w.CUDA.Synchronize(w.Stream)
 		_ = w.CUDA.DestroyStream(w.Stream)
+	}
+	if w.beside != 0 {
+		_ = w.CUDA.Synchronize(w.beside)
+		_ = w.CUDA.DestroyStream(w.beside)
+		_ = w.CUDA.DestroyEvent(w.started)
 	}
 	for _, s := range w.slots {
 		_ = w.CUDA.DestroyEvent(s.copied)
@@ -128,6 +135,43 @@ func (w *Worker) SentReleasing(s *Slot, release func(), err error) error {
 		return err
 	}
 	s.release = release
+	return nil
+}
+
+// Beside starts work for a destination on a second stream, beside the copies that are under way, and those that copies starts. The slot
+// that is sent next is in use by both. (A kernel that writes to HBM alone leaves the bus to the copies: batches of 512 x 4,097 tokens on
+// an H200 came in 107 us for 126.)
+func (w *Worker) Beside(to *Destination, work, copies func() error) error {
+	if w.beside == 0 {
+		var err error
+		if w.started == 0 {
+			if w.started, err = w.CUDA.NewEvent(); err != nil {
+				return err
+			}
+		}
+		if w.beside, err = w.CUDA.NewStream(); err != nil {
+			return err
+		}
+	}
+	first := w.Stream
+	w.Stream = w.beside
+	err := to.Ready(w)
+	if err == nil {
+		err = work()
+	}
+	if err == nil {
+		err = w.CUDA.Record(w.started, w.beside)
+	}
+	w.Stream = first
+	if err == nil {
+		err = copies()
+	}
+	if err == nil {
+		err = w.CUDA.StreamWait(w.Stream, w.started)
+	}
+	if err != nil {
+		return errors.Join(err, w.CUDA.Synchronize(w.beside)) // no slot tells when it has ended
+	}
 	return nil
 }
 

@@ -37,11 +37,11 @@ func BenchmarkGatherPlan(b *testing.B) {
 	m := &Mover{windows: &Windows{size: 128 << 20}}
 	b.ReportAllocs()
 	for b.Loop() {
-		pieces, err := source.Pieces(b.Context(), f, source.Rows(offsets, 8192), false)
+		pieces, err := source.Pieces(b.Context(), f, source.Rows(offsets, 8192), nil, false)
 		if err != nil {
 			b.Fatal(err)
 		}
-		g := &group{fragments: cut([]Lot{{m, pieces}}).fragments, last: 64}
+		g := &group{fragments: m.Plan(pieces).fragments, last: 64}
 		if n := g.write(table, used, 1<<40); n == 0 {
 			b.Fatal("nothing was written")
 		}

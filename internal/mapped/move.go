@@ -3,9 +3,9 @@ package mapped
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"slices"
+	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -19,10 +19,10 @@ const largeFragment = 2 << 20
 // callBytes is what one call copies at most: a request that is cancelled waits for it.
 const callBytes = 64 << 20
 
-// Move lets the GPU read pieces, and gives their bytes where it succeeds. finished is what [crew.Crew.Run]
-// gives, nil where nothing was begun.
-func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece) (moved int64, finished <-chan struct{}, err error) {
-	p := cut([]Lot{{m, pieces}})
+// Move lets the GPU read the pieces of a plan, which ends with it, and gives their bytes where it succeeds. finished is what
+// [crew.Crew.Run] gives, nil where nothing was begun.
+func (p *Plan) Move(ctx context.Context, to *crew.Destination) (moved int64, finished <-chan struct{}, err error) {
+	m := p.of
 	if len(p.fragments) == 0 {
 		return 0, nil, nil
 	}
@@ -52,14 +52,14 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 	if err != nil {
 		return 0, finished, err
 	}
-	return m.end(p), finished, nil
+	return p.End(), finished, nil
 }
 
-// end keeps the memory of a plan of which nothing is under way, and gives its bytes.
-func (m *Mover) end(p *plan) (total int64) {
+// End keeps the memory of a plan of which nothing is under way, and gives its bytes.
+func (p *Plan) End() (total int64) {
 	total = p.total
-	*p = plan{fragments: p.fragments[:0]}
-	m.ended.Put(p)
+	*p = Plan{of: p.of, fragments: p.fragments[:0]}
+	p.of.ended.Put(p)
 	return total
 }
 
@@ -92,9 +92,10 @@ type ref struct {
 	index int64
 }
 
-// plan is what a request moves, and the windows that it needs, each once. Looking one up costs an array access, since a
+// Plan is what a request moves, and the windows that it needs, each once. Looking one up costs an array access, since a
 // gather of thousands of samples must be planned in less time than it takes to move them.
-type plan struct {
+type Plan struct {
+	of        *Mover
 	fragments []fragment
 	total     int64 // bytes
 	list      []ref
@@ -104,7 +105,7 @@ type plan struct {
 }
 
 // indexOf gives a window's index in the list, where it is put when it is new.
-func (p *plan) indexOf(m *Windows, b *source.Backing, index int64) int {
+func (p *Plan) indexOf(m *Windows, b *source.Backing, index int64) int {
 	if b != p.last {
 		known, ok := p.files[b]
 		if !ok {
@@ -121,10 +122,10 @@ func (p *plan) indexOf(m *Windows, b *source.Backing, index int64) int {
 }
 
 // mean is the average size of fragments.
-func (p *plan) mean() int64 { return p.total / int64(max(len(p.fragments), 1)) }
+func (p *Plan) mean() int64 { return p.total / int64(max(len(p.fragments), 1)) }
 
 // entries is how many the kernel's table has.
-func (p *plan) entries() (n int64) {
+func (p *Plan) entries() (n int64) {
 	for i := range p.fragments {
 		n += (p.fragments[i].n + launchBytes - 1) / launchBytes
 	}
@@ -132,7 +133,7 @@ func (p *plan) entries() (n int64) {
 }
 
 // unshortened fails when one of the files has become shorter than it was when it was opened.
-func (p *plan) unshortened() error {
+func (p *Plan) unshortened() error {
 	for b := range p.files {
 		if err := b.Unshortened(); err != nil {
 			return err
@@ -141,44 +142,38 @@ func (p *plan) unshortened() error {
 	return nil
 }
 
-// cut makes fragments of pieces, which end where windows end. Bytes that exist only in the mount have no window: cut leaves
-// them out.
-func cut(lots []Lot) *plan {
-	n := 0
-	for _, s := range lots {
-		n += len(s.Pieces)
-	}
-	p, _ := lots[0].Of.ended.Get().(*plan)
+// Plan makes fragments of pieces, which end where windows end. Bytes that exist only in the mount have no window: they are left out.
+func (m *Mover) Plan(pieces []source.Piece) *Plan {
+	p, _ := m.ended.Get().(*Plan)
 	if p == nil {
-		p = new(plan)
+		p = &Plan{of: m}
 	}
+	n, size := len(pieces), m.windows.size
 	p.fragments, p.files = slices.Grow(p.fragments, n+n/8), map[*source.Backing][]int{}
-	for _, s := range lots {
-		m := s.Of.windows
-		for _, piece := range s.Pieces {
-			if piece.File.Inline {
-				continue
-			}
-			p.total += piece.N
-			for piece.N > 0 {
-				index := piece.Offset / m.size
-				n := min(piece.N, (index+1)*m.size-piece.Offset)
-				p.fragments = append(p.fragments, fragment{p.indexOf(m, piece.File, index), piece.Offset - index*m.size, piece.To, n})
-				piece.Offset, piece.To, piece.N = piece.Offset+n, piece.To+n, piece.N-n
-			}
+	for i := range pieces {
+		piece := &pieces[i]
+		if piece.File.Inline {
+			continue
+		}
+		p.total += piece.N
+		for at, to, left := piece.Offset, piece.To, piece.N; left > 0; {
+			index := at / size
+			n := min(left, (index+1)*size-at)
+			p.fragments = append(p.fragments, fragment{p.indexOf(m.windows, piece.File, index), at - index*size, to, n})
+			at, to, left = at+n, to+n, left-n
 		}
 	}
 	return p
 }
 
 const (
-	pieceEntry  = 24       // bytes of a piece in the kernel's table, see gather.cu
+	pieceEntry  = 24       // bytes of an entry, see gather.cu
 	launchBytes = 32 << 10 // more of one fragment is cut, so that no warp works long after the others
 )
 
 // gatherFragments moves many fragments by each call. Where their windows exceed groupLimit, it goes by groups: one is moved
 // while the next is registered.
-func (m *Mover) gatherFragments(ctx context.Context, to *crew.Destination, p *plan) (<-chan struct{}, error) {
+func (m *Mover) gatherFragments(ctx context.Context, to *crew.Destination, p *Plan) (<-chan struct{}, error) {
 	groups, list, kernel := m.windows.group(p.fragments, p.list), p.list, p.mean() < m.cu.SmallPieces()
 	return m.Thread.Run(ctx, 1, int64(len(groups)), func(w *crew.Worker, i int64) error {
 		g := &groups[i]
@@ -214,11 +209,11 @@ func (m *Mover) moveSome(w *crew.Worker, to *crew.Destination, g *group, kernel 
 	if kernel {
 		count = g.write(s.Memory, from, to.HBM)
 	}
-	if to.Also != nil {
-		err = to.Also(w, s, count*pieceEntry)
-	}
-	if err == nil {
-		err = m.start(w, s, g, count, from, to.HBM)
+	start := func() error { return m.start(w, s, g, count, from, to.HBM) }
+	if to.Also == nil {
+		err = start()
+	} else {
+		err = w.Beside(to, func() error { return to.Also(w, s, count*pieceEntry) }, start)
 	}
 	return w.SentReleasing(s, func() { release(used) }, err)
 }
@@ -291,22 +286,26 @@ func (g *group) copies(windows []driver.Pointer, base driver.Pointer) *driver.Co
 	return list
 }
 
+// entry is a piece in the kernel's table.
+type entry struct {
+	from, to driver.Pointer
+	n        int64
+}
+
 // write fills a table with entries for the fragments from g.next on, whose windows the GPU sees at windows, and gives how
 // many it wrote.
-func (g *group) write(table []byte, windows []driver.Pointer, base driver.Pointer) (count int) {
+func (g *group) write(memory []byte, windows []driver.Pointer, base driver.Pointer) (count int) {
+	table := unsafe.Slice((*entry)(unsafe.Pointer(unsafe.SliceData(memory))), len(memory)/pieceEntry) // slots begin with a page
 	for ; g.next < len(g.fragments); g.next, g.skip = g.next+1, 0 {
 		p := &g.fragments[g.next]
 		from := windows[p.window-g.first] + driver.Pointer(p.skip)
 		to := base + driver.Pointer(p.to)
 		for g.skip < p.n {
-			if len(table) < pieceEntry {
+			if count == len(table) {
 				return count
 			}
 			n := min(p.n-g.skip, launchBytes)
-			binary.NativeEndian.PutUint64(table, uint64(from)+uint64(g.skip))
-			binary.NativeEndian.PutUint64(table[8:], uint64(to)+uint64(g.skip))
-			binary.NativeEndian.PutUint64(table[16:], uint64(n))
-			table = table[pieceEntry:]
+			table[count] = entry{from + driver.Pointer(g.skip), to + driver.Pointer(g.skip), n}
 			g.skip += n
 			count++
 		}

@@ -37,7 +37,7 @@ type Mover struct {
 	gather  driver.Kernel
 	table   int64 // bytes of a slot, for a kernel's table
 
-	ended sync.Pool // of *plan: their fragments are most of what a request would leave to the garbage collector
+	ended sync.Pool // of *Plan: their fragments are most of what a request would leave to the garbage collector
 }
 
 // Options configure a Mover.
@@ -118,21 +118,6 @@ func (m *Mover) Detach() {
 		m.shared.detach()
 		m.shared = nil
 	}
-}
-
-// Registered says whether all windows of pieces are registered.
-func (m *Mover) Registered(pieces []source.Piece) bool {
-	p := &plan{files: map[*source.Backing][]int{}}
-	for i := range pieces {
-		piece := &pieces[i]
-		if piece.File.Inline {
-			continue
-		}
-		for at := piece.Offset / m.windows.size; at*m.windows.size < piece.Offset+piece.N; at++ {
-			p.indexOf(m.windows, piece.File, at)
-		}
-	}
-	return p.registered()
 }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].

@@ -2,28 +2,39 @@ package mapped
 
 import (
 	"context"
+	"maps"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// Lot is pieces of files of one reader.
-type Lot struct {
-	Of     *Mover
-	Pieces []source.Piece
+// MoveTogether is Move for plans of several readers of one GPU, by one launch on the first one's thread. It fails with ErrApart
+// where a window is not registered, or the fragments are large.
+func MoveTogether(ctx context.Context, to *crew.Destination, plans []*Plan) (moved int64, finished <-chan struct{}, err error) {
+	all := plans[0]
+	for _, p := range plans[1:] {
+		all.join(p)
+		p.End()
+	}
+	return all.of.moveRegistered(ctx, to, all)
 }
 
-// MoveTogether is Move for files of several readers of one GPU, by one launch on the first one's thread. It fails with ErrApart
-// where a window is not registered, or the fragments are large.
-func MoveTogether(ctx context.Context, to *crew.Destination, lots []Lot) (moved int64, finished <-chan struct{}, err error) {
-	return lots[0].Of.moveRegistered(ctx, to, cut(lots))
+// join adds what another plan moves.
+func (p *Plan) join(other *Plan) {
+	first := len(p.list)
+	for _, f := range other.fragments {
+		f.window += first
+		p.fragments = append(p.fragments, f)
+	}
+	p.list = append(p.list, other.list...)
+	maps.Copy(p.files, other.files) // whose indexes serve nobody any more
+	p.total += other.total
 }
 
 // moveRegistered moves a plan whose windows are all registered: it needs neither groups nor room.
-func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *plan) (moved int64, finished <-chan struct{}, err error) {
+func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *Plan) (moved int64, finished <-chan struct{}, err error) {
 	kernel := p.mean() < m.cu.SmallPieces()
-	if p.mean() >= largeFragment || kernel && p.entries() > m.table/pieceEntry || !p.registered() {
+	if p.mean() >= largeFragment || kernel && p.entries() > m.table/pieceEntry || !p.Registered() {
 		return 0, nil, ErrApart
 	}
 	if err := p.unshortened(); err != nil {
@@ -39,11 +50,11 @@ func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *pla
 	if err != nil {
 		return 0, finished, err
 	}
-	return m.end(p), finished, nil
+	return p.End(), finished, nil
 }
 
-// registered says whether all windows of a plan are registered.
-func (p *plan) registered() bool {
+// Registered says whether all windows of a plan are registered.
+func (p *Plan) Registered() bool {
 	for rest := p.list; len(rest) > 0; {
 		n := 1
 		for n < len(rest) && rest[n].of == rest[0].of {

@@ -124,7 +124,7 @@ func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
 	move := func() source.File {
 		p, err := source.OpenPlain(fileOf(t, 300_000), 1)
 		must(t, err)
-		moved, _, err := m.Move(t.Context(), &to, []source.Piece{{File: p.Backing(nil), N: 300_000}})
+		moved, _, err := m.Plan([]source.Piece{{File: p.Backing(nil), N: 300_000}}).Move(t.Context(), &to)
 		if err != nil || moved != 300_000 {
 			t.Fatalf("%d bytes: %v", moved, err)
 		}

@@ -5,6 +5,7 @@ package sequences
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -51,64 +52,66 @@ func (r *Writer) Unload(cu *driver.CUDA) error { return r.kernel.Unload(cu) }
 type Writing struct {
 	*Sequences
 	r      *Writer
+	target device.Memory
 	padded device.Memory // where padding is; zero: there is none
 	begun  atomic.Bool
 }
 
-// Prepare refuses sequences that cannot be written, or padded in the target. The thread has the context.
+// Prepare refuses memory that sequences cannot be written to. The thread has the context. [Writing.Check] must follow, on any thread: it
+// looks at each sequence.
 func (r *Writer) Prepare(s *Sequences, target device.Memory) (*Writing, error) {
-	padded, err := r.check(s, target)
-	if err != nil {
-		return nil, err
+	if len(s.Documents) != len(s.Lengths) {
+		return nil, fmt.Errorf("%w: %d sequences are of %d documents", crew.ErrMemory, len(s.Lengths), len(s.Documents))
 	}
-	return &Writing{Sequences: s, r: r, padded: padded}, nil
+	if s.Tokens < 0 || s.Tokens > math.MaxInt32 {
+		return nil, fmt.Errorf("%w: sequences of %d tokens are too many", crew.ErrMemory, s.Tokens)
+	}
+	if s.Begins != (device.Memory{}) {
+		err := errors.Join(r.holds(s.Begins, 4, int64(len(s.Lengths))+1), r.holds(s.Positions, 8, s.Tokens), r.holds(s.Numbers, 8, s.Tokens))
+		if err != nil {
+			return nil, err
+		}
+	}
+	return &Writing{Sequences: s, r: r, target: target}, nil
 }
 
-// check gives the target where it is to be padded.
-func (r *Writer) check(s *Sequences, to device.Memory) (padded device.Memory, err error) {
-	if len(s.Documents) != len(s.Lengths) {
-		return padded, fmt.Errorf("%w: %d sequences are of %d documents", crew.ErrMemory, len(s.Lengths), len(s.Documents))
+// holds refuses memory that does not hold so many elements.
+func (r *Writer) holds(m device.Memory, element, count int64) error {
+	if m.Length < element*count || m.Pointer%uintptr(element) != 0 {
+		return fmt.Errorf("%w: %d bytes at %#x do not hold %d numbers of %d", crew.ErrMemory, m.Length, m.Pointer, count, element)
 	}
+	if count == 0 {
+		return nil
+	}
+	if err := r.device.Has(device.Memory{Pointer: m.Pointer, Length: element * count}, nil); err != nil {
+		return fmt.Errorf("%w: %w", crew.ErrMemory, err)
+	}
+	return nil
+}
+
+// Check refuses sequences that cannot be written, or padded in the target.
+func (s *Writing) Check() error {
 	left, first := s.Tokens, int64(0)
 	for i, n := range s.Lengths {
 		if n < 0 || n > left {
-			return padded, fmt.Errorf("%w: the sequences have other than %d tokens", crew.ErrMemory, s.Tokens)
+			return fmt.Errorf("%w: the sequences have other than %d tokens", crew.ErrMemory, s.Tokens)
 		}
 		left -= n
 		first = min(first, s.Documents[i])
 	}
-	if left != 0 || s.Tokens > math.MaxInt32 {
-		return padded, fmt.Errorf("%w: the sequences have other than %d tokens, or too many", crew.ErrMemory, s.Tokens)
+	if left != 0 {
+		return fmt.Errorf("%w: the sequences have other than %d tokens", crew.ErrMemory, s.Tokens)
 	}
-	type array struct {
-		device.Memory
-		element, count int64
+	switch padding := first < 0 && s.Element != 0; {
+	case !padding && s.Begins == (device.Memory{}):
+		return fmt.Errorf("%w: there is none for what %d sequences say", crew.ErrMemory, len(s.Lengths))
+	case !padding:
+		return nil
+	case s.Element != 1 && s.Element != 2 && s.Element != 4 && s.Element != 8:
+		return fmt.Errorf("%w: elements of %d bytes are not padded", crew.ErrMemory, s.Element)
 	}
-	var arrays []array
-	if s.Begins != (device.Memory{}) {
-		arrays = []array{{s.Begins, 4, int64(len(s.Lengths)) + 1}, {s.Positions, 8, s.Tokens}, {s.Numbers, 8, s.Tokens}}
-	}
-	if first < 0 && s.Element != 0 {
-		if s.Element != 1 && s.Element != 2 && s.Element != 4 && s.Element != 8 {
-			return padded, fmt.Errorf("%w: elements of %d bytes are not padded", crew.ErrMemory, s.Element)
-		}
-		padded = to
-		arrays = append(arrays, array{to, s.Element, s.Tokens})
-	}
-	if len(arrays) == 0 {
-		return padded, fmt.Errorf("%w: there is none for what %d sequences say", crew.ErrMemory, len(s.Lengths))
-	}
-	for _, m := range arrays {
-		if m.Length < m.element*m.count || m.Pointer%uintptr(m.element) != 0 {
-			return padded, fmt.Errorf("%w: %d bytes at %#x do not hold %d numbers of %d", crew.ErrMemory, m.Length, m.Pointer, m.count, m.element)
-		}
-		if m.count > 0 {
-			if err := r.device.Has(device.Memory{Pointer: m.Pointer, Length: m.element * m.count}, nil); err != nil {
-				return padded, fmt.Errorf("%w: %w", crew.ErrMemory, err)
-			}
-		}
-	}
-	return padded, nil
+	s.padded = s.target
+	return s.r.device.Within(func() error { return s.r.holds(s.target, s.Element, s.Tokens) })
 }
 
 // errChanged is of lengths that were others when they were checked.
@@ -165,20 +168,19 @@ func (s *Writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at
 	if err != nil {
 		return 0, err
 	}
-	documents := slot.Memory[used:]
-	borders := documents[8*n:]
+	memory := unsafe.Pointer(&slot.Memory[used]) // a multiple of 8
+	copy(unsafe.Slice((*int64)(memory), n), s.Documents[first:first+n])
+	borders := unsafe.Slice((*uint32)(unsafe.Add(memory, 8*n)), n+1)
 	wrong := int64(0)
-	for i := range n {
-		binary.NativeEndian.PutUint64(documents[8*i:], uint64(s.Documents[first+i]))
-		binary.NativeEndian.PutUint32(borders[4*i:], uint32(at))
-		length := s.Lengths[first+i]
+	for i, length := range s.Lengths[first : first+n] {
+		borders[i] = uint32(at)
 		at += length
 		wrong |= length | at | (s.Tokens - at) // below 0 if one of them is
 	}
 	if wrong < 0 {
 		return 0, errChanged
 	}
-	binary.NativeEndian.PutUint32(borders[4*n:], uint32(at))
+	borders[n] = uint32(at)
 	table, where := slot.Device()+driver.Pointer(used), driver.SequencesMemory{
 		Positions: driver.Pointer(s.Positions.Pointer), Numbers: driver.Pointer(s.Numbers.Pointer),
 		Target: driver.Pointer(s.padded.Pointer), Element: uint32(s.Element), Pad: s.Pad,

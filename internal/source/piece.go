@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -46,8 +47,8 @@ type spans struct {
 const mostPieces = 1 << 22
 
 // Pieces finds where spans lie now. The spans must be inside the file. With inMount all of them lie in the file of the mount
-// itself. More than 4 Mi pieces are ErrTooLarge.
-func Pieces(ctx context.Context, f File, list []Span, inMount bool) ([]Piece, error) {
+// itself. More than 4 Mi pieces are ErrTooLarge. They go to room where that is large enough.
+func Pieces(ctx context.Context, f File, list []Span, room []Piece, inMount bool) ([]Piece, error) {
 	q := &spans{list: list, files: map[uint64]*Backing{}}
 	first, last := int64(math.MaxInt64), int64(0)
 	for i := range list {
@@ -67,7 +68,7 @@ func Pieces(ctx context.Context, f File, list []Span, inMount bool) ([]Piece, er
 		}
 	}
 	q.locate(f)
-	return q.pieces()
+	return q.pieces(room[:0])
 }
 
 // locate names the backing files that the spans need.
@@ -120,11 +121,11 @@ func (q *spans) eachPiece(s Span, fn func(Piece) error) error {
 }
 
 // pieces cuts the spans where runs, and pieces of runs, end.
-func (q *spans) pieces() ([]Piece, error) {
+func (q *spans) pieces(list []Piece) ([]Piece, error) {
+	list = slices.Grow(list, min(len(q.list)+len(q.runs)-1, mostPieces))
 	if r := &q.runs[0]; len(q.runs) == 1 && r.Count == 1 && len(q.list) <= mostPieces {
-		return q.whole(r)
+		return q.whole(r, list)
 	}
-	list := make([]Piece, 0, min(len(q.list)+len(q.runs), mostPieces))
 	for _, s := range q.list {
 		err := q.eachPiece(s, func(p Piece) error {
 			if len(list) == mostPieces {
@@ -141,8 +142,8 @@ func (q *spans) pieces() ([]Piece, error) {
 }
 
 // whole makes a piece of each span, where all of them lie in one run of one piece: a plain file as a rule.
-func (q *spans) whole(r *Run) ([]Piece, error) {
-	file, list := q.files[r.Object], make([]Piece, 0, len(q.list))
+func (q *spans) whole(r *Run, list []Piece) ([]Piece, error) {
+	file := q.files[r.Object]
 	for i := range q.list {
 		s := &q.list[i]
 		if s.N == 0 {

@@ -32,6 +32,6 @@ def begun(call: Callable[..., T], *arguments: Any) -> Callable[[], T]:
         thread.join()
         if errors:
             raise errors[0]
-        return results[0]
+        return results[0] if results else call(*arguments)  # a fork ended the thread
 
     return result

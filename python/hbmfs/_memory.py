@@ -13,6 +13,7 @@ from ._native import NO_STREAM, Library, address
 from .device_array import DeviceArray, Memory
 from .errors import DeviceError, DtypeError, InvalidError, OutOfMemoryError
 
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _UNSIGNED = ("uint16", "uint32", "uint64")
 
 Shape = tuple[int, ...]
@@ -26,6 +27,9 @@ class Place(Protocol):
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         """Makes an array. Gives it with its address and the stream that may still use the memory."""
+
+    def allocate_expanded(self, many: int, shape: Shape) -> tuple[tuple[Any, Any, Any], tuple[int, int, int], int]:
+        """Makes what Sequences.expanded() gives of so many sequences. Gives them with their addresses and the stream."""
 
     def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
         """Checks an array of the caller. Gives its address and the stream that may still use it."""
@@ -55,7 +59,18 @@ def place(library: Library, reader: int, device: int) -> Place:
     return Bare(library, reader, device)
 
 
-class Host:
+class _Each:
+    """Three arrays are three allocations."""
+
+    def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
+        raise NotImplementedError
+
+    def allocate_expanded(self, many: int, shape: Shape) -> tuple[tuple[Any, Any, Any], tuple[int, int, int], int]:
+        borders, positions, documents = self.allocate((many + 1,), _INT32), self.allocate(shape, _INT64), self.allocate(shape, _INT64)
+        return (borders[0], positions[0], documents[0]), (borders[1], positions[1], documents[1]), documents[2]
+
+
+class Host(_Each):
     """NumPy arrays; a torch tensor of the CPU is taken as ``out``, too."""
 
     orders = True
@@ -115,6 +130,13 @@ class Torch:
             raise OutOfMemoryError(f"cuda:{self._index} has no {size} bytes left: delete tensors, or ask for less at a time") from err
         return value, value.data_ptr(), self.stream()
 
+    def allocate_expanded(self, many: int, shape: Shape) -> tuple[tuple[Any, Any, Any], tuple[int, int, int], int]:
+        n = math.prod(shape)
+        memory, at, stream = self.allocate((2 * n + many // 2 + 1,), _INT64)  # at once: each allocation takes longer than three views
+        strides = (shape[-1], 1)
+        borders = memory.view(self._torch.int32).as_strided((many + 1,), (1,), 4 * n)
+        return (borders, memory.as_strided(shape, strides), memory.as_strided(shape, strides, n)), (at + 16 * n, at, at + 8 * n), stream
+
     def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
         if not isinstance(out, self._torch.Tensor):
             raise InvalidError(f"out is a {type(out).__name__}: give a torch tensor on cuda:{self._index}")
@@ -140,7 +162,7 @@ def signed(value: Any) -> Any:
     return value.view(getattr(sys.modules["torch"], kind[1:])) if kind in _UNSIGNED else value
 
 
-class Bare:
+class Bare(_Each):
     """DeviceArrays; any object with __cuda_array_interface__ is taken as ``out``."""
 
     orders = False

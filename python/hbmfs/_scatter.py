@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
-
 
 class Spans(NamedTuple):
     """What the rows of a batch are read from. Arrays are in C order."""
@@ -91,9 +89,7 @@ class Scatter:
         """Has a request write what sequences say of each token."""
         place: Place = self._datasets[0].place()
         n = len(sequences.lengths)
-        borders, batch.cu_seqlens, batch.stream = place.allocate((n + 1,), _INT32)
-        positions, batch.position_ids, _ = place.allocate(sequences.shape, _INT64)
-        documents, batch.document_ids, _ = place.allocate(sequences.shape, _INT64)
+        expanded, (batch.cu_seqlens, batch.position_ids, batch.document_ids), batch.stream = place.allocate_expanded(n, sequences.shape)
         batch.sequence_count, batch.elements = n, sequences.shape[0] * sequences.shape[1]
         batch.sequence_lengths, batch.sequence_documents = address(sequences.lengths), address(sequences.documents)
-        return borders, positions, documents
+        return expanded

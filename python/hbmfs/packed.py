@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Packed", "PackedStream"]
 
+_PACKED_AHEAD = 2
+"""Windows that are packed beside each other, each by one thread, before their samples are needed. A GPU takes the samples of one in less time than
+that."""
+
 
 class _Window:
     """Documents that were packed together."""
@@ -58,6 +62,17 @@ class _Window:
         borders = self._packing.borders
         a, b = int(borders[max(first, self.first) - self.first]), int(borders[min(end, self.end) - self.first])
         return self._packing.starts[a:b], self._packing.segments.part(a, b)
+
+    def batches(self, firsts: Ints, rows: int, length: int, pad: int) -> list[Batch]:
+        """Batches of so many samples, which this window has, from these positions on: ascending, and not over each other."""
+        starts, (lengths, documents, goes_on), borders, _ = self._packing
+        at = np.stack((borders[firsts - self.first], borders[firsts - self.first + rows]), axis=1)
+        longest = np.maximum.reduceat(lengths[: at[-1, 1]], at.reshape(-1)[:-1])[::2]
+        return [
+            Batch(Spans(rows, starts[a:b], None, own, pad), Sequences((rows, length), own, documents[a:b], goes_on[a:b], n))
+            for (a, b), n in zip(at.tolist(), longest.tolist(), strict=True)
+            for own in [lengths[a:b]]
+        ]
 
 
 class PackedStream(Stream):
@@ -112,6 +127,7 @@ class PackedStream(Stream):
         self._began_with = 0  # the window with which this pass began
         self._known: deque[_Window] = deque([_Window(0, 0, self._pack(0))])
         self._gone = (0, 0)  # tokens, and samples, of windows that were forgotten
+        self._coming: dict[int, Callable[[], Packing]] = {}  # windows that are being packed, by number
 
     @property
     def fill_rate(self) -> float:
@@ -127,16 +143,17 @@ class PackedStream(Stream):
         places = range(at * self.window, min((at + 1) * self.window, self._documents))
         return pack(self._borders, self._begins, places, self.seq_len, (self.seed, epoch, -1 - number) if self.shuffle else None)
 
+    def _come(self, number: int, end: int) -> Callable[[], Packing]:
+        """Has a window packed, and those behind it. Gives what waits for it."""
+        coming, ahead = self._coming, range(number, min(number + 1 + _PACKED_AHEAD, end))
+        self._coming = {n: coming.get(n) or begun(self._pack, n) for n in ahead}
+        return self._coming[number]
+
     def _more(self, known: list[_Window], position: int) -> tuple[list[_Window], bool]:
         """Packs windows behind those that are known until they go up to `position`. Says whether they go to the end of the pass."""
         windows, end = list(known), NEVER if self.epochs is None else self._began_with + self.epochs * self._of_epoch
         while (number := windows[-1].number + 1) < end and windows[-1].end < position:
-            # Where one window is not enough, as far as those before it tell, the next one is packed at the same time.
-            two = number + 1 < end and windows[-1].end + max(w.samples for w in windows) < position
-            second = begun(self._pack, number + 1) if two else None
-            windows.append(_Window(number, windows[-1].end, self._pack(number)))
-            if second:
-                windows.append(_Window(number + 1, windows[-1].end, second()))
+            windows.append(_Window(number, windows[-1].end, self._come(number, end)()))
         return windows[len(known) :], number >= end
 
     def _reach(self, position: int) -> bool:
@@ -160,6 +177,9 @@ class PackedStream(Stream):
         while len(self._known) > 1 and self._known[0].end <= self._position:
             window = self._known.popleft()
             self._gone = (self._gone[0] + window.tokens, self._gone[1] + window.samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_coming": {}}
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -208,8 +228,18 @@ class PackedStream(Stream):
     def _planned(self, known: list[_Window], positions: NDArray[np.int64]) -> tuple[list[_Window], list[Batch]]:
         """The windows that are packed for samples at these positions, and the batches."""
         more, _ = self._more(known, int(positions[-1, -1]) + 1 if positions.size else 0)
-        windows = known + more
-        return more, [self._batch(windows, int(own[0]) if len(own) else windows[0].first, len(own)) for own in positions]
+        windows, rows = known + more, positions.shape[1]
+        firsts = positions[:, 0] if rows else np.full(len(positions), windows[0].first)
+        made: list[Batch] = []
+        while len(made) < len(positions):
+            first = int(firsts[len(made)])
+            window = next((w for w in windows if w.first <= first and first + rows <= w.end), None)
+            if window is None or not rows:
+                made.append(self._batch(windows, first, rows))
+            else:
+                of_window = firsts[len(made) : np.searchsorted(firsts, window.end - rows, side="right")]
+                made += window.batches(of_window, rows, self.seq_len, self.pad)
+        return more, made
 
     def _batch(self, windows: list[_Window], first: int, rows: int) -> Batch:
         """The samples from a position on."""

@@ -87,7 +87,7 @@ static void by_batch(hbmfs_handle file, const struct device *d, struct memory *m
     if (((int32_t *)(got + begin))[SPANS] != tokens) DIE("the sequences end at %d, not %ld", ((int32_t *)(got + begin))[SPANS], tokens);
     free(got);
     batch.elements++;
-    WANT(HBMFS_INVALID, hbmfs_batch_begin(&batch, &request, &why));
+    WANT(HBMFS_INVALID, batch_brought(&batch, &request, &why));
     batch.elements--;
     files[2] = 1 << 30; // begun for the first, refused for the last
     WANT(HBMFS_INVALID, hbmfs_batch_begin(&batch, &request, &why));

@@ -25,6 +25,9 @@ struct device {
 
 hbmfs_handle open_reader(const struct device *d);
 
+// The code of a batch that is refused, by its begin or by the wait.
+int32_t batch_brought(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_failure *why);
+
 // Memory of the device, as a caller has it.
 struct memory { hbmfs_handle handle; uint64_t at; int64_t length; };
 struct memory get_memory(hbmfs_handle reader, const struct device *d, int64_t length);

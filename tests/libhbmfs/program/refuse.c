@@ -72,7 +72,7 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     OK(hbmfs_gather(file, 0, 0, NULL, 0, 8, HBMFS_KEEP, 0, NULL, &why)); // nothing is no mistake
     int64_t one = 1, ten = 10, negative = -1, huge = INT64_MAX, sources = 1;
     hbmfs_batch right = {.struct_size = sizeof right, .element = 1, .files = &file, .file_count = 1, .count = 1, .starts = &zero, .length = 1, .dst = m->at, .dst_length = 10}, batch;
-#define BATCH(code, ...) do { batch = right; __VA_ARGS__; WANT(code, hbmfs_batch_begin(&batch, &request, &why)); } while (0)
+#define BATCH(code, ...) do { batch = right; __VA_ARGS__; WANT(code, batch_brought(&batch, &request, &why)); } while (0)
     BATCH(HBMFS_INVALID, batch.struct_size = 8);
     BATCH(HBMFS_INVALID, batch.files = NULL);
     BATCH(HBMFS_INVALID, batch.file_count = -1);
@@ -152,6 +152,14 @@ static void orders(void) {
     if (count != 2 || drawn[0] != 0 || drawn[1] != 1 || sources[0].may != 3) DIE("%ld were drawn", count);
     WANT(HBMFS_INVALID, hbmfs_draw(sources, 0, 0, 100, drawn, 9, &count, &why));
     WANT(HBMFS_INVALID, hbmfs_draw(sources, 257, 0, 100, drawn, 9, &count, &why));
+}
+
+int32_t batch_brought(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_failure *why) {
+    int32_t code = hbmfs_batch_begin(batch, request, why);
+    if (code) return code;
+    code = hbmfs_wait(*request, -1, NULL, why);
+    *request = 0;
+    return code;
 }
 
 void errors(const struct device *d, const char *path) {
