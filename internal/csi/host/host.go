@@ -263,6 +263,13 @@ func (h *Host) unused(v *nodeVolume) bool {
 	return h.volumes[v.key] == v && v.rec.over()
 }
 
+// wanted tells whether a volume is still known, and has users or lingers.
+func (h *Host) wanted(v *nodeVolume) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.volumes[v.key] == v && !v.rec.over()
+}
+
 // staged and published find the volume that has a volume id staged, or a target published. They need mu.
 func (h *Host) staged(id string) *nodeVolume {
 	for _, v := range h.volumes {

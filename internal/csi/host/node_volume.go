@@ -206,18 +206,16 @@ func (v *nodeVolume) copy(ctx context.Context) handover.Copy {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	dead, found := make(chan bool, 1), make(chan handover.Copy, 1)
-	go func() { dead <- mounts.Dead(v.mount()) }()                            // ends with the answer
-	go func() { found <- v.host.held.await(ctx, v.key, handover.HoldTime) }() // ends with ctx
-	select {
-	case <-dead:
-	case c := <-found:
-		if c.Connected() {
-			return c
-		}
+	go func() { // ends with the answer
+		mounts.Dead(v.mount())
+		cancel() // a mount that somebody holds gives no answer
+	}()
+	c := v.host.held.await(ctx, v.key, handover.HoldTime)
+	if !c.Connected() {
 		c.Close()
+		return nil
 	}
-	return nil
+	return c
 }
 
 // countStart says that a daemon is started, and that one has died if it has. The lock must be held.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -99,5 +100,24 @@ func TestAPodThatLeavesStaysAway(t *testing.T) {
 	end()
 	v.unlock()
 	n.must(n.unpublish("v", "stays"))
+	n.clean()
+}
+
+// TestNoDaemonStartsForAVolumeThatIsGone has a volume end, and begin anew, between two attempts to start its daemon again.
+func TestNoDaemonStartsForAVolumeThatIsGone(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.must(n.publish("v", "p"))
+	n.mu.Lock()
+	gone, _ := n.published(n.target("p"))
+	n.mu.Unlock()
+	n.must(n.unpublish("v", "p"))
+	n.must(n.publish("v", "next"))
+	before := n.daemons()
+	gone.revive(t.Context(), 1)
+	if after := n.daemons(); !slices.Equal(after, before) {
+		t.Errorf("daemons %v serve, and %v did before", after, before)
+	}
+	n.must(n.unpublish("v", "next"))
 	n.clean()
 }

@@ -30,7 +30,7 @@ func (v *nodeVolume) watch(d *daemon) {
 	var again bool
 	if v.daemon == d { // else it was ended
 		v.daemon, v.died = nil, d
-		if again = !h.unused(v); again {
+		if again = h.wanted(v); again {
 			went, _ := v.takeOver(h.ctx) // called off: revive sees whether somebody is left
 			again = !went
 		}
@@ -58,7 +58,7 @@ func (v *nodeVolume) revive(ctx context.Context, attempt int) {
 		if err := v.acquire(ctx); err != nil {
 			return
 		}
-		wanted, err := !v.host.unused(v) && !v.daemon.alive(), error(nil)
+		wanted, err := v.host.wanted(v) && !v.daemon.alive(), error(nil)
 		if wanted {
 			err = v.start(ctx)
 		}
@@ -125,7 +125,7 @@ func (v *nodeVolume) recover(pids []int) (start bool) {
 	if err := v.forget(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Error("cannot write the record", "error", err)
 	}
-	used := !v.host.unused(v)
+	used := v.host.wanted(v)
 	if used {
 		if went, _ := v.takeOver(v.host.ctx); went { // called off: revive sees whether somebody is left
 			return false
