@@ -139,8 +139,8 @@ func (w *Worker) SentReleasing(s *Slot, release func(), err error) error {
 }
 
 // Beside starts work for a destination on a second stream, beside the copies that are under way, and those that copies starts. The slot
-// that is sent next is in use by both. (A kernel that writes to HBM alone leaves the bus to the copies: batches of 512 x 4,097 tokens on
-// an H200 came in 107 us for 126.)
+// that is sent next is in use by both. A kernel that writes to HBM alone leaves the bus to the copies. On an H200, batches of 512 x 4,097
+// tokens came in 110 us for 128.
 func (w *Worker) Beside(to *Destination, work, copies func() error) error {
 	if w.beside == 0 {
 		var err error
