@@ -1,8 +1,12 @@
 """Packed batches: where documents begin in them, and best-fit packing that loses and repeats no token."""
 
+import contextlib
 import itertools
 import json
+import os
+import pickle
 import random
+import time
 
 import hbmfs
 import numpy as np
@@ -204,6 +208,38 @@ def test_stopping_anywhere_and_going_on_with_other_ranks(trial):
     again.load_state_dict(state)
     assert again.position == again._began == len(expected)
     assert sorted(t for batch in again for _, first, n in check(batch, ds.documents) for t in range(first, first + n)) == sorted(list(range(len(ds))) * options["epochs"])
+
+
+@pytest.mark.parametrize("how", ["fork", "pickle"])
+def test_another_process_goes_on_while_windows_are_packed(how):
+    ds, options = documents(3), {"window": 10, "epochs": 2}
+    expected = [batch.tokens.tolist() for batch in hbmfs.PackedStream(ds, 2, 16, **options)]
+    stream = hbmfs.PackedStream(ds, 2, 16, **options)
+    begun = [batch.tokens.tolist() for batch in itertools.islice(stream, 3)]
+    parent, packs = os.getpid(), stream._pack
+
+    def slow(number):
+        time.sleep(0.5 if os.getpid() == parent else 0)
+        return packs(number)
+
+    stream._pack, stream._coming = slow, {}
+    number = stream._known[-1].number + 1
+    waits = stream._come(number, 12)  # of threads that another process does not have
+    if how == "pickle":
+        del stream._pack
+        again = pickle.loads(pickle.dumps(stream))
+        assert begun + [batch.tokens.tolist() for batch in again] == expected
+    else:
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            with contextlib.suppress(BaseException), os.fdopen(write, "w") as file:
+                json.dump([batch.tokens.tolist() for batch in stream], file)
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as file:
+            assert begun + json.load(file) == expected
+        os.waitpid(pid, 0)
+    assert np.array_equal(waits().starts, packs(number).starts)
 
 
 @pytest.mark.parametrize("damage", [{"packed": None}, {"packed": [0, 0]}, {"packed": [0, -1, 0]}, {"packed": [3, 0, 0], "consumed": 10**6}, {"seed": 5}, {"window": 2}])
