@@ -80,6 +80,8 @@ func (w *Worker) stop() {
 	if w.beside != 0 {
 		_ = w.CUDA.Synchronize(w.beside)
 		_ = w.CUDA.DestroyStream(w.beside)
+	}
+	if w.started != 0 {
 		_ = w.CUDA.DestroyEvent(w.started)
 	}
 	for _, s := range w.slots {
@@ -142,16 +144,8 @@ func (w *Worker) SentReleasing(s *Slot, release func(), err error) error {
 // that is sent next is in use by both. A kernel that writes to HBM alone leaves the bus to the copies. On an H200, batches of 512 x 4,097
 // tokens came in 110 us for 128.
 func (w *Worker) Beside(to *Destination, work, copies func() error) error {
-	if w.beside == 0 {
-		var err error
-		if w.started == 0 {
-			if w.started, err = w.CUDA.NewEvent(); err != nil {
-				return err
-			}
-		}
-		if w.beside, err = w.CUDA.NewStream(); err != nil {
-			return err
-		}
+	if err := w.openBeside(); err != nil {
+		return err
 	}
 	first := w.Stream
 	w.Stream = w.beside
@@ -173,6 +167,19 @@ func (w *Worker) Beside(to *Destination, work, copies func() error) error {
 		return errors.Join(err, w.CUDA.Synchronize(w.beside)) // no slot tells when it has ended
 	}
 	return nil
+}
+
+// openBeside makes the second stream the first time.
+func (w *Worker) openBeside() (err error) {
+	if w.started == 0 {
+		if w.started, err = w.CUDA.NewEvent(); err != nil {
+			return err
+		}
+	}
+	if w.beside == 0 {
+		w.beside, err = w.CUDA.NewStream()
+	}
+	return err
 }
 
 // JobContext is the context of the job that the worker is at.
