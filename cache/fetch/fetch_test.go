@@ -301,6 +301,28 @@ func TestSlowAnswersAreHedged(t *testing.T) {
 	}
 }
 
+// late answers after the stall timer has ended the request, and looks at no context.
+type late struct{ data []byte }
+
+func (l late) Get(_ context.Context, o *layout.Object, off, n int64) (*Answer, error) {
+	time.Sleep(20 * time.Millisecond)
+	return answerOf(o, off, n, io.NopCloser(bytes.NewReader(l.data[off:off+n]))), nil
+}
+
+// TestAnswersAfterTheirTime has an answer come when its request was given up: the race detector sees whether the two meet.
+func TestAnswersAfterTheirTime(t *testing.T) {
+	s := &script{data: randomBytes(10)}
+	c := New(late{s.data}, Options{Stall: time.Millisecond})
+	for range 100 { // so that it knows what is slow
+		c.first.Observe(time.Second)
+	}
+	r, err := c.open(t.Context(), ask{object: object(s), n: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.close(nil)
+}
+
 func TestReadAtFollowsReaderAt(t *testing.T) {
 	s := &script{data: randomBytes(100), do: whole}
 	c, o := New(s, Options{}), object(s)

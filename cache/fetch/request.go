@@ -48,8 +48,9 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	r := &request{stall: c.opt.Stall, least: c.least()}
 	ctx, r.span = c.opt.Trace.Request(ctx, "request")
 	r.span.Text("object", a.object.Name).Int("offset", a.off).Int("bytes", a.n).Int("attempt", a.attempt).Bool("hedge", a.hedge)
-	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	r.timer = time.AfterFunc(r.stall, func() { r.cancel(ErrStalled) })
+	ctx, cancel := context.WithCancelCause(ctx)
+	r.ctx, r.cancel = ctx, cancel
+	r.timer = time.AfterFunc(r.stall, func() { cancel(ErrStalled) }) // while a race may give r another cancel
 	began := time.Now()
 	answer, err := c.getter.Get(r.ctx, a.object, a.off, a.n)
 	if err == nil {
