@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -303,6 +304,29 @@ func TestManyRequestsGoOnTogether(t *testing.T) {
 			must(t, err)
 			if r.Outcomes[0] != Done {
 				t.Fatalf("a block is %v", r.Outcomes[0])
+			}
+		}
+		if n := b.daemon.Held(); n != 0 {
+			t.Fatalf("%d reservations are held, want none", n)
+		}
+	}
+}
+
+// The daemon is replaced just after it gave slots, and the next one is found before the request has taken hold of their tiers.
+func TestSlotsOfADaemonThatWentAreGivenUp(t *testing.T) {
+	b := open(t, "host", kvtest.Options{BlockBytes: 4096, Memory: 400}, Options{look: 10 * time.Microsecond})
+	for round := range 50 {
+		p, _ := b.memory(noise(4096, 1))
+		block := []Block{{Key: fmt.Append(nil, round), Parts: []Memory{p}}}
+		for what, start := range []func([]Block, *uintptr, func()) (*Request, error){b.Put, b.Get} {
+			q, err := start(block, nil, nil)
+			must(t, err)
+			time.Sleep(time.Duration(rand.IntN(100)) * time.Microsecond)
+			b.daemon.Cut()
+			r, err := q.Result()
+			must(t, err)
+			if r.Outcomes[0] != Done || b.daemon.Held() != 0 {
+				t.Fatalf("request %d of round %d is %v, and %d pins and reservations are held", what, round, r.Outcomes[0], b.daemon.Held())
 			}
 		}
 	}

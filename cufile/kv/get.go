@@ -31,6 +31,7 @@ func (q *Request) get(ctx context.Context, first int, part []Block, which []int)
 	}
 	tiers, release, err := on.hold(s)
 	if errors.Is(err, errRestarted) {
+		s.giveUp(on, 0, tokensOf(slots))
 		return which, nil
 	}
 	defer release()

@@ -39,6 +39,7 @@ func (q *Request) put(ctx context.Context, first int, part []Block, which []int)
 	}
 	tiers, release, err := on.hold(s)
 	if errors.Is(err, errRestarted) {
+		s.giveUp(on, 0, tokensOf(slots))
 		return which, nil
 	}
 	defer release()

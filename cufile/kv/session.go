@@ -242,11 +242,11 @@ func (s *Store) lost(now *session, err error) bool {
 }
 
 // hold keeps the tiers of a session while a request uses them, and gives what ends that. It fails where another request has found
-// meanwhile that they are void.
+// meanwhile that the daemon has gone: the next connection may have given slots back that this request learns of too late.
 func (n *session) hold(s *Store) (tiers []*tier, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.now != n && s.before != n {
+	if s.now != n {
 		return nil, nil, errRestarted
 	}
 	tiers = n.tiers

@@ -26,13 +26,12 @@ const (
 
 // hold is a slot that a process holds.
 type hold struct {
-	space   *Space
-	tier    *tier
-	slot    uint32
-	kind    kind
-	busy    bool     // a COMMIT of it is under way
-	entry   int32    // in the table of holds
-	session *Session // that made it; nil: of a daemon before
+	space *Space
+	tier  *tier
+	slot  uint32
+	kind  kind
+	busy  bool  // a COMMIT of it is under way
+	entry int32 // in the table of holds
 }
 
 // holdTable is what the next daemon has to know of holds: memory that all lives share. An entry, little-endian: token (u64, written last; 0: it is
@@ -261,9 +260,6 @@ func (o *owner) adopt(s *Store, sp *Space, n int32, e *entry) bool {
 		return false
 	}
 	o.holds[e.token] = h
-	if h.kind == reservation {
-		o.orphans[place{t, e.slot}] = e.token
-	}
 	s.held.Book(o.uid, t.slotBytes)
 	s.count.Book(o.uid, 1)
 	if last := s.token.Load(); e.token > last {

@@ -25,7 +25,6 @@ type owner struct {
 
 	mu       sync.Mutex // guards what follows
 	holds    map[uint64]*hold
-	orphans  map[place]uint64 // reservations that connections made which have ended
 	sessions int
 	latest   *Session // that goes on with what the others held: these are given nothing more. nil: of a daemon before
 	over     bool
@@ -47,12 +46,6 @@ func (o *owner) attach(c *Session, seen uint64) (lost []uint64, ok bool) {
 		}
 	}
 	return lost, true
-}
-
-// place is a slot of a tier.
-type place struct {
-	tier *tier
-	slot uint32
 }
 
 // keptOwner begins the names of the processes' descriptors that the holder of the mount keeps.
@@ -154,7 +147,7 @@ func (s *Store) newOwner(c *Session) (*owner, error) {
 }
 
 func (s *Store) makeOwner(c *Session) (*owner, error) {
-	o := &owner{id: newID(), uid: c.user.UID, holds: map[uint64]*hold{}, orphans: map[place]uint64{}, sessions: 1, latest: c}
+	o := &owner{id: newID(), uid: c.user.UID, holds: map[uint64]*hold{}, sessions: 1, latest: c}
 	if c.pidfd != nil {
 		var err error
 		if o.pidfd, err = nonblocking(c.pidfd); err != nil {
@@ -205,11 +198,6 @@ func (s *Store) watch(o *owner) {
 func (s *Store) leave(c *Session) {
 	o := c.owner
 	o.mu.Lock()
-	for token, h := range o.holds {
-		if h.session == c && h.kind == reservation {
-			o.orphans[place{h.tier, h.slot}] = token
-		}
-	}
 	o.sessions--
 	over := !o.over && o.sessions == 0 && (o.pidfd == nil || len(o.holds) == 0)
 	o.over = o.over || over // no connection goes on with it meanwhile
@@ -305,7 +293,7 @@ func (s *Store) adoptOwner(uid uint32, id uint64, f *os.File) *owner {
 		s.note("a process is not watched, and what it held is given back: %v", err)
 		return nil
 	}
-	o := &owner{id: id, uid: uid, pid: pidOf(pidfd), pidfd: pidfd, inode: inodeOf(pidfd), holds: map[uint64]*hold{}, orphans: map[place]uint64{}}
+	o := &owner{id: id, uid: uid, pid: pidOf(pidfd), pidfd: pidfd, inode: inodeOf(pidfd), holds: map[uint64]*hold{}}
 	s.mu.Lock()
 	s.owners[id], s.away[id] = o, true
 	s.mu.Unlock()

@@ -22,7 +22,7 @@ func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Err
 		return 0, unix.EDQUOT
 	}
 	token = s.newToken()
-	h := &hold{space: t.space, tier: t, slot: n, kind: k, session: c}
+	h := &hold{space: t.space, tier: t, slot: n, kind: k}
 	o.mu.Lock()
 	switch {
 	case o.latest != c:
@@ -52,9 +52,6 @@ func (s *Store) forget(o *owner, token uint64) *hold {
 	o.mu.Lock()
 	h := o.holds[token]
 	delete(o.holds, token)
-	if h != nil && h.kind == reservation {
-		delete(o.orphans, place{h.tier, h.slot})
-	}
 	o.mu.Unlock()
 	if h == nil {
 		return nil
@@ -210,15 +207,11 @@ func (c *Session) reserveOne(sp *Space, b *control.KVBlock) (a control.KVSlot, g
 		if !ok {
 			continue
 		}
+		sp.exists++
 		if t.at(n).state == ready {
 			t.at(n).bits |= visited
-			sp.exists++
 			return control.KVSlot{Errno: unix.EEXIST}, got
 		}
-		if token := c.orphan(t, n); token != 0 && t.at(n).length == b.Length {
-			return control.KVSlot{Tier: sp.placeOf(t), Slot: uint64(n), Length: b.Length, Token: token}, got
-		}
-		sp.exists++
 		return control.KVSlot{Errno: unix.EBUSY}, got
 	}
 	t, n, old, ok := sp.takeSlot()
@@ -228,19 +221,6 @@ func (c *Session) reserveOne(sp *Space, b *control.KVBlock) (a control.KVSlot, g
 	}
 	t.reserve(n, t.hash(b.Key), b.Key, b.Length)
 	return a, booking{t, n, old}
-}
-
-// orphan gives the reservation of a slot that this process made on a connection that has ended: its answer may have been lost. 0: there is none.
-func (c *Session) orphan(t *tier, n uint32) uint64 {
-	c.owner.mu.Lock()
-	defer c.owner.mu.Unlock()
-	token := c.owner.orphans[place{t, n}]
-	if h := c.owner.holds[token]; h != nil && !h.busy && c.owner.latest == c {
-		delete(c.owner.orphans, place{t, n})
-		h.session = c
-		return token
-	}
-	return 0
 }
 
 // takeSlot finds room: in memory, where nothing is lost by it, or else on the disk; where that cannot be written, in memory again. The lock is held.

@@ -42,6 +42,7 @@ type Daemon struct {
 	conns  map[*control.Conn]bool
 	blocks map[string]*block
 	tokens map[uint64]*block // pins and reservations
+	stored map[uint64]bool   // reservations that were committed: the answer may not have come
 	free   [][]uint64        // slots of each tier
 	last   uint64
 	closed bool
@@ -65,7 +66,7 @@ type block struct {
 // Start makes a daemon of a directory.
 func Start(o Options) (*Daemon, error) {
 	d := &Daemon{o: o, slot: (o.BlockBytes + 4095) / 4096 * 4096, conns: map[*control.Conn]bool{}, blocks: map[string]*block{},
-		tokens: map[uint64]*block{}, asked: map[control.FrameType]int{}}
+		tokens: map[uint64]*block{}, stored: map[uint64]bool{}, asked: map[control.FrameType]int{}}
 	_, _ = rand.Read(d.epoch[:]) // never fails
 	for i, n := range []int64{o.Memory, o.Disk} {
 		if n == 0 {
@@ -149,7 +150,7 @@ func (d *Daemon) Close() error {
 	return err
 }
 
-// Cut ends all connections, as a hand-over does: what clients hold stays.
+// Cut ends all connections, as a hand-over does: what clients hold stays. No frame is done after it that came before.
 func (d *Daemon) Cut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -168,6 +169,7 @@ func (d *Daemon) Forget() {
 		}
 		delete(d.tokens, token)
 	}
+	clear(d.stored)
 	d.mu.Unlock()
 	d.Cut()
 }
@@ -260,7 +262,7 @@ func (d *Daemon) serve(c *control.Conn) {
 		if before != nil && !before(h.Type) {
 			continue
 		}
-		t, fds, fill, err := d.answer(h.Type, payload)
+		t, fds, fill, err := d.answer(c, h.Type, payload)
 		var errno syscall.Errno
 		if errors.As(err, &errno) {
 			refusal := control.Refusal{Errno: errno, Text: fmt.Sprintf("kvtest: %v", err)}
@@ -296,9 +298,12 @@ func (d *Daemon) muted(t control.FrameType) bool {
 	return true
 }
 
-func (d *Daemon) answer(t control.FrameType, p []byte) (answer control.FrameType, fds []int, fill func([]byte) []byte, err error) {
+func (d *Daemon) answer(c *control.Conn, t control.FrameType, p []byte) (answer control.FrameType, fds []int, fill func([]byte) []byte, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if !d.conns[c] {
+		return 0, nil, nil, net.ErrClosed
+	}
 	switch t {
 	case control.TypeHello:
 		m := control.Welcome{Version: control.Version, Flags: control.WelcomeKV, Epoch: d.epoch, MaxLeases: 1, MaxPaths: 1}
@@ -413,13 +418,16 @@ func (d *Daemon) commit(m *control.KVCommit) []control.KVDone {
 	done := make([]control.KVDone, len(m.Stored))
 	for i, s := range m.Stored {
 		b := d.tokens[s.Token]
+		if done[i].Survives = control.KVNothing; d.stored[s.Token] {
+			continue
+		}
 		if b == nil || b.committed {
-			done[i].Errno = syscall.ENOENT
+			done[i] = control.KVDone{Errno: syscall.ENOENT}
 			continue
 		}
 		delete(d.tokens, s.Token)
 		b.committed, b.crc, b.flags = true, s.CRC, s.Flags
-		done[i].Survives = control.KVNothing
+		d.stored[s.Token] = true
 	}
 	return done
 }
