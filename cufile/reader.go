@@ -45,7 +45,8 @@ type Options struct {
 	Share *Shared
 
 	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
-	// 1024. For a GPU each counts twice, since it may be opened for O_DIRECT too.
+	// 16,384. For a GPU each may have two descriptors, the second one with O_DIRECT. A random batch of more shards opens
+	// and closes files, which takes milliseconds. Readers of one process leave half of its descriptors to its other files.
 	Descriptors int
 
 	// Auto cannot see whether the bytes will be read again, nor how many readers share the machine.
@@ -63,6 +64,9 @@ type Options struct {
 
 	adapt bool // Threads is the most of them: see crew.Pace
 }
+
+// mostDescriptors is what a daemon lends to each of eight readers of one user.
+const mostDescriptors = 1 << 14
 
 func (o *Options) setDefaults() error {
 	o.Path, o.Client = cmp.Or(o.Path, Auto), cmp.Or(o.Client, "hbmfs reader")
@@ -85,10 +89,10 @@ func (o *Options) setDefaults() error {
 		}
 	}
 	if o.Descriptors == 0 {
-		o.Descriptors = 1024
+		o.Descriptors = mostDescriptors
 		var limit unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
-			o.Descriptors = int(max(2, min(limit.Cur/4, 1024)))
+			o.Descriptors = int(max(2, min(limit.Cur/4, mostDescriptors)))
 		}
 	}
 	if o.Descriptors < 2 {
@@ -150,11 +154,7 @@ func New(ctx context.Context, opt Options) (*Reader, error) {
 		return nil, err
 	}
 	r := &Reader{opt: opt, files: map[*File]bool{}, device: &device.Device{}, proofs: direct.NewProofs(opt.Probe, opt.Libraries, opt.Device)}
-	files := opt.Descriptors
-	if opt.Device != HostDevice {
-		files /= 2
-	}
-	r.descriptors = source.NewDescriptors(files, r.letGo)
+	r.descriptors = source.NewDescriptors(opt.Descriptors, r.letGo)
 	r.opener = source.NewOpener(opt.Client, r.descriptors)
 	if err := r.start(ctx); err != nil {
 		return nil, errors.Join(err, r.release())

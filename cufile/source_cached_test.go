@@ -10,9 +10,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// restless is a source whose backing file is gone each time that it is opened, as often as it is told.
+// restless is a source whose backing file is gone each time that it is opened, as often as it is told. With full its daemon lends no more.
 type restless struct {
 	source.File
+	full  bool
 	gone  atomic.Int64
 	moves atomic.Int64
 	away  *source.Backing
@@ -47,6 +48,9 @@ func (s *restless) Open(_ context.Context, files []*source.Backing) ([]*source.B
 	if s.gone.Add(-1) >= 0 {
 		return nil, source.ErrMoved
 	}
+	if s.full {
+		return nil, source.ErrCrowded
+	}
 	for _, b := range files {
 		fd, err := source.OpenFile(s.File.Backing(nil).Name)
 		if err != nil {
@@ -61,17 +65,34 @@ func (s *restless) Open(_ context.Context, files []*source.Backing) ([]*source.B
 
 func (s *restless) Release(context.Context, []*source.Backing) {}
 
-// TestRetryMoved reads what moves, few times and again and again, into a view, by a stream, and into memory of the caller.
+// TestRetryMoved reads what moves, few times and again and again, or is not lent, into a view, by a stream, and into memory of the caller.
 func TestRetryMoved(t *testing.T) {
 	name, data := randomFile(t, 300_000, 3)
-	for _, gone := range []int64{0, 2, 3, 1000} {
-		for verb, read := range map[string]func(*File) (*View, error){
-			"read":   func(f *File) (*View, error) { return f.Read(t.Context(), 1, f.Size()-1) },
-			"gather": func(f *File) (*View, error) { return f.Gather(t.Context(), []int64{1}, f.Size()-1) },
-			"stream": func(f *File) (*View, error) {
+	bring := func(v *View, err error) ([]byte, Choice, error) {
+		if err != nil {
+			return nil, Choice{}, err
+		}
+		defer v.Release()
+		return bytes.Clone(v.Bytes()), v.Choice(), nil
+	}
+	for gone, full := range map[int64]bool{0: false, 1: false, 2: false, 3: false, 1000: false, -1: true} {
+		for verb, read := range map[string]func(*File) ([]byte, Choice, error){
+			"read":   func(f *File) ([]byte, Choice, error) { return bring(f.Read(t.Context(), 1, f.Size()-1)) },
+			"gather": func(f *File) ([]byte, Choice, error) { return bring(f.Gather(t.Context(), []int64{1}, f.Size()-1)) },
+			"stream": func(f *File) ([]byte, Choice, error) {
 				s := f.Stream(t.Context(), []Span{{1, f.Size() - 1}}, 1)
 				defer s.Close()
-				return s.Next(t.Context())
+				return bring(s.Next(t.Context()))
+			},
+			"batch": func(f *File) ([]byte, Choice, error) {
+				m := newMemory(t, f.r, f.Size()-1, 0)
+				b := Batch{Files: []*File{f}, Begins: []int64{0}, Element: 1, Starts: []int64{1}, Lengths: []int64{f.Size() - 1}}
+				q, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, &b, nil)
+				if err != nil {
+					return nil, Choice{}, err
+				}
+				result, err := q.Result()
+				return m.read()[guard : guard+f.Size()-1], result.Choice, err
 			},
 		} {
 			r := newReader(t, Options{Device: HostDevice, Threads: 2, Arena: 1 << 20})
@@ -81,16 +102,16 @@ func TestRetryMoved(t *testing.T) {
 			}
 			s := newRestless(plain)
 			s.gone.Store(gone)
-			f := &File{r: r, name: name, source: s}
-			v, err := read(f)
+			s.full = full
+			f := &File{r: r, name: name, source: s, requests: map[*Request]bool{}}
+			got, choice, err := read(f)
 			if err != nil {
 				t.Fatalf("%s, %d times gone: %v", verb, gone, err)
 			}
-			inMount := strings.Contains(v.Choice().Why, "through the mount")
-			if !bytes.Equal(v.Bytes(), data[1:]) || inMount != (gone > 2) || s.moves.Load() != min(gone, 3) {
-				t.Errorf("%s, %d times gone: chosen %+v, asked again %d times, or wrong bytes", verb, gone, v.Choice(), s.moves.Load())
+			inMount := strings.Contains(choice.Why, "through the mount")
+			if !bytes.Equal(got, data[1:]) || inMount != (gone > 2 || full) || s.moves.Load() != min(max(gone, 0), 3) {
+				t.Errorf("%s, %d times gone: chosen %+v, asked again %d times, or wrong bytes", verb, gone, choice, s.moves.Load())
 			}
-			v.Release()
 			if err := f.Close(); err != nil {
 				t.Error(err)
 			}

@@ -136,14 +136,18 @@ func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error
 }
 
 // retryMoved calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where
-// that goes on it says inMount: then do reads through the mount, which finds them anywhere. Nothing of do may be under way
-// when it returns ErrMoved.
+// that goes on, or no more files are lent, it says inMount: then do reads through the mount, which finds them anywhere. Nothing of do
+// may be under way when it returns ErrMoved or ErrCrowded.
 func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) error {
 	const times = 3
 	for range times {
 		err := do(false)
+		moved := errors.Is(err, source.ErrMoved)
+		if !moved && errors.Is(err, source.ErrCrowded) {
+			break
+		}
 		m, ok := f.source.(source.Movable)
-		if !ok || !errors.Is(err, source.ErrMoved) {
+		if !ok || !moved {
 			return err
 		}
 		if err := m.Relocate(ctx); err != nil {
@@ -161,26 +165,27 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 		return err
 	}
 	t.room = pieces
-	t.located = true
 	if len(pieces) == 0 {
-		t.choice = Choice{r.opt.Path, "there is nothing to move"}
+		t.located, t.choice = true, Choice{r.opt.Path, "there is nothing to move"}
 		return nil
 	}
 	source.Announce(ctx, t.f.source, r.descriptors, pieces)
 	// Files are not pinned while a request waits for memory: a request that has memory may wait for descriptors.
 	t.groups = source.Split(pieces, r.descriptors.Share())
-	return r.descriptors.Pinned(ctx, t.groups[0].Files, func() error {
+	err = r.descriptors.Pinned(ctx, t.groups[0].Files, func() error {
 		t.choice, t.cold, err = t.choose(ctx, t.groups[0].Pieces)
 		t.choice.Why += t.f.remark(inMount)
 		return err
 	})
+	t.located = err == nil
+	return err
 }
 
 // remark completes the reason of a choice.
 func (f *File) remark(inMount bool) string {
 	switch {
 	case inMount:
-		return "; read through the mount: the cache lets files go sooner than they can be opened"
+		return "; read through the mount: its backing files could not be had"
 	case f.note != "":
 		return "; " + f.note
 	}

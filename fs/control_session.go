@@ -23,8 +23,9 @@ const (
 	sessionsPerUID   = 256
 	sessionsInAll    = 1024
 	leasesPerSession = 1 << 16
-	leasesInAll      = 1 << 18
+	leasesInAll      = 1 << 19
 	leasesAtLeast    = 2 * control.MaxObjects // of a user with a connection
+	leasesOfMany     = 2048                   // of a connection; it has more while half of its user's share is free for others
 	unacked          = 2                      // messages with descriptors that a peer has not acknowledged
 	answersAtOnce    = 8                      // with descriptors, 64 each, while they are made; see turns
 	lingerAtOnce     = 8                      // sessions that wait on threads
@@ -316,6 +317,7 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 // roomFor checks that the connection may lease n more objects.
 func (s *session) roomFor(id uint32, n int) error {
 	_, twice := s.pending[id]
+	leases := s.channel.leases
 	switch {
 	case twice:
 		return errProtocol
@@ -323,8 +325,10 @@ func (s *session) roomFor(id uint32, n int) error {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "acknowledge the descriptors that came before"}
 	case s.given+n > leasesPerSession:
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection leases %d objects, and may lease %d: release some", s.given, leasesPerSession)}
-	case !s.channel.leases.Fit(s.peer.uid, int64(n)):
+	case !leases.Fit(s.peer.uid, int64(n)):
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("the connections of this user lease as many objects as they may, of %d in all: release some", leasesInAll)}
+	case s.given+n > leasesOfMany && !leases.Fit(s.peer.uid, int64(n)+leases.Each()/2):
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("this connection leases %d objects. The rest of its user's share is for connections with at most %d: release some", s.given, leasesOfMany)}
 	}
 	return nil
 }

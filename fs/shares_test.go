@@ -95,6 +95,33 @@ func TestNamesOfAUserAreItsOwn(t *testing.T) {
 	}
 }
 
+// TestConnectionsOfAUserLeaveLeasesForEachOther has some connections lease all they get, and others come later.
+func TestConnectionsOfAUserLeaveLeasesForEachOther(t *testing.T) {
+	for _, uid := range []uint32{greedy, uint32(os.Geteuid())} {
+		c := newChannel()
+		fill := func() (n int) {
+			s := &session{channel: c, peer: &peer{uid: uid}}
+			for s.roomFor(1, 64) == nil {
+				s.given += 64
+				c.leases.Book(uid, 64)
+			}
+			return s.given
+		}
+		for i, want := range []int{leasesPerSession, leasesPerSession, leasesOfMany} {
+			if got := fill(); got != want {
+				t.Errorf("user %d: connection %d leases %d objects, want %d", uid, i, got, want)
+			}
+		}
+		late := 1
+		for fill() == leasesOfMany {
+			late++
+		}
+		if late < 60 || c.leases.Of(uid) != c.leases.Each() {
+			t.Errorf("user %d: %d connections that came late lease %d objects each, and all %d of %d", uid, late, leasesOfMany, c.leases.Of(uid), c.leases.Each())
+		}
+	}
+}
+
 // TestDescriptorsAreEnough sums up what may be open at a time for each limit of open files.
 func TestDescriptorsAreEnough(t *testing.T) {
 	for files := uint64(1024); files < 1<<20; files *= 2 {

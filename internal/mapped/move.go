@@ -58,7 +58,9 @@ func (p *Plan) Move(ctx context.Context, to *crew.Destination) (moved int64, fin
 // End keeps the memory of a plan of which nothing is under way, and gives its bytes.
 func (p *Plan) End() (total int64) {
 	total = p.total
-	*p = Plan{of: p.of, fragments: p.fragments[:0]}
+	clear(p.list)
+	clear(p.files)
+	*p = Plan{of: p.of, fragments: p.fragments[:0], list: p.list[:0], files: p.files, known: p.known[:0]}
 	p.of.ended.Put(p)
 	return total
 }
@@ -99,26 +101,29 @@ type Plan struct {
 	fragments []fragment
 	total     int64 // bytes
 	list      []ref
-	files     map[*source.Backing][]int // by the window's index in the file: one more than its index in list, 0 for none
+	files     map[*source.Backing]int // where the file's windows begin in known
+	known     []int                   // of each window of each file: one more than its index in list, 0 for none
 	last      *source.Backing
-	known     []int // files[last]
+	first     int // files[last]
 }
 
 // indexOf gives a window's index in the list, where it is put when it is new.
 func (p *Plan) indexOf(m *Windows, b *source.Backing, index int64) int {
 	if b != p.last {
-		known, ok := p.files[b]
+		first, ok := p.files[b]
 		if !ok {
-			known = make([]int, b.Length/m.size+1)
-			p.files[b] = known
+			first = len(p.known)
+			p.known = append(p.known, make([]int, b.Length/m.size+1)...)
+			p.files[b] = first
 		}
-		p.last, p.known = b, known
+		p.last, p.first = b, first
 	}
-	if p.known[index] == 0 {
+	known := &p.known[p.first+int(index)]
+	if *known == 0 {
 		p.list = append(p.list, ref{m, b, index})
-		p.known[index] = len(p.list)
+		*known = len(p.list)
 	}
-	return p.known[index] - 1
+	return *known - 1
 }
 
 // mean is the average size of fragments.
@@ -146,10 +151,10 @@ func (p *Plan) unshortened() error {
 func (m *Mover) Plan(pieces []source.Piece) *Plan {
 	p, _ := m.ended.Get().(*Plan)
 	if p == nil {
-		p = &Plan{of: m}
+		p = &Plan{of: m, files: map[*source.Backing]int{}}
 	}
 	n, size := len(pieces), m.windows.size
-	p.fragments, p.files = slices.Grow(p.fragments, n+n/8), map[*source.Backing][]int{}
+	p.fragments = slices.Grow(p.fragments, n+n/8)
 	for i := range pieces {
 		piece := &pieces[i]
 		if piece.File.Inline {

@@ -37,9 +37,6 @@ func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *Pla
 	if p.mean() >= largeFragment || kernel && p.entries() > m.table/pieceEntry || !p.Registered() {
 		return 0, nil, ErrApart
 	}
-	if err := p.unshortened(); err != nil {
-		return 0, nil, err
-	}
 	finished, err = m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		g := &group{fragments: p.fragments, last: len(p.list)}
 		return m.moveGroup(w, to, g, kernel, func() ([]*window, []driver.Pointer, error) { return m.borrow(w, p.list) }, giveBack)

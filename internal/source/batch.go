@@ -97,6 +97,7 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 		asked[k] = paths[i]
 	}
 	var ahead []*Backing
+	most := o.descriptors.Share()
 	for found, err := range client.Lookup(ctx, asked) {
 		if err != nil {
 			break // as above
@@ -106,8 +107,10 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 		if f == nil {
 			continue
 		}
-		if len(ahead) < o.descriptors.limit {
-			ahead = b.adopt(ctx, found, ahead)
+		if len(ahead) < most {
+			if ahead, err = b.adopt(ctx, found, ahead); err != nil {
+				most = 0
+			}
 			b.next = len(b.files)
 		} else {
 			b.decline(ctx, found)
@@ -160,8 +163,8 @@ func (f *batchFile) objects() (list []uint64) {
 	return list
 }
 
-// adopt keeps the descriptors that came with a file, and gives back those that are not needed.
-func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backing) []*Backing {
+// adopt keeps the descriptors that came with a file, and gives back those that are not needed, or for which there is no room.
+func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backing) (_ []*Backing, err error) {
 	var strays []uint64
 	b.mu.Lock()
 	for _, e := range found.Extents {
@@ -174,15 +177,17 @@ func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backi
 		case to == nil || to.FD >= 0:
 			_ = from.File.Close() // opened for reading: nothing is lost
 			strays = append(strays, e.Object)
-		case to.redeem(from) == nil:
-			opened = append(opened, to)
-		default: // it is asked for again when it is needed
-			strays = append(strays, e.Object)
+		default: // where it fails it is asked for again when it is needed
+			if failed := to.redeem(from, b.opener.descriptors, len(opened)); failed != nil {
+				strays, err = append(strays, e.Object), failed
+			} else {
+				opened = append(opened, to)
+			}
 		}
 	}
 	b.mu.Unlock()
 	giveBack(ctx, b.client, strays)
-	return opened
+	return opened, err
 }
 
 // decline gives back the descriptors that came with a file.
@@ -239,8 +244,10 @@ func (b *batch) lend(ctx context.Context, files []*Backing) (opened []*Backing, 
 	}
 	failed := map[int]error{} // by place
 	k := 0
+	full := ErrMoved // opened in the mount it is had, or that says why not
 	for found, err := range b.client.Lookup(ctx, paths) {
-		if err != nil && b.client.Gone() { // opened in the mount they are had, where another daemon goes on with it
+		err = crowded(err)
+		if errors.Is(err, ErrCrowded) || err != nil && b.client.Gone() { // opened in the mount they are had, where another daemon goes on with it
 			err = fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
 		}
 		if err != nil {
@@ -255,7 +262,9 @@ func (b *batch) lend(ctx context.Context, files []*Backing) (opened []*Backing, 
 			failed[list[k-1]] = found.Err
 			continue
 		}
-		opened = b.adopt(ctx, found, opened)
+		if opened, err = b.adopt(ctx, found, opened); errors.Is(err, ErrCrowded) {
+			full = fmt.Errorf("%w: %w", ErrMoved, err)
+		}
 	}
 	for _, file := range files {
 		if file.FD >= 0 {
@@ -264,7 +273,7 @@ func (b *batch) lend(ctx context.Context, files []*Backing) (opened []*Backing, 
 		if err := failed[int(file.at)]; err != nil {
 			return opened, err
 		}
-		return opened, fmt.Errorf("open %s: %w", file.Name, ErrMoved) // opened in the mount it is had, or that says why not
+		return opened, fmt.Errorf("open %s: %w", file.Name, full)
 	}
 	return opened, nil
 }

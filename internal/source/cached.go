@@ -129,8 +129,7 @@ func (h *Descriptors) Shed(ctx context.Context, unused time.Duration) {
 		b := e.Value.(*Backing)
 		e = e.Prev()
 		if b.Cached && b.pins == 0 && !b.used.IsZero() && b.used.Before(before) {
-			h.order.Remove(b.element)
-			b.element = nil
+			h.remove(b)
 			victims = append(victims, b)
 		}
 	}

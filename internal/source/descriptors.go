@@ -4,9 +4,14 @@ import (
 	"cmp"
 	"container/list"
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Descriptors bounds the backing files of mounts that a reader has open: a view can have more shards than a process may
@@ -24,6 +29,7 @@ type Descriptors struct {
 	mu      sync.Mutex // guards what follows, and pins and element of each backing
 	order   *list.List // of *backing: those that are open, the most recently used first
 	inUse   int        // how many of them are in use
+	cached  int        // how many of them are a cache's
 	waiting bool       // the holder of turn waits for room: nobody pins before it does
 }
 
@@ -39,10 +45,36 @@ func NewDescriptors(limit int, letGo func(context.Context, []*Backing) error) *D
 	return &Descriptors{limit: limit, letGo: letGo, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
 }
 
+// mostShare bounds the files of one request: the mappings of so many are registered together. mostCached bounds the open files of
+// caches that no request needs: they take room on the disk that other readers may want.
+const (
+	mostShare  = 1024
+	mostCached = 1024
+)
+
 // Share is how many files one request may have in use at once. Two can then move at the same time.
 func (h *Descriptors) Share() int {
-	const most = 1024 // the mappings of so many are registered together
-	return max(1, min(h.limit/2, most))
+	return max(1, min(h.limit/2, mostShare))
+}
+
+// lend makes the lender open files, and closes all of them where it does not open one.
+func lend(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
+	if len(files) == 0 {
+		return nil, nil
+	}
+	if ahead, err = files[0].Lender.Open(ctx, files); err != nil {
+		closeLent(ctx, files)
+	}
+	return ahead, err
+}
+
+// closeHalf closes half of the files that are not in use, for a daemon that lends no more. It says whether there were any.
+func (h *Descriptors) closeHalf(ctx context.Context) bool {
+	h.mu.Lock()
+	half := (h.order.Len() - h.inUse + 1) / 2
+	victims := h.evict(h.limit-h.order.Len()+half, false)
+	h.mu.Unlock()
+	return len(victims) > 0 && h.closeFiles(ctx, victims) == nil
 }
 
 // Pin opens files, at most a share and each once, all of one lender. They stay open until Unpin. The caller must hold nothing
@@ -62,15 +94,17 @@ func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
 		return err
 	}
 	var ahead []*Backing
-	if err = h.closeFiles(ctx, victims); err == nil && len(missing) > 0 {
-		if ahead, err = missing[0].Lender.Open(ctx, missing); err != nil {
-			closeLent(ctx, missing)
+	if err = h.closeFiles(ctx, victims); err == nil {
+		ahead, err = lend(ctx, missing)
+		for errors.Is(err, ErrCrowded) && h.closeHalf(ctx) {
+			ahead, err = lend(ctx, missing)
 		}
 	}
 	h.mu.Lock()
 	if err == nil {
 		for _, b := range missing {
-			b.element, b.pins = h.order.PushFront(b), 1
+			h.add(b)
+			b.pins = 1
 			h.inUse++
 		}
 	}
@@ -110,9 +144,9 @@ func (h *Descriptors) admit(ctx context.Context, files []*Backing) error {
 			admitted = append(admitted, b)
 		}
 	}
-	victims := h.evict(len(admitted))
+	victims := h.evict(len(admitted), files[0].Cached)
 	for _, b := range admitted {
-		b.element = h.order.PushFront(b)
+		h.add(b)
 	}
 	h.mu.Unlock()
 	closeLent(ctx, over)
@@ -199,22 +233,43 @@ func (h *Descriptors) reserve(ctx context.Context, files []*Backing) (victims, m
 		}
 	}
 	h.pinAll(files)
-	victims = h.evict(len(missing))
+	victims = h.evict(len(missing), len(missing) > 0 && missing[0].Cached)
 	return victims, missing, nil
 }
 
-// evict takes the files out that were used the longest ago, so that there is room for n more as far as possible. The caller holds mu.
-func (h *Descriptors) evict(n int) (victims []*Backing) {
-	for e := h.order.Back(); e != nil && h.order.Len()+n > h.limit; {
+// evict takes the files out that were used the longest ago, so that there is room for n more as far as possible: of a cache, if cached
+// is set. The caller holds mu.
+func (h *Descriptors) evict(n int, cached bool) (victims []*Backing) {
+	for e := h.order.Back(); e != nil; {
+		full, crowded := h.order.Len()+n > h.limit, cached && h.cached+n > mostCached
+		if !full && !crowded {
+			break
+		}
 		b := e.Value.(*Backing)
 		e = e.Prev()
-		if b.pins == 0 {
-			h.order.Remove(b.element)
-			b.element = nil
+		if b.pins == 0 && (full || b.Cached) {
+			h.remove(b)
 			victims = append(victims, b)
 		}
 	}
 	return victims
+}
+
+// add puts an open file into the order, as the one that was used last. The caller holds mu.
+func (h *Descriptors) add(b *Backing) {
+	b.element = h.order.PushFront(b)
+	if b.Cached {
+		h.cached++
+	}
+}
+
+// remove takes a file out of the order. The caller holds mu.
+func (h *Descriptors) remove(b *Backing) {
+	h.order.Remove(b.element)
+	b.element = nil
+	if b.Cached {
+		h.cached--
+	}
 }
 
 // Unpin ends the use of files.
@@ -250,7 +305,8 @@ func (h *Descriptors) closeFiles(ctx context.Context, files []*Backing) error {
 			if b.dropped {
 				_ = b.Close() // as drop does
 			} else {
-				b.element = h.order.PushBack(b)
+				h.add(b)
+				h.order.MoveToBack(b.element)
 			}
 		}
 		return err
@@ -273,6 +329,43 @@ func closeLent(ctx context.Context, files []*Backing) {
 	}
 }
 
+// selectable is how many descriptors select(2) knows. They are left to the program, as far as its limit allows.
+const selectable = 1024
+
+// hardlyAny is how many files each reader may have open while others have all that readers may.
+const hardlyAny = 64
+
+// own makes a descriptor that came the reader's. Its number says how many the process has. Readers leave half of what it may have to its
+// other files. Those with few files may take a quarter more, and those with hardly any what there is. Otherwise it is closed: ErrCrowded.
+// before counts the files of the same request that are open already, and not yet in the order.
+func (h *Descriptors) own(from *os.File, before int) (fd int, err error) {
+	fd, err = unix.FcntlInt(from.Fd(), unix.F_DUPFD_CLOEXEC, selectable)
+	if err != nil {
+		fd, err = unix.FcntlInt(from.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	if err = errors.Join(err, from.Close()); err != nil {
+		return -1, err
+	}
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil || limit.Cur < 4*selectable {
+		return fd, nil
+	}
+	h.mu.Lock()
+	open := h.order.Len() + before
+	h.mu.Unlock()
+	most := limit.Cur / 2
+	switch {
+	case open < hardlyAny:
+		most = limit.Cur
+	case open < mostShare:
+		most += limit.Cur / 4
+	}
+	if uint64(fd) >= most {
+		return -1, errors.Join(fmt.Errorf("%w: this process has %d of %d descriptors (RLIMIT_NOFILE)", ErrCrowded, fd, limit.Cur), unix.Close(fd))
+	}
+	return fd, nil
+}
+
 // Drop closes those of a File that is closed. The end of its connection says so to the daemon.
 func (h *Descriptors) Drop(files []*Backing) {
 	h.mu.Lock()
@@ -286,8 +379,7 @@ func (h *Descriptors) Drop(files []*Backing) {
 			b.pins = 0
 			h.inUse--
 		}
-		h.order.Remove(b.element)
-		b.element = nil
+		h.remove(b)
 		_ = b.Close() // as above
 	}
 }

@@ -22,6 +22,7 @@ type shelf struct {
 	dir    string
 	files  []*Backing
 	fail   atomic.Bool
+	most   int64 // that it lends at once, 0 for any number
 	opened atomic.Int64
 	now    atomic.Int64 // open
 	peak   atomic.Int64
@@ -46,6 +47,9 @@ func (s *shelf) path(object uint64) string {
 }
 
 func (s *shelf) Open(_ context.Context, files []*Backing) ([]*Backing, error) {
+	if s.most > 0 && s.now.Load()+int64(len(files)) > s.most {
+		return nil, ErrCrowded
+	}
 	for i, b := range files {
 		if s.fail.Load() && i > 0 { // after the first
 			return nil, errShelf
@@ -202,6 +206,137 @@ func TestHandlesAfterAFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.Unpin(s.files[2:])
+	h.Drop(s.files)
+}
+
+// A daemon that lends no more is given files back: those that are in use stay, and so does what was used last.
+func TestHandlesOfACrowdedDaemon(t *testing.T) {
+	s := newShelf(t, 40)
+	s.most = 16
+	h := NewDescriptors(30, letNothing)
+	for i := range 16 {
+		if err := h.Pin(t.Context(), s.files[i:i+1]); err != nil {
+			t.Fatal(err)
+		}
+		if i >= 2 {
+			h.Unpin(s.files[i : i+1])
+		}
+	}
+	if err := h.Pin(t.Context(), s.files[20:25]); err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range s.files[:25] {
+		if want := i < 2 || i >= 9 && i < 16 || i >= 20; want != (b.element != nil) || want != (b.FD >= 0) {
+			t.Errorf("object %d: open %t, want %t", i, b.FD >= 0, want)
+		}
+	}
+	for _, b := range append(s.files[:2:2], s.files[20:25]...) {
+		s.check(b)
+	}
+	if err := h.Pin(t.Context(), s.files[25:34]); err != nil { // nothing but what is in use is left open
+		t.Fatal(err)
+	}
+	if err := h.Pin(t.Context(), s.files[34:35]); !errors.Is(err, ErrCrowded) {
+		t.Fatalf("%v, want that no more are lent", err)
+	}
+	if s.now.Load() != 16 || h.order.Len() != 16 || h.inUse != 16 {
+		t.Errorf("%d open, %d in the order, %d pinned, want 16", s.now.Load(), h.order.Len(), h.inUse)
+	}
+	for _, list := range [][]*Backing{s.files[:2], s.files[20:34]} {
+		h.Unpin(list)
+	}
+	h.Drop(s.files)
+}
+
+// A reader leaves half of the descriptors to its process, and a quarter of them to readers that have few files. The kernel numbers them.
+func TestDescriptorsOfAProcessAreShared(t *testing.T) {
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil || before.Max < 8192 {
+		t.Skipf("this process may have %d descriptors: %v", before.Max, err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 8192, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &before) }) // the limit of a process that ends
+	var taken []int
+	t.Cleanup(func() {
+		for _, fd := range taken {
+			_ = unix.Close(fd) // as above
+		}
+	})
+	h := NewDescriptors(4096, letNothing)
+	own := func(before int) (int, error) {
+		file, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := h.own(file, before)
+		if err == nil {
+			taken = append(taken, fd)
+		} else if !errors.Is(err, ErrCrowded) {
+			t.Fatal(err)
+		}
+		if _, err := unix.FcntlInt(file.Fd(), unix.F_GETFD, 0); err == nil {
+			t.Error("the descriptor that came stays open")
+		}
+		return fd, err
+	}
+	fill := func(to int) {
+		t.Helper()
+		for {
+			fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, selectable)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if taken = append(taken, fd); fd >= to-1 {
+				return
+			}
+		}
+	}
+	if fd, err := own(0); err != nil || fd < selectable {
+		t.Errorf("descriptor %d, %v, want one from %d on", fd, err, selectable)
+	}
+	for _, c := range []struct {
+		taken, open int
+		want        bool
+	}{{4096, hardlyAny, true}, {4096, mostShare, false}, {6144, hardlyAny - 1, true}, {6144, hardlyAny, false}} {
+		fill(c.taken)
+		h.order.Init()
+		for range c.open - 1 {
+			h.order.PushBack(nil)
+		}
+		if fd, err := own(1); (err == nil) != c.want || c.want && fd < c.taken {
+			t.Errorf("a reader of %d files is given descriptor %d where %d are taken: %v", c.open, fd, c.taken, err)
+		}
+	}
+}
+
+// Files of caches that no request needs are few, whatever else is open.
+func TestHandlesKeepFewFilesOfCaches(t *testing.T) {
+	s := newShelf(t, mostCached+100)
+	for _, b := range s.files[:mostCached+50] {
+		b.Cached = true
+	}
+	h := NewDescriptors(4*mostCached, letNothing)
+	use := func(list []*Backing) {
+		for len(list) > 0 {
+			part := list[:min(len(list), 25)]
+			if err := h.Pin(t.Context(), part); err != nil {
+				t.Fatal(err)
+			}
+			h.Unpin(part)
+			list = list[len(part):]
+		}
+	}
+	use(s.files[mostCached+50:])
+	use(s.files[:mostCached+50])
+	if h.cached != mostCached || h.order.Len() != mostCached+50 || s.files[49].FD >= 0 || s.files[50].FD < 0 {
+		t.Errorf("%d files of caches and %d in all are open", h.cached, h.order.Len())
+	}
+	h.Shed(t.Context(), -time.Hour)
+	if h.cached != 0 || h.order.Len() != 50 || s.now.Load() != 50 {
+		t.Errorf("%d files of caches and %d in all are open after they were shed", h.cached, h.order.Len())
+	}
 	h.Drop(s.files)
 }
 

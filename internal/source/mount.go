@@ -227,7 +227,7 @@ func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Back
 // answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
 func (m *mountedFile) open(ctx context.Context, files []*Backing) error {
 	slices.SortFunc(files, func(a, b *Backing) int { return cmp.Compare(a.at, b.at) })
-	for len(files) > 0 {
+	for all := len(files); len(files) > 0; {
 		before, first := len(files), files[0].at
 		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
 			if err = m.explain(ctx, err); err != nil {
@@ -238,7 +238,7 @@ func (m *mountedFile) open(ctx context.Context, files []*Backing) error {
 			if len(here) == 0 {
 				break
 			}
-			if err := m.redeem(ctx, batch.Ticket, here); err != nil {
+			if err := m.redeem(ctx, batch.Ticket, here, all-len(files)); err != nil {
 				return err
 			}
 			files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return slices.Contains(here, b) })
@@ -267,20 +267,21 @@ func (m *mountedFile) explain(ctx context.Context, err error) error {
 	return err
 }
 
-func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing) error {
+// redeem makes files of a ticket the reader's. before counts the files that the same request has opened already.
+func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing, before int) error {
 	got, err := m.connection().Redeem(ctx, ticket, objectsOf(files))
 	if m.cached() && (errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EAGAIN)) { // the ticket is old, or there are too many leases
 		return fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
 	}
 	if err != nil {
-		return fmt.Errorf("open %s: %w", files[0].Name, err)
+		return fmt.Errorf("open %s: %w", files[0].Name, crowded(err))
 	}
 	errs := make([]error, len(got))
 	var refused []uint64 // that came, while no more descriptors may be open
 	m.mu.Lock()
 	for i := range got {
 		came := got[i].File != nil
-		if errs[i] = files[i].redeem(&got[i]); errs[i] == nil {
+		if errs[i] = files[i].redeem(&got[i], m.opener.descriptors, before+i); errs[i] == nil {
 			m.lent[files[i]] = true
 		} else if came {
 			refused = append(refused, files[i].Object)
@@ -298,8 +299,16 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	return nil
 }
 
-// redeem makes a redeemed descriptor the file's own.
-func (b *Backing) redeem(from *control.Backing) error {
+// crowded names a daemon's refusal to lend more.
+func crowded(err error) error {
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("%w: the daemon lends as many as it may: %w", ErrCrowded, err)
+	}
+	return err
+}
+
+// redeem makes a redeemed descriptor the file's own, if there is room for it.
+func (b *Backing) redeem(from *control.Backing, h *Descriptors, before int) error {
 	if from.Err != nil && b.Cached { // whatever it is: the mount reads on without its cache
 		return fmt.Errorf("open %s: %w: %w", b.Name, ErrMoved, from.Err)
 	}
@@ -309,8 +318,8 @@ func (b *Backing) redeem(from *control.Backing) error {
 	if from.File == nil {
 		return fmt.Errorf("open %s: the daemon gave no file", b.Name)
 	}
-	fd, err := unix.FcntlInt(from.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err = errors.Join(err, from.File.Close()); err != nil {
+	fd, err := h.own(from.File, before)
+	if err != nil {
 		return fmt.Errorf("open %s: take over its descriptor: %w", b.Name, err)
 	}
 	return b.Adopt(fd)

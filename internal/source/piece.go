@@ -38,9 +38,10 @@ func Rows(offsets []int64, n int64) []Span {
 
 // spans are ranges of a file.
 type spans struct {
+	of    File
 	list  []Span
-	runs  []Run // ordered; they cover every span
-	files map[uint64]*Backing
+	runs  []Run               // ordered; they cover every span
+	files map[uint64]*Backing // by their objects: those that were named
 }
 
 // mostPieces bounds the memory of one request's pieces: 40 bytes each.
@@ -49,7 +50,7 @@ const mostPieces = 1 << 22
 // Pieces finds where spans lie now. The spans must be inside the file. With inMount all of them lie in the file of the mount
 // itself. More than 4 Mi pieces are ErrTooLarge. They go to room where that is large enough.
 func Pieces(ctx context.Context, f File, list []Span, room []Piece, inMount bool) ([]Piece, error) {
-	q := &spans{list: list, files: map[uint64]*Backing{}}
+	q := &spans{of: f, list: list, files: map[uint64]*Backing{}}
 	first, last := int64(math.MaxInt64), int64(0)
 	for i := range list {
 		if s := &list[i]; s.N > 0 {
@@ -67,26 +68,17 @@ func Pieces(ctx context.Context, f File, list []Span, room []Piece, inMount bool
 			return nil, err
 		}
 	}
-	q.locate(f)
 	return q.pieces(room[:0])
 }
 
-// locate names the backing files that the spans need.
-func (q *spans) locate(s File) {
-	need := func(r *Run) {
-		if q.files[r.Object] == nil {
-			q.files[r.Object] = s.Backing(r)
-		}
+// file names the backing file of a run.
+func (q *spans) file(r *Run) *Backing {
+	b := q.files[r.Object]
+	if b == nil {
+		b = q.of.Backing(r)
+		q.files[r.Object] = b
 	}
-	if len(q.runs) == 1 {
-		need(&q.runs[0])
-		return
-	}
-	for _, s := range q.list {
-		for i := q.find(s.Offset); i < len(q.runs) && q.runs[i].Logical < s.Offset+s.N; i++ {
-			need(&q.runs[i])
-		}
-	}
+	return b
 }
 
 // find gives the index of the run that holds the file's byte at offset.
@@ -109,7 +101,7 @@ func (q *spans) eachPiece(s Span, fn func(Piece) error) error {
 		if r.Count == 1 || r.Stride == r.Length {
 			take = min(r.End()-offset, n)
 		}
-		if err := fn(Piece{q.files[r.Object], r.Offset + k*r.Stride + skip, to, take}); err != nil {
+		if err := fn(Piece{q.file(r), r.Offset + k*r.Stride + skip, to, take}); err != nil {
 			return err
 		}
 		offset, to, n = offset+take, to+take, n-take
@@ -143,7 +135,7 @@ func (q *spans) pieces(list []Piece) ([]Piece, error) {
 
 // whole makes a piece of each span, where all of them lie in one run of one piece: a plain file as a rule.
 func (q *spans) whole(r *Run, list []Piece) ([]Piece, error) {
-	file := q.files[r.Object]
+	file := q.file(r)
 	for i := range q.list {
 		s := &q.list[i]
 		if s.N == 0 {

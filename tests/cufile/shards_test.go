@@ -167,6 +167,78 @@ func watch(t *testing.T, do func()) (most int) {
 	return <-done
 }
 
+// Readers of one process want more descriptors than it has. They leave some to the process; a view that needs more is read through the mount.
+func TestReadersOfAProcessShareItsDescriptors(t *testing.T) {
+	const limit = 4096
+	_, m, view, data := manyShardsView(t)
+	names := make([]string, 3000)
+	for i := range names {
+		names[i] = m.Path(fmt.Sprintf("fineweb_train_%06d.bin", i))
+	}
+	var before syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &before); err != nil || before.Max < limit {
+		t.Skipf("this process may have %d descriptors: %v", before.Max, err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: limit, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before) }() // it was the limit
+	for kind, open := range map[string]func(*cufile.Reader) ([]*cufile.File, error){
+		"a view": func(r *cufile.Reader) ([]*cufile.File, error) {
+			f, err := r.Open(t.Context(), view)
+			return []*cufile.File{f}, err
+		},
+		"files": func(r *cufile.Reader) ([]*cufile.File, error) {
+			files, errs := r.OpenMany(t.Context(), names)
+			return files, errors.Join(errs...)
+		},
+	} {
+		var readers []*cufile.Reader
+		inMount := 0
+		most := watch(t, func() {
+			for range 3 {
+				r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: limit})
+				if err != nil {
+					t.Fatal(err)
+				}
+				readers = append(readers, r)
+				files, err := open(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				at, header := int64(0), int64(0)
+				if len(files) > 1 {
+					header = 1024
+				}
+				for _, f := range files {
+					n := f.Size() - header
+					v, err := f.Read(t.Context(), header, n)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !bytes.Equal(v.Bytes(), data[at:at+n]) {
+						t.Fatalf("wrong bytes in %d at %d", n, at)
+					}
+					if strings.Contains(v.Choice().Why, "through the mount") {
+						inMount++
+					}
+					v.Release()
+					at += n
+				}
+			}
+		})
+		t.Logf("%s: at most %d descriptors, %d reads through the mount", kind, most, inMount)
+		if most > limit*3/4 || (inMount > 0) != (kind == "a view") { // files need few at a time
+			t.Errorf("%s: at most %d descriptors of %d, %d reads through the mount", kind, most, limit, inMount)
+		}
+		for _, r := range readers {
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 func readSpan(t *testing.T, f *cufile.File, data []byte, offset, n int64) {
 	t.Helper()
 	v, err := f.Read(t.Context(), offset, n)
@@ -205,7 +277,7 @@ func gatherSome(t *testing.T, f *cufile.File, data []byte) {
 // leases is how many backing files the daemon holds for its readers. They hear of it a moment after a release.
 func leases(t *testing.T, m *blackbox.Mount, bound int) (n int) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		metrics, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
 		if err != nil {
 			t.Fatal(err)
@@ -239,7 +311,7 @@ func TestReadAfterTheDaemonWent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Second); syscall.Kill(pid, 0) == nil && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); syscall.Kill(pid, 0) == nil && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	readSpan(t, f, data, f.Size()-20, 20) // what is open
