@@ -273,7 +273,7 @@ func TestCancel(t *testing.T) {
 
 // TestWritesShareTheThreads: one that goes on for long keeps no other from being written, or from being cancelled.
 func TestWritesShareTheThreads(t *testing.T) {
-	w := newWriter(t, Options{Device: HostDevice, Threads: 2, Rate: 64 << 20})
+	w := newWriter(t, Options{Device: HostDevice, Threads: 2, Rate: 16 << 20})
 	long, err := w.Write(t.TempDir(), []File{{Name: "a", Size: 1 << 30}}, nil)
 	must(t, err)
 	began := time.Now()
@@ -285,7 +285,7 @@ func TestWritesShareTheThreads(t *testing.T) {
 	if _, err := other.Result(); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want that it was cancelled", err)
 	}
-	if took := time.Since(began); took > 8*time.Second {
+	if took := time.Since(began); took > 30*time.Second {
 		t.Errorf("it took %v", took)
 	}
 	if written, total := long.Progress(); written >= total {

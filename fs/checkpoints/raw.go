@@ -32,6 +32,9 @@ const draftTimeout = 50 * time.Millisecond
 // draftForgotten is when the kernel has done so: it counts in ticks of up to 10 ms.
 const draftForgotten = draftTimeout + 20*time.Millisecond
 
+// answerTaken bounds how long an answer waits until its caller has a CPU to take it.
+const answerTaken = 10 * time.Second
+
 // fail makes an errno of an error. The log has those of the disk and the daemon, once of a kind.
 func (r *router) fail(verb string, err error) fuse.Status {
 	errno := unix.Errno(errnoOf(err))

@@ -226,7 +226,7 @@ func TestAKilledWriterLeavesNothing(t *testing.T) {
 					t.Fatalf("%v is left", v.left(t))
 				}
 			}
-			for end := time.Now().Add(5 * time.Second); openFiles(t) > before; time.Sleep(5 * time.Millisecond) {
+			for end := time.Now().Add(20 * time.Second); openFiles(t) > before; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatalf("%d files are open, and %d were", openFiles(t), before)
 				}
