@@ -166,9 +166,7 @@ class Board:
             with self._changed:
                 self.lost = GroupError(f"the group's store is gone, which rank 0 holds as a rule: {reason}")
                 self._failure = self._failure or self.lost
-                for question in self._questions:
-                    question.answer = question.answer or b"lost"
-                self._changed.notify_all()
+                self._changed.notify_all()  # a thread that waits for an answer raises it
 
     def _turn(self, beats: _Beats) -> bool:
         """Asks the store every question once; false at the end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import threading
 import time
 import warnings
@@ -115,7 +116,7 @@ class Staging:
 
     def saver(self) -> str | None:
         """The name of the thread that saves the staged state; None where there is none."""
-        return self._thread.name if self._thread is not None and self._thread.is_alive() else None
+        return self._thread.name if self._thread is not None and runs(self._thread) else None
 
     def keeps(self, tensor: Any) -> bool:
         """Whether a tensor of the staged state is not in the arena."""
@@ -148,7 +149,7 @@ class Staging:
 
     def ended(self) -> bool:
         """Whether the room is free again. It becomes so, too, when the thread that saved has ended without writing."""
-        if not self._released and self._thread is not None and not self._thread.is_alive():
+        if not self._released and self._thread is not None and not runs(self._thread):
             self.release()
         return self._released
 
@@ -161,6 +162,11 @@ class Staging:
         if self._snapshot is not None:
             self._snapshot.release()
         self.taken()
+
+
+def runs(thread: threading.Thread) -> bool:
+    """Whether a thread has not ended. Where Ctrl-C ended its join(), is_alive() says before Python 3.13 that it has."""
+    return thread.is_alive() or os.path.exists(f"/proc/self/task/{thread.native_id}")
 
 
 def staging_of(state: Any) -> Staging | None:

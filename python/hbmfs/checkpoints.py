@@ -43,6 +43,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 try:
@@ -55,6 +56,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from . import _device, _publishing, _ranks
 from ._closing import unheard
+from ._native import library
 from ._publishing import Entry
 from ._staging import Staging, room
 from .dcp import DCPReader
@@ -82,6 +84,7 @@ class Save(Future[str]):
         self.heard = False
         """Whether somebody has asked how it ended."""
         self._staging: Staging | None = None
+        self._thread: threading.Thread | None = None
 
     def wait_staged(self) -> None:
         """Waits until the tensors may change."""
@@ -107,6 +110,14 @@ class Save(Future[str]):
         found = super().exception(timeout)
         self.heard = True
         return found
+
+    def _join(self) -> None:
+        """Waits until it and its thread have ended. Where Ctrl-C ends Thread.join(), Python before 3.13 takes the thread for ended, though
+        it goes on: so the thread comes last, when it does nothing any more."""
+        if self._thread is None or self._thread.ident is None or library().forked:
+            return  # Ctrl-C may have kept it from starting, and a forked child has no other thread
+        wait_for([self])
+        self._thread.join()
 
 
 class Checkpoints:
@@ -153,7 +164,6 @@ class Checkpoints:
         self._options = options
         self._stager: DCPStager | None = None
         self._last: Save | None = None
-        self._thread: threading.Thread | None = None
         self._failed: list[Save] = []
         self._closed = False
         # A handler of a signal reads these two: the main thread counts in one, the threads that save in the other.
@@ -192,10 +202,20 @@ class Checkpoints:
         except Exception as err:  # noqa: BLE001 (it is the save's)
             failure = err
             _forget(err)
-        self._begun += 1
-        self._thread = threading.Thread(target=self._run, args=(save, stager, staged, failure, self._thread), name=f"hbmfs-save-{step}")
-        self._thread.start()
-        del staged
+        before = self._last
+        save._thread = thread = threading.Thread(target=self._run, args=(save, stager, staged, failure, before), name=f"hbmfs-save-{step}")
+        self._last, self._begun = save, self._begun + 1  # without a call between them, at whose end a handler may run
+        try:
+            thread.start()
+        except RuntimeError as err:  # other ranks wait for this one
+            refused = Error(f"no thread could be started: {err}. Allow more of them (ulimit -u, or pids.max of the control group)")
+            try:
+                problem = self._run(save, stager, staged, failure or refused, before)
+            finally:
+                self._last, save._thread = before, None
+            if not isinstance(problem, Exception | None):
+                save.result()  # Ctrl-C ends the caller
+        del staged, before
         save.held = time.perf_counter() - start
         if not overlap:
             with contextlib.suppress(Error):  # it is the save's, too
@@ -232,8 +252,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until nothing is being saved."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._last is not None:
+            self._last._join()
 
     def close(self) -> None:
         """Waits until nothing is being saved, and gives the memory back. Raises a failure that nobody has asked for."""
@@ -317,13 +337,13 @@ class Checkpoints:
             stager.close()
             stager.writer.close()
 
-    def _run(self, save: Save, stager: DCPStager | None, staged: Any, failure: Exception | None, before: threading.Thread | None) -> None:
-        """Writes one state, after the one before it."""
-        if before is not None:
-            before.join()
-            before = None
+    def _run(self, save: Save, stager: DCPStager | None, staged: Any, failure: Exception | None, before: Save | None) -> BaseException | None:
+        """Writes one state, after the one before it. Gives what kept it from being saved."""
         problem: BaseException | None = None
         try:
+            if before is not None:
+                before._join()
+                before = None
             self._write(save, stager, staged, failure)
         except BaseException as err:  # noqa: BLE001 (it is the save's)
             problem = err
@@ -334,11 +354,12 @@ class Checkpoints:
         self._ended += 1
         if problem is None:
             save.set_result(save.path)
-            return
+            return None
         self._failed.append(save)
-        save.set_exception(problem)
-        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+        with contextlib.suppress(Exception):  # where warnings are errors
             warnings.warn(f"hbmfs: step {save.step} was not saved: {problem}", RuntimeWarning, stacklevel=1)
+        save.set_exception(problem)
+        return problem
 
     def _write(self, save: Save, stager: DCPStager | None, staged: Any, failure: Exception | None) -> None:
         ranks = self._saves
@@ -414,14 +435,19 @@ class Checkpoints:
     def _finish(self, end: float) -> None:
         """Waits for what is being saved, and drops it when there is no time left. It runs in a handler, so it waits for no lock."""
         drop = end - min(2.0, self.deadline / 4)
-        while self._ended < self._begun and time.monotonic() < drop:
+        while self._saving() and time.monotonic() < drop:
             time.sleep(LOOK)
         stager = self._stager
-        if self._ended < self._begun and stager is not None:
+        if self._saving() and stager is not None:
             self._stager = None  # if training goes on, the next save opens another
             threading.Thread(target=unheard, args=("the writer", stager.writer.close), name="hbmfs-drop", daemon=True).start()
-            while self._ended < self._begun and time.monotonic() < end:
+            while self._saving() and time.monotonic() < end:
                 time.sleep(LOOK)
+
+    def _saving(self) -> bool:
+        """Whether a save has not ended. One whose thread has not started is none: the handler keeps it from starting."""
+        thread = None if self._last is None else self._last._thread
+        return self._ended < self._begun - (thread is not None and thread.ident is None)
 
 
 def _forget(err: BaseException | None) -> None:

@@ -163,10 +163,13 @@ class DCPStager:
             now = time.monotonic()
             savers = {saver for other in earlier if (saver := other.saver()) is not None}
             if now - start > self._timeout:
-                holders = (
-                    f"the saves on {', '.join(sorted(savers))}: wait for them, or give" if savers else "other snapshots of its writer: release them, or give"
-                )
-                raise BusyError(f"the stager had no room for {staging.room} bytes within {self._timeout:g} s, since that is held by {holders} it more memory")
+                if savers:
+                    why = f"that is held by the saves on {', '.join(sorted(savers))}: wait for them, or give it more memory"
+                elif not self.writer.ready:
+                    why = "its memory is not pinned yet: call writer.wait_ready() first, or give it less memory"
+                else:
+                    why = "that is held by other snapshots of its writer: release them, or give it more memory"
+                raise BusyError(f"the stager had no room for {staging.room} bytes within {self._timeout:g} s, since {why}")
             if savers or not earlier:
                 saved = now
             elif now - saved > PATIENCE:

@@ -58,7 +58,7 @@ from torch.futures import Future
 from . import _dcp_nodes, _device
 from ._dcp_layout import dense, lay
 from ._publishing import Draft, Shared
-from ._staging import Staging, staging_of
+from ._staging import Staging, runs, staging_of
 from ._transfer import Progress, shower
 from .errors import BusyError, DeviceError, Error, InvalidError, NotFoundError, UnavailableError
 from .writer import FilePart, OutFile, Writer, WrittenFile
@@ -392,7 +392,7 @@ class DCPWriter(FileSystemWriter):
 def is_saving(writer: Writer) -> bool:
     """Whether another thread saves with a writer, and has begun a draft that is not published yet."""
     others = [save._thread for save in list(_saves.values()) if save._given is writer and save._draft is not None]
-    return any(thread is not None and thread is not threading.current_thread() and thread.is_alive() for thread in others)
+    return any(thread is not None and thread is not threading.current_thread() and runs(thread) for thread in others)
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

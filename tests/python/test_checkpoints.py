@@ -1,6 +1,7 @@
 """Checkpoints: what is saved, found, kept and removed, alone and with ranks of gloo, and what is left by those that are killed."""
 
 import os
+import signal
 import subprocess
 import threading
 import warnings
@@ -12,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from hbmfs import _publishing
 from hbmfs.checkpoints import Checkpoints
 from test_dcp_group import local, same
+from test_fork import in_fork
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
 
@@ -217,6 +219,73 @@ def test_failures_do_not_end_training(folder):
     assert sum("step 1 was not saved" in str(warning.message) for warning in heard) == 1
 
 
+def test_no_more_threads(folder, monkeypatch):
+    """A save whose thread cannot be started fails, after the one before it; the next one is as any other."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "hbmfs-save-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Checkpoints(folder) as ck:
+        first = ck.save(1, state(1))
+        with pytest.warns(RuntimeWarning, match="step 2 was not saved: no thread could be started"):
+            save = ck.save(2, state(2))
+        assert first.done() and save.done() and "ulimit -u" in str(save.exception())
+        assert not ck._saving()  # a signal finds nothing to wait for
+        ck.wait()
+        ck.save(3, state(3)).wait(60)
+        assert ck.steps() == [1, 3]
+
+
+def interrupt(after):
+    """Ctrl-C, in the main thread."""
+    return threading.Timer(after, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+
+
+def test_ctrl_c_while_saves_are_waited_for(folder, monkeypatch):
+    """The save goes on, and keeps its room from the next one. A forked child has nothing to wait for."""
+    hold, write = threading.Event(), _publishing.Draft.write
+    monkeypatch.setattr(_publishing.Draft, "write", lambda self, *arguments: (hold.wait(60), write(self, *arguments))[1])
+    with Checkpoints(folder, None) as ck:
+        first = ck.save(1, state(1))
+        interrupt(0.3).start()
+        with pytest.raises(KeyboardInterrupt):
+            ck.wait()
+        in_fork(ck.close)
+        threading.Timer(1, hold.set).start()
+        ck.save(2, state(2))
+        ck.wait()
+        assert hold.is_set() and first.done()
+        assert loaded(ck, 1) == 1 and loaded(ck, 2) == 2
+
+
+def test_ctrl_c_while_no_thread_can_be_started(folder, monkeypatch):
+    """The save that waits in the main thread for the one before it ends the program, as any other wait does."""
+    hold, publish, start = threading.Event(), _publishing.Draft.publish, threading.Thread.start
+    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(60), publish(self, files))[1])
+
+    def refuse(thread):
+        if thread.name == "hbmfs-save-2":
+            start(interrupt(0.3))
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Checkpoints(folder, memory=64 << 20) as ck:
+        first = ck.save(1, state(1))
+        with pytest.raises(KeyboardInterrupt), pytest.warns(RuntimeWarning, match="step 2 was not saved"):
+            ck.save(2, state(2))
+        assert not first.done()
+        hold.set()
+        ck.wait()
+        assert first.done() and not ck._saving()
+        ck.save(3, state(3)).wait(60)
+        assert ck.steps() == [1, 3]
+
+
 def test_failures_that_nobody_asked_for(folder):
     with pytest.raises(hbmfs.ExistsError), pytest.warns(RuntimeWarning, match="step 1 was not saved"), Checkpoints(folder) as ck:
         for _ in range(2):
@@ -238,13 +307,13 @@ def test_waiting_has_an_end(folder, monkeypatch):
 
 def test_a_second_one_waits_for_room(folder, monkeypatch):
     hold = threading.Event()
-    publish = _publishing.Draft.publish
-    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(60), publish(self, files))[1])
+    write = _publishing.Draft.write
+    monkeypatch.setattr(_publishing.Draft, "write", lambda self, *arguments: (hold.wait(60), write(self, *arguments))[1])
     with Checkpoints(folder, None) as ck:
         first = ck.save(1, state(1))
         threading.Timer(0.5, hold.set).start()
         second = ck.save(2, state(2))
-        assert first.held < 0.5
+        assert hold.is_set(), "it waited for the first"
         second.wait(60)
         assert first.done() and ck.steps() == [1, 2]
 

@@ -280,7 +280,7 @@ def test_all_ranks_end_with_the_failure_of_one(tmp_path, damage, kind, reason):
         if damage == "missing":
             file.unlink()
     for found, took, left in ranks(3, fail, path, other).wait():
-        assert took < 10 and not left and found.keys() == {0, 1, 2}, (found, took, left)
+        assert took < 30 and not left and found.keys() == {0, 1, 2}, (found, took, left)
         for rank, (name, text) in found.items():
             assert name == kind and reason in text, (rank, name, text)
             assert kind == "GroupError" or rank == 1 or text.startswith("rank 1 of the group failed"), (rank, text)
@@ -315,5 +315,5 @@ def hang(rank, size, path, no_dist):
 @pytest.mark.parametrize("no_dist", [False, True])
 def test_a_rank_that_is_gone(tmp_path, no_dist):
     for text, heard, took in ranks(3, hang, saved(tmp_path), no_dist).wait([0, 2]):
-        assert any("rank 1 of the group (process" in line and "is gone: last seen" in line for line in heard) and took < 20, (text, heard, took)
+        assert any("rank 1 of the group (process" in line and "is gone: last seen" in line for line in heard) and took < 60, (text, heard, took)
         assert not no_dist or "rank 1 of the group (process" in text, text

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from hbmfs import _publishing, _staging, dcp_writer
+from test_checkpoints import interrupt
 from test_dcp import load_both, same, state
 from test_dcp_writer import Damaged, change, refused, save, there
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
@@ -37,7 +38,7 @@ def test_async_saves(tmp_path, stager):
         future = async_save(saved, tmp_path / f"{number}", stager)
         change(saved)
         future.result()
-        assert 0 < stager.held < 5
+        assert 0 < stager.held < 20
     assert there(tmp_path) == ["0", "1", "2"]
     for number in range(3):
         same(load_both(tmp_path / f"{number}", state(9)), state(number))
@@ -75,7 +76,7 @@ def test_room_comes_back_when_the_staged_state_is_forgotten(stager):
         del staged
         assert part.tolist() == [1] * 5, "a part of it keeps it"
         del part
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
 
 
 def test_a_staged_state_that_nobody_saves(stager, monkeypatch):
@@ -114,7 +115,7 @@ def test_the_next_stage_waits_for_room(tmp_path, stager):
     planner = Slow()
     future = async_save(large, tmp_path / "a", stager, planner=planner)
     assert planner.here.wait(10)
-    threading.Timer(0.7, planner.go.set).start()
+    threading.Timer(2, planner.go.set).start()
     again = async_save({"x": large["x"] * 2}, tmp_path / "b", stager)
     assert stager.held > 0.3 and future.result()
     again.result()
@@ -144,7 +145,7 @@ def test_a_save_that_fails_gives_its_room_back(tmp_path, stager):
             kept[-1].result()
     start = time.monotonic()
     async_save(large, tmp_path / "good", stager).result()
-    assert time.monotonic() - start < 5 and sorted(os.listdir(tmp_path)) == ["exists", "good"]
+    assert time.monotonic() - start < 15 and sorted(os.listdir(tmp_path)) == ["exists", "good"]
 
 
 class Unpicklable(Damaged):
@@ -187,9 +188,10 @@ def test_closing_waits_for_saves(tmp_path):
     assert there(tmp_path) == [f"{number}" for number in range(5)]
 
 
-def test_waiting_for_room_has_an_end(tmp_path):
+def test_waiting_for_room_has_an_end(tmp_path, monkeypatch):
     large, planner = {"x": torch.ones(MEMORY // 4 * 3 // 4)}, Slow()
     with hbmfs.DCPStager(MEMORY, device="cpu", timeout=0.3) as stager:
+        stager.writer.wait_ready()
         future = async_save(large, tmp_path / "a", stager, planner=planner)
         assert planner.here.wait(10)
         with pytest.raises(hbmfs.BusyError, match=r"no room for \d+ bytes within 0.3 s.* held by the saves on .*: wait for them, or give"):
@@ -198,6 +200,29 @@ def test_waiting_for_room_has_an_end(tmp_path):
         future.result()
         with stager.writer.snapshot([large["x"]]), pytest.raises(hbmfs.BusyError, match="held by other snapshots of its writer"):
             stager.stage(large)
+        monkeypatch.setattr(hbmfs.Writer, "ready", False)
+        with stager.writer.snapshot([large["x"]]), pytest.raises(hbmfs.BusyError, match="not pinned yet: call writer.wait_ready"):
+            stager.stage(large)
+
+
+def test_ctrl_c_while_the_thread_that_saves_is_joined(tmp_path, stager):
+    """The save goes on, and keeps its room from the next state."""
+    large, planner = {"x": torch.ones(MEMORY // 4 * 3 // 4)}, Slow()
+    staged = stager.stage(large)
+    stager.wait_staged()
+    writer = hbmfs.DCPWriter(tmp_path / "a", writer=stager.writer)
+    thread = threading.Thread(target=dcp.save, args=(staged,), kwargs={"storage_writer": writer, "planner": planner, "no_dist": True})
+    thread.start()
+    assert planner.here.wait(10)
+    interrupt(0.3).start()
+    with pytest.raises(KeyboardInterrupt):
+        thread.join()
+    threading.Timer(1, planner.go.set).start()
+    async_save({"x": large["x"] * 2}, tmp_path / "b", stager).result()
+    end = time.monotonic() + 60
+    while not (tmp_path / "a").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert planner.go.is_set() and torch.equal(load_both(tmp_path / "a", {"x": large["x"] * 0})["x"], large["x"])
 
 
 def test_memory_that_cannot_be_pinned(tmp_path, stager, monkeypatch):

@@ -36,7 +36,7 @@ def change(value):
 
 def there(path):
     """What is in a directory, which must be a checkpoint that all its sums say is whole, and nothing else."""
-    assert [entry.name for entry in _publishing.complete(path)] == sorted(os.listdir(path))
+    assert sorted(entry.name for entry in _publishing.complete(path)) == sorted(os.listdir(path))
     for entry in _publishing.complete(path):
         _publishing.verify(entry.path)
     return sorted(os.listdir(path))

@@ -26,7 +26,7 @@ def there(path):
     """The names of a directory, which must be those of whole checkpoints."""
     for entry in _publishing.complete(path):
         _publishing.verify(entry.path)
-    assert [entry.name for entry in _publishing.complete(path)] == sorted(os.listdir(path))
+    assert sorted(entry.name for entry in _publishing.complete(path)) == sorted(os.listdir(path))
     return sorted(os.listdir(path))
 
 

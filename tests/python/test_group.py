@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import threading
 import time
 import traceback
 
@@ -291,9 +292,9 @@ def test_columns_with_a_rank_that_fails(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({str(number): torch.randint(0, 256, (600, 512), dtype=torch.uint8) for number in range(3)}, path)
     for text, took in Ranks(3, columns_with, path, None).wait([0, 2]):
-        assert "rank 1 of the group (process" in text and "is gone: last seen" in text and took < 20, (text, took)
+        assert "rank 1 of the group (process" in text and "is gone: last seen" in text and took < 60, (text, took)
     for rank, (text, took) in enumerate(Ranks(3, columns_with, path, tmp_path / "missing").wait()):
-        assert "no file" in text and took < 10 and (rank == 1 or text.startswith("rank 1 of the group failed")), (text, took)
+        assert "no file" in text and took < 30 and (rank == 1 or text.startswith("rank 1 of the group failed")), (text, took)
 
 
 def test_slices_that_make_no_sense(model):
@@ -343,7 +344,7 @@ def test_all_ranks_end_with_the_failure_of_one(tmp_path, model):
     for other, kind, reason in [(damaged, "FormatError", "damaged"), (tmp_path / "missing", "NotFoundError", "no file")]:
         results = Ranks(3, fail, model, other).wait()
         for rank, (name, text, took, left) in enumerate(results):
-            assert name == kind and reason in text and took < 10 and not left, results
+            assert name == kind and reason in text and took < 30 and not left, results
             assert rank == 1 or text.startswith("rank 1 of the group failed"), results
 
 
@@ -378,13 +379,41 @@ def hang(rank, size, path, how, victim):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone(model, how):
     for text, took in Ranks(3, hang, model, how, 1).wait([0, 2]):
-        assert "rank 1 of the group (process" in text and "is gone: last seen" in text and took < 20, (text, took)
+        assert "rank 1 of the group (process" in text and "is gone: last seen" in text and took < 60, (text, took)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_rank_that_holds_the_store_is_gone(model, how):
     for text, took in Ranks(3, hang, model, how, 0).wait([1, 2]):
-        assert ("rank 0 of the group (process" in text or "the group's store" in text) and took < 20, (text, took)
+        assert ("rank 0 of the group (process" in text or "the group's store" in text) and took < 60, (text, took)
+
+
+class Gone:
+    """A store that goes while it is asked."""
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def set(self, key, value):
+        pass
+
+    def check(self, keys):
+        if keys[0].endswith("value"):
+            self.asked.wait(10)
+            raise ConnectionError("reset by peer")
+        return False
+
+
+@pytest.mark.parametrize("wait", [lambda board: board.values(["value"], "say"), lambda board: board.agree("key", ["value"], lambda: False, "agree")])
+def test_a_store_that_goes_answers_nothing(monkeypatch, wait):
+    asked = threading.Event()
+    monkeypatch.setattr(_board, "_own_store", lambda: Gone(asked))
+    board = _board.Board("test/", 1, 2, 60.0, [], [])
+    board.start()
+    threading.Timer(0.2, asked.set).start()
+    with pytest.raises(_board.Told, match="the group's store is gone, which rank 0 holds as a rule: reset by peer"):
+        wait(board)
+    board.close()
 
 
 def late(rank, size, path):
