@@ -87,7 +87,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt \
-	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
+	  -vet=all $(if $(filter 1,$(RACE)),-race) -timeout 25m -p $(AT_ONCE) $(LONGEST) ./...
 
 testreport: go
 	@mkdir -p $(CACHE)
@@ -106,11 +106,13 @@ test-peers: build lib testreport ## Run the real readers and writers: Megatron, 
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt \
 	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume
 
-test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM and measure it (GPU_OUT, 3 minutes; 7 with torch)
+# The peers' wheels are a folder's, WHEELS: nothing is downloaded.
+test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, measure it, and with torch other loaders (GPU_OUT, WHEELS; 3 to 15 minutes)
 	@mkdir -p $(CACHE)
 	CGO_ENABLED=0 $(GO) test -c -o $(CACHE)/cufile.test ./cufile
 	tests/gpu/run.sh bin/hbmfs $(CACHE)/cufile.test $(or $(GPU_OUT),$(CACHE)/gpu)
-	@if python3 -c 'import torch' 2>/dev/null; then tests/gpu/torch.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu) bin/hbmfs; \
+	@if python3 -c 'import torch' 2>/dev/null; then tests/gpu/torch.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu) bin/hbmfs && \
+	  WHEELS=$(WHEELS) tests/gpu/weights.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu); \
 	  else echo "python3 has no torch here: the Python package was not tested in HBM"; fi
 
 lint: $(LINT) ## Run golangci-lint, which also enforces who may import whom

@@ -28,7 +28,7 @@ import hbmfs
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
-from torch_weights import disk, forget, make, same
+from torch_weights import Lent, disk, forget, fresh_memory, make, same
 
 SLOW = 1.5
 """Seconds of a load from which on a loader takes part in two rounds only."""
@@ -96,8 +96,7 @@ class Loaders:
         loader = SafeTensorsFileLoader(dist.group.WORLD, torch.device(self.device), nogds=True)
         loader.add_filenames({rank: [str(file) for file in self.files[rank :: self.size]] for rank in range(self.size)})
         buffer = loader.copy_files_to_device()
-        found = {name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}
-        return found | {"": (buffer, loader)}
+        return Lent({name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}, buffer, loader)
 
     def safetensors(self):
         from safetensors.torch import load_file
@@ -127,7 +126,6 @@ def rank_main(rank, size, address, folder, files, options, results):
         try:
             found = load()
             if found is not None:
-                found.pop("", None)
                 if name in wants:
                     parts = share_of(expected, wants[name](rank, size))
                     for key, part in parts.items():
@@ -161,9 +159,7 @@ def rank_main(rank, size, address, folder, files, options, results):
         for name, load in ways.items():
             if done >= 2 and statistics.median(took[name]) > SLOW:
                 continue
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.synchronize()
+            fresh_memory()
             dist.barrier(group=control)
             begin, used = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
             result = load()

@@ -11,7 +11,6 @@ medians and ranges of seconds, their ratio, and the peak of memory beside what t
 """
 
 import argparse
-import gc
 import json
 import os
 import statistics
@@ -26,6 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import hbmfs
 import torch
 import transformers
+from torch_weights import fresh_memory
 from transformers import AutoModelForCausalLM
 
 POOL = 64 << 20
@@ -116,12 +116,10 @@ class Loaders:
 
     def timed(self, name):
         """The seconds of one load."""
-        gc.collect()
         gpu = self._device != "cpu"
         if gpu:
-            torch.cuda.empty_cache()
+            fresh_memory()
             torch.cuda.reset_peak_memory_stats()
-            torch.cuda.synchronize()
         start = time.perf_counter()
         model = getattr(self, name)()
         if gpu:
