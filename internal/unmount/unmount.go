@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -109,6 +110,9 @@ func (u *Unmount) await(ctx context.Context, place *fs.Place, daemon *fs.Daemon)
 		case u.Lazy:
 			fmt.Fprintf(u.Stderr, "hbmfs: %s is out of the tree; its daemon (%v) ends with the last open file, and if it is stuck, by %s\n", place.Path, daemon, daemon.Command("KILL"))
 			return nil
+		case os.Geteuid() != 0:
+			return fmt.Errorf("%s is unmounted, but its daemon (%v) has not ended within %v: a mount namespace that only root sees may have the mount as well; if not, %s ends it",
+				place.Path, daemon, endTime, daemon.Command("KILL"))
 		default:
 			return fmt.Errorf("%s is unmounted, but its daemon (%v) has not ended within %v: %s ends it", place.Path, daemon, endTime, daemon.Command("KILL"))
 		}

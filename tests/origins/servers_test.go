@@ -240,9 +240,18 @@ func startNginx(path, dir, config string) (*nginxServer, error) {
 	return s, nil
 }
 
+// stop asks again and again: a signal that comes just before nginx waits for events is not seen until the next one.
 func (s *nginxServer) stop() error {
-	_ = s.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by now, which Wait says
-	return s.cmd.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- s.cmd.Wait() }()
+	for {
+		_ = s.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by now, which Wait says
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // place makes an empty directory and gives its name below the root.

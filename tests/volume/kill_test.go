@@ -201,10 +201,11 @@ func TestBothDie(t *testing.T) {
 	if s.Handover.PID == 0 {
 		t.Skip("nobody holds the mount here: ", s.Handover.Why)
 	}
+	must(t, blackbox.Stop(s.PID)) // it would start another keeper
 	must(t, syscall.Kill(s.Handover.PID, syscall.SIGKILL))
 	must(t, syscall.Kill(s.PID, syscall.SIGKILL))
-	if !blackbox.Within(patience, func() bool { return blackbox.Ended(s.PID) }) {
-		t.Fatal("the daemon does not end")
+	if !blackbox.Within(patience, func() bool { return blackbox.Ended(s.PID) && blackbox.Ended(s.Handover.PID) }) { // both hold the draft
+		t.Fatal("they do not end")
 	}
 	must(t, blackbox.Detach(v.point))
 	all, err := checkpoint.List(v.dir)

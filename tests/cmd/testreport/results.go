@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"sort"
+	"slices"
 	"strings"
 )
 
@@ -109,9 +109,25 @@ func (r *results) endPackage(e event) {
 		fmt.Fprintf(r.out, "     failed %s\n%s", test, strings.Join(r.output[k], ""))
 	}
 	if e.Action == "fail" {
+		for _, test := range r.unfinished(e.Package) {
+			fmt.Fprintf(r.out, "     did not end %s\n%s", test, strings.Join(r.output[key{e.Package, test}], ""))
+		}
 		// A crash, a race report at exit or a failed TestMain belongs to no test.
 		fmt.Fprint(r.out, strings.Join(r.output[key{e.Package, ""}], ""))
 	}
+}
+
+// unfinished lists the tests of a package that said something and did not end. The report of a panic, and of a time that is over, is the output of
+// the test that ran last.
+func (r *results) unfinished(pkg string) (tests []string) {
+	for k, lines := range r.output {
+		says := slices.ContainsFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "===") })
+		if k.pkg == pkg && k.test != "" && r.outcome[k] == "" && says {
+			tests = append(tests, k.test)
+		}
+	}
+	slices.Sort(tests)
+	return tests
 }
 
 // summary counts and prints the last line.
@@ -161,7 +177,7 @@ func (r *results) failuresWithoutTest() []string {
 			packages = append(packages, k.pkg)
 		}
 	}
-	sort.Strings(packages)
+	slices.Sort(packages)
 	return packages
 }
 

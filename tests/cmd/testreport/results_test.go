@@ -24,6 +24,12 @@ const stream = `
 {"Action":"fail","Package":"m/a","Elapsed":0.5}
 {"ImportPath":"m/b","Action":"build-output","Output":"b.go:3: undefined: x\n"}
 {"Action":"fail","Package":"m/b","Elapsed":0}
+{"Action":"run","Package":"m/c","Test":"TestWaits"}
+{"Action":"output","Package":"m/c","Test":"TestWaits","Output":"=== PAUSE TestWaits\n"}
+{"Action":"run","Package":"m/c","Test":"TestHangs"}
+{"Action":"output","Package":"m/c","Test":"TestHangs","Output":"=== RUN   TestHangs\n"}
+{"Action":"output","Package":"m/c","Test":"TestHangs","Output":"panic: test timed out after 2s\n"}
+{"Action":"fail","Package":"m/c","Elapsed":2}
 `
 
 func collect(t *testing.T, events string) (*results, *strings.Builder) {
@@ -40,12 +46,13 @@ func TestReport(t *testing.T) {
 	r, out := collect(t, stream)
 	r.summary()
 	text := out.String()
-	if !strings.HasSuffix(text, "\n1 passed, 2 failed, 1 skipped\n") {
+	if !strings.HasSuffix(text, "\n1 passed, 3 failed, 1 skipped\n") {
 		t.Errorf("the last line is not the tally of leaves:\n%s", text)
 	}
 	for _, want := range []string{
 		"FAIL m/a  0.5s", "got 1, want 2", "skipped TestTable/skips: a_test.go:7: needs FUSE",
 		"b.go:3: undefined: x", "FAIL m/b: failed outside any test",
+		"did not end TestHangs\n=== RUN   TestHangs\npanic: test timed out after 2s\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("report lacks %q:\n%s", want, text)
