@@ -69,7 +69,7 @@ demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source t
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/mount ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
+LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/handover ./tests/mount ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
 
 # The Python environment is downloaded while programs are built. make -n would carry out a line that has MAKE in it.
 BUILT = $(MAKE) --no-print-directory test-programs
@@ -226,10 +226,10 @@ soak-handover: build ## Replace daemons under readers, 200 times with 1,000 file
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack' ./tests/mount
+	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack' ./tests/handover
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/mount
+	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/handover
 
 soak-volume: build ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
 	@tools/need.sh fuse strace

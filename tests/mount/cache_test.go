@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // web serves files over HTTP, with an index that the mount finds them by.
@@ -88,11 +89,11 @@ func onCache(t *testing.T, source, dir string) *mounted {
 func parsed[T any](t *testing.T, args ...string) (out T) {
 	t.Helper()
 	r := run(t, args...)
-	if r.code != 0 {
-		t.Fatalf("hbmfs %q: exit code %d: %s", args, r.code, r.stderr)
+	if r.Code != 0 {
+		t.Fatalf("hbmfs %q: exit code %d: %s", args, r.Code, r.Stderr)
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &out); err != nil {
-		t.Fatalf("hbmfs %q: %v:\n%s", args, err, r.stdout)
+	if err := json.Unmarshal([]byte(r.Stdout), &out); err != nil {
+		t.Fatalf("hbmfs %q: %v:\n%s", args, err, r.Stdout)
 	}
 	return out
 }
@@ -133,7 +134,7 @@ func TestWarmARemoteDataset(t *testing.T) {
 	}
 	gate := make(chan struct{})
 	w.gate.Store(&gate)
-	stopped := suite.Command(t.Context(), "warm", m.point)
+	stopped := suite.Command(t.Context(), "warm", m.Point)
 	must(t, stopped.Start())
 	if !blackbox.Within(patience, func() bool { return w.waits.Load() > 0 }) {
 		t.Error("nothing was asked for")
@@ -145,7 +146,7 @@ func TestWarmARemoteDataset(t *testing.T) {
 	w.gate.Store(nil)
 	close(gate)
 	total := w.size()
-	if got := parsed[warmed](t, "warm", "--json", m.point); got.Files != 4 || got.Bytes != total || got.Local+got.Fetched != total || got.Left != 0 {
+	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Files != 4 || got.Bytes != total || got.Local+got.Fetched != total || got.Left != 0 {
 		t.Errorf("first: %+v, want %d bytes", got, total)
 	}
 	given := w.bytes.Load()
@@ -154,17 +155,17 @@ func TestWarmARemoteDataset(t *testing.T) {
 	}
 	must(t, m.Close())
 	m = onCache(t, w.URL, dir)
-	if got := parsed[warmed](t, "warm", "--json", m.point); got.Local != total || got.Fetched != 0 {
+	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Local != total || got.Fetched != 0 {
 		t.Errorf("after a remount: %+v", got)
 	}
 	m.compare(t, w.files)
 	if more := w.bytes.Load() - given; more > int64(len(w.files["model.safetensors.index.json"])) { // it lists the others
 		t.Errorf("%d bytes were fetched again", more)
 	}
-	if r := run(t, "warm", m.point); r.code != 0 || !strings.Contains(r.stdout, "were in the cache already") {
+	if r := run(t, "warm", m.Point); r.Code != 0 || !strings.Contains(r.Stdout, "were in the cache already") {
 		t.Errorf("%+v", r)
 	}
-	if r := run(t, "warm", "../testdata/nanogpt"); r.code != 1 || r.stdout != "" || !strings.Contains(r.stderr, "name files or directories of a mount") {
+	if r := run(t, "warm", "../testdata/nanogpt"); r.Code != 1 || r.Stdout != "" || !strings.Contains(r.Stderr, "name files or directories of a mount") {
 		t.Errorf("files of no mount: %+v", r)
 	}
 }
@@ -173,10 +174,10 @@ func TestWarmARemoteDataset(t *testing.T) {
 func TestWarmMoreThanTheCacheHolds(t *testing.T) {
 	w, dir := newWeb(t), suite.NewDir(t)
 	m := mount(t, w.URL, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mebibyte), "--cache-size", fmt.Sprint(4*mebibyte), "--cache-min-free", "1")
-	r := run(t, "warm", "--json", m.point)
+	r := run(t, "warm", "--json", m.Point)
 	var got warmed
-	must(t, json.Unmarshal([]byte(r.stdout), &got))
-	if r.code != 1 || got.Left < w.size()-4*mebibyte || !strings.Contains(r.stderr, "did not stay in the cache") {
+	must(t, json.Unmarshal([]byte(r.Stdout), &got))
+	if r.Code != 1 || got.Left < w.size()-4*mebibyte || !strings.Contains(r.Stderr, "did not stay in the cache") {
 		t.Errorf("%+v: %+v", r, got)
 	}
 	m.compare(t, w.files)
@@ -185,24 +186,24 @@ func TestWarmMoreThanTheCacheHolds(t *testing.T) {
 // TestWarmADirectory has the kernel read ahead, and refuses what is in no mount.
 func TestWarmADirectory(t *testing.T) {
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"a": strings.Repeat("a", 100_000), "b/c": strings.Repeat("c", 5000)})
+	mounttest.WriteFiles(t, source, map[string]string{"a": strings.Repeat("a", 100_000), "b/c": strings.Repeat("c", 5000)})
 	m := mount(t, source)
-	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "50MB/s", m.point); got.Files != 2 || got.Advised != 105_000 {
+	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "50MB/s", m.Point); got.Files != 2 || got.Advised != 105_000 {
 		t.Errorf("%+v", got)
 	}
-	if r := run(t, "warm", m.point); r.code != 0 || !strings.Contains(r.stdout, "asked to read them into its page cache") {
+	if r := run(t, "warm", m.Point); r.Code != 0 || !strings.Contains(r.Stdout, "asked to read them into its page cache") {
 		t.Errorf("%+v", r)
 	}
 	for want, args := range map[string][]string{
 		m.Path("missing"):            {"warm", m.Path("missing")},
-		filepath.Join(source, "b/c"): {"warm", m.point, filepath.Join(source, "b")},
+		filepath.Join(source, "b/c"): {"warm", m.Point, filepath.Join(source, "b")},
 	} {
-		if r := run(t, args...); r.code != 1 || !strings.Contains(r.stderr, want) {
+		if r := run(t, args...); r.Code != 1 || !strings.Contains(r.Stderr, want) {
 			t.Errorf("%q: %+v", args, r)
 		}
 	}
-	for _, args := range [][]string{{"warm"}, {"warm", "--rate-limit", "fast", m.point}} {
-		if r := run(t, args...); r.code != 2 {
+	for _, args := range [][]string{{"warm"}, {"warm", "--rate-limit", "fast", m.Point}} {
+		if r := run(t, args...); r.Code != 2 {
 			t.Errorf("%q: %+v", args, r)
 		}
 	}
@@ -222,7 +223,7 @@ type verified struct {
 func TestCacheCommands(t *testing.T) {
 	w, dir := newWeb(t), suite.NewDir(t)
 	m := onCache(t, w.URL, dir)
-	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "200MB/s", m.point); got.Local+got.Fetched != w.size() || got.Left != 0 {
+	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "200MB/s", m.Point); got.Local+got.Fetched != w.size() || got.Left != 0 {
 		t.Fatalf("warm: %+v", got)
 	}
 	must(t, m.Close())
@@ -231,7 +232,7 @@ func TestCacheCommands(t *testing.T) {
 	if len(all.Segments) != pieces {
 		t.Fatalf("%+v", all)
 	}
-	if r := run(t, "cache", "ls", dir); r.code != 0 || strings.Count(r.stdout, "100%") != 4 || !strings.Contains(r.stdout, "more/third.dat") {
+	if r := run(t, "cache", "ls", dir); r.Code != 0 || strings.Count(r.Stdout, "100%") != 4 || !strings.Contains(r.Stdout, "more/third.dat") {
 		t.Errorf("%+v", r)
 	}
 	totals := parsed[struct {
@@ -242,7 +243,7 @@ func TestCacheCommands(t *testing.T) {
 	if totals.Segments != pieces || totals.Bytes != w.size() || len(totals.Sources) != 1 || totals.Sources[0].Objects != 4 {
 		t.Errorf("%+v", totals)
 	}
-	if r := run(t, "cache", "stats", dir); r.code != 0 || !strings.Contains(r.stdout, w.URL) {
+	if r := run(t, "cache", "stats", dir); r.Code != 0 || !strings.Contains(r.Stdout, w.URL) {
 		t.Errorf("%+v", r)
 	}
 	if got := parsed[verified](t, "cache", "verify", "--json", dir); got.Segments != pieces || got.Bytes != w.size() || len(got.Damaged) != 0 {
@@ -268,12 +269,12 @@ func TestCacheCommands(t *testing.T) {
 		args []string
 	}{{3, []string{"cache", "verify", dir}}, {3, []string{"cache", "verify", "--remove", dir}}, {0, []string{"cache", "verify", dir}}} {
 		r := run(t, c.args...)
-		if r.code != c.code || strings.Contains(r.stdout, "second.dat") != (c.code == 3) {
+		if r.Code != c.code || strings.Contains(r.Stdout, "second.dat") != (c.code == 3) {
 			t.Errorf("%q: %+v", c.args, r)
 		}
 	}
 	m = onCache(t, w.URL, dir)
-	if got := parsed[warmed](t, "warm", "--json", m.point); got.Fetched != mebibyte || got.Left != 0 {
+	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Fetched != mebibyte || got.Left != 0 {
 		t.Errorf("what was damaged: %+v", got)
 	}
 	m.compare(t, w.files)
@@ -288,7 +289,7 @@ func TestCacheCommands(t *testing.T) {
 		{pieces - 5, []string{"--source", w.URL + "*", "--object", "firs?.dat"}}, {0, []string{"--all"}},
 	} {
 		r := run(t, append([]string{"cache", "rm", dir}, c.args...)...)
-		if left := len(parsed[listed](t, "cache", "ls", "--json", dir).Segments); r.code != 0 || left != c.left || !strings.Contains(r.stdout, "freed") {
+		if left := len(parsed[listed](t, "cache", "ls", "--json", dir).Segments); r.Code != 0 || left != c.left || !strings.Contains(r.Stdout, "freed") {
 			t.Errorf("%q: %+v, %d segments are left, want %d", c.args, r, left, c.left)
 		}
 	}
@@ -301,7 +302,7 @@ func TestCacheOfAnotherUser(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(dir, "segments"), 0o755))
 	cmd := suite.Command(t.Context(), "cache", "verify", dir)
 	cmd.Dir, cmd.SysProcAttr = "/", asNobody()
-	if r := runCommand(t, cmd); r.code != 1 || !strings.Contains(r.stderr, "cannot be written to (permission denied)") {
+	if r := suite.RunCommand(t, cmd); r.Code != 1 || !strings.Contains(r.Stderr, "cannot be written to (permission denied)") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -337,7 +338,7 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(suite.NewDir(t), "way", "cache")
 			m := onCache(t, w.URL, dir)
-			if got := parsed[warmed](t, "warm", "--json", m.point); got.Left != 0 {
+			if got := parsed[warmed](t, "warm", "--json", m.Point); got.Left != 0 {
 				t.Errorf("%+v", got)
 			}
 			must(t, m.Close())
@@ -346,7 +347,7 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 			for _, args := range [][]string{
 				{"mount", w.URL, suite.NewDir(t), "--cache-dir", dir}, {"cache", "ls", dir}, {"cache", "stats", dir}, {"cache", "verify", dir}, {"cache", "rm", "--all", dir},
 			} {
-				if r := run(t, args...); r.code == 0 || !strings.Contains(r.stderr, k.says) {
+				if r := run(t, args...); r.Code == 0 || !strings.Contains(r.Stderr, k.says) {
 					t.Errorf("%q: %+v, want a refusal that says %q", args, r, k.says)
 				}
 			}
@@ -394,7 +395,7 @@ func TestForgedSegment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(suite.NewDir(t), "cache")
 			m := onCache(t, w.URL, dir)
-			if got := parsed[warmed](t, "warm", "--json", m.point); got.Left != 0 {
+			if got := parsed[warmed](t, "warm", "--json", m.Point); got.Left != 0 {
 				t.Errorf("%+v", got)
 			}
 			must(t, m.Close())
@@ -405,7 +406,7 @@ func TestForgedSegment(t *testing.T) {
 				must(t, errors.Join(err, f.Close()))
 				forge(t, path)
 			}
-			if r := run(t, "cache", "verify", dir); r.code != 3 || !strings.Contains(r.stdout, "another's work") {
+			if r := run(t, "cache", "verify", dir); r.Code != 3 || !strings.Contains(r.Stdout, "another's work") {
 				t.Errorf("%+v", r)
 			}
 			m = onCache(t, w.URL, dir)
@@ -419,12 +420,12 @@ func TestForgedSegment(t *testing.T) {
 func TestCacheCommandsRefuse(t *testing.T) {
 	dir := filepath.Join(suite.NewDir(t), "cache")
 	for _, verb := range []string{"ls", "stats", "verify"} {
-		if r := run(t, "cache", verb, dir); r.code != 1 || !strings.Contains(r.stderr, dir) {
+		if r := run(t, "cache", verb, dir); r.Code != 1 || !strings.Contains(r.Stderr, dir) {
 			t.Errorf("%s: %+v", verb, r)
 		}
 	}
 	for _, args := range [][]string{{"cache", "rm", dir}, {"cache", "rm", "--all", "--object", "x", dir}, {"cache", "ls"}, {"cache", "polish", dir}} {
-		if r := run(t, args...); r.code != 2 {
+		if r := run(t, args...); r.Code != 2 {
 			t.Errorf("%q: %+v", args, r)
 		}
 	}
@@ -440,8 +441,8 @@ func TestCacheOfAnotherUserIsACache(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(dir, "segments"), 0o700))
 	must(t, os.Chmod(dir, 0o700))
 	for _, command := range []string{"ls", "stats", "verify"} {
-		if r := runAsNobody(t, "cache", command, dir); r.code != 1 || !strings.Contains(r.stderr, "permission denied") || strings.Contains(r.stderr, "no cache") {
-			t.Errorf("cache %s: exit code %d: %s", command, r.code, r.stderr)
+		if r := runAsNobody(t, "cache", command, dir); r.Code != 1 || !strings.Contains(r.Stderr, "permission denied") || strings.Contains(r.Stderr, "no cache") {
+			t.Errorf("cache %s: exit code %d: %s", command, r.Code, r.Stderr)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // changes are what can happen to a shard under the mount. Each leaves the other shards alone.
@@ -71,7 +72,7 @@ func TestShardChangesUnderTheMount(t *testing.T) {
 	for what, change := range changes {
 		t.Run(what, func(t *testing.T) {
 			const shards, tokens = 3, 200_000
-			source, stream := shardedTokens(t, shards, tokens)
+			source, stream := mounttest.ShardedTokens(t, suite, shards, tokens)
 			m := mount(t, source)
 			name := "shard_000001.bin" // the middle one
 			old, err := os.ReadFile(filepath.Join(source, name))
@@ -93,11 +94,11 @@ func TestShardChangesUnderTheMount(t *testing.T) {
 			for _, other := range []string{"shard_000000.bin", "shard_000002.bin"} {
 				want, err := os.ReadFile(filepath.Join(source, other))
 				must(t, err)
-				if err := compareFile(m.Path(other), want); err != nil {
+				if err := mounttest.CompareFile(m.Path(other), want); err != nil {
 					t.Error(err)
 				}
 			}
-			if log := m.logText(t); !strings.Contains(log, name) || !strings.Contains(log, "level=ERROR") {
+			if log := m.LogText(t); !strings.Contains(log, name) || !strings.Contains(log, "level=ERROR") {
 				t.Errorf("the log has no line about %s:\n%s", name, log)
 			}
 		})
@@ -159,7 +160,7 @@ func TestOpenFileChangesWithoutPassthrough(t *testing.T) {
 // is a child.
 func TestMappedPageOfAChangedShard(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	source, _ := shardedTokens(t, 2, 2_000_000)
+	source, _ := mounttest.ShardedTokens(t, suite, 2, 2_000_000)
 	m := mount(t, source)
 	view := m.Path(".hbmfs", "views", "tokens.bin")
 	if said, ok := child(t, false, "touch", view, "100"); !ok {
@@ -179,10 +180,10 @@ func TestMappedPageOfAChangedShard(t *testing.T) {
 func TestFilesComeAfterTheMount(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"dir/a": "1"})
+	mounttest.WriteFiles(t, source, map[string]string{"dir/a": "1"})
 	m := mount(t, source)
-	writeFiles(t, source, map[string]string{"dir/b": "2", "new/c": "3"})
-	names, err := listTree(m.point)
+	mounttest.WriteFiles(t, source, map[string]string{"dir/b": "2", "new/c": "3"})
+	names, err := mounttest.ListTree(m.Point)
 	must(t, err)
 	if fmt.Sprint(names) != "[. dir dir/a]" {
 		t.Errorf("the mount lists %q", names)
@@ -197,7 +198,7 @@ func TestChangedShardDoesNotOpenBesideAnOldReader(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	for what, change := range changes {
 		t.Run(what, func(t *testing.T) {
-			source, _ := shardedTokens(t, 1, 200_000)
+			source, _ := mounttest.ShardedTokens(t, suite, 1, 200_000)
 			m := mount(t, source)
 			const name = "shard_000000.bin"
 			old, err := os.Open(m.Path(name))

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // childVerb in the environment makes this program do one thing and end: what must happen as another user, or may die.
@@ -23,7 +25,7 @@ func runChild(verb string, args []string) (code int) {
 	var err error
 	switch verb {
 	case "compare": // SOURCE MOUNT
-		err = compareTrees(args[0], args[1])
+		err = mounttest.CompareTrees(args[0], args[1])
 	case "list": // DIRECTORY
 		_, err = os.ReadDir(args[0])
 	case "read": // FILE
@@ -67,7 +69,7 @@ func touchMapped(path, offset string) error {
 	if err != nil {
 		return err
 	}
-	data, err := mapFile(path)
+	data, err := mounttest.MapFile(path)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // mdsIndex is the part of MosaicML's index.json that these tests read.
@@ -60,11 +61,11 @@ func cacheStatus(t *testing.T, m *mounted) (s struct{ Segments, Fetched, Uncache
 // before, with its views, and is decoded once for all mounts; without one it appears as it is stored.
 func TestCompressedShards(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	source, cached := golden(t, "mds-zstd"), suite.NewDir(t)
+	source, cached := mounttest.Golden(t, "mds-zstd"), suite.NewDir(t)
 	stored := readMDSIndex(t, source)
 	for _, first := range []bool{true, false} {
 		m := mount(t, source, "--cache-dir", cached, "--cache-min-free=1MiB")
-		index := readMDSIndex(t, m.point)
+		index := readMDSIndex(t, m.Point)
 		if len(index.Shards) != len(stored.Shards) || len(stored.Shards) == 0 {
 			t.Fatalf("the index has %d shards, %d are stored", len(index.Shards), len(stored.Shards))
 		}
@@ -82,7 +83,7 @@ func TestCompressedShards(t *testing.T) {
 		tokens, err := os.ReadFile(m.Path(".hbmfs", "views", "tokens.bin"))
 		must(t, err)
 		sum := sha256.Sum256(tokens)
-		if want := goldens(t)["mds-zstd"].Splits[""].TokensSHA256; hex.EncodeToString(sum[:]) != want {
+		if want := mounttest.Goldens(t)["mds-zstd"].Splits[""].TokensSHA256; hex.EncodeToString(sum[:]) != want {
 			t.Errorf("the tokens have hash %x, want %s", sum, want)
 		}
 		files := len(stored.Shards) + 1
@@ -93,9 +94,9 @@ func TestCompressedShards(t *testing.T) {
 		if s := cacheStatus(t, m); s.Uncached != 0 || s.Corrupt != 0 || (s.Fetched == 0) == first {
 			t.Errorf("first mount: %v, the cache says %+v", first, s)
 		}
-		m.end(t)
+		m.End(t)
 	}
-	if err := compareTrees(source, mount(t, source).point); err != nil {
+	if err := mounttest.CompareTrees(source, mount(t, source).Point); err != nil {
 		t.Error(err)
 	}
 }
@@ -113,10 +114,10 @@ func checkDecodedExtents(t *testing.T, m *mounted, cached string, f mdsFile) {
 			Path   string
 		}
 	}
-	if r.code != 0 {
-		t.Fatalf("extents ended with %d: %s", r.code, r.stderr)
+	if r.Code != 0 {
+		t.Fatalf("extents ended with %d: %s", r.Code, r.Stderr)
 	}
-	must(t, json.Unmarshal([]byte(r.stdout), &got))
+	must(t, json.Unmarshal([]byte(r.Stdout), &got))
 	if len(got.Extents) != 1 || got.Extents[0].Length != f.Bytes {
 		t.Fatalf("%s lies at %+v, want one extent", f.Basename, got.Extents)
 	}
@@ -173,7 +174,7 @@ func TestShardsInSequence(t *testing.T) {
 		if s := cacheStatus(t, m); s.Fetched < total || s.Fetched > total+1<<20 || s.Uncached != 0 { // the index may count, too
 			t.Errorf("%d readers, %d bytes: the cache says %+v", readers, total, s)
 		}
-		m.end(t)
+		m.End(t)
 	}
 }
 
@@ -181,7 +182,7 @@ func TestShardsInSequence(t *testing.T) {
 // kept, and the other shards are as they should be.
 func TestDamagedShard(t *testing.T) {
 	source, cached := suite.NewDir(t), suite.NewDir(t)
-	must(t, os.CopyFS(source, os.DirFS(golden(t, "mds-zstd"))))
+	must(t, os.CopyFS(source, os.DirFS(mounttest.Golden(t, "mds-zstd"))))
 	index := readMDSIndex(t, source)
 	bad, good := index.Shards[0], index.Shards[1:]
 	path := filepath.Join(source, bad.ZipData.Basename)
@@ -206,7 +207,7 @@ func TestDamagedShard(t *testing.T) {
 	if n := cacheStatus(t, m).Segments; n > len(good)+1 { // and the index
 		t.Errorf("%d segments are kept", n)
 	}
-	if log := m.logText(t); !strings.Contains(log, "the bytes are damaged") || !strings.Contains(log, bad.ZipData.Basename) {
+	if log := m.LogText(t); !strings.Contains(log, "the bytes are damaged") || !strings.Contains(log, bad.ZipData.Basename) {
 		t.Errorf("the log does not say what is wrong:\n%s", log)
 	}
 	if _, err := os.Stat(m.Path(".hbmfs", "views", "tokens.npy")); err == nil {
@@ -218,7 +219,7 @@ func TestDamagedShard(t *testing.T) {
 func TestWarmAViewOfDecodedAndOtherShards(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	source := suite.NewDir(t)
-	must(t, os.CopyFS(source, os.DirFS(golden(t, "mds-zstd"))))
+	must(t, os.CopyFS(source, os.DirFS(mounttest.Golden(t, "mds-zstd"))))
 	var index map[string]any
 	text, err := os.ReadFile(filepath.Join(source, "index.json"))
 	must(t, err)
@@ -234,7 +235,7 @@ func TestWarmAViewOfDecodedAndOtherShards(t *testing.T) {
 	must(t, err)
 	plain, err := r.DecodeAll(coded, nil)
 	must(t, err)
-	writeFiles(t, source, map[string]string{"index.json": string(text), "shard.00000.mds": string(plain)})
+	mounttest.WriteFiles(t, source, map[string]string{"index.json": string(text), "shard.00000.mds": string(plain)})
 	must(t, os.Remove(filepath.Join(source, "shard.00000.mds.zstd")))
 
 	m := mount(t, source, "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB")
@@ -276,7 +277,7 @@ func TestFilesInZstd(t *testing.T) {
 		must(t, err)
 	}
 	must(t, w.Close())
-	writeFiles(t, source, map[string]string{
+	mounttest.WriteFiles(t, source, map[string]string{
 		"a/train.bin.zst": string(coded), "a/two.bin.zst": string(coded) + string(coded), "piped.zst": piped.String(), "b.gz": "no matter", "c.txt": "as it is",
 	})
 	kept, twice := suite.NewDir(t), append(bytes.Clone(tokens), tokens...)
@@ -284,30 +285,30 @@ func TestFilesInZstd(t *testing.T) {
 	m := mount(t, source, "--decode", "--cache-dir", kept, "--cache-min-free=1MiB")
 	m.compare(t, decoded)
 	wantAbsent(t, m.Path("a", "train.bin.zst"))
-	if log := m.logText(t); !strings.Contains(log, "looked through to learn their decoded sizes") {
+	if log := m.LogText(t); !strings.Contains(log, "looked through to learn their decoded sizes") {
 		t.Errorf("the log does not say that files were looked through:\n%s", log)
 	}
 	var s struct{ Problems int }
 	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
 	must(t, err)
 	must(t, json.Unmarshal(text, &s))
-	if log := m.logText(t); s.Problems != 1 || !strings.Contains(log, "b.gz") || !strings.Contains(log, "gzip does not say how long its content is") {
+	if log := m.LogText(t); s.Problems != 1 || !strings.Contains(log, "b.gz") || !strings.Contains(log, "gzip does not say how long its content is") {
 		t.Errorf("%d problems, and the log does not say why b.gz is as it is stored:\n%s", s.Problems, log)
 	}
-	m.end(t)
+	m.End(t)
 	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", kept, "--cache-min-free=1MiB")
 	m.compare(t, decoded)
-	if log := m.logText(t); strings.Contains(log, "looked through") {
+	if log := m.LogText(t); strings.Contains(log, "looked through") {
 		t.Errorf("what was learned is not remembered:\n%s", log)
 	}
-	m.end(t)
+	m.End(t)
 	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB")
 	m.compare(t, map[string][]byte{"a/train.bin": tokens, "a/two.bin": twice, "piped.zst": piped.Bytes(), "c.txt": []byte("as it is"), "b.gz": []byte("no matter")})
-	if log := m.logText(t); !strings.Contains(log, "piped.zst") || !strings.Contains(log, "it has more than the 1024 bytes that are decoded to find out") {
+	if log := m.LogText(t); !strings.Contains(log, "piped.zst") || !strings.Contains(log, "it has more than the 1024 bytes that are decoded to find out") {
 		t.Errorf("the log does not say why piped.zst is as it is stored:\n%s", log)
 	}
-	m.end(t)
-	if r := run(t, "mount", "--decode", source, m.point); r.code == 0 || !strings.Contains(r.stderr, "--cache-dir") {
-		t.Errorf("without a cache: exit code %d: %s", r.code, r.stderr)
+	m.End(t)
+	if r := run(t, "mount", "--decode", source, m.Point); r.Code == 0 || !strings.Contains(r.Stderr, "--cache-dir") {
+		t.Errorf("without a cache: exit code %d: %s", r.Code, r.Stderr)
 	}
 }

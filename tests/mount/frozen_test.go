@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // frozenFiles mounts 200 small files and a large one with --frozen, and returns their contents.
@@ -26,14 +27,14 @@ func frozenFiles(t *testing.T, flags ...string) (*mounted, map[string]string) {
 		files[fmt.Sprintf("d%d/f%d", i%3, i)] = strings.Repeat(fmt.Sprint(i, " "), 1+i*20)
 	}
 	source := suite.NewDir(t)
-	writeFiles(t, source, files)
+	mounttest.WriteFiles(t, source, files)
 	return mount(t, source, append(flags, "--frozen")...), files
 }
 
 func compareFiles(t *testing.T, m *mounted, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
-		if err := compareFile(m.Path(name), []byte(content)); err != nil {
+		if err := mounttest.CompareFile(m.Path(name), []byte(content)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -65,7 +66,7 @@ func TestFrozen(t *testing.T) {
 			t.Errorf("open with flags %#x: %d, %v", flags, fd, err)
 		}
 	}
-	if err := lookUp(t, m.point, "large"); err != nil {
+	if err := lookUp(t, m.Point, "large"); err != nil {
 		t.Errorf("a reader past FUSE: %v", err)
 	}
 }
@@ -96,14 +97,14 @@ func TestFrozenWhileTheSourceChanges(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			m, files := frozenFiles(t)
 			const read, unread = "d0/f150", "d0/f153"
-			if err := compareFile(m.Path(read), []byte(files[read])); err != nil {
+			if err := mounttest.CompareFile(m.Path(read), []byte(files[read])); err != nil {
 				t.Error(err)
 			}
 			settle()
 			for _, name := range []string{read, unread} {
-				must(t, change(filepath.Join(m.source, name)))
+				must(t, change(filepath.Join(m.Source, name)))
 			}
-			if err := compareFile(m.Path(read), []byte(files[read])); err != nil {
+			if err := mounttest.CompareFile(m.Path(read), []byte(files[read])); err != nil {
 				t.Error(err)
 			}
 			if got, err := os.ReadFile(m.Path(unread)); !stale(err) && (err != nil || string(got) != files[unread]) {
@@ -116,15 +117,15 @@ func TestFrozenWhileTheSourceChanges(t *testing.T) {
 // The daemon that goes on with a frozen mount answers the kernel as the one before.
 func TestFrozenMountGoesOn(t *testing.T) {
 	m, files := frozenFiles(t)
-	m.needHandover(t)
-	must(t, compareFile(m.Path("d0/f150"), []byte(files["d0/f150"])))
+	m.NeedHandover(t)
+	must(t, mounttest.CompareFile(m.Path("d0/f150"), []byte(files["d0/f150"])))
 	open, err := os.Open(m.Path(".hbmfs", "metrics"))
 	must(t, err)
 	defer func() { must(t, open.Close()) }()
-	must(t, syscall.Kill(m.pid, syscall.SIGKILL))
+	must(t, syscall.Kill(m.PID, syscall.SIGKILL))
 	for range 3 {
 		compareFiles(t, m, files)
-		if s := m.handover(t); s.PID == m.pid || s.Handover.Crashes != 1 {
+		if s := m.Status(t); s.PID == m.PID || s.Handover.Crashes != 1 {
 			t.Errorf("status: %+v", s)
 		}
 	}
@@ -135,18 +136,18 @@ func TestFrozenMountGoesOn(t *testing.T) {
 	if s := m.Status(t); len(s.Notes) > 0 || s.Counters.CachedOpens+s.Counters.PassthroughOpens != 0 {
 		t.Errorf("%q, %+v", s.Notes, s.Counters)
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 }
 
 func TestFrozenIsRefused(t *testing.T) {
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"file": "1"})
+	mounttest.WriteFiles(t, source, map[string]string{"file": "1"})
 	for _, args := range [][]string{
 		{"s3://bucket/prefix"}, {"http://127.0.0.1:1/"}, {source, "--strict"}, {source, "--checkpoints"}, {source, "--kv", "--size", "2MiB"},
 		{source, "--decode", "--cache-dir", suite.NewDir(t)},
 	} {
-		if r := run(t, append([]string{"mount", "--frozen", args[0], suite.NewDir(t)}, args[1:]...)...); r.code != 2 || !strings.Contains(r.stderr, "--frozen is for a directory") {
-			t.Errorf("%q: exit code %d: %s", args, r.code, r.stderr)
+		if r := run(t, append([]string{"mount", "--frozen", args[0], suite.NewDir(t)}, args[1:]...)...); r.Code != 2 || !strings.Contains(r.Stderr, "--frozen is for a directory") {
+			t.Errorf("%q: exit code %d: %s", args, r.Code, r.Stderr)
 		}
 	}
 }

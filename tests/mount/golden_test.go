@@ -6,78 +6,21 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
-
-// testdata is where the golden datasets are.
-const testdata = "../testdata"
-
-// expectation is what an independent reading found in a golden dataset; tests/golden/make.py writes it.
-type expectation struct {
-	Format string                      `json:"format"`
-	DType  string                      `json:"dtype"` // as NumPy names it, "" for none
-	View   *bool                       `json:"view"`  // false where no view of the tokens can be exact
-	Splits map[string]splitExpectation `json:"splits"`
-}
-
-type splitExpectation struct {
-	Files          []string `json:"files"`
-	Tokens         int64    `json:"tokens"`
-	TokensSHA256   string   `json:"tokens_sha256"`
-	DocumentStarts []int64  `json:"document_starts"`
-}
-
-// hasTokens tells whether a split must have views of its tokens.
-func (e expectation) hasTokens(s splitExpectation) bool {
-	return s.TokensSHA256 != "" && (e.View == nil || *e.View)
-}
-
-// goldens returns the golden datasets on disk, by name, with what is expected of each.
-func goldens(t *testing.T) map[string]expectation {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(testdata, "expect.json"))
-	must(t, err)
-	var expected map[string]expectation
-	must(t, json.Unmarshal(data, &expected))
-	entries, err := os.ReadDir(testdata)
-	must(t, err)
-	found := map[string]expectation{}
-	for _, e := range entries {
-		if !e.IsDir() || e.Name() == "fuzz" {
-			continue
-		}
-		want, ok := expected[e.Name()]
-		if !ok {
-			t.Errorf("expect.json does not say what is in %s", e.Name())
-		}
-		found[e.Name()] = want
-	}
-	if len(found) == 0 {
-		t.Fatal("there are no golden datasets")
-	}
-	return found
-}
-
-// golden returns the absolute path of a golden dataset.
-func golden(t testing.TB, name string) string {
-	t.Helper()
-	path, err := filepath.Abs(filepath.Join(testdata, name))
-	must(t, err)
-	return path
-}
 
 func TestGoldenDatasets(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	for name, want := range goldens(t) {
+	for name, want := range mounttest.Goldens(t) {
 		t.Run(name, func(t *testing.T) {
-			source := golden(t, name)
+			source := mounttest.Golden(t, name)
 			m := mount(t, source)
-			if err := compareTrees(source, m.point); err != nil {
+			if err := mounttest.CompareTrees(source, m.Point); err != nil {
 				t.Error(err)
 			}
 			for split, tokens := range want.Splits {
@@ -95,14 +38,14 @@ func TestGoldenDatasets(t *testing.T) {
 }
 
 // checkInspect asks inspect for what the views are compared with.
-func checkInspect(t *testing.T, source string, want expectation) {
+func checkInspect(t *testing.T, source string, want mounttest.Expectation) {
 	t.Helper()
 	r := run(t, "inspect", "--json", source)
-	if r.code != 0 {
-		t.Fatalf("inspect ended with %d, want 0: %s%s", r.code, r.stdout, r.stderr)
+	if r.Code != 0 {
+		t.Fatalf("inspect ended with %d, want 0: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	var got inspection
-	must(t, json.Unmarshal([]byte(r.stdout), &got))
+	must(t, json.Unmarshal([]byte(r.Stdout), &got))
 	tokens, expected := int64(0), int64(0)
 	for _, s := range got.Sets {
 		tokens += max(s.Tokens, 0)
@@ -110,7 +53,7 @@ func checkInspect(t *testing.T, source string, want expectation) {
 	stream := false
 	for _, s := range want.Splits {
 		expected += s.Tokens
-		stream = stream || want.hasTokens(s)
+		stream = stream || want.HasTokens(s)
 	}
 	if stream && tokens != expected {
 		t.Errorf("inspect counts %d tokens, want %d", tokens, expected)
@@ -129,20 +72,20 @@ type inspection struct {
 }
 
 func TestViewsAreListedOnlyOnRequest(t *testing.T) {
-	source := golden(t, "nanogpt")
+	source := mounttest.Golden(t, "nanogpt")
 	hidden := mount(t, source)
 	for _, name := range []string{"", "views", "status", "metrics"} {
 		if _, err := os.Stat(hidden.Path(".hbmfs", name)); err != nil {
 			t.Errorf("not listed, but there by name: %v", err)
 		}
 	}
-	names, err := listTree(hidden.point)
+	names, err := mounttest.ListTree(hidden.Point)
 	must(t, err)
 	if slices.Contains(names, ".hbmfs") {
 		t.Errorf("a walk finds .hbmfs: %q", names)
 	}
 	shown := mount(t, source, "--show-views")
-	names, err = listTree(shown.point)
+	names, err = mounttest.ListTree(shown.Point)
 	must(t, err)
 	if !slices.Contains(names, ".hbmfs/views") || !slices.Contains(names, ".hbmfs/status") {
 		t.Errorf("--show-views, but a walk finds only %q", names)
@@ -150,13 +93,13 @@ func TestViewsAreListedOnlyOnRequest(t *testing.T) {
 }
 
 func TestStatusAndMetrics(t *testing.T) {
-	m := mount(t, golden(t, "megatron-merge"))
+	m := mount(t, mounttest.Golden(t, "megatron-merge"))
 	if _, err := os.ReadFile(m.Path(".hbmfs", "views", "tokens.bin")); err != nil {
 		t.Fatal(err) // asks for the views, so that the status knows them
 	}
 	s := status(t, m)
-	if s.PID != m.pid || s.Objects != 4 || s.Source != m.source || s.MountPoint != m.point || s.Indexing {
-		t.Errorf("status says %+v of the daemon %d of %s on %s", s, m.pid, m.source, m.point)
+	if s.PID != m.PID || s.Objects != 4 || s.Source != m.Source || s.MountPoint != m.Point || s.Indexing {
+		t.Errorf("status says %+v of the daemon %d of %s on %s", s, m.PID, m.Source, m.Point)
 	}
 	if len(s.Sets) != 1 || s.Sets[0].Tokens != 344 || s.Sets[0].Documents != 9 || s.Sets[0].Shards != 2 {
 		t.Errorf("status says %+v, want one set of 2 shards with 344 tokens in 9 documents", s.Sets)

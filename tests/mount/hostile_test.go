@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // damages are what happens to files. Each dataset gets each of them, in a directory of its own.
@@ -51,11 +52,11 @@ func TestDamagedDatasets(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	source := suite.NewDir(t)
 	datasets := 0
-	for name := range goldens(t) {
+	for name := range mounttest.Goldens(t) {
 		for damage, apply := range damages {
 			random := rand.New(rand.NewPCG(uint64(len(name)), uint64(len(damage))))
 			dir := filepath.Join(source, name+" "+damage)
-			must(t, os.CopyFS(dir, os.DirFS(golden(t, name))))
+			must(t, os.CopyFS(dir, os.DirFS(mounttest.Golden(t, name))))
 			must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 				if err != nil || e.IsDir() {
 					return err
@@ -70,22 +71,22 @@ func TestDamagedDatasets(t *testing.T) {
 		}
 	}
 	m := mount(t, source)
-	if err := compareTrees(source, m.point); err != nil {
+	if err := mounttest.CompareTrees(source, m.Point); err != nil {
 		t.Error(err)
 	}
 	began := time.Now()
 	read, failed := readViews(t, m)
 	t.Logf("%d damaged datasets: %d views read, %d failed, in %v", datasets, read, failed, time.Since(began))
-	if blackbox.Ended(m.pid) {
-		t.Fatalf("the daemon is gone:\n%s", m.logText(t))
+	if blackbox.Ended(m.PID) {
+		t.Fatalf("the daemon is gone:\n%s", m.LogText(t))
 	}
-	if peak := memoryPeak(t, m.pid); peak > 1<<20 {
+	if peak := memoryPeak(t, m.PID); peak > 1<<20 {
 		t.Errorf("the daemon needed %d KiB for %d small files", peak, datasets)
 	}
 	r := run(t, "inspect", "--json", source)
 	var found inspection
-	if err := json.Unmarshal([]byte(r.stdout), &found); r.code != 3 || err != nil {
-		t.Fatalf("inspect ended with %d, want 3; its JSON: %v\n%s", r.code, err, r.stderr)
+	if err := json.Unmarshal([]byte(r.Stdout), &found); r.Code != 3 || err != nil {
+		t.Fatalf("inspect ended with %d, want 3; its JSON: %v\n%s", r.Code, err, r.Stderr)
 	}
 	checkProblems(t, found)
 }
@@ -183,7 +184,7 @@ func TestIndexNamesFilesOutside(t *testing.T) {
 		}
 	}
 	m := mount(t, source, "--show-views")
-	err := filepath.WalkDir(m.point, func(path string, e fs.DirEntry, err error) error {
+	err := filepath.WalkDir(m.Point, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}
@@ -198,12 +199,12 @@ func TestIndexNamesFilesOutside(t *testing.T) {
 	})
 	must(t, err)
 	r := run(t, "inspect", source)
-	if r.code != 3 {
-		t.Errorf("inspect ended with %d, want 3: %s", r.code, r.stderr)
+	if r.Code != 3 {
+		t.Errorf("inspect ended with %d, want 3: %s", r.Code, r.Stderr)
 	}
 	for _, dir := range []string{"mds-0", "mds-1", "mds-2", "mds-3", "litdata-0", "litdata-1", "safetensors-0", "safetensors-1"} {
-		if !strings.Contains(r.stdout, "  "+dir+"/") {
-			t.Errorf("inspect names no problem in %s:\n%s", dir, r.stdout)
+		if !strings.Contains(r.Stdout, "  "+dir+"/") {
+			t.Errorf("inspect names no problem in %s:\n%s", dir, r.Stdout)
 		}
 	}
 }
@@ -211,7 +212,7 @@ func TestIndexNamesFilesOutside(t *testing.T) {
 // rewriteIndex copies a golden dataset with one name in its index exchanged.
 func rewriteIndex(t *testing.T, dataset, index, old, replacement, dir string) {
 	t.Helper()
-	must(t, os.CopyFS(dir, os.DirFS(golden(t, dataset))))
+	must(t, os.CopyFS(dir, os.DirFS(mounttest.Golden(t, dataset))))
 	path := filepath.Join(dir, index)
 	content, err := os.ReadFile(path)
 	must(t, err)

@@ -2,12 +2,10 @@ package mount_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -15,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // Loaders keep thousands of shards open and mapped, and mappings outlive their descriptors.
@@ -33,11 +32,11 @@ func TestThousandsOpenAndMapped(t *testing.T) {
 	for i := range count {
 		files[fmt.Sprintf("%04d.bin", i)] = fmt.Sprintf("shard %d", i)
 	}
-	writeFiles(t, source, files)
+	mounttest.WriteFiles(t, source, files)
 	m := mount(t, source)
 	_, err := os.ReadDir(m.Path(".hbmfs", "views")) // waits until the daemon has looked at the files itself
 	must(t, err)
-	before := openFiles(t, m.pid)
+	before := mounttest.OpenFiles(t, m.PID)
 	var open []*os.File
 	var maps [][]byte
 	defer func() {
@@ -53,7 +52,7 @@ func TestThousandsOpenAndMapped(t *testing.T) {
 		must(t, err)
 		maps = append(maps, p)
 	}
-	if after := openFiles(t, m.pid); after > before+16 {
+	if after := mounttest.OpenFiles(t, m.PID); after > before+16 {
 		t.Errorf("the daemon had %d files open, and has %d since %d files of the mount are open", before, after, count)
 	}
 	for _, f := range open {
@@ -68,7 +67,7 @@ func TestThousandsOpenAndMapped(t *testing.T) {
 
 // Many readers of one view, which go-fuse answers in parallel.
 func TestConcurrentReaders(t *testing.T) {
-	source, want := shardedTokens(t, 16, 300_001)
+	source, want := mounttest.ShardedTokens(t, suite, 16, 300_001)
 	m := mount(t, source)
 	const readers, preads = 16, 60
 	errs := make(chan error, readers)
@@ -102,37 +101,12 @@ func readAtRandom(m *mounted, want []byte, seed uint64, preads int) error {
 	return nil
 }
 
-// shardedTokens writes llm.c shards (a header of 1024 bytes, then u16 tokens) and returns the whole token stream.
-func shardedTokens(t *testing.T, shards, tokens int) (source string, stream []byte) {
-	t.Helper()
-	source = suite.NewDir(t)
-	var seed [32]byte
-	binary.LittleEndian.PutUint64(seed[:], uint64(shards))
-	binary.LittleEndian.PutUint64(seed[8:], uint64(tokens))
-	random := rand.NewChaCha8(seed) // random bytes at once: a call for each token takes long with the race detector
-	for i := range shards {
-		header := make([]byte, 1024)
-		for k, v := range []uint32{20240520, 1, uint32(tokens)} {
-			header[4*k], header[4*k+1], header[4*k+2], header[4*k+3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
-		}
-		content := make([]byte, 2*tokens, 2*tokens+8)
-		_, err := random.Read(content)
-		must(t, err)
-		for words := content[:2*tokens+7]; len(words) >= 8; words = words[8:] { // tokens below 1 << 15, four at a time
-			binary.LittleEndian.PutUint64(words, binary.LittleEndian.Uint64(words)&0x7fff7fff7fff7fff)
-		}
-		must(t, os.WriteFile(filepath.Join(source, fmt.Sprintf("shard_%06d.bin", i)), append(header, content...), 0o644))
-		stream = append(stream, content...)
-	}
-	return source, stream
-}
-
 // The daemon's descriptors come back when files are closed: what it had after some reading, it has after more.
 func TestDescriptorsComeBack(t *testing.T) {
-	source, stream := shardedTokens(t, 8, 100_000)
+	source, stream := mounttest.ShardedTokens(t, suite, 8, 100_000)
 	m := mount(t, source)
 	readAll := func() {
-		names, err := listTree(m.point)
+		names, err := mounttest.ListTree(m.Point)
 		must(t, err)
 		for _, name := range append(names[1:], ".hbmfs/status", ".hbmfs/views/tokens.npy", ".hbmfs/views/tokens.bin") {
 			_, err := os.ReadFile(m.Path(name))
@@ -141,29 +115,22 @@ func TestDescriptorsComeBack(t *testing.T) {
 		must(t, readAtRandom(m, stream, 1, 10))
 	}
 	readAll()
-	before := openFiles(t, m.pid)
+	before := mounttest.OpenFiles(t, m.PID)
 	for range 15 {
 		readAll()
 	}
 	// A pipe (two descriptors) for each splice at once may be kept for the next.
-	if after := openFiles(t, m.pid); after > before+16 {
+	if after := mounttest.OpenFiles(t, m.PID); after > before+16 {
 		t.Errorf("the daemon had %d files open after one reading, and %d after 15 more", before, after)
 	}
 }
 
-func openFiles(t *testing.T, pid int) int {
-	t.Helper()
-	fds, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
-	must(t, err)
-	return len(fds)
-}
-
 // Two mounts of a source cannot be told apart by what loaders and rsync look at.
 func TestMountsAgree(t *testing.T) {
-	source := golden(t, "megatron-merge")
+	source := mounttest.Golden(t, "megatron-merge")
 	first := mount(t, source)
 	second := mount(t, source)
-	names, err := listTree(first.point)
+	names, err := mounttest.ListTree(first.Point)
 	must(t, err)
 	names = append(names, ".hbmfs", ".hbmfs/views", ".hbmfs/views/tokens.npy", ".hbmfs/views/megatron.idx", ".hbmfs/status")
 	for _, name := range names {

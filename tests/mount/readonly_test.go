@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 func TestWritesAreRefused(t *testing.T) {
 	blackbox.NeedRoot(t) // permissions would stop anybody else before the filesystem is asked
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"file": "content", "dir/inner": "more"})
+	mounttest.WriteFiles(t, source, map[string]string{"file": "content", "dir/inner": "more"})
 	m := mount(t, source)
 	file, dir, fresh := m.Path("file"), m.Path("dir"), m.Path("fresh")
 	open := func(path string, flags int) func() error {
@@ -60,7 +61,7 @@ func TestWritesAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want EROFS", what, err)
 		}
 	}
-	if err := compareTrees(source, m.point); err != nil {
+	if err := mounttest.CompareTrees(source, m.Point); err != nil {
 		t.Error(err)
 	}
 	if err := open(file, unix.O_RDONLY|unix.O_CREAT)(); err == nil || err.Error() != "it opened" {
@@ -70,7 +71,7 @@ func TestWritesAreRefused(t *testing.T) {
 
 // Questions of loaders about a file, beside its bytes.
 func TestQuestionsToAFile(t *testing.T) {
-	m := mount(t, golden(t, "nanogpt"))
+	m := mount(t, mounttest.Golden(t, "nanogpt"))
 	path := m.Path("train.bin")
 	f, err := os.Open(path)
 	must(t, err)
@@ -92,7 +93,7 @@ func TestQuestionsToAFile(t *testing.T) {
 		}
 	}
 	var st unix.Statfs_t
-	must(t, unix.Statfs(m.point, &st))
+	must(t, unix.Statfs(m.Point, &st))
 	if st.Type != unix.FUSE_SUPER_MAGIC || st.Blocks != 3 || st.Bfree != 3 || st.Bavail != 3 || st.Files != 2 || st.Ffree != 2 || st.Bsize != 4096 {
 		t.Errorf("statfs says %+v, want a FUSE filesystem of 2 files in 3 blocks of 4096, none of them used", st)
 	}
@@ -114,7 +115,7 @@ func TestQuestionsToAFile(t *testing.T) {
 
 func TestDirectIO(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	source, stream := shardedTokens(t, 2, 300_000)
+	source, stream := mounttest.ShardedTokens(t, suite, 2, 300_000)
 	shard := filepath.Join(source, "shard_000000.bin")
 	probe, err := unix.Open(shard, unix.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
@@ -158,34 +159,34 @@ func readDirect(path string, want []byte) error {
 func TestEmptyFileAndEmptyDataset(t *testing.T) {
 	source := suite.NewDir(t)
 	m := mount(t, source)
-	if entries, err := os.ReadDir(m.point); err != nil || len(entries) != 0 {
+	if entries, err := os.ReadDir(m.Point); err != nil || len(entries) != 0 {
 		t.Errorf("an empty dataset lists %v, %v", entries, err)
 	}
-	writeFiles(t, source, map[string]string{"empty.bin": "", "one": "1"})
+	mounttest.WriteFiles(t, source, map[string]string{"empty.bin": "", "one": "1"})
 	wantAbsent(t, m.Path("empty.bin")) // a mount shows what was there when it was made
 	again := mount(t, source)
-	if err := compareTrees(source, again.point); err != nil {
+	if err := mounttest.CompareTrees(source, again.Point); err != nil {
 		t.Error(err)
 	}
 	if data, err := os.ReadFile(again.Path("empty.bin")); err != nil || len(data) != 0 {
 		t.Errorf("an empty file reads %q, %v", data, err)
 	}
-	if _, err := mapFile(again.Path("empty.bin")); !errors.Is(err, syscall.EINVAL) {
+	if _, err := mounttest.MapFile(again.Path("empty.bin")); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("mapping an empty file: %v, want EINVAL as anywhere", err)
 	}
 }
 
 // A single file can be mounted, too.
 func TestOneFileAsSource(t *testing.T) {
-	m := mount(t, filepath.Join(golden(t, "modded"), "fineweb_train_000001.bin"))
-	names, err := listTree(m.point)
+	m := mount(t, filepath.Join(mounttest.Golden(t, "modded"), "fineweb_train_000001.bin"))
+	names, err := mounttest.ListTree(m.Point)
 	must(t, err)
 	if fmt.Sprint(names) != "[. fineweb_train_000001.bin]" {
 		t.Errorf("the mount lists %q", names)
 	}
-	want, err := os.ReadFile(filepath.Join(golden(t, "modded"), "fineweb_train_000001.bin"))
+	want, err := os.ReadFile(filepath.Join(mounttest.Golden(t, "modded"), "fineweb_train_000001.bin"))
 	must(t, err)
-	if err := compareFile(m.Path("fineweb_train_000001.bin"), want); err != nil {
+	if err := mounttest.CompareFile(m.Path("fineweb_train_000001.bin"), want); err != nil {
 		t.Error(err)
 	}
 	tokens, err := os.ReadFile(m.Path(".hbmfs", "views", "tokens.bin"))
@@ -201,11 +202,11 @@ func TestListingInPieces(t *testing.T) {
 	for i := range 3000 {
 		files[fmt.Sprintf("shard-%05d-%s.bin", i*7919%3000, "a-longer-name-so-that-many-replies-are-needed")] = ""
 	}
-	writeFiles(t, source, files)
+	mounttest.WriteFiles(t, source, files)
 	m := mount(t, source)
 	var lists [2][]string
 	for i := range lists {
-		d, err := os.Open(m.point)
+		d, err := os.Open(m.Point)
 		must(t, err)
 		for err == nil {
 			var part []string

@@ -47,7 +47,7 @@ func TestManyShards(t *testing.T) {
 	}
 	began = time.Now()
 	files := 0
-	must(t, filepath.WalkDir(m.point, func(_ string, e fs.DirEntry, err error) error {
+	must(t, filepath.WalkDir(m.Point, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}
@@ -61,7 +61,7 @@ func TestManyShards(t *testing.T) {
 	if files != scaleShards || took > scaleFindTime {
 		t.Errorf("a walk finds %d of %d shards in %v, want at most %v", files, scaleShards, took, scaleFindTime)
 	}
-	t.Logf("a walk with stat takes %v, the daemon has needed %d KiB", took, memoryPeak(t, m.pid))
+	t.Logf("a walk with stat takes %v, the daemon has needed %d KiB", took, memoryPeak(t, m.PID))
 	tokens, err := os.ReadFile(m.Path(".hbmfs", "views", "part-03", "tokens.bin"))
 	if err != nil || len(tokens) != 2000*8 || binary.LittleEndian.Uint64(tokens[8*1999:]) != 7999 {
 		t.Errorf("a view over 2000 shards: %d bytes, %v", len(tokens), err)

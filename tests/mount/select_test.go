@@ -7,11 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // Documents whose numbers a file has are views of their own, which any loader reads; the others stay as they are.
 func TestSelectedDocuments(t *testing.T) {
-	source, list := golden(t, "megatron"), filepath.Join(suite.NewDir(t), "list")
+	source, list := mounttest.Golden(t, "megatron"), filepath.Join(suite.NewDir(t), "list")
 	must(t, os.WriteFile(list, []byte("0\n3\n4\n12\n"), 0o600))
 	m := mount(t, source, "--select", "few="+list)
 	views := func(name string) string { return m.Path(".hbmfs", "views", name) }
@@ -41,13 +43,13 @@ func TestSelectedDocuments(t *testing.T) {
 func TestASelectionOutlivesItsDaemon(t *testing.T) {
 	list := filepath.Join(suite.NewDir(t), "list")
 	must(t, os.WriteFile(list, []byte("0\n3\n4\n12\n"), 0o600))
-	m := mount(t, golden(t, "megatron"), "--select", "few="+list)
-	m.needHandover(t)
+	m := mount(t, mounttest.Golden(t, "megatron"), "--select", "few="+list)
+	m.NeedHandover(t)
 	name := m.Path(".hbmfs", "views", "few", "tokens.npy")
 	want, err := os.ReadFile(name)
 	must(t, err)
 	must(t, os.Remove(list))
-	m.crash(t)
+	m.Crash(t)
 	got, err := os.ReadFile(name)
 	must(t, err)
 	if !bytes.Equal(got, want) {
@@ -70,9 +72,9 @@ func TestSelectionsAreRefused(t *testing.T) {
 		{"few=" + list + "-none", 1, "no such file"},
 		{"elsewhere/few=" + filepath.Join(dir, "one"), 1, "elsewhere"},
 	} {
-		r := run(t, "mount", "--log-file", filepath.Join(dir, "log"), "--select", tt.given, golden(t, "megatron"), filepath.Join(dir, "mnt"))
-		if r.code != tt.code || !strings.Contains(r.stderr, tt.says) {
-			t.Errorf("%s: exit code %d, %q; want %d, %q", tt.given, r.code, r.stderr, tt.code, tt.says)
+		r := run(t, "mount", "--log-file", filepath.Join(dir, "log"), "--select", tt.given, mounttest.Golden(t, "megatron"), filepath.Join(dir, "mnt"))
+		if r.Code != tt.code || !strings.Contains(r.Stderr, tt.says) {
+			t.Errorf("%s: exit code %d, %q; want %d, %q", tt.given, r.Code, r.Stderr, tt.code, tt.says)
 		}
 	}
 }

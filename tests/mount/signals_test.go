@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // slow serves w, and waits before each answer, so that signals meet requests that wait.
@@ -40,7 +41,7 @@ func goldenWeb(t *testing.T, name string) *web {
 	t.Helper()
 	w := newWeb(t)
 	w.files = map[string][]byte{}
-	dir := golden(t, name)
+	dir := mounttest.Golden(t, name)
 	entries, err := os.ReadDir(dir)
 	must(t, err)
 	for _, e := range entries {
@@ -56,7 +57,7 @@ func goldenWeb(t *testing.T, name string) *web {
 func TestSignalsDoNotEndReads(t *testing.T) {
 	w := newWeb(t)
 	remote := mount(t, slow(t, w, 20*time.Millisecond).URL)
-	source, stream := shardedTokens(t, 3, 8_000_000)
+	source, stream := mounttest.ShardedTokens(t, suite, 3, 8_000_000)
 	local := mount(t, source)
 	for _, file := range []struct {
 		path string
@@ -156,7 +157,7 @@ func TestFatalSignalsEndStuckReaders(t *testing.T) {
 	t.Cleanup(lazy.Close)
 	t.Cleanup(func() { close(gate) })
 	views := mount(t, lazy.URL)
-	defer func() { must(t, blackbox.Detach(views.point)) }() // recognizing the dataset does not end while it is stuck
+	defer func() { must(t, blackbox.Detach(views.Point)) }() // recognizing the dataset does not end while it is stuck
 	if !blackbox.Within(patience, func() bool { return !m.indexing(t) }) {
 		t.Error("formats are not recognized")
 	}
@@ -257,11 +258,11 @@ func TestForcedUnmountOfStuckReads(t *testing.T) {
 	}
 	must(t, cmd.Process.Signal(syscall.SIGUSR1))
 	time.Sleep(150 * time.Millisecond) // longer than between two looks of the daemon
-	must(t, unix.Unmount(m.point, unix.MNT_FORCE|unix.MNT_DETACH))
+	must(t, unix.Unmount(m.Point, unix.MNT_FORCE|unix.MNT_DETACH))
 	if err := cmd.Wait(); err == nil {
 		t.Error("the reader read what the source did not give")
 	}
-	m.end(t) // within less time than the daemon waits for its source
+	m.End(t) // within less time than the daemon waits for its source
 }
 
 // waitsForFUSE says whether a process waits for an answer of a FUSE daemon: the kernel's name of the place says it.
@@ -353,7 +354,7 @@ var touched atomic.Int32
 
 // readMapped touches each page of a mapping in an order that the kernel does not read ahead in.
 func readMapped(path string) ([]byte, error) {
-	data, err := mapFile(path)
+	data, err := mounttest.MapFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -386,18 +387,18 @@ func readByRing(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var rings [2]*ring
+	var rings [2]*mounttest.Ring
 	for i := range rings {
-		if rings[i], err = newRing(); err != nil {
+		if rings[i], err = mounttest.NewRing(); err != nil {
 			return nil, err
 		}
 	}
-	if _, err := rings[0].read(fd, buf, piece, 0, 1); err != nil {
+	if _, err := rings[0].Read(fd, buf, piece, 0, 1); err != nil {
 		return nil, err
 	}
 	failed := 0
-	for first := 0; first < pieces; first += ringEntries {
-		wrong, err := rings[1].read(fd, buf, piece, first, min(ringEntries, pieces-first))
+	for first := 0; first < pieces; first += mounttest.RingEntries {
+		wrong, err := rings[1].Read(fd, buf, piece, first, min(mounttest.RingEntries, pieces-first))
 		if failed += wrong; err != nil {
 			return nil, err
 		}

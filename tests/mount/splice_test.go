@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // moved says how many bytes the daemon has spliced and copied so far.
@@ -35,7 +36,7 @@ func parseMoved(t *testing.T, status []byte) moved {
 // Reads of 1 MiB, past the page cache and by it, are spliced where their bytes lie in one shard, many at once, too. No
 // line of the log speaks of them.
 func TestLargeReadsAreSpliced(t *testing.T) {
-	source, stream := shardedTokens(t, 2, 20<<20)
+	source, stream := mounttest.ShardedTokens(t, suite, 2, 20<<20)
 	m := mount(t, source, "--read-ahead", fmt.Sprint(4<<20))
 	view := m.Path(".hbmfs", "views", "tokens.bin")
 	got, err := readPastCache(view)
@@ -67,20 +68,20 @@ func TestLargeReadsAreSpliced(t *testing.T) {
 	if c := parseMoved(t, status); c.Spliced < 9*int64(len(stream))/10 || c.Copied > int64(len(stream))/4 {
 		t.Errorf("of %d bytes that were read twice at most, %d were spliced and %d copied", len(stream), c.Spliced, c.Copied)
 	}
-	if log := m.logText(t); strings.Contains(log, "plice") || strings.Contains(log, "level=WARN") {
+	if log := m.LogText(t); strings.Contains(log, "plice") || strings.Contains(log, "level=WARN") {
 		t.Errorf("the log speaks of reads:\n%s", log)
 	}
 }
 
 // Reads that are copied, as those of strided views are, cost no line either.
 func TestLargeReadsThatAreCopied(t *testing.T) {
-	source, stream := shardedTokens(t, 40, 30_000) // every read crosses borders
+	source, stream := mounttest.ShardedTokens(t, suite, 40, 30_000) // every read crosses borders
 	m := mount(t, source)
 	got, err := readPastCache(m.Path(".hbmfs", "views", "tokens.bin"))
 	if err != nil || !bytes.Equal(got, stream) {
 		t.Errorf("%v, or wrong bytes", err)
 	}
-	if log := m.logText(t); strings.Contains(log, "plice") || strings.Contains(log, "level=WARN") {
+	if log := m.LogText(t); strings.Contains(log, "plice") || strings.Contains(log, "level=WARN") {
 		t.Errorf("the log speaks of reads:\n%s", log)
 	}
 }
@@ -98,22 +99,22 @@ func TestLargeReadsOfAnOrdinaryUser(t *testing.T) {
 	must(t, err)
 	user := int(uid)
 	for _, hog := range []bool{false, true} {
-		source, _ := shardedTokens(t, 1, 10<<20)
+		source, _ := mounttest.ShardedTokens(t, suite, 1, 10<<20)
 		point, logs := suite.NewDir(t), suite.NewDir(t)
 		must(t, errors.Join(os.Chown(point, user, user), os.Chown(logs, user, user)))
 		if hog {
 			stop := holdPipes(t, uint32(user))
 			defer stop()
 		}
-		m := &mounted{Mount: suite.At(point), source: source, point: point, log: logs + "/log"}
+		m := &mounted{&blackbox.Mounted{Mount: suite.At(point), Source: source, Point: point, Log: logs + "/log"}}
 		as := func(cmd *exec.Cmd) *exec.Cmd {
 			cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
 			return cmd
 		}
-		if r := runCommand(t, as(suite.Command(t.Context(), "mount", "--log-file", m.log, source, point))); r.code != 0 {
-			t.Fatalf("a user mounts: exit code %d: %s", r.code, r.stderr)
+		if r := suite.RunCommand(t, as(suite.Command(t.Context(), "mount", "--log-file", m.Log, source, point))); r.Code != 0 {
+			t.Fatalf("a user mounts: exit code %d: %s", r.Code, r.Stderr)
 		}
-		m.pid, err = m.DaemonPID()
+		m.PID, err = m.DaemonPID()
 		must(t, err)
 		dd := as(exec.CommandContext(t.Context(), "dd", "if="+m.Path(".hbmfs/views/tokens.bin"), "of=/dev/null", "bs=1M", "iflag=direct"))
 		if said, err := dd.CombinedOutput(); err != nil {
@@ -125,10 +126,10 @@ func TestLargeReadsOfAnOrdinaryUser(t *testing.T) {
 		if spliced := c.Spliced > c.Copied; spliced == hog {
 			t.Errorf("%d bytes are spliced and %d copied, with all pipes taken: %v", c.Spliced, c.Copied, hog)
 		}
-		if log := m.logText(t); strings.Contains(log, "plice") || strings.Contains(log, "level=WARN") {
+		if log := m.LogText(t); strings.Contains(log, "plice") || strings.Contains(log, "level=WARN") {
 			t.Errorf("the log speaks of reads:\n%s", log)
 		}
-		m.end(t)
+		m.End(t)
 	}
 }
 

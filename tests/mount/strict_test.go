@@ -13,6 +13,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // hidden rewrites a file in place with as many other bytes, and puts its modification time back.
@@ -41,7 +42,7 @@ func TestStrict(t *testing.T) {
 		for _, flags := range [][]string{nil, {"--strict"}, {"-o", "ro,strict"}} {
 			t.Run(what+" "+strings.Join(flags, " "), func(t *testing.T) {
 				base := suite.NewDir(t)
-				tokens, _ := shardedTokens(t, 2, 100_000)
+				tokens, _ := mounttest.ShardedTokens(t, suite, 2, 100_000)
 				source := filepath.Join(base, "source")
 				must(t, os.CopyFS(source, os.DirFS(tokens)))
 				settle()
@@ -58,7 +59,7 @@ func TestStrict(t *testing.T) {
 				for how, err := range map[string]error{
 					"opening": func() error { _, err := os.ReadFile(m.Path(name)); return err }(),
 					"a view":  func() error { _, err := view.ReadAt(part, 10_000); return err }(),
-					"LOOKUP":  lookUp(t, m.point, name),
+					"LOOKUP":  lookUp(t, m.Point, name),
 				} {
 					if strict != errors.Is(err, syscall.ESTALE) || (!strict && err != nil) {
 						t.Errorf("%s: %v", how, err)
@@ -68,8 +69,8 @@ func TestStrict(t *testing.T) {
 		}
 	}
 	for _, from := range []string{"s3://bucket/prefix", "http://127.0.0.1:1/"} {
-		if r := run(t, "mount", "--strict", from, suite.NewDir(t)); r.code == 0 || !strings.Contains(r.stderr, "ETag") {
-			t.Errorf("--strict of %s: exit code %d: %s", from, r.code, r.stderr)
+		if r := run(t, "mount", "--strict", from, suite.NewDir(t)); r.Code == 0 || !strings.Contains(r.Stderr, "ETag") {
+			t.Errorf("--strict of %s: exit code %d: %s", from, r.Code, r.Stderr)
 		}
 	}
 }

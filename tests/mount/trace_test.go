@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/trace/tracetest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // noTraces takes the variables away that this process may have been given.
@@ -69,7 +70,7 @@ func (s *tracedSite) carried() []string {
 
 func readTree(t *testing.T, m *mounted) {
 	t.Helper()
-	names, err := os.ReadDir(m.point)
+	names, err := os.ReadDir(m.Point)
 	must(t, err)
 	for _, n := range names {
 		_, err := os.ReadFile(m.Path(n.Name()))
@@ -84,7 +85,7 @@ func TestTraces(t *testing.T) {
 	noTraces(t)
 	c := tracetest.New(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
-	source := golden(t, "mds-zstd")
+	source := mounttest.Golden(t, "mds-zstd")
 	site, shards := newTracedSite(t, source), readMDSIndex(t, source).Shards
 	cached := suite.NewDir(t)
 	m := mount(t, site.URL+"/?token=hidden", "--cache-dir", cached, "--cache-min-free=1MiB")
@@ -94,12 +95,12 @@ func TestTraces(t *testing.T) {
 			t.Errorf("the cache says %+v", cacheStatus(t, m)) // with the index as it is stored, and as it is shown
 		}
 		file := m.Path(shards[0].RawData.Basename)
-		if r := run(t, "read", "--to", "host", file); r.code != 0 {
-			t.Errorf("read ended with %d: %s", r.code, r.stderr)
+		if r := run(t, "read", "--to", "host", file); r.Code != 0 {
+			t.Errorf("read ended with %d: %s", r.Code, r.Stderr)
 		}
 		redeem(t, file)
 	}
-	m.end(t) // what was not sent yet is sent now
+	m.End(t) // what was not sent yet is sent now
 
 	only := func(name string) tracetest.Span {
 		t.Helper()
@@ -155,7 +156,7 @@ func TestTraces(t *testing.T) {
 	if os.Geteuid() == 0 && (len(c.Spans("REDEEM")) == 0 || len(c.Spans("LOOKUP")) == 0) {
 		t.Errorf("%d REDEEM and %d LOOKUP were traced", len(c.Spans("REDEEM")), len(c.Spans("LOOKUP")))
 	}
-	if text, _ := c.Text(); regexp.MustCompile("hidden|" + regexp.QuoteMeta(m.point) + "|" + regexp.QuoteMeta(cached)).MatchString(text) {
+	if text, _ := c.Text(); regexp.MustCompile("hidden|" + regexp.QuoteMeta(m.Point) + "|" + regexp.QuoteMeta(cached)).MatchString(text) {
 		t.Errorf("a secret, or a path, was sent:\n%s", text)
 	}
 }
@@ -196,20 +197,20 @@ func TestTracesAreOff(t *testing.T) {
 				t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
 				t.Setenv(key, value)
 			}
-			site := newTracedSite(t, golden(t, "mds-zstd"))
+			site := newTracedSite(t, mounttest.Golden(t, "mds-zstd"))
 			m := mount(t, site.URL+"/", "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB")
 			readTree(t, m)
 			u, err := url.Parse(site.URL)
 			must(t, err)
-			for _, port := range peers(t, m.pid) {
+			for _, port := range peers(t, m.PID) {
 				if port != u.Port() {
 					t.Errorf("the daemon talks to port %s, the source is at %s", port, u.Port())
 				}
 			}
-			if said := strings.Contains(m.logText(t), "no traces are sent"); said != (name == "over gRPC") {
-				t.Errorf("the log says:\n%s", m.logText(t))
+			if said := strings.Contains(m.LogText(t), "no traces are sent"); said != (name == "over gRPC") {
+				t.Errorf("the log says:\n%s", m.LogText(t))
 			}
-			m.end(t)
+			m.End(t)
 			if n := c.Requests(); n != 0 {
 				t.Errorf("%d requests were sent to the collector", n)
 			}

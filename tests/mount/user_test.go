@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // An ordinary user mounts through fusermount3. Reads go through the daemon, and the log says so once.
@@ -26,9 +27,9 @@ func TestOrdinaryUser(t *testing.T) {
 	makeFUSEPublic(t)
 	source := filepath.Join(suite.NewDir(t), "a, b")
 	for _, name := range []string{"megatron-merge", "nanogpt", "tar", "safetensors"} {
-		must(t, os.CopyFS(filepath.Join(source, name), os.DirFS(golden(t, name))))
+		must(t, os.CopyFS(filepath.Join(source, name), os.DirFS(mounttest.Golden(t, name))))
 	}
-	writeFiles(t, source, map[string]string{"unreadable": "no"})
+	mounttest.WriteFiles(t, source, map[string]string{"unreadable": "no"})
 	must(t, os.Chmod(filepath.Join(source, "unreadable"), 0))
 	m := mountAsNobody(t, source)
 	if said, ok := child(t, true, "compare", filepath.Join(source, "megatron-merge"), m.Path("megatron-merge")); !ok {
@@ -51,14 +52,14 @@ func TestOrdinaryUser(t *testing.T) {
 	if got := readAs(t, false, m.Path("nanogpt", "train.bin")); got != "EACCES" {
 		t.Errorf("root reads nobody's mount: %s, want EACCES", got)
 	}
-	if n := strings.Count(m.logText(t), "passthrough"); n != 2 { // the sentence and its reason, on one line
-		t.Errorf("the log speaks of passthrough %d times, want one line:\n%s", n, m.logText(t))
+	if n := strings.Count(m.LogText(t), "passthrough"); n != 2 { // the sentence and its reason, on one line
+		t.Errorf("the log speaks of passthrough %d times, want one line:\n%s", n, m.LogText(t))
 	}
-	r := runAsNobody(t, "umount", m.point)
-	if r.code != 0 {
-		t.Errorf("nobody unmounts: exit code %d: %s", r.code, r.stderr)
+	r := runAsNobody(t, "umount", m.Point)
+	if r.Code != 0 {
+		t.Errorf("nobody unmounts: exit code %d: %s", r.Code, r.Stderr)
 	}
-	if mounted, err := blackbox.IsMounted(m.point); err != nil || mounted {
+	if mounted, err := blackbox.IsMounted(m.Point); err != nil || mounted {
 		t.Errorf("still mounted: %v, %v", mounted, err)
 	}
 }
@@ -68,7 +69,7 @@ func TestOrdinaryUserPassesByFUSE(t *testing.T) {
 	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
+	mounttest.WriteFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
 	m := mountAsNobody(t, source)
 	var s struct {
 		Control struct {
@@ -90,8 +91,8 @@ func TestOrdinaryUserPassesByFUSE(t *testing.T) {
 	if said, ok := child(t, true, "bypass", m.Path(), "shard.bin"); !ok {
 		t.Error(said)
 	}
-	if r := runAsNobody(t, "umount", m.point); r.code != 0 {
-		t.Errorf("the socket keeps the mount: exit code %d: %s", r.code, r.stderr)
+	if r := runAsNobody(t, "umount", m.Point); r.Code != 0 {
+		t.Errorf("the socket keeps the mount: exit code %d: %s", r.Code, r.Stderr)
 	}
 }
 
@@ -150,20 +151,20 @@ func TestOrdinaryUserBusyUnmount(t *testing.T) {
 	blackbox.NeedRoot(t)
 	makeFUSEPublic(t)
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"file": "1"})
+	mounttest.WriteFiles(t, source, map[string]string{"file": "1"})
 	m := mountAsNobody(t, source)
 	holder := exec.Command("sleep", "100")
-	holder.Dir = m.point
+	holder.Dir = m.Point
 	holder.SysProcAttr = asNobody()
 	must(t, holder.Start())
 	defer func() { _ = holder.Process.Kill() }() // where the test ends early
-	if r := runAsNobody(t, "umount", m.point); r.code != 4 || !strings.Contains(r.stderr, "sleep") {
-		t.Errorf("unmounting a busy mount: exit code %d, want 4: %s", r.code, r.stderr)
+	if r := runAsNobody(t, "umount", m.Point); r.Code != 4 || !strings.Contains(r.Stderr, "sleep") {
+		t.Errorf("unmounting a busy mount: exit code %d, want 4: %s", r.Code, r.Stderr)
 	}
 	must(t, holder.Process.Kill())
 	_ = holder.Wait() // killed, which is its error
-	if r := runAsNobody(t, "umount", m.point); r.code != 0 {
-		t.Errorf("unmounting: exit code %d: %s", r.code, r.stderr)
+	if r := runAsNobody(t, "umount", m.Point); r.Code != 0 {
+		t.Errorf("unmounting: exit code %d: %s", r.Code, r.Stderr)
 	}
 }
 
@@ -172,24 +173,24 @@ func mountAsNobody(t *testing.T, source string) *mounted {
 	t.Helper()
 	point, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
-	m := &mounted{Mount: suite.At(point), source: source, point: point, log: filepath.Join(logs, "log")}
-	if r := runAsNobody(t, "mount", "--log-file", m.log, source, point); r.code != 0 {
-		t.Fatalf("nobody mounts: exit code %d: %s", r.code, r.stderr)
+	m := &mounted{&blackbox.Mounted{Mount: suite.At(point), Source: source, Point: point, Log: filepath.Join(logs, "log")}}
+	if r := runAsNobody(t, "mount", "--log-file", m.Log, source, point); r.Code != 0 {
+		t.Fatalf("nobody mounts: exit code %d: %s", r.Code, r.Stderr)
 	}
 	var err error
-	if m.pid, err = m.DaemonPID(); err != nil {
+	if m.PID, err = m.DaemonPID(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { m.end(t) })
+	t.Cleanup(func() { m.End(t) })
 	return m
 }
 
-func runAsNobody(t *testing.T, args ...string) result {
+func runAsNobody(t *testing.T, args ...string) blackbox.Result {
 	t.Helper()
 	cmd := suite.Command(t.Context(), args...)
 	cmd.SysProcAttr = asNobody()
 	cmd.Dir = "/"
-	return runCommand(t, cmd)
+	return suite.RunCommand(t, cmd)
 }
 
 // makeFUSEPublic gives ordinary users the device, as every distribution does and some containers do not, until the

@@ -3,9 +3,7 @@ package mount_test
 import (
 	"archive/tar"
 	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,12 +17,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // checkViews compares the views of one split with the independent reading.
-func checkViews(t *testing.T, m *mounted, e expectation, split string, want splitExpectation) {
+func checkViews(t *testing.T, m *mounted, e mounttest.Expectation, split string, want mounttest.SplitExpectation) {
 	view := func(name string) string { return m.Path(".hbmfs", "views", split, name) }
-	if !e.hasTokens(want) {
+	if !e.HasTokens(want) {
 		for _, name := range []string{"tokens.bin", "tokens.npy", "megatron.bin", "megatron.idx"} {
 			wantAbsent(t, view(name))
 		}
@@ -32,10 +32,10 @@ func checkViews(t *testing.T, m *mounted, e expectation, split string, want spli
 	}
 	tokens, err := os.ReadFile(view("tokens.bin"))
 	must(t, err)
-	if got := hexSum(tokens); got != want.TokensSHA256 {
+	if got := mounttest.HexSum(tokens); got != want.TokensSHA256 {
 		t.Errorf("tokens.bin has the sha256 %s, want %s", got, want.TokensSHA256)
 	}
-	if err := compareFile(view("tokens.bin"), tokens); err != nil {
+	if err := mounttest.CompareFile(view("tokens.bin"), tokens); err != nil {
 		t.Error(err)
 	}
 	checkArray(t, view("tokens.npy"), numpyDescr(t, e.DType), tokens)
@@ -51,11 +51,6 @@ func checkViews(t *testing.T, m *mounted, e expectation, split string, want spli
 	if !checkMegatron(t, view("megatron"), tokens, want.DocumentStarts) {
 		t.Error("documents are known, but there is no Megatron pair")
 	}
-}
-
-func hexSum(data []byte) string {
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:])
 }
 
 // numpyDescr returns how a .npy header names a little-endian type.
@@ -76,7 +71,7 @@ func checkArray(t *testing.T, path, descr string, want []byte) {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	must(t, err)
-	if err := compareFile(path, content); err != nil {
+	if err := mounttest.CompareFile(path, content); err != nil {
 		t.Error(err)
 	}
 	a, err := parseNPY(content)
@@ -86,7 +81,7 @@ func checkArray(t *testing.T, path, descr string, want []byte) {
 	}
 	if a.descr != descr || len(a.shape) != 1 || !bytes.Equal(a.data, want) {
 		t.Errorf("%s: type %s, shape %v, %d bytes with the sha256 %s; want type %s and %d bytes with %s",
-			path, a.descr, a.shape, len(a.data), hexSum(a.data), descr, len(want), hexSum(want))
+			path, a.descr, a.shape, len(a.data), mounttest.HexSum(a.data), descr, len(want), mounttest.HexSum(want))
 	}
 }
 
@@ -144,7 +139,7 @@ func checkMegatron(t *testing.T, prefix string, tokens []byte, documents []int64
 		t.Fatal(err)
 	}
 	if !bytes.Equal(data, tokens) {
-		t.Errorf("megatron.bin has the sha256 %s, tokens.bin %s", hexSum(data), hexSum(tokens))
+		t.Errorf("megatron.bin has the sha256 %s, tokens.bin %s", mounttest.HexSum(data), mounttest.HexSum(tokens))
 	}
 	starts, err := parseMegatron(index, int64(len(data)))
 	if err != nil {
@@ -199,7 +194,7 @@ func parseMegatron(index []byte, size int64) (starts []int64, err error) {
 // checkMembers compares the files in members/ with what archive/tar finds.
 func checkMembers(t *testing.T, m *mounted) {
 	t.Helper()
-	archives, err := filepath.Glob(filepath.Join(m.source, "*.tar"))
+	archives, err := filepath.Glob(filepath.Join(m.Source, "*.tar"))
 	must(t, err)
 	for _, archive := range archives {
 		want, err := tarMembers(archive)
@@ -236,7 +231,7 @@ func tarMembers(archive string) (members map[string][]byte, err error) {
 // checkTensors compares the files in tensors/ with an independent reading of the format.
 func checkTensors(t *testing.T, m *mounted) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(m.source, "*.safetensors"))
+	files, err := filepath.Glob(filepath.Join(m.Source, "*.safetensors"))
 	must(t, err)
 	for _, file := range files {
 		checkFileOfTensors(t, file, m.Path(".hbmfs", "views", "tensors", filepath.Base(file)))
@@ -271,7 +266,7 @@ func checkFileOfTensors(t *testing.T, file, dir string) {
 		}
 		got, err := os.ReadFile(path)
 		must(t, err)
-		if err := compareFile(path, got); err != nil {
+		if err := mounttest.CompareFile(path, got); err != nil {
 			t.Error(err)
 		}
 		if suffix == ".npy" {
@@ -305,7 +300,7 @@ func checkDirectory(t *testing.T, dir string, want map[string][]byte) {
 			t.Errorf("%s: should not be there", path)
 			return nil
 		}
-		return compareFile(path, content)
+		return mounttest.CompareFile(path, content)
 	})
 	if err != nil {
 		t.Error(err)

@@ -1,4 +1,4 @@
-package mount_test
+package mounttest
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ring is an io_uring with as much as a test needs. The layout is that of linux/io_uring.h.
-type ring struct {
-	fd       int
+// Ring is an io_uring with as much as a test needs. The layout is that of linux/io_uring.h.
+type Ring struct {
+	Fd       int
 	sq, cq   []byte
 	sqes     []ringEntry
 	params   ringParams
@@ -23,7 +23,7 @@ type ring struct {
 	cqEvents []ringEvent
 }
 
-const ringEntries = 32
+const RingEntries = 32
 
 type ringParams struct {
 	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFD uint32
@@ -55,13 +55,13 @@ type ringEvent struct {
 	_        uint32
 }
 
-func newRing() (*ring, error) {
-	r := &ring{}
-	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, ringEntries, uintptr(unsafe.Pointer(&r.params)), 0)
+func NewRing() (*Ring, error) {
+	r := &Ring{}
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, RingEntries, uintptr(unsafe.Pointer(&r.params)), 0)
 	if errno != 0 {
 		return nil, os.NewSyscallError("io_uring_setup", errno)
 	}
-	r.fd = int(fd)
+	r.Fd = int(fd)
 	p := &r.params
 	var sqes []byte
 	for _, region := range []struct {
@@ -74,7 +74,7 @@ func newRing() (*ring, error) {
 		{0x10000000, uint32(unsafe.Sizeof(ringEntry{})) * p.sqEntries, &sqes},
 	} {
 		var err error
-		if *region.to, err = unix.Mmap(r.fd, region.at, int(region.length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		if *region.to, err = unix.Mmap(r.Fd, region.at, int(region.length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 			return nil, fmt.Errorf("map a ring: %w", err)
 		}
 	}
@@ -86,8 +86,8 @@ func newRing() (*ring, error) {
 	return r, nil
 }
 
-// read reads count pieces of a file from the given one on to their places in buf, and returns how many failed.
-func (r *ring) read(fd int, buf []byte, piece, first, count int) (failed int, err error) {
+// Read reads count pieces of a file from the given one on to their places in buf, and returns how many failed.
+func (r *Ring) Read(fd int, buf []byte, piece, first, count int) (failed int, err error) {
 	const opRead = 22
 	tail := *r.sqTail
 	for i := range count {
@@ -102,7 +102,7 @@ func (r *ring) read(fd int, buf []byte, piece, first, count int) (failed int, er
 	submit := count
 	for done := 0; done < count; {
 		const getEvents = 1
-		n, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(submit), 1, getEvents, 0, 0)
+		n, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.Fd), uintptr(submit), 1, getEvents, 0, 0)
 		if errno != 0 && errno != syscall.EINTR {
 			return failed, os.NewSyscallError("io_uring_enter", errno)
 		}

@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func TestPlansOutliveADaemon(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	m := mount(t, server.URL+"/far.bin", "--cache-dir", suite.NewDir(t), "--cache-segment", "1MiB", "--cache-size", "200MiB", "--cache-min-free=1MiB")
-	m.needHandover(t)
+	m.NeedHandover(t)
 	f, err := os.Open(m.Path("far.bin"))
 	must(t, err)
 	// Else the kernel reads a little of the segments behind these ahead, and what was read of a segment nobody asks for again.
@@ -59,10 +59,10 @@ func TestPlansOutliveADaemon(t *testing.T) {
 		}
 	}
 	time.Sleep(400 * time.Millisecond) // longer than between two saves
-	there := cacheStatus(t, m).Segments
-	m.crash(t)
-	if !blackbox.Within(patience, func() bool { return cacheStatus(t, m).Segments >= segments }) {
-		t.Errorf("%d of %d segments are there, %d were when the daemon went", cacheStatus(t, m).Segments, segments, there)
+	there := m.Status(t).Cache.Segments
+	m.Crash(t)
+	if !blackbox.Within(patience, func() bool { return m.Status(t).Cache.Segments >= segments }) {
+		t.Errorf("%d of %d segments are there, %d were when the daemon went", m.Status(t).Cache.Segments, segments, there)
 		for i := range order {
 			if !local(t, f, int64(i)<<20, 1<<20) {
 				t.Logf("segment %d is missing, at place %d of the plan", i, slices.Index(order, i))
@@ -80,7 +80,7 @@ func TestPlansOutliveADaemon(t *testing.T) {
 			t.Errorf("segment %d has wrong bytes", i)
 		}
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	must(t, errors.Join(f.Close(), planned.Close(), reader.Close()))
 }
 

@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"errors"
@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // fakeSystemd is a descriptor store as systemd's: it hears sd_notify, and gives what it holds to the process that it starts next. It
@@ -90,18 +91,18 @@ func (s *fakeSystemd) hear(t *testing.T, word string) (heard bool) {
 // Under systemd, whose descriptor store is a fake here, the next daemon goes on with the mount of one that was killed.
 func TestSystemdHoldsTheMount(t *testing.T) {
 	blackbox.NeedRoot(t)
-	source, stream := shardedTokens(t, 2, 50_000)
+	source, stream := mounttest.ShardedTokens(t, suite, 2, 50_000)
 	point := suite.NewDir(t)
 	log, err := os.Create(filepath.Join(suite.NewDir(t), "log"))
 	must(t, err)
 	s := newFakeSystemd(t)
-	m := &mounted{Mount: suite.At(point), source: source, point: point, log: log.Name()}
+	m := &mounted{&blackbox.Mounted{Mount: suite.At(point), Source: source, Point: point, Log: log.Name()}}
 	t.Cleanup(func() { _ = m.Close(); must(t, log.Close()) }) // a failure has left it
 	daemon := s.start(t, log, source, point)
 	if !s.hear(t, "READY=1") {
-		t.Fatalf("the mount is not ready:\n%s", m.logText(t))
+		t.Fatalf("the mount is not ready:\n%s", m.LogText(t))
 	}
-	if h := m.handover(t).Handover; h.Holder != "systemd" {
+	if h := m.Status(t).Handover; h.Holder != "systemd" {
 		must(t, daemon.Process.Signal(syscall.SIGTERM))
 		_ = daemon.Wait()
 		t.Skip("systemd does not hold it: ", h.Why)
@@ -120,17 +121,17 @@ func TestSystemdHoldsTheMount(t *testing.T) {
 		}()
 		daemon = s.start(t, log, source, point)
 		if !s.hear(t, "READY=1") {
-			t.Fatalf("life %d: it does not go on:\n%s", life, m.logText(t))
+			t.Fatalf("life %d: it does not go on:\n%s", life, m.LogText(t))
 		}
 		if err := <-got; err != nil {
 			t.Errorf("life %d: %v", life, err)
 		}
-		if h := m.handover(t).Handover; h.Count != int64(life+1) {
+		if h := m.Status(t).Handover; h.Count != int64(life+1) {
 			t.Errorf("life %d: the status has %d hand-overs", life, h.Count)
 		}
 	}
-	if r := run(t, "upgrade", point); r.code != 3 || !strings.Contains(r.stdout, "systemctl kill") {
-		t.Errorf("upgrade: exit code %d: %s", r.code, r.stdout)
+	if r := run(t, "upgrade", point); r.Code != 3 || !strings.Contains(r.Stdout, "systemctl kill") {
+		t.Errorf("upgrade: exit code %d: %s", r.Code, r.Stdout)
 	}
 	must(t, f.Close())
 	must(t, daemon.Process.Signal(syscall.SIGTERM))
@@ -139,7 +140,7 @@ func TestSystemdHoldsTheMount(t *testing.T) {
 	}
 	s.drop(t)
 	if err := daemon.Wait(); err != nil {
-		t.Errorf("the daemon ends with %v:\n%s", err, m.logText(t))
+		t.Errorf("the daemon ends with %v:\n%s", err, m.LogText(t))
 	}
-	wantMounted(t, point, false)
+	mounttest.WantMounted(t, point, false)
 }

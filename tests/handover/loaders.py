@@ -1,4 +1,4 @@
-"""Reads as trainers do while daemons of a mount are replaced: `handover_loaders.py KIND VIEWS TOKENS` until standard input ends.
+"""Reads as trainers do while daemons of a mount are replaced: `loaders.py KIND VIEWS TOKENS` until standard input ends.
 
 KIND is nanogpt (a memmap of tokens.bin, made again for each batch) or megatron (megatron-core's IndexedDataset). VIEWS are the views of the
 mount, TOKENS a file outside of it with the tokens that they must show. At the end it prints in JSON the batches, the usual and the longest

@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"bytes"
@@ -29,9 +29,10 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
-// A long run is HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=100000 go test -run TestReadersSeeNoHandover ./tests/mount: so many crashes, as many
+// A long run is HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=100000 go test -run TestReadersSeeNoHandover ./tests/handover: so many crashes, as many
 // upgrades, so many files. HBMFS_HANDOVER_PAUSE is how many milliseconds a daemon serves at most (150), HBMFS_HANDOVER_BUSY how many processes
 // do nothing but take time of the CPUs.
 func setting(t *testing.T, name string, usual int) int {
@@ -49,36 +50,6 @@ func setting(t *testing.T, name string, usual int) int {
 func restOf(t *testing.T) time.Duration {
 	t.Helper()
 	return time.Duration(setting(t, "HBMFS_HANDOVER_REST_US", 300)) * time.Microsecond
-}
-
-// handoverStatus is the part of the status that these tests look at.
-type handoverStatus struct {
-	PID      int
-	Handover struct {
-		Holder          string
-		PID             int
-		Next            int `json:"next_pid"`
-		Why             string
-		Count, Crashes  int64
-		LastStandstill  float64 `json:"last_standstill_seconds"`
-		WorstStandstill float64 `json:"worst_standstill_seconds"`
-	}
-}
-
-func (m *mounted) handover(t *testing.T) (s handoverStatus) {
-	t.Helper()
-	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
-	must(t, err)
-	must(t, json.Unmarshal(text, &s))
-	return s
-}
-
-// needHandover skips where no daemon goes on with the mount of another.
-func (m *mounted) needHandover(t *testing.T) {
-	t.Helper()
-	if s := m.handover(t); s.Handover.Holder != "keeper" {
-		t.Skip("no keeper holds the mount: ", s.Handover.Why)
-	}
 }
 
 // reader reads in one way until it is stopped, and compares all that it reads.
@@ -157,7 +128,7 @@ func localReaders(t *testing.T, m *mounted, source string, files int, stream []b
 		return f
 	}
 	mapped := func(path string) []byte {
-		p, err := mapFile(path)
+		p, err := mounttest.MapFile(path)
 		must(t, err)
 		t.Cleanup(func() { must(t, unix.Munmap(p)) })
 		return p
@@ -313,17 +284,10 @@ func remoteReader(t *testing.T) (*mounted, *reader) {
 	}}
 }
 
-// daemonOf waits until a daemon answers, and returns it.
-func (m *mounted) crash(t *testing.T) {
+func (m *mounted) upgrade(t testing.TB) {
 	t.Helper()
-	m.pid = m.handover(t).PID
-	must(t, syscall.Kill(m.pid, syscall.SIGKILL))
-}
-
-func (m *mounted) upgrade(t *testing.T) {
-	t.Helper()
-	if r := run(t, "upgrade", m.point); r.code != 0 {
-		t.Errorf("upgrade: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	if r := run(t, "upgrade", m.Point); r.Code != 0 {
+		t.Errorf("upgrade: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 }
 
@@ -331,10 +295,10 @@ func (m *mounted) upgrade(t *testing.T) {
 func TestReadersSeeNoHandover(t *testing.T) {
 	blackbox.NeedRoot(t)
 	rounds, files := setting(t, "HBMFS_HANDOVERS", 10), setting(t, "HBMFS_HANDOVER_FILES", 200)
-	source, stream := shardedTokens(t, files, max(1000, 4_000_000/files))
+	source, stream := mounttest.ShardedTokens(t, suite, files, max(1000, 4_000_000/files))
 	megatron := megatronShards(t, filepath.Join(source, "mg"))
 	m := mount(t, source)
-	m.needHandover(t)
+	m.NeedHandover(t)
 	remote, far := remoteReader(t)
 	readers := append(localReaders(t, m, source, files, stream), far)
 	if r := ringReader(t, m.Path(".hbmfs", "views", "tokens.bin"), stream); r != nil {
@@ -357,7 +321,7 @@ func TestReadersSeeNoHandover(t *testing.T) {
 	var still []float64
 	var answered []time.Duration // after a crash, by the next daemon
 	for range rounds {
-		for how, goes := range []func(*mounted, *testing.T){(*mounted).crash, (*mounted).upgrade} {
+		for how, goes := range []func(*mounted, testing.TB){(*mounted).Crash, (*mounted).upgrade} {
 			for _, of := range []*mounted{m, remote} {
 				time.Sleep(time.Duration(random.IntN(pause)) * time.Millisecond)
 				goes(of, t)
@@ -369,7 +333,7 @@ func TestReadersSeeNoHandover(t *testing.T) {
 					answered = append(answered, time.Since(began))
 				}
 			}
-			still = append(still, m.handover(t).Handover.LastStandstill, remote.handover(t).Handover.LastStandstill)
+			still = append(still, m.Status(t).Handover.LastStandstill, remote.Status(t).Handover.LastStandstill)
 		}
 	}
 	time.Sleep(100 * time.Millisecond)
@@ -400,8 +364,8 @@ func TestReadersSeeNoHandover(t *testing.T) {
 	t.Logf("a question after a crash was answered after %v in the middle, %v at most", answered[len(answered)/2], answered[len(answered)-1])
 	t.Logf("%d hand-overs; readers waited %.1f ms in the middle, %.1f ms at most", len(still), 1000*still[len(still)/2], 1000*still[len(still)-1])
 	for _, of := range []*mounted{m, remote} {
-		s := of.handover(t)
-		if of.pid = s.PID; s.Handover.Count != int64(2*rounds) || s.Handover.Crashes != int64(rounds) {
+		s := of.Status(t)
+		if of.PID = s.PID; s.Handover.Count != int64(2*rounds) || s.Handover.Crashes != int64(rounds) {
 			t.Errorf("the status has %d hand-overs, %d after a crash, want %d and %d", s.Handover.Count, s.Handover.Crashes, 2*rounds, rounds)
 		}
 	}
@@ -410,11 +374,11 @@ func TestReadersSeeNoHandover(t *testing.T) {
 // Every format's files and views are the same in the next daemon: their bytes, times and inode numbers.
 func TestFormatsOutliveADaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
-	m := mount(t, testdata, "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB", "--show-views")
-	m.needHandover(t)
+	m := mount(t, mounttest.Testdata, "--cache-dir", suite.NewDir(t), "--cache-min-free=1MiB", "--show-views")
+	m.NeedHandover(t)
 	sums := func() map[string]string {
 		all := map[string]string{}
-		must(t, filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
+		must(t, filepath.WalkDir(m.Point, func(path string, d os.DirEntry, err error) error {
 			if err != nil || !d.Type().IsRegular() || filepath.Dir(path) == m.Path(".hbmfs") { // what differs by itself
 				return err
 			}
@@ -425,18 +389,18 @@ func TestFormatsOutliveADaemon(t *testing.T) {
 			dropped(f)
 			content, err := io.ReadAll(f)
 			info, statErr := f.Stat()
-			all[path] = fmt.Sprintf("%s %v %v", hexSum(content), info.ModTime(), info.Sys().(*syscall.Stat_t).Ino)
+			all[path] = fmt.Sprintf("%s %v %v", mounttest.HexSum(content), info.ModTime(), info.Sys().(*syscall.Stat_t).Ino)
 			return errors.Join(err, statErr, f.Close())
 		}))
 		return all
 	}
 	before := sums()
-	for name := range goldens(t) {
+	for name := range mounttest.Goldens(t) {
 		if !slices.ContainsFunc(slices.Collect(maps.Keys(before)), func(path string) bool { return strings.HasPrefix(path, m.Path(name)+"/") }) {
 			t.Errorf("nothing of %s was read", name)
 		}
 	}
-	for life, goes := range []func(*testing.T){m.crash, m.upgrade, m.crash} {
+	for life, goes := range []func(testing.TB){m.Crash, m.upgrade, m.Crash} {
 		goes(t)
 		after := sums()
 		for path, sum := range before {
@@ -448,5 +412,5 @@ func TestFormatsOutliveADaemon(t *testing.T) {
 			t.Errorf("life %d: %d files, there were %d", life, len(after), len(before))
 		}
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 }

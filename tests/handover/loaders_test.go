@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"bufio"
@@ -16,18 +16,20 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // ringReader reads a view through io_uring, several pieces at a time, nil where the kernel or the container has none.
 func ringReader(t *testing.T, view string, of []byte) *reader {
 	t.Helper()
-	ring, err := newRing()
+	ring, err := mounttest.NewRing()
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
 		t.Logf("no reader by io_uring: %v", err)
 		return nil
 	}
 	must(t, err)
-	t.Cleanup(func() { must(t, unix.Close(ring.fd)) })
+	t.Cleanup(func() { must(t, unix.Close(ring.Fd)) })
 	f, err := os.Open(view)
 	must(t, err)
 	t.Cleanup(func() { must(t, f.Close()) })
@@ -39,7 +41,7 @@ func ringReader(t *testing.T, view string, of []byte) *reader {
 		got := buf[at : at+count*piece]
 		clear(got)
 		dropped(f)
-		failed, err := ring.read(int(f.Fd()), buf, piece, first, count)
+		failed, err := ring.Read(int(f.Fd()), buf, piece, first, count)
 		if err == nil && failed > 0 {
 			err = fmt.Errorf("%d of %d pieces failed", failed, count)
 		}
@@ -103,7 +105,7 @@ func loaders(t *testing.T, views string, stream, megatron []byte) (all []loader)
 
 func startLoader(t *testing.T, kind, python, views, tokens string) loader {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), python, "handover_loaders.py", kind, views, tokens)
+	cmd := exec.CommandContext(t.Context(), python, "loaders.py", kind, views, tokens)
 	var words strings.Builder
 	cmd.Stderr = &words
 	in, err := cmd.StdinPipe()

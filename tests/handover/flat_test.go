@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"bytes"
@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // held is what the processes around a mount have: descriptors, and memory in KiB.
@@ -35,7 +36,7 @@ func (h held) String() string {
 
 func (m *mounted) held(t *testing.T) (h held) {
 	t.Helper()
-	s := m.handover(t)
+	s := m.Status(t)
 	own := func(pid int) (kib int64) {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 		must(t, err)
@@ -44,7 +45,7 @@ func (m *mounted) held(t *testing.T) (h held) {
 		must(t, err)
 		return kib
 	}
-	h.Daemon, h.Keeper, h.Readers = openFiles(t, s.PID), openFiles(t, s.Handover.PID), openFiles(t, os.Getpid())
+	h.Daemon, h.Keeper, h.Readers = mounttest.OpenFiles(t, s.PID), mounttest.OpenFiles(t, s.Handover.PID), mounttest.OpenFiles(t, os.Getpid())
 	h.DaemonKiB, h.KeeperKiB = own(s.PID), own(s.Handover.PID)
 	debug.FreeOSMemory()
 	var of runtime.MemStats
@@ -101,14 +102,14 @@ func TestHandoversLeaveNothing(t *testing.T) {
 	const files = 8
 	rounds := setting(t, "HBMFS_HANDOVERS", 3)
 	victims := 1 + min(rounds, 20)
-	made, stream := shardedTokens(t, files, 20_000)
+	made, stream := mounttest.ShardedTokens(t, suite, files, 20_000)
 	content := bytes.Repeat([]byte("backing file"), 16<<10)
 	for i := range victims {
-		writeFiles(t, made, map[string]string{fmt.Sprintf("raw/%d", i): string(content)})
+		mounttest.WriteFiles(t, made, map[string]string{fmt.Sprintf("raw/%d", i): string(content)})
 	}
 	source, used := onTmpfs(t, made)
 	m := mount(t, source)
-	m.needHandover(t)
+	m.NeedHandover(t)
 	m.waitForSpare(t, 0)
 
 	gone := 0 // of the victims; guarded by gate, which readers hold for each step
@@ -144,8 +145,8 @@ func TestHandoversLeaveNothing(t *testing.T) {
 		for k := range 5 {
 			known := m.waitForSpare(t, 0)
 			if k == round%5 {
-				m.crash(t)
-			} else if _, err := suite.Output(t.Context(), "upgrade", m.point); err != nil { // m.upgrade leaves the test a little memory
+				m.Crash(t)
+			} else if _, err := suite.Output(t.Context(), "upgrade", m.Point); err != nil { // m.upgrade leaves the test a little memory
 				t.Error(err)
 			}
 			m.waitForSpare(t, known)
@@ -160,7 +161,7 @@ func TestHandoversLeaveNothing(t *testing.T) {
 		gone++
 		for range 2 { // what the daemon and its spare have open goes with them
 			known := m.waitForSpare(t, 0)
-			m.crash(t)
+			m.Crash(t)
 			m.waitForSpare(t, known)
 		}
 		if !blackbox.Within(patience, func() bool { return before-used() == uint64(len(content)) }) {
@@ -171,12 +172,12 @@ func TestHandoversLeaveNothing(t *testing.T) {
 			first = m.held(t)
 			now = first
 		} else if !blackbox.Within(patience, func() bool { now = m.held(t); return now.noMoreThan(first) }) {
-			s := m.handover(t)
+			s := m.Status(t)
 			t.Errorf("after %d hand-overs there is more than at first\nkeeper:\n%s\ndaemon:\n%s", 5*(round+1), descriptors(s.Handover.PID), descriptors(s.PID))
 		}
-		s := m.handover(t)
+		s := m.Status(t)
 		t.Logf("after %5d hand-overs, %4d crashes: %v", s.Handover.Count, s.Handover.Crashes, now)
 		gate.Unlock()
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 }

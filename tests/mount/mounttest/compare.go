@@ -1,4 +1,4 @@
-package mount_test
+package mounttest
 
 import (
 	"bytes"
@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compareTrees compares a mount with its source: the same names in the same order, the same sizes and times, and of
+// CompareTrees compares a mount with its source: the same names in the same order, the same sizes and times, and of
 // each file the same bytes however they are read.
-func compareTrees(source, mount string) error {
-	want, err := listTree(source)
+func CompareTrees(source, mount string) error {
+	want, err := ListTree(source)
 	if err != nil {
 		return err
 	}
-	got, err := listTree(mount)
+	got, err := ListTree(mount)
 	if err != nil {
 		return err
 	}
@@ -37,8 +37,8 @@ func compareTrees(source, mount string) error {
 	return all
 }
 
-// listTree returns the relative names of everything below root, in the order of a walk.
-func listTree(root string) ([]string, error) {
+// ListTree returns the relative names of everything below root, in the order of a walk.
+func ListTree(root string) ([]string, error) {
 	var names []string
 	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
@@ -70,11 +70,11 @@ func compareEntry(source, mount string) error {
 	if err != nil {
 		return err
 	}
-	return compareFile(mount, data)
+	return CompareFile(mount, data)
 }
 
-// compareFile reads a file of a mount in every way that there is and compares it with want.
-func compareFile(path string, want []byte) error {
+// CompareFile reads a file of a mount in every way that there is and compares it with want.
+func CompareFile(path string, want []byte) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -144,8 +144,8 @@ func comparePreads(f *os.File, want []byte) error {
 	return nil
 }
 
-// mapFile maps a whole file as loaders do: shared and read-only.
-func mapFile(path string) (data []byte, err error) {
+// MapFile maps a whole file as loaders do: shared and read-only.
+func MapFile(path string) (data []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -158,9 +158,9 @@ func mapFile(path string) (data []byte, err error) {
 	return unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
 }
 
-// compareContents compares the bytes alone, where the source of a mount is a copy of want.
-func compareContents(want, mount string) error {
-	names, err := listTree(want)
+// CompareContents compares the bytes alone, where the source of a mount is a copy of want.
+func CompareContents(want, mount string) error {
+	names, err := ListTree(want)
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func compareContents(want, mount string) error {
 		if err != nil {
 			return err
 		}
-		if err := compareFile(filepath.Join(mount, name), data); err != nil {
+		if err := CompareFile(filepath.Join(mount, name), data); err != nil {
 			return err
 		}
 	}

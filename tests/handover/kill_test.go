@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"errors"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // daemonsOf lists the daemons of a mount that a keeper has started and that run, in any state.
@@ -28,7 +29,7 @@ func (m *mounted) daemonsOf(keeper int) (daemons []int) {
 		for _, word := range strings.Fields(string(text)) {
 			child, err := strconv.Atoi(word)
 			command, _ := os.ReadFile("/proc/" + word + "/cmdline") // empty, where it has ended
-			if err == nil && strings.Contains(string(command), m.point+"\x00") {
+			if err == nil && strings.Contains(string(command), m.Point+"\x00") {
 				daemons = append(daemons, child)
 			}
 		}
@@ -55,9 +56,9 @@ func (m *mounted) nextDaemon(t *testing.T, keeper int, known map[int]bool) (pid 
 func mountOfTwo(t *testing.T) (m *mounted, keeper int, stop func() *reader) {
 	t.Helper()
 	blackbox.NeedRoot(t)
-	source, stream := shardedTokens(t, 2, 50_000)
+	source, stream := mounttest.ShardedTokens(t, suite, 2, 50_000)
 	m = mount(t, source)
-	m.needHandover(t)
+	m.NeedHandover(t)
 	f, err := os.Open(m.Path(".hbmfs", "views", "tokens.bin"))
 	must(t, err)
 	r := &reader{name: "a view", step: func(r *rand.Rand) error {
@@ -81,7 +82,7 @@ func mountOfTwo(t *testing.T) (m *mounted, keeper int, stop func() *reader) {
 		return r
 	}
 	t.Cleanup(func() { stop() })
-	return m, m.handover(t).Handover.PID, stop
+	return m, m.Status(t).Handover.PID, stop
 }
 
 // The next daemon is killed at any moment of taking over, once or twice: then another goes on.
@@ -90,21 +91,21 @@ func TestNextDaemonIsKilled(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 5))
 	killed := map[int]bool{}
 	for range setting(t, "HBMFS_HANDOVERS", 12) {
-		for m.pid = m.handover(t).PID; killed[m.pid]; m.pid = m.handover(t).PID { // one that was killed may still answer
+		for m.PID = m.Status(t).PID; killed[m.PID]; m.PID = m.Status(t).PID { // one that was killed may still answer
 		}
-		known := map[int]bool{m.pid: true}
-		must(t, syscall.Kill(m.pid, syscall.SIGKILL))
+		known := map[int]bool{m.PID: true}
+		must(t, syscall.Kill(m.PID, syscall.SIGKILL))
 		for range 1 + random.IntN(2) {
 			pid := m.nextDaemon(t, keeper, known)
 			killed[pid] = true
 			time.Sleep(time.Duration(random.IntN(12_000)) * time.Microsecond)
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatalf("the next daemon has ended by itself: %v\n%s", err, m.logText(t))
+				t.Fatalf("the next daemon has ended by itself: %v\n%s", err, m.LogText(t))
 			}
 		}
 	}
-	m.pid = m.handover(t).PID
-	s := m.handover(t)
+	m.PID = m.Status(t).PID
+	s := m.Status(t)
 	r := stop()
 	n, usual, longest := r.worst()
 	t.Logf("%d reads, usually %v, longest %v; %d hand-overs", n, usual, longest, s.Handover.Count)
@@ -118,7 +119,7 @@ func TestMountIsGivenUp(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)
 	known := map[int]bool{}
 	began := time.Now()
-	m.crash(t)
+	m.Crash(t)
 	for end := began.Add(patience); !blackbox.Ended(keeper) && time.Now().Before(end); { // one that has served counts as none
 		for _, child := range m.daemonsOf(keeper) {
 			if !known[child] {
@@ -133,11 +134,11 @@ func TestMountIsGivenUp(t *testing.T) {
 		t.Errorf("the reader got %v, want that nobody is connected", r.wrong)
 	}
 	t.Logf("given up after %v", time.Since(began))
-	if text := m.logText(t); !strings.Contains(text, "given up") {
+	if text := m.LogText(t); !strings.Contains(text, "given up") {
 		t.Errorf("the log does not say so:\n%s", text)
 	}
-	again := mountOn(t, m.source, m.point)
-	if err := compareTrees(m.source, again.point); err != nil {
+	again := mountOn(t, m.Source, m.Point)
+	if err := mounttest.CompareTrees(m.Source, again.Point); err != nil {
 		t.Error(err)
 	}
 }
@@ -147,16 +148,16 @@ func TestKeeperIsKilled(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)
 	for range 2 {
 		must(t, syscall.Kill(keeper, syscall.SIGKILL))
-		if !blackbox.Within(patience, func() bool { s := m.handover(t).Handover; return s.Holder == "keeper" && s.PID != keeper }) {
-			t.Fatalf("there is no other keeper: %+v", m.handover(t))
+		if !blackbox.Within(patience, func() bool { s := m.Status(t).Handover; return s.Holder == "keeper" && s.PID != keeper }) {
+			t.Fatalf("there is no other keeper: %+v", m.Status(t))
 		}
-		keeper = m.handover(t).Handover.PID
-		m.crash(t)
-		if s := m.handover(t); s.PID == m.pid {
+		keeper = m.Status(t).Handover.PID
+		m.Crash(t)
+		if s := m.Status(t); s.PID == m.PID {
 			t.Error("the daemon lives")
 		}
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}
@@ -171,8 +172,8 @@ func TestKeeperAndDaemonAreKilled(t *testing.T) {
 		if waits {
 			m.waitForSpare(t, 0)
 		}
-		m.pid = m.handover(t).PID
-		must(t, syscall.Kill(m.pid, syscall.SIGKILL))
+		m.PID = m.Status(t).PID
+		must(t, syscall.Kill(m.PID, syscall.SIGKILL))
 		time.Sleep(pause)
 		must(t, syscall.Kill(keeper, syscall.SIGKILL))
 		answered := make(chan error, 1)
@@ -181,9 +182,9 @@ func TestKeeperAndDaemonAreKilled(t *testing.T) {
 		case err := <-answered:
 			t.Logf("after %v: %v", pause, err)
 			if err == nil {
-				m.pid = m.handover(t).PID
+				m.PID = m.Status(t).PID
 			} else if waits {
-				t.Errorf("after %v the mount is dead, though a daemon waited for its turn\n%s", pause, m.logText(t))
+				t.Errorf("after %v the mount is dead, though a daemon waited for its turn\n%s", pause, m.LogText(t))
 			}
 		case <-time.After(patience):
 			t.Fatalf("after %v a reader hangs", pause)
@@ -196,15 +197,15 @@ func TestKeeperAndDaemonAreKilled(t *testing.T) {
 // An upgrade ends a daemon that is stopped.
 func TestUpgradeOfAStoppedDaemon(t *testing.T) {
 	m, _, stop := mountOfTwo(t)
-	m.pid = m.handover(t).PID
-	must(t, blackbox.Stop(m.pid))
-	if r := run(t, "upgrade", m.point); r.code != 0 || !strings.Contains(r.stdout, "served by") {
-		t.Errorf("exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	m.PID = m.Status(t).PID
+	must(t, blackbox.Stop(m.PID))
+	if r := run(t, "upgrade", m.Point); r.Code != 0 || !strings.Contains(r.Stdout, "served by") {
+		t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	if !blackbox.Ended(m.pid) {
+	if !blackbox.Ended(m.PID) {
 		t.Error("the stopped daemon is still there")
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}
@@ -213,32 +214,32 @@ func TestUpgradeOfAStoppedDaemon(t *testing.T) {
 // A program that cannot go on with a mount is refused, and nothing changes.
 func TestUpgradeIsRefused(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)
-	before := m.handover(t)
+	before := m.Status(t)
 	for _, check := range []bool{true, false} {
 		if _, err := handover.Upgrade(t.Context(), keeper, "/bin/false", check); !errors.Is(err, handover.ErrRefused) {
 			t.Errorf("check %v: %v, want a refusal", check, err)
 		}
 	}
-	if now := m.handover(t); now.PID != before.PID || now.Handover.Count != 0 {
+	if now := m.Status(t); now.PID != before.PID || now.Handover.Count != 0 {
 		t.Errorf("the mount was %+v, and is %+v", before, now)
 	}
-	if r := run(t, "upgrade", "--check", m.point); r.code != 0 || !strings.Contains(r.stdout, "can go on") {
-		t.Errorf("check: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	if r := run(t, "upgrade", "--check", m.Point); r.Code != 0 || !strings.Contains(r.Stdout, "can go on") {
+		t.Errorf("check: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	if now := m.handover(t); now.PID != before.PID {
+	if now := m.Status(t); now.PID != before.PID {
 		t.Error("the check has replaced the daemon")
 	}
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}
-	held := mount(t, m.source, "--no-keeper")
-	if r := run(t, "upgrade", held.point, m.point); r.code != 3 || !strings.Contains(r.stdout, "no keeper was wanted") || !strings.Contains(r.stdout, m.point+": served by") {
-		t.Errorf("a mount without a keeper: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	held := mount(t, m.Source, "--no-keeper")
+	if r := run(t, "upgrade", held.Point, m.Point); r.Code != 3 || !strings.Contains(r.Stdout, "no keeper was wanted") || !strings.Contains(r.Stdout, m.Point+": served by") {
+		t.Errorf("a mount without a keeper: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	m.pid = m.handover(t).PID
-	for _, args := range [][]string{{"upgrade"}, {"upgrade", "--all", m.point}} {
-		if r := run(t, args...); r.code != 2 {
-			t.Errorf("%q: exit code %d", args, r.code)
+	m.PID = m.Status(t).PID
+	for _, args := range [][]string{{"upgrade"}, {"upgrade", "--all", m.Point}} {
+		if r := run(t, args...); r.Code != 2 {
+			t.Errorf("%q: exit code %d", args, r.Code)
 		}
 	}
 }
@@ -246,21 +247,21 @@ func TestUpgradeIsRefused(t *testing.T) {
 // The mount is taken away while nobody serves it, and while it goes on. The keeper goes with it, and a mount point that was made.
 func TestUmountAfterAHandover(t *testing.T) {
 	blackbox.NeedRoot(t)
-	shards, _ := shardedTokens(t, 2, 1000)
+	shards, _ := mounttest.ShardedTokens(t, suite, 2, 1000)
 	source, point := filepath.Join(suite.NewDir(t), "no text \xff"), filepath.Join(suite.NewDir(t), "made \xff")
 	must(t, os.CopyFS(source, os.DirFS(shards)))
 	m := mountOn(t, source, point)
-	m.needHandover(t)
-	keeper := m.handover(t).Handover.PID
+	m.NeedHandover(t)
+	keeper := m.Status(t).Handover.PID
 	m.upgrade(t)
-	if err := compareTrees(source, point); err != nil {
+	if err := mounttest.CompareTrees(source, point); err != nil {
 		t.Error(err)
 	}
-	m.crash(t)
-	if r := run(t, "umount", point); r.code != 0 {
-		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	m.Crash(t)
+	if r := run(t, "umount", point); r.Code != 0 {
+		t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 	}
-	wantMounted(t, point, false)
+	mounttest.WantMounted(t, point, false)
 	if !blackbox.Within(patience, func() bool { return blackbox.Ended(keeper) }) {
 		t.Error("the keeper stays")
 	}
@@ -277,11 +278,11 @@ func TestKeeperIsSmall(t *testing.T) {
 		m.upgrade(t)
 	}
 	for range 5 {
-		m.crash(t)
+		m.Crash(t)
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	stop()
-	keeper := m.handover(t).Handover.PID
+	keeper := m.Status(t).Handover.PID
 	const most = 4 << 10 // KiB
 	small := func() bool {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", keeper))
@@ -307,26 +308,26 @@ func TestDaemonIsOutOfMemory(t *testing.T) {
 		t.Skip("needs a memory cgroup (v1): ", err)
 	}
 	t.Cleanup(func() {
-		_ = os.WriteFile("/sys/fs/cgroup/memory/cgroup.procs", []byte(strconv.Itoa(m.pid)), 0) // it is not in the group where it was killed
+		_ = os.WriteFile("/sys/fs/cgroup/memory/cgroup.procs", []byte(strconv.Itoa(m.PID)), 0) // it is not in the group where it was killed
 		if !blackbox.Within(patience, func() bool { return os.Remove(group) == nil }) {
 			t.Error("the cgroup stays")
 		}
 	})
-	m.pid = m.handover(t).PID
-	must(t, os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(m.pid)), 0))
+	m.PID = m.Status(t).PID
+	must(t, os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(m.PID)), 0))
 	_ = os.WriteFile(filepath.Join(group, "memory.force_empty"), []byte("0"), 0)        // what it has is charged elsewhere
 	_ = os.WriteFile(filepath.Join(group, "memory.limit_in_bytes"), []byte("65536"), 0) // it may refuse while pages are there
 	const long = 10 * time.Second                                                       // a kernel that kills does so at once
 	if !blackbox.Within(long, func() bool {                                             // reading takes memory
 		_, _ = exec.Command("cat", m.Path("shard_000000.bin"), m.Path(".hbmfs", "status"), m.Path(".hbmfs", "views", "tokens.npy")).Output()
-		return blackbox.Ended(m.pid)
+		return blackbox.Ended(m.PID)
 	}) {
 		t.Skip("the kernel does not kill the daemon")
 	}
-	if s := m.handover(t); s.PID == m.pid || s.Handover.PID != keeper {
+	if s := m.Status(t); s.PID == m.PID || s.Handover.PID != keeper {
 		t.Errorf("after the kill: %+v", s)
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}
@@ -350,8 +351,8 @@ func TestBackingFilesComeBack(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(source, strconv.Itoa(i)), content, 0o644))
 	}
 	m := mount(t, source)
-	m.needHandover(t)
-	if p := status(t, m).Passthrough; !p.On {
+	m.NeedHandover(t)
+	if p := m.Status(t).Passthrough; !p.On {
 		t.Skip("no passthrough here: ", p.Why)
 	}
 	over := make(chan struct{})
@@ -379,16 +380,16 @@ func TestBackingFilesComeBack(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))
 	for range 2 * setting(t, "HBMFS_HANDOVERS", 10) {
 		time.Sleep(time.Duration(random.IntN(20_000)) * time.Microsecond)
-		m.crash(t)
+		m.Crash(t)
 	}
 	close(over)
 	opening.Wait()
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	for i := range files {
 		must(t, os.Remove(filepath.Join(source, strconv.Itoa(i))))
 	}
-	m.crash(t) // what the daemon itself has open goes with it
-	m.pid = m.handover(t).PID
+	m.Crash(t) // what the daemon itself has open goes with it
+	m.PID = m.Status(t).PID
 	if !blackbox.Within(patience, func() bool { return used() == empty }) {
 		t.Errorf("%d KiB of files that are removed and closed are still there", (used()-empty)>>10)
 	}

@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"fmt"
@@ -14,13 +14,14 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // waitForSpare waits for a daemon that waits for its turn, other than one that is known.
 func (m *mounted) waitForSpare(t *testing.T, known int) (pid int) {
 	t.Helper()
-	if !blackbox.Within(patience, func() bool { pid = m.handover(t).Handover.Next; return pid != 0 && pid != known }) {
-		t.Fatalf("no daemon waits for its turn: %+v\n%s", m.handover(t), m.logText(t))
+	if !blackbox.Within(patience, func() bool { pid = m.Status(t).Handover.Next; return pid != 0 && pid != known }) {
+		t.Fatalf("no daemon waits for its turn: %+v\n%s", m.Status(t), m.LogText(t))
 	}
 	return pid
 }
@@ -33,7 +34,7 @@ func comm(pid int) string {
 // The daemon that waits for its turn takes it after a crash. Then it is an ordinary process, and another one waits.
 func TestSpareTakesItsTurn(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)
-	if got := comm(m.pid); got != handover.DaemonComm {
+	if got := comm(m.PID); got != handover.DaemonComm {
 		t.Errorf("the first daemon is called %q", got)
 	}
 	for range 3 {
@@ -41,11 +42,11 @@ func TestSpareTakesItsTurn(t *testing.T) {
 		if got := comm(spare); got != handover.SpareComm {
 			t.Errorf("the daemon that waits is called %q", got)
 		}
-		m.crash(t)
-		if s := m.handover(t); s.PID != spare || s.Handover.PID != keeper {
+		m.Crash(t)
+		if s := m.Status(t); s.PID != spare || s.Handover.PID != keeper {
 			t.Errorf("after a crash there is %+v, want process %d", s, spare)
 		}
-		m.pid = spare
+		m.PID = spare
 		if got := comm(spare); got != handover.DaemonComm {
 			t.Errorf("the daemon that serves is called %q", got)
 		}
@@ -100,17 +101,17 @@ func TestSpareIsKilled(t *testing.T) {
 		}
 	}
 	spare := m.waitForSpare(t, 0)
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	must(t, syscall.Kill(spare, syscall.SIGKILL))
-	m.crash(t)
-	if s := m.handover(t); s.PID == spare || s.PID == m.pid || s.Handover.Crashes != 1 {
+	m.Crash(t)
+	if s := m.Status(t); s.PID == spare || s.PID == m.PID || s.Handover.Crashes != 1 {
 		t.Errorf("after a crash there is %+v", s)
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}
-	if log := m.logText(t); strings.Contains(log, "hbmfs: ") || strings.Contains(log, "level=ERROR") {
+	if log := m.LogText(t); strings.Contains(log, "hbmfs: ") || strings.Contains(log, "level=ERROR") {
 		t.Errorf("the log has words of the ones that were killed:\n%s", log)
 	}
 }
@@ -121,10 +122,10 @@ func TestSpareIsStopped(t *testing.T) {
 	spare := m.waitForSpare(t, 0)
 	must(t, blackbox.Stop(spare))
 	began := time.Now()
-	m.crash(t)
-	s := m.handover(t)
+	m.Crash(t)
+	s := m.Status(t)
 	t.Logf("readers waited for %v", time.Since(began))
-	if m.pid = s.PID; s.PID == spare {
+	if m.PID = s.PID; s.PID == spare {
 		t.Error("the stopped one answers")
 	}
 	for _, err := range stop().wrong {
@@ -134,18 +135,18 @@ func TestSpareIsStopped(t *testing.T) {
 
 func TestNoSpare(t *testing.T) {
 	blackbox.NeedRoot(t)
-	source, _ := shardedTokens(t, 2, 1000)
+	source, _ := mounttest.ShardedTokens(t, suite, 2, 1000)
 	m := mount(t, source, "--no-spare")
-	m.needHandover(t)
+	m.NeedHandover(t)
 	time.Sleep(300 * time.Millisecond) // longer than one needs
-	if s := m.handover(t); s.Handover.Next != 0 || len(m.daemonsOf(s.Handover.PID)) != 0 {
+	if s := m.Status(t); s.Handover.Next != 0 || len(m.daemonsOf(s.Handover.PID)) != 0 {
 		t.Errorf("there is %+v", s)
 	}
-	m.crash(t)
-	if s := m.handover(t); s.Handover.Crashes != 1 || s.Handover.Next != 0 {
+	m.Crash(t)
+	if s := m.Status(t); s.Handover.Crashes != 1 || s.Handover.Next != 0 {
 		t.Errorf("after a crash there is %+v", s)
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 }
 
 // What a job looked at while a daemon waited for its turn is there when it has taken it: a view that the waiting one has not heard of.
@@ -156,11 +157,11 @@ func TestSpareHearsOfViews(t *testing.T) {
 	view := m.Path(".hbmfs", "views", "tokens.npy")
 	before, err := os.Stat(view)
 	must(t, err)
-	m.crash(t)
+	m.Crash(t)
 	after, err := os.Stat(view)
 	must(t, err)
 	if before.Size() != after.Size() || before.ModTime() != after.ModTime() || before.Sys().(*syscall.Stat_t).Ino != after.Sys().(*syscall.Stat_t).Ino {
 		t.Errorf("%v, was %v", after, before)
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 }

@@ -1,4 +1,4 @@
-package mount_test
+package handover_test
 
 import (
 	"errors"
@@ -26,7 +26,7 @@ func (m *mounted) keepersOf(t *testing.T) (pids []int) {
 		pid, err := strconv.Atoi(filepath.Base(proc))
 		must(t, err)
 		to, _ := os.Readlink(filepath.Join(proc, "fd", "2")) // it may have ended
-		if comm(pid) == handover.Comm && to == m.log && !blackbox.Ended(pid) {
+		if comm(pid) == handover.Comm && to == m.Log && !blackbox.Ended(pid) {
 			pids = append(pids, pid)
 		}
 	}
@@ -38,25 +38,25 @@ func TestUpgradeReplacesTheKeeper(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)
 	for range 3 {
 		m.upgrade(t)
-		if !blackbox.Within(patience, func() bool { return m.handover(t).Handover.PID != keeper && blackbox.Ended(keeper) }) {
-			t.Fatalf("the keeper %d has not been replaced: %+v", keeper, m.handover(t))
+		if !blackbox.Within(patience, func() bool { return m.Status(t).Handover.PID != keeper && blackbox.Ended(keeper) }) {
+			t.Fatalf("the keeper %d has not been replaced: %+v", keeper, m.Status(t))
 		}
 		before := keeper
-		s := m.handover(t)
-		if keeper, m.pid = s.Handover.PID, s.PID; len(m.keepersOf(t)) != 1 {
+		s := m.Status(t)
+		if keeper, m.PID = s.Handover.PID, s.PID; len(m.keepersOf(t)) != 1 {
 			t.Errorf("after %d there are the keepers %v", before, m.keepersOf(t))
 		}
 		m.waitForSpare(t, 0)
 	}
-	m.crash(t)
-	if s := m.handover(t); s.Handover.PID != keeper || s.Handover.Crashes != 1 || s.Handover.Count != 4 {
+	m.Crash(t)
+	if s := m.Status(t); s.Handover.PID != keeper || s.Handover.Crashes != 1 || s.Handover.Count != 4 {
 		t.Errorf("after a crash there is %+v", s)
 	}
-	m.pid = m.handover(t).PID
+	m.PID = m.Status(t).PID
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}
-	if log := m.logText(t); strings.Contains(log, "goes on\" reason") || strings.Contains(log, "was gone") {
+	if log := m.LogText(t); strings.Contains(log, "goes on\" reason") || strings.Contains(log, "was gone") {
 		t.Errorf("the log has\n%s", log)
 	}
 }
@@ -68,17 +68,17 @@ func TestKilledWhileTheKeeperIsReplaced(t *testing.T) {
 	counts, history := map[string]int{}, []string{}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("killed: %q\n%s", history, m.logText(t))
+			t.Logf("killed: %q\n%s", history, m.LogText(t))
 		}
 	})
 	of, killed := 0, 0 // keepers that were killed while this daemon lived
 	for range setting(t, "HBMFS_HANDOVERS", 24) {
-		s := m.handover(t)
+		s := m.Status(t)
 		if s.PID == of && killed >= 3 { // it lets the mount end with it at the fifth
-			if r := run(t, "upgrade", m.point); r.code != 0 {
-				t.Fatalf("the upgrade ended with %d: %s\n%s", r.code, r.stderr, m.logText(t))
+			if r := run(t, "upgrade", m.Point); r.Code != 0 {
+				t.Fatalf("the upgrade ended with %d: %s\n%s", r.Code, r.Stderr, m.LogText(t))
 			}
-			s = m.handover(t)
+			s = m.Status(t)
 		}
 		if s.PID != of {
 			of, killed = s.PID, 0
@@ -87,8 +87,8 @@ func TestKilledWhileTheKeeperIsReplaced(t *testing.T) {
 		known := m.keepersOf(t)
 		upgraded := make(chan string, 1)
 		go func() { // ends with the upgrade, awaited below
-			r := run(t, "upgrade", m.point)
-			upgraded <- fmt.Sprintf("exit code %d: %s%s", r.code, r.stdout, r.stderr)
+			r := run(t, "upgrade", m.Point)
+			upgraded <- fmt.Sprintf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}()
 		what := []string{"the new keeper", "the new daemon", "the keeper before"}[random.IntN(3)]
 		victim := 0
@@ -100,7 +100,7 @@ func TestKilledWhileTheKeeperIsReplaced(t *testing.T) {
 					victim = now[0]
 				}
 			case "the new daemon":
-				if next := m.handover(t); next.PID != s.PID {
+				if next := m.Status(t); next.PID != s.PID {
 					victim = next.PID
 				}
 			default:
@@ -116,15 +116,15 @@ func TestKilledWhileTheKeeperIsReplaced(t *testing.T) {
 		said := <-upgraded
 		if !blackbox.Within(patience, func() bool {
 			if _, err := os.Stat(m.Path("absent")); !errors.Is(err, os.ErrNotExist) {
-				t.Fatalf("%s (%d) was killed: %v; the upgrade said %s\n%s", what, victim, err, said, m.logText(t))
+				t.Fatalf("%s (%d) was killed: %v; the upgrade said %s\n%s", what, victim, err, said, m.LogText(t))
 			}
-			now := m.handover(t)
+			now := m.Status(t)
 			keepers := m.keepersOf(t)
 			return now.Handover.Holder == "keeper" && len(keepers) == 1 && keepers[0] == now.Handover.PID && !blackbox.Ended(now.PID)
 		}) {
-			t.Fatalf("%s (%d) was killed: there are the keepers %v, and %+v; the upgrade said %s\n%s", what, victim, m.keepersOf(t), m.handover(t), said, m.logText(t))
+			t.Fatalf("%s (%d) was killed: there are the keepers %v, and %+v; the upgrade said %s\n%s", what, victim, m.keepersOf(t), m.Status(t), said, m.LogText(t))
 		}
-		m.pid = m.handover(t).PID
+		m.PID = m.Status(t).PID
 	}
 	n, usual, longest := stop().worst()
 	t.Logf("killed: %v; %d reads, usually %v, longest %v", counts, n, usual, longest)
