@@ -14,6 +14,14 @@ import (
 // Patience bounds every wait of tests. It is long, since nothing that works waits for its end.
 const Patience = time.Minute
 
+// Nobody is the ordinary user of tests: 65534 on every Linux.
+const Nobody = 65534
+
+// AsNobody has a command run as that user.
+func AsNobody() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}}
+}
+
 // Mounted is a mount of a test, with what the test looks at.
 type Mounted struct {
 	*Mount
@@ -66,6 +74,22 @@ func (m *Mounted) Crash(t testing.TB) {
 	Must(t, syscall.Kill(m.PID, syscall.SIGKILL))
 }
 
+// MountAsNobody is [Suite.MountOn] by an ordinary user, on a new directory.
+func (s *Suite) MountAsNobody(t testing.TB, source string) *Mounted {
+	t.Helper()
+	point, logs := s.NewDir(t), s.NewDir(t)
+	Must(t, errors.Join(os.Chown(point, Nobody, Nobody), os.Chown(logs, Nobody, Nobody)))
+	m := &Mounted{Mount: s.At(point), Source: source, Point: point, Log: filepath.Join(logs, "log")}
+	if r := s.RunAsNobody(t, "mount", "--log-file", m.Log, source, point); r.Code != 0 {
+		t.Fatalf("nobody mounts: exit code %d: %s", r.Code, r.Stderr)
+	}
+	var err error
+	m.PID, err = m.DaemonPID()
+	Must(t, err)
+	t.Cleanup(func() { m.End(t) })
+	return m
+}
+
 // Result is how a command ended.
 type Result struct {
 	Code           int
@@ -78,6 +102,15 @@ func (s *Suite) Run(t testing.TB, args ...string) Result {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	return s.RunCommand(t, s.Command(ctx, args...))
+}
+
+// RunAsNobody is [Suite.Run] by an ordinary user.
+func (s *Suite) RunAsNobody(t testing.TB, args ...string) Result {
+	t.Helper()
+	cmd := s.Command(t.Context(), args...)
+	cmd.SysProcAttr = AsNobody()
+	cmd.Dir = "/"
+	return s.RunCommand(t, cmd)
 }
 
 // RunCommand runs a command to its end. Output goes to files: a daemon that is left behind would hold a pipe open.

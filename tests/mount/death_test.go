@@ -90,14 +90,14 @@ func childOf(t *testing.T, pid int) int {
 // Why fusermount3 refuses, it says itself; that is the error, in the foreground and in the background.
 func TestFusermountsOwnWords(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
 	closed, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, os.Chown(logs, nobody, nobody))
 	for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
-		r := runAsNobody(t, "mount", flag, "--log-file", filepath.Join(logs, "log"), mounttest.Golden(t, "nanogpt"), closed)
+		r := suite.RunAsNobody(t, "mount", flag, "--log-file", filepath.Join(logs, "log"), mounttest.Golden(t, "nanogpt"), closed)
 		if says := "no write access to mountpoint"; r.Code != 1 || !strings.Contains(r.Stderr, says) || strings.Contains(r.Stderr, "exited with code") {
 			t.Errorf("%s: exit code %d and %q, want 1 and %q", flag, r.Code, r.Stderr, says)
 		}

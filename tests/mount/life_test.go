@@ -35,7 +35,7 @@ func TestReadersSurviveTheDaemon(t *testing.T) {
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 	mounttest.WriteFiles(t, source, map[string]string{"shard.bin": string(content), "other.bin": "other"})
 	m := mount(t, source, "--no-keeper")
-	passthrough := status(t, m).Passthrough
+	passthrough := m.Status(t).Passthrough
 	f, err := os.Open(m.Path("shard.bin"))
 	must(t, err)
 	defer func() { must(t, f.Close()) }()
@@ -195,7 +195,7 @@ func TestDetachedMountServesOn(t *testing.T) {
 		}
 		// A new mount can take the place meanwhile.
 		again := mountOn(t, source, m.Point)
-		if again.PID = status(t, again).PID; again.PID == m.PID { // both daemons were told this mount point
+		if again.PID = again.Status(t).PID; again.PID == m.PID { // both daemons were told this mount point
 			t.Errorf("%s: the new mount has the old daemon", what)
 		}
 		must(t, f.Close())
@@ -283,7 +283,7 @@ func TestMountInPlace(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, m.Close())
-	wantAbsent(t, filepath.Join(source, ".hbmfs"))
+	mounttest.WantAbsent(t, filepath.Join(source, ".hbmfs"))
 }
 
 // A mount point may be named by any path that leads to it.

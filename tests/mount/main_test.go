@@ -11,21 +11,24 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // patience bounds every wait of these tests. It is long, since nothing that works waits for its end.
 const patience = blackbox.Patience
 
 // nobody is the ordinary user of these tests: 65534 on every Linux.
-const nobody = 65534
+const nobody = blackbox.Nobody
 
 // suite is what all tests share; TestMain makes it.
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
-	if verb := os.Getenv(childVerb); verb != "" {
-		os.Exit(runChild(verb, os.Args[1:]))
-	}
+	mounttest.ServeChild(map[string]func(args []string) error{
+		"jam":       func(args []string) error { return serveJammed(args[0]) },        // MOUNTPOINT
+		"bypass":    func(args []string) error { return bypass(args[0], args[1]) },    // MOUNT NAME
+		"signalled": func(args []string) error { return signalled(args[0], args[1]) }, // HOW FILE
+	})
 	os.Exit(blackbox.Main("mount", &suite, m.Run))
 }
 

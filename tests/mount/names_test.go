@@ -31,7 +31,7 @@ func TestStrangeNames(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if s := status(t, m); s.Source != source || s.MountPoint != point {
+	if s := m.Status(t); s.Source != source || s.MountPoint != point {
 		t.Errorf("status says %q on %q, want %q on %q", s.Source, s.MountPoint, source, point)
 	}
 	must(t, m.Close())
@@ -45,10 +45,10 @@ func TestSourceHasControlDirectory(t *testing.T) {
 	source := suite.NewDir(t)
 	mounttest.WriteFiles(t, source, map[string]string{".hbmfs/status": "not ours", ".hbmfs/views/tokens.bin": "nor this", "below/.hbmfs/kept": "kept", "file": "1"})
 	m := mount(t, source)
-	if s := status(t, m); s.PID != m.PID {
+	if s := m.Status(t); s.PID != m.PID {
 		t.Errorf("status is of process %d, the daemon is %d", s.PID, m.PID)
 	}
-	wantAbsent(t, m.Path(".hbmfs", "views", "tokens.bin"))
+	mounttest.WantAbsent(t, m.Path(".hbmfs", "views", "tokens.bin"))
 	names, err := mounttest.ListTree(m.Point)
 	must(t, err)
 	if want := []string{".", "below", "below/.hbmfs", "below/.hbmfs/kept", "file"}; !slices.Equal(names, want) {
@@ -97,7 +97,7 @@ func TestSymbolicLinks(t *testing.T) {
 	for _, name := range []string{
 		"out-file", "out-dir", "absolute", "absolute-here", "dangling", "loop", "pool", "self", "out-and-in", "etc", "through", "data/inner/far",
 	} {
-		wantAbsent(t, m.Path(name))
+		mounttest.WantAbsent(t, m.Path(name))
 		if log := m.LogText(t); !strings.Contains(log, "object="+name+" ") {
 			t.Errorf("the log does not say that %s is left out:\n%s", name, log)
 		}
@@ -109,7 +109,7 @@ func TestSpecialFilesAreLeftOut(t *testing.T) {
 	mounttest.WriteFiles(t, source, map[string]string{"file": "1"})
 	must(t, syscall.Mkfifo(filepath.Join(source, "pipe"), 0o644)) // opening it would wait for a writer
 	m := mount(t, source)
-	wantAbsent(t, m.Path("pipe"))
+	mounttest.WantAbsent(t, m.Path("pipe"))
 	if err := mounttest.CompareFile(m.Path("file"), []byte("1")); err != nil {
 		t.Error(err)
 	}
@@ -155,10 +155,10 @@ func checkPermissionsForOthers(t *testing.T, flags ...string) {
 		"closed/shard.bin":                "EACCES",
 		".hbmfs/views/closed/tokens.bin":  "EACCES",
 	} {
-		if got := readAs(t, true, m.Path(name)); got != want {
+		if got := mounttest.ReadAs(t, true, m.Path(name)); got != want {
 			t.Errorf("nobody reads %s: %s, want %s", name, got, want)
 		}
-		if got := readAs(t, false, m.Path(name)); got != "ok" {
+		if got := mounttest.ReadAs(t, false, m.Path(name)); got != "ok" {
 			t.Errorf("root reads %s: %s", name, got)
 		}
 	}
@@ -169,7 +169,7 @@ func checkPermissionsForOthers(t *testing.T, flags ...string) {
 		t.Errorf("the status names a closed directory, or no open one:\n%s", text)
 	}
 	for _, name := range []string{"closed", ".hbmfs/views/closed"} {
-		if said, ok := child(t, true, "list", m.Path(name)); ok {
+		if said, ok := mounttest.Child(t, true, "list", m.Path(name)); ok {
 			t.Errorf("nobody lists %s: %s", name, said)
 		}
 	}
@@ -179,7 +179,7 @@ func TestWithoutAllowOtherNobodyGetsIn(t *testing.T) {
 	blackbox.NeedRoot(t)
 	m := mount(t, mounttest.Golden(t, "nanogpt"))
 	for _, name := range []string{"train.bin", ".hbmfs/status"} {
-		if got := readAs(t, true, m.Path(name)); got != "EACCES" {
+		if got := mounttest.ReadAs(t, true, m.Path(name)); got != "EACCES" {
 			t.Errorf("nobody reads %s of root's mount: %s, want EACCES", name, got)
 		}
 	}
@@ -192,16 +192,16 @@ func TestOwnerAndUmask(t *testing.T) {
 	must(t, os.Chmod(filepath.Join(source, "dir/file"), 0o666))
 	m := mount(t, source, "--allow-other", "--uid", "65534", "--gid", "4242", "--umask", "027")
 	for name, mode := range map[string]uint32{"": 0o550, "dir": 0o550, "dir/file": 0o440, ".hbmfs": 0o550, ".hbmfs/status": 0o440} {
-		st := lstat(t, m.Path(name))
+		st := mounttest.Lstat(t, m.Path(name))
 		if st.Uid != nobody || st.Gid != 4242 || st.Mode&0o7777 != mode {
 			t.Errorf("%q belongs to %d:%d with mode %o, want 65534:4242 with %o", name, st.Uid, st.Gid, st.Mode&0o7777, mode)
 		}
 	}
-	if got := readAs(t, true, m.Path("dir/file")); got != "ok" {
+	if got := mounttest.ReadAs(t, true, m.Path("dir/file")); got != "ok" {
 		t.Errorf("the owner reads its file: %s", got)
 	}
 	as := mount(t, source, "-o", "ro,allow_other,uid=65534,umask=0077,nofail,x-systemd.automount")
-	if st := lstat(t, as.Path("dir/file")); st.Uid != nobody || st.Mode&0o7777 != 0o400 {
+	if st := mounttest.Lstat(t, as.Path("dir/file")); st.Uid != nobody || st.Mode&0o7777 != 0o400 {
 		t.Errorf("-o: the file belongs to %d with mode %o, want 65534 with 400", st.Uid, st.Mode&0o7777)
 	}
 }

@@ -48,7 +48,7 @@ func TestLeasedFilesAreWaitedFor(t *testing.T) {
 		m := mount(t, source)
 		read := make(chan error, 1)
 		go func() {
-			got, err := readPastCache(m.Path(name))
+			got, err := mounttest.ReadPastCache(m.Path(name))
 			if err == nil && !bytes.Equal(got, want) {
 				err = errors.New("wrong bytes")
 			}

@@ -163,10 +163,10 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 	if _, err := os.ReadDir(filepath.Join(point, ".hbmfs")); err != nil {
 		t.Error(err)
 	}
-	if got := readAs(t, true, filepath.Join(point, "train.bin")); got != "ok" {
+	if got := mounttest.ReadAs(t, true, filepath.Join(point, "train.bin")); got != "ok" {
 		t.Errorf("allow_other, but nobody reads: %s", got)
 	}
-	if st := lstat(t, filepath.Join(point, "train.bin")); st.Mode&0o777 != 0o444 {
+	if st := mounttest.Lstat(t, filepath.Join(point, "train.bin")); st.Mode&0o777 != 0o444 {
 		t.Errorf("mode %o, want 444", st.Mode&0o777)
 	}
 	if r := suite.RunCommand(t, exec.Command("umount", point)); r.Code != 0 {

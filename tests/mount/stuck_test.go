@@ -69,11 +69,11 @@ func jam(t *testing.T, ordinary bool) *mounted {
 	m := &mounted{&blackbox.Mounted{Point: suite.NewDir(t)}}
 	m.Mount = suite.At(m.Point)
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", m.Point)
-	cmd.Env = append(os.Environ(), childVerb+"=jam")
+	cmd.Env = append(os.Environ(), mounttest.ChildVerb+"=jam")
 	cmd.Dir = "/"
 	if ordinary {
 		must(t, os.Chown(m.Point, nobody, nobody))
-		cmd.SysProcAttr = asNobody()
+		cmd.SysProcAttr = blackbox.AsNobody()
 	}
 	said, err := cmd.StdoutPipe()
 	must(t, err)
@@ -147,7 +147,7 @@ func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string
 	cmd := suite.Command(t.Context(), args...)
 	cmd.Dir = "/"
 	if ordinary {
-		cmd.SysProcAttr = asNobody()
+		cmd.SysProcAttr = blackbox.AsNobody()
 	}
 	b := begin(t, cmd)
 	if !b.end(t) {
@@ -160,7 +160,7 @@ func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string
 // stays, by its pid.
 func TestUmountOfAStuckDaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	users := map[string]bool{"root": false, "nobody": true}
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		delete(users, "nobody")
@@ -192,7 +192,7 @@ func stopped(t *testing.T, ordinary bool) *mounted {
 	t.Helper()
 	var m *mounted
 	if ordinary {
-		m = mountAsNobody(t, mounttest.Golden(t, "nanogpt"))
+		m = &mounted{suite.MountAsNobody(t, mounttest.Golden(t, "nanogpt"))}
 	} else {
 		m = mount(t, mounttest.Golden(t, "nanogpt"))
 	}
@@ -258,7 +258,7 @@ func TestForceLeavesPassthrough(t *testing.T) {
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 	mounttest.WriteFiles(t, source, map[string]string{"shard.bin": string(content)})
 	m := mount(t, source)
-	if p := status(t, m).Passthrough; !p.On {
+	if p := m.Status(t).Passthrough; !p.On {
 		t.Skipf("needs passthrough: %s", p.Why)
 	}
 	f, err := os.Open(m.Path("shard.bin"))

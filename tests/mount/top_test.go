@@ -2,6 +2,7 @@ package mount_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,7 +25,7 @@ type topMount struct {
 	Rates      *struct {
 		Seconds float64 `json:"seconds"`
 	} `json:"rates"`
-	Status *mountStatus `json:"status"`
+	Status *told.Status `json:"status"`
 }
 
 // top runs hbmfs top and finds mounts of the test in it; the machine may have others.
@@ -143,7 +144,7 @@ func metricNames(text string) []string {
 // Every metric that the dashboard and the alerts ask for is one that a mount, or top, has.
 func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	m := onCache(t, newWeb(t).URL, suite.NewDir(t))
+	m := mount(t, mounttest.NewWeb(t).URL, "--cache-dir", suite.NewDir(t), "--cache-segment", fmt.Sprint(mounttest.Mebibyte), "--cache-min-free", "1")
 	if _, err := os.ReadFile(m.Path("first.dat")); err != nil {
 		t.Fatal(err)
 	}

@@ -6,14 +6,18 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"golang.org/x/sys/unix"
 )
 
 // Testdata is where the golden datasets are.
@@ -129,4 +133,60 @@ func OpenFiles(t *testing.T, pid int) int {
 func HexSum(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
+}
+
+// WantAbsent fails the test where there is a file.
+func WantAbsent(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is there (%v), and should not be", path, err)
+	}
+}
+
+// Lstat is what lstat says of a path, which must be there.
+func Lstat(t *testing.T, path string) syscall.Stat_t {
+	t.Helper()
+	var st syscall.Stat_t
+	if err := syscall.Lstat(path, &st); err != nil {
+		t.Fatalf("lstat %s: %v", path, err)
+	}
+	return st
+}
+
+// ReadPastCache reads a file with O_DIRECT. Reads that fail are repeated, and make the whole an error.
+func ReadPastCache(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
+	buf, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Munmap(buf) }() // it was made above
+	var content []byte
+	for failed := 0; ; {
+		n, err := unix.Pread(fd, buf, int64(len(content)))
+		switch {
+		case err != nil:
+			if failed++; failed == 10 {
+				return nil, fmt.Errorf("%d reads failed, the last at %d: %w", failed, len(content), err)
+			}
+		case n == 0 && failed > 0:
+			return nil, fmt.Errorf("%d reads failed", failed)
+		case n == 0:
+			return content, nil
+		}
+		content = append(content, buf[:max(n, 0)]...)
+	}
+}
+
+// MakeFUSEPublic gives ordinary users the device, as every distribution does and some containers do not, until the
+// test ends.
+func MakeFUSEPublic(t *testing.T) {
+	t.Helper()
+	private, err := blackbox.PublicFUSE()
+	blackbox.Must(t, err)
+	t.Cleanup(func() { blackbox.Must(t, private()) })
 }

@@ -1,88 +1,24 @@
-package mount_test
+package files_test
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
-// web serves files over HTTP, with an index that the mount finds them by.
-type web struct {
-	*httptest.Server
-	files map[string][]byte
-	bytes atomic.Int64                  // given
-	gate  atomic.Pointer[chan struct{}] // bytes wait for it
-	waits atomic.Int64                  // requests that did
-}
-
-const mebibyte = 1 << 20
-
-func newWeb(t *testing.T) *web {
-	t.Helper()
-	w := &web{files: map[string][]byte{"first.dat": make([]byte, 3*mebibyte), "second.dat": make([]byte, mebibyte), "more/third.dat": make([]byte, 2*mebibyte-100)}}
-	random := rand.NewChaCha8([32]byte{3})
-	index := map[string]map[string]string{"weight_map": {}}
-	for name, data := range w.files {
-		if _, err := random.Read(data); err != nil {
-			t.Fatal(err)
-		}
-		index["weight_map"][name] = name
-	}
-	listed, err := json.Marshal(index)
-	must(t, err)
-	w.files["model.safetensors.index.json"] = listed
-	w.Server = httptest.NewServer(w)
-	t.Cleanup(w.Close)
-	return w
-}
-
-// size is what there is to bring.
-func (w *web) size() (n int64) {
-	for _, data := range w.files {
-		n += int64(len(data))
-	}
-	return n
-}
-
-func (w *web) ServeHTTP(out http.ResponseWriter, q *http.Request) {
-	data, ok := w.files[strings.TrimPrefix(q.URL.Path, "/")]
-	if !ok {
-		http.NotFound(out, q)
-		return
-	}
-	if gate := w.gate.Load(); gate != nil && q.Method == http.MethodGet {
-		w.waits.Add(1)
-		select {
-		case <-*gate:
-		case <-q.Context().Done():
-			return
-		}
-	}
-	if q.Method == http.MethodGet {
-		w.bytes.Add(int64(len(data)))
-	}
-	out.Header().Set("ETag", `"1"`)
-	http.ServeContent(out, q, "", time.Time{}, bytes.NewReader(data))
-}
-
 // onCache mounts a source behind a cache of small segments.
 func onCache(t *testing.T, source, dir string) *mounted {
 	t.Helper()
-	return mount(t, source, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mebibyte), "--cache-size", fmt.Sprint(64*mebibyte), "--cache-min-free", "1")
+	return mount(t, source, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mounttest.Mebibyte), "--cache-size", fmt.Sprint(64*mounttest.Mebibyte), "--cache-min-free", "1")
 }
 
 // parsed runs a command that must succeed, and reads the JSON that it prints.
@@ -103,16 +39,6 @@ type warmed struct {
 	Bytes, Local, Fetched, Left, Advised, InMount, Second int64
 }
 
-// indexing says whether the daemon still looks what the files are.
-func (m *mounted) indexing(t *testing.T) bool {
-	t.Helper()
-	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
-	must(t, err)
-	var s struct{ Indexing bool }
-	must(t, json.Unmarshal(text, &s))
-	return s.Indexing
-}
-
 func (m *mounted) compare(t *testing.T, files map[string][]byte) {
 	t.Helper()
 	for name, want := range files {
@@ -125,31 +51,31 @@ func (m *mounted) compare(t *testing.T, files map[string][]byte) {
 
 // TestWarmARemoteDataset brings all of it once, and nothing again after a remount.
 func TestWarmARemoteDataset(t *testing.T) {
-	w, dir := newWeb(t), suite.NewDir(t)
+	w, dir := mounttest.NewWeb(t), suite.NewDir(t)
 	m := onCache(t, w.URL, dir)
 	// A source that does not answer: the command ends when it is told to. Formats are recognized before, for which the
 	// daemon reads by itself.
-	if !blackbox.Within(patience, func() bool { return !m.indexing(t) }) {
+	if !blackbox.Within(patience, func() bool { return !m.Status(t).Indexing }) {
 		t.Error("formats are not recognized")
 	}
 	gate := make(chan struct{})
-	w.gate.Store(&gate)
+	w.Gate.Store(&gate)
 	stopped := suite.Command(t.Context(), "warm", m.Point)
 	must(t, stopped.Start())
-	if !blackbox.Within(patience, func() bool { return w.waits.Load() > 0 }) {
+	if !blackbox.Within(patience, func() bool { return w.Waits.Load() > 0 }) {
 		t.Error("nothing was asked for")
 	}
 	must(t, stopped.Process.Signal(syscall.SIGINT))
 	if err := stopped.Wait(); stopped.ProcessState.ExitCode() != 130 {
 		t.Errorf("after SIGINT: %v", err)
 	}
-	w.gate.Store(nil)
+	w.Gate.Store(nil)
 	close(gate)
-	total := w.size()
+	total := w.Size()
 	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Files != 4 || got.Bytes != total || got.Local+got.Fetched != total || got.Left != 0 {
 		t.Errorf("first: %+v, want %d bytes", got, total)
 	}
-	given := w.bytes.Load()
+	given := w.Bytes.Load()
 	if got := parsed[warmed](t, "warm", "--json", m.Path("more"), m.Path("second.dat")); got.Files != 2 || got.Fetched != 0 || got.Local != got.Bytes {
 		t.Errorf("again: %+v", got)
 	}
@@ -158,8 +84,8 @@ func TestWarmARemoteDataset(t *testing.T) {
 	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Local != total || got.Fetched != 0 {
 		t.Errorf("after a remount: %+v", got)
 	}
-	m.compare(t, w.files)
-	if more := w.bytes.Load() - given; more > int64(len(w.files["model.safetensors.index.json"])) { // it lists the others
+	m.compare(t, w.Files)
+	if more := w.Bytes.Load() - given; more > int64(len(w.Files["model.safetensors.index.json"])) { // it lists the others
 		t.Errorf("%d bytes were fetched again", more)
 	}
 	if r := run(t, "warm", m.Point); r.Code != 0 || !strings.Contains(r.Stdout, "were in the cache already") {
@@ -172,15 +98,15 @@ func TestWarmARemoteDataset(t *testing.T) {
 
 // TestWarmMoreThanTheCacheHolds fails, and says how much did not stay.
 func TestWarmMoreThanTheCacheHolds(t *testing.T) {
-	w, dir := newWeb(t), suite.NewDir(t)
-	m := mount(t, w.URL, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mebibyte), "--cache-size", fmt.Sprint(4*mebibyte), "--cache-min-free", "1")
+	w, dir := mounttest.NewWeb(t), suite.NewDir(t)
+	m := mount(t, w.URL, "--cache-dir", dir, "--cache-segment", fmt.Sprint(mounttest.Mebibyte), "--cache-size", fmt.Sprint(4*mounttest.Mebibyte), "--cache-min-free", "1")
 	r := run(t, "warm", "--json", m.Point)
 	var got warmed
 	must(t, json.Unmarshal([]byte(r.Stdout), &got))
-	if r.Code != 1 || got.Left < w.size()-4*mebibyte || !strings.Contains(r.Stderr, "did not stay in the cache") {
+	if r.Code != 1 || got.Left < w.Size()-4*mounttest.Mebibyte || !strings.Contains(r.Stderr, "did not stay in the cache") {
 		t.Errorf("%+v: %+v", r, got)
 	}
-	m.compare(t, w.files)
+	m.compare(t, w.Files)
 }
 
 // TestWarmADirectory has the kernel read ahead, and refuses what is in no mount.
@@ -221,9 +147,9 @@ type verified struct {
 
 // TestCacheCommands lists, verifies and empties a cache, damaged on the way, which a mount then fills again.
 func TestCacheCommands(t *testing.T) {
-	w, dir := newWeb(t), suite.NewDir(t)
+	w, dir := mounttest.NewWeb(t), suite.NewDir(t)
 	m := onCache(t, w.URL, dir)
-	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "200MB/s", m.Point); got.Local+got.Fetched != w.size() || got.Left != 0 {
+	if got := parsed[warmed](t, "warm", "--json", "--rate-limit", "200MB/s", m.Point); got.Local+got.Fetched != w.Size() || got.Left != 0 {
 		t.Fatalf("warm: %+v", got)
 	}
 	must(t, m.Close())
@@ -240,13 +166,13 @@ func TestCacheCommands(t *testing.T) {
 		Bytes    int64
 		Sources  []struct{ Objects, Segments int }
 	}](t, "cache", "stats", "--json", dir)
-	if totals.Segments != pieces || totals.Bytes != w.size() || len(totals.Sources) != 1 || totals.Sources[0].Objects != 4 {
+	if totals.Segments != pieces || totals.Bytes != w.Size() || len(totals.Sources) != 1 || totals.Sources[0].Objects != 4 {
 		t.Errorf("%+v", totals)
 	}
 	if r := run(t, "cache", "stats", dir); r.Code != 0 || !strings.Contains(r.Stdout, w.URL) {
 		t.Errorf("%+v", r)
 	}
-	if got := parsed[verified](t, "cache", "verify", "--json", dir); got.Segments != pieces || got.Bytes != w.size() || len(got.Damaged) != 0 {
+	if got := parsed[verified](t, "cache", "verify", "--json", dir); got.Segments != pieces || got.Bytes != w.Size() || len(got.Damaged) != 0 {
 		t.Errorf("%+v", got)
 	}
 
@@ -261,7 +187,7 @@ func TestCacheCommands(t *testing.T) {
 	must(t, os.Chmod(path, 0o600))
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	must(t, err)
-	_, err = f.WriteAt([]byte{^w.files["second.dat"][1000]}, 1000)
+	_, err = f.WriteAt([]byte{^w.Files["second.dat"][1000]}, 1000)
 	must(t, err)
 	must(t, f.Close())
 	for _, c := range []struct {
@@ -274,10 +200,10 @@ func TestCacheCommands(t *testing.T) {
 		}
 	}
 	m = onCache(t, w.URL, dir)
-	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Fetched != mebibyte || got.Left != 0 {
+	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Fetched != mounttest.Mebibyte || got.Left != 0 {
 		t.Errorf("what was damaged: %+v", got)
 	}
-	m.compare(t, w.files)
+	m.compare(t, w.Files)
 	must(t, m.Close())
 
 	// Freeing space.
@@ -301,7 +227,7 @@ func TestCacheOfAnotherUser(t *testing.T) {
 	dir := suite.NewDir(t)
 	must(t, os.Mkdir(filepath.Join(dir, "segments"), 0o755))
 	cmd := suite.Command(t.Context(), "cache", "verify", dir)
-	cmd.Dir, cmd.SysProcAttr = "/", asNobody()
+	cmd.Dir, cmd.SysProcAttr = "/", blackbox.AsNobody()
 	if r := suite.RunCommand(t, cmd); r.Code != 1 || !strings.Contains(r.Stderr, "cannot be written to (permission denied)") {
 		t.Errorf("%+v", r)
 	}
@@ -311,7 +237,7 @@ func TestCacheOfAnotherUser(t *testing.T) {
 // commands refuse it, and say what to do.
 func TestCacheThatOthersCanForge(t *testing.T) {
 	blackbox.NeedRoot(t)
-	w := newWeb(t)
+	w := mounttest.NewWeb(t)
 	for name, k := range map[string]struct {
 		prepare func(t *testing.T, dir string) // dir has a good cache
 		says    string
@@ -387,7 +313,7 @@ func someDir(t *testing.T, dir string) string {
 // verify names it, and it is fetched again.
 func TestForgedSegment(t *testing.T) {
 	blackbox.NeedRoot(t)
-	w := newWeb(t)
+	w := mounttest.NewWeb(t)
 	for name, forge := range map[string]func(t *testing.T, path string){
 		"another's":   func(t *testing.T, path string) { must(t, os.Chown(path, nobody, nobody)) },
 		"open to all": func(t *testing.T, path string) { must(t, os.Chmod(path, 0o606)) },
@@ -410,7 +336,7 @@ func TestForgedSegment(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 			m = onCache(t, w.URL, dir)
-			m.compare(t, w.files)
+			m.compare(t, w.Files)
 			must(t, m.Close())
 		})
 	}
@@ -441,7 +367,7 @@ func TestCacheOfAnotherUserIsACache(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(dir, "segments"), 0o700))
 	must(t, os.Chmod(dir, 0o700))
 	for _, command := range []string{"ls", "stats", "verify"} {
-		if r := runAsNobody(t, "cache", command, dir); r.Code != 1 || !strings.Contains(r.Stderr, "permission denied") || strings.Contains(r.Stderr, "no cache") {
+		if r := suite.RunAsNobody(t, "cache", command, dir); r.Code != 1 || !strings.Contains(r.Stderr, "permission denied") || strings.Contains(r.Stderr, "no cache") {
 			t.Errorf("cache %s: exit code %d: %s", command, r.Code, r.Stderr)
 		}
 	}

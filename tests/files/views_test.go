@@ -1,4 +1,4 @@
-package mount_test
+package files_test
 
 import (
 	"archive/tar"
@@ -26,7 +26,7 @@ func checkViews(t *testing.T, m *mounted, e mounttest.Expectation, split string,
 	view := func(name string) string { return m.Path(".hbmfs", "views", split, name) }
 	if !e.HasTokens(want) {
 		for _, name := range []string{"tokens.bin", "tokens.npy", "megatron.bin", "megatron.idx"} {
-			wantAbsent(t, view(name))
+			mounttest.WantAbsent(t, view(name))
 		}
 		return
 	}

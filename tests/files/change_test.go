@@ -1,11 +1,13 @@
-package mount_test
+package files_test
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -140,12 +142,12 @@ func checkChanged(t *testing.T, view *os.File, old []byte, off int64) {
 // A file that is read through the daemon, and open while it changes, gives an error too: it is not cut short.
 func TestOpenFileChangesWithoutPassthrough(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	for _, what := range []string{"truncated", "grown", "rewritten in place"} {
 		source := suite.NewDir(t)
 		want := bytes.Repeat([]byte("old tokens"), 100_000)
 		must(t, os.WriteFile(filepath.Join(source, "shard.bin"), want, 0o644))
-		m := mountAsNobody(t, source)
+		m := &mounted{suite.MountAsNobody(t, source)}
 		said := changeUnderReader(t, m, func() {
 			settle()
 			must(t, changes[what](filepath.Join(source, "shard.bin")))
@@ -163,15 +165,15 @@ func TestMappedPageOfAChangedShard(t *testing.T) {
 	source, _ := mounttest.ShardedTokens(t, suite, 2, 2_000_000)
 	m := mount(t, source)
 	view := m.Path(".hbmfs", "views", "tokens.bin")
-	if said, ok := child(t, false, "touch", view, "100"); !ok {
+	if said, ok := mounttest.Child(t, false, "touch", view, "100"); !ok {
 		t.Fatalf("a page of a sound shard: %s", said)
 	}
 	settle()
 	must(t, os.Truncate(filepath.Join(source, "shard_000001.bin"), 1024))
-	if said, ok := child(t, false, "touch", view, strconv.Itoa(6_000_000)); ok || !strings.Contains(said, "SIGBUS") {
+	if said, ok := mounttest.Child(t, false, "touch", view, strconv.Itoa(6_000_000)); ok || !strings.Contains(said, "SIGBUS") {
 		t.Errorf("a page of a shard that was cut: %s, want SIGBUS", said)
 	}
-	if said, ok := child(t, false, "touch", view, "3000000"); !ok {
+	if said, ok := mounttest.Child(t, false, "touch", view, "3000000"); !ok {
 		t.Errorf("a page of the other shard: %s", said)
 	}
 }
@@ -188,8 +190,8 @@ func TestFilesComeAfterTheMount(t *testing.T) {
 	if fmt.Sprint(names) != "[. dir dir/a]" {
 		t.Errorf("the mount lists %q", names)
 	}
-	wantAbsent(t, m.Path("dir", "b"))
-	wantAbsent(t, m.Path("new"))
+	mounttest.WantAbsent(t, m.Path("dir", "b"))
+	mounttest.WantAbsent(t, m.Path("new"))
 }
 
 // A shard that somebody has open since before it changed does not open again: with passthrough the kernel would show
@@ -211,4 +213,29 @@ func TestChangedShardDoesNotOpenBesideAnOldReader(t *testing.T) {
 			}
 		})
 	}
+}
+
+// changeUnderReader runs change while nobody has shard.bin of the mount open, and returns how its reading ends then.
+func changeUnderReader(t *testing.T, m *mounted, change func()) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", m.Path("shard.bin"))
+	cmd.Env = append(os.Environ(), mounttest.ChildVerb+"=later")
+	cmd.Dir = "/"
+	cmd.SysProcAttr = blackbox.AsNobody()
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	lines := bufio.NewReader(out)
+	if line, err := lines.ReadString('\n'); err != nil || line != "open\n" {
+		t.Fatalf("the child says %q, %v", line, err)
+	}
+	change()
+	_, err = in.Write([]byte("\n"))
+	must(t, err)
+	said, err := lines.ReadString('\n')
+	must(t, err)
+	_ = cmd.Wait() // what it said is what counts
+	return strings.TrimSpace(said)
 }

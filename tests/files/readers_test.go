@@ -1,4 +1,4 @@
-package mount_test
+package files_test
 
 import (
 	"bytes"
@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -134,7 +133,7 @@ func TestMountsAgree(t *testing.T) {
 	must(t, err)
 	names = append(names, ".hbmfs", ".hbmfs/views", ".hbmfs/views/tokens.npy", ".hbmfs/views/megatron.idx", ".hbmfs/status")
 	for _, name := range names {
-		a, b := lstat(t, first.Path(name)), lstat(t, second.Path(name))
+		a, b := mounttest.Lstat(t, first.Path(name)), mounttest.Lstat(t, second.Path(name))
 		if a.Ino != b.Ino || a.Mode != b.Mode || a.Uid != b.Uid || a.Gid != b.Gid || a.Nlink != b.Nlink {
 			t.Errorf("%s: %+v in one mount, %+v in the other", name, a, b)
 		}
@@ -145,19 +144,10 @@ func TestMountsAgree(t *testing.T) {
 	}
 	inodes := map[uint64]string{}
 	for _, name := range names {
-		ino := lstat(t, first.Path(name)).Ino
+		ino := mounttest.Lstat(t, first.Path(name)).Ino
 		if other, twice := inodes[ino]; twice {
 			t.Errorf("%s and %s have one inode number", name, other)
 		}
 		inodes[ino] = name
 	}
-}
-
-func lstat(t *testing.T, path string) syscall.Stat_t {
-	t.Helper()
-	var st syscall.Stat_t
-	if err := syscall.Lstat(path, &st); err != nil {
-		t.Fatalf("lstat %s: %v", path, err)
-	}
-	return st
 }

@@ -1,13 +1,10 @@
-package mount_test
+package files_test
 
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
@@ -140,12 +137,4 @@ func status(t *testing.T, m *mounted) mountStatus {
 		t.Fatalf("status is no JSON: %v\n%s", err, data)
 	}
 	return s
-}
-
-// wantAbsent fails the test where there is a file.
-func wantAbsent(t *testing.T, path string) {
-	t.Helper()
-	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is there (%v), and should not be", strings.TrimPrefix(path, suite.Dir), err)
-	}
 }

@@ -1,4 +1,4 @@
-package mount_test
+package files_test
 
 import (
 	"bytes"
@@ -78,7 +78,7 @@ func TestCompressedShards(t *testing.T) {
 			if sum := sha1.Sum(data); len(data) != s.RawData.Bytes || hex.EncodeToString(sum[:]) != s.RawData.Hashes["sha1"] {
 				t.Errorf("%s is not what its writer compressed", s.RawData.Basename)
 			}
-			wantAbsent(t, m.Path(s.ZipData.Basename))
+			mounttest.WantAbsent(t, m.Path(s.ZipData.Basename))
 		}
 		tokens, err := os.ReadFile(m.Path(".hbmfs", "views", "tokens.bin"))
 		must(t, err)
@@ -263,7 +263,7 @@ func TestWarmAViewOfDecodedAndOtherShards(t *testing.T) {
 func TestFilesInZstd(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	source := suite.NewDir(t)
-	tokens := make([]byte, 3*mebibyte)
+	tokens := make([]byte, 3*mounttest.Mebibyte)
 	for i := range tokens {
 		tokens[i] = byte(i * i >> 7)
 	}
@@ -272,7 +272,7 @@ func TestFilesInZstd(t *testing.T) {
 	coded := w.EncodeAll(tokens, nil)
 	var piped bytes.Buffer // whose length the frame cannot say
 	w.Reset(&piped)
-	for part := range slices.Chunk(tokens, mebibyte) {
+	for part := range slices.Chunk(tokens, mounttest.Mebibyte) {
 		_, err := w.Write(part)
 		must(t, err)
 	}
@@ -284,7 +284,7 @@ func TestFilesInZstd(t *testing.T) {
 	decoded := map[string][]byte{"a/train.bin": tokens, "a/two.bin": twice, "piped": tokens, "c.txt": []byte("as it is"), "b.gz": []byte("no matter")}
 	m := mount(t, source, "--decode", "--cache-dir", kept, "--cache-min-free=1MiB")
 	m.compare(t, decoded)
-	wantAbsent(t, m.Path("a", "train.bin.zst"))
+	mounttest.WantAbsent(t, m.Path("a", "train.bin.zst"))
 	if log := m.LogText(t); !strings.Contains(log, "looked through to learn their decoded sizes") {
 		t.Errorf("the log does not say that files were looked through:\n%s", log)
 	}

@@ -1,4 +1,4 @@
-package mount_test
+package files_test
 
 import (
 	"bufio"

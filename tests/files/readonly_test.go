@@ -1,4 +1,4 @@
-package mount_test
+package files_test
 
 import (
 	"bytes"
@@ -106,7 +106,7 @@ func TestQuestionsToAFile(t *testing.T) {
 		t.Errorf("flock: %v", err)
 	}
 	for _, name := range []string{"absent", "absent/deeper", ".hbmfs/absent", ".hbmfs/views/absent", ".hbmfs/views/train/absent"} {
-		wantAbsent(t, m.Path(name))
+		mounttest.WantAbsent(t, m.Path(name))
 	}
 	if _, err := os.Stat(m.Path("train.bin", "below")); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a name below a file: %v, want ENOTDIR", err)
@@ -163,7 +163,7 @@ func TestEmptyFileAndEmptyDataset(t *testing.T) {
 		t.Errorf("an empty dataset lists %v, %v", entries, err)
 	}
 	mounttest.WriteFiles(t, source, map[string]string{"empty.bin": "", "one": "1"})
-	wantAbsent(t, m.Path("empty.bin")) // a mount shows what was there when it was made
+	mounttest.WantAbsent(t, m.Path("empty.bin")) // a mount shows what was there when it was made
 	again := mount(t, source)
 	if err := mounttest.CompareTrees(source, again.Point); err != nil {
 		t.Error(err)

@@ -1,4 +1,4 @@
-package mount_test
+package files_test
 
 import (
 	"bytes"
@@ -39,7 +39,7 @@ func TestLargeReadsAreSpliced(t *testing.T) {
 	source, stream := mounttest.ShardedTokens(t, suite, 2, 20<<20)
 	m := mount(t, source, "--read-ahead", fmt.Sprint(4<<20))
 	view := m.Path(".hbmfs", "views", "tokens.bin")
-	got, err := readPastCache(view)
+	got, err := mounttest.ReadPastCache(view)
 	if err != nil || !bytes.Equal(got, stream) {
 		t.Errorf("reading past the page cache: %v, or wrong bytes", err)
 	}
@@ -77,7 +77,7 @@ func TestLargeReadsAreSpliced(t *testing.T) {
 func TestLargeReadsThatAreCopied(t *testing.T) {
 	source, stream := mounttest.ShardedTokens(t, suite, 40, 30_000) // every read crosses borders
 	m := mount(t, source)
-	got, err := readPastCache(m.Path(".hbmfs", "views", "tokens.bin"))
+	got, err := mounttest.ReadPastCache(m.Path(".hbmfs", "views", "tokens.bin"))
 	if err != nil || !bytes.Equal(got, stream) {
 		t.Errorf("%v, or wrong bytes", err)
 	}
@@ -90,7 +90,7 @@ func TestLargeReadsThatAreCopied(t *testing.T) {
 // user, reads are copied, in silence.
 func TestLargeReadsOfAnOrdinaryUser(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	other, err := osuser.Lookup("bin") // of no other test: the limit is one for all of a user's programs
 	if err != nil {
 		t.Skip(err) // and fusermount3 wants a name
@@ -137,7 +137,7 @@ func TestLargeReadsOfAnOrdinaryUser(t *testing.T) {
 func holdPipes(t *testing.T, user uint32) (stop func()) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), childVerb+"=pipes")
+	cmd.Env = append(os.Environ(), mounttest.ChildVerb+"=pipes")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	in, err := cmd.StdinPipe()
