@@ -69,7 +69,7 @@ demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source t
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/handover ./tests/mount ./tests/files ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
+LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/handover ./tests/mount ./tests/files ./tests/csi ./tests/volume/programs ./tests/origins ./tests/volume ./tests/lies ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
 
 # The Python environment is downloaded while programs are built. make -n would carry out a line that has MAKE in it.
 BUILT = $(MAKE) --no-print-directory test-programs
@@ -104,7 +104,7 @@ test-peers: build lib testreport ## Run the real readers and writers: Megatron, 
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt \
-	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume
+	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume/programs
 
 # The peers' wheels are a folder's, WHEELS: nothing is downloaded.
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, measure it, and with torch other loaders (GPU_OUT, WHEELS; 3 to 15 minutes)

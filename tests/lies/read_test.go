@@ -1,4 +1,4 @@
-package origins_test
+package lies_test
 
 import (
 	"bytes"
@@ -226,7 +226,7 @@ func tellAll(t *testing.T, inS3 bool, told map[string]lie, patience time.Duratio
 		t.Errorf("what lies left in the cache: %v", err)
 	}
 	if t.Failed() {
-		t.Logf("log:\n%s", m.logText(t))
+		t.Logf("log:\n%s", m.LogText(t))
 	}
 }
 

@@ -1,4 +1,5 @@
-package volume_test
+// Package programs_test tests the built hbmfs under the programs that people save checkpoints with: they run unmodified on a checkpoint volume.
+package programs_test
 
 import (
 	"context"
@@ -8,7 +9,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
+
+// suite is what all tests share; TestMain makes it.
+var suite *blackbox.Suite
+
+func TestMain(m *testing.M) { os.Exit(blackbox.Main("programs", &suite, m.Run)) }
 
 // TestPrograms: what people save checkpoints with, unmodified. It needs HBMFS_PYTHON, a Python with the packages of tests/requirements.txt. hbmfs's own
 // readers need libhbmfs, too.
@@ -28,9 +36,10 @@ func runPrograms(t *testing.T, variable string, programs ...string) {
 	if python == "" {
 		t.Skip("needs ", variable)
 	}
-	v := mount(t)
-	package_, err := filepath.Abs("../../python")
-	must(t, err)
+	blackbox.NeedRoot(t)
+	v := suite.MountOn(t, suite.NewDir(t), suite.NewDir(t), "--checkpoints", "--allow-other")
+	package_, err := filepath.Abs("../../../python")
+	blackbox.Must(t, err)
 	for _, program := range programs {
 		t.Run(program, func(t *testing.T) {
 			if program == "past" && os.Getenv("HBMFS_LIBRARY") == "" {
@@ -38,13 +47,13 @@ func runPrograms(t *testing.T, variable string, programs ...string) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
-			cmd := exec.CommandContext(ctx, python, "programs.py", program, v.point)
+			cmd := exec.CommandContext(ctx, python, "programs.py", program, v.Point)
 			cmd.Env = append(os.Environ(), "HBMFS_PROGRAM="+suite.Path(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+package_+":"+os.Getenv("PYTHONPATH"))
 			out, err := cmd.CombinedOutput()
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			switch last := lines[len(lines)-1]; {
 			case err != nil:
-				t.Errorf("%v\n%s\nrefused: %q", err, out, v.status(t).Checkpoints.Refused)
+				t.Errorf("%v\n%s\nrefused: %q", err, out, v.Status(t).Checkpoints.Refused)
 			case strings.HasPrefix(last, "skip: "):
 				t.Skip(strings.TrimPrefix(last, "skip: "))
 			}

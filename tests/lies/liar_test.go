@@ -1,4 +1,4 @@
-package origins_test
+package lies_test
 
 import (
 	"encoding/json"
@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // liar is a server of one dataset, as a bucket of S3 or as a web server, that tells lies until it is told to be honest.
@@ -80,7 +82,7 @@ func (l *liar) source() string {
 func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"+liarBucket), "/")
 	x := &exchange{w: w, r: r, name: name, data: l.files[name], tag: fmt.Sprintf(`"%x-%d"`, name, len(l.files[name]))}
-	from, to, ranged := parseRange(r.Header.Get("Range"))
+	from, to, ranged := blackbox.ParseRange(r.Header.Get("Range"))
 	if ranged {
 		x.from, x.to = from, to+1
 	}

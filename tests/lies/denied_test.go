@@ -1,4 +1,4 @@
-package origins_test
+package lies_test
 
 import (
 	"errors"
@@ -57,10 +57,10 @@ func TestDeniedFiles(t *testing.T) {
 		cmd.Stdout, cmd.Stderr = out, out // a file: the daemon would keep a pipe
 		must(t, cmd.Run())
 		must(t, out.Close())
-		m := &mounted{Mount: suite.At(point), point: point, log: log}
-		m.pid, err = m.DaemonPID()
+		m := &mounted{&blackbox.Mounted{Mount: suite.At(point), Point: point, Log: log}}
+		m.PID, err = m.DaemonPID()
 		must(t, err)
-		t.Cleanup(func() { m.end(t) })
+		t.Cleanup(func() { m.End(t) })
 		text, err := os.ReadFile(said)
 		must(t, err)
 		for _, want := range []string{"3 files", "b.bin", "403"} {
@@ -99,7 +99,7 @@ func (m *mounted) deniesLookup(t *testing.T, names ...string) {
 	if !blackbox.Within(patience, func() bool { _, err := os.Stat(m.Path(".hbmfs/control")); return err == nil }) {
 		t.Fatal("the mount has no control socket")
 	}
-	c, err := control.Dial(t.Context(), m.point, "test")
+	c, err := control.Dial(t.Context(), m.Point, "test")
 	must(t, err)
 	defer func() { _ = c.Close() }() // nothing is held
 	for found, err := range c.Lookup(t.Context(), names) {
