@@ -2,6 +2,7 @@ package blackbox
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -103,8 +104,14 @@ func (s *Suite) NewDir(t testing.TB) string {
 // EndsWell unmounts, and fails the test where the mount or its daemon stays, or where the log tells of a crash.
 func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Duration) {
 	t.Helper()
+	device := m.device(t)
 	closed := m.Close()
-	ended := Within(patience, func() bool { return Ended(pid) })
+	ended, copied := false, "" // who had a copy of the mount may have gone when patience ends, and the daemon end only then
+	for end := time.Now().Add(patience); !ended && time.Now().Before(end); {
+		if ended = Within(time.Second, func() bool { return Ended(pid) }); !ended {
+			copied = cmp.Or(shownIn(device), copied)
+		}
+	}
 	text, err := os.ReadFile(log)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
@@ -112,8 +119,8 @@ func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Durati
 	if closed != nil {
 		t.Errorf("%v\nlog:\n%s", closed, text)
 	}
-	if ns := m.shownIn(); !ended && ns != "" {
-		t.Logf("the daemon %d of %s goes on: the mount namespace of %s has a copy of the mount", pid, m.dir, ns)
+	if !ended && copied != "" {
+		t.Logf("the daemon %d of %s goes on: the mount namespace of %s had a copy of the mount", pid, m.dir, copied)
 	} else if !ended {
 		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", pid, m.dir, patience, text)
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by now
@@ -125,13 +132,33 @@ func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Durati
 	}
 }
 
-// shownIn names a process in whose mount namespace the mount is. Tests of other packages make namespaces meanwhile, with copies of
-// every mount that there is.
-func (m *Mount) shownIn() string {
-	all, _ := filepath.Glob("/proc/[0-9]*/mountinfo") // the pattern is sound
-	for _, name := range all {
-		if text, err := os.ReadFile(name); err == nil && bytes.Contains(text, []byte(" "+m.dir+" ")) {
-			return filepath.Dir(name)
+// device is the number of the mount's filesystem, as in mountinfo; "" where nothing is mounted.
+func (m *Mount) device(t testing.TB) string {
+	t.Helper()
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(m.dir))
+	if err != nil {
+		t.Error(err)
+	}
+	if len(mounts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d:%d", mounts[0].Major, mounts[0].Minor)
+}
+
+// shownIn names a process in whose mount namespace a filesystem is, wherever it lies there. Tests of other packages make namespaces
+// meanwhile, with copies of every mount that there is. In the namespace of the test the number may be another filesystem's by now.
+func shownIn(device string) string {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if device == "" || err != nil {
+		return ""
+	}
+	all, _ := filepath.Glob("/proc/[0-9]*") // the pattern is sound
+	for _, proc := range all {
+		if ns, err := os.Readlink(proc + "/ns/mnt"); err != nil || ns == own {
+			continue
+		}
+		if text, err := os.ReadFile(proc + "/mountinfo"); err == nil && bytes.Contains(text, []byte(" "+device+" ")) {
+			return proc
 		}
 	}
 	return ""
