@@ -295,7 +295,7 @@ func TestKeeperIsSmall(t *testing.T) {
 		}
 		return kib <= most
 	}
-	if !blackbox.Race && !blackbox.Within(2*time.Second, small) {
+	if !blackbox.Race && !blackbox.Within(patience, small) {
 		t.Errorf("the keeper takes more than %d KiB", most)
 	}
 }

@@ -3,14 +3,16 @@ package handover_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,8 +30,17 @@ func TestPlansOutliveADaemon(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(source, "far.bin"), of, 0o644))
 	files := http.FileServer(http.Dir(source))
+	const most = segments / 3 // that the first daemon is given
+	var asked atomic.Int64
+	killed := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(400 * time.Millisecond) // so that the plan takes longer than a daemon lives
+		if asked.Add(1) > most {
+			select {
+			case <-killed:
+			case <-r.Context().Done():
+				return
+			}
+		}
 		files.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
@@ -58,9 +69,12 @@ func TestPlansOutliveADaemon(t *testing.T) {
 			t.Fatalf("segment %d was read and is not published", i)
 		}
 	}
-	time.Sleep(400 * time.Millisecond) // longer than between two saves
+	if !blackbox.Within(patience, func() bool { return saved(t, m.Status(t).Handover.PID) }) {
+		t.Error("no plan is saved")
+	}
 	there := m.Status(t).Cache.Segments
 	m.Crash(t)
+	close(killed)
 	if !blackbox.Within(patience, func() bool { return m.Status(t).Cache.Segments >= segments }) {
 		t.Errorf("%d of %d segments are there, %d were when the daemon went", m.Status(t).Cache.Segments, segments, there)
 		for i := range order {
@@ -82,6 +96,20 @@ func TestPlansOutliveADaemon(t *testing.T) {
 	}
 	m.PID = m.Status(t).PID
 	must(t, errors.Join(f.Close(), planned.Close(), reader.Close()))
+}
+
+// saved tells whether a keeper has a plan: its file is written for the first time.
+func saved(t *testing.T, keeper int) bool {
+	t.Helper()
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", keeper))
+	must(t, err)
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:hbmfs-plans") {
+			info, err := os.Stat(fd)
+			return err == nil && info.Size() > 0
+		}
+	}
+	return false
 }
 
 // local tells whether bytes of a file lie in published segments.

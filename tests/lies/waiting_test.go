@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
@@ -48,10 +47,11 @@ func TestNobodyIsThere(t *testing.T) {
 	} {
 		t.Run(source, func(t *testing.T) {
 			t.Parallel()
-			began := time.Now()
-			_, err := suite.Mount(t.Context(), source, suite.NewDir(t), "--log-file", filepath.Join(suite.NewDir(t), "log"))
-			if err == nil || !strings.Contains(err.Error(), want) || time.Since(began) > 20*time.Second {
-				t.Errorf("%v after %v, want %q at once", err, time.Since(began), want)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*patience) // one that tried again would go on for far longer
+			defer cancel()
+			_, err := suite.Mount(ctx, source, suite.NewDir(t), "--patience", "1h", "--log-file", filepath.Join(suite.NewDir(t), "log"))
+			if err == nil || !strings.Contains(err.Error(), want) || ctx.Err() != nil {
+				t.Errorf("%v, want %q at once", err, want)
 			}
 		})
 	}
@@ -84,14 +84,15 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 			t.Parallel()
 			l := newLiar(t, false, map[string][]byte{"shard": origintest.Data(1000, 1)}, nil, func(x *exchange) bool { c.tell(x); return true })
 			point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
-			cmd := suite.Command(t.Context(), "mount", "--log-file", log, "--patience", "1m", l.source(), point)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+			defer cancel()
+			cmd := suite.Command(ctx, "mount", "--log-file", log, "--patience", "1h", l.source(), point)
 			said, err := cmd.StderrPipe()
 			must(t, err)
-			began := time.Now()
 			must(t, cmd.Start())
 			line, err := bufio.NewReader(said).ReadString('\n')
-			if err != nil || !strings.Contains(line, c.want) || time.Since(began) > 20*time.Second { // one, on a machine that has time
-				t.Errorf("after %v it says %q, %v; want %q", time.Since(began), line, err, c.want)
+			if err != nil || !strings.Contains(line, c.want) {
+				t.Errorf("it says %q, %v; want %q", line, err, c.want)
 			}
 			l.honest.Store(true)
 			l.CloseClientConnections() // of what is silent
