@@ -28,6 +28,7 @@ type Mounted struct {
 	Source, Point string
 	Log           string // file
 	PID           int    // of the daemon
+	device        string // of the filesystem
 }
 
 // MountOn mounts source on point. When the test ends the mount must come off, and the daemon must end.
@@ -39,8 +40,15 @@ func (s *Suite) MountOn(t testing.TB, source, point string, flags ...string) *Mo
 	Must(t, err)
 	m.PID, err = m.DaemonPID()
 	Must(t, err)
+	m.device = m.Mount.device(t)
 	t.Cleanup(func() { m.End(t) })
 	return m
+}
+
+// Ends waits for the end of the daemon of a mount that is no longer in the tree, unless another mount namespace has a copy of the mount.
+func (m *Mounted) Ends(t testing.TB) bool {
+	t.Helper()
+	return endsWithin(t, m.PID, m.device, Patience)
 }
 
 // End unmounts: see [Mount.EndsWell].

@@ -106,12 +106,7 @@ func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Durati
 	t.Helper()
 	device := m.device(t)
 	closed := m.Close()
-	ended, copied := false, "" // who had a copy of the mount may have gone when patience ends, and the daemon end only then
-	for end := time.Now().Add(patience); !ended && time.Now().Before(end); {
-		if ended = Within(time.Second, func() bool { return Ended(pid) }); !ended {
-			copied = cmp.Or(shownIn(device), copied)
-		}
-	}
+	ended := endsWithin(t, pid, device, patience)
 	text, err := os.ReadFile(log)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
@@ -119,9 +114,7 @@ func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Durati
 	if closed != nil {
 		t.Errorf("%v\nlog:\n%s", closed, text)
 	}
-	if !ended && copied != "" {
-		t.Logf("the daemon %d of %s goes on: the mount namespace of %s had a copy of the mount", pid, m.dir, copied)
-	} else if !ended {
+	if !ended {
 		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", pid, m.dir, patience, text)
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by now
 	}
@@ -130,6 +123,23 @@ func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Durati
 			t.Errorf("the log speaks of %q:\n%s", crash, text)
 		}
 	}
+}
+
+// endsWithin waits for the end of the daemon of a mount that has gone. It is content where another mount namespace has a copy of the mount, which
+// keeps the daemon; that namespace may be gone when patience ends, and the daemon end only then.
+func endsWithin(t testing.TB, pid int, device string, patience time.Duration) bool {
+	t.Helper()
+	copied := ""
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if Within(time.Second, func() bool { return Ended(pid) }) {
+			return true
+		}
+		copied = cmp.Or(shownIn(device), copied)
+	}
+	if copied != "" {
+		t.Logf("the daemon %d goes on: the mount namespace of %s had a copy of its mount", pid, copied)
+	}
+	return copied != ""
 }
 
 // device is the number of the mount's filesystem, as in mountinfo; "" where nothing is mounted.

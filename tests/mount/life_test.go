@@ -199,7 +199,7 @@ func TestDetachedMountServesOn(t *testing.T) {
 			t.Errorf("%s: the new mount has the old daemon", what)
 		}
 		must(t, f.Close())
-		if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.PID) }) {
+		if !m.Ends(t) {
 			t.Errorf("%s: the daemon does not end with the last file", what)
 		}
 		must(t, again.Close())
@@ -210,7 +210,7 @@ func TestSignalsUnmount(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		m := mount(t, mounttest.Golden(t, "nanogpt"))
 		must(t, syscall.Kill(m.PID, signal))
-		if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.PID) }) {
+		if !m.Ends(t) {
 			t.Errorf("%v does not end the daemon", signal)
 		}
 		mounttest.WantMounted(t, m.Point, false)

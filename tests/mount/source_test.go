@@ -87,15 +87,11 @@ func TestLeasedFilesPastFUSE(t *testing.T) {
 	c, err := control.Dial(ctx, m.Point, "leased")
 	must(t, err)
 	defer func() { _ = c.Close() }() // nothing of it is needed any more
-	began := time.Now()
 	for found, err := range c.Lookup(ctx, []string{"shard.bin"}) {
 		must(t, err)
 		if _, err := found.ReadAt(make([]byte, 1), 0); !errors.Is(err, syscall.EAGAIN) {
 			t.Errorf("a leased file past FUSE: %v, want EAGAIN", err)
 		}
-	}
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("the answer took %v", took)
 	}
 }
 
