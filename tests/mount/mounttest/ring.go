@@ -23,6 +23,7 @@ type Ring struct {
 	cqEvents []ringEvent
 }
 
+// RingEntries is how many requests a ring has room for.
 const RingEntries = 32
 
 type ringParams struct {
@@ -55,6 +56,7 @@ type ringEvent struct {
 	_        uint32
 }
 
+// NewRing makes a ring. Its end is that of the process.
 func NewRing() (*Ring, error) {
 	r := &Ring{}
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, RingEntries, uintptr(unsafe.Pointer(&r.params)), 0)
