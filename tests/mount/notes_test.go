@@ -23,7 +23,7 @@ import (
 // is false, and stderr may lack what is in notes.
 func noted(t *testing.T, source, point string, flags ...string) (stderr string, notes []string, whole bool) {
 	t.Helper()
-	for range 5 {
+	for range 3 {
 		stderr = commanded(t, source, point, flags...)
 		notes = notesOf(t, point)
 		var lines []string
