@@ -20,7 +20,9 @@ const nobody = blackbox.Nobody
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
-	mounttest.ServeChild(map[string]func(args []string) error{"pipes": func([]string) error { return takePipes() }})
+	if code, is := mounttest.RunChild(map[string]func(args []string) error{"pipes": func([]string) error { return takePipes() }}); is {
+		os.Exit(code)
+	}
 	os.Exit(blackbox.Main("files", &suite, m.Run))
 }
 

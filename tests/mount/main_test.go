@@ -24,11 +24,14 @@ const nobody = blackbox.Nobody
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
-	mounttest.ServeChild(map[string]func(args []string) error{
+	code, is := mounttest.RunChild(map[string]func(args []string) error{
 		"jam":       func(args []string) error { return serveJammed(args[0]) },        // MOUNTPOINT
 		"bypass":    func(args []string) error { return bypass(args[0], args[1]) },    // MOUNT NAME
 		"signalled": func(args []string) error { return signalled(args[0], args[1]) }, // HOW FILE
 	})
+	if is {
+		os.Exit(code)
+	}
 	os.Exit(blackbox.Main("mount", &suite, m.Run))
 }
 

@@ -20,12 +20,12 @@ import (
 // ChildVerb in the environment makes this program do one thing and end: what must happen as another user, or may die.
 const ChildVerb = "HBMFS_TEST_CHILD"
 
-// ServeChild does what a test asked of its child, says "ok" or what is wrong, and ends; where this is no child, it returns. verbs are those
-// of a package beside the ones that all have.
-func ServeChild(verbs map[string]func(args []string) error) {
+// RunChild does what a test asked of its child, says "ok" or what is wrong, and gives the exit code; is says whether this is a child. verbs are
+// those of a package beside the ones that all have.
+func RunChild(verbs map[string]func(args []string) error) (code int, is bool) {
 	verb := os.Getenv(ChildVerb)
 	if verb == "" {
-		return
+		return 0, false
 	}
 	all := map[string]func(args []string) error{
 		"compare": func(args []string) error { return CompareTrees(args[0], args[1]) },     // SOURCE MOUNT
@@ -41,10 +41,10 @@ func ServeChild(verbs map[string]func(args []string) error) {
 	}
 	if err != nil {
 		fmt.Println(err)
-		os.Exit(1)
+		return 1, true
 	}
 	fmt.Println("ok")
-	os.Exit(0)
+	return 0, true
 }
 
 // readWhole reads a file and says by its name with which errno that failed.
