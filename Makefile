@@ -69,7 +69,7 @@ demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source t
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/python ./tests/mount ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
+LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/mount ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
 
 # The Python environment is downloaded while programs are built. make -n would carry out a line that has MAKE in it.
 BUILT = $(MAKE) --no-print-directory test-programs
