@@ -25,7 +25,7 @@ const mostAgain = 12
 
 // grave has the words of failures that never run again, and what they are called.
 //
-// A test that finds other bytes than it wants says so in one of these words, or in the branch of an if or a case that compares bytes: see comparesBytes.
+// A test that finds other bytes than it wants says so in one of these words, or in a branch whose condition compares bytes: see comparesBytes.
 //
 //nolint:gochecknoglobals // a table
 var grave = []struct {
@@ -41,13 +41,9 @@ var grave = []struct {
 
 // graveOfPython has the words of failed assertions of Python that compare bytes, arrays or tensors. pytest shows the statement after > and the values
 // after E.
-//
-//nolint:gochecknoglobals // a constant
 var graveOfPython = regexp.MustCompile(`(?m)^[>E] .*(\bequal\(|built-in method equal|array_equal|assert_close|method all of|\.all\(\)|tobytes|read_bytes|\bb['"])`)
 
 // location is where a test reported a failure: `    file_test.go:12: text`.
-//
-//nolint:gochecknoglobals // a constant
 var location = regexp.MustCompile(`^\s+([\w.-]+\.go):(\d+): `)
 
 // gravity says why a failure with this output counts at once, or nothing. Dir has the package's files.
@@ -100,16 +96,19 @@ func comparesBytes(path, line string) bool {
 	return found
 }
 
-// usesBytes tells whether an expression has bytes.Equal or bytes.Compare in it.
+// usesBytes tells whether an expression compares bytes, or their sums.
 func usesBytes(of ast.Node) (uses bool) {
-	if of == nil || of == ast.Stmt(nil) {
+	if of == nil {
 		return false
 	}
 	ast.Inspect(of, func(n ast.Node) bool {
-		if s, ok := n.(*ast.SelectorExpr); ok {
-			if pkg, ok := s.X.(*ast.Ident); ok && pkg.Name == "bytes" && slices.Contains([]string{"Equal", "Compare"}, s.Sel.Name) {
-				uses = true
-			}
+		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			name := fmt.Sprintf("%v.%s", n.X, n.Sel.Name)
+			uses = uses || slices.Contains([]string{"bytes.Equal", "bytes.Compare", "sha256.Sum256", "crc32.Checksum"}, name)
+		case *ast.CallExpr:
+			name, ok := n.Fun.(*ast.Ident)
+			uses = uses || ok && slices.Contains([]string{"sum", "hexSum"}, name.Name)
 		}
 		return !uses
 	})
@@ -123,7 +122,6 @@ type pytestRun struct {
 	errors   bool     // fixtures failed, or files could not be read
 }
 
-//nolint:gochecknoglobals // constants
 var (
 	pytestFailures = regexp.MustCompile(`(?s)=+ FAILURES =+\n(.*?)\n\s*=+ (warnings summary|slowest |short test summary)`)
 	pytestFailed   = regexp.MustCompile(`(?m)^\s*FAILED (\S+\.py::.*?)( - .*)?$`)

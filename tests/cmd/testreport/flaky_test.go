@@ -29,6 +29,9 @@ func TestX(t *testing.T) {
 	case later:
 		t.Error("no")
 	}
+	if sha256.Sum256(got) != want {
+		t.Error("no")
+	}
 }
 `
 	if err := os.WriteFile(filepath.Join(dir, "x_test.go"), []byte(source), 0o600); err != nil {
@@ -43,6 +46,7 @@ func TestX(t *testing.T) {
 		{"    x_test.go:8: got 1\n", ""},
 		{"    x_test.go:12: no\n", "other bytes"},
 		{"    x_test.go:14: no\n", ""},
+		{"    x_test.go:17: no\n", "other bytes"},
 		{"    y_test.go:5: it took 5.2s, want 5s\n", ""},
 		{"    x_test.go:8: reader 3: 7 bytes at 12: <nil>, or they are wrong\n", "other bytes"},
 		{"    x_test.go:8: 300 bytes at 7 differ\n", "other bytes"},
