@@ -243,10 +243,10 @@ soak-volume: build ## Have the disk of a checkpoint volume fail at every system 
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/volume
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/volume
 
-soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (25 minutes; SEED=N repeats)
+soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (20 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx
 	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/kv
-	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=300 \
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 \
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds' ./tests/volume ./tests/csi
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
