@@ -92,7 +92,7 @@ func TestSupervise(t *testing.T) {
 	patient := patience{stacks: time.Minute, quit: time.Minute, interrupt: time.Minute, output: time.Minute}
 	hasty := patience{stacks: time.Millisecond, quit: time.Millisecond, interrupt: time.Millisecond, output: time.Millisecond}
 	quick := patient
-	quick.output = time.Millisecond
+	quick.output = 3 * time.Second // in which the output that was written before the end is read
 	for _, c := range []struct {
 		name, child string
 		limit       time.Duration
