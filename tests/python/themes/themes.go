@@ -12,14 +12,15 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// patience bounds one run of pytest or pip. Nothing that works comes near it.
-const patience = 24 * time.Minute
+// last is the time, before the end of a package's time, in which Python that hangs says where.
+const last = 30 * time.Second
 
 // All has the files of every theme, which is also the name of its package.
 func All() map[string][]string {
@@ -66,7 +67,8 @@ func Run(t *testing.T, theme string) {
 	Pytest(t, Python(t), append(args, ".")...)
 }
 
-// Pytest runs pytest in tests/python over what args name, beside a mount of the golden datasets.
+// Pytest runs pytest in tests/python over what args name, beside a mount of the golden datasets. The lines of HBMFS_PYTEST_ONLY name tests to
+// run instead.
 func Pytest(t *testing.T, python string, args ...string) {
 	t.Helper()
 	if os.Getenv("HBMFS_BINARY") == "" {
@@ -90,6 +92,9 @@ func Pytest(t *testing.T, python string, args ...string) {
 			t.Error(err)
 		}
 	})
+	if only := os.Getenv("HBMFS_PYTEST_ONLY"); only != "" {
+		args = strings.Split(only, "\n")
+	}
 	args = append(append([]string{"-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=8"}, args...), strings.Fields(os.Getenv("PYTEST_ARGS"))...)
 	out := Output(t, append(Environment(t, library),
 		"HBMFS_TEST_SOURCE="+source,
@@ -146,14 +151,19 @@ func Environment(t *testing.T, library string) []string {
 		"PYTHONPATH="+filepath.Join(root(t), "python"))
 }
 
-// Output runs a program in tests/python to its end and gives what it printed.
+// Output runs a program in tests/python to its end and gives what it printed. Python that hangs prints the stacks of its threads at SIGABRT.
 func Output(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := t.Context()
+	if end, ok := t.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, end.Add(-last))
+		defer cancel()
+	}
 	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGABRT) }
 	cmd.Dir = filepath.Join(root(t), "tests", "python")
-	cmd.Env = env
+	cmd.Env = append(env, "PYTHONFAULTHANDLER=1")
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()
 	if len(out) > 0 {
