@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 func must(t testing.TB, err error) {
@@ -62,7 +63,7 @@ func each(t *testing.T, d kvtest.Options, o Options, test func(b *bed)) {
 // open fails the test when the Store does not give everything back.
 func open(t *testing.T, on string, d kvtest.Options, o Options) *bed {
 	t.Helper()
-	leaks := goleak.IgnoreCurrent()
+	before := goleak.IgnoreCurrent()
 	d.Dir = t.TempDir()
 	daemon, err := kvtest.Start(d)
 	must(t, err)
@@ -82,7 +83,7 @@ func open(t *testing.T, on string, d kvtest.Options, o Options) *bed {
 		if err := errors.Join(s.Close(), daemon.Close()); err != nil {
 			t.Errorf("close: %v", err)
 		}
-		if err := goleak.Find(leaks); err != nil {
+		if err := leaks.Goroutines(before); err != nil {
 			t.Error(err)
 		}
 		if on == "host" {

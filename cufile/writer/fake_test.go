@@ -10,6 +10,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 var fakes = fakegpu.Set{
@@ -51,19 +52,19 @@ func ask(t testing.TB, library, name string) uint64 {
 // newWriter fails the test when the Writer does not give everything back.
 func newWriter(t testing.TB, o Options) *Writer {
 	t.Helper()
-	leaks := goleak.IgnoreCurrent()
-	files := descriptors(t)
+	before := goleak.IgnoreCurrent()
+	left := leaks.Files(t)
 	w, err := New(o)
 	must(t, err)
 	t.Cleanup(func() {
 		if err := w.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
-		if err := goleak.Find(leaks); err != nil {
+		if err := leaks.Goroutines(before); err != nil {
 			t.Error(err)
 		}
-		if n := descriptors(t); n != files {
-			t.Errorf("%d descriptors are open, want %d", n, files)
+		if err := left(); err != nil {
+			t.Error(err)
 		}
 		if o.Device == HostDevice {
 			return
@@ -75,13 +76,6 @@ func newWriter(t testing.TB, o Options) *Writer {
 		}
 	})
 	return w
-}
-
-func descriptors(t testing.TB) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
-	return len(list)
 }
 
 // hbm is memory of the fake GPU with bytes in it.

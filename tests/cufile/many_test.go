@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 // counters reads counters of a mount by the beginnings of their lines.
@@ -80,7 +81,7 @@ func TestManySmallFilesCostNoRoundTripEach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := descriptors(t)
+	before, left := descriptors(t), leaks.Files(t)
 	asked := []string{"hbmfs_lookups_total", `hbmfs_opens_total{path="passthrough"}`, `hbmfs_opens_total{path="daemon"}`, "hbmfs_control_tickets_total", "hbmfs_control_connections"}
 	start := counters(t, m, asked...)
 	var files []*cufile.File
@@ -118,8 +119,8 @@ func TestManySmallFilesCostNoRoundTripEach(t *testing.T) {
 	if n := leases(t, m, 0); n != 0 {
 		t.Errorf("%d leases after all was closed", n)
 	}
-	if after := descriptors(t); after > before {
-		t.Errorf("%d descriptors are open, %d before", after, before)
+	if err := left(); err != nil {
+		t.Error(err)
 	}
 }
 
