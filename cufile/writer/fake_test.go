@@ -1,15 +1,19 @@
 package writer
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
@@ -76,6 +80,15 @@ func newWriter(t testing.TB, o Options) *Writer {
 		}
 	})
 	return w
+}
+
+// untilWaiting waits until a goroutine is in a function of this package.
+func untilWaiting(t testing.TB, function string) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	if !blackbox.Within(time.Minute, func() bool { return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte(function+"(")) }) {
+		t.Fatalf("nothing waits in %s", function)
+	}
 }
 
 // hbm is memory of the fake GPU with bytes in it.

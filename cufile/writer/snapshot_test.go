@@ -108,7 +108,7 @@ func TestSnapshotsWaitForRoom(t *testing.T) {
 			}
 			second <- err
 		}()
-		time.Sleep(5 * time.Millisecond)
+		untilWaiting(t, "writer.(*arena).take")
 		must(t, first.Release())
 		must(t, <-second)
 		third := make(chan error, 1)
@@ -116,7 +116,7 @@ func TestSnapshotsWaitForRoom(t *testing.T) {
 			_, err := w.Snapshot(context.Background(), []Memory{half}, nil)
 			third <- err
 		}()
-		time.Sleep(5 * time.Millisecond)
+		untilWaiting(t, "writer.(*arena).take")
 		must(t, w.Close())
 		if err := <-third; !errors.Is(err, ErrClosed) {
 			t.Errorf("%v, want that the writer is closed", err)
