@@ -329,7 +329,7 @@ func TestManyAtOnce(t *testing.T) {
 			})
 		}
 		blackbox.Within(time.Minute, func() bool { return t.Failed() || rounds.Load() >= 4 })
-		must(t, w.Close())
+		must(t, closed(w))
 		all.Wait()
 	})
 }
@@ -358,7 +358,7 @@ func TestCloseWhileTheGPUHangs(t *testing.T) {
 	_, err = s.Result()
 	must(t, err)
 	must(t, s.Release())
-	must(t, w.Close())
+	must(t, closed(w))
 }
 
 // TestMemoryThatIsNotThere is an error, and not the end of the process.

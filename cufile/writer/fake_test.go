@@ -3,6 +3,7 @@ package writer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -61,7 +62,7 @@ func newWriter(t testing.TB, o Options) *Writer {
 	w, err := New(o)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
+		if err := closed(w); err != nil {
 			t.Errorf("close: %v", err)
 		}
 		if err := leaks.Goroutines(before); err != nil {
@@ -80,6 +81,12 @@ func newWriter(t testing.TB, o Options) *Writer {
 		}
 	})
 	return w
+}
+
+// closed closes a Writer. On a busy machine a step may take longer than Close waits.
+func closed(w *Writer) (err error) {
+	blackbox.Within(time.Minute, func() bool { err = w.Close(); return !errors.Is(err, ErrUnderWay) })
+	return err
 }
 
 // untilWaiting waits until a goroutine is in a function of this package.
