@@ -23,7 +23,7 @@ import (
 )
 
 // unmountTimeout bounds a polite unmount; after it the mount is detached.
-const unmountTimeout = 10 * time.Second
+const unmountTimeout = time.Minute
 
 // Binary is a built hbmfs.
 type Binary struct{ path string }
