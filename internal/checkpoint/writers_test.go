@@ -131,7 +131,7 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	})
 	all.Wait()
-	if t.Log(times); ctx.Err() != context.Canceled { //nolint:errorlint // of this context
+	if t.Log(times); !errors.Is(ctx.Err(), context.Canceled) {
 		t.Errorf("too little happened: %v", times)
 	}
 	_, err := Clean(t.Context(), dir)

@@ -66,7 +66,7 @@ func newStore(t testing.TB) *store {
 	s.Server = httptest.NewUnstartedServer(s)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0) // of connections that it cuts
 	s.Config.ConnState = func(_ net.Conn, now http.ConnState) {
-		switch now { //nolint:exhaustive // the others lie between
+		switch now {
 		case http.StateNew:
 			s.connections.Add(1)
 		case http.StateClosed, http.StateHijacked:
