@@ -29,7 +29,7 @@ type store struct {
 	*httptest.Server
 	t testing.TB
 
-	connections atomic.Int64
+	connections atomic.Int64 // that are open
 
 	mu      sync.Mutex // guards what follows
 	objects map[string]*object
