@@ -111,9 +111,9 @@ func TestManySmallFilesCostNoRoundTripEach(t *testing.T) {
 		readSpan(t, files[i], datas[i], 1, files[i].Size()-1)
 	}
 	for _, f := range files {
-		errs = append(errs, f.Close())
+		errs = append(errs, closed(f))
 	}
-	if err := errors.Join(append(errs, r.Close())...); err != nil {
+	if err := errors.Join(append(errs, closed(r))...); err != nil {
 		t.Error(err)
 	}
 	if n := leases(t, m, 0); n != 0 {
@@ -156,9 +156,9 @@ func TestManySmallFilesAfterReadsThatWereGivenUp(t *testing.T) {
 		t.Errorf("%d files were asked for one by one", n)
 	}
 	for _, f := range files {
-		errs = append(errs, f.Close())
+		errs = append(errs, closed(f))
 	}
-	if err := errors.Join(append(errs, r.Close())...); err != nil {
+	if err := errors.Join(append(errs, closed(r))...); err != nil {
 		t.Error(err)
 	}
 }
@@ -203,10 +203,10 @@ func TestOpenManyOfAllKinds(t *testing.T) {
 	}
 	for _, f := range files {
 		if f != nil {
-			errs[0] = errors.Join(errs[0], f.Close())
+			errs[0] = errors.Join(errs[0], closed(f))
 		}
 	}
-	if err := errors.Join(errs[0], r.Close()); err != nil {
+	if err := errors.Join(errs[0], closed(r)); err != nil {
 		t.Error(err)
 	}
 }
@@ -287,7 +287,7 @@ func TestAutoKnowsWhoSharesTheHost(t *testing.T) {
 		v.Release()
 	}
 	for i := range files {
-		if err := errors.Join(files[i].Close(), readers[i].Close()); err != nil {
+		if err := closed(files[i], readers[i]); err != nil {
 			t.Error(err)
 		}
 	}
