@@ -18,16 +18,14 @@ import (
 
 const patience = 30 * time.Second
 
-// Main runs the tests of a package, and exits. Goroutines that outlive all tests are an error.
+// Main is all of a TestMain, or its end. It panics where goroutines outlive all tests.
 func Main(m *testing.M) {
-	code := m.Run()
-	if code == 0 {
-		if err := Goroutines(); err != nil {
-			fmt.Fprintln(os.Stderr, "goleak: goroutines outlive the tests:", err)
-			code = 1
-		}
+	if m.Run() != 0 {
+		return // the caller of TestMain exits with it
 	}
-	os.Exit(code)
+	if err := Goroutines(); err != nil {
+		panic(err)
+	}
 }
 
 // Goroutines returns an error with the stacks of goroutines that are left, or nil.
