@@ -385,7 +385,7 @@ func TestMemoryThatIsNotThereIsNoFaultOfTheDisk(t *testing.T) {
 
 // What a request could not give up, since no daemon answered, the next connection gives up.
 func TestWhatIsNotNeededIsGivenUpLater(t *testing.T) {
-	b := open(t, "host", small, Options{redial: 50 * time.Millisecond})
+	b := open(t, "host", small, Options{redial: 2 * time.Second}) // in which the daemon answers on a busy machine, too
 	blocks, _, _ := b.blocks(false, 1, 5000)
 	b.put(blocks)
 	b.daemon.Before(func(t control.FrameType) bool { return t != control.TypeKVRelease }) // which is never answered

@@ -72,7 +72,7 @@ func must(t testing.TB, err error) {
 // fast are options of tests.
 func fast() Options {
 	return Options{
-		Rate: Unlimited, PartSize: 8 * mib, Connections: 4, Poll: 10 * time.Millisecond, Patience: 20 * time.Second,
+		Rate: Unlimited, PartSize: 8 * mib, Connections: 4, Poll: 10 * time.Millisecond, Patience: 2 * time.Minute,
 		retryFirst: time.Millisecond, retryMost: 20 * time.Millisecond, stall: 15 * time.Second, failedFirst: 20 * time.Millisecond, failedMost: 50 * time.Millisecond,
 		waitFirst: 5 * time.Millisecond, waitMost: 20 * time.Millisecond,
 	}
@@ -440,7 +440,7 @@ func TestPartsOfTwoAttempts(t *testing.T) {
 		t.Fatalf("the second node has %v", got)
 	}
 	var both sync.WaitGroup
-	opt.Patience = 20 * time.Second
+	opt.Patience = fast().Patience
 	for _, dir := range dirs {
 		both.Go(func() {
 			if got := once(t, dir, s.url("run"), opt); got["step-1"] != Remote {

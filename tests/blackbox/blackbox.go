@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmountTimeout bounds a polite unmount, which ends sooner by itself; after it the mount is detached.
+// unmountTimeout bounds a polite unmount. After it the mount is detached.
 const unmountTimeout = time.Minute
 
 // Binary is a built hbmfs.
