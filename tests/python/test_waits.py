@@ -1,24 +1,14 @@
 """Waiting, cancelling and Ctrl-C, on a GPU whose streams can be stopped."""
 
 import gc
-import signal
 import threading
-import time
 
 import hbmfs
 import numpy as np
 import pytest
 from hbmfs._native import TIMEOUT
 from hbmfs._handle import opened
-
-PATIENCE = 60  # seconds; nothing that works waits for its end
-
-
-def until(true):
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+from waiting import PATIENCE, interrupt_when, until
 
 
 @pytest.fixture
@@ -116,19 +106,6 @@ def test_closing_says_what_hangs(tokens, monkeypatch):
         library.hangs = False
         for thing in (file, reader, ds, ds, reader, file):
             thing.close()
-
-
-def interrupt_when(ready):
-    """Sends Ctrl-C to this thread as soon as it is ready for it."""
-    main = threading.main_thread().ident
-
-    def send():
-        until(ready)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
 
 
 def test_interrupted_wait(stopped):
