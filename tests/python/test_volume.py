@@ -209,7 +209,7 @@ def test_the_daemon_is_upgraded_at_each_step(volume):
 def saves(rank, size, path, over):
     step = 0
     with Checkpoints(path, 3) as ck:
-        while ck._calls.gather(lambda: step < 4 or not over.exists())[0]:
+        while ck._calls.gather(lambda step=step: step < 4 or not over.exists())[0]:
             step += 1
             ck.save(step, split(step, size)).wait(120)
         assert together(ck, size) == step
