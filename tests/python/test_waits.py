@@ -147,3 +147,22 @@ def test_interrupted_open():
     assert library.dropped == []
     library.go_on.set()
     until(lambda: library.dropped == [("reader_close", 42)])
+
+
+@pytest.mark.parametrize("where", ["start", "join"])
+def test_interrupted_open_around_its_wait(monkeypatch, where):
+    """Ctrl-C while the thread starts, or when it has just ended, closes what it opened, too."""
+    library, method = SlowLibrary(), getattr(threading.Thread, where)
+
+    def interrupted(thread):
+        method(thread)
+        if thread.name == "hbmfs-open":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, where, interrupted)
+    if where == "join":
+        library.go_on.set()
+    with pytest.raises(KeyboardInterrupt):
+        opened(library, "reader_open", "reader_close")
+    library.go_on.set()
+    until(lambda: library.dropped == [("reader_close", 42)])
