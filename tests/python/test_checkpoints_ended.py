@@ -147,14 +147,15 @@ class Clock:
     so that the process ends when that is done, or not at all."""
 
     def __init__(self):
-        self.now, self.dropping = 0.0, False
+        self.now, self.dropping, close = 0.0, False, hbmfs.Writer.close
+        hbmfs.Writer.close = lambda writer: (setattr(self, "dropping", True), close(writer))[1]
 
     def monotonic(self):
         return self.now
 
     def sleep(self, seconds):
-        self.dropping = self.dropping or any(thread.name == "hbmfs-drop" for thread in threading.enumerate())
-        self.now += 0 if self.dropping else 0.5
+        dropping = self.dropping or any(thread.name == "hbmfs-drop" for thread in threading.enumerate())
+        self.now += 0 if dropping else 0.5
         time.sleep(seconds)
 
     perf_counter = staticmethod(time.perf_counter)
