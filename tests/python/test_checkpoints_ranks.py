@@ -142,7 +142,7 @@ def test_ranks_that_are_ended(folder, tmp_path, nodes, number):
         found = {int(file.read_text().split()[0]) for file in ready.iterdir()}
         assert len(found) == 1 and found.pop() >= before, found
         before = int((ready / "0").read_text().split()[0])
-        until(lambda round=round: round or _publishing.complete(directory(folder, 0, nodes, 4)))
+        until(lambda round=round: round or all(_publishing.complete(directory(folder, rank, nodes, 4)) for rank in (0, 3)))
         time.sleep(chance.uniform(0, 0.8))
         for process in [job.processes[chance.randrange(4)]] if round == 2 else job.processes:
             os.kill(process.pid, number)
