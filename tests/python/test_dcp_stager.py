@@ -154,6 +154,20 @@ def test_a_save_that_fails_gives_its_room_back(tmp_path, stager):
     assert sorted(os.listdir(tmp_path)) == ["exists", "good"]
 
 
+def test_a_save_that_fails_while_its_copies_are_waited_for(stager, monkeypatch):
+    """Its thread gives the room back, and with it what the caller waits for."""
+    staged = stager.stage({"x": torch.ones(1000)})
+
+    def late(snapshot, slice_ns):
+        monkeypatch.undo()
+        staged.staging.release()
+        raise hbmfs.ClosedError("handle 1 is closed")
+
+    monkeypatch.setattr("hbmfs.writer.Snapshot._look", late)
+    stager.wait_staged()
+    assert staged.staging.ended()
+
+
 class Unpicklable(Damaged):
     def __deepcopy__(self, memo):
         return self
