@@ -61,9 +61,12 @@ lib: go ## Build bin/libhbmfs.so and its header, the reader for C and Python (ne
 	ln -sf libhbmfs.so $(BIN)/libhbmfs.so.$(ABI)
 	cp cmd/libhbmfs/libhbmfs.h $(BIN)/libhbmfs.h
 
-demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source tree, mount it, verify every byte, show the rates, save checkpoints (1-2 minutes)
-	@tools/need.sh fuse
-	$(GO) run ./tests/demo --hbmfs bin/hbmfs
+MADE = $(MAKE) --no-print-directory build lib
+
+demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the rates, save checkpoints (1-2 minutes, once it is built)
+	@tools/need.sh fuse cc python
+	@$(MADE)
+	@python=$$(tests/demo/python.sh $(CACHE)/demo $(VENV)) && HBMFS_PYTHON=$$python $(GO) run ./tests/demo --hbmfs $(BIN)/hbmfs
 
 # Packages are tested two more at once than there are CPUs, since many tests wait, and the longest come first. Each further way of
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
