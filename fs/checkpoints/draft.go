@@ -38,14 +38,17 @@ type draft struct {
 	told    atomic.Int64 // when the kernel was last told of its name, ns
 
 	// The volume's mu guards the fields below.
-	dir   *place          // its directory, also once that has its name; nil when nobody knows it any more
-	name  string          // that it will be published under
-	was   string          // while it is renamed
-	shown string          // in the root
-	lock  string          // among the kept files
-	why   string          // it was not published
-	nodes int             // in the books
-	lost  map[uint64]loss // files that the disk has lost bytes of, by inode number
+	dir     *place // its directory, also once that has its name; nil when nobody knows it any more
+	name    string // that it will be published under
+	was     string // while it is renamed
+	shown   string // in the root
+	lock    string // among the kept files
+	why     string // it was not published
+	nodes   int    // in the books
+	word    word
+	writers map[writer]bool   // processes that wrote to it, and live; the empty one may write for ever
+	threads map[uint32]writer // of those
+	lost    map[uint64]loss   // files that the disk has lost bytes of, by inode number
 
 	run sync.Mutex // guards the field below
 	job *publishing
@@ -100,6 +103,12 @@ func (d *draft) enter(from, to stage) error {
 	default:
 		return unix.ESTALE
 	}
+}
+
+func (d *draft) isPublished() bool {
+	d.gate.RLock()
+	defer d.gate.RUnlock()
+	return d.state == published
 }
 
 // begin makes a draft that the root shows as shown.
@@ -363,11 +372,9 @@ func (d *draft) command(verb control.DraftVerb) (r control.DraftReply) {
 	default:
 		r.State, r.Errno, r.Text = control.DraftFailed, errnoOf(d.job.err), d.job.err.Error()
 	}
-	d.gate.RLock()
-	if d.state == published {
+	if d.isPublished() {
 		r.State, r.Errno, r.Text, r.Total = control.DraftPublished, 0, "", d.sealed.Load()
 	}
-	d.gate.RUnlock()
 	return r
 }
 

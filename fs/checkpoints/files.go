@@ -116,6 +116,9 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 		}
 	}
 	answer(out, fh, n.backing)
+	if n.draft == v.side && isTracker(n.name) && writes(flags) {
+		out.OpenFlags &^= fuse.FOPEN_NOFLUSH
+	}
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	iofs "io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -55,6 +56,8 @@ type keptDraft struct {
 	Lock             string          // name of its lock among the files that are kept
 	Home             container.ID    `json:",omitempty"`
 	Lost             map[uint64]loss `json:",omitempty"`
+	Word             word
+	Writers          []writer `json:",omitempty"`
 }
 
 // keep gives the holder the drafts. The caller may have mu.
@@ -255,7 +258,7 @@ func (v *Volume) unkept(err error) {
 func (d *draft) kept() keptDraft {
 	return keptDraft{
 		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock, Home: d.home,
-		Lost: d.lost,
+		Lost: d.lost, Word: d.word, Writers: slices.Collect(maps.Keys(d.writers)),
 	}
 }
 
@@ -271,7 +274,7 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
 			continue
 		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, lock: k.Lock, lost: k.Lost}
+		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, lock: k.Lock, lost: k.Lost, word: k.Word}
 		d.changed.Store(time.Now().UnixNano())
 		d.told.Store(time.Now().UnixNano()) // perhaps, by the daemon before
 		if err = d.attach(); err == nil {
@@ -284,6 +287,13 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Error("a draft is not wholly found again", "draft", d.shown, "error", err)
 		}
 		d.await()
+		d.writers = map[writer]bool{}
+		for _, w := range k.Writers {
+			d.writers[w] = true
+		}
+		for _, w := range k.Writers {
+			d.follow(w)
+		}
 		return
 	}
 	v.opt.Life.Drop(k.Lock)

@@ -207,6 +207,9 @@ func (v *Volume) End() {
 		v.opt.Log.Error("a draft stays until the next mount", "error", err)
 	}
 	for _, d := range all {
+		if d.publishSaid(context.Background()); d.isPublished() { // nobody writes to it any more
+			continue
+		}
 		v.opt.Log.Warn("a draft ends with the mount, unpublished", "draft", d.shown)
 		if err := d.book.Drop(); err != nil {
 			v.opt.Log.Error("a draft stays until the next mount", "draft", d.shown, "error", err)
