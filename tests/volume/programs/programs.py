@@ -43,6 +43,8 @@ def dcp(mount):
 
     for name, options in (("dcp", {}), ("dcp-threads", {"thread_count": 4, "single_file_per_rank": False})):
         dcp.save(tensors(), storage_writer=dcp.FileSystemWriter(mount / name, **options))
+        (mount / name / "config.json").write_text("{}")  # as programs around it do
+        publish(mount / name)
         state = {name: torch.empty_like(value) for name, value in tensors().items()}
         dcp.load(state, storage_reader=dcp.FileSystemReader(mount / name))
         same(tensors(), state)
@@ -55,6 +57,7 @@ def dcp(mount):
         raise AssertionError("a published checkpoint was overwritten")
     future = dcp.async_save(tensors(2), storage_writer=dcp.FileSystemWriter(mount / "dcp-async"))
     future.result()
+    publish(mount / "dcp-async")
     state = {name: torch.empty_like(value) for name, value in tensors().items()}
     dcp.load(state, storage_reader=dcp.FileSystemReader(mount / "dcp-async"))
     same(tensors(2), state)
@@ -193,6 +196,7 @@ def past(mount):
     save_file(big, mount / "past.tmp" / "model.safetensors")
     os.rename(mount / "past.tmp", mount / "past")
     dcp.save(big, storage_writer=dcp.FileSystemWriter(mount / "past-dcp"))
+    publish(mount / "past-dcp")
     before = reads(mount)
     same(big, {name: value.cpu() for name, value in hbmfs.load_safetensors(mount / "past" / "model.safetensors", device="cpu").items()})
     state = {"weight": torch.empty(4 << 20)}
