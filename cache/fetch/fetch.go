@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"sync/atomic"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -41,6 +42,7 @@ type Options struct {
 	Stall       time.Duration // how long an attempt may bring nothing, or too little for that, 0 means 15 s, or a quarter of Patience where that is less
 	Wait        time.Duration // how long an origin that never answered may be one that cannot, such as a name that nobody has
 	Retrying    func(error)   // is told now and then why attempts are made again, nil for nobody
+	Dark        func(error)   // is told that a range was given up while no range brought a byte for twice Patience, or ever; nil for nobody
 	Listing     int64         // bytes of memory that a listing may take, 0 means 1 GiB
 	NoHedging   bool          // never send a second request for a slow first one
 	Share       int64         // bytes: no request crosses a multiple of it; 0 means that any may
@@ -56,6 +58,7 @@ type Client struct {
 	notice notice
 	first  FirstByte
 	stats  counters
+	last   atomic.Int64 // when a byte came, ns since 1970; 0 for never
 }
 
 // New makes a client of an origin.
@@ -103,7 +106,11 @@ func (c *Client) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 			if errors.Is(err, ErrUnreachable) {
 				c.stats.failed.Add(1)
 			}
-			return fmt.Errorf("fetch %q at %d: %w", o.Name, off, err)
+			err = fmt.Errorf("fetch %q at %d: %w", o.Name, off, err)
+			if c.opt.Dark != nil && errors.Is(err, ErrUnreachable) && time.Since(time.Unix(0, c.last.Load())) >= 2*c.opt.Patience {
+				c.opt.Dark(err)
+			}
+			return err
 		}
 		c.stats.retried(err)
 	}
@@ -147,6 +154,7 @@ func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byt
 		m, err := r.next(p, got+int64(len(p)) == a.n)
 		if m > 0 {
 			c.stats.bytes.Add(int64(m))
+			c.last.Store(time.Now().UnixNano())
 			if err := sink(p[:m]); err != nil {
 				return got, sinkError{err}
 			}
