@@ -332,6 +332,8 @@ func (w *walk) page(ctx context.Context, prefix string) (objects []*layout.Objec
 			alive()
 			last = max(last, info.Key) // pages come whole, and in the order of keys
 			switch {
+			case info.Key == prefix && info.Size > 0: // the listing says that no file can have its name
+				objects = append(objects, o.object(info))
 			case info.Key == prefix: // the marker that some tools make of a directory
 			case path.Base(info.Key) == runState && strings.HasSuffix(info.Key, "/"): // nobody's files
 			case strings.HasSuffix(info.Key, "/"):
