@@ -255,13 +255,13 @@ func (sp *Space) discard() {
 func (sp *Space) openTiers() (err error) {
 	s := sp.store
 	if s.memory != nil {
-		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed(), cuts: s.table.cuts(sp.meta.ID)}
+		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed(), charged: map[charge]uint32{}, cuts: s.table.cuts(sp.meta.ID)}
 		sp.tiers = append(sp.tiers, t)
 		if err := t.openMemory(); err != nil {
 			return err
 		}
 	}
-	t := &tier{kind: control.KVDisk, space: sp, budget: s.disk, slotBytes: sp.meta.Slot, perRegion: sp.meta.Disk, seed: maphash.MakeSeed()}
+	t := &tier{kind: control.KVDisk, space: sp, budget: s.disk, slotBytes: sp.meta.Slot, perRegion: sp.meta.Disk, seed: maphash.MakeSeed(), charged: map[charge]uint32{}}
 	sp.tiers = append(sp.tiers, t)
 	if t.slab, err = openAt(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return err

@@ -38,7 +38,7 @@ type Options struct {
 // Limits of a volume.
 const (
 	mostSpaces = 512
-	mostHolds  = 1 << 18 // of all users; a user gets half, and less where others have some
+	mostHolds  = 1 << 18 // slots that all users hold; a user gets half, and less where others have some
 	ownRoom    = 64 << 10
 )
 
@@ -50,7 +50,8 @@ type Store struct {
 	memory *budget // nil: there is no memory tier
 	disk   *budget
 	held   *shares.Shares // bytes of slots that users hold
-	count  *shares.Shares // holds
+	count  *shares.Shares // slots that users hold
+	again  *shares.Shares // holds of slots that their users hold already
 	owning *shares.Shares // owners
 	table  *holdTable
 	serial atomic.Uint64 // of records
@@ -86,7 +87,7 @@ func New(opt Options) (*Store, error) {
 	}
 	total := opt.Size + opt.Memory
 	s := &Store{
-		opt: opt, disk: &budget{limit: opt.Size}, held: shares.New(total/4*3, total/2, 0), count: shares.New(mostHolds, mostHolds/2, 64), owning: ownersOf(opt.Life),
+		opt: opt, disk: &budget{limit: opt.Size}, held: shares.New(total/4*3, total/2, 0), count: shares.New(mostHolds, mostHolds/2, 64), again: shares.New(mostHolds/4, mostHolds/8, 64), owning: ownersOf(opt.Life),
 		kick: make(chan struct{}, 1), wanted: make(chan wish, 1024), grow: make(chan *tier, 64), spaces: map[string]*Space{}, owners: map[uint64]*owner{},
 		away: map[uint64]bool{},
 	}
