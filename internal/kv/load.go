@@ -16,13 +16,15 @@ func (sp *Space) load() error {
 		if err != nil {
 			return err
 		}
-		t.budget.used += regions * t.cost()
 		if err := t.load(regions); err != nil {
-			return fmt.Errorf("read the index of namespace %q: %w", sp.name, err)
+			return fmt.Errorf("read its index: %w", err)
 		}
 		if err := errors.Join(t.index.Truncate(regions*t.indexBytes()), t.slab.Truncate(regions*t.regionBytes())); err != nil {
 			return err
 		}
+	}
+	for _, t := range sp.tiers {
+		t.budget.used += t.slots() / t.perRegion * t.cost()
 	}
 	return nil
 }

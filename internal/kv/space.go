@@ -176,7 +176,13 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
 		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
 	}
-	if err := unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700); err != nil {
+	err = unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700)
+	if errors.Is(err, unix.EEXIST) { // it was left out, or has come since
+		if err = s.setAside(m.Name); err == nil {
+			err = unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700)
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("make namespace %q: %w", m.Name, err)
 	}
 	if sp.dir, err = openAt(s.dir, m.Name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
@@ -238,17 +244,11 @@ func (sp *Space) path() string { return filepath.Join(sp.store.opt.Directory, sp
 
 // discard removes a namespace that nobody uses, with its files.
 func (sp *Space) discard() {
-	for _, t := range sp.tiers {
-		t.close()
-	}
 	for _, name := range []string{metaName, indexName, slabName} {
 		_ = unix.Unlinkat(int(sp.dir.Fd()), name, 0) // what stays is found at the next mount
 	}
 	_ = unix.Unlinkat(int(sp.store.dir.Fd()), sp.name, unix.AT_REMOVEDIR)
-	if sp.rights != nil {
-		_ = sp.rights.Close() // it is gone
-	}
-	_ = sp.dir.Close() // opened for reading
+	sp.release()
 }
 
 // openTiers opens the files of a namespace, or makes them.
@@ -281,28 +281,33 @@ func (sp *Space) openTiers() (err error) {
 	return nil
 }
 
-// openSpace opens a namespace that the directory has. nil: it could not be used, and is gone.
-func (s *Store) openSpace(name string) (sp *Space, err error) {
-	sp = &Space{store: s, name: name, used: time.Now()}
+// openSpace opens a namespace that the directory has. nil: it could not be used, and is gone. With an error it is as it was.
+func (s *Store) openSpace(name string) (_ *Space, err error) {
+	if len(s.spaces) == mostSpaces {
+		return nil, fmt.Errorf("a volume has at most %d", mostSpaces)
+	}
+	sp := &Space{store: s, name: name, used: time.Now()}
+	defer func() {
+		if err != nil {
+			sp.release()
+		}
+	}()
 	if sp.dir, err = openAt(s.dir, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 		return nil, err
 	}
 	if sp.rights, err = openAt(sp.dir, metaName, unix.O_RDWR); err != nil {
-		_ = sp.dir.Close() // opened for reading
-		if !errors.Is(err, unix.ENOENT) {
-			return nil, err
+		if errors.Is(err, unix.ENOENT) && unix.Unlinkat(int(s.dir.Fd()), name, unix.AT_REMOVEDIR) == nil { // a kill leaves an empty one
+			sp.release()
+			return nil, nil //nolint:nilnil // there is none, which is no error
 		}
-		if unix.Unlinkat(int(s.dir.Fd()), name, unix.AT_REMOVEDIR) != nil { // a kill leaves an empty one
-			s.note("%s is no namespace, and is left alone", sp.path())
-		}
-		return nil, nil //nolint:nilnil // there is none, which is no error
+		return nil, fmt.Errorf("it is no namespace: %w", err)
 	}
 	text := make([]byte, 4096)
 	n, _ := sp.rights.ReadAt(text, 0) // what is cut short has no checksum
 	var ok bool
 	if sp.meta, ok = parseMeta(text[:n]); !ok {
 		if !sp.ours() {
-			return nil, errors.Join(fmt.Errorf("%s is no namespace of hbmfs's, and has a file %q: name a directory that the volume has for itself", sp.path(), metaName), sp.rights.Close(), sp.dir.Close())
+			return nil, fmt.Errorf("it is no namespace, and has a file %q", metaName)
 		}
 		s.note("namespace %q begins anew: %s is damaged, or of a newer hbmfs", name, sp.rights.Name())
 		sp.discard()
@@ -322,6 +327,18 @@ func (s *Store) openSpace(name string) (sp *Space, err error) {
 	}
 	sp.meta.Boot, sp.meta.Ended = bootID(), false
 	return sp, sp.save()
+}
+
+// release closes what is open of a namespace.
+func (sp *Space) release() {
+	for _, t := range sp.tiers {
+		t.close()
+	}
+	for _, f := range []*os.File{sp.rights, sp.dir} {
+		if f != nil {
+			_ = f.Close() // what matters was synced before
+		}
+	}
 }
 
 // trust removes a slab whose bytes cannot be relied upon: of a machine that has crashed since, or one that processes of an earlier mount still write.
