@@ -26,7 +26,7 @@ type job struct {
 	token  uint64
 	sums   bool // crc is wanted
 	crc    uint32
-	want   uint32 // what crc must be, of a get with sums
+	want   uint32 // what crc must be, of a get
 	path   Path
 	err    error // why the tier could not be read or written
 }
@@ -159,7 +159,7 @@ func (s *Store) copyHost(ctx context.Context, jobs []*job, in bool) error {
 	}
 	var pieces []*job
 	for _, j := range jobs {
-		if s.sums || j.block.size <= hostChunk {
+		if j.sums || j.block.size <= hostChunk {
 			pieces = append(pieces, j)
 			continue
 		}

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 // load reads the indexes of a namespace.
@@ -100,7 +102,7 @@ func (t *tier) readRegion(r int64, buffer []byte) (l loaded) {
 				continue
 			}
 			rec, ok := parseRecord(part, t.space.meta.ID, uint32(first+i), t.space.meta.Block)
-			if !ok {
+			if !ok || t.kind == control.KVDisk && !rec.hasCRC {
 				l.bad = append(l.bad, uint32(i))
 				continue
 			}

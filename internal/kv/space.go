@@ -58,6 +58,24 @@ type meta struct {
 	Memory  int64  `json:"memory_region"` // slots
 	Boot    string `json:"boot"`          // of the machine, when it was mounted last
 	Ended   bool   `json:"ended"`         // and it was unmounted in order
+	Lost    bool   `json:"lost"`          // and the disk could not write all of it
+	Slab    fileID `json:"slab"`          // which file that is, so that a copy is known as one
+	Index   fileID `json:"index"`
+}
+
+// fileID tells a file from all others of this boot of the machine.
+type fileID struct {
+	Device uint64 `json:"device"`
+	Inode  uint64 `json:"inode"`
+}
+
+// identify asks which file is open.
+func identify(f *os.File) (fileID, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fileID{}, fmt.Errorf("look at %s: %w", f.Name(), err)
+	}
+	return fileID{st.Dev, st.Ino}, nil
 }
 
 const metaVersion = 1
@@ -92,6 +110,18 @@ func parseMeta(b []byte) (m meta, ok bool) {
 func bootID() string {
 	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // it is always there
 	return strings.TrimSpace(string(b))
+}
+
+// begin says in the meta that the namespace is mounted.
+func (sp *Space) begin() (err error) {
+	sp.meta.Boot, sp.meta.Ended, sp.meta.Lost = bootID(), false, false
+	if sp.meta.Slab, err = identify(sp.disk().slab); err != nil {
+		return err
+	}
+	if sp.meta.Index, err = identify(sp.disk().index); err != nil {
+		return err
+	}
+	return sp.save()
 }
 
 // save writes the meta, for the next mount.
@@ -172,7 +202,7 @@ func memoryRegionOf(limit, slot int64) int64 {
 func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err error) {
 	slot := (m.BlockBytes + 4095) &^ 4095
 	sp = &Space{store: s, name: m.Name, used: time.Now()}
-	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot), Boot: bootID()}
+	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot)}
 	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
 		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
 	}
@@ -212,7 +242,7 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 	if err = errors.Join(sp.disk().slab.Truncate(0), sp.disk().index.Truncate(0)); err != nil {
 		return sp, err
 	}
-	return sp, sp.save()
+	return sp, sp.begin()
 }
 
 // groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as a pod's fsGroup
@@ -325,8 +355,7 @@ func (s *Store) openSpace(name string) (_ *Space, err error) {
 	if err := sp.measure(); err != nil {
 		return nil, err
 	}
-	sp.meta.Boot, sp.meta.Ended = bootID(), false
-	return sp, sp.save()
+	return sp, sp.begin()
 }
 
 // release closes what is open of a namespace.
@@ -341,15 +370,22 @@ func (sp *Space) release() {
 	}
 }
 
-// trust removes a slab whose bytes cannot be relied upon: of a machine that has crashed since, or one that processes of an earlier mount still write.
+// trust removes a slab that is not worth keeping, or that processes of an earlier mount still write. It decides what is kept, and not what is a hit: blocks
+// of the disk are compared with their checksums whenever they are read.
 func (sp *Space) trust() error {
 	if sp.store.opt.Life.Adopts() {
 		return nil
 	}
 	why := ""
-	if !sp.meta.Ended && sp.meta.Boot != bootID() {
+	switch {
+	case sp.meta.Lost:
+		why = lostText
+	case !sp.meta.Ended && sp.meta.Boot != bootID():
 		why = "the machine has crashed since it was mounted last, and not all bytes may be on the disk"
-	} else if sp.written() {
+	case !sp.meta.Ended:
+		why = sp.changed()
+	}
+	if why == "" && sp.written() {
 		why = "a process of an earlier mount still has its slab open for writing"
 	}
 	if why == "" {
@@ -370,6 +406,28 @@ func (sp *Space) trust() error {
 	}
 	sp.meta.ID = newID()
 	return nil
+}
+
+const lostText = "the disk could not write all of its blocks"
+
+// changed tells why the files of a namespace that did not end in order are not what its last mount has left; empty where they are.
+func (sp *Space) changed() string {
+	for name, want := range map[string]fileID{slabName: sp.meta.Slab, indexName: sp.meta.Index} {
+		f, err := openAt(sp.dir, name, unix.O_RDWR)
+		if err != nil {
+			continue // openTiers makes one, or says what is wrong
+		}
+		got, err := identify(f)
+		synced := f.Sync() // it fails where a write-back has failed since the daemon before had the file open
+		_ = f.Close()      // it was synced
+		switch {
+		case err != nil || got != want:
+			return "its mount did not end in order, and these are copies of its files, or on another device"
+		case synced != nil:
+			return lostText
+		}
+	}
+	return ""
 }
 
 // written tells whether some process can write the slab, after those of an earlier mount had time to see that it has ended. A read lease is what the kernel
@@ -420,10 +478,8 @@ func (sp *Space) close() error {
 	defer sp.mu.Unlock()
 	t := sp.disk()
 	err := errors.Join(t.slab.Sync(), t.index.Sync())
-	if err == nil {
-		sp.meta.Ended = true
-		err = sp.save()
-	}
+	sp.meta.Ended, sp.meta.Lost = err == nil, err != nil
+	err = errors.Join(err, sp.save())
 	for _, t := range sp.tiers {
 		t.close()
 	}

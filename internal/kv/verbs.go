@@ -288,7 +288,7 @@ func (c *Session) commit(sp *Space, stored []control.KVStored) []control.KVDone 
 	records := make([][recordSize]byte, len(stored))
 	sp.mu.Lock()
 	for i, m := range stored {
-		holds[i], out[i].Errno = c.begin(sp, m.Token)
+		holds[i], out[i].Errno = c.begin(sp, &m)
 		h := holds[i]
 		if h == nil || h.kind == committed {
 			continue
@@ -318,16 +318,19 @@ func (c *Session) commit(sp *Space, stored []control.KVStored) []control.KVDone 
 	return out
 }
 
-// begin finds the reservation that a COMMIT is of, and keeps others from it. The lock is held.
-func (c *Session) begin(sp *Space, token uint64) (*hold, unix.Errno) {
+// begin finds the reservation that a COMMIT is of, and keeps others from it. The lock is held. A block on the disk needs the checksum that its client
+// has made from memory: what is read back proves nothing, since the page cache may have lost it by then.
+func (c *Session) begin(sp *Space, m *control.KVStored) (*hold, unix.Errno) {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
-	h := c.owner.holds[token]
+	h := c.owner.holds[m.Token]
 	switch {
 	case h == nil || h.space != sp || h.kind == pin || c.owner.over:
 		return nil, unix.ENOENT
 	case h.busy:
 		return nil, unix.EBUSY
+	case h.kind == reservation && h.tier.kind == control.KVDisk && m.Flags&control.KVHasCRC == 0:
+		return nil, unix.EINVAL
 	}
 	h.busy = true
 	return h, 0
