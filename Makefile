@@ -226,7 +226,7 @@ soak-handover: build ## Replace daemons under readers, 200 times with 1,000 file
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack' ./tests/mount
+	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack|TestKeepersAndDaemonAreKilled|TestStoppedSpareIsAllThatIsLeft' ./tests/mount
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/mount
