@@ -229,11 +229,15 @@ func (j *job) copyGathered(in bool) error {
 
 // copyPart copies, and sums what is in the CPU's cache yet.
 func (j *job) copyPart(p []byte, at int64, in bool) error {
-	const near = 16 << 10
+	const near, nearCalls = 16 << 10, 128 << 10 // each piece of the page cache is a call
 	for len(p) > 0 {
 		n := len(p)
-		if j.sums && j.tier.kind == control.KVMemory {
+		switch {
+		case !j.sums || j.tier.direct():
+		case j.tier.kind == control.KVMemory:
 			n = min(n, near)
+		default:
+			n = min(n, nearCalls)
 		}
 		var err error
 		if in {
