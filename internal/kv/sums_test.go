@@ -123,9 +123,9 @@ func TestAFailedSyncBeginsAnew(t *testing.T) {
 	if m, ok := parseMeta(text); !ok || !m.Lost || m.Ended {
 		t.Errorf("the meta is %+v", m)
 	}
-	v.Store.mu.Lock()
-	v.Store.number = nil // it is closed
-	v.Store.mu.Unlock()
+	v.mu.Lock()
+	v.number = nil // it is closed
+	v.mu.Unlock()
 	v.stop()
 	v = open(t, dir, 16<<20, 0)
 	c = v.connect("model", 4096)
