@@ -82,7 +82,9 @@ func (s *storm) settled(t *testing.T) {
 }
 
 // upTo draws a time.
-func (s *storm) upTo(most time.Duration) time.Duration { return time.Duration(s.random.Int64N(int64(most))) }
+func (s *storm) upTo(most time.Duration) time.Duration {
+	return time.Duration(s.random.Int64N(int64(most)))
+}
 
 // orders are those in which processes are killed.
 var orders = [][]string{{"keeper", "daemon"}, {"daemon", "keeper"}, {"keeper", "keeper", "daemon"}, {"keeper", "daemon", "keeper"}, {"daemon", "keeper", "keeper"}}
