@@ -89,6 +89,40 @@ func TestDamageIsFoundBySums(t *testing.T) {
 	})
 }
 
+// Blocks on the disk have checksums, whoever wants some.
+func TestDamageOfTheDiskIsAlwaysFound(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		each(t, kvtest.Options{BlockBytes: 200_000, Disk: 10, Direct: direct}, Options{}, func(b *bed) {
+			blocks, data, _ := b.blocks(false, 2, 70_000, 200_000, 200_000)
+			b.put(blocks)
+			must(b.t, b.daemon.Damage(string(blocks[1].Key)))
+			must(b.t, b.daemon.Unsum(string(blocks[2].Key))) // as another client may have stored it
+			fresh, look := b.empty(data, blocks)
+			b.want(b.get(fresh).Outcomes, Done, Damaged, Damaged)
+			b.same(data[:1], look)
+			if n := b.daemon.Held(); n != 0 {
+				b.t.Errorf("%d pins are held, want none", n)
+			}
+		})
+	}
+}
+
+// Bytes that do not match are damage only if their pin held. Otherwise the slot may have got another block meanwhile.
+func TestBytesOfTheDiskWhosePinEndedAreReadAgain(t *testing.T) {
+	each(t, kvtest.Options{BlockBytes: 200_000, Disk: 10}, Options{}, func(b *bed) {
+		blocks, data, _ := b.blocks(false, 1, 200_000)
+		b.put(blocks)
+		must(b.t, b.daemon.Damage(string(blocks[0].Key)))
+		b.once(control.TypeKVRelease, true, func() {
+			must(b.t, b.daemon.Damage(string(blocks[0].Key))) // which makes it right again
+			b.daemon.Forget()
+		})
+		fresh, look := b.empty(data, blocks)
+		b.want(b.get(fresh).Outcomes, Done)
+		b.same(data, look)
+	})
+}
+
 func TestASlabThatWasCutIsNoBlock(t *testing.T) {
 	for _, d := range []kvtest.Options{small, {BlockBytes: 200_000, Disk: 10}, {BlockBytes: 200_000, Disk: 10, Direct: true}} {
 		b := open(t, "host", d, Options{})

@@ -287,7 +287,7 @@ func TestHoldsEndWithTheirConnectionsProcess(t *testing.T) {
 	if again := d.reserve(d.space, []control.KVBlock{{Key: []byte("b"), Length: 1}})[0]; again.Errno != unix.EBUSY || again.Token != 0 {
 		t.Errorf("a slot that may be written still is given again: %+v", again)
 	}
-	if done := d.commit(d.space, []control.KVStored{{Token: r.Token}}); done[0].Errno != 0 || done[0].Survives != control.KVOnDisk {
+	if done := d.commit(d.space, []control.KVStored{{Token: r.Token, Flags: control.KVHasCRC}}); done[0].Errno != 0 || done[0].Survives != control.KVOnDisk {
 		t.Error(done)
 	}
 	d.end(d.owner) // as if the process had ended

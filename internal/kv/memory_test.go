@@ -198,7 +198,7 @@ func TestWhatALostAnswerGaveComesBack(t *testing.T) {
 		t.Errorf("the connection before is given more: %+v", s)
 	}
 	fresh := reserve(d, "new")
-	if done := d.commit(d.space, []control.KVStored{{Token: fresh.Token}}); fresh.Errno != 0 || done[0].Errno != 0 {
+	if done := d.commit(d.space, []control.KVStored{{Token: fresh.Token, Flags: control.KVHasCRC}}); fresh.Errno != 0 || done[0].Errno != 0 {
 		t.Errorf("the key of the lost reservation: %+v, %+v", fresh, done)
 	}
 	c.close()
@@ -335,7 +335,7 @@ func TestALostReservationIsCommittedMeanwhile(t *testing.T) {
 	})
 	attaches := func() bool { return waitsForLock("(*volume).attachTo(") }
 	until(t, "who attaches does not find the reservation", attaches)
-	h, errno := c.begin(c.space, token)
+	h, errno := c.begin(c.space, &control.KVStored{Token: token, Flags: control.KVHasCRC})
 	c.space.mu.Unlock()
 	if errno == 0 {
 		until(t, "who attaches does not get the lock", func() bool { return !attaches() })

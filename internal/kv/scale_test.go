@@ -139,7 +139,7 @@ func sparse(t *testing.T, dir string, limit int64, keys int) {
 			t.Fatal(err)
 		}
 	}
-	m := meta{Version: metaVersion, ID: 77, Block: 4096, Slot: 4096, Disk: regionOf(limit, 4096), Boot: bootID()}
+	m := meta{Version: metaVersion, ID: 77, Block: 4096, Slot: 4096, Disk: regionOf(limit, 4096), Ended: true}
 	at := filepath.Join(dir, "model")
 	must(os.Mkdir(at, 0o700))
 	must(os.WriteFile(filepath.Join(at, metaName), m.encode(), 0o600))

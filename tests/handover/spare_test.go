@@ -116,7 +116,7 @@ func TestSpareIsKilled(t *testing.T) {
 	}
 }
 
-// A spare that is stopped does not keep a mount: another daemon is started.
+// A spare that is stopped does not keep a mount: it is woken when its turn comes.
 func TestSpareIsStopped(t *testing.T) {
 	m, _, stop := mountOfTwo(t)
 	spare := m.waitForSpare(t, 0)
@@ -125,8 +125,8 @@ func TestSpareIsStopped(t *testing.T) {
 	m.Crash(t)
 	s := m.Status(t)
 	t.Logf("readers waited for %v", time.Since(began))
-	if m.PID = s.PID; s.PID == spare {
-		t.Error("the stopped one answers")
+	if m.PID = s.PID; s.PID != spare {
+		t.Errorf("process %d answers, want the spare %d", s.PID, spare)
 	}
 	for _, err := range stop().wrong {
 		t.Error(err)

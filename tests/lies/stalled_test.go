@@ -1,4 +1,4 @@
-package origins_test
+package lies_test
 
 import (
 	"fmt"
@@ -78,7 +78,7 @@ func TestHealthyBesideStalled(t *testing.T) {
 				flags = []string{"--cache-dir", suite.NewDir(t)}
 			}
 			m := mount(t, s.source(), "", flags...)
-			if !blackbox.Within(patience, func() bool { return !m.status(t).Indexing }) {
+			if !blackbox.Within(patience, func() bool { return !m.Status(t).Indexing }) {
 				t.Fatal("the formats are not recognized")
 			}
 			s.stalls.Store(true)

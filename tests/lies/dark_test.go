@@ -1,4 +1,4 @@
-package origins_test
+package lies_test
 
 import (
 	"context"
