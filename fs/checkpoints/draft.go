@@ -218,7 +218,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Room: d.mayMake, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)
@@ -229,6 +229,15 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	d.settle(asked)
 	v.tell(name)
 	return nil
+}
+
+// mayMake books memory for a manifest, and tells whether the draft's user may have it. A negative number gives it back.
+func (d *draft) mayMake(bytes int64) bool {
+	if bytes < 0 {
+		d.v.room.seals.Book(d.owner.UID, bytes)
+		return true
+	}
+	return d.v.room.seals.Reserve(d.owner.UID, bytes)
 }
 
 // settle waits until the kernel asks again for the name that the draft had: from then on it is the checkpoint's. The kernel counts from when it

@@ -13,6 +13,7 @@ import (
 type room struct {
 	drafts *shares.Shares
 	files  *shares.Shares // that are open: the daemon has a descriptor of each
+	seals  *shares.Shares // bytes of manifests that are being made
 }
 
 func newRoom() room {
@@ -22,13 +23,14 @@ func newRoom() room {
 	}
 	files := int64(min(limit.Cur/2, 1<<20))
 	drafts := min(mostDrafts, files/4/perDraft)
-	return room{shares.New(drafts, drafts/2, 1), shares.New(files/2, files/4, 16)}
+	return room{shares.New(drafts, drafts/2, 1), shares.New(files/2, files/4, 16), shares.New(mostSeals, mostSeals/2, 0)}
 }
 
 // Limits of what a volume keeps.
 const (
 	mostDrafts  = 512
-	perDraft    = 8       // descriptors
+	perDraft    = 8 // descriptors
+	mostSeals   = 256 << 20
 	mostEntries = 1 << 20 // of listings: beyond that a directory is listed again for each part that is read
 )
 

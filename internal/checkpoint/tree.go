@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -112,24 +113,30 @@ func walk(root *os.Root, dir string, depth int, each func(name string, info fs.F
 	if err != nil {
 		return err
 	}
-	names, err := d.Readdirnames(-1)
-	if err = errors.Join(err, d.Close()); err != nil {
-		return err
-	}
-	for _, base := range names {
-		name := path.Join(dir, base)
-		info, err := root.Lstat(name)
-		if err == nil {
-			err = each(name, info)
+	defer func() { _ = d.Close() }() // opened for reading
+	for {
+		const some = 1024 // each may end the walk before a large directory takes memory
+		names, err := d.Readdirnames(some)
+		for _, base := range names {
+			name := path.Join(dir, base)
+			info, err := root.Lstat(name)
+			if err == nil {
+				err = each(name, info)
+			}
+			if err == nil && info.IsDir() {
+				err = walk(root, name, depth+1, each)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		if err == nil && info.IsDir() {
-			err = walk(root, name, depth+1, each)
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // isEmpty tells whether a directory has nothing in it.
