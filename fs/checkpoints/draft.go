@@ -31,6 +31,9 @@ type draft struct {
 	gate  sync.RWMutex
 	state stage
 
+	// names is held by whoever follows a path to a node for reading, and by whoever changes one, on the disk and in the books, for writing.
+	names sync.RWMutex
+
 	changed atomic.Int64 // the last change, ns
 	done    atomic.Int64 // of sealing, bytes
 	total   atomic.Int64

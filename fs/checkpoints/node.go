@@ -26,7 +26,8 @@ type node struct {
 	name    string
 	lookups uint64
 	gone    bool   // it has no name any more
-	place   *place // of a directory that was used lately
+	place   *place // of a directory that was used lately, or has lost its name:
+	held    bool   // then it counts for the user opener
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int
