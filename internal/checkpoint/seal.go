@@ -152,7 +152,10 @@ func (d *Draft) whenClosed(ctx context.Context, name string, deadline time.Time)
 
 // leased opens a file with a read lease.
 func (d *Draft) leased(name string) (*os.File, error) {
-	f, _, err := openRegular(d.dir, name)
+	f, _, err := openRegularAs(d.dir, name, os.O_RDONLY|unix.O_NONBLOCK) // else it would wait until a lease of another ends
+	if errors.Is(err, unix.EAGAIN) {
+		return nil, &Writing{name}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -62,6 +62,11 @@ func rename(root *os.Root, from, to string) error {
 
 // openRegular opens a file for reading, and follows no link to it.
 func openRegular(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
+	return openRegularAs(root, name, os.O_RDONLY)
+}
+
+// openRegularAs is openRegular with the flags of open(2).
+func openRegularAs(root *os.Root, name string, flags int) (*os.File, fs.FileInfo, error) {
 	named, err := root.Lstat(name)
 	if err != nil {
 		return nil, nil, err
@@ -69,7 +74,7 @@ func openRegular(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
 	if !named.Mode().IsRegular() {
 		return nil, nil, fmt.Errorf("%s is no regular file", filepath.Join(root.Name(), name))
 	}
-	f, err := root.Open(name)
+	f, err := root.OpenFile(name, flags, 0)
 	if err != nil {
 		return nil, nil, err
 	}
