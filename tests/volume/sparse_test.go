@@ -61,6 +61,16 @@ func TestHugeFiles(t *testing.T) {
 	const size = 16 << 40
 	sparse(t, dir+"/file", size, 0, 5<<40, size-1)
 	must(t, v.publish("huge")) // reading it takes hours
+	for _, name := range []string{v.dir + "/huge/file", v.Path("huge", "file")} {
+		f, err := os.Open(name)
+		must(t, err)
+		data, dataErr := f.Seek(1<<40, unix.SEEK_DATA)
+		hole, holeErr := f.Seek(5<<40, unix.SEEK_HOLE)
+		must(t, errors.Join(dataErr, holeErr, f.Close()))
+		if data != 5<<40 || hole <= data || hole > data+1<<20 {
+			t.Errorf("%s has data at %d and a hole at %d", name, data, hole)
+		}
+	}
 	if code, out, errs := run(t, "checkpoint", "verify", v.dir+"/huge"); code != 0 {
 		t.Errorf("verify: %d %s%s", code, out, errs)
 	}
