@@ -234,9 +234,9 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them, and keepers, while they take over (12 minutes)
 	@tools/need.sh fuse python
 	@tests/venv.sh $(PEERS) $(VENV)
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_KILLS=500 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack|TestKeepersAndDaemonAreKilled|TestStoppedSpareIsAllThatIsLeft' ./tests/handover
+	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack|TestKeepersAndDaemonAreKilled|TestStoppedSpareIsAllThatIsLeft|TestSlowReadBesideKills' ./tests/handover
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/handover

@@ -31,6 +31,9 @@ type draft struct {
 	gate  sync.RWMutex
 	state stage
 
+	// names is held by whoever follows a path to a node for reading, and by whoever changes one, on the disk and in the books, for writing.
+	names sync.RWMutex
+
 	changed atomic.Int64 // the last change, ns
 	done    atomic.Int64 // of sealing, bytes
 	total   atomic.Int64
@@ -229,7 +232,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Room: d.mayMake, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)
@@ -240,6 +243,15 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	d.settle(asked)
 	v.tell(name)
 	return nil
+}
+
+// mayMake books memory for a manifest, and tells whether the draft's user may have it. A negative number gives it back.
+func (d *draft) mayMake(bytes int64) bool {
+	if bytes < 0 {
+		d.v.room.seals.Book(d.owner.UID, bytes)
+		return true
+	}
+	return d.v.room.seals.Reserve(d.owner.UID, bytes)
 }
 
 // settle waits until the kernel asks again for the name that the draft had: from then on it is the checkpoint's. The kernel counts from when it

@@ -2,6 +2,9 @@ package checkpoints
 
 import (
 	"errors"
+	"io"
+	"os"
+	"path"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -39,6 +42,57 @@ func (n *node) inDir(names ...string) (at int, end func(), err error) {
 	return p.fd, func() { p.end(); over() }, nil
 }
 
+// takes refuses a name that no checkpoint can have, before anything is made of it. below is how many directories are below it.
+func (n *node) takes(name string, isDir bool, below int) error {
+	err := checkpoint.CheckEntry(path.Join(n.path(), name), isDir, below)
+	if err != nil {
+		n.draft.v.refuse("%q in %s: %v", name, n.draft.shown, err)
+	}
+	return err
+}
+
+// takesTree is takes for what is renamed from another directory, with all below it.
+func (n *node) takesTree(from *node, at int, old, name string, st *unix.Statx_t) (err error) {
+	below, isDir := 0, st.Mode&unix.S_IFMT == unix.S_IFDIR
+	if isDir && from != n {
+		below, err = levels(at, old)
+	}
+	if err != nil {
+		return err
+	}
+	return n.takes(name, isDir, below)
+}
+
+// levels is how many directories are below one another in a directory.
+func levels(dir int, name string) (most int, err error) {
+	fd, err := beneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return 0, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer func() { _ = f.Close() }() // opened for reading
+	const some = 1024
+	for {
+		entries, err := f.ReadDir(some)
+		for _, e := range entries {
+			if !e.IsDir() {
+				continue
+			}
+			below, err := levels(fd, e.Name())
+			if err != nil {
+				return 0, err
+			}
+			most = max(most, below+1)
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return most, err
+		}
+	}
+}
+
 // find looks a name up in a directory of a draft.
 func (v *Volume) find(in *node, name string) (*node, *unix.Statx_t, error) {
 	if !in.isDir {
@@ -52,10 +106,14 @@ func (v *Volume) find(in *node, name string) (*node, *unix.Statx_t, error) {
 		return nil, nil, err
 	}
 	defer at.end()
+	if in.draft != nil {
+		in.draft.names.RLock()
+		defer in.draft.names.RUnlock()
+	}
 	return v.foundAt(in, at.fd, name)
 }
 
-// foundAt makes the node of a name in a directory that is open.
+// foundAt makes the node of a name in a directory that is open. The caller has the draft's names.
 func (v *Volume) foundAt(in *node, at int, name string) (*node, *unix.Statx_t, error) {
 	st, err := statx(at, name)
 	if err != nil {
@@ -86,9 +144,34 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		return nil, nil, err
 	}
 	defer end()
-	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
+	if err := in.takes(name, false, 0); err != nil {
+		return nil, nil, err
+	}
 	o := &opening{at: -1}
-	err = asCaller(&req.InHeader, func() (err error) {
+	defer func() {
+		if o.at >= 0 && !o.taken {
+			_ = unix.Close(o.at) // nothing was written
+		}
+	}()
+	n, st, err := v.createAt(in, at, name, req, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.made != found {
+		out.SetAttrTimeout(dirTimeout) // until it is written: the kernel then forgets them itself
+	}
+	if err = v.opened(n, o, &req.InHeader, req.Flags, &out.OpenOut); err != nil {
+		v.forget(n.ino, 1)
+	}
+	return n, st, err
+}
+
+// createAt makes a file in a directory that is open, and its node.
+func (v *Volume) createAt(in *node, at int, name string, req *fuse.CreateIn, o *opening) (*node, *unix.Statx_t, error) {
+	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
+	in.draft.names.RLock()
+	defer in.draft.names.RUnlock()
+	err := asCaller(&req.InHeader, func() (err error) {
 		flags, made := unix.O_RDONLY|unix.O_NONBLOCK, readable
 		if in.draft == v.side || v.inner.Passthrough() != "" {
 			flags, made = int(req.Flags)&unix.O_ACCMODE|unix.O_NONBLOCK, writable
@@ -104,11 +187,6 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		}
 		return err
 	})
-	defer func() {
-		if o.at >= 0 && !o.taken {
-			_ = unix.Close(o.at) // nothing was written
-		}
-	}()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -116,17 +194,7 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 	if err != nil {
 		return nil, nil, err
 	}
-	n, _, err := v.known(in, name, st)
-	if err != nil {
-		return nil, nil, err
-	}
-	if o.made != found {
-		out.SetAttrTimeout(dirTimeout) // until it is written: the kernel then forgets them itself
-	}
-	if err = v.opened(n, o, &req.InHeader, req.Flags, &out.OpenOut); err != nil {
-		v.forget(n.ino, 1)
-	}
-	return n, st, err
+	return v.known(in, name, st)
 }
 
 // unmask gives what was just made the bits that this process's umask took. The kernel has applied the caller's umask.
@@ -152,6 +220,11 @@ func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
+	if err := in.takes(name, false, 0); err != nil {
+		return nil, nil, err
+	}
+	in.draft.names.RLock()
+	defer in.draft.names.RUnlock()
 	err = asCaller(&req.InHeader, func() error {
 		if err := unix.Mknodat(at, name, unix.S_IFREG|req.Mode&0o7777, 0); err != nil {
 			return err
@@ -174,6 +247,11 @@ func (v *Volume) mkdir(in *node, name string, req *fuse.MkdirIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
+	if err := in.takes(name, true, 0); err != nil {
+		return nil, nil, err
+	}
+	in.draft.names.RLock()
+	defer in.draft.names.RUnlock()
 	err = asCaller(&req.InHeader, func() error {
 		if err := unix.Mkdirat(at, name, req.Mode&0o7777); err != nil {
 			return err
@@ -196,18 +274,27 @@ func (v *Volume) unlink(in *node, h *fuse.InHeader, name string, flags int) erro
 		return err
 	}
 	defer end()
-	st, err := statx(at, name)
-	if err == nil {
-		err = asCaller(h, func() error { return unix.Unlinkat(at, name, flags) })
+	if flags != 0 { // a directory, by whose path others may name what is in it
+		in.draft.names.Lock()
+		defer in.draft.names.Unlock()
 	}
-	if again, _ := handover.Resent(h.Unique); again && errors.Is(err, unix.ENOENT) {
-		return nil
+	st, err := statx(at, name)
+	var p *place
+	if err == nil {
+		if flags != 0 {
+			p = v.about(in, name, st, h.Uid)
+		}
+		err = asCaller(h, func() error { return unix.Unlinkat(at, name, flags) })
 	}
 	if err == nil {
 		in.draft.rewritten()
 	}
 	if err == nil && (st.Nlink <= 1 || flags != 0) {
 		v.unnamed(st.Ino, in, name)
+	}
+	v.without(st.Ino, p, h.Uid)
+	if again, _ := handover.Resent(h.Unique); again && errors.Is(err, unix.ENOENT) {
+		return nil
 	}
 	return err
 }
@@ -243,9 +330,21 @@ func (v *Volume) renameIn(req *fuse.RenameIn, from *node, old string, to *node, 
 		return err
 	}
 	defer into.end()
+	from.draft.names.Lock()
+	defer from.draft.names.Unlock()
 	st, err := statx(at, old)
 	over, overErr := statx(into.fd, name)
 	if err == nil {
+		err = to.takesTree(from, at, old, name, st)
+	}
+	if err == nil && overErr == nil && req.Flags&unix.RENAME_EXCHANGE != 0 {
+		err = from.takesTree(to, into.fd, name, old, over)
+	}
+	if err == nil {
+		if overErr == nil && req.Flags&unix.RENAME_EXCHANGE == 0 && over.Ino != st.Ino {
+			p := v.about(to, name, over, req.Uid)
+			defer func() { v.without(over.Ino, p, req.Uid) }()
+		}
 		err = asCaller(&req.InHeader, func() error { return unix.Renameat2(at, old, into.fd, name, uint(req.Flags)) })
 	}
 	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.ENOENT) && overErr == nil && req.Flags == 0 {

@@ -26,7 +26,8 @@ type node struct {
 	name    string
 	lookups uint64
 	gone    bool   // it has no name any more
-	place   *place // of a directory that was used lately
+	place   *place // of a directory that was used lately, or has lost its name:
+	held    bool   // then it counts for the user opener
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int
@@ -62,12 +63,13 @@ func (n *node) path() string {
 
 // beneath opens a path in a directory of a draft. No link is followed, and no other filesystem entered.
 func beneath(dir int, name string, flags uint64, mode uint64) (int, error) {
-	for {
+	for tries := 0; ; tries++ { // EAGAIN: something was renamed meanwhile. It is also what a file says that another process has leased
+		const most = 100
 		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
 			Flags: flags | unix.O_CLOEXEC | unix.O_NOFOLLOW, Mode: mode,
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS,
 		})
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) || tries == most {
 			return fd, err
 		}
 	}

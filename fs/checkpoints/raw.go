@@ -393,9 +393,9 @@ func (r *router) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32
 	return uint32(written), fuse.OK
 }
 
-func (r *router) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+func (r *router) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	if !isOuter(in.NodeId) {
-		return r.seekWhole(in, out)
+		return r.Mount.Lseek(cancel, in, out)
 	}
 	n, err := r.v.node(in.NodeId)
 	var at *place
@@ -414,21 +414,6 @@ func (r *router) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) 
 	off, err := unix.Seek(fd, int64(in.Offset), int(in.Whence))
 	out.Offset = uint64(off)
 	return r.fail("seek in", err)
-}
-
-// seekWhole answers for a file without holes, which any file may be said to be.
-func (r *router) seekWhole(in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
-	var a fuse.AttrOut
-	if status := r.Mount.GetAttr(nil, &fuse.GetAttrIn{InHeader: in.InHeader}, &a); status != fuse.OK {
-		return status
-	}
-	if in.Offset >= a.Size {
-		return fuse.Status(syscall.ENXIO)
-	}
-	if out.Offset = in.Offset; in.Whence == unix.SEEK_HOLE {
-		out.Offset = a.Size
-	}
-	return fuse.OK
 }
 
 func (r *router) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {

@@ -191,7 +191,7 @@ type Making struct {
 // thread acts, and the kernel asks that user's quota. It has no name until [Draft.Link]; with named, or where the filesystem has no such files,
 // it has its name at once. [fs.ErrExist]: the name is taken.
 func (d *Draft) Make(name string, size int64, named bool) (m *Making, err error) {
-	if err := checkFileName(name); err != nil {
+	if err := CheckEntry(name, false, 0); err != nil {
 		return nil, failf(ErrInvalid, "file %q: %v", name, err)
 	}
 	if size < 0 || size > math.MaxInt64-page {

@@ -32,47 +32,59 @@ func leased(t *testing.T, path string) (release func()) {
 	return func() { must(t, f.Close()) } // which ends the lease
 }
 
-// A file of the source that somebody has leased is waited for, as the kernel has any other program wait, by itself and
-// in a view. The wait ends with the reader.
+// A file of the source that somebody has leased cannot be opened, which its program hears while the lease is held. Others can be.
+func TestLeasedFilesAreNotOpened(t *testing.T) {
+	blackbox.NeedFUSE(t)
+	source, _ := mounttest.ShardedTokens(t, suite, 2, 1000)
+	const shard, another = "shard_000001.bin", "shard_000000.bin"
+	release := leased(t, filepath.Join(source, shard)) // before anybody has it open: then there is no lease to be had
+	m := mount(t, source)
+	opened := make(chan error, 1)
+	go func() {
+		_, err := os.ReadFile(m.Path(shard))
+		opened <- err
+	}()
+	_, err := os.ReadFile(m.Path(another))
+	must(t, err)
+	select {
+	case err = <-opened:
+	case <-time.After(patience): // fs.lease-break-time is 45 s
+	}
+	if !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("opening a leased file: %v, want EAGAIN", err)
+	}
+	if log := m.LogText(t); !strings.Contains(log, "its holder of a lease has not let go of it yet") {
+		t.Errorf("the log does not say why:\n%s", log)
+	}
+	release()
+	_, err = os.ReadFile(m.Path(shard))
+	must(t, err)
+}
+
+// A file in a view that somebody has leased is waited for by reads, as the kernel has any other program wait. The wait ends with the reader.
 func TestLeasedFilesAreWaitedFor(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	const shard = "shard_000001.bin"
-	for _, name := range []string{shard, ".hbmfs/views/tokens.bin"} {
-		source, want := mounttest.ShardedTokens(t, suite, 2, 100_000)
-		if name == shard {
-			content, err := os.ReadFile(filepath.Join(source, shard))
-			must(t, err)
-			want = content
-		}
-		release := leased(t, filepath.Join(source, shard)) // before anybody has it open: then there is no lease to be had
-		m := mount(t, source)
-		read := make(chan error, 1)
-		go func() {
-			got, err := mounttest.ReadPastCache(m.Path(name))
-			if err == nil && !bytes.Equal(got, want) {
-				err = errors.New("wrong bytes")
-			}
-			read <- err
-		}()
-		select {
-		case err := <-read:
-			t.Errorf("%s: a read of a leased file ended with %v", name, err)
-			release()
-			continue
-		case <-time.After(300 * time.Millisecond):
-		}
-		stuck := exec.CommandContext(t.Context(), "cat", m.Path(shard))
-		must(t, stuck.Start())
-		if !blackbox.Within(patience, func() bool { return isStuck(stuck.Process.Pid) }) {
-			t.Error("another reader does not wait")
-		}
-		must(t, stuck.Process.Kill())
-		_ = stuck.Wait() // killed, which is its error
-		release()
-		if err := <-read; err != nil {
-			t.Errorf("%s: after the lease: %v", name, err)
-		}
+	const name = ".hbmfs/views/tokens.bin"
+	source, want := mounttest.ShardedTokens(t, suite, 2, 100_000)
+	release := leased(t, filepath.Join(source, "shard_000001.bin")) // before anybody has it open: then there is no lease to be had
+	m := mount(t, source)
+	stuck := exec.CommandContext(t.Context(), "cat", m.Path(name))
+	must(t, stuck.Start())
+	if !blackbox.Within(patience, func() bool { return isStuck(stuck.Process.Pid) }) {
+		t.Error("a reader does not wait")
 	}
+	must(t, stuck.Process.Kill())
+	_ = stuck.Wait() // killed, which is its error
+	read := make(chan error, 1)
+	go func() {
+		got, err := mounttest.ReadPastCache(m.Path(name))
+		if err == nil && !bytes.Equal(got, want) {
+			err = errors.New("wrong bytes")
+		}
+		read <- err
+	}()
+	release()
+	must(t, <-read)
 }
 
 // A reader past FUSE is told to come back: the daemon's answers wait for nobody.
